@@ -1,0 +1,86 @@
+#include "base/files.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+namespace echoline {
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+Error os_error(std::string_view operation, const std::filesystem::path& path) {
+  const int e = errno;
+  return fail(e == ENOENT ? Code::kNotFound : Code::kIo, operation, "{}: {}", path.string(), std::strerror(e));
+}
+
+}  // namespace
+
+Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t bytes_max) {
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return os_error("read file", path);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return os_error("read file", path);
+  if (S_ISDIR(info.st_mode)) return fail(Code::kIo, "read file", "{}: is a folder, expected a file", path.string());
+  std::string content;
+  char block[65536];
+  for (;;) {
+    const ssize_t n = ::read(fd.get(), block, sizeof block);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error("read file", path);
+    if (n == 0) return content;
+    if (content.size() + static_cast<std::uint64_t>(n) > bytes_max)
+      return fail(Code::kExhausted, "read file", "{}: larger than the limit of {} bytes", path.string(), bytes_max);
+    content.append(block, static_cast<std::size_t>(n));
+  }
+}
+
+Status write_file_atomic(const std::filesystem::path& path, std::string_view content) {
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  std::string temporary = (folder / ("." + path.filename().string() + ".XXXXXX")).string();
+  {
+    const Descriptor fd(::mkostemp(temporary.data(), O_CLOEXEC));
+    if (fd.get() < 0) return os_error("write file", path);
+    const auto give_up = [&] {
+      const Error error = os_error("write file", path);
+      ::unlink(temporary.c_str());
+      return error;
+    };
+    for (std::size_t done = 0; done < content.size();) {
+      const ssize_t n = ::write(fd.get(), content.data() + done, content.size() - done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return give_up();
+      done += static_cast<std::size_t>(n);
+    }
+    if (::fchmod(fd.get(), 0644) != 0 || ::fsync(fd.get()) != 0) return give_up();
+    if (::rename(temporary.c_str(), path.c_str()) != 0) return give_up();
+  }
+  const Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0 || ::fsync(directory.get()) != 0) return os_error("sync folder", folder);
+  return ok();
+}
+
+Status make_folders(const std::filesystem::path& path) {
+  std::error_code ec;
+  std::filesystem::create_directories(path, ec);
+  if (ec) return fail(Code::kIo, "create folder", "{}: {}", path.string(), ec.message());
+  return ok();
+}
+
+}  // namespace echoline

@@ -1,0 +1,21 @@
+// Whole-file reads and crash-safe whole-file writes.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "base/result.hpp"
+
+namespace echoline {
+
+// Reads a file of at most `bytes_max`; kNotFound, kIo or kExhausted with the path in the message.
+Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t bytes_max = 1ull << 30);
+
+// Replaces `path` atomically: temporary file in the same folder, fsync, rename, fsync of the folder.
+// After a crash at any point the old or the new content is there, never a mixture.
+Status write_file_atomic(const std::filesystem::path& path, std::string_view content);
+
+// Creates a folder and its parents; no error when it exists.
+Status make_folders(const std::filesystem::path& path);
+
+}  // namespace echoline

@@ -1,0 +1,41 @@
+// Strong identifiers. A version, a worker and a lease never mix.
+#pragma once
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include <fmt/format.h>
+
+namespace echoline {
+
+template <class Tag>
+struct Id {
+  std::uint64_t value = 0;
+  friend auto operator<=>(const Id&, const Id&) = default;
+};
+
+// Learner step at which a policy was published; 0 is the policy before the first step.
+using Version = Id<struct VersionTag>;
+// A worker of this run; assigned by the learner, never reused. 0 is the learner itself.
+using WorkerId = Id<struct WorkerTag>;
+inline constexpr WorkerId kLearnerId{0};
+// A worker's time-limited right to a group.
+using LeaseId = Id<struct LeaseTag>;
+// The G rollouts of one prompt.
+using GroupId = Id<struct GroupTag>;
+
+}  // namespace echoline
+
+template <class Tag>
+struct std::hash<echoline::Id<Tag>> {
+  std::size_t operator()(echoline::Id<Tag> id) const noexcept { return std::hash<std::uint64_t>{}(id.value); }
+};
+
+template <class Tag>
+struct fmt::formatter<echoline::Id<Tag>> : fmt::formatter<std::uint64_t> {
+  template <class Context>
+  auto format(echoline::Id<Tag> id, Context& context) const {
+    return fmt::formatter<std::uint64_t>::format(id.value, context);
+  }
+};

@@ -1,0 +1,43 @@
+#include "base/log.hpp"
+
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+#include <memory>
+
+namespace echoline::log {
+namespace {
+
+spdlog::level::level_enum spd(Level level) {
+  switch (level) {
+    case Level::kDebug: return spdlog::level::debug;
+    case Level::kInfo: return spdlog::level::info;
+    case Level::kWarn: return spdlog::level::warn;
+    case Level::kError: return spdlog::level::err;
+    case Level::kOff: return spdlog::level::off;
+  }
+  return spdlog::level::info;
+}
+
+std::shared_ptr<spdlog::logger> make(Level level, std::string_view role) {
+  const auto colour = std::getenv("NO_COLOR") ? spdlog::color_mode::never : spdlog::color_mode::automatic;
+  auto logger = std::make_shared<spdlog::logger>(
+      std::string(role), std::make_shared<spdlog::sinks::stderr_color_sink_mt>(colour));
+  logger->set_level(spd(level));
+  logger->set_pattern("%H:%M:%S.%e %^%-5l%$ %n  %v");
+  return logger;
+}
+
+std::shared_ptr<spdlog::logger>& logger() {
+  static std::shared_ptr<spdlog::logger> instance = make(Level::kInfo, "echoline");
+  return instance;
+}
+
+}  // namespace
+
+void configure(Level level, std::string_view role) { logger() = make(level, role); }
+void write(Level level, std::string_view line) { logger()->log(spd(level), "{}", line); }
+bool enabled(Level level) { return logger()->should_log(spd(level)); }
+
+}  // namespace echoline::log

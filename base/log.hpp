@@ -1,0 +1,34 @@
+// Logging to stderr: one line per event, level and role first. Data never goes here.
+#pragma once
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+
+namespace echoline::log {
+
+enum class Level { kDebug, kInfo, kWarn, kError, kOff };
+
+// Sets the least level shown and the role shown in each line ("learner", "worker 3"). Call before threads start.
+void configure(Level level, std::string_view role);
+void write(Level level, std::string_view line);
+bool enabled(Level level);
+
+template <class... Args>
+void debug(fmt::format_string<Args...> f, Args&&... args) {
+  if (enabled(Level::kDebug)) write(Level::kDebug, fmt::format(f, std::forward<Args>(args)...));
+}
+template <class... Args>
+void info(fmt::format_string<Args...> f, Args&&... args) {
+  if (enabled(Level::kInfo)) write(Level::kInfo, fmt::format(f, std::forward<Args>(args)...));
+}
+template <class... Args>
+void warn(fmt::format_string<Args...> f, Args&&... args) {
+  if (enabled(Level::kWarn)) write(Level::kWarn, fmt::format(f, std::forward<Args>(args)...));
+}
+template <class... Args>
+void error(fmt::format_string<Args...> f, Args&&... args) {
+  if (enabled(Level::kError)) write(Level::kError, fmt::format(f, std::forward<Args>(args)...));
+}
+
+}  // namespace echoline::log

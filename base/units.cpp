@@ -1,0 +1,95 @@
+#include "base/units.hpp"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+namespace echoline {
+namespace {
+
+struct Unit {
+  std::string_view name;
+  double factor;
+};
+
+constexpr std::array<Unit, 6> kDurations{{{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}, {"min", 60}, {"h", 3600}}};
+constexpr std::array<Unit, 7> kSizes{
+    {{"B", 1}, {"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}}};
+constexpr std::array<Unit, 4> kRates{{{"bit/s", 1}, {"kbit/s", 1e3}, {"Mbit/s", 1e6}, {"Gbit/s", 1e9}}};
+
+// Value of "<number> <unit>" in the unit with factor 1.
+template <std::size_t N>
+Result<double> parse_quantity(std::string_view text, const std::array<Unit, N>& units, std::string_view what,
+                              std::string_view example) {
+  const auto complain = [&](std::string_view why) {
+    std::string names;
+    for (const Unit& u : units) names += (names.empty() ? "" : " ") + std::string(u.name);
+    return fail(Code::kInvalid, "", "expected a {} such as '{}' (units: {}), found '{}'{}", what, example, names, text,
+                why);
+  };
+  double number = 0;
+  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (ec != std::errc{} || !std::isfinite(number)) return complain("");
+  if (number < 0) return complain(": it is negative");
+  std::string_view rest(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
+  if (rest.empty()) return complain(": the unit is missing");
+  for (const Unit& u : units)
+    if (rest == u.name) return number * u.factor;
+  return complain(fmt::format(": unknown unit '{}'", rest));
+}
+
+std::string scaled(double value, const char* const* names, double base, int count) {
+  int i = 0;
+  while (i + 1 < count && value >= base) value /= base, ++i;
+  return fmt::format("{:.3g} {}", value, names[i]);
+}
+
+}  // namespace
+
+Duration from_seconds(double s) {
+  const double ns = s * 1e9;
+  if (ns >= 9.2e18) return Duration::max();
+  if (ns <= -9.2e18) return Duration::min();
+  return Duration(std::llround(ns));
+}
+
+Result<Duration> parse_duration(std::string_view text) {
+  ECHO_ASSIGN(const double s, parse_quantity(text, kDurations, "duration", "30 s"));
+  return from_seconds(s);
+}
+
+Result<Bytes> parse_bytes(std::string_view text) {
+  ECHO_ASSIGN(const double b, parse_quantity(text, kSizes, "size", "64 KiB"));
+  if (b >= 1.8e19) return fail(Code::kInvalid, "", "expected a size below 2^64 bytes, found '{}'", text);
+  return Bytes{static_cast<std::uint64_t>(std::llround(b))};
+}
+
+Result<BitRate> parse_bit_rate(std::string_view text) {
+  ECHO_ASSIGN(const double r, parse_quantity(text, kRates, "rate", "24 Mbit/s"));
+  return BitRate{r};
+}
+
+std::string to_text(Duration d) {
+  const double s = seconds(d);
+  const double a = std::abs(s);
+  if (a >= 3600) return fmt::format("{:.3g} h", s / 3600);
+  if (a >= 60) return fmt::format("{:.3g} min", s / 60);
+  if (a >= 1) return fmt::format("{:.3g} s", s);
+  if (a >= 1e-3) return fmt::format("{:.3g} ms", s * 1e3);
+  if (a >= 1e-6) return fmt::format("{:.3g} us", s * 1e6);
+  return fmt::format("{} ns", d.count());
+}
+
+std::string to_text(Bytes b) {
+  static const char* const names[] = {"B", "kB", "MB", "GB", "TB"};
+  return scaled(static_cast<double>(b.count), names, 1000, 5);
+}
+
+std::string to_text(BitRate r) {
+  static const char* const names[] = {"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"};
+  return scaled(r.bits_per_s, names, 1000, 5);
+}
+
+}  // namespace echoline
