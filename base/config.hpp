@@ -1,0 +1,181 @@
+// Run files: YAML read with positions, so that every mistake is reported at once as `file:line:col: message`.
+//
+//   ECHO_ASSIGN(ConfigFile file, ConfigFile::load("run.yaml"));
+//   ECHO_TRY(file.set("learner.steps", "50"));                       // --set learner.steps=50
+//   ConfigSection learner = file.root().section("learner");
+//   learner.require("steps", steps, {.min = 1, .max = 1'000'000});   // absent: an error
+//   learner.read("uplink", uplink);                                  // absent: `uplink` keeps its default
+//   if (budget < kappa) learner.error("staleness", "expected at least publish_every");
+//   ECHO_TRY(file.finish());                                         // every problem, or none
+//
+// Reads never fail on the spot: they note the problem, leave the value as it was, and finish() reports them all.
+// A key that nobody asked for is an error too, so each key must be read, even where another key makes it idle.
+// Not accepted: aliases and anchors, more than 1 MiB, 64 levels or 100,000 values. JSON files are YAML as well.
+// Not thread-safe; sections must not outlive their file.
+#pragma once
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+
+namespace echoline {
+
+// The candidate nearest to a mistyped word (edits: insert, delete, replace, swap neighbours; case counts little),
+// or nothing when none is near enough to be what was meant. The first of equals wins.
+std::optional<std::string> suggest(std::string_view word, std::span<const std::string> candidates);
+
+// Inclusive bounds of a value; an absent bound does not limit.
+template <class T>
+struct Limits {
+  std::optional<T> min = std::nullopt;
+  std::optional<T> max = std::nullopt;
+};
+
+// Values with an order, to which Limits apply. Integers accept digits and '_' (1_000_000); a Duration, Bytes or
+// BitRate must carry its unit (base/units.hpp), a plain number must not.
+template <class T>
+concept ConfigNumber = std::same_as<T, int> || std::same_as<T, std::int64_t> || std::same_as<T, std::uint32_t> ||
+                       std::same_as<T, std::uint64_t> || std::same_as<T, double> || std::same_as<T, Duration> ||
+                       std::same_as<T, Bytes> || std::same_as<T, BitRate>;
+// Values without bounds. Booleans are `true` and `false` only. A path stays as written: see ConfigFile::folder().
+template <class T>
+concept ConfigText = std::same_as<T, bool> || std::same_as<T, std::string> ||
+                     std::same_as<T, std::filesystem::path> || std::same_as<T, std::vector<std::string>> ||
+                     std::same_as<T, std::vector<std::int64_t>> || std::same_as<T, std::vector<double>>;
+
+struct ConfigState;  // the parsed file, the errors so far, and which keys were asked for
+struct ConfigNode;
+
+// One mapping of the file. A section that is absent reads as an empty one: defaults stay, required keys are errors.
+class ConfigSection {
+ public:
+  // Dotted place in the file: "" for the root, "fleet.offers[2]" for an element of a list.
+  const std::string& path() const { return path_; }
+  // True when the key has a value; asking does not count as reading it.
+  bool has(std::string_view key) const;
+  // The keys of this mapping, in file order, for mappings whose keys are names the user chose.
+  std::vector<std::string> keys() const;
+
+  // A nested mapping; an error when the key holds something else.
+  ConfigSection section(std::string_view key);
+  // The mappings of a list; empty when the key is absent.
+  std::vector<ConfigSection> sections(std::string_view key);
+
+  // Optional keys: `value` comes in as the default and stays it when the key is absent or wrong.
+  template <ConfigNumber T>
+  void read(std::string_view key, T& value, std::type_identity_t<Limits<T>> limits = {}) {
+    read_number(key, value, limits, false);
+  }
+  template <ConfigText T>
+  void read(std::string_view key, T& value) {
+    read_text(key, value, false);
+  }
+  // `value` is set only when the key is present and not null.
+  template <ConfigNumber T>
+  void read(std::string_view key, std::optional<T>& value, std::type_identity_t<Limits<T>> limits = {}) {
+    read_optional(key, value, limits);
+  }
+  template <ConfigText T>
+  void read(std::string_view key, std::optional<T>& value) {
+    read_optional(key, value);
+  }
+
+  // Keys that must be there; a required string or path must not be empty either.
+  template <ConfigNumber T>
+  void require(std::string_view key, T& value, std::type_identity_t<Limits<T>> limits = {}) {
+    read_number(key, value, limits, true);
+  }
+  template <ConfigText T>
+  void require(std::string_view key, T& value) {
+    read_text(key, value, true);
+  }
+
+  // One of a few names: read_choice("planner", planner, {{"star", Planner::kStar}, {"chains", Planner::kChains}}).
+  template <class E>
+  void read_choice(std::string_view key, E& value,
+                   std::initializer_list<std::pair<std::string_view, std::type_identity_t<E>>> choices,
+                   bool required = false) {
+    std::vector<std::string> names;
+    std::string current;
+    for (const auto& [name, meaning] : choices) {
+      names.emplace_back(name);
+      if (meaning == value && current.empty()) current = name;
+    }
+    if (const auto chosen = read_choice_index(key, names, current, required)) value = choices.begin()[*chosen].second;
+  }
+
+  // A subtree as JSON text for whoever understands it, such as an adapter's own configuration; "{}" when absent.
+  // Plain scalars become JSON numbers, booleans and null as YAML's core schema has them, quoted ones strings.
+  std::string json(std::string_view key);
+
+  // Notes a problem that only the caller can see, at the key's position (or the section's, when the key is absent).
+  void error(std::string_view key, std::string_view message);
+
+ private:
+  friend class ConfigFile;
+  ConfigSection(ConfigState* state, ConfigNode* node, std::string path);
+
+  template <class T>
+  void read_number(std::string_view key, T& value, const Limits<T>& limits, bool required);
+  template <class T>
+  void read_text(std::string_view key, T& value, bool required);
+  template <class T, class... L>
+  void read_optional(std::string_view key, std::optional<T>& value, const L&... limits) {
+    if (!present(key)) return;
+    T read_value = value.value_or(T{});
+    if (read_present(key, read_value, limits...)) value = std::move(read_value);
+  }
+  template <class T>
+  bool read_present(std::string_view key, T& value, const Limits<T>& limits);
+  template <class T>
+  bool read_present(std::string_view key, T& value);
+  bool present(std::string_view key);  // as has(), and counts as reading
+  std::optional<std::size_t> read_choice_index(std::string_view key, const std::vector<std::string>& names,
+                                               const std::string& current, bool required);
+  std::string full(std::string_view key) const;
+  ConfigNode* find(std::string_view key, bool required);
+
+  ConfigState* state_;
+  ConfigNode* node_;  // null when the section is absent
+  std::string path_;
+};
+
+class ConfigFile {
+ public:
+  // kNotFound, kIo or kExhausted when the file cannot be read; kInvalid when it is not YAML with a mapping at its
+  // root (what can only be found by reading keys, and duplicate keys, wait for finish()).
+  static Result<ConfigFile> load(const std::filesystem::path& path);
+  // `name` stands for the file in messages.
+  static Result<ConfigFile> parse(std::string_view text, std::string name);
+  ConfigFile(ConfigFile&&) noexcept;
+  ConfigFile& operator=(ConfigFile&&) noexcept;
+  ~ConfigFile();
+
+  ConfigSection root();
+  // The folder of the file that was loaded, to which the relative paths in it refer; empty for parse().
+  const std::filesystem::path& folder() const;
+
+  // Overrides or adds one key before anything is read; problems with it are reported as `--set a.b: ...`.
+  Status set(std::string_view dotted_key, std::string_view yaml_text);
+
+  // kInvalid with every problem so far, one per line in file order; call it after all reads.
+  Status finish();
+  // The configuration as it was read, defaults included, as YAML that reads back to the same values.
+  std::string resolved() const;
+
+ private:
+  explicit ConfigFile(std::unique_ptr<ConfigState> state);
+  std::unique_ptr<ConfigState> state_;
+};
+
+}  // namespace echoline
