@@ -1,0 +1,51 @@
+// The safetensors file format: reading by memory map, writing atomically.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "delta/tensor.hpp"
+
+namespace echoline::delta {
+
+// The "__metadata__" entry of a file.
+using Metadata = std::map<std::string, std::string>;
+
+// What a header says; views point into the data that was parsed.
+struct SafetensorsContent {
+  StateView tensors;  // canonical
+  Metadata metadata;
+};
+
+// Parses a whole file in memory. Strict: header of at most 100,000,000 bytes that starts with '{', no duplicate or
+// unknown keys, known types, and tensors that fill the data without hole or overlap. kInvalid, with `what` (a path) in
+// the message and expected and found sizes where sizes are wrong. The views borrow `file`.
+Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, std::string_view what);
+
+// A safetensors file mapped read-only. The views of view() are valid while this object (or what it was moved into)
+// lives. The file must not be truncated meanwhile; replacing it by rename is fine.
+class SafetensorsFile {
+ public:
+  // kNotFound or kIo when it cannot be opened, kInvalid when it is not a sound safetensors file.
+  static Result<SafetensorsFile> open(const std::filesystem::path& path);
+  SafetensorsFile(SafetensorsFile&&) noexcept;
+  SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
+  ~SafetensorsFile();
+
+  const StateView& view() const { return content_.tensors; }
+  const Metadata& metadata() const { return content_.metadata; }
+
+ private:
+  class Mapping;
+  SafetensorsFile();
+  std::unique_ptr<Mapping> mapping_;
+  SafetensorsContent content_;
+};
+
+// Writes `state` in one pass without a second copy in memory. Atomic: temporary file, fsync, rename, fsync of the
+// folder. Tensors with larger elements come first, so that every tensor is aligned; then by name.
+Status write_safetensors(const std::filesystem::path& path, const StateView& state, const Metadata& metadata = {});
+
+}  // namespace echoline::delta

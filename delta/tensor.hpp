@@ -1,0 +1,112 @@
+// Named tensors as bytes: element types, non-owning views of a model state, and a state that owns its memory.
+#pragma once
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.hpp"
+
+namespace echoline::delta {
+
+// Element types. The numbers are part of the patch format and of digests (FORMAT.md); never renumber.
+enum class DType : std::uint8_t {
+  kBool = 0, kU8 = 1, kI8 = 2, kF8E4M3 = 3, kF8E5M2 = 4, kI16 = 5, kU16 = 6, kF16 = 7,
+  kBF16 = 8, kI32 = 9, kU32 = 10, kF32 = 11, kI64 = 12, kU64 = 13, kF64 = 14,
+};
+inline constexpr std::array kAllDTypes = {
+    DType::kBool, DType::kU8,  DType::kI8,  DType::kF8E4M3, DType::kF8E5M2, DType::kI16, DType::kU16, DType::kF16,
+    DType::kBF16, DType::kI32, DType::kU32, DType::kF32,    DType::kI64,    DType::kU64, DType::kF64};
+
+std::size_t dtype_bytes(DType dtype);
+// The name safetensors uses: "BF16", "F32", "BOOL", ...
+std::string_view dtype_name(DType dtype);
+// From the safetensors name; kInvalid lists the known names.
+Result<DType> parse_dtype(std::string_view name);
+
+// Limits on every state, whatever its source.
+inline constexpr std::size_t kRankMax = 32;
+inline constexpr std::size_t kNameBytesMax = 4096;
+
+// Product of `shape` (1 for a scalar); kInvalid when a dimension is negative or the product does not fit in int64.
+Result<std::int64_t> element_count(std::span<const std::int64_t> shape);
+// element_count() times the element size, checked for overflow.
+Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape);
+
+// A tensor in somebody else's memory: row-major, little endian, no alignment promised.
+struct TensorView {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+// A whole model state. Canonical when sorted by name (bytewise) with unique names.
+using StateView = std::vector<TensorView>;
+
+// Sorts by name and checks the state: unique names of at most kNameBytesMax bytes, at most kRankMax dimensions, and
+// byte sizes that match type and shape. kInvalid names the tensor that is wrong.
+Result<StateView> canonical(StateView state);
+
+// 128 bits that identify a tensor or a state; how they are computed is in digest.hpp.
+struct Digest {
+  std::array<std::byte, 16> bytes{};
+  // 32 lower-case hexadecimal digits, most significant byte first.
+  std::string hex() const;
+  // The inverse of hex(); upper case is accepted too. kInvalid otherwise.
+  static Result<Digest> parse(std::string_view hex);
+  friend auto operator<=>(const Digest&, const Digest&) = default;
+};
+
+// A state that owns its memory: one 64-byte aligned, zero-initialised block per tensor, in canonical order. Addresses
+// stay the same for the life of the object, moves included. Not thread-safe: one thread mutates, or many read.
+class OwnedState {
+ public:
+  OwnedState() = default;
+  // Allocates zeroed tensors of the names, types and shapes in `like`; its bytes are not read and may be empty.
+  // kInvalid for a bad name or shape, kExhausted when memory runs out.
+  static Result<OwnedState> zeros_like(const StateView& like);
+  static Result<OwnedState> copy_of(const StateView& source);
+
+  std::size_t size() const { return tensors_.size(); }
+  std::uint64_t total_bytes() const { return total_bytes_; }
+  const std::string& name(std::size_t index) const { return tensors_.at(index).name; }
+  // Views stay valid while this object (or what it was moved into) lives.
+  StateView view() const;
+  std::optional<std::size_t> find(std::string_view name) const;
+  std::span<const std::byte> bytes(std::size_t index) const;
+
+  // Hands out writable memory. The tensor counts as changing from now on (its digest is never remembered) until
+  // seal() says that no writable span is in use any more.
+  std::span<std::byte> mutable_bytes(std::size_t index);
+  void seal();
+
+  // Digest of the present content. Sealed tensors are hashed once and remembered.
+  Digest digest();
+
+ private:
+  friend class StateWriter;
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  struct Tensor {
+    std::string name;
+    DType dtype = DType::kU8;
+    std::vector<std::int64_t> shape;
+    std::size_t byte_count = 0;
+    std::unique_ptr<std::byte[], Free> memory;
+    bool sealed = true;
+    std::optional<Digest> digest;  // only while sealed
+  };
+  static TensorView view_of(const Tensor& tensor);
+  std::vector<Tensor> tensors_;
+  std::uint64_t total_bytes_ = 0;
+};
+
+}  // namespace echoline::delta
