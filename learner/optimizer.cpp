@@ -1,0 +1,92 @@
+#include "learner/optimizer.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace echoline::learner {
+
+Status validate(const OptimizerConfig& config) {
+  const auto bad = [](const char* name, const char* expected, double found) {
+    return fail(Code::kInvalid, "optimizer settings", "{} must be {}, found {}", name, expected, found);
+  };
+  if (!(config.learning_rate > 0 && std::isfinite(config.learning_rate)))
+    return bad("learning_rate", "above 0", config.learning_rate);
+  if (!(config.beta1 >= 0 && config.beta1 < 1)) return bad("beta1", "in [0, 1)", config.beta1);
+  if (!(config.beta2 >= 0 && config.beta2 < 1)) return bad("beta2", "in [0, 1)", config.beta2);
+  if (!(config.epsilon > 0)) return bad("epsilon", "above 0", config.epsilon);
+  if (!(config.weight_decay >= 0)) return bad("weight_decay", "at least 0", config.weight_decay);
+  if (!(config.gradient_norm_max > 0)) return bad("gradient_norm_max", "above 0", config.gradient_norm_max);
+  if (config.warmup_updates < 0)
+    return bad("warmup_updates", "at least 0", static_cast<double>(config.warmup_updates));
+  return ok();
+}
+
+AdamW::AdamW(const NamedParameters& parameters, const OptimizerConfig& config) {
+  slots_.reserve(parameters.size());
+  for (const auto& [name, parameter] : parameters) {
+    Slot slot{name, parameter, {}, {}, {}};
+    slots_.push_back(std::move(slot));
+  }
+  reset(config);
+}
+
+void AdamW::reset(const OptimizerConfig& config) {
+  torch::NoGradGuard no_gradient;
+  config_ = config;
+  updates_ = 0;
+  for (Slot& slot : slots_) {
+    slot.master = slot.parameter.detach().to(torch::kFloat32).clone().contiguous();
+    slot.moment1 = torch::zeros_like(slot.master);
+    slot.moment2 = torch::zeros_like(slot.master);
+  }
+  publish();
+}
+
+void AdamW::publish() {
+  torch::NoGradGuard no_gradient;
+  for (Slot& slot : slots_) slot.parameter.copy_(slot.master.to(torch::kBFloat16));
+}
+
+void AdamW::clear_gradients() {
+  for (Slot& slot : slots_) slot.parameter.mutable_grad().reset();
+}
+
+double AdamW::rate() const {
+  if (updates_ >= config_.warmup_updates) return config_.learning_rate;
+  return config_.learning_rate * static_cast<double>(updates_ + 1) / static_cast<double>(config_.warmup_updates);
+}
+
+UpdateReport AdamW::step() {
+  torch::NoGradGuard no_gradient;
+  std::vector<torch::Tensor> gradients(slots_.size());
+  double squared_norm = 0;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const torch::Tensor& gradient = slots_[i].parameter.grad();
+    gradients[i] = gradient.defined() ? gradient.to(torch::kFloat32) : torch::zeros_like(slots_[i].master);
+    const double norm = gradients[i].norm().item<double>();
+    squared_norm += norm * norm;
+  }
+  UpdateReport report{std::sqrt(squared_norm), rate(), std::isfinite(squared_norm)};
+  if (report.applied) {
+    ++updates_;
+    const double scale = std::min(1.0, config_.gradient_norm_max / std::max(report.gradient_norm, 1e-300));
+    const auto n = static_cast<double>(updates_);
+    const double correction1 = 1.0 - std::pow(config_.beta1, n);
+    const double correction2 = 1.0 - std::pow(config_.beta2, n);
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      Slot& slot = slots_[i];
+      const torch::Tensor gradient = scale < 1.0 ? gradients[i] * scale : gradients[i];
+      slot.moment1.mul_(config_.beta1).add_(gradient, 1.0 - config_.beta1);
+      slot.moment2.mul_(config_.beta2).addcmul_(gradient, gradient, 1.0 - config_.beta2);
+      const torch::Tensor denominator = (slot.moment2 / correction2).sqrt_().add_(config_.epsilon);
+      if (slot.master.dim() >= 2 && config_.weight_decay > 0)
+        slot.master.mul_(1.0 - report.learning_rate * config_.weight_decay);
+      slot.master.addcdiv_(slot.moment1, denominator, -report.learning_rate / correction1);
+    }
+    publish();
+  }
+  clear_gradients();
+  return report;
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,79 @@
+// AdamW on fp32 master weights behind a bf16 policy.
+//
+// The model's parameters always hold bf16 values (stored as fp32 where the device computes in fp32); gradients are taken
+// there. Masters and moments are fp32, so updates far below a bf16 step add up until the policy's value flips:
+//   g ← g · min(1, c/‖g‖)             clipping by the global norm over all parameters
+//   m ← β1·m + (1−β1)·g,  v ← β2·v + (1−β2)·g²
+//   W ← W − η_n·( m/(1−β1ⁿ) / (√(v/(1−β2ⁿ)) + ε) + λ·W )      λ only for matrices (two or more dimensions)
+//   parameter ← round_bf16(W)         to nearest, ties to even
+// η_n is constant after a linear warm-up. Source: Loshchilov and Hutter 2019.
+#pragma once
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.hpp"
+
+namespace echoline::learner {
+
+struct OptimizerConfig {
+  double learning_rate = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.0;
+  double gradient_norm_max = 1.0;
+  std::int64_t warmup_updates = 0;  // update n of the first `warmup_updates` runs at n/warmup_updates of the rate
+};
+
+// kInvalid with the name and the value of the first setting out of range.
+Status validate(const OptimizerConfig& config);
+
+using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
+
+struct UpdateReport {
+  double gradient_norm = 0;  // before clipping
+  double learning_rate = 0;
+  bool applied = false;      // false when a gradient was not finite: nothing changed but the gradients were cleared
+};
+
+// One thread. Shares the parameter tensors with the model.
+class AdamW {
+ public:
+  struct Slot {
+    std::string name;
+    torch::Tensor parameter;  // the model's; bf16 values
+    torch::Tensor master;     // fp32, same shape, as are the moments
+    torch::Tensor moment1;
+    torch::Tensor moment2;
+  };
+
+  // Masters start as the parameters' values; the parameters are then rounded to bf16.
+  AdamW(const NamedParameters& parameters, const OptimizerConfig& config);
+
+  // One update from the gradients the parameters hold; clears them. A parameter without a gradient counts as zero.
+  UpdateReport step();
+  void clear_gradients();
+
+  // For checkpoints: the slots in a fixed order. After writing masters, call publish() to refresh the parameters.
+  std::vector<Slot>& slots() { return slots_; }
+  const std::vector<Slot>& slots() const { return slots_; }
+  void publish();
+  // Masters take the parameters' present values and the moments start over (another phase of training begins).
+  void reset(const OptimizerConfig& config);
+
+  std::int64_t updates() const { return updates_; }
+  void set_updates(std::int64_t updates) { updates_ = updates; }
+  const OptimizerConfig& config() const { return config_; }
+
+ private:
+  double rate() const;
+  OptimizerConfig config_;
+  std::vector<Slot> slots_;
+  std::int64_t updates_ = 0;
+};
+
+}  // namespace echoline::learner

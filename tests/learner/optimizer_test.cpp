@@ -1,0 +1,136 @@
+// AdamW against a plain loop, and what the fp32 masters behind bf16 parameters are for.
+#include "learner/optimizer.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace echoline::learner {
+namespace {
+
+// The same update in double precision, element by element.
+struct PlainAdamW {
+  std::vector<double> w, m, v;
+  bool decays = false;
+  void step(const std::vector<double>& g, double scale, int n, double rate, const OptimizerConfig& c) {
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const double gradient = g[i] * scale;
+      m[i] = c.beta1 * m[i] + (1 - c.beta1) * gradient;
+      v[i] = c.beta2 * v[i] + (1 - c.beta2) * gradient * gradient;
+      const double m_hat = m[i] / (1 - std::pow(c.beta1, n)), v_hat = v[i] / (1 - std::pow(c.beta2, n));
+      w[i] -= rate * (m_hat / (std::sqrt(v_hat) + c.epsilon) + (decays ? c.weight_decay * w[i] : 0.0));
+    }
+  }
+};
+
+std::vector<double> to_vector(const torch::Tensor& t) {
+  const torch::Tensor flat = t.detach().to(torch::kFloat64).contiguous().reshape({-1});
+  return {flat.data_ptr<double>(), flat.data_ptr<double>() + flat.numel()};
+}
+
+PlainAdamW plain(const torch::Tensor& parameter) {
+  PlainAdamW p;
+  p.w = to_vector(parameter);
+  p.m.assign(p.w.size(), 0.0);
+  p.v.assign(p.w.size(), 0.0);
+  p.decays = parameter.dim() >= 2;
+  return p;
+}
+
+TEST(AdamW, MatchesAPlainLoop) {
+  torch::manual_seed(3);
+  OptimizerConfig config{};
+  config.learning_rate = 0.01;
+  config.weight_decay = 0.1;
+  config.gradient_norm_max = 1.5;
+  config.warmup_updates = 4;
+  torch::Tensor matrix = torch::randn({3, 4}).requires_grad_();
+  torch::Tensor scale = torch::randn({5}).requires_grad_();
+  PlainAdamW expect_matrix = plain(matrix), expect_scale = plain(scale);
+  AdamW optimizer({{"matrix", matrix}, {"scale", scale}}, config);
+  bool clipped = false, unclipped = false;
+  for (int n = 1; n <= 12; ++n) {
+    const double size = n % 2 == 0 ? 1.0 : 0.1;
+    const torch::Tensor g1 = size * torch::randn({3, 4}), g2 = size * torch::randn({5});
+    matrix.mutable_grad() = g1.clone();
+    scale.mutable_grad() = g2.clone();
+    const double norm = std::sqrt(g1.pow(2).sum().item<double>() + g2.pow(2).sum().item<double>());
+    const UpdateReport report = optimizer.step();
+    EXPECT_TRUE(report.applied);
+    EXPECT_NEAR(report.gradient_norm, norm, 1e-5);
+    EXPECT_NEAR(report.learning_rate, 0.01 * std::min(1.0, n / 4.0), 1e-12);
+    const double factor = std::min(1.0, 1.5 / norm);
+    (factor < 1 ? clipped : unclipped) = true;
+    expect_matrix.step(to_vector(g1), factor, n, report.learning_rate, config);
+    expect_scale.step(to_vector(g2), factor, n, report.learning_rate, config);
+    const auto w1 = to_vector(optimizer.slots()[0].master), w2 = to_vector(optimizer.slots()[1].master);
+    for (std::size_t i = 0; i < w1.size(); ++i) EXPECT_NEAR(w1[i], expect_matrix.w[i], 2e-6);
+    for (std::size_t i = 0; i < w2.size(); ++i) EXPECT_NEAR(w2[i], expect_scale.w[i], 2e-6);
+  }
+  EXPECT_TRUE(clipped && unclipped);
+  EXPECT_EQ(optimizer.updates(), 12);
+}
+
+TEST(AdamW, ParametersHoldRoundedMasters) {
+  torch::Tensor p = torch::tensor({1.0f, 1.00390625f, 1.01171875f, 0.3f}).requires_grad_();
+  AdamW optimizer({{"p", p}}, OptimizerConfig{});
+  // 1 + 2^-8 is halfway between 1 and 1 + 2^-7: the tie goes to the even 1; 1 + 3·2^-8 goes up to 1 + 2·2^-7.
+  EXPECT_TRUE(torch::equal(p.detach().slice(0, 0, 3), torch::tensor({1.0f, 1.0f, 1.015625f})));
+  EXPECT_EQ(optimizer.slots()[0].master[3].item<float>(), 0.3f);
+  EXPECT_NE(p[3].item<float>(), 0.3f);
+}
+
+TEST(AdamW, SmallUpdatesAddUpInTheMasters) {
+  OptimizerConfig config{};
+  config.learning_rate = 1e-4;  // a bf16 step just below 1 is 2^-8, 39 times as much
+  torch::Tensor p = torch::tensor({1.0f}).requires_grad_();
+  AdamW optimizer({{"p", p}}, config);
+  int first_change = 0;
+  for (int n = 1; n <= 40 && first_change == 0; ++n) {
+    p.mutable_grad() = torch::tensor({1.0f});
+    optimizer.step();
+    if (p.item<float>() != 1.0f) first_change = n;
+  }
+  EXPECT_NEAR(first_change, 20, 1);  // half a step below 1 is 2^-9 = 0.00195
+}
+
+TEST(AdamW, GradientsThatAreNotFiniteChangeNothing) {
+  torch::Tensor p = torch::tensor({1.0f, 2.0f}).requires_grad_();
+  AdamW optimizer({{"p", p}}, OptimizerConfig{});
+  p.mutable_grad() = torch::tensor({std::numeric_limits<float>::quiet_NaN(), 1.0f});
+  const UpdateReport report = optimizer.step();
+  EXPECT_FALSE(report.applied);
+  EXPECT_EQ(optimizer.updates(), 0);
+  EXPECT_TRUE(torch::equal(p.detach(), torch::tensor({1.0f, 2.0f})));
+  EXPECT_FALSE(p.grad().defined());
+}
+
+TEST(AdamW, ResetStartsAnotherPhaseFromThePublishedValues) {
+  torch::Tensor p = torch::tensor({0.3f}).requires_grad_();
+  AdamW optimizer({{"p", p}}, OptimizerConfig{});
+  p.mutable_grad() = torch::tensor({1.0f});
+  optimizer.step();
+  const float published = p.item<float>();
+  optimizer.reset(OptimizerConfig{});
+  EXPECT_EQ(optimizer.updates(), 0);
+  EXPECT_EQ(p.item<float>(), published);
+  EXPECT_EQ(optimizer.slots()[0].master.item<float>(), published);
+  EXPECT_EQ(optimizer.slots()[0].moment1.item<float>(), 0.0f);
+}
+
+TEST(OptimizerConfig, RangesAreChecked) {
+  EXPECT_TRUE(validate(OptimizerConfig{}));
+  OptimizerConfig config{};
+  config.learning_rate = 0;
+  EXPECT_NE(validate(config).error().detail.find("learning_rate"), std::string::npos);
+  config = {};
+  config.beta2 = 1.0;
+  EXPECT_NE(validate(config).error().detail.find("beta2"), std::string::npos);
+  config = {};
+  config.warmup_updates = -1;
+  EXPECT_NE(validate(config).error().detail.find("warmup_updates"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace echoline::learner
