@@ -1,0 +1,65 @@
+// How long a broadcast takes: the physical lower bound, and store-and-forward time of chains and whole topologies.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "chains/topology.hpp"
+
+namespace echoline::chains {
+
+// One worker's access link. `delay` is the one-way delay from its parent.
+struct WorkerLink {
+  WorkerId id;
+  BitRate up;
+  BitRate down;
+  Duration delay{};
+};
+
+// No schedule is faster: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross). Zero without workers. Delays not counted.
+Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers);
+
+// One hop of a chain: the rate between two neighbours and the one-way delay.
+struct Hop {
+  BitRate rate;
+  Duration delay{};
+};
+
+// Chunks a payload is cut into: ceil(F / c); 0 for an empty payload. `chunk` must be positive.
+std::uint64_t chunk_count(Bytes payload, Bytes chunk);
+
+// Until the last worker of a store-and-forward chain holds the whole payload. When the chunk divides the payload this
+// is sum c/r_j + (K-1)*c/min r_j + sum l_j; a shorter last chunk is counted exactly. Rates must be positive.
+Duration chain_time(Bytes payload, Bytes chunk, std::span<const Hop> hops);
+
+// What each of `workers` gets when the learner serves all of them itself: min(d, B/N).
+BitRate star_rate(BitRate learner_up, std::size_t workers, BitRate down);
+
+// c* = sqrt(F*o*b/(D-1)) for a pipeline of `depth` hops at `rate` with `overhead` per chunk; the whole payload for
+// depth <= 1. Within [1 byte, payload].
+Bytes optimal_chunk(Bytes payload, Duration overhead, BitRate rate, std::size_t depth);
+
+struct Completion {
+  WorkerId id;
+  Duration time;  // from the start of the broadcast until it holds the whole payload
+};
+
+struct BroadcastTimes {
+  std::vector<Completion> workers;  // ascending id
+
+  // Until ceil(q * N) workers hold the payload, q in (0, 1]; zero without workers.
+  Duration fraction(double q) const;
+  Duration last() const { return fraction(1.0); }
+  Duration of(WorkerId id) const;  // the worker must be in it (checked)
+};
+
+// Completion time of every worker of a topology. The learner's uplink is shared max-min fairly by its seeds; a worker
+// sends to its one child at min(its up, the child's down). Errors (kInvalid): a worker without a link or with a rate
+// that is not positive, chunk 0.
+Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk, BitRate learner_up,
+                                      std::span<const WorkerLink> links);
+
+}  // namespace echoline::chains
