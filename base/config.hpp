@@ -19,20 +19,16 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/result.hpp"
+#include "base/suggest.hpp"
 #include "base/units.hpp"
 
 namespace echoline {
-
-// The candidate nearest to a mistyped word (edits: insert, delete, replace, swap neighbours; case counts little),
-// or nothing when none is near enough to be what was meant. The first of equals wins.
-std::optional<std::string> suggest(std::string_view word, std::span<const std::string> candidates);
 
 // Inclusive bounds of a value; an absent bound does not limit.
 template <class T>
@@ -53,14 +49,14 @@ concept ConfigText = std::same_as<T, bool> || std::same_as<T, std::string> ||
                      std::same_as<T, std::filesystem::path> || std::same_as<T, std::vector<std::string>> ||
                      std::same_as<T, std::vector<std::int64_t>> || std::same_as<T, std::vector<double>>;
 
-struct ConfigState;  // the parsed file, the errors so far, and which keys were asked for
-struct ConfigNode;
+struct ConfigState;         // a file: its parsed tree and the errors so far
+struct ConfigSectionState;  // a mapping of it, and which of its keys were asked for
 
 // One mapping of the file. A section that is absent reads as an empty one: defaults stay, required keys are errors.
 class ConfigSection {
  public:
   // Dotted place in the file: "" for the root, "fleet.offers[2]" for an element of a list.
-  const std::string& path() const { return path_; }
+  const std::string& path() const;
   // True when the key has a value; asking does not count as reading it.
   bool has(std::string_view key) const;
   // The keys of this mapping, in file order, for mappings whose keys are names the user chose.
@@ -118,12 +114,12 @@ class ConfigSection {
   // Plain scalars become JSON numbers, booleans and null as YAML's core schema has them, quoted ones strings.
   std::string json(std::string_view key);
 
-  // Notes a problem that only the caller can see, at the key's position (or the section's, when the key is absent).
+  // Notes a problem that only the caller can see, where the key's value is (or the section, when the key is absent).
   void error(std::string_view key, std::string_view message);
 
  private:
   friend class ConfigFile;
-  ConfigSection(ConfigState* state, ConfigNode* node, std::string path);
+  explicit ConfigSection(ConfigSectionState& state) : state_(&state) {}
 
   template <class T>
   void read_number(std::string_view key, T& value, const Limits<T>& limits, bool required);
@@ -131,23 +127,17 @@ class ConfigSection {
   void read_text(std::string_view key, T& value, bool required);
   template <class T, class... L>
   void read_optional(std::string_view key, std::optional<T>& value, const L&... limits) {
-    if (!present(key)) return;
-    T read_value = value.value_or(T{});
-    if (read_present(key, read_value, limits...)) value = std::move(read_value);
+    if (!note_optional(key, !value.has_value())) return;
+    T given = value.value_or(T{});
+    read(key, given, limits...);
+    value = std::move(given);
   }
-  template <class T>
-  bool read_present(std::string_view key, T& value, const Limits<T>& limits);
-  template <class T>
-  bool read_present(std::string_view key, T& value);
-  bool present(std::string_view key);  // as has(), and counts as reading
+  // Counts as asking for the key; false when there is nothing to read: the key is absent and so is its default.
+  bool note_optional(std::string_view key, bool no_default);
   std::optional<std::size_t> read_choice_index(std::string_view key, const std::vector<std::string>& names,
                                                const std::string& current, bool required);
-  std::string full(std::string_view key) const;
-  ConfigNode* find(std::string_view key, bool required);
 
-  ConfigState* state_;
-  ConfigNode* node_;  // null when the section is absent
-  std::string path_;
+  ConfigSectionState* state_;
 };
 
 class ConfigFile {

@@ -1,0 +1,501 @@
+#include "base/config.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "base/config_tree.hpp"
+#include "base/files.hpp"
+
+namespace echoline {
+
+using Kind = ConfigNode::Kind;
+
+// A mapping as its reader sees it, and everything asked of it, in the order of asking.
+struct ConfigSectionState {
+  struct Asked {
+    std::string key;
+    std::optional<ConfigNode> value;  // as resolved: what was read, or the default
+    std::vector<std::unique_ptr<ConfigSectionState>> sections;
+    bool list = false;  // `sections` are the elements of a list, not one nested mapping
+  };
+
+  ConfigState* file;
+  const ConfigNode* node;  // null when the section is absent
+  ConfigPlace place;
+  std::string path;
+  std::vector<Asked> asked;
+
+  std::string full(std::string_view key) const { return path.empty() ? std::string(key) : path + "." + std::string(key); }
+
+  // The value of a key, or null when it has none.
+  const ConfigNode* find(std::string_view key) const {
+    const ConfigNode* value = node ? node->find(key) : nullptr;
+    return value && value->kind != Kind::kNull ? value : nullptr;
+  }
+
+  Asked& ask(std::string_view key) {
+    const auto it = std::find_if(asked.begin(), asked.end(), [&](const Asked& a) { return a.key == key; });
+    if (it != asked.end()) return *it;
+    asked.push_back({std::string(key), std::nullopt, {}, false});
+    return asked.back();
+  }
+};
+
+struct ConfigState {
+  std::string name;
+  std::filesystem::path folder;
+  ConfigNode root;
+  std::vector<std::string> set_keys;  // of the --set overrides; source n of a place is set_keys[n - 1]
+  std::vector<ConfigProblem> problems;
+  std::unique_ptr<ConfigSectionState> root_section;
+
+  void problem(const ConfigPlace& place, const std::string& path, std::string_view message) {
+    const bool named = place.source > 0 && set_keys[place.source - 1] == path;
+    problems.push_back({place, path.empty() || named ? std::string(message) : fmt::format("{}: {}", path, message)});
+  }
+
+  std::string line(const ConfigProblem& p) const {
+    if (p.place.source > 0) return fmt::format("--set {}: {}", set_keys[p.place.source - 1], p.message);
+    return fmt::format("{}:{}:{}: {}", name, p.place.line, p.place.column, p.message);
+  }
+
+  Error error(std::vector<ConfigProblem> list) const {
+    std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.place < b.place; });
+    std::string text;
+    for (const ConfigProblem& p : list) text += (text.empty() ? "" : "\n") + line(p);
+    return Error{Code::kInvalid, "", text};
+  }
+};
+
+namespace {
+
+std::string found(const ConfigNode& node) {
+  switch (node.kind) {
+    case Kind::kNull: return "nothing";
+    case Kind::kScalar: return fmt::format("{}'{}'", node.quoted ? "the text " : "", node.text);
+    case Kind::kSequence: return "a list";
+    case Kind::kMapping: return "a mapping";
+  }
+  return "";
+}
+
+Error expected(std::string_view what, const ConfigNode& node) {
+  return Error{Code::kInvalid, "", fmt::format("expected {}, found {}", what, found(node))};
+}
+
+// --- exact text of values, which parses back to the same value ---
+
+struct ExactUnit {
+  std::uint64_t factor;
+  const char* name;
+};
+
+std::string exact_units(std::uint64_t count, std::initializer_list<ExactUnit> units) {
+  const char* smallest = "";
+  for (const ExactUnit& unit : units) {
+    if (count > 0 && count % unit.factor == 0) return fmt::format("{} {}", count / unit.factor, unit.name);
+    smallest = unit.name;
+  }
+  return fmt::format("{} {}", count, smallest);
+}
+
+std::string exact(std::int64_t v) { return fmt::format("{}", v); }
+std::string exact(std::uint64_t v) { return fmt::format("{}", v); }
+std::string exact(double v) { return fmt::format("{}", v); }
+std::string exact(bool v) { return v ? "true" : "false"; }
+std::string exact(const std::string& v) { return v; }
+std::string exact(const std::filesystem::path& v) { return v.string(); }
+std::string exact(Duration v) {
+  if (v.count() <= 0) return fmt::format("{} s", seconds(v));
+  return exact_units(static_cast<std::uint64_t>(v.count()), {{3'600'000'000'000, "h"},
+                                                             {60'000'000'000, "min"},
+                                                             {1'000'000'000, "s"},
+                                                             {1'000'000, "ms"},
+                                                             {1'000, "us"},
+                                                             {1, "ns"}});
+}
+std::string exact(Bytes v) {
+  return exact_units(v.count, {{1ull << 30, "GiB"},
+                               {1'000'000'000, "GB"},
+                               {1ull << 20, "MiB"},
+                               {1'000'000, "MB"},
+                               {1ull << 10, "KiB"},
+                               {1'000, "kB"},
+                               {1, "B"}});
+}
+std::string exact(BitRate v) {
+  constexpr std::pair<double, const char*> kUnits[] = {{1e9, "Gbit/s"}, {1e6, "Mbit/s"}, {1e3, "kbit/s"}};
+  for (const auto& [factor, unit] : kUnits)
+    if (v.bits_per_s >= factor && v.bits_per_s / factor * factor == v.bits_per_s)
+      return fmt::format("{} {}", v.bits_per_s / factor, unit);
+  return fmt::format("{} bit/s", v.bits_per_s);
+}
+
+// --- one value from one node ---
+
+Status convert(const ConfigNode& node, bool& value) {
+  if (node.kind != Kind::kScalar || node.quoted || (node.text != "true" && node.text != "false"))
+    return expected("true or false", node);
+  value = node.text == "true";
+  return ok();
+}
+
+template <std::integral T>
+Status convert(const ConfigNode& node, T& value) {
+  using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+  Wide wide = 0;
+  if (node.kind != Kind::kScalar || node.quoted || !parse_whole(node.text, wide) || !std::in_range<T>(wide))
+    return expected(fmt::format("a whole number from {} to {}", std::numeric_limits<T>::min(),
+                                std::numeric_limits<T>::max()),
+                    node);
+  value = static_cast<T>(wide);
+  return ok();
+}
+
+Status convert(const ConfigNode& node, double& value) {
+  if (node.kind != Kind::kScalar || node.quoted || !parse_decimal(node.text, value)) return expected("a number", node);
+  return ok();
+}
+
+template <class T>
+Status convert_units(const ConfigNode& node, T& value, Result<T> (*parse)(std::string_view)) {
+  // A collection goes to the parser as well, so that the message names the units.
+  const std::string text = node.kind == Kind::kScalar ? node.text : found(node);
+  ECHO_ASSIGN(value, parse(text));
+  return ok();
+}
+Status convert(const ConfigNode& node, Duration& value) { return convert_units(node, value, parse_duration); }
+Status convert(const ConfigNode& node, Bytes& value) { return convert_units(node, value, parse_bytes); }
+Status convert(const ConfigNode& node, BitRate& value) { return convert_units(node, value, parse_bit_rate); }
+
+Status convert(const ConfigNode& node, std::string& value) {
+  if (node.kind != Kind::kScalar) return expected("text", node);
+  value = node.text;
+  return ok();
+}
+
+Status convert(const ConfigNode& node, std::filesystem::path& value) {
+  if (node.kind != Kind::kScalar || node.text.empty()) return expected("a path", node);
+  value = node.text;
+  return ok();
+}
+
+ConfigNode scalar_node(std::string text, bool is_text) {
+  ConfigNode node;
+  node.kind = Kind::kScalar;
+  node.quoted = is_text && text.empty();
+  node.text = std::move(text);
+  return node;
+}
+
+template <class T>
+constexpr bool kIsText = std::same_as<T, std::string> || std::same_as<T, std::filesystem::path>;
+
+template <class T>
+constexpr bool kIsList = false;
+template <class T>
+constexpr bool kIsList<std::vector<T>> = true;
+
+template <class T>
+ConfigNode resolved_node(const T& value) {
+  if constexpr (std::is_integral_v<T> && !std::same_as<T, bool>) {
+    using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+    return scalar_node(exact(static_cast<Wide>(value)), false);
+  } else {
+    return scalar_node(exact(value), kIsText<T>);
+  }
+}
+
+template <class T>
+ConfigNode resolved_node(const std::vector<T>& values) {
+  ConfigNode node;
+  node.kind = Kind::kSequence;
+  for (const T& value : values) node.children.push_back(resolved_node(value));
+  return node;
+}
+
+// The value of a key that may be wanted: notes what was asked, and a missing required key.
+const ConfigNode* wanted(ConfigSectionState& section, std::string_view key, bool required) {
+  section.ask(key);
+  const ConfigNode* node = section.find(key);
+  if (!node && required)
+    section.file->problem(section.place, "", fmt::format("missing required key '{}'", section.full(key)));
+  return node;
+}
+
+template <class T>
+std::string range_text(const Limits<T>& limits) {
+  const auto text = [](const T& v) { return resolved_node(v).text; };
+  if (limits.min && limits.max) return fmt::format("{} to {}", text(*limits.min), text(*limits.max));
+  return limits.min ? "at least " + text(*limits.min) : "at most " + text(*limits.max);
+}
+
+// The mapping that reads of a nested section go to; a section that is not a mapping is a problem, then absent.
+std::unique_ptr<ConfigSectionState> nested(ConfigState& file, const ConfigNode* node, const ConfigPlace& fallback,
+                                           std::string path) {
+  if (node && node->kind != Kind::kMapping) {
+    file.problem(node->place, path, fmt::format("expected a mapping, found {}", found(*node)));
+    node = nullptr;
+  }
+  return std::make_unique<ConfigSectionState>(
+      ConfigSectionState{&file, node, node ? node->place : fallback, std::move(path), {}});
+}
+
+void find_unknown_keys(const ConfigSectionState& section, std::vector<ConfigProblem>& problems) {
+  std::vector<std::string> known;
+  for (const auto& asked : section.asked) known.push_back(asked.key);
+  for (std::size_t i = 0; section.node && i < section.node->keys.size(); ++i) {
+    const std::string& key = section.node->keys[i];
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      problems.push_back({section.node->key_places[i],
+                          fmt::format("unknown key '{}'{}", section.full(key), did_you_mean(key, known))});
+  }
+  for (const auto& asked : section.asked)
+    for (const auto& child : asked.sections) find_unknown_keys(*child, problems);
+}
+
+ConfigNode resolve(const ConfigSectionState& section) {
+  ConfigNode out;
+  out.kind = Kind::kMapping;
+  for (const auto& asked : section.asked) {
+    ConfigNode value;
+    if (asked.list) {
+      value.kind = Kind::kSequence;
+      for (const auto& child : asked.sections) value.children.push_back(resolve(*child));
+    } else if (!asked.sections.empty()) {
+      value = resolve(*asked.sections.front());
+    } else if (asked.value) {
+      value = *asked.value;
+    } else {
+      continue;
+    }
+    out.keys.push_back(asked.key);
+    out.children.push_back(std::move(value));
+  }
+  return out;
+}
+
+}  // namespace
+
+// --- ConfigSection ---
+
+const std::string& ConfigSection::path() const { return state_->path; }
+bool ConfigSection::has(std::string_view key) const { return state_->find(key) != nullptr; }
+std::vector<std::string> ConfigSection::keys() const {
+  return state_->node ? state_->node->keys : std::vector<std::string>();
+}
+
+ConfigSection ConfigSection::section(std::string_view key) {
+  auto& asked = state_->ask(key);
+  if (asked.sections.empty())
+    asked.sections.push_back(nested(*state_->file, state_->find(key), state_->place, state_->full(key)));
+  return ConfigSection(*asked.sections.front());
+}
+
+std::vector<ConfigSection> ConfigSection::sections(std::string_view key) {
+  auto& asked = state_->ask(key);
+  const ConfigNode* node = state_->find(key);
+  if (node && node->kind != Kind::kSequence) {
+    state_->file->problem(node->place, state_->full(key), fmt::format("expected a list, found {}", found(*node)));
+    node = nullptr;
+  }
+  if (!asked.list) {
+    asked.list = true;
+    for (std::size_t i = 0; node && i < node->children.size(); ++i)
+      asked.sections.push_back(nested(*state_->file, &node->children[i], node->children[i].place,
+                                      fmt::format("{}[{}]", state_->full(key), i)));
+  }
+  std::vector<ConfigSection> out;
+  for (const auto& child : asked.sections) out.push_back(ConfigSection(*child));
+  return out;
+}
+
+template <class T>
+void ConfigSection::read_number(std::string_view key, T& value, const Limits<T>& limits, bool required) {
+  if (const ConfigNode* node = wanted(*state_, key, required)) {
+    T given{};
+    if (Status status = convert(*node, given); !status)
+      error(key, status.error().detail);
+    else if ((limits.min && given < *limits.min) || (limits.max && given > *limits.max))
+      error(key, expected(range_text(limits), *node).detail);
+    else
+      value = given;
+  }
+  state_->ask(key).value = resolved_node(value);
+}
+
+template <class T>
+void ConfigSection::read_text(std::string_view key, T& value, bool required) {
+  if (const ConfigNode* node = wanted(*state_, key, required)) {
+    T given{};
+    const auto read_one = [&](const ConfigNode& from, auto& to) {
+      Status status = convert(from, to);
+      if (!status) state_->file->problem(from.place, state_->full(key), status.error().detail);
+      return status.has_value();
+    };
+    bool good = true;
+    if constexpr (kIsList<T>) {
+      if (node->kind != Kind::kSequence) {
+        error(key, expected("a list", *node).detail);
+        good = false;
+      }
+      for (std::size_t i = 0; good && i < node->children.size(); ++i) {
+        typename T::value_type item{};
+        good = read_one(node->children[i], item);
+        given.push_back(std::move(item));
+      }
+    } else {
+      good = read_one(*node, given);
+    }
+    if constexpr (std::same_as<T, std::string>) {
+      if (good && required && given.empty()) {
+        error(key, "expected text, found it empty");
+        good = false;
+      }
+    }
+    if (good) value = std::move(given);
+  }
+  state_->ask(key).value = resolved_node(value);
+}
+
+bool ConfigSection::note_optional(std::string_view key, bool no_default) {
+  state_->ask(key);
+  return has(key) || !no_default;
+}
+
+std::optional<std::size_t> ConfigSection::read_choice_index(std::string_view key, const std::vector<std::string>& names,
+                                                            const std::string& current, bool required) {
+  std::optional<std::size_t> chosen;
+  if (const ConfigNode* node = wanted(*state_, key, required)) {
+    const auto it = node->kind == Kind::kScalar ? std::find(names.begin(), names.end(), node->text) : names.end();
+    if (it != names.end()) {
+      chosen = static_cast<std::size_t>(it - names.begin());
+    } else {
+      std::string list;
+      for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+      error(key, expected("one of " + list, *node).detail + did_you_mean(node->text, names));
+    }
+  }
+  const std::string& name = chosen ? names[*chosen] : current;
+  if (!name.empty()) state_->ask(key).value = scalar_node(name, true);
+  return chosen;
+}
+
+std::string ConfigSection::json(std::string_view key) {
+  const ConfigNode* node = wanted(*state_, key, false);
+  if (!node) return "{}";
+  state_->ask(key).value = *node;
+  return to_json(*node);
+}
+
+void ConfigSection::error(std::string_view key, std::string_view message) {
+  const ConfigNode* node = state_->find(key);
+  state_->file->problem(node ? node->place : state_->place, state_->full(key), message);
+}
+
+#define ECHOLINE_NUMBER(T) \
+  template void ConfigSection::read_number<T>(std::string_view, T&, const Limits<T>&, bool);
+#define ECHOLINE_TEXT(T) template void ConfigSection::read_text<T>(std::string_view, T&, bool);
+ECHOLINE_NUMBER(int)
+ECHOLINE_NUMBER(std::int64_t)
+ECHOLINE_NUMBER(std::uint32_t)
+ECHOLINE_NUMBER(std::uint64_t)
+ECHOLINE_NUMBER(double)
+ECHOLINE_NUMBER(Duration)
+ECHOLINE_NUMBER(Bytes)
+ECHOLINE_NUMBER(BitRate)
+ECHOLINE_TEXT(bool)
+ECHOLINE_TEXT(std::string)
+ECHOLINE_TEXT(std::filesystem::path)
+ECHOLINE_TEXT(std::vector<std::string>)
+ECHOLINE_TEXT(std::vector<std::int64_t>)
+ECHOLINE_TEXT(std::vector<double>)
+#undef ECHOLINE_NUMBER
+#undef ECHOLINE_TEXT
+
+// --- ConfigFile ---
+
+ConfigFile::ConfigFile(std::unique_ptr<ConfigState> state) : state_(std::move(state)) {}
+ConfigFile::ConfigFile(ConfigFile&&) noexcept = default;
+ConfigFile& ConfigFile::operator=(ConfigFile&&) noexcept = default;
+ConfigFile::~ConfigFile() = default;
+
+Result<ConfigFile> ConfigFile::load(const std::filesystem::path& path) {
+  ECHO_ASSIGN(const std::string text, read_file(path, kConfigBytesMax));
+  ECHO_ASSIGN(ConfigFile file, parse(text, path.string()));
+  file.state_->folder = path.parent_path();
+  return file;
+}
+
+Result<ConfigFile> ConfigFile::parse(std::string_view text, std::string name) {
+  auto state = std::make_unique<ConfigState>();
+  state->name = std::move(name);
+  if (!parse_yaml(text, 0, state->root, state->problems)) return state->error(state->problems);
+  if (state->root.kind == Kind::kNull) {
+    state->root.kind = Kind::kMapping;  // an empty file sets nothing
+    state->root.place = {};
+  }
+  if (state->root.kind != Kind::kMapping)
+    return state->error({{state->root.place, fmt::format("expected a mapping (key: value), found {}",
+                                                         found(state->root))}});
+  return ConfigFile(std::move(state));
+}
+
+ConfigSection ConfigFile::root() {
+  if (!state_->root_section)
+    state_->root_section = nested(*state_, &state_->root, state_->root.place, "");
+  return ConfigSection(*state_->root_section);
+}
+
+const std::filesystem::path& ConfigFile::folder() const { return state_->folder; }
+
+Status ConfigFile::set(std::string_view dotted_key, std::string_view yaml_text) {
+  ECHO_CHECK(!state_->root_section, "set() comes before the first read");
+  state_->set_keys.emplace_back(dotted_key);
+  const ConfigPlace place{static_cast<std::uint32_t>(state_->set_keys.size()), 1, 1};
+  std::vector<ConfigProblem> problems;
+  ConfigNode value;
+  if (!parse_yaml(yaml_text, place.source, value, problems)) return state_->error(std::move(problems));
+  state_->problems.insert(state_->problems.end(), problems.begin(), problems.end());
+
+  ConfigNode* at = &state_->root;
+  std::string_view rest = dotted_key;
+  std::size_t depth = 0;
+  while (true) {
+    const std::size_t dot = rest.find('.');
+    const std::string_view key = rest.substr(0, dot);
+    if (key.empty() || ++depth > kConfigDepthMax)
+      return state_->error({{place, fmt::format("expected keys joined by dots such as 'learner.steps', found '{}'",
+                                                dotted_key)}});
+    if (at->kind == Kind::kNull) at->kind = Kind::kMapping;
+    if (at->kind != Kind::kMapping)
+      return state_->error({{place, fmt::format("there is no mapping to put '{}' in, but {}", key, found(*at))}});
+    if (!at->find(key)) {
+      at->keys.emplace_back(key);
+      at->key_places.push_back(place);
+      at->children.emplace_back();
+      at->children.back().place = place;
+    }
+    at = at->find(key);
+    if (dot == std::string_view::npos) break;
+    rest.remove_prefix(dot + 1);
+  }
+  *at = std::move(value);
+  return ok();
+}
+
+Status ConfigFile::finish() {
+  std::vector<ConfigProblem> problems = state_->problems;
+  if (state_->root_section) find_unknown_keys(*state_->root_section, problems);
+  if (problems.empty()) return ok();
+  return state_->error(std::move(problems));
+}
+
+std::string ConfigFile::resolved() const {
+  ConfigNode empty;
+  empty.kind = Kind::kMapping;
+  return to_yaml(state_->root_section ? resolve(*state_->root_section) : empty);
+}
+
+}  // namespace echoline

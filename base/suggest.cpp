@@ -1,0 +1,58 @@
+#include "base/suggest.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <vector>
+
+namespace echoline {
+namespace {
+
+constexpr std::size_t kWordCharsMax = 128;
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+// Optimal string alignment distance, one row per character of `a`.
+std::size_t edits(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::swap(before, last);
+    std::swap(last, row);
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::optional<std::string> suggest(std::string_view word, std::span<const std::string> candidates) {
+  if (word.empty() || word.size() > kWordCharsMax) return std::nullopt;
+  const std::string typed = lower(word);
+  // One edit in three characters is still a typing mistake; more is another word.
+  std::size_t fewest = std::max<std::size_t>(1, word.size() / 3) + 1;
+  std::optional<std::string> nearest;
+  for (const std::string& candidate : candidates) {
+    if (candidate.empty() || candidate.size() > kWordCharsMax) continue;
+    const std::size_t distance = edits(typed, lower(candidate));
+    if (distance < fewest && distance < candidate.size()) {
+      fewest = distance;
+      nearest = candidate;
+    }
+  }
+  return nearest;
+}
+
+std::string did_you_mean(std::string_view word, std::span<const std::string> candidates) {
+  const auto nearest = suggest(word, candidates);
+  return nearest ? "; did you mean '" + *nearest + "'?" : "";
+}
+
+}  // namespace echoline
