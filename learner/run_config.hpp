@@ -1,0 +1,112 @@
+// A run file (configs/*.yaml) as typed values: every section, its defaults and its cross-field rules.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "learner/loss.hpp"
+#include "learner/optimizer.hpp"
+
+namespace echoline::learner {
+
+struct RunSection {
+  std::string name;                       // the run's folder under `folder`; letters, digits, '-', '_' and '.'
+  std::uint64_t seed = 1;
+  std::uint64_t steps = 100;              // learner steps in the whole run
+  std::filesystem::path folder = "runs";  // relative to the working directory
+};
+
+struct ModelSection {
+  // Exactly one of the two: a preset initialised from the seed, or a Hugging Face directory.
+  std::optional<std::string> preset;
+  std::optional<std::filesystem::path> path;
+};
+
+struct TaskSection {
+  std::string adapter;
+  std::string options_json = "{}";  // the adapter's own configuration
+};
+
+struct RolloutSection {
+  std::uint32_t prompts_per_step = 32;
+  std::uint32_t group_size = 8;   // G; R = prompts_per_step * group_size trajectories per step
+  double temperature = 1.0;
+  double top_p = 1.0;
+  std::uint32_t response_tokens_max = 64;
+  std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
+};
+
+struct StalenessSection {
+  std::uint32_t budget = 3;          // S
+  std::uint32_t publish_every = 1;   // kappa
+  std::uint32_t lookahead = 3;       // steps that work may be handed out ahead of consumption, <= S
+};
+
+struct WarmStartSection {
+  bool enabled = false;
+  double target_accuracy = 0.4;  // on training problems
+  std::uint32_t steps_max = 1000;
+  std::uint32_t batch = 128;
+  double learning_rate = 1e-3;
+};
+
+struct LearnerSection {
+  LossConfig loss;
+  OptimizerConfig optimizer;
+  std::uint32_t minibatches = 1;        // updates per learner step
+  int threads = 1;                      // of libtorch
+  std::uint32_t checkpoint_every = 10;  // steps
+  std::uint32_t checkpoints_kept = 2;
+  double usd_per_hour = 0;              // the learner's own machine, part of the cost report
+  WarmStartSection warm_start;
+};
+
+struct NetworkSection {
+  std::string bind = "127.0.0.1";
+  std::uint16_t port = 0;              // 0: any free port
+  std::optional<BitRate> uplink;       // B, the learner's; absent: unlimited
+  std::optional<BitRate> worker_rate;  // b, cap of each worker's up and down link; absent: the offer's own
+  Bytes chunk{32 * 1024};
+  Duration delay_expected{};           // one way, for planning only
+  Duration heartbeat_timeout = std::chrono::seconds(3);
+  double quorum = 0.9;                 // q of T_b
+};
+
+enum class ProviderKind { kLocal, kNone };
+
+struct FleetSection {
+  std::filesystem::path offers;        // relative to the run file
+  ProviderKind provider = ProviderKind::kLocal;
+  double headroom = 0.10;              // delta of (1 + delta) M*
+  Duration step_time_expected{};       // T, until it has been measured
+  double delta_ratio_expected = 3.0;   // dense bytes / delta bytes, until it has been measured
+  Duration install_time_expected{};    // part of T_b that is not transfer: safe point, apply
+  std::optional<double> usd_per_hour_max;
+  Duration join_timeout = std::chrono::seconds(60);
+  bool replace_lost = true;
+};
+
+struct RunConfig {
+  RunSection run;
+  ModelSection model;
+  TaskSection task;
+  RolloutSection rollout;
+  StalenessSection staleness;
+  LearnerSection learner;
+  NetworkSection network;
+  FleetSection fleet;
+  std::string resolved_yaml;  // what was read, defaults included
+  std::filesystem::path run_folder() const { return run.folder / run.name; }
+};
+
+// Reads `path`, applies the `--set key=value` overrides, and reports every problem at once (kInvalid,
+// `file:line:col: message` per line). Relative paths in the file refer to the file's folder.
+Result<RunConfig> load_run_config(const std::filesystem::path& path,
+                                  const std::vector<std::pair<std::string, std::string>>& overrides = {});
+
+}  // namespace echoline::learner

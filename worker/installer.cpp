@@ -1,0 +1,42 @@
+#include "worker/installer.hpp"
+
+#include "delta/patch.hpp"
+#include "model/weights.hpp"
+
+namespace echoline::worker {
+namespace {
+
+Status check_digest(delta::OwnedState& state, const overlay::Publication& publication) {
+  const delta::Digest found = state.digest();
+  if (found.bytes == publication.policy_digest) return ok();
+  return fail(Code::kCorrupt, "install policy", "version {}: expected digest {}, found {}", publication.version,
+              overlay::to_hex(publication.policy_digest), found.hex());
+}
+
+}  // namespace
+
+Status Installer::install(const overlay::Publication& publication) {
+  if (!publication.base) {
+    ECHO_ASSIGN(delta::OwnedState fresh, delta::decode_snapshot(*publication.payload));
+    ECHO_TRY(check_digest(fresh, publication));
+    ECHO_TRY(model::load_weights(*model_, fresh.view()));
+    state_ = std::move(fresh);
+  } else {
+    if (version_ != publication.base)
+      return fail(Code::kStale, "install policy", "version {} is a delta on version {}, but {} is installed",
+                  publication.version, *publication.base,
+                  version_ ? fmt::format("version {}", *version_) : std::string("nothing"));
+    ECHO_TRY(delta::apply_delta(*publication.payload, state_));
+    // apply_delta() has verified its own result digest; this ties it to the publication's.
+    if (const Status same = check_digest(state_, publication); !same) {
+      version_.reset();  // the state is a policy, but not the one that was announced: only a snapshot helps now
+      return same;
+    }
+    ECHO_TRY(model::load_weights(*model_, state_.view()));
+  }
+  version_ = publication.version;
+  digest_ = publication.policy_digest;
+  return ok();
+}
+
+}  // namespace echoline::worker

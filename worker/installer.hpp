@@ -1,0 +1,34 @@
+// Turns publications into an installed policy: decode, verify, apply, load into the model.
+#pragma once
+#include <memory>
+#include <optional>
+
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "delta/tensor.hpp"
+#include "model/transformer.hpp"
+#include "overlay/types.hpp"
+
+namespace echoline::worker {
+
+// One thread, the one that generates: install() runs between batches, so no rollout ever mixes two versions.
+class Installer {
+ public:
+  explicit Installer(std::shared_ptr<model::Transformer> model) : model_(std::move(model)) {}
+
+  // Installs a snapshot, or a delta on top of the installed version. The digest of the result must be the one the
+  // publication names. kStale: the delta needs another base; kCorrupt: bytes or digest are wrong; kInvalid: the
+  // policy does not fit the model. On failure the installed policy stays as it is.
+  Status install(const overlay::Publication& publication);
+
+  std::optional<Version> version() const { return version_; }
+  const overlay::Digest& digest() const { return digest_; }
+
+ private:
+  std::shared_ptr<model::Transformer> model_;
+  delta::OwnedState state_;  // the policy as published, bf16; the model holds the same values in its compute type
+  std::optional<Version> version_;
+  overlay::Digest digest_{};
+};
+
+}  // namespace echoline::worker
