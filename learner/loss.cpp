@@ -106,15 +106,4 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   return result;
 }
 
-TokenScores score_tokens(const torch::Tensor& logits, const torch::Tensor& targets, double temperature) {
-  ECHO_CHECK(temperature > 0, "log-probabilities need a temperature above 0, found {}", temperature);
-  const torch::Tensor all = torch::log_softmax(temperature == 1.0 ? logits : logits / temperature, -1);
-  TokenScores scores;
-  scores.log_probs = all.gather(-1, targets.unsqueeze(-1)).squeeze(-1);
-  torch::NoGradGuard no_gradient;
-  const torch::Tensor fixed = all.detach();
-  scores.entropy = -(fixed.exp() * fixed).sum(-1);
-  return scores;
-}
-
 }  // namespace echoline::learner

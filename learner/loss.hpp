@@ -81,13 +81,4 @@ struct MinibatchSize {
 // Any floating dtype. Values under the mask's zeros are ignored, even when they are not finite.
 LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const LossConfig& config);
 
-struct TokenScores {
-  torch::Tensor log_probs;  // [batch, tokens], differentiable
-  torch::Tensor entropy;    // [batch, tokens], detached
-};
-
-// Log-probability of each target under softmax(logits / temperature), and the entropy of that distribution.
-// logits [batch, tokens, vocabulary], targets [batch, tokens] int64, temperature > 0 as in sampling.
-TokenScores score_tokens(const torch::Tensor& logits, const torch::Tensor& targets, double temperature);
-
 }  // namespace echoline::learner

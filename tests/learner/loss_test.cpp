@@ -140,6 +140,10 @@ TEST(PolicyLoss, PaddingMayHoldAnything) {
   EXPECT_TRUE(std::isfinite(result.statistics.behaviour_kl_sum));
 }
 
+torch::Tensor score(const torch::Tensor& logits, const torch::Tensor& targets) {
+  return torch::log_softmax(logits, -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1);
+}
+
 struct RandomCase {
   torch::Tensor logits, targets;
   LossInputs inputs;
@@ -152,7 +156,7 @@ RandomCase random_case(bool with_proximal) {
   RandomCase c;
   c.logits = torch::randn({3, 4, 5}, f64);
   c.targets = torch::randint(5, {3, 4}, torch::kInt64);
-  const torch::Tensor now = score_tokens(c.logits, c.targets, 0.8).log_probs;
+  const torch::Tensor now = score(c.logits, c.targets);
   c.inputs.behaviour_log_probs = now + 0.8 * torch::randn({3, 4}, f64);
   c.inputs.reference_log_probs = now + 0.5 * torch::randn({3, 4}, f64);
   if (with_proximal) c.inputs.proximal_log_probs = now + 0.4 * torch::randn({3, 4}, f64);
@@ -162,7 +166,7 @@ RandomCase random_case(bool with_proximal) {
 }
 
 double loss_at(RandomCase c, const torch::Tensor& logits, const LossConfig& config) {
-  c.inputs.log_probs = score_tokens(logits, c.targets, 0.8).log_probs;
+  c.inputs.log_probs = score(logits, c.targets);
   return policy_loss(c.inputs, {3, 8}, config).loss.item<double>();
 }
 
@@ -173,7 +177,7 @@ TEST(PolicyLoss, GradientMatchesFiniteDifferences) {
     config.kl_coefficient = 0.1;
     RandomCase c = random_case(true);
     torch::Tensor logits = c.logits.clone().requires_grad_();
-    c.inputs.log_probs = score_tokens(logits, c.targets, 0.8).log_probs;
+    c.inputs.log_probs = score(logits, c.targets);
     const LossResult result = policy_loss(c.inputs, {3, 8}, config);
     EXPECT_GT(result.statistics.clipped, 0);
     EXPECT_GT(result.statistics.capped, 0);
@@ -195,7 +199,7 @@ TEST(PolicyLoss, MicroBatchesSumToTheMinibatch) {
     LossConfig config{};
     config.aggregation = aggregation;
     RandomCase c = random_case(true);
-    c.inputs.log_probs = score_tokens(c.logits, c.targets, 1.0).log_probs;
+    c.inputs.log_probs = score(c.logits, c.targets);
     const LossResult whole = policy_loss(c.inputs, {3, 8}, config);
     double loss = 0;
     LossStatistics statistics;
@@ -211,16 +215,6 @@ TEST(PolicyLoss, MicroBatchesSumToTheMinibatch) {
     EXPECT_EQ(statistics.tokens, whole.statistics.tokens);
     EXPECT_NEAR(statistics.behaviour_kl_sum, whole.statistics.behaviour_kl_sum, 1e-12);
   }
-}
-
-TEST(ScoreTokens, TemperatureAndEntropyByHand) {
-  const torch::Tensor logits = tensor({0, std::log(3.0)}, {1, 1, 2});
-  const torch::Tensor targets = torch::ones({1, 1}, torch::kInt64);
-  const TokenScores cold = score_tokens(logits, targets, 1.0);
-  EXPECT_NEAR(cold.log_probs.item<double>(), std::log(0.75), 1e-12);
-  EXPECT_NEAR(cold.entropy.item<double>(), -(0.75 * std::log(0.75) + 0.25 * std::log(0.25)), 1e-12);
-  const TokenScores hot = score_tokens(logits, targets, 0.5);  // squares the odds: 9 to 1
-  EXPECT_NEAR(hot.log_probs.item<double>(), std::log(0.9), 1e-12);
 }
 
 }  // namespace

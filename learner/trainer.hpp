@@ -1,0 +1,116 @@
+// One learner step: whole groups of trajectories in, a new bf16 policy out.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/result.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "data_plane/trajectory.hpp"
+#include "delta/tensor.hpp"
+#include "learner/loss.hpp"
+#include "learner/optimizer.hpp"
+#include "model/tokenizer.hpp"
+#include "model/transformer.hpp"
+
+namespace echoline::learner {
+
+struct TrainerConfig {
+  LossConfig loss;
+  OptimizerConfig optimizer;
+  double temperature = 1.0;              // as in sampling, or the importance ratios are wrong
+  std::int64_t minibatches = 1;          // optimizer updates per pass over the batch; groups stay whole
+  std::int64_t passes = 1;               // over the batch, each in a fresh random order
+  std::int64_t microbatch_tokens_max = 8192;  // padded tokens in one forward and backward pass; bounds memory
+  std::uint64_t seed = 0;
+};
+
+// kInvalid with the name and the value of the first setting out of range, those of loss and optimizer included.
+Status validate(const TrainerConfig& config);
+
+struct StepReport {
+  std::int64_t step = 0;                // counted from 1
+  std::int64_t trajectories = 0;
+  std::int64_t groups = 0;
+  std::int64_t informative_groups = 0;  // groups whose rewards differ; only these carry a gradient
+  std::int64_t response_tokens = 0;     // that count in the loss
+  double reward_mean = 0;
+  double accuracy = 0;                  // share of trajectories the adapter called correct
+  std::int64_t updates = 0;             // optimizer updates applied
+  std::int64_t updates_skipped = 0;     // because a gradient was not finite
+  double gradient_norm = 0;             // mean over updates, before clipping
+  double learning_rate = 0;             // of the last update
+  // Means over the trained tokens (those of informative groups) of all updates; 0 when there were none.
+  double loss = 0;                      // mean over updates
+  double ratio_mean = 0;                // π_θ/π_μ
+  double clip_fraction = 0;
+  double capped_fraction = 0;
+  double behaviour_kl = 0;              // nats per token
+  double reference_kl = 0;              // nats per token
+  double entropy = 0;                   // nats per token
+};
+
+struct TrainingRow;  // one trajectory, laid out for training
+
+// Owns the optimizer and the step counter; shares the model. One thread.
+class Trainer {
+ public:
+  // `reference` is frozen and needed only when loss.kl_coefficient > 0. kInvalid for settings out of range.
+  static Result<std::unique_ptr<Trainer>> create(std::shared_ptr<model::Transformer> model, const TrainerConfig& config,
+                                                 std::shared_ptr<model::Transformer> reference = nullptr);
+
+  // Trains on checked trajectories (data_plane::check); those of one group may stand anywhere in the batch, and every
+  // group needs at least two. Nothing changes on error: kInvalid for an empty batch, a lone trajectory of a group, a
+  // token outside the vocabulary or a sequence the model has no positions for.
+  Result<StepReport> step(const std::vector<schema::Trajectory>& batch);
+
+  // The present policy in bf16, with Hugging Face's names.
+  Result<delta::OwnedState> policy() const;
+
+  std::int64_t steps() const { return steps_; }
+  model::Transformer& model() { return *model_; }
+  AdamW& optimizer() { return optimizer_; }
+  const AdamW& optimizer() const { return optimizer_; }
+  const TrainerConfig& config() const { return config_; }
+
+  // For trainer_checkpoint.hpp. The order of minibatches depends on the seed and the step only.
+  void set_steps(std::int64_t steps) { steps_ = steps; }
+
+ private:
+  Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig& config,
+          std::shared_ptr<model::Transformer> reference);
+  void record_proximal(const std::vector<TrainingRow*>& rows);
+  UpdateReport update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
+                      double& loss);
+
+  TrainerConfig config_;
+  std::shared_ptr<model::Transformer> model_;
+  std::shared_ptr<model::Transformer> reference_;
+  AdamW optimizer_;
+  std::int64_t steps_ = 0;
+};
+
+// How often the adapter calls the model's response to a problem correct.
+struct Evaluation {
+  std::int64_t problems = 0;
+  std::int64_t correct = 0;
+  double reward_mean = 0;
+  double accuracy() const { return problems == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(problems); }
+};
+
+struct EvaluationOptions {
+  std::int64_t response_tokens_max = 64;
+  double temperature = 0;         // 0: greedy
+  std::uint64_t seed = 0;         // for temperatures above 0
+  std::int64_t batch_rows = 256;  // problems generated at once; bounds memory
+};
+
+// One response per problem. kInvalid for an empty list or a prompt the tokenizer refuses; errors of generate().
+Result<Evaluation> evaluate(model::Transformer& model, const model::Tokenizer& tokenizer,
+                            const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,
+                            const EvaluationOptions& options);
+
+// The model's parameters, tied ones once, in a fixed order.
+NamedParameters named_parameters(model::Transformer& model);
+
+}  // namespace echoline::learner

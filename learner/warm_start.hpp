@@ -1,0 +1,48 @@
+// Supervised warm start of a small model from an adapter's demonstrations, until it is competent enough for RL to find
+// differences within a group. Training problems only: the evaluation set is never looked at.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+#include "base/result.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "learner/optimizer.hpp"
+#include "model/tokenizer.hpp"
+#include "model/transformer.hpp"
+
+namespace echoline::learner {
+
+struct WarmStartConfig {
+  OptimizerConfig optimizer;
+  std::int64_t steps_max = 2000;
+  std::int64_t batch_problems = 256;     // demonstrations per step
+  double target_accuracy = 0.4;          // greedy, on the probe; reaching it ends the warm start
+  std::int64_t probe_every = 20;         // steps
+  std::int64_t probe_problems = 256;     // a fixed slice of the training problems
+  std::int64_t response_tokens_max = 64;
+};
+
+// kInvalid with the name and the value of the first setting out of range.
+Status validate(const WarmStartConfig& config);
+
+struct WarmStartProgress {
+  std::int64_t steps = 0;
+  double loss = 0;      // mean cross-entropy of the last step, nats per response token
+  double accuracy = 0;  // greedy, on the probe
+};
+
+struct WarmStartReport {
+  std::int64_t steps = 0;
+  double accuracy = 0;  // at the last probe
+  bool reached = false; // the target
+};
+
+// Trains `model` in place by cross-entropy on the response and its end-of-text token; the model holds bf16 values
+// afterwards, as after every learner step. The probe is training problems 0 .. probe_problems - 1, demonstrations are
+// those that follow. `progress` (may be empty) hears of every probe; returning false stops with kCancelled. kInvalid
+// for settings out of range or an adapter without demonstrations.
+Result<WarmStartReport> warm_start(model::Transformer& model, const model::Tokenizer& tokenizer,
+                                   const data_plane::Adapter& adapter, const WarmStartConfig& config,
+                                   const std::function<bool(const WarmStartProgress&)>& progress = {});
+
+}  // namespace echoline::learner
