@@ -1,0 +1,114 @@
+// The learner's counter to its workers: hands out leases, takes in trajectories, and gives training whole fresh batches.
+#pragma once
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <variant>
+
+#include "base/bounded_queue.hpp"
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "overlay/types.hpp"
+#include "replay_buffer/buffer.hpp"
+#include "replay_buffer/job_ledger.hpp"
+
+namespace echoline::learner {
+
+struct DeskOptions {
+  std::filesystem::path file;  // of the replay buffer
+  std::uint32_t prompts_per_step = 32;
+  std::uint32_t group_size = 8;
+  std::uint32_t staleness_budget = 3;  // S
+  std::uint32_t lookahead_steps = 3;
+};
+
+// What the desk tells others; called on its thread, must not block.
+struct DeskEvents {
+  std::function<void(WorkerId, std::string bytes)> send;            // a message for a worker
+  std::function<void(WorkerId, std::uint64_t rollouts)> accepted;   // durable trajectories of a worker
+  std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
+};
+
+struct DeskCounts {
+  replay_buffer::Counts buffer;
+  replay_buffer::LedgerCounts leases;
+  std::map<std::string, std::uint64_t> refused;  // submissions by reason
+};
+
+// Owns the replay buffer and the job ledger on a thread of its own; every method is thread-safe. Messages wait in a
+// bounded queue and submissions that wait together are committed together; each is acknowledged once it is durable.
+class RolloutDesk {
+ public:
+  // `resume_step`: the next learner step; whatever later steps consumed becomes available again. The adapter must
+  // outlive the desk.
+  static Result<std::unique_ptr<RolloutDesk>> open(const DeskOptions& options, const data_plane::Adapter& adapter,
+                                                   std::uint64_t resume_step, DeskEvents events);
+  ~RolloutDesk();
+
+  // From now on leases may be granted for `version`.
+  void published(Version version, const overlay::Digest& digest);
+  // A message as it came from the overlay.
+  void receive(WorkerId worker, std::string bytes);
+  void worker_lost(WorkerId worker);
+
+  // Waits until a batch for `step` is whole and no live lease would be stranded by the step after it, then returns
+  // it; nothing when `wait` is over or stop() was called.
+  Result<std::optional<replay_buffer::Batch>> wait_batch(std::uint64_t step, Duration wait);
+  // Marks the batch consumed by `step`, drops what the next step may not use any more, and moves on to that step.
+  Status consume(std::uint64_t step, const replay_buffer::Batch& batch);
+  // Removes what was consumed before `step`; see ReplayBuffer::prune.
+  Status prune(std::uint64_t step);
+  Result<DeskCounts> counts();
+  void stop();
+
+ private:
+  struct Incoming {
+    WorkerId worker;
+    std::string bytes;
+  };
+  using Task = std::function<void()>;
+  using Item = std::variant<Incoming, Task>;
+
+  RolloutDesk(const DeskOptions& options, const data_plane::Adapter& adapter, DeskEvents events);
+  Status open_on_thread(std::uint64_t resume_step);
+  void loop();
+  // Runs `work` on the desk's thread and waits for its result.
+  template <class T>
+  Result<T> call(std::function<Result<T>()> work);
+  void handle_requests(std::vector<Incoming> messages);
+  void grant(WorkerId worker, const schema::WorkRequest& request);
+  void offer_batch();
+  double unix_seconds() const;
+
+  const DeskOptions options_;
+  const data_plane::Adapter& adapter_;
+  const DeskEvents events_;
+  BoundedQueue<Item> queue_;
+  std::thread thread_;
+
+  // The desk thread's own.
+  std::unique_ptr<replay_buffer::ReplayBuffer> buffer_;
+  std::unique_ptr<replay_buffer::JobLedger> ledger_;
+  std::map<Version, std::string> digests_;  // published versions that leases may still name
+  std::map<std::string, std::uint64_t> refused_;
+  std::uint64_t step_ = 0;
+
+  struct Wanted {
+    std::uint64_t step = 0;
+    Result<std::optional<replay_buffer::Batch>> answer = std::optional<replay_buffer::Batch>();
+    bool answered = false;
+  };
+  std::mutex batch_mutex_;
+  std::condition_variable batch_ready_;
+  std::optional<Wanted> wanted_;  // guarded by batch_mutex_
+  bool stopped_ = false;          // guarded by batch_mutex_
+};
+
+}  // namespace echoline::learner
