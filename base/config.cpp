@@ -312,41 +312,44 @@ std::vector<ConfigSection> ConfigSection::sections(std::string_view key) {
 }
 
 template <class T>
-void ConfigSection::read_number(std::string_view key, T& value, const Limits<T>& limits, bool required) {
+bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>& limits, bool required) {
+  bool good = false;
   if (const ConfigNode* node = wanted(*state_, key, required)) {
     T given{};
-    if (Status status = convert(*node, given); !status)
+    if (Status status = convert(*node, given); !status) {
       error(key, status.error().detail);
-    else if ((limits.min && given < *limits.min) || (limits.max && given > *limits.max))
+    } else if ((limits.min && given < *limits.min) || (limits.max && given > *limits.max)) {
       error(key, expected(range_text(limits), *node).detail);
-    else
+    } else {
       value = given;
+      good = true;
+    }
   }
   state_->ask(key).value = resolved_node(value);
+  return good;
 }
 
 template <class T>
-void ConfigSection::read_text(std::string_view key, T& value, bool required) {
+bool ConfigSection::read_text(std::string_view key, T& value, bool required) {
+  bool good = false;
   if (const ConfigNode* node = wanted(*state_, key, required)) {
-    T given{};
     const auto read_one = [&](const ConfigNode& from, auto& to) {
-      Status status = convert(from, to);
+      const Status status = convert(from, to);
       if (!status) state_->file->problem(from.place, state_->full(key), status.error().detail);
       return status.has_value();
     };
-    bool good = true;
-    if constexpr (kIsList<T>) {
-      if (node->kind != Kind::kSequence) {
-        error(key, expected("a list", *node).detail);
-        good = false;
-      }
-      for (std::size_t i = 0; good && i < node->children.size(); ++i) {
+    T given{};
+    if constexpr (!kIsList<T>) {
+      good = read_one(*node, given);
+    } else if (node->kind != Kind::kSequence) {
+      error(key, expected("a list", *node).detail);
+    } else {
+      good = true;
+      for (const ConfigNode& child : node->children) {
         typename T::value_type item{};
-        good = read_one(node->children[i], item);
+        good = read_one(child, item) && good;
         given.push_back(std::move(item));
       }
-    } else {
-      good = read_one(*node, given);
     }
     if constexpr (std::same_as<T, std::string>) {
       if (good && required && given.empty()) {
@@ -357,11 +360,12 @@ void ConfigSection::read_text(std::string_view key, T& value, bool required) {
     if (good) value = std::move(given);
   }
   state_->ask(key).value = resolved_node(value);
+  return good;
 }
 
-bool ConfigSection::note_optional(std::string_view key, bool no_default) {
+bool ConfigSection::has_or_default(std::string_view key, bool has_default) {
   state_->ask(key);
-  return has(key) || !no_default;
+  return has(key) || has_default;
 }
 
 std::optional<std::size_t> ConfigSection::read_choice_index(std::string_view key, const std::vector<std::string>& names,
@@ -395,8 +399,8 @@ void ConfigSection::error(std::string_view key, std::string_view message) {
 }
 
 #define ECHOLINE_NUMBER(T) \
-  template void ConfigSection::read_number<T>(std::string_view, T&, const Limits<T>&, bool);
-#define ECHOLINE_TEXT(T) template void ConfigSection::read_text<T>(std::string_view, T&, bool);
+  template bool ConfigSection::read_number<T>(std::string_view, T&, const Limits<T>&, bool);
+#define ECHOLINE_TEXT(T) template bool ConfigSection::read_text<T>(std::string_view, T&, bool);
 ECHOLINE_NUMBER(int)
 ECHOLINE_NUMBER(std::int64_t)
 ECHOLINE_NUMBER(std::uint32_t)

@@ -79,11 +79,13 @@ class ConfigSection {
   // `value` is set only when the key is present and not null.
   template <ConfigNumber T>
   void read(std::string_view key, std::optional<T>& value, std::type_identity_t<Limits<T>> limits = {}) {
-    read_optional(key, value, limits);
+    T given = value.value_or(T{});
+    if (has_or_default(key, value.has_value()) && read_number(key, given, limits, false)) value = given;
   }
   template <ConfigText T>
   void read(std::string_view key, std::optional<T>& value) {
-    read_optional(key, value);
+    T given = value.value_or(T{});
+    if (has_or_default(key, value.has_value()) && read_text(key, given, false)) value = std::move(given);
   }
 
   // Keys that must be there; a required string or path must not be empty either.
@@ -121,19 +123,13 @@ class ConfigSection {
   friend class ConfigFile;
   explicit ConfigSection(ConfigSectionState& state) : state_(&state) {}
 
+  // True when the key is present and right, so that `value` was set.
   template <class T>
-  void read_number(std::string_view key, T& value, const Limits<T>& limits, bool required);
+  bool read_number(std::string_view key, T& value, const Limits<T>& limits, bool required);
   template <class T>
-  void read_text(std::string_view key, T& value, bool required);
-  template <class T, class... L>
-  void read_optional(std::string_view key, std::optional<T>& value, const L&... limits) {
-    if (!note_optional(key, !value.has_value())) return;
-    T given = value.value_or(T{});
-    read(key, given, limits...);
-    value = std::move(given);
-  }
-  // Counts as asking for the key; false when there is nothing to read: the key is absent and so is its default.
-  bool note_optional(std::string_view key, bool no_default);
+  bool read_text(std::string_view key, T& value, bool required);
+  // Counts as asking for the key.
+  bool has_or_default(std::string_view key, bool has_default);
   std::optional<std::size_t> read_choice_index(std::string_view key, const std::vector<std::string>& names,
                                                const std::string& current, bool required);
 

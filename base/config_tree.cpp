@@ -123,9 +123,39 @@ class Builder : public YAML::EventHandler {
   std::size_t values_ = 0;
 };
 
+// Length of the UTF-8 character at the start of `text`, or 0 when there is no valid one.
+std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return 1;
+  const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  unsigned code = lead & (0x7f >> length);
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  constexpr unsigned kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xd800 && code <= 0xdfff;
+  return lead < 0xc2 || lead > 0xf4 || code < kLeast[length] || code > 0x10ffff || surrogate ? 0 : length;
+}
+
+// A run file is UTF-8 text, so that what is read can be written back and turned into JSON unchanged.
+void check_text(std::string_view text, std::uint32_t source) {
+  ConfigPlace place{source, 1, 1};
+  for (std::size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const std::size_t length = utf8_length(text.substr(i));
+    if (length == 0 || byte == 0x7f || (byte < 0x20 && byte != '\n' && byte != '\t' && byte != '\r'))
+      throw Unusable{place, fmt::format("expected UTF-8 text, found the byte 0x{:02x}", byte)};
+    i += length;
+    ++place.column;
+    if (byte == '\n') place = {source, place.line + 1, 1};
+  }
+}
+
 void emit_text(YAML::Emitter& out, const std::string& text, bool quoted) {
   // Control characters survive only in double quotes.
-  if (quoted || std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20; }))
+  if (quoted || std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }))
     out << YAML::DoubleQuoted;
   out << text;
 }
@@ -216,6 +246,7 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
   root = ConfigNode{.kind = Kind::kNull, .place = start, .text = {}, .keys = {}, .key_places = {}, .children = {}};
   Builder builder(source, root, problems);
   try {
+    check_text(text, source);
     std::istringstream in{std::string(text)};
     YAML::Parser parser(in);
     parser.HandleNextDocument(builder);
@@ -238,7 +269,7 @@ std::string to_yaml(const ConfigNode& node) {
 }
 
 std::string to_json(const ConfigNode& node) {
-  return json_value(node).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return json_value(node).dump();
 }
 
 bool parse_whole(std::string_view text, std::int64_t& value) { return parse_whole_as(text, value); }

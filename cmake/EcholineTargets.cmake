@@ -28,6 +28,14 @@ if(ECHOLINE_SANITIZE)
   add_link_options(-fsanitize=${ECHOLINE_SANITIZE})
 endif()
 
+if(ECHOLINE_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "ECHOLINE_FUZZ needs clang (libFuzzer); the compiler is ${CMAKE_CXX_COMPILER_ID}. "
+                        "Use the preset: cmake --preset fuzz")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
 # echoline_library(name SOURCES a.cpp ... [USES targets in our public headers] [PRIVATE_USES targets hidden in .cpp files])
 function(echoline_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;USES;PRIVATE_USES" ${ARGN})
@@ -52,4 +60,16 @@ function(echoline_test name)
   target_link_libraries(${name} PRIVATE echoline_flags ${ARG_USES} GTest::gtest GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES LABELS ${ARG_KIND} TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+
+# echoline_fuzz(name SOURCES a.cpp ... USES targets): a libFuzzer program around LLVMFuzzerTestOneInput(), built only
+# with ECHOLINE_FUZZ (clang). List the same source in an echoline_test() as well, which runs it on a fixed corpus.
+function(echoline_fuzz name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;USES" ${ARGN})
+  if(NOT ECHOLINE_FUZZ)
+    return()
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE echoline_flags ${ARG_USES})
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
 endfunction()
