@@ -1,0 +1,74 @@
+#include "chains/fleet_graph.hpp"
+
+#include <algorithm>
+#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/breadth_first_search.hpp>
+#include <map>
+
+namespace echoline::chains {
+namespace {
+
+constexpr std::string_view kOperation = "validate topology";
+using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::bidirectionalS>;
+
+std::string name_of(WorkerId id) { return id == kLearnerId ? "the learner" : fmt::format("worker {}", id); }
+
+}  // namespace
+
+std::vector<Edge> edges_of(const Topology& topology) {
+  std::vector<Edge> edges;
+  for (const auto& chain : topology.chains) {
+    WorkerId from = kLearnerId;
+    for (const WorkerId to : chain) {
+      edges.push_back({from, to});
+      from = to;
+    }
+  }
+  return edges;
+}
+
+Status validate_tree(std::span<const Edge> edges, std::span<const WorkerId> workers) {
+  std::map<WorkerId, std::size_t> vertex_of{{kLearnerId, 0}};
+  for (const WorkerId id : workers)
+    if (!vertex_of.emplace(id, vertex_of.size()).second)
+      return fail(Code::kInternal, kOperation, "{} is listed twice", name_of(id));
+
+  Graph graph(vertex_of.size());
+  for (const Edge& edge : edges) {
+    const auto from = vertex_of.find(edge.from);
+    const auto to = vertex_of.find(edge.to);
+    if (from == vertex_of.end() || to == vertex_of.end())
+      return fail(Code::kInternal, kOperation, "{} is not a worker of this fleet",
+                  name_of(from == vertex_of.end() ? edge.from : edge.to));
+    boost::add_edge(from->second, to->second, graph);
+  }
+  // With one parent each and none for the learner, being reachable excludes cycles.
+  for (const auto& [id, vertex] : vertex_of) {
+    const std::size_t parents = boost::in_degree(vertex, graph);
+    if (id == kLearnerId && parents != 0)
+      return fail(Code::kInternal, kOperation, "the learner must not receive from a worker");
+    if (id != kLearnerId && parents == 0) return fail(Code::kInternal, kOperation, "{} has no parent", name_of(id));
+    if (parents > 1)
+      return fail(Code::kInternal, kOperation, "{} has {} parents, expected one", name_of(id), parents);
+  }
+  std::vector<boost::default_color_type> color(vertex_of.size(), boost::white_color);
+  boost::breadth_first_search(
+      graph, 0, boost::color_map(boost::make_iterator_property_map(color.begin(), get(boost::vertex_index, graph))));
+  for (const auto& [id, vertex] : vertex_of)
+    if (color[vertex] == boost::white_color)
+      return fail(Code::kInternal, kOperation, "{} is on or behind a cycle, cut off from the learner", name_of(id));
+  return ok();
+}
+
+Status validate(const Topology& topology, std::span<const WorkerId> workers) {
+  for (const auto& chain : topology.chains)
+    if (chain.empty()) return fail(Code::kInternal, kOperation, "a chain is empty");
+  const std::vector<Edge> edges = edges_of(topology);
+  ECHO_TRY(validate_tree(edges, workers));
+  for (const Edge& edge : edges)
+    if (std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), edge.from))
+      return fail(Code::kInternal, kOperation, "{} may not forward but feeds {}", name_of(edge.from), name_of(edge.to));
+  return ok();
+}
+
+}  // namespace echoline::chains

@@ -1,0 +1,171 @@
+#include "chains/planner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "chains/fleet_graph.hpp"
+
+namespace echoline::chains {
+namespace {
+
+// A rate ratio that misses an integer by rounding alone still counts as that integer.
+constexpr double kRounding = 1e-9;
+
+Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers, TopologyPolicy policy) {
+  constexpr std::string_view kOperation = "plan chains";
+  const auto positive = [](BitRate rate) { return std::isfinite(rate.bits_per_s) && rate.bits_per_s > 0; };
+  if (!positive(learner_up))
+    return fail(Code::kInvalid, kOperation, "the learner's uplink must be positive, found {} bit/s",
+                learner_up.bits_per_s);
+  if (policy == TopologyPolicy::kEcho2 && !positive(chain_rate))
+    return fail(Code::kInvalid, kOperation, "the rate of one chain must be positive, found {} bit/s",
+                chain_rate.bits_per_s);
+  if (workers.size() > kChainWorkersMax)
+    return fail(Code::kInvalid, kOperation, "{} workers, at most {} can be planned", workers.size(), kChainWorkersMax);
+  std::vector<WorkerId> ids;
+  for (const ChainWorker& w : workers) {
+    if (w.id == kLearnerId) return fail(Code::kInvalid, kOperation, "a worker has id 0, which is the learner's");
+    if (!positive(w.down) || (w.may_forward && !positive(w.up)))
+      return fail(Code::kInvalid, kOperation, "worker {}: rates must be positive, found up {} and down {} bit/s", w.id,
+                  w.up.bits_per_s, w.down.bits_per_s);
+    if (!std::isfinite(w.score)) return fail(Code::kInvalid, kOperation, "worker {}: its score is not finite", w.id);
+    ids.push_back(w.id);
+  }
+  std::sort(ids.begin(), ids.end());
+  if (const auto twice = std::adjacent_find(ids.begin(), ids.end()); twice != ids.end())
+    return fail(Code::kInvalid, kOperation, "worker {} is listed twice", *twice);
+  return ok();
+}
+
+double usable_up(const ChainWorker& w) { return w.may_forward ? w.up.bits_per_s : 0; }
+
+// Forwarders before leaves, possible seeds before others, then by score; ids make the order total.
+bool stands_before(const ChainWorker& a, const ChainWorker& b) {
+  return std::tuple(!a.may_forward, !a.may_seed, -a.score, a.id) <
+         std::tuple(!b.may_forward, !b.may_seed, -b.score, b.id);
+}
+
+// Deals the workers over m chains in order: the first m are seeds, the last m are tails.
+std::vector<std::vector<WorkerId>> deal(std::span<const ChainWorker> order, std::size_t m) {
+  std::vector<std::vector<WorkerId>> chains(std::min(m, order.size()));
+  for (std::size_t i = 0; i < order.size(); ++i) chains[i % chains.size()].push_back(order[i].id);
+  return chains;
+}
+
+void prove(const Topology& topology) {
+  const std::vector<WorkerId> workers = topology.workers();
+  const Status status = validate(topology, workers);
+  ECHO_CHECK(status.has_value(), "{}", status.error().message());
+}
+
+bool may_forward(const Topology& topology, WorkerId id) {
+  return !std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), id);
+}
+
+// The shortest chain (the first of equals) that satisfies `suits`.
+template <class Predicate>
+std::vector<WorkerId>* shortest_chain(Topology& topology, Predicate suits) {
+  std::vector<WorkerId>* best = nullptr;
+  for (auto& chain : topology.chains)
+    if (suits(chain) && (!best || chain.size() < best->size())) best = &chain;
+  return best;
+}
+
+}  // namespace
+
+std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> workers) {
+  ECHO_CHECK(!workers.empty());
+  std::vector<double> up;
+  double down_min = std::numeric_limits<double>::infinity();
+  for (const ChainWorker& w : workers) {
+    up.push_back(usable_up(w));
+    down_min = std::min(down_min, w.down.bits_per_s);
+  }
+  std::sort(up.begin(), up.end());
+  up.push_back(std::numeric_limits<double>::infinity());
+  std::size_t best_m = 1;
+  double best_rate = -1;
+  for (std::size_t m = 1; m <= workers.size(); ++m) {
+    const double rate = std::min({learner_up.bits_per_s / static_cast<double>(m), up[m], down_min});
+    if (rate >= best_rate * (1 - kRounding)) {
+      best_m = m;
+      best_rate = std::max(rate, best_rate);
+    }
+  }
+  return best_m;
+}
+
+Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
+                             TopologyPolicy policy) {
+  ECHO_TRY(check(learner_up, chain_rate, workers, policy));
+  std::vector<ChainWorker> order(workers.begin(), workers.end());
+  std::sort(order.begin(), order.end(), stands_before);
+  const auto first_leaf = std::find_if(order.begin(), order.end(), [](const auto& w) { return !w.may_forward; });
+  const auto leaves = static_cast<std::size_t>(order.end() - first_leaf);
+
+  Topology topology;
+  topology.policy = policy;
+  switch (policy) {
+    case TopologyPolicy::kEcho2: {
+      const double fed = std::floor(learner_up.bits_per_s / chain_rate.bits_per_s * (1 + kRounding));
+      topology.chains_wanted =
+          static_cast<std::size_t>(std::clamp(fed, 1.0, static_cast<double>(kChainWorkersMax)));
+      break;
+    }
+    case TopologyPolicy::kBestChains:
+      topology.chains_wanted = order.empty() ? 1 : best_chain_count(learner_up, order);
+      break;
+    case TopologyPolicy::kStar:
+      topology.chains_wanted = std::max<std::size_t>(1, order.size());
+      break;
+  }
+  // A chain holds at most one leaf, at its tail. Leaves are the last of the order, so with a chain for each of them
+  // the deal puts every one on a tail of its own.
+  const std::size_t m = std::max(topology.chains_wanted, leaves);
+  if (policy == TopologyPolicy::kBestChains && order.size() > m) {
+    // The slowest uplinks need not send at all: the last m become the tails. The rest keep the score order.
+    std::sort(order.begin(), order.end(), [](const ChainWorker& a, const ChainWorker& b) {
+      return std::tuple(-usable_up(a), -a.score, a.id) < std::tuple(-usable_up(b), -b.score, b.id);
+    });
+    std::sort(order.begin(), order.end() - static_cast<std::ptrdiff_t>(m), stands_before);
+  }
+  if (!order.empty()) topology.chains = deal(order, m);
+  for (auto it = order.begin(); it != order.end(); ++it)
+    if (!it->may_forward) topology.leaves_only.push_back(it->id);
+  std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
+  prove(topology);
+  return topology;
+}
+
+Topology detach(const Topology& topology, WorkerId dead) {
+  Topology next = topology;
+  for (auto& chain : next.chains) std::erase(chain, dead);
+  std::erase_if(next.chains, [](const auto& chain) { return chain.empty(); });
+  std::erase(next.leaves_only, dead);
+  prove(next);
+  return next;
+}
+
+Topology append(const Topology& topology, const ChainWorker& joiner) {
+  ECHO_CHECK(joiner.id != kLearnerId && !topology.contains(joiner.id), "worker {} cannot join: it is in the topology",
+             joiner.id);
+  Topology next = topology;
+  const auto any = [](const auto&) { return true; };
+  const auto open_tail = [&](const auto& chain) { return may_forward(next, chain.back()); };
+  const bool new_chain = next.policy == TopologyPolicy::kStar || next.chains.size() < next.chains_wanted;
+  if (auto* chain = new_chain ? nullptr : shortest_chain(next, open_tail)) {
+    chain->push_back(joiner.id);
+  } else if (auto* closed = new_chain || !joiner.may_forward ? nullptr : shortest_chain(next, any)) {
+    closed->insert(closed->end() - 1, joiner.id);
+  } else {
+    next.chains.push_back({joiner.id});
+  }
+  if (!joiner.may_forward)
+    next.leaves_only.insert(std::lower_bound(next.leaves_only.begin(), next.leaves_only.end(), joiner.id), joiner.id);
+  prove(next);
+  return next;
+}
+
+}  // namespace echoline::chains

@@ -1,0 +1,26 @@
+#include "chains/score.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace echoline::chains {
+
+double peer_score(const PeerStats& stats, const ScoreWeights& weights) {
+  double bandwidth = 1;
+  if (stats.cap)
+    bandwidth = stats.cap->bits_per_s > 0 ? std::min(1.0, stats.forwarding_rate.bits_per_s / stats.cap->bits_per_s) : 0;
+  const std::uint32_t counted = std::max({stats.attempts, weights.attempts_trusted, 1u});
+  const double success = static_cast<double>(std::min(stats.successes, stats.attempts)) / counted;
+  const double freshness = std::exp(-std::max(0.0, seconds(stats.age)) / seconds(weights.age_scale));
+  return weights.bandwidth * bandwidth + weights.success * success + weights.freshness * freshness;
+}
+
+bool RoleLadder::failed() {
+  if (++failures_ < kFailuresPerStep) return false;
+  failures_ = 0;
+  if (role_ == Role::kRolloutOnly) return false;
+  role_ = role_ == Role::kSeed ? Role::kTail : Role::kRolloutOnly;
+  return true;
+}
+
+}  // namespace echoline::chains

@@ -1,0 +1,91 @@
+#include "chains/topology.hpp"
+
+#include <algorithm>
+
+namespace echoline::chains {
+namespace {
+
+struct Place {
+  std::size_t chain;
+  std::size_t position;  // 0 = seed
+};
+
+std::optional<Place> place_of(const Topology& topology, WorkerId id) {
+  for (std::size_t c = 0; c < topology.chains.size(); ++c) {
+    const auto& chain = topology.chains[c];
+    const auto it = std::find(chain.begin(), chain.end(), id);
+    if (it != chain.end()) return Place{c, static_cast<std::size_t>(it - chain.begin())};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view to_string(TopologyPolicy policy) {
+  switch (policy) {
+    case TopologyPolicy::kEcho2: return "echo2";
+    case TopologyPolicy::kBestChains: return "best_chains";
+    case TopologyPolicy::kStar: return "star";
+  }
+  return "?";
+}
+
+Result<TopologyPolicy> parse_topology_policy(std::string_view text) {
+  for (const TopologyPolicy policy : {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar})
+    if (text == to_string(policy)) return policy;
+  return fail(Code::kInvalid, "topology policy", "expected echo2, best_chains or star, found '{}'", text);
+}
+
+std::size_t Topology::size() const {
+  std::size_t total = 0;
+  for (const auto& chain : chains) total += chain.size();
+  return total;
+}
+
+bool Topology::contains(WorkerId id) const { return place_of(*this, id).has_value(); }
+
+std::optional<WorkerId> Topology::parent_of(WorkerId id) const {
+  const auto place = place_of(*this, id);
+  if (!place) return std::nullopt;
+  return place->position == 0 ? kLearnerId : chains[place->chain][place->position - 1];
+}
+
+std::vector<WorkerId> Topology::children_of(WorkerId id) const {
+  std::vector<WorkerId> children;
+  if (id == kLearnerId) {
+    for (const auto& chain : chains) children.push_back(chain.front());
+  } else if (const auto place = place_of(*this, id); place && place->position + 1 < chains[place->chain].size()) {
+    children.push_back(chains[place->chain][place->position + 1]);
+  }
+  return children;
+}
+
+std::optional<std::size_t> Topology::depth_of(WorkerId id) const {
+  const auto place = place_of(*this, id);
+  if (!place) return std::nullopt;
+  return place->position + 1;
+}
+
+std::size_t Topology::depth() const {
+  std::size_t deepest = 0;
+  for (const auto& chain : chains) deepest = std::max(deepest, chain.size());
+  return deepest;
+}
+
+std::vector<WorkerId> Topology::workers() const {
+  std::vector<WorkerId> all;
+  for (const auto& chain : chains) all.insert(all.end(), chain.begin(), chain.end());
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+std::string Topology::to_text() const {
+  std::string text;
+  for (const auto& chain : chains) {
+    text += text.empty() ? "learner" : " | learner";
+    for (const WorkerId id : chain) text += fmt::format(" -> {}", id);
+  }
+  return text;
+}
+
+}  // namespace echoline::chains

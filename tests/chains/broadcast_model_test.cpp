@@ -1,0 +1,205 @@
+// Broadcast times against hand-computed cases and against a chunk-by-chunk replay.
+#include "chains/broadcast_model.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/random.hpp"
+#include "chains/planner.hpp"
+
+namespace echoline::chains {
+namespace {
+
+constexpr Bytes kMb{1'000'000};
+BitRate gbit(double g) { return {g * 1e9}; }
+BitRate mbyte(double mb) { return BitRate::from_bytes_per_s(mb * 1e6); }
+
+std::vector<WorkerLink> links_of(const std::vector<ChainWorker>& workers, Duration delay = {}) {
+  std::vector<WorkerLink> links;
+  for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, delay});
+  return links;
+}
+
+// N workers whose first `fast` have uplink `up_fast`; downlinks never bind.
+std::vector<ChainWorker> fleet(std::size_t n, std::size_t fast, BitRate up_fast, BitRate up_slow) {
+  std::vector<ChainWorker> workers;
+  for (std::size_t i = 0; i < n; ++i)
+    workers.push_back({WorkerId{i + 1}, i < fast ? up_fast : up_slow, gbit(100), 1.0, true, true});
+  return workers;
+}
+
+// Sends every chunk over every hop in order, one at a time per hop: the definition of store and forward.
+double replay_s(std::uint64_t payload, std::uint64_t chunk, const std::vector<Hop>& hops) {
+  std::vector<double> arrived((payload + chunk - 1) / chunk, 0.0);
+  for (const Hop& hop : hops) {
+    double free = 0;
+    for (std::size_t k = 0; k < arrived.size(); ++k) {
+      const std::uint64_t size = std::min(chunk, payload - k * chunk);
+      free = std::max(free, arrived[k]) + static_cast<double>(size) / hop.rate.bytes_per_s();
+      arrived[k] = free + seconds(hop.delay);
+    }
+  }
+  return arrived.back();
+}
+
+TEST(LowerBound, EachOfTheThreeTermsCanBind) {
+  const Bytes f{1'000'000'000};
+  const std::vector<WorkerLink> one{{WorkerId{1}, mbyte(1), mbyte(1000)}};
+  EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), one)), 10.0, 1e-9);           // F/B
+  const std::vector<WorkerLink> slow{{WorkerId{1}, mbyte(1), mbyte(5)}};
+  EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), slow)), 200.0, 1e-9);         // F/d_min
+  const std::vector<WorkerLink> four(4, {WorkerId{1}, mbyte(10), mbyte(1000)});
+  EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), four)), 4000.0 / 140, 1e-9);  // N F/(B + sum u)
+  EXPECT_EQ(lower_bound(f, mbyte(100), {}), Duration{});
+}
+
+TEST(ChainTime, KnownPipelineOfFourHops) {
+  const std::vector<Hop> hops(4, {mbyte(12.5)});
+  EXPECT_NEAR(seconds(chain_time(Bytes{160'000'000}, kMb, hops)), 13.04, 1e-9);
+}
+
+TEST(ChainTime, UnequalRatesAndDelaysFollowTheSumAndTheBottleneck) {
+  const std::vector<Hop> hops{{mbyte(10), std::chrono::milliseconds(20)},
+                              {mbyte(2), std::chrono::milliseconds(50)},
+                              {mbyte(5), std::chrono::milliseconds(5)}};
+  // sum c/r = 0.1 + 0.5 + 0.2; (K-1) c/min r = 9 * 0.5; delays 0.075.
+  EXPECT_NEAR(seconds(chain_time(Bytes{10'000'000}, kMb, hops)), 0.8 + 4.5 + 0.075, 1e-9);
+}
+
+TEST(ChainTime, OneChunkAndNothing) {
+  const std::vector<Hop> hops(3, {mbyte(1)});
+  EXPECT_NEAR(seconds(chain_time(Bytes{500'000}, kMb, hops)), 1.5, 1e-9);  // a chunk is no larger than the payload
+  EXPECT_EQ(chain_time(Bytes{0}, kMb, hops), Duration{});
+  EXPECT_EQ(chain_time(kMb, kMb, {}), Duration{});
+}
+
+TEST(ChainTime, EqualsAChunkByChunkReplay) {
+  Random random(11);
+  for (int round = 0; round < 300; ++round) {
+    const auto payload = static_cast<std::uint64_t>(random.between(1, 5000));
+    const auto chunk = static_cast<std::uint64_t>(random.between(1, 700));
+    std::vector<Hop> hops(static_cast<std::size_t>(random.between(1, 7)));
+    for (Hop& hop : hops)
+      hop = {BitRate::from_bytes_per_s(static_cast<double>(random.between(1, 500))),
+             std::chrono::milliseconds(random.between(0, 30))};
+    EXPECT_NEAR(seconds(chain_time(Bytes{payload}, Bytes{chunk}, hops)), replay_s(payload, chunk, hops), 1e-6)
+        << "round " << round;
+  }
+}
+
+TEST(StarRate, SharesTheUplinkOrIsLimitedByTheReceiver) {
+  EXPECT_DOUBLE_EQ(star_rate(gbit(2), 32, gbit(100)).bits_per_s, 62.5e6);
+  EXPECT_DOUBLE_EQ(star_rate(gbit(2), 2, gbit(0.3)).bits_per_s, 0.3e9);
+}
+
+TEST(OptimalChunk, KnownPayloads) {
+  const Duration overhead = std::chrono::microseconds(500);
+  EXPECT_NEAR(static_cast<double>(optimal_chunk(Bytes{16'000'000'000}, overhead, mbyte(62.5), 32).count), 4.0e6, 0.05e6);
+  EXPECT_NEAR(static_cast<double>(optimal_chunk(Bytes{200'000'000}, overhead, mbyte(62.5), 32).count), 0.45e6, 0.005e6);
+  EXPECT_EQ(optimal_chunk(Bytes{123}, overhead, mbyte(1), 1).count, 123u);
+  EXPECT_EQ(optimal_chunk(Bytes{123}, Duration{}, mbyte(1), 9).count, 1u);
+  EXPECT_EQ(optimal_chunk(Bytes{1000}, std::chrono::hours(1), mbyte(1), 9).count, 1000u);
+}
+
+TEST(OptimalChunk, ASmallDeltaInLargeChunksWastesThePipeline) {
+  const Bytes f{200'000'000};
+  const Bytes large{4 << 20};
+  const double slot_s = static_cast<double>(large.count) / 62.5e6;
+  const std::vector<Hop> hops(32, {mbyte(62.5)});
+  EXPECT_EQ(chunk_count(f, large) + 31, 79u);
+  const Bytes best = optimal_chunk(f, std::chrono::microseconds(500), mbyte(62.5), 32);
+  EXPECT_NEAR(seconds(chain_time(f, best, hops)) / slot_s, 53, 2.5);
+  EXPECT_GT(seconds(chain_time(f, large, hops)) / slot_s, 78);
+}
+
+TEST(OptimalChunk, IsBetterThanItsNeighbours) {
+  const Duration overhead = std::chrono::microseconds(500);
+  const auto cost = [&](double c) {
+    return (50e6 / c + 15) * (c / 1e6 + seconds(overhead));
+  };
+  const double best = static_cast<double>(optimal_chunk(Bytes{50'000'000}, overhead, mbyte(1), 16).count);
+  EXPECT_LT(cost(best), cost(best * 1.1));
+  EXPECT_LT(cost(best), cost(best * 0.9));
+}
+
+// Worked cases of 16 GB to 32 workers, as multiples of the lower bound; the chunk is small enough to leave out filling.
+struct Worked {
+  std::size_t fast;
+  double up_fast, up_slow, learner;
+  TopologyPolicy policy;
+  double ratio, tolerance;
+};
+
+class WorkedBroadcast : public testing::TestWithParam<Worked> {};
+
+TEST_P(WorkedBroadcast, RatioToTheLowerBound) {
+  const Worked& w = GetParam();
+  const auto workers = fleet(32, w.fast, gbit(w.up_fast), gbit(w.up_slow));
+  const auto links = links_of(workers);
+  const auto topology = plan_chains(gbit(w.learner), gbit(0.5), workers, w.policy);
+  ASSERT_TRUE(topology);
+  const Bytes payload{16'000'000'000};
+  const auto times = broadcast_time(*topology, payload, Bytes{100'000}, gbit(w.learner), links);
+  ASSERT_TRUE(times);
+  EXPECT_NEAR(seconds(times->last()) / seconds(lower_bound(payload, gbit(w.learner), links)), w.ratio, w.tolerance);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Formulas, WorkedBroadcast,
+    testing::Values(Worked{32, 0.5, 0.5, 2, TopologyPolicy::kStar, 9.0, 0.01},
+                    Worked{32, 0.5, 0.5, 2, TopologyPolicy::kEcho2, 1.125, 0.005},
+                    Worked{32, 0.5, 0.5, 2, TopologyPolicy::kBestChains, 1.125, 0.005},
+                    Worked{16, 1.0, 0.2, 2, TopologyPolicy::kStar, 10.6, 0.01},
+                    Worked{16, 1.0, 0.2, 2, TopologyPolicy::kBestChains, 3.31, 0.01},
+                    Worked{28, 1.0, 0.1, 1, TopologyPolicy::kStar, 29, 0.5},
+                    Worked{28, 1.0, 0.1, 1, TopologyPolicy::kBestChains, 3.68, 0.01}));
+
+TEST(BroadcastTime, CompletionsGrowAlongTheChainAndFractionsAreRanks) {
+  const auto workers = fleet(6, 6, mbyte(1), mbyte(1));
+  const auto topology = plan_chains(mbyte(3), mbyte(1), workers, TopologyPolicy::kEcho2);
+  ASSERT_TRUE(topology);
+  ASSERT_THAT(topology->chains, testing::SizeIs(3));
+  const auto delay = std::chrono::milliseconds(10);
+  const auto times = broadcast_time(*topology, Bytes{300'000}, Bytes{100'000}, mbyte(3), links_of(workers, delay));
+  ASSERT_TRUE(times);
+  for (const std::uint64_t seed : {1, 2, 3}) EXPECT_NEAR(seconds(times->of(WorkerId{seed})), 0.31, 1e-6);
+  for (const std::uint64_t tail : {4, 5, 6}) EXPECT_NEAR(seconds(times->of(WorkerId{tail})), 0.42, 1e-6);
+  EXPECT_NEAR(seconds(times->fraction(0.5)), 0.31, 1e-6);
+  EXPECT_NEAR(seconds(times->fraction(0.51)), 0.42, 1e-6);
+  EXPECT_NEAR(seconds(times->fraction(0.01)), 0.31, 1e-6);
+  EXPECT_EQ(times->last(), times->fraction(1.0));
+}
+
+TEST(BroadcastTime, LearnerUplinkIsSharedFairlyBySeedsOfUnequalDownlinks) {
+  const std::vector<ChainWorker> workers{{WorkerId{1}, mbyte(1), mbyte(0.5), 3, true, true},
+                                         {WorkerId{2}, mbyte(1), mbyte(9), 2, true, true},
+                                         {WorkerId{3}, mbyte(1), mbyte(9), 1, true, true}};
+  const auto topology = plan_chains(mbyte(3), mbyte(1), workers, TopologyPolicy::kStar);
+  ASSERT_TRUE(topology);
+  const auto times = broadcast_time(*topology, kMb, Bytes{1000}, mbyte(3), links_of(workers));
+  ASSERT_TRUE(times);
+  EXPECT_NEAR(seconds(times->of(WorkerId{1})), 2.0, 1e-6);
+  EXPECT_NEAR(seconds(times->of(WorkerId{2})), 0.8, 1e-6);
+  EXPECT_NEAR(seconds(times->of(WorkerId{3})), 0.8, 1e-6);
+}
+
+TEST(BroadcastTime, RefusesWhatItCannotTime) {
+  const auto workers = fleet(2, 2, mbyte(1), mbyte(1));
+  const auto topology = plan_chains(mbyte(1), mbyte(1), workers, TopologyPolicy::kEcho2);
+  ASSERT_TRUE(topology);
+  auto links = links_of(workers);
+  EXPECT_EQ(broadcast_time(*topology, kMb, Bytes{0}, mbyte(1), links).error().code, Code::kInvalid);
+  EXPECT_EQ(broadcast_time(*topology, kMb, kMb, mbyte(0), links).error().code, Code::kInvalid);
+  links[0].up = {};
+  EXPECT_EQ(broadcast_time(*topology, kMb, kMb, mbyte(1), links).error().code, Code::kInvalid);
+  links.pop_back();
+  const auto missing = broadcast_time(*topology, kMb, kMb, mbyte(1), links);
+  ASSERT_FALSE(missing);
+  EXPECT_THAT(missing.error().detail, testing::HasSubstr("worker 2"));
+}
+
+}  // namespace
+}  // namespace echoline::chains

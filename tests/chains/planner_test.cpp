@@ -1,0 +1,261 @@
+// Chain planning and repair: known plans, and properties over random fleets.
+#include "chains/planner.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/random.hpp"
+#include "chains/fleet_graph.hpp"
+
+namespace echoline::chains {
+namespace {
+
+using Chains = std::vector<std::vector<WorkerId>>;
+constexpr TopologyPolicy kPolicies[] = {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar};
+
+BitRate mbit(double m) { return BitRate::from_mbit_per_s(m); }
+WorkerId id(std::uint64_t v) { return WorkerId{v}; }
+std::vector<WorkerId> ids(std::initializer_list<std::uint64_t> values) {
+  std::vector<WorkerId> out;
+  for (const auto v : values) out.push_back(id(v));
+  return out;
+}
+ChainWorker worker(std::uint64_t v, double score = 0.5, bool may_forward = true, double up_mbit = 8) {
+  return {id(v), mbit(up_mbit), mbit(100), score, may_forward, true};
+}
+Topology plan(const std::vector<ChainWorker>& workers, TopologyPolicy policy = TopologyPolicy::kEcho2,
+              double learner_mbit = 24) {
+  auto topology = plan_chains(mbit(learner_mbit), mbit(8), workers, policy);
+  EXPECT_TRUE(topology) << topology.error().message();
+  return *topology;
+}
+Status check(const Topology& topology, const std::vector<ChainWorker>& workers) {
+  std::vector<WorkerId> all;
+  for (const ChainWorker& w : workers) all.push_back(w.id);
+  return validate(topology, all);
+}
+
+TEST(Echo2, SeedsByScoreThenRoundRobinToTheTails) {
+  const Topology t = plan({worker(1, 0.1), worker(2, 0.9), worker(3, 0.5), worker(4, 0.8), worker(5, 0.7),
+                           worker(6, 0.6), worker(7, 0.2)});
+  EXPECT_EQ(t.chains_wanted, 3u);
+  EXPECT_EQ(t.chains, (Chains{ids({2, 6, 1}), ids({4, 3}), ids({5, 7})}));
+  EXPECT_EQ(t.parent_of(id(2)), kLearnerId);
+  EXPECT_EQ(t.parent_of(id(1)), id(6));
+  EXPECT_EQ(t.parent_of(id(99)), std::nullopt);
+  EXPECT_EQ(t.parent_of(kLearnerId), std::nullopt);
+  EXPECT_EQ(t.children_of(kLearnerId), ids({2, 4, 5}));
+  EXPECT_EQ(t.children_of(id(6)), ids({1}));
+  EXPECT_TRUE(t.children_of(id(1)).empty());
+  EXPECT_EQ(t.depth_of(id(1)), 3u);
+  EXPECT_EQ(t.depth_of(id(99)), std::nullopt);
+  EXPECT_EQ(t.depth(), 3u);
+  EXPECT_EQ(t.to_text(), "learner -> 2 -> 6 -> 1 | learner -> 4 -> 3 | learner -> 5 -> 7");
+}
+
+TEST(Echo2, ChainCountIsTheFloorAndAtLeastOne) {
+  std::vector<ChainWorker> many;
+  for (std::uint64_t v = 1; v <= 9; ++v) many.push_back(worker(v));
+  EXPECT_EQ(plan(many, TopologyPolicy::kEcho2, 23.9).chains.size(), 2u);
+  EXPECT_EQ(plan(many, TopologyPolicy::kEcho2, 2).chains.size(), 1u);
+  EXPECT_EQ(plan(many, TopologyPolicy::kEcho2, 800).chains.size(), 9u);
+  // 0.3 / 0.1 is 2.9999999999999996 in doubles.
+  const auto t = plan_chains(BitRate{0.3}, BitRate{0.1}, many, TopologyPolicy::kEcho2);
+  ASSERT_TRUE(t);
+  EXPECT_EQ(t->chains_wanted, 3u);
+}
+
+TEST(Echo2, EqualScoresAreOrderedById) {
+  EXPECT_EQ(plan({worker(3), worker(1), worker(2), worker(4)}).chains, (Chains{ids({1, 4}), ids({2}), ids({3})}));
+}
+
+TEST(Echo2, WorkersThatMayNotForwardStandAtTailsOfTheirOwn) {
+  const Topology t = plan({worker(1, 0.9, false), worker(2, 0.8, false), worker(3, 0.5), worker(4, 0.4),
+                           worker(5, 0.3), worker(6, 0.2)});
+  EXPECT_EQ(t.chains, (Chains{ids({3, 6}), ids({4, 1}), ids({5, 2})}));
+  EXPECT_EQ(t.leaves_only, ids({1, 2}));
+}
+
+TEST(Echo2, MoreLeavesThanChainsGetChainsOfTheirOwn) {
+  const Topology t = plan({worker(1, 0.9, false), worker(2, 0.8, false), worker(3, 0.5), worker(4, 0.4, false)},
+                          TopologyPolicy::kEcho2, 8);
+  EXPECT_EQ(t.chains_wanted, 1u);
+  EXPECT_EQ(t.chains, (Chains{ids({3, 4}), ids({1}), ids({2})}));
+}
+
+TEST(Echo2, WorkersThatMayNotSeedStandBehindThoseThatMay) {
+  auto demoted = worker(1, 0.99);
+  demoted.may_seed = false;
+  EXPECT_EQ(plan({demoted, worker(2, 0.1), worker(3, 0.2), worker(4, 0.3)}).chains,
+            (Chains{ids({4, 1}), ids({3}), ids({2})}));
+  EXPECT_EQ(plan({demoted}).chains, (Chains{ids({1})}));  // nobody else: it must still receive
+}
+
+TEST(BestChains, SlowUplinksStandAtTheTails) {
+  // B = 24: r(1) = min(24, 2) = 2, r(2) = min(12, 8) = 8, r(3) = 8, r(4) = 6: ties go to 3.
+  const std::vector<ChainWorker> workers{worker(1, 0.5, true, 1), worker(2, 0.5, true, 2), worker(3, 0.5, true, 8),
+                                         worker(4, 0.5, true, 8), worker(5, 0.9, true, 20)};
+  EXPECT_EQ(best_chain_count(mbit(24), workers), 3u);
+  const Topology t = plan(workers, TopologyPolicy::kBestChains);
+  ASSERT_EQ(t.chains.size(), 3u);
+  std::set<std::uint64_t> with_child;
+  for (const ChainWorker& w : workers)
+    if (!t.children_of(w.id).empty()) with_child.insert(w.id.value);
+  EXPECT_EQ(with_child, (std::set<std::uint64_t>{3, 5}));
+}
+
+TEST(BestChains, HomogeneousTiesGoToTheShorterChains) {
+  const std::vector<ChainWorker> six{worker(1), worker(2), worker(3), worker(4), worker(5), worker(6)};
+  EXPECT_EQ(best_chain_count(mbit(24), six), 3u);
+  EXPECT_EQ(plan(six, TopologyPolicy::kBestChains).depth(), 2u);
+}
+
+TEST(Star, TheLearnerServesEverybody) {
+  const Topology t = plan({worker(1), worker(2, 0.9), worker(3, 0.1, false)}, TopologyPolicy::kStar);
+  EXPECT_EQ(t.chains, (Chains{ids({2}), ids({1}), ids({3})}));
+  EXPECT_EQ(append(t, worker(4)).depth(), 1u);
+}
+
+TEST(PlanChains, NoWorkersNoChains) {
+  for (const auto policy : kPolicies) EXPECT_TRUE(plan({}, policy).chains.empty());
+}
+
+TEST(PlanChains, BadInputNamesTheWorker) {
+  const auto error = [](BitRate up, BitRate b, const std::vector<ChainWorker>& w) {
+    const auto t = plan_chains(up, b, w, TopologyPolicy::kEcho2);
+    EXPECT_FALSE(t);
+    EXPECT_EQ(t.error().code, Code::kInvalid);
+    return t.error().detail;
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(error(mbit(0), mbit(8), {worker(1)}), HasSubstr("uplink"));
+  EXPECT_THAT(error(mbit(24), mbit(0), {worker(1)}), HasSubstr("one chain"));
+  EXPECT_THAT(error(mbit(24), mbit(8), {worker(0)}), HasSubstr("id 0"));
+  EXPECT_THAT(error(mbit(24), mbit(8), {worker(7), worker(3), worker(7)}), HasSubstr("worker 7"));
+  EXPECT_THAT(error(mbit(24), mbit(8), {worker(5, 0.5, true, 0)}), HasSubstr("worker 5"));
+  EXPECT_THAT(error(mbit(24), mbit(8), {worker(6, std::numeric_limits<double>::quiet_NaN())}), HasSubstr("worker 6"));
+  EXPECT_THAT(error(mbit(24), mbit(8), std::vector<ChainWorker>(kChainWorkersMax + 1)), HasSubstr("at most"));
+}
+
+TEST(Detach, TheChildGoesToTheParentAndNothingElseMoves) {
+  const Topology t = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6), worker(5, 0.5),
+                           worker(6, 0.4), worker(7, 0.3)});
+  const Topology middle = detach(t, id(4));
+  EXPECT_EQ(middle.parent_of(id(7)), id(1));
+  EXPECT_EQ(middle.chains[1], t.chains[1]);
+  EXPECT_EQ(middle.chains[2], t.chains[2]);
+  EXPECT_EQ(detach(t, id(1)).parent_of(id(4)), kLearnerId);
+  EXPECT_EQ(detach(t, id(7)).chains[0], ids({1, 4}));
+  EXPECT_EQ(detach(t, id(99)), t);
+  Topology last = plan({worker(1)});
+  EXPECT_TRUE(detach(last, id(1)).chains.empty());
+}
+
+TEST(Append, JoinsTheShortestChainWhoseTailMayForward) {
+  const Topology t = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)});
+  EXPECT_EQ(append(t, worker(9)).parent_of(id(9)), id(2));
+  // The tails of the two shorter chains may not forward.
+  const Topology closed = plan({worker(1, 0.9), worker(4, 0.8), worker(2, 0.7, false), worker(3, 0.6, false)},
+                               TopologyPolicy::kEcho2, 16);
+  ASSERT_EQ(closed.chains, (Chains{ids({1, 2}), ids({4, 3})}));
+  const Topology before_leaf = append(closed, worker(9));
+  EXPECT_EQ(before_leaf.chains, (Chains{ids({1, 9, 2}), ids({4, 3})}));
+  const Topology leaf = append(closed, worker(9, 0.5, false));
+  EXPECT_EQ(leaf.chains, (Chains{ids({1, 2}), ids({4, 3}), ids({9})}));
+}
+
+TEST(Append, RefillsAChainThatDiedOut) {
+  const Topology t = detach(plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)}), id(2));
+  ASSERT_EQ(t.chains.size(), 2u);
+  EXPECT_EQ(append(t, worker(5)).parent_of(id(5)), kLearnerId);
+  EXPECT_EQ(append(Topology{}, worker(5)).chains, (Chains{ids({5})}));
+}
+
+TEST(Append, TwiceTheSameWorkerIsABug) {
+  const Topology t = plan({worker(1)});
+  EXPECT_DEATH((void)append(t, worker(1)), "worker 1");
+}
+
+std::vector<ChainWorker> random_fleet(Random& random) {
+  std::vector<ChainWorker> workers;
+  const auto n = random.between(0, 24);
+  for (std::int64_t v = 1; v <= n; ++v) {
+    auto w = worker(static_cast<std::uint64_t>(v), static_cast<double>(random.below(5)) / 4, random.below(4) != 0,
+                    static_cast<double>(random.between(1, 40)));
+    w.may_seed = random.below(5) != 0;
+    workers.push_back(w);
+  }
+  return workers;
+}
+
+TEST(PlanChains, EveryWorkerReceivesOnceWhateverTheFleet) {
+  Random random(5);
+  for (int round = 0; round < 500; ++round) {
+    auto workers = random_fleet(random);
+    for (const auto policy : kPolicies) {
+      const Topology t = plan(workers, policy, static_cast<double>(random.between(1, 100)));
+      const Status status = check(t, workers);
+      ASSERT_TRUE(status) << "round " << round << ": " << status.error().message();
+    }
+  }
+}
+
+TEST(PlanChains, TheOrderOfTheInputDoesNotMatter) {
+  Random random(6);
+  for (int round = 0; round < 100; ++round) {
+    auto workers = random_fleet(random);
+    auto shuffled = workers;
+    for (std::size_t i = shuffled.size(); i > 1; --i) std::swap(shuffled[i - 1], shuffled[random.below(i)]);
+    for (const auto policy : kPolicies) EXPECT_EQ(plan(workers, policy), plan(shuffled, policy));
+  }
+}
+
+TEST(PlanChains, BestChainsIsNeverSlowerThanAnyOtherCount) {
+  // Exhaustive over m by the definition, for small fleets.
+  Random random(7);
+  for (int round = 0; round < 200; ++round) {
+    auto workers = random_fleet(random);
+    if (workers.empty()) continue;
+    const double b = static_cast<double>(random.between(1, 100));
+    std::vector<double> up;
+    for (const auto& w : workers) up.push_back(w.may_forward ? w.up.mbit_per_s() : 0);
+    std::sort(up.begin(), up.end());
+    const auto rate = [&](std::size_t m) {
+      return std::min({b / static_cast<double>(m), m < up.size() ? up[m] : 1e9, 100.0});
+    };
+    const std::size_t chosen = best_chain_count(mbit(b), workers);
+    for (std::size_t m = 1; m <= workers.size(); ++m) {
+      EXPECT_GE(rate(chosen), rate(m) * (1 - 1e-6));
+      if (m > chosen) {
+        EXPECT_LT(rate(m), rate(chosen));
+      }
+    }
+  }
+}
+
+TEST(Repair, LongSequencesOfLossesAndJoinsStayATree) {
+  Random random(8);
+  for (const auto policy : kPolicies) {
+    std::vector<ChainWorker> workers = random_fleet(random);
+    Topology t = plan(workers, policy);
+    std::uint64_t next = 100;
+    for (int step = 0; step < 300; ++step) {
+      if (!workers.empty() && random.below(2) == 0) {
+        const auto gone = random.below(workers.size());
+        t = detach(t, workers[gone].id);
+        workers.erase(workers.begin() + static_cast<std::ptrdiff_t>(gone));
+      } else {
+        workers.push_back(worker(next++, 0.5, random.below(3) != 0));
+        t = append(t, workers.back());
+      }
+      const Status status = check(t, workers);
+      ASSERT_TRUE(status) << status.error().message();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace echoline::chains
