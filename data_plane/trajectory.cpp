@@ -1,0 +1,171 @@
+#include "data_plane/trajectory.hpp"
+
+#include <google/protobuf/stubs/common.h>
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace echoline::data_plane {
+namespace {
+
+constexpr std::string_view kOperation = "check trajectory";
+
+// The id as it may be shown: cut, and without control characters.
+std::string shown(std::string_view id) {
+  std::string text(id.substr(0, 64));
+  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return text;
+}
+
+template <class... Args>
+Error wrong(const Trajectory& t, fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kInvalid, kOperation, "trajectory '{}': {}", shown(t.id()),
+              fmt::format(format, std::forward<Args>(args)...));
+}
+
+Status check_name(const Trajectory& t, std::string_view field, std::string_view value, std::size_t bytes_max) {
+  if (value.empty() || value.size() > bytes_max)
+    return wrong(t, "{} has {} bytes, expected 1..{}", field, value.size(), bytes_max);
+  return ok();
+}
+
+Status check_metadata(const Trajectory& t, const TrajectoryLimits& limits) {
+  const std::string& json = t.metadata_json();
+  if (json.empty()) return ok();
+  if (json.size() > limits.metadata_max.count)
+    return wrong(t, "metadata_json has {} bytes, at most {} are allowed", json.size(), limits.metadata_max.count);
+  // A parser that recurses must not be handed a tower of brackets.
+  int depth = 0;
+  for (const char c : json) {
+    if (c == '[' || c == '{') ++depth;
+    if (c == ']' || c == '}') --depth;
+    if (depth > 64) return wrong(t, "metadata_json nests deeper than 64");
+  }
+  if (!nlohmann::json::accept(json)) return wrong(t, "metadata_json is not valid JSON");
+  return ok();
+}
+
+Status check_tokens(const Trajectory& t, const TrajectoryLimits& limits) {
+  const auto prompt = static_cast<std::size_t>(t.prompt_tokens_size());
+  const auto response = static_cast<std::size_t>(t.response_tokens_size());
+  if (prompt == 0 || prompt > limits.prompt_tokens_max)
+    return wrong(t, "{} prompt tokens, expected 1..{}", prompt, limits.prompt_tokens_max);
+  if (response == 0 || response > limits.response_tokens_max)
+    return wrong(t, "{} response tokens, expected 1..{}", response, limits.response_tokens_max);
+  // Token ids become tensor indices, which are signed.
+  for (const auto* tokens : {&t.prompt_tokens(), &t.response_tokens()})
+    for (const std::uint32_t token : *tokens)
+      if (token > static_cast<std::uint32_t>(INT32_MAX)) return wrong(t, "token id {} is out of range", token);
+  if (static_cast<std::size_t>(t.logprobs_size()) != response)
+    return wrong(t, "{} log-probabilities for {} response tokens, expected one each", t.logprobs_size(), response);
+  for (int i = 0; i < t.logprobs_size(); ++i)
+    if (!std::isfinite(t.logprobs(i)) || t.logprobs(i) > kLogprobTolerance)
+      return wrong(t, "log-probability {} of response token {} is not a finite number <= 0", t.logprobs(i), i);
+  if (t.loss_mask_size() != 0 && static_cast<std::size_t>(t.loss_mask_size()) != response)
+    return wrong(t, "{} loss_mask entries for {} response tokens, expected none or one each", t.loss_mask_size(),
+                 response);
+  for (int i = 0; i < t.loss_mask_size(); ++i)
+    if (t.loss_mask(i) > 1) return wrong(t, "loss_mask[{}] is {}, expected 0 or 1", i, t.loss_mask(i));
+  return ok();
+}
+
+Status check_spans(const Trajectory& t, const TrajectoryLimits& limits) {
+  if (t.spans_size() == 0 || static_cast<std::size_t>(t.spans_size()) > limits.spans_max)
+    return wrong(t, "{} version spans, expected 1..{}", t.spans_size(), limits.spans_max);
+  std::uint32_t next = 0;
+  for (int i = 0; i < t.spans_size(); ++i) {
+    const schema::VersionSpan& span = t.spans(i);
+    if (span.begin() != next || span.end() <= span.begin())
+      return wrong(t, "version span {} is [{}, {}), expected a non-empty one that begins at {}", i, span.begin(),
+                   span.end(), next);
+    if (i > 0 && span.version() <= t.spans(i - 1).version())
+      return wrong(t, "version span {} has version {} after {}, expected a newer one", i, span.version(),
+                   t.spans(i - 1).version());
+    if (span.version() > static_cast<std::uint64_t>(INT64_MAX))
+      return wrong(t, "version {} is out of range", span.version());
+    next = span.end();
+  }
+  if (next != static_cast<std::uint32_t>(t.response_tokens_size()))
+    return wrong(t, "version spans end at {}, expected {} (every response token)", next, t.response_tokens_size());
+  return ok();
+}
+
+Status check_reward(const Trajectory& t, const TrajectoryLimits& limits) {
+  if (!std::isfinite(t.reward())) return wrong(t, "reward is {}, expected a finite number", t.reward());
+  if (static_cast<std::size_t>(t.components_size()) > limits.components_max)
+    return wrong(t, "{} reward components, at most {} are allowed", t.components_size(), limits.components_max);
+  for (const auto& [name, value] : t.components()) {
+    ECHO_TRY(check_name(t, "a reward component's name", name, limits.name_bytes_max));
+    if (!std::isfinite(value)) return wrong(t, "reward component '{}' is {}, expected a finite number", shown(name), value);
+  }
+  return ok();
+}
+
+template <class Message>
+Result<Message> parse(std::string_view what, std::string_view bytes, const TrajectoryLimits& limits) {
+  if (bytes.size() > limits.message_max.count || bytes.size() > static_cast<std::size_t>(INT_MAX))
+    return fail(Code::kExhausted, fmt::format("parse {}", what), "{} bytes, at most {} are allowed", bytes.size(),
+                limits.message_max.count);
+  Message message;
+  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
+    return fail(Code::kCorrupt, fmt::format("parse {}", what),
+                "{} bytes that are not a {} of echoline.schema; both ends must run the same release", bytes.size(), what);
+  return message;
+}
+
+// protobuf reports malformed input on stderr by itself; our errors say it already.
+const bool kQuietProtobuf = [] {
+  google::protobuf::SetLogHandler(nullptr);
+  return true;
+}();
+
+}  // namespace
+
+Status check(const Trajectory& t, const TrajectoryLimits& limits) {
+  (void)kQuietProtobuf;
+  ECHO_TRY(check_name(t, "id", t.id(), limits.name_bytes_max));
+  ECHO_TRY(check_name(t, "problem_id", t.problem_id(), limits.name_bytes_max));
+  ECHO_TRY(check_name(t, "policy_digest", t.policy_digest(), limits.digest_bytes_max));
+  ECHO_TRY(check_tokens(t, limits));
+  ECHO_TRY(check_spans(t, limits));
+  ECHO_TRY(check_reward(t, limits));
+  if (t.text().size() > limits.text_max.count)
+    return wrong(t, "text has {} bytes, at most {} are allowed", t.text().size(), limits.text_max.count);
+  return check_metadata(t, limits);
+}
+
+Result<Trajectory> validate(Trajectory trajectory, const TrajectoryLimits& limits) {
+  ECHO_TRY(check(trajectory, limits));
+  return trajectory;
+}
+
+Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimits& limits) {
+  ECHO_ASSIGN(Trajectory trajectory, parse<Trajectory>("Trajectory", bytes, limits));
+  return validate(std::move(trajectory), limits);
+}
+
+Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits) {
+  ECHO_ASSIGN(schema::WorkerMessage message, parse<schema::WorkerMessage>("WorkerMessage", bytes, limits));
+  if (message.body_case() == schema::WorkerMessage::BODY_NOT_SET)
+    return fail(Code::kInvalid, "parse WorkerMessage", "empty, expected a request or a submission");
+  for (const Trajectory& trajectory : message.submission().trajectories()) ECHO_TRY(check(trajectory, limits));
+  return message;
+}
+
+Result<schema::LearnerMessage> parse_learner_message(std::string_view bytes, const TrajectoryLimits& limits) {
+  ECHO_ASSIGN(schema::LearnerMessage message, parse<schema::LearnerMessage>("LearnerMessage", bytes, limits));
+  if (message.body_case() == schema::LearnerMessage::BODY_NOT_SET)
+    return fail(Code::kInvalid, "parse LearnerMessage", "empty, expected a grant, an ack or a stop");
+  return message;
+}
+
+Version oldest_version(const Trajectory& trajectory) {
+  ECHO_CHECK(trajectory.spans_size() > 0, "trajectory '{}' was not checked", shown(trajectory.id()));
+  std::uint64_t oldest = trajectory.spans(0).version();
+  for (const schema::VersionSpan& span : trajectory.spans()) oldest = std::min(oldest, span.version());
+  return Version{oldest};
+}
+
+}  // namespace echoline::data_plane

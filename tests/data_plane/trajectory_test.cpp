@@ -1,0 +1,134 @@
+// The trajectory checks: what is sound passes, and each broken rule is refused by name.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "base/random.hpp"
+#include "tests/data_plane/trajectories.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+TEST(Trajectory, SoundOnePassesAndRoundTrips) {
+  Trajectory t = sound_trajectory();
+  t.clear_spans();
+  for (const auto& [begin, end, version] : {std::tuple{0u, 1u, 4u}, std::tuple{1u, 3u, 6u}}) {
+    auto* span = t.add_spans();
+    span->set_begin(begin);
+    span->set_end(end);
+    span->set_version(version);
+  }
+  t.set_metadata_json(R"({"note":[1,2]})");
+  t.set_text("\xff\xfe not UTF-8");
+  const auto parsed = parse_trajectory(t.SerializeAsString());
+  ASSERT_TRUE(parsed) << parsed.error().message();
+  EXPECT_EQ(parsed->SerializeAsString(), t.SerializeAsString());
+  EXPECT_EQ(oldest_version(*parsed), Version{4});
+}
+
+TEST(Trajectory, EachBrokenRuleIsNamed) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  struct Case {
+    std::string expected;
+    std::function<void(Trajectory&)> spoil;
+  };
+  const std::vector<Case> cases = {
+      {"id has 0 bytes", [](Trajectory& t) { t.clear_id(); }},
+      {"id has 129 bytes", [](Trajectory& t) { t.set_id(std::string(129, 'x')); }},
+      {"problem_id has 0", [](Trajectory& t) { t.clear_problem_id(); }},
+      {"policy_digest has 0", [](Trajectory& t) { t.clear_policy_digest(); }},
+      {"policy_digest has 65", [](Trajectory& t) { t.set_policy_digest(std::string(65, 'd')); }},
+      {"0 prompt tokens", [](Trajectory& t) { t.clear_prompt_tokens(); }},
+      {"0 response tokens", [](Trajectory& t) { t.clear_response_tokens(); }},
+      {"token id 4294967295", [](Trajectory& t) { t.set_response_tokens(1, 0xffffffffu); }},
+      {"2 log-probabilities for 3", [](Trajectory& t) { t.mutable_logprobs()->Truncate(2); }},
+      {"log-probability nan", [&](Trajectory& t) { t.set_logprobs(0, nan); }},
+      {"log-probability -inf", [](Trajectory& t) { t.set_logprobs(2, -std::numeric_limits<float>::infinity()); }},
+      {"log-probability 0.01 of response token 1", [](Trajectory& t) { t.set_logprobs(1, 0.01f); }},
+      {"2 loss_mask entries", [](Trajectory& t) { t.add_loss_mask(1), t.add_loss_mask(1); }},
+      {"loss_mask[2] is 2", [](Trajectory& t) { for (const int m : {0, 1, 2}) t.add_loss_mask(static_cast<std::uint32_t>(m)); }},
+      {"0 version spans", [](Trajectory& t) { t.clear_spans(); }},
+      {"begins at 0", [](Trajectory& t) { t.mutable_spans(0)->set_begin(1); }},
+      {"expected a non-empty one", [](Trajectory& t) { t.mutable_spans(0)->set_end(0); }},
+      {"end at 2, expected 3", [](Trajectory& t) { t.mutable_spans(0)->set_end(2); }},
+      {"end at 4, expected 3", [](Trajectory& t) { t.mutable_spans(0)->set_end(4); }},
+      {"version 0 after 0", [](Trajectory& t) {
+         t.mutable_spans(0)->set_end(2);
+         auto* span = t.add_spans();
+         span->set_begin(2), span->set_end(3);
+       }},
+      {"out of range", [](Trajectory& t) { t.mutable_spans(0)->set_version(~0ull); }},
+      {"reward is inf", [](Trajectory& t) { t.set_reward(std::numeric_limits<double>::infinity()); }},
+      {"component 'exact' is nan", [&](Trajectory& t) { (*t.mutable_components())["exact"] = std::nan(""); }},
+      {"65 reward components", [](Trajectory& t) {
+         for (int i = 0; i < 64; ++i) (*t.mutable_components())[std::to_string(i)] = 0;
+       }},
+      {"text has", [](Trajectory& t) { t.set_text(std::string((4u << 20) + 1, 'x')); }},
+      {"metadata_json has", [](Trajectory& t) { t.set_metadata_json('"' + std::string(64u << 10, 'x') + '"'); }},
+      {"not valid JSON", [](Trajectory& t) { t.set_metadata_json("{"); }},
+      {"nests deeper", [](Trajectory& t) { t.set_metadata_json(std::string(100, '[') + std::string(100, ']')); }},
+  };
+  for (const Case& c : cases) {
+    Trajectory t = sound_trajectory();
+    c.spoil(t);
+    const auto result = validate(t);
+    ASSERT_FALSE(result) << c.expected;
+    EXPECT_EQ(result.error().code, Code::kInvalid);
+    EXPECT_NE(result.error().message().find(c.expected), std::string::npos)
+        << "expected '" << c.expected << "' in: " << result.error().message();
+  }
+}
+
+TEST(Trajectory, ToleratesSamplerRoundingAndFullMask) {
+  Trajectory t = sound_trajectory();
+  t.set_logprobs(0, 5e-5f);
+  for (const std::uint32_t m : {1u, 0u, 1u}) t.add_loss_mask(m);
+  EXPECT_TRUE(validate(t));
+}
+
+TEST(Messages, LimitsAndEmptyBodies) {
+  TrajectoryLimits small;
+  small.message_max = Bytes{10};
+  EXPECT_EQ(parse_worker_message(std::string(11, 'x'), small).error().code, Code::kExhausted);
+  EXPECT_EQ(parse_worker_message("").error().code, Code::kInvalid);
+  EXPECT_EQ(parse_learner_message("").error().code, Code::kInvalid);
+  EXPECT_EQ(parse_worker_message("\xff\xff\xff").error().code, Code::kCorrupt);
+
+  schema::WorkerMessage message;
+  *message.mutable_submission()->add_trajectories() = sound_trajectory();
+  EXPECT_TRUE(parse_worker_message(message.SerializeAsString()));
+  message.mutable_submission()->mutable_trajectories(0)->clear_logprobs();
+  EXPECT_EQ(parse_worker_message(message.SerializeAsString()).error().code, Code::kInvalid);
+
+  schema::LearnerMessage grant;
+  grant.mutable_grant()->set_retry_after_ms(5);
+  const auto parsed = parse_learner_message(grant.SerializeAsString());
+  ASSERT_TRUE(parsed);
+  EXPECT_EQ(parsed->grant().retry_after_ms(), 5u);
+}
+
+// Spoiled bytes give an error or a trajectory that obeys every rule, and nothing else.
+TEST(Trajectory, SurvivesSpoiledBytes) {
+  const std::string sound = sound_trajectory().SerializeAsString();
+  Random random(7);
+  int refused = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string bytes = sound;
+    for (std::uint64_t n = 1 + random.below(4); n > 0; --n)
+      bytes[random.below(bytes.size())] = static_cast<char>(random.below(256));
+    if (random.below(4) == 0) bytes.resize(random.below(bytes.size()));
+    const auto parsed = parse_trajectory(bytes);
+    if (parsed) {
+      ASSERT_TRUE(check(*parsed));
+      oldest_version(*parsed);
+    } else {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 5'000);
+}
+
+}  // namespace
+}  // namespace echoline::data_plane
