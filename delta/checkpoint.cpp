@@ -1,0 +1,176 @@
+#include "delta/checkpoint.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/files.hpp"
+
+namespace echoline::delta {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kSingleName = "model.safetensors";
+constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr std::uint64_t kIndexBytesMax = 100'000'000;
+
+template <class... Args>
+Error invalid(fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kInvalid, "open checkpoint", format, std::forward<Args>(args)...);
+}
+
+// Tensor name to shard file name.
+using WeightMap = std::map<std::string, std::string>;
+
+// Parses JSON and refuses duplicate keys, which the library would silently overwrite.
+Result<json> parse_unique(const std::string& text, const std::string& what) {
+  std::vector<std::set<std::string>> open_objects;
+  std::optional<std::string> duplicate;
+  const auto watch = [&](int, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) open_objects.emplace_back();
+    if (event == json::parse_event_t::object_end) open_objects.pop_back();
+    if (event == json::parse_event_t::key && !open_objects.back().insert(value.get<std::string>()).second)
+      duplicate = value.get<std::string>();
+    return true;
+  };
+  try {
+    json parsed = json::parse(text, watch);
+    if (duplicate) return invalid("{}: '{}' is there twice", what, *duplicate);
+    return parsed;
+  } catch (const json::exception& e) {
+    return invalid("{}: it is not valid JSON: {}", what, e.what());
+  }
+}
+
+Result<WeightMap> read_index(const fs::path& path) {
+  auto text = read_file(path, kIndexBytesMax);
+  if (!text) return invalid("{}", text.error().message());
+  ECHO_ASSIGN(const json index, parse_unique(*text, path.string()));
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (map == index.end() || !map->is_object())
+    return invalid("{}: expected an object with a 'weight_map' from tensor to shard", path.string());
+  WeightMap shards;
+  for (const auto& [tensor, shard] : map->items()) {
+    const std::string name = shard.is_string() ? shard.get<std::string>() : "";
+    if (name.empty() || name == "." || name == ".." || name.find('/') != name.npos || name.find('\0') != name.npos)
+      return invalid("{}: tensor '{}' needs the name of a shard in the same folder, found {}", path.string(), tensor,
+                     shard.dump());
+    shards.emplace(tensor, name);
+  }
+  return shards;
+}
+
+Result<SafetensorsFile> open_as_input(const fs::path& path) {
+  auto file = SafetensorsFile::open(path);
+  if (file) return file;
+  Error error = std::move(file).error();
+  if (error.code == Code::kNotFound) error.code = Code::kInvalid;
+  return error;
+}
+
+// Opens every shard of the index once, in order of name.
+Result<std::vector<SafetensorsFile>> open_shards(const fs::path& folder, const WeightMap& map) {
+  std::map<std::string, std::vector<std::string>> tensors_of;
+  for (const auto& [tensor, shard] : map) tensors_of[shard].push_back(tensor);
+  std::map<std::string, std::string> seen_in;
+  std::vector<SafetensorsFile> files;
+  for (const auto& [shard, wanted] : tensors_of) {
+    std::error_code ec;
+    if (!fs::exists(folder / shard, ec))
+      return invalid("{}: the shard {} is missing; tensor '{}'{} should be in it. Fetch it again", folder.string(), shard,
+                     wanted.front(), wanted.size() > 1 ? fmt::format(" and {} more", wanted.size() - 1) : "");
+    ECHO_ASSIGN(SafetensorsFile file, open_as_input(folder / shard));
+    for (const TensorView& t : file.view())
+      if (const auto [at, is_new] = seen_in.emplace(t.name, shard); !is_new)
+        return invalid("{}: tensor '{}' is in two shards, {} and {}", folder.string(), t.name, at->second, shard);
+    for (const std::string& tensor : wanted)
+      if (const auto at = seen_in.find(tensor); at == seen_in.end() || at->second != shard)
+        return invalid("{}: tensor '{}' is missing from {}, where {} puts it", folder.string(), tensor, shard, kIndexName);
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+Result<std::vector<SafetensorsFile>> open_folder(const fs::path& folder) {
+  std::error_code ec;
+  if (fs::exists(folder / kSingleName, ec)) {
+    std::vector<SafetensorsFile> files;
+    ECHO_ASSIGN(SafetensorsFile file, open_as_input(folder / kSingleName));
+    files.push_back(std::move(file));
+    return files;
+  }
+  if (!fs::exists(folder / kIndexName, ec))
+    return invalid("{}: expected {} or {} in this folder, found neither", folder.string(), kSingleName, kIndexName);
+  ECHO_ASSIGN(const WeightMap map, read_index(folder / kIndexName));
+  if (map.empty()) return invalid("{}: its weight_map names no tensor", (folder / kIndexName).string());
+  return open_shards(folder, map);
+}
+
+Status remove_file(const fs::path& path) {
+  std::error_code ec;
+  fs::remove(path, ec);
+  if (ec) return fail(Code::kIo, "remove file", "{}: {}", path.string(), ec.message());
+  return ok();
+}
+
+// Consecutive tensors of at most `bytes_max` together.
+std::vector<StateView> split_into_shards(const StateView& state, std::uint64_t bytes_max) {
+  std::vector<StateView> shards(1);
+  std::uint64_t filled = 0;
+  for (const TensorView& t : state) {
+    if (!shards.back().empty() && t.bytes.size() > bytes_max - std::min(filled, bytes_max)) {
+      shards.emplace_back();
+      filled = 0;
+    }
+    shards.back().push_back(t);
+    filled += t.bytes.size();
+  }
+  return shards;
+}
+
+}  // namespace
+
+Result<Checkpoint> Checkpoint::open(const fs::path& path) {
+  Checkpoint checkpoint;
+  std::error_code ec;
+  const fs::file_status status = fs::status(path, ec);
+  if (!fs::exists(status)) return invalid("{}: no such file or folder", path.string());
+  if (fs::is_directory(status)) {
+    ECHO_ASSIGN(checkpoint.files_, open_folder(path));
+  } else {
+    ECHO_ASSIGN(SafetensorsFile file, open_as_input(path));
+    checkpoint.files_.push_back(std::move(file));
+  }
+  for (const SafetensorsFile& file : checkpoint.files_)
+    checkpoint.view_.insert(checkpoint.view_.end(), file.view().begin(), file.view().end());
+  ECHO_ASSIGN(checkpoint.view_, canonical(std::move(checkpoint.view_)));
+  for (const TensorView& t : checkpoint.view_) checkpoint.total_bytes_ += Bytes{t.bytes.size()};
+  return checkpoint;
+}
+
+Status write_checkpoint(const fs::path& folder, const StateView& state, Bytes shard_bytes_max, const Metadata& metadata) {
+  ECHO_ASSIGN(const StateView tensors, canonical(state));
+  ECHO_TRY(make_folders(folder));
+  const std::vector<StateView> shards = split_into_shards(tensors, shard_bytes_max.count);
+  if (shards.size() == 1) {
+    ECHO_TRY(write_safetensors(folder / kSingleName, tensors, metadata));
+    return remove_file(folder / kIndexName);
+  }
+  json weight_map = json::object();
+  std::uint64_t total_bytes = 0;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    ECHO_TRY(write_safetensors(folder / name, shards[i], metadata));
+    for (const TensorView& t : shards[i]) {
+      weight_map[t.name] = name;
+      total_bytes += t.bytes.size();
+    }
+  }
+  const json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
+  ECHO_TRY(write_file_atomic(folder / kIndexName, index.dump(2) + "\n"));
+  return remove_file(folder / kSingleName);
+}
+
+}  // namespace echoline::delta

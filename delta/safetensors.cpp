@@ -1,0 +1,320 @@
+#include "delta/safetensors.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "delta/bytes.hpp"
+
+namespace echoline::delta {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t kHeaderBytesMax = 100'000'000;
+constexpr std::string_view kMetadataKey = "__metadata__";
+
+// A tensor as its header entry describes it.
+struct Entry {
+  std::string name;
+  std::optional<DType> dtype;
+  std::optional<std::vector<std::int64_t>> shape;
+  std::optional<std::vector<std::int64_t>> offsets;
+};
+
+// Reads the header's JSON event by event: { name: {dtype, shape, data_offsets}, "__metadata__": {text: text} }.
+// Every handler gives false, with the reason in error(), for anything else.
+class HeaderReader final : public nlohmann::json_sax<json> {
+ public:
+  const std::string& error() const { return error_; }
+  std::vector<Entry> entries;
+  Metadata metadata;
+
+  bool key(string_t& text) override {
+    key_ = text;
+    if (depth_ == 2) return in_metadata_ ? true : tensor_key();
+    in_metadata_ = text == kMetadataKey;
+    if (!names_.insert(text).second) return refuse(fmt::format("'{}' is there twice", text));
+    if (!in_metadata_) entries.push_back({text, {}, {}, {}});
+    return true;
+  }
+  bool start_object(std::size_t) override {
+    if (depth_ == 2 || numbers_) return refuse_value("an object");
+    ++depth_;
+    return true;
+  }
+  bool end_object() override {
+    if (--depth_ == 1 && !in_metadata_) {
+      const Entry& e = entries.back();
+      if (!e.dtype || !e.shape || !e.offsets)
+        return refuse(fmt::format("tensor '{}' lacks its dtype, shape or data_offsets", e.name));
+    }
+    return true;
+  }
+  bool start_array(std::size_t) override {
+    if (depth_ != 2 || in_metadata_ || numbers_) return refuse_value("a list");
+    if (key_ == "shape") numbers_ = &entries.back().shape.emplace();
+    if (key_ == "data_offsets") numbers_ = &entries.back().offsets.emplace();
+    return numbers_ ? true : refuse_value("a list");
+  }
+  bool end_array() override {
+    numbers_ = nullptr;
+    return true;
+  }
+  bool number_unsigned(number_unsigned_t value) override {
+    if (!numbers_ || value > INT64_MAX) return refuse_value(fmt::format("the number {}", value));
+    if (numbers_->size() == kRankMax) return refuse(fmt::format("a list in '{}' is too long", entries.back().name));
+    numbers_->push_back(static_cast<std::int64_t>(value));
+    return true;
+  }
+  bool string(string_t& text) override {
+    if (numbers_ || depth_ != 2) return refuse_value("a text");
+    if (in_metadata_) {
+      if (!metadata.emplace(key_, text).second) return refuse(fmt::format("metadata '{}' is there twice", key_));
+      return true;
+    }
+    if (key_ != "dtype") return refuse_value("a text");
+    const auto dtype = parse_dtype(text);
+    if (!dtype) return refuse(fmt::format("tensor '{}': {}", entries.back().name, dtype.error().detail));
+    entries.back().dtype = *dtype;
+    return true;
+  }
+  bool null() override { return refuse_value("null"); }
+  bool boolean(bool) override { return refuse_value("a truth value"); }
+  bool number_integer(number_integer_t value) override { return refuse_value(fmt::format("the number {}", value)); }
+  bool number_float(number_float_t, const string_t& text) override { return refuse_value("the number " + text); }
+  bool binary(binary_t&) override { return refuse_value("bytes"); }
+  bool parse_error(std::size_t position, const std::string&, const json::exception&) override {
+    return refuse(fmt::format("it is not valid JSON at byte {}", position));
+  }
+
+ private:
+  bool tensor_key() {
+    const Entry& e = entries.back();
+    const bool seen = (key_ == "dtype" && e.dtype) || (key_ == "shape" && e.shape) || (key_ == "data_offsets" && e.offsets);
+    if (seen) return refuse(fmt::format("tensor '{}' has '{}' twice", e.name, key_));
+    if (key_ != "dtype" && key_ != "shape" && key_ != "data_offsets")
+      return refuse(fmt::format("tensor '{}' has the unknown key '{}'", e.name, key_));
+    return true;
+  }
+  bool refuse(std::string why) {
+    error_ = std::move(why);
+    return false;
+  }
+  bool refuse_value(std::string_view found) {
+    return refuse(depth_ == 0 ? fmt::format("expected an object, found {}", found)
+                              : fmt::format("'{}' cannot be {}", key_, found));
+  }
+  std::string error_;
+  std::string key_;
+  std::set<std::string> names_;
+  int depth_ = 0;  // of objects
+  bool in_metadata_ = false;
+  std::optional<std::vector<std::int64_t>>::value_type* numbers_ = nullptr;  // the list being read
+};
+
+// Tensors over `data`, which they must fill exactly.
+Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::string_view what) {
+  const auto complain = [&](const Entry& e, std::string_view why) {
+    return fail(Code::kInvalid, "read safetensors", "{}: tensor '{}' {}", what, e.name, why);
+  };
+  for (const Entry& e : entries) {
+    if (e.offsets->size() != 2 || (*e.offsets)[0] > (*e.offsets)[1])
+      return complain(e, "has data_offsets that are not a begin and an end");
+    const auto bytes = tensor_bytes(*e.dtype, *e.shape);
+    if (!bytes) return complain(e, bytes.error().detail);
+    const auto found = static_cast<std::uint64_t>((*e.offsets)[1] - (*e.offsets)[0]);
+    if (found != *bytes)
+      return complain(e, fmt::format("takes {} bytes by type and shape, its data_offsets span {}", *bytes, found));
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return *a.offsets < *b.offsets; });
+  StateView tensors;
+  std::uint64_t end = 0;
+  for (Entry& e : entries) {
+    const auto begin = static_cast<std::uint64_t>((*e.offsets)[0]);
+    if (begin != end)
+      return complain(e, fmt::format("begins at data byte {}, expected {} ({})", begin, end,
+                                     begin < end ? "tensors overlap" : "there is a hole before it"));
+    end = static_cast<std::uint64_t>((*e.offsets)[1]);
+    const ByteSpan bytes = end <= data.size() ? data.subspan(begin, end - begin) : ByteSpan{};
+    tensors.push_back({std::move(e.name), *e.dtype, std::move(*e.shape), bytes});
+  }
+  if (end != data.size())
+    return fail(Code::kInvalid, "read safetensors", "{}: the header describes {} bytes of tensor data, the file has {}: "
+                "it is {}", what, end, data.size(), end > data.size() ? "cut short; fetch it again" : "too long");
+  auto sorted = canonical(std::move(tensors));
+  if (!sorted) return fail(Code::kInvalid, "read safetensors", "{}: {}", what, sorted.error().detail);
+  return sorted;
+}
+
+Error os_error(std::string_view operation, const std::filesystem::path& path) {
+  const int e = errno;
+  return fail(e == ENOENT ? Code::kNotFound : Code::kIo, operation, "{}: {}", path.string(), std::strerror(e));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// A file under a temporary name that takes its own name in commit(), or goes away.
+class PendingFile {
+ public:
+  explicit PendingFile(const std::filesystem::path& path)
+      : path_(path),
+        folder_(path.has_parent_path() ? path.parent_path() : "."),
+        temporary_((folder_ / ("." + path.filename().string() + ".XXXXXX")).string()),
+        fd_(::mkostemp(temporary_.data(), O_CLOEXEC)) {}
+  PendingFile(const PendingFile&) = delete;
+  PendingFile& operator=(const PendingFile&) = delete;
+  ~PendingFile() {
+    if (fd_.get() >= 0 && !committed_) ::unlink(temporary_.c_str());
+  }
+  Status write(ByteSpan bytes) {
+    if (fd_.get() < 0) return os_error("write safetensors", path_);
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(fd_.get(), bytes.data(), std::min<std::size_t>(bytes.size(), 1u << 30));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return os_error("write safetensors", path_);
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return ok();
+  }
+  Status commit() {
+    if (::fchmod(fd_.get(), 0644) != 0 || ::fsync(fd_.get()) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
+      return os_error("write safetensors", path_);
+    committed_ = true;
+    const Descriptor directory(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (directory.get() < 0 || ::fsync(directory.get()) != 0) return os_error("sync folder", folder_);
+    return ok();
+  }
+
+ private:
+  std::filesystem::path path_;
+  std::filesystem::path folder_;
+  std::string temporary_;
+  Descriptor fd_;
+  bool committed_ = false;
+};
+
+// The header's JSON for tensors that lie one after the other. Throws json::exception when a text is not UTF-8.
+std::string header_text(const StateView& tensors, const Metadata& metadata) {
+  std::string text = "{";
+  if (!metadata.empty()) text += fmt::format("\"{}\":{},", kMetadataKey, json(metadata).dump());
+  std::uint64_t at = 0;
+  for (const TensorView& t : tensors) {
+    text += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}},)", json(t.name).dump(),
+                        dtype_name(t.dtype), fmt::join(t.shape, ","), at, at + t.bytes.size());
+    at += t.bytes.size();
+  }
+  if (text.back() == ',') text.pop_back();
+  text += '}';
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  return text;
+}
+
+}  // namespace
+
+Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, std::string_view what) {
+  const auto complain = [&](std::string_view why) {
+    return fail(Code::kInvalid, "read safetensors", "{}: {}", what, why);
+  };
+  if (file.size() < 8)
+    return complain(fmt::format("a safetensors file has at least 8 bytes, this one has {}", file.size()));
+  const auto length = load<std::uint64_t>(file.data());
+  if (length > kHeaderBytesMax)
+    return complain(fmt::format("it declares a header of {} bytes, at most {} are allowed; this is not a safetensors file",
+                                length, kHeaderBytesMax));
+  if (length > file.size() - 8)
+    return complain(fmt::format("it declares a header of {} bytes, so the file should have at least {}, it has {}: it is "
+                                "cut short; fetch it again", length, length + 8, file.size()));
+  const ByteSpan header = file.subspan(8, length);
+  const auto* text = reinterpret_cast<const char*>(header.data());
+  if (header.empty() || *text != '{') return complain("the header does not start with '{'; this is not a safetensors file");
+  HeaderReader reader;
+  try {
+    if (!json::sax_parse(text, text + header.size(), &reader)) return complain("bad header: " + reader.error());
+  } catch (const std::exception& e) {
+    return complain(fmt::format("bad header: {}", e.what()));
+  }
+  SafetensorsContent content;
+  ECHO_ASSIGN(content.tensors, place_tensors(std::move(reader.entries), file.subspan(8 + length), what));
+  content.metadata = std::move(reader.metadata);
+  return content;
+}
+
+class SafetensorsFile::Mapping {
+ public:
+  Mapping(void* address, std::size_t size) : address_(address), size_(size) {}
+  ~Mapping() {
+    if (size_) ::munmap(address_, size_);
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ByteSpan bytes() const { return {static_cast<const std::byte*>(address_), size_}; }
+
+ private:
+  void* address_;
+  std::size_t size_;
+};
+
+SafetensorsFile::SafetensorsFile() = default;
+SafetensorsFile::SafetensorsFile(SafetensorsFile&&) noexcept = default;
+SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept = default;
+SafetensorsFile::~SafetensorsFile() = default;
+
+Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path) {
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info {};
+  if (fd.get() < 0 || ::fstat(fd.get(), &info) != 0) return os_error("open safetensors", path);
+  if (!S_ISREG(info.st_mode)) return fail(Code::kInvalid, "open safetensors", "{}: expected a file", path.string());
+  const auto size = static_cast<std::size_t>(info.st_size);
+  void* address = size ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0) : nullptr;
+  if (address == MAP_FAILED) return os_error("map safetensors", path);
+  SafetensorsFile file;
+  file.mapping_ = std::make_unique<Mapping>(address, size);
+  ECHO_ASSIGN(file.content_, parse_safetensors(file.mapping_->bytes(), path.string()));
+  return file;
+}
+
+Status write_safetensors(const std::filesystem::path& path, const StateView& state, const Metadata& metadata) {
+  ECHO_ASSIGN(StateView tensors, canonical(state));
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorView& a, const TensorView& b) {
+    return dtype_bytes(a.dtype) > dtype_bytes(b.dtype);
+  });
+  std::string header;
+  try {
+    header = header_text(tensors, metadata);
+  } catch (const json::exception&) {
+    return fail(Code::kInvalid, "write safetensors", "{}: a tensor name or metadata text is not UTF-8", path.string());
+  }
+  if (header.size() > kHeaderBytesMax)
+    return fail(Code::kInvalid, "write safetensors", "{}: the header takes {} bytes, at most {} are allowed",
+                path.string(), header.size(), kHeaderBytesMax);
+  if (std::any_of(tensors.begin(), tensors.end(), [](const TensorView& t) { return t.name == kMetadataKey; }))
+    return fail(Code::kInvalid, "write safetensors", "{}: a tensor cannot be named '{}'", path.string(), kMetadataKey);
+  PendingFile file(path);
+  const std::uint64_t length = header.size();
+  ECHO_TRY(file.write(std::as_bytes(std::span(&length, 1))));
+  ECHO_TRY(file.write(as_byte_span(header)));
+  for (const TensorView& t : tensors) ECHO_TRY(file.write(t.bytes));
+  return file.commit();
+}
+
+}  // namespace echoline::delta

@@ -1,0 +1,200 @@
+#include "delta/tensor.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "delta/digest.hpp"
+
+namespace echoline::delta {
+namespace {
+
+struct DTypeInfo {
+  std::string_view name;
+  std::size_t bytes;
+};
+
+// Indexed by the number of the type.
+constexpr std::array<DTypeInfo, kAllDTypes.size()> kInfo{{{"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1},
+                                                          {"F8_E5M2", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2},
+                                                          {"BF16", 2}, {"I32", 4}, {"U32", 4}, {"F32", 4},
+                                                          {"I64", 8}, {"U64", 8}, {"F64", 8}}};
+
+const DTypeInfo& info(DType dtype) { return kInfo.at(static_cast<std::size_t>(dtype)); }
+
+std::string shape_text(std::span<const std::int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+// Name, rank and byte size of a tensor that passes every check on its description.
+Result<std::uint64_t> checked_bytes(const TensorView& t) {
+  if (t.name.size() > kNameBytesMax)
+    return fail(Code::kInvalid, "check tensor", "the name '{}...' has {} bytes, at most {} are allowed",
+                t.name.substr(0, 60), t.name.size(), kNameBytesMax);
+  if (t.shape.size() > kRankMax)
+    return fail(Code::kInvalid, "check tensor", "tensor '{}' has {} dimensions, at most {} are allowed", t.name,
+                t.shape.size(), kRankMax);
+  auto bytes = tensor_bytes(t.dtype, t.shape);
+  if (!bytes) return fail(Code::kInvalid, "check tensor", "tensor '{}': {}", t.name, bytes.error().detail);
+  return bytes;
+}
+
+// Sorts and checks everything but the bytes.
+Status sort_by_name(StateView& state) {
+  std::sort(state.begin(), state.end(), [](const TensorView& a, const TensorView& b) { return a.name < b.name; });
+  const auto twin = std::adjacent_find(state.begin(), state.end(),
+                                       [](const TensorView& a, const TensorView& b) { return a.name == b.name; });
+  if (twin != state.end()) return fail(Code::kInvalid, "check state", "tensor '{}' is there twice", twin->name);
+  return ok();
+}
+
+int hex_value(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+}  // namespace
+
+std::size_t dtype_bytes(DType dtype) { return info(dtype).bytes; }
+std::string_view dtype_name(DType dtype) { return info(dtype).name; }
+
+Result<DType> parse_dtype(std::string_view name) {
+  std::string known;
+  for (const DType dtype : kAllDTypes) {
+    if (dtype_name(dtype) == name) return dtype;
+    known += (known.empty() ? "" : " ") + std::string(dtype_name(dtype));
+  }
+  return fail(Code::kInvalid, "", "unknown element type '{}', expected one of: {}", name, known);
+}
+
+Result<std::int64_t> element_count(std::span<const std::int64_t> shape) {
+  std::int64_t count = 1;
+  bool overflow = false;
+  bool empty = false;
+  for (const std::int64_t dim : shape) {
+    if (dim < 0) return fail(Code::kInvalid, "", "shape {} has a negative dimension", shape_text(shape));
+    empty |= dim == 0;
+    overflow |= __builtin_mul_overflow(count, std::max<std::int64_t>(dim, 1), &count);
+  }
+  if (overflow) return fail(Code::kInvalid, "", "shape {} has more than 2^63 - 1 elements", shape_text(shape));
+  return empty ? 0 : count;
+}
+
+Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape) {
+  ECHO_ASSIGN(const std::int64_t count, element_count(shape));
+  std::uint64_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<std::uint64_t>(count), dtype_bytes(dtype), &bytes))
+    return fail(Code::kInvalid, "", "shape {} of {} has more than 2^64 - 1 bytes", shape_text(shape),
+                dtype_name(dtype));
+  return bytes;
+}
+
+Result<StateView> canonical(StateView state) {
+  for (const TensorView& t : state) {
+    ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
+    if (bytes != t.bytes.size())
+      return fail(Code::kInvalid, "check tensor", "tensor '{}': {} {} takes {} bytes, found {}", t.name,
+                  dtype_name(t.dtype), shape_text(t.shape), bytes, t.bytes.size());
+  }
+  ECHO_TRY(sort_by_name(state));
+  return state;
+}
+
+std::string Digest::hex() const {
+  std::string text;
+  for (const std::byte b : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(b));
+  return text;
+}
+
+Result<Digest> Digest::parse(std::string_view hex) {
+  const auto complain = [&] {
+    return fail(Code::kInvalid, "", "expected a digest of 32 hexadecimal digits, found '{}'", hex.substr(0, 80));
+  };
+  Digest digest;
+  if (hex.size() != 2 * digest.bytes.size()) return complain();
+  for (std::size_t i = 0; i < digest.bytes.size(); ++i) {
+    const int high = hex_value(hex[2 * i]);
+    const int low = hex_value(hex[2 * i + 1]);
+    if (high < 0 || low < 0) return complain();
+    digest.bytes[i] = static_cast<std::byte>(high << 4 | low);
+  }
+  return digest;
+}
+
+void OwnedState::Free::operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{64}); }
+
+Result<OwnedState> OwnedState::zeros_like(const StateView& like) {
+  StateView sorted = like;
+  ECHO_TRY(sort_by_name(sorted));
+  OwnedState state;
+  state.tensors_.reserve(sorted.size());
+  for (TensorView& t : sorted) {
+    ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
+    std::byte* memory = bytes > PTRDIFF_MAX ? nullptr
+                                            : static_cast<std::byte*>(::operator new[](
+                                                  std::max<std::uint64_t>(bytes, 1), std::align_val_t{64}, std::nothrow));
+    if (!memory)
+      return fail(Code::kExhausted, "allocate state", "tensor '{}' needs {} bytes (after {} for the tensors before it), "
+                  "more than this machine has free", t.name, bytes, state.total_bytes_);
+    std::memset(memory, 0, bytes);
+    state.tensors_.push_back({std::move(t.name), t.dtype, std::move(t.shape), bytes,
+                              std::unique_ptr<std::byte[], Free>(memory), true, std::nullopt});
+    state.total_bytes_ += bytes;
+  }
+  return state;
+}
+
+Result<OwnedState> OwnedState::copy_of(const StateView& source) {
+  ECHO_ASSIGN(const StateView sorted, canonical(source));
+  ECHO_ASSIGN(OwnedState state, zeros_like(sorted));
+  for (std::size_t i = 0; i < sorted.size(); ++i)
+    if (!sorted[i].bytes.empty())
+      std::memcpy(state.tensors_[i].memory.get(), sorted[i].bytes.data(), sorted[i].bytes.size());
+  return state;
+}
+
+TensorView OwnedState::view_of(const Tensor& tensor) {
+  return {tensor.name, tensor.dtype, tensor.shape, {tensor.memory.get(), tensor.byte_count}};
+}
+
+StateView OwnedState::view() const {
+  StateView views;
+  views.reserve(tensors_.size());
+  for (const Tensor& t : tensors_) views.push_back(view_of(t));
+  return views;
+}
+
+std::optional<std::size_t> OwnedState::find(std::string_view name) const {
+  const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), name,
+                                   [](const Tensor& t, std::string_view n) { return t.name < n; });
+  if (at == tensors_.end() || at->name != name) return std::nullopt;
+  return static_cast<std::size_t>(at - tensors_.begin());
+}
+
+std::span<const std::byte> OwnedState::bytes(std::size_t index) const {
+  const Tensor& t = tensors_.at(index);
+  return {t.memory.get(), t.byte_count};
+}
+
+std::span<std::byte> OwnedState::mutable_bytes(std::size_t index) {
+  Tensor& t = tensors_.at(index);
+  t.sealed = false;
+  t.digest.reset();
+  return {t.memory.get(), t.byte_count};
+}
+
+void OwnedState::seal() {
+  for (Tensor& t : tensors_) t.sealed = true;
+}
+
+Digest OwnedState::digest() {
+  std::vector<Digest> digests;
+  digests.reserve(tensors_.size());
+  for (Tensor& t : tensors_) {
+    digests.push_back(t.digest ? *t.digest : digest_tensor(view_of(t)));
+    if (t.sealed) t.digest = digests.back();
+  }
+  return combine_digests(digests);
+}
+
+}  // namespace echoline::delta
