@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Installs the Debian 12 packages that echoline is built from and that are not there yet.
+set -euo pipefail
+export DEBIAN_FRONTEND=noninteractive
+
+packages=(
+  # tools
+  g++ cmake ninja-build pkg-config ccache protobuf-compiler
+  # learning plane
+  libtorch-dev libopenblas-dev libpcre2-dev libicu-dev
+  # network, storage, formats
+  libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-cpp-dev
+  # planning, program, tests
+  libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev
+)
+
+if ! command -v dpkg-query > /dev/null; then
+  echo "This is not a Debian system, so nothing is installed. Needed are the equivalents of: ${packages[*]}"
+  exit 0
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null) || state=
+  [ "$state" = installed ] || missing+=("$package")
+done
+if [ ${#missing[@]} -eq 0 ]; then
+  echo "all ${#packages[@]} packages are installed"
+  exit 0
+fi
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  if ! command -v sudo > /dev/null || ! sudo -n true; then
+    echo "root is needed to install packages; run this once: apt-get install ${missing[*]}"
+    exit 1
+  fi
+  as_root=(sudo -n --preserve-env=DEBIAN_FRONTEND)
+fi
+
+install() { "${as_root[@]}" apt-get install -y --no-install-recommends "${missing[@]}"; }
+echo "installing: ${missing[*]}"
+# Package lists may be absent (a fresh image) or outdated; fetching them is the remedy for both.
+install || { "${as_root[@]}" apt-get update && install; }
