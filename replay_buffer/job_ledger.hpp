@@ -42,7 +42,8 @@ struct Verdict {
   LeaseId lease;
   bool accepted = false;   // durable, counted once
   bool duplicate = false;  // accepted earlier; this copy changed nothing
-  std::string reason;      // why not, empty when accepted
+  std::string reason;      // why not, one of the stable texts of rules.hpp, "malformed" or "stale"; empty when accepted
+  std::string detail;      // more for the log: what was expected and what was found
 };
 
 struct LedgerCounts {
@@ -66,13 +67,18 @@ class JobLedger {
 
   // Accepts, checks, stores and settles all deliveries in ONE transaction: when it returns, every accepted verdict is
   // durable. The same submission again is acknowledged without being counted twice. A refusal concerns its delivery
-  // only; an Error (disk, buffer full) means nothing was stored and the workers should send again.
+  // only; its live lease ends and the group goes back to the pool. An Error (disk, buffer full) means nothing was
+  // stored and the workers should send again. `step` is the learner's: what is too stale for it already is refused.
   Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now_unix_s);
 
   // The worker is lost: its groups go back to the pool. Returns how many.
   Result<std::uint64_t> release_worker(WorkerId worker);
   // Overdue leases end and their groups go back to the pool. Returns how many.
   Result<std::uint64_t> expire(double now_unix_s);
+
+  // After a restart: workers could not hand in while the learner was down, and nobody else has their groups, so every
+  // live lease gets a full term from now. Call before the first grant() or expire(). Returns how many.
+  Result<std::uint64_t> resume(double now_unix_s);
 
   // Live leases whose result is admissible at step t and no longer at t + 1: going on without them throws work away.
   // A learner that waits for them (at most until they expire) never does.

@@ -1,0 +1,166 @@
+#include "replay_buffer/buffer.hpp"
+
+#include "replay_buffer/store.hpp"
+
+namespace echoline::replay_buffer {
+
+// Groups that were neither consumed nor dropped; the text of the partial index, so that it is used.
+#define ECHO_WAITING "consumed_step IS NULL AND dropped_step IS NULL"
+
+std::vector<GroupId> Batch::ids() const {
+  std::vector<GroupId> ids;
+  for (const Group& group : groups) ids.push_back(group.id);
+  return ids;
+}
+
+ReplayBuffer::ReplayBuffer(std::unique_ptr<Store> store) : store_(std::move(store)) {}
+ReplayBuffer::~ReplayBuffer() = default;
+const BufferOptions& ReplayBuffer::options() const { return store_->options; }
+
+Result<std::unique_ptr<ReplayBuffer>> ReplayBuffer::open(const std::filesystem::path& path,
+                                                         const BufferOptions& options) {
+  ECHO_ASSIGN(auto store, Store::open(path, options));
+  return std::unique_ptr<ReplayBuffer>(new ReplayBuffer(std::move(store)));
+}
+
+Result<AddOutcome> ReplayBuffer::add(std::span<const Trajectory> trajectories) {
+  store_->check_thread();
+  for (const Trajectory& trajectory : trajectories) ECHO_TRY(data_plane::check(trajectory, store_->options.limits));
+  AddOutcome outcome;
+  const auto insert_all = [&]() -> Status {
+    ECHO_ASSIGN(Transaction transaction, Transaction::begin(*store_->database));
+    for (const Trajectory& trajectory : trajectories) {
+      ECHO_ASSIGN(const bool stored, store_->insert(trajectory));
+      ++(stored ? outcome.stored : outcome.duplicates);
+    }
+    return transaction.commit();
+  };
+  if (Status status = insert_all(); !status) {
+    ECHO_TRY(store_->reload_totals());
+    return std::move(status).error();
+  }
+  return outcome;
+}
+
+Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint32_t groups) {
+  store_->check_thread();
+  if (groups == 0) return fail(Code::kInvalid, "sample", "0 groups asked for, expected 1 or more");
+  Batch batch{step, {}};
+  ECHO_TRY(store_->database->each(
+      "SELECT group_id, version FROM groups WHERE " ECHO_WAITING " AND members = ?1 AND version >= ?2 "
+      "ORDER BY version, group_id LIMIT ?3",
+      [&](const Row& row) { batch.groups.push_back({GroupId{row.integer(0)}, Version{row.integer(1)}, {}}); },
+      store_->options.group_size, store_->version_min(step), groups));
+  if (batch.groups.size() < groups) return std::optional<Batch>();
+  for (Group& group : batch.groups) {
+    Status parsed;
+    ECHO_TRY(store_->database->each("SELECT body FROM trajectory WHERE group_id = ?1 ORDER BY member",
+                                    [&](const Row& row) {
+                                      auto trajectory = data_plane::parse_trajectory(row.bytes(0), store_->options.limits);
+                                      if (trajectory) group.trajectories.push_back(std::move(*trajectory));
+                                      else parsed = std::move(trajectory).error();
+                                    },
+                                    group.id.value));
+    if (!parsed || group.trajectories.size() != store_->options.group_size)
+      return fail(Code::kCorrupt, "sample", "{}: group {} does not read back: {}", store_->database->path().string(),
+                  group.id, parsed ? "members are missing" : parsed.error().message());
+  }
+  return std::optional<Batch>(std::move(batch));
+}
+
+Status ReplayBuffer::consume(std::uint64_t step, std::span<const GroupId> groups) {
+  store_->check_thread();
+  Database& db = *store_->database;
+  ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
+  for (const GroupId group : groups) {
+    ECHO_TRY(db.run("UPDATE groups SET consumed_step = ?1 WHERE group_id = ?2 AND members = ?3 AND version >= ?4 AND "
+                    "dropped_step IS NULL AND (consumed_step IS NULL OR consumed_step = ?1)",
+                    step, group.value, store_->options.group_size, store_->version_min(step)));
+    if (db.changes() == 1) continue;
+    std::string why = "it is unknown";
+    ECHO_TRY(db.each("SELECT version, members, consumed_step, dropped_step FROM groups WHERE group_id = ?1",
+                     [&](const Row& row) {
+                       if (!row.is_null(2)) why = fmt::format("it was consumed at step {}", row.integer(2));
+                       else if (!row.is_null(3)) why = fmt::format("it was dropped as stale at step {}", row.integer(3));
+                       else if (row.integer(1) != store_->options.group_size)
+                         why = fmt::format("it has {} of {} members", row.integer(1), store_->options.group_size);
+                       else why = fmt::format("its version {} is staler than {} steps", row.integer(0), store_->options.staleness_budget);
+                     },
+                     group.value));
+    return fail(Code::kInvalid, "consume", "group {} cannot be consumed at step {}: {}", group, step, why);
+  }
+  return transaction.commit();
+}
+
+Status ReplayBuffer::rewind(std::uint64_t step) {
+  store_->check_thread();
+  Database& db = *store_->database;
+  ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
+  ECHO_TRY(db.run("UPDATE groups SET consumed_step = NULL WHERE consumed_step >= ?1", step));
+  ECHO_TRY(db.run("UPDATE groups SET dropped_step = NULL WHERE dropped_step >= ?1", step));
+  return transaction.commit();
+}
+
+Result<std::uint64_t> ReplayBuffer::drop_stale(std::uint64_t step) {
+  store_->check_thread();
+  Database& db = *store_->database;
+  const std::uint64_t version_min = store_->version_min(step);
+  ECHO_ASSIGN(const auto trajectories,
+              db.one("SELECT sum(members) FROM groups WHERE " ECHO_WAITING " AND version < ?1", version_min));
+  if (!trajectories) return std::uint64_t{0};
+  ECHO_TRY(db.run("UPDATE groups SET dropped_step = ?1 WHERE " ECHO_WAITING " AND version < ?2", step, version_min));
+  return *trajectories;
+}
+
+Result<Counts> ReplayBuffer::counts(std::uint64_t step) {
+  store_->check_thread();
+  Database& db = *store_->database;
+  Counts counts;
+  counts.stored = store_->rows;
+  ECHO_TRY(db.each("SELECT members = ?1, count(*), sum(members) FROM groups WHERE " ECHO_WAITING " AND version >= ?2 "
+                   "GROUP BY 1",
+                   [&](const Row& row) {
+                     if (row.integer(0) != 0) {
+                       counts.admissible_groups = row.integer(1);
+                       counts.admissible_trajectories = row.integer(2);
+                     } else {
+                       counts.incomplete_groups = row.integer(1);
+                     }
+                   },
+                   store_->options.group_size, store_->version_min(step)));
+  ECHO_ASSIGN(const auto consumed, db.one("SELECT (SELECT value FROM meta WHERE key = 'pruned_consumed') + "
+                                          "(SELECT coalesce(sum(members), 0) FROM groups WHERE consumed_step IS NOT NULL)"));
+  counts.consumed = consumed.value_or(0);
+  ECHO_TRY(db.each("SELECT reason, trajectories FROM rejected",
+                   [&](const Row& row) { counts.rejected[std::string(row.bytes(0))] = row.integer(1); }));
+  ECHO_ASSIGN(const auto dropped, db.one("SELECT sum(members) FROM groups WHERE dropped_step IS NOT NULL"));
+  if (dropped) counts.rejected["stale"] += *dropped;
+  return counts;
+}
+
+Result<std::uint64_t> ReplayBuffer::prune(std::uint64_t before_step) {
+  store_->check_thread();
+  Database& db = *store_->database;
+  ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
+  ECHO_ASSIGN(const auto consumed, db.one("SELECT sum(members) FROM groups WHERE consumed_step < ?1", before_step));
+  ECHO_ASSIGN(const auto dropped, db.one("SELECT sum(members) FROM groups WHERE dropped_step < ?1", before_step));
+  if (!consumed && !dropped) return std::uint64_t{0};
+  // What the reports count outlives the rows.
+  ECHO_TRY(db.run("UPDATE meta SET value = value + ?1 WHERE key = 'pruned_consumed'", consumed.value_or(0)));
+  if (dropped) ECHO_TRY(store_->count_rejected("stale", *dropped));
+  ECHO_TRY(db.run("CREATE TEMP TABLE IF NOT EXISTS pruned(group_id INTEGER PRIMARY KEY)"));
+  ECHO_TRY(db.run("INSERT INTO pruned SELECT group_id FROM groups WHERE consumed_step < ?1 "
+                  "UNION SELECT group_id FROM groups WHERE dropped_step < ?1", before_step));
+  ECHO_TRY(db.run("DELETE FROM trajectory WHERE group_id IN (SELECT group_id FROM pruned)"));
+  const std::uint64_t deleted = db.changes();
+  ECHO_TRY(db.run("DELETE FROM lease WHERE state <> 0 AND group_id IN (SELECT group_id FROM pruned)"));
+  ECHO_TRY(db.run("DELETE FROM groups WHERE group_id IN (SELECT group_id FROM pruned)"));
+  ECHO_TRY(db.run("DELETE FROM pruned"));
+  ECHO_TRY(transaction.commit());
+  ECHO_TRY(store_->reload_totals());
+  return deleted;
+}
+
+#undef ECHO_WAITING
+
+}  // namespace echoline::replay_buffer

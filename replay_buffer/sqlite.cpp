@@ -1,0 +1,68 @@
+#include "replay_buffer/sqlite.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace echoline::replay_buffer {
+namespace {
+
+constexpr int kBusyTimeoutMs = 1000;
+constexpr std::string_view kOperation = "replay buffer";
+
+// A new file survives power loss only once its folder's entry is on disk.
+Status sync_folder(const std::filesystem::path& path) {
+  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool synced = fd >= 0 && ::fsync(fd) == 0;
+  if (fd >= 0) ::close(fd);
+  if (!synced) return fail(Code::kIo, kOperation, "{}: cannot fsync the folder", folder.string());
+  return ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Database>> Database::open(const std::filesystem::path& path) {
+  sqlite3* raw = nullptr;
+  const int rc = sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX,
+                                 nullptr);
+  std::unique_ptr<Database> database(new Database(path, Handle(raw, &sqlite3_close)));
+  if (rc != SQLITE_OK) return database->error(rc);
+  sqlite3_extended_result_codes(raw, 1);
+  sqlite3_busy_timeout(raw, kBusyTimeoutMs);
+  // EXCLUSIVE: two learners must never share a buffer, and the WAL index needs no shared memory.
+  for (const char* pragma : {"PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL"})
+    ECHO_TRY(database->run(pragma));
+  ECHO_TRY(sync_folder(path));
+  return database;
+}
+
+Result<sqlite3_stmt*> Database::prepared(const char* sql) {
+  const auto found = statements_.find(sql);
+  if (found != statements_.end()) return found->second.get();
+  sqlite3_stmt* statement = nullptr;
+  const int rc = sqlite3_prepare_v3(handle_.get(), sql, -1, SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
+  if (rc != SQLITE_OK) return error(rc);
+  statements_.emplace(sql, Statement(statement, &sqlite3_finalize));
+  return statement;
+}
+
+Error Database::error(int rc) const {
+  const char* why = handle_ ? sqlite3_errmsg(handle_.get()) : sqlite3_errstr(rc);
+  switch (rc & 0xff) {
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return fail(Code::kCorrupt, kOperation,
+                  "{}: not a sound SQLite file ({}); move it and its -wal file away and resume from the last "
+                  "checkpoint: the rollouts in it are lost, the policy is not", path_.string(), why);
+    case SQLITE_FULL:
+      return fail(Code::kExhausted, kOperation, "{}: the disk is full; free space and resume", path_.string());
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+      return fail(Code::kUnavailable, kOperation, "{}: another process has it open; stop that learner first",
+                  path_.string());
+    default:
+      return fail(Code::kIo, kOperation, "{}: {} (SQLite code {})", path_.string(), why, rc);
+  }
+}
+
+}  // namespace echoline::replay_buffer

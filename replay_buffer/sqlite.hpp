@@ -1,0 +1,133 @@
+// A thin, private wrapper of SQLite for this folder: bound parameters, Result errors, transactions that roll back.
+// Never include it in a public header.
+#pragma once
+#include <sqlite3.h>
+
+#include <concepts>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "base/result.hpp"
+
+namespace echoline::replay_buffer {
+
+// Binds bytes as a BLOB; a plain string_view binds as TEXT.
+struct Blob {
+  std::string_view bytes;
+};
+
+// The current row of a running query; valid inside the callback only.
+class Row {
+ public:
+  explicit Row(sqlite3_stmt* statement) : statement_(statement) {}
+  std::uint64_t integer(int column) const { return static_cast<std::uint64_t>(sqlite3_column_int64(statement_, column)); }
+  double real(int column) const { return sqlite3_column_double(statement_, column); }
+  bool is_null(int column) const { return sqlite3_column_type(statement_, column) == SQLITE_NULL; }
+  // TEXT or BLOB.
+  std::string_view bytes(int column) const {
+    const void* data = sqlite3_column_blob(statement_, column);
+    return data == nullptr ? std::string_view{}
+                           : std::string_view(static_cast<const char*>(data),
+                                              static_cast<std::size_t>(sqlite3_column_bytes(statement_, column)));
+  }
+
+ private:
+  sqlite3_stmt* statement_;
+};
+
+class Database {
+ public:
+  // WAL, synchronous=FULL, locked for this process until closed.
+  static Result<std::unique_ptr<Database>> open(const std::filesystem::path& path);
+  Database(const Database&) = delete;
+  Database& operator=(const Database&) = delete;
+
+  // Runs one statement without looking at rows. Arguments bind to ?1, ?2, ... `sql` must be a string literal: the
+  // prepared statement is kept under its address.
+  template <class... Args>
+  Status run(const char* sql, const Args&... args) {
+    return each(sql, [](const Row&) {}, args...);
+  }
+
+  // Calls on_row for every row.
+  template <class F, class... Args>
+  Status each(const char* sql, F&& on_row, const Args&... args) {
+    ECHO_ASSIGN(sqlite3_stmt* const statement, prepared(sql));
+    const std::unique_ptr<sqlite3_stmt, int (*)(sqlite3_stmt*)> reset_after(statement, &sqlite3_reset);
+    int index = 0;
+    (bind(statement, ++index, args), ...);
+    int rc = SQLITE_ROW;
+    while ((rc = sqlite3_step(statement)) == SQLITE_ROW) on_row(Row(statement));
+    if (rc != SQLITE_DONE) return error(rc);
+    return ok();
+  }
+
+  // First column of the first row as an integer; absent without a row or when it is NULL.
+  template <class... Args>
+  Result<std::optional<std::uint64_t>> one(const char* sql, const Args&... args) {
+    std::optional<std::uint64_t> value;
+    ECHO_TRY(each(sql, [&](const Row& row) {
+      if (!value && !row.is_null(0)) value = row.integer(0);
+    }, args...));
+    return value;
+  }
+
+  // Rows changed by the last statement.
+  std::uint64_t changes() const { return static_cast<std::uint64_t>(sqlite3_changes64(handle_.get())); }
+  const std::filesystem::path& path() const { return path_; }
+  // What the code means for the user: kCorrupt, kExhausted (disk full), kUnavailable (in use) or kIo.
+  Error error(int rc) const;
+
+ private:
+  using Handle = std::unique_ptr<sqlite3, int (*)(sqlite3*)>;
+  using Statement = std::unique_ptr<sqlite3_stmt, int (*)(sqlite3_stmt*)>;
+  Database(std::filesystem::path path, Handle handle) : path_(std::move(path)), handle_(std::move(handle)) {}
+  Result<sqlite3_stmt*> prepared(const char* sql);
+
+  template <std::integral T>
+  static void bind(sqlite3_stmt* s, int i, T value) { sqlite3_bind_int64(s, i, static_cast<sqlite3_int64>(value)); }
+  template <std::floating_point T>
+  static void bind(sqlite3_stmt* s, int i, T value) { sqlite3_bind_double(s, i, value); }
+  static void bind(sqlite3_stmt* s, int i, std::string_view text) {
+    sqlite3_bind_text64(s, i, text.data(), text.size(), SQLITE_STATIC, SQLITE_UTF8);
+  }
+  static void bind(sqlite3_stmt* s, int i, const std::string& text) { bind(s, i, std::string_view(text)); }
+  static void bind(sqlite3_stmt* s, int i, Blob blob) {
+    sqlite3_bind_blob64(s, i, blob.bytes.empty() ? "" : blob.bytes.data(), blob.bytes.size(), SQLITE_STATIC);
+  }
+
+  std::filesystem::path path_;
+  Handle handle_;
+  std::map<const char*, Statement> statements_;  // freed before the handle
+};
+
+// BEGIN IMMEDIATE now; COMMIT when asked, ROLLBACK otherwise.
+class Transaction {
+ public:
+  static Result<Transaction> begin(Database& database) {
+    ECHO_TRY(database.run("BEGIN IMMEDIATE"));
+    return Transaction(database);
+  }
+  Transaction(Transaction&& other) noexcept : database_(std::exchange(other.database_, nullptr)) {}
+  Transaction& operator=(Transaction&&) = delete;
+  ~Transaction() {
+    if (database_ != nullptr) (void)database_->run("ROLLBACK").has_value();
+  }
+  Status commit() {
+    ECHO_TRY(database_->run("COMMIT"));
+    database_ = nullptr;
+    return ok();
+  }
+
+ private:
+  explicit Transaction(Database& database) : database_(&database) {}
+  Database* database_;
+};
+
+}  // namespace echoline::replay_buffer

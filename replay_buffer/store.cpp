@@ -1,0 +1,129 @@
+#include "replay_buffer/store.hpp"
+
+namespace echoline::replay_buffer {
+namespace {
+
+constexpr std::uint64_t kApplicationId = 0x4543484f;       // "ECHO"
+constexpr std::uint64_t kCheckedBytesMax = 256ull << 20;   // larger files are not read through at open
+constexpr std::string_view kOpen = "open replay buffer";
+
+// FORMAT.md describes the columns.
+constexpr const char* kSchema[] = {
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID",
+    "CREATE TABLE rejected(reason TEXT PRIMARY KEY, trajectories INTEGER NOT NULL) STRICT, WITHOUT ROWID",
+    "CREATE TABLE groups(group_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, members INTEGER NOT NULL, "
+    "consumed_step INTEGER, dropped_step INTEGER) STRICT",
+    "CREATE INDEX groups_waiting ON groups(version, group_id) WHERE consumed_step IS NULL AND dropped_step IS NULL",
+    "CREATE INDEX groups_consumed ON groups(consumed_step) WHERE consumed_step IS NOT NULL",
+    "CREATE INDEX groups_dropped ON groups(dropped_step) WHERE dropped_step IS NOT NULL",
+    "CREATE TABLE trajectory(id TEXT NOT NULL UNIQUE, group_id INTEGER NOT NULL, member INTEGER NOT NULL, "
+    "body BLOB NOT NULL, UNIQUE(group_id, member)) STRICT",
+    "CREATE TABLE lease(lease_id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, worker INTEGER NOT NULL, "
+    "version INTEGER NOT NULL, policy_digest BLOB NOT NULL, rollouts INTEGER NOT NULL, granted_unix_s REAL NOT NULL, "
+    "expires_unix_s REAL NOT NULL, settled_unix_s REAL, state INTEGER NOT NULL) STRICT",
+    "CREATE INDEX lease_live ON lease(expires_unix_s) WHERE state = 0",
+    "CREATE INDEX lease_group ON lease(group_id)",
+    "CREATE TABLE pool(group_id INTEGER PRIMARY KEY) STRICT",
+    "INSERT INTO meta VALUES('next_group', 0), ('next_lease', 1), ('pruned_consumed', 0), ('leases_settled', 0), "
+    "('leases_expired', 0), ('leases_released', 0)",
+    "PRAGMA application_id = 1162037327",
+    "PRAGMA user_version = 1",
+};
+static_assert(kApplicationId == 1162037327 && kSchemaVersion == 1);
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> Store::open(const std::filesystem::path& path, const BufferOptions& options) {
+  if (options.group_size == 0) return fail(Code::kInvalid, kOpen, "group_size is 0, expected 1 or more");
+  ECHO_ASSIGN(auto database, Database::open(path));
+  std::unique_ptr<Store> store(new Store);
+  store->database = std::move(database);
+  store->options = options;
+  ECHO_TRY(store->create_or_check());
+  ECHO_TRY(store->reload_totals());
+  return store;
+}
+
+Status Store::create_or_check() {
+  Database& db = *database;
+  const std::string path = db.path().string();
+  ECHO_ASSIGN(const auto tables, db.one("SELECT count(*) FROM sqlite_schema"));
+  ECHO_ASSIGN(const auto application, db.one("PRAGMA application_id"));
+  ECHO_ASSIGN(const auto version, db.one("PRAGMA user_version"));
+  if (tables == 0u) {
+    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
+    for (const char* sql : kSchema) ECHO_TRY(db.run(sql));
+    ECHO_TRY(db.run("INSERT INTO meta VALUES('group_size', ?1)", options.group_size));
+    return transaction.commit();
+  }
+  if (application != kApplicationId)
+    return fail(Code::kInvalid, kOpen, "{}: an SQLite file of another program; give a path of its own", path);
+  if (version != kSchemaVersion)
+    return fail(Code::kInvalid, kOpen,
+                "{}: written with schema version {}, this release reads {}; finish the run with the release that "
+                "started it, or start again with an empty file", path, version.value_or(0), kSchemaVersion);
+  std::error_code ignored;
+  if (std::filesystem::file_size(db.path(), ignored) <= kCheckedBytesMax) {
+    std::string verdict;
+    ECHO_TRY(db.each("PRAGMA quick_check(1)", [&](const Row& row) { verdict = row.bytes(0); }));
+    if (verdict != "ok") return db.error(SQLITE_CORRUPT);
+  }
+  ECHO_ASSIGN(const auto group_size, db.one("SELECT value FROM meta WHERE key = 'group_size'"));
+  if (group_size != options.group_size)
+    return fail(Code::kInvalid, kOpen, "{}: holds groups of {}, the run asks for {}; a run keeps its group size", path,
+                group_size.value_or(0), options.group_size);
+  return ok();
+}
+
+Status Store::reload_totals() {
+  return database->each("SELECT count(*), coalesce(sum(length(body)), 0) FROM trajectory", [&](const Row& row) {
+    rows = row.integer(0);
+    bytes = row.integer(1);
+  });
+}
+
+Result<bool> Store::insert(const Trajectory& t) {
+  constexpr std::string_view kInsert = "add trajectory";
+  Database& db = *database;
+  if (t.member() >= options.group_size)
+    return fail(Code::kInvalid, kInsert, "'{}' is member {} of a group of {}", t.id(), t.member(), options.group_size);
+  std::optional<std::string> taken_by;
+  bool duplicate = false;
+  ECHO_TRY(db.each("SELECT id, group_id, member FROM trajectory WHERE id = ?1 OR (group_id = ?2 AND member = ?3)",
+                   [&](const Row& row) {
+                     const bool same = row.bytes(0) == t.id() && row.integer(1) == t.group() && row.integer(2) == t.member();
+                     if (same) duplicate = true;
+                     else taken_by = fmt::format("'{}' (group {}, member {})", row.bytes(0), row.integer(1), row.integer(2));
+                   },
+                   t.id(), t.group(), t.member()));
+  if (taken_by)
+    return fail(Code::kInvalid, kInsert, "'{}' (group {}, member {}) collides with {} stored earlier", t.id(), t.group(),
+                t.member(), *taken_by);
+  if (duplicate) return false;
+
+  const std::string body = t.SerializeAsString();
+  if (rows + 1 > options.rows_max || bytes + body.size() > options.bytes_max.count)
+    return fail(Code::kExhausted, kInsert,
+                "the buffer holds {} trajectories of {} and {} of {}; prune more often or raise the limit", rows,
+                options.rows_max, to_text(Bytes{bytes}), to_text(options.bytes_max));
+  ECHO_TRY(db.run("INSERT INTO trajectory(id, group_id, member, body) VALUES(?1, ?2, ?3, ?4)", t.id(), t.group(),
+                  t.member(), Blob{body}));
+  ECHO_TRY(db.run("INSERT INTO groups(group_id, version, members) VALUES(?1, ?2, 1) ON CONFLICT(group_id) DO UPDATE SET "
+                  "version = min(version, excluded.version), members = members + 1",
+                  t.group(), data_plane::oldest_version(t).value));
+  ++rows;
+  bytes += body.size();
+  return true;
+}
+
+Status Store::count_rejected(std::string_view reason, std::uint64_t trajectories) {
+  return database->run("INSERT INTO rejected VALUES(?1, ?2) ON CONFLICT(reason) DO UPDATE SET "
+                       "trajectories = trajectories + excluded.trajectories", reason, trajectories);
+}
+
+void Store::check_thread() {
+  if (owner_ == std::thread::id()) owner_ = std::this_thread::get_id();
+  ECHO_CHECK(owner_ == std::this_thread::get_id(), "the replay buffer belongs to one thread");
+}
+
+}  // namespace echoline::replay_buffer

@@ -1,0 +1,42 @@
+// The open file behind ReplayBuffer and JobLedger: schema, limits and the inserts both share. Private to this folder.
+#pragma once
+#include <memory>
+#include <thread>
+
+#include "replay_buffer/buffer.hpp"
+#include "replay_buffer/sqlite.hpp"
+
+namespace echoline::replay_buffer {
+
+inline constexpr std::uint64_t kSchemaVersion = 1;
+
+class Store {
+ public:
+  static Result<std::unique_ptr<Store>> open(const std::filesystem::path& path, const BufferOptions& options);
+
+  // Inserts one checked trajectory inside the caller's transaction; true when stored, false for a duplicate.
+  // kInvalid when its place in the group is taken under another id, kExhausted at a limit.
+  Result<bool> insert(const Trajectory& trajectory);
+  // Adds `trajectories` to the reports' count of refusals for `reason`, inside the caller's transaction.
+  Status count_rejected(std::string_view reason, std::uint64_t trajectories);
+  // Oldest version fresh enough for step t.
+  std::uint64_t version_min(std::uint64_t step) const {
+    return step > options.staleness_budget ? step - options.staleness_budget : 0;
+  }
+  // Re-reads how much is stored: at open, and after a transaction that inserted was rolled back.
+  Status reload_totals();
+  // Ends the process when called from a second thread.
+  void check_thread();
+
+  std::unique_ptr<Database> database;
+  BufferOptions options;
+  std::uint64_t rows = 0;   // trajectories in the file
+  std::uint64_t bytes = 0;  // their bodies together
+
+ private:
+  Store() = default;
+  Status create_or_check();
+  std::thread::id owner_;
+};
+
+}  // namespace echoline::replay_buffer
