@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,7 +30,7 @@ struct ModelConfig {
   double initializer_range = 0.02;   // standard deviation of fresh weights
   bool tie_embeddings = false;       // tie_word_embeddings: lm_head is embed_tokens
   std::vector<Token> eos;            // eos_token_id, one or several
-  std::int64_t bos = -1;             // bos_token_id; negative: none
+  std::optional<Token> bos;          // bos_token_id
 
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 

@@ -38,10 +38,9 @@ class Tokenizer {
   // vocabulary (padding rows of the embedding) stand for nothing.
   std::string decode(std::span<const Token> tokens, bool skip_special = false) const;
 
-  // Id of a whole token as tokenizer.json writes it (added or in the byte alphabet).
-  std::optional<Token> id(std::string_view token) const;
+  // The token that stands for exactly `text`, added tokens first.
+  std::optional<Token> id(std::string_view text) const;
   bool is_special(Token token) const;
-  // Id that ends a text: <|im_end|> where the model was tuned for chat is the caller's choice (generation eos).
   std::optional<Token> end_of_text() const { return id(kEndOfText); }
   // One more than the largest id; at most ModelConfig::vocab_size of a matching model.
   std::int64_t size() const;

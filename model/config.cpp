@@ -1,0 +1,286 @@
+#include "model/config.hpp"
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "model/tokenizer.hpp"
+
+namespace echoline::model {
+namespace {
+
+using nlohmann::json;
+constexpr std::string_view kWhat = "config.json";
+
+template <class... Args>
+Error bad(fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kInvalid, kWhat, format, std::forward<Args>(args)...);
+}
+
+// Fields of one JSON object; the first error is kept.
+class Fields {
+ public:
+  explicit Fields(const json& object) : object_(object) {}
+  const json* get(const char* name) const {
+    const auto it = object_.find(name);
+    return it == object_.end() || it->is_null() ? nullptr : &*it;
+  }
+  void integer(const char* name, std::int64_t& into, bool required = true) {
+    const json* value = get(name);
+    if (!value) {
+      if (required) note(bad("'{}' is missing, expected an integer", name));
+    } else if (!value->is_number_integer() ||
+               (value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{1} << 62)) {
+      note(bad("'{}' is {}, expected an integer", name, value->dump()));
+    } else {
+      into = value->get<std::int64_t>();
+    }
+  }
+  void number(const char* name, double& into) {
+    const json* value = get(name);
+    if (!value) return;
+    if (value->is_number()) into = value->get<double>();
+    else note(bad("'{}' is {}, expected a number", name, value->dump()));
+  }
+  void boolean(const char* name, bool& into) {
+    const json* value = get(name);
+    if (!value) return;
+    if (value->is_boolean()) into = value->get<bool>();
+    else note(bad("'{}' is {}, expected true or false", name, value->dump()));
+  }
+  void note(Error error) {
+    if (!error_) error_ = std::move(error);
+  }
+  Status status() const { return error_ ? Status(*error_) : ok(); }
+
+ private:
+  const json& object_;
+  std::optional<Error> error_;
+};
+
+Result<Token> token_of(const char* name, const json& value) {
+  if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<Token>::max()) {
+    return bad("'{}' is {}, expected a token id", name, value.dump());
+  }
+  return value.get<Token>();
+}
+
+// What this model does not implement must be off.
+Status supported(Fields& fields) {
+  const json* type = fields.get("model_type");
+  if (!type || *type != "qwen3") {
+    return bad("'model_type' is {}, expected \"qwen3\", the only family implemented", type ? type->dump() : "missing");
+  }
+  if (const json* scaling = fields.get("rope_scaling")) {
+    return bad("'rope_scaling' is {}, expected null: scaled rotary positions are not implemented", scaling->dump());
+  }
+  if (const json* act = fields.get("hidden_act"); act && *act != "silu") {
+    return bad("'hidden_act' is {}, expected \"silu\"", act->dump());
+  }
+  bool bias = false, sliding = false;
+  fields.boolean("attention_bias", bias);
+  fields.boolean("use_sliding_window", sliding);
+  ECHO_TRY(fields.status());
+  if (bias) return bad("'attention_bias' is true, expected false: biases are not implemented");
+  if (sliding) return bad("'use_sliding_window' is true, expected false: sliding windows are not implemented");
+  for (const char* name : {"torch_dtype", "dtype"}) {
+    const json* dtype = fields.get(name);
+    if (dtype && *dtype != "bfloat16" && *dtype != "float32") {
+      return bad("'{}' is {}, expected \"bfloat16\" or \"float32\"", name, dtype->dump());
+    }
+  }
+  return ok();
+}
+
+}  // namespace
+
+Result<ModelConfig> ModelConfig::from_json(std::string_view text) {
+  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) return bad("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
+  Fields fields(root);
+  ECHO_TRY(supported(fields));
+  ModelConfig c;
+  fields.integer("vocab_size", c.vocab_size);
+  fields.integer("hidden_size", c.hidden_size);
+  fields.integer("intermediate_size", c.intermediate_size);
+  fields.integer("num_hidden_layers", c.layers);
+  fields.integer("num_attention_heads", c.heads);
+  fields.integer("num_key_value_heads", c.kv_heads);
+  fields.integer("head_dim", c.head_dim, /*required=*/false);
+  fields.integer("max_position_embeddings", c.positions_max, /*required=*/false);
+  fields.number("rms_norm_eps", c.rms_norm_eps);
+  fields.number("rope_theta", c.rope_theta);
+  fields.number("initializer_range", c.initializer_range);
+  fields.boolean("tie_word_embeddings", c.tie_embeddings);
+  // Newer exports nest the rotary settings.
+  if (const json* rope = fields.get("rope_parameters")) {
+    if (!rope->is_object()) return bad("'rope_parameters' is {}, expected an object", rope->dump());
+    Fields nested(*rope);
+    const json* type = nested.get("rope_type");
+    if (type && *type != "default") {
+      return bad("'rope_parameters.rope_type' is {}, expected \"default\"", type->dump());
+    }
+    nested.number("rope_theta", c.rope_theta);
+    ECHO_TRY(nested.status());
+  }
+  ECHO_TRY(fields.status());
+  if (const json* eos = fields.get("eos_token_id")) {
+    if (eos->is_array()) {
+      for (const json& one : *eos) {
+        ECHO_ASSIGN(const Token token, token_of("eos_token_id", one));
+        c.eos.push_back(token);
+      }
+    } else {
+      ECHO_ASSIGN(const Token token, token_of("eos_token_id", *eos));
+      c.eos.push_back(token);
+    }
+  }
+  if (const json* bos = fields.get("bos_token_id")) {
+    ECHO_ASSIGN(c.bos, token_of("bos_token_id", *bos));
+  }
+  ECHO_TRY(c.validate());
+  return c;
+}
+
+Result<ModelConfig> ModelConfig::from_file(const std::filesystem::path& path) {
+  ECHO_ASSIGN(const std::string text, read_file(path, 16 << 20));
+  auto config = from_json(text);
+  if (!config) return fail(config.error().code, path.string(), "{}", config.error().detail);
+  return config;
+}
+
+std::string ModelConfig::to_json() const {
+  nlohmann::ordered_json j = {
+      {"architectures", {"Qwen3ForCausalLM"}},
+      {"model_type", "qwen3"},
+      {"vocab_size", vocab_size},
+      {"hidden_size", hidden_size},
+      {"intermediate_size", intermediate_size},
+      {"num_hidden_layers", layers},
+      {"num_attention_heads", heads},
+      {"num_key_value_heads", kv_heads},
+      {"head_dim", head_dim},
+      {"max_position_embeddings", positions_max},
+      {"rms_norm_eps", rms_norm_eps},
+      {"rope_theta", rope_theta},
+      {"rope_scaling", nullptr},
+      {"initializer_range", initializer_range},
+      {"tie_word_embeddings", tie_embeddings},
+      {"attention_bias", false},
+      {"attention_dropout", 0.0},
+      {"hidden_act", "silu"},
+      {"use_sliding_window", false},
+      {"torch_dtype", "bfloat16"},
+      {"use_cache", true},
+  };
+  if (eos.size() == 1) j["eos_token_id"] = eos.front();
+  if (eos.size() > 1) j["eos_token_id"] = eos;
+  if (bos) j["bos_token_id"] = *bos;
+  return j.dump(2) + "\n";
+}
+
+Status ModelConfig::validate() const {
+  const struct {
+    const char* name;
+    std::int64_t value, most;
+  } sizes[] = {{"vocab_size", vocab_size, 1 << 24},         {"hidden_size", hidden_size, 1 << 20},
+               {"intermediate_size", intermediate_size, 1 << 22}, {"num_hidden_layers", layers, 4096},
+               {"num_attention_heads", heads, 4096},         {"num_key_value_heads", kv_heads, 4096},
+               {"head_dim", head_dim, 4096},                 {"max_position_embeddings", positions_max, 1 << 26}};
+  for (const auto& size : sizes) {
+    if (size.value < 1 || size.value > size.most) {
+      return bad("'{}' is {}, expected 1 to {}", size.name, size.value, size.most);
+    }
+  }
+  if (heads % kv_heads != 0) {
+    return bad("'num_attention_heads' is {}, expected a multiple of 'num_key_value_heads' {}", heads, kv_heads);
+  }
+  if (head_dim % 2 != 0) return bad("'head_dim' is {}, expected an even number", head_dim);
+  const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
+  if (!positive(rms_norm_eps)) return bad("'rms_norm_eps' is {}, expected a positive number", rms_norm_eps);
+  if (!positive(rope_theta)) return bad("'rope_theta' is {}, expected a positive number", rope_theta);
+  if (!positive(initializer_range)) return bad("'initializer_range' is {}, expected a positive number", initializer_range);
+  for (const Token token : eos) {
+    if (token < 0 || token >= vocab_size) {
+      return bad("'eos_token_id' is {}, expected an id below 'vocab_size' {}", token, vocab_size);
+    }
+  }
+  return ok();
+}
+
+std::uint64_t ModelConfig::parameters() const {
+  const std::int64_t attention = hidden_size * head_dim * 2 * (heads + kv_heads) + 2 * head_dim;
+  const std::int64_t layer = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size;
+  const std::int64_t embeddings = vocab_size * hidden_size * (tie_embeddings ? 1 : 2);
+  return static_cast<std::uint64_t>(layers * layer + embeddings + hidden_size);
+}
+
+MemoryEstimate memory_estimate(const ModelConfig& config) {
+  const std::uint64_t n = config.parameters();
+  // 2 policy + 2 gradient + 4 master + 8 moments, bytes per parameter
+  return {{2 * n}, {16 * n}, {static_cast<std::uint64_t>(2 * 2 * config.layers * config.kv_heads * config.head_dim)}};
+}
+
+namespace {
+
+ModelConfig shape(std::int64_t hidden, std::int64_t inner, std::int64_t layers, std::int64_t heads, std::int64_t kv) {
+  ModelConfig c;
+  c.hidden_size = hidden;
+  c.intermediate_size = inner;
+  c.layers = layers;
+  c.heads = heads;
+  c.kv_heads = kv;
+  return c;
+}
+
+ModelConfig tiny(ModelConfig c) {
+  c.vocab_size = static_cast<std::int64_t>(kCharacterAlphabet.size()) + 3;
+  c.eos = {static_cast<Token>(kCharacterAlphabet.size())};  // <|endoftext|>
+  c.head_dim = 32;
+  c.positions_max = 1024;
+  c.tie_embeddings = true;
+  return c;
+}
+
+ModelConfig qwen3(ModelConfig c, bool tied) {
+  c.vocab_size = 151936;
+  c.eos = {151645};
+  c.bos = 151643;
+  c.head_dim = 128;
+  c.positions_max = 40960;
+  c.rope_theta = 1e6;
+  c.tie_embeddings = tied;
+  return c;
+}
+
+const std::vector<std::pair<std::string, ModelConfig>>& presets() {
+  static const std::vector<std::pair<std::string, ModelConfig>> all = {
+      {"tiny-64", tiny(shape(64, 192, 2, 2, 1))},
+      {"tiny-128", tiny(shape(128, 384, 2, 4, 2))},
+      {"tiny-256", tiny(shape(256, 768, 3, 8, 4))},
+      {"qwen3-0.6b", qwen3(shape(1024, 3072, 28, 16, 8), true)},
+      {"qwen3-1.7b", qwen3(shape(2048, 6144, 28, 16, 8), true)},
+      {"qwen3-4b", qwen3(shape(2560, 9728, 36, 32, 8), true)},
+      {"qwen3-8b", qwen3(shape(4096, 12288, 36, 32, 8), false)},
+  };
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, config] : presets()) names.push_back(name);
+  return names;
+}
+
+Result<ModelConfig> preset(std::string_view name) {
+  for (const auto& [known, config] : presets()) {
+    if (known == name) return config;
+  }
+  return fail(Code::kInvalid, "model preset", "no preset is called '{}', expected one of {}", name,
+              fmt::join(preset_names(), ", "));
+}
+
+}  // namespace echoline::model

@@ -1,0 +1,520 @@
+#include "model/tokenizer.hpp"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <unicode/bytestream.h>
+#include <unicode/normalizer2.h>
+#include <unicode/utf8.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <queue>
+#include <tuple>
+#include <unordered_map>
+
+#include "base/files.hpp"
+
+namespace echoline::model {
+namespace {
+
+using nlohmann::json;
+constexpr std::string_view kWhat = "tokenizer.json";
+constexpr Token kIdMax = 1 << 24;
+constexpr std::size_t kTextBytesMax = 1u << 30;
+// What ByteLevel splits by when it is asked to: the rule of GPT-2.
+constexpr const char* kByteLevelRegex =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+template <class... Args>
+Error bad(fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kInvalid, kWhat, format, std::forward<Args>(args)...);
+}
+
+// A short dump of a JSON value for messages; never throws on text that is not UTF-8.
+std::string shown(const json& value) {
+  std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  if (text.size() > 80) text = text.substr(0, 80) + "...";
+  return text;
+}
+
+const json* member(const json& object, const char* name) {
+  const auto it = object.find(name);
+  return it == object.end() || it->is_null() ? nullptr : &*it;
+}
+bool is_type(const json& object, std::string_view type) {
+  const json* t = object.is_object() ? member(object, "type") : nullptr;
+  return t && t->is_string() && t->get_ref<const std::string&>() == type;
+}
+bool is_true(const json& object, const char* name, bool absent = false) {
+  const json* value = member(object, name);
+  return value ? *value != false : absent;
+}
+
+// Byte-level BPE writes every byte as one printable character: bytes that are printable in Latin-1 as themselves,
+// the others, in order, as U+0100 and up.
+struct ByteMap {
+  std::array<char32_t, 256> character{};
+  std::unordered_map<char32_t, unsigned char> byte;
+  ByteMap() {
+    char32_t next = 256;
+    for (unsigned b = 0; b < 256; ++b) {
+      const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b != 173);
+      character[b] = printable ? b : next++;
+      byte[character[b]] = static_cast<unsigned char>(b);
+    }
+  }
+};
+const ByteMap& byte_map() {
+  static const ByteMap map;
+  return map;
+}
+
+void append_utf8(std::string& out, char32_t c) {
+  if (c < 0x80) {
+    out += static_cast<char>(c);
+  } else {  // the byte map ends below U+0800
+    out += static_cast<char>(0xc0 | c >> 6);
+    out += static_cast<char>(0x80 | (c & 0x3f));
+  }
+}
+
+// The bytes that a vocabulary entry stands for; absent when it has a character outside the byte map.
+std::optional<std::string> to_bytes(std::string_view written) {
+  std::string out;
+  const auto length = static_cast<std::int32_t>(written.size());
+  for (std::int32_t i = 0; i < length;) {
+    UChar32 c;
+    U8_NEXT(written.data(), i, length, c);
+    const auto it = c < 0 ? byte_map().byte.end() : byte_map().byte.find(static_cast<char32_t>(c));
+    if (it == byte_map().byte.end()) return std::nullopt;
+    out += static_cast<char>(it->second);
+  }
+  return out;
+}
+
+// Offset of the first byte that is not UTF-8.
+std::optional<std::size_t> utf8_error(std::string_view text) {
+  const auto length = static_cast<std::int32_t>(text.size());
+  for (std::int32_t i = 0; i < length;) {
+    const std::int32_t start = i;
+    UChar32 c;
+    U8_NEXT(text.data(), i, length, c);
+    if (c < 0) return static_cast<std::size_t>(start);
+  }
+  return std::nullopt;
+}
+
+struct FreeCode {
+  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+};
+struct FreeMatch {
+  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+};
+
+struct StringHash : std::hash<std::string_view> {
+  using is_transparent = void;
+};
+
+struct Added {
+  std::string content;
+  Token id;
+  bool special;
+};
+
+}  // namespace
+
+struct Tokenizer::State {
+  std::string source;
+  std::vector<std::string> bytes;  // by id; empty where there is no token
+  std::vector<bool> special;       // by id
+  std::unordered_map<std::string, Token, StringHash, std::equal_to<>> vocabulary;  // by bytes
+  std::array<std::optional<Token>, 256> byte_token;
+  struct Merge {
+    std::uint32_t rank;
+    Token merged;
+  };
+  std::unordered_map<std::uint64_t, Merge> merges;  // by pair()
+  std::array<std::vector<Added>, 256> added;        // by first byte, longest first
+  std::unique_ptr<pcre2_code, FreeCode> split;      // null: the text is one piece
+  bool nfc = false;
+
+  static std::uint64_t pair(Token left, Token right) {
+    return std::uint64_t(std::uint32_t(left)) << 32 | std::uint32_t(right);
+  }
+
+  Status put(Token id, std::string token);
+  Status read_vocabulary(const json& model);
+  Status read_merges(const json& model);
+  Status read_added(const json& root);
+  Status read_normalizer(const json& root);
+  Status read_pre_tokenizer(const json& root);
+  Status compile(const std::string& regex);
+
+  const Added* added_at(std::string_view text) const;
+  Status encode_ordinary(std::string_view text, pcre2_match_data* match, std::vector<Token>& out) const;
+  Status encode_piece(std::string_view piece, std::vector<Token>& out) const;
+};
+
+Status Tokenizer::State::put(Token id, std::string token) {
+  const auto index = static_cast<std::size_t>(id);
+  if (bytes.size() <= index) {
+    bytes.resize(index + 1);
+    special.resize(index + 1);
+  }
+  if (!bytes[index].empty() && bytes[index] != token) {
+    return bad("id {} is used by two tokens, {} and {}", id, shown(bytes[index]), shown(token));
+  }
+  bytes[index] = std::move(token);
+  return ok();
+}
+
+Status Tokenizer::State::read_vocabulary(const json& model) {
+  const json* vocab = member(model, "vocab");
+  if (!vocab || !vocab->is_object()) return bad("'model.vocab' is missing, expected an object from token to id");
+  for (const auto& [written, id] : vocab->items()) {
+    if (!id.is_number_integer() || id < 0 || id > kIdMax) {
+      return bad("'model.vocab' gives {} the id {}, expected an integer from 0 to {}", shown(written), shown(id), kIdMax);
+    }
+    auto token = to_bytes(written);
+    if (!token || token->empty()) {
+      return bad("'model.vocab' has the entry {}, expected characters of the byte-level alphabet", shown(written));
+    }
+    const auto value = id.get<Token>();
+    if (token->size() == 1) byte_token[static_cast<unsigned char>(token->front())] = value;
+    vocabulary.emplace(*token, value);
+    ECHO_TRY(put(value, *std::move(token)));
+  }
+  return ok();
+}
+
+Status Tokenizer::State::read_merges(const json& model) {
+  const json* list = member(model, "merges");
+  if (!list || !list->is_array()) return bad("'model.merges' is missing, expected a list");
+  std::uint32_t rank = 0;
+  for (const json& merge : *list) {
+    std::string left, right;
+    if (merge.is_string()) {
+      const auto& text = merge.get_ref<const std::string&>();
+      const auto space = text.find(' ');
+      if (space != std::string::npos) {
+        left = text.substr(0, space);
+        right = text.substr(space + 1);
+      }
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      left = merge[0].get<std::string>();
+      right = merge[1].get<std::string>();
+    }
+    const auto a = to_bytes(left), b = to_bytes(right);
+    if (!a || !b || a->empty() || b->empty()) {
+      return bad("'model.merges' entry {} is {}, expected \"a b\" or [\"a\", \"b\"]", rank, shown(merge));
+    }
+    const auto ia = vocabulary.find(*a), ib = vocabulary.find(*b), merged = vocabulary.find(*a + *b);
+    if (ia == vocabulary.end() || ib == vocabulary.end() || merged == vocabulary.end()) {
+      return bad("'model.merges' entry {} is {}, whose parts and result must be in 'model.vocab'", rank, shown(merge));
+    }
+    merges.emplace(pair(ia->second, ib->second), Merge{rank, merged->second});  // the first of equal pairs counts
+    ++rank;
+  }
+  return ok();
+}
+
+Status Tokenizer::State::read_added(const json& root) {
+  const json* list = member(root, "added_tokens");
+  if (!list) return ok();
+  if (!list->is_array()) return bad("'added_tokens' is {}, expected a list", shown(*list));
+  for (const json& entry : *list) {
+    const json* content = entry.is_object() ? member(entry, "content") : nullptr;
+    const json* id = content ? member(entry, "id") : nullptr;
+    if (!id || !content->is_string() || content->get_ref<const std::string&>().empty() || !id->is_number_integer() ||
+        *id < 0 || *id > kIdMax) {
+      return bad("'added_tokens' has {}, expected an object with 'id' and 'content'", shown(entry));
+    }
+    for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
+      if (is_true(entry, flag)) return bad("added token {} sets '{}', which is not implemented", shown(*content), flag);
+    }
+    Added token{content->get<std::string>(), id->get<Token>(), is_true(entry, "special")};
+    ECHO_TRY(put(token.id, token.content));
+    special[static_cast<std::size_t>(token.id)] = token.special;
+    added[static_cast<unsigned char>(token.content.front())].push_back(std::move(token));
+  }
+  for (auto& bucket : added) {
+    std::stable_sort(bucket.begin(), bucket.end(),
+                     [](const Added& a, const Added& b) { return a.content.size() > b.content.size(); });
+  }
+  return ok();
+}
+
+Status Tokenizer::State::read_normalizer(const json& root) {
+  const json* normalizer = member(root, "normalizer");
+  if (!normalizer) return ok();
+  if (!is_type(*normalizer, "NFC")) return bad("'normalizer' is {}, expected NFC or null", shown(*normalizer));
+  nfc = true;
+  return ok();
+}
+
+Status Tokenizer::State::read_pre_tokenizer(const json& root) {
+  const json* pre = member(root, "pre_tokenizer");
+  if (!pre || !pre->is_object()) return bad("'pre_tokenizer' is missing, expected ByteLevel, optionally after a Split");
+  const json* list = is_type(*pre, "Sequence") ? member(*pre, "pretokenizers") : nullptr;
+  const json steps = list ? *list : json::array({*pre});
+  bool byte_level = false;
+  for (const json& step : steps.is_array() ? steps : json::array()) {
+    if (byte_level) return bad("'pre_tokenizer' continues after ByteLevel with {}", shown(step));
+    if (is_type(step, "Split")) {
+      const json* pattern = member(step, "pattern");
+      const json* regex = pattern && pattern->is_object() ? member(*pattern, "Regex") : nullptr;
+      if (!regex || !regex->is_string()) return bad("'pre_tokenizer' Split has no pattern.Regex: {}", shown(step));
+      const json* behavior = member(step, "behavior");
+      if (!behavior || *behavior != "Isolated" || is_true(step, "invert")) {
+        return bad("'pre_tokenizer' Split is {}, expected behavior Isolated, not inverted", shown(step));
+      }
+      if (split) return bad("'pre_tokenizer' has two Splits, expected at most one");
+      ECHO_TRY(compile(regex->get<std::string>()));
+    } else if (is_type(step, "ByteLevel")) {
+      byte_level = true;
+      if (is_true(step, "add_prefix_space", true)) return bad("'pre_tokenizer' ByteLevel sets 'add_prefix_space', which is not implemented");
+      if (is_true(step, "use_regex", true)) {
+        if (split) return bad("'pre_tokenizer' splits twice: by Split and by ByteLevel's use_regex");
+        ECHO_TRY(compile(kByteLevelRegex));
+      }
+    } else {
+      return bad("'pre_tokenizer' has {}, expected Split or ByteLevel", shown(step));
+    }
+  }
+  if (!byte_level) return bad("'pre_tokenizer' is {}, expected ByteLevel, optionally after a Split", shown(*pre));
+  return ok();
+}
+
+Status Tokenizer::State::compile(const std::string& regex) {
+  int code = 0;
+  PCRE2_SIZE offset = 0;
+  split.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(regex.data()), regex.size(), PCRE2_UTF | PCRE2_UCP, &code,
+                            &offset, nullptr));
+  if (!split) {
+    std::array<PCRE2_UCHAR, 256> text{};
+    pcre2_get_error_message(code, text.data(), text.size());
+    return bad("'pre_tokenizer' regex is wrong at offset {}: {}", offset, reinterpret_cast<const char*>(text.data()));
+  }
+  pcre2_jit_compile(split.get(), PCRE2_JIT_COMPLETE);  // where there is no JIT, the interpreter matches
+  return ok();
+}
+
+const Added* Tokenizer::State::added_at(std::string_view text) const {
+  for (const Added& token : added[static_cast<unsigned char>(text.front())]) {
+    if (text.starts_with(token.content)) return &token;
+  }
+  return nullptr;
+}
+
+Status Tokenizer::State::encode_ordinary(std::string_view text, pcre2_match_data* match,
+                                         std::vector<Token>& out) const {
+  if (text.empty()) return ok();
+  std::string normalized;
+  if (nfc && std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; })) {
+    UErrorCode error = U_ZERO_ERROR;
+    const icu::Normalizer2* normalizer = icu::Normalizer2::getNFCInstance(error);
+    icu::StringByteSink<std::string> sink(&normalized);
+    if (U_SUCCESS(error)) {
+      normalizer->normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size())), sink,
+                                nullptr, error);
+    }
+    if (U_FAILURE(error)) return fail(Code::kInternal, "tokenize", "NFC normalisation: {}", u_errorName(error));
+    text = normalized;
+  }
+  if (!split) return encode_piece(text, out);
+  std::size_t begin = 0;
+  while (begin < text.size()) {
+    const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+    const std::uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
+    int found = pcre2_match(split.get(), subject, text.size(), begin, options, match, nullptr);
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
+      found = pcre2_match(split.get(), subject, text.size(), begin, options | PCRE2_NO_JIT, match, nullptr);
+    }
+    if (found == PCRE2_ERROR_NOMATCH) return encode_piece(text.substr(begin), out);
+    if (found < 0) {
+      return fail(Code::kExhausted, "tokenize", "the split regex gives up after byte {} (PCRE2 error {})", begin, found);
+    }
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match);
+    if (range[1] <= begin || range[0] < begin || range[1] < range[0]) {  // a regex that moves the match start
+      return fail(Code::kInvalid, "tokenize", "the split regex of tokenizer.json matches backwards at byte {}", begin);
+    }
+    if (range[0] > begin) ECHO_TRY(encode_piece(text.substr(begin, range[0] - begin), out));
+    ECHO_TRY(encode_piece(text.substr(range[0], range[1] - range[0]), out));
+    begin = range[1];
+  }
+  return ok();
+}
+
+// Joins the pair of lowest rank, leftmost first, until no pair can be joined.
+Status Tokenizer::State::encode_piece(std::string_view piece, std::vector<Token>& out) const {
+  struct Symbol {
+    Token id;
+    std::ptrdiff_t previous, next;  // -1: none
+  };
+  std::vector<Symbol> symbols;
+  symbols.reserve(piece.size());
+  for (const char c : piece) {
+    const auto token = byte_token[static_cast<unsigned char>(c)];
+    if (!token) {
+      return fail(Code::kInvalid, "tokenize", "the vocabulary has no token for byte 0x{:02x} in {}",
+                  static_cast<unsigned char>(c), shown(std::string(piece)));
+    }
+    const std::ptrdiff_t at = std::ssize(symbols);
+    symbols.push_back({*token, at - 1, at + 1});
+  }
+  symbols.back().next = -1;
+  const auto at = [&](std::ptrdiff_t i) -> Symbol& { return symbols[static_cast<std::size_t>(i)]; };
+
+  using Candidate = std::tuple<std::uint32_t, std::ptrdiff_t, Token, Token, Token>;  // rank, left, ids, merged
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
+  const auto offer = [&](std::ptrdiff_t left) {
+    if (left < 0 || at(left).next < 0) return;
+    const Token a = at(left).id, b = at(at(left).next).id;
+    if (const auto it = merges.find(pair(a, b)); it != merges.end()) {
+      queue.emplace(it->second.rank, left, a, b, it->second.merged);
+    }
+  };
+  if (!merges.empty()) {
+    for (std::ptrdiff_t i = 0; i + 1 < std::ssize(symbols); ++i) offer(i);
+  }
+  constexpr Token kGone = -1;
+  while (!queue.empty()) {
+    const auto [rank, left, a, b, merged] = queue.top();
+    queue.pop();
+    const std::ptrdiff_t right = at(left).next;
+    if (at(left).id != a || right < 0 || at(right).id != b) continue;  // overtaken by an earlier merge
+    at(left).id = merged;
+    at(right).id = kGone;
+    at(left).next = at(right).next;
+    if (at(left).next >= 0) at(at(left).next).previous = left;
+    offer(at(left).previous);
+    offer(left);
+  }
+  for (std::ptrdiff_t i = 0; i >= 0; i = at(i).next) out.push_back(at(i).id);
+  return ok();
+}
+
+Result<Tokenizer> Tokenizer::from_json(std::string text) try {
+  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) {
+    return bad("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
+  }
+  const json* model = member(root, "model");
+  if (!model || !model->is_object()) return bad("'model' is missing, expected an object of type BPE");
+  const json* type = member(*model, "type");
+  if (type && *type != "BPE") return bad("'model.type' is {}, expected \"BPE\"", shown(*type));
+  for (const char* flag : {"byte_fallback", "ignore_merges"}) {
+    if (is_true(*model, flag)) return bad("'model.{}' is set, which is not implemented", flag);
+  }
+  for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    if (const json* value = member(*model, affix); value && *value != "") {
+      return bad("'model.{}' is {}, expected none", affix, shown(*value));
+    }
+  }
+  for (const char* name : {"decoder", "post_processor"}) {
+    const json* value = member(root, name);
+    if (value && !is_type(*value, "ByteLevel")) return bad("'{}' is {}, expected ByteLevel", name, shown(*value));
+  }
+  auto state = std::make_shared<State>();
+  ECHO_TRY(state->read_vocabulary(*model));
+  ECHO_TRY(state->read_merges(*model));
+  ECHO_TRY(state->read_added(root));
+  ECHO_TRY(state->read_normalizer(root));
+  ECHO_TRY(state->read_pre_tokenizer(root));
+  if (state->bytes.empty()) return bad("there are no tokens");
+  state->source = std::move(text);
+  return Tokenizer(std::move(state));
+} catch (const std::exception& e) {
+  return bad("{}", e.what());
+}
+
+Result<Tokenizer> Tokenizer::from_file(const std::filesystem::path& path) {
+  ECHO_ASSIGN(std::string text, read_file(path, 256 << 20));
+  auto tokenizer = from_json(std::move(text));
+  if (!tokenizer) return fail(tokenizer.error().code, path.string(), "{}", tokenizer.error().detail);
+  return tokenizer;
+}
+
+Result<Tokenizer> Tokenizer::characters(std::string_view alphabet) {
+  nlohmann::ordered_json vocab = nlohmann::ordered_json::object();
+  for (const char c : alphabet) {
+    const auto byte = static_cast<unsigned char>(c);
+    std::string written;
+    append_utf8(written, byte_map().character[byte]);
+    if (byte >= 0x80 || vocab.contains(written)) {
+      return fail(Code::kInvalid, "character tokenizer", "the alphabet has byte 0x{:02x} {}, expected distinct ASCII",
+                  byte, byte >= 0x80 ? "outside ASCII" : "twice");
+    }
+    vocab[written] = vocab.size();
+  }
+  nlohmann::ordered_json added = nlohmann::ordered_json::array();
+  for (const std::string_view content : {kEndOfText, kChatStart, kChatEnd}) {
+    added.push_back({{"id", vocab.size() + added.size()}, {"content", content}, {"single_word", false},
+                     {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", true}});
+  }
+  const nlohmann::ordered_json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+  const nlohmann::ordered_json root = {
+      {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
+      {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr}, {"decoder", byte_level},
+      {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr},
+                 {"end_of_word_suffix", nullptr}, {"fuse_unk", false}, {"byte_fallback", false}, {"vocab", vocab},
+                 {"merges", nlohmann::ordered_json::array()}}}};
+  return from_json(root.dump(2) + "\n");
+}
+
+Result<std::vector<Token>> Tokenizer::encode(std::string_view text) const try {
+  if (text.size() > kTextBytesMax) {
+    return fail(Code::kExhausted, "tokenize", "the text has {} bytes, expected at most {}", text.size(), kTextBytesMax);
+  }
+  if (const auto offset = utf8_error(text)) {
+    return fail(Code::kInvalid, "tokenize", "byte {} of the text (0x{:02x}) is not UTF-8", *offset,
+                static_cast<unsigned char>(text[*offset]));
+  }
+  const std::unique_ptr<pcre2_match_data, FreeMatch> match(
+      state_->split ? pcre2_match_data_create_from_pattern(state_->split.get(), nullptr) : nullptr);
+  if (state_->split && !match) return fail(Code::kExhausted, "tokenize", "out of memory");
+  std::vector<Token> out;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < text.size();) {
+    const Added* token = state_->added_at(text.substr(i));
+    if (!token) {
+      ++i;
+      continue;
+    }
+    ECHO_TRY(state_->encode_ordinary(text.substr(begin, i - begin), match.get(), out));
+    out.push_back(token->id);
+    begin = i += token->content.size();
+  }
+  ECHO_TRY(state_->encode_ordinary(text.substr(begin), match.get(), out));
+  return out;
+} catch (const std::exception& e) {
+  return fail(Code::kExhausted, "tokenize", "{}", e.what());
+}
+
+std::string Tokenizer::decode(std::span<const Token> tokens, bool skip_special) const {
+  std::string out;
+  for (const Token token : tokens) {
+    if (token < 0 || token >= size() || (skip_special && is_special(token))) continue;
+    out += state_->bytes[static_cast<std::size_t>(token)];
+  }
+  return out;
+}
+
+std::optional<Token> Tokenizer::id(std::string_view text) const {
+  if (text.empty()) return std::nullopt;
+  for (const Added& token : state_->added[static_cast<unsigned char>(text.front())]) {
+    if (token.content == text) return token.id;
+  }
+  const auto it = state_->vocabulary.find(text);
+  return it == state_->vocabulary.end() ? std::nullopt : std::optional(it->second);
+}
+
+bool Tokenizer::is_special(Token token) const {
+  return token >= 0 && token < size() && state_->special[static_cast<std::size_t>(token)];
+}
+std::int64_t Tokenizer::size() const { return std::ssize(state_->bytes); }
+const std::string& Tokenizer::to_json() const { return state_->source; }
+
+}  // namespace echoline::model

@@ -1,0 +1,338 @@
+#include "model/transformer.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "base/random.hpp"
+
+namespace echoline::model {
+
+using torch::Tensor;
+
+// Queries, keys and values share one block of memory, so that a pass without gradients is one product.
+struct Transformer::Layer {
+  Tensor qkv;                  // [(heads + 2 kv_heads) * head_dim, hidden]; q, k and v are views of it
+  Tensor q, k, v, o;           // projections as checkpoints name them
+  Tensor q_norm, k_norm;       // [head_dim]
+  Tensor input_norm, post_norm;  // [hidden]
+  Tensor gate, up, down;
+};
+
+namespace {
+
+constexpr double kMasked = -1e9;  // finite, so that a row without any key (a pad) stays finite
+constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // logits held at a time by token_logprobs(): 256 MiB
+
+// Registers a parameter under a dotted name, making the modules on the way.
+void register_path(torch::nn::Module& root, const std::string& path, const Tensor& tensor) {
+  torch::nn::Module* module = &root;
+  std::size_t begin = 0;
+  for (std::size_t dot = path.find('.'); dot != std::string::npos; begin = dot + 1, dot = path.find('.', begin)) {
+    const std::string part = path.substr(begin, dot - begin);
+    auto children = module->named_children();
+    auto* child = children.find(part);
+    module = child ? child->get() : module->register_module(part, std::make_shared<torch::nn::Module>(part)).get();
+  }
+  module->register_parameter(path.substr(begin), tensor);
+}
+
+// x / rms(x) * weight over the last dimension, computed in fp32.
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  const Tensor wide = x.to(torch::kFloat);
+  return (wide * torch::rsqrt(wide.square().mean(-1, true) + eps)).to(x.scalar_type()) * weight;
+}
+
+// What all layers share in one pass.
+struct Pass {
+  std::int64_t batch, tokens;
+  Tensor cos, sin;  // [batch or 1, tokens, 1, head_dim]; sin with the sign of the rotation
+  Tensor mask;      // added to scores: [batch * kv_heads or 1, keys, tokens * group], or undefined
+  KvCache* cache;
+};
+
+// Additive mask, keys before queries; undefined when every query may see every key.
+Tensor additive_mask(const ModelConfig& config, const Pass& pass, std::int64_t past, const Layout& layout,
+                     const torch::TensorOptions& options) {
+  const std::int64_t keys = past + pass.tokens, group = config.heads / config.kv_heads;
+  Tensor mask;
+  if (pass.tokens > 1) {
+    mask = torch::full({keys, pass.tokens}, kMasked, options).tril(-past - 1).unsqueeze(0);
+  }
+  if (layout.key_mask.defined()) {
+    TORCH_CHECK(layout.key_mask.sizes() == torch::IntArrayRef({pass.batch, keys}),
+                "key_mask is not [batch, cached tokens + tokens]");
+    const Tensor hidden = layout.key_mask.logical_not().to(options.dtype()).mul_(kMasked).unsqueeze(2);
+    mask = mask.defined() ? torch::minimum(mask, hidden) : hidden;
+  }
+  if (!mask.defined()) return mask;
+  const std::int64_t rows = mask.size(0);
+  mask = mask.unsqueeze(1).unsqueeze(3).expand(
+      {rows, rows > 1 ? config.kv_heads : 1, keys, group, pass.tokens});
+  return mask.reshape({-1, keys, group * pass.tokens});
+}
+
+// Causal grouped-query attention: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim]
+// -> [batch * tokens, heads * dim]. Scores are laid out keys first: softmax over an inner dimension is several times
+// faster on a CPU when rows are short. The scale 1 / sqrt(dim) is already in q and k.
+Tensor attention(const ModelConfig& config, const Pass& pass, std::size_t layer, const Tensor& q, Tensor k, Tensor v) {
+  const std::int64_t group = config.heads / config.kv_heads, dim = config.head_dim;
+  k = k.transpose(1, 2);
+  v = v.transpose(1, 2);
+  if (pass.cache) {
+    const std::int64_t past = pass.cache->length;
+    pass.cache->keys[layer].narrow(2, past, pass.tokens).copy_(k);
+    pass.cache->values[layer].narrow(2, past, pass.tokens).copy_(v);
+    k = pass.cache->keys[layer].narrow(2, 0, past + pass.tokens);
+    v = pass.cache->values[layer].narrow(2, 0, past + pass.tokens);
+  }
+  k = k.flatten(0, 1);
+  v = v.flatten(0, 1);
+  const Tensor grouped = q.view({pass.batch, pass.tokens, config.kv_heads, group, dim})
+                             .permute({0, 2, 3, 1, 4})
+                             .reshape({pass.batch * config.kv_heads, group * pass.tokens, dim});
+  const Tensor scores = pass.mask.defined() ? torch::baddbmm(pass.mask, k, grouped.transpose(1, 2))
+                                            : torch::bmm(k, grouped.transpose(1, 2));
+  return torch::bmm(scores.softmax(1).transpose(1, 2), v)
+      .view({pass.batch, config.kv_heads, group, pass.tokens, dim})
+      .permute({0, 3, 1, 2, 4})
+      .reshape({pass.batch * pass.tokens, config.heads * dim});
+}
+
+// One decoder layer on x [batch * tokens, hidden].
+Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
+              const Tensor& x) {
+  const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
+  const bool aliased = !torch::GradMode::is_enabled() && layer.q.data_ptr() == layer.qkv.data_ptr();
+  const Tensor qkv_weight = aliased ? layer.qkv : torch::cat({layer.q, layer.k, layer.v});
+  const Tensor qkv = torch::linear(rms_norm(x, layer.input_norm, config.rms_norm_eps), qkv_weight);
+
+  // Norm and rotation of queries and keys together. The mean goes through a product: reductions over short rows are
+  // slow on a CPU.
+  Tensor qk = qkv.narrow(1, 0, (heads + kv) * dim).view({pass.batch, pass.tokens, heads + kv, dim}).to(torch::kFloat);
+  const Tensor mean = torch::matmul(qk.square(), torch::full({dim, 1}, 1.0 / double(dim), qk.options()));
+  const Tensor norms = torch::cat({layer.q_norm.expand({heads, dim}), layer.k_norm.expand({kv, dim})});
+  qk = qk * torch::rsqrt(mean + config.rms_norm_eps) * norms;
+  qk = torch::addcmul(qk * pass.cos, qk.roll(dim / 2, -1), pass.sin).to(qkv.scalar_type());
+  const Tensor v = qkv.narrow(1, (heads + kv) * dim, kv * dim).view({pass.batch, pass.tokens, kv, dim});
+
+  const Tensor mixed = attention(config, pass, index, qk.narrow(2, 0, heads), qk.narrow(2, heads, kv), v);
+  const Tensor y = torch::addmm(x, mixed, layer.o.t());
+  const Tensor z = rms_norm(y, layer.post_norm, config.rms_norm_eps);
+  return torch::addmm(y, torch::silu(torch::linear(z, layer.gate)) * torch::linear(z, layer.up), layer.down.t());
+}
+
+// log softmax(hidden @ weight^T / temperature) at the targets. Logits are made for a bounded number of rows at a time
+// and made again in the backward pass, so a long batch never holds [rows, vocab] at once.
+struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
+  static std::int64_t rows_max(const Tensor& weight) { return std::max<std::int64_t>(1, kLogitsMax / weight.size(0)); }
+
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& hidden,
+                                                const Tensor& weight, const Tensor& targets, double temperature) {
+    std::vector<Tensor> logprobs, entropies;
+    for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
+      const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
+      const Tensor log_p = torch::linear(hidden.narrow(0, begin, rows), weight)
+                               .to(torch::kFloat)
+                               .div_(temperature)
+                               .log_softmax(-1);
+      logprobs.push_back(log_p.gather(1, targets.narrow(0, begin, rows).unsqueeze(1)).squeeze(1));
+      entropies.push_back((log_p.exp() * log_p).sum(-1).neg());
+    }
+    const auto join = [&](const std::vector<Tensor>& parts) {
+      return parts.empty() ? torch::zeros({0}, hidden.options().dtype(torch::kFloat)) : torch::cat(parts);
+    };
+    context->save_for_backward({hidden, weight, targets});
+    context->saved_data["temperature"] = temperature;
+    Tensor entropy = join(entropies);
+    context->mark_non_differentiable({entropy});
+    return {join(logprobs), entropy};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2];
+    const double temperature = context->saved_data["temperature"].toDouble();
+    Tensor hidden_gradient = torch::zeros_like(hidden);
+    Tensor weight_gradient = torch::zeros_like(weight);
+    for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
+      const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
+      const Tensor part = hidden.narrow(0, begin, rows);
+      const Tensor scale = gradients[0].narrow(0, begin, rows).unsqueeze(1) / temperature;
+      // d log p[target] / d logit = (onehot - p) / temperature
+      Tensor d = torch::linear(part, weight).to(torch::kFloat).div_(temperature).softmax(-1).mul_(-scale);
+      d.scatter_add_(1, targets.narrow(0, begin, rows).unsqueeze(1), scale);
+      d = d.to(weight.scalar_type());
+      hidden_gradient.narrow(0, begin, rows).copy_(d.mm(weight));
+      weight_gradient.addmm_(d.t(), part);
+    }
+    return {hidden_gradient, weight_gradient, Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+torch::ScalarType compute_dtype(const torch::Device& device) {
+  return device.is_cpu() ? torch::kFloat : torch::kBFloat16;
+}
+
+KvCache::KvCache(const ModelConfig& config, std::int64_t batch, std::int64_t capacity_, const torch::Device& device,
+                 torch::ScalarType dtype)
+    : capacity(capacity_) {
+  const auto options = torch::TensorOptions().device(device).dtype(dtype);
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    keys.push_back(torch::empty({batch, config.kv_heads, capacity, config.head_dim}, options));
+    values.push_back(torch::empty({batch, config.kv_heads, capacity, config.head_dim}, options));
+  }
+}
+
+void KvCache::select_rows(const Tensor& rows) {
+  for (auto* tensors : {&keys, &values}) {
+    for (Tensor& tensor : *tensors) tensor = tensor.index_select(0, rows);
+  }
+}
+
+Layout left_padded(const std::vector<std::int64_t>& lengths, const torch::Device& device) {
+  const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  const Tensor pads = longest - torch::tensor(lengths, torch::kLong).unsqueeze(1);
+  const Tensor columns = torch::arange(longest, torch::kLong).unsqueeze(0);
+  return {(columns - pads).clamp_min(0).to(device), (columns >= pads).to(device)};
+}
+
+Transformer::Transformer(const ModelConfig& config, torch::Device device, std::optional<torch::ScalarType> dtype)
+    : config_(config) {
+  if (const Status valid = config.validate(); !valid) TORCH_CHECK(false, valid.error().message());
+  const auto options = torch::TensorOptions().device(device).dtype(dtype.value_or(compute_dtype(device)));
+  const auto add = [&](const std::string& name, Tensor tensor) {
+    tensor.requires_grad_(true);
+    register_path(*this, name, tensor);
+    return tensor;
+  };
+  const std::int64_t hidden = config.hidden_size, inner = config.intermediate_size, dim = config.head_dim;
+  embedding_ = add("model.embed_tokens.weight", torch::empty({config.vocab_size, hidden}, options));
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    const std::int64_t q_rows = config.heads * dim, kv_rows = config.kv_heads * dim;
+    const Tensor qkv = torch::empty({q_rows + 2 * kv_rows, hidden}, options);
+    Layer l;
+    l.qkv = qkv;
+    l.q = add(layer + "self_attn.q_proj.weight", qkv.narrow(0, 0, q_rows).detach());
+    l.k = add(layer + "self_attn.k_proj.weight", qkv.narrow(0, q_rows, kv_rows).detach());
+    l.v = add(layer + "self_attn.v_proj.weight", qkv.narrow(0, q_rows + kv_rows, kv_rows).detach());
+    l.o = add(layer + "self_attn.o_proj.weight", torch::empty({hidden, q_rows}, options));
+    l.q_norm = add(layer + "self_attn.q_norm.weight", torch::empty({dim}, options));
+    l.k_norm = add(layer + "self_attn.k_norm.weight", torch::empty({dim}, options));
+    l.gate = add(layer + "mlp.gate_proj.weight", torch::empty({inner, hidden}, options));
+    l.up = add(layer + "mlp.up_proj.weight", torch::empty({inner, hidden}, options));
+    l.down = add(layer + "mlp.down_proj.weight", torch::empty({hidden, inner}, options));
+    l.input_norm = add(layer + "input_layernorm.weight", torch::empty({hidden}, options));
+    l.post_norm = add(layer + "post_attention_layernorm.weight", torch::empty({hidden}, options));
+    layers_.push_back(std::move(l));
+  }
+  norm_ = add("model.norm.weight", torch::empty({hidden}, options));
+  lm_head_ = config.tie_embeddings ? embedding_
+                                   : add("lm_head.weight", torch::empty({config.vocab_size, hidden}, options));
+}
+
+Transformer::~Transformer() = default;
+
+torch::Device Transformer::device() const { return embedding_.device(); }
+torch::ScalarType Transformer::dtype() const { return embedding_.scalar_type(); }
+
+void Transformer::grow_rope(std::int64_t positions) {
+  if (rope_cos_.defined() && rope_cos_.size(0) >= positions) return;
+  TORCH_CHECK(positions <= config_.positions_max, "position ", positions, " is beyond positions_max ",
+              config_.positions_max);
+  torch::NoGradGuard no_grad;
+  const std::int64_t rows = std::min(config_.positions_max, std::max<std::int64_t>(256, 2 * positions));
+  const std::int64_t half = config_.head_dim / 2;
+  // Angles in double; query and key each carry a factor head_dim^(-1/4), together the scale of the scores.
+  const Tensor pairs = torch::arange(half, torch::kDouble) * (-2.0 * std::log(config_.rope_theta) / double(2 * half));
+  const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), pairs.exp());
+  const double scale = std::pow(double(config_.head_dim), -0.25);
+  const Tensor cos = angles.cos() * scale, sin = angles.sin() * scale;
+  rope_cos_ = torch::cat({cos, cos}, 1).to(torch::kFloat).to(device());
+  rope_sin_ = torch::cat({-sin, sin}, 1).to(torch::kFloat).to(device());
+}
+
+Tensor Transformer::hidden_states(const Tensor& ids, const Layout& layout, KvCache* cache) {
+  TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
+  const std::int64_t past = cache ? cache->length : 0;
+  Pass pass{ids.size(0), ids.size(1), {}, {}, {}, cache};
+  TORCH_CHECK(!cache || past + pass.tokens <= cache->capacity, "the KV cache holds ", cache->capacity, " tokens, ",
+              past + pass.tokens, " needed");
+  grow_rope(past + pass.tokens);
+  if (layout.positions.defined()) {
+    const Tensor flat = layout.positions.reshape({-1});
+    const std::vector<std::int64_t> shape{pass.batch, pass.tokens, 1, config_.head_dim};
+    pass.cos = rope_cos_.index_select(0, flat).view(shape);
+    pass.sin = rope_sin_.index_select(0, flat).view(shape);
+  } else {
+    pass.cos = rope_cos_.narrow(0, past, pass.tokens).unsqueeze(1);
+    pass.sin = rope_sin_.narrow(0, past, pass.tokens).unsqueeze(1);
+  }
+  pass.mask = additive_mask(config_, pass, past, layout, embedding_.options().requires_grad(false));
+
+  Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
+  for (std::size_t i = 0; i < layers_.size(); ++i) x = decode(config_, pass, i, layers_[i], x);
+  if (cache) cache->length += pass.tokens;
+  return rms_norm(x, norm_, config_.rms_norm_eps).view({pass.batch, pass.tokens, config_.hidden_size});
+}
+
+Tensor Transformer::logits(const Tensor& hidden) const { return torch::linear(hidden, lm_head_).to(torch::kFloat); }
+
+Tensor Transformer::forward(const Tensor& ids, const Layout& layout, KvCache* cache) {
+  return logits(hidden_states(ids, layout, cache));
+}
+
+TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, const Tensor& mask) {
+  TORCH_CHECK(ids.dim() == 2 && ids.size(1) >= 2, "ids is not [batch, at least 2 tokens]");
+  TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
+  const std::int64_t last = ids.size(1) - 1;
+  const std::vector<std::int64_t> shape{ids.size(0), last};
+  Tensor hidden = hidden_states(ids.narrow(1, 0, last)).flatten(0, 1);
+  Tensor targets = ids.narrow(1, 1, last).reshape({-1});
+  if (!mask.defined()) {
+    const auto scores = LinearLogprob::apply(hidden, lm_head_, targets, temperature);
+    return {scores[0].view(shape), scores[1].view(shape)};
+  }
+  TORCH_CHECK(mask.sizes() == torch::IntArrayRef(shape), "mask is not [batch, tokens - 1]");
+  const Tensor chosen = mask.reshape({-1}).nonzero().squeeze(1);
+  const auto scores = LinearLogprob::apply(hidden.index_select(0, chosen), lm_head_,
+                                           targets.index_select(0, chosen), temperature);
+  const Tensor zeros = torch::zeros({shape[0] * last}, scores[0].options().requires_grad(false));
+  return {zeros.index_copy(0, chosen, scores[0]).view(shape), zeros.index_copy(0, chosen, scores[1]).view(shape)};
+}
+
+Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed, torch::Device device) {
+  ECHO_TRY(config.validate());
+  try {
+    torch::NoGradGuard no_grad;
+    auto model = std::make_shared<Transformer>(config, device);
+    std::uint64_t stream = 0;
+    for (auto& item : model->named_parameters()) {
+      Random random(seed, stream++);
+      Tensor& weight = item.value();
+      if (weight.dim() == 1) {
+        weight.fill_(1.0);
+        continue;
+      }
+      // The sum of 4 x 16 uniform bits, centred and scaled to the standard deviation: normal enough for weights, in
+      // integer arithmetic that no machine's mathematics library changes.
+      Tensor values = torch::empty(weight.sizes(), torch::kFloat);
+      const double unit = config.initializer_range / std::sqrt(4.0 * (65536.0 * 65536.0 - 1) / 12.0);
+      for (float *p = values.data_ptr<float>(), *end = p + values.numel(); p != end; ++p) {
+        const std::uint64_t bits = random.next();
+        const std::int64_t sum = std::int64_t(bits & 0xffff) + std::int64_t(bits >> 16 & 0xffff) +
+                                 std::int64_t(bits >> 32 & 0xffff) + std::int64_t(bits >> 48);
+        *p = static_cast<float>((static_cast<double>(sum) - 2.0 * 65535.0) * unit);
+      }
+      weight.copy_(values.to(torch::kBFloat16));
+    }
+    return model;
+  } catch (const std::exception& e) {
+    return fail(Code::kExhausted, "initialise model", "{}", e.what());
+  }
+}
+
+}  // namespace echoline::model

@@ -1,0 +1,218 @@
+#include "model/weights.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "delta/checkpoint.hpp"
+
+namespace echoline::model {
+namespace {
+
+using torch::Tensor;
+constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+constexpr std::string_view kHead = "lm_head.weight";
+
+// A bf16 tensor over memory of somebody else; nothing is written through it unless the caller owns the memory.
+Tensor borrow(const std::byte* bytes, const std::vector<std::int64_t>& shape, torch::ScalarType type) {
+  return torch::from_blob(const_cast<std::byte*>(bytes), shape, type);
+}
+
+// Errors of libtorch become Results here.
+template <class Body>
+auto guarded(std::string_view operation, Body&& body) -> decltype(body()) {
+  try {
+    torch::NoGradGuard no_grad;
+    return body();
+  } catch (const std::exception& e) {
+    return fail(Code::kExhausted, operation, "{}", e.what());
+  }
+}
+
+// The weights by name, in canonical (bytewise) order.
+std::vector<std::pair<std::string, Tensor>> sorted_parameters(const Transformer& model) {
+  std::vector<std::pair<std::string, Tensor>> out;
+  for (const auto& item : model.named_parameters()) out.emplace_back(item.key(), item.value());
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  return out;
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+}  // namespace
+
+Result<delta::StateView> policy_layout(const ModelConfig& c) {
+  ECHO_TRY(c.validate());
+  delta::StateView state;
+  const auto add = [&](std::string name, std::vector<std::int64_t> shape) {
+    state.push_back({std::move(name), delta::DType::kBF16, std::move(shape), {}});
+  };
+  add(std::string(kEmbedding), {c.vocab_size, c.hidden_size});
+  if (!c.tie_embeddings) add(std::string(kHead), {c.vocab_size, c.hidden_size});
+  add("model.norm.weight", {c.hidden_size});
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    const std::string layer = fmt::format("model.layers.{}.", i);
+    add(layer + "self_attn.q_proj.weight", {c.heads * c.head_dim, c.hidden_size});
+    add(layer + "self_attn.k_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
+    add(layer + "self_attn.v_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
+    add(layer + "self_attn.o_proj.weight", {c.hidden_size, c.heads * c.head_dim});
+    add(layer + "self_attn.q_norm.weight", {c.head_dim});
+    add(layer + "self_attn.k_norm.weight", {c.head_dim});
+    add(layer + "mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size});
+    add(layer + "mlp.up_proj.weight", {c.intermediate_size, c.hidden_size});
+    add(layer + "mlp.down_proj.weight", {c.hidden_size, c.intermediate_size});
+    add(layer + "input_layernorm.weight", {c.hidden_size});
+    add(layer + "post_attention_layernorm.weight", {c.hidden_size});
+  }
+  std::sort(state.begin(), state.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return state;
+}
+
+Status export_policy(const Transformer& model, delta::OwnedState& into) {
+  return guarded("export policy", [&]() -> Status {
+    const auto parameters = sorted_parameters(model);
+    const delta::StateView view = into.view();
+    if (view.size() != parameters.size()) {
+      return fail(Code::kInvalid, "export policy", "the state has {} tensors, expected {}", view.size(),
+                  parameters.size());
+    }
+    for (std::size_t i = 0; i < view.size(); ++i) {
+      const auto& [name, weight] = parameters[i];
+      if (view[i].name != name || view[i].dtype != delta::DType::kBF16 || weight.sizes() != view[i].shape) {
+        return fail(Code::kInvalid, "export policy", "tensor {} of the state is {} {} {}, expected {} BF16 {}", i,
+                    view[i].name, delta::dtype_name(view[i].dtype), shape_text(view[i].shape), name,
+                    shape_text(weight.sizes().vec()));
+      }
+    }
+    for (std::size_t i = 0; i < view.size(); ++i) {
+      borrow(into.mutable_bytes(i).data(), view[i].shape, torch::kBFloat16).copy_(parameters[i].second);
+    }
+    into.seal();
+    return ok();
+  });
+}
+
+Result<delta::OwnedState> export_policy(const Transformer& model) {
+  ECHO_ASSIGN(const delta::StateView layout, policy_layout(model.config()));
+  ECHO_ASSIGN(auto state, delta::OwnedState::zeros_like(layout));
+  ECHO_TRY(export_policy(model, state));
+  return state;
+}
+
+Status load_policy(Transformer& model, const delta::StateView& state) {
+  constexpr std::string_view kOperation = "load policy";
+  return guarded(kOperation, [&]() -> Status {
+    const auto parameters = sorted_parameters(model);
+    std::vector<std::pair<Tensor, Tensor>> copies;  // to, from
+    std::vector<const delta::TensorView*> sources(parameters.size(), nullptr);
+    for (const delta::TensorView& tensor : state) {
+      std::string_view name = tensor.name;
+      const bool repeated_head = name == kHead && model.config().tie_embeddings;
+      if (repeated_head) name = kEmbedding;
+      const auto it = std::lower_bound(parameters.begin(), parameters.end(), name,
+                                       [](const auto& p, std::string_view n) { return p.first < n; });
+      if (it == parameters.end() || it->first != name) {
+        return fail(Code::kInvalid, kOperation, "tensor '{}' is unknown to a qwen3 model of {} layers", tensor.name,
+                    model.config().layers);
+      }
+      if (it->second.sizes() != tensor.shape) {
+        return fail(Code::kInvalid, kOperation, "tensor '{}' has shape {}, expected {}", tensor.name,
+                    shape_text(tensor.shape), shape_text(it->second.sizes().vec()));
+      }
+      if (tensor.dtype != delta::DType::kBF16 && tensor.dtype != delta::DType::kF32) {
+        return fail(Code::kInvalid, kOperation, "tensor '{}' has type {}, expected BF16 or F32", tensor.name,
+                    delta::dtype_name(tensor.dtype));
+      }
+      ECHO_ASSIGN(const std::uint64_t bytes, delta::tensor_bytes(tensor.dtype, tensor.shape));
+      if (tensor.bytes.size() != bytes) {
+        return fail(Code::kInvalid, kOperation, "tensor '{}' has {} bytes, expected {}", tensor.name,
+                    tensor.bytes.size(), bytes);
+      }
+      const std::size_t index = static_cast<std::size_t>(it - parameters.begin());
+      const bool head_seen_first = sources[index] && sources[index]->name == kHead;
+      if (sources[index] && !repeated_head && !head_seen_first) {
+        return fail(Code::kInvalid, kOperation, "tensor '{}' appears twice", tensor.name);
+      }
+      if (sources[index] && !std::ranges::equal(sources[index]->bytes, tensor.bytes)) {
+        return fail(Code::kInvalid, kOperation, "'{}' differs from '{}', but the model ties them", kHead, kEmbedding);
+      }
+      sources[index] = &tensor;
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (!sources[i]) {
+        return fail(Code::kInvalid, kOperation, "tensor '{}' is missing", parameters[i].first);
+      }
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto type = sources[i]->dtype == delta::DType::kBF16 ? torch::kBFloat16 : torch::kFloat;
+      // Views promise no alignment; an unaligned one is copied first.
+      const std::size_t size = type == torch::kFloat ? 4 : 2;
+      std::vector<std::byte> aligned;
+      const std::byte* bytes = sources[i]->bytes.data();
+      if (reinterpret_cast<std::uintptr_t>(bytes) % size != 0) {
+        aligned.assign(bytes, bytes + sources[i]->bytes.size());
+        bytes = aligned.data();
+      }
+      Tensor weight = parameters[i].second;
+      weight.copy_(borrow(bytes, sources[i]->shape, type));
+    }
+    return ok();
+  });
+}
+
+namespace {
+
+// eos_token_id of generation_config.json; empty when the file or the field is absent.
+Result<std::vector<Token>> generation_eos(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return std::vector<Token>{};
+  ECHO_ASSIGN(const std::string text, read_file(path, 1 << 20));
+  const auto root = nlohmann::json::parse(text, nullptr, false);
+  if (!root.is_object()) return fail(Code::kInvalid, path.string(), "expected a JSON object");
+  const auto it = root.find("eos_token_id");
+  if (it == root.end() || it->is_null()) return std::vector<Token>{};
+  std::vector<Token> eos;
+  const auto values = it->is_array() ? *it : nlohmann::json::array({*it});
+  for (const auto& value : values) {
+    if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<Token>::max()) {
+      return fail(Code::kInvalid, path.string(), "'eos_token_id' contains {}, expected token ids", value.dump());
+    }
+    eos.push_back(value.get<Token>());
+  }
+  return eos;
+}
+
+}  // namespace
+
+Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device) {
+  ECHO_ASSIGN(const ModelConfig config, ModelConfig::from_file(folder / "config.json"));
+  ECHO_ASSIGN(Tokenizer tokenizer, Tokenizer::from_file(folder / "tokenizer.json"));
+  if (tokenizer.size() > config.vocab_size) {
+    return fail(Code::kInvalid, folder.string(), "tokenizer.json has ids up to {}, but config.json's vocab_size is {}",
+                tokenizer.size() - 1, config.vocab_size);
+  }
+  ECHO_ASSIGN(std::vector<Token> eos, generation_eos(folder / "generation_config.json"));
+  if (eos.empty()) eos = config.eos;
+  if (eos.empty() && tokenizer.end_of_text()) eos = {*tokenizer.end_of_text()};
+  ECHO_ASSIGN(const auto checkpoint, delta::Checkpoint::open(folder));
+  ECHO_ASSIGN(auto transformer, guarded("load model", [&]() -> Result<std::shared_ptr<Transformer>> {
+                return std::make_shared<Transformer>(config, device);
+              }));
+  if (const Status loaded = load_policy(*transformer, checkpoint.view()); !loaded) {
+    return fail(loaded.error().code, folder.string(), "{}", loaded.error().detail);
+  }
+  return LoadedModel{std::move(transformer), std::move(tokenizer), std::move(eos)};
+}
+
+Status save_model(const std::filesystem::path& folder, const ModelConfig& config, const delta::StateView& policy,
+                  const Tokenizer& tokenizer, const std::vector<Token>& eos, Bytes shard_bytes_max) {
+  ECHO_TRY(make_folders(folder));
+  ECHO_TRY(delta::write_checkpoint(folder, policy, shard_bytes_max));
+  ECHO_TRY(write_file_atomic(folder / "tokenizer.json", tokenizer.to_json()));
+  nlohmann::ordered_json generation = {{"do_sample", true}};
+  if (!eos.empty()) generation["eos_token_id"] = eos;
+  ECHO_TRY(write_file_atomic(folder / "generation_config.json", generation.dump(2) + "\n"));
+  return write_file_atomic(folder / "config.json", config.to_json());
+}
+
+}  // namespace echoline::model
