@@ -1,0 +1,127 @@
+// Random states and small helpers shared by the delta tests.
+#pragma once
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/random.hpp"
+#include "delta/digest.hpp"
+#include "delta/patch.hpp"
+
+namespace echoline::delta::test {
+
+using Blob = std::vector<std::byte>;
+
+inline TensorView spec(std::string name, DType dtype, std::vector<std::int64_t> shape) {
+  return {std::move(name), dtype, std::move(shape), {}};
+}
+
+inline OwnedState zeros(const StateView& like) {
+  auto state = OwnedState::zeros_like(like);
+  EXPECT_TRUE(state) << (state ? "" : state.error().message());
+  return std::move(state).value();
+}
+
+inline OwnedState copy(const StateView& of) {
+  auto state = OwnedState::copy_of(of);
+  EXPECT_TRUE(state) << (state ? "" : state.error().message());
+  return std::move(state).value();
+}
+
+inline void fill_random(OwnedState& state, Random& random) {
+  for (std::size_t i = 0; i < state.size(); ++i)
+    for (std::byte& b : state.mutable_bytes(i)) b = static_cast<std::byte>(random.next());
+  state.seal();
+}
+
+// Flips a random bit of each element with probability `density`; gives how many elements changed.
+inline std::uint64_t flip_elements(OwnedState& state, double density, Random& random) {
+  std::uint64_t changed = 0;
+  const StateView view = state.view();
+  for (std::size_t i = 0; i < state.size(); ++i) {
+    const auto bytes = state.mutable_bytes(i);
+    const std::size_t size = dtype_bytes(view[i].dtype);
+    for (std::size_t e = 0; e < bytes.size() / size; ++e) {
+      if (random.uniform() >= density) continue;
+      const std::uint64_t bit = random.below(size * 8);
+      bytes[e * size + bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+      ++changed;
+    }
+  }
+  state.seal();
+  return changed;
+}
+
+// Bit for bit, without digests.
+inline bool same_bytes(const StateView& a, const StateView& b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].name != b[i].name || a[i].dtype != b[i].dtype || a[i].shape != b[i].shape) return false;
+    if (a[i].bytes.size() != b[i].bytes.size()) return false;
+    if (!a[i].bytes.empty() && std::memcmp(a[i].bytes.data(), b[i].bytes.data(), a[i].bytes.size()) != 0) return false;
+  }
+  return true;
+}
+
+// A state of up to `tensors_max` tensors of every type and odd shapes, scalars and empty ones among them.
+inline StateView random_layout(Random& random, std::size_t tensors_max, std::int64_t dim_max) {
+  StateView layout;
+  const std::size_t count = random.below(tensors_max + 1);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::vector<std::int64_t> shape(random.below(4));
+    for (std::int64_t& dim : shape) dim = random.between(0, dim_max);
+    layout.push_back(spec("t" + std::to_string(random.below(1000)) + "." + std::to_string(i),
+                          kAllDTypes[random.below(kAllDTypes.size())], shape));
+  }
+  return layout;
+}
+
+// Makes the checksum at the end of a patch right again, so that damage reaches the parser behind it.
+inline void fix_checksum(Blob& patch) {
+  if (patch.size() < 16) return;
+  XXH128_canonical_t form;
+  XXH128_canonicalFromHash(&form, XXH3_128bits(patch.data(), patch.size() - 16));
+  std::memcpy(patch.data() + patch.size() - 16, form.digest, 16);
+}
+
+inline std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// A folder that goes away at the end of the test.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "echoline-delta-XXXXXX").string();
+    EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
+    path_ = pattern;
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline void write_raw(const std::filesystem::path& path, std::string_view content) {
+  std::ofstream(path, std::ios::binary) << content;
+}
+
+// A whole safetensors file from header text and data.
+inline std::string safetensors_bytes(std::string_view header, std::string_view data) {
+  std::string file(8, '\0');
+  const std::uint64_t length = header.size();
+  std::memcpy(file.data(), &length, 8);
+  return file.append(header).append(data);
+}
+
+}  // namespace echoline::delta::test

@@ -1,0 +1,56 @@
+// Fuzz target: bytes as a patch, as they are and with a right checksum. Nothing may crash, a failed apply must leave the
+// state alone, and what is accepted must have the promised digest.
+#include <xxhash.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "delta/digest.hpp"
+#include "delta/patch.hpp"
+
+using namespace echoline;
+using namespace echoline::delta;
+
+namespace {
+
+constexpr DecodeLimits kLimits{.state_bytes_max = 1 << 22, .tensors_max = 4096, .table_bytes_max = 1 << 16};
+
+// The base of the deltas in the corpus.
+OwnedState base_state() {
+  auto state = OwnedState::zeros_like({{"a", DType::kBF16, {40, 5}, {}}, {"b", DType::kF32, {9}, {}}});
+  for (std::size_t t = 0; t < state->size(); ++t) {
+    const auto bytes = state->mutable_bytes(t);
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 37 + t);
+  }
+  state->seal();
+  return std::move(state).value();
+}
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+void try_patch(std::span<const std::byte> patch) {
+  const auto info = inspect(patch, kLimits);
+  OwnedState state = base_state();
+  const Digest before = state.digest();
+  const Status applied = apply_delta(patch, state, kLimits);
+  require(!applied || (info && *digest_state(state.view()) == info->result));
+  require(applied || *digest_state(state.view()) == before);
+  const auto decoded = decode_snapshot(patch, kLimits);
+  require(!decoded || (info && *digest_state(decoded->view()) == info->result));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(data);
+  try_patch({bytes, size});
+  std::vector<std::byte> sealed(bytes, bytes + size);
+  sealed.resize(size + 16);
+  XXH128_canonical_t form;
+  XXH128_canonicalFromHash(&form, XXH3_128bits(data, size));
+  std::memcpy(sealed.data() + size, form.digest, 16);
+  try_patch(sealed);
+  return 0;
+}

@@ -1,0 +1,343 @@
+// Snapshots and deltas: round trips, refusals, rollback, damage, size bounds.
+#include "delta/patch.hpp"
+
+#include <gmock/gmock.h>
+
+#include <bit>
+#include <cmath>
+
+#include "delta_test_util.hpp"
+
+namespace echoline::delta {
+namespace {
+
+using namespace test;
+using ::testing::HasSubstr;
+
+Blob delta_of(const OwnedState& prev, const OwnedState& cur, PatchStats* stats = nullptr, EncodeOptions options = {}) {
+  auto patch = encode_delta(prev.view(), cur.view(), options, stats);
+  EXPECT_TRUE(patch) << (patch ? "" : patch.error().message());
+  return patch ? std::move(patch).value() : Blob{};
+}
+
+Blob snapshot_of(const OwnedState& cur, PatchStats* stats = nullptr, EncodeOptions options = {}) {
+  auto patch = encode_snapshot(cur.view(), options, stats);
+  EXPECT_TRUE(patch) << (patch ? "" : patch.error().message());
+  return patch ? std::move(patch).value() : Blob{};
+}
+
+// prev + delta == cur and decode(snapshot(cur)) == cur, and the figures agree.
+void check_round_trip(const OwnedState& prev, const OwnedState& cur, std::uint64_t changed) {
+  PatchStats stats;
+  const Blob patch = delta_of(prev, cur, &stats);
+  const Blob whole = snapshot_of(cur);
+  EXPECT_EQ(stats.changed, changed);
+  EXPECT_EQ(stats.patch_bytes, patch.size());
+  EXPECT_LE(patch.size(), whole.size());
+
+  const auto info = inspect(patch);
+  ASSERT_TRUE(info) << info.error().message();
+  EXPECT_EQ(info->kind, PatchKind::kDelta);
+  EXPECT_EQ(info->base, stats.base);
+  EXPECT_EQ(info->result, stats.result);
+  EXPECT_EQ(info->changed, changed);
+  EXPECT_EQ(info->state_bytes, cur.total_bytes());
+  ASSERT_EQ(info->tensors.size(), cur.size());
+  std::uint64_t payload = 0;
+  for (const PatchTensor& t : info->tensors) payload += t.payload_bytes;
+  EXPECT_EQ(payload, info->payload_bytes);
+
+  OwnedState applied = copy(prev.view());
+  const Status status = apply_delta(patch, applied);
+  ASSERT_TRUE(status) << status.error().message();
+  EXPECT_TRUE(same_bytes(applied.view(), cur.view()));
+  EXPECT_EQ(applied.digest(), stats.result);
+  EXPECT_EQ(applied.digest(), *digest_state(applied.view()));  // the remembered digests are true
+
+  const auto decoded = decode_snapshot(whole);
+  ASSERT_TRUE(decoded) << decoded.error().message();
+  EXPECT_TRUE(same_bytes(decoded->view(), cur.view()));
+}
+
+TEST(Patch, RoundTripsEveryTypeAtEveryDensity) {
+  Random random(1);
+  for (const DType dtype : kAllDTypes) {
+    for (const double density : {0.0, 0.001, 0.02, 0.3, 0.9, 1.0}) {
+      OwnedState prev = zeros({spec("w", dtype, {37, 29}), spec("scalar", dtype, {}), spec("empty", dtype, {0, 3})});
+      fill_random(prev, random);
+      OwnedState cur = copy(prev.view());
+      const std::uint64_t changed = flip_elements(cur, density, random);
+      SCOPED_TRACE(fmt::format("{} at density {}", dtype_name(dtype), density));
+      check_round_trip(prev, cur, changed);
+    }
+  }
+}
+
+TEST(Patch, RoundTripsRandomStates) {
+  Random random(2);
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE(round);
+    OwnedState prev = zeros(random_layout(random, 8, 20));
+    fill_random(prev, random);
+    OwnedState cur = copy(prev.view());
+    const std::uint64_t changed = flip_elements(cur, std::pow(random.uniform(), 3), random);
+    check_round_trip(prev, cur, changed);
+  }
+}
+
+TEST(Patch, RoundTripsTensorsOfSeveralSegments) {
+  Random random(3);
+  const std::int64_t elements = 2 * (1 << 22) + 5;
+  OwnedState prev = zeros({spec("big", DType::kBF16, {elements}), spec("bytes", DType::kU8, {elements})});
+  OwnedState cur = copy(prev.view());
+  for (const std::int64_t at : {0, (1 << 22) - 1, 1 << 22, static_cast<int>(elements) - 1}) {
+    cur.mutable_bytes(0)[static_cast<std::size_t>(at) * 2] = std::byte{1};
+    cur.mutable_bytes(1)[static_cast<std::size_t>(at)] = std::byte{1};
+  }
+  cur.seal();
+  check_round_trip(prev, cur, 8);
+}
+
+TEST(Patch, SignedZerosAndNanPayloadsAreChanges) {
+  OwnedState prev = zeros({spec("f", DType::kF32, {4}), spec("h", DType::kBF16, {4})});
+  const std::uint32_t f[] = {0x00000000, 0x80000000, 0x7fc00000, 0x7fc00001};
+  const std::uint16_t h[] = {0x0000, 0x8000, 0x7fc0, 0xffc1};
+  std::memcpy(prev.mutable_bytes(0).data(), f, sizeof f);
+  std::memcpy(prev.mutable_bytes(1).data(), h, sizeof h);
+  OwnedState cur = copy(prev.view());
+  const std::uint32_t f2[] = {0x80000000, 0x00000000, 0x7fc00001, 0xffc00001};
+  const std::uint16_t h2[] = {0x8000, 0x0000, 0x7fc1, 0x7fc1};
+  std::memcpy(cur.mutable_bytes(0).data(), f2, sizeof f2);
+  std::memcpy(cur.mutable_bytes(1).data(), h2, sizeof h2);
+  check_round_trip(prev, cur, 8);
+}
+
+TEST(Patch, EverySixteenBitStepIsLossless) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    OwnedState prev = zeros({spec("w", dtype, {65536})});
+    OwnedState cur = zeros(prev.view());
+    for (const std::uint16_t stride : {1, 3, 32768, 65535, 40503}) {
+      for (unsigned i = 0; i < 65536; ++i) {
+        const std::uint16_t old_bits = static_cast<std::uint16_t>(i);
+        const std::uint16_t new_bits = static_cast<std::uint16_t>(i + stride);
+        std::memcpy(prev.mutable_bytes(0).data() + 2 * i, &old_bits, 2);
+        std::memcpy(cur.mutable_bytes(0).data() + 2 * i, &new_bits, 2);
+      }
+      check_round_trip(prev, cur, 65536);
+    }
+  }
+}
+
+TEST(Patch, BytesDoNotDependOnThreads) {
+  Random random(4);
+  OwnedState prev = zeros(random_layout(random, 30, 40));
+  fill_random(prev, random);
+  OwnedState cur = copy(prev.view());
+  flip_elements(cur, 0.05, random);
+  EXPECT_EQ(delta_of(prev, cur, nullptr, {1, 1}), delta_of(prev, cur, nullptr, {1, 4}));
+  EXPECT_EQ(snapshot_of(cur, nullptr, {1, 1}), snapshot_of(cur, nullptr, {1, 4}));
+}
+
+TEST(Patch, EmptyStateAndUnchangedStateAreFine) {
+  check_round_trip(OwnedState{}, OwnedState{}, 0);
+  OwnedState state = zeros({spec("w", DType::kBF16, {1000})});
+  check_round_trip(state, state, 0);
+}
+
+// What a policy update looks like: bf16 weights of a normal distribution, fp32 masters moved a little, cast again.
+TEST(Patch, ARealisticUpdateCostsFarLessThanTheSnapshot) {
+  Random random(5);
+  constexpr std::size_t kCount = 1 << 20;
+  OwnedState prev = zeros({spec("w", DType::kBF16, {kCount})});
+  OwnedState cur = zeros(prev.view());
+  const auto to_bf16 = [](float value) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  };
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const double normal = std::sqrt(-2 * std::log(1 - random.uniform())) * std::cos(6.283185307179586 * random.uniform());
+    const auto weight = static_cast<float>(0.016 * normal);
+    const auto moved = weight + static_cast<float>(3e-6 * (2 * random.uniform() - 1));
+    const std::uint16_t before = to_bf16(weight), after = to_bf16(moved);
+    std::memcpy(prev.mutable_bytes(0).data() + 2 * i, &before, 2);
+    std::memcpy(cur.mutable_bytes(0).data() + 2 * i, &after, 2);
+  }
+  PatchStats stats, whole;
+  delta_of(prev, cur, &stats);
+  snapshot_of(cur, &whole);
+  const double bytes_per_change = static_cast<double>(stats.patch_bytes) / static_cast<double>(stats.changed);
+  RecordProperty("bytes_per_change", fmt::format("{:.3f}", bytes_per_change));
+  RecordProperty("density", fmt::format("{:.4f}", stats.density()));
+  EXPECT_GT(stats.density(), 0.005);
+  EXPECT_LT(stats.density(), 0.2);
+  EXPECT_LT(bytes_per_change, 1.6);                   // gap varints with raw values take 3
+  EXPECT_LT(whole.patch_bytes, kCount * 2 * 8 / 10);  // the exponent planes compress
+}
+
+TEST(Patch, TensorsThatDoNotMatchAreNamed) {
+  OwnedState prev = zeros({spec("a", DType::kBF16, {2, 3}), spec("b", DType::kF32, {1})});
+  const auto refusal = [&](const StateView& layout) {
+    const auto patch = encode_delta(prev.view(), zeros(layout).view());
+    EXPECT_FALSE(patch);
+    EXPECT_EQ(patch.error().code, Code::kInvalid);
+    return patch.error().detail;
+  };
+  EXPECT_THAT(refusal({spec("a", DType::kBF16, {2, 3})}), HasSubstr("'b' is only in the previous"));
+  EXPECT_THAT(refusal({spec("a", DType::kBF16, {2, 3}), spec("b", DType::kF32, {1}), spec("c", DType::kU8, {})}),
+              HasSubstr("'c' is only in the new"));
+  EXPECT_THAT(refusal({spec("a", DType::kBF16, {3, 2}), spec("b", DType::kF32, {1})}), HasSubstr("'a' changes its shape"));
+  EXPECT_THAT(refusal({spec("a", DType::kF16, {2, 3}), spec("b", DType::kF32, {1})}), HasSubstr("'a' changes its type"));
+  TensorView bad{"a", DType::kBF16, {2, 3}, {}};
+  EXPECT_FALSE(encode_snapshot({bad}));
+}
+
+class Refusals : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Random random(6);
+    prev_ = zeros({spec("layer.0.w", DType::kBF16, {40, 30}), spec("layer.1.w", DType::kF32, {50}),
+                   spec("s", DType::kI64, {}), spec("u", DType::kU8, {300})});
+    fill_random(prev_, random);
+    cur_ = copy(prev_.view());
+    flip_elements(cur_, 0.1, random);
+    delta_ = delta_of(prev_, cur_);
+    snapshot_ = snapshot_of(cur_);
+  }
+  // Applies to a fresh copy of prev; checks that a failure left it alone and a success reached cur.
+  Status apply(const Blob& patch) {
+    OwnedState state = copy(prev_.view());
+    const Digest before = state.digest();
+    Status status = apply_delta(patch, state);
+    EXPECT_TRUE(same_bytes(state.view(), status ? cur_.view() : prev_.view()));
+    EXPECT_EQ(state.digest(), *digest_state(state.view()));
+    if (!status) {
+      EXPECT_EQ(state.digest(), before);
+    }
+    return status;
+  }
+  OwnedState prev_, cur_;
+  Blob delta_, snapshot_;
+};
+
+TEST_F(Refusals, WrongBaseIsRefusedAndTheStateUntouched) {
+  OwnedState other = copy(prev_.view());
+  other.mutable_bytes(3)[7] ^= std::byte{1};
+  other.seal();
+  const OwnedState witness = copy(other.view());
+  const Status status = apply_delta(delta_, other);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Code::kStale);
+  EXPECT_THAT(status.error().detail, HasSubstr(prev_.digest().hex()));
+  EXPECT_TRUE(same_bytes(other.view(), witness.view()));
+  // Applying twice is applying to the wrong base.
+  OwnedState twice = copy(prev_.view());
+  ASSERT_TRUE(apply_delta(delta_, twice));
+  EXPECT_EQ(apply_delta(delta_, twice).error().code, Code::kStale);
+  EXPECT_TRUE(same_bytes(twice.view(), cur_.view()));
+}
+
+TEST_F(Refusals, ANotSealedStateIsHashedAgain) {
+  OwnedState state = copy(prev_.view());
+  const auto open = state.mutable_bytes(3);
+  EXPECT_EQ(state.digest(), prev_.digest());
+  open[0] ^= std::byte{1};  // after the digest was taken
+  EXPECT_EQ(apply_delta(delta_, state).error().code, Code::kStale);
+  open[0] ^= std::byte{1};
+  EXPECT_TRUE(apply_delta(delta_, state));
+}
+
+TEST_F(Refusals, OtherModelsAndOtherKinds) {
+  OwnedState other = zeros({spec("x", DType::kU8, {3})});
+  EXPECT_EQ(apply_delta(delta_, other).error().code, Code::kInvalid);
+  OwnedState empty;
+  EXPECT_EQ(apply_delta(delta_, empty).error().code, Code::kInvalid);
+  EXPECT_EQ(apply(snapshot_).error().code, Code::kInvalid);
+  EXPECT_EQ(decode_snapshot(delta_).error().code, Code::kInvalid);
+}
+
+TEST_F(Refusals, AWrongResultDigestRollsBack) {
+  Blob patch = delta_;
+  patch[32] ^= std::byte{1};  // first byte of the result digest
+  fix_checksum(patch);
+  const Status status = apply(patch);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Code::kCorrupt);
+  EXPECT_THAT(status.error().detail, HasSubstr("restored"));
+  Blob whole = snapshot_;
+  whole[32] ^= std::byte{1};
+  fix_checksum(whole);
+  EXPECT_EQ(decode_snapshot(whole).error().code, Code::kCorrupt);
+}
+
+TEST_F(Refusals, LimitsAreEnforced) {
+  EXPECT_EQ(inspect(delta_, {.state_bytes_max = prev_.total_bytes() - 1}).error().code, Code::kExhausted);
+  EXPECT_TRUE(inspect(delta_, {.state_bytes_max = prev_.total_bytes()}));
+  EXPECT_EQ(inspect(delta_, {.tensors_max = 3}).error().code, Code::kExhausted);
+  EXPECT_EQ(decode_snapshot(snapshot_, {.table_bytes_max = 10}).error().code, Code::kExhausted);
+}
+
+TEST_F(Refusals, EveryTruncationIsRefused) {
+  for (std::size_t length = 0; length < delta_.size(); ++length) {
+    Blob cut(delta_.begin(), delta_.begin() + static_cast<std::ptrdiff_t>(length));
+    EXPECT_FALSE(apply(cut)) << length;
+    fix_checksum(cut);
+    EXPECT_FALSE(apply(cut)) << length << " with a right checksum";
+  }
+  for (std::size_t length = 0; length < snapshot_.size(); length += 7) {
+    Blob cut(snapshot_.begin(), snapshot_.begin() + static_cast<std::ptrdiff_t>(length));
+    fix_checksum(cut);
+    EXPECT_FALSE(decode_snapshot(cut)) << length;
+  }
+}
+
+TEST_F(Refusals, EveryFlippedBitIsRefusedByTheChecksum) {
+  for (std::size_t i = 0; i < delta_.size(); ++i) {
+    Blob damaged = delta_;
+    damaged[i] ^= static_cast<std::byte>(1u << i % 8);
+    EXPECT_EQ(inspect(damaged).error().code, Code::kCorrupt) << i;
+  }
+}
+
+Blob mutate(const Blob& patch, Random& random) {
+  Blob damaged = patch;
+  const std::uint64_t edits = 1 + random.below(4);
+  for (std::uint64_t e = 0; e < edits && !damaged.empty(); ++e) {
+    const auto at = static_cast<std::ptrdiff_t>(random.below(damaged.size()));
+    switch (random.below(5)) {
+      case 0: damaged[static_cast<std::size_t>(at)] = static_cast<std::byte>(random.next()); break;
+      case 1: damaged[static_cast<std::size_t>(at)] ^= static_cast<std::byte>(1u << random.below(8)); break;
+      case 2: damaged.insert(damaged.begin() + at, static_cast<std::byte>(random.next())); break;
+      case 3: damaged.erase(damaged.begin() + at); break;
+      default: damaged[static_cast<std::size_t>(at)] = random.below(2) ? std::byte{0xff} : std::byte{0x00};
+    }
+  }
+  return damaged;
+}
+
+// The checksum is made right again, so the damage reaches the parser, the decoder and the digest check.
+TEST_F(Refusals, MutationsNeverCrashAndNeverGiveAWrongState) {
+  Random random(7);
+  const DecodeLimits limits{.state_bytes_max = 1 << 20, .tensors_max = 1000, .table_bytes_max = 1 << 16};
+  int accepted = 0;
+  for (int round = 0; round < 20000; ++round) {
+    Blob damaged = mutate(delta_, random);
+    fix_checksum(damaged);
+    OwnedState state = copy(prev_.view());
+    const Status status = apply_delta(damaged, state, limits);
+    accepted += status.has_value();
+    ASSERT_TRUE(same_bytes(state.view(), status ? cur_.view() : prev_.view())) << "round " << round;
+  }
+  for (int round = 0; round < 20000; ++round) {
+    Blob damaged = mutate(snapshot_, random);
+    fix_checksum(damaged);
+    const auto state = decode_snapshot(damaged, limits);
+    accepted += state.has_value();
+    if (state) {
+      ASSERT_TRUE(same_bytes(state->view(), cur_.view())) << "round " << round;
+    }
+  }
+  EXPECT_LT(accepted, 2000);  // edits that happen to change nothing, not a check that is asleep
+}
+
+}  // namespace
+}  // namespace echoline::delta
