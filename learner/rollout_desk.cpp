@@ -60,6 +60,7 @@ Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
   replay_buffer::LedgerOptions ledger;
   ledger.pacing.staleness_budget = options_.staleness_budget;
   ledger.pacing.lookahead_steps = options_.lookahead_steps;
+  ledger.pacing.steps_total = options_.steps_total;
   ledger.pacing.trajectories_per_step = options_.prompts_per_step * options_.group_size;
   ECHO_ASSIGN(ledger_, replay_buffer::JobLedger::open(*buffer_, ledger));
   step_ = resume_step;

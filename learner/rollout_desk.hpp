@@ -27,6 +27,7 @@ struct DeskOptions {
   std::uint32_t group_size = 8;
   std::uint32_t staleness_budget = 3;  // S
   std::uint32_t lookahead_steps = 3;
+  std::uint64_t steps_total = 0;       // no work is handed out that no step would use
 };
 
 // What the desk tells others; called on its thread, must not block.

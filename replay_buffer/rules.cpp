@@ -17,7 +17,8 @@ std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, st
   const std::uint64_t fresh_steps = version.value >= step
                                         ? std::min<std::uint64_t>(version.value - step, 1u << 30) + pacing.staleness_budget + 1
                                         : pacing.staleness_budget + 1 - (step - version.value);
-  const std::uint64_t steps = std::min<std::uint64_t>(fresh_steps, std::uint64_t{pacing.lookahead_steps} + 1);
+  std::uint64_t steps = std::min<std::uint64_t>(fresh_steps, std::uint64_t{pacing.lookahead_steps} + 1);
+  if (pacing.steps_total) steps = std::min(steps, *pacing.steps_total > step ? *pacing.steps_total - step : 0);
   const std::uint64_t bound = steps * pacing.trajectories_per_step;
   return bound > ahead ? bound - ahead : 0;
 }

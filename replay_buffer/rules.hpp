@@ -20,6 +20,7 @@ struct Pacing {
   std::uint32_t staleness_budget = 3;               // S, learner steps
   std::uint32_t lookahead_steps = 3;                // <= S: at most this many batches beyond the current one in stock
   std::uint32_t trajectories_per_step = 64;         // R
+  std::optional<std::uint64_t> steps_total = std::nullopt;  // of the run: nothing is generated that no step would use
 };
 
 // How many more trajectories of policy `version` may be asked for at learner step t, when `ahead` trajectories are

@@ -19,7 +19,7 @@ Status Installer::install(const overlay::Publication& publication) {
   if (!publication.base) {
     ECHO_ASSIGN(delta::OwnedState fresh, delta::decode_snapshot(*publication.payload));
     ECHO_TRY(check_digest(fresh, publication));
-    ECHO_TRY(model::load_weights(*model_, fresh.view()));
+    ECHO_TRY(model::load_policy(*model_, fresh.view()));
     state_ = std::move(fresh);
   } else {
     if (version_ != publication.base)
@@ -32,7 +32,7 @@ Status Installer::install(const overlay::Publication& publication) {
       version_.reset();  // the state is a policy, but not the one that was announced: only a snapshot helps now
       return same;
     }
-    ECHO_TRY(model::load_weights(*model_, state_.view()));
+    ECHO_TRY(model::load_policy(*model_, state_.view()));
   }
   version_ = publication.version;
   digest_ = publication.policy_digest;

@@ -1,0 +1,231 @@
+#include "learner/fleet.hpp"
+
+#include <future>
+
+#include "base/log.hpp"
+#include "provisioner/local_provider.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::size_t kQueueMax = 65'536;
+constexpr Duration kTick = std::chrono::milliseconds(50);
+constexpr Duration kGrace = std::chrono::seconds(5);  // between SIGTERM and SIGKILL
+
+double usd_per_hour(const provisioner::Offer& offer) {
+  return offer.gpu_usd_per_hour + offer.storage_usd_per_hour.value_or(0);
+}
+
+provisioner::FleetOffer fleet_offer(const provisioner::Offer& offer) {
+  return {offer.id, offer.rollouts_per_s, usd_per_hour(offer)};
+}
+
+}  // namespace
+
+Fleet::Fleet(FleetOptions options) : options_(std::move(options)), queue_(kQueueMax) {}
+
+Result<std::unique_ptr<Fleet>> Fleet::start(FleetOptions options) {
+  std::unique_ptr<Fleet> fleet(new Fleet(std::move(options)));
+  std::promise<Status> opened;
+  std::future<Status> outcome = opened.get_future();
+  // One thread for the whole life: the kernel ends local instances when the thread that started them ends.
+  fleet->thread_ = std::thread([&opened, raw = fleet.get()] {
+    Status status = raw->open_on_thread();
+    const bool good = status.has_value();
+    if (!good) raw->close_all();
+    opened.set_value(std::move(status));
+    if (good) raw->loop();
+  });
+  ECHO_TRY(outcome.get());
+  return fleet;
+}
+
+Fleet::~Fleet() { stop(); }
+
+void Fleet::stop() {
+  queue_.close();
+  if (thread_.joinable()) thread_.join();
+}
+
+Status Fleet::open_on_thread() {
+  ECHO_TRY(make_folders(options_.log_folder));
+  provider_ = std::make_unique<provisioner::LocalProvider>(options_.log_folder, clock_);
+  ECHO_ASSIGN(ledger_, provisioner::Ledger::open(options_.ledger_file, options_.run));
+  for (const provisioner::LedgerRow& orphan : ledger_->orphans()) {
+    if (!orphan.instance.empty()) ECHO_TRY(provider_->stop({orphan.instance}, kGrace));
+    ECHO_TRY(ledger_->ended(orphan.id, "left behind by an earlier process", clock_.unix_seconds()));
+    options_.record("orphan", orphan.offer, orphan.instance);
+  }
+  const auto offer_of = [this](const std::string& id) {
+    for (const provisioner::Offer& offer : options_.offers)
+      if (offer.id == id) return fleet_offer(offer);
+    return provisioner::FleetOffer{id, 0, 0};
+  };
+  std::vector<provisioner::FleetOffer> standby;
+  for (const std::string& id : options_.plan.standby) standby.push_back(offer_of(id));
+  provisioner::ControllerConfig config;
+  config.required_rollouts_per_s = options_.plan.target.required_rollouts_per_s;
+  config.headroom = options_.plan.request.headroom;
+  config.replace_lost = options_.replace_lost;
+  controller_.emplace(config, std::move(standby));
+  for (const provisioner::PlanRow* row : options_.plan.chosen()) ECHO_TRY(rent(row->offer));
+  update_summary();
+  return ok();
+}
+
+Status Fleet::rent(const provisioner::Offer& offer) {
+  ECHO_ASSIGN(const provisioner::LedgerRow row, ledger_->intend(offer, clock_.unix_seconds()));
+  provisioner::StartRequest request;
+  request.offer = offer;
+  request.label = row.label;
+  request.argv = options_.worker_argv(offer);
+  auto id = provider_->start(request);
+  if (!id) {
+    ECHO_TRY(ledger_->failed(row.id, id.error().message(), clock_.unix_seconds()));
+    return std::move(id).error();
+  }
+  ECHO_TRY(ledger_->running(row.id, id->text, clock_.unix_seconds()));
+  Instance instance;
+  instance.offer = offer;
+  instance.id = *id;
+  instance.ledger_row = row.id;
+  instances_[offer.id] = std::move(instance);
+  ++started_;
+  options_.record("rented", offer.id, id->text);
+  return ok();
+}
+
+void Fleet::loop() {
+  while (true) {
+    if (auto task = queue_.pop(kTick)) {
+      (*task)();
+    } else if (queue_.closed()) {
+      break;
+    }
+    tick();
+  }
+  close_all();
+}
+
+void Fleet::tick() {
+  for (const provisioner::InstanceExit& exit : provider_->poll())
+    for (auto& [name, instance] : instances_)
+      if (instance.id == exit.instance && !instance.ended) instance_ended(instance, exit.to_text(), !exit.requested);
+  for (const provisioner::FleetAction& action : controller_->tick(clock_.now())) {
+    if (const auto* activate = std::get_if<provisioner::Activate>(&action)) {
+      const provisioner::Offer* chosen = nullptr;
+      for (const provisioner::Offer& offer : options_.offers)
+        if (offer.id == activate->offer) chosen = &offer;
+      Status rented = chosen ? rent(*chosen) : fail(Code::kInternal, "fleet", "no offer '{}'", activate->offer);
+      if (rented) {
+        ++replaced_;
+        options_.record("activated", activate->offer, activate->reason);
+        log::info("renting {}: {}", activate->offer, activate->reason);
+      } else {
+        controller_->start_failed(activate->offer, clock_.now());
+        log::warn("cannot rent {}: {}", activate->offer, rented.error().message());
+      }
+    } else if (const auto* release = std::get_if<provisioner::Release>(&action)) {
+      for (auto& [name, instance] : instances_) {
+        if (instance.worker != release->worker || instance.ended) continue;
+        options_.record("released", name, release->reason);
+        log::info("releasing {}: {}", name, release->reason);
+        if (const Status stopped = provider_->stop(instance.id, kGrace); !stopped)
+          log::warn("{}", stopped.error().message());
+      }
+    }
+  }
+  update_summary();
+}
+
+void Fleet::instance_ended(Instance& instance, const std::string& why, bool unexpected) {
+  instance.ended = true;
+  if (const Status booked = ledger_->ended(instance.ledger_row, why, clock_.unix_seconds()); !booked)
+    log::error("{}", booked.error().message());
+  if (stopping_) return;
+  if (unexpected) {
+    ++lost_;
+    options_.record("lost", instance.offer.id, why);
+    log::warn("{} is lost: {}", instance.offer.id, why);
+  }
+  if (instance.worker) {
+    controller_->lost(*instance.worker, clock_.now());
+  } else {
+    controller_->start_failed(instance.offer.id, clock_.now());
+  }
+}
+
+void Fleet::worker_joined(WorkerId worker, const std::string& offer) {
+  queue_.try_push([this, worker, offer] {
+    const auto it = instances_.find(offer);
+    if (it == instances_.end()) return;  // joined by hand, not rented by this run
+    it->second.worker = worker;
+    controller_->started(worker, fleet_offer(it->second.offer), clock_.now());
+  });
+}
+
+void Fleet::worker_lost(WorkerId worker, const std::string& reason) {
+  queue_.try_push([this, worker, reason] {
+    for (auto& [name, instance] : instances_) {
+      if (instance.worker != worker || instance.ended || stopping_) continue;
+      // Whatever it still does, it is no use to the run: stop paying for it.
+      if (const Status stopped = provider_->stop(instance.id, kGrace); !stopped)
+        log::warn("{}", stopped.error().message());
+      instance_ended(instance, reason, true);
+    }
+  });
+}
+
+void Fleet::worker_progress(WorkerId worker, double rollouts, double busy_s) {
+  queue_.try_push([this, worker, rollouts, busy_s] {
+    controller_->heartbeat(worker, clock_.now());
+    if (rollouts > 0) controller_->completed(worker, rollouts, from_seconds(busy_s), clock_.now());
+  });
+}
+
+void Fleet::update_summary() {
+  const auto totals = ledger_->totals(clock_.unix_seconds());
+  const std::lock_guard lock(mutex_);
+  summary_.planned = options_.plan.chosen().size();
+  summary_.started = started_;
+  summary_.lost = lost_;
+  summary_.replaced = replaced_;
+  if (totals) {
+    summary_.usd = totals->usd;
+    if (!stopping_) summary_.usd_per_hour = totals->usd_per_hour;
+  }
+  still_joining_ = 0;
+  for (const auto& [name, instance] : instances_) still_joining_ += !instance.ended && !instance.worker ? 1 : 0;
+}
+
+void Fleet::close_all() {
+  stopping_ = true;
+  for (auto& [name, instance] : instances_)
+    if (!instance.ended)
+      if (const Status stopped = provider_->stop(instance.id, kGrace); !stopped)
+        log::warn("{}", stopped.error().message());
+  const TimePoint deadline = clock_.now() + kGrace + std::chrono::seconds(2);
+  for (bool alive = true; alive && clock_.now() < deadline;) {
+    for (const provisioner::InstanceExit& exit : provider_->poll())
+      for (auto& [name, instance] : instances_)
+        if (instance.id == exit.instance && !instance.ended) instance_ended(instance, exit.to_text(), false);
+    alive = false;
+    for (const auto& [name, instance] : instances_) alive = alive || !instance.ended;
+    if (alive) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  if (ledger_) update_summary();
+  provider_.reset();
+  ledger_.reset();
+}
+
+std::size_t Fleet::still_joining() const {
+  const std::lock_guard lock(mutex_);
+  return still_joining_;
+}
+
+FleetSummary Fleet::summary() const {
+  const std::lock_guard lock(mutex_);
+  return summary_;
+}
+
+}  // namespace echoline::learner

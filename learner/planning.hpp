@@ -1,0 +1,28 @@
+// From a run file to a rental plan: the capacity model fed with the run's own sizes and rates.
+#pragma once
+#include <vector>
+
+#include "base/result.hpp"
+#include "learner/run_config.hpp"
+#include "model/config.hpp"
+#include "provisioner/offers.hpp"
+#include "provisioner/plan.hpp"
+
+namespace echoline::learner {
+
+struct RunPlan {
+  std::vector<provisioner::Offer> offers;  // of the whole offers file
+  provisioner::Plan plan;
+};
+
+// The shape of the run's model: of its preset, or of the config.json in its folder.
+Result<model::ModelConfig> run_model_config(const RunConfig& config);
+
+// kInvalid for a bad offers file or model; kInfeasible when no fleet meets the target, with the ways out.
+Result<RunPlan> plan_run(const RunConfig& config);
+
+// The rate a rented worker may send and receive at: its offer's, at most the run's cap.
+BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer);
+BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer);
+
+}  // namespace echoline::learner

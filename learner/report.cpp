@@ -1,0 +1,248 @@
+#include "learner/report.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "learner/run_record.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using nlohmann::json;
+
+// The value below which a fraction q of the values lies (nearest rank); null without values.
+json quantile(std::vector<double> values, double q) {
+  if (values.empty()) return nullptr;
+  std::sort(values.begin(), values.end());
+  const double rank = std::ceil(q * static_cast<double>(values.size()));
+  return values[std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)))];
+}
+
+json mean(const std::vector<double>& values) {
+  if (values.empty()) return nullptr;
+  double sum = 0;
+  for (const double v : values) sum += v;
+  return sum / static_cast<double>(values.size());
+}
+
+// The measurements of a run by kind. A step that was done again after a resume counts as it was done last.
+struct Rows {
+  std::map<std::uint64_t, json> steps, publications, broadcasts;
+  json eval_before = nullptr, eval_after = nullptr, snapshot = nullptr, warm_start = nullptr;
+  double wall_seconds = 0;
+
+  explicit Rows(const std::vector<json>& metrics) {
+    for (const json& row : metrics) {
+      const std::string kind = row.value("kind", "");
+      if (kind == "step") steps[row.at("step").get<std::uint64_t>()] = row;
+      if (kind == "publication") (row.value("snapshot", false) ? snapshot : publications[row.at("version")]) = row;
+      if (kind == "broadcast" && !row.value("snapshot", false)) broadcasts[row.at("version")] = row;
+      if (kind == "warm_start") warm_start = row;
+      if (kind == "evaluation") (row.value("when", "") == "before" ? eval_before : eval_after) = row;
+      if (kind == "process") wall_seconds += row.value("wall_seconds", 0.0);
+    }
+  }
+
+  std::vector<double> values(const std::map<std::uint64_t, json>& rows, const char* key) const {
+    std::vector<double> result;
+    for (const auto& [id, row] : rows)
+      if (row.contains(key) && row.at(key).is_number()) result.push_back(row.at(key));
+    return result;
+  }
+};
+
+double sum(const std::vector<double>& values) {
+  double total = 0;
+  for (const double v : values) total += v;
+  return total;
+}
+
+json staleness_json(const RunConfig& config, const Rows& rows, const json& rejected) {
+  std::map<std::uint64_t, std::uint64_t> histogram;  // steps stale -> trajectories
+  std::uint64_t count = 0;
+  double total = 0;
+  for (const auto& [step, row] : rows.steps)
+    for (const auto& [age, n] : row.at("staleness").items()) {
+      histogram[std::stoull(age)] += n.get<std::uint64_t>();
+      count += n.get<std::uint64_t>();
+      total += static_cast<double>(std::stoull(age)) * n.get<double>();
+    }
+  json p95 = nullptr;
+  std::uint64_t below = 0;
+  for (const auto& [age, n] : histogram) {
+    below += n;
+    if (p95.is_null() && static_cast<double>(below) >= 0.95 * static_cast<double>(count)) p95 = age;
+  }
+  std::uint64_t rejections = 0;
+  for (const auto& [reason, n] : rejected.items()) rejections += n.get<std::uint64_t>();
+  return {{"budget", config.staleness.budget},
+          {"publish_every", config.staleness.publish_every},
+          {"mean", count ? json(total / static_cast<double>(count)) : json(nullptr)},
+          {"p95", p95},
+          {"max", histogram.empty() ? json(nullptr) : json(histogram.rbegin()->first)},
+          {"rejected", rejections},
+          {"rejected_by_reason", rejected}};
+}
+
+json worker_json(const WorkerEntry& w) {
+  return {{"id", w.id.value},
+          {"offer", w.offer},
+          {"price_usd_per_hour", w.price_usd_per_hour},
+          {"rollouts", w.rollouts},
+          {"bytes_in", w.bytes_in},
+          {"bytes_forwarded", w.bytes_forwarded},
+          {"version", w.version ? json(w.version->value) : json(nullptr)},
+          {"digest", w.version ? json(overlay::to_hex(w.digest)) : json(nullptr)},
+          {"lost", w.lost}};
+}
+
+}  // namespace
+
+json make_report(const ReportInput& input) {
+  const RunConfig& config = *input.config;
+  const provisioner::Plan& plan = *input.plan;
+  const Rows rows(input.metrics);
+  const auto rewards = rows.values(rows.steps, "reward_mean");
+  const auto waits = rows.values(rows.steps, "wait_seconds");
+  const auto walls = rows.values(rows.steps, "step_seconds");
+  const auto delta_bytes = rows.values(rows.publications, "patch_bytes");
+  const json delta_mean = mean(delta_bytes);
+  const json full = rows.snapshot.is_object() ? rows.snapshot.at("state_bytes") : json(nullptr);
+  const double training_seconds = sum(walls);
+  const double rollouts = static_cast<double>(rows.steps.size() * config.rollout.trajectories_per_step());
+  const auto rate_of = [&](double seconds) { return seconds > 0 ? json(rollouts / seconds) : json(nullptr); };
+
+  bool identical = false;
+  std::uint64_t alive = 0;
+  for (const WorkerEntry& w : input.workers) {
+    if (w.lost) continue;
+    const bool same = w.version == input.version && w.digest == input.digest;
+    identical = (alive == 0 || identical) && same;
+    ++alive;
+  }
+  json workers = json::array();
+  for (const WorkerEntry& w : input.workers) workers.push_back(worker_json(w));
+
+  json report;
+  report["schema_version"] = kReportSchemaVersion;
+  report["run"] = config.run.name;
+  report["ended"] = input.ended;
+  report["seed"] = config.run.seed;
+  report["steps"] = input.steps_done;
+  report["steps_planned"] = config.run.steps;
+  report["wall_seconds"] = rows.wall_seconds;
+  report["reward"] = {{"first", rewards.empty() ? json(nullptr) : json(rewards.front())},
+                      {"last", rewards.empty() ? json(nullptr) : json(rewards.back())}};
+  const auto accuracy = [](const json& row) { return row.is_object() ? row.at("accuracy") : json(nullptr); };
+  report["eval"] = {{"before", accuracy(rows.eval_before)},
+                    {"after", accuracy(rows.eval_after)},
+                    {"problems", rows.eval_before.is_object() ? rows.eval_before.at("problems") : json(nullptr)}};
+  if (rows.warm_start.is_object())
+    report["warm_start"] = {{"steps", rows.warm_start.at("steps")}, {"seconds", rows.warm_start.at("seconds")}};
+  report["learner"] = {{"step_seconds_median", quantile(walls, 0.5)},
+                       {"train_seconds_median", quantile(rows.values(rows.steps, "train_seconds"), 0.5)},
+                       {"idle_fraction", training_seconds > 0 ? json(sum(waits) / training_seconds) : json(nullptr)}};
+  report["staleness"] = staleness_json(config, rows, input.rejected);
+  report["broadcast"] = {
+      {"publications", rows.publications.size() + (rows.snapshot.is_object() ? 1 : 0)},
+      {"full_bytes", full},
+      {"snapshot_bytes", rows.snapshot.is_object() ? rows.snapshot.at("patch_bytes") : json(nullptr)},
+      {"delta_bytes_mean", delta_mean},
+      {"compression_ratio", delta_mean.is_number() && full.is_number() && delta_mean.get<double>() > 0
+                                ? json(full.get<double>() / delta_mean.get<double>())
+                                : json(nullptr)},
+      {"density_mean", mean(rows.values(rows.publications, "density"))},
+      {"t_b_seconds_median", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.5)},
+      {"t_b_seconds_p95", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.95)},
+      {"lower_bound_seconds", quantile(rows.values(rows.broadcasts, "lower_bound_seconds"), 0.5)},
+      {"predicted_seconds", quantile(rows.values(rows.broadcasts, "predicted_seconds"), 0.5)},
+      {"learner_bytes_sent", input.bytes_sent},
+      {"topology", input.topology}};
+  report["fleet"] = {{"workers_planned", input.fleet.planned},
+                     {"workers_started", input.fleet.started},
+                     {"workers_lost", input.fleet.lost},
+                     {"workers_replaced", input.fleet.replaced}};
+  report["workers"] = workers;
+  report["weights"] = {{"version", input.version.value},
+                       {"digest", overlay::to_hex(input.digest)},
+                       {"workers", alive},
+                       {"all_workers_identical", alive > 0 && identical}};
+  const double learner_usd = config.learner.usd_per_hour * rows.wall_seconds / 3600;
+  const double usd = input.fleet.usd + learner_usd;
+  report["cost"] = {{"usd_total", usd},
+                    {"usd_learner", learner_usd},
+                    {"usd_fleet", input.fleet.usd},
+                    {"usd_per_1k_rollouts", rollouts > 0 ? json(1000 * input.fleet.usd / rollouts) : json(nullptr)},
+                    {"plan_usd_per_hour", plan.usd_per_hour_high}};
+  report["plan"] = {{"target_rollouts_per_s", plan.target.required_rollouts_per_s},
+                    {"provisioned_rollouts_per_s", plan.rollouts_per_s},
+                    {"measured_rollouts_per_s", rate_of(training_seconds)},
+                    {"broadcast_seconds", seconds(plan.broadcast_time)},
+                    {"staleness_worst", plan.staleness_worst}};
+  return report;
+}
+
+namespace {
+
+std::string number(const json& value, const char* format_spec) {
+  if (!value.is_number()) return "-";
+  return fmt::format(fmt::runtime(format_spec), value.get<double>());
+}
+
+std::string bytes(const json& value) {
+  return value.is_number() ? to_text(Bytes{static_cast<std::uint64_t>(value.get<double>())}) : "-";
+}
+
+}  // namespace
+
+std::string report_text(const json& r) {
+  std::string out;
+  const auto line = [&](std::string_view label, const std::string& text) {
+    out += fmt::format("  {:<12}{}\n", label, text);
+  };
+  const json &eval = r.at("eval"), &learner = r.at("learner"), &stale = r.at("staleness"), &b = r.at("broadcast");
+  const json &fleet = r.at("fleet"), &weights = r.at("weights"), &cost = r.at("cost"), &plan = r.at("plan");
+  out += fmt::format("{}: {} of {} steps in {} s ({})\n", r.at("run").get<std::string>(),
+                     r.at("steps").get<std::uint64_t>(), r.at("steps_planned").get<std::uint64_t>(),
+                     number(r.at("wall_seconds"), "{:.0f}"), r.at("ended").get<std::string>());
+  line("accuracy", fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number(eval.at("before"), "{:.3f}"),
+                               number(eval.at("after"), "{:.3f}"), number(eval.at("problems"), "{:.0f}"),
+                               number(r.at("reward").at("first"), "{:.3f}"), number(r.at("reward").at("last"), "{:.3f}")));
+  line("learner", fmt::format("step {} s (training {} s), idle {} of the time", number(learner.at("step_seconds_median"), "{:.2f}"),
+                              number(learner.at("train_seconds_median"), "{:.2f}"), number(learner.at("idle_fraction"), "{:.3f}")));
+  line("staleness", fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number(stale.at("mean"), "{:.2f}"),
+                                number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"),
+                                stale.at("budget").get<int>(), stale.at("rejected").get<std::uint64_t>(),
+                                stale.at("rejected_by_reason").empty() ? "" : stale.at("rejected_by_reason").dump()));
+  line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
+                                b.at("publications").get<std::uint64_t>(), bytes(b.at("full_bytes")),
+                                bytes(b.at("delta_bytes_mean")), number(b.at("compression_ratio"), "{:.1f}")));
+  line("", fmt::format("T_b {} s (p95 {} s); lower bound {} s, formula {} s; learner sent {}",
+                       number(b.at("t_b_seconds_median"), "{:.3f}"), number(b.at("t_b_seconds_p95"), "{:.3f}"),
+                       number(b.at("lower_bound_seconds"), "{:.3f}"), number(b.at("predicted_seconds"), "{:.3f}"),
+                       bytes(b.at("learner_bytes_sent"))));
+  line("", b.at("topology").get<std::string>());
+  line("fleet", fmt::format("planned {}, started {}, lost {}, replaced {}", fleet.at("workers_planned").get<int>(),
+                            fleet.at("workers_started").get<int>(), fleet.at("workers_lost").get<int>(),
+                            fleet.at("workers_replaced").get<int>()));
+  line("rollouts/s", fmt::format("target {}, provisioned {}, measured {}", number(plan.at("target_rollouts_per_s"), "{:.1f}"),
+                                 number(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),
+                                 number(plan.at("measured_rollouts_per_s"), "{:.1f}")));
+  line("weights", fmt::format("version {}, digest {}, {} workers {}", weights.at("version").get<std::uint64_t>(),
+                              weights.at("digest").get<std::string>(), weights.at("workers").get<int>(),
+                              weights.at("all_workers_identical").get<bool>() ? "bit-identical" : "NOT identical"));
+  line("cost", fmt::format("${} in all, ${} per 1000 rollouts, fleet ${} per hour", number(cost.at("usd_total"), "{:.4f}"),
+                           number(cost.at("usd_per_1k_rollouts"), "{:.5f}"), number(cost.at("plan_usd_per_hour"), "{:.3f}")));
+  out += fmt::format("\n  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}\n", "worker", "offer", "$/h", "rollouts", "in",
+                     "forwarded", "version");
+  for (const json& w : r.at("workers"))
+    out += fmt::format("  {:>6}  {:<22}{:>8.3f}{:>10}{:>10}{:>11}{:>9}{}\n", w.at("id").get<std::uint64_t>(),
+                       w.at("offer").get<std::string>(), w.at("price_usd_per_hour").get<double>(),
+                       w.at("rollouts").get<std::uint64_t>(), bytes(w.at("bytes_in")), bytes(w.at("bytes_forwarded")),
+                       w.at("version").is_null() ? "-" : std::to_string(w.at("version").get<std::uint64_t>()),
+                       w.at("lost").get<bool>() ? "  lost" : "");
+  return out;
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,49 @@
+// The report of a run (report.json), made from its measurements and the fleet's last state.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "learner/fleet.hpp"
+#include "learner/run_config.hpp"
+#include "overlay/types.hpp"
+#include "provisioner/plan.hpp"
+
+namespace echoline::learner {
+
+// A worker at the end of the run, or when it was lost.
+struct WorkerEntry {
+  WorkerId id;
+  std::string offer;
+  double price_usd_per_hour = 0;
+  std::uint64_t rollouts = 0;  // accepted
+  std::uint64_t bytes_in = 0, bytes_forwarded = 0;
+  std::optional<Version> version;
+  overlay::Digest digest{};
+  bool lost = false;
+};
+
+struct ReportInput {
+  const RunConfig* config = nullptr;
+  const provisioner::Plan* plan = nullptr;
+  std::vector<nlohmann::json> metrics;  // rows of metrics.jsonl, of every process that worked on the run
+  std::vector<WorkerEntry> workers;
+  FleetSummary fleet;
+  Version version;                      // of the learner's policy at the end
+  overlay::Digest digest{};
+  std::uint64_t bytes_sent = 0;         // by the learner, chunks and control
+  std::uint64_t steps_done = 0;
+  std::string topology;
+  std::string ended;                    // "completed", or why it ended early
+  nlohmann::json rejected = nlohmann::json::object();  // trajectories or submissions by reason
+};
+
+// Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.
+nlohmann::json make_report(const ReportInput& input);
+
+// The report as a page of text, at most 100 columns.
+std::string report_text(const nlohmann::json& report);
+
+}  // namespace echoline::learner

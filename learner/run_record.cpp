@@ -1,0 +1,128 @@
+#include "learner/run_record.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "base/files.hpp"
+#include "base/log.hpp"
+
+namespace echoline::learner {
+namespace {
+
+// Moves an earlier run of the same name out of the way; returns where it went.
+Result<std::filesystem::path> move_aside(const std::filesystem::path& folder) {
+  for (int n = 1;; ++n) {
+    std::filesystem::path target = folder;
+    target += fmt::format(".{}", n);
+    if (std::filesystem::exists(target)) continue;
+    std::error_code ec;
+    std::filesystem::rename(folder, target, ec);
+    if (ec) return fail(Code::kIo, "keep the earlier run", "{}: {}", folder.string(), ec.message());
+    return target;
+  }
+}
+
+// Cuts off a last line that a crash left without its end.
+Status mend_tail(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return ok();
+  ECHO_ASSIGN(const std::string text, read_file(path));
+  const std::size_t end = text.rfind('\n');
+  const std::size_t keep = end == std::string::npos ? 0 : end + 1;
+  std::error_code ec;
+  if (keep < text.size()) std::filesystem::resize_file(path, keep, ec);
+  if (ec) return fail(Code::kIo, "resume", "{}: {}", path.string(), ec.message());
+  return ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& folder, bool resume) {
+  std::unique_ptr<RunRecord> record(new RunRecord);
+  record->folder_ = folder;
+  if (resume && !std::filesystem::exists(folder / "metrics.jsonl"))
+    return fail(Code::kNotFound, "resume", "{} holds no run; start it without --resume", folder.string());
+  const auto take_lock = [&]() -> Status {
+    ECHO_TRY(make_folders(folder));
+    record->lock_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (record->lock_ < 0)
+      return fail(Code::kIo, "lock run", "{}: {}", (folder / "lock").string(), std::strerror(errno));
+    if (::flock(record->lock_, LOCK_EX | LOCK_NB) != 0)
+      return fail(Code::kUnavailable, "lock run", "{} is being written by another echoline; stop it or choose another "
+                  "run.name", folder.string());
+    return ok();
+  };
+  const bool earlier = std::filesystem::exists(folder / "metrics.jsonl");
+  ECHO_TRY(take_lock());
+  if (earlier && !resume) {
+    ::close(record->lock_);
+    record->lock_ = -1;
+    ECHO_ASSIGN(record->moved_to_, move_aside(folder));
+    ECHO_TRY(take_lock());
+  }
+  if (resume) {
+    ECHO_TRY(mend_tail(folder / "events.jsonl"));
+    ECHO_TRY(mend_tail(folder / "metrics.jsonl"));
+  }
+  record->events_ = std::fopen((folder / "events.jsonl").c_str(), "ae");
+  record->metrics_ = std::fopen((folder / "metrics.jsonl").c_str(), "ae");
+  if (record->events_ == nullptr || record->metrics_ == nullptr)
+    return fail(Code::kIo, "open run", "{}: {}", folder.string(), std::strerror(errno));
+  return record;
+}
+
+RunRecord::~RunRecord() {
+  if (events_ != nullptr) std::fclose(events_);
+  if (metrics_ != nullptr) std::fclose(metrics_);
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void RunRecord::append(std::FILE* file, nlohmann::json fields) {
+  fields["unix_s"] = SystemClock().unix_seconds();
+  const std::string line = fields.dump() + "\n";
+  const std::lock_guard lock(mutex_);
+  if (std::fwrite(line.data(), 1, line.size(), file) != line.size() || std::fflush(file) != 0)
+    log::error("cannot write to {}: {}", folder_.string(), std::strerror(errno));
+}
+
+void RunRecord::event(std::string_view kind, nlohmann::json fields) {
+  fields["event"] = kind;
+  append(events_, std::move(fields));
+}
+
+void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
+  fields["kind"] = kind;
+  append(metrics_, std::move(fields));
+}
+
+void RunRecord::status(const nlohmann::json& status) {
+  if (const Status written = write_file_atomic(folder_ / "status.json", status.dump()); !written)
+    log::warn("{}", written.error().message());
+}
+
+Status RunRecord::report(const nlohmann::json& report) {
+  return write_file_atomic(folder_ / "report.json", report.dump(2) + "\n");
+}
+
+Result<std::vector<nlohmann::json>> read_json_lines(const std::filesystem::path& path) {
+  ECHO_ASSIGN(const std::string text, read_file(path));
+  std::vector<nlohmann::json> rows;
+  std::size_t line_number = 1;
+  for (std::size_t start = 0; start < text.size(); ++line_number) {
+    const std::size_t end = text.find('\n', start);
+    if (end == std::string::npos) break;  // torn: the process died while writing it
+    nlohmann::json row = nlohmann::json::parse(text.begin() + static_cast<std::ptrdiff_t>(start),
+                                               text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
+    if (!row.is_object())
+      return fail(Code::kCorrupt, "read run", "{}:{}: expected a JSON object", path.string(), line_number);
+    rows.push_back(std::move(row));
+    start = end + 1;
+  }
+  return rows;
+}
+
+}  // namespace echoline::learner

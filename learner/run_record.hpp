@@ -1,0 +1,53 @@
+// The folder of a run: what happened (events.jsonl), what was measured (metrics.jsonl), how it stands (status.json).
+#pragma once
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "base/result.hpp"
+
+namespace echoline::learner {
+
+inline constexpr int kReportSchemaVersion = 1;
+
+// Thread-safe. One process writes a run at a time: open() takes a lock that ends with the process.
+class RunRecord {
+ public:
+  // Opens the run's folder for writing. `resume`: go on with what is there (kNotFound when there is nothing);
+  // otherwise an earlier run of the same name is kept beside it as <name>.1, <name>.2, ... kUnavailable when another
+  // process runs it right now.
+  static Result<std::unique_ptr<RunRecord>> open(const std::filesystem::path& folder, bool resume);
+  ~RunRecord();
+
+  const std::filesystem::path& folder() const { return folder_; }
+  // Where the earlier run went, empty when there was none.
+  const std::filesystem::path& moved_to() const { return moved_to_; }
+
+  // Appends {"unix_s":..., "event":..., ...fields}; fields must be an object.
+  void event(std::string_view kind, nlohmann::json fields = nlohmann::json::object());
+  // Appends {"unix_s":..., "kind":..., ...fields} to the measurements that reports are made from.
+  void metric(std::string_view kind, nlohmann::json fields);
+  // Replaces status.json.
+  void status(const nlohmann::json& status);
+  Status report(const nlohmann::json& report);
+
+ private:
+  RunRecord() = default;
+  void append(std::FILE* file, nlohmann::json fields);
+  std::filesystem::path folder_, moved_to_;
+  int lock_ = -1;
+  std::mutex mutex_;
+  std::FILE* events_ = nullptr;
+  std::FILE* metrics_ = nullptr;
+};
+
+// All rows of a JSON Lines file; a torn last line (after a crash) is left out, any other bad line is kCorrupt.
+Result<std::vector<nlohmann::json>> read_json_lines(const std::filesystem::path& path);
+
+}  // namespace echoline::learner

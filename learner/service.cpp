@@ -1,0 +1,634 @@
+#include "learner/service.hpp"
+
+#include <torch/torch.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "chains/broadcast_model.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "data_plane/run_spec.hpp"
+#include "learner/fleet.hpp"
+#include "learner/planning.hpp"
+#include "learner/publisher.hpp"
+#include "learner/report.hpp"
+#include "learner/rollout_desk.hpp"
+#include "learner/run_record.hpp"
+#include "learner/trainer.hpp"
+#include "learner/trainer_checkpoint.hpp"
+#include "learner/warm_start.hpp"
+#include "model/weights.hpp"
+#include "overlay/uv/node.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using nlohmann::json;
+
+constexpr Duration kPoll = std::chrono::milliseconds(200);
+constexpr Duration kStatusEvery = std::chrono::milliseconds(500);
+constexpr Duration kFinalAckWait = std::chrono::seconds(30);
+constexpr std::uint32_t kSpareCheckpoints = 2;  // consumed trajectories outlive the oldest checkpoint by this many
+
+// What a checkpoint must agree with: the model and the task, not how long or with whom the run goes on.
+std::string config_digest(const RunConfig& config, const model::ModelConfig& model) {
+  const std::string text = fmt::format("{}|{}|{}|{}", model.to_json(), config.task.adapter, config.task.options_json,
+                                       config.run.seed);
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+class Service {
+ public:
+  Service(const RunConfig& config, const ServiceOptions& options, const std::atomic<bool>& stop)
+      : config_(config), options_(options), stop_(stop), started_(clock_.now()) {}
+
+  ~Service() { shut_down(); }
+
+  Result<ServiceOutcome> run() {
+    ECHO_ASSIGN(plan_, plan_run(config_));
+    ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume));
+    if (!record_->moved_to().empty()) log::info("the earlier run was moved to {}", record_->moved_to().string());
+    ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
+    ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", plan_.plan.to_json().dump(2) + "\n"));
+    ECHO_TRY(load_policy_to_train());
+    ECHO_TRY(start_overlay());  // before any money is spent: a port in use ends the run here
+    if (!options_.resume) ECHO_TRY(warm_start_and_evaluate());
+    if (stop_) return finish("interrupted");
+    ECHO_TRY(start_desk());
+    ECHO_TRY(start_fleet());
+    ECHO_TRY(wait_for_fleet());
+    if (stop_) return finish("interrupted");
+    ECHO_TRY(publish(Version{step_}));
+    while (step_ < config_.run.steps && !stop_) {
+      ECHO_ASSIGN(const bool trained, train_one_step());
+      if (!trained) break;
+    }
+    ECHO_TRY(checkpoint());
+    if (step_ < config_.run.steps) return finish("interrupted");
+    wait_for_final_acks();
+    ECHO_TRY(evaluate_policy("after"));
+    return finish("completed");
+  }
+
+ private:
+  Status load_policy_to_train() {
+    phase("loading the model");
+    at::set_num_threads(config_.learner.threads);
+    torch::manual_seed(static_cast<std::uint64_t>(config_.run.seed));
+    ECHO_ASSIGN(model_config_, run_model_config(config_));
+    if (config_.model.path) {
+      ECHO_ASSIGN(model::LoadedModel loaded, model::load_model(*config_.model.path));
+      model_ = loaded.transformer;
+      tokenizer_.emplace(std::move(loaded.tokenizer));
+    } else {
+      ECHO_ASSIGN(model_, model::init(model_config_, config_.run.seed));
+      ECHO_ASSIGN(tokenizer_, model::Tokenizer::characters(model::kCharacterAlphabet));
+    }
+    ECHO_ASSIGN(adapter_, data_plane::make_adapter(config_.task.adapter, config_.task.options_json, config_.run.seed));
+    evaluation_ = adapter_->evaluation();
+    if (options_.resume) return create_trainer();
+    return ok();
+  }
+
+  Status create_trainer() {
+    TrainerConfig trainer;
+    trainer.loss = config_.learner.loss;
+    trainer.optimizer = config_.learner.optimizer;
+    trainer.temperature = config_.rollout.temperature;
+    trainer.minibatches = config_.learner.minibatches;
+    trainer.seed = config_.run.seed;
+    std::shared_ptr<model::Transformer> reference;
+    if (config_.learner.loss.kl_coefficient > 0) {
+      ECHO_ASSIGN(reference, model::init(model_config_, config_.run.seed));
+      ECHO_ASSIGN(const delta::OwnedState frozen, model::export_policy(*model_));
+      ECHO_TRY(model::load_policy(*reference, frozen.view()));
+    }
+    ECHO_ASSIGN(trainer_, Trainer::create(model_, trainer, reference));
+    if (options_.resume) {
+      ECHO_ASSIGN(const std::int64_t step,
+                  load_checkpoint(record_->folder() / "checkpoints", *trainer_, config_digest(config_, model_config_)));
+      step_ = static_cast<std::uint64_t>(step);
+      log::info("resuming from the checkpoint of step {}", step_);
+    }
+    record_->event(options_.resume ? "resumed" : "started", {{"step", step_}});
+    return ok();
+  }
+
+  Status warm_start_and_evaluate() {
+    if (config_.learner.warm_start.enabled) {
+      phase("warm start");
+      const WarmStartSection& section = config_.learner.warm_start;
+      WarmStartConfig warm;
+      warm.optimizer = config_.learner.optimizer;
+      warm.optimizer.learning_rate = section.learning_rate;
+      warm.steps_max = section.steps_max;
+      warm.batch_problems = section.batch;
+      warm.target_accuracy = section.target_accuracy;
+      warm.response_tokens_max = config_.rollout.response_tokens_max;
+      const TimePoint start = clock_.now();
+      const auto report = warm_start(*model_, *tokenizer_, *adapter_, warm, [&](const WarmStartProgress& p) {
+        phase(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", p.steps, p.loss, p.accuracy,
+                          warm.target_accuracy));
+        return !stop_;
+      });
+      if (!report && report.error().code == Code::kCancelled && stop_) return ok();
+      if (!report) return report.error();
+      record_->metric("warm_start", {{"steps", report->steps},
+                                     {"accuracy", report->accuracy},
+                                     {"reached", report->reached},
+                                     {"seconds", seconds(clock_.now() - start)}});
+    }
+    ECHO_TRY(create_trainer());
+    ECHO_TRY(evaluate_policy("before"));
+    return checkpoint();
+  }
+
+  Status evaluate_policy(const char* when) {
+    phase(fmt::format("evaluating {} training", when));
+    EvaluationOptions evaluation;
+    evaluation.response_tokens_max = config_.rollout.response_tokens_max;
+    ECHO_ASSIGN(const Evaluation result, evaluate(*model_, *tokenizer_, *adapter_, evaluation_, evaluation));
+    record_->metric("evaluation", {{"when", when},
+                                   {"step", step_},
+                                   {"accuracy", result.accuracy()},
+                                   {"problems", result.problems}});
+    accuracy_[when] = result.accuracy();
+    log::info("accuracy {} training: {:.3f} on {} held-out problems", when, result.accuracy(), result.problems);
+    return ok();
+  }
+
+  Status start_overlay() {
+    overlay::LearnerOptions o;
+    o.bind_host = config_.network.bind;
+    o.port = config_.network.port;
+    o.limits.up = config_.network.uplink;
+    if (config_.network.worker_rate) o.chain_rate = *config_.network.worker_rate;
+    o.chunk = config_.network.chunk;
+    o.heartbeat_timeout = config_.network.heartbeat_timeout;
+    o.quorum = config_.network.quorum;
+    o.run_id = config_.run.name;
+    overlay::LearnerEvents events;
+    events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member); };
+    events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, reason); };
+    events.acked = [this](WorkerId id, Version version, const overlay::Digest& digest) {
+      const std::lock_guard lock(mutex_);
+      workers_[id].version = version;
+      workers_[id].digest = digest;
+    };
+    events.message = [this](WorkerId id, std::string bytes) {
+      if (desk_ready_) desk_->receive(id, std::move(bytes));
+    };
+    events.broadcast_done = [this](const overlay::BroadcastReport& report) { broadcast_done(report); };
+    events.need_snapshot = [this](Version) { publisher_.request_snapshot(); };
+    // A worker may join before start() has returned; callbacks that use the node wait for it.
+    const std::lock_guard starting(node_mutex_);
+    ECHO_ASSIGN(node_, overlay::LearnerNode::start(std::move(o), std::move(events)));
+    publisher_.attach(node_.get());
+    return ok();
+  }
+
+  Status start_desk() {
+    DeskOptions desk;
+    desk.file = record_->folder() / "replay.sqlite";
+    desk.prompts_per_step = config_.rollout.prompts_per_step;
+    desk.group_size = config_.rollout.group_size;
+    desk.staleness_budget = config_.staleness.budget;
+    desk.lookahead_steps = config_.staleness.lookahead;
+    desk.steps_total = config_.run.steps;
+    DeskEvents events;
+    events.send = [this](WorkerId worker, std::string bytes) { node_->send(worker, std::move(bytes)); };
+    events.accepted = [this](WorkerId worker, std::uint64_t rollouts) {
+      const std::lock_guard lock(mutex_);
+      workers_[worker].rollouts += rollouts;
+    };
+    events.misbehaved = [this](WorkerId worker, const std::string& reason) { node_->expel(worker, reason); };
+    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, *adapter_, step_, std::move(events)));
+    desk_ready_ = true;
+    return ok();
+  }
+
+  Status start_fleet() {
+    if (config_.fleet.provider == ProviderKind::kNone) {
+      log::info("no provider: start workers with `echoline worker --join {}`", overlay::to_text(node_->endpoint()));
+      return ok();
+    }
+    phase("renting the fleet");
+    FleetOptions fleet;
+    fleet.run = config_.run.name;
+    fleet.plan = plan_.plan;
+    fleet.offers = plan_.offers;
+    fleet.ledger_file = record_->folder() / "ledger.sqlite";
+    fleet.log_folder = record_->folder() / "logs";
+    fleet.replace_lost = config_.fleet.replace_lost;
+    fleet.worker_argv = [this, join = overlay::to_text(node_->endpoint())](const provisioner::Offer& offer) {
+      return std::vector<std::string>{options_.program.string(),
+                                      "worker",
+                                      "--join",
+                                      join,
+                                      "--name",
+                                      offer.id,
+                                      "--run",
+                                      config_.run.name,
+                                      "--up",
+                                      fmt::format("{} bit/s", worker_up(config_, offer).bits_per_s),
+                                      "--down",
+                                      fmt::format("{} bit/s", worker_down(config_, offer).bits_per_s),
+                                      "--rollouts-per-s",
+                                      fmt::format("{}", offer.rollouts_per_s)};
+    };
+    fleet.record = [this](std::string_view event, const std::string& offer, const std::string& detail) {
+      record_->event(event, {{"offer", offer}, {"detail", detail}});
+    };
+    ECHO_ASSIGN(fleet_, Fleet::start(std::move(fleet)));
+    fleet_ready_ = true;
+    return ok();
+  }
+
+  // Until every rented worker has joined or the join timeout is over; a learner without provider waits for one.
+  Status wait_for_fleet() {
+    const TimePoint deadline = clock_.now() + config_.fleet.join_timeout;
+    while (!stop_) {
+      const std::size_t joined = alive();
+      const std::size_t missing = fleet_ ? fleet_->still_joining() : (joined > 0 ? 0 : 1);
+      phase(fmt::format("{} workers joined, waiting for {}", joined, missing));
+      if (missing == 0 && joined > 0) return ok();
+      if (clock_.now() >= deadline) {
+        if (joined > 0) return ok();
+        return fail(Code::kUnavailable, "start fleet",
+                    "no worker joined within {}; their logs are in {}", to_text(config_.fleet.join_timeout),
+                    (record_->folder() / "logs").string());
+      }
+      std::this_thread::sleep_for(kPoll / 2);
+    }
+    return ok();
+  }
+
+  Status publish(Version version) {
+    ECHO_ASSIGN(delta::OwnedState policy, trainer_->policy());
+    ECHO_ASSIGN(const PublishReport report, publisher_.publish(version, std::move(policy)));
+    {
+      const std::lock_guard lock(mutex_);
+      published_version_ = version;
+      published_digest_ = report.digest;
+    }
+    desk_->published(version, report.digest);
+    record_->metric("publication", {{"version", version.value},
+                                    {"snapshot", report.snapshot},
+                                    {"state_bytes", report.stats.state_bytes},
+                                    {"patch_bytes", report.stats.patch_bytes},
+                                    {"density", report.stats.density()},
+                                    {"encode_seconds", report.encode_seconds},
+                                    {"digest", overlay::to_hex(report.digest)}});
+    last_delta_bytes_ = report.stats.patch_bytes;
+    return ok();
+  }
+
+  // False when asked to stop before a batch was there.
+  Result<bool> train_one_step() {
+    const TimePoint start = clock_.now();
+    std::optional<replay_buffer::Batch> batch;
+    TimePoint alone_since = kNever;
+    while (!batch && !stop_) {
+      ECHO_ASSIGN(batch, desk_->wait_batch(step_, kPoll));
+      write_status("training");
+      if (batch) break;
+      if (alive() > 0 || (fleet_ && fleet_->still_joining() > 0)) {
+        alone_since = kNever;
+      } else if (alone_since == kNever) {
+        alone_since = clock_.now();
+        log::warn("no worker is left; waiting for one");
+      } else if (clock_.now() - alone_since > config_.fleet.join_timeout) {
+        ECHO_TRY(checkpoint());
+        return fail(Code::kUnavailable, "train", "no worker for {}: the run stands at step {}, go on with --resume",
+                    to_text(config_.fleet.join_timeout), step_);
+      }
+    }
+    if (!batch) return false;
+    const TimePoint waited = clock_.now();
+    std::vector<schema::Trajectory> trajectories;
+    json ages = json::object();
+    std::map<std::uint64_t, std::uint64_t> histogram;
+    for (replay_buffer::Group& group : batch->groups) {
+      histogram[step_ > group.version.value ? step_ - group.version.value : 0] += group.trajectories.size();
+      for (schema::Trajectory& t : group.trajectories) trajectories.push_back(std::move(t));
+    }
+    for (const auto& [age, count] : histogram) ages[std::to_string(age)] = count;
+    ECHO_ASSIGN(const StepReport report, trainer_->step(trajectories));
+    ECHO_TRY(desk_->consume(step_, *batch));
+    ++step_;
+    const TimePoint trained = clock_.now();
+    if (step_ % config_.staleness.publish_every == 0 || step_ == config_.run.steps) ECHO_TRY(publish(Version{step_}));
+    if (step_ % config_.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
+    const TimePoint end = clock_.now();
+    reward_ = report.reward_mean;
+    wait_seconds_ += seconds(waited - start);
+    training_seconds_ += seconds(end - start);
+    record_->metric("step", {{"step", step_},
+                             {"reward_mean", report.reward_mean},
+                             {"accuracy", report.accuracy},
+                             {"loss", report.loss},
+                             {"gradient_norm", report.gradient_norm},
+                             {"entropy", report.entropy},
+                             {"ratio_mean", report.ratio_mean},
+                             {"clip_fraction", report.clip_fraction},
+                             {"capped_fraction", report.capped_fraction},
+                             {"behaviour_kl", report.behaviour_kl},
+                             {"informative_groups", report.informative_groups},
+                             {"response_tokens", report.response_tokens},
+                             {"staleness", ages},
+                             {"wait_seconds", seconds(waited - start)},
+                             {"train_seconds", seconds(trained - waited)},
+                             {"step_seconds", seconds(end - start)}});
+    write_status("training");
+    return true;
+  }
+
+  Status checkpoint() {
+    if (!trainer_) return ok();
+    ECHO_TRY(save_checkpoint(record_->folder() / "checkpoints", *trainer_, config_digest(config_, model_config_),
+                             config_.learner.checkpoints_kept));
+    const std::uint64_t kept = std::uint64_t{config_.learner.checkpoint_every} *
+                               (config_.learner.checkpoints_kept + kSpareCheckpoints);
+    if (desk_ && step_ > kept) ECHO_TRY(desk_->prune(step_ - kept));
+    return ok();
+  }
+
+  void wait_for_final_acks() {
+    const TimePoint deadline = clock_.now() + kFinalAckWait;
+    while (!stop_ && clock_.now() < deadline) {
+      bool all = true;
+      {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [id, w] : workers_) all = all && (w.lost || w.version == published_version_);
+      }
+      if (all) return;
+      phase("waiting for the last policy to arrive everywhere");
+      std::this_thread::sleep_for(kPoll / 4);
+    }
+  }
+
+  Result<ServiceOutcome> finish(const std::string& ended) {
+    phase("finishing");
+    json rejected = json::object();
+    if (desk_) {
+      if (const auto counts = desk_->counts()) {
+        for (const auto& [reason, n] : counts->buffer.rejected)
+          if (n > 0) rejected[reason] = n;
+        for (const auto& [reason, n] : counts->refused) rejected["refused: " + reason] = n;
+      }
+    }
+    refresh_workers();
+    overlay::LearnerStats stats;
+    if (node_) stats = node_->stats();
+    if (fleet_) fleet_->stop();
+    ReportInput input;
+    record_->metric("process", {{"wall_seconds", seconds(clock_.now() - started_)}});
+    input.config = &config_;
+    input.plan = &plan_.plan;
+    ECHO_ASSIGN(input.metrics, read_json_lines(record_->folder() / "metrics.jsonl"));
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [id, w] : workers_) input.workers.push_back(w);
+      input.version = published_version_;
+      input.digest = published_digest_;
+    }
+    if (fleet_) input.fleet = fleet_->summary();
+    input.bytes_sent = stats.bytes_sent.count;
+    input.steps_done = step_;
+    input.topology = topology_text(stats.topology);
+    input.ended = ended;
+    input.rejected = rejected;
+    ServiceOutcome outcome;
+    outcome.report = make_report(input);
+    outcome.completed = ended == "completed";
+    ECHO_TRY(record_->report(outcome.report));
+    record_->event("ended", {{"how", ended}, {"step", step_}});
+    shut_down();
+    write_status(ended);
+    return outcome;
+  }
+
+  // Also the way out of every error: nothing is left running, whatever happened.
+  void shut_down() {
+    if (fleet_) fleet_->stop();
+    publisher_.stop();
+    if (node_) node_->stop();
+    if (desk_) desk_->stop();
+  }
+
+  static std::string topology_text(const overlay::ChainIds& chains) {
+    std::string text;
+    for (const auto& chain : chains) {
+      text += text.empty() ? "learner" : " | learner";
+      for (const WorkerId id : chain) text += fmt::format(" -> {}", id);
+    }
+    return text;
+  }
+
+  // --- Called on the overlay's thread ---
+
+  void worker_joined(const overlay::MemberInfo& member) {
+    { const std::lock_guard started(node_mutex_); }
+    schema::RunSpec spec;
+    spec.set_run(config_.run.name);
+    spec.set_seed(config_.run.seed);
+    spec.set_model_config_json(model_config_.to_json());
+    spec.set_tokenizer_json(tokenizer_->to_json());
+    spec.set_adapter_name(config_.task.adapter);
+    spec.set_adapter_config_json(config_.task.options_json);
+    spec.set_group_size(config_.rollout.group_size);
+    spec.set_temperature(config_.rollout.temperature);
+    spec.set_top_p(config_.rollout.top_p);
+    spec.set_response_tokens_max(config_.rollout.response_tokens_max);
+    const auto parts = data_plane::cut_run_spec(spec);
+    if (!parts) {
+      log::error("{}", parts.error().message());
+      node_->expel(member.id, "the run cannot be described to it");
+      return;
+    }
+    for (const schema::RunSpecPart& part : *parts) {
+      schema::LearnerMessage message;
+      *message.mutable_run_spec() = part;
+      node_->send(member.id, message.SerializeAsString());
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      WorkerEntry& w = workers_[member.id];
+      w.id = member.id;
+      w.offer = member.name;
+      for (const provisioner::Offer& offer : plan_.offers)
+        if (offer.id == member.name)
+          w.price_usd_per_hour = offer.gpu_usd_per_hour + offer.storage_usd_per_hour.value_or(0);
+    }
+    record_->event("joined", {{"worker", member.id.value}, {"offer", member.name}});
+    if (fleet_ready_) fleet_->worker_joined(member.id, member.name);
+  }
+
+  void worker_lost(WorkerId id, const std::string& reason) {
+    {
+      const std::lock_guard lock(mutex_);
+      workers_[id].lost = true;
+    }
+    record_->event("left", {{"worker", id.value}, {"reason", reason}});
+    if (fleet_ready_) fleet_->worker_lost(id, reason);
+    if (desk_ready_) desk_->worker_lost(id);
+  }
+
+  void broadcast_done(const overlay::BroadcastReport& report) {
+    std::vector<chains::WorkerLink> links;
+    chains::Topology topology;
+    topology.chains = report.topology;
+    std::erase_if(topology.chains, [](const auto& chain) { return chain.empty(); });
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& chain : topology.chains)
+        for (const WorkerId id : chain) links.push_back({id, link_rate(id, true), link_rate(id, false), Duration(0)});
+    }
+    const BitRate up = config_.network.uplink.value_or(BitRate{1e12});
+    json row = {{"version", report.version.value},
+                {"snapshot", !report.base.has_value()},
+                {"payload_bytes", report.payload.count},
+                {"t_b_seconds", seconds(report.t_b)},
+                {"workers", report.workers},
+                {"depth", report.depth},
+                {"learner_bytes", report.learner_bytes_sent.count},
+                {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links))}};
+    const auto predicted = chains::broadcast_time(topology, report.payload, config_.network.chunk, up, links);
+    if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(config_.network.quorum));
+    last_t_b_seconds_ = seconds(report.t_b);
+    record_->metric("broadcast", std::move(row));
+  }
+
+  // Planned link rate of a worker, by its offer. Needs mutex_.
+  BitRate link_rate(WorkerId id, bool up) {
+    for (const provisioner::Offer& offer : plan_.offers)
+      if (offer.id == workers_[id].offer) return up ? worker_up(config_, offer) : worker_down(config_, offer);
+    return config_.network.worker_rate.value_or(BitRate{1e12});
+  }
+
+  // --- What people and other processes see ---
+
+  std::size_t alive() {
+    const std::lock_guard lock(mutex_);
+    return static_cast<std::size_t>(
+        std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) { return !entry.second.lost; }));
+  }
+
+  // Takes traffic and progress from the overlay's view of the workers.
+  void refresh_workers() {
+    if (!node_) return;
+    const overlay::LearnerStats stats = node_->stats();
+    const std::lock_guard lock(mutex_);
+    for (const overlay::WorkerView& view : stats.workers) {
+      WorkerEntry& w = workers_[view.info.id];
+      w.bytes_in = view.bytes_in.count;
+      w.bytes_forwarded = view.bytes_forwarded.count;
+      const json progress = json::parse(view.app_bytes, nullptr, false);
+      if (!progress.is_object() || !fleet_ready_) continue;
+      auto& [rollouts, busy_s] = progress_[view.info.id];
+      const double rollouts_now = progress.value("rollouts", 0.0), busy_now = progress.value("busy_s", 0.0);
+      fleet_->worker_progress(view.info.id, rollouts_now - rollouts, busy_now - busy_s);
+      rollouts = rollouts_now;
+      busy_s = busy_now;
+    }
+    topology_ = topology_text(stats.topology);
+  }
+
+  void phase(const std::string& text) {
+    if (text != phase_) log::debug("{}", text);
+    phase_ = text;
+    write_status(text);
+  }
+
+  void write_status(const std::string& phase) {
+    phase_ = phase;
+    if (!record_ || clock_.now() < status_due_) return;
+    status_due_ = clock_.now() + kStatusEvery;
+    refresh_workers();
+    const FleetSummary fleet = fleet_ ? fleet_->summary() : FleetSummary{};
+    json status = {{"schema_version", kReportSchemaVersion},
+                   {"run", config_.run.name},
+                   {"phase", phase},
+                   {"step", step_},
+                   {"steps", config_.run.steps},
+                   {"wall_seconds", seconds(clock_.now() - started_)},
+                   {"reward", reward_},
+                   {"accuracy", accuracy_},
+                   {"idle_fraction", training_seconds_ > 0 ? wait_seconds_ / training_seconds_ : 0.0},
+                   {"delta_bytes", last_delta_bytes_},
+                   {"t_b_seconds", last_t_b_seconds_.load()},
+                   {"usd", fleet.usd},
+                   {"usd_per_hour", fleet.usd_per_hour},
+                   {"topology", topology_}};
+    json workers = json::array();
+    {
+      const std::lock_guard lock(mutex_);
+      status["version"] = published_version_.value;
+      for (const auto& [id, w] : workers_)
+        workers.push_back({{"id", id.value},
+                           {"offer", w.offer},
+                           {"rollouts", w.rollouts},
+                           {"version", w.version ? json(w.version->value) : json(nullptr)},
+                           {"bytes_in", w.bytes_in},
+                           {"bytes_forwarded", w.bytes_forwarded},
+                           {"lost", w.lost}});
+    }
+    status["workers"] = std::move(workers);
+    record_->status(status);
+  }
+
+  const RunConfig& config_;
+  const ServiceOptions& options_;
+  const std::atomic<bool>& stop_;
+  const SystemClock clock_;
+  const TimePoint started_;
+
+  RunPlan plan_;
+  std::unique_ptr<RunRecord> record_;
+  model::ModelConfig model_config_;
+  std::shared_ptr<model::Transformer> model_;
+  std::optional<model::Tokenizer> tokenizer_;
+  std::unique_ptr<data_plane::Adapter> adapter_;
+  std::vector<schema::Problem> evaluation_;
+  std::unique_ptr<Trainer> trainer_;
+  std::uint64_t step_ = 0;  // steps done; the version that step produced
+
+  // Shared with the overlay's and the desk's threads.
+  std::mutex mutex_;
+  std::map<WorkerId, WorkerEntry> workers_;                     // guarded by mutex_
+  std::map<WorkerId, std::pair<double, double>> progress_;      // rollouts, busy seconds; guarded by mutex_
+  Version published_version_;                                   // guarded by mutex_
+  overlay::Digest published_digest_{};                          // guarded by mutex_
+  std::atomic<bool> desk_ready_ = false, fleet_ready_ = false;  // desk_ and fleet_ may be used from callbacks
+  std::atomic<double> last_t_b_seconds_ = 0;
+
+  // Destroyed in reverse: the node's thread ends before what its callbacks use.
+  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<RolloutDesk> desk_;
+  Publisher publisher_{delta::EncodeOptions{}};
+  std::mutex node_mutex_;  // held while node_ is being started
+  std::unique_ptr<overlay::LearnerNode> node_;
+
+  std::string phase_, topology_;
+  std::map<std::string, double> accuracy_;
+  TimePoint status_due_{};
+  double reward_ = 0, wait_seconds_ = 0, training_seconds_ = 0;
+  std::uint64_t last_delta_bytes_ = 0;
+};
+
+}  // namespace
+
+Result<ServiceOutcome> run_learner(const RunConfig& config, const ServiceOptions& options,
+                                   const std::atomic<bool>& stop) {
+  Service service(config, options, stop);
+  return service.run();
+}
+
+}  // namespace echoline::learner
