@@ -128,6 +128,9 @@ Status check(const Trajectory& t, const TrajectoryLimits& limits) {
   ECHO_TRY(check_name(t, "id", t.id(), limits.name_bytes_max));
   ECHO_TRY(check_name(t, "problem_id", t.problem_id(), limits.name_bytes_max));
   ECHO_TRY(check_name(t, "policy_digest", t.policy_digest(), limits.digest_bytes_max));
+  // Stored as signed 64-bit integers.
+  for (const std::uint64_t id : {t.group(), t.lease(), t.worker()})
+    if (id > static_cast<std::uint64_t>(INT64_MAX)) return wrong(t, "group, lease or worker id {} is out of range", id);
   ECHO_TRY(check_tokens(t, limits));
   ECHO_TRY(check_spans(t, limits));
   ECHO_TRY(check_reward(t, limits));

@@ -27,6 +27,7 @@ Result<AddOutcome> ReplayBuffer::add(std::span<const Trajectory> trajectories) {
   store_->check_thread();
   for (const Trajectory& trajectory : trajectories) ECHO_TRY(data_plane::check(trajectory, store_->options.limits));
   AddOutcome outcome;
+  const Store::Totals before = store_->totals;
   const auto insert_all = [&]() -> Status {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(*store_->database));
     for (const Trajectory& trajectory : trajectories) {
@@ -36,7 +37,7 @@ Result<AddOutcome> ReplayBuffer::add(std::span<const Trajectory> trajectories) {
     return transaction.commit();
   };
   if (Status status = insert_all(); !status) {
-    ECHO_TRY(store_->reload_totals());
+    store_->totals = before;
     return std::move(status).error();
   }
   return outcome;
@@ -116,7 +117,7 @@ Result<Counts> ReplayBuffer::counts(std::uint64_t step) {
   store_->check_thread();
   Database& db = *store_->database;
   Counts counts;
-  counts.stored = store_->rows;
+  counts.stored = store_->totals.rows;
   ECHO_TRY(db.each("SELECT members = ?1, count(*), sum(members) FROM groups WHERE " ECHO_WAITING " AND version >= ?2 "
                    "GROUP BY 1",
                    [&](const Row& row) {
@@ -151,13 +152,16 @@ Result<std::uint64_t> ReplayBuffer::prune(std::uint64_t before_step) {
   ECHO_TRY(db.run("CREATE TEMP TABLE IF NOT EXISTS pruned(group_id INTEGER PRIMARY KEY)"));
   ECHO_TRY(db.run("INSERT INTO pruned SELECT group_id FROM groups WHERE consumed_step < ?1 "
                   "UNION SELECT group_id FROM groups WHERE dropped_step < ?1", before_step));
+  ECHO_ASSIGN(const auto bytes, db.one("SELECT sum(length(body)) FROM trajectory WHERE group_id IN "
+                                       "(SELECT group_id FROM pruned)"));
   ECHO_TRY(db.run("DELETE FROM trajectory WHERE group_id IN (SELECT group_id FROM pruned)"));
   const std::uint64_t deleted = db.changes();
   ECHO_TRY(db.run("DELETE FROM lease WHERE state <> 0 AND group_id IN (SELECT group_id FROM pruned)"));
   ECHO_TRY(db.run("DELETE FROM groups WHERE group_id IN (SELECT group_id FROM pruned)"));
   ECHO_TRY(db.run("DELETE FROM pruned"));
   ECHO_TRY(transaction.commit());
-  ECHO_TRY(store_->reload_totals());
+  store_->totals.rows -= deleted;
+  store_->totals.bytes -= bytes.value_or(0);
   return deleted;
 }
 

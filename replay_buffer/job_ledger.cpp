@@ -83,8 +83,9 @@ class JobLedger::Impl {
   Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now) {
     std::vector<Verdict> verdicts;
     std::vector<Settled> settled;
+    const Store::Totals before = store_.totals;
     if (Status status = submit_all(deliveries, step, now, verdicts, settled); !status) {
-      ECHO_TRY(store_.reload_totals());
+      store_.totals = before;
       return std::move(status).error();
     }
     for (const Settled& s : settled) measure(s, now);
@@ -115,10 +116,21 @@ class JobLedger::Impl {
   }
 
   Result<std::uint64_t> stranded_by_next_step(std::uint64_t step, double now) {
-    ECHO_ASSIGN(const auto count, db_.one("SELECT count(*) FROM lease WHERE state = 0 AND expires_unix_s >= ?1 AND "
-                                          "version >= ?2 AND version < ?3",
-                                          now, store_.version_min(step), store_.version_min(step + 1)));
-    return count.value_or(0);
+    std::map<Version, VersionStock> stock;
+    ECHO_TRY(db_.each("SELECT version, sum(members) FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL AND "
+                      "members = ?1 AND version >= ?2 GROUP BY version",
+                      [&](const Row& row) { stock[Version{row.integer(0)}].waiting = row.integer(1); },
+                      store_.options.group_size, store_.version_min(step)));
+    ECHO_TRY(db_.each("SELECT version, sum(rollouts) FROM lease WHERE state = 0 AND expires_unix_s >= ?1 AND version >= ?2 "
+                      "GROUP BY version",
+                      [&](const Row& row) { stock[Version{row.integer(0)}].live = row.integer(1); }, now,
+                      store_.version_min(step)));
+    std::vector<VersionStock> ascending;
+    for (auto& [version, entry] : stock) {
+      entry.version = version;
+      ascending.push_back(entry);
+    }
+    return stranded(options_.pacing, step, ascending);
   }
 
   Result<LedgerCounts> counts() {
@@ -226,10 +238,12 @@ class JobLedger::Impl {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     for (const Delivery& delivery : deliveries) {
       ECHO_CHECK(delivery.submission != nullptr);
+      const Store::Totals before = store_.totals;
       ECHO_TRY(db_.run("SAVEPOINT delivery"));
       ECHO_ASSIGN(Verdict verdict, decide(delivery, step, now, settled));
       if (!verdict.accepted) {
         ECHO_TRY(db_.run("ROLLBACK TO delivery"));
+        store_.totals = before;
         ECHO_TRY(refuse(delivery, verdict, now));
       }
       ECHO_TRY(db_.run("RELEASE delivery"));
@@ -277,10 +291,7 @@ class JobLedger::Impl {
     std::uint64_t tokens = 0;
     for (const Trajectory& trajectory : submission.trajectories()) {
       const auto stored = store_.insert(trajectory);
-      if (!stored && stored.error().code == Code::kInvalid) {
-        ECHO_TRY(store_.reload_totals());
-        return refused("malformed", stored.error().detail);
-      }
+      if (!stored && stored.error().code == Code::kInvalid) return refused("malformed", stored.error().detail);
       if (!stored) return stored.error();
       if (!*stored) return refused("malformed", fmt::format("trajectory '{}' stands twice", trajectory.id()));
       tokens += static_cast<std::uint64_t>(trajectory.response_tokens_size());

@@ -80,8 +80,9 @@ class JobLedger {
   // live lease gets a full term from now. Call before the first grant() or expire(). Returns how many.
   Result<std::uint64_t> resume(double now_unix_s);
 
-  // Live leases whose result is admissible at step t and no longer at t + 1: going on without them throws work away.
-  // A learner that waits for them (at most until they expire) never does.
+  // Trajectories of live leases that would come too late for every later batch if the learner trained on what
+  // sample(step) gives now (rules.hpp, stranded). A learner that waits while it is above zero, at most until those
+  // leases expire, never throws generated work away.
   Result<std::uint64_t> stranded_by_next_step(std::uint64_t step, double now_unix_s);
 
   Result<LedgerCounts> counts();

@@ -23,6 +23,21 @@ std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, st
   return bound > ahead ? bound - ahead : 0;
 }
 
+std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock) {
+  std::uint64_t batch = pacing.trajectories_per_step;  // what the step still takes
+  std::uint64_t remaining = 0, live = 0, lost = 0;     // of versions up to this one
+  for (const VersionStock& entry : stock) {
+    const std::uint64_t taken = std::min(batch, entry.waiting);
+    batch -= taken;
+    live += entry.live;
+    remaining += entry.waiting - taken + entry.live;
+    const std::uint64_t last_step = entry.version.value + pacing.staleness_budget;
+    const std::uint64_t usable = last_step > step ? (last_step - step) * pacing.trajectories_per_step : 0;
+    if (remaining > usable) lost = std::max(lost, std::min(remaining - usable, live));
+  }
+  return lost;
+}
+
 double lease_seconds(const LeaseLength& length, std::span<double> completion_s) {
   if (completion_s.empty()) return length.lease_s_max;
   const auto middle = completion_s.begin() + static_cast<std::ptrdiff_t>(completion_s.size() / 2);

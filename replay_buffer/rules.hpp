@@ -36,6 +36,20 @@ struct Pacing {
 // being relative to the stock and not to v, it cannot starve a run with kappa > L.
 std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, std::uint64_t ahead);
 
+// Whole trajectories of one version: waiting in the buffer, and still being generated under live leases.
+struct VersionStock {
+  Version version;
+  std::uint64_t waiting = 0;
+  std::uint64_t live = 0;
+};
+
+// How many trajectories of live leases cannot be used any more if the learner trains on the R oldest waiting ones at
+// step t without waiting for them; `stock` ascends by version. Version v may be consumed up to step v + S, so after
+// step t at most (v + S - t)*R trajectories of versions <= v can still be used; what remains beyond that is lost.
+// room() keeps this at zero as long as results come in the order they were granted; a slow worker overtaken by fast
+// ones is what makes it positive.
+std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock);
+
 // --- Leases ---------------------------------------------------------------------------------------------------
 
 struct LeaseLength {

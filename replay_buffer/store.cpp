@@ -40,7 +40,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::filesystem::path& path, co
   store->database = std::move(database);
   store->options = options;
   ECHO_TRY(store->create_or_check());
-  ECHO_TRY(store->reload_totals());
+  ECHO_TRY(store->load_totals());
   return store;
 }
 
@@ -75,10 +75,9 @@ Status Store::create_or_check() {
   return ok();
 }
 
-Status Store::reload_totals() {
+Status Store::load_totals() {
   return database->each("SELECT count(*), coalesce(sum(length(body)), 0) FROM trajectory", [&](const Row& row) {
-    rows = row.integer(0);
-    bytes = row.integer(1);
+    totals = {row.integer(0), row.integer(1)};
   });
 }
 
@@ -102,17 +101,17 @@ Result<bool> Store::insert(const Trajectory& t) {
   if (duplicate) return false;
 
   const std::string body = t.SerializeAsString();
-  if (rows + 1 > options.rows_max || bytes + body.size() > options.bytes_max.count)
+  if (totals.rows + 1 > options.rows_max || totals.bytes + body.size() > options.bytes_max.count)
     return fail(Code::kExhausted, kInsert,
-                "the buffer holds {} trajectories of {} and {} of {}; prune more often or raise the limit", rows,
-                options.rows_max, to_text(Bytes{bytes}), to_text(options.bytes_max));
+                "the buffer holds {} trajectories of {} and {} of {}; prune more often or raise the limit", totals.rows,
+                options.rows_max, to_text(Bytes{totals.bytes}), to_text(options.bytes_max));
   ECHO_TRY(db.run("INSERT INTO trajectory(id, group_id, member, body) VALUES(?1, ?2, ?3, ?4)", t.id(), t.group(),
                   t.member(), Blob{body}));
   ECHO_TRY(db.run("INSERT INTO groups(group_id, version, members) VALUES(?1, ?2, 1) ON CONFLICT(group_id) DO UPDATE SET "
                   "version = min(version, excluded.version), members = members + 1",
                   t.group(), data_plane::oldest_version(t).value));
-  ++rows;
-  bytes += body.size();
+  ++totals.rows;
+  totals.bytes += body.size();
   return true;
 }
 

@@ -23,19 +23,21 @@ class Store {
   std::uint64_t version_min(std::uint64_t step) const {
     return step > options.staleness_budget ? step - options.staleness_budget : 0;
   }
-  // Re-reads how much is stored: at open, and after a transaction that inserted was rolled back.
-  Status reload_totals();
   // Ends the process when called from a second thread.
   void check_thread();
 
   std::unique_ptr<Database> database;
   BufferOptions options;
-  std::uint64_t rows = 0;   // trajectories in the file
-  std::uint64_t bytes = 0;  // their bodies together
+  // What is stored. insert() moves it on, so whoever rolls inserts back puts the earlier value back.
+  struct Totals {
+    std::uint64_t rows = 0;
+    std::uint64_t bytes = 0;  // bodies only
+  } totals;
 
  private:
   Store() = default;
   Status create_or_check();
+  Status load_totals();
   std::thread::id owner_;
 };
 

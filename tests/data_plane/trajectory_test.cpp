@@ -40,6 +40,7 @@ TEST(Trajectory, EachBrokenRuleIsNamed) {
       {"problem_id has 0", [](Trajectory& t) { t.clear_problem_id(); }},
       {"policy_digest has 0", [](Trajectory& t) { t.clear_policy_digest(); }},
       {"policy_digest has 65", [](Trajectory& t) { t.set_policy_digest(std::string(65, 'd')); }},
+      {"group, lease or worker id", [](Trajectory& t) { t.set_group(~0ull); }},
       {"0 prompt tokens", [](Trajectory& t) { t.clear_prompt_tokens(); }},
       {"0 response tokens", [](Trajectory& t) { t.clear_response_tokens(); }},
       {"token id 4294967295", [](Trajectory& t) { t.set_response_tokens(1, 0xffffffffu); }},
