@@ -1,0 +1,45 @@
+#include <algorithm>
+#include <cstdio>
+
+#include "cli/verbs.hpp"
+
+namespace echoline::cli {
+
+int complain(std::string_view verb, const Error& error) {
+  fmt::print(stderr, "echoline {}: {}\n", verb, error.message());
+  return exit_code(error.code);
+}
+
+Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const std::vector<std::string>& texts) {
+  std::vector<std::pair<std::string, std::string>> overrides;
+  for (const std::string& text : texts) {
+    const std::size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0)
+      return fail(Code::kInvalid, "--set", "expected key=value such as run.steps=50, found '{}'", text);
+    overrides.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return overrides;
+}
+
+Result<std::filesystem::path> find_run(const std::string& name_or_path) {
+  namespace fs = std::filesystem;
+  const auto holds_run = [](const fs::path& p) {
+    return fs::exists(p / "status.json") || fs::exists(p / "report.json") || fs::exists(p / "metrics.jsonl");
+  };
+  if (!name_or_path.empty()) {
+    for (const fs::path& p : {fs::path(name_or_path), fs::path("runs") / name_or_path})
+      if (holds_run(p)) return p;
+    return fail(Code::kInvalid, "find run", "neither '{}' nor 'runs/{}' is the folder of a run", name_or_path,
+                name_or_path);
+  }
+  std::optional<fs::path> newest;
+  std::error_code ec;
+  for (const fs::directory_entry& entry : fs::directory_iterator("runs", ec)) {
+    if (!entry.is_directory() || !holds_run(entry.path())) continue;
+    if (!newest || entry.last_write_time() > fs::last_write_time(*newest)) newest = entry.path();
+  }
+  if (!newest) return fail(Code::kInvalid, "find run", "no run below ./runs; name one, or start one with `echoline up`");
+  return *newest;
+}
+
+}  // namespace echoline::cli

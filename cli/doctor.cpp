@@ -1,0 +1,128 @@
+// echoline doctor: checks this machine, and a run file if one is given, before a run depends on them.
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "cli/verbs.hpp"
+#include "learner/planning.hpp"
+#include "learner/run_config.hpp"
+#include "model/runtime.hpp"
+#include "overlay/uv/node.hpp"
+#include "provisioner/ledger.hpp"
+
+namespace echoline::cli {
+namespace {
+
+struct Arguments {
+  std::string config;
+  bool json = false;
+};
+
+enum class Verdict { kOk, kWarning, kFailed };
+
+struct Check {
+  std::string name;
+  Verdict verdict = Verdict::kOk;
+  std::string detail;
+};
+
+Check from(const std::string& name, const Status& status, std::string detail) {
+  if (status) return {name, Verdict::kOk, std::move(detail)};
+  return {name, Verdict::kFailed, status.error().message()};
+}
+
+Check check_machine() {
+  const unsigned cores = std::thread::hardware_concurrency();
+  const double gib = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE)) / (1u << 30);
+  const bool small = cores < 2 || gib < 4;
+  return {"machine", small ? Verdict::kWarning : Verdict::kOk,
+          fmt::format("{} cores, {:.1f} GiB of memory{}", cores, gib, small ? "; the quickstart wants 2 and 4" : "")};
+}
+
+Check check_disk() {
+  struct statvfs info {};
+  if (::statvfs(".", &info) != 0) return {"disk", Verdict::kFailed, "the working directory cannot be examined"};
+  const double gb = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize) / 1e9;
+  return {"disk", gb < 1 ? Verdict::kWarning : Verdict::kOk, fmt::format("{:.1f} GB free for ./runs", gb)};
+}
+
+// A ledger on this disk: create, write durably, read back.
+Check check_database() {
+  std::string folder = (std::filesystem::temp_directory_path() / "echoline-doctor-XXXXXX").string();
+  if (::mkdtemp(folder.data()) == nullptr) return {"database", Verdict::kFailed, "no temporary folder can be made"};
+  const auto attempt = [&]() -> Status {
+    ECHO_ASSIGN(provisioner::Ledger ledger, provisioner::Ledger::open(folder + "/ledger.sqlite", "doctor"));
+    ECHO_ASSIGN(const auto totals, ledger.totals(0));
+    return totals.running == 0 ? ok() : fail(Code::kCorrupt, "ledger", "a new ledger is not empty");
+  };
+  const Status done = attempt();
+  std::error_code ec;
+  std::filesystem::remove_all(folder, ec);
+  return from("database", done, "SQLite writes durably");
+}
+
+Check check_network() {
+  auto node = overlay::LearnerNode::start({}, {});
+  if (!node) return {"network", Verdict::kFailed, node.error().message()};
+  return {"network", Verdict::kOk, "listening works on " + overlay::to_text((*node)->endpoint())};
+}
+
+std::vector<Check> check_run(const std::string& path) {
+  const auto config = learner::load_run_config(path);
+  if (!config) return {{"run file", Verdict::kFailed, config.error().message()}};
+  std::vector<Check> checks{{"run file", Verdict::kOk, path}};
+  const auto plan = learner::plan_run(*config);
+  if (!plan) {
+    checks.push_back({"plan", Verdict::kFailed, plan.error().message()});
+  } else {
+    checks.push_back({"plan", plan->plan.settled ? Verdict::kOk : Verdict::kWarning,
+                      fmt::format("{} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h", plan->plan.chosen().size(),
+                                  plan->plan.rollouts_per_s, plan->plan.target.required_rollouts_per_s,
+                                  plan->plan.usd_per_hour_high)});
+  }
+  overlay::LearnerOptions options;
+  options.bind_host = config->network.bind;
+  options.port = config->network.port;
+  const auto node = overlay::LearnerNode::start(options, {});
+  checks.push_back(from("port", node ? ok() : Status(node.error()),
+                        config->network.port == 0 ? "any free port" : fmt::format("{} is free", config->network.port)));
+  return checks;
+}
+
+int run(const Arguments& a) {
+  const model::Runtime runtime = model::runtime();
+  std::vector<Check> checks{check_machine(), check_disk(), check_database(), check_network()};
+  checks.push_back({"libtorch", Verdict::kOk,
+                    fmt::format("{}, {} threads, {}", runtime.torch_version, runtime.threads,
+                                runtime.cuda_devices > 0 ? fmt::format("{} CUDA devices", runtime.cuda_devices)
+                                                         : std::string("no CUDA device (the CPU is used)"))});
+  if (!a.config.empty())
+    for (Check& check : check_run(a.config)) checks.push_back(std::move(check));
+  bool failed = false;
+  nlohmann::json rows = nlohmann::json::array();
+  for (const Check& check : checks) {
+    const char* verdict = check.verdict == Verdict::kOk ? "ok" : check.verdict == Verdict::kWarning ? "warning" : "FAILED";
+    failed = failed || check.verdict == Verdict::kFailed;
+    if (!a.json) fmt::print("{:<10}{:<9}{}\n", check.name, verdict, check.detail);
+    rows.push_back({{"check", check.name}, {"verdict", verdict}, {"detail", check.detail}});
+  }
+  if (a.json) fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"ok", !failed}, {"checks", rows}}.dump(2));
+  return failed ? 1 : 0;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, int& exit) {
+  auto* verb = app.add_subcommand("doctor", "Check this machine, and a run file, before a run depends on them");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("config", a->config, "run file to check as well");
+  verb->add_flag("--json", a->json, "print JSON");
+  verb->callback([a, &exit] { exit = run(*a); });
+}
+
+}  // namespace echoline::cli

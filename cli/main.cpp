@@ -1,0 +1,44 @@
+// echoline: post-train a language model on one learner and a rented rollout fleet.
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "cli/verbs.hpp"
+
+#ifndef ECHOLINE_VERSION
+#define ECHOLINE_VERSION "unknown"
+#endif
+
+int main(int argc, char** argv) {
+  CLI::App app{"Post-train a language model with reinforcement learning on one learner and a rented rollout fleet."};
+  app.set_version_flag("--version", std::string("echoline ") + ECHOLINE_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Typical use:\n"
+      "  echoline plan configs/quickstart.yaml      what would be rented, and why; nothing is started\n"
+      "  echoline up configs/quickstart.yaml        rent, train, report\n"
+      "  echoline up configs/quickstart.yaml --resume   go on after a crash or Ctrl-C\n"
+      "  echoline report quickstart                 what a run did and cost\n"
+      "Data goes to stdout, progress to stderr; --json gives machines the same data.\n"
+      "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 infeasible plan.");
+  int exit = 0;
+  using namespace echoline::cli;
+  add_up(app, exit);
+  add_plan(app, exit);
+  add_learner(app, exit);
+  add_worker(app, exit);
+  add_model(app, exit);
+  add_sim(app, exit);
+  add_status(app, exit);
+  add_report(app, exit);
+  add_doctor(app, exit);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const std::exception& error) {  // a bug: expected failures are values
+    fmt::print(stderr, "echoline: internal error: {}\n", error.what());
+    return 1;
+  }
+  return exit;
+}

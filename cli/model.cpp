@@ -1,0 +1,106 @@
+// echoline model init | info: make a model directory, or say what one holds and needs.
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/verbs.hpp"
+#include "model/transformer.hpp"
+#include "model/weights.hpp"
+
+namespace echoline::cli {
+namespace {
+
+struct InitArguments {
+  std::string preset, output;
+  std::uint64_t seed = 1;
+};
+
+Status init_model(const InitArguments& a) {
+  ECHO_ASSIGN(model::ModelConfig config, model::preset(a.preset));
+  ECHO_ASSIGN(const model::Tokenizer tokenizer, model::Tokenizer::characters(model::kCharacterAlphabet));
+  if (config.vocab_size < tokenizer.size() || config.vocab_size > 4096)
+    return fail(Code::kInvalid, "model init",
+                "preset '{}' needs the tokenizer of a published model; only the tiny presets come with their own",
+                a.preset);
+  if (std::filesystem::exists(std::filesystem::path(a.output) / "config.json"))
+    return fail(Code::kInvalid, "model init", "{} holds a model already; choose another folder", a.output);
+  ECHO_ASSIGN(const auto transformer, model::init(config, a.seed));
+  ECHO_ASSIGN(const delta::OwnedState policy, model::export_policy(*transformer));
+  std::vector<model::Token> eos;
+  if (const auto end = tokenizer.end_of_text()) eos.push_back(*end);
+  return model::save_model(a.output, config, policy.view(), tokenizer, eos);
+}
+
+struct InfoArguments {
+  std::string folder, preset;
+  bool json = false;
+};
+
+int info(const InfoArguments& a) {
+  if (a.folder.empty() == a.preset.empty())
+    return complain("model info", fail(Code::kInvalid, "", "expected a model folder or --preset, exactly one of them"));
+  std::optional<model::ModelConfig> config;
+  if (!a.preset.empty()) {
+    auto preset = model::preset(a.preset);
+    if (!preset) return complain("model info", preset.error());
+    config = *preset;
+  } else {
+    // Loading is the check: every shard and tensor is read.
+    auto loaded = model::load_model(a.folder);
+    if (!loaded) return complain("model info", loaded.error());
+    config = loaded->transformer->config();
+  }
+  const model::MemoryEstimate memory = model::memory_estimate(*config);
+  if (a.json) {
+    fmt::print("{}\n", nlohmann::json{{"schema_version", 1},
+                                      {"parameters", config->parameters()},
+                                      {"layers", config->layers},
+                                      {"hidden_size", config->hidden_size},
+                                      {"heads", config->heads},
+                                      {"kv_heads", config->kv_heads},
+                                      {"vocab_size", config->vocab_size},
+                                      {"tied_embeddings", config->tie_embeddings},
+                                      {"policy_bytes", memory.policy_bf16.count},
+                                      {"training_bytes", memory.training.count},
+                                      {"kv_cache_bytes_per_token", memory.kv_cache_per_token.count}}
+                           .dump(2));
+    return 0;
+  }
+  fmt::print("{:<22}{}\n", "parameters", config->parameters());
+  fmt::print("{:<22}{} layers, hidden {}, {} heads ({} key/value) of {}, vocabulary {}, {} embeddings\n", "shape",
+             config->layers, config->hidden_size, config->heads, config->kv_heads, config->head_dim,
+             config->vocab_size, config->tie_embeddings ? "tied" : "untied");
+  fmt::print("{:<22}{}  (what a full broadcast carries, and a worker holds)\n", "policy, bf16", to_text(memory.policy_bf16));
+  fmt::print("{:<22}{}  (policy and gradient bf16; masters and two moments fp32)\n", "training", to_text(memory.training));
+  fmt::print("{:<22}{}\n", "KV cache per token", to_text(memory.kv_cache_per_token));
+  return 0;
+}
+
+}  // namespace
+
+void add_model(CLI::App& app, int& exit) {
+  auto* verb = app.add_subcommand("model", "Make a tiny model, or say what a model directory holds and needs");
+  verb->require_subcommand(1);
+  std::string names;
+  for (const std::string& name : model::preset_names()) names += (names.empty() ? "" : ", ") + name;
+
+  auto* init = verb->add_subcommand("init", "Write a freshly initialised model as a Hugging Face directory");
+  auto i = std::make_shared<InitArguments>();
+  init->add_option("--preset", i->preset, "one of: " + names)->required();
+  init->add_option("-o,--output", i->output, "folder to write")->required();
+  init->add_option("--seed", i->seed, "of the random weights");
+  init->callback([i, &exit] {
+    const Status done = init_model(*i);
+    exit = done ? 0 : complain("model init", done.error());
+    if (done) fmt::print("{}\n", i->output);
+  });
+
+  auto* show = verb->add_subcommand("info", "Print parameters and memory; checks every shard of a directory");
+  auto s = std::make_shared<InfoArguments>();
+  show->add_option("folder", s->folder, "Hugging Face model directory");
+  show->add_option("--preset", s->preset, "instead of a folder, one of: " + names);
+  show->add_flag("--json", s->json, "print JSON");
+  show->callback([s, &exit] { exit = info(*s); });
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,27 @@
+#include "cli/signals.hpp"
+
+#include <csignal>
+#include <unistd.h>
+
+namespace echoline::cli {
+namespace {
+
+std::atomic<bool> stop_requested = false;
+
+void on_signal(int signal) {
+  if (stop_requested.exchange(true) && signal == SIGINT) ::_exit(130);
+}
+
+}  // namespace
+
+const std::atomic<bool>& stop_on_signals() {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  sigemptyset(&action.sa_mask);
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  return stop_requested;
+}
+
+}  // namespace echoline::cli

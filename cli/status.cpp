@@ -1,0 +1,87 @@
+// echoline status, echoline report: how a run stands, and what it did.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "base/clock.hpp"
+#include "base/files.hpp"
+#include "cli/live_table.hpp"
+#include "cli/verbs.hpp"
+#include "learner/report.hpp"
+
+namespace echoline::cli {
+namespace {
+
+struct Arguments {
+  std::string run;
+  bool json = false;
+};
+
+Result<nlohmann::json> read_object(const std::filesystem::path& path) {
+  ECHO_ASSIGN(const std::string text, read_file(path));
+  nlohmann::json object = nlohmann::json::parse(text, nullptr, false);
+  if (!object.is_object()) return fail(Code::kCorrupt, "read run", "{}: expected a JSON object", path.string());
+  return object;
+}
+
+// Whether a learner holds the run's lock right now.
+bool is_running(const std::filesystem::path& folder) {
+  const int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
+  ::close(fd);
+  return held;
+}
+
+int status(const Arguments& a) {
+  const auto folder = find_run(a.run);
+  if (!folder) return complain("status", folder.error());
+  auto object = read_object(*folder / "status.json");
+  if (!object) return complain("status", object.error());
+  const bool running = is_running(*folder);
+  if (a.json) {
+    (*object)["running"] = running;
+    fmt::print("{}\n", object->dump(2));
+    return 0;
+  }
+  fmt::print("{} ({})\n", folder->string(), running ? "running" : "not running");
+  for (const std::string& line : status_lines(*object)) fmt::print("{}\n", line);
+  return 0;
+}
+
+int report(const Arguments& a) {
+  const auto folder = find_run(a.run);
+  if (!folder) return complain("report", folder.error());
+  const auto object = read_object(*folder / "report.json");
+  if (!object && object.error().code == Code::kNotFound)
+    return complain("report", fail(Code::kNotFound, "", "{} has no report yet: it is written when a run ends. See "
+                                   "`echoline status`", folder->string()));
+  if (!object) return complain("report", object.error());
+  if (a.json) fmt::print("{}\n", object->dump(2));
+  else fmt::print("{}", learner::report_text(*object));
+  return 0;
+}
+
+}  // namespace
+
+void add_status(CLI::App& app, int& exit) {
+  auto* verb = app.add_subcommand("status", "Show how a run stands");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
+  verb->add_flag("--json", a->json, "print JSON");
+  verb->callback([a, &exit] { exit = status(*a); });
+}
+
+void add_report(CLI::App& app, int& exit) {
+  auto* verb = app.add_subcommand("report", "Show what a run did and cost");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
+  verb->add_flag("--json", a->json, "print report.json");
+  verb->callback([a, &exit] { exit = report(*a); });
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,107 @@
+// echoline up: starts the learner of a run, shows its progress, ends with the report.
+#include <sys/stat.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include <nlohmann/json.hpp>
+
+#include "base/clock.hpp"
+#include "base/files.hpp"
+#include "cli/live_table.hpp"
+#include "cli/process.hpp"
+#include "cli/signals.hpp"
+#include "cli/verbs.hpp"
+#include "learner/planning.hpp"
+#include "learner/report.hpp"
+
+namespace echoline::cli {
+namespace {
+
+constexpr Duration kRedraw = std::chrono::milliseconds(250);
+
+struct Arguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  bool resume = false, json = false;
+};
+
+// The report of this process's learner: one that was there before does not count.
+Result<nlohmann::json> read_report(const std::filesystem::path& path) {
+  ECHO_ASSIGN(const std::string text, read_file(path));
+  nlohmann::json report = nlohmann::json::parse(text, nullptr, false);
+  if (!report.is_object()) return fail(Code::kCorrupt, "read report", "{}: not a JSON object", path.string());
+  return report;
+}
+
+int run(const Arguments& a) {
+  const std::atomic<bool>& stop = stop_on_signals();
+  const auto overrides = parse_overrides(a.overrides);
+  if (!overrides) return complain("up", overrides.error());
+  const auto config = learner::load_run_config(a.config, *overrides);
+  if (!config) return complain("up", config.error());
+  const auto plan = learner::plan_run(*config);
+  if (!plan) return complain("up", plan.error());
+  fmt::print(stderr, "{}\n", plan->plan.to_table());
+
+  std::vector<std::string> argv{std::filesystem::read_symlink("/proc/self/exe").string(), "learner", a.config};
+  for (const std::string& text : a.overrides) argv.insert(argv.end(), {"--set", text});
+  if (a.resume) argv.emplace_back("--resume");
+  auto child = ChildProcess::start(argv);
+  if (!child) return complain("up", child.error());
+
+  const SystemClock clock;
+  LiveTable table;
+  const std::filesystem::path folder = config->run_folder();
+  const double started = clock.unix_seconds();
+  const auto fresh = [&](const std::filesystem::path& path) {  // written since this process started
+    struct stat info {};
+    return ::stat(path.c_str(), &info) == 0 && static_cast<double>(info.st_mtim.tv_sec) + 1 >= started;
+  };
+  bool asked = false;
+  std::optional<ProcessEnd> end;
+  while (!end) {
+    end = child->pump(kRedraw, [&](const std::string& line) { table.print(line); });
+    if (stop && !asked) {
+      asked = true;
+      table.print("stopping: finishing the step, writing a checkpoint and the report, returning the fleet");
+      child->signal(SIGTERM);
+    }
+    if (!fresh(folder / "status.json")) continue;
+    const auto text = read_file(folder / "status.json");
+    const auto status = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
+    if (status.is_object()) table.show(status, clock.now());
+  }
+  table.finish();
+
+  if (end->signal) {
+    fmt::print(stderr, "echoline up: the learner was ended by signal {} ({}); go on with: echoline up {} --resume\n",
+               *end->signal, ::strsignal(*end->signal), a.config);
+    return 1;
+  }
+  const std::filesystem::path path = folder / "report.json";
+  if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // it has said why on stderr
+  const auto report = read_report(path);
+  if (!report) return complain("up", report.error());
+  if (a.json) fmt::print("{}\n", report->dump(2));
+  else fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
+  if (asked) fmt::print(stderr, "stopped; go on with: echoline up {} --resume\n", a.config);
+  return *end->status;
+}
+
+}  // namespace
+
+void add_up(CLI::App& app, int& exit) {
+  auto* verb = app.add_subcommand("up", "Plan, rent, train and report: the whole run, with a live table");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
+  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")->allow_extra_args(false);
+  verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
+  verb->add_flag("--json", a->json, "print the report as JSON");
+  verb->footer("Ctrl-C finishes the step, writes a checkpoint and the report, and returns the fleet; twice ends at once.\n"
+               "Everything is written below <run.folder>/<run.name>/; an earlier run of that name is kept beside it.");
+  verb->callback([a, &exit] { exit = run(*a); });
+}
+
+}  // namespace echoline::cli

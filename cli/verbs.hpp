@@ -1,0 +1,33 @@
+// The verbs of the program. Each add_ function registers one subcommand; its callback leaves the exit code in `exit`.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "base/result.hpp"
+
+namespace echoline::cli {
+
+void add_up(CLI::App& app, int& exit);
+void add_learner(CLI::App& app, int& exit);
+void add_worker(CLI::App& app, int& exit);
+void add_plan(CLI::App& app, int& exit);
+void add_model(CLI::App& app, int& exit);
+void add_sim(CLI::App& app, int& exit);
+void add_status(CLI::App& app, int& exit);
+void add_report(CLI::App& app, int& exit);
+void add_doctor(CLI::App& app, int& exit);
+
+// Prints "echoline VERB: message" to stderr and returns the exit code of the error.
+int complain(std::string_view verb, const Error& error);
+
+// Splits the values of --set; kInvalid when one is not of the form key=value.
+Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const std::vector<std::string>& texts);
+
+// The folder a user means by a run's name or path; without one the newest run below ./runs.
+Result<std::filesystem::path> find_run(const std::string& name_or_path);
+
+}  // namespace echoline::cli
