@@ -12,7 +12,7 @@ struct SamplingOptions {
   double temperature = 1.0;     // 0: greedy
   double top_p = 1.0;           // (0, 1]: keep the fewest most likely tokens that hold this much probability
   std::int64_t tokens_max = 64;  // per row, the ending token included
-  std::vector<Token> eos;       // a row ends with the first of these; none: only tokens_max ends it
+  std::vector<Token> eos = {};  // a row ends with the first of these; none: only tokens_max ends it
   std::uint64_t seed = 0;       // the same prompts, options and weights give the same tokens
 };
 
