@@ -1,0 +1,147 @@
+// kill -9 in the middle of everything: what was acknowledged over a pipe is there afterwards, once, in whole groups.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <map>
+
+#include "base/random.hpp"
+#include "tests/replay_buffer/fixtures.hpp"
+
+namespace echoline::replay_buffer {
+namespace {
+
+constexpr std::uint32_t kGroup = 4;
+const WorkerId kWorker{1};
+
+LedgerOptions ledger_options() {
+  LedgerOptions options;
+  options.pacing = {1, 1, 1u << 20};
+  return options;
+}
+
+struct Acknowledged {
+  std::uint64_t lease, group;
+};
+
+// The child: takes leases, hands in, acknowledges each over the pipe once submit() has returned. Never returns.
+[[noreturn]] void serve(const std::filesystem::path& file, int pipe) {
+  auto buffer = must(ReplayBuffer::open(file, options_for(kGroup, 1)));
+  auto ledger = must(JobLedger::open(*buffer, ledger_options()));
+  for (;;) {
+    const auto leases = must(ledger->grant({kWorker, Version{0}, "digest", 3}, 0, 1000));
+    std::vector<schema::Submission> submissions;
+    for (const LeaseRecord& lease : leases) submissions.push_back(submission_for(lease));
+    std::vector<Delivery> deliveries;
+    for (const auto& submission : submissions) deliveries.push_back({kWorker, &submission});
+    const auto verdicts = must(ledger->submit(deliveries, 0, 1001));
+    for (std::size_t i = 0; i < verdicts.size(); ++i) {
+      if (!verdicts[i].accepted) ::_exit(3);
+      const Acknowledged ack{leases[i].id.value, leases[i].group.value};
+      if (::write(pipe, &ack, sizeof ack) != sizeof ack) ::_exit(4);
+    }
+  }
+}
+
+TEST(Crash, AcknowledgedTrajectoriesSurviveKill9) {
+  const TemporaryFolder folder;
+  Random random(11);
+  std::map<std::uint64_t, std::uint64_t> acknowledged;  // group -> lease
+  for (int round = 0; round < 12; ++round) {
+    int pipe[2];
+    ASSERT_EQ(::pipe(pipe), 0);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ::close(pipe[0]);
+      try {
+        serve(folder.file(), pipe[1]);
+      } catch (const std::exception& e) {
+        fmt::print(stderr, "child: {}\n", e.what());
+        ::_exit(2);
+      }
+    }
+    ::close(pipe[1]);
+    const std::uint64_t acks_before_kill = 1 + random.below(40);
+    Acknowledged ack{};
+    std::uint64_t received = 0;
+    while (::read(pipe[0], &ack, sizeof ack) == sizeof ack) {
+      EXPECT_TRUE(acknowledged.emplace(ack.group, ack.lease).second) << "group " << ack.group << " was given out twice";
+      if (++received == acks_before_kill) ::kill(child, SIGKILL);
+    }
+    ::close(pipe[0]);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "child ended by itself: " << status;
+
+    auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 1)));
+    auto ledger = must(JobLedger::open(*buffer, ledger_options()));
+    const Counts counts = must(buffer->counts(0));
+    EXPECT_GE(counts.stored, acknowledged.size() * kGroup);
+    EXPECT_EQ(counts.incomplete_groups, 0u);
+    EXPECT_EQ(counts.stored, must(ledger->counts()).settled * kGroup);
+    const auto batch = must(buffer->sample(0, static_cast<std::uint32_t>(counts.admissible_groups)));
+    ASSERT_TRUE(batch);
+    std::map<std::uint64_t, std::uint64_t> stored;
+    for (const Group& group : batch->groups) stored[group.id.value] = group.trajectories[0].lease();
+    for (const auto& [group, lease] : acknowledged) {
+      ASSERT_TRUE(stored.contains(group)) << "acknowledged group " << group << " is lost";
+      EXPECT_EQ(stored[group], lease);
+    }
+    // What was stored but not acknowledged is acknowledged when it is sent again, and not stored twice.
+    for (const Group& group : batch->groups) {
+      schema::Submission again;
+      again.set_lease(group.trajectories[0].lease());
+      for (const Trajectory& trajectory : group.trajectories) *again.add_trajectories() = trajectory;
+      const Delivery delivery{kWorker, &again};
+      EXPECT_TRUE(must(ledger->submit({&delivery, 1}, 0, 1002))[0].duplicate);
+      acknowledged.emplace(group.id.value, again.lease());
+    }
+    EXPECT_EQ(must(buffer->counts(0)).stored, counts.stored);
+    // Leases of the killed process come back to the pool and are given out again, none is lost.
+    must(ledger->release_worker(kWorker));
+  }
+  auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 1)));
+  auto ledger = must(JobLedger::open(*buffer, ledger_options()));
+  const auto pooled = must(ledger->counts()).pooled;
+  const auto leases = must(ledger->grant({kWorker, Version{0}, "digest", static_cast<std::uint32_t>(pooled + 1)}, 0, 1000));
+  std::uint64_t next = 0;  // stored, pooled and one new group together are 0, 1, 2, ... without a gap
+  for (const LeaseRecord& lease : leases) EXPECT_TRUE(acknowledged.emplace(lease.group.value, 0).second);
+  for (const auto& [group, lease] : acknowledged) EXPECT_EQ(group, next++);
+  EXPECT_GT(next, 100u);
+}
+
+// Power loss leaves a torn write-ahead log: every prefix of it opens and holds whole transactions only.
+TEST(Crash, AnyPrefixOfTheLogHoldsWholeGroups) {
+  const TemporaryFolder folder, copies;
+  auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 1)));
+  for (std::uint64_t group = 0; group < 30; ++group) must(buffer->add(group_of(group, 0, kGroup)));
+  const std::string wal = folder.file().string() + "-wal";
+  const auto read = [](const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const std::string main_bytes = read(folder.file()), wal_bytes = read(wal);
+  ASSERT_GT(wal_bytes.size(), 50'000u);
+  Random random(4);
+  std::set<std::uint64_t> sizes;
+  for (int i = 0; i < 40; ++i) {
+    std::string torn = wal_bytes.substr(0, random.below(wal_bytes.size() + 1));
+    if (i % 2 == 0 && !torn.empty()) torn[torn.size() - 1 - random.below(std::min<std::size_t>(torn.size(), 3000))] ^= 0x40;
+    std::ofstream(copies.file(), std::ios::binary | std::ios::trunc) << main_bytes;
+    std::ofstream(copies.file().string() + "-wal", std::ios::binary | std::ios::trunc) << torn;
+    auto copy = must(ReplayBuffer::open(copies.file(), options_for(kGroup, 1)));
+    const Counts counts = must(copy->counts(0));
+    EXPECT_EQ(counts.incomplete_groups, 0u);
+    EXPECT_EQ(counts.stored, counts.admissible_groups * kGroup);
+    if (counts.admissible_groups > 0) {
+      const auto batch = must(copy->sample(0, static_cast<std::uint32_t>(counts.admissible_groups)));
+      EXPECT_EQ(batch->groups.back().id, GroupId{counts.admissible_groups - 1});
+    }
+    sizes.insert(counts.admissible_groups);
+  }
+  EXPECT_GT(sizes.size(), 10u);
+}
+
+}  // namespace
+}  // namespace echoline::replay_buffer
