@@ -1,0 +1,124 @@
+// config.json in and out, presets and sizes.
+#include "model/config.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "model/tokenizer.hpp"
+
+namespace echoline::model {
+namespace {
+
+// config.json of the 8B model as published (fields that do not matter here included).
+const char* kQwen8b = R"({"architectures":["Qwen3ForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
+  "bos_token_id":151643,"eos_token_id":151645,"head_dim":128,"hidden_act":"silu","hidden_size":4096,
+  "initializer_range":0.02,"intermediate_size":12288,"max_position_embeddings":40960,"max_window_layers":36,
+  "model_type":"qwen3","num_attention_heads":32,"num_hidden_layers":36,"num_key_value_heads":8,"rms_norm_eps":1e-06,
+  "rope_scaling":null,"rope_theta":1000000,"sliding_window":null,"tie_word_embeddings":false,
+  "torch_dtype":"bfloat16","transformers_version":"4.51.0","use_cache":true,"use_sliding_window":false,
+  "vocab_size":151936})";
+
+Result<ModelConfig> with(const char* name, nlohmann::json value) {
+  auto j = nlohmann::json::parse(kQwen8b);
+  j[name] = std::move(value);
+  return ModelConfig::from_json(j.dump());
+}
+void refused(const char* name, nlohmann::json value) {
+  const auto config = with(name, std::move(value));
+  ASSERT_FALSE(config) << name;
+  EXPECT_EQ(config.error().code, Code::kInvalid);
+  EXPECT_NE(config.error().detail.find(name), std::string::npos) << config.error().detail;
+}
+
+TEST(Config, ReadsThePublished8b) {
+  const auto config = ModelConfig::from_json(kQwen8b);
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(*config, preset("qwen3-8b").value());
+  EXPECT_EQ(config->parameters(), 8190735360u);  // 8.2 B, as published
+}
+
+TEST(Config, ParameterCountsOfThePublishedModels) {
+  EXPECT_EQ(preset("qwen3-0.6b")->parameters(), 596049920u);
+  EXPECT_EQ(preset("qwen3-1.7b")->parameters(), 1720574976u);
+  EXPECT_EQ(preset("qwen3-4b")->parameters(), 4022468096u);
+}
+
+TEST(Config, MemoryEstimates) {
+  const MemoryEstimate m = memory_estimate(preset("qwen3-8b").value());
+  EXPECT_EQ(m.policy_bf16.count, 2 * 8190735360u);
+  EXPECT_EQ(m.training.count, 16 * 8190735360u);
+  EXPECT_EQ(m.kv_cache_per_token.count, 2u * 36 * 8 * 128 * 2);  // 144 KiB
+}
+
+TEST(Config, RoundTripsThroughJson) {
+  for (const std::string& name : preset_names()) {
+    ModelConfig config = preset(name).value();
+    EXPECT_TRUE(config.validate()) << name;
+    EXPECT_EQ(ModelConfig::from_json(config.to_json()).value(), config) << name;
+    config.eos = {1, 2};
+    config.bos.reset();
+    EXPECT_EQ(ModelConfig::from_json(config.to_json()).value(), config) << name;
+  }
+}
+
+TEST(Config, AcceptsBothNamesOfTheDtypeAndNestedRope) {
+  auto j = nlohmann::json::parse(kQwen8b);
+  j.erase("torch_dtype");
+  j["dtype"] = "bfloat16";
+  j.erase("rope_theta");
+  j.erase("rope_scaling");
+  j["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e6}};
+  EXPECT_EQ(ModelConfig::from_json(j.dump()).value(), preset("qwen3-8b").value());
+  j["dtype"] = "float16";
+  EXPECT_FALSE(ModelConfig::from_json(j.dump()));
+  j["dtype"] = "bfloat16";
+  j["rope_parameters"]["rope_type"] = "yarn";
+  EXPECT_FALSE(ModelConfig::from_json(j.dump()));
+}
+
+TEST(Config, RefusesWhatItDoesNotImplement) {
+  refused("model_type", "llama");
+  refused("model_type", nullptr);
+  refused("rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}});
+  refused("attention_bias", true);
+  refused("use_sliding_window", true);
+  refused("hidden_act", "gelu");
+  refused("torch_dtype", "float16");
+}
+
+TEST(Config, RefusesImpossibleNumbers) {
+  refused("hidden_size", 0);
+  refused("hidden_size", -1);
+  refused("hidden_size", 4096.5);
+  refused("hidden_size", "4096");
+  refused("hidden_size", nullptr);
+  refused("vocab_size", std::uint64_t{1} << 63);
+  refused("num_hidden_layers", 1 << 20);
+  refused("num_key_value_heads", 5);
+  refused("head_dim", 127);
+  refused("rms_norm_eps", 0);
+  refused("rope_theta", "big");
+  refused("tie_word_embeddings", 1);
+  refused("eos_token_id", 151936);
+  refused("eos_token_id", nlohmann::json::array({1, "two"}));
+  refused("bos_token_id", -5);
+  for (const char* text : {"", "{", "[]", "null", "\xff"}) EXPECT_FALSE(ModelConfig::from_json(text)) << text;
+}
+
+TEST(Config, PresetsFitTheCharacterTokenizer) {
+  const Tokenizer tokenizer = Tokenizer::characters(kCharacterAlphabet).value();
+  for (const char* name : {"tiny-64", "tiny-128", "tiny-256"}) {
+    const ModelConfig config = preset(name).value();
+    EXPECT_EQ(config.vocab_size, tokenizer.size());
+    EXPECT_EQ(config.eos, std::vector<Token>{*tokenizer.end_of_text()});
+  }
+  EXPECT_LT(memory_estimate(preset("tiny-64").value()).policy_bf16.count, 250'000u);
+  EXPECT_LT(memory_estimate(preset("tiny-128").value()).policy_bf16.count, 1'000'000u);
+  const auto unknown = preset("tiny-63");
+  ASSERT_FALSE(unknown);
+  EXPECT_NE(unknown.error().detail.find("tiny-64"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace echoline::model

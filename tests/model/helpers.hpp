@@ -1,0 +1,60 @@
+// Small random models for the tests.
+#pragma once
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+
+#include "model/transformer.hpp"
+#include "reference.hpp"
+
+namespace echoline::model {
+
+// Grouped heads (2 queries to a key), head_dim unlike hidden / heads, odd sizes.
+inline ModelConfig small_config(bool tied) {
+  ModelConfig c;
+  c.vocab_size = 19;
+  c.hidden_size = 20;
+  c.intermediate_size = 27;
+  c.layers = 2;
+  c.heads = 4;
+  c.kv_heads = 2;
+  c.head_dim = 6;
+  c.positions_max = 64;
+  c.rope_theta = 100;
+  c.initializer_range = 0.3;  // large, so that attention and logits are far from uniform
+  c.tie_embeddings = tied;
+  return c;
+}
+
+// init() plus norms that are not 1, so that a wrong or forgotten norm weight shows.
+inline std::shared_ptr<Transformer> random_model(const ModelConfig& config, std::uint64_t seed) {
+  auto model = init(config, seed).value();
+  torch::NoGradGuard no_grad;
+  torch::manual_seed(seed);
+  for (auto& item : model->named_parameters()) {
+    if (item.value().dim() == 1) item.value().copy_((torch::rand_like(item.value()) + 0.5).to(torch::kBFloat16));
+  }
+  return model;
+}
+
+inline reference::Weights reference_weights(const Transformer& model) {
+  reference::Weights out;
+  for (const auto& item : model.named_parameters()) {
+    const torch::Tensor wide = item.value().detach().to(torch::kDouble).contiguous();
+    out[item.key()].assign(wide.data_ptr<double>(), wide.data_ptr<double>() + wide.numel());
+  }
+  return out;
+}
+
+inline torch::Tensor ids_of(const std::vector<std::vector<Token>>& rows) {
+  torch::Tensor ids = torch::zeros({std::ssize(rows), std::ssize(rows.front())}, torch::kLong);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    for (std::size_t t = 0; t < rows[r].size(); ++t) ids[std::int64_t(r)][std::int64_t(t)] = rows[r][t];
+  }
+  return ids;
+}
+
+inline double distance(const torch::Tensor& a, const torch::Tensor& b) { return (a - b).abs().max().item<double>(); }
+
+}  // namespace echoline::model

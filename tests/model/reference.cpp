@@ -1,0 +1,113 @@
+#include "reference.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace echoline::model::reference {
+namespace {
+
+using Vector = std::vector<double>;
+using Rows = std::vector<Vector>;
+
+std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+Vector product(const Vector& matrix, const Vector& x) {
+  Vector y(matrix.size() / x.size());
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    for (std::size_t j = 0; j < x.size(); ++j) y[i] += matrix[i * x.size() + j] * x[j];
+  }
+  return y;
+}
+
+Vector rms_norm(const Vector& x, const Vector& weight, double eps) {
+  double squares = 0;
+  for (const double v : x) squares += v * v;
+  const double scale = 1 / std::sqrt(squares / double(x.size()) + eps);
+  Vector y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i] * scale * weight[i];
+  return y;
+}
+
+// One head: norm, then rotation of the pairs (i, i + dim / 2) by position * theta^(-2i / dim).
+Vector head(const Vector& all, std::size_t index, std::size_t dim, const Vector& norm, const ModelConfig& c,
+            std::size_t position) {
+  const auto begin = all.begin() + std::ptrdiff_t(index * dim);
+  const Vector x = rms_norm(Vector(begin, begin + std::ptrdiff_t(dim)), norm, c.rms_norm_eps);
+  Vector y(dim);
+  for (std::size_t i = 0; i < dim / 2; ++i) {
+    const double angle = double(position) * std::pow(c.rope_theta, -2.0 * double(i) / double(dim));
+    y[i] = x[i] * std::cos(angle) - x[i + dim / 2] * std::sin(angle);
+    y[i + dim / 2] = x[i + dim / 2] * std::cos(angle) + x[i] * std::sin(angle);
+  }
+  return y;
+}
+
+}  // namespace
+
+Vector log_softmax(const Vector& logits, double temperature) {
+  const double top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const double l : logits) sum += std::exp((l - top) / temperature);
+  Vector out;
+  for (const double l : logits) out.push_back((l - top) / temperature - std::log(sum));
+  return out;
+}
+
+Rows logits(const ModelConfig& c, const Weights& w, const std::vector<Token>& tokens) {
+  const std::size_t hidden = size(c.hidden_size), dim = size(c.head_dim), heads = size(c.heads),
+                    kv_heads = size(c.kv_heads), count = tokens.size();
+  const Vector& embedding = w.at("model.embed_tokens.weight");
+  Rows x;
+  for (const Token token : tokens) {
+    const auto row = embedding.begin() + std::ptrdiff_t(size(token) * hidden);
+    x.emplace_back(row, row + std::ptrdiff_t(hidden));
+  }
+  for (std::int64_t n = 0; n < c.layers; ++n) {
+    const auto weight = [&](const char* name) -> const Vector& {
+      return w.at("model.layers." + std::to_string(n) + "." + name + ".weight");
+    };
+    Rows q(count), k(count), v(count);
+    for (std::size_t t = 0; t < count; ++t) {
+      const Vector y = rms_norm(x[t], weight("input_layernorm"), c.rms_norm_eps);
+      q[t] = product(weight("self_attn.q_proj"), y);
+      k[t] = product(weight("self_attn.k_proj"), y);
+      v[t] = product(weight("self_attn.v_proj"), y);
+    }
+    for (std::size_t t = 0; t < count; ++t) {
+      Vector mixed(heads * dim);
+      for (std::size_t h = 0; h < heads; ++h) {
+        const std::size_t shared = h / (heads / kv_heads);
+        const Vector query = head(q[t], h, dim, weight("self_attn.q_norm"), c, t);
+        Vector scores;
+        for (std::size_t s = 0; s <= t; ++s) {
+          const Vector key = head(k[s], shared, dim, weight("self_attn.k_norm"), c, s);
+          double dot = 0;
+          for (std::size_t i = 0; i < dim; ++i) dot += query[i] * key[i];
+          scores.push_back(dot / std::sqrt(double(dim)));
+        }
+        const Vector log_p = log_softmax(scores, 1);
+        for (std::size_t s = 0; s <= t; ++s) {
+          for (std::size_t i = 0; i < dim; ++i) mixed[h * dim + i] += std::exp(log_p[s]) * v[s][shared * dim + i];
+        }
+      }
+      const Vector o = product(weight("self_attn.o_proj"), mixed);
+      for (std::size_t i = 0; i < hidden; ++i) x[t][i] += o[i];
+    }
+    for (std::size_t t = 0; t < count; ++t) {
+      const Vector y = rms_norm(x[t], weight("post_attention_layernorm"), c.rms_norm_eps);
+      Vector gate = product(weight("mlp.gate_proj"), y);
+      const Vector up = product(weight("mlp.up_proj"), y);
+      for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+      const Vector down = product(weight("mlp.down_proj"), gate);
+      for (std::size_t i = 0; i < hidden; ++i) x[t][i] += down[i];
+    }
+  }
+  Rows out;
+  for (const Vector& row : x) {
+    out.push_back(product(c.tie_embeddings ? embedding : w.at("lm_head.weight"),
+                          rms_norm(row, w.at("model.norm.weight"), c.rms_norm_eps)));
+  }
+  return out;
+}
+
+}  // namespace echoline::model::reference

@@ -1,0 +1,20 @@
+// The Qwen3 decoder once more, from its published equations: plain loops in double, no torch, no cache, no batching.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/config.hpp"
+
+namespace echoline::model::reference {
+
+// Row-major weights by checkpoint name.
+using Weights = std::map<std::string, std::vector<double>>;
+
+// Logits [tokens][vocab] of one sequence.
+std::vector<std::vector<double>> logits(const ModelConfig& config, const Weights& weights,
+                                        const std::vector<Token>& tokens);
+
+std::vector<double> log_softmax(const std::vector<double>& logits, double temperature);
+
+}  // namespace echoline::model::reference

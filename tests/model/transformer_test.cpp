@@ -1,0 +1,237 @@
+// Arithmetic of the transformer against the plain reference; cache, padding and gradients against itself.
+#include "helpers.hpp"
+
+namespace echoline::model {
+namespace {
+
+using torch::Tensor;
+
+class Shapes : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Embeddings, Shapes, testing::Bool(), [](const auto& p) { return p.param ? "tied" : "untied"; });
+
+TEST_P(Shapes, LogitsMatchThePlainReference) {
+  const ModelConfig config = small_config(GetParam());
+  const auto model = random_model(config, 5);
+  const std::vector<std::vector<Token>> rows = {{3, 1, 4, 1, 5, 9, 2, 6}, {18, 0, 0, 7, 7, 7, 2, 11}};
+  const auto weights = reference_weights(*model);
+  for (const bool gradients : {false, true}) {  // the two ways to form the query, key and value product
+    torch::AutoGradMode mode(gradients);
+    const Tensor got = model->forward(ids_of(rows)).detach();
+    ASSERT_EQ(got.scalar_type(), torch::kFloat);
+    double worst = 0, largest = 0;
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      const auto want = reference::logits(config, weights, rows[r]);
+      for (std::size_t t = 0; t < want.size(); ++t) {
+        for (std::size_t v = 0; v < want[t].size(); ++v) {
+          worst = std::max(worst, std::abs(want[t][v] - got[std::int64_t(r)][std::int64_t(t)][std::int64_t(v)].item<double>()));
+          largest = std::max(largest, std::abs(want[t][v]));
+        }
+      }
+    }
+    EXPECT_GT(largest, 1.0);  // the comparison means something
+    EXPECT_LT(worst, 2e-5);
+  }
+}
+
+TEST(Transformer, ParameterNamesAreThoseOfHuggingFace) {
+  const auto names = init(small_config(true), 1).value()->named_parameters().keys();
+  EXPECT_EQ(names.size(), 2u + 2 * 11);
+  for (const char* name : {"model.embed_tokens.weight", "model.norm.weight", "model.layers.1.self_attn.q_proj.weight",
+                           "model.layers.0.self_attn.q_norm.weight", "model.layers.1.mlp.gate_proj.weight",
+                           "model.layers.0.post_attention_layernorm.weight"}) {
+    EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
+  }
+  const auto untied = init(small_config(false), 1).value()->named_parameters();
+  EXPECT_TRUE(untied.contains("lm_head.weight"));
+  EXPECT_EQ(untied.size(), 3u + 2 * 11);
+}
+
+TEST(Transformer, ParameterCountMatchesTheConfiguration) {
+  for (const bool tied : {true, false}) {
+    const ModelConfig config = small_config(tied);
+    std::uint64_t count = 0;
+    for (const Tensor& p : init(config, 1).value()->parameters()) count += static_cast<std::uint64_t>(p.numel());
+    EXPECT_EQ(count, config.parameters());
+  }
+}
+
+TEST(Transformer, CachedTokensGiveTheSameLogits) {
+  torch::NoGradGuard no_grad;
+  const ModelConfig config = small_config(true);
+  const auto model = random_model(config, 7);
+  const Tensor ids = torch::randint(0, config.vocab_size, {3, 10}, torch::kLong);
+  const Tensor whole = model->forward(ids);
+  KvCache cache(config, 3, 10, model->device(), model->dtype());
+  std::vector<Tensor> parts;
+  std::int64_t begin = 0;
+  for (const std::int64_t count : {4, 1, 3, 1, 1}) {  // a prefix, single tokens, a block in the middle
+    parts.push_back(model->forward(ids.narrow(1, begin, count), {}, &cache));
+    begin += count;
+  }
+  EXPECT_EQ(cache.length, 10);
+  EXPECT_LT(distance(torch::cat(parts, 1), whole), 1e-5);
+  EXPECT_THROW(model->forward(ids.narrow(1, 0, 1), {}, &cache), c10::Error);  // full
+}
+
+TEST(Transformer, LeftPaddingDoesNotChangeALogit) {
+  torch::NoGradGuard no_grad;
+  const ModelConfig config = small_config(false);
+  const auto model = random_model(config, 8);
+  const std::vector<std::vector<Token>> rows = {{1, 2, 3, 4, 5, 6}, {7}, {8, 9, 10}};
+  std::vector<std::vector<Token>> padded;
+  std::vector<std::int64_t> lengths;
+  for (const auto& row : rows) {
+    padded.emplace_back(6 - row.size(), Token(13));
+    padded.back().insert(padded.back().end(), row.begin(), row.end());
+    lengths.push_back(std::ssize(row));
+  }
+  const Layout layout = left_padded(lengths, torch::kCPU);
+  KvCache cache(config, 3, 7, model->device(), model->dtype());
+  const Tensor got = model->forward(ids_of(padded), layout, &cache);
+  const Layout next{layout.positions.narrow(1, 5, 1) + 1, torch::cat({layout.key_mask, torch::ones({3, 1}, torch::kBool)}, 1)};
+  const Tensor continued = model->forward(torch::full({3, 1}, 17, torch::kLong), next, &cache);
+  EXPECT_TRUE(got.isfinite().all().item<bool>());
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    auto longer = rows[r];
+    longer.push_back(17);
+    const Tensor alone = model->forward(ids_of({longer}))[0];
+    const auto row = std::int64_t(r);
+    EXPECT_LT(distance(got[row].narrow(0, 6 - lengths[r], lengths[r]), alone.narrow(0, 0, lengths[r])), 1e-5) << r;
+    EXPECT_LT(distance(continued[row][0], alone[lengths[r]]), 1e-5) << r;
+  }
+}
+
+TEST(Transformer, RightPaddingDoesNotChangeALogit) {
+  torch::NoGradGuard no_grad;
+  const auto model = random_model(small_config(true), 9);
+  const Tensor alone = model->forward(ids_of({{4, 5, 6}}));
+  const Tensor padded = model->forward(ids_of({{4, 5, 6, 0, 0}, {1, 2, 3, 4, 5}}));
+  EXPECT_LT(distance(padded[0].narrow(0, 0, 3), alone[0]), 1e-5);
+}
+
+TEST(Transformer, TokenLogprobsMatchTheReference) {
+  const ModelConfig config = small_config(true);
+  const auto model = random_model(config, 10);
+  const std::vector<Token> row = {2, 7, 1, 8, 2, 8};
+  const auto logits = reference::logits(config, reference_weights(*model), row);
+  const Tensor mask = torch::tensor({false, true, true, false, true}).unsqueeze(0);
+  for (const double temperature : {1.0, 0.7}) {
+    const TokenScores all = model->token_logprobs(ids_of({row}), temperature);
+    const TokenScores some = model->token_logprobs(ids_of({row}), temperature, mask);
+    for (std::int64_t t = 0; t < 5; ++t) {
+      const auto log_p = reference::log_softmax(logits[std::size_t(t)], temperature);
+      double entropy = 0;
+      for (const double l : log_p) entropy -= std::exp(l) * l;
+      const double want = log_p[std::size_t(row[std::size_t(t) + 1])];
+      EXPECT_NEAR(all.logprobs[0][t].item<double>(), want, 2e-5);
+      EXPECT_NEAR(all.entropy[0][t].item<double>(), entropy, 2e-5);
+      const bool chosen = mask[0][t].item<bool>();
+      EXPECT_NEAR(some.logprobs[0][t].item<double>(), chosen ? want : 0, 2e-5);
+      EXPECT_NEAR(some.entropy[0][t].item<double>(), chosen ? entropy : 0, 2e-5);
+    }
+  }
+  EXPECT_THROW(model->token_logprobs(ids_of({row}), 0.0), c10::Error);
+  EXPECT_THROW(model->token_logprobs(ids_of({{1}})), c10::Error);
+}
+
+// Gradients of a weighted sum of log-probabilities: the hand-written backward pass against autograd through
+// forward(), and autograd against finite differences of the plain reference.
+TEST_P(Shapes, GradientsOfTokenLogprobs) {
+  const ModelConfig config = small_config(GetParam());
+  const auto model = random_model(config, 11);
+  const std::vector<std::vector<Token>> rows = {{2, 7, 1, 8, 2}, {8, 1, 8, 2, 8}};
+  const Tensor ids = ids_of(rows);
+  const Tensor weight = torch::tensor({{0.5, -1.0, 2.0, 0.25}, {1.5, 0.75, -0.5, 1.0}}, torch::kFloat);
+  const double temperature = 0.8;
+  const auto gradients = [&](const Tensor& logprobs) {
+    model->zero_grad();
+    (logprobs * weight).sum().backward();
+    std::map<std::string, Tensor> out;
+    for (const auto& item : model->named_parameters()) out[item.key()] = item.value().grad().clone();
+    return out;
+  };
+  const auto got = gradients(model->token_logprobs(ids, temperature).logprobs);
+  const auto chosen = gradients(model->token_logprobs(ids, temperature, torch::ones({2, 4}, torch::kBool)).logprobs);
+  const auto direct = gradients((model->forward(ids.narrow(1, 0, 4)) / temperature)
+                                    .log_softmax(-1)
+                                    .gather(2, ids.narrow(1, 1, 4).unsqueeze(2))
+                                    .squeeze(2));
+  for (const auto& [name, want] : direct) {
+    const double tolerance = 1e-4 * std::max(1.0, want.abs().max().item<double>());
+    EXPECT_GT(want.abs().max().item<double>(), 1e-3) << name;
+    EXPECT_LT(distance(got.at(name), want), tolerance) << name;
+    EXPECT_LT(distance(chosen.at(name), want), tolerance) << name;
+  }
+
+  auto weights = reference_weights(*model);
+  const auto objective = [&] {
+    double sum = 0;
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      const auto logits = reference::logits(config, weights, rows[r]);
+      for (std::size_t t = 0; t < 4; ++t) {
+        sum += reference::log_softmax(logits[t], temperature)[std::size_t(rows[r][t + 1])] *
+               weight[std::int64_t(r)][std::int64_t(t)].item<double>();
+      }
+    }
+    return sum;
+  };
+  for (const auto& [name, gradient] : got) {
+    const std::int64_t index = gradient.abs().argmax().item<std::int64_t>();
+    double& value = weights.at(name)[std::size_t(index)];
+    const double kept = value, h = 1e-5;
+    value = kept + h;
+    const double above = objective();
+    value = kept - h;
+    const double below = objective();
+    value = kept;
+    const double slope = gradient.flatten()[index].item<double>();
+    EXPECT_NEAR((above - below) / (2 * h), slope, 1e-3 * std::max(1.0, std::abs(slope))) << name;
+  }
+}
+
+TEST(Transformer, ChangedWeightsAreSeenWithAndWithoutGradients) {
+  const auto model = random_model(small_config(true), 12);
+  const Tensor ids = ids_of({{1, 2, 3}});
+  Tensor before;
+  {
+    torch::NoGradGuard no_grad;
+    before = model->forward(ids);
+    auto parameters = model->named_parameters();
+    parameters["model.layers.0.self_attn.v_proj.weight"].mul_(2.0);
+  }
+  const Tensor trained = model->forward(ids).detach();
+  torch::NoGradGuard no_grad;
+  EXPECT_LT(distance(model->forward(ids), trained), 1e-5);
+  EXPECT_GT(distance(before, trained), 1e-2);
+}
+
+TEST(Init, IsDeterministicAndDistributedAsAsked) {
+  const ModelConfig config = preset("tiny-64").value();
+  const auto a = init(config, 3).value(), b = init(config, 3).value(), c = init(config, 4).value();
+  bool differs = false;
+  for (const auto& item : a->named_parameters()) {
+    const Tensor other = b->named_parameters()[item.key()];
+    EXPECT_TRUE(torch::equal(item.value(), other)) << item.key();
+    EXPECT_TRUE(torch::equal(item.value(), item.value().to(torch::kBFloat16).to(torch::kFloat))) << item.key();
+    if (item.value().dim() == 1) {
+      EXPECT_TRUE((item.value() == 1).all().item<bool>());
+    } else {
+      differs |= !torch::equal(item.value(), c->named_parameters()[item.key()]);
+      const double n = double(item.value().numel()), sigma = config.initializer_range;
+      EXPECT_NEAR(item.value().mean().item<double>(), 0, 5 * sigma / std::sqrt(n)) << item.key();
+      EXPECT_NEAR(item.value().std().item<double>(), sigma, 5 * sigma / std::sqrt(2 * n)) << item.key();
+      EXPECT_GT(item.value().abs().max().item<double>(), 2.5 * sigma);
+    }
+  }
+  EXPECT_TRUE(differs);
+  // The same on every machine: recorded once.
+  EXPECT_EQ(a->named_parameters()["model.embed_tokens.weight"][0][0].item<float>(), b->named_parameters()["model.embed_tokens.weight"][0][0].item<float>());
+  ModelConfig impossible = config;
+  impossible.kv_heads = 3;
+  const auto failed = init(impossible, 1);
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().code, Code::kInvalid);
+}
+
+}  // namespace
+}  // namespace echoline::model
