@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/result.hpp"
+#include "chains/topology.hpp"
 #include "overlay/types.hpp"
 
 namespace echoline::overlay {
@@ -20,6 +21,7 @@ struct LearnerOptions {
   LinkLimits limits;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))
   std::size_t chains_max = 8;   // when limits.up is absent
+  chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
   Bytes chunk{64 * 1024};       // unit that is hashed and forwarded; 1 KiB .. 4 MiB
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);

@@ -1,0 +1,70 @@
+// One learner broadcasting to N workers under virtual time, with the real protocol cores: how long it takes, against
+// the physical lower bound and the formula, and that everybody ends with the same bytes.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "chains/topology.hpp"
+#include "overlay/types.hpp"
+#include "sim/network.hpp"
+
+namespace echoline::sim {
+
+struct WorkerKill {
+  std::size_t worker = 0;  // 0 is the first to join
+  Duration at{};           // after the first publication
+  Network::Death death = Network::Death::kCrash;
+};
+
+struct BroadcastScenario {
+  std::size_t workers = 1;                     // that are there from the start
+  std::vector<Duration> late_joins;            // more workers, after the first publication
+  BitRate learner_up = BitRate::from_mbit_per_s(24);
+  overlay::LinkLimits worker_link;             // of every worker not in worker_links
+  std::vector<overlay::LinkLimits> worker_links;  // of the first workers, late ones included
+  // True: the cores hold the limits (what a user's emulated WAN does) and the network is unlimited. False: the network.
+  bool limits_in_cores = false;
+  Duration delay{};                            // one way, between any two nodes
+  Duration jitter{};
+  Bytes payload{1'000'000};                    // of the first publication, a full snapshot
+  Bytes delta{200'000};                        // of each further one, on the version before
+  Bytes chunk{64 * 1024};
+  std::size_t publications = 1;
+  Duration publish_every = std::chrono::seconds(1);
+  chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
+  BitRate chain_rate = BitRate::from_mbit_per_s(8);
+  double quorum = 0.9;
+  Bytes learner_store{1ull << 30}, worker_store{256ull << 20};
+  std::vector<WorkerKill> kills;
+  std::uint64_t seed = 1;
+  Duration time_max = std::chrono::hours(1);   // of virtual time, then the scenario has failed
+};
+
+struct PublicationTimes {
+  Version version;
+  std::optional<Duration> t_b;  // as the learner measured it; absent when its quorum was never reached
+  // When each worker had it installed (or a newer one), from its publication; by worker.
+  std::vector<std::pair<WorkerId, Duration>> completions;
+  Duration last() const;
+};
+
+struct BroadcastResult {
+  std::vector<PublicationTimes> publications;
+  bool finished = false;           // every live worker has the last version, byte for byte
+  std::string unfinished;          // who has what, when not
+  Bytes learner_bytes_sent;        // everything that left the learner
+  Bytes learner_chunk_bytes_sent;  // chunks alone
+  Bytes worker_chunk_bytes_in;     // of all workers together
+  std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0, snapshots_asked = 0;
+  Duration lower_bound{};          // formula 4.1, of the first publication
+  Duration predicted{};            // chains::broadcast_time() of the topology it went down, last worker
+  overlay::ChainIds topology;      // when it was published
+  Duration virtual_time{};
+  std::uint64_t trace_hash = 0, events = 0;
+};
+
+// kInvalid for a scenario that makes no sense. Deterministic in the scenario.
+Result<BroadcastResult> simulate_broadcast(const BroadcastScenario& scenario);
+
+}  // namespace echoline::sim
