@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "base/files.hpp"
 #include "delta_test_util.hpp"
 
 namespace echoline::delta {
@@ -142,6 +143,57 @@ TEST(Patch, EmptyStateAndUnchangedStateAreFine) {
   check_round_trip(OwnedState{}, OwnedState{}, 0);
   OwnedState state = zeros({spec("w", DType::kBF16, {1000})});
   check_round_trip(state, state, 0);
+}
+
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Written by hand from delta/FORMAT.md, with stored streams only.
+TEST(Patch, FollowsTheFormatDescription) {
+  OwnedState prev = zeros({spec("b", DType::kBF16, {4}), spec("u", DType::kU8, {2}), spec("v", DType::kI16, {3})});
+  OwnedState cur = zeros(prev.view());
+  const std::uint16_t old_b[] = {0x3f80, 0x0000, 0x8000, 0x0001}, new_b[] = {0x3f81, 0x0000, 0x0000, 0x8000};
+  const std::uint8_t new_u[] = {7, 8};
+  const std::uint16_t new_v[] = {0, 0, 0x1234};
+  std::memcpy(prev.mutable_bytes(0).data(), old_b, sizeof old_b);
+  std::memcpy(cur.mutable_bytes(0).data(), new_b, sizeof new_b);
+  std::memcpy(cur.mutable_bytes(1).data(), new_u, sizeof new_u);
+  std::memcpy(cur.mutable_bytes(2).data(), new_v, sizeof new_v);
+  const auto u64 = [](std::uint64_t x) { return std::string(reinterpret_cast<const char*>(&x), 8); };
+  std::string file = std::string("ECHOPTCH\x01\x00\x02\x00\x03\x00\x00\x00", 16);
+  file += text_of(prev.digest().bytes) + text_of(cur.digest().bytes) + u64(16) + u64(9) + u64(6) + u64(0);
+  file += std::string("\x00\x0f", 2) + "\x01" "b" "\x08\x01\x04" "\x01" "u" "\x01\x01\x02" "\x01" "v" "\x05\x01\x03";
+  // 1.0 to the next float; -0 to +0, one step up; the least subnormal to -0, two down.
+  file += std::string("\x02\x03\x00\x03\x00\x01\x00\x00\x03\x02\x02\x03", 12);
+  file += std::string("\x03\x02\x00\x02\x07\x08", 6);              // both bytes anew
+  file += std::string("\x01\x01\x00\x01\x02\x00\x02\x34\x12", 9);  // position 2, planes 0x34 and 0x12
+  Blob patch(bytes_of(file).begin(), bytes_of(file).end());
+  patch.resize(patch.size() + 16);
+  fix_checksum(patch);
+  const Status status = apply_delta(patch, prev);
+  ASSERT_TRUE(status) << status.error().message();
+  EXPECT_TRUE(same_bytes(prev.view(), cur.view()));
+}
+
+// Files of format version 1 stay readable.
+TEST(Patch, ReadsFilesWrittenEarlier) {
+  OwnedState state = zeros({spec("a", DType::kBF16, {40, 5}), spec("b", DType::kF32, {9})});
+  for (std::size_t t = 0; t < state.size(); ++t)
+    for (std::size_t i = 0; std::byte& b : state.mutable_bytes(t)) b = static_cast<std::byte>(i++ * 37 + t);
+  state.seal();
+  const auto stored = [](std::string_view name) {
+    const auto content = read_file(std::filesystem::path("tests/delta/corpus/patch") / name);
+    EXPECT_TRUE(content);
+    const auto bytes = bytes_of(*content);
+    return Blob(bytes.begin(), bytes.end());
+  };
+  const Status status = apply_delta(stored("delta_steps"), state);
+  ASSERT_TRUE(status) << status.error().message();
+  EXPECT_EQ(inspect(stored("delta_steps"))->changed, 24u);
+  const auto whole = decode_snapshot(stored("snapshot"));
+  ASSERT_TRUE(whole) << whole.error().message();
+  EXPECT_TRUE(same_bytes(whole->view(), state.view()));
 }
 
 // What a policy update looks like: bf16 weights of a normal distribution, fp32 masters moved a little, cast again.
