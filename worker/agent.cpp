@@ -168,7 +168,7 @@ class Agent {
         ECHO_ASSIGN(task_, make_task(std::move(*spec)));
         installer_.emplace(task_->model);
         log::info("task '{}', model of {} parameters", task_->spec.adapter_name(),
-                  task_->model->config().parameter_count());
+                  task_->model->config().parameters());
         break;
       }
       case schema::LearnerMessage::kGrant:
