@@ -44,6 +44,8 @@ Result<RunPlan> plan_run(const RunConfig& config) {
   request.delay = config.network.delay_expected;
   request.install_time = config.fleet.install_time_expected;
   request.active_fraction = config.network.quorum;
+  request.workers_max = config.fleet.workers_max;
+  request.reliability_min = config.fleet.reliability_min;
   request.budget_usd_per_hour = config.fleet.usd_per_hour_max;
   ECHO_ASSIGN(result.plan, provisioner::make_plan(request, result.offers));
   return result;

@@ -87,6 +87,8 @@ struct FleetSection {
   double delta_ratio_expected = 3.0;   // dense bytes / delta bytes, until it has been measured
   Duration install_time_expected{};    // part of T_b that is not transfer: safe point, apply
   std::optional<double> usd_per_hour_max;
+  std::optional<double> reliability_min;  // of an offer, 0..1; offers that do not state it are then left out
+  std::uint32_t workers_max = 64;
   Duration join_timeout = std::chrono::seconds(60);
   bool replace_lost = true;
 };
