@@ -1,8 +1,102 @@
 // echoline sim: fleets that no one can rent, simulated with the protocol cores that run in production.
 #include <cstdio>
 
+#include <nlohmann/json.hpp>
+
 #include "cli/verbs.hpp"
+#include "sim/broadcast_scenario.hpp"
 
 namespace echoline::cli {
-void add_sim(CLI::App&, int&) {}
+namespace {
+
+struct Arguments {
+  std::vector<std::size_t> workers{2, 4, 8, 16, 32};
+  std::string learner_up = "100 Mbit/s", worker_rate = "50 Mbit/s", payload = "20 MB", chunk = "128 KiB";
+  std::string delay = "25 ms", jitter = "0 ms";
+  std::uint64_t seed = 1;
+  bool json = false;
+};
+
+struct Row {
+  std::size_t workers = 0;
+  chains::TopologyPolicy topology{};
+  sim::BroadcastResult result;
+};
+
+Result<Row> simulate(const Arguments& a, std::size_t workers, chains::TopologyPolicy topology) {
+  sim::BroadcastScenario scenario;
+  scenario.workers = workers;
+  scenario.topology = topology;
+  scenario.seed = a.seed;
+  ECHO_ASSIGN(scenario.learner_up, parse_bit_rate(a.learner_up));
+  ECHO_ASSIGN(const BitRate rate, parse_bit_rate(a.worker_rate));
+  scenario.worker_link = {rate, rate};
+  scenario.chain_rate = rate;
+  ECHO_ASSIGN(scenario.payload, parse_bytes(a.payload));
+  ECHO_ASSIGN(scenario.chunk, parse_bytes(a.chunk));
+  ECHO_ASSIGN(scenario.delay, parse_duration(a.delay));
+  ECHO_ASSIGN(scenario.jitter, parse_duration(a.jitter));
+  Row row{workers, topology, {}};
+  ECHO_ASSIGN(row.result, sim::simulate_broadcast(scenario));
+  if (!row.result.finished)
+    return fail(Code::kInternal, "sim", "seed {}: the fleet did not converge: {}", a.seed, row.result.unfinished);
+  return row;
 }
+
+nlohmann::json to_json(const Row& row) {
+  const sim::BroadcastResult& r = row.result;
+  const sim::PublicationTimes& first = r.publications.front();
+  return {{"workers", row.workers},
+          {"topology", chains::to_string(row.topology)},
+          {"t_b_seconds", first.t_b ? nlohmann::json(seconds(*first.t_b)) : nlohmann::json(nullptr)},
+          {"last_seconds", seconds(first.last())},
+          {"lower_bound_seconds", seconds(r.lower_bound)},
+          {"predicted_seconds", seconds(r.predicted)},
+          {"learner_bytes_sent", r.learner_bytes_sent.count},
+          {"trace_hash", fmt::format("{:016x}", r.trace_hash)}};
+}
+
+int run(const Arguments& a) {
+  nlohmann::json rows = nlohmann::json::array();
+  if (!a.json)
+    fmt::print("{} to each worker; learner {}, workers {} up and down, one-way delay {}, chunks of {}, seed {}\n\n"
+               "{:>8}  {:<10}{:>10}{:>10}{:>13}{:>12}{:>15}  {}\n",
+               a.payload, a.learner_up, a.worker_rate, a.delay, a.chunk, a.seed, "workers", "topology", "T_b s",
+               "last s", "lower bound", "last/bound", "learner sent", "trace");
+  for (const std::size_t workers : a.workers) {
+    for (const auto topology : {chains::TopologyPolicy::kStar, chains::TopologyPolicy::kEcho2}) {
+      const auto row = simulate(a, workers, topology);
+      if (!row) return complain("sim", row.error());
+      rows.push_back(to_json(*row));
+      if (a.json) continue;
+      const sim::BroadcastResult& r = row->result;
+      const sim::PublicationTimes& first = r.publications.front();
+      fmt::print("{:>8}  {:<10}{:>10}{:>10.3f}{:>13.3f}{:>12.2f}{:>15}  {:016x}\n", workers, chains::to_string(topology),
+                 first.t_b ? fmt::format("{:.3f}", seconds(*first.t_b)) : "-", seconds(first.last()),
+                 seconds(r.lower_bound), seconds(first.last()) / seconds(r.lower_bound), to_text(r.learner_bytes_sent),
+                 r.trace_hash);
+    }
+  }
+  if (a.json) fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"seed", a.seed}, {"rows", rows}}.dump(2));
+  return 0;
+}
+
+}  // namespace
+
+void add_sim(CLI::App& app, int& exit) {
+  auto* verb = app.add_subcommand("sim", "Simulate a broadcast with the real protocol cores: star against chains");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("--workers", a->workers, "fleet sizes, e.g. --workers 8,16,64")->delimiter(',')->check(CLI::Range(1, 4096));
+  verb->add_option("--learner-up", a->learner_up, "uplink of the learner")->capture_default_str();
+  verb->add_option("--worker-rate", a->worker_rate, "up and down link of each worker")->capture_default_str();
+  verb->add_option("--payload", a->payload, "size of the publication")->capture_default_str();
+  verb->add_option("--chunk", a->chunk, "size of a chunk")->capture_default_str();
+  verb->add_option("--delay", a->delay, "one-way delay between any two hosts")->capture_default_str();
+  verb->add_option("--jitter", a->jitter, "random extra delay, at most this")->capture_default_str();
+  verb->add_option("--seed", a->seed, "the same seed gives the same trace hash")->capture_default_str();
+  verb->add_flag("--json", a->json, "print JSON");
+  verb->footer("Example: echoline sim --workers 8,64 --learner-up '2 Gbit/s' --worker-rate '500 Mbit/s' --payload '16 GB' --chunk '4 MiB'");
+  verb->callback([a, &exit] { exit = run(*a); });
+}
+
+}  // namespace echoline::cli
