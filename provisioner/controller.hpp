@@ -86,7 +86,6 @@ class FleetController {
     FleetOffer offer;
     TimePoint since;
   };
-  double rate_of(const Worker& worker, TimePoint now) const;
   double pending_rollouts_per_s() const;
   void activate_until(double missing, const std::string& reason, TimePoint now, std::vector<FleetAction>& actions);
   std::optional<WorkerId> releasable(TimePoint now) const;

@@ -34,11 +34,12 @@ struct Offer {
   std::optional<double> download_usd_per_gb;
 };
 
-inline constexpr std::size_t kOffersMax = 10000;
+inline constexpr std::size_t kOffersMax = 5000;
 
-// Reads {"schema_version":1,"offers":[{...}]}; keys as in configs/offers/README.md. A bad file is one kInvalid error
-// whose detail lists every problem, one per line, each with offer and key: syntax with line and column, missing,
-// unknown (with a suggestion) and repeated keys, wrong types, values out of range, repeated ids.
+// Reads {"schema_version":1,"offers":[{...}]}; keys as in configs/offers/README.md, null and absent are the same. A
+// bad file is one kInvalid error whose detail lists every problem, one per line, with line, column, offer and key:
+// syntax, missing, unknown (with a suggestion) and repeated keys, wrong types, values out of range, repeated ids.
+// kNotFound or kIo when the file cannot be read.
 Result<std::vector<Offer>> load_offers(const std::filesystem::path& path);
 // The same for text already read; `name` stands for the file in messages.
 Result<std::vector<Offer>> parse_offers(std::string_view text, std::string_view name);

@@ -1,6 +1,6 @@
 // A rental plan: which offers to rent for a run, why each other one is not rented, what it costs and how stale it gets.
 #pragma once
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <optional>
 #include <span>
@@ -27,6 +27,7 @@ struct PlanRequest {
   std::optional<BitRate> worker_cap;       // most a worker may send; absent: its offer's uplink
   Bytes chunk{256 * 1024};
   Duration delay{};                        // one way, between any two neighbours
+  Duration install_time{};                 // part of T_b that is not transfer: waiting for a safe point, applying
   double active_fraction = 0.9;            // q of T_b
   chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
 
@@ -55,7 +56,7 @@ struct PlanRow {
   bool chosen = false;
   std::optional<WorkerId> worker;            // of a chosen offer, 1..n
   std::string reason;                        // why it is (not) rented
-  OfferCost cost;
+  OfferCost cost;                            // of a chosen offer with its place in the topology, else forwarding once
   double cumulative_rollouts_per_s = 0;      // of the chosen rows up to and including this one; 0 when not chosen
 };
 
@@ -72,8 +73,12 @@ struct Plan {
   double rollouts_per_s = 0;                 // of the chosen
   double usd_per_hour_low = 0;
   double usd_per_hour_high = 0;
-  double usd_joining = 0;                    // once: every chosen worker receives the snapshot (known prices)
+  double usd_joining_low = 0;                // once: every chosen worker receives the snapshot
+  double usd_joining_high = 0;
   std::string method;                        // "greedy" | "exact": which search gave the set
+  // What the search compared, with every worker forwarding one copy of each publication: the set that was taken,
+  // the greedy one, the fractional lower bound and the true optimum.
+  double set_usd_per_hour = 0;
   double greedy_usd_per_hour = 0;
   double lp_bound_usd_per_hour = 0;
   std::optional<double> exact_usd_per_hour;  // when at most kExactPoolMax offers are eligible
@@ -84,8 +89,8 @@ struct Plan {
   std::vector<const PlanRow*> chosen() const;
   // {"schema_version":1, ...}: header, totals, offers, standby, topology. Unknown costs are null.
   nlohmann::json to_json() const;
-  // For people: header lines, the rented offers with cumulative rollouts/s, the others with the reason. ASCII, at most
-  // 118 columns.
+  // For people: header lines, the rented offers with cumulative rollouts/s, the others with the reason. ASCII; the
+  // tables take at most 132 columns.
   std::string to_table() const;
 };
 

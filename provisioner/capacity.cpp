@@ -1,0 +1,65 @@
+#include "provisioner/capacity.hpp"
+
+#include <cmath>
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr std::string_view kOperation = "capacity target";
+
+// Rounds up, forgiving a value that exceeds an integer by rounding alone.
+int ceil_steps(double steps) { return static_cast<int>(std::ceil(steps - 1e-9 * std::max(1.0, steps))); }
+
+}  // namespace
+
+Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadcast_time, double headroom) {
+  if (!(std::isfinite(pace.rollouts_per_step) && pace.rollouts_per_step > 0))
+    return fail(Code::kInvalid, kOperation, "R must be positive, found {} rollouts per step", pace.rollouts_per_step);
+  if (pace.publish_every < 1)
+    return fail(Code::kInvalid, kOperation, "kappa must be at least 1 step, found {}", pace.publish_every);
+  if (pace.step_time <= Duration{})
+    return fail(Code::kInvalid, kOperation, "T must be positive, found {}", to_text(pace.step_time));
+  if (broadcast_time < Duration{})
+    return fail(Code::kInvalid, kOperation, "T_b must not be negative, found {}", to_text(broadcast_time));
+  if (!(std::isfinite(headroom) && headroom >= 0))
+    return fail(Code::kInvalid, kOperation, "the headroom must not be negative, found {}", headroom);
+
+  const double period_s = pace.publish_every * seconds(pace.step_time);
+  const double generating_s = period_s - seconds(broadcast_time);
+  if (generating_s <= 0) {
+    const auto smallest = broadcast_time / pace.step_time + 1;
+    return fail(Code::kInfeasible, kOperation,
+                "a broadcast takes T_b = {} and a publication period only kappa*T = {} x {} = {}, which leaves no time "
+                "to generate; publish every {} steps or more, or bring T_b below {} (smaller delta, faster links, "
+                "shorter chains)",
+                to_text(broadcast_time), pace.publish_every, to_text(pace.step_time),
+                to_text(pace.publish_every * pace.step_time), smallest, to_text(pace.publish_every * pace.step_time));
+  }
+  CapacityTarget target;
+  target.required_rollouts_per_s = pace.publish_every * pace.rollouts_per_step / generating_s;
+  target.provisioned_rollouts_per_s = (1 + headroom) * target.required_rollouts_per_s;
+  return target;
+}
+
+int worst_case_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s) {
+  ECHO_CHECK(rollouts_per_s > 0 && pace.step_time > Duration{});
+  const double steps =
+      (pace.rollouts_per_step / rollouts_per_s + seconds(broadcast_time)) / seconds(pace.step_time);
+  return pace.publish_every - 1 + ceil_steps(steps);
+}
+
+int worst_case_staleness_bound(const LearnerPace& pace, Duration broadcast_time) {
+  ECHO_CHECK(pace.publish_every >= 1 && pace.step_time > Duration{});
+  const double share = 1.0 - 1.0 / pace.publish_every;
+  return pace.publish_every + ceil_steps(share * seconds(broadcast_time) / seconds(pace.step_time));
+}
+
+Status check_staleness_budget(int staleness_budget, int publish_every) {
+  if (staleness_budget >= publish_every) return ok();
+  return fail(Code::kInvalid, "staleness budget",
+              "S = {} is smaller than kappa = {}: rollouts of the newest policy would be too old before the next one is "
+              "published; set S to {} or more, or publish at least every {} steps",
+              staleness_budget, publish_every, publish_every, std::max(1, staleness_budget));
+}
+
+}  // namespace echoline::provisioner

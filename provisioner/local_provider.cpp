@@ -1,0 +1,346 @@
+#include "provisioner/local_provider.hpp"
+
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <condition_variable>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <thread>
+
+#include "base/files.hpp"
+
+extern char** environ;
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr std::string_view kOperation = "local provider";
+constexpr Duration kDestructorGrace = std::chrono::seconds(2);
+constexpr Duration kReapInterval = std::chrono::milliseconds(5);
+
+// When a process started, in clock ticks since boot; absent when it is gone. With the pid it names a process for good.
+std::optional<std::uint64_t> start_ticks(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string stat;
+  if (!std::getline(file, stat)) return std::nullopt;
+  const std::size_t after_name = stat.rfind(')');  // the name may hold spaces and parentheses
+  if (after_name == std::string::npos) return std::nullopt;
+  std::istringstream fields(stat.substr(after_name + 1));
+  std::string field;
+  for (int i = 3; i <= 22; ++i)  // proc(5): field 3 follows the name, starttime is field 22
+    if (!(fields >> field)) return std::nullopt;
+  std::uint64_t ticks = 0;
+  const auto [end, ec] = std::from_chars(field.data(), field.data() + field.size(), ticks);
+  if (ec != std::errc{} || end != field.data() + field.size()) return std::nullopt;
+  return ticks;
+}
+
+// "local:<pid>:<start ticks>"
+InstanceId id_of(pid_t pid, std::uint64_t ticks) { return {fmt::format("local:{}:{}", pid, ticks)}; }
+
+Result<std::pair<pid_t, std::uint64_t>> parse_id(const InstanceId& id) {
+  const char* const end = id.text.data() + id.text.size();
+  constexpr std::string_view kPrefix = "local:";
+  std::pair<pid_t, std::uint64_t> parsed{};
+  if (id.text.starts_with(kPrefix)) {
+    const auto pid = std::from_chars(id.text.data() + kPrefix.size(), end, parsed.first);
+    if (pid.ec == std::errc{} && pid.ptr != end && *pid.ptr == ':' && parsed.first > 1) {
+      const auto ticks = std::from_chars(pid.ptr + 1, end, parsed.second);
+      if (ticks.ec == std::errc{} && ticks.ptr == end) return parsed;
+    }
+  }
+  return fail(Code::kInvalid, kOperation, "expected an instance id like local:1234:567890, found '{}'", id.text);
+}
+
+// A thread that makes the processes: the kernel's parent-death signal fires when the thread that forked ends, so
+// that must be one that lives as long as the provider.
+class Spawner {
+ public:
+  Spawner() : thread_([this] { loop(); }) {}
+  ~Spawner() {
+    {
+      const std::lock_guard lock(mutex_);
+      quit_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+  // Runs `job` on the thread and returns when it is done.
+  void run(const std::function<void()>& job) {
+    std::unique_lock lock(mutex_);
+    job_ = &job;
+    wake_.notify_all();
+    wake_.wait(lock, [this] { return job_ == nullptr; });
+  }
+
+ private:
+  void loop() {
+    sigset_t all;  // the program's signals are for its other threads; a child starts with none blocked
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, nullptr);
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [this] { return quit_ || job_ != nullptr; });
+      if (job_ == nullptr) return;
+      (*job_)();
+      job_ = nullptr;
+      wake_.notify_all();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  const std::function<void()>* job_ = nullptr;
+  bool quit_ = false;
+  std::thread thread_;
+};
+
+// Everything the child needs, prepared before the fork: between fork and exec only async-signal-safe calls are allowed.
+struct Launch {
+  std::vector<char*> argv;
+  std::vector<char*> envp;
+  int null_fd = -1;
+  int log_fd = -1;
+  int error_fd = -1;  // errno goes here when the program cannot be run; closes by itself when it can
+  pid_t parent = 0;
+};
+
+[[noreturn]] void become(const Launch& launch) {
+  setpgid(0, 0);
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == launch.parent) {  // else the parent died in between
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) signal(s, SIG_DFL);
+    if (dup2(launch.null_fd, 0) >= 0 && dup2(launch.log_fd, 1) >= 0 && dup2(launch.log_fd, 2) >= 0) {
+      close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
+      execve(launch.argv[0], launch.argv.data(), launch.envp.data());
+    }
+  }
+  const int why = errno;
+  [[maybe_unused]] const auto written = write(launch.error_fd, &why, sizeof(why));
+  _exit(127);
+}
+
+class Fd {
+ public:
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(const Fd&) = delete;
+  Fd& operator=(const Fd&) = delete;
+  ~Fd() { reset(); }
+  int get() const { return fd_; }
+  void reset() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_;
+};
+
+// The environment of this process with `extra` over it, as NAME=value.
+std::vector<std::string> merged_environment(const std::vector<std::pair<std::string, std::string>>& extra) {
+  std::map<std::string, std::string> merged;
+  for (char** entry = environ; entry && *entry; ++entry) {
+    const std::string_view text(*entry);
+    if (const auto equals = text.find('='); equals != std::string_view::npos)
+      merged[std::string(text.substr(0, equals))] = text.substr(equals + 1);
+  }
+  for (const auto& [name, value] : extra) merged[name] = value;
+  std::vector<std::string> out;
+  for (const auto& [name, value] : merged) out.push_back(name + "=" + value);
+  return out;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> out;
+  for (std::string& s : strings) out.push_back(s.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+Status check(const StartRequest& request) {
+  if (request.argv.empty() || request.argv.front().find('/') == std::string::npos)
+    return fail(Code::kInvalid, kOperation, "argv[0] must be the path of a program, found '{}'",
+                request.argv.empty() ? "" : request.argv.front());
+  const auto odd = [](unsigned char c) { return !std::isalnum(c) && !std::strchr("._-/", c); };
+  if (request.label.empty() || request.label.size() > 200 || request.label.front() == '.' ||
+      std::any_of(request.label.begin(), request.label.end(), odd))
+    return fail(Code::kInvalid, kOperation,
+                "a label is 1 to 200 letters, digits, '.', '_', '-' and '/', found '{}'", request.label);
+  for (const auto& [name, value] : request.env)
+    if (name.empty() || name.find('=') != std::string::npos)
+      return fail(Code::kInvalid, kOperation, "'{}' cannot be the name of an environment variable", name);
+  return ok();
+}
+
+}  // namespace
+
+std::string InstanceExit::to_text() const {
+  if (status) return fmt::format("exited with status {}", *status);
+  if (signal) return fmt::format("killed by signal {}", *signal);
+  return "gone";
+}
+
+struct LocalProvider::Impl {
+  struct Process {
+    pid_t pid = 0;
+    std::uint64_t ticks = 0;
+    std::string label;
+    bool child = true;           // false: of an earlier program run
+    bool stopping = false;
+    std::optional<TimePoint> kill_at;
+  };
+
+  std::filesystem::path log_dir;
+  const Clock& clock;
+  std::map<InstanceId, Process> processes;
+  Spawner spawner;
+
+  Impl(std::filesystem::path dir, const Clock& c) : log_dir(std::move(dir)), clock(c) {}
+
+  // Signals the process and its group. Our own child is not reaped yet, so its pid is still its own; of another
+  // process the start time is looked at first.
+  static void send(const Process& p, int signal) {
+    if (!p.child && start_ticks(p.pid) != p.ticks) return;
+    if (getpgid(p.pid) == p.pid) kill(-p.pid, signal);
+    else kill(p.pid, signal);
+  }
+
+  // The exit of a process, once; absent while it lives.
+  static std::optional<InstanceExit> reap(const InstanceId& id, const Process& p) {
+    InstanceExit gone{id, p.label, std::nullopt, std::nullopt, p.stopping};
+    if (!p.child) {
+      if (start_ticks(p.pid) == p.ticks) return std::nullopt;
+      return gone;
+    }
+    siginfo_t info{};
+    if (waitid(P_PID, static_cast<id_t>(p.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0) {
+      if (info.si_pid == 0) return std::nullopt;
+      // The leader is a zombie: its pid, which names the group, cannot be given to anybody else yet.
+      kill(-p.pid, SIGKILL);
+      int status = 0;
+      if (waitpid(p.pid, &status, 0) == p.pid) {
+        if (WIFEXITED(status)) gone.status = WEXITSTATUS(status);
+        if (WIFSIGNALED(status)) gone.signal = WTERMSIG(status);
+      }
+    }
+    return gone;
+  }
+};
+
+LocalProvider::LocalProvider(std::filesystem::path log_dir, const Clock& clock)
+    : impl_(std::make_unique<Impl>(std::move(log_dir), clock)) {}
+
+LocalProvider::~LocalProvider() {
+  for (const auto& [id, process] : impl_->processes) Impl::send(process, SIGTERM);
+  // Real time, whatever the clock given: these are real processes.
+  const auto deadline = std::chrono::steady_clock::now() + kDestructorGrace;
+  bool killed = false;
+  while (true) {
+    std::erase_if(impl_->processes, [](const auto& entry) { return Impl::reap(entry.first, entry.second).has_value(); });
+    if (impl_->processes.empty()) return;
+    if (!killed && std::chrono::steady_clock::now() >= deadline) {
+      for (const auto& [id, process] : impl_->processes) Impl::send(process, SIGKILL);
+      killed = true;
+    }
+    std::this_thread::sleep_for(kReapInterval);
+  }
+}
+
+Result<InstanceId> LocalProvider::start(const StartRequest& request) {
+  ECHO_TRY(check(request));
+  ECHO_TRY(make_folders(impl_->log_dir));
+  std::string name = request.label + ".log";
+  std::replace(name.begin(), name.end(), '/', '.');
+  const std::filesystem::path log_path = impl_->log_dir / name;
+
+  const Fd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (log.get() < 0) return fail(Code::kIo, kOperation, "{}: {}", log_path.string(), std::strerror(errno));
+  const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  int ends[2];
+  if (null.get() < 0 || pipe2(ends, O_CLOEXEC) != 0)
+    return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(errno));
+  const Fd report(ends[0]);
+  Fd child_report(ends[1]);
+
+  std::vector<std::string> argv = request.argv;
+  std::vector<std::string> env = merged_environment(request.env);
+  const Launch launch{pointers(argv), pointers(env), null.get(), log.get(), child_report.get(), getpid()};
+  pid_t pid = -1;
+  int fork_errno = 0;
+  impl_->spawner.run([&] {
+    pid = fork();
+    if (pid == 0) become(launch);
+    fork_errno = errno;
+  });
+  if (pid < 0) return fail(Code::kIo, kOperation, "start {}: {}", request.label, std::strerror(fork_errno));
+  child_report.reset();
+  int exec_errno = 0;
+  ssize_t got = 0;
+  do {
+    got = read(report.get(), &exec_errno, sizeof(exec_errno));
+  } while (got < 0 && errno == EINTR);
+  if (got == sizeof(exec_errno)) {
+    waitpid(pid, nullptr, 0);
+    return fail(Code::kIo, kOperation, "start {}: {}: {}", request.label, request.argv.front(),
+                std::strerror(exec_errno));
+  }
+  const std::optional<std::uint64_t> ticks = start_ticks(pid);  // a child that is not reaped has an entry
+  ECHO_CHECK(ticks.has_value(), "/proc/{}/stat cannot be read", pid);
+  const InstanceId id = id_of(pid, *ticks);
+  impl_->processes[id] = {pid, *ticks, request.label, true, false, std::nullopt};
+  return id;
+}
+
+std::vector<InstanceExit> LocalProvider::poll() {
+  std::vector<InstanceExit> exits;
+  const TimePoint now = impl_->clock.now();
+  for (auto it = impl_->processes.begin(); it != impl_->processes.end();) {
+    if (auto gone = Impl::reap(it->first, it->second)) {
+      exits.push_back(std::move(*gone));
+      it = impl_->processes.erase(it);
+      continue;
+    }
+    if (it->second.kill_at && now >= *it->second.kill_at) {
+      Impl::send(it->second, SIGKILL);
+      it->second.kill_at.reset();
+    }
+    ++it;
+  }
+  return exits;
+}
+
+Status LocalProvider::stop(const InstanceId& instance, Duration grace) {
+  auto it = impl_->processes.find(instance);
+  if (it == impl_->processes.end()) {
+    ECHO_ASSIGN(const auto parsed, parse_id(instance));
+    if (start_ticks(parsed.first) != parsed.second) return ok();
+    it = impl_->processes.emplace(instance, Impl::Process{parsed.first, parsed.second, "", false, false, {}}).first;
+  }
+  if (it->second.stopping) return ok();
+  it->second.stopping = true;
+  it->second.kill_at = impl_->clock.now() + grace;
+  Impl::send(it->second, SIGTERM);
+  return ok();
+}
+
+Result<std::vector<InstanceInfo>> LocalProvider::list() {
+  std::vector<InstanceInfo> alive;
+  for (const auto& [id, process] : impl_->processes) alive.push_back({id, process.label});
+  return alive;
+}
+
+}  // namespace echoline::provisioner

@@ -1,0 +1,161 @@
+// Cheapest sets: known cases and properties over random pools.
+#include "provisioner/allocation.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/random.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using testing::ElementsAre;
+
+double rate_of(const std::vector<Candidate>& pool, const std::vector<std::size_t>& set) {
+  return std::accumulate(set.begin(), set.end(), 0.0, [&](double s, auto i) { return s + pool[i].rollouts_per_s; });
+}
+double cost_of(const std::vector<Candidate>& pool, const std::vector<std::size_t>& set) {
+  return std::accumulate(set.begin(), set.end(), 0.0, [&](double s, auto i) { return s + pool[i].usd_per_hour; });
+}
+
+TEST(ByUnitCost, TiesGoToTheFasterThenTheFirst) {
+  EXPECT_THAT(by_unit_cost(std::vector<Candidate>{{1, 1}, {2, 2}, {1, 0.5}, {2, 2}}), ElementsAre(2, 1, 3, 0));
+}
+
+TEST(AllocateGreedy, TakesTheCheapestPrefix) {
+  const std::vector<Candidate> pool{{10, 5}, {10, 1}, {10, 2}, {10, 9}};
+  const auto a = allocate_greedy(pool, 20);
+  ASSERT_TRUE(a);
+  EXPECT_THAT(a->chosen, ElementsAre(1, 2));
+  EXPECT_TRUE(a->dropped.empty());
+  EXPECT_DOUBLE_EQ(a->rollouts_per_s, 20);
+  EXPECT_DOUBLE_EQ(a->usd_per_hour, 3);
+}
+
+TEST(AllocateGreedy, DropsWhatTheOvershootMakesUnnecessary) {
+  // By unit cost 0 (0.10), 1 (0.20), 2 (0.25); with 2 in, 1 is not needed.
+  const std::vector<Candidate> pool{{10, 1}, {5, 1}, {20, 5}};
+  const auto a = allocate_greedy(pool, 30);
+  ASSERT_TRUE(a);
+  EXPECT_THAT(a->chosen, ElementsAre(0, 2));
+  EXPECT_THAT(a->dropped, ElementsAre(1));
+}
+
+TEST(AllocateGreedy, ReplacesTheLastByACheaperSingleWorker) {
+  // The prefix is 0 and 1; only 2 more are missing, which the small and per rollout dearer 2 gives for less.
+  const std::vector<Candidate> pool{{10, 1}, {20, 4}, {3, 0.9}};
+  const auto a = allocate_greedy(pool, 12);
+  ASSERT_TRUE(a);
+  EXPECT_THAT(a->chosen, ElementsAre(0, 2));
+  EXPECT_NEAR(a->usd_per_hour, 1.9, 1e-12);
+  EXPECT_THAT(a->dropped, ElementsAre(1));
+}
+
+TEST(AllocateGreedy, KeepsToTheWorkerLimitOrSaysNo) {
+  const std::vector<Candidate> pool{{1, 0.1}, {1, 0.1}, {1, 0.1}, {6, 3}, {5, 4}};
+  EXPECT_THAT(allocate_greedy(pool, 9)->chosen, ElementsAre(0, 1, 2, 3));
+  const auto two = allocate_greedy(pool, 9, 2);
+  ASSERT_TRUE(two);
+  EXPECT_THAT(two->chosen, ElementsAre(3, 4));
+  EXPECT_FALSE(allocate_greedy(pool, 12, 2));
+  EXPECT_FALSE(allocate_greedy(pool, 15));
+  EXPECT_FALSE(allocate_greedy({}, 1));
+}
+
+TEST(AllocateExact, BeatsGreedyWhereGreedyMustMiss) {
+  // Greedy takes 0 (unit cost 0.1), then needs one of the big ones; the optimum is 1 alone.
+  const std::vector<Candidate> pool{{10, 1}, {19, 2}, {20, 2.1}};
+  const auto exact = allocate_exact(pool, 19);
+  ASSERT_TRUE(exact);
+  EXPECT_THAT(exact->chosen, ElementsAre(1));
+  EXPECT_FALSE(allocate_exact(pool, 50));
+  EXPECT_FALSE(allocate_exact(pool, 40, 2));
+}
+
+TEST(LpBound, TakesTheLastWorkerInPart) {
+  const std::vector<Candidate> pool{{10, 1}, {10, 3}};
+  EXPECT_DOUBLE_EQ(*lp_bound(pool, 15), 2.5);
+  EXPECT_DOUBLE_EQ(*lp_bound(pool, 10), 1);
+  EXPECT_DOUBLE_EQ(*lp_bound(pool, 20), 4);
+  EXPECT_FALSE(lp_bound(pool, 21));
+}
+
+// Every subset, by definition.
+std::optional<double> brute_force(const std::vector<Candidate>& pool, double target, std::size_t workers_max) {
+  std::optional<double> best;
+  for (std::uint32_t bits = 0; bits < (1u << pool.size()); ++bits) {
+    std::vector<std::size_t> set;
+    for (std::size_t i = 0; i < pool.size(); ++i)
+      if (bits >> i & 1) set.push_back(i);
+    if (set.size() > workers_max || rate_of(pool, set) < target * (1 - 1e-12)) continue;
+    if (!best || cost_of(pool, set) < *best) best = cost_of(pool, set);
+  }
+  return best;
+}
+
+TEST(Allocate, PropertiesOverRandomPools) {
+  Random random(21);
+  int limited = 0, improved = 0;
+  for (int round = 0; round < 1500; ++round) {
+    std::vector<Candidate> pool(static_cast<std::size_t>(random.between(1, 11)));
+    double all = 0;
+    for (Candidate& c : pool) {
+      c = {static_cast<double>(random.between(1, 100)), static_cast<double>(random.between(0, 60)) / 100};
+      all += c.rollouts_per_s;
+    }
+    const double target = all * (0.05 + 1.05 * random.uniform());
+    const std::size_t workers_max = random.below(2) ? pool.size() : static_cast<std::size_t>(random.between(1, 6));
+    const auto greedy = allocate_greedy(pool, target, workers_max);
+    const auto exact = allocate_exact(pool, target, workers_max);
+    const auto truth = brute_force(pool, target, workers_max);
+    ASSERT_EQ(greedy.has_value(), truth.has_value()) << "round " << round;
+    ASSERT_EQ(exact.has_value(), truth.has_value()) << "round " << round;
+    if (!truth) continue;
+    EXPECT_GE(rate_of(pool, greedy->chosen), target * (1 - 1e-9));
+    EXPECT_LE(greedy->chosen.size(), workers_max);
+    EXPECT_NEAR(greedy->usd_per_hour, cost_of(pool, greedy->chosen), 1e-9);
+    EXPECT_NEAR(exact->usd_per_hour, *truth, 1e-9) << "round " << round;
+    EXPECT_GE(rate_of(pool, exact->chosen), target * (1 - 1e-9));
+    EXPECT_LE(exact->chosen.size(), workers_max);
+    EXPECT_LE(*truth, greedy->usd_per_hour + 1e-9);
+    EXPECT_LE(*lp_bound(pool, target), *truth + 1e-9);
+
+    std::vector<std::size_t> prefix;
+    for (const std::size_t i : by_unit_cost(pool)) {
+      if (rate_of(pool, prefix) >= target) break;
+      prefix.push_back(i);
+    }
+    if (prefix.size() > workers_max) {
+      ++limited;
+    } else {
+      EXPECT_LE(greedy->usd_per_hour, cost_of(pool, prefix) + 1e-9) << "round " << round;
+      improved += greedy->usd_per_hour < cost_of(pool, prefix) - 1e-9;
+    }
+    // Nothing that is chosen can be left out.
+    for (const std::size_t i : greedy->chosen)
+      if (pool[i].usd_per_hour > 0) {
+        EXPECT_LT(rate_of(pool, greedy->chosen) - pool[i].rollouts_per_s, target * (1 + 1e-9));
+      }
+  }
+  EXPECT_GT(limited, 20);
+  EXPECT_GT(improved, 20);
+}
+
+TEST(AllocateExact, LargePoolsOfNearTiesStayFast) {
+  Random random(9);
+  std::vector<Candidate> pool(kExactPoolMax);
+  double all = 0;
+  for (Candidate& c : pool) {
+    c.rollouts_per_s = static_cast<double>(random.between(50, 60));
+    c.usd_per_hour = c.rollouts_per_s * (1 + 0.001 * random.uniform());
+    all += c.rollouts_per_s;
+  }
+  const auto exact = allocate_exact(pool, all / 2);
+  ASSERT_TRUE(exact);
+  EXPECT_LE(exact->usd_per_hour, allocate_greedy(pool, all / 2)->usd_per_hour + 1e-9);
+}
+
+}  // namespace
+}  // namespace echoline::provisioner

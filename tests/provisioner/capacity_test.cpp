@@ -1,0 +1,104 @@
+// Capacity rule and worst-case staleness, with the formulas' vectors.
+#include "provisioner/capacity.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/random.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+TEST(CapacityTarget, KnownCases) {
+  const auto a = capacity_target({512, 5, seconds(1200)}, seconds(600));
+  ASSERT_TRUE(a);
+  EXPECT_NEAR(a->required_rollouts_per_s, 2560.0 / 5400, 1e-12);
+  EXPECT_NEAR(a->required_rollouts_per_s, 0.474074, 1e-6);
+  EXPECT_NEAR(a->provisioned_rollouts_per_s, 1.1 * 2560 / 5400, 1e-12);
+  const auto b = capacity_target({128, 1, seconds(10)}, Duration{}, 0);
+  ASSERT_TRUE(b);
+  EXPECT_DOUBLE_EQ(b->required_rollouts_per_s, 12.8);
+  EXPECT_DOUBLE_EQ(b->provisioned_rollouts_per_s, 12.8);
+}
+
+TEST(CapacityTarget, InfeasibleNamesBothWaysOut) {
+  const auto r = capacity_target({512, 1, seconds(1200)}, seconds(1200));
+  ASSERT_FALSE(r);
+  EXPECT_EQ(r.error().code, Code::kInfeasible);
+  EXPECT_THAT(r.error().detail, HasSubstr("publish every 2 steps"));
+  EXPECT_THAT(r.error().detail, HasSubstr("below 20 min"));
+  const auto s = capacity_target({512, 2, seconds(10)}, seconds(59));
+  ASSERT_FALSE(s);
+  EXPECT_THAT(s.error().detail, HasSubstr("publish every 6 steps"));
+  EXPECT_THAT(s.error().detail, HasSubstr("below 20 s"));
+}
+
+TEST(CapacityTarget, TheNamedWaysOutWork) {
+  Random random(3);
+  for (int round = 0; round < 200; ++round) {
+    LearnerPace pace{64, static_cast<int>(random.between(1, 4)), std::chrono::milliseconds(random.between(1, 5000))};
+    const Duration t_b = pace.publish_every * pace.step_time + std::chrono::milliseconds(random.between(0, 20000));
+    ASSERT_EQ(capacity_target(pace, t_b).error().code, Code::kInfeasible);
+    EXPECT_TRUE(capacity_target(pace, pace.publish_every * pace.step_time - Duration(1)));
+    pace.publish_every = static_cast<int>(t_b / pace.step_time + 1);
+    EXPECT_TRUE(capacity_target(pace, t_b));
+    --pace.publish_every;
+    EXPECT_FALSE(capacity_target(pace, t_b));
+  }
+}
+
+TEST(CapacityTarget, RefusesNonsense) {
+  const auto code = [](LearnerPace pace, Duration t_b, double headroom) {
+    const auto r = capacity_target(pace, t_b, headroom);
+    return r ? Code::kInternal : r.error().code;
+  };
+  EXPECT_EQ(code({0, 1, seconds(1)}, {}, 0.1), Code::kInvalid);
+  EXPECT_EQ(code({-5, 1, seconds(1)}, {}, 0.1), Code::kInvalid);
+  EXPECT_EQ(code({1, 0, seconds(1)}, {}, 0.1), Code::kInvalid);
+  EXPECT_EQ(code({1, 1, seconds(0)}, {}, 0.1), Code::kInvalid);
+  EXPECT_EQ(code({1, 1, seconds(1)}, seconds(-1), 0.1), Code::kInvalid);
+  EXPECT_EQ(code({1, 1, seconds(1)}, {}, -0.1), Code::kInvalid);
+}
+
+TEST(Staleness, KnownBounds) {
+  EXPECT_EQ(worst_case_staleness_bound({1, 2, seconds(10)}, seconds(9)), 3);
+  EXPECT_EQ(worst_case_staleness_bound({1, 1, seconds(10)}, seconds(9)), 1);
+  EXPECT_EQ(worst_case_staleness_bound({1, 5, seconds(10)}, seconds(10)), 6);
+  EXPECT_EQ(worst_case_staleness_bound({1, 5, seconds(10)}, Duration{}), 5);
+  // k = ceil((100/20 + 3)/4) = 2.
+  EXPECT_EQ(worst_case_staleness({100, 3, seconds(4)}, seconds(3), 20), 4);
+  // Exactly one step is one step.
+  EXPECT_EQ(worst_case_staleness({128, 1, seconds(10)}, seconds(0), 12.8), 1);
+}
+
+TEST(Staleness, AFleetThatMeetsTheRequirementStaysWithinTheBound) {
+  Random random(4);
+  for (int round = 0; round < 500; ++round) {
+    const LearnerPace pace{static_cast<double>(random.between(1, 4000)), static_cast<int>(random.between(1, 12)),
+                           std::chrono::milliseconds(random.between(1, 100000))};
+    const Duration t_b(static_cast<std::int64_t>(random.uniform() * 0.99 *
+                                                 static_cast<double>((pace.publish_every * pace.step_time).count())));
+    const auto target = capacity_target(pace, t_b, 0);
+    ASSERT_TRUE(target);
+    const double fleet = target->required_rollouts_per_s * (1 + random.uniform());
+    EXPECT_LE(worst_case_staleness(pace, t_b, fleet), worst_case_staleness_bound(pace, t_b)) << "round " << round;
+    if (t_b <= pace.step_time) {
+      EXPECT_LE(worst_case_staleness_bound(pace, t_b), pace.publish_every == 1 ? 1 : pace.publish_every + 1);
+    }
+  }
+}
+
+TEST(Staleness, TheBudgetMustReachThePublicationPeriod) {
+  EXPECT_TRUE(check_staleness_budget(4, 4));
+  EXPECT_TRUE(check_staleness_budget(6, 5));
+  const Status bad = check_staleness_budget(2, 3);
+  ASSERT_FALSE(bad);
+  EXPECT_EQ(bad.error().code, Code::kInvalid);
+  EXPECT_THAT(bad.error().detail, HasSubstr("set S to 3"));
+}
+
+}  // namespace
+}  // namespace echoline::provisioner

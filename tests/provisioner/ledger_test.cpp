@@ -1,0 +1,192 @@
+// The ledger: states, cost, totals, orphans, and a writer that is killed.
+#include "provisioner/ledger.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+namespace echoline::provisioner {
+namespace {
+
+using testing::HasSubstr;
+
+class LedgerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder = std::filesystem::temp_directory_path() / fmt::format("echoline-ledger-{}", getpid());
+    std::filesystem::remove_all(folder);
+    path = folder / "ledger.sqlite";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder); }
+  Ledger open(const std::string& run = "run-a") {
+    auto ledger = Ledger::open(path, run);
+    EXPECT_TRUE(ledger) << ledger.error().message();
+    return std::move(ledger).value();
+  }
+  static Offer offer(const std::string& id = "o1") {
+    Offer o;
+    o.id = id;
+    o.provider = "local";
+    o.gpu_usd_per_hour = 0.5;
+    o.storage_usd_per_hour = 0.1;
+    o.upload_usd_per_gb = 0.02;
+    return o;
+  }
+  std::filesystem::path folder, path;
+};
+
+TEST_F(LedgerTest, ARowGoesFromIntendedToRunningToEnded) {
+  Ledger ledger = open();
+  const auto row = ledger.intend(offer(), 1000);
+  ASSERT_TRUE(row) << row.error().message();
+  EXPECT_EQ(row->label, fmt::format("run-a/{}", row->id));
+  EXPECT_EQ(row->state, InstanceState::kIntended);
+  EXPECT_DOUBLE_EQ(row->usd_per_hour, 0.6);
+  EXPECT_FALSE(row->download_usd_per_gb);
+  ASSERT_TRUE(ledger.running(row->id, "local:12:34", 1010));
+  ASSERT_TRUE(ledger.add_traffic(row->id, {2'000'000'000}, {5'000'000'000}));
+  ASSERT_TRUE(ledger.ended(row->id, "stopped", 4600));
+  const auto rows = ledger.rows();
+  ASSERT_TRUE(rows);
+  ASSERT_EQ(rows->size(), 1u);
+  const LedgerRow& r = rows->front();
+  EXPECT_EQ(r.instance, "local:12:34");
+  EXPECT_EQ(r.state, InstanceState::kEnded);
+  EXPECT_EQ(r.running_unix_s, 1010);
+  EXPECT_EQ(r.ended_unix_s, 4600);
+  EXPECT_EQ(r.note, "stopped");
+  EXPECT_DOUBLE_EQ(r.usd(99999), 0.6 + 2 * 0.02);  // one hour, two GB up, the download price is not stated
+}
+
+TEST_F(LedgerTest, CostAccruesFromTheIntentionByTheSecond) {
+  Ledger ledger = open();
+  const auto a = ledger.intend(offer("a"), 1000);
+  const auto b = ledger.intend(offer("b"), 1000);
+  const auto c = ledger.intend(offer("c"), 1000);
+  ASSERT_TRUE(a && b && c);
+  ASSERT_TRUE(ledger.running(a->id, "x", 1001));
+  ASSERT_TRUE(ledger.failed(b->id, "no such offer", 1900));
+  auto totals = ledger.totals(2800);
+  ASSERT_TRUE(totals);
+  EXPECT_DOUBLE_EQ(totals->usd, 0.3 + 0.3);  // a and c half an hour each; b never ran
+  EXPECT_DOUBLE_EQ(totals->usd_per_hour, 1.2);
+  EXPECT_EQ(totals->intended, 1u);
+  EXPECT_EQ(totals->running, 1u);
+  EXPECT_EQ(totals->failed, 1u);
+  ASSERT_TRUE(ledger.failed(a->id, "crashed", 2800));
+  totals = ledger.totals(1e9);
+  EXPECT_EQ(totals->failed, 2u);
+  EXPECT_DOUBLE_EQ((*ledger.rows())[0].usd(1e9), 0.3);  // it ran, so it is paid for
+  EXPECT_DOUBLE_EQ((*ledger.rows())[0].usd(0), 0.3);
+}
+
+TEST_F(LedgerTest, ImpossibleStepsAreRefused) {
+  Ledger ledger = open();
+  const auto row = ledger.intend(offer(), 1);
+  ASSERT_TRUE(row);
+  EXPECT_EQ(ledger.running(99, "x", 2).error().code, Code::kNotFound);
+  EXPECT_EQ(ledger.add_traffic(99, {1}, {1}).error().code, Code::kNotFound);
+  ASSERT_TRUE(ledger.running(row->id, "x", 2));
+  EXPECT_EQ(ledger.running(row->id, "y", 3).error().code, Code::kInvalid);
+  ASSERT_TRUE(ledger.ended(row->id, "", 4));
+  const Status again = ledger.ended(row->id, "", 5);
+  ASSERT_FALSE(again);
+  EXPECT_THAT(again.error().detail, HasSubstr("is ended and cannot become ended"));
+  EXPECT_EQ(ledger.failed(row->id, "", 5).error().code, Code::kInvalid);
+  EXPECT_EQ(ledger.running(row->id, "z", 5).error().code, Code::kInvalid);
+  EXPECT_EQ((*ledger.rows())[0].instance, "x");
+}
+
+TEST_F(LedgerTest, OrphansOfEveryRunAreListedAtOpenAndCanBeSettled) {
+  std::int64_t intended = 0, running = 0;
+  {
+    Ledger ledger = open("run-a");
+    EXPECT_TRUE(ledger.orphans().empty());
+    intended = ledger.intend(offer("a"), 1)->id;
+    running = ledger.intend(offer("b"), 2)->id;
+    const auto ended = ledger.intend(offer("c"), 3)->id;
+    ASSERT_TRUE(ledger.running(running, "local:9:9", 4));
+    ASSERT_TRUE(ledger.ended(ended, "", 5));
+    EXPECT_TRUE(ledger.orphans().empty());
+  }
+  Ledger next = open("run-b");
+  ASSERT_EQ(next.orphans().size(), 2u);
+  EXPECT_EQ(next.orphans()[0].id, intended);
+  EXPECT_EQ(next.orphans()[1].instance, "local:9:9");
+  EXPECT_EQ(next.orphans()[1].run, "run-a");
+  EXPECT_TRUE(next.ended(running, "found at start, stopped", 10));
+  EXPECT_TRUE(next.failed(intended, "never started", 10));
+  EXPECT_TRUE(next.rows()->empty());  // the rows of this run only
+  EXPECT_EQ(next.totals(10)->usd, 0);
+  EXPECT_TRUE(open("run-c").orphans().empty());
+}
+
+TEST_F(LedgerTest, WhatWasIntendedSurvivesTheKillOfTheWriter) {
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto ledger = Ledger::open(path, "killed");
+    if (!ledger) _exit(1);
+    const auto first = ledger->intend(offer("asked"), 100);
+    const auto second = ledger->intend(offer("started"), 101);
+    if (!first || !second || !ledger->running(second->id, "local:5:5", 102)) _exit(2);
+    if (write(ready[1], "x", 1) != 1) _exit(3);
+    while (true) pause();
+  }
+  char byte = 0;
+  close(ready[1]);
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  close(ready[0]);
+  ASSERT_EQ(kill(child, SIGKILL), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  Ledger ledger = open("next");
+  ASSERT_EQ(ledger.orphans().size(), 2u);
+  EXPECT_EQ(ledger.orphans()[0].offer, "asked");
+  EXPECT_EQ(ledger.orphans()[0].state, InstanceState::kIntended);
+  EXPECT_EQ(ledger.orphans()[0].label, "killed/1");
+  EXPECT_EQ(ledger.orphans()[1].state, InstanceState::kRunning);
+  EXPECT_EQ(ledger.orphans()[1].instance, "local:5:5");
+}
+
+TEST_F(LedgerTest, ForeignFilesAreRefusedAndLeftAlone) {
+  std::filesystem::create_directories(folder);
+  std::ofstream(path) << "this is not a database, and it is long enough to be looked at as one";
+  auto text = Ledger::open(path, "r");
+  ASSERT_FALSE(text);
+  EXPECT_EQ(text.error().code, Code::kCorrupt) << text.error().message();
+  EXPECT_THAT(text.error().detail, HasSubstr(path.string()));
+
+  const auto other = folder / "other.sqlite";
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(other.c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db, "CREATE TABLE t (x)", nullptr, nullptr, nullptr), SQLITE_OK);
+  sqlite3_close(db);
+  EXPECT_THAT(Ledger::open(other, "r").error().detail, HasSubstr("not a ledger"));
+
+  const auto later = folder / "later.sqlite";
+  ASSERT_TRUE(Ledger::open(later, "r"));
+  ASSERT_EQ(sqlite3_open(later.c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db, "PRAGMA user_version = 2", nullptr, nullptr, nullptr), SQLITE_OK);
+  sqlite3_close(db);
+  EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 2"));
+
+  EXPECT_EQ(Ledger::open("/proc/nowhere/ledger.sqlite", "r").error().code, Code::kIo);
+  EXPECT_EQ(Ledger::open(path, "").error().code, Code::kInvalid);
+}
+
+TEST_F(LedgerTest, IsWrittenAheadAndSynchronously) {
+  Ledger ledger = open();
+  ASSERT_TRUE(ledger.intend(offer(), 1));
+  EXPECT_TRUE(std::filesystem::exists(path.string() + "-wal"));
+}
+
+}  // namespace
+}  // namespace echoline::provisioner

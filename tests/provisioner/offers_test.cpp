@@ -1,0 +1,130 @@
+// Reading offers: what is stated, what is not, and every mistake at once.
+#include "provisioner/offers.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace echoline::provisioner {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::string_view kFull = R"({"schema_version": 1, "offers": [
+  {"id": "a", "provider": "local", "host": "h1", "gpu": "RTX 4090", "gpu_count": 2, "vram_gb": 24, "place": "SE",
+   "up_mbit_per_s": 50, "down_mbit_per_s": 500.5, "reliability": 0.99, "duration_days_max": 2,
+   "rollouts_per_s": 61.5, "rollouts_source": "measured", "gpu_usd_per_hour": 0.3, "storage_usd_per_hour": 0.01,
+   "upload_usd_per_gb": 0.02, "download_usd_per_gb": 0}
+]})";
+
+std::string offer(const std::string& id, const std::string& more) {
+  return R"({"id": ")" + id + R"(", "provider": "local", "gpu": "RTX 3060", "up_mbit_per_s": 9, "down_mbit_per_s": 9,
+    "rollouts_per_s": 5, "rollouts_source": "profile")" + more + "}";
+}
+std::string file(const std::string& offers) { return R"({"schema_version": 1, "offers": [)" + offers + "]}"; }
+std::string problems(const std::string& text) {
+  const auto offers = parse_offers(text, "offers.json");
+  if (offers) return "";
+  EXPECT_EQ(offers.error().code, Code::kInvalid);
+  return offers.error().message();
+}
+
+TEST(ParseOffers, EveryField) {
+  const auto offers = parse_offers(kFull, "offers.json");
+  ASSERT_TRUE(offers) << offers.error().message();
+  ASSERT_EQ(offers->size(), 1u);
+  const Offer& o = offers->front();
+  EXPECT_EQ(o.id, "a");
+  EXPECT_EQ(o.host, "h1");
+  EXPECT_EQ(o.gpu, "RTX 4090");
+  EXPECT_EQ(o.gpu_count, 2);
+  EXPECT_EQ(o.vram_gb, 24);
+  EXPECT_EQ(o.place, "SE");
+  EXPECT_DOUBLE_EQ(o.up.mbit_per_s(), 50);
+  EXPECT_DOUBLE_EQ(o.down.mbit_per_s(), 500.5);
+  EXPECT_EQ(o.reliability, 0.99);
+  EXPECT_EQ(o.duration_max, std::chrono::hours(48));
+  EXPECT_EQ(o.rollouts_per_s, 61.5);
+  EXPECT_EQ(o.rollouts_source, RateSource::kMeasured);
+  EXPECT_EQ(o.gpu_usd_per_hour, 0.3);
+  EXPECT_EQ(o.storage_usd_per_hour, 0.01);
+  EXPECT_EQ(o.upload_usd_per_gb, 0.02);
+  EXPECT_EQ(o.download_usd_per_gb, 0.0);
+}
+
+TEST(ParseOffers, UnknownStaysUnknownAndZeroIsZero) {
+  const auto offers = parse_offers(
+      file(offer("a", R"(, "gpu_usd_per_hour": 0, "storage_usd_per_hour": null, "reliability": null)")), "offers.json");
+  ASSERT_TRUE(offers) << offers.error().message();
+  const Offer& o = offers->front();
+  EXPECT_EQ(o.gpu_usd_per_hour, 0.0);
+  EXPECT_FALSE(o.storage_usd_per_hour);
+  EXPECT_FALSE(o.upload_usd_per_gb);
+  EXPECT_FALSE(o.reliability);
+  EXPECT_FALSE(o.duration_max);
+  EXPECT_FALSE(o.vram_gb);
+  EXPECT_EQ(o.gpu_count, 1);
+}
+
+TEST(ParseOffers, ReportsEveryProblemAtOnceWithItsPlace) {
+  const std::string text = file(offer("a", "") + "," + offer("b", R"(, "gpu_usd_per_hour": 0.1, "reliabilty": 0.9)") +
+                                "," + offer("a", R"(, "gpu_usd_per_hour": -1)") + "," +
+                                offer("d", R"(, "gpu_usd_per_hour": "cheap", "reliability": 1.5)"));
+  const std::string all = problems(text);
+  EXPECT_THAT(all, HasSubstr("offers.json:1:"));
+  EXPECT_THAT(all, HasSubstr("offers[0]"));
+  EXPECT_THAT(all, HasSubstr("gpu_usd_per_hour"));
+  EXPECT_THAT(all, HasSubstr("did you mean 'reliability'"));
+  EXPECT_THAT(all, HasSubstr("the id 'a' is already that of offers[0]"));
+  EXPECT_THAT(all, HasSubstr("-1"));
+  EXPECT_THAT(all, HasSubstr("cheap"));
+  EXPECT_THAT(all, HasSubstr("1.5"));
+  EXPECT_GE(std::count(all.begin(), all.end(), '\n'), 5);
+}
+
+TEST(ParseOffers, EachNumberHasItsRange) {
+  const std::pair<std::string, std::string> wrong[] = {
+      {R"("up_mbit_per_s": 9)", R"("up_mbit_per_s": -9)"},     {R"("down_mbit_per_s": 9)", R"("down_mbit_per_s": 0)"},
+      {R"("rollouts_per_s": 5)", R"("rollouts_per_s": 0)"},    {R"("rollouts_per_s": 5)", R"("rollouts_per_s": ".nan")"},
+      {R"("profile")", R"("guess")"},                          {R"("id": "a")", R"("id": "")"},
+      {R"("gpu": "RTX 3060")", R"("gpu": "")"}};
+  const std::string good = file(offer("a", R"(, "gpu_usd_per_hour": 1)"));
+  EXPECT_EQ(problems(good), "");
+  for (const auto& [from, to] : wrong) {
+    std::string bad = good;
+    const auto at = bad.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    bad.replace(at, from.size(), to);
+    EXPECT_NE(problems(bad), "") << to;
+  }
+}
+
+TEST(ParseOffers, BrokenTextIsReportedWithItsPosition) {
+  EXPECT_THAT(problems("{\"schema_version\": 1,\n \"offers\": [{\"id\": \"a\"\n"), HasSubstr("offers.json:"));
+  EXPECT_NE(problems(""), "");
+  EXPECT_NE(problems("[]"), "");
+  EXPECT_THAT(problems("{\"offers\": []}"), HasSubstr("schema_version"));
+  EXPECT_THAT(problems("{\"schema_version\": 2, \"offers\": []}"), HasSubstr("schema_version"));
+  EXPECT_THAT(problems("{\"schema_version\": 1}"), HasSubstr("offers"));
+  EXPECT_THAT(problems("{\"schema_version\": 1, \"offers\": [3]}"), HasSubstr("offers"));
+  EXPECT_NE(problems(file(R"({"id": "a", "id": "b"})")), "");
+}
+
+TEST(LoadOffers, AMissingFileIsNotFound) {
+  EXPECT_EQ(load_offers("/nonexistent/offers.json").error().code, Code::kNotFound);
+}
+
+TEST(LoadOffers, TheQuickstartFileIsRightAndVaried) {
+  const auto offers = load_offers("configs/offers/quickstart.json");
+  ASSERT_TRUE(offers) << offers.error().message();
+  EXPECT_GE(offers->size(), 14u);
+  for (const Offer& o : *offers) {
+    EXPECT_GE(o.up.mbit_per_s(), 8) << o.id;
+    EXPECT_GE(o.rollouts_per_s, 25) << o.id;
+    EXPECT_LE(o.rollouts_per_s, 160) << o.id;
+    EXPECT_GE(o.gpu_usd_per_hour, 0.05) << o.id;
+    EXPECT_LE(o.gpu_usd_per_hour, 0.60) << o.id;
+  }
+}
+
+}  // namespace
+}  // namespace echoline::provisioner
