@@ -14,12 +14,15 @@
 
 namespace echoline::replay_buffer {
 
-// A folder of this process that is gone after the test.
+// A folder of this process that is gone after the test; in memory where the system has such a place and the test is
+// not about durability.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
+  enum class On { kDisk, kMemory };
+  explicit TemporaryFolder(On on = On::kDisk) {
     static int next = 0;
-    path_ = std::filesystem::temp_directory_path() / fmt::format("echoline_replay_{}_{}", ::getpid(), next++);
+    const bool memory = on == On::kMemory && std::filesystem::exists("/dev/shm");
+    path_ = (memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) / fmt::format("echoline_replay_{}_{}", ::getpid(), next++);
     std::filesystem::create_directories(path_);
   }
   ~TemporaryFolder() {

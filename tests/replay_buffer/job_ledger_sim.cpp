@@ -117,7 +117,7 @@ class Simulation {
 
   Scenario scenario_;
   Random random_;
-  TemporaryFolder folder_;
+  TemporaryFolder folder_{TemporaryFolder::On::kMemory};
   std::unique_ptr<ReplayBuffer> buffer_;
   std::unique_ptr<JobLedger> ledger_;
   std::vector<SimWorker> workers_;
@@ -147,7 +147,7 @@ std::string described(const Scenario& s, std::uint64_t seed) {
 
 TEST(LedgerSim, NothingWithinItsLeaseIsEverTooStale) {
   Outcome all;
-  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     Random random(seed);
     const Scenario scenario = random_scenario(random, true);
     SCOPED_TRACE(described(scenario, seed));
@@ -169,7 +169,7 @@ TEST(LedgerSim, NothingWithinItsLeaseIsEverTooStale) {
 // stale is trained on.
 TEST(LedgerSim, ALearnerThatDoesNotWaitLosesWork) {
   std::uint64_t lost = 0;
-  for (std::uint64_t seed = 1; seed <= 15; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Random random(seed);
     const Scenario scenario = random_scenario(random, false);
     SCOPED_TRACE(described(scenario, seed));
@@ -177,6 +177,7 @@ TEST(LedgerSim, ALearnerThatDoesNotWaitLosesWork) {
     EXPECT_EQ(outcome.steps, scenario.steps);
     lost += outcome.too_stale + outcome.dropped;
   }
+  fmt::print("a learner that never waits lost {} groups in 20 runs\n", lost);
   EXPECT_GT(lost, 0u);
 }
 
