@@ -1,7 +1,9 @@
 #include "model/transformer.hpp"
 
+#include <dlfcn.h>
+
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/random.hpp"
 
@@ -171,6 +173,12 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
 };
 
 }  // namespace
+
+void use_threads(int threads) {
+  torch::set_num_threads(threads);
+  // OpenBLAS with its own thread pool does not follow libtorch; other libraries lack the symbol.
+  if (void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) reinterpret_cast<void (*)(int)>(symbol)(threads);
+}
 
 torch::ScalarType compute_dtype(const torch::Device& device) {
   return device.is_cpu() ? torch::kFloat : torch::kBFloat16;

@@ -79,6 +79,10 @@ class Transformer : public torch::nn::Module {
   void grow_rope(std::int64_t positions);
 };
 
+// Threads that one operation may use, in libtorch and in its BLAS, for the whole process. Several processes on one
+// machine each want 1: the BLAS starts a thread per core otherwise, and they fight. Call before the first operation.
+void use_threads(int threads);
+
 // fp32 on a CPU, bf16 elsewhere.
 torch::ScalarType compute_dtype(const torch::Device& device);
 
