@@ -316,7 +316,8 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   stats.cap = info.up.value_or(BitRate{0});
   stats.attempts = worker.attempts;
   stats.successes = worker.successes;
-  stats.age = now - worker.heard;
+  // Between two heartbeats nobody is staler than another.
+  stats.age = std::max(Duration{}, now - worker.heard - 2 * config_.heartbeat);
   chains::ChainWorker w;
   w.id = info.id;
   w.up = info.up.value_or(worker.view.forwarding_rate.value_or(kUnlimited));
