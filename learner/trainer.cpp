@@ -1,0 +1,315 @@
+#include "learner/trainer.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "base/random.hpp"
+#include "model/generate.hpp"
+#include "model/weights.hpp"
+
+namespace echoline::learner {
+
+struct TrainingRow {
+  std::vector<std::int64_t> tokens;  // prompt and response
+  std::size_t prompt = 0;            // tokens of the prompt
+  std::vector<float> behaviour;      // per response token, as are the next two
+  std::vector<float> proximal;       // empty until recorded
+  std::vector<float> mask;
+  double advantage = 0;
+};
+
+namespace {
+
+using Groups = std::vector<std::vector<TrainingRow>>;
+
+// Right-padded tensors of some rows. Entry t of the [batch, tokens - 1] tensors belongs to token t + 1.
+struct PaddedRows {
+  torch::Tensor ids;  // int64 [batch, tokens]
+  torch::Tensor behaviour, proximal, mask;
+  torch::Tensor advantages;  // [batch]
+};
+
+PaddedRows pad(const std::vector<TrainingRow*>& rows, const torch::Device& device) {
+  std::size_t width = 0;
+  for (const TrainingRow* row : rows) width = std::max(width, row->tokens.size());
+  const auto count = static_cast<std::int64_t>(rows.size());
+  const auto tokens = static_cast<std::int64_t>(width);
+  PaddedRows padded;
+  padded.ids = torch::zeros({count, tokens}, torch::kInt64);
+  padded.behaviour = torch::zeros({count, tokens - 1});
+  padded.proximal = torch::zeros({count, tokens - 1});
+  padded.mask = torch::zeros({count, tokens - 1});
+  padded.advantages = torch::zeros({count});
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const TrainingRow& row = *rows[i];
+    std::copy(row.tokens.begin(), row.tokens.end(), padded.ids.data_ptr<std::int64_t>() + i * width);
+    const std::size_t first = i * (width - 1) + row.prompt - 1;
+    const auto place = [first](const std::vector<float>& values, torch::Tensor& into) {
+      std::copy(values.begin(), values.end(), into.data_ptr<float>() + first);
+    };
+    place(row.behaviour, padded.behaviour);
+    place(row.proximal, padded.proximal);
+    place(row.mask, padded.mask);
+    padded.advantages.data_ptr<float>()[i] = static_cast<float>(row.advantage);
+  }
+  for (torch::Tensor* t : {&padded.ids, &padded.behaviour, &padded.proximal, &padded.mask, &padded.advantages})
+    *t = t->to(device);
+  if (rows.front()->proximal.empty()) padded.proximal = torch::Tensor();
+  return padded;
+}
+
+// Cuts rows into parts of at most `tokens_max` padded tokens each (or one row); rows of like length go together.
+std::vector<std::vector<TrainingRow*>> microbatches(std::vector<TrainingRow*> rows, std::int64_t tokens_max) {
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const TrainingRow* a, const TrainingRow* b) { return a->tokens.size() < b->tokens.size(); });
+  std::vector<std::vector<TrainingRow*>> parts;
+  for (TrainingRow* row : rows) {
+    const bool fits = !parts.empty() && static_cast<std::int64_t>((parts.back().size() + 1) * row->tokens.size()) <= tokens_max;
+    if (!fits) parts.emplace_back();
+    parts.back().push_back(row);
+  }
+  return parts;
+}
+
+Result<TrainingRow> lay_out(const schema::Trajectory& t, const model::ModelConfig& shape) {
+  constexpr auto kOperation = "learner step";
+  const auto length = static_cast<std::size_t>(t.response_tokens_size());
+  if (t.prompt_tokens_size() == 0 || length == 0)
+    return fail(Code::kInvalid, kOperation, "trajectory {} has {} prompt and {} response tokens, expected some of both",
+                t.id(), t.prompt_tokens_size(), length);
+  if (t.logprobs_size() != t.response_tokens_size())
+    return fail(Code::kInvalid, kOperation, "trajectory {} has {} log-probabilities for {} response tokens", t.id(),
+                t.logprobs_size(), length);
+  if (t.loss_mask_size() != 0 && t.loss_mask_size() != t.response_tokens_size())
+    return fail(Code::kInvalid, kOperation, "trajectory {} has a loss mask of {} entries for {} response tokens", t.id(),
+                t.loss_mask_size(), length);
+  TrainingRow row;
+  row.prompt = static_cast<std::size_t>(t.prompt_tokens_size());
+  row.tokens.assign(t.prompt_tokens().begin(), t.prompt_tokens().end());
+  row.tokens.insert(row.tokens.end(), t.response_tokens().begin(), t.response_tokens().end());
+  row.behaviour.assign(t.logprobs().begin(), t.logprobs().end());
+  row.mask.assign(length, 1.0f);
+  if (t.loss_mask_size() != 0) row.mask.assign(t.loss_mask().begin(), t.loss_mask().end());
+  if (static_cast<std::int64_t>(row.tokens.size()) > shape.positions_max)
+    return fail(Code::kInvalid, kOperation, "trajectory {} has {} tokens, the model has positions for {}", t.id(),
+                row.tokens.size(), shape.positions_max);
+  const std::int64_t largest = *std::max_element(row.tokens.begin(), row.tokens.end());
+  if (largest >= shape.vocab_size)
+    return fail(Code::kInvalid, kOperation, "trajectory {} has token {}, the vocabulary ends at {}: another tokenizer?",
+                t.id(), largest, shape.vocab_size - 1);
+  return row;
+}
+
+// Rows by group, in order of group id, with their advantages; the counts of `report` that need no training.
+Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model::ModelConfig& shape,
+                       const LossConfig& config, StepReport& report) {
+  if (batch.empty()) return fail(Code::kInvalid, "learner step", "the batch is empty, expected whole groups");
+  std::map<std::uint64_t, std::vector<const schema::Trajectory*>> members;
+  for (const schema::Trajectory& t : batch) members[t.group()].push_back(&t);
+  Groups groups;
+  double reward_sum = 0, correct = 0;
+  for (const auto& [id, group] : members) {
+    std::vector<double> rewards;
+    for (const schema::Trajectory* t : group) rewards.push_back(t->reward());
+    auto advantages = group_advantages(rewards, rewards.size(), config);
+    if (!advantages)
+      return fail(Code::kInvalid, "learner step", "group {}: {}", id, advantages.error().detail);
+    groups.emplace_back();
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      ECHO_ASSIGN(TrainingRow row, lay_out(*group[i], shape));
+      row.advantage = (*advantages)[i];
+      reward_sum += rewards[i];
+      correct += group[i]->correct() ? 1 : 0;
+      groups.back().push_back(std::move(row));
+    }
+  }
+  const auto count = static_cast<double>(batch.size());
+  report.trajectories = static_cast<std::int64_t>(batch.size());
+  report.groups = static_cast<std::int64_t>(groups.size());
+  report.reward_mean = reward_sum / count;
+  report.accuracy = correct / count;
+  return groups;
+}
+
+bool informative(const TrainingRow& row) { return row.advantage != 0; }
+
+std::int64_t counted_tokens(const TrainingRow& row) {
+  return static_cast<std::int64_t>(std::count_if(row.mask.begin(), row.mask.end(), [](float m) { return m > 0; }));
+}
+
+// Fisher-Yates, the same on every machine.
+void shuffle(std::vector<std::size_t>& order, Random& random) {
+  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+}
+
+}  // namespace
+
+Status validate(const TrainerConfig& config) {
+  ECHO_TRY(validate(config.loss));
+  ECHO_TRY(validate(config.optimizer));
+  const auto bad = [](const char* name, const char* expected, auto found) {
+    return fail(Code::kInvalid, "trainer settings", "{} must be {}, found {}", name, expected, found);
+  };
+  if (!(config.temperature > 0)) return bad("temperature", "above 0", config.temperature);
+  if (config.minibatches < 1) return bad("minibatches", "at least 1", config.minibatches);
+  if (config.passes < 1) return bad("passes", "at least 1", config.passes);
+  if (config.microbatch_tokens_max < 1) return bad("microbatch_tokens_max", "at least 1", config.microbatch_tokens_max);
+  return ok();
+}
+
+NamedParameters named_parameters(model::Transformer& model) {
+  NamedParameters parameters;
+  for (const auto& item : model.named_parameters()) parameters.emplace_back(item.key(), item.value());
+  return parameters;
+}
+
+Result<std::unique_ptr<Trainer>> Trainer::create(std::shared_ptr<model::Transformer> model, const TrainerConfig& config,
+                                                 std::shared_ptr<model::Transformer> reference) {
+  ECHO_TRY(validate(config));
+  ECHO_CHECK(model != nullptr, "a trainer needs a model");
+  if (config.loss.kl_coefficient > 0 && reference == nullptr)
+    return fail(Code::kInvalid, "trainer settings", "kl_coefficient is {} but there is no reference policy",
+                config.loss.kl_coefficient);
+  return std::unique_ptr<Trainer>(new Trainer(std::move(model), config, std::move(reference)));
+}
+
+Trainer::Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig& config,
+                 std::shared_ptr<model::Transformer> reference)
+    : config_(config),
+      model_(std::move(model)),
+      reference_(config.loss.kl_coefficient > 0 ? std::move(reference) : nullptr),
+      optimizer_(named_parameters(*model_), config.optimizer) {}
+
+Result<delta::OwnedState> Trainer::policy() const { return model::export_policy(*model_); }
+
+void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
+  torch::NoGradGuard no_gradient;
+  for (const auto& part : microbatches(rows, config_.microbatch_tokens_max)) {
+    const PaddedRows padded = pad(part, model_->device());
+    const torch::Tensor scores =
+        model_->token_logprobs(padded.ids, config_.temperature, padded.mask > 0).logprobs.to(torch::kCPU).contiguous();
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      TrainingRow& row = *part[i];
+      const float* first = scores.data_ptr<float>() + static_cast<std::int64_t>(i) * scores.size(1) + row.prompt - 1;
+      row.proximal.assign(first, first + row.mask.size());
+    }
+  }
+}
+
+UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
+                             double& loss) {
+  for (const auto& part : microbatches(rows, config_.microbatch_tokens_max)) {
+    const PaddedRows padded = pad(part, model_->device());
+    const torch::Tensor counted = padded.mask > 0;
+    const model::TokenScores scores = model_->token_logprobs(padded.ids, config_.temperature, counted);
+    LossInputs inputs{scores.logprobs, padded.proximal, padded.behaviour, {}, padded.advantages, padded.mask};
+    if (reference_ != nullptr) {
+      torch::NoGradGuard no_gradient;
+      inputs.reference_log_probs = reference_->token_logprobs(padded.ids, config_.temperature, counted).logprobs;
+    }
+    LossResult result = policy_loss(inputs, minibatch, config_.loss);
+    result.loss.backward();
+    result.statistics.entropy_sum = (scores.entropy * padded.mask).sum().item<double>();
+    statistics += result.statistics;
+    loss += result.loss.item<double>();
+  }
+  return optimizer_.step();
+}
+
+Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) try {
+  StepReport report;
+  ECHO_ASSIGN(Groups groups, lay_out(batch, model_->config(), config_.loss, report));
+  report.step = steps_ + 1;
+
+  // A group without differences has no gradient (unless there is a reference to stay close to): it counts in the
+  // denominators of the loss, but is not computed.
+  std::vector<TrainingRow*> trained;
+  for (auto& group : groups) {
+    report.informative_groups += std::any_of(group.begin(), group.end(), informative) ? 1 : 0;
+    for (TrainingRow& row : group) {
+      report.response_tokens += counted_tokens(row);
+      if (informative(row) || reference_ != nullptr) trained.push_back(&row);
+    }
+  }
+  const bool several_updates = config_.minibatches > 1 || config_.passes > 1;
+  if (several_updates && !trained.empty()) record_proximal(trained);
+
+  LossStatistics statistics;
+  const auto parts = static_cast<std::size_t>(config_.minibatches);
+  Random random(config_.seed, static_cast<std::uint64_t>(report.step));
+  std::vector<std::size_t> order(groups.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (std::int64_t pass = 0; pass < config_.passes; ++pass) {
+    shuffle(order, random);
+    for (std::size_t part = 0; part < parts; ++part) {
+      MinibatchSize size;
+      std::vector<TrainingRow*> rows;
+      for (std::size_t k = part * order.size() / parts; k < (part + 1) * order.size() / parts; ++k) {
+        for (TrainingRow& row : groups[order[k]]) {
+          ++size.sequences;
+          size.tokens += counted_tokens(row);
+          if (counted_tokens(row) > 0 && (informative(row) || reference_ != nullptr)) rows.push_back(&row);
+        }
+      }
+      if (rows.empty()) continue;
+      const UpdateReport update_report = update(rows, size, statistics, report.loss);
+      ++(update_report.applied ? report.updates : report.updates_skipped);
+      report.gradient_norm += update_report.gradient_norm;
+      report.learning_rate = update_report.learning_rate;
+    }
+  }
+  const double updates = static_cast<double>(std::max<std::int64_t>(1, report.updates + report.updates_skipped));
+  const double tokens = std::max(1.0, statistics.tokens);
+  report.loss /= updates;
+  report.gradient_norm /= updates;
+  report.ratio_mean = statistics.ratio_sum / tokens;
+  report.clip_fraction = statistics.clipped / tokens;
+  report.capped_fraction = statistics.capped / tokens;
+  report.behaviour_kl = statistics.behaviour_kl_sum / tokens;
+  report.reference_kl = statistics.reference_kl_sum / tokens;
+  report.entropy = statistics.entropy_sum / tokens;
+  steps_ = report.step;
+  return report;
+} catch (const std::exception& error) {
+  optimizer_.clear_gradients();
+  return fail(Code::kInternal, "learner step", "{}", error.what());
+}
+
+Result<Evaluation> evaluate(model::Transformer& model, const model::Tokenizer& tokenizer,
+                            const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,
+                            const EvaluationOptions& options) {
+  if (problems.empty()) return fail(Code::kInvalid, "evaluate", "there are no problems to evaluate on");
+  if (options.batch_rows < 1)
+    return fail(Code::kInvalid, "evaluate", "batch_rows must be at least 1, found {}", options.batch_rows);
+  const auto end = tokenizer.end_of_text();
+  if (!end) return fail(Code::kInvalid, "evaluate", "the tokenizer has no {} token", model::kEndOfText);
+  Evaluation evaluation;
+  const auto rows = static_cast<std::size_t>(options.batch_rows);
+  for (std::size_t first = 0; first < problems.size(); first += rows) {
+    const std::size_t last = std::min(problems.size(), first + rows);
+    std::vector<std::vector<model::Token>> prompts;
+    for (std::size_t i = first; i < last; ++i) {
+      ECHO_ASSIGN(auto prompt, tokenizer.encode(problems[i].prompt()));
+      prompts.push_back(std::move(prompt));
+    }
+    model::SamplingOptions sampling;
+    sampling.temperature = options.temperature;
+    sampling.tokens_max = options.response_tokens_max;
+    sampling.eos = {*end};
+    sampling.seed = mix64(options.seed) + first;
+    ECHO_ASSIGN(const auto generations, model::generate(model, prompts, sampling));
+    for (std::size_t i = first; i < last; ++i) {
+      const auto score = adapter.score(problems[i], tokenizer.decode(generations[i - first].tokens, true));
+      ++evaluation.problems;
+      evaluation.correct += score.correct ? 1 : 0;
+      evaluation.reward_mean += score.reward;
+    }
+  }
+  evaluation.reward_mean /= static_cast<double>(evaluation.problems);
+  return evaluation;
+}
+
+}  // namespace echoline::learner
