@@ -1,0 +1,39 @@
+// Any bytes as a trajectory, as messages, and as a response to grade; checks what must hold for every input. libFuzzer
+// calls it when ECHOLINE_FUZZ is on, data_plane_test on spoiled trajectories in every ordinary test run.
+#include <cstdint>
+#include <string_view>
+
+#include "data_plane/adapters/adapter.hpp"
+#include "data_plane/trajectory.hpp"
+
+using namespace echoline;
+using namespace echoline::data_plane;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  if (const auto trajectory = parse_trajectory(bytes)) {
+    ECHO_CHECK(check(*trajectory).has_value());
+    ECHO_CHECK(trajectory->logprobs_size() == trajectory->response_tokens_size());
+    ECHO_CHECK(oldest_version(*trajectory).value == trajectory->spans(0).version());
+    const auto again = parse_trajectory(trajectory->SerializeAsString());
+    ECHO_CHECK(again.has_value(), "a sound trajectory does not round-trip");
+  }
+  if (const auto message = parse_worker_message(bytes))
+    for (const Trajectory& trajectory : message->submission().trajectories()) ECHO_CHECK(check(trajectory).has_value());
+  (void)parse_learner_message(bytes).has_value();
+
+  static const auto adapters = [] {
+    std::vector<std::unique_ptr<Adapter>> made;
+    for (const auto& [name, config] : {std::pair{"arithmetic", R"({"partial_credit":0.5})"}, std::pair{"gsm8k", "{}"},
+                                       std::pair{"gsm8k", R"({"mode":"flexible"})"}})
+      made.push_back(std::move(make_adapter(name, config, 1, AdapterUse::kScoring)).value());
+    return made;
+  }();
+  Problem problem;
+  problem.set_reference("-1200");
+  for (const auto& adapter : adapters) {
+    const Score score = adapter->score(problem, bytes);
+    ECHO_CHECK(score.reward >= 0 && score.reward <= 1 && (score.reward == 1) == score.correct, "reward {}", score.reward);
+  }
+  return 0;
+}
