@@ -138,7 +138,8 @@ class Planner {
     return c;
   }
 
-  BitRate up_of(const Offer& o) const { return request_.worker_cap ? std::min(o.up, *request_.worker_cap) : o.up; }
+  BitRate capped(BitRate rate) const { return request_.worker_cap ? std::min(rate, *request_.worker_cap) : rate; }
+  BitRate up_of(const Offer& o) const { return capped(o.up); }
 
   Result<Solution> solve(Duration assumed) const {
     Solution s;
@@ -180,8 +181,8 @@ class Planner {
       const chains::PeerStats stated{
           up_of(o), request_.worker_cap.value_or(fastest_up), kStated,
           static_cast<std::uint32_t>(std::lround(o.reliability.value_or(0) * kStated)), Duration{}};
-      workers.push_back({WorkerId{m + 1}, up_of(o), o.down, chains::peer_score(stated), true, true});
-      s.links.push_back({WorkerId{m + 1}, up_of(o), o.down, request_.delay});
+      workers.push_back({WorkerId{m + 1}, up_of(o), capped(o.down), chains::peer_score(stated), true, true});
+      s.links.push_back({WorkerId{m + 1}, up_of(o), capped(o.down), request_.delay});
     }
     ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, request_.worker_cap.value_or(slowest_up), workers,
                                                 request_.topology));
@@ -215,20 +216,34 @@ class Planner {
                 "often or choose another topology", 2 * kRoundsMax, to_text(assumed));
   }
 
+  // Why the target is out of reach, with ways out that hold for the largest fleet there can be.
   Error too_little(const CapacityTarget& target, Duration assumed) const {
-    std::vector<double> rates;
-    for (const Candidate& c : pool_) rates.push_back(c.rollouts_per_s);
-    std::sort(rates.begin(), rates.end(), std::greater<>());
-    const std::size_t usable = std::min(rates.size(), request_.workers_max);
-    const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(usable);
-    const double within = std::accumulate(rates.begin(), middle, 0.0);
-    const double all = std::accumulate(middle, rates.end(), within);
+    std::vector<std::size_t> fastest(pool_.size());
+    std::iota(fastest.begin(), fastest.end(), std::size_t{0});
+    std::stable_sort(fastest.begin(), fastest.end(),
+                     [&](auto a, auto b) { return pool_[a].rollouts_per_s > pool_[b].rollouts_per_s; });
+    const std::size_t usable = std::min(fastest.size(), request_.workers_max);
+    const auto sum = [&](std::size_t from, std::size_t to) {
+      double total = 0;
+      for (std::size_t i = from; i < to; ++i) total += pool_[fastest[i]].rollouts_per_s;
+      return total;
+    };
+    const double within = sum(0, usable);
+    const double all = within + sum(usable, fastest.size());
     const double needed = target.provisioned_rollouts_per_s;
+    Duration t_b = assumed;
+    if (usable > 0) {
+      Solution largest;
+      largest.set.chosen.assign(fastest.begin(), fastest.begin() + static_cast<std::ptrdiff_t>(usable));
+      std::sort(largest.set.chosen.begin(), largest.set.chosen.end());
+      if (const Status status = connect(largest); !status) return status.error();
+      t_b = std::max(t_b, largest.broadcast_time);
+    }
 
     std::string text = fmt::format(
-        "{:.4g} rollouts/s are needed (R = {:.6g} per step, T = {}, kappa = {}, T_b = {}, headroom {:.3g} %)", needed,
-        request_.pace.rollouts_per_step, to_text(request_.pace.step_time), request_.pace.publish_every,
-        to_text(assumed), request_.headroom * 100);
+        "{} {:.4g} rollouts/s are needed (R = {:.6g} per step, T = {}, kappa = {}, headroom {:.3g} %; T_b = {} for the "
+        "largest fleet)", t_b > assumed ? "more than" : "at least", needed, request_.pace.rollouts_per_step,
+        to_text(request_.pace.step_time), request_.pace.publish_every, request_.headroom * 100, to_text(t_b));
     if (all >= needed) {
       text += fmt::format(" and the {} fastest offers give {:.4g}: raise workers_max, {} offers give {:.4g}", usable,
                           within, pool_.size(), all);
@@ -243,13 +258,14 @@ class Planner {
     const double step_s = seconds(request_.pace.step_time);
     const double slack = within * step_s - (1 + request_.headroom) * request_.pace.rollouts_per_step;
     if (slack > 0) {
-      const int kappa = static_cast<int>(std::ceil(within * seconds(assumed) / slack - 1e-9));
+      const int kappa = static_cast<int>(std::ceil(within * seconds(t_b) / slack - 1e-9));
       if (kappa > request_.pace.publish_every) text += fmt::format(", or publish every {} steps (kappa)", kappa);
     }
-    const double period_s = request_.pace.publish_every * step_s;
-    const double r_max = within * (period_s - seconds(assumed)) / ((1 + request_.headroom) * request_.pace.publish_every);
-    return fail(Code::kInfeasible, kOperation, "{}, or lower R to {} or less, or allow a longer step", text,
-                static_cast<long long>(std::floor(r_max)));
+    const double generating_s = request_.pace.publish_every * step_s - seconds(t_b);
+    const double r_max =
+        std::floor(within * generating_s / ((1 + request_.headroom) * request_.pace.publish_every));
+    if (r_max >= 1) text += fmt::format(", or lower R to {:.0f} or less", r_max);
+    return fail(Code::kInfeasible, kOperation, "{}, or allow a longer step", text);
   }
 
   Plan describe(const Solution& s, Duration assumed) const {

@@ -24,7 +24,7 @@ struct PlanRequest {
   Bytes delta_bytes;                       // what one publication carries
   Bytes full_bytes;                        // a snapshot: what a worker receives once, when it joins
   BitRate learner_up;                      // B
-  std::optional<BitRate> worker_cap;       // most a worker may send; absent: its offer's uplink
+  std::optional<BitRate> worker_cap;       // most a worker may send or receive; absent: what its offer states
   Bytes chunk{256 * 1024};
   Duration delay{};                        // one way, between any two neighbours
   Duration install_time{};                 // part of T_b that is not transfer: waiting for a safe point, applying

@@ -77,6 +77,7 @@ std::string reliability_text(const Offer& o) { return o.reliability ? fmt::forma
 
 // "$0.5100", or "$0.5100 to $0.5300" where unstated prices leave a range.
 std::string range(double low, double high) {
+  if (high > 0 && high < 5e-5) return "under $0.0001";
   return high - low > 5e-5 ? fmt::format("${:.4f} to ${:.4f}", low, high) : fmt::format("${:.4f}", high);
 }
 
@@ -163,6 +164,7 @@ nlohmann::json Plan::to_json() const {
             {"learner_up_mbit_per_s", request.learner_up.mbit_per_s()},
             {"worker_cap_mbit_per_s",
              request.worker_cap ? json(request.worker_cap->mbit_per_s()) : json(nullptr)},
+            {"install_seconds", seconds(request.install_time)},
             {"t_b_seconds", seconds(broadcast_time)},
             {"t_b_last_seconds", seconds(broadcast_time_last)},
             {"lower_bound_seconds", seconds(broadcast_lower_bound)},
@@ -195,9 +197,12 @@ std::string Plan::to_table() const {
   const auto above = [&](double base) { return base > 0 ? 100 * (set_usd_per_hour / base - 1) : 0; };
   std::string out;
   const auto line = [&](const std::string& text) { out += text + '\n'; };
-  line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}   T_b {} (lower bound {}, last worker {})",
+  line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}   T_b {} ({}lower bound {}, last worker {})",
                    request.pace.rollouts_per_step, request.pace.publish_every, request.staleness_budget,
                    echoline::to_text(request.pace.step_time), echoline::to_text(broadcast_time),
+                   request.install_time > Duration{}
+                       ? fmt::format("{} of it to install; ", echoline::to_text(request.install_time))
+                       : "",
                    echoline::to_text(broadcast_lower_bound), echoline::to_text(broadcast_time_last)));
   line(fmt::format("rollouts/s: {:.4g} required, {:.4g} with {:.3g} % headroom, {:.4g} rented from {} of {} offers",
                    target.required_rollouts_per_s, target.provisioned_rollouts_per_s, 100 * request.headroom,

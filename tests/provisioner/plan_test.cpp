@@ -76,16 +76,21 @@ std::string refusal(const PlanRequest& r, const std::vector<Offer>& offers, Code
   return plan.error().detail;
 }
 
+// The broadcast of request() to the workers of a plan.
+Result<chains::BroadcastTimes> replayed(const Plan& plan) {
+  const BitRate cap = BitRate::from_mbit_per_s(8);
+  std::vector<chains::WorkerLink> links;
+  for (const PlanRow* r : plan.chosen()) links.push_back({*r->worker, cap, cap, milliseconds(5)});
+  return chains::broadcast_time(plan.topology, {300'000}, {16 * 1024}, BitRate::from_mbit_per_s(24), links);
+}
+
 TEST(MakePlan, RentsTheCheapestThatMeetTheTargetOfTheirOwnBroadcast) {
   std::vector<Offer> offers;
   for (int i = 0; i < 12; ++i) offers.push_back(offer("o" + std::to_string(i), 70, 0.10 + 0.01 * i));
   const Plan plan = planned(request(), offers);
   EXPECT_TRUE(plan.settled);
   // T_b belongs to this very topology, and the target to this T_b.
-  std::vector<chains::WorkerLink> links;
-  for (const PlanRow* r : plan.chosen())
-    links.push_back({*r->worker, BitRate::from_mbit_per_s(8), r->offer.down, milliseconds(5)});
-  const auto times = chains::broadcast_time(plan.topology, {300'000}, {16 * 1024}, BitRate::from_mbit_per_s(24), links);
+  const auto times = replayed(plan);
   ASSERT_TRUE(times);
   EXPECT_EQ(plan.broadcast_time, times->fraction(0.9));
   EXPECT_EQ(plan.broadcast_time_last, times->last());
@@ -224,24 +229,56 @@ TEST(MakePlan, InfeasiblePoolsSayWhatToChange) {
   EXPECT_THAT(refusal(r, offers), HasSubstr("8 more are refused"));
 }
 
+// The number that follows `words` in `text`.
+std::optional<long> number_after(const std::string& text, const std::string& words) {
+  const auto at = text.find(words);
+  if (at == std::string::npos) return std::nullopt;
+  return std::stol(text.substr(at + words.size()));
+}
+
 TEST(MakePlan, TheKappaAndRNamedWhenThePoolIsTooSmallAreEnough) {
-  auto r = request();
+  Random random(12);
+  int kappas = 0, lowered = 0;
+  for (int round = 0; round < 100; ++round) {
+    auto r = request();
+    r.staleness_budget = 100;
+    r.pace.rollouts_per_step = static_cast<double>(random.between(300, 1200));
+    std::vector<Offer> offers;
+    const auto n = random.between(2, 9);
+    for (int i = 0; i < n; ++i)
+      offers.push_back(offer("o" + std::to_string(i), static_cast<double>(random.between(20, 160)), 0.10));
+    const auto first = make_plan(r, offers);
+    if (first) continue;
+    const std::string text = first.error().detail;
+    if (const auto kappa = number_after(text, "publish every ")) {
+      auto slower = r;
+      slower.pace.publish_every = static_cast<int>(*kappa);
+      EXPECT_TRUE(make_plan(slower, offers)) << text;
+      ++kappas;
+    }
+    if (const auto rollouts = number_after(text, "lower R to ")) {
+      auto smaller = r;
+      smaller.pace.rollouts_per_step = static_cast<double>(*rollouts);
+      const auto plan = make_plan(smaller, offers);
+      EXPECT_TRUE(plan) << text << "\n" << plan.error().detail;
+      ++lowered;
+    }
+  }
+  EXPECT_GT(kappas, 5);
+  EXPECT_GT(lowered, 30);
+}
+
+TEST(MakePlan, InstallingIsPartOfTheBroadcastTime) {
   std::vector<Offer> offers;
-  for (int i = 0; i < 4; ++i) offers.push_back(offer("o" + std::to_string(i), 80, 0.10));
-  const std::string text = refusal(r, offers);
-  int kappa = 0;
-  const auto at = text.find("publish every ");
-  ASSERT_NE(at, std::string::npos) << text;
-  ASSERT_EQ(std::sscanf(text.c_str() + at, "publish every %d", &kappa), 1);
-  r.pace.publish_every = kappa;
-  EXPECT_TRUE(make_plan(r, offers)) << text;
-  r = request();
-  long long rollouts = 0;
-  const auto lower = text.find("lower R to ");
-  ASSERT_NE(lower, std::string::npos) << text;
-  ASSERT_EQ(std::sscanf(text.c_str() + lower, "lower R to %lld", &rollouts), 1);
-  r.pace.rollouts_per_step = static_cast<double>(rollouts);
-  EXPECT_TRUE(make_plan(r, offers)) << text;
+  for (int i = 0; i < 12; ++i) offers.push_back(offer("o" + std::to_string(i), 70, 0.10));
+  auto r = request();
+  const Plan plain = planned(r, offers);
+  r.install_time = milliseconds(100);
+  const Plan plan = planned(r, offers);
+  const auto times = replayed(plan);
+  ASSERT_TRUE(times);
+  EXPECT_EQ(plan.broadcast_time, times->fraction(0.9) + milliseconds(100));
+  EXPECT_GT(plan.target.required_rollouts_per_s, plain.target.required_rollouts_per_s);
 }
 
 TEST(MakePlan, ABroadcastLongerThanThePeriodIsInfeasible) {
