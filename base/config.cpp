@@ -26,7 +26,12 @@ struct ConfigSectionState {
   std::string path;
   std::vector<Asked> asked;
 
-  std::string full(std::string_view key) const { return path.empty() ? std::string(key) : path + "." + std::string(key); }
+  std::vector<std::string> tested;  // keys whose presence means something to the caller
+
+  // The dotted path of a key; of the section itself for "".
+  std::string full(std::string_view key) const {
+    return path.empty() || key.empty() ? path + std::string(key) : path + "." + std::string(key);
+  }
 
   // The value of a key, or null when it has none.
   const ConfigNode* find(std::string_view key) const {
@@ -239,7 +244,7 @@ std::unique_ptr<ConfigSectionState> nested(ConfigState& file, const ConfigNode* 
     node = nullptr;
   }
   return std::make_unique<ConfigSectionState>(
-      ConfigSectionState{&file, node, node ? node->place : fallback, std::move(path), {}});
+      ConfigSectionState{&file, node, node ? node->place : fallback, std::move(path), {}, {}});
 }
 
 void find_unknown_keys(const ConfigSectionState& section, std::vector<ConfigProblem>& problems) {
@@ -258,8 +263,11 @@ void find_unknown_keys(const ConfigSectionState& section, std::vector<ConfigProb
 ConfigNode resolve(const ConfigSectionState& section) {
   ConfigNode out;
   out.kind = Kind::kMapping;
+  const auto& tested = section.tested;
   for (const auto& asked : section.asked) {
     ConfigNode value;
+    // Writing the default of a key whose absence meant something would change what the file says.
+    if (!section.find(asked.key) && std::find(tested.begin(), tested.end(), asked.key) != tested.end()) continue;
     if (asked.list) {
       value.kind = Kind::kSequence;
       for (const auto& child : asked.sections) value.children.push_back(resolve(*child));
@@ -281,7 +289,10 @@ ConfigNode resolve(const ConfigSectionState& section) {
 // --- ConfigSection ---
 
 const std::string& ConfigSection::path() const { return state_->path; }
-bool ConfigSection::has(std::string_view key) const { return state_->find(key) != nullptr; }
+bool ConfigSection::has(std::string_view key) const {
+  state_->tested.emplace_back(key);
+  return state_->find(key) != nullptr;
+}
 std::vector<std::string> ConfigSection::keys() const {
   return state_->node ? state_->node->keys : std::vector<std::string>();
 }
@@ -365,7 +376,7 @@ bool ConfigSection::read_text(std::string_view key, T& value, bool required) {
 
 bool ConfigSection::has_or_default(std::string_view key, bool has_default) {
   state_->ask(key);
-  return has(key) || has_default;
+  return state_->find(key) != nullptr || has_default;
 }
 
 std::optional<std::size_t> ConfigSection::read_choice_index(std::string_view key, const std::vector<std::string>& names,

@@ -57,7 +57,7 @@ class ConfigSection {
  public:
   // Dotted place in the file: "" for the root, "fleet.offers[2]" for an element of a list.
   const std::string& path() const;
-  // True when the key has a value; asking does not count as reading it.
+  // True when the key has a value; asking does not count as reading it. Where it has none, resolved() leaves it out.
   bool has(std::string_view key) const;
   // The keys of this mapping, in file order, for mappings whose keys are names the user chose.
   std::vector<std::string> keys() const;
@@ -116,7 +116,7 @@ class ConfigSection {
   // Plain scalars become JSON numbers, booleans and null as YAML's core schema has them, quoted ones strings.
   std::string json(std::string_view key);
 
-  // Notes a problem that only the caller can see, where the key's value is (or the section, when the key is absent).
+  // Notes a problem that only the caller can see, where the key's value is (or the section, when the key is absent or "").
   void error(std::string_view key, std::string_view message);
 
  private:

@@ -259,8 +259,10 @@ TEST(Config, CallersAttachProblemsToKeys) {
   learner.read("staleness", staleness);
   learner.read("publish_every", publish_every);
   learner.error("staleness", "expected at least publish_every (4), found 1");
+  learner.error("", "expected exactly one of 'a' and 'b'");
   learner.error("absent", "is needed when staleness is set");
   EXPECT_EQ(problems(file),
+            "run.yaml:2:3: learner: expected exactly one of 'a' and 'b'\n"
             "run.yaml:2:3: learner.absent: is needed when staleness is set\n"
             "run.yaml:2:14: learner.staleness: expected at least publish_every (4), found 1");
 }
@@ -380,6 +382,21 @@ TEST(Config, ResolvedFormHoldsDefaultsAndReadsBack) {
   ConfigFile again = parsed(resolved);
   EXPECT_EQ(read(again), values);
   EXPECT_EQ(again.resolved(), resolved);
+}
+
+TEST(Config, ResolvedFormLeavesOutWhatIsMeaningfullyAbsent) {
+  ConfigFile file = parsed("a: {on: true}\n");
+  ConfigSection root = file.root();
+  for (const char* key : {"a", "b"}) {
+    const bool enabled = root.has(key);
+    bool on = false;
+    root.section(key).read("on", on);
+    EXPECT_EQ(on, enabled);
+  }
+  bool on = false;
+  root.section("c").read("on", on);
+  EXPECT_EQ(problems(file), "");
+  EXPECT_EQ(file.resolved(), "a:\n  on: true\nc:\n  on: false\n");
 }
 
 TEST(Config, LoadsFilesAndKnowsTheirFolder) {
