@@ -57,7 +57,7 @@ Status LearnerCore::provide_snapshot(PreparedPublication full, TimePoint now) {
   if (!key.full()) return fail(Code::kInvalid, "provide snapshot", "{} is a delta", to_text(key));
   if (!versions_.contains(key.version))
     return fail(Code::kInvalid, "provide snapshot", "version {} was not published (recently)", key.version);
-  ECHO_TRY(store_.add(std::move(full), key.version));
+  ECHO_TRY(store_.add(std::move(full), Version{key.version.value + 1}));
   edges_.on_store_changed(now);
   ask_for_snapshot();
   return ok();

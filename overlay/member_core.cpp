@@ -210,9 +210,15 @@ void MemberCore::on_upstream(Upstream& up, const FrameView& frame, TimePoint now
 
 void MemberCore::on_manifest(Upstream& up, const Manifest& manifest, TimePoint now) {
   if (position_ && manifest.key.version <= *position_) return;
-  if (const Status begun = store_.begin(manifest, position_ ? Version{position_->value + 1} : Version{0}); !begun) {
-    if (begun.error().code == Code::kExhausted) return leave(begun.error().message(), now);
-    return upstream_failed(up, begun.error().message(), now);
+  // A full snapshot makes everything before it superfluous; a delta needs all that has not been delivered.
+  const auto superfluous = manifest.key.full() ? manifest.key.version : position_;
+  const Version keep_from = superfluous ? Version{superfluous->value + 1} : Version{0};
+  if (const Status begun = store_.begin(manifest, keep_from); !begun) {
+    if (begun.error().code != Code::kExhausted) return upstream_failed(up, begun.error().message(), now);
+    if (manifest.payload_bytes > config_.store_bytes_max.count) return leave(begun.error().message(), now);
+    log::warn("worker {}: {}; left out for now", id_->value, begun.error().message());
+    if (unannounced_since_ == kNever) unannounced_since_ = now;  // the learner will be asked
+    return;
   }
   if (!newest_ || manifest.key.version >= *newest_) {
     newest_ = manifest.key.version;
@@ -228,8 +234,8 @@ void MemberCore::on_chunk(Upstream& up, const FrameView& frame, TimePoint now) {
   chunk_bytes_in_ += frame.body.size();
   const auto put = store_.put(header, frame.body);
   if (!put) {
-    if (put.error().code == Code::kNotFound && position_ && header.key.version <= *position_) {
-      ++duplicates_;  // overtaken by a newer full snapshot
+    if (put.error().code == Code::kNotFound) {
+      ++duplicates_;  // dropped here meanwhile, or overtaken by a full snapshot
       return;
     }
     log::warn("worker {}: from {}: {}", id_->value, up.parent, put.error().message());

@@ -195,7 +195,7 @@ Result<BroadcastResult> Stage::run() {
   network_.run(start, [] { return false; });
   for (const auto& m : members_)
     if (!m->id) return fail(Code::kInternal, op, "a worker could not join: {}", wrong_);
-  std::size_t events_left = s_.publications + s_.late_joins.size() + s_.kills.size();
+  std::size_t events_left = s_.publications + s_.late_joins.size() + s_.kills.size() + s_.corruptions.size();
   const auto script = [&](Duration after, std::function<void()> work) {
     network_.at(start + after, [&events_left, work = std::move(work)] { --events_left; work(); });
   };
@@ -204,6 +204,8 @@ Result<BroadcastResult> Stage::run() {
   for (const Duration join : s_.late_joins) script(join, [this] { add_member(); });
   for (const WorkerKill& kill : s_.kills)
     script(kill.at, [this, kill] { network_.kill(members_.at(kill.worker)->host, kill.death); });
+  for (const Duration when : s_.corruptions)
+    script(when, [this] { network_.corrupt_next(members_.front()->host, std::min<std::uint64_t>(1024, s_.chunk.count)); });
   const Version last{s_.publications - 1};
   const auto done = [&] { return !wrong_.empty() || (events_left == 0 && result_.publications.back().t_b && everybody_has(last)); };
   result_.finished = network_.run(start + s_.time_max, done) && wrong_.empty();

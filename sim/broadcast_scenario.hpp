@@ -37,6 +37,7 @@ struct BroadcastScenario {
   double quorum = 0.9;
   Bytes learner_store{1ull << 30}, worker_store{256ull << 20};
   std::vector<WorkerKill> kills;
+  std::vector<Duration> corruptions;           // a byte of the next chunk the first worker forwards is flipped; times as kills
   std::uint64_t seed = 1;
   Duration time_max = std::chrono::hours(1);   // of virtual time, then the scenario has failed
 };

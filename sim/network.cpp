@@ -8,10 +8,16 @@ using namespace overlay;
 
 // One end of a connection, as its host knows it.
 struct Network::Connection {
+  Connection() = default;
+  Connection(std::size_t host, ConnId id) : peer_host(host), peer(id) {}
   std::size_t peer_host = 0;
   ConnId peer;
   FrameDecoder decoder;
-  TimePoint last_arrival{};  // at the peer, so that jitter keeps the order
+  TimePoint first_arrival{}, last_arrival{};  // of the last transfer at the peer, so that jitter keeps the order
+  // Flow control: what the peer has not read stays in the sockets' buffers, and the sender is told that its bytes were
+  // taken only while there is room.
+  std::size_t unread_bytes = 0;
+  std::deque<std::size_t> untold;
 };
 
 struct Network::Transfer {
@@ -174,13 +180,13 @@ void Network::dial(std::size_t h, const act::Dial& dial) {
     Host& peer = *hosts_[*found];
     const ConnId accepted{peer.next_accepted};
     peer.next_accepted += 2;
-    peer.connections[accepted] = {h, conn, {}, {}};
+    peer.connections[accepted] = Connection(h, conn);
     peer.core->on_accepted(accepted, endpoint_of(HostId{h}).host, now_);
     drain(*found);
     at(now_ + delay_, [this, h, conn, to = *found, accepted] {
       Host& self = *hosts_[h];
       if (!self.alive()) return;
-      self.connections[conn] = {to, accepted, {}, {}};
+      self.connections[conn] = Connection(to, accepted);
       if (!hosts_[to]->alive() && hosts_[to]->connections.empty()) {  // crashed meanwhile
         self.connections.erase(conn);
         self.core->on_closed(conn, "connection reset by the peer", now_);
@@ -208,17 +214,19 @@ void Network::send(std::size_t h, Transfer&& t) {
   const TimePoint begin = std::max(now_, host.up_free);
   const TimePoint through = begin + time_for(bytes, host.link.up);
   host.up_free = through;
+  connection.unread_bytes += bytes;
   if (!t.end)
     at(through, [this, h, conn = t.from, bytes] {
-      Host& self = *hosts_[h];
-      if (!self.alive() || !self.connections.contains(conn)) return;
-      self.core->on_sent(conn, bytes, now_);
-      drain(h);
+      const auto it = hosts_[h]->connections.find(conn);
+      if (it == hosts_[h]->connections.end()) return;
+      it->second.untold.push_back(bytes);
+      tell_sent(h, conn);
     });
   const Duration extra = jitter_ > Duration{} ? Duration(random_.below(static_cast<std::uint64_t>(jitter_.count()))) : Duration{};
   const TimePoint last = std::max(through + delay_ + extra, connection.last_arrival);
   connection.last_arrival = last;
-  const TimePoint first = std::max(begin + delay_ + extra, last - (through - begin));
+  const TimePoint first = std::max({begin + delay_ + extra, last - (through - begin), connection.first_arrival});
+  connection.first_arrival = first;
   auto shared = std::make_shared<Transfer>(std::move(t));
   const auto& down = hosts_[shared->to_host]->link.down;
   const auto lost = [this, h, through] { return hosts_[h]->died_at < through; };  // still in a dead sender's queue
@@ -235,6 +243,21 @@ void Network::send(std::size_t h, Transfer&& t) {
   });
 }
 
+void Network::tell_sent(std::size_t h, ConnId conn) {
+  Host& host = *hosts_[h];
+  // Room for twice what the path holds, and at least what a system gives a slow one.
+  const double path_bytes = host.link.up ? host.link.up->bytes_per_s() * seconds(2 * (delay_ + jitter_)) : 0;
+  const std::size_t room = std::max<std::size_t>(256 * 1024, static_cast<std::size_t>(2 * path_bytes));
+  for (;;) {
+    const auto it = host.connections.find(conn);
+    if (!host.alive() || it == host.connections.end() || it->second.untold.empty() || it->second.unread_bytes > room) return;
+    const std::size_t bytes = it->second.untold.front();
+    it->second.untold.pop_front();
+    host.core->on_sent(conn, bytes, now_);
+    drain(h);
+  }
+}
+
 void Network::arrive(std::size_t h, const std::shared_ptr<Transfer>& t) {
   Host& host = *hosts_[h];
   if (!host.alive()) return;
@@ -248,7 +271,14 @@ void Network::arrive(std::size_t h, const std::shared_ptr<Transfer>& t) {
 void Network::read(std::size_t h, Transfer& t) {
   Host& host = *hosts_[h];
   trace(3, h, t.size() ^ t.to.value << 24);
-  if (!host.connections.contains(t.to)) return;
+  const auto connection = host.connections.find(t.to);
+  if (connection == host.connections.end()) return;
+  at(now_ + delay_, [this, from = connection->second.peer_host, conn = t.from, bytes = t.size()] {
+    const auto it = hosts_[from]->connections.find(conn);
+    if (it == hosts_[from]->connections.end()) return;
+    it->second.unread_bytes -= bytes;
+    tell_sent(from, conn);
+  });
   if (t.end) {
     host.connections.erase(t.to);
     host.core->on_closed(t.to, "closed by the peer", now_);

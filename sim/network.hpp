@@ -68,6 +68,7 @@ class Network {
   void perform(std::size_t host, overlay::Action&& action);
   void dial(std::size_t host, const overlay::act::Dial& dial);
   void send(std::size_t host, Transfer&& transfer);
+  void tell_sent(std::size_t host, ConnId conn);
   void arrive(std::size_t host, const std::shared_ptr<Transfer>& transfer);
   void read(std::size_t host, Transfer& transfer);
   void close(std::size_t host, ConnId conn);

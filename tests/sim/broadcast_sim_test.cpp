@@ -1,5 +1,8 @@
 #include "sim/broadcast_scenario.hpp"
 
+#include "base/log.hpp"
+#include "chains/broadcast_model.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,6 +21,7 @@ BroadcastScenario homogeneous(std::size_t workers, double learner_mbit, double w
 }
 
 BroadcastResult run(const BroadcastScenario& s) {
+  log::configure(log::Level::kError, "simulation");
   auto result = simulate_broadcast(s);
   EXPECT_TRUE(result.has_value()) << (result ? "" : result.error().message());
   if (!result) return {};
@@ -45,6 +49,174 @@ TEST(BroadcastSim, ChainsTakeWhatTheFormulaSays) {
       EXPECT_GE(r.publications[0].last(), r.lower_bound);
       EXPECT_EQ(r.chunks_duplicate, 0u);
     }
+}
+
+TEST(BroadcastSim, AStarSharesTheUplink) {
+  for (const bool in_cores : {false, true}) {
+    BroadcastScenario s = homogeneous(16, 24, 8);
+    s.limits_in_cores = in_cores;
+    s.chunk = {16 * 1024};
+    s.topology = chains::TopologyPolicy::kStar;
+    const BroadcastResult r = run(s);
+    print(in_cores ? "star, limits in cores" : "star, limits in network", r);
+    EXPECT_EQ(r.topology.size(), 16u);
+    // Formula 4.3: each gets min(d, B/N).
+    const double share = chains::star_rate(s.learner_up, 16, *s.worker_link.down).bytes_per_s();
+    EXPECT_NEAR(seconds(r.publications[0].last()), 1e6 / share, 0.05 * 1e6 / share);
+    EXPECT_EQ(r.learner_chunk_bytes_sent.count, 16'000'000u);
+  }
+}
+
+TEST(BroadcastSim, ChainsBeatTheStarAsTheFormulasSay) {
+  BroadcastScenario s = homogeneous(16, 24, 8);
+  s.chunk = {16 * 1024};
+  const BroadcastResult chains = run(s);
+  s.topology = chains::TopologyPolicy::kStar;
+  const BroadcastResult star = run(s);
+  const double ratio = seconds(star.publications[0].last()) / seconds(chains.publications[0].last());
+  std::printf("16 workers: the star takes %.2f times as long, and %.1f times the learner's bytes\n", ratio,
+              static_cast<double>(star.learner_chunk_bytes_sent.count) / static_cast<double>(chains.learner_chunk_bytes_sent.count));
+  // 5.33 s against (62 + 6 - 1) chunks of 16.4 ms.
+  EXPECT_NEAR(ratio, 5.33 / 1.09, 0.4);
+  EXPECT_LE(chains.learner_chunk_bytes_sent.count, 3'000'000u);
+  EXPECT_EQ(chains.topology.size(), 3u);
+}
+
+TEST(BroadcastSim, TheSameSeedGivesTheSameTrace) {
+  BroadcastScenario s = homogeneous(12, 24, 8);
+  s.jitter = milliseconds(5);
+  s.delay = milliseconds(10);
+  s.publications = 3;
+  s.kills = {{2, milliseconds(300), Network::Death::kCrash}};
+  s.late_joins = {milliseconds(700)};
+  const BroadcastResult a = run(s), b = run(s);
+  EXPECT_EQ(a.trace_hash, b.trace_hash);
+  EXPECT_EQ(a.events, b.events);
+  s.seed = 2;
+  EXPECT_NE(run(s).trace_hash, a.trace_hash);
+}
+
+TEST(BroadcastSim, TheRestFinishesWhenAnInteriorWorkerDies) {
+  for (const auto death : {Network::Death::kCrash, Network::Death::kSilent})
+    for (const std::size_t victim : {0u, 1u, 3u}) {  // by joining order; the chain is 0 1 2 3 4 5
+      BroadcastScenario s = homogeneous(6, 8, 8);
+      s.chunk = {16 * 1024};
+      s.delay = milliseconds(10);
+      s.kills = {{victim, milliseconds(500), death}};
+      s.publications = 3;
+      const BroadcastResult whole = [&] { auto calm = s; calm.kills.clear(); return run(calm); }();
+      const BroadcastResult r = run(s);
+      print(death == Network::Death::kCrash ? "crash" : "silent death", r);
+      ASSERT_EQ(r.topology.size(), 1u);
+      EXPECT_EQ(r.publications[0].completions.size(), 5u);
+      // The crash costs about what was on its way; the silent one the heartbeat timeout as well.
+      const Duration allowed = death == Network::Death::kCrash ? milliseconds(300) : milliseconds(4600);
+      EXPECT_LT(r.publications[2].last(), whole.publications[2].last() + allowed);
+      // Nothing is sent twice but what was in flight: less than a tenth of the payload for each of the others.
+      EXPECT_LT(r.worker_chunk_bytes_in.count, 6u * 1'400'000u);
+      EXPECT_LT(r.chunks_duplicate, 12u);
+    }
+}
+
+TEST(BroadcastSim, ALateJoinerIsBroughtUpByTheWorkerBeforeIt) {
+  BroadcastScenario s = homogeneous(3, 8, 8);
+  s.publications = 5;
+  s.publish_every = std::chrono::seconds(2);
+  s.late_joins = {milliseconds(3500)};
+  const BroadcastResult r = run(s);
+  EXPECT_EQ(r.publications[4].completions.size(), 4u);
+  EXPECT_EQ(r.snapshots_asked, 0u);
+  EXPECT_EQ(r.learner_chunk_bytes_sent.count, 1'800'000u);  // the learner did not send a byte more
+}
+
+TEST(BroadcastSim, ALateJoinerNobodyCanServeGetsASnapshotFromTheLearner) {
+  BroadcastScenario s = homogeneous(3, 24, 8);
+  s.publications = 8;
+  s.learner_store = s.worker_store = {1'500'000};  // the first snapshot is soon forgotten
+  s.late_joins = {milliseconds(6200), milliseconds(6300)};
+  const BroadcastResult r = run(s);
+  EXPECT_EQ(r.publications[7].completions.size(), 5u);
+  EXPECT_GE(r.snapshots_asked, 1u);
+}
+
+TEST(BroadcastSim, ALaggardSkipsDeltasForASnapshot) {
+  BroadcastScenario s = homogeneous(4, 24, 8);
+  s.chain_rate = BitRate::from_mbit_per_s(6);  // four chains
+  s.worker_links = {{BitRate::from_mbit_per_s(8), BitRate::from_mbit_per_s(1)}};  // 1.6 s for a delta that comes every 0.3 s
+  s.publications = 40;
+  s.publish_every = milliseconds(300);
+  s.quorum = 0.7;
+  const BroadcastResult r = run(s);
+  EXPECT_GE(r.snapshots_asked, 1u);
+  // By deltas alone it would have taken 8 s for the first and 1.6 s for each of 39.
+  EXPECT_LT(seconds(r.virtual_time), 8 + 39 * 1.6 * 0.6);
+  // The others are not held up by it.
+  EXPECT_LT(seconds(*r.publications.back().t_b), 1.0);
+}
+
+TEST(BroadcastSim, CorruptChunksAreAskedForAgain) {
+  BroadcastScenario s = homogeneous(3, 8, 8);
+  s.chunk = {16 * 1024};
+  s.corruptions = {milliseconds(100), milliseconds(400), milliseconds(600)};
+  const BroadcastResult r = run(s);
+  EXPECT_EQ(r.chunks_corrupt, 3u);
+  EXPECT_LE(r.worker_chunk_bytes_in.count, 3'000'000u + 3 * 16'384u);
+}
+
+TEST(BroadcastSim, ManySeedsWithDeathsJoinsAndJitterConverge) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    Random random(seed, 9);
+    BroadcastScenario s = homogeneous(static_cast<std::size_t>(2 + random.below(12)), static_cast<double>(8 + 8 * random.below(4)), 8);
+    s.seed = seed;
+    s.limits_in_cores = random.below(2);
+    s.chunk = {16 * 1024};
+    s.payload = {200'000};
+    s.delta = {1 + random.below(100'000)};
+    s.delay = milliseconds(random.below(60));
+    s.jitter = milliseconds(random.below(20));
+    s.publications = 1 + random.below(8);
+    s.publish_every = milliseconds(50 + random.below(500));
+    s.worker_links.assign(s.workers, s.worker_link);
+    for (auto& link : s.worker_links) link.up = BitRate::from_mbit_per_s(static_cast<double>(2 + random.below(10)));
+    if (random.below(3) == 0) s.learner_store = {400'000};
+    if (random.below(3) == 0) s.worker_store = {600'000};
+    for (std::uint64_t i = random.below(3); i > 0; --i)
+      s.kills.push_back({random.below(s.workers), milliseconds(random.below(1500)), random.below(2) ? Network::Death::kCrash : Network::Death::kSilent});
+    for (std::uint64_t i = random.below(3); i > 0; --i) s.late_joins.push_back(milliseconds(random.below(2000)));
+    if (random.below(3) == 0) s.corruptions = {milliseconds(random.below(500)), milliseconds(random.below(500))};
+    bool all_die = s.kills.size() >= s.workers;
+    if (all_die) s.kills.pop_back();
+    s.time_max = std::chrono::seconds(120);
+    run(s);
+    if (HasFailure()) FAIL() << "seed " << seed;
+  }
+}
+
+TEST(BroadcastSim, SixtyFourWorkersRunInWellUnderASecond) {
+  BroadcastScenario s = homogeneous(64, 64, 8);
+  s.publications = 5;
+  s.delay = milliseconds(30);
+  const auto begin = std::chrono::steady_clock::now();
+  const BroadcastResult r = run(s);
+  const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  print("64 workers", r);
+  std::printf("wall %.3f s\n", wall);
+  EXPECT_NEAR(seconds(r.publications[0].last()) / seconds(r.predicted), 1, 0.1);
+}
+
+TEST(BroadcastSim, MistakesAreNamed) {
+  EXPECT_EQ(simulate_broadcast(homogeneous(0, 8, 8)).error().code, Code::kInvalid);
+  BroadcastScenario s = homogeneous(2, 8, 8);
+  s.kills = {{2, {}, Network::Death::kCrash}};
+  EXPECT_EQ(simulate_broadcast(s).error().code, Code::kInvalid);
+  s = homogeneous(2, 0, 8);
+  EXPECT_EQ(simulate_broadcast(s).error().code, Code::kInvalid);
+  s = homogeneous(2, 8, 8);
+  s.time_max = milliseconds(300);  // too short: says who lacks what
+  const auto r = simulate_broadcast(s);
+  ASSERT_TRUE(r.has_value());
+  EXPECT_FALSE(r->finished);
+  EXPECT_THAT(r->unfinished, testing::HasSubstr("worker 1 has nothing"));
 }
 
 }  // namespace
