@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <regex>
 
 #include "base/result.hpp"
 #include "tests/structure/source_tree.hpp"
@@ -36,6 +37,19 @@ TEST(Tree, PublicHeadersHideTheirLibraries) {
     EXPECT_FALSE(headers.empty()) << folder;
     EXPECT_EQ(joined(check_hidden_libraries(kRoot, headers)), "");
   }
+}
+
+TEST(Tree, DocumentsLinkToFilesThatExist) {
+  static const std::regex kLink(R"(\]\(([^)#:]+)\))");  // relative ones: no scheme, no anchor
+  int links = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kRoot)) {
+    if (entry.path().extension() != ".md") continue;
+    std::ifstream in(entry.path());
+    for (std::string line; std::getline(in, line);)
+      for (std::sregex_iterator it(line.begin(), line.end(), kLink), end; it != end; ++it, ++links)
+        EXPECT_TRUE(std::filesystem::exists(kRoot / (*it)[1].str())) << entry.path() << " links to " << (*it)[1];
+  }
+  EXPECT_GT(links, 0);
 }
 
 // A small tree of its own, to see the rules fail.
