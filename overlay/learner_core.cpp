@@ -65,6 +65,9 @@ Status LearnerCore::provide_snapshot(PreparedPublication full, TimePoint now) {
 
 void LearnerCore::ask_for_snapshot() {
   const auto troubles = edges_.take_troubles();
+  if (!config_.snapshots_on_demand)
+    for (const EdgeTrouble& t : troubles)
+      if (!t.what.behind) log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child, t.what.target);
   if (troubles.empty() || snapshot_requested_ || !config_.snapshots_on_demand) return;
   snapshot_requested_ = true;
   actions_.push_back(act::NeedSnapshot{*newest_});
@@ -367,16 +370,19 @@ void LearnerCore::on_timer(TimePoint now) {
       if (now - worker.heard >= config_.heartbeat_timeout) silent.push_back(id);
     for (const WorkerId id : silent)
       lose(id, fmt::format("no heartbeat for {}", echoline::to_text(config_.heartbeat_timeout)), true, now);
-    while (true) {
-      const auto late = std::find_if(strangers_.begin(), strangers_.end(), [&](const auto& s) { return s.second.until <= now; });
-      if (late == strangers_.end()) break;
-      close(late->first);
-      strangers_.erase(late);
-    }
   }
+  std::erase_if(strangers_, [&](const auto& s) {
+    if (s.second.until > now) return false;
+    close(s.first);
+    return true;
+  });
   edges_.on_timer(now);
 }
 
-TimePoint LearnerCore::next_deadline() const { return std::min({edges_.next_deadline(), reading_deadline(), beat_at_}); }
+TimePoint LearnerCore::next_deadline() const {
+  TimePoint at = std::min({edges_.next_deadline(), reading_deadline(), beat_at_});
+  for (const auto& [conn, stranger] : strangers_) at = std::min(at, stranger.until);
+  return at;
+}
 
 }  // namespace echoline::overlay

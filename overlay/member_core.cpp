@@ -47,7 +47,10 @@ void MemberCore::install_failed(Version version, const std::string& why, TimePoi
 }
 
 void MemberCore::send_message(std::span<const std::byte> bytes, TimePoint now) {
-  if (state_ == State::kJoined) send_frame(control_, encode_frame(FrameType::kApplication, bytes), now);
+  if (state_ != State::kJoined) return;
+  unsent_ += bytes.size() + kFrameHeaderBytes;
+  if (unsent_ > kUnsentBytesMax) return gone(fmt::format("the learner does not take its messages: {} bytes are waiting", unsent_));
+  send_frame(control_, encode_frame(FrameType::kApplication, bytes), now);
 }
 
 void MemberCore::leave(const std::string& reason, TimePoint now) {
@@ -154,7 +157,8 @@ void MemberCore::on_frame(ConnId conn, const FrameView& frame, TimePoint now) {
 }
 
 void MemberCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) {
-  if (edges_.contains(conn)) edges_.on_sent(conn, bytes, now);
+  if (conn == control_) unsent_ -= std::min(bytes, unsent_);
+  else if (edges_.contains(conn)) edges_.on_sent(conn, bytes, now);
 }
 
 // ---- from the learner ----
@@ -375,12 +379,11 @@ void MemberCore::on_timer(TimePoint now) {
   }
   for (auto* up : {&parent_, &helper_})
     if (*up && now >= (*up)->redial_at) dial_upstream(**up);
-  while (true) {
-    const auto late = std::find_if(strangers_.begin(), strangers_.end(), [&](const auto& s) { return s.second <= now; });
-    if (late == strangers_.end()) break;
-    close(late->first);
-    strangers_.erase(late);
-  }
+  std::erase_if(strangers_, [&](const auto& s) {
+    if (s.second > now) return false;
+    close(s.first);
+    return true;
+  });
   edges_.on_timer(now);
 }
 

@@ -18,6 +18,7 @@ class MemberCore final : public Core {
  public:
   static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
   static constexpr std::size_t kConnectionsMax = 64;  // children and strangers
+  static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;  // messages the learner has not taken yet
   static constexpr int kCorruptChunksMax = 3;         // in a row on one edge, before it is given up
   static constexpr int kInstallFailuresMax = 3;       // in a row, before the worker gives up
   static constexpr int kStallHeartbeats = 20;         // newest version unannounced for so long: ask the learner itself
@@ -87,6 +88,7 @@ class MemberCore final : public Core {
   std::optional<Version> floor_;      // after a failed installation: the least version of the snapshot that repairs it
   std::optional<Version> installed_, acked_;
   int install_failures_ = 0;
+  std::size_t unsent_ = 0;
   std::string application_;
   std::uint64_t chunk_bytes_in_ = 0, duplicates_ = 0, corrupt_ = 0;
 };

@@ -21,8 +21,9 @@ struct Endpoint {
 };
 std::string to_text(const Endpoint& endpoint);  // "127.0.0.1:7070"
 
-// Emulated or imposed link rates; absent means as fast as the machine goes. They hold for chunk data and for control
-// bytes together, over any second, with bursts of at most one chunk.
+// Emulated or imposed link rates; absent means as fast as the machine goes. Chunks leave evenly, a few milliseconds' worth
+// at a time, when a link of this rate would have carried them. Control and application messages leave at once and
+// occupy the link all the same, so that chunks wait and the rate holds over time.
 struct LinkLimits {
   std::optional<BitRate> up, down;
 };

@@ -1,8 +1,8 @@
 // The overlay on real machines: a learner node and worker nodes over TCP, each with one event-loop thread inside.
 //
 // All methods are thread-safe: they hand their work to the loop and return at once (stats() waits for the loop).
-// All callbacks run on the loop thread and must not block; they may call the node's methods except stop(). Results that
-// need work (installing a delta, training) belong on the application's own threads.
+// All callbacks run on the loop thread and must not block; they may call the node's methods except stop(), and they may
+// come before start() has returned. Work (installing a delta, training) belongs on the application's own threads.
 #pragma once
 #include <functional>
 #include <memory>
@@ -52,11 +52,14 @@ class LearnerNode {
   ~LearnerNode();  // stop()
 
   Endpoint endpoint() const;
-  // Versions must grow. A delta's base must have been published before it.
+  // Versions must grow. A delta's base must have been published before it. What breaks this, or is larger than the
+  // store, is logged as an error and not sent.
   void publish(Publication publication);
   // A full snapshot of an already published version (normally the newest), for workers that cannot follow by deltas.
   void provide_snapshot(Publication full);
-  void send(WorkerId worker, std::string bytes);  // at most 4 MiB; nothing happens when the worker is gone
+  // At most 4 MiB (larger ones are logged and dropped); nothing happens when the worker is gone. Messages leave at once,
+  // ahead of chunks, and count towards limits.up. A worker that leaves 64 MiB unread is lost.
+  void send(WorkerId worker, std::string bytes);
   void expel(WorkerId worker, std::string reason);
   LearnerStats stats() const;  // after stop(): the last state
   // Says goodbye to the workers, flushes (for at most 2 s) and joins the thread. Idempotent.
@@ -93,7 +96,8 @@ class WorkerNode {
   ~WorkerNode();  // stop()
 
   void installed(Version version, const Digest& policy_digest);
-  // The delivered publication could not be installed: the learner is asked for a full snapshot.
+  // The delivered publication could not be installed: a full snapshot will be delivered instead. Until then, drop the
+  // deltas that were already delivered, without a report. After three failures in a row the worker is disconnected.
   void install_failed(Version version, std::string why);
   void send(std::string bytes);  // to the learner; at most 4 MiB
   void set_heartbeat(std::string app_bytes);  // rides on every heartbeat from now on; at most 64 KiB

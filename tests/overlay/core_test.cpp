@@ -593,6 +593,31 @@ TEST(Learner, MeasuresTheQuorumOfThoseWhoWereThere) {
   EXPECT_EQ(report.workers, 10u);
 }
 
+TEST(Learner, ClosesStrangersThatSayNothing) {
+  Hall hall;
+  hall.core.on_accepted(ConnId{2}, "10.0.0.9", hall.now);
+  EXPECT_EQ(hall.core.next_deadline(), hall.now + LearnerCore::kHandshakeTimeout);
+  hall.now = hall.core.next_deadline();
+  hall.core.on_timer(hall.now);
+  hall.take();
+  EXPECT_EQ(hall.all<act::Close>().size(), 1u);
+  EXPECT_EQ(hall.core.next_deadline(), kNever);
+}
+
+TEST(Learner, GivesUpAWorkerThatDoesNotRead) {
+  Hall hall;
+  const ConnId conn = hall.join();
+  const std::vector<std::byte> message(kApplicationBytesMax);
+  for (int i = 0; i < 15; ++i) hall.core.send_message(WorkerId{1}, message, hall.now);
+  hall.core.on_sent(conn, 15 * message.size(), hall.now);  // it has read them all
+  for (int i = 0; i < 15; ++i) hall.core.send_message(WorkerId{1}, message, hall.now);
+  hall.take();
+  EXPECT_TRUE(hall.all<act::Lost>().empty());
+  hall.core.send_message(WorkerId{1}, message, hall.now);
+  hall.take();
+  EXPECT_EQ(hall.all<act::Lost>().size(), 1u);
+}
+
 TEST(Learner, TrustsOnlyAcknowledgementsThatCanBeTrue) {
   Hall hall;
   const ConnId conn = hall.join();
