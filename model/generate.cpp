@@ -150,6 +150,10 @@ Result<std::vector<Generation>> generate(Transformer& model, const std::vector<s
         const auto token = static_cast<Token>(tokens.data_ptr<std::int64_t>()[row]);
         generation.tokens.push_back(token);
         generation.logprobs.push_back(logprobs.data_ptr<float>()[row]);
+        if (!std::isfinite(generation.logprobs.back())) {
+          return fail(Code::kCorrupt, "generate", "the logits of prompt {} at new token {} are not finite; the weights "
+                      "have diverged or are damaged", live[row], step);
+        }
         if (std::find(options.eos.begin(), options.eos.end(), token) != options.eos.end()) {
           generation.finish = Finish::kEos;
           ended[live[row]] = true;
@@ -190,10 +194,10 @@ Result<std::vector<Generation>> generate(Transformer& model, const std::vector<s
       state.logits = model.forward(next.unsqueeze(1), layout, &state.cache).select(1, 0);
     }
     return out;
-  } catch (const std::bad_alloc&) {
-    return fail(Code::kExhausted, "generate", "out of memory for {} rows; use a smaller batch", prompts.size());
+  } catch (const c10::Error& e) {  // after check() only memory can be short
+    return fail(Code::kExhausted, "generate", "{} rows: {}; use a smaller batch", prompts.size(),
+                e.what_without_backtrace());
   } catch (const std::exception& e) {
-    // After check() only memory can be short.
     return fail(Code::kExhausted, "generate", "{} rows: {}; use a smaller batch", prompts.size(), e.what());
   }
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/random.hpp"
 
@@ -73,6 +74,58 @@ Tensor additive_mask(const ModelConfig& config, const Pass& pass, std::int64_t p
   return mask.reshape({-1, keys, group * pass.tokens});
 }
 
+float dot(const float* a, const float* b, std::int64_t count) {
+  float lanes[8] = {};  // independent sums, which the compiler may keep in a vector register
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    for (std::int64_t j = 0; j < 8; ++j) lanes[j] += a[i + j] * b[i + j];
+  }
+  float sum = 0;
+  for (; i < count; ++i) sum += a[i] * b[i];
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+// attention() for one new token per row on a CPU without gradients: a batched product of such small matrices costs
+// several times their arithmetic. q fp32 [batch, 1, heads, dim]; keys and values [batch, kv_heads, seen, dim].
+Tensor attend_one(const ModelConfig& config, const Pass& pass, const Tensor& q, const Tensor& keys,
+                  const Tensor& values) {
+  const std::int64_t kv_heads = config.kv_heads, group = config.heads / kv_heads, dim = config.head_dim;
+  const std::int64_t seen = keys.size(2);
+  const Tensor out = torch::zeros({pass.batch, config.heads * dim}, q.options());
+  const bool one_mask = pass.mask.defined() && pass.mask.size(0) == 1;
+  const float* mask = pass.mask.defined() ? pass.mask.data_ptr<float>() : nullptr;  // [.., seen, group]
+  const float* key_data = keys.data_ptr<float>();
+  const float* value_data = values.data_ptr<float>();
+  const float* q_data = q.data_ptr<float>();
+  float* out_data = out.data_ptr<float>();
+  at::parallel_for(0, pass.batch * kv_heads, 64, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> p(static_cast<std::size_t>(seen));
+    for (std::int64_t n = begin; n < end; ++n) {
+      const std::int64_t row = n / kv_heads, kv = n % kv_heads;
+      const float* key = key_data + row * keys.stride(0) + kv * keys.stride(1);
+      const float* value = value_data + row * values.stride(0) + kv * values.stride(1);
+      for (std::int64_t head = kv * group; head < (kv + 1) * group; ++head) {
+        const float* query = q_data + row * q.stride(0) + head * q.stride(2);
+        float top = -std::numeric_limits<float>::infinity(), sum = 0;
+        for (std::int64_t s = 0; s < seen; ++s) {
+          float& score = p[static_cast<std::size_t>(s)];
+          score = dot(query, key + s * dim, dim);
+          if (mask) score += mask[(one_mask ? 0 : n) * pass.mask.stride(0) + s * pass.mask.stride(1)];
+          top = std::max(top, score);
+        }
+        for (float& x : p) sum += x = std::exp(x - top);
+        float* mixed = out_data + (row * config.heads + head) * dim;
+        for (std::int64_t s = 0; s < seen; ++s) {
+          const float share = p[static_cast<std::size_t>(s)] / sum;
+          for (std::int64_t i = 0; i < dim; ++i) mixed[i] += share * value[s * dim + i];
+        }
+      }
+    }
+  });
+  return out;
+}
+
 // Causal grouped-query attention: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim]
 // -> [batch * tokens, heads * dim]. Scores are laid out keys first: softmax over an inner dimension is several times
 // faster on a CPU when rows are short. The scale 1 / sqrt(dim) is already in q and k.
@@ -86,6 +139,10 @@ Tensor attention(const ModelConfig& config, const Pass& pass, std::size_t layer,
     pass.cache->values[layer].narrow(2, past, pass.tokens).copy_(v);
     k = pass.cache->keys[layer].narrow(2, 0, past + pass.tokens);
     v = pass.cache->values[layer].narrow(2, 0, past + pass.tokens);
+  }
+  if (pass.tokens == 1 && !torch::GradMode::is_enabled() && q.is_cpu() && q.scalar_type() == torch::kFloat &&
+      k.stride(2) == dim && v.stride(2) == dim && k.stride(3) == 1 && v.stride(3) == 1 && q.stride(3) == 1) {
+    return attend_one(config, pass, q, k, v);
   }
   k = k.flatten(0, 1);
   v = v.flatten(0, 1);
@@ -156,7 +213,7 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2];
     const double temperature = context->saved_data["temperature"].toDouble();
     Tensor hidden_gradient = torch::zeros_like(hidden);
-    Tensor weight_gradient = torch::zeros_like(weight);
+    Tensor weight_gradient = torch::zeros_like(weight, torch::kFloat);  // a sum over many parts
     for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
       const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
       const Tensor part = hidden.narrow(0, begin, rows);
@@ -166,9 +223,13 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
       d.scatter_add_(1, targets.narrow(0, begin, rows).unsqueeze(1), scale);
       d = d.to(weight.scalar_type());
       hidden_gradient.narrow(0, begin, rows).copy_(d.mm(weight));
-      weight_gradient.addmm_(d.t(), part);
+      if (d.scalar_type() == torch::kFloat) {
+        weight_gradient.addmm_(d.t(), part);
+      } else {
+        weight_gradient.add_(d.t().mm(part));
+      }
     }
-    return {hidden_gradient, weight_gradient, Tensor(), Tensor()};
+    return {hidden_gradient, weight_gradient.to(weight.scalar_type()), Tensor(), Tensor()};
   }
 };
 
@@ -338,6 +399,8 @@ Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64
       weight.copy_(values.to(torch::kBFloat16));
     }
     return model;
+  } catch (const c10::Error& e) {
+    return fail(Code::kExhausted, "initialise model", "{}", e.what_without_backtrace());
   } catch (const std::exception& e) {
     return fail(Code::kExhausted, "initialise model", "{}", e.what());
   }

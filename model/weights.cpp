@@ -1,7 +1,7 @@
 #include "model/weights.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
@@ -25,6 +25,8 @@ auto guarded(std::string_view operation, Body&& body) -> decltype(body()) {
   try {
     torch::NoGradGuard no_grad;
     return body();
+  } catch (const c10::Error& e) {
+    return fail(Code::kExhausted, operation, "{}", e.what_without_backtrace());
   } catch (const std::exception& e) {
     return fail(Code::kExhausted, operation, "{}", e.what());
   }

@@ -230,5 +230,16 @@ TEST(Generate, RefusesBadInput) {
   EXPECT_EQ(generate(*model, {{1}}, {.tokens_max = 63}).value()[0].tokens.size(), 63u);
 }
 
+TEST(Generate, WeightsThatAreNotFiniteAreAnError) {
+  const auto model = sampling_model();
+  {
+    torch::NoGradGuard no_grad;
+    model->named_parameters()["model.norm.weight"].fill_(NAN);
+  }
+  const auto got = generate(*model, {{1}}, {.tokens_max = 4});
+  ASSERT_FALSE(got);
+  EXPECT_EQ(got.error().code, Code::kCorrupt);
+}
+
 }  // namespace
 }  // namespace echoline::model
