@@ -65,6 +65,8 @@ Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
   ECHO_ASSIGN(ledger_, replay_buffer::JobLedger::open(*buffer_, ledger));
   step_ = resume_step;
   ECHO_TRY(buffer_->rewind(resume_step));
+  ECHO_ASSIGN(const std::uint64_t released, ledger_->release_all());  // workers end with their learner
+  if (released > 0) log::info("{} groups of the earlier process return to the pool", released);
   return ok();
 }
 

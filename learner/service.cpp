@@ -387,18 +387,19 @@ class Service {
     refresh_workers();
     overlay::LearnerStats stats;
     if (node_) stats = node_->stats();
-    if (fleet_) fleet_->stop();
     ReportInput input;
-    record_->metric("process", {{"wall_seconds", seconds(clock_.now() - started_)}});
-    input.config = &config_;
-    input.plan = &plan_.plan;
-    ECHO_ASSIGN(input.metrics, read_json_lines(record_->folder() / "metrics.jsonl"));
-    {
+    {  // as they stand now: returning the fleet makes every worker leave
       const std::lock_guard lock(mutex_);
       for (const auto& [id, w] : workers_) input.workers.push_back(w);
       input.version = published_version_;
       input.digest = published_digest_;
+      finishing_ = true;
     }
+    if (fleet_) fleet_->stop();
+    record_->metric("process", {{"wall_seconds", seconds(clock_.now() - started_)}});
+    input.config = &config_;
+    input.plan = &plan_.plan;
+    ECHO_ASSIGN(input.metrics, read_json_lines(record_->folder() / "metrics.jsonl"));
     if (fleet_) input.fleet = fleet_->summary();
     input.bytes_sent = stats.bytes_sent.count;
     input.steps_done = step_;
@@ -474,6 +475,7 @@ class Service {
   void worker_lost(WorkerId id, const std::string& reason) {
     {
       const std::lock_guard lock(mutex_);
+      if (finishing_) return;
       workers_[id].lost = true;
     }
     record_->event("left", {{"worker", id.value}, {"reason", reason}});
@@ -606,6 +608,7 @@ class Service {
   std::map<WorkerId, std::pair<double, double>> progress_;      // rollouts, busy seconds; guarded by mutex_
   Version published_version_;                                   // guarded by mutex_
   overlay::Digest published_digest_{};                          // guarded by mutex_
+  bool finishing_ = false;                                      // workers leave because the run ends; guarded by mutex_
   std::atomic<bool> desk_ready_ = false, fleet_ready_ = false;  // desk_ and fleet_ may be used from callbacks
   std::atomic<double> last_t_b_seconds_ = 0;
 

@@ -103,6 +103,16 @@ class JobLedger::Impl {
     return std::uint64_t{leases.size()};
   }
 
+  Result<std::uint64_t> release_all() {
+    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
+    std::vector<LeaseRecord> leases;
+    ECHO_TRY(db_.each("SELECT lease_id, group_id FROM lease WHERE state = 0",
+                      [&](const Row& row) { leases.push_back(id_and_group(row)); }));
+    for (const LeaseRecord& lease : leases) ECHO_TRY(end(lease, LeaseState::kReleased));
+    ECHO_TRY(transaction.commit());
+    return std::uint64_t{leases.size()};
+  }
+
   Result<std::uint64_t> expire(double now) {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     ECHO_ASSIGN(const std::uint64_t expired, end_overdue(now));
@@ -389,6 +399,11 @@ Result<std::vector<Verdict>> JobLedger::submit(std::span<const Delivery> deliver
 Result<std::uint64_t> JobLedger::release_worker(WorkerId worker) {
   impl_->check_thread();
   return impl_->release_worker(worker);
+}
+
+Result<std::uint64_t> JobLedger::release_all() {
+  impl_->check_thread();
+  return impl_->release_all();
 }
 
 Result<std::uint64_t> JobLedger::expire(double now_unix_s) {

@@ -73,10 +73,12 @@ class JobLedger {
 
   // The worker is lost: its groups go back to the pool. Returns how many.
   Result<std::uint64_t> release_worker(WorkerId worker);
+  // After a restart whose workers ended with the learner: every live lease ends and its group goes back to the pool.
+  Result<std::uint64_t> release_all();
   // Overdue leases end and their groups go back to the pool. Returns how many.
   Result<std::uint64_t> expire(double now_unix_s);
 
-  // After a restart: workers could not hand in while the learner was down, and nobody else has their groups, so every
+  // After a restart that its workers outlived: they could not hand in meanwhile, and nobody else has their groups, so every
   // live lease gets a full term from now. Call before the first grant() or expire(). Returns how many.
   Result<std::uint64_t> resume(double now_unix_s);
 
