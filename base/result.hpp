@@ -59,10 +59,10 @@ class [[nodiscard]] Result {
   explicit operator bool() const { return has_value(); }
   T& value() & { check(); return std::get<0>(state_); }
   const T& value() const& { check(); return std::get<0>(state_); }
-  T&& value() && { check(); return std::get<0>(std::move(state_)); }
+  T value() && { check(); return std::get<0>(std::move(state_)); }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(*this).value(); }
+  T operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
   const Error& error() const& { return std::get<1>(state_); }

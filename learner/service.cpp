@@ -1,6 +1,7 @@
 #include "learner/service.hpp"
 
 #include <torch/torch.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -80,7 +81,7 @@ class Service {
  private:
   Status load_policy_to_train() {
     phase("loading the model");
-    at::set_num_threads(config_.learner.threads);
+    model::use_threads(config_.learner.threads);
     torch::manual_seed(static_cast<std::uint64_t>(config_.run.seed));
     ECHO_ASSIGN(model_config_, run_model_config(config_));
     if (config_.model.path) {
@@ -557,6 +558,7 @@ class Service {
     const FleetSummary fleet = fleet_ ? fleet_->summary() : FleetSummary{};
     json status = {{"schema_version", kReportSchemaVersion},
                    {"run", config_.run.name},
+                   {"pid", ::getpid()},
                    {"phase", phase},
                    {"step", step_},
                    {"steps", config_.run.steps},

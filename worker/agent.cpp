@@ -1,6 +1,5 @@
 #include "worker/agent.hpp"
 
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <deque>
@@ -76,7 +75,7 @@ class Agent {
       : options_(options), stop_(stop), mailbox_(kMailboxMax) {}
 
   Result<AgentReport> run() {
-    at::set_num_threads(options_.threads);
+    model::use_threads(options_.threads);
     overlay::WorkerOptions node_options;
     node_options.learner = options_.learner;
     node_options.bind_host = options_.bind_host;

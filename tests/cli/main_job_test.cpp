@@ -1,0 +1,148 @@
+// The main job as a user runs it: a fleet of processes, a policy that learns, crashes in the middle.
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include "tests/cli/program.hpp"
+
+namespace echoline::testing {
+namespace {
+
+using nlohmann::json;
+using std::chrono::seconds;
+
+constexpr const char* kQuickstart = "configs/quickstart.yaml";
+
+std::vector<std::string> up(const std::filesystem::path& folder, std::vector<std::string> more = {}) {
+  std::vector<std::string> arguments{"up", kQuickstart, "--json", "--set", "run.folder=" + folder.string()};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+std::uint64_t step_of(const std::filesystem::path& run) {
+  const json status = json_file(run / "status.json");
+  return status.is_object() ? status.value("step", std::uint64_t{0}) : 0;
+}
+
+// Offer of a worker that forwards to another one, from the topology "learner -> 1 -> 4 | learner -> 2".
+std::string interior_offer(const json& status) {
+  const std::string topology = status.value("topology", "");
+  for (const json& worker : status.at("workers")) {
+    const std::string forwards = " " + std::to_string(worker.at("id").get<int>()) + " -> ";
+    if (!worker.at("lost").get<bool>() && topology.find(forwards) != std::string::npos) return worker.at("offer");
+  }
+  return "";
+}
+
+// What every finished quickstart shows, whatever happened on the way.
+void expect_learned(const json& report, const std::filesystem::path& run) {
+  EXPECT_EQ(report.at("ended"), "completed");
+  EXPECT_LE(report.at("eval").at("before").get<double>(), 0.5);
+  EXPECT_GE(report.at("eval").at("after").get<double>(), 0.9);
+  EXPECT_GE(report.at("eval").at("problems").get<int>(), 200);
+  EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());
+  EXPECT_GE(report.at("weights").at("workers").get<int>(), 6);
+  EXPECT_LE(report.at("staleness").at("max").get<int>(), report.at("staleness").at("budget").get<int>());
+  EXPECT_GE(report.at("fleet").at("workers_planned").get<int>(), 6);
+  EXPECT_GT(report.at("broadcast").at("full_bytes").get<double>(), report.at("broadcast").at("delta_bytes_mean").get<double>());
+  EXPECT_GT(report.at("broadcast").at("t_b_seconds_median").get<double>(),
+            report.at("broadcast").at("lower_bound_seconds").get<double>());
+  EXPECT_GT(report.at("cost").at("usd_total").get<double>(), 0);
+  // No step is missing, and none was trained with a trajectory that was too old.
+  std::uint64_t expected = 1;
+  for (const json& row : json_lines(run / "metrics.jsonl")) {
+    if (row.value("kind", "") != "step") continue;
+    EXPECT_EQ(row.at("step").get<std::uint64_t>(), expected++);
+  }
+  EXPECT_EQ(expected - 1, report.at("steps_planned").get<std::uint64_t>());
+}
+
+TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
+  TemporaryFolder folder;
+  const std::filesystem::path run = folder.path() / "quickstart";
+  Program program(up(folder.path()));
+  std::uint64_t steps = 0;
+  ASSERT_TRUE(eventually(seconds(240), [&] {
+    const json status = json_file(run / "status.json");
+    if (status.is_object()) steps = status.at("steps");
+    return !program.running() || (steps > 0 && status.is_object() && status.at("step").get<std::uint64_t>() >= steps / 2);
+  }));
+  ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
+  const std::string victim = interior_offer(json_file(run / "status.json"));
+  ASSERT_NE(victim, "") << json_file(run / "status.json").dump();
+  pid_t pid = 0;
+  for (const auto& [offer, process] : rented_processes(run))
+    if (offer == victim) pid = process;
+  ASSERT_GT(pid, 0);
+  ASSERT_EQ(::kill(pid, SIGKILL), 0);
+
+  const Outcome outcome = program.wait(seconds(300));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report, json_file(run / "report.json"));
+  expect_learned(report, run);
+  EXPECT_EQ(report.at("fleet").at("workers_lost"), 1);
+  EXPECT_EQ(report.at("fleet").at("workers_replaced"), 1);
+  EXPECT_EQ(report.at("fleet").at("workers_started"), report.at("fleet").at("workers_planned").get<int>() + 1);
+  bool listed = false;
+  for (const json& worker : report.at("workers"))
+    if (worker.at("offer") == victim) listed = worker.at("lost").get<bool>();
+  EXPECT_TRUE(listed);
+  for (const auto& [offer, process] : rented_processes(run)) EXPECT_FALSE(alive(process)) << offer;
+}
+
+TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
+  TemporaryFolder folder;
+  const std::filesystem::path run = folder.path() / "quickstart";
+  const std::vector<std::string> shorter{"--set", "run.steps=16", "--set", "learner.checkpoint_every=4",
+                                         "--set", "learner.warm_start.steps_max=20"};
+  Program program(up(folder.path(), shorter));
+  ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 7; }));
+  ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
+  const pid_t learner = json_file(run / "status.json").at("pid");
+  ASSERT_EQ(::kill(learner, SIGKILL), 0);
+  const Outcome crashed = program.wait(seconds(30));
+  EXPECT_EQ(crashed.status, 1);
+  EXPECT_NE(crashed.err.find("--resume"), std::string::npos) << crashed.err;
+  for (const auto& [offer, pid] : rented_processes(run))
+    EXPECT_TRUE(eventually(seconds(10), [pid = pid] { return !alive(pid); })) << offer << " outlived the learner";
+
+  std::vector<std::string> again = shorter;
+  again.emplace_back("--resume");
+  const Outcome resumed = run_program(up(folder.path(), again), seconds(200));
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  const json report = json::parse(resumed.out);
+  EXPECT_EQ(report.at("ended"), "completed");
+  EXPECT_EQ(report.at("steps"), 16);
+  EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());
+  std::optional<std::uint64_t> from;
+  for (const json& row : json_lines(run / "events.jsonl"))
+    if (row.value("event", "") == "resumed") from = row.at("step").get<std::uint64_t>();
+  ASSERT_TRUE(from.has_value());
+  EXPECT_GE(*from, 4u);  // from a checkpoint, not from the start
+  EXPECT_EQ(*from % 4, 0u);
+  std::map<std::uint64_t, int> steps;
+  for (const json& row : json_lines(run / "metrics.jsonl"))
+    if (row.value("kind", "") == "step") ++steps[row.at("step").get<std::uint64_t>()];
+  EXPECT_EQ(steps.size(), 16u);
+}
+
+TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
+  TemporaryFolder folder;
+  const std::filesystem::path run = folder.path() / "quickstart";
+  Program program(up(folder.path(), {"--set", "learner.warm_start.steps_max=20"}));
+  ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 3; }));
+  ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
+  const pid_t learner = json_file(run / "status.json").at("pid");
+  program.signal(SIGINT);
+  const Outcome outcome = program.wait(seconds(30));
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report.at("ended"), "interrupted");
+  EXPECT_GE(report.at("steps").get<int>(), 3);
+  EXPECT_FALSE(alive(learner));
+  for (const auto& [offer, pid] : rented_processes(run)) EXPECT_FALSE(alive(pid)) << offer;
+}
+
+}  // namespace
+}  // namespace echoline::testing

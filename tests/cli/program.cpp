@@ -1,0 +1,133 @@
+#include "tests/cli/program.hpp"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+namespace echoline::testing {
+namespace {
+
+std::string slurp(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+std::filesystem::path temporary_file() {
+  std::string name = (std::filesystem::temp_directory_path() / "echoline-test-XXXXXX").string();
+  ::close(::mkstemp(name.data()));
+  return name;
+}
+
+}  // namespace
+
+Program::Program(const std::vector<std::string>& arguments) : out_(temporary_file()), err_(temporary_file()) {
+  std::vector<std::string> full{ECHOLINE_PROGRAM};
+  full.insert(full.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& a : full) argv.push_back(a.data());
+  argv.push_back(nullptr);
+  pid_ = ::fork();
+  if (pid_ == 0) {
+    ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
+    ::dup2(::open(out_.c_str(), O_WRONLY), STDOUT_FILENO);
+    ::dup2(::open(err_.c_str(), O_WRONLY), STDERR_FILENO);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+}
+
+Program::~Program() {
+  if (running()) wait(std::chrono::seconds(0));
+  std::filesystem::remove(out_);
+  std::filesystem::remove(err_);
+}
+
+void Program::signal(int number) const {
+  if (pid_ > 0) ::kill(pid_, number);
+}
+
+bool Program::running() {
+  if (pid_ <= 0) return false;
+  if (::waitpid(pid_, &raw_status_, WNOHANG) != pid_) return true;
+  pid_ = -1;
+  return false;
+}
+
+Outcome Program::wait(std::chrono::seconds limit) {
+  if (!eventually(limit, [this] { return !running(); })) {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, &raw_status_, 0);
+    pid_ = -1;
+  }
+  const int status = WIFSIGNALED(raw_status_) ? 128 + WTERMSIG(raw_status_) : WEXITSTATUS(raw_status_);
+  return {status, slurp(out_), slurp(err_)};
+}
+
+Outcome run_program(const std::vector<std::string>& arguments, std::chrono::seconds limit) {
+  Program program(arguments);
+  return program.wait(limit);
+}
+
+bool eventually(std::chrono::seconds limit, const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
+
+TemporaryFolder::TemporaryFolder() {
+  std::string name = (std::filesystem::temp_directory_path() / "echoline-test-XXXXXX").string();
+  path_ = ::mkdtemp(name.data());
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ec;
+  std::filesystem::remove_all(path_, ec);
+}
+
+nlohmann::json json_file(const std::filesystem::path& path) {
+  const nlohmann::json value = nlohmann::json::parse(slurp(path), nullptr, false);
+  return value.is_discarded() ? nlohmann::json() : value;
+}
+
+std::vector<nlohmann::json> json_lines(const std::filesystem::path& path) {
+  std::vector<nlohmann::json> rows;
+  std::istringstream in(slurp(path));
+  for (std::string line; std::getline(in, line);) {
+    nlohmann::json row = nlohmann::json::parse(line, nullptr, false);
+    if (row.is_object()) rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::vector<std::pair<std::string, pid_t>> rented_processes(const std::filesystem::path& run_folder) {
+  std::vector<std::pair<std::string, pid_t>> processes;
+  for (const nlohmann::json& row : json_lines(run_folder / "events.jsonl")) {
+    if (row.value("event", "") != "rented") continue;
+    const std::string instance = row.at("detail");  // "local:<pid>:<start time>"
+    const std::size_t colon = instance.find(':');
+    processes.emplace_back(row.at("offer").get<std::string>(), std::stoi(instance.substr(colon + 1)));
+  }
+  return processes;
+}
+
+bool alive(pid_t pid) {
+  // A zombie is no longer running; its parent just has not looked yet.
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (!std::getline(stat, text)) return false;
+  const std::size_t paren = text.rfind(") ");
+  return paren != std::string::npos && text[paren + 2] != 'Z' && text[paren + 2] != 'X';
+}
+
+}  // namespace echoline::testing

@@ -1,0 +1,63 @@
+// Runs the built program in tests and looks at what it leaves behind.
+#pragma once
+#include <sys/types.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace echoline::testing {
+
+struct Outcome {
+  int status = -1;    // exit code; 128 + signal when it was killed
+  std::string out, err;
+};
+
+// A run of the program with captured output. The destructor kills what still runs.
+class Program {
+ public:
+  explicit Program(const std::vector<std::string>& arguments);
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  void signal(int number) const;
+  // Waits for the end; after `limit` the program is killed and the status is 128 + SIGKILL.
+  Outcome wait(std::chrono::seconds limit);
+  bool running();
+
+ private:
+  pid_t pid_ = -1;
+  int raw_status_ = 0;
+  std::filesystem::path out_, err_;
+};
+
+Outcome run_program(const std::vector<std::string>& arguments, std::chrono::seconds limit = std::chrono::seconds(60));
+
+// Asks `condition` every few milliseconds until it holds (true) or `limit` is over (false).
+bool eventually(std::chrono::seconds limit, const std::function<bool()>& condition);
+
+// A folder of its own, removed with everything in it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The file as JSON; null when it is not there or not JSON (yet).
+nlohmann::json json_file(const std::filesystem::path& path);
+std::vector<nlohmann::json> json_lines(const std::filesystem::path& path);
+
+// Processes of a run by the offer they were rented for, from its events.
+std::vector<std::pair<std::string, pid_t>> rented_processes(const std::filesystem::path& run_folder);
+bool alive(pid_t pid);
+
+}  // namespace echoline::testing
