@@ -1,0 +1,136 @@
+// Run files, the run's folder, and the report made from its measurements.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "learner/report.hpp"
+#include "learner/run_config.hpp"
+#include "learner/run_record.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using nlohmann::json;
+
+class RunFilesTest : public ::testing::Test {
+ protected:
+  RunFilesTest() {
+    std::string name = (std::filesystem::temp_directory_path() / "echoline-run-XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~RunFilesTest() override { std::filesystem::remove_all(folder_); }
+  std::filesystem::path folder_;
+};
+
+TEST_F(RunFilesTest, QuickstartReadsAndResolvesToItself) {
+  const auto config = load_run_config("configs/quickstart.yaml");
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->staleness.budget, 6u);
+  EXPECT_EQ(config->network.uplink, BitRate::from_mbit_per_s(24));
+  EXPECT_TRUE(config->learner.warm_start.enabled);
+  EXPECT_EQ(config->fleet.offers.filename(), "quickstart.json");
+  std::ofstream(folder_ / "resolved.yaml") << config->resolved_yaml;
+  const auto again = load_run_config(folder_ / "resolved.yaml");
+  ASSERT_TRUE(again) << again.error().message() << config->resolved_yaml;
+  EXPECT_EQ(again->rollout.trajectories_per_step(), config->rollout.trajectories_per_step());
+  EXPECT_EQ(again->learner.optimizer.learning_rate, config->learner.optimizer.learning_rate);
+  EXPECT_EQ(again->task.options_json, config->task.options_json);
+}
+
+TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
+  const auto config = load_run_config("configs/quickstart.yaml", {{"run.steps", "0"}, {"network.uplink", "24"}});
+  ASSERT_FALSE(config);
+  EXPECT_EQ(config.error().code, Code::kInvalid);
+  EXPECT_NE(config.error().detail.find("--set run.steps"), std::string::npos) << config.error().detail;
+  EXPECT_NE(config.error().detail.find("--set network.uplink"), std::string::npos) << config.error().detail;
+}
+
+TEST_F(RunFilesTest, ASecondRunKeepsTheFirst) {
+  const std::filesystem::path run = folder_ / "run";
+  {
+    const auto record = RunRecord::open(run, false);
+    ASSERT_TRUE(record);
+    EXPECT_TRUE((*record)->moved_to().empty());
+    (*record)->metric("step", {{"step", 1}});
+    EXPECT_EQ(RunRecord::open(run, true).error().code, Code::kUnavailable);  // still being written
+  }
+  const auto record = RunRecord::open(run, false);
+  ASSERT_TRUE(record);
+  EXPECT_EQ((*record)->moved_to(), folder_ / "run.1");
+  EXPECT_EQ(read_json_lines(folder_ / "run.1/metrics.jsonl")->size(), 1u);
+  EXPECT_EQ(read_json_lines(run / "metrics.jsonl")->size(), 0u);
+}
+
+TEST_F(RunFilesTest, ResumeCutsATornLineAndNeedsARun) {
+  const std::filesystem::path run = folder_ / "run";
+  EXPECT_EQ(RunRecord::open(run, true).error().code, Code::kNotFound);
+  { (*RunRecord::open(run, false))->metric("step", {{"step", 1}}); }
+  std::ofstream(run / "metrics.jsonl", std::ios::app) << R"({"kind":"st)";
+  { (*RunRecord::open(run, true))->metric("step", {{"step", 2}}); }
+  const auto rows = read_json_lines(run / "metrics.jsonl");
+  ASSERT_TRUE(rows) << rows.error().message();
+  ASSERT_EQ(rows->size(), 2u);
+  EXPECT_EQ((*rows)[1].at("step"), 2);
+}
+
+TEST_F(RunFilesTest, DamagedMeasurementsAreNamedByLine) {
+  std::ofstream(folder_ / "rows") << "{\"a\":1}\nnot json\n";
+  const auto rows = read_json_lines(folder_ / "rows");
+  ASSERT_FALSE(rows);
+  EXPECT_NE(rows.error().detail.find("rows:2"), std::string::npos);
+}
+
+json step_row(int step, double reward, json staleness, double wait, double wall) {
+  return {{"kind", "step"}, {"step", step}, {"reward_mean", reward}, {"staleness", std::move(staleness)},
+          {"wait_seconds", wait}, {"train_seconds", wall - wait}, {"step_seconds", wall}};
+}
+
+TEST_F(RunFilesTest, ReportAddsUp) {
+  const auto config = load_run_config("configs/quickstart.yaml");
+  ASSERT_TRUE(config);
+  provisioner::Plan plan;
+  ReportInput input;
+  input.config = &*config;
+  input.plan = &plan;
+  input.ended = "completed";
+  input.steps_done = 2;
+  input.version = Version{2};
+  input.digest[0] = std::byte{1};
+  input.metrics = {{{"kind", "evaluation"}, {"when", "before"}, {"accuracy", 0.25}, {"problems", 256}},
+                   {{"kind", "publication"}, {"version", 0}, {"snapshot", true}, {"state_bytes", 1000}, {"patch_bytes", 700}, {"density", 1.0}},
+                   step_row(1, 0.2, {{"0", 3}, {"2", 1}}, 0.5, 1.0),
+                   step_row(2, 9.9, {{"9", 4}}, 0.1, 1.0),  // lost in a crash and done again:
+                   step_row(2, 0.4, {{"1", 4}}, 0.3, 1.0),
+                   {{"kind", "publication"}, {"version", 2}, {"snapshot", false}, {"state_bytes", 1000}, {"patch_bytes", 100}, {"density", 0.1}},
+                   {{"kind", "evaluation"}, {"when", "after"}, {"accuracy", 0.75}, {"problems", 256}},
+                   {{"kind", "process"}, {"wall_seconds", 5.0}},
+                   {{"kind", "process"}, {"wall_seconds", 7.0}}};
+  WorkerEntry worker;
+  worker.id = WorkerId{1};
+  worker.version = Version{2};
+  worker.digest = input.digest;
+  WorkerEntry lost = worker;
+  lost.id = WorkerId{2};
+  lost.version = Version{1};
+  lost.lost = true;
+  input.workers = {worker, lost};
+  json report = make_report(input);
+  EXPECT_EQ(report.at("wall_seconds"), 12.0);
+  EXPECT_EQ(report.at("reward"), json({{"first", 0.2}, {"last", 0.4}}));
+  EXPECT_EQ(report.at("eval"), json({{"before", 0.25}, {"after", 0.75}, {"problems", 256}}));
+  EXPECT_EQ(report.at("staleness").at("max"), 2);
+  EXPECT_DOUBLE_EQ(report.at("staleness").at("mean"), 6.0 / 8);
+  EXPECT_DOUBLE_EQ(report.at("learner").at("idle_fraction"), 0.4);
+  EXPECT_DOUBLE_EQ(report.at("broadcast").at("compression_ratio"), 10.0);
+  EXPECT_TRUE(report.at("weights").at("all_workers_identical"));  // the lost one does not count
+  EXPECT_NE(report_text(report).find("bit-identical"), std::string::npos);
+
+  input.workers[0].digest[0] = std::byte{2};
+  EXPECT_FALSE(make_report(input).at("weights").at("all_workers_identical"));
+  input.workers.clear();
+  EXPECT_FALSE(make_report(input).at("weights").at("all_workers_identical"));  // nobody to compare
+}
+
+}  // namespace
+}  // namespace echoline::learner

@@ -1,0 +1,91 @@
+// Installing publications: bit-exact, in order, all or nothing.
+#include <gtest/gtest.h>
+
+#include "delta/patch.hpp"
+#include "model/weights.hpp"
+#include "worker/installer.hpp"
+
+namespace echoline::worker {
+namespace {
+
+overlay::Publication publication(std::uint64_t version, std::optional<std::uint64_t> base,
+                                 std::vector<std::byte> payload, const delta::Digest& digest) {
+  overlay::Publication p;
+  p.version = Version{version};
+  if (base) p.base = Version{*base};
+  p.policy_digest = digest.bytes;
+  p.payload = std::make_shared<const std::vector<std::byte>>(std::move(payload));
+  return p;
+}
+
+class InstallerTest : public ::testing::Test {
+ protected:
+  InstallerTest() : config_(*model::preset("tiny-64")), installer_(*model::init(config_, 1)) {
+    first_ = *model::export_policy(**model::init(config_, 2));
+    second_ = *delta::OwnedState::copy_of(first_.view());
+    for (std::size_t i = 0; i < second_.size(); ++i) second_.mutable_bytes(i)[0] ^= std::byte{1};
+    second_.seal();
+    delta::PatchStats stats;
+    snapshot_ = publication(3, std::nullopt, *delta::encode_snapshot(first_.view()), first_.digest());
+    delta_ = publication(4, 3, *delta::encode_delta(first_.view(), second_.view()), second_.digest());
+  }
+  model::ModelConfig config_;
+  Installer installer_;
+  delta::OwnedState first_, second_;
+  overlay::Publication snapshot_, delta_;
+};
+
+TEST_F(InstallerTest, SnapshotThenDelta) {
+  EXPECT_FALSE(installer_.version());
+  ASSERT_TRUE(installer_.install(snapshot_));
+  EXPECT_EQ(installer_.version(), Version{3});
+  ASSERT_TRUE(installer_.install(delta_));
+  EXPECT_EQ(installer_.version(), Version{4});
+  EXPECT_EQ(installer_.digest(), second_.digest().bytes);
+}
+
+TEST_F(InstallerTest, TheModelHoldsExactlyThePolicy) {
+  const auto model = *model::init(config_, 1);
+  Installer installer(model);
+  ASSERT_TRUE(installer.install(snapshot_));
+  ASSERT_TRUE(installer.install(delta_));
+  EXPECT_EQ(model::export_policy(*model)->digest(), second_.digest());
+}
+
+TEST_F(InstallerTest, ADeltaNeedsItsBase) {
+  EXPECT_EQ(installer_.install(delta_).error().code, Code::kStale);
+  ASSERT_TRUE(installer_.install(snapshot_));
+  delta_.base = Version{2};
+  EXPECT_EQ(installer_.install(delta_).error().code, Code::kStale);
+  EXPECT_EQ(installer_.version(), Version{3});
+}
+
+TEST_F(InstallerTest, DamageIsRefusedAndThePolicyStays) {
+  ASSERT_TRUE(installer_.install(snapshot_));
+  std::vector<std::byte> damaged = *delta_.payload;
+  damaged[damaged.size() / 2] ^= std::byte{4};
+  EXPECT_FALSE(installer_.install(publication(4, 3, damaged, second_.digest())));
+  EXPECT_EQ(installer_.version(), Version{3});
+  ASSERT_TRUE(installer_.install(delta_));  // nothing was half written
+}
+
+TEST_F(InstallerTest, AnotherPolicyThanAnnouncedIsRefused) {
+  EXPECT_EQ(installer_.install(publication(3, std::nullopt, *snapshot_.payload, second_.digest())).error().code,
+            Code::kCorrupt);
+  EXPECT_FALSE(installer_.version());
+  ASSERT_TRUE(installer_.install(snapshot_));
+  EXPECT_EQ(installer_.install(publication(4, 3, *delta_.payload, first_.digest())).error().code, Code::kCorrupt);
+  EXPECT_FALSE(installer_.version());          // only a snapshot helps now
+  EXPECT_FALSE(installer_.install(delta_));
+  EXPECT_TRUE(installer_.install(snapshot_));
+}
+
+TEST_F(InstallerTest, APolicyOfAnotherModelIsRefused) {
+  const auto other = *model::export_policy(**model::init(*model::preset("tiny-128"), 1));
+  auto copy = *delta::OwnedState::copy_of(other.view());
+  EXPECT_FALSE(installer_.install(publication(1, std::nullopt, *delta::encode_snapshot(other.view()), copy.digest())));
+  EXPECT_FALSE(installer_.version());
+}
+
+}  // namespace
+}  // namespace echoline::worker
