@@ -186,8 +186,10 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   send_control(conn, Welcome{id, config_.heartbeat, config_.heartbeat_timeout * 3, application}, now);
   if (newest_) send_control(conn, Heartbeat{newest_, 0, 0, 0, 0, {}, {}}, now);
   actions_.push_back(act::Joined{worker.view.info});
-  if (newest_) set_topology(chains::append(topology_, chain_worker(worker, now)), now);
-  else plan_anew(now);  // nothing is under way: plan as if all had come at once
+  // While nothing is under way, plan as if all had come at once; later, leave the others where they are, unless the
+  // best number of chains depends on who is there.
+  if (newest_ && topology_.size() > 0 && config_.policy != chains::TopologyPolicy::kBestChains) set_topology(chains::append(topology_, chain_worker(worker, now)), now);
+  else plan_anew(now);
 }
 
 void LearnerCore::admit_edge(ConnId conn, PeerHello hello, TimePoint now) {

@@ -558,6 +558,13 @@ TEST(Learner, PlansChainsAndReattachesTheTailOfTheDead) {
   EXPECT_EQ(hall.all<act::Lost>().at(0).worker, seed);
 }
 
+TEST(Learner, PlansAsManyChainsForWorkersThatComeAfterThePublication) {
+  Hall hall(16);
+  ASSERT_TRUE(hall.core.publish(prepared(0, {}, 10), hall.now).has_value());
+  for (int i = 0; i < 4; ++i) hall.join();
+  EXPECT_THAT(hall.core.topology().chains, ElementsAre(testing::SizeIs(2), testing::SizeIs(2)));
+}
+
 TEST(Learner, CutsOutWorkersWithoutHeartbeat) {
   Hall hall;
   hall.join();
