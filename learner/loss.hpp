@@ -22,24 +22,9 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "learner/training_config.hpp"
 
 namespace echoline::learner {
-
-enum class AdvantageScale { kStd, kNone };          // divide by the group's standard deviation, or only centre
-enum class Aggregation { kTokenMean, kSequenceMean };
-
-struct LossConfig {
-  AdvantageScale advantage_scale = AdvantageScale::kStd;
-  double advantage_epsilon = 1e-6;
-  double clip_low = 0.2;        // in [0, 1)
-  double clip_high = 0.28;      // >= 0
-  double importance_cap = 2.0;  // C, >= 1
-  double kl_coefficient = 0.0;  // β; 0 needs no reference policy
-  Aggregation aggregation = Aggregation::kTokenMean;
-};
-
-// kInvalid with the name and the value of the first setting out of range.
-Status validate(const LossConfig& config);
 
 // Advantages of `rewards` laid out group after group, `group_size` each (population standard deviation). All equal
 // rewards give exactly zero. kInvalid for an incomplete group, groups of fewer than two, or a reward that is not finite.

@@ -16,21 +16,9 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "learner/training_config.hpp"
 
 namespace echoline::learner {
-
-struct OptimizerConfig {
-  double learning_rate = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.95;
-  double epsilon = 1e-8;
-  double weight_decay = 0.0;
-  double gradient_norm_max = 1.0;
-  std::int64_t warmup_updates = 0;  // update n of the first `warmup_updates` runs at n/warmup_updates of the rate
-};
-
-// kInvalid with the name and the value of the first setting out of range.
-Status validate(const OptimizerConfig& config);
 
 using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
 

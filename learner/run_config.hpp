@@ -9,8 +9,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "learner/loss.hpp"
-#include "learner/optimizer.hpp"
+#include "learner/training_config.hpp"
 
 namespace echoline::learner {
 
