@@ -5,6 +5,8 @@
 namespace echoline::learner {
 namespace {
 
+constexpr double kLogRatioMax = 20;  // log-ratios beyond it only matter as "very large"; exp() stays finite
+
 // k3 estimate of KL(p ‖ q) from samples of p, given log q − log p.
 torch::Tensor k3(const torch::Tensor& difference) { return difference.exp() - difference - 1.0; }
 
@@ -75,7 +77,7 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   const torch::Tensor mask = counted.to(current.dtype());
   const torch::Tensor advantages = inputs.advantages.to(current.dtype()).unsqueeze(1);
 
-  const torch::Tensor importance = (proximal - behaviour).exp();
+  const torch::Tensor importance = (proximal - behaviour).clamp_max(kLogRatioMax).exp();
   const torch::Tensor weight = importance.clamp_max(config.importance_cap);
   const torch::Tensor ratio = (current - proximal).exp();
   const torch::Tensor bounded = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high);
@@ -95,13 +97,14 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
 
   torch::NoGradGuard no_gradient;
   const torch::Tensor r = ratio.detach();
+  const torch::Tensor drift = (detached - behaviour).clamp(-kLogRatioMax, kLogRatioMax);
   const torch::Tensor cut = ((advantages > 0) & (r > 1.0 + config.clip_high)) |
                             ((advantages < 0) & (r < 1.0 - config.clip_low));
   result.statistics.tokens = sum_of(mask);
   result.statistics.clipped = sum_of(cut.to(mask.dtype()) * mask);
   result.statistics.capped = sum_of((importance > config.importance_cap).to(mask.dtype()) * mask);
-  result.statistics.ratio_sum = sum_of((detached - behaviour).exp() * mask);
-  result.statistics.behaviour_kl_sum = sum_of(k3(detached - behaviour) * mask);
+  result.statistics.ratio_sum = sum_of(drift.exp() * mask);
+  result.statistics.behaviour_kl_sum = sum_of(k3(drift) * mask);
   if (reference_kl.defined()) result.statistics.reference_kl_sum = sum_of(reference_kl.detach() * mask);
   return result;
 }

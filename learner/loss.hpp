@@ -45,7 +45,7 @@ struct LossStatistics {
   double tokens = 0;
   double clipped = 0;          // tokens whose ratio left the trust region on the side that the clip cuts
   double capped = 0;           // tokens whose importance weight was truncated
-  double ratio_sum = 0;        // Σ π_θ/π_μ
+  double ratio_sum = 0;        // Σ π_θ/π_μ, log-ratios held to ±20 here and below
   double behaviour_kl_sum = 0; // Σ k3 estimate of KL(π_μ ‖ π_θ)
   double reference_kl_sum = 0; // Σ K_it
   double entropy_sum = 0;      // Σ entropy of π_θ at the token, filled in by the caller
