@@ -1,8 +1,10 @@
 // echoline: post-train a language model on one learner and a rented rollout fleet.
+#include <algorithm>
 #include <cstdio>
 
 #include <fmt/format.h>
 
+#include "base/suggest.hpp"
 #include "cli/verbs.hpp"
 
 #ifndef ECHOLINE_VERSION
@@ -32,6 +34,13 @@ int main(int argc, char** argv) {
   add_status(app, exit);
   add_report(app, exit);
   add_doctor(app, exit);
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) verbs.push_back(verb->get_name());
+  if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
+    fmt::print(stderr, "echoline: unknown verb '{}'{}; `echoline --help` lists them\n", argv[1],
+               echoline::did_you_mean(argv[1], verbs));
+    return 2;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,6 +1,7 @@
 // Arithmetic: "37+58=" wants "95". Every problem of the configured space has a number; a seeded permutation puts the
 // held-out ones first and the training ones after them, so the two can never meet.
 #include <algorithm>
+#include <charconv>
 
 #include "base/random.hpp"
 #include "data_plane/adapters/adapter_config.hpp"
@@ -28,15 +29,25 @@ double digits_right(std::string_view response, std::string_view reference) {
   return static_cast<double>(right) / static_cast<double>(longer);
 }
 
+// The operands of "37+58="; false for anything else.
+bool operands_of_sum(std::string_view prompt, std::uint64_t& a, std::uint64_t& b) {
+  const char* const end = prompt.data() + prompt.size();
+  const auto first = std::from_chars(prompt.data(), end, a);
+  if (first.ec != std::errc{} || first.ptr == end || *first.ptr != '+') return false;
+  const auto second = std::from_chars(first.ptr + 1, end, b);
+  return second.ec == std::errc{};
+}
+
 class Arithmetic final : public Adapter {
  public:
   Arithmetic(std::string operations, std::uint64_t operand_max, std::uint64_t evaluation_problems,
-             double partial_credit, std::uint64_t seed)
+             double partial_credit, double carries_forgotten, std::uint64_t seed)
       : operations_(std::move(operations)),
         operands_(operand_max + 1),
         space_(operations_.size() * operands_ * operands_),
         evaluation_problems_(evaluation_problems),
         partial_credit_(partial_credit),
+        carries_forgotten_(carries_forgotten),
         key_(mix64(seed)) {}
 
   std::string_view name() const override { return "arithmetic"; }
@@ -58,7 +69,19 @@ class Arithmetic final : public Adapter {
     return {correct ? 1.0 : partial_credit_ * digits, {{"exact", correct ? 1.0 : 0.0}, {"digits", digits}}, correct};
   }
 
-  std::optional<std::string> demonstration(const Problem& problem) const override { return problem.reference(); }
+  // Right, or (carries_forgotten > 0) the sum of a careless teacher whom a policy has to outgrow.
+  std::optional<std::string> demonstration(const Problem& problem) const override {
+    std::uint64_t a = 0, b = 0;
+    if (carries_forgotten_ == 0 || !operands_of_sum(problem.prompt(), a, b)) return problem.reference();
+    Random random(key_, mix64(a * operands_ + b));
+    std::uint64_t sum = 0, carry = 0;
+    for (std::uint64_t unit = 1; a > 0 || b > 0 || carry > 0; a /= 10, b /= 10, unit *= 10) {
+      const std::uint64_t column = a % 10 + b % 10 + carry;
+      sum += column % 10 * unit;
+      carry = column >= 10 && random.uniform() >= carries_forgotten_ ? 1 : 0;
+    }
+    return std::to_string(sum);
+  }
 
  private:
   // Problem at `place` of the permuted space.
@@ -80,6 +103,7 @@ class Arithmetic final : public Adapter {
   std::uint64_t space_;     // how many problems there are
   std::uint64_t evaluation_problems_;
   double partial_credit_;
+  double carries_forgotten_;
   std::uint64_t key_;
 };
 
@@ -88,7 +112,8 @@ class Arithmetic final : public Adapter {
 Result<std::unique_ptr<Adapter>> make_arithmetic(std::string_view config_json, std::uint64_t seed, AdapterUse) {
   ECHO_ASSIGN(const AdapterConfig config,
               AdapterConfig::parse("arithmetic", config_json,
-                                   {"operations", "operand_max", "digits", "evaluation_problems", "partial_credit"}));
+                                   {"operations", "operand_max", "digits", "evaluation_problems", "partial_credit",
+                                    "carries_forgotten"}));
   ECHO_ASSIGN(const std::vector<std::string> names, config.texts("operations", {"+", "-", "*"}));
   std::string operations;
   for (const std::string& name : names) {
@@ -104,6 +129,7 @@ Result<std::unique_ptr<Adapter>> make_arithmetic(std::string_view config_json, s
   for (std::uint64_t i = 0; i < digits; ++i) operand_max *= 10;
   ECHO_ASSIGN(operand_max, config.integer("operand_max", operand_max - 1, 1, kOperandMax));
   ECHO_ASSIGN(const double partial_credit, config.number("partial_credit", 0, 0, 1));
+  ECHO_ASSIGN(const double carries_forgotten, config.number("carries_forgotten", 0, 0, 1));
   ECHO_ASSIGN(const std::uint64_t evaluation_problems,
               config.integer("evaluation_problems", 256, kEvaluationMin, kEvaluationMax));
   const std::uint64_t space = operations.size() * (operand_max + 1) * (operand_max + 1);
@@ -111,7 +137,7 @@ Result<std::unique_ptr<Adapter>> make_arithmetic(std::string_view config_json, s
     return config.wrong("{} evaluation problems of only {} problems in all leave too few to train on; raise operand_max "
                         "or lower evaluation_problems (at least {})", evaluation_problems, space, kEvaluationMin);
   return std::unique_ptr<Adapter>(
-      std::make_unique<Arithmetic>(operations, operand_max, evaluation_problems, partial_credit, seed));
+      std::make_unique<Arithmetic>(operations, operand_max, evaluation_problems, partial_credit, carries_forgotten, seed));
 }
 
 }  // namespace echoline::data_plane

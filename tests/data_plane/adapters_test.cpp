@@ -119,6 +119,26 @@ TEST(Arithmetic, AnswersAreRight) {
   }
 }
 
+TEST(Arithmetic, ACarelessTeacherErrsOnlyWhereThereIsACarry) {
+  const auto adapter =
+      made("arithmetic", R"({"operations":["+"],"operand_max":99,"carries_forgotten":0.7})", 1, AdapterUse::kProblems);
+  int wrong = 0, carries = 0;
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    const Problem problem = *adapter->problem(i);
+    const int a = std::stoi(problem.prompt()), b = std::stoi(problem.prompt().substr(problem.prompt().find('+') + 1));
+    const bool carry = a % 10 + b % 10 >= 10 || a / 10 + b / 10 + (a % 10 + b % 10 >= 10 ? 1 : 0) >= 10;
+    const std::string shown = *adapter->demonstration(problem);
+    EXPECT_EQ(shown, *adapter->demonstration(problem));
+    if (!carry) {
+      EXPECT_EQ(shown, problem.reference()) << problem.prompt();
+    }
+    carries += carry ? 1 : 0;
+    wrong += shown != problem.reference() ? 1 : 0;
+  }
+  EXPECT_GT(wrong, carries * 6 / 10);
+  EXPECT_LT(wrong, carries * 9 / 10);
+}
+
 TEST(Arithmetic, GradesExactly) {
   const auto adapter = made("arithmetic", R"({"partial_credit":0.5})", 1, AdapterUse::kScoring);
   const Problem problem = with_reference("95");
