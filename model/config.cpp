@@ -243,10 +243,10 @@ ModelConfig tiny(ModelConfig c) {
   return c;
 }
 
-// Narrow heads and weights large enough that a short warm start takes hold.
-ModelConfig tiny_96() {
-  ModelConfig c = tiny(shape(96, 384, 3, 4, 2));
-  c.head_dim = 24;
+// Narrow heads, and weights large enough that a short warm start takes hold.
+ModelConfig tiny_64() {
+  ModelConfig c = tiny(shape(64, 192, 3, 4, 2));
+  c.head_dim = 16;
   c.initializer_range = 0.08;
   return c;
 }
@@ -264,8 +264,7 @@ ModelConfig qwen3(ModelConfig c, bool tied) {
 
 const std::vector<std::pair<std::string, ModelConfig>>& presets() {
   static const std::vector<std::pair<std::string, ModelConfig>> all = {
-      {"tiny-64", tiny(shape(64, 192, 2, 2, 1))},
-      {"tiny-96", tiny_96()},
+      {"tiny-64", tiny_64()},
       {"tiny-128", tiny(shape(128, 384, 2, 4, 2))},
       {"tiny-256", tiny(shape(256, 768, 3, 8, 4))},
       {"qwen3-0.6b", qwen3(shape(1024, 3072, 28, 16, 8), true)},

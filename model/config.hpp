@@ -54,7 +54,7 @@ struct MemoryEstimate {
 };
 MemoryEstimate memory_estimate(const ModelConfig& config);
 
-// The shape called `name`: tiny-64, tiny-96, tiny-128, tiny-256 (for a pair of CPU cores, with the vocabulary of
+// The shape called `name`: tiny-64, tiny-128, tiny-256 (for a pair of CPU cores, with the vocabulary of
 // Tokenizer::characters(kCharacterAlphabet)), qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b.
 // kInvalid lists the names.
 Result<ModelConfig> preset(std::string_view name);
