@@ -24,6 +24,7 @@
 #include "learner/trainer.hpp"
 #include "learner/trainer_checkpoint.hpp"
 #include "learner/warm_start.hpp"
+#include "model/runtime.hpp"
 #include "model/weights.hpp"
 #include "overlay/uv/node.hpp"
 
@@ -82,6 +83,7 @@ class Service {
   Status load_policy_to_train() {
     phase("loading the model");
     model::use_threads(config_.learner.threads);
+    model::keep_freed_memory();
     torch::manual_seed(static_cast<std::uint64_t>(config_.run.seed));
     ECHO_ASSIGN(model_config_, run_model_config(config_));
     if (config_.model.path) {

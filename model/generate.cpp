@@ -67,7 +67,7 @@ struct Sampler {
     const Tensor log_p = (options.temperature == 1 ? logits : logits / options.temperature).log_softmax(-1);
     const Tensor allowed = options.top_p < 1 ? nucleus(log_p, options.top_p) : log_p;
     // Gumbel-max: argmax(log p - log E), E ~ Exp(1), is distributed as p.
-    const Tensor tokens = (allowed - torch::empty_like(allowed).exponential_(1.0, generator).log_()).argmax(-1);
+    const Tensor tokens = (allowed - torch::empty_like(allowed).exponential_(1.0, generator).clamp_min_(1e-30).log_()).argmax(-1);
     return {tokens, log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)};
   }
 };

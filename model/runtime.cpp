@@ -1,5 +1,6 @@
 #include "model/runtime.hpp"
 
+#include <malloc.h>
 #include <torch/torch.h>
 #include <torch/version.h>
 
@@ -11,6 +12,12 @@ Runtime runtime() {
   r.threads = at::get_num_threads();
   r.cuda_devices = static_cast<int>(torch::cuda::device_count());
   return r;
+}
+
+void keep_freed_memory() {
+  constexpr int kBytes = 1 << 30;
+  ::mallopt(M_MMAP_THRESHOLD, kBytes);
+  ::mallopt(M_TRIM_THRESHOLD, kBytes);
 }
 
 }  // namespace echoline::model

@@ -15,6 +15,7 @@
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
 #include "model/generate.hpp"
+#include "model/runtime.hpp"
 #include "model/tokenizer.hpp"
 #include "overlay/uv/node.hpp"
 #include "worker/installer.hpp"
@@ -76,6 +77,7 @@ class Agent {
 
   Result<AgentReport> run() {
     model::use_threads(options_.threads);
+    model::keep_freed_memory();
     overlay::WorkerOptions node_options;
     node_options.learner = options_.learner;
     node_options.bind_host = options_.bind_host;

@@ -82,8 +82,10 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   EXPECT_EQ(report, json_file(run / "report.json"));
   expect_learned(report, run);
   EXPECT_EQ(report.at("fleet").at("workers_lost"), 1);
-  EXPECT_EQ(report.at("fleet").at("workers_replaced"), 1);
-  EXPECT_EQ(report.at("fleet").at("workers_started"), report.at("fleet").at("workers_planned").get<int>() + 1);
+  // A fast worker may take two slower ones to replace.
+  const int replaced = report.at("fleet").at("workers_replaced");
+  EXPECT_GE(replaced, 1);
+  EXPECT_EQ(report.at("fleet").at("workers_started"), report.at("fleet").at("workers_planned").get<int>() + replaced);
   bool listed = false;
   for (const json& worker : report.at("workers"))
     if (worker.at("offer") == victim) listed = worker.at("lost").get<bool>();

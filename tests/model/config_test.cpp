@@ -113,7 +113,7 @@ TEST(Config, PresetsFitTheCharacterTokenizer) {
     EXPECT_EQ(config.vocab_size, tokenizer.size());
     EXPECT_EQ(config.eos, std::vector<Token>{*tokenizer.end_of_text()});
   }
-  EXPECT_LT(memory_estimate(preset("tiny-64").value()).policy_bf16.count, 250'000u);
+  EXPECT_LT(memory_estimate(preset("tiny-64").value()).policy_bf16.count, 350'000u);
   EXPECT_LT(memory_estimate(preset("tiny-128").value()).policy_bf16.count, 1'000'000u);
   const auto unknown = preset("tiny-63");
   ASSERT_FALSE(unknown);

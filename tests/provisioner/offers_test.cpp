@@ -119,8 +119,8 @@ TEST(LoadOffers, TheQuickstartFileIsRightAndVaried) {
   EXPECT_GE(offers->size(), 14u);
   for (const Offer& o : *offers) {
     EXPECT_GE(o.up.mbit_per_s(), 8) << o.id;
-    EXPECT_GE(o.rollouts_per_s, 25) << o.id;
-    EXPECT_LE(o.rollouts_per_s, 160) << o.id;
+    EXPECT_GE(o.rollouts_per_s, 250) << o.id;
+    EXPECT_LE(o.rollouts_per_s, 1600) << o.id;
     EXPECT_GE(o.gpu_usd_per_hour, 0.05) << o.id;
     EXPECT_LE(o.gpu_usd_per_hour, 0.60) << o.id;
   }

@@ -369,6 +369,7 @@ TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
 
 PlanRequest quickstart() {
   PlanRequest r = request();
+  r.pace = {2560, 1, seconds(1)};
   r.reliability_min = 0.95;
   r.duration_min = std::chrono::hours(6);
   return r;
@@ -381,8 +382,8 @@ TEST(Quickstart, RentsSixToEightForDifferentReasonsAndScales) {
   EXPECT_GE(plan.topology.size(), 6u);
   EXPECT_LE(plan.topology.size(), 8u);
   EXPECT_TRUE(plan.settled);
-  EXPECT_GT(plan.target.provisioned_rollouts_per_s, 400);
-  EXPECT_LT(plan.target.provisioned_rollouts_per_s, 460);
+  EXPECT_GT(plan.target.provisioned_rollouts_per_s, 4000);
+  EXPECT_LT(plan.target.provisioned_rollouts_per_s, 4600);
   std::set<std::string> kinds;
   for (const PlanRow& r : plan.rows)
     if (!r.chosen) kinds.insert(r.reason.substr(0, 15));
@@ -390,7 +391,7 @@ TEST(Quickstart, RentsSixToEightForDifferentReasonsAndScales) {
   EXPECT_GE(plan.standby.size(), 3u);
   // R and T scaled together ask for the same throughput in the same share of a step.
   auto slower = quickstart();
-  slower.pace = {512, 1, seconds(2)};
+  slower.pace = {5120, 1, seconds(2)};
   slower.delta_bytes = {600'000};
   slower.chunk = {32 * 1024};
   slower.delay = milliseconds(10);
