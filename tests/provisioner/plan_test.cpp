@@ -404,7 +404,7 @@ TEST(Output, JsonHoldsThePlan) {
   const Plan plan = planned(quickstart(), *offers);
   const auto json = plan.to_json();
   EXPECT_EQ(json["schema_version"], 1);
-  EXPECT_EQ(json["header"]["rollouts_per_step"], 256);
+  EXPECT_EQ(json["header"]["rollouts_per_step"], 2560);
   EXPECT_EQ(json["header"]["t_b_seconds"], echoline::seconds(plan.broadcast_time));
   EXPECT_EQ(json["offers"].size(), offers->size());
   EXPECT_EQ(json["totals"]["workers"], plan.topology.size());
