@@ -10,14 +10,16 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "cli/live_table.hpp"
+#include "cli/plot.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
+#include "learner/run_record.hpp"
 
 namespace echoline::cli {
 namespace {
 
 struct Arguments {
-  std::string run;
+  std::string run, svg;
   bool json = false;
 };
 
@@ -53,9 +55,18 @@ int status(const Arguments& a) {
   return 0;
 }
 
+Status write_plot(const std::filesystem::path& folder, const std::string& file) {
+  ECHO_ASSIGN(const auto metrics, learner::read_json_lines(folder / "metrics.jsonl"));
+  return write_file_atomic(file, run_svg(folder.filename().string(), metrics));
+}
+
 int report(const Arguments& a) {
   const auto folder = find_run(a.run);
   if (!folder) return complain("report", folder.error());
+  if (!a.svg.empty()) {
+    const Status written = write_plot(*folder, a.svg);
+    return written ? 0 : complain("report", written.error());
+  }
   const auto object = read_object(*folder / "report.json");
   if (!object && object.error().code == Code::kNotFound)
     return complain("report", fail(Code::kNotFound, "", "{} has no report yet: it is written when a run ends. See "
@@ -81,6 +92,7 @@ void add_report(CLI::App& app, int& exit) {
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print report.json");
+  verb->add_option("--svg", a->svg, "draw the run into this SVG file instead; works while it runs, too");
   verb->callback([a, &exit] { exit = report(*a); });
 }
 

@@ -16,7 +16,6 @@
 #include "base/files.hpp"
 #include "base/ids.hpp"
 #include "base/random.hpp"
-#include "base/rate_limiter.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
 
@@ -151,86 +150,6 @@ TEST(Ids, CompareHashAndFormat) {
   const std::unordered_set<Version> seen{Version{1}, Version{1}, Version{2}};
   EXPECT_EQ(seen.size(), 2u);
   static_assert(!std::is_convertible_v<Version, WorkerId> && !std::is_convertible_v<std::uint64_t, Version>);
-}
-
-TEST(Clock, TheManualClockMovesOnlyByHand) {
-  ManualClock clock;
-  const TimePoint start = clock.now();
-  const double wall = clock.unix_seconds();
-  EXPECT_EQ(clock.now(), start);
-  clock.advance(1500ms);
-  EXPECT_EQ(clock.now() - start, 1500ms);
-  EXPECT_DOUBLE_EQ(clock.unix_seconds() - wall, 1.5);
-  EXPECT_GT(kNever, clock.now());
-}
-
-// ---- rate limiter ----
-
-// Sends `frame`-byte frames as soon as the bucket allows, for `span`; gives bytes sent.
-std::uint64_t send_greedily(RateLimiter& limiter, ManualClock& clock, std::uint64_t frame, Duration span) {
-  const TimePoint end = clock.now() + span;
-  std::uint64_t sent = 0;
-  for (;;) {
-    const TimePoint at = limiter.ready_at(clock.now());
-    if (at >= end) return sent;
-    clock.set(at);
-    EXPECT_TRUE(limiter.ready(at));
-    limiter.spend({frame}, at);
-    sent += frame;
-  }
-}
-
-TEST(RateLimiter, LongRunRateHoldsForAnyFrameSize) {
-  for (const std::uint64_t frame : {1ull, 100ull, 1500ull, 16384ull, 1'000'000ull}) {
-    ManualClock clock;
-    RateLimiter limiter(BitRate::from_mbit_per_s(8), {16384}, clock.now());
-    const double expected = 1e6 * 60 + 16384;  // the rate for a minute and one burst
-    const auto span = frame == 1 ? 1s : 60s;   // single bytes: fewer events
-    const double bound = frame == 1 ? 1e6 + 16384 : expected;
-    const auto sent = static_cast<double>(send_greedily(limiter, clock, frame, span));
-    EXPECT_LE(sent, bound + static_cast<double>(frame)) << frame;
-    EXPECT_GE(sent, bound * 0.999 - static_cast<double>(frame)) << frame;
-  }
-}
-
-TEST(RateLimiter, BurstIsBoundedAfterAnyPause) {
-  ManualClock clock;
-  RateLimiter limiter(BitRate::from_bytes_per_s(1000), {500}, clock.now());
-  limiter.spend({500}, clock.now());
-  EXPECT_FALSE(limiter.ready(clock.now()));
-  clock.advance(1h);
-  EXPECT_EQ(send_greedily(limiter, clock, 100, 1ns), 500u);
-}
-
-TEST(RateLimiter, WaitsOutADebtAndNotLonger) {
-  ManualClock clock;
-  RateLimiter limiter(BitRate::from_bytes_per_s(1000), {1000}, clock.now());
-  limiter.spend({3000}, clock.now());  // 2000 bytes of debt
-  const TimePoint at = limiter.ready_at(clock.now());
-  EXPECT_NEAR(seconds(at - clock.now()), 2.0, 0.002);
-  EXPECT_FALSE(limiter.ready(at - 2ms));
-  EXPECT_TRUE(limiter.ready(at));
-}
-
-TEST(RateLimiter, TimeThatStandsStillOrGoesBackGivesNothing) {
-  ManualClock clock;
-  clock.advance(10s);
-  RateLimiter limiter(BitRate::from_bytes_per_s(1000), {10}, clock.now());
-  limiter.spend({20}, clock.now());
-  EXPECT_FALSE(limiter.ready(clock.now()));
-  EXPECT_FALSE(limiter.ready(clock.now() - 5s));
-  EXPECT_FALSE(limiter.ready(clock.now()));
-}
-
-TEST(RateLimiter, NoRateIsNoLimitAndZeroNeverReturns) {
-  ManualClock clock;
-  RateLimiter free;
-  free.spend({1ull << 60}, clock.now());
-  EXPECT_TRUE(free.ready(clock.now()));
-  EXPECT_EQ(free.ready_at(clock.now()), clock.now());
-  RateLimiter stopped(BitRate{0}, {10}, clock.now());
-  stopped.spend({10}, clock.now());
-  EXPECT_EQ(stopped.ready_at(clock.now()), kNever);
 }
 
 // ---- random ----

@@ -1,0 +1,116 @@
+#include "cli/plot.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace echoline::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kWidth = 900, kPanel = 150, kLeft = 70, kRight = 170, kTop = 48, kGap = 42;
+
+struct Series {
+  std::string name;
+  const char* colour;
+  std::map<double, double> points;  // x -> y
+};
+
+struct Panel {
+  std::string title;
+  std::vector<Series> series;
+};
+
+// The least of 1, 2, 5 times a power of ten that is not below `value`.
+double round_up(double value) {
+  if (!(value > 0)) return 1;
+  const double power = std::pow(10, std::floor(std::log10(value)));
+  for (const double factor : {1.0, 2.0, 5.0, 10.0})
+    if (value <= factor * power * (1 + 1e-9)) return factor * power;
+  return 10 * power;
+}
+
+std::string draw(const Panel& panel, double top, double x_max) {
+  double y_max = 0;
+  for (const Series& s : panel.series)
+    for (const auto& [x, y] : s.points) y_max = std::max(y_max, y);
+  y_max = round_up(y_max);
+  const double width = kWidth - kLeft - kRight;
+  const auto px = [&](double x) { return kLeft + x / x_max * width; };
+  const auto py = [&](double y) { return top + kPanel - y / y_max * kPanel; };
+  std::string out = fmt::format("<text x='{}' y='{}' class='t'>{}</text>\n", kLeft, top - 8, panel.title);
+  for (int i = 0; i <= 4; ++i) {
+    const double y = y_max * i / 4;
+    out += fmt::format("<line x1='{}' x2='{:.1f}' y1='{:.1f}' y2='{:.1f}' class='g'/><text x='{}' y='{:.1f}' "
+                       "text-anchor='end'>{:g}</text>\n",
+                       kLeft, kLeft + width, py(y), py(y), kLeft - 8, py(y) + 4, y);
+  }
+  for (std::size_t i = 0; i < panel.series.size(); ++i) {
+    const Series& s = panel.series[i];
+    std::string path;
+    for (const auto& [x, y] : s.points) path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", px(x), py(y));
+    if (!path.empty())
+      out += fmt::format("<path d='{}' fill='none' stroke='{}' stroke-width='1.6'/>\n", path, s.colour);
+    out += fmt::format("<text x='{:.1f}' y='{:.1f}' fill='{}'>{}</text>\n", kLeft + width + 12,
+                       top + 14 + 18 * static_cast<double>(i), s.colour, s.name);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string run_svg(const std::string& title, const std::vector<json>& metrics) {
+  Series reward{"mean reward", "#1b6ca8", {}}, evaluation{"held-out accuracy", "#c0392b", {}};
+  Series wait{"waiting for rollouts", "#c0392b", {}}, train{"training", "#1b6ca8", {}};
+  Series t_b{"T_b (0.9 of fleet)", "#1b6ca8", {}}, formula{"transfer, formula", "#7f8c8d", {}}, bound{"lower bound", "#27ae60", {}};
+  Series oldest{"oldest rollout", "#c0392b", {}}, average{"mean", "#1b6ca8", {}};
+  double x_max = 1;
+  for (const json& row : metrics) {
+    const std::string kind = row.value("kind", "");
+    if (kind == "step") {
+      const double x = row.at("step");
+      x_max = std::max(x_max, x);
+      reward.points[x] = row.at("reward_mean");
+      wait.points[x] = row.at("wait_seconds");
+      train.points[x] = row.at("train_seconds");
+      double count = 0, total = 0, last = 0;
+      for (const auto& [age, n] : row.at("staleness").items()) {
+        count += n.get<double>();
+        total += std::stod(age) * n.get<double>();
+        last = std::max(last, std::stod(age));
+      }
+      oldest.points[x] = last;
+      average.points[x] = count > 0 ? total / count : 0;
+    } else if (kind == "evaluation") {
+      evaluation.points[row.at("step")] = row.at("accuracy");
+    } else if (kind == "broadcast" && !row.value("snapshot", false)) {
+      const double x = row.at("version");
+      t_b.points[x] = row.at("t_b_seconds");
+      bound.points[x] = row.at("lower_bound_seconds");
+      if (row.contains("predicted_seconds")) formula.points[x] = row.at("predicted_seconds");
+    }
+  }
+  const std::vector<Panel> panels{{"reward and accuracy", {reward, evaluation}},
+                                  {"seconds of a learner step", {wait, train}},
+                                  {"seconds from publishing a policy to having it installed", {t_b, formula, bound}},
+                                  {"staleness, learner steps", {oldest, average}}};
+  const double height = kTop + static_cast<double>(panels.size()) * (kPanel + kGap) + 10;
+  std::string out = fmt::format(
+      "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0} {1}' width='{0}' height='{1}'>\n"
+      "<style>text{{font:12px sans-serif;fill:#333}}.t{{font-weight:bold}}.g{{stroke:#ddd}}</style>\n"
+      "<rect width='100%' height='100%' fill='#fff'/>\n<text x='{2}' y='20' class='t'>{3}</text>\n",
+      kWidth, height, kLeft, title);
+  double top = kTop + 14;
+  for (const Panel& panel : panels) {
+    out += draw(panel, top, x_max);
+    top += kPanel + kGap;
+  }
+  out += fmt::format("<text x='{}' y='{:.1f}' text-anchor='end'>learner step 0 to {:g}</text>\n</svg>\n",
+                     kWidth - kRight, top - kGap + 20, x_max);
+  return out;
+}
+
+}  // namespace echoline::cli
