@@ -9,28 +9,14 @@
 #include <system_error>
 
 namespace echoline {
-namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
 
 Error os_error(std::string_view operation, const std::filesystem::path& path) {
   const int e = errno;
   return fail(e == ENOENT ? Code::kNotFound : Code::kIo, operation, "{}: {}", path.string(), std::strerror(e));
 }
-
-}  // namespace
 
 Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t bytes_max) {
   const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));

@@ -1,4 +1,4 @@
-// Whole-file reads and crash-safe whole-file writes.
+// Files: whole-file reads, crash-safe whole-file writes, and the descriptor behind both.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -7,6 +7,22 @@
 #include "base/result.hpp"
 
 namespace echoline {
+
+// An open file of the operating system, closed with the object; negative: none.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor();
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// The error errno stands for right now, about `path`: kNotFound when it does not exist, else kIo.
+Error os_error(std::string_view operation, const std::filesystem::path& path);
 
 // Reads a file of at most `bytes_max`; kNotFound, kIo or kExhausted with the path in the message.
 Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t bytes_max = 1ull << 30);

@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "base/files.hpp"
 #include "delta/bytes.hpp"
 
 namespace echoline::delta {
@@ -153,25 +154,6 @@ Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::
   if (!sorted) return fail(Code::kInvalid, "read safetensors", "{}: {}", what, sorted.error().detail);
   return sorted;
 }
-
-Error os_error(std::string_view operation, const std::filesystem::path& path) {
-  const int e = errno;
-  return fail(e == ENOENT ? Code::kNotFound : Code::kIo, operation, "{}: {}", path.string(), std::strerror(e));
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // A file under a temporary name that takes its own name in commit(), or goes away.
 class PendingFile {

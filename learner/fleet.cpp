@@ -118,7 +118,7 @@ void Fleet::tick() {
         if (offer.id == activate->offer) chosen = &offer;
       Status rented = chosen ? rent(*chosen) : fail(Code::kInternal, "fleet", "no offer '{}'", activate->offer);
       if (rented) {
-        ++replaced_;
+        if (activate->replaces_lost) ++replaced_;
         options_.record("activated", activate->offer, activate->reason);
         log::info("renting {}: {}", activate->offer, activate->reason);
       } else {

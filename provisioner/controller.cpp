@@ -93,13 +93,13 @@ double FleetController::pending_rollouts_per_s() const {
   return total;
 }
 
-void FleetController::activate_until(double missing, const std::string& reason, TimePoint now,
+void FleetController::activate_until(double missing, const std::string& reason, bool replaces_lost, TimePoint now,
                                      std::vector<FleetAction>& actions) {
   while (missing > 0 && !standby_.empty()) {
     const FleetOffer next = standby_.front();
     standby_.erase(standby_.begin());
     pending_.push_back({next, now});
-    actions.push_back(Activate{next.offer, reason});
+    actions.push_back(Activate{next.offer, reason, replaces_lost});
     missing -= next.rollouts_per_s;
   }
 }
@@ -136,7 +136,7 @@ std::vector<FleetAction> FleetController::tick(TimePoint now) {
     if (at_once || now - *below_since_ >= config_.sustained) {
       const std::string reason = fmt::format("{}: {:.4g} of {:.4g} rollouts/s", at_once ? "worker lost" : "below target",
                                              expected, target());
-      activate_until(target() - expected, reason, now, actions);
+      activate_until(target() - expected, reason, at_once, now, actions);
       below_since_.reset();
       loss_to_replace_ = false;
     }

@@ -34,6 +34,7 @@ struct FleetOffer {
 struct Activate {
   std::string offer;
   std::string reason;
+  bool replaces_lost = false;  // because a worker was lost, not because the estimate fell short
 };
 struct Release {
   WorkerId worker;
@@ -87,7 +88,8 @@ class FleetController {
     TimePoint since;
   };
   double pending_rollouts_per_s() const;
-  void activate_until(double missing, const std::string& reason, TimePoint now, std::vector<FleetAction>& actions);
+  void activate_until(double missing, const std::string& reason, bool replaces_lost, TimePoint now,
+                      std::vector<FleetAction>& actions);
   std::optional<WorkerId> releasable(TimePoint now) const;
 
   ControllerConfig config_;
