@@ -77,10 +77,14 @@ namespace {
 
 std::string found(const ConfigNode& node) {
   switch (node.kind) {
-    case Kind::kNull: return "nothing";
-    case Kind::kScalar: return fmt::format("{}'{}'", node.quoted ? "the text " : "", node.text);
-    case Kind::kSequence: return "a list";
-    case Kind::kMapping: return "a mapping";
+    case Kind::kNull:
+      return "nothing";
+    case Kind::kScalar:
+      return fmt::format("{}'{}'", node.quoted ? "the text " : "", node.text);
+    case Kind::kSequence:
+      return "a list";
+    case Kind::kMapping:
+      return "a mapping";
   }
   return "";
 }
@@ -151,9 +155,9 @@ Status convert(const ConfigNode& node, T& value) {
   using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
   Wide wide = 0;
   if (node.kind != Kind::kScalar || node.quoted || !parse_whole(node.text, wide) || !std::in_range<T>(wide))
-    return expected(fmt::format("a whole number from {} to {}", std::numeric_limits<T>::min(),
-                                std::numeric_limits<T>::max()),
-                    node);
+    return expected(
+        fmt::format("a whole number from {} to {}", std::numeric_limits<T>::min(), std::numeric_limits<T>::max()),
+        node);
   value = static_cast<T>(wide);
   return ok();
 }
@@ -409,8 +413,7 @@ void ConfigSection::error(std::string_view key, std::string_view message) {
   state_->file->problem(node ? node->place : state_->place, state_->full(key), message);
 }
 
-#define ECHOLINE_NUMBER(T) \
-  template bool ConfigSection::read_number<T>(std::string_view, T&, const Limits<T>&, bool);
+#define ECHOLINE_NUMBER(T) template bool ConfigSection::read_number<T>(std::string_view, T&, const Limits<T>&, bool);
 #define ECHOLINE_TEXT(T) template bool ConfigSection::read_text<T>(std::string_view, T&, bool);
 ECHOLINE_NUMBER(int)
 ECHOLINE_NUMBER(std::int64_t)
@@ -452,14 +455,13 @@ Result<ConfigFile> ConfigFile::parse(std::string_view text, std::string name) {
     state->root.place = {};
   }
   if (state->root.kind != Kind::kMapping)
-    return state->error({{state->root.place, fmt::format("expected a mapping (key: value), found {}",
-                                                         found(state->root))}});
+    return state->error(
+        {{state->root.place, fmt::format("expected a mapping (key: value), found {}", found(state->root))}});
   return ConfigFile(std::move(state));
 }
 
 ConfigSection ConfigFile::root() {
-  if (!state_->root_section)
-    state_->root_section = nested(*state_, &state_->root, state_->root.place, "");
+  if (!state_->root_section) state_->root_section = nested(*state_, &state_->root, state_->root.place, "");
   return ConfigSection(*state_->root_section);
 }
 
@@ -481,8 +483,8 @@ Status ConfigFile::set(std::string_view dotted_key, std::string_view yaml_text) 
     const std::size_t dot = rest.find('.');
     const std::string_view key = rest.substr(0, dot);
     if (key.empty() || ++depth > kConfigDepthMax)
-      return state_->error({{place, fmt::format("expected keys joined by dots such as 'learner.steps', found '{}'",
-                                                dotted_key)}});
+      return state_->error(
+          {{place, fmt::format("expected keys joined by dots such as 'learner.steps', found '{}'", dotted_key)}});
     if (at->kind == Kind::kNull) at->kind = Kind::kMapping;
     if (at->kind != Kind::kMapping)
       return state_->error({{place, fmt::format("there is no mapping to put '{}' in, but {}", key, found(*at))}});

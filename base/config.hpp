@@ -41,13 +41,13 @@ struct Limits {
 // BitRate must carry its unit (base/units.hpp), a plain number must not.
 template <class T>
 concept ConfigNumber = std::same_as<T, int> || std::same_as<T, std::int64_t> || std::same_as<T, std::uint32_t> ||
-                       std::same_as<T, std::uint64_t> || std::same_as<T, double> || std::same_as<T, Duration> ||
-                       std::same_as<T, Bytes> || std::same_as<T, BitRate>;
+    std::same_as<T, std::uint64_t> || std::same_as<T, double> || std::same_as<T, Duration> || std::same_as<T, Bytes> ||
+    std::same_as<T, BitRate>;
 // Values without bounds. Booleans are `true` and `false` only. A path stays as written: see ConfigFile::folder().
 template <class T>
-concept ConfigText = std::same_as<T, bool> || std::same_as<T, std::string> ||
-                     std::same_as<T, std::filesystem::path> || std::same_as<T, std::vector<std::string>> ||
-                     std::same_as<T, std::vector<std::int64_t>> || std::same_as<T, std::vector<double>>;
+concept ConfigText = std::same_as<T, bool> || std::same_as<T, std::string> || std::same_as<T, std::filesystem::path> ||
+    std::same_as<T, std::vector<std::string>> || std::same_as<T, std::vector<std::int64_t>> ||
+    std::same_as<T, std::vector<double>>;
 
 struct ConfigState;         // a file: its parsed tree and the errors so far
 struct ConfigSectionState;  // a mapping of it, and which of its keys were asked for
@@ -116,7 +116,8 @@ class ConfigSection {
   // Plain scalars become JSON numbers, booleans and null as YAML's core schema has them, quoted ones strings.
   std::string json(std::string_view key);
 
-  // Notes a problem that only the caller can see, where the key's value is (or the section, when the key is absent or "").
+  // Notes a problem that only the caller can see, where the key's value is (or the section, when the key is absent or
+  // "").
   void error(std::string_view key, std::string_view message);
 
  private:

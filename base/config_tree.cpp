@@ -70,8 +70,7 @@ class Builder : public YAML::EventHandler {
     if (anchor != 0) throw Unusable{place(mark), "anchors ('&name') are not supported; write the value out"};
     if (!tag.empty() && tag != "?" && tag != "!")
       throw Unusable{place(mark), fmt::format("tags are not supported, found '{}'", tag)};
-    if (++values_ > kConfigValuesMax)
-      throw Unusable{place(mark), fmt::format("more than {} values", kConfigValuesMax)};
+    if (++values_ > kConfigValuesMax) throw Unusable{place(mark), fmt::format("more than {} values", kConfigValuesMax)};
     ConfigNode node;
     node.kind = kind;
     node.place = place(mark);
@@ -268,9 +267,7 @@ std::string to_yaml(const ConfigNode& node) {
   return std::string(out.c_str(), out.size()) + "\n";
 }
 
-std::string to_json(const ConfigNode& node) {
-  return json_value(node).dump();
-}
+std::string to_json(const ConfigNode& node) { return json_value(node).dump(); }
 
 bool parse_whole(std::string_view text, std::int64_t& value) { return parse_whole_as(text, value); }
 bool parse_whole(std::string_view text, std::uint64_t& value) { return parse_whole_as(text, value); }

@@ -26,8 +26,8 @@ struct ConfigNode {
   enum class Kind { kNull, kScalar, kSequence, kMapping };
   Kind kind = Kind::kNull;
   ConfigPlace place;
-  std::string text;     // of a scalar
-  bool quoted = false;  // a scalar in quotes or a block scalar is always text
+  std::string text;               // of a scalar
+  bool quoted = false;            // a scalar in quotes or a block scalar is always text
   std::vector<std::string> keys;  // of a mapping, in file order and unique; places and children go with them
   std::vector<ConfigPlace> key_places;
   std::vector<ConfigNode> children;  // the values of a mapping, or the items of a sequence

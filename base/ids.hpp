@@ -1,11 +1,11 @@
 // Strong identifiers. A version, a worker and a lease never mix.
 #pragma once
+#include <fmt/format.h>
+
 #include <compare>
 #include <cstdint>
 #include <functional>
 #include <string>
-
-#include <fmt/format.h>
 
 namespace echoline {
 

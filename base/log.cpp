@@ -11,19 +11,24 @@ namespace {
 
 spdlog::level::level_enum spd(Level level) {
   switch (level) {
-    case Level::kDebug: return spdlog::level::debug;
-    case Level::kInfo: return spdlog::level::info;
-    case Level::kWarn: return spdlog::level::warn;
-    case Level::kError: return spdlog::level::err;
-    case Level::kOff: return spdlog::level::off;
+    case Level::kDebug:
+      return spdlog::level::debug;
+    case Level::kInfo:
+      return spdlog::level::info;
+    case Level::kWarn:
+      return spdlog::level::warn;
+    case Level::kError:
+      return spdlog::level::err;
+    case Level::kOff:
+      return spdlog::level::off;
   }
   return spdlog::level::info;
 }
 
 std::shared_ptr<spdlog::logger> make(Level level, std::string_view role) {
   const auto colour = std::getenv("NO_COLOR") ? spdlog::color_mode::never : spdlog::color_mode::automatic;
-  auto logger = std::make_shared<spdlog::logger>(
-      std::string(role), std::make_shared<spdlog::sinks::stderr_color_sink_mt>(colour));
+  auto logger = std::make_shared<spdlog::logger>(std::string(role),
+                                                 std::make_shared<spdlog::sinks::stderr_color_sink_mt>(colour));
   logger->set_level(spd(level));
   logger->set_pattern("%H:%M:%S.%e %^%-5l%$ %n  %v");
   return logger;

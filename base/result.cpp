@@ -6,25 +6,38 @@ namespace echoline {
 
 std::string_view to_string(Code code) {
   switch (code) {
-    case Code::kInvalid: return "invalid";
-    case Code::kInfeasible: return "infeasible";
-    case Code::kNotFound: return "not found";
-    case Code::kCorrupt: return "corrupt";
-    case Code::kIo: return "i/o";
-    case Code::kUnavailable: return "unavailable";
-    case Code::kExhausted: return "limit reached";
-    case Code::kStale: return "stale";
-    case Code::kCancelled: return "cancelled";
-    case Code::kInternal: return "internal";
+    case Code::kInvalid:
+      return "invalid";
+    case Code::kInfeasible:
+      return "infeasible";
+    case Code::kNotFound:
+      return "not found";
+    case Code::kCorrupt:
+      return "corrupt";
+    case Code::kIo:
+      return "i/o";
+    case Code::kUnavailable:
+      return "unavailable";
+    case Code::kExhausted:
+      return "limit reached";
+    case Code::kStale:
+      return "stale";
+    case Code::kCancelled:
+      return "cancelled";
+    case Code::kInternal:
+      return "internal";
   }
   return "unknown";
 }
 
 int exit_code(Code code) {
   switch (code) {
-    case Code::kInvalid: return 2;
-    case Code::kInfeasible: return 3;
-    default: return 1;
+    case Code::kInvalid:
+      return 2;
+    case Code::kInfeasible:
+      return 3;
+    default:
+      return 1;
   }
 }
 

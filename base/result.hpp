@@ -52,14 +52,23 @@ template <class T>
 class [[nodiscard]] Result {
  public:
   using value_type = T;
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}       // NOLINT(google-explicit-constructor)
-  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}   // NOLINT(google-explicit-constructor)
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(google-explicit-constructor)
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   bool has_value() const { return state_.index() == 0; }
   explicit operator bool() const { return has_value(); }
-  T& value() & { check(); return std::get<0>(state_); }
-  const T& value() const& { check(); return std::get<0>(state_); }
-  T value() && { check(); return std::get<0>(std::move(state_)); }
+  T& value() & {
+    check();
+    return std::get<0>(state_);
+  }
+  const T& value() const& {
+    check();
+    return std::get<0>(state_);
+  }
+  T value() && {
+    check();
+    return std::get<0>(std::move(state_));
+  }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T operator*() && { return std::move(*this).value(); }
@@ -95,23 +104,23 @@ inline Status ok() { return {}; }
 }  // namespace echoline
 
 // Stops the process when a condition that only a bug can break does not hold.
-#define ECHO_CHECK(condition, ...)                                                                        \
-  do {                                                                                                    \
+#define ECHO_CHECK(condition, ...)                                                                                 \
+  do {                                                                                                             \
     if (!(condition)) ::echoline::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__)); \
   } while (false)
 
 // ECHO_TRY(expr): returns the error of a failed Status or Result from the enclosing function.
-#define ECHO_TRY(expr)                                                 \
-  do {                                                                 \
-    auto echo_status_ = (expr);                                        \
-    if (!echo_status_) return std::move(echo_status_).error();         \
+#define ECHO_TRY(expr)                                         \
+  do {                                                         \
+    auto echo_status_ = (expr);                                \
+    if (!echo_status_) return std::move(echo_status_).error(); \
   } while (false)
 
 // ECHO_ASSIGN(auto x, expr): x = value of the Result, or returns its error.
 #define ECHO_CONCAT_(a, b) a##b
 #define ECHO_CONCAT(a, b) ECHO_CONCAT_(a, b)
 #define ECHO_ASSIGN(target, expr) ECHO_ASSIGN_IMPL(ECHO_CONCAT(echo_result_, __LINE__), target, expr)
-#define ECHO_ASSIGN_IMPL(temp, target, expr)           \
-  auto temp = (expr);                                  \
-  if (!temp) return std::move(temp).error();           \
+#define ECHO_ASSIGN_IMPL(temp, target, expr) \
+  auto temp = (expr);                        \
+  if (!temp) return std::move(temp).error(); \
   target = std::move(temp).value()

@@ -20,7 +20,10 @@ struct Bytes {
   std::uint64_t count = 0;
   friend auto operator<=>(const Bytes&, const Bytes&) = default;
   friend Bytes operator+(Bytes a, Bytes b) { return {a.count + b.count}; }
-  Bytes& operator+=(Bytes b) { count += b.count; return *this; }
+  Bytes& operator+=(Bytes b) {
+    count += b.count;
+    return *this;
+  }
 };
 
 // A link or sending rate, in bits per second as networks are sold.

@@ -21,9 +21,9 @@ std::vector<double> hop_completions_s(Bytes payload, Bytes chunk, std::span<cons
   if (chunks == 0) return std::vector<double>(hops.size(), 0.0);
   const double full = as_double(chunk);
   const double last = as_double(payload) - full * static_cast<double>(chunks - 1);
-  double full_sum = 0;      // sum of c/r over the hops so far
-  double slowest = 0;       // max of c/r over the hops so far
-  double longest = 0;       // longest path so far to the last chunk at this hop, delays aside
+  double full_sum = 0;  // sum of c/r over the hops so far
+  double slowest = 0;   // max of c/r over the hops so far
+  double longest = 0;   // longest path so far to the last chunk at this hop, delays aside
   double delay = 0;
   for (const Hop& hop : hops) {
     const double rate = hop.rate.bytes_per_s();
@@ -125,8 +125,10 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
       if (it == link_of.end()) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", id);
       const Hop hop{std::min(sender_up, it->second.down), it->second.delay};
       if (!(hop.rate.bits_per_s > 0))
-        return fail(Code::kInvalid, kOperation, "worker {} receives at {} bit/s: its downlink and its parent's uplink "
-                    "must be positive", id, hop.rate.bits_per_s);
+        return fail(Code::kInvalid, kOperation,
+                    "worker {} receives at {} bit/s: its downlink and its parent's uplink "
+                    "must be positive",
+                    id, hop.rate.bits_per_s);
       hops.push_back(hop);
       sender_up = it->second.up;
     }

@@ -48,8 +48,7 @@ Status validate_tree(std::span<const Edge> edges, std::span<const WorkerId> work
     if (id == kLearnerId && parents != 0)
       return fail(Code::kInternal, kOperation, "the learner must not receive from a worker");
     if (id != kLearnerId && parents == 0) return fail(Code::kInternal, kOperation, "{} has no parent", name_of(id));
-    if (parents > 1)
-      return fail(Code::kInternal, kOperation, "{} has {} parents, expected one", name_of(id), parents);
+    if (parents > 1) return fail(Code::kInternal, kOperation, "{} has {} parents, expected one", name_of(id), parents);
   }
   std::vector<boost::default_color_type> color(vertex_of.size(), boost::white_color);
   boost::breadth_first_search(

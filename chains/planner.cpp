@@ -110,8 +110,7 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
   switch (policy) {
     case TopologyPolicy::kEcho2: {
       const double fed = std::floor(learner_up.bits_per_s / chain_rate.bits_per_s * (1 + kRounding));
-      topology.chains_wanted =
-          static_cast<std::size_t>(std::clamp(fed, 1.0, static_cast<double>(kChainWorkersMax)));
+      topology.chains_wanted = static_cast<std::size_t>(std::clamp(fed, 1.0, static_cast<double>(kChainWorkersMax)));
       break;
     }
     case TopologyPolicy::kBestChains:

@@ -9,18 +9,18 @@ namespace echoline::chains {
 
 // What the learner has seen of one peer.
 struct PeerStats {
-  BitRate forwarding_rate;          // measured while it forwarded
-  std::optional<BitRate> cap;       // the rate it is allowed; without a cap the bandwidth term is 1
-  std::uint32_t attempts = 0;       // forwards begun
-  std::uint32_t successes = 0;      // forwards finished, at most `attempts`
-  Duration age{};                   // since it was last heard
+  BitRate forwarding_rate;      // measured while it forwarded
+  std::optional<BitRate> cap;   // the rate it is allowed; without a cap the bandwidth term is 1
+  std::uint32_t attempts = 0;   // forwards begun
+  std::uint32_t successes = 0;  // forwards finished, at most `attempts`
+  Duration age{};               // since it was last heard
 };
 
 struct ScoreWeights {
   double bandwidth = 0.60;
   double success = 0.25;
   double freshness = 0.15;
-  std::uint32_t attempts_trusted = 20;       // success counts in full from this many attempts on
+  std::uint32_t attempts_trusted = 20;  // success counts in full from this many attempts on
   Duration age_scale = std::chrono::seconds(300);
 };
 

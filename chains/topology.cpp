@@ -23,9 +23,12 @@ std::optional<Place> place_of(const Topology& topology, WorkerId id) {
 
 std::string_view to_string(TopologyPolicy policy) {
   switch (policy) {
-    case TopologyPolicy::kEcho2: return "echo2";
-    case TopologyPolicy::kBestChains: return "best_chains";
-    case TopologyPolicy::kStar: return "star";
+    case TopologyPolicy::kEcho2:
+      return "echo2";
+    case TopologyPolicy::kBestChains:
+      return "best_chains";
+    case TopologyPolicy::kStar:
+      return "star";
   }
   return "?";
 }

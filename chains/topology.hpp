@@ -21,20 +21,20 @@ Result<TopologyPolicy> parse_topology_policy(std::string_view text);  // "echo2"
 // A worker as the planner sees it.
 struct ChainWorker {
   WorkerId id;
-  BitRate up;                // what it can send to one child
-  BitRate down;              // what it can receive
-  double score = 0;          // peer_score(); higher stands nearer to the learner
-  bool may_forward = true;   // false: receives only (Role::kRolloutOnly)
-  bool may_seed = true;      // false: placed behind every worker that may (Role::kTail)
+  BitRate up;               // what it can send to one child
+  BitRate down;             // what it can receive
+  double score = 0;         // peer_score(); higher stands nearer to the learner
+  bool may_forward = true;  // false: receives only (Role::kRolloutOnly)
+  bool may_seed = true;     // false: placed behind every worker that may (Role::kTail)
 };
 
 // Every worker stands in exactly one chain; the first of a chain (the seed) receives from the learner and each
 // other one from the worker before it. A worker has at most one child.
 struct Topology {
   TopologyPolicy policy = TopologyPolicy::kEcho2;
-  std::size_t chains_wanted = 1;                 // m: a joiner starts a new chain while there are fewer
-  std::vector<std::vector<WorkerId>> chains;     // none is empty
-  std::vector<WorkerId> leaves_only;             // workers that must not be given a child; ascending
+  std::size_t chains_wanted = 1;              // m: a joiner starts a new chain while there are fewer
+  std::vector<std::vector<WorkerId>> chains;  // none is empty
+  std::vector<WorkerId> leaves_only;          // workers that must not be given a child; ascending
 
   std::size_t size() const;
   bool contains(WorkerId id) const;

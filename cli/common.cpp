@@ -38,7 +38,8 @@ Result<std::filesystem::path> find_run(const std::string& name_or_path) {
     if (!entry.is_directory() || !holds_run(entry.path())) continue;
     if (!newest || entry.last_write_time() > fs::last_write_time(*newest)) newest = entry.path();
   }
-  if (!newest) return fail(Code::kInvalid, "find run", "no run below ./runs; name one, or start one with `echoline up`");
+  if (!newest)
+    return fail(Code::kInvalid, "find run", "no run below ./runs; name one, or start one with `echoline up`");
   return *newest;
 }
 

@@ -3,9 +3,8 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <thread>
-
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "base/files.hpp"
 #include "cli/verbs.hpp"
@@ -38,7 +37,8 @@ Check from(const std::string& name, const Status& status, std::string detail) {
 
 Check check_machine() {
   const unsigned cores = std::thread::hardware_concurrency();
-  const double gib = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE)) / (1u << 30);
+  const double gib =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE)) / (1u << 30);
   const bool small = cores < 2 || gib < 4;
   return {"machine", small ? Verdict::kWarning : Verdict::kOk,
           fmt::format("{} cores, {:.1f} GiB of memory{}", cores, gib, small ? "; the quickstart wants 2 and 4" : "")};
@@ -106,7 +106,9 @@ int run(const Arguments& a) {
   bool failed = false;
   nlohmann::json rows = nlohmann::json::array();
   for (const Check& check : checks) {
-    const char* verdict = check.verdict == Verdict::kOk ? "ok" : check.verdict == Verdict::kWarning ? "warning" : "FAILED";
+    const char* verdict = check.verdict == Verdict::kOk        ? "ok"
+                          : check.verdict == Verdict::kWarning ? "warning"
+                                                               : "FAILED";
     failed = failed || check.verdict == Verdict::kFailed;
     if (!a.json) fmt::print("{:<10}{:<9}{}\n", check.name, verdict, check.detail);
     rows.push_back({{"check", check.name}, {"verdict", verdict}, {"detail", check.detail}});

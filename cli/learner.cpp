@@ -45,7 +45,8 @@ Result<overlay::Endpoint> parse_endpoint(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   unsigned port = 0;
   if (colon != std::string::npos && colon > 0)
-    for (const char c : text.substr(colon + 1)) port = c >= '0' && c <= '9' && port < 65536 ? port * 10 + unsigned(c - '0') : 65536;
+    for (const char c : text.substr(colon + 1))
+      port = c >= '0' && c <= '9' && port < 65536 ? port * 10 + unsigned(c - '0') : 65536;
   if (port == 0 || port > 65535)
     return fail(Code::kInvalid, "--join", "expected HOST:PORT such as 127.0.0.1:7070, found '{}'", text);
   return overlay::Endpoint{text.substr(0, colon), static_cast<std::uint16_t>(port)};
@@ -82,7 +83,8 @@ void add_learner(CLI::App& app, int& exit) {
   auto* verb = app.add_subcommand("learner", "Run the learner of a run file; `up` does this and shows the progress");
   auto a = std::make_shared<LearnerArguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
-  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")->allow_extra_args(false);
+  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")
+      ->allow_extra_args(false);
   verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
   verb->add_flag("--json", a->json, "print the report as JSON when done");
   verb->callback([a, &exit] { exit = run_learner_verb(*a); });
@@ -97,7 +99,8 @@ void add_worker(CLI::App& app, int& exit) {
   verb->add_option("--bind", a->bind, "address where other workers fetch policies; there is no encryption yet");
   verb->add_option("--up", a->up, "limit of the uplink, e.g. '8 Mbit/s'");
   verb->add_option("--down", a->down, "limit of the downlink");
-  verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")->check(CLI::NonNegativeNumber);
+  verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")
+      ->check(CLI::NonNegativeNumber);
   verb->add_option("--threads", a->threads, "CPU threads for generation")->check(CLI::Range(1, 1024));
   verb->footer("Example: echoline worker --join 127.0.0.1:7070 --name my-gpu --up '100 Mbit/s'");
   verb->callback([a, &exit] { exit = run_worker_verb(*a); });

@@ -42,8 +42,8 @@ std::vector<std::string> status_lines(const json& s) {
                               s.value("usd", 0.0), s.value("usd_per_hour", 0.0)));
   const json workers = s.value("workers", json::array());
   if (workers.empty()) return lines;
-  lines.push_back(fmt::format("{:>6}  {:<24}{:>9}{:>9}{:>12}{:>12}", "worker", "offer", "version", "rollouts", "in",
-                              "forwarded"));
+  lines.push_back(
+      fmt::format("{:>6}  {:<24}{:>9}{:>9}{:>12}{:>12}", "worker", "offer", "version", "rollouts", "in", "forwarded"));
   for (const json& w : workers)
     lines.push_back(fmt::format("{:>6}  {:<24}{:>9}{:>9}{:>12}{:>12}{}", w.at("id").get<std::uint64_t>(),
                                 w.at("offer").get<std::string>(),

@@ -1,9 +1,8 @@
 // The state of a run as text: a table that redraws in place on a terminal, a line now and then elsewhere.
 #pragma once
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
 

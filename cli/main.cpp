@@ -1,8 +1,8 @@
 // echoline: post-train a language model on one learner and a rented rollout fleet.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
-
-#include <fmt/format.h>
 
 #include "base/suggest.hpp"
 #include "cli/verbs.hpp"
@@ -35,7 +35,8 @@ int main(int argc, char** argv) {
   add_report(app, exit);
   add_doctor(app, exit);
   std::vector<std::string> verbs;
-  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) verbs.push_back(verb->get_name());
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
+    verbs.push_back(verb->get_name());
   if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
     fmt::print(stderr, "echoline: unknown verb '{}'{}; `echoline --help` lists them\n", argv[1],
                echoline::did_you_mean(argv[1], verbs));

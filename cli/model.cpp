@@ -1,6 +1,5 @@
 // echoline model init | info: make a model directory, or say what one holds and needs.
 #include <cstdio>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/verbs.hpp"
@@ -68,10 +67,12 @@ int info(const InfoArguments& a) {
   }
   fmt::print("{:<22}{}\n", "parameters", config->parameters());
   fmt::print("{:<22}{} layers, hidden {}, {} heads ({} key/value) of {}, vocabulary {}, {} embeddings\n", "shape",
-             config->layers, config->hidden_size, config->heads, config->kv_heads, config->head_dim,
-             config->vocab_size, config->tie_embeddings ? "tied" : "untied");
-  fmt::print("{:<22}{}  (what a full broadcast carries, and a worker holds)\n", "policy, bf16", to_text(memory.policy_bf16));
-  fmt::print("{:<22}{}  (policy and gradient bf16; masters and two moments fp32)\n", "training", to_text(memory.training));
+             config->layers, config->hidden_size, config->heads, config->kv_heads, config->head_dim, config->vocab_size,
+             config->tie_embeddings ? "tied" : "untied");
+  fmt::print("{:<22}{}  (what a full broadcast carries, and a worker holds)\n", "policy, bf16",
+             to_text(memory.policy_bf16));
+  fmt::print("{:<22}{}  (policy and gradient bf16; masters and two moments fp32)\n", "training",
+             to_text(memory.training));
   fmt::print("{:<22}{}\n", "KV cache per token", to_text(memory.kv_cache_per_token));
   return 0;
 }

@@ -1,6 +1,5 @@
 // echoline plan: prices a fleet before a cent is spent.
 #include <cstdio>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/verbs.hpp"
@@ -22,8 +21,10 @@ int run(const Arguments& a) {
   if (!config) return complain("plan", config.error());
   const auto plan = learner::plan_run(*config);
   if (!plan) return complain("plan", plan.error());
-  if (a.json) fmt::print("{}\n", plan->plan.to_json().dump(2));
-  else fmt::print("{}", plan->plan.to_table());
+  if (a.json)
+    fmt::print("{}\n", plan->plan.to_json().dump(2));
+  else
+    fmt::print("{}", plan->plan.to_table());
   return 0;
 }
 
@@ -33,7 +34,8 @@ void add_plan(CLI::App& app, int& exit) {
   auto* verb = app.add_subcommand("plan", "Say which offers would be rented and why, at what price; start nothing");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
-  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set staleness.budget=3")->allow_extra_args(false);
+  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set staleness.budget=3")
+      ->allow_extra_args(false);
   verb->add_flag("--json", a->json, "print the plan as JSON");
   verb->footer("Exits with 3 when no fleet can keep the learner busy, and names the ways out.");
   verb->callback([a, &exit] { exit = run(*a); });

@@ -44,9 +44,10 @@ std::string draw(const Panel& panel, double top, double x_max) {
   std::string out = fmt::format("<text x='{}' y='{}' class='t'>{}</text>\n", kLeft, top - 8, panel.title);
   for (int i = 0; i <= 4; ++i) {
     const double y = y_max * i / 4;
-    out += fmt::format("<line x1='{}' x2='{:.1f}' y1='{:.1f}' y2='{:.1f}' class='g'/><text x='{}' y='{:.1f}' "
-                       "text-anchor='end'>{:g}</text>\n",
-                       kLeft, kLeft + width, py(y), py(y), kLeft - 8, py(y) + 4, y);
+    out += fmt::format(
+        "<line x1='{}' x2='{:.1f}' y1='{:.1f}' y2='{:.1f}' class='g'/><text x='{}' y='{:.1f}' "
+        "text-anchor='end'>{:g}</text>\n",
+        kLeft, kLeft + width, py(y), py(y), kLeft - 8, py(y) + 4, y);
   }
   for (std::size_t i = 0; i < panel.series.size(); ++i) {
     const Series& s = panel.series[i];
@@ -65,7 +66,8 @@ std::string draw(const Panel& panel, double top, double x_max) {
 std::string run_svg(const std::string& title, const std::vector<json>& metrics) {
   Series reward{"mean reward", "#1b6ca8", {}}, evaluation{"held-out accuracy", "#c0392b", {}};
   Series wait{"waiting for rollouts", "#c0392b", {}}, train{"training", "#1b6ca8", {}};
-  Series t_b{"T_b (0.9 of fleet)", "#1b6ca8", {}}, formula{"transfer, formula", "#7f8c8d", {}}, bound{"lower bound", "#27ae60", {}};
+  Series t_b{"T_b (0.9 of fleet)", "#1b6ca8", {}}, formula{"transfer, formula", "#7f8c8d", {}},
+      bound{"lower bound", "#27ae60", {}};
   Series oldest{"oldest rollout", "#c0392b", {}}, average{"mean", "#1b6ca8", {}};
   double x_max = 1;
   for (const json& row : metrics) {

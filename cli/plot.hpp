@@ -1,9 +1,8 @@
 // A run as a picture: an SVG with one panel per question a reader asks first.
 #pragma once
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 namespace echoline::cli {
 

@@ -38,7 +38,9 @@ Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv) {
 }
 
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)), output_(std::exchange(other.output_, -1)), partial_(std::move(other.partial_)) {}
+    : pid_(std::exchange(other.pid_, -1)),
+      output_(std::exchange(other.output_, -1)),
+      partial_(std::move(other.partial_)) {}
 
 ChildProcess::~ChildProcess() {
   if (pid_ > 0) {
@@ -72,8 +74,10 @@ std::optional<ProcessEnd> ChildProcess::pump(Duration wait, const std::function<
   drain();
   if (!partial_.empty()) line(std::exchange(partial_, ""));
   ProcessEnd end;
-  if (WIFSIGNALED(status)) end.signal = WTERMSIG(status);
-  else end.status = WEXITSTATUS(status);
+  if (WIFSIGNALED(status))
+    end.signal = WTERMSIG(status);
+  else
+    end.status = WEXITSTATUS(status);
   return end;
 }
 

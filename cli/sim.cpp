@@ -1,6 +1,5 @@
 // echoline sim: fleets that no one can rent, simulated with the protocol cores that run in production.
 #include <cstdio>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/verbs.hpp"
@@ -59,10 +58,11 @@ nlohmann::json to_json(const Row& row) {
 int run(const Arguments& a) {
   nlohmann::json rows = nlohmann::json::array();
   if (!a.json)
-    fmt::print("{} to each worker; learner {}, workers {} up and down, one-way delay {}, chunks of {}, seed {}\n\n"
-               "{:>8}  {:<10}{:>10}{:>10}{:>13}{:>12}{:>15}  {}\n",
-               a.payload, a.learner_up, a.worker_rate, a.delay, a.chunk, a.seed, "workers", "topology", "T_b s",
-               "last s", "lower bound", "last/bound", "learner sent", "trace");
+    fmt::print(
+        "{} to each worker; learner {}, workers {} up and down, one-way delay {}, chunks of {}, seed {}\n\n"
+        "{:>8}  {:<10}{:>10}{:>10}{:>13}{:>12}{:>15}  {}\n",
+        a.payload, a.learner_up, a.worker_rate, a.delay, a.chunk, a.seed, "workers", "topology", "T_b s", "last s",
+        "lower bound", "last/bound", "learner sent", "trace");
   for (const std::size_t workers : a.workers) {
     for (const auto topology : {chains::TopologyPolicy::kStar, chains::TopologyPolicy::kEcho2}) {
       const auto row = simulate(a, workers, topology);
@@ -71,10 +71,10 @@ int run(const Arguments& a) {
       if (a.json) continue;
       const sim::BroadcastResult& r = row->result;
       const sim::PublicationTimes& first = r.publications.front();
-      fmt::print("{:>8}  {:<10}{:>10}{:>10.3f}{:>13.3f}{:>12.2f}{:>15}  {:016x}\n", workers, chains::to_string(topology),
-                 first.t_b ? fmt::format("{:.3f}", seconds(*first.t_b)) : "-", seconds(first.last()),
-                 seconds(r.lower_bound), seconds(first.last()) / seconds(r.lower_bound), to_text(r.learner_bytes_sent),
-                 r.trace_hash);
+      fmt::print("{:>8}  {:<10}{:>10}{:>10.3f}{:>13.3f}{:>12.2f}{:>15}  {:016x}\n", workers,
+                 chains::to_string(topology), first.t_b ? fmt::format("{:.3f}", seconds(*first.t_b)) : "-",
+                 seconds(first.last()), seconds(r.lower_bound), seconds(first.last()) / seconds(r.lower_bound),
+                 to_text(r.learner_bytes_sent), r.trace_hash);
     }
   }
   if (a.json) fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"seed", a.seed}, {"rows", rows}}.dump(2));
@@ -86,7 +86,9 @@ int run(const Arguments& a) {
 void add_sim(CLI::App& app, int& exit) {
   auto* verb = app.add_subcommand("sim", "Simulate a broadcast with the real protocol cores: star against chains");
   auto a = std::make_shared<Arguments>();
-  verb->add_option("--workers", a->workers, "fleet sizes, e.g. --workers 8,16,64")->delimiter(',')->check(CLI::Range(1, 4096));
+  verb->add_option("--workers", a->workers, "fleet sizes, e.g. --workers 8,16,64")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
   verb->add_option("--learner-up", a->learner_up, "uplink of the learner")->capture_default_str();
   verb->add_option("--worker-rate", a->worker_rate, "up and down link of each worker")->capture_default_str();
   verb->add_option("--payload", a->payload, "size of the publication")->capture_default_str();
@@ -95,7 +97,9 @@ void add_sim(CLI::App& app, int& exit) {
   verb->add_option("--jitter", a->jitter, "random extra delay, at most this")->capture_default_str();
   verb->add_option("--seed", a->seed, "the same seed gives the same trace hash")->capture_default_str();
   verb->add_flag("--json", a->json, "print JSON");
-  verb->footer("Example: echoline sim --workers 8,64 --learner-up '2 Gbit/s' --worker-rate '500 Mbit/s' --payload '16 GB' --chunk '4 MiB'");
+  verb->footer(
+      "Example: echoline sim --workers 8,64 --learner-up '2 Gbit/s' --worker-rate '500 Mbit/s' --payload '16 GB' "
+      "--chunk '4 MiB'");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
@@ -69,11 +68,15 @@ int report(const Arguments& a) {
   }
   const auto object = read_object(*folder / "report.json");
   if (!object && object.error().code == Code::kNotFound)
-    return complain("report", fail(Code::kNotFound, "", "{} has no report yet: it is written when a run ends. See "
-                                   "`echoline status`", folder->string()));
+    return complain("report", fail(Code::kNotFound, "",
+                                   "{} has no report yet: it is written when a run ends. See "
+                                   "`echoline status`",
+                                   folder->string()));
   if (!object) return complain("report", object.error());
-  if (a.json) fmt::print("{}\n", object->dump(2));
-  else fmt::print("{}", learner::report_text(*object));
+  if (a.json)
+    fmt::print("{}\n", object->dump(2));
+  else
+    fmt::print("{}", learner::report_text(*object));
   return 0;
 }
 

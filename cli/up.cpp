@@ -4,7 +4,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
@@ -84,8 +83,10 @@ int run(const Arguments& a) {
   if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // it has said why on stderr
   const auto report = read_report(path);
   if (!report) return complain("up", report.error());
-  if (a.json) fmt::print("{}\n", report->dump(2));
-  else fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
+  if (a.json)
+    fmt::print("{}\n", report->dump(2));
+  else
+    fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
   if (asked) fmt::print(stderr, "stopped; go on with: echoline up {} --resume\n", a.config);
   return *end->status;
 }
@@ -96,11 +97,13 @@ void add_up(CLI::App& app, int& exit) {
   auto* verb = app.add_subcommand("up", "Plan, rent, train and report: the whole run, with a live table");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
-  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")->allow_extra_args(false);
+  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")
+      ->allow_extra_args(false);
   verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
   verb->add_flag("--json", a->json, "print the report as JSON");
-  verb->footer("Ctrl-C finishes the step, writes a checkpoint and the report, and returns the fleet; twice ends at once.\n"
-               "Everything is written below <run.folder>/<run.name>/; an earlier run of that name is kept beside it.");
+  verb->footer(
+      "Ctrl-C finishes the step, writes a checkpoint and the report, and returns the fleet; twice ends at once.\n"
+      "Everything is written below <run.folder>/<run.name>/; an earlier run of that name is kept beside it.");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 

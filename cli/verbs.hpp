@@ -1,11 +1,10 @@
 // The verbs of the program. Each add_ function registers one subcommand; its callback leaves the exit code in `exit`.
 #pragma once
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <CLI/CLI.hpp>
 
 #include "base/result.hpp"
 

@@ -13,8 +13,7 @@ Result<std::vector<schema::RunSpecPart>> cut_run_spec(const schema::RunSpec& spe
                 plain.size(), kRunSpecBytesMax);
   std::string packed(ZSTD_compressBound(plain.size()), '\0');
   const std::size_t size = ZSTD_compress(packed.data(), packed.size(), plain.data(), plain.size(), 3);
-  if (ZSTD_isError(size) != 0)
-    return fail(Code::kInternal, "run specification", "zstd: {}", ZSTD_getErrorName(size));
+  if (ZSTD_isError(size) != 0) return fail(Code::kInternal, "run specification", "zstd: {}", ZSTD_getErrorName(size));
   packed.resize(size);
   std::vector<schema::RunSpecPart> parts((size + kRunSpecPartBytes - 1) / kRunSpecPartBytes);
   for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -15,7 +15,8 @@ constexpr std::string_view kOperation = "check trajectory";
 // The id as it may be shown: cut, and without control characters.
 std::string shown(std::string_view id) {
   std::string text(id.substr(0, 64));
-  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   return text;
 }
 
@@ -98,7 +99,8 @@ Status check_reward(const Trajectory& t, const TrajectoryLimits& limits) {
     return wrong(t, "{} reward components, at most {} are allowed", t.components_size(), limits.components_max);
   for (const auto& [name, value] : t.components()) {
     ECHO_TRY(check_name(t, "a reward component's name", name, limits.name_bytes_max));
-    if (!std::isfinite(value)) return wrong(t, "reward component '{}' is {}, expected a finite number", shown(name), value);
+    if (!std::isfinite(value))
+      return wrong(t, "reward component '{}' is {}, expected a finite number", shown(name), value);
   }
   return ok();
 }
@@ -111,7 +113,8 @@ Result<Message> parse(std::string_view what, std::string_view bytes, const Traje
   Message message;
   if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
     return fail(Code::kCorrupt, fmt::format("parse {}", what),
-                "{} bytes that are not a {} of echoline.schema; both ends must run the same release", bytes.size(), what);
+                "{} bytes that are not a {} of echoline.schema; both ends must run the same release", bytes.size(),
+                what);
   return message;
 }
 

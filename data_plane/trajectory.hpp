@@ -19,11 +19,11 @@ struct TrajectoryLimits {
   std::uint32_t response_tokens_max = 1u << 18;
   std::uint32_t spans_max = 4096;
   std::uint32_t components_max = 64;
-  std::uint32_t name_bytes_max = 128;     // ids and component names
+  std::uint32_t name_bytes_max = 128;  // ids and component names
   std::uint32_t digest_bytes_max = 64;
   Bytes text_max{4u << 20};
   Bytes metadata_max{64u << 10};
-  Bytes message_max{64u << 20};           // one WorkerMessage or LearnerMessage
+  Bytes message_max{64u << 20};  // one WorkerMessage or LearnerMessage
 };
 
 // A log-probability above zero is a mistake; rounding in the sampler may leave this much.

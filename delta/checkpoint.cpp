@@ -79,15 +79,16 @@ Result<std::vector<SafetensorsFile>> open_shards(const fs::path& folder, const W
   for (const auto& [shard, wanted] : tensors_of) {
     std::error_code ec;
     if (!fs::exists(folder / shard, ec))
-      return invalid("{}: the shard {} is missing; tensor '{}'{} should be in it. Fetch it again", folder.string(), shard,
-                     wanted.front(), wanted.size() > 1 ? fmt::format(" and {} more", wanted.size() - 1) : "");
+      return invalid("{}: the shard {} is missing; tensor '{}'{} should be in it. Fetch it again", folder.string(),
+                     shard, wanted.front(), wanted.size() > 1 ? fmt::format(" and {} more", wanted.size() - 1) : "");
     ECHO_ASSIGN(SafetensorsFile file, open_as_input(folder / shard));
     for (const TensorView& t : file.view())
       if (const auto [at, is_new] = seen_in.emplace(t.name, shard); !is_new)
         return invalid("{}: tensor '{}' is in two shards, {} and {}", folder.string(), t.name, at->second, shard);
     for (const std::string& tensor : wanted)
       if (const auto at = seen_in.find(tensor); at == seen_in.end() || at->second != shard)
-        return invalid("{}: tensor '{}' is missing from {}, where {} puts it", folder.string(), tensor, shard, kIndexName);
+        return invalid("{}: tensor '{}' is missing from {}, where {} puts it", folder.string(), tensor, shard,
+                       kIndexName);
     files.push_back(std::move(file));
   }
   return files;
@@ -150,7 +151,8 @@ Result<Checkpoint> Checkpoint::open(const fs::path& path) {
   return checkpoint;
 }
 
-Status write_checkpoint(const fs::path& folder, const StateView& state, Bytes shard_bytes_max, const Metadata& metadata) {
+Status write_checkpoint(const fs::path& folder, const StateView& state, Bytes shard_bytes_max,
+                        const Metadata& metadata) {
   ECHO_ASSIGN(const StateView tensors, canonical(state));
   ECHO_TRY(make_folders(folder));
   const std::vector<StateView> shards = split_into_shards(tensors, shard_bytes_max.count);

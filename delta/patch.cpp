@@ -112,16 +112,18 @@ void for_each_parallel(std::size_t count, unsigned threads, F&& work) {
 
 Status check_same_tensors(const StateView& prev, const StateView& cur) {
   const auto complain = [](const TensorView& t, std::string_view why) {
-    return fail(Code::kInvalid, "encode delta", "tensor '{}' {}; a delta needs the same tensors on both sides, publish a "
-                "snapshot instead", t.name, why);
+    return fail(Code::kInvalid, "encode delta",
+                "tensor '{}' {}; a delta needs the same tensors on both sides, publish a "
+                "snapshot instead",
+                t.name, why);
   };
   for (std::size_t i = 0; i < prev.size() || i < cur.size(); ++i) {
     if (i == cur.size() || (i < prev.size() && prev[i].name < cur[i].name))
       return complain(prev[i], "is only in the previous state");
     if (i == prev.size() || cur[i].name < prev[i].name) return complain(cur[i], "is only in the new state");
     if (prev[i].dtype != cur[i].dtype)
-      return complain(cur[i], fmt::format("changes its type from {} to {}", dtype_name(prev[i].dtype),
-                                          dtype_name(cur[i].dtype)));
+      return complain(
+          cur[i], fmt::format("changes its type from {} to {}", dtype_name(prev[i].dtype), dtype_name(cur[i].dtype)));
     if (prev[i].shape != cur[i].shape)
       return complain(cur[i], fmt::format("changes its shape from [{}] to [{}]", fmt::join(prev[i].shape, ", "),
                                           fmt::join(cur[i].shape, ", ")));
@@ -162,7 +164,8 @@ Digest digest_of_canonical(const StateView& state, unsigned threads) {
 }
 
 // Both kinds; `prev` and `cur` are canonical.
-Result<ByteVector> encode(const StateView* prev, const StateView& cur, const EncodeOptions& options, PatchStats* stats) {
+Result<ByteVector> encode(const StateView* prev, const StateView& cur, const EncodeOptions& options,
+                          PatchStats* stats) {
   if (cur.size() > UINT32_MAX) return fail(Code::kInvalid, "encode patch", "more than 2^32 - 1 tensors");
   Header header;
   header.kind = prev ? PatchKind::kDelta : PatchKind::kSnapshot;
@@ -299,8 +302,8 @@ Result<ParsedPatch> parse(ByteSpan patch, const DecodeLimits& limits) {
   Reader reader(body);
   ECHO_ASSIGN(const Header header, parse_header(reader));
   if (!std::ranges::equal(checksum(body).bytes, patch.subspan(body.size())))
-    return corrupt(fmt::format("the checksum does not match: the {} bytes were cut short or changed on the way",
-                               patch.size()));
+    return corrupt(
+        fmt::format("the checksum does not match: the {} bytes were cut short or changed on the way", patch.size()));
   ParsedPatch parsed;
   PatchInfo& info = parsed.info;
   ECHO_ASSIGN(info.tensors, parse_table(reader, header, limits));
@@ -321,8 +324,8 @@ Result<ParsedPatch> parse(ByteSpan patch, const DecodeLimits& limits) {
       if (info.kind == PatchKind::kSnapshot &&
           (segment.coding != SegmentCoding::kDense || segment.changed != segment.elements))
         return corrupt(fmt::format("tensor '{}' of a snapshot is not whole", t.name));
-      parsed.segments.push_back({i, static_cast<std::size_t>(first) * size,
-                                 static_cast<std::size_t>(segment.elements) * size, segment});
+      parsed.segments.push_back(
+          {i, static_cast<std::size_t>(first) * size, static_cast<std::size_t>(segment.elements) * size, segment});
     }
     t.payload_bytes = before - reader.rest().size();
     info.elements += t.elements;
@@ -344,9 +347,9 @@ Status check_tensors_match(const PatchInfo& info, const StateView& state) {
     if (i == state.size()) return complain(t.name, "is not in the state");
     if (t.name != state[i].name) return complain(t.name, fmt::format("stands where the state has '{}'", state[i].name));
     if (t.dtype != state[i].dtype || t.shape != state[i].shape)
-      return complain(t.name, fmt::format("is {} [{}] in the patch and {} [{}] in the state", dtype_name(t.dtype),
-                                          fmt::join(t.shape, ", "), dtype_name(state[i].dtype),
-                                          fmt::join(state[i].shape, ", ")));
+      return complain(
+          t.name, fmt::format("is {} [{}] in the patch and {} [{}] in the state", dtype_name(t.dtype),
+                              fmt::join(t.shape, ", "), dtype_name(state[i].dtype), fmt::join(state[i].shape, ", ")));
   }
   return ok();
 }
@@ -401,8 +404,10 @@ Status apply(ByteSpan patch, OwnedState& state, const DecodeLimits& limits) {
   ECHO_TRY(check_tensors_match(info, view));
   const Digest before = state.digest();
   if (before != *info.base)
-    return fail(Code::kStale, "apply delta", "the delta applies to the state with digest {}, this state has {}; nothing "
-                "was changed", info.base->hex(), before.hex());
+    return fail(Code::kStale, "apply delta",
+                "the delta applies to the state with digest {}, this state has {}; nothing "
+                "was changed",
+                info.base->hex(), before.hex());
 
   Installation installation(state, parsed.segments);
   ECHO_TRY(installation.resolve(info));
@@ -414,8 +419,9 @@ Status apply(ByteSpan patch, OwnedState& state, const DecodeLimits& limits) {
   }
   const Digest after = combine_digests(digests);
   if (after != info.result)
-    return fail(Code::kCorrupt, "apply delta", "the result has digest {}, the patch promised {}; the state was restored",
-                after.hex(), info.result.hex());
+    return fail(Code::kCorrupt, "apply delta",
+                "the result has digest {}, the patch promised {}; the state was restored", after.hex(),
+                info.result.hex());
   installation.commit();
   for (std::size_t i = 0; i < view.size(); ++i) StateWriter::remember(state, i, digests[i]);
   return ok();
@@ -425,8 +431,10 @@ Result<OwnedState> decode(ByteSpan patch, const DecodeLimits& limits) {
   ECHO_ASSIGN(const ParsedPatch parsed, parse(patch, limits));
   const PatchInfo& info = parsed.info;
   if (info.kind != PatchKind::kSnapshot)
-    return fail(Code::kInvalid, "decode snapshot", "this patch is a delta to the state with digest {}; it needs that "
-                "state to apply to", info.base->hex());
+    return fail(Code::kInvalid, "decode snapshot",
+                "this patch is a delta to the state with digest {}; it needs that "
+                "state to apply to",
+                info.base->hex());
   StateView like;
   for (const PatchTensor& t : info.tensors) like.push_back({t.name, t.dtype, t.shape, {}});
   ECHO_ASSIGN(OwnedState state, OwnedState::zeros_like(like));

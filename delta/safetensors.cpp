@@ -99,7 +99,8 @@ class HeaderReader final : public nlohmann::json_sax<json> {
  private:
   bool tensor_key() {
     const Entry& e = entries.back();
-    const bool seen = (key_ == "dtype" && e.dtype) || (key_ == "shape" && e.shape) || (key_ == "data_offsets" && e.offsets);
+    const bool seen =
+        (key_ == "dtype" && e.dtype) || (key_ == "shape" && e.shape) || (key_ == "data_offsets" && e.offsets);
     if (seen) return refuse(fmt::format("tensor '{}' has '{}' twice", e.name, key_));
     if (key_ != "dtype" && key_ != "shape" && key_ != "data_offsets")
       return refuse(fmt::format("tensor '{}' has the unknown key '{}'", e.name, key_));
@@ -148,8 +149,10 @@ Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::
     tensors.push_back({std::move(e.name), *e.dtype, std::move(*e.shape), bytes});
   }
   if (end != data.size())
-    return fail(Code::kInvalid, "read safetensors", "{}: the header describes {} bytes of tensor data, the file has {}: "
-                "it is {}", what, end, data.size(), end > data.size() ? "cut short; fetch it again" : "too long");
+    return fail(Code::kInvalid, "read safetensors",
+                "{}: the header describes {} bytes of tensor data, the file has {}: "
+                "it is {}",
+                what, end, data.size(), end > data.size() ? "cut short; fetch it again" : "too long");
   auto sorted = canonical(std::move(tensors));
   if (!sorted) return fail(Code::kInvalid, "read safetensors", "{}: {}", what, sorted.error().detail);
   return sorted;
@@ -221,14 +224,18 @@ Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, st
     return complain(fmt::format("a safetensors file has at least 8 bytes, this one has {}", file.size()));
   const auto length = load<std::uint64_t>(file.data());
   if (length > kHeaderBytesMax)
-    return complain(fmt::format("it declares a header of {} bytes, at most {} are allowed; this is not a safetensors file",
-                                length, kHeaderBytesMax));
+    return complain(
+        fmt::format("it declares a header of {} bytes, at most {} are allowed; this is not a safetensors file", length,
+                    kHeaderBytesMax));
   if (length > file.size() - 8)
-    return complain(fmt::format("it declares a header of {} bytes, so the file should have at least {}, it has {}: it is "
-                                "cut short; fetch it again", length, length + 8, file.size()));
+    return complain(
+        fmt::format("it declares a header of {} bytes, so the file should have at least {}, it has {}: it is "
+                    "cut short; fetch it again",
+                    length, length + 8, file.size()));
   const ByteSpan header = file.subspan(8, length);
   const auto* text = reinterpret_cast<const char*>(header.data());
-  if (header.empty() || *text != '{') return complain("the header does not start with '{'; this is not a safetensors file");
+  if (header.empty() || *text != '{')
+    return complain("the header does not start with '{'; this is not a safetensors file");
   HeaderReader reader;
   try {
     if (!json::sax_parse(text, text + header.size(), &reader)) return complain("bad header: " + reader.error());

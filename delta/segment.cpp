@@ -19,10 +19,14 @@ Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "decode patch"
 template <class F>
 auto with_element_type(std::size_t element_bytes, F&& f) {
   switch (element_bytes) {
-    case 1: return f(std::uint8_t{});
-    case 2: return f(std::uint16_t{});
-    case 4: return f(std::uint32_t{});
-    default: return f(std::uint64_t{});
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      return f(std::uint64_t{});
   }
 }
 
@@ -40,9 +44,7 @@ std::uint16_t from_ordered(std::uint16_t ordered) {
 std::uint16_t zigzag(std::uint16_t step) {
   return static_cast<std::uint16_t>((step << 1) ^ (step & 0x8000 ? 0xffff : 0));
 }
-std::uint16_t unzigzag(std::uint16_t code) {
-  return static_cast<std::uint16_t>((code >> 1) ^ (code & 1 ? 0xffff : 0));
-}
+std::uint16_t unzigzag(std::uint16_t code) { return static_cast<std::uint16_t>((code >> 1) ^ (code & 1 ? 0xffff : 0)); }
 
 // Appends the positions where the two differ in their bits.
 template <class T>
@@ -76,7 +78,8 @@ void spread_plane(ByteSpan bytes, std::size_t plane, std::byte* elements) {
 ByteVector split_planes(ByteSpan elements, std::size_t element_bytes) {
   ByteVector planes(elements.size());
   with_element_type(element_bytes, [&]<class T>(T) {
-    for (std::size_t p = 0; p < sizeof(T); ++p) copy_plane<T>(elements, p, planes.data() + p * elements.size() / sizeof(T));
+    for (std::size_t p = 0; p < sizeof(T); ++p)
+      copy_plane<T>(elements, p, planes.data() + p * elements.size() / sizeof(T));
   });
   return planes;
 }

@@ -15,10 +15,21 @@ struct DTypeInfo {
 };
 
 // Indexed by the number of the type.
-constexpr std::array<DTypeInfo, kAllDTypes.size()> kInfo{{{"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1},
-                                                          {"F8_E5M2", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2},
-                                                          {"BF16", 2}, {"I32", 4}, {"U32", 4}, {"F32", 4},
-                                                          {"I64", 8}, {"U64", 8}, {"F64", 8}}};
+constexpr std::array<DTypeInfo, kAllDTypes.size()> kInfo{{{"BOOL", 1},
+                                                          {"U8", 1},
+                                                          {"I8", 1},
+                                                          {"F8_E4M3", 1},
+                                                          {"F8_E5M2", 1},
+                                                          {"I16", 2},
+                                                          {"U16", 2},
+                                                          {"F16", 2},
+                                                          {"BF16", 2},
+                                                          {"I32", 4},
+                                                          {"U32", 4},
+                                                          {"F32", 4},
+                                                          {"I64", 8},
+                                                          {"U64", 8},
+                                                          {"F64", 8}}};
 
 const DTypeInfo& info(DType dtype) { return kInfo.at(static_cast<std::size_t>(dtype)); }
 
@@ -130,12 +141,15 @@ Result<OwnedState> OwnedState::zeros_like(const StateView& like) {
   state.tensors_.reserve(sorted.size());
   for (TensorView& t : sorted) {
     ECHO_ASSIGN(const std::uint64_t bytes, checked_bytes(t));
-    std::byte* memory = bytes > PTRDIFF_MAX ? nullptr
-                                            : static_cast<std::byte*>(::operator new[](
-                                                  std::max<std::uint64_t>(bytes, 1), std::align_val_t{64}, std::nothrow));
+    std::byte* memory = bytes > PTRDIFF_MAX
+                            ? nullptr
+                            : static_cast<std::byte*>(::operator new[](std::max<std::uint64_t>(bytes, 1),
+                                                                       std::align_val_t{64}, std::nothrow));
     if (!memory)
-      return fail(Code::kExhausted, "allocate state", "tensor '{}' needs {} bytes (after {} for the tensors before it), "
-                  "more than this machine has free", t.name, bytes, state.total_bytes_);
+      return fail(Code::kExhausted, "allocate state",
+                  "tensor '{}' needs {} bytes (after {} for the tensors before it), "
+                  "more than this machine has free",
+                  t.name, bytes, state.total_bytes_);
     std::memset(memory, 0, bytes);
     state.tensors_.push_back({std::move(t.name), t.dtype, std::move(t.shape), bytes,
                               std::unique_ptr<std::byte[], Free>(memory), true, std::nullopt});

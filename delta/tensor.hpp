@@ -17,12 +17,25 @@ namespace echoline::delta {
 
 // Element types. The numbers are part of the patch format and of digests (FORMAT.md); never renumber.
 enum class DType : std::uint8_t {
-  kBool = 0, kU8 = 1, kI8 = 2, kF8E4M3 = 3, kF8E5M2 = 4, kI16 = 5, kU16 = 6, kF16 = 7,
-  kBF16 = 8, kI32 = 9, kU32 = 10, kF32 = 11, kI64 = 12, kU64 = 13, kF64 = 14,
+  kBool = 0,
+  kU8 = 1,
+  kI8 = 2,
+  kF8E4M3 = 3,
+  kF8E5M2 = 4,
+  kI16 = 5,
+  kU16 = 6,
+  kF16 = 7,
+  kBF16 = 8,
+  kI32 = 9,
+  kU32 = 10,
+  kF32 = 11,
+  kI64 = 12,
+  kU64 = 13,
+  kF64 = 14,
 };
-inline constexpr std::array kAllDTypes = {
-    DType::kBool, DType::kU8,  DType::kI8,  DType::kF8E4M3, DType::kF8E5M2, DType::kI16, DType::kU16, DType::kF16,
-    DType::kBF16, DType::kI32, DType::kU32, DType::kF32,    DType::kI64,    DType::kU64, DType::kF64};
+inline constexpr std::array kAllDTypes = {DType::kBool, DType::kU8,  DType::kI8,  DType::kF8E4M3, DType::kF8E5M2,
+                                          DType::kI16,  DType::kU16, DType::kF16, DType::kBF16,   DType::kI32,
+                                          DType::kU32,  DType::kF32, DType::kI64, DType::kU64,    DType::kF64};
 
 std::size_t dtype_bytes(DType dtype);
 // The name safetensors uses: "BF16", "F32", "BOOL", ...

@@ -28,7 +28,7 @@ namespace echoline::learner {
 struct FleetOptions {
   std::string run;
   provisioner::Plan plan;
-  std::vector<provisioner::Offer> offers;      // all of the file: standby offers are taken from here
+  std::vector<provisioner::Offer> offers;  // all of the file: standby offers are taken from here
   std::filesystem::path ledger_file, log_folder;
   // The command that makes an instance a worker of this run.
   std::function<std::vector<std::string>(const provisioner::Offer&)> worker_argv;

@@ -98,8 +98,8 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   torch::NoGradGuard no_gradient;
   const torch::Tensor r = ratio.detach();
   const torch::Tensor drift = (detached - behaviour).clamp(-kLogRatioMax, kLogRatioMax);
-  const torch::Tensor cut = ((advantages > 0) & (r > 1.0 + config.clip_high)) |
-                            ((advantages < 0) & (r < 1.0 - config.clip_low));
+  const torch::Tensor cut =
+      ((advantages > 0) & (r > 1.0 + config.clip_high)) | ((advantages < 0) & (r < 1.0 - config.clip_low));
   result.statistics.tokens = sum_of(mask);
   result.statistics.clipped = sum_of(cut.to(mask.dtype()) * mask);
   result.statistics.capped = sum_of((importance > config.importance_cap).to(mask.dtype()) * mask);

@@ -6,15 +6,15 @@
 //
 //   A_i    = (R_i − mean R) / (std R + ε)          or  R_i − mean R; every token of response i shares A_i
 //   r_it   = π_θ / π_old                           trust region of this learner step; 1 on its first update
-//   w_it   = min(π_old / π_μ, C), detached         corrects for staleness, truncated at C so that variance stays bounded
-//   J_it   = w_it · min(r_it·A_i, clip(r_it, 1−clip_low, 1+clip_high)·A_i)
-//   K_it   = exp(d) − d − 1,  d = log π_ref − log π_θ        ("k3" estimate of KL(π_θ ‖ π_ref), never negative)
-//   loss   = − Σ_it m_it·a_it·(J_it − β·K_it)
+//   w_it   = min(π_old / π_μ, C), detached         corrects for staleness, truncated at C so that variance stays
+//   bounded J_it   = w_it · min(r_it·A_i, clip(r_it, 1−clip_low, 1+clip_high)·A_i) K_it   = exp(d) − d − 1,  d = log
+//   π_ref − log π_θ        ("k3" estimate of KL(π_θ ‖ π_ref), never negative) loss   = − Σ_it m_it·a_it·(J_it − β·K_it)
 //
 // m is the loss mask; a is 1/(tokens of the whole minibatch) for token mean, 1/(sequences · tokens of response i) for
 // sequence mean. With one update per step r = 1, and the gradient is the truncated-importance-sampling policy gradient
-// −a·w·A·∇log π_θ. Sources: GRPO (Shao et al. 2024), asymmetric clipping and token mean (DAPO, Yu et al. 2025), decoupled
-// proximal policy (Hilton et al. 2022), truncated importance sampling (Ionides 2008; ECHO-2 for stale rollouts).
+// −a·w·A·∇log π_θ. Sources: GRPO (Shao et al. 2024), asymmetric clipping and token mean (DAPO, Yu et al. 2025),
+// decoupled proximal policy (Hilton et al. 2022), truncated importance sampling (Ionides 2008; ECHO-2 for stale
+// rollouts).
 #pragma once
 #include <torch/torch.h>
 
@@ -27,7 +27,8 @@
 namespace echoline::learner {
 
 // Advantages of `rewards` laid out group after group, `group_size` each (population standard deviation). All equal
-// rewards give exactly zero. kInvalid for an incomplete group, groups of fewer than two, or a reward that is not finite.
+// rewards give exactly zero. kInvalid for an incomplete group, groups of fewer than two, or a reward that is not
+// finite.
 Result<std::vector<double>> group_advantages(const std::vector<double>& rewards, std::size_t group_size,
                                              const LossConfig& config);
 
@@ -43,12 +44,12 @@ struct LossInputs {
 // Sums over counted tokens, so that micro-batches add up; means are taken at the end.
 struct LossStatistics {
   double tokens = 0;
-  double clipped = 0;          // tokens whose ratio left the trust region on the side that the clip cuts
-  double capped = 0;           // tokens whose importance weight was truncated
-  double ratio_sum = 0;        // Σ π_θ/π_μ, log-ratios held to ±20 here and below
-  double behaviour_kl_sum = 0; // Σ k3 estimate of KL(π_μ ‖ π_θ)
-  double reference_kl_sum = 0; // Σ K_it
-  double entropy_sum = 0;      // Σ entropy of π_θ at the token, filled in by the caller
+  double clipped = 0;           // tokens whose ratio left the trust region on the side that the clip cuts
+  double capped = 0;            // tokens whose importance weight was truncated
+  double ratio_sum = 0;         // Σ π_θ/π_μ, log-ratios held to ±20 here and below
+  double behaviour_kl_sum = 0;  // Σ k3 estimate of KL(π_μ ‖ π_θ)
+  double reference_kl_sum = 0;  // Σ K_it
+  double entropy_sum = 0;       // Σ entropy of π_θ at the token, filled in by the caller
   LossStatistics& operator+=(const LossStatistics& other);
 };
 

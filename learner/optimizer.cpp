@@ -16,8 +16,7 @@ Status validate(const OptimizerConfig& config) {
   if (!(config.epsilon > 0)) return bad("epsilon", "above 0", config.epsilon);
   if (!(config.weight_decay >= 0)) return bad("weight_decay", "at least 0", config.weight_decay);
   if (!(config.gradient_norm_max > 0)) return bad("gradient_norm_max", "above 0", config.gradient_norm_max);
-  if (config.warmup_updates < 0)
-    return bad("warmup_updates", "at least 0", static_cast<double>(config.warmup_updates));
+  if (config.warmup_updates < 0) return bad("warmup_updates", "at least 0", static_cast<double>(config.warmup_updates));
   return ok();
 }
 

@@ -1,7 +1,7 @@
 // AdamW on fp32 master weights behind a bf16 policy.
 //
-// The model's parameters always hold bf16 values (stored as fp32 where the device computes in fp32); gradients are taken
-// there. Masters and moments are fp32, so updates far below a bf16 step add up until the policy's value flips:
+// The model's parameters always hold bf16 values (stored as fp32 where the device computes in fp32); gradients are
+// taken there. Masters and moments are fp32, so updates far below a bf16 step add up until the policy's value flips:
 //   g ← g · min(1, c/‖g‖)             clipping by the global norm over all parameters
 //   m ← β1·m + (1−β1)·g,  v ← β2·v + (1−β2)·g²
 //   W ← W − η_n·( m/(1−β1ⁿ) / (√(v/(1−β2ⁿ)) + ε) + λ·W )      λ only for matrices (two or more dimensions)
@@ -25,7 +25,7 @@ using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
 struct UpdateReport {
   double gradient_norm = 0;  // before clipping
   double learning_rate = 0;
-  bool applied = false;      // false when a gradient was not finite: nothing changed but the gradients were cleared
+  bool applied = false;  // false when a gradient was not finite: nothing changed but the gradients were cleared
 };
 
 // One thread. Shares the parameter tensors with the model.

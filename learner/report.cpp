@@ -206,15 +206,19 @@ std::string report_text(const json& r) {
   out += fmt::format("{}: {} of {} steps in {} s ({})\n", r.at("run").get<std::string>(),
                      r.at("steps").get<std::uint64_t>(), r.at("steps_planned").get<std::uint64_t>(),
                      number(r.at("wall_seconds"), "{:.0f}"), r.at("ended").get<std::string>());
-  line("accuracy", fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number(eval.at("before"), "{:.3f}"),
-                               number(eval.at("after"), "{:.3f}"), number(eval.at("problems"), "{:.0f}"),
-                               number(r.at("reward").at("first"), "{:.3f}"), number(r.at("reward").at("last"), "{:.3f}")));
-  line("learner", fmt::format("step {} s (training {} s), idle {} of the time", number(learner.at("step_seconds_median"), "{:.2f}"),
-                              number(learner.at("train_seconds_median"), "{:.2f}"), number(learner.at("idle_fraction"), "{:.3f}")));
-  line("staleness", fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number(stale.at("mean"), "{:.2f}"),
-                                number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"),
-                                stale.at("budget").get<int>(), stale.at("rejected").get<std::uint64_t>(),
-                                stale.at("rejected_by_reason").empty() ? "" : stale.at("rejected_by_reason").dump()));
+  line("accuracy",
+       fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number(eval.at("before"), "{:.3f}"),
+                   number(eval.at("after"), "{:.3f}"), number(eval.at("problems"), "{:.0f}"),
+                   number(r.at("reward").at("first"), "{:.3f}"), number(r.at("reward").at("last"), "{:.3f}")));
+  line(
+      "learner",
+      fmt::format("step {} s (training {} s), idle {} of the time", number(learner.at("step_seconds_median"), "{:.2f}"),
+                  number(learner.at("train_seconds_median"), "{:.2f}"), number(learner.at("idle_fraction"), "{:.3f}")));
+  line("staleness",
+       fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number(stale.at("mean"), "{:.2f}"),
+                   number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"), stale.at("budget").get<int>(),
+                   stale.at("rejected").get<std::uint64_t>(),
+                   stale.at("rejected_by_reason").empty() ? "" : stale.at("rejected_by_reason").dump()));
   line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
                                 b.at("publications").get<std::uint64_t>(), bytes(b.at("full_bytes")),
                                 bytes(b.at("delta_bytes_mean")), number(b.at("compression_ratio"), "{:.1f}")));
@@ -226,14 +230,16 @@ std::string report_text(const json& r) {
   line("fleet", fmt::format("planned {}, started {}, lost {}, replaced {}", fleet.at("workers_planned").get<int>(),
                             fleet.at("workers_started").get<int>(), fleet.at("workers_lost").get<int>(),
                             fleet.at("workers_replaced").get<int>()));
-  line("rollouts/s", fmt::format("target {}, provisioned {}, measured {}", number(plan.at("target_rollouts_per_s"), "{:.1f}"),
-                                 number(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),
-                                 number(plan.at("measured_rollouts_per_s"), "{:.1f}")));
+  line("rollouts/s",
+       fmt::format("target {}, provisioned {}, measured {}", number(plan.at("target_rollouts_per_s"), "{:.1f}"),
+                   number(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),
+                   number(plan.at("measured_rollouts_per_s"), "{:.1f}")));
   line("weights", fmt::format("version {}, digest {}, {} workers {}", weights.at("version").get<std::uint64_t>(),
                               weights.at("digest").get<std::string>(), weights.at("workers").get<int>(),
                               weights.at("all_workers_identical").get<bool>() ? "bit-identical" : "NOT identical"));
-  line("cost", fmt::format("${} in all, ${} per 1000 rollouts, fleet ${} per hour", number(cost.at("usd_total"), "{:.4f}"),
-                           number(cost.at("usd_per_1k_rollouts"), "{:.5f}"), number(cost.at("plan_usd_per_hour"), "{:.3f}")));
+  line("cost",
+       fmt::format("${} in all, ${} per 1000 rollouts, fleet ${} per hour", number(cost.at("usd_total"), "{:.4f}"),
+                   number(cost.at("usd_per_1k_rollouts"), "{:.5f}"), number(cost.at("plan_usd_per_hour"), "{:.3f}")));
   out += fmt::format("\n  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}\n", "worker", "offer", "$/h", "rollouts", "in",
                      "forwarded", "version");
   for (const json& w : r.at("workers"))

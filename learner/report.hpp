@@ -1,10 +1,9 @@
 // The report of a run (report.json), made from its measurements and the fleet's last state.
 #pragma once
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "learner/fleet.hpp"
 #include "learner/run_config.hpp"
@@ -31,12 +30,12 @@ struct ReportInput {
   std::vector<nlohmann::json> metrics;  // rows of metrics.jsonl, of every process that worked on the run
   std::vector<WorkerEntry> workers;
   FleetSummary fleet;
-  Version version;                      // of the learner's policy at the end
+  Version version;  // of the learner's policy at the end
   overlay::Digest digest{};
-  std::uint64_t bytes_sent = 0;         // by the learner, chunks and control
+  std::uint64_t bytes_sent = 0;  // by the learner, chunks and control
   std::uint64_t steps_done = 0;
   std::string topology;
-  std::string ended;                    // "completed", or why it ended early
+  std::string ended;                                   // "completed", or why it ended early
   nlohmann::json rejected = nlohmann::json::object();  // trajectories or submissions by reason
 };
 

@@ -10,8 +10,8 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::size_t kQueueMax = 65'536;
-constexpr std::size_t kCommitMax = 256;  // submissions in one transaction
-constexpr std::uint32_t kRetryMs = 40;   // when there is nothing to generate yet
+constexpr std::size_t kCommitMax = 256;                     // submissions in one transaction
+constexpr std::uint32_t kRetryMs = 40;                      // when there is nothing to generate yet
 constexpr Duration kTick = std::chrono::milliseconds(200);  // leases expire at least this often
 
 std::string digest_bytes(const overlay::Digest& digest) {
@@ -87,8 +87,7 @@ void RolloutDesk::loop() {
       item = queue_.pop(Duration(0));
     }
     handle_requests(std::move(messages));
-    if (const auto expired = ledger_->expire(unix_seconds()); !expired)
-      log::error("{}", expired.error().message());
+    if (const auto expired = ledger_->expire(unix_seconds()); !expired) log::error("{}", expired.error().message());
     offer_batch();
   }
   ledger_.reset();  // on this thread, which owns the database
@@ -122,8 +121,10 @@ void RolloutDesk::receive(WorkerId worker, std::string bytes) {
 void RolloutDesk::worker_lost(WorkerId worker) {
   queue_.try_push(Item(Task([this, worker] {
     const auto released = ledger_->release_worker(worker);
-    if (!released) log::error("{}", released.error().message());
-    else if (*released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, *released);
+    if (!released)
+      log::error("{}", released.error().message());
+    else if (*released > 0)
+      log::info("worker {} is lost: {} groups return to the pool", worker, *released);
   })));
 }
 
@@ -169,13 +170,13 @@ void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
   answer.set_retry_after_ms(kRetryMs);
   const auto known = digests_.find(Version{request.version()});
   if (known != digests_.end() && known->second != request.policy_digest()) {
-    events_.misbehaved(worker, fmt::format("its version {} has another digest than the published one",
-                                           request.version()));
+    events_.misbehaved(worker,
+                       fmt::format("its version {} has another digest than the published one", request.version()));
     return;
   }
   if (known != digests_.end()) {
-    const auto leases = ledger_->grant({worker, known->first, known->second, request.groups_max()}, step_,
-                                       unix_seconds());
+    const auto leases =
+        ledger_->grant({worker, known->first, known->second, request.groups_max()}, step_, unix_seconds());
     if (!leases) log::error("no lease granted: {}", leases.error().message());
     for (std::size_t i = 0; leases && i < leases->size(); ++i) {
       const replay_buffer::LeaseRecord& record = (*leases)[i];

@@ -1,4 +1,5 @@
-// The learner's counter to its workers: hands out leases, takes in trajectories, and gives training whole fresh batches.
+// The learner's counter to its workers: hands out leases, takes in trajectories, and gives training whole fresh
+// batches.
 #pragma once
 #include <condition_variable>
 #include <filesystem>
@@ -27,13 +28,13 @@ struct DeskOptions {
   std::uint32_t group_size = 8;
   std::uint32_t staleness_budget = 3;  // S
   std::uint32_t lookahead_steps = 3;
-  std::uint64_t steps_total = 0;       // no work is handed out that no step would use
+  std::uint64_t steps_total = 0;  // no work is handed out that no step would use
 };
 
 // What the desk tells others; called on its thread, must not block.
 struct DeskEvents {
-  std::function<void(WorkerId, std::string bytes)> send;            // a message for a worker
-  std::function<void(WorkerId, std::uint64_t rollouts)> accepted;   // durable trajectories of a worker
+  std::function<void(WorkerId, std::string bytes)> send;                // a message for a worker
+  std::function<void(WorkerId, std::uint64_t rollouts)> accepted;       // durable trajectories of a worker
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
 };
 

@@ -14,7 +14,7 @@
 namespace echoline::learner {
 
 struct RunSection {
-  std::string name;                       // the run's folder under `folder`; letters, digits, '-', '_' and '.'
+  std::string name;  // the run's folder under `folder`; letters, digits, '-', '_' and '.'
   std::uint64_t seed = 1;
   std::uint64_t steps = 100;              // learner steps in the whole run
   std::filesystem::path folder = "runs";  // relative to the working directory
@@ -33,7 +33,7 @@ struct TaskSection {
 
 struct RolloutSection {
   std::uint32_t prompts_per_step = 32;
-  std::uint32_t group_size = 8;   // G; R = prompts_per_step * group_size trajectories per step
+  std::uint32_t group_size = 8;  // G; R = prompts_per_step * group_size trajectories per step
   double temperature = 1.0;
   double top_p = 1.0;
   std::uint32_t response_tokens_max = 64;
@@ -41,9 +41,9 @@ struct RolloutSection {
 };
 
 struct StalenessSection {
-  std::uint32_t budget = 3;          // S
-  std::uint32_t publish_every = 1;   // kappa
-  std::uint32_t lookahead = 3;       // steps that work may be handed out ahead of consumption, <= S
+  std::uint32_t budget = 3;         // S
+  std::uint32_t publish_every = 1;  // kappa
+  std::uint32_t lookahead = 3;      // steps that work may be handed out ahead of consumption, <= S
 };
 
 struct WarmStartSection {
@@ -61,7 +61,7 @@ struct LearnerSection {
   int threads = 1;                      // of libtorch
   std::uint32_t checkpoint_every = 10;  // steps
   std::uint32_t checkpoints_kept = 2;
-  double usd_per_hour = 0;              // the learner's own machine, part of the cost report
+  double usd_per_hour = 0;  // the learner's own machine, part of the cost report
   WarmStartSection warm_start;
 };
 
@@ -71,20 +71,20 @@ struct NetworkSection {
   std::optional<BitRate> uplink;       // B, the learner's; absent: unlimited
   std::optional<BitRate> worker_rate;  // b, cap of each worker's up and down link; absent: the offer's own
   Bytes chunk{32 * 1024};
-  Duration delay_expected{};           // one way, for planning only
+  Duration delay_expected{};  // one way, for planning only
   Duration heartbeat_timeout = std::chrono::seconds(3);
-  double quorum = 0.9;                 // q of T_b
+  double quorum = 0.9;  // q of T_b
 };
 
 enum class ProviderKind { kLocal, kNone };
 
 struct FleetSection {
-  std::filesystem::path offers;        // relative to the run file
+  std::filesystem::path offers;  // relative to the run file
   ProviderKind provider = ProviderKind::kLocal;
-  double headroom = 0.10;              // delta of (1 + delta) M*
-  Duration step_time_expected{};       // T, until it has been measured
-  double delta_ratio_expected = 3.0;   // dense bytes / delta bytes, until it has been measured
-  Duration install_time_expected{};    // part of T_b that is not transfer: safe point, apply
+  double headroom = 0.10;             // delta of (1 + delta) M*
+  Duration step_time_expected{};      // T, until it has been measured
+  double delta_ratio_expected = 3.0;  // dense bytes / delta bytes, until it has been measured
+  Duration install_time_expected{};   // part of T_b that is not transfer: safe point, apply
   std::optional<double> usd_per_hour_max;
   std::optional<double> reliability_min;  // of an offer, 0..1; offers that do not state it are then left out
   std::uint32_t workers_max = 64;

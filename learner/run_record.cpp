@@ -52,8 +52,10 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
     if (record->lock_ < 0)
       return fail(Code::kIo, "lock run", "{}: {}", (folder / "lock").string(), std::strerror(errno));
     if (::flock(record->lock_, LOCK_EX | LOCK_NB) != 0)
-      return fail(Code::kUnavailable, "lock run", "{} is being written by another echoline; stop it or choose another "
-                  "run.name", folder.string());
+      return fail(Code::kUnavailable, "lock run",
+                  "{} is being written by another echoline; stop it or choose another "
+                  "run.name",
+                  folder.string());
     return ok();
   };
   const bool earlier = std::filesystem::exists(folder / "metrics.jsonl");

@@ -40,8 +40,8 @@ constexpr std::uint32_t kSpareCheckpoints = 2;  // consumed trajectories outlive
 
 // What a checkpoint must agree with: the model and the task, not how long or with whom the run goes on.
 std::string config_digest(const RunConfig& config, const model::ModelConfig& model) {
-  const std::string text = fmt::format("{}|{}|{}|{}", model.to_json(), config.task.adapter, config.task.options_json,
-                                       config.run.seed);
+  const std::string text =
+      fmt::format("{}|{}|{}|{}", model.to_json(), config.task.adapter, config.task.options_json, config.run.seed);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
@@ -158,10 +158,8 @@ class Service {
     EvaluationOptions evaluation;
     evaluation.response_tokens_max = config_.rollout.response_tokens_max;
     ECHO_ASSIGN(const Evaluation result, evaluate(*model_, *tokenizer_, *adapter_, evaluation_, evaluation));
-    record_->metric("evaluation", {{"when", when},
-                                   {"step", step_},
-                                   {"accuracy", result.accuracy()},
-                                   {"problems", result.problems}});
+    record_->metric("evaluation",
+                    {{"when", when}, {"step", step_}, {"accuracy", result.accuracy()}, {"problems", result.problems}});
     accuracy_[when] = result.accuracy();
     log::info("accuracy {} training: {:.3f} on {} held-out problems", when, result.accuracy(), result.problems);
     return ok();
@@ -264,9 +262,8 @@ class Service {
       if (missing == 0 && joined > 0) return ok();
       if (clock_.now() >= deadline) {
         if (joined > 0) return ok();
-        return fail(Code::kUnavailable, "start fleet",
-                    "no worker joined within {}; their logs are in {}", to_text(config_.fleet.join_timeout),
-                    (record_->folder() / "logs").string());
+        return fail(Code::kUnavailable, "start fleet", "no worker joined within {}; their logs are in {}",
+                    to_text(config_.fleet.join_timeout), (record_->folder() / "logs").string());
       }
       std::this_thread::sleep_for(kPoll / 2);
     }
@@ -357,8 +354,8 @@ class Service {
     if (!trainer_) return ok();
     ECHO_TRY(save_checkpoint(record_->folder() / "checkpoints", *trainer_, config_digest(config_, model_config_),
                              config_.learner.checkpoints_kept));
-    const std::uint64_t kept = std::uint64_t{config_.learner.checkpoint_every} *
-                               (config_.learner.checkpoints_kept + kSpareCheckpoints);
+    const std::uint64_t kept =
+        std::uint64_t{config_.learner.checkpoint_every} * (config_.learner.checkpoints_kept + kSpareCheckpoints);
     if (desk_ && step_ > kept) ECHO_TRY(desk_->prune(step_ - kept));
     return ok();
   }

@@ -2,7 +2,6 @@
 #pragma once
 #include <atomic>
 #include <filesystem>
-
 #include <nlohmann/json.hpp>
 
 #include "base/result.hpp"
@@ -22,9 +21,9 @@ struct ServiceOutcome {
 };
 
 // Runs the whole of `config`; writes everything below its run folder. When `stop` turns true the step under way is
-// finished, a checkpoint and a report are written and the fleet is returned. Threads: the caller's trains; the overlay's
-// loop, the rollout desk, the fleet and the snapshot encoder have one each. Errors: those of the plan (kInvalid,
-// kInfeasible), kInvalid for a port in use or a bad model, kUnavailable when no worker ever joined.
+// finished, a checkpoint and a report are written and the fleet is returned. Threads: the caller's trains; the
+// overlay's loop, the rollout desk, the fleet and the snapshot encoder have one each. Errors: those of the plan
+// (kInvalid, kInfeasible), kInvalid for a port in use or a bad model, kUnavailable when no worker ever joined.
 Result<ServiceOutcome> run_learner(const RunConfig& config, const ServiceOptions& options,
                                    const std::atomic<bool>& stop);
 

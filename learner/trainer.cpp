@@ -67,7 +67,8 @@ std::vector<std::vector<TrainingRow*>> microbatches(std::vector<TrainingRow*> ro
                    [](const TrainingRow* a, const TrainingRow* b) { return a->tokens.size() < b->tokens.size(); });
   std::vector<std::vector<TrainingRow*>> parts;
   for (TrainingRow* row : rows) {
-    const bool fits = !parts.empty() && static_cast<std::int64_t>((parts.back().size() + 1) * row->tokens.size()) <= tokens_max;
+    const bool fits =
+        !parts.empty() && static_cast<std::int64_t>((parts.back().size() + 1) * row->tokens.size()) <= tokens_max;
     if (!fits) parts.emplace_back();
     parts.back().push_back(row);
   }
@@ -84,8 +85,8 @@ Result<TrainingRow> lay_out(const schema::Trajectory& t, const model::ModelConfi
     return fail(Code::kInvalid, kOperation, "trajectory {} has {} log-probabilities for {} response tokens", t.id(),
                 t.logprobs_size(), length);
   if (t.loss_mask_size() != 0 && t.loss_mask_size() != t.response_tokens_size())
-    return fail(Code::kInvalid, kOperation, "trajectory {} has a loss mask of {} entries for {} response tokens", t.id(),
-                t.loss_mask_size(), length);
+    return fail(Code::kInvalid, kOperation, "trajectory {} has a loss mask of {} entries for {} response tokens",
+                t.id(), t.loss_mask_size(), length);
   TrainingRow row;
   row.prompt = static_cast<std::size_t>(t.prompt_tokens_size());
   row.tokens.assign(t.prompt_tokens().begin(), t.prompt_tokens().end());
@@ -115,8 +116,7 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
     std::vector<double> rewards;
     for (const schema::Trajectory* t : group) rewards.push_back(t->reward());
     auto advantages = group_advantages(rewards, rewards.size(), config);
-    if (!advantages)
-      return fail(Code::kInvalid, "learner step", "group {}: {}", id, advantages.error().detail);
+    if (!advantages) return fail(Code::kInvalid, "learner step", "group {}: {}", id, advantages.error().detail);
     groups.emplace_back();
     for (std::size_t i = 0; i < group.size(); ++i) {
       ECHO_ASSIGN(TrainingRow row, lay_out(*group[i], shape));

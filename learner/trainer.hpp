@@ -18,9 +18,9 @@ namespace echoline::learner {
 struct TrainerConfig {
   LossConfig loss;
   OptimizerConfig optimizer;
-  double temperature = 1.0;              // as in sampling, or the importance ratios are wrong
-  std::int64_t minibatches = 1;          // optimizer updates per pass over the batch; groups stay whole
-  std::int64_t passes = 1;               // over the batch, each in a fresh random order
+  double temperature = 1.0;                   // as in sampling, or the importance ratios are wrong
+  std::int64_t minibatches = 1;               // optimizer updates per pass over the batch; groups stay whole
+  std::int64_t passes = 1;                    // over the batch, each in a fresh random order
   std::int64_t microbatch_tokens_max = 8192;  // padded tokens in one forward and backward pass; bounds memory
   std::uint64_t seed = 0;
 };
@@ -29,25 +29,25 @@ struct TrainerConfig {
 Status validate(const TrainerConfig& config);
 
 struct StepReport {
-  std::int64_t step = 0;                // counted from 1
+  std::int64_t step = 0;  // counted from 1
   std::int64_t trajectories = 0;
   std::int64_t groups = 0;
   std::int64_t informative_groups = 0;  // groups whose rewards differ; only these carry a gradient
   std::int64_t response_tokens = 0;     // that count in the loss
   double reward_mean = 0;
-  double accuracy = 0;                  // share of trajectories the adapter called correct
-  std::int64_t updates = 0;             // optimizer updates applied
-  std::int64_t updates_skipped = 0;     // because a gradient was not finite
-  double gradient_norm = 0;             // mean over updates, before clipping
-  double learning_rate = 0;             // of the last update
+  double accuracy = 0;               // share of trajectories the adapter called correct
+  std::int64_t updates = 0;          // optimizer updates applied
+  std::int64_t updates_skipped = 0;  // because a gradient was not finite
+  double gradient_norm = 0;          // mean over updates, before clipping
+  double learning_rate = 0;          // of the last update
   // Means over the trained tokens (those of informative groups) of all updates; 0 when there were none.
-  double loss = 0;                      // mean over updates
-  double ratio_mean = 0;                // π_θ/π_μ
+  double loss = 0;        // mean over updates
+  double ratio_mean = 0;  // π_θ/π_μ
   double clip_fraction = 0;
   double capped_fraction = 0;
-  double behaviour_kl = 0;              // nats per token
-  double reference_kl = 0;              // nats per token
-  double entropy = 0;                   // nats per token
+  double behaviour_kl = 0;  // nats per token
+  double reference_kl = 0;  // nats per token
+  double entropy = 0;       // nats per token
 };
 
 struct TrainingRow;  // one trajectory, laid out for training

@@ -66,7 +66,8 @@ Status sync_folder(const fs::path& path) {
 Status rename_folder(const fs::path& from, const fs::path& to) {
   std::error_code ec;
   fs::rename(from, to, ec);
-  if (ec) return fail(Code::kIo, "save checkpoint", "cannot rename {} to {}: {}", from.string(), to.string(), ec.message());
+  if (ec)
+    return fail(Code::kIo, "save checkpoint", "cannot rename {} to {}: {}", from.string(), to.string(), ec.message());
   return ok();
 }
 
@@ -111,8 +112,10 @@ Result<StoredState> read_state(const fs::path& path, const Trainer& trainer, std
   const auto string = [&](const char* key) { return json.contains(key) && json[key].is_string(); };
   if (!json.is_object() || !integer("format") || !integer("steps") || !integer("updates") || !integer("seed") ||
       !string("config_digest") || !string("tensors_digest"))
-    return fail(Code::kCorrupt, kOperation, "{}: expected an object with format, steps, updates, seed, config_digest "
-                "and tensors_digest", path.string());
+    return fail(Code::kCorrupt, kOperation,
+                "{}: expected an object with format, steps, updates, seed, config_digest "
+                "and tensors_digest",
+                path.string());
   if (json["format"] != kFormat)
     return fail(Code::kInvalid, kOperation, "{}: format {}, this program reads format {}", path.string(),
                 json["format"].dump(), kFormat);
@@ -131,8 +134,10 @@ Result<torch::Tensor> stored(const delta::StateView& state, const std::string& n
   const auto it = std::lower_bound(state.begin(), state.end(), name,
                                    [](const delta::TensorView& view, const std::string& n) { return view.name < n; });
   if (it == state.end() || it->name != name || it->dtype != dtype || it->shape != like.sizes().vec())
-    return fail(Code::kInvalid, "load checkpoint", "{} has no tensor {} of type {} and the model's shape: was it made "
-                "with another model?", path.string(), name, delta::dtype_name(dtype));
+    return fail(Code::kInvalid, "load checkpoint",
+                "{} has no tensor {} of type {} and the model's shape: was it made "
+                "with another model?",
+                path.string(), name, delta::dtype_name(dtype));
   torch::Tensor copy = torch::empty(like.sizes(), torch::TensorOptions().dtype(like.dtype()));
   std::memcpy(copy.data_ptr(), it->bytes.data(), it->bytes.size());
   return copy;

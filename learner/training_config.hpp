@@ -7,7 +7,7 @@
 
 namespace echoline::learner {
 
-enum class AdvantageScale { kStd, kNone };          // divide by the group's standard deviation, or only centre
+enum class AdvantageScale { kStd, kNone };  // divide by the group's standard deviation, or only centre
 enum class Aggregation { kTokenMean, kSequenceMean };
 
 struct LossConfig {

@@ -25,9 +25,10 @@ Result<Demonstrations> demonstrations(const data_plane::Adapter& adapter, const 
     ECHO_ASSIGN(const auto problem, adapter.problem(first + static_cast<std::uint64_t>(i)));
     const auto response = adapter.demonstration(problem);
     if (!response)
-      return fail(Code::kInvalid, "warm start",
-                  "adapter {} has no demonstration for problem {}: choose another adapter or start from a trained model",
-                  adapter.name(), problem.id());
+      return fail(
+          Code::kInvalid, "warm start",
+          "adapter {} has no demonstration for problem {}: choose another adapter or start from a trained model",
+          adapter.name(), problem.id());
     ECHO_ASSIGN(auto tokens, tokenizer.encode(problem.prompt()));
     prompts.push_back(tokens.size());
     ECHO_ASSIGN(const auto answer, tokenizer.encode(*response));

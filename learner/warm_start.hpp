@@ -15,10 +15,10 @@ namespace echoline::learner {
 struct WarmStartConfig {
   OptimizerConfig optimizer;
   std::int64_t steps_max = 2000;
-  std::int64_t batch_problems = 256;     // demonstrations per step
-  double target_accuracy = 0.4;          // greedy, on the probe; reaching it ends the warm start
-  std::int64_t probe_every = 20;         // steps
-  std::int64_t probe_problems = 256;     // a fixed slice of the training problems
+  std::int64_t batch_problems = 256;  // demonstrations per step
+  double target_accuracy = 0.4;       // greedy, on the probe; reaching it ends the warm start
+  std::int64_t probe_every = 20;      // steps
+  std::int64_t probe_problems = 256;  // a fixed slice of the training problems
   std::int64_t response_tokens_max = 64;
 };
 
@@ -33,8 +33,8 @@ struct WarmStartProgress {
 
 struct WarmStartReport {
   std::int64_t steps = 0;
-  double accuracy = 0;  // at the last probe
-  bool reached = false; // the target
+  double accuracy = 0;   // at the last probe
+  bool reached = false;  // the target
 };
 
 // Trains `model` in place by cross-entropy on the response and its end-of-text token; the model holds bf16 values

@@ -40,14 +40,18 @@ class Fields {
   void number(const char* name, double& into) {
     const json* value = get(name);
     if (!value) return;
-    if (value->is_number()) into = value->get<double>();
-    else note(bad("'{}' is {}, expected a number", name, value->dump()));
+    if (value->is_number())
+      into = value->get<double>();
+    else
+      note(bad("'{}' is {}, expected a number", name, value->dump()));
   }
   void boolean(const char* name, bool& into) {
     const json* value = get(name);
     if (!value) return;
-    if (value->is_boolean()) into = value->get<bool>();
-    else note(bad("'{}' is {}, expected true or false", name, value->dump()));
+    if (value->is_boolean())
+      into = value->get<bool>();
+    else
+      note(bad("'{}' is {}, expected true or false", name, value->dump()));
   }
   void note(Error error) {
     if (!error_) error_ = std::move(error);
@@ -97,7 +101,8 @@ Status supported(Fields& fields) {
 
 Result<ModelConfig> ModelConfig::from_json(std::string_view text) {
   const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return bad("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
+  if (!root.is_object())
+    return bad("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
   Fields fields(root);
   ECHO_TRY(supported(fields));
   ModelConfig c;
@@ -184,10 +189,14 @@ Status ModelConfig::validate() const {
   const struct {
     const char* name;
     std::int64_t value, most;
-  } sizes[] = {{"vocab_size", vocab_size, 1 << 24},         {"hidden_size", hidden_size, 1 << 20},
-               {"intermediate_size", intermediate_size, 1 << 22}, {"num_hidden_layers", layers, 4096},
-               {"num_attention_heads", heads, 4096},         {"num_key_value_heads", kv_heads, 4096},
-               {"head_dim", head_dim, 4096},                 {"max_position_embeddings", positions_max, 1 << 26}};
+  } sizes[] = {{"vocab_size", vocab_size, 1 << 24},
+               {"hidden_size", hidden_size, 1 << 20},
+               {"intermediate_size", intermediate_size, 1 << 22},
+               {"num_hidden_layers", layers, 4096},
+               {"num_attention_heads", heads, 4096},
+               {"num_key_value_heads", kv_heads, 4096},
+               {"head_dim", head_dim, 4096},
+               {"max_position_embeddings", positions_max, 1 << 26}};
   for (const auto& size : sizes) {
     if (size.value < 1 || size.value > size.most) {
       return bad("'{}' is {}, expected 1 to {}", size.name, size.value, size.most);
@@ -200,7 +209,8 @@ Status ModelConfig::validate() const {
   const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
   if (!positive(rms_norm_eps)) return bad("'rms_norm_eps' is {}, expected a positive number", rms_norm_eps);
   if (!positive(rope_theta)) return bad("'rope_theta' is {}, expected a positive number", rope_theta);
-  if (!positive(initializer_range)) return bad("'initializer_range' is {}, expected a positive number", initializer_range);
+  if (!positive(initializer_range))
+    return bad("'initializer_range' is {}, expected a positive number", initializer_range);
   for (const Token token : eos) {
     if (token < 0 || token >= vocab_size) {
       return bad("'eos_token_id' is {}, expected an id below 'vocab_size' {}", token, vocab_size);

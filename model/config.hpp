@@ -20,17 +20,17 @@ struct ModelConfig {
   std::int64_t vocab_size = 151936;
   std::int64_t hidden_size = 4096;
   std::int64_t intermediate_size = 22016;
-  std::int64_t layers = 32;          // num_hidden_layers
-  std::int64_t heads = 32;           // num_attention_heads
-  std::int64_t kv_heads = 32;        // num_key_value_heads; divides heads
-  std::int64_t head_dim = 128;       // even
+  std::int64_t layers = 32;            // num_hidden_layers
+  std::int64_t heads = 32;             // num_attention_heads
+  std::int64_t kv_heads = 32;          // num_key_value_heads; divides heads
+  std::int64_t head_dim = 128;         // even
   std::int64_t positions_max = 32768;  // max_position_embeddings, tokens
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
-  double initializer_range = 0.02;   // standard deviation of fresh weights
-  bool tie_embeddings = false;       // tie_word_embeddings: lm_head is embed_tokens
-  std::vector<Token> eos;            // eos_token_id, one or several
-  std::optional<Token> bos;          // bos_token_id
+  double initializer_range = 0.02;  // standard deviation of fresh weights
+  bool tie_embeddings = false;      // tie_word_embeddings: lm_head is embed_tokens
+  std::vector<Token> eos;           // eos_token_id, one or several
+  std::optional<Token> bos;         // bos_token_id
 
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 
@@ -48,9 +48,9 @@ struct ModelConfig {
 
 // Memory a model of this shape needs; activations are not counted.
 struct MemoryEstimate {
-  Bytes policy_bf16;          // weights as broadcast and as held by a worker on a GPU
-  Bytes training;             // policy and gradient in bf16; fp32 master, first and second moment of AdamW
-  Bytes kv_cache_per_token;   // bf16 keys and values of all layers
+  Bytes policy_bf16;         // weights as broadcast and as held by a worker on a GPU
+  Bytes training;            // policy and gradient in bf16; fp32 master, first and second moment of AdamW
+  Bytes kv_cache_per_token;  // bf16 keys and values of all layers
 };
 MemoryEstimate memory_estimate(const ModelConfig& config);
 

@@ -67,7 +67,8 @@ struct Sampler {
     const Tensor log_p = (options.temperature == 1 ? logits : logits / options.temperature).log_softmax(-1);
     const Tensor allowed = options.top_p < 1 ? nucleus(log_p, options.top_p) : log_p;
     // Gumbel-max: argmax(log p - log E), E ~ Exp(1), is distributed as p.
-    const Tensor tokens = (allowed - torch::empty_like(allowed).exponential_(1.0, generator).clamp_min_(1e-30).log_()).argmax(-1);
+    const Tensor tokens =
+        (allowed - torch::empty_like(allowed).exponential_(1.0, generator).clamp_min_(1e-30).log_()).argmax(-1);
     return {tokens, log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)};
   }
 };
@@ -75,9 +76,9 @@ struct Sampler {
 // Rows to continue, one per prompt, after reading each distinct prompt once.
 struct Prefilled {
   KvCache cache;
-  Tensor logits;             // [rows, vocab], of the next token
-  Tensor positions;          // int64 [rows, 1], of the next token; undefined when all rows are equally long
-  Tensor key_mask;           // bool [rows, capacity]; undefined likewise
+  Tensor logits;     // [rows, vocab], of the next token
+  Tensor positions;  // int64 [rows, 1], of the next token; undefined when all rows are equally long
+  Tensor key_mask;   // bool [rows, capacity]; undefined likewise
 };
 
 Prefilled prefill(Transformer& model, const std::vector<std::vector<Token>>& prompts, std::int64_t tokens_max) {
@@ -151,8 +152,10 @@ Result<std::vector<Generation>> generate(Transformer& model, const std::vector<s
         generation.tokens.push_back(token);
         generation.logprobs.push_back(logprobs.data_ptr<float>()[row]);
         if (!std::isfinite(generation.logprobs.back())) {
-          return fail(Code::kCorrupt, "generate", "the logits of prompt {} at new token {} are not finite; the weights "
-                      "have diverged or are damaged", live[row], step);
+          return fail(Code::kCorrupt, "generate",
+                      "the logits of prompt {} at new token {} are not finite; the weights "
+                      "have diverged or are damaged",
+                      live[row], step);
         }
         if (std::find(options.eos.begin(), options.eos.end(), token) != options.eos.end()) {
           generation.finish = Finish::kEos;

@@ -9,17 +9,17 @@
 namespace echoline::model {
 
 struct SamplingOptions {
-  double temperature = 1.0;     // 0: greedy
-  double top_p = 1.0;           // (0, 1]: keep the fewest most likely tokens that hold this much probability
+  double temperature = 1.0;      // 0: greedy
+  double top_p = 1.0;            // (0, 1]: keep the fewest most likely tokens that hold this much probability
   std::int64_t tokens_max = 64;  // per row, the ending token included
-  std::vector<Token> eos = {};  // a row ends with the first of these; none: only tokens_max ends it
-  std::uint64_t seed = 0;       // the same prompts, options and weights give the same tokens
+  std::vector<Token> eos = {};   // a row ends with the first of these; none: only tokens_max ends it
+  std::uint64_t seed = 0;        // the same prompts, options and weights give the same tokens
 };
 
 enum class Finish { kEos, kLength, kInterrupted };
 
 struct Generation {
-  std::vector<Token> tokens;    // without the prompt; the ending token is the last
+  std::vector<Token> tokens;  // without the prompt; the ending token is the last
   // Per token: log softmax(logits / temperature), nats, over the whole vocabulary (temperature 0: temperature 1).
   // With top_p < 1 this is deliberately not the renormalised nucleus: the learner scores the same full distribution,
   // so the importance ratio is exactly 1 for an unchanged policy and measures only how far the weights have moved.
@@ -34,7 +34,6 @@ struct Generation {
 // kInvalid: an empty prompt, an id outside the vocabulary, options out of range, or a row beyond positions_max.
 // kCorrupt: logits that are not finite. kExhausted: out of memory.
 Result<std::vector<Generation>> generate(Transformer& model, const std::vector<std::vector<Token>>& prompts,
-                                         const SamplingOptions& options,
-                                         const std::function<bool()>& interrupted = {});
+                                         const SamplingOptions& options, const std::function<bool()>& interrupted = {});
 
 }  // namespace echoline::model

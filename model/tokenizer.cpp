@@ -23,8 +23,7 @@ constexpr std::string_view kWhat = "tokenizer.json";
 constexpr Token kIdMax = 1 << 24;
 constexpr std::size_t kTextBytesMax = 1u << 30;
 // What ByteLevel splits by when it is asked to: the rule of GPT-2.
-constexpr const char* kByteLevelRegex =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char* kByteLevelRegex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
@@ -174,7 +173,8 @@ Status Tokenizer::State::read_vocabulary(const json& model) {
   if (!vocab || !vocab->is_object()) return bad("'model.vocab' is missing, expected an object from token to id");
   for (const auto& [written, id] : vocab->items()) {
     if (!id.is_number_integer() || id < 0 || id > kIdMax) {
-      return bad("'model.vocab' gives {} the id {}, expected an integer from 0 to {}", shown(written), shown(id), kIdMax);
+      return bad("'model.vocab' gives {} the id {}, expected an integer from 0 to {}", shown(written), shown(id),
+                 kIdMax);
     }
     auto token = to_bytes(written);
     if (!token || token->empty()) {
@@ -273,7 +273,8 @@ Status Tokenizer::State::read_pre_tokenizer(const json& root) {
       ECHO_TRY(compile(regex->get<std::string>()));
     } else if (is_type(step, "ByteLevel")) {
       byte_level = true;
-      if (is_true(step, "add_prefix_space", true)) return bad("'pre_tokenizer' ByteLevel sets 'add_prefix_space', which is not implemented");
+      if (is_true(step, "add_prefix_space", true))
+        return bad("'pre_tokenizer' ByteLevel sets 'add_prefix_space', which is not implemented");
       if (is_true(step, "use_regex", true)) {
         if (split) return bad("'pre_tokenizer' splits twice: by Split and by ByteLevel's use_regex");
         ECHO_TRY(compile(kByteLevelRegex));
@@ -316,8 +317,8 @@ Status Tokenizer::State::encode_ordinary(std::string_view text, pcre2_match_data
     const icu::Normalizer2* normalizer = icu::Normalizer2::getNFCInstance(error);
     icu::StringByteSink<std::string> sink(&normalized);
     if (U_SUCCESS(error)) {
-      normalizer->normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size())), sink,
-                                nullptr, error);
+      normalizer->normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size())), sink, nullptr,
+                                error);
     }
     if (U_FAILURE(error)) return fail(Code::kInternal, "tokenize", "NFC normalisation: {}", u_errorName(error));
     text = normalized;
@@ -333,7 +334,8 @@ Status Tokenizer::State::encode_ordinary(std::string_view text, pcre2_match_data
     }
     if (found == PCRE2_ERROR_NOMATCH) return encode_piece(text.substr(begin), out);
     if (found < 0) {
-      return fail(Code::kExhausted, "tokenize", "the split regex gives up after byte {} (PCRE2 error {})", begin, found);
+      return fail(Code::kExhausted, "tokenize", "the split regex gives up after byte {} (PCRE2 error {})", begin,
+                  found);
     }
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match);
     if (range[1] <= begin || range[0] < begin || range[1] < range[0]) {  // a regex that moves the match start
@@ -450,17 +452,34 @@ Result<Tokenizer> Tokenizer::characters(std::string_view alphabet) {
   }
   nlohmann::ordered_json added = nlohmann::ordered_json::array();
   for (const std::string_view content : {kEndOfText, kChatStart, kChatEnd}) {
-    added.push_back({{"id", vocab.size() + added.size()}, {"content", content}, {"single_word", false},
-                     {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", true}});
+    added.push_back({{"id", vocab.size() + added.size()},
+                     {"content", content},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
   }
   const nlohmann::ordered_json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  const nlohmann::ordered_json root = {
-      {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
-      {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr}, {"decoder", byte_level},
-      {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr},
-                 {"end_of_word_suffix", nullptr}, {"fuse_unk", false}, {"byte_fallback", false}, {"vocab", vocab},
-                 {"merges", nlohmann::ordered_json::array()}}}};
+  const nlohmann::ordered_json root = {{"version", "1.0"},
+                                       {"truncation", nullptr},
+                                       {"padding", nullptr},
+                                       {"added_tokens", added},
+                                       {"normalizer", nullptr},
+                                       {"pre_tokenizer", byte_level},
+                                       {"post_processor", nullptr},
+                                       {"decoder", byte_level},
+                                       {"model",
+                                        {{"type", "BPE"},
+                                         {"dropout", nullptr},
+                                         {"unk_token", nullptr},
+                                         {"continuing_subword_prefix", nullptr},
+                                         {"end_of_word_suffix", nullptr},
+                                         {"fuse_unk", false},
+                                         {"byte_fallback", false},
+                                         {"vocab", vocab},
+                                         {"merges", nlohmann::ordered_json::array()}}}};
   return from_json(root.dump(2) + "\n");
 }
 

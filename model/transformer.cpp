@@ -14,9 +14,9 @@ using torch::Tensor;
 
 // Queries, keys and values share one block of memory, so that a pass without gradients is one product.
 struct Transformer::Layer {
-  Tensor qkv;                  // [(heads + 2 kv_heads) * head_dim, hidden]; q, k and v are views of it
-  Tensor q, k, v, o;           // projections as checkpoints name them
-  Tensor q_norm, k_norm;       // [head_dim]
+  Tensor qkv;                    // [(heads + 2 kv_heads) * head_dim, hidden]; q, k and v are views of it
+  Tensor q, k, v, o;             // projections as checkpoints name them
+  Tensor q_norm, k_norm;         // [head_dim]
   Tensor input_norm, post_norm;  // [hidden]
   Tensor gate, up, down;
 };
@@ -69,8 +69,7 @@ Tensor additive_mask(const ModelConfig& config, const Pass& pass, std::int64_t p
   }
   if (!mask.defined()) return mask;
   const std::int64_t rows = mask.size(0);
-  mask = mask.unsqueeze(1).unsqueeze(3).expand(
-      {rows, rows > 1 ? config.kv_heads : 1, keys, group, pass.tokens});
+  mask = mask.unsqueeze(1).unsqueeze(3).expand({rows, rows > 1 ? config.kv_heads : 1, keys, group, pass.tokens});
   return mask.reshape({-1, keys, group * pass.tokens});
 }
 
@@ -190,10 +189,8 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     std::vector<Tensor> logprobs, entropies;
     for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
       const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
-      const Tensor log_p = torch::linear(hidden.narrow(0, begin, rows), weight)
-                               .to(torch::kFloat)
-                               .div_(temperature)
-                               .log_softmax(-1);
+      const Tensor log_p =
+          torch::linear(hidden.narrow(0, begin, rows), weight).to(torch::kFloat).div_(temperature).log_softmax(-1);
       logprobs.push_back(log_p.gather(1, targets.narrow(0, begin, rows).unsqueeze(1)).squeeze(1));
       entropies.push_back((log_p.exp() * log_p).sum(-1).neg());
     }
@@ -299,8 +296,8 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
     layers_.push_back(std::move(l));
   }
   norm_ = add("model.norm.weight", torch::empty({hidden}, options));
-  lm_head_ = config.tie_embeddings ? embedding_
-                                   : add("lm_head.weight", torch::empty({config.vocab_size, hidden}, options));
+  lm_head_ =
+      config.tie_embeddings ? embedding_ : add("lm_head.weight", torch::empty({config.vocab_size, hidden}, options));
 }
 
 Transformer::~Transformer() = default;
@@ -367,8 +364,8 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
   }
   TORCH_CHECK(mask.sizes() == torch::IntArrayRef(shape), "mask is not [batch, tokens - 1]");
   const Tensor chosen = mask.reshape({-1}).nonzero().squeeze(1);
-  const auto scores = LinearLogprob::apply(hidden.index_select(0, chosen), lm_head_,
-                                           targets.index_select(0, chosen), temperature);
+  const auto scores =
+      LinearLogprob::apply(hidden.index_select(0, chosen), lm_head_, targets.index_select(0, chosen), temperature);
   const Tensor zeros = torch::zeros({shape[0] * last}, scores[0].options().requires_grad(false));
   return {zeros.index_copy(0, chosen, scores[0]).view(shape), zeros.index_copy(0, chosen, scores[1]).view(shape)};
 }

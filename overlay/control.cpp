@@ -53,7 +53,8 @@ template <class Message>
 Result<PublicationKey> key_of(const Message& from) {
   PublicationKey key{Version{from.version()}, std::nullopt};
   if (from.has_base()) {
-    if (from.base() >= from.version()) return bad("expected a base below version {}, found {}", from.version(), from.base());
+    if (from.base() >= from.version())
+      return bad("expected a base below version {}, found {}", from.version(), from.base());
     key.base = Version{from.base()};
   }
   return key;
@@ -77,13 +78,15 @@ Result<Have> have_of(const wire::Have& from) {
   for (const wire::HaveItem& item : from.items()) {
     ECHO_ASSIGN(const PublicationKey key, key_of(item));
     chunks_total += item.chunks();
-    if (chunks_total > 4ull * kChunksMax) return bad("{} chunks listed, the limit is {}", chunks_total, 4ull * kChunksMax);
+    if (chunks_total > 4ull * kChunksMax)
+      return bad("{} chunks listed, the limit is {}", chunks_total, 4ull * kChunksMax);
     if (item.bitmap().empty()) {
       have.chunks[key] = ChunkSet::all(item.chunks());
       continue;
     }
     auto set = ChunkSet::from_bytes(item.chunks(), item.bitmap());
-    if (!set) return bad("{}: a bitmap of {} bytes does not fit {} chunks", to_text(key), item.bitmap().size(), item.chunks());
+    if (!set)
+      return bad("{}: a bitmap of {} bytes does not fit {} chunks", to_text(key), item.bitmap().size(), item.chunks());
     have.chunks[key] = std::move(*set);
   }
   return have;
@@ -98,11 +101,13 @@ Result<Manifest> manifest_of(const wire::Manifest& from) {
   if (m.chunk_bytes < kChunkBytesMin || m.chunk_bytes > kChunkBytesMax)
     return bad("expected a chunk of {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax, m.chunk_bytes);
   if (m.payload_bytes > std::uint64_t{kChunksMax} * m.chunk_bytes)
-    return bad("a payload of {} bytes in chunks of {} has more than {} chunks", m.payload_bytes, m.chunk_bytes, kChunksMax);
+    return bad("a payload of {} bytes in chunks of {} has more than {} chunks", m.payload_bytes, m.chunk_bytes,
+               kChunksMax);
   return m;
 }
 Status check_protocol(std::uint32_t found) {
-  if (found != kProtocol) return bad("expected protocol {}, found {}: use the same release on every machine", kProtocol, found);
+  if (found != kProtocol)
+    return bad("expected protocol {}, found {}: use the same release on every machine", kProtocol, found);
   return ok();
 }
 
@@ -110,80 +115,79 @@ Status check_protocol(std::uint32_t found) {
 
 std::vector<std::byte> encode_control(const ControlMessage& message) {
   wire::ControlMessage out;
-  std::visit(
-      Overloaded{
-          [&](const Hello& m) {
-            auto& w = *out.mutable_hello();
-            w.set_protocol(kProtocol);
-            w.set_run_id(cut(m.run_id));
-            w.set_name(cut(m.name));
-            set_endpoint(*w.mutable_data(), m.data);
-            if (m.up) w.set_up_bits_per_s(m.up->bits_per_s);
-            if (m.down) w.set_down_bits_per_s(m.down->bits_per_s);
-          },
-          [&](const Welcome& m) {
-            auto& w = *out.mutable_welcome();
-            w.set_worker(m.worker.value);
-            w.set_heartbeat_ns(static_cast<std::uint64_t>(m.heartbeat.count()));
-            w.set_learner_timeout_ns(static_cast<std::uint64_t>(m.learner_timeout.count()));
-            w.set_application(m.application);
-          },
-          [&](const Assign& m) {
-            auto& w = *out.mutable_assign();
-            w.set_parent(m.parent.value);
-            set_endpoint(*w.mutable_endpoint(), m.endpoint);
-          },
-          [&](const Manifest& m) {
-            auto& w = *out.mutable_manifest();
-            set_key(w, m.key);
-            w.set_policy_digest(to_string(m.policy_digest));
-            w.set_payload_digest(to_string(m.payload_digest));
-            w.set_payload_bytes(m.payload_bytes);
-            w.set_chunk_bytes(m.chunk_bytes);
-          },
-          [&](const Have& m) { set_have(*out.mutable_have(), m); },
-          [&](const PeerHello& m) {
-            auto& w = *out.mutable_peer_hello();
-            w.set_protocol(kProtocol);
-            w.set_run_id(cut(m.run_id));
-            w.set_worker(m.worker.value);
-            if (m.catch_up_to) w.set_catch_up_to(m.catch_up_to->value);
-            w.set_full_only(m.full_only);
-            set_have(*w.mutable_have(), m.have);
-          },
-          [&](const ChunkRequest& m) {
-            auto& w = *out.mutable_chunk_request();
-            set_key(w, m.key);
-            w.set_index(m.index);
-          },
-          [&](const CannotServe& m) {
-            auto& w = *out.mutable_cannot_serve();
-            w.set_target(m.target.value);
-            w.set_behind(m.behind);
-          },
-          [&](const EdgeFailed& m) {
-            auto& w = *out.mutable_edge_failed();
-            w.set_parent(m.parent.value);
-            w.set_reason(cut(m.reason));
-          },
-          [&](const Ack& m) {
-            auto& w = *out.mutable_ack();
-            w.set_version(m.version.value);
-            w.set_policy_digest(to_string(m.policy_digest));
-          },
-          [&](const Heartbeat& m) {
-            auto& w = *out.mutable_heartbeat();
-            if (m.version) w.set_version(m.version->value);
-            w.set_chunk_bytes_in(m.chunk_bytes_in);
-            w.set_chunk_bytes_forwarded(m.chunk_bytes_forwarded);
-            w.set_chunks_duplicate(m.chunks_duplicate);
-            w.set_chunks_corrupt(m.chunks_corrupt);
-            if (m.forwarding_rate) w.set_forwarding_bits_per_s(m.forwarding_rate->bits_per_s);
-            w.set_application(m.application);
-          },
-          [&](const Goodbye& m) { out.mutable_goodbye()->set_reason(cut(m.reason)); },
-      },
-      message);
+  std::visit(Overloaded{
+                 [&](const Hello& m) {
+                   auto& w = *out.mutable_hello();
+                   w.set_protocol(kProtocol);
+                   w.set_run_id(cut(m.run_id));
+                   w.set_name(cut(m.name));
+                   set_endpoint(*w.mutable_data(), m.data);
+                   if (m.up) w.set_up_bits_per_s(m.up->bits_per_s);
+                   if (m.down) w.set_down_bits_per_s(m.down->bits_per_s);
+                 },
+                 [&](const Welcome& m) {
+                   auto& w = *out.mutable_welcome();
+                   w.set_worker(m.worker.value);
+                   w.set_heartbeat_ns(static_cast<std::uint64_t>(m.heartbeat.count()));
+                   w.set_learner_timeout_ns(static_cast<std::uint64_t>(m.learner_timeout.count()));
+                   w.set_application(m.application);
+                 },
+                 [&](const Assign& m) {
+                   auto& w = *out.mutable_assign();
+                   w.set_parent(m.parent.value);
+                   set_endpoint(*w.mutable_endpoint(), m.endpoint);
+                 },
+                 [&](const Manifest& m) {
+                   auto& w = *out.mutable_manifest();
+                   set_key(w, m.key);
+                   w.set_policy_digest(to_string(m.policy_digest));
+                   w.set_payload_digest(to_string(m.payload_digest));
+                   w.set_payload_bytes(m.payload_bytes);
+                   w.set_chunk_bytes(m.chunk_bytes);
+                 },
+                 [&](const Have& m) { set_have(*out.mutable_have(), m); },
+                 [&](const PeerHello& m) {
+                   auto& w = *out.mutable_peer_hello();
+                   w.set_protocol(kProtocol);
+                   w.set_run_id(cut(m.run_id));
+                   w.set_worker(m.worker.value);
+                   if (m.catch_up_to) w.set_catch_up_to(m.catch_up_to->value);
+                   w.set_full_only(m.full_only);
+                   set_have(*w.mutable_have(), m.have);
+                 },
+                 [&](const ChunkRequest& m) {
+                   auto& w = *out.mutable_chunk_request();
+                   set_key(w, m.key);
+                   w.set_index(m.index);
+                 },
+                 [&](const CannotServe& m) {
+                   auto& w = *out.mutable_cannot_serve();
+                   w.set_target(m.target.value);
+                   w.set_behind(m.behind);
+                 },
+                 [&](const EdgeFailed& m) {
+                   auto& w = *out.mutable_edge_failed();
+                   w.set_parent(m.parent.value);
+                   w.set_reason(cut(m.reason));
+                 },
+                 [&](const Ack& m) {
+                   auto& w = *out.mutable_ack();
+                   w.set_version(m.version.value);
+                   w.set_policy_digest(to_string(m.policy_digest));
+                 },
+                 [&](const Heartbeat& m) {
+                   auto& w = *out.mutable_heartbeat();
+                   if (m.version) w.set_version(m.version->value);
+                   w.set_chunk_bytes_in(m.chunk_bytes_in);
+                   w.set_chunk_bytes_forwarded(m.chunk_bytes_forwarded);
+                   w.set_chunks_duplicate(m.chunks_duplicate);
+                   w.set_chunks_corrupt(m.chunks_corrupt);
+                   if (m.forwarding_rate) w.set_forwarding_bits_per_s(m.forwarding_rate->bits_per_s);
+                   w.set_application(m.application);
+                 },
+                 [&](const Goodbye& m) { out.mutable_goodbye()->set_reason(cut(m.reason)); },
+             },
+             message);
   std::string body;
   ECHO_CHECK(out.SerializeToString(&body), "control message cannot be written");
   return encode_frame(FrameType::kControl, std::as_bytes(std::span(body)));
@@ -213,8 +217,8 @@ Result<ControlMessage> decode_control(std::span<const std::byte> body) {
           w.learner_timeout_ns() > kDayNs)
         return bad("expected a heartbeat and a timeout from 1 ms to a day, found {} ns and {} ns", w.heartbeat_ns(),
                    w.learner_timeout_ns());
-      return ControlMessage(Welcome{WorkerId{w.worker()}, Duration(w.heartbeat_ns()), Duration(w.learner_timeout_ns()),
-                                    w.application()});
+      return ControlMessage(
+          Welcome{WorkerId{w.worker()}, Duration(w.heartbeat_ns()), Duration(w.learner_timeout_ns()), w.application()});
     }
     case wire::ControlMessage::kAssign: {
       ECHO_ASSIGN(Endpoint endpoint, endpoint_of(in.assign().endpoint()));
@@ -261,7 +265,8 @@ Result<ControlMessage> decode_control(std::span<const std::byte> body) {
       m.chunk_bytes_forwarded = w.chunk_bytes_forwarded();
       m.chunks_duplicate = w.chunks_duplicate();
       m.chunks_corrupt = w.chunks_corrupt();
-      ECHO_ASSIGN(m.forwarding_rate, rate_of(w.has_forwarding_bits_per_s(), w.forwarding_bits_per_s(), "forwarding rate"));
+      ECHO_ASSIGN(m.forwarding_rate,
+                  rate_of(w.has_forwarding_bits_per_s(), w.forwarding_bits_per_s(), "forwarding rate"));
       if (w.application().size() > kHeartbeatApplicationBytesMax)
         return bad("a heartbeat carries {} application bytes, the limit is {}", w.application().size(),
                    kHeartbeatApplicationBytesMax);
@@ -272,7 +277,8 @@ Result<ControlMessage> decode_control(std::span<const std::byte> body) {
       ECHO_ASSIGN(std::string reason, text(in.goodbye().reason(), "reason"));
       return ControlMessage(Goodbye{std::move(reason)});
     }
-    case wire::ControlMessage::KIND_NOT_SET: break;
+    case wire::ControlMessage::KIND_NOT_SET:
+      break;
   }
   return bad("a message of unknown kind: use the same release on every machine");
 }

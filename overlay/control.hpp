@@ -41,9 +41,12 @@ struct Manifest {
   Digest policy_digest{}, payload_digest{};  // payload_digest: XXH3-128, canonical (big-endian) bytes
   std::uint64_t payload_bytes = 0;
   std::uint32_t chunk_bytes = 0;
-  std::uint32_t chunk_count() const { return static_cast<std::uint32_t>((payload_bytes + chunk_bytes - 1) / chunk_bytes); }
+  std::uint32_t chunk_count() const {
+    return static_cast<std::uint32_t>((payload_bytes + chunk_bytes - 1) / chunk_bytes);
+  }
   std::uint32_t length_of(std::uint32_t chunk) const {
-    return static_cast<std::uint32_t>(std::min<std::uint64_t>(chunk_bytes, payload_bytes - std::uint64_t{chunk} * chunk_bytes));
+    return static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(chunk_bytes, payload_bytes - std::uint64_t{chunk} * chunk_bytes));
   }
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
@@ -85,7 +88,9 @@ struct Heartbeat {
   std::optional<BitRate> forwarding_rate;
   std::string application;
 };
-struct Goodbye { std::string reason; };
+struct Goodbye {
+  std::string reason;
+};
 
 using ControlMessage = std::variant<Hello, Welcome, Assign, Manifest, Have, PeerHello, ChunkRequest, CannotServe,
                                     EdgeFailed, Ack, Heartbeat, Goodbye>;

@@ -20,35 +20,75 @@ namespace echoline::overlay {
 using ConnId = Id<struct ConnTag>;
 
 namespace act {
-struct Dial { ConnId conn; Endpoint to; };
+struct Dial {
+  ConnId conn;
+  Endpoint to;
+};
 // `head`, then `tail`, in order after everything sent before on this connection; on_sent() reports progress.
-struct Send { ConnId conn; std::vector<std::byte> head; Slice tail; };
+struct Send {
+  ConnId conn;
+  std::vector<std::byte> head;
+  Slice tail;
+};
 // After what was sent has left (the driver bounds the wait). No further event comes for this connection.
-struct Close { ConnId conn; };
+struct Close {
+  ConnId conn;
+};
 // The peer has introduced itself: its decoder may take every type of frame.
-struct Admit { ConnId conn; };
+struct Admit {
+  ConnId conn;
+};
 // Stop or resume reading on all connections: the emulated downlink.
-struct SetReading { bool on; };
+struct SetReading {
+  bool on;
+};
 
 // To the application of the learner.
-struct Joined { MemberInfo member; };
-struct Lost { WorkerId worker; std::string reason; };
-struct Acked { WorkerId worker; Version version; Digest policy_digest; };
-struct MessageFrom { WorkerId worker; std::string bytes; };
-struct BroadcastDone { BroadcastReport report; };
-struct TopologyChanged { ChainIds chains; };
-struct NeedSnapshot { Version current; };
+struct Joined {
+  MemberInfo member;
+};
+struct Lost {
+  WorkerId worker;
+  std::string reason;
+};
+struct Acked {
+  WorkerId worker;
+  Version version;
+  Digest policy_digest;
+};
+struct MessageFrom {
+  WorkerId worker;
+  std::string bytes;
+};
+struct BroadcastDone {
+  BroadcastReport report;
+};
+struct TopologyChanged {
+  ChainIds chains;
+};
+struct NeedSnapshot {
+  Version current;
+};
 
 // To the application of a worker.
-struct Welcomed { WorkerId self; std::string welcome; };
-struct Deliver { Publication publication; };
-struct Message { std::string bytes; };
-struct Disconnected { std::string reason; };  // the last action of a core
+struct Welcomed {
+  WorkerId self;
+  std::string welcome;
+};
+struct Deliver {
+  Publication publication;
+};
+struct Message {
+  std::string bytes;
+};
+struct Disconnected {
+  std::string reason;
+};  // the last action of a core
 }  // namespace act
 
-using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::Joined, act::Lost, act::Acked,
-                            act::MessageFrom, act::BroadcastDone, act::TopologyChanged, act::NeedSnapshot, act::Welcomed,
-                            act::Deliver, act::Message, act::Disconnected>;
+using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::Joined, act::Lost,
+                            act::Acked, act::MessageFrom, act::BroadcastDone, act::TopologyChanged, act::NeedSnapshot,
+                            act::Welcomed, act::Deliver, act::Message, act::Disconnected>;
 
 class Core {
  public:
@@ -78,7 +118,9 @@ class Core {
  protected:
   // Control and application frames leave at once; the uplink is occupied by them all the same, so chunks wait.
   void send_frame(ConnId conn, std::vector<std::byte> frame, TimePoint now);
-  void send_control(ConnId conn, const ControlMessage& message, TimePoint now) { send_frame(conn, encode_control(message), now); }
+  void send_control(ConnId conn, const ControlMessage& message, TimePoint now) {
+    send_frame(conn, encode_control(message), now);
+  }
   void close(ConnId conn) { actions_.push_back(act::Close{conn}); }
   void resume_reading(TimePoint now);  // call on timer
   TimePoint reading_deadline() const { return reading_ ? kNever : down_.free_at(); }

@@ -124,7 +124,8 @@ void EdgeSender::plan(ConnId conn, Edge& edge) {
     if (it->second.cost < end->second.cost) end = it;
   const auto hint = store_.full_bytes_hint();
   const double factor = snapshots_come_ ? kSnapshotFactor : kHandOverFactor;
-  const bool dear = end != best.end() && hint && static_cast<double>(end->second.cost) > factor * static_cast<double>(*hint);
+  const bool dear =
+      end != best.end() && hint && static_cast<double>(end->second.cost) > factor * static_cast<double>(*hint);
   if (end == best.end()) {
     complain(conn, edge, {target, false});
     // The learner will bring the child here; what follows is ours to send again.
@@ -151,7 +152,9 @@ void EdgeSender::plan(ConnId conn, Edge& edge) {
   // What has been sent whole will arrive: the child's position moves on, and older knowledge can go.
   for (const auto& [version, reach] : best)
     if (reach.cost == 0 && !reach.missing && (!edge.position || version > *edge.position)) edge.position = version;
-  const auto past = [&](const PublicationKey& key) { return edge.position && key.version <= *edge.position && !store_.find(key); };
+  const auto past = [&](const PublicationKey& key) {
+    return edge.position && key.version <= *edge.position && !store_.find(key);
+  };
   std::erase_if(edge.known, [&](const auto& item) { return past(item.first); });
   std::erase_if(edge.announced, past);
 }
@@ -178,7 +181,8 @@ bool EdgeSender::next_frame(Edge& edge) {
     if (const auto index = stored->have.first_not_in(known)) {
       known.insert(*index);
       const ChunkHeader header{*it, *index, m.length_of(*index), stored->chunk_hashes[*index]};
-      edge.frame = Frame{encode_chunk_header(header), {stored->payload, std::size_t{*index} * m.chunk_bytes, header.length_bytes}, 0};
+      edge.frame = Frame{
+          encode_chunk_header(header), {stored->payload, std::size_t{*index} * m.chunk_bytes, header.length_bytes}, 0};
       return true;
     }
     ++it;  // its next chunk has not arrived here yet; a later publication's may have

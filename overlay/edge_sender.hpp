@@ -41,7 +41,7 @@ class EdgeSender {
   void update(ConnId conn, Have have, TimePoint now);
   void send_again(ConnId conn, const ChunkRequest& request, TimePoint now);
 
-  void on_store_changed(TimePoint now);   // publications announced or dropped
+  void on_store_changed(TimePoint now);  // publications announced or dropped
   void on_chunk_arrived(TimePoint now) { pump(now); }
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now);
   void on_timer(TimePoint now) { pump(now); }
@@ -65,12 +65,12 @@ class EdgeSender {
     WorkerId child;
     std::optional<Version> catch_up_to;
     bool full_only = false;
-    std::optional<Version> position;               // where the child is once it has what was sent
-    std::map<PublicationKey, ChunkSet> known;      // chunks it has or was sent
+    std::optional<Version> position;           // where the child is once it has what was sent
+    std::map<PublicationKey, ChunkSet> known;  // chunks it has or was sent
     std::set<PublicationKey> announced;
-    std::vector<PublicationKey> path;              // what still has to be sent, in order
-    std::deque<Frame> control;                     // manifests and complaints, before the next chunk
-    std::optional<Frame> frame;                    // under way
+    std::vector<PublicationKey> path;  // what still has to be sent, in order
+    std::deque<Frame> control;         // manifests and complaints, before the next chunk
+    std::optional<Frame> frame;        // under way
     std::size_t in_flight = 0;
     bool said_behind = false;
   };

@@ -22,9 +22,12 @@ T get(const std::byte* from) {
 
 std::size_t body_bytes_max(FrameType type) {
   switch (type) {
-    case FrameType::kControl: return kControlBytesMax;
-    case FrameType::kApplication: return kApplicationBytesMax;
-    case FrameType::kChunk: return kChunkHeaderBytes + kChunkBytesMax;
+    case FrameType::kControl:
+      return kControlBytesMax;
+    case FrameType::kApplication:
+      return kApplicationBytesMax;
+    case FrameType::kChunk:
+      return kChunkHeaderBytes + kChunkBytesMax;
   }
   return 0;
 }
@@ -39,7 +42,8 @@ void put_header(std::byte* to, FrameType type, std::size_t body_bytes) {
 }  // namespace
 
 std::string to_text(const PublicationKey& key) {
-  return key.base ? fmt::format("version {} on {}", key.version, *key.base) : fmt::format("version {} (full)", key.version);
+  return key.base ? fmt::format("version {} on {}", key.version, *key.base)
+                  : fmt::format("version {} (full)", key.version);
 }
 
 std::vector<std::byte> encode_frame(FrameType type, std::span<const std::byte> body) {
@@ -51,7 +55,8 @@ std::vector<std::byte> encode_frame(FrameType type, std::span<const std::byte> b
 }
 
 std::vector<std::byte> encode_chunk_header(const ChunkHeader& header) {
-  ECHO_CHECK(header.length_bytes >= 1 && header.length_bytes <= kChunkBytesMax, "chunk of {} bytes", header.length_bytes);
+  ECHO_CHECK(header.length_bytes >= 1 && header.length_bytes <= kChunkBytesMax, "chunk of {} bytes",
+             header.length_bytes);
   std::vector<std::byte> frame(kFrameHeaderBytes + kChunkHeaderBytes);
   put_header(frame.data(), FrameType::kChunk, kChunkHeaderBytes + header.length_bytes);
   std::byte* to = frame.data() + kFrameHeaderBytes;
@@ -67,8 +72,9 @@ std::vector<std::byte> encode_chunk_header(const ChunkHeader& header) {
 Result<FrameHeader> FrameDecoder::parse_header(std::span<const std::byte> bytes) const {
   constexpr std::string_view op = "read frame";
   if (const auto magic = get<std::uint16_t>(bytes.data()); magic != kMagic)
-    return fail(Code::kCorrupt, op, "expected magic {:#06x}, found {:#06x}: the peer is not an echoline node of this version",
-                kMagic, magic);
+    return fail(Code::kCorrupt, op,
+                "expected magic {:#06x}, found {:#06x}: the peer is not an echoline node of this version", kMagic,
+                magic);
   const auto type = get<std::uint8_t>(bytes.data() + 2);
   const auto flags = get<std::uint8_t>(bytes.data() + 3);
   if (type < 1 || type > 3) return fail(Code::kCorrupt, op, "expected frame type 1 to 3, found {}", type);
@@ -100,7 +106,8 @@ Result<FrameView> FrameDecoder::parse_body(const FrameHeader& header, std::span<
   view.chunk.xxh3_64 = get<std::uint64_t>(from + 24);
   if (!has_base && base != 0) return fail(Code::kCorrupt, "read chunk", "a full snapshot's chunk names base {}", base);
   if (has_base && base >= view.chunk.key.version.value)
-    return fail(Code::kCorrupt, "read chunk", "expected a base below version {}, found {}", view.chunk.key.version, base);
+    return fail(Code::kCorrupt, "read chunk", "expected a base below version {}, found {}", view.chunk.key.version,
+                base);
   view.body = body.subspan(kChunkHeaderBytes);
   if (view.chunk.length_bytes != view.body.size())
     return fail(Code::kCorrupt, "read chunk", "{} chunk {}: header says {} bytes, the frame holds {}",

@@ -67,7 +67,9 @@ void LearnerCore::ask_for_snapshot() {
   const auto troubles = edges_.take_troubles();
   if (!config_.snapshots_on_demand)
     for (const EdgeTrouble& t : troubles)
-      if (!t.what.behind) log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child, t.what.target);
+      if (!t.what.behind)
+        log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child,
+                   t.what.target);
   if (troubles.empty() || snapshot_requested_ || !config_.snapshots_on_demand) return;
   snapshot_requested_ = true;
   actions_.push_back(act::NeedSnapshot{*newest_});
@@ -132,7 +134,8 @@ void LearnerCore::on_frame(ConnId conn, const FrameView& frame, TimePoint now) {
   Worker& worker = workers_.at(it->second);
   worker.heard = now;
   if (frame.type == FrameType::kApplication) {
-    actions_.push_back(act::MessageFrom{it->second, std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
+    actions_.push_back(
+        act::MessageFrom{it->second, std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
     return;
   }
   if (frame.type == FrameType::kChunk) return lose(it->second, "it sent a chunk to the learner", true, now);
@@ -169,8 +172,11 @@ void LearnerCore::on_stranger(ConnId conn, const FrameView& frame, TimePoint now
 
 void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now) {
   if (hello.run_id != config_.run_id)
-    return refuse(conn, fmt::format("this learner serves run '{}', the worker belongs to run '{}'", config_.run_id, hello.run_id), now);
-  if (topology_.size() >= chains::kChainWorkersMax) return refuse(conn, "the run has as many workers as it can serve", now);
+    return refuse(
+        conn, fmt::format("this learner serves run '{}', the worker belongs to run '{}'", config_.run_id, hello.run_id),
+        now);
+  if (topology_.size() >= chains::kChainWorkersMax)
+    return refuse(conn, "the run has as many workers as it can serve", now);
   if (hello.data.host == "0.0.0.0" || hello.data.host.empty()) hello.data.host = stranger.host;
   strangers_.erase(conn);
   const WorkerId id{next_worker_++};
@@ -188,8 +194,10 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   actions_.push_back(act::Joined{worker.view.info});
   // While nothing is under way, plan as if all had come at once; later, leave the others where they are, unless the
   // best number of chains depends on who is there.
-  if (newest_ && topology_.size() > 0 && config_.policy != chains::TopologyPolicy::kBestChains) set_topology(chains::append(topology_, chain_worker(worker, now)), now);
-  else plan_anew(now);
+  if (newest_ && topology_.size() > 0 && config_.policy != chains::TopologyPolicy::kBestChains)
+    set_topology(chains::append(topology_, chain_worker(worker, now)), now);
+  else
+    plan_anew(now);
 }
 
 void LearnerCore::admit_edge(ConnId conn, PeerHello hello, TimePoint now) {
@@ -199,7 +207,9 @@ void LearnerCore::admit_edge(ConnId conn, PeerHello hello, TimePoint now) {
   if (!hello.catch_up_to && (!it->second.assigned || it->second.assigned->parent != kLearnerId))
     return refuse(conn, fmt::format("worker {} was assigned another parent", hello.worker), now);
   if (hello.catch_up_to && (!newest_ || *hello.catch_up_to > *newest_))
-    return refuse(conn, fmt::format("worker {} asks for version {}, which is not published", hello.worker, *hello.catch_up_to), now);
+    return refuse(
+        conn, fmt::format("worker {} asks for version {}, which is not published", hello.worker, *hello.catch_up_to),
+        now);
   strangers_.erase(conn);
   if (const auto old = edges_.edge_of(hello.worker); old && !hello.catch_up_to) {
     edges_.close(*old);
@@ -219,9 +229,12 @@ void LearnerCore::on_edge(ConnId conn, const FrameView& frame, TimePoint now) {
   if (frame.type != FrameType::kControl) return drop("a child sent something other than control messages");
   auto message = decode_control(frame.body);
   if (!message) return drop(message.error().message());
-  if (auto* have = std::get_if<Have>(&*message)) edges_.update(conn, std::move(*have), now);
-  else if (const auto* request = std::get_if<ChunkRequest>(&*message)) edges_.send_again(conn, *request, now);
-  else return drop("a child sent a message that is not for a parent");
+  if (auto* have = std::get_if<Have>(&*message))
+    edges_.update(conn, std::move(*have), now);
+  else if (const auto* request = std::get_if<ChunkRequest>(&*message))
+    edges_.send_again(conn, *request, now);
+  else
+    return drop("a child sent a message that is not for a parent");
   ask_for_snapshot();
 }
 
@@ -269,8 +282,10 @@ void LearnerCore::check_broadcasts(TimePoint now) {
     if (b.active.empty()) return true;
     const double needed = std::ceil(config_.quorum * static_cast<double>(b.active.size()) - 1e-9);
     if (static_cast<double>(b.active.size() - b.waiting.size()) < needed) return false;
-    BroadcastReport report{b.version, b.base, b.payload, now - b.published, b.active.size(),
-                           {edges_.wire_bytes_sent() - b.wire_bytes_before}, b.topology, 0};
+    BroadcastReport report{b.version,       b.base,
+                           b.payload,       now - b.published,
+                           b.active.size(), {edges_.wire_bytes_sent() - b.wire_bytes_before},
+                           b.topology,      0};
     for (const auto& chain : b.topology) report.depth = std::max(report.depth, chain.size());
     actions_.push_back(act::BroadcastDone{std::move(report)});
     return true;

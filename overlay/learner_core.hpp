@@ -21,7 +21,7 @@ struct LearnerConfig {
   Duration heartbeat_timeout = std::chrono::seconds(3);
   double quorum = 0.9;
   Bytes store_bytes_max{1ull << 30};
-  bool snapshots_on_demand = true;  // somebody answers act::NeedSnapshot
+  bool snapshots_on_demand = true;                        // somebody answers act::NeedSnapshot
   std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure
 };
 

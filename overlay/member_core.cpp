@@ -39,7 +39,8 @@ void MemberCore::install_failed(Version version, const std::string& why, TimePoi
   if (state_ != State::kJoined || !position_ || version > *position_) return;
   log::warn("worker {}: version {} could not be installed: {}", id_->value, version, why);
   if (++install_failures_ >= kInstallFailuresMax)
-    return leave(fmt::format("version {} could not be installed after {} attempts: {}", version, install_failures_, why), now);
+    return leave(
+        fmt::format("version {} could not be installed after {} attempts: {}", version, install_failures_, why), now);
   floor_ = std::max({version, *position_, newest_.value_or(version)});
   position_ = installed_ = std::nullopt;
   deliver(now);  // a full snapshot may already be here
@@ -49,7 +50,8 @@ void MemberCore::install_failed(Version version, const std::string& why, TimePoi
 void MemberCore::send_message(std::span<const std::byte> bytes, TimePoint now) {
   if (state_ != State::kJoined) return;
   unsent_ += bytes.size() + kFrameHeaderBytes;
-  if (unsent_ > kUnsentBytesMax) return gone(fmt::format("the learner does not take its messages: {} bytes are waiting", unsent_));
+  if (unsent_ > kUnsentBytesMax)
+    return gone(fmt::format("the learner does not take its messages: {} bytes are waiting", unsent_));
   send_frame(control_, encode_frame(FrameType::kApplication, bytes), now);
 }
 
@@ -108,14 +110,16 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
   if (conn == control_)
     return send_control(conn, Hello{config_.run_id, config_.name, config_.data, up_.rate(), config_.limits.down}, now);
   if (const Upstream* up = upstream_of(conn))
-    send_control(conn, PeerHello{config_.run_id, *id_, up->catch_up_to, up->catch_up_to && floor_ && !position_, have()}, now);
+    send_control(
+        conn, PeerHello{config_.run_id, *id_, up->catch_up_to, up->catch_up_to && floor_ && !position_, have()}, now);
 }
 
 void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
   if (state_ == State::kGone) return;
   if (conn == control_) {
-    return gone(state_ == State::kJoining ? fmt::format("cannot join the learner at {}: {}", to_text(config_.learner), reason)
-                                          : fmt::format("the connection to the learner was lost: {}", reason));
+    return gone(state_ == State::kJoining
+                    ? fmt::format("cannot join the learner at {}: {}", to_text(config_.learner), reason)
+                    : fmt::format("the connection to the learner was lost: {}", reason));
   }
   strangers_.erase(conn);
   edges_.close(conn);
@@ -144,7 +148,8 @@ void MemberCore::on_frame(ConnId conn, const FrameView& frame, TimePoint now) {
   if (conn == control_) {
     learner_heard_ = now;
     if (frame.type == FrameType::kApplication && state_ == State::kJoined) {
-      actions_.push_back(act::Message{std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
+      actions_.push_back(
+          act::Message{std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
       return;
     }
     if (frame.type == FrameType::kChunk) return gone("the learner sent a chunk on the control connection");
@@ -157,8 +162,10 @@ void MemberCore::on_frame(ConnId conn, const FrameView& frame, TimePoint now) {
 }
 
 void MemberCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) {
-  if (conn == control_) unsent_ -= std::min(bytes, unsent_);
-  else if (edges_.contains(conn)) edges_.on_sent(conn, bytes, now);
+  if (conn == control_)
+    unsent_ -= std::min(bytes, unsent_);
+  else if (edges_.contains(conn))
+    edges_.on_sent(conn, bytes, now);
 }
 
 // ---- from the learner ----
@@ -326,7 +333,8 @@ void MemberCore::on_child(ConnId conn, const FrameView& frame, TimePoint now) {
   if (!message) return refuse(message.error().message());
   if (auto* hello = std::get_if<PeerHello>(&*message); hello && strangers_.contains(conn)) {
     if (hello->run_id != config_.run_id) return refuse(fmt::format("it belongs to run '{}'", hello->run_id));
-    if (hello->worker == kLearnerId || hello->worker == id_ || hello->catch_up_to) return refuse("its introduction makes no sense");
+    if (hello->worker == kLearnerId || hello->worker == id_ || hello->catch_up_to)
+      return refuse("its introduction makes no sense");
     strangers_.erase(conn);
     if (const auto old = edges_.edge_of(hello->worker)) {
       edges_.close(*old);
@@ -337,15 +345,19 @@ void MemberCore::on_child(ConnId conn, const FrameView& frame, TimePoint now) {
     return tell_troubles();
   }
   if (!edges_.contains(conn)) return refuse("it did not introduce itself");
-  if (auto* have = std::get_if<Have>(&*message)) edges_.update(conn, std::move(*have), now);
-  else if (const auto* request = std::get_if<ChunkRequest>(&*message)) edges_.send_again(conn, *request, now);
-  else return refuse("a child sent a message that is not for a parent");
+  if (auto* have = std::get_if<Have>(&*message))
+    edges_.update(conn, std::move(*have), now);
+  else if (const auto* request = std::get_if<ChunkRequest>(&*message))
+    edges_.send_again(conn, *request, now);
+  else
+    return refuse("a child sent a message that is not for a parent");
   tell_troubles();
 }
 
 void MemberCore::tell_troubles() {
   for (const EdgeTrouble& t : edges_.take_troubles())
-    log::info("worker {}: worker {} is referred to the learner for version {}", id_ ? id_->value : 0, t.child, t.what.target);
+    log::info("worker {}: worker {} is referred to the learner for version {}", id_ ? id_->value : 0, t.child,
+              t.what.target);
 }
 
 // ---- time ----
@@ -367,7 +379,8 @@ void MemberCore::on_timer(TimePoint now) {
   if (state_ == State::kGone) return;
   resume_reading(now);
   if (now >= join_deadline_)
-    return gone(fmt::format("the learner at {} did not answer within {}", to_text(config_.learner), echoline::to_text(config_.join_timeout)));
+    return gone(fmt::format("the learner at {} did not answer within {}", to_text(config_.learner),
+                            echoline::to_text(config_.join_timeout)));
   if (state_ == State::kJoined) {
     if (now - learner_heard_ >= learner_timeout_)
       return gone(fmt::format("nothing heard from the learner for {}", echoline::to_text(learner_timeout_)));

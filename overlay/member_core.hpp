@@ -17,11 +17,11 @@ struct MemberConfig {
 class MemberCore final : public Core {
  public:
   static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-  static constexpr std::size_t kConnectionsMax = 64;  // children and strangers
+  static constexpr std::size_t kConnectionsMax = 64;                // children and strangers
   static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;  // messages the learner has not taken yet
-  static constexpr int kCorruptChunksMax = 3;         // in a row on one edge, before it is given up
-  static constexpr int kInstallFailuresMax = 3;       // in a row, before the worker gives up
-  static constexpr int kStallHeartbeats = 20;         // newest version unannounced for so long: ask the learner itself
+  static constexpr int kCorruptChunksMax = 3;                       // in a row on one edge, before it is given up
+  static constexpr int kInstallFailuresMax = 3;                     // in a row, before the worker gives up
+  static constexpr int kStallHeartbeats = 20;  // newest version unannounced for so long: ask the learner itself
 
   explicit MemberCore(MemberConfig config);
 
@@ -83,9 +83,9 @@ class MemberCore final : public Core {
   std::optional<Upstream> parent_, helper_;  // helper_: the learner, while catching up
   Duration heartbeat_{}, learner_timeout_{};
   TimePoint join_deadline_ = kNever, beat_at_ = kNever, learner_heard_{}, unannounced_since_ = kNever;
-  std::optional<Version> newest_;     // published, as the learner says
-  std::optional<Version> position_;   // last delivered to the application
-  std::optional<Version> floor_;      // after a failed installation: the least version of the snapshot that repairs it
+  std::optional<Version> newest_;    // published, as the learner says
+  std::optional<Version> position_;  // last delivered to the application
+  std::optional<Version> floor_;     // after a failed installation: the least version of the snapshot that repairs it
   std::optional<Version> installed_, acked_;
   int install_failures_ = 0;
   std::size_t unsent_ = 0;

@@ -23,14 +23,16 @@ Result<PreparedPublication> prepare(const Publication& publication, Bytes chunk)
   if (!publication.payload) return fail(Code::kInvalid, op, "{} has no payload", to_text(key));
   if (key.base && *key.base >= key.version) return fail(Code::kInvalid, op, "{}: the base must be older", to_text(key));
   if (chunk.count < kChunkBytesMin || chunk.count > kChunkBytesMax)
-    return fail(Code::kInvalid, op, "expected a chunk of {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax, chunk.count);
+    return fail(Code::kInvalid, op, "expected a chunk of {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
+                chunk.count);
   PreparedPublication p;
   p.payload = publication.payload;
   const std::span<const std::byte> bytes(*p.payload);
   if (bytes.size() > std::uint64_t{kChunksMax} * chunk.count)
-    return fail(Code::kInvalid, op, "{}: {} bytes in chunks of {} are more than {} chunks; use larger chunks", to_text(key),
-                bytes.size(), chunk.count, kChunksMax);
-  p.manifest = {key, publication.policy_digest, payload_digest(bytes), bytes.size(), static_cast<std::uint32_t>(chunk.count)};
+    return fail(Code::kInvalid, op, "{}: {} bytes in chunks of {} are more than {} chunks; use larger chunks",
+                to_text(key), bytes.size(), chunk.count, kChunksMax);
+  p.manifest = {key, publication.policy_digest, payload_digest(bytes), bytes.size(),
+                static_cast<std::uint32_t>(chunk.count)};
   p.chunk_hashes.reserve(p.manifest.chunk_count());
   for (std::uint32_t i = 0; i < p.manifest.chunk_count(); ++i)
     p.chunk_hashes.push_back(chunk_hash(bytes.subspan(std::size_t{i} * chunk.count, p.manifest.length_of(i))));
@@ -59,8 +61,8 @@ void PublicationStore::note_full(const Manifest& manifest) {
 Status PublicationStore::begin(const Manifest& manifest, Version keep_from) {
   if (const StoredPublication* known = find(manifest.key)) {
     if (known->manifest == manifest) return ok();
-    return fail(Code::kCorrupt, "announce publication", "{} was announced before with another digest, size or chunk size",
-                to_text(manifest.key));
+    return fail(Code::kCorrupt, "announce publication",
+                "{} was announced before with another digest, size or chunk size", to_text(manifest.key));
   }
   ECHO_TRY(make_room(manifest, keep_from));
   auto memory = std::make_shared<std::vector<std::byte>>(manifest.payload_bytes);
@@ -68,7 +70,8 @@ Status PublicationStore::begin(const Manifest& manifest, Version keep_from) {
   StoredPublication entry{manifest, memory, ChunkSet(chunks), std::vector<std::uint64_t>(chunks), false};
   if (chunks == 0) {
     entry.verified = manifest.payload_digest == payload_digest({});
-    if (!entry.verified) return fail(Code::kCorrupt, "announce publication", "{} is empty but its digest is not", to_text(manifest.key));
+    if (!entry.verified)
+      return fail(Code::kCorrupt, "announce publication", "{} is empty but its digest is not", to_text(manifest.key));
   } else {
     arriving_[manifest.key] = std::move(memory);
   }
@@ -83,8 +86,9 @@ Status PublicationStore::add(PreparedPublication p, Version keep_from) {
   ECHO_TRY(make_room(p.manifest, keep_from));
   note_full(p.manifest);
   bytes_ += p.manifest.payload_bytes;
-  entries_.emplace(p.manifest.key, StoredPublication{p.manifest, std::move(p.payload), ChunkSet::all(p.manifest.chunk_count()),
-                                                     std::move(p.chunk_hashes), true});
+  entries_.emplace(p.manifest.key,
+                   StoredPublication{p.manifest, std::move(p.payload), ChunkSet::all(p.manifest.chunk_count()),
+                                     std::move(p.chunk_hashes), true});
   return ok();
 }
 
@@ -100,8 +104,8 @@ Result<PublicationStore::Put> PublicationStore::put(const ChunkHeader& header, s
                 to_text(m.key), header.index, bytes.size(), m.chunk_count(), m.chunk_bytes, m.payload_bytes);
   if (entry.have.contains(header.index)) return Put::kDuplicate;
   if (const std::uint64_t found = chunk_hash(bytes); found != header.xxh3_64)
-    return fail(Code::kCorrupt, op, "{} chunk {}: expected XXH3-64 {:016x}, found {:016x}", to_text(m.key), header.index,
-                header.xxh3_64, found);
+    return fail(Code::kCorrupt, op, "{} chunk {}: expected XXH3-64 {:016x}, found {:016x}", to_text(m.key),
+                header.index, header.xxh3_64, found);
   std::vector<std::byte>& memory = *arriving_.at(header.key);
   std::memcpy(memory.data() + std::size_t{header.index} * m.chunk_bytes, bytes.data(), bytes.size());
   entry.have.insert(header.index);

@@ -72,7 +72,8 @@ void drop_unneeded(std::span<const Candidate> pool, double target, Selection& se
   }
 }
 
-// The last of the order may be larger than what was missing: the cheapest single outsider that suffices takes its place.
+// The last of the order may be larger than what was missing: the cheapest single outsider that suffices takes its
+// place.
 void replace_last(std::span<const Candidate> pool, std::span<const std::size_t> order, double target, Selection& set) {
   const auto last = std::find_if(order.rbegin(), order.rend(), [&](auto i) { return set.has(i); });
   if (last == order.rend()) return;

@@ -24,9 +24,9 @@ struct Allocation {
 std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool);
 
 // Cheapest prefix by c/mu that reaches `target`, then dearest-first removal of what is not needed and a cheaper single
-// worker in place of the last, in whichever order ends cheaper. At most `workers_max` workers: a prefix that is too long is cut, and slow members
-// are exchanged for faster ones at the least extra cost per rollout until the target is met. Absent when no set of
-// at most workers_max workers reaches the target.
+// worker in place of the last, in whichever order ends cheaper. At most `workers_max` workers: a prefix that is too
+// long is cut, and slow members are exchanged for faster ones at the least extra cost per rollout until the target is
+// met. Absent when no set of at most workers_max workers reaches the target.
 std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, double target,
                                           std::size_t workers_max = std::numeric_limits<std::size_t>::max());
 

@@ -43,8 +43,7 @@ Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadca
 
 int worst_case_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s) {
   ECHO_CHECK(rollouts_per_s > 0 && pace.step_time > Duration{});
-  const double steps =
-      (pace.rollouts_per_step / rollouts_per_s + seconds(broadcast_time)) / seconds(pace.step_time);
+  const double steps = (pace.rollouts_per_step / rollouts_per_s + seconds(broadcast_time)) / seconds(pace.step_time);
   return pace.publish_every - 1 + ceil_steps(steps);
 }
 
@@ -56,10 +55,11 @@ int worst_case_staleness_bound(const LearnerPace& pace, Duration broadcast_time)
 
 Status check_staleness_budget(int staleness_budget, int publish_every) {
   if (staleness_budget >= publish_every) return ok();
-  return fail(Code::kInvalid, "staleness budget",
-              "S = {} is smaller than kappa = {}: rollouts of the newest policy would be too old before the next one is "
-              "published; set S to {} or more, or publish at least every {} steps",
-              staleness_budget, publish_every, publish_every, std::max(1, staleness_budget));
+  return fail(
+      Code::kInvalid, "staleness budget",
+      "S = {} is smaller than kappa = {}: rollouts of the newest policy would be too old before the next one is "
+      "published; set S to {} or more, or publish at least every {} steps",
+      staleness_budget, publish_every, publish_every, std::max(1, staleness_budget));
 }
 
 }  // namespace echoline::provisioner

@@ -14,20 +14,20 @@
 namespace echoline::provisioner {
 
 struct ControllerConfig {
-  double required_rollouts_per_s = 0;        // M*
-  double headroom = 0.10;                    // activate below (1 + headroom) * M*
-  double release_margin = 0.25;              // release above (1 + margin) * that
-  Duration window = std::chrono::seconds(60);            // of the throughput estimate
-  Duration sustained = std::chrono::seconds(30);         // a condition holds this long before it is acted on
-  Duration heartbeat_timeout = std::chrono::seconds(10); // silent for longer: not available
-  Duration start_timeout = std::chrono::seconds(300);    // an activation that has not reported by then is given up
-  bool replace_lost = true;                  // a lost worker is replaced at once while capacity is below the target
+  double required_rollouts_per_s = 0;                     // M*
+  double headroom = 0.10;                                 // activate below (1 + headroom) * M*
+  double release_margin = 0.25;                           // release above (1 + margin) * that
+  Duration window = std::chrono::seconds(60);             // of the throughput estimate
+  Duration sustained = std::chrono::seconds(30);          // a condition holds this long before it is acted on
+  Duration heartbeat_timeout = std::chrono::seconds(10);  // silent for longer: not available
+  Duration start_timeout = std::chrono::seconds(300);     // an activation that has not reported by then is given up
+  bool replace_lost = true;  // a lost worker is replaced at once while capacity is below the target
 };
 
 // An offer as the loop needs it.
 struct FleetOffer {
   std::string offer;
-  double rollouts_per_s = 0;                 // predicted
+  double rollouts_per_s = 0;  // predicted
   double usd_per_hour = 0;
 };
 

@@ -54,7 +54,8 @@ class Statement {
  public:
   static Result<Statement> prepare(sqlite3* db, const std::string& sql) {
     Statement s(db);
-    if (sqlite3_prepare_v2(db, sql.c_str(), -1, &s.statement_, nullptr) != SQLITE_OK) return sqlite_error(db, "prepare");
+    if (sqlite3_prepare_v2(db, sql.c_str(), -1, &s.statement_, nullptr) != SQLITE_OK)
+      return sqlite_error(db, "prepare");
     return s;
   }
   explicit Statement(sqlite3* db) : db_(db) {}
@@ -137,8 +138,8 @@ LedgerRow row_of(const Statement& s) {
 }
 
 Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condition, const std::string& run) {
-  ECHO_ASSIGN(Statement s, Statement::prepare(db, fmt::format("SELECT {} FROM instances WHERE {} ORDER BY id", kColumns,
-                                                              condition)));
+  ECHO_ASSIGN(Statement s, Statement::prepare(
+                               db, fmt::format("SELECT {} FROM instances WHERE {} ORDER BY id", kColumns, condition)));
   if (!run.empty()) s.bind(run);
   std::vector<LedgerRow> rows;
   while (true) {
@@ -156,8 +157,9 @@ Status prepare_schema(sqlite3* db, const std::string& path) {
   ECHO_ASSIGN(const std::int64_t pages, pragma(db, "schema_version"));
   if (application == 0 && version == 0 && pages == 0) {
     ECHO_TRY(execute(db, kSchema));
-    ECHO_TRY(execute(db, fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kApplicationId,
-                                     kSchemaVersion).c_str()));
+    ECHO_TRY(execute(
+        db,
+        fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kApplicationId, kSchemaVersion).c_str()));
   } else if (application != kApplicationId) {
     return fail(Code::kCorrupt, kOperation, "{}: a SQLite file that is not a ledger; choose another path", path);
   } else if (version != kSchemaVersion) {
@@ -171,10 +173,14 @@ Status prepare_schema(sqlite3* db, const std::string& path) {
 
 std::string_view to_string(InstanceState state) {
   switch (state) {
-    case InstanceState::kIntended: return "intended";
-    case InstanceState::kRunning: return "running";
-    case InstanceState::kEnded: return "ended";
-    case InstanceState::kFailed: return "failed";
+    case InstanceState::kIntended:
+      return "intended";
+    case InstanceState::kRunning:
+      return "running";
+    case InstanceState::kEnded:
+      return "ended";
+    case InstanceState::kFailed:
+      return "failed";
   }
   return "?";
 }
@@ -248,9 +254,10 @@ Result<LedgerRow> Ledger::intend(const Offer& offer, double now_unix_s) {
 }
 
 Status Ledger::running(std::int64_t row, const std::string& instance, double now_unix_s) {
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db,
-                                              "UPDATE instances SET state = 'running', instance = ?, running_unix_s = ? "
-                                              "WHERE id = ? AND state = 'intended'"));
+  ECHO_ASSIGN(Statement s,
+              Statement::prepare(impl_->db,
+                                 "UPDATE instances SET state = 'running', instance = ?, running_unix_s = ? "
+                                 "WHERE id = ? AND state = 'intended'"));
   s.bind(instance).bind(now_unix_s).bind(row);
   return impl_->change(s, row, "running");
 }
@@ -287,12 +294,21 @@ Result<LedgerTotals> Ledger::totals(double now_unix_s) const {
   for (const LedgerRow& row : all) {
     t.usd += row.usd(now_unix_s);
     switch (row.state) {
-      case InstanceState::kIntended: ++t.intended; break;
-      case InstanceState::kRunning: ++t.running; break;
-      case InstanceState::kEnded: ++t.ended; break;
-      case InstanceState::kFailed: ++t.failed; break;
+      case InstanceState::kIntended:
+        ++t.intended;
+        break;
+      case InstanceState::kRunning:
+        ++t.running;
+        break;
+      case InstanceState::kEnded:
+        ++t.ended;
+        break;
+      case InstanceState::kFailed:
+        ++t.failed;
+        break;
     }
-    if (row.state == InstanceState::kIntended || row.state == InstanceState::kRunning) t.usd_per_hour += row.usd_per_hour;
+    if (row.state == InstanceState::kIntended || row.state == InstanceState::kRunning)
+      t.usd_per_hour += row.usd_per_hour;
   }
   return t;
 }

@@ -19,19 +19,19 @@ std::string_view to_string(InstanceState state);
 struct LedgerRow {
   std::int64_t id = 0;
   std::string run;
-  std::string label;                        // "<run>/<row>": what the provider is told
+  std::string label;  // "<run>/<row>": what the provider is told
   std::string offer;
   std::string provider;
-  std::string instance;                     // the provider's id; "" until running
+  std::string instance;  // the provider's id; "" until running
   InstanceState state = InstanceState::kIntended;
-  double usd_per_hour = 0;                  // gpu + storage, as far as the offer states them
+  double usd_per_hour = 0;  // gpu + storage, as far as the offer states them
   std::optional<double> upload_usd_per_gb;
   std::optional<double> download_usd_per_gb;
   Bytes uploaded, downloaded;
   double intended_unix_s = 0;
   std::optional<double> running_unix_s;
   std::optional<double> ended_unix_s;
-  std::string note;                         // why it ended or failed
+  std::string note;  // why it ended or failed
 
   // Cost so far: hours since intended (until ended) * usd_per_hour + GB * $/GB. What failed before it ran costs
   // nothing; what is still intended is counted, since it may exist.
@@ -40,7 +40,7 @@ struct LedgerRow {
 
 struct LedgerTotals {
   double usd = 0;
-  double usd_per_hour = 0;                  // of what is intended or running now
+  double usd_per_hour = 0;  // of what is intended or running now
   std::size_t intended = 0, running = 0, ended = 0, failed = 0;
 };
 

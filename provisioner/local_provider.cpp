@@ -178,8 +178,8 @@ Status check(const StartRequest& request) {
   const auto odd = [](unsigned char c) { return !std::isalnum(c) && !std::strchr("._-/", c); };
   if (request.label.empty() || request.label.size() > 200 || request.label.front() == '.' ||
       std::any_of(request.label.begin(), request.label.end(), odd))
-    return fail(Code::kInvalid, kOperation,
-                "a label is 1 to 200 letters, digits, '.', '_', '-' and '/', found '{}'", request.label);
+    return fail(Code::kInvalid, kOperation, "a label is 1 to 200 letters, digits, '.', '_', '-' and '/', found '{}'",
+                request.label);
   for (const auto& [name, value] : request.env)
     if (name.empty() || name.find('=') != std::string::npos)
       return fail(Code::kInvalid, kOperation, "'{}' cannot be the name of an environment variable", name);
@@ -199,7 +199,7 @@ struct LocalProvider::Impl {
     pid_t pid = 0;
     std::uint64_t ticks = 0;
     std::string label;
-    bool child = true;           // false: of an earlier program run
+    bool child = true;  // false: of an earlier program run
     bool stopping = false;
     std::optional<TimePoint> kill_at;
   };
@@ -215,8 +215,10 @@ struct LocalProvider::Impl {
   // process the start time is looked at first.
   static void send(const Process& p, int signal) {
     if (!p.child && start_ticks(p.pid) != p.ticks) return;
-    if (getpgid(p.pid) == p.pid) kill(-p.pid, signal);
-    else kill(p.pid, signal);
+    if (getpgid(p.pid) == p.pid)
+      kill(-p.pid, signal);
+    else
+      kill(p.pid, signal);
   }
 
   // The exit of a process, once; absent while it lives.
@@ -250,7 +252,8 @@ LocalProvider::~LocalProvider() {
   const auto deadline = std::chrono::steady_clock::now() + kDestructorGrace;
   bool killed = false;
   while (true) {
-    std::erase_if(impl_->processes, [](const auto& entry) { return Impl::reap(entry.first, entry.second).has_value(); });
+    std::erase_if(impl_->processes,
+                  [](const auto& entry) { return Impl::reap(entry.first, entry.second).has_value(); });
     if (impl_->processes.empty()) return;
     if (!killed && std::chrono::steady_clock::now() >= deadline) {
       for (const auto& [id, process] : impl_->processes) Impl::send(process, SIGKILL);

@@ -21,16 +21,16 @@ struct Offer {
   std::string host;      // "" when not stated
   std::string gpu;
   int gpu_count = 1;
-  std::optional<double> vram_gb;              // per GPU
-  std::string place;                          // "" when not stated
+  std::optional<double> vram_gb;  // per GPU
+  std::string place;              // "" when not stated
   BitRate up, down;
-  std::optional<double> reliability;          // [0, 1]
-  std::optional<Duration> duration_max;       // it can be rented this long
-  double rollouts_per_s = 0;                  // mu
+  std::optional<double> reliability;     // [0, 1]
+  std::optional<Duration> duration_max;  // it can be rented this long
+  double rollouts_per_s = 0;             // mu
   RateSource rollouts_source = RateSource::kProfile;
   double gpu_usd_per_hour = 0;
   std::optional<double> storage_usd_per_hour;
-  std::optional<double> upload_usd_per_gb;    // GB = 10^9 bytes
+  std::optional<double> upload_usd_per_gb;  // GB = 10^9 bytes
   std::optional<double> download_usd_per_gb;
 };
 

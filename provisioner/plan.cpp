@@ -38,7 +38,7 @@ DearestKnown dearest_of(std::span<const Offer> offers) {
 // One run of the search for an assumed T_b, and the T_b its own set and topology have.
 struct Solution {
   CapacityTarget target;
-  Allocation set;                    // indices into the eligible offers
+  Allocation set;  // indices into the eligible offers
   std::vector<std::size_t> dropped;
   std::string method;
   double greedy_usd_per_hour = 0;
@@ -70,14 +70,14 @@ class Planner {
     const PlanRequest& r = request_;
     ECHO_TRY(capacity_target(r.pace, Duration{}, r.headroom));
     ECHO_TRY(check_staleness_budget(r.staleness_budget, r.pace.publish_every));
-    const auto invalid = [](std::string_view what) {
-      return fail(Code::kInvalid, kOperation, "{}", what);
-    };
+    const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
     if (r.delta_bytes.count == 0) return invalid("the size of one publication must be positive");
     if (!(r.learner_up.bits_per_s > 0)) return invalid("the learner's uplink must be positive");
-    if (r.worker_cap && !(r.worker_cap->bits_per_s > 0)) return invalid("the cap on a worker's uplink must be positive");
+    if (r.worker_cap && !(r.worker_cap->bits_per_s > 0))
+      return invalid("the cap on a worker's uplink must be positive");
     if (r.chunk.count == 0) return invalid("the chunk size must be positive");
-    if (r.delay < Duration{} || r.install_time < Duration{}) return invalid("delay and install time must not be negative");
+    if (r.delay < Duration{} || r.install_time < Duration{})
+      return invalid("delay and install time must not be negative");
     if (!(r.active_fraction > 0 && r.active_fraction <= 1)) return invalid("q must be above 0 and at most 1");
     if (r.workers_max < 1 || r.workers_max > chains::kChainWorkersMax)
       return fail(Code::kInvalid, kOperation, "workers_max must be 1 to {}, found {}", chains::kChainWorkersMax,
@@ -178,16 +178,16 @@ class Planner {
       const Offer& o = offer(s.members[m]);
       // Nothing is measured yet: what the offer states stands for it.
       constexpr std::uint32_t kStated = 1000;
-      const chains::PeerStats stated{
-          up_of(o), request_.worker_cap.value_or(fastest_up), kStated,
-          static_cast<std::uint32_t>(std::lround(o.reliability.value_or(0) * kStated)), Duration{}};
+      const chains::PeerStats stated{up_of(o), request_.worker_cap.value_or(fastest_up), kStated,
+                                     static_cast<std::uint32_t>(std::lround(o.reliability.value_or(0) * kStated)),
+                                     Duration{}};
       workers.push_back({WorkerId{m + 1}, up_of(o), capped(o.down), chains::peer_score(stated), true, true});
       s.links.push_back({WorkerId{m + 1}, up_of(o), capped(o.down), request_.delay});
     }
     ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, request_.worker_cap.value_or(slowest_up), workers,
                                                 request_.topology));
-    ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, request_.chunk, request_.learner_up,
-                                                s.links));
+    ECHO_ASSIGN(s.times,
+                chains::broadcast_time(s.topology, request_.delta_bytes, request_.chunk, request_.learner_up, s.links));
     s.broadcast_time = s.times.fraction(request_.active_fraction) + request_.install_time;
     return ok();
   }
@@ -213,7 +213,8 @@ class Planner {
     }
     return fail(Code::kInfeasible, kOperation,
                 "no fleet was found whose broadcast keeps up with its size after {} rounds (T_b = {}); publish less "
-                "often or choose another topology", 2 * kRoundsMax, to_text(assumed));
+                "often or choose another topology",
+                2 * kRoundsMax, to_text(assumed));
   }
 
   // Why the target is out of reach, with ways out that hold for the largest fleet there can be.
@@ -242,7 +243,8 @@ class Planner {
 
     std::string text = fmt::format(
         "{} {:.4g} rollouts/s are needed (R = {:.6g} per step, T = {}, kappa = {}, headroom {:.3g} %; T_b = {} for the "
-        "largest fleet)", t_b > assumed ? "more than" : "at least", needed, request_.pace.rollouts_per_step,
+        "largest fleet)",
+        t_b > assumed ? "more than" : "at least", needed, request_.pace.rollouts_per_step,
         to_text(request_.pace.step_time), request_.pace.publish_every, request_.headroom * 100, to_text(t_b));
     if (all >= needed) {
       text += fmt::format(" and the {} fastest offers give {:.4g}: raise workers_max, {} offers give {:.4g}", usable,
@@ -262,8 +264,7 @@ class Planner {
       if (kappa > request_.pace.publish_every) text += fmt::format(", or publish every {} steps (kappa)", kappa);
     }
     const double generating_s = request_.pace.publish_every * step_s - seconds(t_b);
-    const double r_max =
-        std::floor(within * generating_s / ((1 + request_.headroom) * request_.pace.publish_every));
+    const double r_max = std::floor(within * generating_s / ((1 + request_.headroom) * request_.pace.publish_every));
     if (r_max >= 1) text += fmt::format(", or lower R to {:.0f} or less", r_max);
     return fail(Code::kInfeasible, kOperation, "{}, or allow a longer step", text);
   }
@@ -303,9 +304,8 @@ class Planner {
       row.cost = cost_of(row.offer, s.topology.children_of(*row.worker).size());
       row.cumulative_rollouts_per_s =
           row.offer.rollouts_per_s + (plan.rows.empty() ? 0 : plan.rows.back().cumulative_rollouts_per_s);
-      row.reason = row.rank <= static_cast<int>(s.members.size())
-                       ? "rented: among the cheapest per rollout"
-                       : "rented: completes the target for the least money";
+      row.reason = row.rank <= static_cast<int>(s.members.size()) ? "rented: among the cheapest per rollout"
+                                                                  : "rented: completes the target for the least money";
       plan.rows.push_back(std::move(row));
     }
     const Candidate& last = pool_[s.members.back()];
@@ -351,27 +351,32 @@ class Planner {
 
   void add_notes(const Solution& s, Plan& plan) const {
     if (!plan.settled)
-      plan.notes.push_back(fmt::format("set and broadcast time did not settle on one another: planned for T_b = {}, the "
-                                       "fleet has {}", to_text(plan.broadcast_time), to_text(s.broadcast_time)));
+      plan.notes.push_back(
+          fmt::format("set and broadcast time did not settle on one another: planned for T_b = {}, the "
+                      "fleet has {}",
+                      to_text(plan.broadcast_time), to_text(s.broadcast_time)));
     std::string unknown;
     for (const PlanRow* row : plan.chosen())
       if (!row->cost.storage || !row->cost.bandwidth) unknown += (unknown.empty() ? "" : ", ") + row->offer.id;
     if (!unknown.empty())
-      plan.notes.push_back(fmt::format("prices not stated by {}: counted at the dearest that any offer states", unknown));
+      plan.notes.push_back(
+          fmt::format("prices not stated by {}: counted at the dearest that any offer states", unknown));
   }
 
   // Limits on the finished plan.
   Status check_limits(const Plan& plan) const {
     if (plan.staleness_worst > request_.staleness_budget)
-      return fail(Code::kInfeasible, kOperation,
-                  "rollouts can get {} steps old (kappa = {}, T_b = {}, T = {}) and the budget is S = {}: allow S = {}, "
-                  "publish more often, or shorten the broadcast",
-                  plan.staleness_worst, request_.pace.publish_every, to_text(plan.broadcast_time),
-                  to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_worst);
+      return fail(
+          Code::kInfeasible, kOperation,
+          "rollouts can get {} steps old (kappa = {}, T_b = {}, T = {}) and the budget is S = {}: allow S = {}, "
+          "publish more often, or shorten the broadcast",
+          plan.staleness_worst, request_.pace.publish_every, to_text(plan.broadcast_time),
+          to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_worst);
     if (request_.budget_usd_per_hour && plan.usd_per_hour_high > *request_.budget_usd_per_hour)
       return fail(Code::kInfeasible, kOperation,
                   "the cheapest fleet found costs ${:.4f}/h and the budget is ${:.4f}/h: raise it to that, lower R, or "
-                  "allow a longer step", plan.usd_per_hour_high, *request_.budget_usd_per_hour);
+                  "allow a longer step",
+                  plan.usd_per_hour_high, *request_.budget_usd_per_hour);
     return ok();
   }
 
@@ -380,10 +385,10 @@ class Planner {
   const PlanRequest& request_;
   std::span<const Offer> offers_;
   DearestKnown dearest_;
-  std::vector<std::size_t> eligible_;                          // indices into offers_
-  std::vector<Candidate> pool_;                                // of the eligible
-  std::vector<std::size_t> order_;                             // eligible by unit cost
-  std::vector<std::pair<std::size_t, std::string>> refused_;   // index into offers_, reason
+  std::vector<std::size_t> eligible_;                         // indices into offers_
+  std::vector<Candidate> pool_;                               // of the eligible
+  std::vector<std::size_t> order_;                            // eligible by unit cost
+  std::vector<std::pair<std::size_t, std::string>> refused_;  // index into offers_, reason
   bool settled_ = true;
 };
 

@@ -115,9 +115,24 @@ class Table {
 };
 
 std::string rented_table(const Plan& plan) {
-  Table table({{"wkr", true}, {"rank", true}, {"provider", false}, {"offer", false}, {"host", false}, {"GPU", false},
-               {"GB", true}, {"place", false}, {"Mbit d/u", true}, {"reliab", true}, {"days", true}, {"roll/s", true},
-               {"by", false}, {"gpu $/h", true}, {"disk", true}, {"bandw", true}, {"$/1k", true}, {"sum/s", true}});
+  Table table({{"wkr", true},
+               {"rank", true},
+               {"provider", false},
+               {"offer", false},
+               {"host", false},
+               {"GPU", false},
+               {"GB", true},
+               {"place", false},
+               {"Mbit d/u", true},
+               {"reliab", true},
+               {"days", true},
+               {"roll/s", true},
+               {"by", false},
+               {"gpu $/h", true},
+               {"disk", true},
+               {"bandw", true},
+               {"$/1k", true},
+               {"sum/s", true}});
   for (const PlanRow* row : plan.chosen()) {
     const Offer& o = row->offer;
     table.add({fmt::format("{}", *row->worker), fmt::format("{}", row->rank), cut(o.provider, 8), cut(o.id, 12),
@@ -132,8 +147,16 @@ std::string rented_table(const Plan& plan) {
 }
 
 std::string others_table(const Plan& plan) {
-  Table table({{"rank", true}, {"provider", false}, {"offer", false}, {"GPU", false}, {"Mbit d/u", true},
-               {"reliab", true}, {"roll/s", true}, {"$/h", true}, {"$/1k", true}, {"why not", false}});
+  Table table({{"rank", true},
+               {"provider", false},
+               {"offer", false},
+               {"GPU", false},
+               {"Mbit d/u", true},
+               {"reliab", true},
+               {"roll/s", true},
+               {"$/h", true},
+               {"$/1k", true},
+               {"why not", false}});
   for (const PlanRow& row : plan.rows) {
     if (row.chosen) continue;
     table.add({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.provider, 8), cut(row.offer.id, 12),
@@ -162,8 +185,7 @@ nlohmann::json Plan::to_json() const {
             {"full_bytes", request.full_bytes.count},
             {"chunk_bytes", request.chunk.count},
             {"learner_up_mbit_per_s", request.learner_up.mbit_per_s()},
-            {"worker_cap_mbit_per_s",
-             request.worker_cap ? json(request.worker_cap->mbit_per_s()) : json(nullptr)},
+            {"worker_cap_mbit_per_s", request.worker_cap ? json(request.worker_cap->mbit_per_s()) : json(nullptr)},
             {"install_seconds", seconds(request.install_time)},
             {"t_b_seconds", seconds(broadcast_time)},
             {"t_b_last_seconds", seconds(broadcast_time_last)},

@@ -19,9 +19,9 @@ struct InstanceId {
 
 struct StartRequest {
   Offer offer;
-  std::string label;                                           // LedgerRow::label
-  std::vector<std::string> argv;                               // what runs on the instance
-  std::vector<std::pair<std::string, std::string>> env;        // added to what the provider passes on
+  std::string label;                                     // LedgerRow::label
+  std::vector<std::string> argv;                         // what runs on the instance
+  std::vector<std::pair<std::string, std::string>> env;  // added to what the provider passes on
 };
 
 // An instance is gone. Exactly one of `status` and `signal` is present, or neither where the provider cannot know.
@@ -30,7 +30,7 @@ struct InstanceExit {
   std::string label;
   std::optional<int> status;
   std::optional<int> signal;
-  bool requested = false;  // stop() had been called
+  bool requested = false;       // stop() had been called
   std::string to_text() const;  // "exited with status 3"
 };
 

@@ -48,20 +48,26 @@ Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint3
   if (groups == 0) return fail(Code::kInvalid, "sample", "0 groups asked for, expected 1 or more");
   Batch batch{step, {}};
   ECHO_TRY(store_->database->each(
-      "SELECT group_id, version FROM groups WHERE " ECHO_WAITING " AND members = ?1 AND version >= ?2 "
+      "SELECT group_id, version FROM groups WHERE " ECHO_WAITING
+      " AND members = ?1 AND version >= ?2 "
       "ORDER BY version, group_id LIMIT ?3",
-      [&](const Row& row) { batch.groups.push_back({GroupId{row.integer(0)}, Version{row.integer(1)}, {}}); },
+      [&](const Row& row) {
+        batch.groups.push_back({GroupId{row.integer(0)}, Version{row.integer(1)}, {}});
+      },
       store_->options.group_size, store_->version_min(step), groups));
   if (batch.groups.size() < groups) return std::optional<Batch>();
   for (Group& group : batch.groups) {
     Status parsed;
-    ECHO_TRY(store_->database->each("SELECT body FROM trajectory WHERE group_id = ?1 ORDER BY member",
-                                    [&](const Row& row) {
-                                      auto trajectory = data_plane::parse_trajectory(row.bytes(0), store_->options.limits);
-                                      if (trajectory) group.trajectories.push_back(std::move(*trajectory));
-                                      else parsed = std::move(trajectory).error();
-                                    },
-                                    group.id.value));
+    ECHO_TRY(store_->database->each(
+        "SELECT body FROM trajectory WHERE group_id = ?1 ORDER BY member",
+        [&](const Row& row) {
+          auto trajectory = data_plane::parse_trajectory(row.bytes(0), store_->options.limits);
+          if (trajectory)
+            group.trajectories.push_back(std::move(*trajectory));
+          else
+            parsed = std::move(trajectory).error();
+        },
+        group.id.value));
     if (!parsed || group.trajectories.size() != store_->options.group_size)
       return fail(Code::kCorrupt, "sample", "{}: group {} does not read back: {}", store_->database->path().string(),
                   group.id, parsed ? "members are missing" : parsed.error().message());
@@ -74,20 +80,26 @@ Status ReplayBuffer::consume(std::uint64_t step, std::span<const GroupId> groups
   Database& db = *store_->database;
   ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
   for (const GroupId group : groups) {
-    ECHO_TRY(db.run("UPDATE groups SET consumed_step = ?1 WHERE group_id = ?2 AND members = ?3 AND version >= ?4 AND "
-                    "dropped_step IS NULL AND (consumed_step IS NULL OR consumed_step = ?1)",
-                    step, group.value, store_->options.group_size, store_->version_min(step)));
+    ECHO_TRY(
+        db.run("UPDATE groups SET consumed_step = ?1 WHERE group_id = ?2 AND members = ?3 AND version >= ?4 AND "
+               "dropped_step IS NULL AND (consumed_step IS NULL OR consumed_step = ?1)",
+               step, group.value, store_->options.group_size, store_->version_min(step)));
     if (db.changes() == 1) continue;
     std::string why = "it is unknown";
-    ECHO_TRY(db.each("SELECT version, members, consumed_step, dropped_step FROM groups WHERE group_id = ?1",
-                     [&](const Row& row) {
-                       if (!row.is_null(2)) why = fmt::format("it was consumed at step {}", row.integer(2));
-                       else if (!row.is_null(3)) why = fmt::format("it was dropped as stale at step {}", row.integer(3));
-                       else if (row.integer(1) != store_->options.group_size)
-                         why = fmt::format("it has {} of {} members", row.integer(1), store_->options.group_size);
-                       else why = fmt::format("its version {} is staler than {} steps", row.integer(0), store_->options.staleness_budget);
-                     },
-                     group.value));
+    ECHO_TRY(db.each(
+        "SELECT version, members, consumed_step, dropped_step FROM groups WHERE group_id = ?1",
+        [&](const Row& row) {
+          if (!row.is_null(2))
+            why = fmt::format("it was consumed at step {}", row.integer(2));
+          else if (!row.is_null(3))
+            why = fmt::format("it was dropped as stale at step {}", row.integer(3));
+          else if (row.integer(1) != store_->options.group_size)
+            why = fmt::format("it has {} of {} members", row.integer(1), store_->options.group_size);
+          else
+            why =
+                fmt::format("its version {} is staler than {} steps", row.integer(0), store_->options.staleness_budget);
+        },
+        group.value));
     return fail(Code::kInvalid, "consume", "group {} cannot be consumed at step {}: {}", group, step, why);
   }
   return transaction.commit();
@@ -118,19 +130,22 @@ Result<Counts> ReplayBuffer::counts(std::uint64_t step) {
   Database& db = *store_->database;
   Counts counts;
   counts.stored = store_->totals.rows;
-  ECHO_TRY(db.each("SELECT members = ?1, count(*), sum(members) FROM groups WHERE " ECHO_WAITING " AND version >= ?2 "
-                   "GROUP BY 1",
-                   [&](const Row& row) {
-                     if (row.integer(0) != 0) {
-                       counts.admissible_groups = row.integer(1);
-                       counts.admissible_trajectories = row.integer(2);
-                     } else {
-                       counts.incomplete_groups = row.integer(1);
-                     }
-                   },
-                   store_->options.group_size, store_->version_min(step)));
-  ECHO_ASSIGN(const auto consumed, db.one("SELECT (SELECT value FROM meta WHERE key = 'pruned_consumed') + "
-                                          "(SELECT coalesce(sum(members), 0) FROM groups WHERE consumed_step IS NOT NULL)"));
+  ECHO_TRY(db.each(
+      "SELECT members = ?1, count(*), sum(members) FROM groups WHERE " ECHO_WAITING
+      " AND version >= ?2 "
+      "GROUP BY 1",
+      [&](const Row& row) {
+        if (row.integer(0) != 0) {
+          counts.admissible_groups = row.integer(1);
+          counts.admissible_trajectories = row.integer(2);
+        } else {
+          counts.incomplete_groups = row.integer(1);
+        }
+      },
+      store_->options.group_size, store_->version_min(step)));
+  ECHO_ASSIGN(const auto consumed,
+              db.one("SELECT (SELECT value FROM meta WHERE key = 'pruned_consumed') + "
+                     "(SELECT coalesce(sum(members), 0) FROM groups WHERE consumed_step IS NOT NULL)"));
   counts.consumed = consumed.value_or(0);
   ECHO_TRY(db.each("SELECT reason, trajectories FROM rejected",
                    [&](const Row& row) { counts.rejected[std::string(row.bytes(0))] = row.integer(1); }));
@@ -150,8 +165,10 @@ Result<std::uint64_t> ReplayBuffer::prune(std::uint64_t before_step) {
   ECHO_TRY(db.run("UPDATE meta SET value = value + ?1 WHERE key = 'pruned_consumed'", consumed.value_or(0)));
   if (dropped) ECHO_TRY(store_->count_rejected("stale", *dropped));
   ECHO_TRY(db.run("CREATE TEMP TABLE IF NOT EXISTS pruned(group_id INTEGER PRIMARY KEY)"));
-  ECHO_TRY(db.run("INSERT INTO pruned SELECT group_id FROM groups WHERE consumed_step < ?1 "
-                  "UNION SELECT group_id FROM groups WHERE dropped_step < ?1", before_step));
+  ECHO_TRY(
+      db.run("INSERT INTO pruned SELECT group_id FROM groups WHERE consumed_step < ?1 "
+             "UNION SELECT group_id FROM groups WHERE dropped_step < ?1",
+             before_step));
   ECHO_ASSIGN(const auto bytes, db.one("SELECT sum(length(body)) FROM trajectory WHERE group_id IN "
                                        "(SELECT group_id FROM pruned)"));
   ECHO_TRY(db.run("DELETE FROM trajectory WHERE group_id IN (SELECT group_id FROM pruned)"));

@@ -47,11 +47,11 @@ struct Batch {
 };
 
 struct Counts {
-  std::uint64_t stored = 0;               // trajectories in the file
-  std::uint64_t admissible_groups = 0;    // whole, unconsumed, fresh enough at the step asked about
+  std::uint64_t stored = 0;             // trajectories in the file
+  std::uint64_t admissible_groups = 0;  // whole, unconsumed, fresh enough at the step asked about
   std::uint64_t admissible_trajectories = 0;
-  std::uint64_t incomplete_groups = 0;    // waiting for members
-  std::uint64_t consumed = 0;             // trajectories ever consumed (and not given back by rewind)
+  std::uint64_t incomplete_groups = 0;            // waiting for members
+  std::uint64_t consumed = 0;                     // trajectories ever consumed (and not given back by rewind)
   std::map<std::string, std::uint64_t> rejected;  // trajectories by reason; "stale" is what drop_stale() counted
 };
 

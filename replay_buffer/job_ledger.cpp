@@ -21,10 +21,14 @@ struct Speed {
 
 const char* tally_of(LeaseState state) {
   switch (state) {
-    case LeaseState::kSettled: return "leases_settled";
-    case LeaseState::kExpired: return "leases_expired";
-    case LeaseState::kReleased: return "leases_released";
-    case LeaseState::kLive: break;
+    case LeaseState::kSettled:
+      return "leases_settled";
+    case LeaseState::kExpired:
+      return "leases_expired";
+    case LeaseState::kReleased:
+      return "leases_released";
+    case LeaseState::kLive:
+      break;
   }
   assertion_failed("state != kLive", __FILE__, __LINE__, "a live lease has no tally");
 }
@@ -36,22 +40,26 @@ class JobLedger::Impl {
   Impl(Store& store, const LedgerOptions& options) : store_(store), db_(*store.database), options_(options) {}
 
   Status load_completions() {
-    return db_.each("SELECT settled_unix_s - granted_unix_s FROM lease WHERE settled_unix_s IS NOT NULL "
-                    "ORDER BY lease_id DESC LIMIT ?1",
-                    [&](const Row& row) { completions_s_.push_front(row.real(0)); }, kCompletionsKept);
+    return db_.each(
+        "SELECT settled_unix_s - granted_unix_s FROM lease WHERE settled_unix_s IS NOT NULL "
+        "ORDER BY lease_id DESC LIMIT ?1",
+        [&](const Row& row) { completions_s_.push_front(row.real(0)); }, kCompletionsKept);
   }
 
   Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now) {
-    if (request.policy_digest.empty()) return fail(Code::kInvalid, "grant", "worker {}: no policy digest", request.worker);
+    if (request.policy_digest.empty())
+      return fail(Code::kInvalid, "grant", "worker {}: no policy digest", request.worker);
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     ECHO_ASSIGN(const std::uint64_t expired, end_overdue(now));
     const std::uint64_t group_size = store_.options.group_size;
     std::uint64_t live = 0, live_of_worker = 0, ahead = 0;
-    ECHO_TRY(db_.each("SELECT count(*), coalesce(sum(rollouts), 0), coalesce(sum(worker = ?1), 0) FROM lease WHERE state = 0",
-                      [&](const Row& row) { live = row.integer(0), ahead = row.integer(1), live_of_worker = row.integer(2); },
-                      request.worker.value));
+    ECHO_TRY(db_.each(
+        "SELECT count(*), coalesce(sum(rollouts), 0), coalesce(sum(worker = ?1), 0) FROM lease WHERE state = 0",
+        [&](const Row& row) { live = row.integer(0), ahead = row.integer(1), live_of_worker = row.integer(2); },
+        request.worker.value));
     ECHO_ASSIGN(const auto waiting, db_.one("SELECT sum(members) FROM groups WHERE consumed_step IS NULL AND "
-                                            "dropped_step IS NULL AND version >= ?1", store_.version_min(step)));
+                                            "dropped_step IS NULL AND version >= ?1",
+                                            store_.version_min(step)));
     ahead += waiting.value_or(0);
     const std::uint64_t wanted =
         std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max},
@@ -95,8 +103,9 @@ class JobLedger::Impl {
   Result<std::uint64_t> release_worker(WorkerId worker) {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     std::vector<LeaseRecord> leases;
-    ECHO_TRY(db_.each("SELECT lease_id, group_id FROM lease WHERE state = 0 AND worker = ?1",
-                      [&](const Row& row) { leases.push_back(id_and_group(row)); }, worker.value));
+    ECHO_TRY(db_.each(
+        "SELECT lease_id, group_id FROM lease WHERE state = 0 AND worker = ?1",
+        [&](const Row& row) { leases.push_back(id_and_group(row)); }, worker.value));
     for (const LeaseRecord& lease : leases) ECHO_TRY(end(lease, LeaseState::kReleased));
     ECHO_TRY(transaction.commit());
     speeds_.erase(worker);
@@ -127,14 +136,15 @@ class JobLedger::Impl {
 
   Result<std::uint64_t> stranded_by_next_step(std::uint64_t step, double now) {
     std::map<Version, VersionStock> stock;
-    ECHO_TRY(db_.each("SELECT version, sum(members) FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL AND "
-                      "members = ?1 AND version >= ?2 GROUP BY version",
-                      [&](const Row& row) { stock[Version{row.integer(0)}].waiting = row.integer(1); },
-                      store_.options.group_size, store_.version_min(step)));
-    ECHO_TRY(db_.each("SELECT version, sum(rollouts) FROM lease WHERE state = 0 AND expires_unix_s >= ?1 AND version >= ?2 "
-                      "GROUP BY version",
-                      [&](const Row& row) { stock[Version{row.integer(0)}].live = row.integer(1); }, now,
-                      store_.version_min(step)));
+    ECHO_TRY(db_.each(
+        "SELECT version, sum(members) FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL AND "
+        "members = ?1 AND version >= ?2 GROUP BY version",
+        [&](const Row& row) { stock[Version{row.integer(0)}].waiting = row.integer(1); }, store_.options.group_size,
+        store_.version_min(step)));
+    ECHO_TRY(db_.each(
+        "SELECT version, sum(rollouts) FROM lease WHERE state = 0 AND expires_unix_s >= ?1 AND version >= ?2 "
+        "GROUP BY version",
+        [&](const Row& row) { stock[Version{row.integer(0)}].live = row.integer(1); }, now, store_.version_min(step)));
     std::vector<VersionStock> ascending;
     for (auto& [version, entry] : stock) {
       entry.version = version;
@@ -145,13 +155,14 @@ class JobLedger::Impl {
 
   Result<LedgerCounts> counts() {
     LedgerCounts counts;
-    ECHO_TRY(db_.each("SELECT (SELECT count(*) FROM lease WHERE state = 0), (SELECT count(*) FROM pool), "
-                      "(SELECT value FROM meta WHERE key = 'leases_settled'), "
-                      "(SELECT value FROM meta WHERE key = 'leases_expired'), "
-                      "(SELECT value FROM meta WHERE key = 'leases_released')",
-                      [&](const Row& row) {
-                        counts = {row.integer(0), row.integer(1), row.integer(2), row.integer(3), row.integer(4)};
-                      }));
+    ECHO_TRY(
+        db_.each("SELECT (SELECT count(*) FROM lease WHERE state = 0), (SELECT count(*) FROM pool), "
+                 "(SELECT value FROM meta WHERE key = 'leases_settled'), "
+                 "(SELECT value FROM meta WHERE key = 'leases_expired'), "
+                 "(SELECT value FROM meta WHERE key = 'leases_released')",
+                 [&](const Row& row) {
+                   counts = {row.integer(0), row.integer(1), row.integer(2), row.integer(3), row.integer(4)};
+                 }));
     return counts;
   }
 
@@ -167,7 +178,8 @@ class JobLedger::Impl {
     for (const auto& [worker, share] : by_worker) shares.push_back(share);
     allocate(groups, shares);
     for (const WorkerShare& share : shares)
-      if (!share.eligible && speeds_[share.worker].tokens_per_s) speeds_[share.worker].tokens_per_s = share.tokens_per_s;
+      if (!share.eligible && speeds_[share.worker].tokens_per_s)
+        speeds_[share.worker].tokens_per_s = share.tokens_per_s;
     return shares;
   }
 
@@ -203,8 +215,9 @@ class JobLedger::Impl {
   // Returned groups first, lowest id first, then new ones.
   Result<std::vector<GroupId>> take_groups(std::uint64_t count) {
     std::vector<GroupId> groups;
-    ECHO_TRY(db_.each("SELECT group_id FROM pool ORDER BY group_id LIMIT ?1",
-                      [&](const Row& row) { groups.push_back(GroupId{row.integer(0)}); }, count));
+    ECHO_TRY(db_.each(
+        "SELECT group_id FROM pool ORDER BY group_id LIMIT ?1",
+        [&](const Row& row) { groups.push_back(GroupId{row.integer(0)}); }, count));
     for (const GroupId group : groups) ECHO_TRY(db_.run("DELETE FROM pool WHERE group_id = ?1", group.value));
     ECHO_ASSIGN(std::uint64_t next, advance("next_group", count - groups.size()));
     while (groups.size() < count) groups.push_back(GroupId{next++});
@@ -223,23 +236,30 @@ class JobLedger::Impl {
 
   Result<std::uint64_t> end_overdue(double now) {
     std::vector<LeaseRecord> leases;
-    ECHO_TRY(db_.each("SELECT lease_id, group_id FROM lease WHERE state = 0 AND expires_unix_s < ?1 ORDER BY lease_id",
-                      [&](const Row& row) { leases.push_back(id_and_group(row)); }, now));
+    ECHO_TRY(db_.each(
+        "SELECT lease_id, group_id FROM lease WHERE state = 0 AND expires_unix_s < ?1 ORDER BY lease_id",
+        [&](const Row& row) { leases.push_back(id_and_group(row)); }, now));
     for (const LeaseRecord& lease : leases) ECHO_TRY(end(lease, LeaseState::kExpired));
     return std::uint64_t{leases.size()};
   }
 
   Result<std::optional<LeaseRecord>> find(LeaseId id) {
     std::optional<LeaseRecord> lease;
-    ECHO_TRY(db_.each("SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, "
-                      "expires_unix_s, state FROM lease WHERE lease_id = ?1",
-                      [&](const Row& row) {
-                        lease = LeaseRecord{LeaseId{row.integer(0)}, GroupId{row.integer(1)}, WorkerId{row.integer(2)},
-                                            Version{row.integer(3)}, std::string(row.bytes(4)),
-                                            static_cast<std::uint32_t>(row.integer(5)), row.real(6), row.real(7),
-                                            static_cast<LeaseState>(row.integer(8))};
-                      },
-                      id.value));
+    ECHO_TRY(db_.each(
+        "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, "
+        "expires_unix_s, state FROM lease WHERE lease_id = ?1",
+        [&](const Row& row) {
+          lease = LeaseRecord{LeaseId{row.integer(0)},
+                              GroupId{row.integer(1)},
+                              WorkerId{row.integer(2)},
+                              Version{row.integer(3)},
+                              std::string(row.bytes(4)),
+                              static_cast<std::uint32_t>(row.integer(5)),
+                              row.real(6),
+                              row.real(7),
+                              static_cast<LeaseState>(row.integer(8))};
+        },
+        id.value));
     return lease;
   }
 
@@ -288,9 +308,10 @@ class JobLedger::Impl {
         return refused(*reason, fmt::format("version {}, trajectory '{}'", claim.version, trajectory.id()));
       if (trajectory.lease() != lease->id.value || trajectory.group() != lease->group.value ||
           trajectory.worker() != lease->worker.value)
-        return refused("malformed", fmt::format("trajectory '{}' is of lease {}, group {}, worker {}; expected {}, {}, {}",
-                                                trajectory.id(), trajectory.lease(), trajectory.group(),
-                                                trajectory.worker(), lease->id, lease->group, lease->worker));
+        return refused("malformed",
+                       fmt::format("trajectory '{}' is of lease {}, group {}, worker {}; expected {}, {}, {}",
+                                   trajectory.id(), trajectory.lease(), trajectory.group(), trajectory.worker(),
+                                   lease->id, lease->group, lease->worker));
     }
     if (static_cast<std::uint32_t>(submission.trajectories_size()) != lease->rollouts)
       return refused("malformed", fmt::format("{} trajectories, expected all {} of the group",
@@ -315,7 +336,8 @@ class JobLedger::Impl {
 
   // Counts the refusal and ends the lease when it was this worker's live one: nobody will hand it in again.
   Status refuse(const Delivery& delivery, const Verdict& verdict, double now) {
-    ECHO_TRY(store_.count_rejected(verdict.reason, static_cast<std::uint64_t>(delivery.submission->trajectories_size())));
+    ECHO_TRY(
+        store_.count_rejected(verdict.reason, static_cast<std::uint64_t>(delivery.submission->trajectories_size())));
     if (delivery.submission->lease() > static_cast<std::uint64_t>(INT64_MAX)) return ok();
     ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(verdict.lease));
     if (!lease || lease->worker != delivery.worker) return ok();

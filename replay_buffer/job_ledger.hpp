@@ -78,8 +78,8 @@ class JobLedger {
   // Overdue leases end and their groups go back to the pool. Returns how many.
   Result<std::uint64_t> expire(double now_unix_s);
 
-  // After a restart that its workers outlived: they could not hand in meanwhile, and nobody else has their groups, so every
-  // live lease gets a full term from now. Call before the first grant() or expire(). Returns how many.
+  // After a restart that its workers outlived: they could not hand in meanwhile, and nobody else has their groups, so
+  // every live lease gets a full term from now. Call before the first grant() or expire(). Returns how many.
   Result<std::uint64_t> resume(double now_unix_s);
 
   // Trajectories of live leases that would come too late for every later batch if the learner trained on what

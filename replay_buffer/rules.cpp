@@ -14,9 +14,9 @@ bool admissible(std::uint64_t step, Version version, std::uint32_t staleness_bud
 std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, std::uint64_t ahead) {
   if (!admissible(step, version, pacing.staleness_budget)) return 0;
   // Steps, the current one included, whose batches may hold this version; saturates far below overflow.
-  const std::uint64_t fresh_steps = version.value >= step
-                                        ? std::min<std::uint64_t>(version.value - step, 1u << 30) + pacing.staleness_budget + 1
-                                        : pacing.staleness_budget + 1 - (step - version.value);
+  const std::uint64_t fresh_steps =
+      version.value >= step ? std::min<std::uint64_t>(version.value - step, 1u << 30) + pacing.staleness_budget + 1
+                            : pacing.staleness_budget + 1 - (step - version.value);
   std::uint64_t steps = std::min<std::uint64_t>(fresh_steps, std::uint64_t{pacing.lookahead_steps} + 1);
   if (pacing.steps_total) steps = std::min(steps, *pacing.steps_total > step ? *pacing.steps_total - step : 0);
   const std::uint64_t bound = steps * pacing.trajectories_per_step;
@@ -45,14 +45,19 @@ double lease_seconds(const LeaseLength& length, std::span<double> completion_s) 
   return std::clamp(2.5 * *middle, length.lease_s_min, length.lease_s_max);
 }
 
-std::optional<std::string_view> refusal(const std::optional<LeaseRecord>& lease, const Claim& claim, double now_unix_s) {
+std::optional<std::string_view> refusal(const std::optional<LeaseRecord>& lease, const Claim& claim,
+                                        double now_unix_s) {
   if (!lease) return "unknown lease";
   if (lease->worker != claim.worker) return "lease of another worker";
   switch (lease->state) {
-    case LeaseState::kSettled: return "lease already settled";
-    case LeaseState::kReleased: return "lease released";
-    case LeaseState::kExpired: return "lease expired";
-    case LeaseState::kLive: break;
+    case LeaseState::kSettled:
+      return "lease already settled";
+    case LeaseState::kReleased:
+      return "lease released";
+    case LeaseState::kExpired:
+      return "lease expired";
+    case LeaseState::kLive:
+      break;
   }
   if (!(now_unix_s <= lease->expires_unix_s)) return "lease expired";
   if (lease->version != claim.version) return "wrong version";
@@ -66,7 +71,8 @@ void allocate(std::uint64_t total, std::span<WorkerShare> workers) {
   WorkerShare* fastest = nullptr;
   for (WorkerShare& w : workers) {
     w.groups = 0;
-    ECHO_CHECK(std::isfinite(w.tokens_per_s) && w.tokens_per_s >= 0, "worker {}: {} tokens/s", w.worker, w.tokens_per_s);
+    ECHO_CHECK(std::isfinite(w.tokens_per_s) && w.tokens_per_s >= 0, "worker {}: {} tokens/s", w.worker,
+               w.tokens_per_s);
     if (!w.eligible) {
       w.tokens_per_s *= kIneligibleDecay;
       continue;
@@ -82,7 +88,8 @@ void allocate(std::uint64_t total, std::span<WorkerShare> workers) {
   for (WorkerShare& w : workers) {
     if (!w.eligible) continue;
     // Rounding of the quotient must not give out more than there is.
-    w.groups = sum > 0 ? static_cast<std::uint64_t>(static_cast<double>(total) * w.tokens_per_s / sum) : total / eligible;
+    w.groups =
+        sum > 0 ? static_cast<std::uint64_t>(static_cast<double>(total) * w.tokens_per_s / sum) : total / eligible;
     w.groups = std::min(w.groups, total - given);
     given += w.groups;
   }

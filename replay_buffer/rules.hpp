@@ -17,9 +17,9 @@ namespace echoline::replay_buffer {
 bool admissible(std::uint64_t step, Version version, std::uint32_t staleness_budget);
 
 struct Pacing {
-  std::uint32_t staleness_budget = 3;               // S, learner steps
-  std::uint32_t lookahead_steps = 3;                // <= S: at most this many batches beyond the current one in stock
-  std::uint32_t trajectories_per_step = 64;         // R
+  std::uint32_t staleness_budget = 3;        // S, learner steps
+  std::uint32_t lookahead_steps = 3;         // <= S: at most this many batches beyond the current one in stock
+  std::uint32_t trajectories_per_step = 64;  // R
   std::optional<std::uint64_t> steps_total = std::nullopt;  // of the run: nothing is generated that no step would use
 };
 
@@ -94,9 +94,9 @@ inline constexpr double kThroughputKeep = 0.8;   // beta
 
 struct WorkerShare {
   WorkerId worker;
-  double tokens_per_s = 0;     // tau, decayed by allocate() when not eligible
-  bool eligible = false;       // active version v, or v-1 with v staged
-  std::uint64_t groups = 0;    // out: B_a
+  double tokens_per_s = 0;   // tau, decayed by allocate() when not eligible
+  bool eligible = false;     // active version v, or v-1 with v staged
+  std::uint64_t groups = 0;  // out: B_a
 };
 
 // Splits `total` groups: B_a = floor(B * tau_a / sum of tau over eligible), the remainder to the fastest (ties: the
@@ -104,7 +104,8 @@ struct WorkerShare {
 // eligible, else 0. Without any throughput known the eligible share equally.
 void allocate(std::uint64_t total, std::span<WorkerShare> workers);
 
-// tau after a result of `tokens` in `elapsed_s`: beta*tau + (1-beta)*tokens/elapsed; the first measurement stands alone.
+// tau after a result of `tokens` in `elapsed_s`: beta*tau + (1-beta)*tokens/elapsed; the first measurement stands
+// alone.
 double updated_throughput(std::optional<double> tokens_per_s, std::uint64_t tokens, double elapsed_s);
 
 }  // namespace echoline::replay_buffer

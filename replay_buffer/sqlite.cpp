@@ -23,8 +23,8 @@ Status sync_folder(const std::filesystem::path& path) {
 
 Result<std::unique_ptr<Database>> Database::open(const std::filesystem::path& path) {
   sqlite3* raw = nullptr;
-  const int rc = sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX,
-                                 nullptr);
+  const int rc =
+      sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
   std::unique_ptr<Database> database(new Database(path, Handle(raw, &sqlite3_close)));
   if (rc != SQLITE_OK) return database->error(rc);
   sqlite3_extended_result_codes(raw, 1);
@@ -53,7 +53,8 @@ Error Database::error(int rc) const {
     case SQLITE_NOTADB:
       return fail(Code::kCorrupt, kOperation,
                   "{}: not a sound SQLite file ({}); move it and its -wal file away and resume from the last "
-                  "checkpoint: the rollouts in it are lost, the policy is not", path_.string(), why);
+                  "checkpoint: the rollouts in it are lost, the policy is not",
+                  path_.string(), why);
     case SQLITE_FULL:
       return fail(Code::kExhausted, kOperation, "{}: the disk is full; free space and resume", path_.string());
     case SQLITE_BUSY:

@@ -26,7 +26,9 @@ struct Blob {
 class Row {
  public:
   explicit Row(sqlite3_stmt* statement) : statement_(statement) {}
-  std::uint64_t integer(int column) const { return static_cast<std::uint64_t>(sqlite3_column_int64(statement_, column)); }
+  std::uint64_t integer(int column) const {
+    return static_cast<std::uint64_t>(sqlite3_column_int64(statement_, column));
+  }
   double real(int column) const { return sqlite3_column_double(statement_, column); }
   bool is_null(int column) const { return sqlite3_column_type(statement_, column) == SQLITE_NULL; }
   // TEXT or BLOB.
@@ -52,7 +54,8 @@ class Database {
   // prepared statement is kept under its address.
   template <class... Args>
   Status run(const char* sql, const Args&... args) {
-    return each(sql, [](const Row&) {}, args...);
+    return each(
+        sql, [](const Row&) {}, args...);
   }
 
   // Calls on_row for every row.
@@ -72,9 +75,12 @@ class Database {
   template <class... Args>
   Result<std::optional<std::uint64_t>> one(const char* sql, const Args&... args) {
     std::optional<std::uint64_t> value;
-    ECHO_TRY(each(sql, [&](const Row& row) {
-      if (!value && !row.is_null(0)) value = row.integer(0);
-    }, args...));
+    ECHO_TRY(each(
+        sql,
+        [&](const Row& row) {
+          if (!value && !row.is_null(0)) value = row.integer(0);
+        },
+        args...));
     return value;
   }
 
@@ -91,9 +97,13 @@ class Database {
   Result<sqlite3_stmt*> prepared(const char* sql);
 
   template <std::integral T>
-  static void bind(sqlite3_stmt* s, int i, T value) { sqlite3_bind_int64(s, i, static_cast<sqlite3_int64>(value)); }
+  static void bind(sqlite3_stmt* s, int i, T value) {
+    sqlite3_bind_int64(s, i, static_cast<sqlite3_int64>(value));
+  }
   template <std::floating_point T>
-  static void bind(sqlite3_stmt* s, int i, T value) { sqlite3_bind_double(s, i, value); }
+  static void bind(sqlite3_stmt* s, int i, T value) {
+    sqlite3_bind_double(s, i, value);
+  }
   static void bind(sqlite3_stmt* s, int i, std::string_view text) {
     sqlite3_bind_text64(s, i, text.data(), text.size(), SQLITE_STATIC, SQLITE_UTF8);
   }

@@ -3,8 +3,8 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::uint64_t kApplicationId = 0x4543484f;       // "ECHO"
-constexpr std::uint64_t kCheckedBytesMax = 256ull << 20;   // larger files are not read through at open
+constexpr std::uint64_t kApplicationId = 0x4543484f;      // "ECHO"
+constexpr std::uint64_t kCheckedBytesMax = 256ull << 20;  // larger files are not read through at open
 constexpr std::string_view kOpen = "open replay buffer";
 
 // FORMAT.md describes the columns.
@@ -61,7 +61,8 @@ Status Store::create_or_check() {
   if (version != kSchemaVersion)
     return fail(Code::kInvalid, kOpen,
                 "{}: written with schema version {}, this release reads {}; finish the run with the release that "
-                "started it, or start again with an empty file", path, version.value_or(0), kSchemaVersion);
+                "started it, or start again with an empty file",
+                path, version.value_or(0), kSchemaVersion);
   std::error_code ignored;
   if (std::filesystem::file_size(db.path(), ignored) <= kCheckedBytesMax) {
     std::string verdict;
@@ -88,16 +89,19 @@ Result<bool> Store::insert(const Trajectory& t) {
     return fail(Code::kInvalid, kInsert, "'{}' is member {} of a group of {}", t.id(), t.member(), options.group_size);
   std::optional<std::string> taken_by;
   bool duplicate = false;
-  ECHO_TRY(db.each("SELECT id, group_id, member FROM trajectory WHERE id = ?1 OR (group_id = ?2 AND member = ?3)",
-                   [&](const Row& row) {
-                     const bool same = row.bytes(0) == t.id() && row.integer(1) == t.group() && row.integer(2) == t.member();
-                     if (same) duplicate = true;
-                     else taken_by = fmt::format("'{}' (group {}, member {})", row.bytes(0), row.integer(1), row.integer(2));
-                   },
-                   t.id(), t.group(), t.member()));
+  ECHO_TRY(db.each(
+      "SELECT id, group_id, member FROM trajectory WHERE id = ?1 OR (group_id = ?2 AND member = ?3)",
+      [&](const Row& row) {
+        const bool same = row.bytes(0) == t.id() && row.integer(1) == t.group() && row.integer(2) == t.member();
+        if (same)
+          duplicate = true;
+        else
+          taken_by = fmt::format("'{}' (group {}, member {})", row.bytes(0), row.integer(1), row.integer(2));
+      },
+      t.id(), t.group(), t.member()));
   if (taken_by)
-    return fail(Code::kInvalid, kInsert, "'{}' (group {}, member {}) collides with {} stored earlier", t.id(), t.group(),
-                t.member(), *taken_by);
+    return fail(Code::kInvalid, kInsert, "'{}' (group {}, member {}) collides with {} stored earlier", t.id(),
+                t.group(), t.member(), *taken_by);
   if (duplicate) return false;
 
   const std::string body = t.SerializeAsString();
@@ -107,17 +111,20 @@ Result<bool> Store::insert(const Trajectory& t) {
                 options.rows_max, to_text(Bytes{totals.bytes}), to_text(options.bytes_max));
   ECHO_TRY(db.run("INSERT INTO trajectory(id, group_id, member, body) VALUES(?1, ?2, ?3, ?4)", t.id(), t.group(),
                   t.member(), Blob{body}));
-  ECHO_TRY(db.run("INSERT INTO groups(group_id, version, members) VALUES(?1, ?2, 1) ON CONFLICT(group_id) DO UPDATE SET "
-                  "version = min(version, excluded.version), members = members + 1",
-                  t.group(), data_plane::oldest_version(t).value));
+  ECHO_TRY(
+      db.run("INSERT INTO groups(group_id, version, members) VALUES(?1, ?2, 1) ON CONFLICT(group_id) DO UPDATE SET "
+             "version = min(version, excluded.version), members = members + 1",
+             t.group(), data_plane::oldest_version(t).value));
   ++totals.rows;
   totals.bytes += body.size();
   return true;
 }
 
 Status Store::count_rejected(std::string_view reason, std::uint64_t trajectories) {
-  return database->run("INSERT INTO rejected VALUES(?1, ?2) ON CONFLICT(reason) DO UPDATE SET "
-                       "trajectories = trajectories + excluded.trajectories", reason, trajectories);
+  return database->run(
+      "INSERT INTO rejected VALUES(?1, ?2) ON CONFLICT(reason) DO UPDATE SET "
+      "trajectories = trajectories + excluded.trajectories",
+      reason, trajectories);
 }
 
 void Store::check_thread() {

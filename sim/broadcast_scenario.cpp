@@ -17,7 +17,8 @@ SharedBytes random_bytes(std::uint64_t seed, std::uint64_t count) {
   auto bytes = std::make_shared<std::vector<std::byte>>(count);
   for (std::size_t i = 0; i < count; i += 8) {
     const std::uint64_t r = random.next();
-    for (std::size_t j = i; j < std::min<std::size_t>(i + 8, count); ++j) (*bytes)[j] = static_cast<std::byte>(r >> (8 * (j - i)));
+    for (std::size_t j = i; j < std::min<std::size_t>(i + 8, count); ++j)
+      (*bytes)[j] = static_cast<std::byte>(r >> (8 * (j - i)));
   }
   return bytes;
 }
@@ -44,7 +45,9 @@ class Stage {
   };
 
   LinkLimits link_of(std::size_t i) const { return i < s_.worker_links.size() ? s_.worker_links[i] : s_.worker_link; }
-  AccessLink access(const LinkLimits& limits) const { return s_.limits_in_cores ? AccessLink{} : AccessLink{limits.up, limits.down}; }
+  AccessLink access(const LinkLimits& limits) const {
+    return s_.limits_in_cores ? AccessLink{} : AccessLink{limits.up, limits.down};
+  }
   void add_learner();
   void add_member();
   void on_learner(const Action& action);
@@ -102,7 +105,8 @@ void Stage::add_member() {
 
 void Stage::publish(std::size_t index) {
   const Version version{index};
-  Publication p{version, std::nullopt, digest_of(version), random_bytes(s_.seed * 1000 + index, index ? s_.delta.count : s_.payload.count)};
+  Publication p{version, std::nullopt, digest_of(version),
+                random_bytes(s_.seed * 1000 + index, index ? s_.delta.count : s_.payload.count)};
   if (index) p.base = Version{index - 1};
   published_.push_back(p);
   published_at_.push_back(network_.now());
@@ -119,7 +123,8 @@ void Stage::on_learner(const Action& action) {
   if (const auto* done = std::get_if<act::BroadcastDone>(&action)) {
     result_.publications[done->report.version.value].t_b = done->report.t_b;
   } else if (const auto* acked = std::get_if<act::Acked>(&action)) {
-    if (acked->policy_digest != digest_of(acked->version)) wrong_ = fmt::format("worker {} acknowledged a wrong digest", acked->worker);
+    if (acked->policy_digest != digest_of(acked->version))
+      wrong_ = fmt::format("worker {} acknowledged a wrong digest", acked->worker);
   } else if (const auto* need = std::get_if<act::NeedSnapshot>(&action)) {
     ++result_.snapshots_asked;
     auto& bytes = snapshots_[need->current];
@@ -154,13 +159,15 @@ void Stage::on_member(std::size_t i, const Action& action) {
     for (std::uint64_t v = first; v <= p.version.value; ++v)
       result_.publications[v].completions.emplace_back(*m.id, network_.now() - published_at_[v]);
     network_.at(network_.now(), [this, i, p] {
-      network_.call(members_[i]->host, [&](TimePoint now) { members_[i]->core->installed(p.version, p.policy_digest, now); });
+      network_.call(members_[i]->host,
+                    [&](TimePoint now) { members_[i]->core->installed(p.version, p.policy_digest, now); });
     });
   }
 }
 
 bool Stage::everybody_has(Version v) const {
-  return std::all_of(members_.begin(), members_.end(), [&](const auto& m) { return !live(*m) || (m->version && *m->version >= v); });
+  return std::all_of(members_.begin(), members_.end(),
+                     [&](const auto& m) { return !live(*m) || (m->version && *m->version >= v); });
 }
 
 Status Stage::predict() {
@@ -184,10 +191,12 @@ Result<BroadcastResult> Stage::run() {
   constexpr std::string_view op = "simulate broadcast";
   if (s_.workers < 1) return fail(Code::kInvalid, op, "at least one worker is needed");
   if (s_.publications < 1) return fail(Code::kInvalid, op, "at least one publication is needed");
-  if (!(s_.learner_up.bits_per_s > 0) || !(s_.chain_rate.bits_per_s > 0)) return fail(Code::kInvalid, op, "rates must be positive");
+  if (!(s_.learner_up.bits_per_s > 0) || !(s_.chain_rate.bits_per_s > 0))
+    return fail(Code::kInvalid, op, "rates must be positive");
   for (const WorkerKill& kill : s_.kills)
     if (kill.worker >= s_.workers + s_.late_joins.size())
-      return fail(Code::kInvalid, op, "worker {} is to be killed, there are {}", kill.worker, s_.workers + s_.late_joins.size());
+      return fail(Code::kInvalid, op, "worker {} is to be killed, there are {}", kill.worker,
+                  s_.workers + s_.late_joins.size());
   add_learner();
   for (std::size_t i = 0; i < s_.workers; ++i) add_member();
   // Everybody joins and settles before the first publication.
@@ -197,7 +206,10 @@ Result<BroadcastResult> Stage::run() {
     if (!m->id) return fail(Code::kInternal, op, "a worker could not join: {}", wrong_);
   std::size_t events_left = s_.publications + s_.late_joins.size() + s_.kills.size() + s_.corruptions.size();
   const auto script = [&](Duration after, std::function<void()> work) {
-    network_.at(start + after, [&events_left, work = std::move(work)] { --events_left; work(); });
+    network_.at(start + after, [&events_left, work = std::move(work)] {
+      --events_left;
+      work();
+    });
   };
   for (std::size_t i = 0; i < s_.publications; ++i)
     script(s_.publish_every * static_cast<std::int64_t>(i), [this, i] { publish(i); });
@@ -205,15 +217,19 @@ Result<BroadcastResult> Stage::run() {
   for (const WorkerKill& kill : s_.kills)
     script(kill.at, [this, kill] { network_.kill(members_.at(kill.worker)->host, kill.death); });
   for (const Duration when : s_.corruptions)
-    script(when, [this] { network_.corrupt_next(members_.front()->host, std::min<std::uint64_t>(1024, s_.chunk.count)); });
+    script(when,
+           [this] { network_.corrupt_next(members_.front()->host, std::min<std::uint64_t>(1024, s_.chunk.count)); });
   const Version last{s_.publications - 1};
-  const auto done = [&] { return !wrong_.empty() || (events_left == 0 && result_.publications.back().t_b && everybody_has(last)); };
+  const auto done = [&] {
+    return !wrong_.empty() || (events_left == 0 && result_.publications.back().t_b && everybody_has(last));
+  };
   result_.finished = network_.run(start + s_.time_max, done) && wrong_.empty();
   if (!result_.finished) {
     result_.unfinished = wrong_;
     for (std::size_t i = 0; i < members_.size(); ++i)
       if (const Member& m = *members_[i]; live(m) && (!m.version || *m.version < last))
-        result_.unfinished += fmt::format(" worker {} has {};", i, m.version ? fmt::format("version {}", *m.version) : "nothing");
+        result_.unfinished +=
+            fmt::format(" worker {} has {};", i, m.version ? fmt::format("version {}", *m.version) : "nothing");
   }
   const LearnerStats learner = learner_->stats();
   result_.learner_bytes_sent = learner.bytes_sent;

@@ -18,17 +18,17 @@ struct WorkerKill {
 };
 
 struct BroadcastScenario {
-  std::size_t workers = 1;                     // that are there from the start
-  std::vector<Duration> late_joins;            // more workers, after the first publication
+  std::size_t workers = 1;           // that are there from the start
+  std::vector<Duration> late_joins;  // more workers, after the first publication
   BitRate learner_up = BitRate::from_mbit_per_s(24);
-  overlay::LinkLimits worker_link;             // of every worker not in worker_links
+  overlay::LinkLimits worker_link;                // of every worker not in worker_links
   std::vector<overlay::LinkLimits> worker_links;  // of the first workers, late ones included
   // True: the cores hold the limits (what a user's emulated WAN does) and the network is unlimited. False: the network.
   bool limits_in_cores = false;
-  Duration delay{};                            // one way, between any two nodes
+  Duration delay{};  // one way, between any two nodes
   Duration jitter{};
-  Bytes payload{1'000'000};                    // of the first publication, a full snapshot
-  Bytes delta{200'000};                        // of each further one, on the version before
+  Bytes payload{1'000'000};  // of the first publication, a full snapshot
+  Bytes delta{200'000};      // of each further one, on the version before
   Bytes chunk{64 * 1024};
   std::size_t publications = 1;
   Duration publish_every = std::chrono::seconds(1);
@@ -37,9 +37,9 @@ struct BroadcastScenario {
   double quorum = 0.9;
   Bytes learner_store{1ull << 30}, worker_store{256ull << 20};
   std::vector<WorkerKill> kills;
-  std::vector<Duration> corruptions;           // a byte of the next chunk the first worker forwards is flipped; times as kills
+  std::vector<Duration> corruptions;  // a byte of the next chunk the first worker forwards is flipped; times as kills
   std::uint64_t seed = 1;
-  Duration time_max = std::chrono::hours(1);   // of virtual time, then the scenario has failed
+  Duration time_max = std::chrono::hours(1);  // of virtual time, then the scenario has failed
 };
 
 struct PublicationTimes {
@@ -58,9 +58,9 @@ struct BroadcastResult {
   Bytes learner_chunk_bytes_sent;  // chunks alone
   Bytes worker_chunk_bytes_in;     // of all workers together
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0, snapshots_asked = 0;
-  Duration lower_bound{};          // formula 4.1, of the first publication
-  Duration predicted{};            // chains::broadcast_time() of the topology it went down, last worker
-  overlay::ChainIds topology;      // when it was published
+  Duration lower_bound{};      // formula 4.1, of the first publication
+  Duration predicted{};        // chains::broadcast_time() of the topology it went down, last worker
+  overlay::ChainIds topology;  // when it was published
   Duration virtual_time{};
   std::uint64_t trace_hash = 0, events = 0;
 };

@@ -50,7 +50,8 @@ Duration time_for(std::size_t bytes, const std::optional<BitRate>& rate) {
 
 }  // namespace
 
-Network::Network(Duration delay, Duration jitter, std::uint64_t seed) : delay_(delay), jitter_(jitter), random_(seed, 1), trace_(mix64(seed)) {}
+Network::Network(Duration delay, Duration jitter, std::uint64_t seed)
+    : delay_(delay), jitter_(jitter), random_(seed, 1), trace_(mix64(seed)) {}
 Network::~Network() = default;
 
 HostId Network::add_host(AccessLink link) {
@@ -74,7 +75,9 @@ void Network::call(HostId host, const std::function<void(TimePoint)>& work) {
   drain(host.value);
 }
 
-void Network::at(TimePoint time, std::function<void()> work) { queue_.push({std::max(time, now_), sequence_++, std::move(work)}); }
+void Network::at(TimePoint time, std::function<void()> work) {
+  queue_.push({std::max(time, now_), sequence_++, std::move(work)});
+}
 
 bool Network::alive(HostId host) const { return hosts_[host.value]->alive(); }
 std::uint64_t Network::bytes_sent(HostId host) const { return hosts_[host.value]->bytes_sent; }
@@ -222,7 +225,8 @@ void Network::send(std::size_t h, Transfer&& t) {
       it->second.untold.push_back(bytes);
       tell_sent(h, conn);
     });
-  const Duration extra = jitter_ > Duration{} ? Duration(random_.below(static_cast<std::uint64_t>(jitter_.count()))) : Duration{};
+  const Duration extra =
+      jitter_ > Duration{} ? Duration(random_.below(static_cast<std::uint64_t>(jitter_.count()))) : Duration{};
   const TimePoint last = std::max(through + delay_ + extra, connection.last_arrival);
   connection.last_arrival = last;
   const TimePoint first = std::max({begin + delay_ + extra, last - (through - begin), connection.first_arrival});
@@ -231,13 +235,16 @@ void Network::send(std::size_t h, Transfer&& t) {
   const auto& down = hosts_[shared->to_host]->link.down;
   const auto lost = [this, h, through] { return hosts_[h]->died_at < through; };  // still in a dead sender's queue
   if (!down) {
-    at(last, [this, shared, lost] { if (!lost()) arrive(shared->to_host, shared); });
+    at(last, [this, shared, lost] {
+      if (!lost()) arrive(shared->to_host, shared);
+    });
     return;
   }
   at(first, [this, shared, lost, last] {
     if (lost()) return;
     Host& receiver = *hosts_[shared->to_host];
-    const TimePoint there = std::max(last, std::max(now_, receiver.down_free) + time_for(shared->size(), receiver.link.down));
+    const TimePoint there =
+        std::max(last, std::max(now_, receiver.down_free) + time_for(shared->size(), receiver.link.down));
     receiver.down_free = there;
     at(there, [this, shared] { arrive(shared->to_host, shared); });
   });
@@ -250,7 +257,8 @@ void Network::tell_sent(std::size_t h, ConnId conn) {
   const std::size_t room = std::max<std::size_t>(256 * 1024, static_cast<std::size_t>(2 * path_bytes));
   for (;;) {
     const auto it = host.connections.find(conn);
-    if (!host.alive() || it == host.connections.end() || it->second.untold.empty() || it->second.unread_bytes > room) return;
+    if (!host.alive() || it == host.connections.end() || it->second.untold.empty() || it->second.unread_bytes > room)
+      return;
     const std::size_t bytes = it->second.untold.front();
     it->second.untold.pop_front();
     host.core->on_sent(conn, bytes, now_);

@@ -81,7 +81,6 @@ class Network {
   std::uint64_t sequence_ = 0, trace_ = 0;
   std::priority_queue<Event> queue_;
   std::vector<std::unique_ptr<Host>> hosts_;
-
 };
 
 }  // namespace echoline::sim

@@ -1,11 +1,9 @@
 #include "worker/agent.hpp"
 
-
 #include <algorithm>
 #include <deque>
-#include <variant>
-
 #include <nlohmann/json.hpp>
+#include <variant>
 
 #include "base/bounded_queue.hpp"
 #include "base/clock.hpp"
@@ -168,8 +166,7 @@ class Agent {
         if (!spec) break;
         ECHO_ASSIGN(task_, make_task(std::move(*spec)));
         installer_.emplace(task_->model);
-        log::info("task '{}', model of {} parameters", task_->spec.adapter_name(),
-                  task_->model->config().parameters());
+        log::info("task '{}', model of {} parameters", task_->spec.adapter_name(), task_->model->config().parameters());
         break;
       }
       case schema::LearnerMessage::kGrant:
@@ -189,7 +186,8 @@ class Agent {
         ended_ = true;
         report_.reason = message.stop().reason();
         break;
-      case schema::LearnerMessage::BODY_NOT_SET: break;
+      case schema::LearnerMessage::BODY_NOT_SET:
+        break;
     }
     return ok();
   }
@@ -246,10 +244,8 @@ class Agent {
       *message.mutable_submission() = std::move(submission);
       node_->send(message.SerializeAsString());
     }
-    node_->set_heartbeat(nlohmann::json{{"rollouts", generated_},
-                                        {"rollouts_per_s", *rate_},
-                                        {"busy_s", busy_s_}}
-                             .dump());
+    node_->set_heartbeat(
+        nlohmann::json{{"rollouts", generated_}, {"rollouts_per_s", *rate_}, {"busy_s", busy_s_}}.dump());
     return ok();
   }
 

@@ -14,19 +14,19 @@ namespace echoline::worker {
 struct AgentOptions {
   overlay::Endpoint learner;
   std::string bind_host = "127.0.0.1";
-  std::string name = "worker";                  // its offer id, as the learner's plan calls it
-  std::string run_id;                           // empty: whatever run the learner has
+  std::string name = "worker";  // its offer id, as the learner's plan calls it
+  std::string run_id;           // empty: whatever run the learner has
   overlay::LinkLimits limits;
-  std::optional<double> rollouts_per_s_max;     // generation speed is held to this (a rented machine's, emulated)
+  std::optional<double> rollouts_per_s_max;  // generation speed is held to this (a rented machine's, emulated)
   Duration join_timeout = std::chrono::seconds(30);
-  int threads = 1;                              // of libtorch
+  int threads = 1;  // of libtorch
 };
 
 struct AgentReport {
-  std::uint64_t rollouts = 0;      // acknowledged by the learner
-  std::uint64_t refused = 0;       // returned but not accepted
-  std::uint64_t versions = 0;      // installed
-  std::string reason;              // why it ended
+  std::uint64_t rollouts = 0;  // acknowledged by the learner
+  std::uint64_t refused = 0;   // returned but not accepted
+  std::uint64_t versions = 0;  // installed
+  std::string reason;          // why it ended
 };
 
 // Runs until the learner ends the run or goes away, or `stop` turns true (checked several times a second; the batch

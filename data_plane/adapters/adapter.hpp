@@ -44,8 +44,8 @@ enum class AdapterUse { kProblems, kScoring };
 
 // Makes a built-in adapter from its configuration (a JSON object; "" means {}). kInvalid on an unknown name or key,
 // with the nearest known one and the list, and on a value out of range.
-Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json,
-                                              std::uint64_t seed, AdapterUse use = AdapterUse::kProblems);
+Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json, std::uint64_t seed,
+                                              AdapterUse use = AdapterUse::kProblems);
 
 // Built-in adapters, in alphabetical order.
 std::vector<std::string> adapter_names();

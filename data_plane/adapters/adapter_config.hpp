@@ -28,7 +28,8 @@ class AdapterConfig {
 
   template <class... Args>
   Error wrong(fmt::format_string<Args...> format, Args&&... args) const {
-    return fail(Code::kInvalid, "configure adapter", "{}: {}", adapter_, fmt::format(format, std::forward<Args>(args)...));
+    return fail(Code::kInvalid, "configure adapter", "{}: {}", adapter_,
+                fmt::format(format, std::forward<Args>(args)...));
   }
 
  private:

@@ -134,10 +134,12 @@ Result<std::unique_ptr<Adapter>> make_arithmetic(std::string_view config_json, s
               config.integer("evaluation_problems", 256, kEvaluationMin, kEvaluationMax));
   const std::uint64_t space = operations.size() * (operand_max + 1) * (operand_max + 1);
   if (evaluation_problems > space / 2)
-    return config.wrong("{} evaluation problems of only {} problems in all leave too few to train on; raise operand_max "
-                        "or lower evaluation_problems (at least {})", evaluation_problems, space, kEvaluationMin);
-  return std::unique_ptr<Adapter>(
-      std::make_unique<Arithmetic>(operations, operand_max, evaluation_problems, partial_credit, carries_forgotten, seed));
+    return config.wrong(
+        "{} evaluation problems of only {} problems in all leave too few to train on; raise operand_max "
+        "or lower evaluation_problems (at least {})",
+        evaluation_problems, space, kEvaluationMin);
+  return std::unique_ptr<Adapter>(std::make_unique<Arithmetic>(operations, operand_max, evaluation_problems,
+                                                               partial_credit, carries_forgotten, seed));
 }
 
 }  // namespace echoline::data_plane

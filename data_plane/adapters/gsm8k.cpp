@@ -44,7 +44,8 @@ std::string without_commas(std::string_view number) {
 }
 
 std::optional<std::string> strict_answer(std::string_view text) {
-  for (auto at = text.rfind(kMarker); at != std::string_view::npos; at = at == 0 ? at - 1 : text.rfind(kMarker, at - 1)) {
+  for (auto at = text.rfind(kMarker); at != std::string_view::npos;
+       at = at == 0 ? at - 1 : text.rfind(kMarker, at - 1)) {
     const std::string_view number = number_at_start(text.substr(at + kMarker.size()));
     if (!number.empty()) return without_commas(number);
   }

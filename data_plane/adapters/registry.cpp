@@ -21,8 +21,8 @@ std::vector<std::string> adapter_names() {
   return names;
 }
 
-Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json,
-                                              std::uint64_t seed, AdapterUse use) {
+Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json, std::uint64_t seed,
+                                              AdapterUse use) {
   for (const Entry& entry : kBuiltIn)
     if (entry.name == name) return entry.make(config_json, seed, use);
   return fail(Code::kInvalid, "make adapter", "unknown adapter {}", unknown_name(name, adapter_names()));

@@ -52,14 +52,20 @@ Result<std::unique_ptr<Driver>> Driver::listen(const std::string& host, std::uin
   uv_async_init(&driver->loop_, &driver->async_, [](uv_async_t* a) { static_cast<Driver*>(a->data)->on_async(); });
   driver->listener_.data = driver->timer_.data = driver->async_.data = driver.get();
   int e = uv_tcp_bind(&driver->listener_, reinterpret_cast<const sockaddr*>(&address), 0);
-  if (e == 0) e = uv_listen(stream(driver->listener_), 128, [](uv_stream_t* s, int status) {
-    if (status == 0) static_cast<Driver*>(s->data)->accept();
-    else log::warn("accept: {}", uv_strerror(status));
-  });
+  if (e == 0)
+    e = uv_listen(stream(driver->listener_), 128, [](uv_stream_t* s, int status) {
+      if (status == 0)
+        static_cast<Driver*>(s->data)->accept();
+      else
+        log::warn("accept: {}", uv_strerror(status));
+    });
   if (e == UV_EADDRINUSE)
-    return fail(Code::kInvalid, op, "port {} on {} is in use: stop the program that uses it, or choose another port (0 picks a free one)",
+    return fail(Code::kInvalid, op,
+                "port {} on {} is in use: stop the program that uses it, or choose another port (0 picks a free one)",
                 port, host);
-  if (e != 0) return fail(e == UV_EACCES || e == UV_EADDRNOTAVAIL ? Code::kInvalid : Code::kIo, op, "{}:{}: {}", host, port, uv_strerror(e));
+  if (e != 0)
+    return fail(e == UV_EACCES || e == UV_EADDRNOTAVAIL ? Code::kInvalid : Code::kIo, op, "{}:{}: {}", host, port,
+                uv_strerror(e));
   int length = sizeof address;
   uv_tcp_getsockname(&driver->listener_, reinterpret_cast<sockaddr*>(&address), &length);
   driver->endpoint_ = to_endpoint(address);
@@ -71,8 +77,14 @@ Result<std::unique_ptr<Driver>> Driver::listen(const std::string& host, std::uin
 
 Driver::~Driver() {
   ECHO_CHECK(!thread_.joinable(), "destroyed while running");
-  uv_walk(&loop_, [](uv_handle_t* h, void*) { if (!uv_is_closing(h)) uv_close(h, nullptr); }, nullptr);
-  while (uv_run(&loop_, UV_RUN_DEFAULT) != 0) {}
+  uv_walk(
+      &loop_,
+      [](uv_handle_t* h, void*) {
+        if (!uv_is_closing(h)) uv_close(h, nullptr);
+      },
+      nullptr);
+  while (uv_run(&loop_, UV_RUN_DEFAULT) != 0) {
+  }
   uv_loop_close(&loop_);
 }
 
@@ -107,7 +119,11 @@ bool Driver::post_and_wait(const std::function<void(TimePoint)>& work) {
     return true;
   }
   std::promise<void> done;
-  if (!post([&](TimePoint t) { work(t); done.set_value(); })) return false;
+  if (!post([&](TimePoint t) {
+        work(t);
+        done.set_value();
+      }))
+    return false;
   done.get_future().wait();
   return true;
 }
@@ -184,8 +200,10 @@ void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
   if (n == 0) return;
   if (n < 0) {
     c.reading = false;
-    if (c.leaving) destroy(c);
-    else lost(c, n == UV_EOF ? "closed by the peer" : uv_strerror(static_cast<int>(n)));
+    if (c.leaving)
+      destroy(c);
+    else
+      lost(c, n == UV_EOF ? "closed by the peer" : uv_strerror(static_cast<int>(n)));
     drain();
     return end_if_stopped();
   }
@@ -256,7 +274,8 @@ void Driver::send(act::Send&& send) {
   const auto fill = [&] {  // what is left of head and tail
     count = 0;
     const auto put = [&](const std::byte* from, std::size_t n) {
-      if (n) buffers[count++] = uv_buf_init(reinterpret_cast<char*>(const_cast<std::byte*>(from)), static_cast<unsigned>(n));
+      if (n)
+        buffers[count++] = uv_buf_init(reinterpret_cast<char*>(const_cast<std::byte*>(from)), static_cast<unsigned>(n));
     };
     const std::size_t from_head = std::min(written, send.head.size());
     put(send.head.data() + from_head, send.head.size() - from_head);
@@ -288,7 +307,9 @@ void Driver::send(act::Send&& send) {
     (void)write.release();
   } else {
     c->queued -= write->bytes;
-    later_.push_back([this, id = c->id, e] { if (Connection* lost_one = find(id)) lost(*lost_one, uv_strerror(e)); });
+    later_.push_back([this, id = c->id, e] {
+      if (Connection* lost_one = find(id)) lost(*lost_one, uv_strerror(e));
+    });
   }
 }
 
@@ -297,20 +318,22 @@ void Driver::dial(const act::Dial& dial) {
   sockaddr_storage address{};
   c.connect.data = &c;
   int e = to_address(dial.to.host, dial.to.port, address);
-  if (e == 0) e = uv_tcp_connect(&c.connect, &c.tcp, reinterpret_cast<const sockaddr*>(&address), [](uv_connect_t* request, int status) {
-    Connection& connection = *static_cast<Connection*>(request->data);
-    if (status == UV_ECANCELED || connection.leaving) return;  // being closed
-    Driver& d = *connection.driver;
-    if (status != 0) {
-      d.lost(connection, uv_strerror(status));
-    } else {
-      uv_tcp_nodelay(&connection.tcp, 1);
-      connection.reading = true;
-      d.set_reading(connection);
-      d.core_->on_connected(connection.id, d.now());
-    }
-    d.drain();
-  });
+  if (e == 0)
+    e = uv_tcp_connect(&c.connect, &c.tcp, reinterpret_cast<const sockaddr*>(&address),
+                       [](uv_connect_t* request, int status) {
+                         Connection& connection = *static_cast<Connection*>(request->data);
+                         if (status == UV_ECANCELED || connection.leaving) return;  // being closed
+                         Driver& d = *connection.driver;
+                         if (status != 0) {
+                           d.lost(connection, uv_strerror(status));
+                         } else {
+                           uv_tcp_nodelay(&connection.tcp, 1);
+                           connection.reading = true;
+                           d.set_reading(connection);
+                           d.core_->on_connected(connection.id, d.now());
+                         }
+                         d.drain();
+                       });
   if (e != 0)
     later_.push_back([this, id = dial.conn, why = fmt::format("{}: {}", to_text(dial.to), uv_strerror(e))] {
       if (Connection* failed = find(id)) lost(*failed, why);
@@ -346,7 +369,8 @@ void Driver::set_reading(Connection& c) {
       stream(c.tcp),
       [](uv_handle_t* h, std::size_t, uv_buf_t* buffer) {
         Driver& d = *static_cast<Connection*>(h->data)->driver;
-        *buffer = uv_buf_init(d.read_buffer_.data(), static_cast<unsigned>(d.core_->read_bytes_max(d.read_buffer_.size())));
+        *buffer =
+            uv_buf_init(d.read_buffer_.data(), static_cast<unsigned>(d.core_->read_bytes_max(d.read_buffer_.size())));
       },
       [](uv_stream_t* s, ssize_t n, const uv_buf_t* buffer) {
         Connection& connection = *static_cast<Connection*>(s->data);
@@ -379,8 +403,9 @@ void Driver::arm_timer() {
   const auto wait = std::max(Duration{}, at - now());
   const auto wait_ms = std::chrono::ceil<std::chrono::milliseconds>(std::min<Duration>(wait, std::chrono::hours(1)));
   uv_update_time(&loop_);
-  uv_timer_start(&timer_, [](uv_timer_t* t) { static_cast<Driver*>(t->data)->on_timer(); },
-                 static_cast<std::uint64_t>(wait_ms.count()), 0);
+  uv_timer_start(
+      &timer_, [](uv_timer_t* t) { static_cast<Driver*>(t->data)->on_timer(); },
+      static_cast<std::uint64_t>(wait_ms.count()), 0);
 }
 
 }  // namespace echoline::overlay

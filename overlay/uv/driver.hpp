@@ -41,9 +41,9 @@ class Driver {
     uv_connect_t connect{};
     uv_shutdown_t shutdown{};
     FrameDecoder decoder;
-    std::size_t queued = 0;   // bytes in uv_write requests
-    bool reading = false;     // connected and not at its end
-    bool leaving = false;     // the core is done with it; flushed, then closed
+    std::size_t queued = 0;  // bytes in uv_write requests
+    bool reading = false;    // connected and not at its end
+    bool leaving = false;    // the core is done with it; flushed, then closed
     TimePoint close_at = kNever;
   };
   struct Write;

@@ -29,18 +29,21 @@ bool fits(const std::string& bytes) {
 Status check(const LinkLimits& limits) {
   for (const auto& [rate, what] : {std::pair(limits.up, "up"), std::pair(limits.down, "down")})
     if (rate && !(rate->bits_per_s > 0))
-      return fail(Code::kInvalid, "start node", "the {} limit must be positive, found {} (leave it out for no limit)", what,
-                  to_text(*rate));
+      return fail(Code::kInvalid, "start node", "the {} limit must be positive, found {} (leave it out for no limit)",
+                  what, to_text(*rate));
   return ok();
 }
 
 Status check(const LearnerOptions& o) {
   constexpr std::string_view op = "start learner";
   ECHO_TRY(check(o.limits));
-  if (!(o.chain_rate.bits_per_s > 0)) return fail(Code::kInvalid, op, "chain_rate must be positive, found {}", to_text(o.chain_rate));
+  if (!(o.chain_rate.bits_per_s > 0))
+    return fail(Code::kInvalid, op, "chain_rate must be positive, found {}", to_text(o.chain_rate));
   if (o.chunk.count < kChunkBytesMin || o.chunk.count > kChunkBytesMax)
-    return fail(Code::kInvalid, op, "chunk must be {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax, o.chunk.count);
-  if (!(o.quorum > 0 && o.quorum <= 1)) return fail(Code::kInvalid, op, "quorum must be above 0 and at most 1, found {}", o.quorum);
+    return fail(Code::kInvalid, op, "chunk must be {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
+                o.chunk.count);
+  if (!(o.quorum > 0 && o.quorum <= 1))
+    return fail(Code::kInvalid, op, "quorum must be above 0 and at most 1, found {}", o.quorum);
   if (o.chains_max < 1) return fail(Code::kInvalid, op, "chains_max must be at least 1");
   if (o.heartbeat < std::chrono::milliseconds(1) || o.heartbeat_timeout < 2 * o.heartbeat)
     return fail(Code::kInvalid, op, "heartbeat_timeout ({}) must be at least twice the heartbeat ({})",
@@ -106,7 +109,8 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.welcome = impl->events.welcome;
   impl->core = std::make_unique<LearnerCore>(std::move(config));
   Impl* self = impl.get();
-  impl->driver->run(*impl->core, [self](const Action& action) { self->on_action(action); }, [](TimePoint) {});
+  impl->driver->run(
+      *impl->core, [self](const Action& action) { self->on_action(action); }, [](TimePoint) {});
   return std::unique_ptr<LearnerNode>(new LearnerNode(std::move(impl)));
 }
 
@@ -160,12 +164,13 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   auto impl = std::make_unique<Impl>();
   ECHO_ASSIGN(impl->driver, Driver::listen(options.bind_host, 0));
   impl->events = std::move(events);
-  MemberConfig config{options.learner, impl->driver->endpoint(), options.run_id,          options.name,
+  MemberConfig config{options.learner, impl->driver->endpoint(), options.run_id,      options.name,
                       options.limits,  options.store_bytes_max,  options.join_timeout};
   impl->core = std::make_unique<MemberCore>(std::move(config));
   Impl* self = impl.get();
-  impl->driver->run(*impl->core, [self](const Action& action) { self->on_action(action); },
-                    [self](TimePoint now) { self->core->start(now); });
+  impl->driver->run(
+      *impl->core, [self](const Action& action) { self->on_action(action); },
+      [self](TimePoint now) { self->core->start(now); });
   return std::unique_ptr<WorkerNode>(new WorkerNode(std::move(impl)));
 }
 
@@ -181,14 +186,15 @@ void WorkerNode::install_failed(Version version, std::string why) {
 }
 void WorkerNode::send(std::string bytes) {
   if (!fits(bytes)) return;
-  impl_->driver->post([core = impl_->core.get(), bytes = std::move(bytes)](TimePoint now) {
-    core->send_message(view(bytes), now);
-  });
+  impl_->driver->post(
+      [core = impl_->core.get(), bytes = std::move(bytes)](TimePoint now) { core->send_message(view(bytes), now); });
 }
 void WorkerNode::set_heartbeat(std::string app_bytes) {
   if (app_bytes.size() > kHeartbeatApplicationBytesMax)
-    return log::error("a heartbeat of {} bytes is not sent: the limit is {}", app_bytes.size(), kHeartbeatApplicationBytesMax);
-  impl_->driver->post([core = impl_->core.get(), bytes = std::move(app_bytes)](TimePoint) { core->set_heartbeat(bytes); });
+    return log::error("a heartbeat of {} bytes is not sent: the limit is {}", app_bytes.size(),
+                      kHeartbeatApplicationBytesMax);
+  impl_->driver->post(
+      [core = impl_->core.get(), bytes = std::move(app_bytes)](TimePoint) { core->set_heartbeat(bytes); });
 }
 WorkerStats WorkerNode::stats() const {
   WorkerStats stats;

@@ -20,13 +20,13 @@ struct LearnerOptions {
   std::uint16_t port = 0;  // 0: any free port, see endpoint()
   LinkLimits limits;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))
-  std::size_t chains_max = 8;   // when limits.up is absent
+  std::size_t chains_max = 8;                        // when limits.up is absent
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
-  Bytes chunk{64 * 1024};       // unit that is hashed and forwarded; 1 KiB .. 4 MiB
+  Bytes chunk{64 * 1024};  // unit that is hashed and forwarded; 1 KiB .. 4 MiB
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);
-  double quorum = 0.9;          // fraction q of the active workers that defines T_b
-  std::string run_id;           // workers of another run are refused
+  double quorum = 0.9;                // fraction q of the active workers that defines T_b
+  std::string run_id;                 // workers of another run are refused
   Bytes store_bytes_max{1ull << 30};  // recent publications kept for catching up
 };
 
@@ -57,8 +57,8 @@ class LearnerNode {
   void publish(Publication publication);
   // A full snapshot of an already published version (normally the newest), for workers that cannot follow by deltas.
   void provide_snapshot(Publication full);
-  // At most 4 MiB (larger ones are logged and dropped); nothing happens when the worker is gone. Messages leave at once,
-  // ahead of chunks, and count towards limits.up. A worker that leaves 64 MiB unread is lost.
+  // At most 4 MiB (larger ones are logged and dropped); nothing happens when the worker is gone. Messages leave at
+  // once, ahead of chunks, and count towards limits.up. A worker that leaves 64 MiB unread is lost.
   void send(WorkerId worker, std::string bytes);
   void expel(WorkerId worker, std::string reason);
   LearnerStats stats() const;  // after stop(): the last state
@@ -77,7 +77,7 @@ struct WorkerOptions {
   std::string name;                     // its offer id
   LinkLimits limits;
   std::string run_id;
-  Bytes store_bytes_max{256ull << 20};  // publications kept for children and for catching up
+  Bytes store_bytes_max{256ull << 20};               // publications kept for children and for catching up
   Duration join_timeout = std::chrono::seconds(10);  // until connected and welcomed, else disconnected()
 };
 
@@ -99,7 +99,7 @@ class WorkerNode {
   // The delivered publication could not be installed: a full snapshot will be delivered instead. Until then, drop the
   // deltas that were already delivered, without a report. After three failures in a row the worker is disconnected.
   void install_failed(Version version, std::string why);
-  void send(std::string bytes);  // to the learner; at most 4 MiB
+  void send(std::string bytes);               // to the learner; at most 4 MiB
   void set_heartbeat(std::string app_bytes);  // rides on every heartbeat from now on; at most 64 KiB
   WorkerStats stats() const;
   void stop();  // tells the learner, flushes and joins the thread. Idempotent.

@@ -55,15 +55,18 @@ TEST(Units, ParseSizesAndRates) {
 }
 
 TEST(Units, RefuseEverythingElse) {
-  for (const char* bad : {"", " ", "s", "30", "30 ", "-1 s", "30 S", "30 sec", "s 30", "30 s ", " 30 s", "3 0 s", "nan s",
-                          "inf s", "1e999 s", "0x10 s", "+1 s", "30 MB", "30 s s", "30\ts"}) {
+  for (const char* bad :
+       {"",      " ",     "s",     "30",    "30 ",     "-1 s",   "30 S", "30 sec", "s 30",   "30 s ",
+        " 30 s", "3 0 s", "nan s", "inf s", "1e999 s", "0x10 s", "+1 s", "30 MB",  "30 s s", "30\ts"}) {
     const auto parsed = parse_duration(bad);
     ASSERT_FALSE(parsed) << "'" << bad << "'";
     EXPECT_EQ(parsed.error().code, Code::kInvalid);
     EXPECT_THAT(parsed.error().detail, AllOf(HasSubstr(fmt::format("'{}'", bad)), HasSubstr("ns us ms s min h")));
   }
-  for (const char* bad : {"1 K", "1 mb", "1 Mb", "1 MiBs", "1 TB", "-1 B", "2e19 B"}) EXPECT_FALSE(parse_bytes(bad)) << bad;
-  for (const char* bad : {"24 Mb/s", "24 MB/s", "24 Mbit", "24", "-24 Mbit/s"}) EXPECT_FALSE(parse_bit_rate(bad)) << bad;
+  for (const char* bad : {"1 K", "1 mb", "1 Mb", "1 MiBs", "1 TB", "-1 B", "2e19 B"})
+    EXPECT_FALSE(parse_bytes(bad)) << bad;
+  for (const char* bad : {"24 Mb/s", "24 MB/s", "24 Mbit", "24", "-24 Mbit/s"})
+    EXPECT_FALSE(parse_bit_rate(bad)) << bad;
 }
 
 TEST(Units, SecondsRoundAndSaturate) {
@@ -130,8 +133,8 @@ TEST(Result, HoldsMoveOnlyValues) {
 TEST(Result, ExitCodesFollowTheKindOfError) {
   EXPECT_EQ(exit_code(Code::kInvalid), 2);
   EXPECT_EQ(exit_code(Code::kInfeasible), 3);
-  for (const Code code : {Code::kNotFound, Code::kCorrupt, Code::kIo, Code::kUnavailable, Code::kExhausted, Code::kStale,
-                          Code::kCancelled, Code::kInternal}) {
+  for (const Code code : {Code::kNotFound, Code::kCorrupt, Code::kIo, Code::kUnavailable, Code::kExhausted,
+                          Code::kStale, Code::kCancelled, Code::kInternal}) {
     EXPECT_EQ(exit_code(code), 1) << to_string(code);
     EXPECT_NE(to_string(code), "unknown");
   }
@@ -172,7 +175,8 @@ TEST(Random, MixesAsSplitMix64) {
   std::uint64_t state = 1234567;
   std::vector<std::uint64_t> found;
   for (int i = 0; i < 3; ++i, state += 0x9e3779b97f4a7c15ull) found.push_back(mix64(state));
-  EXPECT_EQ(found, (std::vector<std::uint64_t>{6457827717110365317ull, 3203168211198807973ull, 9817491932198370423ull}));
+  EXPECT_EQ(found,
+            (std::vector<std::uint64_t>{6457827717110365317ull, 3203168211198807973ull, 9817491932198370423ull}));
 }
 
 TEST(Random, StaysInRangeAndIsUniform) {

@@ -59,7 +59,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   };
   auto file = ConfigFile::parse(text, "fuzz");
   if (!file) {
-    expect(file.error().code == Code::kInvalid && file.error().detail.starts_with("fuzz:"), "a place", file.error().detail);
+    expect(file.error().code == Code::kInvalid && file.error().detail.starts_with("fuzz:"), "a place",
+           file.error().detail);
     return 0;
   }
   const Seen seen = read_all(file->root(), 2);

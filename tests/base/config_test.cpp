@@ -153,7 +153,8 @@ TEST(Config, ReportsEveryProblemAtOnceInFileOrder) {
 }
 
 TEST(Config, WrongKindsOfValue) {
-  ConfigFile file = parsed("a: [1]\nb: {c: 1}\nd: 1\ne: 1.5\nf: \"5\"\ng: 3000000000\nh: -1\ni: [x, [y]]\nj: .nan\nk: ''\n");
+  ConfigFile file =
+      parsed("a: [1]\nb: {c: 1}\nd: 1\ne: 1.5\nf: \"5\"\ng: 3000000000\nh: -1\ni: [x, [y]]\nj: .nan\nk: ''\n");
   ConfigSection root = file.root();
   std::string a;
   Duration b{};
@@ -173,11 +174,11 @@ TEST(Config, WrongKindsOfValue) {
   root.read("j", j);
   root.require("k", k);
   const std::string text = problems(file);
-  for (const char* part :
-       {"1:4: a: expected text, found a list", "2:4: b: expected a duration such as '30 s'", "3:4: d: expected a list, found '1'",
-        "4:4: e: expected a whole number", "5:4: f: expected a whole number", "found the text '5'",
-        "6:4: g: expected a whole number", "7:4: h: expected a whole number from 0 to", "8:8: i: expected text, found a list",
-        "9:4: j: expected a number, found '.nan'", "10:4: k: expected text, found it empty"})
+  for (const char* part : {"1:4: a: expected text, found a list", "2:4: b: expected a duration such as '30 s'",
+                           "3:4: d: expected a list, found '1'", "4:4: e: expected a whole number",
+                           "5:4: f: expected a whole number", "found the text '5'", "6:4: g: expected a whole number",
+                           "7:4: h: expected a whole number from 0 to", "8:8: i: expected text, found a list",
+                           "9:4: j: expected a number, found '.nan'", "10:4: k: expected text, found it empty"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\nin\n" << text;
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 9);
 }
@@ -307,13 +308,15 @@ TEST(Config, UnusableFiles) {
   EXPECT_EQ(parse_problem("- a\n"), "run.yaml:1:1: expected a mapping (key: value), found a list");
   EXPECT_EQ(parse_problem("just words"), "run.yaml:1:1: expected a mapping (key: value), found 'just words'");
   EXPECT_TRUE(parse_problem("a: [1\nb: 2").starts_with("run.yaml:")) << "broken YAML";
-  EXPECT_EQ(parse_problem("a: &x 1\nb: *x\n"), "run.yaml:1:4: anchors ('&name') are not supported; write the value out");
+  EXPECT_EQ(parse_problem("a: &x 1\nb: *x\n"),
+            "run.yaml:1:4: anchors ('&name') are not supported; write the value out");
   EXPECT_EQ(parse_problem("a: !!int 1\n"), "run.yaml:1:4: tags are not supported, found 'tag:yaml.org,2002:int'");
   EXPECT_EQ(parse_problem("[a]: 1\n"), "run.yaml:1:1: expected a word as the key of a mapping");
   EXPECT_NE(parse_problem("a: 1\n---\nb: 1\n").find("expected one YAML document"), std::string::npos);
   EXPECT_EQ(parse_problem("a: 1\nb: \"\xff\"\n"), "run.yaml:2:5: expected UTF-8 text, found the byte 0xff");
   EXPECT_EQ(parse_problem("\xc3\xa9: \x01\n"), "run.yaml:1:4: expected UTF-8 text, found the byte 0x01");
-  EXPECT_EQ(parse_problem("a: \xed\xa0\x80"), "run.yaml:1:4: expected UTF-8 text, found the byte 0xed") << "a surrogate";
+  EXPECT_EQ(parse_problem("a: \xed\xa0\x80"), "run.yaml:1:4: expected UTF-8 text, found the byte 0xed")
+      << "a surrogate";
   EXPECT_EQ(parse_problem(""), "") << "an empty file sets nothing";
 }
 
@@ -376,9 +379,10 @@ TEST(Config, ResolvedFormHoldsDefaultsAndReadsBack) {
   ConfigFile file = parsed("steps: 9\nadapter: {max: \"3\", min: 1}\n");
   const Values values = read(file);
   const std::string resolved = file.resolved();
-  EXPECT_EQ(resolved,
-            "steps: 9\nrate: 0.1\nnet:\n  wait: 90 s\n  size: 1536 B\n  uplink: 24 Mbit/s\nname: \"null\"\nempty: \"\"\n"
-            "tags:\n  - \"a: b\"\n  - true\nplanner: chains\nadapter:\n  max: \"3\"\n  min: 1\n");
+  EXPECT_EQ(
+      resolved,
+      "steps: 9\nrate: 0.1\nnet:\n  wait: 90 s\n  size: 1536 B\n  uplink: 24 Mbit/s\nname: \"null\"\nempty: \"\"\n"
+      "tags:\n  - \"a: b\"\n  - true\nplanner: chains\nadapter:\n  max: \"3\"\n  min: 1\n");
   ConfigFile again = parsed(resolved);
   EXPECT_EQ(read(again), values);
   EXPECT_EQ(again.resolved(), resolved);
@@ -430,7 +434,8 @@ TEST(Suggest, FindsTypingMistakesOnly) {
 TEST(Config, SurvivesMutatedFiles) {
   const std::string seeds[] = {
       "steps: 5\nrate: 0.25\non: false\nname: \"x\"\nwait: 10 ms\nsize: 1 MiB\nuplink: 24 Mbit/s\ntags: [a, b]\n",
-      "extra: {a: [1, 2, {b: ~}], c: 'd'}\nitems:\n  - id: 1\n  - {id: 2}\nusers:\n  ann: {steps: 1}\n  bob:\n    name: |\n"
+      "extra: {a: [1, 2, {b: ~}], c: 'd'}\nitems:\n  - id: 1\n  - {id: 2}\nusers:\n  ann: {steps: 1}\n  bob:\n    "
+      "name: |\n"
       "      two\n      lines\n",
       "{\"steps\": 3, \"tags\": [\"a\", \"\\u00e9\"], \"extra\": {\"x\": 1.5e3}}",
   };
@@ -443,10 +448,18 @@ TEST(Config, SurvivesMutatedFiles) {
       const std::size_t at = random.below(text.size());
       const char c = alphabet[random.below(alphabet.size())];
       switch (random.below(4)) {
-        case 0: text[at] = c; break;
-        case 1: text.insert(at, 1, c); break;
-        case 2: text.erase(at, 1 + random.below(8)); break;
-        default: text.insert(at, text.substr(random.below(text.size()), random.below(20))); break;
+        case 0:
+          text[at] = c;
+          break;
+        case 1:
+          text.insert(at, 1, c);
+          break;
+        case 2:
+          text.erase(at, 1 + random.below(8));
+          break;
+        default:
+          text.insert(at, text.substr(random.below(text.size()), random.below(20)));
+          break;
       }
     }
     LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());

@@ -48,9 +48,9 @@ double replay_s(std::uint64_t payload, std::uint64_t chunk, const std::vector<Ho
 TEST(LowerBound, EachOfTheThreeTermsCanBind) {
   const Bytes f{1'000'000'000};
   const std::vector<WorkerLink> one{{WorkerId{1}, mbyte(1), mbyte(1000)}};
-  EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), one)), 10.0, 1e-9);           // F/B
+  EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), one)), 10.0, 1e-9);  // F/B
   const std::vector<WorkerLink> slow{{WorkerId{1}, mbyte(1), mbyte(5)}};
-  EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), slow)), 200.0, 1e-9);         // F/d_min
+  EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), slow)), 200.0, 1e-9);  // F/d_min
   const std::vector<WorkerLink> four(4, {WorkerId{1}, mbyte(10), mbyte(1000)});
   EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), four)), 4000.0 / 140, 1e-9);  // N F/(B + sum u)
   EXPECT_EQ(lower_bound(f, mbyte(100), {}), Duration{});
@@ -97,7 +97,8 @@ TEST(StarRate, SharesTheUplinkOrIsLimitedByTheReceiver) {
 
 TEST(OptimalChunk, KnownPayloads) {
   const Duration overhead = std::chrono::microseconds(500);
-  EXPECT_NEAR(static_cast<double>(optimal_chunk(Bytes{16'000'000'000}, overhead, mbyte(62.5), 32).count), 4.0e6, 0.05e6);
+  EXPECT_NEAR(static_cast<double>(optimal_chunk(Bytes{16'000'000'000}, overhead, mbyte(62.5), 32).count), 4.0e6,
+              0.05e6);
   EXPECT_NEAR(static_cast<double>(optimal_chunk(Bytes{200'000'000}, overhead, mbyte(62.5), 32).count), 0.45e6, 0.005e6);
   EXPECT_EQ(optimal_chunk(Bytes{123}, overhead, mbyte(1), 1).count, 123u);
   EXPECT_EQ(optimal_chunk(Bytes{123}, Duration{}, mbyte(1), 9).count, 1u);
@@ -117,9 +118,7 @@ TEST(OptimalChunk, ASmallDeltaInLargeChunksWastesThePipeline) {
 
 TEST(OptimalChunk, IsBetterThanItsNeighbours) {
   const Duration overhead = std::chrono::microseconds(500);
-  const auto cost = [&](double c) {
-    return (50e6 / c + 15) * (c / 1e6 + seconds(overhead));
-  };
+  const auto cost = [&](double c) { return (50e6 / c + 15) * (c / 1e6 + seconds(overhead)); };
   const double best = static_cast<double>(optimal_chunk(Bytes{50'000'000}, overhead, mbyte(1), 16).count);
   EXPECT_LT(cost(best), cost(best * 1.1));
   EXPECT_LT(cost(best), cost(best * 0.9));
@@ -147,15 +146,14 @@ TEST_P(WorkedBroadcast, RatioToTheLowerBound) {
   EXPECT_NEAR(seconds(times->last()) / seconds(lower_bound(payload, gbit(w.learner), links)), w.ratio, w.tolerance);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Formulas, WorkedBroadcast,
-    testing::Values(Worked{32, 0.5, 0.5, 2, TopologyPolicy::kStar, 9.0, 0.01},
-                    Worked{32, 0.5, 0.5, 2, TopologyPolicy::kEcho2, 1.125, 0.005},
-                    Worked{32, 0.5, 0.5, 2, TopologyPolicy::kBestChains, 1.125, 0.005},
-                    Worked{16, 1.0, 0.2, 2, TopologyPolicy::kStar, 10.6, 0.01},
-                    Worked{16, 1.0, 0.2, 2, TopologyPolicy::kBestChains, 3.31, 0.01},
-                    Worked{28, 1.0, 0.1, 1, TopologyPolicy::kStar, 29, 0.5},
-                    Worked{28, 1.0, 0.1, 1, TopologyPolicy::kBestChains, 3.68, 0.01}));
+INSTANTIATE_TEST_SUITE_P(Formulas, WorkedBroadcast,
+                         testing::Values(Worked{32, 0.5, 0.5, 2, TopologyPolicy::kStar, 9.0, 0.01},
+                                         Worked{32, 0.5, 0.5, 2, TopologyPolicy::kEcho2, 1.125, 0.005},
+                                         Worked{32, 0.5, 0.5, 2, TopologyPolicy::kBestChains, 1.125, 0.005},
+                                         Worked{16, 1.0, 0.2, 2, TopologyPolicy::kStar, 10.6, 0.01},
+                                         Worked{16, 1.0, 0.2, 2, TopologyPolicy::kBestChains, 3.31, 0.01},
+                                         Worked{28, 1.0, 0.1, 1, TopologyPolicy::kStar, 29, 0.5},
+                                         Worked{28, 1.0, 0.1, 1, TopologyPolicy::kBestChains, 3.68, 0.01}));
 
 TEST(BroadcastTime, CompletionsGrowAlongTheChainAndFractionsAreRanks) {
   const auto workers = fleet(6, 6, mbyte(1), mbyte(1));

@@ -26,7 +26,8 @@ TEST(ValidateTree, AcceptsTreesAndTheEmptyFleet) {
 TEST(ValidateTree, NamesEveryDefect) {
   EXPECT_THAT(defect({edge(0, 1)}, {id(1), id(2)}), HasSubstr("worker 2 has no parent"));
   EXPECT_THAT(defect({edge(0, 1), edge(0, 2), edge(1, 2)}, {id(1), id(2)}), HasSubstr("worker 2 has 2 parents"));
-  EXPECT_THAT(defect({edge(0, 1), edge(2, 3), edge(3, 2)}, {id(1), id(2), id(3)}), HasSubstr("worker 2 is on or behind a cycle"));
+  EXPECT_THAT(defect({edge(0, 1), edge(2, 3), edge(3, 2)}, {id(1), id(2), id(3)}),
+              HasSubstr("worker 2 is on or behind a cycle"));
   EXPECT_THAT(defect({edge(0, 1), edge(2, 2)}, {id(1), id(2)}), HasSubstr("worker 2 is on or behind a cycle"));
   EXPECT_THAT(defect({edge(0, 1), edge(1, 0)}, {id(1)}), HasSubstr("the learner must not receive"));
   EXPECT_THAT(defect({edge(0, 1), edge(1, 9)}, {id(1)}), HasSubstr("worker 9 is not a worker"));

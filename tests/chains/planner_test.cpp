@@ -39,8 +39,8 @@ Status check(const Topology& topology, const std::vector<ChainWorker>& workers) 
 }
 
 TEST(Echo2, SeedsByScoreThenRoundRobinToTheTails) {
-  const Topology t = plan({worker(1, 0.1), worker(2, 0.9), worker(3, 0.5), worker(4, 0.8), worker(5, 0.7),
-                           worker(6, 0.6), worker(7, 0.2)});
+  const Topology t = plan(
+      {worker(1, 0.1), worker(2, 0.9), worker(3, 0.5), worker(4, 0.8), worker(5, 0.7), worker(6, 0.6), worker(7, 0.2)});
   EXPECT_EQ(t.chains_wanted, 3u);
   EXPECT_EQ(t.chains, (Chains{ids({2, 6, 1}), ids({4, 3}), ids({5, 7})}));
   EXPECT_EQ(t.parent_of(id(2)), kLearnerId);
@@ -73,8 +73,8 @@ TEST(Echo2, EqualScoresAreOrderedById) {
 }
 
 TEST(Echo2, WorkersThatMayNotForwardStandAtTailsOfTheirOwn) {
-  const Topology t = plan({worker(1, 0.9, false), worker(2, 0.8, false), worker(3, 0.5), worker(4, 0.4),
-                           worker(5, 0.3), worker(6, 0.2)});
+  const Topology t = plan(
+      {worker(1, 0.9, false), worker(2, 0.8, false), worker(3, 0.5), worker(4, 0.4), worker(5, 0.3), worker(6, 0.2)});
   EXPECT_EQ(t.chains, (Chains{ids({3, 6}), ids({4, 1}), ids({5, 2})}));
   EXPECT_EQ(t.leaves_only, ids({1, 2}));
 }
@@ -141,8 +141,8 @@ TEST(PlanChains, BadInputNamesTheWorker) {
 }
 
 TEST(Detach, TheChildGoesToTheParentAndNothingElseMoves) {
-  const Topology t = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6), worker(5, 0.5),
-                           worker(6, 0.4), worker(7, 0.3)});
+  const Topology t = plan(
+      {worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6), worker(5, 0.5), worker(6, 0.4), worker(7, 0.3)});
   const Topology middle = detach(t, id(4));
   EXPECT_EQ(middle.parent_of(id(7)), id(1));
   EXPECT_EQ(middle.chains[1], t.chains[1]);
@@ -158,8 +158,8 @@ TEST(Append, JoinsTheShortestChainWhoseTailMayForward) {
   const Topology t = plan({worker(1, 0.9), worker(2, 0.8), worker(3, 0.7), worker(4, 0.6)});
   EXPECT_EQ(append(t, worker(9)).parent_of(id(9)), id(2));
   // The tails of the two shorter chains may not forward.
-  const Topology closed = plan({worker(1, 0.9), worker(4, 0.8), worker(2, 0.7, false), worker(3, 0.6, false)},
-                               TopologyPolicy::kEcho2, 16);
+  const Topology closed =
+      plan({worker(1, 0.9), worker(4, 0.8), worker(2, 0.7, false), worker(3, 0.6, false)}, TopologyPolicy::kEcho2, 16);
   ASSERT_EQ(closed.chains, (Chains{ids({1, 2}), ids({4, 3})}));
   const Topology before_leaf = append(closed, worker(9));
   EXPECT_EQ(before_leaf.chains, (Chains{ids({1, 9, 2}), ids({4, 3})}));

@@ -10,9 +10,7 @@ namespace {
 
 using std::chrono::seconds;
 
-PeerStats perfect() {
-  return {BitRate::from_mbit_per_s(8), BitRate::from_mbit_per_s(8), 20, 20, Duration{}};
-}
+PeerStats perfect() { return {BitRate::from_mbit_per_s(8), BitRate::from_mbit_per_s(8), 20, 20, Duration{}}; }
 
 TEST(PeerScore, PerfectPeerScoresOne) { EXPECT_DOUBLE_EQ(peer_score(perfect()), 1.0); }
 

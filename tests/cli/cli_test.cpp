@@ -130,8 +130,7 @@ TEST(BadInput, UnknownVerbAndMissingFile) {
 }
 
 TEST(Plan, InfeasibleNamesTheWaysOut) {
-  const Outcome outcome =
-      run_program({"plan", "configs/quickstart.yaml", "--set", "fleet.install_time_expected=90 s"});
+  const Outcome outcome = run_program({"plan", "configs/quickstart.yaml", "--set", "fleet.install_time_expected=90 s"});
   EXPECT_EQ(outcome.status, 3) << outcome.err;
   EXPECT_NE(outcome.err.find("kappa"), std::string::npos) << outcome.err;
 }
@@ -153,13 +152,15 @@ TEST(Plan, SameRunFileSamePlan) {
 }
 
 TEST(Sim, SameSeedSameTrace) {
-  const std::vector<std::string> verb{"sim", "--workers", "8", "--payload", "4 MB", "--json", "--seed", "5", "--jitter", "3 ms"};
+  const std::vector<std::string> verb{"sim",    "--workers", "8", "--payload", "4 MB",
+                                      "--json", "--seed",    "5", "--jitter",  "3 ms"};
   const Outcome first = run_program(verb), second = run_program(verb);
   ASSERT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.out, second.out);
   const json rows = json::parse(first.out).at("rows");
   ASSERT_EQ(rows.size(), 2u);
-  EXPECT_LT(rows[1].at("last_seconds").get<double>(), rows[0].at("last_seconds").get<double>());  // chains beat the star
+  EXPECT_LT(rows[1].at("last_seconds").get<double>(),
+            rows[0].at("last_seconds").get<double>());  // chains beat the star
 }
 
 TEST(Doctor, ChecksMachineAndRunFile) {

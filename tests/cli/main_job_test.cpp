@@ -44,7 +44,8 @@ void expect_learned(const json& report, const std::filesystem::path& run) {
   EXPECT_GE(report.at("weights").at("workers").get<int>(), 6);
   EXPECT_LE(report.at("staleness").at("max").get<int>(), report.at("staleness").at("budget").get<int>());
   EXPECT_GE(report.at("fleet").at("workers_planned").get<int>(), 6);
-  EXPECT_GT(report.at("broadcast").at("full_bytes").get<double>(), report.at("broadcast").at("delta_bytes_mean").get<double>());
+  EXPECT_GT(report.at("broadcast").at("full_bytes").get<double>(),
+            report.at("broadcast").at("delta_bytes_mean").get<double>());
   EXPECT_GT(report.at("broadcast").at("t_b_seconds_median").get<double>(),
             report.at("broadcast").at("lower_bound_seconds").get<double>());
   EXPECT_GT(report.at("cost").at("usd_total").get<double>(), 0);
@@ -65,7 +66,8 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   ASSERT_TRUE(eventually(seconds(240), [&] {
     const json status = json_file(run / "status.json");
     if (status.is_object()) steps = status.at("steps");
-    return !program.running() || (steps > 0 && status.is_object() && status.at("step").get<std::uint64_t>() >= steps / 2);
+    return !program.running() ||
+           (steps > 0 && status.is_object() && status.at("step").get<std::uint64_t>() >= steps / 2);
   }));
   ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
   const std::string victim = interior_offer(json_file(run / "status.json"));
@@ -96,8 +98,8 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
 TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   TemporaryFolder folder;
   const std::filesystem::path run = folder.path() / "quickstart";
-  const std::vector<std::string> shorter{"--set", "run.steps=16", "--set", "learner.checkpoint_every=4",
-                                         "--set", "learner.warm_start.steps_max=20"};
+  const std::vector<std::string> shorter{
+      "--set", "run.steps=16", "--set", "learner.checkpoint_every=4", "--set", "learner.warm_start.steps_max=20"};
   Program program(up(folder.path(), shorter));
   ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 7; }));
   ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;

@@ -5,15 +5,14 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 namespace echoline::testing {
 
 struct Outcome {
-  int status = -1;    // exit code; 128 + signal when it was killed
+  int status = -1;  // exit code; 128 + signal when it was killed
   std::string out, err;
 };
 

@@ -181,7 +181,13 @@ TEST(Gsm8k, GradesByTheRule) {
            {"#### 1800" + filler, false, false},
            {"#### 1800" + filler.substr(9), true, true},
            // Characters are counted, not bytes.
-           {"#### 1800" + [] { std::string s; for (int i = 0; i < 291; ++i) s += "\xc3\xa9"; return s; }(), true, true},
+           {"#### 1800" +
+                [] {
+                  std::string s;
+                  for (int i = 0; i < 291; ++i) s += "\xc3\xa9";
+                  return s;
+                }(),
+            true, true},
            {"", false, false},
            {"...,,,", false, false},
        }) {
@@ -194,7 +200,8 @@ TEST(Gsm8k, GradesByTheRule) {
 }
 
 TEST(Gsm8k, ScoringNeedsNoFiles) {
-  const auto adapter = made("gsm8k", R"({"train":"/nowhere/a.jsonl","test":"/nowhere/b.jsonl"})", 1, AdapterUse::kScoring);
+  const auto adapter =
+      made("gsm8k", R"({"train":"/nowhere/a.jsonl","test":"/nowhere/b.jsonl"})", 1, AdapterUse::kScoring);
   EXPECT_EQ(adapter->problem(0).error().code, Code::kUnavailable);
   EXPECT_TRUE(adapter->evaluation().empty());
   const auto missing = make_adapter("gsm8k", R"({"train":"/nowhere/a.jsonl","test":"/nowhere/b.jsonl"})", 1);
@@ -221,7 +228,8 @@ class Gsm8kFiles : public testing::Test {
 };
 
 TEST_F(Gsm8kFiles, MalformedLineIsNamedByFileAndLine) {
-  const std::string good = R"({"question":"q","answer":"a #### 1"})" "\n";
+  const std::string good = R"({"question":"q","answer":"a #### 1"})"
+                           "\n";
   const std::string test = write("test.jsonl", good);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {good + "\nnot json\n", ":3: expected a JSON object"},

@@ -33,7 +33,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   problem.set_reference("-1200");
   for (const auto& adapter : adapters) {
     const Score score = adapter->score(problem, bytes);
-    ECHO_CHECK(score.reward >= 0 && score.reward <= 1 && (score.reward == 1) == score.correct, "reward {}", score.reward);
+    ECHO_CHECK(score.reward >= 0 && score.reward <= 1 && (score.reward == 1) == score.correct, "reward {}",
+               score.reward);
   }
   return 0;
 }

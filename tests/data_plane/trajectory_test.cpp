@@ -52,13 +52,17 @@ TEST(Trajectory, EachBrokenRuleIsNamed) {
       {"log-probability -inf", [](Trajectory& t) { t.set_logprobs(2, -std::numeric_limits<float>::infinity()); }},
       {"log-probability 0.01 of response token 1", [](Trajectory& t) { t.set_logprobs(1, 0.01f); }},
       {"2 loss_mask entries", [](Trajectory& t) { t.add_loss_mask(1), t.add_loss_mask(1); }},
-      {"loss_mask[2] is 2", [](Trajectory& t) { for (const int m : {0, 1, 2}) t.add_loss_mask(static_cast<std::uint32_t>(m)); }},
+      {"loss_mask[2] is 2",
+       [](Trajectory& t) {
+         for (const int m : {0, 1, 2}) t.add_loss_mask(static_cast<std::uint32_t>(m));
+       }},
       {"0 version spans", [](Trajectory& t) { t.clear_spans(); }},
       {"begins at 0", [](Trajectory& t) { t.mutable_spans(0)->set_begin(1); }},
       {"expected a non-empty one", [](Trajectory& t) { t.mutable_spans(0)->set_end(0); }},
       {"end at 2, expected 3", [](Trajectory& t) { t.mutable_spans(0)->set_end(2); }},
       {"end at 4, expected 3", [](Trajectory& t) { t.mutable_spans(0)->set_end(4); }},
-      {"version 0 after 0", [](Trajectory& t) {
+      {"version 0 after 0",
+       [](Trajectory& t) {
          t.mutable_spans(0)->set_end(2);
          auto* span = t.add_spans();
          span->set_begin(2), span->set_end(3);
@@ -66,7 +70,8 @@ TEST(Trajectory, EachBrokenRuleIsNamed) {
       {"out of range", [](Trajectory& t) { t.mutable_spans(0)->set_version(~0ull); }},
       {"reward is inf", [](Trajectory& t) { t.set_reward(std::numeric_limits<double>::infinity()); }},
       {"component 'exact' is nan", [&](Trajectory& t) { (*t.mutable_components())["exact"] = std::nan(""); }},
-      {"65 reward components", [](Trajectory& t) {
+      {"65 reward components",
+       [](Trajectory& t) {
          for (int i = 0; i < 64; ++i) (*t.mutable_components())[std::to_string(i)] = 0;
        }},
       {"text has", [](Trajectory& t) { t.set_text(std::string((4u << 20) + 1, 'x')); }},

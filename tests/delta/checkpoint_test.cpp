@@ -35,7 +35,8 @@ class CheckpointTest : public ::testing::Test {
     return checkpoint.error().detail;
   }
   void write_index(std::string_view weight_map) {
-    write_raw(folder_ / "model.safetensors.index.json", fmt::format(R"({{"metadata":{{}},"weight_map":{}}})", weight_map));
+    write_raw(folder_ / "model.safetensors.index.json",
+              fmt::format(R"({{"metadata":{{}},"weight_map":{}}})", weight_map));
   }
   TemporaryFolder folder_;
   OwnedState state_;
@@ -94,15 +95,16 @@ TEST_F(CheckpointTest, TensorInTwoShards) {
   ASSERT_TRUE(write_safetensors(folder_ / "x.safetensors", {state_.view()[0]}));
   ASSERT_TRUE(write_safetensors(folder_ / "y.safetensors", {state_.view()[0], state_.view()[1]}));
   write_index(R"({"a":"x.safetensors","b":"y.safetensors"})");
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("'a' is in two shards"), HasSubstr("x.safetensors"), HasSubstr("y.safetensors")));
+  EXPECT_THAT(refusal(),
+              AllOf(HasSubstr("'a' is in two shards"), HasSubstr("x.safetensors"), HasSubstr("y.safetensors")));
   write_index(R"({"a":"x.safetensors","a":"y.safetensors"})");
   EXPECT_THAT(refusal(), HasSubstr("'a' is there twice"));
 }
 
 TEST_F(CheckpointTest, BadIndexes) {
   const fs::path index = folder_ / "model.safetensors.index.json";
-  for (const char* text : {"", "{", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})", R"({"weight_map":{"a":1}})",
-                           R"({"weight_map":{"a":""}})", R"({"weight_map":{"a":"../x"}})",
+  for (const char* text : {"", "{", "[]", "{}", R"({"weight_map":[]})", R"({"weight_map":{}})",
+                           R"({"weight_map":{"a":1}})", R"({"weight_map":{"a":""}})", R"({"weight_map":{"a":"../x"}})",
                            R"({"weight_map":{"a":"/etc/passwd"}})", R"({"weight_map":{"a":".."}})"}) {
     write_raw(index, text);
     EXPECT_THAT(refusal(), HasSubstr("model.safetensors.index.json")) << text;

@@ -31,9 +31,14 @@ TEST(Fuzz, CorpusAndItsMutations) {
         const std::size_t at = random.below(damaged.size());
         const auto byte = static_cast<char>(random.next());
         switch (random.below(3)) {
-          case 0: damaged[at] = byte; break;
-          case 1: damaged.insert(at, 1, byte); break;
-          default: damaged.erase(at, 1 + random.below(4));
+          case 0:
+            damaged[at] = byte;
+            break;
+          case 1:
+            damaged.insert(at, 1, byte);
+            break;
+          default:
+            damaged.erase(at, 1 + random.below(4));
         }
       }
       EXPECT_EQ(run(damaged), 0) << path << " round " << round;

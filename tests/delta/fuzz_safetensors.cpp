@@ -21,7 +21,8 @@ void try_file(std::span<const std::byte> file) {
   std::size_t total = 0;
   for (const TensorView& t : parsed->tensors) {
     total += t.bytes.size();
-    require(t.bytes.empty() || (t.bytes.data() >= file.data() && t.bytes.data() + t.bytes.size() <= file.data() + file.size()));
+    require(t.bytes.empty() ||
+            (t.bytes.data() >= file.data() && t.bytes.data() + t.bytes.size() <= file.data() + file.size()));
   }
   std::uint64_t header = 0;
   std::memcpy(&header, file.data(), 8);

@@ -163,7 +163,16 @@ TEST(Patch, FollowsTheFormatDescription) {
   const auto u64 = [](std::uint64_t x) { return std::string(reinterpret_cast<const char*>(&x), 8); };
   std::string file = std::string("ECHOPTCH\x01\x00\x02\x00\x03\x00\x00\x00", 16);
   file += text_of(prev.digest().bytes) + text_of(cur.digest().bytes) + u64(16) + u64(9) + u64(6) + u64(0);
-  file += std::string("\x00\x0f", 2) + "\x01" "b" "\x08\x01\x04" "\x01" "u" "\x01\x01\x02" "\x01" "v" "\x05\x01\x03";
+  file += std::string("\x00\x0f", 2) +
+          "\x01"
+          "b"
+          "\x08\x01\x04"
+          "\x01"
+          "u"
+          "\x01\x01\x02"
+          "\x01"
+          "v"
+          "\x05\x01\x03";
   // 1.0 to the next float; -0 to +0, one step up; the least subnormal to -0, two down.
   file += std::string("\x02\x03\x00\x03\x00\x01\x00\x00\x03\x02\x02\x03", 12);
   file += std::string("\x03\x02\x00\x02\x07\x08", 6);              // both bytes anew
@@ -180,7 +189,7 @@ TEST(Patch, FollowsTheFormatDescription) {
 TEST(Patch, ReadsFilesWrittenEarlier) {
   OwnedState state = zeros({spec("a", DType::kBF16, {40, 5}), spec("b", DType::kF32, {9})});
   for (std::size_t t = 0; t < state.size(); ++t)
-    for (std::size_t i = 0; std::byte& b : state.mutable_bytes(t)) b = static_cast<std::byte>(i++ * 37 + t);
+    for (std::size_t i = 0; std::byte & b : state.mutable_bytes(t)) b = static_cast<std::byte>(i++ * 37 + t);
   state.seal();
   const auto stored = [](std::string_view name) {
     const auto content = read_file(std::filesystem::path("tests/delta/corpus/patch") / name);
@@ -207,7 +216,8 @@ TEST(Patch, ARealisticUpdateCostsFarLessThanTheSnapshot) {
     return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   };
   for (std::size_t i = 0; i < kCount; ++i) {
-    const double normal = std::sqrt(-2 * std::log(1 - random.uniform())) * std::cos(6.283185307179586 * random.uniform());
+    const double normal =
+        std::sqrt(-2 * std::log(1 - random.uniform())) * std::cos(6.283185307179586 * random.uniform());
     const auto weight = static_cast<float>(0.016 * normal);
     const auto moved = weight + static_cast<float>(3e-6 * (2 * random.uniform() - 1));
     const std::uint16_t before = to_bf16(weight), after = to_bf16(moved);
@@ -237,8 +247,10 @@ TEST(Patch, TensorsThatDoNotMatchAreNamed) {
   EXPECT_THAT(refusal({spec("a", DType::kBF16, {2, 3})}), HasSubstr("'b' is only in the previous"));
   EXPECT_THAT(refusal({spec("a", DType::kBF16, {2, 3}), spec("b", DType::kF32, {1}), spec("c", DType::kU8, {})}),
               HasSubstr("'c' is only in the new"));
-  EXPECT_THAT(refusal({spec("a", DType::kBF16, {3, 2}), spec("b", DType::kF32, {1})}), HasSubstr("'a' changes its shape"));
-  EXPECT_THAT(refusal({spec("a", DType::kF16, {2, 3}), spec("b", DType::kF32, {1})}), HasSubstr("'a' changes its type"));
+  EXPECT_THAT(refusal({spec("a", DType::kBF16, {3, 2}), spec("b", DType::kF32, {1})}),
+              HasSubstr("'a' changes its shape"));
+  EXPECT_THAT(refusal({spec("a", DType::kF16, {2, 3}), spec("b", DType::kF32, {1})}),
+              HasSubstr("'a' changes its type"));
   TensorView bad{"a", DType::kBF16, {2, 3}, {}};
   EXPECT_FALSE(encode_snapshot({bad}));
 }
@@ -356,11 +368,20 @@ Blob mutate(const Blob& patch, Random& random) {
   for (std::uint64_t e = 0; e < edits && !damaged.empty(); ++e) {
     const auto at = static_cast<std::ptrdiff_t>(random.below(damaged.size()));
     switch (random.below(5)) {
-      case 0: damaged[static_cast<std::size_t>(at)] = static_cast<std::byte>(random.next()); break;
-      case 1: damaged[static_cast<std::size_t>(at)] ^= static_cast<std::byte>(1u << random.below(8)); break;
-      case 2: damaged.insert(damaged.begin() + at, static_cast<std::byte>(random.next())); break;
-      case 3: damaged.erase(damaged.begin() + at); break;
-      default: damaged[static_cast<std::size_t>(at)] = random.below(2) ? std::byte{0xff} : std::byte{0x00};
+      case 0:
+        damaged[static_cast<std::size_t>(at)] = static_cast<std::byte>(random.next());
+        break;
+      case 1:
+        damaged[static_cast<std::size_t>(at)] ^= static_cast<std::byte>(1u << random.below(8));
+        break;
+      case 2:
+        damaged.insert(damaged.begin() + at, static_cast<std::byte>(random.next()));
+        break;
+      case 3:
+        damaged.erase(damaged.begin() + at);
+        break;
+      default:
+        damaged[static_cast<std::size_t>(at)] = random.below(2) ? std::byte{0xff} : std::byte{0x00};
     }
   }
   return damaged;

@@ -60,10 +60,10 @@ TEST(Safetensors, RoundTripsRandomStates) {
 }
 
 TEST(Safetensors, ReadsAFileWrittenByHand) {
-  const std::string file = safetensors_bytes(
-      R"({"b":{"dtype":"I16","shape":[2],"data_offsets":[1,5]},"__metadata__":{"k":"v"},)"
-      R"("a":{"data_offsets":[0,1],"shape":[],"dtype":"U8"}}   )",
-      "\x07\x01\x02\x03\x04");
+  const std::string file =
+      safetensors_bytes(R"({"b":{"dtype":"I16","shape":[2],"data_offsets":[1,5]},"__metadata__":{"k":"v"},)"
+                        R"("a":{"data_offsets":[0,1],"shape":[],"dtype":"U8"}}   )",
+                        "\x07\x01\x02\x03\x04");
   const auto parsed = parse_safetensors(bytes_of(file), "x");
   ASSERT_TRUE(parsed) << parsed.error().message();
   ASSERT_EQ(parsed->tensors.size(), 2u);
@@ -125,8 +125,10 @@ TEST(Safetensors, RefusesEveryKindOfBadHeader) {
        "xyz", "hole"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
        "xyz", "overlap"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", "x", "describes 2 bytes of tensor data, the file has 1"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", "xyz", "describes 2 bytes of tensor data, the file has 3"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", "x",
+       "describes 2 bytes of tensor data, the file has 1"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", "xyz",
+       "describes 2 bytes of tensor data, the file has 3"},
       {"{}", "x", "describes 0 bytes of tensor data, the file has 1"},
   };
   for (const Case& c : cases) EXPECT_THAT(refusal(c.header, c.data), HasSubstr(c.reason)) << c.header;

@@ -1,7 +1,8 @@
 // Element types, shapes, canonical order, digests and OwnedState.
+#include "delta/tensor.hpp"
+
 #include <gmock/gmock.h>
 
-#include "delta/tensor.hpp"
 #include "delta_test_util.hpp"
 
 namespace echoline::delta {

@@ -68,12 +68,12 @@ struct ClipCase {
 
 TEST(PolicyLoss, ClipsOnlyTheSideThatWouldGoTooFar) {
   const ClipCase cases[] = {
-      {1.0, 1.1, 1.1, 1.1, false},    // inside
-      {1.0, 1.27, 1.27, 1.27, false}, // inside the wider upper bound
-      {1.0, 1.5, 1.28, 0.0, true},    // good and already far up: no more push
-      {1.0, 0.5, 0.5, 0.5, false},    // good but pushed down: keeps its gradient
-      {-1.0, 0.5, -0.8, 0.0, true},   // bad and already far down: no more push
-      {-1.0, 1.5, -1.5, -1.5, false}, // bad but pushed up: keeps its gradient
+      {1.0, 1.1, 1.1, 1.1, false},     // inside
+      {1.0, 1.27, 1.27, 1.27, false},  // inside the wider upper bound
+      {1.0, 1.5, 1.28, 0.0, true},     // good and already far up: no more push
+      {1.0, 0.5, 0.5, 0.5, false},     // good but pushed down: keeps its gradient
+      {-1.0, 0.5, -0.8, 0.0, true},    // bad and already far down: no more push
+      {-1.0, 1.5, -1.5, -1.5, false},  // bad but pushed up: keeps its gradient
       {0.0, 3.0, 0.0, 0.0, false},
   };
   for (const ClipCase& c : cases) {
@@ -205,8 +205,9 @@ TEST(PolicyLoss, MicroBatchesSumToTheMinibatch) {
     LossStatistics statistics;
     for (const auto& [first, last] : {std::pair{0, 1}, std::pair{1, 3}}) {
       const auto part = [first = first, last = last](const torch::Tensor& t) { return t.slice(0, first, last); };
-      const LossInputs inputs{part(c.inputs.log_probs), part(c.inputs.proximal_log_probs),
-                              part(c.inputs.behaviour_log_probs), {}, part(c.inputs.advantages), part(c.inputs.mask)};
+      const LossInputs inputs{part(c.inputs.log_probs),           part(c.inputs.proximal_log_probs),
+                              part(c.inputs.behaviour_log_probs), {},
+                              part(c.inputs.advantages),          part(c.inputs.mask)};
       const LossResult result = policy_loss(inputs, {3, 8}, config);
       loss += result.loss.item<double>();
       statistics += result.statistics;

@@ -6,8 +6,8 @@
 // Prints a table of accuracy, time and delta density.
 #include <gtest/gtest.h>
 
-#include <ctime>
 #include <cstdio>
+#include <ctime>
 #include <deque>
 #include <functional>
 #include <map>
@@ -22,8 +22,7 @@ namespace echoline::learner {
 namespace {
 
 struct Recipe {
-  std::string adapter = 
-      R"({"operations":["+"],"operand_max":99,"evaluation_problems":256,"carries_forgotten":0.7})";
+  std::string adapter = R"({"operations":["+"],"operand_max":99,"evaluation_problems":256,"carries_forgotten":0.7})";
   std::string preset = "tiny-64";
   WarmStartConfig warm;
   TrainerConfig train;
@@ -32,7 +31,7 @@ struct Recipe {
   std::int64_t lag_min = 2, lag_max = 6;  // steps between the policy that generates and the one that learns
   std::int64_t tokens_max = 6;
   std::int64_t evaluate_every = 20;
-  double stop_at = 2.0;                   // held-out accuracy that ends the run early
+  double stop_at = 2.0;  // held-out accuracy that ends the run early
   std::uint64_t seed = 1;
   bool quiet = false;
 
@@ -60,23 +59,38 @@ bool assign(Recipe& r, const std::string& key, const std::string& value) {
   const std::map<std::string, std::function<void()>> keys = {
       {"adapter", [&] { r.adapter = value; }},
       {"preset", [&] { r.preset = value; }},
-      {"warm_lr", real(r.warm.optimizer.learning_rate)}, {"warm_steps", whole(r.warm.steps_max)},
-      {"warm_batch", whole(r.warm.batch_problems)}, {"warm_target", real(r.warm.target_accuracy)},
-      {"warm_probe_every", whole(r.warm.probe_every)}, {"warm_warmup", whole(r.warm.optimizer.warmup_updates)},
-      {"warm_decay", real(r.warm.optimizer.weight_decay)}, {"warm_beta2", real(r.warm.optimizer.beta2)},
+      {"warm_lr", real(r.warm.optimizer.learning_rate)},
+      {"warm_steps", whole(r.warm.steps_max)},
+      {"warm_batch", whole(r.warm.batch_problems)},
+      {"warm_target", real(r.warm.target_accuracy)},
+      {"warm_probe_every", whole(r.warm.probe_every)},
+      {"warm_warmup", whole(r.warm.optimizer.warmup_updates)},
+      {"warm_decay", real(r.warm.optimizer.weight_decay)},
+      {"warm_beta2", real(r.warm.optimizer.beta2)},
       {"warm_clip", real(r.warm.optimizer.gradient_norm_max)},
-      {"lr", real(r.train.optimizer.learning_rate)}, {"beta2", real(r.train.optimizer.beta2)},
-      {"decay", real(r.train.optimizer.weight_decay)}, {"warmup", whole(r.train.optimizer.warmup_updates)},
+      {"lr", real(r.train.optimizer.learning_rate)},
+      {"beta2", real(r.train.optimizer.beta2)},
+      {"decay", real(r.train.optimizer.weight_decay)},
+      {"warmup", whole(r.train.optimizer.warmup_updates)},
       {"grad_clip", real(r.train.optimizer.gradient_norm_max)},
-      {"minibatches", whole(r.train.minibatches)}, {"passes", whole(r.train.passes)},
+      {"minibatches", whole(r.train.minibatches)},
+      {"passes", whole(r.train.passes)},
       {"micro", whole(r.train.microbatch_tokens_max)},
-      {"clip_low", real(r.train.loss.clip_low)}, {"clip_high", real(r.train.loss.clip_high)},
-      {"cap", real(r.train.loss.importance_cap)}, {"temperature", real(r.train.temperature)},
+      {"clip_low", real(r.train.loss.clip_low)},
+      {"clip_high", real(r.train.loss.clip_high)},
+      {"cap", real(r.train.loss.importance_cap)},
+      {"temperature", real(r.train.temperature)},
       {"scale", [&] { r.train.loss.advantage_scale = value == "std" ? AdvantageScale::kStd : AdvantageScale::kNone; }},
-      {"groups", whole(r.groups)}, {"group_size", whole(r.group_size)}, {"rl_steps", whole(r.rl_steps)},
-      {"lag_min", whole(r.lag_min)}, {"lag_max", whole(r.lag_max)}, {"tokens_max", whole(r.tokens_max)},
-      {"evaluate_every", whole(r.evaluate_every)}, {"stop_at", real(r.stop_at)},
-      {"seed", [&] { r.seed = std::stoull(value); }}, {"quiet", [&] { r.quiet = value == "1"; }},
+      {"groups", whole(r.groups)},
+      {"group_size", whole(r.group_size)},
+      {"rl_steps", whole(r.rl_steps)},
+      {"lag_min", whole(r.lag_min)},
+      {"lag_max", whole(r.lag_max)},
+      {"tokens_max", whole(r.tokens_max)},
+      {"evaluate_every", whole(r.evaluate_every)},
+      {"stop_at", real(r.stop_at)},
+      {"seed", [&] { r.seed = std::stoull(value); }},
+      {"quiet", [&] { r.quiet = value == "1"; }},
   };
   const auto it = keys.find(key);
   if (it == keys.end()) return false;
@@ -155,10 +169,10 @@ Result<Outcome> run(const Recipe& r) {
   WarmStartConfig warm = r.warm;
   warm.response_tokens_max = r.tokens_max;
   ECHO_ASSIGN(const auto warmed, warm_start(*learner, tokenizer, *adapter, warm, [&](const WarmStartProgress& p) {
-    if (p.steps % (warm.probe_every) == 0)
-      say(fmt::format("warm start step {:4d} loss {:.3f} accuracy {:.3f}", p.steps, p.loss, p.accuracy));
-    return true;
-  }));
+                if (p.steps % (warm.probe_every) == 0)
+                  say(fmt::format("warm start step {:4d} loss {:.3f} accuracy {:.3f}", p.steps, p.loss, p.accuracy));
+                return true;
+              }));
   ECHO_ASSIGN(const auto before, evaluate(*learner, tokenizer, *adapter, held_out, greedy));
   outcome.before = outcome.after = before.accuracy();
   outcome.warm_steps = warmed.steps;
@@ -179,7 +193,8 @@ Result<Outcome> run(const Recipe& r) {
     const double t0 = processor_s();
     std::vector<schema::Trajectory> batch;
     for (std::int64_t part = 0; part < kParts; ++part) {
-      const auto lag = std::min<std::size_t>(static_cast<std::size_t>(random.between(r.lag_min, r.lag_max)), policies.size() - 1);
+      const auto lag =
+          std::min<std::size_t>(static_cast<std::size_t>(random.between(r.lag_min, r.lag_max)), policies.size() - 1);
       ECHO_TRY(model::load_policy(*actor, policies[lag].view()));
       const std::int64_t groups = (part + 1) * r.groups / kParts - part * r.groups / kParts;
       if (groups == 0) continue;
@@ -201,12 +216,13 @@ Result<Outcome> run(const Recipe& r) {
     ECHO_ASSIGN(const auto now, evaluate(*learner, tokenizer, *adapter, held_out, greedy));
     outcome.after = now.accuracy();
     if (outcome.steps_to_90 == 0 && outcome.after >= 0.9) outcome.steps_to_90 = step;
-    say(fmt::format("step {:3d} eval {:.3f} sampled {:.3f} reward {:.3f} informative {:2d}/{} entropy {:.3f} kl {:.4f} "
-                    "ratio {:.2f} clip {:.3f} cap {:.3f} grad {:.3f} density {:.3f} | train {:.3f} s/step, {:.0f} rollouts/s",
-                    step, outcome.after, report.accuracy, report.reward_mean, report.informative_groups, report.groups,
-                    report.entropy, report.behaviour_kl, report.ratio_mean, report.clip_fraction,
-                    report.capped_fraction, report.gradient_norm, density, train_s / static_cast<double>(step),
-                    static_cast<double>(step * r.groups * r.group_size) / generate_s));
+    say(fmt::format(
+        "step {:3d} eval {:.3f} sampled {:.3f} reward {:.3f} informative {:2d}/{} entropy {:.3f} kl {:.4f} "
+        "ratio {:.2f} clip {:.3f} cap {:.3f} grad {:.3f} density {:.3f} | train {:.3f} s/step, {:.0f} rollouts/s",
+        step, outcome.after, report.accuracy, report.reward_mean, report.informative_groups, report.groups,
+        report.entropy, report.behaviour_kl, report.ratio_mean, report.clip_fraction, report.capped_fraction,
+        report.gradient_norm, density, train_s / static_cast<double>(step),
+        static_cast<double>(step * r.groups * r.group_size) / generate_s));
     if (outcome.after >= r.stop_at) break;
   }
   const auto steps = static_cast<double>(trainer->steps());
@@ -222,7 +238,8 @@ int main(int argc, char** argv) {
   using namespace echoline::learner;
   Recipe recipe;
   if (argc == 1) {
-    for (const auto& [key, value] : std::map<std::string, std::string>{{"warm_steps", "40"}, {"rl_steps", "3"}, {"groups", "16"}})
+    for (const auto& [key, value] :
+         std::map<std::string, std::string>{{"warm_steps", "40"}, {"rl_steps", "3"}, {"groups", "16"}})
       assign(recipe, key, value);
   }
   for (int i = 1; i < argc; ++i) {

@@ -1,10 +1,11 @@
 // The desk between workers and training, with real storage and no network: leases, durable acceptance, batches, resume.
+#include "learner/rollout_desk.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
 #include "data_plane/trajectory.hpp"
-#include "learner/rollout_desk.hpp"
 
 namespace echoline::learner {
 namespace {

@@ -82,8 +82,10 @@ TEST_F(RunFilesTest, DamagedMeasurementsAreNamedByLine) {
 }
 
 json step_row(int step, double reward, json staleness, double wait, double wall) {
-  return {{"kind", "step"}, {"step", step}, {"reward_mean", reward}, {"staleness", std::move(staleness)},
-          {"wait_seconds", wait}, {"train_seconds", wall - wait}, {"step_seconds", wall}};
+  return {{"kind", "step"},        {"step", step},
+          {"reward_mean", reward}, {"staleness", std::move(staleness)},
+          {"wait_seconds", wait},  {"train_seconds", wall - wait},
+          {"step_seconds", wall}};
 }
 
 TEST_F(RunFilesTest, ReportAddsUp) {
@@ -98,11 +100,21 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   input.version = Version{2};
   input.digest[0] = std::byte{1};
   input.metrics = {{{"kind", "evaluation"}, {"when", "before"}, {"accuracy", 0.25}, {"problems", 256}},
-                   {{"kind", "publication"}, {"version", 0}, {"snapshot", true}, {"state_bytes", 1000}, {"patch_bytes", 700}, {"density", 1.0}},
+                   {{"kind", "publication"},
+                    {"version", 0},
+                    {"snapshot", true},
+                    {"state_bytes", 1000},
+                    {"patch_bytes", 700},
+                    {"density", 1.0}},
                    step_row(1, 0.2, {{"0", 3}, {"2", 1}}, 0.5, 1.0),
                    step_row(2, 9.9, {{"9", 4}}, 0.1, 1.0),  // lost in a crash and done again:
                    step_row(2, 0.4, {{"1", 4}}, 0.3, 1.0),
-                   {{"kind", "publication"}, {"version", 2}, {"snapshot", false}, {"state_bytes", 1000}, {"patch_bytes", 100}, {"density", 0.1}},
+                   {{"kind", "publication"},
+                    {"version", 2},
+                    {"snapshot", false},
+                    {"state_bytes", 1000},
+                    {"patch_bytes", 100},
+                    {"density", 0.1}},
                    {{"kind", "evaluation"}, {"when", "after"}, {"accuracy", 0.75}, {"problems", 256}},
                    {{"kind", "process"}, {"wall_seconds", 5.0}},
                    {{"kind", "process"}, {"wall_seconds", 7.0}}};

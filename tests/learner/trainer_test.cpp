@@ -206,7 +206,11 @@ TEST_F(TrainerTest, RefusesWhatItCannotTrainOnAndStaysUnchanged) {
   refused([](auto& b) { b[3].set_prompt_tokens(0, 4000); }, "vocabulary");
   refused([](auto& b) { b[2].mutable_logprobs()->RemoveLast(); }, "log-probabilities");
   refused([](auto& b) { b[2].add_loss_mask(1); }, "loss mask");
-  refused([](auto& b) { for (int i = 0; i < 40; ++i) b[1].add_prompt_tokens(1); }, "positions");
+  refused(
+      [](auto& b) {
+        for (int i = 0; i < 40; ++i) b[1].add_prompt_tokens(1);
+      },
+      "positions");
   refused([](auto& b) { b[0].set_reward(std::nan("")); }, "reward");
   EXPECT_EQ(policy_digest(*learner), before);
   EXPECT_EQ(learner->steps(), 0);
@@ -325,7 +329,8 @@ TEST_F(TrainerTest, CheckpointsOfAnotherRunOrWithWrongBytesAreRefused) {
 }
 
 TEST_F(TrainerTest, WarmStartReachesItsTargetAndReports) {
-  const auto adapter = data_plane::make_adapter("arithmetic", R"({"operations":["+"],"operand_max":19,"evaluation_problems":200})", 1);
+  const auto adapter =
+      data_plane::make_adapter("arithmetic", R"({"operations":["+"],"operand_max":19,"evaluation_problems":200})", 1);
   ASSERT_TRUE(adapter) << adapter.error().message();
   const auto model = tiny_model(3);
   WarmStartConfig config;
@@ -354,7 +359,8 @@ TEST_F(TrainerTest, WarmStartReachesItsTargetAndReports) {
 }
 
 TEST_F(TrainerTest, EvaluationCountsWhatTheAdapterCallsCorrect) {
-  const auto adapter = data_plane::make_adapter("arithmetic", R"({"operations":["+"],"operand_max":19,"evaluation_problems":200})", 1);
+  const auto adapter =
+      data_plane::make_adapter("arithmetic", R"({"operations":["+"],"operand_max":19,"evaluation_problems":200})", 1);
   ASSERT_TRUE(adapter);
   const auto model = tiny_model(3);
   EvaluationOptions options;

@@ -39,8 +39,9 @@ TEST(Bench, TokensPerSecond) {
       model->zero_grad();
       model->token_logprobs(ids).logprobs.mean().backward();
     });
-    std::printf("%-9s batch 256: generate %8.0f tokens/s (%5.1f ms for 8 tokens each); train %8.0f tokens/s (%5.1f ms)\n",
-                name, 256 * 8 / generation, 1e3 * generation, 256 * 14 / training, 1e3 * training);
+    std::printf(
+        "%-9s batch 256: generate %8.0f tokens/s (%5.1f ms for 8 tokens each); train %8.0f tokens/s (%5.1f ms)\n", name,
+        256 * 8 / generation, 1e3 * generation, 256 * 14 / training, 1e3 * training);
   }
 }
 

@@ -14,7 +14,8 @@ using torch::Tensor;
 
 // The distribution of the next token after `prompt`, by the plain reference.
 std::vector<double> next_token(const Transformer& model, const std::vector<Token>& prompt, double temperature) {
-  auto p = reference::log_softmax(reference::logits(model.config(), reference_weights(model), prompt).back(), temperature);
+  auto p =
+      reference::log_softmax(reference::logits(model.config(), reference_weights(model), prompt).back(), temperature);
   for (double& x : p) x = std::exp(x);
   return p;
 }
@@ -128,8 +129,7 @@ TEST(Generate, BehaviourLogprobsEqualRecomputedLogprobs) {
   const auto model = sampling_model();
   const std::vector<std::vector<Token>> prompts = {{1}, {2, 3, 4, 5, 6}, {7, 8}, {7, 8}, {9, 10, 11}};
   for (const double temperature : {1.0, 1.4}) {
-    const SamplingOptions options{
-        .temperature = temperature, .top_p = 0.9, .tokens_max = 12, .eos = {0, 4}, .seed = 6};
+    const SamplingOptions options{.temperature = temperature, .top_p = 0.9, .tokens_max = 12, .eos = {0, 4}, .seed = 6};
     const auto all = generate(*model, prompts, options).value();
     for (std::size_t r = 0; r < prompts.size(); ++r) {
       auto text = prompts[r];
@@ -145,7 +145,8 @@ TEST(Generate, BehaviourLogprobsEqualRecomputedLogprobs) {
 
 TEST(Generate, ABatchOfDifferentLengthsEqualsSingleRows) {
   const auto model = random_model(small_config(true), 23);
-  const std::vector<std::vector<Token>> prompts = {{1}, {2, 3, 4, 5, 6, 7, 8}, {9, 10}, {2, 3, 4, 5, 6, 7, 8}, {11, 12, 13}};
+  const std::vector<std::vector<Token>> prompts = {
+      {1}, {2, 3, 4, 5, 6, 7, 8}, {9, 10}, {2, 3, 4, 5, 6, 7, 8}, {11, 12, 13}};
   const SamplingOptions options{.temperature = 0, .tokens_max = 10, .eos = {5}};
   const auto batch = generate(*model, prompts, options).value();
   for (std::size_t r = 0; r < prompts.size(); ++r) {
@@ -178,7 +179,8 @@ TEST(Generate, RowsEndAtTheFirstEndingToken) {
   int steps = 0;
   std::vector<Token> every(19);
   std::iota(every.begin(), every.end(), 0);
-  const auto short_ones = generate(*model, {{1}, {2}}, {.tokens_max = 30, .eos = every}, [&] { return ++steps, false; });
+  const auto short_ones =
+      generate(*model, {{1}, {2}}, {.tokens_max = 30, .eos = every}, [&] { return ++steps, false; });
   EXPECT_EQ(short_ones.value()[0].tokens.size(), 1u);
   EXPECT_EQ(steps, 0);
 }

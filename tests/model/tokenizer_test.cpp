@@ -24,7 +24,9 @@ std::string written(std::string_view bytes) {
   for (const char c : bytes) {
     int shifted = 0;
     const int byte = static_cast<unsigned char>(c);
-    const auto itself = [](int b) { return (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff); };
+    const auto itself = [](int b) {
+      return (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || (b >= 0xae && b <= 0xff);
+    };
     for (int b = 0; b < byte; ++b) shifted += !itself(b);
     const int code = itself(byte) ? byte : 256 + shifted;
     if (code < 0x80) {
@@ -47,27 +49,46 @@ json qwen_json(const Merges& merges, bool as_pairs = true) {
   for (const auto& [a, b] : merges) {
     if (!vocab.contains(written(a + b))) vocab[written(a + b)] = next;
     ++next;
-    if (as_pairs) list.push_back({written(a), written(b)});
-    else list.push_back(written(a) + " " + written(b));
+    if (as_pairs)
+      list.push_back({written(a), written(b)});
+    else
+      list.push_back(written(a) + " " + written(b));
   }
   for (const char* content : {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool>", "<tool>x"}) {
-    added.push_back({{"id", 1000 + added.size()}, {"content", content}, {"single_word", false}, {"lstrip", false},
-                     {"rstrip", false}, {"normalized", false}, {"special", std::string_view(content)[1] == '|'}});
+    added.push_back({{"id", 1000 + added.size()},
+                     {"content", content},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", std::string_view(content)[1] == '|'}});
   }
-  return {{"version", "1.0"}, {"added_tokens", added}, {"normalizer", {{"type", "NFC"}}},
-          {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {
-              {{"type", "Split"}, {"pattern", {{"Regex", kQwenRegex}}}, {"behavior", "Isolated"}, {"invert", false}},
+  return {{"version", "1.0"},
+          {"added_tokens", added},
+          {"normalizer", {{"type", "NFC"}}},
+          {"pre_tokenizer",
+           {{"type", "Sequence"},
+            {"pretokenizers",
+             {{{"type", "Split"}, {"pattern", {{"Regex", kQwenRegex}}}, {"behavior", "Isolated"}, {"invert", false}},
               {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}}}}}},
-          {"post_processor", {{"type", "ByteLevel"}}}, {"decoder", {{"type", "ByteLevel"}}},
-          {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", ""},
-                     {"end_of_word_suffix", ""}, {"byte_fallback", false}, {"vocab", vocab}, {"merges", list}}}};
+          {"post_processor", {{"type", "ByteLevel"}}},
+          {"decoder", {{"type", "ByteLevel"}}},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", ""},
+            {"end_of_word_suffix", ""},
+            {"byte_fallback", false},
+            {"vocab", vocab},
+            {"merges", list}}}};
 }
 
-const Merges kMerges = {{"n", "'"}, {"1", "2"}, {"h", "e"}, {"l", "l"}, {"he", "ll"}, {"hell", "o"}, {" ", "hello"},
-                        {"'", "t"}, {"'", "T"}, {"c", "a"}, {"ca", "n"}, {" ", " "}, {" ", "b"}, {"\n", "\n"},
-                        {" ", "\n"}, {",", "\n"}, {" ", ","}, {"\xc3", "\xa9"}, {"\xe4", "\xbd"}, {"\xe4\xbd", "\xa0"},
-                        {"\xa0", "\xe5"}, {"!", "!"}, {"(", "a"}, {"\t", "a"}, {"b", "c"}, {"a", "b"}, {"a", "a"},
-                        {"x", "\n"}};
+const Merges kMerges = {
+    {"n", "'"},  {"1", "2"},  {"h", "e"},  {"l", "l"},       {"he", "ll"},     {"hell", "o"},        {" ", "hello"},
+    {"'", "t"},  {"'", "T"},  {"c", "a"},  {"ca", "n"},      {" ", " "},       {" ", "b"},           {"\n", "\n"},
+    {" ", "\n"}, {",", "\n"}, {" ", ","},  {"\xc3", "\xa9"}, {"\xe4", "\xbd"}, {"\xe4\xbd", "\xa0"}, {"\xa0", "\xe5"},
+    {"!", "!"},  {"(", "a"},  {"\t", "a"}, {"b", "c"},       {"a", "b"},       {"a", "a"},           {"x", "\n"}};
 
 Tokenizer qwen(bool as_pairs = true) {
   auto t = Tokenizer::from_json(qwen_json(kMerges, as_pairs).dump());
@@ -84,34 +105,34 @@ TEST(Tokenizer, CasesByHandInBothMergeSyntaxes) {
   const std::vector<Case> cases = {
       {"", {}},
       {"hello hello", {"hello", " hello"}},
-      {"can't", {"can", "'t"}},               // never "n'", though its rank is lowest
-      {"caN'T", {"ca", "N", "'T"}},           // contractions ignore case
-      {"'x", {"'", "x"}},                     // not a contraction
-      {"12", {"1", "2"}},                     // every digit is a piece of its own
+      {"can't", {"can", "'t"}},      // never "n'", though its rank is lowest
+      {"caN'T", {"ca", "N", "'T"}},  // contractions ignore case
+      {"'x", {"'", "x"}},            // not a contraction
+      {"12", {"1", "2"}},            // every digit is a piece of its own
       {"a1", {"a", "1"}},
       {"a b", {"a", " b"}},
-      {"a  b", {"a", " ", " b"}},             // the last space goes with the word
+      {"a  b", {"a", " ", " b"}},  // the last space goes with the word
       {"a   b", {"a", "  ", " b"}},
-      {"hi  ", {"h", "i", "  "}},             // nothing follows: one piece
-      {"a \n b", {"a", " \n", " b"}},         // spaces and line ends together
-      {"x\n\ny", {"x", "\n\n", "y"}},         // never "x\n"
-      {",\n", {",\n"}},                       // a line end after punctuation belongs to it
+      {"hi  ", {"h", "i", "  "}},      // nothing follows: one piece
+      {"a \n b", {"a", " \n", " b"}},  // spaces and line ends together
+      {"x\n\ny", {"x", "\n\n", "y"}},  // never "x\n"
+      {",\n", {",\n"}},                // a line end after punctuation belongs to it
       {" ,", {" ,"}},
       {"!!!", {"!!", "!"}},
-      {"(a", {"(a"}},                         // one leading symbol goes with letters
+      {"(a", {"(a"}},  // one leading symbol goes with letters
       {"\ta", {"\ta"}},
       {"\u4f60\u597d", {"\u4f60", "\xe5", "\xa5", "\xbd"}},
       {"\U0001f600", {"\xf0", "\x9f", "\x98", "\x80"}},
-      {"e\u0301", {"\u00e9"}},                // NFC composes
+      {"e\u0301", {"\u00e9"}},  // NFC composes
       {"\u00e9", {"\u00e9"}},
-      {"abc", {"a", "bc"}},                   // lower rank first
-      {"aaa", {"aa", "a"}},                   // leftmost first
+      {"abc", {"a", "bc"}},  // lower rank first
+      {"aaa", {"aa", "a"}},  // leftmost first
       {"aaaa", {"aa", "aa"}},
       {"hello<|im_end|>hello", {"hello", "<|im_end|>", "hello"}},
       {"<|im_end|><|im_end|>", {"<|im_end|>", "<|im_end|>"}},
-      {"<tool>xx", {"<tool>x", "x"}},         // the longest added token
+      {"<tool>xx", {"<tool>x", "x"}},  // the longest added token
       {"<tool>y", {"<tool>", "y"}},
-      {"<|im", {"<", "|", "i", "m"}},         // not an added token
+      {"<|im", {"<", "|", "i", "m"}},  // not an added token
       {" <tool> b", {" ", "<tool>", " b"}},
   };
   for (const bool as_pairs : {true, false}) {
@@ -158,11 +179,20 @@ std::string random_text(Random& random) {
   for (std::uint64_t i = 0; i < length; ++i) {
     std::uint64_t c = 0;
     switch (random.below(5)) {
-      case 0: c = 32 + random.below(95); break;
-      case 1: c = std::string_view(" \n\r\t'e")[random.below(6)]; break;
-      case 2: c = random.below(0x800); break;
-      case 3: c = random.below(0xd800); break;
-      default: c = 0xe000 + random.below(0x110000 - 0xe000);
+      case 0:
+        c = 32 + random.below(95);
+        break;
+      case 1:
+        c = std::string_view(" \n\r\t'e")[random.below(6)];
+        break;
+      case 2:
+        c = random.below(0x800);
+        break;
+      case 3:
+        c = random.below(0xd800);
+        break;
+      default:
+        c = 0xe000 + random.below(0x110000 - 0xe000);
     }
     if (c < 0x80) {
       out += char(c);

@@ -9,7 +9,8 @@ namespace {
 using torch::Tensor;
 
 class Shapes : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Embeddings, Shapes, testing::Bool(), [](const auto& p) { return p.param ? "tied" : "untied"; });
+INSTANTIATE_TEST_SUITE_P(Embeddings, Shapes, testing::Bool(),
+                         [](const auto& p) { return p.param ? "tied" : "untied"; });
 
 TEST_P(Shapes, LogitsMatchThePlainReference) {
   const ModelConfig config = small_config(GetParam());
@@ -25,7 +26,8 @@ TEST_P(Shapes, LogitsMatchThePlainReference) {
       const auto want = reference::logits(config, weights, rows[r]);
       for (std::size_t t = 0; t < want.size(); ++t) {
         for (std::size_t v = 0; v < want[t].size(); ++v) {
-          worst = std::max(worst, std::abs(want[t][v] - got[std::int64_t(r)][std::int64_t(t)][std::int64_t(v)].item<double>()));
+          worst = std::max(
+              worst, std::abs(want[t][v] - got[std::int64_t(r)][std::int64_t(t)][std::int64_t(v)].item<double>()));
           largest = std::max(largest, std::abs(want[t][v]));
         }
       }
@@ -90,7 +92,8 @@ TEST(Transformer, LeftPaddingDoesNotChangeALogit) {
   const Layout layout = left_padded(lengths, torch::kCPU);
   KvCache cache(config, 3, 7, model->device(), model->dtype());
   const Tensor got = model->forward(ids_of(padded), layout, &cache);
-  const Layout next{layout.positions.narrow(1, 5, 1) + 1, torch::cat({layout.key_mask, torch::ones({3, 1}, torch::kBool)}, 1)};
+  const Layout next{layout.positions.narrow(1, 5, 1) + 1,
+                    torch::cat({layout.key_mask, torch::ones({3, 1}, torch::kBool)}, 1)};
   const Tensor continued = model->forward(torch::full({3, 1}, 17, torch::kLong), next, &cache);
   EXPECT_TRUE(got.isfinite().all().item<bool>());
   for (std::size_t r = 0; r < rows.size(); ++r) {
@@ -229,7 +232,8 @@ TEST(Transformer, ComputesInBfloat16Too) {
   want.logprobs.sum().backward();
   got.logprobs.sum().backward();
   for (const auto& item : half.named_parameters()) {
-    const Tensor a = item.value().grad().to(torch::kFloat).flatten(), b = exact->named_parameters()[item.key()].grad().flatten();
+    const Tensor a = item.value().grad().to(torch::kFloat).flatten(),
+                 b = exact->named_parameters()[item.key()].grad().flatten();
     EXPECT_GT(torch::cosine_similarity(a, b, 0).item<double>(), 0.98) << item.key();
   }
   EXPECT_EQ(export_policy(half)->digest(), export_policy(*exact)->digest());

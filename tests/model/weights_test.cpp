@@ -230,7 +230,8 @@ TEST_F(Folder, EveryTruncationOfASingleFileIsRefused) {
   saved(folder_, true);
   const fs::path file = folder_ / "model.safetensors";
   const std::string content = read_file(file).value();
-  for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{8}, std::size_t{100}, content.size() / 2, content.size() - 1}) {
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{7}, std::size_t{8}, std::size_t{100}, content.size() / 2, content.size() - 1}) {
     std::ofstream(file, std::ios::binary | std::ios::trunc) << content.substr(0, size);
     EXPECT_NE(failure(folder_, Code::kInvalid).find("model.safetensors"), std::string::npos) << size;
   }

@@ -22,7 +22,8 @@ SharedBytes random_bytes(std::uint64_t seed, std::size_t count) {
   for (std::byte& b : *bytes) b = static_cast<std::byte>(random.next());
   return bytes;
 }
-PreparedPublication prepared(std::uint64_t version, std::optional<std::uint64_t> base, std::size_t bytes, std::uint64_t chunk = 1024) {
+PreparedPublication prepared(std::uint64_t version, std::optional<std::uint64_t> base, std::size_t bytes,
+                             std::uint64_t chunk = 1024) {
   Publication p{Version{version}, {}, {}, random_bytes(version * 2 + base.has_value(), bytes)};
   if (base) p.base = Version{*base};
   auto result = prepare(p, Bytes{chunk});
@@ -31,7 +32,9 @@ PreparedPublication prepared(std::uint64_t version, std::optional<std::uint64_t>
 }
 PublicationKey full(std::uint64_t v) { return {Version{v}, {}}; }
 PublicationKey delta(std::uint64_t v, std::uint64_t base) { return {Version{v}, Version{base}}; }
-ChunkHeader header_of(const PreparedPublication& p, std::uint32_t i) { return {p.manifest.key, i, p.manifest.length_of(i), p.chunk_hashes[i]}; }
+ChunkHeader header_of(const PreparedPublication& p, std::uint32_t i) {
+  return {p.manifest.key, i, p.manifest.length_of(i), p.chunk_hashes[i]};
+}
 std::span<const std::byte> bytes_of(const PreparedPublication& p, std::uint32_t i) {
   return std::span(*p.payload).subspan(std::size_t{i} * p.manifest.chunk_bytes, p.manifest.length_of(i));
 }
@@ -40,7 +43,7 @@ std::span<const std::byte> bytes_of(const PreparedPublication& p, std::uint32_t 
 
 TEST(Pacer, HoldsItsRateAndGrantsNothingForIdleTime) {
   Pacer link(kMegabytePerS);
-  EXPECT_EQ(link.occupy({1000}, at(5), false), at(5.001));   // however long it was idle
+  EXPECT_EQ(link.occupy({1000}, at(5), false), at(5.001));  // however long it was idle
   EXPECT_EQ(link.occupy({1000}, at(5.0003), true), at(5.002));
   EXPECT_EQ(link.occupy({1000}, at(5.010), true), at(5.003));  // late: made up
   EXPECT_EQ(link.occupy({1000}, at(6), true), at(5.951));      // but no more than kLatenessMax of it
@@ -125,7 +128,7 @@ TEST(PublicationStore, VerifiesChunksAndTheWhole) {
   PublicationStore store(Bytes{10'000});
   EXPECT_EQ(store.put(header_of(p, 0), bytes_of(p, 0)).error().code, Code::kNotFound);
   ASSERT_TRUE(store.begin(p.manifest, {}).has_value());
-  ASSERT_TRUE(store.begin(p.manifest, {}).has_value());  // again: nothing happens
+  ASSERT_TRUE(store.begin(p.manifest, {}).has_value());                                   // again: nothing happens
   EXPECT_EQ(*store.put(header_of(p, 2), bytes_of(p, 2)), PublicationStore::Put::kAdded);  // any order
   EXPECT_EQ(*store.put(header_of(p, 2), bytes_of(p, 2)), PublicationStore::Put::kDuplicate);
   std::vector<std::byte> bad(bytes_of(p, 0).begin(), bytes_of(p, 0).end());
@@ -175,7 +178,8 @@ TEST(Prepare, NamesMistakes) {
   EXPECT_EQ(prepare({Version{1}, {}, {}, nullptr}, Bytes{1024}).error().code, Code::kInvalid);
   EXPECT_EQ(prepare({Version{1}, Version{1}, {}, random_bytes(1, 5)}, Bytes{1024}).error().code, Code::kInvalid);
   EXPECT_EQ(prepare({Version{1}, {}, {}, random_bytes(1, 5)}, Bytes{1023}).error().code, Code::kInvalid);
-  EXPECT_TRUE(prepare({Version{1}, Version{0}, {}, random_bytes(1, 0)}, Bytes{1024}).has_value());  // an empty delta is fine
+  EXPECT_TRUE(
+      prepare({Version{1}, Version{0}, {}, random_bytes(1, 0)}, Bytes{1024}).has_value());  // an empty delta is fine
 }
 
 // ---- what a parent sends ----
@@ -358,7 +362,8 @@ struct Joined {
     std::vector<T> all;
     for (const Action& a : actions)
       if (const auto* s = std::get_if<act::Send>(&a); s && s->conn == conn)
-        if (const auto m = decode_control(std::span(s->head).subspan(kFrameHeaderBytes)); m && std::holds_alternative<T>(*m))
+        if (const auto m = decode_control(std::span(s->head).subspan(kFrameHeaderBytes));
+            m && std::holds_alternative<T>(*m))
           all.push_back(std::get<T>(*m));
     return all;
   }
@@ -591,7 +596,7 @@ TEST(Learner, MeasuresTheQuorumOfThoseWhoWereThere) {
     hall.tell(conns[i], Ack{Version{0}, {}});
   }
   EXPECT_TRUE(hall.all<act::BroadcastDone>().empty());  // 8 of 11; ceil(9.9) = 10 needed
-  hall.core.on_closed(conns[10], "reset", hall.now);     // 8 of 10; 9 needed
+  hall.core.on_closed(conns[10], "reset", hall.now);    // 8 of 10; 9 needed
   hall.now += milliseconds(10);
   hall.tell(conns[8], Ack{Version{0}, {}});
   ASSERT_EQ(hall.all<act::BroadcastDone>().size(), 1u);

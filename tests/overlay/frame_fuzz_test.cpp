@@ -10,9 +10,12 @@ namespace {
 
 std::vector<std::byte> corpus() {
   std::vector<std::byte> stream;
-  const auto append = [&](const std::vector<std::byte>& bytes) { stream.insert(stream.end(), bytes.begin(), bytes.end()); };
+  const auto append = [&](const std::vector<std::byte>& bytes) {
+    stream.insert(stream.end(), bytes.begin(), bytes.end());
+  };
   append(encode_control(Hello{"run", "offer", {"10.0.0.1", 7070}, BitRate{8e6}, BitRate{8e6}}));
-  append(encode_control(PeerHello{"run", WorkerId{4}, Version{9}, false, {Version{7}, {{{Version{8}, Version{7}}, ChunkSet(70)}}}}));
+  append(encode_control(
+      PeerHello{"run", WorkerId{4}, Version{9}, false, {Version{7}, {{{Version{8}, Version{7}}, ChunkSet(70)}}}}));
   append(encode_control(Manifest{{Version{2}, Version{1}}, {}, {}, 1'000'001, 65536}));
   append(encode_chunk_header({{Version{2}, Version{1}}, 3, 64, 77}));
   append(std::vector<std::byte>(64, std::byte{5}));
@@ -52,10 +55,19 @@ TEST(FrameFuzz, MutatedStreams) {
     for (std::uint64_t i = random.below(6); i > 0; --i) {
       const std::size_t at = random.below(stream.size());
       switch (random.below(4)) {
-        case 0: stream[at] = static_cast<std::byte>(random.next()); break;
-        case 1: stream[at] ^= static_cast<std::byte>(1u << random.below(8)); break;
-        case 2: stream.resize(at + 1); break;
-        case 3: stream.insert(stream.begin() + static_cast<std::ptrdiff_t>(at), 1 + random.below(40), static_cast<std::byte>(random.next())); break;
+        case 0:
+          stream[at] = static_cast<std::byte>(random.next());
+          break;
+        case 1:
+          stream[at] ^= static_cast<std::byte>(1u << random.below(8));
+          break;
+        case 2:
+          stream.resize(at + 1);
+          break;
+        case 3:
+          stream.insert(stream.begin() + static_cast<std::ptrdiff_t>(at), 1 + random.below(40),
+                        static_cast<std::byte>(random.next()));
+          break;
       }
     }
     decode_all(stream, random);

@@ -50,14 +50,46 @@ Bytes_ chunk_frame(const ChunkHeader& header, const Bytes_& bytes) {
 }
 
 TEST(Frame, BytesAreAsDocumented) {
-  const Bytes_ expected{std::byte{0x01}, std::byte{0xEC}, std::byte{3}, std::byte{1},  // magic, chunk, has base
-                        std::byte{33}, {}, {}, {},                                     // body: 32 + 1
-                        std::byte{9}, {}, {}, {}, {}, {}, {}, {},                      // version
-                        std::byte{8}, {}, {}, {}, {}, {}, {}, {},                      // base
-                        std::byte{2}, {}, {}, {},                                      // index
-                        std::byte{1}, {}, {}, {},                                      // length
-                        std::byte{0x88}, std::byte{0x77}, std::byte{0x66}, std::byte{0x55},
-                        std::byte{0x44}, std::byte{0x33}, std::byte{0x22}, std::byte{0x11}};
+  const Bytes_ expected{std::byte{0x01},
+                        std::byte{0xEC},
+                        std::byte{3},
+                        std::byte{1},  // magic, chunk, has base
+                        std::byte{33},
+                        {},
+                        {},
+                        {},  // body: 32 + 1
+                        std::byte{9},
+                        {},
+                        {},
+                        {},
+                        {},
+                        {},
+                        {},
+                        {},  // version
+                        std::byte{8},
+                        {},
+                        {},
+                        {},
+                        {},
+                        {},
+                        {},
+                        {},  // base
+                        std::byte{2},
+                        {},
+                        {},
+                        {},  // index
+                        std::byte{1},
+                        {},
+                        {},
+                        {},  // length
+                        std::byte{0x88},
+                        std::byte{0x77},
+                        std::byte{0x66},
+                        std::byte{0x55},
+                        std::byte{0x44},
+                        std::byte{0x33},
+                        std::byte{0x22},
+                        std::byte{0x11}};
   EXPECT_EQ(encode_chunk_header({{Version{9}, Version{8}}, 2, 1, 0x1122334455667788ull}), expected);
   EXPECT_EQ(encode_frame(FrameType::kApplication, Bytes_{std::byte{7}}),
             (Bytes_{std::byte{0x01}, std::byte{0xEC}, std::byte{2}, {}, std::byte{1}, {}, {}, {}, std::byte{7}}));
@@ -71,7 +103,8 @@ TEST(Frame, AnyCuttingOfTheStreamGivesTheSameFrames) {
   append(chunk_frame({{Version{5}, {}}, 7, 1000, 42}, body(1000)));
   append(encode_frame(FrameType::kApplication, body(77)));
   append(chunk_frame({{Version{6}, Version{5}}, 0, 1, 43}, body(1)));
-  for (const std::size_t piece : {std::size_t{1}, std::size_t{7}, std::size_t{8}, std::size_t{40}, std::size_t{999}, stream.size()}) {
+  for (const std::size_t piece :
+       {std::size_t{1}, std::size_t{7}, std::size_t{8}, std::size_t{40}, std::size_t{999}, stream.size()}) {
     const auto frames = decode(stream, piece);
     ASSERT_TRUE(frames.has_value()) << frames.error().message();
     ASSERT_EQ(frames->size(), 5u) << piece;
@@ -166,7 +199,8 @@ TEST(Control, EveryMessageSurvivesTheWire) {
   EXPECT_EQ(hello.data, (Endpoint{"10.0.0.1", 7070}));
   EXPECT_EQ(hello.up, BitRate{8e6});
   EXPECT_EQ(hello.down, std::nullopt);
-  EXPECT_EQ(round_trip(Welcome{WorkerId{3}, std::chrono::seconds(1), std::chrono::seconds(9), "x"}).learner_timeout, std::chrono::seconds(9));
+  EXPECT_EQ(round_trip(Welcome{WorkerId{3}, std::chrono::seconds(1), std::chrono::seconds(9), "x"}).learner_timeout,
+            std::chrono::seconds(9));
   EXPECT_EQ(round_trip(Assign{kLearnerId, {"h", 1}}).parent, kLearnerId);
   Manifest manifest{{Version{2}, Version{1}}, {}, {}, 1'000'001, 65536};
   manifest.payload_digest[3] = std::byte{9};
@@ -176,7 +210,11 @@ TEST(Control, EveryMessageSurvivesTheWire) {
   ChunkSet some(70);
   some.insert(0);
   some.insert(69);
-  PeerHello peer{"run", WorkerId{4}, Version{9}, true, {Version{7}, {{{Version{8}, Version{7}}, some}, {{Version{9}, {}}, ChunkSet::all(3)}}}};
+  PeerHello peer{"run",
+                 WorkerId{4},
+                 Version{9},
+                 true,
+                 {Version{7}, {{{Version{8}, Version{7}}, some}, {{Version{9}, {}}, ChunkSet::all(3)}}}};
   const PeerHello got = round_trip(peer);
   EXPECT_EQ(got.catch_up_to, Version{9});
   EXPECT_TRUE(got.full_only);

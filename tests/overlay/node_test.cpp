@@ -37,7 +37,9 @@ Digest digest_of(std::uint64_t v) {
   return d;
 }
 Publication full(std::uint64_t v, std::size_t bytes) { return {Version{v}, {}, digest_of(v), random_bytes(v, bytes)}; }
-Publication delta(std::uint64_t v, std::size_t bytes) { return {Version{v}, Version{v - 1}, digest_of(v), random_bytes(v, bytes)}; }
+Publication delta(std::uint64_t v, std::size_t bytes) {
+  return {Version{v}, Version{v - 1}, digest_of(v), random_bytes(v, bytes)};
+}
 
 // What callbacks saw, to be waited for.
 class Board {
@@ -83,9 +85,14 @@ struct TestLearner {
     e.joined = [this](const MemberInfo& m) { board.write([&] { joined[m.id] = m; }); };
     e.lost = [this](WorkerId id, const std::string& why) { board.write([&] { lost[id] = why; }); };
     e.acked = [this](WorkerId id, Version v, const Digest& d) {
-      board.write([&] { acked[id] = v; wrong_digest |= d != digest_of(v.value); });
+      board.write([&] {
+        acked[id] = v;
+        wrong_digest |= d != digest_of(v.value);
+      });
     };
-    e.message = [this](WorkerId id, std::string bytes) { board.write([&] { messages.emplace_back(id, std::move(bytes)); }); };
+    e.message = [this](WorkerId id, std::string bytes) {
+      board.write([&] { messages.emplace_back(id, std::move(bytes)); });
+    };
     e.broadcast_done = [this](const BroadcastReport& r) { board.write([&] { reports.push_back(r); }); };
     e.topology_changed = [this](const ChainIds& c) { board.write([&] { chains = c; }); };
     e.need_snapshot = [this](Version v) {
@@ -97,11 +104,13 @@ struct TestLearner {
     node = std::move(*started);
   }
   bool all_acked(std::size_t workers, std::uint64_t v, Duration limit = seconds(30)) {
-    return board.wait([&] {
-      std::size_t have = 0;
-      for (const auto& [id, version] : acked) have += version == Version{v} && !lost.contains(id);
-      return have == workers;
-    }, limit);
+    return board.wait(
+        [&] {
+          std::size_t have = 0;
+          for (const auto& [id, version] : acked) have += version == Version{v} && !lost.contains(id);
+          return have == workers;
+        },
+        limit);
   }
 };
 
@@ -116,13 +125,23 @@ struct TestWorker {
 
   void start(WorkerOptions options) {
     WorkerEvents e;
-    e.joined = [this](WorkerId w, const std::string& bytes) { board.write([&] { id = w; welcome = bytes; }); };
+    e.joined = [this](WorkerId w, const std::string& bytes) {
+      board.write([&] {
+        id = w;
+        welcome = bytes;
+      });
+    };
     e.publication = [this](const Publication& p) {
       board.write([&] { got.push_back(p); });
       if (auto_install) node->installed(p.version, p.policy_digest);
     };
     e.message = [this](std::string bytes) { board.write([&] { messages.push_back(std::move(bytes)); }); };
-    e.disconnected = [this](const std::string& why) { board.write([&] { gone = true; reason = why; }); };
+    e.disconnected = [this](const std::string& why) {
+      board.write([&] {
+        gone = true;
+        reason = why;
+      });
+    };
     // The callbacks use `node`, so it must be there before they come: they wait for the board.
     const auto hold = e.publication;
     e.publication = [this, hold](const Publication& p) {
@@ -166,7 +185,8 @@ class NodeTest : public testing::Test {
     ASSERT_TRUE(learner.board.wait([&] { return learner.joined.size() - learner.lost.size() == workers.size(); }));
   }
   void TearDown() override {
-    for (auto& w : workers) if (w->node) w->node->stop();
+    for (auto& w : workers)
+      if (w->node) w->node->stop();
     if (learner.node) learner.node->stop();
   }
 };

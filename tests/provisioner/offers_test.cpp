@@ -18,7 +18,8 @@ constexpr std::string_view kFull = R"({"schema_version": 1, "offers": [
 
 std::string offer(const std::string& id, const std::string& more) {
   return R"({"id": ")" + id + R"(", "provider": "local", "gpu": "RTX 3060", "up_mbit_per_s": 9, "down_mbit_per_s": 9,
-    "rollouts_per_s": 5, "rollouts_source": "profile")" + more + "}";
+    "rollouts_per_s": 5, "rollouts_source": "profile")" +
+         more + "}";
 }
 std::string file(const std::string& offers) { return R"({"schema_version": 1, "offers": [)" + offers + "]}"; }
 std::string problems(const std::string& text) {
@@ -82,11 +83,13 @@ TEST(ParseOffers, ReportsEveryProblemAtOnceWithItsPlace) {
 }
 
 TEST(ParseOffers, EachNumberHasItsRange) {
-  const std::pair<std::string, std::string> wrong[] = {
-      {R"("up_mbit_per_s": 9)", R"("up_mbit_per_s": -9)"},     {R"("down_mbit_per_s": 9)", R"("down_mbit_per_s": 0)"},
-      {R"("rollouts_per_s": 5)", R"("rollouts_per_s": 0)"},    {R"("rollouts_per_s": 5)", R"("rollouts_per_s": ".nan")"},
-      {R"("profile")", R"("guess")"},                          {R"("id": "a")", R"("id": "")"},
-      {R"("gpu": "RTX 3060")", R"("gpu": "")"}};
+  const std::pair<std::string, std::string> wrong[] = {{R"("up_mbit_per_s": 9)", R"("up_mbit_per_s": -9)"},
+                                                       {R"("down_mbit_per_s": 9)", R"("down_mbit_per_s": 0)"},
+                                                       {R"("rollouts_per_s": 5)", R"("rollouts_per_s": 0)"},
+                                                       {R"("rollouts_per_s": 5)", R"("rollouts_per_s": ".nan")"},
+                                                       {R"("profile")", R"("guess")"},
+                                                       {R"("id": "a")", R"("id": "")"},
+                                                       {R"("gpu": "RTX 3060")", R"("gpu": "")"}};
   const std::string good = file(offer("a", R"(, "gpu_usd_per_hour": 1)"));
   EXPECT_EQ(problems(good), "");
   for (const auto& [from, to] : wrong) {

@@ -110,8 +110,8 @@ TEST(MakePlan, KeepsEveryOfferWithAReason) {
   r.reliability_min = 0.95;
   r.duration_min = std::chrono::hours(24);
   r.up_min = BitRate::from_mbit_per_s(8);
-  std::vector<Offer> offers{offer("dear", 100, 9), offer("flaky", 100, 0.01), offer("brief", 100, 0.01),
-                            offer("unrated", 100, 0.01), offer("thin", 100, 0.01), offer("endless", 100, 0.01)};
+  std::vector<Offer> offers{offer("dear", 100, 9),       offer("flaky", 100, 0.01), offer("brief", 100, 0.01),
+                            offer("unrated", 100, 0.01), offer("thin", 100, 0.01),  offer("endless", 100, 0.01)};
   for (int i = 0; i < 8; ++i) offers.push_back(offer("ok" + std::to_string(i), 80, 0.1));
   offers[1].reliability = 0.90;
   offers[2].duration_max = std::chrono::hours(2);
@@ -339,8 +339,8 @@ TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
     r.topology = static_cast<chains::TopologyPolicy>(random.below(3));
     std::vector<Offer> offers;
     for (int i = 0; i < 14; ++i) {
-      offers.push_back(offer("o" + std::to_string(i), static_cast<double>(random.between(20, 160)),
-                             0.05 + 0.5 * random.uniform()));
+      offers.push_back(
+          offer("o" + std::to_string(i), static_cast<double>(random.between(20, 160)), 0.05 + 0.5 * random.uniform()));
       offers.back().up = BitRate::from_mbit_per_s(static_cast<double>(random.between(4, 40)));
       offers.back().reliability = random.uniform();
     }
@@ -358,9 +358,8 @@ TEST(MakePlan, SetsThatAlternateAreReportedAndStillMeetTheirTarget) {
     EXPECT_LE(plan->staleness_worst, r.staleness_budget);
     EXPECT_LE(*plan->exact_usd_per_hour, plan->greedy_usd_per_hour + 1e-9);
     EXPECT_GE(plan->set_usd_per_hour, plan->lp_bound_usd_per_hour - 1e-9);
-    EXPECT_EQ(plan->settled, std::none_of(plan->notes.begin(), plan->notes.end(), [](const auto& n) {
-      return n.find("did not settle") != std::string::npos;
-    }));
+    EXPECT_EQ(plan->settled, std::none_of(plan->notes.begin(), plan->notes.end(),
+                                          [](const auto& n) { return n.find("did not settle") != std::string::npos; }));
   }
   EXPECT_GT(given, 100);
   EXPECT_GT(unsettled, 0);
@@ -423,7 +422,9 @@ TEST(Output, JsonHoldsThePlan) {
 TEST(Output, TheTableIsAlignedAsciiWithEveryOffer) {
   auto offers = load_offers("configs/offers/quickstart.json");
   ASSERT_TRUE(offers);
-  (*offers)[0].place = "K\xc3\xb8" "benhavn\n";
+  (*offers)[0].place =
+      "K\xc3\xb8"
+      "benhavn\n";
   (*offers)[0].host = "a-host-name-that-is-far-too-long-for-its-column";
   const Plan plan = planned(quickstart(), *offers);
   const std::string table = plan.to_table();

@@ -38,7 +38,9 @@ std::vector<std::vector<Trajectory>> commits() {
 double add_s(const std::vector<std::vector<Trajectory>>& all) {
   const TemporaryFolder folder;
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 1)));
-  return timed_s([&] { for (const auto& commit : all) must(buffer->add(commit)); });
+  return timed_s([&] {
+    for (const auto& commit : all) must(buffer->add(commit));
+  });
 }
 
 double raw_s(const std::vector<std::vector<Trajectory>>& all) {
@@ -49,7 +51,9 @@ double raw_s(const std::vector<std::vector<Trajectory>>& all) {
     for (const Trajectory& t : commit) bodies.back().push_back(t.SerializeAsString());
   }
   sqlite3* db = nullptr;
-  const auto check = [&](int rc) { if (rc != SQLITE_OK && rc != SQLITE_DONE) throw std::runtime_error(sqlite3_errmsg(db)); };
+  const auto check = [&](int rc) {
+    if (rc != SQLITE_OK && rc != SQLITE_DONE) throw std::runtime_error(sqlite3_errmsg(db));
+  };
   check(sqlite3_open(folder.file().c_str(), &db));
   for (const char* sql : {"PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL",
                           "CREATE TABLE blobs(body BLOB)"})
@@ -80,8 +84,9 @@ TEST(AddBench, CostsLittleOverRawSqlite) {
     raw = std::min(raw, raw_s(all));
   }
   const double n = static_cast<double>(kTrajectories);
-  fmt::print("add(): {:.0f} trajectories/s in commits of {} ({} bytes each); bare SQLite inserts: {:.0f}/s; ratio {:.2f}\n",
-             n / ours, kCommit, all[0][0].ByteSizeLong(), n / raw, raw / ours);
+  fmt::print(
+      "add(): {:.0f} trajectories/s in commits of {} ({} bytes each); bare SQLite inserts: {:.0f}/s; ratio {:.2f}\n",
+      n / ours, kCommit, all[0][0].ByteSizeLong(), n / raw, raw / ours);
   EXPECT_GT(raw / ours, 0.1) << "add() costs more than ten times the bare inserts";
 }
 

@@ -19,7 +19,9 @@ class Buffer : public testing::Test {
     buffer_.reset();
     buffer_ = must(ReplayBuffer::open(folder_.file(), options));
   }
-  AddOutcome add(std::uint64_t group, std::uint64_t version) { return must(buffer_->add(group_of(group, version, kGroup))); }
+  AddOutcome add(std::uint64_t group, std::uint64_t version) {
+    return must(buffer_->add(group_of(group, version, kGroup)));
+  }
   std::vector<std::uint64_t> sampled(std::uint64_t step, std::uint32_t groups) {
     std::vector<std::uint64_t> ids;
     const auto batch = must(buffer_->sample(step, groups));
@@ -91,7 +93,8 @@ TEST_F(Buffer, ConsumedAtMostOnce) {
   const auto again = buffer_->consume(1, std::vector{GroupId{2}, GroupId{1}});
   ASSERT_FALSE(again);
   EXPECT_NE(again.error().detail.find("group 1 cannot be consumed at step 1: it was consumed at step 0"),
-            std::string::npos) << again.error().detail;
+            std::string::npos)
+      << again.error().detail;
   EXPECT_EQ(sampled(0, 1), Ids{2});  // all or nothing
   EXPECT_EQ(must(buffer_->counts(0)).consumed, 3u);
   EXPECT_FALSE(buffer_->consume(1, std::vector{GroupId{77}}));
@@ -169,7 +172,9 @@ TEST_F(Buffer, LimitsHoldAndPruneMakesRoom) {
 }
 
 TEST_F(Buffer, RefusesOtherFilesWithAdvice) {
-  const auto opened = [&](std::uint32_t group_size) { return ReplayBuffer::open(folder_.file(), options_for(group_size, 2)); };
+  const auto opened = [&](std::uint32_t group_size) {
+    return ReplayBuffer::open(folder_.file(), options_for(group_size, 2));
+  };
   EXPECT_EQ(opened(kGroup).error().code, Code::kUnavailable);  // open already
   add(1, 0);
   buffer_.reset();
@@ -214,7 +219,8 @@ TEST_F(Buffer, CorruptFilesAreErrorsNeverCrashes) {
     if (!buffer) {
       ++refused;
       EXPECT_TRUE(buffer.error().code == Code::kCorrupt || buffer.error().code == Code::kInvalid ||
-                  buffer.error().code == Code::kIo) << buffer.error().message();
+                  buffer.error().code == Code::kIo)
+          << buffer.error().message();
       continue;
     }
     (void)(*buffer)->sample(0, 40).has_value();  // whatever it says, it does not crash

@@ -104,7 +104,8 @@ TEST(Crash, AcknowledgedTrajectoriesSurviveKill9) {
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 1)));
   auto ledger = must(JobLedger::open(*buffer, ledger_options()));
   const auto pooled = must(ledger->counts()).pooled;
-  const auto leases = must(ledger->grant({kWorker, Version{0}, "digest", static_cast<std::uint32_t>(pooled + 1)}, 0, 1000));
+  const auto leases =
+      must(ledger->grant({kWorker, Version{0}, "digest", static_cast<std::uint32_t>(pooled + 1)}, 0, 1000));
   std::uint64_t next = 0;  // stored, pooled and one new group together are 0, 1, 2, ... without a gap
   for (const LeaseRecord& lease : leases) EXPECT_TRUE(acknowledged.emplace(lease.group.value, 0).second);
   for (const auto& [group, lease] : acknowledged) EXPECT_EQ(group, next++);
@@ -127,7 +128,8 @@ TEST(Crash, AnyPrefixOfTheLogHoldsWholeGroups) {
   std::set<std::uint64_t> sizes;
   for (int i = 0; i < 40; ++i) {
     std::string torn = wal_bytes.substr(0, random.below(wal_bytes.size() + 1));
-    if (i % 2 == 0 && !torn.empty()) torn[torn.size() - 1 - random.below(std::min<std::size_t>(torn.size(), 3000))] ^= 0x40;
+    if (i % 2 == 0 && !torn.empty())
+      torn[torn.size() - 1 - random.below(std::min<std::size_t>(torn.size(), 3000))] ^= 0x40;
     std::ofstream(copies.file(), std::ios::binary | std::ios::trunc) << main_bytes;
     std::ofstream(copies.file().string() + "-wal", std::ios::binary | std::ios::trunc) << torn;
     auto copy = must(ReplayBuffer::open(copies.file(), options_for(kGroup, 1)));

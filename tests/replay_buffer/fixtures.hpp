@@ -22,7 +22,8 @@ class TemporaryFolder {
   explicit TemporaryFolder(On on = On::kDisk) {
     static int next = 0;
     const bool memory = on == On::kMemory && std::filesystem::exists("/dev/shm");
-    path_ = (memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) / fmt::format("echoline_replay_{}_{}", ::getpid(), next++);
+    path_ = (memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /
+            fmt::format("echoline_replay_{}_{}", ::getpid(), next++);
     std::filesystem::create_directories(path_);
   }
   ~TemporaryFolder() {
@@ -67,8 +68,8 @@ inline schema::Submission submission_for(const LeaseRecord& lease) {
   schema::Submission submission;
   submission.set_lease(lease.id.value);
   for (std::uint32_t member = 0; member < lease.rollouts; ++member)
-    *submission.add_trajectories() = data_plane::sound_trajectory(lease.group.value, member, lease.version.value,
-                                                                 lease.id.value, lease.worker.value, lease.policy_digest);
+    *submission.add_trajectories() = data_plane::sound_trajectory(
+        lease.group.value, member, lease.version.value, lease.id.value, lease.worker.value, lease.policy_digest);
   return submission;
 }
 

@@ -24,7 +24,7 @@ struct SimWorker {
   WorkerId id;
   double seconds_per_group = 1, broadcast_s = 0;
   std::uint64_t version = 0;
-  std::vector<LeaseRecord> leases;     // in hand, generated one after the other
+  std::vector<LeaseRecord> leases;  // in hand, generated one after the other
   double next_done_s = 0, away_until_s = 0;
 };
 
@@ -33,7 +33,8 @@ class Simulation {
   Simulation(const Scenario& scenario, std::uint64_t seed) : scenario_(scenario), random_(seed) {
     buffer_ = must(ReplayBuffer::open(folder_.file(), options_for(scenario.group_size, scenario.staleness_budget)));
     LedgerOptions options;
-    options.pacing = {scenario.staleness_budget, scenario.lookahead_steps, scenario.groups_per_step * scenario.group_size};
+    options.pacing = {scenario.staleness_budget, scenario.lookahead_steps,
+                      scenario.groups_per_step * scenario.group_size};
     options.lease = {2, 12};
     ledger_ = must(JobLedger::open(*buffer_, options));
     for (std::uint64_t i = 0; i < 2 + random_.below(5); ++i) {
@@ -85,8 +86,9 @@ class Simulation {
     if (worker.leases.empty()) {
       for (const auto& [at_s, version] : published_)  // flips between batches only
         if (at_s + worker.broadcast_s <= now_s_) worker.version = std::max(worker.version, version);
-      worker.leases = must(ledger_->grant({worker.id, Version{worker.version}, "digest", static_cast<std::uint32_t>(1 + random_.below(3))},
-                                          outcome_.steps, unix_s()));
+      worker.leases = must(ledger_->grant(
+          {worker.id, Version{worker.version}, "digest", static_cast<std::uint32_t>(1 + random_.below(3))},
+          outcome_.steps, unix_s()));
       worker.next_done_s = now_s_ + worker.seconds_per_group * (0.5 + random_.uniform());
       return;
     }
@@ -108,11 +110,16 @@ class Simulation {
     const schema::Submission submission = submission_for(lease);
     const Delivery delivery{worker.id, &submission};
     const Verdict verdict = must(ledger_->submit({&delivery, 1}, outcome_.steps, unix_s()))[0];
-    if (verdict.duplicate) ++outcome_.duplicates;
-    else if (verdict.accepted) ++outcome_.accepted;
-    else if (verdict.reason == "stale") ++outcome_.too_stale;
-    else if (verdict.reason == "lease expired" || verdict.reason == "lease released") ++outcome_.expired;
-    else if (verdict.reason != "unknown lease") ADD_FAILURE() << verdict.reason << ": " << verdict.detail;
+    if (verdict.duplicate)
+      ++outcome_.duplicates;
+    else if (verdict.accepted)
+      ++outcome_.accepted;
+    else if (verdict.reason == "stale")
+      ++outcome_.too_stale;
+    else if (verdict.reason == "lease expired" || verdict.reason == "lease released")
+      ++outcome_.expired;
+    else if (verdict.reason != "unknown lease")
+      ADD_FAILURE() << verdict.reason << ": " << verdict.detail;
   }
 
   Scenario scenario_;

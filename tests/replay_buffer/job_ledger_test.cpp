@@ -263,7 +263,8 @@ TEST_F(Ledger, WrongOptionsAreNamed) {
   };
   EXPECT_NE(with([](auto& o) { o.pacing.staleness_budget = 3; }).find("staleness budget 3"), std::string::npos);
   EXPECT_NE(with([](auto& o) { o.pacing.lookahead_steps = 3; }).find("lookahead_steps is 3"), std::string::npos);
-  EXPECT_NE(with([](auto& o) { o.pacing.trajectories_per_step = 5; }).find("multiple of the group size"), std::string::npos);
+  EXPECT_NE(with([](auto& o) { o.pacing.trajectories_per_step = 5; }).find("multiple of the group size"),
+            std::string::npos);
   EXPECT_NE(with([](auto& o) { o.lease.lease_s_min = 0; }).find("0 < min"), std::string::npos);
 }
 

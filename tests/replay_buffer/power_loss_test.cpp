@@ -60,7 +60,8 @@ int file_read(sqlite3_file* handle, void* out, int amount, sqlite3_int64 offset)
 }
 int file_write(sqlite3_file* handle, const void* bytes, int amount, sqlite3_int64 offset) {
   if (disk->before_write) disk->before_write();
-  MemoryFile::Write write{static_cast<std::size_t>(offset), {static_cast<const char*>(bytes), static_cast<std::size_t>(amount)}};
+  MemoryFile::Write write{static_cast<std::size_t>(offset),
+                          {static_cast<const char*>(bytes), static_cast<std::size_t>(amount)}};
   MemoryFile::apply(file_of(handle).live, write);
   file_of(handle).pending.push_back(std::move(write));
   return SQLITE_OK;
@@ -83,14 +84,18 @@ int file_size(sqlite3_file* handle, sqlite3_int64* size) {
   return SQLITE_OK;
 }
 int file_lock(sqlite3_file*, int) { return SQLITE_OK; }
-int file_reserved(sqlite3_file*, int* reserved) { *reserved = 0; return SQLITE_OK; }
+int file_reserved(sqlite3_file*, int* reserved) {
+  *reserved = 0;
+  return SQLITE_OK;
+}
 int file_control(sqlite3_file*, int, void*) { return SQLITE_NOTFOUND; }
 int file_sector(sqlite3_file*) { return static_cast<int>(kSector); }
 int file_device(sqlite3_file*) { return SQLITE_IOCAP_POWERSAFE_OVERWRITE; }
 
-const sqlite3_io_methods kMethods = {1, file_close, file_read, file_write, file_truncate, file_sync, file_size, file_lock,
-                                     file_lock, file_reserved, file_control, file_sector, file_device,
-                                     nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+const sqlite3_io_methods kMethods = {1,           file_close, file_read, file_write,    file_truncate, file_sync,
+                                     file_size,   file_lock,  file_lock, file_reserved, file_control,  file_sector,
+                                     file_device, nullptr,    nullptr,   nullptr,       nullptr,       nullptr,
+                                     nullptr};
 
 int disk_open(sqlite3_vfs*, const char* name, sqlite3_file* handle, int flags, int* out_flags) {
   static int temporary = 0;
@@ -99,7 +104,10 @@ int disk_open(sqlite3_vfs*, const char* name, sqlite3_file* handle, int flags, i
   if (out_flags != nullptr) *out_flags = flags;
   return SQLITE_OK;
 }
-int disk_delete(sqlite3_vfs*, const char* name, int) { disk->files.erase(name); return SQLITE_OK; }
+int disk_delete(sqlite3_vfs*, const char* name, int) {
+  disk->files.erase(name);
+  return SQLITE_OK;
+}
 int disk_access(sqlite3_vfs*, const char* name, int, int* result) {
   *result = disk->files.contains(name) ? 1 : 0;
   return SQLITE_OK;
@@ -124,7 +132,8 @@ TEST(PowerLoss, WhatWasAcknowledgedIsThereAfterwards) {
   Disk the_disk;
   disk = &the_disk;
   install();
-  const TemporaryFolder folder(TemporaryFolder::On::kMemory), crashed(TemporaryFolder::On::kMemory);  // the names; the content is in memory
+  const TemporaryFolder folder(TemporaryFolder::On::kMemory),
+      crashed(TemporaryFolder::On::kMemory);  // the names; the content is in memory
   const std::string path = folder.file().string();
 
   struct Snapshot {
@@ -135,12 +144,14 @@ TEST(PowerLoss, WhatWasAcknowledgedIsThereAfterwards) {
   Random random(9);
   std::uint64_t acknowledged = 0, consumed = 0;
   const auto snapshot = [&] {
-    snapshots.push_back({the_disk.files[path].after_power_loss(random), the_disk.files[path + "-wal"].after_power_loss(random),
-                         acknowledged, consumed});
+    snapshots.push_back({the_disk.files[path].after_power_loss(random),
+                         the_disk.files[path + "-wal"].after_power_loss(random), acknowledged, consumed});
   };
   {
     auto buffer = must(ReplayBuffer::open(path, options_for(kGroup, 1000)));
-    the_disk.before_write = [&] { if (random.below(60) == 0) snapshot(); };
+    the_disk.before_write = [&] {
+      if (random.below(60) == 0) snapshot();
+    };
     for (; acknowledged < 300;) {
       auto group = group_of(acknowledged, acknowledged, kGroup);
       for (Trajectory& trajectory : group) trajectory.set_text(std::string(random.below(6000), 'x'));
@@ -159,7 +170,8 @@ TEST(PowerLoss, WhatWasAcknowledgedIsThereAfterwards) {
   const std::string copy = crashed.file().string();
   std::size_t torn = 0;
   for (const Snapshot& s : snapshots) {
-    SCOPED_TRACE(fmt::format("power fails after {} groups were acknowledged and {} consumed", s.groups_acknowledged, s.groups_consumed));
+    SCOPED_TRACE(fmt::format("power fails after {} groups were acknowledged and {} consumed", s.groups_acknowledged,
+                             s.groups_consumed));
     the_disk.files.erase(copy);
     the_disk.files.erase(copy + "-wal");
     the_disk.files[copy].live = the_disk.files[copy].synced = s.database;
@@ -173,7 +185,8 @@ TEST(PowerLoss, WhatWasAcknowledgedIsThereAfterwards) {
     EXPECT_EQ(counts.incomplete_groups, 0u);
     torn += counts.stored > s.groups_acknowledged * kGroup;
     if (counts.admissible_groups == 0) continue;
-    const auto batch = must(buffer->sample(500, static_cast<std::uint32_t>(std::min<std::uint64_t>(counts.admissible_groups, 60))));
+    const auto batch =
+        must(buffer->sample(500, static_cast<std::uint32_t>(std::min<std::uint64_t>(counts.admissible_groups, 60))));
     std::uint64_t expected = counts.consumed / kGroup;
     for (const Group& group : batch->groups) EXPECT_EQ(group.id, GroupId{expected++});
   }

@@ -1,10 +1,11 @@
 // The ledger's rules: pacing, what a step strands, lease length, acceptance and shares.
+#include "replay_buffer/rules.hpp"
+
 #include <gtest/gtest.h>
 
 #include <numeric>
 
 #include "base/random.hpp"
-#include "replay_buffer/rules.hpp"
 
 namespace echoline::replay_buffer {
 namespace {
@@ -19,15 +20,15 @@ TEST(Admission, StepMinusVersionAtMostTheBudget) {
 
 TEST(Pacing, FollowsTheFormula) {
   const Pacing pacing{3, 3, 64};
-  EXPECT_EQ(room(pacing, 0, Version{0}, 0), 4u * 64);     // (S + v + 1)*R
+  EXPECT_EQ(room(pacing, 0, Version{0}, 0), 4u * 64);  // (S + v + 1)*R
   EXPECT_EQ(room(pacing, 0, Version{0}, 4 * 64 - 1), 1u);
   EXPECT_EQ(room(pacing, 0, Version{0}, 4 * 64), 0u);
   EXPECT_EQ(room(pacing, 0, Version{0}, 9 * 64), 0u);
-  EXPECT_EQ(room(pacing, 2, Version{0}, 0), 2u * 64);     // consumed: 2R of the 4R
+  EXPECT_EQ(room(pacing, 2, Version{0}, 0), 2u * 64);  // consumed: 2R of the 4R
   EXPECT_EQ(room(pacing, 3, Version{0}, 0), 64u);
-  EXPECT_EQ(room(pacing, 4, Version{0}, 0), 0u);          // could only arrive too stale
+  EXPECT_EQ(room(pacing, 4, Version{0}, 0), 0u);             // could only arrive too stale
   EXPECT_EQ(room(pacing, 5, Version{4}, 10), 3u * 64 - 10);  // kappa = 2: v lags the step
-  EXPECT_EQ(room(pacing, 5, Version{9}, 0), 4u * 64);     // newer than the step: the look-ahead still bounds
+  EXPECT_EQ(room(pacing, 5, Version{9}, 0), 4u * 64);        // newer than the step: the look-ahead still bounds
   EXPECT_EQ(room(pacing, 0, Version{~0ull >> 1}, 0), 4u * 64);
 }
 
@@ -47,8 +48,7 @@ TEST(Pacing, AgreesWithTheDefinition) {
       for (std::uint64_t version = 0; version <= step; ++version)
         for (std::uint64_t ahead = 0; ahead < 40; ++ahead) {
           const std::uint64_t consumed_at = (step * 5 + ahead) / 5;
-          ASSERT_EQ(room({budget, budget, 5}, step, Version{version}, ahead) > 0,
-                    consumed_at - version <= budget)
+          ASSERT_EQ(room({budget, budget, 5}, step, Version{version}, ahead) > 0, consumed_at - version <= budget)
               << budget << ' ' << step << ' ' << version << ' ' << ahead;
         }
 }
@@ -57,12 +57,12 @@ TEST(Stranded, CountsWhatCanNoLongerBeUsed) {
   const Pacing pacing{2, 2, 8};
   EXPECT_EQ(stranded(pacing, 5, {}), 0u);
   const auto one = [&](std::uint64_t step, std::vector<VersionStock> stock) { return stranded(pacing, step, stock); };
-  EXPECT_EQ(one(5, {{Version{3}, 0, 4}, {Version{5}, 8, 0}}), 4u);  // step 5 is the last one for version 3
-  EXPECT_EQ(one(5, {{Version{4}, 0, 4}, {Version{5}, 8, 0}}), 0u);  // they fit into step 6
-  EXPECT_EQ(one(5, {{Version{4}, 0, 12}, {Version{5}, 8, 0}}), 4u); // 8 of them do
-  EXPECT_EQ(one(5, {{Version{4}, 8, 8}}), 0u);                      // the waiting ones go now
-  EXPECT_EQ(one(5, {{Version{3}, 12, 0}}), 0u);                     // nothing live to wait for
-  EXPECT_EQ(one(5, {{Version{9}, 8, 100}}), 52u);                   // 48 fit into steps 6 .. 11
+  EXPECT_EQ(one(5, {{Version{3}, 0, 4}, {Version{5}, 8, 0}}), 4u);   // step 5 is the last one for version 3
+  EXPECT_EQ(one(5, {{Version{4}, 0, 4}, {Version{5}, 8, 0}}), 0u);   // they fit into step 6
+  EXPECT_EQ(one(5, {{Version{4}, 0, 12}, {Version{5}, 8, 0}}), 4u);  // 8 of them do
+  EXPECT_EQ(one(5, {{Version{4}, 8, 8}}), 0u);                       // the waiting ones go now
+  EXPECT_EQ(one(5, {{Version{3}, 12, 0}}), 0u);                      // nothing live to wait for
+  EXPECT_EQ(one(5, {{Version{9}, 8, 100}}), 52u);                    // 48 fit into steps 6 .. 11
   EXPECT_EQ(one(5, {{Version{3}, 4, 4}, {Version{4}, 4, 8}}), 4u);
 }
 
@@ -98,14 +98,14 @@ TEST(Acceptance, EveryReason) {
 }
 
 TEST(Allocation, FloorsAndTheRemainderToTheFastest) {
-  std::vector<WorkerShare> workers = {{WorkerId{1}, 30, true, 0}, {WorkerId{2}, 50, true, 0},
-                                      {WorkerId{3}, 20, true, 0}, {WorkerId{4}, 400, false, 9}};
+  std::vector<WorkerShare> workers = {
+      {WorkerId{1}, 30, true, 0}, {WorkerId{2}, 50, true, 0}, {WorkerId{3}, 20, true, 0}, {WorkerId{4}, 400, false, 9}};
   allocate(11, workers);
-  EXPECT_EQ(workers[0].groups, 3u);          // floor(3.3)
-  EXPECT_EQ(workers[1].groups, 5u + 1);      // floor(5.5) and the remainder
-  EXPECT_EQ(workers[2].groups, 2u);          // floor(2.2)
+  EXPECT_EQ(workers[0].groups, 3u);      // floor(3.3)
+  EXPECT_EQ(workers[1].groups, 5u + 1);  // floor(5.5) and the remainder
+  EXPECT_EQ(workers[2].groups, 2u);      // floor(2.2)
   EXPECT_EQ(workers[3].groups, 0u);
-  EXPECT_EQ(workers[3].tokens_per_s, 200);   // alpha = 0.5
+  EXPECT_EQ(workers[3].tokens_per_s, 200);  // alpha = 0.5
   EXPECT_EQ(workers[1].tokens_per_s, 50);
 }
 

@@ -1,10 +1,9 @@
-#include "sim/broadcast_scenario.hpp"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "base/log.hpp"
 #include "chains/broadcast_model.hpp"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "sim/broadcast_scenario.hpp"
 
 namespace echoline::sim {
 namespace {
@@ -30,9 +29,9 @@ BroadcastResult run(const BroadcastScenario& s) {
 }
 
 void print(const char* name, const BroadcastResult& r) {
-  std::printf("%-28s T_b %.3f s, last %.3f s, formula %.3f s, bound %.3f s, learner %.2f MB, dup %llu, %llu events\n", name,
-              r.publications[0].t_b ? seconds(*r.publications[0].t_b) : -1, seconds(r.publications[0].last()), seconds(r.predicted),
-              seconds(r.lower_bound), static_cast<double>(r.learner_chunk_bytes_sent.count) / 1e6,
+  std::printf("%-28s T_b %.3f s, last %.3f s, formula %.3f s, bound %.3f s, learner %.2f MB, dup %llu, %llu events\n",
+              name, r.publications[0].t_b ? seconds(*r.publications[0].t_b) : -1, seconds(r.publications[0].last()),
+              seconds(r.predicted), seconds(r.lower_bound), static_cast<double>(r.learner_chunk_bytes_sent.count) / 1e6,
               static_cast<unsigned long long>(r.chunks_duplicate), static_cast<unsigned long long>(r.events));
 }
 
@@ -75,7 +74,8 @@ TEST(BroadcastSim, ChainsBeatTheStarAsTheFormulasSay) {
   const BroadcastResult star = run(s);
   const double ratio = seconds(star.publications[0].last()) / seconds(chains.publications[0].last());
   std::printf("16 workers: the star takes %.2f times as long, and %.1f times the learner's bytes\n", ratio,
-              static_cast<double>(star.learner_chunk_bytes_sent.count) / static_cast<double>(chains.learner_chunk_bytes_sent.count));
+              static_cast<double>(star.learner_chunk_bytes_sent.count) /
+                  static_cast<double>(chains.learner_chunk_bytes_sent.count));
   // 5.33 s against (62 + 6 - 1) chunks of 16.4 ms.
   EXPECT_NEAR(ratio, 5.33 / 1.09, 0.4);
   EXPECT_LE(chains.learner_chunk_bytes_sent.count, 3'000'000u);
@@ -104,7 +104,11 @@ TEST(BroadcastSim, TheRestFinishesWhenAnInteriorWorkerDies) {
       s.delay = milliseconds(10);
       s.kills = {{victim, milliseconds(500), death}};
       s.publications = 3;
-      const BroadcastResult whole = [&] { auto calm = s; calm.kills.clear(); return run(calm); }();
+      const BroadcastResult whole = [&] {
+        auto calm = s;
+        calm.kills.clear();
+        return run(calm);
+      }();
       const BroadcastResult r = run(s);
       print(death == Network::Death::kCrash ? "crash" : "silent death", r);
       ASSERT_EQ(r.topology.size(), 1u);
@@ -142,7 +146,8 @@ TEST(BroadcastSim, ALateJoinerNobodyCanServeGetsASnapshotFromTheLearner) {
 TEST(BroadcastSim, ALaggardSkipsDeltasForASnapshot) {
   BroadcastScenario s = homogeneous(4, 24, 8);
   s.chain_rate = BitRate::from_mbit_per_s(6);  // four chains
-  s.worker_links = {{BitRate::from_mbit_per_s(8), BitRate::from_mbit_per_s(1)}};  // 1.6 s for a delta that comes every 0.3 s
+  s.worker_links = {
+      {BitRate::from_mbit_per_s(8), BitRate::from_mbit_per_s(1)}};  // 1.6 s for a delta that comes every 0.3 s
   s.publications = 40;
   s.publish_every = milliseconds(300);
   s.quorum = 0.7;
@@ -166,7 +171,8 @@ TEST(BroadcastSim, CorruptChunksAreAskedForAgain) {
 TEST(BroadcastSim, ManySeedsWithDeathsJoinsAndJitterConverge) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     Random random(seed, 9);
-    BroadcastScenario s = homogeneous(static_cast<std::size_t>(2 + random.below(12)), static_cast<double>(8 + 8 * random.below(4)), 8);
+    BroadcastScenario s =
+        homogeneous(static_cast<std::size_t>(2 + random.below(12)), static_cast<double>(8 + 8 * random.below(4)), 8);
     s.seed = seed;
     s.limits_in_cores = random.below(2);
     s.chunk = {16 * 1024};
@@ -181,7 +187,8 @@ TEST(BroadcastSim, ManySeedsWithDeathsJoinsAndJitterConverge) {
     if (random.below(3) == 0) s.learner_store = {400'000};
     if (random.below(3) == 0) s.worker_store = {600'000};
     for (std::uint64_t i = random.below(3); i > 0; --i)
-      s.kills.push_back({random.below(s.workers), milliseconds(random.below(1500)), random.below(2) ? Network::Death::kCrash : Network::Death::kSilent});
+      s.kills.push_back({random.below(s.workers), milliseconds(random.below(1500)),
+                         random.below(2) ? Network::Death::kCrash : Network::Death::kSilent});
     for (std::uint64_t i = random.below(3); i > 0; --i) s.late_joins.push_back(milliseconds(random.below(2000)));
     if (random.below(3) == 0) s.corruptions = {milliseconds(random.below(500)), milliseconds(random.below(500))};
     bool all_die = s.kills.size() >= s.workers;

@@ -48,9 +48,8 @@ std::vector<std::string> preprocess(const std::filesystem::path& root, const std
     std::ofstream out(source);
     for (const std::string& header : headers) out << "#include \"" << header << "\"\n";
   }
-  const std::string command =
-      fmt::format("'{}' -std=c++20 -M -I'{}' -I'{}' '{}' 2>/dev/null", ECHOLINE_COMPILER, root.string(),
-                  ECHOLINE_GENERATED_DIR, source.string());
+  const std::string command = fmt::format("'{}' -std=c++20 -M -I'{}' -I'{}' '{}' 2>/dev/null", ECHOLINE_COMPILER,
+                                          root.string(), ECHOLINE_GENERATED_DIR, source.string());
   std::string output;
   FILE* pipe = popen(command.c_str(), "r");
   ECHO_CHECK(pipe != nullptr);
@@ -88,7 +87,8 @@ std::vector<SourceFile> read_tree(const std::filesystem::path& root, const Layer
     if (!std::filesystem::exists(root / folder)) continue;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root / folder)) {
       const std::string extension = entry.path().extension();
-      if (entry.is_regular_file() && (extension == ".hpp" || extension == ".cpp" || extension == ".cu" || extension == ".cuh"))
+      if (entry.is_regular_file() &&
+          (extension == ".hpp" || extension == ".cpp" || extension == ".cu" || extension == ".cuh"))
         files.push_back(read_source(root, entry.path()));
     }
   }
@@ -123,7 +123,8 @@ std::vector<std::string> check_style(const std::vector<SourceFile>& files) {
   for (const SourceFile& file : files) {
     const auto complain = [&](std::string_view what) { violations.push_back(fmt::format("{}: {}", file.path, what)); };
     if (file.lines > 1000) complain(fmt::format("is longer than 1000 lines ({})", file.lines));
-    if (file.is_header && !file.text.starts_with("// ")) complain("a header begins with a comment that says what it is for");
+    if (file.is_header && !file.text.starts_with("// "))
+      complain("a header begins with a comment that says what it is for");
     if (file.is_header && file.text.find("\n#pragma once\n") == std::string::npos) complain("has no #pragma once");
     if (std::smatch match; std::regex_search(file.text, match, kBanned)) complain(fmt::format("uses {}", match.str()));
   }

@@ -113,7 +113,8 @@ TEST_F(BrokenTree, StyleIsChecked) {
             "low/a.hpp: a header begins with a comment that says what it is for\n"
             "low/a.hpp: has no #pragma once\n"
             "low/b.hpp: has no #pragma once\n"
-            "low/c.cpp: uses std::" "format(\n"
+            "low/c.cpp: uses std::"
+            "format(\n"
             "low/d.cpp: is longer than 1000 lines (1001)\n");
 }
 
@@ -127,8 +128,9 @@ TEST_F(BrokenTree, HiddenLibrariesAreFoundThroughOtherHeaders) {
   write("low/tensor.hpp", "// Tensor.\n#pragma once\n#include <c10/macros/Macros.h>\n");
   write("low/torn.hpp", "// Torn.\n#pragma once\n#include \"low/missing.hpp\"\n");
   const std::string found = hidden("low");
-  for (const char* part : {"low/storage.hpp: includes ", "sqlite3.h\n", "low/loop.hpp: includes ", "uv.h\n",
-                           "low/graph.hpp: includes ", "/boost/graph/", "low/tensor.hpp: includes ", "low/torn.hpp: does not preprocess\n"})
+  for (const char* part :
+       {"low/storage.hpp: includes ", "sqlite3.h\n", "low/loop.hpp: includes ", "uv.h\n", "low/graph.hpp: includes ",
+        "/boost/graph/", "low/tensor.hpp: includes ", "low/torn.hpp: does not preprocess\n"})
     EXPECT_NE(found.find(part), std::string::npos) << part << "\nin\n" << found;
   EXPECT_EQ(found.find("clean.hpp"), std::string::npos) << found;
   EXPECT_EQ(found.find("inner.hpp:"), std::string::npos) << found;

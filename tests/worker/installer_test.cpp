@@ -1,9 +1,10 @@
 // Installing publications: bit-exact, in order, all or nothing.
+#include "worker/installer.hpp"
+
 #include <gtest/gtest.h>
 
 #include "delta/patch.hpp"
 #include "model/weights.hpp"
-#include "worker/installer.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -75,7 +76,7 @@ TEST_F(InstallerTest, AnotherPolicyThanAnnouncedIsRefused) {
   EXPECT_FALSE(installer_.version());
   ASSERT_TRUE(installer_.install(snapshot_));
   EXPECT_EQ(installer_.install(publication(4, 3, *delta_.payload, first_.digest())).error().code, Code::kCorrupt);
-  EXPECT_FALSE(installer_.version());          // only a snapshot helps now
+  EXPECT_FALSE(installer_.version());  // only a snapshot helps now
   EXPECT_FALSE(installer_.install(delta_));
   EXPECT_TRUE(installer_.install(snapshot_));
 }
