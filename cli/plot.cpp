@@ -17,6 +17,7 @@ struct Series {
   std::string name;
   const char* colour;
   std::map<double, double> points;  // x -> y
+  bool dots = false;                // single measurements, not joined by a line
 };
 
 struct Panel {
@@ -53,9 +54,11 @@ std::string draw(const Panel& panel, double top, double x_max) {
     const Series& s = panel.series[i];
     std::string path;
     for (const auto& [x, y] : s.points) path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", px(x), py(y));
-    if (!path.empty())
+    for (const auto& [x, y] : s.points)
+      if (s.dots) out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='4' fill='{}'/>\n", px(x), py(y), s.colour);
+    if (!path.empty() && !s.dots)
       out += fmt::format("<path d='{}' fill='none' stroke='{}' stroke-width='1.6'/>\n", path, s.colour);
-    out += fmt::format("<text x='{:.1f}' y='{:.1f}' fill='{}'>{}</text>\n", kLeft + width + 12,
+    out += fmt::format("<text x='{:.1f}' y='{:.1f}' style='fill:{}'>{}</text>\n", kLeft + width + 12,
                        top + 14 + 18 * static_cast<double>(i), s.colour, s.name);
   }
   return out;
@@ -64,7 +67,7 @@ std::string draw(const Panel& panel, double top, double x_max) {
 }  // namespace
 
 std::string run_svg(const std::string& title, const std::vector<json>& metrics) {
-  Series reward{"mean reward", "#1b6ca8", {}}, evaluation{"held-out accuracy", "#c0392b", {}};
+  Series reward{"mean reward", "#1b6ca8", {}}, evaluation{"held-out accuracy", "#c0392b", {}, true};
   Series wait{"waiting for rollouts", "#c0392b", {}}, train{"training", "#1b6ca8", {}};
   Series t_b{"T_b (0.9 of fleet)", "#1b6ca8", {}}, formula{"transfer, formula", "#7f8c8d", {}},
       bound{"lower bound", "#27ae60", {}};

@@ -163,6 +163,23 @@ TEST(Sim, SameSeedSameTrace) {
             rows[0].at("last_seconds").get<double>());  // chains beat the star
 }
 
+TEST(Report, DrawsARunAndSaysWhenThereIsNone) {
+  TemporaryFolder folder;
+  std::ofstream(folder.path() / "metrics.jsonl")
+      << R"({"kind":"step","step":1,"reward_mean":0.25,"wait_seconds":0.5,"train_seconds":0.5,"staleness":{"1":8}})"
+      << "\n"
+      << R"({"kind":"evaluation","when":"before","step":0,"accuracy":0.5})"
+      << "\n";
+  const std::string svg = (folder.path() / "run.svg").string();
+  const Outcome drawn = run_program({"report", folder.path().string(), "--svg", svg});
+  EXPECT_EQ(drawn.status, 0) << drawn.err;
+  EXPECT_NE(read(svg).find("<path"), std::string::npos);
+  EXPECT_NE(read(svg).find("<circle"), std::string::npos);
+  const Outcome none = run_program({"report", folder.path().string()});
+  EXPECT_EQ(none.status, 1);
+  EXPECT_NE(none.err.find("no report yet"), std::string::npos) << none.err;
+}
+
 TEST(Doctor, ChecksMachineAndRunFile) {
   const Outcome outcome = run_program({"doctor", "configs/quickstart.yaml", "--json"});
   EXPECT_EQ(outcome.status, 0) << outcome.out;
