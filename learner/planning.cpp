@@ -28,7 +28,13 @@ BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer) {
 Result<RunPlan> plan_run(const RunConfig& config) {
   ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config));
   RunPlan result;
-  ECHO_ASSIGN(result.offers, provisioner::load_offers(config.fleet.offers));
+  auto offers = provisioner::load_offers(config.fleet.offers);
+  if (!offers) {
+    Error error = std::move(offers).error();
+    if (error.code == Code::kNotFound) error.code = Code::kInvalid;  // the run file names a file that is not there
+    return error;
+  }
+  result.offers = std::move(*offers);
   const double full_bytes = static_cast<double>(model.parameters()) * 2;  // bf16
   provisioner::PlanRequest request;
   request.pace.rollouts_per_step = static_cast<double>(config.rollout.trajectories_per_step());

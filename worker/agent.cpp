@@ -144,7 +144,6 @@ class Agent {
   Status handle(Event event) {
     if (auto* joined = std::get_if<Joined>(&event)) {
       id_ = joined->id;
-      log::configure(log::Level::kInfo, fmt::format("worker {}", id_));
       log::info("joined as worker {} ({})", id_, options_.name);
     } else if (auto* publication = std::get_if<overlay::Publication>(&event)) {
       pending_.push_back(std::move(*publication));

@@ -124,9 +124,9 @@ TEST(BadInput, ModelDirectories) {
 
 TEST(BadInput, UnknownVerbAndMissingFile) {
   expect_refused({"upp"}, {"unknown verb 'upp'; did you mean 'up'?"});
-  const Outcome outcome = run_program({"plan", "no-such.yaml"});
-  EXPECT_NE(outcome.status, 0);
-  EXPECT_NE(outcome.err.find("no-such.yaml"), std::string::npos);
+  expect_refused({"plan", "no-such.yaml"}, {"no-such.yaml"});
+  expect_refused({"plan", "configs/quickstart.yaml", "--set", "fleet.offers=no-such.json"}, {"no-such.json"});
+  expect_refused({"up", "configs/quickstart.yaml", "--set", "model={path: no-such-model}"}, {"no-such-model"});
 }
 
 TEST(Plan, InfeasibleNamesTheWaysOut) {

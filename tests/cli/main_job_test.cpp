@@ -3,6 +3,7 @@
 
 #include <csignal>
 
+#include "replay_buffer/buffer.hpp"
 #include "tests/cli/program.hpp"
 
 namespace echoline::testing {
@@ -22,6 +23,13 @@ std::vector<std::string> up(const std::filesystem::path& folder, std::vector<std
 std::uint64_t step_of(const std::filesystem::path& run) {
   const json status = json_file(run / "status.json");
   return status.is_object() ? status.value("step", std::uint64_t{0}) : 0;
+}
+
+Result<std::unique_ptr<replay_buffer::ReplayBuffer>> open_buffer(const std::filesystem::path& run) {
+  replay_buffer::BufferOptions options;
+  options.group_size = 8;
+  options.staleness_budget = 6;
+  return replay_buffer::ReplayBuffer::open(run / "replay.sqlite", options);
 }
 
 // Offer of a worker that forwards to another one, from the topology "learner -> 1 -> 4 | learner -> 2".
@@ -111,6 +119,19 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   for (const auto& [offer, pid] : rented_processes(run))
     EXPECT_TRUE(eventually(seconds(10), [pid = pid] { return !alive(pid); })) << offer << " outlived the learner";
 
+  // Everything the learner had told a worker is safe is on disk. (status.json may be a moment old, never ahead.)
+  std::uint64_t acknowledged = 0;
+  for (const json& worker : json_file(run / "status.json").at("workers"))
+    acknowledged += worker.at("rollouts").get<std::uint64_t>();
+  EXPECT_GT(acknowledged, 0u);
+  std::uint64_t stored = 0;
+  {
+    const auto buffer = open_buffer(run);
+    ASSERT_TRUE(buffer) << buffer.error().message();
+    stored = (*buffer)->counts(0)->stored;
+  }
+  EXPECT_GE(stored, acknowledged);
+
   std::vector<std::string> again = shorter;
   again.emplace_back("--resume");
   const Outcome resumed = run_program(up(folder.path(), again), seconds(200));
@@ -125,6 +146,11 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   ASSERT_TRUE(from.has_value());
   EXPECT_GE(*from, 4u);  // from a checkpoint, not from the start
   EXPECT_EQ(*from % 4, 0u);
+  // It trained on what was there: what the first process had stored was neither lost nor generated a second time.
+  const auto buffer = open_buffer(run);
+  ASSERT_TRUE(buffer) << buffer.error().message();
+  EXPECT_EQ((*buffer)->counts(16)->consumed, 16u * 2048);
+  EXPECT_EQ((*buffer)->counts(16)->stored, 16u * 2048);
   std::map<std::uint64_t, int> steps;
   for (const json& row : json_lines(run / "metrics.jsonl"))
     if (row.value("kind", "") == "step") ++steps[row.at("step").get<std::uint64_t>()];
