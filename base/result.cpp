@@ -43,6 +43,11 @@ int exit_code(Code code) {
 
 std::string Error::message() const { return operation.empty() ? detail : operation + ": " + detail; }
 
+Error as_mistake(Error error) {
+  if (error.code == Code::kNotFound) error.code = Code::kInvalid;
+  return error;
+}
+
 void assertion_failed(const char* expression, const char* file, int line, const std::string& why) {
   std::fprintf(stderr, "%s:%d: bug: '%s' does not hold%s%s\n", file, line, expression, why.empty() ? "" : ": ",
                why.c_str());

@@ -45,6 +45,9 @@ Error fail(Code code, std::string_view operation, fmt::format_string<Args...> fo
   return Error{code, std::string(operation), fmt::format(format, std::forward<Args>(args)...)};
 }
 
+// The same error as the user's mistake: a file that a run file or command line names and that is not there is one.
+Error as_mistake(Error error);
+
 // Ends the process with a message: assertions are for bugs only and stay on in release.
 [[noreturn]] void assertion_failed(const char* expression, const char* file, int line, const std::string& why);
 

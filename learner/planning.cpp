@@ -14,7 +14,9 @@ BitRate capped(BitRate rate, const std::optional<BitRate>& cap) { return cap ? s
 
 Result<model::ModelConfig> run_model_config(const RunConfig& config) {
   if (config.model.preset) return model::preset(*config.model.preset);
-  return model::ModelConfig::from_file(*config.model.path / "config.json");
+  auto model = model::ModelConfig::from_file(*config.model.path / "config.json");
+  if (!model) return as_mistake(std::move(model).error());
+  return model;
 }
 
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {
@@ -29,11 +31,7 @@ Result<RunPlan> plan_run(const RunConfig& config) {
   ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config));
   RunPlan result;
   auto offers = provisioner::load_offers(config.fleet.offers);
-  if (!offers) {
-    Error error = std::move(offers).error();
-    if (error.code == Code::kNotFound) error.code = Code::kInvalid;  // the run file names a file that is not there
-    return error;
-  }
+  if (!offers) return as_mistake(std::move(offers).error());
   result.offers = std::move(*offers);
   const double full_bytes = static_cast<double>(model.parameters()) * 2;  // bf16
   provisioner::PlanRequest request;

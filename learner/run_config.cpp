@@ -114,11 +114,7 @@ void read_fleet(ConfigSection s, FleetSection& c, const std::filesystem::path& b
 Result<RunConfig> load_run_config(const std::filesystem::path& path,
                                   const std::vector<std::pair<std::string, std::string>>& overrides) {
   auto loaded = ConfigFile::load(path);
-  if (!loaded) {  // a file that is not there is the user's mistake like any other
-    Error error = std::move(loaded).error();
-    if (error.code == Code::kNotFound) error.code = Code::kInvalid;
-    return error;
-  }
+  if (!loaded) return as_mistake(std::move(loaded).error());
   ConfigFile file = std::move(*loaded);
   for (const auto& [key, value] : overrides) ECHO_TRY(file.set(key, value));
   ConfigSection root = file.root();

@@ -412,6 +412,7 @@ class Service {
     ECHO_TRY(record_->report(outcome.report));
     record_->event("ended", {{"how", ended}, {"step", step_}});
     shut_down();
+    status_due_ = TimePoint{};  // the last word is never left out
     write_status(ended);
     return outcome;
   }

@@ -121,8 +121,8 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
 
   // Everything the learner had told a worker is safe is on disk. (status.json may be a moment old, never ahead.)
   std::uint64_t acknowledged = 0;
-  for (const json& worker : json_file(run / "status.json").at("workers"))
-    acknowledged += worker.at("rollouts").get<std::uint64_t>();
+  const json status = json_file(run / "status.json");
+  for (const json& worker : status.at("workers")) acknowledged += worker.at("rollouts").get<std::uint64_t>();
   EXPECT_GT(acknowledged, 0u);
   std::uint64_t stored = 0;
   {
