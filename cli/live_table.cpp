@@ -34,7 +34,8 @@ std::vector<std::string> status_lines(const json& s) {
   lines.push_back(fmt::format("{}  {}  step {} of {}  {:.0f} s  {}", s.value("run", ""), bar(step / steps), step, steps,
                               s.value("wall_seconds", 0.0), s.value("phase", "")));
   std::string accuracy;
-  for (const auto& [when, value] : s.value("accuracy", json::object()).items())
+  const json measured = s.value("accuracy", json::object());
+  for (const auto& [when, value] : measured.items())
     accuracy += fmt::format("  accuracy {} {:.3f}", when, value.get<double>());
   lines.push_back(fmt::format("reward {:.3f}{}  learner idle {:.1f} %  delta {}  T_b {:.2f} s  ${:.4f} (${:.2f}/h)",
                               s.value("reward", 0.0), accuracy, 100 * s.value("idle_fraction", 0.0),

@@ -180,6 +180,20 @@ TEST(Report, DrawsARunAndSaysWhenThereIsNone) {
   EXPECT_NE(none.err.find("no report yet"), std::string::npos) << none.err;
 }
 
+TEST(Status, ShowsHowARunStands) {
+  TemporaryFolder folder;
+  std::ofstream(folder.path() / "status.json")
+      << R"({"run":"mine","step":3,"steps":8,"phase":"training","reward":0.5,"accuracy":{"before":0.387,"after":0.984},)"
+      << R"("workers":[{"id":1,"offer":"q01","rollouts":16,"version":3,"bytes_in":1000,"bytes_forwarded":0,"lost":false},)"
+      << R"({"id":2,"offer":"q02","rollouts":8,"version":null,"bytes_in":0,"bytes_forwarded":0,"lost":true}],)"
+      << R"("topology":"learner -> 1"})";
+  const Outcome outcome = run_program({"status", folder.path().string()});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* text :
+       {"not running", "step 3 of 8", "accuracy before 0.387", "accuracy after 0.984", "q02", "lost"})
+    EXPECT_NE(outcome.out.find(text), std::string::npos) << text << " in:\n" << outcome.out;
+}
+
 TEST(Doctor, ChecksMachineAndRunFile) {
   const Outcome outcome = run_program({"doctor", "configs/quickstart.yaml", "--json"});
   EXPECT_EQ(outcome.status, 0) << outcome.out;
