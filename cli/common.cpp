@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
+#include "base/files.hpp"
 #include "cli/verbs.hpp"
 
 namespace echoline::cli {
@@ -41,6 +43,13 @@ Result<std::filesystem::path> find_run(const std::string& name_or_path) {
   if (!newest)
     return fail(Code::kInvalid, "find run", "no run below ./runs; name one, or start one with `echoline up`");
   return *newest;
+}
+
+Result<nlohmann::json> read_json_object(const std::filesystem::path& path) {
+  ECHO_ASSIGN(const std::string text, read_file(path));
+  nlohmann::json object = nlohmann::json::parse(text, nullptr, false);
+  if (!object.is_object()) return fail(Code::kCorrupt, "read run", "{}: expected a JSON object", path.string());
+  return object;
 }
 
 }  // namespace echoline::cli

@@ -22,13 +22,6 @@ struct Arguments {
   bool json = false;
 };
 
-Result<nlohmann::json> read_object(const std::filesystem::path& path) {
-  ECHO_ASSIGN(const std::string text, read_file(path));
-  nlohmann::json object = nlohmann::json::parse(text, nullptr, false);
-  if (!object.is_object()) return fail(Code::kCorrupt, "read run", "{}: expected a JSON object", path.string());
-  return object;
-}
-
 // Whether a learner holds the run's lock right now.
 bool is_running(const std::filesystem::path& folder) {
   const int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC);
@@ -41,7 +34,7 @@ bool is_running(const std::filesystem::path& folder) {
 int status(const Arguments& a) {
   const auto folder = find_run(a.run);
   if (!folder) return complain("status", folder.error());
-  auto object = read_object(*folder / "status.json");
+  auto object = read_json_object(*folder / "status.json");
   if (!object) return complain("status", object.error());
   const bool running = is_running(*folder);
   if (a.json) {
@@ -66,7 +59,7 @@ int report(const Arguments& a) {
     const Status written = write_plot(*folder, a.svg);
     return written ? 0 : complain("report", written.error());
   }
-  const auto object = read_object(*folder / "report.json");
+  const auto object = read_json_object(*folder / "report.json");
   if (!object && object.error().code == Code::kNotFound)
     return complain("report", fail(Code::kNotFound, "",
                                    "{} has no report yet: it is written when a run ends. See "

@@ -26,14 +26,6 @@ struct Arguments {
   bool resume = false, json = false;
 };
 
-// The report of this process's learner: one that was there before does not count.
-Result<nlohmann::json> read_report(const std::filesystem::path& path) {
-  ECHO_ASSIGN(const std::string text, read_file(path));
-  nlohmann::json report = nlohmann::json::parse(text, nullptr, false);
-  if (!report.is_object()) return fail(Code::kCorrupt, "read report", "{}: not a JSON object", path.string());
-  return report;
-}
-
 int run(const Arguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   const auto overrides = parse_overrides(a.overrides);
@@ -81,7 +73,7 @@ int run(const Arguments& a) {
   }
   const std::filesystem::path path = folder / "report.json";
   if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // it has said why on stderr
-  const auto report = read_report(path);
+  const auto report = read_json_object(path);
   if (!report) return complain("up", report.error());
   if (a.json)
     fmt::print("{}\n", report->dump(2));
