@@ -29,7 +29,12 @@ void store(std::byte* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-inline void put_bytes(ByteVector& out, ByteSpan bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
+inline void put_bytes(ByteVector& out, ByteSpan bytes) {
+  if (bytes.empty()) return;
+  const std::size_t at = out.size();
+  out.resize(at + bytes.size());
+  std::memcpy(out.data() + at, bytes.data(), bytes.size());
+}
 
 template <class T>
 void put(ByteVector& out, T value) {

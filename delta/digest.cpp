@@ -1,34 +1,47 @@
 #include "delta/digest.hpp"
 
-#include <xxhash.h>
+#include <algorithm>
 
+#include "delta/block.hpp"
 #include "delta/bytes.hpp"
+#include "delta/parallel.hpp"
 
 namespace echoline::delta {
 namespace {
 
-constexpr std::string_view kStateDomain = "echoline.state.1";
-
-Digest hash(ByteSpan bytes) {
-  const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
-  XXH128_canonical_t canonical_form;
-  XXH128_canonicalFromHash(&canonical_form, h);
-  Digest digest;
-  std::memcpy(digest.bytes.data(), canonical_form.digest, digest.bytes.size());
-  return digest;
-}
+constexpr std::string_view kStateDomain = "echoline.state.2";
 
 }  // namespace
 
-Digest digest_tensor(const TensorView& tensor) {
+Digest digest_bytes(std::span<const std::byte> bytes) {
+  std::uint64_t low = 0, high = 0;
+  kernels().hash(bytes.data(), bytes.size(), &low, &high);
+  Digest digest;
+  store(digest.bytes.data(), __builtin_bswap64(high));
+  store(digest.bytes.data() + 8, __builtin_bswap64(low));
+  return digest;
+}
+
+void digest_leaves(std::span<const std::byte> bytes, Digest* to) {
+  for (std::size_t at = 0; at < bytes.size(); at += kLeafBytes)
+    *to++ = digest_bytes(bytes.subspan(at, std::min(kLeafBytes, bytes.size() - at)));
+}
+
+Digest digest_tensor(const TensorView& tensor, std::span<const Digest> leaves) {
   ByteVector bound;
   put(bound, static_cast<std::uint8_t>(tensor.dtype));
   put(bound, static_cast<std::uint8_t>(tensor.shape.size()));
   put(bound, static_cast<std::uint16_t>(tensor.name.size()));
   put_bytes(bound, as_byte_span(tensor.name));
   for (const std::int64_t dim : tensor.shape) put(bound, static_cast<std::uint64_t>(dim));
-  put_bytes(bound, hash(tensor.bytes).bytes);
-  return hash(bound);
+  for (const Digest& leaf : leaves) put_bytes(bound, leaf.bytes);
+  return digest_bytes(bound);
+}
+
+Digest digest_tensor(const TensorView& tensor) {
+  std::vector<Digest> leaves(leaf_count(tensor.bytes.size()));
+  digest_leaves(tensor.bytes, leaves.data());
+  return digest_tensor(tensor, leaves);
 }
 
 Digest combine_digests(std::span<const Digest> tensors) {
@@ -37,15 +50,38 @@ Digest combine_digests(std::span<const Digest> tensors) {
   put_bytes(all, as_byte_span(kStateDomain));
   put(all, static_cast<std::uint64_t>(tensors.size()));
   for (const Digest& d : tensors) put_bytes(all, d.bytes);
-  return hash(all);
+  return digest_bytes(all);
 }
 
-Result<Digest> digest_state(const StateView& state) {
-  ECHO_ASSIGN(const StateView sorted, canonical(state));
+std::vector<std::vector<Digest>> leaves_of(const StateView& state, unsigned threads) {
+  constexpr std::size_t kTaskBytes = 64 * kLeafBytes;
+  struct Task {
+    std::size_t tensor, at;
+  };
+  std::vector<Task> tasks;
+  std::vector<std::vector<Digest>> leaves(state.size());
+  for (std::size_t i = 0; i < state.size(); ++i) {
+    leaves[i].resize(leaf_count(state[i].bytes.size()));
+    for (std::size_t at = 0; at < state[i].bytes.size(); at += kTaskBytes) tasks.push_back({i, at});
+  }
+  for_each_parallel(tasks.size(), threads, [&](unsigned, std::size_t t) {
+    const auto [tensor, at] = tasks[t];
+    const ByteSpan bytes = state[tensor].bytes;
+    digest_leaves(bytes.subspan(at, std::min(kTaskBytes, bytes.size() - at)), leaves[tensor].data() + at / kLeafBytes);
+  });
+  return leaves;
+}
+
+Digest combine_leaves(const StateView& state, const std::vector<std::vector<Digest>>& leaves) {
   std::vector<Digest> digests;
-  digests.reserve(sorted.size());
-  for (const TensorView& t : sorted) digests.push_back(digest_tensor(t));
+  digests.reserve(state.size());
+  for (std::size_t i = 0; i < state.size(); ++i) digests.push_back(digest_tensor(state[i], leaves[i]));
   return combine_digests(digests);
+}
+
+Result<Digest> digest_state(const StateView& state, unsigned threads) {
+  ECHO_ASSIGN(const StateView sorted, canonical(state));
+  return combine_leaves(sorted, leaves_of(sorted, threads));
 }
 
 }  // namespace echoline::delta

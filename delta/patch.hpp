@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,9 +15,14 @@ namespace echoline::delta {
 
 enum class PatchKind : std::uint8_t { kSnapshot = 1, kDelta = 2 };
 
+// Bytes of tensor data dealt with so far, of `total`. Called from several threads, one at a time, now and then.
+using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+
 struct EncodeOptions {
   int zstd_level = 1;
-  unsigned threads = 1;  // the bytes do not depend on it
+  unsigned threads = 1;                       // the bytes do not depend on it
+  std::optional<Digest> base = std::nullopt;  // digest of the previous state when it is known; it is computed otherwise
+  Progress progress = nullptr;
 };
 
 // What an encoding did.
@@ -33,20 +39,37 @@ struct PatchStats {
   }
 };
 
-// Encodes what turns `prev` into `cur`. Both need the same tensors with the same types and shapes; kInvalid names the
-// first tensor that is new, removed or differs. Never longer than the snapshot of `cur`.
+// Takes the bytes of a patch, in order, as they are made; an error stops the encoding.
+using PatchSink = std::function<Status(std::span<const std::byte>)>;
+
+// Encodes what turns `prev` into `cur` in one pass over both. Segments leave through `sink` while the pass goes on;
+// memory does not depend on the size of the states. Both need the same tensors with the same types and shapes; kInvalid
+// names the first tensor that is new, removed or differs. At most 1 % longer than the snapshot of `cur`.
+Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
+                               const EncodeOptions& options = {});
+// Encodes the whole of `cur`.
+Result<PatchStats> write_snapshot(const StateView& cur, const PatchSink& sink, const EncodeOptions& options = {});
+
+// The same into memory.
 Result<std::vector<std::byte>> encode_delta(const StateView& prev, const StateView& cur,
                                             const EncodeOptions& options = {}, PatchStats* stats = nullptr);
-
-// Encodes the whole of `cur`.
 Result<std::vector<std::byte>> encode_snapshot(const StateView& cur, const EncodeOptions& options = {},
                                                PatchStats* stats = nullptr);
 
-// Bounds on what decoding may allocate; beyond them kExhausted.
-struct DecodeLimits {
-  std::uint64_t state_bytes_max = 64ull << 30;
+// Folds deltas v -> v+1, ..., v+k-1 -> v+k into one v -> v+k. kInvalid when they do not follow each other or are of
+// different models. Without `base` no weights are needed and the parts are kept side by side: the fold is about as long
+// as they are together, but is checked and applied in one pass. With the state v as `base` it is encoded anew, as short
+// as a direct delta.
+Result<PatchStats> fold_deltas(std::span<const std::span<const std::byte>> patches, const PatchSink& sink,
+                               const StateView* base = nullptr, const EncodeOptions& options = {});
+
+// Bounds on what decoding may allocate, beyond which it fails with kExhausted; and how it works.
+struct DecodeOptions {
+  std::uint64_t state_bytes_max = 64ull << 30;  // of the state in a snapshot
   std::size_t tensors_max = 1u << 20;
   std::size_t table_bytes_max = 64u << 20;  // decompressed tensor table
+  unsigned threads = 1;
+  Progress progress = nullptr;
 };
 
 struct PatchTensor {
@@ -54,8 +77,9 @@ struct PatchTensor {
   DType dtype = DType::kU8;
   std::vector<std::int64_t> shape;
   std::uint64_t elements = 0;
-  std::uint64_t changed = 0;
+  std::uint64_t changed = 0;  // in a fold, the sum over its parts
   std::uint64_t payload_bytes = 0;
+  std::uint64_t bound_bits = 0;  // entropy of the changes given the old values, as the encoder modelled them
 };
 
 struct PatchInfo {
@@ -67,21 +91,42 @@ struct PatchInfo {
   std::uint64_t elements = 0;
   std::uint64_t changed = 0;
   std::uint64_t payload_bytes = 0;  // sum over tensors
-  std::uint64_t patch_bytes = 0;    // payload plus header, table and checksum
+  std::uint64_t patch_bytes = 0;    // payload plus header, table and trailer
+  std::uint64_t bound_bits = 0;
   double density() const { return elements ? static_cast<double>(changed) / static_cast<double>(elements) : 0.0; }
 };
 
-// Checks form and checksum and reports what a patch holds, without decoding values. kCorrupt for anything malformed.
-Result<PatchInfo> inspect(std::span<const std::byte> patch, const DecodeLimits& limits = {});
+// Checks form and checksums and reports what a patch holds, without decoding values. kCorrupt for anything malformed.
+Result<PatchInfo> inspect(std::span<const std::byte> patch, const DecodeOptions& options = {});
 
-// Turns `state` from the delta's base into its result. In order: form and checksum, tensor table against the state,
-// base digest against the state's, all replacement values decoded, values written, result digest. On any failure the
-// state is bit for bit as before. kStale: the state is not the base; kInvalid: the patch is of another model or is a
-// snapshot; kCorrupt: malformed, or the result digest does not match. The caller must not be writing to `state`
-// through spans of mutable_bytes() meanwhile.
-Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const DecodeLimits& limits = {});
+// New content of a part of a tensor.
+struct TensorWrite {
+  std::size_t tensor = 0;        // in canonical order
+  std::uint64_t first_byte = 0;  // of the part within the tensor
+  std::uint64_t byte_count = 0;  // of the part
+  std::size_t element_bytes = 0;
+  bool whole = false;                    // `values` is the whole part
+  std::vector<std::uint32_t> positions;  // otherwise the elements of the part that change, in no order
+  std::vector<std::byte> values;
+  // Writes into the part's memory, byte_count bytes.
+  void write_to(std::span<std::byte> part) const;
+};
+// Called by one thread at a time, for parts in no order.
+using WriteSink = std::function<Status(TensorWrite&&)>;
+
+// Resolves a delta against the state it applies to, without changing it. Everything is proven before this returns
+// success: form and checksums, that `state` has the base digest, and that what `sink` was given leads to the result
+// digest. Until then what the sink holds must not take effect. kStale: the state is not the base; kInvalid: the patch
+// is of another model or is a snapshot; kCorrupt: malformed, or the result is not what the patch promised.
+Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateView& state, const WriteSink& sink,
+                                const DecodeOptions& options = {});
+
+// Turns `state` from the delta's base into its result; errors are those of resolve_delta(). All replacement values are
+// resolved and proven before the first is written, so on any failure the state is as before. The caller must not be
+// writing to `state` through spans of mutable_bytes() meanwhile.
+Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const DecodeOptions& options = {});
 
 // The state a snapshot holds, its digest verified. kInvalid for a delta.
-Result<OwnedState> decode_snapshot(std::span<const std::byte> patch, const DecodeLimits& limits = {});
+Result<OwnedState> decode_snapshot(std::span<const std::byte> patch, const DecodeOptions& options = {});
 
 }  // namespace echoline::delta

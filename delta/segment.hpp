@@ -1,70 +1,76 @@
-// The codec proper: one segment (a run of elements of one tensor) to bytes and back. Internal to this folder; patch.hpp
-// is the public door, FORMAT.md has the bytes.
+// Segments: runs of a tensor's bytes that are coded, checked and decoded on their own. Internal to this folder;
+// patch.hpp is the public door, FORMAT.md has the bytes.
 #pragma once
-#include <memory>
 #include <optional>
+#include <vector>
 
-#include "base/result.hpp"
-#include "delta/bytes.hpp"
-#include "delta/tensor.hpp"
+#include "delta/dense.hpp"
+#include "delta/sparse.hpp"
 
 namespace echoline::delta {
 
-// Every segment but the last of a tensor has this many elements.
-inline constexpr std::uint64_t kSegmentElements = 1u << 22;
+inline constexpr std::uint64_t kSegmentBytes = 8u << 20;  // every segment of a tensor but the last; whole leaves
+inline constexpr std::uint64_t kLayersMax = 4096;
 
-// A stream is a byte string, stored as it is or zstd-compressed, whichever is shorter; this is its form in a patch.
-// Reads one whose content must have `raw_min` to `raw_max` bytes, without decompressing it.
-struct Stream {
-  bool compressed = false;
-  std::size_t raw_bytes = 0;
-  ByteSpan stored;
+enum class LayerCoding : std::uint8_t { kSparse = 1, kDense = 2 };
+
+// One delta's change to a segment, as it lies in a patch.
+struct Layer {
+  LayerCoding coding = LayerCoding::kSparse;
+  std::uint64_t changed = 0;     // elements
+  std::uint64_t bound_bits = 0;  // entropy of the change under the coder's model
+  ByteSpan payload;
 };
-Result<Stream> read_stream(Reader& reader, std::uint64_t raw_min, std::uint64_t raw_max);
-// The content; kCorrupt when it does not have exactly the declared size.
-Status expand_stream(const Stream& stream, std::span<std::byte> to);
 
-enum class SegmentCoding : std::uint8_t { kUntouched = 0, kSparseRaw = 1, kSparseStep = 2, kDense = 3 };
-
-// A segment as found in a patch; lengths are checked, values are not decoded yet.
+// What a segment takes besides its payloads, which are decoded later.
 struct Segment {
-  SegmentCoding coding = SegmentCoding::kUntouched;
-  std::uint64_t elements = 0;
-  std::uint64_t changed = 0;
-  ByteSpan streams;
+  std::uint64_t tensor = 0;
+  std::uint64_t index = 0;    // within the tensor
+  std::vector<Layer> layers;  // applied in order
 };
-Result<Segment> read_segment(Reader& reader, DType dtype, std::uint64_t elements);
+// Everything but the payloads is checked. `body` is the content of a segment frame.
+Result<Segment> read_segment(ByteSpan body);
+void write_segment(const Segment& segment, ByteVector& out);
 
-// Decodes a dense segment into `to`, all of its bytes.
-Status decode_dense(const Segment& segment, DType dtype, std::span<std::byte> to);
-
-// What a segment puts in place of old values. Swapping twice restores the old ones.
-struct Replacement {
-  bool all = false;                      // every element, else those at `positions`
-  std::vector<std::uint32_t> positions;  // ascending, within the segment
-  ByteVector values;
-  void swap_with(std::span<std::byte> segment_bytes, std::size_t element_bytes);
-};
-// `old` is the present content of the segment.
-Result<Replacement> decode_replacement(const Segment& segment, DType dtype, ByteSpan old);
-
-// Encodes segments and streams; keeps its working memory between calls. One per thread.
+// One per thread.
 class SegmentEncoder {
  public:
-  explicit SegmentEncoder(int zstd_level);
-  ~SegmentEncoder();
-
-  // Appends the shortest coding of `cur`; without `prev` the dense one. Gives the number of changed elements.
-  std::uint64_t encode(std::optional<ByteSpan> prev, ByteSpan cur, DType dtype, ByteVector& out);
-  // Appends a stream unless it takes more than `bytes_max`.
-  bool encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector& out);
+  explicit SegmentEncoder(int zstd_level) : dense_(zstd_level) {}
+  // The shortest layer that turns `prev` into `cur`, its payload valid until the next call; none when nothing differs.
+  // Digests of leaves as in SparseEncoder::encode().
+  std::optional<Layer> encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
+                              Digest* cur_leaves);
+  Layer encode_whole(ByteSpan cur, DType dtype);
 
  private:
-  std::optional<ByteVector> encode_dense(ByteSpan cur, std::size_t element_bytes, std::size_t bytes_max);
-  ByteVector encode_sparse(ByteSpan prev, ByteSpan cur, DType dtype);
-  struct Context;
-  std::unique_ptr<Context> context_;
-  std::vector<std::uint32_t> positions_;
+  SparseEncoder sparse_;
+  DenseEncoder dense_;
+  ByteVector sparse_bytes_, dense_bytes_;
+};
+
+// What a segment becomes: every byte anew, or some elements.
+struct Replacement {
+  bool whole = false;
+  std::vector<std::uint32_t> positions;  // element within the segment; ascending order is not promised
+  ByteVector values;
+};
+
+// Puts a replacement's values into a segment's memory.
+void write_values(bool whole, std::span<const std::uint32_t> positions, ByteSpan values, std::size_t element_bytes,
+                  std::span<std::byte> segment);
+
+// One per thread.
+class SegmentDecoder {
+ public:
+  // Decodes all layers on top of `old`, which is not changed. `new_leaves` gets the digests of the leaves that change;
+  // the others stay as they are.
+  Status decode(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
+
+ private:
+  Status decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
+  SparseDecoder sparse_;
+  Changes changes_;
+  ByteVector scratch_;
 };
 
 }  // namespace echoline::delta

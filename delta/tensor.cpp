@@ -151,8 +151,8 @@ Result<OwnedState> OwnedState::zeros_like(const StateView& like) {
                   "more than this machine has free",
                   t.name, bytes, state.total_bytes_);
     std::memset(memory, 0, bytes);
-    state.tensors_.push_back({std::move(t.name), t.dtype, std::move(t.shape), bytes,
-                              std::unique_ptr<std::byte[], Free>(memory), true, std::nullopt});
+    state.tensors_.push_back(
+        {std::move(t.name), t.dtype, std::move(t.shape), bytes, std::unique_ptr<std::byte[], Free>(memory), true, {}});
     state.total_bytes_ += bytes;
   }
   return state;
@@ -193,7 +193,7 @@ std::span<const std::byte> OwnedState::bytes(std::size_t index) const {
 std::span<std::byte> OwnedState::mutable_bytes(std::size_t index) {
   Tensor& t = tensors_.at(index);
   t.sealed = false;
-  t.digest.reset();
+  t.leaves.clear();
   return {t.memory.get(), t.byte_count};
 }
 
@@ -201,12 +201,21 @@ void OwnedState::seal() {
   for (Tensor& t : tensors_) t.sealed = true;
 }
 
-Digest OwnedState::digest() {
+Digest OwnedState::digest(unsigned threads) {
+  StateView unknown;
+  std::vector<Tensor*> of;
+  for (Tensor& t : tensors_) {
+    if (t.leaves.size() == leaf_count(t.byte_count)) continue;
+    unknown.push_back(view_of(t));
+    of.push_back(&t);
+  }
+  std::vector<std::vector<Digest>> fresh = leaves_of(unknown, threads);
+  for (std::size_t i = 0; i < of.size(); ++i) of[i]->leaves = std::move(fresh[i]);
   std::vector<Digest> digests;
   digests.reserve(tensors_.size());
   for (Tensor& t : tensors_) {
-    digests.push_back(t.digest ? *t.digest : digest_tensor(view_of(t)));
-    if (t.sealed) t.digest = digests.back();
+    digests.push_back(digest_tensor(view_of(t), t.leaves));
+    if (!t.sealed) t.leaves.clear();
   }
   return combine_digests(digests);
 }

@@ -100,8 +100,8 @@ class OwnedState {
   std::span<std::byte> mutable_bytes(std::size_t index);
   void seal();
 
-  // Digest of the present content. Sealed tensors are hashed once and remembered.
-  Digest digest();
+  // Digest of the present content, hashed by up to `threads` threads. Sealed tensors are hashed once and remembered.
+  Digest digest(unsigned threads = 1);
 
  private:
   friend class StateWriter;
@@ -115,7 +115,7 @@ class OwnedState {
     std::size_t byte_count = 0;
     std::unique_ptr<std::byte[], Free> memory;
     bool sealed = true;
-    std::optional<Digest> digest;  // only while sealed
+    std::vector<Digest> leaves;  // digests of its leaves, when they are known; only while sealed
   };
   static TensorView view_of(const Tensor& tensor);
   std::vector<Tensor> tensors_;

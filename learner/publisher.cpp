@@ -37,8 +37,10 @@ Result<PublishReport> Publisher::publish(Version version, delta::OwnedState poli
   PublishReport report;
   report.version = version;
   report.snapshot = previous == nullptr;
+  delta::EncodeOptions options = options_;
+  if (previous) options.base = delta::Digest{previous->digest};
   ECHO_ASSIGN(std::vector<std::byte> patch,
-              previous ? delta::encode_delta(previous->state.view(), policy.view(), options_, &report.stats)
+              previous ? delta::encode_delta(previous->state.view(), policy.view(), options, &report.stats)
                        : delta::encode_snapshot(policy.view(), options_, &report.stats));
   report.digest = report.stats.result.bytes;
   report.encode_seconds = seconds(clock.now() - start);

@@ -2,7 +2,6 @@
 #pragma once
 #include <gtest/gtest.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <cstring>
 #include <filesystem>
@@ -13,10 +12,9 @@
 #include "base/random.hpp"
 #include "delta/digest.hpp"
 #include "delta/patch.hpp"
+#include "patch_frames.hpp"
 
 namespace echoline::delta::test {
-
-using Blob = std::vector<std::byte>;
 
 inline TensorView spec(std::string name, DType dtype, std::vector<std::int64_t> shape) {
   return {std::move(name), dtype, std::move(shape), {}};
@@ -80,14 +78,6 @@ inline StateView random_layout(Random& random, std::size_t tensors_max, std::int
                           kAllDTypes[random.below(kAllDTypes.size())], shape));
   }
   return layout;
-}
-
-// Makes the checksum at the end of a patch right again, so that damage reaches the parser behind it.
-inline void fix_checksum(Blob& patch) {
-  if (patch.size() < 16) return;
-  XXH128_canonical_t form;
-  XXH128_canonicalFromHash(&form, XXH3_128bits(patch.data(), patch.size() - 16));
-  std::memcpy(patch.data() + patch.size() - 16, form.digest, 16);
 }
 
 inline std::span<const std::byte> bytes_of(std::string_view text) {

@@ -1,19 +1,17 @@
 // Fuzz target: bytes as a patch, as they are and with a right checksum. Nothing may crash, a failed apply must leave
 // the state alone, and what is accepted must have the promised digest.
-#include <xxhash.h>
-
 #include <cstdlib>
 #include <cstring>
 
-#include "delta/digest.hpp"
 #include "delta/patch.hpp"
+#include "patch_frames.hpp"
 
 using namespace echoline;
 using namespace echoline::delta;
 
 namespace {
 
-constexpr DecodeLimits kLimits{.state_bytes_max = 1 << 22, .tensors_max = 4096, .table_bytes_max = 1 << 16};
+const DecodeOptions kLimits{.state_bytes_max = 1 << 22, .tensors_max = 4096, .table_bytes_max = 1 << 16};
 
 // The base of the deltas in the corpus.
 OwnedState base_state() {
@@ -46,11 +44,8 @@ void try_patch(std::span<const std::byte> patch) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto* bytes = reinterpret_cast<const std::byte*>(data);
   try_patch({bytes, size});
-  std::vector<std::byte> sealed(bytes, bytes + size);
-  sealed.resize(size + 16);
-  XXH128_canonical_t form;
-  XXH128_canonicalFromHash(&form, XXH3_128bits(data, size));
-  std::memcpy(sealed.data() + size, form.digest, 16);
+  test::Blob sealed(bytes, bytes + size);
+  test::fix_checksums(sealed);
   try_patch(sealed);
   return 0;
 }

@@ -2,6 +2,7 @@
 #include "delta/tensor.hpp"
 
 #include <gmock/gmock.h>
+#include <xxhash.h>
 
 #include "delta_test_util.hpp"
 
@@ -72,12 +73,16 @@ TEST(Digest, FollowsTheFormatDescription) {
     XXH128_canonicalFromHash(&form, XXH3_128bits(bytes.data(), bytes.size()));
     return std::string(reinterpret_cast<const char*>(form.digest), 16);
   };
-  const std::string data = "\x01\x02\x03\x04";
-  const std::string tensor = xxh(std::string("\x08\x01\x01\x00w\x02\x00\x00\x00\x00\x00\x00\x00", 13) + xxh(data));
-  const std::string state = xxh(std::string("echoline.state.1\x01\x00\x00\x00\x00\x00\x00\x00", 24) + tensor);
-  const auto digest = digest_state({{"w", DType::kBF16, {2}, bytes_of(data)}});
-  ASSERT_TRUE(digest);
-  EXPECT_EQ(std::memcmp(digest->bytes.data(), state.data(), 16), 0);
+  std::string data(65536 + 4, '\0');  // two leaves
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 7);
+  const std::string leaves = xxh(data.substr(0, 65536)) + xxh(data.substr(65536));
+  const std::string tensor = xxh(std::string("\x08\x01\x01\x00w\x02\x80\x00\x00\x00\x00\x00\x00", 13) + leaves);
+  const std::string state = xxh(std::string("echoline.state.2\x01\x00\x00\x00\x00\x00\x00\x00", 24) + tensor);
+  for (const unsigned threads : {1, 3}) {
+    const auto digest = digest_state({{"w", DType::kBF16, {32770}, bytes_of(data)}}, threads);
+    ASSERT_TRUE(digest);
+    EXPECT_EQ(std::memcmp(digest->bytes.data(), state.data(), 16), 0);
+  }
 }
 
 TEST(Digest, BindsNameTypeShapeAndEveryByte) {

@@ -1,0 +1,73 @@
+// Bit strings, least significant bit first; internal to this folder.
+#pragma once
+#include <bit>
+#include <cstdint>
+#include <utility>
+
+#include "delta/bytes.hpp"
+
+namespace echoline::delta {
+
+class BitWriter {
+ public:
+  // The low `count` bits of `value`, at most 57.
+  void put(std::uint64_t value, unsigned count) {
+    pending_ |= (value & ((std::uint64_t{1} << count) - 1)) << filled_;
+    filled_ += count;
+    for (; filled_ >= 8; filled_ -= 8, pending_ >>= 8) bytes_.push_back(static_cast<std::byte>(pending_));
+  }
+  // Any 64-bit number: seven bits with its length, then the bits below its highest one.
+  void put_number(std::uint64_t value) {
+    const auto length = static_cast<unsigned>(std::bit_width(value));
+    put(length, 7);
+    if (length > 33) put(value >> 32, length - 33);
+    if (length > 1) put(value, length > 33 ? 32 : length - 1);
+  }
+  std::size_t byte_count() const { return bytes_.size() + (filled_ + 7) / 8; }
+  // Pads with zeros to a whole byte.
+  ByteVector finish() && {
+    if (filled_ > 0) bytes_.push_back(static_cast<std::byte>(pending_));
+    return std::move(bytes_);
+  }
+
+ private:
+  ByteVector bytes_;
+  std::uint64_t pending_ = 0;
+  unsigned filled_ = 0;
+};
+
+// Reads what BitWriter wrote. Past the end every bit is zero. Plain data and functions with internal linkage, because
+// the block kernels use it in translation units compiled for different processors.
+struct BitReader {
+  const std::byte* bytes = nullptr;
+  std::uint64_t byte_count = 0;
+  std::uint64_t at = 0;  // bit; beyond 8 * byte_count when too much was read
+};
+
+// At most 57 bits.
+static inline std::uint64_t get_bits(BitReader& reader, unsigned count) {
+  const std::uint64_t byte = reader.at >> 3;
+  std::uint64_t window = 0;
+  if (byte + 8 <= reader.byte_count) {
+    std::memcpy(&window, reader.bytes + byte, 8);
+  } else {
+    for (unsigned i = 0; i < 8 && byte + i < reader.byte_count; ++i)
+      window |= static_cast<std::uint64_t>(reader.bytes[byte + i]) << (8 * i);
+  }
+  const std::uint64_t value = (window >> (reader.at & 7)) & ((std::uint64_t{1} << count) - 1);
+  reader.at += count;
+  return value;
+}
+
+static inline std::uint64_t get_number(BitReader& reader) {
+  const auto length = static_cast<unsigned>(get_bits(reader, 7));
+  if (length > 64) return reader.at = ~std::uint64_t{0} >> 1, 0;
+  if (length <= 1) return length;
+  const std::uint64_t high = length > 33 ? get_bits(reader, length - 33) << 32 : 0;
+  const std::uint64_t low = get_bits(reader, length > 33 ? 32 : length - 1);
+  return (std::uint64_t{1} << (length - 1)) | high | low;
+}
+
+static inline bool exhausted(const BitReader& reader) { return reader.at > 8 * reader.byte_count; }
+
+}  // namespace echoline::delta

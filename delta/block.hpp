@@ -1,0 +1,133 @@
+// The work on one block, a run of consecutive elements of one tensor, as plain functions that exist once per
+// instruction set: they find changes, sort elements into classes by their old value, and turn changes into tokens and
+// back. All give the same results. Internal to this folder; FORMAT.md, "Sparse coding", says what the numbers mean.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "delta/bits.hpp"
+
+namespace echoline::delta {
+
+inline constexpr std::uint32_t kBlockElementsMax = 8192;
+inline constexpr std::uint32_t kBlockWordsMax = kBlockElementsMax / 32;
+inline constexpr std::uint32_t kSpareChanges = kBlockElementsMax + 64;
+inline constexpr unsigned kClasses = 32;
+inline constexpr unsigned kRangesMax = 16;
+
+// Tokens of a step: sign and magnitude up to 8 exactly, larger ones by their two highest bits. FORMAT.md, "Tokens".
+inline constexpr unsigned kTokenBits = 9;
+inline constexpr unsigned kStepTokensMax = 260;             // of 64-bit elements
+inline constexpr unsigned kTokensMax = kStepTokensMax + 1;  // with "unchanged"
+
+inline constexpr unsigned kRansBits = 11;  // frequencies of a table add up to 2^11
+inline constexpr std::uint32_t kRansSlots = 1u << kRansBits;
+inline constexpr std::uint32_t kRansFloor = 1u << 16;  // states are at least this between symbols
+inline constexpr unsigned kRansStates = 4;
+
+// Which class an element belongs to, by its old bits v: clamp(((v >> exponent_shift) & exponent_mask) - base, 0, 31);
+// which range a class belongs to; and how bits become ordered integers.
+struct BlockModel {
+  std::uint32_t exponent_shift = 0;
+  std::uint32_t exponent_mask = 0;
+  std::uint32_t base = 0;
+  bool is_float = false;     // sign and magnitude, else two's complement
+  std::uint32_t ranges = 1;  // the first `dense` of them are coded element by element, the others by gaps
+  std::uint32_t dense = 0;
+  std::uint8_t bound[kRangesMax] =
+      {};  // range r holds the classes from bound[r - 1] up to below bound[r]; the last is 32
+  std::uint8_t range_of[kClasses] = {};
+};
+
+// Where collect() puts the changes of a range that is coded by gaps. The caller provides room for one block.
+struct GapSink {
+  std::uint64_t seen = 0;         // elements of the range before this block
+  std::uint64_t next = 0;         // first element of the range that no gap has passed yet
+  std::uint32_t* gaps = nullptr;  // elements of the range between two changes
+  std::uint16_t* tokens = nullptr;
+  std::uint32_t count = 0;
+  std::uint64_t* extras = nullptr;  // magnitudes of the tokens that need further bits
+  std::uint32_t extra_count = 0;
+};
+struct BlockSink {
+  GapSink gap[kRangesMax];
+  std::uint16_t* dense = nullptr;  // range << kTokenBits | token; token 0 is "unchanged", t + 1 is step token t
+  std::uint32_t dense_count = 0;
+  std::uint64_t* dense_extras = nullptr;
+  std::uint32_t dense_extra_count = 0;
+};
+
+// The elements of a block sorted into those of dense ranges, all together, and those of each range coded by gaps.
+struct SortedBlock {
+  // Bit i % 32 of mask[i / 32] says whether element i belongs. Entry 0 is the dense ranges, entry g + 1 the g-th range
+  // coded by gaps; `before` are the elements of the entry in the words before, 0xffff behind the block's words.
+  alignas(64) std::uint32_t mask[kRangesMax + 1][kBlockWordsMax];
+  alignas(64) std::uint16_t before[kRangesMax + 1][kBlockWordsMax];
+  std::uint32_t count[kRangesMax + 1];
+};
+
+// A table entry: bits 0-10 the slot's offset within its symbol, 11-21 the symbol's frequency less one, 22-31 the
+// symbol.
+using RansEntry = std::uint32_t;
+
+// Reads interleaved rANS symbols; past the end of the words it reads zeros and counts on.
+struct RansReader {
+  std::uint32_t state[kRansStates] = {};
+  const std::byte* words = nullptr;  // little-endian 16-bit
+  std::uint64_t word_count = 0;
+  std::uint64_t at = 0;
+  std::uint32_t turn = 0;  // the state of the next symbol
+};
+
+// The changes of a range coded by gaps, decoded: element of the range (counted over the segment), and signed step.
+struct GapSource {
+  const std::uint64_t* ranks = nullptr;
+  const std::uint64_t* steps = nullptr;  // towards larger magnitude when positive; modulo the element's width
+  std::uint64_t count = 0;
+  std::uint64_t at = 0;
+  std::uint64_t seen = 0;
+};
+struct BlockSource {
+  GapSource gap[kRangesMax];
+  const RansEntry* dense_tables = nullptr;  // kRansSlots entries for each dense range
+  RansReader dense;
+  BitReader bits;
+  std::uint32_t* positions = nullptr;  // out: first + index of the element in its block
+  std::byte* values = nullptr;         // out: new bits
+  std::uint64_t count = 0;
+  std::uint64_t capacity = 0;  // changes at most; there is room for kSpareChanges more
+};
+
+struct Kernels {
+  const char* name;
+  // Bit i % 32 of changed[i / 32] says whether element i differs; gives how many do.
+  std::uint32_t (*diff[4])(const std::byte* prev, const std::byte* cur, std::uint32_t count, std::uint32_t* changed);
+  void (*sort[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted);
+  // `sorted` is what sort() made of `prev`.
+  void (*collect[4])(const std::byte* prev, const std::byte* cur, std::uint32_t count, const BlockModel& model,
+                     const SortedBlock& sorted, const std::uint32_t* changed, BlockSink& sink);
+  // Appends the changes of the block; false when the source does not fit the old values. `sorted` is scratch.
+  bool (*resolve[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, std::uint32_t first,
+                     SortedBlock& sorted, BlockSource& source);
+  // XXH3-128 with seed 0.
+  void (*hash)(const std::byte* bytes, std::size_t count, std::uint64_t* low, std::uint64_t* high);
+};
+
+// The fastest set this processor can run. ECHOLINE_KERNELS=portable|avx2|avx512 in the environment picks one.
+const Kernels& kernels();
+void select_kernels(const Kernels& set);  // another set, for tests that compare them
+// Every set this processor can run, the fastest first.
+struct KernelList {
+  const Kernels* of[3];
+  int count;
+};
+KernelList available_kernels();
+
+extern const Kernels kPortableKernels, kAvx2Kernels, kAvx512Kernels;
+
+// Index into the arrays of Kernels: log2 of the element's size.
+inline unsigned width_index(std::size_t element_bytes) {
+  return element_bytes == 1 ? 0 : element_bytes == 2 ? 1 : element_bytes == 4 ? 2 : 3;
+}
+
+}  // namespace echoline::delta

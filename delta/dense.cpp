@@ -1,0 +1,148 @@
+#include "delta/dense.hpp"
+
+#include <zstd.h>
+
+#include <algorithm>
+#include <bit>
+#include <new>
+
+namespace echoline::delta {
+namespace {
+
+Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "decode patch", "{}", why); }
+
+bool is_float(DType dtype) {
+  return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2 || dtype == DType::kF16 || dtype == DType::kBF16 ||
+         dtype == DType::kF32 || dtype == DType::kF64;
+}
+
+// Calls f with a value of the unsigned integer type of the element size.
+template <class F>
+auto with_element_type(std::size_t element_bytes, F&& f) {
+  switch (element_bytes) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      return f(std::uint64_t{});
+  }
+}
+
+// Byte `plane` of every element, its sign bit moved to the bottom when it is a float.
+template <class T>
+void copy_plane(ByteSpan elements, std::size_t plane, bool rotate, std::byte* to) {
+  const std::size_t count = elements.size() / sizeof(T);
+  for (std::size_t i = 0; i < count; ++i) {
+    const T bits = load<T>(elements.data() + i * sizeof(T));
+    to[i] = static_cast<std::byte>((rotate ? std::rotl(bits, 1) : bits) >> (8 * plane));
+  }
+}
+
+}  // namespace
+
+Result<Stream> read_stream(Reader& reader, std::uint64_t raw_min, std::uint64_t raw_max) {
+  const auto coding = reader.number<std::uint8_t>();
+  const std::uint64_t raw = reader.varint();
+  const std::uint64_t stored = coding == 0 ? raw : reader.varint();
+  const ByteSpan bytes = reader.bytes(stored);
+  if (reader.failed()) return corrupt("the bytes end within a stream");
+  if (coding > 1) return corrupt(fmt::format("unknown stream coding {}", coding));
+  if (raw < raw_min || raw > raw_max)
+    return corrupt(fmt::format("a stream declares {} bytes, expected {} to {}", raw, raw_min, raw_max));
+  return Stream{coding == 1, static_cast<std::size_t>(raw), bytes};
+}
+
+Status expand_stream(const Stream& stream, std::span<std::byte> to) {
+  ECHO_CHECK(to.size() == stream.raw_bytes);
+  if (!stream.compressed) {
+    std::copy(stream.stored.begin(), stream.stored.end(), to.begin());
+    return ok();
+  }
+  const std::size_t got = ZSTD_decompress(to.data(), to.size(), stream.stored.data(), stream.stored.size());
+  if (ZSTD_isError(got)) return corrupt(fmt::format("zstd: {}", ZSTD_getErrorName(got)));
+  if (got != to.size()) return corrupt(fmt::format("a stream holds {} bytes, it declared {}", got, to.size()));
+  return ok();
+}
+
+struct DenseEncoder::Context {
+  explicit Context(int level) : zstd(ZSTD_createCCtx()) {
+    if (!zstd) throw std::bad_alloc();
+    ZSTD_CCtx_setParameter(zstd, ZSTD_c_compressionLevel, level);
+    ZSTD_CCtx_setParameter(zstd, ZSTD_c_contentSizeFlag, 0);  // the stream states it
+  }
+  ~Context() { ZSTD_freeCCtx(zstd); }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ZSTD_CCtx* zstd;
+  ByteVector scratch;  // compressed bytes
+  ByteVector plane;
+};
+
+DenseEncoder::DenseEncoder(int zstd_level) : context_(std::make_unique<Context>(zstd_level)) {}
+DenseEncoder::~DenseEncoder() = default;
+
+bool DenseEncoder::encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector& out) {
+  // Room for a block beyond the limit, because zstd codes a block worse when the room is short; with it the result
+  // is the same as with unlimited room, and a hopeless attempt still ends early.
+  constexpr std::size_t kSlack = ZSTD_BLOCKSIZE_MAX + 1024;
+  const std::size_t room = std::min(ZSTD_compressBound(raw.size()), std::max(bytes_max, bytes_max + kSlack));
+  ByteVector& scratch = context_->scratch;
+  if (scratch.size() < room) scratch.resize(room);
+  const std::size_t packed = ZSTD_compress2(context_->zstd, scratch.data(), room, raw.data(), raw.size());
+  const bool compressed = !ZSTD_isError(packed) && packed < raw.size();
+  const std::size_t start = out.size();
+  put(out, static_cast<std::uint8_t>(compressed));
+  put_varint(out, raw.size());
+  if (compressed) put_varint(out, packed);
+  const ByteSpan body = compressed ? ByteSpan(scratch).first(packed) : raw;
+  if (body.size() + (out.size() - start) > bytes_max) {
+    out.resize(start);
+    return false;
+  }
+  put_bytes(out, body);
+  return true;
+}
+
+bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out) {
+  const std::size_t size = dtype_bytes(dtype);
+  const std::size_t start = out.size();
+  ByteVector& plane = context_->plane;
+  plane.resize(content.size() / size);
+  // The top plane first: when it takes too much already, the others need no look.
+  for (std::size_t p = size; p-- > 0;) {
+    with_element_type(size, [&]<class T>(T) { copy_plane<T>(content, p, is_float(dtype), plane.data()); });
+    const std::size_t used = out.size() - start;
+    if (used > bytes_max || !encode_stream(plane, bytes_max - used, out)) {
+      out.resize(start);
+      return false;
+    }
+  }
+  return true;
+}
+
+Status decode_dense(ByteSpan coded, DType dtype, std::span<std::byte> to) {
+  const std::size_t size = dtype_bytes(dtype);
+  const std::size_t count = to.size() / size;
+  Reader reader(coded);
+  ByteVector planes(to.size());
+  for (std::size_t p = size; p-- > 0;) {
+    ECHO_ASSIGN(const Stream stream, read_stream(reader, count, count));
+    ECHO_TRY(expand_stream(stream, std::span(planes).subspan(p * count, count)));
+  }
+  if (!reader.rest().empty()) return corrupt("a segment has bytes after its last plane");
+  const bool rotate = is_float(dtype);
+  with_element_type(size, [&]<class T>(T) {
+    for (std::size_t i = 0; i < count; ++i) {
+      T bits = 0;
+      for (std::size_t p = 0; p < sizeof(T); ++p)
+        bits = static_cast<T>(bits | static_cast<T>(static_cast<T>(planes[p * count + i]) << (8 * p)));
+      store(to.data() + i * sizeof(T), rotate ? std::rotr(bits, 1) : bits);
+    }
+  });
+  return ok();
+}
+
+}  // namespace echoline::delta

@@ -1,0 +1,48 @@
+#include <atomic>
+#include <cstdlib>
+#include <string_view>
+
+#include "delta/block.hpp"
+
+namespace echoline::delta {
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512vbmi2");
+}
+#endif
+
+const Kernels& choose() {
+  const KernelList list = available_kernels();
+  if (const char* wanted = std::getenv("ECHOLINE_KERNELS"))
+    for (int i = 0; i < list.count; ++i)
+      if (std::string_view(wanted) == list.of[i]->name) return *list.of[i];
+  return *list.of[0];
+}
+
+std::atomic<const Kernels*>& selected() {
+  static std::atomic<const Kernels*> set = &choose();
+  return set;
+}
+
+}  // namespace
+
+KernelList available_kernels() {
+  KernelList list{};
+#if defined(__x86_64__)
+  if (has_avx512()) list.of[list.count++] = &kAvx512Kernels;
+  if (has_avx2()) list.of[list.count++] = &kAvx2Kernels;
+#endif
+  list.of[list.count++] = &kPortableKernels;
+  return list;
+}
+
+const Kernels& kernels() { return *selected().load(std::memory_order_relaxed); }
+void select_kernels(const Kernels& set) { selected() = &set; }
+
+}  // namespace echoline::delta

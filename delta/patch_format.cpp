@@ -1,0 +1,272 @@
+#include "delta/patch_format.hpp"
+
+#include <algorithm>
+
+#include "delta/digest.hpp"
+
+namespace echoline::delta {
+namespace {
+
+constexpr std::string_view kMagic = "ECHOPTCH";
+constexpr std::uint16_t kFormatVersion = 2;
+constexpr std::uint8_t kHeaderFrame = 'H', kSegmentFrame = 'S', kTrailerFrame = 'T';
+constexpr std::size_t kChecksumBytes = 8;
+
+Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "read patch", "{}", why); }
+
+ByteVector encode_table(const StateView& state) {
+  ByteVector table;
+  for (const TensorView& t : state) {
+    put_varint(table, t.name.size());
+    put_bytes(table, as_byte_span(t.name));
+    put(table, static_cast<std::uint8_t>(t.dtype));
+    put(table, static_cast<std::uint8_t>(t.shape.size()));
+    for (const std::int64_t dim : t.shape) put_varint(table, static_cast<std::uint64_t>(dim));
+  }
+  return table;
+}
+
+struct Frame {
+  std::uint8_t type = 0;
+  ByteSpan body;
+  ByteSpan checksum;
+};
+
+Result<Frame> read_frame(Reader& reader) {
+  const ByteSpan start = reader.rest();
+  Frame frame;
+  frame.type = reader.number<std::uint8_t>();
+  frame.body = reader.bytes(reader.number<std::uint32_t>());
+  const std::size_t length = start.size() - reader.rest().size();
+  frame.checksum = reader.bytes(kChecksumBytes);
+  if (reader.failed()) return corrupt(fmt::format("it ends within a frame, {} bytes from the end", start.size()));
+  const Digest sum = digest_bytes(start.first(length));
+  if (!std::equal(frame.checksum.begin(), frame.checksum.end(), sum.bytes.begin()))
+    return corrupt(
+        fmt::format("the checksum of the frame that begins {} bytes from the end does not match: it was damaged; "
+                    "fetch it again",
+                    start.size()));
+  return frame;
+}
+
+Result<PatchTensor> parse_table_entry(Reader& reader) {
+  PatchTensor t;
+  const std::uint64_t name_bytes = reader.varint();
+  if (name_bytes > kNameBytesMax) return corrupt("a tensor name is too long");
+  const ByteSpan name = reader.bytes(name_bytes);
+  t.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
+  const auto dtype = reader.number<std::uint8_t>();
+  const auto rank = reader.number<std::uint8_t>();
+  if (reader.failed() || dtype >= kAllDTypes.size() || rank > kRankMax)
+    return corrupt("the tensor table is cut short or has an unknown element type or rank");
+  t.dtype = static_cast<DType>(dtype);
+  for (unsigned i = 0; i < rank; ++i) t.shape.push_back(static_cast<std::int64_t>(reader.varint()));
+  if (reader.failed()) return corrupt("the tensor table is cut short");
+  const auto bytes = tensor_bytes(t.dtype, t.shape);
+  if (!bytes) return corrupt(fmt::format("tensor '{}': {}", t.name, bytes.error().detail));
+  t.elements = *bytes / dtype_bytes(t.dtype);
+  return t;
+}
+
+// Kind and tensors.
+Status parse_header(ByteSpan body, const DecodeOptions& options, PatchInfo& info) {
+  const auto beyond = [](std::string_view what, std::uint64_t found, std::uint64_t max) {
+    return fail(Code::kExhausted, "read patch", "{} {}, the limit is {}", found, what, max);
+  };
+  Reader reader(body);
+  const auto kind = reader.number<std::uint8_t>();
+  const auto tensors = reader.number<std::uint32_t>();
+  if (reader.failed()) return corrupt("the header is cut short");
+  if (kind != 1 && kind != 2) return corrupt(fmt::format("unknown patch kind {}", kind));
+  info.kind = static_cast<PatchKind>(kind);
+  if (tensors > options.tensors_max) return beyond("tensors", tensors, options.tensors_max);
+  ECHO_ASSIGN(const Stream stream, read_stream(reader, 0, UINT64_MAX));
+  if (!reader.rest().empty()) return corrupt("the header has bytes after the tensor table");
+  if (stream.raw_bytes > options.table_bytes_max)
+    return beyond("bytes of tensor table", stream.raw_bytes, options.table_bytes_max);
+  ByteVector table(stream.raw_bytes);
+  ECHO_TRY(expand_stream(stream, table));
+  Reader entries(table);
+  for (std::uint32_t i = 0; i < tensors; ++i) {
+    ECHO_ASSIGN(PatchTensor t, parse_table_entry(entries));
+    if (!info.tensors.empty() && t.name <= info.tensors.back().name)
+      return corrupt("the tensor table is not in canonical order");
+    const std::uint64_t bytes = t.elements * dtype_bytes(t.dtype);
+    if (info.kind == PatchKind::kSnapshot && bytes > options.state_bytes_max - info.state_bytes)
+      return beyond("bytes of state at least", info.state_bytes + bytes, options.state_bytes_max);
+    info.state_bytes += bytes;
+    info.elements += t.elements;
+    info.tensors.push_back(std::move(t));
+  }
+  if (!entries.rest().empty()) return corrupt("the tensor table has bytes after its last entry");
+  return ok();
+}
+
+Status add_segment(const Frame& frame, ParsedPatch& parsed) {
+  ECHO_ASSIGN(Segment segment, read_segment(frame.body));
+  PatchInfo& info = parsed.info;
+  if (segment.tensor >= info.tensors.size())
+    return corrupt(fmt::format("a segment of tensor {}, there are {}", segment.tensor, info.tensors.size()));
+  PatchTensor& t = info.tensors[static_cast<std::size_t>(segment.tensor)];
+  const std::uint64_t bytes = t.elements * dtype_bytes(t.dtype);
+  if (segment.index >= segment_count(bytes))
+    return corrupt(fmt::format("tensor '{}' has no segment {}", t.name, segment.index));
+  if (!parsed.segments.empty()) {
+    const Segment& last = parsed.segments.back();
+    if (std::pair(segment.tensor, segment.index) <= std::pair(last.tensor, last.index))
+      return corrupt("the segments are not in order");
+  }
+  const std::uint64_t elements = segment_range(bytes, segment.index).byte_count / dtype_bytes(t.dtype);
+  for (const Layer& layer : segment.layers) {
+    if (layer.changed == 0 || layer.changed > elements)
+      return corrupt(
+          fmt::format("tensor '{}': a segment declares {} changes of {} elements", t.name, layer.changed, elements));
+    t.changed += layer.changed;
+    t.bound_bits += std::min(layer.bound_bits, std::uint64_t{1} << 40);
+  }
+  if (info.kind == PatchKind::kSnapshot &&
+      (segment.layers.size() != 1 || segment.layers.front().coding != LayerCoding::kDense))
+    return corrupt(fmt::format("tensor '{}' of a snapshot is not whole", t.name));
+  t.payload_bytes += frame.body.size();
+  parsed.segments.push_back(std::move(segment));
+  return ok();
+}
+
+Status check_trailer(ByteSpan body, ByteSpan checksums, ParsedPatch& parsed) {
+  Reader reader(body);
+  PatchInfo& info = parsed.info;
+  Digest base, chain;
+  for (Digest* d : {&base, &info.result}) std::ranges::copy(reader.bytes(d->bytes.size()), d->bytes.begin());
+  const auto state_bytes = reader.number<std::uint64_t>();
+  const auto elements = reader.number<std::uint64_t>();
+  const auto changed = reader.number<std::uint64_t>();
+  const auto segments = reader.number<std::uint64_t>();
+  std::ranges::copy(reader.bytes(chain.bytes.size()), chain.bytes.begin());
+  if (reader.failed() || !reader.rest().empty()) return corrupt("the trailer is malformed");
+  if (info.kind == PatchKind::kDelta) info.base = base;
+  if (info.kind == PatchKind::kSnapshot && base != Digest{}) return corrupt("a snapshot names a base");
+  for (const PatchTensor& t : info.tensors) {
+    info.changed += t.changed;
+    info.payload_bytes += t.payload_bytes;
+    info.bound_bits += t.bound_bits;
+  }
+  if (state_bytes != info.state_bytes || elements != info.elements || changed != info.changed)
+    return corrupt("the trailer and the segments disagree on the number of elements");
+  if (segments != parsed.segments.size() || chain != digest_bytes(checksums))
+    return corrupt(
+        fmt::format("the trailer promises {} segments, {} of them are there", segments, parsed.segments.size()));
+  std::uint64_t whole = 0;
+  for (const PatchTensor& t : info.tensors) whole += segment_count(t.elements * dtype_bytes(t.dtype));
+  if (info.kind == PatchKind::kSnapshot && segments != whole) return corrupt("the snapshot is not whole");
+  return ok();
+}
+
+}  // namespace
+
+std::uint64_t segment_count(std::uint64_t tensor_bytes) { return (tensor_bytes + kSegmentBytes - 1) / kSegmentBytes; }
+
+SegmentRange segment_range(std::uint64_t tensor_bytes, std::uint64_t index) {
+  const std::uint64_t first = index * kSegmentBytes;
+  return {first, std::min(kSegmentBytes, tensor_bytes - first)};
+}
+
+Status PatchWriter::put_frame(std::uint8_t type, ByteSpan body) {
+  if (body.size() > UINT32_MAX)
+    return fail(Code::kExhausted, "write patch", "a part of {} bytes, at most {} fit; fold fewer deltas", body.size(),
+                UINT32_MAX);
+  const std::size_t start = frame_.size();
+  put(frame_, type);
+  put(frame_, static_cast<std::uint32_t>(body.size()));
+  put_bytes(frame_, body);
+  const Digest sum = digest_bytes(ByteSpan(frame_).subspan(start));
+  const ByteSpan checksum = ByteSpan(sum.bytes).first(kChecksumBytes);
+  put_bytes(frame_, checksum);
+  put_bytes(checksums_, checksum);
+  bytes_ += frame_.size();
+  ECHO_TRY(sink_(frame_));
+  frame_.clear();
+  return ok();
+}
+
+Status PatchWriter::begin(PatchKind kind, const StateView& tensors, int zstd_level) {
+  if (tensors.size() > UINT32_MAX) return fail(Code::kInvalid, "write patch", "more than 2^32 - 1 tensors");
+  put_bytes(frame_, as_byte_span(kMagic));
+  put(frame_, kFormatVersion);
+  body_.clear();
+  put(body_, static_cast<std::uint8_t>(kind));
+  put(body_, static_cast<std::uint32_t>(tensors.size()));
+  DenseEncoder(zstd_level).encode_stream(encode_table(tensors), SIZE_MAX, body_);
+  return put_frame(kHeaderFrame, body_);
+}
+
+Status PatchWriter::add(const Segment& segment) {
+  body_.clear();
+  write_segment(segment, body_);
+  ++segments_;
+  for (const Layer& layer : segment.layers) changed_ += layer.changed;
+  return put_frame(kSegmentFrame, body_);
+}
+
+Status PatchWriter::finish(PatchStats& stats) {
+  stats.changed = changed_;
+  body_.clear();
+  put_bytes(body_, stats.base.value_or(Digest{}).bytes);
+  put_bytes(body_, stats.result.bytes);
+  put(body_, stats.state_bytes);
+  put(body_, stats.elements);
+  put(body_, changed_);
+  put(body_, segments_);
+  put_bytes(body_, digest_bytes(checksums_).bytes);
+  ECHO_TRY(put_frame(kTrailerFrame, body_));
+  stats.patch_bytes = bytes_;
+  return ok();
+}
+
+Result<ParsedPatch> parse_patch(ByteSpan patch, const DecodeOptions& options) {
+  Reader reader(patch);
+  const ByteSpan magic = reader.bytes(kMagic.size());
+  if (!std::ranges::equal(magic, as_byte_span(kMagic))) return corrupt("these bytes are not a patch (wrong magic)");
+  const auto version = reader.number<std::uint16_t>();
+  if (version != kFormatVersion)
+    return corrupt(fmt::format("patch format version {}, this program reads version {}", version, kFormatVersion));
+  ParsedPatch parsed;
+  ByteVector checksums;
+  for (bool first = true;; first = false) {
+    ECHO_ASSIGN(const Frame frame, read_frame(reader));
+    if (first != (frame.type == kHeaderFrame)) return corrupt("the header is not the first frame");
+    if (frame.type == kTrailerFrame) {
+      ECHO_TRY(check_trailer(frame.body, checksums, parsed));
+      break;
+    }
+    put_bytes(checksums, frame.checksum);
+    if (frame.type == kHeaderFrame) {
+      ECHO_TRY(parse_header(frame.body, options, parsed.info));
+    } else if (frame.type == kSegmentFrame) {
+      ECHO_TRY(add_segment(frame, parsed));
+    } else {
+      return corrupt(fmt::format("unknown frame type {}", frame.type));
+    }
+  }
+  if (!reader.rest().empty()) return corrupt("there are bytes after the trailer");
+  parsed.info.patch_bytes = patch.size();
+  return parsed;
+}
+
+Status check_tensors_match(const PatchInfo& info, const StateView& state) {
+  const auto complain = [](const std::string& name, std::string_view why) {
+    return fail(Code::kInvalid, "apply delta", "tensor '{}' {}: the patch is of another model", name, why);
+  };
+  for (std::size_t i = 0; i < info.tensors.size() || i < state.size(); ++i) {
+    if (i == info.tensors.size()) return complain(state[i].name, "is not in the patch");
+    const PatchTensor& t = info.tensors[i];
+    if (i == state.size()) return complain(t.name, "is not in the state");
+    if (t.name != state[i].name) return complain(t.name, fmt::format("stands where the state has '{}'", state[i].name));
+    if (t.dtype != state[i].dtype || t.shape != state[i].shape)
+      return complain(
+          t.name, fmt::format("is {} [{}] in the patch and {} [{}] in the state", dtype_name(t.dtype),
+                              fmt::join(t.shape, ", "), dtype_name(state[i].dtype), fmt::join(state[i].shape, ", ")));
+  }
+  return ok();
+}
+
+}  // namespace echoline::delta

@@ -1,0 +1,384 @@
+// Encoding: segments are coded by several threads and leave in order while the pass goes on.
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "delta/digest.hpp"
+#include "delta/parallel.hpp"
+#include "delta/patch_format.hpp"
+
+namespace echoline::delta {
+namespace {
+
+struct SegmentTask {
+  std::size_t tensor = 0;
+  std::uint64_t index = 0;
+  SegmentRange range;
+};
+
+std::vector<SegmentTask> segment_tasks(const StateView& state) {
+  std::vector<SegmentTask> tasks;
+  for (std::size_t t = 0; t < state.size(); ++t)
+    for (std::uint64_t i = 0; i < segment_count(state[t].bytes.size()); ++i)
+      tasks.push_back({t, i, segment_range(state[t].bytes.size(), i)});
+  return tasks;
+}
+
+SegmentPlace place_of(const TensorView& tensor, std::uint64_t first_byte) {
+  return {tensor.dtype, first_byte / dtype_bytes(tensor.dtype),
+          tensor.shape.empty() ? 0 : static_cast<std::uint64_t>(tensor.shape.back())};
+}
+
+// Hands coded segments to the writer in order, whichever thread finishes first. A thread that is too far ahead waits,
+// so that only a few segments are held.
+class InOrder {
+ public:
+  InOrder(PatchWriter& writer, std::uint64_t total_bytes, const Progress& progress)
+      : writer_(writer), total_bytes_(total_bytes), progress_(progress) {}
+
+  // Waits until `index` is close enough to what has left. False when another thread has failed.
+  bool enter(std::size_t index, unsigned threads) {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] { return failed_ || index < next_ + 2 * threads; });
+    return !failed_;
+  }
+  // `segment` without layers leaves nothing.
+  void leave(std::size_t index, std::uint64_t bytes, const Segment& segment) {
+    const std::lock_guard lock(mutex_);
+    if (failed_) return;
+    if (index != next_) {
+      held_.emplace(index, Held{segment, bytes, {}});
+      // Payloads die with the encoder's next segment, so a held one owns them.
+      std::vector<ByteVector>& payloads = held_.at(index).payloads;
+      for (Layer& layer : held_.at(index).segment.layers) {
+        payloads.emplace_back(layer.payload.begin(), layer.payload.end());
+        layer.payload = payloads.back();
+      }
+      return;
+    }
+    write(segment, bytes);
+    for (auto at = held_.begin(); at != held_.end() && at->first == next_ && !failed_; at = held_.erase(at))
+      write(at->second.segment, at->second.bytes);
+    wake_.notify_all();
+  }
+  void abandon(Error error) {
+    const std::lock_guard lock(mutex_);
+    fail_with(std::move(error));
+  }
+  Status status() const { return failed_ ? Status(*failed_) : ok(); }
+
+ private:
+  struct Held {
+    Segment segment;
+    std::uint64_t bytes = 0;
+    std::vector<ByteVector> payloads;
+  };
+  void fail_with(Error error) {
+    if (!failed_) failed_ = std::move(error);
+    wake_.notify_all();
+  }
+  void write(const Segment& segment, std::uint64_t bytes) {
+    ++next_;
+    done_bytes_ += bytes;
+    if (!segment.layers.empty())
+      if (Status status = writer_.add(segment); !status) return fail_with(std::move(status).error());
+    if (progress_) progress_(done_bytes_, total_bytes_);
+  }
+  PatchWriter& writer_;
+  const std::uint64_t total_bytes_;
+  const Progress& progress_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::map<std::size_t, Held> held_;
+  std::size_t next_ = 0;
+  std::uint64_t done_bytes_ = 0;
+  std::optional<Error> failed_;
+};
+
+// Runs work(worker, task) -> Result<Segment> for every task on several threads; `make_worker` makes what each thread
+// keeps to itself.
+template <class MakeWorker, class Work>
+Status code_in_order(const std::vector<SegmentTask>& tasks, unsigned threads, InOrder& in_order,
+                     MakeWorker&& make_worker, Work&& work) {
+  threads = std::clamp(threads, 1u, 256u);
+  std::vector<decltype(make_worker())> workers(threads);
+  for_each_parallel(tasks.size(), threads, [&](unsigned self, std::size_t i) {
+    if (!in_order.enter(i, threads)) return;
+    try {
+      if (!workers[self]) workers[self] = make_worker();
+      Result<Segment> segment = work(*workers[self], tasks[i]);
+      if (segment) {
+        in_order.leave(i, tasks[i].range.byte_count, *segment);
+      } else {
+        in_order.abandon(std::move(segment).error());
+      }
+    } catch (...) {  // others must not wait for a thread that is gone
+      in_order.abandon(fail(Code::kExhausted, "encode patch", "out of memory"));
+      throw;
+    }
+  });
+  return in_order.status();
+}
+
+void count_state(const StateView& state, PatchStats& stats) {
+  for (const TensorView& t : state) {
+    stats.state_bytes += t.bytes.size();
+    stats.elements += t.bytes.size() / dtype_bytes(t.dtype);
+  }
+}
+
+std::vector<std::vector<Digest>> places_for_leaves(const StateView& state) {
+  std::vector<std::vector<Digest>> leaves(state.size());
+  for (std::size_t i = 0; i < state.size(); ++i) leaves[i].resize(leaf_count(state[i].bytes.size()));
+  return leaves;
+}
+
+Status check_same_tensors(const StateView& prev, const StateView& cur) {
+  const auto complain = [](const TensorView& t, std::string_view why) {
+    return fail(Code::kInvalid, "encode delta",
+                "tensor '{}' {}; a delta needs the same tensors on both sides, publish a "
+                "snapshot instead",
+                t.name, why);
+  };
+  for (std::size_t i = 0; i < prev.size() || i < cur.size(); ++i) {
+    if (i == cur.size() || (i < prev.size() && prev[i].name < cur[i].name))
+      return complain(prev[i], "is only in the previous state");
+    if (i == prev.size() || cur[i].name < prev[i].name) return complain(cur[i], "is only in the new state");
+    if (prev[i].dtype != cur[i].dtype)
+      return complain(
+          cur[i], fmt::format("changes its type from {} to {}", dtype_name(prev[i].dtype), dtype_name(cur[i].dtype)));
+    if (prev[i].shape != cur[i].shape)
+      return complain(cur[i], fmt::format("changes its shape from [{}] to [{}]", fmt::join(prev[i].shape, ", "),
+                                          fmt::join(cur[i].shape, ", ")));
+  }
+  return ok();
+}
+
+Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const PatchSink& sink,
+                            const EncodeOptions& options) {
+  PatchStats stats;
+  count_state(cur, stats);
+  PatchWriter writer(sink);
+  ECHO_TRY(writer.begin(PatchKind::kDelta, cur, options.zstd_level));
+  InOrder in_order(writer, stats.state_bytes, options.progress);
+  auto prev_leaves = options.base ? std::vector<std::vector<Digest>>() : places_for_leaves(prev);
+  auto cur_leaves = places_for_leaves(cur);
+  ECHO_TRY(code_in_order(
+      segment_tasks(cur), options.threads, in_order,
+      [&] { return std::make_unique<SegmentEncoder>(options.zstd_level); },
+      [&](SegmentEncoder& encoder, const SegmentTask& task) -> Result<Segment> {
+        const auto [first, count] = task.range;
+        const std::size_t leaf = first / kLeafBytes;
+        Segment segment{task.tensor, task.index, {}};
+        if (auto layer = encoder.encode(prev[task.tensor].bytes.subspan(first, count),
+                                        cur[task.tensor].bytes.subspan(first, count), place_of(cur[task.tensor], first),
+                                        options.base ? nullptr : prev_leaves[task.tensor].data() + leaf,
+                                        cur_leaves[task.tensor].data() + leaf))
+          segment.layers.push_back(*layer);
+        return segment;
+      }));
+  stats.base = options.base ? *options.base : combine_leaves(prev, prev_leaves);
+  stats.result = combine_leaves(cur, cur_leaves);
+  ECHO_TRY(writer.finish(stats));
+  return stats;
+}
+
+Result<PatchStats> snapshot_of(const StateView& cur, const PatchSink& sink, const EncodeOptions& options) {
+  PatchStats stats;
+  count_state(cur, stats);
+  PatchWriter writer(sink);
+  ECHO_TRY(writer.begin(PatchKind::kSnapshot, cur, options.zstd_level));
+  InOrder in_order(writer, stats.state_bytes, options.progress);
+  auto leaves = places_for_leaves(cur);
+  ECHO_TRY(code_in_order(
+      segment_tasks(cur), options.threads, in_order,
+      [&] { return std::make_unique<SegmentEncoder>(options.zstd_level); },
+      [&](SegmentEncoder& encoder, const SegmentTask& task) -> Result<Segment> {
+        const ByteSpan content = cur[task.tensor].bytes.subspan(task.range.first_byte, task.range.byte_count);
+        digest_leaves(content, leaves[task.tensor].data() + task.range.first_byte / kLeafBytes);
+        return Segment{task.tensor, task.index, {encoder.encode_whole(content, cur[task.tensor].dtype)}};
+      }));
+  stats.result = combine_leaves(cur, leaves);
+  ECHO_TRY(writer.finish(stats));
+  return stats;
+}
+
+// ---- folding ----
+
+// The tensors a patch is about, without content.
+StateView layout_of(const PatchInfo& info) {
+  StateView layout;
+  for (const PatchTensor& t : info.tensors) layout.push_back({t.name, t.dtype, t.shape, {}});
+  return layout;
+}
+
+Status check_follows(const PatchInfo& before, const PatchInfo& after, std::size_t index) {
+  if (after.kind != PatchKind::kDelta)
+    return fail(Code::kInvalid, "fold deltas", "patch {} is a snapshot; deltas alone can be folded", index + 1);
+  if (index > 0 && after.base != before.result)
+    return fail(Code::kInvalid, "fold deltas",
+                "patch {} leads to {}, but patch {} begins at {}; give them in the order of their versions", index,
+                before.result.hex(), index + 1, after.base->hex());
+  return check_tensors_match(after, layout_of(before));
+}
+
+// The layers of all patches for one segment, without those that a later dense one overrides.
+Segment joined_segment(const std::vector<ParsedPatch>& patches, std::vector<std::size_t>& at,
+                       std::pair<std::uint64_t, std::uint64_t> key) {
+  Segment joined{key.first, key.second, {}};
+  for (std::size_t p = 0; p < patches.size(); ++p) {
+    const std::vector<Segment>& segments = patches[p].segments;
+    if (at[p] == segments.size() || std::pair(segments[at[p]].tensor, segments[at[p]].index) != key) continue;
+    for (const Layer& layer : segments[at[p]].layers) {
+      if (layer.coding == LayerCoding::kDense) joined.layers.clear();
+      joined.layers.push_back(layer);
+    }
+    ++at[p];
+  }
+  return joined;
+}
+
+std::vector<Segment> joined_segments(const std::vector<ParsedPatch>& patches) {
+  std::vector<Segment> all;
+  std::vector<std::size_t> at(patches.size());
+  for (;;) {
+    std::optional<std::pair<std::uint64_t, std::uint64_t>> least;
+    for (std::size_t p = 0; p < patches.size(); ++p) {
+      if (at[p] == patches[p].segments.size()) continue;
+      const Segment& s = patches[p].segments[at[p]];
+      const std::pair key(s.tensor, s.index);
+      if (!least || key < *least) least = key;
+    }
+    if (!least) return all;
+    all.push_back(joined_segment(patches, at, *least));
+  }
+}
+
+Result<PatchStats> fold(const std::vector<ParsedPatch>& patches, const PatchSink& sink, const EncodeOptions& options) {
+  const PatchInfo& info = patches.front().info;
+  PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result};
+  PatchWriter writer(sink);
+  ECHO_TRY(writer.begin(PatchKind::kDelta, layout_of(info), options.zstd_level));
+  for (const Segment& segment : joined_segments(patches)) {
+    if (segment.layers.size() > kLayersMax)
+      return fail(Code::kExhausted, "fold deltas", "more than {} deltas; fold fewer at a time", kLayersMax);
+    ECHO_TRY(writer.add(segment));
+  }
+  ECHO_TRY(writer.finish(stats));
+  return stats;
+}
+
+struct FoldWorker {
+  explicit FoldWorker(int zstd_level) : encoder(zstd_level) {}
+  SegmentDecoder decoder;
+  SegmentEncoder encoder;
+  Replacement replacement;
+  ByteVector content;
+};
+
+Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const PatchSink& sink, const StateView& base,
+                             const EncodeOptions& options) {
+  const PatchInfo& info = patches.front().info;
+  ECHO_TRY(check_tensors_match(info, base));
+  PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result};
+  auto leaves = leaves_of(base, options.threads);
+  if (const Digest found = combine_leaves(base, leaves); found != *info.base)
+    return fail(Code::kStale, "fold deltas", "the base has digest {}, the first delta applies to {}", found.hex(),
+                info.base->hex());
+  const std::vector<Segment> segments = joined_segments(patches);
+  std::vector<SegmentTask> tasks;
+  for (const Segment& s : segments)
+    tasks.push_back({static_cast<std::size_t>(s.tensor), s.index,
+                     segment_range(base[static_cast<std::size_t>(s.tensor)].bytes.size(), s.index)});
+  PatchWriter writer(sink);
+  ECHO_TRY(writer.begin(PatchKind::kDelta, base, options.zstd_level));
+  InOrder in_order(writer, stats.state_bytes, options.progress);
+  ECHO_TRY(code_in_order(
+      tasks, options.threads, in_order, [&] { return std::make_unique<FoldWorker>(options.zstd_level); },
+      [&](FoldWorker& worker, const SegmentTask& task) -> Result<Segment> {
+        const auto found =
+            std::lower_bound(segments.begin(), segments.end(), std::pair(std::uint64_t{task.tensor}, task.index),
+                             [](const Segment& s, const auto& key) { return std::pair(s.tensor, s.index) < key; });
+        const TensorView& tensor = base[task.tensor];
+        const ByteSpan old = tensor.bytes.subspan(task.range.first_byte, task.range.byte_count);
+        Digest* new_leaves = leaves[task.tensor].data() + task.range.first_byte / kLeafBytes;
+        ECHO_TRY(worker.decoder.decode(*found, old, tensor.dtype, worker.replacement, new_leaves));
+        worker.content.assign(old.begin(), old.end());
+        write_values(worker.replacement.whole, worker.replacement.positions, worker.replacement.values,
+                     dtype_bytes(tensor.dtype), worker.content);
+        Segment segment{task.tensor, task.index, {}};
+        if (auto layer =
+                worker.encoder.encode(old, worker.content, place_of(tensor, task.range.first_byte), nullptr, nullptr))
+          segment.layers.push_back(*layer);
+        return segment;
+      }));
+  if (const Digest found = combine_leaves(base, leaves); found != stats.result)
+    return fail(Code::kCorrupt, "fold deltas", "the deltas lead to digest {}, the last one promised {}", found.hex(),
+                stats.result.hex());
+  ECHO_TRY(writer.finish(stats));
+  return stats;
+}
+
+Result<std::vector<std::byte>> into_memory(const std::function<Result<PatchStats>(const PatchSink&)>& write,
+                                           PatchStats* stats) {
+  ByteVector bytes;
+  ECHO_ASSIGN(const PatchStats done, write([&](ByteSpan part) {
+                put_bytes(bytes, part);
+                return ok();
+              }));
+  if (stats) *stats = done;
+  return bytes;
+}
+
+}  // namespace
+
+Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
+                               const EncodeOptions& options) {
+  return guarded("encode delta", [&]() -> Result<PatchStats> {
+    ECHO_ASSIGN(const StateView before, canonical(prev));
+    ECHO_ASSIGN(const StateView after, canonical(cur));
+    ECHO_TRY(check_same_tensors(before, after));
+    return delta_of(before, after, sink, options);
+  });
+}
+
+Result<PatchStats> write_snapshot(const StateView& cur, const PatchSink& sink, const EncodeOptions& options) {
+  return guarded("encode snapshot", [&]() -> Result<PatchStats> {
+    ECHO_ASSIGN(const StateView sorted, canonical(cur));
+    return snapshot_of(sorted, sink, options);
+  });
+}
+
+Result<std::vector<std::byte>> encode_delta(const StateView& prev, const StateView& cur, const EncodeOptions& options,
+                                            PatchStats* stats) {
+  return guarded("encode delta", [&] {
+    return into_memory([&](const PatchSink& sink) { return write_delta(prev, cur, sink, options); }, stats);
+  });
+}
+
+Result<std::vector<std::byte>> encode_snapshot(const StateView& cur, const EncodeOptions& options, PatchStats* stats) {
+  return guarded("encode snapshot", [&] {
+    return into_memory([&](const PatchSink& sink) { return write_snapshot(cur, sink, options); }, stats);
+  });
+}
+
+Result<PatchStats> fold_deltas(std::span<const std::span<const std::byte>> patches, const PatchSink& sink,
+                               const StateView* base, const EncodeOptions& options) {
+  return guarded("fold deltas", [&]() -> Result<PatchStats> {
+    if (patches.empty()) return fail(Code::kInvalid, "fold deltas", "expected at least one delta");
+    std::vector<ParsedPatch> parsed;
+    for (std::size_t i = 0; i < patches.size(); ++i) {
+      auto patch = parse_patch(patches[i], {});
+      if (!patch) return fail(patch.error().code, "fold deltas", "patch {}: {}", i + 1, patch.error().detail);
+      ECHO_TRY(check_follows(parsed.empty() ? patch->info : parsed.back().info, patch->info, i));
+      parsed.push_back(*std::move(patch));
+    }
+    if (!base) return fold(parsed, sink, options);
+    ECHO_ASSIGN(const StateView sorted, canonical(*base));
+    return fold_anew(parsed, sink, sorted, options);
+  });
+}
+
+}  // namespace echoline::delta

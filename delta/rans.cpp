@@ -1,0 +1,119 @@
+#include "delta/rans.hpp"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+namespace echoline::delta {
+
+Frequencies normalise(std::span<const std::uint64_t> weights) {
+  const std::uint64_t total = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
+  if (total == 0) return {};
+  Frequencies table(weights.size());
+  std::int64_t left = kRansSlots;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] == 0) continue;
+    table[i] = static_cast<std::uint16_t>(std::max<std::uint64_t>(weights[i] * kRansSlots / total, 1));
+    left -= table[i];
+  }
+  while (left != 0) {
+    const auto largest = std::max_element(table.begin(), table.end());
+    const std::int64_t change = std::max<std::int64_t>(left, 1 - *largest);
+    *largest = static_cast<std::uint16_t>(*largest + change);
+    left -= change;
+  }
+  while (table.back() == 0) table.pop_back();
+  return table;
+}
+
+void write_frequencies(const Frequencies& table, BitWriter& out) {
+  out.put(table.size(), kTokenBits);
+  for (std::size_t i = 0; i + 1 < table.size(); ++i) {
+    out.put(table[i] != 0, 1);
+    if (table[i] == 0) continue;
+    const auto length = static_cast<unsigned>(std::bit_width(table[i]));
+    out.put(length - 1, 4);
+    out.put(table[i], length - 1);
+  }
+}
+
+Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
+  const std::size_t count = get_bits(reader, kTokenBits);
+  if (count == 0 || count > symbols_max) return {};
+  Frequencies table(count);
+  std::uint32_t left = kRansSlots;
+  for (std::size_t i = 0; i + 1 < count; ++i) {
+    if (get_bits(reader, 1) == 0) continue;
+    const auto length = static_cast<unsigned>(get_bits(reader, 4));
+    const auto frequency = (1u << length) | static_cast<std::uint32_t>(get_bits(reader, length));
+    if (frequency >= left) return {};
+    table[i] = static_cast<std::uint16_t>(frequency);
+    left -= frequency;
+  }
+  table.back() = static_cast<std::uint16_t>(left);
+  if (exhausted(reader)) return {};
+  return table;
+}
+
+void rans_table(const Frequencies& table, RansEntry* entries) {
+  for (std::uint32_t symbol = 0; symbol < table.size(); ++symbol)
+    for (std::uint32_t offset = 0; offset < table[symbol]; ++offset)
+      *entries++ = symbol << (2 * kRansBits) | (table[symbol] - 1u) << kRansBits | offset;
+}
+
+void rans_write(std::span<const RansRun> runs, ByteVector& out) {
+  struct Symbol {
+    std::uint16_t start, frequency;
+  };
+  std::array<std::uint32_t, kRansStates> states;
+  states.fill(kRansFloor);
+  std::size_t total = 0;
+  for (const RansRun& run : runs) total += run.symbols.size();
+  // At most 11 bits a symbol, written from the end.
+  std::vector<std::uint16_t> words(total * kRansBits / 16 + kRansStates + 1);
+  std::size_t at = words.size();
+  std::vector<Symbol> symbols;
+  for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+    if (run->symbols.empty()) continue;
+    symbols.assign(run->tables.size() << kTokenBits, {});
+    for (std::size_t t = 0; t < run->tables.size(); ++t) {
+      std::uint32_t start = 0;
+      for (std::size_t s = 0; s < run->tables[t].size(); ++s) {
+        symbols[t << kTokenBits | s] = {static_cast<std::uint16_t>(start), run->tables[t][s]};
+        start += run->tables[t][s];
+      }
+    }
+    for (std::size_t i = run->symbols.size(); i-- > 0;) {
+      const Symbol symbol = symbols[run->symbols[i]];
+      std::uint32_t& state = states[i % kRansStates];
+      if (state >= static_cast<std::uint64_t>(symbol.frequency) << (32 - kRansBits)) {
+        words[--at] = static_cast<std::uint16_t>(state);
+        state >>= 16;
+      }
+      state = (state / symbol.frequency << kRansBits) + state % symbol.frequency + symbol.start;
+    }
+  }
+  for (const std::uint32_t state : states) put(out, state);
+  put_bytes(out, std::as_bytes(std::span(words).subspan(at)));
+}
+
+bool rans_open(ByteSpan bytes, RansReader& reader) {
+  constexpr std::size_t kStateBytes = 4 * kRansStates;
+  if (bytes.size() < kStateBytes || bytes.size() % 2 != 0) return false;
+  for (unsigned i = 0; i < kRansStates; ++i) {
+    reader.state[i] = load<std::uint32_t>(bytes.data() + 4 * i);
+    if (reader.state[i] < kRansFloor) return false;
+  }
+  reader.words = bytes.data() + kStateBytes;
+  reader.word_count = (bytes.size() - kStateBytes) / 2;
+  reader.at = 0;
+  reader.turn = 0;
+  return true;
+}
+
+bool rans_at_end(const RansReader& reader) {
+  return reader.at == reader.word_count &&
+         std::ranges::all_of(reader.state, [](std::uint32_t state) { return state == kRansFloor; });
+}
+
+}  // namespace echoline::delta

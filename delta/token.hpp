@@ -1,0 +1,75 @@
+// Steps between ordered integers as tokens, and the reading of rANS symbols. Functions with internal linkage, because
+// the block kernels use them in translation units compiled for different processors. Internal to this folder.
+#pragma once
+#include <cstdint>
+
+#include "delta/block.hpp"
+
+namespace echoline::delta {
+
+// A step of `magnitude` (at least 1), towards zero or away from it: tokens 0 to 15 are magnitudes 1 to 8; further on,
+// four tokens for each bit length from 4 up: two halves of its magnitudes, two directions.
+static inline unsigned step_token(std::uint64_t magnitude, bool towards_zero) {
+  if (magnitude <= 8) return 2 * static_cast<unsigned>(magnitude - 1) + towards_zero;
+  const auto length = static_cast<unsigned>(64 - __builtin_clzll(magnitude));
+  const auto upper_half = static_cast<unsigned>((magnitude >> (length - 2)) & 1);
+  return 16 + 4 * (length - 4) + 2 * upper_half + towards_zero;
+}
+
+// How many bits of the magnitude a token leaves open.
+static inline unsigned extra_bits(unsigned token) { return token < 16 ? 0 : (token - 16) / 4 + 2; }
+
+// The step a token and its extra bits stand for; negative (towards zero) steps as two's complement.
+static inline std::uint64_t token_step(unsigned token, std::uint64_t extra) {
+  std::uint64_t magnitude = token / 2 + 1;
+  if (token >= 16) magnitude = ((std::uint64_t{2} | ((token - 16) / 2 & 1)) << extra_bits(token)) | extra;
+  return token & 1 ? ~magnitude + 1 : magnitude;
+}
+
+// Bits as an integer that grows with the value, so that neighbouring floats differ by one. A bijection.
+template <class T>
+static inline T to_ordered(T bits, bool is_float) {
+  constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  if (!is_float) return bits;
+  return static_cast<T>(bits & kTop ? ~bits : bits | kTop);
+}
+template <class T>
+static inline T from_ordered(T ordered, bool is_float) {
+  constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  if (!is_float) return ordered;
+  return static_cast<T>(ordered & kTop ? ordered & ~kTop : ~ordered);
+}
+
+// The token of a change from `old` to `now`, which differ; `magnitude` is what its extra bits come from.
+template <class T>
+static inline unsigned change_token(T old, T now, bool is_float, std::uint64_t& magnitude) {
+  constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  const T step = static_cast<T>(to_ordered(now, is_float) - to_ordered(old, is_float));
+  const bool down = step & kTop;
+  magnitude = down ? static_cast<T>(~step + 1) : step;
+  return step_token(magnitude, down != (is_float && (old & kTop)));
+}
+
+// The inverse: the new bits.
+template <class T>
+static inline T apply_step(T old, std::uint64_t step, bool is_float) {
+  constexpr T kTop = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  const auto signed_step = static_cast<T>(is_float && (old & kTop) ? ~step + 1 : step);
+  return from_ordered(static_cast<T>(to_ordered(old, is_float) + signed_step), is_float);
+}
+
+static inline unsigned rans_read(RansReader& reader, const RansEntry* table) {
+  std::uint32_t& state = reader.state[reader.turn];
+  reader.turn = (reader.turn + 1) % kRansStates;
+  const RansEntry entry = table[state & (kRansSlots - 1)];
+  state = (((entry >> kRansBits) & (kRansSlots - 1)) + 1) * (state >> kRansBits) + (entry & (kRansSlots - 1));
+  // Without a branch on the state: it would be mispredicted often.
+  std::uint16_t word = 0;
+  if (reader.at < reader.word_count) std::memcpy(&word, reader.words + 2 * reader.at, 2);
+  const bool refill = state < kRansFloor;
+  reader.at += refill;
+  state = refill ? state << 16 | word : state;
+  return entry >> (2 * kRansBits);
+}
+
+}  // namespace echoline::delta
