@@ -15,6 +15,7 @@ pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 if(ECHOLINE_TESTS)
   find_package(GTest REQUIRED)
+  find_package(benchmark REQUIRED)
 endif()
 
 # libtorch, wrapped: SYSTEM includes, no flags leaked from TorchConfig, and only where model/learner/worker ask for it.

@@ -11,7 +11,7 @@ packages=(
   # network, storage, formats
   libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-cpp-dev
   # planning, program, tests
-  libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev
+  libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev
 )
 
 if ! command -v dpkg-query > /dev/null; then

@@ -61,7 +61,7 @@ const std::array<Frequencies, kGapTables>& gap_frequencies() {
     for (unsigned i = 0; i < kGapTables; ++i) {
       std::array<std::uint64_t, kGapEscape + 1> weights;
       weights[0] = 1u << 28;
-      for (unsigned t = 1; t <= kGapEscape; ++t) weights[t] = weights[t - 1] * kRatio[i] >> 16;
+      for (unsigned t = 1; t <= kGapEscape; ++t) weights[t] = std::max<std::uint64_t>(weights[t - 1] * kRatio[i] >> 16, 1);
       weights[kGapEscape] = (weights[kGapEscape] << 16) / (65536 - kRatio[i]);
       made[i] = normalise(weights);
     }

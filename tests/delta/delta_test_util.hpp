@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/random.hpp"
@@ -54,6 +57,44 @@ inline std::uint64_t flip_elements(OwnedState& state, double density, Random& ra
   }
   state.seal();
   return changed;
+}
+
+// A state of one tensor `w` with weights of a trained layer, and the same after an optimiser step of about `step` on
+// fp32 masters. kBF16, kF16, kF32 or kF64.
+inline std::pair<OwnedState, OwnedState> weight_update(DType dtype, std::vector<std::int64_t> shape, double step,
+                                                       Random& random) {
+  OwnedState prev = zeros({spec("w", dtype, std::move(shape))});
+  OwnedState cur = zeros(prev.view());
+  const auto normal = [&] {
+    return std::sqrt(-2 * std::log(1 - random.uniform())) * std::cos(6.283185307179586 * random.uniform());
+  };
+  const auto put = [&](OwnedState& state, std::size_t i, double value) {
+    std::byte* to = state.mutable_bytes(0).data() + i * dtype_bytes(dtype);
+    const auto single = static_cast<float>(value);
+    std::uint32_t bits = std::bit_cast<std::uint32_t>(single);
+    if (dtype == DType::kF64) {
+      std::memcpy(to, &value, 8);
+    } else if (dtype == DType::kF32) {
+      std::memcpy(to, &bits, 4);
+    } else if (dtype == DType::kBF16) {
+      const auto half = static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+      std::memcpy(to, &half, 2);
+    } else {  // F16 without subnormals and infinities, rounded towards zero
+      const int exponent = static_cast<int>(bits >> 23 & 0xff) - 127 + 15;
+      const auto half = static_cast<std::uint16_t>(
+          (bits >> 16 & 0x8000) | (exponent <= 0 ? 0u : static_cast<unsigned>(exponent) << 10 | (bits >> 13 & 0x3ff)));
+      std::memcpy(to, &half, 2);
+    }
+  };
+  const std::size_t count = cur.bytes(0).size() / dtype_bytes(dtype);
+  for (std::size_t i = 0; i < count; ++i) {
+    const double weight = 0.016 * normal();
+    put(prev, i, weight);
+    put(cur, i, weight + step * normal());
+  }
+  prev.seal();
+  cur.seal();
+  return {std::move(prev), std::move(cur)};
 }
 
 // Bit for bit, without digests.

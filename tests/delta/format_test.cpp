@@ -1,0 +1,138 @@
+// The codec against delta/FORMAT.md: a second decoder written from the description, files written earlier, and every
+// instruction set.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/files.hpp"
+#include "delta/block.hpp"
+#include "delta_test_util.hpp"
+#include "reference_decoder.hpp"
+
+namespace echoline::delta {
+namespace {
+
+using namespace test;
+
+reference::State plain(const StateView& state) {
+  reference::State plain;
+  for (const TensorView& t : state) {
+    reference::Tensor tensor{t.name, static_cast<int>(t.dtype), {}, {}};
+    for (const std::int64_t dim : t.shape) tensor.shape.push_back(static_cast<std::uint64_t>(dim));
+    for (const std::byte b : t.bytes) tensor.data.push_back(static_cast<std::uint8_t>(b));
+    plain.push_back(std::move(tensor));
+  }
+  return plain;
+}
+
+void expect_same(const reference::State& found, const StateView& expected) {
+  const reference::State wanted = plain(expected);
+  ASSERT_EQ(found.size(), wanted.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].name, wanted[i].name);
+    EXPECT_TRUE(found[i].data == wanted[i].data) << found[i].name;
+  }
+}
+
+TEST(Format, ASecondDecoderWrittenFromTheDescriptionAgrees) {
+  Random random(21);
+  for (int round = 0; round < 60; ++round) {
+    SCOPED_TRACE(round);
+    OwnedState prev = zeros(random_layout(random, 6, 40));
+    fill_random(prev, random);
+    OwnedState cur = copy(prev.view());
+    flip_elements(cur, std::pow(random.uniform(), 3), random);
+    const Blob patch = *encode_delta(prev.view(), cur.view());
+    expect_same(reference::decode(patch, plain(prev.view())), cur.view());
+    expect_same(reference::decode(*encode_snapshot(cur.view()), {}), cur.view());
+  }
+}
+
+TEST(Format, ASecondDecoderAgreesOnUpdatesOfWeights) {
+  Random random(22);
+  for (const auto& [dtype, step] :
+       {std::pair(DType::kBF16, 2e-6), std::pair(DType::kF16, 1e-4), std::pair(DType::kF32, 1e-9),
+        std::pair(DType::kBF16, 1e-3), std::pair(DType::kF64, 1e-17)}) {
+    for (const std::int64_t row : {1, 100, 1500, 6000, 40000}) {
+      SCOPED_TRACE(fmt::format("{} rows of {}", dtype_name(dtype), row));
+      const auto [prev, cur] = weight_update(dtype, {120000 / row, row}, step, random);
+      const Blob patch = *encode_delta(prev.view(), cur.view());
+      expect_same(reference::decode(patch, plain(prev.view())), cur.view());
+    }
+  }
+}
+
+TEST(Format, ASecondDecoderAgreesOnFolds) {
+  Random random(23);
+  OwnedState first = zeros({spec("w", DType::kBF16, {300, 40}), spec("x", DType::kU8, {70000})});
+  fill_random(first, random);
+  OwnedState last = copy(first.view());
+  std::vector<Blob> patches;
+  for (int i = 0; i < 4; ++i) {
+    const OwnedState before = copy(last.view());
+    flip_elements(last, i == 2 ? 1.0 : 0.01, random);
+    patches.push_back(*encode_delta(before.view(), last.view()));
+  }
+  const std::vector<std::span<const std::byte>> parts(patches.begin(), patches.end());
+  Blob fold;
+  ASSERT_TRUE(fold_deltas(parts, [&](std::span<const std::byte> b) {
+    fold.insert(fold.end(), b.begin(), b.end());
+    return ok();
+  }));
+  expect_same(reference::decode(fold, plain(first.view())), last.view());
+}
+
+// Files of format version 2 stay readable.
+TEST(Format, ReadsFilesWrittenEarlier) {
+  OwnedState state = zeros({spec("a", DType::kBF16, {40, 5}), spec("b", DType::kF32, {9})});
+  for (std::size_t t = 0; t < state.size(); ++t)
+    for (std::size_t i = 0; std::byte & b : state.mutable_bytes(t)) b = static_cast<std::byte>(i++ * 37 + t);
+  state.seal();
+  const auto stored = [](std::string_view name) {
+    const auto content = read_file(std::filesystem::path("tests/delta/corpus/patch") / name);
+    EXPECT_TRUE(content);
+    const auto bytes = bytes_of(*content);
+    return Blob(bytes.begin(), bytes.end());
+  };
+  const Status status = apply_delta(stored("delta"), state);
+  ASSERT_TRUE(status) << status.error().message();
+  EXPECT_EQ(inspect(stored("delta"))->changed, 24u);
+  const auto whole = decode_snapshot(stored("snapshot"));
+  ASSERT_TRUE(whole) << whole.error().message();
+  EXPECT_TRUE(same_bytes(whole->view(), state.view()));
+}
+
+// Encodes and decodes with one set of kernels after the other; all must agree to the byte.
+TEST(Format, EveryInstructionSetGivesTheSameBytes) {
+  struct Restore {
+    const Kernels& set = kernels();
+    ~Restore() { select_kernels(set); }
+  } restore;
+  Random random(24);
+  const KernelList list = available_kernels();
+  for (int round = 0; round < 40; ++round) {
+    SCOPED_TRACE(round);
+    const DType dtype = kAllDTypes[static_cast<std::size_t>(round) % kAllDTypes.size()];
+    OwnedState prev = zeros({spec("w", dtype, {static_cast<std::int64_t>(random.between(1, 300)), 333})});
+    fill_random(prev, random);
+    OwnedState cur = copy(prev.view());
+    flip_elements(cur, std::pow(random.uniform(), 3), random);
+    if (round % 2 == 0 && (dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32))
+      std::tie(prev, cur) = weight_update(dtype, {99, 1777}, 3e-6 * random.uniform(), random);
+    std::optional<Blob> expected;
+    for (int k = 0; k < list.count; ++k) {
+      SCOPED_TRACE(list.of[k]->name);
+      select_kernels(*list.of[k]);
+      const Blob patch = *encode_delta(prev.view(), cur.view());
+      if (!expected) expected = patch;
+      EXPECT_TRUE(patch == *expected);
+      OwnedState state = copy(prev.view());
+      const Status applied = apply_delta(patch, state);
+      ASSERT_TRUE(applied) << applied.error().message();
+      EXPECT_TRUE(same_bytes(state.view(), cur.view()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace echoline::delta

@@ -1,0 +1,331 @@
+#include "reference_decoder.hpp"
+
+#include <zstd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <stdexcept>
+
+namespace echoline::delta::reference {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+void require(bool holds, const char* rule) {
+  if (!holds) throw std::runtime_error(rule);
+}
+
+struct Input {
+  const std::uint8_t* at;
+  const std::uint8_t* end;
+  explicit Input(const Bytes& b) : at(b.data()), end(b.data() + b.size()) {}
+  Bytes take(std::uint64_t n) {
+    require(n <= static_cast<std::uint64_t>(end - at), "bytes missing");
+    Bytes taken(at, at + n);
+    at += n;
+    return taken;
+  }
+  std::uint64_t number(int bytes) {
+    std::uint64_t value = 0;
+    for (int i = 0; i < bytes; ++i) value |= std::uint64_t{take(1)[0]} << (8 * i);
+    return value;
+  }
+  std::uint64_t varint() {
+    std::uint64_t value = 0;
+    for (int shift = 0;; shift += 7) {
+      const std::uint64_t byte = number(1);
+      value |= (byte & 127) << shift;
+      if (byte < 128) return value;
+    }
+  }
+  Bytes stream() {
+    const bool compressed = number(1) == 1;
+    Bytes content(varint());
+    if (!compressed) return take(content.size());
+    const Bytes packed = take(varint());
+    require(ZSTD_decompress(content.data(), content.size(), packed.data(), packed.size()) == content.size(), "zstd");
+    return content;
+  }
+};
+
+struct TypeInfo {
+  int bytes, exponent_shift;
+  std::uint64_t exponent_mask;
+};
+TypeInfo type_info(int dtype) {
+  constexpr std::array<int, 15> kBytes = {1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8};
+  TypeInfo info{kBytes.at(static_cast<std::size_t>(dtype)), 0, 0};
+  if (dtype == 3) info = {1, 3, 15};
+  if (dtype == 4) info = {1, 2, 31};
+  if (dtype == 7) info = {2, 10, 31};
+  if (dtype == 8) info = {2, 7, 255};
+  if (dtype == 11) info = {4, 23, 255};
+  if (dtype == 14) info = {8, 52, 2047};
+  return info;
+}
+
+// One segment's old content as numbers.
+struct Elements {
+  TypeInfo type;
+  Bytes& data;
+  std::uint64_t offset, count;
+  std::uint64_t get(std::uint64_t i) const {
+    std::uint64_t v = 0;
+    for (int b = 0; b < type.bytes; ++b)
+      v |= std::uint64_t{data[offset + i * static_cast<unsigned>(type.bytes) + static_cast<unsigned>(b)]} << (8 * b);
+    return v;
+  }
+  void set(std::uint64_t i, std::uint64_t v) const {
+    for (int b = 0; b < type.bytes; ++b)
+      data[offset + i * static_cast<unsigned>(type.bytes) + static_cast<unsigned>(b)] =
+          static_cast<std::uint8_t>(v >> (8 * b));
+  }
+};
+
+void decode_dense(Input in, const Elements& e) {
+  std::vector<std::uint64_t> values(e.count);
+  const int width = 8 * e.type.bytes;
+  for (int plane = e.type.bytes; plane-- > 0;) {
+    const Bytes bytes = in.stream();
+    for (std::uint64_t i = 0; i < e.count; ++i) values[i] |= std::uint64_t{bytes.at(i)} << (8 * plane);
+  }
+  for (std::uint64_t i = 0; i < e.count; ++i)
+    e.set(i, e.type.exponent_mask ? values[i] >> 1 | (values[i] & 1) << (width - 1) : values[i]);
+}
+
+struct Bits {
+  Bytes bytes;
+  std::uint64_t at = 0;
+  std::uint64_t get(unsigned n) {
+    std::uint64_t value = 0;
+    for (unsigned i = 0; i < n; ++i, ++at) value |= std::uint64_t{(bytes.at(at / 8) >> (at % 8)) & 1u} << i;
+    return value;
+  }
+  std::uint64_t get_long(unsigned n) {  // the part above 32 bits first
+    const std::uint64_t high = n > 32 ? get(n - 32) << 32 : 0;
+    return high | get(std::min(n, 32u));
+  }
+  std::uint64_t number() {
+    const auto length = static_cast<unsigned>(get(7));
+    return length == 0 ? 0 : std::uint64_t{1} << (length - 1) | get_long(length - 1);
+  }
+  std::vector<unsigned> table() {
+    std::vector<unsigned> f(get(9));
+    unsigned left = 2048;
+    for (std::size_t i = 0; i + 1 < f.size(); ++i) {
+      if (get(1) == 0) continue;
+      const auto more = static_cast<unsigned>(get(4));
+      f[i] = 1u << more | static_cast<unsigned>(get(more));
+      left -= f[i];
+    }
+    require(left >= 1 && left <= 2048, "frequencies");
+    f.at(f.size() - 1) = left;
+    return f;
+  }
+};
+
+struct Symbols {
+  std::array<std::uint32_t, 4> x;
+  Input words;
+  unsigned turn = 0;
+  unsigned read(const std::vector<unsigned>& frequencies) {
+    std::uint32_t& state = x[turn++ % 4];
+    unsigned symbol = 0, begin = 0;
+    while (begin + frequencies[symbol] <= state % 2048) begin += frequencies[symbol++];
+    state = frequencies[symbol] * (state / 2048) + state % 2048 - begin;
+    if (state < 65536) state = static_cast<std::uint32_t>(65536 * state + words.number(2));
+    return symbol;
+  }
+};
+
+std::vector<unsigned> gap_table(unsigned t) {
+  constexpr std::array<std::uint64_t, 24> kR = {33478, 34894, 36303, 37699, 39076, 40431, 41759, 43055,
+                                                44317, 45541, 46724, 47864, 48960, 50010, 51013, 51969,
+                                                52877, 53739, 54554, 55323, 56048, 56730, 57370, 57969};
+  std::vector<std::uint64_t> w = {1u << 28};
+  for (int i = 1; i <= 31; ++i) w.push_back(std::max<std::uint64_t>(w.back() * kR.at(t) >> 16, 1));
+  w[31] = (w[31] << 16) / (65536 - kR.at(t));
+  std::uint64_t total = 0;
+  for (const auto x : w) total += x;
+  std::vector<unsigned> f;
+  int left = 2048;
+  for (const auto x : w) {
+    f.push_back(static_cast<unsigned>(std::max<std::uint64_t>(1, 2048 * x / total)));
+    left -= static_cast<int>(f.back());
+  }
+  auto largest = std::max_element(f.begin(), f.end());
+  *largest = static_cast<unsigned>(static_cast<int>(*largest) + left);
+  return f;
+}
+
+std::uint64_t mask_of(int bytes) { return bytes == 8 ? ~std::uint64_t{0} : (std::uint64_t{1} << (8 * bytes)) - 1; }
+
+std::uint64_t stepped(std::uint64_t old, unsigned token, Bits& bits, const TypeInfo& type) {
+  std::uint64_t g = token / 2 + 1;
+  if (token >= 16) {
+    const unsigned n = (token - 16) / 4 + 4, h = (token - 16) / 2 % 2;
+    g = (std::uint64_t{1} << (n - 1)) | std::uint64_t{h} << (n - 2) | bits.get_long(n - 2);
+  }
+  const bool is_float = type.exponent_mask != 0, towards_zero = token % 2 == 1;
+  const std::uint64_t mask = mask_of(type.bytes), top = (mask >> 1) + 1;
+  const bool old_negative = is_float && (old & top);
+  const auto ord = [&](std::uint64_t v) { return !is_float ? v : v & top ? ~v & mask : v | top; };
+  const bool down = towards_zero != old_negative;
+  const std::uint64_t o = (down ? ord(old) - g : ord(old) + g) & mask;
+  return !is_float ? o : o & top ? o & ~top : ~o & mask;
+}
+
+void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
+  Bits bits{in.take(in.varint())};
+  const std::uint64_t length = bits.get(13) + 1, first = bits.get(13) + 1, base = bits.get(11);
+  const std::uint64_t ranges = bits.get(4) + 1, dense = bits.get(5);
+  std::vector<std::uint64_t> bounds;
+  for (std::uint64_t r = 0; r + 1 < ranges; ++r) bounds.push_back(bits.get(5));
+  bounds.push_back(32);
+  const auto block_table = bits.table();
+  struct Gaps {
+    std::uint64_t count = 0, seen = 0, next = 0;
+    unsigned shift = 0, table = 0;
+    std::vector<unsigned> step_table, tokens;
+    std::vector<std::uint64_t> gaps;
+    std::size_t at = 0;
+  };
+  std::vector<Gaps> gaps(ranges);
+  for (std::uint64_t r = dense; r < ranges; ++r) {
+    if ((gaps[r].count = bits.number()) == 0) continue;
+    gaps[r].shift = static_cast<unsigned>(bits.get(5));
+    gaps[r].table = static_cast<unsigned>(bits.get(5));
+    gaps[r].step_table = bits.table();
+  }
+  std::vector<std::vector<unsigned>> dense_tables;
+  for (std::uint64_t r = 0; r < dense; ++r)
+    dense_tables.push_back(bits.get(1) ? bits.table() : std::vector<unsigned>{2048});
+  Symbols symbols{{}, in};
+  for (auto& x : symbols.x) x = static_cast<std::uint32_t>(symbols.words.number(4));
+
+  struct Block {
+    std::uint64_t begin, end;
+    unsigned symbol;
+  };
+  std::vector<Block> blocks;
+  for (std::uint64_t at = 0; at < e.count;) {
+    std::uint64_t end = at + 1;
+    while (end < e.count && !(end >= first && (end - first) % length == 0) &&
+           end * static_cast<unsigned>(e.type.bytes) % 65536 != 0)
+      ++end;
+    blocks.push_back({at, end, symbols.read(block_table)});
+    at = end;
+  }
+  for (Gaps& g : gaps) {
+    if (g.count == 0) continue;
+    symbols.turn = 0;
+    for (std::uint64_t i = 0; i < g.count; ++i) {
+      std::uint64_t high = 0;
+      unsigned token;
+      while ((token = symbols.read(gap_table(g.table))) == 31) high += 31;
+      g.gaps.push_back(high + token);
+    }
+    symbols.turn = 0;
+    for (std::uint64_t i = 0; i < g.count; ++i) g.tokens.push_back(symbols.read(g.step_table));
+  }
+  // The bits of each range: low bits of its gaps, then extra bits of its tokens, which the walk below reads.
+  std::vector<Bits> extras;
+  for (Gaps& g : gaps) {
+    for (auto& gap : g.gaps) gap = gap << g.shift | bits.get(g.shift);
+    extras.push_back(bits);
+    for (const unsigned token : g.tokens)
+      if (token >= 16) bits.at += (token - 16) / 4 + 2;
+  }
+  symbols.turn = 0;
+  std::uint64_t done = 0;
+  for (const Block& block : blocks) {
+    if (block.symbol == 0) continue;
+    const std::int64_t shifted = static_cast<std::int64_t>(base + block.symbol) - 8;
+    const auto block_base = static_cast<std::uint64_t>(std::max<std::int64_t>(shifted, 0));
+    for (std::uint64_t i = block.begin; i < block.end; ++i) {
+      const std::uint64_t old = e.get(i);
+      const std::uint64_t exponent = old >> e.type.exponent_shift & e.type.exponent_mask;
+      const std::uint64_t c = std::min<std::uint64_t>(exponent > block_base ? exponent - block_base : 0, 31);
+      std::uint64_t r = 0;
+      while (bounds[r] <= c) ++r;
+      if (r < dense) {
+        const unsigned symbol = symbols.read(dense_tables[r]);
+        if (symbol == 0) continue;
+        e.set(i, stepped(old, symbol - 1, bits, e.type));
+        ++done;
+      } else {
+        Gaps& g = gaps[r];
+        const std::uint64_t rank = g.seen++;
+        if (g.at == g.count || rank != g.next + g.gaps[g.at]) continue;
+        e.set(i, stepped(old, g.tokens[g.at], extras[r], e.type));
+        g.next = rank + 1;
+        ++g.at;
+        ++done;
+      }
+    }
+  }
+  require(done == changed, "number of changes");
+  require(symbols.words.at == symbols.words.end, "words left");
+  for (const auto x : symbols.x) require(x == 65536, "final states");
+  require((bits.at + 7) / 8 == bits.bytes.size(), "bits left");
+}
+
+}  // namespace
+
+State decode(std::span<const std::byte> patch, State state) {
+  Bytes bytes(patch.size());
+  std::transform(patch.begin(), patch.end(), bytes.begin(), [](std::byte b) { return static_cast<std::uint8_t>(b); });
+  Input in(bytes);
+  const Bytes magic = in.take(8);
+  require(std::string(magic.begin(), magic.end()) == "ECHOPTCH" && in.number(2) == 2, "magic and version");
+  for (;;) {
+    const auto type = static_cast<char>(in.number(1));
+    const Bytes body = in.take(in.number(4));
+    in.take(8);
+    Input frame(body);
+    if (type == 'T') return state;
+    if (type == 'H') {
+      const bool snapshot = frame.number(1) == 1;
+      const std::uint64_t tensors = frame.number(4);
+      const Bytes table = frame.stream();
+      Input entries(table);
+      if (snapshot) state.clear();
+      for (std::uint64_t t = 0; t < tensors; ++t) {
+        Tensor tensor;
+        const Bytes name = entries.take(entries.varint());
+        tensor.name.assign(name.begin(), name.end());
+        tensor.dtype = static_cast<int>(entries.number(1));
+        tensor.shape.resize(entries.number(1));
+        std::uint64_t size = static_cast<unsigned>(type_info(tensor.dtype).bytes);
+        for (auto& dim : tensor.shape) size *= dim = entries.varint();
+        if (snapshot) {
+          tensor.data.resize(size);
+          state.push_back(tensor);
+        }
+        require(state[t].name == tensor.name && state[t].dtype == tensor.dtype && state[t].shape == tensor.shape,
+                "table");
+      }
+      continue;
+    }
+    require(type == 'S', "frame type");
+    Tensor& tensor = state.at(frame.varint());
+    const std::uint64_t offset = frame.varint() * 8388608;
+    const TypeInfo info = type_info(tensor.dtype);
+    const std::uint64_t length = std::min<std::uint64_t>(8388608, tensor.data.size() - offset);
+    const Elements elements{info, tensor.data, offset, length / static_cast<unsigned>(info.bytes)};
+    for (std::uint64_t layers = frame.varint(); layers > 0; --layers) {
+      const bool sparse = frame.number(1) == 1;
+      const std::uint64_t changed = frame.varint();
+      frame.varint();
+      const Bytes payload = frame.take(frame.varint());
+      if (sparse) {
+        decode_sparse(Input(payload), changed, elements);
+      } else {
+        decode_dense(Input(payload), elements);
+      }
+    }
+  }
+}
+
+}  // namespace echoline::delta::reference
