@@ -12,9 +12,9 @@ class BitWriter {
  public:
   // The low `count` bits of `value`, at most 57.
   void put(std::uint64_t value, unsigned count) {
-    pending_ |= (value & ((std::uint64_t{1} << count) - 1)) << filled_;
+    if (filled_ + count > 64) flush();
+    pending_ |= (value & ((std::uint64_t{1} << count) - 1)) << (filled_ & 63);
     filled_ += count;
-    for (; filled_ >= 8; filled_ -= 8, pending_ >>= 8) bytes_.push_back(static_cast<std::byte>(pending_));
   }
   // Any 64-bit number: seven bits with its length, then the bits below its highest one.
   void put_number(std::uint64_t value) {
@@ -23,15 +23,25 @@ class BitWriter {
     if (length > 33) put(value >> 32, length - 33);
     if (length > 1) put(value, length > 33 ? 32 : length - 1);
   }
-  std::size_t byte_count() const { return bytes_.size() + (filled_ + 7) / 8; }
   // Pads with zeros to a whole byte.
   ByteVector finish() && {
-    if (filled_ > 0) bytes_.push_back(static_cast<std::byte>(pending_));
+    filled_ = (filled_ + 7) / 8 * 8;
+    flush();
+    bytes_.resize(used_);
     return std::move(bytes_);
   }
 
  private:
+  // Hands on whole bytes; at most seven bits stay.
+  void flush() {
+    if (bytes_.size() < used_ + 8) bytes_.resize(2 * bytes_.size() + 64);
+    store(bytes_.data() + used_, pending_);
+    used_ += filled_ / 8;
+    pending_ = filled_ < 64 ? pending_ >> (filled_ / 8 * 8) : 0;
+    filled_ %= 8;
+  }
   ByteVector bytes_;
+  std::size_t used_ = 0;
   std::uint64_t pending_ = 0;
   unsigned filled_ = 0;
 };

@@ -22,7 +22,7 @@ inline constexpr unsigned kTokensMax = kStepTokensMax + 1;  // with "unchanged"
 
 inline constexpr unsigned kRansBits = 11;  // frequencies of a table add up to 2^11
 inline constexpr std::uint32_t kRansSlots = 1u << kRansBits;
-inline constexpr std::uint32_t kRansFloor = 1u << 16;  // states are at least this between symbols
+inline constexpr std::uint32_t kRansFloor = 1u << 15;  // states are at least this between symbols, and below 2^31
 inline constexpr unsigned kRansStates = 4;
 
 // Which class an element belongs to, by its old bits v: clamp(((v >> exponent_shift) & exponent_mask) - base, 0, 31);

@@ -61,40 +61,62 @@ void rans_table(const Frequencies& table, RansEntry* entries) {
       *entries++ = symbol << (2 * kRansBits) | (table[symbol] - 1u) << kRansBits | offset;
 }
 
+namespace {
+
+// A symbol as the writer needs it. Division by the frequency is multiplication by its reciprocal (T. Granlund and
+// P. Montgomery, "Division by invariant integers using multiplication", 1994): exact for every 31-bit state.
+struct WriteSymbol {
+  std::uint64_t reciprocal = 0;
+  std::uint32_t start = 0;
+  std::uint32_t frequency = 0;
+  unsigned shift = 0;
+
+  WriteSymbol() = default;
+  WriteSymbol(std::uint32_t first, std::uint32_t f) : start(first), frequency(f) {
+    if (f == 0) return;
+    shift = static_cast<unsigned>(std::bit_width(f - 1));
+    reciprocal = ((std::uint64_t{1} << (31 + shift)) + f - 1) / f;
+  }
+  std::uint32_t quotient(std::uint32_t state) const {
+    return static_cast<std::uint32_t>((state * reciprocal) >> (31 + shift));
+  }
+};
+
+}  // namespace
+
 void rans_write(std::span<const RansRun> runs, ByteVector& out) {
-  struct Symbol {
-    std::uint16_t start, frequency;
-  };
-  std::array<std::uint32_t, kRansStates> states;
-  states.fill(kRansFloor);
+  std::uint32_t states[kRansStates];
+  std::fill_n(states, kRansStates, kRansFloor);
   std::size_t total = 0;
   for (const RansRun& run : runs) total += run.symbols.size();
   // At most 11 bits a symbol, written from the end.
   std::vector<std::uint16_t> words(total * kRansBits / 16 + kRansStates + 1);
-  std::size_t at = words.size();
-  std::vector<Symbol> symbols;
+  std::uint16_t* at = words.data() + words.size();
+  std::vector<WriteSymbol> symbols;
   for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
     if (run->symbols.empty()) continue;
     symbols.assign(run->tables.size() << kTokenBits, {});
     for (std::size_t t = 0; t < run->tables.size(); ++t) {
       std::uint32_t start = 0;
       for (std::size_t s = 0; s < run->tables[t].size(); ++s) {
-        symbols[t << kTokenBits | s] = {static_cast<std::uint16_t>(start), run->tables[t][s]};
+        symbols[t << kTokenBits | s] = WriteSymbol(start, run->tables[t][s]);
         start += run->tables[t][s];
       }
     }
     for (std::size_t i = run->symbols.size(); i-- > 0;) {
-      const Symbol symbol = symbols[run->symbols[i]];
-      std::uint32_t& state = states[i % kRansStates];
-      if (state >= static_cast<std::uint64_t>(symbol.frequency) << (32 - kRansBits)) {
-        words[--at] = static_cast<std::uint16_t>(state);
-        state >>= 16;
-      }
-      state = (state / symbol.frequency << kRansBits) + state % symbol.frequency + symbol.start;
+      const WriteSymbol& symbol = symbols[run->symbols[i]];
+      std::uint32_t state = states[i % kRansStates];
+      // Written in any case, kept when the state is too large: whether it is cannot be predicted.
+      const bool spill = state >> (31 - kRansBits) >= symbol.frequency;
+      at[-1] = static_cast<std::uint16_t>(state);
+      at -= spill;
+      state = spill ? state >> 16 : state;
+      const std::uint32_t quotient = symbol.quotient(state);
+      states[i % kRansStates] = (quotient << kRansBits) + (state - quotient * symbol.frequency) + symbol.start;
     }
   }
   for (const std::uint32_t state : states) put(out, state);
-  put_bytes(out, std::as_bytes(std::span(words).subspan(at)));
+  put_bytes(out, std::as_bytes(std::span(at, words.data() + words.size())));
 }
 
 bool rans_open(ByteSpan bytes, RansReader& reader) {
@@ -102,7 +124,7 @@ bool rans_open(ByteSpan bytes, RansReader& reader) {
   if (bytes.size() < kStateBytes || bytes.size() % 2 != 0) return false;
   for (unsigned i = 0; i < kRansStates; ++i) {
     reader.state[i] = load<std::uint32_t>(bytes.data() + 4 * i);
-    if (reader.state[i] < kRansFloor) return false;
+    if (reader.state[i] < kRansFloor || reader.state[i] >= kRansFloor << 16) return false;
   }
   reader.words = bytes.data() + kStateBytes;
   reader.word_count = (bytes.size() - kStateBytes) / 2;

@@ -134,7 +134,7 @@ struct Symbols {
     unsigned symbol = 0, begin = 0;
     while (begin + frequencies[symbol] <= state % 2048) begin += frequencies[symbol++];
     state = frequencies[symbol] * (state / 2048) + state % 2048 - begin;
-    if (state < 65536) state = static_cast<std::uint32_t>(65536 * state + words.number(2));
+    if (state < 32768) state = static_cast<std::uint32_t>(65536 * state + words.number(2));
     return symbol;
   }
 };
@@ -267,7 +267,7 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
   }
   require(done == changed, "number of changes");
   require(symbols.words.at == symbols.words.end, "words left");
-  for (const auto x : symbols.x) require(x == 65536, "final states");
+  for (const auto x : symbols.x) require(x == 32768, "final states");
   require((bits.at + 7) / 8 == bits.bytes.size(), "bits left");
 }
 
