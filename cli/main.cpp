@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
       "  echoline up configs/quickstart.yaml        rent, train, report\n"
       "  echoline up configs/quickstart.yaml --resume   go on after a crash or Ctrl-C\n"
       "  echoline report quickstart                 what a run did and cost\n"
+      "  echoline delta diff OLD NEW -o PATCH       what changed between two checkpoints; see delta --help\n"
       "Data goes to stdout, progress to stderr; --json gives machines the same data.\n"
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 infeasible plan.");
   int exit = 0;
@@ -34,6 +35,7 @@ int main(int argc, char** argv) {
   add_status(app, exit);
   add_report(app, exit);
   add_doctor(app, exit);
+  add_delta(app, exit);
   std::vector<std::string> verbs;
   for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
     verbs.push_back(verb->get_name());

@@ -20,6 +20,7 @@ void add_sim(CLI::App& app, int& exit);
 void add_status(CLI::App& app, int& exit);
 void add_report(CLI::App& app, int& exit);
 void add_doctor(CLI::App& app, int& exit);
+void add_delta(CLI::App& app, int& exit);
 
 // Prints "echoline VERB: message" to stderr and returns the exit code of the error.
 int complain(std::string_view verb, const Error& error);

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kSingleName = "model.safetensors";
-constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kIndexName = kCheckpointIndexName;
 constexpr std::uint64_t kIndexBytesMax = 100'000'000;
 
 template <class... Args>
@@ -94,21 +94,6 @@ Result<std::vector<SafetensorsFile>> open_shards(const fs::path& folder, const W
   return files;
 }
 
-Result<std::vector<SafetensorsFile>> open_folder(const fs::path& folder) {
-  std::error_code ec;
-  if (fs::exists(folder / kSingleName, ec)) {
-    std::vector<SafetensorsFile> files;
-    ECHO_ASSIGN(SafetensorsFile file, open_as_input(folder / kSingleName));
-    files.push_back(std::move(file));
-    return files;
-  }
-  if (!fs::exists(folder / kIndexName, ec))
-    return invalid("{}: expected {} or {} in this folder, found neither", folder.string(), kSingleName, kIndexName);
-  ECHO_ASSIGN(const WeightMap map, read_index(folder / kIndexName));
-  if (map.empty()) return invalid("{}: its weight_map names no tensor", (folder / kIndexName).string());
-  return open_shards(folder, map);
-}
-
 Status remove_file(const fs::path& path) {
   std::error_code ec;
   fs::remove(path, ec);
@@ -135,11 +120,13 @@ std::vector<StateView> split_into_shards(const StateView& state, std::uint64_t b
 
 Result<Checkpoint> Checkpoint::open(const fs::path& path) {
   Checkpoint checkpoint;
+  checkpoint.path_ = path;
   std::error_code ec;
   const fs::file_status status = fs::status(path, ec);
   if (!fs::exists(status)) return invalid("{}: no such file or folder", path.string());
-  if (fs::is_directory(status)) {
-    ECHO_ASSIGN(checkpoint.files_, open_folder(path));
+  checkpoint.is_folder_ = fs::is_directory(status);
+  if (checkpoint.is_folder_) {
+    ECHO_TRY(checkpoint.open_folder());
   } else {
     ECHO_ASSIGN(SafetensorsFile file, open_as_input(path));
     checkpoint.files_.push_back(std::move(file));
@@ -148,7 +135,37 @@ Result<Checkpoint> Checkpoint::open(const fs::path& path) {
     checkpoint.view_.insert(checkpoint.view_.end(), file.view().begin(), file.view().end());
   ECHO_ASSIGN(checkpoint.view_, canonical(std::move(checkpoint.view_)));
   for (const TensorView& t : checkpoint.view_) checkpoint.total_bytes_ += Bytes{t.bytes.size()};
+  checkpoint.find_places();
   return checkpoint;
+}
+
+Status Checkpoint::open_folder() {
+  std::error_code ec;
+  if (fs::exists(path_ / kSingleName, ec)) {
+    ECHO_ASSIGN(SafetensorsFile file, open_as_input(path_ / kSingleName));
+    files_.push_back(std::move(file));
+    return ok();
+  }
+  if (!fs::exists(path_ / kIndexName, ec))
+    return invalid("{}: expected {} or {} in this folder, found neither", path_.string(), kSingleName, kIndexName);
+  ECHO_ASSIGN(const WeightMap map, read_index(path_ / kIndexName));
+  if (map.empty()) return invalid("{}: its weight_map names no tensor", (path_ / kIndexName).string());
+  is_sharded_ = true;
+  ECHO_ASSIGN(files_, open_shards(path_, map));
+  return ok();
+}
+
+void Checkpoint::find_places() {
+  std::map<const std::byte*, std::size_t> file_at;  // by first byte in memory
+  for (std::size_t i = 0; i < files_.size(); ++i) file_at.emplace(files_[i].bytes().data(), i);
+  for (const TensorView& t : view_) {
+    if (t.bytes.empty()) {
+      places_.push_back({});
+      continue;
+    }
+    const auto file = std::prev(file_at.upper_bound(t.bytes.data()));
+    places_.push_back({file->second, static_cast<std::uint64_t>(t.bytes.data() - file->first)});
+  }
 }
 
 Status write_checkpoint(const fs::path& folder, const StateView& state, Bytes shard_bytes_max,

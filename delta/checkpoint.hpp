@@ -9,6 +9,9 @@
 
 namespace echoline::delta {
 
+// The file that says which shards a sharded folder consists of.
+inline constexpr const char* kCheckpointIndexName = "model.safetensors.index.json";
+
 // An opened checkpoint, mapped read-only; views are valid while this object (or what it was moved into) lives.
 class Checkpoint {
  public:
@@ -22,8 +25,27 @@ class Checkpoint {
   Bytes total_bytes() const { return total_bytes_; }  // of tensor data
   std::size_t file_count() const { return files_.size(); }
 
+  // Where a tensor's bytes begin. An empty tensor is in file 0, at byte 0.
+  struct Place {
+    std::size_t file = 0;
+    std::uint64_t first_byte = 0;
+  };
+  Place place(std::size_t tensor) const { return places_.at(tensor); }
+  // As it was opened.
+  const std::filesystem::path& path() const { return path_; }
+  bool is_folder() const { return is_folder_; }
+  bool is_sharded() const { return is_sharded_; }  // a folder with an index
+  const std::filesystem::path& file_path(std::size_t file) const { return files_.at(file).path(); }
+  std::span<const std::byte> file_bytes(std::size_t file) const { return files_.at(file).bytes(); }
+
  private:
   Checkpoint() = default;
+  Status open_folder();
+  void find_places();
+  std::filesystem::path path_;
+  bool is_folder_ = false;
+  bool is_sharded_ = false;
+  std::vector<Place> places_;
   std::vector<SafetensorsFile> files_;
   StateView view_;
   Bytes total_bytes_;

@@ -1,18 +1,12 @@
 #include "delta/safetensors.hpp"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
-#include "base/files.hpp"
 #include "delta/bytes.hpp"
+#include "delta/pending_file.hpp"
 
 namespace echoline::delta {
 namespace {
@@ -158,46 +152,6 @@ Result<StateView> place_tensors(std::vector<Entry> entries, ByteSpan data, std::
   return sorted;
 }
 
-// A file under a temporary name that takes its own name in commit(), or goes away.
-class PendingFile {
- public:
-  explicit PendingFile(const std::filesystem::path& path)
-      : path_(path),
-        folder_(path.has_parent_path() ? path.parent_path() : "."),
-        temporary_((folder_ / ("." + path.filename().string() + ".XXXXXX")).string()),
-        fd_(::mkostemp(temporary_.data(), O_CLOEXEC)) {}
-  PendingFile(const PendingFile&) = delete;
-  PendingFile& operator=(const PendingFile&) = delete;
-  ~PendingFile() {
-    if (fd_.get() >= 0 && !committed_) ::unlink(temporary_.c_str());
-  }
-  Status write(ByteSpan bytes) {
-    if (fd_.get() < 0) return os_error("write safetensors", path_);
-    while (!bytes.empty()) {
-      const ssize_t n = ::write(fd_.get(), bytes.data(), std::min<std::size_t>(bytes.size(), 1u << 30));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return os_error("write safetensors", path_);
-      bytes = bytes.subspan(static_cast<std::size_t>(n));
-    }
-    return ok();
-  }
-  Status commit() {
-    if (::fchmod(fd_.get(), 0644) != 0 || ::fsync(fd_.get()) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
-      return os_error("write safetensors", path_);
-    committed_ = true;
-    const Descriptor directory(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (directory.get() < 0 || ::fsync(directory.get()) != 0) return os_error("sync folder", folder_);
-    return ok();
-  }
-
- private:
-  std::filesystem::path path_;
-  std::filesystem::path folder_;
-  std::string temporary_;
-  Descriptor fd_;
-  bool committed_ = false;
-};
-
 // The header's JSON for tensors that lie one after the other. Throws json::exception when a text is not UTF-8.
 std::string header_text(const StateView& tensors, const Metadata& metadata) {
   std::string text = "{";
@@ -248,37 +202,11 @@ Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file, st
   return content;
 }
 
-class SafetensorsFile::Mapping {
- public:
-  Mapping(void* address, std::size_t size) : address_(address), size_(size) {}
-  ~Mapping() {
-    if (size_) ::munmap(address_, size_);
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  ByteSpan bytes() const { return {static_cast<const std::byte*>(address_), size_}; }
-
- private:
-  void* address_;
-  std::size_t size_;
-};
-
-SafetensorsFile::SafetensorsFile() = default;
-SafetensorsFile::SafetensorsFile(SafetensorsFile&&) noexcept = default;
-SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept = default;
-SafetensorsFile::~SafetensorsFile() = default;
-
 Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path) {
-  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat info {};
-  if (fd.get() < 0 || ::fstat(fd.get(), &info) != 0) return os_error("open safetensors", path);
-  if (!S_ISREG(info.st_mode)) return fail(Code::kInvalid, "open safetensors", "{}: expected a file", path.string());
-  const auto size = static_cast<std::size_t>(info.st_size);
-  void* address = size ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0) : nullptr;
-  if (address == MAP_FAILED) return os_error("map safetensors", path);
   SafetensorsFile file;
-  file.mapping_ = std::make_unique<Mapping>(address, size);
-  ECHO_ASSIGN(file.content_, parse_safetensors(file.mapping_->bytes(), path.string()));
+  ECHO_ASSIGN(file.mapping_, MappedFile::open(path, "open safetensors"));
+  ECHO_ASSIGN(file.content_, parse_safetensors(file.mapping_.bytes(), path.string()));
+  file.path_ = path;
   return file;
 }
 
@@ -298,7 +226,7 @@ Status write_safetensors(const std::filesystem::path& path, const StateView& sta
                 path.string(), header.size(), kHeaderBytesMax);
   if (std::any_of(tensors.begin(), tensors.end(), [](const TensorView& t) { return t.name == kMetadataKey; }))
     return fail(Code::kInvalid, "write safetensors", "{}: a tensor cannot be named '{}'", path.string(), kMetadataKey);
-  PendingFile file(path);
+  PendingFile file(path, "write safetensors");
   const std::uint64_t length = header.size();
   ECHO_TRY(file.write(std::as_bytes(std::span(&length, 1))));
   ECHO_TRY(file.write(as_byte_span(header)));

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <string>
 
+#include "delta/mapped_file.hpp"
 #include "delta/tensor.hpp"
 
 namespace echoline::delta {
@@ -30,17 +30,16 @@ class SafetensorsFile {
  public:
   // kNotFound or kIo when it cannot be opened, kInvalid when it is not a sound safetensors file.
   static Result<SafetensorsFile> open(const std::filesystem::path& path);
-  SafetensorsFile(SafetensorsFile&&) noexcept;
-  SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
-  ~SafetensorsFile();
 
+  const std::filesystem::path& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return mapping_.bytes(); }  // the whole file; the views lie in it
   const StateView& view() const { return content_.tensors; }
   const Metadata& metadata() const { return content_.metadata; }
 
  private:
-  class Mapping;
-  SafetensorsFile();
-  std::unique_ptr<Mapping> mapping_;
+  SafetensorsFile() = default;
+  std::filesystem::path path_;
+  MappedFile mapping_;
   SafetensorsContent content_;
 };
 

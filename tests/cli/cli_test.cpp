@@ -205,7 +205,7 @@ TEST(Doctor, ChecksMachineAndRunFile) {
 }
 
 TEST(Help, EveryVerbExplainsItself) {
-  for (const char* verb : {"up", "learner", "worker", "plan", "model", "sim", "status", "report", "doctor"}) {
+  for (const char* verb : {"up", "learner", "worker", "plan", "model", "sim", "status", "report", "doctor", "delta"}) {
     const Outcome outcome = run_program({verb, "--help"});
     EXPECT_EQ(outcome.status, 0) << verb;
     EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << verb;

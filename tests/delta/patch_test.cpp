@@ -2,11 +2,12 @@
 #include "delta/patch.hpp"
 
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 
-#include <bit>
+#include <algorithm>
 #include <cmath>
 
-#include "base/files.hpp"
+#include "delta/entropy.hpp"
 #include "delta_test_util.hpp"
 
 namespace echoline::delta {
@@ -145,35 +146,88 @@ TEST(Patch, EmptyStateAndUnchangedStateAreFine) {
   check_round_trip(state, state, 0);
 }
 
-// What a policy update looks like: bf16 weights of a normal distribution, fp32 masters moved a little, cast again.
-TEST(Patch, ARealisticUpdateCostsFarLessThanTheSnapshot) {
+double bytes_per_change(const PatchStats& stats) {
+  return static_cast<double>(stats.patch_bytes) / static_cast<double>(stats.changed);
+}
+
+// Weights of a normal distribution, fp32 masters moved a little, cast to bf16 again.
+TEST(Patch, ARealisticUpdateTakesLittleMoreThanItsEntropy) {
   Random random(5);
-  constexpr std::size_t kCount = 1 << 20;
-  OwnedState prev = zeros({spec("w", DType::kBF16, {kCount})});
-  OwnedState cur = zeros(prev.view());
-  const auto to_bf16 = [](float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-  };
-  for (std::size_t i = 0; i < kCount; ++i) {
-    const double normal =
-        std::sqrt(-2 * std::log(1 - random.uniform())) * std::cos(6.283185307179586 * random.uniform());
-    const auto weight = static_cast<float>(0.016 * normal);
-    const auto moved = weight + static_cast<float>(3e-6 * (2 * random.uniform() - 1));
-    const std::uint16_t before = to_bf16(weight), after = to_bf16(moved);
-    std::memcpy(prev.mutable_bytes(0).data() + 2 * i, &before, 2);
-    std::memcpy(cur.mutable_bytes(0).data() + 2 * i, &after, 2);
-  }
+  const auto [prev, cur] = weight_update(DType::kBF16, {1024, 1024}, 2e-6, random);
   PatchStats stats, whole;
-  delta_of(prev, cur, &stats);
+  const Blob patch = delta_of(prev, cur, &stats);
   snapshot_of(cur, &whole);
-  const double bytes_per_change = static_cast<double>(stats.patch_bytes) / static_cast<double>(stats.changed);
-  RecordProperty("bytes_per_change", fmt::format("{:.3f}", bytes_per_change));
-  RecordProperty("density", fmt::format("{:.4f}", stats.density()));
-  EXPECT_GT(stats.density(), 0.005);
-  EXPECT_LT(stats.density(), 0.2);
-  EXPECT_LT(bytes_per_change, 1.6);                   // gap varints with raw values take 3
-  EXPECT_LT(whole.patch_bytes, kCount * 2 * 8 / 10);  // the exponent planes compress
+  EXPECT_GT(stats.density(), 0.01);
+  EXPECT_LT(stats.density(), 0.1);
+  const auto entropy = entropy_bound(prev.view(), cur.view(), 1);
+  ASSERT_TRUE(entropy);
+  EXPECT_LT(static_cast<double>(stats.patch_bytes), 1.08 * entropy->total.bytes());
+  const auto info = inspect(patch);  // the encoder's own figure is about the same bound
+  EXPECT_NEAR(static_cast<double>(info->bound_bits) / 8, entropy->total.bytes(), 0.05 * entropy->total.bytes());
+  EXPECT_LT(static_cast<double>(whole.patch_bytes),
+            0.72 * static_cast<double>(whole.state_bytes));  // exponents compress
+}
+
+// Rows without updates, and rows whose updates differ in size, cost less than the bound that knows exponents only.
+TEST(Patch, UntouchedRowsCostAlmostNothing) {
+  Random random(6);
+  constexpr std::size_t kRows = 5000, kRow = 1000;
+  auto [prev, cur] = weight_update(DType::kBF16, {kRows, kRow}, 2e-6, random);
+  PatchStats all, some;
+  delta_of(prev, cur, &all);
+  const auto to = cur.mutable_bytes(0);
+  for (std::size_t row = 0; row < kRows; ++row)
+    if (random.uniform() > 0.05)
+      std::memcpy(to.data() + 2 * row * kRow, prev.bytes(0).data() + 2 * row * kRow, 2 * kRow);
+  cur.seal();
+  delta_of(prev, cur, &some);
+  EXPECT_LT(bytes_per_change(some), 1.15 * bytes_per_change(all));
+  const auto entropy = entropy_bound(prev.view(), cur.view(), 1);
+  ASSERT_TRUE(entropy);
+  EXPECT_LT(static_cast<double>(some.patch_bytes), 0.85 * entropy->total.bytes());
+}
+
+// Anonymous memory that takes none until it is written.
+class Zeros {
+ public:
+  explicit Zeros(std::size_t bytes)
+      : bytes_(bytes),
+        memory_(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+    EXPECT_NE(memory_, MAP_FAILED);
+  }
+  ~Zeros() { ::munmap(memory_, bytes_); }
+  Zeros(const Zeros&) = delete;
+  Zeros& operator=(const Zeros&) = delete;
+  std::span<std::byte> bytes() { return {static_cast<std::byte*>(memory_), bytes_}; }
+
+ private:
+  std::size_t bytes_;
+  void* memory_;
+};
+
+TEST(Patch, ATensorOfMoreThanFourBillionElements) {
+  constexpr std::uint64_t kElements = (1ull << 32) + 70'000;
+  Zeros before(kElements), after(kElements);
+  const std::vector<std::uint64_t> changed = {0, 1ull << 31, (1ull << 32) - 1, 1ull << 32, kElements - 1};
+  for (const std::uint64_t at : changed) after.bytes()[at] = std::byte{9};
+  const auto state = [&](Zeros& memory) {
+    return StateView{{"huge", DType::kU8, {static_cast<std::int64_t>(kElements)}, memory.bytes()}};
+  };
+  const auto patch = encode_delta(state(before), state(after), {.threads = 2});
+  ASSERT_TRUE(patch) << patch.error().message();
+  std::vector<std::uint64_t> found;
+  const auto resolved = resolve_delta(*patch, state(before),
+                                      [&](TensorWrite&& write) {
+                                        for (std::size_t i = 0; i < write.positions.size(); ++i) {
+                                          found.push_back(write.first_byte + write.positions[i]);
+                                          EXPECT_EQ(write.values[i], std::byte{9});
+                                        }
+                                        return ok();
+                                      },
+                                      {.threads = 2});
+  ASSERT_TRUE(resolved) << resolved.error().message();
+  std::sort(found.begin(), found.end());
+  EXPECT_EQ(found, changed);
 }
 
 TEST(Patch, TensorsThatDoNotMatchAreNamed) {

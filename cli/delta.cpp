@@ -1,0 +1,96 @@
+// echoline delta: patches between checkpoints on disk.
+#include "cli/delta.hpp"
+
+namespace echoline::cli {
+
+namespace fs = std::filesystem;
+
+std::string grouped(std::uint64_t number) {
+  std::string text = std::to_string(number);
+  for (std::size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
+  return text;
+}
+
+std::string percent(double fraction) {
+  return fraction == 0 || fraction >= 1e-5 ? fmt::format("{:.3f} %", 100 * fraction)
+                                           : fmt::format("{:.1e} %", 100 * fraction);
+}
+
+std::string rate(std::uint64_t state_bytes, double seconds) {
+  return fmt::format("{:.3f} s, {:.2f} GB/s of weights", seconds, per(static_cast<double>(state_bytes) / 1e9, seconds));
+}
+
+void line(std::string_view name, const std::string& value) { fmt::print("{:<18}{}\n", name, value); }
+
+void add_common(CLI::App* verb, DeltaCommon& common, bool threads) {
+  if (threads)
+    verb->add_option("--threads", common.threads, "threads to work with; all of this machine's by default")
+        ->check(CLI::Range(1u, 256u));
+  verb->add_flag("--json", common.json, "print JSON");
+}
+
+Error about(Error error, const std::string& file, std::string_view advice) {
+  error.detail = fmt::format("{}: {}{}", file, error.detail, advice);
+  return error;
+}
+
+Status check_stop(const std::atomic<bool>& stop) {
+  if (stop) return fail(Code::kCancelled, "stopped", "by a signal; nothing was written");
+  return ok();
+}
+
+Result<delta::MappedFile> open_patch(const std::string& path) {
+  auto file = delta::MappedFile::open(path, "open patch");
+  if (!file) return as_mistake(std::move(file).error());
+  return file;
+}
+
+// Not bounded: nothing is allocated for what a patch only says.
+Result<delta::PatchInfo> inspect_patch(const delta::MappedFile& file, const std::string& path) {
+  auto info = delta::inspect(file.bytes(), {.state_bytes_max = UINT64_MAX});
+  if (!info)
+    return about(std::move(info).error(), path, ". Fetch it again, or make it anew with `echoline delta diff`");
+  return info;
+}
+
+void say_completed(const std::string& path) {
+  fmt::print(stderr, "echoline delta: {}: an interrupted application of a delta was completed\n", path);
+}
+
+Result<delta::SettledCheckpoint> open_checkpoint(const std::string& path, const DeltaCommon& common) {
+  ECHO_ASSIGN(delta::SettledCheckpoint checkpoint, delta::SettledCheckpoint::open(path, {.threads = common.threads}));
+  if (checkpoint.recovery() == delta::Recovery::kCompleted) say_completed(path);
+  return checkpoint;
+}
+
+Status check_output(const std::string& output, const std::vector<std::string>& inputs) {
+  std::error_code ec;
+  if (fs::is_directory(output, ec))
+    return fail(Code::kInvalid, "write patch", "{}: this is a folder; -o names the file of the patch", output);
+  for (const std::string& input : inputs)
+    if (fs::equivalent(output, input, ec))
+      return fail(Code::kInvalid, "write patch", "{}: -o names an input, which would be lost; choose another name",
+                  output);
+  return ok();
+}
+
+void add_delta(CLI::App& app, int& exit) {
+  auto* group =
+      app.add_subcommand("delta", "Lossless patches between checkpoints on disk: diff, apply, verify, inspect, fold");
+  group->require_subcommand(1);
+  group->footer(
+      "A checkpoint is a .safetensors file, or a Hugging Face folder with model.safetensors or indexed shards.\n"
+      "A patch is a delta, what changed between two checkpoints with the same tensors, or a snapshot, all of\n"
+      "one. Both are lossless to the bit and carry the digests of the checkpoints they lead from and to.\n"
+      "Typical use:\n"
+      "  echoline delta diff old.safetensors new.safetensors -o new.patch    on the side that has both\n"
+      "  echoline delta apply old.safetensors new.patch -o new.safetensors   on the side that has the old one\n"
+      "kB, MB, GB are 10^3, 10^6, 10^9 bytes. Exit codes: 0 done, 1 failed, 2 usage.");
+  add_delta_diff(group, exit);
+  add_delta_apply(group, exit);
+  add_delta_verify(group, exit);
+  add_delta_inspect(group, exit);
+  add_delta_fold(group, exit);
+}
+
+}  // namespace echoline::cli

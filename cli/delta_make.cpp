@@ -1,0 +1,263 @@
+// echoline delta diff | fold: making patches.
+#include <optional>
+
+#include "cli/delta.hpp"
+#include "cli/signals.hpp"
+#include "delta/entropy.hpp"
+#include "delta/pending_file.hpp"
+
+namespace echoline::cli {
+namespace {
+
+using delta::MappedFile;
+using delta::SettledCheckpoint;
+using nlohmann::json;
+
+// ---- diff ----
+
+struct DiffArguments {
+  DeltaCommon common;
+  std::string prev, cur, output;  // prev is empty when only one checkpoint was named
+  bool snapshot = false;
+};
+
+struct DiffReport {
+  delta::PatchStats stats;
+  std::optional<double> bound_bytes;  // of a delta
+  double encode_seconds = 0, apply_seconds = 0;
+};
+
+Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
+  const std::atomic<bool>& stop = stop_on_signals();
+  if (!a.snapshot && a.prev.empty())
+    return fail(
+        Code::kInvalid, "arguments",
+        "expected PREV and CUR, found {} alone. A patch that holds all of one checkpoint is made with --snapshot",
+        a.cur);
+  std::optional<SettledCheckpoint> prev;
+  if (!a.snapshot) {
+    ECHO_ASSIGN(prev, open_checkpoint(a.prev, a.common));
+  }
+  ECHO_ASSIGN(const SettledCheckpoint cur, open_checkpoint(a.cur, a.common));
+  std::vector<std::string> inputs;
+  for (std::size_t i = 0; prev && i < (*prev)->file_count(); ++i) inputs.push_back((*prev)->file_path(i));
+  for (std::size_t i = 0; i < cur->file_count(); ++i) inputs.push_back(cur->file_path(i));
+  ECHO_TRY(check_output(a.output, inputs));
+
+  DiffReport report;
+  delta::PendingFile file(a.output, "write patch");
+  const auto sink = [&](std::span<const std::byte> bytes) -> Status {
+    ECHO_TRY(check_stop(stop));
+    return file.write(bytes);
+  };
+  const delta::EncodeOptions encode{.threads = a.common.threads, .base = {}, .progress = bar.callback()};
+  bar.begin("encoding");
+  const Stopwatch encoding;
+  auto stats = prev ? delta::write_delta((*prev)->view(), cur->view(), sink, encode)
+                    : delta::write_snapshot(cur->view(), sink, encode);
+  if (!stats) {
+    if (stats.error().code != Code::kInvalid) return as_mistake(std::move(stats).error());
+    return about(std::move(stats).error(), prev ? a.prev + " and " + a.cur : a.cur,
+                 prev ? " (--snapshot makes one)" : "");
+  }
+  report.stats = *stats;
+  report.encode_seconds = encoding.seconds();
+
+  // Proven before it gets its name: the patch as it lies on disk is applied, to nowhere.
+  ECHO_ASSIGN(const MappedFile patch, MappedFile::open(file.temporary()));
+  const delta::DecodeOptions decode{
+      .state_bytes_max = UINT64_MAX, .threads = a.common.threads, .progress = bar.callback()};
+  bar.begin("proving");
+  const Stopwatch applying;
+  if (prev) {
+    const auto nowhere = [&](delta::TensorWrite&&) { return check_stop(stop); };
+    ECHO_TRY(delta::resolve_delta(patch.bytes(), (*prev)->view(), nowhere, decode));
+  } else {
+    ECHO_TRY(delta::decode_snapshot(patch.bytes(), decode));
+  }
+  report.apply_seconds = applying.seconds();
+  if (prev) {
+    ECHO_ASSIGN(const delta::StateEntropy bound, delta::entropy_bound((*prev)->view(), cur->view(), a.common.threads));
+    report.bound_bytes = bound.total.bytes();
+  }
+  ECHO_TRY(check_stop(stop));
+  ECHO_TRY(file.commit());
+  return report;
+}
+
+void print_report(const DiffReport& r, const std::string& output) {
+  const delta::PatchStats& s = r.stats;
+  line("patch", fmt::format("{} ({})", output, kind_name(s.base.has_value())));
+  line("elements", grouped(s.elements));
+  line("changed", fmt::format("{} ({})", grouped(s.changed), percent(s.density())));
+  line("payload", fmt::format("{} bytes, {:.2f} times less than the weights' {}", grouped(s.patch_bytes),
+                              s.compression_ratio(), to_text(Bytes{s.state_bytes})));
+  if (s.base && s.changed > 0) line("per change", fmt::format("{:.3f} bytes", per(s.patch_bytes, s.changed)));
+  if (r.bound_bytes)
+    line("entropy bound",
+         fmt::format("{} bytes{}", grouped(static_cast<std::uint64_t>(*r.bound_bytes)),
+                     *r.bound_bytes > 0 ? fmt::format("; the payload is {:.1f} % above it",
+                                                      100 * (static_cast<double>(s.patch_bytes) / *r.bound_bytes - 1))
+                                        : ""));
+  line("encoded in", rate(s.state_bytes, r.encode_seconds));
+  line("proven in", rate(s.state_bytes, r.apply_seconds));
+  if (s.base) line("base", s.base->hex());
+  line("result", s.result.hex());
+}
+
+json to_json(const DiffReport& r) {
+  const delta::PatchStats& s = r.stats;
+  const auto known = [](bool is, double value) { return is ? json(value) : json(nullptr); };
+  return {{"schema_version", 1},
+          {"kind", kind_name(s.base.has_value())},
+          {"elements", s.elements},
+          {"changed", s.changed},
+          {"density", s.density()},
+          {"state_bytes", s.state_bytes},
+          {"payload_bytes", s.patch_bytes},
+          {"ratio", s.compression_ratio()},
+          {"bytes_per_change", known(s.changed > 0, per(s.patch_bytes, s.changed))},
+          {"entropy_bound_bytes", known(r.bound_bytes.has_value(), r.bound_bytes.value_or(0))},
+          {"encode_seconds", r.encode_seconds},
+          {"apply_seconds", r.apply_seconds},
+          {"base_digest", digest_json(s.base)},
+          {"result_digest", s.result.hex()}};
+}
+
+// ---- fold ----
+
+struct FoldArguments {
+  DeltaCommon common;
+  std::vector<std::string> patches;
+  std::string output, base;
+};
+
+struct FoldReport {
+  delta::PatchStats stats;
+  std::uint64_t parts_bytes = 0;
+  double seconds = 0;
+};
+
+Result<FoldReport> fold(const FoldArguments& a, ProgressBar& bar) {
+  const std::atomic<bool>& stop = stop_on_signals();
+  std::vector<MappedFile> files;
+  std::vector<std::span<const std::byte>> patches;
+  FoldReport report;
+  for (const std::string& path : a.patches) {
+    ECHO_ASSIGN(MappedFile file, open_patch(path));
+    ECHO_TRY(inspect_patch(file, path));
+    report.parts_bytes += file.bytes().size();
+    patches.push_back(file.bytes());
+    files.push_back(std::move(file));
+  }
+  ECHO_TRY(check_output(a.output, a.patches));
+  std::optional<SettledCheckpoint> base;
+  if (!a.base.empty()) {
+    ECHO_ASSIGN(base, open_checkpoint(a.base, a.common));
+  }
+
+  delta::PendingFile file(a.output, "write patch");
+  const auto sink = [&](std::span<const std::byte> bytes) -> Status {
+    ECHO_TRY(check_stop(stop));
+    return file.write(bytes);
+  };
+  bar.begin("folding");
+  const Stopwatch folding;
+  const delta::EncodeOptions encode{.threads = a.common.threads, .base = {}, .progress = bar.callback()};
+  auto stats = delta::fold_deltas(patches, sink, base ? &(*base)->view() : nullptr, encode);
+  if (!stats)
+    return stats.error().code == Code::kStale ? about(std::move(stats).error(), a.base)
+                                              : as_mistake(std::move(stats).error());
+  report.stats = *stats;
+  report.seconds = folding.seconds();
+
+  ECHO_ASSIGN(const MappedFile patch, MappedFile::open(file.temporary()));
+  if (base) {
+    bar.begin("proving");
+    const auto nowhere = [&](delta::TensorWrite&&) { return check_stop(stop); };
+    ECHO_TRY(delta::resolve_delta(patch.bytes(), (*base)->view(), nowhere,
+                                  {.threads = a.common.threads, .progress = bar.callback()}));
+  } else {
+    ECHO_TRY(inspect_patch(patch, a.output));
+  }
+  ECHO_TRY(check_stop(stop));
+  ECHO_TRY(file.commit());
+  return report;
+}
+
+void print_report(const FoldReport& r, const FoldArguments& a) {
+  line("patch", fmt::format("{} ({} deltas in one)", a.output, a.patches.size()));
+  line("changed", fmt::format("{}{}", grouped(r.stats.changed),
+                              a.base.empty() ? ", an element that several deltas change counted for each" : ""));
+  line("size", fmt::format("{} bytes; the deltas have {}", grouped(r.stats.patch_bytes), grouped(r.parts_bytes)));
+  line("took", fmt::format("{:.3f} s", r.seconds));
+  line("base", r.stats.base->hex());
+  line("result", r.stats.result.hex());
+}
+
+json to_json(const FoldReport& r) {
+  return {{"schema_version", 1},
+          {"changed", r.stats.changed},
+          {"elements", r.stats.elements},
+          {"payload_bytes", r.stats.patch_bytes},
+          {"parts_bytes", r.parts_bytes},
+          {"seconds", r.seconds},
+          {"base_digest", r.stats.base->hex()},
+          {"result_digest", r.stats.result.hex()}};
+}
+
+}  // namespace
+
+void add_delta_diff(CLI::App* group, int& exit) {
+  auto* verb = group->add_subcommand("diff", "Write the patch that turns checkpoint PREV into checkpoint CUR");
+  auto a = std::make_shared<DiffArguments>();
+  verb->add_option("PREV", a->prev, "checkpoint to start from: a .safetensors file or a Hugging Face folder")
+      ->required();
+  verb->add_option("CUR", a->cur, "checkpoint to arrive at; the same tensors with other values");
+  verb->add_option("-o,--output", a->output, "the patch; replaced when it exists")->required();
+  verb->add_flag("--snapshot", a->snapshot,
+                 "hold all of CUR instead, for receivers that have no PREV; PREV can be left out");
+  add_common(verb, a->common);
+  verb->footer(
+      "Reading the report:\n"
+      "  elements, changed   weights in all, and those whose bits differ; density is their ratio\n"
+      "  payload             bytes of the patch: what a receiver has to be sent\n"
+      "  entropy bound       bytes of an ideal coder that knows how often, and by how much, weights of each\n"
+      "                      magnitude change (delta/entropy.hpp); where rows differ, less is possible\n"
+      "  GB/s                10^9 bytes of dense weights per second, whatever the size of the patch\n"
+      "Before the patch gets its name it is read back and applied to PREV without writing anything, and the\n"
+      "digest of the result is compared: \"proven in\", apply_seconds in JSON. A snapshot is decoded for the same\n"
+      "purpose, in memory.\n"
+      "Examples:\n"
+      "  echoline delta diff step-100.safetensors step-101.safetensors -o 101.patch\n"
+      "  echoline delta diff qwen3-8b/ qwen3-8b-tuned/ -o tuned.patch --json\n"
+      "  echoline delta diff qwen3-8b/ -o whole.patch --snapshot");
+  verb->callback([a, &exit] {
+    if (a->cur.empty()) std::swap(a->prev, a->cur);
+    exit = report(
+        "delta diff", *a, diff, [&](const DiffReport& r) { print_report(r, a->output); }, kAlwaysDone);
+  });
+}
+
+void add_delta_fold(CLI::App* group, int& exit) {
+  auto* verb = group->add_subcommand("fold", "Make one delta from deltas that follow each other");
+  auto a = std::make_shared<FoldArguments>();
+  verb->add_option("PATCHES", a->patches, "deltas, oldest first")->required()->expected(1, 4096);
+  verb->add_option("-o,--output", a->output, "the patch; replaced when it exists")->required();
+  verb->add_option("--base", a->base,
+                   "checkpoint the first delta applies to: the fold gets as short as a direct delta");
+  add_common(verb, a->common);
+  verb->footer(
+      "Without --base no weights are needed: the parts lie side by side, about as long as they are together, and\n"
+      "are applied in one pass. With it, the changes are added up and encoded anew, and the fold is proven\n"
+      "against the checkpoint.\n"
+      "Examples:\n"
+      "  echoline delta fold 101.patch 102.patch 103.patch -o 100-to-103.patch\n"
+      "  echoline delta fold 101.patch 102.patch -o 100-to-102.patch --base step-100.safetensors");
+  verb->callback([a, &exit] {
+    exit = report(
+        "delta fold", *a, fold, [&](const FoldReport& r) { print_report(r, *a); }, kAlwaysDone);
+  });
+}
+
+}  // namespace echoline::cli

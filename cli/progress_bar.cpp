@@ -1,0 +1,61 @@
+#include "cli/progress_bar.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/units.hpp"
+
+namespace echoline::cli {
+namespace {
+
+constexpr std::size_t kCells = 30;
+constexpr auto kEvery = std::chrono::milliseconds(100);
+
+bool stderr_is_terminal() {
+  const char* term = std::getenv("TERM");
+  return ::isatty(STDERR_FILENO) == 1 && term != nullptr && std::string_view(term) != "dumb";
+}
+
+}  // namespace
+
+ProgressBar::ProgressBar() : terminal_(stderr_is_terminal()) {}
+
+void ProgressBar::begin(std::string label) {
+  const std::lock_guard lock(mutex_);
+  label_ = std::move(label);
+  due_ = {};
+}
+
+void ProgressBar::show(std::uint64_t done, std::uint64_t total) {
+  if (!terminal_) return;
+  const std::lock_guard lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (now < due_) return;
+  due_ = now + kEvery;
+  const double fraction = total ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 1.0;
+  const auto full = static_cast<std::size_t>(fraction * kCells + 0.5);
+  fmt::print(stderr, "\r\x1b[K{:<10} [{}{}] {:>3.0f} %  {} of {}", label_, std::string(full, '#'),
+             std::string(kCells - full, '.'), 100 * fraction, to_text(Bytes{done}), to_text(Bytes{total}));
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+std::function<void(std::uint64_t, std::uint64_t)> ProgressBar::callback() {
+  if (!terminal_) return nullptr;
+  return [this](std::uint64_t done, std::uint64_t total) { show(done, total); };
+}
+
+void ProgressBar::clear() {
+  const std::lock_guard lock(mutex_);
+  if (!drawn_) return;
+  fmt::print(stderr, "\r\x1b[K");
+  std::fflush(stderr);
+  drawn_ = false;
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,522 @@
+// The device code: what one block or warp does, written over a policy that stands for it. kernels.cu runs it with a
+// policy made of real threads; the tests run the same functions with one that loops over the threads on the CPU. C++17,
+// because CUDA compilers lag behind. Internal to this folder.
+//
+// A policy `Block` (256 threads) or `Warp` (32 threads) has
+//   Block::Local<T>       a T of each thread, indexed by thread; registers on a device
+//   each(f)               f(thread) on every thread; all are done when it returns
+//   scan_warps(f)         replaces f(thread), a uint64_t&, by the sum over its warp up to and including the thread
+//   sum<kFirst, kLast>(f) replaces f(thread), a Pair&, by the sum over all threads of the warp whose number differs
+//   from its
+//                         own only in the bits kFirst ... kLast
+//   shared(), atomic_add(to, value)
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define ECHO_DEVICE __device__ __forceinline__
+#define ECHO_CONSTANT static __constant__ const
+#else
+#define ECHO_DEVICE inline
+#define ECHO_CONSTANT inline constexpr
+#endif
+#if defined(__CUDA_ARCH__)
+#define ECHO_UNROLL _Pragma("unroll")
+#else
+#define ECHO_UNROLL
+#endif
+
+namespace echoline::delta::cuda {
+
+inline constexpr unsigned kWarpThreads = 32;
+inline constexpr unsigned kBlockThreads = 256;
+inline constexpr unsigned kBlockWarps = kBlockThreads / kWarpThreads;
+
+// 16 bytes, what a thread loads and stores at once.
+struct alignas(16) Vector {
+  std::uint64_t low, high;
+};
+inline constexpr unsigned kVectorBytes = sizeof(Vector);
+
+// From an address that is a multiple of 16, and not soon again.
+ECHO_DEVICE Vector load_vector(const std::byte* from) {
+#if defined(__CUDA_ARCH__)
+  const ulonglong2 v = __ldcs(reinterpret_cast<const ulonglong2*>(from));
+  return {v.x, v.y};
+#else
+  Vector v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+#endif
+}
+
+// `bytes` <= 8 of them from any address, zeros behind.
+ECHO_DEVICE std::uint64_t load_bytes(const std::byte* from, unsigned bytes) {
+  std::uint64_t word = 0;
+  for (unsigned i = 0; i < bytes; ++i) word |= static_cast<std::uint64_t>(from[i]) << 8 * i;
+  return word;
+}
+
+// ---- extraction: which elements differ, in ascending order ----
+
+inline constexpr unsigned kTileRounds = 4;  // vectors of a tile that one thread compares
+inline constexpr unsigned kTileBytes = kBlockThreads * kTileRounds * kVectorBytes;
+inline constexpr unsigned kTilesPerSegment = (8u << 20) / kTileBytes;  // segments as in delta/segment.hpp
+inline constexpr std::uint64_t kNoRoom = ~0ull;
+
+struct ExtractSegment {
+  const std::byte* prev;  // multiples of 16
+  const std::byte* cur;
+  std::uint32_t bytes;
+  std::uint32_t element_bytes;  // 1, 2, 4 or 8
+};
+
+// What a tile found: `count` changes, their positions (u32, within the segment) at `offset` of the records and their
+// values behind, see record_bytes(). Only the count when offset is kNoRoom.
+struct TileResult {
+  std::uint64_t offset;
+  std::uint64_t count;
+};
+
+struct ExtractJob {
+  const ExtractSegment* segments;
+  const std::uint32_t* tiles;  // segment * kTilesPerSegment + tile within the segment
+  std::uint32_t tile_count;
+  TileResult* results;  // of each of `tiles`
+  std::byte* records;
+  std::uint64_t records_capacity;
+  unsigned long long* records_used;  // 0 at the start; beyond the capacity when not all tiles found room
+};
+
+ECHO_DEVICE std::uint64_t positions_bytes(std::uint64_t count) { return (count * 4 + 7) / 8 * 8; }
+ECHO_DEVICE std::uint64_t record_bytes(std::uint64_t count, unsigned element_bytes) {
+  return positions_bytes(count) + (count * element_bytes + 7) / 8 * 8;
+}
+
+// Bit e is set when element e differs.
+template <unsigned kSize>
+ECHO_DEVICE std::uint32_t differing(const Vector& a, const Vector& b) {
+  constexpr unsigned kPerWord = 8 / kSize;
+  constexpr std::uint64_t kElement = ~0ull >> (64 - 8 * kSize);
+  const std::uint64_t low = a.low ^ b.low, high = a.high ^ b.high;
+  std::uint32_t mask = 0;
+  ECHO_UNROLL
+  for (unsigned e = 0; e < kPerWord; ++e) {
+    mask |= static_cast<std::uint32_t>((low >> 8 * kSize * e & kElement) != 0) << e;
+    mask |= static_cast<std::uint32_t>((high >> 8 * kSize * e & kElement) != 0) << (e + kPerWord);
+  }
+  return mask;
+}
+
+ECHO_DEVICE unsigned count_bits(std::uint32_t mask) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<unsigned>(__popc(mask));
+#else
+  return static_cast<unsigned>(__builtin_popcount(mask));
+#endif
+}
+
+ECHO_DEVICE unsigned first_bit(std::uint32_t mask) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<unsigned>(__ffs(static_cast<int>(mask))) - 1;
+#else
+  return static_cast<unsigned>(__builtin_ctz(mask));
+#endif
+}
+
+template <unsigned kSize>
+struct ElementOf;
+template <>
+struct ElementOf<1> {
+  using Type = std::uint8_t;
+};
+template <>
+struct ElementOf<2> {
+  using Type = std::uint16_t;
+};
+template <>
+struct ElementOf<4> {
+  using Type = std::uint32_t;
+};
+template <>
+struct ElementOf<8> {
+  using Type = std::uint64_t;
+};
+template <>
+struct ElementOf<kVectorBytes> {
+  using Type = Vector;
+};
+
+// Counts of up to 2^16 - 1 for each round of a tile, side by side in a word.
+static_assert(kTileRounds * 16 <= 64 && kWarpThreads * kVectorBytes < 1u << 16);
+ECHO_DEVICE unsigned count_of_round(std::uint64_t counts, unsigned round) {
+  return static_cast<unsigned>(counts >> 16 * round & 0xffff);
+}
+ECHO_DEVICE unsigned count_of_rounds(std::uint64_t counts) {
+  unsigned sum = 0;
+  ECHO_UNROLL
+  for (unsigned r = 0; r < kTileRounds; ++r) sum += count_of_round(counts, r);
+  return sum;
+}
+
+struct ExtractShared {
+  std::uint64_t warp_counts[kBlockWarps];  // by round
+  std::uint64_t offset;
+};
+
+struct ExtractLocal {
+  Vector cur[kTileRounds];
+  std::uint32_t mask[kTileRounds];
+  std::uint64_t counts;   // by round: of this thread
+  std::uint64_t through;  // by round: of the threads of the warp up to and including this one
+};
+
+// Place within the tile of what a thread loads in a round. A warp covers a run of consecutive bytes, round after round.
+ECHO_DEVICE unsigned tile_byte(unsigned thread, unsigned round) {
+  const unsigned warp = thread / kWarpThreads, lane = thread % kWarpThreads;
+  return ((warp * kTileRounds + round) * kWarpThreads + lane) * kVectorBytes;
+}
+
+template <unsigned kSize, class Block>
+ECHO_DEVICE void extract_tile(Block& block, const ExtractJob& job, std::uint32_t tile, const ExtractSegment& segment,
+                              std::uint32_t first_byte) {
+  const std::byte* prev = segment.prev + first_byte;
+  const std::byte* cur = segment.cur + first_byte;
+  const std::uint32_t left = segment.bytes - first_byte;
+  typename Block::template Local<ExtractLocal> locals;
+  ExtractShared& shared = block.shared();
+
+  block.each([&](unsigned thread) {
+    ExtractLocal& self = locals[thread];
+    Vector old[kTileRounds];
+    ECHO_UNROLL
+    for (unsigned r = 0; r < kTileRounds; ++r) {
+      const unsigned at = tile_byte(thread, r);
+      if (at + kVectorBytes <= left) {
+        old[r] = load_vector(prev + at);
+        self.cur[r] = load_vector(cur + at);
+      } else {
+        const unsigned bytes = at < left ? left - at : 0;
+        const unsigned low = bytes < 8 ? bytes : 8;
+        old[r] = {load_bytes(prev + at, low), load_bytes(prev + at + 8, bytes - low)};
+        self.cur[r] = {load_bytes(cur + at, low), load_bytes(cur + at + 8, bytes - low)};
+      }
+    }
+    self.counts = 0;
+    ECHO_UNROLL
+    for (unsigned r = 0; r < kTileRounds; ++r) {
+      self.mask[r] = differing<kSize>(old[r], self.cur[r]);
+      self.counts |= static_cast<std::uint64_t>(count_bits(self.mask[r])) << 16 * r;
+    }
+    self.through = self.counts;
+  });
+  block.scan_warps([&](unsigned thread) -> std::uint64_t& { return locals[thread].through; });
+  block.each([&](unsigned thread) {
+    if (thread % kWarpThreads == kWarpThreads - 1) shared.warp_counts[thread / kWarpThreads] = locals[thread].through;
+  });
+  block.each([&](unsigned thread) {
+    if (thread != 0) return;
+    unsigned count = 0;
+    ECHO_UNROLL
+    for (unsigned w = 0; w < kBlockWarps; ++w) count += count_of_rounds(shared.warp_counts[w]);
+    const std::uint64_t bytes = record_bytes(count, kSize);
+    std::uint64_t offset = count != 0 ? block.atomic_add(job.records_used, bytes) : 0;
+    if (offset + bytes > job.records_capacity) offset = kNoRoom;
+    job.results[tile] = {offset, count};
+    shared.offset = count != 0 ? offset : kNoRoom;
+  });
+  block.each([&](unsigned thread) {
+    const ExtractLocal& self = locals[thread];
+    if (shared.offset == kNoRoom || self.counts == 0) return;
+    const unsigned warp = thread / kWarpThreads;
+    unsigned count = 0, before = 0;  // of the tile; of the warps before
+    ECHO_UNROLL
+    for (unsigned w = 0; w < kBlockWarps; ++w) {
+      const unsigned of_warp = count_of_rounds(shared.warp_counts[w]);
+      count += of_warp;
+      before += w < warp ? of_warp : 0;
+    }
+    auto* positions = reinterpret_cast<std::uint32_t*>(job.records + shared.offset);
+    using Element = typename ElementOf<kSize>::Type;
+    auto* values = reinterpret_cast<Element*>(job.records + shared.offset + positions_bytes(count));
+    ECHO_UNROLL
+    for (unsigned r = 0; r < kTileRounds; ++r) {
+      unsigned rank = before + count_of_round(self.through - self.counts, r);
+      before += count_of_round(shared.warp_counts[warp], r);
+      const std::uint32_t first = (first_byte + tile_byte(thread, r)) / kSize;
+      for (std::uint32_t mask = self.mask[r]; mask != 0; mask &= mask - 1, ++rank) {
+        const unsigned e = first_bit(mask);
+        const std::uint64_t word = e * kSize < 8 ? self.cur[r].low : self.cur[r].high;
+        positions[rank] = first + e;
+        values[rank] = static_cast<Element>(word >> e * kSize % 8 * 8);
+      }
+    }
+  });
+}
+
+// Everything that block number `tile` of a job does.
+template <class Block>
+ECHO_DEVICE void extract_block(Block& block, const ExtractJob& job, std::uint32_t tile) {
+  const std::uint32_t id = job.tiles[tile];
+  const ExtractSegment segment = job.segments[id / kTilesPerSegment];
+  const std::uint32_t first_byte = id % kTilesPerSegment * kTileBytes;
+  switch (segment.element_bytes) {
+    case 1:
+      return extract_tile<1>(block, job, tile, segment, first_byte);
+    case 2:
+      return extract_tile<2>(block, job, tile, segment, first_byte);
+    case 4:
+      return extract_tile<4>(block, job, tile, segment, first_byte);
+    case 8:
+      return extract_tile<8>(block, job, tile, segment, first_byte);
+  }
+}
+
+// ---- application: new values against old ones ----
+
+inline constexpr unsigned kSwapRounds = 4;
+inline constexpr unsigned kChunkElements = kBlockThreads * kSwapRounds;
+
+// Elements of a tensor to exchange with `values`, which hold the old ones afterwards; exchanging twice changes nothing.
+// No element is named twice.
+struct SwapPart {
+  std::byte* target;
+  const std::uint32_t* positions;  // null: elements 0, 1, 2, ...
+  std::byte* values;
+  std::uint64_t count;
+  std::uint64_t element_bytes;  // 1, 2, 4, 8 or 16; both addresses are multiples of it
+};
+
+struct SwapChunk {
+  std::uint32_t part;
+  std::uint32_t chunk;  // kChunkElements of the part each
+};
+
+struct SwapJob {
+  const SwapPart* parts;
+  const SwapChunk* chunks;
+  std::uint32_t chunk_count;
+};
+
+template <unsigned kSize>
+ECHO_DEVICE void swap_elements(const SwapPart& part, std::uint64_t first, unsigned thread) {
+  using Element = typename ElementOf<kSize>::Type;
+  auto* target = reinterpret_cast<Element*>(part.target);
+  auto* values = reinterpret_cast<Element*>(part.values);
+  std::uint64_t at[kSwapRounds];
+  Element old[kSwapRounds], fresh[kSwapRounds];
+  ECHO_UNROLL
+  for (unsigned r = 0; r < kSwapRounds; ++r) {
+    const std::uint64_t i = first + r * kBlockThreads + thread;
+    if (i >= part.count) continue;
+    at[r] = part.positions != nullptr ? part.positions[i] : i;
+    fresh[r] = values[i];
+  }
+  ECHO_UNROLL
+  for (unsigned r = 0; r < kSwapRounds; ++r)
+    if (first + r * kBlockThreads + thread < part.count) old[r] = target[at[r]];
+  ECHO_UNROLL
+  for (unsigned r = 0; r < kSwapRounds; ++r) {
+    const std::uint64_t i = first + r * kBlockThreads + thread;
+    if (i >= part.count) continue;
+    target[at[r]] = fresh[r];
+    values[i] = old[r];
+  }
+}
+
+// Everything that one thread of block number `chunk` of a job does.
+ECHO_DEVICE void swap_thread(const SwapJob& job, std::uint32_t chunk, unsigned thread) {
+  const SwapPart part = job.parts[job.chunks[chunk].part];
+  const std::uint64_t first = static_cast<std::uint64_t>(job.chunks[chunk].chunk) * kChunkElements;
+  switch (part.element_bytes) {
+    case 1:
+      return swap_elements<1>(part, first, thread);
+    case 2:
+      return swap_elements<2>(part, first, thread);
+    case 4:
+      return swap_elements<4>(part, first, thread);
+    case 8:
+      return swap_elements<8>(part, first, thread);
+    case kVectorBytes:
+      return swap_elements<kVectorBytes>(part, first, thread);
+  }
+}
+
+// ---- digests: XXH3-128, seed 0, default secret, of inputs above 240 bytes; one warp per leaf ----
+//
+// XXH3 adds up 8 words of state over stripes of 64 bytes and scrambles them after every 16 stripes. Between two
+// scrambles the order of the additions does not matter, so a warp takes the 16 stripes at once: thread t has words 2p
+// and 2p + 1, p = t % 4, of stripes t / 4 and t / 4 + 8, which is 16 bytes of each.
+
+inline constexpr unsigned kStripeBytes = 64;
+inline constexpr unsigned kHashBlockBytes = 1024;  // from one scramble to the next
+inline constexpr unsigned kHashAhead = 4;          // such blocks that are loaded at once
+inline constexpr unsigned kShortLeafBytes = 240;   // XXH3 treats inputs up to here differently; the host hashes them
+inline constexpr unsigned kShortSlotBytes = 256;
+inline constexpr unsigned kSecretBytes = 192;
+
+struct HashLeaf {
+  const std::byte* data;  // multiple of 16
+  std::uint32_t bytes;    // at least 1
+  std::uint32_t short_slot;
+};
+
+struct HashJob {
+  const HashLeaf* leaves;
+  std::uint32_t leaf_count;
+  std::uint64_t* digests;  // two words per leaf, their bytes in the order of a Digest; short leaves have none
+  std::byte* shorts;       // their content instead, kShortSlotBytes apart
+};
+
+ECHO_CONSTANT std::uint64_t kSecret[kSecretBytes / 8] = {
+    0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb979083e96dd4de, 0x1f67b3b7a4a44072, 0x78e5c0cc4ee679cb,
+    0x2172ffcc7dd05a82, 0x8e2443f7744608b8, 0x4c263a81e69035e0, 0xcb00c391bb52283c, 0xa32e531b8b65d088,
+    0x4ef90da297486471, 0xd8acdea946ef1938, 0x3f349ce33f76faa8, 0x1d4f0bc7c7bbdcf9, 0x3159b4cd4be0518a,
+    0x647378d9c97e9fc8, 0xc3ebd33483acc5ea, 0xeb6313faffa081c5, 0x49daf0b751dd0d17, 0x9e68d429265516d3,
+    0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45, 0x7e404bbbcafbd7af};
+inline constexpr std::uint64_t kPrime32_1 = 0x9e3779b1, kPrime32_2 = 0x85ebca77, kPrime32_3 = 0xc2b2ae3d;
+inline constexpr std::uint64_t kPrime64_1 = 0x9e3779b185ebca87, kPrime64_2 = 0xc2b2ae3d27d4eb4f,
+                               kPrime64_3 = 0x165667b19e3779f9, kPrime64_4 = 0x85ebca77c2b2ae63,
+                               kPrime64_5 = 0x27d4eb2f165667c5;
+ECHO_CONSTANT std::uint64_t kHashStart[8] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
+                                             kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
+
+// Eight bytes of the secret from any place.
+ECHO_DEVICE std::uint64_t secret_at(unsigned byte) {
+  const unsigned shift = byte % 8 * 8;
+  return shift == 0 ? kSecret[byte / 8] : kSecret[byte / 8] >> shift | kSecret[byte / 8 + 1] << (64 - shift);
+}
+
+// Low and high half of the product, folded by exclusive or.
+ECHO_DEVICE std::uint64_t fold_product(std::uint64_t a, std::uint64_t b) {
+#if defined(__CUDA_ARCH__)
+  return a * b ^ __umul64hi(a, b);
+#else
+  __extension__ using Wide = unsigned __int128;
+  const Wide product = static_cast<Wide>(a) * b;
+  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+#endif
+}
+
+ECHO_DEVICE std::uint64_t avalanche(std::uint64_t h) {
+  h = (h ^ h >> 37) * 0x165667919e3779f9;
+  return h ^ h >> 32;
+}
+
+ECHO_DEVICE std::uint64_t swap_bytes(std::uint64_t x) {
+  x = (x & 0x00ff00ff00ff00ff) << 8 | (x >> 8 & 0x00ff00ff00ff00ff);
+  x = (x & 0x0000ffff0000ffff) << 16 | (x >> 16 & 0x0000ffff0000ffff);
+  return x << 32 | x >> 32;
+}
+
+struct Pair {
+  std::uint64_t a, b;
+};
+
+// What words 2p and 2p + 1 of a stripe add to words 2p and 2p + 1 of the state.
+ECHO_DEVICE void accumulate(Pair& sum, const Vector& data, const Pair& key) {
+  const std::uint64_t x = data.low ^ key.a, y = data.high ^ key.b;
+  sum.a += data.high + (x & 0xffffffff) * (x >> 32);
+  sum.b += data.low + (y & 0xffffffff) * (y >> 32);
+}
+
+ECHO_DEVICE std::uint64_t scramble(std::uint64_t word, std::uint64_t key) {
+  return (word ^ word >> 47 ^ key) * kPrime32_1;
+}
+
+struct HashLocal {
+  Pair state;                 // words 2p and 2p + 1, the same in all threads of equal p
+  Pair key[2], scramble_key;  // parts of the secret
+  Vector data[2 * kHashAhead];
+  Pair sum;
+};
+
+template <class Warp>
+ECHO_DEVICE void hash_leaf(Warp& warp, const std::byte* data, std::uint32_t bytes, std::uint64_t* digest) {
+  typename Warp::template Local<HashLocal> locals;
+  const auto sum = [&](unsigned thread) -> Pair& { return locals[thread].sum; };
+  warp.each([&](unsigned thread) {
+    HashLocal& self = locals[thread];
+    const unsigned p = thread % 4, stripe = thread / 4;
+    self.state = {kHashStart[2 * p], kHashStart[2 * p + 1]};
+    self.key[0] = {kSecret[stripe + 2 * p], kSecret[stripe + 2 * p + 1]};
+    self.key[1] = {kSecret[stripe + 2 * p + 8], kSecret[stripe + 2 * p + 9]};
+    self.scramble_key = {kSecret[16 + 2 * p], kSecret[17 + 2 * p]};
+  });
+
+  const std::uint32_t blocks = (bytes - 1) / kHashBlockBytes;
+  for (std::uint32_t block = 0; block < blocks; block += kHashAhead) {
+    warp.each([&](unsigned thread) {
+      ECHO_UNROLL
+      for (unsigned i = 0; i < 2 * kHashAhead; ++i)
+        if (block + i / 2 < blocks)
+          locals[thread].data[i] =
+              load_vector(data + block * kHashBlockBytes + i * (kHashBlockBytes / 2) + thread * kVectorBytes);
+    });
+    ECHO_UNROLL
+    for (unsigned i = 0; i < kHashAhead; ++i) {
+      if (block + i >= blocks) break;
+      warp.each([&](unsigned thread) {
+        HashLocal& self = locals[thread];
+        self.sum = {0, 0};
+        accumulate(self.sum, self.data[2 * i], self.key[0]);
+        accumulate(self.sum, self.data[2 * i + 1], self.key[1]);
+      });
+      warp.template sum<4, 16>(sum);
+      warp.each([&](unsigned thread) {
+        HashLocal& self = locals[thread];
+        self.state = {scramble(self.state.a + self.sum.a, self.scramble_key.a),
+                      scramble(self.state.b + self.sum.b, self.scramble_key.b)};
+      });
+    }
+  }
+
+  // The rest: whole stripes, then the last 64 bytes (again), at any address.
+  warp.each([&](unsigned thread) {
+    HashLocal& self = locals[thread];
+    const unsigned p = thread % 4;
+    const std::uint32_t done = blocks * kHashBlockBytes;
+    const std::uint32_t stripes = (bytes - 1 - done) / kStripeBytes;
+    self.sum = {0, 0};
+    ECHO_UNROLL
+    for (unsigned half = 0; half < 2; ++half)
+      if (thread / 4 + 8 * half < stripes)
+        accumulate(self.sum, load_vector(data + done + half * (kHashBlockBytes / 2) + thread * kVectorBytes),
+                   self.key[half]);
+    if (thread < 4) {
+      const std::byte* last = data + bytes - kStripeBytes + p * kVectorBytes;
+      const unsigned secret = kSecretBytes - kStripeBytes - 7 + p * kVectorBytes;
+      accumulate(self.sum, {load_bytes(last, 8), load_bytes(last + 8, 8)}, {secret_at(secret), secret_at(secret + 8)});
+    }
+  });
+  warp.template sum<4, 16>(sum);
+  warp.each([&](unsigned thread) {
+    HashLocal& self = locals[thread];
+    const Pair state = {self.state.a + self.sum.a, self.state.b + self.sum.b};
+    const unsigned low = 11 + thread % 4 * kVectorBytes;
+    const unsigned high = kSecretBytes - kStripeBytes - 11 + thread % 4 * kVectorBytes;
+    self.sum = {fold_product(state.a ^ secret_at(low), state.b ^ secret_at(low + 8)),
+                fold_product(state.a ^ secret_at(high), state.b ^ secret_at(high + 8))};
+  });
+  warp.template sum<1, 2>(sum);
+  warp.each([&](unsigned thread) {
+    if (thread != 0) return;
+    digest[0] = swap_bytes(avalanche(locals[thread].sum.b + ~(bytes * kPrime64_2)));
+    digest[1] = swap_bytes(avalanche(locals[thread].sum.a + bytes * kPrime64_1));
+  });
+}
+
+// Everything that the warp for leaf number `index` of a job does.
+template <class Warp>
+ECHO_DEVICE void hash_warp(Warp& warp, const HashJob& job, std::uint32_t index) {
+  const HashLeaf leaf = job.leaves[index];
+  if (leaf.bytes > kShortLeafBytes) return hash_leaf(warp, leaf.data, leaf.bytes, job.digests + 2 * std::size_t{index});
+  std::byte* to = job.shorts + std::size_t{leaf.short_slot} * kShortSlotBytes;
+  warp.each([&](unsigned thread) {
+    for (unsigned i = thread; i < leaf.bytes; i += kWarpThreads) to[i] = leaf.data[i];
+  });
+}
+
+}  // namespace echoline::delta::cuda

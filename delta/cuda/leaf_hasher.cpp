@@ -1,0 +1,65 @@
+#include "delta/cuda/leaf_hasher.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace echoline::delta::cuda {
+namespace {
+
+std::uint32_t leaf_bytes(const StateView& tensors, const LeafRef& ref) {
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(kLeafBytes, tensors[ref.tensor].bytes.size() - ref.leaf * kLeafBytes));
+}
+
+}  // namespace
+
+Status LeafHasher::prepare(const std::shared_ptr<Machine>& machine, const StateView& tensors,
+                           std::vector<LeafRef> leaves) {
+  leaves_ = std::move(leaves);
+  if (leaves_.empty()) return ok();
+  const std::uint64_t digests_at = leaves_.size() * sizeof(HashLeaf);
+  const std::uint64_t shorts_at = digests_at + leaves_.size() * sizeof(Digest);
+  const auto is_short = [&](const LeafRef& ref) { return leaf_bytes(tensors, ref) <= kShortLeafBytes; };
+  const auto shorts = static_cast<std::uint64_t>(std::count_if(leaves_.begin(), leaves_.end(), is_short));
+  ECHO_TRY(memory_.reserve(machine, shorts_at + shorts * kShortSlotBytes));
+  std::byte* const device = memory_.device.data();
+  table_ = {reinterpret_cast<HashLeaf*>(memory_.host.data()), leaves_.size()};
+  digests_ = {memory_.host.data() + digests_at, leaves_.size() * sizeof(Digest)};
+  shorts_ = {memory_.host.data() + shorts_at, shorts * kShortSlotBytes};
+  job_ = {reinterpret_cast<const HashLeaf*>(device), static_cast<std::uint32_t>(leaves_.size()),
+          reinterpret_cast<std::uint64_t*>(device + digests_at), device + shorts_at};
+  std::uint32_t slot = 0;
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    const LeafRef& ref = leaves_[i];
+    table_[i] = {tensors[ref.tensor].bytes.data() + ref.leaf * kLeafBytes, leaf_bytes(tensors, ref), 0};
+    if (is_short(ref)) table_[i].short_slot = slot++;
+  }
+  return machine->copy_in(device, memory_.host.data(), digests_at);
+}
+
+Status LeafHasher::start(Machine& machine) {
+  if (leaves_.empty()) return ok();
+  ECHO_TRY(machine.run(job_));
+  return machine.copy_out(digests_.data(), reinterpret_cast<const std::byte*>(job_.digests),
+                          digests_.size() + shorts_.size());
+}
+
+void LeafHasher::take(const StateView& tensors, LeafDigests& leaves) const {
+  for (std::size_t i = 0; i < tensors.size(); ++i) leaves[i].resize(leaf_count(tensors[i].bytes.size()));
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    Digest& to = leaves[leaves_[i].tensor][leaves_[i].leaf];
+    if (table_[i].bytes <= kShortLeafBytes)
+      to = digest_bytes(shorts_.subspan(std::size_t{table_[i].short_slot} * kShortSlotBytes, table_[i].bytes));
+    else
+      std::memcpy(to.bytes.data(), digests_.data() + i * sizeof(Digest), sizeof(Digest));
+  }
+}
+
+std::uint64_t LeafHasher::bytes() const {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < leaves_.size(); ++i) sum += table_[i].bytes;
+  return sum;
+}
+
+}  // namespace echoline::delta::cuda

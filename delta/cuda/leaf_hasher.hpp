@@ -1,0 +1,38 @@
+// Digests of leaves of tensors on a device. Internal to this folder.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "delta/cuda/memory.hpp"
+#include "delta/digest.hpp"
+
+namespace echoline::delta::cuda {
+
+// Digests of the leaves of every tensor; none for tensors whose leaves are not known.
+using LeafDigests = std::vector<std::vector<Digest>>;
+
+struct LeafRef {
+  std::size_t tensor;
+  std::size_t leaf;
+};
+
+// prepare() and start() queue everything, take() follows when the queue has been waited for.
+class LeafHasher {
+ public:
+  // `tensors` are on the device.
+  Status prepare(const std::shared_ptr<Machine>& machine, const StateView& tensors, std::vector<LeafRef> leaves);
+  Status start(Machine& machine);
+  // Enters the digests into `leaves`, where all others must be known.
+  void take(const StateView& tensors, LeafDigests& leaves) const;
+
+  std::uint64_t bytes() const;
+
+ private:
+  std::vector<LeafRef> leaves_;
+  Mirrored memory_;  // table, digests, content of short leaves; below, where they are on the host
+  std::span<HashLeaf> table_;
+  std::span<std::byte> digests_, shorts_;
+  HashJob job_{};
+};
+
+}  // namespace echoline::delta::cuda

@@ -1,0 +1,51 @@
+// Memory of a machine that frees itself. Internal to this folder.
+#pragma once
+#include <memory>
+
+#include "delta/cuda/machine.hpp"
+#include "delta/tensor.hpp"
+
+namespace echoline::delta::cuda {
+
+inline std::uint64_t round_up(std::uint64_t value, std::uint64_t to) { return (value + to - 1) / to * to; }
+
+inline Result<std::shared_ptr<std::byte>> allocate(const std::shared_ptr<Machine>& machine, Machine::Place place,
+                                                   std::uint64_t bytes) {
+  ECHO_ASSIGN(std::byte* const memory, machine->allocate(place, bytes));
+  return std::shared_ptr<std::byte>(memory, [machine, place](std::byte* p) { machine->release(place, p); });
+}
+
+// Memory that is kept between calls and grows as needed, when no queued work uses it.
+class Buffer {
+ public:
+  explicit Buffer(Machine::Place place) : place_(place) {}
+  Status reserve(const std::shared_ptr<Machine>& machine, std::uint64_t bytes) {
+    if (bytes <= bytes_) return ok();
+    memory_.reset();
+    bytes_ = 0;
+    ECHO_ASSIGN(memory_, allocate(machine, place_, bytes));
+    bytes_ = bytes;
+    return ok();
+  }
+  std::byte* data() const { return memory_.get(); }
+
+ private:
+  Machine::Place place_;
+  std::shared_ptr<std::byte> memory_;
+  std::uint64_t bytes_ = 0;
+};
+
+// The same memory on both sides.
+struct Mirrored {
+  Buffer device{Machine::Place::kDevice};
+  Buffer host{Machine::Place::kPinnedHost};
+  Status reserve(const std::shared_ptr<Machine>& machine, std::uint64_t bytes) {
+    ECHO_TRY(device.reserve(machine, bytes));
+    return host.reserve(machine, bytes);
+  }
+};
+
+// Of a tensor on the device, which may be changed.
+inline std::byte* device_bytes(const TensorView& tensor) { return const_cast<std::byte*>(tensor.bytes.data()); }
+
+}  // namespace echoline::delta::cuda

@@ -1,0 +1,11 @@
+// Stands in for cuda_machine.cpp where no CUDA compiler was found.
+#include "delta/cuda/machine.hpp"
+
+namespace echoline::delta::cuda {
+
+Result<std::shared_ptr<Machine>> open_machine(int) {
+  return fail(Code::kInvalid, "open CUDA device",
+              "this program was built without CUDA; install nvcc, configure with -DECHOLINE_CUDA=ON and build again");
+}
+
+}  // namespace echoline::delta::cuda

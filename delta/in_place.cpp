@@ -1,0 +1,370 @@
+#include "delta/in_place.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "delta/digest.hpp"
+#include "delta/journal.hpp"
+#include "delta/locked_files.hpp"
+#include "delta/mapped_file.hpp"
+#include "delta/patch_format.hpp"
+#include "delta/pending_file.hpp"
+#include "delta/redo.hpp"
+
+namespace echoline::delta {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kOperation = "apply in place";
+constexpr std::string_view kRecovery = "recover checkpoint";
+constexpr std::string_view kJournalSuffix = ".echoline-journal";
+constexpr std::string_view kPartSuffix = ".part";
+
+// ---- names ----
+
+fs::path journal_of(const fs::path& folder, const std::string& file_name) {
+  return folder / fmt::format(".{}{}", file_name, kJournalSuffix);
+}
+
+// A journal that is being written; it becomes the journal itself by a rename.
+fs::path part_of(const fs::path& journal) { return journal.string() + std::string(kPartSuffix); }
+
+fs::path resolved(const fs::path& path) {
+  std::error_code ec;
+  fs::path real = fs::canonical(path, ec);
+  return ec ? path : real;
+}
+
+// The journal is named after what makes the checkpoint one: its file, or its index.
+fs::path own_journal(const Checkpoint& checkpoint) {
+  if (checkpoint.is_sharded()) return journal_of(resolved(checkpoint.path()), kCheckpointIndexName);
+  const fs::path file = resolved(checkpoint.file_path(0));
+  return journal_of(file.parent_path(), file.filename());
+}
+
+// Journals of its files alone, and its own.
+std::set<fs::path> inner_journals(const Checkpoint& checkpoint) {
+  std::set<fs::path> journals{own_journal(checkpoint)};
+  for (std::size_t i = 0; i < checkpoint.file_count(); ++i) {
+    const fs::path file = resolved(checkpoint.file_path(i));
+    journals.insert(journal_of(file.parent_path(), file.filename()));
+  }
+  return journals;
+}
+
+// Journals of checkpoints that its files may be shards of.
+std::set<fs::path> outer_journals(const Checkpoint& checkpoint) {
+  std::set<fs::path> journals;
+  for (std::size_t i = 0; i < checkpoint.file_count(); ++i)
+    journals.insert(journal_of(resolved(checkpoint.file_path(i)).parent_path(), kCheckpointIndexName));
+  journals.erase(own_journal(checkpoint));
+  return journals;
+}
+
+std::vector<fs::path> files_of(const Checkpoint& checkpoint) {
+  std::vector<fs::path> files;
+  for (std::size_t i = 0; i < checkpoint.file_count(); ++i) files.push_back(checkpoint.file_path(i));
+  return files;
+}
+
+// By their real names.
+std::set<fs::path> resolved_files(const Checkpoint& checkpoint) {
+  std::set<fs::path> files;
+  for (const fs::path& file : files_of(checkpoint)) files.insert(resolved(file));
+  return files;
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code ec;
+  return fs::exists(fs::symlink_status(path, ec));
+}
+
+void tell(const ApplyOptions& options, ApplyStage stage) {
+  if (options.observer) options.observer(stage);
+}
+
+Status verify(const fs::path& path, const Digest& result, const ApplyOptions& options) {
+  ECHO_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path));
+  ECHO_ASSIGN(const Digest found, digest_state(checkpoint.view(), options.threads));
+  if (found != result)
+    return fail(Code::kCorrupt, kOperation,
+                "{}: after writing, the digest is {} instead of {}: another program wrote to the files, or the disk or "
+                "memory of this machine does not keep what it is given",
+                path.string(), found.hex(), result.hex());
+  tell(options, ApplyStage::kVerified);
+  return ok();
+}
+
+// ---- recovery ----
+
+Error damaged(const fs::path& journal, std::string_view why) {
+  return fail(
+      Code::kCorrupt, kRecovery,
+      "{}: {}. It holds the rest of an interrupted application of a delta, without which the files beside it may "
+      "be neither the old nor the new version; nothing was changed. Restore the files from a copy, then remove "
+      "this journal",
+      journal.string(), why);
+}
+
+struct OpenJournal {
+  MappedFile file;
+  Journal journal;
+};
+
+Result<OpenJournal> open_journal(const fs::path& path) {
+  OpenJournal open;
+  ECHO_ASSIGN(open.file, MappedFile::open(path, kRecovery));
+  auto journal = parse_journal(open.file.bytes());
+  if (!journal) return damaged(path, journal.error().detail);
+  open.journal = std::move(journal).value();
+  return open;
+}
+
+Status check_sizes(const Journal& journal, const fs::path& journal_path, const std::vector<fs::path>& names,
+                   const LockedFiles& files) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    struct stat info {};
+    if (::fstat(files.fd(i), &info) != 0) return os_error(kRecovery, names[i]);
+    if (static_cast<std::uint64_t>(info.st_size) != journal.files[i].bytes)
+      return damaged(journal_path, fmt::format("{} has {} bytes, it was written for {}", names[i].string(),
+                                               info.st_size, journal.files[i].bytes));
+  }
+  return ok();
+}
+
+Status remove_journal(const fs::path& journal, const ApplyOptions& options) {
+  if (::unlink(journal.c_str()) != 0) return os_error(kOperation, journal);
+  ECHO_TRY(sync_folder(journal.parent_path()));
+  tell(options, ApplyStage::kJournalRemoved);
+  return ok();
+}
+
+bool is_about(const Journal& journal, const fs::path& folder, const std::set<fs::path>& files) {
+  return std::ranges::any_of(journal.files, [&](const JournalFile& f) { return files.contains(folder / f.name); });
+}
+
+// Does what a journal says when it is about any of the files.
+Result<Recovery> complete(const fs::path& path, const std::set<fs::path>& about, const ApplyOptions& options) {
+  if (!is_there(path)) return Recovery::kNothing;
+  auto opened = open_journal(path);
+  if (!opened && opened.error().code == Code::kNotFound) return Recovery::kNothing;  // somebody has just completed it
+  if (!opened) return std::move(opened).error();
+  const Journal& journal = opened->journal;
+  const fs::path folder = path.parent_path();
+  if (!is_about(journal, folder, about)) return Recovery::kNothing;
+  std::vector<fs::path> names;
+  for (const JournalFile& file : journal.files) names.push_back(folder / file.name);
+
+  auto locked = LockedFiles::take(names, LockMode::kExclusive, kRecovery);
+  if (!locked) {
+    Error error = std::move(locked).error();
+    error.detail += fmt::format(". An interrupted application of a delta is to be completed from {}", path.string());
+    return error;
+  }
+  const auto files = std::move(locked).value();
+  if (!is_there(path)) return Recovery::kNothing;
+  ECHO_TRY(check_sizes(journal, path, names, *files));
+  std::string name = path.filename().string().substr(1);
+  name.resize(name.size() - kJournalSuffix.size());
+  const fs::path target = name == kCheckpointIndexName ? folder : folder / name;
+  ECHO_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(target));
+  if (files_of(checkpoint) != names) return damaged(path, "it was written for other files than the checkpoint has now");
+  if (digest_after(checkpoint, journal, options.threads) != journal.result)
+    return damaged(path, "the files were changed by something else since it was written");
+  ECHO_TRY(Redo(journal, names, *files, options).run());
+  ECHO_TRY(verify(target, journal.result, options));
+  ECHO_TRY(remove_journal(path, options));
+  return Recovery::kCompleted;
+}
+
+// Best effort: a journal that never got its name does no harm, and a process that is writing it has the lock.
+Recovery discard_parts(const Checkpoint& checkpoint) {
+  std::vector<fs::path> parts;
+  for (const fs::path& journal : inner_journals(checkpoint))
+    if (is_there(part_of(journal))) parts.push_back(part_of(journal));
+  if (parts.empty() || !LockedFiles::take(files_of(checkpoint), LockMode::kExclusive, kRecovery))
+    return Recovery::kNothing;
+  bool discarded = false;
+  for (const fs::path& part : parts) discarded = ::unlink(part.c_str()) == 0 || discarded;
+  return discarded ? Recovery::kDiscarded : Recovery::kNothing;
+}
+
+// Whether there is something left to recover, seen under a lock.
+Status check_settled(const Checkpoint& checkpoint, std::string_view operation) {
+  const std::set<fs::path> about = resolved_files(checkpoint);
+  const auto concerns = [&](const fs::path& journal) {
+    if (!is_there(journal)) return false;
+    const auto open = open_journal(journal);
+    return !open || is_about(open->journal, journal.parent_path(), about);
+  };
+  if (std::ranges::any_of(inner_journals(checkpoint), is_there) ||
+      std::ranges::any_of(outer_journals(checkpoint), concerns))
+    return fail(Code::kUnavailable, operation, "{}: another process has just changed it; try again",
+                checkpoint.path().string());
+  return ok();
+}
+
+// ---- application ----
+
+// A journal being written; goes away unless it is committed.
+class PendingJournal {
+ public:
+  explicit PendingJournal(fs::path path) : path_(std::move(path)), part_(part_of(path_)) {
+    ::unlink(part_.c_str());
+    fd_.emplace(::open(part_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+    if (fd_->get() < 0) failed_ = os_error(kOperation, part_);
+  }
+  PendingJournal(const PendingJournal&) = delete;
+  PendingJournal& operator=(const PendingJournal&) = delete;
+  ~PendingJournal() {
+    if (!committed_) ::unlink(part_.c_str());
+  }
+  Status write(ByteSpan bytes) {
+    if (failed_) return *failed_;
+    Status status = write_all(fd_->get(), bytes, kOperation, part_);
+    if (!status) failed_ = status.error();
+    return status;
+  }
+  // When this returns success, the journal survives anything.
+  Status commit() {
+    if (failed_) return *failed_;
+    if (::fsync(fd_->get()) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0) return os_error(kOperation, part_);
+    committed_ = true;
+    if (Status status = sync_folder(path_.parent_path()); !status) {
+      ::unlink(path_.c_str());  // no byte of the checkpoint has changed
+      return status;
+    }
+    return ok();
+  }
+
+ private:
+  fs::path path_, part_;
+  std::optional<Descriptor> fd_;
+  std::optional<Error> failed_;
+  bool committed_ = false;
+};
+
+Status check_changeable(const std::vector<fs::path>& files) {
+  for (const fs::path& file : files) {
+    struct stat info {};
+    if (::lstat(file.c_str(), &info) != 0) return os_error(kOperation, file);
+    if (S_ISLNK(info.st_mode) || info.st_nlink > 1)
+      return fail(Code::kInvalid, kOperation,
+                  "{}: this is {}, so the same bytes have another name that would change too (caches of models are "
+                  "made this way). Write a new checkpoint instead, or change a copy",
+                  file.string(), S_ISLNK(info.st_mode) ? "a symbolic link" : "one of several hard links");
+  }
+  return ok();
+}
+
+Result<PatchInfo> write_journal(const Checkpoint& checkpoint, ByteSpan patch, const PatchInfo& info,
+                                PendingJournal& pending, InPlaceReport& report, const ApplyOptions& options) {
+  const auto stopped = [&]() -> Status {
+    if (options.stop && *options.stop) return fail(Code::kCancelled, kOperation, "stopped; nothing was changed");
+    return ok();
+  };
+  JournalWriter writer([&](ByteSpan bytes) { return pending.write(bytes); });
+  std::vector<JournalFile> files;
+  for (std::size_t i = 0; i < checkpoint.file_count(); ++i)
+    files.push_back({checkpoint.file_path(i).filename().string(), checkpoint.file_bytes(i).size()});
+  ECHO_TRY(writer.begin(*info.base, info.result, files));
+  const auto sink = [&](TensorWrite&& write) -> Status {
+    ECHO_TRY(stopped());
+    const Checkpoint::Place place = checkpoint.place(write.tensor);
+    ECHO_TRY(writer.add(place.file, place.first_byte + write.first_byte, write));
+    tell(options, ApplyStage::kRecordWritten);
+    return ok();
+  };
+  ECHO_ASSIGN(PatchInfo resolved, resolve_delta(patch, checkpoint.view(), sink,
+                                                {.threads = options.threads, .progress = options.progress}));
+  ECHO_TRY(stopped());
+  ECHO_TRY(writer.finish());
+  ECHO_TRY(pending.commit());
+  report.journal_bytes = writer.bytes();
+  tell(options, ApplyStage::kCommitted);
+  return resolved;
+}
+
+}  // namespace
+
+bool is_journal_name(std::string_view file_name) {
+  if (file_name.ends_with(kPartSuffix)) file_name.remove_suffix(kPartSuffix.size());
+  return file_name.starts_with('.') && file_name.ends_with(kJournalSuffix);
+}
+
+Result<Recovery> recover(const fs::path& path, const ApplyOptions& options) {
+  ECHO_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path));
+  std::set<fs::path> journals = inner_journals(checkpoint);
+  journals.merge(outer_journals(checkpoint));
+  const std::set<fs::path> about = resolved_files(checkpoint);
+  Recovery outcome = discard_parts(checkpoint);
+  for (const fs::path& journal : journals) {
+    ECHO_ASSIGN(const Recovery done, guarded(kRecovery, [&] { return complete(journal, about, options); }));
+    outcome = std::max(outcome, done);
+  }
+  return outcome;
+}
+
+Result<SettledCheckpoint> SettledCheckpoint::open(const fs::path& path, const ApplyOptions& options) {
+  ECHO_ASSIGN(const Recovery recovery, recover(path, options));
+  ECHO_ASSIGN(Checkpoint opened, Checkpoint::open(path));
+  SettledCheckpoint settled(std::move(opened));
+  settled.recovery_ = recovery;
+  ECHO_ASSIGN(settled.locks_, LockedFiles::take(files_of(settled.checkpoint_), LockMode::kShared, "open checkpoint"));
+  ECHO_TRY(check_settled(settled.checkpoint_, "open checkpoint"));
+  return settled;
+}
+
+Result<InPlaceReport> apply_in_place(const fs::path& path, std::span<const std::byte> patch,
+                                     const ApplyOptions& options) {
+  InPlaceReport report;
+  ECHO_ASSIGN(report.recovery, recover(path, options));
+  ECHO_ASSIGN(report.patch, inspect(patch));
+  if (report.patch.kind != PatchKind::kDelta)
+    return fail(Code::kInvalid, kOperation,
+                "the patch is a snapshot, which replaces a checkpoint as a whole; write it as a new one");
+  ECHO_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path));
+  const std::vector<fs::path> names = files_of(checkpoint);
+  ECHO_TRY(check_changeable(names));
+  ECHO_ASSIGN(const auto files, LockedFiles::take(names, LockMode::kExclusive, kOperation));
+  ECHO_TRY(check_settled(checkpoint, kOperation));
+
+  const fs::path journal_path = own_journal(checkpoint);
+  {
+    PendingJournal pending(journal_path);
+    auto resolved = write_journal(checkpoint, patch, report.patch, pending, report, options);
+    if (!resolved) {
+      if (resolved.error().code != Code::kStale) return std::move(resolved).error();
+      ECHO_ASSIGN(const Digest found, digest_state(checkpoint.view(), options.threads));
+      if (found != report.patch.result) return std::move(resolved).error();
+      report.already_applied = true;
+      return report;
+    }
+  }
+  const auto finish = [&]() -> Status {
+    ECHO_ASSIGN(const OpenJournal open, open_journal(journal_path));
+    Redo redo(open.journal, names, *files, options);
+    ECHO_TRY(redo.run());
+    report.written_bytes = redo.written_bytes();
+    ECHO_TRY(verify(path, report.patch.result, options));
+    return remove_journal(journal_path, options);
+  };
+  if (Status status = guarded(kOperation, finish); !status) {
+    Error error = std::move(status).error();
+    error.detail += fmt::format(". The journal {} keeps what is to be written: when the cause is gone, do this again",
+                                journal_path.string());
+    return error;
+  }
+  return report;
+}
+
+}  // namespace echoline::delta

@@ -1,0 +1,83 @@
+// The redo journal of an application in place, as bytes: what is written into which file at which byte. Complete or
+// worthless: a journal that is cut short anywhere does not parse. FORMAT.md, "Journals", has the bytes; in_place.hpp
+// the protocol. Internal to this folder.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "delta/bytes.hpp"
+#include "delta/patch.hpp"
+
+namespace echoline::delta {
+
+struct JournalFile {
+  std::string name;  // in the journal's own folder
+  std::uint64_t bytes = 0;
+};
+
+// New content of a part of a file; the spans point into the journal.
+struct JournalRecord {
+  std::size_t file = 0;
+  std::uint64_t first_byte = 0;  // of the part within the file
+  std::uint64_t byte_count = 0;  // of the part
+  std::size_t element_bytes = 0;
+  bool whole = false;                    // `values` is the whole part
+  std::span<const std::byte> positions;  // otherwise a u32 for each element that changes, counted from the part's first
+  std::span<const std::byte> values;
+  std::uint64_t end() const { return first_byte + byte_count; }
+};
+
+struct Journal {
+  Digest base;    // of the checkpoint before
+  Digest result;  // and afterwards
+  std::vector<JournalFile> files;
+  std::vector<JournalRecord> records;  // ascending by file and first byte, without overlap
+};
+
+// Checks every length, checksum and position. kCorrupt says what is wrong.
+Result<Journal> parse_journal(std::span<const std::byte> bytes);
+
+// Writes a journal piece by piece. One thread at a time.
+class JournalWriter {
+ public:
+  using Sink = std::function<Status(std::span<const std::byte>)>;
+  explicit JournalWriter(Sink sink) : sink_(std::move(sink)) {}
+  Status begin(const Digest& base, const Digest& result, const std::vector<JournalFile>& files);
+  // What `write` says about the part of its tensor that begins at `first_byte` of the file.
+  Status add(std::size_t file, std::uint64_t first_byte, const TensorWrite& write);
+  Status finish();
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  Status put_sealed();
+  Sink sink_;
+  ByteVector buffer_;
+  Digest chain_;
+  std::uint64_t records_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+// Puts what a record says about the bytes from `at` of its file on into `window`; calls touched(begin, end) with the
+// bytes of the file that were set.
+template <class Touched>
+void overlay(const JournalRecord& r, std::uint64_t at, std::span<std::byte> window, Touched&& touched) {
+  const std::uint64_t window_end = at + window.size();
+  const auto put = [&](std::uint64_t first_byte, const std::byte* values, std::size_t count) {
+    const std::uint64_t begin = std::max(first_byte, at), end = std::min(first_byte + count, window_end);
+    if (begin >= end) return;
+    std::memcpy(window.data() + (begin - at), values + (begin - first_byte), static_cast<std::size_t>(end - begin));
+    touched(begin, end);
+  };
+  if (r.whole) return put(r.first_byte, r.values.data(), r.values.size());
+  const std::size_t count = r.positions.size() / sizeof(std::uint32_t);
+  for (std::size_t i = 0; i < count; ++i)
+    put(r.first_byte + load<std::uint32_t>(r.positions.data() + i * sizeof(std::uint32_t)) * r.element_bytes,
+        r.values.data() + i * r.element_bytes, r.element_bytes);
+}
+
+}  // namespace echoline::delta

@@ -1,0 +1,281 @@
+#include "delta/new_checkpoint.hpp"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "delta/digest.hpp"
+#include "delta/patch_format.hpp"
+#include "delta/pending_file.hpp"
+
+namespace echoline::delta {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kOperation = "write checkpoint";
+constexpr std::string_view kSuffix = ".safetensors";
+
+// Extensions of files that hold weights: those of another version are of no use beside the new one.
+constexpr std::array<std::string_view, 10> kWeights = {".safetensors", ".bin", ".pt",  ".pth",     ".ckpt",
+                                                       ".gguf",        ".h5",  ".npz", ".msgpack", ".onnx"};
+
+// Without trailing slashes, so that it has a last name.
+fs::path normalized(const fs::path& path) {
+  fs::path normal = path.lexically_normal();
+  return normal.has_filename() ? normal : normal.parent_path();
+}
+
+Error already_there(const fs::path& target) {
+  return fail(Code::kInvalid, kOperation,
+              "{}: it exists already, and nothing is overwritten; choose another name or remove it", target.string());
+}
+
+// The bytes [offset, end) of one file into another, by the file system itself where it can.
+Status copy_range(int from, int to, std::uint64_t offset, std::uint64_t end, const fs::path& what) {
+  while (offset < end) {
+    auto in = static_cast<off_t>(offset), out = in;
+    const ssize_t n = ::copy_file_range(from, &in, to, &out, static_cast<std::size_t>(end - offset), 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    offset += static_cast<std::uint64_t>(n);
+  }
+  std::vector<std::byte> block(offset < end ? 1u << 20 : 0);
+  while (offset < end) {
+    const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(end - offset, block.size()));
+    const ssize_t n = ::pread(from, block.data(), wanted, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error(kOperation, what);
+    if (n == 0) return fail(Code::kIo, kOperation, "{}: the file became shorter", what.string());
+    ECHO_TRY(write_all_at(to, std::span(block).first(static_cast<std::size_t>(n)), offset, kOperation, what));
+    offset += static_cast<std::uint64_t>(n);
+  }
+  return ok();
+}
+
+// A file or folder under a temporary name beside `target`; goes away unless it is published.
+class Pending {
+ public:
+  static Result<Pending> make(const fs::path& target, bool folder) {
+    std::error_code ec;
+    if (fs::exists(fs::symlink_status(target, ec))) return already_there(target);
+    Pending pending;
+    pending.target_ = target;
+    std::string name = (folder_of(target) / ("." + target.filename().string() + ".XXXXXX")).string();
+    if (folder) {
+      if (::mkdtemp(name.data()) == nullptr) return os_error(kOperation, target);
+      pending.path_ = name;
+      if (::chmod(name.c_str(), 0755) != 0) return os_error(kOperation, target);
+    } else {
+      const Descriptor fd(::mkostemp(name.data(), O_CLOEXEC));
+      if (fd.get() < 0) return os_error(kOperation, target);
+      pending.path_ = name;
+      if (::fchmod(fd.get(), 0644) != 0) return os_error(kOperation, target);
+    }
+    return pending;
+  }
+  Pending(Pending&& other) noexcept : target_(std::move(other.target_)), path_(std::exchange(other.path_, {})) {}
+  Pending& operator=(Pending&&) = delete;
+  ~Pending() {
+    std::error_code ec;
+    if (!path_.empty()) fs::remove_all(path_, ec);
+  }
+  const fs::path& path() const { return path_; }
+
+  // The content is durable already.
+  Status publish() {
+    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_NOREPLACE) != 0) {
+      if (errno == EEXIST) return already_there(target_);
+      std::error_code ec;
+      if (errno != EINVAL && errno != ENOSYS) return os_error(kOperation, target_);
+      if (fs::exists(fs::symlink_status(target_, ec))) return already_there(target_);  // a file system without the flag
+      if (::rename(path_.c_str(), target_.c_str()) != 0) return os_error(kOperation, target_);
+    }
+    path_.clear();
+    return sync_folder(folder_of(target_));
+  }
+
+ private:
+  Pending() = default;
+  fs::path target_, path_;
+};
+
+// The files of a checkpoint, to be written anew: what write() is not given is copied by finish().
+class Files {
+ public:
+  static Result<Files> create(const Checkpoint& like, const fs::path& path) {
+    Files files(like);
+    for (std::size_t i = 0; i < like.file_count(); ++i) {
+      files.names_.push_back(like.is_folder() ? path / like.file_path(i).filename() : path);
+      const fs::path& name = files.names_.back();
+      const int fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+      if (fd < 0) return os_error(kOperation, name);
+      files.fds_.push_back(std::make_unique<Descriptor>(fd));
+      if (::ftruncate(fd, static_cast<off_t>(like.file_bytes(i).size())) != 0) return os_error(kOperation, name);
+    }
+    return files;
+  }
+  // Content of a tensor from its byte `first` on.
+  Status write(std::size_t tensor, std::uint64_t first, std::span<const std::byte> bytes) {
+    if (bytes.empty()) return ok();
+    const Checkpoint::Place place = like_->place(tensor);
+    const std::uint64_t begin = place.first_byte + first;
+    written_.push_back({place.file, begin, begin + bytes.size()});
+    return write_all_at(fds_[place.file]->get(), bytes, begin, kOperation, names_[place.file]);
+  }
+  Status finish() {
+    std::ranges::sort(
+        written_, [](const Range& a, const Range& b) { return std::tie(a.file, a.begin) < std::tie(b.file, b.begin); });
+    auto next = written_.begin();
+    for (std::size_t i = 0; i < fds_.size(); ++i) {
+      const fs::path& source = like_->file_path(i);
+      const Descriptor from(::open(source.c_str(), O_RDONLY | O_CLOEXEC));
+      if (from.get() < 0) return os_error(kOperation, source);
+      std::uint64_t at = 0;
+      for (; next != written_.end() && next->file == i; ++next) {
+        ECHO_TRY(copy_range(from.get(), fds_[i]->get(), at, next->begin, source));
+        at = next->end;
+      }
+      ECHO_TRY(copy_range(from.get(), fds_[i]->get(), at, like_->file_bytes(i).size(), source));
+      if (::fsync(fds_[i]->get()) != 0) return os_error(kOperation, names_[i]);
+    }
+    return ok();
+  }
+
+ private:
+  struct Range {
+    std::size_t file;
+    std::uint64_t begin, end;
+  };
+  explicit Files(const Checkpoint& like) : like_(&like) {}
+  const Checkpoint* like_;
+  std::vector<fs::path> names_;
+  std::vector<std::unique_ptr<Descriptor>> fds_;
+  std::vector<Range> written_;
+};
+
+Status copy_whole_file(const fs::path& from, const fs::path& to) {
+  const Descriptor in(::open(from.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info {};
+  if (in.get() < 0 || ::fstat(in.get(), &info) != 0) return os_error(kOperation, from);
+  const Descriptor out(::open(to.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, info.st_mode & 0777));
+  if (out.get() < 0) return os_error(kOperation, to);
+  ECHO_TRY(copy_range(in.get(), out.get(), 0, static_cast<std::uint64_t>(info.st_size), from));
+  if (::fsync(out.get()) != 0) return os_error(kOperation, to);
+  return ok();
+}
+
+// What a folder holds besides weights.
+Status copy_other_files(const Checkpoint& like, const fs::path& to) {
+  std::error_code ec;
+  fs::directory_iterator entries(like.path(), ec);
+  for (; !ec && entries != fs::directory_iterator(); entries.increment(ec)) {
+    const fs::path name = entries->path().filename();
+    std::error_code unknown;
+    if (!entries->is_regular_file(unknown) || is_journal_name(name.string())) continue;
+    if (std::ranges::find(kWeights, name.extension().string()) != kWeights.end()) continue;
+    if (name == kCheckpointIndexName && !like.is_sharded()) continue;
+    ECHO_TRY(copy_whole_file(entries->path(), to / name));
+  }
+  if (ec) return fail(Code::kIo, kOperation, "{}: {}", like.path().string(), ec.message());
+  return ok();
+}
+
+Status stopped(const ApplyOptions& options) {
+  if (options.stop && *options.stop) return fail(Code::kCancelled, kOperation, "stopped; nothing was written");
+  return ok();
+}
+
+Status verify_and_publish(Pending& pending, const Digest& result, const ApplyOptions& options) {
+  {
+    ECHO_ASSIGN(const Checkpoint written, Checkpoint::open(pending.path()));
+    ECHO_ASSIGN(const Digest found, digest_state(written.view(), options.threads));
+    if (found != result)
+      return fail(Code::kCorrupt, kOperation,
+                  "{}: the digest of what was written is {} instead of {}: the disk or memory of this machine does not "
+                  "keep what it is given",
+                  pending.path().string(), found.hex(), result.hex());
+  }
+  ECHO_TRY(stopped(options));
+  return pending.publish();
+}
+
+// `fill` writes tensors; what it does not write is as in `like`.
+template <class Fill>
+Status write_like(const Checkpoint& like, const fs::path& target, const Digest& result, const ApplyOptions& options,
+                  Fill&& fill) {
+  ECHO_ASSIGN(Pending pending, Pending::make(normalized(target), like.is_folder()));
+  if (like.is_folder()) ECHO_TRY(copy_other_files(like, pending.path()));
+  ECHO_ASSIGN(Files files, Files::create(like, pending.path()));
+  ECHO_TRY(fill(files));
+  ECHO_TRY(files.finish());
+  if (like.is_folder()) ECHO_TRY(sync_folder(pending.path()));
+  return verify_and_publish(pending, result, options);
+}
+
+Status write_alone(const OwnedState& state, const fs::path& target, const Digest& result, const ApplyOptions& options) {
+  const bool is_file = target.extension() == kSuffix;
+  ECHO_ASSIGN(Pending pending, Pending::make(target, !is_file));
+  if (is_file) {
+    ECHO_TRY(write_safetensors(pending.path(), state.view(), {{"format", "pt"}}));
+  } else {
+    ECHO_TRY(write_checkpoint(pending.path(), state.view()));
+  }
+  return verify_and_publish(pending, result, options);
+}
+
+}  // namespace
+
+Result<PatchInfo> apply_to_new(const Checkpoint& prev, std::span<const std::byte> patch, const fs::path& target,
+                               const ApplyOptions& options) {
+  return guarded(kOperation, [&]() -> Result<PatchInfo> {
+    ECHO_ASSIGN(PatchInfo info, inspect(patch));
+    ECHO_TRY(write_like(prev, target, info.result, options, [&](Files& files) -> Status {
+      std::vector<std::byte> part;
+      const auto sink = [&](TensorWrite&& write) -> Status {
+        ECHO_TRY(stopped(options));
+        if (write.whole) return files.write(write.tensor, write.first_byte, write.values);
+        const auto old = prev.view()[write.tensor].bytes.subspan(write.first_byte, write.byte_count);
+        part.assign(old.begin(), old.end());
+        write.write_to(part);
+        return files.write(write.tensor, write.first_byte, part);
+      };
+      ECHO_TRY(resolve_delta(patch, prev.view(), sink, {.threads = options.threads, .progress = options.progress}));
+      return ok();
+    }));
+    return info;
+  });
+}
+
+Result<PatchInfo> unpack_snapshot(std::span<const std::byte> patch, const Checkpoint* like, const fs::path& target,
+                                  const ApplyOptions& options) {
+  return guarded(kOperation, [&]() -> Result<PatchInfo> {
+    ECHO_ASSIGN(PatchInfo info, inspect(patch, {.state_bytes_max = UINT64_MAX}));
+    if (like) ECHO_TRY(check_tensors_match(info, like->view()));
+    const DecodeOptions decode{.state_bytes_max = UINT64_MAX, .threads = options.threads, .progress = options.progress};
+    ECHO_ASSIGN(const OwnedState state, decode_snapshot(patch, decode));
+    if (!like) {
+      ECHO_TRY(write_alone(state, normalized(target), info.result, options));
+      return info;
+    }
+    ECHO_TRY(write_like(*like, target, info.result, options, [&](Files& files) -> Status {
+      for (std::size_t i = 0; i < state.size(); ++i) {
+        ECHO_TRY(stopped(options));
+        ECHO_TRY(files.write(i, 0, state.bytes(i)));
+      }
+      return ok();
+    }));
+    return info;
+  });
+}
+
+}  // namespace echoline::delta

@@ -1,0 +1,75 @@
+#include "delta/pending_file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace echoline::delta {
+namespace {
+
+constexpr std::size_t kCallBytesMax = 1u << 30;  // Linux takes little more in one call
+
+}  // namespace
+
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+Status sync_folder(const std::filesystem::path& folder) {
+  const Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0 || ::fsync(directory.get()) != 0) return os_error("sync folder", folder);
+  return ok();
+}
+
+Status write_all(int fd, std::span<const std::byte> bytes, std::string_view operation,
+                 const std::filesystem::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), std::min(bytes.size(), kCallBytesMax));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error(operation, path);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return ok();
+}
+
+Status write_all_at(int fd, std::span<const std::byte> bytes, std::uint64_t offset, std::string_view operation,
+                    const std::filesystem::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd, bytes.data(), std::min(bytes.size(), kCallBytesMax), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error(operation, path);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    offset += static_cast<std::uint64_t>(n);
+  }
+  return ok();
+}
+
+PendingFile::PendingFile(const std::filesystem::path& path, std::string_view operation)
+    : path_(path),
+      operation_(operation),
+      temporary_((folder_of(path) / ("." + path.filename().string() + ".XXXXXX")).string()),
+      fd_(::mkostemp(temporary_.data(), O_CLOEXEC)) {
+  if (fd_.get() < 0) failed_ = os_error(operation, path);
+}
+
+PendingFile::~PendingFile() {
+  if (fd_.get() >= 0 && !committed_) ::unlink(temporary_.c_str());
+}
+
+Status PendingFile::write(std::span<const std::byte> bytes) {
+  if (failed_) return *failed_;
+  return write_all(fd_.get(), bytes, operation_, path_);
+}
+
+Status PendingFile::commit() {
+  if (failed_) return *failed_;
+  if (::fchmod(fd_.get(), 0644) != 0 || ::fsync(fd_.get()) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
+    return os_error(operation_, path_);
+  committed_ = true;
+  return sync_folder(folder_of(path_));
+}
+
+}  // namespace echoline::delta

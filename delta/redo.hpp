@@ -1,0 +1,40 @@
+// From a journal to the files it is about. Internal to this folder.
+#pragma once
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "delta/checkpoint.hpp"
+#include "delta/in_place.hpp"
+#include "delta/journal.hpp"
+#include "delta/locked_files.hpp"
+
+namespace echoline::delta {
+
+// The digest that the checkpoint, whose files are the journal's, will have when the journal is done; nothing is
+// written. Whatever part of it was done before does not matter. None when records are about bytes of no tensor.
+std::optional<Digest> digest_after(const Checkpoint& checkpoint, const Journal& journal, unsigned threads);
+
+// Writes a journal's records to its files, the pages that change, and makes them durable. Done any number of times, the
+// bytes are the same.
+class Redo {
+ public:
+  // `names` and `files` are those of journal.files.
+  Redo(const Journal& journal, const std::vector<std::filesystem::path>& names, const LockedFiles& files,
+       const ApplyOptions& options);
+  Status run();
+  std::uint64_t written_bytes() const { return written_; }
+
+ private:
+  Status write(const JournalRecord& record);
+  const Journal& journal_;
+  const std::vector<std::filesystem::path>& names_;
+  const LockedFiles& files_;
+  const ApplyOptions& options_;
+  std::mutex mutex_;
+  std::optional<Error> failed_;
+  std::uint64_t done_ = 0, total_ = 0, written_ = 0;
+};
+
+}  // namespace echoline::delta

@@ -1,0 +1,183 @@
+#include <algorithm>
+#include <array>
+
+#include "delta/sparse.hpp"
+#include "delta/sparse_format.hpp"
+#include "delta/token.hpp"
+
+namespace echoline::delta {
+namespace {
+
+Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "decode patch", "{}", why); }
+
+std::uint64_t get_extra(BitReader& bits, unsigned token) {
+  const unsigned count = extra_bits(token);
+  const std::uint64_t high = count > 32 ? get_bits(bits, count - 32) << 32 : 0;
+  return high | get_bits(bits, std::min(count, 32u));
+}
+
+}  // namespace
+
+struct SparseDecoder::State {
+  BlockGrid grid;
+  BlockModel model;
+  BlockSource source;
+  SortedBlock sorted;
+  std::vector<std::uint8_t> block_symbols;
+  std::array<std::vector<std::uint64_t>, kRangesMax> ranks, steps;
+  std::array<std::array<RansEntry, kRansSlots>, kRangesMax> dense_tables;
+  std::array<RansEntry, kRansSlots> gap_table, step_table;
+
+  Status parse_model(BitReader& bits, DType dtype);
+  Status parse(ByteSpan coded, std::uint64_t changed, std::uint64_t elements, DType dtype);
+  Status decode_gaps(BitReader& bits, const GapCode& code, std::uint64_t elements, std::uint64_t count,
+                     std::uint64_t* ranks, std::uint64_t* steps);
+};
+
+Status SparseDecoder::State::parse_model(BitReader& bits, DType dtype) {
+  const ExponentField field = exponent_field(dtype);
+  grid.length = static_cast<std::uint32_t>(get_bits(bits, 13)) + 1;
+  grid.first = static_cast<std::uint32_t>(get_bits(bits, 13)) + 1;
+  model = {};
+  model.exponent_shift = field.shift;
+  model.exponent_mask = field.mask;
+  model.is_float = field.mask != 0;
+  model.base = static_cast<std::uint32_t>(get_bits(bits, 11));
+  model.ranges = static_cast<std::uint32_t>(get_bits(bits, 4)) + 1;
+  model.dense = static_cast<std::uint32_t>(get_bits(bits, 5));
+  if (model.dense > model.ranges || grid.first > grid.length) return corrupt("a segment's model is malformed");
+  unsigned c = 0;
+  for (std::uint32_t r = 0; r < model.ranges; ++r) {
+    const auto bound = r + 1 < model.ranges ? static_cast<unsigned>(get_bits(bits, 5)) : kClasses;
+    if (bound <= c) return corrupt("a segment's ranges are not in order");
+    model.bound[r] = static_cast<std::uint8_t>(bound);
+    for (; c < bound; ++c) model.range_of[c] = static_cast<std::uint8_t>(r);
+  }
+  return ok();
+}
+
+// Gaps and steps of one range, which has `elements` elements at most.
+Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, std::uint64_t elements,
+                                         std::uint64_t count, std::uint64_t* ranks, std::uint64_t* steps) {
+  RansReader rans = source.dense;
+  rans.turn = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    unsigned token = rans_read(rans, gap_table.data());
+    std::uint64_t high = token;
+    for (; token == kGapEscape && high <= elements; high += token) token = rans_read(rans, gap_table.data());
+    ranks[i] = high;
+  }
+  rans.turn = 0;
+  for (std::uint64_t i = 0; i < count; ++i) steps[i] = rans_read(rans, step_table.data());
+  source.dense = rans;
+  std::uint64_t next = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint64_t high = std::min(ranks[i], elements);  // keeps the sum below from wrapping around
+    ranks[i] = next + (high << code.shift | get_bits(bits, code.shift));
+    next = ranks[i] + 1;
+    if (next > elements) return corrupt("a gap leaves its segment");
+  }
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const auto token = static_cast<unsigned>(steps[i]);
+    steps[i] = token_step(token, token < 16 ? 0 : get_extra(bits, token));
+  }
+  return ok();
+}
+
+// Everything that does not need the old content.
+Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::uint64_t elements, DType dtype) {
+  Reader reader(coded);
+  const ByteSpan bit_bytes = reader.bytes(reader.varint());
+  source = {};
+  if (reader.failed() || !rans_open(reader.rest(), source.dense)) return corrupt("the bytes end within a segment");
+  BitReader bits{bit_bytes.data(), bit_bytes.size(), 0};
+  ECHO_TRY(parse_model(bits, dtype));
+  const Frequencies symbols = read_frequencies(bits, kBlockSymbols);
+  if (symbols.empty()) return corrupt("a segment's table of blocks is malformed");
+  std::array<GapCode, kRangesMax> codes;
+  std::array<Frequencies, kRangesMax> step_frequencies;
+  std::uint64_t gaps = 0;
+  for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
+    const std::uint64_t count = get_number(bits);
+    if (exhausted(bits) || count > changed - gaps) return corrupt("a segment declares more changes than it has");
+    gaps += count;
+    source.gap[r].count = count;
+    if (count == 0) continue;
+    codes[r].shift = static_cast<unsigned>(get_bits(bits, 5));
+    codes[r].table = static_cast<unsigned>(get_bits(bits, 5));
+    step_frequencies[r] = read_frequencies(bits, kStepTokensMax);
+    if (codes[r].table >= kGapTables || step_frequencies[r].empty())
+      return corrupt("a segment's table of gaps is malformed");
+  }
+  for (std::uint32_t r = 0; r < model.dense; ++r) {
+    const bool given = get_bits(bits, 1) != 0;
+    const Frequencies table = given ? read_frequencies(bits, kTokensMax) : Frequencies{kRansSlots};
+    if (table.empty()) return corrupt("a segment's table of steps is malformed");
+    rans_table(table, dense_tables[r].data());
+  }
+  source.dense_tables = dense_tables.front().data();
+  rans_table(symbols, gap_table.data());
+  block_symbols.clear();
+  const std::size_t leaf_elements = kLeafBytes / dtype_bytes(dtype);
+  for (std::uint64_t leaf = 0; leaf < elements; leaf += leaf_elements)
+    for_each_block(grid, leaf, std::min<std::uint64_t>(leaf + leaf_elements, elements),
+                   [&](std::uint64_t, std::uint32_t) {
+                     block_symbols.push_back(static_cast<std::uint8_t>(rans_read(source.dense, gap_table.data())));
+                     return true;
+                   });
+  for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
+    GapSource& gap = source.gap[r];
+    if (gap.count == 0) continue;
+    if (ranks[r].size() < gap.count) ranks[r].resize(gap.count);
+    if (steps[r].size() < gap.count) steps[r].resize(gap.count);
+    gap.ranks = ranks[r].data();
+    gap.steps = steps[r].data();
+    rans_table(gap_frequencies()[codes[r].table], gap_table.data());
+    rans_table(step_frequencies[r], step_table.data());
+    ECHO_TRY(decode_gaps(bits, codes[r], elements, gap.count, ranks[r].data(), steps[r].data()));
+  }
+  if (exhausted(bits)) return corrupt("the bytes end within a segment's gaps");
+  source.dense.turn = 0;
+  source.bits = bits;
+  return ok();
+}
+
+SparseDecoder::SparseDecoder() : state_(std::make_unique<State>()) {}
+SparseDecoder::~SparseDecoder() = default;
+
+Status SparseDecoder::decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype, Changes& out,
+                             const LeafDone& leaf_done) {
+  const std::size_t size = dtype_bytes(dtype);
+  const unsigned width = width_index(size);
+  const Kernels& k = kernels();
+  State& s = *state_;
+  ECHO_CHECK(changed <= old.size() / size);
+  ECHO_TRY(s.parse(coded, changed, old.size() / size, dtype));
+  if (out.positions.size() < changed + kSpareChanges) out.positions.resize(changed + kSpareChanges);
+  if (out.values.size() < (changed + kSpareChanges) * size) out.values.resize((changed + kSpareChanges) * size);
+  out.count = changed;
+  s.source.positions = out.positions.data();
+  s.source.values = out.values.data();
+  s.source.capacity = changed;
+  const std::uint8_t* symbol = s.block_symbols.data();
+  bool fits = true;
+  for (std::size_t leaf = 0; fits && leaf < old.size(); leaf += kLeafBytes) {
+    const std::uint64_t before = s.source.count;
+    const std::size_t leaf_end = std::min(leaf + kLeafBytes, old.size());
+    fits = for_each_block(s.grid, leaf / size, leaf_end / size, [&](std::uint64_t first, std::uint32_t count) {
+      const unsigned chosen = *symbol++;
+      prefetch(old.data() + first * size, count * size, kNextBlock);
+      if (chosen == kSymbolUntouched) return true;
+      const BlockModel model = model_for(s.model, chosen);
+      return k.resolve[width](old.data() + first * size, count, model, static_cast<std::uint32_t>(first), s.sorted,
+                              s.source);
+    });
+    if (fits) leaf_done(leaf, before, s.source.count);
+  }
+  fits = fits && s.source.count == changed && rans_at_end(s.source.dense) && !exhausted(s.source.bits);
+  for (const GapSource& gap : s.source.gap) fits &= gap.at == gap.count;
+  if (!fits) return corrupt("a segment does not fit the state it is applied to");
+  return ok();
+}
+
+}  // namespace echoline::delta

@@ -1,0 +1,288 @@
+#include "delta/sparse_model.hpp"
+
+#include <algorithm>
+
+#include "delta/token.hpp"
+
+namespace echoline::delta {
+namespace {
+
+constexpr std::uint32_t kBlockElements = 4096;  // what blocks should have about; FORMAT.md allows up to 8192
+constexpr std::uint32_t kRowsAlone = 512;       // shorter rows share a block, whatever changes in them
+
+constexpr unsigned kSampledTokens = 24;  // the last one stands for all above
+
+struct ClassSample {
+  double elements = 0;
+  double changed = 0;
+  std::array<double, kSampledTokens> tokens{};
+};
+
+// Bits to code the steps of the changes.
+double step_bits(const ClassSample& c) {
+  double bits = 0;
+  for (const double n : c.tokens) bits += entropy_bits(n, c.changed);
+  return bits;
+}
+double flag_bits(const ClassSample& c) {
+  return entropy_bits(c.changed, c.elements) + entropy_bits(c.elements - c.changed, c.elements);
+}
+double table_bits(const ClassSample& c) {
+  double symbols = 1;
+  for (const double n : c.tokens) symbols += n > 0;
+  return 12 + 10 * symbols;
+}
+
+ClassSample joined(const ClassSample& a, const ClassSample& b) {
+  ClassSample c{a.elements + b.elements, a.changed + b.changed, {}};
+  for (unsigned t = 0; t < kSampledTokens; ++t) c.tokens[t] = a.tokens[t] + b.tokens[t];
+  return c;
+}
+
+// Adjacent classes share a range when that saves more in tables than it loses in precision.
+struct RangeDraft {
+  ClassSample sample;
+  unsigned bound = 0;
+  bool dense = false;
+  double cost = 0;  // bits for the whole segment
+};
+double draft_cost(const ClassSample& sample, double scale) {
+  return scale * (flag_bits(sample) + step_bits(sample)) + (sample.elements > 0 ? 40 + table_bits(sample) : 0);
+}
+
+SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uint32_t base, double elements,
+                      double scale) {
+  constexpr double kDenseFrom = 1.0 / 7;
+  // A range costs time for every element, wherever its changes are; what that is worth in bits.
+  const double gap_range_bits = elements / 4096;
+  constexpr double kDenseRangeBits = 50;
+  SparseModel model;
+  model.block.base = base;
+  unsigned dense_classes = 0;
+  for (unsigned c = 0; c < kClasses; ++c) {
+    const ClassSample& s = classes[c];
+    const double density = std::clamp((s.changed + 0.02) / (s.elements + 1), 1e-7, 1 - 1e-7);
+    model.stay_bits[c] = std::log2(1 - density);
+    model.change_bits[c] = std::log2(density) - model.stay_bits[c];
+    if (s.elements > 0 && s.changed >= kDenseFrom * s.elements && s.changed >= 2) dense_classes = c + 1;
+  }
+  std::vector<RangeDraft> drafts;
+  for (unsigned c = 0; c < kClasses; ++c)
+    drafts.push_back({classes[c], c + 1, c < dense_classes, draft_cost(classes[c], scale)});
+  while (drafts.size() > 1) {
+    std::size_t best = drafts.size();
+    double best_gain = 0;
+    RangeDraft best_joined;
+    for (std::size_t i = 0; i + 1 < drafts.size(); ++i) {
+      if (drafts[i].dense != drafts[i + 1].dense) continue;
+      RangeDraft both{{}, drafts[i + 1].bound, drafts[i].dense, 0};
+      if (drafts[i].sample.elements == 0 || drafts[i + 1].sample.elements == 0) {
+        both.sample = drafts[i].sample.elements == 0 ? drafts[i + 1].sample : drafts[i].sample;
+        both.cost = drafts[i].cost + drafts[i + 1].cost;
+      } else {
+        both.sample = joined(drafts[i].sample, drafts[i + 1].sample);
+        both.cost = draft_cost(both.sample, scale);
+      }
+      const double gain =
+          drafts[i].cost + drafts[i + 1].cost - both.cost + (drafts[i].dense ? kDenseRangeBits : gap_range_bits);
+      if (best == drafts.size() || gain > best_gain) {
+        best = i;
+        best_gain = gain;
+        best_joined = both;
+      }
+    }
+    if (best == drafts.size() || (best_gain <= 0 && drafts.size() <= kRangesMax)) break;
+    drafts[best] = best_joined;
+    drafts.erase(drafts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+  }
+  model.block.ranges = static_cast<std::uint32_t>(drafts.size());
+  unsigned c = 0;
+  ClassSample dense;
+  for (unsigned r = 0; r < drafts.size(); ++r) {
+    model.block.dense += drafts[r].dense;
+    if (drafts[r].dense) dense = joined(dense, drafts[r].sample);
+    model.block.bound[r] = static_cast<std::uint8_t>(drafts[r].bound);
+    for (; c < drafts[r].bound; ++c) model.block.range_of[c] = static_cast<std::uint8_t>(r);
+    const ClassSample& s = drafts[r].dense ? dense : drafts[r].sample;
+    model.density[r + 1 - model.block.dense] = (s.changed + 0.02) / (s.elements + 1);
+  }
+  return model;
+}
+
+struct Sample {
+  std::vector<ClassSample> by_exponent;
+  std::size_t elements = 0;  // looked at, or passed over because nothing changes around them
+  // Variance of the number of changes in a run over its mean: 1 at most when they are independent (Poisson), more when
+  // rows differ, much more when some have no changes at all.
+  double dispersion = 1;
+};
+
+// Looks at runs of elements spread evenly over the segment; with `touched`, at those in blocks of it that change.
+template <class T>
+Sample take_sample(ByteSpan prev, ByteSpan cur, const ExponentField& field, const BlockGrid* touched) {
+  constexpr std::size_t kRun = 32, kSampled = 32 * 1024;
+  const bool is_float = field.mask != 0;
+  const std::size_t count = cur.size() / sizeof(T);
+  const std::size_t stride = std::max<std::size_t>(count / kSampled, 1) * kRun;
+  Sample sample{std::vector<ClassSample>(field.mask + 1)};
+  double runs = 0, changes = 0, squares = 0;
+  for (std::size_t at = 0; at < count; at += stride) {
+    const std::size_t end = std::min(at + kRun, count);
+    sample.elements += end - at;
+    __builtin_prefetch(prev.data() + (at + 12 * stride) * sizeof(T));
+    __builtin_prefetch(cur.data() + (at + 12 * stride) * sizeof(T));
+    if (touched) {
+      const std::size_t from =
+          at < touched->first ? 0 : touched->first + (at - touched->first) / touched->length * touched->length;
+      const std::size_t bytes = (std::min<std::size_t>(from + touched->length, count) - from) * sizeof(T);
+      if (std::memcmp(prev.data() + from * sizeof(T), cur.data() + from * sizeof(T), bytes) == 0) continue;
+    }
+    double changed = 0;
+    for (std::size_t i = at; i < end; ++i) {
+      const T old = load<T>(prev.data() + i * sizeof(T)), now = load<T>(cur.data() + i * sizeof(T));
+      ClassSample& s = sample.by_exponent[static_cast<std::size_t>(old >> field.shift) & field.mask];
+      s.elements += 1;
+      if (old == now) continue;
+      std::uint64_t magnitude = 0;
+      s.changed += 1;
+      s.tokens[std::min(change_token(old, now, is_float, magnitude), kSampledTokens - 1)] += 1;
+      changed += 1;
+    }
+    runs += 1;
+    changes += changed;
+    squares += changed * changed;
+  }
+  const double mean = changes / std::max(runs, 1.0);
+  if (runs >= 64 && changes > 0) sample.dispersion = (squares / runs - mean * mean) / mean;
+  return sample;
+}
+
+// Blocks of whole rows where rows are of a useful size; of single rows where they differ.
+BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ) {
+  BlockGrid grid{kBlockElements, 0};
+  const std::uint64_t row = place.row_elements;
+  if (row > 0 && row < kBlockElements) {
+    grid.length = static_cast<std::uint32_t>(rows_differ && row >= kRowsAlone ? row : kBlockElements / row * row);
+  } else if (row >= kBlockElements && row < 4ull * kBlockElementsMax) {
+    const std::uint64_t parts = (row + kBlockElementsMax / 2) / kBlockElements;
+    grid.length = static_cast<std::uint32_t>((row + parts - 1) / std::max<std::uint64_t>(parts, 1));
+  }
+  grid.first = static_cast<std::uint32_t>(grid.length - place.first_element % grid.length);
+  return grid;
+}
+
+template <class T>
+SparseModel sample_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {
+  constexpr double kRowsDiffer = 1.15, kRowsUntouched = 1.5;
+  const ExponentField field = exponent_field(place.dtype);
+  const std::size_t count = cur.size() / sizeof(T);
+  Sample sample = take_sample<T>(prev, cur, field, nullptr);
+  grid = choose_grid(place, sample.dispersion > kRowsDiffer);
+  if (sample.dispersion > kRowsUntouched) sample = take_sample<T>(prev, cur, field, &grid);
+  const std::vector<ClassSample>& by_exponent = sample.by_exponent;
+  std::size_t highest = by_exponent.size() - 1;
+  while (highest > 0 && by_exponent[highest].elements == 0) --highest;
+  const std::size_t base = highest >= kClasses ? highest - (kClasses - 1) : 0;
+  std::array<ClassSample, kClasses> classes{};
+  for (std::size_t e = 0; e < by_exponent.size(); ++e) {
+    if (by_exponent[e].elements == 0) continue;
+    ClassSample& c = classes[std::min<std::size_t>(e > base ? e - base : 0, kClasses - 1)];
+    c = joined(c, by_exponent[e]);
+  }
+  SparseModel model = fit_model(classes, static_cast<std::uint32_t>(base), static_cast<double>(count),
+                                static_cast<double>(count) / static_cast<double>(sample.elements));
+  model.block.exponent_shift = field.shift;
+  model.block.exponent_mask = field.mask;
+  model.block.is_float = field.mask != 0;
+  return model;
+}
+
+// Elements and changes of a block by class, counted from 16 classes below the model's first.
+struct BlockCounts {
+  std::array<double, 64> elements{}, changed{};
+};
+
+// How well a shift of the classes explains the changes of a block: log2 of the likelihood.
+double likelihood(const BlockCounts& counts, const SparseModel& model, int shift) {
+  double bits = 0;
+  for (int i = 0; i < 64; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const auto c = static_cast<std::size_t>(std::clamp(i - 16 - shift, 0, static_cast<int>(kClasses) - 1));
+    bits += counts.elements[at] * model.stay_bits[c] + counts.changed[at] * model.change_bits[c];
+  }
+  return bits;
+}
+
+// All changes, and a part of the elements standing for all.
+template <class T>
+BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const BlockModel& model,
+                          const std::uint32_t* changed) {
+  const auto at = [&](std::uint32_t i) {
+    const auto exponent =
+        static_cast<std::int64_t>((load<T>(prev + i * sizeof(T)) >> model.exponent_shift) & model.exponent_mask);
+    return static_cast<std::size_t>(std::clamp<std::int64_t>(exponent - model.base + 16, 0, 63));
+  };
+  const std::uint32_t every = count >= 2048 ? 8 : 1;
+  BlockCounts counts;
+  for (std::uint32_t i = 0; i < count; i += every) counts.elements[at(i)] += every;
+  for (std::uint32_t w = 0; w * 32 < count; ++w)
+    for (std::uint32_t bits = changed[w]; bits != 0; bits &= bits - 1)
+      ++counts.changed[at(w * 32 + static_cast<std::uint32_t>(std::countr_zero(bits)))];
+  return counts;
+}
+
+// Calls f with a value of the unsigned integer type of the element size.
+template <class F>
+auto with_element_type(std::size_t element_bytes, F&& f) {
+  switch (element_bytes) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      return f(std::uint64_t{});
+  }
+}
+
+}  // namespace
+
+// Whole rows where they are of a useful size.
+SparseModel choose_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {
+  return with_element_type(dtype_bytes(place.dtype),
+                           [&]<class T>(T) { return sample_model<T>(prev, cur, place, grid); });
+}
+
+unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
+                       const std::uint32_t* changed, unsigned previous) {
+  constexpr double kSwitchBits = 4;  // about what a rare symbol costs
+  const BlockCounts counts =
+      with_element_type(element_bytes, [&]<class T>(T) { return count_classes<T>(prev, count, model.block, changed); });
+  unsigned best = previous;
+  double best_bits =
+      likelihood(counts, model, static_cast<int>(previous) - static_cast<int>(kSymbolUnshifted)) + kSwitchBits;
+  for (unsigned symbol = 1; symbol < kBlockSymbols; ++symbol) {
+    const double bits = likelihood(counts, model, static_cast<int>(symbol) - static_cast<int>(kSymbolUnshifted));
+    if (bits > best_bits) {
+      best = symbol;
+      best_bits = bits;
+    }
+  }
+  return best;
+}
+
+GapCode choose_gap_code(double changed, double elements) {
+  const double stay = std::clamp(1 - changed / std::max(elements, 1.0), 0.0, 1 - 1e-10);
+  GapCode code;
+  double ratio = stay;
+  while (ratio / (1 - ratio) >= 8 && code.shift < kGapShiftMax) {
+    ++code.shift;
+    ratio *= ratio;
+  }
+  const double mean = std::max(ratio / (1 - ratio), 1.0);
+  code.table = static_cast<unsigned>(std::clamp(8 * std::log2(mean), 0.0, kGapTables - 1.0));
+  return code;
+}
+
+}  // namespace echoline::delta

@@ -1,0 +1,33 @@
+// The statistics a segment is coded with: which classes share a range, where blocks lie, and how a block deviates. The
+// encoder's choices alone; FORMAT.md leaves them open. Internal to this folder.
+#pragma once
+#include <array>
+#include <cmath>
+
+#include "delta/sparse.hpp"
+#include "delta/sparse_format.hpp"
+
+namespace echoline::delta {
+
+struct SparseModel {
+  BlockModel block;
+  std::array<double, kRangesMax + 1> density{};  // expected part of changed elements in each entry of a SortedBlock
+  // log2 of the probability that an element of a class stays, and by how much it differs for one that changes.
+  std::array<double, kClasses> stay_bits{}, change_bits{};
+};
+
+// Fits model and blocks to a sample of the segment.
+SparseModel choose_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid);
+
+// The symbol under which the changes of a block are likeliest, `previous` being preferred; `changed` is what
+// Kernels::diff gave for it.
+unsigned choose_symbol(const SparseModel& model, const std::byte* prev, std::uint32_t count, std::size_t element_bytes,
+                       const std::uint32_t* changed, unsigned previous);
+
+// For `changed` changes among `elements` elements.
+GapCode choose_gap_code(double changed, double elements);
+
+// Bits for `part` symbols of a kind among `whole`.
+inline double entropy_bits(double part, double whole) { return part > 0 ? part * std::log2(whole / part) : 0; }
+
+}  // namespace echoline::delta

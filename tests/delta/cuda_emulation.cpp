@@ -1,0 +1,140 @@
+#include "tests/delta/cuda_emulation.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace echoline::delta::cuda::test {
+
+EmulatedMachine::~EmulatedMachine() { ECHO_CHECK(blocks_.empty(), "{} blocks of memory leak", blocks_.size()); }
+
+Result<std::byte*> EmulatedMachine::allocate(Place place, std::uint64_t bytes) {
+  ECHO_CHECK(bytes > 0);
+  if (bytes > bytes_left_)
+    return fail(Code::kExhausted, "allocate memory", "{} bytes are needed, {} are left", bytes, bytes_left_);
+  void* memory = nullptr;
+  ECHO_CHECK(posix_memalign(&memory, 256, bytes) == 0);  // exactly so much, for the address sanitizer
+  std::memset(memory, 0xa5, bytes);
+  if (bytes_left_ != kNever) bytes_left_ -= bytes;
+  blocks_[static_cast<std::byte*>(memory)] = {place, bytes};
+  return static_cast<std::byte*>(memory);
+}
+
+void EmulatedMachine::release(Place place, std::byte* memory) {
+  const auto block = blocks_.find(memory);
+  ECHO_CHECK(block != blocks_.end() && block->second.first == place);
+  do_until(done_ + queue_.size());  // as CUDA does
+  if (bytes_left_ != kNever) bytes_left_ += block->second.second;
+  blocks_.erase(block);
+  std::free(memory);
+}
+
+bool EmulatedMachine::is_device(const std::byte* memory, std::uint64_t bytes) const {
+  auto block = blocks_.upper_bound(memory);
+  if (block == blocks_.begin()) return false;
+  --block;
+  return block->second.first == Place::kDevice && memory + bytes <= block->first + block->second.second;
+}
+
+Status EmulatedMachine::check_address(const std::byte* memory, std::uint64_t bytes) const {
+  if (is_device(memory, bytes)) return ok();
+  return fail(Code::kInvalid, "check device address", "{} is not device memory", static_cast<const void*>(memory));
+}
+
+Status EmulatedMachine::proceed() {
+  if (calls_until_failure_ == kNever) return ok();
+  if (calls_until_failure_ > 0) {
+    --calls_until_failure_;
+    return ok();
+  }
+  if (failures_left_ == 0) return ok();
+  --failures_left_;
+  return fail(Code::kUnavailable, "emulated device", "this call was to fail");
+}
+
+Status EmulatedMachine::enqueue(std::function<void()> work) {
+  ECHO_TRY(proceed());
+  queue_.push_back(std::move(work));
+  return ok();
+}
+
+void EmulatedMachine::do_until(std::uint64_t end) {
+  for (; done_ < end; ++done_) {
+    queue_.front()();
+    queue_.pop_front();
+  }
+}
+
+Status EmulatedMachine::copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) {
+  ECHO_CHECK(is_device(device, bytes));
+  return enqueue([=] { std::memcpy(device, host, bytes); });
+}
+
+Status EmulatedMachine::copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) {
+  ECHO_CHECK(is_device(device, bytes));
+  return enqueue([=] { std::memcpy(host, device, bytes); });
+}
+
+Status EmulatedMachine::copy_within(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+  ECHO_CHECK(is_device(to, bytes) && is_device(from, bytes));
+  return enqueue([=] { std::memcpy(to, from, bytes); });
+}
+
+Status EmulatedMachine::clear(std::byte* device, std::uint64_t bytes) {
+  ECHO_CHECK(is_device(device, bytes));
+  return enqueue([=] { std::memset(device, 0, bytes); });
+}
+
+std::vector<std::uint32_t> EmulatedMachine::any_order(std::uint32_t count) {
+  std::vector<std::uint32_t> order(count);
+  std::iota(order.begin(), order.end(), 0u);
+  for (std::uint32_t i = count; i > 1; --i) std::swap(order[i - 1], order[random_.below(i)]);
+  return order;
+}
+
+Status EmulatedMachine::run(const ExtractJob& job) {
+  ECHO_CHECK(job.tile_count > 0);
+  return enqueue([this, job] {
+    ++kernels_run_;
+    auto block = std::make_unique<LoopBlock>();
+    for (const std::uint32_t tile : any_order(job.tile_count)) extract_block(*block, job, tile);
+  });
+}
+
+Status EmulatedMachine::run(const SwapJob& job) {
+  ECHO_CHECK(job.chunk_count > 0);
+  return enqueue([this, job] {
+    ++kernels_run_;
+    for (const std::uint32_t chunk : any_order(job.chunk_count))
+      for (unsigned thread = 0; thread < kBlockThreads; ++thread) swap_thread(job, chunk, thread);
+  });
+}
+
+Status EmulatedMachine::run(const HashJob& job) {
+  ECHO_CHECK(job.leaf_count > 0);
+  return enqueue([this, job] {
+    ++kernels_run_;
+    LoopWarp warp;
+    for (const std::uint32_t leaf : any_order(job.leaf_count)) hash_warp(warp, job, leaf);
+  });
+}
+
+Status EmulatedMachine::set_mark(unsigned mark) {
+  ECHO_TRY(proceed());
+  marks_.at(mark) = done_ + queue_.size();
+  return ok();
+}
+
+Status EmulatedMachine::wait_for(unsigned mark) {
+  ECHO_TRY(proceed());
+  do_until(marks_.at(mark));
+  return ok();
+}
+
+Status EmulatedMachine::finish() {
+  ECHO_TRY(proceed());
+  do_until(done_ + queue_.size());
+  return ok();
+}
+
+}  // namespace echoline::delta::cuda::test

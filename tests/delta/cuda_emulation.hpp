@@ -1,0 +1,120 @@
+// A device that is the CPU: runs the device code of delta/cuda/kernels.hpp with loops instead of threads, so that its
+// logic and everything around it are tested where no GPU is. What this cannot show: that the code is right under real
+// concurrency, and how fast it is.
+#pragma once
+#include <array>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/random.hpp"
+#include "delta/cuda/kernels.hpp"
+#include "delta/cuda/machine.hpp"
+
+namespace echoline::delta::cuda::test {
+
+// Policies of kernels.hpp.
+class LoopBlock {
+ public:
+  template <class T>
+  using Local = std::array<T, kBlockThreads>;
+
+  ExtractShared& shared() { return shared_; }
+
+  template <class F>
+  void each(F&& f) {
+    for (unsigned thread = 0; thread < kBlockThreads; ++thread) f(thread);
+  }
+
+  template <class F>
+  void scan_warps(F&& value) {
+    for (unsigned thread = 0; thread < kBlockThreads; ++thread)
+      if (thread % kWarpThreads != 0) value(thread) += value(thread - 1);
+  }
+
+  std::uint64_t atomic_add(unsigned long long* to, std::uint64_t value) { return std::exchange(*to, *to + value); }
+
+ private:
+  ExtractShared shared_;
+};
+
+class LoopWarp {
+ public:
+  template <class T>
+  using Local = std::array<T, kWarpThreads>;
+
+  template <class F>
+  void each(F&& f) {
+    for (unsigned thread = 0; thread < kWarpThreads; ++thread) f(thread);
+  }
+
+  template <unsigned kFirst, unsigned kLast, class F>
+  void sum(F&& value) {
+    constexpr unsigned kBits = 2 * kLast - kFirst;
+    std::array<Pair, kWarpThreads> sums{};
+    for (unsigned thread = 0; thread < kWarpThreads; ++thread) {
+      sums[thread & ~kBits].a += value(thread).a;
+      sums[thread & ~kBits].b += value(thread).b;
+    }
+    for (unsigned thread = 0; thread < kWarpThreads; ++thread) value(thread) = sums[thread & ~kBits];
+  }
+};
+
+// Queued work is done only when it is waited for, and the blocks of a kernel run in random order.
+class EmulatedMachine final : public Machine {
+ public:
+  static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+
+  explicit EmulatedMachine(std::uint64_t seed) : random_(seed) {}
+  ~EmulatedMachine() override;
+
+  std::string_view name() const override { return "emulated device"; }
+  Result<std::byte*> allocate(Place place, std::uint64_t bytes) override;
+  void release(Place place, std::byte* memory) override;
+  Status check_address(const std::byte* memory, std::uint64_t bytes) const override;
+  Status copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) override;
+  Status copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override;
+  Status copy_within(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
+  Status clear(std::byte* device, std::uint64_t bytes) override;
+  Status run(const ExtractJob& job) override;
+  Status run(const SwapJob& job) override;
+  Status run(const HashJob& job) override;
+  Status set_mark(unsigned mark) override;
+  Status wait_for(unsigned mark) override;
+  Status finish() override;
+  double take_busy_s() override { return 0; }
+
+  // From the call after `calls` more on, `count` calls fail without doing anything.
+  void fail_after(std::uint64_t calls, std::uint64_t count) {
+    calls_until_failure_ = calls;
+    failures_left_ = count;
+  }
+  void stop_failing() { calls_until_failure_ = kNever; }
+  // Bytes that allocations of either place may still take.
+  void limit_memory(std::uint64_t bytes) { bytes_left_ = bytes; }
+  std::size_t blocks_allocated() const { return blocks_.size(); }
+  unsigned kernels_run() const { return kernels_run_; }
+
+ private:
+  Status proceed();  // or fail, when a failure was asked for
+  Status enqueue(std::function<void()> work);
+  void do_until(std::uint64_t end);
+  bool is_device(const std::byte* memory, std::uint64_t bytes) const;
+  std::vector<std::uint32_t> any_order(std::uint32_t count);
+
+  Random random_;
+  std::map<const std::byte*, std::pair<Place, std::uint64_t>> blocks_;
+  std::deque<std::function<void()>> queue_;
+  std::uint64_t done_ = 0;  // works of the queue, ever
+  std::array<std::uint64_t, kMarks> marks_{};
+  std::uint64_t calls_until_failure_ = kNever, failures_left_ = 0;
+  std::uint64_t bytes_left_ = kNever;
+  unsigned kernels_run_ = 0;
+};
+
+}  // namespace echoline::delta::cuda::test

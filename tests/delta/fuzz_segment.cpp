@@ -1,0 +1,50 @@
+// Fuzz target: a byte for the element type, then the body of a segment frame. What decodes must stay within the
+// segment.
+#include <cstdlib>
+#include <vector>
+
+#include "delta/digest.hpp"
+#include "delta/segment.hpp"
+
+using namespace echoline::delta;
+
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Two leaves of values that fall into many classes.
+std::vector<std::byte> old_content() {
+  std::vector<std::byte> bytes(kLeafBytes + 4096);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i / 7 + i / 256);
+  return bytes;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const std::vector<std::byte> old = old_content();
+  static SegmentDecoder decoder;
+  if (size == 0) return 0;
+  const DType dtype = kAllDTypes[data[0] % kAllDTypes.size()];
+  const auto segment = read_segment(std::as_bytes(std::span(data + 1, size - 1)));
+  if (!segment) return 0;
+  std::vector<Digest> leaves(leaf_count(old.size()));
+  Replacement replacement;
+  if (!decoder.decode(*segment, old, dtype, replacement, leaves.data())) return 0;
+  const std::size_t element_bytes = dtype_bytes(dtype);
+  if (replacement.whole) {
+    require(replacement.values.size() == old.size());
+    return 0;
+  }
+  require(replacement.values.size() == replacement.positions.size() * element_bytes);
+  for (const std::uint32_t position : replacement.positions) require(position < old.size() / element_bytes);
+  std::vector<std::byte> result = old;
+  write_values(false, replacement.positions, replacement.values, element_bytes, result);
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const auto leaf = std::span(result).subspan(i * kLeafBytes, std::min(kLeafBytes, result.size() - i * kLeafBytes));
+    require(leaves[i] == Digest{} || leaves[i] == digest_bytes(leaf));
+  }
+  return 0;
+}
