@@ -109,9 +109,9 @@ Status verify(const fs::path& path, const Digest& result, const ApplyOptions& op
 Error damaged(const fs::path& journal, std::string_view why) {
   return fail(
       Code::kCorrupt, kRecovery,
-      "{}: {}. It holds the rest of an interrupted application of a delta, without which the files beside it may "
-      "be neither the old nor the new version; nothing was changed. Restore the files from a copy, then remove "
-      "this journal",
+      "{}: {}. This journal holds the rest of an interrupted application of a delta, so that the files beside it "
+      "may be neither the old nor the new version; nothing was changed. Restore them from a copy unless they are "
+      "known to be right, then remove the journal",
       journal.string(), why);
 }
 
