@@ -92,10 +92,11 @@ void rans_write(std::span<const RansRun> runs, ByteVector& out) {
   // At most 11 bits a symbol, written from the end.
   std::vector<std::uint16_t> words(total * kRansBits / 16 + kRansStates + 1);
   std::uint16_t* at = words.data() + words.size();
-  std::vector<WriteSymbol> symbols;
+  std::size_t tables_max = 0;
+  for (const RansRun& run : runs) tables_max = std::max(tables_max, run.tables.size());
+  std::vector<WriteSymbol> symbols(tables_max << kTokenBits);
   for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
     if (run->symbols.empty()) continue;
-    symbols.assign(run->tables.size() << kTokenBits, {});
     for (std::size_t t = 0; t < run->tables.size(); ++t) {
       std::uint32_t start = 0;
       for (std::size_t s = 0; s < run->tables[t].size(); ++s) {

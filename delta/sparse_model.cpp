@@ -120,10 +120,11 @@ struct Sample {
 // Looks at runs of elements spread evenly over the segment; with `touched`, at those in blocks of it that change.
 template <class T>
 Sample take_sample(ByteSpan prev, ByteSpan cur, const ExponentField& field, const BlockGrid* touched) {
-  constexpr std::size_t kRun = 32, kSampled = 32 * 1024;
+  constexpr std::size_t kRun = 32;
   const bool is_float = field.mask != 0;
   const std::size_t count = cur.size() / sizeof(T);
-  const std::size_t stride = std::max<std::size_t>(count / kSampled, 1) * kRun;
+  const std::size_t wanted = std::clamp<std::size_t>(count / 64, 4 * 1024, 32 * 1024);
+  const std::size_t stride = std::max<std::size_t>(count / wanted, 1) * kRun;
   Sample sample{std::vector<ClassSample>(field.mask + 1)};
   double runs = 0, changes = 0, squares = 0;
   for (std::size_t at = 0; at < count; at += stride) {
@@ -200,12 +201,13 @@ SparseModel sample_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place,
 // Elements and changes of a block by class, counted from 16 classes below the model's first.
 struct BlockCounts {
   std::array<double, 64> elements{}, changed{};
+  int first = 0, last = 63;  // others have none
 };
 
 // How well a shift of the classes explains the changes of a block: log2 of the likelihood.
 double likelihood(const BlockCounts& counts, const SparseModel& model, int shift) {
   double bits = 0;
-  for (int i = 0; i < 64; ++i) {
+  for (int i = counts.first; i <= counts.last; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const auto c = static_cast<std::size_t>(std::clamp(i - 16 - shift, 0, static_cast<int>(kClasses) - 1));
     bits += counts.elements[at] * model.stay_bits[c] + counts.changed[at] * model.change_bits[c];
@@ -228,6 +230,11 @@ BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const Bloc
   for (std::uint32_t w = 0; w * 32 < count; ++w)
     for (std::uint32_t bits = changed[w]; bits != 0; bits &= bits - 1)
       ++counts.changed[at(w * 32 + static_cast<std::uint32_t>(std::countr_zero(bits)))];
+  const auto empty = [&](int i) {
+    return counts.elements[static_cast<std::size_t>(i)] == 0 && counts.changed[static_cast<std::size_t>(i)] == 0;
+  };
+  while (counts.first < counts.last && empty(counts.first)) ++counts.first;
+  while (counts.first < counts.last && empty(counts.last)) --counts.last;
   return counts;
 }
 
