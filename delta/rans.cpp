@@ -26,31 +26,75 @@ Frequencies normalise(std::span<const std::uint64_t> weights) {
   return table;
 }
 
-void write_frequencies(const Frequencies& table, BitWriter& out) {
+namespace {
+
+constexpr unsigned kPrecisionBits = 3;
+constexpr unsigned kFirstLength = 8;  // expected of the first two symbols
+
+unsigned bit_length(unsigned frequency) { return static_cast<unsigned>(std::bit_width(frequency)); }
+
+// The length of a frequency is written as its difference to that of the symbol two before it: tokens come in pairs.
+unsigned expected_length(const Frequencies& table, std::size_t symbol, std::size_t largest) {
+  if (symbol < 2) return kFirstLength;
+  return symbol - 2 == largest ? kRansBits : bit_length(table[symbol - 2]);
+}
+
+}  // namespace
+
+void coarsen(Frequencies& table, unsigned precision) {
+  if (table.empty()) return;
+  const auto largest = std::max_element(table.begin(), table.end());
+  std::uint32_t left = kRansSlots;
+  for (auto f = table.begin(); f != table.end(); ++f) {
+    if (f == largest || *f == 0) continue;
+    const unsigned length = bit_length(*f);
+    const unsigned lost = length - 1 - std::min(length - 1, precision);
+    *f = static_cast<std::uint16_t>(*f >> lost << lost);
+    left -= *f;
+  }
+  *largest = static_cast<std::uint16_t>(left);
+}
+
+unsigned precision_for(std::uint64_t symbols) { return symbols < 4096 ? 2 : symbols < 65536 ? 3 : 5; }
+
+void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& out) {
+  const auto largest = static_cast<std::size_t>(std::max_element(table.begin(), table.end()) - table.begin());
   out.put(table.size(), kTokenBits);
-  for (std::size_t i = 0; i + 1 < table.size(); ++i) {
-    out.put(table[i] != 0, 1);
-    if (table[i] == 0) continue;
-    const auto length = static_cast<unsigned>(std::bit_width(table[i]));
-    out.put(length - 1, 4);
-    out.put(table[i], length - 1);
+  out.put(largest, kTokenBits);
+  out.put(precision, kPrecisionBits);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (i == largest) continue;
+    const unsigned length = bit_length(table[i]), expected = expected_length(table, i, largest);
+    const unsigned code = length >= expected ? 2 * (length - expected) : 2 * (expected - length) - 1;
+    out.put((1u << code) - 1, code + 1);  // that many ones, and a zero
+    if (length < 2) continue;
+    const unsigned given = std::min(length - 1, precision);
+    out.put(table[i] >> (length - 1 - given), given);
   }
 }
 
 Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
-  const std::size_t count = get_bits(reader, kTokenBits);
-  if (count == 0 || count > symbols_max) return {};
+  const std::size_t count = get_bits(reader, kTokenBits), largest = get_bits(reader, kTokenBits);
+  const auto precision = static_cast<unsigned>(get_bits(reader, kPrecisionBits));
+  if (count > symbols_max || largest >= count) return {};
   Frequencies table(count);
   std::uint32_t left = kRansSlots;
-  for (std::size_t i = 0; i + 1 < count; ++i) {
-    if (get_bits(reader, 1) == 0) continue;
-    const auto length = static_cast<unsigned>(get_bits(reader, 4));
-    const auto frequency = (1u << length) | static_cast<std::uint32_t>(get_bits(reader, length));
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i == largest) continue;
+    unsigned code = 0;
+    while (code <= 2 * kRansBits && get_bits(reader, 1) != 0) ++code;
+    const unsigned expected = expected_length(table, i, largest);
+    const unsigned length = code % 2 == 0 ? expected + code / 2 : expected - (code + 1) / 2;
+    if (length > kRansBits) return {};  // less than zero too
+    if (length == 0) continue;
+    const unsigned given = std::min(length - 1, precision);
+    const auto frequency =
+        static_cast<std::uint32_t>(((1u << given) | get_bits(reader, given)) << (length - 1 - given));
     if (frequency >= left) return {};
     table[i] = static_cast<std::uint16_t>(frequency);
     left -= frequency;
   }
-  table.back() = static_cast<std::uint16_t>(left);
+  table[largest] = static_cast<std::uint16_t>(left);
   if (exhausted(reader)) return {};
   return table;
 }

@@ -17,7 +17,13 @@ using Frequencies = std::vector<std::uint16_t>;
 // empty table.
 Frequencies normalise(std::span<const std::uint64_t> weights);
 
-void write_frequencies(const Frequencies& table, BitWriter& out);
+// Makes a table shorter to write: frequencies keep their highest bit and `precision` bits below it, and what they lose
+// goes to the largest one. More symbols are worth more precision.
+void coarsen(Frequencies& table, unsigned precision);
+unsigned precision_for(std::uint64_t symbols);
+
+// `table` was coarsened to this precision.
+void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& out);
 // Empty when malformed.
 Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max);
 

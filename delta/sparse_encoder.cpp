@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "delta/sparse_model.hpp"
 #include "delta/token.hpp"
@@ -67,8 +68,12 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   std::vector<std::vector<std::uint16_t>> gap_tokens(kRangesMax);
   std::vector<Frequencies> tables;  // of all runs; reserved, because runs point into it
   tables.reserve(1 + 3 * kRangesMax);
-  const auto add_table = [&](Frequencies table) -> std::span<const Frequencies> {
-    tables.push_back(std::move(table));
+  // Fits a table to counts, writes it and gives it.
+  const auto add_table = [&](std::span<const std::uint64_t> counts) -> std::span<const Frequencies> {
+    const unsigned precision = precision_for(std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}));
+    tables.push_back(normalise(counts));
+    coarsen(tables.back(), precision);
+    if (!tables.back().empty()) write_frequencies(tables.back(), precision, bits);
     return std::span(tables).last(1);
   };
   const auto count_symbols = [](std::span<const std::uint16_t> symbols) {
@@ -101,9 +106,7 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
   bits.put(block.ranges - 1, 4);
   bits.put(block.dense, 5);
   for (std::uint32_t r = 0; r + 1 < block.ranges; ++r) bits.put(block.bound[r], 5);
-  const auto symbol_table = add_table(normalise(count_symbols(block_symbols)));
-  write_frequencies(symbol_table.front(), bits);
-  runs.push_back({block_symbols, symbol_table});
+  runs.push_back({block_symbols, add_table(count_symbols(block_symbols))});
 
   // Headers first, so that a reader has all tables before the first symbol.
   std::array<GapCode, kRangesMax> codes;
@@ -126,9 +129,7 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
     const std::vector<std::uint64_t> step_counts = count_symbols(steps);
     add_bound(step_counts);
     add_bound(std::array<std::uint64_t, 2>{g.count, g.seen - g.count});
-    const auto step_table = add_table(normalise(step_counts));
-    write_frequencies(step_table.front(), bits);
-    runs.push_back({steps, step_table});
+    runs.push_back({steps, add_table(step_counts)});
   }
   const std::span<const std::uint16_t> dense_symbols(sink.dense, sink.dense_count);
   if (block.dense > 0) {
@@ -138,9 +139,9 @@ std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockG
     for (std::uint32_t r = 0; r < block.dense; ++r) {
       const auto of_range = std::span(counts).subspan(static_cast<std::size_t>(r) << kTokenBits, kTokensMax);
       add_bound(of_range);
-      const auto table = add_table(normalise(of_range));
-      bits.put(!table.front().empty(), 1);
-      if (!table.front().empty()) write_frequencies(table.front(), bits);
+      const bool occurs = std::ranges::any_of(of_range, [](std::uint64_t n) { return n > 0; });
+      bits.put(occurs, 1);
+      add_table(of_range);
     }
     runs.push_back({dense_symbols, std::span(tables).subspan(first)});
   }

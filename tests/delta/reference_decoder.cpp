@@ -112,15 +112,22 @@ struct Bits {
   }
   std::vector<unsigned> table() {
     std::vector<unsigned> f(get(9));
+    const std::uint64_t largest = get(9);
+    const auto precision = static_cast<unsigned>(get(3));
     unsigned left = 2048;
-    for (std::size_t i = 0; i + 1 < f.size(); ++i) {
-      if (get(1) == 0) continue;
-      const auto more = static_cast<unsigned>(get(4));
-      f[i] = 1u << more | static_cast<unsigned>(get(more));
+    for (std::size_t i = 0; i < f.size(); ++i) {
+      if (i == largest) continue;
+      int ones = 0;
+      while (get(1) == 1) ++ones;
+      const int expected = i < 2 ? 8 : i - 2 == largest ? 11 : std::bit_width(f[i - 2]);
+      const int length = ones % 2 == 0 ? expected + ones / 2 : expected - (ones + 1) / 2;
+      if (length == 0) continue;
+      const unsigned given = std::min(static_cast<unsigned>(length) - 1, precision);
+      f[i] = (1u << given | static_cast<unsigned>(get(given))) << (static_cast<unsigned>(length) - 1 - given);
       left -= f[i];
     }
     require(left >= 1 && left <= 2048, "frequencies");
-    f.at(f.size() - 1) = left;
+    f.at(largest) = left;
     return f;
   }
 };
