@@ -82,7 +82,7 @@ std::optional<Layer> SegmentEncoder::encode(ByteSpan prev, ByteSpan cur, const S
   // shows.
   constexpr std::size_t kProbeBytes = 16u << 10;
   const std::size_t probe = std::min(kProbeBytes, cur.size());
-  bool promising = sparse_bytes_.size() > cur.size() / 24;
+  bool promising = sparse_bytes_.size() > cur.size() / 24 || cur.size() <= kLeafBytes;
   if (!promising && sparse_bytes_.size() > cur.size() / 512) {
     dense_bytes_.clear();
     const std::size_t at = (cur.size() - probe) / 2 / 8 * 8;
