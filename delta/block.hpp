@@ -11,6 +11,7 @@ namespace echoline::delta {
 
 inline constexpr std::uint32_t kBlockElementsMax = 8192;
 inline constexpr std::uint32_t kBlockWordsMax = kBlockElementsMax / 32;
+inline constexpr std::size_t kPrefetchBytes = 16384;  // from a block to what is read after it
 inline constexpr std::uint32_t kSpareChanges = kBlockElementsMax + 64;
 inline constexpr unsigned kClasses = 32;
 inline constexpr unsigned kRangesMax = 16;

@@ -431,8 +431,9 @@ void read_dense(const Picked<T>& picked, const BlockModel& model, BlockSource& s
 #endif
   for (; i < picked.count; ++i) symbols[i] = model.range_of[class_of(picked.old[i], model)];
   RansReader rans = source.dense;
-  for (i = 0; i < picked.count; ++i)
-    symbols[i] = static_cast<std::uint16_t>(rans_read(rans, source.dense_tables + symbols[i] * kRansSlots));
+  const RansEntry* const tables = source.dense_tables;
+  rans_read_run(
+      rans, picked.count, [&](std::uint64_t k) { return tables + symbols[k] * kRansSlots; }, symbols);
   source.dense = rans;
 }
 
@@ -499,7 +500,14 @@ std::uint64_t place_dense(const Picked<T>& picked, const std::uint16_t* symbols,
 template <class T>
 bool resolve(const std::byte* old, std::uint32_t count, const BlockModel& model, std::uint32_t first,
              SortedBlock& sorted, BlockSource& source) {
+  // The memory of a later block is asked for bit by bit between the steps: all at once would wait for it.
+  const std::uint32_t step_bytes = count * sizeof(T) / (model.ranges - model.dense + 1);
+  const std::byte* ahead = old + kPrefetchBytes;
+  const auto prefetch_some = [&] {
+    for (const std::byte* end = ahead + step_bytes; ahead < end; ahead += 64) __builtin_prefetch(ahead);
+  };
   sort<T>(old, count, model, sorted);
+  prefetch_some();
   const std::uint32_t words = (count + 31) / 32;
   const bool is_float = model.is_float;
   std::uint64_t out = source.count;
@@ -509,6 +517,7 @@ bool resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
     const std::uint32_t e = r - model.dense + 1;
     const std::uint64_t end = from.seen = seen + sorted.count[e];
     std::uint64_t at = from.at;
+    prefetch_some();
     for (; at < from.count && from.ranks[at] < end; ++at) {
       const auto rank = static_cast<std::uint32_t>(from.ranks[at] - seen);
       const std::uint32_t w = word_of(sorted.before[e], words, rank);

@@ -80,14 +80,14 @@ std::optional<Layer> SegmentEncoder::encode(ByteSpan prev, ByteSpan cur, const S
   layer = {LayerCoding::kSparse, count.changed, count.bound_bits, sparse_bytes_};
   // The whole content can only be shorter when the changes take much, or when it is very regular, which a piece of it
   // shows.
-  constexpr std::size_t kProbeBytes = 16u << 10;
-  const std::size_t probe = std::min(kProbeBytes, cur.size());
+  constexpr std::size_t kProbeBytes = 16u << 10, kStreamBytes = 24;  // what a plane takes that holds next to nothing
   bool promising = sparse_bytes_.size() > cur.size() / 24 || cur.size() <= kLeafBytes;
-  if (!promising && sparse_bytes_.size() > cur.size() / 512) {
+  if (!promising && sparse_bytes_.size() > cur.size() / 8192) {
     dense_bytes_.clear();
-    const std::size_t at = (cur.size() - probe) / 2 / 8 * 8;
-    promising =
-        dense_.encode(cur.subspan(at, probe), place.dtype, sparse_bytes_.size() * 2 * probe / cur.size(), dense_bytes_);
+    const std::size_t at = (cur.size() - kProbeBytes) / 2 / 8 * 8;
+    const std::size_t share = sparse_bytes_.size() * kProbeBytes / cur.size();
+    promising = dense_.encode(cur.subspan(at, kProbeBytes), place.dtype,
+                              2 * share + kStreamBytes * dtype_bytes(place.dtype), dense_bytes_);
   }
   if (promising) {
     dense_bytes_.clear();

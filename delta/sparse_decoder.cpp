@@ -27,6 +27,7 @@ struct SparseDecoder::State {
   std::array<std::vector<std::uint64_t>, kRangesMax> ranks, steps;
   std::array<std::array<RansEntry, kRansSlots>, kRangesMax> dense_tables;
   std::array<RansEntry, kRansSlots> gap_table, step_table;
+  std::vector<std::uint16_t> tokens;
 
   Status parse_model(BitReader& bits, DType dtype);
   Status parse(ByteSpan coded, std::uint64_t changed, std::uint64_t elements, DType dtype);
@@ -60,26 +61,34 @@ Status SparseDecoder::State::parse_model(BitReader& bits, DType dtype) {
 Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, std::uint64_t elements,
                                          std::uint64_t count, std::uint64_t* ranks, std::uint64_t* steps) {
   RansReader rans = source.dense;
+  if (tokens.size() < count) tokens.resize(count);
   rans.turn = 0;
-  for (std::uint64_t i = 0; i < count; ++i) {
-    unsigned token = rans_read(rans, gap_table.data());
-    std::uint64_t high = token;
-    for (; token == kGapEscape && high <= elements; high += token) token = rans_read(rans, gap_table.data());
-    ranks[i] = high;
+  std::uint64_t done = 0, high = 0, sum = 0;
+  while (done < count) {  // again for as many gaps as escapes have taken the place of
+    const std::uint64_t wanted = count - done;
+    rans_read_run(
+        rans, wanted, [&](std::uint64_t) { return gap_table.data(); }, tokens.data());
+    for (std::uint64_t i = 0; i < wanted; ++i) {
+      high += tokens[i];
+      sum += tokens[i];
+      if (tokens[i] == kGapEscape) continue;
+      ranks[done++] = high;
+      high = 0;
+    }
+    if (sum > elements) return corrupt("a gap leaves its segment");
   }
   rans.turn = 0;
-  for (std::uint64_t i = 0; i < count; ++i) steps[i] = rans_read(rans, step_table.data());
+  rans_read_run(
+      rans, count, [&](std::uint64_t) { return step_table.data(); }, tokens.data());
   source.dense = rans;
   std::uint64_t next = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
-    const std::uint64_t high = std::min(ranks[i], elements);  // keeps the sum below from wrapping around
-    ranks[i] = next + (high << code.shift | get_bits(bits, code.shift));
+    ranks[i] = next + (ranks[i] << code.shift | get_bits(bits, code.shift));
     next = ranks[i] + 1;
     if (next > elements) return corrupt("a gap leaves its segment");
   }
   for (std::uint64_t i = 0; i < count; ++i) {
-    const auto token = static_cast<unsigned>(steps[i]);
-    steps[i] = token_step(token, token < 16 ? 0 : get_extra(bits, token));
+    steps[i] = token_step(tokens[i], tokens[i] < 16 ? 0 : get_extra(bits, tokens[i]));
   }
   return ok();
 }
@@ -166,7 +175,6 @@ Status SparseDecoder::decode(ByteSpan coded, std::uint64_t changed, ByteSpan old
     const std::size_t leaf_end = std::min(leaf + kLeafBytes, old.size());
     fits = for_each_block(s.grid, leaf / size, leaf_end / size, [&](std::uint64_t first, std::uint32_t count) {
       const unsigned chosen = *symbol++;
-      prefetch(old.data() + first * size, count * size, kNextBlock);
       if (chosen == kSymbolUntouched) return true;
       const BlockModel model = model_for(s.model, chosen);
       return k.resolve[width](old.data() + first * size, count, model, static_cast<std::uint32_t>(first), s.sorted,

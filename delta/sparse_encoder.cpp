@@ -182,12 +182,19 @@ SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlac
     for_each_block(grid, leaf / size, leaf_end / size, [&](std::uint64_t first, std::uint32_t count) {
       const std::byte* old = prev.data() + first * size;
       const std::byte* now = cur.data() + first * size;
-      // What is hashed is hashed a leaf at a time, before its blocks.
-      prefetch(old, count * size, prev_leaves ? kLeafBytes : kNextBlock);
+      // Later memory of the old side is asked for bit by bit between the steps: all at once would wait for it. What is
+      // hashed is needed a leaf ahead.
+      const std::byte* ahead = old + (prev_leaves ? kLeafBytes : kPrefetchBytes);
+      const auto prefetch_third = [&] {
+        for (const std::byte* end = ahead + count * size / 3; ahead < end; ahead += 64) __builtin_prefetch(ahead);
+      };
+      prefetch_third();
       const std::uint32_t changed = k.diff[width](old, now, count, s.changed_bits);
       total += changed;
+      prefetch_third();
       const unsigned chosen = s.sort_block(model, old, count, size, changed, symbol);
       s.block_symbols.push_back(static_cast<std::uint16_t>(chosen));
+      prefetch_third();
       if (chosen == kSymbolUntouched) return true;
       symbol = chosen;
       s.make_room(model.block, count);

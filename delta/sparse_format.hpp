@@ -49,13 +49,6 @@ bool for_each_block(const BlockGrid& grid, std::uint64_t from, std::uint64_t to,
   return true;
 }
 
-// Asks for the memory `ahead` bytes after a block, which is read soon. Beyond the end of a tensor that does no harm.
-inline void prefetch(const std::byte* block, std::size_t bytes, std::size_t ahead) {
-  constexpr std::size_t kLineBytes = 64;
-  for (std::size_t at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(block + ahead + at);
-}
-inline constexpr std::size_t kNextBlock = 8192;  // bytes
-
 // The model for a block with this symbol, which is not kSymbolUntouched.
 BlockModel model_for(const BlockModel& model, unsigned symbol);
 

@@ -72,4 +72,32 @@ static inline unsigned rans_read(RansReader& reader, const RansEntry* table) {
   return entry >> (2 * kRansBits);
 }
 
+// Reads `count` symbols; table_of(i) is the table of the i-th. The four states stay in registers.
+template <class TableOf>
+static inline void rans_read_run(RansReader& reader, std::uint64_t count, TableOf&& table_of, std::uint16_t* symbols) {
+  std::uint64_t i = 0;
+  for (; i < count && reader.turn != 0; ++i) symbols[i] = static_cast<std::uint16_t>(rans_read(reader, table_of(i)));
+  std::uint32_t state0 = reader.state[0], state1 = reader.state[1], state2 = reader.state[2], state3 = reader.state[3];
+  std::uint64_t at = reader.at;
+  const auto read = [&](std::uint32_t& state, std::uint64_t index) {
+    const RansEntry entry = table_of(index)[state & (kRansSlots - 1)];
+    state = (((entry >> kRansBits) & (kRansSlots - 1)) + 1) * (state >> kRansBits) + (entry & (kRansSlots - 1));
+    std::uint16_t word;
+    std::memcpy(&word, reader.words + 2 * at, 2);
+    const bool refill = state < kRansFloor;
+    at += refill;
+    state = refill ? state << 16 | word : state;
+    symbols[index] = static_cast<std::uint16_t>(entry >> (2 * kRansBits));
+  };
+  for (; i + 4 <= count && at + 4 <= reader.word_count; i += 4) {
+    read(state0, i);
+    read(state1, i + 1);
+    read(state2, i + 2);
+    read(state3, i + 3);
+  }
+  reader.state[0] = state0, reader.state[1] = state1, reader.state[2] = state2, reader.state[3] = state3;
+  reader.at = at;
+  for (; i < count; ++i) symbols[i] = static_cast<std::uint16_t>(rans_read(reader, table_of(i)));
+}
+
 }  // namespace echoline::delta
