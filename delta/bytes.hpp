@@ -41,6 +41,21 @@ void put(ByteVector& out, T value) {
   put_bytes(out, std::as_bytes(std::span(&value, 1)));
 }
 
+// Calls f with a value of the unsigned integer type of the element size.
+template <class F>
+auto with_element_type(std::size_t element_bytes, F&& f) {
+  switch (element_bytes) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      return f(std::uint64_t{});
+  }
+}
+
 // LEB128: seven bits per byte, low bits first, high bit set on all bytes but the last.
 inline void put_varint(ByteVector& out, std::uint64_t value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<std::byte>(value | 0x80));

@@ -16,21 +16,6 @@ bool is_float(DType dtype) {
          dtype == DType::kF32 || dtype == DType::kF64;
 }
 
-// Calls f with a value of the unsigned integer type of the element size.
-template <class F>
-auto with_element_type(std::size_t element_bytes, F&& f) {
-  switch (element_bytes) {
-    case 1:
-      return f(std::uint8_t{});
-    case 2:
-      return f(std::uint16_t{});
-    case 4:
-      return f(std::uint32_t{});
-    default:
-      return f(std::uint64_t{});
-  }
-}
-
 // Byte `plane` of every element, its sign bit moved to the bottom when it is a float.
 template <class T>
 void copy_plane(ByteSpan elements, std::size_t plane, bool rotate, std::byte* to) {

@@ -22,16 +22,7 @@ void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, 
 // Writes values to the elements at `positions`; `to` is where element `origin` lies.
 void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, const std::byte* values,
              std::size_t count, std::size_t element_bytes) {
-  switch (element_bytes) {
-    case 1:
-      return scatter<std::uint8_t>(to, origin, positions, values, count);
-    case 2:
-      return scatter<std::uint16_t>(to, origin, positions, values, count);
-    case 4:
-      return scatter<std::uint32_t>(to, origin, positions, values, count);
-    default:
-      return scatter<std::uint64_t>(to, origin, positions, values, count);
-  }
+  with_element_type(element_bytes, [&]<class T>(T) { scatter<T>(to, origin, positions, values, count); });
 }
 
 }  // namespace

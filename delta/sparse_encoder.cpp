@@ -11,7 +11,7 @@ struct SparseEncoder::State {
   // The changes of a range; kept between calls for their memory.
   struct Range {
     std::vector<std::uint32_t> gaps;
-    std::vector<std::uint16_t> tokens;
+    std::vector<std::uint16_t> tokens, gap_tokens;
     std::vector<std::uint64_t> extras;
   };
   std::array<Range, kRangesMax> ranges;
@@ -60,104 +60,129 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
   return best;
 }
 
-// Gives the entropy of what it wrote, in bits.
-std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockGrid& grid, ByteVector& out) {
-  const BlockModel& block = model.block;
-  BitWriter bits;
-  std::vector<RansRun> runs;
-  std::vector<std::vector<std::uint16_t>> gap_tokens(kRangesMax);
-  std::vector<Frequencies> tables;  // of all runs; reserved, because runs point into it
-  tables.reserve(1 + 3 * kRangesMax);
-  // Fits a table to counts, writes it and gives it.
-  const auto add_table = [&](std::span<const std::uint64_t> counts) -> std::span<const Frequencies> {
-    const unsigned precision = precision_for(std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}));
-    tables.push_back(normalise(counts));
-    coarsen(tables.back(), precision);
-    if (!tables.back().empty()) write_frequencies(tables.back(), precision, bits);
-    return std::span(tables).last(1);
-  };
-  const auto count_symbols = [](std::span<const std::uint16_t> symbols) {
-    std::vector<std::uint64_t> counts(kTokensMax);
-    for (const std::uint16_t s : symbols) ++counts[s];
-    return counts;
-  };
-  double bound = 0;
-  const auto add_bound = [&](std::span<const std::uint64_t> counts) {
-    double whole = 0;
-    for (const std::uint64_t n : counts) whole += static_cast<double>(n);
-    for (const std::uint64_t n : counts) bound += entropy_bits(static_cast<double>(n), whole);
-  };
-  const auto put_extras = [&](std::span<const std::uint16_t> tokens, const std::uint64_t* extras,
-                              unsigned token_offset) {
-    for (const std::uint16_t entry : tokens) {
-      const unsigned t = entry & ((1u << kTokenBits) - 1);
-      if (t < token_offset + 16) continue;
-      const unsigned open = extra_bits(t - token_offset);
-      const std::uint64_t magnitude = *extras++;
-      bound += open;
-      if (open > 32) bits.put(magnitude >> 32, open - 32);
-      bits.put(magnitude, std::min(open, 32u));
-    }
-  };
+namespace {
 
-  bits.put(grid.length - 1, 13);
-  bits.put(grid.first - 1, 13);
-  bits.put(block.base, 11);
-  bits.put(block.ranges - 1, 4);
-  bits.put(block.dense, 5);
-  for (std::uint32_t r = 0; r + 1 < block.ranges; ++r) bits.put(block.bound[r], 5);
-  runs.push_back({block_symbols, add_table(count_symbols(block_symbols))});
+// Puts a segment's bits and runs of symbols together, in the order of FORMAT.md.
+class Assembly {
+ public:
+  Assembly() { tables_.reserve(1 + 3 * kRangesMax); }
 
-  // Headers first, so that a reader has all tables before the first symbol.
-  std::array<GapCode, kRangesMax> codes;
-  for (std::uint32_t r = block.dense; r < block.ranges; ++r) {
-    const GapSink& g = sink.gap[r];
-    bits.put_number(g.count);
-    if (g.count == 0) continue;
-    codes[r] = choose_gap_code(static_cast<double>(g.count), static_cast<double>(g.seen));
-    bits.put(codes[r].shift, 5);
-    bits.put(codes[r].table, 5);
-    std::vector<std::uint16_t>& tokens = gap_tokens[r];
-    tokens.reserve(g.count + g.count / 16);
-    for (std::uint32_t i = 0; i < g.count; ++i) {
-      std::uint32_t high = g.gaps[i] >> codes[r].shift;
+  void put_model(const BlockModel& model, const BlockGrid& grid) {
+    bits_.put(grid.length - 1, 13);
+    bits_.put(grid.first - 1, 13);
+    bits_.put(model.base, 11);
+    bits_.put(model.ranges - 1, 4);
+    bits_.put(model.dense, 5);
+    for (std::uint32_t r = 0; r + 1 < model.ranges; ++r) bits_.put(model.bound[r], 5);
+  }
+  void put_blocks(std::span<const std::uint16_t> symbols) { runs_.push_back({symbols, add_table(counts_of(symbols))}); }
+
+  // Count, codes and tables of a range coded by gaps; gives its code.
+  GapCode put_gaps(const GapSink& gap, std::vector<std::uint16_t>& tokens) {
+    bits_.put_number(gap.count);
+    if (gap.count == 0) return {};
+    const GapCode code = choose_gap_code(static_cast<double>(gap.count), static_cast<double>(gap.seen));
+    bits_.put(code.shift, 5);
+    bits_.put(code.table, 5);
+    tokens.clear();
+    for (std::uint32_t i = 0; i < gap.count; ++i) {
+      std::uint32_t high = gap.gaps[i] >> code.shift;
       for (; high >= kGapEscape; high -= kGapEscape) tokens.push_back(kGapEscape);
       tokens.push_back(static_cast<std::uint16_t>(high));
     }
-    const std::span<const std::uint16_t> steps(g.tokens, g.count);
-    runs.push_back({tokens, std::span(gap_frequencies()).subspan(codes[r].table, 1)});
-    const std::vector<std::uint64_t> step_counts = count_symbols(steps);
-    add_bound(step_counts);
-    add_bound(std::array<std::uint64_t, 2>{g.count, g.seen - g.count});
-    runs.push_back({steps, add_table(step_counts)});
+    runs_.push_back({tokens, std::span(gap_frequencies()).subspan(code.table, 1)});
+    const std::span<const std::uint16_t> steps(gap.tokens, gap.count);
+    const std::vector<std::uint64_t> counts = counts_of(steps);
+    runs_.push_back({steps, add_table(counts)});
+    add_bound(counts);
+    add_bound(std::array<std::uint64_t, 2>{gap.count, gap.seen - gap.count});
+    return code;
   }
-  const std::span<const std::uint16_t> dense_symbols(sink.dense, sink.dense_count);
-  if (block.dense > 0) {
-    std::vector<std::uint64_t> counts(static_cast<std::size_t>(block.dense) << kTokenBits);
-    for (const std::uint16_t s : dense_symbols) ++counts[s];
-    const std::size_t first = tables.size();
-    for (std::uint32_t r = 0; r < block.dense; ++r) {
-      const auto of_range = std::span(counts).subspan(static_cast<std::size_t>(r) << kTokenBits, kTokensMax);
-      add_bound(of_range);
-      const bool occurs = std::ranges::any_of(of_range, [](std::uint64_t n) { return n > 0; });
-      bits.put(occurs, 1);
-      add_table(of_range);
+  // Tables of the dense ranges, whose symbols are `range << kTokenBits | symbol`.
+  void put_dense(std::uint32_t ranges, std::span<const std::uint16_t> symbols) {
+    std::vector<std::uint64_t> counts(static_cast<std::size_t>(ranges) << kTokenBits);
+    for (const std::uint16_t s : symbols) ++counts[s];
+    const std::size_t first = tables_.size();
+    for (std::uint32_t r = 0; r < ranges; ++r) {
+      const auto own = std::span(counts).subspan(static_cast<std::size_t>(r) << kTokenBits, kTokensMax);
+      bits_.put(std::ranges::any_of(own, [](std::uint64_t n) { return n > 0; }), 1);
+      add_table(own);
+      add_bound(own);
     }
-    runs.push_back({dense_symbols, std::span(tables).subspan(first)});
+    runs_.push_back({symbols, std::span(tables_).subspan(first)});
   }
-  for (std::uint32_t r = block.dense; r < block.ranges; ++r) {
-    const GapSink& g = sink.gap[r];
-    if (codes[r].shift > 0)
-      for (std::uint32_t i = 0; i < g.count; ++i) bits.put(g.gaps[i], codes[r].shift);
-    if (g.extra_count > 0) put_extras({g.tokens, g.count}, g.extras, 0);
-  }
-  if (sink.dense_extra_count > 0) put_extras(dense_symbols, sink.dense_extras, 1);
 
-  const ByteVector bit_bytes = std::move(bits).finish();
-  put_varint(out, bit_bytes.size());
-  put_bytes(out, bit_bytes);
-  rans_write(runs, out);
-  return static_cast<std::uint64_t>(bound);
+  // Behind all tables: what symbols leave open.
+  void put_low_bits(const GapSink& gap, const GapCode& code) {
+    for (std::uint32_t i = 0; i < gap.count; ++i) bits_.put(gap.gaps[i], code.shift);
+  }
+  // Of tokens that begin at `first_token` among the symbols.
+  void put_extras(std::span<const std::uint16_t> symbols, unsigned first_token, const std::uint64_t* magnitudes) {
+    for (const std::uint16_t entry : symbols) {
+      const unsigned symbol = entry & ((1u << kTokenBits) - 1);
+      if (symbol < first_token + 16) continue;
+      const unsigned open = extra_bits(symbol - first_token);
+      const std::uint64_t magnitude = *magnitudes++;
+      if (open > 32) bits_.put(magnitude >> 32, open - 32);
+      bits_.put(magnitude, std::min(open, 32u));
+      bound_ += open;
+    }
+  }
+
+  // Appends everything; gives its entropy in bits.
+  std::uint64_t finish(ByteVector& out) && {
+    const ByteVector bytes = std::move(bits_).finish();
+    put_varint(out, bytes.size());
+    put_bytes(out, bytes);
+    rans_write(runs_, out);
+    return static_cast<std::uint64_t>(bound_);
+  }
+
+ private:
+  static std::vector<std::uint64_t> counts_of(std::span<const std::uint16_t> symbols) {
+    std::vector<std::uint64_t> counts(kTokensMax);
+    for (const std::uint16_t s : symbols) ++counts[s];
+    return counts;
+  }
+  // Fits a table to counts and writes it, unless all are zero.
+  std::span<const Frequencies> add_table(std::span<const std::uint64_t> counts) {
+    const unsigned precision = precision_for(std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}));
+    tables_.push_back(normalise(counts));
+    coarsen(tables_.back(), precision);
+    if (!tables_.back().empty()) write_frequencies(tables_.back(), precision, bits_);
+    return std::span(tables_).last(1);
+  }
+  void add_bound(std::span<const std::uint64_t> counts) {
+    double whole = 0;
+    for (const std::uint64_t n : counts) whole += static_cast<double>(n);
+    for (const std::uint64_t n : counts) bound_ += entropy_bits(static_cast<double>(n), whole);
+  }
+  BitWriter bits_;
+  std::vector<Frequencies> tables_;  // of all runs; never moves, because runs point into it
+  std::vector<RansRun> runs_;
+  double bound_ = 0;
+};
+
+}  // namespace
+
+// Gives the entropy of what it wrote, in bits.
+std::uint64_t SparseEncoder::State::write(const SparseModel& model, const BlockGrid& grid, ByteVector& out) {
+  const BlockModel& block = model.block;
+  Assembly assembly;
+  assembly.put_model(block, grid);
+  assembly.put_blocks(block_symbols);
+  std::array<GapCode, kRangesMax> codes;
+  for (std::uint32_t r = block.dense; r < block.ranges; ++r)
+    codes[r] = assembly.put_gaps(sink.gap[r], ranges[r].gap_tokens);
+  const std::span<const std::uint16_t> dense_symbols(sink.dense, sink.dense_count);
+  if (block.dense > 0) assembly.put_dense(block.dense, dense_symbols);
+  for (std::uint32_t r = block.dense; r < block.ranges; ++r) {
+    const GapSink& gap = sink.gap[r];
+    assembly.put_low_bits(gap, codes[r]);
+    assembly.put_extras({gap.tokens, gap.count}, 0, gap.extras);
+  }
+  assembly.put_extras(dense_symbols, 1, sink.dense_extras);
+  return std::move(assembly).finish(out);
 }
 
 SparseEncoder::SparseEncoder() : state_(std::make_unique<State>()) {}

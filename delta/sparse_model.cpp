@@ -238,21 +238,6 @@ BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const Bloc
   return counts;
 }
 
-// Calls f with a value of the unsigned integer type of the element size.
-template <class F>
-auto with_element_type(std::size_t element_bytes, F&& f) {
-  switch (element_bytes) {
-    case 1:
-      return f(std::uint8_t{});
-    case 2:
-      return f(std::uint16_t{});
-    case 4:
-      return f(std::uint32_t{});
-    default:
-      return f(std::uint64_t{});
-  }
-}
-
 }  // namespace
 
 // Whole rows where they are of a useful size.
