@@ -18,11 +18,22 @@ bool is_float(DType dtype) {
 
 // Byte `plane` of every element, its sign bit moved to the bottom when it is a float.
 template <class T>
-void copy_plane(ByteSpan elements, std::size_t plane, bool rotate, std::byte* to) {
-  const std::size_t count = elements.size() / sizeof(T);
+void copy_plane(const std::byte* __restrict elements, std::size_t count, std::size_t plane, bool rotate,
+                std::byte* __restrict to) {
   for (std::size_t i = 0; i < count; ++i) {
-    const T bits = load<T>(elements.data() + i * sizeof(T));
+    const T bits = load<T>(elements + i * sizeof(T));
     to[i] = static_cast<std::byte>((rotate ? std::rotl(bits, 1) : bits) >> (8 * plane));
+  }
+}
+
+// The inverse, for all planes; the most significant lies first.
+template <class T>
+void join_planes(const std::byte* __restrict planes, std::size_t count, bool rotate, std::byte* __restrict elements) {
+  for (std::size_t i = 0; i < count; ++i) {
+    T bits = 0;
+    for (std::size_t p = 0; p < sizeof(T); ++p)
+      bits = static_cast<T>(bits | static_cast<T>(static_cast<T>(planes[(sizeof(T) - 1 - p) * count + i]) << (8 * p)));
+    store(elements + i * sizeof(T), rotate ? std::rotr(bits, 1) : bits);
   }
 }
 
@@ -98,7 +109,8 @@ bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, 
   plane.resize(content.size() / size);
   // The top plane first: when it takes too much already, the others need no look.
   for (std::size_t p = size; p-- > 0;) {
-    with_element_type(size, [&]<class T>(T) { copy_plane<T>(content, p, is_float(dtype), plane.data()); });
+    with_element_type(
+        size, [&]<class T>(T) { copy_plane<T>(content.data(), plane.size(), p, is_float(dtype), plane.data()); });
     const std::size_t used = out.size() - start;
     if (used > bytes_max || !encode_stream(plane, bytes_max - used, out)) {
       out.resize(start);
@@ -113,20 +125,12 @@ Status decode_dense(ByteSpan coded, DType dtype, std::span<std::byte> to) {
   const std::size_t count = to.size() / size;
   Reader reader(coded);
   ByteVector planes(to.size());
-  for (std::size_t p = size; p-- > 0;) {
+  for (std::size_t p = 0; p < size; ++p) {
     ECHO_ASSIGN(const Stream stream, read_stream(reader, count, count));
     ECHO_TRY(expand_stream(stream, std::span(planes).subspan(p * count, count)));
   }
   if (!reader.rest().empty()) return corrupt("a segment has bytes after its last plane");
-  const bool rotate = is_float(dtype);
-  with_element_type(size, [&]<class T>(T) {
-    for (std::size_t i = 0; i < count; ++i) {
-      T bits = 0;
-      for (std::size_t p = 0; p < sizeof(T); ++p)
-        bits = static_cast<T>(bits | static_cast<T>(static_cast<T>(planes[p * count + i]) << (8 * p)));
-      store(to.data() + i * sizeof(T), rotate ? std::rotr(bits, 1) : bits);
-    }
-  });
+  with_element_type(size, [&]<class T>(T) { join_planes<T>(planes.data(), count, is_float(dtype), to.data()); });
   return ok();
 }
 
