@@ -444,12 +444,7 @@ std::uint64_t place_some(const Picked<T>& picked, std::uint32_t i, const std::ui
   const std::uint32_t end = picked.count - i < 32 ? picked.count : i + 32;
   for (; i < end; ++i) {
     const unsigned token = symbols[i] - (symbols[i] != 0);
-    std::uint64_t extra = 0;
-    if (symbols[i] > 16) {
-      const unsigned open = extra_bits(token);
-      if (open > 32) extra = get_bits(source.bits, open - 32) << 32;
-      extra |= get_bits(source.bits, open > 32 ? 32 : open);
-    }
+    const std::uint64_t extra = symbols[i] > 16 ? get_extra(source.bits, token) : 0;
     // Written in any case, kept when it is a change: whether it is cannot be predicted.
     const T value = apply_step(picked.old[i], token_step(token, extra), model.is_float);
     source.positions[out] = first + picked.index[i];

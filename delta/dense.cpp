@@ -6,15 +6,12 @@
 #include <bit>
 #include <new>
 
+#include "delta/exponent.hpp"
+
 namespace echoline::delta {
 namespace {
 
 Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "decode patch", "{}", why); }
-
-bool is_float(DType dtype) {
-  return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2 || dtype == DType::kF16 || dtype == DType::kBF16 ||
-         dtype == DType::kF32 || dtype == DType::kF64;
-}
 
 // Byte `plane` of every element, its sign bit moved to the bottom when it is a float.
 template <class T>

@@ -53,15 +53,20 @@ Digest combine_digests(std::span<const Digest> tensors) {
   return digest_bytes(all);
 }
 
+std::vector<std::vector<Digest>> places_for_leaves(const StateView& state) {
+  std::vector<std::vector<Digest>> leaves(state.size());
+  for (std::size_t i = 0; i < state.size(); ++i) leaves[i].resize(leaf_count(state[i].bytes.size()));
+  return leaves;
+}
+
 std::vector<std::vector<Digest>> leaves_of(const StateView& state, unsigned threads) {
   constexpr std::size_t kTaskBytes = 64 * kLeafBytes;
   struct Task {
     std::size_t tensor, at;
   };
   std::vector<Task> tasks;
-  std::vector<std::vector<Digest>> leaves(state.size());
+  std::vector<std::vector<Digest>> leaves = places_for_leaves(state);
   for (std::size_t i = 0; i < state.size(); ++i) {
-    leaves[i].resize(leaf_count(state[i].bytes.size()));
     for (std::size_t at = 0; at < state[i].bytes.size(); at += kTaskBytes) tasks.push_back({i, at});
   }
   for_each_parallel(tasks.size(), threads, [&](unsigned, std::size_t t) {

@@ -18,6 +18,8 @@ Digest digest_bytes(std::span<const std::byte> bytes);
 // Of every leaf of `bytes`; `to` has room for leaf_count().
 void digest_leaves(std::span<const std::byte> bytes, Digest* to);
 
+// Room for the digests of every leaf of every tensor.
+std::vector<std::vector<Digest>> places_for_leaves(const StateView& state);
 // Of every leaf of every tensor, in the order of `state`; on up to `threads` threads, also within one tensor.
 std::vector<std::vector<Digest>> leaves_of(const StateView& state, unsigned threads);
 

@@ -6,35 +6,13 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <thread>
+
+#include "delta/bytes.hpp"
+#include "delta/exponent.hpp"
+#include "delta/parallel.hpp"
 
 namespace echoline::delta {
 namespace {
-
-// Where the exponent of a float lies in its bits; no bits of exponent: one class.
-struct FloatFormat {
-  unsigned exponent_bits = 0;
-  unsigned mantissa_bits = 0;
-};
-
-FloatFormat float_format(DType dtype) {
-  switch (dtype) {
-    case DType::kF8E4M3:
-      return {4, 3};
-    case DType::kF8E5M2:
-      return {5, 2};
-    case DType::kF16:
-      return {5, 10};
-    case DType::kBF16:
-      return {8, 7};
-    case DType::kF32:
-      return {8, 23};
-    case DType::kF64:
-      return {11, 52};
-    default:
-      return {};
-  }
-}
 
 bool has_sign(DType dtype) {
   return dtype == DType::kI8 || dtype == DType::kI16 || dtype == DType::kI32 || dtype == DType::kI64;
@@ -73,22 +51,15 @@ struct ClassCounts {
 
 using Counts = std::vector<ClassCounts>;  // by exponent field
 
-template <class T>
-T load(const std::byte* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
 // Counts a stretch of a tensor whose elements are read as unsigned T.
 template <class T>
 class Counter {
  public:
   Counter(DType dtype, Counts& counts)
       : counts_(counts),
-        shift_(float_format(dtype).mantissa_bits),
-        mask_(static_cast<T>((1u << float_format(dtype).exponent_bits) - 1)),
-        is_float_(float_format(dtype).exponent_bits > 0),
+        shift_(exponent_field(dtype).shift),
+        mask_(static_cast<T>(exponent_field(dtype).mask)),
+        is_float_(is_float(dtype)),
         is_signed_(has_sign(dtype)) {
     counts_.resize(std::size_t{mask_} + 1);
   }
@@ -150,16 +121,7 @@ void count_stretch(const TensorView& prev, const TensorView& cur, std::size_t fi
   const std::size_t size = dtype_bytes(cur.dtype);
   const std::byte* from = prev.bytes.data() + first * size;
   const std::byte* to = cur.bytes.data() + first * size;
-  switch (size) {
-    case 1:
-      return Counter<std::uint8_t>(cur.dtype, counts).count(from, to, elements);
-    case 2:
-      return Counter<std::uint16_t>(cur.dtype, counts).count(from, to, elements);
-    case 4:
-      return Counter<std::uint32_t>(cur.dtype, counts).count(from, to, elements);
-    default:
-      return Counter<std::uint64_t>(cur.dtype, counts).count(from, to, elements);
-  }
+  with_element_type(size, [&]<class T>(T) { Counter<T>(cur.dtype, counts).count(from, to, elements); });
 }
 
 // Adds `from`, which may be given up, to `to`; both before settle(), or both after it.
@@ -200,16 +162,11 @@ Counts count_tensor(const TensorView& prev, const TensorView& cur, unsigned thre
   const std::size_t elements = cur.bytes.size() / dtype_bytes(cur.dtype);
   const std::size_t parts = std::clamp<std::size_t>(elements / kWorthAThread, 1, std::clamp(threads, 1u, 256u));
   std::vector<Counts> counts(parts);
-  {
-    std::vector<std::jthread> helpers;
-    const auto work = [&](std::size_t part) {
-      const std::size_t first = elements / parts * part;
-      const std::size_t last = part + 1 == parts ? elements : first + elements / parts;
-      count_stretch(prev, cur, first, last - first, counts[part]);
-    };
-    for (std::size_t part = 1; part < parts; ++part) helpers.emplace_back(work, part);
-    work(0);
-  }
+  for_each_parallel(parts, static_cast<unsigned>(parts), [&](unsigned, std::size_t part) {
+    const std::size_t first = elements / parts * part;
+    const std::size_t last = part + 1 == parts ? elements : first + elements / parts;
+    count_stretch(prev, cur, first, last - first, counts[part]);
+  });
   for (std::size_t part = 1; part < parts; ++part) merge(counts[0], std::move(counts[part]));
   for (ClassCounts& c : counts[0]) c.settle();
   return std::move(counts[0]);

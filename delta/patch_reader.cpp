@@ -4,33 +4,9 @@
 #include "delta/digest.hpp"
 #include "delta/parallel.hpp"
 #include "delta/patch_format.hpp"
+#include "delta/state_writer.hpp"
 
 namespace echoline::delta {
-
-// Access to the memory and the remembered digests of a state.
-class StateWriter {
- public:
-  static std::span<std::byte> memory(OwnedState& state, std::size_t index) {
-    OwnedState::Tensor& t = state.tensors_[index];
-    return {t.memory.get(), t.byte_count};
-  }
-  // Digests of all leaves, hashed where they are not remembered.
-  static std::vector<std::vector<Digest>> leaves(OwnedState& state, unsigned threads) {
-    state.digest(threads);
-    StateView unsealed;
-    for (const OwnedState::Tensor& t : state.tensors_)
-      if (!t.sealed) unsealed.push_back(OwnedState::view_of(t));
-    std::vector<std::vector<Digest>> fresh = leaves_of(unsealed, threads);
-    std::vector<std::vector<Digest>> all;
-    auto next = fresh.begin();
-    for (const OwnedState::Tensor& t : state.tensors_) all.push_back(t.sealed ? t.leaves : std::move(*next++));
-    return all;
-  }
-  static void remember(OwnedState& state, std::vector<std::vector<Digest>> leaves) {
-    for (std::size_t i = 0; i < leaves.size(); ++i)
-      if (state.tensors_[i].sealed) state.tensors_[i].leaves = std::move(leaves[i]);
-  }
-};
 
 namespace {
 

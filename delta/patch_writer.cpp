@@ -129,12 +129,6 @@ void count_state(const StateView& state, PatchStats& stats) {
   }
 }
 
-std::vector<std::vector<Digest>> places_for_leaves(const StateView& state) {
-  std::vector<std::vector<Digest>> leaves(state.size());
-  for (std::size_t i = 0; i < state.size(); ++i) leaves[i].resize(leaf_count(state[i].bytes.size()));
-  return leaves;
-}
-
 Status check_same_tensors(const StateView& prev, const StateView& cur) {
   const auto complain = [](const TensorView& t, std::string_view why) {
     return fail(Code::kInvalid, "encode delta",

@@ -10,12 +10,6 @@ namespace {
 
 Error corrupt(std::string_view why) { return fail(Code::kCorrupt, "decode patch", "{}", why); }
 
-std::uint64_t get_extra(BitReader& bits, unsigned token) {
-  const unsigned count = extra_bits(token);
-  const std::uint64_t high = count > 32 ? get_bits(bits, count - 32) << 32 : 0;
-  return high | get_bits(bits, std::min(count, 32u));
-}
-
 }  // namespace
 
 struct SparseDecoder::State {

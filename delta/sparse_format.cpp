@@ -2,25 +2,6 @@
 
 namespace echoline::delta {
 
-ExponentField exponent_field(DType dtype) {
-  switch (dtype) {
-    case DType::kF8E4M3:
-      return {3, 0xf};
-    case DType::kF8E5M2:
-      return {2, 0x1f};
-    case DType::kF16:
-      return {10, 0x1f};
-    case DType::kBF16:
-      return {7, 0xff};
-    case DType::kF32:
-      return {23, 0xff};
-    case DType::kF64:
-      return {52, 0x7ff};
-    default:
-      return {};
-  }
-}
-
 const std::array<Frequencies, kGapTables>& gap_frequencies() {
   static const auto tables = [] {
     // 65536 m / (1 + m)

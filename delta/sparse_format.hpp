@@ -4,8 +4,8 @@
 #include <array>
 
 #include "delta/block.hpp"
+#include "delta/exponent.hpp"
 #include "delta/rans.hpp"
-#include "delta/tensor.hpp"
 
 namespace echoline::delta {
 
@@ -15,13 +15,6 @@ inline constexpr unsigned kBlockSymbols = 16;
 inline constexpr unsigned kGapTables = 24;
 inline constexpr unsigned kGapEscape = 31;  // stands for 31 and another token
 inline constexpr unsigned kGapShiftMax = 31;
-
-// Where the exponent lies in a type's bits.
-struct ExponentField {
-  unsigned shift = 0;
-  std::uint32_t mask = 0;  // zero: not a float, all elements are of class 0
-};
-ExponentField exponent_field(DType dtype);
 
 // How the gaps of a range are divided into tokens and low bits.
 struct GapCode {

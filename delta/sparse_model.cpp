@@ -194,7 +194,7 @@ SparseModel sample_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place,
                                 static_cast<double>(count) / static_cast<double>(sample.elements));
   model.block.exponent_shift = field.shift;
   model.block.exponent_mask = field.mask;
-  model.block.is_float = field.mask != 0;
+  model.block.is_float = is_float(place.dtype);
   return model;
 }
 
@@ -240,7 +240,6 @@ BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const Bloc
 
 }  // namespace
 
-// Whole rows where they are of a useful size.
 SparseModel choose_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {
   return with_element_type(dtype_bytes(place.dtype),
                            [&]<class T>(T) { return sample_model<T>(prev, cur, place, grid); });

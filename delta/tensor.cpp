@@ -5,6 +5,7 @@
 #include <new>
 
 #include "delta/digest.hpp"
+#include "delta/state_writer.hpp"
 
 namespace echoline::delta {
 namespace {
@@ -201,23 +202,32 @@ void OwnedState::seal() {
   for (Tensor& t : tensors_) t.sealed = true;
 }
 
-Digest OwnedState::digest(unsigned threads) {
+Digest OwnedState::digest(unsigned threads) { return combine_leaves(view(), StateWriter::leaves(*this, threads)); }
+
+std::span<std::byte> StateWriter::memory(OwnedState& state, std::size_t index) {
+  OwnedState::Tensor& t = state.tensors_[index];
+  return {t.memory.get(), t.byte_count};
+}
+
+std::vector<std::vector<Digest>> StateWriter::leaves(OwnedState& state, unsigned threads) {
+  const auto known = [](const OwnedState::Tensor& t) { return t.leaves.size() == leaf_count(t.byte_count); };
   StateView unknown;
-  std::vector<Tensor*> of;
-  for (Tensor& t : tensors_) {
-    if (t.leaves.size() == leaf_count(t.byte_count)) continue;
-    unknown.push_back(view_of(t));
-    of.push_back(&t);
-  }
+  for (const OwnedState::Tensor& t : state.tensors_)
+    if (!known(t)) unknown.push_back(OwnedState::view_of(t));
   std::vector<std::vector<Digest>> fresh = leaves_of(unknown, threads);
-  for (std::size_t i = 0; i < of.size(); ++i) of[i]->leaves = std::move(fresh[i]);
-  std::vector<Digest> digests;
-  digests.reserve(tensors_.size());
-  for (Tensor& t : tensors_) {
-    digests.push_back(digest_tensor(view_of(t), t.leaves));
-    if (!t.sealed) t.leaves.clear();
+  std::vector<std::vector<Digest>> all;
+  all.reserve(state.tensors_.size());
+  auto next = fresh.begin();
+  for (OwnedState::Tensor& t : state.tensors_) {
+    all.push_back(known(t) ? t.leaves : std::move(*next++));
+    if (t.sealed) t.leaves = all.back();
   }
-  return combine_digests(digests);
+  return all;
+}
+
+void StateWriter::remember(OwnedState& state, std::vector<std::vector<Digest>> leaves) {
+  for (std::size_t i = 0; i < leaves.size(); ++i)
+    if (state.tensors_[i].sealed) state.tensors_[i].leaves = std::move(leaves[i]);
 }
 
 }  // namespace echoline::delta

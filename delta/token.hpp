@@ -19,6 +19,12 @@ static inline unsigned step_token(std::uint64_t magnitude, bool towards_zero) {
 // How many bits of the magnitude a token leaves open.
 static inline unsigned extra_bits(unsigned token) { return token < 16 ? 0 : (token - 16) / 4 + 2; }
 
+static inline std::uint64_t get_extra(BitReader& bits, unsigned token) {
+  const unsigned count = extra_bits(token);
+  const std::uint64_t high = count > 32 ? get_bits(bits, count - 32) << 32 : 0;
+  return high | get_bits(bits, count > 32 ? 32 : count);
+}
+
 // The step a token and its extra bits stand for; negative (towards zero) steps as two's complement.
 static inline std::uint64_t token_step(unsigned token, std::uint64_t extra) {
   std::uint64_t magnitude = token / 2 + 1;
@@ -58,17 +64,22 @@ static inline T apply_step(T old, std::uint64_t step, bool is_float) {
   return from_ordered(static_cast<T>(to_ordered(old, is_float) + signed_step), is_float);
 }
 
+// Moves a state past the symbol of its entry; gives whether that took the next word. Without a branch on the state: it
+// would be mispredicted often.
+static inline bool rans_advance(std::uint32_t& state, RansEntry entry, std::uint16_t next_word) {
+  state = (((entry >> kRansBits) & (kRansSlots - 1)) + 1) * (state >> kRansBits) + (entry & (kRansSlots - 1));
+  const bool refill = state < kRansFloor;
+  state = refill ? state << 16 | next_word : state;
+  return refill;
+}
+
 static inline unsigned rans_read(RansReader& reader, const RansEntry* table) {
   std::uint32_t& state = reader.state[reader.turn];
   reader.turn = (reader.turn + 1) % kRansStates;
   const RansEntry entry = table[state & (kRansSlots - 1)];
-  state = (((entry >> kRansBits) & (kRansSlots - 1)) + 1) * (state >> kRansBits) + (entry & (kRansSlots - 1));
-  // Without a branch on the state: it would be mispredicted often.
   std::uint16_t word = 0;
   if (reader.at < reader.word_count) std::memcpy(&word, reader.words + 2 * reader.at, 2);
-  const bool refill = state < kRansFloor;
-  reader.at += refill;
-  state = refill ? state << 16 | word : state;
+  reader.at += rans_advance(state, entry, word);
   return entry >> (2 * kRansBits);
 }
 
@@ -81,12 +92,9 @@ static inline void rans_read_run(RansReader& reader, std::uint64_t count, TableO
   std::uint64_t at = reader.at;
   const auto read = [&](std::uint32_t& state, std::uint64_t index) {
     const RansEntry entry = table_of(index)[state & (kRansSlots - 1)];
-    state = (((entry >> kRansBits) & (kRansSlots - 1)) + 1) * (state >> kRansBits) + (entry & (kRansSlots - 1));
     std::uint16_t word;
     std::memcpy(&word, reader.words + 2 * at, 2);
-    const bool refill = state < kRansFloor;
-    at += refill;
-    state = refill ? state << 16 | word : state;
+    at += rans_advance(state, entry, word);
     symbols[index] = static_cast<std::uint16_t>(entry >> (2 * kRansBits));
   };
   for (; i + 4 <= count && at + 4 <= reader.word_count; i += 4) {
