@@ -115,37 +115,53 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   std::map<WorkerId, WorkerLink> link_of;
   for (const WorkerLink& link : links) link_of[link.id] = link;
 
-  std::vector<std::vector<Hop>> routes;
-  std::vector<double> seed_down;
-  for (const auto& chain : topology.chains) {
+  // Edges of all stripes share a sender's uplink evenly, and every stripe carries its share of the payload.
+  const std::size_t stripes = topology.stripes();
+  std::map<WorkerId, std::size_t> children;
+  for (std::size_t s = 0; s < stripes; ++s)
+    for (const auto& chain : topology.stripe(s))
+      for (std::size_t i = 0; i + 1 < chain.size(); ++i) ++children[chain[i]];
+  struct Route {
+    const std::vector<WorkerId>* chain;
     std::vector<Hop> hops;
-    BitRate sender_up = learner_up;
-    for (const WorkerId id : chain) {
-      const auto it = link_of.find(id);
-      if (it == link_of.end()) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", id);
-      const Hop hop{std::min(sender_up, it->second.down), it->second.delay};
-      if (!(hop.rate.bits_per_s > 0))
-        return fail(Code::kInvalid, kOperation,
-                    "worker {} receives at {} bit/s: its downlink and its parent's uplink "
-                    "must be positive",
-                    id, hop.rate.bits_per_s);
-      hops.push_back(hop);
-      sender_up = it->second.up;
+  };
+  std::vector<Route> routes;
+  std::vector<double> seed_down;
+  for (std::size_t s = 0; s < stripes; ++s)
+    for (const auto& chain : topology.stripe(s)) {
+      Route route{&chain, {}};
+      BitRate sender_up = learner_up;
+      for (const WorkerId id : chain) {
+        const auto it = link_of.find(id);
+        if (it == link_of.end()) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", id);
+        const BitRate down{it->second.down.bits_per_s / static_cast<double>(stripes)};
+        const Hop hop{std::min(sender_up, down), it->second.delay};
+        if (!(hop.rate.bits_per_s > 0))
+          return fail(Code::kInvalid, kOperation,
+                      "worker {} receives at {} bit/s: its downlink and its parent's uplink "
+                      "must be positive",
+                      id, hop.rate.bits_per_s);
+        route.hops.push_back(hop);
+        sender_up = {it->second.up.bits_per_s / static_cast<double>(std::max<std::size_t>(1, children[id]))};
+      }
+      if (route.hops.empty()) return fail(Code::kInvalid, kOperation, "a chain is empty");
+      seed_down.push_back(route.hops.front().rate.bits_per_s);
+      routes.push_back(std::move(route));
     }
-    if (hops.empty()) return fail(Code::kInvalid, kOperation, "a chain is empty");
-    seed_down.push_back(hops.front().rate.bits_per_s);
-    routes.push_back(std::move(hops));
-  }
   const std::vector<double> shares = fair_shares(learner_up.bits_per_s, seed_down);
+  const Bytes share{(payload.count + stripes - 1) / stripes};
 
-  BroadcastTimes times;
+  std::map<WorkerId, Duration> last;
   for (std::size_t c = 0; c < routes.size(); ++c) {
-    routes[c].front().rate = BitRate{shares[c]};
-    const std::vector<double> done = hop_completions_s(payload, chunk, routes[c]);
-    for (std::size_t i = 0; i < done.size(); ++i)
-      times.workers.push_back({topology.chains[c][i], from_seconds(done[i])});
+    routes[c].hops.front().rate = BitRate{shares[c]};
+    const std::vector<double> done = hop_completions_s(share, chunk, routes[c].hops);
+    for (std::size_t i = 0; i < done.size(); ++i) {
+      Duration& at = last[(*routes[c].chain)[i]];
+      at = std::max(at, from_seconds(done[i]));
+    }
   }
-  std::sort(times.workers.begin(), times.workers.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  BroadcastTimes times;
+  for (const auto& [id, time] : last) times.workers.push_back({id, time});
   return times;
 }
 

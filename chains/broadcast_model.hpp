@@ -56,9 +56,9 @@ struct BroadcastTimes {
   Duration of(WorkerId id) const;  // the worker must be in it (checked)
 };
 
-// Completion time of every worker of a topology. The learner's uplink is shared max-min fairly by its seeds; a worker
-// sends to its one child at min(its up, the child's down). Errors (kInvalid): a worker without a link or with a rate
-// that is not positive, chunk 0.
+// Completion time of every worker of a topology, all of its stripes. The learner's uplink is shared max-min fairly by
+// its seeds; a worker shares its uplink evenly over its children, and its downlink over the stripes. Errors (kInvalid):
+// a worker without a link or with a rate that is not positive, chunk 0.
 Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk, BitRate learner_up,
                                       std::span<const WorkerLink> links);
 

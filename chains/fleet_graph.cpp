@@ -15,9 +15,9 @@ std::string name_of(WorkerId id) { return id == kLearnerId ? "the learner" : fmt
 
 }  // namespace
 
-std::vector<Edge> edges_of(const Topology& topology) {
+std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe) {
   std::vector<Edge> edges;
-  for (const auto& chain : topology.chains) {
+  for (const auto& chain : topology.stripe(stripe)) {
     WorkerId from = kLearnerId;
     for (const WorkerId to : chain) {
       edges.push_back({from, to});
@@ -60,13 +60,16 @@ Status validate_tree(std::span<const Edge> edges, std::span<const WorkerId> work
 }
 
 Status validate(const Topology& topology, std::span<const WorkerId> workers) {
-  for (const auto& chain : topology.chains)
-    if (chain.empty()) return fail(Code::kInternal, kOperation, "a chain is empty");
-  const std::vector<Edge> edges = edges_of(topology);
-  ECHO_TRY(validate_tree(edges, workers));
-  for (const Edge& edge : edges)
-    if (std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), edge.from))
-      return fail(Code::kInternal, kOperation, "{} may not forward but feeds {}", name_of(edge.from), name_of(edge.to));
+  for (std::size_t s = 0; s < topology.stripes(); ++s) {
+    for (const auto& chain : topology.stripe(s))
+      if (chain.empty()) return fail(Code::kInternal, kOperation, "a chain is empty");
+    const std::vector<Edge> edges = edges_of(topology, s);
+    ECHO_TRY(validate_tree(edges, workers));
+    for (const Edge& edge : edges)
+      if (std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), edge.from))
+        return fail(Code::kInternal, kOperation, "{} may not forward but feeds {}", name_of(edge.from),
+                    name_of(edge.to));
+  }
   return ok();
 }
 

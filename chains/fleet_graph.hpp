@@ -13,14 +13,14 @@ struct Edge {
   friend bool operator==(const Edge&, const Edge&) = default;
 };
 
-// parent -> child for every worker, chain by chain.
-std::vector<Edge> edges_of(const Topology& topology);
+// parent -> child for every worker, chain by chain, of one stripe.
+std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe = 0);
 
 // Holds iff the edges form a tree rooted at the learner that spans exactly `workers`: nobody feeds the learner, every
 // worker has one parent, no cycle, every worker reachable. kInternal otherwise, naming the worker and the defect.
 Status validate_tree(std::span<const Edge> edges, std::span<const WorkerId> workers);
 
-// validate_tree() over the topology's edges, and: no empty chain, no worker of `leaves_only` with a child.
+// validate_tree() over the edges of every stripe, and: no empty chain, no worker of `leaves_only` with a child.
 Status validate(const Topology& topology, std::span<const WorkerId> workers);
 
 }  // namespace echoline::chains

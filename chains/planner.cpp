@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "chains/fleet_graph.hpp"
+#include "chains/stripes.hpp"
 
 namespace echoline::chains {
 namespace {
@@ -66,9 +67,9 @@ bool may_forward(const Topology& topology, WorkerId id) {
 
 // The shortest chain (the first of equals) that satisfies `suits`.
 template <class Predicate>
-std::vector<WorkerId>* shortest_chain(Topology& topology, Predicate suits) {
+std::vector<WorkerId>* shortest_chain(Chains& chains, Predicate suits) {
   std::vector<WorkerId>* best = nullptr;
-  for (auto& chain : topology.chains)
+  for (auto& chain : chains)
     if (suits(chain) && (!best || chain.size() < best->size())) best = &chain;
   return best;
 }
@@ -119,6 +120,19 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
     case TopologyPolicy::kStar:
       topology.chains_wanted = std::max<std::size_t>(1, order.size());
       break;
+    case TopologyPolicy::kStripes:
+      break;
+  }
+  for (auto it = order.begin(); it != order.end(); ++it)
+    if (!it->may_forward) topology.leaves_only.push_back(it->id);
+  std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
+  if (policy == TopologyPolicy::kStripes && !order.empty()) {
+    std::vector<Chains> stripes = build_stripes(plan_stripes(learner_up, order), order);
+    topology.chains = std::move(stripes.front());
+    topology.further.assign(std::make_move_iterator(stripes.begin() + 1), std::make_move_iterator(stripes.end()));
+    topology.chains_wanted = topology.chains.size();
+    prove(topology);
+    return topology;
   }
   // A chain holds at most one leaf, at its tail. Leaves are the last of the order, so with a chain for each of them
   // the deal puts every one on a tail of its own.
@@ -131,17 +145,16 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
     std::sort(order.begin(), order.end() - static_cast<std::ptrdiff_t>(m), stands_before);
   }
   if (!order.empty()) topology.chains = deal(order, m);
-  for (auto it = order.begin(); it != order.end(); ++it)
-    if (!it->may_forward) topology.leaves_only.push_back(it->id);
-  std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
   prove(topology);
   return topology;
 }
 
 Topology detach(const Topology& topology, WorkerId dead) {
   Topology next = topology;
-  for (auto& chain : next.chains) std::erase(chain, dead);
-  std::erase_if(next.chains, [](const auto& chain) { return chain.empty(); });
+  for (std::size_t s = 0; s < next.stripes(); ++s) {
+    for (auto& chain : next.stripe(s)) std::erase(chain, dead);
+    std::erase_if(next.stripe(s), [](const auto& chain) { return chain.empty(); });
+  }
   std::erase(next.leaves_only, dead);
   prove(next);
   return next;
@@ -153,13 +166,16 @@ Topology append(const Topology& topology, const ChainWorker& joiner) {
   Topology next = topology;
   const auto any = [](const auto&) { return true; };
   const auto open_tail = [&](const auto& chain) { return may_forward(next, chain.back()); };
-  const bool new_chain = next.policy == TopologyPolicy::kStar || next.chains.size() < next.chains_wanted;
-  if (auto* chain = new_chain ? nullptr : shortest_chain(next, open_tail)) {
-    chain->push_back(joiner.id);
-  } else if (auto* closed = new_chain || !joiner.may_forward ? nullptr : shortest_chain(next, any)) {
-    closed->insert(closed->end() - 1, joiner.id);
-  } else {
-    next.chains.push_back({joiner.id});
+  for (std::size_t s = 0; s < next.stripes(); ++s) {
+    Chains& chains = next.stripe(s);
+    const bool new_chain = next.policy == TopologyPolicy::kStar || chains.size() < next.chains_wanted;
+    if (auto* chain = new_chain ? nullptr : shortest_chain(chains, open_tail)) {
+      chain->push_back(joiner.id);
+    } else if (auto* closed = new_chain || !joiner.may_forward ? nullptr : shortest_chain(chains, any)) {
+      closed->insert(closed->end() - 1, joiner.id);
+    } else {
+      chains.push_back({joiner.id});
+    }
   }
   if (!joiner.may_forward)
     next.leaves_only.insert(std::lower_bound(next.leaves_only.begin(), next.leaves_only.end(), joiner.id), joiner.id);

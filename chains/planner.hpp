@@ -6,7 +6,7 @@
 
 namespace echoline::chains {
 
-inline constexpr std::size_t kChainWorkersMax = 4096;
+inline constexpr std::size_t kChainWorkersMax = 16384;
 
 // Plans chains over all `workers`. `learner_up` is B; `chain_rate` is b, the rate one chain should carry (echo2
 // only). Workers that may not forward stand at tails; where there are more of them than chains, chains are added so

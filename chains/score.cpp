@@ -17,9 +17,16 @@ double peer_score(const PeerStats& stats, const ScoreWeights& weights) {
 
 bool RoleLadder::failed() {
   if (++failures_ < kFailuresPerStep) return false;
-  failures_ = 0;
+  failures_ = installed_ = 0;
   if (role_ == Role::kRolloutOnly) return false;
   role_ = role_ == Role::kSeed ? Role::kTail : Role::kRolloutOnly;
+  return true;
+}
+
+bool RoleLadder::installed() {
+  if (role_ == Role::kSeed || ++installed_ < kInstalledPerStep) return false;
+  installed_ = 0;
+  role_ = role_ == Role::kRolloutOnly ? Role::kTail : Role::kSeed;
   return true;
 }
 

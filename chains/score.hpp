@@ -32,19 +32,22 @@ double peer_score(const PeerStats& stats, const ScoreWeights& weights = {});
 // rollout-only peer receives and generates but forwards to nobody.
 enum class Role { kSeed, kTail, kRolloutOnly };
 
-// Steps down one role after every three failures in a row; a success starts the count again.
+// Steps down one role after every three failures in a row, and up again after ten versions installed without one; a
+// success ends a row of failures.
 class RoleLadder {
  public:
   static constexpr int kFailuresPerStep = 3;
+  static constexpr int kInstalledPerStep = 10;
   Role role() const { return role_; }
   int consecutive_failures() const { return failures_; }
   void succeeded() { failures_ = 0; }
-  // Returns whether the role changed.
+  // Both return whether the role changed.
   bool failed();
+  bool installed();
 
  private:
   Role role_ = Role::kSeed;
-  int failures_ = 0;
+  int failures_ = 0, installed_ = 0;
 };
 
 }  // namespace echoline::chains

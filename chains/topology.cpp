@@ -1,6 +1,7 @@
 #include "chains/topology.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace echoline::chains {
 namespace {
@@ -29,14 +30,17 @@ std::string_view to_string(TopologyPolicy policy) {
       return "best_chains";
     case TopologyPolicy::kStar:
       return "star";
+    case TopologyPolicy::kStripes:
+      return "stripes";
   }
   return "?";
 }
 
 Result<TopologyPolicy> parse_topology_policy(std::string_view text) {
-  for (const TopologyPolicy policy : {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar})
+  for (const TopologyPolicy policy :
+       {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar, TopologyPolicy::kStripes})
     if (text == to_string(policy)) return policy;
-  return fail(Code::kInvalid, "topology policy", "expected echo2, best_chains or star, found '{}'", text);
+  return fail(Code::kInvalid, "topology policy", "expected echo2, best_chains, star or stripes, found '{}'", text);
 }
 
 std::size_t Topology::size() const {
@@ -55,10 +59,18 @@ std::optional<WorkerId> Topology::parent_of(WorkerId id) const {
 
 std::vector<WorkerId> Topology::children_of(WorkerId id) const {
   std::vector<WorkerId> children;
-  if (id == kLearnerId) {
-    for (const auto& chain : chains) children.push_back(chain.front());
-  } else if (const auto place = place_of(*this, id); place && place->position + 1 < chains[place->chain].size()) {
-    children.push_back(chains[place->chain][place->position + 1]);
+  for (std::size_t s = 0; s < stripes(); ++s)
+    for (const auto& chain : stripe(s)) {
+      if (id == kLearnerId) {
+        children.push_back(chain.front());
+      } else if (const auto it = std::find(chain.begin(), chain.end(), id);
+                 it != chain.end() && it + 1 != chain.end()) {
+        children.push_back(*(it + 1));
+      }
+    }
+  if (stripes() > 1) {
+    std::sort(children.begin(), children.end());
+    children.erase(std::unique(children.begin(), children.end()), children.end());
   }
   return children;
 }
@@ -71,8 +83,22 @@ std::optional<std::size_t> Topology::depth_of(WorkerId id) const {
 
 std::size_t Topology::depth() const {
   std::size_t deepest = 0;
-  for (const auto& chain : chains) deepest = std::max(deepest, chain.size());
+  for (std::size_t s = 0; s < stripes(); ++s)
+    for (const auto& chain : stripe(s)) deepest = std::max(deepest, chain.size());
   return deepest;
+}
+
+std::map<WorkerId, std::vector<WorkerId>> Topology::parents() const {
+  std::map<WorkerId, std::vector<WorkerId>> all;
+  for (std::size_t s = 0; s < stripes(); ++s)
+    for (const auto& chain : stripe(s)) {
+      WorkerId parent = kLearnerId;
+      for (const WorkerId id : chain) {
+        all[id].push_back(parent);
+        parent = id;
+      }
+    }
+  return all;
 }
 
 std::vector<WorkerId> Topology::workers() const {
@@ -84,9 +110,13 @@ std::vector<WorkerId> Topology::workers() const {
 
 std::string Topology::to_text() const {
   std::string text;
-  for (const auto& chain : chains) {
-    text += text.empty() ? "learner" : " | learner";
-    for (const WorkerId id : chain) text += fmt::format(" -> {}", id);
+  for (std::size_t s = 0; s < stripes(); ++s) {
+    if (s > 0) text += " || ";
+    bool first = true;
+    for (const auto& chain : stripe(s)) {
+      text += std::exchange(first, false) ? "learner" : " | learner";
+      for (const WorkerId id : chain) text += fmt::format(" -> {}", id);
+    }
   }
   return text;
 }

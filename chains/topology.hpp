@@ -1,6 +1,8 @@
 // Who forwards policy chunks to whom: chains that start at the learner.
 #pragma once
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,11 +14,12 @@
 namespace echoline::chains {
 
 // echo2: m = floor(B / b) chains in score order. best_chains: the m that maximises the full-payload rate for
-// unequal uplinks. star: the learner serves everybody.
-enum class TopologyPolicy { kEcho2, kBestChains, kStar };
+// unequal uplinks. star: the learner serves everybody. stripes: several sets of chains, each for a share of the
+// chunks, so that a fast worker forwards more shares than a slow one (formula 4.6 with one child per stripe).
+enum class TopologyPolicy { kEcho2, kBestChains, kStar, kStripes };
 
 std::string_view to_string(TopologyPolicy policy);
-Result<TopologyPolicy> parse_topology_policy(std::string_view text);  // "echo2" | "best_chains" | "star"
+Result<TopologyPolicy> parse_topology_policy(std::string_view text);  // "echo2" | "best_chains" | "star" | "stripes"
 
 // A worker as the planner sees it.
 struct ChainWorker {
@@ -28,13 +31,16 @@ struct ChainWorker {
   bool may_seed = true;     // false: placed behind every worker that may (Role::kTail)
 };
 
-// Every worker stands in exactly one chain; the first of a chain (the seed) receives from the learner and each
-// other one from the worker before it. A worker has at most one child.
+using Chains = std::vector<std::vector<WorkerId>>;
+
+// Every worker stands in exactly one chain of every stripe; the first of a chain (the seed) receives from the learner
+// and each other one from the worker before it. A worker has at most one child.
 struct Topology {
   TopologyPolicy policy = TopologyPolicy::kEcho2;
-  std::size_t chains_wanted = 1;              // m: a joiner starts a new chain while there are fewer
-  std::vector<std::vector<WorkerId>> chains;  // none is empty
-  std::vector<WorkerId> leaves_only;          // workers that must not be given a child; ascending
+  std::size_t chains_wanted = 1;      // m: a joiner starts a new chain while there are fewer
+  Chains chains;                      // none is empty; of the first stripe
+  std::vector<Chains> further;        // of the other stripes, if there are any
+  std::vector<WorkerId> leaves_only;  // workers that must not be given a child; ascending
 
   std::size_t size() const;
   bool contains(WorkerId id) const;
@@ -42,13 +48,19 @@ struct Topology {
   std::optional<WorkerId> parent_of(WorkerId id) const;
   // Seeds for the learner, at most one worker for a worker; empty for unknown ids.
   std::vector<WorkerId> children_of(WorkerId id) const;
-  // Hops from the learner: 1 for a seed; absent for unknown workers.
+  // Hops from the learner in the first stripe: 1 for a seed; absent for unknown workers.
   std::optional<std::size_t> depth_of(WorkerId id) const;
-  // Longest chain.
+  // Longest chain of all stripes.
   std::size_t depth() const;
+  // A publication travels in so many stripes, each with parents of its own; a power of two.
+  std::uint32_t stripes() const { return static_cast<std::uint32_t>(1 + further.size()); }
+  const Chains& stripe(std::size_t s) const { return s == 0 ? chains : further[s - 1]; }
+  Chains& stripe(std::size_t s) { return s == 0 ? chains : further[s - 1]; }
+  // For every worker, whom it receives each stripe from.
+  std::map<WorkerId, std::vector<WorkerId>> parents() const;
   // All workers, ascending.
   std::vector<WorkerId> workers() const;
-  // "learner -> 1 -> 4 | learner -> 2 -> 5"
+  // "learner -> 1 -> 4 | learner -> 2 -> 5"; stripes are told apart by " || "
   std::string to_text() const;
 
   friend bool operator==(const Topology&, const Topology&) = default;

@@ -67,7 +67,9 @@ Check check_database() {
 }
 
 Check check_network() {
-  auto node = overlay::LearnerNode::start({}, {});
+  overlay::LearnerOptions options;
+  options.run_id = "doctor";
+  auto node = overlay::LearnerNode::start(options, {});
   if (!node) return {"network", Verdict::kFailed, node.error().message()};
   return {"network", Verdict::kOk, "listening works on " + overlay::to_text((*node)->endpoint())};
 }
@@ -88,6 +90,7 @@ std::vector<Check> check_run(const std::string& path) {
   overlay::LearnerOptions options;
   options.bind_host = config->network.bind;
   options.port = config->network.port;
+  options.run_id = config->run.name;
   const auto node = overlay::LearnerNode::start(options, {});
   checks.push_back(from("port", node ? ok() : Status(node.error()),
                         config->network.port == 0 ? "any free port" : fmt::format("{} is free", config->network.port)));

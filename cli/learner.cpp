@@ -2,7 +2,9 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
@@ -36,29 +38,55 @@ int run_learner_verb(const LearnerArguments& a) {
 }
 
 struct WorkerArguments {
-  std::string join, name = "worker", run, bind = "127.0.0.1", up, down;
+  std::string join, name = "worker", token, token_file, folder, bind = "127.0.0.1", advertise, up, down;
+  std::uint16_t port = 0;
   double rollouts_per_s = 0;
   int threads = 1;
 };
 
-Result<overlay::Endpoint> parse_endpoint(const std::string& text) {
+Result<overlay::Endpoint> parse_endpoint(std::string_view option, const std::string& text) {
   const std::size_t colon = text.rfind(':');
   unsigned port = 0;
   if (colon != std::string::npos && colon > 0)
     for (const char c : text.substr(colon + 1))
       port = c >= '0' && c <= '9' && port < 65536 ? port * 10 + unsigned(c - '0') : 65536;
   if (port == 0 || port > 65535)
-    return fail(Code::kInvalid, "--join", "expected HOST:PORT such as 127.0.0.1:7070, found '{}'", text);
-  return overlay::Endpoint{text.substr(0, colon), static_cast<std::uint16_t>(port)};
+    return fail(Code::kInvalid, option, "expected HOST:PORT such as 127.0.0.1:7070 or [::1]:7070, found '{}'", text);
+  std::string host = text.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  return overlay::Endpoint{std::move(host), static_cast<std::uint16_t>(port)};
+}
+
+// From the command line, a file, or the environment, in this order; removed from the environment, which every process
+// started from here would inherit.
+Result<overlay::trust::Secret> find_token(const WorkerArguments& a) {
+  std::string text = a.token;
+  if (text.empty() && !a.token_file.empty()) {
+    ECHO_ASSIGN(text, read_file(a.token_file, 4096));
+    while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.pop_back();
+  }
+  if (const char* value = std::getenv(learner::kTokenVariable); text.empty() && value) text = value;
+  ::unsetenv(learner::kTokenVariable);
+  return overlay::trust::Secret(std::move(text));
 }
 
 int run_worker_verb(const WorkerArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   log::configure(log::Level::kInfo, "worker " + a.name);
   worker::AgentOptions options;
-  const auto learner = parse_endpoint(a.join);
+  const auto learner = parse_endpoint("--join", a.join);
   if (!learner) return complain("worker", learner.error());
   options.learner = *learner;
+  auto token = find_token(a);
+  if (!token) return complain("worker", token.error());
+  options.token = std::move(*token);
+  if (!a.advertise.empty()) {
+    const auto advertise = parse_endpoint("--advertise", a.advertise);
+    if (!advertise) return complain("worker", advertise.error());
+    options.advertise = *advertise;
+  }
+  options.port = a.port;
+  options.folder = a.folder;
   for (const auto& [text, rate] : {std::pair(&a.up, &options.limits.up), std::pair(&a.down, &options.limits.down)}) {
     if (text->empty()) continue;
     const auto parsed = parse_bit_rate(*text);
@@ -67,7 +95,6 @@ int run_worker_verb(const WorkerArguments& a) {
   }
   options.bind_host = a.bind;
   options.name = a.name;
-  options.run_id = a.run;
   options.threads = a.threads;
   if (a.rollouts_per_s > 0) options.rollouts_per_s_max = a.rollouts_per_s;
   const auto report = worker::run_agent(options, stop);
@@ -95,14 +122,22 @@ void add_worker(CLI::App& app, int& exit) {
   auto a = std::make_shared<WorkerArguments>();
   verb->add_option("--join", a->join, "the learner, HOST:PORT")->required();
   verb->add_option("--name", a->name, "what the learner calls this worker: its offer id");
-  verb->add_option("--run", a->run, "refuse a learner of any other run");
-  verb->add_option("--bind", a->bind, "address where other workers fetch policies; there is no encryption yet");
+  verb->add_option("--token", a->token, "join token; other users of this machine can see it here: prefer the next two");
+  verb->add_option("--token-file", a->token_file,
+                   "file with the join token; without both, the variable ECHOLINE_TOKEN");
+  verb->add_option("--folder", a->folder,
+                   "keeps identity and received chunks over restarts; without it nothing is kept");
+  verb->add_option("--bind", a->bind, "address where other workers fetch policies; '::' for all, IPv4 and IPv6");
+  verb->add_option("--port", a->port, "its port; 0: any free one");
+  verb->add_option("--advertise", a->advertise, "HOST:PORT where others reach this worker, if its port is mapped");
   verb->add_option("--up", a->up, "limit of the uplink, e.g. '8 Mbit/s'");
   verb->add_option("--down", a->down, "limit of the downlink");
   verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")
       ->check(CLI::NonNegativeNumber);
   verb->add_option("--threads", a->threads, "CPU threads for generation")->check(CLI::Range(1, 1024));
-  verb->footer("Example: echoline worker --join 127.0.0.1:7070 --name my-gpu --up '100 Mbit/s'");
+  verb->footer(
+      "Example, with a token from `echoline token --instance my-gpu` on the learner's machine:\n"
+      "  ECHOLINE_TOKEN=... echoline worker --join 192.0.2.7:7070 --name my-gpu --bind :: --up '100 Mbit/s'");
   verb->callback([a, &exit] { exit = run_worker_verb(*a); });
 }
 

@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
   add_plan(app, exit);
   add_learner(app, exit);
   add_worker(app, exit);
+  add_token(app, exit);
   add_model(app, exit);
   add_sim(app, exit);
   add_status(app, exit);

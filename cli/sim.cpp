@@ -2,6 +2,9 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/log.hpp"
+#include "chains/planner.hpp"
+#include "cli/sim_soak.hpp"
 #include "cli/verbs.hpp"
 #include "sim/broadcast_scenario.hpp"
 
@@ -11,7 +14,8 @@ namespace {
 struct Arguments {
   std::vector<std::size_t> workers{2, 4, 8, 16, 32};
   std::string learner_up = "100 Mbit/s", worker_rate = "50 Mbit/s", payload = "20 MB", chunk = "128 KiB";
-  std::string delay = "25 ms", jitter = "0 ms";
+  std::string delay = "25 ms", jitter = "0 ms", heartbeat = "500 ms";
+  std::vector<std::string> topologies{"star", "echo2", "stripes"};
   std::uint64_t seed = 1;
   bool json = false;
 };
@@ -22,10 +26,10 @@ struct Row {
   sim::BroadcastResult result;
 };
 
-Result<Row> simulate(const Arguments& a, std::size_t workers, chains::TopologyPolicy topology) {
+Result<Row> simulate(const Arguments& a, std::size_t workers, const std::string& topology) {
   sim::BroadcastScenario scenario;
   scenario.workers = workers;
-  scenario.topology = topology;
+  ECHO_ASSIGN(scenario.topology, chains::parse_topology_policy(topology));
   scenario.seed = a.seed;
   ECHO_ASSIGN(scenario.learner_up, parse_bit_rate(a.learner_up));
   ECHO_ASSIGN(const BitRate rate, parse_bit_rate(a.worker_rate));
@@ -35,7 +39,8 @@ Result<Row> simulate(const Arguments& a, std::size_t workers, chains::TopologyPo
   ECHO_ASSIGN(scenario.chunk, parse_bytes(a.chunk));
   ECHO_ASSIGN(scenario.delay, parse_duration(a.delay));
   ECHO_ASSIGN(scenario.jitter, parse_duration(a.jitter));
-  Row row{workers, topology, {}};
+  ECHO_ASSIGN(scenario.heartbeat, parse_duration(a.heartbeat));
+  Row row{workers, scenario.topology, {}};
   ECHO_ASSIGN(row.result, sim::simulate_broadcast(scenario));
   if (!row.result.finished)
     return fail(Code::kInternal, "sim", "seed {}: the fleet did not converge: {}", a.seed, row.result.unfinished);
@@ -56,6 +61,7 @@ nlohmann::json to_json(const Row& row) {
 }
 
 int run(const Arguments& a) {
+  log::configure(log::Level::kError, "sim");
   nlohmann::json rows = nlohmann::json::array();
   if (!a.json)
     fmt::print(
@@ -64,7 +70,7 @@ int run(const Arguments& a) {
         a.payload, a.learner_up, a.worker_rate, a.delay, a.chunk, a.seed, "workers", "topology", "T_b s", "last s",
         "lower bound", "last/bound", "learner sent", "trace");
   for (const std::size_t workers : a.workers) {
-    for (const auto topology : {chains::TopologyPolicy::kStar, chains::TopologyPolicy::kEcho2}) {
+    for (const std::string& topology : a.topologies) {
       const auto row = simulate(a, workers, topology);
       if (!row) return complain("sim", row.error());
       rows.push_back(to_json(*row));
@@ -72,7 +78,7 @@ int run(const Arguments& a) {
       const sim::BroadcastResult& r = row->result;
       const sim::PublicationTimes& first = r.publications.front();
       fmt::print("{:>8}  {:<10}{:>10}{:>10.3f}{:>13.3f}{:>12.2f}{:>15}  {:016x}\n", workers,
-                 chains::to_string(topology), first.t_b ? fmt::format("{:.3f}", seconds(*first.t_b)) : "-",
+                 chains::to_string(row->topology), first.t_b ? fmt::format("{:.3f}", seconds(*first.t_b)) : "-",
                  seconds(first.last()), seconds(r.lower_bound), seconds(first.last()) / seconds(r.lower_bound),
                  to_text(r.learner_bytes_sent), r.trace_hash);
     }
@@ -84,23 +90,32 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_sim(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("sim", "Simulate a broadcast with the real protocol cores: star against chains");
+  auto* verb = app.add_subcommand("sim", "Simulate a broadcast with the real protocol cores: star, chains, stripes");
   auto a = std::make_shared<Arguments>();
   verb->add_option("--workers", a->workers, "fleet sizes, e.g. --workers 8,16,64")
       ->delimiter(',')
-      ->check(CLI::Range(1, 4096));
+      ->check(CLI::Range(std::size_t{1}, chains::kChainWorkersMax));
+  verb->add_option("--topologies", a->topologies, "which to compare: star, echo2, best_chains, stripes")
+      ->delimiter(',');
   verb->add_option("--learner-up", a->learner_up, "uplink of the learner")->capture_default_str();
   verb->add_option("--worker-rate", a->worker_rate, "up and down link of each worker")->capture_default_str();
   verb->add_option("--payload", a->payload, "size of the publication")->capture_default_str();
   verb->add_option("--chunk", a->chunk, "size of a chunk")->capture_default_str();
   verb->add_option("--delay", a->delay, "one-way delay between any two hosts")->capture_default_str();
   verb->add_option("--jitter", a->jitter, "random extra delay, at most this")->capture_default_str();
+  verb->add_option("--heartbeat", a->heartbeat, "between two heartbeats of a worker")->capture_default_str();
   verb->add_option("--seed", a->seed, "the same seed gives the same trace hash")->capture_default_str();
   verb->add_flag("--json", a->json, "print JSON");
   verb->footer(
-      "Example: echoline sim --workers 8,64 --learner-up '2 Gbit/s' --worker-rate '500 Mbit/s' --payload '16 GB' "
-      "--chunk '4 MiB'");
-  verb->callback([a, &exit] { exit = run(*a); });
+      "Examples: echoline sim --workers 8,64 --learner-up '2 Gbit/s' --worker-rate '500 Mbit/s' --payload '2 GB' "
+      "--chunk '1 MiB'\n"
+      "          echoline sim --workers 10000 --topologies echo2 --learner-up '16 Gbit/s' --worker-rate '1 Gbit/s' "
+      "--payload '200 MB' --chunk '1 MiB' --heartbeat '5 s'\n"
+      "          echoline sim soak --seeds 1000");
+  add_sim_soak(*verb, exit);
+  verb->callback([a, verb, &exit] {
+    if (verb->get_subcommands().empty()) exit = run(*a);
+  });
 }
 
 }  // namespace echoline::cli

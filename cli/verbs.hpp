@@ -14,6 +14,7 @@ namespace echoline::cli {
 void add_up(CLI::App& app, int& exit);
 void add_learner(CLI::App& app, int& exit);
 void add_worker(CLI::App& app, int& exit);
+void add_token(CLI::App& app, int& exit);
 void add_plan(CLI::App& app, int& exit);
 void add_model(CLI::App& app, int& exit);
 void add_sim(CLI::App& app, int& exit);

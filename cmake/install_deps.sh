@@ -10,6 +10,7 @@ packages=(
   libtorch-dev libopenblas-dev libpcre2-dev libicu-dev
   # network, storage, formats
   libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-cpp-dev
+  librust-blake3-dev  # the C sources of BLAKE3
   # planning, program, tests
   libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev
 )

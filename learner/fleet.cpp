@@ -79,6 +79,9 @@ Status Fleet::rent(const provisioner::Offer& offer) {
   request.offer = offer;
   request.label = row.label;
   request.argv = options_.worker_argv(offer);
+  if (options_.worker_env) {
+    ECHO_ASSIGN(request.env, options_.worker_env(offer));
+  }
   auto id = provider_->start(request);
   if (!id) {
     ECHO_TRY(ledger_->failed(row.id, id.error().message(), clock_.unix_seconds()));

@@ -32,6 +32,8 @@ struct FleetOptions {
   std::filesystem::path ledger_file, log_folder;
   // The command that makes an instance a worker of this run.
   std::function<std::vector<std::string>(const provisioner::Offer&)> worker_argv;
+  // What its environment holds beside: the join token, which must not be seen in a list of processes.
+  std::function<Result<std::vector<std::pair<std::string, std::string>>>(const provisioner::Offer&)> worker_env;
   // Tells that an offer was rented, ended or replaced; called on the fleet's thread, must not block.
   std::function<void(std::string_view event, const std::string& offer, const std::string& detail)> record;
   bool replace_lost = true;

@@ -4,14 +4,6 @@
 #include "base/log.hpp"
 
 namespace echoline::learner {
-namespace {
-
-overlay::SharedBytes share(std::vector<std::byte> bytes) {
-  return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
-}
-
-}  // namespace
-
 Publisher::Publisher(delta::EncodeOptions options) : options_(options), thread_([this] { snapshot_loop(); }) {}
 
 Publisher::~Publisher() { stop(); }
@@ -39,17 +31,20 @@ Result<PublishReport> Publisher::publish(Version version, delta::OwnedState poli
   report.snapshot = previous == nullptr;
   delta::EncodeOptions options = options_;
   if (previous) options.base = delta::Digest{previous->digest};
-  ECHO_ASSIGN(std::vector<std::byte> patch,
-              previous ? delta::encode_delta(previous->state.view(), policy.view(), options, &report.stats)
-                       : delta::encode_snapshot(policy.view(), options_, &report.stats));
+  overlay::PublicationHead head;
+  head.version = version;
+  if (previous) {
+    head.base = previous->version;
+    head.base_digest = previous->digest;
+  }
+  // Chunks leave while later tensors are still being compared.
+  ECHO_ASSIGN(const auto writer, node_->begin(head));
+  const delta::PatchSink sink = [&](std::span<const std::byte> bytes) { return writer->write(bytes); };
+  ECHO_ASSIGN(report.stats, previous ? delta::write_delta(previous->state.view(), policy.view(), sink, options)
+                                     : delta::write_snapshot(policy.view(), sink, options_));
   report.digest = report.stats.result.bytes;
   report.encode_seconds = seconds(clock.now() - start);
-
-  overlay::Publication publication;
-  publication.version = version;
-  if (previous) publication.base = previous->version;
-  publication.policy_digest = report.digest;
-  publication.payload = share(std::move(patch));
+  ECHO_TRY(writer->finish(report.digest));
   auto next = std::make_shared<Published>();
   next->version = version;
   next->digest = report.digest;
@@ -57,10 +52,7 @@ Result<PublishReport> Publisher::publish(Version version, delta::OwnedState poli
   {
     const std::lock_guard lock(mutex_);
     newest_ = std::move(next);
-    snapshot_.reset();
-    if (report.snapshot) snapshot_ = publication;
   }
-  node_->publish(std::move(publication));
   return report;
 }
 
@@ -78,27 +70,25 @@ void Publisher::snapshot_loop() {
     wake_.wait(lock, [this] { return stopping_ || (wanted_ && newest_); });
     if (stopping_) return;
     wanted_ = false;
-    if (!snapshot_) {
-      const std::shared_ptr<const Published> source = newest_;
-      lock.unlock();
-      auto patch = delta::encode_snapshot(source->state.view(), options_);
-      lock.lock();
-      if (!patch) {
-        log::error("snapshot of version {}: {}", source->version, patch.error().message());
-        continue;
-      }
-      if (source != newest_) {  // overtaken by a publication: encode that one instead
-        wanted_ = true;
-        continue;
-      }
-      overlay::Publication full;
-      full.version = source->version;
-      full.policy_digest = source->digest;
-      full.payload = share(std::move(*patch));
-      snapshot_ = std::move(full);
-    }
-    if (!stopping_) node_->provide_snapshot(*snapshot_);
+    const std::shared_ptr<const Published> source = newest_;
+    lock.unlock();
+    if (const Status provided = provide_snapshot(*source); !provided)
+      log::warn("snapshot of version {}: {}", source->version, provided.error().message());
+    lock.lock();
+    if (source != newest_) wanted_ = true;  // overtaken by a publication: that one is needed as well
   }
+}
+
+Status Publisher::provide_snapshot(const Published& source) {
+  overlay::PublicationHead head;
+  head.version = source.version;
+  head.catch_up = true;
+  ECHO_ASSIGN(const auto writer, node_->begin(head));
+  const delta::PatchSink sink = [&](std::span<const std::byte> bytes) {
+    return stopping_ ? Status(fail(Code::kCancelled, "encode snapshot", "the run ends")) : writer->write(bytes);
+  };
+  ECHO_TRY(delta::write_snapshot(source.state.view(), sink, options_));
+  return writer->finish(source.digest);
 }
 
 }  // namespace echoline::learner

@@ -1,9 +1,9 @@
 // Turns trained policies into publications: the first as a snapshot, every later one as a delta on the one before.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 
 #include "base/ids.hpp"
@@ -32,7 +32,7 @@ class Publisher {
 
   // Where publications go; before the first publish().
   void attach(overlay::LearnerNode* node) { node_ = node; }
-  // Encodes and hands over to the overlay; versions must grow.
+  // Encodes and hands over to the overlay, chunk by chunk; versions must grow.
   Result<PublishReport> publish(Version version, delta::OwnedState policy);
   // A full snapshot of the newest publication will be handed to the overlay soon; repeated requests are merged.
   void request_snapshot();
@@ -46,14 +46,15 @@ class Publisher {
     delta::OwnedState state;
   };
   void snapshot_loop();
+  Status provide_snapshot(const Published& source);
 
   const delta::EncodeOptions options_;
   overlay::LearnerNode* node_ = nullptr;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::shared_ptr<const Published> newest_;       // guarded by mutex_
-  std::optional<overlay::Publication> snapshot_;  // of newest_, once encoded; guarded by mutex_
-  bool wanted_ = false, stopping_ = false;        // guarded by mutex_
+  std::shared_ptr<const Published> newest_;  // guarded by mutex_
+  bool wanted_ = false;                      // guarded by mutex_
+  std::atomic<bool> stopping_ = false;       // written under mutex_
   std::thread thread_;
 };
 

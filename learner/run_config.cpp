@@ -86,7 +86,13 @@ void read_network(ConfigSection s, NetworkSection& c) {
   const Limits<BitRate> positive{.min = BitRate{1000}, .max = BitRate{1e12}};
   s.read("uplink", c.uplink, positive);
   s.read("worker_rate", c.worker_rate, positive);
-  s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{4u << 20}});
+  s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}});
+  using chains::TopologyPolicy;
+  s.read_choice("topology", c.topology,
+                {{"echo2", TopologyPolicy::kEcho2},
+                 {"best_chains", TopologyPolicy::kBestChains},
+                 {"stripes", TopologyPolicy::kStripes},
+                 {"star", TopologyPolicy::kStar}});
   s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)});
   s.read("heartbeat_timeout", c.heartbeat_timeout,
          {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)});

@@ -9,6 +9,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "chains/topology.hpp"
 #include "learner/training_config.hpp"
 
 namespace echoline::learner {
@@ -71,6 +72,7 @@ struct NetworkSection {
   std::optional<BitRate> uplink;       // B, the learner's; absent: unlimited
   std::optional<BitRate> worker_rate;  // b, cap of each worker's up and down link; absent: the offer's own
   Bytes chunk{32 * 1024};
+  chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
   Duration delay_expected{};  // one way, for planning only
   Duration heartbeat_timeout = std::chrono::seconds(3);
   double quorum = 0.9;  // q of T_b

@@ -172,9 +172,12 @@ class Service {
     o.limits.up = config_.network.uplink;
     if (config_.network.worker_rate) o.chain_rate = *config_.network.worker_rate;
     o.chunk = config_.network.chunk;
+    o.policy = config_.network.topology;
     o.heartbeat_timeout = config_.network.heartbeat_timeout;
     o.quorum = config_.network.quorum;
     o.run_id = config_.run.name;
+    o.folder = record_->folder() / "overlay";
+    if (options_.resume) o.resumed_at = Version{step_};
     overlay::LearnerEvents events;
     events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member); };
     events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, reason); };
@@ -187,7 +190,8 @@ class Service {
       if (desk_ready_) desk_->receive(id, std::move(bytes));
     };
     events.broadcast_done = [this](const overlay::BroadcastReport& report) { broadcast_done(report); };
-    events.need_snapshot = [this](Version) { publisher_.request_snapshot(); };
+    events.need_snapshot = [this](Version, std::optional<Version>) { publisher_.request_snapshot(); };
+    events.slow_hop = [this](const overlay::SlowHop& hop) { record_->event("slow_hop", {{"hop", hop.text}}); };
     // A worker may join before start() has returned; callbacks that use the node wait for it.
     const std::lock_guard starting(node_mutex_);
     ECHO_ASSIGN(node_, overlay::LearnerNode::start(std::move(o), std::move(events)));
@@ -217,7 +221,10 @@ class Service {
 
   Status start_fleet() {
     if (config_.fleet.provider == ProviderKind::kNone) {
-      log::info("no provider: start workers with `echoline worker --join {}`", overlay::to_text(node_->endpoint()));
+      log::info(
+          "no provider: start workers with `echoline worker --join {} --name NAME`, each with a token from "
+          "`echoline token {} --instance NAME`",
+          overlay::to_text(node_->endpoint()), record_->folder().string());
       return ok();
     }
     phase("renting the fleet");
@@ -235,14 +242,17 @@ class Service {
                                       join,
                                       "--name",
                                       offer.id,
-                                      "--run",
-                                      config_.run.name,
                                       "--up",
                                       fmt::format("{} bit/s", worker_up(config_, offer).bits_per_s),
                                       "--down",
                                       fmt::format("{} bit/s", worker_down(config_, offer).bits_per_s),
                                       "--rollouts-per-s",
                                       fmt::format("{}", offer.rollouts_per_s)};
+    };
+    fleet.worker_env =
+        [this](const provisioner::Offer& offer) -> Result<std::vector<std::pair<std::string, std::string>>> {
+      ECHO_ASSIGN(const auto token, node_->issue_token(offer.id));
+      return std::vector{std::pair(std::string(kTokenVariable), std::string(token.reveal()))};
     };
     fleet.record = [this](std::string_view event, const std::string& offer, const std::string& detail) {
       record_->event(event, {{"offer", offer}, {"detail", detail}});
@@ -504,7 +514,8 @@ class Service {
                 {"learner_bytes", report.learner_bytes_sent.count},
                 {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links))}};
     const auto predicted = chains::broadcast_time(topology, report.payload, config_.network.chunk, up, links);
-    if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(config_.network.quorum));
+    if (predicted && config_.network.topology != chains::TopologyPolicy::kStripes)
+      row["predicted_seconds"] = seconds(predicted->fraction(config_.network.quorum));
     last_t_b_seconds_ = seconds(report.t_b);
     record_->metric("broadcast", std::move(row));
   }

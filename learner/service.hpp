@@ -9,6 +9,9 @@
 
 namespace echoline::learner {
 
+// Where a worker finds its join token when none is named on its command line.
+inline constexpr const char* kTokenVariable = "ECHOLINE_TOKEN";
+
 struct ServiceOptions {
   bool resume = false;
   // The echoline program itself, started as `<program> worker ...` for each rented local offer.

@@ -1,4 +1,4 @@
-// A set of chunk indices of one publication, as a bitmap.
+// A set of chunk indices of one publication, as a bitmap that grows with the publication.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -10,24 +10,46 @@
 
 namespace echoline::overlay {
 
+// Stripe j of s holds the chunks i with i mod s = j; s is a power of two, at most 64.
+inline constexpr std::uint32_t kStripesMax = 64;
+
+// Stripes of one topology that travel together: bit j of `wanted` stands for stripe j.
+struct StripeMask {
+  std::uint32_t stripes = 1;
+  std::uint64_t wanted = 1;
+  static StripeMask all() { return {}; }
+  static StripeMask none() { return {1, 0}; }
+  static bool valid(std::uint32_t stripes, std::uint64_t wanted) {
+    return stripes >= 1 && stripes <= kStripesMax && std::has_single_bit(stripes) &&
+           (stripes == 64 || wanted >> stripes == 0);
+  }
+  bool contains(std::uint32_t chunk) const { return wanted >> (chunk % stripes) & 1; }
+  // Bit i: whether chunk i mod 64 is in one of the stripes.
+  std::uint64_t pattern() const {
+    std::uint64_t p = wanted;
+    for (std::uint32_t width = stripes; width < 64; width *= 2) p |= p << width;
+    return p;
+  }
+  friend bool operator==(const StripeMask&, const StripeMask&) = default;
+};
+
 class ChunkSet {
  public:
   ChunkSet() = default;
-  explicit ChunkSet(std::uint32_t size) : size_(size), words_((size + 63) / 64) {}
+  // The chunks 0 .. size - 1.
   static ChunkSet all(std::uint32_t size) {
-    ChunkSet set(size);
-    for (std::uint32_t i = 0; i < set.words_.size(); ++i) set.words_[i] = ~std::uint64_t{0};
+    ChunkSet set;
+    set.words_.assign((size + std::size_t{63}) / 64, ~std::uint64_t{0});
     if (size % 64) set.words_.back() = (std::uint64_t{1} << (size % 64)) - 1;
     set.count_ = size;
     return set;
   }
 
-  std::uint32_t size() const { return size_; }
   std::uint32_t count() const { return count_; }
-  bool complete() const { return count_ == size_; }
-  bool contains(std::uint32_t i) const { return i < size_ && (words_[i / 64] >> (i % 64) & 1); }
+  bool contains(std::uint32_t i) const { return i / 64 < words_.size() && (words_[i / 64] >> (i % 64) & 1); }
   void insert(std::uint32_t i) {
-    if (i >= size_ || contains(i)) return;
+    if (contains(i)) return;
+    if (i / 64 >= words_.size()) words_.resize(i / 64 + 1);
     words_[i / 64] |= std::uint64_t{1} << (i % 64);
     ++count_;
   }
@@ -36,24 +58,49 @@ class ChunkSet {
     words_[i / 64] &= ~(std::uint64_t{1} << (i % 64));
     --count_;
   }
-  // The lowest index in this set and not in `other` (of the same size).
-  std::optional<std::uint32_t> first_not_in(const ChunkSet& other) const {
+  void insert_all(const ChunkSet& other) {
+    if (words_.size() < other.words_.size()) words_.resize(other.words_.size());
+    count_ = 0;
+    for (std::size_t w = 0; w < words_.size(); ++w) {
+      if (w < other.words_.size()) words_[w] |= other.words_[w];
+      count_ += static_cast<std::uint32_t>(std::popcount(words_[w]));
+    }
+  }
+  // One more than the highest index in the set.
+  std::uint32_t end() const {
+    for (std::size_t w = words_.size(); w-- > 0;)
+      if (words_[w])
+        return static_cast<std::uint32_t>(w * 64 + 64 - static_cast<unsigned>(std::countl_zero(words_[w])));
+    return 0;
+  }
+  // The lowest index in this set, of the given stripes, and not in `other`.
+  std::optional<std::uint32_t> first_not_in(const ChunkSet& other, const StripeMask& mask) const {
+    const std::uint64_t pattern = mask.pattern();
     for (std::size_t w = 0; w < words_.size(); ++w)
-      if (const std::uint64_t bits = words_[w] & ~(w < other.words_.size() ? other.words_[w] : 0))
+      if (const std::uint64_t bits = words_[w] & pattern & ~(w < other.words_.size() ? other.words_[w] : 0))
         return static_cast<std::uint32_t>(w * 64 + static_cast<std::size_t>(std::countr_zero(bits)));
     return std::nullopt;
   }
+  // How many chunks of the given stripes are in this set.
+  std::uint32_t count_of(const StripeMask& mask) const {
+    const std::uint64_t pattern = mask.pattern();
+    std::uint32_t n = 0;
+    for (const std::uint64_t w : words_) n += static_cast<std::uint32_t>(std::popcount(w & pattern));
+    return n;
+  }
 
-  // Bit i of the bitmap is bit i%8 of byte i/8.
-  std::string to_bytes() const {
-    std::string bytes((size_ + 7) / 8, '\0');
-    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(words_[i / 8] >> (8 * (i % 8)));
+  // Bit i of the bitmap is bit i mod 8 of byte i div 8; as many bytes as `size` chunks need.
+  std::string to_bytes(std::uint32_t size) const {
+    std::string bytes((size + std::size_t{7}) / 8, '\0');
+    for (std::size_t i = 0; i < bytes.size() && i / 8 < words_.size(); ++i)
+      bytes[i] = static_cast<char>(words_[i / 8] >> (8 * (i % 8)));
     return bytes;
   }
   // Nothing when the length is not that of `size` bits or a bit beyond them is set.
   static std::optional<ChunkSet> from_bytes(std::uint32_t size, std::string_view bytes) {
-    ChunkSet set(size);
     if (bytes.size() != (size + std::size_t{7}) / 8) return std::nullopt;
+    ChunkSet set;
+    set.words_.resize((size + std::size_t{63}) / 64);
     for (std::size_t i = 0; i < bytes.size(); ++i)
       set.words_[i / 8] |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * (i % 8));
     if (size % 64 && set.words_.back() >> (size % 64)) return std::nullopt;
@@ -62,7 +109,7 @@ class ChunkSet {
   }
 
  private:
-  std::uint32_t size_ = 0, count_ = 0;
+  std::uint32_t count_ = 0;
   std::vector<std::uint64_t> words_;
 };
 

@@ -13,59 +13,114 @@
 
 namespace echoline::overlay {
 
-inline constexpr std::uint32_t kProtocol = 1;
+inline constexpr std::uint32_t kProtocol = 2;
 inline constexpr std::size_t kHaveItemsMax = 256;
-// Bits of partial bitmaps in one Have, so that it stays well below kControlBytesMax.
-inline constexpr std::uint32_t kChunksMax = 1u << 19;
 inline constexpr std::size_t kHeartbeatApplicationBytesMax = 64 * 1024;
 inline constexpr std::size_t kTextBytesMax = 1024;  // names, run ids, reasons
+inline constexpr std::size_t kTokenBytesMax = 1024;
+inline constexpr std::size_t kSignedBytesMax = 64 * 1024;
+inline constexpr std::size_t kRevokedMax = 4096;  // workers in one beacon
+inline constexpr std::size_t kReportsMax = 256;   // edges, holdings, progress items in one message
 
+// A message of the learner that any node can check and pass on: the body exactly as it was signed.
+struct Signed {
+  std::string body;
+  trust::Signature signature{};
+  friend bool operator==(const Signed&, const Signed&) = default;
+};
+
+// ---- enrolment ----
+
+struct Enrol {
+  std::string token, instance;
+  trust::PublicKey key{};
+  trust::Signature proof{};  // by that key over the token: who enrols holds it
+};
+struct Enrolled {
+  WorkerId worker;
+  std::vector<std::byte> certificate, authority;  // DER
+};
+struct Renew {
+  trust::PublicKey key{};
+};
+struct Renewed {
+  std::vector<std::byte> certificate;
+};
+
+// ---- worker <-> learner ----
+
+struct Installed {
+  Version version;
+  Digest policy_digest{};
+  std::uint64_t epoch = 0;  // of the learner; see LearnerState
+  friend bool operator==(const Installed&, const Installed&) = default;
+};
 struct Hello {
   std::string run_id, name;
   Endpoint data;
   std::optional<BitRate> up, down;
+  std::optional<Installed> installed;
 };
 struct Welcome {
   WorkerId worker;
-  Duration heartbeat{}, learner_timeout{};
+  Duration heartbeat{}, patience{};  // patience: silence of the learner the worker should put up with
+  std::uint64_t unix_ms = 0;         // the learner's clock, by which certificates and manifests expire
   std::string application;
 };
+struct Parent {
+  WorkerId worker;
+  Endpoint endpoint;
+  std::uint64_t stripes = 1;  // bit j: receives stripe j from this parent
+  bool dials = false;         // the parent opens the connections
+  friend bool operator==(const Parent&, const Parent&) = default;
+};
+// Every stripe has exactly one parent.
 struct Assign {
-  WorkerId parent;
+  std::uint32_t stripes = 1;
+  std::vector<Parent> parents;
+  friend bool operator==(const Assign&, const Assign&) = default;
+};
+// Learner -> parent: open the connection to this child.
+struct DialChild {
+  WorkerId worker;
   Endpoint endpoint;
 };
-
-// Describes a publication before its chunks come.
-struct Manifest {
-  PublicationKey key;
-  Digest policy_digest{}, payload_digest{};  // payload_digest: XXH3-128, canonical (big-endian) bytes
-  std::uint64_t payload_bytes = 0;
-  std::uint32_t chunk_bytes = 0;
-  std::uint32_t chunk_count() const {
-    return static_cast<std::uint32_t>((payload_bytes + chunk_bytes - 1) / chunk_bytes);
-  }
-  std::uint32_t length_of(std::uint32_t chunk) const {
-    return static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(chunk_bytes, payload_bytes - std::uint64_t{chunk} * chunk_bytes));
-  }
-  friend bool operator==(const Manifest&, const Manifest&) = default;
+// Worker -> learner: my parents cannot bring me to `target`.
+struct NeedHelp {
+  Version target;
+  bool full_only = false;
+  std::optional<Version> position;
+};
+struct Help {
+  Parent from;
+  Version target;
+  bool full_only = false;
 };
 
-// What a child holds: the version it will have installed once the application is done with what it was given, and
-// the chunks of publications in its store.
+// What a child holds and wants: the version it will have installed when its application is done with what it was
+// given, the stripes it receives over this edge, and the chunks of publications beyond its position.
 struct Have {
+  struct Item {
+    PublicationId publication{};
+    ChunkSet chunks;
+    bool complete = false;
+  };
   std::optional<Version> position;
-  std::map<PublicationKey, ChunkSet> chunks;
+  StripeMask wanted;
+  std::map<PublicationKey, Item> items;
 };
 struct PeerHello {
   std::string run_id;
-  WorkerId worker;
-  std::optional<Version> catch_up_to;  // only to the learner: bring me there, then I close
+  std::uint32_t stream = 0;            // of the edge's parallel connections, from 0
+  std::optional<Version> catch_up_to;  // a helper: bring me there, then I close
   bool full_only = false;              // by one full snapshot: deltas could not be installed
   Have have;
 };
+struct MoreStreams {
+  std::uint32_t streams = 1;  // parallel connections wanted, where the parent dials
+};
 struct ChunkRequest {
-  PublicationKey key;
+  PublicationId publication{};
   std::uint32_t index = 0;
 };
 // Parent -> child: my store cannot bring you to `target` (behind: it could, but a full snapshot is far cheaper).
@@ -73,27 +128,64 @@ struct CannotServe {
   Version target;
   bool behind = false;
 };
+// How many chunks of every stripe somebody holds.
+struct Progress {
+  PublicationId publication{};
+  std::vector<std::uint32_t> chunks;  // by stripe
+};
+struct EdgeStatus {
+  std::optional<Signed> beacon;
+  std::vector<Progress> progress;
+};
+
+enum class EdgeTroubleKind : std::uint8_t { kLost = 0, kUnreachable = 1, kSilent = 2, kRefused = 3 };
 struct EdgeFailed {
   WorkerId parent;
+  EdgeTroubleKind kind = EdgeTroubleKind::kLost;
   std::string reason;
 };
-struct Ack {
-  Version version;
-  Digest policy_digest{};
+struct Poisoned {
+  WorkerId parent;
+  PublicationId publication{};
+  std::uint32_t index = 0;
 };
-// Both ways; the learner fills in only `version`, the newest published.
+// What holds an edge back, as the sending side's kernel sees it.
+enum class EdgeLimit : std::uint8_t { kNothingToSend = 0, kPath = 1, kReceiver = 2, kOwnLimit = 3 };
+struct EdgeReport {
+  WorkerId child;
+  std::uint64_t bytes = 0;  // since the edge was opened
+  BitRate rate;             // while there was something to send
+  EdgeLimit limit = EdgeLimit::kNothingToSend;
+  std::uint32_t streams = 1;
+};
+// A publication a worker holds whole and can serve to others.
+struct Holding {
+  PublicationKey key;
+  std::uint64_t payload_bytes = 0;
+};
 struct Heartbeat {
-  std::optional<Version> version;
+  std::optional<Installed> installed;
   std::uint64_t chunk_bytes_in = 0, chunk_bytes_forwarded = 0, chunks_duplicate = 0, chunks_corrupt = 0;
   std::optional<BitRate> forwarding_rate;
+  std::vector<Progress> progress;
+  std::vector<EdgeReport> edges;
+  std::vector<Holding> holdings;
   std::string application;
 };
+struct Draining {};
 struct Goodbye {
   std::string reason;
 };
 
-using ControlMessage = std::variant<Hello, Welcome, Assign, Manifest, Have, PeerHello, ChunkRequest, CannotServe,
-                                    EdgeFailed, Ack, Heartbeat, Goodbye>;
+// Signed bodies travel as they are and are opened in proof.hpp.
+struct SignedAnnouncement : Signed {};
+struct SignedManifest : Signed {};
+struct SignedBeacon : Signed {};
+
+using ControlMessage =
+    std::variant<Enrol, Enrolled, Renew, Renewed, Hello, Welcome, Assign, DialChild, NeedHelp, Help, SignedAnnouncement,
+                 SignedManifest, SignedBeacon, PeerHello, Have, MoreStreams, ChunkRequest, CannotServe, EdgeStatus,
+                 EdgeFailed, Poisoned, Installed, Heartbeat, Draining, Goodbye>;
 
 // A whole frame. Texts longer than kTextBytesMax are cut; other limits are the caller's duty (checked).
 std::vector<std::byte> encode_control(const ControlMessage& message);

@@ -1,139 +1,132 @@
 // What every protocol core shares: the events it takes, the actions it returns, and its link.
 //
-// A core is pure: it never touches a socket, a clock, a thread or randomness. Its driver (uv/ on real machines, sim/
-// under virtual time) calls an event function with the time, then performs take_actions() in order, and calls
+// A core is pure: it never touches a socket, a clock, a disk, a thread or randomness. Its driver (uv/ on real machines,
+// sim/ under virtual time) calls an event function with the time, then performs take_actions() in order, and calls
 // on_timer() when next_deadline() has come.
 #pragma once
-#include <map>
+#include <deque>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "overlay/action.hpp"
 #include "overlay/control.hpp"
 #include "overlay/pacer.hpp"
-#include "overlay/publication_store.hpp"
+#include "overlay/trust/authority.hpp"
+#include "overlay/uplink.hpp"
 
 namespace echoline::overlay {
 
-// A connection of one node. The core numbers the ones it dials (odd), the driver those it accepts (even).
-using ConnId = Id<struct ConnTag>;
-
-namespace act {
-struct Dial {
-  ConnId conn;
-  Endpoint to;
-};
-// `head`, then `tail`, in order after everything sent before on this connection; on_sent() reports progress.
-struct Send {
-  ConnId conn;
-  std::vector<std::byte> head;
-  Slice tail;
-};
-// After what was sent has left (the driver bounds the wait). No further event comes for this connection.
-struct Close {
-  ConnId conn;
-};
-// The peer has introduced itself: its decoder may take every type of frame.
-struct Admit {
-  ConnId conn;
-};
-// Stop or resume reading on all connections: the emulated downlink.
-struct SetReading {
-  bool on;
+// The other end of an accepted connection: where it comes from, and who it has proven to be.
+struct PeerInfo {
+  std::string host;
+  trust::PeerIdentity identity;
 };
 
-// To the application of the learner.
-struct Joined {
-  MemberInfo member;
-};
-struct Lost {
-  WorkerId worker;
-  std::string reason;
-};
-struct Acked {
-  WorkerId worker;
-  Version version;
-  Digest policy_digest;
-};
-struct MessageFrom {
-  WorkerId worker;
-  std::string bytes;
-};
-struct BroadcastDone {
-  BroadcastReport report;
-};
-struct TopologyChanged {
-  ChainIds chains;
-};
-struct NeedSnapshot {
-  Version current;
+// Places where a test may ask a core for a rare but legal course of events. In production there is no object and
+// nothing fires.
+class FaultPoints {
+ public:
+  virtual ~FaultPoints() = default;
+  virtual bool fire(std::string_view site) = 0;
 };
 
-// To the application of a worker.
-struct Welcomed {
-  WorkerId self;
-  std::string welcome;
+// The node's wall clock for certificates and expiry: seconds since 1970 at TimePoint zero.
+struct CoreOptions {
+  LinkLimits limits;
+  double unix_origin_s = 0;
+  FaultPoints* faults = nullptr;
 };
-struct Deliver {
-  Publication publication;
-};
-struct Message {
-  std::string bytes;
-};
-struct Disconnected {
-  std::string reason;
-};  // the last action of a core
-}  // namespace act
-
-using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::Joined, act::Lost,
-                            act::Acked, act::MessageFrom, act::BroadcastDone, act::TopologyChanged, act::NeedSnapshot,
-                            act::Welcomed, act::Deliver, act::Message, act::Disconnected>;
 
 class Core {
  public:
-  explicit Core(const LinkLimits& limits) : up_(limits.up), down_(limits.down) {}
-  virtual ~Core() = default;
+  static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
 
-  // `peer_host`: the address the connection comes from.
-  virtual void on_accepted(ConnId conn, const std::string& peer_host, TimePoint now) = 0;
+  explicit Core(const CoreOptions& options)
+      : up_(options.limits.up),
+        uplink_(up_, actions_),
+        unix_origin_s_(options.unix_origin_s),
+        down_(options.limits.down),
+        faults_(options.faults) {}
+  virtual ~Core() = default;
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  // Connections are reported once they are encrypted and the peer has proven who it is.
+  virtual void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) = 0;
   virtual void on_connected(ConnId conn, TimePoint now) = 0;
   // The peer closed, the connection or the dial failed, or the stream was corrupt.
   virtual void on_closed(ConnId conn, const std::string& reason, TimePoint now) = 0;
-  virtual void on_frame(ConnId conn, const FrameView& frame, TimePoint now) = 0;
+  virtual void on_frame(ConnId conn, Frame frame, TimePoint now) = 0;
   // `bytes` more of what was sent on `conn` were taken by the network.
   virtual void on_sent(ConnId conn, std::size_t bytes, TimePoint now) = 0;
   virtual void on_timer(TimePoint now) = 0;
   virtual TimePoint next_deadline() const = 0;
+  // Answers to act::SaveState, act::Spool and act::Unspool.
+  virtual void on_saved(const Status&, TimePoint) {}
+  virtual void on_spooled(const PublicationId&, std::uint32_t, const Status&, TimePoint) {}
+  virtual void on_unspooled(const PublicationId&, std::uint32_t, Result<Slice>, TimePoint) {}
 
-  // Bytes were read from `conn`, before they are decoded: holds the download limit.
+  // Bytes were read from a connection, before they are decoded: holds the download limit.
   void on_received(std::size_t bytes, TimePoint now);
   // The most the driver should read at a time, so that the download limit is even.
   std::size_t read_bytes_max(std::size_t whole) const { return down_.slice_bytes(whole); }
 
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
   Bytes bytes_received() const { return {bytes_received_}; }
-  Bytes bytes_sent() const { return {bytes_sent_}; }
+  Bytes bytes_sent() const { return {control_bytes_ + uplink_.bytes_sent()}; }
 
  protected:
-  // Control and application frames leave at once; the uplink is occupied by them all the same, so chunks wait.
-  void send_frame(ConnId conn, std::vector<std::byte> frame, TimePoint now);
-  void send_control(ConnId conn, const ControlMessage& message, TimePoint now) {
-    send_frame(conn, encode_control(message), now);
-  }
+  // Control messages leave at once; the uplink is occupied by them all the same, so chunks wait.
+  void send_control(ConnId conn, const ControlMessage& message, TimePoint now);
   void close(ConnId conn) { actions_.push_back(act::Close{conn}); }
   void resume_reading(TimePoint now);  // call on timer
   TimePoint reading_deadline() const { return reading_ ? kNever : down_.free_at(); }
-  ConnId dial(const Endpoint& to);
+  ConnId dial(const Endpoint& to, act::Service service, WorkerId expected);
+  double unix_s(TimePoint now) const { return unix_origin_s_ + seconds(now.time_since_epoch()); }
+  std::uint64_t unix_ms(TimePoint now) const { return static_cast<std::uint64_t>(unix_s(now) * 1e3); }
+  bool fault(std::string_view site) const { return faults_ && faults_->fire(site); }
 
   Pacer up_;
   std::vector<Action> actions_;
-  std::uint64_t bytes_sent_ = 0, bytes_received_ = 0;
+  Uplink uplink_;
+  double unix_origin_s_;
 
  private:
   Pacer down_;
+  FaultPoints* faults_;
+  std::uint64_t control_bytes_ = 0, bytes_received_ = 0;
   bool reading_ = true, was_paused_ = false;
   std::uint64_t next_conn_ = 1;
+};
+
+// Messages of the application to one peer, in turn with chunks. Bounded by what the core lets in.
+class MessageQueue final : public Source {
+ public:
+  void push(std::span<const std::byte> message);
+  std::optional<OutFrame> next(ConnId) override;
+  std::size_t bytes() const { return bytes_; }
+  void clear() { frames_.clear(), bytes_ = 0; }
+
+ private:
+  std::deque<Slice> frames_;
+  std::size_t bytes_ = 0;
+};
+
+// When a peer that should be heard regularly counts as silent: learned from how regularly it was heard so far (mean
+// and deviation of the gaps, as TCP learns its timeout), within [4, 12] intervals.
+class SilenceMeter {
+ public:
+  void begin(Duration interval, TimePoint now) { interval_ = interval, heard_ = now, mean_s_ = seconds(interval); }
+  void heard(TimePoint now);
+  // Something else came from the peer: it lives, though this says nothing about how regularly.
+  void alive(TimePoint now) { alive_ = now; }
+  TimePoint deadline() const;  // kNever before begin()
+
+ private:
+  Duration interval_{};
+  TimePoint heard_{}, alive_{};
+  double mean_s_ = 0, deviation_s_ = 0;
 };
 
 }  // namespace echoline::overlay

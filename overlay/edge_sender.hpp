@@ -1,17 +1,18 @@
-// The parent's side of its data connections: brings every child to the newest publication through one shared uplink.
-// Used by the learner for its seeds and by members for the worker behind them. Pure.
+// The parent's side of its edges: brings every child to the newest publication, or to the one it asked for, by the
+// cheapest way over what is stored here. Used by the learner for its seeds and by workers for those behind them. Pure.
 #pragma once
 #include <deque>
 #include <set>
 
 #include "overlay/core.hpp"
+#include "overlay/publication_store.hpp"
 
 namespace echoline::overlay {
 
 // A child this node's store cannot bring up to date (behind: it can, but a full snapshot would be far cheaper).
 struct EdgeTrouble {
-  ConnId conn;
   WorkerId child;
+  std::optional<Version> position;
   CannotServe what;
 };
 
@@ -20,88 +21,86 @@ class EdgeSender {
   // A full snapshot is asked for when catching up by what is stored costs more than this many times its bytes
   // (formula 4.10: 1 + phi).
   static constexpr double kSnapshotFactor = 1.25;
-  // A member's own bytes are cheaper than the learner's: it hands a child over only from here on.
+  // A worker's own bytes are cheaper than the learner's: it hands a child over only from here on.
   static constexpr double kHandOverFactor = 2.0;
-  // Bytes on one edge that the network has not taken yet, before the next piece waits.
-  static constexpr std::size_t kWindowBytes = 512 * 1024;
+  static constexpr std::size_t kStreamsMax = 16;  // connections of one edge
 
-  // All references must outlive the sender; `actions` receives what is to be sent. `snapshots_come`: troubles are
-  // answered by a full snapshot in the same store (the learner); otherwise the child is told to ask the learner.
-  EdgeSender(const PublicationStore& store, Pacer& up, std::vector<Action>& actions, bool snapshots_come)
-      : store_(store), up_(up), actions_(actions), snapshots_come_(snapshots_come) {}
+  // References must outlive the sender. `snapshots_come`: troubles are answered by a publication in the same store
+  // (the learner); otherwise the child is told to ask for help.
+  EdgeSender(PublicationStore& store, Uplink& uplink, bool snapshots_come)
+      : store_(store), uplink_(uplink), snapshots_come_(snapshots_come) {}
 
-  void open(ConnId conn, PeerHello hello, TimePoint now);
+  // A connection of the edge to `child`, its first or a further stream. False: it has too many.
+  bool open(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
   void close(ConnId conn);
-  bool contains(ConnId conn) const { return edges_.contains(conn); }
-  std::optional<ConnId> edge_of(WorkerId child) const;
-  std::size_t size() const { return edges_.size(); }
-  std::vector<ConnId> connections() const;
-  std::vector<ConnId> connections_of(WorkerId child) const;  // also while it catches up
-  // The child says anew what it holds, after it was helped by somebody else.
+  bool contains(ConnId conn) const { return lines_.contains(conn); }
+  std::optional<WorkerId> child_of(ConnId conn) const;
+  std::size_t connections() const { return lines_.size(); }
+  std::vector<ConnId> all_connections() const;
+  std::vector<ConnId> connections_of(WorkerId child) const;  // also while it is helped
+  std::vector<ConnId> connections_of(WorkerId child, bool helped) const;
+  std::vector<WorkerId> children() const;  // without those that are only helped
+
+  // The child says anew what it holds and wants.
   void update(ConnId conn, Have have, TimePoint now);
   void send_again(ConnId conn, const ChunkRequest& request, TimePoint now);
+  // On the first connection of every edge, ahead of chunks.
+  void tell_all(const ControlMessage& message, TimePoint now);
 
-  void on_store_changed(TimePoint now);  // publications announced or dropped
-  void on_chunk_arrived(TimePoint now) { pump(now); }
-  void on_sent(ConnId conn, std::size_t bytes, TimePoint now);
-  void on_timer(TimePoint now) { pump(now); }
-  TimePoint next_deadline() const { return transmission_ ? transmission_->due : kNever; }
+  void on_store_changed(TimePoint now);  // publications announced, closed or dropped
+  void on_chunk_arrived(TimePoint now) { send_all(now); }
   // Troubles found since the last call, each reported once.
   std::vector<EdgeTrouble> take_troubles() { return std::exchange(troubles_, {}); }
+  // One report for every child, from what the uplink saw.
+  std::vector<EdgeReport> reports(TimePoint now) const;
 
   std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }  // chunk bytes without headers
-  std::uint64_t wire_bytes_sent() const { return wire_bytes_; }    // everything on the edges
-  // Rate while there was something to send; nothing before it was busy for long enough to tell.
-  std::optional<BitRate> measured_rate() const;
+  std::uint64_t chunk_bytes_sent_to(WorkerId child) const;         // on its present edge
 
  private:
-  struct Frame {
-    std::vector<std::byte> head;
-    Slice tail;
-    std::size_t done = 0;
-    std::size_t size() const { return head.size() + tail.length; }
+  struct Known {
+    Version version;
+    ChunkSet chunks;
   };
-  struct Edge {
+  struct Edge final : Source {
+    EdgeSender* owner = nullptr;
     WorkerId child;
+    std::vector<ConnId> conns;  // in the order of streams
     std::optional<Version> catch_up_to;
     bool full_only = false;
-    std::optional<Version> position;           // where the child is once it has what was sent
-    std::map<PublicationKey, ChunkSet> known;  // chunks it has or was sent
-    std::set<PublicationKey> announced;
-    std::vector<PublicationKey> path;  // what still has to be sent, in order
-    std::deque<Frame> control;         // manifests and complaints, before the next chunk
-    std::optional<Frame> frame;        // under way
-    std::size_t in_flight = 0;
+    StripeMask wanted;
+    std::optional<Version> position;       // where the child is once it has what was sent
+    std::map<PublicationId, Known> known;  // chunks it has or was sent
+    std::set<PublicationKey> whole;        // what it says it has whole
+    std::set<PublicationId> closed;        // whose manifests it has or was sent
+    std::vector<PublicationKey> path;      // what still has to be sent, in order
+    std::deque<Slice> control;             // before the next chunk
+    std::uint64_t chunk_bytes = 0;
     bool said_behind = false;
+    bool lossy = false;  // a connection broke: what was sent on it may be lost
+    std::optional<OutFrame> next(ConnId conn) override { return owner->next_frame(*this, conn); }
   };
-  struct Transmission {
-    ConnId conn;
-    std::size_t bytes;
-    TimePoint due;
+  struct Line {
+    Edge* edge = nullptr;
+    std::set<PublicationId> announced;
   };
 
-  void plan(ConnId conn, Edge& edge);
-  void complain(ConnId conn, Edge& edge, CannotServe what);
-  bool next_frame(Edge& edge);
-  std::optional<ConnId> pick();
-  void emit(ConnId conn, std::size_t bytes);
-  void pump(TimePoint now);
-  void account(TimePoint now);
+  void send(const Edge& edge, TimePoint now);
+  void send_all(TimePoint now);
+  void take(Edge& edge, Have have);
+  void plan(Edge& edge);
+  void complain(Edge& edge, CannotServe what);
+  bool has_all(const Edge& edge, const StoredPublication& stored) const;
+  std::optional<OutFrame> next_frame(Edge& edge, ConnId conn);
+  void forget(Edge& edge);
 
-  const PublicationStore& store_;
-  Pacer& up_;
-  std::vector<Action>& actions_;
+  PublicationStore& store_;
+  Uplink& uplink_;
   bool snapshots_come_;
-  std::map<ConnId, Edge> edges_;
-  std::optional<Transmission> transmission_;
-  std::optional<ConnId> last_;  // round robin
-  bool busy_ = false;
+  std::map<std::pair<WorkerId, bool>, Edge> edges_;  // by child, and whether it is helped
+  std::map<ConnId, Line> lines_;
   std::vector<EdgeTrouble> troubles_;
-  std::uint64_t chunk_bytes_ = 0, wire_bytes_ = 0;
-  std::size_t in_flight_ = 0;
-  // Rate measurement: bytes and seconds while busy, halved now and then so that it follows the present.
-  double busy_bytes_ = 0, busy_seconds_ = 0;
-  TimePoint accounted_{};
+  std::uint64_t chunk_bytes_ = 0;
 };
 
 }  // namespace echoline::overlay

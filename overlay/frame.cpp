@@ -1,24 +1,17 @@
 #include "overlay/frame.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+
+#include "overlay/bytes.hpp"
+#include "overlay/chunk_memory.hpp"
 
 namespace echoline::overlay {
 namespace {
 
-constexpr std::uint16_t kMagic = 0xEC01;  // the low byte is the format version
-constexpr std::uint8_t kHasBase = 1;
-
-template <class T>
-void put(std::byte* to, T value) {
-  for (std::size_t i = 0; i < sizeof(T); ++i) to[i] = static_cast<std::byte>(value >> (8 * i));
-}
-template <class T>
-T get(const std::byte* from) {
-  T value = 0;
-  for (std::size_t i = 0; i < sizeof(T); ++i) value = static_cast<T>(value | static_cast<T>(from[i]) << (8 * i));
-  return value;
-}
+constexpr std::string_view kOperation = "read frame";
+constexpr std::uint16_t kMagic = 0xEC02;  // the low byte is the format version
 
 std::size_t body_bytes_max(FrameType type) {
   switch (type) {
@@ -27,16 +20,16 @@ std::size_t body_bytes_max(FrameType type) {
     case FrameType::kApplication:
       return kApplicationBytesMax;
     case FrameType::kChunk:
-      return kChunkHeaderBytes + kChunkBytesMax;
+      return kChunkHeadBytesMax + kChunkBytesMax;
   }
   return 0;
 }
 
 void put_header(std::byte* to, FrameType type, std::size_t body_bytes) {
-  put<std::uint16_t>(to, kMagic);
-  put<std::uint8_t>(to + 2, static_cast<std::uint8_t>(type));
-  put<std::uint8_t>(to + 3, 0);
-  put<std::uint32_t>(to + 4, static_cast<std::uint32_t>(body_bytes));
+  put_le<std::uint16_t>(to, kMagic);
+  put_le<std::uint8_t>(to + 2, static_cast<std::uint8_t>(type));
+  put_le<std::uint8_t>(to + 3, 0);
+  put_le<std::uint32_t>(to + 4, static_cast<std::uint32_t>(body_bytes));
 }
 
 }  // namespace
@@ -54,94 +47,168 @@ std::vector<std::byte> encode_frame(FrameType type, std::span<const std::byte> b
   return frame;
 }
 
-std::vector<std::byte> encode_chunk_header(const ChunkHeader& header) {
-  ECHO_CHECK(header.length_bytes >= 1 && header.length_bytes <= kChunkBytesMax, "chunk of {} bytes",
-             header.length_bytes);
-  std::vector<std::byte> frame(kFrameHeaderBytes + kChunkHeaderBytes);
-  put_header(frame.data(), FrameType::kChunk, kChunkHeaderBytes + header.length_bytes);
+std::vector<std::byte> encode_chunk_head(const ChunkHead& head) {
+  ECHO_CHECK(head.length >= 1 && head.length <= kChunkBytesMax && head.path.size() <= kProofHashesMax,
+             "chunk of {} bytes with a path of {}", head.length, head.path.size());
+  const std::size_t head_bytes = kChunkHeadFixedBytes + 32 * head.path.size();
+  std::vector<std::byte> frame(kFrameHeaderBytes + head_bytes);
+  put_header(frame.data(), FrameType::kChunk, head_bytes + head.length);
   std::byte* to = frame.data() + kFrameHeaderBytes;
-  frame[3] = static_cast<std::byte>(header.key.base ? kHasBase : 0);
-  put<std::uint64_t>(to, header.key.version.value);
-  put<std::uint64_t>(to + 8, header.key.base ? header.key.base->value : 0);
-  put<std::uint32_t>(to + 16, header.index);
-  put<std::uint32_t>(to + 20, header.length_bytes);
-  put<std::uint64_t>(to + 24, header.xxh3_64);
+  std::memcpy(to, head.publication.data(), 16);
+  put_le<std::uint32_t>(to + 16, head.index);
+  put_le<std::uint32_t>(to + 20, head.length);
+  put_le<std::uint32_t>(to + 24, head.seal_first);
+  put_le<std::uint16_t>(to + 28, head.seal_count);
+  put_le<std::uint16_t>(to + 30, static_cast<std::uint16_t>(head.path.size()));
+  std::memcpy(to + 32, head.signature.bytes.data(), 64);
+  for (std::size_t i = 0; i < head.path.size(); ++i)
+    std::memcpy(to + kChunkHeadFixedBytes + 32 * i, head.path[i].data(), 32);
   return frame;
 }
 
-Result<FrameHeader> FrameDecoder::parse_header(std::span<const std::byte> bytes) const {
-  constexpr std::string_view op = "read frame";
-  if (const auto magic = get<std::uint16_t>(bytes.data()); magic != kMagic)
-    return fail(Code::kCorrupt, op,
-                "expected magic {:#06x}, found {:#06x}: the peer is not an echoline node of this version", kMagic,
-                magic);
-  const auto type = get<std::uint8_t>(bytes.data() + 2);
-  const auto flags = get<std::uint8_t>(bytes.data() + 3);
-  if (type < 1 || type > 3) return fail(Code::kCorrupt, op, "expected frame type 1 to 3, found {}", type);
-  if (flags > (type == static_cast<std::uint8_t>(FrameType::kChunk) ? kHasBase : 0))
-    return fail(Code::kCorrupt, op, "frame type {} has unknown flags {:#04x}", type, flags);
-  const FrameHeader header{static_cast<FrameType>(type), get<std::uint32_t>(bytes.data() + 4)};
-  if (!admitted_ && header.type != FrameType::kControl)
-    return fail(Code::kCorrupt, op, "expected an introduction first, found a frame of type {}", type);
-  if (header.body_bytes > body_bytes_max(header.type))
-    return fail(Code::kCorrupt, op, "frame type {} announces {} bytes, the limit is {}", type, header.body_bytes,
-                body_bytes_max(header.type));
-  if (header.type == FrameType::kChunk && header.body_bytes <= kChunkHeaderBytes)
-    return fail(Code::kCorrupt, op, "a chunk frame announces {} bytes, expected more than {}", header.body_bytes,
-                kChunkHeaderBytes);
-  return header;
-}
-
-Result<FrameView> FrameDecoder::parse_body(const FrameHeader& header, std::span<const std::byte> frame) const {
-  const std::span<const std::byte> body = frame.subspan(kFrameHeaderBytes);
-  FrameView view{header.type, body, {}};
-  if (header.type != FrameType::kChunk) return view;
-  const std::byte* from = body.data();
-  const bool has_base = std::to_integer<std::uint8_t>(frame[3]) & kHasBase;
-  const auto base = get<std::uint64_t>(from + 8);
-  view.chunk.key.version = Version{get<std::uint64_t>(from)};
-  if (has_base) view.chunk.key.base = Version{base};
-  view.chunk.index = get<std::uint32_t>(from + 16);
-  view.chunk.length_bytes = get<std::uint32_t>(from + 20);
-  view.chunk.xxh3_64 = get<std::uint64_t>(from + 24);
-  if (!has_base && base != 0) return fail(Code::kCorrupt, "read chunk", "a full snapshot's chunk names base {}", base);
-  if (has_base && base >= view.chunk.key.version.value)
-    return fail(Code::kCorrupt, "read chunk", "expected a base below version {}, found {}", view.chunk.key.version,
-                base);
-  view.body = body.subspan(kChunkHeaderBytes);
-  if (view.chunk.length_bytes != view.body.size())
-    return fail(Code::kCorrupt, "read chunk", "{} chunk {}: header says {} bytes, the frame holds {}",
-                to_text(view.chunk.key), view.chunk.index, view.chunk.length_bytes, view.body.size());
-  return view;
-}
-
-Result<std::optional<FrameView>> FrameDecoder::next() {
-  if (partial_delivered_) {
-    partial_.clear();
-    partial_delivered_ = false;
-    if (partial_.capacity() > 2 * kControlBytesMax) partial_ = {};  // do not hold a large frame's memory for ever
+std::span<std::byte> FrameDecoder::room() {
+  switch (part_) {
+    case Part::kHeader:
+      return {head_.data() + filled_, kFrameHeaderBytes - filled_};
+    case Part::kChunkHead:
+      return {head_.data() + kFrameHeaderBytes + filled_, kChunkHeadFixedBytes - filled_};
+    case Part::kPath:
+      return {head_.data() + kFrameHeaderBytes + kChunkHeadFixedBytes + filled_,
+              head_bytes_ - kFrameHeaderBytes - kChunkHeadFixedBytes - filled_};
+    case Part::kBody:
+      if (type_ == FrameType::kChunk) {
+        if (!chunk_) chunk_ = chunk_memory(body_bytes_);
+        return {chunk_.get() + filled_, body_bytes_ - filled_};
+      }
+      // Memory grows with bytes that came, not with a length that was announced.
+      if (filled_ == message_.size()) message_.resize(std::min(body_bytes_, filled_ + kGrowth));
+      return std::span(message_).subspan(filled_);
+    case Part::kWhole:
+      break;
   }
-  const auto take = [&](std::size_t wanted) {  // moves input into partial_ until it holds `wanted` bytes
-    const std::size_t n = std::min(wanted - partial_.size(), input_.size());
-    partial_.insert(partial_.end(), input_.begin(), input_.begin() + static_cast<std::ptrdiff_t>(n));
-    input_ = input_.subspan(n);
-    return partial_.size() == wanted;
-  };
-  if (partial_.empty() && input_.size() >= kFrameHeaderBytes) {  // the common case: the frame lies whole in the input
-    ECHO_ASSIGN(const FrameHeader header, parse_header(input_));
-    const std::size_t total = kFrameHeaderBytes + header.body_bytes;
-    if (input_.size() >= total) {
-      ECHO_ASSIGN(const FrameView view, parse_body(header, input_.first(total)));
-      input_ = input_.subspan(total);
-      return std::optional(view);
+  return {};
+}
+
+Status FrameDecoder::advance(std::size_t n) {
+  filled_ += n;
+  for (;;) {
+    switch (part_) {
+      case Part::kHeader:
+        if (filled_ < kFrameHeaderBytes) return ok();
+        ECHO_TRY(read_header());
+        break;
+      case Part::kChunkHead:
+        if (filled_ < kChunkHeadFixedBytes) return ok();
+        ECHO_TRY(read_chunk_head());
+        break;
+      case Part::kPath:
+        if (filled_ < head_bytes_ - kFrameHeaderBytes - kChunkHeadFixedBytes) return ok();
+        begin_body();
+        break;
+      case Part::kBody:
+        if (filled_ < body_bytes_) return ok();
+        finish();
+        return ok();
+      case Part::kWhole:
+        return ok();
     }
   }
-  if (partial_.size() < kFrameHeaderBytes && !take(kFrameHeaderBytes)) return std::optional<FrameView>();
-  ECHO_ASSIGN(const FrameHeader header, parse_header(partial_));
-  if (!take(kFrameHeaderBytes + header.body_bytes)) return std::optional<FrameView>();
-  ECHO_ASSIGN(const FrameView view, parse_body(header, partial_));
-  partial_delivered_ = true;
-  return std::optional(view);
+}
+
+Status FrameDecoder::read_header() {
+  filled_ = 0;
+  if (const auto magic = get_le<std::uint16_t>(head_.data()); magic != kMagic)
+    return fail(Code::kCorrupt, kOperation,
+                "expected magic {:#06x}, found {:#06x}: the peer is not an echoline node of this version", kMagic,
+                magic);
+  const auto type = get_le<std::uint8_t>(head_.data() + 2);
+  const auto flags = get_le<std::uint8_t>(head_.data() + 3);
+  const auto length = get_le<std::uint32_t>(head_.data() + 4);
+  if (type < 1 || type > 3) return fail(Code::kCorrupt, kOperation, "expected frame type 1 to 3, found {}", type);
+  if (flags != 0) return fail(Code::kCorrupt, kOperation, "expected flags 0, found {:#04x}", flags);
+  type_ = static_cast<FrameType>(type);
+  if (!admitted_ && type_ != FrameType::kControl)
+    return fail(Code::kCorrupt, kOperation, "frame type {} from a peer that is not admitted", type);
+  const std::size_t most = admitted_ ? body_bytes_max(type_) : kStrangerBytesMax;
+  if (length > most)
+    return fail(Code::kCorrupt, kOperation, "a frame of type {} may have {} bytes{}, found {}", type, most,
+                admitted_ ? "" : " before its sender is admitted", length);
+  body_bytes_ = length;
+  if (type_ == FrameType::kChunk) {
+    if (length <= kChunkHeadFixedBytes)
+      return fail(Code::kCorrupt, kOperation, "a chunk frame has more than {} bytes, found {}", kChunkHeadFixedBytes,
+                  length);
+    part_ = Part::kChunkHead;
+  } else {
+    begin_body();
+  }
+  return ok();
+}
+
+Status FrameDecoder::read_chunk_head() {
+  const std::byte* from = head_.data() + kFrameHeaderBytes;
+  ChunkHead& head = frame_.chunk;
+  std::memcpy(head.publication.data(), from, 16);
+  head.index = get_le<std::uint32_t>(from + 16);
+  head.length = get_le<std::uint32_t>(from + 20);
+  head.seal_first = get_le<std::uint32_t>(from + 24);
+  head.seal_count = get_le<std::uint16_t>(from + 28);
+  const auto path = get_le<std::uint16_t>(from + 30);
+  std::memcpy(head.signature.bytes.data(), from + 32, 64);
+  if (head.index >= kChunksMax)
+    return fail(Code::kCorrupt, kOperation, "expected a chunk index below {}, found {}", kChunksMax, head.index);
+  if (head.seal_count < 1 || head.seal_count > kSealChunksMax || head.index < head.seal_first ||
+      head.index - head.seal_first >= head.seal_count)
+    return fail(Code::kCorrupt, kOperation, "chunk {} is outside of its seal of {} chunks from {} on", head.index,
+                head.seal_count, head.seal_first);
+  if (path != std::bit_width(static_cast<unsigned>(head.seal_count - 1)))
+    return fail(Code::kCorrupt, kOperation, "expected a path of {} hashes in a seal of {} chunks, found {}",
+                std::bit_width(static_cast<unsigned>(head.seal_count - 1)), head.seal_count, path);
+  const std::size_t head_bytes = kChunkHeadFixedBytes + 32u * path;
+  if (head.length < 1 || head.length > kChunkBytesMax || body_bytes_ != head_bytes + head.length)
+    return fail(Code::kCorrupt, kOperation, "a frame of {} bytes cannot hold a head of {} and a chunk of {} bytes",
+                body_bytes_, head_bytes, head.length);
+  head_bytes_ = kFrameHeaderBytes + head_bytes;
+  body_bytes_ = head.length;
+  filled_ = 0;
+  part_ = Part::kPath;
+  return ok();
+}
+
+void FrameDecoder::begin_body() {
+  filled_ = 0;
+  part_ = Part::kBody;
+}
+
+void FrameDecoder::finish() {
+  frame_.type = type_;
+  if (type_ == FrameType::kChunk) {
+    ChunkHead& head = frame_.chunk;
+    head.path.resize((head_bytes_ - kFrameHeaderBytes - kChunkHeadFixedBytes) / 32);
+    for (std::size_t i = 0; i < head.path.size(); ++i)
+      std::memcpy(head.path[i].data(), head_.data() + kFrameHeaderBytes + kChunkHeadFixedBytes + 32 * i, 32);
+    frame_.head =
+        Slice(std::vector<std::byte>(head_.begin(), head_.begin() + static_cast<std::ptrdiff_t>(head_bytes_)));
+    frame_.body = Slice(std::move(chunk_), body_bytes_);
+  } else {
+    message_.resize(body_bytes_);
+    frame_.body = Slice(std::exchange(message_, {}));
+  }
+  filled_ = 0;
+  part_ = Part::kWhole;
+}
+
+std::optional<Frame> FrameDecoder::take() {
+  if (part_ != Part::kWhole) return std::nullopt;
+  part_ = Part::kHeader;
+  return std::exchange(frame_, {});
+}
+
+bool FrameDecoder::adopt(const Slice& data) {
+  if (!awaiting_chunk() || data.size() != body_bytes_) return false;
+  finish();
+  frame_.body = data;
+  return true;
 }
 
 }  // namespace echoline::overlay

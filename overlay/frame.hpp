@@ -1,5 +1,6 @@
-// The framed TCP stream: what a byte stream between two nodes consists of. Byte-exact in FORMAT.md.
+// The framed stream between two nodes. Byte-exact in FORMAT.md.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -8,23 +9,30 @@
 
 #include "base/ids.hpp"
 #include "base/result.hpp"
+#include "overlay/slice.hpp"
+#include "overlay/trust/hash.hpp"
+#include "overlay/trust/signature.hpp"
 
 namespace echoline::overlay {
 
 enum class FrameType : std::uint8_t {
   kControl = 1,      // a protobuf ControlMessage
   kApplication = 2,  // opaque application bytes
-  kChunk = 3,        // a chunk header and the chunk's bytes
+  kChunk = 3,        // a chunk with its proof
 };
 
 inline constexpr std::size_t kFrameHeaderBytes = 8;
-inline constexpr std::size_t kChunkHeaderBytes = 32;
 inline constexpr std::size_t kControlBytesMax = 256 * 1024;
+inline constexpr std::size_t kStrangerBytesMax = 4 * 1024;  // one frame of a peer that is not admitted
 inline constexpr std::size_t kApplicationBytesMax = 4 * 1024 * 1024;
-inline constexpr std::size_t kChunkBytesMax = 4 * 1024 * 1024;
+inline constexpr std::size_t kChunkBytesMax = 1024 * 1024;
 inline constexpr std::size_t kChunkBytesMin = 1024;
+inline constexpr std::uint32_t kChunksMax = 1u << 20;  // of one publication
 
-// A publication's identity: a version may travel as a full snapshot and as deltas on different bases.
+// Names one publication: the first 16 bytes of the BLAKE3 of its signed announcement.
+using PublicationId = std::array<std::byte, 16>;
+
+// What a publication brings: a version may travel as a full snapshot and as deltas on different bases.
 struct PublicationKey {
   Version version;
   std::optional<Version> base;  // absent: a full snapshot
@@ -33,52 +41,77 @@ struct PublicationKey {
 };
 std::string to_text(const PublicationKey& key);  // "version 7 on 6", "version 7 (full)"
 
-struct ChunkHeader {
-  PublicationKey key;
-  std::uint32_t index = 0;
-  std::uint32_t length_bytes = 0;
-  std::uint64_t xxh3_64 = 0;  // of the chunk's bytes
-};
+// A seal is the learner's signature over the Merkle root of consecutive chunks.
+inline constexpr std::size_t kSealChunksMax = 64;
+inline constexpr std::size_t kProofHashesMax = 6;  // log2(kSealChunksMax)
+inline constexpr std::size_t kChunkHeadFixedBytes = 96;
+inline constexpr std::size_t kChunkHeadBytesMax = kChunkHeadFixedBytes + 32 * kProofHashesMax;
 
-struct FrameHeader {
-  FrameType type = FrameType::kControl;
-  std::uint32_t body_bytes = 0;
+// What stands before a chunk's bytes: where they belong, and the proof that the learner sealed them.
+struct ChunkHead {
+  PublicationId publication{};
+  std::uint32_t index = 0;
+  std::uint32_t length = 0;      // of the chunk, in bytes
+  std::uint32_t seal_first = 0;  // the seal covers chunks [seal_first, seal_first + seal_count)
+  std::uint16_t seal_count = 1;
+  trust::Signature signature{};   // of the seal
+  std::vector<trust::Hash> path;  // siblings from the chunk's hash up to the root
 };
 
 // Frame bytes of a control or application message; the body's size must be within its type's limit (checked).
 std::vector<std::byte> encode_frame(FrameType type, std::span<const std::byte> body);
-// Frame header and chunk header; the chunk's bytes follow on the wire.
-std::vector<std::byte> encode_chunk_header(const ChunkHeader& header);
+// Frame header and chunk head; the chunk's bytes follow on the wire.
+std::vector<std::byte> encode_chunk_head(const ChunkHead& head);
 
-// A decoded frame. The body is valid until the decoder is used again.
-struct FrameView {
+struct Frame {
   FrameType type = FrameType::kControl;
-  std::span<const std::byte> body;  // of a chunk: its bytes without the chunk header
-  ChunkHeader chunk;                // only for kChunk
+  Slice body;       // of a chunk: its bytes
+  Slice head;       // of a chunk: encode_chunk_head(chunk), so that it is forwarded as it came
+  ChunkHead chunk;  // of a chunk
 };
 
-// Turns a byte stream into frames. Never trusts a length: a limit is checked before a body is awaited, and memory grows
-// only with bytes that arrived. Usage: feed() once, then next() until it returns nothing. After an error the stream is
-// lost: the connection must be closed.
+// Turns a byte stream into frames, without copying what a chunk consists of. The driver puts bytes where room() says
+// (decrypting straight into the chunk's memory), tells how many, and takes the frame when one is whole:
+//   while (n = read_into(decoder.room())) { ECHO_TRY(decoder.advance(n)); if (auto f = decoder.take()) use(*f); }
+// A length is checked against its limit before it is believed. After an error the stream is lost.
 class FrameDecoder {
  public:
-  // A stranger may send one control message, no more; admit() lifts that once the peer has introduced itself.
+  // A stranger may send small control messages, no more; admit() lifts that once the peer is known.
   void admit() { admitted_ = true; }
-  // `bytes` must stay valid until next() has returned nothing.
-  void feed(std::span<const std::byte> bytes) { input_ = bytes; }
-  // The next complete frame, nothing when more bytes are needed, or kCorrupt with what was expected and found.
-  Result<std::optional<FrameView>> next();
-  // Bytes held for a frame that is not complete.
-  std::size_t buffered_bytes() const { return partial_.size(); }
+  // Where the next bytes belong; never empty unless a whole frame waits in take().
+  std::span<std::byte> room();
+  // The first `n` bytes of room() have come. kCorrupt with what was expected and found.
+  Status advance(std::size_t n);
+  std::optional<Frame> take();
+  // The next bytes are exactly this chunk's bytes, already in shared memory: keeps them instead of a copy. False when
+  // the stream does not stand there.
+  bool adopt(const Slice& data);
+  // The chunk whose bytes are expected next, none of them here yet; null elsewhere.
+  const ChunkHead* awaiting_chunk() const {
+    return part_ == Part::kBody && type_ == FrameType::kChunk && filled_ == 0 ? &frame_.chunk : nullptr;
+  }
+  // Bytes held for a frame that is not whole.
+  std::size_t buffered_bytes() const { return filled_; }
 
  private:
-  Result<FrameHeader> parse_header(std::span<const std::byte> bytes) const;
-  Result<FrameView> parse_body(const FrameHeader& header, std::span<const std::byte> body) const;
+  enum class Part { kHeader, kChunkHead, kPath, kBody, kWhole };
+  static constexpr std::size_t kGrowth = 64 * 1024;
+
+  Status read_header();
+  Status read_chunk_head();
+  void begin_body();
+  void finish();
 
   bool admitted_ = false;
-  bool partial_delivered_ = false;  // partial_ holds a frame handed out by the last next()
-  std::span<const std::byte> input_;
-  std::vector<std::byte> partial_;
+  Part part_ = Part::kHeader;
+  std::size_t filled_ = 0;      // bytes of the current part
+  std::size_t body_bytes_ = 0;  // of control and application frames; of a chunk: its bytes
+  std::size_t head_bytes_ = 0;  // of a chunk frame: header, head and path
+  FrameType type_ = FrameType::kControl;
+  std::array<std::byte, kFrameHeaderBytes + kChunkHeadBytesMax> head_{};
+  std::vector<std::byte> message_;
+  std::shared_ptr<std::byte> chunk_;
+  Frame frame_;
 };
 
 }  // namespace echoline::overlay

@@ -1,233 +1,301 @@
 #include "overlay/learner_core.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/log.hpp"
 
 namespace echoline::overlay {
 namespace {
 
-constexpr std::size_t kVersionsKept = 4096;
-// Stands for a link nobody limits.
-constexpr BitRate kUnlimited = BitRate{1e11};
+constexpr Duration kSaveRetry = std::chrono::seconds(1);
+constexpr std::size_t kUsedTokensMax = 100'000;
+constexpr std::size_t kEnrolledKept = 4096;
 
 }  // namespace
 
 LearnerCore::LearnerCore(LearnerConfig config)
-    : Core(config.limits),
+    : Core(config.core),
       config_(std::move(config)),
-      store_(config_.store_bytes_max),
-      edges_(store_, up_, actions_, config_.snapshots_on_demand) {
+      store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
+      edges_(store_, uplink_, config_.snapshots_on_demand) {
   topology_.policy = config_.policy;
-}
-
-BitRate LearnerCore::learner_up() const {
-  return up_.rate().value_or(BitRate{config_.chain_rate.bits_per_s * static_cast<double>(config_.chains_max)});
-}
-
-// ---- application ----
-
-Status LearnerCore::publish(PreparedPublication p, TimePoint now) {
-  const PublicationKey key = p.manifest.key;
-  if (newest_ && key.version <= *newest_)
-    return fail(Code::kInvalid, "publish", "{}: versions must grow, the last was {}", to_text(key), *newest_);
-  if (key.base && !versions_.contains(*key.base))
-    return fail(Code::kInvalid, "publish", "{}: its base was not published (recently)", to_text(key));
-  const Bytes payload{p.manifest.payload_bytes};
-  ECHO_TRY(store_.add(std::move(p), key.version));
-  newest_ = key.version;
-  versions_.insert(key.version);
-  if (versions_.size() > kVersionsKept) versions_.erase(versions_.begin());
-  if (!workers_.empty()) {
-    Broadcast b{key.version, key.base, payload, now, {}, {}, edges_.wire_bytes_sent(), topology_.chains};
-    for (const auto& [id, worker] : workers_) b.active.insert(id);
-    b.waiting = b.active;
-    if (broadcasts_.size() >= kBroadcastsMax) broadcasts_.erase(broadcasts_.begin());
-    broadcasts_.push_back(std::move(b));
+  if (config_.state) state_ = *config_.state;
+  state_.run_id = config_.authority->run_id();
+  state_.port = config_.self.port;
+  auto& published = state_.published;
+  if (config_.resumed_at && !published.empty() && published.rbegin()->first > *config_.resumed_at) {
+    ++state_.epoch;
+    published.erase(published.upper_bound(*config_.resumed_at), published.end());
   }
-  edges_.on_store_changed(now);
-  ask_for_snapshot();
-  return ok();
 }
 
-Status LearnerCore::provide_snapshot(PreparedPublication full, TimePoint now) {
-  snapshot_requested_ = false;
-  const PublicationKey key = full.manifest.key;
-  if (!key.full()) return fail(Code::kInvalid, "provide snapshot", "{} is a delta", to_text(key));
-  if (!versions_.contains(key.version))
-    return fail(Code::kInvalid, "provide snapshot", "version {} was not published (recently)", key.version);
-  ECHO_TRY(store_.add(std::move(full), Version{key.version.value + 1}));
-  edges_.on_store_changed(now);
-  ask_for_snapshot();
-  return ok();
+// The learner's own certificate has no use for anybody else, so it may live as long as a long run.
+void LearnerCore::start(TimePoint now) {
+  trust::CertificateRequest request;
+  request.subject = config_.authority->public_key();
+  request.kind = trust::PeerIdentity::Kind::kLearner;
+  request.serial = state_.next_serial++;
+  request.now_unix_s = unix_s(now);
+  request.lifetime = std::chrono::hours(24 * 365);
+  auto certificate = config_.authority->issue(request);
+  ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
+  actions_.push_back(act::UseCertificate{std::move(*certificate), config_.authority->certificate()});
+  beat_at_ = now + config_.heartbeat;
+  save(now);
 }
 
-void LearnerCore::ask_for_snapshot() {
-  const auto troubles = edges_.take_troubles();
-  if (!config_.snapshots_on_demand)
-    for (const EdgeTrouble& t : troubles)
-      if (!t.what.behind)
-        log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child,
-                   t.what.target);
-  if (troubles.empty() || snapshot_requested_ || !config_.snapshots_on_demand) return;
-  snapshot_requested_ = true;
-  actions_.push_back(act::NeedSnapshot{*newest_});
-}
+// ---- the application ----
 
 void LearnerCore::send_message(WorkerId id, std::span<const std::byte> bytes, TimePoint now) {
   const auto it = workers_.find(id);
   if (it == workers_.end()) return;
-  it->second.unsent += bytes.size() + kFrameHeaderBytes;
-  if (it->second.unsent > kUnsentBytesMax)
-    return lose(id, fmt::format("it does not take its messages: {} bytes are waiting", it->second.unsent), false, now);
-  send_frame(it->second.control, encode_frame(FrameType::kApplication, bytes), now);
+  MessageQueue& messages = it->second.messages;
+  messages.push(bytes);
+  if (messages.bytes() > kUnsentBytesMax)
+    return lose(id, fmt::format("it does not take its messages: {} bytes are waiting", messages.bytes()), false, now);
+  uplink_.wake(messages);
+  uplink_.pump(now);
 }
 
-void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) { lose(id, reason, true, now); }
+void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) {
+  if (!workers_.contains(id)) return;
+  if (state_.revoked.size() < kRevokedMax) state_.revoked.insert(id);
+  save(now);
+  lose(id, reason, true, now);
+  make_beacon(now);
+}
 
 void LearnerCore::leave(TimePoint now) {
-  for (const auto& [id, worker] : workers_) {
+  for (auto& [id, worker] : workers_) {
     send_control(worker.control, Goodbye{"the run has ended"}, now);
     close(worker.control);
   }
-  for (const ConnId conn : edges_.connections()) {
+  for (const ConnId conn : edges_.all_connections()) {
     edges_.close(conn);
     close(conn);
   }
   for (const auto& [conn, stranger] : strangers_) close(conn);
+  for (const auto& [conn, id] : dial_backs_) close(conn);
   strangers_.clear();
   control_.clear();
-  beat_at_ = kNever;
+  dial_backs_.clear();
+  beat_at_ = plan_at_ = save_retry_at_ = kNever;
 }
 
 LearnerStats LearnerCore::stats() const {
   LearnerStats s;
-  for (const auto& [id, worker] : workers_) s.workers.push_back(worker.view);
+  for (const auto& [id, worker] : workers_) {
+    s.workers.push_back(worker.view);
+    s.workers.back().reachable = worker.reachable;
+    s.workers.back().quarantined = worker.quarantined;
+  }
   s.topology = topology_.chains;
   s.chunk_bytes_sent = {edges_.chunk_bytes_sent()};
-  s.bytes_sent = {bytes_sent_ + edges_.wire_bytes_sent()};
+  s.bytes_sent = bytes_sent();
   s.bytes_received = bytes_received();
-  s.joined = next_worker_ - 1;
+  s.joined = joined_;
   s.lost = lost_;
+  s.quarantined = quarantined_;
+  s.slow_hops = slow_hops_;
   return s;
 }
 
 // ---- connections ----
 
-void LearnerCore::on_accepted(ConnId conn, const std::string& peer_host, TimePoint now) {
+void LearnerCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   if (strangers_.size() >= kStrangersMax) return close(conn);
-  strangers_[conn] = {peer_host, now + kHandshakeTimeout};
+  strangers_[conn] = {peer, now + kHandshakeTimeout};
+}
+
+// A worker was dialled back: its advertised address is good. The connection served its purpose.
+void LearnerCore::on_connected(ConnId conn, TimePoint now) {
+  const auto it = dial_backs_.find(conn);
+  close(conn);
+  if (it == dial_backs_.end()) return;
+  if (const auto worker = workers_.find(it->second); worker != workers_.end()) {
+    const bool was = std::exchange(worker->second.reachable, true);
+    worker->second.dial_back.reset();
+    if (!was) move_back(it->second, now);
+  }
+  dial_backs_.erase(conn);
 }
 
 void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
   strangers_.erase(conn);
+  std::erase_if(enrolling_, [&](const auto& e) { return e.conn == conn; });
   edges_.close(conn);
+  if (const auto it = dial_backs_.find(conn); it != dial_backs_.end()) {
+    const WorkerId id = it->second;
+    dial_backs_.erase(it);
+    const auto worker = workers_.find(id);
+    if (worker == workers_.end()) return;
+    worker->second.dial_back.reset();
+    worker->second.reachable = false;
+    log::info("worker {} cannot be reached at {}: {}; it will not forward", id, to_text(worker->second.view.info.data),
+              reason);
+    return move_back(id, now);
+  }
   if (const auto it = control_.find(conn); it != control_.end())
     lose(it->second, "its connection was lost: " + reason, false, now);
 }
 
-void LearnerCore::on_frame(ConnId conn, const FrameView& frame, TimePoint now) {
-  if (edges_.contains(conn)) return on_edge(conn, frame, now);
-  const auto it = control_.find(conn);
-  if (it == control_.end()) return on_stranger(conn, frame, now);
-  Worker& worker = workers_.at(it->second);
-  worker.heard = now;
-  if (frame.type == FrameType::kApplication) {
-    actions_.push_back(
-        act::MessageFrom{it->second, std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
-    return;
+void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
+  if (const auto it = control_.find(conn); it != control_.end()) {
+    Worker& worker = workers_.at(it->second);
+    worker.heard = now;
+    if (frame.type == FrameType::kApplication) {
+      actions_.push_back(act::MessageFrom{
+          it->second, std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
+      return;
+    }
+    if (frame.type == FrameType::kChunk) return lose(it->second, "it sent a chunk to the learner", true, now);
+    const auto message = decode_control(frame.body.bytes());
+    if (!message) return lose(it->second, message.error().message(), true, now);
+    return on_worker(worker, *message, now);
   }
-  if (frame.type == FrameType::kChunk) return lose(it->second, "it sent a chunk to the learner", true, now);
-  const auto message = decode_control(frame.body);
-  if (!message) return lose(it->second, message.error().message(), true, now);
-  on_worker(worker, *message, now);
+  if (edges_.contains(conn)) return on_edge(conn, frame, now);
+  if (const auto it = strangers_.find(conn); it != strangers_.end())
+    return on_stranger(conn, Stranger(it->second), frame, now);
 }
 
-void LearnerCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) {
-  if (edges_.contains(conn)) return edges_.on_sent(conn, bytes, now);
-  if (const auto it = control_.find(conn); it != control_.end()) {
-    std::size_t& unsent = workers_.at(it->second).unsent;
-    unsent -= std::min(bytes, unsent);
-  }
-}
+void LearnerCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) { uplink_.on_sent(conn, bytes, now); }
 
 void LearnerCore::refuse(ConnId conn, const std::string& reason, TimePoint now) {
-  log::warn("refusing a connection: {}", reason);
   strangers_.erase(conn);
+  log::warn("refusing a connection: {}", reason);
   send_control(conn, Goodbye{reason}, now);
   close(conn);
 }
 
-void LearnerCore::on_stranger(ConnId conn, const FrameView& frame, TimePoint now) {
-  const auto it = strangers_.find(conn);
-  if (it == strangers_.end()) return;  // already closed here
-  auto message = decode_control(frame.body);
+// ---- newcomers ----
+
+void LearnerCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now) {
+  using Kind = trust::PeerIdentity::Kind;
+  if (frame.type != FrameType::kControl) return refuse(conn, "it did not introduce itself", now);
+  auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(conn, message.error().message(), now);
-  const Stranger stranger = it->second;
+  if (stranger.peer.identity.kind == Kind::kNobody) {
+    const auto* wish = std::get_if<Enrol>(&*message);
+    if (!wish) return refuse(conn, "a machine without a certificate may only enrol, with a join token", now);
+    return enrol(conn, *wish, now);
+  }
+  if (stranger.peer.identity.kind != Kind::kWorker) return refuse(conn, "it has the learner's certificate", now);
+  if (state_.revoked.contains(stranger.peer.identity.worker))
+    return refuse(conn, "the certificate of this worker was revoked", now);
   if (auto* hello = std::get_if<Hello>(&*message)) return admit_worker(conn, stranger, std::move(*hello), now);
-  if (auto* hello = std::get_if<PeerHello>(&*message)) return admit_edge(conn, std::move(*hello), now);
-  refuse(conn, "expected an introduction first", now);
+  if (auto* hello = std::get_if<PeerHello>(&*message))
+    return admit_edge(conn, stranger.peer.identity.worker, std::move(*hello), now);
+  refuse(conn, "it did not introduce itself", now);
+}
+
+// The token's nonce and the new id are on disk before the certificate leaves, so no token is ever used twice.
+void LearnerCore::enrol(ConnId conn, const Enrol& wish, TimePoint now) {
+  const auto token =
+      trust::check_token(trust::Secret(std::string(wish.token)), *config_.authority, unix_s(now), wish.instance);
+  if (!token) return refuse(conn, token.error().message(), now);
+  if (!trust::verify(wish.key, "enrol 2", std::as_bytes(std::span(wish.token)), wish.proof))
+    return refuse(conn, "it does not hold the key it shows", now);
+  std::erase_if(state_.used_tokens, [&](const auto& t) { return static_cast<double>(t.second) < unix_s(now) - 60; });
+  if (state_.used_tokens.size() >= kUsedTokensMax) return refuse(conn, "too many tokens were used just now", now);
+  if (const auto again = enrolled_.find(wish.key); again != enrolled_.end()) {  // the answer was lost on its way
+    enrolling_.push_back({conn, again->second});
+    return save(now);
+  }
+  if (!state_.used_tokens.emplace(token->nonce, token->expires_unix_s).second)
+    return refuse(conn, fmt::format("the join token for '{}' was used before: issue another one", token->instance),
+                  now);
+  trust::CertificateRequest request;
+  request.subject = wish.key;
+  request.kind = trust::PeerIdentity::Kind::kWorker;
+  request.worker = WorkerId{state_.next_worker++};
+  state_.names[request.worker] = wish.instance;
+  request.serial = state_.next_serial++;
+  request.now_unix_s = unix_s(now);
+  auto certificate = config_.authority->issue(request);
+  if (!certificate) return refuse(conn, certificate.error().message(), now);
+  if (enrolled_.size() >= kEnrolledKept) enrolled_.erase(enrolled_.begin());
+  const Enrolled& answer =
+      enrolled_[wish.key] = {request.worker, std::move(*certificate), config_.authority->certificate()};
+  enrolling_.push_back({conn, answer});
+  save(now);
+}
+
+void LearnerCore::renew(Worker& worker, const Renew& wish, TimePoint now) {
+  trust::CertificateRequest request;
+  request.subject = wish.key;
+  request.kind = trust::PeerIdentity::Kind::kWorker;
+  request.worker = worker.view.info.id;
+  request.serial = state_.next_serial++;
+  request.now_unix_s = unix_s(now);
+  auto certificate = config_.authority->issue(request);
+  if (!certificate) return log::error("renewal of worker {}: {}", request.worker, certificate.error().message());
+  send_control(worker.control, Renewed{std::move(*certificate)}, now);
 }
 
 void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now) {
-  if (hello.run_id != config_.run_id)
-    return refuse(
-        conn, fmt::format("this learner serves run '{}', the worker belongs to run '{}'", config_.run_id, hello.run_id),
-        now);
-  if (topology_.size() >= chains::kChainWorkersMax)
+  const WorkerId id = stranger.peer.identity.worker;
+  if (workers_.size() >= chains::kChainWorkersMax)
     return refuse(conn, "the run has as many workers as it can serve", now);
-  if (hello.data.host == "0.0.0.0" || hello.data.host.empty()) hello.data.host = stranger.host;
+  if (workers_.contains(id)) lose(id, "it joined again", false, now);  // its old connection is dead, it knows best
+  if (hello.data.host == "0.0.0.0" || hello.data.host == "::" || hello.data.host.empty())
+    hello.data.host = stranger.peer.host;
+  if (const auto name = state_.names.find(id); name != state_.names.end()) hello.name = name->second;
   strangers_.erase(conn);
-  const WorkerId id{next_worker_++};
   Worker& worker = workers_[id];
   worker.view.info = {id, hello.name, hello.data, hello.up, hello.down};
+  if (hello.installed && hello.installed->epoch == state_.epoch) {
+    worker.view.installed = hello.installed->version;
+    worker.view.installed_digest = hello.installed->policy_digest;
+  }
   worker.control = conn;
   worker.heard = now;
+  worker.silence.begin(config_.heartbeat, now);
   control_[conn] = id;
-  if (beat_at_ == kNever) beat_at_ = now + config_.heartbeat;
+  ++joined_;
   actions_.push_back(act::Admit{conn});
+  uplink_.open(conn, worker.messages);
   const std::string application = config_.welcome ? config_.welcome(worker.view.info) : std::string();
-  // Several missed beats, not one, before a worker gives the learner up.
-  send_control(conn, Welcome{id, config_.heartbeat, config_.heartbeat_timeout * 3, application}, now);
-  if (newest_) send_control(conn, Heartbeat{newest_, 0, 0, 0, 0, {}, {}}, now);
+  // Several missed beats, not one, before a worker looks for the learner anew.
+  send_control(conn, Welcome{id, config_.heartbeat, config_.heartbeat_timeout * 3, unix_ms(now), application}, now);
+  if (!beacon_) make_beacon(now);
+  send_control(conn, *beacon_, now);
   actions_.push_back(act::Joined{worker.view.info});
-  // While nothing is under way, plan as if all had come at once; later, leave the others where they are, unless the
-  // best number of chains depends on who is there.
-  if (newest_ && topology_.size() > 0 && config_.policy != chains::TopologyPolicy::kBestChains)
-    set_topology(chains::append(topology_, chain_worker(worker, now)), now);
-  else
-    plan_anew(now);
+  worker.dial_back = dial(worker.view.info.data, act::Service::kData, id);
+  dial_backs_[*worker.dial_back] = id;
+  plan_soon(now);
 }
 
-void LearnerCore::admit_edge(ConnId conn, PeerHello hello, TimePoint now) {
-  const auto it = workers_.find(hello.worker);
-  if (hello.run_id != config_.run_id || it == workers_.end())
-    return refuse(conn, fmt::format("worker {} has not joined this run", hello.worker), now);
-  if (!hello.catch_up_to && (!it->second.assigned || it->second.assigned->parent != kLearnerId))
-    return refuse(conn, fmt::format("worker {} was assigned another parent", hello.worker), now);
-  if (hello.catch_up_to && (!newest_ || *hello.catch_up_to > *newest_))
-    return refuse(
-        conn, fmt::format("worker {} asks for version {}, which is not published", hello.worker, *hello.catch_up_to),
-        now);
+void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
+  const auto it = workers_.find(id);
+  if (hello.run_id != state_.run_id || it == workers_.end())
+    return refuse(conn, fmt::format("worker {} has not joined this run", id), now);
+  const auto& assigned = it->second.assigned;
+  const bool is_parent = assigned && std::any_of(assigned->parents.begin(), assigned->parents.end(),
+                                                 [](const Parent& p) { return p.worker == kLearnerId; });
+  if (!hello.catch_up_to && !is_parent)
+    return refuse(conn, fmt::format("worker {} was assigned another parent", id), now);
+  if (hello.catch_up_to && (!newest() || *hello.catch_up_to > *newest()))
+    return refuse(conn, fmt::format("worker {} asks for version {}, which is not published", id, *hello.catch_up_to),
+                  now);
   strangers_.erase(conn);
-  if (const auto old = edges_.edge_of(hello.worker); old && !hello.catch_up_to) {
-    edges_.close(*old);
-    close(*old);
-  }
+  if (hello.stream == 0)  // begins anew: what was open before is dead
+    for (const ConnId old : edges_.connections_of(id, hello.catch_up_to.has_value())) {
+      edges_.close(old);
+      close(old);
+    }
   actions_.push_back(act::Admit{conn});
-  edges_.open(conn, std::move(hello), now);
+  if (!edges_.open(conn, id, std::move(hello), now)) return close(conn);
   ask_for_snapshot();
 }
 
-void LearnerCore::on_edge(ConnId conn, const FrameView& frame, TimePoint now) {
+void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
   const auto drop = [&](const std::string& why) {
     log::warn("closing a data connection: {}", why);
     edges_.close(conn);
     close(conn);
   };
   if (frame.type != FrameType::kControl) return drop("a child sent something other than control messages");
-  auto message = decode_control(frame.body);
+  auto message = decode_control(frame.body.bytes());
   if (!message) return drop(message.error().message());
   if (auto* have = std::get_if<Have>(&*message))
     edges_.update(conn, std::move(*have), now);
@@ -238,71 +306,22 @@ void LearnerCore::on_edge(ConnId conn, const FrameView& frame, TimePoint now) {
   ask_for_snapshot();
 }
 
-// ---- from workers ----
+// ---- workers ----
 
 void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimePoint now) {
   const WorkerId id = worker.view.info.id;
-  if (const auto* ack = std::get_if<Ack>(&message)) return on_ack(worker, *ack, now);
-  if (const auto* failed = std::get_if<EdgeFailed>(&message)) return on_edge_failed(id, *failed, now);
-  if (const auto* goodbye = std::get_if<Goodbye>(&message)) return lose(id, "it left: " + goodbye->reason, false, now);
-  if (const auto* beat = std::get_if<Heartbeat>(&message)) {
-    worker.view.bytes_in = {beat->chunk_bytes_in};
-    worker.view.bytes_forwarded = {beat->chunk_bytes_forwarded};
-    worker.view.chunks_duplicate = beat->chunks_duplicate;
-    worker.view.chunks_corrupt = beat->chunks_corrupt;
-    worker.view.forwarding_rate = beat->forwarding_rate;
-    worker.view.app_bytes = beat->application;
-    return;
+  if (const auto* ack = std::get_if<Installed>(&message)) return on_ack(worker, *ack, now);
+  if (const auto* beat = std::get_if<Heartbeat>(&message)) return on_heartbeat(worker, *beat, now);
+  if (const auto* failed = std::get_if<EdgeFailed>(&message)) return on_edge_failed(worker, *failed, now);
+  if (const auto* poisoned = std::get_if<Poisoned>(&message)) return on_poisoned(worker, *poisoned, now);
+  if (const auto* need = std::get_if<NeedHelp>(&message)) return on_need_help(worker, *need, now);
+  if (const auto* wish = std::get_if<Renew>(&message)) return renew(worker, *wish, now);
+  if (std::get_if<Draining>(&message)) {
+    worker.draining = true;
+    return move_back(id, now);
   }
+  if (const auto* goodbye = std::get_if<Goodbye>(&message)) return lose(id, "it left: " + goodbye->reason, false, now);
   lose(id, "it sent a message that is not for a learner", true, now);
-}
-
-void LearnerCore::on_ack(Worker& worker, const Ack& ack, TimePoint now) {
-  const WorkerId id = worker.view.info.id;
-  if (!newest_ || ack.version > *newest_)
-    return lose(id, fmt::format("it acknowledged version {}, which is not published", ack.version), true, now);
-  if (worker.view.installed && ack.version < *worker.view.installed) return;
-  worker.view.installed = ack.version;
-  worker.view.installed_digest = ack.policy_digest;
-  if (worker.assigned)
-    if (const auto parent = workers_.find(worker.assigned->parent); parent != workers_.end()) {
-      ++parent->second.attempts;
-      ++parent->second.successes;
-      parent->second.ladder.succeeded();
-    }
-  actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
-  for (Broadcast& b : broadcasts_)
-    if (b.version <= ack.version) b.waiting.erase(id);
-  check_broadcasts(now);
-}
-
-// A broadcast is done once ceil(q * n) of the workers that were active when it was published and still live have it.
-void LearnerCore::check_broadcasts(TimePoint now) {
-  std::erase_if(broadcasts_, [&](const Broadcast& b) {
-    if (b.active.empty()) return true;
-    const double needed = std::ceil(config_.quorum * static_cast<double>(b.active.size()) - 1e-9);
-    if (static_cast<double>(b.active.size() - b.waiting.size()) < needed) return false;
-    BroadcastReport report{b.version,       b.base,
-                           b.payload,       now - b.published,
-                           b.active.size(), {edges_.wire_bytes_sent() - b.wire_bytes_before},
-                           b.topology,      0};
-    for (const auto& chain : b.topology) report.depth = std::max(report.depth, chain.size());
-    actions_.push_back(act::BroadcastDone{std::move(report)});
-    return true;
-  });
-}
-
-// Both ends live, the edge does not: a failure of the parent. It falls a role after three in a row.
-void LearnerCore::on_edge_failed(WorkerId child, const EdgeFailed& failed, TimePoint now) {
-  const auto parent = workers_.find(failed.parent);
-  const auto current = topology_.parent_of(child);
-  if (parent == workers_.end() || current != failed.parent) return;  // settled meanwhile
-  log::warn("worker {} lost the connection to its parent {}: {}", child, failed.parent, failed.reason);
-  ++parent->second.attempts;
-  if (!parent->second.ladder.failed()) return;
-  log::warn("worker {} is moved behind the others: it failed to forward", failed.parent);
-  const chains::ChainWorker moved = chain_worker(parent->second, now);
-  set_topology(chains::append(chains::detach(topology_, failed.parent), moved), now);
 }
 
 void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now) {
@@ -310,9 +329,16 @@ void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye,
   if (it == workers_.end()) return;
   const ConnId conn = it->second.control;
   if (say_goodbye) send_control(conn, Goodbye{reason}, now);
+  uplink_.close(conn);
   close(conn);
   control_.erase(conn);
+  if (it->second.dial_back) {
+    dial_backs_.erase(*it->second.dial_back);
+    close(*it->second.dial_back);
+  }
   workers_.erase(it);
+  hops_.forget(id);
+  std::erase_if(parent_dials_, [&](const auto& edge) { return edge.first == id || edge.second == id; });
   ++lost_;
   for (const ConnId edge : edges_.connections_of(id)) {
     edges_.close(edge);
@@ -323,81 +349,96 @@ void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye,
     b.active.erase(id);
     b.waiting.erase(id);
   }
-  set_topology(chains::detach(topology_, id), now);
+  if (topology_.contains(id)) set_topology(chains::detach(topology_, id), now);
   check_broadcasts(now);
 }
 
-// ---- topology ----
+// ---- state and time ----
 
-chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint now) const {
-  const MemberInfo& info = worker.view.info;
-  chains::PeerStats stats;
-  stats.forwarding_rate = worker.view.forwarding_rate.value_or(BitRate{0});
-  stats.cap = info.up.value_or(BitRate{0});
-  stats.attempts = worker.attempts;
-  stats.successes = worker.successes;
-  // Between two heartbeats nobody is staler than another.
-  stats.age = std::max(Duration{}, now - worker.heard - 2 * config_.heartbeat);
-  chains::ChainWorker w;
-  w.id = info.id;
-  w.up = info.up.value_or(worker.view.forwarding_rate.value_or(kUnlimited));
-  w.down = info.down.value_or(kUnlimited);
-  w.score = chains::peer_score(stats);
-  w.may_forward = worker.ladder.role() != chains::Role::kRolloutOnly;
-  w.may_seed = worker.ladder.role() == chains::Role::kSeed;
-  return w;
-}
-
-void LearnerCore::plan_anew(TimePoint now) {
-  std::vector<chains::ChainWorker> all;
-  for (const auto& [id, worker] : workers_) all.push_back(chain_worker(worker, now));
-  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, all, config_.policy);
-  ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
-  set_topology(std::move(*planned), now);
-}
-
-// Tells every worker whose parent changed, and only those.
-void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
-  if (topology == topology_) return;
-  topology_ = std::move(topology);
-  for (const auto& chain : topology_.chains) {
-    WorkerId parent = kLearnerId;
-    for (const WorkerId id : chain) {
-      Worker& worker = workers_.at(id);
-      const Endpoint& endpoint = parent == kLearnerId ? config_.self : workers_.at(parent).view.info.data;
-      if (!worker.assigned || worker.assigned->parent != parent) {
-        worker.assigned = Assign{parent, endpoint};
-        send_control(worker.control, *worker.assigned, now);
-      }
-      parent = id;
-    }
+// What waits for the state to be on disk happens in on_saved().
+void LearnerCore::save(TimePoint now) {
+  if (!config_.durable) return after_saved(now);
+  if (saving_) {
+    save_again_ = true;
+    return;
   }
-  actions_.push_back(act::TopologyChanged{topology_.chains});
+  saving_ = true;
+  actions_.push_back(act::SaveState{encode(state_)});
 }
 
-// ---- time ----
+void LearnerCore::on_saved(const Status& status, TimePoint now) {
+  saving_ = false;
+  if (!status) {
+    log::error("the overlay's state cannot be saved, so nothing is enrolled or published: {}",
+               status.error().message());
+    save_retry_at_ = now + kSaveRetry;
+    return;
+  }
+  if (std::exchange(save_again_, false)) return save(now);
+  after_saved(now);
+}
+
+void LearnerCore::after_saved(TimePoint now) {
+  for (const PendingEnrolment& e : std::exchange(enrolling_, {})) {
+    strangers_.erase(e.conn);
+    send_control(e.conn, e.answer, now);
+    close(e.conn);
+  }
+  close_finished(now);
+}
+
+void LearnerCore::make_beacon(TimePoint now) {
+  Beacon beacon;
+  beacon.run_id = state_.run_id;
+  beacon.epoch = state_.epoch;
+  beacon.sequence = beacon_sequence_ = std::max(beacon_sequence_ + 1, unix_ms(now));
+  beacon.issued_unix_ms = unix_ms(now);
+  beacon.expires_unix_ms = beacon.issued_unix_ms + static_cast<std::uint64_t>(seconds(kBeaconLifetime) * 1e3);
+  beacon.newest = newest();
+  beacon.revoked.assign(state_.revoked.begin(), state_.revoked.end());
+  beacon_ = sign(beacon, config_.authority->key());
+}
+
+void LearnerCore::beat(TimePoint now) {
+  beat_at_ = now + config_.heartbeat;
+  make_beacon(now);
+  for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
+  EdgeStatus status{*beacon_, {}};
+  const std::uint32_t stripes = topology_.stripes();
+  for (const Broadcast& b : broadcasts_)
+    if (const StoredPublication* stored = store_.find(b.id); stored && status.progress.size() < 4) {
+      Progress p{b.id, {}};
+      for (std::uint32_t s = 0; s < stripes; ++s)
+        p.chunks.push_back(stored->have.count_of({stripes, std::uint64_t{1} << s}));
+      status.progress.push_back(std::move(p));
+    }
+  edges_.tell_all(status, now);
+  std::vector<WorkerId> silent;
+  for (const auto& [id, worker] : workers_)
+    if (now >= std::min(worker.silence.deadline(), worker.heard + config_.heartbeat_timeout)) silent.push_back(id);
+  for (const WorkerId id : silent)
+    lose(id, fmt::format("no heartbeat for {}", echoline::to_text(now - workers_.at(id).heard)), true, now);
+  watch_hops(now);
+}
 
 void LearnerCore::on_timer(TimePoint now) {
   resume_reading(now);
-  if (now >= beat_at_) {
-    beat_at_ = now + config_.heartbeat;
-    for (const auto& [id, worker] : workers_) send_control(worker.control, Heartbeat{newest_, 0, 0, 0, 0, {}, {}}, now);
-    std::vector<WorkerId> silent;
-    for (const auto& [id, worker] : workers_)
-      if (now - worker.heard >= config_.heartbeat_timeout) silent.push_back(id);
-    for (const WorkerId id : silent)
-      lose(id, fmt::format("no heartbeat for {}", echoline::to_text(config_.heartbeat_timeout)), true, now);
+  if (now >= plan_at_) plan_anew(now);
+  if (now >= beat_at_) beat(now);
+  if (now >= save_retry_at_) {
+    save_retry_at_ = kNever;
+    save(now);
   }
   std::erase_if(strangers_, [&](const auto& s) {
     if (s.second.until > now) return false;
     close(s.first);
     return true;
   });
-  edges_.on_timer(now);
+  uplink_.on_timer(now);
 }
 
 TimePoint LearnerCore::next_deadline() const {
-  TimePoint at = std::min({edges_.next_deadline(), reading_deadline(), beat_at_});
+  TimePoint at = std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_at_, save_retry_at_});
   for (const auto& [conn, stranger] : strangers_) at = std::min(at, stranger.until);
   return at;
 }

@@ -1,19 +1,28 @@
-// The learner's protocol: admits workers, plans who forwards to whom, is the source of every publication, repairs the
-// topology when a worker dies, and measures the broadcast time T_b. Pure.
+// The learner's protocol: enrols and admits workers, plans who forwards to whom, is the source of every publication,
+// mends the topology when somebody dies, is slow or lies, and measures the broadcast time T_b. Pure.
 #pragma once
 #include <functional>
+#include <memory>
 #include <set>
 
 #include "chains/planner.hpp"
 #include "chains/score.hpp"
 #include "overlay/edge_sender.hpp"
+#include "overlay/hop_monitor.hpp"
+#include "overlay/sealer.hpp"
+#include "overlay/state.hpp"
 
 namespace echoline::overlay {
 
 struct LearnerConfig {
+  CoreOptions core;
   Endpoint self;  // where this learner listens
-  std::string run_id;
-  LinkLimits limits;
+  std::shared_ptr<const trust::Authority> authority;
+  std::shared_ptr<const Checker> checker;  // of the same authority
+  std::optional<LearnerState> state;       // of an earlier process of this run
+  // The application stands here after a restart: what was published beyond is disowned, and a new epoch begins.
+  std::optional<Version> resumed_at;
+  bool durable = false;  // act::SaveState is carried out
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
   std::size_t chains_max = 8;  // when limits.up is absent
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
@@ -27,86 +36,154 @@ struct LearnerConfig {
 
 class LearnerCore final : public Core {
  public:
-  static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
   static constexpr std::size_t kStrangersMax = 1024;
   // Control and application bytes a worker has not taken yet, before it is given up.
   static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;
   // Publications whose T_b is still open; older ones are given up.
   static constexpr std::size_t kBroadcastsMax = 64;
+  static constexpr int kBadChunksMax = 2;                                // before who forwarded them is quarantined
+  static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);  // joins that come together are planned once
+  static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
+  static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
 
   explicit LearnerCore(LearnerConfig config);
+  void start(TimePoint now);
 
-  // kInvalid: the version is not newer than the last, or the base was never published. kExhausted: too large to store.
-  Status publish(PreparedPublication publication, TimePoint now);
-  Status provide_snapshot(PreparedPublication full, TimePoint now);
+  // A publication opens, grows and closes. kInvalid: its version is not newer than the last, or its base was never
+  // published. With `catch_up` it is one that helps late workers to a version already published.
+  Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed, bool catch_up, TimePoint now);
+  Status add(const PublicationId& id, std::vector<SealedChunk> chunks, TimePoint now);
+  // It counts as published once its digest is on disk. kInvalid: published before with another digest.
+  Status finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now);
+  // Takes back a publication that was not closed.
+  void abandon(const PublicationId& id, TimePoint now);
+  const Checker& checker() const { return *config_.checker; }
+
   // At most kApplicationBytesMax (checked); nothing happens when the worker is gone.
   void send_message(WorkerId worker, std::span<const std::byte> bytes, TimePoint now);
+  // Ends the membership and revokes the certificate.
   void expel(WorkerId worker, const std::string& reason, TimePoint now);
   void leave(TimePoint now);  // goodbye to everybody
   LearnerStats stats() const;
   const chains::Topology& topology() const { return topology_; }
+  const LearnerState& state() const { return state_; }
+  std::uint64_t epoch() const { return state_.epoch; }
 
-  void on_accepted(ConnId conn, const std::string& peer_host, TimePoint now) override;
-  void on_connected(ConnId, TimePoint) override {}
+  void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) override;
+  void on_connected(ConnId conn, TimePoint now) override;
   void on_closed(ConnId conn, const std::string& reason, TimePoint now) override;
-  void on_frame(ConnId conn, const FrameView& frame, TimePoint now) override;
+  void on_frame(ConnId conn, Frame frame, TimePoint now) override;
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now) override;
+  void on_saved(const Status& status, TimePoint now) override;
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override;
 
  private:
   struct Stranger {
-    std::string host;
+    PeerInfo peer;
     TimePoint until;
   };
   struct Worker {
     WorkerView view;
     ConnId control;
+    MessageQueue messages;
+    SilenceMeter silence;
     TimePoint heard;
-    std::size_t unsent = 0;
     std::optional<Assign> assigned;
+    std::optional<ConnId> dial_back;
+    bool reachable = true;  // until dialling back has failed
+    bool quarantined = false, draining = false, placed = false;
     chains::RoleLadder ladder;
-    std::uint32_t attempts = 0, successes = 0;  // forwards to its child
+    std::uint32_t attempts = 0, successes = 0;  // forwards to its children
+    int bad_chunks = 0;                         // it forwarded, as its children say
+    std::set<WorkerId> accused;                 // parents this worker says forwarded bad chunks
+    std::optional<BitRate> slow_up;             // found to be slower than planned, until slow_until
+    TimePoint slow_until = kNever;
+    std::map<PublicationId, std::vector<std::uint32_t>> progress;
+    std::map<WorkerId, EdgeReport> edges;
+    std::map<PublicationKey, std::uint64_t> holdings;
+    std::set<WorkerId> helpers_tried;
   };
   struct Broadcast {
     Version version;
     std::optional<Version> base;
-    Bytes payload;
+    PublicationId id{};
     TimePoint published;
     std::set<WorkerId> active, waiting;
     std::uint64_t wire_bytes_before = 0;
     ChainIds topology;
+    std::size_t depth = 0;
+  };
+  struct Closing {  // its digest is being saved
+    Manifest manifest;
+    SignedManifest as_signed;
+  };
+  struct PendingEnrolment {  // its id and token are being saved
+    ConnId conn;
+    Enrolled answer;
   };
 
-  void on_stranger(ConnId conn, const FrameView& frame, TimePoint now);
+  // Membership (learner_core.cpp).
+  void on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now);
+  void enrol(ConnId conn, const Enrol& enrol, TimePoint now);
+  void renew(Worker& worker, const Renew& renew, TimePoint now);
   void admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now);
-  void admit_edge(ConnId conn, PeerHello hello, TimePoint now);
+  void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
   void on_worker(Worker& worker, const ControlMessage& message, TimePoint now);
-  void on_ack(Worker& worker, const Ack& ack, TimePoint now);
-  void on_edge_failed(WorkerId child, const EdgeFailed& failed, TimePoint now);
-  void on_edge(ConnId conn, const FrameView& frame, TimePoint now);
+  void on_edge(ConnId conn, const Frame& frame, TimePoint now);
   void lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
   void refuse(ConnId conn, const std::string& reason, TimePoint now);
-  void set_topology(chains::Topology topology, TimePoint now);
-  void plan_anew(TimePoint now);
-  chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
+  void beat(TimePoint now);
+  void make_beacon(TimePoint now);
+  std::optional<Version> newest() const;  // announced, by this process or before it
+  void save(TimePoint now);
+  void after_saved(TimePoint now);
+
+  // Publications (learner_publications.cpp).
+  void on_ack(Worker& worker, const Installed& ack, TimePoint now);
   void check_broadcasts(TimePoint now);
+  void close_finished(TimePoint now);
   void ask_for_snapshot();
+  void on_need_help(Worker& worker, const NeedHelp& need, TimePoint now);
+
+  // Topology (learner_topology.cpp).
+  void plan_soon(TimePoint now);
+  void plan_anew(TimePoint now);
+  void place(WorkerId id, TimePoint now);
+  void move_back(WorkerId id, TimePoint now);
+  void set_topology(chains::Topology topology, TimePoint now);
+  chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   BitRate learner_up() const;
+  void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);
+  void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
+  void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
+  void quarantine(WorkerId id, const std::string& why, TimePoint now);
+  void watch_hops(TimePoint now);
+  void on_slow_hop(const HopMonitor::Finding& finding, TimePoint now);
 
   LearnerConfig config_;
+  LearnerState state_;
   PublicationStore store_;
   EdgeSender edges_;
   chains::Topology topology_;
+  HopMonitor hops_;
   std::map<ConnId, Stranger> strangers_;
   std::map<WorkerId, Worker> workers_;
-  std::map<ConnId, WorkerId> control_;
-  std::uint64_t next_worker_ = 1, lost_ = 0;
+  std::map<ConnId, WorkerId> control_, dial_backs_;
+  std::set<std::pair<WorkerId, WorkerId>> parent_dials_;  // edges (parent, child) that the child could not open
+  std::map<WorkerId, TimePoint> suspected_;               // children at a slow hop, until when that is remembered
+  std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0;
   std::optional<Version> newest_;
-  std::set<Version> versions_;  // recently published, for checking bases
   std::vector<Broadcast> broadcasts_;
-  bool snapshot_requested_ = false;
-  TimePoint beat_at_ = kNever;
+  std::vector<Closing> closing_;
+  std::vector<PendingEnrolment> enrolling_;
+  std::map<trust::PublicKey, Enrolled> enrolled_;  // recently: a machine that lost the answer may ask again
+  std::vector<SlowHop> slow_hops_;
+  std::optional<Version> snapshot_wanted_for_;
+  bool snapshot_wanted_ = false, snapshot_requested_ = false, saving_ = false, save_again_ = false;
+  std::optional<SignedBeacon> beacon_;
+  std::uint64_t beacon_sequence_ = 0;
+  TimePoint beat_at_ = kNever, plan_at_ = kNever, save_retry_at_ = kNever;
 };
 
 }  // namespace echoline::overlay

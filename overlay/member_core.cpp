@@ -7,72 +7,91 @@
 namespace echoline::overlay {
 namespace {
 
-constexpr Duration kRedialFirst = std::chrono::milliseconds(50);
+constexpr Duration kRedialFirst = std::chrono::milliseconds(100);
 constexpr Duration kRedialMax = std::chrono::seconds(2);
+constexpr Duration kSaveRetry = std::chrono::seconds(1);
 
 }  // namespace
 
 MemberCore::MemberCore(MemberConfig config)
-    : Core(config.limits),
+    : Core(config.core),
       config_(std::move(config)),
-      store_(config_.store_bytes_max),
-      edges_(store_, up_, actions_, false) {}
+      id_(config_.state.worker),
+      store_(config_.store, *config_.checker, actions_),
+      edges_(store_, uplink_, false),
+      beacon_sequence_(config_.state.beacon_sequence),
+      epoch_(config_.state.floor ? config_.state.floor->epoch : 0) {}
 
 void MemberCore::start(TimePoint now) {
   ECHO_CHECK(state_ == State::kIdle, "started twice");
   state_ = State::kJoining;
+  store_.set_recovering(false);
+  actions_.push_back(act::UseCertificate{config_.state.certificate, config_.state.authority});
+  if (config_.durable) save(now);
   join_deadline_ = now + config_.join_timeout;
-  control_ = dial(config_.learner);
+  control_ = dial(config_.learner, act::Service::kControl, kLearnerId);
+  deliver(now);  // what an earlier process had received
 }
 
-// ---- application ----
+// ---- the application ----
 
 void MemberCore::installed(Version version, const Digest& policy_digest, TimePoint now) {
-  if (state_ != State::kJoined || !position_ || version > *position_) return;  // of a delivery that was taken back
+  if (state_ == State::kGone || !position_ || version > position_->version) return;  // of what was taken back
   install_failures_ = 0;
-  if (acked_ && version < *acked_) return;  // the learner never sees a version go backwards
-  installed_ = acked_ = version;
-  send_control(control_, Ack{version, policy_digest}, now);
+  if (installed_ && version < installed_->version) return;  // nobody sees a version go backwards
+  installed_ = Installed{version, policy_digest, epoch_};
+  tell_learner(*installed_, now);
 }
 
 void MemberCore::install_failed(Version version, const std::string& why, TimePoint now) {
-  if (state_ != State::kJoined || !position_ || version > *position_) return;
-  log::warn("worker {}: version {} could not be installed: {}", id_->value, version, why);
+  if (state_ == State::kGone || !position_ || version > position_->version) return;
+  log::warn("worker {}: version {} could not be installed: {}", id_, version, why);
   if (++install_failures_ >= kInstallFailuresMax)
     return leave(
         fmt::format("version {} could not be installed after {} attempts: {}", version, install_failures_, why), now);
-  floor_ = std::max({version, *position_, newest_.value_or(version)});
-  position_ = installed_ = std::nullopt;
+  repair_ = std::max({version, position_->version, newest_.value_or(version)});
+  position_.reset();
+  staged_.reset();
+  stalled_since_ = now;
   deliver(now);  // a full snapshot may already be here
-  if (!position_) catch_up(*floor_, now);
+  if (!position_) need_help(*repair_, now);
 }
 
 void MemberCore::send_message(std::span<const std::byte> bytes, TimePoint now) {
   if (state_ != State::kJoined) return;
-  unsent_ += bytes.size() + kFrameHeaderBytes;
-  if (unsent_ > kUnsentBytesMax)
-    return gone(fmt::format("the learner does not take its messages: {} bytes are waiting", unsent_));
-  send_frame(control_, encode_frame(FrameType::kApplication, bytes), now);
+  messages_.push(bytes);
+  if (messages_.bytes() > kUnsentBytesMax)
+    return gone(fmt::format("the learner does not take its messages: {} bytes are waiting", messages_.bytes()));
+  uplink_.wake(messages_);
+  uplink_.pump(now);
+}
+
+void MemberCore::drain(TimePoint now) {
+  if (state_ == State::kGone || drain_until_ != kNever) return;
+  drain_until_ = now + kDrainMax;
+  tell_learner(Draining{}, now);
 }
 
 void MemberCore::leave(const std::string& reason, TimePoint now) {
   if (state_ == State::kGone) return;
-  if (state_ == State::kJoined) send_control(control_, Goodbye{reason}, now);
+  tell_learner(Goodbye{reason}, now);
   gone(reason);
 }
 
 void MemberCore::gone(const std::string& reason) {
   if (state_ == State::kGone) return;
   state_ = State::kGone;
+  uplink_.close(control_);
   close(control_);
-  for (auto* up : {&parent_, &helper_})
-    if (*up && (*up)->conn) close(*(*up)->conn);
-  parent_ = helper_ = std::nullopt;
-  for (const ConnId conn : edges_.connections()) {
+  for (auto& [id, up] : parents_) close_upstream(up);
+  if (helper_) close_upstream(*helper_);
+  parents_.clear();
+  helper_.reset();
+  for (const ConnId conn : edges_.all_connections()) {
     edges_.close(conn);
     close(conn);
   }
-  for (const auto& [conn, until] : strangers_) close(conn);
+  for (const auto& [conn, stranger] : strangers_) close(conn);
   strangers_.clear();
   actions_.push_back(act::Disconnected{reason});
 }
@@ -80,70 +99,263 @@ void MemberCore::gone(const std::string& reason) {
 WorkerStats MemberCore::stats() const {
   WorkerStats s;
   s.id = id_;
-  if (parent_) s.parent = parent_->parent;
-  s.installed = installed_;
+  for (const auto& [id, up] : parents_) s.parents.push_back(id);
+  if (installed_) s.installed = installed_->version;
   s.chunk_bytes_in = {chunk_bytes_in_};
   s.chunk_bytes_forwarded = {edges_.chunk_bytes_sent()};
   s.bytes_in = bytes_received();
-  s.bytes_out = {bytes_sent_ + edges_.wire_bytes_sent()};
+  s.bytes_out = bytes_sent();
   s.chunks_duplicate = duplicates_;
   s.chunks_corrupt = corrupt_;
+  s.memory = store_.memory();
+  s.memory_peak = store_.memory_peak();
   return s;
+}
+
+// ---- the learner ----
+
+void MemberCore::tell_learner(const ControlMessage& message, TimePoint now) {
+  if (control_up_) send_control(control_, message, now);
+}
+
+// The control connection broke or fell silent. Publications go on along the edges while the worker tries to come back.
+void MemberCore::lost_learner(const std::string& reason, TimePoint now) {
+  uplink_.close(control_);
+  messages_.clear();
+  control_up_ = false;
+  if (state_ == State::kJoined) {
+    state_ = State::kAway;
+    away_until_ = now + config_.away_timeout;
+    redials_ = 0;
+    log::warn("worker {}: the learner is out of reach: {}", id_, reason);
+    actions_.push_back(act::Away{reason});
+  }
+  redial_at_ = now + std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(redials_++, 8)));
+}
+
+void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
+  learner_heard_ = now;
+  if (const auto* goodbye = std::get_if<Goodbye>(&message)) return gone(goodbye->reason);
+  if (const auto* welcome = std::get_if<Welcome>(&message)) return on_welcome(*welcome, now);
+  if (state_ != State::kJoined) return gone("the learner sent something before its welcome");
+  if (const auto* assign = std::get_if<Assign>(&message)) return on_assign(*assign, now);
+  if (const auto* beacon = std::get_if<SignedBeacon>(&message)) {
+    learner_silence_.heard(now);
+    return on_beacon(*beacon, now);
+  }
+  if (const auto* renewed = std::get_if<Renewed>(&message)) return on_renewed(*renewed, now);
+  if (const auto* child = std::get_if<DialChild>(&message)) {
+    if (child->worker == id_ || edges_.connections() + strangers_.size() >= kConnectionsMax) return;
+    dialled_children_.insert_or_assign(dial(child->endpoint, act::Service::kData, child->worker), *child);
+    return;
+  }
+  if (const auto* help = std::get_if<Help>(&message)) {
+    help_asked_at_ = kNever;
+    if (helper_ || (position_ && position_->version >= help->target)) return;
+    helper_.emplace();
+    helper_->parent = help->from;
+    helper_->catch_up_to = help->target;
+    helper_->full_only = help->full_only;
+    return open_upstream(*helper_, now);
+  }
+  gone("the learner sent a message that is not for a worker");
+}
+
+void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
+  if (state_ == State::kJoined) return gone("the learner sent a second welcome");
+  if (welcome.worker != id_) return gone(fmt::format("the learner takes this worker for worker {}", welcome.worker));
+  state_ = State::kJoined;
+  heartbeat_ = welcome.heartbeat;
+  patience_ = welcome.patience;
+  beat_at_ = now + heartbeat_;
+  join_deadline_ = away_until_ = help_asked_at_ = kNever;
+  learner_silence_ = {};
+  learner_silence_.begin(heartbeat_, now);
+  clock_offset_ms_ = static_cast<std::int64_t>(welcome.unix_ms) - static_cast<std::int64_t>(unix_ms(now));
+  uplink_.open(control_, messages_);
+  renew_at_half_life(now);
+  actions_.push_back(act::Welcomed{id_, welcome.application});
+  if (drain_until_ != kNever) tell_learner(Draining{}, now);
+}
+
+void MemberCore::renew_at_half_life(TimePoint now) {
+  const auto identity = trust::check_certificate(config_.state.certificate, config_.checker->run_key(),
+                                                 config_.state.run_id, std::nullopt);
+  if (!identity) return;
+  const double left_s = identity->expires_unix_s - static_cast<double>(learner_unix_ms(now)) / 1e3;
+  renew_at_ = now + from_seconds(std::max(0.0, left_s / 2));
+}
+
+std::uint64_t MemberCore::learner_unix_ms(TimePoint now) const {
+  return static_cast<std::uint64_t>(static_cast<std::int64_t>(unix_ms(now)) + clock_offset_ms_);
+}
+
+// Parents that stay keep their connections; what changes is which stripes come from whom.
+void MemberCore::on_assign(const Assign& assign, TimePoint now) {
+  const bool count_changed = assign.stripes != stripes_;
+  stripes_ = assign.stripes;
+  std::set<WorkerId> named;
+  for (const Parent& parent : assign.parents) {
+    named.insert(parent.worker);
+    const auto it = parents_.find(parent.worker);
+    if (it != parents_.end() && it->second.parent.endpoint == parent.endpoint &&
+        it->second.parent.dials == parent.dials) {
+      const bool changed = count_changed || it->second.parent.stripes != parent.stripes;
+      it->second.parent = parent;
+      it->second.corrupt = 0;
+      if (changed) tell_have(it->second, now);
+      if (it->second.streams.empty() && !parent.dials) {
+        it->second.failures = 0;
+        open_upstream(it->second, now);
+      }
+      continue;
+    }
+    if (it != parents_.end()) close_upstream(it->second);
+    Upstream& up = parents_[parent.worker] = Upstream{};
+    up.parent = parent;
+    open_upstream(up, now);
+  }
+  for (auto it = parents_.begin(); it != parents_.end();) {
+    if (!named.contains(it->first)) {
+      close_upstream(it->second);
+      it = parents_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  if (stalled_since_ != kNever) stalled_since_ = now;
+}
+
+// From the learner, or passed on by a parent: believed for its signature, not for who sent it.
+void MemberCore::on_beacon(const Signed& as_signed, TimePoint now) {
+  if (beacon_ == as_signed) return;
+  const auto beacon = config_.checker->open(as_signed);
+  if (!beacon) {
+    ++refused_;
+    return log::warn("worker {}: {}", id_, beacon.error().message());
+  }
+  if (beacon->sequence <= beacon_sequence_) return;  // heard before
+  if (beacon->expires_unix_ms < learner_unix_ms(now)) {
+    ++refused_;
+    return log::warn("worker {}: a beacon that has expired is not believed", id_);
+  }
+  if (beacon->epoch < epoch_) return;
+  beacon_ = as_signed;
+  beacon_sequence_ = beacon->sequence;
+  begin_epoch(beacon->epoch, now);
+  if (beacon->newest && (!newest_ || *beacon->newest > *newest_)) {
+    newest_ = beacon->newest;
+    if (stalled_since_ == kNever) stalled_since_ = now;
+  }
+  revoked_ = std::set<WorkerId>(beacon->revoked.begin(), beacon->revoked.end());
+  if (revoked_.contains(id_)) return gone("the learner has revoked this worker's certificate");
+  drop_revoked();
+}
+
+void MemberCore::on_renewed(const Renewed& renewed, TimePoint now) {
+  const auto identity =
+      trust::check_certificate(renewed.certificate, config_.checker->run_key(), config_.state.run_id, std::nullopt);
+  if (!identity || identity->worker != id_ || identity->key != config_.key.public_key())
+    return log::warn("worker {}: the renewed certificate is not for it", id_);
+  config_.state.certificate = renewed.certificate;
+  actions_.push_back(act::UseCertificate{config_.state.certificate, config_.state.authority});
+  renew_at_half_life(now);
+  if (config_.durable) save(now);
+}
+
+void MemberCore::beat(TimePoint now) {
+  beat_at_ = now + heartbeat_;
+  Heartbeat beat;
+  beat.installed = installed_;
+  beat.chunk_bytes_in = chunk_bytes_in_;
+  beat.chunk_bytes_forwarded = edges_.chunk_bytes_sent();
+  beat.chunks_duplicate = duplicates_;
+  beat.chunks_corrupt = corrupt_;
+  beat.forwarding_rate = uplink_.measured_rate();
+  beat.progress = progress();
+  beat.edges = edges_.reports(now);
+  for (auto it = store_.entries().rbegin(); it != store_.entries().rend() && beat.holdings.size() < 64; ++it)
+    if (it->second.complete) beat.holdings.push_back({it->first, it->second.bytes});
+  beat.application = application_;
+  tell_learner(beat, now);
+  edges_.tell_all(EdgeStatus{beacon_, std::move(beat.progress)}, now);
+}
+
+// ---- state ----
+
+void MemberCore::save(TimePoint) {
+  if (saving_) {
+    save_again_ = true;
+    return;
+  }
+  WorkerState state = config_.state;
+  if (staged_) state.floor = staged_->last;
+  state.beacon_sequence = beacon_sequence_;
+  saving_ = true;
+  config_.state.floor = state.floor;
+  actions_.push_back(act::SaveState{encode(state)});
+}
+
+void MemberCore::on_saved(const Status& status, TimePoint now) {
+  if (state_ == State::kGone) return;
+  saving_ = false;
+  if (!status) {
+    log::error("worker {}: its state cannot be saved, so nothing newer is activated: {}", id_,
+               status.error().message());
+    save_retry_at_ = now + kSaveRetry;
+    return;
+  }
+  if (std::exchange(save_again_, false)) return save(now);
+  if (staged_ && config_.state.floor == staged_->last) activate(now);
 }
 
 // ---- connections ----
 
-MemberCore::Upstream* MemberCore::upstream_of(ConnId conn) {
-  for (auto* up : {&parent_, &helper_})
-    if (*up && (*up)->conn == conn) return &**up;
-  return nullptr;
-}
-
-void MemberCore::on_accepted(ConnId conn, const std::string&, TimePoint now) {
-  if (state_ == State::kGone || strangers_.size() + edges_.size() >= kConnectionsMax) return close(conn);
-  strangers_[conn] = now + kHandshakeTimeout;
+void MemberCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
+  const bool known = peer.identity.kind != trust::PeerIdentity::Kind::kNobody;
+  const bool full = strangers_.size() + edges_.connections() >= kConnectionsMax;
+  if (state_ == State::kGone || !known || full || revoked_.contains(peer.identity.worker)) return close(conn);
+  strangers_[conn] = {peer.identity.worker, now + kHandshakeTimeout};
 }
 
 void MemberCore::on_connected(ConnId conn, TimePoint now) {
   if (state_ == State::kGone) return;
   actions_.push_back(act::Admit{conn});  // this side chose whom to call
-  if (conn == control_)
-    return send_control(conn, Hello{config_.run_id, config_.name, config_.data, up_.rate(), config_.limits.down}, now);
-  if (const Upstream* up = upstream_of(conn))
-    send_control(
-        conn, PeerHello{config_.run_id, *id_, up->catch_up_to, up->catch_up_to && floor_ && !position_, have()}, now);
+  if (conn == control_) {
+    control_up_ = true;
+    learner_heard_ = now;
+    return send_control(
+        conn, Hello{config_.state.run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down, installed_},
+        now);
+  }
+  if (const auto child = dialled_children_.find(conn); child != dialled_children_.end()) {
+    strangers_[conn] = {child->second.worker, now + kHandshakeTimeout};
+    return send_control(conn, EdgeStatus{beacon_, progress()}, now);
+  }
+  if (Upstream* up = upstream_of(conn)) upstream_opened(*up, *up->stream_of(conn), now);
 }
 
 void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
   if (state_ == State::kGone) return;
   if (conn == control_) {
-    return gone(state_ == State::kJoining
-                    ? fmt::format("cannot join the learner at {}: {}", to_text(config_.learner), reason)
-                    : fmt::format("the connection to the learner was lost: {}", reason));
+    if (state_ == State::kJoining && now < join_deadline_)
+      log::debug("joining {}: {}", to_text(config_.learner), reason);
+    return lost_learner(reason, now);
   }
   strangers_.erase(conn);
+  dialled_children_.erase(conn);
   edges_.close(conn);
-  if (Upstream* up = upstream_of(conn)) {
-    up->conn.reset();
-    upstream_failed(*up, reason, now);
-  }
+  Upstream* up = upstream_of(conn);
+  if (!up) return;
+  const bool was_up = up->stream_of(conn)->up;
+  std::erase_if(up->streams, [&](const Upstream::Stream& s) { return s.conn == conn; });
+  if (up->up())
+    tell_have(*up, now);  // what was on its way there is lost
+  else
+    upstream_failed(*up, was_up ? EdgeTroubleKind::kLost : EdgeTroubleKind::kUnreachable, reason, now);
 }
 
-void MemberCore::dial_upstream(Upstream& up) {
-  up.redial_at = kNever;
-  up.corrupt_in_row = 0;
-  up.conn = dial(up.parent == kLearnerId ? config_.learner : up.endpoint);
-}
-
-// The edge broke while this worker lives: tell the learner, who knows whether the parent does, and try again.
-void MemberCore::upstream_failed(Upstream& up, const std::string& reason, TimePoint now) {
-  if (up.conn) close(*std::exchange(up.conn, std::nullopt));
-  up.redial_at = now + std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(up.failures, 10)));
-  ++up.failures;
-  if (up.parent != kLearnerId) send_control(control_, EdgeFailed{up.parent, reason}, now);
-}
-
-void MemberCore::on_frame(ConnId conn, const FrameView& frame, TimePoint now) {
+void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (state_ == State::kGone) return;
   if (conn == control_) {
     learner_heard_ = now;
@@ -153,227 +365,19 @@ void MemberCore::on_frame(ConnId conn, const FrameView& frame, TimePoint now) {
       return;
     }
     if (frame.type == FrameType::kChunk) return gone("the learner sent a chunk on the control connection");
-    const auto message = decode_control(frame.body);
+    const auto message = decode_control(frame.body.bytes());
     if (!message) return gone("the learner sent an unreadable message: " + message.error().message());
     return on_control(*message, now);
   }
-  if (Upstream* up = upstream_of(conn)) return on_upstream(*up, frame, now);
+  if (Upstream* up = upstream_of(conn)) return on_upstream(*up, conn, std::move(frame), now);
+  if (const auto stranger = strangers_.find(conn); stranger != strangers_.end())
+    return on_stranger(conn, Stranger(stranger->second), frame, now);
   on_child(conn, frame, now);
 }
 
-void MemberCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) {
-  if (conn == control_)
-    unsent_ -= std::min(bytes, unsent_);
-  else if (edges_.contains(conn))
-    edges_.on_sent(conn, bytes, now);
-}
-
-// ---- from the learner ----
-
-void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
-  if (const auto* goodbye = std::get_if<Goodbye>(&message)) return gone(goodbye->reason);
-  if (const auto* welcome = std::get_if<Welcome>(&message); welcome && state_ == State::kJoining) {
-    state_ = State::kJoined;
-    id_ = welcome->worker;
-    heartbeat_ = welcome->heartbeat;
-    learner_timeout_ = welcome->learner_timeout;
-    beat_at_ = now + heartbeat_;
-    join_deadline_ = kNever;
-    actions_.push_back(act::Welcomed{*id_, welcome->application});
-    return;
-  }
-  if (state_ != State::kJoined) return gone("the learner sent something before its welcome");
-  if (const auto* assign = std::get_if<Assign>(&message)) return on_assign(*assign, now);
-  if (const auto* beat = std::get_if<Heartbeat>(&message)) {
-    if (beat->version && (!newest_ || *beat->version > *newest_)) {
-      newest_ = beat->version;
-      if (unannounced_since_ == kNever) unannounced_since_ = now;
-    }
-    return;
-  }
-  gone("the learner sent a message that is not for a worker");
-}
-
-void MemberCore::on_assign(const Assign& assign, TimePoint now) {
-  if (parent_ && parent_->parent == assign.parent && parent_->endpoint == assign.endpoint) {
-    if (!parent_->conn) dial_upstream(*parent_);
-    return;
-  }
-  if (parent_ && parent_->conn) close(*parent_->conn);
-  parent_ = Upstream{assign.parent, assign.endpoint, {}, {}, 0, 0, kNever};
-  if (unannounced_since_ != kNever) unannounced_since_ = now;
-  dial_upstream(*parent_);
-}
-
-// ---- from parents ----
-
-void MemberCore::on_upstream(Upstream& up, const FrameView& frame, TimePoint now) {
-  if (frame.type == FrameType::kChunk) return on_chunk(up, frame, now);
-  const auto message = decode_control(frame.body);
-  if (!message) return upstream_failed(up, message.error().message(), now);
-  if (const auto* manifest = std::get_if<Manifest>(&*message)) return on_manifest(up, *manifest, now);
-  if (const auto* cannot = std::get_if<CannotServe>(&*message)) {
-    if (!position_ || *position_ < cannot->target) catch_up(cannot->target, now);
-    return;
-  }
-  upstream_failed(up, "the parent sent a message that is not for a child", now);
-}
-
-void MemberCore::on_manifest(Upstream& up, const Manifest& manifest, TimePoint now) {
-  if (position_ && manifest.key.version <= *position_) return;
-  // A full snapshot makes everything before it superfluous; a delta needs all that has not been delivered.
-  const auto superfluous = manifest.key.full() ? manifest.key.version : position_;
-  const Version keep_from = superfluous ? Version{superfluous->value + 1} : Version{0};
-  if (const Status begun = store_.begin(manifest, keep_from); !begun) {
-    if (begun.error().code != Code::kExhausted) return upstream_failed(up, begun.error().message(), now);
-    if (manifest.payload_bytes > config_.store_bytes_max.count) return leave(begun.error().message(), now);
-    log::warn("worker {}: {}; left out for now", id_->value, begun.error().message());
-    if (unannounced_since_ == kNever) unannounced_since_ = now;  // the learner will be asked
-    return;
-  }
-  if (!newest_ || manifest.key.version >= *newest_) {
-    newest_ = manifest.key.version;
-    unannounced_since_ = kNever;
-  }
-  deliver(now);  // it may be empty
-  edges_.on_store_changed(now);
-  tell_troubles();
-}
-
-void MemberCore::on_chunk(Upstream& up, const FrameView& frame, TimePoint now) {
-  const ChunkHeader& header = frame.chunk;
-  chunk_bytes_in_ += frame.body.size();
-  const auto put = store_.put(header, frame.body);
-  if (!put) {
-    if (put.error().code == Code::kNotFound) {
-      ++duplicates_;  // dropped here meanwhile, or overtaken by a full snapshot
-      return;
-    }
-    log::warn("worker {}: from {}: {}", id_->value, up.parent, put.error().message());
-    if (put.error().code == Code::kCorrupt) ++corrupt_;
-    const StoredPublication* stored = store_.find(header.key);
-    if (put.error().code == Code::kCorrupt && stored && header.index < stored->have.size() &&
-        ++up.corrupt_in_row < kCorruptChunksMax)
-      return send_control(*up.conn, ChunkRequest{header.key, header.index}, now);
-    upstream_failed(up, put.error().message(), now);
-    if (!stored) edges_.on_store_changed(now);  // dropped: its digest was wrong
-    return;
-  }
-  up.failures = up.corrupt_in_row = 0;
-  if (*put == PublicationStore::Put::kDuplicate) {
-    ++duplicates_;
-    return;
-  }
-  edges_.on_chunk_arrived(now);
-  if (*put == PublicationStore::Put::kCompleted) deliver(now);
-}
-
-// Hands over everything that can now be installed: the newest full snapshot ahead, then deltas from there.
-void MemberCore::deliver(TimePoint now) {
-  const auto before = position_;
-  for (;;) {
-    const StoredPublication* next = nullptr;
-    for (const auto& [key, stored] : store_.entries()) {
-      if (!stored.complete() || (position_ && key.version <= *position_)) continue;
-      if (!position_ && floor_ && key.version < *floor_) continue;
-      if (key.full() || key.base == position_) next = &stored;
-    }
-    if (!next) break;
-    position_ = next->manifest.key.version;
-    actions_.push_back(act::Deliver{next->publication()});
-  }
-  if (position_ == before) return;
-  floor_.reset();
-  const std::size_t held = store_.entries().size();
-  store_.erase_partial_up_to(*position_);
-  if (store_.entries().size() != held) edges_.on_store_changed(now);
-  if (helper_ && *position_ >= *helper_->catch_up_to) end_catch_up(now);
-}
-
-// ---- catching up with the learner's direct help ----
-
-void MemberCore::catch_up(Version target, TimePoint) {
-  if (helper_) return;
-  log::info("worker {}: asking the learner for version {}", id_->value, target);
-  helper_ = Upstream{kLearnerId, config_.learner, {}, target, 0, 0, kNever};
-  dial_upstream(*helper_);
-}
-
-void MemberCore::end_catch_up(TimePoint now) {
-  if (helper_->conn) close(*helper_->conn);
-  helper_.reset();
-  // The parent need not send what came from elsewhere.
-  if (parent_ && parent_->conn) send_control(*parent_->conn, have(), now);
-}
-
-Have MemberCore::have() const {
-  Have have{position_, {}};
-  std::uint64_t bits = 0;
-  for (auto it = store_.entries().rbegin(); it != store_.entries().rend() && have.chunks.size() < kHaveItemsMax; ++it) {
-    const ChunkSet& chunks = it->second.have;
-    bits += chunks.size();
-    if (bits > kChunksMax) break;
-    if (position_ && it->first.version <= *position_) break;  // the position says it all
-    have.chunks.emplace(it->first, chunks);
-  }
-  return have;
-}
-
-// ---- children ----
-
-void MemberCore::on_child(ConnId conn, const FrameView& frame, TimePoint now) {
-  const auto refuse = [&](const std::string& why) {
-    log::warn("worker {}: closing a child's connection: {}", id_ ? id_->value : 0, why);
-    strangers_.erase(conn);
-    edges_.close(conn);
-    close(conn);
-  };
-  if (frame.type != FrameType::kControl) return refuse("a child sent something other than control messages");
-  auto message = decode_control(frame.body);
-  if (!message) return refuse(message.error().message());
-  if (auto* hello = std::get_if<PeerHello>(&*message); hello && strangers_.contains(conn)) {
-    if (hello->run_id != config_.run_id) return refuse(fmt::format("it belongs to run '{}'", hello->run_id));
-    if (hello->worker == kLearnerId || hello->worker == id_ || hello->catch_up_to)
-      return refuse("its introduction makes no sense");
-    strangers_.erase(conn);
-    if (const auto old = edges_.edge_of(hello->worker)) {
-      edges_.close(*old);
-      close(*old);
-    }
-    actions_.push_back(act::Admit{conn});
-    edges_.open(conn, std::move(*hello), now);
-    return tell_troubles();
-  }
-  if (!edges_.contains(conn)) return refuse("it did not introduce itself");
-  if (auto* have = std::get_if<Have>(&*message))
-    edges_.update(conn, std::move(*have), now);
-  else if (const auto* request = std::get_if<ChunkRequest>(&*message))
-    edges_.send_again(conn, *request, now);
-  else
-    return refuse("a child sent a message that is not for a parent");
-  tell_troubles();
-}
-
-void MemberCore::tell_troubles() {
-  for (const EdgeTrouble& t : edges_.take_troubles())
-    log::info("worker {}: worker {} is referred to the learner for version {}", id_ ? id_->value : 0, t.child,
-              t.what.target);
-}
+void MemberCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) { uplink_.on_sent(conn, bytes, now); }
 
 // ---- time ----
-
-void MemberCore::beat(TimePoint now) {
-  Heartbeat beat;
-  beat.version = installed_;
-  beat.chunk_bytes_in = chunk_bytes_in_;
-  beat.chunk_bytes_forwarded = edges_.chunk_bytes_sent();
-  beat.chunks_duplicate = duplicates_;
-  beat.chunks_corrupt = corrupt_;
-  beat.forwarding_rate = edges_.measured_rate();
-  beat.application = application_;
-  send_control(control_, beat, now);
-  beat_at_ = now + heartbeat_;
-}
 
 void MemberCore::on_timer(TimePoint now) {
   if (state_ == State::kGone) return;
@@ -381,35 +385,65 @@ void MemberCore::on_timer(TimePoint now) {
   if (now >= join_deadline_)
     return gone(fmt::format("the learner at {} did not answer within {}", to_text(config_.learner),
                             echoline::to_text(config_.join_timeout)));
+  if (now >= away_until_)
+    return gone(fmt::format("the learner was out of reach for {}", echoline::to_text(config_.away_timeout)));
+  if (now >= redial_at_) {
+    redial_at_ = kNever;
+    control_ = dial(config_.learner, act::Service::kControl, kLearnerId);
+  }
+  if (now >= save_retry_at_) {
+    save_retry_at_ = kNever;
+    save(now);
+  }
   if (state_ == State::kJoined) {
-    if (now - learner_heard_ >= learner_timeout_)
-      return gone(fmt::format("nothing heard from the learner for {}", echoline::to_text(learner_timeout_)));
-    if (now >= beat_at_) beat(now);
-    if (unannounced_since_ != kNever && newest_ && now - unannounced_since_ >= heartbeat_ * kStallHeartbeats) {
-      unannounced_since_ = kNever;
-      if (!position_ || *position_ < *newest_) catch_up(*newest_, now);
+    if (now >= std::max(learner_silence_.deadline(), learner_heard_ + patience_)) {
+      close(control_);
+      lost_learner(fmt::format("nothing heard for {}", echoline::to_text(now - learner_heard_)), now);
+    } else {
+      if (now >= renew_at_) {
+        renew_at_ = now + std::chrono::minutes(1);  // should the answer stay away
+        tell_learner(Renew{config_.key.public_key()}, now);
+      }
+    }
+    if (stalled_since_ != kNever && newest_ && now - stalled_since_ >= heartbeat_ * kStallHeartbeats) {
+      stalled_since_ = now;
+      if (!position_ || position_->version < *newest_) {
+        if (helper_) {  // it lives and brings nothing
+          close_upstream(*helper_);
+          helper_.reset();
+        }
+        need_help(*newest_, now);
+      }
     }
   }
-  for (auto* up : {&parent_, &helper_})
-    if (*up && now >= (*up)->redial_at) dial_upstream(**up);
+  if (beat_at_ != kNever && now >= beat_at_) beat(now);
+  watch_edges(now);
+  const bool handed_over = drain_until_ != kNever && edges_.connections() == 0 &&
+                           now >= drain_until_ - kDrainMax + heartbeat_;  // the learner has heard of it
+  if (handed_over || now >= drain_until_) return leave("drained", now);
   std::erase_if(strangers_, [&](const auto& s) {
-    if (s.second > now) return false;
+    if (s.second.until > now) return false;
+    dialled_children_.erase(s.first);
     close(s.first);
     return true;
   });
-  edges_.on_timer(now);
+  uplink_.on_timer(now);
 }
 
 TimePoint MemberCore::next_deadline() const {
   if (state_ == State::kGone) return kNever;
-  TimePoint at = std::min({edges_.next_deadline(), reading_deadline(), join_deadline_});
+  TimePoint at = std::min({uplink_.next_deadline(), reading_deadline(), join_deadline_, away_until_, redial_at_,
+                           save_retry_at_, beat_at_, drain_until_});
   if (state_ == State::kJoined) {
-    at = std::min({at, beat_at_, learner_heard_ + learner_timeout_});
-    if (unannounced_since_ != kNever && newest_) at = std::min(at, unannounced_since_ + heartbeat_ * kStallHeartbeats);
+    at = std::min({at, std::max(learner_silence_.deadline(), learner_heard_ + patience_), renew_at_});
+    if (stalled_since_ != kNever && newest_) at = std::min(at, stalled_since_ + heartbeat_ * kStallHeartbeats);
   }
-  for (const auto* up : {&parent_, &helper_})
-    if (*up) at = std::min(at, (*up)->redial_at);
-  for (const auto& [conn, until] : strangers_) at = std::min(at, until);
+  const auto of = [](const Upstream& up) {
+    return std::min({up.redial_at, up.opens_by, up.up() ? up.silence.deadline() : kNever});
+  };
+  for (const auto& [id, up] : parents_) at = std::min(at, of(up));
+  if (helper_) at = std::min(at, of(*helper_));
+  for (const auto& [conn, stranger] : strangers_) at = std::min(at, stranger.until);
   return at;
 }
 

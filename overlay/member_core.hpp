@@ -1,96 +1,162 @@
-// A worker's protocol: joins the learner, receives publications from its parent, forwards every verified chunk to its
-// child at once, and hands complete publications to the application in an order it can install. Pure.
+// A worker's protocol: joins the learner and comes back to it, receives publications from its parents, forwards every
+// proven chunk to its children at once, and hands complete publications to the application in an order it can install,
+// never going back. Pure.
 #pragma once
+#include <memory>
+#include <set>
+
 #include "overlay/edge_sender.hpp"
+#include "overlay/state.hpp"
+#include "overlay/upstream.hpp"
 
 namespace echoline::overlay {
 
 struct MemberConfig {
+  CoreOptions core;
   Endpoint learner;
-  Endpoint data;  // where this worker listens for children
-  std::string run_id, name;
-  LinkLimits limits;
-  Bytes store_bytes_max{256ull << 20};
+  Endpoint data;  // where other workers reach this one
+  std::string name;
+  trust::SigningKey key;
+  WorkerState state;  // identity and floor, from EnrolCore or the state file
+  std::shared_ptr<const Checker> checker;
+  StoreLimits store;
+  bool durable = false;  // act::SaveState is carried out; otherwise nothing survives a restart
   Duration join_timeout = std::chrono::seconds(10);
+  Duration away_timeout = std::chrono::seconds(30);  // without the learner, before the worker gives up
 };
 
 class MemberCore final : public Core {
  public:
-  static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
   static constexpr std::size_t kConnectionsMax = 64;                // children and strangers
   static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;  // messages the learner has not taken yet
-  static constexpr int kCorruptChunksMax = 3;                       // in a row on one edge, before it is given up
+  static constexpr int kCorruptChunksMax = 2;                       // from one parent, before the edge is given up
   static constexpr int kInstallFailuresMax = 3;                     // in a row, before the worker gives up
-  static constexpr int kStallHeartbeats = 20;  // newest version unannounced for so long: ask the learner itself
+  static constexpr int kStallHeartbeats = 20;  // without progress towards the newest version: ask for help
+  static constexpr Duration kDrainMax = std::chrono::seconds(10);
 
   explicit MemberCore(MemberConfig config);
 
+  // What the disk kept of publications, before start(): every frame of a spool in order, proven again here. False when
+  // it is of no use.
+  bool recover(Frame frame, TimePoint now);
   void start(TimePoint now);
+
   // From the application. installed() and install_failed() answer act::Deliver, in order. After install_failed() the
-  // application drops deltas it was already given, without a report, until a full snapshot is delivered.
+  // application drops what it was already given, without a report, until a full snapshot is delivered.
   void installed(Version version, const Digest& policy_digest, TimePoint now);
   void install_failed(Version version, const std::string& why, TimePoint now);
-  void send_message(std::span<const std::byte> bytes, TimePoint now);  // at most kApplicationBytesMax (checked)
+  // At most kApplicationBytesMax (checked); dropped while the learner is away.
+  void send_message(std::span<const std::byte> bytes, TimePoint now);
   void set_heartbeat(std::string application) { application_ = std::move(application); }
+  // Hands its children over and leaves when they are gone, after kDrainMax at the latest.
+  void drain(TimePoint now);
   void leave(const std::string& reason, TimePoint now);
   WorkerStats stats() const;
 
-  void on_accepted(ConnId conn, const std::string& peer_host, TimePoint now) override;
+  void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) override;
   void on_connected(ConnId conn, TimePoint now) override;
   void on_closed(ConnId conn, const std::string& reason, TimePoint now) override;
-  void on_frame(ConnId conn, const FrameView& frame, TimePoint now) override;
+  void on_frame(ConnId conn, Frame frame, TimePoint now) override;
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now) override;
+  void on_saved(const Status& status, TimePoint now) override;
+  void on_spooled(const PublicationId& id, std::uint32_t chunk, const Status& status, TimePoint now) override;
+  void on_unspooled(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) override;
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override;
 
  private:
-  enum class State { kIdle, kJoining, kJoined, kGone };
-  // A data connection this worker dialled to receive chunks.
-  struct Upstream {
-    WorkerId parent;
-    Endpoint endpoint;
-    std::optional<ConnId> conn;
-    std::optional<Version> catch_up_to;  // absent: the assigned parent
-    int failures = 0;                    // since the last verified chunk
-    int corrupt_in_row = 0;
-    TimePoint redial_at = kNever;
+  enum class State { kIdle, kJoining, kJoined, kAway, kGone };
+  struct Stranger {
+    WorkerId worker;  // who it has proven to be
+    TimePoint until;
+  };
+  struct Staged {
+    std::vector<act::Deliver> deliveries;
+    Installed last;
   };
 
+  // The learner (member_core.cpp).
   void on_control(const ControlMessage& message, TimePoint now);
-  void on_upstream(Upstream& up, const FrameView& frame, TimePoint now);
-  void on_child(ConnId conn, const FrameView& frame, TimePoint now);
-  void on_manifest(Upstream& up, const Manifest& manifest, TimePoint now);
-  void on_chunk(Upstream& up, const FrameView& frame, TimePoint now);
+  void on_welcome(const Welcome& welcome, TimePoint now);
   void on_assign(const Assign& assign, TimePoint now);
-  void catch_up(Version target, TimePoint now);
-  void end_catch_up(TimePoint now);
-  void dial_upstream(Upstream& up);
-  void upstream_failed(Upstream& up, const std::string& reason, TimePoint now);
-  Upstream* upstream_of(ConnId conn);
-  Have have() const;
-  void deliver(TimePoint now);
-  void tell_troubles();
+  void on_beacon(const Signed& as_signed, TimePoint now);
+  void on_renewed(const Renewed& renewed, TimePoint now);
+  void renew_at_half_life(TimePoint now);
+  void lost_learner(const std::string& reason, TimePoint now);
   void beat(TimePoint now);
+  void tell_learner(const ControlMessage& message, TimePoint now);
   void gone(const std::string& reason);
+  void save(TimePoint now);
+  std::uint64_t learner_unix_ms(TimePoint now) const;
+
+  // Edges (member_edges.cpp).
+  void on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now);
+  void on_child(ConnId conn, const Frame& frame, TimePoint now);
+  void on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint now);
+  void open_upstream(Upstream& up, TimePoint now);
+  void add_streams(Upstream& up, std::uint32_t wanted, TimePoint now);
+  void upstream_opened(Upstream& up, Upstream::Stream& stream, TimePoint now);
+  void upstream_failed(Upstream& up, EdgeTroubleKind kind, const std::string& reason, TimePoint now);
+  void close_upstream(Upstream& up);
+  Upstream* upstream_of(ConnId conn);
+  void tell_have(Upstream& up, TimePoint now);
+  Have have(const Upstream& up) const;
+  bool behind(const Upstream& up) const;
+  std::vector<Progress> progress() const;
+  void drop_revoked();
+  void need_help(Version target, TimePoint now);
+  void end_help(TimePoint now);
+  void watch_edges(TimePoint now);
+
+  // Publications (member_publications.cpp).
+  void begin_epoch(std::uint64_t epoch, TimePoint now);
+  void on_announcement(Upstream* up, const SignedAnnouncement& as_signed, TimePoint now);
+  void on_manifest(Upstream* up, const SignedManifest& as_signed, TimePoint now);
+  void on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now);
+  void forged(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
+  void store_changed(TimePoint now);
+  void deliver(TimePoint now);
+  void activate(TimePoint now);
+  void hold_or_resume_reading();
 
   MemberConfig config_;
+  WorkerId id_;
   State state_ = State::kIdle;
   PublicationStore store_;
   EdgeSender edges_;
-  std::map<ConnId, TimePoint> strangers_;  // accepted, not introduced; until when
+  MessageQueue messages_;
+  std::map<ConnId, Stranger> strangers_;
+  std::map<ConnId, DialChild> dialled_children_;
   ConnId control_{};
-  std::optional<WorkerId> id_;
-  std::optional<Upstream> parent_, helper_;  // helper_: the learner, while catching up
-  Duration heartbeat_{}, learner_timeout_{};
-  TimePoint join_deadline_ = kNever, beat_at_ = kNever, learner_heard_{}, unannounced_since_ = kNever;
-  std::optional<Version> newest_;    // published, as the learner says
-  std::optional<Version> position_;  // last delivered to the application
-  std::optional<Version> floor_;     // after a failed installation: the least version of the snapshot that repairs it
-  std::optional<Version> installed_, acked_;
+  bool control_up_ = false;
+  std::map<WorkerId, Upstream> parents_;
+  std::uint32_t stripes_ = 1;
+  std::optional<Upstream> helper_;
+  std::set<WorkerId> revoked_;
+
+  Duration heartbeat_{};
+  SilenceMeter learner_silence_;
+  Duration patience_{};
+  TimePoint learner_heard_{}, join_deadline_ = kNever, away_until_ = kNever, redial_at_ = kNever, beat_at_ = kNever;
+  TimePoint stalled_since_ = kNever,  // the last progress towards the newest version; kNever: it is here
+      help_asked_at_ = kNever, drain_until_ = kNever;
+  int redials_ = 0;
+  TimePoint renew_at_ = kNever;
+  std::int64_t clock_offset_ms_ = 0;  // the learner's clock minus ours
+  std::optional<Signed> beacon_;
+  std::uint64_t beacon_sequence_ = 0;
+
+  std::uint64_t epoch_ = 0;            // of the learner
+  std::optional<Version> newest_;      // published, as the learner says
+  std::optional<Installed> position_;  // last staged for the application
+  std::optional<Version> repair_;      // after a failed installation: the least version of the snapshot that repairs it
+  std::optional<Installed> installed_;
+  std::optional<Staged> staged_;  // waits for the floor to be saved
+  bool saving_ = false, save_again_ = false, reading_held_ = false, welcomed_once_ = false;
+  TimePoint save_retry_at_ = kNever;
   int install_failures_ = 0;
-  std::size_t unsent_ = 0;
   std::string application_;
-  std::uint64_t chunk_bytes_in_ = 0, duplicates_ = 0, corrupt_ = 0;
+  std::uint64_t chunk_bytes_in_ = 0, duplicates_ = 0, corrupt_ = 0, refused_ = 0;
 };
 
 }  // namespace echoline::overlay

@@ -1,130 +1,259 @@
 #include "overlay/publication_store.hpp"
 
-#include <xxhash.h>
-
-#include <cstring>
-
 namespace echoline::overlay {
+namespace {
 
-Digest payload_digest(std::span<const std::byte> payload) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(payload.data(), payload.size()));
-  Digest digest;
-  static_assert(sizeof canonical.digest == sizeof digest);
-  std::memcpy(digest.data(), canonical.digest, sizeof digest);
-  return digest;
-}
+// Chunks that are asked for from disk at a time.
+constexpr std::uint32_t kReadAhead = 16;
 
-std::uint64_t chunk_hash(std::span<const std::byte> chunk) { return XXH3_64bits(chunk.data(), chunk.size()); }
+}  // namespace
 
-Result<PreparedPublication> prepare(const Publication& publication, Bytes chunk) {
-  constexpr std::string_view op = "publish";
-  const PublicationKey key{publication.version, publication.base};
-  if (!publication.payload) return fail(Code::kInvalid, op, "{} has no payload", to_text(key));
-  if (key.base && *key.base >= key.version) return fail(Code::kInvalid, op, "{}: the base must be older", to_text(key));
-  if (chunk.count < kChunkBytesMin || chunk.count > kChunkBytesMax)
-    return fail(Code::kInvalid, op, "expected a chunk of {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
-                chunk.count);
-  PreparedPublication p;
-  p.payload = publication.payload;
-  const std::span<const std::byte> bytes(*p.payload);
-  if (bytes.size() > std::uint64_t{kChunksMax} * chunk.count)
-    return fail(Code::kInvalid, op, "{}: {} bytes in chunks of {} are more than {} chunks; use larger chunks",
-                to_text(key), bytes.size(), chunk.count, kChunksMax);
-  p.manifest = {key, publication.policy_digest, payload_digest(bytes), bytes.size(),
-                static_cast<std::uint32_t>(chunk.count)};
-  p.chunk_hashes.reserve(p.manifest.chunk_count());
-  for (std::uint32_t i = 0; i < p.manifest.chunk_count(); ++i)
-    p.chunk_hashes.push_back(chunk_hash(bytes.subspan(std::size_t{i} * chunk.count, p.manifest.length_of(i))));
-  return p;
-}
-
-Status PublicationStore::make_room(const Manifest& manifest, Version keep_from) {
-  for (auto it = entries_.begin(); it != entries_.end() && bytes_ + manifest.payload_bytes > bytes_max_.count;) {
-    if (it->first.version >= keep_from) break;
-    const PublicationKey key = (it++)->first;
-    erase(key);
+Status PublicationStore::begin(const Announcement& announcement, const SignedAnnouncement& as_signed) {
+  const PublicationId id = id_of(as_signed);
+  if (const StoredPublication* known = find(announcement.key)) {
+    if (known->id == id) return ok();
+    if (known->complete || announcement.issued_unix_ms <= known->announcement.issued_unix_ms)
+      return fail(Code::kStale, "announce publication", "{} was announced before", to_text(announcement.key));
+    erase(PublicationKey(announcement.key));
   }
-  if (bytes_ + manifest.payload_bytes > bytes_max_.count)
-    return fail(Code::kExhausted, "store publication",
-                "{} has {} bytes; the store holds {} bytes still needed of at most {}: raise store_bytes_max",
-                to_text(manifest.key), manifest.payload_bytes, bytes_, bytes_max_.count);
+  if (disk_failed_) try_disk_again();
+  StoredPublication& entry = entries_[announcement.key];
+  entry.id = id;
+  entry.announcement = announcement;
+  entry.signed_announcement = as_signed;
+  keys_[id] = announcement.key;
+  spool(entry, Slice(encode_control(as_signed)));
   return ok();
 }
 
-void PublicationStore::note_full(const Manifest& manifest) {
-  if (!manifest.key.full() || (full_version_ && *full_version_ > manifest.key.version)) return;
-  full_version_ = manifest.key.version;
-  full_bytes_ = manifest.payload_bytes;
-}
-
-Status PublicationStore::begin(const Manifest& manifest, Version keep_from) {
-  if (const StoredPublication* known = find(manifest.key)) {
-    if (known->manifest == manifest) return ok();
-    return fail(Code::kCorrupt, "announce publication",
-                "{} was announced before with another digest, size or chunk size", to_text(manifest.key));
+Result<bool> PublicationStore::close(const Manifest& manifest, const SignedManifest& as_signed) {
+  const auto key = keys_.find(manifest.publication);
+  if (key == keys_.end())
+    return fail(Code::kNotFound, "close publication", "the manifest's publication was not announced");
+  StoredPublication& entry = entries_.at(key->second);
+  if (entry.manifest) {
+    if (entry.manifest == manifest) return false;
+    return fail(Code::kCorrupt, "close publication", "{} was closed before with another size or digest",
+                to_text(entry.key()));
   }
-  ECHO_TRY(make_room(manifest, keep_from));
-  auto memory = std::make_shared<std::vector<std::byte>>(manifest.payload_bytes);
-  const std::uint32_t chunks = manifest.chunk_count();
-  StoredPublication entry{manifest, memory, ChunkSet(chunks), std::vector<std::uint64_t>(chunks), false};
-  if (chunks == 0) {
-    entry.verified = manifest.payload_digest == payload_digest({});
-    if (!entry.verified)
-      return fail(Code::kCorrupt, "announce publication", "{} is empty but its digest is not", to_text(manifest.key));
-  } else {
-    arriving_[manifest.key] = std::move(memory);
-  }
-  note_full(manifest);
-  bytes_ += manifest.payload_bytes;
-  entries_.emplace(manifest.key, std::move(entry));
-  return ok();
+  if (manifest.payload_bytes > std::uint64_t{kChunksMax} * entry.announcement.chunk_bytes)
+    return fail(Code::kCorrupt, "close publication", "{}: {} bytes in chunks of {} are more than {} chunks",
+                to_text(entry.key()), manifest.payload_bytes, entry.announcement.chunk_bytes, kChunksMax);
+  entry.manifest = manifest;
+  entry.signed_manifest = as_signed;
+  spool(entry, Slice(encode_control(as_signed)));
+  return finish(entry);
 }
 
-Status PublicationStore::add(PreparedPublication p, Version keep_from) {
-  if (find(p.manifest.key)) return ok();
-  ECHO_TRY(make_room(p.manifest, keep_from));
-  note_full(p.manifest);
-  bytes_ += p.manifest.payload_bytes;
-  entries_.emplace(p.manifest.key,
-                   StoredPublication{p.manifest, std::move(p.payload), ChunkSet::all(p.manifest.chunk_count()),
-                                     std::move(p.chunk_hashes), true});
-  return ok();
-}
-
-Result<PublicationStore::Put> PublicationStore::put(const ChunkHeader& header, std::span<const std::byte> bytes) {
+Status PublicationStore::prove(const StoredPublication& p, const Frame& frame, trust::Hash& hash) {
   constexpr std::string_view op = "receive chunk";
-  const auto it = entries_.find(header.key);
-  if (it == entries_.end())
-    return fail(Code::kNotFound, op, "{} chunk {} was not announced", to_text(header.key), header.index);
-  StoredPublication& entry = it->second;
-  const Manifest& m = entry.manifest;
-  if (header.index >= m.chunk_count() || bytes.size() != m.length_of(header.index))
-    return fail(Code::kCorrupt, op, "{}: chunk {} of {} bytes does not belong to {} chunks of {} bytes ({} in all)",
-                to_text(m.key), header.index, bytes.size(), m.chunk_count(), m.chunk_bytes, m.payload_bytes);
-  if (entry.have.contains(header.index)) return Put::kDuplicate;
-  if (const std::uint64_t found = chunk_hash(bytes); found != header.xxh3_64)
-    return fail(Code::kCorrupt, op, "{} chunk {}: expected XXH3-64 {:016x}, found {:016x}", to_text(m.key),
-                header.index, header.xxh3_64, found);
-  std::vector<std::byte>& memory = *arriving_.at(header.key);
-  std::memcpy(memory.data() + std::size_t{header.index} * m.chunk_bytes, bytes.data(), bytes.size());
-  entry.have.insert(header.index);
-  entry.chunk_hashes[header.index] = header.xxh3_64;
-  if (!entry.have.complete()) return Put::kAdded;
-  if (const Digest found = payload_digest(memory); found != m.payload_digest) {
-    const Error error = fail(Code::kCorrupt, op, "{}: expected payload digest {}, found {}", to_text(m.key),
-                             to_hex(m.payload_digest), to_hex(found));
-    erase(PublicationKey(header.key));
+  const ChunkHead& head = frame.chunk;
+  const std::uint32_t chunk_bytes = p.announcement.chunk_bytes;
+  const bool beyond = p.manifest && head.index >= *p.chunk_count();
+  if (beyond || head.length != frame.body.size() || head.length > chunk_bytes)
+    return fail(Code::kCorrupt, op, "{}: chunk {} of {} bytes does not belong to it", to_text(p.key()), head.index,
+                frame.body.size());
+  hash = checker_.chunk_hash(frame.body);
+  const trust::Hash root = Checker::root_of(head, hash);
+  auto& seals = seals_[p.id];
+  const auto known = seals.find(head.seal_first);
+  if (known != seals.end() && known->second.count == head.seal_count && known->second.root == root) return ok();
+  if (!checker_.seal_holds(head, root))
+    return fail(Code::kCorrupt, op, "{} chunk {}: its proof fails, the learner did not send this", to_text(p.key()),
+                head.index);
+  seals[head.seal_first] = {head.seal_count, root};
+  return ok();
+}
+
+Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version keep_from) {
+  const ChunkHead& head = frame.chunk;
+  const auto key = keys_.find(head.publication);
+  if (key == keys_.end())
+    return fail(Code::kNotFound, "receive chunk", "chunk {} of a publication that was not announced", head.index);
+  StoredPublication& entry = entries_.at(key->second);
+  if (entry.have.contains(head.index)) return Put::kDuplicate;
+  StoredChunk chunk{frame.head, frame.body, head.length, {}, false};
+  ECHO_TRY(prove(entry, frame, chunk.hash));
+  ECHO_TRY(make_room(head.length, entry.key(), keep_from));
+  keep(entry, head.index, std::move(chunk));
+  ECHO_ASSIGN(const bool complete, finish(entry));
+  return complete ? Put::kCompleted : Put::kAdded;
+}
+
+Status PublicationStore::add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
+                                 Version keep_from) {
+  StoredPublication& entry = entries_.at(keys_.at(id));
+  ECHO_TRY(make_room(head.length, entry.key(), keep_from));
+  keep(entry, head.index, {Slice(encode_chunk_head(head)), std::move(data), head.length, hash, false});
+  return ok();
+}
+
+void PublicationStore::keep(StoredPublication& entry, std::uint32_t index, StoredChunk chunk) {
+  if (entry.chunks.size() <= index) entry.chunks.resize(index + 1);
+  entry.have.insert(index);
+  entry.bytes += chunk.length;
+  memory_ += chunk.length;
+  memory_peak_ = std::max(memory_peak_, memory_);
+  if (limits_.disk) {
+    disk_ += chunk.length;
+    chunk.on_disk = recovering_;
+    if (recovering_)
+      resident_.emplace_back(entry.id, index);
+    else
+      actions_.push_back(
+          act::Spool{entry.id, chunk.head, index, std::uint64_t{index} * entry.announcement.chunk_bytes, chunk.data});
+  }
+  entry.chunks[index] = std::move(chunk);
+}
+
+void PublicationStore::spool(const StoredPublication& entry, Slice record) {
+  if (limits_.disk && !recovering_) actions_.push_back(act::Spool{entry.id, std::move(record), std::nullopt, 0, {}});
+}
+
+// What it did not take is in memory still.
+void PublicationStore::try_disk_again() {
+  disk_failed_ = false;
+  for (const auto& [key, entry] : entries_)
+    for (std::uint32_t i = 0; i < entry.chunks.size(); ++i) {
+      const StoredChunk& chunk = entry.chunks[i];
+      if (chunk.on_disk || chunk.data.empty()) continue;
+      actions_.push_back(
+          act::Spool{entry.id, chunk.head, i, std::uint64_t{i} * entry.announcement.chunk_bytes, chunk.data});
+    }
+}
+
+// Complete once the manifest is here and every chunk is: all are proven one by one, the manifest proves the whole.
+Result<bool> PublicationStore::finish(StoredPublication& entry) {
+  if (entry.complete || !entry.manifest) return false;
+  const std::uint32_t count = *entry.chunk_count();
+  if (entry.have.count() < count) return false;
+  trust::Hasher content;
+  for (const StoredChunk& chunk : entry.chunks) content.update(chunk.hash);
+  if (entry.have.end() != count || entry.bytes != entry.manifest->payload_bytes ||
+      content.finish() != entry.manifest->content) {
+    const Error error = fail(Code::kCorrupt, "close publication", "{}: its {} chunks are not what its manifest says",
+                             to_text(entry.key()), entry.have.count());
+    erase(PublicationKey(entry.key()));
     return error;
   }
-  entry.verified = true;
-  arriving_.erase(header.key);
-  return Put::kCompleted;
+  entry.complete = true;
+  seals_.erase(entry.id);
+  if (entry.key().full() && (!full_version_ || *full_version_ <= entry.key().version)) {
+    full_version_ = entry.key().version;
+    full_bytes_ = entry.bytes;
+  }
+  return true;
+}
+
+// Whole publications go, oldest first, when the budget for all of them is spent: the disk's, or memory's without one.
+Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from) {
+  const bool disk = limits_.disk && !disk_failed_;
+  if (disk) evict();
+  const Bytes most = disk ? limits_.disk_max : limits_.memory_max;
+  const std::uint64_t& used = disk ? disk_ : memory_;
+  for (auto it = entries_.begin(); it != entries_.end() && used + bytes > most.count;) {
+    const PublicationKey key = (it++)->first;
+    if (key.version >= keep_from) break;
+    if (key != for_key) erase(key);
+  }
+  if (used + bytes > most.count)
+    return fail(Code::kExhausted, "store publication",
+                "{}: {} bytes are stored and still needed, at most {} may be: {}", to_text(for_key), used, most.count,
+                disk ? "raise the disk budget" : "raise the memory budget or give the node a state folder");
+  return ok();
+}
+
+void PublicationStore::evict() {
+  while (!disk_failed_ && memory_ > limits_.memory_max.count / 2 && !resident_.empty()) {
+    const auto [id, index] = resident_.front();
+    resident_.pop_front();
+    const auto key = keys_.find(id);
+    if (key == keys_.end()) continue;
+    StoredChunk& chunk = entries_.at(key->second).chunks[index];
+    if (!chunk.on_disk || chunk.data.empty()) continue;
+    memory_ -= chunk.length;
+    chunk.data = {};
+  }
+}
+
+const StoredChunk* PublicationStore::fetch(StoredPublication& entry, std::uint32_t index) {
+  if (!entry.chunks[index].data.empty()) return &entry.chunks[index];
+  for (std::uint32_t i = index; i < entry.chunks.size() && i < index + kReadAhead; ++i) {
+    const StoredChunk& chunk = entry.chunks[i];
+    if (!entry.have.contains(i) || !chunk.data.empty() || !reading_.insert({entry.id, i}).second) continue;
+    actions_.push_back(act::Unspool{entry.id, i, std::uint64_t{i} * entry.announcement.chunk_bytes, chunk.length});
+  }
+  return nullptr;
+}
+
+void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, bool written) {
+  const auto key = keys_.find(id);
+  if (!written) disk_failed_ = true;
+  if (key == keys_.end() || !written) return;
+  StoredPublication& entry = entries_.at(key->second);
+  if (!entry.have.contains(index)) return;
+  entry.chunks[index].on_disk = true;
+  resident_.emplace_back(id, index);
+  evict();
+}
+
+bool PublicationStore::on_unspooled(const PublicationId& id, std::uint32_t index, Slice data) {
+  reading_.erase({id, index});
+  const auto key = keys_.find(id);
+  if (key == keys_.end()) return true;
+  StoredPublication& entry = entries_.at(key->second);
+  StoredChunk& chunk = entry.chunks[index];
+  if (!chunk.data.empty()) return true;
+  if (data.size() != chunk.length || checker_.chunk_hash(data) != chunk.hash) {
+    erase(PublicationKey(key->second));
+    return false;
+  }
+  chunk.data = std::move(data);
+  memory_ += chunk.length;
+  memory_peak_ = std::max(memory_peak_, memory_);
+  resident_.emplace_back(id, index);
+  evict();
+  return true;
+}
+
+std::optional<act::Deliver> PublicationStore::delivery(StoredPublication& entry) {
+  act::Deliver deliver;
+  deliver.publication.version = entry.key().version;
+  deliver.publication.base = entry.key().base;
+  deliver.publication.policy_digest = entry.manifest->policy_digest;
+  deliver.bytes = entry.bytes;
+  std::vector<Slice> pieces;
+  bool on_disk = true;
+  std::optional<std::uint32_t> missing;
+  for (std::uint32_t i = 0; i < entry.chunks.size(); ++i) {
+    pieces.push_back(entry.chunks[i].data);
+    on_disk = on_disk && entry.chunks[i].on_disk;
+    if (pieces.back().empty() && !missing) missing = i;
+  }
+  if (!missing) {
+    deliver.publication.payload = Payload(std::move(pieces));
+  } else if (on_disk) {
+    deliver.spooled = entry.id;
+  } else {
+    fetch(entry, *missing);
+    return std::nullopt;
+  }
+  return deliver;
 }
 
 const StoredPublication* PublicationStore::find(const PublicationKey& key) const {
   const auto it = entries_.find(key);
   return it == entries_.end() ? nullptr : &it->second;
+}
+
+StoredPublication* PublicationStore::find(const PublicationKey& key) {
+  const auto it = entries_.find(key);
+  return it == entries_.end() ? nullptr : &it->second;
+}
+
+const StoredPublication* PublicationStore::find(const PublicationId& id) const {
+  const auto key = keys_.find(id);
+  return key == keys_.end() ? nullptr : &entries_.at(key->second);
 }
 
 std::optional<Version> PublicationStore::newest() const {
@@ -135,15 +264,21 @@ std::optional<Version> PublicationStore::newest() const {
 void PublicationStore::erase(const PublicationKey& key) {
   const auto it = entries_.find(key);
   if (it == entries_.end()) return;
-  bytes_ -= it->second.manifest.payload_bytes;
-  arriving_.erase(key);
+  for (const StoredChunk& chunk : it->second.chunks)
+    if (!chunk.data.empty()) memory_ -= chunk.length;
+  if (limits_.disk) {
+    disk_ -= it->second.bytes;
+    actions_.push_back(act::DropSpool{it->second.id});
+  }
+  keys_.erase(it->second.id);
+  seals_.erase(it->second.id);
   entries_.erase(it);
 }
 
 void PublicationStore::erase_partial_up_to(Version version) {
   for (auto it = entries_.begin(); it != entries_.end() && it->first.version <= version;) {
     const auto next = std::next(it);
-    if (!it->second.verified) erase(PublicationKey(it->first));
+    if (!it->second.complete) erase(PublicationKey(it->first));
     it = next;
   }
 }

@@ -1,76 +1,127 @@
-// Recent publications of one node, whole or still arriving, within a byte budget. Pure.
+// Recent publications of one node, whole or still arriving. Every chunk in it is proven. Within a budget of memory, and
+// of disk where there is one: chunks that are on disk leave memory when it runs short and are read back when asked for.
+// Pure.
 #pragma once
+#include <deque>
 #include <map>
+#include <set>
 
-#include "overlay/control.hpp"
+#include "overlay/action.hpp"
+#include "overlay/proof.hpp"
 
 namespace echoline::overlay {
 
-// XXH3-128 of a payload (canonical bytes) and XXH3-64 of a chunk.
-Digest payload_digest(std::span<const std::byte> payload);
-std::uint64_t chunk_hash(std::span<const std::byte> chunk);
+struct StoredChunk {
+  Slice head;  // frame header and chunk head, forwarded as they came
+  Slice data;  // empty while it is only on disk
+  std::uint32_t length = 0;
+  trust::Hash hash{};
+  bool on_disk = false;
+};
 
-// A part of shared memory, kept alive while it is being sent.
-struct Slice {
-  SharedBytes owner;
-  std::size_t offset = 0, length = 0;
-  std::span<const std::byte> bytes() const {
-    return owner ? std::span(*owner).subspan(offset, length) : std::span<const std::byte>();
+struct StoredPublication {
+  PublicationId id{};
+  Announcement announcement;
+  SignedAnnouncement signed_announcement;
+  std::optional<Manifest> manifest;
+  SignedManifest signed_manifest;
+  ChunkSet have;
+  std::vector<StoredChunk> chunks;  // by index; those not in `have` are empty
+  std::uint64_t bytes = 0;          // of the chunks in `have`
+  bool complete = false;            // closed by its manifest, and all there
+
+  const PublicationKey& key() const { return announcement.key; }
+  std::optional<std::uint32_t> chunk_count() const {
+    if (!manifest) return std::nullopt;
+    return manifest->chunk_count(announcement.chunk_bytes);
   }
 };
 
-// A publication cut into hashed chunks: what publishing needs computed once, on the caller's thread.
-struct PreparedPublication {
-  Manifest manifest;
-  SharedBytes payload;
-  std::vector<std::uint64_t> chunk_hashes;
-};
-// kInvalid: no payload, base not below version, chunk size out of range, too many chunks.
-Result<PreparedPublication> prepare(const Publication& publication, Bytes chunk);
-
-struct StoredPublication {
-  Manifest manifest;
-  SharedBytes payload;  // sized from the start; only chunks in `have` are meaningful
-  ChunkSet have;
-  std::vector<std::uint64_t> chunk_hashes;
-  bool verified = false;  // complete, and the payload has its digest
-  bool complete() const { return verified; }
-  Publication publication() const { return {manifest.key.version, manifest.key.base, manifest.policy_digest, payload}; }
+// Once the disk has failed to take a chunk, memory holds what arrives, and what is needed from disk to hand over a
+// publication comes on top of `memory_max`.
+struct StoreLimits {
+  Bytes memory_max{256ull << 20};
+  Bytes disk_max{64ull << 30};
+  bool disk = false;  // there is one
 };
 
 class PublicationStore {
  public:
-  explicit PublicationStore(Bytes bytes_max) : bytes_max_(bytes_max) {}
+  // Both references must outlive the store; `actions` receives what is to be written to disk and read from it.
+  PublicationStore(const StoreLimits& limits, const Checker& checker, std::vector<Action>& actions)
+      : limits_(limits), checker_(checker), actions_(actions) {}
 
-  // Makes room by dropping whole publications, oldest first, none at or above `keep_from`. kExhausted when that is not
-  // enough, kCorrupt when another manifest was announced under the same key. Nothing happens for a known manifest.
-  Status begin(const Manifest& manifest, Version keep_from);
-  Status add(PreparedPublication publication, Version keep_from);
+  // While on, what is put in comes from this node's disk and is not written there again.
+  void set_recovering(bool on) { recovering_ = on; }
+  // A publication opens. Under a key that is known: nothing happens when it is the same one, a later announcement
+  // replaces one that is not complete, and kStale otherwise.
+  Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed);
+  // The publication closes. kNotFound: not announced. kCorrupt: another manifest closed it before, or what is here
+  // does not match (it is then dropped).
+  Result<bool> close(const Manifest& manifest, const SignedManifest& as_signed);  // true: it is complete
 
   enum class Put { kAdded, kCompleted, kDuplicate };
-  // Verifies the chunk against its header's hash and copies it in; after the last one also the payload against its
-  // digest. kNotFound: not announced. kCorrupt: wrong hash, index or length (nothing changes), or wrong digest of the
-  // whole (the publication is then dropped).
-  Result<Put> put(const ChunkHeader& header, std::span<const std::byte> bytes);
+  // Proves the chunk and keeps it. kNotFound: not announced. kCorrupt: the proof fails (nothing changes), or the whole
+  // is not what the manifest says (the publication is then dropped). kExhausted: no room even after dropping
+  // publications below `keep_from`, oldest first.
+  Result<Put> put(const Frame& chunk, Version keep_from);
+  // A chunk of the learner's own making, with what seal() gave.
+  Status add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
+                 Version keep_from);
+
+  // The chunk's bytes, if they are in memory; otherwise they are read back, with those behind it, and on_unspooled()
+  // says when to ask again.
+  const StoredChunk* fetch(StoredPublication& publication, std::uint32_t index);
+  void on_spooled(const PublicationId& id, std::uint32_t index, bool written);
+  // False: the disk gave back something else, or nothing; the publication has been dropped.
+  bool on_unspooled(const PublicationId& id, std::uint32_t index, Slice data);
 
   const StoredPublication* find(const PublicationKey& key) const;
+  const StoredPublication* find(const PublicationId& id) const;
+  StoredPublication* find(const PublicationKey& key);
   const std::map<PublicationKey, StoredPublication>& entries() const { return entries_; }
   std::optional<Version> newest() const;
-  // Size of the newest full snapshot that was ever announced here.
+  // Size of the newest whole full snapshot that was ever here.
   std::optional<std::uint64_t> full_bytes_hint() const { return full_bytes_; }
   void erase(const PublicationKey& key);
   // Drops what is not whole and not above `version`: nobody will finish it.
   void erase_partial_up_to(Version version);
-  Bytes bytes() const { return {bytes_}; }
+  // The bytes of a complete publication for the application: in memory, or the spool that holds them. Nothing while
+  // what the disk could not take meets what it took: then the rest is read back, and on_unspooled() says when to ask
+  // again.
+  std::optional<act::Deliver> delivery(StoredPublication& publication);
+
+  Bytes memory() const { return {memory_}; }
+  Bytes memory_peak() const { return {memory_peak_}; }
+  Bytes disk() const { return {disk_}; }
+  // More chunks are in memory than allowed because the disk is behind: take no more for now.
+  bool congested() const { return limits_.disk && !disk_failed_ && memory_ > limits_.memory_max.count; }
+  // A chunk could not be written: everything stays in memory, until the next publication opens.
+  bool disk_failed() const { return disk_failed_; }
 
  private:
-  Status make_room(const Manifest& manifest, Version keep_from);
-  void note_full(const Manifest& manifest);
+  struct Seal {
+    std::uint16_t count;
+    trust::Hash root;
+  };
+  Status prove(const StoredPublication& publication, const Frame& chunk, trust::Hash& hash);
+  Status make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from);
+  void keep(StoredPublication& publication, std::uint32_t index, StoredChunk chunk);
+  Result<bool> finish(StoredPublication& publication);
+  void evict();
+  void try_disk_again();
+  void spool(const StoredPublication& publication, Slice record);
 
-  Bytes bytes_max_;
-  std::uint64_t bytes_ = 0;
+  const StoreLimits limits_;
+  const Checker& checker_;
+  std::vector<Action>& actions_;
   std::map<PublicationKey, StoredPublication> entries_;
-  std::map<PublicationKey, std::shared_ptr<std::vector<std::byte>>> arriving_;  // writable view of payloads in progress
+  std::map<PublicationId, PublicationKey> keys_;
+  std::map<PublicationId, std::map<std::uint32_t, Seal>> seals_;  // that hold, of what is arriving, by first chunk
+  std::deque<std::pair<PublicationId, std::uint32_t>> resident_;  // in memory and on disk, in order of arrival
+  std::set<std::pair<PublicationId, std::uint32_t>> reading_;
+  bool disk_failed_ = false, recovering_ = false;
+  std::uint64_t memory_ = 0, memory_peak_ = 0, disk_ = 0;
   std::optional<Version> full_version_;
   std::optional<std::uint64_t> full_bytes_;
 };

@@ -1,17 +1,65 @@
 #include "overlay/types.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
 namespace echoline::overlay {
 
-std::string to_text(const Endpoint& endpoint) { return fmt::format("{}:{}", endpoint.host, endpoint.port); }
+std::string to_text(const Endpoint& endpoint) {
+  const bool v6 = endpoint.host.find(':') != std::string::npos;
+  return v6 ? fmt::format("[{}]:{}", endpoint.host, endpoint.port) : fmt::format("{}:{}", endpoint.host, endpoint.port);
+}
 
 std::string to_hex(const Digest& digest) {
   std::string text;
-  text.reserve(2 * digest.size());
-  for (const std::byte b : digest) {
-    text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> 4];
-    text += "0123456789abcdef"[std::to_integer<unsigned>(b) & 15];
-  }
+  for (const std::byte b : digest) text += fmt::format("{:02x}", static_cast<unsigned>(b));
   return text;
+}
+
+Payload::Payload(std::vector<Slice> pieces) : pieces_(std::move(pieces)) {
+  for (const Slice& piece : pieces_) size_ += piece.size();
+}
+
+Status Payload::visit(const std::function<Status(std::span<const std::byte>)>& use) const {
+  if (!file_) {
+    for (const Slice& piece : pieces_) ECHO_TRY(use(piece.bytes()));
+    return ok();
+  }
+  constexpr std::size_t kPiece = 1u << 20;
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(size_, kPiece));
+  for (std::uint64_t at = 0; at < size_;) {
+    const std::size_t wanted = std::min<std::uint64_t>(buffer.size(), size_ - at);
+    const ssize_t n = ::pread(*file_, buffer.data(), wanted, static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0)
+      return fail(Code::kIo, "read publication", "{} bytes at {}: {}", wanted, at,
+                  n < 0 ? std::strerror(errno) : "the file ends");
+    ECHO_TRY(use(std::span(buffer).first(static_cast<std::size_t>(n))));
+    at += static_cast<std::uint64_t>(n);
+  }
+  return ok();
+}
+
+Result<Slice> Payload::bytes() const {
+  if (size_ == 0) return Slice();
+  if (file_) {
+    void* memory = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, *file_, 0);
+    if (memory == MAP_FAILED)
+      return fail(Code::kIo, "read publication", "mapping {} bytes: {}", size_, std::strerror(errno));
+    const auto* first = static_cast<const std::byte*>(memory);
+    return Slice({first, [n = size_](const std::byte* p) { ::munmap(const_cast<std::byte*>(p), n); }}, size_);
+  }
+  if (pieces_.size() == 1) return pieces_.front();
+  auto whole = std::make_shared_for_overwrite<std::byte[]>(size_);
+  std::byte* to = whole.get();
+  for (const Slice& piece : pieces_) {
+    std::memcpy(to, piece.data(), piece.size());
+    to += piece.size();
+  }
+  return Slice({whole, whole.get()}, size_);
 }
 
 }  // namespace echoline::overlay

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,20 +11,22 @@
 
 #include "base/clock.hpp"
 #include "base/ids.hpp"
+#include "base/result.hpp"
 #include "base/units.hpp"
+#include "overlay/slice.hpp"
 
 namespace echoline::overlay {
 
 struct Endpoint {
-  std::string host;  // a numeric IPv4 address
+  std::string host;  // a numeric IPv4 or IPv6 address
   std::uint16_t port = 0;
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
-std::string to_text(const Endpoint& endpoint);  // "127.0.0.1:7070"
+std::string to_text(const Endpoint& endpoint);  // "127.0.0.1:7070", "[::1]:7070"
 
-// Emulated or imposed link rates; absent means as fast as the machine goes. Chunks leave evenly, a few milliseconds'
-// worth at a time, when a link of this rate would have carried them. Control and application messages leave at once and
-// occupy the link all the same, so that chunks wait and the rate holds over time.
+// Imposed link rates; absent means as fast as the machine goes. Chunks and application messages leave evenly, a few
+// milliseconds' worth at a time, when a link of this rate would have carried them. Control messages leave at once and
+// occupy the link all the same, so that the rate holds over time.
 struct LinkLimits {
   std::optional<BitRate> up, down;
 };
@@ -31,14 +34,38 @@ struct LinkLimits {
 // 128 opaque bits; compared, never interpreted.
 using Digest = std::array<std::byte, 16>;
 std::string to_hex(const Digest& digest);
-using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
+
+// The bytes of a publication as a worker received them: pieces in memory, or one file when they are too many for it.
+class Payload {
+ public:
+  Payload() = default;
+  explicit Payload(std::vector<Slice> pieces);
+  // `file`: an open descriptor that stays valid while the payload lives, even if the file is deleted.
+  Payload(std::shared_ptr<const int> file, std::uint64_t size) : size_(size), file_(std::move(file)) {}
+
+  std::uint64_t size() const { return size_; }
+  // All bytes in one piece: as they are, gathered, or mapped from the file. Not on the overlay's thread. kIo.
+  Result<Slice> bytes() const;
+  // Hands over all bytes in order, a piece at a time, without holding more than one that was not in memory. kIo.
+  Status visit(const std::function<Status(std::span<const std::byte>)>& use) const;
+  // In order, when they are in memory.
+  const std::vector<Slice>& pieces() const { return pieces_; }
+
+ private:
+  std::uint64_t size_ = 0;
+  std::vector<Slice> pieces_;
+  std::shared_ptr<const int> file_;
+};
 
 // One policy version as it travels: a full snapshot (no base), or a delta that needs `base` installed first.
 struct Publication {
   Version version;
   std::optional<Version> base;
   Digest policy_digest{};  // digest of the policy after installation; the application's own, opaque here
-  SharedBytes payload;
+  Payload payload;
+  // False for what only leads to a newer version that is delivered right behind it: install it, but let nothing
+  // be generated with it.
+  bool activate = true;
 };
 
 // A worker as the learner knows it.
@@ -57,11 +84,11 @@ struct BroadcastReport {
   Version version;
   std::optional<Version> base;  // absent: a full snapshot
   Bytes payload;
-  Duration t_b{};            // publish() until the quorum had acknowledged the installation
+  Duration t_b{};            // begin of the publication until the quorum had acknowledged the installation
   std::size_t workers = 0;   // active when it was published
   Bytes learner_bytes_sent;  // bytes that left the learner on its data connections meanwhile, headers included
   ChainIds topology;         // when it was published
-  std::size_t depth = 0;     // longest chain
+  std::size_t depth = 0;     // longest way from the learner, in hops
 };
 
 struct WorkerView {
@@ -71,24 +98,34 @@ struct WorkerView {
   Bytes bytes_in, bytes_forwarded;  // chunk bytes received and forwarded, by its own heartbeats
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
   std::optional<BitRate> forwarding_rate;  // measured by the worker while it had chunks to forward
+  bool reachable = false;                  // dialled back at its advertised address
+  bool quarantined = false;                // forwarded bad chunks: never forwards again
   std::string app_bytes;                   // the application's part of its last heartbeat
+};
+
+// A hop that was found to hold a broadcast back, and was routed around.
+struct SlowHop {
+  WorkerId from, to;
+  std::string text;  // "worker 7 -> 8 limited by sender uplink"
 };
 
 struct LearnerStats {
   std::vector<WorkerView> workers;  // by id
   ChainIds topology;
   Bytes chunk_bytes_sent;            // chunk payload bytes sent to seeds and late joiners
-  Bytes bytes_sent, bytes_received;  // everything on the wire, control included
-  std::uint64_t joined = 0, lost = 0;
+  Bytes bytes_sent, bytes_received;  // everything on the wire, control included, before encryption
+  std::uint64_t joined = 0, lost = 0, quarantined = 0;
+  std::vector<SlowHop> slow_hops;  // the most recent
 };
 
 struct WorkerStats {
   std::optional<WorkerId> id;
-  std::optional<WorkerId> parent;  // absent before the first assignment; kLearnerId for a seed
+  std::vector<WorkerId> parents;  // kLearnerId for a seed
   std::optional<Version> installed;
   Bytes chunk_bytes_in, chunk_bytes_forwarded;
-  Bytes bytes_in, bytes_out;  // everything on the wire, control included
+  Bytes bytes_in, bytes_out;  // everything on the wire, control included, before encryption
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
+  Bytes memory, memory_peak;  // chunks held in memory
 };
 
 }  // namespace echoline::overlay

@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "chains/broadcast_model.hpp"
-#include "overlay/learner_core.hpp"
-#include "overlay/member_core.hpp"
+#include "sim/fleet.hpp"
 
 namespace echoline::sim {
 
@@ -12,162 +11,197 @@ using namespace overlay;
 
 namespace {
 
-SharedBytes random_bytes(std::uint64_t seed, std::uint64_t count) {
-  Random random(seed, 2);
-  auto bytes = std::make_shared<std::vector<std::byte>>(count);
-  for (std::size_t i = 0; i < count; i += 8) {
-    const std::uint64_t r = random.next();
-    for (std::size_t j = i; j < std::min<std::size_t>(i + 8, count); ++j)
-      (*bytes)[j] = static_cast<std::byte>(r >> (8 * (j - i)));
-  }
-  return bytes;
-}
-
-Digest digest_of(Version v) {
-  Digest digest{};
-  for (std::size_t i = 0; i < 8; ++i) digest[i] = static_cast<std::byte>(v.value >> (8 * i));
-  return digest;
-}
+constexpr Duration kJoinEvery = std::chrono::microseconds(500);
+constexpr Duration kJoinMax = std::chrono::seconds(60);
 
 // The whole cast of one scenario.
-class Stage {
+class Stage final : public FleetObserver {
  public:
-  explicit Stage(const BroadcastScenario& s) : s_(s), network_(s.delay, s.jitter, s.seed) {}
+  explicit Stage(const BroadcastScenario& s)
+      : s_(s), world_({s.seed, s.delay, s.jitter}), fleet_(world_, fleet_options(s)) {
+    fleet_.set_observer(this);
+  }
   Result<BroadcastResult> run();
 
- private:
-  struct Member {
-    HostId host;
-    std::unique_ptr<MemberCore> core;
-    std::optional<WorkerId> id;
-    std::optional<Version> version;  // delivered last
-    bool gone = false, joined = false;
-  };
+  void on_delivered(std::size_t worker, const act::Deliver& delivery) override;
 
+ private:
+  static FleetOptions fleet_options(const BroadcastScenario& s);
   LinkLimits link_of(std::size_t i) const { return i < s_.worker_links.size() ? s_.worker_links[i] : s_.worker_link; }
-  AccessLink access(const LinkLimits& limits) const {
-    return s_.limits_in_cores ? AccessLink{} : AccessLink{limits.up, limits.down};
-  }
-  void add_learner();
-  void add_member();
-  void on_learner(const Action& action);
-  void on_member(std::size_t i, const Action& action);
+  void add_worker();
   void publish(std::size_t index);
-  bool live(const Member& m) const { return !m.gone && network_.alive(m.host); }
+  bool live(std::size_t i) const { return world_.alive(fleet_.worker(i).host); }
+  bool has(std::size_t i, Version v) const {
+    const auto& installed = fleet_.worker(i).installed;
+    return installed && installed->version >= v;
+  }
+  bool settled() const;
   bool everybody_has(Version v) const;
+  Status check() const;
+  void collect(TimePoint start);
   Status predict();
 
   BroadcastScenario s_;
-  Network network_;
-  HostId learner_host_;
-  std::unique_ptr<LearnerCore> learner_;
-  std::vector<std::unique_ptr<Member>> members_;
-  std::vector<Publication> published_;
+  World world_;
+  Fleet fleet_;
+  chains::Topology planned_;  // at the first publication
   std::vector<TimePoint> published_at_;
-  std::map<Version, SharedBytes> snapshots_;
   std::string wrong_;
   BroadcastResult result_;
 };
 
-void Stage::add_learner() {
-  const LinkLimits limits{s_.learner_up, {}};
-  learner_host_ = network_.add_host(access(limits));
-  LearnerConfig config;
-  config.self = network_.endpoint_of(learner_host_);
-  config.run_id = "simulation";
-  config.limits = s_.limits_in_cores ? limits : LinkLimits{};
-  config.chain_rate = s_.chain_rate;
-  config.chains_max = static_cast<std::size_t>(std::max(1.0, s_.learner_up.bits_per_s / s_.chain_rate.bits_per_s));
-  config.policy = s_.topology;
-  config.quorum = s_.quorum;
-  config.store_bytes_max = s_.learner_store;
-  learner_ = std::make_unique<LearnerCore>(config);
-  network_.attach(learner_host_, *learner_, [this](const Action& a) { on_learner(a); });
+FleetOptions Stage::fleet_options(const BroadcastScenario& s) {
+  FleetOptions o;
+  o.seed = s.seed;
+  const LinkLimits limits{s.learner_up, {}};
+  if (s.limits_in_cores)
+    o.learner.limits = limits;
+  else
+    o.learner.link = {limits.up, limits.down};
+  o.learner.policy = s.topology;
+  o.learner.chain_rate = s.chain_rate;
+  o.learner.chains_max = static_cast<std::size_t>(std::max(1.0, s.learner_up.bits_per_s / s.chain_rate.bits_per_s));
+  o.learner.heartbeat = s.heartbeat;
+  o.learner.heartbeat_timeout = 6 * s.heartbeat;
+  o.learner.quorum = s.quorum;
+  o.learner.store = s.learner_store;
+  o.learner.chunk_bytes = static_cast<std::uint32_t>(s.chunk.count);
+  o.learner.durable = false;
+  o.learner.snapshot_bytes = s.payload.count;
+  o.learner.snapshot_encode_time = {};
+  return o;
 }
 
-void Stage::add_member() {
-  const std::size_t i = members_.size();
-  auto member = std::make_unique<Member>();
-  const LinkLimits limits = link_of(i);
-  member->host = network_.add_host(access(limits));
-  MemberConfig config;
-  config.learner = network_.endpoint_of(learner_host_);
-  config.data = network_.endpoint_of(member->host);
-  config.run_id = "simulation";
-  config.name = fmt::format("worker-{}", i);
-  config.limits = s_.limits_in_cores ? limits : LinkLimits{};
-  config.store_bytes_max = s_.worker_store;
-  member->core = std::make_unique<MemberCore>(config);
-  network_.attach(member->host, *member->core, [this, i](const Action& a) { on_member(i, a); });
-  members_.push_back(std::move(member));
-  network_.call(members_[i]->host, [&](TimePoint now) { members_[i]->core->start(now); });
+void Stage::add_worker() {
+  WorkerOptions o;
+  const LinkLimits limits = link_of(fleet_.workers());
+  if (s_.limits_in_cores)
+    o.limits = limits;
+  else
+    o.link = {limits.up, limits.down};
+  o.enrol = false;
+  o.store.memory_max = s_.worker_store;
+  o.install_time = {};
+  fleet_.start_worker(fleet_.add_worker(o));
 }
 
 void Stage::publish(std::size_t index) {
-  const Version version{index};
-  Publication p{version, std::nullopt, digest_of(version),
-                random_bytes(s_.seed * 1000 + index, index ? s_.delta.count : s_.payload.count)};
-  if (index) p.base = Version{index - 1};
-  published_.push_back(p);
-  published_at_.push_back(network_.now());
-  result_.publications.push_back({version, {}, {}});
-  if (index == 0) result_.topology = learner_->topology().chains;
-  network_.call(learner_host_, [&](TimePoint now) {
-    auto prepared = prepare(p, s_.chunk);
-    const Status done = prepared ? learner_->publish(std::move(*prepared), now) : Status(prepared.error());
-    if (!done) wrong_ = done.error().message();
-  });
+  published_at_.push_back(world_.now());
+  result_.publications.push_back({Version{index}, {}, {}});
+  if (index == 0 && fleet_.learner()) planned_ = fleet_.learner()->topology();
+  PublishSpec spec;
+  if (index) spec.base = Version{index - 1};
+  spec.bytes = index ? s_.delta.count : s_.payload.count;
+  fleet_.publish(spec);
 }
 
-void Stage::on_learner(const Action& action) {
-  if (const auto* done = std::get_if<act::BroadcastDone>(&action)) {
-    result_.publications[done->report.version.value].t_b = done->report.t_b;
-  } else if (const auto* acked = std::get_if<act::Acked>(&action)) {
-    if (acked->policy_digest != digest_of(acked->version))
-      wrong_ = fmt::format("worker {} acknowledged a wrong digest", acked->worker);
-  } else if (const auto* need = std::get_if<act::NeedSnapshot>(&action)) {
-    ++result_.snapshots_asked;
-    auto& bytes = snapshots_[need->current];
-    if (!bytes) bytes = random_bytes(s_.seed * 1000 + 500'000 + need->current.value, s_.payload.count);
-    const Publication full{need->current, {}, digest_of(need->current), bytes};
-    network_.at(network_.now(), [this, full] {
-      network_.call(learner_host_, [&](TimePoint now) {
-        auto prepared = prepare(full, s_.chunk);
-        const Status done = prepared ? learner_->provide_snapshot(std::move(*prepared), now) : Status(prepared.error());
-        if (!done) wrong_ = done.error().message();
-      });
-    });
-  }
+void Stage::on_delivered(std::size_t worker, const act::Deliver& delivery) {
+  const Publication& p = delivery.publication;
+  result_.chunks_delivered += p.payload.pieces().size();
+  if (!fleet_.truth().holds({p.version, p.base}, p.policy_digest, p.payload.pieces()))
+    wrong_ = fmt::format("worker {} was given other bytes for version {}", worker, p.version);
 }
 
-void Stage::on_member(std::size_t i, const Action& action) {
-  Member& m = *members_[i];
-  if (const auto* welcomed = std::get_if<act::Welcomed>(&action)) {
-    m.id = welcomed->self;
-  } else if (const auto* gone = std::get_if<act::Disconnected>(&action)) {
-    m.gone = true;
-    if (network_.alive(m.host) && wrong_.empty()) wrong_ = fmt::format("worker {} left: {}", i, gone->reason);
-  } else if (const auto* deliver = std::get_if<act::Deliver>(&action)) {
-    const Publication& p = deliver->publication;
-    const bool in_order = p.base ? p.base == m.version : !m.version || p.version > *m.version;
-    if (!in_order) wrong_ = fmt::format("worker {} was given version {} out of order", i, p.version);
-    const Publication& source = published_.at(p.version.value);
-    const SharedBytes expected = p.base == source.base ? source.payload : snapshots_.at(p.version);
-    if (*p.payload != *expected) wrong_ = fmt::format("worker {} was given other bytes for version {}", i, p.version);
-    const std::uint64_t first = m.version ? m.version->value + 1 : 0;
-    m.version = p.version;
-    for (std::uint64_t v = first; v <= p.version.value; ++v)
-      result_.publications[v].completions.emplace_back(*m.id, network_.now() - published_at_[v]);
-    network_.at(network_.now(), [this, i, p] {
-      network_.call(members_[i]->host,
-                    [&](TimePoint now) { members_[i]->core->installed(p.version, p.policy_digest, now); });
-    });
-  }
+bool Stage::settled() const {
+  for (std::size_t i = 0; i < fleet_.workers(); ++i)
+    if (!fleet_.worker(i).joined) return false;
+  return true;
 }
 
 bool Stage::everybody_has(Version v) const {
-  return std::all_of(members_.begin(), members_.end(),
-                     [&](const auto& m) { return !live(*m) || (m->version && *m->version >= v); });
+  for (std::size_t i = fleet_.workers(); i-- > 0;)
+    if (live(i) && !has(i, v)) return false;
+  return true;
+}
+
+Status Stage::check() const {
+  constexpr std::string_view op = "simulate broadcast";
+  if (s_.workers < 1) return fail(Code::kInvalid, op, "at least one worker is needed");
+  if (s_.publications < 1) return fail(Code::kInvalid, op, "at least one publication is needed");
+  if (!(s_.learner_up.bits_per_s > 0) || !(s_.chain_rate.bits_per_s > 0))
+    return fail(Code::kInvalid, op, "rates must be positive");
+  if (s_.chunk.count < kChunkBytesMin || s_.chunk.count > kChunkBytesMax)
+    return fail(Code::kInvalid, op, "expected chunks of {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
+                s_.chunk.count);
+  for (const WorkerKill& kill : s_.kills)
+    if (kill.worker >= s_.workers + s_.late_joins.size())
+      return fail(Code::kInvalid, op, "worker {} is to be killed, there are {}", kill.worker,
+                  s_.workers + s_.late_joins.size());
+  return ok();
+}
+
+Result<BroadcastResult> Stage::run() {
+  ECHO_TRY(check());
+  fleet_.start_learner();
+  // Everybody joins, a few at a time, and settles before the first publication.
+  for (std::size_t i = 0; i < s_.workers; ++i)
+    world_.at(world_.now() + kJoinEvery * static_cast<std::int64_t>(i), [this] { add_worker(); });
+  world_.run(world_.now() + kJoinEvery * static_cast<std::int64_t>(s_.workers));
+  world_.run(world_.now() + kJoinMax, [&] { return settled(); });
+  world_.run(world_.now() + std::chrono::seconds(1) + 20 * (s_.delay + s_.jitter));
+  if (!settled()) return fail(Code::kInternal, "simulate broadcast", "a worker could not join: {}", fleet_.wrong());
+  const TimePoint start = world_.now();
+  std::size_t scripted = s_.publications + s_.late_joins.size() + s_.kills.size() + s_.corruptions.size();
+  const auto script = [&](Duration after, std::function<void()> work) {
+    world_.at(start + after, [&scripted, work = std::move(work)] {
+      --scripted;
+      work();
+    });
+  };
+  for (std::size_t i = 0; i < s_.publications; ++i)
+    script(s_.publish_every * static_cast<std::int64_t>(i), [this, i] { publish(i); });
+  for (const Duration join : s_.late_joins) script(join, [this] { add_worker(); });
+  for (const WorkerKill& kill : s_.kills)
+    script(kill.at, [this, kill] { fleet_.kill_worker(kill.worker, kill.death); });
+  for (const Duration when : s_.corruptions)
+    script(when, [this] {
+      world_.corrupt_next(fleet_.worker(0).host, std::min<std::uint64_t>(kChunkBytesMin, s_.chunk.count));
+    });
+  const Version last{s_.publications - 1};
+  const auto done = [&] {
+    if (!wrong_.empty() || !fleet_.wrong().empty()) return true;
+    if (scripted > 0 || fleet_.reports().empty() || fleet_.reports().back().version < last) return false;
+    return everybody_has(last);
+  };
+  result_.finished = world_.run(start + s_.time_max, done) && wrong_.empty() && fleet_.wrong().empty();
+  if (!result_.finished) {
+    result_.unfinished = wrong_ + fleet_.wrong();
+    for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+      if (!live(i) || has(i, last)) continue;
+      const auto& installed = fleet_.worker(i).installed;
+      result_.unfinished +=
+          fmt::format(" worker {} has {};", i, installed ? fmt::format("version {}", installed->version) : "nothing");
+    }
+  }
+  collect(start);
+  ECHO_TRY(predict());
+  return std::move(result_);
+}
+
+void Stage::collect(TimePoint start) {
+  for (const BroadcastReport& report : fleet_.reports()) result_.publications[report.version.value].t_b = report.t_b;
+  for (PublicationTimes& p : result_.publications)
+    for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+      const Fleet::Worker& w = fleet_.worker(i);
+      const auto installed = w.installed_at.lower_bound(p.version);
+      if (installed != w.installed_at.end())
+        p.completions.emplace_back(w.id(), installed->second - published_at_[p.version.value]);
+    }
+  if (LearnerCore* learner = fleet_.learner()) {
+    result_.learner_bytes_sent = learner->stats().bytes_sent;
+    result_.learner_chunk_bytes_sent = learner->stats().chunk_bytes_sent;
+  }
+  for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+    if (!fleet_.member(i)) continue;
+    const WorkerStats stats = fleet_.member(i)->stats();
+    result_.worker_chunk_bytes_in += stats.chunk_bytes_in;
+    result_.chunks_duplicate += stats.chunks_duplicate;
+    result_.chunks_corrupt += stats.chunks_corrupt;
+  }
+  result_.snapshots_asked = fleet_.snapshots_asked();
+  result_.virtual_time = world_.now() - start;
+  result_.trace_hash = world_.trace_hash();
+  result_.events = world_.events();
 }
 
 Status Stage::predict() {
@@ -175,76 +209,14 @@ Status Stage::predict() {
   const BitRate unlimited{1e12};
   for (std::size_t i = 0; i < s_.workers; ++i) {
     const LinkLimits limits = link_of(i);
-    links.push_back({*members_[i]->id, limits.up.value_or(unlimited), limits.down.value_or(unlimited), s_.delay});
+    links.push_back({fleet_.worker(i).id(), limits.up.value_or(unlimited), limits.down.value_or(unlimited), s_.delay});
   }
   std::sort(links.begin(), links.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
   result_.lower_bound = chains::lower_bound(s_.payload, s_.learner_up, links);
-  chains::Topology topology;
-  topology.policy = s_.topology;
-  topology.chains = result_.topology;
-  ECHO_ASSIGN(const auto times, chains::broadcast_time(topology, s_.payload, s_.chunk, s_.learner_up, links));
+  result_.topology = planned_.chains;
+  ECHO_ASSIGN(const auto times, chains::broadcast_time(planned_, s_.payload, s_.chunk, s_.learner_up, links));
   result_.predicted = times.last();
   return ok();
-}
-
-Result<BroadcastResult> Stage::run() {
-  constexpr std::string_view op = "simulate broadcast";
-  if (s_.workers < 1) return fail(Code::kInvalid, op, "at least one worker is needed");
-  if (s_.publications < 1) return fail(Code::kInvalid, op, "at least one publication is needed");
-  if (!(s_.learner_up.bits_per_s > 0) || !(s_.chain_rate.bits_per_s > 0))
-    return fail(Code::kInvalid, op, "rates must be positive");
-  for (const WorkerKill& kill : s_.kills)
-    if (kill.worker >= s_.workers + s_.late_joins.size())
-      return fail(Code::kInvalid, op, "worker {} is to be killed, there are {}", kill.worker,
-                  s_.workers + s_.late_joins.size());
-  add_learner();
-  for (std::size_t i = 0; i < s_.workers; ++i) add_member();
-  // Everybody joins and settles before the first publication.
-  const TimePoint start = network_.now() + std::chrono::seconds(1) + 20 * (s_.delay + s_.jitter);
-  network_.run(start, [] { return false; });
-  for (const auto& m : members_)
-    if (!m->id) return fail(Code::kInternal, op, "a worker could not join: {}", wrong_);
-  std::size_t events_left = s_.publications + s_.late_joins.size() + s_.kills.size() + s_.corruptions.size();
-  const auto script = [&](Duration after, std::function<void()> work) {
-    network_.at(start + after, [&events_left, work = std::move(work)] {
-      --events_left;
-      work();
-    });
-  };
-  for (std::size_t i = 0; i < s_.publications; ++i)
-    script(s_.publish_every * static_cast<std::int64_t>(i), [this, i] { publish(i); });
-  for (const Duration join : s_.late_joins) script(join, [this] { add_member(); });
-  for (const WorkerKill& kill : s_.kills)
-    script(kill.at, [this, kill] { network_.kill(members_.at(kill.worker)->host, kill.death); });
-  for (const Duration when : s_.corruptions)
-    script(when,
-           [this] { network_.corrupt_next(members_.front()->host, std::min<std::uint64_t>(1024, s_.chunk.count)); });
-  const Version last{s_.publications - 1};
-  const auto done = [&] {
-    return !wrong_.empty() || (events_left == 0 && result_.publications.back().t_b && everybody_has(last));
-  };
-  result_.finished = network_.run(start + s_.time_max, done) && wrong_.empty();
-  if (!result_.finished) {
-    result_.unfinished = wrong_;
-    for (std::size_t i = 0; i < members_.size(); ++i)
-      if (const Member& m = *members_[i]; live(m) && (!m.version || *m.version < last))
-        result_.unfinished +=
-            fmt::format(" worker {} has {};", i, m.version ? fmt::format("version {}", *m.version) : "nothing");
-  }
-  const LearnerStats learner = learner_->stats();
-  result_.learner_bytes_sent = learner.bytes_sent;
-  result_.learner_chunk_bytes_sent = learner.chunk_bytes_sent;
-  for (const auto& m : members_) {
-    const WorkerStats stats = m->core->stats();
-    result_.worker_chunk_bytes_in += stats.chunk_bytes_in;
-    result_.chunks_duplicate += stats.chunks_duplicate;
-    result_.chunks_corrupt += stats.chunks_corrupt;
-  }
-  result_.virtual_time = network_.now() - start;
-  result_.trace_hash = network_.trace_hash();
-  result_.events = network_.events();
-  ECHO_TRY(predict());
-  return std::move(result_);
 }
 
 }  // namespace

@@ -7,14 +7,14 @@
 #include "base/result.hpp"
 #include "chains/topology.hpp"
 #include "overlay/types.hpp"
-#include "sim/network.hpp"
+#include "sim/world.hpp"
 
 namespace echoline::sim {
 
 struct WorkerKill {
   std::size_t worker = 0;  // 0 is the first to join
   Duration at{};           // after the first publication
-  Network::Death death = Network::Death::kCrash;
+  Death death = Death::kCrash;
 };
 
 struct BroadcastScenario {
@@ -36,6 +36,7 @@ struct BroadcastScenario {
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
   double quorum = 0.9;
   Bytes learner_store{1ull << 30}, worker_store{256ull << 20};
+  Duration heartbeat = std::chrono::milliseconds(500);
   std::vector<WorkerKill> kills;
   std::vector<Duration> corruptions;  // a byte of the next chunk the first worker forwards is flipped; times as kills
   std::uint64_t seed = 1;
@@ -52,15 +53,16 @@ struct PublicationTimes {
 
 struct BroadcastResult {
   std::vector<PublicationTimes> publications;
-  bool finished = false;           // every live worker has the last version, byte for byte
-  std::string unfinished;          // who has what, when not
-  Bytes learner_bytes_sent;        // everything that left the learner
-  Bytes learner_chunk_bytes_sent;  // chunks alone
-  Bytes worker_chunk_bytes_in;     // of all workers together
+  bool finished = false;               // every live worker has the last version, byte for byte
+  std::string unfinished;              // who has what, when not
+  Bytes learner_bytes_sent;            // everything that left the learner
+  Bytes learner_chunk_bytes_sent;      // chunks alone
+  Bytes worker_chunk_bytes_in;         // of all workers together
+  std::uint64_t chunks_delivered = 0;  // to applications, each checked against what the learner published
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0, snapshots_asked = 0;
   Duration lower_bound{};      // formula 4.1, of the first publication
   Duration predicted{};        // chains::broadcast_time() of the topology it went down, last worker
-  overlay::ChainIds topology;  // when it was published
+  overlay::ChainIds topology;  // of the first stripe, when it was published
   Duration virtual_time{};
   std::uint64_t trace_hash = 0, events = 0;
 };

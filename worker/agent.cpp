@@ -24,6 +24,7 @@ namespace {
 constexpr std::size_t kMailboxMax = 4096;
 constexpr Duration kPoll = std::chrono::milliseconds(100);  // how often a stop request is noticed
 constexpr double kBatchSeconds = 0.25;  // wanted length of a batch: policies are installed between batches
+constexpr Duration kHandOverMax = std::chrono::seconds(10);
 constexpr std::uint32_t kGroupsPerBatchMax = 64;
 constexpr double kRateMemory = 0.7;  // weight of the past in the measured rollouts/s
 
@@ -33,10 +34,13 @@ struct Joined {
 struct Message {
   std::string bytes;
 };
+struct Away {
+  std::string reason;
+};
 struct Disconnected {
   std::string reason;
 };
-using Event = std::variant<Joined, overlay::Publication, Message, Disconnected>;
+using Event = std::variant<Joined, overlay::Publication, Message, Away, Disconnected>;
 
 // A scored batch of leases, ready to be sent.
 struct Produced {
@@ -80,16 +84,21 @@ class Agent {
     node_options.learner = options_.learner;
     node_options.bind_host = options_.bind_host;
     node_options.name = options_.name;
-    node_options.run_id = options_.run_id;
+    node_options.token = options_.token;
+    node_options.port = options_.port;
+    node_options.advertise = options_.advertise;
+    node_options.folder = options_.folder;
     node_options.limits = options_.limits;
     node_options.join_timeout = options_.join_timeout;
     overlay::WorkerEvents events;
     events.joined = [this](WorkerId id, const std::string&) { post(Joined{id}); };
     events.publication = [this](const overlay::Publication& p) { post(p); };
     events.message = [this](std::string bytes) { post(Message{std::move(bytes)}); };
+    events.away = [this](const std::string& reason) { post(Away{reason}); };
     events.disconnected = [this](const std::string& reason) { post(Disconnected{reason}); };
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(std::move(node_options), std::move(events)));
     const Status result = work();
+    if (stop_ && !ended_) hand_over();
     mailbox_.close();
     node_->stop();
     if (!result) return result.error();
@@ -103,6 +112,14 @@ class Agent {
   }
 
   bool ended() const { return stop_ || ended_; }
+
+  // Asked to stop: whoever receives policies from this worker is given another parent first.
+  void hand_over() {
+    node_->drain();
+    const TimePoint deadline = clock_.now() + kHandOverMax;
+    while (!ended_ && clock_.now() < deadline)
+      if (auto event = mailbox_.pop(kPoll); event && std::holds_alternative<Disconnected>(*event)) return;
+  }
 
   Status work() {
     while (!ended()) {
@@ -145,10 +162,16 @@ class Agent {
     if (auto* joined = std::get_if<Joined>(&event)) {
       id_ = joined->id;
       log::info("joined as worker {} ({})", id_, options_.name);
+      joined_ = true;
     } else if (auto* publication = std::get_if<overlay::Publication>(&event)) {
       pending_.push_back(std::move(*publication));
     } else if (auto* message = std::get_if<Message>(&event)) {
       return handle_message(message->bytes);
+    } else if (auto* away = std::get_if<Away>(&event)) {
+      // The learner takes its leases back and hears nothing until this worker has joined again.
+      log::warn("the learner is out of reach: {}", away->reason);
+      joined_ = awaiting_grant_ = false;
+      leases_.clear();
     } else if (auto* gone = std::get_if<Disconnected>(&event)) {
       ended_ = true;
       if (report_.reason.empty()) report_.reason = gone->reason;
@@ -161,6 +184,7 @@ class Agent {
     ECHO_ASSIGN(schema::LearnerMessage message, data_plane::parse_learner_message(bytes));
     switch (message.body_case()) {
       case schema::LearnerMessage::kRunSpec: {
+        if (task_) break;  // told again after it was away
         ECHO_ASSIGN(auto spec, run_spec_.add(message.run_spec()));
         if (!spec) break;
         ECHO_ASSIGN(task_, make_task(std::move(*spec)));
@@ -198,7 +222,7 @@ class Agent {
       const Status installed = installer_->install(publication);
       if (installed) {
         ++report_.versions;
-        node_->installed(publication.version, publication.policy_digest);
+        if (publication.activate) node_->installed(publication.version, publication.policy_digest);
       } else {
         log::warn("{}", installed.error().message());
         node_->install_failed(publication.version, installed.error().message());
@@ -208,7 +232,7 @@ class Agent {
   }
 
   void request_work() {
-    if (awaiting_grant_ || !leases_.empty() || !installer_ || !installer_->version()) return;
+    if (!joined_ || awaiting_grant_ || !leases_.empty() || !installer_ || !installer_->version()) return;
     if (!pending_.empty() || clock_.now() < ask_again_) return;
     const double rate = rate_.value_or(options_.rollouts_per_s_max.value_or(0));
     const auto groups = static_cast<std::uint32_t>(rate * kBatchSeconds / task_->spec.group_size() + 0.5);
@@ -314,7 +338,7 @@ class Agent {
   std::optional<Installer> installer_;
   std::deque<overlay::Publication> pending_;  // complete and in order, waiting for the safe point
   std::deque<schema::Lease> leases_;
-  bool awaiting_grant_ = false;
+  bool joined_ = false, awaiting_grant_ = false;
   TimePoint ask_again_{};
   std::optional<double> rate_;  // rollouts/s while generating
   double busy_s_ = 0;

@@ -7,15 +7,19 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "overlay/trust/secret.hpp"
 #include "overlay/types.hpp"
 
 namespace echoline::worker {
 
 struct AgentOptions {
   overlay::Endpoint learner;
+  overlay::trust::Secret token;  // to enrol with; not needed while `folder` holds a valid certificate
   std::string bind_host = "127.0.0.1";
-  std::string name = "worker";  // its offer id, as the learner's plan calls it
-  std::string run_id;           // empty: whatever run the learner has
+  std::uint16_t port = 0;                      // 0: any free one
+  std::optional<overlay::Endpoint> advertise;  // where others reach it, when a port is mapped
+  std::string name = "worker";                 // its offer id, and the instance its token was issued for
+  std::string folder;                          // keeps identity and chunks over restarts; empty: nowhere
   overlay::LinkLimits limits;
   std::optional<double> rollouts_per_s_max;  // generation speed is held to this (a rented machine's, emulated)
   Duration join_timeout = std::chrono::seconds(30);

@@ -16,8 +16,9 @@ Status check_digest(delta::OwnedState& state, const overlay::Publication& public
 }  // namespace
 
 Status Installer::install(const overlay::Publication& publication) {
+  ECHO_ASSIGN(const overlay::Slice payload, publication.payload.bytes());
   if (!publication.base) {
-    ECHO_ASSIGN(delta::OwnedState fresh, delta::decode_snapshot(*publication.payload));
+    ECHO_ASSIGN(delta::OwnedState fresh, delta::decode_snapshot(payload.bytes()));
     ECHO_TRY(check_digest(fresh, publication));
     ECHO_TRY(model::load_policy(*model_, fresh.view()));
     state_ = std::move(fresh);
@@ -26,7 +27,7 @@ Status Installer::install(const overlay::Publication& publication) {
       return fail(Code::kStale, "install policy", "version {} is a delta on version {}, but {} is installed",
                   publication.version, *publication.base,
                   version_ ? fmt::format("version {}", *version_) : std::string("nothing"));
-    ECHO_TRY(delta::apply_delta(*publication.payload, state_));
+    ECHO_TRY(delta::apply_delta(payload.bytes(), state_));
     // apply_delta() has verified its own result digest; this ties it to the publication's.
     if (const Status same = check_digest(state_, publication); !same) {
       version_.reset();  // the state is a policy, but not the one that was announced: only a snapshot helps now

@@ -1,8 +1,12 @@
 #include "overlay/uv/driver.hpp"
 
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <csignal>
 #include <future>
 
+#include "base/files.hpp"
 #include "base/log.hpp"
 
 namespace echoline::overlay {
@@ -29,31 +33,58 @@ Endpoint to_endpoint(const sockaddr_storage& address) {
 uv_stream_t* stream(uv_tcp_t& tcp) { return reinterpret_cast<uv_stream_t*>(&tcp); }
 uv_handle_t* handle(uv_tcp_t& tcp) { return reinterpret_cast<uv_handle_t*>(&tcp); }
 
+// Bulk data over long paths does best with BBR, where the system allows it; elsewhere the system's own choice stays.
+void tune(uv_tcp_t& tcp, bool bulk) {
+  uv_tcp_nodelay(&tcp, 1);
+  uv_os_fd_t fd = -1;
+  if (uv_fileno(handle(tcp), &fd) != 0) return;
+  if (bulk) (void)::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3);
+}
+
+// Whether nobody listens there at this moment.
+bool is_free(const sockaddr_storage& address) {
+  const Descriptor probe(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const socklen_t size = address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  return ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0 && ::listen(probe.get(), 1) == 0;
+}
+
 }  // namespace
 
-// A write the kernel did not take at once; holds its bytes until it has.
+// Encrypted bytes the kernel did not take at once; holds them until it has.
 struct Driver::Write {
   uv_write_t request{};
   Connection* connection = nullptr;
-  act::Send send;
-  std::size_t bytes = 0;
+  std::vector<std::byte> block;
+  std::size_t plain = 0;
 };
 
-Result<std::unique_ptr<Driver>> Driver::listen(const std::string& host, std::uint16_t port) {
-  constexpr std::string_view op = "listen";
-  sockaddr_storage address{};
-  if (to_address(host, port, address) != 0)
-    return fail(Code::kInvalid, op, "expected a numeric address such as 127.0.0.1, found '{}'", host);
-  std::unique_ptr<Driver> driver(new Driver);
+Result<std::unique_ptr<Driver>> Driver::open(DriverOptions options) {
+  std::unique_ptr<Driver> driver(new Driver(std::move(options)));
   ECHO_CHECK(uv_loop_init(&driver->loop_) == 0, "no event loop");
   driver->loop_.data = driver.get();
   uv_tcp_init(&driver->loop_, &driver->listener_);
   uv_timer_init(&driver->loop_, &driver->timer_);
   uv_async_init(&driver->loop_, &driver->async_, [](uv_async_t* a) { static_cast<Driver*>(a->data)->on_async(); });
   driver->listener_.data = driver->timer_.data = driver->async_.data = driver.get();
-  int e = uv_tcp_bind(&driver->listener_, reinterpret_cast<const sockaddr*>(&address), 0);
+  Credentials nameless{std::nullopt, driver->options_.authority, driver->options_.run_id};
+  ECHO_ASSIGN(driver->anonymous_, TlsContext::create(nameless));
+  if (driver->options_.bind) ECHO_TRY(driver->listen());
+  return driver;
+}
+
+Status Driver::listen() {
+  constexpr std::string_view op = "listen";
+  const auto& [host, port] = *options_.bind;
+  sockaddr_storage address{};
+  const bool preferred = port == 0 && options_.preferred_port != 0 &&
+                         to_address(host, options_.preferred_port, address) == 0 && is_free(address);
+  if (!preferred && to_address(host, port, address) != 0)
+    return fail(Code::kInvalid, op, "expected a numeric address such as 127.0.0.1 or ::1, found '{}'", host);
+  int e = uv_tcp_bind(&listener_, reinterpret_cast<const sockaddr*>(&address), 0);
   if (e == 0)
-    e = uv_listen(stream(driver->listener_), 128, [](uv_stream_t* s, int status) {
+    e = uv_listen(stream(listener_), 1024, [](uv_stream_t* s, int status) {
       if (status == 0)
         static_cast<Driver*>(s->data)->accept();
       else
@@ -67,16 +98,14 @@ Result<std::unique_ptr<Driver>> Driver::listen(const std::string& host, std::uin
     return fail(e == UV_EACCES || e == UV_EADDRNOTAVAIL ? Code::kInvalid : Code::kIo, op, "{}:{}: {}", host, port,
                 uv_strerror(e));
   int length = sizeof address;
-  uv_tcp_getsockname(&driver->listener_, reinterpret_cast<sockaddr*>(&address), &length);
-  driver->endpoint_ = to_endpoint(address);
-  if (host.rfind("127.", 0) != 0 && host != "::1")
-    log::warn("listening on {}: connections are neither encrypted nor authenticated yet; use trusted networks only",
-              to_text(driver->endpoint_));
-  return driver;
+  uv_tcp_getsockname(&listener_, reinterpret_cast<sockaddr*>(&address), &length);
+  endpoint_ = to_endpoint(address);
+  return ok();
 }
 
 Driver::~Driver() {
   ECHO_CHECK(!thread_.joinable(), "destroyed while running");
+  options_.disk.reset();  // its thread may still post answers
   uv_walk(
       &loop_,
       [](uv_handle_t* h, void*) {
@@ -88,12 +117,25 @@ Driver::~Driver() {
   uv_loop_close(&loop_);
 }
 
+double Driver::unix_origin_s() const { return clock_.unix_seconds() - seconds(clock_.now().time_since_epoch()); }
+
 void Driver::run(Core& core, std::function<void(const Action&)> to_application, std::function<void(TimePoint)> start) {
   core_ = &core;
   to_application_ = std::move(to_application);
   read_buffer_.resize(kReadBytes);
   running_ = true;
   posted_.push_back(std::move(start));
+  if (options_.disk) {
+    Disk::Events events;
+    events.saved = [this](Status s) { post([this, s = std::move(s)](TimePoint t) { core_->on_saved(s, t); }); };
+    events.spooled = [this](PublicationId id, std::uint32_t chunk, Status s) {
+      post([this, id, chunk, s = std::move(s)](TimePoint t) { core_->on_spooled(id, chunk, s, t); });
+    };
+    events.unspooled = [this](PublicationId id, std::uint32_t chunk, Result<Slice> data) {
+      post([this, id, chunk, data = std::move(data)](TimePoint t) { core_->on_unspooled(id, chunk, data, t); });
+    };
+    options_.disk->start(std::move(events));
+  }
   uv_async_send(&async_);
   thread_ = std::thread([this] {
     loop_thread_ = std::this_thread::get_id();
@@ -135,7 +177,7 @@ void Driver::stop(std::function<void(TimePoint)> leave) {
     leave(t);
     stopping_ = true;
     stop_at_ = t + kFlushMax;
-    uv_close(handle(listener_), nullptr);
+    if (!uv_is_closing(handle(listener_))) uv_close(handle(listener_), nullptr);
   });
   thread_.join();
 }
@@ -157,10 +199,13 @@ void Driver::on_async() {
 
 void Driver::on_timer() {
   const TimePoint t = now();
-  std::vector<Connection*> due;
-  for (const auto& [id, c] : connections_)
-    if (c->leaving && c->close_at <= t) due.push_back(c.get());
-  for (Connection* c : due) destroy(*c);
+  while (!deadlines_.empty() && deadlines_.begin()->first <= t) {
+    Connection& c = *connections_.at(deadlines_.begin()->second);
+    if (c.leaving || !c.dialled)
+      destroy(c);  // a stranger that never said who it is, or a flush that takes too long
+    else
+      lost(c, fmt::format("no answer within {}", echoline::to_text(Core::kHandshakeTimeout)));
+  }
   core_->on_timer(t);
   drain();
   end_if_stopped();
@@ -184,22 +229,52 @@ void Driver::end_if_stopped() {
 void Driver::accept() {
   Connection& c = add(ConnId{next_accepted_});
   next_accepted_ += 2;
+  ++handshakes_;
   sockaddr_storage address{};
   int length = sizeof address;
   if (uv_accept(stream(listener_), stream(c.tcp)) != 0 ||
-      uv_tcp_getpeername(&c.tcp, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+      uv_tcp_getpeername(&c.tcp, reinterpret_cast<sockaddr*>(&address), &length) != 0 || !tls_)
     return destroy(c);
-  uv_tcp_nodelay(&c.tcp, 1);
-  c.reading = true;
+  if (handshakes_ > kHandshakesMax) {  // the oldest makes room
+    for (const auto& [at, id] : deadlines_) {
+      Connection& oldest = *connections_.at(id);
+      if (oldest.dialled || oldest.known || oldest.leaving) continue;
+      destroy(oldest);
+      break;
+    }
+  }
+  tune(c.tcp, true);
+  c.host = to_endpoint(address).host;
+  auto session = TlsSession::server(
+      *tls_, options_.admit_anonymous ? TlsSession::PeerCertificate::kOptional : TlsSession::PeerCertificate::kRequired,
+      clock_.unix_seconds());
+  if (!session) {
+    log::error("{}", session.error().message());
+    return destroy(c);
+  }
+  c.tls.emplace(std::move(*session));
+  c.readable = true;
+  set_deadline(c, now() + Core::kHandshakeTimeout);
   set_reading(c);
-  core_->on_accepted(c.id, to_endpoint(address).host, now());
-  drain();
+  arm_timer();
+}
+
+// TCP is there: TLS begins.
+void Driver::opened(Connection& c) {
+  tune(c.tcp, c.service == act::Service::kData);
+  const auto& context = c.service == act::Service::kEnrol ? anonymous_ : tls_;
+  if (!context) return lost(c, "this node has no certificate yet");
+  c.tls.emplace(TlsSession::client(
+      *context, c.expected, c.service == act::Service::kEnrol ? std::optional<double>() : clock_.unix_seconds()));
+  c.readable = true;
+  set_reading(c);
+  flush(c);
 }
 
 void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
   if (n == 0) return;
   if (n < 0) {
-    c.reading = false;
+    c.readable = false;
     if (c.leaving)
       destroy(c);
     else
@@ -207,27 +282,65 @@ void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
     drain();
     return end_if_stopped();
   }
-  core_->on_received(static_cast<std::size_t>(n), now());
-  if (!c.leaving) c.decoder.feed(std::as_bytes(std::span(buffer->base, static_cast<std::size_t>(n))));
-  while (!c.leaving) {
-    const auto frame = c.decoder.next();
-    if (!frame) {
-      const std::string reason = frame.error().message();
-      lost(c, reason);
-      break;
-    }
-    if (!*frame) break;
-    core_->on_frame(c.id, **frame, now());
-    drain();
+  if (c.leaving) return;
+  if (c.known) core_->on_received(static_cast<std::size_t>(n), now());
+  const ConnId id = c.id;
+  c.tls->feed(std::as_bytes(std::span(buffer->base, static_cast<std::size_t>(n))));
+  while (on_plaintext(c)) {
   }
+  if (Connection* still = find(id); still && still->tls->has_output()) flush(*still);
   drain();
+  end_if_stopped();
+}
+
+// Decrypts the next piece straight to where it belongs; false when there is none, or the connection is over.
+bool Driver::on_plaintext(Connection& c) {
+  const auto n = c.tls->read(c.decoder.room());
+  if (!n) {
+    flush(c);  // says the reason to the peer
+    const std::string reason = n.error().message();
+    if (!c.known && !c.dialled) log::debug("{}: {}", c.host, reason);
+    lost(c, reason);
+    return false;
+  }
+  if (!c.known && c.tls->established()) {
+    c.known = true;
+    set_deadline(c, kNever);
+    if (c.tls->has_output()) flush(c);
+    if (c.dialled) {
+      core_->on_connected(c.id, now());
+    } else {
+      --handshakes_;
+      core_->on_accepted(c.id, {c.host, c.tls->identity()}, now());
+    }
+    drain();
+    if (c.leaving) return false;
+  }
+  if (*n == 0) {
+    if (!c.tls->peer_closed()) return false;
+    lost(c, "closed by the peer");
+    return false;
+  }
+  if (const Status advanced = c.decoder.advance(*n); !advanced) {
+    const std::string reason = advanced.error().message();
+    lost(c, reason);
+    return false;
+  }
+  if (auto frame = c.decoder.take()) {
+    const ConnId id = c.id;
+    core_->on_frame(id, std::move(*frame), now());
+    drain();
+    return find(id) != nullptr;
+  }
+  return true;
 }
 
 // The connection broke or its bytes make no sense: the core is told, and it is closed without a flush.
 void Driver::lost(Connection& c, const std::string& reason) {
   const ConnId id = c.id;
+  const bool tell = c.known || c.dialled;
   destroy(c);
-  core_->on_closed(id, reason, now());
+  if (tell) core_->on_closed(id, reason, now());
 }
 
 // ---- actions ----
@@ -237,6 +350,8 @@ void Driver::drain() {
   draining_ = true;
   for (;;) {
     for (Action& action : core_->take_actions()) perform(std::move(action));
+    for (const ConnId id : std::exchange(dirty_, {}))
+      if (const auto it = connections_.find(id); it != connections_.end()) flush(*it->second);
     if (later_.empty()) break;
     for (const auto& event : std::exchange(later_, {})) event();
   }
@@ -245,7 +360,7 @@ void Driver::drain() {
 }
 
 void Driver::perform(Action&& action) {
-  if (auto* s = std::get_if<act::Send>(&action)) return send(std::move(*s));
+  if (const auto* s = std::get_if<act::Send>(&action)) return send(*s);
   if (const auto* d = std::get_if<act::Dial>(&action)) return dial(*d);
   if (const auto* close = std::get_if<act::Close>(&action)) {
     if (Connection* c = find(close->conn)) leave(*c);
@@ -256,65 +371,107 @@ void Driver::perform(Action&& action) {
     return;
   }
   if (const auto* reading = std::get_if<act::SetReading>(&action)) {
+    if (reading->conn) {
+      if (Connection* c = find(*reading->conn)) {
+        c->held = !reading->on;
+        set_reading(*c);
+      }
+      return;
+    }
     reading_ = reading->on;
     for (const auto& [id, c] : connections_) set_reading(*c);
     return;
   }
+  if (const auto* use = std::get_if<act::UseCertificate>(&action)) return use_certificate(*use);
+  if (auto* save = std::get_if<act::SaveState>(&action)) return options_.disk->save(std::move(*save));
+  if (auto* spool = std::get_if<act::Spool>(&action)) return options_.disk->spool(std::move(*spool));
+  if (const auto* unspool = std::get_if<act::Unspool>(&action)) return options_.disk->unspool(*unspool);
+  if (const auto* drop = std::get_if<act::DropSpool>(&action)) return options_.disk->drop(*drop);
+  if (auto* deliver = std::get_if<act::Deliver>(&action); deliver && deliver->spooled) {
+    auto file = options_.disk->payload(*deliver->spooled);
+    if (!file) return log::error("{}", file.error().message());
+    deliver->publication.payload = Payload(*std::move(file), deliver->bytes);
+  }
   to_application_(action);
 }
 
-void Driver::send(act::Send&& send) {
+void Driver::use_certificate(const act::UseCertificate& use) {
+  Credentials credentials{Credentials::Own{use.certificate, options_.key}, use.authority, options_.run_id};
+  auto context = TlsContext::create(credentials);
+  if (!context) return log::error("a certificate cannot be used: {}", context.error().message());
+  tls_ = std::move(*context);
+}
+
+void Driver::send(const act::Send& send) {
   Connection* c = find(send.conn);
-  if (!c) return;
-  const std::span<const std::byte> tail = send.tail.bytes();
-  const std::size_t total = send.head.size() + tail.size();
-  uv_buf_t buffers[2];
-  unsigned count = 0;
-  std::size_t written = 0;
-  const auto fill = [&] {  // what is left of head and tail
-    count = 0;
-    const auto put = [&](const std::byte* from, std::size_t n) {
-      if (n)
-        buffers[count++] = uv_buf_init(reinterpret_cast<char*>(const_cast<std::byte*>(from)), static_cast<unsigned>(n));
-    };
-    const std::size_t from_head = std::min(written, send.head.size());
-    put(send.head.data() + from_head, send.head.size() - from_head);
-    put(tail.data() + (written - from_head), tail.size() - (written - from_head));
-  };
-  if (c->queued == 0) {
-    fill();
-    if (const int n = uv_try_write(stream(c->tcp), buffers, count); n > 0) written = static_cast<std::size_t>(n);
-    // An error shows again in uv_write or in the read.
+  if (!c || !c->tls) return;
+  for (const Slice& part : {send.head, send.tail})
+    if (!part.empty())
+      if (const Status written = c->tls->write(part.bytes(), c->block); !written)
+        return log::debug("{}", written.error().message());
+  c->block_plain += send.head.size() + send.tail.size();
+  if (!std::exchange(c->dirty, true)) dirty_.push_back(c->id);
+}
+
+// Hands the block to the kernel. An error shows again in the read.
+void Driver::flush(Connection& c) {
+  c.dirty = false;
+  if (c.tls && c.tls->has_output()) {
+    const std::vector<std::byte> own = c.tls->take_output();
+    c.block.insert(c.block.end(), own.begin(), own.end());
   }
-  if (written > 0) later_.push_back([this, id = c->id, written] { core_->on_sent(id, written, now()); });
-  if (written == total) return;
-  fill();
+  if (c.block.empty()) return;
+  std::size_t done = 0;
+  uv_buf_t buffer = uv_buf_init(reinterpret_cast<char*>(c.block.data()), static_cast<unsigned>(c.block.size()));
+  if (c.writing == 0)
+    if (const int n = uv_try_write(stream(c.tcp), &buffer, 1); n > 0) done = static_cast<std::size_t>(n);
+  const std::size_t plain = std::exchange(c.block_plain, 0);
+  if (done == c.block.size()) {
+    c.block.clear();
+    if (plain)
+      later_.push_back([this, id = c.id, plain] {
+        if (find(id)) core_->on_sent(id, plain, now());
+      });
+    if (!draining_) drain();
+    return;
+  }
   auto write = std::make_unique<Write>();
-  write->connection = c;
-  write->bytes = total - written;
-  write->send = std::move(send);  // the buffers point into its vector's memory, which stays where it is
+  write->connection = &c;
+  write->plain = plain;
+  write->block = std::exchange(c.block, {});
   write->request.data = write.get();
-  c->queued += write->bytes;
-  const int e = uv_write(&write->request, stream(c->tcp), buffers, count, [](uv_write_t* request, int status) {
+  buffer = uv_buf_init(reinterpret_cast<char*>(write->block.data() + done),
+                       static_cast<unsigned>(write->block.size() - done));
+  ++c.writing;
+  const int e = uv_write(&write->request, stream(c.tcp), &buffer, 1, [](uv_write_t* request, int status) {
     const std::unique_ptr<Write> w(static_cast<Write*>(request->data));
     Connection& connection = *w->connection;
-    connection.queued -= w->bytes;
+    --connection.writing;
+    if (connection.block.capacity() == 0) {  // its memory is used again
+      w->block.clear();
+      connection.block = std::move(w->block);
+    }
     if (status != 0 || connection.leaving) return;  // the read side reports the loss
-    connection.driver->core_->on_sent(connection.id, w->bytes, connection.driver->now());
+    if (w->plain) connection.driver->core_->on_sent(connection.id, w->plain, connection.driver->now());
     connection.driver->drain();
   });
   if (e == 0) {
     (void)write.release();
-  } else {
-    c->queued -= write->bytes;
-    later_.push_back([this, id = c->id, e] {
-      if (Connection* lost_one = find(id)) lost(*lost_one, uv_strerror(e));
-    });
+    return;
   }
+  --c.writing;
+  later_.push_back([this, id = c.id, e] {
+    if (Connection* lost_one = find(id)) lost(*lost_one, uv_strerror(e));
+  });
 }
 
 void Driver::dial(const act::Dial& dial) {
   Connection& c = add(dial.conn);
+  c.dialled = true;
+  c.service = dial.service;
+  c.expected = dial.expected;
+  c.host = dial.to.host;
+  set_deadline(c, now() + Core::kHandshakeTimeout);
   sockaddr_storage address{};
   c.connect.data = &c;
   int e = to_address(dial.to.host, dial.to.port, address);
@@ -324,14 +481,10 @@ void Driver::dial(const act::Dial& dial) {
                          Connection& connection = *static_cast<Connection*>(request->data);
                          if (status == UV_ECANCELED || connection.leaving) return;  // being closed
                          Driver& d = *connection.driver;
-                         if (status != 0) {
+                         if (status != 0)
                            d.lost(connection, uv_strerror(status));
-                         } else {
-                           uv_tcp_nodelay(&connection.tcp, 1);
-                           connection.reading = true;
-                           d.set_reading(connection);
-                           d.core_->on_connected(connection.id, d.now());
-                         }
+                         else
+                           d.opened(connection);
                          d.drain();
                        });
   if (e != 0)
@@ -343,25 +496,37 @@ void Driver::dial(const act::Dial& dial) {
 // Flush, say the end, and wait for the peer's end: closing at once could destroy bytes that are still on their way.
 void Driver::leave(Connection& c) {
   if (c.leaving) return;
+  if (c.tls && c.tls->established()) c.tls->close_notify();
+  if (c.readable) flush(c);
   c.leaving = true;
-  c.close_at = now() + kFlushMax;
+  if (!c.known && !c.dialled) --handshakes_;
+  c.known = true;
+  set_deadline(c, now() + kFlushMax);
   set_reading(c);
   c.shutdown.data = &c;
-  if (!c.reading || uv_shutdown(&c.shutdown, stream(c.tcp), [](uv_shutdown_t*, int) {}) != 0) destroy(c);
+  if (!c.readable || uv_shutdown(&c.shutdown, stream(c.tcp), [](uv_shutdown_t*, int) {}) != 0) destroy(c);
 }
 
 void Driver::destroy(Connection& c) {
   const auto it = connections_.find(c.id);
   if (it == connections_.end() || it->second.get() != &c) return;
   c.leaving = true;
+  if (!c.known && !c.dialled) --handshakes_;
+  set_deadline(c, kNever);
   (void)it->second.release();  // freed by its close callback
   connections_.erase(it);
   uv_close(handle(c.tcp), [](uv_handle_t* h) { delete static_cast<Connection*>(h->data); });
 }
 
+void Driver::set_deadline(Connection& c, TimePoint at) {
+  if (c.deadline != kNever) deadlines_.erase({c.deadline, c.id});
+  c.deadline = at;
+  if (at != kNever) deadlines_.emplace(at, c.id);
+}
+
 void Driver::set_reading(Connection& c) {
-  if (!c.reading) return;
-  if (!reading_ && !c.leaving) {
+  if (!c.readable) return;
+  if ((!reading_ || c.held) && !c.leaving) {
     uv_read_stop(stream(c.tcp));
     return;
   }
@@ -395,7 +560,7 @@ Driver::Connection& Driver::add(ConnId id) {
 void Driver::arm_timer() {
   if (uv_is_closing(reinterpret_cast<uv_handle_t*>(&timer_))) return;
   TimePoint at = std::min(core_->next_deadline(), stop_at_);
-  for (const auto& [id, c] : connections_) at = std::min(at, c->close_at);
+  if (!deadlines_.empty()) at = std::min(at, deadlines_.begin()->first);
   if (at == kNever) {
     uv_timer_stop(&timer_);
     return;

@@ -1,4 +1,4 @@
-// Runs one protocol core over libuv: one loop, one thread, TCP. Internal to overlay/uv.
+// Runs one protocol core over libuv: one loop, one thread, TLS over TCP, a folder on disk. Internal to overlay/uv.
 #pragma once
 #include <uv.h>
 
@@ -6,22 +6,40 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "overlay/core.hpp"
+#include "overlay/uv/disk.hpp"
+#include "overlay/uv/tls.hpp"
 
 namespace echoline::overlay {
 
+struct DriverOptions {
+  std::optional<Endpoint> bind;  // absent: this node only dials
+  trust::SigningKey key;
+  std::variant<trust::Hash, std::vector<std::byte>> authority;  // its fingerprint, or its certificate
+  std::string run_id;                                           // empty: whatever run the authority is of
+  bool admit_anonymous = false;                                 // machines that want to enrol
+  std::unique_ptr<Disk> disk;                                   // null: none
+  std::uint16_t preferred_port = 0;                             // taken instead of port 0 while nobody else has it
+};
+
 class Driver {
  public:
+  static constexpr std::size_t kHandshakesMax = 1024;  // connections that have not proven who they are
+
   // Binds and listens; nothing runs yet. kInvalid when the port is in use or the host is not a numeric address.
-  static Result<std::unique_ptr<Driver>> listen(const std::string& host, std::uint16_t port);
+  static Result<std::unique_ptr<Driver>> open(DriverOptions options);
   ~Driver();  // stop() must have been called when run() was
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
   Endpoint endpoint() const { return endpoint_; }
-  // Starts the loop thread. `to_application` gets every action that is not about connections; `start` runs first.
+  // Wall-clock seconds at TimePoint zero, for CoreOptions.
+  double unix_origin_s() const;
+  // Starts the loop thread. `to_application` gets every action that is not about connections or the disk; `start` runs
+  // first.
   void run(Core& core, std::function<void(const Action&)> to_application, std::function<void(TimePoint)> start);
   // Runs `work` on the loop thread, in order; false once the loop has ended or is not running.
   bool post(std::function<void(TimePoint)> work);
@@ -37,29 +55,45 @@ class Driver {
   struct Connection {
     Driver* driver = nullptr;
     ConnId id;
+    std::string host;
+    bool dialled = false;
+    act::Service service = act::Service::kControl;
+    WorkerId expected;
     uv_tcp_t tcp{};
     uv_connect_t connect{};
     uv_shutdown_t shutdown{};
+    std::optional<TlsSession> tls;
     FrameDecoder decoder;
-    std::size_t queued = 0;  // bytes in uv_write requests
-    bool reading = false;    // connected and not at its end
-    bool leaving = false;    // the core is done with it; flushed, then closed
-    TimePoint close_at = kNever;
+    std::vector<std::byte> block;  // encrypted, to be written when the actions are done
+    std::size_t block_plain = 0;   // bytes of frames in it
+    bool known = false;            // the core was told of it
+    bool readable = false;         // connected and not at its end
+    bool held = false;             // the core does not want to read from it
+    bool dirty = false;            // listed in dirty_
+    bool leaving = false;          // the core is done with it; flushed, then closed
+    std::size_t writing = 0;       // uv_write requests under way
+    TimePoint deadline = kNever;   // of the handshake, or of the flush
   };
   struct Write;
 
-  Driver() = default;
+  explicit Driver(DriverOptions options) : options_(std::move(options)) {}
   TimePoint now() const { return clock_.now(); }
+  Status listen();
+  void use_certificate(const act::UseCertificate& use);
   void drain();
   void perform(Action&& action);
-  void send(act::Send&& send);
+  void send(const act::Send& send);
+  void flush(Connection& c);
   void dial(const act::Dial& dial);
   void accept();
+  void opened(Connection& c);
   void leave(Connection& c);
   void destroy(Connection& c);
   void lost(Connection& c, const std::string& reason);
   void set_reading(Connection& c);
+  void set_deadline(Connection& c, TimePoint at);
   void on_read(Connection& c, ssize_t n, const uv_buf_t* buffer);
+  bool on_plaintext(Connection& c);
   void arm_timer();
   void on_timer();
   void on_async();
@@ -68,6 +102,7 @@ class Driver {
   Connection& add(ConnId id);
 
   SystemClock clock_;
+  DriverOptions options_;
   Endpoint endpoint_;
   uv_loop_t loop_{};
   uv_tcp_t listener_{};
@@ -79,9 +114,13 @@ class Driver {
 
   // Loop thread only.
   Core* core_ = nullptr;
+  std::optional<TlsContext> tls_, anonymous_;
   std::function<void(const Action&)> to_application_;
   std::map<ConnId, std::unique_ptr<Connection>> connections_;
+  std::set<std::pair<TimePoint, ConnId>> deadlines_;
+  std::vector<ConnId> dirty_;                 // with something in their block
   std::vector<std::function<void()>> later_;  // events found while actions were performed
+  std::size_t handshakes_ = 0;                // accepted connections the core does not know yet
   bool draining_ = false, reading_ = true, stopping_ = false;
   TimePoint stop_at_ = kNever;
   std::uint64_t next_accepted_ = 2;

@@ -1,6 +1,14 @@
 #include "overlay/uv/node.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <future>
+
+#include "base/files.hpp"
 #include "base/log.hpp"
+#include "overlay/enrol_core.hpp"
 #include "overlay/learner_core.hpp"
 #include "overlay/member_core.hpp"
 #include "overlay/uv/driver.hpp"
@@ -8,10 +16,14 @@
 namespace echoline::overlay {
 namespace {
 
+namespace fs = std::filesystem;
+
 template <class... F>
 struct Overloaded : F... {
   using F::operator()...;
 };
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;
 
 template <class Event, class... Args>
 void call(const Event& event, Args&&... args) {
@@ -51,6 +63,55 @@ Status check(const LearnerOptions& o) {
   return ok();
 }
 
+// A worker's key: 32 bytes in a file nobody else may read, made at first start.
+Result<trust::SigningKey> open_key(const fs::path& folder) {
+  if (folder.empty()) return trust::SigningKey::generate();
+  const fs::path path = folder / "key";
+  if (fs::exists(path)) {
+    ECHO_ASSIGN(std::string bytes, read_file(path, 64));
+    trust::SigningKey::Seed seed;
+    if (bytes.size() != seed.size())
+      return fail(Code::kCorrupt, "open key", "{}: expected {} bytes, found {}; remove the file to enrol anew",
+                  path.string(), seed.size(), bytes.size());
+    std::memcpy(seed.data(), bytes.data(), seed.size());
+    trust::wipe(bytes);
+    trust::SigningKey key(seed);
+    std::fill(seed.begin(), seed.end(), std::byte{});
+    return key;
+  }
+  trust::SigningKey key = trust::SigningKey::generate();
+  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const trust::SigningKey::Seed seed = key.seed();
+  if (file.get() < 0 || ::write(file.get(), seed.data(), seed.size()) != static_cast<ssize_t>(seed.size()) ||
+      ::fsync(file.get()) != 0)
+    return os_error("write key", path);
+  return key;
+}
+
+// Runs an EnrolCore until it has an answer.
+Result<WorkerState> enrol(const WorkerOptions& options, const trust::SigningKey& key) {
+  if (options.token.empty())
+    return fail(Code::kInvalid, "enrol",
+                "a join token is needed: `echoline token --instance {}` on the learner's machine issues one",
+                options.name);
+  ECHO_ASSIGN(const trust::JoinToken token, trust::read_token(options.token));
+  DriverOptions driver_options{{}, key, token.authority, "", false, nullptr, 0};
+  ECHO_ASSIGN(const auto driver, Driver::open(std::move(driver_options)));
+  CoreOptions core_options;
+  core_options.unix_origin_s = driver->unix_origin_s();
+  EnrolCore core({core_options, options.learner, key, options.token, options.name, options.join_timeout});
+  std::promise<void> done;
+  driver->run(
+      core,
+      [&](const Action& action) {
+        if (std::holds_alternative<act::Disconnected>(action)) done.set_value();
+      },
+      [&](TimePoint now) { core.start(now); });
+  done.get_future().wait();
+  driver->stop([](TimePoint) {});
+  return core.result();
+}
+
 }  // namespace
 
 // ---- learner ----
@@ -58,8 +119,9 @@ Status check(const LearnerOptions& o) {
 struct LearnerNode::Impl {
   LearnerOptions options;
   LearnerEvents events;
-  std::unique_ptr<Driver> driver;
+  std::shared_ptr<const trust::Authority> authority;
   std::unique_ptr<LearnerCore> core;
+  std::unique_ptr<Driver> driver;
 
   void on_action(const Action& action) {
     std::visit(Overloaded{
@@ -69,20 +131,56 @@ struct LearnerNode::Impl {
                    [&](const act::MessageFrom& a) { call(events.message, a.worker, a.bytes); },
                    [&](const act::BroadcastDone& a) { call(events.broadcast_done, a.report); },
                    [&](const act::TopologyChanged& a) { call(events.topology_changed, a.chains); },
-                   [&](const act::NeedSnapshot& a) { call(events.need_snapshot, a.current); },
+                   [&](const act::FoundSlowHop& a) { call(events.slow_hop, a.hop); },
+                   [&](const act::NeedSnapshot& a) { call(events.need_snapshot, a.current, a.position); },
                    [](const auto&) {},
                },
                action);
   }
-  // Hashes on the caller's thread; a publication that cannot be is the application's mistake and is reported.
-  void offer(const Publication& publication, Status (LearnerCore::*where)(PreparedPublication, TimePoint)) {
-    auto prepared = prepare(publication, options.chunk);
-    if (!prepared) return log::error("{}", prepared.error().message());
-    driver->post([this, where, p = std::make_shared<PreparedPublication>(std::move(*prepared))](TimePoint now) {
-      if (const Status done = ((*core).*where)(std::move(*p), now); !done) log::error("{}", done.error().message());
-    });
+};
+
+struct PublicationWriter::Impl {
+  LearnerNode::Impl* node;
+  Sealer sealer;
+  bool finished = false;
+
+  Status post(std::vector<SealedChunk> chunks) {
+    if (chunks.empty()) return ok();
+    const bool runs = node->driver->post(
+        [core = node->core.get(), id = sealer.id(), chunks = std::move(chunks)](TimePoint now) mutable {
+          if (const Status added = core->add(id, std::move(chunks), now); !added)
+            log::error("{}", added.error().message());
+        });
+    if (!runs) return fail(Code::kCancelled, "publish", "the node has stopped");
+    return ok();
   }
 };
+
+PublicationWriter::PublicationWriter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+PublicationWriter::~PublicationWriter() {
+  if (!impl_->finished)
+    impl_->node->driver->post(
+        [core = impl_->node->core.get(), id = impl_->sealer.id()](TimePoint now) { core->abandon(id, now); });
+}
+
+Status PublicationWriter::write(std::span<const std::byte> bytes) {
+  ECHO_ASSIGN(auto chunks, impl_->sealer.write(bytes));
+  return impl_->post(std::move(chunks));
+}
+
+Status PublicationWriter::finish(const Digest& policy_digest) {
+  auto closing = impl_->sealer.finish(policy_digest);
+  ECHO_TRY(impl_->post(std::move(closing.first)));
+  const SignedManifest& manifest = closing.second;
+  Status closed = fail(Code::kCancelled, "publish", "the node has stopped");
+  impl_->node->driver->post_and_wait([&](TimePoint now) {
+    const auto opened = impl_->node->core->checker().open(manifest);
+    closed = opened ? impl_->node->core->finish(*opened, manifest, now) : Status(opened.error());
+  });
+  impl_->finished = closed.has_value();
+  return closed;
+}
 
 LearnerNode::LearnerNode(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 LearnerNode::~LearnerNode() { stop(); }
@@ -90,14 +188,45 @@ LearnerNode::~LearnerNode() { stop(); }
 Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, LearnerEvents events) {
   ECHO_TRY(check(options));
   auto impl = std::make_unique<Impl>();
-  ECHO_ASSIGN(impl->driver, Driver::listen(options.bind_host, options.port));
+  std::unique_ptr<Disk> disk;
+  std::optional<LearnerState> state;
+  if (options.folder.empty()) {
+    ECHO_ASSIGN(auto authority, trust::Authority::create(options.run_id, trust::SigningKey::generate()));
+    impl->authority = std::make_shared<trust::Authority>(std::move(authority));
+  } else {
+    ECHO_ASSIGN(disk, Disk::open(options.folder));
+    ECHO_ASSIGN(auto authority, trust::Authority::open_or_create(options.folder, options.run_id));
+    impl->authority = std::make_shared<trust::Authority>(std::move(authority));
+    auto bytes = disk->read_state();
+    if (bytes) {
+      ECHO_ASSIGN(state, decode_learner_state(*bytes));
+    } else if (bytes.error().code != Code::kNotFound) {
+      return bytes.error();
+    }
+  }
+  const bool durable = disk != nullptr;
+  DriverOptions driver_options{Endpoint{options.bind_host, options.port},
+                               impl->authority->key(),
+                               impl->authority->certificate(),
+                               options.run_id,
+                               true,
+                               std::move(disk),
+                               0};
+  // Workers of an earlier process look for the learner where it was.
+  if (state) driver_options.preferred_port = state->port;
+  ECHO_ASSIGN(impl->driver, Driver::open(std::move(driver_options)));
   impl->options = std::move(options);
   impl->events = std::move(events);
   const LearnerOptions& o = impl->options;
   LearnerConfig config;
+  config.core.limits = o.limits;
+  config.core.unix_origin_s = impl->driver->unix_origin_s();
   config.self = impl->driver->endpoint();
-  config.run_id = o.run_id;
-  config.limits = o.limits;
+  config.authority = impl->authority;
+  config.checker = std::make_shared<Checker>(o.run_id, impl->authority->public_key());
+  config.state = std::move(state);
+  config.resumed_at = o.resumed_at;
+  config.durable = durable;
   config.chain_rate = o.chain_rate;
   config.chains_max = o.chains_max;
   config.policy = o.policy;
@@ -110,13 +239,45 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   impl->core = std::make_unique<LearnerCore>(std::move(config));
   Impl* self = impl.get();
   impl->driver->run(
-      *impl->core, [self](const Action& action) { self->on_action(action); }, [](TimePoint) {});
+      *impl->core, [self](const Action& action) { self->on_action(action); },
+      [self](TimePoint now) { self->core->start(now); });
   return std::unique_ptr<LearnerNode>(new LearnerNode(std::move(impl)));
 }
 
 Endpoint LearnerNode::endpoint() const { return impl_->driver->endpoint(); }
-void LearnerNode::publish(Publication publication) { impl_->offer(publication, &LearnerCore::publish); }
-void LearnerNode::provide_snapshot(Publication full) { impl_->offer(full, &LearnerCore::provide_snapshot); }
+
+Result<trust::Secret> LearnerNode::issue_token(std::string_view instance, Duration lifetime) const {
+  return trust::issue_token(*impl_->authority, instance, trust::random_nonce(), SystemClock().unix_seconds(), lifetime);
+}
+
+Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationHead& head) {
+  Announcement announcement;
+  announcement.run_id = impl_->options.run_id;
+  announcement.epoch = impl_->core->epoch();
+  announcement.key = {head.version, head.base};
+  announcement.base_digest = head.base ? head.base_digest : Digest{};
+  announcement.chunk_bytes = static_cast<std::uint32_t>(impl_->options.chunk.count);
+  announcement.issued_unix_ms = static_cast<std::uint64_t>(SystemClock().unix_seconds() * 1e3);
+  announcement.expires_unix_ms =
+      announcement.issued_unix_ms + static_cast<std::uint64_t>(seconds(impl_->options.publication_lifetime) * 1e3);
+  if (head.base && *head.base >= head.version)
+    return fail(Code::kInvalid, "publish", "{}: the base must be older", to_text(announcement.key));
+  auto writer = std::make_unique<PublicationWriter::Impl>(
+      PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key()), false});
+  Status begun = fail(Code::kCancelled, "publish", "the node has stopped");
+  impl_->driver->post_and_wait(
+      [&](TimePoint now) { begun = impl_->core->begin(announcement, writer->sealer.opening(), head.catch_up, now); });
+  if (!begun) return begun.error();
+  return std::unique_ptr<PublicationWriter>(new PublicationWriter(std::move(writer)));
+}
+
+Status LearnerNode::publish(const PublicationHead& head, std::span<const std::byte> payload,
+                            const Digest& policy_digest) {
+  ECHO_ASSIGN(const auto writer, begin(head));
+  ECHO_TRY(writer->write(payload));
+  return writer->finish(policy_digest);
+}
+
 void LearnerNode::send(WorkerId worker, std::string bytes) {
   if (!fits(bytes)) return;
   impl_->driver->post([core = impl_->core.get(), worker, bytes = std::move(bytes)](TimePoint now) {
@@ -141,14 +302,15 @@ void LearnerNode::stop() {
 
 struct WorkerNode::Impl {
   WorkerEvents events;
-  std::unique_ptr<Driver> driver;
   std::unique_ptr<MemberCore> core;
+  std::unique_ptr<Driver> driver;
 
   void on_action(const Action& action) {
     std::visit(Overloaded{
                    [&](const act::Welcomed& a) { call(events.joined, a.self, a.welcome); },
                    [&](const act::Deliver& a) { call(events.publication, a.publication); },
                    [&](const act::Message& a) { call(events.message, a.bytes); },
+                   [&](const act::Away& a) { call(events.away, a.reason); },
                    [&](const act::Disconnected& a) { call(events.disconnected, a.reason); },
                    [](const auto&) {},
                },
@@ -162,11 +324,51 @@ WorkerNode::~WorkerNode() { stop(); }
 Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, WorkerEvents events) {
   ECHO_TRY(check(options.limits));
   auto impl = std::make_unique<Impl>();
-  ECHO_ASSIGN(impl->driver, Driver::listen(options.bind_host, 0));
+  std::unique_ptr<Disk> disk;
+  std::optional<WorkerState> state;
+  if (!options.folder.empty()) {
+    ECHO_ASSIGN(disk, Disk::open(options.folder));
+    auto bytes = disk->read_state();
+    if (bytes) {
+      ECHO_ASSIGN(state, decode_worker_state(*bytes));
+    } else if (bytes.error().code != Code::kNotFound) {
+      return bytes.error();
+    }
+  }
+  ECHO_ASSIGN(const trust::SigningKey key, open_key(options.folder));
+  std::optional<trust::AuthorityInfo> authority;
+  if (state) {
+    ECHO_ASSIGN(authority, trust::read_authority(state->authority));
+    const auto identity =
+        trust::check_certificate(state->certificate, authority->key, state->run_id, SystemClock().unix_seconds());
+    if (!identity || identity->key != key.public_key()) {  // it has to enrol anew, with what it knows of the run
+      ECHO_ASSIGN(WorkerState fresh, enrol(options, key));
+      if (fresh.authority == state->authority) fresh.floor = state->floor;
+      state = std::move(fresh);
+    }
+  } else {
+    ECHO_ASSIGN(state, enrol(options, key));
+  }
+  ECHO_ASSIGN(authority, trust::read_authority(state->authority));
+  Disk* const disk_view = disk.get();
+  DriverOptions driver_options{
+      Endpoint{options.bind_host, options.port}, key, state->authority, state->run_id, false, std::move(disk), 0};
+  ECHO_ASSIGN(impl->driver, Driver::open(std::move(driver_options)));
   impl->events = std::move(events);
-  MemberConfig config{options.learner, impl->driver->endpoint(), options.run_id,      options.name,
-                      options.limits,  options.store_bytes_max,  options.join_timeout};
+  MemberConfig config{{}, options.learner, {}, options.name, key, *state, nullptr, {}, false, {}, {}};
+  config.core.limits = options.limits;
+  config.core.unix_origin_s = impl->driver->unix_origin_s();
+  config.data = options.advertise.value_or(impl->driver->endpoint());
+  config.checker = std::make_shared<Checker>(state->run_id, authority->key);
+  config.store = {options.memory_max, options.disk_max, disk_view != nullptr};
+  config.durable = disk_view != nullptr;
+  config.join_timeout = options.join_timeout;
+  config.away_timeout = options.away_timeout;
   impl->core = std::make_unique<MemberCore>(std::move(config));
+  if (disk_view) {
+    const TimePoint now = SystemClock().now();
+    disk_view->recover([&](Frame frame) { return impl->core->recover(std::move(frame), now); });
+  }
   Impl* self = impl.get();
   impl->driver->run(
       *impl->core, [self](const Action& action) { self->on_action(action); },
@@ -174,6 +376,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   return std::unique_ptr<WorkerNode>(new WorkerNode(std::move(impl)));
 }
 
+Endpoint WorkerNode::endpoint() const { return impl_->driver->endpoint(); }
 void WorkerNode::installed(Version version, const Digest& policy_digest) {
   impl_->driver->post([core = impl_->core.get(), version, policy_digest](TimePoint now) {
     core->installed(version, policy_digest, now);
@@ -195,6 +398,9 @@ void WorkerNode::set_heartbeat(std::string app_bytes) {
                       kHeartbeatApplicationBytesMax);
   impl_->driver->post(
       [core = impl_->core.get(), bytes = std::move(app_bytes)](TimePoint) { core->set_heartbeat(bytes); });
+}
+void WorkerNode::drain() {
+  impl_->driver->post([core = impl_->core.get()](TimePoint now) { core->drain(now); });
 }
 WorkerStats WorkerNode::stats() const {
   WorkerStats stats;

@@ -1,33 +1,41 @@
-// The overlay on real machines: a learner node and worker nodes over TCP, each with one event-loop thread inside.
+// The overlay on real machines: a learner node and worker nodes over mutual TLS, each with one event-loop thread
+// inside.
 //
-// All methods are thread-safe: they hand their work to the loop and return at once (stats() waits for the loop).
-// All callbacks run on the loop thread and must not block; they may call the node's methods except stop(), and they may
+// All methods are thread-safe: they hand their work to the loop and return at once, unless they say otherwise. All
+// callbacks run on the loop thread and must not block; they may call the node's methods except stop(), and they may
 // come before start() has returned. Work (installing a delta, training) belongs on the application's own threads.
 #pragma once
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "base/result.hpp"
 #include "chains/topology.hpp"
+#include "overlay/trust/token.hpp"
 #include "overlay/types.hpp"
 
 namespace echoline::overlay {
 
 struct LearnerOptions {
-  // There is no encryption and no enrolment yet: anything but loopback is for trusted networks and is logged as such.
-  std::string bind_host = "127.0.0.1";
-  std::uint16_t port = 0;  // 0: any free port, see endpoint()
+  std::string bind_host = "127.0.0.1";  // a numeric address; "::" for all of IPv4 and IPv6
+  std::uint16_t port = 0;               // 0: any free port, see endpoint()
   LinkLimits limits;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))
   std::size_t chains_max = 8;                        // when limits.up is absent
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
-  Bytes chunk{64 * 1024};  // unit that is hashed and forwarded; 1 KiB .. 4 MiB
+  Bytes chunk{64 * 1024};  // unit that is proven and forwarded; 1 KiB .. 1 MiB
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);
   double quorum = 0.9;                // fraction q of the active workers that defines T_b
-  std::string run_id;                 // workers of another run are refused
+  std::string run_id;                 // 1 to 64 printable characters
   Bytes store_bytes_max{1ull << 30};  // recent publications kept for catching up
+  Duration publication_lifetime = std::chrono::hours(24);
+  // Where the run's authority and the overlay's state are kept (run.key, run.crt, state); empty: nothing survives the
+  // process, and workers of an earlier one cannot come back.
+  std::filesystem::path folder;
+  // After a restart, the version the application goes on from: what was published beyond it is disowned.
+  std::optional<Version> resumed_at;
 };
 
 struct LearnerEvents {  // each may be empty
@@ -41,31 +49,59 @@ struct LearnerEvents {  // each may be empty
   std::function<void(WorkerId, std::string bytes)> message;
   std::function<void(const BroadcastReport&)> broadcast_done;
   std::function<void(const ChainIds&)> topology_changed;
-  // Somebody can only be helped by a full snapshot of the current version: answer with provide_snapshot().
-  std::function<void(Version current)> need_snapshot;
+  std::function<void(const SlowHop&)> slow_hop;
+  // Somebody at `position` can only be helped by a publication that is not there: answer with a catch-up publication,
+  // a full snapshot of `current` or a delta from `position` to it.
+  std::function<void(Version current, std::optional<Version> position)> need_snapshot;
+};
+
+struct PublicationHead {
+  Version version;
+  std::optional<Version> base;  // absent: a full snapshot
+  Digest base_digest{};         // of the policy that `base` is
+  bool catch_up = false;        // for late workers: `version` is published already
+};
+
+// Bytes of a publication on their way to the workers while the rest of them is still being made. Belongs to one thread;
+// hashing and signing happen on it. Destroyed before finish(), it takes the publication back.
+class PublicationWriter {
+ public:
+  ~PublicationWriter();
+  Status write(std::span<const std::byte> bytes);
+  // Closes the publication. kInvalid: the version was published before with another digest.
+  Status finish(const Digest& policy_digest);
+
+ private:
+  friend class LearnerNode;
+  struct Impl;
+  explicit PublicationWriter(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 class LearnerNode {
  public:
-  // kInvalid when the port is in use or the options make no sense.
+  // kInvalid when the port is in use or the options make no sense; kIo when the folder cannot be used.
   static Result<std::unique_ptr<LearnerNode>> start(LearnerOptions options, LearnerEvents events);
-  ~LearnerNode();  // stop()
+  ~LearnerNode();  // stop(); no writer may be left
 
   Endpoint endpoint() const;
-  // Versions must grow. A delta's base must have been published before it. What breaks this, or is larger than the
-  // store, is logged as an error and not sent.
-  void publish(Publication publication);
-  // A full snapshot of an already published version (normally the newest), for workers that cannot follow by deltas.
-  void provide_snapshot(Publication full);
-  // At most 4 MiB (larger ones are logged and dropped); nothing happens when the worker is gone. Messages leave at
-  // once, ahead of chunks, and count towards limits.up. A worker that leaves 64 MiB unread is lost.
+  // A single-use join token for the machine that calls itself `instance`.
+  Result<trust::Secret> issue_token(std::string_view instance, Duration lifetime = trust::kTokenLifetime) const;
+  // Opens a publication; waits for the loop. kInvalid: versions must grow, also over restarts of the learner, and a
+  // base must have been published.
+  Result<std::unique_ptr<PublicationWriter>> begin(const PublicationHead& head);
+  // begin(), write(), finish(): for bytes that are all there.
+  Status publish(const PublicationHead& head, std::span<const std::byte> payload, const Digest& policy_digest);
+  // At most 4 MiB (larger ones are logged and dropped); nothing happens when the worker is gone. Messages take turns
+  // with chunks and count towards limits.up. A worker that leaves 64 MiB unread is lost.
   void send(WorkerId worker, std::string bytes);
   void expel(WorkerId worker, std::string reason);
-  LearnerStats stats() const;  // after stop(): the last state
+  LearnerStats stats() const;  // waits for the loop; after stop(): the last state
   // Says goodbye to the workers, flushes (for at most 2 s) and joins the thread. Idempotent.
   void stop();
 
  private:
+  friend class PublicationWriter;
   struct Impl;
   explicit LearnerNode(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
@@ -73,34 +109,48 @@ class LearnerNode {
 
 struct WorkerOptions {
   Endpoint learner;
-  std::string bind_host = "127.0.0.1";  // where child workers dial this one; its port is chosen by the system
-  std::string name;                     // its offer id
+  // With a folder that holds this worker's identity no token is needed as long as its certificate is valid.
+  trust::Secret token;
+  std::string bind_host = "127.0.0.1";  // where child workers dial this one
+  std::uint16_t port = 0;               // 0: any free port
+  std::optional<Endpoint> advertise;    // what others should dial, where a port is mapped; absent: the bound one
+  std::string name;                     // its offer id, and the instance its token was issued for
   LinkLimits limits;
-  std::string run_id;
-  Bytes store_bytes_max{256ull << 20};               // publications kept for children and for catching up
-  Duration join_timeout = std::chrono::seconds(10);  // until connected and welcomed, else disconnected()
+  Bytes memory_max{256ull << 20};  // chunks kept in memory
+  Bytes disk_max{64ull << 30};     // publications kept in the folder
+  // Identity, floor and chunks survive a restart here; empty: they do not, and everything stays in memory.
+  std::filesystem::path folder;
+  Duration join_timeout = std::chrono::seconds(10);  // until enrolled, and again until welcomed
+  Duration away_timeout = std::chrono::seconds(30);  // without the learner, else disconnected()
 };
 
 struct WorkerEvents {  // each may be empty
+  // Welcomed by the learner; again when it came back after away().
   std::function<void(WorkerId, const std::string& welcome_bytes)> joined;
   // Complete, verified, and in an order that can be installed: a delta comes right after its base was delivered.
   std::function<void(const Publication&)> publication;
   std::function<void(std::string bytes)> message;
+  // The learner is out of reach: messages sent to it are lost until joined() comes again.
+  std::function<void(const std::string& reason)> away;
   // The learner is gone, refused or expelled this worker; the last callback. Starting again means joining anew.
   std::function<void(const std::string& reason)> disconnected;
 };
 
 class WorkerNode {
  public:
+  // Enrols first if it has to, which takes until the learner answers. kInvalid: no token, or refused. kUnavailable.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options, WorkerEvents events);
   ~WorkerNode();  // stop()
 
+  Endpoint endpoint() const;
   void installed(Version version, const Digest& policy_digest);
   // The delivered publication could not be installed: a full snapshot will be delivered instead. Until then, drop the
   // deltas that were already delivered, without a report. After three failures in a row the worker is disconnected.
   void install_failed(Version version, std::string why);
   void send(std::string bytes);               // to the learner; at most 4 MiB
   void set_heartbeat(std::string app_bytes);  // rides on every heartbeat from now on; at most 64 KiB
+  // Hands children over to others, then disconnected() comes; within ten seconds.
+  void drain();
   WorkerStats stats() const;
   void stop();  // tells the learner, flushes and joins the thread. Idempotent.
 

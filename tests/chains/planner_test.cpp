@@ -13,8 +13,8 @@
 namespace echoline::chains {
 namespace {
 
-using Chains = std::vector<std::vector<WorkerId>>;
-constexpr TopologyPolicy kPolicies[] = {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar};
+constexpr TopologyPolicy kPolicies[] = {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar,
+                                        TopologyPolicy::kStripes};
 
 BitRate mbit(double m) { return BitRate::from_mbit_per_s(m); }
 WorkerId id(std::uint64_t v) { return WorkerId{v}; }

@@ -63,5 +63,24 @@ TEST(RoleLadder, ThreeFailuresInARowCostOneRole) {
   EXPECT_EQ(ladder.role(), Role::kRolloutOnly);
 }
 
+TEST(RoleLadder, TenVersionsWithoutAFailureWinOneRoleBack) {
+  RoleLadder ladder;
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(ladder.installed());  // nothing to win
+  for (int i = 0; i < 2 * RoleLadder::kFailuresPerStep; ++i) ladder.failed();
+  ASSERT_EQ(ladder.role(), Role::kRolloutOnly);
+  for (int i = 0; i < RoleLadder::kInstalledPerStep - 1; ++i) EXPECT_FALSE(ladder.installed());
+  EXPECT_TRUE(ladder.installed());
+  EXPECT_EQ(ladder.role(), Role::kTail);
+  // A step down begins the count anew.
+  for (int i = 0; i < RoleLadder::kInstalledPerStep - 1; ++i) EXPECT_FALSE(ladder.installed());
+  for (int i = 0; i < RoleLadder::kFailuresPerStep; ++i) ladder.failed();
+  ASSERT_EQ(ladder.role(), Role::kRolloutOnly);
+  for (int i = 0; i < RoleLadder::kInstalledPerStep - 1; ++i) EXPECT_FALSE(ladder.installed());
+  EXPECT_TRUE(ladder.installed());
+  for (int i = 0; i < RoleLadder::kInstalledPerStep - 1; ++i) EXPECT_FALSE(ladder.installed());
+  EXPECT_TRUE(ladder.installed());
+  EXPECT_EQ(ladder.role(), Role::kSeed);
+}
+
 }  // namespace
 }  // namespace echoline::chains

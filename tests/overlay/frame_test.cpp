@@ -1,3 +1,4 @@
+// The framed stream: how it is cut does not matter, and no length is believed before it is checked.
 #include "overlay/frame.hpp"
 
 #include <gmock/gmock.h>
@@ -5,8 +6,9 @@
 
 #include <cstring>
 
-#include "base/random.hpp"
+#include "overlay/bytes.hpp"
 #include "overlay/control.hpp"
+#include "tests/overlay/made.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -14,256 +16,245 @@ namespace {
 using testing::HasSubstr;
 using Bytes_ = std::vector<std::byte>;
 
-Bytes_ body(std::size_t n) {
-  Random random(n);
-  Bytes_ bytes(n);
-  for (std::byte& b : bytes) b = static_cast<std::byte>(random.next());
-  return bytes;
-}
+Bytes_ copy_of(const Slice& slice) { return {slice.bytes().begin(), slice.bytes().end()}; }
 
-struct Decoded {
-  FrameType type;
-  Bytes_ body;
-  ChunkHeader chunk;
-};
+void append(Bytes_& to, std::span<const std::byte> bytes) { to.insert(to.end(), bytes.begin(), bytes.end()); }
 
-// Decodes `stream` fed in pieces of `piece` bytes.
-Result<std::vector<Decoded>> decode(const Bytes_& stream, std::size_t piece, bool admitted = true) {
-  FrameDecoder decoder;
-  if (admitted) decoder.admit();
-  std::vector<Decoded> frames;
-  for (std::size_t at = 0; at < stream.size(); at += piece) {
-    decoder.feed(std::span(stream).subspan(at, std::min(piece, stream.size() - at)));
-    for (;;) {
-      ECHO_ASSIGN(const auto frame, decoder.next());
-      if (!frame) break;
-      frames.push_back({frame->type, Bytes_(frame->body.begin(), frame->body.end()), frame->chunk});
-    }
+// Puts `stream` where the decoder wants it, at most `piece` bytes at a time.
+Result<std::vector<Frame>> decode(FrameDecoder& decoder, std::span<const std::byte> stream, std::size_t piece) {
+  std::vector<Frame> frames;
+  while (!stream.empty()) {
+    const std::span<std::byte> room = decoder.room();
+    const std::size_t n = std::min({piece, room.size(), stream.size()});
+    ECHO_CHECK(n > 0);
+    std::memcpy(room.data(), stream.data(), n);
+    stream = stream.subspan(n);
+    ECHO_TRY(decoder.advance(n));
+    if (auto frame = decoder.take()) frames.push_back(std::move(*frame));
   }
   return frames;
 }
 
-Bytes_ chunk_frame(const ChunkHeader& header, const Bytes_& bytes) {
-  Bytes_ frame = encode_chunk_header(header);
-  frame.insert(frame.end(), bytes.begin(), bytes.end());
+Result<std::vector<Frame>> decode(std::span<const std::byte> stream, bool admitted = true,
+                                  std::size_t piece = SIZE_MAX) {
+  FrameDecoder decoder;
+  if (admitted) decoder.admit();
+  return decode(decoder, stream, piece);
+}
+
+std::string refusal(std::span<const std::byte> stream, bool admitted = true) {
+  const auto frames = decode(stream, admitted);
+  if (frames) return "accepted";
+  EXPECT_EQ(frames.error().code, Code::kCorrupt);
+  return frames.error().detail;
+}
+
+Bytes_ chunk_frame(const Frame& chunk) {
+  Bytes_ frame = copy_of(chunk.head);
+  append(frame, chunk.body.bytes());
   return frame;
 }
 
-TEST(Frame, BytesAreAsDocumented) {
-  const Bytes_ expected{std::byte{0x01},
-                        std::byte{0xEC},
-                        std::byte{3},
-                        std::byte{1},  // magic, chunk, has base
-                        std::byte{33},
-                        {},
-                        {},
-                        {},  // body: 32 + 1
-                        std::byte{9},
-                        {},
-                        {},
-                        {},
-                        {},
-                        {},
-                        {},
-                        {},  // version
-                        std::byte{8},
-                        {},
-                        {},
-                        {},
-                        {},
-                        {},
-                        {},
-                        {},  // base
-                        std::byte{2},
-                        {},
-                        {},
-                        {},  // index
-                        std::byte{1},
-                        {},
-                        {},
-                        {},  // length
-                        std::byte{0x88},
-                        std::byte{0x77},
-                        std::byte{0x66},
-                        std::byte{0x55},
-                        std::byte{0x44},
-                        std::byte{0x33},
-                        std::byte{0x22},
-                        std::byte{0x11}};
-  EXPECT_EQ(encode_chunk_header({{Version{9}, Version{8}}, 2, 1, 0x1122334455667788ull}), expected);
-  EXPECT_EQ(encode_frame(FrameType::kApplication, Bytes_{std::byte{7}}),
-            (Bytes_{std::byte{0x01}, std::byte{0xEC}, std::byte{2}, {}, std::byte{1}, {}, {}, {}, std::byte{7}}));
-}
-
-TEST(Frame, AnyCuttingOfTheStreamGivesTheSameFrames) {
-  Bytes_ stream;
-  const auto append = [&](const Bytes_& bytes) { stream.insert(stream.end(), bytes.begin(), bytes.end()); };
-  append(encode_frame(FrameType::kControl, body(0)));
-  append(encode_frame(FrameType::kControl, body(300)));
-  append(chunk_frame({{Version{5}, {}}, 7, 1000, 42}, body(1000)));
-  append(encode_frame(FrameType::kApplication, body(77)));
-  append(chunk_frame({{Version{6}, Version{5}}, 0, 1, 43}, body(1)));
-  for (const std::size_t piece :
-       {std::size_t{1}, std::size_t{7}, std::size_t{8}, std::size_t{40}, std::size_t{999}, stream.size()}) {
-    const auto frames = decode(stream, piece);
-    ASSERT_TRUE(frames.has_value()) << frames.error().message();
-    ASSERT_EQ(frames->size(), 5u) << piece;
-    EXPECT_EQ((*frames)[1].body, body(300));
-    EXPECT_EQ((*frames)[2].body, body(1000));
-    EXPECT_EQ((*frames)[2].chunk.key, (PublicationKey{Version{5}, {}}));
-    EXPECT_EQ((*frames)[2].chunk.index, 7u);
-    EXPECT_EQ((*frames)[2].chunk.xxh3_64, 42u);
-    EXPECT_EQ((*frames)[3].type, FrameType::kApplication);
-    EXPECT_EQ((*frames)[4].chunk.key, (PublicationKey{Version{6}, Version{5}}));
-  }
-}
-
-// A header of the given fields.
 Bytes_ header(std::uint16_t magic, std::uint8_t type, std::uint8_t flags, std::uint32_t length) {
-  Bytes_ h(8);
-  std::memcpy(h.data(), &magic, 2);
-  h[2] = std::byte{type};
-  h[3] = std::byte{flags};
-  std::memcpy(h.data() + 4, &length, 4);
+  Bytes_ h(kFrameHeaderBytes);
+  put_le(h.data(), magic);
+  put_le(h.data() + 2, type);
+  put_le(h.data() + 3, flags);
+  put_le(h.data() + 4, length);
   return h;
 }
 
-TEST(Frame, LimitsAreCheckedBeforeABodyIsAwaited) {
-  struct Case {
-    Bytes_ bytes;
-    std::string expected;
+TEST(Frame, BytesAreAsDocumented) {
+  EXPECT_EQ(encode_frame(FrameType::kApplication, Bytes_{std::byte{7}}),
+            (Bytes_{std::byte{0x02}, std::byte{0xEC}, std::byte{2}, {}, std::byte{1}, {}, {}, {}, std::byte{7}}));
+  ChunkHead head;
+  head.publication[0] = std::byte{0x11};
+  head.publication[15] = std::byte{0x22};
+  head.index = 0x03020100;
+  head.length = 0x00040506;
+  head.seal_first = 0x03020100;
+  head.seal_count = 2;
+  head.signature.bytes[0] = std::byte{0x33};
+  head.signature.bytes[63] = std::byte{0x44};
+  head.path.resize(1);
+  head.path[0][31] = std::byte{0x55};
+  Bytes_ expected(8 + 96 + 32);
+  const auto put = [&](std::size_t at, std::initializer_list<int> bytes) {
+    for (const int b : bytes) expected[at++] = static_cast<std::byte>(b);
   };
-  const std::vector<Case> cases{
-      {header(0x4547, 1, 0, 0), "expected magic 0xec01, found 0x4547"},
-      {header(0xEC01, 0, 0, 0), "type 1 to 3, found 0"},
-      {header(0xEC01, 4, 0, 0), "type 1 to 3, found 4"},
-      {header(0xEC01, 1, 1, 0), "unknown flags"},
-      {header(0xEC01, 3, 2, 100), "unknown flags"},
-      {header(0xEC01, 1, 0, kControlBytesMax + 1), "announces 262145 bytes, the limit is 262144"},
-      {header(0xEC01, 2, 0, kApplicationBytesMax + 1), "announces 4194305 bytes"},
-      {header(0xEC01, 3, 0, kChunkBytesMax + 33), "announces 4194337 bytes"},
-      {header(0xEC01, 3, 0, 32), "expected more than 32"},
-      {header(0xEC01, 1, 0, 0xFFFFFFFF), "announces 4294967295 bytes"},
-  };
-  for (const Case& c : cases) {
-    FrameDecoder decoder;
-    decoder.admit();
-    decoder.feed(c.bytes);
-    const auto frame = decoder.next();
-    ASSERT_FALSE(frame.has_value()) << c.expected;
-    EXPECT_EQ(frame.error().code, Code::kCorrupt);
-    EXPECT_THAT(frame.error().detail, HasSubstr(c.expected));
+  put(0, {0x02, 0xEC, 3, 0, 0x86, 0x05, 0x04, 0x00});  // body: 96 + 32 + 0x040506
+  put(8, {0x11});
+  put(8 + 15, {0x22, 0x00, 0x01, 0x02, 0x03, 0x06, 0x05, 0x04, 0x00, 0x00, 0x01, 0x02, 0x03, 2, 0, 1, 0, 0x33});
+  put(8 + 95, {0x44});
+  put(8 + 96 + 31, {0x55});
+  EXPECT_EQ(encode_chunk_head(head), expected);
+}
+
+TEST(Frame, AnyCuttingOfTheStreamGivesTheSameFrames) {
+  const Made small = make(delta(6, 5), 1), large = make(full(5), 5000);
+  Bytes_ stream;
+  append(stream, encode_frame(FrameType::kControl, random_bytes(1, 0)));
+  append(stream, encode_frame(FrameType::kControl, random_bytes(2, 300)));
+  for (std::size_t i = 0; i < large.chunks.size(); ++i) append(stream, chunk_frame(large.chunk(i)));
+  append(stream, encode_frame(FrameType::kApplication, random_bytes(3, 70'000)));
+  append(stream, chunk_frame(small.chunk(0)));
+  for (const std::size_t piece : {std::size_t{1}, std::size_t{7}, std::size_t{8}, std::size_t{40}, std::size_t{999},
+                                  std::size_t{65536}, stream.size()}) {
+    SCOPED_TRACE(piece);
+    const auto frames = decode(stream, true, piece);
+    ASSERT_TRUE(frames.has_value()) << frames.error().message();
+    ASSERT_EQ(frames->size(), 2 + large.chunks.size() + 2);
+    EXPECT_TRUE((*frames)[0].body.empty());
+    EXPECT_EQ(copy_of((*frames)[1].body), random_bytes(2, 300));
+    for (std::size_t i = 0; i < large.chunks.size(); ++i) {
+      const Frame& frame = (*frames)[2 + i];
+      EXPECT_EQ(frame.type, FrameType::kChunk);
+      EXPECT_EQ(copy_of(frame.head), copy_of(large.chunk(i).head));
+      EXPECT_EQ(copy_of(frame.body), copy_of(large.chunks[i].data));
+      EXPECT_EQ(frame.chunk.publication, large.id);
+      EXPECT_EQ(frame.chunk.index, i);
+      EXPECT_EQ(frame.chunk.length, large.chunks[i].data.size());
+      EXPECT_EQ(frame.chunk.seal_first, large.chunks[i].head.seal_first);
+      EXPECT_EQ(frame.chunk.path, large.chunks[i].head.path);
+      EXPECT_EQ(frame.chunk.signature, large.chunks[i].head.signature);
+    }
+    EXPECT_EQ(copy_of(frames->end()[-2].body), random_bytes(3, 70'000));
+    EXPECT_EQ(frames->back().chunk.seal_count, 1u);
+    EXPECT_TRUE(frames->back().chunk.path.empty());
   }
+}
+
+TEST(Frame, NothingFollowsAFrameThatWasNotTaken) {
+  FrameDecoder decoder;
+  const Bytes_ frame = encode_frame(FrameType::kControl, random_bytes(1, 20));
+  for (std::size_t done = 0; done < frame.size();) {
+    const auto room = decoder.room();
+    ASSERT_FALSE(room.empty());
+    ASSERT_FALSE(decoder.take().has_value());
+    std::memcpy(room.data(), frame.data() + done, 1);
+    ASSERT_TRUE(decoder.advance(1).has_value());
+    ++done;
+  }
+  EXPECT_TRUE(decoder.room().empty());
+  ASSERT_TRUE(decoder.take().has_value());
+  EXPECT_EQ(decoder.room().size(), kFrameHeaderBytes);
+  EXPECT_EQ(decoder.buffered_bytes(), 0u);
+}
+
+TEST(Frame, LimitsAreCheckedBeforeABodyIsAwaited) {
+  constexpr std::uint16_t kMagic = 0xEC02;
+  const auto chunk_max = static_cast<std::uint32_t>(kChunkHeadBytesMax + kChunkBytesMax);
+  EXPECT_THAT(refusal(header(0x4547, 1, 0, 0)), HasSubstr("expected magic 0xec02, found 0x4547"));
+  EXPECT_THAT(refusal(header(0xEC01, 1, 0, 0)), HasSubstr("not an echoline node of this version"));
+  EXPECT_THAT(refusal(header(kMagic, 0, 0, 0)), HasSubstr("type 1 to 3, found 0"));
+  EXPECT_THAT(refusal(header(kMagic, 4, 0, 0)), HasSubstr("type 1 to 3, found 4"));
+  EXPECT_THAT(refusal(header(kMagic, 1, 1, 0)), HasSubstr("flags 0, found 0x01"));
+  EXPECT_THAT(refusal(header(kMagic, 1, 0, kControlBytesMax + 1)), HasSubstr("262144 bytes, found 262145"));
+  EXPECT_THAT(refusal(header(kMagic, 2, 0, kApplicationBytesMax + 1)), HasSubstr("4194304 bytes, found 4194305"));
+  EXPECT_THAT(refusal(header(kMagic, 3, 0, chunk_max + 1)), HasSubstr("found " + std::to_string(chunk_max + 1)));
+  EXPECT_THAT(refusal(header(kMagic, 3, 0, kChunkHeadFixedBytes)), HasSubstr("more than 96 bytes, found 96"));
+  EXPECT_THAT(refusal(header(kMagic, 1, 0, 0xFFFFFFFF)), HasSubstr("found 4294967295"));
+  for (const auto& [type, most] : {std::pair(1, std::uint32_t{kControlBytesMax}),
+                                   std::pair(2, std::uint32_t{kApplicationBytesMax}), std::pair(3, chunk_max)})
+    EXPECT_EQ(refusal(header(kMagic, static_cast<std::uint8_t>(type), 0, most)), "accepted");
+}
+
+TEST(Frame, AStrangerMayOnlyIntroduceItself) {
+  EXPECT_EQ(refusal(encode_frame(FrameType::kControl, random_bytes(1, kStrangerBytesMax)), false), "accepted");
+  EXPECT_THAT(refusal(encode_frame(FrameType::kControl, random_bytes(1, kStrangerBytesMax + 1)), false),
+              HasSubstr("4096 bytes before its sender is admitted, found 4097"));
+  EXPECT_THAT(refusal(encode_frame(FrameType::kApplication, random_bytes(1, 10)), false), HasSubstr("not admitted"));
+  EXPECT_THAT(refusal(make(full(0), 10).chunk(0).head.bytes(), false), HasSubstr("not admitted"));
+  // Once it is known, the next frame may be of any kind.
+  FrameDecoder decoder;
+  ASSERT_TRUE(decode(decoder, encode_frame(FrameType::kControl, random_bytes(1, 100)), SIZE_MAX).has_value());
+  decoder.admit();
+  EXPECT_TRUE(decode(decoder, encode_frame(FrameType::kControl, random_bytes(1, 5000)), SIZE_MAX).has_value());
+  EXPECT_TRUE(decode(decoder, chunk_frame(make(full(0), 10).chunk(0)), SIZE_MAX).has_value());
 }
 
 TEST(Frame, MemoryGrowsOnlyWithBytesThatCame) {
   FrameDecoder decoder;
   decoder.admit();
-  const Bytes_ start = header(0xEC01, 2, 0, kApplicationBytesMax);
-  decoder.feed(start);
-  ASSERT_TRUE(decoder.next().has_value());
-  EXPECT_LE(decoder.buffered_bytes(), start.size());
+  const Bytes_ start = header(0xEC02, 2, 0, kApplicationBytesMax);
+  ASSERT_TRUE(decode(decoder, start, SIZE_MAX).has_value());
+  for (std::size_t came = 0; came < 1 << 20;) {
+    const std::size_t room = decoder.room().size();
+    EXPECT_LE(room, 64 * 1024u) << came;
+    ASSERT_TRUE(decoder.advance(room).has_value());
+    came += room;
+    EXPECT_EQ(decoder.buffered_bytes(), came);
+  }
 }
 
-TEST(Frame, AStrangerMayOnlyIntroduceItself) {
-  const auto application = decode(encode_frame(FrameType::kApplication, body(10)), 100, false);
-  ASSERT_FALSE(application.has_value());
-  EXPECT_THAT(application.error().detail, HasSubstr("introduction"));
-  EXPECT_TRUE(decode(encode_frame(FrameType::kControl, body(10)), 100, false).has_value());
+// A chunk's head with fields changed at will; what follows is as long as the frame says.
+std::string chunk_refusal(std::size_t at, std::uint32_t value, std::size_t width) {
+  Bytes_ frame = chunk_frame(make(full(0), 5 * 1024).chunk(3));  // a seal of 5: a path of 3 hashes
+  for (std::size_t i = 0; i < width; ++i) frame[kFrameHeaderBytes + at + i] = static_cast<std::byte>(value >> (8 * i));
+  return refusal(frame);
 }
 
-TEST(Frame, ChunkHeaderMustAgreeWithItsFrame) {
-  Bytes_ frame = chunk_frame({{Version{5}, Version{4}}, 0, 10, 1}, body(10));
-  frame[8 + 20] = std::byte{9};  // length
-  EXPECT_THAT(decode(frame, 100).error().detail, HasSubstr("says 9 bytes, the frame holds 10"));
-  frame = chunk_frame({{Version{5}, Version{5}}, 0, 10, 1}, body(10));
-  EXPECT_THAT(decode(frame, 100).error().detail, HasSubstr("base below version 5"));
-  frame = chunk_frame({{Version{5}, {}}, 0, 10, 1}, body(10));
-  frame[8 + 8] = std::byte{1};  // base of a full snapshot
-  EXPECT_THAT(decode(frame, 100).error().detail, HasSubstr("names base 1"));
+TEST(Frame, AChunkHeadMustNotContradictItself) {
+  EXPECT_EQ(chunk_refusal(16, 4, 4), "accepted");  // another index of the same seal: its proof will fail
+  EXPECT_THAT(chunk_refusal(16, 5, 4), HasSubstr("chunk 5 is outside of its seal of 5 chunks from 0 on"));
+  EXPECT_THAT(chunk_refusal(16, kChunksMax, 4), HasSubstr("index below 1048576, found 1048576"));
+  EXPECT_THAT(chunk_refusal(16, 0xFFFFFFFF, 4), HasSubstr("index below"));
+  EXPECT_THAT(chunk_refusal(20, 0, 4), HasSubstr("cannot hold"));
+  EXPECT_THAT(chunk_refusal(20, 1023, 4), HasSubstr("cannot hold a head of 192 and a chunk of 1023 bytes"));
+  EXPECT_THAT(chunk_refusal(20, kChunkBytesMax + 1, 4), HasSubstr("cannot hold"));
+  EXPECT_THAT(chunk_refusal(20, 0xFFFFFFFF, 4), HasSubstr("cannot hold"));
+  EXPECT_THAT(chunk_refusal(24, 4, 4), HasSubstr("chunk 3 is outside of its seal of 5 chunks from 4 on"));
+  EXPECT_THAT(chunk_refusal(24, 0xFFFFFFFF, 4), HasSubstr("outside"));
+  EXPECT_THAT(chunk_refusal(28, 0, 2), HasSubstr("seal of 0 chunks"));
+  EXPECT_THAT(chunk_refusal(28, kSealChunksMax + 1, 2), HasSubstr("seal of 65 chunks"));
+  EXPECT_THAT(chunk_refusal(28, 4, 2), HasSubstr("expected a path of 2 hashes in a seal of 4 chunks, found 3"));
+  EXPECT_THAT(chunk_refusal(30, 6, 2), HasSubstr("expected a path of 3 hashes in a seal of 5 chunks, found 6"));
+  EXPECT_THAT(chunk_refusal(30, 0xFFFF, 2), HasSubstr("found 65535"));
 }
 
-// ---- control messages ----
-
-template <class T>
-T round_trip(const T& message) {
-  const Bytes_ frame = encode_control(message);
-  const auto decoded = decode_control(std::span(frame).subspan(kFrameHeaderBytes));
-  EXPECT_TRUE(decoded.has_value()) << (decoded ? "" : decoded.error().message());
-  return decoded ? std::get<T>(*decoded) : T{};
+TEST(Frame, AdoptsBytesThatAreInMemoryAlready) {
+  const Made made = make(full(0), 3000);
+  FrameDecoder decoder;
+  decoder.admit();
+  EXPECT_EQ(decoder.awaiting_chunk(), nullptr);
+  EXPECT_FALSE(decoder.adopt(made.chunks[0].data));
+  for (std::size_t i = 0; i < 3; ++i) {
+    const Frame chunk = made.chunk(i);
+    ASSERT_TRUE(decode(decoder, chunk.head.bytes(), 50).has_value());
+    ASSERT_NE(decoder.awaiting_chunk(), nullptr);
+    EXPECT_EQ(decoder.awaiting_chunk()->index, i);
+    EXPECT_FALSE(decoder.adopt(chunk.body.part(1, chunk.body.size() - 1)));  // of another length
+    ASSERT_TRUE(decoder.adopt(chunk.body));
+    const auto frame = decoder.take();
+    ASSERT_TRUE(frame.has_value());
+    EXPECT_EQ(frame->body.data(), chunk.body.data());  // not a copy
+    EXPECT_EQ(copy_of(frame->head), copy_of(chunk.head));
+    EXPECT_EQ(frame->chunk.index, i);
+  }
+  ASSERT_TRUE(decode(decoder, made.chunk(0).head.bytes(), SIZE_MAX).has_value());
+  ASSERT_TRUE(decoder.advance(0).has_value());
+  decoder.room()[0] = {};
+  ASSERT_TRUE(decoder.advance(1).has_value());
+  EXPECT_EQ(decoder.awaiting_chunk(), nullptr);
+  EXPECT_FALSE(decoder.adopt(made.chunks[0].data));  // its bytes have begun to come
 }
 
-TEST(Control, EveryMessageSurvivesTheWire) {
-  const Hello hello = round_trip(Hello{"run", "offer-1", {"10.0.0.1", 7070}, BitRate{8e6}, {}});
-  EXPECT_EQ(hello.name, "offer-1");
-  EXPECT_EQ(hello.data, (Endpoint{"10.0.0.1", 7070}));
-  EXPECT_EQ(hello.up, BitRate{8e6});
-  EXPECT_EQ(hello.down, std::nullopt);
-  EXPECT_EQ(round_trip(Welcome{WorkerId{3}, std::chrono::seconds(1), std::chrono::seconds(9), "x"}).learner_timeout,
-            std::chrono::seconds(9));
-  EXPECT_EQ(round_trip(Assign{kLearnerId, {"h", 1}}).parent, kLearnerId);
-  Manifest manifest{{Version{2}, Version{1}}, {}, {}, 1'000'001, 65536};
-  manifest.payload_digest[3] = std::byte{9};
-  EXPECT_EQ(round_trip(manifest), manifest);
-  EXPECT_EQ(manifest.chunk_count(), 16u);
-  EXPECT_EQ(manifest.length_of(15), 1'000'001u - 15 * 65536u);
-  ChunkSet some(70);
-  some.insert(0);
-  some.insert(69);
-  PeerHello peer{"run",
-                 WorkerId{4},
-                 Version{9},
-                 true,
-                 {Version{7}, {{{Version{8}, Version{7}}, some}, {{Version{9}, {}}, ChunkSet::all(3)}}}};
-  const PeerHello got = round_trip(peer);
-  EXPECT_EQ(got.catch_up_to, Version{9});
-  EXPECT_TRUE(got.full_only);
-  EXPECT_EQ(got.have.position, Version{7});
-  const ChunkSet& chunks = got.have.chunks.at({Version{8}, Version{7}});
-  EXPECT_TRUE(chunks.contains(0) && chunks.contains(69) && !chunks.contains(1));
-  EXPECT_EQ(chunks.count(), 2u);
-  EXPECT_TRUE(got.have.chunks.at({Version{9}, {}}).complete());
-  EXPECT_EQ(round_trip(ChunkRequest{{Version{1}, {}}, 5}).index, 5u);
-  EXPECT_TRUE(round_trip(CannotServe{Version{1}, true}).behind);
-  EXPECT_EQ(round_trip(EdgeFailed{WorkerId{1}, std::string(5000, 'r')}).reason.size(), kTextBytesMax);
-  EXPECT_EQ(round_trip(Ack{Version{8}, manifest.payload_digest}).policy_digest, manifest.payload_digest);
-  const Heartbeat beat = round_trip(Heartbeat{Version{0}, 1, 2, 3, 4, BitRate{5}, "app"});
-  EXPECT_EQ(beat.version, Version{0});
-  EXPECT_EQ(beat.chunks_corrupt, 4u);
-  EXPECT_EQ(beat.application, "app");
-  EXPECT_EQ(round_trip(Goodbye{"why"}).reason, "why");
+TEST(Frame, KeysAndEndpointsAsText) {
+  EXPECT_EQ(to_text(delta(7, 6)), "version 7 on 6");
+  EXPECT_EQ(to_text(full(7)), "version 7 (full)");
+  EXPECT_EQ(to_text(Endpoint{"127.0.0.1", 7070}), "127.0.0.1:7070");
+  EXPECT_EQ(to_text(Endpoint{"::1", 7070}), "[::1]:7070");
 }
 
-TEST(Control, NonsenseIsRefused) {
-  const auto refuse = [](const ControlMessage& message) {
-    const Bytes_ frame = encode_control(message);
-    const auto decoded = decode_control(std::span(frame).subspan(kFrameHeaderBytes));
-    EXPECT_FALSE(decoded.has_value());
-    return decoded ? std::string() : decoded.error().detail;
-  };
-  EXPECT_THAT(refuse(Hello{"r", "n", {"h", 0}, {}, {}}), HasSubstr("port from 1 to 65535, found 0"));
-  EXPECT_THAT(refuse(Hello{"r", "n", {"h", 1}, BitRate{-1}, {}}), HasSubstr("positive rate"));
-  EXPECT_THAT(refuse(Welcome{}), HasSubstr("without a worker id"));
-  EXPECT_THAT(refuse(Manifest{{Version{1}, Version{1}}, {}, {}, 1, 65536}), HasSubstr("base below version 1"));
-  EXPECT_THAT(refuse(Manifest{{Version{1}, {}}, {}, {}, 1, 1}), HasSubstr("found 1"));
-  EXPECT_THAT(refuse(Manifest{{Version{1}, {}}, {}, {}, 1ull << 60, 65536}), HasSubstr("more than 524288 chunks"));
-  EXPECT_THAT(decode_control(body(50)).error().detail, HasSubstr("50 bytes"));
-  EXPECT_THAT(decode_control({}).error().detail, HasSubstr("unknown kind"));
-}
-
-TEST(ChunkSet, BitmapsAreChecked) {
-  EXPECT_FALSE(ChunkSet::from_bytes(9, "x").has_value());
-  EXPECT_FALSE(ChunkSet::from_bytes(9, std::string("\x00\x02", 2)).has_value());  // bit 9 of 9
-  const auto set = ChunkSet::from_bytes(9, std::string("\x00\x01", 2));
-  ASSERT_TRUE(set.has_value());
-  EXPECT_TRUE(set->contains(8));
-  EXPECT_EQ(ChunkSet::all(9).first_not_in(*set), 0u);
-  EXPECT_EQ(set->first_not_in(ChunkSet::all(9)), std::nullopt);
-  ChunkSet all = ChunkSet::all(128);
-  all.erase(127);
-  EXPECT_EQ(ChunkSet::all(128).first_not_in(all), 127u);
-  EXPECT_FALSE(all.complete());
-  EXPECT_TRUE(ChunkSet(0).complete());
+TEST(Payload, PiecesAndTheWhole) {
+  EXPECT_EQ(Payload().bytes()->size(), 0u);
+  const Slice one(random_bytes(1, 100)), two(random_bytes(2, 50));
+  EXPECT_EQ(Payload({one}).bytes()->data(), one.data());  // as it is
+  const Payload both({one, two});
+  EXPECT_EQ(both.size(), 150u);
+  const Slice whole = *both.bytes();
+  EXPECT_EQ(copy_of(whole.part(0, 100)), copy_of(one));
+  EXPECT_EQ(copy_of(whole.part(100, 50)), copy_of(two));
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ TEST(BroadcastSim, TheSameSeedGivesTheSameTrace) {
   s.jitter = milliseconds(5);
   s.delay = milliseconds(10);
   s.publications = 3;
-  s.kills = {{2, milliseconds(300), Network::Death::kCrash}};
+  s.kills = {{2, milliseconds(300), Death::kCrash}};
   s.late_joins = {milliseconds(700)};
   const BroadcastResult a = run(s), b = run(s);
   EXPECT_EQ(a.trace_hash, b.trace_hash);
@@ -97,7 +97,7 @@ TEST(BroadcastSim, TheSameSeedGivesTheSameTrace) {
 }
 
 TEST(BroadcastSim, TheRestFinishesWhenAnInteriorWorkerDies) {
-  for (const auto death : {Network::Death::kCrash, Network::Death::kSilent})
+  for (const auto death : {Death::kCrash, Death::kPowerLoss})
     for (const std::size_t victim : {0u, 1u, 3u}) {  // by joining order; the chain is 0 1 2 3 4 5
       BroadcastScenario s = homogeneous(6, 8, 8);
       s.chunk = {16 * 1024};
@@ -110,11 +110,11 @@ TEST(BroadcastSim, TheRestFinishesWhenAnInteriorWorkerDies) {
         return run(calm);
       }();
       const BroadcastResult r = run(s);
-      print(death == Network::Death::kCrash ? "crash" : "silent death", r);
+      print(death == Death::kCrash ? "crash" : "silent death", r);
       ASSERT_EQ(r.topology.size(), 1u);
       EXPECT_EQ(r.publications[0].completions.size(), 5u);
       // The crash costs about what was on its way; the silent one the heartbeat timeout as well.
-      const Duration allowed = death == Network::Death::kCrash ? milliseconds(300) : milliseconds(4600);
+      const Duration allowed = death == Death::kCrash ? milliseconds(300) : milliseconds(4600);
       EXPECT_LT(r.publications[2].last(), whole.publications[2].last() + allowed);
       // Nothing is sent twice but what was in flight: less than a tenth of the payload for each of the others.
       EXPECT_LT(r.worker_chunk_bytes_in.count, 6u * 1'400'000u);
@@ -159,13 +159,45 @@ TEST(BroadcastSim, ALaggardSkipsDeltasForASnapshot) {
   EXPECT_LT(seconds(*r.publications.back().t_b), 1.0);
 }
 
-TEST(BroadcastSim, CorruptChunksAreAskedForAgain) {
+TEST(BroadcastSim, ACorruptChunkIsAskedForAgainAndTheSecondQuarantines) {
   BroadcastScenario s = homogeneous(3, 8, 8);
   s.chunk = {16 * 1024};
+  s.corruptions = {milliseconds(100)};
+  const BroadcastResult once = run(s);
+  EXPECT_EQ(once.chunks_corrupt, 1u);
+  EXPECT_LE(once.worker_chunk_bytes_in.count, 3'000'000u + 16'384u);
   s.corruptions = {milliseconds(100), milliseconds(400), milliseconds(600)};
+  const BroadcastResult twice = run(s);
+  EXPECT_EQ(twice.chunks_corrupt, 2u);  // there is nobody left to whom it would forward a third
+  EXPECT_EQ(twice.publications[0].completions.size(), 3u);
+}
+
+TEST(BroadcastSim, StripesUseTheUplinksThatChainsLeaveIdle) {
+  BroadcastScenario s = homogeneous(8, 24, 8);
+  s.chunk = {16 * 1024};
+  s.payload = {2'000'000};
+  s.limits_in_cores = true;  // the planner knows the links
+  for (std::size_t i = 0; i < 8; ++i)
+    s.worker_links.push_back({BitRate::from_mbit_per_s(i % 2 ? 16 : 4), BitRate::from_mbit_per_s(40)});
+  const BroadcastResult chains = run(s);
+  s.topology = chains::TopologyPolicy::kStripes;
+  const BroadcastResult stripes = run(s);
+  print("unequal uplinks, chains", chains);
+  print("unequal uplinks, stripes", stripes);
+  EXPECT_LT(stripes.publications[0].last(), chains.publications[0].last());
+}
+
+TEST(BroadcastSim, TwoThousandWorkers) {
+  BroadcastScenario s = homogeneous(2000, 16'000, 1000);
+  s.payload = {50'000'000};
+  s.chunk = {1 << 20};
+  s.delay = milliseconds(20);
+  s.heartbeat = std::chrono::seconds(5);
   const BroadcastResult r = run(s);
-  EXPECT_EQ(r.chunks_corrupt, 3u);
-  EXPECT_LE(r.worker_chunk_bytes_in.count, 3'000'000u + 3 * 16'384u);
+  print("2000 workers", r);
+  EXPECT_EQ(r.publications[0].completions.size(), 2000u);
+  EXPECT_EQ(r.learner_chunk_bytes_sent.count, 16u * 50'000'000u);
+  EXPECT_EQ(r.chunks_delivered, 2000u * 48);
 }
 
 TEST(BroadcastSim, ManySeedsWithDeathsJoinsAndJitterConverge) {
@@ -188,7 +220,7 @@ TEST(BroadcastSim, ManySeedsWithDeathsJoinsAndJitterConverge) {
     if (random.below(3) == 0) s.worker_store = {600'000};
     for (std::uint64_t i = random.below(3); i > 0; --i)
       s.kills.push_back({random.below(s.workers), milliseconds(random.below(1500)),
-                         random.below(2) ? Network::Death::kCrash : Network::Death::kSilent});
+                         random.below(2) ? Death::kCrash : Death::kPowerLoss});
     for (std::uint64_t i = random.below(3); i > 0; --i) s.late_joins.push_back(milliseconds(random.below(2000)));
     if (random.below(3) == 0) s.corruptions = {milliseconds(random.below(500)), milliseconds(random.below(500))};
     bool all_die = s.kills.size() >= s.workers;
@@ -214,7 +246,7 @@ TEST(BroadcastSim, SixtyFourWorkersRunInWellUnderASecond) {
 TEST(BroadcastSim, MistakesAreNamed) {
   EXPECT_EQ(simulate_broadcast(homogeneous(0, 8, 8)).error().code, Code::kInvalid);
   BroadcastScenario s = homogeneous(2, 8, 8);
-  s.kills = {{2, {}, Network::Death::kCrash}};
+  s.kills = {{2, {}, Death::kCrash}};
   EXPECT_EQ(simulate_broadcast(s).error().code, Code::kInvalid);
   s = homogeneous(2, 0, 8);
   EXPECT_EQ(simulate_broadcast(s).error().code, Code::kInvalid);

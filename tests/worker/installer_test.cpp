@@ -15,8 +15,13 @@ overlay::Publication publication(std::uint64_t version, std::optional<std::uint6
   p.version = Version{version};
   if (base) p.base = Version{*base};
   p.policy_digest = digest.bytes;
-  p.payload = std::make_shared<const std::vector<std::byte>>(std::move(payload));
+  p.payload = overlay::Payload({overlay::Slice(std::move(payload))});
   return p;
+}
+
+std::vector<std::byte> bytes_of(const overlay::Publication& p) {
+  const overlay::Slice whole = *p.payload.bytes();
+  return {whole.bytes().begin(), whole.bytes().end()};
 }
 
 class InstallerTest : public ::testing::Test {
@@ -63,7 +68,7 @@ TEST_F(InstallerTest, ADeltaNeedsItsBase) {
 
 TEST_F(InstallerTest, DamageIsRefusedAndThePolicyStays) {
   ASSERT_TRUE(installer_.install(snapshot_));
-  std::vector<std::byte> damaged = *delta_.payload;
+  std::vector<std::byte> damaged = bytes_of(delta_);
   damaged[damaged.size() / 2] ^= std::byte{4};
   EXPECT_FALSE(installer_.install(publication(4, 3, damaged, second_.digest())));
   EXPECT_EQ(installer_.version(), Version{3});
@@ -71,11 +76,11 @@ TEST_F(InstallerTest, DamageIsRefusedAndThePolicyStays) {
 }
 
 TEST_F(InstallerTest, AnotherPolicyThanAnnouncedIsRefused) {
-  EXPECT_EQ(installer_.install(publication(3, std::nullopt, *snapshot_.payload, second_.digest())).error().code,
+  EXPECT_EQ(installer_.install(publication(3, std::nullopt, bytes_of(snapshot_), second_.digest())).error().code,
             Code::kCorrupt);
   EXPECT_FALSE(installer_.version());
   ASSERT_TRUE(installer_.install(snapshot_));
-  EXPECT_EQ(installer_.install(publication(4, 3, *delta_.payload, first_.digest())).error().code, Code::kCorrupt);
+  EXPECT_EQ(installer_.install(publication(4, 3, bytes_of(delta_), first_.digest())).error().code, Code::kCorrupt);
   EXPECT_FALSE(installer_.version());  // only a snapshot helps now
   EXPECT_FALSE(installer_.install(delta_));
   EXPECT_TRUE(installer_.install(snapshot_));

@@ -1,0 +1,50 @@
+// echoline token: lets one machine join a run.
+#include "overlay/trust/token.hpp"
+
+#include <cstdio>
+
+#include "base/clock.hpp"
+#include "cli/verbs.hpp"
+
+namespace echoline::cli {
+namespace {
+
+struct TokenArguments {
+  std::string run, instance, lifetime = "10 min", file;
+};
+
+Result<overlay::trust::Secret> issue(const TokenArguments& a) {
+  ECHO_ASSIGN(const std::filesystem::path folder, find_run(a.run));
+  ECHO_ASSIGN(const Duration lifetime, parse_duration(a.lifetime));
+  // The run's name is the last part of its folder's; the authority checks that its key is of that run.
+  ECHO_ASSIGN(const auto authority,
+              overlay::trust::Authority::open(folder / "overlay", std::filesystem::canonical(folder).filename()));
+  return overlay::trust::issue_token(authority, a.instance, overlay::trust::random_nonce(),
+                                     SystemClock().unix_seconds(), lifetime);
+}
+
+int run_token_verb(const TokenArguments& a) {
+  const auto token = issue(a);
+  if (!token) return complain("token", token.error());
+  fmt::print("{}\n", token->reveal());
+  fmt::print(stderr,
+             "for '{}', once, within {}: echoline worker --join HOST:PORT --name {} with the token in ECHOLINE_TOKEN\n",
+             a.instance, a.lifetime, a.instance);
+  return 0;
+}
+
+}  // namespace
+
+void add_token(CLI::App& app, int& exit) {
+  auto* verb = app.add_subcommand("token", "Issue a single-use token with which one machine joins a run");
+  auto a = std::make_shared<TokenArguments>();
+  verb->add_option("run", a->run, "the run's name or folder; without it the newest run");
+  verb->add_option("--instance", a->instance, "what the worker will call itself with --name")->required();
+  verb->add_option("--lifetime", a->lifetime, "how long the token can be used");
+  verb->footer(
+      "The token goes to standard output and is a secret until it has been used:\n"
+      "  export ECHOLINE_TOKEN=$(echoline token quickstart --instance my-gpu)");
+  verb->callback([a, &exit] { exit = run_token_verb(*a); });
+}
+
+}  // namespace echoline::cli

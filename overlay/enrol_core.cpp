@@ -1,0 +1,74 @@
+#include "overlay/enrol_core.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr std::string_view kOperation = "enrol";
+constexpr Duration kRedial = std::chrono::milliseconds(250);
+
+}  // namespace
+
+void EnrolCore::start(TimePoint now) {
+  deadline_ = now + config_.timeout;
+  conn_ = dial(config_.learner, act::Service::kEnrol, kLearnerId);
+}
+
+void EnrolCore::on_connected(ConnId conn, TimePoint now) {
+  Enrol enrol;
+  enrol.token = std::string(config_.token.reveal());
+  enrol.instance = config_.instance;
+  enrol.key = config_.key.public_key();
+  enrol.proof = config_.key.sign("enrol 2", std::as_bytes(std::span(enrol.token)));
+  actions_.push_back(act::Admit{conn});
+  send_control(conn, enrol, now);
+  trust::wipe(enrol.token);
+}
+
+// The learner may not be up yet; who was refused has been told.
+void EnrolCore::on_closed(ConnId, const std::string& reason, TimePoint now) {
+  if (deadline_ == kNever) return;
+  result_ = fail(Code::kUnavailable, kOperation, "the learner at {}: {}", to_text(config_.learner), reason);
+  redial_at_ = now + kRedial;
+}
+
+void EnrolCore::on_frame(ConnId, Frame frame, TimePoint) {
+  const auto message = decode_control(frame.body.bytes());
+  if (!message) return end(message.error());
+  if (const auto* goodbye = std::get_if<Goodbye>(&*message))
+    return end(fail(Code::kInvalid, kOperation, "the learner refuses: {}", goodbye->reason));
+  const auto* enrolled = std::get_if<Enrolled>(&*message);
+  if (!enrolled) return end(fail(Code::kCorrupt, kOperation, "the learner answers with something else"));
+  const auto authority = trust::read_authority(enrolled->authority);
+  if (!authority) return end(authority.error());
+  const auto token = trust::read_token(config_.token);
+  if (!token || trust::fingerprint(authority->key) != token->authority)
+    return end(fail(Code::kCorrupt, kOperation, "the learner shows another authority than the token names"));
+  WorkerState state;
+  state.run_id = authority->run_id;
+  state.authority = enrolled->authority;
+  state.certificate = enrolled->certificate;
+  state.worker = enrolled->worker;
+  end(std::move(state));
+}
+
+void EnrolCore::on_timer(TimePoint now) {
+  if (now >= deadline_) {
+    if (result_.error().detail == kNotYet)
+      return end(
+          fail(Code::kUnavailable, kOperation, "the learner at {} did not answer in time", to_text(config_.learner)));
+    return end(result_);
+  }
+  if (now < redial_at_) return;
+  redial_at_ = kNever;
+  conn_ = dial(config_.learner, act::Service::kEnrol, kLearnerId);
+}
+
+void EnrolCore::end(Result<WorkerState> result) {
+  if (deadline_ == kNever) return;
+  result_ = std::move(result);
+  deadline_ = redial_at_ = kNever;
+  close(conn_);
+  actions_.push_back(act::Disconnected{result_ ? "enrolled" : result_.error().message()});
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,45 @@
+// How a rented machine becomes a worker: it shows its single-use token over an anonymous connection to the run's
+// learner, proves that it holds its key, and is given a certificate. Pure.
+#pragma once
+#include "overlay/core.hpp"
+#include "overlay/state.hpp"
+#include "overlay/trust/secret.hpp"
+
+namespace echoline::overlay {
+
+struct EnrolConfig {
+  CoreOptions core;
+  Endpoint learner;
+  trust::SigningKey key;
+  trust::Secret token;
+  std::string instance;  // what the token was issued for
+  Duration timeout = std::chrono::seconds(10);
+};
+
+class EnrolCore final : public Core {
+ public:
+  explicit EnrolCore(EnrolConfig config) : Core(config.core), config_(std::move(config)) {}
+
+  void start(TimePoint now);
+  // Once act::Disconnected came: the identity, or why there is none.
+  const Result<WorkerState>& result() const { return result_; }
+
+  void on_accepted(ConnId conn, const PeerInfo&, TimePoint) override { close(conn); }
+  void on_connected(ConnId conn, TimePoint now) override;
+  void on_closed(ConnId conn, const std::string& reason, TimePoint now) override;
+  void on_frame(ConnId conn, Frame frame, TimePoint now) override;
+  void on_sent(ConnId, std::size_t, TimePoint) override {}
+  void on_timer(TimePoint now) override;
+  TimePoint next_deadline() const override { return std::min(deadline_, redial_at_); }
+
+ private:
+  static constexpr std::string_view kNotYet = "not yet";
+  void end(Result<WorkerState> result);
+
+  EnrolConfig config_;
+  ConnId conn_;
+  TimePoint deadline_ = kNever, redial_at_ = kNever;
+  Result<WorkerState> result_ = fail(Code::kUnavailable, "enrol", "{}", kNotYet);
+};
+
+}  // namespace echoline::overlay

@@ -1,0 +1,64 @@
+// Finds the hop that holds a broadcast back, from what both of its ends say they hold. Pure.
+//
+// A relay passes on what it has at once, so before and behind a slow hop sender and receiver hold nearly the same. At
+// the slow hop itself the sender is ahead and stays ahead: the gap is there, and nowhere else. The rate is the one the
+// receiver sees, which the sender cannot embellish.
+#pragma once
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/ids.hpp"
+#include "base/units.hpp"
+
+namespace echoline::overlay {
+
+class HopMonitor {
+ public:
+  static constexpr Duration kPatience = std::chrono::milliseconds(1500);  // of an unbroken gap, before it counts
+  static constexpr double kSlow = 0.5;                                    // of the rate that was planned
+  static constexpr double kSlowOfOthers = 0.25;                           // of the other hops' median, if none was
+  static constexpr std::uint64_t kGapBytesMin = 256 * 1024;
+
+  struct Hop {
+    WorkerId from, to;
+    friend auto operator<=>(const Hop&, const Hop&) = default;
+  };
+  struct Finding {
+    Hop hop;
+    BitRate rate, expected;
+  };
+
+  // `held_by_sender`, `held_by_receiver`: bytes of what should cross this hop, in the publications under way.
+  // `expected`: what the hop was planned for; absent: as fast as the other hops of the fleet.
+  void observe(const Hop& hop, std::uint64_t held_by_sender, std::uint64_t held_by_receiver,
+               std::optional<BitRate> expected, TimePoint now);
+  // Hops that have been slow for kPatience; a hop is found once and then watched anew.
+  std::vector<Finding> find(TimePoint now);
+  void forget(WorkerId worker);
+
+ private:
+  struct Watch {
+    TimePoint since;              // the gap has been there
+    std::uint64_t held_then = 0;  // by the receiver
+    std::uint64_t held_now = 0;
+    TimePoint seen;
+    std::optional<BitRate> expected;
+    std::optional<double> rate;  // bytes/s, over the gap or as last seen moving
+  };
+  std::map<Hop, Watch> watched_;
+  // Of hops that carry something, bytes/s. Behind a slow hop all are slow: what counts is how fast they have been.
+  struct Speed {
+    double now = 0, best = 0;
+  };
+  std::map<Hop, Speed> speeds_;
+  struct Last {
+    TimePoint at;
+    std::uint64_t held = 0;
+  };
+  std::map<Hop, Last> last_;
+};
+
+}  // namespace echoline::overlay

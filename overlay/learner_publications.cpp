@@ -1,0 +1,226 @@
+// The learner's publications: opened, grown, closed; acknowledged; and help for those who missed some.
+#include <algorithm>
+#include <cmath>
+
+#include "base/log.hpp"
+#include "overlay/catch_up.hpp"
+#include "overlay/learner_core.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr std::size_t kVersionsKept = 4096;
+
+}  // namespace
+
+std::optional<Version> LearnerCore::newest() const {
+  if (state_.published.empty()) return newest_;
+  const Version published = state_.published.rbegin()->first;
+  return newest_ ? std::max(*newest_, published) : published;
+}
+
+Status LearnerCore::begin(const Announcement& announcement, const SignedAnnouncement& as_signed, bool catch_up,
+                          TimePoint now) {
+  constexpr std::string_view op = "publish";
+  const PublicationKey& key = announcement.key;
+  if (catch_up) {
+    if (!state_.published.contains(key.version))
+      return fail(Code::kInvalid, op, "{}: that version was not published (recently)", to_text(key));
+    return store_.begin(announcement, as_signed);
+  }
+  if (newest_ && key.version <= *newest_)
+    return fail(Code::kInvalid, op, "{}: versions must grow, the last was {}", to_text(key), *newest_);
+  if (!state_.published.empty() && key.version < state_.published.rbegin()->first)
+    return fail(Code::kInvalid, op, "{}: versions must grow, before the restart it was {}", to_text(key),
+                state_.published.rbegin()->first);
+  const bool base_known = key.base && (state_.published.contains(*key.base) ||
+                                       std::any_of(closing_.begin(), closing_.end(), [&](const Closing& c) {
+                                         const auto* stored = store_.find(c.manifest.publication);
+                                         return stored && stored->key().version == *key.base;
+                                       }));
+  if (key.base && !base_known)
+    return fail(Code::kInvalid, op, "{}: its base was not published (recently)", to_text(key));
+  ECHO_TRY(store_.begin(announcement, as_signed));
+  newest_ = key.version;
+  if (!workers_.empty()) {
+    Broadcast b;
+    b.version = key.version;
+    b.base = key.base;
+    b.id = id_of(as_signed);
+    b.published = now;
+    for (const auto& [id, worker] : workers_) b.active.insert(id);
+    for (const auto& [id, worker] : workers_)
+      if (!worker.view.installed || *worker.view.installed < key.version) b.waiting.insert(id);
+    b.wire_bytes_before = edges_.chunk_bytes_sent();
+    b.topology = topology_.chains;
+    b.depth = topology_.depth();
+    if (broadcasts_.size() >= kBroadcastsMax) broadcasts_.erase(broadcasts_.begin());
+    broadcasts_.push_back(std::move(b));
+  }
+  edges_.on_store_changed(now);
+  ask_for_snapshot();
+  return ok();
+}
+
+Status LearnerCore::add(const PublicationId& id, std::vector<SealedChunk> chunks, TimePoint now) {
+  const StoredPublication* stored = store_.find(id);
+  if (!stored) return fail(Code::kNotFound, "publish", "chunks of a publication that was not begun, or was dropped");
+  const PublicationKey key = stored->key();
+  for (SealedChunk& chunk : chunks)
+    if (const Status added = store_.add_own(id, chunk.head, chunk.hash, std::move(chunk.data), key.version); !added) {
+      if (key.full()) snapshot_requested_ = false;
+      store_.erase(key);
+      edges_.on_store_changed(now);
+      return added;
+    }
+  edges_.on_chunk_arrived(now);
+  return ok();
+}
+
+Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now) {
+  const StoredPublication* stored = store_.find(manifest.publication);
+  if (!stored) return fail(Code::kNotFound, "publish", "a publication that was not begun, or was dropped, is closed");
+  const Version version = stored->key().version;
+  const auto [it, added] = state_.published.emplace(version, manifest.policy_digest);
+  if (!added && it->second != manifest.policy_digest) {
+    const PublicationKey key = stored->key();
+    store_.erase(key);
+    edges_.on_store_changed(now);
+    return fail(Code::kInvalid, "publish", "{}: published before with digest {}, now with {}", to_text(key),
+                to_hex(it->second), to_hex(manifest.policy_digest));
+  }
+  if (state_.published.size() > kVersionsKept) state_.published.erase(state_.published.begin());
+  closing_.push_back({manifest, as_signed});
+  if (added)
+    save(now);
+  else if (!saving_)
+    close_finished(now);
+  return ok();
+}
+
+void LearnerCore::abandon(const PublicationId& id, TimePoint now) {
+  const StoredPublication* stored = store_.find(id);
+  if (!stored || stored->manifest) return;
+  if (stored->key().full()) snapshot_requested_ = false;
+  store_.erase(PublicationKey(stored->key()));
+  std::erase_if(broadcasts_, [&](const Broadcast& b) { return b.id == id; });
+  newest_ = state_.published.empty() ? std::nullopt : std::optional(state_.published.rbegin()->first);
+  edges_.on_store_changed(now);
+}
+
+void LearnerCore::close_finished(TimePoint now) {
+  for (const Closing& c : std::exchange(closing_, {})) {
+    const auto closed = store_.close(c.manifest, c.as_signed);
+    if (!closed) log::error("{}", closed.error().message());
+    const StoredPublication* stored = store_.find(c.manifest.publication);
+    if (stored && stored->key().full()) snapshot_requested_ = false;
+  }
+  edges_.on_store_changed(now);
+  ask_for_snapshot();
+}
+
+// ---- acknowledgements ----
+
+void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
+  const WorkerId id = worker.view.info.id;
+  if (ack.epoch != state_.epoch) return;  // of what was disowned
+  if (!newest() || ack.version > *newest())
+    return lose(id, fmt::format("it acknowledged version {}, which is not published", ack.version), true, now);
+  if (worker.view.installed && ack.version < *worker.view.installed) return;
+  worker.view.installed = ack.version;
+  worker.view.installed_digest = ack.policy_digest;
+  worker.helpers_tried.clear();
+  if (worker.assigned)
+    for (const Parent& p : worker.assigned->parents)
+      if (const auto parent = workers_.find(p.worker); parent != workers_.end()) {
+        ++parent->second.attempts;
+        ++parent->second.successes;
+        parent->second.ladder.succeeded();
+      }
+  if (worker.ladder.installed()) move_back(id, now);  // it may forward again
+  actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
+  for (Broadcast& b : broadcasts_)
+    if (b.version <= ack.version) b.waiting.erase(id);
+  check_broadcasts(now);
+}
+
+// A broadcast is done once ceil(q * n) of the workers that were active when it was published and still live have it.
+void LearnerCore::check_broadcasts(TimePoint now) {
+  std::erase_if(broadcasts_, [&](const Broadcast& b) {
+    if (b.active.empty()) return true;
+    const double needed = std::ceil(config_.quorum * static_cast<double>(b.active.size()) - 1e-9);
+    if (static_cast<double>(b.active.size() - b.waiting.size()) < needed) return false;
+    BroadcastReport report;
+    report.version = b.version;
+    report.base = b.base;
+    if (const StoredPublication* stored = store_.find(b.id)) report.payload = {stored->bytes};
+    report.t_b = now - b.published;
+    report.workers = b.active.size();
+    report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.wire_bytes_before};
+    report.topology = b.topology;
+    report.depth = b.depth;
+    actions_.push_back(act::BroadcastDone{std::move(report)});
+    return true;
+  });
+}
+
+// ---- those who missed something ----
+
+// Asks once, and again only after the answer was closed or taken back.
+void LearnerCore::ask_for_snapshot() {
+  const auto troubles = edges_.take_troubles();
+  if (!config_.snapshots_on_demand) {
+    for (const EdgeTrouble& t : troubles)
+      if (!t.what.behind)
+        log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child,
+                   t.what.target);
+    return;
+  }
+  if (!troubles.empty()) snapshot_wanted_for_ = troubles.front().position;
+  snapshot_wanted_ = snapshot_wanted_ || !troubles.empty();
+  if (!snapshot_wanted_ || snapshot_requested_ || state_.published.empty()) return;
+  const Version published = state_.published.rbegin()->first;
+  const StoredPublication* there = std::as_const(store_).find(PublicationKey{published, std::nullopt});
+  if (there && there->complete) return;  // it does not lead far enough: the next version's will be asked for
+  snapshot_wanted_ = false;
+  snapshot_requested_ = true;
+  actions_.push_back(act::NeedSnapshot{published, snapshot_wanted_for_});
+}
+
+// The cheapest way, by bytes, over what somebody holds whole; among equals whoever has nobody to forward to, and has
+// helped least. The learner's own uplink comes last.
+void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
+  if (!newest() || need.target > *newest()) return;
+  struct Candidate {
+    std::uint64_t cost;
+    std::size_t children;
+    WorkerId id;
+    bool operator<(const Candidate& o) const {
+      return std::tie(cost, children, id) < std::tie(o.cost, o.children, o.id);
+    }
+  };
+  std::optional<Candidate> best;
+  for (const auto& [id, other] : workers_) {
+    if (id == worker.view.info.id || !other.reachable || other.quarantined || other.draining) continue;
+    if (worker.helpers_tried.contains(id)) continue;
+    const auto cost = cheapest_way(other.holdings, need.position, need.target, need.full_only);
+    if (!cost) continue;
+    const Candidate candidate{*cost, other.edges.size(), id};
+    if (!best || candidate < *best) best = candidate;
+  }
+  Help help{{}, need.target, need.full_only};
+  help.from.stripes = 1;
+  if (best) {
+    worker.helpers_tried.insert(best->id);
+    help.from.worker = best->id;
+    help.from.endpoint = workers_.at(best->id).view.info.data;
+    log::info("worker {} is helped by worker {} to reach version {}", worker.view.info.id, best->id, need.target);
+  } else {
+    worker.helpers_tried.clear();
+    help.from.worker = kLearnerId;
+    help.from.endpoint = config_.self;
+  }
+  send_control(worker.control, help, now);
+}
+
+}  // namespace echoline::overlay

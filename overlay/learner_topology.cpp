@@ -1,0 +1,246 @@
+// The learner's topology: who forwards to whom, and how it is mended.
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "overlay/learner_core.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+// Stands for a link nobody limits.
+constexpr BitRate kUnlimited = BitRate{1e11};
+constexpr std::size_t kSlowHopsKept = 64;
+constexpr Duration kSuspicion = std::chrono::seconds(30);
+
+}  // namespace
+
+BitRate LearnerCore::learner_up() const {
+  return up_.rate().value_or(BitRate{config_.chain_rate.bits_per_s * static_cast<double>(config_.chains_max)});
+}
+
+chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint now) const {
+  const MemberInfo& info = worker.view.info;
+  chains::PeerStats stats;
+  stats.forwarding_rate = worker.view.forwarding_rate.value_or(BitRate{0});
+  stats.cap = info.up.value_or(BitRate{0});
+  stats.attempts = worker.attempts;
+  stats.successes = worker.successes;
+  // Between two heartbeats nobody is staler than another.
+  stats.age = std::max(Duration{}, now - worker.heard - 2 * config_.heartbeat);
+  chains::ChainWorker w;
+  w.id = info.id;
+  w.up = info.up.value_or(kUnlimited);
+  if (worker.slow_up && now < worker.slow_until) w.up = std::min(w.up, *worker.slow_up);
+  w.down = info.down.value_or(kUnlimited);
+  w.score = chains::peer_score(stats);
+  const bool trusted = !worker.quarantined && !worker.draining && worker.reachable;
+  w.may_forward = trusted && worker.ladder.role() != chains::Role::kRolloutOnly;
+  w.may_seed = worker.ladder.role() == chains::Role::kSeed && !(worker.slow_up && now < worker.slow_until);
+  return w;
+}
+
+// Joins that come together are planned once.
+void LearnerCore::plan_soon(TimePoint now) { plan_at_ = std::min(plan_at_, now + kPlanDelay); }
+
+// While nothing is under way, plan as if all had come at once; later, leave the others where they are, unless the best
+// topology depends on who is there.
+void LearnerCore::plan_anew(TimePoint now) {
+  plan_at_ = kNever;
+  const bool depends_on_all =
+      config_.policy == chains::TopologyPolicy::kBestChains || config_.policy == chains::TopologyPolicy::kStripes;
+  const bool appending = newest_ && topology_.size() > 0 && !depends_on_all;
+  if (appending) {
+    chains::Topology next = topology_;
+    for (const auto& [id, worker] : workers_)
+      if (!topology_.contains(id)) next = chains::append(next, chain_worker(worker, now));
+    return set_topology(std::move(next), now);
+  }
+  std::vector<chains::ChainWorker> all;
+  for (const auto& [id, worker] : workers_) all.push_back(chain_worker(worker, now));
+  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, all, config_.policy);
+  ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
+  set_topology(std::move(*planned), now);
+}
+
+// Behind the others, where fewest wait for it; what it may do there follows from its record.
+void LearnerCore::move_back(WorkerId id, TimePoint now) {
+  if (!topology_.contains(id)) return;
+  if (config_.policy == chains::TopologyPolicy::kStripes) return plan_anew(now);  // what it can carry has changed
+  set_topology(chains::append(chains::detach(topology_, id), chain_worker(workers_.at(id), now)), now);
+}
+
+// Tells every worker whose parents changed, and only those.
+void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
+  if (topology == topology_) return;
+  topology_ = std::move(topology);
+  const std::uint32_t stripes = topology_.stripes();
+  for (const auto& [id, parents] : topology_.parents()) {
+    Worker& worker = workers_.at(id);
+    std::map<WorkerId, std::uint64_t> masks;
+    for (std::uint32_t s = 0; s < stripes; ++s) masks[parents[s]] |= std::uint64_t{1} << s;
+    Assign assign;
+    assign.stripes = stripes;
+    for (const auto& [parent, mask] : masks) {
+      const bool dials = parent_dials_.contains({parent, id});
+      const Endpoint& endpoint = parent == kLearnerId ? config_.self : workers_.at(parent).view.info.data;
+      assign.parents.push_back({parent, endpoint, mask, dials});
+    }
+    if (worker.assigned == assign) continue;
+    for (const Parent& p : assign.parents)
+      if (p.dials) send_control(workers_.at(p.worker).control, DialChild{id, worker.view.info.data}, now);
+    worker.assigned = std::move(assign);
+    send_control(worker.control, *worker.assigned, now);
+  }
+  actions_.push_back(act::TopologyChanged{topology_.chains});
+}
+
+// ---- what workers report ----
+
+void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now) {
+  worker.silence.heard(now);
+  worker.view.bytes_in = {beat.chunk_bytes_in};
+  worker.view.bytes_forwarded = {beat.chunk_bytes_forwarded};
+  worker.view.chunks_duplicate = beat.chunks_duplicate;
+  worker.view.chunks_corrupt = beat.chunks_corrupt;
+  worker.view.forwarding_rate = beat.forwarding_rate;
+  worker.view.app_bytes = beat.application;
+  worker.progress.clear();
+  for (const Progress& p : beat.progress) worker.progress[p.publication] = p.chunks;
+  worker.edges.clear();
+  for (const EdgeReport& report : beat.edges) worker.edges[report.child] = report;
+  worker.holdings.clear();
+  for (const Holding& holding : beat.holdings) worker.holdings[holding.key] = holding.payload_bytes;
+}
+
+// Both ends live, the edge does not. Where only the child could not open it, the parent tries; a parent that is silent
+// to its child and to the learner is gone; otherwise it is a failure of the parent, which falls a role after three.
+void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
+  const WorkerId id = child.view.info.id;
+  const auto parent = workers_.find(failed.parent);
+  const bool current = child.assigned && std::any_of(child.assigned->parents.begin(), child.assigned->parents.end(),
+                                                     [&](const Parent& p) { return p.worker == failed.parent; });
+  if (parent == workers_.end() || !current) return;  // settled meanwhile
+  log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
+  if (failed.kind == EdgeTroubleKind::kSilent && now - parent->second.heard > 2 * config_.heartbeat)
+    return lose(failed.parent, "it is silent to its child and to the learner", false, now);
+  if (failed.kind == EdgeTroubleKind::kUnreachable && child.reachable &&
+      parent_dials_.insert({failed.parent, id}).second) {
+    for (Parent& p : child.assigned->parents)
+      if (p.worker == failed.parent) p.dials = true;
+    send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
+    return send_control(child.control, *child.assigned, now);
+  }
+  ++parent->second.attempts;
+  if (!parent->second.ladder.failed()) return;
+  log::warn("worker {} is moved behind the others: it failed to forward", failed.parent);
+  move_back(failed.parent, now);
+}
+
+// A chunk's proof failed, so whoever sent it over this edge had not checked it, or had changed it. The second bad chunk
+// quarantines the parent, unless it is the word of one worker that accuses everybody.
+void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now) {
+  const WorkerId accuser = child.view.info.id;
+  const auto parent = workers_.find(poisoned.parent);
+  if (parent == workers_.end() || child.quarantined) return;
+  const bool current = child.assigned && std::any_of(child.assigned->parents.begin(), child.assigned->parents.end(),
+                                                     [&](const Parent& p) { return p.worker == poisoned.parent; });
+  if (!current && !child.helpers_tried.contains(poisoned.parent)) return;  // not an edge of this worker
+  child.accused.insert(poisoned.parent);
+  if (child.accused.size() > 2) return quarantine(accuser, "it says of every parent that it forwards bad chunks", now);
+  log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
+  if (++parent->second.bad_chunks >= kBadChunksMax)
+    quarantine(poisoned.parent, fmt::format("it forwarded {} bad chunks", parent->second.bad_chunks), now);
+}
+
+void LearnerCore::quarantine(WorkerId id, const std::string& why, TimePoint now) {
+  Worker& worker = workers_.at(id);
+  if (std::exchange(worker.quarantined, true)) return;
+  ++quarantined_;
+  log::warn("worker {} is quarantined, it forwards nothing any more: {}", id, why);
+  move_back(id, now);
+}
+
+// ---- slow hops ----
+
+void LearnerCore::watch_hops(TimePoint now) {
+  const std::uint32_t stripes = topology_.stripes();
+  std::map<WorkerId, std::size_t> children;  // edges of each parent, weighed by stripes
+  for (const auto& [id, parents] : topology_.parents())
+    for (const WorkerId parent : parents) ++children[parent];
+  for (const auto& [id, worker] : workers_) {
+    if (!worker.assigned) continue;
+    for (const Parent& p : worker.assigned->parents) {
+      const auto sender = workers_.find(p.worker);
+      if (p.worker != kLearnerId && sender == workers_.end()) continue;
+      std::uint64_t at_sender = 0, at_receiver = 0;
+      for (const Broadcast& b : broadcasts_) {
+        const StoredPublication* stored = store_.find(b.id);
+        if (!stored) continue;
+        const auto bytes = [&](const std::map<PublicationId, std::vector<std::uint32_t>>& progress) {
+          const auto it = progress.find(b.id);
+          std::uint64_t n = 0;
+          if (it != progress.end() && it->second.size() == stripes)
+            for (std::uint32_t s = 0; s < stripes; ++s)
+              if (p.stripes >> s & 1) n += it->second[s];
+          return n * stored->announcement.chunk_bytes;
+        };
+        const bool done = worker.view.installed && *worker.view.installed >= b.version;
+        const std::uint64_t all =
+            std::uint64_t{stored->have.count_of({stripes, p.stripes})} * stored->announcement.chunk_bytes;
+        const std::uint64_t sent = p.worker == kLearnerId ? all
+                                   : sender->second.view.installed && *sender->second.view.installed >= b.version
+                                       ? all
+                                       : bytes(sender->second.progress);
+        at_sender += sent;
+        at_receiver += done ? sent : bytes(worker.progress);
+      }
+      std::optional<BitRate> expected;
+      const auto up = p.worker == kLearnerId ? up_.rate() : sender->second.view.info.up;
+      if (up) {
+        const double share = static_cast<double>(std::popcount(p.stripes)) /
+                             static_cast<double>(std::max<std::size_t>(1, children[p.worker]));
+        expected = BitRate{up->bits_per_s * share};
+        if (worker.view.info.down) expected = std::min(*expected, *worker.view.info.down);
+      }
+      hops_.observe({p.worker, id}, at_sender, at_receiver, expected, now);
+    }
+  }
+  for (const HopMonitor::Finding& finding : hops_.find(now)) on_slow_hop(finding, now);
+}
+
+// The sender is taken to be the cause, and the receiver put in its place. If the receiver is slow there again, it was
+// the receiver all along.
+void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now) {
+  const auto [from, to] = finding.hop;
+  const auto receiver = workers_.find(to);
+  const auto sender = workers_.find(from);
+  if (receiver == workers_.end()) return;
+  const auto suspect = suspected_.find(to);
+  const bool receiver_again = suspect != suspected_.end() && now < suspect->second;
+  const bool blame_receiver = from == kLearnerId || receiver_again;
+  std::string cause = blame_receiver ? "receiver downlink" : "sender uplink";
+  if (sender != workers_.end())
+    if (const auto report = sender->second.edges.find(to); report != sender->second.edges.end()) {
+      if (report->second.limit == EdgeLimit::kOwnLimit) cause = "the sender's own rate limit";
+      if (report->second.limit == EdgeLimit::kReceiver) cause = "the receiver, which does not read fast enough";
+    }
+  SlowHop hop{from, to,
+              fmt::format("{} -> {} limited by {}: {} instead of {}",
+                          from == kLearnerId ? std::string("learner") : fmt::format("worker {}", from), to, cause,
+                          echoline::to_text(finding.rate), echoline::to_text(finding.expected))};
+  log::warn("{}", hop.text);
+  actions_.push_back(act::FoundSlowHop{hop});
+  slow_hops_.push_back(std::move(hop));
+  if (slow_hops_.size() > kSlowHopsKept) slow_hops_.erase(slow_hops_.begin());
+  suspected_[to] = now + kSuspicion;
+  const WorkerId blamed = blame_receiver ? to : from;
+  Worker& worker = workers_.at(blamed);
+  if (!blame_receiver) {
+    worker.slow_up = std::max(finding.rate, BitRate{1});
+    worker.slow_until = now + kSlowMemory;
+  }
+  hops_.forget(blamed);
+  move_back(blamed, now);
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,268 @@
+// A worker's edges: connections to its parents, of its children, and to a helper.
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "overlay/member_core.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr Duration kRedialFirst = std::chrono::milliseconds(50);
+constexpr Duration kRedialMax = std::chrono::seconds(2);
+constexpr int kHelperFailuresMax = 3;
+constexpr std::size_t kProgressMax = 4;  // publications reported at a time, newest first
+
+}  // namespace
+
+// ---- parents ----
+
+Upstream* MemberCore::upstream_of(ConnId conn) {
+  for (auto& [id, up] : parents_)
+    if (up.stream_of(conn)) return &up;
+  return helper_ && helper_->stream_of(conn) ? &*helper_ : nullptr;
+}
+
+void MemberCore::open_upstream(Upstream& up, TimePoint now) {
+  up.redial_at = kNever;
+  up.next_stream = 0;
+  if (up.parent.dials) {
+    up.opens_by = now + kHandshakeTimeout;
+    return;
+  }
+  add_streams(up, 1, now);
+}
+
+void MemberCore::add_streams(Upstream& up, std::uint32_t wanted, TimePoint now) {
+  if (up.parent.dials) {
+    if (up.up() && wanted > up.streams.size()) send_control(up.streams.front().conn, MoreStreams{wanted}, now);
+    return;
+  }
+  while (up.streams.size() < wanted) {
+    const Endpoint& to = up.parent.worker == kLearnerId ? config_.learner : up.parent.endpoint;
+    up.streams.push_back({dial(to, act::Service::kData, up.parent.worker), up.next_stream++, false});
+  }
+}
+
+void MemberCore::upstream_opened(Upstream& up, Upstream::Stream& stream, TimePoint now) {
+  const bool first = !up.up();
+  stream.up = true;
+  up.opens_by = kNever;
+  if (first) up.silence.begin(heartbeat_, now);
+  PeerHello hello;
+  hello.run_id = config_.state.run_id;
+  hello.stream = first ? 0 : std::max(1u, stream.number);
+  hello.catch_up_to = up.catch_up_to;
+  hello.full_only = up.full_only;
+  hello.have = first ? have(up) : Have{};
+  send_control(stream.conn, hello, now);
+  if (reading_held_) actions_.push_back(act::SetReading{stream.conn, false});
+}
+
+// The edge broke while this worker lives: tell the learner, who knows whether the parent does, and try again.
+void MemberCore::upstream_failed(Upstream& up, EdgeTroubleKind kind, const std::string& reason, TimePoint now) {
+  close_upstream(up);
+  ++up.failures;
+  if (helper_ && &up == &*helper_) {
+    if (up.failures < kHelperFailuresMax) {
+      up.redial_at = now + kRedialFirst * (1 << up.failures);
+      return;
+    }
+    const Version target = *up.catch_up_to;
+    helper_.reset();
+    return need_help(target, now);
+  }
+  up.redial_at = now + std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(up.failures, 10)));
+  if (up.parent.worker != kLearnerId) tell_learner(EdgeFailed{up.parent.worker, kind, reason}, now);
+}
+
+void MemberCore::close_upstream(Upstream& up) {
+  for (const Upstream::Stream& stream : up.streams) close(stream.conn);
+  up.streams.clear();
+  up.opens_by = kNever;
+  up.progress.clear();
+}
+
+void MemberCore::on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint now) {
+  up.silence.alive(now);
+  if (frame.type == FrameType::kChunk) return on_chunk(&up, conn, frame, now);
+  const auto message = decode_control(frame.body.bytes());
+  if (!message) return upstream_failed(up, EdgeTroubleKind::kRefused, message.error().message(), now);
+  if (const auto* announcement = std::get_if<SignedAnnouncement>(&*message))
+    return on_announcement(&up, *announcement, now);
+  if (const auto* manifest = std::get_if<SignedManifest>(&*message)) return on_manifest(&up, *manifest, now);
+  if (const auto* status = std::get_if<EdgeStatus>(&*message)) {
+    up.silence.heard(now);
+    up.progress.clear();
+    for (const Progress& p : status->progress) up.progress[p.publication] = p.chunks;
+    if (status->beacon) on_beacon(*status->beacon, now);
+    return;
+  }
+  if (const auto* cannot = std::get_if<CannotServe>(&*message)) {
+    if (position_ && position_->version >= cannot->target) return;
+    if (helper_ && &up == &*helper_) {
+      close_upstream(*helper_);
+      helper_.reset();
+    }
+    return need_help(cannot->target, now);
+  }
+  if (const auto* goodbye = std::get_if<Goodbye>(&*message))
+    return upstream_failed(up, EdgeTroubleKind::kRefused, goodbye->reason, now);
+  upstream_failed(up, EdgeTroubleKind::kRefused, "the parent sent a message that is not for a child", now);
+}
+
+Have MemberCore::have(const Upstream& up) const {
+  Have have;
+  if (position_) have.position = position_->version;
+  if (!up.catch_up_to) have.wanted = {stripes_, up.parent.stripes};
+  std::uint64_t bits = 0;
+  for (auto it = store_.entries().rbegin(); it != store_.entries().rend() && have.items.size() < kHaveItemsMax; ++it) {
+    const StoredPublication& stored = it->second;
+    if (position_ && it->first.version <= position_->version) break;  // the position says it all
+    bits += stored.have.end();
+    if (bits > kChunksMax) break;
+    have.items[it->first] = {stored.id, stored.have, stored.complete};
+  }
+  return have;
+}
+
+void MemberCore::tell_have(Upstream& up, TimePoint now) {
+  if (fault("keep quiet about what is here")) return;
+  for (const Upstream::Stream& stream : up.streams)
+    if (stream.up) return send_control(stream.conn, have(up), now);
+}
+
+// Whether the parent says that it holds chunks for this worker that are not here.
+bool MemberCore::behind(const Upstream& up) const {
+  for (const auto& [id, chunks] : up.progress) {
+    const StoredPublication* stored = store_.find(id);
+    if (!stored) continue;  // not announced, or not wanted any more
+    const auto stripes = static_cast<std::uint32_t>(chunks.size());
+    for (std::uint32_t s = 0; s < stripes; ++s) {
+      const bool ours = up.catch_up_to || (stripes == stripes_ && up.parent.stripes >> s & 1);
+      if (ours && std::has_single_bit(stripes) && chunks[s] > stored->have.count_of({stripes, std::uint64_t{1} << s}))
+        return true;
+    }
+  }
+  return false;
+}
+
+std::vector<Progress> MemberCore::progress() const {
+  std::vector<Progress> all;
+  for (auto it = store_.entries().rbegin(); it != store_.entries().rend() && all.size() < kProgressMax; ++it) {
+    Progress p{it->second.id, {}};
+    for (std::uint32_t s = 0; s < stripes_; ++s)
+      p.chunks.push_back(it->second.have.count_of({stripes_, std::uint64_t{1} << s}));
+    all.push_back(std::move(p));
+  }
+  return all;
+}
+
+void MemberCore::drop_revoked() {
+  for (const WorkerId id : revoked_) {
+    for (const ConnId conn : edges_.connections_of(id)) {
+      edges_.close(conn);
+      close(conn);
+    }
+    if (const auto it = parents_.find(id); it != parents_.end()) close_upstream(it->second);  // the learner reassigns
+  }
+}
+
+void MemberCore::watch_edges(TimePoint now) {
+  const auto watch = [&](Upstream& up) {
+    if (now >= up.redial_at) open_upstream(up, now);
+    if (now >= up.opens_by)
+      return upstream_failed(up, EdgeTroubleKind::kUnreachable, "the parent did not open the connection", now);
+    if (up.up() && now >= up.silence.deadline())
+      return upstream_failed(up, EdgeTroubleKind::kSilent, "nothing heard for too long", now);
+    if (!up.up() || up.catch_up_to) return;
+    const std::uint32_t wanted = up.probe.observe(up.chunk_bytes, behind(up), now);
+    if (wanted > up.streams.size()) add_streams(up, wanted, now);
+  };
+  for (auto& [id, up] : parents_) watch(up);
+  if (helper_) watch(*helper_);
+}
+
+// ---- help ----
+
+// The parents cannot bring this worker to `target`: the learner names somebody who can.
+void MemberCore::need_help(Version target, TimePoint now) {
+  if (helper_ || state_ != State::kJoined) return;
+  if (help_asked_at_ != kNever && now < help_asked_at_ + heartbeat_ * 4) return;
+  help_asked_at_ = now;
+  const bool full_only = repair_ && !position_;
+  log::info("worker {}: asking for help to reach version {}", id_, target);
+  tell_learner(NeedHelp{target, full_only, position_ ? std::optional(position_->version) : std::nullopt}, now);
+}
+
+void MemberCore::end_help(TimePoint now) {
+  close_upstream(*helper_);
+  helper_.reset();
+  for (auto& [id, up] : parents_) tell_have(up, now);  // they need not send what came from elsewhere
+}
+
+// ---- children ----
+
+void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now) {
+  const auto refuse = [&](const std::string& why) {
+    log::warn("worker {}: closing a connection of worker {}: {}", id_, stranger.worker, why);
+    strangers_.erase(conn);
+    dialled_children_.erase(conn);
+    close(conn);
+  };
+  auto message = decode_control(frame.body.bytes());
+  if (!message) return refuse(message.error().message());
+  if (auto* hello = std::get_if<PeerHello>(&*message)) {
+    if (hello->run_id != config_.state.run_id) return refuse(fmt::format("it belongs to run '{}'", hello->run_id));
+    if (stranger.worker == kLearnerId || stranger.worker == id_ || revoked_.contains(stranger.worker))
+      return refuse("it cannot be a child");
+    strangers_.erase(conn);
+    actions_.push_back(act::Admit{conn});
+    if (hello->stream == 0)  // begins anew: what was open before is dead
+      for (const ConnId old : edges_.connections_of(stranger.worker, hello->catch_up_to.has_value())) {
+        edges_.close(old);
+        close(old);
+      }
+    if (!edges_.open(conn, stranger.worker, std::move(*hello), now)) close(conn);
+    return;
+  }
+  // A parent that was asked to dial introduces itself by its status.
+  const auto* status = std::get_if<EdgeStatus>(&*message);
+  const auto parent = parents_.find(stranger.worker);
+  if (!status || parent == parents_.end() || !parent->second.parent.dials ||
+      parent->second.streams.size() >= StreamProbe::kStreamsMax)
+    return refuse("it did not introduce itself");
+  strangers_.erase(conn);
+  actions_.push_back(act::Admit{conn});
+  Upstream& up = parent->second;
+  up.streams.push_back({conn, up.next_stream++, false});
+  upstream_opened(up, up.streams.back(), now);
+}
+
+void MemberCore::on_child(ConnId conn, const Frame& frame, TimePoint now) {
+  const auto refuse = [&](const std::string& why) {
+    log::warn("worker {}: closing a child's connection: {}", id_, why);
+    edges_.close(conn);
+    close(conn);
+  };
+  if (!edges_.contains(conn)) return close(conn);
+  if (frame.type != FrameType::kControl) return refuse("a child sent something other than control messages");
+  auto message = decode_control(frame.body.bytes());
+  if (!message) return refuse(message.error().message());
+  if (auto* have = std::get_if<Have>(&*message)) return edges_.update(conn, std::move(*have), now);
+  if (const auto* request = std::get_if<ChunkRequest>(&*message)) return edges_.send_again(conn, *request, now);
+  if (const auto* more = std::get_if<MoreStreams>(&*message)) {
+    const auto child = edges_.child_of(conn);
+    for (const auto& [dialled, whom] : dialled_children_) {
+      if (whom.worker != child) continue;
+      const DialChild again = whom;
+      for (std::size_t have = edges_.connections_of(*child).size();
+           have < std::min<std::uint32_t>(more->streams, StreamProbe::kStreamsMax); ++have)
+        dialled_children_.insert_or_assign(dial(again.endpoint, act::Service::kData, again.worker), again);
+      return;
+    }
+    return;
+  }
+  refuse("a child sent a message that is not for a parent");
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,246 @@
+// A worker's publications: what it believes, keeps, hands over, and never goes back behind.
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "overlay/member_core.hpp"
+
+namespace echoline::overlay {
+
+bool MemberCore::recover(Frame frame, TimePoint now) {
+  ECHO_CHECK(state_ == State::kIdle, "recovered after the start");
+  store_.set_recovering(true);
+  if (frame.type == FrameType::kChunk) {
+    on_chunk(nullptr, {}, frame, now);
+    const StoredPublication* stored = store_.find(frame.chunk.publication);
+    return stored && stored->have.contains(frame.chunk.index);
+  }
+  const auto message = decode_control(frame.body.bytes());
+  if (!message) return false;
+  if (const auto* announcement = std::get_if<SignedAnnouncement>(&*message)) {
+    on_announcement(nullptr, *announcement, now);
+    return store_.find(id_of(*announcement)) != nullptr;
+  }
+  if (const auto* manifest = std::get_if<SignedManifest>(&*message)) on_manifest(nullptr, *manifest, now);
+  return true;
+}
+
+// Something that the learner cannot have sent came over this edge: the edge is to blame, for the parent should have
+// checked it. The learner is told; after the second time the parent is not listened to any more.
+void MemberCore::forged(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what,
+                        TimePoint now) {
+  ++corrupt_;
+  if (!up) return;  // from this worker's own disk
+  log::warn("worker {}: from {}: {}", id_, up->parent.worker, what);
+  tell_learner(Poisoned{up->parent.worker, id, index}, now);
+  if (++up->corrupt >= kCorruptChunksMax) upstream_failed(*up, EdgeTroubleKind::kRefused, what, now);
+}
+
+// The learner went back to before something it had published, and says so under its signature: everything of the older
+// epoch is void.
+void MemberCore::begin_epoch(std::uint64_t epoch, TimePoint now) {
+  if (epoch <= epoch_) return;
+  log::warn("worker {}: the learner has begun epoch {}: what it published before is void", id_, epoch);
+  epoch_ = epoch;
+  while (!store_.entries().empty()) store_.erase(PublicationKey(store_.entries().begin()->first));
+  position_.reset();
+  installed_.reset();
+  staged_.reset();
+  repair_.reset();
+  newest_.reset();
+  if (helper_) end_help(now);
+  for (auto& [id, up] : parents_) tell_have(up, now);
+  store_changed(now);
+}
+
+void MemberCore::on_announcement(Upstream* up, const SignedAnnouncement& as_signed, TimePoint now) {
+  if (store_.find(id_of(as_signed))) return;
+  const auto announcement = config_.checker->open(as_signed);
+  if (!announcement) return forged(up, {}, 0, announcement.error().message(), now);
+  const PublicationKey& key = announcement->key;
+  if (announcement->epoch > epoch_) begin_epoch(announcement->epoch, now);
+  if (position_ && key.version <= position_->version) return;
+  // Only a helper may send what is older than the floor, as the way to something newer.
+  const auto& floor = config_.state.floor;
+  // Without a position it may be the first part of the way back to the floor: nothing below that is ever activated.
+  const bool below_floor =
+      announcement->epoch < epoch_ || (floor && position_ && floor->epoch == epoch_ && key.version < floor->version);
+  const bool expired = up && announcement->expires_unix_ms < learner_unix_ms(now);
+  const bool on_the_way = up && up->catch_up_to && announcement->epoch == epoch_;
+  if ((below_floor && !on_the_way) || expired) {
+    ++refused_;
+    return log::warn("worker {}: {} is refused: it is {}", id_, to_text(key),
+                     expired ? "expired" : "older than what was active here");
+  }
+  if (const Status begun = store_.begin(*announcement, as_signed); !begun)
+    return log::debug("worker {}: {}", id_, begun.error().message());
+  if (!newest_ || key.version >= *newest_) {
+    newest_ = key.version;
+    if (stalled_since_ == kNever) stalled_since_ = now;
+  }
+  store_changed(now);
+}
+
+void MemberCore::on_manifest(Upstream* up, const SignedManifest& as_signed, TimePoint now) {
+  const auto manifest = config_.checker->open(as_signed);
+  if (!manifest) return forged(up, {}, 0, manifest.error().message(), now);
+  const auto closed = store_.close(*manifest, as_signed);
+  if (!closed) {
+    if (closed.error().code == Code::kCorrupt) log::error("worker {}: {}", id_, closed.error().message());
+    if (closed.error().code == Code::kCorrupt) store_changed(now);
+    return;
+  }
+  store_changed(now);
+  if (*closed) deliver(now);
+}
+
+void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now) {
+  const std::size_t bytes = frame.body.size();
+  if (up) {
+    chunk_bytes_in_ += bytes;
+    up->chunk_bytes += bytes;
+  }
+  const StoredPublication* stored = store_.find(frame.chunk.publication);
+  const Version keep_from{stored && stored->key().full() ? stored->key().version.value
+                          : position_                    ? position_->version.value + 1
+                                                         : 0};
+  const auto put = store_.put(frame, keep_from);
+  if (!put) {
+    switch (put.error().code) {
+      case Code::kCorrupt:
+        forged(up, frame.chunk.publication, frame.chunk.index, put.error().message(), now);
+        if (!store_.find(frame.chunk.publication)) return store_changed(now);
+        if (up && up->stream_of(conn))
+          send_control(conn, ChunkRequest{frame.chunk.publication, frame.chunk.index}, now);
+        return;
+      case Code::kExhausted:
+        if (!up) {  // from a time with more room
+          if (stored) store_.erase(PublicationKey(stored->key()));
+          return;
+        }
+        if (store_.entries().size() <= 1) return leave(put.error().message(), now);  // it can never fit
+        log::warn("worker {}: {}; left out for now", id_, put.error().message());
+        if (stored) store_.erase(PublicationKey(stored->key()));
+        if (stalled_since_ == kNever) stalled_since_ = now;
+        return store_changed(now);
+      default:
+        ++duplicates_;  // dropped here meanwhile, or overtaken by a full snapshot
+        return;
+    }
+  }
+  if (up) up->failures = 0;
+  if (*put == PublicationStore::Put::kDuplicate) {
+    ++duplicates_;
+    return;
+  }
+  if (stalled_since_ != kNever) stalled_since_ = now;
+  edges_.on_chunk_arrived(now);
+  if (*put == PublicationStore::Put::kCompleted) {
+    store_changed(now);
+    deliver(now);
+  }
+  hold_or_resume_reading();
+}
+
+void MemberCore::store_changed(TimePoint now) {
+  edges_.on_store_changed(now);
+  for (const EdgeTrouble& t : edges_.take_troubles())
+    log::info("worker {}: worker {} is told to ask for help to reach version {}", id_, t.child, t.what.target);
+}
+
+// ---- to the application ----
+
+// Stages everything that can now be installed: the newest full snapshot ahead, then deltas from there. What is staged
+// becomes the floor, on disk first, and only then goes to the application: verify, persist, activate.
+void MemberCore::deliver(TimePoint now) {
+  if (staged_ || state_ == State::kIdle) return;
+  Staged staged;
+  std::optional<Installed> at = position_;
+  for (;;) {
+    const StoredPublication* next = nullptr;
+    for (const auto& [key, stored] : store_.entries()) {
+      if (!stored.complete || (at && key.version <= at->version)) continue;
+      if (!at && repair_ && key.version < *repair_) continue;
+      if (key.full() || (at && key.base == at->version)) next = &stored;
+    }
+    if (!next) break;
+    const PublicationKey key = next->key();
+    if (key.base && next->announcement.base_digest != at->policy_digest) {
+      log::warn("worker {}: {} is refused: it is for another version {} than the one here", id_, to_text(key),
+                *key.base);
+      ++refused_;
+      store_.erase(key);
+      repair_ = std::max(key.version, newest_.value_or(key.version));
+      position_.reset();
+      need_help(*repair_, now);
+      return store_changed(now);
+    }
+    auto delivery = store_.delivery(*store_.find(key));
+    if (!delivery) return;  // parts of it come from disk
+    delivery->publication.activate = false;
+    at = Installed{key.version, delivery->publication.policy_digest, epoch_};
+    staged.deliveries.push_back(std::move(*delivery));
+  }
+  if (staged.deliveries.empty()) return;
+  const auto& floor = config_.state.floor;
+  const bool same_epoch = floor && floor->epoch == epoch_;
+  if (same_epoch && at->version < floor->version) return;  // not yet as far as this worker has been
+  if (same_epoch && at->version == floor->version && at->policy_digest != floor->policy_digest) {
+    log::error("worker {}: version {} has another digest than before the restart; it is not activated", id_,
+               at->version);
+    ++refused_;
+    return;
+  }
+  staged.deliveries.back().publication.activate = true;
+  staged.last = *at;
+  position_ = at;
+  staged_ = std::move(staged);
+  if (config_.durable)
+    save(now);
+  else
+    activate(now);
+}
+
+void MemberCore::activate(TimePoint now) {
+  config_.state.floor = staged_->last;
+  for (act::Deliver& delivery : staged_->deliveries) actions_.push_back(std::move(delivery));
+  staged_.reset();
+  repair_.reset();
+  stalled_since_ = newest_ && position_->version < *newest_ ? now : kNever;
+  store_.erase_partial_up_to(position_->version);
+  store_changed(now);
+  if (helper_ && position_->version >= *helper_->catch_up_to) end_help(now);
+  deliver(now);  // what came meanwhile
+}
+
+// ---- disk ----
+
+void MemberCore::on_spooled(const PublicationId& id, std::uint32_t chunk, const Status& status, TimePoint) {
+  if (!status && !store_.disk_failed())
+    log::error("worker {}: chunks stay in memory, the disk does not take them: {}", id_, status.error().message());
+  store_.on_spooled(id, chunk, status.has_value());
+  hold_or_resume_reading();
+}
+
+void MemberCore::on_unspooled(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) {
+  if (state_ == State::kGone) return;
+  if (!store_.on_unspooled(id, chunk, data ? *std::move(data) : Slice())) {
+    log::error("worker {}: the disk gave back other bytes than it was given; the publication is dropped", id_);
+    for (auto& [parent, up] : parents_) tell_have(up, now);
+    store_changed(now);
+  }
+  edges_.on_chunk_arrived(now);
+  deliver(now);
+}
+
+// Takes no more chunks than the disk can follow.
+void MemberCore::hold_or_resume_reading() {
+  if (store_.congested() == reading_held_) return;
+  reading_held_ = !reading_held_;
+  for (auto& [id, up] : parents_)
+    for (const Upstream::Stream& stream : up.streams) actions_.push_back(act::SetReading{stream.conn, !reading_held_});
+  if (helper_)
+    for (const Upstream::Stream& stream : helper_->streams)
+      actions_.push_back(act::SetReading{stream.conn, !reading_held_});
+}
+
+}  // namespace echoline::overlay

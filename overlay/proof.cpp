@@ -1,0 +1,214 @@
+#include "overlay/proof.hpp"
+
+#include <cstring>
+
+#include "overlay/bytes.hpp"
+#include "overlay/control.pb.h"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr std::string_view kAnnouncement = "announcement 2";
+constexpr std::string_view kManifest = "manifest 2";
+constexpr std::string_view kBeacon = "beacon 2";
+constexpr std::string_view kSeal = "seal 2";
+
+template <class... Args>
+Error bad(fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kCorrupt, "check what the learner signed", format, std::forward<Args>(args)...);
+}
+
+std::span<const std::byte> view(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+template <class Array>
+std::string raw(const Array& a) {
+  return std::string(reinterpret_cast<const char*>(a.data()), a.size());
+}
+template <class Array>
+bool copy(const std::string& from, Array& to) {
+  if (from.size() != to.size()) return false;
+  std::memcpy(to.data(), from.data(), to.size());
+  return true;
+}
+
+template <class SignedMessage, class Body>
+SignedMessage sign_body(const Body& body, std::string_view context, const trust::SigningKey& key) {
+  SignedMessage m;
+  ECHO_CHECK(body.SerializeToString(&m.body) && m.body.size() <= kSignedBytesMax);
+  m.signature = key.sign(context, view(m.body));
+  return m;
+}
+
+trust::Hash parent_of(const trust::Hash& left, const trust::Hash& right) {
+  std::array<std::byte, 65> both;
+  both[0] = std::byte{1};
+  std::memcpy(both.data() + 1, left.data(), 32);
+  std::memcpy(both.data() + 33, right.data(), 32);
+  return trust::blake3(both);
+}
+
+std::array<std::byte, 54> sealed_bytes(const PublicationId& id, std::uint32_t first, std::uint16_t count,
+                                       const trust::Hash& root) {
+  std::array<std::byte, 54> bytes;
+  std::memcpy(bytes.data(), id.data(), 16);
+  put_le<std::uint32_t>(bytes.data() + 16, first);
+  put_le<std::uint16_t>(bytes.data() + 20, count);
+  std::memcpy(bytes.data() + 22, root.data(), 32);
+  return bytes;
+}
+
+}  // namespace
+
+PublicationId id_of(const SignedAnnouncement& announcement) {
+  const trust::Hash hash = trust::blake3(view(announcement.body));
+  PublicationId id;
+  std::memcpy(id.data(), hash.data(), id.size());
+  return id;
+}
+
+std::uint32_t announced_chunk_bytes(const SignedAnnouncement& announcement) {
+  wire::AnnouncementBody w;
+  return w.ParseFromString(announcement.body) ? w.chunk_bytes() : 0;
+}
+
+SignedAnnouncement sign(const Announcement& a, const trust::SigningKey& key) {
+  wire::AnnouncementBody w;
+  w.set_run_id(a.run_id);
+  w.set_version(a.key.version.value);
+  if (a.key.base) w.set_base(a.key.base->value);
+  w.set_base_digest(raw(a.base_digest));
+  w.set_chunk_bytes(a.chunk_bytes);
+  w.set_issued_unix_ms(a.issued_unix_ms);
+  w.set_expires_unix_ms(a.expires_unix_ms);
+  w.set_epoch(a.epoch);
+  return sign_body<SignedAnnouncement>(w, kAnnouncement, key);
+}
+
+SignedManifest sign(const Manifest& m, const trust::SigningKey& key) {
+  wire::ManifestBody w;
+  w.set_publication(raw(m.publication));
+  w.set_payload_bytes(m.payload_bytes);
+  w.set_content(raw(m.content));
+  w.set_policy_digest(raw(m.policy_digest));
+  return sign_body<SignedManifest>(w, kManifest, key);
+}
+
+SignedBeacon sign(const Beacon& b, const trust::SigningKey& key) {
+  wire::BeaconBody w;
+  w.set_run_id(b.run_id);
+  w.set_sequence(b.sequence);
+  w.set_issued_unix_ms(b.issued_unix_ms);
+  w.set_expires_unix_ms(b.expires_unix_ms);
+  if (b.newest) w.set_newest(b.newest->value);
+  for (const WorkerId id : b.revoked) w.add_revoked(id.value);
+  w.set_epoch(b.epoch);
+  return sign_body<SignedBeacon>(w, kBeacon, key);
+}
+
+// The tree has the least power of two of leaves that holds all pieces; what is missing at the end is all zeros.
+std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t first,
+                            std::span<const std::span<const std::byte>> pieces, const trust::SigningKey& key,
+                            std::vector<trust::Hash>& hashes) {
+  ECHO_CHECK(!pieces.empty() && pieces.size() <= kSealChunksMax);
+  std::vector<std::vector<trust::Hash>> levels(1);
+  for (const auto piece : pieces) levels[0].push_back(trust::blake3(piece));
+  hashes = levels[0];
+  while (levels.back().size() > 1) {
+    std::vector<trust::Hash>& below = levels.back();
+    if (below.size() % 2) below.push_back({});
+    std::vector<trust::Hash> above;
+    for (std::size_t i = 0; i < below.size(); i += 2) above.push_back(parent_of(below[i], below[i + 1]));
+    levels.push_back(std::move(above));
+  }
+  const auto count = static_cast<std::uint16_t>(pieces.size());
+  const trust::Signature signature = key.sign(kSeal, sealed_bytes(publication, first, count, levels.back()[0]));
+  std::vector<ChunkHead> heads;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    ChunkHead& head = heads.emplace_back();
+    head.publication = publication;
+    head.index = first + static_cast<std::uint32_t>(i);
+    head.length = static_cast<std::uint32_t>(pieces[i].size());
+    head.seal_first = first;
+    head.seal_count = count;
+    head.signature = signature;
+    for (std::size_t level = 0; level + 1 < levels.size(); ++level)
+      head.path.push_back(levels[level][(i >> level) ^ 1]);
+  }
+  return heads;
+}
+
+Status Checker::check(std::string_view context, const Signed& message) const {
+  if (!verify(context, view(message.body), message.signature))
+    return bad("the signature of this {} is not the learner's", context.substr(0, context.find(' ')));
+  return ok();
+}
+
+Result<Announcement> Checker::open(const SignedAnnouncement& message) const {
+  ECHO_TRY(check(kAnnouncement, message));
+  wire::AnnouncementBody w;
+  if (!w.ParseFromString(message.body)) return bad("an announcement of {} bytes is not readable", message.body.size());
+  Announcement a;
+  a.run_id = w.run_id();
+  if (a.run_id != run_id_) return bad("expected an announcement of run '{}', found one of '{}'", run_id_, a.run_id);
+  a.key.version = Version{w.version()};
+  if (w.has_base()) {
+    if (w.base() >= w.version()) return bad("expected a base below version {}, found {}", w.version(), w.base());
+    a.key.base = Version{w.base()};
+  }
+  if (!copy(w.base_digest(), a.base_digest)) return bad("a base digest of {} bytes", w.base_digest().size());
+  a.chunk_bytes = w.chunk_bytes();
+  if (a.chunk_bytes < kChunkBytesMin || a.chunk_bytes > kChunkBytesMax)
+    return bad("expected a chunk of {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax, a.chunk_bytes);
+  a.issued_unix_ms = w.issued_unix_ms();
+  a.expires_unix_ms = w.expires_unix_ms();
+  a.epoch = w.epoch();
+  return a;
+}
+
+Result<Manifest> Checker::open(const SignedManifest& message) const {
+  ECHO_TRY(check(kManifest, message));
+  wire::ManifestBody w;
+  if (!w.ParseFromString(message.body)) return bad("a manifest of {} bytes is not readable", message.body.size());
+  Manifest m;
+  if (!copy(w.publication(), m.publication) || !copy(w.content(), m.content) ||
+      !copy(w.policy_digest(), m.policy_digest))
+    return bad("a manifest with digests of another length");
+  m.payload_bytes = w.payload_bytes();
+  if (m.payload_bytes > std::uint64_t{kChunksMax} * kChunkBytesMax)
+    return bad("a payload of {} bytes has more than {} chunks", m.payload_bytes, kChunksMax);
+  return m;
+}
+
+Result<Beacon> Checker::open(const Signed& message) const {
+  ECHO_TRY(check(kBeacon, message));
+  wire::BeaconBody w;
+  if (!w.ParseFromString(message.body)) return bad("a beacon of {} bytes is not readable", message.body.size());
+  Beacon b;
+  b.run_id = w.run_id();
+  if (b.run_id != run_id_) return bad("expected a beacon of run '{}', found one of '{}'", run_id_, b.run_id);
+  b.sequence = w.sequence();
+  b.issued_unix_ms = w.issued_unix_ms();
+  b.expires_unix_ms = w.expires_unix_ms();
+  b.epoch = w.epoch();
+  if (w.has_newest()) b.newest = Version{w.newest()};
+  if (static_cast<std::size_t>(w.revoked_size()) > kRevokedMax)
+    return bad("{} workers revoked in one beacon, the limit is {}", w.revoked_size(), kRevokedMax);
+  for (const std::uint64_t id : w.revoked()) b.revoked.push_back(WorkerId{id});
+  return b;
+}
+
+trust::Hash Checker::root_of(const ChunkHead& head, const trust::Hash& hash) {
+  trust::Hash at = hash;
+  std::uint32_t position = head.index - head.seal_first;
+  for (const trust::Hash& sibling : head.path) {
+    at = position & 1 ? parent_of(sibling, at) : parent_of(at, sibling);
+    position >>= 1;
+  }
+  return at;
+}
+
+bool Checker::seal_holds(const ChunkHead& head, const trust::Hash& root) const {
+  return verify(kSeal, sealed_bytes(head.publication, head.seal_first, head.seal_count, root), head.signature);
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,91 @@
+// What the learner signs about a publication, and how a node checks it before it believes, keeps or forwards anything.
+//
+// A publication opens with a signed announcement; its chunks are sealed while it is still being encoded, a few at a
+// time, by a signature over the Merkle root of their hashes; a signed manifest closes it. A beacon is the learner's
+// signed heartbeat. All of it can be passed on by anybody and forged by nobody but the holder of the run's key.
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "overlay/control.hpp"
+#include "overlay/trust/authority.hpp"
+
+namespace echoline::overlay {
+
+struct Announcement {
+  std::string run_id;
+  std::uint64_t epoch = 0;
+  PublicationKey key;
+  Digest base_digest{};  // of the policy it must be installed on; zeros for a full snapshot
+  std::uint32_t chunk_bytes = 0;
+  std::uint64_t issued_unix_ms = 0, expires_unix_ms = 0;
+  friend bool operator==(const Announcement&, const Announcement&) = default;
+};
+
+struct Manifest {
+  PublicationId publication{};
+  std::uint64_t payload_bytes = 0;
+  trust::Hash content{};   // BLAKE3 over the hashes of all chunks in order
+  Digest policy_digest{};  // of the policy after installation; the application's own
+  std::uint32_t chunk_count(std::uint32_t chunk_bytes) const {
+    return static_cast<std::uint32_t>((payload_bytes + chunk_bytes - 1) / chunk_bytes);
+  }
+  friend bool operator==(const Manifest&, const Manifest&) = default;
+};
+
+struct Beacon {
+  std::string run_id;
+  std::uint64_t epoch = 0;
+  std::uint64_t sequence = 0;  // grows over the whole run, across restarts of the learner
+  std::uint64_t issued_unix_ms = 0, expires_unix_ms = 0;
+  std::optional<Version> newest;
+  std::vector<WorkerId> revoked;  // ascending
+};
+
+PublicationId id_of(const SignedAnnouncement& announcement);
+// What an announcement says of its chunk size, unchecked; 0 when it cannot be read.
+std::uint32_t announced_chunk_bytes(const SignedAnnouncement& announcement);
+SignedAnnouncement sign(const Announcement& announcement, const trust::SigningKey& key);
+SignedManifest sign(const Manifest& manifest, const trust::SigningKey& key);
+SignedBeacon sign(const Beacon& beacon, const trust::SigningKey& key);
+
+// Heads of consecutive chunks under one seal: 1 to kSealChunksMax pieces, the first of them chunk `first`.
+// `hashes` receives the hash of every piece.
+std::vector<ChunkHead> seal(const PublicationId& publication, std::uint32_t first,
+                            std::span<const std::span<const std::byte>> pieces, const trust::SigningKey& key,
+                            std::vector<trust::Hash>& hashes);
+
+// Checks against the run's public key. Pure; the two virtual functions exist so that a simulation of ten thousand
+// workers hashes each chunk once.
+class Checker {
+ public:
+  Checker(std::string run_id, const trust::PublicKey& run_key) : run_id_(std::move(run_id)), verifier_(run_key) {}
+  virtual ~Checker() = default;
+
+  // kCorrupt: not signed by this run's learner, of another run, or breaking a limit. Expiry is the caller's business.
+  Result<Announcement> open(const SignedAnnouncement& announcement) const;
+  Result<Manifest> open(const SignedManifest& manifest) const;
+  Result<Beacon> open(const Signed& beacon) const;
+  // The root that the chunk and its path lead to, for seal_holds(); `hash` is chunk_hash() of its bytes.
+  static trust::Hash root_of(const ChunkHead& head, const trust::Hash& hash);
+  bool seal_holds(const ChunkHead& head, const trust::Hash& root) const;
+
+  virtual trust::Hash chunk_hash(const Slice& bytes) const { return trust::blake3(bytes.bytes()); }
+  const std::string& run_id() const { return run_id_; }
+  const trust::PublicKey& run_key() const { return verifier_.public_key(); }
+
+ protected:
+  virtual bool verify(std::string_view context, std::span<const std::byte> bytes,
+                      const trust::Signature& signature) const {
+    return verifier_.verify(context, bytes, signature);
+  }
+
+ private:
+  Status check(std::string_view context, const Signed& message) const;
+
+  std::string run_id_;
+  trust::Verifier verifier_;
+};
+
+}  // namespace echoline::overlay

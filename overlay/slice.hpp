@@ -1,0 +1,35 @@
+// A read-only piece of shared memory: how chunks travel through a node without being copied.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace echoline::overlay {
+
+using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
+
+// Keeps its memory alive for as long as any slice of it lives.
+class Slice {
+ public:
+  Slice() = default;
+  Slice(std::shared_ptr<const std::byte> data, std::size_t length) : data_(std::move(data)), length_(length) {}
+  explicit Slice(SharedBytes bytes) : length_(bytes ? bytes->size() : 0) {
+    if (bytes) data_ = {bytes, bytes->data()};
+  }
+  explicit Slice(std::vector<std::byte> bytes)
+      : Slice(std::make_shared<const std::vector<std::byte>>(std::move(bytes))) {}
+
+  std::size_t size() const { return length_; }
+  bool empty() const { return length_ == 0; }
+  const std::byte* data() const { return data_.get(); }
+  std::span<const std::byte> bytes() const { return {data_.get(), length_}; }
+  // Bytes [offset, offset + length), which must lie within.
+  Slice part(std::size_t offset, std::size_t length) const { return {{data_, data_.get() + offset}, length}; }
+
+ private:
+  std::shared_ptr<const std::byte> data_;
+  std::size_t length_ = 0;
+};
+
+}  // namespace echoline::overlay

@@ -1,0 +1,135 @@
+#include "overlay/state.hpp"
+
+#include <cstring>
+
+#include "overlay/control.pb.h"
+#include "overlay/trust/hash.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr std::string_view kOperation = "read state file";
+constexpr std::string_view kWorkerMagic = "echoline worker 2\n";
+constexpr std::string_view kLearnerMagic = "echoline learner 2\n";
+
+template <class Array>
+std::string raw(const Array& a) {
+  return std::string(reinterpret_cast<const char*>(a.data()), a.size());
+}
+template <class Array>
+bool copy(const std::string& from, Array& to) {
+  if (from.size() != to.size()) return false;
+  std::memcpy(to.data(), from.data(), to.size());
+  return true;
+}
+std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+// magic, BLAKE3 of the body, body
+template <class Body>
+std::string wrap(std::string_view magic, const Body& body) {
+  std::string text;
+  ECHO_CHECK(body.SerializeToString(&text));
+  return std::string(magic) + raw(trust::blake3(std::as_bytes(std::span(text)))) + text;
+}
+
+template <class Body>
+Result<Body> unwrap(std::string_view magic, std::string_view bytes) {
+  constexpr std::size_t kHash = std::tuple_size_v<trust::Hash>;
+  if (bytes.substr(0, magic.size()) != magic || bytes.size() < magic.size() + kHash)
+    return fail(Code::kCorrupt, kOperation, "expected a file that begins with '{}', found {} other bytes",
+                magic.substr(0, magic.size() - 1), bytes.size());
+  const std::string_view body = bytes.substr(magic.size() + kHash);
+  if (raw(trust::blake3(std::as_bytes(std::span(body)))) != bytes.substr(magic.size(), kHash))
+    return fail(Code::kCorrupt, kOperation, "its {} bytes do not have the hash they were written with", body.size());
+  Body message;
+  if (!message.ParseFromArray(body.data(), static_cast<int>(body.size())))
+    return fail(Code::kCorrupt, kOperation, "its {} bytes are not readable", body.size());
+  return message;
+}
+
+}  // namespace
+
+std::string encode(const WorkerState& s) {
+  wire::WorkerState w;
+  w.set_run_id(s.run_id);
+  w.set_authority(raw(s.authority));
+  w.set_certificate(raw(s.certificate));
+  w.set_worker(s.worker.value);
+  if (s.floor) {
+    w.mutable_floor()->set_version(s.floor->version.value);
+    w.mutable_floor()->set_policy_digest(raw(s.floor->policy_digest));
+    w.mutable_floor()->set_epoch(s.floor->epoch);
+  }
+  w.set_beacon_sequence(s.beacon_sequence);
+  return wrap(kWorkerMagic, w);
+}
+
+Result<WorkerState> decode_worker_state(std::string_view bytes) {
+  ECHO_ASSIGN(const auto w, unwrap<wire::WorkerState>(kWorkerMagic, bytes));
+  WorkerState s;
+  s.run_id = w.run_id();
+  s.authority = bytes_of(w.authority());
+  s.certificate = bytes_of(w.certificate());
+  s.worker = WorkerId{w.worker()};
+  if (w.has_floor()) {
+    s.floor.emplace().version = Version{w.floor().version()};
+    s.floor->epoch = w.floor().epoch();
+    if (!copy(w.floor().policy_digest(), s.floor->policy_digest))
+      return fail(Code::kCorrupt, kOperation, "a policy digest of {} bytes", w.floor().policy_digest().size());
+  }
+  s.beacon_sequence = w.beacon_sequence();
+  return s;
+}
+
+std::string encode(const LearnerState& s) {
+  wire::LearnerState w;
+  w.set_run_id(s.run_id);
+  w.set_next_worker(s.next_worker);
+  w.set_next_serial(s.next_serial);
+  for (const auto& [nonce, expires] : s.used_tokens) {
+    wire::UsedToken& t = *w.add_used_tokens();
+    t.set_nonce(raw(nonce));
+    t.set_expires_unix_s(expires);
+  }
+  for (const WorkerId id : s.revoked) w.add_revoked(id.value);
+  for (const auto& [version, digest] : s.published) {
+    wire::Installed& p = *w.add_published();
+    p.set_version(version.value);
+    p.set_policy_digest(raw(digest));
+  }
+  w.set_epoch(s.epoch);
+  w.set_port(s.port);
+  for (const auto& [id, name] : s.names) {
+    wire::Name& n = *w.add_names();
+    n.set_worker(id.value);
+    n.set_name(name);
+  }
+  return wrap(kLearnerMagic, w);
+}
+
+Result<LearnerState> decode_learner_state(std::string_view bytes) {
+  ECHO_ASSIGN(const auto w, unwrap<wire::LearnerState>(kLearnerMagic, bytes));
+  LearnerState s;
+  s.run_id = w.run_id();
+  s.next_worker = w.next_worker();
+  s.next_serial = w.next_serial();
+  if (s.next_worker < 1 || s.next_serial < 1) return fail(Code::kCorrupt, kOperation, "ids that begin at 0");
+  for (const wire::UsedToken& t : w.used_tokens()) {
+    trust::Nonce nonce;
+    if (!copy(t.nonce(), nonce)) return fail(Code::kCorrupt, kOperation, "a nonce of {} bytes", t.nonce().size());
+    s.used_tokens[nonce] = t.expires_unix_s();
+  }
+  for (const std::uint64_t id : w.revoked()) s.revoked.insert(WorkerId{id});
+  s.epoch = w.epoch();
+  s.port = static_cast<std::uint16_t>(w.port());
+  for (const wire::Name& n : w.names()) s.names[WorkerId{n.worker()}] = n.name();
+  for (const wire::Installed& p : w.published())
+    if (!copy(p.policy_digest(), s.published[Version{p.version()}]))
+      return fail(Code::kCorrupt, kOperation, "a policy digest of {} bytes", p.policy_digest().size());
+  return s;
+}
+
+}  // namespace echoline::overlay

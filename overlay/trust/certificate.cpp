@@ -1,0 +1,165 @@
+// Reading certificates: what they say, and whether they are the run's.
+#include <openssl/err.h>
+#include <openssl/x509v3.h>
+
+#include <charconv>
+#include <ctime>
+
+#include "overlay/trust/openssl.hpp"
+
+namespace echoline::overlay::trust {
+namespace {
+
+constexpr std::string_view kOp = "check certificate";
+
+// The text of the one entry of this kind.
+std::optional<std::string> name_entry(const X509_NAME* name, int id) {
+  const int at = X509_NAME_get_index_by_NID(name, id, -1);
+  if (at < 0 || X509_NAME_get_index_by_NID(name, id, at) >= 0) return std::nullopt;
+  const ASN1_STRING* text = X509_NAME_ENTRY_get_data(X509_NAME_get_entry(name, at));
+  if (ASN1_STRING_type(text) != V_ASN1_UTF8STRING) return std::nullopt;
+  return std::string(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)),
+                     static_cast<std::size_t>(ASN1_STRING_length(text)));
+}
+
+std::optional<PublicKey> ed25519_key(X509& x) {
+  EVP_PKEY* key = X509_get0_pubkey(&x);
+  if (!key || EVP_PKEY_get_id(key) != EVP_PKEY_ED25519) return std::nullopt;
+  PublicKey out;
+  std::size_t size = out.bytes.size();
+  if (EVP_PKEY_get_raw_public_key(key, reinterpret_cast<unsigned char*>(out.bytes.data()), &size) != 1 ||
+      size != out.bytes.size())
+    return std::nullopt;
+  return out;
+}
+
+std::optional<double> unix_seconds(const ASN1_TIME* time) {
+  std::tm parts{};
+  if (ASN1_TIME_to_tm(time, &parts) != 1) return std::nullopt;
+  return static_cast<double>(timegm(&parts));
+}
+
+// "learner", or "worker-" and the id as printed.
+std::optional<std::pair<PeerIdentity::Kind, WorkerId>> read_common_name(std::string_view name) {
+  if (name == "learner") return std::pair{PeerIdentity::Kind::kLearner, kLearnerId};
+  constexpr std::string_view kWorker = "worker-";
+  if (!name.starts_with(kWorker)) return std::nullopt;
+  const std::string_view digits = name.substr(kWorker.size());
+  WorkerId id;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), id.value);
+  if (error != std::errc() || id == kLearnerId || fmt::format("{}", id) != digits) return std::nullopt;
+  return std::pair{PeerIdentity::Kind::kWorker, id};
+}
+
+// The extensions are sound, none that matters is unknown, and these are among them.
+bool has_extensions(X509& x, std::uint32_t flags_wanted) {
+  const std::uint32_t flags = X509_get_extension_flags(&x);
+  return (flags & (EXFLAG_INVALID | EXFLAG_CRITICAL)) == 0 && (flags & flags_wanted) == flags_wanted;
+}
+
+bool is_leaf(X509& x) {
+  constexpr std::uint32_t kBothEnds = XKU_SSL_SERVER | XKU_SSL_CLIENT;
+  return has_extensions(x, EXFLAG_BCONS | EXFLAG_KUSAGE | EXFLAG_XKUSAGE) &&
+         (X509_get_extension_flags(&x) & EXFLAG_CA) == 0 && X509_get_key_usage(&x) == KU_DIGITAL_SIGNATURE &&
+         (X509_get_extended_key_usage(&x) & kBothEnds) == kBothEnds;
+}
+
+Error unreadable() {
+  ERR_clear_error();
+  return fail(Code::kCorrupt, kOp, "expected an X.509 certificate of at most {} bytes, found something else",
+              kCertificateBytesMax);
+}
+
+}  // namespace
+
+std::string to_text(const PeerIdentity& identity) {
+  switch (identity.kind) {
+    case PeerIdentity::Kind::kNobody:
+      return "nobody";
+    case PeerIdentity::Kind::kLearner:
+      return "the learner";
+    case PeerIdentity::Kind::kWorker:
+      return fmt::format("worker {}", identity.worker);
+  }
+  return "nobody";
+}
+
+CertificatePtr parse_certificate(std::span<const std::byte> bytes) {
+  if (bytes.size() > kCertificateBytesMax) return nullptr;
+  const unsigned char* at = octets(bytes);
+  CertificatePtr x(d2i_X509(nullptr, &at, static_cast<long>(bytes.size())));
+  if (x && at != octets(bytes) + bytes.size()) x.reset();
+  ERR_clear_error();
+  return x;
+}
+
+std::vector<std::byte> to_der(const X509& x) {
+  const int size = i2d_X509(&x, nullptr);
+  ECHO_CHECK(size > 0, "{}", openssl_error());
+  std::vector<std::byte> der(static_cast<std::size_t>(size));
+  auto* to = reinterpret_cast<unsigned char*>(der.data());
+  ECHO_CHECK(i2d_X509(&x, &to) == size, "{}", openssl_error());
+  return der;
+}
+
+Result<AuthorityInfo> read_authority(std::span<const std::byte> certificate) {
+  const CertificatePtr x = parse_certificate(certificate);
+  if (!x) return unreadable();
+  return read_authority(*x);
+}
+
+Result<AuthorityInfo> read_authority(X509& x) {
+  const std::optional<PublicKey> key = ed25519_key(x);
+  const std::optional<std::string> run_id = name_entry(X509_get_subject_name(&x), NID_organizationName);
+  const bool good = key && run_id && X509_verify(&x, X509_get0_pubkey(&x)) == 1 &&
+                    has_extensions(x, EXFLAG_BCONS | EXFLAG_KUSAGE | EXFLAG_CA) &&
+                    (X509_get_key_usage(&x) & KU_KEY_CERT_SIGN) != 0;
+  ERR_clear_error();
+  if (!good)
+    return fail(Code::kCorrupt, kOp, "expected the certificate of a run's authority, found another certificate");
+  return AuthorityInfo{*key, *run_id};
+}
+
+Result<PeerIdentity> check_certificate(std::span<const std::byte> certificate, const PublicKey& run_key,
+                                       std::string_view run_id, std::optional<double> now_unix_s) {
+  const CertificatePtr x = parse_certificate(certificate);
+  if (!x) return unreadable();
+  return check_certificate(*x, run_key, run_id, now_unix_s);
+}
+
+Result<PeerIdentity> check_certificate(X509& x, const PublicKey& run_key, std::string_view run_id,
+                                       std::optional<double> now_unix_s) {
+  const std::optional<PublicKey> key = ed25519_key(x);
+  if (!key || X509_get_version(&x) != X509_VERSION_3) return unreadable();
+  const bool authentic = X509_verify(&x, Verifier(run_key).parsed().key.get()) == 1;
+  ERR_clear_error();
+  // From here on the certificate says what the authority made it say.
+  if (!authentic)
+    return fail(Code::kInvalid, kOp, "expected a certificate of the authority of run '{}', found one of another",
+                run_id);
+  const X509_NAME* subject = X509_get_subject_name(&x);
+  const std::optional<std::string> run = name_entry(subject, NID_organizationName);
+  const std::optional<std::string> name = name_entry(subject, NID_commonName);
+  if (!run || !name || X509_NAME_entry_count(subject) != 2 || !is_leaf(x))
+    return fail(Code::kCorrupt, kOp, "expected the certificate of a learner or worker, found another kind");
+  if (*run != run_id)
+    return fail(Code::kInvalid, kOp, "expected a certificate of run '{}', found one of run '{}'", run_id, *run);
+  const auto who = read_common_name(*name);
+  if (!who) return fail(Code::kCorrupt, kOp, "expected the name 'learner' or 'worker-<id>', found '{}'", *name);
+  PeerIdentity identity{who->first, who->second, 0, 0, *key};
+  const std::optional<double> from = unix_seconds(X509_get0_notBefore(&x));
+  const std::optional<double> until = unix_seconds(X509_get0_notAfter(&x));
+  if (ASN1_INTEGER_get_uint64(&identity.serial, X509_get0_serialNumber(&x)) != 1 || !from || !until)
+    return unreadable();
+  identity.expires_unix_s = *until;
+  if (now_unix_s && !(*now_unix_s <= *until))
+    return fail(Code::kStale, kOp,
+                "the certificate of {} expired {:.0f} s ago: it must be renewed, or a clock is wrong",
+                to_text(identity), *now_unix_s - *until);
+  if (now_unix_s && *now_unix_s < *from)
+    return fail(Code::kStale, kOp, "the certificate of {} becomes valid in {:.0f} s: the clocks of the machines differ",
+                to_text(identity), *from - *now_unix_s);
+  return identity;
+}
+
+}  // namespace echoline::overlay::trust

@@ -1,0 +1,17 @@
+#include "overlay/trust/secret.hpp"
+
+#include <openssl/crypto.h>
+
+namespace echoline::overlay::trust {
+
+void wipe(std::string& text) {
+  text.resize(text.capacity());
+  OPENSSL_cleanse(text.data(), text.size());
+  text.clear();
+}
+
+bool operator==(const Secret& a, const Secret& b) {
+  return a.text_.size() == b.text_.size() && CRYPTO_memcmp(a.text_.data(), b.text_.data(), a.text_.size()) == 0;
+}
+
+}  // namespace echoline::overlay::trust

@@ -1,0 +1,71 @@
+// Ed25519 signatures, each bound to what it is for.
+//
+// What is signed is "echoline/", the context, a zero byte, and the bytes, so a signature made for one purpose never
+// passes for another. Signatures are deterministic. Keys are parsed once and shared by copies; any thread may use them.
+#pragma once
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace echoline::overlay::trust {
+
+struct PublicKey {
+  std::array<std::byte, 32> bytes{};
+  friend auto operator<=>(const PublicKey&, const PublicKey&) = default;
+};
+// Lowercase hexadecimal, 64 characters.
+std::string to_hex(const PublicKey& key);
+
+struct Signature {
+  std::array<std::byte, 64> bytes{};
+  friend auto operator<=>(const Signature&, const Signature&) = default;
+};
+
+class SigningKey {
+ public:
+  using Seed = std::array<std::byte, 32>;
+  struct Parsed;  // inside overlay/
+
+  // Every seed is a key; who knows it can sign.
+  explicit SigningKey(const Seed& seed);
+  // From the system's random source.
+  static SigningKey generate();
+
+  const PublicKey& public_key() const;
+  // To persist the key. The caller wipes its copy.
+  Seed seed() const;
+  // `context` names what is signed, such as "manifest"; without a zero byte, which is checked.
+  Signature sign(std::string_view context, std::span<const std::byte> bytes) const;
+
+  const Parsed& parsed() const { return *parsed_; }
+
+ private:
+  std::shared_ptr<const Parsed> parsed_;
+};
+
+// A public key that is used more than once.
+class Verifier {
+ public:
+  struct Parsed;  // inside overlay/
+
+  // Any 32 bytes will do; under those that are no point of the curve nothing verifies.
+  explicit Verifier(const PublicKey& key);
+
+  const PublicKey& public_key() const;
+  bool verify(std::string_view context, std::span<const std::byte> bytes, const Signature& signature) const;
+
+  const Parsed& parsed() const { return *parsed_; }
+
+ private:
+  std::shared_ptr<const Parsed> parsed_;
+};
+
+// Verifier(key).verify(...).
+bool verify(const PublicKey& key, std::string_view context, std::span<const std::byte> bytes,
+            const Signature& signature);
+
+}  // namespace echoline::overlay::trust

@@ -1,0 +1,143 @@
+#include "overlay/trust/token.hpp"
+
+#include <openssl/rand.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "overlay/trust/openssl.hpp"
+
+namespace echoline::overlay::trust {
+namespace {
+
+constexpr std::string_view kPrefix = "echo1.";  // the digit is the version of the format
+constexpr std::string_view kContext = "join token";
+constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+// authority 32, nonce 16, expires 8 (little-endian), length of instance 1, instance; then the signature, 64
+constexpr std::size_t kFixedBytes = 32 + 16 + 8 + 1;
+constexpr std::size_t kSignatureBytes = 64;
+constexpr std::size_t kTokenBytesMax = kFixedBytes + kInstanceBytesMax + kSignatureBytes;
+
+std::string encode_base64url(std::span<const std::byte> bytes) {
+  std::string text;
+  unsigned bits = 0, count = 0;
+  for (const std::byte b : bytes) {
+    bits = bits << 8 | std::to_integer<unsigned>(b);
+    for (count += 8; count >= 6; count -= 6) text += kAlphabet[bits >> (count - 6) & 63];
+  }
+  if (count > 0) text += kAlphabet[bits << (6 - count) & 63];
+  return text;
+}
+
+// Takes only what encode_base64url() writes, so that a token has one text.
+std::optional<std::vector<std::byte>> decode_base64url(std::string_view text) {
+  std::vector<std::byte> bytes;
+  unsigned bits = 0, count = 0;
+  for (const char c : text) {
+    const auto digit = kAlphabet.find(c);
+    if (digit == std::string_view::npos) return std::nullopt;
+    bits = bits << 6 | static_cast<unsigned>(digit);
+    count += 6;
+    if (count < 8) continue;
+    count -= 8;
+    bytes.push_back(static_cast<std::byte>(bits >> count & 255));
+  }
+  if (count >= 6 || (bits & ((1u << count) - 1)) != 0) return std::nullopt;
+  return bytes;
+}
+
+bool good_instance(std::string_view text) {
+  return !text.empty() && text.size() <= kInstanceBytesMax &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
+std::vector<std::byte> encode(const JoinToken& token) {
+  std::vector<std::byte> bytes(token.authority.begin(), token.authority.end());
+  bytes.insert(bytes.end(), token.nonce.begin(), token.nonce.end());
+  for (unsigned i = 0; i < 8; ++i) bytes.push_back(static_cast<std::byte>(token.expires_unix_s >> (8 * i) & 255));
+  bytes.push_back(static_cast<std::byte>(token.instance.size()));
+  const auto instance = std::as_bytes(std::span(token.instance));
+  bytes.insert(bytes.end(), instance.begin(), instance.end());
+  return bytes;
+}
+
+struct Parts {
+  JoinToken token;
+  std::vector<std::byte> fields;  // what is signed
+  Signature signature;
+};
+
+Result<Parts> parse(const Secret& text) {
+  const auto refuse = [](std::string_view why) {
+    return fail(Code::kCorrupt, "read join token", "expected a token as the learner printed it, found {}", why);
+  };
+  std::string_view body = text.reveal();
+  if (!body.starts_with(kPrefix)) return refuse("text that does not begin like one of this version");
+  body.remove_prefix(kPrefix.size());
+  if (body.size() > kTokenBytesMax * 4 / 3 + 1) return refuse("one that is too long");
+  const auto bytes = decode_base64url(body);
+  if (!bytes) return refuse("one with characters that do not belong there, or without its end");
+  if (bytes->size() <= kFixedBytes + kSignatureBytes) return refuse("one that is too short");
+  Parts parts;
+  const auto fields = std::span(*bytes).first(bytes->size() - kSignatureBytes);
+  parts.fields.assign(fields.begin(), fields.end());
+  std::copy(bytes->end() - kSignatureBytes, bytes->end(), parts.signature.bytes.begin());
+  JoinToken& token = parts.token;
+  std::copy_n(fields.begin(), 32, token.authority.begin());
+  std::copy_n(fields.begin() + 32, 16, token.nonce.begin());
+  for (unsigned i = 0; i < 8; ++i) token.expires_unix_s |= std::to_integer<std::uint64_t>(fields[48 + i]) << (8 * i);
+  const auto instance = fields.subspan(kFixedBytes);
+  token.instance.assign(reinterpret_cast<const char*>(instance.data()), instance.size());
+  if (std::to_integer<std::size_t>(fields[kFixedBytes - 1]) != instance.size() || !good_instance(token.instance))
+    return refuse("one with a damaged instance");
+  return parts;
+}
+
+}  // namespace
+
+Nonce random_nonce() {
+  Nonce nonce;
+  ECHO_CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(nonce.data()), static_cast<int>(nonce.size())) == 1, "{}",
+             openssl_error());
+  return nonce;
+}
+
+Result<Secret> issue_token(const Authority& authority, std::string_view instance, const Nonce& nonce, double now_unix_s,
+                           Duration lifetime) {
+  constexpr std::string_view op = "issue join token";
+  if (!good_instance(instance))
+    return fail(Code::kInvalid, op, "expected an instance of 1 to {} printable ASCII characters, found {} bytes",
+                kInstanceBytesMax, instance.size());
+  if (!(now_unix_s >= 0 && now_unix_s < 1e15) || lifetime <= Duration{})
+    return fail(Code::kInvalid, op, "expected a time since 1970 and a lifetime, found {} s and {}", now_unix_s,
+                echoline::to_text(lifetime));
+  const auto expires = static_cast<std::uint64_t>(std::ceil(now_unix_s + seconds(lifetime)));
+  std::vector<std::byte> bytes = encode({authority.fingerprint(), nonce, expires, std::string(instance)});
+  const Signature signature = authority.key().sign(kContext, bytes);
+  bytes.insert(bytes.end(), signature.bytes.begin(), signature.bytes.end());
+  return Secret(std::string(kPrefix) + encode_base64url(bytes));
+}
+
+Result<JoinToken> read_token(const Secret& text) {
+  ECHO_ASSIGN(Parts parts, parse(text));
+  return std::move(parts.token);
+}
+
+Result<JoinToken> check_token(const Secret& text, const Authority& authority, double now_unix_s,
+                              std::string_view instance) {
+  constexpr std::string_view op = "check join token";
+  ECHO_ASSIGN(Parts parts, parse(text));
+  const JoinToken& token = parts.token;
+  if (token.authority != authority.fingerprint() ||
+      !verify(authority.public_key(), kContext, parts.fields, parts.signature))
+    return fail(Code::kCorrupt, op, "expected a token of run '{}', found one that its learner has not issued",
+                authority.run_id());
+  if (token.instance != instance) return fail(Code::kInvalid, op, "the token was issued for another instance");
+  if (!(now_unix_s < static_cast<double>(token.expires_unix_s)))
+    return fail(Code::kStale, op, "the token expired {:.0f} s ago: ask for a new one",
+                now_unix_s - static_cast<double>(token.expires_unix_s));
+  return std::move(parts.token);
+}
+
+}  // namespace echoline::overlay::trust

@@ -1,0 +1,152 @@
+#include "overlay/uplink.hpp"
+
+#include <algorithm>
+
+#include "base/result.hpp"
+
+namespace echoline::overlay {
+
+void Uplink::open(ConnId conn, Source& source) {
+  const auto [id, added] = ids_.try_emplace(&source, next_member_);
+  if (added) members_[next_member_++].source = &source;
+  ECHO_CHECK(!lines_.contains(conn), "connection {} opened twice", conn);
+  members_.at(id->second).lines.push_back(conn);
+  lines_[conn].member = id->second;
+  ready_.insert(id->second);
+}
+
+void Uplink::close(ConnId conn) {
+  const auto it = lines_.find(conn);
+  if (it == lines_.end()) return;
+  const auto member = members_.find(it->second.member);
+  in_flight_ -= it->second.in_flight;
+  member->second.in_flight -= it->second.in_flight;
+  std::erase(member->second.lines, conn);
+  if (member->second.lines.empty()) {
+    ids_.erase(member->second.source);
+    ready_.erase(member->first);
+    members_.erase(member);
+  }
+  lines_.erase(it);
+  if (transmission_ && transmission_->conn == conn) transmission_.reset();
+}
+
+void Uplink::wake(const Source& source) {
+  if (const auto id = ids_.find(&source); id != ids_.end()) ready_.insert(id->second);
+}
+
+// Sources in turn; of a source's connections the one that has the least under way.
+std::optional<ConnId> Uplink::pick() {
+  while (!ready_.empty()) {
+    auto at = ready_.upper_bound(last_);
+    if (at == ready_.end()) at = ready_.begin();
+    Member& member = members_.at(*at);
+    std::optional<ConnId> best;
+    Line* best_line = nullptr;
+    for (const ConnId conn : member.lines) {
+      Line& line = lines_.at(conn);
+      if (line.in_flight >= kWindowBytes) continue;
+      // A frame under way is finished where it was begun, before another is taken.
+      if (!best_line || std::pair(!line.frame, line.in_flight) < std::pair(!best_line->frame, best_line->in_flight)) {
+        best = conn;
+        best_line = &line;
+      }
+    }
+    if (best_line && !best_line->frame) {
+      best_line->frame = member.source->next(*best);
+      best_line->done = 0;
+    }
+    if (best_line && best_line->frame) {
+      last_ = *at;
+      return best;
+    }
+    ready_.erase(at);  // until it is woken, or something of it was taken by the network
+  }
+  return std::nullopt;
+}
+
+void Uplink::emit(ConnId conn, std::size_t bytes) {
+  Line& line = lines_.at(conn);
+  Member& member = members_.at(line.member);
+  const OutFrame& frame = *line.frame;
+  act::Send send{conn, {}, {}};
+  const std::size_t from_head = line.done < frame.head.size() ? std::min(bytes, frame.head.size() - line.done) : 0;
+  if (from_head) send.head = frame.head.part(line.done, from_head);
+  if (bytes > from_head) send.tail = frame.tail.part(line.done + from_head - frame.head.size(), bytes - from_head);
+  line.done += bytes;
+  line.in_flight += bytes;
+  member.in_flight += bytes;
+  member.usage.bytes += bytes;
+  in_flight_ += bytes;
+  bytes_ += bytes;
+  recent_bytes_ += static_cast<double>(bytes);
+  if (line.done == frame.size()) line.frame.reset();
+  actions_.push_back(std::move(send));
+}
+
+void Uplink::pump(TimePoint now) {
+  account(now);
+  for (;;) {
+    if (transmission_) {
+      if (now < transmission_->due) return;
+      const Transmission t = *std::exchange(transmission_, std::nullopt);
+      emit(t.conn, t.bytes);
+    }
+    const auto conn = pick();
+    if (!conn) {
+      busy_ = false;
+      return;
+    }
+    const Line& line = lines_.at(*conn);
+    const std::size_t bytes = pacer_.slice_bytes(line.frame->size() - line.done);
+    transmission_ = {*conn, bytes, pacer_.occupy({bytes}, now, busy_)};
+    Member& member = members_.at(line.member);
+    member.usage.own_limit = transmission_->due > now;
+    if (!member.usage.busy) member.busy_since = now;
+    member.usage.busy = busy_ = true;
+  }
+}
+
+void Uplink::on_sent(ConnId conn, std::size_t bytes, TimePoint now) {
+  const auto it = lines_.find(conn);
+  if (it == lines_.end() || it->second.in_flight == 0) return;
+  account(now);
+  const std::size_t n = std::min(bytes, it->second.in_flight);
+  Member& member = members_.at(it->second.member);
+  it->second.in_flight -= n;
+  member.in_flight -= n;
+  in_flight_ -= n;
+  ready_.insert(it->second.member);
+  pump(now);
+  if (member.in_flight == 0 && !(transmission_ && lines_.at(transmission_->conn).member == it->second.member)) {
+    member.usage.busy = false;
+    member.usage.busy_seconds += seconds(now - member.busy_since);
+  }
+}
+
+void Uplink::account(TimePoint now) {
+  if (transmission_ || in_flight_ > 0) recent_seconds_ += seconds(std::max(Duration{}, now - accounted_));
+  accounted_ = now;
+  if (recent_seconds_ > 4) recent_seconds_ /= 2, recent_bytes_ /= 2;
+}
+
+std::size_t Uplink::in_flight(ConnId conn) const {
+  const auto it = lines_.find(conn);
+  return it == lines_.end() ? 0 : it->second.in_flight;
+}
+
+Uplink::Usage Uplink::usage(const Source& source, TimePoint now) const {
+  const auto id = ids_.find(&source);
+  if (id == ids_.end()) return {};
+  const Member& member = members_.at(id->second);
+  Usage usage = member.usage;
+  if (usage.busy) usage.busy_seconds += seconds(now - member.busy_since);
+  return usage;
+}
+
+std::optional<BitRate> Uplink::measured_rate() const {
+  if (recent_seconds_ < 0.05 || recent_bytes_ <= 0) return std::nullopt;
+  return BitRate::from_bytes_per_s(recent_bytes_ / recent_seconds_);
+}
+
+}  // namespace echoline::overlay

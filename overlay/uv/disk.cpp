@@ -1,0 +1,211 @@
+#include "overlay/uv/disk.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "overlay/proof.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string hex(const PublicationId& id) {
+  std::string text;
+  for (const std::byte b : id) text += fmt::format("{:02x}", static_cast<unsigned>(b));
+  return text;
+}
+
+Status write_at(int fd, std::span<const std::byte> bytes, std::optional<std::uint64_t> offset) {
+  while (!bytes.empty()) {
+    const ssize_t n = offset ? ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(*offset))
+                             : ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return fail(Code::kIo, "write spool", "{}", std::strerror(errno));
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    if (offset) *offset += static_cast<std::uint64_t>(n);
+  }
+  return ok();
+}
+
+// The bytes at [offset, offset + size), or nothing when they are not all there.
+std::optional<std::vector<std::byte>> read_at(int fd, std::uint64_t offset, std::size_t size) {
+  std::vector<std::byte> bytes(size);
+  std::size_t done = 0;
+  while (done < size) {
+    const ssize_t n = ::pread(fd, bytes.data() + done, size - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return std::nullopt;
+    done += static_cast<std::size_t>(n);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Disk>> Disk::open(const fs::path& folder) {
+  ECHO_TRY(make_folders(folder / "spool"));
+  return std::unique_ptr<Disk>(new Disk(folder));
+}
+
+Disk::~Disk() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  for (const auto& [id, files] : open_) {
+    ::close(files.log);
+    ::close(files.payload);
+  }
+}
+
+fs::path Disk::path_of(const PublicationId& id, std::string_view ending) const {
+  return folder_ / "spool" / (hex(id) + std::string(ending));
+}
+
+Result<std::string> Disk::read_state() const { return read_file(folder_ / "state", 16 << 20); }
+
+void Disk::recover(const std::function<bool(Frame)>& use) {
+  std::vector<fs::path> logs;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder_ / "spool", error))
+    if (entry.path().extension() == ".log") logs.push_back(entry.path());
+  std::sort(logs.begin(), logs.end());
+  for (const fs::path& path : logs) {
+    const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    const Descriptor payload(::open(fs::path(path).replace_extension(".payload").c_str(), O_RDONLY | O_CLOEXEC));
+    if (file.get() < 0) continue;
+    FrameDecoder decoder;
+    decoder.admit();
+    std::uint64_t at = 0, good = 0, chunk_bytes = 0;
+    bool wanted = false;
+    for (bool more = true; more;) {
+      const std::span<std::byte> room = decoder.room();
+      const ssize_t n = ::pread(file.get(), room.data(), room.size(), static_cast<off_t>(at));
+      if (n <= 0) break;
+      at += static_cast<std::uint64_t>(n);
+      if (!decoder.advance(static_cast<std::size_t>(n))) break;
+      // A chunk's bytes are not in the log: they lie in the payload.
+      if (const ChunkHead* head = decoder.awaiting_chunk()) {
+        const auto bytes =
+            payload.get() < 0 ? std::nullopt : read_at(payload.get(), head->index * chunk_bytes, head->length);
+        more = bytes && decoder.adopt(Slice(std::vector<std::byte>(*bytes)));
+      }
+      if (auto frame = decoder.take()) {
+        good = at;
+        if (const auto message = frame->type == FrameType::kControl ? decode_control(frame->body.bytes())
+                                                                    : Result<ControlMessage>(Goodbye{});
+            message && std::holds_alternative<SignedAnnouncement>(*message))
+          chunk_bytes = announced_chunk_bytes(std::get<SignedAnnouncement>(*message));
+        wanted = use(std::move(*frame)) || wanted;
+      }
+    }
+    if (!wanted) {
+      fs::remove(path, error);
+      fs::remove(fs::path(path).replace_extension(".payload"), error);
+    } else if (::ftruncate(file.get(), static_cast<off_t>(good)) != 0) {
+      log::warn("{}: {}", path.string(), std::strerror(errno));
+    }
+  }
+}
+
+void Disk::start(Events events) {
+  events_ = std::move(events);
+  thread_ = std::thread([this] { work(); });
+}
+
+void Disk::push(std::function<void()> job) {
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+  }
+  wake_.notify_one();
+}
+
+void Disk::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    const auto job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    job();
+    lock.lock();
+  }
+}
+
+void Disk::save(act::SaveState save) {
+  push([this, bytes = std::move(save.bytes)] { events_.saved(write_file_atomic(folder_ / "state", bytes)); });
+}
+
+void Disk::spool(act::Spool spool) {
+  push([this, spool = std::move(spool)] {
+    Status written = write(spool);
+    if (spool.chunk) events_.spooled(spool.publication, *spool.chunk, std::move(written));
+  });
+}
+
+void Disk::unspool(const act::Unspool& unspool) {
+  push([this, unspool] { events_.unspooled(unspool.publication, unspool.chunk, read(unspool)); });
+}
+
+void Disk::drop(const act::DropSpool& drop) {
+  push([this, id = drop.publication] {
+    if (const auto it = open_.find(id); it != open_.end()) {
+      ::close(it->second.log);
+      ::close(it->second.payload);
+      open_.erase(it);
+    }
+    ::unlink(path_of(id, ".log").c_str());
+    ::unlink(path_of(id, ".payload").c_str());
+  });
+}
+
+Result<Disk::Files> Disk::files_of(const PublicationId& id) {
+  if (const auto it = open_.find(id); it != open_.end()) return it->second;
+  Files files;
+  files.log = ::open(path_of(id, ".log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (files.log < 0) return os_error("open spool", path_of(id, ".log"));
+  files.payload = ::open(path_of(id, ".payload").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (files.payload < 0) {
+    Error error = os_error("open spool", path_of(id, ".payload"));
+    ::close(files.log);
+    return error;
+  }
+  return open_[id] = files;
+}
+
+// The bytes first, then the record that says that they are there. Neither is synced: whatever is read back is proven.
+Status Disk::write(const act::Spool& spool) {
+  ECHO_ASSIGN(const Files files, files_of(spool.publication));
+  if (spool.chunk) ECHO_TRY(write_at(files.payload, spool.data.bytes(), spool.offset));
+  return write_at(files.log, spool.record.bytes(), std::nullopt);
+}
+
+Result<Slice> Disk::read(const act::Unspool& unspool) {
+  ECHO_ASSIGN(const Files files, files_of(unspool.publication));
+  auto bytes = read_at(files.payload, unspool.offset, unspool.length);
+  if (!bytes) return fail(Code::kIo, "read spool", "{} bytes at {} are not there", unspool.length, unspool.offset);
+  return Slice(std::move(*bytes));
+}
+
+Result<std::shared_ptr<const int>> Disk::payload(const PublicationId& id) const {
+  const fs::path path = path_of(id, ".payload");
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return os_error("open payload", path);
+  return std::shared_ptr<const int>(new int(fd), [](const int* p) {
+    ::close(*p);
+    delete p;
+  });
+}
+
+}  // namespace echoline::overlay

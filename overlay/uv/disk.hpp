@@ -1,0 +1,70 @@
+// A node's folder on disk: its state file and its spools. One thread does the work in the order it was asked for.
+//
+//   state                 what encode(WorkerState) or encode(LearnerState) gave, replaced atomically
+//   spool/<id>.log        frames of a publication: announcement, chunks without their bytes, manifest
+//   spool/<id>.payload    the chunks' bytes, each at its place
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "overlay/action.hpp"
+
+namespace echoline::overlay {
+
+class Disk {
+ public:
+  // Answers; called on the disk's thread.
+  struct Events {
+    std::function<void(Status)> saved;
+    std::function<void(PublicationId, std::uint32_t chunk, Status)> spooled;
+    std::function<void(PublicationId, std::uint32_t chunk, Result<Slice>)> unspooled;
+  };
+
+  // Creates what is missing. kIo.
+  static Result<std::unique_ptr<Disk>> open(const std::filesystem::path& folder);
+  ~Disk();  // finishes what was asked for
+
+  // Before start().
+  Result<std::string> read_state() const;  // kNotFound: there is none
+  // Hands every frame of every spool to `use`, chunks with their bytes, as far as they are readable; nothing is proven
+  // here. Spools that cannot be read to the end are cut there, and those of which `use` wanted nothing are deleted.
+  void recover(const std::function<bool(Frame)>& use);
+  void start(Events events);
+
+  // Any thread; they return at once.
+  void save(act::SaveState save);
+  void spool(act::Spool spool);
+  void unspool(const act::Unspool& unspool);
+  void drop(const act::DropSpool& drop);
+  // An open descriptor of a payload, which stays readable after drop(). Any thread.
+  Result<std::shared_ptr<const int>> payload(const PublicationId& id) const;
+
+ private:
+  struct Files {
+    int log = -1, payload = -1;
+  };
+  explicit Disk(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  void work();
+  void push(std::function<void()> job);
+  Result<Files> files_of(const PublicationId& id);
+  Status write(const act::Spool& spool);
+  Result<Slice> read(const act::Unspool& unspool);
+  std::filesystem::path path_of(const PublicationId& id, std::string_view ending) const;
+
+  std::filesystem::path folder_;
+  Events events_;
+  std::map<PublicationId, Files> open_;  // the disk's thread only
+  std::thread thread_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> jobs_;  // under mutex_
+  bool stopping_ = false;                   // under mutex_
+};
+
+}  // namespace echoline::overlay

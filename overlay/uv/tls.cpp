@@ -1,0 +1,374 @@
+#include "overlay/uv/tls.hpp"
+
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "overlay/trust/openssl.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr std::string_view kOp = "TLS";
+constexpr std::size_t kOutputBytesMax = 64 * 1024;
+constexpr long kCertificateListBytesMax = 4096;
+
+using trust::openssl_error;
+using ContextPtr = std::unique_ptr<SSL_CTX, trust::Freed<SSL_CTX_free>>;
+using SslPtr = std::unique_ptr<SSL, trust::Freed<SSL_free>>;
+
+// What the peer answered us with. OpenSSL's reason for a received alert is 1000 and the alert's number.
+Error alert_error(int alert) {
+  switch (alert) {
+    case SSL_AD_CERTIFICATE_REQUIRED:
+      return fail(Code::kInvalid, kOp, "the peer wants to see a certificate of its run: enrol first");
+    case SSL_AD_CERTIFICATE_EXPIRED:
+      return fail(Code::kStale, kOp, "the peer refused our certificate as expired: renew it, and compare the clocks");
+    case SSL_AD_UNKNOWN_CA:
+      return fail(Code::kInvalid, kOp, "the peer refused our certificate: it is of another run");
+    case SSL_AD_BAD_CERTIFICATE:
+      return fail(Code::kInvalid, kOp,
+                  "the peer refused our certificate: it is damaged, or somebody else was expected");
+  }
+  return fail(Code::kCorrupt, kOp, "the peer gave up: alert {} ({})", alert, SSL_alert_desc_string_long(alert));
+}
+
+// The thread's last OpenSSL error as ours; the queue is emptied.
+Error stream_error(bool established) {
+  const unsigned long code = ERR_peek_last_error();
+  const int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0;
+  const std::string text = openssl_error();
+  if (reason >= SSL_AD_REASON_OFFSET) return alert_error(reason - SSL_AD_REASON_OFFSET);
+  switch (reason) {
+    case SSL_R_HTTP_REQUEST:
+    case SSL_R_HTTPS_PROXY_REQUEST:
+      return fail(Code::kCorrupt, kOp, "expected TLS 1.3, found an HTTP request: only nodes of the run connect here");
+    case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE:
+      return fail(Code::kInvalid, kOp, "the peer has shown no certificate: it must enrol first");
+  }
+  if (established) return fail(Code::kCorrupt, kOp, "forged or damaged bytes: {}", text);
+  return fail(Code::kCorrupt, kOp, "expected a TLS 1.3 handshake of an echoline node, found something else: {}", text);
+}
+
+}  // namespace
+
+struct TlsContext::Impl {
+  ContextPtr ssl;
+  trust::Hash fingerprint{};         // of the authority
+  std::vector<std::byte> authority;  // its certificate, when known, and the key in it
+  std::optional<trust::PublicKey> run_key;
+  std::string run_id;  // empty: that of the authority
+  bool has_own = false;
+  std::uint64_t records_per_key = 0;
+};
+
+struct TlsSession::Impl {
+  std::shared_ptr<const TlsContext::Impl> context;
+  std::optional<WorkerId> expected;  // of a client
+  std::optional<double> now_unix_s;
+  SslPtr ssl;
+
+  std::span<const std::byte> source;  // fed and not yet read
+  std::vector<std::byte> output;      // of the session itself
+  std::vector<std::byte>* sink = &output;
+
+  bool established = false, closing = false, peer_closed = false;
+  std::size_t handshake_bytes = 0;
+  std::uint64_t records = 0;         // written under the present key
+  trust::PeerIdentity peer;          // what the certificate says; proven once established
+  std::vector<std::byte> authority;  // found in the peer's chain
+  std::optional<Error> refusal;      // why our callbacks gave up
+  std::optional<Error> failure;      // final
+
+  static Impl& of(BIO* bio) { return *static_cast<Impl*>(BIO_get_data(bio)); }
+  static int read_source(BIO* bio, char* to, std::size_t size, std::size_t* got);
+  static int write_sink(BIO* bio, const char* from, std::size_t size, std::size_t* put);
+  static long control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
+  static const BIO_METHOD* method();
+  static int verify(X509_STORE_CTX* store, void*);
+
+  static std::unique_ptr<Impl> make(const TlsContext& context, int verify_mode, std::optional<double> now_unix_s);
+  Result<trust::PeerIdentity> check(X509_STORE_CTX& store);
+  Error give_up();
+};
+
+// ---- the context ----
+
+Result<TlsContext> TlsContext::create(const Credentials& credentials, std::uint64_t records_per_key) {
+  auto impl = std::make_shared<Impl>();
+  impl->records_per_key = records_per_key;
+  impl->ssl.reset(SSL_CTX_new(TLS_method()));
+  SSL_CTX* ctx = impl->ssl.get();
+  // The order counts: AES-128-GCM is the fastest where the processor has AES.
+  constexpr const char* kCiphers = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384";
+  if (!ctx || SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 ||
+      SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 || SSL_CTX_set_ciphersuites(ctx, kCiphers) != 1 ||
+      SSL_CTX_set1_groups_list(ctx, "X25519") != 1 || SSL_CTX_set1_sigalgs_list(ctx, "ed25519") != 1 ||
+      SSL_CTX_set_num_tickets(ctx, 0) != 1)
+    return fail(Code::kUnavailable, kOp, "this machine's OpenSSL does not offer TLS 1.3 with X25519 and Ed25519: {}",
+                openssl_error());
+  SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
+  SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_mode(ctx, SSL_MODE_NO_AUTO_CHAIN | SSL_MODE_AUTO_RETRY);
+  SSL_CTX_clear_mode(ctx, SSL_MODE_RELEASE_BUFFERS);
+  SSL_CTX_set_max_cert_list(ctx, kCertificateListBytesMax);
+  SSL_CTX_set_cert_verify_callback(ctx, TlsSession::Impl::verify, nullptr);
+
+  impl->run_id = credentials.run_id;
+  trust::CertificatePtr authority;
+  if (const auto* fingerprint = std::get_if<trust::Hash>(&credentials.authority)) {
+    impl->fingerprint = *fingerprint;
+  } else {
+    const auto& der = std::get<std::vector<std::byte>>(credentials.authority);
+    ECHO_ASSIGN(const trust::AuthorityInfo info, trust::read_authority(der));
+    if (impl->run_id.empty()) impl->run_id = info.run_id;
+    if (impl->run_id != info.run_id)
+      return fail(Code::kInvalid, kOp, "expected the authority of run '{}', found that of run '{}'", impl->run_id,
+                  info.run_id);
+    impl->run_key = info.key;
+    impl->fingerprint = trust::fingerprint(info.key);
+    impl->authority = der;
+    authority = trust::parse_certificate(der);
+  }
+  if (!credentials.own) return TlsContext(std::move(impl));
+
+  const auto& own = *credentials.own;
+  const trust::CertificatePtr leaf = trust::parse_certificate(own.certificate);
+  if (!leaf) return fail(Code::kCorrupt, kOp, "our own certificate cannot be read");
+  if (impl->run_key) ECHO_TRY(trust::check_certificate(*leaf, *impl->run_key, impl->run_id, std::nullopt));
+  if (SSL_CTX_use_certificate(ctx, leaf.get()) != 1 || SSL_CTX_use_PrivateKey(ctx, own.key.parsed().key.get()) != 1)
+    return fail(Code::kInvalid, kOp, "our own key and certificate do not belong together: {}", openssl_error());
+  // The chain belongs to the certificate before it.
+  if (authority) ECHO_CHECK(SSL_CTX_add1_chain_cert(ctx, authority.get()) == 1, "{}", openssl_error());
+  impl->has_own = true;
+  return TlsContext(std::move(impl));
+}
+
+// ---- what OpenSSL calls ----
+
+int TlsSession::Impl::read_source(BIO* bio, char* to, std::size_t size, std::size_t* got) {
+  Impl& self = of(bio);
+  BIO_clear_retry_flags(bio);
+  *got = std::min(size, self.source.size());
+  if (*got == 0) {
+    BIO_set_retry_read(bio);
+    return 0;
+  }
+  if (!self.established && !SSL_is_init_finished(self.ssl.get())) {
+    self.handshake_bytes += *got;
+    if (self.handshake_bytes > kHandshakeBytesMax) {
+      self.refusal = fail(Code::kExhausted, kOp, "the peer sent more than {} bytes without finishing the handshake",
+                          kHandshakeBytesMax);
+      *got = 0;
+      return 0;
+    }
+  }
+  std::memcpy(to, self.source.data(), *got);
+  self.source = self.source.subspan(*got);
+  return 1;
+}
+
+int TlsSession::Impl::write_sink(BIO* bio, const char* from, std::size_t size, std::size_t* put) {
+  Impl& self = of(bio);
+  BIO_clear_retry_flags(bio);
+  if (self.sink == &self.output && self.output.size() + size > kOutputBytesMax) {
+    self.refusal = fail(Code::kExhausted, kOp, "the peer made us answer with more than {} bytes", kOutputBytesMax);
+    *put = 0;
+    return 0;
+  }
+  const auto bytes = std::as_bytes(std::span(from, size));
+  self.sink->insert(self.sink->end(), bytes.begin(), bytes.end());
+  *put = size;
+  return 1;
+}
+
+// OpenSSL reads the fed bytes and writes the caller's block through this, without buffers in between.
+const BIO_METHOD* TlsSession::Impl::method() {
+  static const BIO_METHOD* const kMethod = [] {
+    BIO_METHOD* method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "echoline session");
+    ECHO_CHECK(method && BIO_meth_set_read_ex(method, read_source) == 1 &&
+                   BIO_meth_set_write_ex(method, write_sink) == 1 && BIO_meth_set_ctrl(method, control) == 1,
+               "{}", openssl_error());
+    return method;
+  }();
+  return kMethod;
+}
+
+int TlsSession::Impl::verify(X509_STORE_CTX* store, void*) {
+  auto* ssl = static_cast<SSL*>(X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx()));
+  Impl& self = *static_cast<Impl*>(SSL_get_app_data(ssl));
+  const auto identity = self.check(*store);
+  if (identity && (!self.expected || identity->worker == *self.expected)) {
+    self.peer = *identity;
+    return 1;
+  }
+  int why = X509_V_ERR_HOSTNAME_MISMATCH;  // chooses the alert that the peer gets
+  if (identity) {
+    self.refusal = fail(Code::kInvalid, kOp, "expected {}, found {}",
+                        *self.expected == kLearnerId ? "the learner" : fmt::format("worker {}", *self.expected),
+                        to_text(*identity));
+  } else {
+    self.refusal = identity.error();
+    if (self.refusal->code == Code::kStale) why = X509_V_ERR_CERT_HAS_EXPIRED;
+    if (self.refusal->code == Code::kInvalid) why = X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT;
+  }
+  X509_STORE_CTX_set_error(store, why);
+  return 0;
+}
+
+// The peer's certificate by the rules of the run: signed by the authority we know, or else by the one in the peer's
+// chain that has the fingerprint we know.
+Result<trust::PeerIdentity> TlsSession::Impl::check(X509_STORE_CTX& store) {
+  std::optional<trust::PublicKey> run_key = context->run_key;
+  std::string run_id = context->run_id;
+  const STACK_OF(X509)* chain = X509_STORE_CTX_get0_untrusted(&store);
+  for (int i = 0; i < sk_X509_num(chain) && !run_key; ++i) {
+    X509& x = *sk_X509_value(chain, i);
+    const auto info = trust::read_authority(x);
+    if (!info || trust::fingerprint(info->key) != context->fingerprint) continue;
+    run_key = info->key;
+    if (run_id.empty()) run_id = info->run_id;
+    authority = trust::to_der(x);
+  }
+  if (!run_key)
+    return fail(Code::kInvalid, kOp, "expected a node of the authority {}.., found one of another",
+                trust::to_hex(context->fingerprint).substr(0, 16));
+  return trust::check_certificate(*X509_STORE_CTX_get0_cert(&store), *run_key, run_id, now_unix_s);
+}
+
+// ---- the session ----
+
+std::unique_ptr<TlsSession::Impl> TlsSession::Impl::make(const TlsContext& context, int verify_mode,
+                                                         std::optional<double> now_unix_s) {
+  auto impl = std::make_unique<Impl>();
+  impl->context = context.impl();
+  impl->now_unix_s = now_unix_s;
+  impl->ssl.reset(SSL_new(impl->context->ssl.get()));
+  BIO* bio = BIO_new(method());
+  ECHO_CHECK(impl->ssl && bio, "{}", openssl_error());
+  BIO_set_data(bio, impl.get());
+  BIO_set_init(bio, 1);
+  SSL_set_bio(impl->ssl.get(), bio, bio);  // owns it from here on
+  SSL_set_app_data(impl->ssl.get(), impl.get());
+  SSL_set_verify(impl->ssl.get(), verify_mode, nullptr);
+  return impl;
+}
+
+TlsSession TlsSession::client(const TlsContext& context, WorkerId expected, std::optional<double> now_unix_s) {
+  auto impl = Impl::make(context, SSL_VERIFY_PEER, now_unix_s);
+  impl->expected = expected;
+  SSL_set_connect_state(impl->ssl.get());
+  ERR_clear_error();
+  const int result = SSL_do_handshake(impl->ssl.get());
+  ECHO_CHECK(SSL_get_error(impl->ssl.get(), result) == SSL_ERROR_WANT_READ, "{}", openssl_error());
+  return TlsSession(std::move(impl));
+}
+
+Result<TlsSession> TlsSession::server(const TlsContext& context, PeerCertificate policy,
+                                      std::optional<double> now_unix_s) {
+  if (!context.impl()->has_own || !context.impl()->run_key)
+    return fail(Code::kInvalid, kOp, "a node that accepts connections needs a certificate and that of its authority");
+  const int required = policy == PeerCertificate::kRequired ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0;
+  auto impl = Impl::make(context, SSL_VERIFY_PEER | required, now_unix_s);
+  SSL_set_accept_state(impl->ssl.get());
+  return TlsSession(std::move(impl));
+}
+
+TlsSession::TlsSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TlsSession::~TlsSession() = default;
+TlsSession::TlsSession(TlsSession&&) noexcept = default;
+TlsSession& TlsSession::operator=(TlsSession&&) noexcept = default;
+
+void TlsSession::feed(std::span<const std::byte> ciphertext) {
+  ECHO_CHECK(impl_->source.empty(), "fed before the last bytes were read");
+  if (!impl_->failure) impl_->source = ciphertext;
+}
+
+// The reason of a failure that has just shown, from now on the session's.
+Error TlsSession::Impl::give_up() {
+  Error error = stream_error(established);
+  failure = refusal ? std::move(*refusal) : std::move(error);
+  source = {};
+  return *failure;
+}
+
+Result<std::size_t> TlsSession::read(std::span<std::byte> out) {
+  Impl& self = *impl_;
+  ECHO_CHECK(!out.empty());
+  if (self.failure) return *self.failure;
+  ERR_clear_error();
+  std::size_t total = 0;
+  while (total < out.size()) {
+    std::size_t n = 0;
+    const int result = SSL_read_ex(self.ssl.get(), out.data() + total, out.size() - total, &n);
+    self.established = self.established || SSL_is_init_finished(self.ssl.get());
+    total += n;
+    if (result == 1) continue;
+    const int why = SSL_get_error(self.ssl.get(), result);
+    if (why == SSL_ERROR_WANT_READ && self.source.empty()) break;
+    if (why == SSL_ERROR_ZERO_RETURN) {
+      self.peer_closed = true;
+      self.source = {};
+      break;
+    }
+    const Error error = self.give_up();
+    if (total == 0) return error;
+    break;  // the good bytes first
+  }
+  return total;
+}
+
+Status TlsSession::write(std::span<const std::byte> plaintext, std::vector<std::byte>& block) {
+  Impl& self = *impl_;
+  if (self.failure) return *self.failure;
+  if (!self.established || self.closing)
+    return fail(Code::kUnavailable, kOp, "written {}",
+                self.closing ? "after the end" : "before the handshake was done");
+  const std::size_t needed = block.size() + self.output.size() + sealed_bytes_max(plaintext.size());
+  if (needed > block.capacity()) block.reserve(std::max(needed, 2 * block.capacity()));
+  block.insert(block.end(), self.output.begin(), self.output.end());
+  self.output.clear();
+  if (plaintext.empty()) return ok();
+
+  ERR_clear_error();
+  self.records += plaintext.size() / kRecordBytesMax + 1;
+  if (self.records > self.context->records_per_key) {
+    self.records = 0;
+    ECHO_CHECK(SSL_key_update(self.ssl.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1, "{}", openssl_error());
+  }
+  self.sink = &block;
+  std::size_t written = 0;
+  const int result = SSL_write_ex(self.ssl.get(), plaintext.data(), plaintext.size(), &written);
+  self.sink = &self.output;
+  if (result != 1 || written != plaintext.size()) return self.give_up();
+  return ok();
+}
+
+bool TlsSession::has_output() const { return !impl_->output.empty(); }
+std::vector<std::byte> TlsSession::take_output() { return std::exchange(impl_->output, {}); }
+bool TlsSession::established() const { return impl_->established && !impl_->failure; }
+
+const trust::PeerIdentity& TlsSession::identity() const {
+  static const trust::PeerIdentity kNobody;
+  return impl_->established ? impl_->peer : kNobody;
+}
+
+const std::vector<std::byte>& TlsSession::authority() const {
+  static const std::vector<std::byte> kNone;
+  if (!impl_->established) return kNone;
+  return impl_->authority.empty() ? impl_->context->authority : impl_->authority;
+}
+
+void TlsSession::close_notify() {
+  if (!established() || impl_->closing) return;
+  impl_->closing = true;
+  ERR_clear_error();
+  SSL_shutdown(impl_->ssl.get());
+}
+
+bool TlsSession::peer_closed() const { return impl_->peer_closed; }
+
+}  // namespace echoline::overlay

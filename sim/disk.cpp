@@ -1,0 +1,228 @@
+#include "sim/disk.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "overlay/bytes.hpp"
+
+namespace echoline::sim {
+
+using namespace overlay;
+
+namespace {
+
+// Before each record of a log: its length, that of the data beside it, and where in the payload that lies.
+constexpr std::size_t kRecordHeadBytes = 16;
+
+std::byte* bytes_of(std::string& text) { return reinterpret_cast<std::byte*>(text.data()); }
+const std::byte* bytes_of(const std::string& text) { return reinterpret_cast<const std::byte*>(text.data()); }
+
+// A frame from the bytes of its record and, for a chunk, its data. Nothing when they do not make one.
+std::optional<Frame> frame_of(std::span<const std::byte> record, const Slice& data) {
+  FrameDecoder decoder;
+  decoder.admit();
+  while (!record.empty()) {
+    const auto room = decoder.room();
+    const std::size_t n = std::min(room.size(), record.size());
+    if (n == 0) return std::nullopt;
+    std::memcpy(room.data(), record.data(), n);
+    if (!decoder.advance(n)) return std::nullopt;
+    record = record.subspan(n);
+  }
+  if (!data.empty() && !decoder.adopt(data)) return std::nullopt;
+  return decoder.take();
+}
+
+}  // namespace
+
+TimePoint Disk::submit(Action&& action, TimePoint now) {
+  Duration delay{};
+  if (std::holds_alternative<act::SaveState>(action))
+    delay = options_.save_delay;
+  else if (std::holds_alternative<act::Unspool>(action))
+    delay = options_.read_delay;
+  else
+    delay = options_.write_delay;
+  if (delay > Duration{}) delay += Duration(random_.below(static_cast<std::uint64_t>(delay.count())));
+  free_at_ = std::max(free_at_, now) + delay;
+  queue_.push(std::move(action));
+  return free_at_;
+}
+
+Disk::Answer Disk::complete(TimePoint now) {
+  Action action = queue_.pop();
+  return perform(action, now);
+}
+
+Disk::Answer Disk::perform(Action& action, TimePoint now) {
+  if (auto* save = std::get_if<act::SaveState>(&action)) {
+    if (random_.uniform() < options_.write_error_share)
+      return Saved{fail(Code::kIo, "save state", "input/output error")};
+    state_ = std::move(save->bytes);
+    return Saved{ok()};
+  }
+  if (auto* spool = std::get_if<act::Spool>(&action)) {
+    Status status = write(*spool, now);
+    write_failed_ = write_failed_ || !status;
+    if (!spool->chunk) return std::monostate{};
+    return Spooled{spool->publication, *spool->chunk, std::move(status)};
+  }
+  if (const auto* unspool = std::get_if<act::Unspool>(&action))
+    return Unspooled{unspool->publication, unspool->chunk, read(*unspool)};
+  if (const auto found = spools_.find(std::get<act::DropSpool>(action).publication); found != spools_.end()) {
+    for (const auto& [offset, piece] : found->second.payload) bytes_ -= piece.data.size();
+    spools_.erase(found);
+  }
+  return std::monostate{};
+}
+
+Status Disk::write(act::Spool& spool, TimePoint now) {
+  constexpr std::string_view op = "write spool";
+  if (random_.uniform() < options_.write_error_share) return fail(Code::kIo, op, "input/output error");
+  Spool& file = spools_[spool.publication];
+  if (spool.chunk) {
+    const auto there = file.payload.find(spool.offset);
+    if (there != file.payload.end() && there->second.data.data() == spool.data.data()) return ok();  // read from here
+    if (options_.capacity_bytes && bytes_ + spool.data.size() > *options_.capacity_bytes)
+      return fail(Code::kIo, op, "no space left on device");
+    if (there != file.payload.end()) bytes_ -= there->second.data.size();
+    bytes_ += spool.data.size();
+    file.payload[spool.offset] = {spool.data, now};
+  }
+  const std::size_t begin = file.log.size();
+  file.log.resize(begin + kRecordHeadBytes + spool.record.size());
+  std::byte* to = bytes_of(file.log) + begin;
+  put_le<std::uint32_t>(to, static_cast<std::uint32_t>(spool.record.size()));
+  put_le<std::uint32_t>(to + 4, static_cast<std::uint32_t>(spool.data.size()));
+  put_le<std::uint64_t>(to + 8, spool.offset);
+  std::memcpy(to + kRecordHeadBytes, spool.record.data(), spool.record.size());
+  file.log_writes.emplace_back(file.log.size(), now);
+  return ok();
+}
+
+Result<Slice> Disk::read(const act::Unspool& unspool) {
+  constexpr std::string_view op = "read spool";
+  if (random_.uniform() < options_.read_error_share) return fail(Code::kIo, op, "input/output error");
+  const auto file = spools_.find(unspool.publication);
+  if (file == spools_.end()) return fail(Code::kNotFound, op, "there is no such spool");
+  const auto piece = file->second.payload.find(unspool.offset);
+  if (piece == file->second.payload.end() || piece->second.data.size() < unspool.length)
+    return fail(Code::kIo, op, "expected {} bytes at {}, found fewer", unspool.length, unspool.offset);
+  return piece->second.data.part(0, unspool.length);
+}
+
+// ---- crashes ----
+
+void Disk::finish(TimePoint now) {
+  while (!queue_.empty()) complete(now);
+  free_at_ = now;
+  write_failed_ = false;
+}
+
+void Disk::on_crash(TimePoint now) {
+  // Writes were handed over in order; the system carries out those that it got.
+  for (std::uint64_t done = queue_.empty() ? 0 : random_.below(queue_.size() + 1); done > 0; --done) complete(now);
+  queue_.clear();
+  free_at_ = now;
+  write_failed_ = false;
+}
+
+void Disk::on_power_loss(TimePoint now) {
+  on_crash(now);
+  for (auto& [id, spool] : spools_) damage(spool, now);
+  std::erase_if(spools_, [](const auto& s) { return s.second.log.empty() && s.second.payload.empty(); });
+}
+
+void Disk::damage(Spool& spool, TimePoint now) {
+  const auto synced = [&](TimePoint written) { return written + options_.sync_delay <= now; };
+  std::size_t safe = 0;
+  while (!spool.log_writes.empty() && !synced(spool.log_writes.back().second)) spool.log_writes.pop_back();
+  if (!spool.log_writes.empty()) safe = spool.log_writes.back().first;
+  if (safe < spool.log.size()) {
+    const std::size_t cut = safe + random_.below(spool.log.size() - safe + 1);
+    const std::size_t rest = spool.log.size() - cut;
+    spool.log.resize(cut);
+    if (random_.below(3) == 0) spool.log += garbage(rest);  // blocks that were allocated and never written
+    spool.log_writes.emplace_back(spool.log.size(), now);
+  }
+  for (auto it = spool.payload.begin(); it != spool.payload.end();) {
+    Slice& data = it->second.data;
+    const std::uint64_t fate = synced(it->second.written) ? 0 : random_.below(4);
+    if (fate == 1) {  // lost
+      bytes_ -= data.size();
+      it = spool.payload.erase(it);
+      continue;
+    }
+    if (fate == 2) {  // torn: zeros from somewhere on
+      std::vector<std::byte> torn(data.bytes().begin(), data.bytes().end());
+      const std::size_t from = random_.below(torn.size());
+      std::fill(torn.begin() + static_cast<std::ptrdiff_t>(from), torn.end(), std::byte{0});
+      data = Slice(std::move(torn));
+    }
+    ++it;
+  }
+}
+
+std::string Disk::garbage(std::size_t bytes) {
+  std::string text(bytes, '\0');
+  for (char& c : text) c = static_cast<char>(random_.next());
+  return text;
+}
+
+void Disk::wipe() {
+  queue_.clear();
+  state_.reset();
+  spools_.clear();
+  bytes_ = 0;
+}
+
+// ---- reading at the start ----
+
+std::vector<Frame> Disk::read_spool(const PublicationId& id) const {
+  std::vector<Frame> frames;
+  const auto found = spools_.find(id);
+  if (found == spools_.end()) return frames;
+  const Spool& file = found->second;
+  for (std::size_t at = 0; at + kRecordHeadBytes <= file.log.size();) {
+    const std::byte* from = bytes_of(file.log) + at;
+    const auto length = get_le<std::uint32_t>(from);
+    const auto data_length = get_le<std::uint32_t>(from + 4);
+    const auto offset = get_le<std::uint64_t>(from + 8);
+    at += kRecordHeadBytes;
+    if (length == 0 || length > file.log.size() - at || data_length > kChunkBytesMax) break;  // torn
+    const auto piece = file.payload.find(offset);
+    const bool there = piece != file.payload.end() && piece->second.data.size() == data_length;
+    if (data_length == 0 || there)
+      if (auto frame = frame_of({from + kRecordHeadBytes, length}, data_length ? piece->second.data : Slice()))
+        frames.push_back(std::move(*frame));
+    at += length;
+  }
+  return frames;
+}
+
+std::vector<PublicationId> Disk::spools() const {
+  std::vector<PublicationId> ids;
+  for (const auto& [id, spool] : spools_) ids.push_back(id);
+  return ids;
+}
+
+std::vector<Slice> Disk::pieces(const PublicationId& id) const {
+  std::vector<Slice> all;
+  if (const auto found = spools_.find(id); found != spools_.end())
+    for (const auto& [offset, piece] : found->second.payload) all.push_back(piece.data);
+  return all;
+}
+
+Result<Payload> Disk::open(const PublicationId& id, std::uint64_t bytes) const {
+  const auto found = spools_.find(id);
+  std::uint64_t at = 0;
+  if (found != spools_.end())
+    for (const auto& [offset, piece] : found->second.payload) {
+      if (offset != at) break;
+      at += piece.data.size();
+    }
+  if (at != bytes) return fail(Code::kNotFound, "open spool", "expected {} bytes without a gap, found {}", bytes, at);
+  return Payload(pieces(id));
+}
+
+}  // namespace echoline::sim

@@ -1,0 +1,270 @@
+// The learner's application; workers are in fleet_workers.cpp.
+#include "sim/fleet.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "sim/fleet_parts.hpp"
+
+namespace echoline::sim {
+
+using namespace overlay;
+
+namespace {
+
+constexpr Duration kSnapshotRetry = std::chrono::milliseconds(500);
+
+}  // namespace
+
+// A publication that is being made.
+struct Fleet::Making {
+  PublishSpec spec;
+  std::optional<Sealer> sealer;
+  Digest digest{};
+  std::uint64_t process = 0;
+  std::size_t pieces_done = 0;
+  bool catch_up = false;
+};
+
+Fleet::Fleet(World& world, const FleetOptions& options)
+    : world_(world), options_(options), random_(options.seed, 3), faults_(std::make_unique<FaultSites>(options.seed)) {
+  auto authority = trust::Authority::create(kRunId, new_key());
+  ECHO_CHECK(authority.has_value());
+  authority_ = std::make_shared<const trust::Authority>(std::move(*authority));
+  checker_ = std::make_shared<const RememberingChecker>(kRunId, authority_->public_key(), truth_);
+  world_.set_authority({kRunId, authority_->public_key()});
+  learner_host_ = world_.add_host(options_.learner.link, options_.learner.clock_skew);
+}
+
+Fleet::~Fleet() = default;
+
+trust::SigningKey Fleet::new_key() {
+  trust::SigningKey::Seed seed;
+  for (std::byte& b : seed) b = static_cast<std::byte>(random_.next());
+  return trust::SigningKey(seed);
+}
+
+Digest Fleet::new_digest(Version version) {
+  Digest digest;
+  const std::uint64_t words[2] = {version.value, random_.next()};
+  std::memcpy(digest.data(), words, sizeof words);
+  return digest;
+}
+
+std::vector<std::byte> Fleet::random_bytes(std::uint64_t count) {
+  std::vector<std::byte> bytes(count + 8);
+  for (std::size_t i = 0; i < count; i += 8) {
+    const std::uint64_t r = random_.next();
+    std::memcpy(bytes.data() + i, &r, 8);
+  }
+  bytes.resize(count);
+  return bytes;
+}
+
+double Fleet::learner_unix_s() const {
+  return world_.unix_origin_s(learner_host_) + seconds(world_.now().time_since_epoch());
+}
+
+CoreOptions Fleet::core_options(HostId host, const LinkLimits& limits) {
+  CoreOptions options;
+  options.limits = limits;
+  options.unix_origin_s = world_.unix_origin_s(host);
+  if (options_.fault_points) options.faults = faults_.get();
+  return options;
+}
+
+void Fleet::calm() {
+  calm_ = true;
+  faults_->calm = true;
+}
+
+// ---- the learner's process ----
+
+LearnerCore* Fleet::learner() {
+  auto* process = dynamic_cast<LearnerProcess*>(world_.process(learner_host_));
+  return process ? &process->core() : nullptr;
+}
+
+void Fleet::start_learner(std::uint64_t versions_lost) {
+  if (world_.alive(learner_host_)) return;
+  const LearnerOptions& o = options_.learner;
+  LearnerConfig config;
+  config.core = core_options(learner_host_, o.limits);
+  config.self = world_.endpoint_of(learner_host_);
+  config.authority = authority_;
+  config.checker = checker_;
+  config.durable = o.durable;
+  config.chain_rate = o.chain_rate;
+  config.chains_max = o.chains_max;
+  config.policy = o.policy;
+  config.heartbeat = o.heartbeat;
+  config.heartbeat_timeout = o.heartbeat_timeout;
+  config.quorum = o.quorum;
+  config.store_bytes_max = o.store;
+  if (const auto& bytes = world_.disk(learner_host_).state()) {
+    auto state = decode_learner_state(*bytes);
+    if (state)
+      config.state = std::move(*state);
+    else
+      wrong_ = "the learner's state file cannot be read: " + state.error().message();
+  }
+  if (!config.state && learner_processes_ == 0) {  // ids of workers that are members from the start
+    config.state.emplace();
+    config.state->run_id = kRunId;
+    config.state->next_worker = config.state->next_serial = 1'000'000;
+  }
+  // What was closed and is not on disk is lost: the learner makes that version again.
+  if (config.state && o.durable) {
+    policies_.clear();
+    for (const auto& [version, digest] : config.state->published) policies_[version] = digest;
+    for (; versions_lost > 0 && policies_.size() > 1; --versions_lost) policies_.erase(std::prev(policies_.end()));
+    newest_.reset();
+    if (!policies_.empty()) newest_ = policies_.rbegin()->first;
+    config.resumed_at = newest_;
+  }
+  ++learner_processes_;
+  publishing_ = 0;
+  world_.start(learner_host_, std::make_unique<LearnerProcess>(*this, std::move(config)));
+  world_.call(learner_host_, [&](TimePoint now) { learner()->start(now); });
+}
+
+void Fleet::on_learner(Action&& action) {
+  if (auto* done = std::get_if<act::BroadcastDone>(&action)) {
+    reports_.push_back(std::move(done->report));
+  } else if (const auto* acked = std::get_if<act::Acked>(&action)) {
+    const auto policy = policies_.find(acked->version);
+    const auto worker = worker_of(acked->worker);
+    if (worker && !workers_[*worker]->options.malice.any() &&
+        (policy == policies_.end() || policy->second != acked->policy_digest))
+      wrong_ = fmt::format("worker {} acknowledged version {} with a wrong digest", acked->worker, acked->version);
+  } else if (const auto* need = std::get_if<act::NeedSnapshot>(&action)) {
+    ++snapshots_asked_;
+    const Version version = need->current;
+    world_.at(world_.now() + options_.learner.snapshot_encode_time,
+              [this, version, process = learner_processes_] { provide_snapshot(version, process); });
+  } else if (const auto* message = std::get_if<act::MessageFrom>(&action)) {
+    on_message(message->worker, message->bytes);
+  } else if (const auto* changed = std::get_if<act::TopologyChanged>(&action)) {
+    if (observer_) observer_->on_topology(changed->chains);
+  }
+}
+
+void Fleet::expel(std::size_t i) {
+  const WorkerId id = workers_[i]->id();
+  if (!learner() || id == kLearnerId) return;
+  workers_[i]->expelled = true;
+  world_.call(learner_host_, [&](TimePoint now) { learner()->expel(id, "expelled by the script", now); });
+}
+
+void Fleet::end() {
+  for (const auto& worker : workers_) worker->wanted = false;
+  if (learner()) world_.call(learner_host_, [&](TimePoint now) { learner()->leave(now); });
+}
+
+// ---- publishing ----
+
+void Fleet::publish(const PublishSpec& spec) {
+  if (!learner() || publishing_ > 0) return;
+  auto making = std::make_shared<Making>();
+  making->spec = spec;
+  making->process = learner_processes_;
+  Announcement a;
+  a.run_id = kRunId;
+  a.epoch = learner()->epoch();
+  a.key.version = Version{newest_ ? newest_->value + 1 : 0};
+  if (spec.base && policies_.contains(*spec.base)) {
+    a.key.base = spec.base;
+    a.base_digest = policies_.at(*spec.base);
+  }
+  a.chunk_bytes = options_.learner.chunk_bytes;
+  a.issued_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
+  a.expires_unix_ms = a.issued_unix_ms + 3'600'000;
+  making->digest = new_digest(a.key.version);
+  making->sealer.emplace(a, authority_->key());
+  truth_.begin(making->sealer->id(), a);
+  ++publishing_;
+  world_.note(fmt::format("the learner publishes {}, {} bytes", to_text(a.key), spec.bytes));
+  world_.call(learner_host_, [&](TimePoint now) {
+    if (const Status begun = learner()->begin(a, making->sealer->opening(), false, now); !begun) {
+      wrong_ = begun.error().message();
+      --publishing_;
+    }
+  });
+  encode(making);
+}
+
+// The next piece; after the last the publication is closed.
+void Fleet::encode(const std::shared_ptr<Making>& making) {
+  Making& m = *making;
+  if (!learner() || learner_processes_ != m.process) return;
+  if (m.spec.abandon_after == m.pieces_done) {
+    --publishing_;
+    return world_.call(learner_host_, [&](TimePoint now) { learner()->abandon(m.sealer->id(), now); });
+  }
+  const std::uint64_t from = m.spec.bytes * m.pieces_done / m.spec.pieces;
+  const std::uint64_t to = m.spec.bytes * (m.pieces_done + 1) / m.spec.pieces;
+  ++m.pieces_done;
+  auto sealed = m.sealer->write(random_bytes(to - from));
+  ECHO_CHECK(sealed.has_value(), "{}", sealed ? "" : sealed.error().message());
+  const PublicationId id = m.sealer->id();
+  const auto give = [&](std::vector<SealedChunk> chunks) {
+    truth_.add(id, chunks);
+    if (chunks.empty()) return;
+    world_.call(learner_host_, [&](TimePoint now) {
+      const Status added = learner()->add(id, std::move(chunks), now);
+      const bool dropped = !added && (added.error().code == Code::kNotFound || m.catch_up);  // for lack of room
+      if (!added && !dropped) wrong_ = added.error().message();
+    });
+  };
+  give(std::move(*sealed));
+  if (m.pieces_done < m.spec.pieces) {
+    world_.at(world_.now() + m.spec.encode_time / static_cast<std::int64_t>(m.spec.pieces),
+              [this, making] { encode(making); });
+    return;
+  }
+  auto [last, closing] = m.sealer->finish(m.digest);
+  give(std::move(last));
+  const auto manifest = checker_->open(closing);
+  ECHO_CHECK(manifest.has_value());
+  truth_.close(id, m.digest);
+  const Version version = m.sealer->announcement().key.version;
+  if (!m.catch_up) {
+    --publishing_;
+    policies_[version] = m.digest;
+    newest_ = version;
+  }
+  world_.call(learner_host_, [&](TimePoint now) {
+    const Status finished = learner()->finish(*manifest, closing, now);
+    if (!finished && finished.error().code != Code::kNotFound) wrong_ = finished.error().message();
+  });
+}
+
+void Fleet::provide_snapshot(Version version, std::uint64_t process) {
+  if (!learner() || process != learner_processes_) return;
+  const auto policy = policies_.find(version);
+  auto making = std::make_shared<Making>();
+  making->spec.bytes = options_.learner.snapshot_bytes;
+  making->process = process;
+  making->catch_up = true;
+  Status begun = fail(Code::kInvalid, "provide snapshot", "version {} is not closed yet", version);
+  if (policy != policies_.end()) {
+    making->digest = policy->second;
+    Announcement a;
+    a.run_id = kRunId;
+    a.epoch = learner()->epoch();
+    a.key.version = version;
+    a.chunk_bytes = options_.learner.chunk_bytes;
+    a.issued_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
+    a.expires_unix_ms = a.issued_unix_ms + 3'600'000;
+    making->sealer.emplace(a, authority_->key());
+    world_.note(fmt::format("the learner provides a full snapshot of version {}", version));
+    world_.call(learner_host_,
+                [&](TimePoint now) { begun = learner()->begin(a, making->sealer->opening(), true, now); });
+    if (begun) truth_.begin(making->sealer->id(), a);
+  }
+  if (begun) return encode(making);
+  if (begun.error().code == Code::kStale) return;  // it is there already
+  world_.at(world_.now() + kSnapshotRetry, [this, version, process] { provide_snapshot(version, process); });
+}
+
+}  // namespace echoline::sim

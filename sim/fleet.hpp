@@ -1,0 +1,193 @@
+// A learner and its workers in a simulated world: the drivers and applications around the real protocol cores. The
+// learner's application publishes policies and provides snapshots; a worker's application enrols, installs what it is
+// given, and starts again when its process has ended.
+#pragma once
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "overlay/enrol_core.hpp"
+#include "overlay/learner_core.hpp"
+#include "overlay/member_core.hpp"
+#include "sim/malice.hpp"
+#include "sim/truth.hpp"
+#include "sim/world.hpp"
+
+namespace echoline::sim {
+
+struct LearnerOptions {
+  AccessLink link;
+  overlay::LinkLimits limits;  // held by the core
+  Duration clock_skew{};
+  chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
+  BitRate chain_rate = BitRate::from_mbit_per_s(8);
+  std::size_t chains_max = 8;
+  Duration heartbeat = std::chrono::milliseconds(500), heartbeat_timeout = std::chrono::seconds(3);
+  double quorum = 0.9;
+  Bytes store{1ull << 30};
+  std::uint32_t chunk_bytes = 64 * 1024;
+  bool durable = true;  // its state is on its disk
+  Duration snapshot_encode_time = std::chrono::milliseconds(50);
+  std::uint64_t snapshot_bytes = 200'000;  // of snapshots provided on demand
+};
+
+struct WorkerOptions {
+  AccessLink link;
+  overlay::LinkLimits limits;  // held by the core
+  Duration clock_skew{};
+  bool nat = false, disk = false, enrol = true;
+  DiskOptions disk_options;
+  overlay::StoreLimits store;
+  MaliceOptions malice;
+  Duration install_time = std::chrono::milliseconds(1);
+  double install_failure_share = 0;
+  Duration restart_after = std::chrono::seconds(1);  // when its process has ended by itself
+};
+
+struct FleetOptions {
+  std::uint64_t seed = 1;
+  LearnerOptions learner;
+  Duration certificate_lifetime = std::chrono::hours(1);  // of identities that are made with the run
+  std::optional<Duration> message_every;  // workers send the learner messages, and are answered
+  bool fault_points = false;  // rare but legal courses of events inside the cores, as the seed has it
+};
+
+// One publication as the learner's application makes it.
+struct PublishSpec {
+  std::optional<Version> base;  // absent: a full snapshot
+  std::uint64_t bytes = 0;
+  Duration encode_time{};  // it is encoded in `pieces` over this time
+  std::size_t pieces = 1;
+  std::optional<std::size_t> abandon_after;  // so many pieces: the trainer gives it up
+};
+
+// What the fleet's applications see. Changes nothing.
+class FleetObserver {
+ public:
+  virtual ~FleetObserver() = default;
+  virtual void on_delivered(std::size_t /*worker*/, const overlay::act::Deliver&) {}
+  virtual void on_activated(std::size_t /*worker*/, const overlay::Installed&) {}
+  virtual void on_identity(std::size_t /*worker*/, WorkerId) {}  // a new one
+  virtual void on_topology(const overlay::ChainIds&) {}
+};
+
+class Fleet {
+ public:
+  static constexpr const char* kRunId = "simulation";
+
+  Fleet(World& world, const FleetOptions& options);
+  ~Fleet();
+
+  // ---- the learner ----
+
+  // Starts it, or starts it again from what its disk holds; its trainer's checkpoint lacks the last `versions_lost`.
+  void start_learner(std::uint64_t versions_lost = 0);
+  // The next version: one more than the last that was finished. Nothing while the learner is down.
+  void publish(const PublishSpec& spec);
+  void expel(std::size_t worker);
+  void end();  // the run is over: the learner says goodbye, and nobody starts again
+  std::uint32_t chunk_bytes() const { return options_.learner.chunk_bytes; }
+  HostId learner_host() const { return learner_host_; }
+  overlay::LearnerCore* learner();  // absent while it is down
+  // The newest version that was closed; what everybody should reach.
+  std::optional<Version> newest() const { return newest_; }
+  bool publishing() const { return publishing_ > 0; }
+  const std::vector<overlay::BroadcastReport>& reports() const { return reports_; }
+  std::uint64_t snapshots_asked() const { return snapshots_asked_; }
+
+  // ---- workers ----
+
+  std::size_t add_worker(const WorkerOptions& options);
+  // Starts its process, or starts it again with what its disk holds; it enrols when that is nothing.
+  void start_worker(std::size_t worker);
+  void kill_worker(std::size_t worker, Death death);
+  void drain_worker(std::size_t worker);   // it leaves and does not come back
+  void retire_worker(std::size_t worker);  // its machine is given back: it does not come back
+  std::size_t workers() const { return workers_.size(); }
+
+  struct Worker {
+    WorkerOptions options;
+    HostId host;
+    std::optional<overlay::trust::SigningKey> key;
+    std::optional<overlay::WorkerState> state;  // of the present process
+    bool wanted = true;                         // false: nobody starts it again
+    bool expelled = false;                      // its identity is worth nothing any more
+    bool joined = false;                        // welcomed by the learner, and not away
+    std::uint64_t processes = 0, enrolments = 0;
+    std::optional<overlay::Installed> installed, active;  // of the present process
+    std::optional<Version> given;                         // delivered last
+    bool dropping = false;                                // an installation failed: waits for a full snapshot
+    std::map<Version, TimePoint> installed_at;            // by any process of it
+    std::string last_end;
+    std::uint64_t messages = 0, answers = 0;  // sent by the present process, and the last answered
+    WorkerId id() const { return state ? state->worker : WorkerId{}; }
+  };
+  const Worker& worker(std::size_t i) const { return *workers_[i]; }
+  overlay::MemberCore* member(std::size_t i);  // absent while it is down or enrols
+  std::optional<std::size_t> worker_on(HostId host) const;
+  std::optional<std::size_t> worker_of(WorkerId id) const;
+
+  const Truth& truth() const { return truth_; }
+  const overlay::Checker& checker() const { return *checker_; }
+  const overlay::trust::Authority& authority() const { return *authority_; }
+  void set_observer(FleetObserver* observer) { observer_ = observer; }
+  // No more of the random troubles of applications and cores.
+  void calm();
+  // What should never happen in an application's dealings with its core; empty when all is well.
+  const std::string& wrong() const { return wrong_; }
+
+ private:
+  class LearnerProcess;
+  class EnrolProcess;
+  class MemberProcess;
+  class FaultSites;
+  struct Making;
+
+  void on_learner(overlay::Action&& action);
+  void encode(const std::shared_ptr<Making>& making);
+  void provide_snapshot(Version version, std::uint64_t process);
+  void enrol(std::size_t i);
+  void enrolled(std::size_t i, Result<overlay::WorkerState> result, TimePoint now);
+  void join(std::size_t i, overlay::WorkerState state);
+  void on_member(std::size_t i, overlay::Action&& action, TimePoint now);
+  void deliver(std::size_t i, overlay::act::Deliver deliver);
+  void install(std::size_t i, std::uint64_t process, const overlay::Publication& publication);
+  void ended(std::size_t i, const std::string& reason);
+  void chat(std::size_t i);
+  void on_message(WorkerId from, const std::string& text);
+  void on_answer(std::size_t i, const std::string& text);
+  double learner_unix_s() const;
+  overlay::CoreOptions core_options(HostId host, const overlay::LinkLimits& limits);
+  overlay::Digest new_digest(Version version);
+  overlay::trust::SigningKey new_key();
+  std::vector<std::byte> random_bytes(std::uint64_t count);
+
+  World& world_;
+  FleetOptions options_;
+  Random random_;
+  std::shared_ptr<const overlay::trust::Authority> authority_;
+  Truth truth_;
+  std::shared_ptr<const RememberingChecker> checker_;
+  std::unique_ptr<FaultSites> faults_;
+  FleetObserver* observer_ = nullptr;
+  bool calm_ = false;
+  std::string wrong_;
+
+  HostId learner_host_;
+  std::uint64_t learner_processes_ = 0;
+  std::optional<overlay::LearnerState> learner_state_;  // of a learner without a disk: what it began with
+  std::map<Version, overlay::Digest> policies_;         // that were closed
+  std::optional<Version> newest_;
+  std::size_t publishing_ = 0;
+  std::vector<overlay::BroadcastReport> reports_;
+  std::uint64_t snapshots_asked_ = 0;
+  std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> heard_;  // process and number of the last message
+
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::uint64_t next_id_ = 1;  // of workers that do not enrol
+  std::map<std::uint64_t, std::size_t> by_host_;
+  std::map<WorkerId, std::size_t> by_id_;
+};
+
+}  // namespace echoline::sim

@@ -1,0 +1,66 @@
+// The processes of a fleet's hosts. Internal to fleet*.cpp.
+#pragma once
+#include "sim/fleet.hpp"
+
+namespace echoline::sim {
+
+// Rare but legal courses of events: of all sites in the cores a quarter is active under a seed, and fires a quarter of
+// the time.
+class Fleet::FaultSites final : public overlay::FaultPoints {
+ public:
+  explicit FaultSites(std::uint64_t seed) : seed_(seed), random_(seed, 4) {}
+  bool fire(std::string_view site) override {
+    if (calm) return false;
+    std::uint64_t h = seed_;
+    for (const char c : site) h = mix64(h ^ static_cast<unsigned char>(c));
+    return h % 4 == 0 && random_.below(4) == 0;
+  }
+  bool calm = false;
+
+ private:
+  std::uint64_t seed_;
+  Random random_;
+};
+
+class Fleet::LearnerProcess final : public Process {
+ public:
+  LearnerProcess(Fleet& fleet, overlay::LearnerConfig config) : fleet_(fleet), learner_(std::move(config)) {}
+  overlay::LearnerCore& core() override { return learner_; }
+  void on_action(overlay::Action&& action, TimePoint) override { fleet_.on_learner(std::move(action)); }
+
+ private:
+  Fleet& fleet_;
+  overlay::LearnerCore learner_;
+};
+
+class Fleet::EnrolProcess final : public Process {
+ public:
+  EnrolProcess(Fleet& fleet, std::size_t worker, overlay::EnrolConfig config)
+      : fleet_(fleet), worker_(worker), enrolment_(std::move(config)) {}
+  overlay::EnrolCore& core() override { return enrolment_; }
+  void on_action(overlay::Action&& action, TimePoint now) override {
+    if (std::holds_alternative<overlay::act::Disconnected>(action)) fleet_.enrolled(worker_, enrolment_.result(), now);
+  }
+
+ private:
+  Fleet& fleet_;
+  std::size_t worker_;
+  overlay::EnrolCore enrolment_;
+};
+
+class Fleet::MemberProcess final : public Process {
+ public:
+  MemberProcess(Fleet& fleet, std::size_t worker, overlay::MemberConfig config)
+      : fleet_(fleet), worker_(worker), member_(std::move(config)) {}
+  overlay::MemberCore& core() override { return member_; }
+  void on_action(overlay::Action&& action, TimePoint now) override {
+    fleet_.on_member(worker_, std::move(action), now);
+  }
+
+ private:
+  Fleet& fleet_;
+  std::size_t worker_;
+  overlay::MemberCore member_;
+};
+
+}  // namespace echoline::sim

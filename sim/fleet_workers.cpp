@@ -1,0 +1,256 @@
+// Workers of a simulated fleet: their machines, enrolment, installation of policies, and coming back.
+#include <algorithm>
+#include <cstdio>
+
+#include "sim/fleet_parts.hpp"
+
+namespace echoline::sim {
+
+using namespace overlay;
+
+std::size_t Fleet::add_worker(const WorkerOptions& options) {
+  const std::size_t i = workers_.size();
+  auto worker = std::make_unique<Worker>();
+  worker->options = options;
+  worker->host = world_.add_host(options.link, options.clock_skew);
+  worker->options.store.disk = options.disk;
+  world_.set_nat(worker->host, options.nat);
+  world_.disk(worker->host).configure(options.disk_options);
+  if (options.malice.any())
+    world_.set_malice(worker->host, std::make_unique<Malicious>(options.malice, options_.seed, 100 + i));
+  by_host_[worker->host.value] = i;
+  workers_.push_back(std::move(worker));
+  if (options_.message_every) chat(i);
+  return i;
+}
+
+std::optional<std::size_t> Fleet::worker_on(HostId host) const {
+  const auto it = by_host_.find(host.value);
+  return it == by_host_.end() ? std::nullopt : std::optional(it->second);
+}
+
+std::optional<std::size_t> Fleet::worker_of(WorkerId id) const {
+  const auto it = by_id_.find(id);
+  return it == by_id_.end() ? std::nullopt : std::optional(it->second);
+}
+
+MemberCore* Fleet::member(std::size_t i) {
+  auto* process = dynamic_cast<MemberProcess*>(world_.process(workers_[i]->host));
+  return process ? &process->core() : nullptr;
+}
+
+// ---- processes ----
+
+void Fleet::start_worker(std::size_t i) {
+  Worker& w = *workers_[i];
+  if (world_.alive(w.host)) return;
+  if (const auto& bytes = world_.disk(w.host).state(); w.options.disk && bytes) {
+    auto state = decode_worker_state(*bytes);
+    const auto identity = state ? trust::check_certificate(state->certificate, authority_->public_key(), kRunId,
+                                                           std::nullopt)
+                                : Result<trust::PeerIdentity>(state.error());
+    if (identity && identity->expires_unix_s > learner_unix_s()) return join(i, std::move(*state));
+    if (identity) world_.disk(w.host).wipe();  // it was away for too long: a new identity
+    if (!identity) wrong_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
+  }
+  if (w.options.enrol) return enrol(i);
+  // Its identity was made with the run.
+  w.key = new_key();
+  WorkerState state;
+  state.run_id = kRunId;
+  state.worker = WorkerId{next_id_++};
+  state.authority = authority_->certificate();
+  trust::CertificateRequest request;
+  request.subject = w.key->public_key();
+  request.kind = trust::PeerIdentity::Kind::kWorker;
+  request.worker = state.worker;
+  request.serial = state.worker.value;
+  request.now_unix_s = learner_unix_s();
+  request.lifetime = options_.certificate_lifetime;
+  auto certificate = authority_->issue(request);
+  ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
+  state.certificate = std::move(*certificate);
+  join(i, std::move(state));
+}
+
+void Fleet::enrol(std::size_t i) {
+  Worker& w = *workers_[i];
+  w.key = new_key();
+  w.state.reset();
+  ++w.processes;
+  ++w.enrolments;
+  const std::string instance = fmt::format("simulated-{}", i);
+  trust::Nonce nonce;
+  for (std::byte& b : nonce) b = static_cast<std::byte>(random_.next());
+  auto token = trust::issue_token(*authority_, instance, nonce,
+                                  learner_unix_s());
+  ECHO_CHECK(token.has_value());
+  EnrolConfig config{core_options(w.host, w.options.limits), world_.endpoint_of(learner_host_), *w.key, *token,
+                     instance};
+  auto process = std::make_unique<EnrolProcess>(*this, i, std::move(config));
+  EnrolCore& core = process->core();
+  world_.start(w.host, std::move(process));
+  world_.call(w.host, [&](TimePoint now) { core.start(now); });
+}
+
+void Fleet::enrolled(std::size_t i, Result<WorkerState> result, TimePoint) {
+  world_.post([this, i, process = workers_[i]->processes, result = std::move(result)]() mutable {
+    Worker& w = *workers_[i];
+    if (!world_.alive(w.host) || w.processes != process) return;
+    if (!result) return ended(i, result.error().message());
+    world_.stop(w.host);
+    join(i, std::move(*result));
+  });
+}
+
+void Fleet::join(std::size_t i, WorkerState state) {
+  Worker& w = *workers_[i];
+  ++w.processes;
+  const bool known = by_id_.contains(state.worker);
+  by_id_[state.worker] = i;
+  w.state = state;
+  w.installed.reset();
+  w.active.reset();
+  w.given.reset();
+  w.joined = w.dropping = false;
+  w.messages = w.answers = 0;
+  if (!known && observer_) observer_->on_identity(i, state.worker);
+  MemberConfig config{core_options(w.host, w.options.limits),
+                      world_.endpoint_of(learner_host_),
+                      world_.endpoint_of(w.host),
+                      fmt::format("simulated-{}", i),
+                      *w.key,
+                      std::move(state),
+                      checker_,
+                      w.options.store,
+                      w.options.disk};
+  std::vector<Frame> frames;
+  if (w.options.disk)
+    for (const PublicationId& id : world_.disk(w.host).spools())
+      for (Frame& frame : world_.disk(w.host).read_spool(id)) frames.push_back(std::move(frame));
+  auto process = std::make_unique<MemberProcess>(*this, i, std::move(config));
+  MemberCore& core = process->core();
+  world_.start(w.host, std::move(process));
+  for (Frame& frame : frames) world_.call(w.host, [&](TimePoint now) { core.recover(std::move(frame), now); });
+  world_.call(w.host, [&](TimePoint now) { core.start(now); });
+}
+
+void Fleet::kill_worker(std::size_t i, Death death) {
+  Worker& w = *workers_[i];
+  w.joined = false;
+  world_.kill(w.host, death);
+}
+
+void Fleet::drain_worker(std::size_t i) {
+  workers_[i]->wanted = false;
+  if (member(i)) world_.call(workers_[i]->host, [&](TimePoint now) { member(i)->drain(now); });
+}
+
+void Fleet::retire_worker(std::size_t i) {
+  workers_[i]->wanted = false;
+  kill_worker(i, Death::kPowerLoss);
+}
+
+// The process has ended by itself; whoever runs the machine starts it again after a while.
+void Fleet::ended(std::size_t i, const std::string& reason) {
+  Worker& w = *workers_[i];
+  w.last_end = reason;
+  w.joined = false;
+  world_.note(fmt::format("worker {} ends: {}", i, reason));
+  world_.stop(w.host);
+  if (std::exchange(w.expelled, false)) world_.disk(w.host).wipe();  // a new machine takes its place
+  world_.at(world_.now() + w.options.restart_after, [this, i, process = w.processes] {
+    if (workers_[i]->wanted && workers_[i]->processes == process) start_worker(i);
+  });
+}
+
+// ---- applications ----
+
+void Fleet::on_member(std::size_t i, Action&& action, TimePoint) {
+  Worker& w = *workers_[i];
+  if (std::holds_alternative<act::Welcomed>(action)) {
+    w.joined = true;
+  } else if (std::holds_alternative<act::Away>(action)) {
+    w.joined = false;
+  } else if (const auto* message = std::get_if<act::Message>(&action)) {
+    on_answer(i, message->bytes);
+  } else if (auto* delivered = std::get_if<act::Deliver>(&action)) {
+    deliver(i, std::move(*delivered));
+  } else if (const auto* gone = std::get_if<act::Disconnected>(&action)) {
+    world_.post([this, i, process = w.processes, reason = gone->reason] {
+      if (workers_[i]->processes == process && world_.alive(workers_[i]->host)) ended(i, reason);
+    });
+  }
+}
+
+// Messages are numbered; between a worker and the learner they come whole, once and in order, or not at all.
+void Fleet::chat(std::size_t i) {
+  Worker& w = *workers_[i];
+  world_.at(world_.now() + *options_.message_every, [this, i] { chat(i); });
+  MemberCore* core = member(i);
+  if (!core || !w.joined) return;
+  std::string text = fmt::format("{} {} ", w.processes, ++w.messages);
+  text.resize(text.size() + random_.below(random_.below(100) == 0 ? 1'000'000 : 2'000), '.');
+  world_.call(w.host, [&](TimePoint now) { core->send_message(std::as_bytes(std::span(text)), now); });
+}
+
+void Fleet::on_message(WorkerId from, const std::string& text) {
+  unsigned long long process = 0, number = 0;
+  const bool read = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
+  auto& last = heard_[from];
+  const std::pair<std::uint64_t, std::uint64_t> now{process, number};
+  const auto worker = worker_of(from);
+  if (worker && workers_[*worker]->options.malice.any()) return;
+  if (!read || now <= last) wrong_ = fmt::format("a message of worker {} came out of order", from);
+  last = now;
+  world_.post([this, from, text] {
+    if (!learner()) return;
+    world_.call(learner_host_, [&](TimePoint t) { learner()->send_message(from, std::as_bytes(std::span(text)), t); });
+  });
+}
+
+void Fleet::on_answer(std::size_t i, const std::string& text) {
+  Worker& w = *workers_[i];
+  unsigned long long process = 0, number = 0;
+  const bool read = std::sscanf(text.c_str(), "%llu %llu", &process, &number) == 2;
+  if (!read || (process == w.processes && number <= w.answers) || process > w.processes)
+    wrong_ = fmt::format("an answer to worker {} came out of order", i);
+  if (process == w.processes) w.answers = number;
+}
+
+void Fleet::deliver(std::size_t i, act::Deliver delivery) {
+  Worker& w = *workers_[i];
+  if (observer_) observer_->on_delivered(i, delivery);
+  const Publication& p = delivery.publication;
+  if (w.dropping && p.base) return;
+  w.dropping = false;
+  if (p.base && p.base != w.given)
+    wrong_ = fmt::format("worker {} was given version {} on {}, but has {}", i, p.version, *p.base,
+                         w.given ? fmt::format("version {}", *w.given) : "nothing");
+  w.given = p.version;
+  Publication installed{p.version, p.base, p.policy_digest, {}, p.activate};
+  world_.at(world_.now() + w.options.install_time,
+            [this, i, process = w.processes, installed] { install(i, process, installed); });
+}
+
+void Fleet::install(std::size_t i, std::uint64_t process, const Publication& p) {
+  Worker& w = *workers_[i];
+  MemberCore* core = member(i);
+  if (!core || w.processes != process || (w.dropping && p.base)) return;
+  if (w.dropping && w.given != p.version) return;
+  if (!calm_ && random_.uniform() < w.options.install_failure_share) {
+    world_.note(fmt::format("worker {} fails to install version {}", i, p.version));
+    w.dropping = true;
+    w.given.reset();
+    return world_.call(w.host, [&](TimePoint now) { core->install_failed(p.version, "simulated failure", now); });
+  }
+  w.installed = Installed{p.version, p.policy_digest};
+  w.installed_at.try_emplace(p.version, world_.now());
+  if (p.activate) {
+    w.active = w.installed;
+    if (observer_) observer_->on_activated(i, *w.active);
+  }
+  world_.call(w.host, [&](TimePoint now) { core->installed(p.version, p.policy_digest, now); });
+}
+
+}  // namespace echoline::sim

@@ -1,0 +1,202 @@
+#include "sim/invariants.hpp"
+
+#include <algorithm>
+
+namespace echoline::sim {
+
+using namespace overlay;
+
+namespace {
+
+// Chunks that may be in memory beyond the budget: those that were read back, or had come when reading was stopped.
+constexpr std::uint64_t kSlackChunks = 40;
+constexpr std::uint64_t kStepsPerLook = 256;
+// What an edge may carry twice when it is opened or changed: two windows of what was on its way.
+constexpr std::uint64_t kEdgeChangeBytes = 2 * Uplink::kWindowBytes + 2 * kChunkBytesMax;
+constexpr double kWasteShare = 0.02;
+
+}  // namespace
+
+Invariants::Invariants(World& world, Fleet& fleet) : world_(world), fleet_(fleet) {}
+
+void Invariants::violated(const char* rule, std::string text) {
+  world_.note(fmt::format("VIOLATED ({}): {}", rule, text));
+  violations_.push_back({world_.now(), rule, std::move(text)});
+}
+
+bool Invariants::honest(HostId host) const {
+  const auto worker = fleet_.worker_on(host);
+  return !worker || !fleet_.worker(*worker).options.malice.any();
+}
+
+// ---- what travels ----
+
+void Invariants::on_frame(HostId from, HostId to, const Frame& frame) {
+  const HostId learner = fleet_.learner_host();
+  if (frame.type == FrameType::kChunk) {
+    ++counts_.chunks;
+    if (honest(from) && !fleet_.truth().holds(frame.chunk.publication, frame.chunk.index, frame.body))
+      violated(kBytes,
+               fmt::format("host {} sent host {} a chunk {} that the learner never made", from, to, frame.chunk.index));
+    if (const auto worker = fleet_.worker_on(to); worker && from == learner && honest(to)) on_chunk_of_learner(*worker, frame);
+    return;
+  }
+  if (frame.type != FrameType::kControl) return;
+  if (to == learner) {
+    const auto worker = fleet_.worker_on(from);
+    const auto message = decode_control(frame.body.bytes());
+    if (worker && message) on_message_to_learner(*worker, *message);
+  }
+}
+
+void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
+  const std::uint64_t bytes = frame.body.size();
+  counts_.learner_chunk_bytes += bytes;
+  Child& child = children_[worker];
+  const Truth::Publication* p = fleet_.truth().find(frame.chunk.publication);
+  ChunkSet& has = child.has[frame.chunk.publication];
+  const bool passed = p && child.position && p->key.version <= *child.position;
+  if (has.contains(frame.chunk.index) || passed) counts_.learner_wasted_bytes += bytes;
+  has.insert(frame.chunk.index);
+}
+
+void Invariants::on_message_to_learner(std::size_t worker, const ControlMessage& message) {
+  if (const auto* hello = std::get_if<PeerHello>(&message)) {
+    allowed_waste_ += kEdgeChangeBytes;
+    if (hello->stream == 0) take_have(worker, hello->have, true);
+  } else if (const auto* have = std::get_if<Have>(&message)) {
+    allowed_waste_ += kEdgeChangeBytes;
+    take_have(worker, *have, false);
+  } else if (const auto* request = std::get_if<ChunkRequest>(&message)) {
+    children_[worker].has[request->publication].erase(request->index);
+  }
+}
+
+void Invariants::take_have(std::size_t worker, const Have& have, bool anew) {
+  Child& child = children_[worker];
+  if (anew) child.has.clear();
+  child.position = have.position;
+  for (const auto& [key, item] : have.items) {
+    if (anew)
+      child.has[item.publication] = item.chunks;
+    else
+      child.has[item.publication].insert_all(item.chunks);
+  }
+}
+
+// ---- nodes ----
+
+void Invariants::on_step(HostId host) {
+  if (const auto worker = fleet_.worker_on(host))
+    if (const MemberCore* member = fleet_.member(*worker))
+      check_budget(*worker, fleet_.worker(*worker).options.store, member->stats().memory.count,
+                   world_.disk(host).bytes(), world_.disk(host).write_failed());
+  if (++steps_ % kStepsPerLook == 0) check_learner();
+}
+
+void Invariants::check_budget(std::size_t worker, const StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
+                              bool disk_failed) {
+  const std::uint64_t slack = limits.disk ? kSlackChunks * fleet_.chunk_bytes() : 0;
+  // What the disk did not take has to be in memory, together with the rest of its publication.
+  const std::uint64_t memory_max = limits.memory_max.count + (limits.disk && disk_failed ? limits.disk_max.count : 0);
+  if (memory > memory_max + slack)
+    violated(kBudget, fmt::format("worker {} holds {} bytes in memory, allowed are {}", worker, memory, memory_max));
+  if (disk > limits.disk_max.count + slack)
+    violated(kBudget,
+             fmt::format("worker {} holds {} bytes on disk, allowed are {}", worker, disk, limits.disk_max.count));
+}
+
+void Invariants::on_delivered(std::size_t worker, const act::Deliver& delivery) {
+  ++counts_.deliveries;
+  const Publication& p = delivery.publication;
+  const PublicationKey key{p.version, p.base};
+  std::vector<Slice> pieces = p.payload.pieces();
+  if (delivery.spooled) pieces = world_.disk(fleet_.worker(worker).host).pieces(*delivery.spooled);
+  if (!fleet_.truth().holds(key, p.policy_digest, pieces))
+    violated(kBytes, fmt::format("worker {} is given {} that the learner never published{}", worker, to_text(key),
+                                 delivery.spooled ? " (from its disk)" : ""));
+}
+
+void Invariants::on_activated(std::size_t worker, const Installed& active) {
+  ++counts_.activations;
+  // A policy that a learner resumed from belongs to several epochs: any of them will do.
+  const std::set<std::uint64_t> epochs = fleet_.truth().epochs_of(active.policy_digest);
+  std::optional<std::pair<std::uint64_t, Version>>& last = active_[fleet_.worker(worker).id()];
+  for (const std::uint64_t epoch : epochs)
+    if (const std::pair now{epoch, active.version}; !last || now >= *last) {
+      last = now;
+      return;
+    }
+  violated(kNoWayBack, fmt::format("worker {} activates version {} of epoch {} after version {} of epoch {}", worker,
+                                   active.version, epochs.empty() ? 0 : *epochs.rbegin(), last ? last->second.value : 0,
+                                   last ? last->first : 0));
+}
+
+// ---- the learner ----
+
+void Invariants::on_topology(const ChainIds& chains) {
+  ++counts_.topologies;
+  std::set<WorkerId> seen;
+  for (const auto& chain : chains)
+    for (const WorkerId id : chain)
+      if (!seen.insert(id).second) violated(kTree, fmt::format("worker {} stands in two places", id));
+  if (const LearnerCore* learner = fleet_.learner()) check_parents(learner->topology().parents());
+}
+
+void Invariants::check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents) {
+  const std::size_t stripes = parents.empty() ? 0 : parents.begin()->second.size();
+  for (std::size_t s = 0; s < stripes; ++s) {
+    std::map<WorkerId, std::size_t> children;
+    for (const auto& [id, of] : parents) {
+      if (of.size() != stripes) return violated(kTree, fmt::format("worker {} has {} parents", id, of.size()));
+      if (++children[of[s]] > 1 && of[s] != kLearnerId)
+        violated(kTree, fmt::format("worker {} has two children", of[s]));
+      WorkerId at = id;
+      std::size_t hops = 0;
+      for (; at != kLearnerId && hops <= parents.size(); ++hops) {
+        const auto it = parents.find(at);
+        if (it == parents.end()) return violated(kTree, fmt::format("worker {} hangs on {}, who is not there", id, at));
+        at = it->second[s];
+      }
+      if (at != kLearnerId) return violated(kTree, fmt::format("worker {} hangs in a circle", id));
+    }
+  }
+}
+
+void Invariants::check_learner() {
+  if (!fleet_.wrong().empty() && std::none_of(violations_.begin(), violations_.end(),
+                                              [](const Violation& v) { return v.rule == std::string(kSound); }))
+    violated(kSound, fleet_.wrong());
+  const LearnerCore* learner = fleet_.learner();
+  if (!learner) return;
+  bool slander = false;
+  for (std::size_t i = 0; i < fleet_.workers(); ++i) slander = slander || fleet_.worker(i).options.malice.slander;
+  const LearnerStats stats = learner->stats();
+  counts_.quarantined = std::max(counts_.quarantined, stats.quarantined);
+  for (const WorkerView& view : stats.workers) {
+    const auto worker = fleet_.worker_of(view.info.id);
+    if (view.quarantined && worker && !slander && !fleet_.worker(*worker).options.malice.any())
+      violated(kBlame, fmt::format("worker {} is quarantined, though it is honest", *worker));
+  }
+  const auto allowed =
+      static_cast<std::uint64_t>(kWasteShare * static_cast<double>(counts_.learner_chunk_bytes)) + allowed_waste_;
+  if (counts_.learner_wasted_bytes > allowed)
+    violated(kFrugal, fmt::format("{} of the {} chunk bytes of the learner were for children that had them",
+                                  counts_.learner_wasted_bytes, counts_.learner_chunk_bytes));
+}
+
+void Invariants::check_liveness() {
+  const auto newest = fleet_.newest();
+  if (!newest) return;
+  for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+    const Fleet::Worker& w = fleet_.worker(i);
+    if (!w.wanted || (w.active && w.active->version == *newest)) continue;
+    violated(kLiveness,
+             fmt::format("worker {} ({}) has {}, the newest is version {}; {}{}", i, to_text(w.options.malice),
+                         w.active ? fmt::format("version {}", w.active->version) : "nothing", *newest,
+                         w.joined ? "it is a member" : "it is no member",
+                         w.last_end.empty() ? "" : fmt::format("; its last process ended: {}", w.last_end)));
+  }
+}
+
+}  // namespace echoline::sim

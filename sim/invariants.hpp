@@ -1,0 +1,78 @@
+// What must hold in a simulated fleet at every step, whatever goes wrong around it.
+#pragma once
+#include <set>
+#include <string>
+#include <vector>
+
+#include "sim/fleet.hpp"
+
+namespace echoline::sim {
+
+struct Violation {
+  TimePoint at;
+  std::string rule;  // one of the names below
+  std::string text;
+};
+
+// Register it with both the world and the fleet; both must outlive it.
+class Invariants final : public Observer, public FleetObserver {
+ public:
+  static constexpr const char* kBytes = "bytes";            // nobody honest forwards or installs a foreign byte
+  static constexpr const char* kNoWayBack = "no way back";  // the active version of a worker never decreases
+  static constexpr const char* kBudget = "budget";          // memory and disk stay within their limits
+  static constexpr const char* kTree = "tree";              // one parent per worker and stripe, no cycle
+  static constexpr const char* kFrugal = "frugal";          // the learner sends no chunk that its child has
+  static constexpr const char* kBlame = "blame";            // nobody honest is quarantined on honest words
+  static constexpr const char* kSound = "sound";            // what cores and applications tell each other makes sense
+  static constexpr const char* kLiveness = "liveness";      // at last everybody has the newest version
+
+  Invariants(World& world, Fleet& fleet);
+
+  void on_frame(HostId from, HostId to, const overlay::Frame& frame) override;
+  void on_step(HostId host) override;
+  void on_delivered(std::size_t worker, const overlay::act::Deliver& delivery) override;
+  void on_activated(std::size_t worker, const overlay::Installed& active) override;
+  void on_topology(const overlay::ChainIds& chains) override;
+
+  // Every worker and its parents, one for each stripe: all hang on the learner, nobody but it has two children.
+  void check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents);
+  // `disk_failed`: a write has failed, so that some of what belongs on disk is in memory.
+  void check_budget(std::size_t worker, const overlay::StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
+                    bool disk_failed);
+  // Looked at now and then, and once at the end.
+  void check_learner();
+  // Faults are over: every worker that runs and can reach the learner has reached the newest version.
+  void check_liveness();
+
+  void violated(const char* rule, std::string text);
+  const std::vector<Violation>& violations() const { return violations_; }
+
+  struct Counts {
+    std::uint64_t chunks = 0, deliveries = 0, activations = 0, topologies = 0, quarantined = 0;
+    std::uint64_t learner_chunk_bytes = 0, learner_wasted_bytes = 0;
+  };
+  const Counts& counts() const { return counts_; }
+
+ private:
+  // What one child of the learner has, as far as the learner can know.
+  struct Child {
+    std::uint64_t process = 0;
+    std::optional<Version> position;
+    std::map<overlay::PublicationId, overlay::ChunkSet> has;
+  };
+  bool honest(HostId host) const;
+  void on_chunk_of_learner(std::size_t worker, const overlay::Frame& frame);
+  void on_message_to_learner(std::size_t worker, const overlay::ControlMessage& message);
+  void take_have(std::size_t worker, const overlay::Have& have, bool anew);
+
+  World& world_;
+  Fleet& fleet_;
+  std::vector<Violation> violations_;
+  Counts counts_;
+  std::map<WorkerId, std::optional<std::pair<std::uint64_t, Version>>> active_;  // highest (epoch, version)
+  std::map<std::size_t, Child> children_;
+  std::uint64_t allowed_waste_ = 0;  // what was on its way when an edge changed
+  std::uint64_t steps_ = 0;
+};
+
+}  // namespace echoline::sim

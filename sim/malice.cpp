@@ -1,0 +1,120 @@
+#include "sim/malice.hpp"
+
+#include <algorithm>
+
+namespace echoline::sim {
+
+using namespace overlay;
+
+namespace {
+
+FrameType type_of(const act::Send& send) {
+  return send.head.size() < kFrameHeaderBytes ? FrameType::kApplication : static_cast<FrameType>(send.head.data()[2]);
+}
+
+std::optional<ControlMessage> message_of(const act::Send& send) {
+  if (type_of(send) != FrameType::kControl || !send.tail.empty()) return std::nullopt;
+  auto message = decode_control(send.head.bytes().subspan(kFrameHeaderBytes));
+  if (!message) return std::nullopt;
+  return *std::move(message);
+}
+
+}  // namespace
+
+std::string to_text(const MaliceOptions& o) {
+  std::string text;
+  const auto add = [&](bool on, const std::string& what) {
+    if (on) text += (text.empty() ? "" : ", ") + what;
+  };
+  add(o.flip_share > 0, fmt::format("flips {} of its chunks", o.flip_share));
+  add(o.replay_share > 0, fmt::format("replays {}", o.replay_share));
+  add(o.garbage_share > 0, fmt::format("garbage {}", o.garbage_share));
+  add(o.freeze, "forwards nothing");
+  add(o.lie, "lies about progress");
+  add(o.greedy, "asks for chunks again and again");
+  add(o.slander, "slanders its parents");
+  return text.empty() ? "honest" : text;
+}
+
+std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
+  std::vector<act::Send> out;
+  const ConnId conn = send.conn;
+  const bool chunk = type_of(send) == FrameType::kChunk;
+  if (chunk && options_.freeze) return out;
+  const auto message = message_of(send);
+  const bool memorable = chunk || (message && (std::holds_alternative<SignedAnnouncement>(*message) ||
+                                               std::holds_alternative<SignedManifest>(*message)));
+  if (options_.replay_share > 0 && memorable) {
+    if (remembered_.size() < kRemembered)
+      remembered_.push_back(send);
+    else
+      remembered_[random_.below(kRemembered)] = send;
+    if (random_.uniform() < options_.replay_share) {
+      act::Send again = remembered_[random_.below(remembered_.size())];
+      again.conn = conn;
+      out.push_back(std::move(again));
+    }
+  }
+  if (chunk && random_.uniform() < options_.flip_share) {
+    std::vector<std::byte> copy(send.tail.bytes().begin(), send.tail.bytes().end());
+    copy[random_.below(copy.size())] ^= std::byte{1} << static_cast<int>(random_.below(8));
+    send.tail = Slice(std::move(copy));
+    ++flipped_;
+  }
+  if (options_.lie && message) lie(send);
+  if (options_.greedy && message) ask_again(conn, *message, out);
+  const bool accuse = options_.slander && message && std::holds_alternative<Heartbeat>(*message);
+  out.push_back(std::move(send));
+  if (accuse) {
+    Poisoned poisoned;
+    poisoned.parent = WorkerId{1 + random_.below(16)};
+    poisoned.index = static_cast<std::uint32_t>(random_.below(8));
+    out.push_back({conn, Slice(encode_control(poisoned)), {}});
+  }
+  if (random_.uniform() < options_.garbage_share) {
+    const auto body = garbage(1 + random_.below(200));
+    out.push_back({conn, Slice(random_.below(2) ? body : encode_frame(FrameType::kControl, body)), {}});
+  }
+  return out;
+}
+
+void Malicious::ask_again(ConnId conn, const ControlMessage& message, std::vector<act::Send>& out) {
+  if (std::holds_alternative<PeerHello>(message)) upstream_.insert(conn);
+  const auto* beat = std::get_if<Heartbeat>(&message);
+  if (!beat || beat->progress.empty()) return;
+  for (const ConnId parent : upstream_)
+    for (int i = 0; i < 20; ++i) {
+      const ChunkRequest request{beat->progress.front().publication, static_cast<std::uint32_t>(random_.below(64))};
+      out.push_back({parent, Slice(encode_control(request)), {}});
+    }
+}
+
+// Says that it holds everything, or nothing, and that its edges carry what they do not.
+void Malicious::lie(act::Send& send) {
+  auto message = message_of(send);
+  const auto distort = [&](std::vector<Progress>& progress) {
+    const bool more = random_.below(2) == 0;
+    for (Progress& p : progress)
+      for (std::uint32_t& chunks : p.chunks)
+        chunks = more ? chunks + 1 + static_cast<std::uint32_t>(random_.below(64)) : 0;
+  };
+  if (auto* beat = std::get_if<Heartbeat>(&*message)) {
+    distort(beat->progress);
+    beat->forwarding_rate = BitRate::from_mbit_per_s(static_cast<double>(1 + random_.below(100'000)));
+    for (EdgeReport& edge : beat->edges) edge.rate = {edge.rate.bits_per_s * 10}, edge.limit = EdgeLimit::kPath;
+    beat->chunk_bytes_forwarded *= 2;
+  } else if (auto* status = std::get_if<EdgeStatus>(&*message)) {
+    distort(status->progress);
+  } else {
+    return;
+  }
+  send.head = Slice(encode_control(*message));
+}
+
+std::vector<std::byte> Malicious::garbage(std::size_t bytes) {
+  std::vector<std::byte> all(bytes);
+  for (std::byte& b : all) b = static_cast<std::byte>(random_.next());
+  return all;
+}
+
+}  // namespace echoline::sim

@@ -1,0 +1,46 @@
+// Rented machines that do not do what they should: what leaves them is changed, held back, repeated or invented. Their
+// cores stay as they are.
+#pragma once
+#include <set>
+#include <vector>
+
+#include "base/random.hpp"
+#include "sim/fifo.hpp"
+#include "sim/world.hpp"
+
+namespace echoline::sim {
+
+struct MaliceOptions {
+  double flip_share = 0;     // of the chunks it forwards: one bit is wrong
+  double replay_share = 0;   // of its messages: something it sent before is sent again
+  double garbage_share = 0;  // of its messages: followed by random bytes, alone or in a well-formed frame
+  bool freeze = false;       // forwards no chunks
+  bool lie = false;          // says that it holds and sends other amounts than it does
+  bool greedy = false;       // asks its parents for chunks again and again
+  bool slander = false;      // accuses its parents of forwarding bad chunks
+  bool any() const { return flip_share > 0 || replay_share > 0 || garbage_share > 0 || freeze || lie || greedy || slander; }
+};
+std::string to_text(const MaliceOptions& options);
+
+class Malicious final : public Malice {
+ public:
+  Malicious(const MaliceOptions& options, std::uint64_t seed, std::uint64_t stream)
+      : options_(options), random_(seed, stream) {}
+  std::vector<overlay::act::Send> outgoing(overlay::act::Send&& send, TimePoint now) override;
+
+  std::uint64_t chunks_flipped() const { return flipped_; }
+
+ private:
+  static constexpr std::size_t kRemembered = 32;  // frames
+  void lie(overlay::act::Send& send);
+  void ask_again(ConnId conn, const overlay::ControlMessage& message, std::vector<overlay::act::Send>& out);
+  std::vector<std::byte> garbage(std::size_t bytes);
+
+  MaliceOptions options_;
+  Random random_;
+  std::vector<overlay::act::Send> remembered_;  // announcements, manifests, chunks
+  std::set<ConnId> upstream_;                   // over which it introduced itself as a child
+  std::uint64_t flipped_ = 0;
+};
+
+}  // namespace echoline::sim

@@ -1,0 +1,326 @@
+// Hosts, processes, time and faults; connections are in world_connections.cpp and world_transfers.cpp.
+#include "sim/world.hpp"
+
+#include "sim/world_parts.hpp"
+
+namespace echoline::sim {
+
+using namespace overlay;
+
+World::World(const WorldOptions& options) : options_(options), random_(options.seed, 1), trace_(mix64(options.seed)) {}
+World::~World() = default;
+
+// ---- hosts ----
+
+HostId World::add_host(const AccessLink& link, Duration clock_skew) {
+  const std::size_t i = hosts_.size();
+  auto host = std::make_unique<Host>(options_.seed, i);
+  host->link = link;
+  host->unix_origin_s = options_.unix_origin_s + seconds(clock_skew);
+  host->endpoint = {fmt::format("10.{}.{}.{}", i >> 16 & 255, i >> 8 & 255, i & 255), 7070};
+  addresses_[host->endpoint.host] = i;
+  hosts_.push_back(std::move(host));
+  return HostId{i};
+}
+
+Endpoint World::endpoint_of(HostId host) const { return hosts_[host.value]->endpoint; }
+double World::unix_origin_s(HostId host) const { return hosts_[host.value]->unix_origin_s; }
+Disk& World::disk(HostId host) { return hosts_[host.value]->disk; }
+bool World::alive(HostId host) const { return hosts_[host.value]->process != nullptr; }
+Process* World::process(HostId host) const { return hosts_[host.value]->process.get(); }
+std::uint64_t World::bytes_sent(HostId host) const { return hosts_[host.value]->bytes_sent; }
+
+void World::start(HostId id, std::unique_ptr<Process> process) {
+  Host& host = *hosts_[id.value];
+  ECHO_CHECK(!host.process, "host {} runs a process already", id);
+  host.process = std::move(process);
+  ++host.incarnation;
+  host.next_accepted = 2;
+  host.timer_at = kNever;
+  host.reading = host.powered = true;
+  trace(1, id.value, host.incarnation);
+  say("host {} starts", id);
+}
+
+void World::stop(HostId id) {
+  Host& host = *hosts_[id.value];
+  if (!host.process) return;
+  trace(2, id.value, 0);
+  say("host {} stops", id);
+  for (const auto& [conn, side] : std::map(host.connections)) close(id.value, conn);
+  host.disk.finish(now_);
+  host.certificate.clear();
+  host.process.reset();
+}
+
+void World::kill(HostId id, Death death) {
+  Host& host = *hosts_[id.value];
+  if (!host.process) return;
+  trace(3, id.value, static_cast<std::uint64_t>(death));
+  say("host {} {}", id, death == Death::kCrash ? "crashes" : "loses power");
+  const bool crash = death == Death::kCrash;
+  for (const auto& [conn, side] : host.connections) {
+    End& self = end(side);
+    self.state = End::State::kClosed;
+    self.vanished = !crash;
+    self.outbound.clear();
+    Fifo<Transfer>& out = end(other(side)).inbound;
+    while (!out.empty() && out.back().through > now_) {
+      Transfer& unsent = out.back();
+      // The first of what had not left may have left in part.
+      if (out.size() == 1 || out[out.size() - 2].through <= now_) {
+        const std::size_t part = unsent.size() ? random_.below(unsent.size()) : 0;
+        const std::size_t from_head = std::min(part, unsent.head.size());
+        if (part > 0 && unsent.last == Transfer::Last::kNo) {
+          unsent.head = unsent.head.part(0, from_head);
+          unsent.tail = part > from_head ? unsent.tail.part(0, part - from_head) : Slice();
+          unsent.through = now_;
+          break;
+        }
+      }
+      out.pop_back();
+    }
+    End& peer = end(other(side));
+    peer.scheduled = std::min(peer.scheduled, peer.inbound.size());
+    peer.arrived = std::min(peer.arrived, peer.inbound.size());
+    if (crash && peer.state != End::State::kClosed) transfer(side, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+    if (peer.state == End::State::kClosed || peer.state == End::State::kNone) forget(*side.connection);
+  }
+  host.connections.clear();
+  host.certificate.clear();
+  host.powered = crash;
+  if (crash)
+    host.disk.on_crash(now_);
+  else
+    host.disk.on_power_loss(now_);
+  host.process.reset();
+}
+
+// ---- faults ----
+
+void World::set_nat(HostId host, bool on) { hosts_[host.value]->nat = on; }
+void World::set_malice(HostId host, std::unique_ptr<Malice> malice) { hosts_[host.value]->malice = std::move(malice); }
+void World::corrupt_next(HostId host, std::size_t bytes_min) { hosts_[host.value]->corrupt_bytes_min = bytes_min; }
+
+void World::clog(HostId id, TimePoint until) {
+  Host& host = *hosts_[id.value];
+  host.clogged_until = std::max(host.clogged_until, until);
+  host.down_free = std::max(host.down_free, until);
+  trace(4, id.value, 0);
+  say("host {} is clogged until {:.3f}", id, seconds(until.time_since_epoch()));
+}
+
+std::uint64_t World::cut(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way) {
+  Cut cut{next_cut_++, std::vector<bool>(hosts_.size()), std::vector<bool>(hosts_.size()), one_way};
+  for (const HostId h : from) cut.from[h.value] = true;
+  for (const HostId h : to) cut.to[h.value] = true;
+  cuts_.push_back(std::move(cut));
+  trace(5, cuts_.back().number, one_way);
+  say("partition {}{}: from {} hosts to {}", cuts_.back().number, one_way ? " (one way)" : "", from.size(), to.size());
+  return cuts_.back().number;
+}
+
+bool World::is_cut(std::size_t from, std::size_t to) const {
+  for (const Cut& cut : cuts_) {
+    const auto in = [](const std::vector<bool>& group, std::size_t h) { return h < group.size() && group[h]; };
+    if (in(cut.from, from) && in(cut.to, to)) return true;
+    if (!cut.one_way && in(cut.from, to) && in(cut.to, from)) return true;
+  }
+  return false;
+}
+
+void World::heal(std::uint64_t number) {
+  if (std::erase_if(cuts_, [&](const Cut& c) { return c.number == number; }) == 0) return;
+  trace(6, number, 0);
+  say("partition {} is healed", number);
+  for (const auto& connection : connections_)
+    for (const std::size_t s : {0, 1}) {
+      const Side side{connection.get(), s};
+      End &self = end(side), &peer = end(other(side));
+      if (!connection->used || is_cut(peer.host, self.host)) continue;
+      if (self.parked == 0 && self.held_bytes == 0) continue;
+      const TimePoint again = now_ + delay_and_jitter() + Duration(random_.below(1'000'000'000));  // a retransmission
+      for (; self.parked > 0; --self.parked) push(again, kArrive, side);
+      self.unread_bytes -= std::min(self.unread_bytes, std::exchange(self.held_bytes, 0));
+      push(again, kWake, side);
+    }
+}
+
+bool World::reset_one(HostId id) {
+  Host& host = *hosts_[id.value];
+  if (!host.process || host.connections.empty()) return false;
+  auto it = host.connections.begin();
+  std::advance(it, random_.below(host.connections.size()));
+  if (end(it->second).state != End::State::kOpen) return false;
+  const Side side = it->second;
+  say("host {} loses connection {}", id, it->first);
+  lost(side, "connection reset by the network");
+  return true;
+}
+
+// ---- events ----
+
+void World::at(TimePoint time, std::function<void()> work) {
+  const std::uint64_t script = next_script_++;
+  scripts_.emplace(script, std::move(work));
+  push(std::max(time, now_), kScript, 0, script);
+}
+
+void World::push(TimePoint at, Kind kind, std::uint64_t host, std::uint64_t a, std::uint64_t b) {
+  queue_.push(at, kind, static_cast<std::uint32_t>(host), a, b);
+}
+
+void World::push(TimePoint at, Kind kind, const Side& side) {
+  push(at, kind, end(side).host, side.connection->slot << 1 | side.side, side.connection->generation);
+}
+
+World::Side World::side_of(const Event& event) {
+  Connection& connection = *connections_[event.a >> 1];
+  if (!connection.used || connection.generation != event.b) return {};
+  return {&connection, event.a & 1};
+}
+
+bool World::run(TimePoint until) {
+  return run(until, [] { return false; });
+}
+
+bool World::run(TimePoint until, const std::function<bool()>& done) {
+  while (queue_.next_at() <= until && !queue_.empty()) {
+    const Event event = queue_.pop();
+    now_ = event.at;
+    ++events_;
+    trace(7 + event.kind, event.host, event.a);
+    handle(event);
+    if (done()) return true;
+  }
+  now_ = until == kNever ? now_ : std::max(now_, until);
+  return done();
+}
+
+void World::handle(const Event& event) {
+  switch (event.kind) {
+    case kScript: {
+      const auto script = scripts_.extract(event.a);
+      return script.mapped()();
+    }
+    case kTimer:
+      return on_timer(event);
+    case kUplink:
+      hosts_[event.host]->up_busy = false;
+      return serve_uplink(event.host);
+    case kDisk:
+      if (hosts_[event.host]->process && hosts_[event.host]->incarnation == event.a) on_disk(event.host);
+      return;
+    default:
+      break;
+  }
+  const Side side = side_of(event);
+  if (!side) return;
+  switch (event.kind) {
+    case kSent:
+      ++end(side).through;
+      return on_sent(side);
+    case kWake:
+      return on_sent(side);
+    case kFirst:
+      return on_first(side);
+    case kArrive:
+      return on_arrive(side);
+    case kRead:
+      return read(side);
+    case kSyn:
+      return on_syn(side);
+    case kConnected:
+      return on_connected(side);
+    case kAccept:
+      return on_accept(side);
+    case kFailed:
+      return lost(side, side.connection->failure);
+    default:
+      return;
+  }
+}
+
+void World::trace(std::uint64_t a, std::uint64_t b, std::uint64_t c) {
+  trace_ = mix64(trace_ ^ mix64(static_cast<std::uint64_t>(now_.time_since_epoch().count()) ^ a << 56 ^ b << 36 ^ c));
+}
+
+void World::note(const std::string& text) {
+  for (const char c : text) trace_ = mix64(trace_ ^ static_cast<unsigned char>(c));
+  say("{}", text);
+}
+
+Duration World::delay_and_jitter() {
+  if (options_.jitter <= Duration{}) return options_.delay;
+  return options_.delay + Duration(random_.below(static_cast<std::uint64_t>(options_.jitter.count())));
+}
+
+// ---- cores ----
+
+void World::drain(std::size_t h) {
+  Host& host = *hosts_[h];
+  if (host.draining) return;
+  host.draining = true;
+  Core* core = &host.process->core();
+  for (auto actions = core->take_actions(); !actions.empty(); actions = core->take_actions())
+    for (Action& action : actions) perform(h, std::move(action));
+  host.draining = false;
+  arm_timer(h);
+  if (observer_) observer_->on_step(HostId{h});
+}
+
+void World::arm_timer(std::size_t h) {
+  Host& host = *hosts_[h];
+  const TimePoint deadline = std::max(host.process->core().next_deadline(), now_);
+  if (deadline == kNever || deadline >= host.timer_at) return;  // an earlier one is set and will look again
+  host.timer_at = deadline;
+  push(deadline, kTimer, h, host.incarnation);
+}
+
+void World::on_timer(const Event& event) {
+  Host& host = *hosts_[event.host];
+  if (!host.process || host.incarnation != event.a || host.timer_at != event.at) return;
+  host.timer_at = kNever;
+  Core& core = host.process->core();
+  if (core.next_deadline() > now_) return arm_timer(event.host);
+  core.on_timer(now_);
+  drain(event.host);
+}
+
+void World::perform(std::size_t h, Action&& action) {
+  Host& host = *hosts_[h];
+  trace(40, h, action.index());
+  if (auto* s = std::get_if<act::Send>(&action)) return send(h, std::move(*s));
+  if (const auto* d = std::get_if<act::Dial>(&action)) return dial(h, *d);
+  if (const auto* c = std::get_if<act::Close>(&action)) return close(h, c->conn);
+  if (const auto* admit = std::get_if<act::Admit>(&action)) {
+    if (const Side side = find(h, admit->conn)) end(side).decoder.admit();
+    return;
+  }
+  if (const auto* reading = std::get_if<act::SetReading>(&action)) return set_reading(h, *reading);
+  if (const auto* use = std::get_if<act::UseCertificate>(&action)) {
+    host.certificate.assign(reinterpret_cast<const char*>(use->certificate.data()), use->certificate.size());
+    return;
+  }
+  if (std::holds_alternative<act::SaveState>(action) || std::holds_alternative<act::Spool>(action) ||
+      std::holds_alternative<act::Unspool>(action) || std::holds_alternative<act::DropSpool>(action))
+    return push(host.disk.submit(std::move(action), now_), kDisk, h, host.incarnation);
+  host.process->on_action(std::move(action), now_);
+}
+
+void World::on_disk(std::size_t h) {
+  Host& host = *hosts_[h];
+  Disk::Answer answer = host.disk.complete(now_);
+  Core& core = host.process->core();
+  if (const auto* saved = std::get_if<Disk::Saved>(&answer))
+    core.on_saved(saved->status, now_);
+  else if (const auto* spooled = std::get_if<Disk::Spooled>(&answer))
+    core.on_spooled(spooled->publication, spooled->chunk, spooled->status, now_);
+  else if (auto* unspooled = std::get_if<Disk::Unspooled>(&answer))
+    core.on_unspooled(unspooled->publication, unspooled->chunk, std::move(unspooled->data), now_);
+  else
+    return;
+  drain(h);
+}
+
+}  // namespace echoline::sim

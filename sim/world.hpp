@@ -1,0 +1,244 @@
+// A simulated world that runs protocol cores under virtual time: hosts with access links, disks and clocks of their
+// own, connections that keep their order, and everything that goes wrong with them. Deterministic: the same calls with
+// the same seed give the same trace hash.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/random.hpp"
+#include "overlay/core.hpp"
+#include "sim/disk.hpp"
+#include "sim/event_queue.hpp"
+#include "sim/fifo.hpp"
+
+namespace echoline::sim {
+
+using HostId = Id<struct HostTag>;
+using overlay::ConnId;
+
+// A host's access link. Up, connections with something to send take turns; down, first come, first served. Absent: no
+// cap.
+struct AccessLink {
+  std::optional<BitRate> up, down;
+};
+
+struct WorldOptions {
+  std::uint64_t seed = 1;
+  Duration delay{}, jitter{};  // one way between any two hosts; up to `jitter` more, never reordering a connection
+  // TCP hides loss: with this probability a transfer, and what follows it on its connection, comes later by a
+  // retransmission timeout or a few.
+  double stall_share = 0;
+  double split_share = 0;  // of transfers that are read in two pieces
+  Duration dial_timeout = std::chrono::seconds(5);
+  double unix_origin_s = 1.7e9;  // wall clock of a host without skew at TimePoint zero
+};
+
+// Whose certificates are believed.
+struct RunAuthority {
+  std::string run_id;
+  overlay::trust::PublicKey key;
+};
+
+// The program on a host. It owns its core; the world calls the core and performs what it asks for.
+class Process {
+ public:
+  virtual ~Process() = default;
+  virtual overlay::Core& core() = 0;
+  // An action that is neither about the network nor about the disk. Must not call the core: World::post() can.
+  virtual void on_action(overlay::Action&& action, TimePoint now) = 0;
+};
+
+// Sees what passes; changes nothing.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  // Before the core of `to` is given it.
+  virtual void on_frame(HostId /*from*/, HostId /*to*/, const overlay::Frame&) {}
+  // A core was called and its actions have been performed.
+  virtual void on_step(HostId) {}
+};
+
+// What a malicious host does to what its honest core wants to send.
+class Malice {
+ public:
+  virtual ~Malice() = default;
+  // `send` is whole frames when the core has no rate limit. Returns what leaves instead, in order.
+  virtual std::vector<overlay::act::Send> outgoing(overlay::act::Send&& send, TimePoint now) = 0;
+};
+
+enum class Death {
+  kCrash,     // the process dies: its peers see their connections end, what the disk had not taken yet is lost
+  kPowerLoss  // the machine vanishes: nobody is told, and the disk loses what was not synced
+};
+
+class World {
+ public:
+  explicit World(const WorldOptions& options);
+  ~World();
+
+  // Hosts show certificates and check them from now on; without an authority everybody is let through as nobody.
+  void set_authority(RunAuthority authority) { authority_ = std::move(authority); }
+
+  HostId add_host(const AccessLink& link, Duration clock_skew = {});
+  overlay::Endpoint endpoint_of(HostId host) const;
+  double unix_origin_s(HostId host) const;
+  Disk& disk(HostId host);
+  Random& random() { return random_; }
+
+  // Runs `process` on a host that runs none.
+  void start(HostId host, std::unique_ptr<Process> process);
+  // The process ends in good order: its connections are closed once what was sent has left.
+  void stop(HostId host);
+  void kill(HostId host, Death death);
+  bool alive(HostId host) const;
+  Process* process(HostId host) const;
+
+  // Calls into the host's core from outside; its actions are then performed. Nothing happens on a dead host.
+  template <class Work>
+  void call(HostId host, Work&& work) {
+    if (!alive(host)) return;
+    work(now_);
+    drain(host.value);
+  }
+  // Runs `work` at a time of the script, or as soon as possible.
+  void at(TimePoint time, std::function<void()> work);
+  void post(std::function<void()> work) { at(now_, std::move(work)); }
+
+  // ---- faults of the network ----
+
+  void set_nat(HostId host, bool on);  // cannot be dialled: dials time out
+  // `from` can never dial `to`: a firewall between them.
+  void fence(HostId from, HostId to) { fences_.insert({from.value, to.value}); }
+  void set_malice(HostId host, std::unique_ptr<Malice> malice);
+  void set_stall_share(double share) { options_.stall_share = share; }
+  // The host's links stand still until then.
+  void clog(HostId host, TimePoint until);
+  // Nothing passes from one group to the other (and back, unless one_way) until heal(). Returns its number.
+  std::uint64_t cut(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way);
+  void heal(std::uint64_t cut);
+  // One of the host's connections breaks, seen by both ends; false when it has none.
+  bool reset_one(HostId host);
+  // Flips one byte of the next transfer of at least `bytes_min` that leaves `host`.
+  void corrupt_next(HostId host, std::size_t bytes_min);
+
+  // ---- running ----
+
+  TimePoint now() const { return now_; }
+  // Runs events until `done` holds after one, none is left, or `until` is reached; returns whether `done` held.
+  bool run(TimePoint until, const std::function<bool()>& done);
+  bool run(TimePoint until);
+
+  void set_observer(Observer* observer) { observer_ = observer; }
+  // One line for everything that happens; costs time, changes nothing.
+  void set_trace(std::function<void(const std::string&)> sink) { sink_ = std::move(sink); }
+  void note(const std::string& text);  // a line of the scenario's own, in the hash as well
+
+  std::uint64_t trace_hash() const { return trace_; }
+  std::uint64_t events() const { return events_; }
+  std::uint64_t bytes_sent(HostId host) const;
+
+ private:
+  struct Transfer;
+  struct End;
+  struct Connection;
+  struct Host;
+  struct Cut {
+    std::uint64_t number;
+    std::vector<bool> from, to;
+    bool one_way;
+  };
+  enum Kind : std::uint32_t {
+    kScript,
+    kTimer,
+    kUplink,
+    kSent,
+    kFirst,
+    kArrive,
+    kWake,
+    kSyn,
+    kConnected,
+    kAccept,
+    kFailed,
+    kRead,
+    kDisk
+  };
+  // The side of a connection that an event is about.
+  struct Side {
+    Connection* connection = nullptr;
+    std::size_t side = 0;
+    explicit operator bool() const { return connection != nullptr; }
+  };
+
+  void push(TimePoint at, Kind kind, std::uint64_t host, std::uint64_t a = 0, std::uint64_t b = 0);
+  void push(TimePoint at, Kind kind, const Side& side);
+  void handle(const Event& event);
+  Side side_of(const Event& event);
+  Side find(std::size_t host, ConnId conn);
+  End& end(const Side& side);
+  static Side other(const Side& side) { return {side.connection, 1 - side.side}; }
+
+  void drain(std::size_t host);
+  void perform(std::size_t host, overlay::Action&& action);
+  void arm_timer(std::size_t host);
+  void on_timer(const Event& event);
+
+  void dial(std::size_t host, const overlay::act::Dial& dial);
+  void on_syn(const Side& dialler);
+  void on_connected(const Side& dialler);
+  void on_accept(const Side& dialler);
+  void fail_dial(const Side& dialler, std::string reason, TimePoint at);
+  Result<overlay::trust::PeerIdentity> prove(const std::string& certificate, std::size_t checker);
+
+  void send(std::size_t host, overlay::act::Send&& send);
+  void transfer(const Side& from, Transfer&& transfer);
+  void launch(const Side& from, Transfer&& transfer);
+  void serve_uplink(std::size_t host);
+  void on_sent(const Side& side);
+  void on_first(const Side& to);
+  void on_arrive(const Side& to);
+  void read(Side to);
+  bool feed(const Side& to, const overlay::Slice& slice, std::size_t begin, std::size_t end);
+  void close(std::size_t host, ConnId conn);
+  void lost(const Side& side, std::string reason);
+  void set_reading(std::size_t host, const overlay::act::SetReading& reading);
+  void forget(Connection& connection);
+  bool is_cut(std::size_t from, std::size_t to) const;
+  void on_disk(std::size_t host);
+
+  Duration delay_and_jitter();
+  void trace(std::uint64_t a, std::uint64_t b, std::uint64_t c);
+  template <class... Args>
+  void say(fmt::format_string<Args...> format, Args&&... args) {
+    if (sink_)
+      sink_(
+          fmt::format("{:.6f} {}", seconds(now_.time_since_epoch()), fmt::format(format, std::forward<Args>(args)...)));
+  }
+
+  WorldOptions options_;
+  std::optional<RunAuthority> authority_;
+  struct Proof {
+    Result<overlay::trust::PeerIdentity> identity;
+    double valid_from_unix_s;  // the earliest time for which it was found valid
+  };
+  std::map<std::string, Proof> proofs_;  // by certificate
+  Random random_;
+  TimePoint now_{};
+  std::uint64_t trace_ = 0, events_ = 0, next_cut_ = 0, next_script_ = 0;
+  EventQueue queue_;
+  std::unordered_map<std::uint64_t, std::function<void()>> scripts_;
+  std::vector<std::unique_ptr<Host>> hosts_;
+  std::unordered_map<std::string, std::size_t> addresses_;
+  std::vector<std::unique_ptr<Connection>> connections_;  // by slot
+  std::vector<std::size_t> free_slots_;
+  std::vector<Cut> cuts_;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> fences_;
+  Observer* observer_ = nullptr;
+  std::function<void(const std::string&)> sink_;
+};
+
+}  // namespace echoline::sim

@@ -1,0 +1,193 @@
+// How connections of a world begin and end: dialling, the proof of who is there, closing.
+#include "sim/world_parts.hpp"
+
+namespace echoline::sim {
+
+using namespace overlay;
+using trust::PeerIdentity;
+
+namespace {
+
+constexpr Duration kSynRetry = std::chrono::seconds(1);
+
+}  // namespace
+
+World::Side World::find(std::size_t h, ConnId conn) {
+  const auto it = hosts_[h]->connections.find(conn);
+  return it == hosts_[h]->connections.end() ? Side{} : it->second;
+}
+
+// ---- dialling ----
+
+void World::dial(std::size_t h, const act::Dial& dial) {
+  if (free_slots_.empty()) {
+    free_slots_.push_back(connections_.size());
+    connections_.push_back(std::make_unique<Connection>());
+    connections_.back()->slot = free_slots_.back();
+  }
+  Connection& connection = *connections_[free_slots_.back()];
+  free_slots_.pop_back();
+  connection.used = true;
+  connection.service = dial.service;
+  connection.expected = dial.expected;
+  connection.dialled = now_;
+  const Side side{&connection, 0};
+  End& self = end(side);
+  self.host = h;
+  self.incarnation = hosts_[h]->incarnation;
+  self.id = dial.conn;
+  self.state = End::State::kOpening;
+  ECHO_CHECK(hosts_[h]->connections.emplace(dial.conn, side).second, "host {} dials connection {} twice", h, dial.conn);
+  const auto address = addresses_.find(dial.to.host);
+  if (address == addresses_.end()) return fail_dial(side, "no route to host", now_ + options_.delay);
+  end(other(side)).host = address->second;
+  say("host {} dials host {} (connection {})", h, address->second, dial.conn);
+  push(now_ + delay_and_jitter(), kSyn, side);
+}
+
+void World::fail_dial(const Side& dialler, std::string reason, TimePoint at) {
+  dialler.connection->failure = std::move(reason);
+  push(at, kFailed, dialler);
+}
+
+// The first packet is at the one who is dialled.
+void World::on_syn(const Side& dialler) {
+  Connection& connection = *dialler.connection;
+  const std::size_t from = end(dialler).host, to = end(other(dialler)).host;
+  Host& server = *hosts_[to];
+  const TimePoint timeout = connection.dialled + options_.dial_timeout;
+  const TimePoint clogged = std::max(server.clogged_until, hosts_[from]->clogged_until);
+  if (is_cut(from, to) || is_cut(to, from) || clogged > now_) {
+    const TimePoint again = std::max(now_ + kSynRetry, clogged);
+    if (again >= timeout) return fail_dial(dialler, "connection timed out", timeout);
+    return push(again, kSyn, dialler);
+  }
+  if (server.nat || fences_.contains({from, to}) || (!server.process && !server.powered)) return fail_dial(dialler, "connection timed out", timeout);
+  if (!server.process) return fail_dial(dialler, "connection refused", now_ + options_.delay);
+  end(other(dialler)).incarnation = server.incarnation;
+  push(now_ + 3 * options_.delay, kConnected, dialler);
+}
+
+// The dialler has shaken hands and knows who answered; the other end comes to know the dialler a little later.
+void World::on_connected(const Side& dialler) {
+  Connection& connection = *dialler.connection;
+  End &self = end(dialler), &peer = end(other(dialler));
+  const Host& server = *hosts_[peer.host];
+  if (!server.process || server.incarnation != peer.incarnation)
+    return lost(dialler, "connection reset during the handshake");
+  if (authority_) {
+    const auto identity = prove(server.certificate, self.host);
+    if (!identity) return lost(dialler, identity.error().message());
+    const bool learner = connection.expected == kLearnerId;
+    const bool right = learner
+                           ? identity->kind == PeerIdentity::Kind::kLearner
+                           : identity->kind == PeerIdentity::Kind::kWorker && identity->worker == connection.expected;
+    if (!right)
+      return lost(dialler, fmt::format("expected {}, found {}",
+                                       learner ? "the learner" : fmt::format("worker {}", connection.expected),
+                                       to_text(*identity)));
+  }
+  self.state = End::State::kOpen;
+  peer.state = End::State::kOpening;
+  peer.last_arrival = peer.first_arrival = now_ + options_.delay;
+  push(now_ + options_.delay, kAccept, dialler);
+  say("host {} connection {} is connected to host {}", self.host, self.id, peer.host);
+  hosts_[self.host]->process->core().on_connected(self.id, now_);
+  drain(self.host);
+}
+
+void World::on_accept(const Side& dialler) {
+  Connection& connection = *dialler.connection;
+  End &client = end(dialler), &self = end(other(dialler));
+  Host& server = *hosts_[self.host];
+  const auto refuse = [&] {
+    self.state = End::State::kClosed;
+    if (client.state == End::State::kClosed) return forget(connection);
+    transfer(other(dialler), {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+  };
+  if (!server.process || server.incarnation != self.incarnation) {
+    if (server.powered) return refuse();
+    self.state = End::State::kClosed;
+    self.vanished = true;
+    return;
+  }
+  PeerIdentity identity;
+  if (authority_ && connection.service != act::Service::kEnrol) {
+    const auto proven = prove(hosts_[client.host]->certificate, self.host);
+    if (!proven) {
+      say("host {} refuses host {}: {}", self.host, client.host, proven.error().message());
+      return refuse();
+    }
+    identity = *proven;
+  }
+  if (server.clogged_until > now_) return push(server.clogged_until, kAccept, dialler);
+  self.id = ConnId{server.next_accepted};
+  server.next_accepted += 2;
+  self.state = End::State::kOpen;
+  server.connections.emplace(self.id, other(dialler));
+  say("host {} accepts connection {} of host {}, {}", self.host, self.id, client.host, to_text(identity));
+  server.process->core().on_accepted(self.id, {hosts_[client.host]->endpoint.host, identity}, now_);
+  drain(self.host);
+  if (self.arrived > 0) push(now_, kRead, other(dialler));
+}
+
+// What the handshake finds out about a certificate, by the clock of the one who checks. Each is parsed once.
+Result<PeerIdentity> World::prove(const std::string& certificate, std::size_t checker) {
+  if (certificate.empty()) return fail(Code::kInvalid, "handshake", "the peer has no certificate");
+  const auto der = std::as_bytes(std::span(certificate));
+  const double now_unix_s = hosts_[checker]->unix_origin_s + seconds(now_.time_since_epoch());
+  auto it = proofs_.find(certificate);
+  if (it == proofs_.end()) {
+    Proof proof{trust::check_certificate(der, authority_->key, authority_->run_id, std::nullopt), 0};
+    proof.valid_from_unix_s = proof.identity ? proof.identity->expires_unix_s : 0;
+    it = proofs_.emplace(certificate, std::move(proof)).first;
+  }
+  Proof& proof = it->second;
+  if (!proof.identity) return proof.identity.error();
+  if (now_unix_s >= proof.valid_from_unix_s && now_unix_s < proof.identity->expires_unix_s) return *proof.identity;
+  ECHO_TRY(trust::check_certificate(der, authority_->key, authority_->run_id, now_unix_s));
+  proof.valid_from_unix_s = std::min(proof.valid_from_unix_s, now_unix_s);
+  return *proof.identity;
+}
+
+// ---- closing ----
+
+void World::close(std::size_t h, ConnId conn) {
+  const Side side = find(h, conn);
+  if (!side) return;
+  End &self = end(side), &peer = end(other(side));
+  hosts_[h]->connections.erase(conn);
+  const bool opening = self.state == End::State::kOpening;
+  self.state = End::State::kClosed;
+  if (opening || peer.state == End::State::kNone || peer.state == End::State::kClosed) return forget(*side.connection);
+  transfer(side, {{}, {}, 0, Transfer::Last::kEnd, {}, {}, 0});
+}
+
+// The connection broke: this end's core is told, the peer will see a reset.
+void World::lost(const Side& side, std::string reason) {
+  End &self = end(side), &peer = end(other(side));
+  const std::size_t h = self.host;
+  const ConnId conn = self.id;
+  hosts_[h]->connections.erase(conn);
+  const bool opening = self.state == End::State::kOpening;
+  self.state = End::State::kClosed;
+  say("host {} connection {} ends: {}", h, conn, reason);
+  if (!opening && (peer.state == End::State::kOpen || peer.state == End::State::kOpening))
+    transfer(side, {{}, {}, 0, Transfer::Last::kReset, {}, {}, 0});
+  else
+    forget(*side.connection);
+  hosts_[h]->process->core().on_closed(conn, reason, now_);
+  drain(h);
+}
+
+// Both ends are done with it. Events that are still under way find another generation.
+void World::forget(Connection& connection) {
+  if (!connection.used) return;
+  connection.used = false;
+  ++connection.generation;
+  connection.failure.clear();
+  for (End& e : connection.ends) e = End{};
+  free_slots_.push_back(connection.slot);
+}
+
+}  // namespace echoline::sim

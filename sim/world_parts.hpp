@@ -1,0 +1,79 @@
+// What a world consists of: its hosts, and their connections. Internal to world*.cpp.
+#pragma once
+#include "sim/world.hpp"
+
+namespace echoline::sim {
+
+// What one action sent: it travels as a whole, and is read as a whole or in pieces.
+struct World::Transfer {
+  enum class Last : std::uint8_t { kNo, kEnd, kReset };
+  overlay::Slice head, tail;
+  std::size_t told_bytes = 0;  // what the sending core is told was taken; not its size where malice had its way
+  Last last = Last::kNo;
+  TimePoint through{}, there{};  // when it has left the sender's uplink, and is at the receiver at the earliest
+  std::size_t read_bytes = 0;    // given to the decoder
+  std::size_t size() const { return head.size() + tail.size(); }
+};
+
+// One end of a connection.
+struct World::End {
+  enum class State : std::uint8_t { kNone, kOpening, kOpen, kClosed };
+  std::size_t host = 0;
+  std::uint64_t incarnation = 0;
+  ConnId id;
+  State state = State::kNone;
+  bool vanished = false;  // its machine lost power: nobody was told
+  bool reading = true;
+  overlay::FrameDecoder decoder;
+
+  // Transfers on their way to this end, in order. Events say "one more", so the order never changes.
+  Fifo<Transfer> inbound;
+  std::size_t scheduled = 0;  // of those, whose first byte has reached the downlink
+  std::size_t arrived = 0;    // of those, that are there and not read
+  std::size_t parked = 0;     // arrivals that wait for a partition to heal
+  TimePoint first_arrival{}, last_arrival{};
+
+  Fifo<Transfer> outbound;  // of this end: wait for their turn on the uplink
+
+  // Flow control: what the peer has not read stays in the sockets' buffers, and the core is told that its bytes were
+  // taken only while there is room.
+  std::size_t unread_bytes = 0;  // sent by this end
+  std::size_t held_bytes = 0;    // read by the peer, whose word of it waits for a partition to heal
+  Fifo<std::size_t> untold;      // of what this end sent
+  std::size_t through = 0;       // of those, that have left the uplink
+};
+
+struct World::Connection {
+  std::size_t slot = 0;
+  std::uint64_t generation = 0;
+  bool used = false;
+  overlay::act::Service service{};
+  WorkerId expected;
+  TimePoint dialled{};
+  std::string failure;  // why the dial fails
+  overlay::trust::PeerIdentity dialler;
+  End ends[2];  // 0 dialled
+};
+
+struct World::Host {
+  Host(std::uint64_t seed, std::uint64_t index) : disk(seed, 1000 + index) {}
+  AccessLink link;
+  overlay::Endpoint endpoint;
+  double unix_origin_s = 0;
+  Disk disk;
+  std::unique_ptr<Process> process;
+  std::unique_ptr<Malice> malice;
+  std::uint64_t incarnation = 0, next_accepted = 2;
+  std::map<ConnId, Side> connections;
+  std::string certificate;  // DER
+  TimePoint down_free{}, timer_at = kNever, clogged_until{};
+  Fifo<std::pair<Side, std::uint64_t>> sending;  // connections with something to send, and their generations, in turn
+  bool up_busy = false;
+  bool reading = true, draining = false, nat = false, powered = true;
+  std::uint64_t bytes_sent = 0;
+  std::optional<std::size_t> corrupt_bytes_min;
+};
+
+inline World::End& World::end(const Side& side) { return side.connection->ends[side.side]; }
+
+}  // namespace echoline::sim

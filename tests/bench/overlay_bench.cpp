@@ -1,0 +1,338 @@
+// One node of a broadcast between real processes: `overlay_bench learner` publishes random payloads, each
+// `overlay_bench worker` receives, forwards and acknowledges them. Both write what they measured as one JSON object.
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <condition_variable>
+#include <csignal>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "base/random.hpp"
+#include "overlay/trust/hash.hpp"
+#include "overlay/uv/node.hpp"
+
+namespace {
+
+using namespace echoline;
+using overlay::Digest;
+
+// The digest a worker must find in what it was given: the first half of the payload's BLAKE3.
+Digest digest_of(std::span<const std::byte> payload) {
+  const overlay::trust::Hash hash = overlay::trust::blake3(payload);
+  Digest digest;
+  std::copy_n(hash.begin(), digest.size(), digest.begin());
+  return digest;
+}
+
+double memory_peak_mib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto s = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6; };
+  return s(usage.ru_utime) + s(usage.ru_stime);
+}
+
+int fail_with(const Error& error) {
+  fmt::print(stderr, "overlay_bench: {}\n", error.message());
+  return exit_code(error.code);
+}
+
+Result<overlay::Endpoint> parse_endpoint(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return fail(Code::kInvalid, "endpoint", "expected HOST:PORT, found '{}'", text);
+  std::string host = text.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  return overlay::Endpoint{host, static_cast<std::uint16_t>(std::stoul(text.substr(colon + 1)))};
+}
+
+void write_json(const std::string& path, const nlohmann::json& json) {
+  if (path.empty() || path == "-")
+    std::cout << json.dump() << std::endl;
+  else
+    std::ofstream(path) << json.dump() << "\n";
+}
+
+template <class Predicate>
+bool wait(std::condition_variable& wake, std::unique_lock<std::mutex>& lock, double seconds, Predicate done) {
+  return wake.wait_for(lock, std::chrono::duration<double>(seconds), done);
+}
+
+struct LearnerArgs {
+  std::string listen = "127.0.0.1:0", json = "-", topology = "echo2", tokens, folder;
+  std::uint64_t payload = 100'000'000, chunk = 64 * 1024;
+  std::size_t workers = 1, publications = 1, acks = 0;
+  double up_mbit = 0, chain_mbit = 8, seconds_max = 600, pause = 0;
+};
+
+int learner(const LearnerArgs& args) {
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::map<std::uint64_t, std::string> members;
+  std::map<std::uint64_t, std::map<std::string, double>> completions;  // by version: worker's name, seconds
+  std::map<std::uint64_t, TimePoint> begun;
+  std::map<std::uint64_t, overlay::BroadcastReport> reports;
+  std::vector<std::string> slow_hops;
+  std::vector<std::pair<double, std::string>> changes;
+  std::size_t wrong = 0, lost = 0;
+  Digest digest{};
+  const SystemClock clock;
+
+  overlay::LearnerOptions options;
+  const auto endpoint = parse_endpoint(args.listen);
+  const auto policy = chains::parse_topology_policy(args.topology);
+  if (!endpoint || !policy) return fail_with(!endpoint ? endpoint.error() : policy.error());
+  options.bind_host = endpoint->host;
+  options.port = endpoint->port;
+  options.run_id = "bench";
+  options.policy = *policy;
+  options.chunk = {args.chunk};
+  options.quorum = 1;
+  options.chain_rate = BitRate::from_mbit_per_s(args.chain_mbit);
+  options.folder = args.folder;
+  if (args.up_mbit > 0) options.limits.up = BitRate::from_mbit_per_s(args.up_mbit);
+  options.store_bytes_max = {2 * args.payload + (1 << 20)};
+  overlay::LearnerEvents events;
+  events.joined = [&](const overlay::MemberInfo& member) {
+    const std::lock_guard lock(mutex);
+    members[member.id.value] = member.name;
+    wake.notify_all();
+  };
+  events.lost = [&](WorkerId id, const std::string&) {
+    const std::lock_guard lock(mutex);
+    members.erase(id.value);
+    ++lost;
+    wake.notify_all();
+  };
+  events.acked = [&](WorkerId id, Version version, const Digest& found) {
+    const std::lock_guard lock(mutex);
+    if (found != digest) ++wrong;
+    completions[version.value][members[id.value]] = seconds(clock.now() - begun[version.value]);
+    wake.notify_all();
+  };
+  events.broadcast_done = [&](const overlay::BroadcastReport& report) {
+    const std::lock_guard lock(mutex);
+    reports[report.version.value] = report;
+    wake.notify_all();
+  };
+  events.slow_hop = [&](const overlay::SlowHop& hop) {
+    const std::lock_guard lock(mutex);
+    slow_hops.push_back(
+        fmt::format("{:.3f} s: {}", begun.empty() ? 0.0 : seconds(clock.now() - begun.rbegin()->second), hop.text));
+  };
+  events.topology_changed = [&](const overlay::ChainIds& chains) {
+    const std::lock_guard lock(mutex);
+    chains::Topology topology;
+    topology.chains = chains;
+    changes.emplace_back(begun.empty() ? 0.0 : seconds(clock.now() - begun.rbegin()->second), topology.to_text());
+  };
+  auto node = overlay::LearnerNode::start(options, events);
+  if (!node) return fail_with(node.error());
+  for (std::size_t i = 0; i < args.workers; ++i) {
+    const auto token = (*node)->issue_token(fmt::format("worker-{}", i), std::chrono::hours(1));
+    if (!token) return fail_with(token.error());
+    const std::string path = fmt::format("{}/worker-{}.token", args.tokens, i);
+    if (const Status written = write_file_atomic(path, token->reveal()); !written) return fail_with(written.error());
+  }
+  fmt::print(stderr, "ready {}\n", overlay::to_text((*node)->endpoint()));
+
+  std::unique_lock lock(mutex);
+  if (!wait(wake, lock, 120, [&] { return members.size() >= args.workers; })) {
+    fmt::print(stderr, "overlay_bench: {} of {} workers joined\n", members.size(), args.workers);
+    return 1;
+  }
+  lock.unlock();
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // edges are opened before the clock starts
+  std::vector<std::byte> payload(args.payload);
+  nlohmann::json out;
+  out["publications"] = nlohmann::json::array();
+  for (std::uint64_t v = 0; v < args.publications; ++v) {
+    Random random(v + 1);
+    for (std::size_t i = 0; i + 8 <= payload.size(); i += 8) {
+      const std::uint64_t word = random.next();
+      std::memcpy(&payload[i], &word, 8);
+    }
+    lock.lock();
+    digest = digest_of(payload);
+    begun[v] = clock.now();
+    lock.unlock();
+    overlay::PublicationHead head{Version{v}, {}, {}, false};
+    auto writer = (*node)->begin(head);
+    if (!writer) return fail_with(writer.error());
+    constexpr std::size_t kPiece = 4 << 20;
+    for (std::size_t at = 0; at < payload.size(); at += kPiece)
+      if (const Status written =
+              (*writer)->write(std::span(payload).subspan(at, std::min(kPiece, payload.size() - at)));
+          !written)
+        return fail_with(written.error());
+    if (const Status finished = (*writer)->finish(digest); !finished) return fail_with(finished.error());
+    lock.lock();
+    const bool done = wait(wake, lock, args.seconds_max, [&] {
+      std::size_t have = 0;
+      for (const auto& [id, name] : members) have += completions[v].contains(name);
+      return reports.contains(v) && have >= members.size();
+    });
+    nlohmann::json p;
+    p["version"] = v;
+    p["done"] = done;
+    p["workers"] = completions[v];
+    if (reports.contains(v)) {
+      p["t_b_seconds"] = seconds(reports[v].t_b);
+      p["learner_bytes"] = reports[v].learner_bytes_sent.count;
+      p["depth"] = reports[v].depth;
+    }
+    double last = 0;
+    for (const auto& [name, s] : completions[v]) last = std::max(last, s);
+    p["last_seconds"] = last;
+    out["publications"].push_back(p);
+    lock.unlock();
+    if (!done) break;
+    std::this_thread::sleep_for(std::chrono::duration<double>(args.pause));
+  }
+  const overlay::LearnerStats stats = (*node)->stats();
+  out["payload_bytes"] = args.payload;
+  out["chunk_bytes_sent"] = stats.chunk_bytes_sent.count;
+  out["bytes_sent"] = stats.bytes_sent.count;
+  out["wrong_digests"] = wrong;
+  out["lost"] = lost;
+  out["quarantined"] = stats.quarantined;
+  out["slow_hops"] = slow_hops;
+  for (const auto& [at, text] : changes) out["topologies"].push_back({at, text});
+  out["memory_peak_mib"] = memory_peak_mib();
+  out["cpu_seconds"] = cpu_seconds();
+  (*node)->stop();
+  write_json(args.json, out);
+  return wrong == 0 ? 0 : 1;
+}
+
+struct WorkerArgs {
+  std::string learner, token_file, json = "-", name, bind = "127.0.0.1", folder;
+  double memory_mib = 128, up_mbit = 0, down_mbit = 0;
+};
+
+std::atomic<bool> g_drain{false};
+
+int worker(const WorkerArgs& args) {
+  overlay::WorkerOptions options;
+  const auto endpoint = parse_endpoint(args.learner);
+  if (!endpoint) return fail_with(endpoint.error());
+  auto token = read_file(args.token_file, 4096);
+  if (!token) return fail_with(token.error());
+  options.learner = *endpoint;
+  options.token = overlay::trust::Secret(std::move(*token));
+  options.bind_host = args.bind;
+  options.name = args.name;
+  options.folder = args.folder;
+  options.memory_max = {static_cast<std::uint64_t>(args.memory_mib * 1048576)};
+  if (args.up_mbit > 0) options.limits.up = BitRate::from_mbit_per_s(args.up_mbit);
+  if (args.down_mbit > 0) options.limits.down = BitRate::from_mbit_per_s(args.down_mbit);
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::vector<overlay::Publication> inbox;
+  bool gone = false;
+  std::string reason;
+  overlay::WorkerEvents events;
+  events.publication = [&](const overlay::Publication& p) {
+    const std::lock_guard lock(mutex);
+    inbox.push_back(p);
+    wake.notify_all();
+  };
+  events.disconnected = [&](const std::string& why) {
+    const std::lock_guard lock(mutex);
+    gone = true;
+    reason = why;
+    wake.notify_all();
+  };
+  auto node = overlay::WorkerNode::start(std::move(options), events);
+  if (!node) return fail_with(node.error());
+  std::signal(SIGTERM, [](int) { g_drain = true; });
+  bool draining = false;
+  std::size_t received = 0, wrong = 0;
+  std::unique_lock lock(mutex);
+  while (!gone) {
+    wake.wait_for(lock, std::chrono::milliseconds(100), [&] { return gone || !inbox.empty(); });
+    if (g_drain && !std::exchange(draining, true)) (*node)->drain();
+    for (const overlay::Publication& p : std::exchange(inbox, {})) {
+      lock.unlock();
+      overlay::trust::Hasher hasher;
+      const Status read = p.payload.visit([&](std::span<const std::byte> piece) {
+        hasher.update(piece);
+        return ok();
+      });
+      Digest found{};
+      if (read) {
+        const overlay::trust::Hash hash = hasher.finish();
+        std::copy_n(hash.begin(), found.size(), found.begin());
+      }
+      if (found != p.policy_digest) ++wrong;
+      ++received;
+      (*node)->installed(p.version, found);
+      lock.lock();
+    }
+  }
+  lock.unlock();
+  const overlay::WorkerStats stats = (*node)->stats();
+  nlohmann::json out;
+  out["name"] = args.name;
+  out["received"] = received;
+  out["wrong_digests"] = wrong;
+  out["chunk_bytes_in"] = stats.chunk_bytes_in.count;
+  out["chunk_bytes_forwarded"] = stats.chunk_bytes_forwarded.count;
+  out["chunks_duplicate"] = stats.chunks_duplicate;
+  out["chunks_corrupt"] = stats.chunks_corrupt;
+  out["store_memory_peak_mib"] = static_cast<double>(stats.memory_peak.count) / 1048576;
+  out["memory_peak_mib"] = memory_peak_mib();
+  out["cpu_seconds"] = cpu_seconds();
+  out["reason"] = reason;
+  (*node)->stop();
+  write_json(args.json, out);
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("One node of a broadcast between real processes, for measurements.");
+  app.require_subcommand(1);
+  bool verbose = false;
+  app.add_flag("-v,--verbose", verbose, "log what happens");
+  LearnerArgs l;
+  CLI::App* as_learner = app.add_subcommand("learner", "publishes random payloads");
+  as_learner->add_option("--listen", l.listen, "HOST:PORT; port 0: any");
+  as_learner->add_option("--payload", l.payload, "bytes of one publication");
+  as_learner->add_option("--chunk", l.chunk, "bytes of a chunk");
+  as_learner->add_option("--workers", l.workers, "waits for so many");
+  as_learner->add_option("--publications", l.publications, "how many, one after the other");
+  as_learner->add_option("--pause", l.pause, "seconds between two of them");
+  as_learner->add_option("--topology", l.topology, "echo2, best_chains or star");
+  as_learner->add_option("--up-mbit", l.up_mbit, "own limit of the uplink; 0: none");
+  as_learner->add_option("--chain-mbit", l.chain_mbit, "rate of one chain, for echo2");
+  as_learner->add_option("--tokens", l.tokens, "folder for worker-<i>.token")->required();
+  as_learner->add_option("--folder", l.folder, "where state is kept; none: in memory");
+  as_learner->add_option("--seconds-max", l.seconds_max, "gives up after so long");
+  as_learner->add_option("--json", l.json, "where to write what was measured; -: standard output");
+  WorkerArgs w;
+  CLI::App* as_worker = app.add_subcommand("worker", "receives and forwards");
+  as_worker->add_option("--learner", w.learner, "HOST:PORT")->required();
+  as_worker->add_option("--token-file", w.token_file)->required();
+  as_worker->add_option("--name", w.name, "the instance the token was issued for")->required();
+  as_worker->add_option("--bind", w.bind, "address to listen on");
+  as_worker->add_option("--folder", w.folder, "where state is kept; none: in memory");
+  as_worker->add_option("--memory-mib", w.memory_mib, "budget for chunks in memory");
+  as_worker->add_option("--up-mbit", w.up_mbit, "own limit of the uplink; 0: none");
+  as_worker->add_option("--down-mbit", w.down_mbit, "own limit of the downlink; 0: none");
+  as_worker->add_option("--json", w.json, "where to write what was measured; -: standard output");
+  CLI11_PARSE(app, argc, argv);
+  log::configure(verbose ? log::Level::kDebug : log::Level::kWarn, *as_learner ? "learner" : w.name);
+  return *as_learner ? learner(l) : worker(w);
+}

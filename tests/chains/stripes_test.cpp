@@ -1,0 +1,145 @@
+// Several sets of chains at once: what each worker forwards, and how fast all of them receive.
+#include "chains/stripes.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <map>
+
+#include "base/random.hpp"
+#include "chains/broadcast_model.hpp"
+#include "chains/fleet_graph.hpp"
+#include "chains/planner.hpp"
+
+namespace echoline::chains {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+BitRate mbit(double m) { return BitRate::from_mbit_per_s(m); }
+WorkerId id(std::uint64_t v) { return WorkerId{v}; }
+ChainWorker worker(std::uint64_t v, double up_mbit, bool may_forward = true, double down_mbit = 1000) {
+  return {id(v), mbit(up_mbit), mbit(down_mbit), 0.5, may_forward, true};
+}
+
+Topology two_stripes() {
+  Topology t;
+  t.policy = TopologyPolicy::kStripes;
+  t.chains = {{id(1), id(2), id(3)}};
+  t.further = {{{id(3), id(1)}, {id(2)}}};
+  return t;
+}
+
+TEST(Topology, OfTwoStripes) {
+  const Topology t = two_stripes();
+  EXPECT_EQ(t.stripes(), 2u);
+  EXPECT_EQ(t.size(), 3u);
+  EXPECT_EQ(t.depth(), 3u);
+  EXPECT_EQ(t.to_text(), "learner -> 1 -> 2 -> 3 || learner -> 3 -> 1 | learner -> 2");
+  EXPECT_THAT(t.workers(), ElementsAre(id(1), id(2), id(3)));
+  const auto parents = t.parents();
+  EXPECT_THAT(parents.at(id(1)), ElementsAre(kLearnerId, id(3)));
+  EXPECT_THAT(parents.at(id(2)), ElementsAre(id(1), kLearnerId));
+  EXPECT_THAT(parents.at(id(3)), ElementsAre(id(2), kLearnerId));
+  EXPECT_THAT(t.children_of(kLearnerId), ElementsAre(id(1), id(2), id(3)));  // once, in however many stripes
+  EXPECT_THAT(t.children_of(id(3)), ElementsAre(id(1)));
+  EXPECT_EQ(t.parent_of(id(3)), id(2));
+}
+
+TEST(Topology, EveryStripeMustReachEverybody) {
+  const std::vector<WorkerId> all{id(1), id(2), id(3)};
+  EXPECT_TRUE(validate(two_stripes(), all));
+  Topology t = two_stripes();
+  t.further[0][1].clear();
+  EXPECT_THAT(validate(t, all).error().detail, HasSubstr("empty"));
+  t = two_stripes();
+  t.further[0].pop_back();
+  EXPECT_THAT(validate(t, all).error().detail, HasSubstr("worker 2 has no parent"));
+  t = two_stripes();
+  t.leaves_only = {id(3)};  // the last in one stripe, but not in the other
+  EXPECT_THAT(validate(t, all).error().detail, HasSubstr("may not forward"));
+}
+
+TEST(Topology, RepairsEveryStripe) {
+  const Topology without = detach(two_stripes(), id(3));
+  EXPECT_EQ(without.to_text(), "learner -> 1 -> 2 || learner -> 1 | learner -> 2");
+  Topology t = two_stripes();
+  t.chains_wanted = 1;
+  EXPECT_EQ(append(t, worker(4, 8)).to_text(), "learner -> 1 -> 2 -> 3 -> 4 || learner -> 3 -> 1 | learner -> 2 -> 4");
+}
+
+// No sender is asked for more than it has: `q` is the rate of one stripe.
+void expect_affordable(const Topology& t, const std::vector<ChainWorker>& workers, BitRate learner_up, double q) {
+  std::map<WorkerId, std::size_t> children;
+  for (std::size_t s = 0; s < t.stripes(); ++s)
+    for (const Edge& edge : edges_of(t, s)) ++children[edge.from];
+  EXPECT_LE(static_cast<double>(children[kLearnerId]) * q, learner_up.bits_per_s * (1 + 1e-6));
+  for (const ChainWorker& w : workers)
+    EXPECT_LE(static_cast<double>(children[w.id]) * q, (w.may_forward ? w.up.bits_per_s : 0) * (1 + 1e-6));
+}
+
+Topology planned(const std::vector<ChainWorker>& workers, BitRate learner_up, TopologyPolicy policy) {
+  auto t = plan_chains(learner_up, mbit(8), workers, policy);
+  EXPECT_TRUE(t) << t.error().message();
+  return *t;
+}
+
+TEST(Stripes, EqualUplinksNeedNoMoreThanOneChain) {
+  std::vector<ChainWorker> workers;
+  for (std::uint64_t v = 1; v <= 8; ++v) workers.push_back(worker(v, 20));
+  const StripePlan plan = plan_stripes(mbit(20), workers);
+  EXPECT_EQ(plan.stripes, 1u);
+  EXPECT_NEAR(plan.rate.mbit_per_s(), 20, 0.01);
+}
+
+TEST(Stripes, UnequalUplinksAllCarryTheirPart) {
+  // One chain is as slow as its slowest forwarder. With stripes 15 = r where s + 10 s/r + 20 s/r = 3 s.
+  const std::vector<ChainWorker> workers{worker(1, 30), worker(2, 10), worker(3, 10, false)};
+  const StripePlan plan = plan_stripes(mbit(20), workers);
+  EXPECT_GT(plan.stripes, 1u);
+  EXPECT_GT(plan.rate.mbit_per_s(), 14);
+  EXPECT_LE(plan.rate.mbit_per_s(), 15.01);
+  const Topology t = planned(workers, mbit(20), TopologyPolicy::kStripes);
+  expect_affordable(t, workers, mbit(20), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
+}
+
+TEST(Stripes, WhereNobodyMayForwardTheLearnerServesEverybody) {
+  const std::vector<ChainWorker> workers{worker(1, 10, false), worker(2, 10, false)};
+  const StripePlan plan = plan_stripes(mbit(20), workers);
+  EXPECT_NEAR(plan.rate.mbit_per_s(), 10, 0.01);
+  EXPECT_TRUE(validate(planned(workers, mbit(20), TopologyPolicy::kStripes), std::vector{id(1), id(2)}));
+}
+
+// Over random fleets: nobody is asked for more than it has, and the plan is never slower than the best chains.
+TEST(Stripes, AreAffordableAndNotSlowerThanChains) {
+  Random random(9);
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE(round);
+    std::vector<ChainWorker> workers;
+    const auto n = static_cast<std::uint64_t>(random.between(1, 20));
+    for (std::uint64_t v = 1; v <= n; ++v)
+      workers.push_back(worker(v, static_cast<double>(random.between(1, 40)), random.below(5) != 0,
+                               static_cast<double>(random.between(20, 200))));
+    const BitRate learner_up = mbit(static_cast<double>(random.between(5, 100)));
+    const StripePlan plan = plan_stripes(learner_up, workers);
+    ASSERT_TRUE(std::has_single_bit(plan.stripes));
+    ASSERT_LE(plan.stripes, kPlannedStripesMax);
+    const Topology t = planned(workers, learner_up, TopologyPolicy::kStripes);
+    if (plan.rate.bits_per_s > 0)
+      expect_affordable(t, workers, learner_up, plan.rate.bits_per_s / static_cast<double>(plan.stripes));
+    std::vector<WorkerLink> links;
+    for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, {}});
+    const Bytes payload{1'000'000'000}, chunk{1'000};
+    const auto stripes = broadcast_time(t, payload, chunk, learner_up, links);
+    const auto chains =
+        broadcast_time(planned(workers, learner_up, TopologyPolicy::kBestChains), payload, chunk, learner_up, links);
+    ASSERT_TRUE(stripes && chains);
+    EXPECT_LE(seconds(stripes->last()), seconds(chains->last()) * 1.05);
+    EXPECT_GE(seconds(stripes->last()), seconds(lower_bound(payload, learner_up, links)) * (1 - 1e-9));
+  }
+}
+
+}  // namespace
+}  // namespace echoline::chains

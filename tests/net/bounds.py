@@ -1,0 +1,26 @@
+# What no schedule can beat, and what a star reaches at best: the formulas of chains/broadcast_model.
+
+import math
+
+# Payload of a full-sized TCP segment with timestamps over its Ethernet frame, which is what a cap counts.
+TCP_SHARE = 1448 / 1514
+
+
+def lower_bound_s(payload_bytes, learner, workers):
+    """max{F/B, F/d_min, N*F/(B + sum u)}: seconds until everybody has the payload (Kumar-Ross), headers not counted."""
+    megabits = payload_bytes * 8 / 1e6
+    return max(megabits / learner.up, megabits / min(link.down for link in workers),
+               len(workers) * megabits / (learner.up + sum(link.up for link in workers)))
+
+
+def star_s(payload_bytes, learner, workers):
+    """The learner serves everybody itself: F / min(d, B/N) for the slowest, headers not counted."""
+    rate = min(min(link.down for link in workers), learner.up / len(workers))
+    return payload_bytes * 8 / 1e6 / rate
+
+
+def quorum_s(seconds, workers, fraction):
+    """When ceil(fraction * workers) of them were done; None when fewer finished."""
+    needed = math.ceil(fraction * workers - 1e-9)
+    done = sorted(seconds)
+    return done[needed - 1] if len(done) >= needed else None

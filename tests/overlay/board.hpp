@@ -1,0 +1,178 @@
+// A learner and workers on real sockets, and what their callbacks saw, to be waited for.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "base/clock.hpp"
+#include "overlay/uv/node.hpp"
+#include "tests/overlay/made.hpp"
+
+namespace echoline::overlay {
+
+// Generous: the machine may have other things to do.
+inline constexpr Duration kPatience = std::chrono::seconds(60);
+
+class Board {
+ public:
+  template <class F>
+  void write(F&& f) {
+    const std::lock_guard lock(mutex_);
+    f();
+    changed_.notify_all();
+  }
+  template <class F>
+  bool wait(F&& holds, Duration limit = kPatience) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, limit, holds);
+  }
+  template <class F>
+  auto read(F&& f) {
+    const std::lock_guard lock(mutex_);
+    return f();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+struct TestLearner {
+  Board board;
+  std::map<WorkerId, MemberInfo> joined;
+  std::map<WorkerId, std::string> lost;
+  std::map<WorkerId, Version> acked;
+  std::vector<std::pair<WorkerId, std::string>> messages;
+  std::vector<BroadcastReport> reports;
+  std::vector<Version> snapshot_requests;
+  ChainIds chains;
+  bool wrong_digest = false;
+  std::unique_ptr<LearnerNode> node;
+
+  static LearnerOptions quick() {
+    LearnerOptions o;
+    o.run_id = "run";
+    o.heartbeat = std::chrono::milliseconds(200);
+    o.heartbeat_timeout = std::chrono::seconds(10);
+    o.chunk = {16 * 1024};
+    o.chains_max = 1;
+    return o;
+  }
+  void start(LearnerOptions options = quick()) {
+    LearnerEvents e;
+    e.welcome = [](const MemberInfo& m) { return "hello " + m.name; };
+    e.joined = [this](const MemberInfo& m) { board.write([&] { joined[m.id] = m; }); };
+    e.lost = [this](WorkerId id, const std::string& why) { board.write([&] { lost[id] = why; }); };
+    e.acked = [this](WorkerId id, Version v, const Digest& d) {
+      board.write([&] {
+        acked[id] = v;
+        wrong_digest |= d != digest_of(v.value);
+      });
+    };
+    e.message = [this](WorkerId id, std::string bytes) {
+      board.write([&] { messages.emplace_back(id, std::move(bytes)); });
+    };
+    e.broadcast_done = [this](const BroadcastReport& r) { board.write([&] { reports.push_back(r); }); };
+    e.topology_changed = [this](const ChainIds& c) { board.write([&] { chains = c; }); };
+    e.need_snapshot = [this](Version v, std::optional<Version>) {
+      board.write([&] { snapshot_requests.push_back(v); });
+    };
+    auto started = LearnerNode::start(std::move(options), std::move(e));
+    ASSERT_TRUE(started.has_value()) << started.error().message();
+    node = std::move(*started);
+  }
+  // A publication of random bytes.
+  Status publish(std::uint64_t version, std::optional<std::uint64_t> base, std::size_t bytes, bool catch_up = false) {
+    PublicationHead head;
+    head.version = Version{version};
+    if (base) head.base = Version{*base}, head.base_digest = digest_of(*base);
+    head.catch_up = catch_up;
+    return node->publish(head, random_bytes(version, bytes), digest_of(version));
+  }
+  bool all_acked(std::size_t workers, std::uint64_t version) {
+    return board.wait([&] {
+      std::size_t have = 0;
+      for (const auto& [id, v] : acked) have += v == Version{version} && !lost.contains(id);
+      return have == workers;
+    });
+  }
+};
+
+struct TestWorker {
+  Board board;
+  std::optional<WorkerId> id;
+  std::string welcome, reason;
+  int welcomes = 0, aways = 0;
+  bool gone = false, auto_install = true;
+  std::vector<Publication> got;
+  std::vector<std::string> messages;
+  std::unique_ptr<WorkerNode> node;
+
+  static WorkerOptions of(const TestLearner& learner, const std::string& name) {
+    WorkerOptions o;
+    o.learner = learner.node->endpoint();
+    o.name = name;
+    o.join_timeout = o.away_timeout = kPatience;
+    o.token = *learner.node->issue_token(name);
+    return o;
+  }
+  void start(WorkerOptions options) {
+    WorkerEvents e;
+    e.joined = [this](WorkerId w, const std::string& bytes) {
+      board.write([&] {
+        id = w;
+        welcome = bytes;
+        ++welcomes;
+      });
+    };
+    e.publication = [this](const Publication& p) {
+      board.write([&] { got.push_back(p); });
+      board.wait([&] { return node != nullptr; });  // it may come before start() has returned
+      if (auto_install && p.activate) node->installed(p.version, p.policy_digest);
+    };
+    e.message = [this](std::string bytes) { board.write([&] { messages.push_back(std::move(bytes)); }); };
+    e.away = [this](const std::string&) { board.write([&] { ++aways; }); };
+    e.disconnected = [this](const std::string& why) {
+      board.write([&] {
+        gone = true;
+        reason = why;
+      });
+    };
+    auto started = WorkerNode::start(std::move(options), std::move(e));
+    ASSERT_TRUE(started.has_value()) << started.error().message();
+    board.write([&] { node = std::move(*started); });
+  }
+  std::vector<std::byte> payload(std::size_t i) {
+    const Publication p = board.read([&] { return got.at(i); });
+    const Slice bytes = *p.payload.bytes();
+    return {bytes.bytes().begin(), bytes.bytes().end()};
+  }
+  ~TestWorker() {
+    if (node) node->stop();
+  }
+};
+
+// A folder of its own, gone with the object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "echoline-overlay-XXXXXX").string();
+    ECHO_CHECK(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace echoline::overlay

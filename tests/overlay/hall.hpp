@@ -1,0 +1,151 @@
+// A learner and workers in one place without sockets: carries what the cores send to each other, at a time of its own.
+#pragma once
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "overlay/enrol_core.hpp"
+#include "overlay/learner_core.hpp"
+#include "overlay/member_core.hpp"
+#include "tests/overlay/made.hpp"
+
+namespace echoline::overlay {
+
+struct HallNode {
+  // What is kept of one publication on the node's disk.
+  struct Spool {
+    std::vector<act::Spool> records;
+  };
+  struct Delivered {
+    PublicationKey key;
+    bool activate = true;
+    std::vector<std::byte> payload;
+  };
+
+  std::string name;
+  WorkerId id;
+  Endpoint endpoint;
+  trust::PeerIdentity identity;
+  std::unique_ptr<Core> core;
+  bool alive = true;
+  bool installs = true;     // what is delivered is reported as installed at once
+  bool reading = true;      // act::SetReading for all connections
+  bool disk_fails = false;  // the state cannot be saved
+  std::uint64_t next_accepted = 2;
+
+  std::string state;  // the state file
+  std::map<PublicationId, Spool> spools;
+  std::vector<Delivered> delivered;
+  std::vector<Action> events;  // for the application
+  std::vector<std::vector<std::byte>> certificates;
+
+  MemberCore& member() { return static_cast<MemberCore&>(*core); }
+  LearnerCore& learner() { return static_cast<LearnerCore&>(*core); }
+  std::vector<PublicationKey> keys() const {
+    std::vector<PublicationKey> keys;
+    for (const Delivered& d : delivered) keys.push_back(d.key);
+    return keys;
+  }
+  template <class T>
+  std::vector<T> all() const {
+    std::vector<T> found;
+    for (const Action& a : events)
+      if (const auto* t = std::get_if<T>(&a)) found.push_back(*t);
+    return found;
+  }
+  std::string end() const { return all<act::Disconnected>().empty() ? "" : all<act::Disconnected>().back().reason; }
+};
+
+class Hall {
+ public:
+  explicit Hall(std::function<void(LearnerConfig&)> configure = {});
+
+  HallNode& learner() { return *nodes_.front(); }
+  LearnerCore& core() { return learner().learner(); }
+  const trust::Authority& authority() const { return *authority_; }
+  TimePoint now() const { return now_; }
+
+  // A worker that has a certificate already. `configure` may change what it is started with.
+  HallNode& join(std::function<void(MemberConfig&)> configure = {});
+  // `n` of them, once they have been given parents.
+  std::vector<HallNode*> join_all(std::size_t n, std::function<void(MemberConfig&)> configure = {});
+  // A machine that enrols with this token; its core ends with an answer.
+  HallNode& enrol(const trust::Secret& token, const std::string& instance, const trust::SigningKey& key);
+  // Its process ends without a word; connections break.
+  void kill(HallNode& node);
+  // The process begins again, with what it had on disk.
+  void restart(HallNode& worker, std::function<void(MemberConfig&)> configure = {});
+  void restart_learner(std::optional<Version> resumed_at = {});
+  // Breaks the connections between two nodes.
+  void cut(HallNode& a, HallNode& b);
+
+  // Has the learner publish all of it at once.
+  Status publish(const Made& made, bool catch_up = false);
+  Status begin(const Made& made, bool catch_up = false);
+  Status add(const Made& made, std::size_t first, std::size_t count);
+  Status finish(const Made& made);
+
+  void run_for(Duration time);
+  // False when `holds` is not true within `limit` of the hall's time.
+  bool run_until(const std::function<bool()>& holds, Duration limit = std::chrono::seconds(60));
+  // Everybody alive has been handed everything up to `version`.
+  bool all_have(std::uint64_t version);
+  // Performs what a core asked for after it was called directly.
+  void settle(HallNode& node) { perform(node); }
+
+  HallNode* node_of(WorkerId id);
+  HallNode& parent_of(HallNode& worker);
+  // The workers of the only chain, in order.
+  std::vector<HallNode*> chain();
+  // Chunk bytes that went from one node to the other.
+  std::uint64_t chunk_bytes(const HallNode& from, const HallNode& to) const;
+
+  // Sees every frame before it is delivered, and may change it; false: it is lost.
+  std::function<bool(HallNode& from, HallNode& to, Frame&)> tamper;
+  // Whether a connection can be opened in this direction; absent: in every one.
+  std::function<bool(HallNode& from, HallNode& to)> may_dial;
+  // Answers act::NeedSnapshot; by default with a full snapshot of 1000 bytes.
+  std::function<void(const act::NeedSnapshot&)> on_need_snapshot;
+
+ private:
+  struct End {
+    HallNode* node = nullptr;
+    ConnId conn;
+    FrameDecoder decoder;
+    std::deque<Slice> inbox;  // arrived, not read yet
+    bool open = false, held = false;
+  };
+  struct Link {
+    End ends[2];
+    act::Service service;
+  };
+
+  HallNode& add_node(std::string name);
+  void start_member(HallNode& node, WorkerState state, std::function<void(MemberConfig&)> configure);
+  void start_learner(std::optional<LearnerState> state, std::optional<Version> resumed_at);
+  void at(TimePoint when, std::function<void()> what) { events_.emplace(when, std::move(what)); }
+  void soon(HallNode& node, std::function<void(Core&)> what);
+  void step();
+  void perform(HallNode& node);
+  void perform(HallNode& node, Action action);
+  void dial(HallNode& from, const act::Dial& dial);
+  void send(HallNode& from, const act::Send& send);
+  void read(const std::shared_ptr<Link>& link, int side);
+  void close(const std::shared_ptr<Link>& link, int side, const std::string& reason);
+  std::pair<std::shared_ptr<Link>, int> find(HallNode& node, ConnId conn);
+  void deliver(HallNode& node, const act::Deliver& deliver);
+
+  std::function<void(LearnerConfig&)> configure_learner_;
+  std::shared_ptr<const trust::Authority> authority_;
+  std::shared_ptr<const Checker> checker_;
+  std::vector<std::unique_ptr<HallNode>> nodes_;
+  std::map<std::pair<const HallNode*, ConnId>, std::pair<std::shared_ptr<Link>, int>> links_;
+  std::multimap<TimePoint, std::function<void()>> events_;
+  std::map<std::pair<const HallNode*, const HallNode*>, std::uint64_t> chunk_bytes_;
+  TimePoint now_{};
+  std::uint64_t next_worker_ = 1, next_serial_ = 100, steps_here_ = 0;
+};
+
+}  // namespace echoline::overlay

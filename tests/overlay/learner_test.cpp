@@ -1,0 +1,569 @@
+// The learner's protocol, driven by hand: whom it admits, whom it believes, and how it mends its topology.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "overlay/learner_core.hpp"
+#include "tests/overlay/made.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+using Kind = trust::PeerIdentity::Kind;
+
+const BitRate kMegabytePerS = BitRate::from_mbit_per_s(8);
+
+// A learner, and workers of which only their control connections exist.
+struct Desk {
+  static LearnerConfig config(double up_mbit) {
+    LearnerConfig c;
+    c.self = {"10.0.0.0", 1};
+    c.authority = std::make_shared<trust::Authority>(made_authority());
+    c.checker = std::make_shared<Checker>("run", c.authority->public_key());
+    c.core.limits.up = BitRate::from_mbit_per_s(up_mbit);
+    c.core.unix_origin_s = kMadeUnix_s;
+    return c;
+  }
+  LearnerCore core;
+  TimePoint now = TimePoint(seconds(1));
+  std::vector<Action> actions;
+  std::uint64_t next_conn = 2;
+  std::map<WorkerId, ConnId> control;
+
+  explicit Desk(double up_mbit = 16) : Desk(config(up_mbit)) {}
+  explicit Desk(LearnerConfig c) : core(std::move(c)) {
+    core.start(now);
+    take();
+  }
+  void take() {
+    for (Action& a : core.take_actions()) actions.push_back(std::move(a));
+  }
+  void tell(ConnId conn, const ControlMessage& m) {
+    const Slice frame(encode_control(m));
+    core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
+    take();
+  }
+  void tell(std::uint64_t worker, const ControlMessage& m) { tell(control.at(WorkerId{worker}), m); }
+  ConnId comes(const trust::PeerIdentity& identity) {
+    const ConnId conn{next_conn};
+    next_conn += 2;
+    core.on_accepted(conn, {"10.9.9.9", identity}, now);
+    take();
+    return conn;
+  }
+  // Worker `id` joins; it can be dialled back.
+  ConnId join(std::uint64_t id, bool reachable = true) {
+    const ConnId conn = comes({Kind::kWorker, WorkerId{id}});
+    control[WorkerId{id}] = conn;
+    tell(conn, Hello{"run", "w", {"10.0.0." + std::to_string(id), 9}, kMegabytePerS, kMegabytePerS, {}});
+    const ConnId back = all<act::Dial>().back().conn;
+    if (reachable)
+      core.on_connected(back, now);
+    else
+      core.on_closed(back, "refused", now);
+    take();
+    return conn;
+  }
+  void join_all(std::uint64_t n) {
+    for (std::uint64_t id = 1; id <= n; ++id) join(id);
+    pass(LearnerCore::kPlanDelay);
+  }
+  // Heartbeats of everybody but `silent`, every half second.
+  void pass(Duration time, const std::set<std::uint64_t>& silent = {}) {
+    for (const TimePoint end = now + time; now < end;) {
+      now = std::min(end, now + milliseconds(500));
+      for (const auto& [id, conn] : control)
+        if (!silent.contains(id.value) && has(id)) tell(conn, Heartbeat{});
+      core.on_timer(now);
+      take();
+    }
+  }
+  bool has(WorkerId id) const {
+    for (const WorkerView& view : core.stats().workers)
+      if (view.info.id == id) return true;
+    return false;
+  }
+  Status publish(const Made& made, bool catch_up = false) {
+    ECHO_TRY(core.begin(made.announcement, made.opening, catch_up, now));
+    ECHO_TRY(core.add(made.id, made.chunks, now));
+    ECHO_TRY(core.finish(made.manifest, made.closing, now));
+    take();
+    return ok();
+  }
+  template <class T>
+  std::vector<T> all() const {
+    std::vector<T> found;
+    for (const Action& a : actions)
+      if (const auto* t = std::get_if<T>(&a)) found.push_back(*t);
+    return found;
+  }
+  template <class T>
+  std::vector<T> said(ConnId conn) const {
+    std::vector<T> found;
+    for (const Action& a : actions) {
+      const auto* s = std::get_if<act::Send>(&a);
+      if (!s || s->conn != conn || s->head.data()[2] != std::byte{1}) continue;
+      const auto m = decode_control(s->head.bytes().subspan(kFrameHeaderBytes));
+      if (m && std::holds_alternative<T>(*m)) found.push_back(std::get<T>(*m));
+    }
+    return found;
+  }
+  template <class T>
+  std::vector<T> said(std::uint64_t worker) const {
+    return said<T>(control.at(WorkerId{worker}));
+  }
+  std::string goodbye(ConnId conn) const {
+    const auto found = said<Goodbye>(conn);
+    return found.empty() ? "" : found.back().reason;
+  }
+  std::string lost(std::uint64_t worker) const {
+    for (const auto& l : all<act::Lost>())
+      if (l.worker == WorkerId{worker}) return l.reason;
+    return "";
+  }
+  bool closed(ConnId conn) const {
+    for (const auto& c : all<act::Close>())
+      if (c.conn == conn) return true;
+    return false;
+  }
+  const ChainIds& chains() const { return core.topology().chains; }
+  std::vector<std::uint64_t> chain(std::size_t i = 0) const {
+    std::vector<std::uint64_t> ids;
+    for (const WorkerId id : chains().at(i)) ids.push_back(id.value);
+    return ids;
+  }
+};
+
+// ---- who comes in ----
+
+TEST(Learner, AdmitsAWorkerByItsCertificate) {
+  LearnerConfig c = Desk::config(16);
+  c.welcome = [](const MemberInfo& m) { return "hello " + m.name; };
+  c.state.emplace().names[WorkerId{3}] = "vast-3";
+  Desk desk(std::move(c));
+  const ConnId conn = desk.comes({Kind::kWorker, WorkerId{3}});
+  desk.tell(conn, Hello{"run", "pretender", {"0.0.0.0", 9}, kMegabytePerS, {}, {}});
+  const auto joined = desk.all<act::Joined>();
+  ASSERT_EQ(joined.size(), 1u);
+  EXPECT_EQ(joined[0].member.id, WorkerId{3});
+  EXPECT_EQ(joined[0].member.name, "vast-3");         // what its token was issued for, not what it says
+  EXPECT_EQ(joined[0].member.data.host, "10.9.9.9");  // where it was seen to come from
+  const auto welcome = desk.said<Welcome>(conn);
+  ASSERT_EQ(welcome.size(), 1u);
+  EXPECT_EQ(welcome[0].worker, WorkerId{3});
+  EXPECT_EQ(welcome[0].application, "hello vast-3");
+  EXPECT_EQ(welcome[0].unix_ms, static_cast<std::uint64_t>((kMadeUnix_s + 1) * 1e3));
+  EXPECT_EQ(desk.said<SignedBeacon>(conn).size(), 1u);
+  EXPECT_THAT(desk.all<act::Admit>(), SizeIs(1));
+  ASSERT_EQ(desk.all<act::Dial>().size(), 1u);  // whether it can be reached
+  EXPECT_EQ(desk.all<act::Dial>()[0].expected, WorkerId{3});
+  desk.join(3);  // again: its old connection is dead, it knows best
+  EXPECT_THAT(desk.lost(3), HasSubstr("joined again"));
+  EXPECT_TRUE(desk.closed(conn));
+  EXPECT_EQ(desk.core.stats().workers.size(), 1u);
+}
+
+TEST(Learner, RefusesStrangersAndSaysWhy) {
+  Desk desk;
+  const auto refused = [&](const trust::PeerIdentity& identity, const ControlMessage& says) {
+    const ConnId conn = desk.comes(identity);
+    desk.tell(conn, says);
+    EXPECT_TRUE(desk.closed(conn));
+    return desk.goodbye(conn);
+  };
+  const Hello hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}};
+  EXPECT_THAT(refused({}, hello), HasSubstr("may only enrol, with a join token"));
+  EXPECT_THAT(refused({Kind::kLearner, kLearnerId}, hello), HasSubstr("learner's certificate"));
+  EXPECT_THAT(refused({Kind::kWorker, WorkerId{1}}, Draining{}), HasSubstr("introduce itself"));
+  EXPECT_THAT(refused({Kind::kWorker, WorkerId{1}}, PeerHello{"run", 0, {}, false, {}}), HasSubstr("has not joined"));
+  EXPECT_THAT(refused({}, Enrol{"echo1.nonsense", "i", {}, {}}), HasSubstr("token"));
+  const ConnId garbage = desk.comes({Kind::kWorker, WorkerId{1}});
+  desk.core.on_frame(garbage, {FrameType::kControl, Slice(random_bytes(1, 50)), {}, {}}, desk.now);
+  desk.take();
+  EXPECT_THAT(desk.goodbye(garbage), HasSubstr("not a valid message"));
+  EXPECT_TRUE(desk.all<act::Joined>().empty());
+}
+
+TEST(Learner, ClosesStrangersThatSayNothing) {
+  Desk desk;
+  const ConnId silent = desk.comes({Kind::kWorker, WorkerId{1}});
+  desk.pass(Core::kHandshakeTimeout - milliseconds(1));
+  EXPECT_FALSE(desk.closed(silent));
+  desk.pass(milliseconds(1));
+  EXPECT_TRUE(desk.closed(silent));
+  for (std::size_t i = 0; i < LearnerCore::kStrangersMax; ++i) EXPECT_FALSE(desk.closed(desk.comes({})));
+  EXPECT_TRUE(desk.closed(desk.comes({})));
+}
+
+TEST(Learner, EnrolsWithATokenOnce) {
+  Desk desk;
+  const trust::Authority authority = made_authority();
+  const trust::Secret token = *trust::issue_token(authority, "vast-7", trust::Nonce{}, kMadeUnix_s);
+  const auto enrol = [&](const trust::SigningKey& key, std::string_view text, const std::string& instance,
+                         const trust::SigningKey& prover) {
+    Enrol e{std::string(text), instance, key.public_key(), prover.sign("enrol 2", std::as_bytes(std::span(text)))};
+    const ConnId conn = desk.comes({});
+    desk.tell(conn, e);
+    EXPECT_TRUE(desk.closed(conn));
+    return conn;
+  };
+  const trust::SigningKey key = made_key("seven"), other = made_key("eight");
+  EXPECT_THAT(desk.goodbye(enrol(key, token.reveal(), "vast-7", other)), HasSubstr("does not hold the key"));
+  EXPECT_THAT(desk.goodbye(enrol(key, token.reveal(), "vast-8", key)), HasSubstr("another instance"));
+  const auto enrolled = desk.said<Enrolled>(enrol(key, token.reveal(), "vast-7", key));
+  ASSERT_EQ(enrolled.size(), 1u);
+  EXPECT_EQ(enrolled[0].worker, WorkerId{1});
+  EXPECT_EQ(enrolled[0].authority, authority.certificate());
+  const auto identity =
+      trust::check_certificate(enrolled[0].certificate, authority.public_key(), "run", kMadeUnix_s + 2);
+  ASSERT_TRUE(identity.has_value());
+  EXPECT_EQ(identity->worker, WorkerId{1});
+  EXPECT_EQ(identity->key, key.public_key());
+  EXPECT_EQ(desk.core.state().names.at(WorkerId{1}), "vast-7");
+  // The answer may have been lost on its way: the same machine gets it again, nobody else.
+  EXPECT_EQ(desk.said<Enrolled>(enrol(key, token.reveal(), "vast-7", key)).at(0).certificate, enrolled[0].certificate);
+  EXPECT_THAT(desk.goodbye(enrol(other, token.reveal(), "vast-7", other)), HasSubstr("used before"));
+  const trust::Secret old = *trust::issue_token(authority, "vast-7", trust::Nonce{std::byte{1}}, kMadeUnix_s - 1000);
+  EXPECT_THAT(desk.goodbye(enrol(other, old.reveal(), "vast-7", other)), HasSubstr("expired"));
+  const trust::Secret foreign =
+      *trust::issue_token(made_authority("run", "mallory"), "vast-7", trust::Nonce{}, kMadeUnix_s);
+  EXPECT_NE(desk.goodbye(enrol(other, foreign.reveal(), "vast-7", other)), "");
+}
+
+TEST(Learner, RenewsAndRevokes) {
+  Desk desk;
+  const ConnId conn = desk.join(1);
+  const trust::PublicKey key = made_key("w").public_key();
+  desk.tell(conn, Renew{key});
+  const auto renewed = desk.said<Renewed>(conn);
+  ASSERT_EQ(renewed.size(), 1u);
+  const auto identity =
+      trust::check_certificate(renewed[0].certificate, made_authority().public_key(), "run", kMadeUnix_s + 1);
+  ASSERT_TRUE(identity.has_value());
+  EXPECT_EQ(identity->worker, WorkerId{1});
+  EXPECT_EQ(identity->key, key);
+  desk.join(2);
+  desk.core.expel(WorkerId{1}, "its rollouts were wrong", desk.now);
+  desk.take();
+  EXPECT_EQ(desk.goodbye(conn), "its rollouts were wrong");
+  EXPECT_EQ(desk.lost(1), "its rollouts were wrong");
+  desk.pass(seconds(1));
+  const Checker checker("run", made_authority().public_key());
+  const auto beacon = checker.open(desk.said<SignedBeacon>(2).back());
+  ASSERT_TRUE(beacon.has_value());
+  EXPECT_THAT(beacon->revoked, ElementsAre(WorkerId{1}));
+  const ConnId again = desk.comes({Kind::kWorker, WorkerId{1}});
+  desk.tell(again, Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
+  EXPECT_TRUE(desk.closed(again));
+  EXPECT_FALSE(desk.has(WorkerId{1}));
+}
+
+TEST(Learner, BeaconsGrowAcrossRestarts) {
+  const Checker checker("run", made_authority().public_key());
+  const auto first_beacon = [&](double origin) {
+    LearnerConfig c = Desk::config(16);
+    c.core.unix_origin_s = origin;
+    Desk desk(std::move(c));
+    return checker.open(desk.said<SignedBeacon>(desk.join(1)).at(0))->sequence;
+  };
+  EXPECT_LT(first_beacon(kMadeUnix_s), first_beacon(kMadeUnix_s + 1));
+}
+
+TEST(Learner, ServesItsOwnChildrenOnly) {
+  Desk desk(8);
+  desk.join_all(2);
+  ASSERT_THAT(desk.chain(), ElementsAre(1, 2));
+  const auto edge = [&](std::uint64_t id, const PeerHello& hello) {
+    const ConnId conn = desk.comes({Kind::kWorker, WorkerId{id}});
+    desk.tell(conn, hello);
+    return conn;
+  };
+  EXPECT_FALSE(desk.closed(edge(1, {"run", 0, {}, false, {}})));
+  EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, {}, false, {}})), HasSubstr("was assigned another parent"));
+  EXPECT_NE(desk.goodbye(edge(1, {"another", 0, {}, false, {}})), "");
+  EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, Version{0}, false, {}})), HasSubstr("which is not published"));
+  ASSERT_TRUE(desk.publish(make(full(0), 5000)).has_value());
+  const ConnId helped = edge(2, {"run", 0, Version{0}, false, {}});
+  EXPECT_FALSE(desk.closed(helped));
+  desk.pass(milliseconds(100));
+  EXPECT_EQ(desk.said<SignedManifest>(helped).size(), 1u);
+  // One that begins anew replaces what was open before; a further stream does not.
+  const ConnId first = edge(1, {"run", 0, {}, false, {}}), more = edge(1, {"run", 1, {}, false, {}});
+  EXPECT_FALSE(desk.closed(first));
+  const ConnId anew = edge(1, {"run", 0, {}, false, {}});
+  EXPECT_TRUE(desk.closed(first));
+  EXPECT_TRUE(desk.closed(more));
+  EXPECT_FALSE(desk.closed(helped));
+  desk.tell(anew, Draining{});
+  EXPECT_TRUE(desk.closed(anew));
+  EXPECT_TRUE(desk.has(WorkerId{1}));
+}
+
+// ---- publications ----
+
+TEST(Learner, RefusesBadPublications) {
+  Desk desk;
+  ASSERT_TRUE(desk.publish(make(full(3), 10)).has_value());
+  EXPECT_THAT(desk.publish(make(full(3), 10)).error().detail, HasSubstr("versions must grow, the last was 3"));
+  EXPECT_THAT(desk.publish(make(delta(5, 4), 10)).error().detail, HasSubstr("its base was not published"));
+  EXPECT_THAT(desk.publish(make(full(4), 10), true).error().detail, HasSubstr("that version was not published"));
+  EXPECT_TRUE(desk.publish(make(delta(4, 3), 10)).has_value());
+  EXPECT_TRUE(desk.publish(make(full(4), 10), true).has_value());
+  EXPECT_THAT(desk.publish(make(delta(4, 2), 10, {.policy_digest = digest_of(9)}), true).error().detail,
+              HasSubstr("published before with digest"));
+  EXPECT_EQ(desk.core.add(PublicationId{}, {}, desk.now).error().code, Code::kNotFound);
+  // What was taken back was never published.
+  const Made five = make(delta(5, 4), 10);
+  ASSERT_TRUE(desk.core.begin(five.announcement, five.opening, false, desk.now).has_value());
+  desk.core.abandon(five.id, desk.now);
+  EXPECT_EQ(desk.core.finish(five.manifest, five.closing, desk.now).error().code, Code::kNotFound);
+  EXPECT_TRUE(desk.publish(make(delta(5, 4), 20)).has_value());
+}
+
+TEST(Learner, MeasuresTheQuorumOfThoseWhoWereThere) {
+  Desk desk;
+  desk.join_all(11);
+  ASSERT_TRUE(desk.publish(make(full(0), 1000)).has_value());
+  desk.join(12);  // too late to count
+  for (std::uint64_t id = 1; id <= 8; ++id) {
+    desk.now += milliseconds(10);
+    desk.tell(id, Installed{Version{0}, digest_of(0), 0});
+  }
+  EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty());                 // 8 of 11; ceil(9.9) = 10 needed
+  desk.core.on_closed(desk.control.at(WorkerId{11}), "reset", desk.now);  // 8 of 10; 9 needed
+  desk.now += milliseconds(10);
+  desk.tell(9, Installed{Version{0}, digest_of(0), 0});
+  ASSERT_THAT(desk.all<act::BroadcastDone>(), SizeIs(1));
+  const BroadcastReport report = desk.all<act::BroadcastDone>()[0].report;
+  EXPECT_EQ(report.t_b, milliseconds(90));
+  EXPECT_EQ(report.workers, 10u);
+  EXPECT_EQ(desk.all<act::Acked>().size(), 9u);
+}
+
+TEST(Learner, TrustsOnlyAcknowledgementsThatCanBeTrue) {
+  Desk desk;
+  desk.join_all(2);
+  ASSERT_TRUE(desk.publish(make(full(3), 10)).has_value());
+  desk.tell(1, Installed{Version{3}, digest_of(3), 0});
+  desk.tell(1, Installed{Version{2}, digest_of(2), 0});  // older: ignored
+  desk.tell(1, Installed{Version{9}, digest_of(9), 7});  // of another epoch: ignored
+  EXPECT_EQ(desk.core.stats().workers[0].installed, Version{3});
+  EXPECT_THAT(desk.all<act::Acked>(), SizeIs(1));
+  desk.tell(2, Installed{Version{4}, digest_of(4), 0});
+  EXPECT_THAT(desk.lost(2), HasSubstr("not published"));
+  EXPECT_TRUE(desk.has(WorkerId{1}));
+}
+
+TEST(Learner, ARestartedOneTrustsAcknowledgementsOfWhatItPublishedBefore) {
+  LearnerConfig c = Desk::config(16);
+  c.state.emplace();
+  c.state->published = {{Version{3}, digest_of(3)}, {Version{4}, digest_of(4)}};
+  c.resumed_at = Version{4};
+  Desk desk(std::move(c));
+  EXPECT_EQ(desk.core.epoch(), 0u);
+  desk.join(1);
+  desk.tell(1, Installed{Version{4}, digest_of(4), 0});
+  EXPECT_TRUE(desk.has(WorkerId{1}));
+  EXPECT_EQ(desk.publish(make(full(3), 10)).error().code, Code::kInvalid);  // before the restart it was 4
+  EXPECT_TRUE(desk.publish(make(delta(5, 4), 10)).has_value());
+}
+
+TEST(Learner, OneThatResumesFromBeforeBeginsAnEpoch) {
+  LearnerConfig c = Desk::config(16);
+  c.state.emplace();
+  c.state->published = {{Version{3}, digest_of(3)}, {Version{4}, digest_of(4)}};
+  c.resumed_at = Version{3};
+  Desk desk(std::move(c));
+  EXPECT_EQ(desk.core.epoch(), 1u);
+  EXPECT_THAT(desk.core.state().published, SizeIs(1));
+  const ConnId conn = desk.join(1);
+  EXPECT_EQ(Checker("run", made_authority().public_key()).open(desk.said<SignedBeacon>(conn).at(0))->epoch, 1u);
+  EXPECT_TRUE(desk.publish(make(delta(4, 3), 10, {.epoch = 1, .policy_digest = digest_of(44)})).has_value());
+}
+
+TEST(Learner, GivesUpAWorkerThatDoesNotRead) {
+  Desk desk(8000);
+  const ConnId conn = desk.join(1);
+  const std::vector<std::byte> message(kApplicationBytesMax);
+  for (int i = 0; i < 15; ++i) desk.core.send_message(WorkerId{1}, message, desk.now);
+  for (int i = 0; i < 1000; ++i) {  // it reads them all
+    desk.now += milliseconds(100);
+    desk.core.on_timer(desk.now);
+    desk.tell(conn, Heartbeat{});
+    desk.core.on_sent(conn, Uplink::kWindowBytes, desk.now);
+    desk.take();
+  }
+  for (int i = 0; i < 15; ++i) desk.core.send_message(WorkerId{1}, message, desk.now);
+  desk.take();
+  EXPECT_EQ(desk.lost(1), "");
+  for (int i = 0; i < 2; ++i) desk.core.send_message(WorkerId{1}, message, desk.now);
+  desk.take();
+  EXPECT_THAT(desk.lost(1), HasSubstr("does not take its messages"));
+}
+
+// ---- topology ----
+
+TEST(Learner, PlansChainsAndReattachesTheTailOfTheDead) {
+  Desk desk(16);  // two chains of 8
+  desk.join_all(4);
+  ASSERT_THAT(desk.chains(), SizeIs(2));
+  const WorkerId seed = desk.chains()[0][0], tail = desk.chains()[0][1];
+  desk.core.on_closed(desk.control.at(seed), "reset", desk.now);
+  desk.take();
+  EXPECT_EQ(desk.core.topology().parents().at(tail), std::vector<WorkerId>{kLearnerId});
+  EXPECT_THAT(desk.lost(seed.value), HasSubstr("reset"));
+  const auto assign = desk.said<Assign>(tail.value);
+  EXPECT_EQ(assign.back().parents.at(0).worker, kLearnerId);
+  EXPECT_EQ(assign.back().parents.at(0).endpoint, (Endpoint{"10.0.0.0", 1}));
+}
+
+TEST(Learner, LeavesTheOthersWhereTheyAreWhenSomebodyComesLater) {
+  Desk desk(8);
+  desk.join_all(3);
+  ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
+  const auto before = desk.said<Assign>(std::uint64_t{2}).size();
+  desk.join(4);
+  desk.pass(LearnerCore::kPlanDelay);
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(desk.said<Assign>(std::uint64_t{2}).size(), before);  // nothing changed for it
+}
+
+TEST(Learner, WhoCannotBeReachedForwardsToNobody) {
+  Desk desk(8);
+  desk.join(1, false);
+  desk.join(2);
+  desk.join(3);
+  desk.pass(LearnerCore::kPlanDelay);
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
+  for (const WorkerView& view : desk.core.stats().workers) EXPECT_EQ(view.reachable, view.info.id != WorkerId{1});
+}
+
+TEST(Learner, CutsOutWorkersWithoutHeartbeat) {
+  Desk desk;
+  desk.join_all(2);
+  desk.pass(seconds(5), {1});
+  EXPECT_THAT(desk.lost(1), HasSubstr("no heartbeat for"));
+  EXPECT_EQ(desk.lost(2), "");
+  EXPECT_FALSE(desk.goodbye(desk.control.at(WorkerId{1})).empty());
+}
+
+TEST(Learner, LetsTheParentDialWhereTheChildCannotAndDemotesIfThatFailsToo) {
+  Desk desk(8);
+  desk.join_all(3);
+  ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
+  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
+  ASSERT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(1));
+  EXPECT_EQ(desk.said<DialChild>(std::uint64_t{1})[0].worker, WorkerId{2});
+  EXPECT_TRUE(desk.said<Assign>(std::uint64_t{2}).back().parents.at(0).dials);
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3));
+  for (int i = 0; i < 3; ++i) desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
+  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "settled meanwhile"});
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
+}
+
+TEST(Learner, DemotesAParentAfterThreeFailuresInARow) {
+  Desk desk(8);
+  desk.join_all(3);
+  ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
+  for (int i = 0; i < 2; ++i) desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "reset"});
+  desk.tell(2, Installed{Version{0}, digest_of(0), 0});  // it forwarded one: the row is broken
+  for (int i = 0; i < 2; ++i) desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "reset"});
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3));
+  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kLost, "reset"});
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
+  EXPECT_EQ(desk.lost(1), "");
+}
+
+TEST(Learner, AParentThatIsSilentToChildAndLearnerIsGone) {
+  Desk desk(8);
+  desk.join_all(2);
+  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
+  EXPECT_EQ(desk.lost(1), "");  // the learner hears it well
+  desk.pass(milliseconds(1500), {1});
+  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
+  EXPECT_THAT(desk.lost(1), HasSubstr("silent to its child and to the learner"));
+}
+
+TEST(Learner, DrainsByMovingAWorkerBehindTheOthers) {
+  Desk desk(8);
+  desk.join_all(3);
+  desk.tell(1, Draining{});
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
+  desk.tell(1, Goodbye{"drained"});
+  EXPECT_THAT(desk.lost(1), HasSubstr("it left: drained"));
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3));
+}
+
+// ---- liars ----
+
+TEST(Learner, QuarantinesAfterTheSecondBadChunk) {
+  Desk desk(8);
+  desk.join_all(3);
+  desk.tell(2, Poisoned{WorkerId{1}, {}, 5});
+  EXPECT_EQ(desk.core.stats().quarantined, 0u);
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3));
+  desk.tell(2, Poisoned{WorkerId{1}, {}, 6});
+  EXPECT_EQ(desk.core.stats().quarantined, 1u);
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
+  desk.tell(2, Poisoned{WorkerId{3}, {}, 6});  // not an edge of this worker
+  desk.tell(2, Poisoned{WorkerId{3}, {}, 6});
+  desk.tell(2, Poisoned{WorkerId{99}, {}, 6});
+  EXPECT_EQ(desk.core.stats().quarantined, 1u);
+}
+
+TEST(Learner, WhoAccusesEverybodyIsTheLiar) {
+  Desk desk(8);
+  desk.join_all(5);
+  for (const std::uint64_t parent : {3, 3, 2, 2, 1}) {
+    ASSERT_EQ(desk.core.topology().parents().at(WorkerId{4}).at(0), WorkerId{parent});
+    desk.tell(4, Poisoned{WorkerId{parent}, {}, 1});
+  }
+  std::vector<std::uint64_t> quarantined;
+  for (const WorkerView& view : desk.core.stats().workers)
+    if (view.quarantined) quarantined.push_back(view.info.id.value);
+  EXPECT_THAT(quarantined, ElementsAre(2, 3, 4));  // the third it names is believed, and it is not
+  EXPECT_EQ(desk.chain().at(0), 1u);
+  EXPECT_EQ(desk.chain().at(1), 5u);
+}
+
+// ---- slow hops ----
+
+TEST(Learner, FindsASlowHopAndRoutesAroundIt) {
+  Desk desk(8);
+  desk.join_all(3);
+  const Made made = make(full(0), 8'000'000, {.chunk_bytes = 65536});
+  ASSERT_TRUE(desk.publish(made).has_value());
+  // Worker 1 has everything soon; 2 receives a tenth of what its parent's link could carry; 3 has what 2 has.
+  for (int beat = 1; desk.all<act::FoundSlowHop>().empty() && beat < 40; ++beat) {
+    desk.now += milliseconds(500);
+    const auto chunks = [&](double bytes_per_s) {
+      return static_cast<std::uint32_t>(std::min(8e6, bytes_per_s * 0.5 * beat) / 65536);
+    };
+    const auto beats = [&](std::uint64_t worker, std::uint32_t n) {
+      Heartbeat h;
+      h.progress = {{made.id, {n}}};
+      desk.tell(worker, h);
+    };
+    beats(1, chunks(1e6));
+    beats(2, chunks(1e5));
+    beats(3, chunks(1e5));
+    desk.core.on_timer(desk.now);
+    desk.take();
+  }
+  const auto found = desk.all<act::FoundSlowHop>();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].hop.from, WorkerId{1});
+  EXPECT_EQ(found[0].hop.to, WorkerId{2});
+  EXPECT_THAT(found[0].hop.text, HasSubstr("worker 1 -> 2 limited by sender uplink"));
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
+  EXPECT_THAT(desk.core.stats().slow_hops, SizeIs(1));
+}
+
+}  // namespace
+}  // namespace echoline::overlay

@@ -1,0 +1,685 @@
+// A worker's protocol, driven by hand: what it believes, what it refuses, and when it gives up.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "overlay/member_core.hpp"
+#include "tests/overlay/made.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr WorkerId kSelf{7}, kParent{4};
+constexpr ConnId kControl{1};
+constexpr Duration kBeat = milliseconds(500);
+
+MemberConfig config(double now_unix_s = kMadeUnix_s) {
+  const trust::Authority authority = made_authority();
+  const trust::SigningKey key = made_key("worker 7");
+  WorkerState state;
+  state.run_id = "run";
+  state.authority = authority.certificate();
+  state.certificate = *authority.issue(
+      {key.public_key(), trust::PeerIdentity::Kind::kWorker, kSelf, 1, now_unix_s, trust::kWorkerLifetimeMax});
+  state.worker = kSelf;
+  MemberConfig c{{}, {"10.0.0.0", 1}, {"10.0.0.7", 1}, "offer", key, std::move(state), nullptr, {}, false, {}, {}};
+  c.core.unix_origin_s = now_unix_s - 1;
+  c.checker = std::make_shared<Checker>("run", authority.public_key());
+  c.join_timeout = seconds(10);
+  c.away_timeout = seconds(30);
+  return c;
+}
+
+// A member that has joined and been given a parent.
+struct Member {
+  MemberCore core;
+  ConnId parent{};
+  std::vector<Action> actions;
+  TimePoint now = TimePoint(seconds(1));
+
+  explicit Member(MemberConfig c = config(), double learner_unix_s = kMadeUnix_s, bool joined = true)
+      : core(std::move(c)) {
+    core.start(now);
+    if (!joined) return;
+    core.on_connected(kControl, now);
+    welcome(kControl, learner_unix_s);
+    assign({{kParent, {"10.0.0.4", 1}, 1, false}});
+    parent = last<act::Dial>()->conn;
+    core.on_connected(parent, now);
+    take();
+  }
+  void welcome(ConnId control, double learner_unix_s = kMadeUnix_s) {
+    tell(control, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(learner_unix_s * 1e3), "welcome"});
+  }
+  void assign(std::vector<Parent> parents, std::uint32_t stripes = 1) {
+    tell(kControl, Assign{stripes, std::move(parents)});
+  }
+  void take() {
+    for (bool again = true; std::exchange(again, false);)
+      for (Action& a : core.take_actions()) {
+        if (std::holds_alternative<act::SaveState>(a)) {
+          core.on_saved(ok(), now);
+          again = true;
+        }
+        actions.push_back(std::move(a));
+      }
+  }
+  void tell(ConnId conn, const ControlMessage& m) {
+    const Slice frame(encode_control(m));
+    core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
+    take();
+  }
+  void frame(ConnId conn, Frame f) {
+    core.on_frame(conn, std::move(f), now);
+    take();
+  }
+  void whole(const Made& made) { whole(parent, made); }
+  void whole(ConnId conn, const Made& made) {
+    tell(conn, made.opening);
+    for (std::size_t i = 0; i < made.chunks.size(); ++i) frame(conn, made.chunk(i));
+    tell(conn, made.closing);
+  }
+  // The parent is heard meanwhile, and the learner unless it is silent.
+  void pass(Duration time, bool learner = true) {
+    for (const TimePoint end = now + time; now < end;) {
+      now = std::min(end, now + kBeat);
+      if (learner) tell(kControl, SignedBeacon{beacon_now()});
+      if (!closed(parent)) tell(parent, EdgeStatus{});
+      core.on_timer(now);
+      take();
+    }
+  }
+  Beacon beacon(std::uint64_t sequence) const {
+    const auto ms = static_cast<std::uint64_t>(kMadeUnix_s * 1e3 + echoline::seconds(now.time_since_epoch()) * 1e3);
+    return {"run", 0, sequence, ms, ms + 60'000, {}, {}};
+  }
+  SignedBeacon beacon_now() { return sign(beacon(++sequence), made_key("authority")); }
+  std::uint64_t sequence = 0;
+
+  std::vector<PublicationKey> delivered() const {
+    std::vector<PublicationKey> keys;
+    for (const auto& d : all<act::Deliver>()) keys.push_back({d.publication.version, d.publication.base});
+    return keys;
+  }
+  template <class T>
+  std::vector<T> said(ConnId conn) const {  // control messages of one kind
+    std::vector<T> found;
+    for (const Action& a : actions) {
+      const auto* s = std::get_if<act::Send>(&a);
+      if (!s || s->conn != conn || s->head.data()[2] != std::byte{1}) continue;
+      const auto m = decode_control(s->head.bytes().subspan(kFrameHeaderBytes));
+      if (m && std::holds_alternative<T>(*m)) found.push_back(std::get<T>(*m));
+    }
+    return found;
+  }
+  template <class T>
+  std::vector<T> all() const {
+    std::vector<T> found;
+    for (const Action& a : actions)
+      if (const auto* t = std::get_if<T>(&a)) found.push_back(*t);
+    return found;
+  }
+  template <class T>
+  std::optional<T> last() const {
+    const auto found = all<T>();
+    return found.empty() ? std::nullopt : std::optional(found.back());
+  }
+  bool closed(ConnId conn) const {
+    for (const auto& c : all<act::Close>())
+      if (c.conn == conn) return true;
+    return false;
+  }
+  std::string end() const { return last<act::Disconnected>() ? last<act::Disconnected>()->reason : ""; }
+};
+
+TEST(Member, JoinsAndSaysWhatItHas) {
+  Member m;
+  const auto dial = m.all<act::Dial>();
+  ASSERT_EQ(dial.size(), 2u);
+  EXPECT_EQ(dial[0].service, act::Service::kControl);
+  EXPECT_EQ(dial[0].expected, kLearnerId);
+  EXPECT_EQ(dial[1].service, act::Service::kData);
+  EXPECT_EQ(dial[1].expected, kParent);
+  EXPECT_EQ(m.said<Hello>(kControl).at(0).name, "offer");
+  EXPECT_EQ(m.last<act::Welcomed>()->welcome, "welcome");
+  EXPECT_EQ(m.said<PeerHello>(m.parent).size(), 1u);
+  EXPECT_EQ(m.all<act::UseCertificate>().size(), 1u);
+}
+
+TEST(Member, DeliversInAnOrderThatCanBeInstalled) {
+  Member m;
+  m.whole(make(delta(2, 1), 1500));
+  m.whole(make(delta(1, 0), 1500));
+  EXPECT_THAT(m.delivered(), IsEmpty());
+  m.whole(make(full(0), 3000));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0), delta(2, 1)));
+  std::vector<bool> activated;
+  for (const auto& d : m.all<act::Deliver>()) activated.push_back(d.publication.activate);
+  EXPECT_THAT(activated, ElementsAre(false, false, true));  // only the last of what is handed over together
+  m.whole(make(delta(1, 0), 500));                          // behind: ignored
+  m.whole(make(full(5), 500));                              // ahead: a jump
+  m.whole(make(delta(6, 5), 0));                            // nothing changed
+  m.whole(make(delta(4, 3), 10));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0), delta(2, 1), full(5), delta(6, 5)));
+  m.core.installed(Version{5}, digest_of(5), m.now);
+  m.core.installed(Version{2}, digest_of(2), m.now);  // never backwards
+  m.core.installed(Version{9}, digest_of(9), m.now);  // never delivered
+  m.take();
+  EXPECT_THAT(m.said<Installed>(kControl), ElementsAre(Installed{Version{5}, digest_of(5), 0}));
+}
+
+// ---- lies ----
+
+TEST(Member, ABadChunkIsRefusedAskedForAgainAndReported) {
+  Member m;
+  const Made made = make(full(0), 3000);
+  m.tell(m.parent, made.opening);
+  m.frame(m.parent, made.chunk(0));
+  m.frame(m.parent, with_flipped_bit(made.chunk(1), 3));
+  m.frame(m.parent, made.chunk(2));
+  m.tell(m.parent, made.closing);
+  EXPECT_THAT(m.delivered(), IsEmpty());
+  const auto requests = m.said<ChunkRequest>(m.parent);
+  ASSERT_EQ(requests.size(), 1u);
+  EXPECT_EQ(requests[0].publication, made.id);
+  EXPECT_EQ(requests[0].index, 1u);
+  const auto poisoned = m.said<Poisoned>(kControl);
+  ASSERT_EQ(poisoned.size(), 1u);
+  EXPECT_EQ(poisoned[0].parent, kParent);
+  EXPECT_EQ(poisoned[0].publication, made.id);
+  EXPECT_EQ(poisoned[0].index, 1u);
+  m.frame(m.parent, made.chunk(1));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
+  EXPECT_EQ(m.core.stats().chunks_corrupt, 1u);
+  EXPECT_FALSE(m.closed(m.parent));
+}
+
+TEST(Member, GivesUpAnEdgeAfterTheSecondBadChunk) {
+  Member m;
+  const Made made = make(full(0), 3000);
+  m.tell(m.parent, made.opening);
+  m.frame(m.parent, with_flipped_bit(made.chunk(1), 3));
+  m.frame(m.parent, with_flipped_bit(made.chunk(0), 3));
+  EXPECT_EQ(m.said<Poisoned>(kControl).size(), 2u);
+  const auto failed = m.said<EdgeFailed>(kControl);
+  ASSERT_EQ(failed.size(), 1u);
+  EXPECT_EQ(failed[0].parent, kParent);
+  EXPECT_EQ(failed[0].kind, EdgeTroubleKind::kRefused);
+  EXPECT_TRUE(m.closed(m.parent));
+}
+
+TEST(Member, RefusesWhatIsNotOfThisRunsLearner) {
+  const auto poisoned = [](const MadeOptions& options) {
+    Member m;
+    m.whole(make(full(0), 500, options));
+    EXPECT_THAT(m.delivered(), IsEmpty());
+    return m.said<Poisoned>(kControl).size();
+  };
+  EXPECT_GE(poisoned({.key = "mallory"}), 1u);
+  EXPECT_GE(poisoned({.run_id = "another run"}), 1u);  // even by the same key
+}
+
+TEST(Member, RefusesWhatHasExpiredByTheLearnersClock) {
+  const MadeOptions old{.issued_unix_s = kMadeUnix_s - 100'000};  // a day ago and more
+  Member m;
+  m.whole(make(full(0), 500, old));
+  EXPECT_THAT(m.delivered(), IsEmpty());
+  EXPECT_THAT(m.said<Poisoned>(kControl), IsEmpty());  // genuine, only old
+  m.whole(make(full(0), 500));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
+  // A worker whose own clock is late by two days is not fooled, and one that is early does not starve.
+  Member late(config(kMadeUnix_s - 200'000));
+  late.whole(make(full(0), 500, old));
+  EXPECT_THAT(late.delivered(), IsEmpty());
+  Member early(config(kMadeUnix_s + 200'000));
+  early.whole(make(full(0), 500));
+  EXPECT_THAT(early.delivered(), ElementsAre(full(0)));
+}
+
+TEST(Member, RefusesADeltaOnAnotherBaseAndAsksForAWholeOne) {
+  Member m;
+  m.whole(make(full(0), 500));
+  m.whole(make(delta(1, 0), 500, {.base_digest = digest_of(99)}));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
+  const auto help = m.said<NeedHelp>(kControl);
+  ASSERT_EQ(help.size(), 1u);
+  EXPECT_EQ(help[0].target, Version{1});
+  EXPECT_TRUE(help[0].full_only);
+  m.whole(make(full(1), 500));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0), full(1)));
+}
+
+TEST(Member, NeverGoesBackBehindItsFloor) {
+  MemberConfig c = config();
+  c.durable = true;
+  c.state.floor = Installed{Version{5}, digest_of(5), 0};
+  {
+    Member m(c);
+    m.whole(make(full(3), 500));  // genuine and not expired: it may be the way to 5
+    EXPECT_THAT(m.delivered(), IsEmpty());
+    m.whole(make(delta(4, 3), 500));
+    EXPECT_THAT(m.delivered(), IsEmpty());
+    m.whole(make(delta(5, 4), 500));
+    EXPECT_THAT(m.delivered(), ElementsAre(full(3), delta(4, 3), delta(5, 4)));
+    m.whole(make(full(4), 500));
+    EXPECT_EQ(m.delivered().size(), 3u);
+  }
+  {  // a version has one digest, also for a learner that changed its mind
+    Member m(c);
+    m.whole(make(full(5), 500, {.policy_digest = digest_of(6)}));
+    EXPECT_THAT(m.delivered(), IsEmpty());
+    m.whole(make(full(6), 500));
+    EXPECT_THAT(m.delivered(), ElementsAre(full(6)));
+  }
+}
+
+TEST(Member, ANewEpochVoidsWhatWasBeforeIt) {
+  Member m;
+  m.whole(make(full(0), 500));
+  m.whole(make(delta(1, 0), 500));
+  m.whole(make(full(0), 600, {.epoch = 1}));  // the learner went back
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0), full(0)));
+  m.core.installed(Version{0}, digest_of(0), m.now);
+  m.take();
+  EXPECT_EQ(m.said<Installed>(kControl).back(), (Installed{Version{0}, digest_of(0), 1}));
+  m.whole(make(delta(2, 1), 500));  // of the old one
+  m.whole(make(full(9), 500));
+  EXPECT_EQ(m.delivered().size(), 3u);
+  m.whole(make(delta(1, 0), 700, {.epoch = 1}));
+  EXPECT_EQ(m.delivered().size(), 4u);
+}
+
+TEST(Member, SavesBeforeItActivates) {
+  MemberConfig c = config();
+  c.durable = true;
+  MemberCore core(c);
+  const TimePoint now(seconds(1));
+  core.start(now);
+  ASSERT_FALSE(core.take_actions().empty());
+  core.on_saved(ok(), now);
+  const Made made = make(full(0), 500);
+  core.on_connected(kControl, now);
+  const auto tell = [&](ConnId conn, const ControlMessage& m) {
+    const Slice frame(encode_control(m));
+    core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
+  };
+  tell(kControl, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(kMadeUnix_s * 1e3), ""});
+  tell(kControl, Assign{1, {{kLearnerId, {"10.0.0.0", 1}, 1, false}}});
+  core.on_connected(ConnId{3}, now);
+  tell(ConnId{3}, made.opening);
+  core.on_frame(ConnId{3}, made.chunk(0), now);
+  tell(ConnId{3}, made.closing);
+  std::optional<act::SaveState> save;
+  for (Action& a : core.take_actions()) {
+    EXPECT_FALSE(std::holds_alternative<act::Deliver>(a));
+    if (auto* s = std::get_if<act::SaveState>(&a)) save = *s;
+  }
+  ASSERT_TRUE(save.has_value());
+  EXPECT_EQ(decode_worker_state(save->bytes)->floor, (Installed{Version{0}, digest_of(0), 0}));
+  core.on_saved(ok(), now);
+  const auto actions = core.take_actions();
+  EXPECT_TRUE(std::any_of(actions.begin(), actions.end(),
+                          [](const Action& a) { return std::holds_alternative<act::Deliver>(a); }));
+}
+
+// ---- beacons ----
+
+TEST(Member, BelievesBeaconsForTheirSignatureOnly) {
+  const auto after = [](auto&& change, std::string_view key = "authority") {
+    Member m;
+    Beacon b = m.beacon(10);
+    b.revoked = {kSelf};
+    change(b);
+    m.tell(m.parent, EdgeStatus{sign(b, made_key(key)), {}});  // passed on by the parent
+    return m.end();
+  };
+  EXPECT_THAT(after([](Beacon&) {}), HasSubstr("revoked"));
+  EXPECT_EQ(after([](Beacon&) {}, "mallory"), "");
+  EXPECT_EQ(after([](Beacon& b) { b.run_id = "another"; }), "");
+  EXPECT_EQ(after([](Beacon& b) { b.expires_unix_ms = b.issued_unix_ms - 5000; }), "");
+  EXPECT_EQ(after([](Beacon& b) { b.revoked = {WorkerId{8}}; }), "");
+  Member m;  // replayed: older than one that was heard
+  Beacon b = m.beacon(10);
+  m.tell(kControl, sign(b, made_key("authority")));
+  b = m.beacon(9);
+  b.revoked = {kSelf};
+  m.tell(kControl, sign(b, made_key("authority")));
+  EXPECT_EQ(m.end(), "");
+}
+
+TEST(Member, TurnsAwayWhoWasRevoked) {
+  Member m;
+  m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
+  m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}});
+  EXPECT_FALSE(m.closed(ConnId{2}));
+  Beacon b = m.beacon(10);
+  b.revoked = {kParent, WorkerId{9}};
+  m.tell(kControl, sign(b, made_key("authority")));
+  EXPECT_TRUE(m.closed(ConnId{2}));
+  EXPECT_TRUE(m.closed(m.parent));
+  m.core.on_accepted(ConnId{4}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
+  m.take();
+  EXPECT_TRUE(m.closed(ConnId{4}));
+}
+
+TEST(Member, AsksForHelpWhenItHearsOfAVersionThatNobodySends) {
+  Member m;
+  Beacon b = m.beacon(m.sequence = 10);
+  b.newest = Version{3};
+  m.tell(kControl, sign(b, made_key("authority")));
+  m.pass(kBeat * (MemberCore::kStallHeartbeats - 2));
+  EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
+  m.pass(kBeat * 4);
+  ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
+  EXPECT_EQ(m.said<NeedHelp>(kControl)[0].target, Version{3});
+}
+
+// ---- edges ----
+
+TEST(Member, ForwardsEachProvenChunkAsItComes) {
+  Member m;
+  const Made made = make(full(0), 3000);
+  m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
+  m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}});
+  m.tell(m.parent, made.opening);
+  m.frame(m.parent, made.chunk(2));
+  EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, made.chunks[2].data.size());
+  m.frame(m.parent, with_flipped_bit(made.chunk(0), 3));  // never a bad one
+  EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, made.chunks[2].data.size());
+  // What is forwarded is what came, byte for byte, and not a copy.
+  const auto sends = m.all<act::Send>();
+  EXPECT_TRUE(std::any_of(sends.begin(), sends.end(), [&](const act::Send& s) {
+    return s.conn == ConnId{2} && s.tail.data() == made.chunks[2].data.data();
+  }));
+}
+
+TEST(Member, RefusesChildrenItShouldNotHave) {
+  using Kind = trust::PeerIdentity::Kind;
+  Member m;
+  std::uint64_t next = 2;
+  const auto comes = [&](const trust::PeerIdentity& identity, std::optional<ControlMessage> says) {
+    const ConnId conn{next};
+    next += 2;
+    m.core.on_accepted(conn, {"10.0.0.9", identity}, m.now);
+    m.take();
+    if (says) m.tell(conn, *says);
+    return m.closed(conn);
+  };
+  const PeerHello hello{"run", 0, {}, false, {}};
+  EXPECT_FALSE(comes({Kind::kWorker, WorkerId{9}}, hello));
+  EXPECT_TRUE(comes({Kind::kNobody, {}}, {}));
+  EXPECT_TRUE(comes({Kind::kLearner, kLearnerId}, hello));
+  EXPECT_TRUE(comes({Kind::kWorker, kSelf}, hello));
+  EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, PeerHello{"another", 0, {}, false, {}}));
+  EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, Draining{}));
+  EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, EdgeStatus{}));  // nobody was asked to dial
+  // Who says nothing is closed in time, and there are not too many of them.
+  const ConnId silent{next};
+  EXPECT_FALSE(comes({Kind::kWorker, WorkerId{11}}, {}));
+  m.pass(Core::kHandshakeTimeout);
+  EXPECT_TRUE(m.closed(silent));
+  std::size_t refused = 0;
+  for (std::size_t i = 0; i < MemberCore::kConnectionsMax; ++i) refused += comes({Kind::kWorker, WorkerId{12}}, {});
+  EXPECT_GE(refused, 1u);
+}
+
+TEST(Member, KeepsTheParentsThatStay) {
+  Member m;
+  const Made made = make(full(0), 3000);
+  m.tell(m.parent, made.opening);
+  m.frame(m.parent, made.chunk(1));
+  m.assign({{kParent, {"10.0.0.4", 1}, 0b01, false}, {WorkerId{5}, {"10.0.0.5", 1}, 0b10, false}}, 2);
+  EXPECT_FALSE(m.closed(m.parent));
+  ASSERT_FALSE(m.said<Have>(m.parent).empty());
+  EXPECT_EQ(m.said<Have>(m.parent).back().wanted, (StripeMask{2, 0b01}));
+  const ConnId second = m.last<act::Dial>()->conn;
+  m.core.on_connected(second, m.now);
+  m.take();
+  const auto hello = m.said<PeerHello>(second);
+  ASSERT_EQ(hello.size(), 1u);
+  EXPECT_EQ(hello[0].have.wanted, (StripeMask{2, 0b10}));
+  EXPECT_TRUE(hello[0].have.items.at(full(0)).chunks.contains(1));
+  EXPECT_EQ(hello[0].have.items.at(full(0)).chunks.count(), 1u);
+  m.assign({{WorkerId{5}, {"10.0.0.5", 1}, 1, false}});
+  EXPECT_TRUE(m.closed(m.parent));
+  EXPECT_FALSE(m.closed(second));
+}
+
+TEST(Member, ReportsABrokenEdgeAndDialsAgainEverLater) {
+  Member m;
+  std::vector<Duration> waits;
+  ConnId conn = m.parent;
+  for (int i = 0; i < 8; ++i) {
+    m.core.on_closed(conn, "reset", m.now);
+    m.take();
+    const TimePoint broke = m.now;
+    while (m.last<act::Dial>()->conn == conn) m.pass(milliseconds(10));
+    waits.push_back(m.now - broke);
+    conn = m.last<act::Dial>()->conn;
+  }
+  EXPECT_EQ(m.said<EdgeFailed>(kControl).size(), 8u);
+  EXPECT_EQ(m.said<EdgeFailed>(kControl)[0].kind, EdgeTroubleKind::kLost);
+  EXPECT_EQ(m.said<EdgeFailed>(kControl)[1].kind, EdgeTroubleKind::kUnreachable);
+  EXPECT_LE(waits.front(), milliseconds(100));
+  EXPECT_GE(waits.back(), milliseconds(1500));
+  EXPECT_LE(waits.back(), milliseconds(2100));
+}
+
+TEST(Member, LetsItsParentDialWhereItCannot) {
+  Member m;
+  m.assign({{WorkerId{5}, {"10.0.0.5", 1}, 1, true}});
+  EXPECT_EQ(m.all<act::Dial>().size(), 2u);  // none to the new parent
+  m.core.on_accepted(ConnId{2}, {"10.0.0.5", {trust::PeerIdentity::Kind::kWorker, WorkerId{5}}}, m.now);
+  m.tell(ConnId{2}, EdgeStatus{});
+  EXPECT_EQ(m.said<PeerHello>(ConnId{2}).size(), 1u);
+  m.whole(ConnId{2}, make(full(0), 500));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
+  // It is told when the parent does not come.
+  m.assign({{WorkerId{6}, {"10.0.0.6", 1}, 1, true}});
+  m.pass(Core::kHandshakeTimeout + milliseconds(10));
+  ASSERT_EQ(m.said<EdgeFailed>(kControl).size(), 1u);
+  EXPECT_EQ(m.said<EdgeFailed>(kControl)[0].kind, EdgeTroubleKind::kUnreachable);
+}
+
+TEST(Member, DialsAChildThatCannotReachIt) {
+  Member m;
+  m.whole(make(full(0), 500));
+  m.tell(kControl, DialChild{WorkerId{9}, {"10.0.0.9", 1}});
+  const act::Dial dial = *m.last<act::Dial>();
+  EXPECT_EQ(dial.expected, WorkerId{9});
+  m.core.on_connected(dial.conn, m.now);
+  m.take();
+  EXPECT_EQ(m.said<EdgeStatus>(dial.conn).size(), 1u);
+  m.tell(dial.conn, PeerHello{"run", 0, {}, false, {}});
+  EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, 500u);
+  m.tell(dial.conn, MoreStreams{4});
+  EXPECT_EQ(m.all<act::Dial>().size(), 2u + 1 + 3);
+  m.tell(kControl, DialChild{kSelf, {"10.0.0.9", 1}});  // nonsense
+  EXPECT_EQ(m.all<act::Dial>().size(), 2u + 1 + 3);
+}
+
+TEST(Member, AsksTheLearnerWhenItsParentCannotServe) {
+  Member m;
+  m.tell(m.parent, CannotServe{Version{5}, false});
+  ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
+  m.tell(m.parent, CannotServe{Version{5}, false});  // said again: asked once
+  EXPECT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
+  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
+  const act::Dial dial = *m.last<act::Dial>();
+  EXPECT_EQ(dial.to, (Endpoint{"10.0.0.6", 1}));
+  m.core.on_connected(dial.conn, m.now);
+  m.take();
+  EXPECT_EQ(m.said<PeerHello>(dial.conn).at(0).catch_up_to, Version{5});
+  m.whole(dial.conn, make(full(5), 100));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(5)));
+  EXPECT_TRUE(m.closed(dial.conn));
+  EXPECT_EQ(m.said<Have>(m.parent).back().position, Version{5});
+}
+
+TEST(Member, AsksAnewWhenTheHelperFails) {
+  Member m;
+  m.tell(m.parent, CannotServe{Version{5}, false});
+  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
+  for (int i = 0; i < 3; ++i) {
+    const ConnId conn = m.last<act::Dial>()->conn;
+    m.core.on_closed(conn, "refused", m.now);
+    m.take();
+    m.pass(kBeat * 4);
+  }
+  EXPECT_GE(m.said<NeedHelp>(kControl).size(), 2u);
+  EXPECT_THAT(m.said<EdgeFailed>(kControl), IsEmpty());  // a helper is no parent
+}
+
+// ---- the learner ----
+
+TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
+  Member m;
+  const TimePoint heard = m.now;
+  while (m.all<act::Away>().empty()) m.pass(milliseconds(100), false);
+  EXPECT_GE(m.now - heard, seconds(9));  // its patience
+  EXPECT_LE(m.now - heard, seconds(10));
+  m.whole(make(full(0), 500));  // edges live
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
+  while (m.last<act::Dial>()->service != act::Service::kControl) m.pass(milliseconds(100), false);
+  const ConnId again = m.last<act::Dial>()->conn;
+  m.core.installed(Version{0}, digest_of(0), m.now);
+  m.core.on_connected(again, m.now);
+  m.take();
+  EXPECT_EQ(m.said<Hello>(again).at(0).installed, (Installed{Version{0}, digest_of(0), 0}));
+  m.welcome(again);
+  EXPECT_EQ(m.all<act::Welcomed>().size(), 2u);
+  EXPECT_EQ(m.end(), "");
+}
+
+TEST(Member, EndsWhenTheLearnerIsAbsentOrWrong) {
+  Member away;
+  while (away.end().empty()) away.pass(seconds(1), false);
+  EXPECT_THAT(away.end(), HasSubstr("out of reach for 30 s"));
+  EXPECT_EQ(away.core.next_deadline(), kNever);
+
+  Member absent(config(), kMadeUnix_s, false);
+  EXPECT_EQ(absent.core.next_deadline(), absent.now + seconds(10));
+  absent.now += seconds(10);
+  absent.core.on_timer(absent.now);
+  absent.take();
+  EXPECT_THAT(absent.end(), HasSubstr("did not answer within 10 s"));
+
+  Member confused;
+  confused.tell(kControl, Installed{});
+  EXPECT_THAT(confused.end(), HasSubstr("not for a worker"));
+  Member chunked;
+  chunked.frame(kControl, make(full(0), 10).chunk(0));
+  EXPECT_THAT(chunked.end(), HasSubstr("chunk on the control connection"));
+  Member expelled;
+  expelled.tell(kControl, Goodbye{"its rollouts were wrong"});
+  EXPECT_EQ(expelled.end(), "its rollouts were wrong");
+  Member other(config(), kMadeUnix_s, false);
+  other.core.on_connected(kControl, other.now);
+  other.tell(kControl, Welcome{WorkerId{8}, kBeat, seconds(9), 0, ""});
+  EXPECT_THAT(other.end(), HasSubstr("takes this worker for worker 8"));
+}
+
+TEST(Member, RenewsItsCertificateAtHalfOfItsLife) {
+  Member m;
+  m.pass(std::chrono::minutes(29));
+  EXPECT_THAT(m.said<Renew>(kControl), IsEmpty());
+  m.pass(std::chrono::minutes(2));
+  ASSERT_FALSE(m.said<Renew>(kControl).empty());
+  EXPECT_EQ(m.said<Renew>(kControl)[0].key, made_key("worker 7").public_key());
+  const trust::Authority authority = made_authority();
+  const auto issue = [&](const trust::SigningKey& key, WorkerId worker) {
+    return *authority.issue({key.public_key(), trust::PeerIdentity::Kind::kWorker, worker, 2, kMadeUnix_s + 1860,
+                             trust::kWorkerLifetimeMax});
+  };
+  m.tell(kControl, Renewed{issue(made_key("worker 8"), kSelf)});
+  m.tell(kControl, Renewed{issue(made_key("worker 7"), WorkerId{8})});
+  m.tell(kControl, Renewed{random_bytes(1, 100)});
+  EXPECT_EQ(m.all<act::UseCertificate>().size(), 1u);  // none of them is for it
+  m.tell(kControl, Renewed{issue(made_key("worker 7"), kSelf)});
+  ASSERT_EQ(m.all<act::UseCertificate>().size(), 2u);
+  EXPECT_EQ(m.last<act::UseCertificate>()->certificate, issue(made_key("worker 7"), kSelf));
+  const std::size_t asked = m.said<Renew>(kControl).size();
+  m.pass(std::chrono::minutes(20));
+  EXPECT_EQ(m.said<Renew>(kControl).size(), asked) << "it has a new one";
+}
+
+// ---- limits ----
+
+TEST(Member, GivesUpAfterThreeFailedInstallations) {
+  Member m;
+  m.whole(make(full(1), 100));
+  for (int i = 0; i < MemberCore::kInstallFailuresMax; ++i) m.core.install_failed(Version{1}, "digest", m.now);
+  m.take();
+  EXPECT_EQ(m.delivered().size(), 3u);  // the verified snapshot again, twice
+  EXPECT_THAT(m.end(), HasSubstr("could not be installed after 3 attempts: digest"));
+}
+
+TEST(Member, EndsWhenAPublicationCanNeverFit) {
+  MemberConfig c = config();
+  c.store.memory_max = {5000};
+  Member m(c);
+  m.whole(make(full(0), 6000));
+  EXPECT_THAT(m.end(), HasSubstr("raise the memory budget"));
+}
+
+TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
+  MemberConfig c = config();
+  c.store = {Bytes{5000}, Bytes{1 << 20}, true};
+  Member m(c);
+  const Made made = make(full(0), 20'000);
+  m.tell(m.parent, made.opening);
+  std::size_t i = 0;
+  while (m.all<act::SetReading>().empty()) m.frame(m.parent, made.chunk(i++));
+  EXPECT_LE(i, 6u);
+  EXPECT_FALSE(m.last<act::SetReading>()->on);
+  EXPECT_EQ(m.last<act::SetReading>()->conn, m.parent);
+  for (const auto& s : m.all<act::Spool>())
+    if (s.chunk) m.core.on_spooled(s.publication, *s.chunk, ok(), m.now);
+  m.take();
+  EXPECT_TRUE(m.last<act::SetReading>()->on);
+}
+
+TEST(Member, EndsWhenItsMessagesAreNotTaken) {
+  Member m;
+  const std::vector<std::byte> message(kApplicationBytesMax);
+  for (int i = 0; i < 15; ++i) m.core.send_message(message, m.now);
+  m.take();
+  EXPECT_EQ(m.end(), "");
+  for (int i = 0; i < 5; ++i) m.core.send_message(message, m.now);
+  m.take();
+  EXPECT_THAT(m.end(), HasSubstr("does not take its messages"));
+}
+
+TEST(Member, HoldsItsDownloadLimit) {
+  for (const double late_ms : {0.0, 3.0}) {
+    MemberConfig c = config();
+    c.core.limits.down = BitRate::from_mbit_per_s(8);
+    MemberCore core(c);
+    Random random(3);
+    TimePoint now(seconds(1));
+    std::uint64_t total = 0;
+    while (now < TimePoint(seconds(11))) {  // somebody always has more to read
+      const std::size_t n = core.read_bytes_max(1 << 20);
+      EXPECT_LE(n, 16 * 1024u);
+      core.on_received(n, now);
+      total += n;
+      const auto paused = core.take_actions();
+      ASSERT_EQ(paused.size(), 1u);
+      EXPECT_FALSE(std::get<act::SetReading>(paused[0]).on);
+      now = core.next_deadline() + from_seconds(random.uniform() * late_ms / 1000);
+      core.on_timer(now);
+      const auto resumed = core.take_actions();
+      ASSERT_EQ(resumed.size(), 1u);
+      EXPECT_TRUE(std::get<act::SetReading>(resumed[0]).on);
+    }
+    EXPECT_NEAR(static_cast<double>(total), 10e6, 0.03 * 10e6) << late_ms;
+  }
+}
+
+}  // namespace
+}  // namespace echoline::overlay

@@ -1,0 +1,356 @@
+// Fuzz target of what the overlay reads from the network and from disk. Whatever comes, nothing that the learner did
+// not sign gets in, and nobody stumbles.
+#include "tests/overlay/overlay_fuzz.hpp"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "base/log.hpp"
+#include "overlay/bytes.hpp"
+#include "overlay/learner_core.hpp"
+#include "overlay/member_core.hpp"
+#include "overlay/uv/disk.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using Bytes_ = std::span<const std::byte>;
+
+const TimePoint kNow(std::chrono::seconds(1));
+
+const Made* genuine(const PublicationId& id) {
+  for (const Made& made : fuzz_publications())
+    if (made.id == id) return &made;
+  return nullptr;
+}
+
+// Hands every frame of `stream` to `use`, until it cannot be read any more.
+template <class Use>
+void each_frame(Bytes_ stream, bool admitted, std::size_t piece, Use&& use) {
+  FrameDecoder decoder;
+  if (admitted) decoder.admit();
+  while (!stream.empty()) {
+    const auto room = decoder.room();
+    const std::size_t n = std::min({piece, room.size(), stream.size()});
+    ECHO_CHECK(n > 0);
+    std::memcpy(room.data(), stream.data(), n);
+    stream = stream.subspan(n);
+    if (const Status advanced = decoder.advance(n); !advanced) {
+      ECHO_CHECK(advanced.error().code == Code::kCorrupt);
+      return;
+    }
+    ECHO_CHECK(decoder.buffered_bytes() <= kApplicationBytesMax);
+    if (auto frame = decoder.take()) use(std::move(*frame));
+  }
+}
+
+// What was understood can be said again, and means the same.
+void as_control(Bytes_ bytes) {
+  const auto message = decode_control(bytes);
+  if (!message) {
+    ECHO_CHECK(message.error().code == Code::kCorrupt);
+    return;
+  }
+  const auto frame = encode_control(*message);
+  ECHO_CHECK(frame.size() <= kFrameHeaderBytes + kControlBytesMax);
+  const auto again = decode_control(std::span(frame).subspan(kFrameHeaderBytes));
+  ECHO_CHECK(again.has_value() && encode_control(*again) == frame);
+}
+
+void as_stream(std::byte options, Bytes_ bytes) {
+  const bool admitted = (options & std::byte{1}) != std::byte{};
+  each_frame(bytes, admitted, 1 + static_cast<std::size_t>(options) * 4, [&](const Frame& frame) {
+    if (frame.type == FrameType::kControl) as_control(frame.body.bytes());
+    if (frame.type == FrameType::kChunk) {
+      const auto head = encode_chunk_head(frame.chunk);
+      ECHO_CHECK(std::equal(head.begin(), head.end(), frame.head.bytes().begin(), frame.head.bytes().end()));
+      ECHO_CHECK(frame.body.size() == frame.chunk.length);
+    }
+    ECHO_CHECK(admitted || (frame.type == FrameType::kControl && frame.body.size() <= kStrangerBytesMax));
+  });
+}
+
+// Takes every signature for the learner's.
+class Gullible final : public Checker {
+ public:
+  using Checker::Checker;
+
+ protected:
+  bool verify(std::string_view, std::span<const std::byte>, const trust::Signature&) const override { return true; }
+};
+
+void as_signed(std::byte of_what, Bytes_ bytes) {
+  static const trust::SigningKey key = made_key("authority");
+  static const Gullible gullible("run", key.public_key());
+  const Signed message{std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), {}};
+  const auto same = [](const auto& a, const auto& b) { return a.has_value() && *a == b; };
+  switch (static_cast<int>(of_what) % 3) {
+    case 0:
+      (void)announced_chunk_bytes({message});
+      if (const auto opened = gullible.open(SignedAnnouncement{message}))
+        ECHO_CHECK(same(gullible.open(sign(*opened, key)), *opened));
+      break;
+    case 1:
+      if (const auto opened = gullible.open(SignedManifest{message}))
+        ECHO_CHECK(same(gullible.open(sign(*opened, key)), *opened));
+      break;
+    case 2:
+      if (const auto opened = gullible.open(message)) ECHO_CHECK(opened->revoked.size() <= kRevokedMax);
+      break;
+  }
+}
+
+void as_state(Bytes_ bytes) {
+  const trust::Hash hash = trust::blake3(bytes);
+  const auto file = [&](std::string_view magic) {
+    return std::string(magic) + std::string(reinterpret_cast<const char*>(hash.data()), hash.size()) +
+           std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  if (const auto state = decode_worker_state(file("echoline worker 2\n")))
+    ECHO_CHECK(*decode_worker_state(encode(*state)) == *state);
+  if (const auto state = decode_learner_state(file("echoline learner 2\n")))
+    ECHO_CHECK(*decode_learner_state(encode(*state)) == *state);
+}
+
+const std::shared_ptr<const Checker>& checker() {
+  static const auto made = std::make_shared<const Checker>("run", made_key("authority").public_key());
+  return made;
+}
+
+void as_store(std::byte options, Bytes_ bytes) {
+  std::vector<Action> actions;
+  const std::uint64_t memory_max = (options & std::byte{2}) != std::byte{} ? 2500 : 1 << 20;
+  PublicationStore store({Bytes{memory_max}, Bytes{1 << 20}, (options & std::byte{1}) != std::byte{}}, *checker(),
+                         actions);
+  each_frame(bytes, true, SIZE_MAX, [&](const Frame& frame) {
+    if (frame.type == FrameType::kChunk) (void)store.put(frame, Version{1}).has_value();
+    if (frame.type != FrameType::kControl) return;
+    const auto message = decode_control(frame.body.bytes());
+    if (!message) return;
+    if (const auto* announcement = std::get_if<SignedAnnouncement>(&*message))
+      if (const auto opened = checker()->open(*announcement)) (void)store.begin(*opened, *announcement).has_value();
+    if (const auto* manifest = std::get_if<SignedManifest>(&*message))
+      if (const auto opened = checker()->open(*manifest)) (void)store.close(*opened, *manifest).has_value();
+    for (Action& action : std::exchange(actions, {}))
+      if (const auto* spool = std::get_if<act::Spool>(&action); spool && spool->chunk)
+        store.on_spooled(spool->publication, *spool->chunk, true);
+  });
+  std::uint64_t memory = 0;
+  for (const auto& [key, stored] : store.entries()) {
+    const Made* made = genuine(stored.id);
+    ECHO_CHECK(made && made->key() == key);
+    std::uint64_t held = 0;
+    for (std::uint32_t i = 0; i < stored.chunks.size(); ++i) {
+      if (!stored.have.contains(i)) continue;
+      const StoredChunk& chunk = stored.chunks[i];
+      const Slice& expected = made->chunks.at(i).data;
+      ECHO_CHECK(chunk.hash == made->chunks[i].hash && chunk.length == expected.size());
+      ECHO_CHECK(chunk.data.empty() || std::equal(expected.bytes().begin(), expected.bytes().end(),
+                                                  chunk.data.bytes().begin(), chunk.data.bytes().end()));
+      held += chunk.length;
+      memory += chunk.data.size();
+    }
+    ECHO_CHECK(held == stored.bytes);
+    ECHO_CHECK(stored.complete == (stored.manifest && stored.have.count() == made->chunks.size()));
+  }
+  ECHO_CHECK(memory == store.memory().count);
+  ECHO_CHECK((options & std::byte{1}) != std::byte{} || memory <= memory_max);
+}
+
+// ---- cores ----
+
+MemberConfig member_config() {
+  static const WorkerState state = [] {
+    const trust::Authority authority = made_authority();
+    WorkerState s;
+    s.run_id = "run";
+    s.authority = authority.certificate();
+    s.certificate = *authority.issue({made_key("worker").public_key(), trust::PeerIdentity::Kind::kWorker, WorkerId{7},
+                                      1, kMadeUnix_s, trust::kWorkerLifetimeMax});
+    s.worker = WorkerId{7};
+    return s;
+  }();
+  static const trust::SigningKey key = made_key("worker");
+  MemberConfig c{{}, {"10.0.0.0", 1}, {"10.0.0.7", 1}, "w", key, state, checker(), {}, false, {}, {}};
+  c.core.unix_origin_s = kMadeUnix_s - 1;
+  c.join_timeout = c.away_timeout = std::chrono::seconds(10);
+  return c;
+}
+
+// Performs nothing, but looks at what would be handed to the application.
+void look(Core& core) {
+  for (const Action& action : core.take_actions())
+    if (const auto* deliver = std::get_if<act::Deliver>(&action)) {
+      const Made* made = nullptr;
+      for (const Made& m : fuzz_publications())
+        if (m.key() == PublicationKey{deliver->publication.version, deliver->publication.base}) made = &m;
+      ECHO_CHECK(made && deliver->publication.policy_digest == made->manifest.policy_digest);
+      ECHO_CHECK(deliver->bytes == made->payload.size());
+      if (deliver->spooled) continue;
+      const Slice bytes = *deliver->publication.payload.bytes();
+      ECHO_CHECK(std::equal(made->payload.begin(), made->payload.end(), bytes.bytes().begin(), bytes.bytes().end()));
+    }
+}
+
+void tell(Core& core, ConnId conn, const ControlMessage& message) {
+  const Slice frame(encode_control(message));
+  core.on_frame(conn, {FrameType::kControl, frame.part(kFrameHeaderBytes, frame.size() - kFrameHeaderBytes), {}, {}},
+                kNow);
+}
+
+void later(Core& core, int steps) {
+  for (TimePoint now = kNow; steps > 0 && core.next_deadline() != kNever; --steps) {
+    now = std::max(now, core.next_deadline());
+    core.on_timer(now);
+    look(core);
+  }
+}
+
+// `from`: 0 the learner, 1 a parent, 2 a child, 3 somebody unknown.
+void as_member(std::byte from, Bytes_ bytes) {
+  MemberCore core(member_config());
+  core.start(kNow);
+  core.on_connected(ConnId{1}, kNow);
+  tell(core, ConnId{1},
+       Welcome{WorkerId{7}, std::chrono::milliseconds(500), std::chrono::seconds(9),
+               static_cast<std::uint64_t>(kMadeUnix_s * 1e3), ""});
+  tell(core, ConnId{1}, Assign{2, {{WorkerId{4}, {"10.0.0.4", 1}, 1, false}, {WorkerId{5}, {"10.0.0.5", 1}, 2, true}}});
+  core.on_connected(ConnId{3}, kNow);
+  const PeerInfo child{"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}};
+  core.on_accepted(ConnId{2}, child, kNow);
+  tell(core, ConnId{2}, PeerHello{"run", 0, {}, false, {}});
+  core.on_accepted(ConnId{4}, child, kNow);
+  look(core);
+  const ConnId conn{std::array<std::uint64_t, 4>{1, 3, 2, 4}[static_cast<std::size_t>(from) % 4]};
+  each_frame(bytes, conn != ConnId{4}, SIZE_MAX, [&](Frame frame) {
+    core.on_frame(conn, std::move(frame), kNow);
+    look(core);
+  });
+  later(core, 5);
+}
+
+// `from`: 0 a worker, 1 the seed on its data connection, 2 a stranger with a certificate, 3 one without.
+void as_learner(std::byte from, Bytes_ bytes) {
+  static const auto authority = std::make_shared<const trust::Authority>(made_authority());
+  LearnerConfig config;
+  config.self = {"10.0.0.0", 1};
+  config.authority = authority;
+  config.checker = checker();
+  config.core.unix_origin_s = kMadeUnix_s - 1;
+  LearnerCore core(std::move(config));
+  core.start(kNow);
+  const auto worker = [](std::uint64_t id) {
+    return PeerInfo{"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{id}}};
+  };
+  for (const std::uint64_t id : {1, 2}) {
+    core.on_accepted(ConnId{2 * id}, worker(id), kNow);
+    tell(core, ConnId{2 * id}, Hello{"run", "w", {"10.0.0.1", 1}, {}, {}, {}});
+  }
+  core.on_timer(kNow + LearnerCore::kPlanDelay);
+  core.on_accepted(ConnId{6}, worker(1), kNow);
+  tell(core, ConnId{6}, PeerHello{"run", 0, {}, false, {}});
+  core.on_accepted(ConnId{8}, worker(3), kNow);
+  core.on_accepted(ConnId{10}, {"10.0.0.9", {}}, kNow);
+  for (const Made& made : fuzz_publications()) {
+    ECHO_CHECK(core.begin(made.announcement, made.opening, false, kNow).has_value());
+    ECHO_CHECK(core.add(made.id, made.chunks, kNow).has_value());
+    ECHO_CHECK(core.finish(made.manifest, made.closing, kNow).has_value());
+  }
+  look(core);
+  const ConnId conn{std::array<std::uint64_t, 4>{2, 6, 8, 10}[static_cast<std::size_t>(from) % 4]};
+  each_frame(bytes, conn < ConnId{8}, SIZE_MAX, [&](Frame frame) {
+    core.on_frame(conn, std::move(frame), kNow);
+    look(core);
+  });
+  later(core, 3);               // not for so long that somebody counts as silent
+  bool other_is_there = false;  // what one worker says costs no other its place
+  for (const WorkerView& view : core.stats().workers) other_is_there |= view.info.id == WorkerId{2};
+  ECHO_CHECK(other_is_there || conn == ConnId{2});
+}
+
+// ---- disk ----
+
+void as_spool(Bytes_ bytes) {
+  static const std::filesystem::path folder = [] {
+    std::string name = (std::filesystem::temp_directory_path() / "echoline-fuzz-XXXXXX").string();
+    ECHO_CHECK(::mkdtemp(name.data()) != nullptr);
+    static const struct Remove {
+      std::filesystem::path path;
+      ~Remove() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path, ignored);
+      }
+    } remove{name};
+    return std::filesystem::path(name);
+  }();
+  if (bytes.size() < 4) return;
+  const std::size_t log_bytes = std::min<std::size_t>(get_le<std::uint32_t>(bytes.data()), bytes.size() - 4);
+  const auto put = [&](const char* name, Bytes_ content) {
+    std::ofstream file(folder / "spool" / name, std::ios::binary | std::ios::trunc);
+    file.write(reinterpret_cast<const char*>(content.data()), static_cast<std::streamsize>(content.size()));
+  };
+  const auto disk = *Disk::open(folder);
+  put("00.log", bytes.subspan(4, log_bytes));
+  put("00.payload", bytes.subspan(4 + log_bytes));
+  MemberConfig config = member_config();
+  config.store.disk = true;
+  MemberCore core(std::move(config));
+  std::size_t frames = 0, wanted = 0;
+  disk->recover([&](Frame frame) {
+    ++frames;
+    const bool useful = core.recover(std::move(frame), kNow);
+    wanted += useful;
+    return useful;
+  });
+  // What was cut off does not come back, nor does a spool that was of no use.
+  std::size_t again = 0;
+  disk->recover([&](Frame) { return ++again > 0; });
+  ECHO_CHECK(again == (wanted > 0 ? frames : 0));
+  ECHO_CHECK(std::filesystem::exists(folder / "spool" / "00.payload") == (wanted > 0));
+  core.start(kNow);
+  look(core);
+}
+
+}  // namespace
+}  // namespace echoline::overlay
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace echoline::overlay;
+  static const bool quiet = [] {
+    echoline::log::configure(echoline::log::Level::kOff, "fuzz");
+    return true;
+  }();
+  if (!quiet || size < 2) return 0;
+  const auto bytes = std::as_bytes(std::span(data, size)).subspan(1);
+  const auto rest = bytes.subspan(1);
+  switch (static_cast<FuzzKind>(data[0] % kFuzzKinds)) {
+    case FuzzKind::kStream:
+      as_stream(bytes[0], rest);
+      break;
+    case FuzzKind::kControl:
+      as_control(bytes);
+      break;
+    case FuzzKind::kSigned:
+      as_signed(bytes[0], rest);
+      break;
+    case FuzzKind::kState:
+      as_state(bytes);
+      break;
+    case FuzzKind::kStore:
+      as_store(bytes[0], rest);
+      break;
+    case FuzzKind::kSpool:
+      as_spool(bytes);
+      break;
+    case FuzzKind::kMember:
+      as_member(bytes[0], rest);
+      break;
+    case FuzzKind::kLearner:
+      as_learner(bytes[0], rest);
+      break;
+  }
+  return 0;
+}

@@ -1,0 +1,32 @@
+// What the overlay's fuzz target expects of its input: a kind, then bytes for it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tests/overlay/made.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace echoline::overlay {
+
+enum class FuzzKind : std::uint8_t {
+  kStream,   // a byte of options, then a stream of frames
+  kControl,  // the body of a control frame
+  kSigned,   // a byte that says of what, then a body that the learner is taken to have signed
+  kState,    // the body of a state file
+  kStore,    // a byte of options, then frames that arrive at a publication store
+  kSpool,    // the length of the log (4 bytes), the log, the payload: a spool on disk
+  kMember,   // a byte that says from whom, then frames that a worker receives
+  kLearner,  // a byte that says from whom, then frames that the learner receives
+};
+inline constexpr std::uint8_t kFuzzKinds = 8;
+
+// The genuine publications that inputs are made of.
+inline const std::vector<Made>& fuzz_publications() {
+  static const std::vector<Made> all{make(full(0), 3000), make(delta(1, 0), 1500), make(delta(2, 1), 0)};
+  return all;
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,322 @@
+// The publication store: nothing unproven gets in, and it keeps to its budgets of memory and disk.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "overlay/publication_store.hpp"
+#include "tests/overlay/made.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using Put = PublicationStore::Put;
+using testing::HasSubstr;
+
+struct Kept {
+  explicit Kept(StoreLimits limits = {Bytes{1 << 20}, Bytes{1 << 20}, false}) : store(limits, checker, actions) {}
+  Checker checker{"run", made_key("authority").public_key()};
+  std::vector<Action> actions;
+  PublicationStore store;
+
+  Status begin(const Made& made) { return store.begin(made.announcement, made.opening); }
+  Result<bool> close(const Made& made) { return store.close(made.manifest, made.closing); }
+  Result<Put> put(const Frame& chunk, std::uint64_t keep_from = 0) { return store.put(chunk, Version{keep_from}); }
+  // All of it; the error of the chunk that failed.
+  Status whole(const Made& made, std::uint64_t keep_from = 0) {
+    ECHO_TRY(begin(made));
+    for (std::size_t i = 0; i < made.chunks.size(); ++i)
+      if (const auto added = put(made.chunk(i), keep_from); !added) return added.error();
+    if (const auto closed = close(made); !closed) return closed.error();
+    return ok();
+  }
+  template <class T>
+  std::vector<T> take() {
+    std::vector<T> found;
+    for (Action& a : std::exchange(actions, {}))
+      if (auto* t = std::get_if<T>(&a)) found.push_back(std::move(*t));
+    return found;
+  }
+  // The disk has done what was asked for; what it wrote.
+  std::vector<act::Spool> written() {
+    auto spools = take<act::Spool>();
+    for (const act::Spool& s : spools)
+      if (s.chunk) store.on_spooled(s.publication, *s.chunk, true);
+    return spools;
+  }
+  StoredPublication& entry(const PublicationKey& key) { return *store.find(key); }
+};
+
+TEST(PublicationStore, ProvesChunksInAnyOrder) {
+  Kept kept;
+  const Made made = make(delta(3, 2), 2500);
+  EXPECT_EQ(kept.put(made.chunk(0)).error().code, Code::kNotFound);
+  EXPECT_EQ(kept.close(made).error().code, Code::kNotFound);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  ASSERT_TRUE(kept.begin(made).has_value());  // again: nothing happens
+  EXPECT_EQ(*kept.put(made.chunk(2)), Put::kAdded);
+  EXPECT_EQ(*kept.put(made.chunk(2)), Put::kDuplicate);
+  EXPECT_FALSE(*kept.close(made));
+  EXPECT_FALSE(*kept.close(made));
+  EXPECT_EQ(*kept.put(made.chunk(0)), Put::kAdded);
+  EXPECT_FALSE(kept.entry(made.key()).complete);
+  EXPECT_EQ(*kept.put(made.chunk(1)), Put::kCompleted);
+  EXPECT_TRUE(kept.entry(made.key()).complete);
+  EXPECT_EQ(kept.store.find(made.id), &kept.entry(made.key()));
+  EXPECT_EQ(kept.store.memory().count, 2500u);
+  const auto delivery = kept.store.delivery(kept.entry(made.key()));
+  ASSERT_TRUE(delivery.has_value());
+  EXPECT_EQ(delivery->bytes, 2500u);
+  EXPECT_EQ(delivery->publication.policy_digest, digest_of(3));
+  const Slice bytes = *delivery->publication.payload.bytes();
+  EXPECT_TRUE(std::equal(bytes.bytes().begin(), bytes.bytes().end(), made.payload.begin(), made.payload.end()));
+  EXPECT_TRUE(kept.take<act::Spool>().empty());
+}
+
+TEST(PublicationStore, TheManifestMayComeLast) {
+  Kept kept;
+  const Made made = make(full(3), 2500);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(*kept.put(made.chunk(i)), Put::kAdded);
+  EXPECT_TRUE(*kept.close(made));
+  EXPECT_EQ(kept.store.full_bytes_hint(), 2500u);
+  const Made empty = make(delta(4, 3), 0);
+  ASSERT_TRUE(kept.begin(empty).has_value());
+  EXPECT_TRUE(*kept.close(empty));  // of no chunks at all
+  EXPECT_EQ(kept.store.full_bytes_hint(), 2500u);
+  EXPECT_EQ(kept.store.newest(), Version{4});
+}
+
+TEST(PublicationStore, RefusesWhatTheLearnerDidNotSend) {
+  Kept kept;
+  const Made made = make(full(3), 2500), other = make(full(4), 2500), forged = make(full(3), 2500, {.key = "mallory"});
+  ASSERT_TRUE(kept.begin(made).has_value());
+  const auto refused = [&](const Frame& frame) {
+    const auto put = kept.put(frame);
+    EXPECT_FALSE(put.has_value());
+    return put ? std::string() : put.error().detail;
+  };
+  EXPECT_THAT(refused(with_flipped_bit(made.chunk(0), 5)), HasSubstr("chunk 0: its proof fails"));
+  Frame frame = made.chunk(0);
+  frame.chunk.index = 1;
+  EXPECT_THAT(refused(frame), HasSubstr("chunk 1: its proof fails"));
+  frame = other.chunk(0);
+  frame.chunk.publication = made.id;
+  EXPECT_THAT(refused(frame), HasSubstr("proof fails"));
+  frame = forged.chunk(0);
+  frame.chunk.publication = made.id;
+  EXPECT_THAT(refused(frame), HasSubstr("proof fails"));
+  frame = made.chunk(0);
+  frame.body = frame.body.part(0, 100);
+  EXPECT_THAT(refused(frame), HasSubstr("does not belong to it"));
+  frame = made.chunk(0);
+  frame.chunk.signature.bytes[0] ^= std::byte{1};
+  EXPECT_THAT(refused(frame), HasSubstr("proof fails"));
+  EXPECT_EQ(kept.entry(made.key()).have.count(), 0u);
+  EXPECT_EQ(kept.store.memory().count, 0u);
+  // A seal that held once is remembered, but only for what it covers.
+  EXPECT_EQ(*kept.put(made.chunk(0)), Put::kAdded);
+  EXPECT_THAT(refused(with_flipped_bit(made.chunk(1), 5)), HasSubstr("proof fails"));
+  EXPECT_EQ(*kept.put(made.chunk(1)), Put::kAdded);
+  ASSERT_FALSE(*kept.close(made));
+  frame = make(full(3), 5000).chunk(4);
+  frame.chunk.publication = made.id;
+  EXPECT_THAT(refused(frame), HasSubstr("does not belong to it"));  // beyond its end
+  EXPECT_EQ(*kept.put(made.chunk(2)), Put::kCompleted);
+}
+
+TEST(PublicationStore, DropsAWholeThatIsNotWhatItsManifestSays) {
+  const Made made = make(full(3), 2500);
+  for (const bool last : {true, false}) {
+    Manifest lie = made.manifest;
+    if (last)
+      lie.content[0] ^= std::byte{1};
+    else
+      lie.payload_bytes -= 1;
+    const SignedManifest closing = sign(lie, made_key("authority"));
+    Kept kept;
+    ASSERT_TRUE(kept.begin(made).has_value());
+    for (std::size_t i = 0; i < 2; ++i) ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
+    if (last) {
+      ASSERT_TRUE(kept.put(made.chunk(2)).has_value());
+      EXPECT_THAT(kept.store.close(lie, closing).error().detail, HasSubstr("not what its manifest says"));
+    } else {
+      ASSERT_TRUE(kept.store.close(lie, closing).has_value());
+      EXPECT_THAT(kept.put(made.chunk(2)).error().detail, HasSubstr("not what its manifest says"));
+    }
+    EXPECT_EQ(kept.store.find(made.id), nullptr);
+    EXPECT_EQ(kept.store.memory().count, 0u);
+  }
+}
+
+TEST(PublicationStore, APublicationHasOneManifest) {
+  Kept kept;
+  const Made made = make(full(3), 2500);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  ASSERT_TRUE(kept.close(made).has_value());
+  Manifest other = made.manifest;
+  other.policy_digest = digest_of(9);
+  EXPECT_EQ(kept.store.close(other, sign(other, made_key("authority"))).error().code, Code::kCorrupt);
+  other = make(full(4), 10).manifest;
+  other.payload_bytes = std::uint64_t{kChunksMax} * 1024 + 1;  // fine in chunks of 1 MiB, too many of 1 KiB
+  ASSERT_TRUE(kept.begin(make(full(4), 10)).has_value());
+  EXPECT_THAT(kept.store.close(other, sign(other, made_key("authority"))).error().detail,
+              HasSubstr("more than 1048576 chunks"));
+}
+
+TEST(PublicationStore, ALaterAnnouncementReplacesOneThatIsNotComplete) {
+  Kept kept;
+  const Made before = make(full(3), 2500), after = make(full(3), 2600, {.issued_unix_s = kMadeUnix_s + 1});
+  ASSERT_TRUE(kept.begin(before).has_value());
+  ASSERT_TRUE(kept.put(before.chunk(0)).has_value());
+  ASSERT_TRUE(kept.begin(after).has_value());
+  EXPECT_EQ(kept.entry(full(3)).id, after.id);
+  EXPECT_EQ(kept.entry(full(3)).have.count(), 0u);
+  EXPECT_EQ(kept.store.memory().count, 0u);
+  EXPECT_EQ(kept.put(before.chunk(1)).error().code, Code::kNotFound);
+  EXPECT_EQ(kept.begin(before).error().code, Code::kStale);  // never back
+  ASSERT_TRUE(kept.whole(after).has_value());
+  EXPECT_EQ(kept.begin(make(full(3), 10, {.issued_unix_s = kMadeUnix_s + 2})).error().code, Code::kStale);
+}
+
+TEST(PublicationStore, KeepsToItsBudgetOfMemory) {
+  Kept kept({Bytes{3000}, {}, false});
+  ASSERT_TRUE(kept.whole(make(full(0), 1000)).has_value());
+  ASSERT_TRUE(kept.whole(make(delta(1, 0), 1000)).has_value());
+  ASSERT_TRUE(kept.whole(make(delta(2, 1), 1000), 2).has_value());
+  ASSERT_TRUE(kept.whole(make(delta(3, 2), 1000), 2).has_value());  // 0 goes
+  EXPECT_EQ(kept.store.find(full(0)), nullptr);
+  EXPECT_NE(kept.store.find(delta(1, 0)), nullptr);
+  const Status status = kept.whole(make(delta(4, 3), 2500), 2);  // 1 goes, the rest is still needed
+  ASSERT_FALSE(status.has_value());
+  EXPECT_EQ(status.error().code, Code::kExhausted);
+  EXPECT_THAT(status.error().detail, HasSubstr("raise the memory budget or give the node a state folder"));
+  EXPECT_LE(kept.store.memory().count, 3000u);
+  EXPECT_LE(kept.store.memory_peak().count, 3000u);
+}
+
+TEST(PublicationStore, ErasesPartialsOnly) {
+  Kept kept;
+  ASSERT_TRUE(kept.whole(make(full(1), 1000)).has_value());
+  for (std::uint64_t v = 2; v <= 4; ++v) ASSERT_TRUE(kept.begin(make(delta(v, 1), 2000)).has_value());
+  kept.store.erase_partial_up_to(Version{3});
+  EXPECT_NE(kept.store.find(full(1)), nullptr);
+  EXPECT_EQ(kept.store.find(delta(2, 1)), nullptr);
+  EXPECT_EQ(kept.store.find(delta(3, 1)), nullptr);
+  EXPECT_NE(kept.store.find(delta(4, 1)), nullptr);
+}
+
+// ---- with a disk ----
+
+constexpr StoreLimits kSmallMemory{Bytes{10'000}, Bytes{100'000}, true};
+
+TEST(PublicationStore, WritesEverythingInOrder) {
+  Kept kept(kSmallMemory);
+  const Made made = make(full(3), 2500);
+  ASSERT_TRUE(kept.whole(made).has_value());
+  const auto spools = kept.written();
+  ASSERT_EQ(spools.size(), 5u);
+  const auto record = [&](std::size_t i) {
+    return decode_control(spools[i].record.bytes().subspan(kFrameHeaderBytes));
+  };
+  EXPECT_EQ(std::get<SignedAnnouncement>(*record(0)), made.opening);
+  EXPECT_EQ(std::get<SignedManifest>(*record(4)), made.closing);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(spools[1 + i].chunk, i);
+    EXPECT_EQ(spools[1 + i].offset, i * 1024u);
+    EXPECT_EQ(spools[1 + i].data.data(), made.chunks[i].data.data());
+    EXPECT_EQ(spools[1 + i].publication, made.id);
+  }
+  kept.store.erase(made.key());
+  ASSERT_EQ(kept.take<act::DropSpool>().size(), 1u);
+  EXPECT_EQ(kept.store.disk().count, 0u);
+}
+
+TEST(PublicationStore, ChunksOnDiskLeaveMemoryAndComeBack) {
+  Kept kept(kSmallMemory);
+  const Made made = make(full(3), 40'000);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  for (std::size_t i = 0; i < made.chunks.size(); ++i) {
+    ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
+    kept.written();
+    EXPECT_FALSE(kept.store.congested());
+  }
+  ASSERT_TRUE(*kept.close(made));
+  EXPECT_LE(kept.store.memory().count, 10'000u);
+  EXPECT_LE(kept.store.memory_peak().count, 12'000u);
+  EXPECT_EQ(kept.store.disk().count, 40'000u);
+  StoredPublication& entry = kept.entry(full(3));
+  const auto delivery = kept.store.delivery(entry);
+  ASSERT_TRUE(delivery.has_value());
+  EXPECT_EQ(delivery->spooled, made.id);  // the file has it all
+  EXPECT_EQ(delivery->bytes, 40'000u);
+  kept.actions.clear();
+  EXPECT_EQ(kept.store.fetch(entry, 0), nullptr);
+  const auto asked = kept.take<act::Unspool>();  // and what follows
+  ASSERT_GT(asked.size(), 1u);
+  EXPECT_EQ(kept.store.fetch(entry, 0), nullptr);
+  EXPECT_TRUE(kept.take<act::Unspool>().empty());  // not asked for twice
+  for (const act::Unspool& u : asked) {
+    EXPECT_EQ(u.offset, u.chunk * 1024u);
+    EXPECT_EQ(u.length, made.chunks[u.chunk].data.size());
+    EXPECT_TRUE(kept.store.on_unspooled(made.id, u.chunk, made.chunks[u.chunk].data));
+  }
+  ASSERT_NE(kept.store.fetch(entry, asked.back().chunk), nullptr);
+  EXPECT_EQ(kept.store.fetch(entry, asked.back().chunk)->data.size(), 1024u);
+}
+
+TEST(PublicationStore, ADiskThatGivesBackOtherBytesLosesThePublication) {
+  Kept kept(kSmallMemory);
+  const Made made = make(full(3), 40'000);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  for (std::size_t i = 0; i < made.chunks.size(); ++i) {
+    ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
+    kept.written();
+  }
+  EXPECT_EQ(kept.store.fetch(kept.entry(full(3)), 0), nullptr);
+  EXPECT_FALSE(kept.store.on_unspooled(made.id, 0, with_flipped_bit(made.chunk(0), 1).body));
+  EXPECT_EQ(kept.store.find(made.id), nullptr);
+  EXPECT_EQ(kept.store.memory().count, 0u);
+  EXPECT_TRUE(kept.store.on_unspooled(made.id, 1, made.chunks[1].data));  // an answer that comes too late
+}
+
+TEST(PublicationStore, IsCongestedWhileTheDiskIsBehind) {
+  Kept kept(kSmallMemory);
+  const Made made = make(full(3), 40'000);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  for (std::size_t i = 0; i < 10; ++i) ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
+  EXPECT_TRUE(kept.store.congested());
+  kept.written();
+  EXPECT_FALSE(kept.store.congested());
+  // A disk that does not take them: from then on it is as if there were none.
+  ASSERT_TRUE(kept.put(made.chunk(10)).has_value());
+  kept.store.on_spooled(made.id, 10, false);
+  EXPECT_TRUE(kept.store.disk_failed());
+  EXPECT_FALSE(kept.store.congested());
+}
+
+TEST(PublicationStore, WhatIsRecoveredIsProvenAgainAndNotWrittenAgain) {
+  Kept kept(kSmallMemory);
+  const Made made = make(full(3), 3000);
+  kept.store.set_recovering(true);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  ASSERT_TRUE(kept.put(made.chunk(0)).has_value());
+  EXPECT_EQ(kept.put(with_flipped_bit(made.chunk(1), 9)).error().code, Code::kCorrupt);
+  kept.store.set_recovering(false);
+  EXPECT_TRUE(kept.take<act::Spool>().empty());
+  EXPECT_EQ(kept.store.disk().count, 1024u);
+  ASSERT_TRUE(kept.put(made.chunk(1)).has_value());
+  EXPECT_EQ(kept.take<act::Spool>().size(), 1u);
+}
+
+TEST(PublicationStore, KeepsToItsBudgetOfDisk) {
+  Kept kept({Bytes{10'000}, Bytes{5000}, true});
+  ASSERT_TRUE(kept.whole(make(full(0), 3000)).has_value());
+  kept.written();
+  ASSERT_TRUE(kept.whole(make(full(1), 3000), 1).has_value());
+  EXPECT_EQ(kept.store.find(full(0)), nullptr);
+  EXPECT_EQ(kept.take<act::DropSpool>().size(), 1u);
+  EXPECT_THAT(kept.whole(make(full(2), 3000), 1).error().detail, HasSubstr("raise the disk budget"));
+  EXPECT_LE(kept.store.disk().count, 5000u);
+}
+
+}  // namespace
+}  // namespace echoline::overlay

@@ -1,0 +1,152 @@
+// The fuzz target of overlay/trust on a mutated corpus, and mutations in the middle of real connections.
+#include <gtest/gtest.h>
+
+#include "overlay/trust/token.hpp"
+#include "tests/overlay/fixed_random.hpp"
+#include "tests/overlay/tls_pair.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace echoline::overlay {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+void mutate(Bytes& bytes, Random& random) {
+  for (std::uint64_t i = 1 + random.below(5); i > 0 && !bytes.empty(); --i) {
+    const std::size_t at = random.below(bytes.size());
+    switch (random.below(5)) {
+      case 0:
+        bytes[at] = static_cast<std::byte>(random.next());
+        break;
+      case 1:
+        bytes[at] ^= static_cast<std::byte>(1u << random.below(8));
+        break;
+      case 2:
+        bytes.resize(at + 1);
+        break;
+      case 3:
+        bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), 1 + random.below(40),
+                     static_cast<std::byte>(random.next()));
+        break;
+      case 4: {  // a piece of it twice
+        const Bytes piece(bytes.begin() + static_cast<std::ptrdiff_t>(at),
+                          bytes.begin() + static_cast<std::ptrdiff_t>(at + 1 + random.below(bytes.size() - at)));
+        bytes.insert(bytes.end(), piece.begin(), piece.end());
+        break;
+      }
+    }
+  }
+}
+
+Bytes tagged(unsigned char kind, std::span<const std::byte> bytes) {
+  Bytes whole{static_cast<std::byte>(kind)};
+  if (kind < 3) whole.push_back(std::byte{250});  // the size of pieces
+  whole.insert(whole.end(), bytes.begin(), bytes.end());
+  return whole;
+}
+
+std::vector<Bytes> corpus() {
+  const FixedRandom random(1);
+  const trust::Authority authority = tls_authority();
+  TlsPair pair = tls_pair(tls_node(authority, WorkerId{1}), WorkerId{2}, tls_node(authority, WorkerId{2}));
+  const Bytes hello = pair.client.take_output();
+  tls_deliver(hello, pair.server, pair.server_reading);
+  const Bytes answer = pair.server.take_output();
+  const trust::Secret token = *trust::issue_token(authority, "vast-7", trust::Nonce{}, kTlsNow);
+  return {tagged(0, hello),
+          tagged(1, answer),
+          tagged(2, answer),
+          tagged(3, tls_node(authority, WorkerId{1}).own->certificate),
+          tagged(3, authority.certificate()),
+          tagged(4, std::as_bytes(std::span(token.reveal())))};
+}
+
+void run_target(const Bytes& input) {
+  LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(input.data()), input.size());
+}
+
+TEST(TrustFuzz, MutatedCorpus) {
+  const std::vector<Bytes> inputs = corpus();
+  EXPECT_EQ(inputs, corpus()) << "rounds can be run again";
+  for (const Bytes& input : inputs) run_target(input);
+  for (std::uint64_t round = 0; round < 12'000; ++round) {
+    SCOPED_TRACE(round);
+    Random random(round);
+    Bytes input = inputs[random.below(inputs.size())];
+    const std::byte kind = input[0];
+    mutate(input, random);
+    if (!input.empty()) input[0] = kind;
+    run_target(input);
+  }
+}
+
+// Carries what both sides send; of what is carried, something is changed now and then.
+void carry(TlsPair& pair, Random& random, bool& changed) {
+  for (int flight = 0; flight < 8; ++flight) {
+    for (const bool from_client : {true, false}) {
+      Bytes wire = (from_client ? pair.client : pair.server).take_output();
+      const Bytes before = wire;
+      if (random.below(3) == 0) mutate(wire, random);
+      changed = changed || wire != before;
+      const std::size_t piece = random.below(2) ? SIZE_MAX : 1 + random.below(100);
+      tls_deliver(wire, from_client ? pair.server : pair.client,
+                  from_client ? pair.server_reading : pair.client_reading, piece);
+    }
+  }
+}
+
+TEST(TrustFuzz, MutatedHandshakes) {
+  const trust::Authority authority = tls_authority();
+  const Credentials client = tls_node(authority, WorkerId{1}), server = tls_node(authority, WorkerId{2});
+  int unchanged = 0;
+  for (std::uint64_t round = 0; round < 2'000; ++round) {
+    SCOPED_TRACE(round);
+    const FixedRandom fixed(round);
+    Random random(round, 1);
+    TlsPair pair = tls_pair(client, WorkerId{2}, server);
+    bool changed = false;
+    carry(pair, random, changed);
+    EXPECT_TRUE(pair.client_reading.bytes.empty() && pair.server_reading.bytes.empty());
+    // An end that believes the other has seen the very bytes that the other sent.
+    if (pair.server.established()) {
+      EXPECT_EQ(pair.server.identity().worker, WorkerId{1});
+    }
+    if (pair.client.established()) {
+      EXPECT_EQ(pair.client.identity().worker, WorkerId{2});
+    }
+    if (!changed) {
+      ++unchanged;
+      EXPECT_TRUE(pair.client.established() && pair.server.established());
+    }
+    if (HasFailure()) FAIL();
+  }
+  EXPECT_GT(unchanged, 100);
+}
+
+TEST(TrustFuzz, MutatedConnections) {
+  const trust::Authority authority = tls_authority();
+  const Credentials client = tls_node(authority, WorkerId{1}), server = tls_node(authority, WorkerId{2});
+  for (std::uint64_t round = 0; round < 1'000; ++round) {
+    SCOPED_TRACE(round);
+    const FixedRandom fixed(round);
+    Random random(round, 2);
+    TlsPair pair = tls_pair(client, WorkerId{2}, server, TlsSession::PeerCertificate::kRequired, 3);
+    pair.settle();
+    Bytes sent, wire;
+    for (std::uint64_t i = 1 + random.below(4); i > 0; --i) {
+      const Bytes some(random.below(i == 1 ? 40'000 : 400), static_cast<std::byte>(random.next()));
+      ASSERT_TRUE(pair.client.write(some, wire));
+      sent.insert(sent.end(), some.begin(), some.end());
+    }
+    mutate(wire, random);
+    tls_deliver(wire, pair.server, pair.server_reading, 1 + random.below(20'000));
+    const Bytes& got = pair.server_reading.bytes;
+    ASSERT_LE(got.size(), sent.size());
+    EXPECT_TRUE(std::equal(got.begin(), got.end(), sent.begin())) << "what is read was sent";
+    if (HasFailure()) FAIL();
+  }
+}
+
+}  // namespace
+}  // namespace echoline::overlay

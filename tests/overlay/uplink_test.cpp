@@ -1,0 +1,347 @@
+// Links of a limited rate, turns on the one uplink, and the small judges of time and speed.
+#include "overlay/uplink.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "overlay/catch_up.hpp"
+#include "overlay/hop_monitor.hpp"
+#include "overlay/upstream.hpp"
+#include "tests/overlay/made.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ElementsAre;
+
+const BitRate kMegabytePerS = BitRate::from_mbit_per_s(8);
+TimePoint at(double s) { return TimePoint(from_seconds(s)); }
+
+TEST(Pacer, HoldsItsRateAndGrantsNothingForIdleTime) {
+  Pacer link(kMegabytePerS);
+  EXPECT_EQ(link.occupy({1000}, at(5), false), at(5.001));  // however long it was idle
+  EXPECT_EQ(link.occupy({1000}, at(5.0003), true), at(5.002));
+  EXPECT_EQ(link.occupy({1000}, at(5.010), true), at(5.003));  // late: made up
+  EXPECT_EQ(link.occupy({1000}, at(6), true), at(5.951));      // but no more than kLatenessMax of it
+  EXPECT_EQ(link.occupy({1000}, at(7), false), at(7.001));
+  EXPECT_EQ(Pacer().occupy({1 << 30}, at(1), true), at(1));
+  EXPECT_EQ(Pacer().slice_bytes(12345), 12345u);
+  EXPECT_EQ(link.slice_bytes(1 << 20), 8000u);  // 8 ms of it
+  EXPECT_EQ(Pacer(BitRate{1000}).slice_bytes(1 << 20), 2048u);
+}
+
+// ---- the uplink ----
+
+// Frames of a size, as many as it has.
+struct Frames final : Source {
+  std::size_t left = 0, bytes = 1000;
+  std::vector<ConnId> asked;
+  std::optional<OutFrame> next(ConnId conn) override {
+    if (left == 0) return std::nullopt;
+    --left;
+    asked.push_back(conn);
+    return OutFrame{Slice(std::vector<std::byte>(100)), Slice(std::vector<std::byte>(bytes - 100))};
+  }
+};
+
+struct Wire {
+  explicit Wire(std::optional<BitRate> rate = {}) : pacer(rate), uplink(pacer, actions) {}
+  Pacer pacer;
+  std::vector<Action> actions;
+  Uplink uplink;
+  std::map<ConnId, std::uint64_t> take() {
+    std::map<ConnId, std::uint64_t> bytes;
+    for (const Action& a : std::exchange(actions, {})) {
+      const auto& send = std::get<act::Send>(a);
+      bytes[send.conn] += send.head.size() + send.tail.size();
+    }
+    return bytes;
+  }
+};
+
+// Timers come up to `late` after their time; the rate holds over all and over every 100 ms.
+TEST(Uplink, LimitHoldsAcrossSourcesAndLateTimers) {
+  for (const double late_ms : {0.0, 4.0, 20.0}) {
+    SCOPED_TRACE(late_ms);
+    Wire wire(BitRate::from_mbit_per_s(24));
+    Frames sources[3];
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      sources[i].left = 100'000;
+      sources[i].bytes = 20'000;
+      wire.uplink.open(ConnId{2 * i + 2}, sources[i]);
+    }
+    wire.uplink.pump(at(1));
+    Random random(7);
+    TimePoint now = at(1);
+    std::map<std::int64_t, std::uint64_t> per_100ms;
+    std::map<ConnId, std::uint64_t> per_conn;
+    while (now < at(11)) {
+      for (const auto& [conn, bytes] : wire.take()) {
+        per_100ms[(now - at(1)) / milliseconds(100)] += bytes;
+        per_conn[conn] += bytes;
+        wire.uplink.on_sent(conn, bytes, now);
+      }
+      ASSERT_NE(wire.uplink.next_deadline(), kNever);
+      now = std::max(now, wire.uplink.next_deadline()) + from_seconds(random.uniform() * late_ms / 1000);
+      wire.uplink.on_timer(now);
+    }
+    std::uint64_t total = 0;
+    for (const auto& [slot, bytes] : per_100ms) {
+      total += bytes;
+      EXPECT_LE(static_cast<double>(bytes), 300e3 + 3e6 * (0.010 + 2 * late_ms / 1000)) << slot;
+    }
+    EXPECT_NEAR(static_cast<double>(total), 30e6, 0.03 * 30e6);
+    for (const auto& [conn, bytes] : per_conn) EXPECT_NEAR(static_cast<double>(bytes), 10e6, 0.03 * 10e6);
+    ASSERT_TRUE(wire.uplink.measured_rate().has_value());
+    EXPECT_NEAR(wire.uplink.measured_rate()->mbit_per_s(), 24, 1);
+    const Uplink::Usage usage = wire.uplink.usage(sources[0], now);
+    EXPECT_TRUE(usage.own_limit || late_ms > 0);  // a late timer finds the link free
+    EXPECT_NEAR(static_cast<double>(usage.bytes), 10e6, 0.03 * 10e6);
+  }
+}
+
+TEST(Uplink, SourcesTakeTurnsAndAWindowHoldsEach) {
+  Wire wire;
+  Frames busy, slow, idle;
+  busy.left = slow.left = 1000;
+  wire.uplink.open(ConnId{2}, busy);
+  wire.uplink.open(ConnId{4}, slow);
+  wire.uplink.open(ConnId{6}, idle);
+  wire.uplink.pump(at(1));
+  auto sent = wire.take();
+  EXPECT_EQ(sent[ConnId{2}], sent[ConnId{4}]);
+  EXPECT_GE(sent[ConnId{2}], Uplink::kWindowBytes);
+  EXPECT_LT(sent[ConnId{2}], Uplink::kWindowBytes + 1000);  // one frame beyond at most
+  EXPECT_EQ(sent[ConnId{6}], 0u);
+  EXPECT_EQ(wire.uplink.in_flight(ConnId{2}), sent[ConnId{2}]);
+  // Only the connection whose bytes were taken gets more.
+  wire.uplink.on_sent(ConnId{2}, 10'000, at(2));
+  sent = wire.take();
+  EXPECT_EQ(sent[ConnId{2}], 10'000u);
+  EXPECT_EQ(sent[ConnId{4}], 0u);
+  // Somebody who had nothing is asked again when it says so, not before.
+  idle.left = 1;
+  wire.uplink.pump(at(2));
+  EXPECT_TRUE(wire.take().empty());
+  wire.uplink.wake(idle);
+  wire.uplink.pump(at(2));
+  EXPECT_EQ(wire.take()[ConnId{6}], 1000u);
+  EXPECT_EQ(wire.uplink.next_deadline(), kNever);
+}
+
+TEST(Uplink, ParallelConnectionsShareASource) {
+  Wire wire;
+  Frames source;
+  source.left = 100;
+  wire.uplink.open(ConnId{2}, source);
+  wire.uplink.open(ConnId{4}, source);
+  wire.uplink.pump(at(1));
+  auto sent = wire.take();
+  EXPECT_EQ(sent[ConnId{2}], 50'000u);
+  EXPECT_EQ(sent[ConnId{4}], 50'000u);
+  // The one that the network takes faster carries more.
+  source.left = 1000;
+  wire.uplink.wake(source);
+  wire.uplink.on_sent(ConnId{2}, 50'000, at(2));
+  wire.take();
+  for (int i = 0; i < 10; ++i) wire.uplink.on_sent(ConnId{2}, 20'000, at(2));
+  sent = wire.take();
+  EXPECT_GE(sent[ConnId{2}], 190'000u);
+  EXPECT_EQ(sent[ConnId{4}], 0u);
+  // What one held is lost with it; the other goes on.
+  wire.uplink.close(ConnId{2});
+  wire.uplink.on_sent(ConnId{2}, 1000, at(3));  // too late to count
+  wire.uplink.on_sent(ConnId{4}, 5000, at(3));
+  EXPECT_GE(wire.take()[ConnId{4}], 5000u);
+  wire.uplink.close(ConnId{4});
+  wire.uplink.wake(source);  // forgotten
+  wire.uplink.pump(at(4));
+  EXPECT_TRUE(wire.take().empty());
+  EXPECT_EQ(wire.uplink.usage(source, at(4)).bytes, 0u);
+}
+
+TEST(Uplink, AFrameBegunIsFinishedOnItsConnection) {
+  Wire wire(kMegabytePerS);
+  Frames source;
+  source.left = 2;
+  source.bytes = 50'000;
+  wire.uplink.open(ConnId{2}, source);
+  wire.uplink.open(ConnId{4}, source);
+  TimePoint now = at(1);
+  wire.uplink.pump(now);
+  std::vector<ConnId> order;
+  while (wire.uplink.next_deadline() != kNever) {
+    now = wire.uplink.next_deadline();
+    wire.uplink.on_timer(now);
+    for (const auto& [conn, bytes] : wire.take())
+      if (order.empty() || order.back() != conn) order.push_back(conn);
+  }
+  EXPECT_EQ(order.size(), 2u);
+  EXPECT_NEAR(seconds(now - at(1)), 0.1, 0.001);
+}
+
+TEST(MessageQueue, CountsWhatIsWaiting) {
+  MessageQueue queue;
+  queue.push(random_bytes(1, 100));
+  queue.push(random_bytes(2, 200));
+  EXPECT_EQ(queue.bytes(), 300 + 2 * kFrameHeaderBytes);
+  const auto frame = queue.next(ConnId{2});
+  ASSERT_TRUE(frame.has_value());
+  EXPECT_EQ(frame->size(), 100 + kFrameHeaderBytes);
+  EXPECT_EQ(queue.bytes(), 200 + kFrameHeaderBytes);
+  queue.clear();
+  EXPECT_EQ(queue.bytes(), 0u);
+  EXPECT_FALSE(queue.next(ConnId{2}).has_value());
+}
+
+// ---- silence ----
+
+TEST(SilenceMeter, LearnsHowRegularlyAPeerIsHeard) {
+  SilenceMeter meter;
+  EXPECT_EQ(meter.deadline(), kNever);
+  meter.begin(milliseconds(100), at(1));
+  EXPECT_EQ(meter.deadline(), at(1.4));
+  TimePoint now = at(1);
+  for (int i = 0; i < 100; ++i) meter.heard(now += milliseconds(100));
+  EXPECT_EQ(meter.deadline() - now, milliseconds(400));  // never less than four intervals
+  Random random(1);
+  for (int i = 0; i < 100; ++i) meter.heard(now += milliseconds(random.between(10, 400)));
+  EXPECT_GT(meter.deadline() - now, milliseconds(600));  // irregular: more patience
+  EXPECT_LE(meter.deadline() - now, milliseconds(1200));
+  for (int i = 0; i < 20; ++i) meter.heard(now += std::chrono::seconds(3));
+  EXPECT_EQ(meter.deadline() - now, milliseconds(1200));  // never more than twelve
+}
+
+// ---- parallel streams ----
+
+// The number of connections tried over time, on a path where `rate` says what so many carry. [bytes/s]
+template <class Rate>
+std::uint32_t probed(Rate&& rate) {
+  StreamProbe probe;
+  double bytes = 0;
+  std::uint32_t streams = 1;
+  for (TimePoint now = at(1); now < at(60); now += milliseconds(100)) {
+    streams = probe.observe(static_cast<std::uint64_t>(bytes), true, now);
+    bytes += rate(streams) * 0.1;
+  }
+  return streams;
+}
+
+TEST(StreamProbe, DoublesWhileTheRateFollows) {
+  EXPECT_EQ(probed([](auto n) { return 1e6 * n; }), StreamProbe::kStreamsMax);  // loss: each carries its own
+  EXPECT_EQ(probed([](auto n) { return n < 2 ? 1e6 : 2e6; }), 4u);  // four are no better than two: it stops there
+  EXPECT_EQ(probed([](auto) { return 5e6; }), 2u);                  // the link is full with one: tried once
+}
+
+TEST(StreamProbe, CountsOnlyWhileThereIsMoreToSend) {
+  StreamProbe probe;
+  std::uint64_t bytes = 0;
+  for (TimePoint now = at(1); now < at(60); now += milliseconds(500))
+    EXPECT_EQ(probe.observe(bytes += 1000, (now - at(1)) / milliseconds(500) % 3 != 0, now), 1u);
+}
+
+// ---- slow hops ----
+
+constexpr HopMonitor::Hop kHop{WorkerId{1}, WorkerId{2}};
+
+TEST(HopMonitor, FindsTheHopWhoseSenderStaysAhead) {
+  HopMonitor monitor;
+  std::vector<HopMonitor::Finding> found;
+  const HopMonitor::Hop before{kLearnerId, WorkerId{1}}, after{WorkerId{2}, WorkerId{3}};
+  double arrived = 0, passed = 0;
+  TimePoint now = at(1);
+  for (; found.empty() && now < at(20); now += milliseconds(200)) {
+    arrived += 1e6 * 0.2;
+    passed += 0.2e6 * 0.2;
+    monitor.observe(before, static_cast<std::uint64_t>(arrived), static_cast<std::uint64_t>(arrived), kMegabytePerS,
+                    now);
+    monitor.observe(kHop, static_cast<std::uint64_t>(arrived), static_cast<std::uint64_t>(passed), kMegabytePerS, now);
+    monitor.observe(after, static_cast<std::uint64_t>(passed), static_cast<std::uint64_t>(passed), kMegabytePerS, now);
+    found = monitor.find(now);
+  }
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].hop, kHop);
+  EXPECT_NEAR(found[0].rate.bytes_per_s(), 0.2e6, 0.05e6);
+  EXPECT_EQ(found[0].expected, kMegabytePerS);
+  EXPECT_LT(now, at(6));
+  EXPECT_TRUE(monitor.find(now).empty());  // once, then watched anew
+}
+
+TEST(HopMonitor, LeavesAHopAloneThatIsOnlyBehindOrFastEnough) {
+  HopMonitor monitor;
+  double passed = 0;
+  for (TimePoint now = at(1); now < at(20); now += milliseconds(200)) {
+    passed += 0.8e6 * 0.2;  // most of what was planned, the gap grows all the same
+    monitor.observe(kHop, static_cast<std::uint64_t>(passed * 2), static_cast<std::uint64_t>(passed), kMegabytePerS,
+                    now);
+    EXPECT_TRUE(monitor.find(now).empty());
+  }
+  HopMonitor small;  // a gap that is too small to tell anything
+  for (TimePoint now = at(1); now < at(20); now += milliseconds(200)) {
+    small.observe(kHop, HopMonitor::kGapBytesMin - 1, 0, kMegabytePerS, now);
+    EXPECT_TRUE(small.find(now).empty());
+  }
+  HopMonitor unplanned;  // nobody to compare it with
+  for (TimePoint now = at(1); now < at(20); now += milliseconds(200)) {
+    unplanned.observe(kHop, 1 << 30, 0, {}, now);
+    EXPECT_TRUE(unplanned.find(now).empty());
+  }
+}
+
+TEST(HopMonitor, ComparesWithTheFleetWhereNothingWasPlanned) {
+  HopMonitor monitor;
+  std::vector<HopMonitor::Finding> found;
+  double fast = 0, slow = 0;
+  for (TimePoint now = at(1); found.empty() && now < at(20); now += milliseconds(200)) {
+    fast += 1e6 * 0.2;
+    slow += 0.1e6 * 0.2;
+    for (std::uint64_t w = 10; w < 14; ++w)
+      monitor.observe({kLearnerId, WorkerId{w}}, static_cast<std::uint64_t>(fast), static_cast<std::uint64_t>(fast), {},
+                      now);
+    monitor.observe(kHop, static_cast<std::uint64_t>(fast), static_cast<std::uint64_t>(slow), {}, now);
+    found = monitor.find(now);
+  }
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].hop, kHop);
+  EXPECT_NEAR(found[0].expected.bytes_per_s(), 1e6, 0.1e6);
+}
+
+TEST(HopMonitor, ForgetsAWorker) {
+  HopMonitor monitor;
+  for (TimePoint now = at(1); now < at(4); now += milliseconds(200))
+    monitor.observe(kHop, 1 << 30, 0, kMegabytePerS, now);
+  monitor.forget(WorkerId{2});
+  EXPECT_TRUE(monitor.find(at(4)).empty());
+}
+
+// ---- catching up ----
+
+TEST(CatchUp, FindsTheCheapestWay) {
+  const std::map<PublicationKey, std::uint64_t> held{
+      {full(0), 1000},    {delta(1, 0), 100}, {delta(2, 1), 100}, {delta(3, 2), 100},
+      {delta(3, 0), 150}, {full(2), 900},     {delta(5, 4), 10},  {delta(6, 3), 70},
+  };
+  const auto way = [&](std::optional<std::uint64_t> from, std::uint64_t to, bool full_only = false) {
+    return cheapest_way(held, from ? std::optional(Version{*from}) : std::nullopt, Version{to}, full_only);
+  };
+  EXPECT_EQ(way({}, 0), 900u);  // the newer snapshot is the cheaper one
+  EXPECT_EQ(way({}, 3), 1000u);
+  EXPECT_EQ(way(0, 3), 150u);  // folded
+  EXPECT_EQ(way(1, 3), 200u);
+  EXPECT_EQ(way(2, 3), 100u);
+  EXPECT_EQ(way(3, 3), 0u);
+  EXPECT_EQ(way(0, 4), 220u);  // beyond: there is no 4, but 6
+  EXPECT_EQ(way(0, 6), 220u);
+  EXPECT_EQ(way(0, 7), std::nullopt);
+  EXPECT_EQ(way(4, 5), 10u);
+  EXPECT_EQ(way(4, 6), 1070u);  // from a snapshot, for nothing continues from 4 to 6
+  EXPECT_EQ(way(0, 2, true), 900u);
+  EXPECT_EQ(way(0, 3, true), std::nullopt);
+  EXPECT_EQ(cheapest_way({}, Version{1}, Version{2}, false), std::nullopt);
+}
+
+}  // namespace
+}  // namespace echoline::overlay

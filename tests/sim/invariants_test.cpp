@@ -1,0 +1,231 @@
+// Every invariant is broken on purpose once: a rule that cannot fail protects nothing.
+#include "sim/invariants.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/log.hpp"
+
+namespace echoline::sim {
+namespace {
+
+using namespace overlay;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A small healthy fleet under watch.
+class Watched : public testing::Test {
+ protected:
+  Watched() : world_(options()), fleet_(world_, fleet_options()), invariants_(world_, fleet_) {
+    log::configure(log::Level::kOff, "simulation");
+    world_.set_observer(&invariants_);
+    fleet_.set_observer(&invariants_);
+    fleet_.start_learner();
+    WorkerOptions o;
+    o.enrol = false;
+    o.link = {BitRate::from_mbit_per_s(50), BitRate::from_mbit_per_s(50)};
+    for (int i = 0; i < 4; ++i) fleet_.start_worker(fleet_.add_worker(o));
+    run(seconds(1));
+  }
+  static WorldOptions options() {
+    WorldOptions o;
+    o.delay = milliseconds(10);
+    return o;
+  }
+  static FleetOptions fleet_options() {
+    FleetOptions o;
+    o.learner.chains_max = 1;
+    return o;
+  }
+  void run(Duration time) { world_.run(world_.now() + time); }
+  void publish(std::uint64_t bytes = 400'000) {
+    PublishSpec spec;
+    spec.base = fleet_.newest();
+    spec.bytes = bytes;
+    fleet_.publish(spec);
+  }
+  // The rules that were violated.
+  std::set<std::string> broken() const {
+    std::set<std::string> rules;
+    for (const Violation& v : invariants_.violations()) rules.insert(v.rule);
+    return rules;
+  }
+  // A machine misbehaves, and nobody has told the invariants that it would.
+  void corrupt(std::size_t worker, const MaliceOptions& malice) {
+    world_.set_malice(fleet_.worker(worker).host, std::make_unique<Malicious>(malice, 1, 1));
+  }
+  // Somebody who forwards.
+  std::size_t inner_worker() {
+    for (const auto& chain : fleet_.learner()->topology().chains)
+      if (chain.size() > 1) return *fleet_.worker_of(chain.front());
+    ADD_FAILURE() << "nobody forwards";
+    return 0;
+  }
+  const Truth::Publication& published(Version version, PublicationId& id) const {
+    for (const auto& [key, p] : fleet_.truth().all())
+      if (p.key.version == version) {
+        id = key;
+        return p;
+      }
+    return fleet_.truth().all().begin()->second;
+  }
+
+  World world_;
+  Fleet fleet_;
+  Invariants invariants_;
+};
+
+TEST_F(Watched, AHealthyFleetBreaksNothing) {
+  publish();
+  run(seconds(2));
+  publish();
+  run(seconds(2));
+  invariants_.check_learner();
+  invariants_.check_liveness();
+  EXPECT_THAT(broken(), testing::IsEmpty());
+  EXPECT_EQ(invariants_.counts().deliveries, 8u);
+  EXPECT_EQ(invariants_.counts().learner_wasted_bytes, 0u);
+}
+
+TEST_F(Watched, BytesThatChangeOnTheWay) {
+  MaliceOptions malice;
+  malice.flip_share = 1;
+  corrupt(inner_worker(), malice);
+  publish();
+  run(seconds(3));
+  EXPECT_TRUE(broken().contains(Invariants::kBytes));
+}
+
+TEST_F(Watched, BytesThatReachTheApplication) {
+  publish();
+  run(seconds(2));
+  ASSERT_THAT(broken(), testing::IsEmpty());
+  PublicationId id{};
+  const Truth::Publication& p = published(Version{0}, id);
+  act::Deliver delivery;
+  delivery.publication.version = Version{0};
+  delivery.publication.policy_digest = *p.policy_digest;
+  std::vector<Slice> pieces;
+  for (const SealedChunk& chunk : p.chunks) pieces.push_back(chunk.data);
+  delivery.publication.payload = Payload(pieces);
+  invariants_.on_delivered(0, delivery);
+  ASSERT_THAT(broken(), testing::IsEmpty());
+  std::vector<std::byte> other(pieces[1].bytes().begin(), pieces[1].bytes().end());
+  other[17] ^= std::byte{1};
+  pieces[1] = Slice(std::move(other));
+  delivery.publication.payload = Payload(pieces);
+  invariants_.on_delivered(0, delivery);
+  EXPECT_TRUE(broken().contains(Invariants::kBytes));
+}
+
+TEST_F(Watched, AWrongDigestReachesTheApplication) {
+  publish();
+  run(seconds(2));
+  PublicationId id{};
+  const Truth::Publication& p = published(Version{0}, id);
+  act::Deliver delivery;
+  std::vector<Slice> pieces;
+  for (const SealedChunk& chunk : p.chunks) pieces.push_back(chunk.data);
+  delivery.publication.payload = Payload(pieces);
+  delivery.publication.policy_digest = *p.policy_digest;
+  delivery.publication.policy_digest[3] ^= std::byte{1};
+  invariants_.on_delivered(0, delivery);
+  EXPECT_TRUE(broken().contains(Invariants::kBytes));
+}
+
+TEST_F(Watched, AWayBack) {
+  publish();
+  run(seconds(2));
+  publish();
+  run(seconds(2));
+  ASSERT_THAT(broken(), testing::IsEmpty());
+  PublicationId id{};
+  invariants_.on_activated(0, {Version{0}, *published(Version{0}, id).policy_digest, 0});
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kNoWayBack});
+}
+
+TEST_F(Watched, MoreMemoryThanAllowed) {
+  const StoreLimits limits{Bytes{1'000'000}, Bytes{5'000'000}, true};
+  invariants_.check_budget(0, limits, 900'000, 4'000'000, false);
+  EXPECT_THAT(broken(), testing::IsEmpty());
+  invariants_.check_budget(0, limits, 9'000'000, 4'000'000, false);
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kBudget});
+}
+
+TEST_F(Watched, MoreDiskThanAllowed) {
+  invariants_.check_budget(0, {Bytes{1'000'000}, Bytes{5'000'000}, true}, 0, 9'000'000, false);
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kBudget});
+}
+
+TEST_F(Watched, TopologiesThatAreNone) {
+  using Parents = std::map<WorkerId, std::vector<WorkerId>>;
+  const WorkerId a{1}, b{2}, c{3};
+  const auto breaks = [&](const Parents& parents) {
+    const std::size_t before = invariants_.violations().size();
+    invariants_.check_parents(parents);
+    return invariants_.violations().size() > before;
+  };
+  EXPECT_FALSE(breaks({{a, {kLearnerId}}, {b, {a}}, {c, {kLearnerId}}}));
+  EXPECT_FALSE(breaks({{a, {kLearnerId, b}}, {b, {a, kLearnerId}}}));  // two stripes
+  EXPECT_TRUE(breaks({{a, {b}}, {b, {a}}}));                           // a circle
+  EXPECT_TRUE(breaks({{a, {kLearnerId}}, {b, {a}}, {c, {a}}}));        // two children
+  EXPECT_TRUE(breaks({{a, {kLearnerId}}, {b, {c}}}));                  // hangs on nobody
+  EXPECT_TRUE(breaks({{a, {kLearnerId, kLearnerId}}, {b, {a}}}));      // no parent for a stripe
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kTree});
+}
+
+TEST_F(Watched, ALearnerThatSendsEverythingTwice) {
+  publish(8'000'000);
+  run(seconds(10));
+  ASSERT_THAT(broken(), testing::IsEmpty());
+  PublicationId id{};
+  const Truth::Publication& p = published(Version{0}, id);
+  const std::size_t seed = inner_worker();
+  for (const SealedChunk& chunk : p.chunks)
+    invariants_.on_frame(fleet_.learner_host(), fleet_.worker(seed).host,
+                         {FrameType::kChunk, chunk.data, {}, chunk.head});
+  invariants_.check_learner();
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kFrugal});
+}
+
+TEST_F(Watched, SomebodyHonestIsQuarantined) {
+  MaliceOptions malice;
+  malice.slander = true;  // by a machine that is taken to be honest
+  corrupt(*fleet_.worker_of(fleet_.learner()->topology().chains.at(0).at(1)), malice);
+  run(seconds(60));
+  invariants_.check_learner();
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kBlame});
+}
+
+TEST_F(Watched, AnAcknowledgementOfSomethingElse) {
+  class WrongDigest final : public Malice {
+    std::vector<act::Send> outgoing(act::Send&& send, TimePoint) override {
+      auto message = decode_control(send.head.bytes().subspan(kFrameHeaderBytes));
+      if (auto* ack = message ? std::get_if<Installed>(&*message) : nullptr) {
+        ack->policy_digest[0] ^= std::byte{1};
+        send.head = Slice(encode_control(*ack));
+      }
+      std::vector<act::Send> out;
+      out.push_back(std::move(send));
+      return out;
+    }
+  };
+  world_.set_malice(fleet_.worker(2).host, std::make_unique<WrongDigest>());
+  publish();
+  run(seconds(3));
+  invariants_.check_learner();
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kSound});
+}
+
+TEST_F(Watched, SomebodyWhoIsLeftBehind) {
+  std::vector<HostId> others{fleet_.learner_host()};
+  for (std::size_t i = 1; i < fleet_.workers(); ++i) others.push_back(fleet_.worker(i).host);
+  world_.cut({fleet_.worker(0).host}, others, false);
+  publish();
+  run(seconds(10));
+  invariants_.check_liveness();
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kLiveness});
+}
+
+}  // namespace
+}  // namespace echoline::sim

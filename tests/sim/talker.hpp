@@ -1,0 +1,86 @@
+// A core that does as it is told and writes down what happens to it, for tests of the simulated world.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sim/world.hpp"
+
+namespace echoline::sim {
+
+class Talker final : public overlay::Core {
+ public:
+  Talker() : Core(overlay::CoreOptions{}) {}
+
+  struct Heard {
+    ConnId conn;
+    overlay::Frame frame;
+    TimePoint at;
+  };
+  struct Event {
+    ConnId conn;
+    std::string what;
+    TimePoint at;
+  };
+  std::vector<Heard> heard;
+  std::vector<Event> events;  // "accepted worker 3", "connected", why it closed
+  std::map<ConnId, std::size_t> sent_bytes;
+  std::vector<Status> saved, spooled;
+  std::vector<Result<overlay::Slice>> unspooled;
+
+  ConnId call(const overlay::Endpoint& to, WorkerId expected = {},
+              overlay::act::Service service = overlay::act::Service::kControl) {
+    return dial(to, service, expected);
+  }
+  void act(overlay::Action action) { actions_.push_back(std::move(action)); }
+  void say(ConnId conn, std::size_t bytes) {
+    const std::vector<std::byte> body(bytes, std::byte{7});
+    act(overlay::act::Send{conn, overlay::Slice(overlay::encode_frame(overlay::FrameType::kApplication, body)), {}});
+  }
+  void hang_up(ConnId conn) { close(conn); }
+  std::string last() const { return events.empty() ? "nothing" : events.back().what; }
+
+  void on_accepted(ConnId conn, const overlay::PeerInfo& peer, TimePoint now) override {
+    events.push_back({conn, "accepted " + overlay::trust::to_text(peer.identity), now});
+    act(overlay::act::Admit{conn});
+  }
+  void on_connected(ConnId conn, TimePoint now) override {
+    events.push_back({conn, "connected", now});
+    act(overlay::act::Admit{conn});
+  }
+  void on_closed(ConnId conn, const std::string& reason, TimePoint now) override {
+    events.push_back({conn, reason, now});
+  }
+  void on_frame(ConnId conn, overlay::Frame frame, TimePoint now) override {
+    heard.push_back({conn, std::move(frame), now});
+  }
+  void on_sent(ConnId conn, std::size_t bytes, TimePoint) override { sent_bytes[conn] += bytes; }
+  void on_saved(const Status& status, TimePoint) override { saved.push_back(status); }
+  void on_spooled(const overlay::PublicationId&, std::uint32_t, const Status& status, TimePoint) override {
+    spooled.push_back(status);
+  }
+  void on_unspooled(const overlay::PublicationId&, std::uint32_t, Result<overlay::Slice> data, TimePoint) override {
+    unspooled.push_back(std::move(data));
+  }
+  void on_timer(TimePoint) override {}
+  TimePoint next_deadline() const override { return kNever; }
+};
+
+class TalkerProcess final : public Process {
+ public:
+  Talker& core() override { return talker_; }
+  void on_action(overlay::Action&&, TimePoint) override {}
+
+ private:
+  Talker talker_;
+};
+
+// Starts a talker on a host and returns it; it lives as long as its process.
+inline Talker& start_talker(World& world, HostId host) {
+  auto process = std::make_unique<TalkerProcess>();
+  Talker& talker = process->core();
+  world.start(host, std::move(process));
+  return talker;
+}
+
+}  // namespace echoline::sim
