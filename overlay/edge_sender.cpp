@@ -127,9 +127,9 @@ void EdgeSender::send_all(TimePoint now) {
   uplink_.pump(now);
 }
 
-void EdgeSender::tell_all(const ControlMessage& message, TimePoint now) {
-  const Slice frame(encode_control(message));
-  for (auto& [key, edge] : edges_) edge.control.push_back(frame);
+void EdgeSender::tell_all(const ControlMessage& status, TimePoint now) {
+  const Slice frame(encode_control(status));
+  for (auto& [key, edge] : edges_) edge.status = frame;
   send_all(now);
 }
 
@@ -140,7 +140,7 @@ void EdgeSender::on_store_changed(TimePoint now) {
 
 void EdgeSender::complain(Edge& edge, CannotServe what) {
   troubles_.push_back({edge.child, edge.position, what});
-  if (!snapshots_come_) edge.control.push_back(Slice(encode_control(what)));
+  if (!snapshots_come_) edge.complaint = Slice(encode_control(what));
 }
 
 // Whether the child has, or was sent, everything of it that it wants over this edge.
@@ -240,11 +240,9 @@ void EdgeSender::forget(Edge& edge) {
 }
 
 std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
-  if (!edge.control.empty() && conn == edge.conns.front()) {
-    OutFrame frame{edge.control.front(), {}};
-    edge.control.pop_front();
-    return frame;
-  }
+  if (conn == edge.conns.front())
+    for (std::optional<Slice>* waiting : {&edge.complaint, &edge.status})
+      if (*waiting) return OutFrame{*std::exchange(*waiting, std::nullopt), {}};
   for (auto it = edge.path.begin(); it != edge.path.end();) {
     StoredPublication* stored = store_.find(*it);
     if (!stored) {

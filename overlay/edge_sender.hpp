@@ -1,7 +1,6 @@
 // The parent's side of its edges: brings every child to the newest publication, or to the one it asked for, by the
 // cheapest way over what is stored here. Used by the learner for its seeds and by workers for those behind them. Pure.
 #pragma once
-#include <deque>
 #include <set>
 
 #include "overlay/core.hpp"
@@ -45,7 +44,7 @@ class EdgeSender {
   void update(ConnId conn, Have have, TimePoint now);
   void send_again(ConnId conn, const ChunkRequest& request, TimePoint now);
   // On the first connection of every edge, ahead of chunks.
-  void tell_all(const ControlMessage& message, TimePoint now);
+  void tell_all(const ControlMessage& status, TimePoint now);
 
   void on_store_changed(TimePoint now);  // publications announced, closed or dropped
   void on_chunk_arrived(TimePoint now) { send_all(now); }
@@ -69,12 +68,12 @@ class EdgeSender {
     std::optional<Version> catch_up_to;
     bool full_only = false;
     StripeMask wanted;
-    std::optional<Version> position;       // where the child is once it has what was sent
-    std::map<PublicationId, Known> known;  // chunks it has or was sent
-    std::set<PublicationKey> whole;        // what it says it has whole
-    std::set<PublicationId> closed;        // whose manifests it has or was sent
-    std::vector<PublicationKey> path;      // what still has to be sent, in order
-    std::deque<Slice> control;             // before the next chunk
+    std::optional<Version> position;         // where the child is once it has what was sent
+    std::map<PublicationId, Known> known;    // chunks it has or was sent
+    std::set<PublicationKey> whole;          // what it says it has whole
+    std::set<PublicationId> closed;          // whose manifests it has or was sent
+    std::vector<PublicationKey> path;        // what still has to be sent, in order
+    std::optional<Slice> status, complaint;  // before the next chunk; only the newest of each waits
     std::uint64_t chunk_bytes = 0;
     bool said_behind = false;
     bool lossy = false;  // a connection broke: what was sent on it may be lost

@@ -17,8 +17,8 @@ namespace echoline::overlay {
 
 class HopMonitor {
  public:
-  static constexpr Duration kPatience = std::chrono::milliseconds(1500);  // of an unbroken gap, before it counts
-  static constexpr double kSlow = 0.5;                                    // of the rate that was planned
+  static constexpr Duration kPatience = std::chrono::milliseconds(2000);  // of an unbroken gap, before it counts
+  static constexpr double kSlow = 0.3;                                    // of the rate that was planned
   static constexpr double kSlowOfOthers = 0.25;                           // of the other hops' median, if none was
   static constexpr std::uint64_t kGapBytesMin = 256 * 1024;
 

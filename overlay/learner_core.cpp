@@ -105,6 +105,7 @@ LearnerStats LearnerCore::stats() const {
 void LearnerCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   if (strangers_.size() >= kStrangersMax) return close(conn);
   strangers_[conn] = {peer, now + kHandshakeTimeout};
+  if (peer.identity.kind == trust::PeerIdentity::Kind::kWorker) actions_.push_back(act::Admit{conn});
 }
 
 // A worker was dialled back: its advertised address is good. The connection served its purpose.
@@ -252,7 +253,6 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   worker.silence.begin(config_.heartbeat, now);
   control_[conn] = id;
   ++joined_;
-  actions_.push_back(act::Admit{conn});
   uplink_.open(conn, worker.messages);
   const std::string application = config_.welcome ? config_.welcome(worker.view.info) : std::string();
   // Several missed beats, not one, before a worker looks for the learner anew.
@@ -283,7 +283,6 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
       edges_.close(old);
       close(old);
     }
-  actions_.push_back(act::Admit{conn});
   if (!edges_.open(conn, id, std::move(hello), now)) return close(conn);
   ask_for_snapshot();
 }
@@ -401,6 +400,7 @@ void LearnerCore::make_beacon(TimePoint now) {
 
 void LearnerCore::beat(TimePoint now) {
   beat_at_ = now + config_.heartbeat;
+  if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
   make_beacon(now);
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
   EdgeStatus status{*beacon_, {}};

@@ -131,7 +131,11 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     return send_control(child.control, *child.assigned, now);
   }
   ++parent->second.attempts;
-  if (!parent->second.ladder.failed()) return;
+  if (!parent->second.ladder.failed()) {
+    if (parent_dials_.contains({failed.parent, id}))  // its turn to open the connection again
+      send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
+    return;
+  }
   log::warn("worker {} is moved behind the others: it failed to forward", failed.parent);
   move_back(failed.parent, now);
 }

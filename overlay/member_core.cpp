@@ -265,6 +265,8 @@ void MemberCore::on_renewed(const Renewed& renewed, TimePoint now) {
 
 void MemberCore::beat(TimePoint now) {
   beat_at_ = now + heartbeat_;
+  const Version staged = staged_ ? staged_->deliveries.front().publication.version : Version{~std::uint64_t{0}};
+  if (store_.erase_expired(learner_unix_ms(now), staged)) store_changed(now);
   Heartbeat beat;
   beat.installed = installed_;
   beat.chunk_bytes_in = chunk_bytes_in_;
@@ -316,6 +318,7 @@ void MemberCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   const bool full = strangers_.size() + edges_.connections() >= kConnectionsMax;
   if (state_ == State::kGone || !known || full || revoked_.contains(peer.identity.worker)) return close(conn);
   strangers_[conn] = {peer.identity.worker, now + kHandshakeTimeout};
+  actions_.push_back(act::Admit{conn});  // it has proven who it is; what it says of its chunks may be long
 }
 
 void MemberCore::on_connected(ConnId conn, TimePoint now) {

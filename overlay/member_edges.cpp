@@ -216,7 +216,6 @@ void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame&
     if (stranger.worker == kLearnerId || stranger.worker == id_ || revoked_.contains(stranger.worker))
       return refuse("it cannot be a child");
     strangers_.erase(conn);
-    actions_.push_back(act::Admit{conn});
     if (hello->stream == 0)  // begins anew: what was open before is dead
       for (const ConnId old : edges_.connections_of(stranger.worker, hello->catch_up_to.has_value())) {
         edges_.close(old);
@@ -232,7 +231,6 @@ void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame&
       parent->second.streams.size() >= StreamProbe::kStreamsMax)
     return refuse("it did not introduce itself");
   strangers_.erase(conn);
-  actions_.push_back(act::Admit{conn});
   Upstream& up = parent->second;
   up.streams.push_back({conn, up.next_stream++, false});
   upstream_opened(up, up.streams.back(), now);

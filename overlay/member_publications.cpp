@@ -100,9 +100,11 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     up->chunk_bytes += bytes;
   }
   const StoredPublication* stored = store_.find(frame.chunk.publication);
-  const Version keep_from{stored && stored->key().full() ? stored->key().version.value
-                          : position_                    ? position_->version.value + 1
-                                                         : 0};
+  Version keep_from{stored && stored->key().full() ? stored->key().version.value
+                    : position_                    ? position_->version.value + 1
+                                                   : 0};
+  // What waits for the floor to be saved is still needed.
+  if (staged_) keep_from = std::min(keep_from, staged_->deliveries.front().publication.version);
   const auto put = store_.put(frame, keep_from);
   if (!put) {
     switch (put.error().code) {

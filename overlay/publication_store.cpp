@@ -275,6 +275,19 @@ void PublicationStore::erase(const PublicationKey& key) {
   entries_.erase(it);
 }
 
+bool PublicationStore::erase_expired(std::uint64_t unix_ms, Version keep_from) {
+  bool erased = false;
+  for (auto it = entries_.begin(); it != entries_.end() && it->first.version < keep_from;) {
+    const auto next = std::next(it);
+    if (it->second.announcement.expires_unix_ms < unix_ms) {
+      erase(PublicationKey(it->first));
+      erased = true;
+    }
+    it = next;
+  }
+  return erased;
+}
+
 void PublicationStore::erase_partial_up_to(Version version) {
   for (auto it = entries_.begin(); it != entries_.end() && it->first.version <= version;) {
     const auto next = std::next(it);

@@ -91,6 +91,9 @@ class PublicationStore {
   // again.
   std::optional<act::Deliver> delivery(StoredPublication& publication);
 
+  // Drops what nobody would take any more. True: something went.
+  bool erase_expired(std::uint64_t unix_ms, Version keep_from);
+
   Bytes memory() const { return {memory_}; }
   Bytes memory_peak() const { return {memory_peak_}; }
   Bytes disk() const { return {disk_}; }

@@ -86,7 +86,7 @@ LearnerCore* Fleet::learner() {
 }
 
 void Fleet::start_learner(std::uint64_t versions_lost) {
-  if (world_.alive(learner_host_)) return;
+  if (world_.alive(learner_host_) || ended_) return;
   const LearnerOptions& o = options_.learner;
   LearnerConfig config;
   config.core = core_options(learner_host_, o.limits);
@@ -157,8 +157,10 @@ void Fleet::expel(std::size_t i) {
 }
 
 void Fleet::end() {
+  ended_ = true;
   for (const auto& worker : workers_) worker->wanted = false;
   if (learner()) world_.call(learner_host_, [&](TimePoint now) { learner()->leave(now); });
+  world_.stop(learner_host_);
 }
 
 // ---- publishing ----
@@ -178,7 +180,7 @@ void Fleet::publish(const PublishSpec& spec) {
   }
   a.chunk_bytes = options_.learner.chunk_bytes;
   a.issued_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
-  a.expires_unix_ms = a.issued_unix_ms + 3'600'000;
+  a.expires_unix_ms = a.issued_unix_ms + static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
   making->digest = new_digest(a.key.version);
   making->sealer.emplace(a, authority_->key());
   truth_.begin(making->sealer->id(), a);
@@ -255,7 +257,7 @@ void Fleet::provide_snapshot(Version version, std::uint64_t process) {
     a.key.version = version;
     a.chunk_bytes = options_.learner.chunk_bytes;
     a.issued_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
-    a.expires_unix_ms = a.issued_unix_ms + 3'600'000;
+    a.expires_unix_ms = a.issued_unix_ms + static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
     making->sealer.emplace(a, authority_->key());
     world_.note(fmt::format("the learner provides a full snapshot of version {}", version));
     world_.call(learner_host_,

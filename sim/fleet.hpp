@@ -28,6 +28,7 @@ struct LearnerOptions {
   Bytes store{1ull << 30};
   std::uint32_t chunk_bytes = 64 * 1024;
   bool durable = true;  // its state is on its disk
+  Duration publication_lifetime = std::chrono::hours(1);
   Duration snapshot_encode_time = std::chrono::milliseconds(50);
   std::uint64_t snapshot_bytes = 200'000;  // of snapshots provided on demand
 };
@@ -171,7 +172,7 @@ class Fleet {
   std::shared_ptr<const RememberingChecker> checker_;
   std::unique_ptr<FaultSites> faults_;
   FleetObserver* observer_ = nullptr;
-  bool calm_ = false;
+  bool calm_ = false, ended_ = false;
   std::string wrong_;
 
   HostId learner_host_;

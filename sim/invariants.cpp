@@ -112,9 +112,11 @@ void Invariants::on_delivered(std::size_t worker, const act::Deliver& delivery) 
   const PublicationKey key{p.version, p.base};
   std::vector<Slice> pieces = p.payload.pieces();
   if (delivery.spooled) pieces = world_.disk(fleet_.worker(worker).host).pieces(*delivery.spooled);
-  if (!fleet_.truth().holds(key, p.policy_digest, pieces))
-    violated(kBytes, fmt::format("worker {} is given {} that the learner never published{}", worker, to_text(key),
-                                 delivery.spooled ? " (from its disk)" : ""));
+  if (fleet_.truth().holds(key, p.policy_digest, pieces)) return;
+  std::uint64_t found = 0;
+  for (const Slice& piece : pieces) found += piece.size();
+  violated(kBytes, fmt::format("worker {} is given {} that the learner never published ({}{} of {} bytes)", worker,
+                               to_text(key), delivery.spooled ? "on its disk, " : "", found, delivery.bytes));
 }
 
 void Invariants::on_activated(std::size_t worker, const Installed& active) {

@@ -56,6 +56,7 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
   o.heartbeat_timeout = o.heartbeat * static_cast<std::int64_t>(4 + dice.below(4));
   o.quorum = dice.between(0.5, 1.0);
   if (dice.chance(0.3)) o.store = {3 * full_bytes};
+  if (dice.chance(0.1)) o.publication_lifetime = dice.time(seconds(5), seconds(40));
   o.snapshot_bytes = full_bytes;
   o.snapshot_encode_time = dice.time(Duration{}, milliseconds(500));
 }
@@ -267,13 +268,14 @@ std::string to_text(const SoakScenario& s) {
   return fmt::format(
       "{} workers and {} later ({} with a disk, {} behind NAT{}), {}, chunks of {}, {} publications of up to {} bytes "
       "in "
-      "{:.1f} s, {} troubles, {} fences, delay {}, stalls {:.4f}{}{}{}{}",
+      "{:.1f} s, {} troubles, {} fences, delay {}, stalls {:.4f}{}{}{}{}{}",
       s.at_start, s.workers.size() - s.at_start, disk, nat, malicious, to_string(s.fleet.learner.policy),
       s.fleet.learner.chunk_bytes, publications, s.fleet.learner.snapshot_bytes, echoline::seconds(s.length),
       s.troubles.size() - publications, s.fences.size(), echoline::to_text(s.world.delay), s.world.stall_share,
       s.workers.front().enrol ? ", enrolment" : "", s.fleet.fault_points ? ", fault points" : "",
       s.fleet.message_every ? ", messages" : "",
-      s.fleet.certificate_lifetime < std::chrono::hours(1) ? ", short certificates" : "");
+      s.fleet.certificate_lifetime < std::chrono::hours(1) ? ", short certificates" : "",
+      s.fleet.learner.publication_lifetime < std::chrono::hours(1) ? ", publications expire" : "");
 }
 
 }  // namespace echoline::sim

@@ -88,6 +88,22 @@ TEST(Membership, EnrolmentWaitsForALearnerAndGivesUpInTime) {
   EXPECT_EQ(static_cast<EnrolCore&>(*hopeless.core).result().error().code, Code::kUnavailable);
 }
 
+TEST(Membership, OnlyTheAuthorityThatTheTokenNamesIsBelieved) {
+  Hall hall;
+  const trust::Secret token = *trust::issue_token(hall.authority(), "vast-7", trust::Nonce{}, kMadeUnix_s);
+  const trust::Authority other = made_authority("run", "mallory");
+  hall.tamper = [&](HallNode&, HallNode&, Frame& frame) {
+    if (auto enrolled = as<Enrolled>(frame)) {
+      enrolled->authority = other.certificate();
+      frame = control_frame(*enrolled);
+    }
+    return true;
+  };
+  HallNode& node = hall.enrol(token, "vast-7", made_key("seven"));
+  ASSERT_TRUE(hall.run_until([&] { return !node.end().empty(); }));
+  EXPECT_THAT(node.end(), HasSubstr("another authority than the token names"));
+}
+
 TEST(Membership, CertificatesAreRenewedWithoutAnInterruption) {
   Hall hall;
   HallNode& worker = *hall.join_all(1)[0];
@@ -161,6 +177,20 @@ TEST(Edges, AParentDialsTheChildThatCannotReachIt) {
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
   EXPECT_THAT(hall.chain(), ElementsAre(hall.node_of(WorkerId{1}), hall.node_of(WorkerId{2})));
   EXPECT_EQ(hall.chunk_bytes(*hall.node_of(WorkerId{1}), *hall.node_of(WorkerId{2})), 10'000u);
+}
+
+TEST(Edges, AParentDialsAgainWhenTheConnectionBreaks) {
+  Hall hall;
+  hall.may_dial = [](HallNode& from, HallNode& to) { return !(from.id == WorkerId{2} && to.id == WorkerId{1}); };
+  const auto workers = hall.join_all(2);
+  hall.run_for(seconds(1));
+  for (std::uint64_t v = 0; v < 5; ++v) {
+    hall.cut(*workers[0], *workers[1]);
+    ASSERT_TRUE(hall.publish(make(v == 0 ? full(0) : delta(v, v - 1), v == 0 ? 50'000 : 5'000)).has_value());
+    ASSERT_TRUE(hall.run_until([&] { return hall.all_have(v); }));
+  }
+  EXPECT_GE(hall.chunk_bytes(*workers[0], *workers[1]), 50'000u);
+  EXPECT_EQ(&hall.parent_of(*workers[1]), workers[0]);
 }
 
 TEST(Edges, WhereNeitherCanReachTheOtherTheyAreSetApart) {
@@ -239,6 +269,37 @@ TEST(Edges, AParentThatForwardsNothingIsFoundOut) {
   };
   ASSERT_TRUE(hall.publish(make(delta(1, 0), 20'000)).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(1); }, minutes(5)));
+}
+
+// What a child has is a bitmap of kilobytes: its introduction must pass all the same.
+TEST(Edges, APublicationOfVeryManyChunksGoesOnAfterABreak) {
+  Hall hall([](LearnerConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8000); });
+  HallNode& worker = *hall.join_all(1, in_memory)[0];
+  const Made made = make(full(0), 40'000 * 1024, {.write_bytes = 1 << 20});
+  ASSERT_EQ(made.chunks.size(), 40'000u);
+  ASSERT_TRUE(hall.begin(made).has_value());
+  ASSERT_TRUE(hall.add(made, 0, 39'000).has_value());
+  ASSERT_TRUE(hall.run_until([&] { return worker.member().stats().chunk_bytes_in.count == 39'000 * 1024; }));
+  hall.cut(hall.learner(), worker);
+  ASSERT_TRUE(hall.add(made, 39'000, 1'000).has_value());
+  ASSERT_TRUE(hall.finish(made).has_value());
+  ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
+  EXPECT_EQ(worker.member().stats().chunk_bytes_in.count, 40'000u * 1024);
+}
+
+// A beacon that names thousands is larger than what a stranger may say.
+TEST(Edges, AParentCanIntroduceItselfWhenManyWereRevoked) {
+  Hall hall([](LearnerConfig& c) {
+    if (c.state) return;
+    c.state.emplace();
+    for (std::uint64_t id = 1'000'000; id < 1'002'000; ++id) c.state->revoked.insert(WorkerId{id});
+  });
+  hall.may_dial = [](HallNode& from, HallNode& to) { return !(from.id == WorkerId{2} && to.id == WorkerId{1}); };
+  const auto workers = hall.join_all(2);
+  hall.run_for(seconds(1));
+  ASSERT_TRUE(hall.publish(make(full(0), 10'000)).has_value());
+  ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
+  EXPECT_EQ(hall.chunk_bytes(*workers[0], *workers[1]), 10'000u);
 }
 
 // A core that is asked for rare courses of events all the time still does its work.

@@ -24,6 +24,7 @@ struct Sent {
   std::vector<CannotServe> complaints;
   std::vector<PublicationKey> announced;
   std::vector<PublicationId> closed;
+  std::vector<std::uint32_t> statuses;  // the progress they tell
   std::vector<PublicationKey> keys() const {
     std::vector<PublicationKey> keys;
     for (const auto& [key, indices] : chunks) keys.push_back(key);
@@ -106,6 +107,7 @@ struct Parent {
         announced.insert(id_of(*a));
         sent.announced.push_back(names.at(id_of(*a)));
       }
+      if (const auto* s = std::get_if<EdgeStatus>(&*m)) sent.statuses.push_back(s->progress.at(0).chunks.at(0));
       if (const auto* c = std::get_if<SignedManifest>(&*m)) sent.closed.push_back(checker.open(*c)->publication);
     }
   }
@@ -340,6 +342,19 @@ TEST(EdgeSender, ChunksOfAReplacedPublicationDoNotCountForTheNewOne) {
   EXPECT_THAT(parent.take().chunks.at(full(0)), ElementsAre(0u, 1u, 2u, 3u, 4u));
 }
 
+TEST(EdgeSender, DoesNotPileUpWhatAChildDoesNotRead) {
+  Parent parent(false);
+  parent.add(full(0), 1 << 20);
+  ASSERT_TRUE(parent.open({}));  // its window is full, and it never reads
+  const std::uint64_t before = parent.uplink.bytes_sent();
+  for (std::uint32_t i = 0; i < 1000; ++i) parent.sender.tell_all(EdgeStatus{{}, {{PublicationId{}, {i}}}}, kNow);
+  EXPECT_EQ(parent.uplink.bytes_sent(), before);
+  const Sent sent = parent.take();
+  EXPECT_LE(sent.statuses.size(), 100u);
+  ASSERT_FALSE(sent.statuses.empty());
+  EXPECT_EQ(sent.statuses.back(), 999u);  // the latest counts
+}
+
 TEST(EdgeSender, KeepsItsLimitsAndReports) {
   Parent parent(false);
   for (std::uint64_t i = 0; i < EdgeSender::kStreamsMax; ++i)
@@ -353,8 +368,8 @@ TEST(EdgeSender, KeepsItsLimitsAndReports) {
   EXPECT_EQ(reports[0].child, kChild);
   EXPECT_EQ(reports[0].streams, EdgeSender::kStreamsMax);
   EXPECT_EQ(reports[0].limit, EdgeLimit::kNothingToSend);
-  parent.sender.tell_all(CannotServe{Version{7}, false}, kNow);
-  EXPECT_EQ(parent.take(ConnId{2}).complaints.size(), 1u);  // once, on the first connection
+  parent.sender.tell_all(EdgeStatus{{}, {{PublicationId{}, {7}}}}, kNow);
+  EXPECT_THAT(parent.take(ConnId{2}).statuses, ElementsAre(7u));  // once, on the first connection
   for (const ConnId conn : parent.sender.all_connections()) parent.sender.close(conn);
   EXPECT_EQ(parent.sender.connections(), 0u);
   EXPECT_THAT(parent.sender.children(), IsEmpty());

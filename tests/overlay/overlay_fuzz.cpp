@@ -2,10 +2,7 @@
 // not sign gets in, and nobody stumbles.
 #include "tests/overlay/overlay_fuzz.hpp"
 
-#include <unistd.h>
-
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 
 #include "base/log.hpp"
@@ -13,6 +10,7 @@
 #include "overlay/learner_core.hpp"
 #include "overlay/member_core.hpp"
 #include "overlay/uv/disk.hpp"
+#include "tests/overlay/folder.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -274,25 +272,14 @@ void as_learner(std::byte from, Bytes_ bytes) {
 // ---- disk ----
 
 void as_spool(Bytes_ bytes) {
-  static const std::filesystem::path folder = [] {
-    std::string name = (std::filesystem::temp_directory_path() / "echoline-fuzz-XXXXXX").string();
-    ECHO_CHECK(::mkdtemp(name.data()) != nullptr);
-    static const struct Remove {
-      std::filesystem::path path;
-      ~Remove() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path, ignored);
-      }
-    } remove{name};
-    return std::filesystem::path(name);
-  }();
+  static const TemporaryFolder folder;
   if (bytes.size() < 4) return;
   const std::size_t log_bytes = std::min<std::size_t>(get_le<std::uint32_t>(bytes.data()), bytes.size() - 4);
   const auto put = [&](const char* name, Bytes_ content) {
     std::ofstream file(folder / "spool" / name, std::ios::binary | std::ios::trunc);
     file.write(reinterpret_cast<const char*>(content.data()), static_cast<std::streamsize>(content.size()));
   };
-  const auto disk = *Disk::open(folder);
+  const auto disk = *Disk::open(folder.path());
   put("00.log", bytes.subspan(4, log_bytes));
   put("00.payload", bytes.subspan(4 + log_bytes));
   MemberConfig config = member_config();
