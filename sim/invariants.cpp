@@ -14,6 +14,8 @@ constexpr std::uint64_t kStepsPerLook = 256;
 // What an edge may carry twice when it is opened or changed: two windows of what was on its way.
 constexpr std::uint64_t kEdgeChangeBytes = 2 * Uplink::kWindowBytes + 2 * kChunkBytesMax;
 constexpr double kWasteShare = 0.02;
+// So many bad chunks must get somebody quarantined: two will do, and a complaint may cross a new assignment.
+constexpr std::uint64_t kBadChunksNoticed = 4;
 
 }  // namespace
 
@@ -35,9 +37,7 @@ void Invariants::on_frame(HostId from, HostId to, const Frame& frame) {
   const HostId learner = fleet_.learner_host();
   if (frame.type == FrameType::kChunk) {
     ++counts_.chunks;
-    if (honest(from) && !fleet_.truth().holds(frame.chunk.publication, frame.chunk.index, frame.body))
-      violated(kBytes,
-               fmt::format("host {} sent host {} a chunk {} that the learner never made", from, to, frame.chunk.index));
+    if (!fleet_.truth().holds(frame.chunk.publication, frame.chunk.index, frame.body)) on_bad_chunk(from, to, frame);
     if (const auto worker = fleet_.worker_on(to); worker && from == learner && honest(to)) on_chunk_of_learner(*worker, frame);
     return;
   }
@@ -47,6 +47,23 @@ void Invariants::on_frame(HostId from, HostId to, const Frame& frame) {
     const auto message = decode_control(frame.body.bytes());
     if (worker && message) on_message_to_learner(*worker, *message);
   }
+}
+
+void Invariants::on_bad_chunk(HostId from, HostId to, const Frame& frame) {
+  if (honest(from))
+    violated(kBytes,
+             fmt::format("host {} sent host {} a chunk {} that the learner never made", from, to, frame.chunk.index));
+  const auto parent = fleet_.worker_on(from), child = fleet_.worker_on(to);
+  if (!peace_ || !parent || !child || !honest(to) || !fleet_.worker(*child).joined) return;
+  const MemberCore* member = fleet_.member(*child);
+  if (member) suspected_ = {*child, fleet_.worker(*parent).id(), member->stats().chunks_corrupt};
+}
+
+// The child has looked at it: was it one that it lacked?
+void Invariants::judge_bad_chunk(std::size_t child, const WorkerStats& stats) {
+  if (!suspected_ || suspected_->child != child) return;
+  if (stats.chunks_corrupt > suspected_->corrupt_before) ++bad_chunks_[suspected_->parent];
+  suspected_.reset();
 }
 
 void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
@@ -88,9 +105,12 @@ void Invariants::take_have(std::size_t worker, const Have& have, bool anew) {
 
 void Invariants::on_step(HostId host) {
   if (const auto worker = fleet_.worker_on(host))
-    if (const MemberCore* member = fleet_.member(*worker))
-      check_budget(*worker, fleet_.worker(*worker).options.store, member->stats().memory.count,
-                   world_.disk(host).bytes(), world_.disk(host).write_failed());
+    if (const MemberCore* member = fleet_.member(*worker)) {
+      const WorkerStats stats = member->stats();
+      check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count, world_.disk(host).bytes(),
+                   world_.disk(host).write_failed());
+      judge_bad_chunk(*worker, stats);
+    }
   if (++steps_ % kStepsPerLook == 0) check_learner();
 }
 
@@ -188,6 +208,12 @@ void Invariants::check_learner() {
 }
 
 void Invariants::check_liveness() {
+  if (const LearnerCore* learner = fleet_.learner(); learner && peace_)
+    for (const WorkerView& view : learner->stats().workers)
+      if (const auto bad = bad_chunks_.find(view.info.id);
+          bad != bad_chunks_.end() && bad->second >= kBadChunksNoticed && !view.quarantined)
+        violated(kBlame, fmt::format("worker {} forwarded {} bad chunks to honest members and is not quarantined",
+                                     view.info.id, bad->second));
   const auto newest = fleet_.newest();
   if (!newest) return;
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {

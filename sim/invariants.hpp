@@ -22,7 +22,7 @@ class Invariants final : public Observer, public FleetObserver {
   static constexpr const char* kBudget = "budget";          // memory and disk stay within their limits
   static constexpr const char* kTree = "tree";              // one parent per worker and stripe, no cycle
   static constexpr const char* kFrugal = "frugal";          // the learner sends no chunk that its child has
-  static constexpr const char* kBlame = "blame";            // nobody honest is quarantined on honest words
+  static constexpr const char* kBlame = "blame";            // who forwards bad chunks is quarantined, nobody else is
   static constexpr const char* kSound = "sound";            // what cores and applications tell each other makes sense
   static constexpr const char* kLiveness = "liveness";      // at last everybody has the newest version
 
@@ -43,6 +43,8 @@ class Invariants final : public Observer, public FleetObserver {
   void check_learner();
   // Faults are over: every worker that runs and can reach the learner has reached the newest version.
   void check_liveness();
+  // From now on nothing hinders honest words from reaching the learner.
+  void faults_are_over() { peace_ = true; }
 
   void violated(const char* rule, std::string text);
   const std::vector<Violation>& violations() const { return violations_; }
@@ -61,6 +63,8 @@ class Invariants final : public Observer, public FleetObserver {
     std::map<overlay::PublicationId, overlay::ChunkSet> has;
   };
   bool honest(HostId host) const;
+  void on_bad_chunk(HostId from, HostId to, const overlay::Frame& frame);
+  void judge_bad_chunk(std::size_t child, const overlay::WorkerStats& stats);
   void on_chunk_of_learner(std::size_t worker, const overlay::Frame& frame);
   void on_message_to_learner(std::size_t worker, const overlay::ControlMessage& message);
   void take_have(std::size_t worker, const overlay::Have& have, bool anew);
@@ -71,6 +75,14 @@ class Invariants final : public Observer, public FleetObserver {
   Counts counts_;
   std::map<WorkerId, std::optional<std::pair<std::uint64_t, Version>>> active_;  // highest (epoch, version)
   std::map<std::size_t, Child> children_;
+  std::map<WorkerId, std::uint64_t> bad_chunks_;  // of whom, received by honest members, since faults are over
+  struct Suspicion {  // a bad chunk that is being given to its receiver
+    std::size_t child;
+    WorkerId parent;
+    std::uint64_t corrupt_before;
+  };
+  std::optional<Suspicion> suspected_;
+  bool peace_ = false;
   std::uint64_t allowed_waste_ = 0;  // what was on its way when an edge changed
   std::uint64_t steps_ = 0;
 };

@@ -134,6 +134,7 @@ class Soak {
     world_.set_stall_share(0);
     for (const std::uint64_t cut : cuts_) world_.heal(cut);
     fleet_.calm();
+    invariants_.faults_are_over();
     for (std::size_t i = 0; i < fleet_.workers(); ++i) {
       disk_errors(fleet_.worker(i).host, 0);
       start(i);

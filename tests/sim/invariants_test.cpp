@@ -197,6 +197,31 @@ TEST_F(Watched, SomebodyHonestIsQuarantined) {
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kBlame});
 }
 
+TEST_F(Watched, SomebodyForwardsBadChunksAndStays) {
+  // Its children's complaints are lost on the way.
+  class Mute final : public Malice {
+    std::vector<act::Send> outgoing(act::Send&& send, TimePoint) override {
+      std::vector<act::Send> out;
+      const auto message = decode_control(send.head.bytes().subspan(kFrameHeaderBytes));
+      if (!message || !std::holds_alternative<Poisoned>(*message)) out.push_back(std::move(send));
+      return out;
+    }
+  };
+  const std::size_t poisoner = inner_worker();
+  MaliceOptions malice;
+  malice.flip_share = 1;
+  corrupt(poisoner, malice);
+  for (std::size_t i = 0; i < fleet_.workers(); ++i)
+    if (i != poisoner) world_.set_malice(fleet_.worker(i).host, std::make_unique<Mute>());
+  invariants_.faults_are_over();
+  for (int i = 0; i < 6; ++i) {
+    publish();
+    run(seconds(30));
+  }
+  invariants_.check_liveness();
+  EXPECT_TRUE(broken().contains(Invariants::kBlame));
+}
+
 TEST_F(Watched, AnAcknowledgementOfSomethingElse) {
   class WrongDigest final : public Malice {
     std::vector<act::Send> outgoing(act::Send&& send, TimePoint) override {
