@@ -413,7 +413,7 @@ class Service {
     if (fleet_) input.fleet = fleet_->summary();
     input.bytes_sent = stats.bytes_sent.count;
     input.steps_done = step_;
-    input.topology = topology_text(stats.topology);
+    input.topology = stats.topology.to_text();
     input.ended = ended;
     input.rejected = rejected;
     ServiceOutcome outcome;
@@ -433,15 +433,6 @@ class Service {
     publisher_.stop();
     if (node_) node_->stop();
     if (desk_) desk_->stop();
-  }
-
-  static std::string topology_text(const overlay::ChainIds& chains) {
-    std::string text;
-    for (const auto& chain : chains) {
-      text += text.empty() ? "learner" : " | learner";
-      for (const WorkerId id : chain) text += fmt::format(" -> {}", id);
-    }
-    return text;
   }
 
   // --- Called on the overlay's thread ---
@@ -496,13 +487,10 @@ class Service {
 
   void broadcast_done(const overlay::BroadcastReport& report) {
     std::vector<chains::WorkerLink> links;
-    chains::Topology topology;
-    topology.chains = report.topology;
-    std::erase_if(topology.chains, [](const auto& chain) { return chain.empty(); });
     {
       const std::lock_guard lock(mutex_);
-      for (const auto& chain : topology.chains)
-        for (const WorkerId id : chain) links.push_back({id, link_rate(id, true), link_rate(id, false), Duration(0)});
+      for (const WorkerId id : report.topology.workers())
+        links.push_back({id, link_rate(id, true), link_rate(id, false), Duration(0)});
     }
     const BitRate up = config_.network.uplink.value_or(BitRate{1e12});
     json row = {{"version", report.version.value},
@@ -513,9 +501,8 @@ class Service {
                 {"depth", report.depth},
                 {"learner_bytes", report.learner_bytes_sent.count},
                 {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links))}};
-    const auto predicted = chains::broadcast_time(topology, report.payload, config_.network.chunk, up, links);
-    if (predicted && config_.network.topology != chains::TopologyPolicy::kStripes)
-      row["predicted_seconds"] = seconds(predicted->fraction(config_.network.quorum));
+    const auto predicted = chains::broadcast_time(report.topology, report.payload, config_.network.chunk, up, links);
+    if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(config_.network.quorum));
     last_t_b_seconds_ = seconds(report.t_b);
     record_->metric("broadcast", std::move(row));
   }
@@ -552,7 +539,7 @@ class Service {
       rollouts = rollouts_now;
       busy_s = busy_now;
     }
-    topology_ = topology_text(stats.topology);
+    topology_ = stats.topology.to_text();
   }
 
   void phase(const std::string& text) {

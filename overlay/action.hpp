@@ -98,7 +98,7 @@ struct BroadcastDone {
   BroadcastReport report;
 };
 struct TopologyChanged {
-  ChainIds chains;
+  chains::Topology topology;
 };
 // A worker at `position` can only be helped by a publication that is not there: a full snapshot of `current`, or a
 // delta from `position` to it.

@@ -155,7 +155,7 @@ bool EdgeSender::has_all(const Edge& edge, const StoredPublication& stored) cons
 // stored publications, where a full snapshot starts anywhere and a delta continues from its base.
 void EdgeSender::plan(Edge& edge) {
   edge.path.clear();
-  const std::optional<Version> newest = store_.newest();
+  const std::optional<Version> newest = std::max(store_.newest(), reach_);  // an absent one is the least
   if (!newest) return;
   const Version target = edge.catch_up_to ? std::min(*newest, *edge.catch_up_to) : *newest;
   if (edge.position && *edge.position >= target) return;

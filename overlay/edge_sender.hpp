@@ -47,6 +47,8 @@ class EdgeSender {
   void tell_all(const ControlMessage& status, TimePoint now);
 
   void on_store_changed(TimePoint now);  // publications announced, closed or dropped
+  // Children are to be brought to `version` at least, though it may have left the store.
+  void reach(Version version) { reach_ = std::max(reach_.value_or(version), version); }
   void on_chunk_arrived(TimePoint now) { send_all(now); }
   // Troubles found since the last call, each reported once.
   std::vector<EdgeTrouble> take_troubles() { return std::exchange(troubles_, {}); }
@@ -100,6 +102,7 @@ class EdgeSender {
   std::map<ConnId, Line> lines_;
   std::vector<EdgeTrouble> troubles_;
   std::uint64_t chunk_bytes_ = 0;
+  std::optional<Version> reach_;
 };
 
 }  // namespace echoline::overlay

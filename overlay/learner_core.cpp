@@ -27,6 +27,7 @@ LearnerCore::LearnerCore(LearnerConfig config)
     ++state_.epoch;
     published.erase(published.upper_bound(*config_.resumed_at), published.end());
   }
+  if (!published.empty()) edges_.reach(published.rbegin()->first);
 }
 
 // The learner's own certificate has no use for anybody else, so it may live as long as a long run.
@@ -89,7 +90,7 @@ LearnerStats LearnerCore::stats() const {
     s.workers.back().reachable = worker.reachable;
     s.workers.back().quarantined = worker.quarantined;
   }
-  s.topology = topology_.chains;
+  s.topology = topology_;
   s.chunk_bytes_sent = {edges_.chunk_bytes_sent()};
   s.bytes_sent = bytes_sent();
   s.bytes_received = bytes_received();

@@ -44,6 +44,7 @@ class LearnerCore final : public Core {
   static constexpr int kBadChunksMax = 2;                                // before who forwarded them is quarantined
   static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);  // joins that come together are planned once
   static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
+  static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
 
   explicit LearnerCore(LearnerConfig config);
@@ -97,6 +98,7 @@ class LearnerCore final : public Core {
     std::uint32_t attempts = 0, successes = 0;  // forwards to its children
     int bad_chunks = 0;                         // it forwarded, as its children say
     std::set<WorkerId> accused;                 // parents this worker says forwarded bad chunks
+    std::map<WorkerId, TimePoint> senders;      // former parents and helpers, and until when it may accuse them
     std::optional<BitRate> slow_up;             // found to be slower than planned, until slow_until
     TimePoint slow_until = kNever;
     std::map<PublicationId, std::vector<std::uint32_t>> progress;
@@ -111,8 +113,7 @@ class LearnerCore final : public Core {
     TimePoint published;
     std::set<WorkerId> active, waiting;
     std::uint64_t wire_bytes_before = 0;
-    ChainIds topology;
-    std::size_t depth = 0;
+    chains::Topology topology;
   };
   struct Closing {  // its digest is being saved
     Manifest manifest;

@@ -52,8 +52,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     for (const auto& [id, worker] : workers_)
       if (!worker.view.installed || *worker.view.installed < key.version) b.waiting.insert(id);
     b.wire_bytes_before = edges_.chunk_bytes_sent();
-    b.topology = topology_.chains;
-    b.depth = topology_.depth();
+    b.topology = topology_;
     if (broadcasts_.size() >= kBroadcastsMax) broadcasts_.erase(broadcasts_.begin());
     broadcasts_.push_back(std::move(b));
   }
@@ -113,7 +112,9 @@ void LearnerCore::close_finished(TimePoint now) {
     const auto closed = store_.close(c.manifest, c.as_signed);
     if (!closed) log::error("{}", closed.error().message());
     const StoredPublication* stored = store_.find(c.manifest.publication);
-    if (stored && stored->key().full()) snapshot_requested_ = false;
+    if (!stored) continue;
+    edges_.reach(stored->key().version);
+    if (stored->key().full()) snapshot_requested_ = false;
   }
   edges_.on_store_changed(now);
   ask_for_snapshot();
@@ -157,8 +158,8 @@ void LearnerCore::check_broadcasts(TimePoint now) {
     report.t_b = now - b.published;
     report.workers = b.active.size();
     report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.wire_bytes_before};
+    report.depth = b.topology.depth();
     report.topology = b.topology;
-    report.depth = b.depth;
     actions_.push_back(act::BroadcastDone{std::move(report)});
     return true;
   });
@@ -212,6 +213,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   help.from.stripes = 1;
   if (best) {
     worker.helpers_tried.insert(best->id);
+    worker.senders[best->id] = now + kAccusationTime;
     help.from.worker = best->id;
     help.from.endpoint = workers_.at(best->id).view.info.data;
     log::info("worker {} is helped by worker {} to reach version {}", worker.view.info.id, best->id, need.target);

@@ -88,10 +88,13 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
     if (worker.assigned == assign) continue;
     for (const Parent& p : assign.parents)
       if (p.dials) send_control(workers_.at(p.worker).control, DialChild{id, worker.view.info.data}, now);
+    std::erase_if(worker.senders, [&](const auto& sender) { return sender.second < now; });
+    if (worker.assigned)
+      for (const Parent& p : worker.assigned->parents) worker.senders[p.worker] = now + kAccusationTime;
     worker.assigned = std::move(assign);
     send_control(worker.control, *worker.assigned, now);
   }
-  actions_.push_back(act::TopologyChanged{topology_.chains});
+  actions_.push_back(act::TopologyChanged{topology_});
 }
 
 // ---- what workers report ----
@@ -148,7 +151,8 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
   if (parent == workers_.end() || child.quarantined) return;
   const bool current = child.assigned && std::any_of(child.assigned->parents.begin(), child.assigned->parents.end(),
                                                      [&](const Parent& p) { return p.worker == poisoned.parent; });
-  if (!current && !child.helpers_tried.contains(poisoned.parent)) return;  // not an edge of this worker
+  const auto sender = child.senders.find(poisoned.parent);
+  if (!current && (sender == child.senders.end() || sender->second < now)) return;  // not an edge of this worker
   child.accused.insert(poisoned.parent);
   if (child.accused.size() > 2) return quarantine(accuser, "it says of every parent that it forwards bad chunks", now);
   log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);

@@ -13,6 +13,7 @@
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "chains/topology.hpp"
 #include "overlay/slice.hpp"
 
 namespace echoline::overlay {
@@ -76,19 +77,16 @@ struct MemberInfo {
   std::optional<BitRate> up, down;
 };
 
-// Chains in forwarding order, seeds first.
-using ChainIds = std::vector<std::vector<WorkerId>>;
-
 // One publication's broadcast, reported once the quorum of the workers active at publication has acknowledged it.
 struct BroadcastReport {
   Version version;
   std::optional<Version> base;  // absent: a full snapshot
   Bytes payload;
-  Duration t_b{};            // begin of the publication until the quorum had acknowledged the installation
-  std::size_t workers = 0;   // active when it was published
-  Bytes learner_bytes_sent;  // bytes that left the learner on its data connections meanwhile, headers included
-  ChainIds topology;         // when it was published
-  std::size_t depth = 0;     // longest way from the learner, in hops
+  Duration t_b{};             // begin of the publication until the quorum had acknowledged the installation
+  std::size_t workers = 0;    // active when it was published
+  Bytes learner_bytes_sent;   // bytes that left the learner on its data connections meanwhile, headers included
+  chains::Topology topology;  // when it was published
+  std::size_t depth = 0;      // longest way from the learner, in hops
 };
 
 struct WorkerView {
@@ -111,7 +109,7 @@ struct SlowHop {
 
 struct LearnerStats {
   std::vector<WorkerView> workers;  // by id
-  ChainIds topology;
+  chains::Topology topology;
   Bytes chunk_bytes_sent;            // chunk payload bytes sent to seeds and late joiners
   Bytes bytes_sent, bytes_received;  // everything on the wire, control included, before encryption
   std::uint64_t joined = 0, lost = 0, quarantined = 0;

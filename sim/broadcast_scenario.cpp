@@ -213,7 +213,7 @@ Status Stage::predict() {
   }
   std::sort(links.begin(), links.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
   result_.lower_bound = chains::lower_bound(s_.payload, s_.learner_up, links);
-  result_.topology = planned_.chains;
+  result_.topology = planned_;
   ECHO_ASSIGN(const auto times, chains::broadcast_time(planned_, s_.payload, s_.chunk, s_.learner_up, links));
   result_.predicted = times.last();
   return ok();

@@ -60,9 +60,9 @@ struct BroadcastResult {
   Bytes worker_chunk_bytes_in;         // of all workers together
   std::uint64_t chunks_delivered = 0;  // to applications, each checked against what the learner published
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0, snapshots_asked = 0;
-  Duration lower_bound{};      // formula 4.1, of the first publication
-  Duration predicted{};        // chains::broadcast_time() of the topology it went down, last worker
-  overlay::ChainIds topology;  // of the first stripe, when it was published
+  Duration lower_bound{};     // formula 4.1, of the first publication
+  Duration predicted{};       // chains::broadcast_time() of the topology it went down, last worker
+  chains::Topology topology;  // when it was published
   Duration virtual_time{};
   std::uint64_t trace_hash = 0, events = 0;
 };

@@ -145,7 +145,7 @@ void Fleet::on_learner(Action&& action) {
   } else if (const auto* message = std::get_if<act::MessageFrom>(&action)) {
     on_message(message->worker, message->bytes);
   } else if (const auto* changed = std::get_if<act::TopologyChanged>(&action)) {
-    if (observer_) observer_->on_topology(changed->chains);
+    if (observer_) observer_->on_topology(changed->topology);
   }
 }
 
@@ -180,7 +180,8 @@ void Fleet::publish(const PublishSpec& spec) {
   }
   a.chunk_bytes = options_.learner.chunk_bytes;
   a.issued_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
-  a.expires_unix_ms = a.issued_unix_ms + static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
+  a.expires_unix_ms =
+      a.issued_unix_ms + static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
   making->digest = new_digest(a.key.version);
   making->sealer.emplace(a, authority_->key());
   truth_.begin(making->sealer->id(), a);
@@ -257,7 +258,8 @@ void Fleet::provide_snapshot(Version version, std::uint64_t process) {
     a.key.version = version;
     a.chunk_bytes = options_.learner.chunk_bytes;
     a.issued_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
-    a.expires_unix_ms = a.issued_unix_ms + static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
+    a.expires_unix_ms =
+        a.issued_unix_ms + static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
     making->sealer.emplace(a, authority_->key());
     world_.note(fmt::format("the learner provides a full snapshot of version {}", version));
     world_.call(learner_host_,

@@ -50,7 +50,7 @@ struct FleetOptions {
   std::uint64_t seed = 1;
   LearnerOptions learner;
   Duration certificate_lifetime = std::chrono::hours(1);  // of identities that are made with the run
-  std::optional<Duration> message_every;  // workers send the learner messages, and are answered
+  std::optional<Duration> message_every;                  // workers send the learner messages, and are answered
   bool fault_points = false;  // rare but legal courses of events inside the cores, as the seed has it
 };
 
@@ -70,7 +70,7 @@ class FleetObserver {
   virtual void on_delivered(std::size_t /*worker*/, const overlay::act::Deliver&) {}
   virtual void on_activated(std::size_t /*worker*/, const overlay::Installed&) {}
   virtual void on_identity(std::size_t /*worker*/, WorkerId) {}  // a new one
-  virtual void on_topology(const overlay::ChainIds&) {}
+  virtual void on_topology(const chains::Topology&) {}
 };
 
 class Fleet {

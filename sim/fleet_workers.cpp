@@ -46,9 +46,9 @@ void Fleet::start_worker(std::size_t i) {
   if (world_.alive(w.host)) return;
   if (const auto& bytes = world_.disk(w.host).state(); w.options.disk && bytes) {
     auto state = decode_worker_state(*bytes);
-    const auto identity = state ? trust::check_certificate(state->certificate, authority_->public_key(), kRunId,
-                                                           std::nullopt)
-                                : Result<trust::PeerIdentity>(state.error());
+    const auto identity =
+        state ? trust::check_certificate(state->certificate, authority_->public_key(), kRunId, std::nullopt)
+              : Result<trust::PeerIdentity>(state.error());
     if (identity && identity->expires_unix_s > learner_unix_s()) return join(i, std::move(*state));
     if (identity) world_.disk(w.host).wipe();  // it was away for too long: a new identity
     if (!identity) wrong_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
@@ -82,8 +82,7 @@ void Fleet::enrol(std::size_t i) {
   const std::string instance = fmt::format("simulated-{}", i);
   trust::Nonce nonce;
   for (std::byte& b : nonce) b = static_cast<std::byte>(random_.next());
-  auto token = trust::issue_token(*authority_, instance, nonce,
-                                  learner_unix_s());
+  auto token = trust::issue_token(*authority_, instance, nonce, learner_unix_s());
   ECHO_CHECK(token.has_value());
   EnrolConfig config{core_options(w.host, w.options.limits), world_.endpoint_of(learner_host_), *w.key, *token,
                      instance};

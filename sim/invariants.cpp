@@ -38,7 +38,8 @@ void Invariants::on_frame(HostId from, HostId to, const Frame& frame) {
   if (frame.type == FrameType::kChunk) {
     ++counts_.chunks;
     if (!fleet_.truth().holds(frame.chunk.publication, frame.chunk.index, frame.body)) on_bad_chunk(from, to, frame);
-    if (const auto worker = fleet_.worker_on(to); worker && from == learner && honest(to)) on_chunk_of_learner(*worker, frame);
+    if (const auto worker = fleet_.worker_on(to); worker && from == learner && honest(to))
+      on_chunk_of_learner(*worker, frame);
     return;
   }
   if (frame.type != FrameType::kControl) return;
@@ -156,13 +157,15 @@ void Invariants::on_activated(std::size_t worker, const Installed& active) {
 
 // ---- the learner ----
 
-void Invariants::on_topology(const ChainIds& chains) {
+void Invariants::on_topology(const chains::Topology& topology) {
   ++counts_.topologies;
-  std::set<WorkerId> seen;
-  for (const auto& chain : chains)
-    for (const WorkerId id : chain)
-      if (!seen.insert(id).second) violated(kTree, fmt::format("worker {} stands in two places", id));
-  if (const LearnerCore* learner = fleet_.learner()) check_parents(learner->topology().parents());
+  for (std::uint32_t s = 0; s < topology.stripes(); ++s) {
+    std::set<WorkerId> seen;
+    for (const auto& chain : topology.stripe(s))
+      for (const WorkerId id : chain)
+        if (!seen.insert(id).second) violated(kTree, fmt::format("worker {} stands in two places", id));
+  }
+  check_parents(topology.parents());
 }
 
 void Invariants::check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents) {

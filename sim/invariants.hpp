@@ -32,7 +32,7 @@ class Invariants final : public Observer, public FleetObserver {
   void on_step(HostId host) override;
   void on_delivered(std::size_t worker, const overlay::act::Deliver& delivery) override;
   void on_activated(std::size_t worker, const overlay::Installed& active) override;
-  void on_topology(const overlay::ChainIds& chains) override;
+  void on_topology(const chains::Topology& topology) override;
 
   // Every worker and its parents, one for each stripe: all hang on the learner, nobody but it has two children.
   void check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents);
@@ -76,7 +76,7 @@ class Invariants final : public Observer, public FleetObserver {
   std::map<WorkerId, std::optional<std::pair<std::uint64_t, Version>>> active_;  // highest (epoch, version)
   std::map<std::size_t, Child> children_;
   std::map<WorkerId, std::uint64_t> bad_chunks_;  // of whom, received by honest members, since faults are over
-  struct Suspicion {  // a bad chunk that is being given to its receiver
+  struct Suspicion {                              // a bad chunk that is being given to its receiver
     std::size_t child;
     WorkerId parent;
     std::uint64_t corrupt_before;

@@ -18,7 +18,9 @@ struct MaliceOptions {
   bool lie = false;          // says that it holds and sends other amounts than it does
   bool greedy = false;       // asks its parents for chunks again and again
   bool slander = false;      // accuses its parents of forwarding bad chunks
-  bool any() const { return flip_share > 0 || replay_share > 0 || garbage_share > 0 || freeze || lie || greedy || slander; }
+  bool any() const {
+    return flip_share > 0 || replay_share > 0 || garbage_share > 0 || freeze || lie || greedy || slander;
+  }
 };
 std::string to_text(const MaliceOptions& options);
 

@@ -159,7 +159,8 @@ class Soak {
     advance(kGoodbye);
     for (std::size_t i = 0; i < fleet_.workers(); ++i)
       if (world_.alive(fleet_.worker(i).host))
-        invariants_.violated(Invariants::kSound, fmt::format("worker {} is still there long after the run has ended", i));
+        invariants_.violated(Invariants::kSound,
+                             fmt::format("worker {} is still there long after the run has ended", i));
   }
 
   bool caught_up() const {

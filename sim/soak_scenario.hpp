@@ -15,12 +15,12 @@ struct Trouble {
     kKill,  // crash or power loss; comes back after `length`, or never when that is zero
     kDrain,
     kExpel,
-    kReset,         // one connection of the host breaks
-    kClog,          // for `length`
-    kPartition,     // of `group`, for `length`
-    kDiskErrors,    // for `length`
+    kReset,              // one connection of the host breaks
+    kClog,               // for `length`
+    kPartition,          // of `group`, for `length`
+    kDiskErrors,         // for `length`
     kLearnerDiskErrors,  // for `length`
-    kLearnerCrash,  // back after `length`, from a checkpoint
+    kLearnerCrash,       // back after `length`, from a checkpoint
   };
   Duration at{}, length{};
   Kind kind{};
@@ -40,10 +40,10 @@ struct SoakScenario {
   std::vector<WorkerOptions> workers;  // the first `at_start` are there from the start
   std::size_t at_start = 0;
   std::vector<std::pair<std::size_t, std::size_t>> fences;  // workers of which the first cannot dial the second
-  std::vector<Trouble> troubles;  // in order of time
-  Duration length{};              // of the phase of trouble
-  Duration peace{};               // within which everybody must have caught up afterwards
-  std::uint64_t last_bytes = 0;   // of the publication that opens the phase of peace
+  std::vector<Trouble> troubles;                            // in order of time
+  Duration length{};                                        // of the phase of trouble
+  Duration peace{};                                         // within which everybody must have caught up afterwards
+  std::uint64_t last_bytes = 0;                             // of the publication that opens the phase of peace
 };
 
 SoakScenario make_soak_scenario(std::uint64_t seed);

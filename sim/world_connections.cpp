@@ -62,7 +62,8 @@ void World::on_syn(const Side& dialler) {
     if (again >= timeout) return fail_dial(dialler, "connection timed out", timeout);
     return push(again, kSyn, dialler);
   }
-  if (server.nat || fences_.contains({from, to}) || (!server.process && !server.powered)) return fail_dial(dialler, "connection timed out", timeout);
+  if (server.nat || fences_.contains({from, to}) || (!server.process && !server.powered))
+    return fail_dial(dialler, "connection timed out", timeout);
   if (!server.process) return fail_dial(dialler, "connection refused", now_ + options_.delay);
   end(other(dialler)).incarnation = server.incarnation;
   push(now_ + 3 * options_.delay, kConnected, dialler);

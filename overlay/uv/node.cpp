@@ -130,7 +130,7 @@ struct LearnerNode::Impl {
                    [&](const act::Acked& a) { call(events.acked, a.worker, a.version, a.policy_digest); },
                    [&](const act::MessageFrom& a) { call(events.message, a.worker, a.bytes); },
                    [&](const act::BroadcastDone& a) { call(events.broadcast_done, a.report); },
-                   [&](const act::TopologyChanged& a) { call(events.topology_changed, a.chains); },
+                   [&](const act::TopologyChanged& a) { call(events.topology_changed, a.topology); },
                    [&](const act::FoundSlowHop& a) { call(events.slow_hop, a.hop); },
                    [&](const act::NeedSnapshot& a) { call(events.need_snapshot, a.current, a.position); },
                    [](const auto&) {},

@@ -48,7 +48,7 @@ struct LearnerEvents {  // each may be empty
   // Application messages arrive whole, once and in order per worker.
   std::function<void(WorkerId, std::string bytes)> message;
   std::function<void(const BroadcastReport&)> broadcast_done;
-  std::function<void(const ChainIds&)> topology_changed;
+  std::function<void(const chains::Topology&)> topology_changed;
   std::function<void(const SlowHop&)> slow_hop;
   // Somebody at `position` can only be helped by a publication that is not there: answer with a catch-up publication,
   // a full snapshot of `current` or a delta from `position` to it.

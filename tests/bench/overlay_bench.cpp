@@ -71,7 +71,7 @@ bool wait(std::condition_variable& wake, std::unique_lock<std::mutex>& lock, dou
 struct LearnerArgs {
   std::string listen = "127.0.0.1:0", json = "-", topology = "echo2", tokens, folder;
   std::uint64_t payload = 100'000'000, chunk = 64 * 1024;
-  std::size_t workers = 1, publications = 1, acks = 0;
+  std::size_t workers = 1, spares = 0, publications = 1;
   double up_mbit = 0, chain_mbit = 8, seconds_max = 600, pause = 0;
 };
 
@@ -130,15 +130,20 @@ int learner(const LearnerArgs& args) {
     slow_hops.push_back(
         fmt::format("{:.3f} s: {}", begun.empty() ? 0.0 : seconds(clock.now() - begun.rbegin()->second), hop.text));
   };
-  events.topology_changed = [&](const overlay::ChainIds& chains) {
+  events.topology_changed = [&](const chains::Topology& topology) {
     const std::lock_guard lock(mutex);
-    chains::Topology topology;
-    topology.chains = chains;
     changes.emplace_back(begun.empty() ? 0.0 : seconds(clock.now() - begun.rbegin()->second), topology.to_text());
+    nlohmann::json chains = nlohmann::json::array();
+    for (std::uint32_t s = 0; s < topology.stripes(); ++s)
+      for (const auto& chain : topology.stripe(s)) {
+        chains.emplace_back(nlohmann::json::array());
+        for (const WorkerId id : chain) chains.back().push_back(members[id.value]);
+      }
+    fmt::print(stderr, "topology {}\n", chains.dump());
   };
   auto node = overlay::LearnerNode::start(options, events);
   if (!node) return fail_with(node.error());
-  for (std::size_t i = 0; i < args.workers; ++i) {
+  for (std::size_t i = 0; i < args.workers + args.spares; ++i) {
     const auto token = (*node)->issue_token(fmt::format("worker-{}", i), std::chrono::hours(1));
     if (!token) return fail_with(token.error());
     const std::string path = fmt::format("{}/worker-{}.token", args.tokens, i);
@@ -312,9 +317,10 @@ int main(int argc, char** argv) {
   as_learner->add_option("--payload", l.payload, "bytes of one publication");
   as_learner->add_option("--chunk", l.chunk, "bytes of a chunk");
   as_learner->add_option("--workers", l.workers, "waits for so many");
+  as_learner->add_option("--spares", l.spares, "further tokens, for workers that come later");
   as_learner->add_option("--publications", l.publications, "how many, one after the other");
   as_learner->add_option("--pause", l.pause, "seconds between two of them");
-  as_learner->add_option("--topology", l.topology, "echo2, best_chains or star");
+  as_learner->add_option("--topology", l.topology, "echo2, best_chains, stripes or star");
   as_learner->add_option("--up-mbit", l.up_mbit, "own limit of the uplink; 0: none");
   as_learner->add_option("--chain-mbit", l.chain_mbit, "rate of one chain, for echo2");
   as_learner->add_option("--tokens", l.tokens, "folder for worker-<i>.token")->required();

@@ -48,7 +48,7 @@ struct TestLearner {
   std::vector<std::pair<WorkerId, std::string>> messages;
   std::vector<BroadcastReport> reports;
   std::vector<Version> snapshot_requests;
-  ChainIds chains;
+  chains::Chains chains;
   bool wrong_digest = false;
   std::unique_ptr<LearnerNode> node;
 
@@ -76,7 +76,7 @@ struct TestLearner {
       board.write([&] { messages.emplace_back(id, std::move(bytes)); });
     };
     e.broadcast_done = [this](const BroadcastReport& r) { board.write([&] { reports.push_back(r); }); };
-    e.topology_changed = [this](const ChainIds& c) { board.write([&] { chains = c; }); };
+    e.topology_changed = [this](const chains::Topology& t) { board.write([&] { chains = t.chains; }); };
     e.need_snapshot = [this](Version v, std::optional<Version>) {
       board.write([&] { snapshot_requests.push_back(v); });
     };

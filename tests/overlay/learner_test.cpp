@@ -131,7 +131,7 @@ struct Desk {
       if (c.conn == conn) return true;
     return false;
   }
-  const ChainIds& chains() const { return core.topology().chains; }
+  const chains::Chains& chains() const { return core.topology().chains; }
   std::vector<std::uint64_t> chain(std::size_t i = 0) const {
     std::vector<std::uint64_t> ids;
     for (const WorkerId id : chains().at(i)) ids.push_back(id.value);
