@@ -61,7 +61,7 @@ TimePoint SilenceMeter::deadline() const {
   if (interval_ == Duration{}) return kNever;
   const double interval_s = seconds(interval_);
   return std::max(heard_, alive_) +
-         from_seconds(std::clamp(mean_s_ + 6 * deviation_s_, 4 * interval_s, 12 * interval_s));
+         from_seconds(std::clamp(mean_s_ + 6 * deviation_s_, 4 * interval_s, 12 * interval_s)) * (1 << backoffs_);
 }
 
 }  // namespace echoline::overlay

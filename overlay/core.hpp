@@ -66,6 +66,7 @@ class Core {
   virtual void on_saved(const Status&, TimePoint) {}
   virtual void on_spooled(const PublicationId&, std::uint32_t, const Status&, TimePoint) {}
   virtual void on_unspooled(const PublicationId&, std::uint32_t, Result<Slice>, TimePoint) {}
+  virtual void on_undelivered(Version, const std::string&, TimePoint) {}  // its spool could not be opened
 
   // Bytes were read from a connection, before they are decoded: holds the download limit.
   void on_received(std::size_t bytes, TimePoint now);
@@ -114,10 +115,15 @@ class MessageQueue final : public Source {
 };
 
 // When a peer that should be heard regularly counts as silent: learned from how regularly it was heard so far (mean
-// and deviation of the gaps, as TCP learns its timeout), within [4, 12] intervals.
+// and deviation of the gaps, as TCP learns its timeout), within [4, 12] intervals; twice as long after every time that
+// it was silent, as TCP backs off: what was on its way then may still fill the link.
 class SilenceMeter {
  public:
-  void begin(Duration interval, TimePoint now) { interval_ = interval, heard_ = now, mean_s_ = seconds(interval); }
+  static constexpr int kBackoffsMax = 5;
+
+  void begin(Duration interval, TimePoint now, int silences = 0) {
+    interval_ = interval, heard_ = now, mean_s_ = seconds(interval), backoffs_ = std::min(silences, kBackoffsMax);
+  }
   void heard(TimePoint now);
   // Something else came from the peer: it lives, though this says nothing about how regularly.
   void alive(TimePoint now) { alive_ = now; }
@@ -127,6 +133,7 @@ class SilenceMeter {
   Duration interval_{};
   TimePoint heard_{}, alive_{};
   double mean_s_ = 0, deviation_s_ = 0;
+  int backoffs_ = 0;
 };
 
 }  // namespace echoline::overlay

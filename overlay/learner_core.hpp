@@ -97,7 +97,7 @@ class LearnerCore final : public Core {
     chains::RoleLadder ladder;
     std::uint32_t attempts = 0, successes = 0;  // forwards to its children
     int bad_chunks = 0;                         // it forwarded, as its children say
-    std::set<WorkerId> accused;                 // parents this worker says forwarded bad chunks
+    std::set<WorkerId> accused, accused_by;     // of forwarding bad chunks: parents by it, it by children
     std::map<WorkerId, TimePoint> senders;      // former parents and helpers, and until when it may accuse them
     std::optional<BitRate> slow_up;             // found to be slower than planned, until slow_until
     TimePoint slow_until = kNever;

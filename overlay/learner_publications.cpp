@@ -92,7 +92,7 @@ Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_si
   closing_.push_back({manifest, as_signed});
   if (added)
     save(now);
-  else if (!saving_)
+  else if (!saving_ && save_retry_at_ == kNever)
     close_finished(now);
   return ok();
 }
@@ -181,8 +181,8 @@ void LearnerCore::ask_for_snapshot() {
   snapshot_wanted_ = snapshot_wanted_ || !troubles.empty();
   if (!snapshot_wanted_ || snapshot_requested_ || state_.published.empty()) return;
   const Version published = state_.published.rbegin()->first;
-  const StoredPublication* there = std::as_const(store_).find(PublicationKey{published, std::nullopt});
-  if (there && there->complete) return;  // it does not lead far enough: the next version's will be asked for
+  // Either it does not lead far enough, and the next version's will be asked for, or it is on its way.
+  if (std::as_const(store_).find(PublicationKey{published, std::nullopt})) return;
   snapshot_wanted_ = false;
   snapshot_requested_ = true;
   actions_.push_back(act::NeedSnapshot{published, snapshot_wanted_for_});
@@ -191,7 +191,8 @@ void LearnerCore::ask_for_snapshot() {
 // The cheapest way, by bytes, over what somebody holds whole; among equals whoever has nobody to forward to, and has
 // helped least. The learner's own uplink comes last.
 void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
-  if (!newest() || need.target > *newest()) return;
+  if (!newest()) return;
+  const Version target = std::min(need.target, *newest());  // what is beyond was taken back
   struct Candidate {
     std::uint64_t cost;
     std::size_t children;
@@ -204,19 +205,19 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   for (const auto& [id, other] : workers_) {
     if (id == worker.view.info.id || !other.reachable || other.quarantined || other.draining) continue;
     if (worker.helpers_tried.contains(id)) continue;
-    const auto cost = cheapest_way(other.holdings, need.position, need.target, need.full_only);
+    const auto cost = cheapest_way(other.holdings, need.position, target, need.full_only);
     if (!cost) continue;
     const Candidate candidate{*cost, other.edges.size(), id};
     if (!best || candidate < *best) best = candidate;
   }
-  Help help{{}, need.target, need.full_only};
+  Help help{{}, target, need.full_only};
   help.from.stripes = 1;
   if (best) {
     worker.helpers_tried.insert(best->id);
     worker.senders[best->id] = now + kAccusationTime;
     help.from.worker = best->id;
     help.from.endpoint = workers_.at(best->id).view.info.data;
-    log::info("worker {} is helped by worker {} to reach version {}", worker.view.info.id, best->id, need.target);
+    log::info("worker {} is helped by worker {} to reach version {}", worker.view.info.id, best->id, target);
   } else {
     worker.helpers_tried.clear();
     help.from.worker = kLearnerId;

@@ -11,6 +11,7 @@ namespace {
 constexpr BitRate kUnlimited = BitRate{1e11};
 constexpr std::size_t kSlowHopsKept = 64;
 constexpr Duration kSuspicion = std::chrono::seconds(30);
+constexpr std::ptrdiff_t kAccusedAloneMax = 2;
 
 }  // namespace
 
@@ -144,17 +145,22 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
 }
 
 // A chunk's proof failed, so whoever sent it over this edge had not checked it, or had changed it. The second bad chunk
-// quarantines the parent, unless it is the word of one worker that accuses everybody.
+// quarantines the parent, unless it is the word of one worker that accuses many whom nobody else accuses.
 void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now) {
   const WorkerId accuser = child.view.info.id;
   const auto parent = workers_.find(poisoned.parent);
-  if (parent == workers_.end() || child.quarantined) return;
+  if (parent == workers_.end()) return;
   const bool current = child.assigned && std::any_of(child.assigned->parents.begin(), child.assigned->parents.end(),
                                                      [&](const Parent& p) { return p.worker == poisoned.parent; });
   const auto sender = child.senders.find(poisoned.parent);
   if (!current && (sender == child.senders.end() || sender->second < now)) return;  // not an edge of this worker
   child.accused.insert(poisoned.parent);
-  if (child.accused.size() > 2) return quarantine(accuser, "it says of every parent that it forwards bad chunks", now);
+  parent->second.accused_by.insert(accuser);
+  const auto alone = std::count_if(child.accused.begin(), child.accused.end(), [&](WorkerId id) {
+    const auto accused = workers_.find(id);
+    return accused != workers_.end() && accused->second.accused_by.size() < 2;
+  });
+  if (alone > kAccusedAloneMax) return quarantine(accuser, "it says of many that they forward bad chunks", now);
   log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
   if (++parent->second.bad_chunks >= kBadChunksMax)
     quarantine(poisoned.parent, fmt::format("it forwarded {} bad chunks", parent->second.bad_chunks), now);

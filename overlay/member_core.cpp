@@ -36,6 +36,11 @@ void MemberCore::start(TimePoint now) {
 // ---- the application ----
 
 void MemberCore::installed(Version version, const Digest& policy_digest, TimePoint now) {
+  if (void_.contains(version)) {  // it was given by an earlier epoch
+    void_.erase(void_.begin(), void_.upper_bound(version));
+    return;
+  }
+  given_.erase(given_.begin(), given_.upper_bound(version));
   if (state_ == State::kGone || !position_ || version > position_->version) return;  // of what was taken back
   install_failures_ = 0;
   if (installed_ && version < installed_->version) return;  // nobody sees a version go backwards
@@ -44,6 +49,8 @@ void MemberCore::installed(Version version, const Digest& policy_digest, TimePoi
 }
 
 void MemberCore::install_failed(Version version, const std::string& why, TimePoint now) {
+  given_.clear();
+  void_.clear();
   if (state_ == State::kGone || !position_ || version > position_->version) return;
   log::warn("worker {}: version {} could not be installed: {}", id_, version, why);
   if (++install_failures_ >= kInstallFailuresMax)
@@ -152,10 +159,17 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
   if (const auto* help = std::get_if<Help>(&message)) {
     help_asked_at_ = kNever;
     if (helper_ || (position_ && position_->version >= help->target)) return;
+    // Its parent for everything can help, but thinks that it has sent all: they begin anew.
+    const auto parent = parents_.find(help->from.worker);
+    if (parent != parents_.end() && parents_.size() == 1 && !help->full_only && parent->second.up()) {
+      close_upstream(parent->second);
+      return open_upstream(parent->second, now);
+    }
     helper_.emplace();
     helper_->parent = help->from;
     helper_->catch_up_to = help->target;
     helper_->full_only = help->full_only;
+    helper_->silences = std::exchange(helper_silences_, 0);
     return open_upstream(*helper_, now);
   }
   gone("the learner sent a message that is not for a worker");
@@ -243,9 +257,13 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now) {
   beacon_ = as_signed;
   beacon_sequence_ = beacon->sequence;
   begin_epoch(beacon->epoch, now);
-  if (beacon->newest && (!newest_ || *beacon->newest > *newest_)) {
-    newest_ = beacon->newest;
+  if (store_.erase_abandoned(beacon->newest, beacon->issued_unix_ms)) store_changed(now);
+  newest_ = std::max(beacon->newest, store_.newest());  // an absent one is the least
+  if (repair_ && newest_) repair_ = std::min(*repair_, *newest_);
+  if (newest_ && (!position_ || position_->version < *newest_)) {
     if (stalled_since_ == kNever) stalled_since_ = now;
+  } else {
+    stalled_since_ = kNever;
   }
   revoked_ = std::set<WorkerId>(beacon->revoked.begin(), beacon->revoked.end());
   if (revoked_.contains(id_)) return gone("the learner has revoked this worker's certificate");
@@ -413,6 +431,7 @@ void MemberCore::on_timer(TimePoint now) {
       if (!position_ || position_->version < *newest_) {
         if (helper_) {  // it lives and brings nothing
           close_upstream(*helper_);
+          helper_silences_ = helper_->silences;
           helper_.reset();
         }
         need_help(*newest_, now);

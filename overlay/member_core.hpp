@@ -61,6 +61,9 @@ class MemberCore final : public Core {
   void on_saved(const Status& status, TimePoint now) override;
   void on_spooled(const PublicationId& id, std::uint32_t chunk, const Status& status, TimePoint now) override;
   void on_unspooled(const PublicationId& id, std::uint32_t chunk, Result<Slice> data, TimePoint now) override;
+  void on_undelivered(Version version, const std::string& why, TimePoint now) override {
+    install_failed(version, why, now);
+  }
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override;
 
@@ -73,6 +76,7 @@ class MemberCore final : public Core {
   struct Staged {
     std::vector<act::Deliver> deliveries;
     Installed last;
+    std::optional<Installed> before;  // position
   };
 
   // The learner (member_core.cpp).
@@ -132,6 +136,7 @@ class MemberCore final : public Core {
   std::map<WorkerId, Upstream> parents_;
   std::uint32_t stripes_ = 1;
   std::optional<Upstream> helper_;
+  int helper_silences_ = 0;  // of the last helper
   std::set<WorkerId> revoked_;
 
   Duration heartbeat_{};
@@ -151,6 +156,7 @@ class MemberCore final : public Core {
   std::optional<Installed> position_;  // last staged for the application
   std::optional<Version> repair_;      // after a failed installation: the least version of the snapshot that repairs it
   std::optional<Installed> installed_;
+  std::set<Version> given_, void_;  // to the application and not yet installed: of this epoch, of earlier ones
   std::optional<Staged> staged_;  // waits for the floor to be saved
   bool saving_ = false, save_again_ = false, reading_held_ = false, welcomed_once_ = false;
   TimePoint save_retry_at_ = kNever;

@@ -47,7 +47,7 @@ void MemberCore::upstream_opened(Upstream& up, Upstream::Stream& stream, TimePoi
   const bool first = !up.up();
   stream.up = true;
   up.opens_by = kNever;
-  if (first) up.silence.begin(heartbeat_, now);
+  if (first) up.silence.begin(heartbeat_, now, up.silences);
   PeerHello hello;
   hello.run_id = config_.state.run_id;
   hello.stream = first ? 0 : std::max(1u, stream.number);
@@ -62,12 +62,14 @@ void MemberCore::upstream_opened(Upstream& up, Upstream::Stream& stream, TimePoi
 void MemberCore::upstream_failed(Upstream& up, EdgeTroubleKind kind, const std::string& reason, TimePoint now) {
   close_upstream(up);
   ++up.failures;
+  if (kind == EdgeTroubleKind::kSilent) ++up.silences;
   if (helper_ && &up == &*helper_) {
     if (up.failures < kHelperFailuresMax) {
       up.redial_at = now + kRedialFirst * (1 << up.failures);
       return;
     }
     const Version target = *up.catch_up_to;
+    helper_silences_ = up.silences;
     helper_.reset();
     return need_help(target, now);
   }

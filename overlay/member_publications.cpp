@@ -41,6 +41,7 @@ void MemberCore::begin_epoch(std::uint64_t epoch, TimePoint now) {
   if (epoch <= epoch_) return;
   log::warn("worker {}: the learner has begun epoch {}: what it published before is void", id_, epoch);
   epoch_ = epoch;
+  void_.merge(std::exchange(given_, {}));
   while (!store_.entries().empty()) store_.erase(PublicationKey(store_.entries().begin()->first));
   position_.reset();
   installed_.reset();
@@ -129,7 +130,7 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
         return;
     }
   }
-  if (up) up->failures = 0;
+  if (up) up->failures = up->silences = 0;
   if (*put == PublicationStore::Put::kDuplicate) {
     ++duplicates_;
     return;
@@ -194,6 +195,7 @@ void MemberCore::deliver(TimePoint now) {
   }
   staged.deliveries.back().publication.activate = true;
   staged.last = *at;
+  staged.before = position_;
   position_ = at;
   staged_ = std::move(staged);
   if (config_.durable)
@@ -203,8 +205,18 @@ void MemberCore::deliver(TimePoint now) {
 }
 
 void MemberCore::activate(TimePoint now) {
+  if (std::any_of(staged_->deliveries.begin(), staged_->deliveries.end(),
+                  [&](const act::Deliver& d) { return d.spooled && !store_.find(*d.spooled); })) {
+    position_ = staged_->before;  // the disk lost it while the floor was being saved
+    staged_.reset();
+    stalled_since_ = now;
+    return need_help(*newest_, now);
+  }
   config_.state.floor = staged_->last;
-  for (act::Deliver& delivery : staged_->deliveries) actions_.push_back(std::move(delivery));
+  for (act::Deliver& delivery : staged_->deliveries) {
+    given_.insert(delivery.publication.version);
+    actions_.push_back(std::move(delivery));
+  }
   staged_.reset();
   repair_.reset();
   stalled_since_ = newest_ && position_->version < *newest_ ? now : kNever;

@@ -5,6 +5,8 @@ namespace {
 
 // Chunks that are asked for from disk at a time.
 constexpr std::uint32_t kReadAhead = 16;
+// A publication is announced a little before the learner counts it.
+constexpr std::uint64_t kAbandonedAfterMs = 2000;
 
 }  // namespace
 
@@ -97,29 +99,29 @@ void PublicationStore::keep(StoredPublication& entry, std::uint32_t index, Store
   if (limits_.disk) {
     disk_ += chunk.length;
     chunk.on_disk = recovering_;
-    if (recovering_)
-      resident_.emplace_back(entry.id, index);
-    else
-      actions_.push_back(
-          act::Spool{entry.id, chunk.head, index, std::uint64_t{index} * entry.announcement.chunk_bytes, chunk.data});
+    if (recovering_) resident_.emplace_back(entry.id, index);
   }
   entry.chunks[index] = std::move(chunk);
+  if (limits_.disk && !recovering_) spool(entry, index);
 }
 
 void PublicationStore::spool(const StoredPublication& entry, Slice record) {
   if (limits_.disk && !recovering_) actions_.push_back(act::Spool{entry.id, std::move(record), std::nullopt, 0, {}});
 }
 
+void PublicationStore::spool(const StoredPublication& entry, std::uint32_t index) {
+  const StoredChunk& chunk = entry.chunks[index];
+  ++writing_[{entry.id, index}];
+  actions_.push_back(
+      act::Spool{entry.id, chunk.head, index, std::uint64_t{index} * entry.announcement.chunk_bytes, chunk.data});
+}
+
 // What it did not take is in memory still.
 void PublicationStore::try_disk_again() {
   disk_failed_ = false;
   for (const auto& [key, entry] : entries_)
-    for (std::uint32_t i = 0; i < entry.chunks.size(); ++i) {
-      const StoredChunk& chunk = entry.chunks[i];
-      if (chunk.on_disk || chunk.data.empty()) continue;
-      actions_.push_back(
-          act::Spool{entry.id, chunk.head, i, std::uint64_t{i} * entry.announcement.chunk_bytes, chunk.data});
-    }
+    for (std::uint32_t i = 0; i < entry.chunks.size(); ++i)
+      if (!entry.chunks[i].on_disk && !entry.chunks[i].data.empty()) spool(entry, i);
 }
 
 // Complete once the manifest is here and every chunk is: all are proven one by one, the manifest proves the whole.
@@ -169,7 +171,9 @@ void PublicationStore::evict() {
     resident_.pop_front();
     const auto key = keys_.find(id);
     if (key == keys_.end()) continue;
-    StoredChunk& chunk = entries_.at(key->second).chunks[index];
+    StoredPublication& entry = entries_.at(key->second);
+    if (!entry.have.contains(index)) continue;  // dropped, and begun anew
+    StoredChunk& chunk = entry.chunks[index];
     if (!chunk.on_disk || chunk.data.empty()) continue;
     memory_ -= chunk.length;
     chunk.data = {};
@@ -189,6 +193,9 @@ const StoredChunk* PublicationStore::fetch(StoredPublication& entry, std::uint32
 void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, bool written) {
   const auto key = keys_.find(id);
   if (!written) disk_failed_ = true;
+  const auto writing = writing_.find({id, index});
+  if (writing != writing_.end() && --writing->second > 0) return;
+  if (writing != writing_.end()) writing_.erase(writing);
   if (key == keys_.end() || !written) return;
   StoredPublication& entry = entries_.at(key->second);
   if (!entry.have.contains(index)) return;
@@ -202,8 +209,8 @@ bool PublicationStore::on_unspooled(const PublicationId& id, std::uint32_t index
   const auto key = keys_.find(id);
   if (key == keys_.end()) return true;
   StoredPublication& entry = entries_.at(key->second);
+  if (!entry.have.contains(index) || !entry.chunks[index].data.empty()) return true;  // dropped and begun anew, or here
   StoredChunk& chunk = entry.chunks[index];
-  if (!chunk.data.empty()) return true;
   if (data.size() != chunk.length || checker_.chunk_hash(data) != chunk.hash) {
     erase(PublicationKey(key->second));
     return false;
@@ -284,6 +291,18 @@ bool PublicationStore::erase_expired(std::uint64_t unix_ms, Version keep_from) {
       erased = true;
     }
     it = next;
+  }
+  return erased;
+}
+
+bool PublicationStore::erase_abandoned(std::optional<Version> newest, std::uint64_t unix_ms) {
+  bool erased = false;
+  while (!entries_.empty()) {
+    const StoredPublication& last = entries_.rbegin()->second;
+    if (newest && last.key().version <= *newest) break;
+    if (last.complete || last.announcement.issued_unix_ms + kAbandonedAfterMs > unix_ms) break;
+    erase(PublicationKey(last.key()));
+    erased = true;
   }
   return erased;
 }

@@ -93,6 +93,9 @@ class PublicationStore {
 
   // Drops what nobody would take any more. True: something went.
   bool erase_expired(std::uint64_t unix_ms, Version keep_from);
+  // Drops what was announced some time before `unix_ms`, is not whole, and is newer than what the learner called the
+  // newest at that time: it has taken that back. True: something went.
+  bool erase_abandoned(std::optional<Version> newest, std::uint64_t unix_ms);
 
   Bytes memory() const { return {memory_}; }
   Bytes memory_peak() const { return {memory_peak_}; }
@@ -114,6 +117,7 @@ class PublicationStore {
   void evict();
   void try_disk_again();
   void spool(const StoredPublication& publication, Slice record);
+  void spool(const StoredPublication& publication, std::uint32_t index);
 
   const StoreLimits limits_;
   const Checker& checker_;
@@ -123,6 +127,9 @@ class PublicationStore {
   std::map<PublicationId, std::map<std::uint32_t, Seal>> seals_;  // that hold, of what is arriving, by first chunk
   std::deque<std::pair<PublicationId, std::uint32_t>> resident_;  // in memory and on disk, in order of arrival
   std::set<std::pair<PublicationId, std::uint32_t>> reading_;
+  // Writes of a chunk that are under way. Only the last one says that it is on disk: between two of them the
+  // publication may have been dropped, and begun anew.
+  std::map<std::pair<PublicationId, std::uint32_t>, std::size_t> writing_;
   bool disk_failed_ = false, recovering_ = false;
   std::uint64_t memory_ = 0, memory_peak_ = 0, disk_ = 0;
   std::optional<Version> full_version_;

@@ -41,6 +41,7 @@ struct Upstream {
   std::vector<Stream> streams;
   std::uint32_t next_stream = 0;
   int failures = 0;  // since the last verified chunk
+  int silences = 0;  // of them, those by silence; a helper's are counted on from the helper before it
   int corrupt = 0;   // chunks whose proof failed, since the edge was assigned
   TimePoint redial_at = kNever;
   TimePoint opens_by = kNever;  // the parent dials: until when it should have

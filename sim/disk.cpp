@@ -200,6 +200,14 @@ std::vector<Frame> Disk::read_spool(const PublicationId& id) const {
   return frames;
 }
 
+void Disk::trim_spool(const PublicationId& id, std::optional<std::uint64_t> payload_end) {
+  auto& payload = spools_.at(id).payload;
+  const auto from = payload.lower_bound(payload_end.value_or(0));
+  for (auto it = from; it != payload.end(); ++it) bytes_ -= it->second.data.size();
+  payload.erase(from, payload.end());
+  if (!payload_end) spools_.erase(id);
+}
+
 std::vector<PublicationId> Disk::spools() const {
   std::vector<PublicationId> ids;
   for (const auto& [id, spool] : spools_) ids.push_back(id);

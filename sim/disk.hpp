@@ -63,6 +63,8 @@ class Disk {
   // The frames of a spool in order, as far as they can be read. Chunks whose data is not there are left out.
   std::vector<overlay::Frame> read_spool(const overlay::PublicationId& id) const;
   std::vector<overlay::PublicationId> spools() const;
+  // As a driver does after reading a spool: cuts its payload there, or removes all of it.
+  void trim_spool(const overlay::PublicationId& id, std::optional<std::uint64_t> payload_end);
   // The payload of a spool as act::Deliver means it; kNotFound when there is a gap.
   Result<overlay::Payload> open(const overlay::PublicationId& id, std::uint64_t bytes) const;
   // A write has failed since the last crash or start.

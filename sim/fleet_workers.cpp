@@ -123,14 +123,21 @@ void Fleet::join(std::size_t i, WorkerState state) {
                       checker_,
                       w.options.store,
                       w.options.disk};
-  std::vector<Frame> frames;
-  if (w.options.disk)
-    for (const PublicationId& id : world_.disk(w.host).spools())
-      for (Frame& frame : world_.disk(w.host).read_spool(id)) frames.push_back(std::move(frame));
   auto process = std::make_unique<MemberProcess>(*this, i, std::move(config));
   MemberCore& core = process->core();
   world_.start(w.host, std::move(process));
-  for (Frame& frame : frames) world_.call(w.host, [&](TimePoint now) { core.recover(std::move(frame), now); });
+  if (w.options.disk)
+    for (const PublicationId& id : world_.disk(w.host).spools()) {
+      std::optional<std::uint64_t> end;  // of the payload that is of use
+      for (Frame& frame : world_.disk(w.host).read_spool(id)) {
+        const std::uint64_t to =
+            frame.type == FrameType::kChunk ? frame.chunk.index * chunk_bytes() + frame.body.size() : 0;
+        world_.call(w.host, [&](TimePoint now) {
+          if (core.recover(std::move(frame), now)) end = std::max(end.value_or(0), to);
+        });
+      }
+      world_.disk(w.host).trim_spool(id, end);
+    }
   world_.call(w.host, [&](TimePoint now) { core.start(now); });
 }
 

@@ -217,6 +217,11 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   const double most = std::min(4e6, 3000.0 * learner.chunk_bytes / static_cast<double>(s.at_start + late));
   const auto full_bytes = static_cast<std::uint64_t>(dice.spread(20'000, std::max(40'000.0, most)));
   make_learner(learner, dice, full_bytes);
+  const BitRate learner_up = *(learner.limits.up ? learner.limits.up : learner.link.up);
+  const double all_bits = 8.0 * static_cast<double>(full_bytes) * static_cast<double>(s.at_start + late);
+  // Nobody can have what expires before the slowest topology has carried it.
+  if (learner.publication_lifetime < std::chrono::hours(1))
+    learner.publication_lifetime += from_seconds(2 * (all_bits / learner_up.bits_per_s + full_bytes * 8 / 4e6));
   const bool enrol = dice.chance(0.3);
   const double equal_mbit = dice.chance(0.4) ? dice.spread(8, 100) : 0, disk_share = dice.pick({0.0, 0.5, 1.0});
   for (std::size_t i = 0; i < s.at_start + late; ++i)

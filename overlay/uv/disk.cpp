@@ -74,18 +74,23 @@ fs::path Disk::path_of(const PublicationId& id, std::string_view ending) const {
 Result<std::string> Disk::read_state() const { return read_file(folder_ / "state", 16 << 20); }
 
 void Disk::recover(const std::function<bool(Frame)>& use) {
-  std::vector<fs::path> logs;
+  std::vector<fs::path> logs, alone;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder_ / "spool", error))
-    if (entry.path().extension() == ".log") logs.push_back(entry.path());
+  for (const auto& entry : fs::directory_iterator(folder_ / "spool", error)) {
+    if (entry.path().extension() == ".log")
+      logs.push_back(entry.path());
+    else if (!fs::exists(fs::path(entry.path()).replace_extension(".log"), error))
+      alone.push_back(entry.path());  // bytes that nothing describes
+  }
+  for (const fs::path& path : alone) fs::remove(path, error);
   std::sort(logs.begin(), logs.end());
   for (const fs::path& path : logs) {
     const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-    const Descriptor payload(::open(fs::path(path).replace_extension(".payload").c_str(), O_RDONLY | O_CLOEXEC));
+    const Descriptor payload(::open(fs::path(path).replace_extension(".payload").c_str(), O_RDWR | O_CLOEXEC));
     if (file.get() < 0) continue;
     FrameDecoder decoder;
     decoder.admit();
-    std::uint64_t at = 0, good = 0, chunk_bytes = 0;
+    std::uint64_t at = 0, good = 0, chunk_bytes = 0, payload_end = 0;
     bool wanted = false;
     for (bool more = true; more;) {
       const std::span<std::byte> room = decoder.room();
@@ -105,13 +110,16 @@ void Disk::recover(const std::function<bool(Frame)>& use) {
                                                                     : Result<ControlMessage>(Goodbye{});
             message && std::holds_alternative<SignedAnnouncement>(*message))
           chunk_bytes = announced_chunk_bytes(std::get<SignedAnnouncement>(*message));
+        if (frame->type == FrameType::kChunk)
+          payload_end = std::max(payload_end, frame->chunk.index * chunk_bytes + frame->chunk.length);
         wanted = use(std::move(*frame)) || wanted;
       }
     }
     if (!wanted) {
       fs::remove(path, error);
       fs::remove(fs::path(path).replace_extension(".payload"), error);
-    } else if (::ftruncate(file.get(), static_cast<off_t>(good)) != 0) {
+    } else if (::ftruncate(file.get(), static_cast<off_t>(good)) != 0 ||
+               (payload.get() >= 0 && ::ftruncate(payload.get(), static_cast<off_t>(payload_end)) != 0)) {
       log::warn("{}: {}", path.string(), std::strerror(errno));
     }
   }

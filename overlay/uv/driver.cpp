@@ -389,7 +389,12 @@ void Driver::perform(Action&& action) {
   if (const auto* drop = std::get_if<act::DropSpool>(&action)) return options_.disk->drop(*drop);
   if (auto* deliver = std::get_if<act::Deliver>(&action); deliver && deliver->spooled) {
     auto file = options_.disk->payload(*deliver->spooled);
-    if (!file) return log::error("{}", file.error().message());
+    if (!file) {
+      post([this, version = deliver->publication.version, why = file.error().message()](TimePoint t) {
+        core_->on_undelivered(version, why, t);
+      });
+      return;
+    }
     deliver->publication.payload = Payload(*std::move(file), deliver->bytes);
   }
   to_application_(action);

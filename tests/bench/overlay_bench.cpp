@@ -171,6 +171,7 @@ int learner(const LearnerArgs& args) {
     digest = digest_of(payload);
     begun[v] = clock.now();
     lock.unlock();
+    fmt::print(stderr, "publishing {}\n", v);
     overlay::PublicationHead head{Version{v}, {}, {}, false};
     auto writer = (*node)->begin(head);
     if (!writer) return fail_with(writer.error());

@@ -372,13 +372,19 @@ TEST(Restart, ALearnerThatGoesBackTakesItsWorkersWithIt) {
   ASSERT_TRUE(hall.publish(make(delta(1, 0), 5'000)).has_value());
   ASSERT_TRUE(hall.publish(make(delta(2, 1), 5'000)).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(2); }));
+  const Made again = make(full(1), 50'000, {.epoch = 1, .seed = 1}),
+             second = make(delta(2, 1), 5'000, {.epoch = 1, .policy_digest = digest_of(22), .seed = 1});
+  std::size_t asked = 0;  // everybody has to begin with the version that the learner went back to
+  hall.on_need_snapshot = [&](const act::NeedSnapshot& need) {
+    EXPECT_EQ(need.current, Version{1});
+    ++asked;
+    ASSERT_TRUE(hall.publish(again, true).has_value());
+  };
   hall.restart_learner(Version{1});
   EXPECT_EQ(hall.core().epoch(), 1u);
   ASSERT_TRUE(hall.run_until([&] { return hall.core().stats().workers.size() == 3; }));
   hall.run_for(seconds(1));
-  const Made again = make(full(1), 50'000, {.epoch = 1, .seed = 1}),
-             second = make(delta(2, 1), 5'000, {.epoch = 1, .policy_digest = digest_of(22), .seed = 1});
-  ASSERT_TRUE(hall.publish(again, true).has_value());
+  EXPECT_EQ(asked, 1u);
   ASSERT_TRUE(hall.publish(second).has_value());
   for (HallNode* worker : workers) {
     ASSERT_TRUE(hall.run_until([&] { return worker->keys().size() >= 5; }));

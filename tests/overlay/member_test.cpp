@@ -96,10 +96,11 @@ struct Member {
   }
   Beacon beacon(std::uint64_t sequence) const {
     const auto ms = static_cast<std::uint64_t>(kMadeUnix_s * 1e3 + echoline::seconds(now.time_since_epoch()) * 1e3);
-    return {"run", 0, sequence, ms, ms + 60'000, {}, {}};
+    return {"run", 0, sequence, ms, ms + 60'000, newest, {}};
   }
   SignedBeacon beacon_now() { return sign(beacon(++sequence), made_key("authority")); }
   std::uint64_t sequence = 0;
+  std::optional<Version> newest;  // as the learner's beacons say
 
   std::vector<PublicationKey> delivered() const {
     std::vector<PublicationKey> keys;
@@ -284,8 +285,13 @@ TEST(Member, ANewEpochVoidsWhatWasBeforeIt) {
   m.whole(make(delta(1, 0), 500));
   m.whole(make(full(0), 600, {.epoch = 1}));  // the learner went back
   EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0), full(0)));
+  m.core.installed(Version{0}, digest_of(0), m.now);  // the application has not come to the new one yet
+  m.core.installed(Version{1}, digest_of(1), m.now);
+  m.take();
+  EXPECT_TRUE(m.said<Installed>(kControl).empty());
   m.core.installed(Version{0}, digest_of(0), m.now);
   m.take();
+  ASSERT_FALSE(m.said<Installed>(kControl).empty());
   EXPECT_EQ(m.said<Installed>(kControl).back(), (Installed{Version{0}, digest_of(0), 1}));
   m.whole(make(delta(2, 1), 500));  // of the old one
   m.whole(make(full(9), 500));
@@ -369,14 +375,25 @@ TEST(Member, TurnsAwayWhoWasRevoked) {
 
 TEST(Member, AsksForHelpWhenItHearsOfAVersionThatNobodySends) {
   Member m;
-  Beacon b = m.beacon(m.sequence = 10);
-  b.newest = Version{3};
-  m.tell(kControl, sign(b, made_key("authority")));
+  m.newest = Version{3};
   m.pass(kBeat * (MemberCore::kStallHeartbeats - 2));
   EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
   m.pass(kBeat * 4);
   ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
   EXPECT_EQ(m.said<NeedHelp>(kControl)[0].target, Version{3});
+}
+
+TEST(Member, ForgetsWhatTheLearnerTookBack) {
+  Member m;
+  const Made taken_back = make(full(3), 3000);
+  m.tell(m.parent, taken_back.opening);
+  m.frame(m.parent, taken_back.chunk(0));
+  m.pass(kBeat);  // it may not have counted it yet
+  EXPECT_GT(m.core.stats().memory.count, 0u);
+  m.pass(seconds(2));
+  EXPECT_EQ(m.core.stats().memory.count, 0u);
+  m.pass(kBeat * (MemberCore::kStallHeartbeats + 2));
+  EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
 }
 
 // ---- edges ----

@@ -278,6 +278,40 @@ TEST(PublicationStore, ADiskThatGivesBackOtherBytesLosesThePublication) {
   EXPECT_TRUE(kept.store.on_unspooled(made.id, 1, made.chunks[1].data));  // an answer that comes too late
 }
 
+// It was dropped while some of its chunks were in memory and others were being read, and is announced again.
+TEST(PublicationStore, WhatIsBegunAnewKnowsNothingOfItsChunksBefore) {
+  Kept kept(kSmallMemory);
+  const Made made = make(full(3), 40'000);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  for (std::size_t i = 0; i < made.chunks.size(); ++i) {
+    ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
+    kept.written();
+  }
+  EXPECT_EQ(kept.store.fetch(kept.entry(full(3)), 0), nullptr);
+  kept.store.erase(full(3));
+  ASSERT_TRUE(kept.begin(made).has_value());
+  EXPECT_TRUE(kept.store.on_unspooled(made.id, 9, made.chunks[9].data));
+  for (std::size_t i = 0; i < 20; ++i) {
+    ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
+    kept.written();
+  }
+  EXPECT_EQ(kept.entry(full(3)).have.count(), 20u);
+  EXPECT_LE(kept.store.memory().count, 10'000u);
+}
+
+TEST(PublicationStore, AWriteFromBeforeDoesNotSayThatAChunkIsOnDisk) {
+  Kept kept(kSmallMemory);
+  const Made made = make(full(3), 1000);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  ASSERT_TRUE(kept.put(made.chunk(0)).has_value());
+  kept.store.erase(full(3));
+  ASSERT_TRUE(kept.whole(made).has_value());
+  kept.store.on_spooled(made.id, 0, true);  // the first write; the file was dropped after it
+  EXPECT_FALSE(kept.store.delivery(kept.entry(full(3)))->spooled.has_value());
+  kept.store.on_spooled(made.id, 0, true);
+  EXPECT_TRUE(kept.entry(full(3)).chunks[0].on_disk);
+}
+
 TEST(PublicationStore, IsCongestedWhileTheDiskIsBehind) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 40'000);
