@@ -15,6 +15,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/random.hpp"
+#include "chains/broadcast_model.hpp"
 #include "overlay/trust/hash.hpp"
 #include "overlay/uv/node.hpp"
 
@@ -79,6 +80,7 @@ int learner(const LearnerArgs& args) {
   std::mutex mutex;
   std::condition_variable wake;
   std::map<std::uint64_t, std::string> members;
+  std::map<WorkerId, chains::WorkerLink> links;  // as declared
   std::map<std::uint64_t, std::map<std::string, double>> completions;  // by version: worker's name, seconds
   std::map<std::uint64_t, TimePoint> begun;
   std::map<std::uint64_t, overlay::BroadcastReport> reports;
@@ -106,6 +108,8 @@ int learner(const LearnerArgs& args) {
   events.joined = [&](const overlay::MemberInfo& member) {
     const std::lock_guard lock(mutex);
     members[member.id.value] = member.name;
+    constexpr BitRate kUnlimited{1e12};
+    links[member.id] = {member.id, member.up.value_or(kUnlimited), member.down.value_or(kUnlimited), Duration(0)};
     wake.notify_all();
   };
   events.lost = [&](WorkerId id, const std::string&) {
@@ -196,6 +200,11 @@ int learner(const LearnerArgs& args) {
       p["t_b_seconds"] = seconds(reports[v].t_b);
       p["learner_bytes"] = reports[v].learner_bytes_sent.count;
       p["depth"] = reports[v].depth;
+      std::vector<chains::WorkerLink> there;
+      for (const WorkerId id : reports[v].topology.workers()) there.push_back(links.at(id));
+      const auto model = chains::broadcast_time(reports[v].topology, {args.payload}, options.chunk,
+                                                options.limits.up.value_or(BitRate{1e12}), there);
+      if (model) p["model_seconds"] = seconds(model->fraction(1));  // formula 4.2
     }
     double last = 0;
     for (const auto& [name, s] : completions[v]) last = std::max(last, s);
