@@ -213,7 +213,9 @@ void LearnerCore::watch_hops(TimePoint now) {
       if (up) {
         const double share = static_cast<double>(std::popcount(p.stripes)) /
                              static_cast<double>(std::max<std::size_t>(1, children[p.worker]));
-        expected = BitRate{up->bits_per_s * share};
+        // No more than these stripes' part of what the learner sends ever comes this way.
+        const double part = static_cast<double>(std::popcount(p.stripes)) / static_cast<double>(stripes);
+        expected = std::min(BitRate{up->bits_per_s * share}, BitRate{learner_up().bits_per_s * part});
         if (worker.view.info.down) expected = std::min(*expected, *worker.view.info.down);
       }
       hops_.observe({p.worker, id}, at_sender, at_receiver, expected, now);

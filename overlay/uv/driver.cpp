@@ -33,12 +33,24 @@ Endpoint to_endpoint(const sockaddr_storage& address) {
 uv_stream_t* stream(uv_tcp_t& tcp) { return reinterpret_cast<uv_stream_t*>(&tcp); }
 uv_handle_t* handle(uv_tcp_t& tcp) { return reinterpret_cast<uv_handle_t*>(&tcp); }
 
-// Bulk data over long paths does best with BBR, where the system allows it; elsewhere the system's own choice stays.
+// Bytes that the system holds back for a connection beyond what is on its way: a chunk should not wait on one stream
+// while another could carry it, nor a message behind chunks.
+constexpr int kUnsentBytes = 128 * 1024;
+
+// Bulk data over long paths does best with BBR, where the system allows it. Over short ones its model starves: twice
+// rate times least delay is less than what waits in any shaper's queue. There the system's own choice stays.
+constexpr std::uint32_t kLongPathMicroseconds = 1000;
+
 void tune(uv_tcp_t& tcp, bool bulk) {
   uv_tcp_nodelay(&tcp, 1);
   uv_os_fd_t fd = -1;
   if (uv_fileno(handle(tcp), &fd) != 0) return;
-  if (bulk) (void)::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3);
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  const bool known = ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
+  if (bulk && known && info.tcpi_rtt >= kLongPathMicroseconds)
+    (void)::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3);
+  (void)::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
 }
 
 // Whether nobody listens there at this moment.
