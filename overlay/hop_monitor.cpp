@@ -6,17 +6,17 @@ namespace echoline::overlay {
 
 void HopMonitor::observe(const Hop& hop, std::uint64_t held_by_sender, std::uint64_t held_by_receiver,
                          std::optional<BitRate> expected, TimePoint now) {
-  Last& last = last_.try_emplace(hop, Last{now, held_by_receiver}).first->second;
-  if (held_by_receiver < last.held) last = {now, held_by_receiver};  // another publication
+  Last& last = last_.try_emplace(hop, Last{now, now, held_by_receiver}).first->second;
+  if (held_by_receiver < last.held) last = {last.first, now, held_by_receiver};  // another publication
   if (now > last.at && held_by_receiver > last.held) {
     const double rate = static_cast<double>(held_by_receiver - last.held) / seconds(now - last.at);
     Speed& speed = speeds_.try_emplace(hop, Speed{rate, 0}).first->second;
     speed.now = 0.5 * speed.now + 0.5 * rate;
     speed.best = std::max(speed.best, speed.now);
   }
-  if (held_by_receiver != last.held) last = {now, held_by_receiver};
+  if (held_by_receiver != last.held) last = {last.first, now, held_by_receiver};
 
-  if (held_by_sender < held_by_receiver + kGapBytesMin) {
+  if (held_by_sender < held_by_receiver + kGapBytesMin || now < last.first + kSettling) {
     watched_.erase(hop);
     return;
   }
@@ -31,35 +31,45 @@ void HopMonitor::observe(const Hop& hop, std::uint64_t held_by_sender, std::uint
   watch.expected = expected;
 }
 
-std::vector<HopMonitor::Finding> HopMonitor::find(TimePoint now) {
+std::optional<double> HopMonitor::usual_rate() const {
+  if (speeds_.size() < 3) return std::nullopt;
   std::vector<double> rates;
   for (const auto& [hop, speed] : speeds_) rates.push_back(speed.best);
-  std::sort(rates.begin(), rates.end());
-  std::vector<Finding> found;
-  for (auto it = watched_.begin(); it != watched_.end();) {
-    Watch& watch = it->second;
-    const Duration gap = watch.seen - watch.since;
-    if (gap < kPatience) {
-      ++it;
+  std::nth_element(rates.begin(), rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2), rates.end());
+  return rates[rates.size() / 2];
+}
+
+std::optional<HopMonitor::Finding> HopMonitor::judge(const Hop& hop, const Watch& watch, Duration patience) const {
+  if (watch.seen - watch.since < patience) return std::nullopt;
+  const auto expected = watch.expected ? std::optional(watch.expected->bytes_per_s()) : usual_rate();
+  if (!expected || watch.rate() >= (watch.expected ? kSlow : kSlowOfOthers) * *expected) return std::nullopt;
+  return Finding{hop, BitRate::from_bytes_per_s(watch.rate()), BitRate::from_bytes_per_s(*expected)};
+}
+
+std::vector<HopMonitor::Finding> HopMonitor::find() {
+  const auto part = [](const Finding& f) { return f.rate.bits_per_s / f.expected.bits_per_s; };
+  std::map<Hop, Finding> found;
+  for (auto& [hop, watch] : watched_) {
+    if (watch.seen - watch.since < kPatience) continue;
+    auto finding = judge(hop, watch, kPatience);
+    if (!finding) {  // fast enough over this window: the next one begins
+      watch.since = watch.seen;
+      watch.held_then = watch.held_now;
       continue;
     }
-    const double rate = static_cast<double>(watch.held_now - watch.held_then) / seconds(gap);
-    std::optional<double> expected;
-    if (watch.expected)
-      expected = watch.expected->bytes_per_s();
-    else if (rates.size() >= 3)
-      expected = rates[rates.size() / 2];
-    if (expected && rate < (watch.expected ? kSlow : kSlowOfOthers) * *expected) {
-      found.push_back({it->first, BitRate::from_bytes_per_s(rate), BitRate::from_bytes_per_s(*expected)});
-      it = watched_.erase(it);
-      continue;
-    }
-    // Fast enough over this window: the next one begins.
-    watch.since = now;
-    watch.held_then = watch.held_now;
-    ++it;
+    for (auto it = watched_.lower_bound({hop.to, WorkerId{0}}); it != watched_.end() && it->first.from == hop.to; ++it)
+      if (const auto behind = judge(it->first, it->second, kPatience / 2); behind && part(*behind) < part(*finding))
+        finding = behind;
+    found.try_emplace(finding->hop, *finding);
   }
-  return found;
+  std::vector<Finding> worst_first;
+  for (const auto& [hop, finding] : found) {
+    watched_.erase(hop);
+    worst_first.push_back(finding);
+  }
+  std::sort(worst_first.begin(), worst_first.end(),
+            [&](const Finding& a, const Finding& b) { return part(a) < part(b); });
+  return worst_first;
 }
 
 void HopMonitor::forget(WorkerId worker) {

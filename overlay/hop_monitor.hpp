@@ -18,6 +18,7 @@ namespace echoline::overlay {
 class HopMonitor {
  public:
   static constexpr Duration kPatience = std::chrono::milliseconds(2000);  // of an unbroken gap, before it counts
+  static constexpr Duration kSettling = std::chrono::milliseconds(1500);  // a new hop finds its speed
   static constexpr double kSlow = 0.3;                                    // of the rate that was planned
   static constexpr double kSlowOfOthers = 0.25;                           // of the other hops' median, if none was
   static constexpr std::uint64_t kGapBytesMin = 256 * 1024;
@@ -35,8 +36,9 @@ class HopMonitor {
   // `expected`: what the hop was planned for; absent: as fast as the other hops of the fleet.
   void observe(const Hop& hop, std::uint64_t held_by_sender, std::uint64_t held_by_receiver,
                std::optional<BitRate> expected, TimePoint now);
-  // Hops that have been slow for kPatience; a hop is found once and then watched anew.
-  std::vector<Finding> find(TimePoint now);
+  // Hops that have been slow for kPatience; a hop is found once and then watched anew. Where a worker receives slowly
+  // and sends more slowly still, only the latter is found: an exhausted uplink delays what it acknowledges, too.
+  std::vector<Finding> find();
   void forget(WorkerId worker);
 
  private:
@@ -46,8 +48,12 @@ class HopMonitor {
     std::uint64_t held_now = 0;
     TimePoint seen;
     std::optional<BitRate> expected;
-    std::optional<double> rate;  // bytes/s, over the gap or as last seen moving
+    double rate() const { return static_cast<double>(held_now - held_then) / seconds(seen - since); }  // bytes/s
   };
+  // How slow it is, as a part of what it should be; nothing while it cannot be told, or is fast enough.
+  std::optional<Finding> judge(const Hop& hop, const Watch& watch, Duration patience) const;
+  std::optional<double> usual_rate() const;
+
   std::map<Hop, Watch> watched_;
   // Of hops that carry something, bytes/s. Behind a slow hop all are slow: what counts is how fast they have been.
   struct Speed {
@@ -55,7 +61,7 @@ class HopMonitor {
   };
   std::map<Hop, Speed> speeds_;
   struct Last {
-    TimePoint at;
+    TimePoint first, at;
     std::uint64_t held = 0;
   };
   std::map<Hop, Last> last_;

@@ -99,8 +99,8 @@ class LearnerCore final : public Core {
     int bad_chunks = 0;                         // it forwarded, as its children say
     std::set<WorkerId> accused, accused_by;     // of forwarding bad chunks: parents by it, it by children
     std::map<WorkerId, TimePoint> senders;      // former parents and helpers, and until when it may accuse them
-    std::optional<BitRate> slow_up;             // found to be slower than planned, until slow_until
-    TimePoint slow_until = kNever;
+    std::optional<BitRate> slow_up;             // its uplink was found to be slower than planned
+    std::optional<TimePoint> slow_until;        // it was found to hold others back, and forwards nothing until then
     std::map<PublicationId, std::vector<std::uint32_t>> progress;
     std::map<WorkerId, EdgeReport> edges;
     std::map<PublicationKey, std::uint64_t> holdings;

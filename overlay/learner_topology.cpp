@@ -31,12 +31,13 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   chains::ChainWorker w;
   w.id = info.id;
   w.up = info.up.value_or(kUnlimited);
-  if (worker.slow_up && now < worker.slow_until) w.up = std::min(w.up, *worker.slow_up);
+  const bool slow = worker.slow_until && now < *worker.slow_until;
+  if (slow && worker.slow_up) w.up = std::min(w.up, *worker.slow_up);
   w.down = info.down.value_or(kUnlimited);
   w.score = chains::peer_score(stats);
   const bool trusted = !worker.quarantined && !worker.draining && worker.reachable;
-  w.may_forward = trusted && worker.ladder.role() != chains::Role::kRolloutOnly;
-  w.may_seed = worker.ladder.role() == chains::Role::kSeed && !(worker.slow_up && now < worker.slow_until);
+  w.may_forward = trusted && !slow && worker.ladder.role() != chains::Role::kRolloutOnly;
+  w.may_seed = worker.ladder.role() == chains::Role::kSeed && !slow;
   return w;
 }
 
@@ -221,7 +222,12 @@ void LearnerCore::watch_hops(TimePoint now) {
       hops_.observe({p.worker, id}, at_sender, at_receiver, expected, now);
     }
   }
-  for (const HopMonitor::Finding& finding : hops_.find(now)) on_slow_hop(finding, now);
+  std::set<WorkerId> mended;  // the worst hop of a worker is mended, the others are looked at anew
+  for (const HopMonitor::Finding& finding : hops_.find()) {
+    if (mended.contains(finding.hop.from) || mended.contains(finding.hop.to)) continue;
+    on_slow_hop(finding, now);
+    mended.insert({finding.hop.from, finding.hop.to});
+  }
 }
 
 // The sender is taken to be the cause, and the receiver put in its place. If the receiver is slow there again, it was
@@ -231,10 +237,11 @@ void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now)
   const auto receiver = workers_.find(to);
   const auto sender = workers_.find(from);
   if (receiver == workers_.end()) return;
+  if (receiver->second.slow_until && now < *receiver->second.slow_until) return;  // known, and nobody is behind it
   const auto suspect = suspected_.find(to);
   const bool receiver_again = suspect != suspected_.end() && now < suspect->second;
   const bool blame_receiver = from == kLearnerId || receiver_again;
-  std::string cause = blame_receiver ? "receiver downlink" : "sender uplink";
+  std::string cause = blame_receiver ? "the receiver's link" : "sender uplink";
   if (sender != workers_.end())
     if (const auto report = sender->second.edges.find(to); report != sender->second.edges.end()) {
       if (report->second.limit == EdgeLimit::kOwnLimit) cause = "the sender's own rate limit";
@@ -252,9 +259,12 @@ void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now)
   const WorkerId blamed = blame_receiver ? to : from;
   Worker& worker = workers_.at(blamed);
   if (!blame_receiver) {
-    worker.slow_up = std::max(finding.rate, BitRate{1});
-    worker.slow_until = now + kSlowMemory;
+    // All its edges share the uplink, so all of it is taken to be slower by as much as this one.
+    const double part = finding.rate.bits_per_s / finding.expected.bits_per_s;
+    const auto up = worker.view.info.up;
+    worker.slow_up = BitRate{std::max(1.0, up ? up->bits_per_s * part : finding.rate.bits_per_s)};
   }
+  worker.slow_until = now + kSlowMemory;
   hops_.forget(blamed);
   move_back(blamed, now);
 }

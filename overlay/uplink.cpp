@@ -5,6 +5,11 @@
 #include "base/result.hpp"
 
 namespace echoline::overlay {
+namespace {
+
+constexpr double kLimitReached = 0.8;  // of the own limit: it is what limits
+
+}  // namespace
 
 void Uplink::open(ConnId conn, Source& source) {
   const auto [id, added] = ids_.try_emplace(&source, next_member_);
@@ -141,6 +146,10 @@ Uplink::Usage Uplink::usage(const Source& source, TimePoint now) const {
   const Member& member = members_.at(id->second);
   Usage usage = member.usage;
   if (usage.busy) usage.busy_seconds += seconds(now - member.busy_since);
+  // A link that is slower than the limit makes the pacer wait as well, now and then.
+  const auto rate = measured_rate(), limit = pacer_.rate();
+  if (rate && limit && rate->bits_per_s < kLimitReached * limit->bits_per_s) usage.own_limit = false;
+  if (member.in_flight >= kWindowBytes * member.lines.size()) usage.own_limit = false;  // it waits for the path
   return usage;
 }
 

@@ -21,7 +21,8 @@ def broadcast(net, program, folder, payload_bytes, topology, publications=1, lea
 
     Returns {"publications": [{worker: seconds}], "sent_bytes": {node: bytes}, "reports": {node: its JSON}}; a worker
     that did not acknowledge is missing. With declare_links every node is told the caps of its link, as an operator
-    would. on_start(net) is called when the first publication begins to flow.
+    would. on_start(net, forwarders) is called when the first publication begins to flow, with the nodes that forward most
+    first.
     """
     os.makedirs(folder)
     tokens = os.path.join(folder, "tokens")
@@ -79,7 +80,7 @@ class _Nodes:
         end = time.monotonic() + timeout_s
         while self.running:
             if on_start and self.net.sent_bytes("learner") > flowing_bytes:
-                on_start(self.net)
+                on_start(self.net, self._forwarders())
                 on_start = None
             for node, process in list(self.running.items()):
                 if process.poll() == 0:
@@ -89,6 +90,15 @@ class _Nodes:
                 elif time.monotonic() > end:
                     self._fail(node, f"did not end within {timeout_s} s")
             time.sleep(0.05)
+
+    def _forwarders(self):
+        """Nodes by how many others stand behind them in the topology that the learner said last."""
+        lines = [line for line in self._log("learner") if line.startswith("topology ")]
+        behind = dict.fromkeys(self.net.workers, 0)
+        for chain in json.loads(lines[-1].split(" ", 1)[1]) if lines else []:
+            for place, name in enumerate(chain):
+                behind[self.net.workers[int(name.removeprefix("worker-"))]] += len(chain) - 1 - place
+        return sorted(behind, key=behind.get, reverse=True)
 
     def stop(self):
         for process in self.processes:
