@@ -16,6 +16,7 @@ struct Arguments {
   std::string learner_up = "100 Mbit/s", worker_rate = "50 Mbit/s", payload = "20 MB", chunk = "128 KiB";
   std::string delay = "25 ms", jitter = "0 ms", heartbeat = "500 ms";
   std::vector<std::string> topologies{"star", "echo2", "stripes"};
+  std::size_t poisoners = 0;
   std::uint64_t seed = 1;
   bool json = false;
 };
@@ -40,6 +41,7 @@ Result<Row> simulate(const Arguments& a, std::size_t workers, const std::string&
   ECHO_ASSIGN(scenario.delay, parse_duration(a.delay));
   ECHO_ASSIGN(scenario.jitter, parse_duration(a.jitter));
   ECHO_ASSIGN(scenario.heartbeat, parse_duration(a.heartbeat));
+  scenario.poisoners = a.poisoners;
   Row row{workers, scenario.topology, {}};
   ECHO_ASSIGN(row.result, sim::simulate_broadcast(scenario));
   if (!row.result.finished)
@@ -57,6 +59,10 @@ nlohmann::json to_json(const Row& row) {
           {"lower_bound_seconds", seconds(r.lower_bound)},
           {"predicted_seconds", seconds(r.predicted)},
           {"learner_bytes_sent", r.learner_bytes_sent.count},
+          {"poisoned_chunks", r.poisoned},
+          {"poisoned_chunks_refused", r.chunks_corrupt},
+          {"poisoners_quarantined", r.poisoners_quarantined},
+          {"others_quarantined", r.others_quarantined},
           {"trace_hash", fmt::format("{:016x}", r.trace_hash)}};
 }
 
@@ -81,6 +87,10 @@ int run(const Arguments& a) {
                  chains::to_string(row->topology), first.t_b ? fmt::format("{:.3f}", seconds(*first.t_b)) : "-",
                  seconds(first.last()), seconds(r.lower_bound), seconds(first.last()) / seconds(r.lower_bound),
                  to_text(r.learner_bytes_sent), r.trace_hash);
+      if (a.poisoners > 0)
+        fmt::print(
+            "          poisoners flipped bits in {} chunks, {} were refused; {} of {} quarantined, and {} others\n",
+            fmt::join(r.poisoned, ", "), r.chunks_corrupt, r.poisoners_quarantined, a.poisoners, r.others_quarantined);
     }
   }
   if (a.json) fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"seed", a.seed}, {"rows", rows}}.dump(2));
@@ -104,6 +114,7 @@ void add_sim(CLI::App& app, int& exit) {
   verb->add_option("--delay", a->delay, "one-way delay between any two hosts")->capture_default_str();
   verb->add_option("--jitter", a->jitter, "random extra delay, at most this")->capture_default_str();
   verb->add_option("--heartbeat", a->heartbeat, "between two heartbeats of a worker")->capture_default_str();
+  verb->add_option("--poisoners", a->poisoners, "workers that flip a bit in 1 % of the chunks they forward");
   verb->add_option("--seed", a->seed, "the same seed gives the same trace hash")->capture_default_str();
   verb->add_flag("--json", a->json, "print JSON");
   verb->footer(

@@ -38,6 +38,7 @@ class Stage final : public FleetObserver {
   bool settled() const;
   bool everybody_has(Version v) const;
   Status check() const;
+  void poison();
   void collect(TimePoint start);
   Status predict();
 
@@ -46,6 +47,7 @@ class Stage final : public FleetObserver {
   Fleet fleet_;
   chains::Topology planned_;  // at the first publication
   std::vector<TimePoint> published_at_;
+  std::map<std::size_t, Malicious*> poisoners_;  // by worker; the world owns them
   std::string wrong_;
   BroadcastResult result_;
 };
@@ -114,6 +116,21 @@ bool Stage::everybody_has(Version v) const {
   return true;
 }
 
+// Those with most behind them, of one chain after the other.
+void Stage::poison() {
+  const chains::Topology topology = fleet_.learner()->topology();
+  for (std::size_t place = 0; poisoners_.size() < s_.poisoners && place + 1 < topology.depth(); ++place)
+    for (const auto& chain : topology.chains) {
+      if (poisoners_.size() == s_.poisoners || place + 1 >= chain.size()) continue;
+      const std::size_t worker = *fleet_.worker_of(chain[place]);
+      MaliceOptions options;
+      options.flip_share = s_.poisoned_share;
+      auto malice = std::make_unique<Malicious>(options, s_.seed, worker);
+      poisoners_[worker] = malice.get();
+      world_.set_malice(fleet_.worker(worker).host, std::move(malice));
+    }
+}
+
 Status Stage::check() const {
   constexpr std::string_view op = "simulate broadcast";
   if (s_.workers < 1) return fail(Code::kInvalid, op, "at least one worker is needed");
@@ -140,6 +157,10 @@ Result<BroadcastResult> Stage::run() {
   world_.run(world_.now() + kJoinMax, [&] { return settled(); });
   world_.run(world_.now() + std::chrono::seconds(1) + 20 * (s_.delay + s_.jitter));
   if (!settled()) return fail(Code::kInternal, "simulate broadcast", "a worker could not join: {}", fleet_.wrong());
+  poison();
+  if (poisoners_.size() < s_.poisoners)
+    return fail(Code::kInvalid, "simulate broadcast", "expected at most {} poisoners (workers that forward), found {}",
+                poisoners_.size(), s_.poisoners);
   const TimePoint start = world_.now();
   std::size_t scripted = s_.publications + s_.late_joins.size() + s_.kills.size() + s_.corruptions.size();
   const auto script = [&](Duration after, std::function<void()> work) {
@@ -190,6 +211,10 @@ void Stage::collect(TimePoint start) {
   if (LearnerCore* learner = fleet_.learner()) {
     result_.learner_bytes_sent = learner->stats().bytes_sent;
     result_.learner_chunk_bytes_sent = learner->stats().chunk_bytes_sent;
+    for (const WorkerView& view : learner->stats().workers)
+      if (view.quarantined)
+        ++(poisoners_.contains(*fleet_.worker_of(view.info.id)) ? result_.poisoners_quarantined
+                                                                : result_.others_quarantined);
   }
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
     if (!fleet_.member(i)) continue;
@@ -198,6 +223,7 @@ void Stage::collect(TimePoint start) {
     result_.chunks_duplicate += stats.chunks_duplicate;
     result_.chunks_corrupt += stats.chunks_corrupt;
   }
+  for (const auto& [worker, malice] : poisoners_) result_.poisoned.push_back(malice->chunks_flipped());
   result_.snapshots_asked = fleet_.snapshots_asked();
   result_.virtual_time = world_.now() - start;
   result_.trace_hash = world_.trace_hash();

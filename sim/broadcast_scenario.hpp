@@ -38,6 +38,8 @@ struct BroadcastScenario {
   Bytes learner_store{1ull << 30}, worker_store{256ull << 20};
   Duration heartbeat = std::chrono::milliseconds(500);
   std::vector<WorkerKill> kills;
+  std::size_t poisoners = 0;          // workers that forward to others and flip a bit ...
+  double poisoned_share = 0.01;       // ... in this share of the chunks
   std::vector<Duration> corruptions;  // a byte of the next chunk the first worker forwards is flipped; times as kills
   std::uint64_t seed = 1;
   Duration time_max = std::chrono::hours(1);  // of virtual time, then the scenario has failed
@@ -60,6 +62,8 @@ struct BroadcastResult {
   Bytes worker_chunk_bytes_in;         // of all workers together
   std::uint64_t chunks_delivered = 0;  // to applications, each checked against what the learner published
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0, snapshots_asked = 0;
+  std::vector<std::uint64_t> poisoned;  // chunks that each poisoner has flipped a bit in
+  std::size_t poisoners_quarantined = 0, others_quarantined = 0;
   Duration lower_bound{};     // formula 4.1, of the first publication
   Duration predicted{};       // chains::broadcast_time() of the topology it went down, last worker
   chains::Topology topology;  // when it was published

@@ -187,6 +187,19 @@ TEST(BroadcastSim, StripesUseTheUplinksThatChainsLeaveIdle) {
   EXPECT_LT(stripes.publications[0].last(), chains.publications[0].last());
 }
 
+TEST(BroadcastSim, PoisonersAreQuarantinedWithTheSecondBadChunk) {
+  for (const std::size_t poisoners : {1u, 3u}) {
+    BroadcastScenario s = homogeneous(16, 100, 50);
+    s.payload = {100'000'000};
+    s.poisoners = poisoners;
+    const BroadcastResult r = run(s);  // what was delivered is what was published
+    EXPECT_EQ(r.poisoners_quarantined, poisoners);
+    EXPECT_EQ(r.others_quarantined, 0u);
+    for (const std::uint64_t flipped : r.poisoned) EXPECT_LE(flipped, 2u);
+    EXPECT_EQ(r.chunks_corrupt, 2 * poisoners);
+  }
+}
+
 TEST(BroadcastSim, TwoThousandWorkers) {
   BroadcastScenario s = homogeneous(2000, 16'000, 1000);
   s.payload = {50'000'000};
