@@ -242,9 +242,18 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   if (hello.data.host == "0.0.0.0" || hello.data.host == "::" || hello.data.host.empty())
     hello.data.host = stranger.peer.host;
   if (const auto name = state_.names.find(id); name != state_.names.end()) hello.name = name->second;
+  const MemberInfo info{id, hello.name, hello.data, hello.up, hello.down};
+  const std::string application = config_.welcome ? config_.welcome(info) : std::string();
+  if (application.size() > kWelcomeBytesMax) {
+    log::error(
+        "worker {} cannot be welcomed: the application's welcome has {} bytes, at most {} may be: send the rest as "
+        "messages",
+        id, application.size(), kWelcomeBytesMax);
+    return refuse(conn, "the learner's application has no welcome for it", now);
+  }
   strangers_.erase(conn);
   Worker& worker = workers_[id];
-  worker.view.info = {id, hello.name, hello.data, hello.up, hello.down};
+  worker.view.info = info;
   if (hello.installed && hello.installed->epoch == state_.epoch) {
     worker.view.installed = hello.installed->version;
     worker.view.installed_digest = hello.installed->policy_digest;
@@ -255,7 +264,6 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   control_[conn] = id;
   ++joined_;
   uplink_.open(conn, worker.messages);
-  const std::string application = config_.welcome ? config_.welcome(worker.view.info) : std::string();
   // Several missed beats, not one, before a worker looks for the learner anew.
   send_control(conn, Welcome{id, config_.heartbeat, config_.heartbeat_timeout * 3, unix_ms(now), application}, now);
   if (!beacon_) make_beacon(now);

@@ -31,12 +31,13 @@ struct LearnerConfig {
   double quorum = 0.9;
   Bytes store_bytes_max{1ull << 30};
   bool snapshots_on_demand = true;                        // somebody answers act::NeedSnapshot
-  std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure
+  std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
 };
 
 class LearnerCore final : public Core {
  public:
   static constexpr std::size_t kStrangersMax = 1024;
+  static constexpr std::size_t kWelcomeBytesMax = 192 * 1024;
   // Control and application bytes a worker has not taken yet, before it is given up.
   static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;
   // Publications whose T_b is still open; older ones are given up.

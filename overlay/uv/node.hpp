@@ -39,7 +39,7 @@ struct LearnerOptions {
 };
 
 struct LearnerEvents {  // each may be empty
-  // What a joining worker is told first; at most 256 KiB.
+  // What a joining worker is told first; at most 192 KiB, or nobody can join.
   std::function<std::string(const MemberInfo&)> welcome;
   std::function<void(const MemberInfo&)> joined;
   std::function<void(WorkerId, const std::string& reason)> lost;

@@ -189,6 +189,21 @@ TEST(Learner, RefusesStrangersAndSaysWhy) {
   EXPECT_TRUE(desk.all<act::Joined>().empty());
 }
 
+TEST(Learner, AWelcomeThatFitsNoMessageTurnsAwayTheWorker) {
+  LearnerConfig c = Desk::config(16);
+  std::size_t bytes = LearnerCore::kWelcomeBytesMax;
+  c.welcome = [&](const MemberInfo&) { return std::string(bytes, 'w'); };
+  Desk desk(std::move(c));
+  desk.join(1);
+  EXPECT_EQ(desk.all<act::Joined>().size(), 1u);
+  ++bytes;
+  const ConnId conn = desk.comes({Kind::kWorker, WorkerId{2}});
+  desk.tell(conn, Hello{"run", "w", {"10.0.0.2", 9}, {}, {}, {}});
+  EXPECT_TRUE(desk.closed(conn));
+  EXPECT_THAT(desk.goodbye(conn), HasSubstr("no welcome"));
+  EXPECT_EQ(desk.all<act::Joined>().size(), 1u);
+}
+
 TEST(Learner, ClosesStrangersThatSayNothing) {
   Desk desk;
   const ConnId silent = desk.comes({Kind::kWorker, WorkerId{1}});
