@@ -42,6 +42,14 @@ struct Kept {
       if (s.chunk) store.on_spooled(s.publication, *s.chunk, true);
     return spools;
   }
+  // The first `chunks` of it have come, and the disk keeps up.
+  void spool(const Made& made, std::size_t chunks) {
+    ASSERT_TRUE(begin(made).has_value());
+    for (std::size_t i = 0; i < chunks; ++i) {
+      ASSERT_TRUE(put(made.chunk(i)).has_value());
+      written();
+    }
+  }
   StoredPublication& entry(const PublicationKey& key) { return *store.find(key); }
 };
 
@@ -266,11 +274,7 @@ TEST(PublicationStore, ChunksOnDiskLeaveMemoryAndComeBack) {
 TEST(PublicationStore, ADiskThatGivesBackOtherBytesLosesThePublication) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 40'000);
-  ASSERT_TRUE(kept.begin(made).has_value());
-  for (std::size_t i = 0; i < made.chunks.size(); ++i) {
-    ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
-    kept.written();
-  }
+  kept.spool(made, made.chunks.size());
   EXPECT_EQ(kept.store.fetch(kept.entry(full(3)), 0), nullptr);
   EXPECT_FALSE(kept.store.on_unspooled(made.id, 0, with_flipped_bit(made.chunk(0), 1).body));
   EXPECT_EQ(kept.store.find(made.id), nullptr);
@@ -282,19 +286,12 @@ TEST(PublicationStore, ADiskThatGivesBackOtherBytesLosesThePublication) {
 TEST(PublicationStore, WhatIsBegunAnewKnowsNothingOfItsChunksBefore) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 40'000);
-  ASSERT_TRUE(kept.begin(made).has_value());
-  for (std::size_t i = 0; i < made.chunks.size(); ++i) {
-    ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
-    kept.written();
-  }
+  kept.spool(made, made.chunks.size());
   EXPECT_EQ(kept.store.fetch(kept.entry(full(3)), 0), nullptr);
   kept.store.erase(full(3));
   ASSERT_TRUE(kept.begin(made).has_value());
   EXPECT_TRUE(kept.store.on_unspooled(made.id, 9, made.chunks[9].data));
-  for (std::size_t i = 0; i < 20; ++i) {
-    ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
-    kept.written();
-  }
+  kept.spool(made, 20);
   EXPECT_EQ(kept.entry(full(3)).have.count(), 20u);
   EXPECT_LE(kept.store.memory().count, 10'000u);
 }
