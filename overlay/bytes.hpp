@@ -1,7 +1,9 @@
-// Little-endian integers in byte buffers.
+// Little-endian integers in byte buffers, and arrays as the strings of protobuf.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <string>
 
 namespace echoline::overlay {
 
@@ -15,6 +17,19 @@ T get_le(const std::byte* from) {
   T value = 0;
   for (std::size_t i = 0; i < sizeof(T); ++i) value = static_cast<T>(value | static_cast<T>(from[i]) << (8 * i));
   return value;
+}
+
+template <class Array>
+std::string raw(const Array& a) {
+  return std::string(reinterpret_cast<const char*>(a.data()), a.size());
+}
+
+// False when the sizes differ.
+template <class Array>
+bool copy(const std::string& from, Array& to) {
+  if (from.size() != to.size()) return false;
+  std::memcpy(to.data(), from.data(), to.size());
+  return true;
 }
 
 }  // namespace echoline::overlay

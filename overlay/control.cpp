@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "overlay/bytes.hpp"
 #include "overlay/control.pb.h"
 #include "overlay/trust/authority.hpp"
 
@@ -24,14 +25,9 @@ Result<std::string> text(const std::string& from, std::string_view what, std::si
 }
 
 template <class Array>
-std::string raw(const Array& a) {
-  return std::string(reinterpret_cast<const char*>(a.data()), a.size());
-}
-template <class Array>
 Result<Array> array_of(const std::string& from, std::string_view what) {
   Array a{};
-  if (from.size() != a.size()) return bad("{}: expected {} bytes, found {}", what, a.size(), from.size());
-  std::memcpy(a.data(), from.data(), a.size());
+  if (!copy(from, a)) return bad("{}: expected {} bytes, found {}", what, a.size(), from.size());
   return a;
 }
 

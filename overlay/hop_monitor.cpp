@@ -39,26 +39,29 @@ std::optional<double> HopMonitor::usual_rate() const {
   return rates[rates.size() / 2];
 }
 
-std::optional<HopMonitor::Finding> HopMonitor::judge(const Hop& hop, const Watch& watch, Duration patience) const {
+std::optional<HopMonitor::Finding> HopMonitor::judge(const Hop& hop, const Watch& watch, std::optional<double> usual,
+                                                     Duration patience) {
   if (watch.seen - watch.since < patience) return std::nullopt;
-  const auto expected = watch.expected ? std::optional(watch.expected->bytes_per_s()) : usual_rate();
+  const auto expected = watch.expected ? std::optional(watch.expected->bytes_per_s()) : usual;
   if (!expected || watch.rate() >= (watch.expected ? kSlow : kSlowOfOthers) * *expected) return std::nullopt;
   return Finding{hop, BitRate::from_bytes_per_s(watch.rate()), BitRate::from_bytes_per_s(*expected)};
 }
 
 std::vector<HopMonitor::Finding> HopMonitor::find() {
   const auto part = [](const Finding& f) { return f.rate.bits_per_s / f.expected.bits_per_s; };
+  const auto usual = usual_rate();
   std::map<Hop, Finding> found;
   for (auto& [hop, watch] : watched_) {
     if (watch.seen - watch.since < kPatience) continue;
-    auto finding = judge(hop, watch, kPatience);
+    auto finding = judge(hop, watch, usual, kPatience);
     if (!finding) {  // fast enough over this window: the next one begins
       watch.since = watch.seen;
       watch.held_then = watch.held_now;
       continue;
     }
     for (auto it = watched_.lower_bound({hop.to, WorkerId{0}}); it != watched_.end() && it->first.from == hop.to; ++it)
-      if (const auto behind = judge(it->first, it->second, kPatience / 2); behind && part(*behind) < part(*finding))
+      if (const auto behind = judge(it->first, it->second, usual, kPatience / 2);
+          behind && part(*behind) < part(*finding))
         finding = behind;
     found.try_emplace(finding->hop, *finding);
   }

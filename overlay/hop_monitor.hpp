@@ -50,9 +50,11 @@ class HopMonitor {
     std::optional<BitRate> expected;
     double rate() const { return static_cast<double>(held_now - held_then) / seconds(seen - since); }  // bytes/s
   };
-  // How slow it is, as a part of what it should be; nothing while it cannot be told, or is fast enough.
-  std::optional<Finding> judge(const Hop& hop, const Watch& watch, Duration patience) const;
+  // Of the fleet's hops, bytes/s; nothing while there are too few to compare with.
   std::optional<double> usual_rate() const;
+  // Nothing while the gap is younger than `patience`, nobody knows what to expect, or the hop is fast enough.
+  static std::optional<Finding> judge(const Hop& hop, const Watch& watch, std::optional<double> usual,
+                                      Duration patience);
 
   std::map<Hop, Watch> watched_;
   // Of hops that carry something, bytes/s. Behind a slow hop all are slow: what counts is how fast they have been.

@@ -278,10 +278,7 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
   const auto it = workers_.find(id);
   if (hello.run_id != state_.run_id || it == workers_.end())
     return refuse(conn, fmt::format("worker {} has not joined this run", id), now);
-  const auto& assigned = it->second.assigned;
-  const bool is_parent = assigned && std::any_of(assigned->parents.begin(), assigned->parents.end(),
-                                                 [](const Parent& p) { return p.worker == kLearnerId; });
-  if (!hello.catch_up_to && !is_parent)
+  if (!hello.catch_up_to && !it->second.is_child_of(kLearnerId))
     return refuse(conn, fmt::format("worker {} was assigned another parent", id), now);
   if (hello.catch_up_to && (!newest() || *hello.catch_up_to > *newest()))
     return refuse(conn, fmt::format("worker {} asks for version {}, which is not published", id, *hello.catch_up_to),

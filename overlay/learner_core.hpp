@@ -1,6 +1,7 @@
 // The learner's protocol: enrols and admits workers, plans who forwards to whom, is the source of every publication,
 // mends the topology when somebody dies, is slow or lies, and measures the broadcast time T_b. Pure.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <set>
@@ -92,6 +93,10 @@ class LearnerCore final : public Core {
     SilenceMeter silence;
     TimePoint heard;
     std::optional<Assign> assigned;
+    bool is_child_of(WorkerId parent) const {
+      return assigned && std::any_of(assigned->parents.begin(), assigned->parents.end(),
+                                     [&](const Parent& p) { return p.worker == parent; });
+    }
     std::optional<ConnId> dial_back;
     bool reachable = true;  // until dialling back has failed
     bool quarantined = false, draining = false, placed = false;

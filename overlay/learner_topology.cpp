@@ -122,9 +122,7 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
 void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
   const WorkerId id = child.view.info.id;
   const auto parent = workers_.find(failed.parent);
-  const bool current = child.assigned && std::any_of(child.assigned->parents.begin(), child.assigned->parents.end(),
-                                                     [&](const Parent& p) { return p.worker == failed.parent; });
-  if (parent == workers_.end() || !current) return;  // settled meanwhile
+  if (parent == workers_.end() || !child.is_child_of(failed.parent)) return;  // settled meanwhile
   log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
   if (failed.kind == EdgeTroubleKind::kSilent && now - parent->second.heard > 2 * config_.heartbeat)
     return lose(failed.parent, "it is silent to its child and to the learner", false, now);
@@ -151,10 +149,9 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
   const WorkerId accuser = child.view.info.id;
   const auto parent = workers_.find(poisoned.parent);
   if (parent == workers_.end()) return;
-  const bool current = child.assigned && std::any_of(child.assigned->parents.begin(), child.assigned->parents.end(),
-                                                     [&](const Parent& p) { return p.worker == poisoned.parent; });
   const auto sender = child.senders.find(poisoned.parent);
-  if (!current && (sender == child.senders.end() || sender->second < now)) return;  // not an edge of this worker
+  const bool was_child = sender != child.senders.end() && sender->second >= now;
+  if (!child.is_child_of(poisoned.parent) && !was_child) return;  // not an edge of this worker
   child.accused.insert(poisoned.parent);
   parent->second.accused_by.insert(accuser);
   const auto alone = std::count_if(child.accused.begin(), child.accused.end(), [&](WorkerId id) {

@@ -20,17 +20,6 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 
 std::span<const std::byte> view(const std::string& text) { return std::as_bytes(std::span(text)); }
 
-template <class Array>
-std::string raw(const Array& a) {
-  return std::string(reinterpret_cast<const char*>(a.data()), a.size());
-}
-template <class Array>
-bool copy(const std::string& from, Array& to) {
-  if (from.size() != to.size()) return false;
-  std::memcpy(to.data(), from.data(), to.size());
-  return true;
-}
-
 template <class SignedMessage, class Body>
 SignedMessage sign_body(const Body& body, std::string_view context, const trust::SigningKey& key) {
   SignedMessage m;

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "overlay/bytes.hpp"
 #include "overlay/control.pb.h"
 #include "overlay/trust/hash.hpp"
 
@@ -12,16 +13,6 @@ constexpr std::string_view kOperation = "read state file";
 constexpr std::string_view kWorkerMagic = "echoline worker 2\n";
 constexpr std::string_view kLearnerMagic = "echoline learner 2\n";
 
-template <class Array>
-std::string raw(const Array& a) {
-  return std::string(reinterpret_cast<const char*>(a.data()), a.size());
-}
-template <class Array>
-bool copy(const std::string& from, Array& to) {
-  if (from.size() != to.size()) return false;
-  std::memcpy(to.data(), from.data(), to.size());
-  return true;
-}
 std::vector<std::byte> bytes_of(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};

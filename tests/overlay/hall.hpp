@@ -9,6 +9,7 @@
 #include "overlay/enrol_core.hpp"
 #include "overlay/learner_core.hpp"
 #include "overlay/member_core.hpp"
+#include "tests/overlay/actions.hpp"
 #include "tests/overlay/made.hpp"
 
 namespace echoline::overlay {
@@ -50,10 +51,7 @@ struct HallNode {
   }
   template <class T>
   std::vector<T> all() const {
-    std::vector<T> found;
-    for (const Action& a : events)
-      if (const auto* t = std::get_if<T>(&a)) found.push_back(*t);
-    return found;
+    return all_of<T>(events);
   }
   std::string end() const { return all<act::Disconnected>().empty() ? "" : all<act::Disconnected>().back().reason; }
 };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "overlay/member_core.hpp"
+#include "tests/overlay/actions.hpp"
 #include "tests/overlay/made.hpp"
 
 namespace echoline::overlay {
@@ -109,21 +110,11 @@ struct Member {
   }
   template <class T>
   std::vector<T> said(ConnId conn) const {  // control messages of one kind
-    std::vector<T> found;
-    for (const Action& a : actions) {
-      const auto* s = std::get_if<act::Send>(&a);
-      if (!s || s->conn != conn || s->head.data()[2] != std::byte{1}) continue;
-      const auto m = decode_control(s->head.bytes().subspan(kFrameHeaderBytes));
-      if (m && std::holds_alternative<T>(*m)) found.push_back(std::get<T>(*m));
-    }
-    return found;
+    return said_over<T>(actions, conn);
   }
   template <class T>
   std::vector<T> all() const {
-    std::vector<T> found;
-    for (const Action& a : actions)
-      if (const auto* t = std::get_if<T>(&a)) found.push_back(*t);
-    return found;
+    return all_of<T>(actions);
   }
   template <class T>
   std::optional<T> last() const {
