@@ -5,6 +5,8 @@
 #include <limits>
 #include <map>
 
+#include "chains/fleet_graph.hpp"
+
 namespace echoline::chains {
 namespace {
 
@@ -12,31 +14,36 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
 
-// Completion time at every hop of one chain, in seconds. Chunks cross hops like jobs cross machines of a flow shop
-// whose service times are chunk / rate, so the last chunk arrives after the longest path through (hop, chunk): full
-// chunks up to hop j, where the slowest hop so far is passed by all of them, and the shorter last chunk from j on.
-std::vector<double> hop_completions_s(Bytes payload, Bytes chunk, std::span<const Hop> hops) {
-  const std::uint64_t chunks = chunk_count(payload, chunk);
-  std::vector<double> times;
-  if (chunks == 0) return std::vector<double>(hops.size(), 0.0);
-  const double full = as_double(chunk);
-  const double last = as_double(payload) - full * static_cast<double>(chunks - 1);
-  double full_sum = 0;  // sum of c/r over the hops so far
-  double slowest = 0;   // max of c/r over the hops so far
-  double longest = 0;   // longest path so far to the last chunk at this hop, delays aside
-  double delay = 0;
-  for (const Hop& hop : hops) {
+// The way of one payload over one hop after another. Chunks cross hops like jobs cross machines of a flow shop whose
+// service times are chunk / rate, so the last chunk arrives after the longest path through (hop, chunk): full chunks up
+// to hop j, where the slowest hop so far is passed by all of them, and the shorter last chunk from j on.
+class Way {
+ public:
+  Way(Bytes payload, Bytes chunk) : chunks_(chunk_count(payload, chunk)), full_(as_double(chunk)) {
+    if (chunks_ > 0) last_ = as_double(payload) - full_ * static_cast<double>(chunks_ - 1);
+  }
+
+  // Passes one more hop; seconds until its receiver holds the whole payload.
+  double pass(const Hop& hop) {
     const double rate = hop.rate.bytes_per_s();
     ECHO_CHECK(rate > 0, "a hop has rate {}", rate);
-    full_sum += full / rate;
-    slowest = std::max(slowest, full / rate);
-    delay += seconds(hop.delay);
-    const double via_full = chunks > 1 ? full_sum + static_cast<double>(chunks - 2) * slowest : 0;
-    longest = std::max(longest, via_full) + last / rate;
-    times.push_back(longest + delay);
+    if (chunks_ == 0) return 0;
+    full_sum_ += full_ / rate;
+    slowest_ = std::max(slowest_, full_ / rate);
+    delay_ += seconds(hop.delay);
+    const double via_full = chunks_ > 1 ? full_sum_ + static_cast<double>(chunks_ - 2) * slowest_ : 0;
+    longest_ = std::max(longest_, via_full) + last_ / rate;
+    return longest_ + delay_;
   }
-  return times;
-}
+
+ private:
+  std::uint64_t chunks_;
+  double full_, last_ = 0;  // bytes of a chunk and of the last one
+  double full_sum_ = 0;     // sum of c/r over the hops so far
+  double slowest_ = 0;      // max of c/r over the hops so far
+  double longest_ = 0;      // longest path so far to the last chunk at this hop, delays aside
+  double delay_ = 0;
+};
 
 // Max-min fair shares of `total` for receivers that take at most `wants`; same order.
 std::vector<double> fair_shares(double total, const std::vector<double>& wants) {
@@ -74,8 +81,10 @@ std::uint64_t chunk_count(Bytes payload, Bytes chunk) {
 }
 
 Duration chain_time(Bytes payload, Bytes chunk, std::span<const Hop> hops) {
-  if (hops.empty()) return Duration{};
-  return from_seconds(hop_completions_s(payload, chunk, hops).back());
+  Way way(payload, chunk);
+  double time = 0;
+  for (const Hop& hop : hops) time = way.pass(hop);
+  return from_seconds(time);
 }
 
 BitRate star_rate(BitRate learner_up, std::size_t workers, BitRate down) {
@@ -119,45 +128,39 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   const std::size_t stripes = topology.stripes();
   std::map<WorkerId, std::size_t> children;
   for (std::size_t s = 0; s < stripes; ++s)
-    for (const auto& chain : topology.stripe(s))
-      for (std::size_t i = 0; i + 1 < chain.size(); ++i) ++children[chain[i]];
-  struct Route {
-    const std::vector<WorkerId>* chain;
-    std::vector<Hop> hops;
+    for (const Edge& edge : edges_of(topology, s)) ++children[edge.from];
+  const auto hop = [&](WorkerId from, WorkerId to) {
+    const WorkerLink& receiver = link_of.at(to);
+    const double up = from == kLearnerId ? learner_up.bits_per_s
+                                         : link_of.at(from).up.bits_per_s / static_cast<double>(children.at(from));
+    return Hop{BitRate{std::min(up, receiver.down.bits_per_s / static_cast<double>(stripes))}, receiver.delay};
   };
-  std::vector<Route> routes;
-  std::vector<double> seed_down;
+  std::vector<double> wanted;  // by those who receive from the learner
   for (std::size_t s = 0; s < stripes; ++s)
-    for (const auto& chain : topology.stripe(s)) {
-      Route route{&chain, {}};
-      BitRate sender_up = learner_up;
-      for (const WorkerId id : chain) {
-        const auto it = link_of.find(id);
-        if (it == link_of.end()) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", id);
-        const BitRate down{it->second.down.bits_per_s / static_cast<double>(stripes)};
-        const Hop hop{std::min(sender_up, down), it->second.delay};
-        if (!(hop.rate.bits_per_s > 0))
-          return fail(Code::kInvalid, kOperation,
-                      "worker {} receives at {} bit/s: its downlink and its parent's uplink "
-                      "must be positive",
-                      id, hop.rate.bits_per_s);
-        route.hops.push_back(hop);
-        sender_up = {it->second.up.bits_per_s / static_cast<double>(std::max<std::size_t>(1, children[id]))};
-      }
-      if (route.hops.empty()) return fail(Code::kInvalid, kOperation, "a chain is empty");
-      seed_down.push_back(route.hops.front().rate.bits_per_s);
-      routes.push_back(std::move(route));
+    for (const Edge& edge : edges_of(topology, s)) {
+      if (!link_of.contains(edge.to)) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", edge.to);
+      if (edge.from != kLearnerId && !link_of.contains(edge.from)) continue;  // named by its own edge
+      const BitRate rate = hop(edge.from, edge.to).rate;
+      if (!(rate.bits_per_s > 0))
+        return fail(Code::kInvalid, kOperation,
+                    "worker {} receives at {} bit/s: its downlink and its parent's uplink must be positive", edge.to,
+                    rate.bits_per_s);
+      if (edge.from == kLearnerId) wanted.push_back(rate.bits_per_s);
     }
-  const std::vector<double> shares = fair_shares(learner_up.bits_per_s, seed_down);
-  const Bytes share{(payload.count + stripes - 1) / stripes};
+  const std::vector<double> shares = fair_shares(learner_up.bits_per_s, wanted);
 
+  const Way start({(payload.count + stripes - 1) / stripes}, chunk);
   std::map<WorkerId, Duration> last;
-  for (std::size_t c = 0; c < routes.size(); ++c) {
-    routes[c].hops.front().rate = BitRate{shares[c]};
-    const std::vector<double> done = hop_completions_s(share, chunk, routes[c].hops);
-    for (std::size_t i = 0; i < done.size(); ++i) {
-      Duration& at = last[(*routes[c].chain)[i]];
-      at = std::max(at, from_seconds(done[i]));
+  auto share = shares.begin();
+  for (std::size_t s = 0; s < stripes; ++s) {
+    std::map<WorkerId, Way> ways{{kLearnerId, start}};  // to everybody; a parent comes before its children
+    for (const Edge& edge : edges_of(topology, s)) {
+      Hop next = hop(edge.from, edge.to);
+      if (edge.from == kLearnerId) next.rate = BitRate{*share++};
+      Way way = ways.at(edge.from);
+      Duration& at = last[edge.to];
+      at = std::max(at, from_seconds(way.pass(next)));
+      ways.emplace(edge.to, way);
     }
   }
   BroadcastTimes times;

@@ -58,7 +58,7 @@ struct BroadcastTimes {
 
 // Completion time of every worker of a topology, all of its stripes. The learner's uplink is shared max-min fairly by
 // its seeds; a worker shares its uplink evenly over its children, and its downlink over the stripes. Errors (kInvalid):
-// a worker without a link or with a rate that is not positive, chunk 0.
+// a worker without a link or with a rate that is not positive, chunk 0. The topology must be valid (validate()).
 Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk, BitRate learner_up,
                                       std::span<const WorkerLink> links);
 

@@ -4,6 +4,7 @@
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/breadth_first_search.hpp>
 #include <map>
+#include <set>
 
 namespace echoline::chains {
 namespace {
@@ -18,7 +19,8 @@ std::string name_of(WorkerId id) { return id == kLearnerId ? "the learner" : fmt
 std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe) {
   std::vector<Edge> edges;
   for (const auto& chain : topology.stripe(stripe)) {
-    WorkerId from = kLearnerId;
+    if (chain.empty()) continue;
+    WorkerId from = topology.root_of(stripe, chain.front());
     for (const WorkerId to : chain) {
       edges.push_back({from, to});
       from = to;
@@ -61,10 +63,22 @@ Status validate_tree(std::span<const Edge> edges, std::span<const WorkerId> work
 
 Status validate(const Topology& topology, std::span<const WorkerId> workers) {
   for (std::size_t s = 0; s < topology.stripes(); ++s) {
-    for (const auto& chain : topology.stripe(s))
+    std::set<WorkerId> placed{kLearnerId};
+    for (const auto& chain : topology.stripe(s)) {
       if (chain.empty()) return fail(Code::kInternal, kOperation, "a chain is empty");
+      if (const WorkerId root = topology.root_of(s, chain.front()); !placed.contains(root))
+        return fail(Code::kInternal, kOperation, "the chain of {} hangs on {}, who does not stand before it",
+                    name_of(chain.front()), name_of(root));
+      placed.insert(chain.begin(), chain.end());
+    }
     const std::vector<Edge> edges = edges_of(topology, s);
     ECHO_TRY(validate_tree(edges, workers));
+    if (topology.policy != TopologyPolicy::kTrees) {
+      std::set<WorkerId> feeding;
+      for (const Edge& edge : edges)
+        if (edge.from != kLearnerId && !feeding.insert(edge.from).second)
+          return fail(Code::kInternal, kOperation, "{} has two children in one stripe", name_of(edge.from));
+    }
     for (const Edge& edge : edges)
       if (std::binary_search(topology.leaves_only.begin(), topology.leaves_only.end(), edge.from))
         return fail(Code::kInternal, kOperation, "{} may not forward but feeds {}", name_of(edge.from),

@@ -20,7 +20,8 @@ std::vector<Edge> edges_of(const Topology& topology, std::size_t stripe = 0);
 // worker has one parent, no cycle, every worker reachable. kInternal otherwise, naming the worker and the defect.
 Status validate_tree(std::span<const Edge> edges, std::span<const WorkerId> workers);
 
-// validate_tree() over the edges of every stripe, and: no empty chain, no worker of `leaves_only` with a child.
+// validate_tree() over the edges of every stripe, and: no empty chain, no worker of `leaves_only` with a child; only
+// under trees a worker with two children in one stripe, and there every chain stands behind the one it hangs on.
 Status validate(const Topology& topology, std::span<const WorkerId> workers);
 
 }  // namespace echoline::chains

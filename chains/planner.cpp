@@ -121,15 +121,17 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
       topology.chains_wanted = std::max<std::size_t>(1, order.size());
       break;
     case TopologyPolicy::kStripes:
+    case TopologyPolicy::kTrees:
       break;
   }
   for (auto it = order.begin(); it != order.end(); ++it)
     if (!it->may_forward) topology.leaves_only.push_back(it->id);
   std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
-  if (policy == TopologyPolicy::kStripes && !order.empty()) {
-    std::vector<Chains> stripes = build_stripes(plan_stripes(learner_up, order), order);
-    topology.chains = std::move(stripes.front());
-    topology.further.assign(std::make_move_iterator(stripes.begin() + 1), std::make_move_iterator(stripes.end()));
+  if ((policy == TopologyPolicy::kStripes || policy == TopologyPolicy::kTrees) && !order.empty()) {
+    if (policy == TopologyPolicy::kStripes)
+      build_stripes(plan_stripes(learner_up, order), order, topology);
+    else
+      build_trees(plan_stripes(learner_up, order, kTreeChildrenMax), order, topology);
     topology.chains_wanted = topology.chains.size();
     prove(topology);
     return topology;
@@ -152,7 +154,20 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
 Topology detach(const Topology& topology, WorkerId dead) {
   Topology next = topology;
   for (std::size_t s = 0; s < next.stripes(); ++s) {
-    for (auto& chain : next.stripe(s)) std::erase(chain, dead);
+    for (auto& chain : next.stripe(s)) {
+      const auto at = std::find(chain.begin(), chain.end(), dead);
+      if (at == chain.end()) continue;
+      const WorkerId parent = at == chain.begin() ? next.root_of(s, dead) : *(at - 1);
+      const bool was_first = at == chain.begin();
+      chain.erase(at);
+      if (s >= next.grafts.size()) continue;
+      auto& grafts = next.grafts[s];
+      grafts.erase(dead);
+      for (auto& [first, root] : grafts)
+        if (root == dead) root = parent;
+      if (was_first && !chain.empty()) grafts[chain.front()] = parent;
+      std::erase_if(grafts, [](const auto& graft) { return graft.second == kLearnerId; });
+    }
     std::erase_if(next.stripe(s), [](const auto& chain) { return chain.empty(); });
   }
   std::erase(next.leaves_only, dead);

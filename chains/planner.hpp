@@ -20,8 +20,8 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
 // Workers that may not forward count as uplink 0. Requires at least one worker.
 std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> workers);
 
-// Without `dead`: its child (if any) now receives from its parent; everybody else keeps their place.
-// An unknown id changes nothing.
+// Without `dead`: its children now receive from its parent; everybody else keeps their place. An unknown id changes
+// nothing.
 Topology detach(const Topology& topology, WorkerId dead);
 
 // With a late joiner: a new chain while there are fewer than chains_wanted (always under star), otherwise at the tail

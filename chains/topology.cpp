@@ -32,15 +32,18 @@ std::string_view to_string(TopologyPolicy policy) {
       return "star";
     case TopologyPolicy::kStripes:
       return "stripes";
+    case TopologyPolicy::kTrees:
+      return "trees";
   }
   return "?";
 }
 
 Result<TopologyPolicy> parse_topology_policy(std::string_view text) {
-  for (const TopologyPolicy policy :
-       {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar, TopologyPolicy::kStripes})
+  for (const TopologyPolicy policy : {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar,
+                                      TopologyPolicy::kStripes, TopologyPolicy::kTrees})
     if (text == to_string(policy)) return policy;
-  return fail(Code::kInvalid, "topology policy", "expected echo2, best_chains, star or stripes, found '{}'", text);
+  return fail(Code::kInvalid, "topology policy", "expected echo2, best_chains, star, stripes or trees, found '{}'",
+              text);
 }
 
 std::size_t Topology::size() const {
@@ -54,19 +57,22 @@ bool Topology::contains(WorkerId id) const { return place_of(*this, id).has_valu
 std::optional<WorkerId> Topology::parent_of(WorkerId id) const {
   const auto place = place_of(*this, id);
   if (!place) return std::nullopt;
-  return place->position == 0 ? kLearnerId : chains[place->chain][place->position - 1];
+  return place->position == 0 ? root_of(0, id) : chains[place->chain][place->position - 1];
+}
+
+WorkerId Topology::root_of(std::size_t s, WorkerId first) const {
+  if (s >= grafts.size()) return kLearnerId;
+  const auto it = grafts[s].find(first);
+  return it == grafts[s].end() ? kLearnerId : it->second;
 }
 
 std::vector<WorkerId> Topology::children_of(WorkerId id) const {
   std::vector<WorkerId> children;
   for (std::size_t s = 0; s < stripes(); ++s)
     for (const auto& chain : stripe(s)) {
-      if (id == kLearnerId) {
-        children.push_back(chain.front());
-      } else if (const auto it = std::find(chain.begin(), chain.end(), id);
-                 it != chain.end() && it + 1 != chain.end()) {
-        children.push_back(*(it + 1));
-      }
+      if (root_of(s, chain.front()) == id) children.push_back(chain.front());
+      const auto it = std::find(chain.begin(), chain.end(), id);
+      if (it != chain.end() && it + 1 != chain.end()) children.push_back(*(it + 1));
     }
   if (stripes() > 1) {
     std::sort(children.begin(), children.end());
@@ -75,16 +81,37 @@ std::vector<WorkerId> Topology::children_of(WorkerId id) const {
   return children;
 }
 
+double Topology::copies_sent_by(WorkerId id) const {
+  std::size_t shares = 0;
+  for (const auto& [child, parents] : parents())
+    shares += static_cast<std::size_t>(std::count(parents.begin(), parents.end(), id));
+  return static_cast<double>(shares) / stripes();
+}
+
 std::optional<std::size_t> Topology::depth_of(WorkerId id) const {
-  const auto place = place_of(*this, id);
-  if (!place) return std::nullopt;
-  return place->position + 1;
+  std::size_t hops = 0;
+  for (auto at = place_of(*this, id); at; at = place_of(*this, root_of(0, chains[at->chain].front())))
+    hops += at->position + 1;
+  if (hops == 0) return std::nullopt;
+  return hops;
 }
 
 std::size_t Topology::depth() const {
   std::size_t deepest = 0;
-  for (std::size_t s = 0; s < stripes(); ++s)
-    for (const auto& chain : stripe(s)) deepest = std::max(deepest, chain.size());
+  for (std::size_t s = 0; s < stripes(); ++s) {
+    std::map<WorkerId, std::size_t> depths;  // of those that a chain hangs on
+    if (s < grafts.size())
+      for (const auto& [first, root] : grafts[s]) depths[root] = 0;
+    for (const auto& chain : stripe(s)) {
+      const WorkerId root = root_of(s, chain.front());
+      std::size_t hops = root == kLearnerId ? 0 : depths[root];
+      for (const WorkerId id : chain) {
+        ++hops;
+        if (const auto it = depths.find(id); it != depths.end()) it->second = hops;
+      }
+      deepest = std::max(deepest, hops);
+    }
+  }
   return deepest;
 }
 
@@ -92,7 +119,7 @@ std::map<WorkerId, std::vector<WorkerId>> Topology::parents() const {
   std::map<WorkerId, std::vector<WorkerId>> all;
   for (std::size_t s = 0; s < stripes(); ++s)
     for (const auto& chain : stripe(s)) {
-      WorkerId parent = kLearnerId;
+      WorkerId parent = root_of(s, chain.front());
       for (const WorkerId id : chain) {
         all[id].push_back(parent);
         parent = id;
@@ -114,7 +141,9 @@ std::string Topology::to_text() const {
     if (s > 0) text += " || ";
     bool first = true;
     for (const auto& chain : stripe(s)) {
-      text += std::exchange(first, false) ? "learner" : " | learner";
+      const WorkerId root = root_of(s, chain.front());
+      if (!std::exchange(first, false)) text += " | ";
+      text += root == kLearnerId ? "learner" : fmt::format("{}", root);
       for (const WorkerId id : chain) text += fmt::format(" -> {}", id);
     }
   }

@@ -1,4 +1,4 @@
-// Who forwards policy chunks to whom: chains that start at the learner.
+// Who forwards policy chunks to whom: chains that start at the learner, or trees of chains.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,11 +15,12 @@ namespace echoline::chains {
 
 // echo2: m = floor(B / b) chains in score order. best_chains: the m that maximises the full-payload rate for
 // unequal uplinks. star: the learner serves everybody. stripes: several sets of chains, each for a share of the
-// chunks, so that a fast worker forwards more shares than a slow one (formula 4.6 with one child per stripe).
-enum class TopologyPolicy { kEcho2, kBestChains, kStar, kStripes };
+// chunks, so that a fast worker forwards more shares than a slow one (formula 4.6 with one child per stripe). trees: as
+// stripes, but a worker may have several children in one, so that it can send more than one copy (formula 4.6).
+enum class TopologyPolicy { kEcho2, kBestChains, kStar, kStripes, kTrees };
 
 std::string_view to_string(TopologyPolicy policy);
-Result<TopologyPolicy> parse_topology_policy(std::string_view text);  // "echo2" | "best_chains" | "star" | "stripes"
+Result<TopologyPolicy> parse_topology_policy(std::string_view text);  // the names of the enumerators above
 
 // A worker as the planner sees it.
 struct ChainWorker {
@@ -34,13 +35,16 @@ struct ChainWorker {
 using Chains = std::vector<std::vector<WorkerId>>;
 
 // Every worker stands in exactly one chain of every stripe; the first of a chain (the seed) receives from the learner
-// and each other one from the worker before it. A worker has at most one child.
+// and each other one from the worker before it. Only under trees may a chain hang on a worker of another chain instead,
+// one that stands before it in the stripe; elsewhere a worker has at most one child in a stripe.
 struct Topology {
   TopologyPolicy policy = TopologyPolicy::kEcho2;
   std::size_t chains_wanted = 1;      // m: a joiner starts a new chain while there are fewer
   Chains chains;                      // none is empty; of the first stripe
   std::vector<Chains> further;        // of the other stripes, if there are any
   std::vector<WorkerId> leaves_only;  // workers that must not be given a child; ascending
+  // By stripe, the first of a chain -> the worker it hangs on. Who is not in it hangs on the learner.
+  std::vector<std::map<WorkerId, WorkerId>> grafts;
 
   std::size_t size() const;
   bool contains(WorkerId id) const;
@@ -48,19 +52,23 @@ struct Topology {
   std::optional<WorkerId> parent_of(WorkerId id) const;
   // Seeds for the learner, at most one worker for a worker; empty for unknown ids.
   std::vector<WorkerId> children_of(WorkerId id) const;
+  // How many whole payloads it sends, all stripes together.
+  double copies_sent_by(WorkerId id) const;
   // Hops from the learner in the first stripe: 1 for a seed; absent for unknown workers.
   std::optional<std::size_t> depth_of(WorkerId id) const;
-  // Longest chain of all stripes.
+  // Most hops from the learner, of all stripes.
   std::size_t depth() const;
   // A publication travels in so many stripes, each with parents of its own; a power of two.
   std::uint32_t stripes() const { return static_cast<std::uint32_t>(1 + further.size()); }
+  // Whom a chain of this stripe hangs on, by its first worker.
+  WorkerId root_of(std::size_t stripe, WorkerId first) const;
   const Chains& stripe(std::size_t s) const { return s == 0 ? chains : further[s - 1]; }
   Chains& stripe(std::size_t s) { return s == 0 ? chains : further[s - 1]; }
   // For every worker, whom it receives each stripe from.
   std::map<WorkerId, std::vector<WorkerId>> parents() const;
   // All workers, ascending.
   std::vector<WorkerId> workers() const;
-  // "learner -> 1 -> 4 | learner -> 2 -> 5"; stripes are told apart by " || "
+  // "learner -> 1 -> 4 | learner -> 2 -> 5 | 2 -> 6"; stripes are told apart by " || "
   std::string to_text() const;
 
   friend bool operator==(const Topology&, const Topology&) = default;

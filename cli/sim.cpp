@@ -105,7 +105,7 @@ void add_sim(CLI::App& app, int& exit) {
   verb->add_option("--workers", a->workers, "fleet sizes, e.g. --workers 8,16,64")
       ->delimiter(',')
       ->check(CLI::Range(std::size_t{1}, chains::kChainWorkersMax));
-  verb->add_option("--topologies", a->topologies, "which to compare: star, echo2, best_chains, stripes")
+  verb->add_option("--topologies", a->topologies, "which to compare: star, echo2, best_chains, stripes, trees")
       ->delimiter(',');
   verb->add_option("--learner-up", a->learner_up, "uplink of the learner")->capture_default_str();
   verb->add_option("--worker-rate", a->worker_rate, "up and down link of each worker")->capture_default_str();

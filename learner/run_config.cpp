@@ -92,6 +92,7 @@ void read_network(ConfigSection s, NetworkSection& c) {
                 {{"echo2", TopologyPolicy::kEcho2},
                  {"best_chains", TopologyPolicy::kBestChains},
                  {"stripes", TopologyPolicy::kStripes},
+                 {"trees", TopologyPolicy::kTrees},
                  {"star", TopologyPolicy::kStar}});
   s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)});
   s.read("heartbeat_timeout", c.heartbeat_timeout,

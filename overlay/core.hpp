@@ -34,6 +34,7 @@ class FaultPoints {
 // The node's wall clock for certificates and expiry: seconds since 1970 at TimePoint zero.
 struct CoreOptions {
   LinkLimits limits;
+  double wire_overhead = 0;  // what the network adds to every byte, as a part of it; counts towards the limits
   double unix_origin_s = 0;
   FaultPoints* faults = nullptr;
 };
@@ -43,10 +44,10 @@ class Core {
   static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
 
   explicit Core(const CoreOptions& options)
-      : up_(options.limits.up),
+      : up_(options.limits.up, options.wire_overhead),
         uplink_(up_, actions_),
         unix_origin_s_(options.unix_origin_s),
-        down_(options.limits.down),
+        down_(options.limits.down, options.wire_overhead),
         faults_(options.faults) {}
   virtual ~Core() = default;
   Core(const Core&) = delete;

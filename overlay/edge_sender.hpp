@@ -23,6 +23,8 @@ class EdgeSender {
   // A worker's own bytes are cheaper than the learner's: it hands a child over only from here on.
   static constexpr double kHandOverFactor = 2.0;
   static constexpr std::size_t kStreamsMax = 16;  // connections of one edge
+  // Of a child that is only helped, beside 1 for one that gets all chunks: those who forward come first.
+  static constexpr double kHelpedWeight = 1.0 / 8;
 
   // References must outlive the sender. `snapshots_come`: troubles are answered by a publication in the same store
   // (the learner); otherwise the child is told to ask for help.
@@ -80,6 +82,7 @@ class EdgeSender {
     bool said_behind = false;
     bool lossy = false;  // a connection broke: what was sent on it may be lost
     std::optional<OutFrame> next(ConnId conn) override { return owner->next_frame(*this, conn); }
+    double weight() const override { return catch_up_to ? kHelpedWeight : wanted.share(); }
   };
   struct Line {
     Edge* edge = nullptr;

@@ -341,6 +341,7 @@ void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye,
     dial_backs_.erase(*it->second.dial_back);
     close(*it->second.dial_back);
   }
+  end_help(it->second);
   workers_.erase(it);
   hops_.forget(id);
   std::erase_if(parent_dials_, [&](const auto& edge) { return edge.first == id || edge.second == id; });
@@ -354,7 +355,11 @@ void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye,
     b.active.erase(id);
     b.waiting.erase(id);
   }
-  if (topology_.contains(id)) set_topology(chains::detach(topology_, id), now);
+  if (topology_.contains(id)) {
+    set_topology(chains::detach(topology_, id), now);
+    // Its parent may have got many children at once.
+    if (config_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
+  }
   check_broadcasts(now);
 }
 

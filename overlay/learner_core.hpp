@@ -43,6 +43,7 @@ class LearnerCore final : public Core {
   static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;
   // Publications whose T_b is still open; older ones are given up.
   static constexpr std::size_t kBroadcastsMax = 64;
+  static constexpr std::size_t kHelpedMax = 8;                           // workers that one worker helps at a time
   static constexpr int kBadChunksMax = 2;                                // before who forwarded them is quarantined
   static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);  // joins that come together are planned once
   static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
@@ -111,6 +112,8 @@ class LearnerCore final : public Core {
     std::map<WorkerId, EdgeReport> edges;
     std::map<PublicationKey, std::uint64_t> holdings;
     std::set<WorkerId> helpers_tried;
+    std::optional<WorkerId> helper;  // whom it was sent to, until it installs something or asks again
+    std::size_t helps = 0;           // workers sent to it
   };
   struct Broadcast {
     Version version;
@@ -152,6 +155,7 @@ class LearnerCore final : public Core {
   void close_finished(TimePoint now);
   void ask_for_snapshot();
   void on_need_help(Worker& worker, const NeedHelp& need, TimePoint now);
+  void end_help(Worker& worker);
 
   // Topology (learner_topology.cpp).
   void plan_soon(TimePoint now);
@@ -159,6 +163,7 @@ class LearnerCore final : public Core {
   void place(WorkerId id, TimePoint now);
   void move_back(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
+  bool planned_as_a_whole() const;
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   BitRate learner_up() const;
   void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);

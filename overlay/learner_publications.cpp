@@ -131,6 +131,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   worker.view.installed = ack.version;
   worker.view.installed_digest = ack.policy_digest;
   worker.helpers_tried.clear();
+  end_help(worker);
   if (worker.assigned)
     for (const Parent& p : worker.assigned->parents)
       if (const auto parent = workers_.find(p.worker); parent != workers_.end()) {
@@ -191,6 +192,7 @@ void LearnerCore::ask_for_snapshot() {
 // The cheapest way, by bytes, over what somebody holds whole; among equals whoever has nobody to forward to, and has
 // helped least. The learner's own uplink comes last.
 void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
+  end_help(worker);
   if (!newest()) return;
   const Version target = std::min(need.target, *newest());  // what is beyond was taken back
   struct Candidate {
@@ -202,17 +204,25 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     }
   };
   std::optional<Candidate> best;
+  bool busy = false;
   for (const auto& [id, other] : workers_) {
     if (id == worker.view.info.id || !other.reachable || other.quarantined || other.draining) continue;
     if (worker.helpers_tried.contains(id)) continue;
     const auto cost = cheapest_way(other.holdings, need.position, target, need.full_only);
     if (!cost) continue;
-    const Candidate candidate{*cost, other.edges.size(), id};
+    if (other.helps >= kHelpedMax) {
+      busy = true;
+      continue;
+    }
+    const Candidate candidate{*cost, other.edges.size() + other.helps, id};
     if (!best || candidate < *best) best = candidate;
   }
   Help help{{}, target, need.full_only};
   help.from.stripes = 1;
+  if (!best && busy) return;  // they will have time when it asks again
   if (best) {
+    worker.helper = best->id;
+    ++workers_.at(best->id).helps;
     worker.helpers_tried.insert(best->id);
     worker.senders[best->id] = now + kAccusationTime;
     help.from.worker = best->id;
@@ -224,6 +234,12 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     help.from.endpoint = config_.self;
   }
   send_control(worker.control, help, now);
+}
+
+void LearnerCore::end_help(Worker& worker) {
+  const auto helper = worker.helper ? workers_.find(*worker.helper) : workers_.end();
+  if (helper != workers_.end() && helper->second.helps > 0) --helper->second.helps;
+  worker.helper.reset();
 }
 
 }  // namespace echoline::overlay

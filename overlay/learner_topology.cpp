@@ -30,15 +30,22 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   stats.age = std::max(Duration{}, now - worker.heard - 2 * config_.heartbeat);
   chains::ChainWorker w;
   w.id = info.id;
-  w.up = info.up.value_or(kUnlimited);
+  w.down = info.down.value_or(kUnlimited);
+  // In trees nobody is asked for more than one copy whose uplink is not known; elsewhere nobody is anyway.
+  const bool trees = config_.policy == chains::TopologyPolicy::kTrees;
+  w.up = info.up.value_or(trees ? std::min(learner_up(), w.down) : kUnlimited);
   const bool slow = worker.slow_until && now < *worker.slow_until;
   if (slow && worker.slow_up) w.up = std::min(w.up, *worker.slow_up);
-  w.down = info.down.value_or(kUnlimited);
   w.score = chains::peer_score(stats);
   const bool trusted = !worker.quarantined && !worker.draining && worker.reachable;
   w.may_forward = trusted && !slow && worker.ladder.role() != chains::Role::kRolloutOnly;
   w.may_seed = worker.ladder.role() == chains::Role::kSeed && !slow;
   return w;
+}
+
+// Everybody's place depends on what all the others can carry.
+bool LearnerCore::planned_as_a_whole() const {
+  return config_.policy == chains::TopologyPolicy::kStripes || config_.policy == chains::TopologyPolicy::kTrees;
 }
 
 // Joins that come together are planned once.
@@ -48,8 +55,7 @@ void LearnerCore::plan_soon(TimePoint now) { plan_at_ = std::min(plan_at_, now +
 // topology depends on who is there.
 void LearnerCore::plan_anew(TimePoint now) {
   plan_at_ = kNever;
-  const bool depends_on_all =
-      config_.policy == chains::TopologyPolicy::kBestChains || config_.policy == chains::TopologyPolicy::kStripes;
+  const bool depends_on_all = config_.policy == chains::TopologyPolicy::kBestChains || planned_as_a_whole();
   const bool appending = newest_ && topology_.size() > 0 && !depends_on_all;
   if (appending) {
     chains::Topology next = topology_;
@@ -67,7 +73,7 @@ void LearnerCore::plan_anew(TimePoint now) {
 // Behind the others, where fewest wait for it; what it may do there follows from its record.
 void LearnerCore::move_back(WorkerId id, TimePoint now) {
   if (!topology_.contains(id)) return;
-  if (config_.policy == chains::TopologyPolicy::kStripes) return plan_anew(now);  // what it can carry has changed
+  if (planned_as_a_whole()) return plan_anew(now);  // what it can carry has changed
   set_topology(chains::append(chains::detach(topology_, id), chain_worker(workers_.at(id), now)), now);
 }
 

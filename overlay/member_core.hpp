@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 
+#include "chains/stripes.hpp"
 #include "overlay/edge_sender.hpp"
 #include "overlay/state.hpp"
 #include "overlay/upstream.hpp"
@@ -27,7 +28,7 @@ struct MemberConfig {
 
 class MemberCore final : public Core {
  public:
-  static constexpr std::size_t kConnectionsMax = 64;                // children and strangers
+  static constexpr std::size_t kConnectionsMax = 3 * chains::kPlannedChildrenMax;  // children and strangers
   static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;  // messages the learner has not taken yet
   static constexpr int kCorruptChunksMax = 2;                       // from one parent, before the edge is given up
   static constexpr int kInstallFailuresMax = 3;                     // in a row, before the worker gives up
@@ -157,7 +158,7 @@ class MemberCore final : public Core {
   std::optional<Version> repair_;      // after a failed installation: the least version of the snapshot that repairs it
   std::optional<Installed> installed_;
   std::set<Version> given_, void_;  // to the application and not yet installed: of this epoch, of earlier ones
-  std::optional<Staged> staged_;  // waits for the floor to be saved
+  std::optional<Staged> staged_;    // waits for the floor to be saved
   bool saving_ = false, save_again_ = false, reading_held_ = false, welcomed_once_ = false;
   TimePoint save_retry_at_ = kNever;
   int install_failures_ = 0;

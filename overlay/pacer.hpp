@@ -16,14 +16,16 @@ class Pacer {
   static constexpr Duration kLatenessMax = std::chrono::milliseconds(50);
 
   Pacer() = default;
-  explicit Pacer(std::optional<BitRate> rate) : rate_(rate) {}
+  // `overhead`: bytes the link carries beside every byte passed, headers for example.
+  explicit Pacer(std::optional<BitRate> rate, double overhead = 0) : rate_(rate), wire_bytes_(1 + overhead) {}
 
   // Occupies the link with `bytes` and returns when the last of them is through. `busy`: the caller had more to pass
   // all the time since the link fell free, so the bytes follow on what was before.
   TimePoint occupy(Bytes bytes, TimePoint now, bool busy) {
     if (!rate_) return now;
     const TimePoint earliest = busy ? now - kLatenessMax : now;
-    free_at_ = std::max(free_at_, earliest) + from_seconds(static_cast<double>(bytes.count) / rate_->bytes_per_s());
+    free_at_ = std::max(free_at_, earliest) +
+               from_seconds(static_cast<double>(bytes.count) * wire_bytes_ / rate_->bytes_per_s());
     return free_at_;
   }
   TimePoint free_at() const { return free_at_; }
@@ -37,6 +39,7 @@ class Pacer {
 
  private:
   std::optional<BitRate> rate_;
+  double wire_bytes_ = 1;
   TimePoint free_at_{};
 };
 

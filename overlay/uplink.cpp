@@ -17,7 +17,7 @@ void Uplink::open(ConnId conn, Source& source) {
   ECHO_CHECK(!lines_.contains(conn), "connection {} opened twice", conn);
   members_.at(id->second).lines.push_back(conn);
   lines_[conn].member = id->second;
-  ready_.insert(id->second);
+  set_ready(id->second, true);
 }
 
 void Uplink::close(ConnId conn) {
@@ -29,7 +29,7 @@ void Uplink::close(ConnId conn) {
   std::erase(member->second.lines, conn);
   if (member->second.lines.empty()) {
     ids_.erase(member->second.source);
-    ready_.erase(member->first);
+    set_ready(member->first, false);
     members_.erase(member);
   }
   lines_.erase(it);
@@ -37,15 +37,27 @@ void Uplink::close(ConnId conn) {
 }
 
 void Uplink::wake(const Source& source) {
-  if (const auto id = ids_.find(&source); id != ids_.end()) ready_.insert(id->second);
+  if (const auto id = ids_.find(&source); id != ids_.end()) set_ready(id->second, true);
 }
 
-// Sources in turn; of a source's connections the one that has the least under way.
+// Start-time fair queueing: whoever comes back is not owed for the time it had nothing to send, but for a window.
+void Uplink::set_ready(std::size_t id, bool ready) {
+  Member& member = members_.at(id);
+  if (member.ready == ready) return;
+  member.ready = ready;
+  if (!ready) {
+    ready_.erase({member.turn, id});
+    return;
+  }
+  member.turn = std::max(member.turn, turn_ - static_cast<double>(kWindowBytes) / member.source->weight());
+  ready_.emplace(member.turn, id);
+}
+
+// The source whose turn it is; of its connections the one that has the least under way.
 std::optional<ConnId> Uplink::pick() {
   while (!ready_.empty()) {
-    auto at = ready_.upper_bound(last_);
-    if (at == ready_.end()) at = ready_.begin();
-    Member& member = members_.at(*at);
+    const std::size_t id = ready_.begin()->second;
+    Member& member = members_.at(id);
     std::optional<ConnId> best;
     Line* best_line = nullptr;
     for (const ConnId conn : member.lines) {
@@ -62,10 +74,10 @@ std::optional<ConnId> Uplink::pick() {
       best_line->done = 0;
     }
     if (best_line && best_line->frame) {
-      last_ = *at;
+      turn_ = member.turn;
       return best;
     }
-    ready_.erase(at);  // until it is woken, or something of it was taken by the network
+    set_ready(id, false);  // until it is woken, or something of it was taken by the network
   }
   return std::nullopt;
 }
@@ -106,6 +118,9 @@ void Uplink::pump(TimePoint now) {
     const std::size_t bytes = pacer_.slice_bytes(line.frame->size() - line.done);
     transmission_ = {*conn, bytes, pacer_.occupy({bytes}, now, busy_)};
     Member& member = members_.at(line.member);
+    set_ready(line.member, false);
+    member.turn += static_cast<double>(bytes) / member.source->weight();
+    set_ready(line.member, true);
     member.usage.own_limit = transmission_->due > now;
     if (!member.usage.busy) member.busy_since = now;
     member.usage.busy = busy_ = true;
@@ -121,7 +136,7 @@ void Uplink::on_sent(ConnId conn, std::size_t bytes, TimePoint now) {
   it->second.in_flight -= n;
   member.in_flight -= n;
   in_flight_ -= n;
-  ready_.insert(it->second.member);
+  set_ready(it->second.member, true);
   pump(now);
   if (member.in_flight == 0 && !(transmission_ && lines_.at(transmission_->conn).member == it->second.member)) {
     member.usage.busy = false;

@@ -1,5 +1,5 @@
-// Who may send next over a node's one uplink: chunks to every child and messages to the learner take turns, a slice at
-// a time, at the rate the link is limited to. Pure.
+// Who may send next over a node's one uplink: chunks to every child and messages to the learner take turns by weight, a
+// slice at a time, at the rate the link is limited to. Pure.
 #pragma once
 #include <map>
 #include <optional>
@@ -22,6 +22,8 @@ class Source {
   virtual ~Source() = default;
   // The next frame for this connection; nothing when there is none now. Once taken it is sent.
   virtual std::optional<OutFrame> next(ConnId conn) = 0;
+  // Its part of the uplink while others have something to send as well, relative to theirs; positive.
+  virtual double weight() const { return 1; }
 };
 
 class Uplink {
@@ -69,6 +71,8 @@ class Uplink {
     Usage usage;
     std::size_t in_flight = 0;
     TimePoint busy_since{};
+    double turn = 0;  // bytes taken from it by weight: who has least is next
+    bool ready = false;
   };
   struct Transmission {
     ConnId conn;
@@ -77,6 +81,7 @@ class Uplink {
   };
 
   std::optional<ConnId> pick();
+  void set_ready(std::size_t id, bool ready);
   void emit(ConnId conn, std::size_t bytes);
   void account(TimePoint now);
 
@@ -84,9 +89,10 @@ class Uplink {
   std::vector<Action>& actions_;
   std::map<ConnId, Line> lines_;
   std::map<std::size_t, Member> members_;
-  std::map<const Source*, std::size_t> ids_;  // for looking up, never walked
-  std::set<std::size_t> ready_;               // members that may have something to send
-  std::size_t next_member_ = 0, last_ = 0;
+  std::map<const Source*, std::size_t> ids_;        // for looking up, never walked
+  std::set<std::pair<double, std::size_t>> ready_;  // turns of members that may have something to send
+  std::size_t next_member_ = 0;
+  double turn_ = 0;  // of whoever was served last
   std::optional<Transmission> transmission_;
   bool busy_ = false;
   std::uint64_t bytes_ = 0;

@@ -118,10 +118,10 @@ class Planner {
   }
 
   // $/h of an offer that receives every publication and sends `copies` of it.
-  OfferCost cost_of(const Offer& o, std::size_t copies) const {
+  OfferCost cost_of(const Offer& o, double copies) const {
     const double period_s = request_.pace.publish_every * seconds(request_.pace.step_time);
     const double gb_per_hour = static_cast<double>(request_.delta_bytes.count) / kBytesPerGb * 3600 / period_s;
-    const double up_gb_per_hour = gb_per_hour * static_cast<double>(copies);
+    const double up_gb_per_hour = gb_per_hour * copies;
     OfferCost c;
     c.gpu = o.gpu_usd_per_hour;
     c.storage = o.storage_usd_per_hour;
@@ -301,7 +301,7 @@ class Planner {
       row.rank = rank_of[s.members[m]];
       row.chosen = true;
       row.worker = WorkerId{m + 1};
-      row.cost = cost_of(row.offer, s.topology.children_of(*row.worker).size());
+      row.cost = cost_of(row.offer, s.topology.copies_sent_by(*row.worker));
       row.cumulative_rollouts_per_s =
           row.offer.rollouts_per_s + (plan.rows.empty() ? 0 : plan.rows.back().cumulative_rollouts_per_s);
       row.reason = row.rank <= static_cast<int>(s.members.size()) ? "rented: among the cheapest per rollout"

@@ -119,7 +119,7 @@ bool Stage::everybody_has(Version v) const {
 // Those with most behind them, of one chain after the other.
 void Stage::poison() {
   const chains::Topology topology = fleet_.learner()->topology();
-  for (std::size_t place = 0; poisoners_.size() < s_.poisoners && place + 1 < topology.depth(); ++place)
+  for (std::size_t place = 0; poisoners_.size() < s_.poisoners && place + 1 < topology.size(); ++place)
     for (const auto& chain : topology.chains) {
       if (poisoners_.size() == s_.poisoners || place + 1 >= chain.size()) continue;
       const std::size_t worker = *fleet_.worker_of(chain[place]);

@@ -35,7 +35,7 @@ class Invariants final : public Observer, public FleetObserver {
   void on_topology(const chains::Topology& topology) override;
 
   // Every worker and its parents, one for each stripe: all hang on the learner, nobody but it has two children.
-  void check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents);
+  void check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents, std::size_t children_max);
   // `disk_failed`: a write has failed, so that some of what belongs on disk is in memory.
   void check_budget(std::size_t worker, const overlay::StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
                     bool disk_failed);

@@ -18,6 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// 66 bytes of TCP, IP and Ethernet headers for every 1448, 22 of TLS for every 16 KiB, and acknowledgements. Without it
+// the limit would be above what the link carries, and TCP would decide who is served, instead of the uplink.
+constexpr double kWireOverhead = 0.05;
+
 template <class... F>
 struct Overloaded : F... {
   using F::operator()...;
@@ -220,6 +224,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   const LearnerOptions& o = impl->options;
   LearnerConfig config;
   config.core.limits = o.limits;
+  config.core.wire_overhead = kWireOverhead;
   config.core.unix_origin_s = impl->driver->unix_origin_s();
   config.self = impl->driver->endpoint();
   config.authority = impl->authority;
@@ -357,6 +362,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   impl->events = std::move(events);
   MemberConfig config{{}, options.learner, {}, options.name, key, *state, nullptr, {}, false, {}, {}};
   config.core.limits = options.limits;
+  config.core.wire_overhead = kWireOverhead;
   config.core.unix_origin_s = impl->driver->unix_origin_s();
   config.data = options.advertise.value_or(impl->driver->endpoint());
   config.checker = std::make_shared<Checker>(state->run_id, authority->key);

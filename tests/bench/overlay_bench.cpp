@@ -80,7 +80,7 @@ int learner(const LearnerArgs& args) {
   std::mutex mutex;
   std::condition_variable wake;
   std::map<std::uint64_t, std::string> members;
-  std::map<WorkerId, chains::WorkerLink> links;  // as declared
+  std::map<WorkerId, chains::WorkerLink> links;                        // as declared
   std::map<std::uint64_t, std::map<std::string, double>> completions;  // by version: worker's name, seconds
   std::map<std::uint64_t, TimePoint> begun;
   std::map<std::uint64_t, overlay::BroadcastReport> reports;
@@ -141,6 +141,8 @@ int learner(const LearnerArgs& args) {
     for (std::uint32_t s = 0; s < topology.stripes(); ++s)
       for (const auto& chain : topology.stripe(s)) {
         chains.emplace_back(nlohmann::json::array());
+        if (const WorkerId root = topology.root_of(s, chain.front()); root != kLearnerId)
+          chains.back().push_back(members[root.value]);
         for (const WorkerId id : chain) chains.back().push_back(members[id.value]);
       }
     fmt::print(stderr, "topology {}\n", chains.dump());
@@ -330,7 +332,7 @@ int main(int argc, char** argv) {
   as_learner->add_option("--spares", l.spares, "further tokens, for workers that come later");
   as_learner->add_option("--publications", l.publications, "how many, one after the other");
   as_learner->add_option("--pause", l.pause, "seconds between two of them");
-  as_learner->add_option("--topology", l.topology, "echo2, best_chains, stripes or star");
+  as_learner->add_option("--topology", l.topology, "echo2, best_chains, stripes, trees or star");
   as_learner->add_option("--up-mbit", l.up_mbit, "own limit of the uplink; 0: none");
   as_learner->add_option("--chain-mbit", l.chain_mbit, "rate of one chain, for echo2");
   as_learner->add_option("--tokens", l.tokens, "folder for worker-<i>.token")->required();

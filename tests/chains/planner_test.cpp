@@ -14,7 +14,7 @@ namespace echoline::chains {
 namespace {
 
 constexpr TopologyPolicy kPolicies[] = {TopologyPolicy::kEcho2, TopologyPolicy::kBestChains, TopologyPolicy::kStar,
-                                        TopologyPolicy::kStripes};
+                                        TopologyPolicy::kStripes, TopologyPolicy::kTrees};
 
 BitRate mbit(double m) { return BitRate::from_mbit_per_s(m); }
 WorkerId id(std::uint64_t v) { return WorkerId{v}; }

@@ -70,12 +70,70 @@ TEST(Topology, RepairsEveryStripe) {
   EXPECT_EQ(append(t, worker(4, 8)).to_text(), "learner -> 1 -> 2 -> 3 -> 4 || learner -> 3 -> 1 | learner -> 2 -> 4");
 }
 
+// learner -> 1 -> 2 -> 3, and 4 hangs on 1, 5 on 4, 6 on 2.
+Topology tree() {
+  Topology t;
+  t.policy = TopologyPolicy::kTrees;
+  t.chains = {{id(1), id(2), id(3)}, {id(4), id(5)}, {id(6)}};
+  t.grafts = {{{id(4), id(1)}, {id(6), id(2)}}};
+  return t;
+}
+
+TEST(Topology, OfATree) {
+  const Topology t = tree();
+  EXPECT_EQ(t.to_text(), "learner -> 1 -> 2 -> 3 | 1 -> 4 -> 5 | 2 -> 6");
+  EXPECT_TRUE(validate(t, t.workers()));
+  EXPECT_EQ(t.depth(), 3u);
+  EXPECT_EQ(t.depth_of(id(5)), 3u);
+  EXPECT_EQ(t.depth_of(id(4)), 2u);
+  EXPECT_EQ(t.parent_of(id(4)), id(1));
+  EXPECT_EQ(t.parent_of(id(1)), kLearnerId);
+  EXPECT_THAT(t.children_of(id(1)), ElementsAre(id(2), id(4)));
+  EXPECT_THAT(t.children_of(kLearnerId), ElementsAre(id(1)));
+  EXPECT_EQ(t.copies_sent_by(id(1)), 2);
+  EXPECT_EQ(two_stripes().copies_sent_by(id(1)), 0.5);
+  EXPECT_THAT(t.parents().at(id(6)), ElementsAre(id(2)));
+}
+
+TEST(Topology, ATreeIsCheckedAsOne) {
+  Topology t = tree();
+  std::swap(t.chains[0], t.chains[1]);
+  EXPECT_THAT(validate(t, t.workers()).error().detail,
+              HasSubstr("worker 4 hangs on worker 1, who does not stand before"));
+  t = tree();
+  t.policy = TopologyPolicy::kStripes;
+  EXPECT_THAT(validate(t, t.workers()).error().detail, HasSubstr("worker 1 has two children"));
+  t = tree();
+  t.grafts[0][id(4)] = id(9);
+  EXPECT_THAT(validate(t, t.workers()).error().detail, HasSubstr("hangs on worker 9"));
+}
+
+TEST(Topology, ATreeIsRepaired) {
+  EXPECT_EQ(detach(tree(), id(1)).to_text(), "learner -> 2 -> 3 | learner -> 4 -> 5 | 2 -> 6");
+  EXPECT_EQ(detach(tree(), id(2)).to_text(), "learner -> 1 -> 3 | 1 -> 4 -> 5 | 1 -> 6");
+  EXPECT_EQ(detach(tree(), id(4)).to_text(), "learner -> 1 -> 2 -> 3 | 1 -> 5 | 2 -> 6");
+  EXPECT_EQ(detach(tree(), id(6)).to_text(), "learner -> 1 -> 2 -> 3 | 1 -> 4 -> 5");
+}
+
+// All uplinks of a tree are shared evenly: 1 sends to two at 20 Mbit/s, 4 to one.
+TEST(Topology, TimeOfATree) {
+  std::vector<WorkerLink> links;
+  for (std::uint64_t v = 1; v <= 6; ++v) links.push_back({id(v), mbit(40), mbit(1000), {}});
+  const auto times = broadcast_time(tree(), {10'000'000}, {10'000'000}, mbit(80), links);
+  ASSERT_TRUE(times);
+  EXPECT_NEAR(seconds(times->of(id(1))), 1, 1e-9);
+  EXPECT_NEAR(seconds(times->of(id(2))), 5, 1e-9);
+  EXPECT_NEAR(seconds(times->of(id(4))), 5, 1e-9);
+  EXPECT_NEAR(seconds(times->of(id(5))), 7, 1e-9);
+  EXPECT_NEAR(seconds(times->of(id(6))), 9, 1e-9);
+}
+
 // No sender is asked for more than it has: `q` is the rate of one stripe.
 void expect_affordable(const Topology& t, const std::vector<ChainWorker>& workers, BitRate learner_up, double q) {
   std::map<WorkerId, std::size_t> children;
   for (std::size_t s = 0; s < t.stripes(); ++s)
     for (const Edge& edge : edges_of(t, s)) ++children[edge.from];
-  EXPECT_LE(static_cast<double>(children[kLearnerId]) * q, learner_up.bits_per_s * (1 + 1e-6));
+  EXPECT_LE(static_cast<double>(children[kLearnerId]) * q, learner_up.bits_per_s * (1 + 1e-6)) << t.to_text();
   for (const ChainWorker& w : workers)
     EXPECT_LE(static_cast<double>(children[w.id]) * q, (w.may_forward ? w.up.bits_per_s : 0) * (1 + 1e-6));
 }
@@ -110,6 +168,54 @@ TEST(Stripes, WhereNobodyMayForwardTheLearnerServesEverybody) {
   const StripePlan plan = plan_stripes(mbit(20), workers);
   EXPECT_NEAR(plan.rate.mbit_per_s(), 10, 0.01);
   EXPECT_TRUE(validate(planned(workers, mbit(20), TopologyPolicy::kStripes), std::vector{id(1), id(2)}));
+}
+
+// Fleet b of the measurements: four fast and four slow uplinks. Chains end at 43.6 Mbit/s.
+TEST(Trees, UseEveryUplink) {
+  std::vector<ChainWorker> workers;
+  for (std::uint64_t v = 1; v <= 8; ++v) workers.push_back(worker(v, v <= 4 ? 80 : 20, true, 100));
+  const StripePlan plan = plan_stripes(mbit(100), workers, kTreeChildrenMax);
+  EXPECT_GT(plan.rate.mbit_per_s(), 58);
+  EXPECT_LE(plan.rate.mbit_per_s(), 62.5);
+  const Topology t = planned(workers, mbit(100), TopologyPolicy::kTrees);
+  expect_affordable(t, workers, mbit(100), plan.rate.bits_per_s / static_cast<double>(plan.stripes));
+  EXPECT_LE(t.depth(), 4u);
+}
+
+// Over random fleets: nobody is asked for more than it has, and trees are no slower than the bound and rounding allow.
+TEST(Trees, AreAffordableAndNearTheBound) {
+  Random random(10);
+  for (int round = 0; round < 300; ++round) {
+    SCOPED_TRACE(round);
+    std::vector<ChainWorker> workers;
+    const auto n = static_cast<std::uint64_t>(random.between(1, 40));
+    for (std::uint64_t v = 1; v <= n; ++v) {
+      workers.push_back(worker(v, static_cast<double>(random.between(1, 100)), random.below(6) != 0,
+                               static_cast<double>(random.between(100, 200))));
+      workers.back().may_seed = random.below(4) != 0;
+    }
+    const BitRate learner_up = mbit(static_cast<double>(random.between(5, 200)));
+    const StripePlan plan = plan_stripes(learner_up, workers, kTreeChildrenMax);
+    const Topology t = planned(workers, learner_up, TopologyPolicy::kTrees);
+    const double q = plan.rate.bits_per_s / static_cast<double>(plan.stripes);
+    ASSERT_GT(q, 0);
+    expect_affordable(t, workers, learner_up, q);
+    for (std::size_t s = 0; s < t.stripes(); ++s) {
+      std::map<WorkerId, std::size_t> children;
+      for (const Edge& edge : edges_of(t, s)) ++children[edge.from];
+      for (const auto& [parent, count] : children)
+        if (parent != kLearnerId) {
+          EXPECT_LE(count, kTreeChildrenMax);
+        }
+    }
+    std::vector<WorkerLink> links;
+    for (const ChainWorker& w : workers) links.push_back({w.id, w.may_forward ? w.up : BitRate{0}, w.down, {}});
+    const Bytes payload{1'000'000'000}, chunk{1'000};
+    const auto times = broadcast_time(t, payload, chunk, learner_up, links);
+    ASSERT_TRUE(times);
+    EXPECT_GE(seconds(times->last()), seconds(lower_bound(payload, learner_up, links)) * (1 - 1e-9));
+    EXPECT_LE(seconds(times->last()), seconds(lower_bound(payload, learner_up, links)) * 1.35);
+  }
 }
 
 // Over random fleets: nobody is asked for more than it has, and the plan is never slower than the best chains.

@@ -38,6 +38,8 @@ TEST(Pacer, HoldsItsRateAndGrantsNothingForIdleTime) {
 // Frames of a size, as many as it has.
 struct Frames final : Source {
   std::size_t left = 0, bytes = 1000;
+  double part = 1;
+  double weight() const override { return part; }
   std::vector<ConnId> asked;
   std::optional<OutFrame> next(ConnId conn) override {
     if (left == 0) return std::nullopt;
@@ -130,6 +132,39 @@ TEST(Uplink, SourcesTakeTurnsAndAWindowHoldsEach) {
   wire.uplink.pump(at(2));
   EXPECT_EQ(wire.take()[ConnId{6}], 1000u);
   EXPECT_EQ(wire.uplink.next_deadline(), kNever);
+}
+
+TEST(Uplink, TheLimitIsSharedByWeight) {
+  Wire wire(kMegabytePerS);
+  Frames whole, quarter, late;
+  whole.left = quarter.left = 100'000;
+  quarter.part = late.part = 0.25;
+  wire.uplink.open(ConnId{2}, whole);
+  wire.uplink.open(ConnId{4}, quarter);
+  wire.uplink.open(ConnId{6}, late);
+  std::map<ConnId, std::uint64_t> total;
+  TimePoint now = at(1);
+  const auto run_until = [&](TimePoint end) {
+    total.clear();
+    while (now < end) {
+      wire.uplink.pump(now);
+      for (const auto& [conn, bytes] : wire.take()) {
+        total[conn] += bytes;
+        wire.uplink.on_sent(conn, bytes, now);
+      }
+      now = std::max(now, wire.uplink.next_deadline());
+    }
+  };
+  run_until(at(11));
+  EXPECT_NEAR(static_cast<double>(total[ConnId{2}]), 8e6, 0.1e6);
+  EXPECT_NEAR(static_cast<double>(total[ConnId{4}]), 2e6, 0.1e6);
+  // Who comes later has its part from then on, and is owed no more than a window.
+  late.left = 100'000;
+  wire.uplink.wake(late);
+  run_until(at(23));
+  EXPECT_NEAR(static_cast<double>(total[ConnId{2}]), 8e6, 0.3e6);
+  EXPECT_NEAR(static_cast<double>(total[ConnId{4}]), 2e6, 0.3e6);
+  EXPECT_NEAR(static_cast<double>(total[ConnId{6}]), 2e6, 0.3e6);
 }
 
 TEST(Uplink, ParallelConnectionsShareASource) {

@@ -162,7 +162,7 @@ TEST_F(Watched, TopologiesThatAreNone) {
   const WorkerId a{1}, b{2}, c{3};
   const auto breaks = [&](const Parents& parents) {
     const std::size_t before = invariants_.violations().size();
-    invariants_.check_parents(parents);
+    invariants_.check_parents(parents, 1);
     return invariants_.violations().size() > before;
   };
   EXPECT_FALSE(breaks({{a, {kLearnerId}}, {b, {a}}, {c, {kLearnerId}}}));
