@@ -43,9 +43,11 @@ class LearnerCore final : public Core {
   static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;
   // Publications whose T_b is still open; older ones are given up.
   static constexpr std::size_t kBroadcastsMax = 64;
-  static constexpr std::size_t kHelpedMax = 8;                           // workers that one worker helps at a time
-  static constexpr int kBadChunksMax = 2;                                // before who forwarded them is quarantined
-  static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);  // joins that come together are planned once
+  static constexpr std::size_t kHelpedMax = 8;  // workers that one worker helps at a time
+  static constexpr int kBadChunksMax = 2;       // before who forwarded them is quarantined
+  // Joins that come together are planned once; planning many takes longer, and changes more.
+  static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);
+  static constexpr Duration kPlanDelayPerWorker = std::chrono::microseconds(100);
   static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
   static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);

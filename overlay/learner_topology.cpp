@@ -48,8 +48,9 @@ bool LearnerCore::planned_as_a_whole() const {
   return config_.policy == chains::TopologyPolicy::kStripes || config_.policy == chains::TopologyPolicy::kTrees;
 }
 
-// Joins that come together are planned once.
-void LearnerCore::plan_soon(TimePoint now) { plan_at_ = std::min(plan_at_, now + kPlanDelay); }
+void LearnerCore::plan_soon(TimePoint now) {
+  plan_at_ = std::min(plan_at_, now + kPlanDelay + kPlanDelayPerWorker * static_cast<std::int64_t>(workers_.size()));
+}
 
 // While nothing is under way, plan as if all had come at once; later, leave the others where they are, unless the best
 // topology depends on who is there.
