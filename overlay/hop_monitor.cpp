@@ -22,9 +22,10 @@ void HopMonitor::observe(const Hop& hop, std::uint64_t held_by_sender, std::uint
   }
   const auto [it, added] = watched_.try_emplace(hop);
   Watch& watch = it->second;
-  if (added || held_by_receiver < watch.held_now) {
-    watch.since = now;
-    watch.held_then = held_by_receiver;
+  if (added || held_by_receiver < watch.held_now) watch = {now, now, held_by_receiver, held_by_receiver, {}, 0, {}};
+  if (!watch.middle && now - watch.since >= kPatience / 2) {
+    watch.middle = now;
+    watch.held_in_the_middle = held_by_receiver;
   }
   watch.held_now = held_by_receiver;
   watch.seen = now;
@@ -54,9 +55,10 @@ std::vector<HopMonitor::Finding> HopMonitor::find() {
   for (auto& [hop, watch] : watched_) {
     if (watch.seen - watch.since < kPatience) continue;
     auto finding = judge(hop, watch, usual, kPatience);
-    if (!finding) {  // fast enough over this window: the next one begins
-      watch.since = watch.seen;
-      watch.held_then = watch.held_now;
+    if (!finding) {  // fast enough over this window: the next one
+      watch.since = *watch.middle;
+      watch.held_then = watch.held_in_the_middle;
+      watch.middle.reset();
       continue;
     }
     for (auto it = watched_.lower_bound({hop.to, WorkerId{0}}); it != watched_.end() && it->first.from == hop.to; ++it)

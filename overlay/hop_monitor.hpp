@@ -36,17 +36,18 @@ class HopMonitor {
   // `expected`: what the hop was planned for; absent: as fast as the other hops of the fleet.
   void observe(const Hop& hop, std::uint64_t held_by_sender, std::uint64_t held_by_receiver,
                std::optional<BitRate> expected, TimePoint now);
-  // Hops that have been slow for kPatience; a hop is found once and then watched anew. Where a worker receives slowly
-  // and sends more slowly still, only the latter is found: an exhausted uplink delays what it acknowledges, too.
+  // Hops that have been slow for kPatience, in windows that overlap by half; a hop is found once and then watched anew.
+  // Where a worker receives slowly and sends more slowly still, only the latter is found: an exhausted uplink delays
+  // what it acknowledges, too.
   std::vector<Finding> find();
   void forget(WorkerId worker);
 
  private:
   struct Watch {
-    TimePoint since;              // the gap has been there
-    std::uint64_t held_then = 0;  // by the receiver
-    std::uint64_t held_now = 0;
-    TimePoint seen;
+    TimePoint since, seen;                      // the window; the gap has been there
+    std::uint64_t held_then = 0, held_now = 0;  // by the receiver
+    std::optional<TimePoint> middle;            // where the next window begins
+    std::uint64_t held_in_the_middle = 0;
     std::optional<BitRate> expected;
     double rate() const { return static_cast<double>(held_now - held_then) / seconds(seen - since); }  // bytes/s
   };

@@ -107,6 +107,7 @@ class LearnerCore final : public Core {
     std::uint32_t attempts = 0, successes = 0;  // forwards to its children
     int bad_chunks = 0;                         // it forwarded, as its children say
     std::set<WorkerId> accused, accused_by;     // of forwarding bad chunks: parents by it, it by children
+    std::map<WorkerId, TimePoint> silent_to;    // children that heard nothing from it any more, and when they said so
     std::map<WorkerId, TimePoint> senders;      // former parents and helpers, and until when it may accuse them
     std::optional<BitRate> slow_up;             // its uplink was found to be slower than planned
     std::optional<TimePoint> slow_until;        // it was found to hold others back, and forwards nothing until then
@@ -173,6 +174,7 @@ class LearnerCore final : public Core {
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
   void quarantine(WorkerId id, const std::string& why, TimePoint now);
   void watch_hops(TimePoint now);
+  std::optional<BitRate> planned_rate(const Parent& parent, const Worker& child, double copies) const;
   void on_slow_hop(const HopMonitor::Finding& finding, TimePoint now);
 
   LearnerConfig config_;

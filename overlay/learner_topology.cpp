@@ -11,6 +11,7 @@ namespace {
 constexpr BitRate kUnlimited = BitRate{1e11};
 constexpr std::size_t kSlowHopsKept = 64;
 constexpr Duration kSuspicion = std::chrono::seconds(30);
+constexpr Duration kSilentTogether = std::chrono::seconds(3);
 constexpr std::ptrdiff_t kAccusedAloneMax = 2;
 
 }  // namespace
@@ -125,7 +126,8 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
 }
 
 // Both ends live, the edge does not. Where only the child could not open it, the parent tries; a parent that is silent
-// to its child and to the learner is gone; otherwise it is a failure of the parent, which falls a role after three.
+// to its child and to the learner is gone; one that is silent to several children has no uplink to speak of; otherwise
+// it is a failure of the parent, which falls a role after three.
 void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
   const WorkerId id = child.view.info.id;
   const auto parent = workers_.find(failed.parent);
@@ -141,6 +143,15 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     return send_control(child.control, *child.assigned, now);
   }
   ++parent->second.attempts;
+  if (failed.kind == EdgeTroubleKind::kSilent) {
+    auto& silent_to = parent->second.silent_to;
+    silent_to[id] = now;
+    std::erase_if(silent_to, [&](const auto& said) { return said.second + kSilentTogether < now; });
+    const auto edge = std::find_if(child.assigned->parents.begin(), child.assigned->parents.end(),
+                                   [&](const Parent& p) { return p.worker == failed.parent; });
+    const auto planned = planned_rate(*edge, child, topology_.copies_sent_by(failed.parent));
+    if (silent_to.size() >= 2 && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
+  }
   if (!parent->second.ladder.failed()) {
     if (parent_dials_.contains({failed.parent, id}))  // its turn to open the connection again
       send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
@@ -213,17 +224,8 @@ void LearnerCore::watch_hops(TimePoint now) {
         at_sender += sent;
         at_receiver += done ? sent : bytes(worker.progress);
       }
-      std::optional<BitRate> expected;
-      const auto up = p.worker == kLearnerId ? up_.rate() : sender->second.view.info.up;
-      if (up) {
-        const double share = static_cast<double>(std::popcount(p.stripes)) /
-                             static_cast<double>(std::max<std::size_t>(1, children[p.worker]));
-        // No more than these stripes' part of what the learner sends ever comes this way.
-        const double part = static_cast<double>(std::popcount(p.stripes)) / static_cast<double>(stripes);
-        expected = std::min(BitRate{up->bits_per_s * share}, BitRate{learner_up().bits_per_s * part});
-        if (worker.view.info.down) expected = std::min(*expected, *worker.view.info.down);
-      }
-      hops_.observe({p.worker, id}, at_sender, at_receiver, expected, now);
+      const double copies = static_cast<double>(children[p.worker]) / static_cast<double>(stripes);
+      hops_.observe({p.worker, id}, at_sender, at_receiver, planned_rate(p, worker, copies), now);
     }
   }
   std::set<WorkerId> mended;  // the worst hop of a worker is mended, the others are looked at anew
@@ -232,6 +234,21 @@ void LearnerCore::watch_hops(TimePoint now) {
     on_slow_hop(finding, now);
     mended.insert({finding.hop.from, finding.hop.to});
   }
+}
+
+// What should come over one edge of a parent that sends so many copies in all; nothing when its uplink is not known.
+std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Worker& child, double copies) const {
+  const auto sender = workers_.find(parent.worker);
+  const auto up = parent.worker == kLearnerId ? up_.rate()
+                  : sender != workers_.end()  ? sender->second.view.info.up
+                                              : std::nullopt;
+  if (!up) return std::nullopt;
+  // No more than these stripes' part of what the learner sends ever comes this way.
+  const double part = static_cast<double>(std::popcount(parent.stripes)) / topology_.stripes();
+  BitRate rate =
+      std::min(BitRate{up->bits_per_s * part / std::max(part, copies)}, BitRate{learner_up().bits_per_s * part});
+  if (child.view.info.down) rate = std::min(rate, *child.view.info.down);
+  return rate;
 }
 
 // The sender is taken to be the cause, and the receiver put in its place. If the receiver is slow there again, it was

@@ -72,7 +72,7 @@ struct Desk {
   }
   void join_all(std::uint64_t n) {
     for (std::uint64_t id = 1; id <= n; ++id) join(id);
-    pass(LearnerCore::kPlanDelay);
+    pass(2 * LearnerCore::kPlanDelay);
   }
   // Heartbeats of everybody but `silent`, every half second.
   void pass(Duration time, const std::set<std::uint64_t>& silent = {}) {
@@ -434,7 +434,7 @@ TEST(Learner, LeavesTheOthersWhereTheyAreWhenSomebodyComesLater) {
   ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
   const auto before = desk.said<Assign>(std::uint64_t{2}).size();
   desk.join(4);
-  desk.pass(LearnerCore::kPlanDelay);
+  desk.pass(2 * LearnerCore::kPlanDelay);
   EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4));
   EXPECT_EQ(desk.said<Assign>(std::uint64_t{2}).size(), before);  // nothing changed for it
 }
@@ -444,7 +444,7 @@ TEST(Learner, WhoCannotBeReachedForwardsToNobody) {
   desk.join(1, false);
   desk.join(2);
   desk.join(3);
-  desk.pass(LearnerCore::kPlanDelay);
+  desk.pass(2 * LearnerCore::kPlanDelay);
   EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
   for (const WorkerView& view : desk.core.stats().workers) EXPECT_EQ(view.reachable, view.info.id != WorkerId{1});
 }
@@ -494,6 +494,79 @@ TEST(Learner, AParentThatIsSilentToChildAndLearnerIsGone) {
   desk.pass(milliseconds(1500), {1});
   desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
   EXPECT_THAT(desk.lost(1), HasSubstr("silent to its child and to the learner"));
+}
+
+LearnerConfig trees(double up_mbit) {
+  LearnerConfig config = Desk::config(up_mbit);
+  config.policy = chains::TopologyPolicy::kTrees;
+  return config;
+}
+
+TEST(Learner, PlansTreesAnewWhenSomebodyIsLost) {
+  Desk desk(trees(8));
+  desk.join_all(6);
+  EXPECT_EQ(desk.core.topology().stripes(), 4u);
+  const auto parents = desk.core.topology().parents();
+  const WorkerId busiest = parents.at(WorkerId{6})[0];
+  EXPECT_THAT(desk.core.topology().children_of(busiest), SizeIs(testing::Gt(1u)));
+  desk.core.expel(busiest, "gone", desk.now);
+  desk.take();
+  desk.pass(2 * LearnerCore::kPlanDelay);
+  EXPECT_EQ(desk.core.topology().size(), 5u);
+  for (const auto& [id, of] : desk.core.topology().parents()) EXPECT_THAT(of, testing::Each(testing::Ne(busiest)));
+  for (std::uint64_t id = 1; id <= 6; ++id) EXPECT_LE(desk.core.topology().copies_sent_by(WorkerId{id}), 1);
+}
+
+TEST(Learner, AParentThatIsSilentToSeveralChildrenIsASlowHop) {
+  Desk desk(trees(8));
+  desk.join_all(6);
+  ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
+  const WorkerId parent = desk.core.topology().parents().at(WorkerId{6})[0];
+  const std::vector<WorkerId> children = desk.core.topology().children_of(parent);
+  ASSERT_GE(children.size(), 2u);
+  const auto silent = [&](WorkerId child) {
+    desk.tell(child.value, EdgeFailed{parent, EdgeTroubleKind::kSilent, "nothing heard"});
+  };
+  silent(children[0]);
+  desk.pass(std::chrono::seconds(4));  // too long ago to belong together
+  silent(children[1]);
+  EXPECT_THAT(desk.all<act::FoundSlowHop>(), SizeIs(0));
+  silent(children[0]);
+  const auto found = desk.all<act::FoundSlowHop>();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].hop.from, parent);
+  EXPECT_THAT(found[0].hop.text, HasSubstr("limited by sender uplink: 0 bit/s instead of"));
+  EXPECT_EQ(desk.core.topology().copies_sent_by(parent), 0);
+  EXPECT_EQ(desk.lost(parent.value), "");
+}
+
+// Whoever has it all helps few at a time; the next ones are sent elsewhere, or ask again later.
+TEST(Learner, SpreadsThoseWhoNeedHelp) {
+  Desk desk(8);
+  desk.join_all(20);
+  const Made made = make(full(0), 10);
+  ASSERT_TRUE(desk.publish(made).has_value());
+  for (const std::uint64_t holder : {1, 2}) {
+    Heartbeat beat;
+    beat.holdings = {{{Version{0}, {}}, 10}};
+    desk.tell(holder, beat);
+  }
+  std::map<WorkerId, std::size_t> helps;
+  std::size_t waiting = 0;
+  for (std::uint64_t id = 3; id <= 20; ++id) {
+    desk.tell(id, NeedHelp{Version{0}, false, {}});
+    const auto help = desk.said<Help>(id);
+    if (help.empty())
+      ++waiting;
+    else
+      ++helps[help.back().from.worker];
+  }
+  EXPECT_EQ(helps, (std::map<WorkerId, std::size_t>{{WorkerId{1}, LearnerCore::kHelpedMax},
+                                                    {WorkerId{2}, LearnerCore::kHelpedMax}}));
+  EXPECT_EQ(waiting, 2u);
+  desk.tell(3, Installed{Version{0}, digest_of(0), 0});
+  desk.tell(20, NeedHelp{Version{0}, false, {}});
+  EXPECT_THAT(desk.said<Help>(20), SizeIs(1));
 }
 
 TEST(Learner, DrainsByMovingAWorkerBehindTheOthers) {

@@ -344,6 +344,26 @@ TEST(HopMonitor, ComparesWithTheFleetWhereNothingWasPlanned) {
   EXPECT_NEAR(found[0].expected.bytes_per_s(), 1e6, 0.1e6);
 }
 
+// However the windows lie: one that began while the hop was fast does not hide that it is slow now.
+TEST(HopMonitor, FindsAHopThatBecomesSlowWithinTwiceItsPatience) {
+  for (int offset_ms = 0; offset_ms < 2000; offset_ms += 100) {
+    SCOPED_TRACE(offset_ms);
+    HopMonitor monitor;
+    std::vector<HopMonitor::Finding> found;
+    double passed = 0;
+    const TimePoint slow_from = at(6) + milliseconds(offset_ms);
+    TimePoint now = at(1);
+    for (; found.empty() && now < at(20); now += milliseconds(200)) {
+      passed += (now < slow_from ? 0.9e6 : 0.05e6) * 0.2;
+      monitor.observe(kHop, 100'000'000, static_cast<std::uint64_t>(passed), kMegabytePerS, now);
+      found = monitor.find();
+    }
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_GT(now, slow_from);
+    EXPECT_LT(now, slow_from + 2 * HopMonitor::kPatience);
+  }
+}
+
 // Its acknowledgements wait behind what it sends, so it receives slowly, too.
 TEST(HopMonitor, BlamesAnExhaustedUplinkForWhatItsOwnerReceives) {
   HopMonitor monitor;
