@@ -26,8 +26,7 @@ std::optional<std::vector<std::size_t>> forwards_at(double r, std::size_t s, std
                                                     double learner_up, std::span<const ChainWorker> workers) {
   const std::size_t n = workers.size();
   const double q = r / static_cast<double>(s);
-  const std::size_t most =
-      children_max == 1 ? s : std::min(s * std::min(children_max, n), std::max(s, kPlannedChildrenMax));
+  const std::size_t most = std::min(s * children_max, kPlannedChildrenMax);
   std::vector<std::size_t> forwards;
   std::size_t total = 0;
   for (const ChainWorker& w : workers) {

@@ -25,9 +25,9 @@ struct Endpoint {
 };
 std::string to_text(const Endpoint& endpoint);  // "127.0.0.1:7070", "[::1]:7070"
 
-// Imposed link rates; absent means as fast as the machine goes. Chunks and application messages leave evenly, a few
-// milliseconds' worth at a time, when a link of this rate would have carried them. Control messages leave at once and
-// occupy the link all the same, so that the rate holds over time.
+// Imposed link rates, with all headers; absent means as fast as the machine goes. Chunks and application messages leave
+// evenly, a few milliseconds' worth at a time, when a link of this rate would have carried them. Control messages leave
+// at once and occupy the link all the same, so that the rate holds over time.
 struct LinkLimits {
   std::optional<BitRate> up, down;
 };

@@ -53,7 +53,10 @@ json topology_json(const chains::Topology& topology) {
     for (const WorkerId id : chain) ids.push_back(id.value);
     chains.push_back(std::move(ids));
   }
-  return {{"policy", chains::to_string(topology.policy)}, {"chains", chains}, {"depth", topology.depth()}};
+  return {{"policy", chains::to_string(topology.policy)},
+          {"chains", chains},
+          {"stripes", topology.stripes()},
+          {"depth", topology.depth()}};
 }
 
 // At most `width` printable ASCII characters, the rest cut with '~'.
