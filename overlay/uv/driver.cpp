@@ -295,6 +295,7 @@ void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
     return end_if_stopped();
   }
   if (c.leaving) return;
+  last_read_ = c.id;
   if (c.known) core_->on_received(static_cast<std::size_t>(n), now());
   const ConnId id = c.id;
   c.tls->feed(std::as_bytes(std::span(buffer->base, static_cast<std::size_t>(n))));
@@ -391,7 +392,10 @@ void Driver::perform(Action&& action) {
       return;
     }
     reading_ = reading->on;
-    for (const auto& [id, c] : connections_) set_reading(*c);
+    // In turn: whoever is started first is read first, and the limit may allow only one.
+    const auto next = connections_.upper_bound(last_read_);
+    for (auto it = next; it != connections_.end(); ++it) set_reading(*it->second);
+    for (auto it = connections_.begin(); it != next; ++it) set_reading(*it->second);
     return;
   }
   if (const auto* use = std::get_if<act::UseCertificate>(&action)) return use_certificate(*use);

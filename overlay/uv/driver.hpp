@@ -122,6 +122,7 @@ class Driver {
   std::vector<std::function<void()>> later_;  // events found while actions were performed
   std::size_t handshakes_ = 0;                // accepted connections the core does not know yet
   bool draining_ = false, reading_ = true, stopping_ = false;
+  ConnId last_read_{};  // whose bytes came last
   TimePoint stop_at_ = kNever;
   std::uint64_t next_accepted_ = 2;
 

@@ -192,7 +192,8 @@ int learner(const LearnerArgs& args) {
     const bool done = wait(wake, lock, args.seconds_max, [&] {
       std::size_t have = 0;
       for (const auto& [id, name] : members) have += completions[v].contains(name);
-      return reports.contains(v) && have >= members.size();
+      // Those who joined meanwhile are waited for at the end.
+      return reports.contains(v) && (v + 1 < args.publications || have >= members.size());
     });
     nlohmann::json p;
     p["version"] = v;
