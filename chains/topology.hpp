@@ -50,7 +50,7 @@ struct Topology {
   bool contains(WorkerId id) const;
   // kLearnerId for a seed; absent for the learner and for unknown workers.
   std::optional<WorkerId> parent_of(WorkerId id) const;
-  // Seeds for the learner, at most one worker for a worker; empty for unknown ids.
+  // Of all stripes, each once, ascending where there are several; empty for unknown ids.
   std::vector<WorkerId> children_of(WorkerId id) const;
   // How many whole payloads it sends, all stripes together.
   double copies_sent_by(WorkerId id) const;

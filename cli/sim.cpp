@@ -15,7 +15,7 @@ struct Arguments {
   std::vector<std::size_t> workers{2, 4, 8, 16, 32};
   std::string learner_up = "100 Mbit/s", worker_rate = "50 Mbit/s", payload = "20 MB", chunk = "128 KiB";
   std::string delay = "25 ms", jitter = "0 ms", heartbeat = "500 ms";
-  std::vector<std::string> topologies{"star", "echo2", "stripes"};
+  std::vector<std::string> topologies{"star", "echo2", "trees"};
   std::size_t poisoners = 0;
   std::uint64_t seed = 1;
   bool json = false;
@@ -100,7 +100,7 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_sim(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("sim", "Simulate a broadcast with the real protocol cores: star, chains, stripes");
+  auto* verb = app.add_subcommand("sim", "Simulate a broadcast with the real protocol cores: star, chains, trees");
   auto a = std::make_shared<Arguments>();
   verb->add_option("--workers", a->workers, "fleet sizes, e.g. --workers 8,16,64")
       ->delimiter(',')
