@@ -47,6 +47,8 @@ class LearnerCore final : public Core {
   static constexpr int kBadChunksMax = 2;       // before who forwarded them is quarantined
   // Joins that come together are planned once; planning many takes longer, and changes more.
   static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);
+  // Trees are planned anew so far apart at least, in heartbeats, doubled while it happens again and again.
+  static constexpr int kPlanPauseBeats = 2, kPlanPauseBeatsMax = 128;
   static constexpr Duration kPlanDelayPerWorker = std::chrono::microseconds(100);
   static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
   static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
@@ -199,6 +201,8 @@ class LearnerCore final : public Core {
   bool snapshot_wanted_ = false, snapshot_requested_ = false, saving_ = false, save_again_ = false;
   std::optional<SignedBeacon> beacon_;
   std::uint64_t beacon_sequence_ = 0;
+  TimePoint plan_not_before_{};  // trees
+  Duration plan_pause_{};
   TimePoint beat_at_ = kNever, plan_at_ = kNever, save_retry_at_ = kNever;
 };
 

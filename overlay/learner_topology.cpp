@@ -49,6 +49,8 @@ bool LearnerCore::planned_as_a_whole() const {
   return config_.policy == chains::TopologyPolicy::kStripes || config_.policy == chains::TopologyPolicy::kTrees;
 }
 
+// Planning trees anew moves nearly everybody. While trouble goes on, what is local is mended and the plan waits, longer
+// every time.
 void LearnerCore::plan_soon(TimePoint now) {
   plan_at_ = std::min(plan_at_, now + kPlanDelay + kPlanDelayPerWorker * static_cast<std::int64_t>(workers_.size()));
 }
@@ -57,6 +59,19 @@ void LearnerCore::plan_soon(TimePoint now) {
 // topology depends on who is there.
 void LearnerCore::plan_anew(TimePoint now) {
   plan_at_ = kNever;
+  if (config_.policy == chains::TopologyPolicy::kTrees) {
+    if (now < plan_not_before_) {
+      plan_at_ = plan_not_before_;
+      chains::Topology next = topology_;
+      for (const auto& [id, worker] : workers_)
+        if (!topology_.contains(id)) next = chains::append(next, chain_worker(worker, now));
+      return set_topology(std::move(next), now);
+    }
+    const bool quiet = now >= plan_not_before_ + 8 * plan_pause_;
+    plan_pause_ =
+        quiet ? kPlanPauseBeats * config_.heartbeat : std::min(2 * plan_pause_, kPlanPauseBeatsMax * config_.heartbeat);
+    plan_not_before_ = now + plan_pause_;
+  }
   const bool depends_on_all = config_.policy == chains::TopologyPolicy::kBestChains || planned_as_a_whole();
   const bool appending = newest_ && topology_.size() > 0 && !depends_on_all;
   if (appending) {
@@ -75,7 +90,8 @@ void LearnerCore::plan_anew(TimePoint now) {
 // Behind the others, where fewest wait for it; what it may do there follows from its record.
 void LearnerCore::move_back(WorkerId id, TimePoint now) {
   if (!topology_.contains(id)) return;
-  if (planned_as_a_whole()) return plan_anew(now);  // what it can carry has changed
+  if (config_.policy == chains::TopologyPolicy::kStripes) return plan_anew(now);  // what it can carry has changed
+  if (config_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
   set_topology(chains::append(chains::detach(topology_, id), chain_worker(workers_.at(id), now)), now);
 }
 
