@@ -126,9 +126,10 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
 
   // Edges of all stripes share a sender's uplink evenly, and every stripe carries its share of the payload.
   const std::size_t stripes = topology.stripes();
+  std::vector<std::vector<Edge>> edges;
   std::map<WorkerId, std::size_t> children;
   for (std::size_t s = 0; s < stripes; ++s)
-    for (const Edge& edge : edges_of(topology, s)) ++children[edge.from];
+    for (const Edge& edge : edges.emplace_back(edges_of(topology, s))) ++children[edge.from];
   const auto hop = [&](WorkerId from, WorkerId to) {
     const WorkerLink& receiver = link_of.at(to);
     const double up = from == kLearnerId ? learner_up.bits_per_s
@@ -136,8 +137,8 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
     return Hop{BitRate{std::min(up, receiver.down.bits_per_s / static_cast<double>(stripes))}, receiver.delay};
   };
   std::vector<double> wanted;  // by those who receive from the learner
-  for (std::size_t s = 0; s < stripes; ++s)
-    for (const Edge& edge : edges_of(topology, s)) {
+  for (const auto& stripe : edges)
+    for (const Edge& edge : stripe) {
       if (!link_of.contains(edge.to)) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", edge.to);
       if (edge.from != kLearnerId && !link_of.contains(edge.from)) continue;  // named by its own edge
       const BitRate rate = hop(edge.from, edge.to).rate;
@@ -152,9 +153,9 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   const Way start({(payload.count + stripes - 1) / stripes}, chunk);
   std::map<WorkerId, Duration> last;
   auto share = shares.begin();
-  for (std::size_t s = 0; s < stripes; ++s) {
+  for (const auto& stripe : edges) {
     std::map<WorkerId, Way> ways{{kLearnerId, start}};  // to everybody; a parent comes before its children
-    for (const Edge& edge : edges_of(topology, s)) {
+    for (const Edge& edge : stripe) {
       Hop next = hop(edge.from, edge.to);
       if (edge.from == kLearnerId) next.rate = BitRate{*share++};
       Way way = ways.at(edge.from);

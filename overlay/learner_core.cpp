@@ -278,7 +278,7 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
   const auto it = workers_.find(id);
   if (hello.run_id != state_.run_id || it == workers_.end())
     return refuse(conn, fmt::format("worker {} has not joined this run", id), now);
-  if (!hello.catch_up_to && !it->second.is_child_of(kLearnerId))
+  if (!hello.catch_up_to && !it->second.edge_from(kLearnerId))
     return refuse(conn, fmt::format("worker {} was assigned another parent", id), now);
   if (hello.catch_up_to && (!newest() || *hello.catch_up_to > *newest()))
     return refuse(conn, fmt::format("worker {} asks for version {}, which is not published", id, *hello.catch_up_to),

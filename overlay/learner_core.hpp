@@ -98,9 +98,12 @@ class LearnerCore final : public Core {
     SilenceMeter silence;
     TimePoint heard;
     std::optional<Assign> assigned;
-    bool is_child_of(WorkerId parent) const {
-      return assigned && std::any_of(assigned->parents.begin(), assigned->parents.end(),
-                                     [&](const Parent& p) { return p.worker == parent; });
+    // What it is assigned to receive from this parent; null: nothing.
+    const Parent* edge_from(WorkerId parent) const {
+      if (!assigned) return nullptr;
+      const auto it = std::find_if(assigned->parents.begin(), assigned->parents.end(),
+                                   [&](const Parent& p) { return p.worker == parent; });
+      return it == assigned->parents.end() ? nullptr : &*it;
     }
     std::optional<ConnId> dial_back;
     bool reachable = true;  // until dialling back has failed
@@ -168,7 +171,6 @@ class LearnerCore final : public Core {
   void place(WorkerId id, TimePoint now);
   void move_back(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
-  bool planned_as_a_whole() const;
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   BitRate learner_up() const;
   void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);

@@ -44,36 +44,27 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   return w;
 }
 
-// Everybody's place depends on what all the others can carry.
-bool LearnerCore::planned_as_a_whole() const {
-  return config_.policy == chains::TopologyPolicy::kStripes || config_.policy == chains::TopologyPolicy::kTrees;
-}
-
-// Planning trees anew moves nearly everybody. While trouble goes on, what is local is mended and the plan waits, longer
-// every time.
 void LearnerCore::plan_soon(TimePoint now) {
   plan_at_ = std::min(plan_at_, now + kPlanDelay + kPlanDelayPerWorker * static_cast<std::int64_t>(workers_.size()));
 }
 
 // While nothing is under way, plan as if all had come at once; later, leave the others where they are, unless the best
-// topology depends on who is there.
+// topology depends on who is there. Planning trees anew moves nearly everybody: while trouble goes on, the plan waits,
+// longer every time.
 void LearnerCore::plan_anew(TimePoint now) {
   plan_at_ = kNever;
-  if (config_.policy == chains::TopologyPolicy::kTrees) {
-    if (now < plan_not_before_) {
-      plan_at_ = plan_not_before_;
-      chains::Topology next = topology_;
-      for (const auto& [id, worker] : workers_)
-        if (!topology_.contains(id)) next = chains::append(next, chain_worker(worker, now));
-      return set_topology(std::move(next), now);
-    }
+  using enum chains::TopologyPolicy;
+  const bool waits = config_.policy == kTrees && now < plan_not_before_;
+  if (waits) {
+    plan_at_ = plan_not_before_;
+  } else if (config_.policy == kTrees) {
     const bool quiet = now >= plan_not_before_ + 8 * plan_pause_;
     plan_pause_ =
         quiet ? kPlanPauseBeats * config_.heartbeat : std::min(2 * plan_pause_, kPlanPauseBeatsMax * config_.heartbeat);
     plan_not_before_ = now + plan_pause_;
   }
-  const bool depends_on_all = config_.policy == chains::TopologyPolicy::kBestChains || planned_as_a_whole();
-  const bool appending = newest_ && topology_.size() > 0 && !depends_on_all;
+  const bool depends_on_all = config_.policy == kBestChains || config_.policy == kStripes || config_.policy == kTrees;
+  const bool appending = waits || (newest_ && topology_.size() > 0 && !depends_on_all);
   if (appending) {
     chains::Topology next = topology_;
     for (const auto& [id, worker] : workers_)
@@ -147,7 +138,8 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
 void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
   const WorkerId id = child.view.info.id;
   const auto parent = workers_.find(failed.parent);
-  if (parent == workers_.end() || !child.is_child_of(failed.parent)) return;  // settled meanwhile
+  const Parent* const edge = child.edge_from(failed.parent);
+  if (parent == workers_.end() || !edge) return;  // settled meanwhile
   log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
   if (failed.kind == EdgeTroubleKind::kSilent && now - parent->second.heard > 2 * config_.heartbeat)
     return lose(failed.parent, "it is silent to its child and to the learner", false, now);
@@ -163,8 +155,6 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     auto& silent_to = parent->second.silent_to;
     silent_to[id] = now;
     std::erase_if(silent_to, [&](const auto& said) { return said.second + kSilentTogether < now; });
-    const auto edge = std::find_if(child.assigned->parents.begin(), child.assigned->parents.end(),
-                                   [&](const Parent& p) { return p.worker == failed.parent; });
     const auto planned = planned_rate(*edge, child, topology_.copies_sent_by(failed.parent));
     if (silent_to.size() >= 2 && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
   }
@@ -185,7 +175,7 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
   if (parent == workers_.end()) return;
   const auto sender = child.senders.find(poisoned.parent);
   const bool was_child = sender != child.senders.end() && sender->second >= now;
-  if (!child.is_child_of(poisoned.parent) && !was_child) return;  // not an edge of this worker
+  if (!child.edge_from(poisoned.parent) && !was_child) return;  // not an edge of this worker
   child.accused.insert(poisoned.parent);
   parent->second.accused_by.insert(accuser);
   const auto alone = std::count_if(child.accused.begin(), child.accused.end(), [&](WorkerId id) {
