@@ -434,6 +434,7 @@ void MemberCore::on_timer(TimePoint now) {
           helper_silences_ = helper_->silences;
           helper_.reset();
         }
+        if (store_.erase_contested()) store_changed(now);
         need_help(*newest_, now);
       }
     }

@@ -12,9 +12,10 @@ constexpr std::uint64_t kAbandonedAfterMs = 2000;
 
 Status PublicationStore::begin(const Announcement& announcement, const SignedAnnouncement& as_signed) {
   const PublicationId id = id_of(as_signed);
-  if (const StoredPublication* known = find(announcement.key)) {
+  if (StoredPublication* known = find(announcement.key)) {
     if (known->id == id) return ok();
-    if (known->complete || announcement.issued_unix_ms <= known->announcement.issued_unix_ms)
+    known->contested = !known->complete && announcement.issued_unix_ms <= known->announcement.issued_unix_ms;
+    if (known->complete || known->contested)
       return fail(Code::kStale, "announce publication", "{} was announced before", to_text(announcement.key));
     erase(PublicationKey(announcement.key));
   }
@@ -305,6 +306,14 @@ bool PublicationStore::erase_abandoned(std::optional<Version> newest, std::uint6
     erased = true;
   }
   return erased;
+}
+
+bool PublicationStore::erase_contested() {
+  std::vector<PublicationKey> contested;
+  for (const auto& [key, stored] : entries_)
+    if (stored.contested && !stored.complete) contested.push_back(key);
+  for (const PublicationKey& key : contested) erase(key);
+  return !contested.empty();
 }
 
 void PublicationStore::erase_partial_up_to(Version version) {

@@ -29,6 +29,7 @@ struct StoredPublication {
   std::vector<StoredChunk> chunks;  // by index; those not in `have` are empty
   std::uint64_t bytes = 0;          // of the chunks in `have`
   bool complete = false;            // closed by its manifest, and all there
+  bool contested = false;           // an older publication of the same key was refused for this one
 
   const PublicationKey& key() const { return announcement.key; }
   std::optional<std::uint32_t> chunk_count() const {
@@ -96,6 +97,9 @@ class PublicationStore {
   // Drops what was announced some time before `unix_ms`, is not whole, and is newer than what the learner called the
   // newest at that time: it has taken that back. True: something went.
   bool erase_abandoned(std::optional<Version> newest, std::uint64_t unix_ms);
+  // Drops what is not whole and stands in the way of an older publication of the same key: the others may have that one
+  // whole, from before the learner restarted. True: something went.
+  bool erase_contested();
 
   Bytes memory() const { return {memory_}; }
   Bytes memory_peak() const { return {memory_peak_}; }

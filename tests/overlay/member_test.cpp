@@ -387,6 +387,31 @@ TEST(Member, ForgetsWhatTheLearnerTookBack) {
   EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
 }
 
+// The learner signed the version again after a restart, and then nobody had more of that than this worker, while all
+// others have the one from before it whole.
+TEST(Member, LetsGoOfANewerCopyThatNobodyFinishes) {
+  Member m;
+  MadeOptions before, after;
+  before.seed = 1;
+  after.issued_unix_s = before.issued_unix_s + 1;
+  const Made older = make(full(3), 3000, before), newer = make(full(3), 3000, after);
+  m.newest = Version{3};
+  m.tell(m.parent, newer.opening);
+  m.frame(m.parent, newer.chunk(0));
+  m.whole(older);  // a parent with the older one may be as far behind as anybody: it is refused, not yet taken
+  EXPECT_THAT(m.delivered(), IsEmpty());
+  m.pass(kBeat * (MemberCore::kStallHeartbeats - 2));
+  EXPECT_GT(m.core.stats().memory.count, 0u);
+  m.pass(kBeat * 4);
+  ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
+  EXPECT_EQ(m.core.stats().memory.count, 0u);
+  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
+  const ConnId helper = m.last<act::Dial>()->conn;
+  m.core.on_connected(helper, m.now);
+  m.whole(helper, older);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(3)));
+}
+
 // ---- edges ----
 
 TEST(Member, ForwardsEachProvenChunkAsItComes) {
