@@ -7,6 +7,7 @@
 
 #include "chains/fleet_graph.hpp"
 #include "chains/stripes.hpp"
+#include "chains/trees.hpp"
 
 namespace echoline::chains {
 namespace {
@@ -39,8 +40,6 @@ Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker
     return fail(Code::kInvalid, kOperation, "worker {} is listed twice", *twice);
   return ok();
 }
-
-double usable_up(const ChainWorker& w) { return w.may_forward ? w.up.bits_per_s : 0; }
 
 // Forwarders before leaves, possible seeds before others, then by score; ids make the order total.
 bool stands_before(const ChainWorker& a, const ChainWorker& b) {
@@ -81,7 +80,7 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
   std::vector<double> up;
   double down_min = std::numeric_limits<double>::infinity();
   for (const ChainWorker& w : workers) {
-    up.push_back(usable_up(w));
+    up.push_back(w.usable_up().bits_per_s);
     down_min = std::min(down_min, w.down.bits_per_s);
   }
   std::sort(up.begin(), up.end());
@@ -142,7 +141,7 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
   if (policy == TopologyPolicy::kBestChains && order.size() > m) {
     // The slowest uplinks need not send at all: the last m become the tails. The rest keep the score order.
     std::sort(order.begin(), order.end(), [](const ChainWorker& a, const ChainWorker& b) {
-      return std::tuple(-usable_up(a), -a.score, a.id) < std::tuple(-usable_up(b), -b.score, b.id);
+      return std::tuple(b.usable_up(), -a.score, a.id) < std::tuple(a.usable_up(), -b.score, b.id);
     });
     std::sort(order.begin(), order.end() - static_cast<std::ptrdiff_t>(m), stands_before);
   }
@@ -152,22 +151,10 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
 }
 
 Topology detach(const Topology& topology, WorkerId dead) {
+  ECHO_CHECK(topology.policy != TopologyPolicy::kTrees);
   Topology next = topology;
   for (std::size_t s = 0; s < next.stripes(); ++s) {
-    for (auto& chain : next.stripe(s)) {
-      const auto at = std::find(chain.begin(), chain.end(), dead);
-      if (at == chain.end()) continue;
-      const WorkerId parent = at == chain.begin() ? next.root_of(s, dead) : *(at - 1);
-      const bool was_first = at == chain.begin();
-      chain.erase(at);
-      if (s >= next.grafts.size()) continue;
-      auto& grafts = next.grafts[s];
-      grafts.erase(dead);
-      for (auto& [first, root] : grafts)
-        if (root == dead) root = parent;
-      if (was_first && !chain.empty()) grafts[chain.front()] = parent;
-      std::erase_if(grafts, [](const auto& graft) { return graft.second == kLearnerId; });
-    }
+    for (auto& chain : next.stripe(s)) std::erase(chain, dead);
     std::erase_if(next.stripe(s), [](const auto& chain) { return chain.empty(); });
   }
   std::erase(next.leaves_only, dead);
@@ -176,6 +163,7 @@ Topology detach(const Topology& topology, WorkerId dead) {
 }
 
 Topology append(const Topology& topology, const ChainWorker& joiner) {
+  ECHO_CHECK(topology.policy != TopologyPolicy::kTrees);
   ECHO_CHECK(joiner.id != kLearnerId && !topology.contains(joiner.id), "worker {} cannot join: it is in the topology",
              joiner.id);
   Topology next = topology;

@@ -21,12 +21,13 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
 std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> workers);
 
 // Without `dead`: its children now receive from its parent; everybody else keeps their place. An unknown id changes
-// nothing.
+// nothing. Not for trees (checked), which mend_trees() repairs (trees.hpp).
 Topology detach(const Topology& topology, WorkerId dead);
 
 // With a late joiner: a new chain while there are fewer than chains_wanted (always under star), otherwise at the tail
 // of the shortest chain whose tail may forward. Where none may, a forwarding joiner takes the place before the
-// shortest chain's tail, and any other starts a chain. The joiner must not be in the topology yet (checked).
+// shortest chain's tail, and any other starts a chain. The joiner must not be in the topology yet, and the topology
+// not trees (both checked).
 Topology append(const Topology& topology, const ChainWorker& joiner);
 
 }  // namespace echoline::chains

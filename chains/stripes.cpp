@@ -15,25 +15,14 @@ constexpr int kBisections = 60;
 constexpr double kWorthMoreStripes = 1.03;
 constexpr double kRounding = 1 + 1e-9;
 
-double usable_up(const ChainWorker& w) { return w.may_forward ? w.up.bits_per_s : 0; }
-
-std::size_t shares(double up, double q, std::size_t most) {
-  return static_cast<std::size_t>(std::min(std::floor(up / q * kRounding), static_cast<double>(most)));
-}
-
-// How many children each worker feeds at rate r, counted in each of `s` stripes; nothing when not everybody is fed.
-std::optional<std::vector<std::size_t>> forwards_at(double r, std::size_t s, std::size_t children_max,
-                                                    double learner_up, std::span<const ChainWorker> workers) {
+// The children each worker feeds at rate r; nothing when not everybody is fed.
+std::optional<std::vector<std::size_t>> forwards_at(BitRate r, std::size_t s, std::size_t children_max,
+                                                    BitRate learner_up, std::span<const ChainWorker> workers) {
   const std::size_t n = workers.size();
-  const double q = r / static_cast<double>(s);
-  const std::size_t most = std::min(s * children_max, kPlannedChildrenMax);
-  std::vector<std::size_t> forwards;
-  std::size_t total = 0;
-  for (const ChainWorker& w : workers) {
-    forwards.push_back(shares(usable_up(w), q, most));
-    total += forwards.back();
-  }
-  const std::size_t seeds_max = shares(learner_up, q, s * n);
+  std::vector<std::size_t> forwards = children_carried(r, s, children_max, learner_up, workers);
+  const std::size_t seeds_max = forwards.back();
+  forwards.pop_back();
+  std::size_t total = std::accumulate(forwards.begin(), forwards.end(), std::size_t{0});
   if (seeds_max < s) return std::nullopt;
   // Whoever does not forward in a stripe ends a chain there, and every chain begins at the learner.
   if (s * n - std::min(total, s * (n - 1)) > seeds_max) return std::nullopt;
@@ -41,7 +30,7 @@ std::optional<std::vector<std::size_t>> forwards_at(double r, std::size_t s, std
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return usable_up(workers[a]) < usable_up(workers[b]); });
+                   [&](std::size_t a, std::size_t b) { return workers[a].usable_up() < workers[b].usable_up(); });
   while (s * n - total < seeds_max && total > 0) {
     bool spared = false;
     for (const std::size_t i : order) {
@@ -55,35 +44,48 @@ std::optional<std::vector<std::size_t>> forwards_at(double r, std::size_t s, std
   return forwards;
 }
 
-double best_rate(std::size_t s, std::size_t children_max, double learner_up, double most,
-                 std::span<const ChainWorker> workers) {
-  double low = 0, high = most;
-  if (forwards_at(high, s, children_max, learner_up, workers)) return high;
-  for (int i = 0; i < kBisections; ++i) {
-    const double middle = (low + high) / 2;
-    (forwards_at(middle, s, children_max, learner_up, workers) ? low : high) = middle;
-  }
-  return low;
+}  // namespace
+
+std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, std::size_t children_max,
+                                          BitRate learner_up, std::span<const ChainWorker> workers) {
+  const double q = std::max(rate.bits_per_s, 1.0) / static_cast<double>(stripes);
+  const auto carried = [&](BitRate up, std::size_t most) {
+    return static_cast<std::size_t>(std::min(std::floor(up.bits_per_s / q * kRounding), static_cast<double>(most)));
+  };
+  std::vector<std::size_t> children;
+  for (const ChainWorker& w : workers)
+    children.push_back(carried(w.usable_up(), std::min(stripes * children_max, kPlannedChildrenMax)));
+  children.push_back(carried(learner_up, stripes * workers.size()));
+  return children;
 }
 
-}  // namespace
+BitRate best_rate(std::size_t stripes, std::size_t children_max, BitRate learner_up,
+                  std::span<const ChainWorker> workers) {
+  double low = 0, high = learner_up.bits_per_s;
+  for (const ChainWorker& w : workers) high = std::min(high, w.down.bits_per_s);
+  if (forwards_at({high}, stripes, children_max, learner_up, workers)) return {high};
+  for (int i = 0; i < kBisections; ++i) {
+    const double middle = (low + high) / 2;
+    (forwards_at({middle}, stripes, children_max, learner_up, workers) ? low : high) = middle;
+  }
+  return {low};
+}
 
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, std::size_t children_max) {
   ECHO_CHECK(!workers.empty());
-  double most = learner_up.bits_per_s;
-  for (const ChainWorker& w : workers) most = std::min(most, w.down.bits_per_s);
-  std::map<std::size_t, double> rates;  // by stripes
+  std::map<std::size_t, BitRate> rates;  // by stripes
   for (std::size_t s = children_max == 1 ? 1 : kTreeStripesMin; s <= kPlannedStripesMax; s *= 2)
-    rates[s] = best_rate(s, children_max, learner_up.bits_per_s, most, workers);
-  double best = 0;
+    rates[s] = best_rate(s, children_max, learner_up, workers);
+  BitRate best{0};
   for (const auto& [s, rate] : rates) best = std::max(best, rate);
-  const auto chosen =
-      std::find_if(rates.begin(), rates.end(), [&](const auto& of) { return of.second * kWorthMoreStripes >= best; });
+  const auto chosen = std::find_if(rates.begin(), rates.end(), [&](const auto& of) {
+    return of.second.bits_per_s * kWorthMoreStripes >= best.bits_per_s;
+  });
   StripePlan plan;
   plan.stripes = chosen->first;
-  plan.rate = {chosen->second};
-  if (chosen->second > 0) {
-    plan.forwards = *forwards_at(chosen->second, plan.stripes, children_max, learner_up.bits_per_s, workers);
+  plan.rate = chosen->second;
+  if (plan.rate.bits_per_s > 0) {
+    plan.forwards = *forwards_at(plan.rate, plan.stripes, children_max, learner_up, workers);
   } else {  // nobody may forward: the learner serves everybody
     plan.forwards.assign(workers.size(), 0);
   }
@@ -116,52 +118,6 @@ void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers,
     // The longest chains get their tails last: all are equally long, but for one worker.
     for (std::size_t i = 0; i < tails.size(); ++i) chains[chains.size() - 1 - i].push_back(workers[tails[i]].id);
     topology.stripe(j) = std::move(chains);
-  }
-}
-
-void build_trees(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
-  const std::size_t s = plan.stripes, n = workers.size();
-  std::vector<std::size_t> left = plan.forwards, order(n), children(n);
-  const std::size_t planned = std::accumulate(left.begin(), left.end(), std::size_t{0});
-  const std::size_t seeds = s * n - std::min(planned, s * (n - 1));
-  topology.further.resize(s - 1);
-  topology.grafts.assign(s, {});
-  for (std::size_t j = 0; j < s; ++j) {
-    // Who has most left to give is asked first: no one is left with more than the remaining stripes can take.
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return left[a] > left[b]; });
-    std::size_t from_learner = seeds / s + (j < seeds % s), wanted = n - from_learner;
-    std::fill(children.begin(), children.end(), 0);
-    for (const std::size_t i : order) {
-      children[i] = std::min({left[i], wanted, kTreeChildrenMax});
-      left[i] -= children[i];
-      wanted -= children[i];
-    }
-    from_learner += wanted;
-    // Those with most children stand nearest to the learner, after those that should.
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return std::tuple(children[a] == 0, !workers[a].may_seed, children[b]) <
-             std::tuple(children[b] == 0, !workers[b].may_seed, children[a]);
-    });
-    constexpr std::size_t kLearner = std::numeric_limits<std::size_t>::max();
-    std::deque<std::size_t> open(from_learner, kLearner);  // places to stand, by parent
-    std::map<std::size_t, std::size_t> tails;              // of chains: worker -> chain
-    Chains& chains = topology.stripe(j);
-    for (const std::size_t i : order) {
-      const std::size_t parent = open.front();
-      open.pop_front();
-      open.insert(open.end(), children[i], i);
-      if (const auto tail = parent == kLearner ? tails.end() : tails.find(parent); tail != tails.end()) {
-        chains[tail->second].push_back(workers[i].id);
-        tails[i] = tail->second;
-        tails.erase(tail);
-        continue;
-      }
-      if (parent != kLearner) topology.grafts[j][workers[i].id] = workers[parent].id;
-      tails[i] = chains.size();
-      chains.push_back({workers[i].id});
-    }
   }
 }
 

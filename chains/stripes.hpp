@@ -28,10 +28,16 @@ struct StripePlan {
 // stripes as come within 3 % of the best. Workers that may not forward count as uplink 0. Requires at least one worker.
 StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, std::size_t children_max = 1);
 
-// Both set the chains of every stripe, for workers in the order in which they should stand. Chains need a plan for one
-// child.
+// The rate of such a plan with so many stripes.
+BitRate best_rate(std::size_t stripes, std::size_t children_max, BitRate learner_up,
+                  std::span<const ChainWorker> workers);
+
+// How many children every worker's uplink, and last the learner's, carries while all receive at `rate`, counted in
+// every stripe.
+std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, std::size_t children_max,
+                                          BitRate learner_up, std::span<const ChainWorker> workers);
+
+// Sets the chains of every stripe, for workers in the order in which they should stand and a plan for one child.
 void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology);
-// As shallow as the plan allows: in a stripe few workers forward, each to many.
-void build_trees(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology);
 
 }  // namespace echoline::chains

@@ -30,6 +30,8 @@ struct ChainWorker {
   double score = 0;         // peer_score(); higher stands nearer to the learner
   bool may_forward = true;  // false: receives only (Role::kRolloutOnly)
   bool may_seed = true;     // false: placed behind every worker that may (Role::kTail)
+
+  BitRate usable_up() const { return may_forward ? up : BitRate{0}; }
 };
 
 using Chains = std::vector<std::vector<WorkerId>>;

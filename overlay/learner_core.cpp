@@ -355,11 +355,7 @@ void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye,
     b.active.erase(id);
     b.waiting.erase(id);
   }
-  if (topology_.contains(id)) {
-    set_topology(chains::detach(topology_, id), now);
-    // Its parent may have got many children at once.
-    if (config_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
-  }
+  take_out(id, now);
   check_broadcasts(now);
 }
 

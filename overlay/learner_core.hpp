@@ -8,6 +8,7 @@
 
 #include "chains/planner.hpp"
 #include "chains/score.hpp"
+#include "chains/trees.hpp"
 #include "overlay/edge_sender.hpp"
 #include "overlay/hop_monitor.hpp"
 #include "overlay/sealer.hpp"
@@ -168,10 +169,13 @@ class LearnerCore final : public Core {
   // Topology (learner_topology.cpp).
   void plan_soon(TimePoint now);
   void plan_anew(TimePoint now);
-  void place(WorkerId id, TimePoint now);
+  chains::MendedTrees mended_trees(std::optional<WorkerId> moved, TimePoint now) const;
+  void set_mended(chains::MendedTrees mended, TimePoint now);
   void move_back(WorkerId id, TimePoint now);
+  void take_out(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
+  std::vector<chains::ChainWorker> chain_workers(TimePoint now) const;
   BitRate learner_up() const;
   void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);

@@ -44,46 +44,63 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   return w;
 }
 
+std::vector<chains::ChainWorker> LearnerCore::chain_workers(TimePoint now) const {
+  std::vector<chains::ChainWorker> all;
+  for (const auto& [id, worker] : workers_) all.push_back(chain_worker(worker, now));
+  return all;
+}
+
 void LearnerCore::plan_soon(TimePoint now) {
   plan_at_ = std::min(plan_at_, now + kPlanDelay + kPlanDelayPerWorker * static_cast<std::int64_t>(workers_.size()));
 }
 
 // While nothing is under way, plan as if all had come at once; later, leave the others where they are, unless the best
-// topology depends on who is there. Planning trees anew moves nearly everybody: while trouble goes on, the plan waits,
-// longer every time.
+// topology depends on who is there. Trees are mended then, and planned anew only where mending leaves them slow: that
+// moves nearly everybody, so while trouble goes on it waits, longer every time.
 void LearnerCore::plan_anew(TimePoint now) {
   plan_at_ = kNever;
   using enum chains::TopologyPolicy;
-  const bool waits = config_.policy == kTrees && now < plan_not_before_;
-  if (waits) {
-    plan_at_ = plan_not_before_;
-  } else if (config_.policy == kTrees) {
+  const bool under_way = newest_ && topology_.size() > 0;
+  if (under_way && config_.policy == kTrees) {
+    chains::MendedTrees mended = mended_trees(std::nullopt, now);
+    if (now < plan_not_before_ || !mended.slow()) return set_mended(std::move(mended), now);
     const bool quiet = now >= plan_not_before_ + 8 * plan_pause_;
     plan_pause_ =
         quiet ? kPlanPauseBeats * config_.heartbeat : std::min(2 * plan_pause_, kPlanPauseBeatsMax * config_.heartbeat);
     plan_not_before_ = now + plan_pause_;
-  }
-  const bool depends_on_all = config_.policy == kBestChains || config_.policy == kStripes || config_.policy == kTrees;
-  const bool appending = waits || (newest_ && topology_.size() > 0 && !depends_on_all);
-  if (appending) {
+  } else if (under_way && config_.policy != kBestChains && config_.policy != kStripes) {
     chains::Topology next = topology_;
     for (const auto& [id, worker] : workers_)
       if (!topology_.contains(id)) next = chains::append(next, chain_worker(worker, now));
     return set_topology(std::move(next), now);
   }
-  std::vector<chains::ChainWorker> all;
-  for (const auto& [id, worker] : workers_) all.push_back(chain_worker(worker, now));
-  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, all, config_.policy);
+  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), config_.policy);
   ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
   set_topology(std::move(*planned), now);
+}
+
+chains::MendedTrees LearnerCore::mended_trees(std::optional<WorkerId> moved, TimePoint now) const {
+  return chains::mend_trees(topology_, learner_up(), chain_workers(now), moved);
+}
+
+void LearnerCore::set_mended(chains::MendedTrees mended, TimePoint now) {
+  if (mended.slow()) plan_at_ = std::min(plan_at_, std::max(now + kPlanDelay, plan_not_before_));
+  set_topology(std::move(mended.topology), now);
 }
 
 // Behind the others, where fewest wait for it; what it may do there follows from its record.
 void LearnerCore::move_back(WorkerId id, TimePoint now) {
   if (!topology_.contains(id)) return;
+  if (config_.policy == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(id, now), now);
   if (config_.policy == chains::TopologyPolicy::kStripes) return plan_anew(now);  // what it can carry has changed
-  if (config_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
   set_topology(chains::append(chains::detach(topology_, id), chain_worker(workers_.at(id), now)), now);
+}
+
+// A worker that is gone, from its place; who is left gets its children.
+void LearnerCore::take_out(WorkerId id, TimePoint now) {
+  if (!topology_.contains(id)) return;
+  if (config_.policy == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(std::nullopt, now), now);
+  set_topology(chains::detach(topology_, id), now);
 }
 
 // Tells every worker whose parents changed, and only those.

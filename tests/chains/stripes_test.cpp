@@ -108,13 +108,6 @@ TEST(Topology, ATreeIsCheckedAsOne) {
   EXPECT_THAT(validate(t, t.workers()).error().detail, HasSubstr("hangs on worker 9"));
 }
 
-TEST(Topology, ATreeIsRepaired) {
-  EXPECT_EQ(detach(tree(), id(1)).to_text(), "learner -> 2 -> 3 | learner -> 4 -> 5 | 2 -> 6");
-  EXPECT_EQ(detach(tree(), id(2)).to_text(), "learner -> 1 -> 3 | 1 -> 4 -> 5 | 1 -> 6");
-  EXPECT_EQ(detach(tree(), id(4)).to_text(), "learner -> 1 -> 2 -> 3 | 1 -> 5 | 2 -> 6");
-  EXPECT_EQ(detach(tree(), id(6)).to_text(), "learner -> 1 -> 2 -> 3 | 1 -> 4 -> 5");
-}
-
 // All uplinks of a tree are shared evenly: 1 sends to two at 20 Mbit/s, 4 to one.
 TEST(Topology, TimeOfATree) {
   std::vector<WorkerLink> links;

@@ -1,0 +1,130 @@
+// Trees mended where they broke: who stays where it is, who moves, and how fast everybody still receives.
+#include "chains/trees.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/random.hpp"
+#include "chains/fleet_graph.hpp"
+#include "chains/planner.hpp"
+
+namespace echoline::chains {
+namespace {
+
+using testing::ElementsAre;
+
+BitRate mbit(double m) { return BitRate::from_mbit_per_s(m); }
+WorkerId id(std::uint64_t v) { return WorkerId{v}; }
+ChainWorker worker(std::uint64_t v, double up_mbit, double down_mbit = 1000) {
+  return {id(v), mbit(up_mbit), mbit(down_mbit), 0.5, true, true};
+}
+std::vector<ChainWorker> equal_workers(std::uint64_t n) {
+  std::vector<ChainWorker> workers;
+  for (std::uint64_t v = 1; v <= n; ++v) workers.push_back(worker(v, 50, 50));
+  return workers;
+}
+Topology planned(const std::vector<ChainWorker>& workers, double learner_mbit) {
+  auto t = plan_chains(mbit(learner_mbit), mbit(8), workers, TopologyPolicy::kTrees);
+  EXPECT_TRUE(t) << t.error().message();
+  return *t;
+}
+void expect_valid(const Topology& t, const std::vector<ChainWorker>& workers) {
+  std::vector<WorkerId> all;
+  for (const ChainWorker& w : workers) all.push_back(w.id);
+  const Status status = validate(t, all);
+  EXPECT_TRUE(status) << status.error().message();
+}
+// Of all stripes, those that have another parent than before; newcomers do not count.
+std::size_t moved(const Topology& before, const Topology& after) {
+  std::size_t edges = 0;
+  const auto now = after.parents();
+  for (const auto& [worker, parents] : before.parents())
+    if (const auto it = now.find(worker); it != now.end())
+      for (std::size_t s = 0; s < parents.size(); ++s) edges += parents[s] != it->second[s];
+  return edges;
+}
+
+TEST(MendedTrees, NothingBrokenNothingMoves) {
+  const auto workers = equal_workers(16);
+  const Topology t = planned(workers, 100);
+  const MendedTrees mended = mend_trees(t, mbit(100), workers);
+  EXPECT_EQ(moved(t, mended.topology), 0u);
+  EXPECT_NEAR(mended.best.mbit_per_s(), 50, 0.1);
+  EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1);
+}
+
+TEST(MendedTrees, OnlyWhatADeadWorkerFedMoves) {
+  auto workers = equal_workers(16);
+  const Topology t = planned(workers, 100);
+  for (std::size_t dead = 0; dead < workers.size(); ++dead) {
+    auto left = workers;
+    left.erase(left.begin() + static_cast<std::ptrdiff_t>(dead));
+    const MendedTrees mended = mend_trees(t, mbit(100), left);
+    expect_valid(mended.topology, left);
+    std::size_t fed = 0;
+    for (const auto& [worker, parents] : t.parents())
+      fed += static_cast<std::size_t>(std::count(parents.begin(), parents.end(), workers[dead].id));
+    EXPECT_EQ(moved(t, mended.topology), fed);
+    EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1) << mended.topology.to_text();
+  }
+}
+
+TEST(MendedTrees, WhoIsMovedKeepsNobody) {
+  const auto workers = equal_workers(16);
+  const Topology t = planned(workers, 100);
+  const WorkerId busy = t.chains.front().front();
+  auto slower = workers;
+  for (ChainWorker& w : slower)
+    if (w.id == busy) w.may_forward = false;
+  const MendedTrees mended = mend_trees(t, mbit(100), slower, busy);
+  expect_valid(mended.topology, slower);
+  EXPECT_TRUE(mended.topology.children_of(busy).empty());
+  EXPECT_THAT(mended.topology.leaves_only, ElementsAre(busy));
+}
+
+// Over random fleets that lose, win and mistrust workers: always trees, nobody above its uplink by more than a little.
+TEST(MendedTrees, StayTreesAndFastOverManyChanges) {
+  Random random(11);
+  std::vector<double> parts;
+  for (int round = 0; round < 40; ++round) {
+    SCOPED_TRACE(round);
+    const double learner_mbit = static_cast<double>(random.between(50, 200));
+    std::vector<ChainWorker> workers;
+    std::uint64_t next = 1;
+    const auto join = [&] {
+      workers.push_back(worker(next++, static_cast<double>(random.between(10, 100)), 200));
+      workers.back().may_seed = random.below(4) != 0;
+    };
+    for (auto n = random.between(2, 40); n > 0; --n) join();
+    Topology t = planned(workers, learner_mbit);
+    for (int step = 0; step < 100; ++step) {
+      std::optional<WorkerId> back;
+      const auto any = random.below(workers.size());
+      switch (random.below(4)) {
+        case 0:
+          if (workers.size() > 2) workers.erase(workers.begin() + static_cast<std::ptrdiff_t>(any));
+          break;
+        case 1:
+          back = workers[any].id;
+          workers[any].may_forward = !workers[any].may_forward;
+          break;
+        default:
+          if (workers.size() < 60) join();
+      }
+      MendedTrees mended = mend_trees(t, mbit(learner_mbit), workers, back);
+      expect_valid(mended.topology, workers);
+      parts.push_back(mended.rate.bits_per_s / mended.best.bits_per_s);
+      t = std::move(mended.topology);
+    }
+  }
+  std::sort(parts.begin(), parts.end());
+  const auto at = [&](double q) { return parts[static_cast<std::size_t>(q * static_cast<double>(parts.size() - 1))]; };
+  EXPECT_GE(at(0.5), 0.88);
+  EXPECT_GE(at(0.05), 0.75);
+}
+
+}  // namespace
+}  // namespace echoline::chains
