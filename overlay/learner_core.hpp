@@ -209,6 +209,7 @@ class LearnerCore final : public Core {
   std::uint64_t beacon_sequence_ = 0;
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
+  bool stripes_lag_ = false;  // behind a slow hop: mended trees would end with these alone
   TimePoint beat_at_ = kNever, plan_at_ = kNever, save_retry_at_ = kNever;
 };
 

@@ -63,7 +63,8 @@ void LearnerCore::plan_anew(TimePoint now) {
   const bool under_way = newest_ && topology_.size() > 0;
   if (under_way && config_.policy == kTrees) {
     chains::MendedTrees mended = mended_trees(std::nullopt, now);
-    if (now < plan_not_before_ || !mended.slow()) return set_mended(std::move(mended), now);
+    const bool worth_it = std::exchange(stripes_lag_, false) || mended.slow();
+    if (now < plan_not_before_ || !worth_it) return set_mended(std::move(mended), now);
     const bool quiet = now >= plan_not_before_ + 8 * plan_pause_;
     plan_pause_ =
         quiet ? kPlanPauseBeats * config_.heartbeat : std::min(2 * plan_pause_, kPlanPauseBeatsMax * config_.heartbeat);
@@ -311,6 +312,9 @@ void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now)
   worker.slow_until = now + kSlowMemory;
   hops_.forget(blamed);
   move_back(blamed, now);
+  if (config_.policy != chains::TopologyPolicy::kTrees) return;
+  stripes_lag_ = true;
+  plan_soon(now);
 }
 
 }  // namespace echoline::overlay
