@@ -6,15 +6,16 @@ namespace echoline::overlay {
 
 void HopMonitor::observe(const Hop& hop, std::uint64_t held_by_sender, std::uint64_t held_by_receiver,
                          std::optional<BitRate> expected, TimePoint now) {
-  Last& last = last_.try_emplace(hop, Last{now, now, held_by_receiver}).first->second;
-  if (held_by_receiver < last.held) last = {last.first, now, held_by_receiver};  // another publication
+  Last& last = last_.try_emplace(hop, Last{now, now, now, held_by_receiver}).first->second;
+  latest_ = last.seen = now;
+  if (held_by_receiver < last.held) last = {last.first, now, now, held_by_receiver};  // another publication
   if (now > last.at && held_by_receiver > last.held) {
     const double rate = static_cast<double>(held_by_receiver - last.held) / seconds(now - last.at);
     Speed& speed = speeds_.try_emplace(hop, Speed{rate, 0}).first->second;
     speed.now = 0.5 * speed.now + 0.5 * rate;
     speed.best = std::max(speed.best, speed.now);
   }
-  if (held_by_receiver != last.held) last = {last.first, now, held_by_receiver};
+  if (held_by_receiver != last.held) last = {last.first, now, now, held_by_receiver};
 
   if (held_by_sender < held_by_receiver + kGapBytesMin || now < last.first + kSettling) {
     watched_.erase(hop);
@@ -49,6 +50,10 @@ std::optional<HopMonitor::Finding> HopMonitor::judge(const Hop& hop, const Watch
 }
 
 std::vector<HopMonitor::Finding> HopMonitor::find() {
+  std::erase_if(last_, [&](const auto& item) { return item.second.seen + kForgotten < latest_; });
+  const auto unknown = [&](const auto& item) { return !last_.contains(item.first); };
+  std::erase_if(watched_, unknown);
+  std::erase_if(speeds_, unknown);
   const auto part = [](const Finding& f) { return f.rate.bits_per_s / f.expected.bits_per_s; };
   const auto usual = usual_rate();
   std::map<Hop, Finding> found;

@@ -22,6 +22,7 @@ class HopMonitor {
   static constexpr double kSlow = 0.3;                                    // of the rate that was planned
   static constexpr double kSlowOfOthers = 0.25;                           // of the other hops' median, if none was
   static constexpr std::uint64_t kGapBytesMin = 256 * 1024;
+  static constexpr Duration kForgotten = std::chrono::minutes(1);  // a hop that nobody speaks of any more
 
   struct Hop {
     WorkerId from, to;
@@ -41,6 +42,7 @@ class HopMonitor {
   // what it acknowledges, too.
   std::vector<Finding> find();
   void forget(WorkerId worker);
+  std::size_t size() const { return last_.size(); }  // hops it knows
 
  private:
   struct Watch {
@@ -64,10 +66,11 @@ class HopMonitor {
   };
   std::map<Hop, Speed> speeds_;
   struct Last {
-    TimePoint first, at;
+    TimePoint first, at, seen;
     std::uint64_t held = 0;
   };
   std::map<Hop, Last> last_;
+  TimePoint latest_{};
 };
 
 }  // namespace echoline::overlay

@@ -224,9 +224,9 @@ void Invariants::check_liveness() {
     const Fleet::Worker& w = fleet_.worker(i);
     if (!w.wanted || (w.active && w.active->version == *newest)) continue;
     violated(kLiveness,
-             fmt::format("worker {} ({}) has {}, the newest is version {}; {}{}", i, to_text(w.options.malice),
-                         w.active ? fmt::format("version {}", w.active->version) : "nothing", *newest,
-                         w.joined ? "it is a member" : "it is no member",
+             fmt::format("the worker on host {} ({}) has {}, the newest is version {}; {}{}", w.host.value,
+                         to_text(w.options.malice), w.active ? fmt::format("version {}", w.active->version) : "nothing",
+                         *newest, w.joined ? "it is a member" : "it is no member",
                          w.last_end.empty() ? "" : fmt::format("; its last process ended: {}", w.last_end)));
   }
 }

@@ -456,6 +456,15 @@ void Driver::flush(Connection& c) {
     if (!draining_) drain();
     return;
   }
+  const auto end_later = [&](std::string why) {
+    later_.push_back([this, id = c.id, why = std::move(why)] {
+      if (Connection* lost_one = find(id)) lost(*lost_one, why);
+    });
+  };
+  if (const std::size_t waiting = c.tcp.write_queue_size + c.block.size() - done; waiting > kUnreadBytesMax) {
+    c.block = {};
+    return end_later(fmt::format("the peer does not read: {} bytes wait for it", waiting));
+  }
   auto write = std::make_unique<Write>();
   write->connection = &c;
   write->plain = plain;
@@ -481,9 +490,7 @@ void Driver::flush(Connection& c) {
     return;
   }
   --c.writing;
-  later_.push_back([this, id = c.id, e] {
-    if (Connection* lost_one = find(id)) lost(*lost_one, uv_strerror(e));
-  });
+  end_later(uv_strerror(e));
 }
 
 void Driver::dial(const act::Dial& dial) {

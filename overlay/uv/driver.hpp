@@ -28,6 +28,8 @@ struct DriverOptions {
 class Driver {
  public:
   static constexpr std::size_t kHandshakesMax = 1024;  // connections that have not proven who they are
+  // That wait for one peer to read them; the connection of one that lets more pile up is over.
+  static constexpr std::size_t kUnreadBytesMax = 16 * 1024 * 1024;
 
   // Binds and listens; nothing runs yet. kInvalid when the port is in use or the host is not a numeric address.
   static Result<std::unique_ptr<Driver>> open(DriverOptions options);

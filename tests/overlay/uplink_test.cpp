@@ -389,6 +389,17 @@ TEST(HopMonitor, ForgetsAWorker) {
   EXPECT_TRUE(monitor.find().empty());
 }
 
+TEST(HopMonitor, ForgetsHopsThatNobodySpeaksOf) {
+  HopMonitor monitor;
+  for (std::uint64_t w = 2; w < 100; ++w)
+    for (TimePoint now = at(static_cast<double>(w) * 10); now < at(static_cast<double>(w) * 10 + 5);
+         now += milliseconds(1000)) {
+      monitor.observe({WorkerId{1}, WorkerId{w}}, 1 << 30, 1, kMegabytePerS, now);
+      monitor.find();
+    }
+  EXPECT_LE(monitor.size(), 8u);
+}
+
 // ---- catching up ----
 
 TEST(CatchUp, FindsTheCheapestWay) {
