@@ -62,7 +62,8 @@ std::vector<std::string> preprocess(const std::filesystem::path& root, const std
 }
 
 bool is_hidden_library(const std::string& path) {
-  static const std::regex kHidden(R"((/torch/|/ATen/|/c10/|/uv\.h$|/uv/[a-z]+\.h$|/sqlite3\.h$|/boost/graph/))");
+  static const std::regex kHidden(
+      R"((/torch/|/ATen/|/c10/|/uv\.h$|/uv/[a-z]+\.h$|/sqlite3\.h$|/openssl/|/blake3\.h$|/boost/graph/))");
   return std::regex_search(path, kHidden);
 }
 
