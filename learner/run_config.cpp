@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "base/config.hpp"
+#include "overlay/trust/authority.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -13,8 +14,11 @@ void read_run(ConfigSection s, RunSection& c) {
   const bool plain = std::all_of(c.name.begin(), c.name.end(), [](unsigned char ch) {
     return std::isalnum(ch) != 0 || ch == '-' || ch == '_' || ch == '.';
   });
-  if (!plain || (!c.name.empty() && c.name.front() == '.'))
-    s.error("name", "expected letters, digits, '-', '_' and '.', not starting with '.'; it names a folder");
+  if (!plain || c.name.starts_with('.') || c.name.size() > overlay::trust::kRunIdBytesMax)
+    s.error("name",
+            fmt::format("expected at most {} letters, digits, '-', '_' and '.', not starting with '.'; it names "
+                        "the run and its folder",
+                        overlay::trust::kRunIdBytesMax));
   s.read("seed", c.seed);
   s.require("steps", c.steps, {.min = 1, .max = 10'000'000});
   s.read("folder", c.folder);

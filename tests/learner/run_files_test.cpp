@@ -46,6 +46,16 @@ TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
   EXPECT_NE(config.error().detail.find("--set network.uplink"), std::string::npos) << config.error().detail;
 }
 
+TEST_F(RunFilesTest, TheNameIsGoodForAFolderAndForCertificates) {
+  const auto named = [](const std::string& name) {
+    const auto config = load_run_config("configs/quickstart.yaml", {{"run.name", name}});
+    return config ? std::string() : config.error().detail;
+  };
+  EXPECT_EQ(named(std::string(64, 'n')), "");
+  for (const std::string& bad : {std::string(65, 'n'), std::string("a/b"), std::string(".hidden")})
+    EXPECT_NE(named(bad).find("expected at most 64 letters"), std::string::npos) << bad << ": " << named(bad);
+}
+
 TEST_F(RunFilesTest, ASecondRunKeepsTheFirst) {
   const std::filesystem::path run = folder_ / "run";
   {
