@@ -150,4 +150,11 @@ std::string Topology::to_text() const {
   return text;
 }
 
+std::string Topology::to_short_text() const {
+  const std::string text = to_text();
+  if (stripes() == 1) return text;
+  return fmt::format("{} stripes, at most {} hops; the first: {}", stripes(), depth(),
+                     text.substr(0, text.find(" || ")));
+}
+
 }  // namespace echoline::chains

@@ -72,6 +72,8 @@ struct Topology {
   std::vector<WorkerId> workers() const;
   // "learner -> 1 -> 4 | learner -> 2 -> 5 | 2 -> 6"; stripes are told apart by " || "
   std::string to_text() const;
+  // As much of it as one wants to look at: where there are several stripes, only the first.
+  std::string to_short_text() const;
 
   friend bool operator==(const Topology&, const Topology&) = default;
 };

@@ -539,7 +539,7 @@ class Service {
       rollouts = rollouts_now;
       busy_s = busy_now;
     }
-    topology_ = stats.topology.to_text();
+    topology_ = stats.topology.to_short_text();
   }
 
   void phase(const std::string& text) {

@@ -239,7 +239,7 @@ std::string Plan::to_table() const {
                    exact_usd_per_hour ? fmt::format(", {:.1f} % above the optimum", above(*exact_usd_per_hour)) : ""));
   line(fmt::format("staleness: at worst {} steps, {} with any fleet that meets the requirement, budget {}",
                    staleness_worst, staleness_bound, request.staleness_budget));
-  line(fmt::format("topology ({}): {}", chains::to_string(topology.policy), topology.to_text()));
+  line(fmt::format("topology ({}): {}", chains::to_string(topology.policy), topology.to_short_text()));
   for (const std::string& note : notes) line("note: " + note);
   line("");
   out += rented_table(*this);

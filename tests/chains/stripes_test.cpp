@@ -38,6 +38,7 @@ TEST(Topology, OfTwoStripes) {
   EXPECT_EQ(t.size(), 3u);
   EXPECT_EQ(t.depth(), 3u);
   EXPECT_EQ(t.to_text(), "learner -> 1 -> 2 -> 3 || learner -> 3 -> 1 | learner -> 2");
+  EXPECT_EQ(t.to_short_text(), "2 stripes, at most 3 hops; the first: learner -> 1 -> 2 -> 3");
   EXPECT_THAT(t.workers(), ElementsAre(id(1), id(2), id(3)));
   const auto parents = t.parents();
   EXPECT_THAT(parents.at(id(1)), ElementsAre(kLearnerId, id(3)));
@@ -82,6 +83,7 @@ Topology tree() {
 TEST(Topology, OfATree) {
   const Topology t = tree();
   EXPECT_EQ(t.to_text(), "learner -> 1 -> 2 -> 3 | 1 -> 4 -> 5 | 2 -> 6");
+  EXPECT_EQ(t.to_short_text(), t.to_text());
   EXPECT_TRUE(validate(t, t.workers()));
   EXPECT_EQ(t.depth(), 3u);
   EXPECT_EQ(t.depth_of(id(5)), 3u);
