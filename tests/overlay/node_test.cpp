@@ -84,34 +84,22 @@ TEST_F(NodeTest, EveryVersionReachesEveryWorkerAndLeavesTheLearnerOnce) {
   });
 }
 
-// A worker process of its own, to be killed as the operating system kills.
-class WorkerProcess {
+// A process of its own, joined by a pipe, to be killed as the operating system kills. Forks before this one has
+// threads.
+class Process {
  public:
-  // Forks before this process has threads; the worker waits for the learner's port and its token.
-  WorkerProcess() {
+  // The new process runs `body` with the pipe's two ends and then waits to be killed.
+  explicit Process(const std::function<void(const int* fds)>& body) {
     ECHO_CHECK(::pipe(fds_) == 0);
     pid_ = ::fork();
     if (pid_ != 0) return;
-    std::uint16_t port = 0;
-    char token[1024] = "";
-    if (::read(fds_[0], &port, sizeof port) != sizeof port || ::read(fds_[0], token, sizeof token) <= 0) ::_exit(1);
-    WorkerOptions o;
-    o.learner = {"127.0.0.1", port};
-    o.name = "victim";
-    o.token = trust::Secret(std::string(token));
-    o.join_timeout = kPatience;
-    const auto node = WorkerNode::start(o, {});
-    if (!node) ::_exit(2);
+    body(fds_);
     for (;;) ::pause();
   }
-  ~WorkerProcess() {
+  ~Process() {
     kill();
     ::close(fds_[0]);
     ::close(fds_[1]);
-  }
-  void join(std::uint16_t port, std::string_view token) {
-    EXPECT_EQ(::write(fds_[1], &port, sizeof port), static_cast<ssize_t>(sizeof port));
-    EXPECT_EQ(::write(fds_[1], token.data(), token.size()), static_cast<ssize_t>(token.size()));
   }
   void kill() {
     if (pid_ <= 0) return;
@@ -119,9 +107,35 @@ class WorkerProcess {
     ::waitpid(std::exchange(pid_, -1), nullptr, 0);
   }
 
- private:
+ protected:
   int fds_[2];
+
+ private:
   pid_t pid_ = -1;
+};
+
+// A worker that waits for the learner's port and its token.
+class WorkerProcess : public Process {
+ public:
+  WorkerProcess() : Process(run) {}
+  void join(std::uint16_t port, std::string_view token) {
+    EXPECT_EQ(::write(fds_[1], &port, sizeof port), static_cast<ssize_t>(sizeof port));
+    EXPECT_EQ(::write(fds_[1], token.data(), token.size()), static_cast<ssize_t>(token.size()));
+  }
+
+ private:
+  static void run(const int* fds) {
+    std::uint16_t port = 0;
+    char token[1024] = "";
+    if (::read(fds[0], &port, sizeof port) != sizeof port || ::read(fds[0], token, sizeof token) <= 0) ::_exit(1);
+    WorkerOptions o;
+    o.learner = {"127.0.0.1", port};
+    o.name = "victim";
+    o.token = trust::Secret(std::string(token));
+    o.join_timeout = kPatience;
+    static const auto node = WorkerNode::start(o, {});
+    if (!node) ::_exit(2);
+  }
 };
 
 TEST_F(NodeTest, TheOthersFinishWhenTheWorkerBeforeThemIsKilled) {
@@ -229,30 +243,10 @@ TEST_F(NodeTest, APublicationThatIsLargerThanMemoryLiesInAFile) {
   EXPECT_LT(worker.node->stats().memory_peak.count, 3'000'000u);
 }
 
-// A learner process of its own: it publishes version 0, and is killed.
-class LearnerProcess {
+// A learner that publishes version 0.
+class LearnerProcess : public Process {
  public:
-  explicit LearnerProcess(const std::filesystem::path& folder) {
-    ECHO_CHECK(::pipe(fds_) == 0);
-    pid_ = ::fork();
-    if (pid_ != 0) return;
-    TestLearner learner;
-    LearnerOptions options = TestLearner::quick();
-    options.folder = folder;
-    learner.start(options);
-    if (!learner.publish(0, {}, 100'000)) ::_exit(1);
-    const std::uint16_t port = learner.node->endpoint().port;
-    const trust::Secret token = *learner.node->issue_token("kept");
-    if (::write(fds_[1], &port, sizeof port) != sizeof port ||
-        ::write(fds_[1], token.reveal().data(), token.reveal().size()) <= 0)
-      ::_exit(2);
-    for (;;) ::pause();
-  }
-  ~LearnerProcess() {
-    kill();
-    ::close(fds_[0]);
-    ::close(fds_[1]);
-  }
+  explicit LearnerProcess(const std::filesystem::path& folder) : Process([&](const int* fds) { run(fds, folder); }) {}
   WorkerOptions worker() {
     WorkerOptions o;
     char token[1024] = "";
@@ -264,15 +258,20 @@ class LearnerProcess {
     o.join_timeout = o.away_timeout = kPatience;
     return o;
   }
-  void kill() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(std::exchange(pid_, -1), nullptr, 0);
-  }
 
  private:
-  int fds_[2];
-  pid_t pid_ = -1;
+  static void run(const int* fds, const std::filesystem::path& folder) {
+    static TestLearner learner;
+    LearnerOptions options = TestLearner::quick();
+    options.folder = folder;
+    learner.start(options);
+    if (!learner.publish(0, {}, 100'000)) ::_exit(1);
+    const std::uint16_t port = learner.node->endpoint().port;
+    const trust::Secret token = *learner.node->issue_token("kept");
+    if (::write(fds[1], &port, sizeof port) != sizeof port ||
+        ::write(fds[1], token.reveal().data(), token.reveal().size()) <= 0)
+      ::_exit(2);
+  }
 };
 
 TEST_F(NodeTest, WorkersFindALearnerThatWasKilledAndRestarted) {
