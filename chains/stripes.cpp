@@ -15,17 +15,20 @@ constexpr int kBisections = 60;
 constexpr double kWorthMoreStripes = 1.03;
 constexpr double kRounding = 1 + 1e-9;
 
-// The children each worker feeds at rate r; nothing when not everybody is fed.
-std::optional<std::vector<std::size_t>> forwards_at(BitRate r, std::size_t s, std::size_t children_max,
-                                                    BitRate learner_up, std::span<const ChainWorker> workers) {
-  const std::size_t n = workers.size();
-  std::vector<std::size_t> forwards = children_carried(r, s, children_max, learner_up, workers);
-  const std::size_t seeds_max = forwards.back();
+// Whether everybody is fed in `s` stripes, given the children that all uplinks carry, the learner's last.
+bool all_fed(std::size_t s, std::span<const std::size_t> carried) {
+  const std::size_t n = carried.size() - 1, seeds_max = carried.back();
+  const std::size_t total = std::accumulate(carried.begin(), carried.end() - 1, std::size_t{0});
+  // Whoever does not forward in a stripe ends a chain there, and every chain begins at the learner.
+  return seeds_max >= s && s * n - std::min(total, s * (n - 1)) <= seeds_max;
+}
+
+// The children each worker feeds, given those that all uplinks carry, the learner's last.
+std::vector<std::size_t> forwards_of(std::size_t s, std::vector<std::size_t> forwards,
+                                     std::span<const ChainWorker> workers) {
+  const std::size_t n = workers.size(), seeds_max = forwards.back();
   forwards.pop_back();
   std::size_t total = std::accumulate(forwards.begin(), forwards.end(), std::size_t{0});
-  if (seeds_max < s) return std::nullopt;
-  // Whoever does not forward in a stripe ends a chain there, and every chain begins at the learner.
-  if (s * n - std::min(total, s * (n - 1)) > seeds_max) return std::nullopt;
   // The learner's uplink is used up: those with the least uplink are spared first, for as long as it lasts.
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
@@ -63,10 +66,13 @@ BitRate best_rate(std::size_t stripes, std::size_t children_max, BitRate learner
                   std::span<const ChainWorker> workers) {
   double low = 0, high = learner_up.bits_per_s;
   for (const ChainWorker& w : workers) high = std::min(high, w.down.bits_per_s);
-  if (forwards_at({high}, stripes, children_max, learner_up, workers)) return {high};
+  const auto feeds_all = [&](double rate) {
+    return all_fed(stripes, children_carried({rate}, stripes, children_max, learner_up, workers));
+  };
+  if (feeds_all(high)) return {high};
   for (int i = 0; i < kBisections; ++i) {
     const double middle = (low + high) / 2;
-    (forwards_at({middle}, stripes, children_max, learner_up, workers) ? low : high) = middle;
+    (feeds_all(middle) ? low : high) = middle;
   }
   return {low};
 }
@@ -85,7 +91,8 @@ StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers
   plan.stripes = chosen->first;
   plan.rate = chosen->second;
   if (plan.rate.bits_per_s > 0) {
-    plan.forwards = *forwards_at(plan.rate, plan.stripes, children_max, learner_up, workers);
+    plan.forwards = forwards_of(plan.stripes,
+                                children_carried(plan.rate, plan.stripes, children_max, learner_up, workers), workers);
   } else {  // nobody may forward: the learner serves everybody
     plan.forwards.assign(workers.size(), 0);
   }

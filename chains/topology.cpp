@@ -137,24 +137,24 @@ std::vector<WorkerId> Topology::workers() const {
 
 std::string Topology::to_text() const {
   std::string text;
-  for (std::size_t s = 0; s < stripes(); ++s) {
-    if (s > 0) text += " || ";
-    bool first = true;
-    for (const auto& chain : stripe(s)) {
-      const WorkerId root = root_of(s, chain.front());
-      if (!std::exchange(first, false)) text += " | ";
-      text += root == kLearnerId ? "learner" : fmt::format("{}", root);
-      for (const WorkerId id : chain) text += fmt::format(" -> {}", id);
-    }
-  }
+  for (std::size_t s = 0; s < stripes(); ++s) text += (s > 0 ? " || " : "") + stripe_text(s);
   return text;
 }
 
 std::string Topology::to_short_text() const {
-  const std::string text = to_text();
-  if (stripes() == 1) return text;
-  return fmt::format("{} stripes, at most {} hops; the first: {}", stripes(), depth(),
-                     text.substr(0, text.find(" || ")));
+  if (stripes() == 1) return to_text();
+  return fmt::format("{} stripes, at most {} hops; the first: {}", stripes(), depth(), stripe_text(0));
+}
+
+std::string Topology::stripe_text(std::size_t s) const {
+  std::string text;
+  for (const auto& chain : stripe(s)) {
+    const WorkerId root = root_of(s, chain.front());
+    if (!text.empty()) text += " | ";
+    text += root == kLearnerId ? "learner" : fmt::format("{}", root);
+    for (const WorkerId id : chain) text += fmt::format(" -> {}", id);
+  }
+  return text;
 }
 
 }  // namespace echoline::chains

@@ -74,6 +74,7 @@ struct Topology {
   std::string to_text() const;
   // As much of it as one wants to look at: where there are several stripes, only the first.
   std::string to_short_text() const;
+  std::string stripe_text(std::size_t s) const;
 
   friend bool operator==(const Topology&, const Topology&) = default;
 };

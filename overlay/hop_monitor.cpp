@@ -8,14 +8,14 @@ void HopMonitor::observe(const Hop& hop, std::uint64_t held_by_sender, std::uint
                          std::optional<BitRate> expected, TimePoint now) {
   Last& last = last_.try_emplace(hop, Last{now, now, now, held_by_receiver}).first->second;
   latest_ = last.seen = now;
-  if (held_by_receiver < last.held) last = {last.first, now, now, held_by_receiver};  // another publication
+  if (held_by_receiver < last.held) last.at = now, last.held = held_by_receiver;  // another publication
   if (now > last.at && held_by_receiver > last.held) {
     const double rate = static_cast<double>(held_by_receiver - last.held) / seconds(now - last.at);
     Speed& speed = speeds_.try_emplace(hop, Speed{rate, 0}).first->second;
     speed.now = 0.5 * speed.now + 0.5 * rate;
     speed.best = std::max(speed.best, speed.now);
   }
-  if (held_by_receiver != last.held) last = {last.first, now, now, held_by_receiver};
+  if (held_by_receiver != last.held) last.at = now, last.held = held_by_receiver;
 
   if (held_by_sender < held_by_receiver + kGapBytesMin || now < last.first + kSettling) {
     watched_.erase(hop);

@@ -356,6 +356,13 @@ void Driver::lost(Connection& c, const std::string& reason) {
   if (tell) core_->on_closed(id, reason, now());
 }
 
+// Lost in the middle of an action, which the core hears of when it is done.
+void Driver::lost_later(ConnId id, std::string reason) {
+  later_.push_back([this, id, why = std::move(reason)] {
+    if (Connection* c = find(id)) lost(*c, why);
+  });
+}
+
 // ---- actions ----
 
 void Driver::drain() {
@@ -456,14 +463,9 @@ void Driver::flush(Connection& c) {
     if (!draining_) drain();
     return;
   }
-  const auto end_later = [&](std::string why) {
-    later_.push_back([this, id = c.id, why = std::move(why)] {
-      if (Connection* lost_one = find(id)) lost(*lost_one, why);
-    });
-  };
   if (const std::size_t waiting = c.tcp.write_queue_size + c.block.size() - done; waiting > kUnreadBytesMax) {
     c.block = {};
-    return end_later(fmt::format("the peer does not read: {} bytes wait for it", waiting));
+    return lost_later(c.id, fmt::format("the peer does not read: {} bytes wait for it", waiting));
   }
   auto write = std::make_unique<Write>();
   write->connection = &c;
@@ -490,7 +492,7 @@ void Driver::flush(Connection& c) {
     return;
   }
   --c.writing;
-  end_later(uv_strerror(e));
+  lost_later(c.id, uv_strerror(e));
 }
 
 void Driver::dial(const act::Dial& dial) {
@@ -515,10 +517,7 @@ void Driver::dial(const act::Dial& dial) {
                            d.opened(connection);
                          d.drain();
                        });
-  if (e != 0)
-    later_.push_back([this, id = dial.conn, why = fmt::format("{}: {}", to_text(dial.to), uv_strerror(e))] {
-      if (Connection* failed = find(id)) lost(*failed, why);
-    });
+  if (e != 0) lost_later(dial.conn, fmt::format("{}: {}", to_text(dial.to), uv_strerror(e)));
 }
 
 // Flush, say the end, and wait for the peer's end: closing at once could destroy bytes that are still on their way.

@@ -92,6 +92,7 @@ class Driver {
   void leave(Connection& c);
   void destroy(Connection& c);
   void lost(Connection& c, const std::string& reason);
+  void lost_later(ConnId id, std::string reason);
   void set_reading(Connection& c);
   void set_deadline(Connection& c, TimePoint at);
   void on_read(Connection& c, ssize_t n, const uv_buf_t* buffer);
