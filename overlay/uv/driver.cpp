@@ -37,8 +37,20 @@ uv_handle_t* handle(uv_tcp_t& tcp) { return reinterpret_cast<uv_handle_t*>(&tcp)
 // while another could carry it, nor a message behind chunks.
 constexpr int kUnsentBytes = 128 * 1024;
 
+bool use_congestion_control(uv_os_fd_t fd, std::string_view name) {
+  return ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
+}
+
+// Before a connection is made (of a listener: before one is accepted). Where the system's own choice is BBR, a
+// connection that began with it is paced by a timer for all its life, and on a short path that costs more than copying.
+void begin_unpaced(uv_tcp_t& tcp) {
+  uv_os_fd_t fd = -1;
+  if (uv_fileno(handle(tcp), &fd) == 0)
+    (void)(use_congestion_control(fd, "cubic") || use_congestion_control(fd, "reno"));
+}
+
 // Bulk data over long paths does best with BBR, where the system allows it. Over short ones its model starves: twice
-// rate times least delay is less than what waits in any shaper's queue. There the system's own choice stays.
+// rate times least delay is less than what waits in any shaper's queue.
 constexpr std::uint32_t kLongPathMicroseconds = 1000;
 
 void tune(uv_tcp_t& tcp, bool bulk) {
@@ -48,8 +60,7 @@ void tune(uv_tcp_t& tcp, bool bulk) {
   tcp_info info{};
   socklen_t size = sizeof info;
   const bool known = ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
-  if (bulk && known && info.tcpi_rtt >= kLongPathMicroseconds)
-    (void)::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3);
+  if (bulk && known && info.tcpi_rtt >= kLongPathMicroseconds) (void)use_congestion_control(fd, "bbr");
   (void)::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
 }
 
@@ -95,6 +106,7 @@ Status Driver::listen() {
   if (!preferred && to_address(host, port, address) != 0)
     return fail(Code::kInvalid, op, "expected a numeric address such as 127.0.0.1 or ::1, found '{}'", host);
   int e = uv_tcp_bind(&listener_, reinterpret_cast<const sockaddr*>(&address), 0);
+  begin_unpaced(listener_);
   if (e == 0)
     e = uv_listen(stream(listener_), 1024, [](uv_stream_t* s, int status) {
       if (status == 0)
@@ -284,7 +296,7 @@ void Driver::opened(Connection& c) {
 }
 
 void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
-  if (n == 0) return;
+  if (n == 0 || n == UV_ENOBUFS) return;  // nothing there, or the others' turn
   if (n < 0) {
     c.readable = false;
     if (c.leaving)
@@ -295,6 +307,7 @@ void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
     return end_if_stopped();
   }
   if (c.leaving) return;
+  c.had_its_turn = static_cast<std::size_t>(n) == buffer->len;
   last_read_ = c.id;
   if (c.known) core_->on_received(static_cast<std::size_t>(n), now());
   const ConnId id = c.id;
@@ -496,15 +509,16 @@ void Driver::flush(Connection& c) {
 }
 
 void Driver::dial(const act::Dial& dial) {
-  Connection& c = add(dial.conn);
+  sockaddr_storage address{};
+  int e = to_address(dial.to.host, dial.to.port, address);
+  Connection& c = add(dial.conn, address.ss_family);
   c.dialled = true;
   c.service = dial.service;
   c.expected = dial.expected;
   c.host = dial.to.host;
   set_deadline(c, now() + Core::kHandshakeTimeout);
-  sockaddr_storage address{};
   c.connect.data = &c;
-  int e = to_address(dial.to.host, dial.to.port, address);
+  begin_unpaced(c.tcp);
   if (e == 0)
     e = uv_tcp_connect(&c.connect, &c.tcp, reinterpret_cast<const sockaddr*>(&address),
                        [](uv_connect_t* request, int status) {
@@ -560,9 +574,13 @@ void Driver::set_reading(Connection& c) {
   uv_read_start(  // starting twice does no harm
       stream(c.tcp),
       [](uv_handle_t* h, std::size_t, uv_buf_t* buffer) {
-        Driver& d = *static_cast<Connection*>(h->data)->driver;
-        *buffer =
-            uv_buf_init(d.read_buffer_.data(), static_cast<unsigned>(d.core_->read_bytes_max(d.read_buffer_.size())));
+        // libuv reads a full buffer after the other while more is there. One a turn: what comes must not keep from
+        // leaving what came before.
+        Connection& connection = *static_cast<Connection*>(h->data);
+        Driver& d = *connection.driver;
+        const std::size_t most =
+            std::exchange(connection.had_its_turn, false) ? 0 : d.core_->read_bytes_max(d.read_buffer_.size());
+        *buffer = uv_buf_init(d.read_buffer_.data(), static_cast<unsigned>(most));
       },
       [](uv_stream_t* s, ssize_t n, const uv_buf_t* buffer) {
         Connection& connection = *static_cast<Connection*>(s->data);
@@ -575,11 +593,11 @@ Driver::Connection* Driver::find(ConnId id) {
   return it == connections_.end() || it->second->leaving ? nullptr : it->second.get();
 }
 
-Driver::Connection& Driver::add(ConnId id) {
+Driver::Connection& Driver::add(ConnId id, unsigned family) {
   auto c = std::make_unique<Connection>();
   c->driver = this;
   c->id = id;
-  uv_tcp_init(&loop_, &c->tcp);
+  if (uv_tcp_init_ex(&loop_, &c->tcp, family) != 0) uv_tcp_init(&loop_, &c->tcp);  // connecting will say why
   c->tcp.data = c.get();
   return *(connections_[id] = std::move(c));
 }

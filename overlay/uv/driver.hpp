@@ -30,6 +30,8 @@ class Driver {
   static constexpr std::size_t kHandshakesMax = 1024;  // connections that have not proven who they are
   // That wait for one peer to read them; the connection of one that lets more pile up is over.
   static constexpr std::size_t kUnreadBytesMax = 16 * 1024 * 1024;
+  // Read from one connection before it is the others' turn.
+  static constexpr std::size_t kReadBytes = 256 * 1024;
 
   // Binds and listens; nothing runs yet. kInvalid when the port is in use or the host is not a numeric address.
   static Result<std::unique_ptr<Driver>> open(DriverOptions options);
@@ -52,7 +54,6 @@ class Driver {
 
  private:
   static constexpr Duration kFlushMax = std::chrono::seconds(2);
-  static constexpr std::size_t kReadBytes = 1024 * 1024;
 
   struct Connection {
     Driver* driver = nullptr;
@@ -72,6 +73,7 @@ class Driver {
     bool readable = false;         // connected and not at its end
     bool held = false;             // the core does not want to read from it
     bool dirty = false;            // listed in dirty_
+    bool had_its_turn = false;     // its last read filled the buffer
     bool leaving = false;          // the core is done with it; flushed, then closed
     std::size_t writing = 0;       // uv_write requests under way
     TimePoint deadline = kNever;   // of the handshake, or of the flush
@@ -102,7 +104,8 @@ class Driver {
   void on_async();
   void end_if_stopped();
   Connection* find(ConnId id);
-  Connection& add(ConnId id);
+  // `family` AF_INET or AF_INET6: with a socket, to be dialled from.
+  Connection& add(ConnId id, unsigned family = AF_UNSPEC);
 
   SystemClock clock_;
   DriverOptions options_;

@@ -14,11 +14,10 @@ namespace {
 
 using testing::HasSubstr;
 
-// Sends `message` again and again on the connection that it dials, or accepts one and never reads.
-class OneSided final : public Core {
+// A core with a certificate and at most one connection that it dials; a test overrides what it needs.
+class Idle : public Core {
  public:
-  OneSided(const trust::Authority& authority, WorkerId self, trust::SigningKey key, Slice message)
-      : Core({}), message_(std::move(message)) {
+  Idle(const trust::Authority& authority, WorkerId self, const trust::SigningKey& key) : Core({}) {
     const auto kind = self == kLearnerId ? trust::PeerIdentity::Kind::kLearner : trust::PeerIdentity::Kind::kWorker;
     actions_.push_back(act::UseCertificate{
         *authority.issue({key.public_key(), kind, self, 1, SystemClock().unix_seconds(), trust::kWorkerLifetimeMax}),
@@ -26,16 +25,35 @@ class OneSided final : public Core {
   }
   void call(const Endpoint& to, WorkerId whom) { conn_ = dial(to, act::Service::kData, whom); }
 
+  void on_accepted(ConnId, const PeerInfo&, TimePoint) override {}
+  void on_connected(ConnId, TimePoint) override {}
+  void on_closed(ConnId, const std::string&, TimePoint) override {}
+  void on_frame(ConnId, Frame, TimePoint) override {}
+  void on_sent(ConnId, std::size_t, TimePoint) override {}
+  void on_timer(TimePoint) override {}
+  TimePoint next_deadline() const override { return kNever; }
+
+ protected:
+  std::optional<ConnId> conn_;
+};
+
+class NeverReads final : public Idle {
+ public:
+  using Idle::Idle;
   void on_accepted(ConnId conn, const PeerInfo&, TimePoint) override {
     actions_.push_back(act::SetReading{conn, false});
   }
+};
+
+// Sends the same message again and again, whether or not the peer reads.
+class NeverStops final : public Idle {
+ public:
+  using Idle::Idle;
   void on_connected(ConnId, TimePoint now) override { on_timer(now); }
   void on_closed(ConnId, const std::string& reason, TimePoint) override {
     conn_.reset();
     closed_.set_value(reason);
   }
-  void on_frame(ConnId, Frame, TimePoint) override {}
-  void on_sent(ConnId, std::size_t, TimePoint) override {}
   void on_timer(TimePoint now) override {
     if (!conn_) return;
     actions_.push_back(act::Send{*conn_, message_, {}});
@@ -48,34 +66,110 @@ class OneSided final : public Core {
   std::size_t sent() const { return sent_; }
 
  private:
-  Slice message_;
-  std::optional<ConnId> conn_;
+  Slice message_{std::vector<std::byte>(1 << 20)};
   TimePoint again_ = kNever;
   std::size_t sent_ = 0;
   std::promise<std::string> closed_;
 };
 
-TEST(Driver, EndsWithAPeerThatNeverReads) {
-  log::configure(log::Level::kError, "test");
+// Has always as much on its way as the peer can read.
+class Streams final : public Idle {
+ public:
+  using Idle::Idle;
+  void on_connected(ConnId, TimePoint) override {
+    for (int i = 0; i < 128; ++i) send_one();
+  }
+  void on_sent(ConnId, std::size_t bytes, TimePoint) override {
+    for (taken_ += bytes; taken_ >= message_.size(); taken_ -= message_.size()) send_one();
+  }
+
+ private:
+  void send_one() { actions_.push_back(act::Send{*conn_, message_, {}}); }
+
+  const Slice message_{encode_frame(FrameType::kApplication, std::vector<std::byte>(64 * 1024))};
+  std::size_t taken_ = 0;
+};
+
+// Asks for its turn on the loop all the time, and counts what is read until it gets it.
+class Waits final : public Idle {
+ public:
+  static constexpr std::size_t kBytesEnough = 256 << 20;
+
+  using Idle::Idle;
+  void on_accepted(ConnId conn, const PeerInfo&, TimePoint) override { actions_.push_back(act::Admit{conn}); }
+  void on_frame(ConnId, Frame frame, TimePoint) override {
+    bytes_ += frame.body.size();
+    if (!waiting_) {
+      waiting_ = true;
+      asked_at_ = bytes_;
+      driver->post([this](TimePoint) {
+        waiting_ = false;
+        longest_ = std::max(longest_, bytes_ - asked_at_);
+      });
+    }
+    if (bytes_ >= kBytesEnough && bytes_ - frame.body.size() < kBytesEnough) done_.set_value();
+  }
+
+  Driver* driver = nullptr;
+  std::future<void> done() { return done_.get_future(); }
+  std::size_t longest() const { return longest_; }
+
+ private:
+  bool waiting_ = false;
+  std::size_t bytes_ = 0, asked_at_ = 0, longest_ = 0;
+  std::promise<void> done_;
+};
+
+constexpr WorkerId kListener{1}, kSpeaker{2};
+
+// Two nodes; the speaker dials the listener.
+struct Pair {
+  Pair() {
+    log::configure(log::Level::kError, "test");
+    listener = open(kListener, Endpoint{"127.0.0.1", 0});
+    speaker = open(kSpeaker, std::nullopt);
+  }
+  std::unique_ptr<Driver> open(WorkerId id, std::optional<Endpoint> bind) const {
+    return *Driver::open({std::move(bind), key_of(id), authority.certificate(), "run", false, nullptr, 0});
+  }
+  static trust::SigningKey key_of(WorkerId id) { return made_key(fmt::format("worker {}", id)); }
+  void run(Idle& listening, Idle& speaking) {
+    const auto ignore = [](const Action&) {};
+    listener->run(listening, ignore, [](TimePoint) {});
+    speaker->run(speaking, ignore, [&, to = listener->endpoint()](TimePoint) { speaking.call(to, kListener); });
+  }
+  void stop() {
+    speaker->stop([](TimePoint) {});
+    listener->stop([](TimePoint) {});
+  }
+
   const trust::Authority authority = made_authority();
-  const auto driver_of = [&](std::string_view name, std::optional<Endpoint> bind) {
-    DriverOptions options{std::move(bind), made_key(name), authority.certificate(), "run", false, nullptr, 0};
-    return Driver::open(std::move(options));
-  };
-  auto deaf = driver_of("worker 1", Endpoint{"127.0.0.1", 0}), speaker = driver_of("worker 2", std::nullopt);
-  ASSERT_TRUE(deaf && speaker);
-  OneSided listening(authority, WorkerId{1}, made_key("worker 1"), {});
-  OneSided speaking(authority, WorkerId{2}, made_key("worker 2"), Slice(std::vector<std::byte>(1 << 20)));
+  std::unique_ptr<Driver> listener, speaker;
+};
+
+TEST(Driver, EndsWithAPeerThatNeverReads) {
+  Pair pair;
+  NeverReads listening(pair.authority, kListener, Pair::key_of(kListener));
+  NeverStops speaking(pair.authority, kSpeaker, Pair::key_of(kSpeaker));
   auto closed = speaking.closed();
-  (*deaf)->run(
-      listening, [](const Action&) {}, [](TimePoint) {});
-  const Endpoint to = (*deaf)->endpoint();
-  (*speaker)->run(
-      speaking, [](const Action&) {}, [&](TimePoint) { speaking.call(to, WorkerId{1}); });
+  pair.run(listening, speaking);
   EXPECT_THAT(closed.get(), HasSubstr("the peer does not read"));
-  (*speaker)->stop([](TimePoint) {});
-  (*deaf)->stop([](TimePoint) {});
+  pair.stop();
   EXPECT_GE(speaking.sent(), Driver::kUnreadBytesMax);
+}
+
+// What comes in without a pause must not hold up what goes out.
+TEST(Driver, ReadsInTurnWithWhateverElseThereIsToDo) {
+  Pair pair;
+  Waits listening(pair.authority, kListener, Pair::key_of(kListener));
+  Streams speaking(pair.authority, kSpeaker, Pair::key_of(kSpeaker));
+  listening.driver = pair.listener.get();
+  auto done = listening.done();
+  pair.run(listening, speaking);
+  done.get();
+  pair.stop();
+  EXPECT_GT(listening.longest(), 0u);
+  EXPECT_LE(listening.longest(), 2 * Driver::kReadBytes);
 }
 
 }  // namespace
