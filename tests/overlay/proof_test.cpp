@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "overlay/state.hpp"
 #include "tests/overlay/made.hpp"
 
@@ -218,6 +220,19 @@ TEST(Sealer, CutsChunksRightHoweverTheBytesCome) {
     EXPECT_EQ(cut.chunks.size(), whole.chunks.size());
     for (const SealedChunk& chunk : cut.chunks) EXPECT_TRUE(proves(chunk.head, chunk.data.bytes()));
   }
+}
+
+// Bytes that come one chunk at a time: the first leave at once, and later ones share signatures.
+TEST(Sealer, SealsGrowWithThePublication) {
+  const Made trickled = make(full(3), 3000 * 1024, {.write_bytes = 1024});
+  std::set<std::uint32_t> seals;
+  for (const SealedChunk& chunk : trickled.chunks) {
+    seals.insert(chunk.head.seal_first);
+    EXPECT_LE(chunk.head.seal_count, std::max(1u, chunk.head.seal_first / 8)) << "an eighth waits at most";
+  }
+  EXPECT_EQ(trickled.chunks[7].head.seal_count, 1u);
+  EXPECT_EQ(trickled.chunks[2000].head.seal_count, kSealChunksMax);
+  EXPECT_LE(seals.size(), 16u + 8 * 4 + 3000 / kSealChunksMax);  // 8 ln(512 / 16) < 8 * 4 until they are full
 }
 
 TEST(Sealer, NothingAtAllIsAPublicationToo) {
