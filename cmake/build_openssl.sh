@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build_openssl.sh FOLDER: builds Debian 13's OpenSSL 3.5 into FOLDER, for this checkout alone, where that pays: OpenSSL
-# has used AVX-512 for AES-GCM since 3.1, and Debian 12 has 3.0, half as fast on such processors. Needs no root. Where it
-# does not pay or cannot be had it says why, and the system's OpenSSL is used.
+# has used AVX-512 for AES-GCM since 3.1, and Debian 12 has 3.0. Needs no root. Where it does not pay or cannot be had it
+# says why, and the system's OpenSSL is used.
 set -euo pipefail
 folder=$1
 
