@@ -87,7 +87,7 @@ int learner(const LearnerArgs& args) {
   std::vector<std::string> slow_hops;
   std::vector<std::pair<double, std::string>> changes;
   std::size_t wrong = 0, lost = 0;
-  Digest digest{};
+  std::map<std::uint64_t, Digest> digests;  // by version
   const SystemClock clock;
 
   overlay::LearnerOptions options;
@@ -120,7 +120,10 @@ int learner(const LearnerArgs& args) {
   };
   events.acked = [&](WorkerId id, Version version, const Digest& found) {
     const std::lock_guard lock(mutex);
-    if (found != digest) ++wrong;
+    if (found != digests.at(version.value)) {
+      fmt::print(stderr, "worker {} acknowledged version {} with a wrong digest\n", id, version);
+      ++wrong;
+    }
     completions[version.value][members[id.value]] = seconds(clock.now() - begun[version.value]);
     wake.notify_all();
   };
@@ -174,7 +177,7 @@ int learner(const LearnerArgs& args) {
       std::memcpy(&payload[i], &word, 8);
     }
     lock.lock();
-    digest = digest_of(payload);
+    const Digest digest = digests[v] = digest_of(payload);
     begun[v] = clock.now();
     lock.unlock();
     fmt::print(stderr, "publishing {}\n", v);
@@ -294,7 +297,10 @@ int worker(const WorkerArgs& args) {
         const overlay::trust::Hash hash = hasher.finish();
         std::copy_n(hash.begin(), found.size(), found.begin());
       }
-      if (found != p.policy_digest) ++wrong;
+      if (found != p.policy_digest) {
+        fmt::print(stderr, "version {} is wrong{}\n", p.version, read ? "" : ": " + read.error().message());
+        ++wrong;
+      }
       ++received;
       if (!args.check_late) (*node)->installed(p.version, found);
       lock.lock();
