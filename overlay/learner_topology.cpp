@@ -271,7 +271,8 @@ std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Wor
   const double part = static_cast<double>(std::popcount(parent.stripes)) / topology_.stripes();
   BitRate rate =
       std::min(BitRate{up->bits_per_s * part / std::max(part, copies)}, BitRate{learner_up().bits_per_s * part});
-  if (child.view.info.down) rate = std::min(rate, *child.view.info.down);
+  // A child that has much to make up for is sent to by all its parents at once.
+  if (const auto down = child.view.info.down) rate = std::min(rate, BitRate{down->bits_per_s * part});
   return rate;
 }
 

@@ -58,10 +58,10 @@ struct Desk {
     return conn;
   }
   // Worker `id` joins; it can be dialled back.
-  ConnId join(std::uint64_t id, bool reachable = true) {
+  ConnId join(std::uint64_t id, bool reachable = true, BitRate down = kMegabytePerS) {
     const ConnId conn = comes({Kind::kWorker, WorkerId{id}});
     control[WorkerId{id}] = conn;
-    tell(conn, Hello{"run", "w", {"10.0.0." + std::to_string(id), 9}, kMegabytePerS, kMegabytePerS, {}});
+    tell(conn, Hello{"run", "w", {"10.0.0." + std::to_string(id), 9}, kMegabytePerS, down, {}});
     const ConnId back = all<act::Dial>().back().conn;
     if (reachable)
       core.on_connected(back, now);
@@ -642,6 +642,30 @@ TEST(Learner, FindsASlowHopAndRoutesAroundIt) {
   EXPECT_THAT(found[0].hop.text, HasSubstr("worker 1 -> 2 limited by sender uplink"));
   EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1));
   EXPECT_THAT(desk.core.stats().slow_hops, SizeIs(1));
+}
+
+// Somebody with a slow link, who lacks what all its parents have: each of them sends its part of what the link carries.
+TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
+  Desk desk(trees(8));
+  for (std::uint64_t id = 1; id <= 5; ++id) desk.join(id);
+  desk.join(6, true, BitRate{kMegabytePerS.bits_per_s / 5});
+  desk.pass(2 * LearnerCore::kPlanDelay);
+  const std::uint32_t stripes = desk.core.topology().stripes();
+  ASSERT_GE(desk.core.topology().parents().at(WorkerId{6}).size(), 4u);
+  const Made made = make(full(0), 4'000'000, {.chunk_bytes = 16384});
+  ASSERT_TRUE(desk.publish(made).has_value());
+  const std::uint32_t all = static_cast<std::uint32_t>(made.chunks.size()) / stripes;
+  for (std::uint32_t beat = 0; beat < 30; ++beat, desk.now += milliseconds(500)) {
+    for (std::uint64_t id = 1; id <= 6; ++id) {
+      Heartbeat h;
+      const std::uint32_t received = beat * 100'000 / 16384 / stripes;  // of a stripe, at 0.2 MB/s
+      h.progress = {{made.id, std::vector(stripes, id == 6 ? std::min(all, received) : all)}};
+      desk.tell(id, h);
+    }
+    desk.core.on_timer(desk.now);
+    desk.take();
+  }
+  EXPECT_THAT(desk.all<act::FoundSlowHop>(), IsEmpty());
 }
 
 }  // namespace
