@@ -11,7 +11,6 @@ packages=(
   # network, storage, formats
   libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-cpp-dev
   librust-blake3-dev  # the C sources of BLAKE3
-  dpkg-dev            # unpacks the sources that build_openssl.sh builds
   # planning, program, tests
   libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev
 )

@@ -33,7 +33,6 @@ stage() {
 # build TARGET...: everything up to the built targets of the release preset; repeats only what changed.
 build() {
   stage dependencies bash "$root/cmake/install_deps.sh"
-  stage openssl bash "$root/cmake/build_openssl.sh" "$root/build/openssl"
   stage configure cmake -S "$root" --preset release
   stage build cmake --build "$root/build/release" --parallel "$(nproc)" --target "$@"
 }
