@@ -1,8 +1,6 @@
 #include "learner/service.hpp"
 
-#include <torch/torch.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <map>
@@ -13,19 +11,14 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "chains/broadcast_model.hpp"
-#include "data_plane/adapters/adapter.hpp"
 #include "data_plane/run_spec.hpp"
 #include "learner/fleet.hpp"
 #include "learner/planning.hpp"
+#include "learner/policy_to_train.hpp"
 #include "learner/publisher.hpp"
 #include "learner/report.hpp"
 #include "learner/rollout_desk.hpp"
 #include "learner/run_record.hpp"
-#include "learner/trainer.hpp"
-#include "learner/trainer_checkpoint.hpp"
-#include "learner/warm_start.hpp"
-#include "model/runtime.hpp"
-#include "model/weights.hpp"
 #include "overlay/uv/node.hpp"
 
 namespace echoline::learner {
@@ -37,14 +30,6 @@ constexpr Duration kPoll = std::chrono::milliseconds(200);
 constexpr Duration kStatusEvery = std::chrono::milliseconds(500);
 constexpr Duration kFinalAckWait = std::chrono::seconds(30);
 constexpr std::uint32_t kSpareCheckpoints = 2;  // consumed trajectories outlive the oldest checkpoint by this many
-
-// What a checkpoint must agree with: the model and the task, not how long or with whom the run goes on.
-std::string config_digest(const RunConfig& config, const model::ModelConfig& model) {
-  const std::string text =
-      fmt::format("{}|{}|{}|{}", model.to_json(), config.task.adapter, config.task.options_json, config.run.seed);
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
-}
 
 class Service {
  public:
@@ -59,9 +44,12 @@ class Service {
     if (!record_->moved_to().empty()) log::info("the earlier run was moved to {}", record_->moved_to().string());
     ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
     ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", plan_.plan.to_json().dump(2) + "\n"));
-    ECHO_TRY(load_policy_to_train());
+    ECHO_ASSIGN(policy_, PolicyToTrain::load(
+                             config_, *record_, options_.resume, [this](const std::string& text) { phase(text); },
+                             stop_));
+    step_ = policy_->steps();
     ECHO_TRY(start_overlay());  // before any money is spent: a port in use ends the run here
-    if (!options_.resume) ECHO_TRY(warm_start_and_evaluate());
+    if (!options_.resume) ECHO_TRY(policy_->begin());
     if (stop_) return finish("interrupted");
     ECHO_TRY(start_desk());
     ECHO_TRY(start_fleet());
@@ -75,96 +63,11 @@ class Service {
     ECHO_TRY(checkpoint());
     if (step_ < config_.run.steps) return finish("interrupted");
     wait_for_final_acks();
-    ECHO_TRY(evaluate_policy("after"));
+    ECHO_TRY(policy_->evaluate("after"));
     return finish("completed");
   }
 
  private:
-  Status load_policy_to_train() {
-    phase("loading the model");
-    model::use_threads(config_.learner.threads);
-    model::keep_freed_memory();
-    torch::manual_seed(static_cast<std::uint64_t>(config_.run.seed));
-    ECHO_ASSIGN(model_config_, run_model_config(config_));
-    if (config_.model.path) {
-      ECHO_ASSIGN(model::LoadedModel loaded, model::load_model(*config_.model.path));
-      model_ = loaded.transformer;
-      tokenizer_.emplace(std::move(loaded.tokenizer));
-    } else {
-      ECHO_ASSIGN(model_, model::init(model_config_, config_.run.seed));
-      ECHO_ASSIGN(tokenizer_, model::Tokenizer::characters(model::kCharacterAlphabet));
-    }
-    ECHO_ASSIGN(adapter_, data_plane::make_adapter(config_.task.adapter, config_.task.options_json, config_.run.seed));
-    evaluation_ = adapter_->evaluation();
-    if (options_.resume) return create_trainer();
-    return ok();
-  }
-
-  Status create_trainer() {
-    TrainerConfig trainer;
-    trainer.loss = config_.learner.loss;
-    trainer.optimizer = config_.learner.optimizer;
-    trainer.temperature = config_.rollout.temperature;
-    trainer.minibatches = config_.learner.minibatches;
-    trainer.seed = config_.run.seed;
-    std::shared_ptr<model::Transformer> reference;
-    if (config_.learner.loss.kl_coefficient > 0) {
-      ECHO_ASSIGN(reference, model::init(model_config_, config_.run.seed));
-      ECHO_ASSIGN(const delta::OwnedState frozen, model::export_policy(*model_));
-      ECHO_TRY(model::load_policy(*reference, frozen.view()));
-    }
-    ECHO_ASSIGN(trainer_, Trainer::create(model_, trainer, reference));
-    if (options_.resume) {
-      ECHO_ASSIGN(const std::int64_t step,
-                  load_checkpoint(record_->folder() / "checkpoints", *trainer_, config_digest(config_, model_config_)));
-      step_ = static_cast<std::uint64_t>(step);
-      log::info("resuming from the checkpoint of step {}", step_);
-    }
-    record_->event(options_.resume ? "resumed" : "started", {{"step", step_}});
-    return ok();
-  }
-
-  Status warm_start_and_evaluate() {
-    if (config_.learner.warm_start.enabled) {
-      phase("warm start");
-      const WarmStartSection& section = config_.learner.warm_start;
-      WarmStartConfig warm;
-      warm.optimizer = config_.learner.optimizer;
-      warm.optimizer.learning_rate = section.learning_rate;
-      warm.steps_max = section.steps_max;
-      warm.batch_problems = section.batch;
-      warm.target_accuracy = section.target_accuracy;
-      warm.response_tokens_max = config_.rollout.response_tokens_max;
-      const TimePoint start = clock_.now();
-      const auto report = warm_start(*model_, *tokenizer_, *adapter_, warm, [&](const WarmStartProgress& p) {
-        phase(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", p.steps, p.loss, p.accuracy,
-                          warm.target_accuracy));
-        return !stop_;
-      });
-      if (!report && report.error().code == Code::kCancelled && stop_) return ok();
-      if (!report) return report.error();
-      record_->metric("warm_start", {{"steps", report->steps},
-                                     {"accuracy", report->accuracy},
-                                     {"reached", report->reached},
-                                     {"seconds", seconds(clock_.now() - start)}});
-    }
-    ECHO_TRY(create_trainer());
-    ECHO_TRY(evaluate_policy("before"));
-    return checkpoint();
-  }
-
-  Status evaluate_policy(const char* when) {
-    phase(fmt::format("evaluating {} training", when));
-    EvaluationOptions evaluation;
-    evaluation.response_tokens_max = config_.rollout.response_tokens_max;
-    ECHO_ASSIGN(const Evaluation result, evaluate(*model_, *tokenizer_, *adapter_, evaluation_, evaluation));
-    record_->metric("evaluation",
-                    {{"when", when}, {"step", step_}, {"accuracy", result.accuracy()}, {"problems", result.problems}});
-    accuracy_[when] = result.accuracy();
-    log::info("accuracy {} training: {:.3f} on {} held-out problems", when, result.accuracy(), result.problems);
-    return ok();
-  }
-
   Status start_overlay() {
     overlay::LearnerOptions o;
     o.bind_host = config_.network.bind;
@@ -214,7 +117,7 @@ class Service {
       workers_[worker].rollouts += rollouts;
     };
     events.misbehaved = [this](WorkerId worker, const std::string& reason) { node_->expel(worker, reason); };
-    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, *adapter_, step_, std::move(events)));
+    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, policy_->adapter(), step_, std::move(events)));
     desk_ready_ = true;
     return ok();
   }
@@ -281,7 +184,7 @@ class Service {
   }
 
   Status publish(Version version) {
-    ECHO_ASSIGN(delta::OwnedState policy, trainer_->policy());
+    ECHO_ASSIGN(delta::OwnedState policy, policy_->trainer().policy());
     ECHO_ASSIGN(const PublishReport report, publisher_.publish(version, std::move(policy)));
     {
       const std::lock_guard lock(mutex_);
@@ -330,7 +233,7 @@ class Service {
       for (schema::Trajectory& t : group.trajectories) trajectories.push_back(std::move(t));
     }
     for (const auto& [age, count] : histogram) ages[std::to_string(age)] = count;
-    ECHO_ASSIGN(const StepReport report, trainer_->step(trajectories));
+    ECHO_ASSIGN(const StepReport report, policy_->trainer().step(trajectories));
     ECHO_TRY(desk_->consume(step_, *batch));
     ++step_;
     const TimePoint trained = clock_.now();
@@ -361,9 +264,7 @@ class Service {
   }
 
   Status checkpoint() {
-    if (!trainer_) return ok();
-    ECHO_TRY(save_checkpoint(record_->folder() / "checkpoints", *trainer_, config_digest(config_, model_config_),
-                             config_.learner.checkpoints_kept));
+    ECHO_TRY(policy_->checkpoint());
     const std::uint64_t kept =
         std::uint64_t{config_.learner.checkpoint_every} * (config_.learner.checkpoints_kept + kSpareCheckpoints);
     if (desk_ && step_ > kept) ECHO_TRY(desk_->prune(step_ - kept));
@@ -441,11 +342,7 @@ class Service {
     { const std::lock_guard started(node_mutex_); }
     schema::RunSpec spec;
     spec.set_run(config_.run.name);
-    spec.set_seed(config_.run.seed);
-    spec.set_model_config_json(model_config_.to_json());
-    spec.set_tokenizer_json(tokenizer_->to_json());
-    spec.set_adapter_name(config_.task.adapter);
-    spec.set_adapter_config_json(config_.task.options_json);
+    policy_->describe(spec);
     spec.set_group_size(config_.rollout.group_size);
     spec.set_temperature(config_.rollout.temperature);
     spec.set_top_p(config_.rollout.top_p);
@@ -562,7 +459,7 @@ class Service {
                    {"steps", config_.run.steps},
                    {"wall_seconds", seconds(clock_.now() - started_)},
                    {"reward", reward_},
-                   {"accuracy", accuracy_},
+                   {"accuracy", policy_ ? json(policy_->accuracy()) : json::object()},
                    {"idle_fraction", training_seconds_ > 0 ? wait_seconds_ / training_seconds_ : 0.0},
                    {"delta_bytes", last_delta_bytes_},
                    {"t_b_seconds", last_t_b_seconds_.load()},
@@ -594,12 +491,7 @@ class Service {
 
   RunPlan plan_;
   std::unique_ptr<RunRecord> record_;
-  model::ModelConfig model_config_;
-  std::shared_ptr<model::Transformer> model_;
-  std::optional<model::Tokenizer> tokenizer_;
-  std::unique_ptr<data_plane::Adapter> adapter_;
-  std::vector<schema::Problem> evaluation_;
-  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<PolicyToTrain> policy_;
   std::uint64_t step_ = 0;  // steps done; the version that step produced
 
   // Shared with the overlay's and the desk's threads.
@@ -620,7 +512,6 @@ class Service {
   std::unique_ptr<overlay::LearnerNode> node_;
 
   std::string phase_, topology_;
-  std::map<std::string, double> accuracy_;
   TimePoint status_due_{};
   double reward_ = 0, wait_seconds_ = 0, training_seconds_ = 0;
   std::uint64_t last_delta_bytes_ = 0;

@@ -1,0 +1,64 @@
+// The policy a run trains: the model and its tokenizer, the task's problems, warm start, evaluation and checkpoints.
+// Private to learner/.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data_plane/adapters/adapter.hpp"
+#include "learner/run_config.hpp"
+#include "learner/run_record.hpp"
+#include "learner/trainer.hpp"
+#include "model/tokenizer.hpp"
+#include "model/transformer.hpp"
+
+namespace echoline::learner {
+
+// One thread. What it is made from must outlive it.
+class PolicyToTrain {
+ public:
+  using Phase = std::function<void(const std::string&)>;  // hears what is being done right now
+
+  // Loads or initialises the model; with `resume` also the newest checkpoint of the run.
+  static Result<std::unique_ptr<PolicyToTrain>> load(const RunConfig& config, RunRecord& record, bool resume,
+                                                     Phase phase, const std::atomic<bool>& stop);
+
+  // A run that is not resumed: warm start, first evaluation, first checkpoint. Asked to stop, it returns early.
+  Status begin();
+  // Greedy accuracy on the held-out problems, into the metrics.
+  Status evaluate(const char* when);
+  // Writes a checkpoint; nothing before there is a trainer.
+  Status checkpoint();
+
+  Trainer& trainer() { return *trainer_; }
+  std::uint64_t steps() const { return trainer_ ? static_cast<std::uint64_t>(trainer_->steps()) : 0; }
+  const data_plane::Adapter& adapter() const { return *adapter_; }
+  const std::map<std::string, double>& accuracy() const { return accuracy_; }  // by `when`
+  // The part of the run's specification that is about the model and the task.
+  void describe(schema::RunSpec& spec) const;
+
+ private:
+  PolicyToTrain(const RunConfig& config, RunRecord& record, Phase phase, const std::atomic<bool>& stop)
+      : config_(config), record_(record), phase_(std::move(phase)), stop_(stop) {}
+  Status load_model();
+  Status create_trainer();
+  Status warm_start();
+
+  const RunConfig& config_;
+  RunRecord& record_;
+  Phase phase_;
+  const std::atomic<bool>& stop_;
+  model::ModelConfig model_config_;
+  std::shared_ptr<model::Transformer> model_;
+  std::optional<model::Tokenizer> tokenizer_;
+  std::unique_ptr<data_plane::Adapter> adapter_;
+  std::vector<schema::Problem> evaluation_;
+  std::unique_ptr<Trainer> trainer_;
+  std::map<std::string, double> accuracy_;
+};
+
+}  // namespace echoline::learner
