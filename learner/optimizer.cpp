@@ -23,7 +23,7 @@ Status validate(const OptimizerConfig& config) {
 AdamW::AdamW(const NamedParameters& parameters, const OptimizerConfig& config) {
   slots_.reserve(parameters.size());
   for (const auto& [name, parameter] : parameters) {
-    Slot slot{name, parameter, {}, {}, {}};
+    Slot slot{name, parameter, {}, {}, {}, {}};
     slots_.push_back(std::move(slot));
   }
   reset(config);
@@ -46,8 +46,24 @@ void AdamW::publish() {
   for (Slot& slot : slots_) slot.parameter.copy_(slot.master.to(torch::kBFloat16));
 }
 
+void AdamW::gather_gradients() {
+  torch::NoGradGuard no_gradient;
+  for (Slot& slot : slots_) {
+    const torch::Tensor fresh = slot.parameter.grad();
+    if (!fresh.defined()) continue;
+    slot.parameter.mutable_grad().reset();
+    if (slot.gradient.defined())
+      slot.gradient.add_(fresh);
+    else
+      slot.gradient = fresh.to(torch::kFloat32);
+  }
+}
+
 void AdamW::clear_gradients() {
-  for (Slot& slot : slots_) slot.parameter.mutable_grad().reset();
+  for (Slot& slot : slots_) {
+    slot.parameter.mutable_grad().reset();
+    slot.gradient.reset();
+  }
 }
 
 double AdamW::rate() const {
@@ -57,12 +73,11 @@ double AdamW::rate() const {
 
 UpdateReport AdamW::step() {
   torch::NoGradGuard no_gradient;
-  std::vector<torch::Tensor> gradients(slots_.size());
+  gather_gradients();
   double squared_norm = 0;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const torch::Tensor& gradient = slots_[i].parameter.grad();
-    gradients[i] = gradient.defined() ? gradient.to(torch::kFloat32) : torch::zeros_like(slots_[i].master);
-    const double norm = gradients[i].norm().item<double>();
+  for (Slot& slot : slots_) {
+    if (!slot.gradient.defined()) slot.gradient = torch::zeros_like(slot.master);
+    const double norm = slot.gradient.norm().item<double>();
     squared_norm += norm * norm;
   }
   UpdateReport report{std::sqrt(squared_norm), rate(), std::isfinite(squared_norm)};
@@ -72,9 +87,8 @@ UpdateReport AdamW::step() {
     const auto n = static_cast<double>(updates_);
     const double correction1 = 1.0 - std::pow(config_.beta1, n);
     const double correction2 = 1.0 - std::pow(config_.beta2, n);
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      Slot& slot = slots_[i];
-      const torch::Tensor gradient = scale < 1.0 ? gradients[i] * scale : gradients[i];
+    for (Slot& slot : slots_) {
+      const torch::Tensor gradient = scale < 1.0 ? slot.gradient.mul_(scale) : slot.gradient;
       slot.moment1.mul_(config_.beta1).add_(gradient, 1.0 - config_.beta1);
       slot.moment2.mul_(config_.beta2).addcmul_(gradient, gradient, 1.0 - config_.beta2);
       const torch::Tensor denominator = (slot.moment2 / correction2).sqrt_().add_(config_.epsilon);

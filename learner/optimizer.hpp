@@ -37,12 +37,17 @@ class AdamW {
     torch::Tensor master;     // fp32, same shape, as are the moments
     torch::Tensor moment1;
     torch::Tensor moment2;
+    torch::Tensor gradient;  // fp32 sum of what gather_gradients() took; undefined: nothing yet
   };
 
   // Masters start as the parameters' values; the parameters are then rounded to bf16.
   AdamW(const NamedParameters& parameters, const OptimizerConfig& config);
 
-  // One update from the gradients the parameters hold; clears them. A parameter without a gradient counts as zero.
+  // Moves the gradients the parameters hold into fp32 sums. To be called after the backward pass of every micro-batch:
+  // a bf16 parameter adds up its gradient in bf16, where the hundredth addend no longer counts.
+  void gather_gradients();
+  // One update from all gathered gradients and those the parameters hold; clears both. A parameter without a gradient
+  // counts as zero.
   UpdateReport step();
   void clear_gradients();
 

@@ -212,6 +212,7 @@ UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSiz
     }
     LossResult result = policy_loss(inputs, minibatch, config_.loss);
     result.loss.backward();
+    optimizer_.gather_gradients();
     result.statistics.entropy_sum = (scores.entropy * padded.mask).sum().item<double>();
     statistics += result.statistics;
     loss += result.loss.item<double>();

@@ -119,6 +119,21 @@ TEST(AdamW, ResetStartsAnotherPhaseFromThePublishedValues) {
   EXPECT_EQ(optimizer.slots()[0].moment1.item<float>(), 0.0f);
 }
 
+// bf16 counts 1, 2, ..., 256 and stays there: its next value is 258.
+TEST(AdamW, GradientsOfManyMicroBatchesAddUpInFp32) {
+  torch::Tensor p = torch::zeros({4}, torch::kBFloat16).requires_grad_();
+  AdamW optimizer({{"p", p}}, OptimizerConfig{});
+  for (int i = 0; i < 1000; ++i) {
+    p.sum().backward();
+    optimizer.gather_gradients();
+  }
+  p.sum().backward();  // step() takes what was not gathered
+  const UpdateReport report = optimizer.step();
+  EXPECT_TRUE(report.applied);
+  EXPECT_FLOAT_EQ(report.gradient_norm, 2 * 1001);
+  EXPECT_EQ(optimizer.step().gradient_norm, 0) << "gradients outlived their update";
+}
+
 TEST(OptimizerConfig, RangesAreChecked) {
   EXPECT_TRUE(validate(OptimizerConfig{}));
   OptimizerConfig config{};

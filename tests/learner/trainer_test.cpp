@@ -149,6 +149,30 @@ TEST_F(TrainerTest, MicroBatchSizeDoesNotMatter) {
   EXPECT_NEAR(a->gradient_norm, b->gradient_norm, 1e-4 * a->gradient_norm);
 }
 
+// A bf16 model, as on a GPU: 32 copies of a group, each row a micro-batch of its own, have the gradient of the group.
+// Powers of two scale exactly, so only the sum over micro-batches can differ.
+TEST_F(TrainerTest, ManyMicroBatchesHaveTheGradientOfOne) {
+  const auto group = rollouts(*tiny_model(3), 1, 1);
+  const auto gradient_norm = [&](std::uint64_t copies) {
+    const auto model = std::make_shared<model::Transformer>(tiny_model(3)->config(), torch::kCPU, torch::kBFloat16);
+    ECHO_CHECK(model::load_policy(*model, model::export_policy(*tiny_model(3))->view()).has_value(), "same weights");
+    TrainerConfig config = settings();
+    config.microbatch_tokens_max = 1;
+    std::vector<schema::Trajectory> batch;
+    for (std::uint64_t copy = 0; copy < copies; ++copy)
+      for (schema::Trajectory t : group) {
+        t.set_group(copy);
+        batch.push_back(std::move(t));
+      }
+    const auto report = trainer(model, config)->step(batch);
+    ECHO_CHECK(report.has_value(), "{}", report.error().message());
+    return report->gradient_norm;
+  };
+  const double one = gradient_norm(1);
+  ASSERT_GT(one, 0);
+  EXPECT_NEAR(gradient_norm(32) / one, 1, 1e-5);
+}
+
 TEST_F(TrainerTest, SeveralUpdatesPerStepMeasureTheTrustRegion) {
   TrainerConfig config = settings();
   config.minibatches = 3;
