@@ -20,8 +20,24 @@ if(ECHOLINE_TESTS)
   find_package(benchmark REQUIRED)
 endif()
 
-# libtorch, wrapped: SYSTEM includes, no flags leaked from TorchConfig, and only where model/learner/worker ask for it.
-find_package(Torch REQUIRED)
-add_library(echoline_torch INTERFACE)
-target_include_directories(echoline_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
-target_link_libraries(echoline_torch INTERFACE ${TORCH_LIBRARIES})
+if("model" IN_LIST ECHOLINE_CONFIGURED)
+  # libtorch, wrapped: SYSTEM includes, no flags leaked from TorchConfig, and only where model/learner/worker ask for it.
+  find_package(Torch REQUIRED)
+  add_library(echoline_torch INTERFACE)
+  target_include_directories(echoline_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
+  target_link_libraries(echoline_torch INTERFACE ${TORCH_LIBRARIES})
+endif()
+
+echoline_precompiled(standard HEADERS ${ECHOLINE_STANDARD_HEADERS} USES fmt::fmt)
+if(TARGET echoline_torch)
+  echoline_precompiled(torch HEADERS ${ECHOLINE_STANDARD_HEADERS} <model/torch.hpp>
+    USES fmt::fmt echoline_torch)
+endif()
+if("cli" IN_LIST ECHOLINE_CONFIGURED OR ECHOLINE_TESTS)
+  echoline_precompiled(program HEADERS ${ECHOLINE_STANDARD_HEADERS} <CLI/CLI.hpp> <nlohmann/json.hpp>
+    USES fmt::fmt CLI11::CLI11 nlohmann_json::nlohmann_json)
+endif()
+if(ECHOLINE_TESTS)
+  echoline_precompiled(test HEADERS ${ECHOLINE_STANDARD_HEADERS} <gmock/gmock.h> <gtest/gtest.h>
+    USES fmt::fmt GTest::gtest GTest::gmock)
+endif()

@@ -16,13 +16,12 @@
 // decoupled proximal policy (Hilton et al. 2022), truncated importance sampling (Ionides 2008; ECHO-2 for stale
 // rollouts).
 #pragma once
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <vector>
 
 #include "base/result.hpp"
 #include "learner/training_config.hpp"
+#include "model/torch.hpp"
 
 namespace echoline::learner {
 

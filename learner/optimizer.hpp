@@ -8,8 +8,6 @@
 //   parameter ← round_bf16(W)         to nearest, ties to even
 // η_n is constant after a linear warm-up. Source: Loshchilov and Hutter 2019.
 #pragma once
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -17,6 +15,7 @@
 
 #include "base/result.hpp"
 #include "learner/training_config.hpp"
+#include "model/torch.hpp"
 
 namespace echoline::learner {
 

@@ -1,6 +1,5 @@
 #include "learner/policy_to_train.hpp"
 
-#include <torch/torch.h>
 #include <xxhash.h>
 
 #include "base/clock.hpp"
@@ -9,6 +8,7 @@
 #include "learner/trainer_checkpoint.hpp"
 #include "learner/warm_start.hpp"
 #include "model/runtime.hpp"
+#include "model/torch.hpp"
 #include "model/weights.hpp"
 
 namespace echoline::learner {

@@ -1,8 +1,9 @@
 #include "model/runtime.hpp"
 
 #include <malloc.h>
-#include <torch/torch.h>
 #include <torch/version.h>
+
+#include "model/torch.hpp"
 
 namespace echoline::model {
 

@@ -4,14 +4,13 @@
 // Parameters have the compute type: fp32 on a CPU (bf16 products are slow there), holding values that are exact in
 // bf16 once a policy was loaded; bf16 on CUDA.
 #pragma once
-#include <torch/torch.h>
-
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "model/config.hpp"
+#include "model/torch.hpp"
 
 namespace echoline::model {
 

@@ -1,7 +1,6 @@
 // Small random models for the tests.
 #pragma once
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <memory>
 
