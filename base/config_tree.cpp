@@ -201,7 +201,7 @@ nlohmann::ordered_json json_value(const ConfigNode& node) {
     case Kind::kNull:
       return nullptr;
     case Kind::kScalar:
-      return node.quoted ? nlohmann::ordered_json(node.text) : json_scalar(node.text);
+      return node.quoted || node.is_text ? nlohmann::ordered_json(node.text) : json_scalar(node.text);
     case Kind::kSequence: {
       auto array = nlohmann::ordered_json::array();
       for (const ConfigNode& child : node.children) array.push_back(json_value(child));
@@ -242,7 +242,8 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
     problems.push_back({start, fmt::format("expected at most {} bytes, found {}", kConfigBytesMax, text.size())});
     return false;
   }
-  root = ConfigNode{.kind = Kind::kNull, .place = start, .text = {}, .keys = {}, .key_places = {}, .children = {}};
+  root = ConfigNode{};
+  root.place = start;
   Builder builder(source, root, problems);
   try {
     check_text(text, source);

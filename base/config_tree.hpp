@@ -28,6 +28,7 @@ struct ConfigNode {
   ConfigPlace place;
   std::string text;               // of a scalar
   bool quoted = false;            // a scalar in quotes or a block scalar is always text
+  bool is_text = false;           // what was read from a scalar was text, whatever it looks like
   std::vector<std::string> keys;  // of a mapping, in file order and unique; places and children go with them
   std::vector<ConfigPlace> key_places;
   std::vector<ConfigNode> children;  // the values of a mapping, or the items of a sequence

@@ -17,6 +17,7 @@ void add_worker(CLI::App& app, int& exit);
 void add_token(CLI::App& app, int& exit);
 void add_plan(CLI::App& app, int& exit);
 void add_model(CLI::App& app, int& exit);
+void add_config(CLI::App& app, int& exit);
 void add_sim(CLI::App& app, int& exit);
 void add_status(CLI::App& app, int& exit);
 void add_report(CLI::App& app, int& exit);

@@ -204,6 +204,17 @@ TEST(Doctor, ChecksMachineAndRunFile) {
   EXPECT_FALSE(json::parse(bad.out).at("ok").get<bool>());
 }
 
+TEST(ConfigReference, IsThePageAboutRunFiles) {
+  const Outcome page = run_program({"config", "reference"});
+  EXPECT_EQ(page.status, 0) << page.err;
+  EXPECT_EQ(page.out, read("docs/run-file.md")) << "docs/run-file.md is out of date: echoline config reference writes it";
+  const Outcome listed = run_program({"config", "reference", "--json"});
+  const json keys = json::parse(listed.out).at("keys");
+  EXPECT_TRUE(std::any_of(keys.begin(), keys.end(), [](const json& key) {
+    return key.at("path") == "network.chunk" && key.at("type") == "size" && key.at("range") == "1 KiB to 1 MiB";
+  })) << listed.out;
+}
+
 TEST(Help, EveryVerbExplainsItself) {
   for (const char* verb : {"up", "learner", "worker", "plan", "model", "sim", "status", "report", "doctor", "delta"}) {
     const Outcome outcome = run_program({verb, "--help"});
