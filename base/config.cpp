@@ -552,13 +552,13 @@ ConfigSection ConfigFile::root() {
   return ConfigSection(*state_->root_section);
 }
 
-Status ConfigFile::set(std::string_view dotted_key, std::string_view yaml_text) {
+Status ConfigFile::set(std::string_view dotted_key, std::string_view text) {
   ECHO_CHECK(!state_->root_section, "set() comes before the first read");
   state_->set_keys.emplace_back(dotted_key);
   const ConfigPlace place{static_cast<std::uint32_t>(state_->set_keys.size()), 1, 1};
   std::vector<ConfigProblem> problems;
   ConfigNode value;
-  if (!parse_yaml(yaml_text, place.source, value, problems)) return state_->error(std::move(problems));
+  if (!parse_set_value(text, place.source, value, problems)) return state_->error(std::move(problems));
   state_->problems.insert(state_->problems.end(), problems.begin(), problems.end());
 
   ConfigNode* at = &state_->root;

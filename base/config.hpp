@@ -206,8 +206,9 @@ class ConfigFile {
   ~ConfigFile();
 
   ConfigSection root();
-  // Overrides or adds one key before anything is read; problems with it are reported as `--set a.b: ...`.
-  Status set(std::string_view dotted_key, std::string_view yaml_text);
+  // Overrides or adds one key before anything is read; problems with it are reported as `--set a.b: ...`. The text is
+  // taken as it stands; lists and mappings are written in brackets: [a, b], {a: 1}.
+  Status set(std::string_view dotted_key, std::string_view text);
 
   // kInvalid with every problem so far, one per line in file order; call it after all reads.
   Status finish();

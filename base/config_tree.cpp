@@ -262,6 +262,28 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
   return false;
 }
 
+bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& root,
+                     std::vector<ConfigProblem>& problems) {
+  const std::size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+  if (begin < text.size() && std::string_view("{[\"'").find(text[begin]) != std::string_view::npos)
+    return parse_yaml(text, source, root, problems);
+  text = text.substr(begin, text.find_last_not_of(" \t\r\n") + 1 - begin);
+  root = ConfigNode{};
+  root.place = {source, 1, 1};
+  root.text = text;
+  for (const char* null : {"", "~", "null", "Null", "NULL"})
+    if (text == null) return true;
+  root.kind = Kind::kScalar;
+  try {
+    check_text(text, source);
+    if (text.size() <= kConfigBytesMax) return true;
+    problems.push_back({root.place, fmt::format("expected at most {} bytes, found {}", kConfigBytesMax, text.size())});
+  } catch (const Unusable& e) {
+    problems.push_back({e.place, e.message});
+  }
+  return false;
+}
+
 std::string to_yaml(const ConfigNode& node) {
   YAML::Emitter out;
   emit(out, node);

@@ -46,6 +46,11 @@ struct ConfigProblem {
 // text cannot be used at all, one last problem with the return value false.
 bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems);
 
+// The value of a --set: a list or mapping in brackets and a text in quotes are YAML, anything else is taken as it stands,
+// so that "::" is an address and not a mapping.
+bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& root,
+                     std::vector<ConfigProblem>& problems);
+
 std::string to_yaml(const ConfigNode& node);
 
 // JSON text of a subtree; plain scalars have the types of YAML's core schema.

@@ -42,6 +42,8 @@ int main(int argc, char** argv) {
   add_report(app, exit);
   add_doctor(app, exit);
   add_delta(app, exit);
+  add_completion(app, exit);
+  add_man(app, exit);
   std::vector<std::string> verbs;
   for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
     verbs.push_back(verb->get_name());

@@ -18,6 +18,8 @@ void add_token(CLI::App& app, int& exit);
 void add_plan(CLI::App& app, int& exit);
 void add_model(CLI::App& app, int& exit);
 void add_config(CLI::App& app, int& exit);
+void add_completion(CLI::App& app, int& exit);
+void add_man(CLI::App& app, int& exit);
 void add_sim(CLI::App& app, int& exit);
 void add_status(CLI::App& app, int& exit);
 void add_report(CLI::App& app, int& exit);

@@ -302,7 +302,36 @@ TEST(Config, OverridesThatCannotApply) {
   EXPECT_NE(problem("", "1").find("expected keys joined by dots"), std::string::npos);
   EXPECT_NE(problem("a..b", "1").find("expected keys joined by dots"), std::string::npos);
   EXPECT_NE(problem("a", "[1").find("--set a: not valid YAML"), std::string::npos);
-  EXPECT_NE(problem("a", "*x").find("--set a: "), std::string::npos);
+  EXPECT_NE(problem("a", "{b: *x}").find("--set a: "), std::string::npos);
+  EXPECT_NE(problem("a", "\xff").find("--set a: expected UTF-8 text"), std::string::npos);
+}
+
+TEST(Config, OverridesAreTakenAsTheyStand) {
+  for (const char* text : {"::", "::1", ":", "a: b", "- a", "%x", "*x", "C:\\x", "# no comment"}) {
+    ConfigFile file = parsed("");
+    ASSERT_TRUE(file.set("network.bind", text)) << text;
+    std::string bind;
+    file.root().section("network").require("bind", bind);
+    EXPECT_EQ(problems(file), "") << text;
+    EXPECT_EQ(bind, text);
+    ConfigFile again = parsed(file.resolved());
+    again.root().section("network").require("bind", bind);
+    EXPECT_EQ(problems(again), "") << file.resolved();
+    EXPECT_EQ(bind, text);
+  }
+  ConfigFile file = parsed("steps: 5\n");
+  ASSERT_TRUE(file.set("steps", " 7 "));
+  ASSERT_TRUE(file.set("name", "'5 '"));
+  ASSERT_TRUE(file.set("none", "~"));
+  int steps = 0, none = 3;
+  std::string name;
+  file.root().read("steps", steps);
+  file.root().read("name", name);
+  file.root().read("none", none);
+  EXPECT_EQ(problems(file), "");
+  EXPECT_EQ(steps, 7);
+  EXPECT_EQ(name, "5 ");
+  EXPECT_EQ(none, 3);
 }
 
 TEST(Config, UnusableFiles) {
