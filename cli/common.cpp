@@ -3,12 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
+#include "cli/output.hpp"
 #include "cli/verbs.hpp"
 
 namespace echoline::cli {
 
 int complain(std::string_view verb, const Error& error) {
-  fmt::print(stderr, "echoline {}: {}\n", verb, error.message());
+  say("echoline {}: {}\n", verb, error.message());
   return exit_code(error.code);
 }
 

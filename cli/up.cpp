@@ -9,6 +9,7 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "cli/live_table.hpp"
+#include "cli/output.hpp"
 #include "cli/process.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
@@ -34,7 +35,7 @@ int run(const Arguments& a) {
   if (!config) return complain("up", config.error());
   const auto plan = learner::plan_run(*config);
   if (!plan) return complain("up", plan.error());
-  fmt::print(stderr, "{}\n", plan->plan.to_table());
+  say("{}\n", plan->plan.to_table());
 
   std::vector<std::string> argv{std::filesystem::read_symlink("/proc/self/exe").string(), "learner", a.config};
   for (const std::string& text : a.overrides) argv.insert(argv.end(), {"--set", text});
@@ -67,8 +68,8 @@ int run(const Arguments& a) {
   table.finish();
 
   if (end->signal) {
-    fmt::print(stderr, "echoline up: the learner was ended by signal {} ({}); go on with: echoline up {} --resume\n",
-               *end->signal, ::strsignal(*end->signal), a.config);
+    say("echoline up: the learner was ended by signal {} ({}); go on with: {}\n", *end->signal,
+        ::strsignal(*end->signal), resume_command(a.config, a.overrides));
     return 1;
   }
   const std::filesystem::path path = folder / "report.json";
@@ -79,7 +80,7 @@ int run(const Arguments& a) {
     fmt::print("{}\n", report->dump(2));
   else
     fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
-  if (asked) fmt::print(stderr, "stopped; go on with: echoline up {} --resume\n", a.config);
+  if (asked) say("stopped; go on with: {}\n", resume_command(a.config, a.overrides));
   return *end->status;
 }
 

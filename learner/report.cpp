@@ -113,13 +113,14 @@ json make_report(const ReportInput& input) {
   const double rollouts = static_cast<double>(rows.steps.size() * config.rollout.trajectories_per_step());
   const auto rate_of = [&](double seconds) { return seconds > 0 ? json(rollouts / seconds) : json(nullptr); };
 
-  bool identical = false;
-  std::uint64_t alive = 0;
+  std::uint64_t alive = 0, acknowledged = 0;
+  json differing = json::array();  // who acknowledged the last version with another digest
   for (const WorkerEntry& w : input.workers) {
     if (w.lost) continue;
-    const bool same = w.version == input.version && w.digest == input.digest;
-    identical = (alive == 0 || identical) && same;
     ++alive;
+    if (w.version != input.version) continue;
+    ++acknowledged;
+    if (w.digest != input.digest) differing.push_back(w.id.value);
   }
   json workers = json::array();
   for (const WorkerEntry& w : input.workers) workers.push_back(worker_json(w));
@@ -167,7 +168,9 @@ json make_report(const ReportInput& input) {
   report["weights"] = {{"version", input.version.value},
                        {"digest", overlay::to_hex(input.digest)},
                        {"workers", alive},
-                       {"all_workers_identical", alive > 0 && identical}};
+                       {"acknowledged", acknowledged},
+                       {"differing", differing},
+                       {"all_workers_identical", alive > 0 && acknowledged == alive && differing.empty()}};
   const double learner_usd = config.learner.usd_per_hour * rows.wall_seconds / 3600;
   const double usd = input.fleet.usd + learner_usd;
   report["cost"] = {{"usd_total", usd},
@@ -192,6 +195,22 @@ std::string number(const json& value, const char* format_spec) {
 
 std::string bytes(const json& value) {
   return value.is_number() ? to_text(Bytes{static_cast<std::uint64_t>(value.get<double>())}) : "-";
+}
+
+// Who has not answered yet is not alarming; another digest under the same version is.
+std::string weights_text(const json& weights) {
+  const auto version = weights.at("version").get<std::uint64_t>();
+  const auto workers = weights.at("workers").get<std::uint64_t>();
+  const auto acknowledged = weights.value("acknowledged", std::uint64_t{0});
+  const json differing = weights.value("differing", json::array());
+  std::string text = fmt::format("version {}, digest {}; ", version, weights.at("digest").get<std::string>());
+  if (!differing.empty())
+    return text + fmt::format("NOT IDENTICAL: {} of {} workers acknowledged v{} with another digest (workers {})",
+                              differing.size(), workers, version, differing.dump());
+  if (workers == 0) return text + "no worker was there at the end";
+  if (weights.at("all_workers_identical").get<bool>())
+    return text + fmt::format("{} worker{} bit-identical", workers, workers == 1 ? "" : "s");
+  return text + fmt::format("{} of {} workers acknowledged v{}", acknowledged, workers, version);
 }
 
 }  // namespace
@@ -234,9 +253,7 @@ std::string report_text(const json& r) {
        fmt::format("target {}, provisioned {}, measured {}", number(plan.at("target_rollouts_per_s"), "{:.1f}"),
                    number(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),
                    number(plan.at("measured_rollouts_per_s"), "{:.1f}")));
-  line("weights", fmt::format("version {}, digest {}, {} workers {}", weights.at("version").get<std::uint64_t>(),
-                              weights.at("digest").get<std::string>(), weights.at("workers").get<int>(),
-                              weights.at("all_workers_identical").get<bool>() ? "bit-identical" : "NOT identical"));
+  line("weights", weights_text(weights));
   line("cost",
        fmt::format("${} in all, ${} per 1000 rollouts, fleet ${} per hour", number(cost.at("usd_total"), "{:.4f}"),
                    number(cost.at("usd_per_1k_rollouts"), "{:.5f}"), number(cost.at("plan_usd_per_hour"), "{:.3f}")));

@@ -12,13 +12,17 @@
 #include "chains/topology.hpp"
 #include "learner/training_config.hpp"
 
+namespace echoline {
+struct ConfigKey;
+}
+
 namespace echoline::learner {
 
 struct RunSection {
   std::string name;  // the run's folder under `folder`; letters, digits, '-', '_' and '.'
   std::uint64_t seed = 1;
   std::uint64_t steps = 100;              // learner steps in the whole run
-  std::filesystem::path folder = "runs";  // relative to the working directory
+  std::filesystem::path folder = "runs";  // once read, absolute like every path of the run file
 };
 
 struct ModelSection {
@@ -81,7 +85,7 @@ struct NetworkSection {
 enum class ProviderKind { kLocal, kNone };
 
 struct FleetSection {
-  std::filesystem::path offers;  // relative to the run file
+  std::filesystem::path offers;
   ProviderKind provider = ProviderKind::kLocal;
   double headroom = 0.10;             // delta of (1 + delta) M*
   Duration step_time_expected{};      // T, until it has been measured
@@ -108,8 +112,12 @@ struct RunConfig {
 };
 
 // Reads `path`, applies the `--set key=value` overrides, and reports every problem at once (kInvalid,
-// `file:line:col: message` per line). Relative paths in the file refer to the file's folder.
+// `file:line:col: message` per line). Relative paths in the file refer to the file's folder, those in overrides to the
+// working directory.
 Result<RunConfig> load_run_config(const std::filesystem::path& path,
                                   const std::vector<std::pair<std::string, std::string>>& overrides = {});
+
+// Every key of a run file with its meaning, as the reader has it; those of the built-in adapters included.
+std::vector<ConfigKey> run_file_keys();
 
 }  // namespace echoline::learner

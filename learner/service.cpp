@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <mutex>
 #include <thread>
 
@@ -259,6 +260,7 @@ class Service {
                              {"wait_seconds", seconds(waited - start)},
                              {"train_seconds", seconds(trained - waited)},
                              {"step_seconds", seconds(end - start)}});
+    ECHO_TRY(record_->written());
     write_status("training");
     return true;
   }
@@ -323,6 +325,7 @@ class Service {
     ECHO_TRY(record_->report(outcome.report));
     record_->event("ended", {{"how", ended}, {"step", step_}});
     shut_down();
+    ECHO_TRY(record_->written());
     status_due_ = TimePoint{};  // the last word is never left out
     write_status(ended);
     return outcome;
@@ -437,6 +440,8 @@ class Service {
       busy_s = busy_now;
     }
     topology_ = stats.topology.to_short_text();
+    const auto seeds = stats.topology.children_of(kLearnerId);
+    seeds_ = {seeds.begin(), seeds.end()};
   }
 
   void phase(const std::string& text) {
@@ -457,6 +462,7 @@ class Service {
                    {"phase", phase},
                    {"step", step_},
                    {"steps", config_.run.steps},
+                   {"publish_every", config_.staleness.publish_every},
                    {"wall_seconds", seconds(clock_.now() - started_)},
                    {"reward", reward_},
                    {"accuracy", policy_ ? json(policy_->accuracy()) : json::object()},
@@ -470,14 +476,24 @@ class Service {
     {
       const std::lock_guard lock(mutex_);
       status["version"] = published_version_.value;
-      for (const auto& [id, w] : workers_)
-        workers.push_back({{"id", id.value},
-                           {"offer", w.offer},
-                           {"rollouts", w.rollouts},
-                           {"version", w.version ? json(w.version->value) : json(nullptr)},
-                           {"bytes_in", w.bytes_in},
-                           {"bytes_forwarded", w.bytes_forwarded},
-                           {"lost", w.lost}});
+      for (const auto& [id, w] : workers_) {
+        const auto progress = progress_.find(id);
+        const bool measured = progress != progress_.end() && progress->second.second > 0;
+        json expected = nullptr;
+        for (const provisioner::Offer& offer : plan_.offers)
+          if (offer.id == w.offer) expected = offer.rollouts_per_s;
+        workers.push_back(
+            {{"id", id.value},
+             {"offer", w.offer},
+             {"rollouts", w.rollouts},
+             {"rollouts_per_s", measured ? json(progress->second.first / progress->second.second) : json(nullptr)},
+             {"rollouts_per_s_expected", expected},
+             {"version", w.version ? json(w.version->value) : json(nullptr)},
+             {"bytes_in", w.bytes_in},
+             {"bytes_forwarded", w.bytes_forwarded},
+             {"seed", seeds_.contains(id)},
+             {"lost", w.lost}});
+      }
     }
     status["workers"] = std::move(workers);
     record_->status(status);
@@ -512,6 +528,7 @@ class Service {
   std::unique_ptr<overlay::LearnerNode> node_;
 
   std::string phase_, topology_;
+  std::set<WorkerId> seeds_;  // of the topology; workers that the learner itself sends to
   TimePoint status_due_{};
   double reward_ = 0, wait_seconds_ = 0, training_seconds_ = 0;
   std::uint64_t last_delta_bytes_ = 0;

@@ -4,8 +4,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "tests/cli/program.hpp"
@@ -204,13 +207,112 @@ TEST(Doctor, ChecksMachineAndRunFile) {
   EXPECT_FALSE(json::parse(bad.out).at("ok").get<bool>());
 }
 
-TEST(Help, EveryVerbExplainsItself) {
-  for (const char* verb : {"up", "learner", "worker", "plan", "model", "sim", "status", "report", "doctor", "delta"}) {
-    const Outcome outcome = run_program({verb, "--help"});
-    EXPECT_EQ(outcome.status, 0) << verb;
-    EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << verb;
+TEST(ConfigReference, IsThePageAboutRunFiles) {
+  const Outcome page = run_program({"config", "reference"});
+  EXPECT_EQ(page.status, 0) << page.err;
+  EXPECT_EQ(page.out, read("docs/run-file.md")) << "docs/run-file.md is out of date: echoline config reference writes it";
+  const Outcome listed = run_program({"config", "reference", "--json"});
+  const json keys = json::parse(listed.out).at("keys");
+  EXPECT_TRUE(std::any_of(keys.begin(), keys.end(), [](const json& key) {
+    return key.at("path") == "network.chunk" && key.at("type") == "size" && key.at("range") == "1 KiB to 1 MiB";
+  })) << listed.out;
+}
+
+// What a shell prints for a command line; $ECHOLINE is the program.
+Outcome shell(const std::string& command) {
+  TemporaryFolder folder;
+  const std::string out = (folder.path() / "out").string(), err = (folder.path() / "err").string();
+  std::ofstream(folder.path() / "script") << "ECHOLINE='" << ECHOLINE_PROGRAM << "'\n" << command << "\n";
+  const std::string line = "bash '" + (folder.path() / "script").string() + "' >'" + out + "' 2>'" + err + "'";
+  const int raw = std::system(line.c_str());
+  return {WIFEXITED(raw) ? WEXITSTATUS(raw) : 128, read(out), read(err)};
+}
+
+// Every verb with its path, from the help of each: "delta", "delta diff".
+std::vector<std::string> all_verbs(const std::string& path = "") {
+  std::vector<std::string> words, found;
+  std::istringstream split(path);
+  for (std::string word; split >> word;) words.push_back(word);
+  words.emplace_back("--help");
+  const Outcome help = run_program(words);
+  EXPECT_EQ(help.status, 0) << path;
+  EXPECT_NE(help.out.find("Usage"), std::string::npos) << path;
+  const std::size_t at = help.out.find("Subcommands:\n");
+  if (at == std::string::npos) return found;
+  std::istringstream lines(help.out.substr(at));
+  std::string line;
+  for (std::getline(lines, line); std::getline(lines, line) && line.starts_with("  ");) {
+    if (line[2] == ' ') continue;  // the rest of a long description
+    const std::string verb = (path.empty() ? "" : path + " ") + line.substr(2, line.find(' ', 2) - 2);
+    found.push_back(verb);
+    for (const std::string& below : all_verbs(verb)) found.push_back(below);
   }
+  return found;
+}
+
+TEST(Help, EveryVerbExplainsItselfHasAPageAndIsCompleted) {
+  const std::vector<std::string> verbs = all_verbs();
+  for (const char* verb : {"up", "config reference", "delta diff", "sim soak", "completion", "man"})
+    EXPECT_TRUE(std::find(verbs.begin(), verbs.end(), verb) != verbs.end()) << verb;
   EXPECT_NE(run_program({"--help"}).out.find("echoline up"), std::string::npos);
+
+  TemporaryFolder folder;
+  ASSERT_EQ(run_program({"man", "--folder", folder.path().string()}).status, 0);
+  std::map<std::string, std::string> scripts;
+  for (const char* name : {"bash", "zsh", "fish"}) scripts[name] = run_program({"completion", name}).out;
+  for (const std::string& verb : verbs) {
+    std::string name = "echoline-" + verb;
+    std::replace(name.begin(), name.end(), ' ', '-');
+    const std::string page = read(folder.path() / (name + ".1"));
+    EXPECT_TRUE(page.starts_with(".TH ")) << name;
+    const std::string last = verb.substr(verb.rfind(' ') + 1);
+    for (const auto& [script, text] : scripts)
+      EXPECT_NE(text.find(last), std::string::npos) << verb << " is unknown to " << script;
+    // Every option of its help.
+    std::istringstream help(shell("$ECHOLINE " + verb + " --help").out);
+    for (std::string line; std::getline(help, line);) {
+      const std::size_t at = line.find("--");
+      if (!line.starts_with("  -") || at == std::string::npos) continue;
+      const std::string option = line.substr(at, line.find_first_of(" ,", at) - at);
+      std::string escaped;
+      for (const char c : option) escaped += c == '-' ? "\\-" : std::string(1, c);
+      EXPECT_NE(page.find(escaped), std::string::npos) << option << " is not in " << name << ".1";
+      EXPECT_NE(scripts["bash"].find(option), std::string::npos) << option;
+      EXPECT_NE(scripts["zsh"].find(option), std::string::npos) << option;
+      EXPECT_NE(scripts["fish"].find("-l " + option.substr(2)), std::string::npos) << option;
+    }
+  }
+  EXPECT_EQ(run_program({"man", "delta", "diff"}).out, read(folder.path() / "echoline-delta-diff.1"));
+  EXPECT_EQ(run_program({"man", "nothing"}).status, 2);
+}
+
+TEST(Completion, WorksInBash) {
+  const auto completes = [](const std::string& words, const std::string& current) {
+    const Outcome o = shell("bash -n <($ECHOLINE completion bash) && source <($ECHOLINE completion bash)\n"
+                            "COMP_WORDS=(echoline " + words + " " + current + ")\n"
+                            "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_echoline\necho ${COMPREPLY[@]}");
+    EXPECT_EQ(o.status, 0) << o.err;
+    return o.out;
+  };
+  EXPECT_EQ(completes("", "pl"), "plan\n");
+  EXPECT_EQ(completes("delta", "di"), "diff\n");
+  EXPECT_EQ(completes("plan x.yaml --set", "run.st"), "run.steps=\n");
+  EXPECT_EQ(completes("up", "--res"), "--resume\n");
+}
+
+TEST(Output, WhatCannotBeWrittenIsAnError) {
+  for (const char* verb : {"config reference", "--help", "plan configs/quickstart.yaml --json", "completion bash"}) {
+    const Outcome full = shell(std::string("$ECHOLINE ") + verb + " >/dev/full");
+    EXPECT_EQ(full.status, 1) << verb;
+    EXPECT_NE(full.err.find("cannot write to standard output: No space left on device"), std::string::npos)
+        << verb << ": " << full.err;
+    EXPECT_EQ(shell(std::string("$ECHOLINE ") + verb + " >&-").status, 1) << verb;
+  }
+  // A reader that has seen enough is no error worth a word.
+  const Outcome head = shell("trap '' PIPE; $ECHOLINE config reference | head -c 1 >/dev/null; exit ${PIPESTATUS[0]}");
+  EXPECT_NE(head.status, 0);
+  EXPECT_EQ(head.err, "");
+  EXPECT_EQ(shell("$ECHOLINE config reference 2>&-").status, 0);
 }
 
 }  // namespace

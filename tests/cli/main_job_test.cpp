@@ -2,6 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
 
 #include "replay_buffer/buffer.hpp"
 #include "tests/cli/program.hpp"
@@ -64,6 +68,65 @@ void expect_learned(const json& report, const std::filesystem::path& run) {
     EXPECT_EQ(row.at("step").get<std::uint64_t>(), expected++);
   }
   EXPECT_EQ(expected - 1, report.at("steps_planned").get<std::uint64_t>());
+}
+
+// A Markdown page by its headings: the lines below each, up to the next one of any level.
+std::map<std::string, std::string> sections_of(const std::filesystem::path& page) {
+  std::map<std::string, std::string> sections;
+  std::ifstream in(page);
+  std::string heading;
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("#"))
+      heading = line.substr(line.find(' ') + 1);
+    else
+      sections[heading] += line + "\n";
+  return sections;
+}
+
+// Every field of `value` has its name, dotted, in backquotes on the page.
+void expect_documented(const json& value, const std::string& text, const std::string& where,
+                       const std::string& path = "") {
+  if (value.is_array()) {
+    for (const json& item : value)
+      if (item.is_object()) expect_documented(item, text, where, path + "[]");
+    return;
+  }
+  for (const auto& [key, child] : value.items()) {
+    const std::string field = path.empty() ? key : path + "." + key;
+    const bool names_vary = text.find("`" + path + ".<") != std::string::npos;
+    if (names_vary && !path.empty()) continue;
+    const bool nested = child.is_object() || (child.is_array() && !child.empty() && child[0].is_object());
+    if (nested)
+      expect_documented(child, text, where, field);
+    else if (!(child.is_array() || child.is_object()) || !child.empty())
+      EXPECT_NE(text.find("`" + field + "`"), std::string::npos) << where << " has an undocumented field " << field;
+  }
+}
+
+// Everything that a run writes for others to read is in docs/.
+void expect_run_documented(const std::filesystem::path& run) {
+  auto page = sections_of("docs/run-folder.md");
+  expect_documented(json_file(run / "status.json"), page["status.json"], "status.json");
+  std::set<std::string> seen;
+  for (const json& row : json_lines(run / "metrics.jsonl")) {
+    const std::string kind = row.at("kind");
+    if (seen.insert(kind).second) expect_documented(row, page[kind] + page["metrics.jsonl"], "metrics.jsonl: " + kind);
+  }
+  EXPECT_TRUE(seen.contains("step") && seen.contains("broadcast") && seen.contains("evaluation"));
+  std::istringstream events(page["events.jsonl"]);
+  std::map<std::string, std::string> rows;  // event -> its row, and what all have
+  for (std::string line; std::getline(events, line);) {
+    std::istringstream names(line.substr(0, line.find('|', 2)));
+    for (std::string name; names >> name;) {
+      if (!name.empty() && name.back() == ',') name.pop_back();
+      rows[name] += line + "`unix_s` `event`";
+    }
+  }
+  for (const json& row : json_lines(run / "events.jsonl"))
+    expect_documented(row, rows[row.at("event")], "events.jsonl: " + row.at("event").get<std::string>());
+  std::string all;
+  for (const auto& [heading, text] : sections_of("docs/report.md")) all += text;
+  expect_documented(json_file(run / "report.json"), all, "report.json");
 }
 
 TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
@@ -173,6 +236,17 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
   EXPECT_GE(report.at("steps").get<int>(), 3);
   EXPECT_FALSE(alive(learner));
   for (const auto& [offer, pid] : rented_processes(run)) EXPECT_FALSE(alive(pid)) << offer;
+  EXPECT_NE(outcome.err.find("go on with: echoline up configs/quickstart.yaml --set run.folder=" +
+                             folder.path().string() + " --set learner.warm_start.steps_max=20 --resume"),
+            std::string::npos)
+      << outcome.err;
+  expect_run_documented(run);
+  // What it resolved to is a run file that means the same from any folder.
+  const std::filesystem::path here = std::filesystem::current_path();
+  std::filesystem::current_path("/");
+  const Outcome planned = run_program({"plan", (run / "config.yaml").string(), "--json"});
+  std::filesystem::current_path(here);
+  EXPECT_EQ(planned.status, 0) << planned.err;
 }
 
 }  // namespace

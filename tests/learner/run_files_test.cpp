@@ -3,7 +3,9 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <set>
 
+#include "base/config_reference.hpp"
 #include "learner/report.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
@@ -36,6 +38,49 @@ TEST_F(RunFilesTest, QuickstartReadsAndResolvesToItself) {
   EXPECT_EQ(again->rollout.trajectories_per_step(), config->rollout.trajectories_per_step());
   EXPECT_EQ(again->learner.optimizer.learning_rate, config->learner.optimizer.learning_rate);
   EXPECT_EQ(again->task.options_json, config->task.options_json);
+}
+
+TEST_F(RunFilesTest, AResolvedFileMeansTheSameAnywhere) {
+  std::filesystem::create_directories(folder_ / "sub/offers");
+  std::filesystem::copy("configs/quickstart.yaml", folder_ / "sub/run.yaml");
+  std::filesystem::copy("configs/offers/quickstart.json", folder_ / "sub/offers");
+  const auto config = load_run_config(folder_ / "sub/run.yaml", {{"task.adapter", "gsm8k"},
+                                                                 {"task.options", "{train: a.jsonl, test: /b.jsonl}"}});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->fleet.offers, folder_ / "sub/offers/quickstart.json");
+  EXPECT_EQ(config->run_folder(), std::filesystem::current_path() / "runs/quickstart");
+  EXPECT_NE(config->task.options_json.find((std::filesystem::current_path() / "a.jsonl").string()), std::string::npos);
+  std::ofstream(folder_ / "config.yaml") << config->resolved_yaml;
+  const auto again = load_run_config(folder_ / "config.yaml");
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again->fleet.offers, config->fleet.offers);
+  EXPECT_EQ(again->run_folder(), config->run_folder());
+  EXPECT_EQ(again->task.options_json, config->task.options_json);
+  EXPECT_EQ(again->resolved_yaml, config->resolved_yaml);
+  const auto inside = load_run_config(folder_ / "sub/run.yaml", {{"run.folder", "/x"}, {"task.adapter", "aritmetic"}});
+  ASSERT_FALSE(inside);
+  EXPECT_NE(inside.error().detail.find("did you mean 'arithmetic'?"), std::string::npos) << inside.error().detail;
+}
+
+TEST_F(RunFilesTest, EveryKeyHasAMeaning) {
+  std::set<std::string> paths;
+  for (const ConfigKey& key : run_file_keys()) {
+    EXPECT_GE(key.meaning.size(), 5u) << key.path << " has no description";
+    EXPECT_TRUE(paths.insert(key.path + " " + key.when).second) << key.path << " is read twice";
+  }
+  for (const char* path : {"run.name ", "learner.warm_start.batch ", "task.options.digits adapter: arithmetic",
+                           "task.options.train adapter: gsm8k", "fleet.offers "})
+    EXPECT_TRUE(paths.contains(path)) << path;
+}
+
+TEST_F(RunFilesTest, TheReferenceAsAFileLacksOnlyWhatIsRequired) {
+  std::ofstream(folder_ / "run.yaml") << reference_yaml(run_file_keys());
+  std::vector<std::pair<std::string, std::string>> given{{"model.preset", "tiny-64"}};
+  for (const ConfigKey& key : run_file_keys())
+    if (key.required && key.when.empty())
+      given.emplace_back(key.path, key.path == "task.adapter" ? "arithmetic" : key.type == "duration" ? "1 s" : "3");
+  const auto config = load_run_config(folder_ / "run.yaml", given);
+  EXPECT_TRUE(config) << config.error().message();
 }
 
 TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
@@ -82,6 +127,24 @@ TEST_F(RunFilesTest, ResumeCutsATornLineAndNeedsARun) {
   ASSERT_TRUE(rows) << rows.error().message();
   ASSERT_EQ(rows->size(), 2u);
   EXPECT_EQ((*rows)[1].at("step"), 2);
+}
+
+TEST_F(RunFilesTest, AFullDiskIsRemembered) {
+  const std::filesystem::path run = folder_ / "run";
+  std::filesystem::create_directories(run);
+  std::filesystem::create_symlink("/dev/full", run / "events.jsonl");
+  const auto record = RunRecord::open(run, false);
+  ASSERT_TRUE(record);
+  (*record)->metric("step", {{"step", 1}});
+  EXPECT_TRUE((*record)->written());
+  (*record)->event("joined");
+  const Status written = (*record)->written();
+  ASSERT_FALSE(written);
+  EXPECT_EQ(written.error().code, Code::kIo);
+  EXPECT_NE(written.error().detail.find("No space left"), std::string::npos) << written.error().detail;
+  EXPECT_NE(written.error().detail.find("--resume"), std::string::npos) << written.error().detail;
+  (*record)->metric("step", {{"step", 2}});  // nothing may follow what could be half a line
+  EXPECT_EQ(read_json_lines(run / "metrics.jsonl")->size(), 1u);
 }
 
 TEST_F(RunFilesTest, DamagedMeasurementsAreNamedByLine) {
@@ -148,8 +211,25 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   EXPECT_TRUE(report.at("weights").at("all_workers_identical"));  // the lost one does not count
   EXPECT_NE(report_text(report).find("bit-identical"), std::string::npos);
 
+  // Interrupted: who has not answered yet is counted, not accused.
+  WorkerEntry behind = worker;
+  behind.id = WorkerId{3};
+  behind.version = Version{1};
+  behind.digest[0] = std::byte{9};
+  input.workers.push_back(behind);
+  report = make_report(input);
+  EXPECT_FALSE(report.at("weights").at("all_workers_identical"));
+  EXPECT_EQ(report.at("weights").at("acknowledged"), 1);
+  EXPECT_NE(report_text(report).find("1 of 2 workers acknowledged v2"), std::string::npos) << report_text(report);
+  EXPECT_EQ(report_text(report).find("NOT"), std::string::npos) << report_text(report);
+  input.workers.pop_back();
+
   input.workers[0].digest[0] = std::byte{2};
-  EXPECT_FALSE(make_report(input).at("weights").at("all_workers_identical"));
+  report = make_report(input);
+  EXPECT_FALSE(report.at("weights").at("all_workers_identical"));
+  EXPECT_NE(report_text(report).find("NOT IDENTICAL: 1 of 1 workers acknowledged v2 with another digest (workers [1])"),
+            std::string::npos)
+      << report_text(report);
   input.workers.clear();
   EXPECT_FALSE(make_report(input).at("weights").at("all_workers_identical"));  // nobody to compare
 }
