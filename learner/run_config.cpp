@@ -5,6 +5,7 @@
 
 #include "base/config.hpp"
 #include "overlay/trust/authority.hpp"
+#include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -38,18 +39,26 @@ void read_rollout(ConfigSection s, RolloutSection& c) {
   s.read("temperature", c.temperature, {.min = 1e-3, .max = 10.0});
   s.read("top_p", c.top_p, {.min = 1e-3, .max = 1.0});
   s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000});
+  const Limits<Duration> lease{.min = std::chrono::seconds(1), .max = std::chrono::hours(24 * 7)};
+  s.read("lease_first", c.lease_first, lease);
+  s.read("lease_min", c.lease_min, lease);
+  s.read("lease_max", c.lease_max, lease);
+  if (c.lease_min > c.lease_first || c.lease_first > c.lease_max)
+    s.error("lease_first", fmt::format("expected lease_min {} <= lease_first {} <= lease_max {}", to_text(c.lease_min),
+                                       to_text(c.lease_first), to_text(c.lease_max)));
 }
 
 void read_staleness(ConfigSection s, StalenessSection& c) {
   s.require("budget", c.budget, {.min = 0, .max = 1000});
   s.read("publish_every", c.publish_every, {.min = 1, .max = 1000});
-  if (c.budget < c.publish_every)
-    s.error("budget",
-            fmt::format("the staleness budget S = {} is below publish_every (kappa) = {}: a policy that is replaced "
-                        "every {} steps is up to {} steps old. Raise budget or lower publish_every",
-                        c.budget, c.publish_every, c.publish_every, c.publish_every));
-  c.lookahead = c.budget;
-  s.read("lookahead", c.lookahead, {.min = 1, .max = 1000});
+  const std::uint32_t least = replay_buffer::staleness_budget_min(c.publish_every);
+  if (c.budget < least)
+    s.error("budget", fmt::format("the staleness budget S = {} is below publish_every (kappa) - 1 = {}: the last step "
+                                  "before a publication trains on a policy that is {} steps old. Raise budget or lower "
+                                  "publish_every",
+                                  c.budget, least, least));
+  c.lookahead = replay_buffer::default_lookahead(c.budget, c.publish_every);
+  s.read("lookahead", c.lookahead, {.min = 0, .max = 1000});
   if (c.lookahead > c.budget)
     s.error("lookahead", fmt::format("expected at most the budget S = {}, found {}", c.budget, c.lookahead));
 }
