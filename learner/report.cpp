@@ -145,6 +145,9 @@ json make_report(const ReportInput& input) {
                        {"train_seconds_median", quantile(rows.values(rows.steps, "train_seconds"), 0.5)},
                        {"idle_fraction", training_seconds > 0 ? json(sum(waits) / training_seconds) : json(nullptr)}};
   report["staleness"] = staleness_json(config, rows, input.rejected);
+  std::uint64_t set_aside = 0;
+  for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
+  report["groups_set_aside"] = {{"count", set_aside}, {"by_reason", input.groups_set_aside}};
   report["broadcast"] = {
       {"publications", rows.publications.size() + (rows.snapshot.is_object() ? 1 : 0)},
       {"full_bytes", full},
@@ -238,6 +241,9 @@ std::string report_text(const json& r) {
                    number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"), stale.at("budget").get<int>(),
                    stale.at("rejected").get<std::uint64_t>(),
                    stale.at("rejected_by_reason").empty() ? "" : stale.at("rejected_by_reason").dump()));
+  if (const json& aside = r.value("groups_set_aside", json::object()); aside.value("count", 0) > 0)
+    line("set aside", fmt::format("{} groups that could not be generated {}", aside.at("count").get<std::uint64_t>(),
+                                  aside.at("by_reason").dump()));
   line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
                                 b.at("publications").get<std::uint64_t>(), bytes(b.at("full_bytes")),
                                 bytes(b.at("delta_bytes_mean")), number(b.at("compression_ratio"), "{:.1f}")));

@@ -1,6 +1,7 @@
 // The report of a run (report.json), made from its measurements and the fleet's last state.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -37,6 +38,7 @@ struct ReportInput {
   std::string topology;
   std::string ended;                                   // "completed", or why it ended early
   nlohmann::json rejected = nlohmann::json::object();  // trajectories or submissions by reason
+  std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
 };
 
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.

@@ -6,6 +6,7 @@
 #include "base/config.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "overlay/trust/authority.hpp"
+#include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -58,6 +59,14 @@ void read_rollout(ConfigSection s, RolloutSection& c) {
          "tokens are drawn from the likeliest ones that together have this probability; 1: from all");
   s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000},
          "a response that has not ended by then is cut");
+  const Limits<Duration> lease{.min = std::chrono::seconds(1), .max = std::chrono::hours(24 * 7)};
+  s.read("lease_first", c.lease_first, lease,
+         "how long a worker whose speed is not known may be silent about a group it works on; progress renews it");
+  s.read("lease_min", c.lease_min, lease, "the shortest such time once its speed is known");
+  s.read("lease_max", c.lease_max, lease, "the longest that a worker may keep a group, whatever progress it tells of");
+  if (c.lease_min > c.lease_first || c.lease_first > c.lease_max)
+    s.error("lease_first", fmt::format("expected lease_min {} <= lease_first {} <= lease_max {}", to_text(c.lease_min),
+                                       to_text(c.lease_first), to_text(c.lease_max)));
 }
 
 void read_staleness(ConfigSection s, StalenessSection& c) {
@@ -65,16 +74,17 @@ void read_staleness(ConfigSection s, StalenessSection& c) {
             "S: the most learner steps that a trajectory may be behind the step that trains on it");
   s.read("publish_every", c.publish_every, {.min = 1, .max = 1000},
          "kappa: learner steps from one publication of the policy to the next");
-  if (c.budget < c.publish_every)
-    s.error("budget",
-            fmt::format("the staleness budget S = {} is below publish_every (kappa) = {}: a policy that is replaced "
-                        "every {} steps is up to {} steps old. Raise budget or lower publish_every",
-                        c.budget, c.publish_every, c.publish_every, c.publish_every));
-  c.lookahead = c.budget;
-  s.read("lookahead", c.lookahead, {.min = 1, .max = 1000},
+  const std::uint32_t least = replay_buffer::staleness_budget_min(c.publish_every);
+  if (c.budget < least)
+    s.error("budget", fmt::format("the staleness budget S = {} is below publish_every (kappa) - 1 = {}: the last step "
+                                  "before a publication trains on a policy that is {} steps old. Raise budget or lower "
+                                  "publish_every",
+                                  c.budget, least, least));
+  c.lookahead = replay_buffer::default_lookahead(c.budget, c.publish_every);
+  s.read("lookahead", c.lookahead, {.min = 0, .max = 1000},
          {"steps that work may be handed out ahead of the step that will train on it, at most S; fewer keep data "
           "fresher, too few leave the learner waiting",
-          "`budget`"});
+          "2, or what S leaves beyond `publish_every` - 1"});
   if (c.lookahead > c.budget)
     s.error("lookahead", fmt::format("expected at most the budget S = {}, found {}", c.budget, c.lookahead));
 }

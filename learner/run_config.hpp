@@ -42,13 +42,19 @@ struct RolloutSection {
   double temperature = 1.0;
   double top_p = 1.0;
   std::uint32_t response_tokens_max = 64;
+  // A worker's right to a group ends after twice the time it needs for response_tokens_max tokens, as measured on it, but
+  // not before lease_min; every sign of progress renews it. lease_first: before anything was measured. lease_max: the
+  // longest a group may take at all.
+  Duration lease_first = std::chrono::seconds(60);
+  Duration lease_min = std::chrono::seconds(10);
+  Duration lease_max = std::chrono::hours(2);
   std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
 };
 
 struct StalenessSection {
-  std::uint32_t budget = 3;         // S
+  std::uint32_t budget = 3;         // S >= kappa - 1; 0: every step trains on rollouts of the policy it updates
   std::uint32_t publish_every = 1;  // kappa
-  std::uint32_t lookahead = 3;      // steps that work may be handed out ahead of consumption, <= S
+  std::uint32_t lookahead = 2;      // batches that may be handed out ahead of consumption, <= S
 };
 
 struct WarmStartSection {

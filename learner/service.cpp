@@ -111,6 +111,8 @@ class Service {
     desk.staleness_budget = config_.staleness.budget;
     desk.lookahead_steps = config_.staleness.lookahead;
     desk.steps_total = config_.run.steps;
+    desk.lease = {seconds(config_.rollout.lease_first), seconds(config_.rollout.lease_min),
+                  seconds(config_.rollout.lease_max), config_.rollout.response_tokens_max};
     DeskEvents events;
     events.send = [this](WorkerId worker, std::string bytes) { node_->send(worker, std::move(bytes)); };
     events.accepted = [this](WorkerId worker, std::uint64_t rollouts) {
@@ -118,7 +120,13 @@ class Service {
       workers_[worker].rollouts += rollouts;
     };
     events.misbehaved = [this](WorkerId worker, const std::string& reason) { node_->expel(worker, reason); };
-    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, policy_->adapter(), step_, std::move(events)));
+    events.set_aside = [this](const GroupSetAside& group) {
+      record_->event("group_set_aside", {{"group", group.group.value},
+                                         {"problem", group.problem},
+                                         {"reason", group.reason},
+                                         {"detail", group.detail}});
+    };
+    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, policy_->door(), step_, std::move(events)));
     desk_ready_ = true;
     return ok();
   }
@@ -290,17 +298,18 @@ class Service {
   Result<ServiceOutcome> finish(const std::string& ended) {
     phase("finishing");
     json rejected = json::object();
+    ReportInput input;
     if (desk_) {
       if (const auto counts = desk_->counts()) {
         for (const auto& [reason, n] : counts->buffer.rejected)
           if (n > 0) rejected[reason] = n;
         for (const auto& [reason, n] : counts->refused) rejected["refused: " + reason] = n;
+        input.groups_set_aside = counts->leases.set_aside;
       }
     }
     refresh_workers();
     overlay::LearnerStats stats;
     if (node_) stats = node_->stats();
-    ReportInput input;
     {  // as they stand now: returning the fleet makes every worker leave
       const std::lock_guard lock(mutex_);
       for (const auto& [id, w] : workers_) input.workers.push_back(w);

@@ -39,6 +39,10 @@ class Adapter {
   // Grades a response (text without the end-of-text token) from the problem alone; needs no data file.
   virtual Score score(const Problem& problem, std::string_view response) const = 0;
 
+  // Whether score() gives the same everywhere, in microseconds and at most linear time: the learner then scores what
+  // workers hand in again and believes nobody.
+  virtual bool deterministic() const { return true; }
+
   // A response worth imitating, for a supervised warm start; absent when the task has none for this problem.
   virtual std::optional<std::string> demonstration(const Problem& problem) const = 0;
 };
