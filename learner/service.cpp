@@ -68,7 +68,23 @@ class Service {
   }
 
  private:
+  // What every joining worker is told, made once.
+  Status describe_run() {
+    schema::RunSpec spec;
+    spec.set_run(config_.run.name);
+    policy_->describe(spec);
+    spec.set_group_size(config_.rollout.group_size);
+    spec.set_temperature(config_.rollout.temperature);
+    spec.set_top_p(config_.rollout.top_p);
+    spec.set_response_tokens_max(config_.rollout.response_tokens_max);
+    schema::LearnerMessage message;
+    ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
+    run_spec_ = std::make_shared<const std::string>(message.SerializeAsString());
+    return ok();
+  }
+
   Status start_overlay() {
+    ECHO_TRY(describe_run());
     overlay::LearnerOptions o;
     o.bind_host = config_.network.bind;
     o.port = config_.network.port;
@@ -111,7 +127,9 @@ class Service {
     desk.lookahead_steps = config_.staleness.lookahead;
     desk.steps_total = config_.run.steps;
     DeskEvents events;
-    events.send = [this](WorkerId worker, std::string bytes) { node_->send(worker, std::move(bytes)); };
+    events.send = [this](WorkerId worker, std::string bytes) {
+      if (const Status sent = node_->send(worker, std::move(bytes)); !sent) log::warn("{}", sent.error().message());
+    };
     events.accepted = [this](WorkerId worker, std::uint64_t rollouts) {
       const std::lock_guard lock(mutex_);
       workers_[worker].rollouts += rollouts;
@@ -340,24 +358,7 @@ class Service {
 
   void worker_joined(const overlay::MemberInfo& member) {
     { const std::lock_guard started(node_mutex_); }
-    schema::RunSpec spec;
-    spec.set_run(config_.run.name);
-    policy_->describe(spec);
-    spec.set_group_size(config_.rollout.group_size);
-    spec.set_temperature(config_.rollout.temperature);
-    spec.set_top_p(config_.rollout.top_p);
-    spec.set_response_tokens_max(config_.rollout.response_tokens_max);
-    const auto parts = data_plane::cut_run_spec(spec);
-    if (!parts) {
-      log::error("{}", parts.error().message());
-      node_->expel(member.id, "the run cannot be described to it");
-      return;
-    }
-    for (const schema::RunSpecPart& part : *parts) {
-      schema::LearnerMessage message;
-      *message.mutable_run_spec() = part;
-      node_->send(member.id, message.SerializeAsString());
-    }
+    if (const Status sent = node_->send(member.id, run_spec_); !sent) log::error("{}", sent.error().message());
     {
       const std::lock_guard lock(mutex_);
       WorkerEntry& w = workers_[member.id];
@@ -510,6 +511,7 @@ class Service {
   Publisher publisher_{delta::EncodeOptions{}};
   std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
+  std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage
 
   std::string phase_, topology_;
   TimePoint status_due_{};

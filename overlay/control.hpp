@@ -13,7 +13,7 @@
 
 namespace echoline::overlay {
 
-inline constexpr std::uint32_t kProtocol = 2;
+inline constexpr std::uint32_t kProtocol = 3;
 inline constexpr std::size_t kHaveItemsMax = 256;
 inline constexpr std::size_t kHeartbeatApplicationBytesMax = 64 * 1024;
 inline constexpr std::size_t kTextBytesMax = 1024;  // names, run ids, reasons

@@ -47,11 +47,11 @@ void LearnerCore::start(TimePoint now) {
 
 // ---- the application ----
 
-void LearnerCore::send_message(WorkerId id, std::span<const std::byte> bytes, TimePoint now) {
+void LearnerCore::send_message(WorkerId id, Slice bytes, TimePoint now) {
   const auto it = workers_.find(id);
   if (it == workers_.end()) return;
   MessageQueue& messages = it->second.messages;
-  messages.push(bytes);
+  messages.push(std::move(bytes));
   if (messages.bytes() > kUnsentBytesMax)
     return lose(id, fmt::format("it does not take its messages: {} bytes are waiting", messages.bytes()), false, now);
   uplink_.wake(messages);
@@ -69,6 +69,7 @@ void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) {
 void LearnerCore::leave(TimePoint now) {
   for (auto& [id, worker] : workers_) {
     send_control(worker.control, Goodbye{"the run has ended"}, now);
+    uplink_.close(worker.control);
     close(worker.control);
   }
   for (const ConnId conn : edges_.all_connections()) {
@@ -145,11 +146,7 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (const auto it = control_.find(conn); it != control_.end()) {
     Worker& worker = workers_.at(it->second);
     worker.heard = now;
-    if (frame.type == FrameType::kApplication) {
-      actions_.push_back(act::MessageFrom{
-          it->second, std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
-      return;
-    }
+    if (frame.type == FrameType::kApplication) return on_part(worker, frame, now);
     if (frame.type == FrameType::kChunk) return lose(it->second, "it sent a chunk to the learner", true, now);
     const auto message = decode_control(frame.body.bytes());
     if (!message) return lose(it->second, message.error().message(), true, now);
@@ -158,6 +155,21 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (edges_.contains(conn)) return on_edge(conn, frame, now);
   if (const auto it = strangers_.find(conn); it != strangers_.end())
     return on_stranger(conn, Stranger(it->second), frame, now);
+}
+
+void LearnerCore::on_part(Worker& worker, const Frame& part, TimePoint now) {
+  const WorkerId id = worker.view.info.id;
+  assembling_ -= worker.incoming.bytes();
+  auto message = worker.incoming.add(part);
+  if (!message) return lose(id, message.error().message(), true, now);
+  assembling_ += worker.incoming.bytes();
+  if (*message) {
+    actions_.push_back(act::MessageFrom{id, std::move(**message)});
+  } else if (assembling_ > kAssemblingBytesMax) {
+    lose(id, fmt::format("{} bytes of its messages and those of others are not whole, at most {} may be", assembling_,
+                         kAssemblingBytesMax),
+         false, now);
+  }
 }
 
 void LearnerCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) { uplink_.on_sent(conn, bytes, now); }
@@ -342,6 +354,7 @@ void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye,
     close(*it->second.dial_back);
   }
   end_help(it->second);
+  assembling_ -= it->second.incoming.bytes();
   workers_.erase(it);
   hops_.forget(id);
   std::erase_if(parent_dials_, [&](const auto& edge) { return edge.first == id || edge.second == id; });

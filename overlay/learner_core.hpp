@@ -40,8 +40,10 @@ class LearnerCore final : public Core {
  public:
   static constexpr std::size_t kStrangersMax = 1024;
   static constexpr std::size_t kWelcomeBytesMax = 192 * 1024;
-  // Control and application bytes a worker has not taken yet, before it is given up.
-  static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;
+  // Application bytes a worker has not taken yet, before its connection is given up.
+  static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
+  // Parts of messages that are not whole yet, of all workers together: who exceeds it has to come anew.
+  static constexpr std::size_t kAssemblingBytesMax = 16 * kMessageBytesMax;
   // Publications whose T_b is still open; older ones are given up.
   static constexpr std::size_t kBroadcastsMax = 64;
   static constexpr std::size_t kHelpedMax = 8;  // workers that one worker helps at a time
@@ -68,8 +70,8 @@ class LearnerCore final : public Core {
   void abandon(const PublicationId& id, TimePoint now);
   const Checker& checker() const { return *config_.checker; }
 
-  // At most kApplicationBytesMax (checked); nothing happens when the worker is gone.
-  void send_message(WorkerId worker, std::span<const std::byte> bytes, TimePoint now);
+  // At most kMessageBytesMax (checked); nothing happens when the worker is not there.
+  void send_message(WorkerId worker, Slice bytes, TimePoint now);
   // Ends the membership and revokes the certificate.
   void expel(WorkerId worker, const std::string& reason, TimePoint now);
   void leave(TimePoint now);  // goodbye to everybody
@@ -96,6 +98,7 @@ class LearnerCore final : public Core {
     WorkerView view;
     ConnId control;
     MessageQueue messages;
+    MessageAssembler incoming;
     SilenceMeter silence;
     TimePoint heard;
     std::optional<Assign> assigned;
@@ -148,6 +151,7 @@ class LearnerCore final : public Core {
   void renew(Worker& worker, const Renew& renew, TimePoint now);
   void admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now);
   void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
+  void on_part(Worker& worker, const Frame& part, TimePoint now);
   void on_worker(Worker& worker, const ControlMessage& message, TimePoint now);
   void on_edge(ConnId conn, const Frame& frame, TimePoint now);
   void lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
@@ -197,6 +201,7 @@ class LearnerCore final : public Core {
   std::set<std::pair<WorkerId, WorkerId>> parent_dials_;  // edges (parent, child) that the child could not open
   std::map<WorkerId, TimePoint> suspected_;               // children at a slow hop, until when that is remembered
   std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0;
+  std::size_t assembling_ = 0;  // bytes
   std::optional<Version> newest_;
   std::vector<Broadcast> broadcasts_;
   std::vector<Closing> closing_;

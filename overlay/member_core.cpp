@@ -64,9 +64,9 @@ void MemberCore::install_failed(Version version, const std::string& why, TimePoi
   if (!position_) need_help(*repair_, now);
 }
 
-void MemberCore::send_message(std::span<const std::byte> bytes, TimePoint now) {
+void MemberCore::send_message(Slice bytes, TimePoint now) {
   if (state_ != State::kJoined) return;
-  messages_.push(bytes);
+  messages_.push(std::move(bytes));
   if (messages_.bytes() > kUnsentBytesMax)
     return gone(fmt::format("the learner does not take its messages: {} bytes are waiting", messages_.bytes()));
   uplink_.wake(messages_);
@@ -129,6 +129,7 @@ void MemberCore::tell_learner(const ControlMessage& message, TimePoint now) {
 void MemberCore::lost_learner(const std::string& reason, TimePoint now) {
   uplink_.close(control_);
   messages_.clear();
+  incoming_ = {};
   control_up_ = false;
   if (state_ == State::kJoined) {
     state_ = State::kAway;
@@ -381,8 +382,9 @@ void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (conn == control_) {
     learner_heard_ = now;
     if (frame.type == FrameType::kApplication && state_ == State::kJoined) {
-      actions_.push_back(
-          act::Message{std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
+      auto message = incoming_.add(frame);
+      if (!message) return gone("of the learner: " + message.error().message());
+      if (*message) actions_.push_back(act::Message{std::move(**message)});
       return;
     }
     if (frame.type == FrameType::kChunk) return gone("the learner sent a chunk on the control connection");

@@ -29,7 +29,7 @@ struct MemberConfig {
 class MemberCore final : public Core {
  public:
   static constexpr std::size_t kConnectionsMax = 3 * chains::kPlannedChildrenMax;  // children and strangers
-  static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;  // messages the learner has not taken yet
+  static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;  // messages the learner has not taken yet
   static constexpr int kCorruptChunksMax = 2;                       // from one parent, before the edge is given up
   static constexpr int kInstallFailuresMax = 3;                     // in a row, before the worker gives up
   static constexpr int kStallHeartbeats = 20;  // without progress towards the newest version: ask for help
@@ -46,8 +46,8 @@ class MemberCore final : public Core {
   // application drops what it was already given, without a report, until a full snapshot is delivered.
   void installed(Version version, const Digest& policy_digest, TimePoint now);
   void install_failed(Version version, const std::string& why, TimePoint now);
-  // At most kApplicationBytesMax (checked); dropped while the learner is away.
-  void send_message(std::span<const std::byte> bytes, TimePoint now);
+  // At most kMessageBytesMax (checked); dropped while the learner is away.
+  void send_message(Slice bytes, TimePoint now);
   void set_heartbeat(std::string application) { application_ = std::move(application); }
   // Hands its children over and leaves when they are gone, after kDrainMax at the latest.
   void drain(TimePoint now);
@@ -130,6 +130,7 @@ class MemberCore final : public Core {
   PublicationStore store_;
   EdgeSender edges_;
   MessageQueue messages_;
+  MessageAssembler incoming_;
   std::map<ConnId, Stranger> strangers_;
   std::map<ConnId, DialChild> dialled_children_;
   ConnId control_{};

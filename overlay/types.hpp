@@ -32,6 +32,9 @@ struct LinkLimits {
   std::optional<BitRate> up, down;
 };
 
+// The largest message of the application. Messages travel in parts, in turn with chunks and control messages.
+inline constexpr std::size_t kMessageBytesMax = 64 * 1024 * 1024;
+
 // 128 opaque bits; compared, never interpreted.
 using Digest = std::array<std::byte, 16>;
 std::string to_hex(const Digest& digest);

@@ -185,9 +185,8 @@ class Agent {
     switch (message.body_case()) {
       case schema::LearnerMessage::kRunSpec: {
         if (task_) break;  // told again after it was away
-        ECHO_ASSIGN(auto spec, run_spec_.add(message.run_spec()));
-        if (!spec) break;
-        ECHO_ASSIGN(task_, make_task(std::move(*spec)));
+        ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
+        ECHO_ASSIGN(task_, make_task(std::move(spec)));
         installer_.emplace(task_->model);
         log::info("task '{}', model of {} parameters", task_->spec.adapter_name(), task_->model->config().parameters());
         break;
@@ -241,7 +240,7 @@ class Agent {
     request.set_version(installer_->version()->value);
     request.set_policy_digest(installer_->digest().data(), installer_->digest().size());
     request.set_groups_max(std::clamp<std::uint32_t>(groups, 1, kGroupsPerBatchMax));
-    node_->send(message.SerializeAsString());
+    if (const Status sent = node_->send(message.SerializeAsString()); !sent) log::error("{}", sent.error().message());
     awaiting_grant_ = true;
   }
 
@@ -265,7 +264,7 @@ class Agent {
     for (schema::Submission& submission : produced->submissions) {
       schema::WorkerMessage message;
       *message.mutable_submission() = std::move(submission);
-      node_->send(message.SerializeAsString());
+      if (const Status sent = node_->send(message.SerializeAsString()); !sent) log::error("{}", sent.error().message());
     }
     node_->set_heartbeat(
         nlohmann::json{{"rollouts", generated_}, {"rollouts_per_s", *rate_}, {"busy_s", busy_s_}}.dump());
@@ -333,7 +332,6 @@ class Agent {
   std::atomic<bool> overflowed_ = false;
   std::unique_ptr<overlay::WorkerNode> node_;
   WorkerId id_;
-  data_plane::RunSpecAssembler run_spec_;
   std::optional<Task> task_;
   std::optional<Installer> installer_;
   std::deque<overlay::Publication> pending_;  // complete and in order, waiting for the safe point

@@ -34,12 +34,23 @@ void call(const Event& event, Args&&... args) {
   if (event) event(std::forward<Args>(args)...);
 }
 
-std::span<const std::byte> view(const std::string& bytes) { return std::as_bytes(std::span(bytes)); }
+Slice slice_of(std::shared_ptr<const std::string> bytes) {
+  const auto* data = reinterpret_cast<const std::byte*>(bytes->data());
+  const std::size_t size = bytes->size();
+  return Slice({std::move(bytes), data}, size);
+}
 
-bool fits(const std::string& bytes) {
-  if (bytes.size() <= kApplicationBytesMax) return true;
-  log::error("a message of {} bytes is not sent: the limit is {}", bytes.size(), kApplicationBytesMax);
-  return false;
+// Hands a message to the core on the loop thread.
+template <class Send>
+Status post_message(Driver& driver, std::shared_ptr<const std::string> bytes, Send send) {
+  if (bytes->size() > kMessageBytesMax)
+    return fail(Code::kExhausted, "send message", "it has {} bytes, at most {} may be", bytes->size(),
+                kMessageBytesMax);
+  const bool runs = driver.post([send = std::move(send), message = slice_of(std::move(bytes))](TimePoint now) {
+    send(message, now);
+  });
+  if (!runs) return fail(Code::kCancelled, "send message", "the node has stopped");
+  return ok();
 }
 
 Status check(const LinkLimits& limits) {
@@ -283,11 +294,14 @@ Status LearnerNode::publish(const PublicationHead& head, std::span<const std::by
   return writer->finish(policy_digest);
 }
 
-void LearnerNode::send(WorkerId worker, std::string bytes) {
-  if (!fits(bytes)) return;
-  impl_->driver->post([core = impl_->core.get(), worker, bytes = std::move(bytes)](TimePoint now) {
-    core->send_message(worker, view(bytes), now);
-  });
+Status LearnerNode::send(WorkerId worker, std::string bytes) {
+  return send(worker, std::make_shared<const std::string>(std::move(bytes)));
+}
+Status LearnerNode::send(WorkerId worker, std::shared_ptr<const std::string> bytes) {
+  return post_message(*impl_->driver, std::move(bytes),
+                      [core = impl_->core.get(), worker](const Slice& message, TimePoint now) {
+                        core->send_message(worker, message, now);
+                      });
 }
 void LearnerNode::expel(WorkerId worker, std::string reason) {
   impl_->driver->post([core = impl_->core.get(), worker, reason = std::move(reason)](TimePoint now) {
@@ -393,10 +407,10 @@ void WorkerNode::install_failed(Version version, std::string why) {
     core->install_failed(version, why, now);
   });
 }
-void WorkerNode::send(std::string bytes) {
-  if (!fits(bytes)) return;
-  impl_->driver->post(
-      [core = impl_->core.get(), bytes = std::move(bytes)](TimePoint now) { core->send_message(view(bytes), now); });
+Status WorkerNode::send(std::string bytes) {
+  return post_message(
+      *impl_->driver, std::make_shared<const std::string>(std::move(bytes)),
+      [core = impl_->core.get()](const Slice& message, TimePoint now) { core->send_message(message, now); });
 }
 void WorkerNode::set_heartbeat(std::string app_bytes) {
   if (app_bytes.size() > kHeartbeatApplicationBytesMax)

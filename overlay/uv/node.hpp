@@ -92,9 +92,11 @@ class LearnerNode {
   Result<std::unique_ptr<PublicationWriter>> begin(const PublicationHead& head);
   // begin(), write(), finish(): for bytes that are all there.
   Status publish(const PublicationHead& head, std::span<const std::byte> payload, const Digest& policy_digest);
-  // At most 4 MiB (larger ones are logged and dropped); nothing happens when the worker is gone. Messages take turns
-  // with chunks and count towards limits.up. A worker that leaves 64 MiB unread is lost.
-  void send(WorkerId worker, std::string bytes);
+  // kExhausted above kMessageBytesMax, kCancelled once the node has stopped; nothing happens when the worker is not
+  // there. Messages take turns with chunks and count towards limits.up. The connection of a worker that leaves four of
+  // the largest unread is given up.
+  Status send(WorkerId worker, std::string bytes);
+  Status send(WorkerId worker, std::shared_ptr<const std::string> bytes);  // the same bytes for many
   void expel(WorkerId worker, std::string reason);
   LearnerStats stats() const;  // waits for the loop; after stop(): the last state
   // Says goodbye to the workers, flushes (for at most 2 s) and joins the thread. Idempotent.
@@ -147,7 +149,8 @@ class WorkerNode {
   // The delivered publication could not be installed: a full snapshot will be delivered instead. Until then, drop the
   // deltas that were already delivered, without a report. After three failures in a row the worker is disconnected.
   void install_failed(Version version, std::string why);
-  void send(std::string bytes);               // to the learner; at most 4 MiB
+  // To the learner. kExhausted above kMessageBytesMax, kCancelled once the node has stopped.
+  Status send(std::string bytes);
   void set_heartbeat(std::string app_bytes);  // rides on every heartbeat from now on; at most 64 KiB
   // Hands children over to others, then disconnected() comes; within ten seconds.
   void drain();

@@ -679,7 +679,7 @@ TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
 
 TEST(Member, EndsWhenItsMessagesAreNotTaken) {
   Member m;
-  const std::vector<std::byte> message(kApplicationBytesMax);
+  const Slice message{std::vector<std::byte>(kMessageBytesMax / 4)};
   for (int i = 0; i < 15; ++i) m.core.send_message(message, m.now);
   m.take();
   EXPECT_EQ(m.end(), "");

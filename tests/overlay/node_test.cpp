@@ -166,14 +166,18 @@ TEST_F(NodeTest, MessagesArriveWholeOnceAndInOrderBothWays) {
   learner.start();
   start_workers(1);
   const WorkerId id = learner.board.read([&] { return learner.joined.begin()->first; });
-  const std::string large(kApplicationBytesMax, 'x');
+  const std::string large(kMessageBytesMax, 'x');
   ASSERT_TRUE(workers[0]->board.wait([&] { return workers[0]->id.has_value(); }));
   for (int i = 0; i < 100; ++i) {
-    workers[0]->node->send("up " + std::to_string(i));
-    learner.node->send(id, "down " + std::to_string(i));
+    ASSERT_TRUE(workers[0]->node->send("up " + std::to_string(i)));
+    ASSERT_TRUE(learner.node->send(id, "down " + std::to_string(i)));
   }
-  workers[0]->node->send(large);
-  learner.node->send(id, large);
+  ASSERT_TRUE(workers[0]->node->send(large));
+  ASSERT_TRUE(learner.node->send(id, large));
+  for (const Status& sent : {workers[0]->node->send(large + 'x'), learner.node->send(id, large + 'x')}) {
+    ASSERT_FALSE(sent) << "whoever sends is told";
+    EXPECT_EQ(sent.error().code, Code::kExhausted);
+  }
   ASSERT_TRUE(learner.board.wait([&] { return learner.messages.size() == 101; }));
   ASSERT_TRUE(workers[0]->board.wait([&] { return workers[0]->messages.size() == 101; }));
   for (std::size_t i = 0; i < 100; ++i) {

@@ -40,7 +40,7 @@ void each_frame(Bytes_ stream, bool admitted, std::size_t piece, Use&& use) {
       ECHO_CHECK(advanced.error().code == Code::kCorrupt);
       return;
     }
-    ECHO_CHECK(decoder.buffered_bytes() <= kApplicationBytesMax);
+    ECHO_CHECK(decoder.buffered_bytes() <= kChunkBytesMax);
     if (auto frame = decoder.take()) use(std::move(*frame));
   }
 }
