@@ -94,6 +94,7 @@ json worker_json(const WorkerEntry& w) {
           {"bytes_forwarded", w.bytes_forwarded},
           {"version", w.version ? json(w.version->value) : json(nullptr)},
           {"digest", w.version ? json(overlay::to_hex(w.digest)) : json(nullptr)},
+          {"away", w.away},
           {"lost", w.lost}};
 }
 
@@ -116,7 +117,7 @@ json make_report(const ReportInput& input) {
   bool identical = false;
   std::uint64_t alive = 0;
   for (const WorkerEntry& w : input.workers) {
-    if (w.lost) continue;
+    if (w.lost || w.away) continue;
     const bool same = w.version == input.version && w.digest == input.digest;
     identical = (alive == 0 || identical) && same;
     ++alive;

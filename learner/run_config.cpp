@@ -101,6 +101,7 @@ void read_network(ConfigSection s, NetworkSection& c) {
   s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)});
   s.read("heartbeat_timeout", c.heartbeat_timeout,
          {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)});
+  s.read("store", c.store, {.min = Bytes{1u << 20}, .max = Bytes{1ull << 50}});
   s.read("quorum", c.quorum, {.min = 0.01, .max = 1.0});
 }
 
@@ -117,6 +118,7 @@ void read_fleet(ConfigSection s, FleetSection& c, const std::filesystem::path& b
   s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0});
   s.read("workers_max", c.workers_max, {.min = 1, .max = 4096});
   s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)});
+  s.read("away_max", c.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)});
   s.read("replace_lost", c.replace_lost);
 }
 

@@ -142,6 +142,8 @@ class SilenceMeter {
   void heard(TimePoint now);
   // Something else came from the peer: it lives, though this says nothing about how regularly.
   void alive(TimePoint now) { alive_ = now; }
+  // For so long this node has not listened.
+  void excuse(Duration time) { heard_ += time, alive_ += time; }
   TimePoint deadline() const;  // kNever before begin()
 
  private:

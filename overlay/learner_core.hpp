@@ -1,5 +1,9 @@
 // The learner's protocol: enrols and admits workers, plans who forwards to whom, is the source of every publication,
 // mends the topology when somebody dies, is slow or lies, and measures the broadcast time T_b. Pure.
+//
+// A worker that is not heard is first silent: it loses its place in the topology at once, by how regularly it was heard
+// so far. After heartbeat_timeout, or when its connection breaks, it is away: its connections end, what it was doing is
+// void. It keeps its identity and record, and is a full member again when it comes back. After away_max it is gone.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -29,9 +33,11 @@ struct LearnerConfig {
   std::size_t chains_max = 8;  // when limits.up is absent
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
   Duration heartbeat = std::chrono::milliseconds(500);
-  Duration heartbeat_timeout = std::chrono::seconds(3);
+  Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
+  Duration away_max = std::chrono::minutes(5);           // before who is away is gone
   double quorum = 0.9;
   Bytes store_bytes_max{1ull << 30};
+  Bytes policy_bytes{};  // size of the policy, for workers; zero: not known
   bool snapshots_on_demand = true;                        // somebody answers act::NeedSnapshot
   std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
 };
@@ -56,6 +62,8 @@ class LearnerCore final : public Core {
   static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
   static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
+  static constexpr int kSilencesMax = 2;    // of a worker, that its learned patience grows with
+  static constexpr int kTroublesMax = 64;   // told by one worker
 
   explicit LearnerCore(LearnerConfig config);
   void start(TimePoint now);
@@ -74,6 +82,8 @@ class LearnerCore final : public Core {
   void send_message(WorkerId worker, Slice bytes, TimePoint now);
   // Ends the membership and revokes the certificate.
   void expel(WorkerId worker, const std::string& reason, TimePoint now);
+  // Its machine has ended: it is not waited for.
+  void give_up(WorkerId worker, const std::string& reason, TimePoint now);
   void leave(TimePoint now);  // goodbye to everybody
   LearnerStats stats() const;
   const chains::Topology& topology() const { return topology_; }
@@ -101,6 +111,11 @@ class LearnerCore final : public Core {
     MessageAssembler incoming;
     SilenceMeter silence;
     TimePoint heard;
+    bool silent = false;  // it has lost its place, until it is heard again
+    int silences = 0;     // since it last installed something
+    int troubles = 0;
+    TimePoint away_since{};  // of those in away_
+    std::string away_reason;
     std::optional<Assign> assigned;
     // What it is assigned to receive from this parent; null: nothing.
     const Parent* edge_from(WorkerId parent) const {
@@ -151,16 +166,26 @@ class LearnerCore final : public Core {
   void renew(Worker& worker, const Renew& renew, TimePoint now);
   void admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now);
   void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
-  void on_part(Worker& worker, const Frame& part, TimePoint now);
+  void on_part(Worker& worker, const Frame& frame, TimePoint now);
   void on_worker(Worker& worker, const ControlMessage& message, TimePoint now);
   void on_edge(ConnId conn, const Frame& frame, TimePoint now);
-  void lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
   void refuse(ConnId conn, const std::string& reason, TimePoint now);
   void beat(TimePoint now);
   void make_beacon(TimePoint now);
   std::optional<Version> newest() const;  // announced, by this process or before it
   void save(TimePoint now);
   void after_saved(TimePoint now);
+
+  // Presence (learner_presence.cpp).
+  void silence(WorkerId id, const std::string& reason, TimePoint now);
+  void heard_from(Worker& worker, TimePoint now);
+  void part(WorkerId id, const std::string& reason, TimePoint now);
+  void lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
+  void gone(WorkerId id, const std::string& reason);
+  std::map<WorkerId, Worker>::node_type disconnect(WorkerId id, const std::string* goodbye, TimePoint now);
+  void lose_place(Worker& worker, TimePoint now);
+  void excuse(Duration late);
+  void watch_presence(TimePoint now);
 
   // Publications (learner_publications.cpp).
   void on_ack(Worker& worker, const Installed& ack, TimePoint now);
@@ -196,7 +221,7 @@ class LearnerCore final : public Core {
   chains::Topology topology_;
   HopMonitor hops_;
   std::map<ConnId, Stranger> strangers_;
-  std::map<WorkerId, Worker> workers_;
+  std::map<WorkerId, Worker> workers_, away_;  // connected, and out of reach
   std::map<ConnId, WorkerId> control_, dial_backs_;
   std::set<std::pair<WorkerId, WorkerId>> parent_dials_;  // edges (parent, child) that the child could not open
   std::map<WorkerId, TimePoint> suspected_;               // children at a slow hop, until when that is remembered

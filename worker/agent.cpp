@@ -39,6 +39,7 @@ struct Away {
 };
 struct Disconnected {
   std::string reason;
+  bool in_order = false;
 };
 using Event = std::variant<Joined, overlay::Publication, Message, Away, Disconnected>;
 
@@ -63,7 +64,7 @@ Result<Task> make_task(schema::RunSpec spec) {
   ECHO_ASSIGN(task.tokenizer, model::Tokenizer::from_json(spec.tokenizer_json()));
   ECHO_ASSIGN(task.adapter, data_plane::make_adapter(spec.adapter_name(), spec.adapter_config_json(), spec.seed(),
                                                      data_plane::AdapterUse::kScoring));
-  ECHO_ASSIGN(task.model, model::init(config, spec.seed()));
+  ECHO_ASSIGN(task.model, model::create(config));  // the policy comes from the learner
   task.sampling.temperature = spec.temperature();
   task.sampling.top_p = spec.top_p();
   task.sampling.tokens_max = spec.response_tokens_max();
@@ -90,12 +91,15 @@ class Agent {
     node_options.folder = options_.folder;
     node_options.limits = options_.limits;
     node_options.join_timeout = options_.join_timeout;
+    node_options.away_max = options_.away_max;
+    node_options.memory_max = options_.memory_max;
+    node_options.disk_max = options_.disk_max;
     overlay::WorkerEvents events;
     events.joined = [this](WorkerId id, const std::string&) { post(Joined{id}); };
     events.publication = [this](const overlay::Publication& p) { post(p); };
     events.message = [this](std::string bytes) { post(Message{std::move(bytes)}); };
     events.away = [this](const std::string& reason) { post(Away{reason}); };
-    events.disconnected = [this](const std::string& reason) { post(Disconnected{reason}); };
+    events.disconnected = [this](const std::string& reason, bool in_order) { post(Disconnected{reason, in_order}); };
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(std::move(node_options), std::move(events)));
     const Status result = work();
     if (stop_ && !ended_) hand_over();
@@ -174,6 +178,7 @@ class Agent {
       leases_.clear();
     } else if (auto* gone = std::get_if<Disconnected>(&event)) {
       ended_ = true;
+      report_.in_order = gone->in_order;
       if (report_.reason.empty()) report_.reason = gone->reason;
       if (!task_) return fail(Code::kUnavailable, "join", "{}", gone->reason);
     }

@@ -89,7 +89,8 @@ TEST(Control, MembershipSurvivesTheWire) {
   EXPECT_EQ(hello.down, std::nullopt);
   EXPECT_EQ(hello.installed, installed);
   const Welcome welcome =
-      round_trip(Welcome{WorkerId{3}, std::chrono::seconds(1), std::chrono::seconds(9), 1'700'000'000'123, "app"});
+      round_trip(Welcome{WorkerId{3}, std::chrono::seconds(1), std::chrono::seconds(9), 1'700'000'000'123, "app",
+                         std::chrono::minutes(5), Bytes{16'000'000'000}});
   EXPECT_EQ(welcome.worker, WorkerId{3});
   EXPECT_EQ(welcome.heartbeat, std::chrono::seconds(1));
   EXPECT_EQ(welcome.patience, std::chrono::seconds(9));
@@ -111,6 +112,9 @@ TEST(Control, MembershipSurvivesTheWire) {
   EXPECT_TRUE(help.full_only);
   EXPECT_EQ(round_trip(installed), installed);
   EXPECT_EQ(round_trip(Goodbye{"why"}).reason, "why");
+  EXPECT_FALSE(round_trip(Goodbye{"why"}).run_ended);
+  EXPECT_TRUE(round_trip(Goodbye{"why", true}).run_ended);
+  EXPECT_EQ(round_trip(Trouble{"no room"}).text, "no room");
   EXPECT_TRUE(std::holds_alternative<Draining>(*over_the_wire(Draining{})));
 }
 

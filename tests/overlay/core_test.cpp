@@ -85,7 +85,7 @@ TEST(Overlay, WhoeverIsBehindADeadWorkerGoesOnWithoutReceivingAnythingTwice) {
     EXPECT_EQ(chain[i]->member().stats().chunk_bytes_in.count, 200u * 1024);
     EXPECT_EQ(chain[i]->member().stats().chunks_duplicate, 0u);
   }
-  EXPECT_EQ(hall.core().stats().lost, 2u);
+  EXPECT_EQ(hall.core().stats().away.size(), 2u);
 }
 
 TEST(Overlay, ABrokenConnectionIsOpenedAgain) {

@@ -162,6 +162,22 @@ TEST_F(NodeTest, TheOthersFinishWhenTheWorkerBeforeThemIsKilled) {
   }
 }
 
+TEST_F(NodeTest, TheLearnerMayBeDialledByItsName) {
+  learner.start();
+  TestWorker worker;
+  WorkerOptions options = TestWorker::of(learner, "named");
+  options.learner.host = "localhost";
+  worker.start(std::move(options));
+  ASSERT_TRUE(learner.publish(1, {}, 100'000));
+  ASSERT_TRUE(learner.all_acked(1, 1));
+  WorkerOptions nowhere = TestWorker::of(learner, "lost");
+  nowhere.learner.host = "no host has a space";
+  nowhere.join_timeout = std::chrono::milliseconds(200);
+  const auto refused = WorkerNode::start(std::move(nowhere), {});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message().find("no host has a space"), std::string::npos) << refused.error().message();
+}
+
 TEST_F(NodeTest, MessagesArriveWholeOnceAndInOrderBothWays) {
   learner.start();
   start_workers(1);
@@ -238,7 +254,7 @@ TEST_F(NodeTest, APublicationThatIsLargerThanMemoryLiesInAFile) {
   learner.start();
   WorkerOptions options = TestWorker::of(learner, "small");
   options.folder = folder / "worker";
-  options.memory_max = {256 * 1024};
+  options.memory_max = Bytes{256 * 1024};
   TestWorker& worker = start_worker(options);
   ASSERT_TRUE(chained(1));
   ASSERT_TRUE(learner.publish(0, {}, 4'000'000).has_value());
@@ -259,7 +275,8 @@ class LearnerProcess : public Process {
     o.learner.host = "127.0.0.1";
     o.name = "kept";
     o.token = trust::Secret(std::string(token));
-    o.join_timeout = o.away_timeout = kPatience;
+    o.join_timeout = kPatience;
+    o.away_max = kPatience;
     return o;
   }
 

@@ -174,7 +174,8 @@ MemberConfig member_config() {
   static const trust::SigningKey key = made_key("worker");
   MemberConfig c{{}, {"10.0.0.0", 1}, {"10.0.0.7", 1}, "w", key, state, checker(), {}, false, {}, {}};
   c.core.unix_origin_s = kMadeUnix_s - 1;
-  c.join_timeout = c.away_timeout = std::chrono::seconds(10);
+  c.join_timeout = std::chrono::seconds(10);
+  c.away_max = c.join_timeout;
   return c;
 }
 
