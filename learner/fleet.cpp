@@ -152,6 +152,7 @@ void Fleet::instance_ended(Instance& instance, const std::string& why, bool unex
     log::warn("{} is lost: {}", instance.offer.id, why);
   }
   if (instance.worker) {
+    if (unexpected && options_.machine_ended) options_.machine_ended(*instance.worker, "its machine has ended: " + why);
     controller_->lost(*instance.worker, clock_.now());
   } else {
     controller_->start_failed(instance.offer.id, clock_.now());
@@ -162,6 +163,7 @@ void Fleet::worker_joined(WorkerId worker, const std::string& offer) {
   queue_.try_push([this, worker, offer] {
     const auto it = instances_.find(offer);
     if (it == instances_.end()) return;  // joined by hand, not rented by this run
+    if (it->second.ended || it->second.worker == worker) return;  // it came back
     it->second.worker = worker;
     controller_->started(worker, fleet_offer(it->second.offer), clock_.now());
   });

@@ -36,6 +36,8 @@ struct FleetOptions {
   std::function<Result<std::vector<std::pair<std::string, std::string>>>(const provisioner::Offer&)> worker_env;
   // Tells that an offer was rented, ended or replaced; called on the fleet's thread, must not block.
   std::function<void(std::string_view event, const std::string& offer, const std::string& detail)> record;
+  // The machine of a worker has ended by itself. On the fleet's thread, must not block.
+  std::function<void(WorkerId worker, const std::string& why)> machine_ended;
   bool replace_lost = true;
 };
 
@@ -52,8 +54,8 @@ class Fleet {
   static Result<std::unique_ptr<Fleet>> start(FleetOptions options);
   ~Fleet();  // stop()
 
-  void worker_joined(WorkerId worker, const std::string& offer);
-  // The overlay has lost it: crashed, cut off, or expelled.
+  void worker_joined(WorkerId worker, const std::string& offer);  // also when it comes back
+  // It is gone for good: away for too long, or expelled. Its instance is stopped.
   void worker_lost(WorkerId worker, const std::string& reason);
   // From its heartbeat: rollouts finished and seconds spent generating since the last call.
   void worker_progress(WorkerId worker, double rollouts, double busy_s);

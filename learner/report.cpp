@@ -94,6 +94,7 @@ json worker_json(const WorkerEntry& w) {
           {"bytes_forwarded", w.bytes_forwarded},
           {"version", w.version ? json(w.version->value) : json(nullptr)},
           {"digest", w.version ? json(overlay::to_hex(w.digest)) : json(nullptr)},
+          {"away", w.away},
           {"lost", w.lost}};
 }
 
@@ -116,7 +117,7 @@ json make_report(const ReportInput& input) {
   std::uint64_t alive = 0, acknowledged = 0;
   json differing = json::array();  // who acknowledged the last version with another digest
   for (const WorkerEntry& w : input.workers) {
-    if (w.lost) continue;
+    if (w.lost || w.away) continue;
     ++alive;
     if (w.version != input.version) continue;
     ++acknowledged;

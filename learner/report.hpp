@@ -22,7 +22,8 @@ struct WorkerEntry {
   std::uint64_t bytes_in = 0, bytes_forwarded = 0;
   std::optional<Version> version;
   overlay::Digest digest{};
-  bool lost = false;
+  bool away = false;  // out of reach, but expected back
+  bool lost = false;  // gone for good
 };
 
 struct ReportInput {

@@ -28,6 +28,8 @@ std::string_view text_of(schema::WorkFailure failure) {
       return "out of memory";
     case schema::WORK_FAILURE_SCORING:
       return "scoring failed";
+    case schema::WORK_FAILURE_SIZE:
+      return "too large to send";
     default:
       return "generation failed";
   }

@@ -158,7 +158,9 @@ void read_network(ConfigSection s, NetworkSection& c) {
          "one way between two machines, for planning only");
   s.read("heartbeat_timeout", c.heartbeat_timeout,
          {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)},
-         "a worker or a neighbour that is not heard of for this long is taken for lost");
+         "a worker that is not heard of for this long is away: others get its work, its machine and place are kept");
+  s.read("store", c.store, {.min = Bytes{1u << 20}, .max = Bytes{1ull << 50}},
+         {"recent publications that the learner keeps in memory for late workers", "by the policy's size"});
   s.read("quorum", c.quorum, {.min = 0.01, .max = 1.0},
          "q: a version counts as broadcast, and T_b ends, when this share of the fleet has installed it");
 }
@@ -184,6 +186,8 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   s.read("workers_max", c.workers_max, {.min = 1, .max = 4096}, "rented at the same time");
   s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
          "a rented worker that has not joined by then is returned");
+  s.read("away_max", c.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+         "how long machine and place of a worker that is away are kept, and how long a worker tries to come back");
   s.read("replace_lost", c.replace_lost, "rent another where a worker was lost");
 }
 

@@ -84,7 +84,9 @@ struct NetworkSection {
   Bytes chunk{32 * 1024};
   chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
   Duration delay_expected{};  // one way, for planning only
-  Duration heartbeat_timeout = std::chrono::seconds(3);
+  Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away: its leases return
+  // Recent publications that the learner keeps in memory for late workers; absent: by the policy's size.
+  std::optional<Bytes> store;
   double quorum = 0.9;  // q of T_b
 };
 
@@ -101,6 +103,8 @@ struct FleetSection {
   std::optional<double> reliability_min;  // of an offer, 0..1; offers that do not state it are then left out
   std::uint32_t workers_max = 64;
   Duration join_timeout = std::chrono::seconds(60);
+  // How long the machine and the place of a worker that is away are kept; also how long a worker tries to come back.
+  Duration away_max = std::chrono::minutes(5);
   bool replace_lost = true;
 };
 

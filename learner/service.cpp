@@ -20,6 +20,7 @@
 #include "learner/report.hpp"
 #include "learner/rollout_desk.hpp"
 #include "learner/run_record.hpp"
+#include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
 
 namespace echoline::learner {
@@ -69,7 +70,23 @@ class Service {
   }
 
  private:
+  // What every joining worker is told, made once.
+  Status describe_run() {
+    schema::RunSpec spec;
+    spec.set_run(config_.run.name);
+    policy_->describe(spec);
+    spec.set_group_size(config_.rollout.group_size);
+    spec.set_temperature(config_.rollout.temperature);
+    spec.set_top_p(config_.rollout.top_p);
+    spec.set_response_tokens_max(config_.rollout.response_tokens_max);
+    schema::LearnerMessage message;
+    ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
+    run_spec_ = std::make_shared<const std::string>(message.SerializeAsString());
+    return ok();
+  }
+
   Status start_overlay() {
+    ECHO_TRY(describe_run());
     overlay::LearnerOptions o;
     o.bind_host = config_.network.bind;
     o.port = config_.network.port;
@@ -78,13 +95,23 @@ class Service {
     o.chunk = config_.network.chunk;
     o.policy = config_.network.topology;
     o.heartbeat_timeout = config_.network.heartbeat_timeout;
+    o.heartbeat = std::min<Duration>(o.heartbeat, o.heartbeat_timeout / 4);
+    o.away_max = config_.fleet.away_max;
+    ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
+    o.policy_bytes = {2 * model.parameters()};  // bf16
+    o.store_bytes_max = config_.network.store;
     o.quorum = config_.network.quorum;
     o.run_id = config_.run.name;
     o.folder = record_->folder() / "overlay";
     if (options_.resume) o.resumed_at = Version{step_};
     overlay::LearnerEvents events;
     events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member); };
+    events.away = [this](WorkerId id, const std::string& reason) { worker_away(id, reason); };
     events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, reason); };
+    events.trouble = [this](WorkerId id, const std::string& what) {
+      log::warn("worker {}: {}", id, what);
+      record_->event("trouble", {{"worker", id.value}, {"what", what}});
+    };
     events.acked = [this](WorkerId id, Version version, const overlay::Digest& digest) {
       const std::lock_guard lock(mutex_);
       workers_[id].version = version;
@@ -114,7 +141,9 @@ class Service {
     desk.lease = {seconds(config_.rollout.lease_first), seconds(config_.rollout.lease_min),
                   seconds(config_.rollout.lease_max), config_.rollout.response_tokens_max};
     DeskEvents events;
-    events.send = [this](WorkerId worker, std::string bytes) { node_->send(worker, std::move(bytes)); };
+    events.send = [this](WorkerId worker, std::string bytes) {
+      if (const Status sent = node_->send(worker, std::move(bytes)); !sent) log::warn("{}", sent.error().message());
+    };
     events.accepted = [this](WorkerId worker, std::uint64_t rollouts) {
       const std::lock_guard lock(mutex_);
       workers_[worker].rollouts += rollouts;
@@ -133,10 +162,13 @@ class Service {
 
   Status start_fleet() {
     if (config_.fleet.provider == ProviderKind::kNone) {
+      std::string join;
+      for (const overlay::Endpoint& endpoint : overlay::reached_from_elsewhere(node_->endpoint()))
+        join += (join.empty() ? "" : " or ") + overlay::to_text(endpoint);
       log::info(
           "no provider: start workers with `echoline worker --join {} --name NAME`, each with a token from "
           "`echoline token {} --instance NAME`",
-          overlay::to_text(node_->endpoint()), record_->folder().string());
+          join, record_->folder().string());
       return ok();
     }
     phase("renting the fleet");
@@ -147,13 +179,20 @@ class Service {
     fleet.ledger_file = record_->folder() / "ledger.sqlite";
     fleet.log_folder = record_->folder() / "logs";
     fleet.replace_lost = config_.fleet.replace_lost;
-    fleet.worker_argv = [this, join = overlay::to_text(node_->endpoint())](const provisioner::Offer& offer) {
+    fleet.machine_ended = [this](WorkerId id, const std::string& why) { node_->give_up(id, why); };
+    fleet.worker_argv = [this, join = overlay::to_text(overlay::reached_from_here(node_->endpoint()))](
+                            const provisioner::Offer& offer) {
+      const std::filesystem::path folder = std::filesystem::absolute(worker_folders() / offer.id);
+      std::error_code error;
+      std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
       return std::vector<std::string>{options_.program.string(),
                                       "worker",
                                       "--join",
                                       join,
                                       "--name",
                                       offer.id,
+                                      "--folder",
+                                      folder.string(),
                                       "--up",
                                       fmt::format("{} bit/s", worker_up(config_, offer).bits_per_s),
                                       "--down",
@@ -211,6 +250,9 @@ class Service {
     last_delta_bytes_ = report.stats.patch_bytes;
     return ok();
   }
+
+  // What rented workers on this machine keep: their identity and publications.
+  std::filesystem::path worker_folders() const { return record_->folder() / "workers"; }
 
   // False when asked to stop before a batch was there.
   Result<bool> train_one_step() {
@@ -318,6 +360,8 @@ class Service {
       finishing_ = true;
     }
     if (fleet_) fleet_->stop();
+    std::error_code error;
+    std::filesystem::remove_all(worker_folders(), error);  // their machines are returned
     record_->metric("process", {{"wall_seconds", seconds(clock_.now() - started_)}});
     input.config = &config_;
     input.plan = &plan_.plan;
@@ -352,41 +396,41 @@ class Service {
 
   void worker_joined(const overlay::MemberInfo& member) {
     { const std::lock_guard started(node_mutex_); }
-    schema::RunSpec spec;
-    spec.set_run(config_.run.name);
-    policy_->describe(spec);
-    spec.set_group_size(config_.rollout.group_size);
-    spec.set_temperature(config_.rollout.temperature);
-    spec.set_top_p(config_.rollout.top_p);
-    spec.set_response_tokens_max(config_.rollout.response_tokens_max);
-    const auto parts = data_plane::cut_run_spec(spec);
-    if (!parts) {
-      log::error("{}", parts.error().message());
-      node_->expel(member.id, "the run cannot be described to it");
-      return;
-    }
-    for (const schema::RunSpecPart& part : *parts) {
-      schema::LearnerMessage message;
-      *message.mutable_run_spec() = part;
-      node_->send(member.id, message.SerializeAsString());
-    }
+    if (const Status sent = node_->send(member.id, run_spec_); !sent) log::error("{}", sent.error().message());
+    bool back = false;
     {
       const std::lock_guard lock(mutex_);
       WorkerEntry& w = workers_[member.id];
+      back = w.away || w.lost;
+      w.away = w.lost = false;
       w.id = member.id;
       w.offer = member.name;
       for (const provisioner::Offer& offer : plan_.offers)
         if (offer.id == member.name)
           w.price_usd_per_hour = offer.gpu_usd_per_hour + offer.storage_usd_per_hour.value_or(0);
     }
-    record_->event("joined", {{"worker", member.id.value}, {"offer", member.name}});
+    record_->event(back ? "back" : "joined", {{"worker", member.id.value}, {"offer", member.name}});
+    if (back) log::info("worker {} ({}) is back", member.id, member.name);
     if (fleet_ready_) fleet_->worker_joined(member.id, member.name);
+  }
+
+  // It may come back: only what it was working on is given to others.
+  void worker_away(WorkerId id, const std::string& reason) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (finishing_) return;
+      workers_[id].away = true;
+    }
+    log::warn("worker {} is away: {}; its place is kept for {}", id, reason, to_text(config_.fleet.away_max));
+    record_->event("away", {{"worker", id.value}, {"reason", reason}});
+    if (desk_ready_) desk_->worker_lost(id);
   }
 
   void worker_lost(WorkerId id, const std::string& reason) {
     {
       const std::lock_guard lock(mutex_);
       if (finishing_) return;
+      workers_[id].away = false;
       workers_[id].lost = true;
     }
     record_->event("left", {{"worker", id.value}, {"reason", reason}});
@@ -440,6 +484,7 @@ class Service {
       WorkerEntry& w = workers_[view.info.id];
       w.bytes_in = view.bytes_in.count;
       w.bytes_forwarded = view.bytes_forwarded.count;
+      if (view.silent) continue;
       const json progress = json::parse(view.app_bytes, nullptr, false);
       if (!progress.is_object() || !fleet_ready_) continue;
       auto& [rollouts, busy_s] = progress_[view.info.id];
@@ -501,6 +546,7 @@ class Service {
              {"bytes_in", w.bytes_in},
              {"bytes_forwarded", w.bytes_forwarded},
              {"seed", seeds_.contains(id)},
+             {"away", w.away},
              {"lost", w.lost}});
       }
     }
@@ -535,6 +581,7 @@ class Service {
   Publisher publisher_{delta::EncodeOptions{}};
   std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
+  std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage
 
   std::string phase_, topology_;
   std::set<WorkerId> seeds_;  // of the topology; workers that the learner itself sends to

@@ -36,6 +36,7 @@ struct Away {
 };
 struct Disconnected {
   std::string reason;
+  bool in_order = false;
 };
 using Event = std::variant<Joined, overlay::Publication, Message, Away, Disconnected>;
 
@@ -57,12 +58,15 @@ class Agent {
     node_options.folder = options_.folder;
     node_options.limits = options_.limits;
     node_options.join_timeout = options_.join_timeout;
+    node_options.away_max = options_.away_max;
+    node_options.memory_max = options_.memory_max;
+    node_options.disk_max = options_.disk_max;
     overlay::WorkerEvents events;
     events.joined = [this](WorkerId id, const std::string&) { post(Joined{id}); };
     events.publication = [this](const overlay::Publication& p) { post(p); };
     events.message = [this](std::string bytes) { post(Message{std::move(bytes)}); };
     events.away = [this](const std::string& reason) { post(Away{reason}); };
-    events.disconnected = [this](const std::string& reason) { post(Disconnected{reason}); };
+    events.disconnected = [this](const std::string& reason, bool in_order) { post(Disconnected{reason, in_order}); };
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(std::move(node_options), std::move(events)));
     const Status result = work();
     if (stop_ && !ended_) hand_over();
@@ -141,6 +145,7 @@ class Agent {
       leases_.clear();
     } else if (auto* gone = std::get_if<Disconnected>(&event)) {
       ended_ = true;
+      report_.in_order = gone->in_order;
       if (report_.reason.empty()) report_.reason = gone->reason;
       if (!task_) return fail(Code::kUnavailable, "join", "{}", gone->reason);
     }
@@ -152,9 +157,8 @@ class Agent {
     switch (message.body_case()) {
       case schema::LearnerMessage::kRunSpec: {
         if (task_) break;  // told again after it was away
-        ECHO_ASSIGN(auto spec, run_spec_.add(message.run_spec()));
-        if (!spec) break;
-        ECHO_ASSIGN(task_, make_task(std::move(*spec)));
+        ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
+        ECHO_ASSIGN(task_, make_task(std::move(spec)));
         installer_.emplace(task_->model);
         producer_.emplace(*task_);
         log::info("task '{}', model of {} parameters", task_->spec.adapter_name(), task_->model->config().parameters());
@@ -211,7 +215,7 @@ class Agent {
     request.set_version(installer_->version()->value);
     request.set_policy_digest(installer_->digest().data(), installer_->digest().size());
     request.set_groups_max(std::clamp<std::uint32_t>(groups, 1, kGroupsPerBatchMax));
-    node_->send(message.SerializeAsString());
+    say(message);
     awaiting_grant_ = true;
   }
 
@@ -239,14 +243,24 @@ class Agent {
     for (const schema::Submission& submission : produced.submissions) {
       schema::WorkerMessage message;
       *message.mutable_submission() = submission;
-      node_->send(message.SerializeAsString());
+      if (const Status sent = node_->send(message.SerializeAsString()); !sent)
+        give_back(submission.lease(), schema::WORK_FAILURE_SIZE, sent.error().message());
     }
-    for (const schema::WorkFailed& failed : produced.failures) {
-      schema::WorkerMessage message;
-      *message.mutable_failed() = failed;
-      node_->send(message.SerializeAsString());
-    }
+    for (const schema::WorkFailed& failed : produced.failures)
+      give_back(failed.lease(), failed.failure(), failed.detail());
     return ok();
+  }
+
+  void say(const schema::WorkerMessage& message) {
+    if (const Status sent = node_->send(message.SerializeAsString()); !sent) log::error("{}", sent.error().message());
+  }
+
+  void give_back(std::uint64_t lease, schema::WorkFailure why, const std::string& detail) {
+    schema::WorkerMessage message;
+    message.mutable_failed()->set_lease(lease);
+    message.mutable_failed()->set_failure(why);
+    message.mutable_failed()->set_detail(detail);
+    say(message);
   }
 
   // Called whenever some work on these leases is done: says so now and then. True: stop working.
@@ -258,7 +272,7 @@ class Agent {
       schema::WorkerMessage message;
       for (const schema::Lease& lease : leases) message.mutable_progress()->add_leases(lease.id());
       message.mutable_progress()->set_progress(progress_);
-      node_->send(message.SerializeAsString());
+      say(message);
     }
     return ended();
   }
@@ -270,7 +284,6 @@ class Agent {
   std::atomic<bool> overflowed_ = false;
   std::unique_ptr<overlay::WorkerNode> node_;
   WorkerId id_;
-  data_plane::RunSpecAssembler run_spec_;
   std::optional<Task> task_;
   std::optional<Installer> installer_;
   std::optional<Producer> producer_;

@@ -31,7 +31,7 @@ Result<Task> make_task(schema::RunSpec spec) {
   ECHO_ASSIGN(task.tokenizer, model::Tokenizer::from_json(spec.tokenizer_json()));
   ECHO_ASSIGN(task.adapter, data_plane::make_adapter(spec.adapter_name(), spec.adapter_config_json(), spec.seed(),
                                                      data_plane::AdapterUse::kScoring));
-  ECHO_ASSIGN(task.model, model::init(config, spec.seed()));
+  ECHO_ASSIGN(task.model, model::create(config));  // the policy comes from the learner
   task.sampling.temperature = spec.temperature();
   task.sampling.top_p = spec.top_p();
   task.sampling.tokens_max = spec.response_tokens_max();

@@ -291,6 +291,25 @@ TEST(Config, OverridesReplaceAddAndReport) {
             "--set learner.stalness: unknown key 'learner.stalness'; did you mean 'staleness'?");
 }
 
+TEST(Config, AnOverrideMayEndInAColon) {
+  ConfigFile file = parsed("network:\n  port: 5\n");
+  ASSERT_TRUE(file.set("network.bind", "::"));
+  ASSERT_TRUE(file.set("network.peer", "fe80::"));
+  ConfigSection network = file.root().section("network");
+  int port = 0;
+  std::string bind, peer;
+  network.read("port", port);
+  network.read("bind", bind);
+  network.read("peer", peer);
+  EXPECT_EQ(problems(file), "");
+  EXPECT_EQ(bind, "::");
+  EXPECT_EQ(peer, "fe80::");
+  ConfigFile again = parsed(file.resolved());
+  std::string same;
+  again.root().section("network").read("bind", same);
+  EXPECT_EQ(same, "::");
+}
+
 TEST(Config, OverridesThatCannotApply) {
   ConfigFile file = parsed("steps: 5\nlist: [1]\n");
   const auto problem = [&](const char* key, const char* value) {

@@ -143,9 +143,33 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
   const std::string victim = interior_offer(json_file(run / "status.json"));
   ASSERT_NE(victim, "") << json_file(run / "status.json").dump();
-  pid_t pid = 0;
-  for (const auto& [offer, process] : rented_processes(run))
-    if (offer == victim) pid = process;
+  const auto process_of = [&](const std::string& wanted) {
+    for (const auto& [offer, process] : rented_processes(run))
+      if (offer == wanted) return process;
+    return pid_t{0};
+  };
+  // A pause costs a worker its leases, and nothing else.
+  const json paused = [&] {
+    for (const json& worker : json_file(run / "status.json").at("workers"))
+      if (worker.at("offer") != victim && !worker.at("lost").get<bool>()) return worker;
+    return json();
+  }();
+  ASSERT_TRUE(paused.is_object());
+  const pid_t sleeper = process_of(paused.at("offer"));
+  ASSERT_GT(sleeper, 0);
+  const auto is_away = [&] {
+    for (const json& worker : json_file(run / "status.json").at("workers"))
+      if (worker.at("id") == paused.at("id")) return worker.at("away").get<bool>();
+    return false;
+  };
+  ASSERT_EQ(::kill(sleeper, SIGSTOP), 0);
+  const bool went_away = eventually(seconds(60), is_away);
+  ASSERT_EQ(::kill(sleeper, SIGCONT), 0);
+  EXPECT_TRUE(went_away);
+  EXPECT_TRUE(eventually(seconds(60), [&] { return !is_away(); }));
+  EXPECT_TRUE(alive(sleeper));
+
+  const pid_t pid = process_of(victim);
   ASSERT_GT(pid, 0);
   ASSERT_EQ(::kill(pid, SIGKILL), 0);
 
@@ -164,6 +188,11 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   for (const json& worker : report.at("workers"))
     if (worker.at("offer") == victim) listed = worker.at("lost").get<bool>();
   EXPECT_TRUE(listed);
+  for (const json& worker : report.at("workers")) {
+    if (worker.at("id") != paused.at("id")) continue;
+    EXPECT_FALSE(worker.at("lost").get<bool>());
+    EXPECT_GT(worker.at("rollouts"), paused.at("rollouts")) << "it went on working";
+  }
   for (const auto& [offer, process] : rented_processes(run)) EXPECT_FALSE(alive(process)) << offer;
 }
 
