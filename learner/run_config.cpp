@@ -115,6 +115,7 @@ void read_fleet(ConfigSection s, FleetSection& c, const std::filesystem::path& b
   s.read("install_time_expected", c.install_time_expected, {.min = Duration(0), .max = std::chrono::hours(1)});
   s.read("usd_per_hour_max", c.usd_per_hour_max, {.min = 0.0, .max = 1e9});
   s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0});
+  s.read("duration_min", c.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)});
   s.read("workers_max", c.workers_max, {.min = 1, .max = 4096});
   s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)});
   s.read("replace_lost", c.replace_lost);
