@@ -24,15 +24,19 @@ struct LearnerArguments {
 int run_learner_verb(const LearnerArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   log::configure(log::Level::kInfo, "learner");
+  const auto refuse = [&](const Error& error) {
+    return a.json ? complain_json("learner", error) : complain("learner", error);
+  };
   const auto overrides = parse_overrides(a.overrides);
-  if (!overrides) return complain("learner", overrides.error());
+  if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
-  if (!config) return complain("learner", config.error());
+  if (!config) return refuse(config.error());
   learner::ServiceOptions options;
   options.resume = a.resume;
   options.program = std::filesystem::read_symlink("/proc/self/exe");
+  options.planned = [](const provisioner::Plan& plan) { fmt::print(stderr, "{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
-  if (!outcome) return complain("learner", outcome.error());
+  if (!outcome) return refuse(outcome.error());
   if (a.json) fmt::print("{}\n", outcome->report.dump(2));
   return outcome->completed ? 0 : 1;
 }

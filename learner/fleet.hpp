@@ -43,7 +43,8 @@ struct FleetOptions {
 
 struct FleetSummary {
   std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;
-  double usd = 0, usd_per_hour = 0;
+  double usd = 0, usd_per_hour = 0;  // of all processes of the run; traffic included
+  bool prices_known = true;          // otherwise `usd` is the least it can be
 };
 
 // Every method is thread-safe and returns at once, but for start() and stop(). Instances of the local provider die
@@ -59,6 +60,8 @@ class Fleet {
   void worker_lost(WorkerId worker, const std::string& reason);
   // From its heartbeat: rollouts finished and seconds spent generating since the last call.
   void worker_progress(WorkerId worker, double rollouts, double busy_s);
+  // Bytes it has received and forwarded since it joined.
+  void worker_traffic(WorkerId worker, Bytes received, Bytes forwarded);
   // Workers that were rented, have not ended, and never joined.
   std::size_t still_joining() const;
   FleetSummary summary() const;
@@ -72,6 +75,8 @@ class Fleet {
     std::int64_t ledger_row = 0;
     std::optional<WorkerId> worker;
     bool ended = false;
+    Bytes received, forwarded;                    // as its worker counts
+    Bytes received_unbooked, forwarded_unbooked;  // of that, not in the ledger yet
   };
   using Task = std::function<void()>;
 
@@ -81,6 +86,8 @@ class Fleet {
   Status rent(const provisioner::Offer& offer);
   void tick();
   void instance_ended(Instance& instance, const std::string& why, bool unexpected);
+  // Tells the ledger what runs and what it has sent and received.
+  void book_signs();
   void update_summary();
   void close_all();
 
@@ -96,6 +103,7 @@ class Fleet {
   std::map<std::string, Instance> instances_;  // by offer id
   std::uint64_t lost_ = 0, replaced_ = 0, started_ = 0;
   bool stopping_ = false;
+  TimePoint signs_due_{};
 
   mutable std::mutex mutex_;
   FleetSummary summary_;           // guarded by mutex_

@@ -30,7 +30,6 @@ json mean(const std::vector<double>& values) {
 struct Rows {
   std::map<std::uint64_t, json> steps, publications, broadcasts;
   json eval_before = nullptr, eval_after = nullptr, snapshot = nullptr, warm_start = nullptr;
-  double wall_seconds = 0;
 
   explicit Rows(const std::vector<json>& metrics) {
     for (const json& row : metrics) {
@@ -40,7 +39,6 @@ struct Rows {
       if (kind == "broadcast" && !row.value("snapshot", false)) broadcasts[row.at("version")] = row;
       if (kind == "warm_start") warm_start = row;
       if (kind == "evaluation") (row.value("when", "") == "before" ? eval_before : eval_after) = row;
-      if (kind == "process") wall_seconds += row.value("wall_seconds", 0.0);
     }
   }
 
@@ -88,7 +86,7 @@ json staleness_json(const RunConfig& config, const Rows& rows, const json& rejec
 json worker_json(const WorkerEntry& w) {
   return {{"id", w.id.value},
           {"offer", w.offer},
-          {"price_usd_per_hour", w.price_usd_per_hour},
+          {"price_usd_per_hour", w.price_usd_per_hour ? json(*w.price_usd_per_hour) : json(nullptr)},
           {"rollouts", w.rollouts},
           {"bytes_in", w.bytes_in},
           {"bytes_forwarded", w.bytes_forwarded},
@@ -133,7 +131,7 @@ json make_report(const ReportInput& input) {
   report["seed"] = config.run.seed;
   report["steps"] = input.steps_done;
   report["steps_planned"] = config.run.steps;
-  report["wall_seconds"] = rows.wall_seconds;
+  report["wall_seconds"] = input.wall_seconds;
   report["reward"] = {{"first", rewards.empty() ? json(nullptr) : json(rewards.front())},
                       {"last", rewards.empty() ? json(nullptr) : json(rewards.back())}};
   const auto accuracy = [](const json& row) { return row.is_object() ? row.at("accuracy") : json(nullptr); };
@@ -175,13 +173,12 @@ json make_report(const ReportInput& input) {
                        {"acknowledged", acknowledged},
                        {"differing", differing},
                        {"all_workers_identical", alive > 0 && acknowledged == alive && differing.empty()}};
-  const double learner_usd = config.learner.usd_per_hour * rows.wall_seconds / 3600;
-  const double usd = input.fleet.usd + learner_usd;
-  report["cost"] = {{"usd_total", usd},
-                    {"usd_learner", learner_usd},
+  report["cost"] = {{"usd_total", input.fleet.usd + input.learner_usd.value_or(0)},
+                    {"usd_learner", input.learner_usd ? json(*input.learner_usd) : json(nullptr)},
                     {"usd_fleet", input.fleet.usd},
+                    {"prices_known", input.fleet.prices_known && input.learner_usd},
                     {"usd_per_1k_rollouts", rollouts > 0 ? json(1000 * input.fleet.usd / rollouts) : json(nullptr)},
-                    {"plan_usd_per_hour", plan.usd_per_hour_high}};
+                    {"plan_usd_per_hour", plan.usd_per_hour_high ? json(*plan.usd_per_hour_high) : json(nullptr)}};
   report["plan"] = {{"target_rollouts_per_s", plan.target.required_rollouts_per_s},
                     {"provisioned_rollouts_per_s", plan.rollouts_per_s},
                     {"measured_rollouts_per_s", rate_of(training_seconds)},
@@ -262,13 +259,14 @@ std::string report_text(const json& r) {
                    number(plan.at("measured_rollouts_per_s"), "{:.1f}")));
   line("weights", weights_text(weights));
   line("cost",
-       fmt::format("${} in all, ${} per 1000 rollouts, fleet ${} per hour", number(cost.at("usd_total"), "{:.4f}"),
+       fmt::format("${}{} in all, ${} per 1000 rollouts, fleet ${} per hour", number(cost.at("usd_total"), "{:.4f}"),
+                   cost.at("prices_known").get<bool>() ? "" : " and what is not stated",
                    number(cost.at("usd_per_1k_rollouts"), "{:.5f}"), number(cost.at("plan_usd_per_hour"), "{:.3f}")));
   out += fmt::format("\n  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}\n", "worker", "offer", "$/h", "rollouts", "in",
                      "forwarded", "version");
   for (const json& w : r.at("workers"))
-    out += fmt::format("  {:>6}  {:<22}{:>8.3f}{:>10}{:>10}{:>11}{:>9}{}\n", w.at("id").get<std::uint64_t>(),
-                       w.at("offer").get<std::string>(), w.at("price_usd_per_hour").get<double>(),
+    out += fmt::format("  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}{}\n", w.at("id").get<std::uint64_t>(),
+                       w.at("offer").get<std::string>(), number(w.at("price_usd_per_hour"), "{:.3f}"),
                        w.at("rollouts").get<std::uint64_t>(), bytes(w.at("bytes_in")), bytes(w.at("bytes_forwarded")),
                        w.at("version").is_null() ? "-" : std::to_string(w.at("version").get<std::uint64_t>()),
                        w.at("lost").get<bool>() ? "  lost" : "");

@@ -17,7 +17,7 @@ namespace echoline::learner {
 struct WorkerEntry {
   WorkerId id;
   std::string offer;
-  double price_usd_per_hour = 0;
+  std::optional<double> price_usd_per_hour;  // machine and disk; absent: not stated
   std::uint64_t rollouts = 0;  // accepted
   std::uint64_t bytes_in = 0, bytes_forwarded = 0;
   std::optional<Version> version;
@@ -32,6 +32,8 @@ struct ReportInput {
   std::vector<nlohmann::json> metrics;  // rows of metrics.jsonl, of every process that worked on the run
   std::vector<WorkerEntry> workers;
   FleetSummary fleet;
+  double wall_seconds = 0;            // of all processes of the run, as RunClock counts them
+  std::optional<double> learner_usd;  // absent: the price of its machine is not known
   Version version;  // of the learner's policy at the end
   overlay::Digest digest{};
   std::uint64_t bytes_sent = 0;  // by the learner, chunks and control

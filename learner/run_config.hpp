@@ -72,7 +72,7 @@ struct LearnerSection {
   int threads = 1;                      // of libtorch
   std::uint32_t checkpoint_every = 10;  // steps
   std::uint32_t checkpoints_kept = 2;
-  double usd_per_hour = 0;  // the learner's own machine, part of the cost report
+  std::optional<double> usd_per_hour;  // the learner's own machine, part of plan and report; absent: not known
   WarmStartSection warm_start;
 };
 
@@ -101,6 +101,7 @@ struct FleetSection {
   Duration install_time_expected{};   // part of T_b that is not transfer: safe point, apply
   std::optional<double> usd_per_hour_max;
   std::optional<double> reliability_min;  // of an offer, 0..1; offers that do not state it are then left out
+  std::optional<Duration> duration_min;   // an offer can be rented so long; offers that do not state it are then left out
   std::uint32_t workers_max = 64;
   Duration join_timeout = std::chrono::seconds(60);
   // How long the machine and the place of a worker that is away are kept; also how long a worker tries to come back.

@@ -16,9 +16,11 @@
 #include "learner/fleet.hpp"
 #include "learner/planning.hpp"
 #include "learner/policy_to_train.hpp"
+#include "learner/preflight.hpp"
 #include "learner/publisher.hpp"
 #include "learner/report.hpp"
 #include "learner/rollout_desk.hpp"
+#include "learner/run_clock.hpp"
 #include "learner/run_record.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
@@ -36,13 +38,19 @@ constexpr std::uint32_t kSpareCheckpoints = 2;  // consumed trajectories outlive
 class Service {
  public:
   Service(const RunConfig& config, const ServiceOptions& options, const std::atomic<bool>& stop)
-      : config_(config), options_(options), stop_(stop), started_(clock_.now()) {}
+      : config_(config), options_(options), stop_(stop) {}
 
   ~Service() { shut_down(); }
 
   Result<ServiceOutcome> run() {
-    ECHO_ASSIGN(plan_, plan_run(config_));
+    Preflight checked = preflight(config_);
+    for (const Check& check : checked.checks)
+      if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
+    ECHO_TRY(checked.status());
+    plan_ = std::move(*checked.plan);
+    if (options_.planned) options_.planned(plan_.plan);
     ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume));
+    ECHO_ASSIGN(run_clock_, RunClock::open(record_->folder(), config_.learner.usd_per_hour, options_.resume, clock_));
     if (!record_->moved_to().empty()) log::info("the earlier run was moved to {}", record_->moved_to().string());
     ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
     ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", plan_.plan.to_json().dump(2) + "\n"));
@@ -362,11 +370,13 @@ class Service {
     if (fleet_) fleet_->stop();
     std::error_code error;
     std::filesystem::remove_all(worker_folders(), error);  // their machines are returned
-    record_->metric("process", {{"wall_seconds", seconds(clock_.now() - started_)}});
+    ECHO_TRY(run_clock_->save());
     input.config = &config_;
     input.plan = &plan_.plan;
     ECHO_ASSIGN(input.metrics, read_json_lines(record_->folder() / "metrics.jsonl"));
     if (fleet_) input.fleet = fleet_->summary();
+    input.wall_seconds = run_clock_->wall_seconds();
+    input.learner_usd = run_clock_->learner_usd();
     input.bytes_sent = stats.bytes_sent.count;
     input.steps_done = step_;
     input.topology = stats.topology.to_text();
@@ -406,8 +416,7 @@ class Service {
       w.id = member.id;
       w.offer = member.name;
       for (const provisioner::Offer& offer : plan_.offers)
-        if (offer.id == member.name)
-          w.price_usd_per_hour = offer.gpu_usd_per_hour + offer.storage_usd_per_hour.value_or(0);
+        if (offer.id == member.name) w.price_usd_per_hour = offer.usd_per_hour();
     }
     record_->event(back ? "back" : "joined", {{"worker", member.id.value}, {"offer", member.name}});
     if (back) log::info("worker {} ({}) is back", member.id, member.name);
@@ -484,6 +493,7 @@ class Service {
       WorkerEntry& w = workers_[view.info.id];
       w.bytes_in = view.bytes_in.count;
       w.bytes_forwarded = view.bytes_forwarded.count;
+      if (fleet_ready_) fleet_->worker_traffic(view.info.id, view.bytes_in, view.bytes_forwarded);
       if (view.silent) continue;
       const json progress = json::parse(view.app_bytes, nullptr, false);
       if (!progress.is_object() || !fleet_ready_) continue;
@@ -510,6 +520,7 @@ class Service {
     status_due_ = clock_.now() + kStatusEvery;
     refresh_workers();
     const FleetSummary fleet = fleet_ ? fleet_->summary() : FleetSummary{};
+    const std::optional<double> learner_usd = run_clock_->learner_usd();
     json status = {{"schema_version", kReportSchemaVersion},
                    {"run", config_.run.name},
                    {"pid", ::getpid()},
@@ -517,14 +528,17 @@ class Service {
                    {"step", step_},
                    {"steps", config_.run.steps},
                    {"publish_every", config_.staleness.publish_every},
-                   {"wall_seconds", seconds(clock_.now() - started_)},
+                   {"wall_seconds", run_clock_->wall_seconds()},
                    {"reward", reward_},
                    {"accuracy", policy_ ? json(policy_->accuracy()) : json::object()},
                    {"idle_fraction", training_seconds_ > 0 ? wait_seconds_ / training_seconds_ : 0.0},
                    {"delta_bytes", last_delta_bytes_},
                    {"t_b_seconds", last_t_b_seconds_.load()},
-                   {"usd", fleet.usd},
-                   {"usd_per_hour", fleet.usd_per_hour},
+                   {"usd", fleet.usd + learner_usd.value_or(0)},
+                   {"usd_fleet", fleet.usd},
+                   {"usd_learner", learner_usd ? json(*learner_usd) : json(nullptr)},
+                   {"usd_per_hour", fleet.usd_per_hour + config_.learner.usd_per_hour.value_or(0)},
+                   {"prices_known", fleet.prices_known && learner_usd},
                    {"topology", topology_}};
     json workers = json::array();
     {
@@ -558,10 +572,10 @@ class Service {
   const ServiceOptions& options_;
   const std::atomic<bool>& stop_;
   const SystemClock clock_;
-  const TimePoint started_;
 
   RunPlan plan_;
   std::unique_ptr<RunRecord> record_;
+  std::unique_ptr<RunClock> run_clock_;
   std::unique_ptr<PolicyToTrain> policy_;
   std::uint64_t step_ = 0;  // steps done; the version that step produced
 

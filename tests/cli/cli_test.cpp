@@ -100,9 +100,21 @@ TEST(BadInput, PortInUse) {
   ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
   const std::string port = std::to_string(ntohs(address.sin_port));
   TemporaryFolder folder;
-  expect_refused({"up", "configs/quickstart.yaml", "--set", "network.port=" + port, "--set",
-                  "run.folder=" + folder.path().string()},
-                 {port, "in use"});
+  // An earlier run of that name stays where it is.
+  std::filesystem::create_directories(folder.path() / "quickstart");
+  std::ofstream(folder.path() / "quickstart/metrics.jsonl") << "{\"kind\":\"step\",\"step\":1}\n";
+  const std::vector<std::string> more{"configs/quickstart.yaml", "--set", "network.port=" + port, "--set",
+                                      "run.folder=" + folder.path().string()};
+  for (const char* verb : {"up", "plan", "learner"}) {
+    std::vector<std::string> arguments{verb};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    expect_refused(arguments, {port, "in use"});
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "quickstart/metrics.jsonl"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "quickstart.1"));
+  const Outcome doctor = run_program({"doctor", "configs/quickstart.yaml", "--set", "network.port=" + port});
+  EXPECT_EQ(doctor.status, 1);
+  EXPECT_NE(doctor.out.find("in use"), std::string::npos) << doctor.out;
   ::close(listener);
 }
 
@@ -138,13 +150,35 @@ TEST(Plan, InfeasibleNamesTheWaysOut) {
   EXPECT_NE(outcome.err.find("kappa"), std::string::npos) << outcome.err;
 }
 
+TEST(Plan, JsonAlsoWhenThereIsNone) {
+  const Outcome late =
+      run_program({"plan", "configs/quickstart.yaml", "--json", "--set", "fleet.install_time_expected=90 s"});
+  EXPECT_EQ(late.status, 3) << late.err;
+  const json infeasible = json::parse(late.out);
+  EXPECT_FALSE(infeasible.at("feasible").get<bool>());
+  EXPECT_EQ(infeasible.at("error").at("code"), "infeasible");
+  EXPECT_NE(infeasible.at("error").at("problems").at(0).get<std::string>().find("kappa"), std::string::npos);
+  for (const char* verb : {"plan", "up", "learner"}) {
+    const Outcome wrong = run_program({verb, "configs/quickstart.yaml", "--json", "--set", "run.steps=x", "--set",
+                                       "rollout.group_size=y"});
+    EXPECT_EQ(wrong.status, 2) << wrong.err;
+    EXPECT_EQ(json::parse(wrong.out).at("error").at("problems").size(), 2u) << wrong.out;
+  }
+  // What the learner finds out is on the standard output of `up` as well.
+  TemporaryFolder folder;
+  const Outcome up = run_program({"up", "configs/quickstart.yaml", "--json", "--set", "fleet.install_time_expected=90 s",
+                                  "--set", "run.folder=" + folder.path().string()});
+  EXPECT_EQ(up.status, 3) << up.err;
+  EXPECT_EQ(json::parse(up.out).at("error").at("code"), "infeasible");
+}
+
 TEST(Plan, SameRunFileSamePlan) {
   const Outcome first = run_program({"plan", "configs/quickstart.yaml", "--json"});
   const Outcome second = run_program({"plan", "configs/quickstart.yaml", "--json"});
   ASSERT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.out, second.out);
   const json plan = json::parse(first.out);
-  EXPECT_EQ(plan.at("schema_version"), 1);
+  EXPECT_EQ(plan.at("schema_version"), 2);
   int chosen = 0;
   for (const json& row : plan.at("offers")) {
     chosen += row.at("chosen").get<bool>() ? 1 : 0;

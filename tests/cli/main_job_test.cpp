@@ -7,6 +7,8 @@
 #include <set>
 #include <sstream>
 
+#include "base/clock.hpp"
+#include "provisioner/ledger.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "tests/cli/program.hpp"
 
@@ -44,6 +46,32 @@ std::string interior_offer(const json& status) {
     if (!worker.at("lost").get<bool>() && topology.find(forwards) != std::string::npos) return worker.at("offer");
   }
   return "";
+}
+
+// What the ledger of a run says, and whether it adds up to what the report says.
+void expect_booked(const json& report, const std::filesystem::path& run) {
+  const auto ledger = provisioner::Ledger::open(run / "ledger.sqlite", "quickstart");
+  ASSERT_TRUE(ledger) << ledger.error().message();
+  const auto rows = ledger->rows();
+  ASSERT_TRUE(rows) << rows.error().message();
+  std::uint64_t downloaded = 0, uploaded = 0;
+  double usd = 0;
+  for (const provisioner::LedgerRow& row : *rows) {
+    EXPECT_TRUE(row.ended_unix_s.has_value()) << row.label;
+    EXPECT_TRUE(row.alive_unix_s.has_value()) << row.label;
+    downloaded += row.downloaded.count;
+    uploaded += row.uploaded.count;
+    usd += row.usd(0);
+  }
+  // Every worker has received the snapshot at least, and those in the middle of a chain have passed on what they got.
+  EXPECT_GT(downloaded, report.at("fleet").at("workers_planned").get<std::uint64_t>() *
+                            report.at("broadcast").at("snapshot_bytes").get<std::uint64_t>());
+  EXPECT_GT(uploaded, 0u);
+  const json& cost = report.at("cost");
+  EXPECT_NEAR(cost.at("usd_fleet").get<double>(), usd, 1e-9);
+  EXPECT_NEAR(cost.at("usd_learner").get<double>(), 0.35 * report.at("wall_seconds").get<double>() / 3600, 1e-6);
+  EXPECT_NEAR(cost.at("usd_total").get<double>(),
+              cost.at("usd_fleet").get<double>() + cost.at("usd_learner").get<double>(), 1e-9);
 }
 
 // What every finished quickstart shows, whatever happened on the way.
@@ -178,6 +206,7 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   const json report = json::parse(outcome.out);
   EXPECT_EQ(report, json_file(run / "report.json"));
   expect_learned(report, run);
+  expect_booked(report, run);
   EXPECT_EQ(report.at("fleet").at("workers_lost"), 1);
   // A fast worker may take two slower ones to replace.
   const int replaced = report.at("fleet").at("workers_replaced");
@@ -206,6 +235,9 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
   const pid_t learner = json_file(run / "status.json").at("pid");
   ASSERT_EQ(::kill(learner, SIGKILL), 0);
+  const double killed_unix_s = SystemClock().unix_seconds();
+  const double wall_before = json_file(run / "usage.json").at("wall_seconds");
+  EXPECT_GT(wall_before, 0);
   const Outcome crashed = program.wait(seconds(30));
   EXPECT_EQ(crashed.status, 1);
   EXPECT_NE(crashed.err.find("--resume"), std::string::npos) << crashed.err;
@@ -227,9 +259,25 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
 
   std::vector<std::string> again = shorter;
   again.emplace_back("--resume");
+  const double resumed_unix_s = SystemClock().unix_seconds();
   const Outcome resumed = run_program(up(folder.path(), again), seconds(200));
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   const json report = json::parse(resumed.out);
+  // What the killed process spent is in the totals, up to when it was last seen and not to when the run went on.
+  expect_booked(report, run);
+  EXPECT_GT(report.at("wall_seconds").get<double>(), wall_before);
+  EXPECT_GT(json_file(run / "status.json").at("usd_learner").get<double>(), 0);
+  {
+    const auto ledger = provisioner::Ledger::open(run / "ledger.sqlite", "quickstart");
+    ASSERT_TRUE(ledger);
+    std::size_t of_the_first = 0;
+    for (const provisioner::LedgerRow& row : *ledger->rows()) {
+      if (row.intended_unix_s >= resumed_unix_s) continue;
+      ++of_the_first;
+      EXPECT_LE(row.ended_unix_s.value(), killed_unix_s + 1) << row.label;
+    }
+    EXPECT_GT(of_the_first, 0u);
+  }
   EXPECT_EQ(report.at("ended"), "completed");
   EXPECT_EQ(report.at("steps"), 16);
   EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());

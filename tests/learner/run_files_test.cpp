@@ -5,8 +5,10 @@
 #include <fstream>
 #include <set>
 
+#include "base/clock.hpp"
 #include "base/config_reference.hpp"
 #include "learner/report.hpp"
+#include "learner/run_clock.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
 
@@ -154,6 +156,36 @@ TEST_F(RunFilesTest, DamagedMeasurementsAreNamedByLine) {
   EXPECT_NE(rows.error().detail.find("rows:2"), std::string::npos);
 }
 
+TEST_F(RunFilesTest, TheClockGoesOnAfterAKill) {
+  ManualClock clock;
+  {
+    const auto first = RunClock::open(folder_, 3.6, false, clock);
+    ASSERT_TRUE(first) << first.error().message();
+    clock.advance(std::chrono::seconds(100));
+    ASSERT_TRUE((*first)->save());
+    std::filesystem::copy(folder_ / "usage.json", folder_ / "then.json");
+    clock.advance(std::chrono::seconds(3));
+    EXPECT_DOUBLE_EQ((*first)->wall_seconds(), 103);
+  }
+  std::filesystem::rename(folder_ / "then.json", folder_ / "usage.json");  // as a killed process leaves it
+  {
+    const auto second = RunClock::open(folder_, 7.2, true, clock);
+    ASSERT_TRUE(second) << second.error().message();
+    clock.advance(std::chrono::seconds(50));
+    EXPECT_DOUBLE_EQ((*second)->wall_seconds(), 150);
+    EXPECT_DOUBLE_EQ((*second)->learner_usd().value(), 0.1 + 0.1);
+  }
+  {
+    const auto third = RunClock::open(folder_, std::nullopt, true, clock);  // nobody says what this machine costs
+    EXPECT_DOUBLE_EQ((*third)->wall_seconds(), 150);
+    EXPECT_FALSE((*third)->learner_usd());
+  }
+  EXPECT_FALSE((*RunClock::open(folder_, 1.0, true, clock))->learner_usd());  // nor what it has cost before
+  EXPECT_DOUBLE_EQ((*RunClock::open(folder_, 1.0, false, clock))->wall_seconds(), 0);
+  std::ofstream(folder_ / "usage.json") << "{}";
+  EXPECT_EQ(RunClock::open(folder_, 1.0, true, clock).error().code, Code::kCorrupt);
+}
+
 json step_row(int step, double reward, json staleness, double wait, double wall) {
   return {{"kind", "step"},        {"step", step},
           {"reward_mean", reward}, {"staleness", std::move(staleness)},
@@ -188,9 +220,9 @@ TEST_F(RunFilesTest, ReportAddsUp) {
                     {"state_bytes", 1000},
                     {"patch_bytes", 100},
                     {"density", 0.1}},
-                   {{"kind", "evaluation"}, {"when", "after"}, {"accuracy", 0.75}, {"problems", 256}},
-                   {{"kind", "process"}, {"wall_seconds", 5.0}},
-                   {{"kind", "process"}, {"wall_seconds", 7.0}}};
+                   {{"kind", "evaluation"}, {"when", "after"}, {"accuracy", 0.75}, {"problems", 256}}};
+  input.wall_seconds = 12;
+  input.fleet.usd = 0.5;
   WorkerEntry worker;
   worker.id = WorkerId{1};
   worker.version = Version{2};
@@ -202,6 +234,12 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   input.workers = {worker, lost};
   json report = make_report(input);
   EXPECT_EQ(report.at("wall_seconds"), 12.0);
+  EXPECT_EQ(report.at("cost").at("usd_total"), 0.5);
+  EXPECT_TRUE(report.at("cost").at("usd_learner").is_null());  // nobody said what it costs
+  EXPECT_FALSE(report.at("cost").at("prices_known"));
+  EXPECT_TRUE(report.at("cost").at("plan_usd_per_hour").is_null());
+  EXPECT_TRUE(report.at("workers")[0].at("price_usd_per_hour").is_null());
+  EXPECT_NE(report_text(report).find("$0.5000 and what is not stated in all"), std::string::npos);
   EXPECT_EQ(report.at("reward"), json({{"first", 0.2}, {"last", 0.4}}));
   EXPECT_EQ(report.at("eval"), json({{"before", 0.25}, {"after", 0.75}, {"problems", 256}}));
   EXPECT_EQ(report.at("staleness").at("max"), 2);
