@@ -184,7 +184,7 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0},
          {"of an offer, which must then state its own", "any"});
   s.read("duration_min", c.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
-         {"an offer that ends sooner is not rented", "the steps of the run at `step_time_expected` each"});
+         {"an offer must be there for so long, and must say so", "any"});
   s.read("workers_max", c.workers_max, {.min = 1, .max = 4096}, "rented at the same time");
   s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
          "a rented worker that has not joined by then is returned");
