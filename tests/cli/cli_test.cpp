@@ -227,7 +227,7 @@ TEST(Status, ShowsHowARunStands) {
   const Outcome outcome = run_program({"status", folder.path().string()});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (const char* text :
-       {"not running", "step 3 of 8", "accuracy before 0.387", "accuracy after 0.984", "q02", "lost"})
+       {"not running", "go on with: echoline up", "/config.yaml --resume", "step 3 of 8", "accuracy before 0.387", "accuracy after 0.984", "q02", "lost"})
     EXPECT_NE(outcome.out.find(text), std::string::npos) << text << " in:\n" << outcome.out;
 }
 
