@@ -118,6 +118,10 @@ class Service {
     events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, reason); };
     events.trouble = [this](WorkerId id, const std::string& what) {
       log::warn("worker {}: {}", id, what);
+      {
+        const std::lock_guard lock(mutex_);
+        ++workers_[id].troubles;
+      }
       record_->event("trouble", {{"worker", id.value}, {"what", what}});
     };
     events.acked = [this](WorkerId id, Version version, const overlay::Digest& digest) {
@@ -493,6 +497,7 @@ class Service {
       WorkerEntry& w = workers_[view.info.id];
       w.bytes_in = view.bytes_in.count;
       w.bytes_forwarded = view.bytes_forwarded.count;
+      w.quarantined = view.quarantined;
       if (fleet_ready_) fleet_->worker_traffic(view.info.id, view.bytes_in, view.bytes_forwarded);
       if (view.silent) continue;
       const json progress = json::parse(view.app_bytes, nullptr, false);
@@ -560,6 +565,8 @@ class Service {
              {"bytes_in", w.bytes_in},
              {"bytes_forwarded", w.bytes_forwarded},
              {"seed", seeds_.contains(id)},
+             {"quarantined", w.quarantined},
+             {"troubles", w.troubles},
              {"away", w.away},
              {"lost", w.lost}});
       }

@@ -53,10 +53,10 @@ TEST(StatusLines, FitEveryScreen) {
 TEST(StatusLines, WhoMattersIsShownFirstAndTheRestIsCounted) {
   json status = status_with(64);
   json& w = status["workers"];
-  w[60]["state"] = "away";
+  w[60]["away"] = true;
   w[50]["version"] = 27;
   w[40]["rollouts_per_s"] = 3.0;
-  w[30]["failures"] = 2;
+  w[30]["troubles"] = 2;
   w[20]["quarantined"] = true;
   w[10]["lost"] = true;
   w[55]["version"] = nullptr;
@@ -72,7 +72,7 @@ TEST(StatusLines, WhoMattersIsShownFirstAndTheRestIsCounted) {
   const std::size_t first = line_with("worker") + 1;
   EXPECT_EQ(line_with("vast-1021"), first) << text;  // bad chunks and away, before what is merely behind
   EXPECT_EQ(line_with("vast-1061"), first + 1) << text;
-  EXPECT_EQ(line_with("2 failed"), first + 2) << text;
+  EXPECT_EQ(line_with("2 troubles"), first + 2) << text;
   EXPECT_EQ(line_with("3 behind"), first + 3) << text;
   EXPECT_EQ(line_with("slow: 3.0 of 10.0/s"), first + 4) << text;
   EXPECT_EQ(line_with("joining"), first + 5) << text;
@@ -89,6 +89,12 @@ TEST(StatusLines, NarrowScreensKeepTheNumbersAndWhatIsWrong) {
   const std::string text = joined(status_lines(status, {40, 23}));
   for (const char* part : {"step 30 of 120", "reward 0.500", "accuracy before 0.250", "T_b 0.25 s", "$0.0100", "10 beh"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+}
+
+TEST(StatusLines, WhatIsNotPricedIsNotCountedAsFree) {
+  json status = status_with(1);
+  status["prices_known"] = false;
+  EXPECT_NE(joined(status_lines(status, {80, 24})).find("at least $0.0100"), std::string::npos);
 }
 
 TEST(StatusLines, AStatusOfAnotherVersionIsShownAsFarAsItGoes) {
