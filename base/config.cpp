@@ -18,6 +18,9 @@ struct ConfigSectionState {
     std::optional<ConfigNode> value;  // as resolved: what was read, or the default
     std::vector<std::unique_ptr<ConfigSectionState>> sections;
     bool list = false;  // `sections` are the elements of a list, not one nested mapping
+    ConfigDoc doc;
+    std::string type, range, fallback;
+    bool required = false;
   };
 
   ConfigState* file;
@@ -42,14 +45,15 @@ struct ConfigSectionState {
   Asked& ask(std::string_view key) {
     const auto it = std::find_if(asked.begin(), asked.end(), [&](const Asked& a) { return a.key == key; });
     if (it != asked.end()) return *it;
-    asked.push_back({std::string(key), std::nullopt, {}, false});
+    asked.emplace_back().key = key;
     return asked.back();
   }
 };
 
 struct ConfigState {
   std::string name;
-  std::filesystem::path folder;
+  std::filesystem::path folder;  // of the file that was loaded; empty for a text
+  bool blank = false;
   ConfigNode root;
   std::vector<std::string> set_keys;  // of the --set overrides; source n of a place is set_keys[n - 1]
   std::vector<ConfigProblem> problems;
@@ -155,9 +159,7 @@ Status convert(const ConfigNode& node, T& value) {
   using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
   Wide wide = 0;
   if (node.kind != Kind::kScalar || node.quoted || !parse_whole(node.text, wide) || !std::in_range<T>(wide))
-    return expected(
-        fmt::format("a whole number from {} to {}", std::numeric_limits<T>::min(), std::numeric_limits<T>::max()),
-        node);
+    return expected("a whole number", node);
   value = static_cast<T>(wide);
   return ok();
 }
@@ -194,6 +196,7 @@ ConfigNode scalar_node(std::string text, bool is_text) {
   ConfigNode node;
   node.kind = Kind::kScalar;
   node.quoted = is_text && text.empty();
+  node.is_text = is_text;
   node.text = std::move(text);
   return node;
 }
@@ -224,20 +227,51 @@ ConfigNode resolved_node(const std::vector<T>& values) {
   return node;
 }
 
-// The value of a key that may be wanted: notes what was asked, and a missing required key.
-const ConfigNode* wanted(ConfigSectionState& section, std::string_view key, bool required) {
-  section.ask(key);
-  const ConfigNode* node = section.find(key);
-  if (!node && required)
-    section.file->problem(section.place, "", fmt::format("missing required key '{}'", section.full(key)));
-  return node;
-}
-
 template <class T>
 std::string range_text(const Limits<T>& limits) {
   const auto text = [](const T& v) { return resolved_node(v).text; };
   if (limits.min && limits.max) return fmt::format("{} to {}", text(*limits.min), text(*limits.max));
-  return limits.min ? "at least " + text(*limits.min) : "at most " + text(*limits.max);
+  if (limits.min) return "at least " + text(*limits.min);
+  return limits.max ? "at most " + text(*limits.max) : "";
+}
+
+template <class T>
+std::string type_name() {
+  if constexpr (std::same_as<T, bool>) return "true or false";
+  if constexpr (std::is_integral_v<T>) return "whole number";
+  if constexpr (std::same_as<T, double>) return "number";
+  if constexpr (std::same_as<T, Duration>) return "duration";
+  if constexpr (std::same_as<T, Bytes>) return "size";
+  if constexpr (std::same_as<T, BitRate>) return "rate";
+  if constexpr (std::same_as<T, std::string>) return "text";
+  if constexpr (std::same_as<T, std::filesystem::path>) return "path";
+  if constexpr (kIsList<T>) return "list: " + type_name<typename T::value_type>();
+  return "";
+}
+
+// What the bounds of a number come to: those of its type where nothing narrower was said.
+template <class T>
+Limits<T> within_type(Limits<T> limits) {
+  if constexpr (std::is_integral_v<T>) {
+    if (!limits.min) limits.min = std::numeric_limits<T>::min();
+    if (!limits.max) limits.max = std::numeric_limits<T>::max();
+  }
+  return limits;
+}
+
+// What is wrong with the text of a number: the range is told along with the form.
+template <class T>
+std::string not_a_number(const ConfigNode& node, const Limits<T>& limits, const std::string& why) {
+  const Limits<T> all = within_type(limits);
+  const std::string range = range_text(all);
+  if (range.empty()) return why;
+  if constexpr (!std::is_arithmetic_v<T>) return why + "; expected " + range;
+  return expected("a " + type_name<T>() + (all.min && all.max ? " from " : ", ") + range, node).detail;
+}
+
+// An absolute path; a relative one refers to where the value stands.
+std::filesystem::path placed(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  return path.empty() ? path : std::filesystem::absolute(folder / path).lexically_normal();
 }
 
 // The mapping that reads of a nested section go to; a section that is not a mapping is a problem, then absent.
@@ -288,6 +322,17 @@ ConfigNode resolve(const ConfigSectionState& section) {
   return out;
 }
 
+void collect_keys(const ConfigSectionState& section, std::vector<ConfigKey>& keys) {
+  for (const auto& asked : section.asked) {
+    const bool tested = std::find(section.tested.begin(), section.tested.end(), asked.key) != section.tested.end();
+    const bool in_words = !asked.doc.fallback.empty();
+    keys.push_back({section.full(asked.key), asked.type, asked.range,
+                    in_words ? std::string(asked.doc.fallback) : asked.fallback, std::string(asked.doc.meaning), "",
+                    asked.required, !in_words, tested});
+    for (const auto& child : asked.sections) collect_keys(*child, keys);
+  }
+}
+
 }  // namespace
 
 // --- ConfigSection ---
@@ -301,14 +346,17 @@ std::vector<std::string> ConfigSection::keys() const {
   return state_->node ? state_->node->keys : std::vector<std::string>();
 }
 
-ConfigSection ConfigSection::section(std::string_view key) {
+ConfigSection ConfigSection::section(std::string_view key, ConfigDoc doc) {
   auto& asked = state_->ask(key);
-  if (asked.sections.empty())
+  if (asked.sections.empty()) {
     asked.sections.push_back(nested(*state_->file, state_->find(key), state_->place, state_->full(key)));
+    asked.type = "section";
+    asked.doc = doc;
+  }
   return ConfigSection(*asked.sections.front());
 }
 
-std::vector<ConfigSection> ConfigSection::sections(std::string_view key) {
+std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigDoc doc) {
   auto& asked = state_->ask(key);
   const ConfigNode* node = state_->find(key);
   if (node && node->kind != Kind::kSequence) {
@@ -317,22 +365,42 @@ std::vector<ConfigSection> ConfigSection::sections(std::string_view key) {
   }
   if (!asked.list) {
     asked.list = true;
+    asked.type = "list";
+    asked.doc = doc;
     for (std::size_t i = 0; node && i < node->children.size(); ++i)
       asked.sections.push_back(nested(*state_->file, &node->children[i], node->children[i].place,
                                       fmt::format("{}[{}]", state_->full(key), i)));
+    if (state_->file->blank)
+      asked.sections.push_back(nested(*state_->file, nullptr, state_->place, state_->full(key) + "[]"));
   }
   std::vector<ConfigSection> out;
   for (const auto& child : asked.sections) out.push_back(ConfigSection(*child));
   return out;
 }
 
+const ConfigNode* ConfigSection::wanted(std::string_view key, Absent absent, const ConfigDoc& doc, std::string type,
+                                        std::string range) {
+  auto& asked = state_->ask(key);
+  asked.required = absent == Absent::kError;
+  asked.doc = doc;
+  asked.type = std::move(type);
+  asked.range = std::move(range);
+  const ConfigNode* node = state_->find(key);
+  if (!node && asked.required)
+    state_->file->problem(state_->place, "", fmt::format("missing required key '{}'", state_->full(key)));
+  return node;
+}
+
 template <class T>
-bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>& limits, bool required) {
+bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>& limits, Absent absent,
+                                const ConfigDoc& doc) {
   bool good = false;
-  if (const ConfigNode* node = wanted(*state_, key, required)) {
+  Limits<T> told = limits;
+  if (std::is_unsigned_v<T> && !told.min) told.min = T{};
+  if (const ConfigNode* node = wanted(key, absent, doc, type_name<T>(), range_text(told))) {
     T given{};
     if (Status status = convert(*node, given); !status) {
-      error(key, status.error().detail);
+      error(key, not_a_number(*node, limits, status.error().detail));
     } else if ((limits.min && given < *limits.min) || (limits.max && given > *limits.max)) {
       error(key, expected(range_text(limits), *node).detail);
     } else {
@@ -340,14 +408,26 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
       good = true;
     }
   }
-  state_->ask(key).value = resolved_node(value);
+  if (good || absent != Absent::kNothing) state_->ask(key).value = resolved_node(value);
+  if (absent == Absent::kDefault) state_->ask(key).fallback = state_->ask(key).value->text;
   return good;
 }
 
 template <class T>
-bool ConfigSection::read_text(std::string_view key, T& value, bool required) {
+bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, const ConfigDoc& doc) {
   bool good = false;
-  if (const ConfigNode* node = wanted(*state_, key, required)) {
+  if (absent == Absent::kDefault) {
+    std::string text = to_json(resolved_node(value));  // which is YAML as well
+    if constexpr (kIsText<T>) {
+      const bool plain = std::all_of(text.begin() + 1, text.end() - 1, [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '/';
+      });
+      if (plain) text = text.substr(1, text.size() - 2);
+    }
+    state_->ask(key).fallback = text;
+  }
+  std::filesystem::path folder;
+  if (const ConfigNode* node = wanted(key, absent, doc, type_name<T>(), "")) {
     const auto read_one = [&](const ConfigNode& from, auto& to) {
       const Status status = convert(from, to);
       if (!status) state_->file->problem(from.place, state_->full(key), status.error().detail);
@@ -367,54 +447,54 @@ bool ConfigSection::read_text(std::string_view key, T& value, bool required) {
       }
     }
     if constexpr (std::same_as<T, std::string>) {
-      if (good && required && given.empty()) {
+      if (good && absent == Absent::kError && given.empty()) {
         error(key, "expected text, found it empty");
         good = false;
       }
     }
     if (good) value = std::move(given);
+    if (good && node->place.source == 0) folder = state_->file->folder;
   }
-  state_->ask(key).value = resolved_node(value);
+  if constexpr (std::same_as<T, std::filesystem::path>) value = placed(value, folder);
+  if (good || absent != Absent::kNothing) state_->ask(key).value = resolved_node(value);
   return good;
 }
 
-bool ConfigSection::has_or_default(std::string_view key, bool has_default) {
-  state_->ask(key);
-  return state_->find(key) != nullptr || has_default;
-}
-
-std::optional<std::size_t> ConfigSection::read_choice_index(std::string_view key, const std::vector<std::string>& names,
-                                                            const std::string& current, bool required) {
+std::optional<std::size_t> ConfigSection::choose_index(std::string_view key, const std::vector<std::string>& names,
+                                                       const std::string& current, Absent absent,
+                                                       const ConfigDoc& doc) {
   std::optional<std::size_t> chosen;
-  if (const ConfigNode* node = wanted(*state_, key, required)) {
+  const std::string list = fmt::format("{}", fmt::join(names, ", "));
+  if (const ConfigNode* node = wanted(key, absent, doc, "choice", list)) {
     const auto it = node->kind == Kind::kScalar ? std::find(names.begin(), names.end(), node->text) : names.end();
-    if (it != names.end()) {
+    if (it != names.end())
       chosen = static_cast<std::size_t>(it - names.begin());
-    } else {
-      std::string list;
-      for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+    else
       error(key, expected("one of " + list, *node).detail + did_you_mean(node->text, names));
-    }
   }
   const std::string& name = chosen ? names[*chosen] : current;
   if (!name.empty()) state_->ask(key).value = scalar_node(name, true);
+  if (absent == Absent::kDefault) state_->ask(key).fallback = current;
   return chosen;
 }
 
-std::string ConfigSection::json(std::string_view key) {
-  const ConfigNode* node = wanted(*state_, key, false);
+std::string ConfigSection::json(std::string_view key, ConfigDoc doc) {
+  const ConfigNode* node = wanted(key, Absent::kNothing, doc, "mapping", "");
   if (!node) return "{}";
   state_->ask(key).value = *node;
   return to_json(*node);
 }
+
+std::string ConfigSection::resolved_json() const { return to_json(resolve(*state_)); }
 
 void ConfigSection::error(std::string_view key, std::string_view message) {
   const ConfigNode* node = state_->find(key);
   state_->file->problem(node ? node->place : state_->place, state_->full(key), message);
 }
 
-#define ECHOLINE_NUMBER(T) template bool ConfigSection::read_number<T>(std::string_view, T&, const Limits<T>&, bool);
-#define ECHOLINE_TEXT(T) template bool ConfigSection::read_text<T>(std::string_view, T&, bool);
+#define ECHOLINE_NUMBER(T) \
+  template bool ConfigSection::read_number<T>(std::string_view, T&, const Limits<T>&, Absent, const ConfigDoc&);
+#define ECHOLINE_TEXT(T) template bool ConfigSection::read_text<T>(std::string_view, T&, Absent, const ConfigDoc&);
 ECHOLINE_NUMBER(int)
 ECHOLINE_NUMBER(std::int64_t)
 ECHOLINE_NUMBER(std::uint32_t)
@@ -460,20 +540,29 @@ Result<ConfigFile> ConfigFile::parse(std::string_view text, std::string name) {
   return ConfigFile(std::move(state));
 }
 
+ConfigFile ConfigFile::blank() {
+  auto state = std::make_unique<ConfigState>();
+  state->blank = true;
+  state->root.kind = Kind::kMapping;
+  return ConfigFile(std::move(state));
+}
+
 ConfigSection ConfigFile::root() {
   if (!state_->root_section) state_->root_section = nested(*state_, &state_->root, state_->root.place, "");
   return ConfigSection(*state_->root_section);
 }
 
-const std::filesystem::path& ConfigFile::folder() const { return state_->folder; }
-
-Status ConfigFile::set(std::string_view dotted_key, std::string_view yaml_text) {
+Status ConfigFile::set(std::string_view dotted_key, std::string_view text) {
   ECHO_CHECK(!state_->root_section, "set() comes before the first read");
   state_->set_keys.emplace_back(dotted_key);
   const ConfigPlace place{static_cast<std::uint32_t>(state_->set_keys.size()), 1, 1};
+  // Without its quotes, which the shell has taken, YAML would read an address such as '::' as a mapping.
+  std::string bare;
+  if (yaml_text.ends_with(':') && yaml_text.find_first_of(" \t\n\"'{}[],#&*!|>%@`") == yaml_text.npos)
+    yaml_text = bare = fmt::format("\"{}\"", yaml_text);
   std::vector<ConfigProblem> problems;
   ConfigNode value;
-  if (!parse_yaml(yaml_text, place.source, value, problems)) return state_->error(std::move(problems));
+  if (!parse_set_value(text, place.source, value, problems)) return state_->error(std::move(problems));
   state_->problems.insert(state_->problems.end(), problems.begin(), problems.end());
 
   ConfigNode* at = &state_->root;
@@ -513,6 +602,12 @@ std::string ConfigFile::resolved() const {
   ConfigNode empty;
   empty.kind = Kind::kMapping;
   return to_yaml(state_->root_section ? resolve(*state_->root_section) : empty);
+}
+
+std::vector<ConfigKey> ConfigFile::keys() const {
+  std::vector<ConfigKey> keys;
+  if (state_->root_section) collect_keys(*state_->root_section, keys);
+  return keys;
 }
 
 }  // namespace echoline

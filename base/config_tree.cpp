@@ -201,7 +201,7 @@ nlohmann::ordered_json json_value(const ConfigNode& node) {
     case Kind::kNull:
       return nullptr;
     case Kind::kScalar:
-      return node.quoted ? nlohmann::ordered_json(node.text) : json_scalar(node.text);
+      return node.quoted || node.is_text ? nlohmann::ordered_json(node.text) : json_scalar(node.text);
     case Kind::kSequence: {
       auto array = nlohmann::ordered_json::array();
       for (const ConfigNode& child : node.children) array.push_back(json_value(child));
@@ -242,7 +242,8 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
     problems.push_back({start, fmt::format("expected at most {} bytes, found {}", kConfigBytesMax, text.size())});
     return false;
   }
-  root = ConfigNode{.kind = Kind::kNull, .place = start, .text = {}, .keys = {}, .key_places = {}, .children = {}};
+  root = ConfigNode{};
+  root.place = start;
   Builder builder(source, root, problems);
   try {
     check_text(text, source);
@@ -257,6 +258,28 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
     problems.push_back({e.place, e.message});
   } catch (const YAML::Exception& e) {
     problems.push_back({builder.place(e.mark), "not valid YAML: " + e.msg});
+  }
+  return false;
+}
+
+bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& root,
+                     std::vector<ConfigProblem>& problems) {
+  const std::size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+  if (begin < text.size() && std::string_view("{[\"'").find(text[begin]) != std::string_view::npos)
+    return parse_yaml(text, source, root, problems);
+  text = text.substr(begin, text.find_last_not_of(" \t\r\n") + 1 - begin);
+  root = ConfigNode{};
+  root.place = {source, 1, 1};
+  root.text = text;
+  for (const char* null : {"", "~", "null", "Null", "NULL"})
+    if (text == null) return true;
+  root.kind = Kind::kScalar;
+  try {
+    check_text(text, source);
+    if (text.size() <= kConfigBytesMax) return true;
+    problems.push_back({root.place, fmt::format("expected at most {} bytes, found {}", kConfigBytesMax, text.size())});
+  } catch (const Unusable& e) {
+    problems.push_back({e.place, e.message});
   }
   return false;
 }

@@ -28,6 +28,7 @@ struct ConfigNode {
   ConfigPlace place;
   std::string text;               // of a scalar
   bool quoted = false;            // a scalar in quotes or a block scalar is always text
+  bool is_text = false;           // what was read from a scalar was text, whatever it looks like
   std::vector<std::string> keys;  // of a mapping, in file order and unique; places and children go with them
   std::vector<ConfigPlace> key_places;
   std::vector<ConfigNode> children;  // the values of a mapping, or the items of a sequence
@@ -44,6 +45,11 @@ struct ConfigProblem {
 // Parses one YAML document. `problems` receives what is wrong: duplicate keys (the first one stays) and, when the
 // text cannot be used at all, one last problem with the return value false.
 bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems);
+
+// The value of a --set: a list or mapping in brackets and a text in quotes are YAML, anything else is taken as it stands,
+// so that "::" is an address and not a mapping.
+bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& root,
+                     std::vector<ConfigProblem>& problems);
 
 std::string to_yaml(const ConfigNode& node);
 

@@ -3,13 +3,30 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
+#include "cli/output.hpp"
 #include "cli/verbs.hpp"
 
 namespace echoline::cli {
 
 int complain(std::string_view verb, const Error& error) {
-  fmt::print(stderr, "echoline {}: {}\n", verb, error.message());
+  say("echoline {}: {}\n", verb, error.message());
   return exit_code(error.code);
+}
+
+int complain_json(std::string_view verb, const Error& error) {
+  nlohmann::json problems = nlohmann::json::array();
+  const std::string message = error.message();
+  for (std::size_t start = 0; start < message.size();) {
+    const std::size_t end = std::min(message.find('\n', start), message.size());
+    problems.push_back(message.substr(start, end - start));
+    start = end + 1;
+  }
+  const nlohmann::json object = {{"schema_version", 2},
+                                 {"feasible", false},
+                                 {"error", {{"code", to_string(error.code)}, {"problems", problems}}}};
+  // A path that is no UTF-8 may stand in a message.
+  fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  return complain(verb, error);
 }
 
 Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const std::vector<std::string>& texts) {

@@ -1,6 +1,8 @@
 // echoline delta: patches between checkpoints on disk.
 #include "cli/delta.hpp"
 
+#include "cli/output.hpp"
+
 namespace echoline::cli {
 
 namespace fs = std::filesystem;
@@ -54,7 +56,7 @@ Result<delta::PatchInfo> inspect_patch(const delta::MappedFile& file, const std:
 }
 
 void say_completed(const std::string& path) {
-  fmt::print(stderr, "echoline delta: {}: an interrupted application of a delta was completed\n", path);
+  say("echoline delta: {}: an interrupted application of a delta was completed\n", path);
 }
 
 Result<delta::SettledCheckpoint> open_checkpoint(const std::string& path, const DeltaCommon& common) {

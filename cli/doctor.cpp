@@ -8,8 +8,7 @@
 
 #include "base/files.hpp"
 #include "cli/verbs.hpp"
-#include "learner/planning.hpp"
-#include "learner/run_config.hpp"
+#include "learner/preflight.hpp"
 #include "model/runtime.hpp"
 #include "overlay/uv/node.hpp"
 #include "provisioner/ledger.hpp"
@@ -19,20 +18,16 @@ namespace {
 
 struct Arguments {
   std::string config;
+  std::vector<std::string> overrides;
   bool json = false;
 };
 
-enum class Verdict { kOk, kWarning, kFailed };
-
-struct Check {
-  std::string name;
-  Verdict verdict = Verdict::kOk;
-  std::string detail;
-};
+using learner::Check;
+using learner::Verdict;
 
 Check from(const std::string& name, const Status& status, std::string detail) {
   if (status) return {name, Verdict::kOk, std::move(detail)};
-  return {name, Verdict::kFailed, status.error().message()};
+  return {name, Verdict::kFailed, status.error().message(), status.error().code};
 }
 
 Check check_machine() {
@@ -74,26 +69,16 @@ Check check_network() {
   return {"network", Verdict::kOk, "listening works on " + overlay::to_text((*node)->endpoint())};
 }
 
-std::vector<Check> check_run(const std::string& path) {
-  const auto config = learner::load_run_config(path);
-  if (!config) return {{"run file", Verdict::kFailed, config.error().message()}};
-  std::vector<Check> checks{{"run file", Verdict::kOk, path}};
-  const auto plan = learner::plan_run(*config);
-  if (!plan) {
-    checks.push_back({"plan", Verdict::kFailed, plan.error().message()});
-  } else {
-    checks.push_back({"plan", plan->plan.settled ? Verdict::kOk : Verdict::kWarning,
-                      fmt::format("{} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h", plan->plan.chosen().size(),
-                                  plan->plan.rollouts_per_s, plan->plan.target.required_rollouts_per_s,
-                                  plan->plan.usd_per_hour_high)});
-  }
-  overlay::LearnerOptions options;
-  options.bind_host = config->network.bind;
-  options.port = config->network.port;
-  options.run_id = config->run.name;
-  const auto node = overlay::LearnerNode::start(options, {});
-  checks.push_back(from("port", node ? ok() : Status(node.error()),
-                        config->network.port == 0 ? "any free port" : fmt::format("{} is free", config->network.port)));
+// What `plan` and `up` check as well, and the file itself.
+std::vector<Check> check_run(const Arguments& a) {
+  const auto read = [&]() -> Result<learner::RunConfig> {
+    ECHO_ASSIGN(const auto overrides, parse_overrides(a.overrides));
+    return learner::load_run_config(a.config, overrides);
+  };
+  const auto config = read();
+  if (!config) return {{"run file", Verdict::kFailed, config.error().message(), config.error().code}};
+  std::vector<Check> checks{{"run file", Verdict::kOk, a.config}};
+  for (Check& check : learner::preflight(*config).checks) checks.push_back(std::move(check));
   return checks;
 }
 
@@ -105,7 +90,7 @@ int run(const Arguments& a) {
                                 runtime.cuda_devices > 0 ? fmt::format("{} CUDA devices", runtime.cuda_devices)
                                                          : std::string("no CUDA device (the CPU is used)"))});
   if (!a.config.empty())
-    for (Check& check : check_run(a.config)) checks.push_back(std::move(check));
+    for (Check& check : check_run(a)) checks.push_back(std::move(check));
   bool failed = false;
   nlohmann::json rows = nlohmann::json::array();
   for (const Check& check : checks) {
@@ -126,6 +111,8 @@ void add_doctor(CLI::App& app, int& exit) {
   auto* verb = app.add_subcommand("doctor", "Check this machine, and a run file, before a run depends on them");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file to check as well");
+  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set network.port=7070")
+      ->allow_extra_args(false);
   verb->add_flag("--json", a->json, "print JSON");
   verb->callback([a, &exit] { exit = run(*a); });
 }

@@ -24,21 +24,26 @@ struct LearnerArguments {
 int run_learner_verb(const LearnerArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   log::configure(log::Level::kInfo, "learner");
+  const auto refuse = [&](const Error& error) {
+    return a.json ? complain_json("learner", error) : complain("learner", error);
+  };
   const auto overrides = parse_overrides(a.overrides);
-  if (!overrides) return complain("learner", overrides.error());
+  if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
-  if (!config) return complain("learner", config.error());
+  if (!config) return refuse(config.error());
   learner::ServiceOptions options;
   options.resume = a.resume;
   options.program = std::filesystem::read_symlink("/proc/self/exe");
+  options.planned = [](const provisioner::Plan& plan) { fmt::print(stderr, "{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
-  if (!outcome) return complain("learner", outcome.error());
+  if (!outcome) return refuse(outcome.error());
   if (a.json) fmt::print("{}\n", outcome->report.dump(2));
   return outcome->completed ? 0 : 1;
 }
 
 struct WorkerArguments {
   std::string join, name = "worker", token, token_file, folder, bind = "127.0.0.1", advertise, up, down;
+  std::string away_max, memory_max, disk_max;
   std::uint16_t port = 0;
   double rollouts_per_s = 0;
   int threads = 1;
@@ -93,6 +98,18 @@ int run_worker_verb(const WorkerArguments& a) {
     if (!parsed) return complain("worker", parsed.error());
     *rate = *parsed;
   }
+  for (const auto& [text, size] :
+       {std::pair(&a.memory_max, &options.memory_max), std::pair(&a.disk_max, &options.disk_max)}) {
+    if (text->empty()) continue;
+    const auto parsed = parse_bytes(*text);
+    if (!parsed) return complain("worker", parsed.error());
+    *size = *parsed;
+  }
+  if (!a.away_max.empty()) {
+    const auto parsed = parse_duration(a.away_max);
+    if (!parsed) return complain("worker", parsed.error());
+    options.away_max = *parsed;
+  }
   options.bind_host = a.bind;
   options.name = a.name;
   options.threads = a.threads;
@@ -101,6 +118,8 @@ int run_worker_verb(const WorkerArguments& a) {
   if (!report) return complain("worker", report.error());
   log::info("{} rollouts accepted, {} leases refused, {} versions installed; ended: {}", report->rollouts,
             report->refused, report->versions, report->reason);
+  if (!report->in_order)
+    return complain("worker", fail(Code::kUnavailable, "work", "it ended before the run did: {}", report->reason));
   return 0;
 }
 
@@ -120,7 +139,7 @@ void add_learner(CLI::App& app, int& exit) {
 void add_worker(CLI::App& app, int& exit) {
   auto* verb = app.add_subcommand("worker", "Join a learner, generate and score rollouts, forward policies");
   auto a = std::make_shared<WorkerArguments>();
-  verb->add_option("--join", a->join, "the learner, HOST:PORT")->required();
+  verb->add_option("--join", a->join, "the learner, HOST:PORT; HOST is an address or a name")->required();
   verb->add_option("--name", a->name, "what the learner calls this worker: its offer id");
   verb->add_option("--token", a->token, "join token; other users of this machine can see it here: prefer the next two");
   verb->add_option("--token-file", a->token_file,
@@ -132,6 +151,12 @@ void add_worker(CLI::App& app, int& exit) {
   verb->add_option("--advertise", a->advertise, "HOST:PORT where others reach this worker, if its port is mapped");
   verb->add_option("--up", a->up, "limit of the uplink, e.g. '8 Mbit/s'");
   verb->add_option("--down", a->down, "limit of the downlink");
+  verb->add_option("--away-max", a->away_max,
+                   "how long to try to come back to a learner out of reach, e.g. '10 min'; default: the learner's "
+                   "fleet.away_max");
+  verb->add_option("--memory-max", a->memory_max,
+                   "memory for publications, e.g. '4 GiB'; default: by the policy's size, 256 MiB with a folder");
+  verb->add_option("--disk-max", a->disk_max, "room for publications in the folder; default: by the policy's size");
   verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")
       ->check(CLI::NonNegativeNumber);
   verb->add_option("--threads", a->threads, "CPU threads for generation")->check(CLI::Range(1, 1024));

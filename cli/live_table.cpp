@@ -1,10 +1,10 @@
 #include "cli/live_table.hpp"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -15,89 +15,241 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Duration kLineEvery = std::chrono::seconds(5);
-constexpr int kBarCells = 30;
+constexpr Duration kLineEvery = std::chrono::seconds(30);
+constexpr std::size_t kPrintedKept = 200;
 
-std::string bar(double fraction) {
-  const int full = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * kBarCells + 0.5);
-  return "[" + std::string(static_cast<std::size_t>(full), '#') +
-         std::string(static_cast<std::size_t>(kBarCells - full), '.') + "]";
+// --- text that fits ---
+
+// At most `columns` characters, the cut marked; what a terminal would obey is not passed on.
+std::string fitted(std::string_view text, std::size_t columns) {
+  std::string out;
+  std::size_t used = 0, mark = 0;  // bytes of `out` that leave room for the dots
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte & 0xc0) != 0x80) {
+      if (used == columns) return columns < 4 ? out : out.substr(0, mark) + "...";
+      if (used + 3 == columns) mark = out.size();
+      ++used;
+    }
+    out += byte < 0x20 || byte == 0x7f ? '?' : c;
+  }
+  return out;
 }
 
-std::string bytes(const json& value) { return to_text(Bytes{value.get<std::uint64_t>()}); }
+std::size_t width(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+std::string padded(std::string text, std::size_t columns) {
+  const std::size_t used = width(text);
+  return used < columns ? std::move(text) + std::string(columns - used, ' ') : text;
+}
+
+// Parts beside each other as long as they fit, two spaces apart.
+void pack(const std::vector<std::string>& parts, std::size_t columns, std::vector<std::string>& lines) {
+  std::string line;
+  for (const std::string& part : parts) {
+    if (part.empty()) continue;
+    if (!line.empty() && width(line) + 2 + width(part) > columns) lines.push_back(std::exchange(line, ""));
+    line += (line.empty() ? "" : "  ") + part;
+  }
+  if (!line.empty()) lines.push_back(line);
+}
+
+std::string bar(double fraction, int cells) {
+  const int full = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * cells + 0.5);
+  return "[" + std::string(static_cast<std::size_t>(full), '#') + std::string(static_cast<std::size_t>(cells - full), '.') +
+         "]";
+}
+
+// --- workers ---
+
+template <class T>
+T field(const json& object, const char* key, T fallback) {  // null, absent and wrong are all `fallback`
+  const auto it = object.find(key);
+  if (it == object.end()) return fallback;
+  if constexpr (std::is_same_v<T, std::string>) return it->is_string() ? it->get<T>() : fallback;
+  if constexpr (std::is_same_v<T, bool>) return it->is_boolean() ? it->get<T>() : fallback;
+  if constexpr (std::is_arithmetic_v<T>) return it->is_number() ? it->get<T>() : fallback;
+  return fallback;
+}
+
+std::string bytes(const json& worker, const char* key) {
+  return to_text(Bytes{static_cast<std::uint64_t>(std::max(0.0, field(worker, key, 0.0)))});
+}
+
+struct Row {
+  std::uint64_t id = 0;
+  std::string offer, version, rollouts, in, forwarded, note;
+  int weight = 0;  // how much it matters; below 0: gone
+};
+
+Row row_of(const json& w, double published, double publish_every) {
+  Row row{static_cast<std::uint64_t>(field(w, "id", 0.0)), field(w, "offer", std::string()), "-",
+          fmt::format("{}", field(w, "rollouts", 0.0)), bytes(w, "bytes_in"), bytes(w, "bytes_forwarded"), {}, 0};
+  const auto note = [&](int weight, const std::string& text) {
+    row.weight = std::max(row.weight, weight);
+    row.note += (row.note.empty() ? "" : ", ") + text;
+  };
+  const double version = field(w, "version", -1.0);
+  if (version >= 0) row.version = fmt::format("{}", version);
+  if (field(w, "lost", false)) {
+    row.note = "lost";
+    row.weight = -1;
+    return row;
+  }
+  const std::string state = field(w, "state", std::string("active"));
+  if (state != "active" && state != "joining") note(5, state);
+  if (field(w, "quarantined", false)) note(5, "bad chunks");
+  if (const double failures = field(w, "failures", 0.0); failures > 0) note(4, fmt::format("{} failed", failures));
+  if (version < 0)
+    note(2, "joining");
+  else if (version + publish_every < published)
+    note(3, fmt::format("{} behind", published - version));
+  const double rate = field(w, "rollouts_per_s", 0.0), expected = field(w, "rollouts_per_s_expected", 0.0);
+  if (rate > 0 && rate < 0.5 * expected) note(2, fmt::format("slow: {:.1f} of {:.1f}/s", rate, expected));
+  if (field(w, "seed", false)) note(1, "seed");
+  return row;
+}
+
+std::string table_line(const Row& r, const std::string& id, std::size_t offer_width, std::size_t columns) {
+  std::string line = fmt::format("{:>6}  {} {:>8}", id, padded(fitted(r.offer, offer_width), offer_width), r.version);
+  if (columns >= 56) line += fmt::format("{:>9}", r.rollouts);
+  if (columns >= 64) line += fmt::format("{:>10}", r.in);
+  if (columns >= 74) line += fmt::format("{:>10}", r.forwarded);
+  if (!r.note.empty()) line += "  " + r.note;
+  return fitted(line, columns);
+}
+
+void add_workers(const json& status, Screen screen, std::vector<std::string>& lines) {
+  std::vector<Row> rows;
+  const auto workers = status.find("workers");
+  const double published = field(status, "version", 0.0), every = std::max(1.0, field(status, "publish_every", 1.0));
+  if (workers != status.end() && workers->is_array())
+    for (const json& w : *workers)
+      if (w.is_object()) rows.push_back(row_of(w, published, every));
+  const std::string topology = field(status, "topology", std::string());
+  const std::size_t around = lines.size() + 1 + (topology.empty() ? 0 : 1);  // what is not a line of a worker
+  if (rows.empty() || around + 1 > screen.rows) return;
+
+  std::size_t room = screen.rows - around;
+  const bool all = rows.size() <= room;
+  if (!all) {
+    std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.weight > b.weight; });
+    --room;  // for the count
+  }
+  const std::size_t shown = std::min(room, rows.size());
+  std::size_t offer_width = 5;
+  for (std::size_t i = 0; i < shown; ++i) offer_width = std::max(offer_width, width(rows[i].offer));
+  offer_width = std::min(offer_width, screen.columns >= 100 ? std::size_t{24} : screen.columns >= 74 ? 16 : 12);
+  const Row header{0, "offer", "version", "rollouts", "in", "forwarded", "", 0};
+  lines.push_back(table_line(header, "worker", offer_width, screen.columns));
+  for (std::size_t i = 0; i < shown; ++i)
+    lines.push_back(table_line(rows[i], std::to_string(rows[i].id), offer_width, screen.columns));
+  if (!all) {
+    std::size_t notable = 0, lost = 0;
+    for (std::size_t i = shown; i < rows.size(); ++i) {
+      notable += rows[i].weight > 1 ? 1 : 0;
+      lost += rows[i].weight < 0 ? 1 : 0;
+    }
+    std::string text = fmt::format("and {} more", rows.size() - shown);
+    if (notable > 0) text += fmt::format(", {} of them in trouble", notable);
+    if (lost > 0) text += fmt::format(", {} lost", lost);
+    lines.push_back(fitted("        " + text, screen.columns));
+  }
+  if (!topology.empty()) lines.push_back(fitted(topology, screen.columns));
+}
 
 }  // namespace
 
-std::vector<std::string> status_lines(const json& s) {
-  const double step = s.value("step", 0.0), steps = std::max(1.0, s.value("steps", 1.0));
+std::optional<Screen> screen_of(std::FILE* file) {
+  const char* term = std::getenv("TERM");
+  if (::isatty(::fileno(file)) != 1 || term == nullptr || std::string_view(term) == "dumb") return std::nullopt;
+  struct winsize size {};
+  if (::ioctl(::fileno(file), TIOCGWINSZ, &size) != 0 || size.ws_col == 0 || size.ws_row == 0) return Screen{};
+  return Screen{size.ws_col, size.ws_row};
+}
+
+std::vector<std::string> status_lines(const json& s, Screen screen) {
+  const double step = field(s, "step", 0.0), steps = std::max(1.0, field(s, "steps", 1.0));
   std::vector<std::string> lines;
-  lines.push_back(fmt::format("{}  {}  step {} of {}  {:.0f} s  {}", s.value("run", ""), bar(step / steps), step, steps,
-                              s.value("wall_seconds", 0.0), s.value("phase", "")));
-  std::string accuracy;
-  const json measured = s.value("accuracy", json::object());
-  for (const auto& [when, value] : measured.items())
-    accuracy += fmt::format("  accuracy {} {:.3f}", when, value.get<double>());
-  lines.push_back(fmt::format("reward {:.3f}{}  learner idle {:.1f} %  delta {}  T_b {:.2f} s  ${:.4f} (${:.2f}/h)",
-                              s.value("reward", 0.0), accuracy, 100 * s.value("idle_fraction", 0.0),
-                              to_text(Bytes{s.value("delta_bytes", std::uint64_t{0})}), s.value("t_b_seconds", 0.0),
-                              s.value("usd", 0.0), s.value("usd_per_hour", 0.0)));
-  const json workers = s.value("workers", json::array());
-  if (workers.empty()) return lines;
-  lines.push_back(
-      fmt::format("{:>6}  {:<24}{:>9}{:>9}{:>12}{:>12}", "worker", "offer", "version", "rollouts", "in", "forwarded"));
-  for (const json& w : workers)
-    lines.push_back(fmt::format("{:>6}  {:<24}{:>9}{:>9}{:>12}{:>12}{}", w.at("id").get<std::uint64_t>(),
-                                w.at("offer").get<std::string>(),
-                                w.at("version").is_null() ? "-" : std::to_string(w.at("version").get<std::uint64_t>()),
-                                w.at("rollouts").get<std::uint64_t>(), bytes(w.at("bytes_in")),
-                                bytes(w.at("bytes_forwarded")), w.at("lost").get<bool>() ? "  lost" : ""));
-  lines.push_back(s.value("topology", ""));
+  pack({fitted(field(s, "run", std::string()), std::max<std::size_t>(screen.columns, 40) - 16),
+        bar(step / steps, screen.columns >= 80 ? 30 : 10), fmt::format("step {} of {}", step, steps),
+        fmt::format("{:.0f} s", field(s, "wall_seconds", 0.0)), field(s, "phase", std::string())},
+       screen.columns, lines);
+  std::vector<std::string> parts{fmt::format("reward {:.3f}", field(s, "reward", 0.0))};
+  if (const auto accuracy = s.find("accuracy"); accuracy != s.end() && accuracy->is_object())
+    for (const auto& [when, value] : accuracy->items())
+      if (value.is_number()) parts.push_back(fmt::format("accuracy {} {:.3f}", when, value.get<double>()));
+  parts.push_back(fmt::format("learner idle {:.1f} %", 100 * field(s, "idle_fraction", 0.0)));
+  parts.push_back("delta " + bytes(s, "delta_bytes"));
+  parts.push_back(fmt::format("T_b {:.2f} s", field(s, "t_b_seconds", 0.0)));
+  parts.push_back(fmt::format("${:.4f} (${:.2f}/h)", field(s, "usd", 0.0), field(s, "usd_per_hour", 0.0)));
+  pack(parts, screen.columns, lines);
+  if (lines.size() > screen.rows) lines.resize(screen.rows);
+  for (std::string& line : lines) line = fitted(line, screen.columns);
+  add_workers(s, screen, lines);
   return lines;
 }
 
 std::string status_line(const json& s) {
-  return fmt::format("step {}/{}  reward {:.3f}  idle {:.1f} %  T_b {:.2f} s  ${:.4f}  {}", s.value("step", 0),
-                     s.value("steps", 0), s.value("reward", 0.0), 100 * s.value("idle_fraction", 0.0),
-                     s.value("t_b_seconds", 0.0), s.value("usd", 0.0), s.value("phase", ""));
+  return fmt::format("step {}/{}  reward {:.3f}  idle {:.1f} %  T_b {:.2f} s  ${:.4f}  {}", field(s, "step", 0.0),
+                     field(s, "steps", 0.0), field(s, "reward", 0.0), 100 * field(s, "idle_fraction", 0.0),
+                     field(s, "t_b_seconds", 0.0), field(s, "usd", 0.0), field(s, "phase", std::string()));
 }
 
-LiveTable::LiveTable() {
-  const char* term = std::getenv("TERM");
-  terminal_ = ::isatty(STDERR_FILENO) == 1 && term != nullptr && std::string_view(term) != "dumb";
+// --- LiveTable ---
+
+LiveTable::LiveTable(std::FILE* out) : out_(out) {}
+
+void LiveTable::write(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), out_);  // nobody may be looking any more
+  std::fflush(out_);
 }
 
-void LiveTable::erase() {
-  if (drawn_ > 0) fmt::print(stderr, "\x1b[{}A\x1b[J", drawn_);
-  drawn_ = 0;
-}
-
-void LiveTable::draw() {
-  for (const std::string& line : lines_) fmt::print(stderr, "{}\n", line.substr(0, 110));
-  drawn_ = lines_.size();
-  std::fflush(stderr);
+// Puts `printed` where the table was and the table below it, in one piece so that nothing flickers.
+void LiveTable::redraw(const std::string& printed) {
+  const std::optional<Screen> now = screen_of(out_);
+  if (!now) return write(printed);
+  std::vector<std::string> lines;
+  if (status_.is_object()) lines = status_lines(status_, {now->columns, now->rows - 1});
+  std::string text = "\x1b[?7l";  // no line may become two
+  if (drawn_ > 0 && now != screen_) {
+    // The terminal may have wrapped or cut what stood there: begin anew, with what was printed last.
+    text += "\x1b[H\x1b[2J";
+    const std::size_t room = now->rows > lines.size() + 1 ? now->rows - lines.size() - 1 : 0;
+    const std::size_t kept = std::min(room, printed_.size());
+    for (std::size_t i = printed_.size() - kept; i < printed_.size(); ++i)
+      text += fitted(printed_[i], now->columns) + "\r\n";
+  } else {
+    if (drawn_ > 0) text += fmt::format("\r\x1b[{}A\x1b[J", drawn_);
+    text += "\x1b[?7h" + printed + "\x1b[?7l";
+  }
+  for (const std::string& line : lines) text += line + "\r\n";
+  screen_ = now;
+  drawn_ = lines.size();
+  write(text + "\x1b[?7h");
 }
 
 void LiveTable::show(const json& status, TimePoint now) {
-  if (terminal_) {
-    erase();
-    lines_ = status_lines(status);
-    draw();
-  } else if (now >= line_due_) {
-    const std::string line = status_line(status);
-    if (line != last_line_) fmt::print(stderr, "{}\n", line);
-    last_line_ = line;
-    line_due_ = now + kLineEvery;
+  if (screen_of(out_)) {
+    status_ = status;
+    redraw("");
+    return;
   }
+  const std::string line = status_line(status), phase = field(status, "phase", std::string());
+  if (line == last_line_ || (now < line_due_ && phase == last_phase_)) return;
+  write(line + "\n");
+  last_line_ = line;
+  last_phase_ = phase;
+  line_due_ = now + kLineEvery;
 }
 
 void LiveTable::print(const std::string& line) {
-  if (!terminal_) {
-    fmt::print(stderr, "{}\n", line);
-    return;
-  }
-  erase();
-  fmt::print(stderr, "{}\n", line);
-  draw();
+  printed_.push_back(line);
+  if (printed_.size() > kPrintedKept) printed_.pop_front();
+  redraw(line + "\n");
 }
 
 }  // namespace echoline::cli

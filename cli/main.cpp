@@ -2,9 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <system_error>
 
 #include "base/suggest.hpp"
+#include "cli/output.hpp"
 #include "cli/verbs.hpp"
 
 #ifndef ECHOLINE_VERSION
@@ -12,6 +15,7 @@
 #endif
 
 int main(int argc, char** argv) {
+  echoline::cli::open_standard_files();
   CLI::App app{"Post-train a language model with reinforcement learning on one learner and a rented rollout fleet."};
   app.set_version_flag("--version", std::string("echoline ") + ECHOLINE_VERSION);
   app.require_subcommand(1);
@@ -32,26 +36,34 @@ int main(int argc, char** argv) {
   add_worker(app, exit);
   add_token(app, exit);
   add_model(app, exit);
+  add_config(app, exit);
   add_sim(app, exit);
   add_status(app, exit);
   add_report(app, exit);
   add_doctor(app, exit);
   add_delta(app, exit);
+  add_completion(app, exit);
+  add_man(app, exit);
   std::vector<std::string> verbs;
   for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
     verbs.push_back(verb->get_name());
   if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
-    fmt::print(stderr, "echoline: unknown verb '{}'{}; `echoline --help` lists them\n", argv[1],
+    say("echoline: unknown verb '{}'{}; `echoline --help` lists them\n", argv[1],
                echoline::did_you_mean(argv[1], verbs));
     return 2;
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  } catch (const std::exception& error) {  // a bug: expected failures are values
-    fmt::print(stderr, "echoline: internal error: {}\n", error.what());
-    return 1;
+    exit = app.exit(error) == 0 ? 0 : 2;
+  } catch (const std::exception& error) {
+    // fmt::print gives up like this where stdout does. Anything else is a bug: expected failures are values.
+    const auto* system = dynamic_cast<const std::system_error*>(&error);
+    if (system != nullptr && std::ferror(stdout) != 0)
+      errno = system->code().value();
+    else
+      say("echoline: internal error: {}\n", error.what());
+    exit = 1;
   }
-  return exit;
+  return flush_output(exit);
 }

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/verbs.hpp"
-#include "learner/planning.hpp"
+#include "learner/preflight.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -15,28 +15,33 @@ struct Arguments {
 };
 
 int run(const Arguments& a) {
+  const auto refuse = [&](const Error& error) {
+    return a.json ? complain_json("plan", error) : complain("plan", error);
+  };
   const auto overrides = parse_overrides(a.overrides);
-  if (!overrides) return complain("plan", overrides.error());
+  if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
-  if (!config) return complain("plan", config.error());
-  const auto plan = learner::plan_run(*config);
-  if (!plan) return complain("plan", plan.error());
+  if (!config) return refuse(config.error());
+  const learner::Preflight checked = learner::preflight(*config);
+  if (const Status status = checked.status(); !status) return refuse(status.error());
+  for (const learner::Check& check : checked.checks)
+    if (check.verdict == learner::Verdict::kWarning) fmt::print(stderr, "{}: {}\n", check.name, check.detail);
   if (a.json)
-    fmt::print("{}\n", plan->plan.to_json().dump(2));
+    fmt::print("{}\n", checked.plan->plan.to_json().dump(2));
   else
-    fmt::print("{}", plan->plan.to_table());
+    fmt::print("{}", checked.plan->plan.to_table());
   return 0;
 }
 
 }  // namespace
 
 void add_plan(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("plan", "Say which offers would be rented and why, at what price; start nothing");
+  auto* verb = app.add_subcommand("plan", "Check the run and say which offers would be rented and why, at what price");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set staleness.budget=3")
       ->allow_extra_args(false);
-  verb->add_flag("--json", a->json, "print the plan as JSON");
+  verb->add_flag("--json", a->json, "print the plan, or what is wrong, as JSON");
   verb->footer("Exits with 3 when no fleet can keep the learner busy, and names the ways out.");
   verb->callback([a, &exit] { exit = run(*a); });
 }

@@ -12,7 +12,7 @@
 
 namespace echoline::cli {
 
-Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv) {
+Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv, bool shares_stdout) {
   int pipe_ends[2];
   if (::pipe2(pipe_ends, O_CLOEXEC) != 0) return fail(Code::kIo, "start process", "pipe: {}", std::strerror(errno));
   std::vector<char*> arguments;
@@ -27,7 +27,7 @@ Result<ChildProcess> ChildProcess::start(const std::vector<std::string>& argv) {
     if (::getppid() != parent) ::_exit(127);
     const int null = ::open("/dev/null", O_RDWR);
     ::dup2(null, STDIN_FILENO);
-    ::dup2(null, STDOUT_FILENO);
+    if (!shares_stdout) ::dup2(null, STDOUT_FILENO);
     ::dup2(pipe_ends[1], STDERR_FILENO);
     ::execv(arguments[0], arguments.data());
     ::_exit(127);

@@ -21,8 +21,8 @@ struct ProcessEnd {
 // gets SIGTERM when the parent dies.
 class ChildProcess {
  public:
-  // stdin and stdout of the child are /dev/null.
-  static Result<ChildProcess> start(const std::vector<std::string>& argv);
+  // stdin of the child is /dev/null, and so is its stdout unless it shares this program's.
+  static Result<ChildProcess> start(const std::vector<std::string>& argv, bool shares_stdout = false);
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&&) = delete;
   ~ChildProcess();  // kills a child that still runs

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/units.hpp"
+#include "cli/output.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -39,9 +40,8 @@ void ProgressBar::show(std::uint64_t done, std::uint64_t total) {
   due_ = now + kEvery;
   const double fraction = total ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total)) : 1.0;
   const auto full = static_cast<std::size_t>(fraction * kCells + 0.5);
-  fmt::print(stderr, "\r\x1b[K{:<10} [{}{}] {:>3.0f} %  {} of {}", label_, std::string(full, '#'),
+  say("\r\x1b[K{:<10} [{}{}] {:>3.0f} %  {} of {}", label_, std::string(full, '#'),
              std::string(kCells - full, '.'), 100 * fraction, to_text(Bytes{done}), to_text(Bytes{total}));
-  std::fflush(stderr);
   drawn_ = true;
 }
 
@@ -53,8 +53,7 @@ std::function<void(std::uint64_t, std::uint64_t)> ProgressBar::callback() {
 void ProgressBar::clear() {
   const std::lock_guard lock(mutex_);
   if (!drawn_) return;
-  fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
+  say("\r\x1b[K");
   drawn_ = false;
 }
 

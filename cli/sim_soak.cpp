@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "cli/output.hpp"
 #include "sim/soak.hpp"
 
 namespace echoline::cli {
@@ -25,9 +26,9 @@ std::string to_text(const sim::Violation& v) {
 }
 
 void print_failure(const sim::SoakResult& r) {
-  fmt::print(stderr, "seed {}: {}\n", r.seed, r.scenario);
-  for (const sim::Violation& v : r.violations) fmt::print(stderr, "  {}\n", to_text(v));
-  fmt::print(stderr, "  replay: {}\n", replay(r.seed));
+  say("seed {}: {}\n", r.seed, r.scenario);
+  for (const sim::Violation& v : r.violations) say("  {}\n", to_text(v));
+  say("  replay: {}\n", replay(r.seed));
 }
 
 nlohmann::json to_json(const sim::SoakSummary& s, const sim::SoakOptions& options, double wall_seconds) {
@@ -75,7 +76,7 @@ int run(const Arguments& a) {
   const auto progress = [&](std::uint64_t done, const sim::SoakResult& r) {
     if (!r.violations.empty()) {
       ++failed;
-      if (terminal) fmt::print(stderr, "\r\033[K");
+      if (terminal) say("\r\033[K");
       print_failure(r);
     }
     const auto now = Clock::now();
@@ -83,9 +84,8 @@ int run(const Arguments& a) {
       return true;
     told = now;
     const double s = std::chrono::duration<double>(now - begin).count();
-    fmt::print(stderr, "{}soak: {} of {} seeds, {} failed, {:.0f} seeds/s{}", terminal ? "\r\033[K" : "", done,
-               a.soak.seeds, failed, static_cast<double>(done) / std::max(s, 1e-9),
-               terminal && done < a.soak.seeds ? "" : "\n");
+    say("{}soak: {} of {} seeds, {} failed, {:.0f} seeds/s{}", terminal ? "\r\033[K" : "", done, a.soak.seeds, failed,
+        static_cast<double>(done) / std::max(s, 1e-9), terminal && done < a.soak.seeds ? "" : "\n");
     return true;
   };
   const sim::SoakSummary s = sim::run_soak(a.soak, progress);

@@ -43,7 +43,8 @@ int status(const Arguments& a) {
     return 0;
   }
   fmt::print("{} ({})\n", folder->string(), running ? "running" : "not running");
-  for (const std::string& line : status_lines(*object)) fmt::print("{}\n", line);
+  const std::size_t columns = screen_of(stdout).value_or(Screen{100, 0}).columns;
+  for (const std::string& line : status_lines(*object, {columns, 1u << 20})) fmt::print("{}\n", line);
   return 0;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "base/clock.hpp"
+#include "cli/output.hpp"
 #include "cli/verbs.hpp"
 
 namespace echoline::cli {
@@ -27,9 +28,8 @@ int run_token_verb(const TokenArguments& a) {
   const auto token = issue(a);
   if (!token) return complain("token", token.error());
   fmt::print("{}\n", token->reveal());
-  fmt::print(stderr,
-             "for '{}', once, within {}: echoline worker --join HOST:PORT --name {} with the token in ECHOLINE_TOKEN\n",
-             a.instance, a.lifetime, a.instance);
+  say("for '{}', once, within {}: echoline worker --join HOST:PORT --name {} with the token in ECHOLINE_TOKEN\n",
+      a.instance, a.lifetime, a.instance);
   return 0;
 }
 

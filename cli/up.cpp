@@ -9,10 +9,11 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "cli/live_table.hpp"
+#include "cli/output.hpp"
 #include "cli/process.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
-#include "learner/planning.hpp"
+#include "learner/run_config.hpp"
 #include "learner/report.hpp"
 
 namespace echoline::cli {
@@ -29,17 +30,17 @@ struct Arguments {
 int run(const Arguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   const auto overrides = parse_overrides(a.overrides);
-  if (!overrides) return complain("up", overrides.error());
+  const auto refuse = [&](const Error& error) { return a.json ? complain_json("up", error) : complain("up", error); };
+  if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
-  if (!config) return complain("up", config.error());
-  const auto plan = learner::plan_run(*config);
-  if (!plan) return complain("up", plan.error());
-  fmt::print(stderr, "{}\n", plan->plan.to_table());
+  if (!config) return refuse(config.error());
 
+  // The learner checks and plans; what it prints first is the plan that it rents by.
   std::vector<std::string> argv{std::filesystem::read_symlink("/proc/self/exe").string(), "learner", a.config};
   for (const std::string& text : a.overrides) argv.insert(argv.end(), {"--set", text});
   if (a.resume) argv.emplace_back("--resume");
-  auto child = ChildProcess::start(argv);
+  if (a.json) argv.emplace_back("--json");  // it prints the report, or what is wrong, to our stdout
+  auto child = ChildProcess::start(argv, a.json);
   if (!child) return complain("up", child.error());
 
   const SystemClock clock;
@@ -67,19 +68,16 @@ int run(const Arguments& a) {
   table.finish();
 
   if (end->signal) {
-    fmt::print(stderr, "echoline up: the learner was ended by signal {} ({}); go on with: echoline up {} --resume\n",
-               *end->signal, ::strsignal(*end->signal), a.config);
+    say("echoline up: the learner was ended by signal {} ({}); go on with: {}\n", *end->signal,
+        ::strsignal(*end->signal), resume_command(a.config, a.overrides));
     return 1;
   }
   const std::filesystem::path path = folder / "report.json";
   if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // it has said why on stderr
   const auto report = read_json_object(path);
   if (!report) return complain("up", report.error());
-  if (a.json)
-    fmt::print("{}\n", report->dump(2));
-  else
-    fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
-  if (asked) fmt::print(stderr, "stopped; go on with: echoline up {} --resume\n", a.config);
+  if (!a.json) fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
+  if (asked) say("stopped; go on with: {}\n", resume_command(a.config, a.overrides));
   return *end->status;
 }
 

@@ -17,6 +17,9 @@ void add_worker(CLI::App& app, int& exit);
 void add_token(CLI::App& app, int& exit);
 void add_plan(CLI::App& app, int& exit);
 void add_model(CLI::App& app, int& exit);
+void add_config(CLI::App& app, int& exit);
+void add_completion(CLI::App& app, int& exit);
+void add_man(CLI::App& app, int& exit);
 void add_sim(CLI::App& app, int& exit);
 void add_status(CLI::App& app, int& exit);
 void add_report(CLI::App& app, int& exit);
@@ -25,6 +28,9 @@ void add_delta(CLI::App& app, int& exit);
 
 // Prints "echoline VERB: message" to stderr and returns the exit code of the error.
 int complain(std::string_view verb, const Error& error);
+
+// The same for --json, with the error as an object on stdout as well (docs/plan.md).
+int complain_json(std::string_view verb, const Error& error);
 
 // Splits the values of --set; kInvalid when one is not of the form key=value.
 Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const std::vector<std::string>& texts);

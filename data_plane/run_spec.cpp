@@ -2,11 +2,19 @@
 
 #include <zstd.h>
 
-#include <algorithm>
-
 namespace echoline::data_plane {
+namespace {
 
-Result<std::vector<schema::RunSpecPart>> cut_run_spec(const schema::RunSpec& spec) {
+// Of a trajectory, beside its tokens: ids, digest, reward and its components.
+constexpr std::uint64_t kTrajectoryBytes = 8192;
+// A token id of up to 2^28; of a response also its log-probability, mask and text. Tokens of more text than this are
+// rare, and never stand in a row.
+constexpr std::uint64_t kPromptTokenBytes = 4, kTextBytesPerToken = 12;
+constexpr std::uint64_t kResponseTokenBytes = 4 + 4 + 1 + kTextBytesPerToken;
+
+}  // namespace
+
+Result<std::string> pack_run_spec(const schema::RunSpec& spec) {
   const std::string plain = spec.SerializeAsString();
   if (plain.size() > kRunSpecBytesMax)
     return fail(Code::kExhausted, "run specification", "{} bytes, limit {}: is tokenizer.json that large?",
@@ -15,37 +23,25 @@ Result<std::vector<schema::RunSpecPart>> cut_run_spec(const schema::RunSpec& spe
   const std::size_t size = ZSTD_compress(packed.data(), packed.size(), plain.data(), plain.size(), 3);
   if (ZSTD_isError(size) != 0) return fail(Code::kInternal, "run specification", "zstd: {}", ZSTD_getErrorName(size));
   packed.resize(size);
-  std::vector<schema::RunSpecPart> parts((size + kRunSpecPartBytes - 1) / kRunSpecPartBytes);
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    parts[i].set_index(static_cast<std::uint32_t>(i));
-    parts[i].set_count(static_cast<std::uint32_t>(parts.size()));
-    parts[i].set_data(packed.substr(i * kRunSpecPartBytes, kRunSpecPartBytes));
-  }
-  return parts;
+  return packed;
 }
 
-Result<std::optional<schema::RunSpec>> RunSpecAssembler::add(const schema::RunSpecPart& part) {
-  if (part.index() != next_ || part.index() >= part.count())
-    return fail(Code::kCorrupt, "run specification", "expected part {}, found part {} of {}", next_, part.index(),
-                part.count());
-  if (bytes_.size() + part.data().size() > ZSTD_compressBound(kRunSpecBytesMax))
-    return fail(Code::kCorrupt, "run specification", "more than {} compressed bytes", kRunSpecBytesMax);
-  bytes_ += part.data();
-  if (++next_ < part.count()) return std::optional<schema::RunSpec>();
-
-  const unsigned long long size = ZSTD_getFrameContentSize(bytes_.data(), bytes_.size());
+Result<schema::RunSpec> unpack_run_spec(std::string_view packed) {
+  const unsigned long long size = ZSTD_getFrameContentSize(packed.data(), packed.size());
   if (size == ZSTD_CONTENTSIZE_ERROR || size == ZSTD_CONTENTSIZE_UNKNOWN || size > kRunSpecBytesMax)
     return fail(Code::kCorrupt, "run specification", "expected a zstd frame of at most {} bytes", kRunSpecBytesMax);
   std::string plain(size, '\0');
-  const std::size_t written = ZSTD_decompress(plain.data(), plain.size(), bytes_.data(), bytes_.size());
+  const std::size_t written = ZSTD_decompress(plain.data(), plain.size(), packed.data(), packed.size());
   if (ZSTD_isError(written) != 0 || written != size)
     return fail(Code::kCorrupt, "run specification", "zstd: {}",
                 ZSTD_isError(written) != 0 ? ZSTD_getErrorName(written) : "shorter than declared");
   schema::RunSpec spec;
   if (!spec.ParseFromString(plain)) return fail(Code::kCorrupt, "run specification", "not a serialised RunSpec");
-  next_ = 0;
-  bytes_.clear();
-  return std::optional<schema::RunSpec>(std::move(spec));
+  return spec;
+}
+
+std::uint64_t submission_bytes_max(std::uint64_t rollouts, std::uint64_t prompt_tokens, std::uint64_t response_tokens) {
+  return rollouts * (kTrajectoryBytes + prompt_tokens * kPromptTokenBytes + response_tokens * kResponseTokenBytes);
 }
 
 }  // namespace echoline::data_plane

@@ -1,32 +1,23 @@
-// The run specification on its way to a worker: compressed and cut into parts that fit application messages, because
-// a real tokenizer.json has ten megabytes and more.
+// The run specification on its way to a worker: serialised and compressed once per run, because a real tokenizer.json
+// has ten megabytes and more; and how large what comes back can be.
 #pragma once
 #include <cstdint>
-#include <optional>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "base/result.hpp"
 #include "data_plane/schema.pb.h"
 
 namespace echoline::data_plane {
 
-inline constexpr std::size_t kRunSpecPartBytes = 1u << 20;
 inline constexpr std::size_t kRunSpecBytesMax = 128u << 20;  // uncompressed
 
-// Parts in sending order. kExhausted when the specification is larger than kRunSpecBytesMax.
-Result<std::vector<schema::RunSpecPart>> cut_run_spec(const schema::RunSpec& spec);
+// For LearnerMessage.run_spec. kExhausted when the specification is larger than kRunSpecBytesMax.
+Result<std::string> pack_run_spec(const schema::RunSpec& spec);
+// kCorrupt for bytes that do not decode, or would be too many.
+Result<schema::RunSpec> unpack_run_spec(std::string_view packed);
 
-// Puts the parts together again. One thread.
-class RunSpecAssembler {
- public:
-  // The whole specification after the last part, nothing before. kCorrupt for parts out of order, too many bytes, or
-  // bytes that do not decode.
-  Result<std::optional<schema::RunSpec>> add(const schema::RunSpecPart& part);
-
- private:
-  std::uint32_t next_ = 0;
-  std::string bytes_;
-};
+// Bytes of the largest Submission a run can produce: `rollouts` in a group, with at most so many tokens each.
+std::uint64_t submission_bytes_max(std::uint64_t rollouts, std::uint64_t prompt_tokens, std::uint64_t response_tokens);
 
 }  // namespace echoline::data_plane

@@ -11,6 +11,7 @@ namespace echoline::data_plane {
 namespace {
 
 constexpr std::string_view kOperation = "check trajectory";
+constexpr std::size_t kFailureBytesMax = 4096;
 
 // The id as it may be shown: cut, and without control characters.
 std::string shown(std::string_view id) {
@@ -155,8 +156,10 @@ Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimi
 Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits) {
   ECHO_ASSIGN(schema::WorkerMessage message, parse<schema::WorkerMessage>("WorkerMessage", bytes, limits));
   if (message.body_case() == schema::WorkerMessage::BODY_NOT_SET)
-    return fail(Code::kInvalid, "parse WorkerMessage", "empty, expected a request or a submission");
-  for (const Trajectory& trajectory : message.submission().trajectories()) ECHO_TRY(check(trajectory, limits));
+    return fail(Code::kInvalid, "parse WorkerMessage", "empty, expected a request, a submission, progress or a failure");
+  if (message.failed().detail().size() > kFailureBytesMax)
+    return fail(Code::kInvalid, "parse WorkerMessage", "a failure of {} bytes, at most {} are allowed",
+                message.failed().detail().size(), kFailureBytesMax);
   return message;
 }
 

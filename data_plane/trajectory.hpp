@@ -35,8 +35,9 @@ Result<Trajectory> validate(Trajectory trajectory, const TrajectoryLimits& limit
 // The same check without taking the trajectory.
 Status check(const Trajectory& trajectory, const TrajectoryLimits& limits = {});
 
-// kCorrupt when the bytes are not a serialised message, kExhausted above message_max, kInvalid when a trajectory
-// inside fails check() or no body is set.
+// kCorrupt when the bytes are not a serialised message, kExhausted above message_max, kInvalid when a trajectory by
+// itself fails check(), or no body is set. The trajectories of a submission are NOT checked: whoever takes it in refuses
+// it by its lease, so that the group is not lost with it.
 Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::LearnerMessage> parse_learner_message(std::string_view bytes, const TrajectoryLimits& limits = {});

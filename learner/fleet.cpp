@@ -1,6 +1,7 @@
 #include "learner/fleet.hpp"
 
 #include <future>
+#include <utility>
 
 #include "base/log.hpp"
 #include "provisioner/local_provider.hpp"
@@ -11,6 +12,8 @@ namespace {
 constexpr std::size_t kQueueMax = 65'536;
 constexpr Duration kTick = std::chrono::milliseconds(50);
 constexpr Duration kGrace = std::chrono::seconds(5);  // between SIGTERM and SIGKILL
+// What the ledger knows of an instance is so old at most: the most that a killed learner's fleet can be booked short of.
+constexpr Duration kSignsEvery = std::chrono::seconds(5);
 
 double usd_per_hour(const provisioner::Offer& offer) {
   return offer.gpu_usd_per_hour + offer.storage_usd_per_hour.value_or(0);
@@ -53,16 +56,14 @@ Status Fleet::open_on_thread() {
   ECHO_ASSIGN(ledger_, provisioner::Ledger::open(options_.ledger_file, options_.run));
   for (const provisioner::LedgerRow& orphan : ledger_->orphans()) {
     if (!orphan.instance.empty()) ECHO_TRY(provider_->stop({orphan.instance}, kGrace));
-    ECHO_TRY(ledger_->ended(orphan.id, "left behind by an earlier process", clock_.unix_seconds()));
+    // Its instances ended with that process, when it was last heard of and not now.
+    ECHO_TRY(ledger_->ended(orphan.id, "left behind by an earlier process", orphan.last_known_unix_s()));
     options_.record("orphan", orphan.offer, orphan.instance);
   }
-  const auto offer_of = [this](const std::string& id) {
-    for (const provisioner::Offer& offer : options_.offers)
-      if (offer.id == id) return fleet_offer(offer);
-    return provisioner::FleetOffer{id, 0, 0};
-  };
+  std::map<std::string_view, const provisioner::Offer*> offers;
+  for (const provisioner::Offer& offer : options_.offers) offers[offer.id] = &offer;
   std::vector<provisioner::FleetOffer> standby;
-  for (const std::string& id : options_.plan.standby) standby.push_back(offer_of(id));
+  for (const std::string& id : options_.plan.standby) standby.push_back(fleet_offer(*offers.at(id)));
   provisioner::ControllerConfig config;
   config.required_rollouts_per_s = options_.plan.target.required_rollouts_per_s;
   config.headroom = options_.plan.request.headroom;
@@ -96,6 +97,18 @@ Status Fleet::rent(const provisioner::Offer& offer) {
   ++started_;
   options_.record("rented", offer.id, id->text);
   return ok();
+}
+
+void Fleet::book_signs() {
+  std::vector<provisioner::LedgerSign> signs;
+  for (auto& [name, instance] : instances_) {
+    if (instance.ended) continue;
+    signs.push_back({instance.ledger_row, std::exchange(instance.forwarded_unbooked, Bytes{}),
+                     std::exchange(instance.received_unbooked, Bytes{})});
+  }
+  if (const Status booked = ledger_->alive(signs, clock_.unix_seconds()); !booked)
+    log::error("{}", booked.error().message());
+  signs_due_ = clock_.now() + kSignsEvery;
 }
 
 void Fleet::loop() {
@@ -138,10 +151,12 @@ void Fleet::tick() {
       }
     }
   }
+  if (clock_.now() >= signs_due_) book_signs();
   update_summary();
 }
 
 void Fleet::instance_ended(Instance& instance, const std::string& why, bool unexpected) {
+  book_signs();
   instance.ended = true;
   if (const Status booked = ledger_->ended(instance.ledger_row, why, clock_.unix_seconds()); !booked)
     log::error("{}", booked.error().message());
@@ -152,6 +167,7 @@ void Fleet::instance_ended(Instance& instance, const std::string& why, bool unex
     log::warn("{} is lost: {}", instance.offer.id, why);
   }
   if (instance.worker) {
+    if (unexpected && options_.machine_ended) options_.machine_ended(*instance.worker, "its machine has ended: " + why);
     controller_->lost(*instance.worker, clock_.now());
   } else {
     controller_->start_failed(instance.offer.id, clock_.now());
@@ -162,6 +178,7 @@ void Fleet::worker_joined(WorkerId worker, const std::string& offer) {
   queue_.try_push([this, worker, offer] {
     const auto it = instances_.find(offer);
     if (it == instances_.end()) return;  // joined by hand, not rented by this run
+    if (it->second.ended || it->second.worker == worker) return;  // it came back
     it->second.worker = worker;
     controller_->started(worker, fleet_offer(it->second.offer), clock_.now());
   });
@@ -186,6 +203,20 @@ void Fleet::worker_progress(WorkerId worker, double rollouts, double busy_s) {
   });
 }
 
+void Fleet::worker_traffic(WorkerId worker, Bytes received, Bytes forwarded) {
+  queue_.try_push([this, worker, received, forwarded] {
+    // What it counts starts anew with the worker's process.
+    const auto since = [](Bytes now, Bytes before) { return Bytes{now.count - (now < before ? 0 : before.count)}; };
+    for (auto& [name, instance] : instances_) {
+      if (instance.worker != worker || instance.ended) continue;
+      instance.received_unbooked.count += since(received, instance.received).count;
+      instance.forwarded_unbooked.count += since(forwarded, instance.forwarded).count;
+      instance.received = received;
+      instance.forwarded = forwarded;
+    }
+  });
+}
+
 void Fleet::update_summary() {
   const auto totals = ledger_->totals(clock_.unix_seconds());
   const std::lock_guard lock(mutex_);
@@ -195,6 +226,7 @@ void Fleet::update_summary() {
   summary_.replaced = replaced_;
   if (totals) {
     summary_.usd = totals->usd;
+    summary_.prices_known = totals->prices_known;
     if (!stopping_) summary_.usd_per_hour = totals->usd_per_hour;
   }
   still_joining_ = 0;
@@ -203,6 +235,7 @@ void Fleet::update_summary() {
 
 void Fleet::close_all() {
   stopping_ = true;
+  if (ledger_) book_signs();
   for (auto& [name, instance] : instances_)
     if (!instance.ended)
       if (const Status stopped = provider_->stop(instance.id, kGrace); !stopped)

@@ -36,12 +36,15 @@ struct FleetOptions {
   std::function<Result<std::vector<std::pair<std::string, std::string>>>(const provisioner::Offer&)> worker_env;
   // Tells that an offer was rented, ended or replaced; called on the fleet's thread, must not block.
   std::function<void(std::string_view event, const std::string& offer, const std::string& detail)> record;
+  // The machine of a worker has ended by itself. On the fleet's thread, must not block.
+  std::function<void(WorkerId worker, const std::string& why)> machine_ended;
   bool replace_lost = true;
 };
 
 struct FleetSummary {
   std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;
-  double usd = 0, usd_per_hour = 0;
+  double usd = 0, usd_per_hour = 0;  // of all processes of the run; traffic included
+  bool prices_known = true;          // otherwise `usd` is the least it can be
 };
 
 // Every method is thread-safe and returns at once, but for start() and stop(). Instances of the local provider die
@@ -52,11 +55,13 @@ class Fleet {
   static Result<std::unique_ptr<Fleet>> start(FleetOptions options);
   ~Fleet();  // stop()
 
-  void worker_joined(WorkerId worker, const std::string& offer);
-  // The overlay has lost it: crashed, cut off, or expelled.
+  void worker_joined(WorkerId worker, const std::string& offer);  // also when it comes back
+  // It is gone for good: away for too long, or expelled. Its instance is stopped.
   void worker_lost(WorkerId worker, const std::string& reason);
   // From its heartbeat: rollouts finished and seconds spent generating since the last call.
   void worker_progress(WorkerId worker, double rollouts, double busy_s);
+  // Bytes it has received and forwarded since it joined.
+  void worker_traffic(WorkerId worker, Bytes received, Bytes forwarded);
   // Workers that were rented, have not ended, and never joined.
   std::size_t still_joining() const;
   FleetSummary summary() const;
@@ -70,6 +75,8 @@ class Fleet {
     std::int64_t ledger_row = 0;
     std::optional<WorkerId> worker;
     bool ended = false;
+    Bytes received, forwarded;                    // as its worker counts
+    Bytes received_unbooked, forwarded_unbooked;  // of that, not in the ledger yet
   };
   using Task = std::function<void()>;
 
@@ -79,6 +86,8 @@ class Fleet {
   Status rent(const provisioner::Offer& offer);
   void tick();
   void instance_ended(Instance& instance, const std::string& why, bool unexpected);
+  // Tells the ledger what runs and what it has sent and received.
+  void book_signs();
   void update_summary();
   void close_all();
 
@@ -94,6 +103,7 @@ class Fleet {
   std::map<std::string, Instance> instances_;  // by offer id
   std::uint64_t lost_ = 0, replaced_ = 0, started_ = 0;
   bool stopping_ = false;
+  TimePoint signs_due_{};
 
   mutable std::mutex mutex_;
   FleetSummary summary_;           // guarded by mutex_

@@ -27,8 +27,18 @@ BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer) {
   return capped(offer.down, config.network.worker_rate);
 }
 
-Result<RunPlan> plan_run(const RunConfig& config) {
-  ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config));
+Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
+  constexpr std::uint64_t kGpuProgram = 1'000'000'000;  // context, libraries, workspace
+  const model::MemoryEstimate needs = model::memory_estimate(model);
+  const std::uint64_t tokens = std::min<std::uint64_t>(prompt_tokens + config.rollout.response_tokens_max,
+                                                       static_cast<std::uint64_t>(model.positions_max));
+  const std::uint64_t logits = std::max<std::uint64_t>(prompt_tokens, config.rollout.group_size) *
+                               static_cast<std::uint64_t>(model.vocab_size) * 4;
+  return Bytes{needs.policy_bf16.count + config.rollout.group_size * tokens * needs.kv_cache_per_token.count + logits +
+               kGpuProgram};
+}
+
+Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
   RunPlan result;
   auto offers = provisioner::load_offers(config.fleet.offers);
   if (!offers) return as_mistake(std::move(offers).error());
@@ -39,7 +49,11 @@ Result<RunPlan> plan_run(const RunConfig& config) {
   request.pace.publish_every = static_cast<int>(config.staleness.publish_every);
   request.pace.step_time = config.fleet.step_time_expected;
   request.staleness_budget = static_cast<int>(config.staleness.budget);
+  request.lookahead = static_cast<int>(config.staleness.lookahead);
+  request.group_size = config.rollout.group_size;
   request.headroom = config.fleet.headroom;
+  request.run_time = from_seconds(static_cast<double>(config.run.steps) * seconds(config.fleet.step_time_expected));
+  request.learner_usd_per_hour = config.learner.usd_per_hour;
   request.delta_bytes = Bytes{static_cast<std::uint64_t>(full_bytes / config.fleet.delta_ratio_expected) + 1};
   request.full_bytes = Bytes{static_cast<std::uint64_t>(full_bytes)};
   request.learner_up = config.network.uplink.value_or(kUplinkUnlimited);
@@ -48,8 +62,12 @@ Result<RunPlan> plan_run(const RunConfig& config) {
   request.delay = config.network.delay_expected;
   request.install_time = config.fleet.install_time_expected;
   request.active_fraction = config.network.quorum;
+  request.topology = config.network.topology;
   request.workers_max = config.fleet.workers_max;
   request.reliability_min = config.fleet.reliability_min;
+  request.duration_min = config.fleet.duration_min;
+  request.gpu_memory_min = gpu_memory_needed(config, model, prompt_tokens);
+  if (config.fleet.provider == ProviderKind::kLocal) request.provider = "local";
   request.budget_usd_per_hour = config.fleet.usd_per_hour_max;
   ECHO_ASSIGN(result.plan, provisioner::make_plan(request, result.offers));
   return result;

@@ -18,8 +18,13 @@ struct RunPlan {
 // The shape of the run's model: of its preset, or of the config.json in its folder.
 Result<model::ModelConfig> run_model_config(const RunConfig& config);
 
-// kInvalid for a bad offers file or model; kInfeasible when no fleet meets the target, with the ways out.
-Result<RunPlan> plan_run(const RunConfig& config);
+// For a model of this shape and prompts of up to so many tokens. kInvalid for a bad offers file; kInfeasible when no
+// fleet meets the target, with the ways out.
+Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
+
+// What a GPU must hold to generate one group: the weights in bf16, keys and values of every token, the logits of the
+// longest prompt, and what any GPU program takes.
+Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
 
 // The rate a rented worker may send and receive at: its offer's, at most the run's cap.
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer);

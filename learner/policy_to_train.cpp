@@ -127,6 +127,16 @@ Status PolicyToTrain::checkpoint() {
   return ok();
 }
 
+Door PolicyToTrain::door() const {
+  DoorOptions options;
+  options.vocab_size = model_config_.vocab_size;
+  options.positions_max = model_config_.positions_max;
+  options.response_tokens_max = config_.rollout.response_tokens_max;
+  if (const auto end = tokenizer_->end_of_text()) options.eos = {*end};
+  options.trainable = [shape = model_config_](const schema::Trajectory& t) { return check_trainable(t, shape); };
+  return Door(std::move(options), *adapter_, *tokenizer_);
+}
+
 void PolicyToTrain::describe(schema::RunSpec& spec) const {
   spec.set_seed(config_.run.seed);
   spec.set_model_config_json(model_config_.to_json());

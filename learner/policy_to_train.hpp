@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "data_plane/adapters/adapter.hpp"
+#include "learner/door.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
 #include "learner/trainer.hpp"
@@ -38,6 +39,8 @@ class PolicyToTrain {
   std::uint64_t steps() const { return trainer_ ? static_cast<std::uint64_t>(trainer_->steps()) : 0; }
   const data_plane::Adapter& adapter() const { return *adapter_; }
   const std::map<std::string, double>& accuracy() const { return accuracy_; }  // by `when`
+  // What workers hand in is looked at with the model's and the task's own eyes. It refers to the adapter.
+  Door door() const;
   // The part of the run's specification that is about the model and the task.
   void describe(schema::RunSpec& spec) const;
 

@@ -30,7 +30,6 @@ json mean(const std::vector<double>& values) {
 struct Rows {
   std::map<std::uint64_t, json> steps, publications, broadcasts;
   json eval_before = nullptr, eval_after = nullptr, snapshot = nullptr, warm_start = nullptr;
-  double wall_seconds = 0;
 
   explicit Rows(const std::vector<json>& metrics) {
     for (const json& row : metrics) {
@@ -40,7 +39,6 @@ struct Rows {
       if (kind == "broadcast" && !row.value("snapshot", false)) broadcasts[row.at("version")] = row;
       if (kind == "warm_start") warm_start = row;
       if (kind == "evaluation") (row.value("when", "") == "before" ? eval_before : eval_after) = row;
-      if (kind == "process") wall_seconds += row.value("wall_seconds", 0.0);
     }
   }
 
@@ -88,12 +86,13 @@ json staleness_json(const RunConfig& config, const Rows& rows, const json& rejec
 json worker_json(const WorkerEntry& w) {
   return {{"id", w.id.value},
           {"offer", w.offer},
-          {"price_usd_per_hour", w.price_usd_per_hour},
+          {"price_usd_per_hour", w.price_usd_per_hour ? json(*w.price_usd_per_hour) : json(nullptr)},
           {"rollouts", w.rollouts},
           {"bytes_in", w.bytes_in},
           {"bytes_forwarded", w.bytes_forwarded},
           {"version", w.version ? json(w.version->value) : json(nullptr)},
           {"digest", w.version ? json(overlay::to_hex(w.digest)) : json(nullptr)},
+          {"away", w.away},
           {"lost", w.lost}};
 }
 
@@ -113,13 +112,14 @@ json make_report(const ReportInput& input) {
   const double rollouts = static_cast<double>(rows.steps.size() * config.rollout.trajectories_per_step());
   const auto rate_of = [&](double seconds) { return seconds > 0 ? json(rollouts / seconds) : json(nullptr); };
 
-  bool identical = false;
-  std::uint64_t alive = 0;
+  std::uint64_t alive = 0, acknowledged = 0;
+  json differing = json::array();  // who acknowledged the last version with another digest
   for (const WorkerEntry& w : input.workers) {
-    if (w.lost) continue;
-    const bool same = w.version == input.version && w.digest == input.digest;
-    identical = (alive == 0 || identical) && same;
+    if (w.lost || w.away) continue;
     ++alive;
+    if (w.version != input.version) continue;
+    ++acknowledged;
+    if (w.digest != input.digest) differing.push_back(w.id.value);
   }
   json workers = json::array();
   for (const WorkerEntry& w : input.workers) workers.push_back(worker_json(w));
@@ -131,7 +131,7 @@ json make_report(const ReportInput& input) {
   report["seed"] = config.run.seed;
   report["steps"] = input.steps_done;
   report["steps_planned"] = config.run.steps;
-  report["wall_seconds"] = rows.wall_seconds;
+  report["wall_seconds"] = input.wall_seconds;
   report["reward"] = {{"first", rewards.empty() ? json(nullptr) : json(rewards.front())},
                       {"last", rewards.empty() ? json(nullptr) : json(rewards.back())}};
   const auto accuracy = [](const json& row) { return row.is_object() ? row.at("accuracy") : json(nullptr); };
@@ -144,6 +144,9 @@ json make_report(const ReportInput& input) {
                        {"train_seconds_median", quantile(rows.values(rows.steps, "train_seconds"), 0.5)},
                        {"idle_fraction", training_seconds > 0 ? json(sum(waits) / training_seconds) : json(nullptr)}};
   report["staleness"] = staleness_json(config, rows, input.rejected);
+  std::uint64_t set_aside = 0;
+  for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
+  report["groups_set_aside"] = {{"count", set_aside}, {"by_reason", input.groups_set_aside}};
   report["broadcast"] = {
       {"publications", rows.publications.size() + (rows.snapshot.is_object() ? 1 : 0)},
       {"full_bytes", full},
@@ -167,14 +170,15 @@ json make_report(const ReportInput& input) {
   report["weights"] = {{"version", input.version.value},
                        {"digest", overlay::to_hex(input.digest)},
                        {"workers", alive},
-                       {"all_workers_identical", alive > 0 && identical}};
-  const double learner_usd = config.learner.usd_per_hour * rows.wall_seconds / 3600;
-  const double usd = input.fleet.usd + learner_usd;
-  report["cost"] = {{"usd_total", usd},
-                    {"usd_learner", learner_usd},
+                       {"acknowledged", acknowledged},
+                       {"differing", differing},
+                       {"all_workers_identical", alive > 0 && acknowledged == alive && differing.empty()}};
+  report["cost"] = {{"usd_total", input.fleet.usd + input.learner_usd.value_or(0)},
+                    {"usd_learner", input.learner_usd ? json(*input.learner_usd) : json(nullptr)},
                     {"usd_fleet", input.fleet.usd},
+                    {"prices_known", input.fleet.prices_known && input.learner_usd},
                     {"usd_per_1k_rollouts", rollouts > 0 ? json(1000 * input.fleet.usd / rollouts) : json(nullptr)},
-                    {"plan_usd_per_hour", plan.usd_per_hour_high}};
+                    {"plan_usd_per_hour", plan.usd_per_hour_high ? json(*plan.usd_per_hour_high) : json(nullptr)}};
   report["plan"] = {{"target_rollouts_per_s", plan.target.required_rollouts_per_s},
                     {"provisioned_rollouts_per_s", plan.rollouts_per_s},
                     {"measured_rollouts_per_s", rate_of(training_seconds)},
@@ -192,6 +196,22 @@ std::string number(const json& value, const char* format_spec) {
 
 std::string bytes(const json& value) {
   return value.is_number() ? to_text(Bytes{static_cast<std::uint64_t>(value.get<double>())}) : "-";
+}
+
+// Who has not answered yet is not alarming; another digest under the same version is.
+std::string weights_text(const json& weights) {
+  const auto version = weights.at("version").get<std::uint64_t>();
+  const auto workers = weights.at("workers").get<std::uint64_t>();
+  const auto acknowledged = weights.value("acknowledged", std::uint64_t{0});
+  const json differing = weights.value("differing", json::array());
+  std::string text = fmt::format("version {}, digest {}; ", version, weights.at("digest").get<std::string>());
+  if (!differing.empty())
+    return text + fmt::format("NOT IDENTICAL: {} of {} workers acknowledged v{} with another digest (workers {})",
+                              differing.size(), workers, version, differing.dump());
+  if (workers == 0) return text + "no worker was there at the end";
+  if (weights.at("all_workers_identical").get<bool>())
+    return text + fmt::format("{} worker{} bit-identical", workers, workers == 1 ? "" : "s");
+  return text + fmt::format("{} of {} workers acknowledged v{}", acknowledged, workers, version);
 }
 
 }  // namespace
@@ -219,6 +239,9 @@ std::string report_text(const json& r) {
                    number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"), stale.at("budget").get<int>(),
                    stale.at("rejected").get<std::uint64_t>(),
                    stale.at("rejected_by_reason").empty() ? "" : stale.at("rejected_by_reason").dump()));
+  if (const json& aside = r.value("groups_set_aside", json::object()); aside.value("count", 0) > 0)
+    line("set aside", fmt::format("{} groups that could not be generated {}", aside.at("count").get<std::uint64_t>(),
+                                  aside.at("by_reason").dump()));
   line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
                                 b.at("publications").get<std::uint64_t>(), bytes(b.at("full_bytes")),
                                 bytes(b.at("delta_bytes_mean")), number(b.at("compression_ratio"), "{:.1f}")));
@@ -234,17 +257,16 @@ std::string report_text(const json& r) {
        fmt::format("target {}, provisioned {}, measured {}", number(plan.at("target_rollouts_per_s"), "{:.1f}"),
                    number(plan.at("provisioned_rollouts_per_s"), "{:.1f}"),
                    number(plan.at("measured_rollouts_per_s"), "{:.1f}")));
-  line("weights", fmt::format("version {}, digest {}, {} workers {}", weights.at("version").get<std::uint64_t>(),
-                              weights.at("digest").get<std::string>(), weights.at("workers").get<int>(),
-                              weights.at("all_workers_identical").get<bool>() ? "bit-identical" : "NOT identical"));
+  line("weights", weights_text(weights));
   line("cost",
-       fmt::format("${} in all, ${} per 1000 rollouts, fleet ${} per hour", number(cost.at("usd_total"), "{:.4f}"),
+       fmt::format("${}{} in all, ${} per 1000 rollouts, fleet ${} per hour", number(cost.at("usd_total"), "{:.4f}"),
+                   cost.at("prices_known").get<bool>() ? "" : " and what is not stated",
                    number(cost.at("usd_per_1k_rollouts"), "{:.5f}"), number(cost.at("plan_usd_per_hour"), "{:.3f}")));
   out += fmt::format("\n  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}\n", "worker", "offer", "$/h", "rollouts", "in",
                      "forwarded", "version");
   for (const json& w : r.at("workers"))
-    out += fmt::format("  {:>6}  {:<22}{:>8.3f}{:>10}{:>10}{:>11}{:>9}{}\n", w.at("id").get<std::uint64_t>(),
-                       w.at("offer").get<std::string>(), w.at("price_usd_per_hour").get<double>(),
+    out += fmt::format("  {:>6}  {:<22}{:>8}{:>10}{:>10}{:>11}{:>9}{}\n", w.at("id").get<std::uint64_t>(),
+                       w.at("offer").get<std::string>(), number(w.at("price_usd_per_hour"), "{:.3f}"),
                        w.at("rollouts").get<std::uint64_t>(), bytes(w.at("bytes_in")), bytes(w.at("bytes_forwarded")),
                        w.at("version").is_null() ? "-" : std::to_string(w.at("version").get<std::uint64_t>()),
                        w.at("lost").get<bool>() ? "  lost" : "");

@@ -1,6 +1,7 @@
 // The report of a run (report.json), made from its measurements and the fleet's last state.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -16,12 +17,13 @@ namespace echoline::learner {
 struct WorkerEntry {
   WorkerId id;
   std::string offer;
-  double price_usd_per_hour = 0;
+  std::optional<double> price_usd_per_hour;  // machine and disk; absent: not stated
   std::uint64_t rollouts = 0;  // accepted
   std::uint64_t bytes_in = 0, bytes_forwarded = 0;
   std::optional<Version> version;
   overlay::Digest digest{};
-  bool lost = false;
+  bool away = false;  // out of reach, but expected back
+  bool lost = false;  // gone for good
 };
 
 struct ReportInput {
@@ -30,6 +32,8 @@ struct ReportInput {
   std::vector<nlohmann::json> metrics;  // rows of metrics.jsonl, of every process that worked on the run
   std::vector<WorkerEntry> workers;
   FleetSummary fleet;
+  double wall_seconds = 0;            // of all processes of the run, as RunClock counts them
+  std::optional<double> learner_usd;  // absent: the price of its machine is not known
   Version version;  // of the learner's policy at the end
   overlay::Digest digest{};
   std::uint64_t bytes_sent = 0;  // by the learner, chunks and control
@@ -37,6 +41,7 @@ struct ReportInput {
   std::string topology;
   std::string ended;                                   // "completed", or why it ended early
   nlohmann::json rejected = nlohmann::json::object();  // trajectories or submissions by reason
+  std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
 };
 
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.

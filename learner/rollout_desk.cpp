@@ -1,5 +1,6 @@
 #include "learner/rollout_desk.hpp"
 
+#include <algorithm>
 #include <future>
 
 #include "base/clock.hpp"
@@ -13,6 +14,33 @@ constexpr std::size_t kQueueMax = 65'536;
 constexpr std::size_t kCommitMax = 256;                     // submissions in one transaction
 constexpr std::uint32_t kRetryMs = 40;                      // when there is nothing to generate yet
 constexpr Duration kTick = std::chrono::milliseconds(200);  // leases expire at least this often
+constexpr int kRefillsMax = 8;                              // rounds in which groups that nobody can generate are replaced by others
+constexpr std::uint64_t kSetAsideShown = 20;                // groups whose setting aside the log tells
+constexpr double kStepMemory = 0.7;                         // weight of the past in the measured length of a step
+constexpr double kProgressPerLease = 3;                     // signs of life in the shortest lease granted
+
+// The stable text that reports count by.
+std::string_view text_of(schema::WorkFailure failure) {
+  switch (failure) {
+    case schema::WORK_FAILURE_PROMPT:
+      return "prompt cannot be used";
+    case schema::WORK_FAILURE_MEMORY:
+      return "out of memory";
+    case schema::WORK_FAILURE_SCORING:
+      return "scoring failed";
+    case schema::WORK_FAILURE_SIZE:
+      return "too large to send";
+    default:
+      return "generation failed";
+  }
+}
+
+// A text that came from elsewhere, as a log may show it.
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  return text;
+}
 
 std::string digest_bytes(const overlay::Digest& digest) {
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
@@ -20,12 +48,12 @@ std::string digest_bytes(const overlay::Digest& digest) {
 
 }  // namespace
 
-RolloutDesk::RolloutDesk(const DeskOptions& options, const data_plane::Adapter& adapter, DeskEvents events)
-    : options_(options), adapter_(adapter), events_(std::move(events)), queue_(kQueueMax) {}
+RolloutDesk::RolloutDesk(const DeskOptions& options, Door door, DeskEvents events)
+    : options_(options), events_(std::move(events)), queue_(kQueueMax), door_(std::move(door)) {}
 
-Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& options, const data_plane::Adapter& adapter,
-                                                       std::uint64_t resume_step, DeskEvents events) {
-  std::unique_ptr<RolloutDesk> desk(new RolloutDesk(options, adapter, std::move(events)));
+Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& options, Door door, std::uint64_t resume_step,
+                                                       DeskEvents events) {
+  std::unique_ptr<RolloutDesk> desk(new RolloutDesk(options, std::move(door), std::move(events)));
   std::promise<Status> opened;
   std::future<Status> outcome = opened.get_future();
   desk->thread_ = std::thread([&opened, resume_step, raw = desk.get()] {
@@ -61,6 +89,7 @@ Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
   ledger.pacing.staleness_budget = options_.staleness_budget;
   ledger.pacing.lookahead_steps = options_.lookahead_steps;
   ledger.pacing.steps_total = options_.steps_total;
+  ledger.lease = options_.lease;
   ledger.pacing.trajectories_per_step = options_.prompts_per_step * options_.group_size;
   ECHO_ASSIGN(ledger_, replay_buffer::JobLedger::open(*buffer_, ledger));
   step_ = resume_step;
@@ -125,43 +154,108 @@ void RolloutDesk::worker_lost(WorkerId worker) {
       log::error("{}", released.error().message());
     else if (*released > 0)
       log::info("worker {} is lost: {} groups return to the pool", worker, *released);
+    conduct_.gone(worker);
+    told_slow_.erase(worker);
+    tell_set_aside();
   })));
 }
 
 void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   if (messages.empty()) return;
   std::vector<std::pair<WorkerId, schema::Submission>> submissions;
-  std::vector<std::pair<WorkerId, schema::WorkRequest>> requests;
+  std::vector<std::pair<WorkerId, schema::WorkerMessage>> others;
   for (Incoming& message : messages) {
     auto parsed = data_plane::parse_worker_message(message.bytes);
     if (!parsed) {
-      events_.misbehaved(message.worker, parsed.error().message());
+      ++refused_["unreadable message"];
+      log::warn("worker {}: {}", message.worker, parsed.error().message());
+      if (conduct_.malformed(message.worker)) events_.misbehaved(message.worker, parsed.error().message());
     } else if (parsed->has_submission()) {
       submissions.emplace_back(message.worker, std::move(*parsed->mutable_submission()));
-    } else if (parsed->has_request()) {
-      requests.emplace_back(message.worker, std::move(*parsed->mutable_request()));
+    } else {
+      others.emplace_back(message.worker, std::move(*parsed));
     }
   }
-  if (!submissions.empty()) {
-    std::vector<replay_buffer::Delivery> deliveries;
-    for (const auto& [worker, submission] : submissions) deliveries.push_back({worker, &submission});
-    const auto verdicts = ledger_->submit(deliveries, step_, unix_seconds());
-    if (!verdicts) log::error("trajectories not stored: {}", verdicts.error().message());
-    for (std::size_t i = 0; verdicts && i < verdicts->size(); ++i) {
-      const replay_buffer::Verdict& verdict = (*verdicts)[i];
-      const WorkerId worker = submissions[i].first;
-      schema::LearnerMessage message;
-      schema::SubmissionAck& ack = *message.mutable_ack();
-      ack.set_lease(verdict.lease.value);
-      ack.set_accepted(verdict.accepted);
-      ack.set_reason(verdict.reason);
-      events_.send(worker, message.SerializeAsString());
-      if (!verdict.accepted) ++refused_[verdict.reason];
-      if (verdict.accepted && !verdict.duplicate)
-        events_.accepted(worker, static_cast<std::uint64_t>(submissions[i].second.trajectories_size()));
-    }
+  if (!submissions.empty()) take_in(submissions);
+  for (const auto& [worker, message] : others) {
+    if (message.has_progress()) renew(worker, message.progress());
+    if (message.has_failed()) take_back(worker, message.failed());
+    if (message.has_request()) grant(worker, message.request());
   }
-  for (const auto& [worker, request] : requests) grant(worker, request);
+}
+
+void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions) {
+  std::vector<replay_buffer::Delivery> deliveries;
+  std::vector<std::optional<Refusal>> refusals;
+  for (const auto& [worker, submission] : submissions) {
+    refusals.push_back(door_.refusal(submission));
+    const auto& refused = refusals.back();
+    deliveries.push_back({worker, &submission, refused ? refused->reason : std::string_view(),
+                          refused ? refused->detail : std::string()});
+  }
+  const auto verdicts = ledger_->submit(deliveries, step_, unix_seconds());
+  if (!verdicts) {
+    log::error("trajectories not stored: {}", verdicts.error().message());
+    return;
+  }
+  for (std::size_t i = 0; i < verdicts->size(); ++i) {
+    const replay_buffer::Verdict& verdict = (*verdicts)[i];
+    const auto& [worker, submission] = submissions[i];
+    schema::LearnerMessage message;
+    schema::SubmissionAck& ack = *message.mutable_ack();
+    ack.set_lease(verdict.lease.value);
+    ack.set_accepted(verdict.accepted);
+    ack.set_reason(verdict.reason);
+    events_.send(worker, message.SerializeAsString());
+    if (!verdict.accepted) ++refused_[verdict.reason];
+    if (verdict.accepted && !verdict.duplicate) {
+      conduct_.accepted(worker);
+      if (submission.trajectories_size() > 0) door_.forget(GroupId{submission.trajectories(0).group()});
+      events_.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()));
+    }
+    const bool forged = refusals[i] && refusals[i]->forged && verdict.reason == refusals[i]->reason;
+    if (!forged && verdict.reason != "malformed") continue;
+    const std::string why =
+        fmt::format("lease {}: {}: {}", verdict.lease, verdict.reason, printable(verdict.detail));
+    log::warn("worker {}, {}", worker, why);
+    if (forged || conduct_.malformed(worker)) events_.misbehaved(worker, why);
+  }
+}
+
+void RolloutDesk::renew(WorkerId worker, const schema::WorkProgress& progress) {
+  std::vector<LeaseId> leases;
+  for (const std::uint64_t id : progress.leases()) leases.push_back(LeaseId{id & static_cast<std::uint64_t>(INT64_MAX)});
+  const auto renewed = ledger_->renew(worker, leases, progress.progress(), unix_seconds());
+  if (!renewed) log::error("leases not renewed: {}", renewed.error().message());
+}
+
+void RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) {
+  const std::string_view reason = text_of(failure.failure());
+  const LeaseId lease{failure.lease() & static_cast<std::uint64_t>(INT64_MAX)};
+  const auto known = ledger_->failed({worker, lease, reason, printable(failure.detail())});
+  if (!known) log::error("lease {} not taken back: {}", lease, known.error().message());
+  if (!known || !*known) return;
+  log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, printable(failure.detail()));
+  tell_set_aside();
+  if (failure.failure() != schema::WORK_FAILURE_PROMPT && conduct_.failed(worker))
+    events_.misbehaved(worker, fmt::format("group after group fails on it alone: {}", reason));
+}
+
+void RolloutDesk::tell_set_aside() {
+  for (replay_buffer::SetAside& aside : ledger_->newly_set_aside()) {
+    const auto problem = door_.problem(aside.group);
+    GroupSetAside told{aside.group, problem ? problem->id() : "", std::move(aside.reason), std::move(aside.detail)};
+    if (++told_set_aside_ <= kSetAsideShown)
+      log::warn("group {} ('{}') is set aside: {}: {}{}", told.group, printable(told.problem), told.reason, told.detail,
+                told_set_aside_ == kSetAsideShown ? "; further ones are in events.jsonl only" : "");
+    const bool unasked = told.reason == text_of(schema::WORK_FAILURE_PROMPT);
+    if (conduct_.set_aside(unasked) && can_generate_)
+      can_generate_ = fail(Code::kInvalid, "generate rollouts",
+                       "one group after another is set aside and none succeeds, the last one ('{}') because: {}: {}",
+                       printable(told.problem), told.reason, told.detail);
+    door_.forget(told.group);
+    if (events_.set_aside) events_.set_aside(told);
+  }
 }
 
 void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
@@ -174,28 +268,66 @@ void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
                        fmt::format("its version {} has another digest than the published one", request.version()));
     return;
   }
-  if (known != digests_.end()) {
-    const auto leases =
-        ledger_->grant({worker, known->first, known->second, request.groups_max()}, step_, unix_seconds());
-    if (!leases) log::error("no lease granted: {}", leases.error().message());
-    for (std::size_t i = 0; leases && i < leases->size(); ++i) {
-      const replay_buffer::LeaseRecord& record = (*leases)[i];
-      auto problem = adapter_.problem(record.group.value);
-      if (!problem) {  // the lease expires and the group goes to the pool again
-        log::error("problem {}: {}", record.group, problem.error().message());
+  if (known != digests_.end() && can_generate_) {
+    const Status filled = fill(worker, request, answer);
+    if (!filled) log::error("no lease granted: {}", filled.error().message());
+    const auto slow = ledger_->too_slow(worker);
+    if (slow && told_slow_.insert(worker).second)
+      log::warn(
+          "worker {} takes {:.1f} s for a batch of groups and a policy is fresh enough for {} steps of {:.1f} s: it only "
+          "helps where the learner would wait. Raise staleness.budget, or rent a faster one",
+          worker, *slow, options_.staleness_budget + 1, step_seconds_.value_or(0));
+  }
+  events_.send(worker, message.SerializeAsString());
+}
+
+Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant) {
+  const Version version{request.version()};
+  double shortest_s = 0;
+  for (int round = 0; round < kRefillsMax && grant.leases().empty() && can_generate_; ++round) {
+    ECHO_ASSIGN(const auto leases,
+                ledger_->grant({worker, version, digests_.at(version), request.groups_max(), step_seconds_}, step_,
+                               unix_seconds()));
+    if (leases.empty()) break;
+    for (const replay_buffer::LeaseRecord& record : leases) {
+      const auto question = door_.question(record.group);
+      if (!question) {
+        ECHO_TRY(ledger_->set_aside(record.id, text_of(schema::WORK_FAILURE_PROMPT), question.error().detail));
         continue;
       }
-      schema::Lease& lease = *answer.add_leases();
+      conduct_.asked();
+      schema::Lease& lease = *grant.add_leases();
       lease.set_id(record.id.value);
       lease.set_version(record.version.value);
       lease.set_policy_digest(record.policy_digest);
       lease.set_expires_unix_s(record.expires_unix_s);
       lease.set_group(record.group.value);
-      *lease.mutable_problem() = std::move(*problem);
+      *lease.mutable_problem() = (*question)->problem;
       lease.set_rollouts(record.rollouts);
+      shortest_s = shortest_s == 0 ? record.lease_s : std::min(shortest_s, record.lease_s);
     }
+    tell_set_aside();
   }
-  events_.send(worker, message.SerializeAsString());
+  grant.set_progress_every_ms(static_cast<std::uint32_t>(1000 * shortest_s / kProgressPerLease));
+  return ok();
+}
+
+// A whole batch of groups that training will take. What it would refuse is discarded and counted, and another group
+// generated in its place.
+Result<std::optional<replay_buffer::Batch>> RolloutDesk::trainable_batch(std::uint64_t step) {
+  for (;;) {
+    ECHO_ASSIGN(auto batch, buffer_->sample(step, options_.prompts_per_step));
+    if (!batch) return batch;
+    bool sound = true;
+    for (const replay_buffer::Group& group : batch->groups) {
+      const Status status = door_.trainable(group.trajectories);
+      if (status) continue;
+      log::warn("group {} is discarded: {}", group.id, status.error().message());
+      ECHO_TRY(buffer_->discard(group.id, "not trainable"));
+      sound = false;
+    }
+    if (sound) return batch;
+  }
 }
 
 void RolloutDesk::offer_batch() {
@@ -206,9 +338,10 @@ void RolloutDesk::offer_batch() {
     step = wanted_->step;
   }
   const auto compute = [&]() -> Result<std::optional<replay_buffer::Batch>> {
+    ECHO_TRY(can_generate_);
     ECHO_ASSIGN(const std::uint64_t stranded, ledger_->stranded_by_next_step(step, unix_seconds()));
     if (stranded > 0) return std::optional<replay_buffer::Batch>();
-    return buffer_->sample(step, options_.prompts_per_step);
+    return trainable_batch(step);
   };
   auto answer = compute();
   if (answer && !*answer) return;
@@ -239,6 +372,12 @@ Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batc
   return call<void>([&]() -> Status {
     ECHO_TRY(buffer_->consume(step, batch.ids()));
     step_ = step + 1;
+    const double now = unix_seconds();
+    if (consumed_at_s_ && now > *consumed_at_s_) {
+      const double took = now - *consumed_at_s_;
+      step_seconds_ = step_seconds_ ? kStepMemory * *step_seconds_ + (1 - kStepMemory) * took : took;
+    }
+    consumed_at_s_ = now;
     ECHO_ASSIGN(const std::uint64_t dropped, buffer_->drop_stale(step_));
     if (dropped > 0) log::warn("{} trajectories became too stale before step {} could use them", dropped, step_);
     return ok();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <variant>
@@ -15,7 +16,7 @@
 #include "base/bounded_queue.hpp"
 #include "base/ids.hpp"
 #include "base/result.hpp"
-#include "data_plane/adapters/adapter.hpp"
+#include "learner/door.hpp"
 #include "overlay/types.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "replay_buffer/job_ledger.hpp"
@@ -29,6 +30,14 @@ struct DeskOptions {
   std::uint32_t staleness_budget = 3;  // S
   std::uint32_t lookahead_steps = 3;
   std::uint64_t steps_total = 0;  // no work is handed out that no step would use
+  replay_buffer::LeaseLength lease;
+};
+
+// A group that could not be generated, and that nobody will be asked for again.
+struct GroupSetAside {
+  GroupId group;
+  std::string problem;  // its id, empty when not even that can be told
+  std::string reason, detail;
 };
 
 // What the desk tells others; called on its thread, must not block.
@@ -36,6 +45,7 @@ struct DeskEvents {
   std::function<void(WorkerId, std::string bytes)> send;                // a message for a worker
   std::function<void(WorkerId, std::uint64_t rollouts)> accepted;       // durable trajectories of a worker
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
+  std::function<void(const GroupSetAside&)> set_aside;
 };
 
 struct DeskCounts {
@@ -48,10 +58,9 @@ struct DeskCounts {
 // bounded queue and submissions that wait together are committed together; each is acknowledged once it is durable.
 class RolloutDesk {
  public:
-  // `resume_step`: the next learner step; whatever later steps consumed becomes available again. The adapter must
-  // outlive the desk.
-  static Result<std::unique_ptr<RolloutDesk>> open(const DeskOptions& options, const data_plane::Adapter& adapter,
-                                                   std::uint64_t resume_step, DeskEvents events);
+  // `resume_step`: the next learner step; whatever later steps consumed becomes available again.
+  static Result<std::unique_ptr<RolloutDesk>> open(const DeskOptions& options, Door door, std::uint64_t resume_step,
+                                                   DeskEvents events);
   ~RolloutDesk();
 
   // From now on leases may be granted for `version`.
@@ -61,7 +70,8 @@ class RolloutDesk {
   void worker_lost(WorkerId worker);
 
   // Waits until a batch for `step` is whole and no live lease would be stranded by the step after it, then returns
-  // it; nothing when `wait` is over or stop() was called.
+  // it; nothing when `wait` is over or stop() was called. kInvalid when group after group had to be set aside and none
+  // could be generated.
   Result<std::optional<replay_buffer::Batch>> wait_batch(std::uint64_t step, Duration wait);
   // Marks the batch consumed by `step`, drops what the next step may not use any more, and moves on to that step.
   Status consume(std::uint64_t step, const replay_buffer::Batch& batch);
@@ -78,19 +88,25 @@ class RolloutDesk {
   using Task = std::function<void()>;
   using Item = std::variant<Incoming, Task>;
 
-  RolloutDesk(const DeskOptions& options, const data_plane::Adapter& adapter, DeskEvents events);
+  RolloutDesk(const DeskOptions& options, Door door, DeskEvents events);
   Status open_on_thread(std::uint64_t resume_step);
   void loop();
   // Runs `work` on the desk's thread and waits for its result.
   template <class T>
   Result<T> call(std::function<Result<T>()> work);
   void handle_requests(std::vector<Incoming> messages);
+  void take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions);
+  void take_back(WorkerId worker, const schema::WorkFailed& failure);
+  void renew(WorkerId worker, const schema::WorkProgress& progress);
   void grant(WorkerId worker, const schema::WorkRequest& request);
+  // Leases for what can be generated; what cannot is set aside.
+  Result<void> fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
+  void tell_set_aside();
+  Result<std::optional<replay_buffer::Batch>> trainable_batch(std::uint64_t step);
   void offer_batch();
   double unix_seconds() const;
 
   const DeskOptions options_;
-  const data_plane::Adapter& adapter_;
   const DeskEvents events_;
   BoundedQueue<Item> queue_;
   std::thread thread_;
@@ -100,7 +116,13 @@ class RolloutDesk {
   std::unique_ptr<replay_buffer::JobLedger> ledger_;
   std::map<Version, std::string> digests_;  // published versions that leases may still name
   std::map<std::string, std::uint64_t> refused_;
+  Door door_;
+  Conduct conduct_;
+  Status can_generate_;  // or why group after group had to be set aside
   std::uint64_t step_ = 0;
+  std::optional<double> consumed_at_s_, step_seconds_;  // when the last step ended, and how long steps take
+  std::set<WorkerId> told_slow_;
+  std::uint64_t told_set_aside_ = 0;
 
   struct Wanted {
     std::uint64_t step = 0;

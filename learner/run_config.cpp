@@ -4,13 +4,19 @@
 #include <cctype>
 
 #include "base/config.hpp"
+#include "data_plane/adapters/adapter.hpp"
 #include "overlay/trust/authority.hpp"
+#include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
 namespace {
 
+constexpr const char* kResolvedHead =
+    "# What the run file and --set came to: every default is written out, every path is absolute. This is a run file\n"
+    "# itself, good for `echoline up` from any folder.\n";
+
 void read_run(ConfigSection s, RunSection& c) {
-  s.require("name", c.name);
+  s.require("name", c.name, "names the run and its folder: letters, digits, '-', '_' and '.'");
   const bool plain = std::all_of(c.name.begin(), c.name.end(), [](unsigned char ch) {
     return std::isalnum(ch) != 0 || ch == '-' || ch == '_' || ch == '.';
   });
@@ -19,105 +25,183 @@ void read_run(ConfigSection s, RunSection& c) {
             fmt::format("expected at most {} letters, digits, '-', '_' and '.', not starting with '.'; it names "
                         "the run and its folder",
                         overlay::trust::kRunIdBytesMax));
-  s.read("seed", c.seed);
-  s.require("steps", c.steps, {.min = 1, .max = 10'000'000});
-  s.read("folder", c.folder);
+  s.read("seed", c.seed, "what a new model, the order of problems and sampling follow from");
+  s.require("steps", c.steps, {.min = 1, .max = 10'000'000}, "learner steps in the whole run");
+  s.read("folder", c.folder,
+         {"where the folders of runs are; this run's is `folder`/`name`", "`runs` in the working directory"});
 }
 
-void read_model(ConfigSection s, ModelSection& c, const std::filesystem::path& base) {
-  s.read("preset", c.preset);
-  s.read("path", c.path);
+void read_model(ConfigSection s, ModelSection& c) {
+  s.read("preset", c.preset, "a new model, initialised from the seed; `echoline model init --help` lists the presets");
+  s.read("path", c.path, "a Hugging Face directory: config.json, safetensors and tokenizer.json");
   if (c.preset.has_value() == c.path.has_value())
     s.error("", "expected exactly one of 'preset' (a new model) and 'path' (a Hugging Face directory)");
-  if (c.path && c.path->is_relative()) c.path = base / *c.path;
+}
+
+void read_task(ConfigSection s, TaskSection& c) {
+  s.require("adapter", c.adapter,
+            "the task: where problems come from and what a response is worth; one of the adapters below");
+  const auto options = data_plane::read_adapter_options(c.adapter, s);
+  if (options) {
+    c.options_json = *options;
+  } else {
+    if (!c.adapter.empty()) s.error("adapter", options.error().detail);
+    s.json("options");  // whose they are is not known
+  }
 }
 
 void read_rollout(ConfigSection s, RolloutSection& c) {
-  s.read("prompts_per_step", c.prompts_per_step, {.min = 1, .max = 1'000'000});
-  s.read("group_size", c.group_size, {.min = 2, .max = 1024});
-  s.read("temperature", c.temperature, {.min = 1e-3, .max = 10.0});
-  s.read("top_p", c.top_p, {.min = 1e-3, .max = 1.0});
-  s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000});
+  s.read("prompts_per_step", c.prompts_per_step, {.min = 1, .max = 1'000'000}, "problems in a learner step");
+  s.read("group_size", c.group_size, {.min = 2, .max = 1024},
+         "G, the responses to each of them; R = `prompts_per_step` * G trajectories make a step");
+  s.read("temperature", c.temperature, {.min = 1e-3, .max = 10.0}, "divides the logits before a token is drawn");
+  s.read("top_p", c.top_p, {.min = 1e-3, .max = 1.0},
+         "tokens are drawn from the likeliest ones that together have this probability; 1: from all");
+  s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000},
+         "a response that has not ended by then is cut");
+  const Limits<Duration> lease{.min = std::chrono::seconds(1), .max = std::chrono::hours(24 * 7)};
+  s.read("lease_first", c.lease_first, lease,
+         "how long a worker whose speed is not known may be silent about a group it works on; progress renews it");
+  s.read("lease_min", c.lease_min, lease, "the shortest such time once its speed is known");
+  s.read("lease_max", c.lease_max, lease, "the longest that a worker may keep a group, whatever progress it tells of");
+  if (c.lease_min > c.lease_first || c.lease_first > c.lease_max)
+    s.error("lease_first", fmt::format("expected lease_min {} <= lease_first {} <= lease_max {}", to_text(c.lease_min),
+                                       to_text(c.lease_first), to_text(c.lease_max)));
 }
 
 void read_staleness(ConfigSection s, StalenessSection& c) {
-  s.require("budget", c.budget, {.min = 0, .max = 1000});
-  s.read("publish_every", c.publish_every, {.min = 1, .max = 1000});
-  if (c.budget < c.publish_every)
-    s.error("budget",
-            fmt::format("the staleness budget S = {} is below publish_every (kappa) = {}: a policy that is replaced "
-                        "every {} steps is up to {} steps old. Raise budget or lower publish_every",
-                        c.budget, c.publish_every, c.publish_every, c.publish_every));
-  c.lookahead = c.budget;
-  s.read("lookahead", c.lookahead, {.min = 1, .max = 1000});
+  s.require("budget", c.budget, {.min = 0, .max = 1000},
+            "S: the most learner steps that a trajectory may be behind the step that trains on it");
+  s.read("publish_every", c.publish_every, {.min = 1, .max = 1000},
+         "kappa: learner steps from one publication of the policy to the next");
+  const std::uint32_t least = replay_buffer::staleness_budget_min(c.publish_every);
+  if (c.budget < least)
+    s.error("budget", fmt::format("the staleness budget S = {} is below publish_every (kappa) - 1 = {}: the last step "
+                                  "before a publication trains on a policy that is {} steps old. Raise budget or lower "
+                                  "publish_every",
+                                  c.budget, least, least));
+  c.lookahead = replay_buffer::default_lookahead(c.budget, c.publish_every);
+  s.read("lookahead", c.lookahead, {.min = 0, .max = 1000},
+         {"steps that work may be handed out ahead of the step that will train on it, at most S; fewer keep data "
+          "fresher, too few leave the learner waiting",
+          "2, or what S leaves beyond `publish_every` - 1"});
   if (c.lookahead > c.budget)
     s.error("lookahead", fmt::format("expected at most the budget S = {}, found {}", c.budget, c.lookahead));
 }
 
+void read_warm_start(ConfigSection s, WarmStartSection& c) {
+  s.read("target_accuracy", c.target_accuracy, {.min = 0.0, .max = 1.0},
+         "it ends when this share of training problems is solved");
+  s.read("steps_max", c.steps_max, {.min = 1, .max = 1'000'000}, "or after this many updates");
+  s.read("batch", c.batch, {.min = 1, .max = 65536}, "problems in an update");
+  s.read("learning_rate", c.learning_rate, {.min = 0.0, .max = 1.0}, "of its updates");
+}
+
 void read_learner(ConfigSection s, LearnerSection& c) {
   s.read_choice("advantage_scale", c.loss.advantage_scale,
-                {{"std", AdvantageScale::kStd}, {"none", AdvantageScale::kNone}});
+                {{"std", AdvantageScale::kStd}, {"none", AdvantageScale::kNone}},
+                "an advantage is the reward less its group's mean, divided by the group's standard deviation (std) or "
+                "not (none)");
   s.read_choice("aggregation", c.loss.aggregation,
-                {{"token_mean", Aggregation::kTokenMean}, {"sequence_mean", Aggregation::kSequenceMean}});
-  s.read("clip_low", c.loss.clip_low, {.min = 0.0, .max = 0.999});
-  s.read("clip_high", c.loss.clip_high, {.min = 0.0, .max = 100.0});
-  s.read("importance_cap", c.loss.importance_cap, {.min = 1.0, .max = 1000.0});
-  s.read("kl_coefficient", c.loss.kl_coefficient, {.min = 0.0, .max = 100.0});
-  s.read("learning_rate", c.optimizer.learning_rate, {.min = 0.0, .max = 1.0});
-  s.read("learning_rate_warmup_steps", c.optimizer.warmup_updates, {.min = 0, .max = 1'000'000});
-  s.read("beta1", c.optimizer.beta1, {.min = 0.0, .max = 0.9999});
-  s.read("beta2", c.optimizer.beta2, {.min = 0.0, .max = 0.99999});
-  s.read("weight_decay", c.optimizer.weight_decay, {.min = 0.0, .max = 10.0});
-  s.read("gradient_norm_max", c.optimizer.gradient_norm_max, {.min = 1e-6, .max = 1e6});
-  s.read("minibatches", c.minibatches, {.min = 1, .max = 64});
-  s.read("threads", c.threads, {.min = 1, .max = 1024});
-  s.read("checkpoint_every", c.checkpoint_every, {.min = 1, .max = 1'000'000});
-  s.read("checkpoints_kept", c.checkpoints_kept, {.min = 1, .max = 1000});
-  s.read("usd_per_hour", c.usd_per_hour, {.min = 0.0, .max = 1e6});
-  ConfigSection w = s.section("warm_start");
+                {{"token_mean", Aggregation::kTokenMean}, {"sequence_mean", Aggregation::kSequenceMean}},
+                "every token of a batch counts the same, or every response");
+  s.read("clip_low", c.loss.clip_low, {.min = 0.0, .max = 0.999},
+         "a token's probability ratio counts down to 1 - `clip_low`");
+  s.read("clip_high", c.loss.clip_high, {.min = 0.0, .max = 100.0}, "and up to 1 + `clip_high`");
+  s.read("importance_cap", c.loss.importance_cap, {.min = 1.0, .max = 1000.0},
+         "C: the most that an importance weight corrects for a policy that has moved on since the rollout");
+  s.read("kl_coefficient", c.loss.kl_coefficient, {.min = 0.0, .max = 100.0},
+         "beta: weight of the divergence from the policy before the first step; 0 keeps no reference policy");
+  s.read("learning_rate", c.optimizer.learning_rate, {.min = 0.0, .max = 1.0}, "of AdamW, after the warmup");
+  s.read("learning_rate_warmup_steps", c.optimizer.warmup_updates, {.min = 0, .max = 1'000'000},
+         "updates over which the rate rises from 0");
+  s.read("beta1", c.optimizer.beta1, {.min = 0.0, .max = 0.9999}, "of AdamW: memory of the gradient's mean");
+  s.read("beta2", c.optimizer.beta2, {.min = 0.0, .max = 0.99999}, "of AdamW: memory of the gradient's square");
+  s.read("weight_decay", c.optimizer.weight_decay, {.min = 0.0, .max = 10.0}, "of AdamW");
+  s.read("gradient_norm_max", c.optimizer.gradient_norm_max, {.min = 1e-6, .max = 1e6},
+         "a longer gradient is scaled down to this norm");
+  s.read("minibatches", c.minibatches, {.min = 1, .max = 64}, "updates in a learner step");
+  s.read("threads", c.threads, {.min = 1, .max = 1024}, "of the learner's computation");
+  s.read("checkpoint_every", c.checkpoint_every, {.min = 1, .max = 1'000'000},
+         "learner steps from one checkpoint to the next; the last step always has one");
+  s.read("checkpoints_kept", c.checkpoints_kept, {.min = 1, .max = 1000}, "the newest; older ones are removed");
+  s.read("usd_per_hour", c.usd_per_hour, {.min = 0.0, .max = 1e6},
+         "US dollars for the learner's own machine, part of what a run costs");
   c.warm_start.enabled = s.has("warm_start");
-  w.read("target_accuracy", c.warm_start.target_accuracy, {.min = 0.0, .max = 1.0});
-  w.read("steps_max", c.warm_start.steps_max, {.min = 1, .max = 1'000'000});
-  w.read("batch", c.warm_start.batch, {.min = 1, .max = 65536});
-  w.read("learning_rate", c.warm_start.learning_rate, {.min = 0.0, .max = 1.0});
+  read_warm_start(s.section("warm_start",
+                            "Supervised training on the task's demonstrations before anything is rented, for a model "
+                            "that would not find a right answer by itself. Where the section is absent, there is none."),
+                  c.warm_start);
 }
 
 void read_network(ConfigSection s, NetworkSection& c) {
-  s.read("bind", c.bind);
+  s.read("bind", c.bind, "the address that the learner listens on; `::` lets workers join from other machines");
   std::uint32_t port = c.port;
-  s.read("port", port, {.min = 0, .max = 65535});
+  s.read("port", port, {.min = 0, .max = 65535}, "0: any free one");
   c.port = static_cast<std::uint16_t>(port);
   const Limits<BitRate> positive{.min = BitRate{1000}, .max = BitRate{1e12}};
-  s.read("uplink", c.uplink, positive);
-  s.read("worker_rate", c.worker_rate, positive);
-  s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}});
+  s.read("uplink", c.uplink, positive, {"B: the most that the learner sends", "unlimited"});
+  s.read("worker_rate", c.worker_rate, positive,
+         {"b: the most that a worker sends, and the most that it receives", "the links of its offer"});
+  s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}},
+         "the piece in which a publication is proven and passed on");
   using chains::TopologyPolicy;
   s.read_choice("topology", c.topology,
                 {{"echo2", TopologyPolicy::kEcho2},
                  {"best_chains", TopologyPolicy::kBestChains},
                  {"stripes", TopologyPolicy::kStripes},
                  {"trees", TopologyPolicy::kTrees},
-                 {"star", TopologyPolicy::kStar}});
-  s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)});
+                 {"star", TopologyPolicy::kStar}},
+                "who sends to whom: B / b chains (echo2), as many chains as are fastest (best_chains), chains for each "
+                "share of the chunks (stripes), a tree for each (trees), or the learner to everybody (star)");
+  s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},
+         "one way between two machines, for planning only");
   s.read("heartbeat_timeout", c.heartbeat_timeout,
-         {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)});
-  s.read("quorum", c.quorum, {.min = 0.01, .max = 1.0});
+         {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)},
+         "a worker that is not heard of for this long is away: others get its work, its machine and place are kept");
+  s.read("store", c.store, {.min = Bytes{1u << 20}, .max = Bytes{1ull << 50}},
+         {"recent publications that the learner keeps in memory for late workers", "by the policy's size"});
+  s.read("quorum", c.quorum, {.min = 0.01, .max = 1.0},
+         "q: a version counts as broadcast, and T_b ends, when this share of the fleet has installed it");
 }
 
-void read_fleet(ConfigSection s, FleetSection& c, const std::filesystem::path& base) {
-  s.require("offers", c.offers);
-  if (c.offers.is_relative()) c.offers = base / c.offers;
-  s.read_choice("provider", c.provider, {{"local", ProviderKind::kLocal}, {"none", ProviderKind::kNone}});
-  s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0});
+void read_fleet(ConfigSection s, FleetSection& c) {
+  s.require("offers", c.offers, "file of the machines that can be rented; see configs/offers/README.md");
+  s.read_choice("provider", c.provider, {{"local", ProviderKind::kLocal}, {"none", ProviderKind::kNone}},
+                "processes on this machine, held to their offer's speed and links (local), or nothing is rented and "
+                "workers join by hand (none)");
+  s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
+         "delta: (1 + delta) times the capacity that keeps the learner busy is rented");
   s.require("step_time_expected", c.step_time_expected,
-            {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)});
-  s.read("delta_ratio_expected", c.delta_ratio_expected, {.min = 0.5, .max = 1e6});
-  s.read("install_time_expected", c.install_time_expected, {.min = Duration(0), .max = std::chrono::hours(1)});
-  s.read("usd_per_hour_max", c.usd_per_hour_max, {.min = 0.0, .max = 1e9});
-  s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0});
-  s.read("workers_max", c.workers_max, {.min = 1, .max = 4096});
-  s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)});
-  s.read("replace_lost", c.replace_lost);
+            {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
+            "T, the time of a learner step, until it has been measured");
+  s.read("delta_ratio_expected", c.delta_ratio_expected, {.min = 0.5, .max = 1e6},
+         "bytes of the whole policy per byte of a delta, until they have been measured");
+  s.read("install_time_expected", c.install_time_expected, {.min = Duration(0), .max = std::chrono::hours(1)},
+         "the part of T_b that is not transfer: finishing a batch, applying the delta");
+  s.read("usd_per_hour_max", c.usd_per_hour_max, {.min = 0.0, .max = 1e9},
+         {"US dollars that the fleet may cost", "unlimited"});
+  s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0},
+         {"of an offer, which must then state its own", "any"});
+  s.read("duration_min", c.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
+         {"an offer must be there for so long, and must say so", "any"});
+  s.read("workers_max", c.workers_max, {.min = 1, .max = 4096}, "rented at the same time");
+  s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+         "a rented worker that has not joined by then is returned");
+  s.read("away_max", c.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+         "how long machine and place of a worker that is away are kept, and how long a worker tries to come back");
+  s.read("replace_lost", c.replace_lost, "rent another where a worker was lost");
+}
+
+void read_all(ConfigSection root, RunConfig& c) {
+  read_run(root.section("run", "The run itself."), c.run);
+  read_model(root.section("model", "The model that is trained. Exactly one of the two keys is needed."), c.model);
+  read_task(root.section("task", "What the model learns."), c.task);
+  read_rollout(root.section("rollout", "How responses are generated."), c.rollout);
+  read_staleness(root.section("staleness", "How old a policy may be whose trajectories are trained on."), c.staleness);
+  read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.learner);
+  read_network(root.section("network", "How policies and trajectories travel."), c.network);
+  read_fleet(root.section("fleet", "What is rented."), c.fleet);
 }
 
 }  // namespace
@@ -128,22 +212,35 @@ Result<RunConfig> load_run_config(const std::filesystem::path& path,
   if (!loaded) return as_mistake(std::move(loaded).error());
   ConfigFile file = std::move(*loaded);
   for (const auto& [key, value] : overrides) ECHO_TRY(file.set(key, value));
-  ConfigSection root = file.root();
-  const std::filesystem::path base = file.folder();
   RunConfig config;
-  read_run(root.section("run"), config.run);
-  read_model(root.section("model"), config.model, base);
-  ConfigSection task = root.section("task");
-  task.require("adapter", config.task.adapter);
-  config.task.options_json = task.json("options");
-  read_rollout(root.section("rollout"), config.rollout);
-  read_staleness(root.section("staleness"), config.staleness);
-  read_learner(root.section("learner"), config.learner);
-  read_network(root.section("network"), config.network);
-  read_fleet(root.section("fleet"), config.fleet, base);
+  read_all(file.root(), config);
   ECHO_TRY(file.finish());
-  config.resolved_yaml = file.resolved();
+  config.resolved_yaml = kResolvedHead + file.resolved();
   return config;
+}
+
+std::vector<ConfigKey> run_file_keys() {
+  ConfigFile blank = ConfigFile::blank();
+  RunConfig ignored;
+  read_all(blank.root(), ignored);
+  std::vector<ConfigKey> keys;
+  for (ConfigKey& key : blank.keys()) {
+    if (key.path != "task.options") {
+      keys.push_back(std::move(key));
+      continue;
+    }
+    for (const std::string& name : data_plane::adapter_names()) {
+      ConfigFile file = ConfigFile::blank();
+      ConfigSection task = file.root().section("task");
+      ECHO_CHECK(data_plane::read_adapter_options(name, task), "{} is built in", name);
+      for (ConfigKey& option : file.keys()) {
+        if (option.path == "task") continue;
+        option.when = "adapter: " + name;
+        keys.push_back(std::move(option));
+      }
+    }
+  }
+  return keys;
 }
 
 }  // namespace echoline::learner

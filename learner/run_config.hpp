@@ -12,13 +12,17 @@
 #include "chains/topology.hpp"
 #include "learner/training_config.hpp"
 
+namespace echoline {
+struct ConfigKey;
+}
+
 namespace echoline::learner {
 
 struct RunSection {
   std::string name;  // the run's folder under `folder`; letters, digits, '-', '_' and '.'
   std::uint64_t seed = 1;
   std::uint64_t steps = 100;              // learner steps in the whole run
-  std::filesystem::path folder = "runs";  // relative to the working directory
+  std::filesystem::path folder = "runs";  // once read, absolute like every path of the run file
 };
 
 struct ModelSection {
@@ -38,13 +42,19 @@ struct RolloutSection {
   double temperature = 1.0;
   double top_p = 1.0;
   std::uint32_t response_tokens_max = 64;
+  // A worker's right to a group ends after twice the time it needs for response_tokens_max tokens, as measured on it, but
+  // not before lease_min; every sign of progress renews it. lease_first: before anything was measured. lease_max: the
+  // longest a group may take at all.
+  Duration lease_first = std::chrono::seconds(60);
+  Duration lease_min = std::chrono::seconds(10);
+  Duration lease_max = std::chrono::hours(2);
   std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
 };
 
 struct StalenessSection {
-  std::uint32_t budget = 3;         // S
+  std::uint32_t budget = 3;         // S >= kappa - 1; 0: every step trains on rollouts of the policy it updates
   std::uint32_t publish_every = 1;  // kappa
-  std::uint32_t lookahead = 3;      // steps that work may be handed out ahead of consumption, <= S
+  std::uint32_t lookahead = 2;      // batches that may be handed out ahead of consumption, <= S
 };
 
 struct WarmStartSection {
@@ -62,7 +72,7 @@ struct LearnerSection {
   int threads = 1;                      // of libtorch
   std::uint32_t checkpoint_every = 10;  // steps
   std::uint32_t checkpoints_kept = 2;
-  double usd_per_hour = 0;  // the learner's own machine, part of the cost report
+  std::optional<double> usd_per_hour;  // the learner's own machine, part of plan and report; absent: not known
   WarmStartSection warm_start;
 };
 
@@ -74,14 +84,16 @@ struct NetworkSection {
   Bytes chunk{32 * 1024};
   chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
   Duration delay_expected{};  // one way, for planning only
-  Duration heartbeat_timeout = std::chrono::seconds(3);
+  Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away: its leases return
+  // Recent publications that the learner keeps in memory for late workers; absent: by the policy's size.
+  std::optional<Bytes> store;
   double quorum = 0.9;  // q of T_b
 };
 
 enum class ProviderKind { kLocal, kNone };
 
 struct FleetSection {
-  std::filesystem::path offers;  // relative to the run file
+  std::filesystem::path offers;
   ProviderKind provider = ProviderKind::kLocal;
   double headroom = 0.10;             // delta of (1 + delta) M*
   Duration step_time_expected{};      // T, until it has been measured
@@ -89,8 +101,11 @@ struct FleetSection {
   Duration install_time_expected{};   // part of T_b that is not transfer: safe point, apply
   std::optional<double> usd_per_hour_max;
   std::optional<double> reliability_min;  // of an offer, 0..1; offers that do not state it are then left out
+  std::optional<Duration> duration_min;   // an offer can be rented so long; offers that do not state it are then left out
   std::uint32_t workers_max = 64;
   Duration join_timeout = std::chrono::seconds(60);
+  // How long the machine and the place of a worker that is away are kept; also how long a worker tries to come back.
+  Duration away_max = std::chrono::minutes(5);
   bool replace_lost = true;
 };
 
@@ -108,8 +123,12 @@ struct RunConfig {
 };
 
 // Reads `path`, applies the `--set key=value` overrides, and reports every problem at once (kInvalid,
-// `file:line:col: message` per line). Relative paths in the file refer to the file's folder.
+// `file:line:col: message` per line). Relative paths in the file refer to the file's folder, those in overrides to the
+// working directory.
 Result<RunConfig> load_run_config(const std::filesystem::path& path,
                                   const std::vector<std::pair<std::string, std::string>>& overrides = {});
+
+// Every key of a run file with its meaning, as the reader has it; those of the built-in adapters included.
+std::vector<ConfigKey> run_file_keys();
 
 }  // namespace echoline::learner

@@ -83,22 +83,29 @@ RunRecord::~RunRecord() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-void RunRecord::append(std::FILE* file, nlohmann::json fields) {
+void RunRecord::append(std::FILE* file, std::string_view name, nlohmann::json fields) {
   fields["unix_s"] = SystemClock().unix_seconds();
   const std::string line = fields.dump() + "\n";
   const std::lock_guard lock(mutex_);
+  if (!written_) return;
   if (std::fwrite(line.data(), 1, line.size(), file) != line.size() || std::fflush(file) != 0)
-    log::error("cannot write to {}: {}", folder_.string(), std::strerror(errno));
+    written_ = fail(Code::kIo, "record the run", "{}: {}; make room and go on with --resume",
+                    (folder_ / name).string(), std::strerror(errno));
+}
+
+Status RunRecord::written() const {
+  const std::lock_guard lock(mutex_);
+  return written_;
 }
 
 void RunRecord::event(std::string_view kind, nlohmann::json fields) {
   fields["event"] = kind;
-  append(events_, std::move(fields));
+  append(events_, "events.jsonl", std::move(fields));
 }
 
 void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
   fields["kind"] = kind;
-  append(metrics_, std::move(fields));
+  append(metrics_, "metrics.jsonl", std::move(fields));
 }
 
 void RunRecord::status(const nlohmann::json& status) {

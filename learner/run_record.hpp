@@ -32,16 +32,19 @@ class RunRecord {
   void event(std::string_view kind, nlohmann::json fields = nlohmann::json::object());
   // Appends {"unix_s":..., "kind":..., ...fields} to the measurements that reports are made from.
   void metric(std::string_view kind, nlohmann::json fields);
+  // What became of the rows so far: kIo, from the first that could not be written on; none is written after it.
+  Status written() const;
   // Replaces status.json.
   void status(const nlohmann::json& status);
   Status report(const nlohmann::json& report);
 
  private:
   RunRecord() = default;
-  void append(std::FILE* file, nlohmann::json fields);
+  void append(std::FILE* file, std::string_view name, nlohmann::json fields);
   std::filesystem::path folder_, moved_to_;
   int lock_ = -1;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  Status written_ = ok();
   std::FILE* events_ = nullptr;
   std::FILE* metrics_ = nullptr;
 };

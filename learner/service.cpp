@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <mutex>
 #include <thread>
 
@@ -15,10 +16,13 @@
 #include "learner/fleet.hpp"
 #include "learner/planning.hpp"
 #include "learner/policy_to_train.hpp"
+#include "learner/preflight.hpp"
 #include "learner/publisher.hpp"
 #include "learner/report.hpp"
 #include "learner/rollout_desk.hpp"
+#include "learner/run_clock.hpp"
 #include "learner/run_record.hpp"
+#include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
 
 namespace echoline::learner {
@@ -34,13 +38,19 @@ constexpr std::uint32_t kSpareCheckpoints = 2;  // consumed trajectories outlive
 class Service {
  public:
   Service(const RunConfig& config, const ServiceOptions& options, const std::atomic<bool>& stop)
-      : config_(config), options_(options), stop_(stop), started_(clock_.now()) {}
+      : config_(config), options_(options), stop_(stop) {}
 
   ~Service() { shut_down(); }
 
   Result<ServiceOutcome> run() {
-    ECHO_ASSIGN(plan_, plan_run(config_));
+    Preflight checked = preflight(config_);
+    for (const Check& check : checked.checks)
+      if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
+    ECHO_TRY(checked.status());
+    plan_ = std::move(*checked.plan);
+    if (options_.planned) options_.planned(plan_.plan);
     ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume));
+    ECHO_ASSIGN(run_clock_, RunClock::open(record_->folder(), config_.learner.usd_per_hour, options_.resume, clock_));
     if (!record_->moved_to().empty()) log::info("the earlier run was moved to {}", record_->moved_to().string());
     ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
     ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", plan_.plan.to_json().dump(2) + "\n"));
@@ -68,7 +78,23 @@ class Service {
   }
 
  private:
+  // What every joining worker is told, made once.
+  Status describe_run() {
+    schema::RunSpec spec;
+    spec.set_run(config_.run.name);
+    policy_->describe(spec);
+    spec.set_group_size(config_.rollout.group_size);
+    spec.set_temperature(config_.rollout.temperature);
+    spec.set_top_p(config_.rollout.top_p);
+    spec.set_response_tokens_max(config_.rollout.response_tokens_max);
+    schema::LearnerMessage message;
+    ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
+    run_spec_ = std::make_shared<const std::string>(message.SerializeAsString());
+    return ok();
+  }
+
   Status start_overlay() {
+    ECHO_TRY(describe_run());
     overlay::LearnerOptions o;
     o.bind_host = config_.network.bind;
     o.port = config_.network.port;
@@ -77,13 +103,23 @@ class Service {
     o.chunk = config_.network.chunk;
     o.policy = config_.network.topology;
     o.heartbeat_timeout = config_.network.heartbeat_timeout;
+    o.heartbeat = std::min<Duration>(o.heartbeat, o.heartbeat_timeout / 4);
+    o.away_max = config_.fleet.away_max;
+    ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
+    o.policy_bytes = {2 * model.parameters()};  // bf16
+    o.store_bytes_max = config_.network.store;
     o.quorum = config_.network.quorum;
     o.run_id = config_.run.name;
     o.folder = record_->folder() / "overlay";
     if (options_.resume) o.resumed_at = Version{step_};
     overlay::LearnerEvents events;
     events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member); };
+    events.away = [this](WorkerId id, const std::string& reason) { worker_away(id, reason); };
     events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, reason); };
+    events.trouble = [this](WorkerId id, const std::string& what) {
+      log::warn("worker {}: {}", id, what);
+      record_->event("trouble", {{"worker", id.value}, {"what", what}});
+    };
     events.acked = [this](WorkerId id, Version version, const overlay::Digest& digest) {
       const std::lock_guard lock(mutex_);
       workers_[id].version = version;
@@ -110,24 +146,37 @@ class Service {
     desk.staleness_budget = config_.staleness.budget;
     desk.lookahead_steps = config_.staleness.lookahead;
     desk.steps_total = config_.run.steps;
+    desk.lease = {seconds(config_.rollout.lease_first), seconds(config_.rollout.lease_min),
+                  seconds(config_.rollout.lease_max), config_.rollout.response_tokens_max};
     DeskEvents events;
-    events.send = [this](WorkerId worker, std::string bytes) { node_->send(worker, std::move(bytes)); };
+    events.send = [this](WorkerId worker, std::string bytes) {
+      if (const Status sent = node_->send(worker, std::move(bytes)); !sent) log::warn("{}", sent.error().message());
+    };
     events.accepted = [this](WorkerId worker, std::uint64_t rollouts) {
       const std::lock_guard lock(mutex_);
       workers_[worker].rollouts += rollouts;
     };
     events.misbehaved = [this](WorkerId worker, const std::string& reason) { node_->expel(worker, reason); };
-    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, policy_->adapter(), step_, std::move(events)));
+    events.set_aside = [this](const GroupSetAside& group) {
+      record_->event("group_set_aside", {{"group", group.group.value},
+                                         {"problem", group.problem},
+                                         {"reason", group.reason},
+                                         {"detail", group.detail}});
+    };
+    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, policy_->door(), step_, std::move(events)));
     desk_ready_ = true;
     return ok();
   }
 
   Status start_fleet() {
     if (config_.fleet.provider == ProviderKind::kNone) {
+      std::string join;
+      for (const overlay::Endpoint& endpoint : overlay::reached_from_elsewhere(node_->endpoint()))
+        join += (join.empty() ? "" : " or ") + overlay::to_text(endpoint);
       log::info(
           "no provider: start workers with `echoline worker --join {} --name NAME`, each with a token from "
           "`echoline token {} --instance NAME`",
-          overlay::to_text(node_->endpoint()), record_->folder().string());
+          join, record_->folder().string());
       return ok();
     }
     phase("renting the fleet");
@@ -138,13 +187,20 @@ class Service {
     fleet.ledger_file = record_->folder() / "ledger.sqlite";
     fleet.log_folder = record_->folder() / "logs";
     fleet.replace_lost = config_.fleet.replace_lost;
-    fleet.worker_argv = [this, join = overlay::to_text(node_->endpoint())](const provisioner::Offer& offer) {
+    fleet.machine_ended = [this](WorkerId id, const std::string& why) { node_->give_up(id, why); };
+    fleet.worker_argv = [this, join = overlay::to_text(overlay::reached_from_here(node_->endpoint()))](
+                            const provisioner::Offer& offer) {
+      const std::filesystem::path folder = std::filesystem::absolute(worker_folders() / offer.id);
+      std::error_code error;
+      std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
       return std::vector<std::string>{options_.program.string(),
                                       "worker",
                                       "--join",
                                       join,
                                       "--name",
                                       offer.id,
+                                      "--folder",
+                                      folder.string(),
                                       "--up",
                                       fmt::format("{} bit/s", worker_up(config_, offer).bits_per_s),
                                       "--down",
@@ -203,6 +259,9 @@ class Service {
     return ok();
   }
 
+  // What rented workers on this machine keep: their identity and publications.
+  std::filesystem::path worker_folders() const { return record_->folder() / "workers"; }
+
   // False when asked to stop before a batch was there.
   Result<bool> train_one_step() {
     const TimePoint start = clock_.now();
@@ -259,6 +318,7 @@ class Service {
                              {"wait_seconds", seconds(waited - start)},
                              {"train_seconds", seconds(trained - waited)},
                              {"step_seconds", seconds(end - start)}});
+    ECHO_TRY(record_->written());
     write_status("training");
     return true;
   }
@@ -288,17 +348,18 @@ class Service {
   Result<ServiceOutcome> finish(const std::string& ended) {
     phase("finishing");
     json rejected = json::object();
+    ReportInput input;
     if (desk_) {
       if (const auto counts = desk_->counts()) {
         for (const auto& [reason, n] : counts->buffer.rejected)
           if (n > 0) rejected[reason] = n;
         for (const auto& [reason, n] : counts->refused) rejected["refused: " + reason] = n;
+        input.groups_set_aside = counts->leases.set_aside;
       }
     }
     refresh_workers();
     overlay::LearnerStats stats;
     if (node_) stats = node_->stats();
-    ReportInput input;
     {  // as they stand now: returning the fleet makes every worker leave
       const std::lock_guard lock(mutex_);
       for (const auto& [id, w] : workers_) input.workers.push_back(w);
@@ -307,11 +368,15 @@ class Service {
       finishing_ = true;
     }
     if (fleet_) fleet_->stop();
-    record_->metric("process", {{"wall_seconds", seconds(clock_.now() - started_)}});
+    std::error_code error;
+    std::filesystem::remove_all(worker_folders(), error);  // their machines are returned
+    ECHO_TRY(run_clock_->save());
     input.config = &config_;
     input.plan = &plan_.plan;
     ECHO_ASSIGN(input.metrics, read_json_lines(record_->folder() / "metrics.jsonl"));
     if (fleet_) input.fleet = fleet_->summary();
+    input.wall_seconds = run_clock_->wall_seconds();
+    input.learner_usd = run_clock_->learner_usd();
     input.bytes_sent = stats.bytes_sent.count;
     input.steps_done = step_;
     input.topology = stats.topology.to_text();
@@ -323,6 +388,7 @@ class Service {
     ECHO_TRY(record_->report(outcome.report));
     record_->event("ended", {{"how", ended}, {"step", step_}});
     shut_down();
+    ECHO_TRY(record_->written());
     status_due_ = TimePoint{};  // the last word is never left out
     write_status(ended);
     return outcome;
@@ -340,41 +406,40 @@ class Service {
 
   void worker_joined(const overlay::MemberInfo& member) {
     { const std::lock_guard started(node_mutex_); }
-    schema::RunSpec spec;
-    spec.set_run(config_.run.name);
-    policy_->describe(spec);
-    spec.set_group_size(config_.rollout.group_size);
-    spec.set_temperature(config_.rollout.temperature);
-    spec.set_top_p(config_.rollout.top_p);
-    spec.set_response_tokens_max(config_.rollout.response_tokens_max);
-    const auto parts = data_plane::cut_run_spec(spec);
-    if (!parts) {
-      log::error("{}", parts.error().message());
-      node_->expel(member.id, "the run cannot be described to it");
-      return;
-    }
-    for (const schema::RunSpecPart& part : *parts) {
-      schema::LearnerMessage message;
-      *message.mutable_run_spec() = part;
-      node_->send(member.id, message.SerializeAsString());
-    }
+    if (const Status sent = node_->send(member.id, run_spec_); !sent) log::error("{}", sent.error().message());
+    bool back = false;
     {
       const std::lock_guard lock(mutex_);
       WorkerEntry& w = workers_[member.id];
+      back = w.away || w.lost;
+      w.away = w.lost = false;
       w.id = member.id;
       w.offer = member.name;
       for (const provisioner::Offer& offer : plan_.offers)
-        if (offer.id == member.name)
-          w.price_usd_per_hour = offer.gpu_usd_per_hour + offer.storage_usd_per_hour.value_or(0);
+        if (offer.id == member.name) w.price_usd_per_hour = offer.usd_per_hour();
     }
-    record_->event("joined", {{"worker", member.id.value}, {"offer", member.name}});
+    record_->event(back ? "back" : "joined", {{"worker", member.id.value}, {"offer", member.name}});
+    if (back) log::info("worker {} ({}) is back", member.id, member.name);
     if (fleet_ready_) fleet_->worker_joined(member.id, member.name);
+  }
+
+  // It may come back: only what it was working on is given to others.
+  void worker_away(WorkerId id, const std::string& reason) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (finishing_) return;
+      workers_[id].away = true;
+    }
+    log::warn("worker {} is away: {}; its place is kept for {}", id, reason, to_text(config_.fleet.away_max));
+    record_->event("away", {{"worker", id.value}, {"reason", reason}});
+    if (desk_ready_) desk_->worker_lost(id);
   }
 
   void worker_lost(WorkerId id, const std::string& reason) {
     {
       const std::lock_guard lock(mutex_);
       if (finishing_) return;
+      workers_[id].away = false;
       workers_[id].lost = true;
     }
     record_->event("left", {{"worker", id.value}, {"reason", reason}});
@@ -428,6 +493,8 @@ class Service {
       WorkerEntry& w = workers_[view.info.id];
       w.bytes_in = view.bytes_in.count;
       w.bytes_forwarded = view.bytes_forwarded.count;
+      if (fleet_ready_) fleet_->worker_traffic(view.info.id, view.bytes_in, view.bytes_forwarded);
+      if (view.silent) continue;
       const json progress = json::parse(view.app_bytes, nullptr, false);
       if (!progress.is_object() || !fleet_ready_) continue;
       auto& [rollouts, busy_s] = progress_[view.info.id];
@@ -437,6 +504,8 @@ class Service {
       busy_s = busy_now;
     }
     topology_ = stats.topology.to_short_text();
+    const auto seeds = stats.topology.children_of(kLearnerId);
+    seeds_ = {seeds.begin(), seeds.end()};
   }
 
   void phase(const std::string& text) {
@@ -451,33 +520,49 @@ class Service {
     status_due_ = clock_.now() + kStatusEvery;
     refresh_workers();
     const FleetSummary fleet = fleet_ ? fleet_->summary() : FleetSummary{};
+    const std::optional<double> learner_usd = run_clock_->learner_usd();
     json status = {{"schema_version", kReportSchemaVersion},
                    {"run", config_.run.name},
                    {"pid", ::getpid()},
                    {"phase", phase},
                    {"step", step_},
                    {"steps", config_.run.steps},
-                   {"wall_seconds", seconds(clock_.now() - started_)},
+                   {"publish_every", config_.staleness.publish_every},
+                   {"wall_seconds", run_clock_->wall_seconds()},
                    {"reward", reward_},
                    {"accuracy", policy_ ? json(policy_->accuracy()) : json::object()},
                    {"idle_fraction", training_seconds_ > 0 ? wait_seconds_ / training_seconds_ : 0.0},
                    {"delta_bytes", last_delta_bytes_},
                    {"t_b_seconds", last_t_b_seconds_.load()},
-                   {"usd", fleet.usd},
-                   {"usd_per_hour", fleet.usd_per_hour},
+                   {"usd", fleet.usd + learner_usd.value_or(0)},
+                   {"usd_fleet", fleet.usd},
+                   {"usd_learner", learner_usd ? json(*learner_usd) : json(nullptr)},
+                   {"usd_per_hour", fleet.usd_per_hour + config_.learner.usd_per_hour.value_or(0)},
+                   {"prices_known", fleet.prices_known && learner_usd},
                    {"topology", topology_}};
     json workers = json::array();
     {
       const std::lock_guard lock(mutex_);
       status["version"] = published_version_.value;
-      for (const auto& [id, w] : workers_)
-        workers.push_back({{"id", id.value},
-                           {"offer", w.offer},
-                           {"rollouts", w.rollouts},
-                           {"version", w.version ? json(w.version->value) : json(nullptr)},
-                           {"bytes_in", w.bytes_in},
-                           {"bytes_forwarded", w.bytes_forwarded},
-                           {"lost", w.lost}});
+      for (const auto& [id, w] : workers_) {
+        const auto progress = progress_.find(id);
+        const bool measured = progress != progress_.end() && progress->second.second > 0;
+        json expected = nullptr;
+        for (const provisioner::Offer& offer : plan_.offers)
+          if (offer.id == w.offer) expected = offer.rollouts_per_s;
+        workers.push_back(
+            {{"id", id.value},
+             {"offer", w.offer},
+             {"rollouts", w.rollouts},
+             {"rollouts_per_s", measured ? json(progress->second.first / progress->second.second) : json(nullptr)},
+             {"rollouts_per_s_expected", expected},
+             {"version", w.version ? json(w.version->value) : json(nullptr)},
+             {"bytes_in", w.bytes_in},
+             {"bytes_forwarded", w.bytes_forwarded},
+             {"seed", seeds_.contains(id)},
+             {"away", w.away},
+             {"lost", w.lost}});
+      }
     }
     status["workers"] = std::move(workers);
     record_->status(status);
@@ -487,10 +572,10 @@ class Service {
   const ServiceOptions& options_;
   const std::atomic<bool>& stop_;
   const SystemClock clock_;
-  const TimePoint started_;
 
   RunPlan plan_;
   std::unique_ptr<RunRecord> record_;
+  std::unique_ptr<RunClock> run_clock_;
   std::unique_ptr<PolicyToTrain> policy_;
   std::uint64_t step_ = 0;  // steps done; the version that step produced
 
@@ -510,8 +595,10 @@ class Service {
   Publisher publisher_{delta::EncodeOptions{}};
   std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
+  std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage
 
   std::string phase_, topology_;
+  std::set<WorkerId> seeds_;  // of the topology; workers that the learner itself sends to
   TimePoint status_due_{};
   double reward_ = 0, wait_seconds_ = 0, training_seconds_ = 0;
   std::uint64_t last_delta_bytes_ = 0;

@@ -2,10 +2,12 @@
 #pragma once
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "base/result.hpp"
 #include "learner/run_config.hpp"
+#include "provisioner/plan.hpp"
 
 namespace echoline::learner {
 
@@ -16,6 +18,8 @@ struct ServiceOptions {
   bool resume = false;
   // The echoline program itself, started as `<program> worker ...` for each rented local offer.
   std::filesystem::path program;
+  // Hears of the plan that the fleet is rented by, before an earlier run is moved aside; may be empty.
+  std::function<void(const provisioner::Plan&)> planned;
 };
 
 struct ServiceOutcome {

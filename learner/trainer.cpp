@@ -160,6 +160,11 @@ Status validate(const TrainerConfig& config) {
   return ok();
 }
 
+Status check_trainable(const schema::Trajectory& trajectory, const model::ModelConfig& shape) {
+  ECHO_ASSIGN([[maybe_unused]] const TrainingRow row, lay_out(trajectory, shape));
+  return ok();
+}
+
 NamedParameters named_parameters(model::Transformer& model) {
   NamedParameters parameters;
   for (const auto& item : model.named_parameters()) parameters.emplace_back(item.key(), item.value());

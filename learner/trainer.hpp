@@ -50,6 +50,9 @@ struct StepReport {
   double entropy = 0;       // nats per token
 };
 
+// Whether a step could train on it: what step() refuses of a single trajectory, kInvalid.
+Status check_trainable(const schema::Trajectory& trajectory, const model::ModelConfig& shape);
+
 struct TrainingRow;  // one trajectory, laid out for training
 
 // Owns the optimizer and the step counter; shares the model. One thread.

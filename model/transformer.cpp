@@ -370,11 +370,19 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
   return {zeros.index_copy(0, chosen, scores[0]).view(shape), zeros.index_copy(0, chosen, scores[1]).view(shape)};
 }
 
-Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed, torch::Device device) {
+Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device) {
   ECHO_TRY(config.validate());
   try {
+    return std::make_shared<Transformer>(config, device);
+  } catch (const c10::Error& e) {
+    return fail(Code::kExhausted, "create model", "{}", e.what_without_backtrace());
+  }
+}
+
+Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed, torch::Device device) {
+  ECHO_ASSIGN(std::shared_ptr<Transformer> model, create(config, device));
+  try {
     torch::NoGradGuard no_grad;
-    auto model = std::make_shared<Transformer>(config, device);
     std::uint64_t stream = 0;
     for (auto& item : model->named_parameters()) {
       Random random(seed, stream++);

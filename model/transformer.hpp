@@ -85,6 +85,9 @@ void use_threads(int threads);
 // fp32 on a CPU, bf16 elsewhere.
 torch::ScalarType compute_dtype(const torch::Device& device);
 
+// Uninitialised weights, for a policy that is loaded next. kInvalid for an impossible shape.
+Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device = torch::kCPU);
+
 // A fresh model: every matrix normal(0, initializer_range), every norm 1, rounded to bf16; the same numbers for the
 // same seed on every machine. kInvalid for an impossible shape.
 Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed,

@@ -78,12 +78,20 @@ struct DropSpool {
 
 // ---- the application of the learner ----
 
-struct Joined {
+struct Joined {  // again when it came back after WorkerAway
   MemberInfo member;
 };
-struct Lost {
+struct WorkerAway {  // out of reach: what it was doing is void, its place is kept for LearnerConfig::away_max
   WorkerId worker;
   std::string reason;
+};
+struct Lost {  // gone for good, or told to leave
+  WorkerId worker;
+  std::string reason;
+};
+struct TroubleOf {
+  WorkerId worker;
+  std::string text;
 };
 struct Acked {
   WorkerId worker;
@@ -129,15 +137,16 @@ struct Message {
 struct Away {
   std::string reason;
 };
-struct Disconnected {
+struct Disconnected {  // the last action of a core
   std::string reason;
-};  // the last action of a core
+  bool in_order = false;  // the run has ended, or this side wanted to leave
+};
 
 }  // namespace act
 
 using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate,
-                            act::SaveState, act::Spool, act::Unspool, act::DropSpool, act::Joined, act::Lost,
-                            act::Acked, act::MessageFrom, act::BroadcastDone, act::TopologyChanged, act::NeedSnapshot,
+                            act::SaveState, act::Spool, act::Unspool, act::DropSpool, act::Joined,
+                            act::WorkerAway, act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::BroadcastDone, act::TopologyChanged, act::NeedSnapshot,
                             act::FoundSlowHop, act::Welcomed, act::Deliver, act::Message, act::Away, act::Disconnected>;
 
 }  // namespace echoline::overlay

@@ -264,6 +264,8 @@ void write_to(wire::ControlMessage& out, const Welcome& m) {
   w.set_patience_ns(static_cast<std::uint64_t>(m.patience.count()));
   w.set_unix_ms(m.unix_ms);
   w.set_application(m.application);
+  w.set_away_ns(static_cast<std::uint64_t>(m.away_max.count()));
+  w.set_policy_bytes(m.policy.count);
 }
 Result<Welcome> read(const wire::Welcome& w) {
   constexpr std::uint64_t kDayNs = 86'400'000'000'000;
@@ -272,8 +274,16 @@ Result<Welcome> read(const wire::Welcome& w) {
     if (ns < 1'000'000 || ns > kDayNs)
       return bad("expected a heartbeat and a patience from 1 ms to a day, found {} ns and {} ns", w.heartbeat_ns(),
                  w.patience_ns());
-  return Welcome{WorkerId{w.worker()}, Duration(w.heartbeat_ns()), Duration(w.patience_ns()), w.unix_ms(),
-                 w.application()};
+  if (w.away_ns() > kDayNs) return bad("expected to be away for at most a day, found {} ns", w.away_ns());
+  if (w.policy_bytes() > kPolicyBytesMax)
+    return bad("expected a policy of at most {} bytes, found {}", kPolicyBytesMax, w.policy_bytes());
+  return Welcome{WorkerId{w.worker()},
+                 Duration(w.heartbeat_ns()),
+                 Duration(w.patience_ns()),
+                 w.unix_ms(),
+                 w.application(),
+                 Duration(w.away_ns()),
+                 Bytes{w.policy_bytes()}};
 }
 
 void write_to(wire::ControlMessage& out, const Assign& m) {
@@ -473,10 +483,18 @@ Result<Heartbeat> read(const wire::Heartbeat& w) {
 
 void write_to(wire::ControlMessage& out, const Draining&) { out.mutable_draining(); }
 Result<Draining> read(const wire::Draining&) { return Draining{}; }
-void write_to(wire::ControlMessage& out, const Goodbye& m) { out.mutable_goodbye()->set_reason(cut(m.reason)); }
+void write_to(wire::ControlMessage& out, const Goodbye& m) {
+  out.mutable_goodbye()->set_reason(cut(m.reason));
+  out.mutable_goodbye()->set_run_ended(m.run_ended);
+}
 Result<Goodbye> read(const wire::Goodbye& w) {
   ECHO_ASSIGN(std::string reason, text(w.reason(), "reason"));
-  return Goodbye{std::move(reason)};
+  return Goodbye{std::move(reason), w.run_ended()};
+}
+void write_to(wire::ControlMessage& out, const Trouble& m) { out.mutable_trouble()->set_text(cut(m.text)); }
+Result<Trouble> read(const wire::Trouble& w) {
+  ECHO_ASSIGN(std::string what, text(w.text(), "text"));
+  return Trouble{std::move(what)};
 }
 
 template <class T>
@@ -551,6 +569,8 @@ Result<ControlMessage> decode_control(std::span<const std::byte> body) {
       return envelope(read(in.draining()));
     case Kind::kGoodbye:
       return envelope(read(in.goodbye()));
+    case Kind::kTrouble:
+      return envelope(read(in.trouble()));
     case Kind::KIND_NOT_SET:
       break;
   }

@@ -13,7 +13,7 @@
 
 namespace echoline::overlay {
 
-inline constexpr std::uint32_t kProtocol = 2;
+inline constexpr std::uint32_t kProtocol = 3;
 inline constexpr std::size_t kHaveItemsMax = 256;
 inline constexpr std::size_t kHeartbeatApplicationBytesMax = 64 * 1024;
 inline constexpr std::size_t kTextBytesMax = 1024;  // names, run ids, reasons
@@ -21,6 +21,7 @@ inline constexpr std::size_t kTokenBytesMax = 1024;
 inline constexpr std::size_t kSignedBytesMax = 64 * 1024;
 inline constexpr std::size_t kRevokedMax = 4096;  // workers in one beacon
 inline constexpr std::size_t kReportsMax = 256;   // edges, holdings, progress items in one message
+inline constexpr std::uint64_t kPolicyBytesMax = std::uint64_t{kChunksMax} * kChunkBytesMax;
 
 // A message of the learner that any node can check and pass on: the body exactly as it was signed.
 struct Signed {
@@ -66,6 +67,8 @@ struct Welcome {
   Duration heartbeat{}, patience{};  // patience: silence of the learner the worker should put up with
   std::uint64_t unix_ms = 0;         // the learner's clock, by which certificates and manifests expire
   std::string application;
+  Duration away_max{};  // how long the learner keeps the place of a worker that is away
+  Bytes policy{};       // size of the policy, by which stores are measured; zero: not known
 };
 struct Parent {
   WorkerId worker;
@@ -175,6 +178,11 @@ struct Heartbeat {
 struct Draining {};
 struct Goodbye {
   std::string reason;
+  bool run_ended = false;  // the learner's, in good order
+};
+// Worker -> learner: something here needs a person.
+struct Trouble {
+  std::string text;
 };
 
 // Signed bodies travel as they are and are opened in proof.hpp.
@@ -185,7 +193,7 @@ struct SignedBeacon : Signed {};
 using ControlMessage =
     std::variant<Enrol, Enrolled, Renew, Renewed, Hello, Welcome, Assign, DialChild, NeedHelp, Help, SignedAnnouncement,
                  SignedManifest, SignedBeacon, PeerHello, Have, MoreStreams, ChunkRequest, CannotServe, EdgeStatus,
-                 EdgeFailed, Poisoned, Installed, Heartbeat, Draining, Goodbye>;
+                 EdgeFailed, Poisoned, Installed, Heartbeat, Draining, Goodbye, Trouble>;
 
 // A whole frame. Texts longer than kTextBytesMax are cut; other limits are the caller's duty (checked).
 std::vector<std::byte> encode_control(const ControlMessage& message);

@@ -27,7 +27,7 @@ void Core::send_control(ConnId conn, const ControlMessage& message, TimePoint no
   Slice frame(encode_control(message));
   control_bytes_ += frame.size();
   up_.occupy({frame.size()}, now, false);
-  actions_.push_back(act::Send{conn, std::move(frame), {}});
+  uplink_.send_now(conn, std::move(frame));
 }
 
 ConnId Core::dial(const Endpoint& to, act::Service service, WorkerId expected) {
@@ -37,17 +37,33 @@ ConnId Core::dial(const Endpoint& to, act::Service service, WorkerId expected) {
   return conn;
 }
 
-void MessageQueue::push(std::span<const std::byte> message) {
-  frames_.emplace_back(encode_frame(FrameType::kApplication, message));
-  bytes_ += frames_.back().size();
+void MessageQueue::push(Slice message) {
+  ECHO_CHECK(message.size() <= kMessageBytesMax, "a message of {} bytes", message.size());
+  bytes_ += message.size();
+  messages_.push_back(std::move(message));
 }
 
 std::optional<OutFrame> MessageQueue::next(ConnId) {
-  if (frames_.empty()) return std::nullopt;
-  OutFrame frame{std::move(frames_.front()), {}};
-  frames_.pop_front();
-  bytes_ -= frame.size();
+  if (messages_.empty()) return std::nullopt;
+  const Slice& message = messages_.front();
+  const std::size_t size = std::min(kPartBytes, message.size() - done_);
+  const bool more = done_ + size < message.size();
+  OutFrame frame{Slice(application_header(size, more)), message.part(done_, size)};
+  done_ += size;
+  bytes_ -= size;
+  if (!more) {
+    messages_.pop_front();
+    done_ = 0;
+  }
   return frame;
+}
+
+Result<std::optional<std::string>> MessageAssembler::add(const Frame& part) {
+  if (bytes_.size() + part.body.size() > kMessageBytesMax)
+    return fail(Code::kExhausted, "receive message", "it has more than {} bytes", kMessageBytesMax);
+  bytes_.append(reinterpret_cast<const char*>(part.body.data()), part.body.size());
+  if (part.more) return std::optional<std::string>();
+  return std::optional(std::exchange(bytes_, {}));
 }
 
 void SilenceMeter::heard(TimePoint now) {

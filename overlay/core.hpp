@@ -102,17 +102,31 @@ class Core {
   std::uint64_t next_conn_ = 1;
 };
 
-// Messages of the application to one peer, in turn with chunks. Bounded by what the core lets in.
+// Messages of the application to one peer, cut into frames, in turn with chunks. Bounded by what the core lets in.
 class MessageQueue final : public Source {
  public:
-  void push(std::span<const std::byte> message);
+  static constexpr std::size_t kPartBytes = 32 * 1024;  // nothing else waits long for a part to be through
+
+  void push(Slice message);
   std::optional<OutFrame> next(ConnId) override;
   std::size_t bytes() const { return bytes_; }
-  void clear() { frames_.clear(), bytes_ = 0; }
+  void clear() { messages_.clear(), done_ = bytes_ = 0; }
 
  private:
-  std::deque<Slice> frames_;
+  std::deque<Slice> messages_;
+  std::size_t done_ = 0;  // bytes of the first one that have left
   std::size_t bytes_ = 0;
+};
+
+// Puts the parts of one peer's messages together again.
+class MessageAssembler {
+ public:
+  // The whole message with its last part. kExhausted above kMessageBytesMax.
+  Result<std::optional<std::string>> add(const Frame& part);
+  std::size_t bytes() const { return bytes_.size(); }  // of what is not whole
+
+ private:
+  std::string bytes_;
 };
 
 // When a peer that should be heard regularly counts as silent: learned from how regularly it was heard so far (mean
@@ -128,6 +142,8 @@ class SilenceMeter {
   void heard(TimePoint now);
   // Something else came from the peer: it lives, though this says nothing about how regularly.
   void alive(TimePoint now) { alive_ = now; }
+  // For so long this node has not listened.
+  void excuse(Duration time) { heard_ += time, alive_ += time; }
   TimePoint deadline() const;  // kNever before begin()
 
  private:

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::string_view kOperation = "read frame";
 constexpr std::uint16_t kMagic = 0xEC02;  // the low byte is the format version
+constexpr std::uint8_t kMore = 1;         // flag of an application frame
 
 std::size_t body_bytes_max(FrameType type) {
   switch (type) {
@@ -45,6 +46,14 @@ std::vector<std::byte> encode_frame(FrameType type, std::span<const std::byte> b
   put_header(frame.data(), type, body.size());
   if (!body.empty()) std::memcpy(frame.data() + kFrameHeaderBytes, body.data(), body.size());
   return frame;
+}
+
+std::vector<std::byte> application_header(std::size_t body_bytes, bool more) {
+  ECHO_CHECK(body_bytes <= kApplicationBytesMax && (body_bytes > 0 || !more), "a part of {} bytes", body_bytes);
+  std::vector<std::byte> header(kFrameHeaderBytes);
+  put_header(header.data(), FrameType::kApplication, body_bytes);
+  put_le<std::uint8_t>(header.data() + 3, more ? kMore : 0);
+  return header;
 }
 
 std::vector<std::byte> encode_chunk_head(const ChunkHead& head) {
@@ -125,8 +134,10 @@ Status FrameDecoder::read_header() {
   const auto flags = get_le<std::uint8_t>(head_.data() + 3);
   const auto length = get_le<std::uint32_t>(head_.data() + 4);
   if (type < 1 || type > 3) return fail(Code::kCorrupt, kOperation, "expected frame type 1 to 3, found {}", type);
-  if (flags != 0) return fail(Code::kCorrupt, kOperation, "expected flags 0, found {:#04x}", flags);
   type_ = static_cast<FrameType>(type);
+  frame_.more = type_ == FrameType::kApplication && flags == kMore && length > 0;
+  if (flags != 0 && !frame_.more)
+    return fail(Code::kCorrupt, kOperation, "expected flags 0, found {:#04x} on {} bytes of type {}", flags, length, type);
   if (!admitted_ && type_ != FrameType::kControl)
     return fail(Code::kCorrupt, kOperation, "frame type {} from a peer that is not admitted", type);
   const std::size_t most = admitted_ ? body_bytes_max(type_) : kStrangerBytesMax;

@@ -24,7 +24,7 @@ enum class FrameType : std::uint8_t {
 inline constexpr std::size_t kFrameHeaderBytes = 8;
 inline constexpr std::size_t kControlBytesMax = 256 * 1024;
 inline constexpr std::size_t kStrangerBytesMax = 4 * 1024;  // one frame of a peer that is not admitted
-inline constexpr std::size_t kApplicationBytesMax = 4 * 1024 * 1024;
+inline constexpr std::size_t kApplicationBytesMax = 64 * 1024;  // one frame: a message, or a part of one
 inline constexpr std::size_t kChunkBytesMax = 1024 * 1024;
 inline constexpr std::size_t kChunkBytesMin = 1024;
 inline constexpr std::uint32_t kChunksMax = 1u << 20;  // of one publication
@@ -60,14 +60,17 @@ struct ChunkHead {
 
 // Frame bytes of a control or application message; the body's size must be within its type's limit (checked).
 std::vector<std::byte> encode_frame(FrameType type, std::span<const std::byte> body);
+// The header of an application frame, whose body follows. `more`: the message goes on in the next application frame.
+std::vector<std::byte> application_header(std::size_t body_bytes, bool more);
 // Frame header and chunk head; the chunk's bytes follow on the wire.
 std::vector<std::byte> encode_chunk_head(const ChunkHead& head);
 
 struct Frame {
   FrameType type = FrameType::kControl;
-  Slice body;       // of a chunk: its bytes
-  Slice head;       // of a chunk: encode_chunk_head(chunk), so that it is forwarded as it came
-  ChunkHead chunk;  // of a chunk
+  Slice body;         // of a chunk: its bytes
+  Slice head;         // of a chunk: encode_chunk_head(chunk), so that it is forwarded as it came
+  ChunkHead chunk;    // of a chunk
+  bool more = false;  // of an application frame: the message goes on in the next one
 };
 
 // Turns a byte stream into frames, without copying what a chunk consists of. The driver puts bytes where room() says

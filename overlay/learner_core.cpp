@@ -47,28 +47,35 @@ void LearnerCore::start(TimePoint now) {
 
 // ---- the application ----
 
-void LearnerCore::send_message(WorkerId id, std::span<const std::byte> bytes, TimePoint now) {
+void LearnerCore::send_message(WorkerId id, Slice bytes, TimePoint now) {
   const auto it = workers_.find(id);
   if (it == workers_.end()) return;
   MessageQueue& messages = it->second.messages;
-  messages.push(bytes);
+  messages.push(std::move(bytes));
   if (messages.bytes() > kUnsentBytesMax)
-    return lose(id, fmt::format("it does not take its messages: {} bytes are waiting", messages.bytes()), false, now);
+    return part(id, fmt::format("it does not take its messages: {} bytes are waiting", messages.bytes()), now);
   uplink_.wake(messages);
   uplink_.pump(now);
 }
 
 void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) {
-  if (!workers_.contains(id)) return;
+  if (!workers_.contains(id) && !away_.contains(id)) return;
   if (state_.revoked.size() < kRevokedMax) state_.revoked.insert(id);
   save(now);
   lose(id, reason, true, now);
+  gone(id, reason);
   make_beacon(now);
+}
+
+void LearnerCore::give_up(WorkerId id, const std::string& reason, TimePoint now) {
+  lose(id, reason, false, now);
+  gone(id, reason);
 }
 
 void LearnerCore::leave(TimePoint now) {
   for (auto& [id, worker] : workers_) {
-    send_control(worker.control, Goodbye{"the run has ended"}, now);
+    send_control(worker.control, Goodbye{"the run has ended", true}, now);
+    uplink_.close(worker.control);
     close(worker.control);
   }
   for (const ConnId conn : edges_.all_connections()) {
@@ -87,9 +94,11 @@ LearnerStats LearnerCore::stats() const {
   LearnerStats s;
   for (const auto& [id, worker] : workers_) {
     s.workers.push_back(worker.view);
+    s.workers.back().silent = worker.silent;
     s.workers.back().reachable = worker.reachable;
     s.workers.back().quarantined = worker.quarantined;
   }
+  for (const auto& [id, worker] : away_) s.away.push_back({worker.view.info, worker.away_reason});
   s.topology = topology_;
   s.chunk_bytes_sent = {edges_.chunk_bytes_sent()};
   s.bytes_sent = bytes_sent();
@@ -138,18 +147,14 @@ void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint no
     return move_back(id, now);
   }
   if (const auto it = control_.find(conn); it != control_.end())
-    lose(it->second, "its connection was lost: " + reason, false, now);
+    part(it->second, "its connection was lost: " + reason, now);
 }
 
 void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (const auto it = control_.find(conn); it != control_.end()) {
     Worker& worker = workers_.at(it->second);
-    worker.heard = now;
-    if (frame.type == FrameType::kApplication) {
-      actions_.push_back(act::MessageFrom{
-          it->second, std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
-      return;
-    }
+    heard_from(worker, now);
+    if (frame.type == FrameType::kApplication) return on_part(worker, frame, now);
     if (frame.type == FrameType::kChunk) return lose(it->second, "it sent a chunk to the learner", true, now);
     const auto message = decode_control(frame.body.bytes());
     if (!message) return lose(it->second, message.error().message(), true, now);
@@ -158,6 +163,21 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (edges_.contains(conn)) return on_edge(conn, frame, now);
   if (const auto it = strangers_.find(conn); it != strangers_.end())
     return on_stranger(conn, Stranger(it->second), frame, now);
+}
+
+void LearnerCore::on_part(Worker& worker, const Frame& frame, TimePoint now) {
+  const WorkerId id = worker.view.info.id;
+  assembling_ -= worker.incoming.bytes();
+  auto message = worker.incoming.add(frame);
+  if (!message) return lose(id, message.error().message(), true, now);
+  assembling_ += worker.incoming.bytes();
+  if (*message) {
+    actions_.push_back(act::MessageFrom{id, std::move(**message)});
+  } else if (assembling_ > kAssemblingBytesMax) {
+    part(id, fmt::format("{} bytes of its messages and those of others are not whole, at most {} may be", assembling_,
+                         kAssemblingBytesMax),
+         now);
+  }
 }
 
 void LearnerCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) { uplink_.on_sent(conn, bytes, now); }
@@ -238,7 +258,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   const WorkerId id = stranger.peer.identity.worker;
   if (workers_.size() >= chains::kChainWorkersMax)
     return refuse(conn, "the run has as many workers as it can serve", now);
-  if (workers_.contains(id)) lose(id, "it joined again", false, now);  // its old connection is dead, it knows best
+  if (workers_.contains(id)) part(id, "it joined again", now);  // its old connection is dead, it knows best
   if (hello.data.host == "0.0.0.0" || hello.data.host == "::" || hello.data.host.empty())
     hello.data.host = stranger.peer.host;
   if (const auto name = state_.names.find(id); name != state_.names.end()) hello.name = name->second;
@@ -252,20 +272,27 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
     return refuse(conn, "the learner's application has no welcome for it", now);
   }
   strangers_.erase(conn);
+  if (auto back = away_.extract(id)) workers_.insert(std::move(back));
   Worker& worker = workers_[id];
   worker.view.info = info;
+  worker.view.installed.reset();
+  worker.reachable = true;
+  worker.draining = false;
   if (hello.installed && hello.installed->epoch == state_.epoch) {
     worker.view.installed = hello.installed->version;
     worker.view.installed_digest = hello.installed->policy_digest;
   }
   worker.control = conn;
   worker.heard = now;
-  worker.silence.begin(config_.heartbeat, now);
+  worker.silence.begin(config_.heartbeat, now, std::min(worker.silences, kSilencesMax));
   control_[conn] = id;
   ++joined_;
   uplink_.open(conn, worker.messages);
   // Several missed beats, not one, before a worker looks for the learner anew.
-  send_control(conn, Welcome{id, config_.heartbeat, config_.heartbeat_timeout * 3, unix_ms(now), application}, now);
+  send_control(conn,
+               Welcome{id, config_.heartbeat, config_.heartbeat_timeout * 3, unix_ms(now), application, config_.away_max,
+                       config_.policy_bytes},
+               now);
   if (!beacon_) make_beacon(now);
   send_control(conn, *beacon_, now);
   actions_.push_back(act::Joined{worker.view.info});
@@ -325,38 +352,12 @@ void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimeP
     worker.draining = true;
     return move_back(id, now);
   }
+  if (const auto* trouble = std::get_if<Trouble>(&message)) {
+    if (++worker.troubles <= kTroublesMax) actions_.push_back(act::TroubleOf{id, trouble->text});
+    return;
+  }
   if (const auto* goodbye = std::get_if<Goodbye>(&message)) return lose(id, "it left: " + goodbye->reason, false, now);
   lose(id, "it sent a message that is not for a learner", true, now);
-}
-
-void LearnerCore::lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now) {
-  const auto it = workers_.find(id);
-  if (it == workers_.end()) return;
-  const ConnId conn = it->second.control;
-  if (say_goodbye) send_control(conn, Goodbye{reason}, now);
-  uplink_.close(conn);
-  close(conn);
-  control_.erase(conn);
-  if (it->second.dial_back) {
-    dial_backs_.erase(*it->second.dial_back);
-    close(*it->second.dial_back);
-  }
-  end_help(it->second);
-  workers_.erase(it);
-  hops_.forget(id);
-  std::erase_if(parent_dials_, [&](const auto& edge) { return edge.first == id || edge.second == id; });
-  ++lost_;
-  for (const ConnId edge : edges_.connections_of(id)) {
-    edges_.close(edge);
-    close(edge);
-  }
-  actions_.push_back(act::Lost{id, reason});
-  for (Broadcast& b : broadcasts_) {
-    b.active.erase(id);
-    b.waiting.erase(id);
-  }
-  take_out(id, now);
-  check_broadcasts(now);
 }
 
 // ---- state and time ----
@@ -406,6 +407,7 @@ void LearnerCore::make_beacon(TimePoint now) {
 }
 
 void LearnerCore::beat(TimePoint now) {
+  if (now - beat_at_ > config_.heartbeat) excuse(now - beat_at_);
   beat_at_ = now + config_.heartbeat;
   if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
   make_beacon(now);
@@ -420,11 +422,7 @@ void LearnerCore::beat(TimePoint now) {
       status.progress.push_back(std::move(p));
     }
   edges_.tell_all(status, now);
-  std::vector<WorkerId> silent;
-  for (const auto& [id, worker] : workers_)
-    if (now >= std::min(worker.silence.deadline(), worker.heard + config_.heartbeat_timeout)) silent.push_back(id);
-  for (const WorkerId id : silent)
-    lose(id, fmt::format("no heartbeat for {}", echoline::to_text(now - workers_.at(id).heard)), true, now);
+  watch_presence(now);
   watch_hops(now);
 }
 

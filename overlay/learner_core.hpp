@@ -1,5 +1,9 @@
 // The learner's protocol: enrols and admits workers, plans who forwards to whom, is the source of every publication,
 // mends the topology when somebody dies, is slow or lies, and measures the broadcast time T_b. Pure.
+//
+// A worker that is not heard is first silent: it loses its place in the topology at once, by how regularly it was heard
+// so far. After heartbeat_timeout, or when its connection breaks, it is away: its connections end, what it was doing is
+// void. It keeps its identity and record, and is a full member again when it comes back. After away_max it is gone.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -29,9 +33,11 @@ struct LearnerConfig {
   std::size_t chains_max = 8;  // when limits.up is absent
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
   Duration heartbeat = std::chrono::milliseconds(500);
-  Duration heartbeat_timeout = std::chrono::seconds(3);
+  Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
+  Duration away_max = std::chrono::minutes(5);           // before who is away is gone
   double quorum = 0.9;
   Bytes store_bytes_max{1ull << 30};
+  Bytes policy_bytes{};  // size of the policy, for workers; zero: not known
   bool snapshots_on_demand = true;                        // somebody answers act::NeedSnapshot
   std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
 };
@@ -40,8 +46,10 @@ class LearnerCore final : public Core {
  public:
   static constexpr std::size_t kStrangersMax = 1024;
   static constexpr std::size_t kWelcomeBytesMax = 192 * 1024;
-  // Control and application bytes a worker has not taken yet, before it is given up.
-  static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;
+  // Application bytes a worker has not taken yet, before its connection is given up.
+  static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
+  // Parts of messages that are not whole yet, of all workers together: who exceeds it has to come anew.
+  static constexpr std::size_t kAssemblingBytesMax = 16 * kMessageBytesMax;
   // Publications whose T_b is still open; older ones are given up.
   static constexpr std::size_t kBroadcastsMax = 64;
   static constexpr std::size_t kHelpedMax = 8;  // workers that one worker helps at a time
@@ -54,6 +62,8 @@ class LearnerCore final : public Core {
   static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
   static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
+  static constexpr int kSilencesMax = 2;    // of a worker, that its learned patience grows with
+  static constexpr int kTroublesMax = 64;   // told by one worker
 
   explicit LearnerCore(LearnerConfig config);
   void start(TimePoint now);
@@ -68,10 +78,12 @@ class LearnerCore final : public Core {
   void abandon(const PublicationId& id, TimePoint now);
   const Checker& checker() const { return *config_.checker; }
 
-  // At most kApplicationBytesMax (checked); nothing happens when the worker is gone.
-  void send_message(WorkerId worker, std::span<const std::byte> bytes, TimePoint now);
+  // At most kMessageBytesMax (checked); nothing happens when the worker is not there.
+  void send_message(WorkerId worker, Slice bytes, TimePoint now);
   // Ends the membership and revokes the certificate.
   void expel(WorkerId worker, const std::string& reason, TimePoint now);
+  // Its machine has ended: it is not waited for.
+  void give_up(WorkerId worker, const std::string& reason, TimePoint now);
   void leave(TimePoint now);  // goodbye to everybody
   LearnerStats stats() const;
   const chains::Topology& topology() const { return topology_; }
@@ -96,8 +108,14 @@ class LearnerCore final : public Core {
     WorkerView view;
     ConnId control;
     MessageQueue messages;
+    MessageAssembler incoming;
     SilenceMeter silence;
     TimePoint heard;
+    bool silent = false;  // it has lost its place, until it is heard again
+    int silences = 0;     // since it last installed something
+    int troubles = 0;
+    TimePoint away_since{};  // of those in away_
+    std::string away_reason;
     std::optional<Assign> assigned;
     // What it is assigned to receive from this parent; null: nothing.
     const Parent* edge_from(WorkerId parent) const {
@@ -148,15 +166,26 @@ class LearnerCore final : public Core {
   void renew(Worker& worker, const Renew& renew, TimePoint now);
   void admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now);
   void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
+  void on_part(Worker& worker, const Frame& frame, TimePoint now);
   void on_worker(Worker& worker, const ControlMessage& message, TimePoint now);
   void on_edge(ConnId conn, const Frame& frame, TimePoint now);
-  void lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
   void refuse(ConnId conn, const std::string& reason, TimePoint now);
   void beat(TimePoint now);
   void make_beacon(TimePoint now);
   std::optional<Version> newest() const;  // announced, by this process or before it
   void save(TimePoint now);
   void after_saved(TimePoint now);
+
+  // Presence (learner_presence.cpp).
+  void silence(WorkerId id, const std::string& reason, TimePoint now);
+  void heard_from(Worker& worker, TimePoint now);
+  void part(WorkerId id, const std::string& reason, TimePoint now);
+  void lose(WorkerId id, const std::string& reason, bool say_goodbye, TimePoint now);
+  void gone(WorkerId id, const std::string& reason);
+  std::map<WorkerId, Worker>::node_type disconnect(WorkerId id, const std::string* goodbye, TimePoint now);
+  void lose_place(Worker& worker, TimePoint now);
+  void excuse(Duration late);
+  void watch_presence(TimePoint now);
 
   // Publications (learner_publications.cpp).
   void on_ack(Worker& worker, const Installed& ack, TimePoint now);
@@ -192,11 +221,12 @@ class LearnerCore final : public Core {
   chains::Topology topology_;
   HopMonitor hops_;
   std::map<ConnId, Stranger> strangers_;
-  std::map<WorkerId, Worker> workers_;
+  std::map<WorkerId, Worker> workers_, away_;  // connected, and out of reach
   std::map<ConnId, WorkerId> control_, dial_backs_;
   std::set<std::pair<WorkerId, WorkerId>> parent_dials_;  // edges (parent, child) that the child could not open
   std::map<WorkerId, TimePoint> suspected_;               // children at a slow hop, until when that is remembered
   std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0;
+  std::size_t assembling_ = 0;  // bytes
   std::optional<Version> newest_;
   std::vector<Broadcast> broadcasts_;
   std::vector<Closing> closing_;

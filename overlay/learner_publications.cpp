@@ -48,9 +48,10 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     b.base = key.base;
     b.id = id_of(as_signed);
     b.published = now;
-    for (const auto& [id, worker] : workers_) b.active.insert(id);
     for (const auto& [id, worker] : workers_)
-      if (!worker.view.installed || *worker.view.installed < key.version) b.waiting.insert(id);
+      if (!worker.silent) b.active.insert(id);
+    for (const auto& [id, worker] : workers_)
+      if (!worker.silent && (!worker.view.installed || *worker.view.installed < key.version)) b.waiting.insert(id);
     b.wire_bytes_before = edges_.chunk_bytes_sent();
     b.topology = topology_;
     if (broadcasts_.size() >= kBroadcastsMax) broadcasts_.erase(broadcasts_.begin());
@@ -131,6 +132,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   worker.view.installed = ack.version;
   worker.view.installed_digest = ack.policy_digest;
   worker.helpers_tried.clear();
+  worker.silences = 0;
   end_help(worker);
   if (worker.assigned)
     for (const Parent& p : worker.assigned->parents)
@@ -206,7 +208,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   std::optional<Candidate> best;
   bool busy = false;
   for (const auto& [id, other] : workers_) {
-    if (id == worker.view.info.id || !other.reachable || other.quarantined || other.draining) continue;
+    if (id == worker.view.info.id || other.silent || !other.reachable || other.quarantined || other.draining) continue;
     if (worker.helpers_tried.contains(id)) continue;
     const auto cost = cheapest_way(other.holdings, need.position, target, need.full_only);
     if (!cost) continue;

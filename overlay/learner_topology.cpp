@@ -46,7 +46,8 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
 
 std::vector<chains::ChainWorker> LearnerCore::chain_workers(TimePoint now) const {
   std::vector<chains::ChainWorker> all;
-  for (const auto& [id, worker] : workers_) all.push_back(chain_worker(worker, now));
+  for (const auto& [id, worker] : workers_)
+    if (!worker.silent) all.push_back(chain_worker(worker, now));
   return all;
 }
 
@@ -72,7 +73,7 @@ void LearnerCore::plan_anew(TimePoint now) {
   } else if (under_way && config_.policy != kBestChains && config_.policy != kStripes) {
     chains::Topology next = topology_;
     for (const auto& [id, worker] : workers_)
-      if (!topology_.contains(id)) next = chains::append(next, chain_worker(worker, now));
+      if (!topology_.contains(id) && !worker.silent) next = chains::append(next, chain_worker(worker, now));
     return set_topology(std::move(next), now);
   }
   auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), config_.policy);
@@ -151,7 +152,7 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
 }
 
 // Both ends live, the edge does not. Where only the child could not open it, the parent tries; a parent that is silent
-// to its child and to the learner is gone; one that is silent to several children has no uplink to speak of; otherwise
+// to its child and to the learner loses its place; one that is silent to several children has no uplink to speak of; otherwise
 // it is a failure of the parent, which falls a role after three.
 void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
   const WorkerId id = child.view.info.id;
@@ -160,7 +161,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   if (parent == workers_.end() || !edge) return;  // settled meanwhile
   log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
   if (failed.kind == EdgeTroubleKind::kSilent && now - parent->second.heard > 2 * config_.heartbeat)
-    return lose(failed.parent, "it is silent to its child and to the learner", false, now);
+    return silence(failed.parent, "it is silent to its child and to the learner", now);
   if (failed.kind == EdgeTroubleKind::kUnreachable && child.reachable &&
       parent_dials_.insert({failed.parent, id}).second) {
     for (Parent& p : child.assigned->parents)

@@ -1,6 +1,7 @@
 #include "overlay/member_core.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/log.hpp"
 
@@ -8,7 +9,15 @@ namespace echoline::overlay {
 namespace {
 
 constexpr Duration kRedialFirst = std::chrono::milliseconds(100);
-constexpr Duration kRedialMax = std::chrono::seconds(2);
+constexpr Duration kRedialMax = std::chrono::seconds(10);
+constexpr std::size_t kTroublesKept = 16;
+
+// A stream of its own for every worker: those who lost the learner together do not all come back at once.
+std::uint64_t seed_of(const trust::PublicKey& key) {
+  std::uint64_t seed = 0;
+  std::memcpy(&seed, key.bytes.data(), sizeof seed);
+  return seed;
+}
 constexpr Duration kSaveRetry = std::chrono::seconds(1);
 
 }  // namespace
@@ -19,6 +28,7 @@ MemberCore::MemberCore(MemberConfig config)
       id_(config_.state.worker),
       store_(config_.store, *config_.checker, actions_),
       edges_(store_, uplink_, false),
+      redial_jitter_(seed_of(config_.key.public_key()), 7),
       beacon_sequence_(config_.state.beacon_sequence),
       epoch_(config_.state.floor ? config_.state.floor->epoch : 0) {}
 
@@ -53,9 +63,12 @@ void MemberCore::install_failed(Version version, const std::string& why, TimePoi
   void_.clear();
   if (state_ == State::kGone || !position_ || version > position_->version) return;
   log::warn("worker {}: version {} could not be installed: {}", id_, version, why);
-  if (++install_failures_ >= kInstallFailuresMax)
-    return leave(
-        fmt::format("version {} could not be installed after {} attempts: {}", version, install_failures_, why), now);
+  if (++install_failures_ >= kInstallFailuresMax) {
+    const std::string reason =
+        fmt::format("version {} could not be installed after {} attempts: {}", version, install_failures_, why);
+    tell_learner(Goodbye{reason}, now);
+    return gone(reason);
+  }
   repair_ = std::max({version, position_->version, newest_.value_or(version)});
   position_.reset();
   staged_.reset();
@@ -64,11 +77,13 @@ void MemberCore::install_failed(Version version, const std::string& why, TimePoi
   if (!position_) need_help(*repair_, now);
 }
 
-void MemberCore::send_message(std::span<const std::byte> bytes, TimePoint now) {
+void MemberCore::send_message(Slice bytes, TimePoint now) {
   if (state_ != State::kJoined) return;
-  messages_.push(bytes);
-  if (messages_.bytes() > kUnsentBytesMax)
-    return gone(fmt::format("the learner does not take its messages: {} bytes are waiting", messages_.bytes()));
+  messages_.push(std::move(bytes));
+  if (messages_.bytes() > kUnsentBytesMax) {
+    close(control_);
+    return lost_learner(fmt::format("it does not take its messages: {} bytes are waiting", messages_.bytes()), now);
+  }
   uplink_.wake(messages_);
   uplink_.pump(now);
 }
@@ -82,10 +97,10 @@ void MemberCore::drain(TimePoint now) {
 void MemberCore::leave(const std::string& reason, TimePoint now) {
   if (state_ == State::kGone) return;
   tell_learner(Goodbye{reason}, now);
-  gone(reason);
+  gone(reason, true);
 }
 
-void MemberCore::gone(const std::string& reason) {
+void MemberCore::gone(const std::string& reason, bool in_order) {
   if (state_ == State::kGone) return;
   state_ = State::kGone;
   uplink_.close(control_);
@@ -100,7 +115,7 @@ void MemberCore::gone(const std::string& reason) {
   }
   for (const auto& [conn, stranger] : strangers_) close(conn);
   strangers_.clear();
-  actions_.push_back(act::Disconnected{reason});
+  actions_.push_back(act::Disconnected{reason, in_order});
 }
 
 WorkerStats MemberCore::stats() const {
@@ -129,20 +144,52 @@ void MemberCore::tell_learner(const ControlMessage& message, TimePoint now) {
 void MemberCore::lost_learner(const std::string& reason, TimePoint now) {
   uplink_.close(control_);
   messages_.clear();
+  incoming_ = {};
   control_up_ = false;
-  if (state_ == State::kJoined) {
+  const bool first = state_ == State::kJoined;
+  if (first) {
     state_ = State::kAway;
-    away_until_ = now + config_.away_timeout;
+    away_until_ = now + away_max_;
     redials_ = 0;
-    log::warn("worker {}: the learner is out of reach: {}", id_, reason);
     actions_.push_back(act::Away{reason});
   }
-  redial_at_ = now + std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(redials_++, 8)));
+  const Duration pause = std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(redials_++, 8)));
+  redial_at_ = now + from_seconds(seconds(pause) * (0.75 + 0.5 * redial_jitter_.uniform()));
+  if (state_ != State::kAway) return;
+  log::warn("worker {}: the learner is out of reach: {}; attempt {} to come back in {}, {} left", id_, reason, redials_,
+            echoline::to_text(redial_at_ - now), echoline::to_text(away_until_ - now));
+}
+
+// For so long this node did not run: what the others said meanwhile is still to be read.
+void MemberCore::excuse(Duration late) {
+  learner_heard_ += late;
+  learner_silence_.excuse(late);
+  const auto later = [&](TimePoint& at) {
+    if (at != kNever) at += late;
+  };
+  for (TimePoint* at : {&away_until_, &stalled_since_, &help_asked_at_}) later(*at);
+  const auto excuse_edge = [&](Upstream& up) {
+    up.silence.excuse(late);
+    later(up.opens_by);
+  };
+  for (auto& [id, up] : parents_) excuse_edge(up);
+  if (helper_) excuse_edge(*helper_);
+  for (auto& [conn, stranger] : strangers_) stranger.until += late;
+}
+
+// Said where it happens, and to the learner, whose run it is.
+void MemberCore::complain(const std::string& what, TimePoint now) {
+  const auto told = troubles_.find(what);
+  if (told != troubles_.end() && now < told->second + kTroublePause) return;
+  if (told == troubles_.end() && troubles_.size() >= kTroublesKept) troubles_.clear();
+  troubles_[what] = now;
+  log::error("worker {}: {}", id_, what);
+  tell_learner(Trouble{what}, now);
 }
 
 void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
   learner_heard_ = now;
-  if (const auto* goodbye = std::get_if<Goodbye>(&message)) return gone(goodbye->reason);
+  if (const auto* goodbye = std::get_if<Goodbye>(&message)) return gone(goodbye->reason, goodbye->run_ended);
   if (const auto* welcome = std::get_if<Welcome>(&message)) return on_welcome(*welcome, now);
   if (state_ != State::kJoined) return gone("the learner sent something before its welcome");
   if (const auto* assign = std::get_if<Assign>(&message)) return on_assign(*assign, now);
@@ -181,6 +228,8 @@ void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
   state_ = State::kJoined;
   heartbeat_ = welcome.heartbeat;
   patience_ = welcome.patience;
+  away_max_ = config_.away_max.value_or(welcome.away_max);
+  store_.fit(welcome.policy);
   beat_at_ = now + heartbeat_;
   join_deadline_ = away_until_ = help_asked_at_ = kNever;
   learner_silence_ = {};
@@ -189,6 +238,7 @@ void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
   uplink_.open(control_, messages_);
   renew_at_half_life(now);
   actions_.push_back(act::Welcomed{id_, welcome.application});
+  if (const Status fits = store_.check_fits(welcome.policy); !fits) complain(fits.error().message(), now);
   if (drain_until_ != kNever) tell_learner(Draining{}, now);
 }
 
@@ -381,8 +431,9 @@ void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (conn == control_) {
     learner_heard_ = now;
     if (frame.type == FrameType::kApplication && state_ == State::kJoined) {
-      actions_.push_back(
-          act::Message{std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size())});
+      auto message = incoming_.add(frame);
+      if (!message) return gone("of the learner: " + message.error().message());
+      if (*message) actions_.push_back(act::Message{std::move(**message)});
       return;
     }
     if (frame.type == FrameType::kChunk) return gone("the learner sent a chunk on the control connection");
@@ -402,12 +453,14 @@ void MemberCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) { uplink
 
 void MemberCore::on_timer(TimePoint now) {
   if (state_ == State::kGone) return;
+  if (beat_at_ != kNever && now - beat_at_ > heartbeat_) excuse(now - beat_at_);
   resume_reading(now);
   if (now >= join_deadline_)
     return gone(fmt::format("the learner at {} did not answer within {}", to_text(config_.learner),
                             echoline::to_text(config_.join_timeout)));
   if (now >= away_until_)
-    return gone(fmt::format("the learner was out of reach for {}", echoline::to_text(config_.away_timeout)));
+    return gone(fmt::format("the learner at {} was out of reach for {}", to_text(config_.learner),
+                            echoline::to_text(away_max_)));
   if (now >= redial_at_) {
     redial_at_ = kNever;
     control_ = dial(config_.learner, act::Service::kControl, kLearnerId);
@@ -426,7 +479,7 @@ void MemberCore::on_timer(TimePoint now) {
         tell_learner(Renew{config_.key.public_key()}, now);
       }
     }
-    if (stalled_since_ != kNever && newest_ && now - stalled_since_ >= heartbeat_ * kStallHeartbeats) {
+    if (stalled_since_ != kNever && newest_ && now - stalled_since_ >= stall_time()) {
       stalled_since_ = now;
       if (!position_ || position_->version < *newest_) {
         if (helper_) {  // it lives and brings nothing
@@ -459,7 +512,7 @@ TimePoint MemberCore::next_deadline() const {
                            save_retry_at_, beat_at_, drain_until_});
   if (state_ == State::kJoined) {
     at = std::min({at, std::max(learner_silence_.deadline(), learner_heard_ + patience_), renew_at_});
-    if (stalled_since_ != kNever && newest_) at = std::min(at, stalled_since_ + heartbeat_ * kStallHeartbeats);
+    if (stalled_since_ != kNever && newest_) at = std::min(at, stalled_since_ + stall_time());
   }
   const auto of = [](const Upstream& up) {
     return std::min({up.redial_at, up.opens_by, up.up() ? up.silence.deadline() : kNever});

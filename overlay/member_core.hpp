@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 
+#include "base/random.hpp"
 #include "chains/stripes.hpp"
 #include "overlay/edge_sender.hpp"
 #include "overlay/state.hpp"
@@ -23,16 +24,18 @@ struct MemberConfig {
   StoreLimits store;
   bool durable = false;  // act::SaveState is carried out; otherwise nothing survives a restart
   Duration join_timeout = std::chrono::seconds(10);
-  Duration away_timeout = std::chrono::seconds(30);  // without the learner, before the worker gives up
+  std::optional<Duration> away_max;  // without the learner, before the worker gives up; absent: what the learner says
 };
 
 class MemberCore final : public Core {
  public:
   static constexpr std::size_t kConnectionsMax = 3 * chains::kPlannedChildrenMax;  // children and strangers
-  static constexpr std::size_t kUnsentBytesMax = 64 * 1024 * 1024;  // messages the learner has not taken yet
+  static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;  // messages the learner has not taken yet
   static constexpr int kCorruptChunksMax = 2;                       // from one parent, before the edge is given up
   static constexpr int kInstallFailuresMax = 3;                     // in a row, before the worker gives up
   static constexpr int kStallHeartbeats = 20;  // without progress towards the newest version: ask for help
+  static constexpr int kRefusalsMax = 6;       // of its store, that the pause before it asks again grows with
+  static constexpr Duration kTroublePause = std::chrono::minutes(1);  // before the learner is told the same again
   static constexpr Duration kDrainMax = std::chrono::seconds(10);
 
   explicit MemberCore(MemberConfig config);
@@ -46,12 +49,12 @@ class MemberCore final : public Core {
   // application drops what it was already given, without a report, until a full snapshot is delivered.
   void installed(Version version, const Digest& policy_digest, TimePoint now);
   void install_failed(Version version, const std::string& why, TimePoint now);
-  // At most kApplicationBytesMax (checked); dropped while the learner is away.
-  void send_message(std::span<const std::byte> bytes, TimePoint now);
+  // At most kMessageBytesMax (checked); dropped while the learner is away.
+  void send_message(Slice bytes, TimePoint now);
   void set_heartbeat(std::string application) { application_ = std::move(application); }
   // Hands its children over and leaves when they are gone, after kDrainMax at the latest.
   void drain(TimePoint now);
-  void leave(const std::string& reason, TimePoint now);
+  void leave(const std::string& reason, TimePoint now);  // in order
   WorkerStats stats() const;
 
   void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) override;
@@ -90,7 +93,10 @@ class MemberCore final : public Core {
   void lost_learner(const std::string& reason, TimePoint now);
   void beat(TimePoint now);
   void tell_learner(const ControlMessage& message, TimePoint now);
-  void gone(const std::string& reason);
+  void gone(const std::string& reason, bool in_order = false);
+  void excuse(Duration late);
+  void complain(const std::string& what, TimePoint now);
+  Duration stall_time() const { return heartbeat_ * (kStallHeartbeats << std::min(refusals_, kRefusalsMax)); }
   void save(TimePoint now);
   std::uint64_t learner_unix_ms(TimePoint now) const;
 
@@ -130,6 +136,7 @@ class MemberCore final : public Core {
   PublicationStore store_;
   EdgeSender edges_;
   MessageQueue messages_;
+  MessageAssembler incoming_;
   std::map<ConnId, Stranger> strangers_;
   std::map<ConnId, DialChild> dialled_children_;
   ConnId control_{};
@@ -147,6 +154,8 @@ class MemberCore final : public Core {
   TimePoint stalled_since_ = kNever,  // the last progress towards the newest version; kNever: it is here
       help_asked_at_ = kNever, drain_until_ = kNever;
   int redials_ = 0;
+  Random redial_jitter_;
+  Duration away_max_{};
   TimePoint renew_at_ = kNever;
   std::int64_t clock_offset_ms_ = 0;  // the learner's clock minus ours
   std::optional<Signed> beacon_;
@@ -162,6 +171,8 @@ class MemberCore final : public Core {
   bool saving_ = false, save_again_ = false, reading_held_ = false, welcomed_once_ = false;
   TimePoint save_retry_at_ = kNever;
   int install_failures_ = 0;
+  int refusals_ = 0;  // of the store, since something was activated
+  std::map<std::string, TimePoint> troubles_;  // told to the learner, and when
   std::string application_;
   std::uint64_t chunk_bytes_in_ = 0, duplicates_ = 0, corrupt_ = 0, refused_ = 0;
 };

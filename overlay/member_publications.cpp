@@ -120,8 +120,8 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
           if (stored) store_.erase(PublicationKey(stored->key()));
           return;
         }
-        if (store_.entries().size() <= 1) return leave(put.error().message(), now);  // it can never fit
-        log::warn("worker {}: {}; left out for now", id_, put.error().message());
+        ++refusals_;
+        complain(put.error().message() + "; left out for now", now);
         if (stored) store_.erase(PublicationKey(stored->key()));
         if (stalled_since_ == kNever) stalled_since_ = now;
         return store_changed(now);
@@ -219,6 +219,7 @@ void MemberCore::activate(TimePoint now) {
   }
   staged_.reset();
   repair_.reset();
+  refusals_ = 0;
   stalled_since_ = newest_ && position_->version < *newest_ ? now : kNever;
   store_.erase_partial_up_to(position_->version);
   store_changed(now);
@@ -228,9 +229,9 @@ void MemberCore::activate(TimePoint now) {
 
 // ---- disk ----
 
-void MemberCore::on_spooled(const PublicationId& id, std::uint32_t chunk, const Status& status, TimePoint) {
+void MemberCore::on_spooled(const PublicationId& id, std::uint32_t chunk, const Status& status, TimePoint now) {
   if (!status && !store_.disk_failed())
-    log::error("worker {}: chunks stay in memory, the disk does not take them: {}", id_, status.error().message());
+    complain(fmt::format("chunks stay in memory, the disk does not take them: {}", status.error().message()), now);
   store_.on_spooled(id, chunk, status.has_value());
   hold_or_resume_reading();
 }

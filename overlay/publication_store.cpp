@@ -1,5 +1,7 @@
 #include "overlay/publication_store.hpp"
 
+#include "overlay/sizes.hpp"
+
 namespace echoline::overlay {
 namespace {
 
@@ -9,6 +11,21 @@ constexpr std::uint32_t kReadAhead = 16;
 constexpr std::uint64_t kAbandonedAfterMs = 2000;
 
 }  // namespace
+
+void PublicationStore::fit(Bytes policy) {
+  if (policy.count == 0) return;
+  if (!limits_.memory_is_fixed) limits_.memory_max = worker_memory_bytes(policy, limits_.disk);
+  if (!limits_.disk_is_fixed) limits_.disk_max = worker_disk_bytes(policy);
+}
+
+Status PublicationStore::check_fits(Bytes policy) const {
+  const Bytes needed = publication_bytes_max(policy), most = limits_.disk ? limits_.disk_max : limits_.memory_max;
+  if (policy.count == 0 || needed.count <= most.count) return ok();
+  return fail(Code::kExhausted, "store publication",
+              "a snapshot of the policy may have {} bytes, {} may hold {}: raise {}", needed.count,
+              limits_.disk ? "the folder" : "memory", most.count,
+              limits_.disk ? "--disk-max" : "--memory-max, or give this worker a --folder");
+}
 
 Status PublicationStore::begin(const Announcement& announcement, const SignedAnnouncement& as_signed) {
   const PublicationId id = id_of(as_signed);

@@ -43,7 +43,8 @@ struct StoredPublication {
 struct StoreLimits {
   Bytes memory_max{256ull << 20};
   Bytes disk_max{64ull << 30};
-  bool disk = false;  // there is one
+  bool disk = false;                                // there is one
+  bool memory_is_fixed = false, disk_is_fixed = false;  // by the user: they do not follow the policy's size
 };
 
 class PublicationStore {
@@ -52,6 +53,10 @@ class PublicationStore {
   PublicationStore(const StoreLimits& limits, const Checker& checker, std::vector<Action>& actions)
       : limits_(limits), checker_(checker), actions_(actions) {}
 
+  // Makes room for a policy of this size.
+  void fit(Bytes policy);
+  // kExhausted: a snapshot of it has no room here.
+  Status check_fits(Bytes policy) const;
   // While on, what is put in comes from this node's disk and is not written there again.
   void set_recovering(bool on) { recovering_ = on; }
   // A publication opens. Under a key that is known: nothing happens when it is the same one, a later announcement
@@ -123,7 +128,7 @@ class PublicationStore {
   void spool(const StoredPublication& publication, Slice record);
   void spool(const StoredPublication& publication, std::uint32_t index);
 
-  const StoreLimits limits_;
+  StoreLimits limits_;
   const Checker& checker_;
   std::vector<Action>& actions_;
   std::map<PublicationKey, StoredPublication> entries_;

@@ -19,7 +19,7 @@
 namespace echoline::overlay {
 
 struct Endpoint {
-  std::string host;  // a numeric IPv4 or IPv6 address
+  std::string host;  // an IPv4 or IPv6 address, or a name that is looked up when it is dialled
   std::uint16_t port = 0;
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
@@ -31,6 +31,9 @@ std::string to_text(const Endpoint& endpoint);  // "127.0.0.1:7070", "[::1]:7070
 struct LinkLimits {
   std::optional<BitRate> up, down;
 };
+
+// The largest message of the application. Messages travel in parts, in turn with chunks and control messages.
+inline constexpr std::size_t kMessageBytesMax = 64 * 1024 * 1024;
 
 // 128 opaque bits; compared, never interpreted.
 using Digest = std::array<std::byte, 16>;
@@ -96,6 +99,7 @@ struct WorkerView {
   Bytes bytes_in, bytes_forwarded;  // chunk bytes received and forwarded, by its own heartbeats
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
   std::optional<BitRate> forwarding_rate;  // measured by the worker while it had chunks to forward
+  bool silent = false;                     // not heard for too long: it has no place in the topology
   bool reachable = false;                  // dialled back at its advertised address
   bool quarantined = false;                // forwarded bad chunks: never forwards again
   std::string app_bytes;                   // the application's part of its last heartbeat
@@ -107,8 +111,15 @@ struct SlowHop {
   std::string text;  // "worker 7 -> 8 limited by sender uplink"
 };
 
+// A worker out of reach, which may come back.
+struct AwayView {
+  MemberInfo info;
+  std::string reason;
+};
+
 struct LearnerStats {
   std::vector<WorkerView> workers;  // by id
+  std::vector<AwayView> away;       // by id
   chains::Topology topology;
   Bytes chunk_bytes_sent;            // chunk payload bytes sent to seeds and late joiners
   Bytes bytes_sent, bytes_received;  // everything on the wire, control included, before encryption

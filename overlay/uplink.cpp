@@ -23,6 +23,7 @@ void Uplink::open(ConnId conn, Source& source) {
 void Uplink::close(ConnId conn) {
   const auto it = lines_.find(conn);
   if (it == lines_.end()) return;
+  if (!it->second.urgent.empty()) emit(conn, it->second.frame->size() - it->second.done);
   const auto member = members_.find(it->second.member);
   in_flight_ -= it->second.in_flight;
   member->second.in_flight -= it->second.in_flight;
@@ -34,6 +35,14 @@ void Uplink::close(ConnId conn) {
   }
   lines_.erase(it);
   if (transmission_ && transmission_->conn == conn) transmission_.reset();
+}
+
+void Uplink::send_now(ConnId conn, Slice frame) {
+  const auto it = lines_.find(conn);
+  if (it != lines_.end() && it->second.frame && it->second.done > 0)
+    it->second.urgent.push_back(std::move(frame));
+  else
+    actions_.push_back(act::Send{conn, std::move(frame), {}});
 }
 
 void Uplink::wake(const Source& source) {
@@ -97,8 +106,11 @@ void Uplink::emit(ConnId conn, std::size_t bytes) {
   in_flight_ += bytes;
   bytes_ += bytes;
   recent_bytes_ += static_cast<double>(bytes);
-  if (line.done == frame.size()) line.frame.reset();
+  const bool whole = line.done == frame.size();
+  if (whole) line.frame.reset();
   actions_.push_back(std::move(send));
+  if (!whole) return;
+  for (Slice& waiting : std::exchange(line.urgent, {})) actions_.push_back(act::Send{conn, std::move(waiting), {}});
 }
 
 void Uplink::pump(TimePoint now) {

@@ -36,8 +36,10 @@ class Uplink {
 
   // Opens a connection of `source`; a source with no connection left is forgotten.
   void open(ConnId conn, Source& source);
-  // What was taken from the source and not sent is lost with the connection.
+  // What was taken from the source and not sent is lost with the connection, but for a frame that send_now() waits for.
   void close(ConnId conn);
+  // Sends at once what does not wait for its turn; behind the frame that is under way on this connection.
+  void send_now(ConnId conn, Slice frame);
   // The source may have something now; pump() then asks it.
   void wake(const Source& source);
   void pump(TimePoint now);
@@ -64,6 +66,7 @@ class Uplink {
     std::size_t member = 0;
     std::optional<OutFrame> frame;
     std::size_t done = 0, in_flight = 0;
+    std::vector<Slice> urgent;  // leaves when the frame has
   };
   struct Member {  // one source
     Source* source = nullptr;

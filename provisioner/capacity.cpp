@@ -1,5 +1,6 @@
 #include "provisioner/capacity.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace echoline::provisioner {
@@ -41,25 +42,24 @@ Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadca
   return target;
 }
 
-int worst_case_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s) {
+int needed_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s) {
   ECHO_CHECK(rollouts_per_s > 0 && pace.step_time > Duration{});
   const double steps = (pace.rollouts_per_step / rollouts_per_s + seconds(broadcast_time)) / seconds(pace.step_time);
   return pace.publish_every - 1 + ceil_steps(steps);
 }
 
-int worst_case_staleness_bound(const LearnerPace& pace, Duration broadcast_time) {
-  ECHO_CHECK(pace.publish_every >= 1 && pace.step_time > Duration{});
-  const double share = 1.0 - 1.0 / pace.publish_every;
-  return pace.publish_every + ceil_steps(share * seconds(broadcast_time) / seconds(pace.step_time));
+int worst_case_staleness(const StalenessTerms& t) {
+  ECHO_CHECK(t.publish_every >= 1 && t.step_time > Duration{});
+  const auto steps = [&](Duration d) { return ceil_steps(std::min(1e6, seconds(d) / seconds(t.step_time))); };
+  return std::min(t.budget, t.publish_every - 1 + steps(t.arrival) + t.lookahead + steps(t.overtaken_by));
 }
 
 Status check_staleness_budget(int staleness_budget, int publish_every) {
-  if (staleness_budget >= publish_every) return ok();
-  return fail(
-      Code::kInvalid, "staleness budget",
-      "S = {} is smaller than kappa = {}: rollouts of the newest policy would be too old before the next one is "
-      "published; set S to {} or more, or publish at least every {} steps",
-      staleness_budget, publish_every, publish_every, std::max(1, staleness_budget));
+  if (staleness_budget >= publish_every - 1) return ok();
+  return fail(Code::kInvalid, "staleness budget",
+              "S = {} is too small for kappa = {}: rollouts of the newest policy would be too old before the next one is "
+              "published; set S to {} or more, or publish at least every {} steps",
+              staleness_budget, publish_every, publish_every, staleness_budget + 1);
 }
 
 }  // namespace echoline::provisioner

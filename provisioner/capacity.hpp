@@ -22,14 +22,32 @@ struct CapacityTarget {
 // that is not positive, kappa < 1, T_b or headroom negative. (ECHO-2 sec. 3.3)
 Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadcast_time, double headroom = 0.10);
 
-// Oldest a rollout can be, in steps, with fleet capacity M: kappa - 1 + ceil((R/M + T_b)/T). (ECHO-2 App. B)
-int worst_case_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s);
+// Least staleness budget under which the learner never waits, with fleet capacity M: a batch under a new policy can exist
+// k = ceil((R/M + T_b)/T) steps after it, and until then only older ones: kappa - 1 + k. (ECHO-2 App. B)
+int needed_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s);
 
-// The same for any fleet that meets M*: kappa + ceil((1 - 1/kappa) * T_b/T).
-int worst_case_staleness_bound(const LearnerPace& pace, Duration broadcast_time);
+// What decides how old a rollout can get.
+struct StalenessTerms {
+  int budget = 1;           // S
+  int lookahead = 0;        // L, batches of work that are handed out beyond the one in training
+  int publish_every = 1;    // kappa
+  Duration step_time{};     // T
+  Duration arrival{};       // from publishing a version until the last worker generates with it
+  Duration overtaken_by{};  // how much longer the slowest worker takes for a group than the fastest
+};
 
-// kInvalid unless S >= kappa: with a smaller budget, rollouts of the newest published version are already too old
-// before the next one appears.
+// Oldest a rollout can be when it is trained on, in steps.
+//
+// Derivation. Work is handed out while less than (L + 1) R trajectories are outstanding or wait, so what is handed out
+// at step t is trained on at step t + L at the latest, as long as results come in the order they were asked for. Its
+// version is up to kappa - 1 + ceil(arrival/T) steps old at that moment: the next one has not been published, or is
+// still on its way. A group of a slow worker lets those through that were asked for later and came earlier, which are
+// at most ceil(overtaken_by/T) batches. And the budget S holds whatever happens.
+int worst_case_staleness(const StalenessTerms& terms);
+
+// kInvalid unless S >= kappa - 1: with a smaller budget, the newest published policy is too old before the next one
+// appears, and the learner waits for ever. S = kappa - 1 is strictly on-policy within a period: the learner waits after
+// each publication until a batch under it is there.
 Status check_staleness_budget(int staleness_budget, int publish_every);
 
 }  // namespace echoline::provisioner

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kOperation = "ledger";
 constexpr int kApplicationId = 0x4563684c;  // "EchL"
-constexpr int kSchemaVersion = 1;
+constexpr int kSchemaVersion = 2;
 constexpr int kBusyMs = 5000;
 
 constexpr const char* kSchema = R"sql(
@@ -32,14 +32,22 @@ constexpr const char* kSchema = R"sql(
     intended_unix_s REAL NOT NULL,
     running_unix_s REAL,
     ended_unix_s REAL,
-    note TEXT NOT NULL DEFAULT ''
+    note TEXT NOT NULL DEFAULT '',
+    alive_unix_s REAL,
+    price_known INTEGER NOT NULL DEFAULT 1
   );
   CREATE INDEX instances_by_run ON instances (run, id);
 )sql";
 
+// What version 2 added.
+constexpr const char* kFromVersion1 =
+    "ALTER TABLE instances ADD COLUMN alive_unix_s REAL;"
+    "ALTER TABLE instances ADD COLUMN price_known INTEGER NOT NULL DEFAULT 1;"
+    "PRAGMA user_version = 2";
+
 constexpr const char* kColumns =
     "id, run, offer, provider, instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, uploaded_bytes, "
-    "downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note";
+    "downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known";
 
 constexpr std::array kStates{InstanceState::kIntended, InstanceState::kRunning, InstanceState::kEnded,
                              InstanceState::kFailed};
@@ -134,6 +142,8 @@ LedgerRow row_of(const Statement& s) {
   r.running_unix_s = s.optional_real(12);
   r.ended_unix_s = s.optional_real(13);
   r.note = s.text(14);
+  r.alive_unix_s = s.optional_real(15);
+  r.price_known = s.integer(16) != 0;
   return r;
 }
 
@@ -162,6 +172,8 @@ Status prepare_schema(sqlite3* db, const std::string& path) {
         fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kApplicationId, kSchemaVersion).c_str()));
   } else if (application != kApplicationId) {
     return fail(Code::kCorrupt, kOperation, "{}: a SQLite file that is not a ledger; choose another path", path);
+  } else if (version == 1) {
+    ECHO_TRY(execute(db, kFromVersion1));
   } else if (version != kSchemaVersion) {
     return fail(Code::kCorrupt, kOperation, "{}: ledger version {}, this program reads version {}", path, version,
                 kSchemaVersion);
@@ -242,10 +254,12 @@ Result<LedgerRow> Ledger::intend(const Offer& offer, double now_unix_s) {
   ECHO_ASSIGN(Statement s,
               Statement::prepare(impl_->db,
                                  "INSERT INTO instances (run, offer, provider, state, usd_per_hour, upload_usd_per_gb, "
-                                 "download_usd_per_gb, intended_unix_s) VALUES (?, ?, ?, 'intended', ?, ?, ?, ?)"));
+                                 "download_usd_per_gb, intended_unix_s, price_known) VALUES (?, ?, ?, 'intended', ?, ?, ?, "
+                                 "?, ?)"));
   s.bind(impl_->run).bind(offer.id).bind(offer.provider);
   s.bind(offer.gpu_usd_per_hour + offer.storage_usd_per_hour.value_or(0));
   s.bind(offer.upload_usd_per_gb).bind(offer.download_usd_per_gb).bind(now_unix_s);
+  s.bind(std::int64_t{offer.usd_per_hour() && offer.upload_usd_per_gb && offer.download_usd_per_gb ? 1 : 0});
   ECHO_TRY(s.step());
   const std::int64_t id = sqlite3_last_insert_rowid(impl_->db);
   ECHO_ASSIGN(const std::vector<LedgerRow> rows, rows_where(impl_->db, fmt::format("id = {}", id), ""));
@@ -278,12 +292,24 @@ Status Ledger::failed(std::int64_t row, const std::string& note, double now_unix
   return impl_->change(s, row, "failed");
 }
 
-Status Ledger::add_traffic(std::int64_t row, Bytes uploaded, Bytes downloaded) {
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db,
-                                              "UPDATE instances SET uploaded_bytes = uploaded_bytes + ?, "
-                                              "downloaded_bytes = downloaded_bytes + ? WHERE id = ?"));
-  s.bind(static_cast<std::int64_t>(uploaded.count)).bind(static_cast<std::int64_t>(downloaded.count)).bind(row);
-  return impl_->change(s, row, "charged");
+Status Ledger::alive(std::span<const LedgerSign> signs, double now_unix_s) {
+  if (signs.empty()) return ok();
+  ECHO_TRY(execute(impl_->db, "BEGIN IMMEDIATE"));
+  const auto book = [&]() -> Status {
+    for (const LedgerSign& sign : signs) {
+      ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db,
+                                                  "UPDATE instances SET uploaded_bytes = uploaded_bytes + ?, "
+                                                  "downloaded_bytes = downloaded_bytes + ?, alive_unix_s = ? "
+                                                  "WHERE id = ?"));
+      s.bind(static_cast<std::int64_t>(sign.uploaded.count)).bind(static_cast<std::int64_t>(sign.downloaded.count));
+      s.bind(now_unix_s).bind(sign.row);
+      ECHO_TRY(impl_->change(s, sign.row, "charged"));
+    }
+    return execute(impl_->db, "COMMIT");
+  };
+  Status booked = book();
+  if (!booked) (void)sqlite3_exec(impl_->db, "ROLLBACK", nullptr, nullptr, nullptr);
+  return booked;
 }
 
 Result<std::vector<LedgerRow>> Ledger::rows() const { return rows_where(impl_->db, "run = ?", impl_->run); }
@@ -293,6 +319,8 @@ Result<LedgerTotals> Ledger::totals(double now_unix_s) const {
   LedgerTotals t;
   for (const LedgerRow& row : all) {
     t.usd += row.usd(now_unix_s);
+    const bool never_ran = row.state == InstanceState::kFailed && !row.running_unix_s;
+    t.prices_known = t.prices_known && (row.price_known || never_ran);
     switch (row.state) {
       case InstanceState::kIntended:
         ++t.intended;

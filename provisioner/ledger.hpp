@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,23 +25,34 @@ struct LedgerRow {
   std::string provider;
   std::string instance;  // the provider's id; "" until running
   InstanceState state = InstanceState::kIntended;
-  double usd_per_hour = 0;  // gpu + storage, as far as the offer states them
+  double usd_per_hour = 0;   // gpu + storage, as far as the offer states them
+  bool price_known = false;  // the offer states all of it, traffic included
   std::optional<double> upload_usd_per_gb;
   std::optional<double> download_usd_per_gb;
   Bytes uploaded, downloaded;
   double intended_unix_s = 0;
   std::optional<double> running_unix_s;
+  std::optional<double> alive_unix_s;  // last time it was known to run
   std::optional<double> ended_unix_s;
   std::string note;  // why it ended or failed
 
   // Cost so far: hours since intended (until ended) * usd_per_hour + GB * $/GB. What failed before it ran costs
   // nothing; what is still intended is counted, since it may exist.
   double usd(double now_unix_s) const;
+  // The last time that is known of it: what to end it at when the process that rented it is gone, and it with that.
+  double last_known_unix_s() const { return alive_unix_s.value_or(running_unix_s.value_or(intended_unix_s)); }
+};
+
+// A sign of life of an instance, and its traffic since the last one.
+struct LedgerSign {
+  std::int64_t row = 0;
+  Bytes uploaded, downloaded;
 };
 
 struct LedgerTotals {
   double usd = 0;
-  double usd_per_hour = 0;  // of what is intended or running now
+  double usd_per_hour = 0;     // of what is intended or running now
+  bool prices_known = true;    // of all that ran; otherwise `usd` is the least it can be
   std::size_t intended = 0, running = 0, ended = 0, failed = 0;
 };
 
@@ -64,8 +76,8 @@ class Ledger {
   Status running(std::int64_t row, const std::string& instance, double now_unix_s);
   Status ended(std::int64_t row, const std::string& note, double now_unix_s);
   Status failed(std::int64_t row, const std::string& note, double now_unix_s);
-  // Adds traffic to a row.
-  Status add_traffic(std::int64_t row, Bytes uploaded, Bytes downloaded);
+  // Books traffic, and that the instances run; all or none.
+  Status alive(std::span<const LedgerSign> signs, double now_unix_s);
 
   // Rows of this run, oldest first.
   Result<std::vector<LedgerRow>> rows() const;

@@ -26,9 +26,9 @@ Offer read_offer(ConfigSection& s) {
   s.read("reliability", o.reliability, {.min = 0.0, .max = 1.0});
   s.read("duration_days_max", days, {.min = 0.0, .max = 1e5});
   s.require("rollouts_per_s", o.rollouts_per_s, {.min = 1e-6, .max = 1e9});
-  s.read_choice(
+  s.require_choice(
       "rollouts_source", o.rollouts_source,
-      {{"measured", RateSource::kMeasured}, {"profile", RateSource::kProfile}, {"dlperf", RateSource::kDlperf}}, true);
+      {{"measured", RateSource::kMeasured}, {"profile", RateSource::kProfile}, {"dlperf", RateSource::kDlperf}});
   s.require("gpu_usd_per_hour", o.gpu_usd_per_hour, {.min = 0.0, .max = kUsdMax});
   s.read("storage_usd_per_hour", o.storage_usd_per_hour, {.min = 0.0, .max = kUsdMax});
   s.read("upload_usd_per_gb", o.upload_usd_per_gb, {.min = 0.0, .max = kUsdMax});

@@ -18,7 +18,7 @@ std::string_view to_string(RateSource source);
 struct Offer {
   std::string id;        // unique in its file
   std::string provider;  // "local", "vast", ...
-  std::string host;      // "" when not stated
+  std::string host;      // the machine: two offers of one are never rented together; "" when not stated
   std::string gpu;
   int gpu_count = 1;
   std::optional<double> vram_gb;  // per GPU
@@ -32,6 +32,11 @@ struct Offer {
   std::optional<double> storage_usd_per_hour;
   std::optional<double> upload_usd_per_gb;  // GB = 10^9 bytes
   std::optional<double> download_usd_per_gb;
+
+  // Rent of machine and disk; absent where the disk's is not stated.
+  std::optional<double> usd_per_hour() const {
+    return storage_usd_per_hour ? std::optional(gpu_usd_per_hour + *storage_usd_per_hour) : std::nullopt;
+  }
 };
 
 inline constexpr std::size_t kOffersMax = 5000;

@@ -18,22 +18,42 @@ constexpr std::string_view kOperation = "plan";
 constexpr int kRoundsMax = 64;
 constexpr double kBytesPerGb = 1e9;
 
-// The dearest price any offer states, for those that do not state theirs.
+// The dearest price any offer states, for those that do not state theirs; absent where none does.
 struct DearestKnown {
-  double storage_usd_per_hour = 0;
-  double upload_usd_per_gb = 0;
-  double download_usd_per_gb = 0;
+  std::optional<double> storage_usd_per_hour;
+  std::optional<double> upload_usd_per_gb;
+  std::optional<double> download_usd_per_gb;
 };
 
 DearestKnown dearest_of(std::span<const Offer> offers) {
   DearestKnown d;
-  for (const Offer& o : offers) {
-    d.storage_usd_per_hour = std::max(d.storage_usd_per_hour, o.storage_usd_per_hour.value_or(0));
-    d.upload_usd_per_gb = std::max(d.upload_usd_per_gb, o.upload_usd_per_gb.value_or(0));
-    d.download_usd_per_gb = std::max(d.download_usd_per_gb, o.download_usd_per_gb.value_or(0));
+  for (const Offer& o : offers) {  // an absent price compares less than any
+    d.storage_usd_per_hour = std::max(d.storage_usd_per_hour, o.storage_usd_per_hour);
+    d.upload_usd_per_gb = std::max(d.upload_usd_per_gb, o.upload_usd_per_gb);
+    d.download_usd_per_gb = std::max(d.download_usd_per_gb, o.download_usd_per_gb);
   }
   return d;
 }
+
+// A sum of which some parts may be unknown.
+struct Sum {
+  double known = 0;
+  bool complete = true;
+  void add(const std::optional<double>& part, double factor = 1) {
+    if (part) known += factor * *part;
+    if (!part && factor != 0) complete = false;
+  }
+  std::optional<double> total() const { return complete ? std::optional(known) : std::nullopt; }
+};
+
+template <class T>
+std::optional<T> either(const std::optional<T>& first, const std::optional<T>& second) {
+  return first ? first : second;
+}
+
+// Of several offers of one machine, only one may be rented: the cheapest per rollout or, where the others do not
+// suffice then, the fastest.
+enum class MachinePick { kCheapest, kFastest };
 
 // One run of the search for an assumed T_b, and the T_b its own set and topology have.
 struct Solution {
@@ -52,8 +72,8 @@ struct Solution {
 
 class Planner {
  public:
-  Planner(const PlanRequest& request, std::span<const Offer> offers)
-      : request_(request), offers_(offers), dearest_(dearest_of(offers)) {}
+  Planner(const PlanRequest& request, std::span<const Offer> offers, MachinePick pick)
+      : request_(request), offers_(offers), pick_(pick), dearest_(dearest_of(offers)) {}
 
   Result<Plan> run() {
     ECHO_TRY(check_request());
@@ -88,30 +108,59 @@ class Planner {
 
   // Splits the offers into eligible ones, with their price and rank, and others with the reason.
   void sort_out() {
+    std::vector<std::optional<std::string>> defects(offers_.size());
+    for (std::size_t i = 0; i < offers_.size(); ++i) defects[i] = defect_of(offers_[i]);
+    keep_one_per_machine(defects);
     for (std::size_t i = 0; i < offers_.size(); ++i) {
-      if (auto reason = defect_of(offers_[i])) {
-        refused_.emplace_back(i, std::move(*reason));
+      if (defects[i]) {
+        refused_.emplace_back(i, std::move(*defects[i]));
         continue;
       }
       eligible_.push_back(i);
-      pool_.push_back({offers_[i].rollouts_per_s, cost_of(offers_[i], 1).usd_per_hour_high});
+      pool_.push_back({offers_[i].rollouts_per_s, cost_of(offers_[i], 1).usd_per_hour_compared});
     }
     order_ = by_unit_cost(pool_);
   }
 
+  void keep_one_per_machine(std::vector<std::optional<std::string>>& defects) const {
+    const auto better = [&](std::size_t a, std::size_t b) {
+      const Offer &x = offers_[a], &y = offers_[b];
+      if (pick_ == MachinePick::kFastest && x.rollouts_per_s != y.rollouts_per_s)
+        return x.rollouts_per_s > y.rollouts_per_s;
+      return cost_of(x, 1).usd_per_1k_rollouts < cost_of(y, 1).usd_per_1k_rollouts;
+    };
+    using Machine = std::pair<std::string_view, std::string_view>;  // who starts it, and its name there
+    std::map<Machine, std::size_t> kept;
+    for (std::size_t i = 0; i < offers_.size(); ++i) {
+      if (defects[i] || offers_[i].host.empty()) continue;
+      const auto [it, is_new] = kept.emplace(Machine(offers_[i].provider, offers_[i].host), i);
+      if (is_new) continue;
+      std::size_t loser = i;
+      if (better(i, it->second)) std::swap(loser, it->second);
+      defects[loser] = fmt::format("the same machine as {}", offers_[it->second].id);
+    }
+  }
+
   std::optional<std::string> defect_of(const Offer& o) const {
     const PlanRequest& r = request_;
+    if (!r.provider.empty() && o.provider != r.provider)
+      return fmt::format("of provider {}, this run rents from {}", o.provider, r.provider);
+    if (r.gpu_memory_min && o.vram_gb && *o.vram_gb * kBytesPerGb < static_cast<double>(r.gpu_memory_min->count))
+      return fmt::format("{:.3g} GB per GPU, {:.3g} needed", *o.vram_gb,
+                         static_cast<double>(r.gpu_memory_min->count) / kBytesPerGb);
     if (r.reliability_min) {
       if (!o.reliability) return fmt::format("reliability not stated, {:.3f} required", *r.reliability_min);
       if (*o.reliability < *r.reliability_min)
         return fmt::format("reliability {:.3f} below {:.3f}", *o.reliability, *r.reliability_min);
     }
+    const auto days = [](Duration d) { return seconds(d) / 86400; };
     if (r.duration_min) {
-      const auto days = [](Duration d) { return seconds(d) / 86400; };
       if (!o.duration_max) return fmt::format("rental time not stated, {:.2g} days required", days(*r.duration_min));
       if (*o.duration_max < *r.duration_min)
         return fmt::format("rentable for {:.2g} days, {:.2g} required", days(*o.duration_max), days(*r.duration_min));
     }
+    if (r.run_time && o.duration_max && *o.duration_max < *r.run_time)
+      return fmt::format("rentable for {:.2g} days, the run takes {:.2g}", days(*o.duration_max), days(*r.run_time));
     if (r.up_min && o.up < *r.up_min)
       return fmt::format("uplink {:.3g} Mbit/s below {:.3g}", o.up.mbit_per_s(), r.up_min->mbit_per_s());
     return std::nullopt;
@@ -125,16 +174,25 @@ class Planner {
     OfferCost c;
     c.gpu = o.gpu_usd_per_hour;
     c.storage = o.storage_usd_per_hour;
-    if (o.download_usd_per_gb && (copies == 0 || o.upload_usd_per_gb))
-      c.bandwidth = gb_per_hour * *o.download_usd_per_gb + up_gb_per_hour * o.upload_usd_per_gb.value_or(0);
-    const auto total = [&](double storage, double up, double down) {
-      return c.gpu + o.storage_usd_per_hour.value_or(storage) + up_gb_per_hour * o.upload_usd_per_gb.value_or(up) +
-             gb_per_hour * o.download_usd_per_gb.value_or(down);
+    const auto bandwidth = [&](const std::optional<double>& up, const std::optional<double>& down) {
+      Sum sum;
+      sum.add(down, gb_per_hour);
+      sum.add(up, up_gb_per_hour);
+      return sum;
     };
-    c.usd_per_hour_low = total(0, 0, 0);
-    c.usd_per_hour_high =
-        total(dearest_.storage_usd_per_hour, dearest_.upload_usd_per_gb, dearest_.download_usd_per_gb);
-    c.usd_per_1k_rollouts = 1000 * c.usd_per_hour_high / (3600 * o.rollouts_per_s);
+    const Sum stated = bandwidth(o.upload_usd_per_gb, o.download_usd_per_gb);
+    c.bandwidth = stated.total();
+    c.usd_per_hour_low = c.gpu + c.storage.value_or(0) + stated.known;
+    const Sum traffic = bandwidth(either(o.upload_usd_per_gb, dearest_.upload_usd_per_gb),
+                                  either(o.download_usd_per_gb, dearest_.download_usd_per_gb));
+    Sum high;
+    high.add(c.gpu);
+    high.add(either(c.storage, dearest_.storage_usd_per_hour));
+    high.known += traffic.known;
+    high.complete = high.complete && traffic.complete;
+    c.usd_per_hour_high = high.total();
+    c.usd_per_hour_compared = high.known;
+    c.usd_per_1k_rollouts = 1000 * high.known / (3600 * o.rollouts_per_s);
     return c;
   }
 
@@ -284,8 +342,16 @@ class Planner {
     plan.greedy_usd_per_hour = s.greedy_usd_per_hour;
     plan.exact_usd_per_hour = s.exact_usd_per_hour;
     plan.lp_bound_usd_per_hour = lp_bound(pool_, s.target.provisioned_rollouts_per_s).value_or(0);
-    plan.staleness_worst = worst_case_staleness(request_.pace, assumed, s.set.rollouts_per_s);
-    plan.staleness_bound = worst_case_staleness_bound(request_.pace, assumed);
+    plan.staleness_needed = needed_staleness(request_.pace, assumed, s.set.rollouts_per_s);
+    double slowest = pool_[s.members.front()].rollouts_per_s, fastest = slowest;
+    for (const std::size_t i : s.members) {
+      slowest = std::min(slowest, pool_[i].rollouts_per_s);
+      fastest = std::max(fastest, pool_[i].rollouts_per_s);
+    }
+    plan.staleness_worst = worst_case_staleness(
+        {request_.staleness_budget, request_.lookahead, request_.pace.publish_every, request_.pace.step_time,
+         s.times.last() + request_.install_time,
+         from_seconds(std::min(1e6, request_.group_size / slowest - request_.group_size / fastest))});
     add_rows(s, plan);
     add_totals(plan);
     add_notes(s, plan);
@@ -336,17 +402,20 @@ class Planner {
       return fmt::format("dearer per rollout than any rented (${:.3g}/1k)", per_1k(last));
     if (s.members.size() == request_.workers_max)
       return fmt::format("too slow for a fleet of at most {} workers", request_.workers_max);
-    return "not needed: the rented set costs less";
+    return "not needed: the rented cost less";
   }
 
   void add_totals(Plan& plan) const {
     const double gb = static_cast<double>(request_.full_bytes.count) / kBytesPerGb;
+    Sum per_hour, joining;
     for (const PlanRow* row : plan.chosen()) {
       plan.usd_per_hour_low += row->cost.usd_per_hour_low;
-      plan.usd_per_hour_high += row->cost.usd_per_hour_high;
+      per_hour.add(row->cost.usd_per_hour_high);
       plan.usd_joining_low += gb * row->offer.download_usd_per_gb.value_or(0);
-      plan.usd_joining_high += gb * row->offer.download_usd_per_gb.value_or(dearest_.download_usd_per_gb);
+      joining.add(either(row->offer.download_usd_per_gb, dearest_.download_usd_per_gb), gb);
     }
+    plan.usd_per_hour_high = per_hour.total();
+    plan.usd_joining_high = joining.total();
   }
 
   void add_notes(const Solution& s, Plan& plan) const {
@@ -355,28 +424,46 @@ class Planner {
           fmt::format("set and broadcast time did not settle on one another: planned for T_b = {}, the "
                       "fleet has {}",
                       to_text(plan.broadcast_time), to_text(s.broadcast_time)));
-    std::string unknown;
-    for (const PlanRow* row : plan.chosen())
-      if (!row->cost.storage || !row->cost.bandwidth) unknown += (unknown.empty() ? "" : ", ") + row->offer.id;
+    std::string unknown, unknowable;
+    for (const PlanRow* row : plan.chosen()) {
+      if (row->cost.storage && row->cost.bandwidth) continue;
+      std::string& list = row->cost.usd_per_hour_high ? unknown : unknowable;
+      list += (list.empty() ? "" : ", ") + row->offer.id;
+    }
     if (!unknown.empty())
       plan.notes.push_back(
           fmt::format("prices not stated by {}: counted at the dearest that any offer states", unknown));
+    if (!unknowable.empty())
+      plan.notes.push_back(
+          fmt::format("prices not stated by {}, nor by any other offer: they come on top, as much as they are",
+                      unknowable));
+    if (!request_.learner_usd_per_hour)
+      plan.notes.push_back("the learner's own price is not stated (learner.usd_per_hour): it comes on top");
+    if (request_.staleness_budget < request_.pace.publish_every)
+      plan.notes.push_back(
+          fmt::format("S = {} is strictly on-policy: after each publication the learner waits at least {} for a batch",
+                      request_.staleness_budget,
+                      to_text(plan.broadcast_time +
+                              from_seconds(request_.pace.rollouts_per_step / s.set.rollouts_per_s))));
   }
 
   // Limits on the finished plan.
   Status check_limits(const Plan& plan) const {
-    if (plan.staleness_worst > request_.staleness_budget)
+    const bool on_policy = request_.staleness_budget < request_.pace.publish_every;  // as asked for: the learner waits
+    if (plan.staleness_needed > request_.staleness_budget && !on_policy)
       return fail(
           Code::kInfeasible, kOperation,
-          "rollouts can get {} steps old (kappa = {}, T_b = {}, T = {}) and the budget is S = {}: allow S = {}, "
-          "publish more often, or shorten the broadcast",
-          plan.staleness_worst, request_.pace.publish_every, to_text(plan.broadcast_time),
-          to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_worst);
-    if (request_.budget_usd_per_hour && plan.usd_per_hour_high > *request_.budget_usd_per_hour)
+          "rollouts get {} steps old before newer ones are there (kappa = {}, T_b = {}, T = {}) and the budget is S = {}: "
+          "allow S = {}, publish more often, or shorten the broadcast",
+          plan.staleness_needed, request_.pace.publish_every, to_text(plan.broadcast_time),
+          to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_needed);
+    double compared = 0;
+    for (const PlanRow* row : plan.chosen()) compared += row->cost.usd_per_hour_compared;
+    if (request_.budget_usd_per_hour && compared > *request_.budget_usd_per_hour)
       return fail(Code::kInfeasible, kOperation,
                   "the cheapest fleet found costs ${:.4f}/h and the budget is ${:.4f}/h: raise it to that, lower R, or "
                   "allow a longer step",
-                  plan.usd_per_hour_high, *request_.budget_usd_per_hour);
+                  compared, *request_.budget_usd_per_hour);
     return ok();
   }
 
@@ -384,6 +471,7 @@ class Planner {
 
   const PlanRequest& request_;
   std::span<const Offer> offers_;
+  MachinePick pick_;
   DearestKnown dearest_;
   std::vector<std::size_t> eligible_;                         // indices into offers_
   std::vector<Candidate> pool_;                               // of the eligible
@@ -401,8 +489,25 @@ std::vector<const PlanRow*> Plan::chosen() const {
   return out;
 }
 
+namespace {
+
+std::optional<double> usd_run(const Plan& plan, const std::optional<double>& fleet_usd_per_hour,
+                              const std::optional<double>& joining) {
+  if (!plan.request.run_time || !plan.request.learner_usd_per_hour || !fleet_usd_per_hour || !joining)
+    return std::nullopt;
+  return seconds(*plan.request.run_time) / 3600 * (*plan.request.learner_usd_per_hour + *fleet_usd_per_hour) + *joining;
+}
+
+}  // namespace
+
+std::optional<double> Plan::usd_run_low() const { return usd_run(*this, usd_per_hour_low, usd_joining_low); }
+std::optional<double> Plan::usd_run_high() const { return usd_run(*this, usd_per_hour_high, usd_joining_high); }
+
 Result<Plan> make_plan(const PlanRequest& request, std::span<const Offer> offers) {
-  return Planner(request, offers).run();
+  auto plan = Planner(request, offers, MachinePick::kCheapest).run();
+  if (plan || plan.error().code != Code::kInfeasible) return plan;
+  auto faster = Planner(request, offers, MachinePick::kFastest).run();
+  return faster ? std::move(faster) : std::move(plan);
 }
 
 }  // namespace echoline::provisioner

@@ -18,7 +18,11 @@ namespace echoline::provisioner {
 struct PlanRequest {
   LearnerPace pace;          // R, kappa, T
   int staleness_budget = 2;  // S
+  int lookahead = 0;         // L, batches of work handed out beyond the one in training
+  double group_size = 1;     // G, rollouts that one worker generates as a unit
   double headroom = 0.10;
+  std::optional<Duration> run_time;            // of all steps
+  std::optional<double> learner_usd_per_hour;  // the learner's own machine; absent: not stated
 
   Bytes delta_bytes;                  // what one publication carries
   Bytes full_bytes;                   // a snapshot: what a worker receives once, when it joins
@@ -31,8 +35,11 @@ struct PlanRequest {
   chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
 
   std::size_t workers_max = 64;
-  std::optional<double> budget_usd_per_hour;
-  // Offers below these are not considered; an offer that does not state the value is not either.
+  std::optional<double> budget_usd_per_hour;  // of the fleet
+  std::string provider;                       // who starts the workers; offers of others are not considered; "": any
+  std::optional<Bytes> gpu_memory_min;        // of one GPU; an offer that does not state its memory is considered
+  // Offers below these are not considered; an offer that does not state the value is not either. Offers that state that
+  // they end before `run_time` is over are not considered in any case.
   std::optional<double> reliability_min;
   std::optional<Duration> duration_min;
   std::optional<BitRate> up_min;
@@ -45,8 +52,9 @@ struct OfferCost {
   std::optional<double> storage;
   std::optional<double> bandwidth;
   double usd_per_hour_low = 0;
-  double usd_per_hour_high = 0;    // what offers are compared by
-  double usd_per_1k_rollouts = 0;  // of usd_per_hour_high
+  std::optional<double> usd_per_hour_high;  // absent where no offer at all states such a price
+  double usd_per_hour_compared = 0;         // what offers are compared by: the high one, or what is known of it
+  double usd_per_1k_rollouts = 0;           // of that
 };
 
 struct PlanRow {
@@ -70,10 +78,11 @@ struct Plan {
   std::vector<std::string> standby;  // offer ids to activate next, best first
   chains::Topology topology;         // over the chosen rows' workers
   double rollouts_per_s = 0;         // of the chosen
+  // Of the fleet; the high ones are absent where a price is known of nobody.
   double usd_per_hour_low = 0;
-  double usd_per_hour_high = 0;
+  std::optional<double> usd_per_hour_high;
   double usd_joining_low = 0;  // once: every chosen worker receives the snapshot
-  double usd_joining_high = 0;
+  std::optional<double> usd_joining_high;
   std::string method;  // "greedy" | "exact": which search gave the set
   // What the search compared, with every worker forwarding one copy of each publication: the set that was taken,
   // the greedy one, the fractional lower bound and the true optimum.
@@ -81,15 +90,18 @@ struct Plan {
   double greedy_usd_per_hour = 0;
   double lp_bound_usd_per_hour = 0;
   std::optional<double> exact_usd_per_hour;  // when at most kExactPoolMax offers are eligible
-  int staleness_worst = 0;                   // with the chosen capacity
-  int staleness_bound = 0;                   // with any fleet that meets M*
+  int staleness_needed = 0;                  // least budget under which the learner never waits
+  int staleness_worst = 0;                   // oldest a rollout can be when it is trained on
   std::vector<std::string> notes;            // what the reader should know, one sentence each
 
   std::vector<const PlanRow*> chosen() const;
-  // {"schema_version":1, ...}: header, totals, offers, standby, topology. Unknown costs are null.
+  // Fleet and learner over `run_time`, joining included; absent where a price is not known.
+  std::optional<double> usd_run_low() const;
+  std::optional<double> usd_run_high() const;
+  // Fields as in docs/plan.md. Unknown costs are null.
   nlohmann::json to_json() const;
-  // For people: header lines, the rented offers with cumulative rollouts/s, the others with the reason. ASCII; the
-  // tables take at most 132 columns.
+  // For people: header lines, the rented offers with cumulative rollouts/s, the first of the others with the reason.
+  // ASCII; the tables take at most 80 columns.
   std::string to_table() const;
 };
 

@@ -11,6 +11,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::size_t kOthersShown = 40;  // of the offers that are not rented, in the table
+
 template <class T>
 json or_null(const std::optional<T>& value) {
   return value ? json(*value) : json(nullptr);
@@ -41,8 +43,8 @@ json row_json(const PlanRow& row) {
           {"storage_usd_per_hour", or_null(row.cost.storage)},
           {"bandwidth_usd_per_hour", or_null(row.cost.bandwidth)},
           {"usd_per_hour_low", row.cost.usd_per_hour_low},
-          {"usd_per_hour_high", row.cost.usd_per_hour_high},
-          {"usd_per_1k_rollouts", row.cost.usd_per_1k_rollouts},
+          {"usd_per_hour_high", or_null(row.cost.usd_per_hour_high)},
+          {"usd_per_1k_rollouts", row.cost.usd_per_hour_high ? json(row.cost.usd_per_1k_rollouts) : json(nullptr)},
           {"cumulative_rollouts_per_s", row.chosen ? json(row.cumulative_rollouts_per_s) : json(nullptr)}};
 }
 
@@ -70,18 +72,23 @@ std::string cut(std::string_view text, std::size_t width) {
 std::string money(const std::optional<double>& usd) { return usd ? fmt::format("{:.4f}", *usd) : "?"; }
 
 // Rollouts cost small fractions of a cent: significant digits, not decimals.
-std::string per_1k(double usd) { return fmt::format("{:.3g}", usd); }
+std::string per_1k(const OfferCost& cost) {
+  return cost.usd_per_hour_high ? fmt::format("{:.3g}", cost.usd_per_1k_rollouts) : "?";
+}
 
 std::string gpu_text(const Offer& o) { return fmt::format("{} x{}", cut(o.gpu, 12), o.gpu_count); }
 
 std::string links_text(const Offer& o) { return fmt::format("{:.0f}/{:.0f}", o.down.mbit_per_s(), o.up.mbit_per_s()); }
 
-std::string reliability_text(const Offer& o) { return o.reliability ? fmt::format("{:.3f}", *o.reliability) : "?"; }
+std::string number_text(const std::optional<double>& value, const char* spec) {
+  return value ? fmt::format(fmt::runtime(spec), *value) : "?";
+}
 
-// "$0.5100", or "$0.5100 to $0.5300" where unstated prices leave a range.
-std::string range(double low, double high) {
-  if (high > 0 && high < 5e-5) return "under $0.0001";
-  return high - low > 5e-5 ? fmt::format("${:.4f} to ${:.4f}", low, high) : fmt::format("${:.4f}", high);
+// "$0.5100", "$0.5100 to $0.5300" where unstated prices leave a range, "$0.5100 or more" where they leave no upper end.
+std::string range(double low, const std::optional<double>& high) {
+  if (!high) return fmt::format("${:.4f} or more", low);
+  if (*high > 0 && *high < 5e-5) return "under $0.0001";
+  return *high - low > 5e-5 ? fmt::format("${:.4f} to ${:.4f}", low, *high) : fmt::format("${:.4f}", *high);
 }
 
 // Rows of cells, each column as wide as its widest cell; numbers to the right.
@@ -117,57 +124,65 @@ class Table {
   std::vector<bool> right_;
 };
 
-std::string rented_table(const Plan& plan) {
+// What the rented machines are.
+std::string machines_table(const Plan& plan) {
   Table table({{"wkr", true},
-               {"rank", true},
-               {"provider", false},
                {"offer", false},
+               {"from", false},
                {"host", false},
                {"GPU", false},
                {"GB", true},
                {"place", false},
                {"Mbit d/u", true},
-               {"reliab", true},
-               {"days", true},
+               {"up", true},
+               {"days", true}});
+  for (const PlanRow* row : plan.chosen()) {
+    const Offer& o = row->offer;
+    std::optional<double> days;
+    if (o.duration_max) days = seconds(*o.duration_max) / 86400;
+    table.add({fmt::format("{}", *row->worker), cut(o.id, 10), cut(o.provider, 5), cut(o.host, 8), gpu_text(o),
+               number_text(o.vram_gb, "{:.0f}"), cut(o.place, 6), links_text(o), number_text(o.reliability, "{:.3f}"),
+               number_text(days, "{:.3g}")});
+  }
+  return table.text();
+}
+
+// What they give and cost.
+std::string prices_table(const Plan& plan) {
+  Table table({{"wkr", true},
+               {"offer", false},
+               {"rank", true},
                {"roll/s", true},
                {"by", false},
                {"gpu $/h", true},
                {"disk", true},
-               {"bandw", true},
+               {"traffic", true},
                {"$/1k", true},
                {"sum/s", true}});
   for (const PlanRow* row : plan.chosen()) {
     const Offer& o = row->offer;
-    table.add({fmt::format("{}", *row->worker), fmt::format("{}", row->rank), cut(o.provider, 8), cut(o.id, 12),
-               cut(o.host, 10), gpu_text(o), o.vram_gb ? fmt::format("{:.0f}", *o.vram_gb) : "?", cut(o.place, 6),
-               links_text(o), reliability_text(o),
-               o.duration_max ? fmt::format("{:.1f}", seconds(*o.duration_max) / 86400) : "?",
+    table.add({fmt::format("{}", *row->worker), cut(o.id, 10), fmt::format("{}", row->rank),
                fmt::format("{:.2f}", o.rollouts_per_s), std::string(to_string(o.rollouts_source).substr(0, 4)),
-               money(row->cost.gpu), money(row->cost.storage), money(row->cost.bandwidth),
-               per_1k(row->cost.usd_per_1k_rollouts), fmt::format("{:.1f}", row->cumulative_rollouts_per_s)});
+               money(row->cost.gpu), money(row->cost.storage), money(row->cost.bandwidth), per_1k(row->cost),
+               fmt::format("{:.1f}", row->cumulative_rollouts_per_s)});
   }
   return table.text();
 }
 
 std::string others_table(const Plan& plan) {
-  Table table({{"rank", true},
-               {"provider", false},
-               {"offer", false},
-               {"GPU", false},
-               {"Mbit d/u", true},
-               {"reliab", true},
-               {"roll/s", true},
-               {"$/h", true},
-               {"$/1k", true},
-               {"why not", false}});
+  Table table({{"rank", true}, {"offer", false}, {"roll/s", true}, {"$/h", true}, {"$/1k", true}, {"why not", false}});
+  std::size_t shown = 0, left = 0;
   for (const PlanRow& row : plan.rows) {
     if (row.chosen) continue;
-    table.add({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.provider, 8), cut(row.offer.id, 12),
-               gpu_text(row.offer), links_text(row.offer), reliability_text(row.offer),
-               fmt::format("{:.2f}", row.offer.rollouts_per_s), money(row.cost.usd_per_hour_high),
-               per_1k(row.cost.usd_per_1k_rollouts), cut(row.reason, 50)});
+    if (++shown > kOthersShown) {
+      ++left;
+      continue;
+    }
+    table.add({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.id, 10),
+               fmt::format("{:.2f}", row.offer.rollouts_per_s), money(row.cost.usd_per_hour_high), per_1k(row.cost),
+               cut(row.reason, 42)});
   }
-  return table.text();
+  return table.text() + (left > 0 ? fmt::format("and {} more: --json lists them all\n", left) : "");
 }
 
 }  // namespace
@@ -176,11 +191,18 @@ nlohmann::json Plan::to_json() const {
   json offers = json::array();
   for (const PlanRow& row : rows) offers.push_back(row_json(row));
   const std::size_t workers = topology.size();
-  return {{"schema_version", 1},
+  std::optional<double> run_hours, gpu_gb_min;
+  if (request.run_time) run_hours = seconds(*request.run_time) / 3600;
+  if (request.gpu_memory_min) gpu_gb_min = static_cast<double>(request.gpu_memory_min->count) / 1e9;
+  std::optional<double> per_1k_rollouts;
+  if (usd_per_hour_high) per_1k_rollouts = 1000 * *usd_per_hour_high / (3600 * rollouts_per_s);
+  return {{"schema_version", 2},
+          {"feasible", true},
           {"header",
            {{"rollouts_per_step", request.pace.rollouts_per_step},
             {"publish_every", request.pace.publish_every},
             {"staleness_budget", request.staleness_budget},
+            {"lookahead", request.lookahead},
             {"step_seconds", seconds(request.pace.step_time)},
             {"headroom", request.headroom},
             {"active_fraction", request.active_fraction},
@@ -190,6 +212,7 @@ nlohmann::json Plan::to_json() const {
             {"learner_up_mbit_per_s", request.learner_up.mbit_per_s()},
             {"worker_cap_mbit_per_s", request.worker_cap ? json(request.worker_cap->mbit_per_s()) : json(nullptr)},
             {"install_seconds", seconds(request.install_time)},
+            {"gpu_gb_min", or_null(gpu_gb_min)},
             {"t_b_seconds", seconds(broadcast_time)},
             {"t_b_last_seconds", seconds(broadcast_time_last)},
             {"lower_bound_seconds", seconds(broadcast_lower_bound)},
@@ -200,10 +223,14 @@ nlohmann::json Plan::to_json() const {
            {{"workers", workers},
             {"rollouts_per_s", rollouts_per_s},
             {"usd_per_hour_low", usd_per_hour_low},
-            {"usd_per_hour_high", usd_per_hour_high},
-            {"usd_per_1k_rollouts", 1000 * usd_per_hour_high / (3600 * rollouts_per_s)},
+            {"usd_per_hour_high", or_null(usd_per_hour_high)},
+            {"usd_per_1k_rollouts", or_null(per_1k_rollouts)},
             {"usd_joining_low", usd_joining_low},
-            {"usd_joining_high", usd_joining_high},
+            {"usd_joining_high", or_null(usd_joining_high)},
+            {"learner_usd_per_hour", or_null(request.learner_usd_per_hour)},
+            {"run_hours", or_null(run_hours)},
+            {"run_usd_low", or_null(usd_run_low())},
+            {"run_usd_high", or_null(usd_run_high())},
             {"budget_usd_per_hour", or_null(request.budget_usd_per_hour)}}},
           {"search",
            {{"method", method},
@@ -211,7 +238,7 @@ nlohmann::json Plan::to_json() const {
             {"greedy_usd_per_hour", greedy_usd_per_hour},
             {"lp_bound_usd_per_hour", lp_bound_usd_per_hour},
             {"exact_usd_per_hour", or_null(exact_usd_per_hour)}}},
-          {"staleness", {{"worst", staleness_worst}, {"bound", staleness_bound}, {"budget", request.staleness_budget}}},
+          {"staleness", {{"worst", staleness_worst}, {"needed", staleness_needed}, {"budget", request.staleness_budget}}},
           {"offers", offers},
           {"standby", standby},
           {"topology", topology_json(topology)},
@@ -222,27 +249,35 @@ std::string Plan::to_table() const {
   const auto above = [&](double base) { return base > 0 ? 100 * (set_usd_per_hour / base - 1) : 0; };
   std::string out;
   const auto line = [&](const std::string& text) { out += text + '\n'; };
-  line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}   T_b {} ({}lower bound {}, last worker {})",
-                   request.pace.rollouts_per_step, request.pace.publish_every, request.staleness_budget,
-                   echoline::to_text(request.pace.step_time), echoline::to_text(broadcast_time),
-                   request.install_time > Duration{}
-                       ? fmt::format("{} of it to install; ", echoline::to_text(request.install_time))
-                       : "",
-                   echoline::to_text(broadcast_lower_bound), echoline::to_text(broadcast_time_last)));
-  line(fmt::format("rollouts/s: {:.4g} required, {:.4g} with {:.3g} % headroom, {:.4g} rented from {} of {} offers",
-                   target.required_rollouts_per_s, target.provisioned_rollouts_per_s, 100 * request.headroom,
-                   rollouts_per_s, topology.size(), rows.size()));
-  line(fmt::format("cost: {} per hour, ${:.3g} per 1k rollouts, {} once for joining",
-                   range(usd_per_hour_low, usd_per_hour_high), 1000 * usd_per_hour_high / (3600 * rollouts_per_s),
-                   range(usd_joining_low, usd_joining_high)));
+  line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}", request.pace.rollouts_per_step,
+                   request.pace.publish_every, request.staleness_budget, echoline::to_text(request.pace.step_time)));
+  line(fmt::format(
+      "T_b {} ({}lower bound {}, last worker {})", echoline::to_text(broadcast_time),
+      request.install_time > Duration{} ? fmt::format("{} of it to install; ", echoline::to_text(request.install_time))
+                                        : "",
+      echoline::to_text(broadcast_lower_bound), echoline::to_text(broadcast_time_last)));
+  line(fmt::format("rollouts/s: {:.4g} required, {:.4g} with {:.3g} % headroom", target.required_rollouts_per_s,
+                   target.provisioned_rollouts_per_s, 100 * request.headroom));
+  line(fmt::format("rented: {:.4g} rollouts/s from {} of {} offers", rollouts_per_s, topology.size(), rows.size()));
+  line(fmt::format("fleet: {} per hour, {} once for joining, ${} per 1k rollouts",
+                   range(usd_per_hour_low, usd_per_hour_high), range(usd_joining_low, usd_joining_high),
+                   usd_per_hour_high ? fmt::format("{:.3g}", 1000 * *usd_per_hour_high / (3600 * rollouts_per_s)) : "?"));
+  line(fmt::format("learner: {} per hour", request.learner_usd_per_hour
+                                               ? fmt::format("${:.4f}", *request.learner_usd_per_hour)
+                                               : "$?"));
+  if (request.run_time)
+    line(fmt::format("run: {}, {}", echoline::to_text(*request.run_time),
+                     usd_run_low() ? range(*usd_run_low(), usd_run_high()) : "$?"));
   line(fmt::format("search: {}, {:.1f} % above the fractional bound{}", method, above(lp_bound_usd_per_hour),
                    exact_usd_per_hour ? fmt::format(", {:.1f} % above the optimum", above(*exact_usd_per_hour)) : ""));
-  line(fmt::format("staleness: at worst {} steps, {} with any fleet that meets the requirement, budget {}",
-                   staleness_worst, staleness_bound, request.staleness_budget));
+  line(fmt::format("staleness: at worst {} steps (lookahead {}), budget {}", staleness_worst, request.lookahead,
+                   request.staleness_budget));
   line(fmt::format("topology ({}): {}", chains::to_string(topology.policy), topology.to_short_text()));
   for (const std::string& note : notes) line("note: " + note);
   line("");
-  out += rented_table(*this);
+  out += machines_table(*this);
+  line("");
+  out += prices_table(*this);
   if (rows.size() > topology.size()) {
     line("");
     line("not rented");

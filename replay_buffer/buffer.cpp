@@ -46,33 +46,58 @@ Result<AddOutcome> ReplayBuffer::add(std::span<const Trajectory> trajectories) {
 Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint32_t groups) {
   store_->check_thread();
   if (groups == 0) return fail(Code::kInvalid, "sample", "0 groups asked for, expected 1 or more");
-  Batch batch{step, {}};
-  ECHO_TRY(store_->database->each(
-      "SELECT group_id, version FROM groups WHERE " ECHO_WAITING
-      " AND members = ?1 AND version >= ?2 "
-      "ORDER BY version, group_id LIMIT ?3",
-      [&](const Row& row) {
-        batch.groups.push_back({GroupId{row.integer(0)}, Version{row.integer(1)}, {}});
-      },
-      store_->options.group_size, store_->version_min(step), groups));
-  if (batch.groups.size() < groups) return std::optional<Batch>();
+  for (;;) {
+    Batch batch{step, {}};
+    ECHO_TRY(store_->database->each(
+        "SELECT group_id, version FROM groups WHERE " ECHO_WAITING
+        " AND members = ?1 AND version >= ?2 "
+        "ORDER BY version, group_id LIMIT ?3",
+        [&](const Row& row) {
+          batch.groups.push_back({GroupId{row.integer(0)}, Version{row.integer(1)}, {}});
+        },
+        store_->options.group_size, store_->version_min(step), groups));
+    if (batch.groups.size() < groups) return std::optional<Batch>();
+    ECHO_ASSIGN(const std::optional<GroupId> unreadable, read_groups(batch));
+    if (!unreadable) return std::optional<Batch>(std::move(batch));
+    ECHO_TRY(discard(*unreadable, "unreadable"));
+  }
+}
+
+// Fills in the trajectories; the first group that does not read back.
+Result<std::optional<GroupId>> ReplayBuffer::read_groups(Batch& batch) {
   for (Group& group : batch.groups) {
-    Status parsed;
+    bool sound = true;
     ECHO_TRY(store_->database->each(
         "SELECT body FROM trajectory WHERE group_id = ?1 ORDER BY member",
         [&](const Row& row) {
           auto trajectory = data_plane::parse_trajectory(row.bytes(0), store_->options.limits);
-          if (trajectory)
-            group.trajectories.push_back(std::move(*trajectory));
-          else
-            parsed = std::move(trajectory).error();
+          sound = sound && trajectory && trajectory->group() == group.id.value;
+          if (trajectory) group.trajectories.push_back(std::move(*trajectory));
         },
         group.id.value));
-    if (!parsed || group.trajectories.size() != store_->options.group_size)
-      return fail(Code::kCorrupt, "sample", "{}: group {} does not read back: {}", store_->database->path().string(),
-                  group.id, parsed ? "members are missing" : parsed.error().message());
+    if (!sound || group.trajectories.size() != store_->options.group_size) return std::optional(group.id);
   }
-  return std::optional<Batch>(std::move(batch));
+  return std::optional<GroupId>();
+}
+
+Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
+  store_->check_thread();
+  Database& db = *store_->database;
+  ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
+  ECHO_ASSIGN(const auto bytes, db.one("SELECT sum(length(body)) FROM trajectory WHERE group_id = ?1", group.value));
+  ECHO_TRY(db.run("DELETE FROM trajectory WHERE group_id = ?1", group.value));
+  const std::uint64_t deleted = db.changes();
+  ECHO_TRY(db.run("DELETE FROM groups WHERE group_id = ?1", group.value));
+  ECHO_TRY(store_->count_rejected(reason, deleted));
+  // Groups that were added without the ledger are nobody's to generate.
+  ECHO_TRY(
+      db.run("INSERT OR IGNORE INTO pool SELECT ?1 WHERE EXISTS (SELECT 1 FROM meta WHERE key = 'next_group' AND "
+             "value > ?1)",
+             group.value));
+  ECHO_TRY(transaction.commit());
+  store_->totals.rows -= deleted;
+  store_->totals.bytes -= bytes.value_or(0);
+  return ok();
 }
 
 Status ReplayBuffer::consume(std::uint64_t step, std::span<const GroupId> groups) {

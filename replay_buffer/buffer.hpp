@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -74,7 +75,8 @@ class ReplayBuffer {
   // check or takes a member's place under another id, kExhausted at rows_max or bytes_max.
   Result<AddOutcome> add(std::span<const Trajectory> trajectories);
 
-  // `groups` whole admissible groups for step t; nothing when there are fewer. Marks nothing.
+  // `groups` whole admissible groups for step t; nothing when there are fewer. Marks nothing, but a group that does not
+  // read back is discarded ("unreadable") and another one taken.
   Result<std::optional<Batch>> sample(std::uint64_t step, std::uint32_t groups);
 
   // Marks the groups consumed at step t in one transaction. kInvalid when one is unknown, incomplete or was
@@ -88,6 +90,10 @@ class ReplayBuffer {
   // Marks unconsumed groups too stale for step t as rejected ("stale"); returns their trajectories.
   Result<std::uint64_t> drop_stale(std::uint64_t step);
 
+  // A stored group that cannot be trained on: its trajectories are deleted and counted as rejected for `reason`; the
+  // group goes to the pool, because the problem may be sound.
+  Status discard(GroupId group, std::string_view reason);
+
   Result<Counts> counts(std::uint64_t step);
 
   // Deletes what was consumed or dropped at steps before `before_step`, with its settled leases, and returns the
@@ -99,6 +105,7 @@ class ReplayBuffer {
   Store& store() { return *store_; }
 
  private:
+  Result<std::optional<GroupId>> read_groups(Batch& batch);
   explicit ReplayBuffer(std::unique_ptr<Store> store);
   std::unique_ptr<Store> store_;
 };

@@ -1,22 +1,21 @@
 #include "replay_buffer/job_ledger.hpp"
 
 #include <algorithm>
-#include <deque>
 #include <map>
 
+#include "replay_buffer/pace.hpp"
 #include "replay_buffer/store.hpp"
 
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::size_t kCompletionsKept = 256;  // the median is over the latest ones
-constexpr double kMeasureSeconds = 1;          // throughput is measured over at least this long
+constexpr std::uint32_t kSuspectLosses = 2;  // a group that so many workers were lost with is leased alone
+constexpr std::size_t kDetailBytesMax = 512;   // of a failure, as kept
 
-// What the ledger knows about a worker's speed; in memory only, a restart measures anew.
-struct Speed {
-  std::optional<double> tokens_per_s;
-  double window_begin_unix_s = 0;
-  std::uint64_t window_tokens = 0;
+// What the ledger knows about a worker that is there; in memory only, a restart measures anew.
+struct Known {
+  WorkerPace pace;
+  bool too_slow = false;  // at its last request
 };
 
 const char* tally_of(LeaseState state) {
@@ -39,13 +38,6 @@ class JobLedger::Impl {
  public:
   Impl(Store& store, const LedgerOptions& options) : store_(store), db_(*store.database), options_(options) {}
 
-  Status load_completions() {
-    return db_.each(
-        "SELECT settled_unix_s - granted_unix_s FROM lease WHERE settled_unix_s IS NOT NULL "
-        "ORDER BY lease_id DESC LIMIT ?1",
-        [&](const Row& row) { completions_s_.push_front(row.real(0)); }, kCompletionsKept);
-  }
-
   Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now) {
     if (request.policy_digest.empty())
       return fail(Code::kInvalid, "grant", "worker {}: no policy digest", request.worker);
@@ -61,30 +53,34 @@ class JobLedger::Impl {
                                             "dropped_step IS NULL AND version >= ?1",
                                             store_.version_min(step)));
     ahead += waiting.value_or(0);
-    const std::uint64_t wanted =
+    Known& known = known_[request.worker];
+    const std::optional<double> batch_s = known.pace.batch_seconds();
+    known.too_slow = ahead >= options_.pacing.trajectories_per_step && request.step_seconds && batch_s &&
+                     !in_time(options_.pacing, step, request.version, *batch_s, *request.step_seconds);
+    const std::uint64_t held_max = held_by(known);
+    std::uint64_t wanted =
         std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max},
                   options_.leases_live_max - std::min<std::uint64_t>(live, options_.leases_live_max),
-                  room(options_.pacing, step, request.version, ahead) / group_size});
+                  held_max - std::min(live_of_worker, held_max),
+                  known.too_slow ? 0 : room(options_.pacing, step, request.version, ahead) / group_size});
     std::vector<LeaseRecord> leases;
     if (wanted > 0) {
-      ECHO_ASSIGN(const std::vector<GroupId> groups, take_groups(wanted));
+      ECHO_ASSIGN(const std::vector<GroupId> groups, take_groups(wanted, request.worker, live_of_worker == 0));
+      wanted = groups.size();
       ECHO_ASSIGN(const std::uint64_t first_lease, advance("next_lease", wanted));
-      const double expires = now + length_s();
+      const double lease_s = lease_seconds(options_.lease, known.pace.seconds_per_token());
+      const double due = now + patience_seconds(options_.lease, batch_s);
       for (const GroupId group : groups) {
         leases.push_back({LeaseId{first_lease + leases.size()}, group, request.worker, request.version,
-                          request.policy_digest, store_.options.group_size, now, expires, LeaseState::kLive});
+                          request.policy_digest, store_.options.group_size, now, now + lease_s, LeaseState::kLive,
+                          lease_s});
         const LeaseRecord& l = leases.back();
-        ECHO_TRY(db_.run("INSERT INTO lease VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, NULL, 0)", l.id.value, l.group.value,
-                         l.worker.value, l.version.value, Blob{l.policy_digest}, l.rollouts, l.granted_unix_s,
-                         l.expires_unix_s));
+        ECHO_TRY(db_.run("INSERT INTO lease VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, NULL, 0)", l.id.value,
+                         l.group.value, l.worker.value, l.version.value, Blob{l.policy_digest}, l.rollouts,
+                         l.granted_unix_s, l.expires_unix_s, l.lease_s, due));
       }
     }
     if (wanted > 0 || expired > 0) ECHO_TRY(transaction.commit());
-    if (!leases.empty() && live_of_worker == 0) {  // an idle worker starts to be timed
-      Speed& speed = speeds_[request.worker];
-      speed.window_begin_unix_s = now;
-      speed.window_tokens = 0;
-    }
     return leases;
   }
 
@@ -96,8 +92,54 @@ class JobLedger::Impl {
       store_.totals = before;
       return std::move(status).error();
     }
-    for (const Settled& s : settled) measure(s, now);
+    for (const Settled& s : settled) known_[s.worker].pace.handed_in(s.granted_unix_s, now, s.tokens);
     return verdicts;
+  }
+
+  Result<std::uint64_t> renew(WorkerId worker, std::span<const LeaseId> ids, std::uint64_t progress, double now) {
+    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
+    std::uint64_t renewals = 0;
+    for (const LeaseId id : ids) {
+      ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
+      if (!lease || lease->worker != worker || lease->state != LeaseState::kLive || now > lease->expires_unix_s)
+        continue;
+      ECHO_TRY(
+          db_.run("UPDATE lease SET progress = ?2, expires_unix_s = max(expires_unix_s, ?3) WHERE lease_id = ?1 AND "
+                  "progress < ?2",
+                  id.value, progress & static_cast<std::uint64_t>(INT64_MAX),
+                  renewed(options_.lease, lease->granted_unix_s, now, lease->lease_s)));
+      renewals += db_.changes();
+    }
+    if (renewals > 0) ECHO_TRY(transaction.commit());
+    return renewals;
+  }
+
+  Result<bool> failed(const FailedWork& failure) {
+    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
+    ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(failure.lease));
+    if (!lease || lease->worker != failure.worker || lease->state != LeaseState::kLive) return false;
+    ECHO_TRY(end(*lease, LeaseState::kReleased));
+    ECHO_TRY(note_failure(lease->group, failure.worker, 1, 0));
+    ECHO_TRY(judge(lease->group, failure.reason, failure.detail));
+    ECHO_TRY(transaction.commit());
+    return true;
+  }
+
+  Status set_aside(LeaseId id, std::string_view reason, std::string detail) {
+    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
+    ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
+    if (!lease || lease->state != LeaseState::kLive)
+      return fail(Code::kNotFound, "set aside", "lease {} is not live", id);
+    ECHO_TRY(end(*lease, LeaseState::kReleased));
+    ECHO_TRY(put_aside(lease->group, reason, detail));
+    return transaction.commit();
+  }
+
+  std::vector<SetAside> newly_set_aside() { return std::exchange(newly_set_aside_, {}); }
+
+  std::optional<double> too_slow(WorkerId worker) const {
+    const auto known = known_.find(worker);
+    return known != known_.end() && known->second.too_slow ? known->second.pace.batch_seconds() : std::nullopt;
   }
 
   Result<std::uint64_t> release_worker(WorkerId worker) {
@@ -106,9 +148,13 @@ class JobLedger::Impl {
     ECHO_TRY(db_.each(
         "SELECT lease_id, group_id FROM lease WHERE state = 0 AND worker = ?1",
         [&](const Row& row) { leases.push_back(id_and_group(row)); }, worker.value));
-    for (const LeaseRecord& lease : leases) ECHO_TRY(end(lease, LeaseState::kReleased));
+    for (const LeaseRecord& lease : leases) {
+      ECHO_TRY(end(lease, LeaseState::kReleased));
+      ECHO_TRY(note_failure(lease.group, worker, 0, 1));
+      ECHO_TRY(judge(lease.group, "worker lost", "the connection of every worker that had it broke"));
+    }
     ECHO_TRY(transaction.commit());
-    speeds_.erase(worker);
+    known_.erase(worker);
     return std::uint64_t{leases.size()};
   }
 
@@ -130,7 +176,10 @@ class JobLedger::Impl {
   }
 
   Result<std::uint64_t> resume(double now) {
-    ECHO_TRY(db_.run("UPDATE lease SET expires_unix_s = max(expires_unix_s, ?1) WHERE state = 0", now + length_s()));
+    ECHO_TRY(
+        db_.run("UPDATE lease SET due_unix_s = due_unix_s + max(expires_unix_s, ?1 + lease_s) - expires_unix_s, "
+                "expires_unix_s = max(expires_unix_s, ?1 + lease_s) WHERE state = 0",
+                now));
     return db_.changes();
   }
 
@@ -142,8 +191,8 @@ class JobLedger::Impl {
         [&](const Row& row) { stock[Version{row.integer(0)}].waiting = row.integer(1); }, store_.options.group_size,
         store_.version_min(step)));
     ECHO_TRY(db_.each(
-        "SELECT version, sum(rollouts) FROM lease WHERE state = 0 AND expires_unix_s >= ?1 AND version >= ?2 "
-        "GROUP BY version",
+        "SELECT version, sum(rollouts) FROM lease WHERE state = 0 AND min(expires_unix_s, due_unix_s) >= ?1 AND "
+        "version >= ?2 GROUP BY version",
         [&](const Row& row) { stock[Version{row.integer(0)}].live = row.integer(1); }, now, store_.version_min(step)));
     std::vector<VersionStock> ascending;
     for (auto& [version, entry] : stock) {
@@ -161,31 +210,11 @@ class JobLedger::Impl {
                  "(SELECT value FROM meta WHERE key = 'leases_expired'), "
                  "(SELECT value FROM meta WHERE key = 'leases_released')",
                  [&](const Row& row) {
-                   counts = {row.integer(0), row.integer(1), row.integer(2), row.integer(3), row.integer(4)};
+                   counts = {row.integer(0), row.integer(1), row.integer(2), row.integer(3), row.integer(4), {}};
                  }));
+    ECHO_TRY(db_.each("SELECT reason, count(*) FROM set_aside GROUP BY reason",
+                      [&](const Row& row) { counts.set_aside[std::string(row.bytes(0))] = row.integer(1); }));
     return counts;
-  }
-
-  std::vector<WorkerShare> shares(std::uint64_t groups, std::span<const WorkerId> eligible) {
-    std::map<WorkerId, WorkerShare> by_worker;
-    for (const auto& [worker, speed] : speeds_) by_worker[worker] = {worker, speed.tokens_per_s.value_or(0), false, 0};
-    for (const WorkerId worker : eligible) {
-      WorkerShare& share = by_worker[worker];
-      share.worker = worker;
-      share.eligible = true;
-    }
-    std::vector<WorkerShare> shares;
-    for (const auto& [worker, share] : by_worker) shares.push_back(share);
-    allocate(groups, shares);
-    for (const WorkerShare& share : shares)
-      if (!share.eligible && speeds_[share.worker].tokens_per_s)
-        speeds_[share.worker].tokens_per_s = share.tokens_per_s;
-    return shares;
-  }
-
-  double length_s() const {
-    std::vector<double> completions(completions_s_.begin(), completions_s_.end());
-    return lease_seconds(options_.lease, completions);
   }
 
   void check_thread() { store_.check_thread(); }
@@ -194,7 +223,7 @@ class JobLedger::Impl {
   struct Settled {
     WorkerId worker;
     double granted_unix_s;
-    std::uint64_t tokens;
+    std::uint64_t tokens;  // of the longest response
   };
 
   static LeaseRecord id_and_group(const Row& row) {
@@ -212,16 +241,66 @@ class JobLedger::Impl {
     return *value;
   }
 
-  // Returned groups first, lowest id first, then new ones.
-  Result<std::vector<GroupId>> take_groups(std::uint64_t count) {
+  // How many groups this worker may hold. One that was not measured yet counts as the average of those that were.
+  std::uint64_t held_by(const Known& known) const {
+    double measured = 0, sum = 0;
+    for (const auto& [worker, other] : known_)
+      if (const auto rate = other.pace.groups_per_s()) ++measured, sum += *rate;
+    const double average = measured > 0 ? sum / measured : 1;
+    const double all = sum + (static_cast<double>(known_.size()) - measured) * average;
+    const std::uint64_t groups = (std::uint64_t{options_.pacing.lookahead_steps} + 1) *
+                                 options_.pacing.trajectories_per_step / store_.options.group_size;
+    return groups_held_max(groups, known.pace.groups_per_s().value_or(average), all);
+  }
+
+  // Returned groups first, lowest id first, then new ones; or one group alone that workers were lost with.
+  Result<std::vector<GroupId>> take_groups(std::uint64_t count, WorkerId worker, bool idle) {
     std::vector<GroupId> groups;
-    ECHO_TRY(db_.each(
-        "SELECT group_id FROM pool ORDER BY group_id LIMIT ?1",
-        [&](const Row& row) { groups.push_back(GroupId{row.integer(0)}); }, count));
+    const auto take = [&](const Row& row) { groups.push_back(GroupId{row.integer(0)}); };
+    if (idle)
+      ECHO_TRY(db_.each("SELECT group_id FROM pool WHERE (SELECT sum(lost) FROM failure WHERE failure.group_id = "
+                        "pool.group_id) >= ?1 ORDER BY group_id LIMIT 1",
+                        take, kSuspectLosses));
+    const bool suspect = !groups.empty();
+    // Without anybody else to try it, a worker gets a group again that it failed on.
+    if (!suspect)
+      ECHO_TRY(db_.each(
+          "SELECT group_id FROM pool WHERE NOT EXISTS (SELECT 1 FROM failure WHERE failure.group_id = pool.group_id "
+          "AND worker = ?2 AND failures > ?3) AND coalesce((SELECT sum(lost) FROM failure WHERE failure.group_id = "
+          "pool.group_id), 0) < ?4 ORDER BY group_id LIMIT ?1",
+          take, count, worker.value, known_.size() > 1 ? 0 : kFailuresMax, kSuspectLosses));
     for (const GroupId group : groups) ECHO_TRY(db_.run("DELETE FROM pool WHERE group_id = ?1", group.value));
+    if (suspect) return groups;
     ECHO_ASSIGN(std::uint64_t next, advance("next_group", count - groups.size()));
     while (groups.size() < count) groups.push_back(GroupId{next++});
     return groups;
+  }
+
+  Status note_failure(GroupId group, WorkerId worker, int failures, int lost) {
+    return db_.run(
+        "INSERT INTO failure VALUES(?1, ?2, ?3, ?4) ON CONFLICT(group_id, worker) DO UPDATE SET "
+        "failures = failures + excluded.failures, lost = max(lost, excluded.lost)",
+        group.value, worker.value, failures, lost);
+  }
+
+  // Sets a group aside that failed too often; it is in the pool now.
+  Status judge(GroupId group, std::string_view reason, const std::string& detail) {
+    std::uint64_t failures = 0, lost = 0;
+    ECHO_TRY(db_.each(
+        "SELECT sum(failures), sum(lost) FROM failure WHERE group_id = ?1",
+        [&](const Row& row) { failures = row.integer(0), lost = row.integer(1); }, group.value));
+    const bool hopeless = set_aside_after(static_cast<std::uint32_t>(failures), static_cast<std::uint32_t>(lost));
+    return hopeless ? put_aside(group, reason, detail) : ok();
+  }
+
+  // Out of the pool for good.
+  Status put_aside(GroupId group, std::string_view reason, const std::string& detail) {
+    const std::string kept = detail.substr(0, kDetailBytesMax);
+    ECHO_TRY(db_.run("DELETE FROM pool WHERE group_id = ?1", group.value));
+    ECHO_TRY(db_.run("DELETE FROM failure WHERE group_id = ?1", group.value));
+    ECHO_TRY(db_.run("INSERT INTO set_aside VALUES(?1, ?2, ?3)", group.value, reason, kept));
+    newly_set_aside_.push_back({group, std::string(reason), kept});
+    return ok();
   }
 
   // Ends a live lease; its group goes back to the pool unless it was settled.
@@ -237,9 +316,19 @@ class JobLedger::Impl {
   Result<std::uint64_t> end_overdue(double now) {
     std::vector<LeaseRecord> leases;
     ECHO_TRY(db_.each(
-        "SELECT lease_id, group_id FROM lease WHERE state = 0 AND expires_unix_s < ?1 ORDER BY lease_id",
-        [&](const Row& row) { leases.push_back(id_and_group(row)); }, now));
-    for (const LeaseRecord& lease : leases) ECHO_TRY(end(lease, LeaseState::kExpired));
+        "SELECT lease_id, group_id, worker, granted_unix_s FROM lease WHERE state = 0 AND expires_unix_s < ?1 "
+        "ORDER BY lease_id",
+        [&](const Row& row) {
+          leases.push_back(id_and_group(row));
+          leases.back().worker = WorkerId{row.integer(2)};
+          leases.back().granted_unix_s = row.real(3);
+        },
+        now));
+    for (const LeaseRecord& lease : leases) {
+      ECHO_TRY(end(lease, LeaseState::kExpired));
+      if (const auto known = known_.find(lease.worker); known != known_.end())
+        known->second.pace.handed_in(lease.granted_unix_s, now, 0);
+    }
     return std::uint64_t{leases.size()};
   }
 
@@ -247,7 +336,7 @@ class JobLedger::Impl {
     std::optional<LeaseRecord> lease;
     ECHO_TRY(db_.each(
         "SELECT lease_id, group_id, worker, version, policy_digest, rollouts, granted_unix_s, "
-        "expires_unix_s, state FROM lease WHERE lease_id = ?1",
+        "expires_unix_s, state, lease_s FROM lease WHERE lease_id = ?1",
         [&](const Row& row) {
           lease = LeaseRecord{LeaseId{row.integer(0)},
                               GroupId{row.integer(1)},
@@ -257,7 +346,8 @@ class JobLedger::Impl {
                               static_cast<std::uint32_t>(row.integer(5)),
                               row.real(6),
                               row.real(7),
-                              static_cast<LeaseState>(row.integer(8))};
+                              static_cast<LeaseState>(row.integer(8)),
+                              row.real(9)};
         },
         id.value));
     return lease;
@@ -299,6 +389,9 @@ class JobLedger::Impl {
       verdict.accepted = verdict.duplicate = true;
       return verdict;
     }
+    if (!lease) return refused("unknown lease");
+    if (lease->worker == delivery.worker && lease->state == LeaseState::kLive && !delivery.refused.empty())
+      return refused(delivery.refused, delivery.detail);
     if (submission.trajectories_size() == 0) return refused("malformed", "no trajectories");
     for (const Trajectory& trajectory : submission.trajectories()) {
       if (Status status = data_plane::check(trajectory, store_.options.limits); !status)
@@ -319,17 +412,16 @@ class JobLedger::Impl {
     if (!admissible(step, lease->version, store_.options.staleness_budget))
       return refused("stale", fmt::format("version {} at learner step {}", lease->version, step));
 
-    std::uint64_t tokens = 0;
     for (const Trajectory& trajectory : submission.trajectories()) {
       const auto stored = store_.insert(trajectory);
       if (!stored && stored.error().code == Code::kInvalid) return refused("malformed", stored.error().detail);
       if (!stored) return stored.error();
       if (!*stored) return refused("malformed", fmt::format("trajectory '{}' stands twice", trajectory.id()));
-      tokens += static_cast<std::uint64_t>(trajectory.response_tokens_size());
     }
     ECHO_TRY(end(*lease, LeaseState::kSettled));
+    ECHO_TRY(db_.run("DELETE FROM failure WHERE group_id = ?1", lease->group.value));
     ECHO_TRY(db_.run("UPDATE lease SET settled_unix_s = ?2 WHERE lease_id = ?1", lease->id.value, now));
-    settled.push_back({lease->worker, lease->granted_unix_s, tokens});
+    settled.push_back({lease->worker, lease->granted_unix_s, longest(submission)});
     verdict.accepted = true;
     return verdict;
   }
@@ -343,8 +435,9 @@ class JobLedger::Impl {
     if (!lease || lease->worker != delivery.worker) return ok();
     if (lease->state == LeaseState::kLive)
       ECHO_TRY(end(*lease, now > lease->expires_unix_s ? LeaseState::kExpired : LeaseState::kReleased));
-    // A late result still tells how long the work takes, or slow workers would never move the median.
-    if (verdict.reason == "lease expired") remember_completion(now - lease->granted_unix_s);
+    // A late result still tells how long the work takes, or a slow worker's next lease would be as short.
+    if (verdict.reason == "lease expired")
+      known_[lease->worker].pace.handed_in(lease->granted_unix_s, now, longest(*delivery.submission));
     return ok();
   }
 
@@ -359,28 +452,18 @@ class JobLedger::Impl {
     return true;
   }
 
-  void remember_completion(double completion_s) {
-    completions_s_.push_back(std::max(completion_s, 0.0));
-    if (completions_s_.size() > kCompletionsKept) completions_s_.pop_front();
-  }
-
-  void measure(const Settled& settled, double now) {
-    remember_completion(now - settled.granted_unix_s);
-    Speed& speed = speeds_[settled.worker];
-    if (speed.window_begin_unix_s == 0) speed.window_begin_unix_s = settled.granted_unix_s;
-    speed.window_tokens += settled.tokens;
-    const double elapsed_s = now - speed.window_begin_unix_s;
-    if (elapsed_s < kMeasureSeconds) return;
-    speed.tokens_per_s = updated_throughput(speed.tokens_per_s, speed.window_tokens, elapsed_s);
-    speed.window_begin_unix_s = now;
-    speed.window_tokens = 0;
+  static std::uint64_t longest(const schema::Submission& submission) {
+    int tokens = 0;
+    for (const Trajectory& trajectory : submission.trajectories())
+      tokens = std::max(tokens, trajectory.response_tokens_size());
+    return static_cast<std::uint64_t>(tokens);
   }
 
   Store& store_;
   Database& db_;
   LedgerOptions options_;
-  std::deque<double> completions_s_;
-  std::map<WorkerId, Speed> speeds_;
+  std::map<WorkerId, Known> known_;  // workers that asked for work and were not lost
+  std::vector<SetAside> newly_set_aside_;
 };
 
 JobLedger::JobLedger(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -399,12 +482,11 @@ Result<std::unique_ptr<JobLedger>> JobLedger::open(ReplayBuffer& buffer, const L
       pacing.trajectories_per_step % buffer.options().group_size != 0)
     return fail(Code::kInvalid, kOpen, "{} trajectories per step, expected a multiple of the group size {}",
                 pacing.trajectories_per_step, buffer.options().group_size);
-  if (!(options.lease.lease_s_min > 0) || !(options.lease.lease_s_max >= options.lease.lease_s_min))
-    return fail(Code::kInvalid, kOpen, "lease of {}..{} s, expected 0 < min <= max", options.lease.lease_s_min,
-                options.lease.lease_s_max);
-  auto impl = std::make_unique<Impl>(buffer.store(), options);
-  ECHO_TRY(impl->load_completions());
-  return std::unique_ptr<JobLedger>(new JobLedger(std::move(impl)));
+  const LeaseLength& lease = options.lease;
+  if (!(lease.min_s > 0) || !(lease.first_s >= lease.min_s) || !(lease.max_s >= lease.first_s))
+    return fail(Code::kInvalid, kOpen, "leases of {} s at first, {} .. {} s later, expected 0 < min <= first <= max",
+                lease.first_s, lease.min_s, lease.max_s);
+  return std::unique_ptr<JobLedger>(new JobLedger(std::make_unique<Impl>(buffer.store(), options)));
 }
 
 Result<std::vector<LeaseRecord>> JobLedger::grant(const GrantRequest& request, std::uint64_t step, double now_unix_s) {
@@ -448,10 +530,24 @@ Result<LedgerCounts> JobLedger::counts() {
   return impl_->counts();
 }
 
-std::vector<WorkerShare> JobLedger::shares(std::uint64_t groups, std::span<const WorkerId> eligible) {
-  return impl_->shares(groups, eligible);
+Result<std::uint64_t> JobLedger::renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress,
+                                       double now_unix_s) {
+  impl_->check_thread();
+  return impl_->renew(worker, leases, progress, now_unix_s);
 }
 
-double JobLedger::lease_seconds_now() const { return impl_->length_s(); }
+Result<bool> JobLedger::failed(const FailedWork& failure) {
+  impl_->check_thread();
+  return impl_->failed(failure);
+}
+
+Status JobLedger::set_aside(LeaseId lease, std::string_view reason, std::string detail) {
+  impl_->check_thread();
+  return impl_->set_aside(lease, reason, std::move(detail));
+}
+
+std::vector<SetAside> JobLedger::newly_set_aside() { return impl_->newly_set_aside(); }
+
+std::optional<double> JobLedger::too_slow(WorkerId worker) const { return impl_->too_slow(worker); }
 
 }  // namespace echoline::replay_buffer

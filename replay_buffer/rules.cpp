@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/result.hpp"
-
 namespace echoline::replay_buffer {
 
 bool admissible(std::uint64_t step, Version version, std::uint32_t staleness_budget) {
@@ -38,11 +36,47 @@ std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const
   return lost;
 }
 
-double lease_seconds(const LeaseLength& length, std::span<double> completion_s) {
-  if (completion_s.empty()) return length.lease_s_max;
-  const auto middle = completion_s.begin() + static_cast<std::ptrdiff_t>(completion_s.size() / 2);
-  std::nth_element(completion_s.begin(), middle, completion_s.end());
-  return std::clamp(2.5 * *middle, length.lease_s_min, length.lease_s_max);
+std::uint32_t staleness_worst(std::uint32_t staleness_budget, std::uint32_t publish_every,
+                              std::uint32_t lookahead_steps, std::uint32_t lag_steps) {
+  const std::uint64_t worst = std::uint64_t{publish_every} - 1 + lag_steps + lookahead_steps;
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(staleness_budget, worst));
+}
+
+std::uint32_t default_lookahead(std::uint32_t staleness_budget, std::uint32_t publish_every) {
+  constexpr std::uint32_t kFed = 2;
+  return std::min(kFed, staleness_budget - std::min(staleness_budget, staleness_budget_min(publish_every)));
+}
+
+std::uint32_t staleness_budget_min(std::uint32_t publish_every) { return publish_every - std::min(publish_every, 1u); }
+
+double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token) {
+  if (!seconds_per_token) return length.first_s;
+  return std::clamp(2 * *seconds_per_token * length.tokens_max, length.min_s, length.max_s);
+}
+
+double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds) {
+  return batch_seconds ? std::clamp(2.5 * *batch_seconds, std::min(length.min_s, length.max_s), length.max_s)
+                       : std::min(length.first_s, length.max_s);
+}
+
+double renewed(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s) {
+  return std::min(granted_unix_s + length.max_s, now_unix_s + lease_s);
+}
+
+bool in_time(const Pacing& pacing, std::uint64_t step, Version version, double batch_seconds, double step_seconds) {
+  if (version.value >= step) return batch_seconds <= (pacing.staleness_budget + 1.0) * step_seconds;
+  const double age = static_cast<double>(step - version.value);
+  return batch_seconds <= (pacing.staleness_budget + 1.0 - age) * step_seconds;
+}
+
+std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double fleet_groups_per_s) {
+  if (!(fleet_groups_per_s > 0)) return std::max<std::uint64_t>(1, groups);
+  const double share = std::clamp(groups_per_s / fleet_groups_per_s, 0.0, 1.0);
+  return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::ceil(2 * share * static_cast<double>(groups))));
+}
+
+bool set_aside_after(std::uint32_t failures, std::uint32_t workers_lost) {
+  return failures >= kFailuresMax || workers_lost >= kLossesMax;
 }
 
 std::optional<std::string_view> refusal(const std::optional<LeaseRecord>& lease, const Claim& claim,
@@ -63,43 +97,6 @@ std::optional<std::string_view> refusal(const std::optional<LeaseRecord>& lease,
   if (lease->version != claim.version) return "wrong version";
   if (lease->policy_digest != claim.policy_digest) return "wrong digest";
   return std::nullopt;
-}
-
-void allocate(std::uint64_t total, std::span<WorkerShare> workers) {
-  double sum = 0;
-  std::uint64_t eligible = 0;
-  WorkerShare* fastest = nullptr;
-  for (WorkerShare& w : workers) {
-    w.groups = 0;
-    ECHO_CHECK(std::isfinite(w.tokens_per_s) && w.tokens_per_s >= 0, "worker {}: {} tokens/s", w.worker,
-               w.tokens_per_s);
-    if (!w.eligible) {
-      w.tokens_per_s *= kIneligibleDecay;
-      continue;
-    }
-    ++eligible;
-    sum += w.tokens_per_s;
-    if (fastest == nullptr || w.tokens_per_s > fastest->tokens_per_s ||
-        (w.tokens_per_s == fastest->tokens_per_s && w.worker < fastest->worker))
-      fastest = &w;
-  }
-  if (fastest == nullptr) return;
-  std::uint64_t given = 0;
-  for (WorkerShare& w : workers) {
-    if (!w.eligible) continue;
-    // Rounding of the quotient must not give out more than there is.
-    w.groups =
-        sum > 0 ? static_cast<std::uint64_t>(static_cast<double>(total) * w.tokens_per_s / sum) : total / eligible;
-    w.groups = std::min(w.groups, total - given);
-    given += w.groups;
-  }
-  fastest->groups += total - given;
-}
-
-double updated_throughput(std::optional<double> tokens_per_s, std::uint64_t tokens, double elapsed_s) {
-  ECHO_CHECK(elapsed_s > 0, "elapsed {} s", elapsed_s);
-  const double measured = static_cast<double>(tokens) / elapsed_s;
-  return tokens_per_s ? kThroughputKeep * *tokens_per_s + (1 - kThroughputKeep) * measured : measured;
 }
 
 }  // namespace echoline::replay_buffer

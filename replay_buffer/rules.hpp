@@ -1,4 +1,4 @@
-// The rules of the job ledger as pure functions: pacing, lease length, acceptance, and the share of each worker.
+// The rules of the job ledger as pure functions: pacing, lease length, acceptance, what one worker may hold, failures.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -18,7 +18,7 @@ bool admissible(std::uint64_t step, Version version, std::uint32_t staleness_bud
 
 struct Pacing {
   std::uint32_t staleness_budget = 3;        // S, learner steps
-  std::uint32_t lookahead_steps = 3;         // <= S: at most this many batches beyond the current one in stock
+  std::uint32_t lookahead_steps = 3;         // L <= S: at most this many batches beyond the current one in stock
   std::uint32_t trajectories_per_step = 64;  // R
   std::optional<std::uint64_t> steps_total = std::nullopt;  // of the run: nothing is generated that no step would use
 };
@@ -50,15 +50,51 @@ struct VersionStock {
 // ones is what makes it positive.
 std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock);
 
+// The oldest data that pacing lets a step train on, in learner steps, when results come in the order they were granted:
+// min(S, kappa - 1 + lag + L). At step t the newest policy out is up to kappa - 1 steps old; `lag_steps` more pass until
+// workers have installed it (T_b in steps, rounded up; 0 when they wait for it, because S admits nothing older); and what
+// is granted now is used at most L steps later, because no more than (L + 1)*R are in stock, work under way included.
+// Results overtaken by faster ones may come later still, but never beyond S: stranded() makes the learner wait for them.
+std::uint32_t staleness_worst(std::uint32_t staleness_budget, std::uint32_t publish_every,
+                              std::uint32_t lookahead_steps, std::uint32_t lag_steps);
+
+// The lookahead of a run that names none: what keeps the learner fed, not what S would allow. While a batch is trained on
+// the next one is generated (one step); workers that finish at different times and the time T_b in which they have an
+// old policy need as much again. More than that only makes data older. Never so much that S would have to cut it.
+std::uint32_t default_lookahead(std::uint32_t staleness_budget, std::uint32_t publish_every);
+
+// The least S with which every step finds a policy that is fresh enough: the last step before a publication trains on
+// one that is kappa - 1 steps old. With S = 0 and kappa = 1 every step trains on rollouts of the very policy it updates.
+std::uint32_t staleness_budget_min(std::uint32_t publish_every);
+
 // --- Leases ---------------------------------------------------------------------------------------------------
 
 struct LeaseLength {
-  double lease_s_min = 5;
-  double lease_s_max = 600;  // also the length before any completion time is known
+  double first_s = 60;            // for a worker that has not handed in anything yet
+  double min_s = 10;              // shortest
+  double max_s = 7200;            // from grant to result, renewals included
+  std::uint32_t tokens_max = 64;  // of a response: a lease lasts as long as this worker needs for so many
 };
 
-// clamp(2.5 x median completion time) (SparrowRL section 5.4); reorders `completion_s`.
-double lease_seconds(const LeaseLength& length, std::span<double> completion_s);
+// Length of a lease, and of each renewal: twice what a response of tokens_max takes at this worker's own measured
+// seconds per token, clamped; first_s for a worker not measured yet.
+double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token);
+
+// How long after the grant a learner step still waits for a result that would otherwise be stranded: 2.5 x the worker's
+// own time from grant to result (SparrowRL section 5.4), first_s when it is not known; never longer than the lease may
+// last. A worker that is slower than itself keeps its lease, but the learner goes on.
+double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds);
+
+// Expiry after a sign of progress at `now`; a lease never lasts longer than max_s in all.
+double renewed(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s);
+
+// Whether a worker that takes `batch_seconds` from grant to result can hand in work of `version` before the last step
+// that may use it, when steps take `step_seconds`.
+bool in_time(const Pacing& pacing, std::uint64_t step, Version version, double batch_seconds, double step_seconds);
+
+// Groups that one worker may hold at once: twice its share of the `groups` that may be in stock, by measured groups/s,
+// so that it is never idle while others are served and cannot hoard what they could generate. At least one.
+std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double fleet_groups_per_s);
 
 enum class LeaseState : std::uint8_t { kLive = 0, kSettled = 1, kExpired = 2, kReleased = 3 };
 
@@ -72,6 +108,7 @@ struct LeaseRecord {
   double granted_unix_s = 0;
   double expires_unix_s = 0;
   LeaseState state = LeaseState::kLive;
+  double lease_s = 0;  // how far a sign of progress moves the expiry
 };
 
 // What a result claims about itself.
@@ -87,25 +124,13 @@ struct Claim {
 // "wrong version", "wrong digest"); reports count by them.
 std::optional<std::string_view> refusal(const std::optional<LeaseRecord>& lease, const Claim& claim, double now_unix_s);
 
-// --- Shares of unequal workers (SparrowRL Alg. 1) ---------------------------------------------------------------
+// --- Failures -------------------------------------------------------------------------------------------------
 
-inline constexpr double kIneligibleDecay = 0.5;  // alpha
-inline constexpr double kThroughputKeep = 0.8;   // beta
+inline constexpr std::uint32_t kFailuresMax = 2;  // a group that fails so often is set aside
+inline constexpr std::uint32_t kLossesMax = 4;    // as is one that so many different workers were lost with
 
-struct WorkerShare {
-  WorkerId worker;
-  double tokens_per_s = 0;   // tau, decayed by allocate() when not eligible
-  bool eligible = false;     // active version v, or v-1 with v staged
-  std::uint64_t groups = 0;  // out: B_a
-};
-
-// Splits `total` groups: B_a = floor(B * tau_a / sum of tau over eligible), the remainder to the fastest (ties: the
-// lowest id); ineligible workers get 0 and their tau is multiplied by alpha. Sum of B_a is `total` when anyone is
-// eligible, else 0. Without any throughput known the eligible share equally.
-void allocate(std::uint64_t total, std::span<WorkerShare> workers);
-
-// tau after a result of `tokens` in `elapsed_s`: beta*tau + (1-beta)*tokens/elapsed; the first measurement stands
-// alone.
-double updated_throughput(std::optional<double> tokens_per_s, std::uint64_t tokens, double elapsed_s);
+// What a group's past says: its failures on workers that lived to tell, and the different workers that were lost while
+// they had it (each may have died of something else, so it takes more of them).
+bool set_aside_after(std::uint32_t failures, std::uint32_t workers_lost);
 
 }  // namespace echoline::replay_buffer

@@ -20,16 +20,20 @@ constexpr const char* kSchema[] = {
     "body BLOB NOT NULL, UNIQUE(group_id, member)) STRICT",
     "CREATE TABLE lease(lease_id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, worker INTEGER NOT NULL, "
     "version INTEGER NOT NULL, policy_digest BLOB NOT NULL, rollouts INTEGER NOT NULL, granted_unix_s REAL NOT NULL, "
-    "expires_unix_s REAL NOT NULL, settled_unix_s REAL, state INTEGER NOT NULL) STRICT",
+    "expires_unix_s REAL NOT NULL, lease_s REAL NOT NULL, due_unix_s REAL NOT NULL, progress INTEGER NOT NULL, "
+    "settled_unix_s REAL, state INTEGER NOT NULL) STRICT",
     "CREATE INDEX lease_live ON lease(expires_unix_s) WHERE state = 0",
     "CREATE INDEX lease_group ON lease(group_id)",
     "CREATE TABLE pool(group_id INTEGER PRIMARY KEY) STRICT",
+    "CREATE TABLE failure(group_id INTEGER NOT NULL, worker INTEGER NOT NULL, failures INTEGER NOT NULL, "
+    "lost INTEGER NOT NULL, PRIMARY KEY(group_id, worker)) STRICT, WITHOUT ROWID",
+    "CREATE TABLE set_aside(group_id INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL) STRICT",
     "INSERT INTO meta VALUES('next_group', 0), ('next_lease', 1), ('pruned_consumed', 0), ('leases_settled', 0), "
     "('leases_expired', 0), ('leases_released', 0)",
     "PRAGMA application_id = 1162037327",
-    "PRAGMA user_version = 1",
+    "PRAGMA user_version = 2",
 };
-static_assert(kApplicationId == 1162037327 && kSchemaVersion == 1);
+static_assert(kApplicationId == 1162037327 && kSchemaVersion == 2);
 
 }  // namespace
 

@@ -99,6 +99,7 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   config.policy = o.policy;
   config.heartbeat = o.heartbeat;
   config.heartbeat_timeout = o.heartbeat_timeout;
+  config.away_max = o.away_max;
   config.quorum = o.quorum;
   config.store_bytes_max = o.store;
   if (const auto& bytes = world_.disk(learner_host_).state()) {
@@ -146,6 +147,12 @@ void Fleet::on_learner(Action&& action) {
     on_message(message->worker, message->bytes);
   } else if (const auto* changed = std::get_if<act::TopologyChanged>(&action)) {
     if (observer_) observer_->on_topology(changed->topology);
+  } else if (const auto* joined = std::get_if<act::Joined>(&action)) {
+    if (observer_) observer_->on_joined(joined->member.id);
+  } else if (const auto* away = std::get_if<act::WorkerAway>(&action)) {
+    if (observer_) observer_->on_away(away->worker, away->reason);
+  } else if (const auto* lost = std::get_if<act::Lost>(&action)) {
+    if (observer_) observer_->on_lost(lost->worker, lost->reason);
   }
 }
 

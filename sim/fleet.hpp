@@ -24,6 +24,7 @@ struct LearnerOptions {
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
   std::size_t chains_max = 8;
   Duration heartbeat = std::chrono::milliseconds(500), heartbeat_timeout = std::chrono::seconds(3);
+  Duration away_max = std::chrono::minutes(5);
   double quorum = 0.9;
   Bytes store{1ull << 30};
   std::uint32_t chunk_bytes = 64 * 1024;
@@ -71,6 +72,9 @@ class FleetObserver {
   virtual void on_activated(std::size_t /*worker*/, const overlay::Installed&) {}
   virtual void on_identity(std::size_t /*worker*/, WorkerId) {}  // a new one
   virtual void on_topology(const chains::Topology&) {}
+  virtual void on_joined(WorkerId) {}
+  virtual void on_away(WorkerId, const std::string& /*reason*/) {}
+  virtual void on_lost(WorkerId, const std::string& /*reason*/) {}
 };
 
 class Fleet {
@@ -88,7 +92,9 @@ class Fleet {
   void publish(const PublishSpec& spec);
   void expel(std::size_t worker);
   void end();  // the run is over: the learner says goodbye, and nobody starts again
+  const LearnerOptions& learner_options() const { return options_.learner; }
   std::uint32_t chunk_bytes() const { return options_.learner.chunk_bytes; }
+  std::uint64_t learner_processes() const { return learner_processes_; }
   HostId learner_host() const { return learner_host_; }
   overlay::LearnerCore* learner();  // absent while it is down
   // The newest version that was closed; what everybody should reach.

@@ -8,6 +8,15 @@ namespace echoline::sim {
 
 using namespace overlay;
 
+namespace {
+
+Slice slice_of(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return Slice(std::vector<std::byte>(bytes.begin(), bytes.end()));
+}
+
+}  // namespace
+
 std::size_t Fleet::add_worker(const WorkerOptions& options) {
   const std::size_t i = workers_.size();
   auto worker = std::make_unique<Worker>();
@@ -197,7 +206,7 @@ void Fleet::chat(std::size_t i) {
   if (!core || !w.joined) return;
   std::string text = fmt::format("{} {} ", w.processes, ++w.messages);
   text.resize(text.size() + random_.below(random_.below(100) == 0 ? 1'000'000 : 2'000), '.');
-  world_.call(w.host, [&](TimePoint now) { core->send_message(std::as_bytes(std::span(text)), now); });
+  world_.call(w.host, [&](TimePoint now) { core->send_message(slice_of(text), now); });
 }
 
 void Fleet::on_message(WorkerId from, const std::string& text) {
@@ -211,7 +220,7 @@ void Fleet::on_message(WorkerId from, const std::string& text) {
   last = now;
   world_.post([this, from, text] {
     if (!learner()) return;
-    world_.call(learner_host_, [&](TimePoint t) { learner()->send_message(from, std::as_bytes(std::span(text)), t); });
+    world_.call(learner_host_, [&](TimePoint t) { learner()->send_message(from, slice_of(text), t); });
   });
 }
 

@@ -85,6 +85,8 @@ void Invariants::on_message_to_learner(std::size_t worker, const ControlMessage&
   } else if (const auto* have = std::get_if<Have>(&message)) {
     allowed_waste_ += kEdgeChangeBytes;
     take_have(worker, *have, false);
+  } else if (std::holds_alternative<Heartbeat>(message)) {
+    presence(fleet_.worker(worker).id()).heard = world_.now();
   } else if (const auto* request = std::get_if<ChunkRequest>(&message)) {
     children_[worker].has[request->publication].erase(request->index);
   }
@@ -189,6 +191,62 @@ void Invariants::check_parents(const std::map<WorkerId, std::vector<WorkerId>>& 
   }
 }
 
+// ---- presence ----
+
+Invariants::Presence& Invariants::presence(WorkerId id) {
+  if (learner_process_ != fleet_.learner_processes()) presence_.clear();  // a new process knows nobody
+  learner_process_ = fleet_.learner_processes();
+  return presence_[id];
+}
+
+void Invariants::on_joined(WorkerId id) {
+  Presence& p = presence(id);
+  if (p.there) violated(kPresence, fmt::format("worker {} joins and was there", id));
+  counts_.back += p.away_since != TimePoint{};
+  p = {true, {}, world_.now()};
+}
+
+void Invariants::on_away(WorkerId id, const std::string& reason) {
+  Presence& p = presence(id);
+  if (!p.there) violated(kPresence, fmt::format("worker {} is away and was not there", id));
+  const Duration silence = world_.now() - p.heard, agreed = fleet_.learner_options().heartbeat_timeout;
+  if (reason.starts_with("no heartbeat") && silence < agreed)
+    violated(kPresence, fmt::format("worker {} is away after {} of silence, {} were agreed on", id, to_text(silence),
+                                    to_text(agreed)));
+  ++counts_.away;
+  p.there = false;
+  p.away_since = world_.now();
+}
+
+void Invariants::on_lost(WorkerId id, const std::string& reason) {
+  const Presence p = presence(id);
+  presence_.erase(id);
+  const auto worker = fleet_.worker_of(id);
+  const bool may_go = reason.starts_with("it left") || reason.starts_with("expelled");
+  if (!worker || fleet_.worker(*worker).options.malice.any() || may_go) return;
+  ++counts_.gone;
+  const Duration away = world_.now() - p.away_since, kept = fleet_.learner_options().away_max;
+  if (p.there) violated(kPresence, fmt::format("worker {} is gone without having been away: {}", id, reason));
+  if (!p.there && away < kept)
+    violated(kPresence,
+             fmt::format("worker {} is gone after {}, its place is kept for {}", id, to_text(away), to_text(kept)));
+}
+
+// At last: whoever is a member in its own eyes is one in the learner's, with a place in the topology.
+void Invariants::check_members(const LearnerStats& stats) {
+  for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+    const Fleet::Worker& w = fleet_.worker(i);
+    if (!w.wanted || !w.joined || w.options.malice.any()) continue;
+    const auto view = std::find_if(stats.workers.begin(), stats.workers.end(),
+                                   [&](const WorkerView& v) { return v.info.id == w.id(); });
+    if (view == stats.workers.end() || view->silent || !stats.topology.contains(w.id()))
+      violated(kPresence, fmt::format("worker {} is a member and has no place: {}", w.id(),
+                                      view == stats.workers.end() ? "the learner does not know it"
+                                      : view->silent              ? "it is silent"
+                                                                  : "it is not in the topology"));
+  }
+}
+
 void Invariants::check_learner() {
   if (!fleet_.wrong().empty() && std::none_of(violations_.begin(), violations_.end(),
                                               [](const Violation& v) { return v.rule == std::string(kSound); }))
@@ -212,6 +270,7 @@ void Invariants::check_learner() {
 }
 
 void Invariants::check_liveness() {
+  if (const LearnerCore* learner = fleet_.learner(); learner && peace_) check_members(learner->stats());
   if (const LearnerCore* learner = fleet_.learner(); learner && peace_)
     for (const WorkerView& view : learner->stats().workers)
       if (const auto bad = bad_chunks_.find(view.info.id);

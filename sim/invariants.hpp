@@ -24,6 +24,7 @@ class Invariants final : public Observer, public FleetObserver {
   static constexpr const char* kFrugal = "frugal";          // the learner sends no chunk that its child has
   static constexpr const char* kBlame = "blame";            // who forwards bad chunks is quarantined, nobody else is
   static constexpr const char* kSound = "sound";            // what cores and applications tell each other makes sense
+  static constexpr const char* kPresence = "presence";      // who is silent is away in time, and not gone before that
   static constexpr const char* kLiveness = "liveness";      // at last everybody has the newest version
 
   Invariants(World& world, Fleet& fleet);
@@ -33,6 +34,9 @@ class Invariants final : public Observer, public FleetObserver {
   void on_delivered(std::size_t worker, const overlay::act::Deliver& delivery) override;
   void on_activated(std::size_t worker, const overlay::Installed& active) override;
   void on_topology(const chains::Topology& topology) override;
+  void on_joined(WorkerId id) override;
+  void on_away(WorkerId id, const std::string& reason) override;
+  void on_lost(WorkerId id, const std::string& reason) override;
 
   // Every worker and its parents, one for each stripe: all hang on the learner, nobody but it has two children.
   void check_parents(const std::map<WorkerId, std::vector<WorkerId>>& parents, std::size_t children_max);
@@ -51,6 +55,7 @@ class Invariants final : public Observer, public FleetObserver {
 
   struct Counts {
     std::uint64_t chunks = 0, deliveries = 0, activations = 0, topologies = 0, quarantined = 0;
+    std::uint64_t away = 0, back = 0, gone = 0;
     std::uint64_t learner_chunk_bytes = 0, learner_wasted_bytes = 0;
   };
   const Counts& counts() const { return counts_; }
@@ -67,6 +72,13 @@ class Invariants final : public Observer, public FleetObserver {
   void judge_bad_chunk(std::size_t child, const overlay::WorkerStats& stats);
   void on_chunk_of_learner(std::size_t worker, const overlay::Frame& frame);
   void on_message_to_learner(std::size_t worker, const overlay::ControlMessage& message);
+  // A worker as the application of the present learner process sees it.
+  struct Presence {
+    bool there = false;
+    TimePoint away_since{}, heard{};
+  };
+  Presence& presence(WorkerId id);
+  void check_members(const overlay::LearnerStats& stats);
   void take_have(std::size_t worker, const overlay::Have& have, bool anew);
 
   World& world_;
@@ -82,6 +94,8 @@ class Invariants final : public Observer, public FleetObserver {
     std::uint64_t corrupt_before;
   };
   std::optional<Suspicion> suspected_;
+  std::map<WorkerId, Presence> presence_;
+  std::uint64_t learner_process_ = 0;  // that presence_ is about
   bool peace_ = false;
   std::uint64_t allowed_waste_ = 0;  // what was on its way when an edge changed
   std::uint64_t steps_ = 0;

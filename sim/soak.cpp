@@ -11,7 +11,8 @@
 namespace echoline::sim {
 namespace {
 
-constexpr Duration kGoodbye = std::chrono::seconds(50);     // within which everybody leaves once the run is over
+// Within which everybody leaves once the run is over, beyond the time for which they look for the learner.
+constexpr Duration kGoodbye = std::chrono::seconds(50);
 constexpr Duration kLook = std::chrono::milliseconds(100);  // how often peace is asked whether it is over
 
 double thread_cpu_seconds() {
@@ -91,6 +92,10 @@ class Soak {
         return;
       case Trouble::Kind::kClog:
         return world_.clog(host, world_.now() + t.length);
+      case Trouble::Kind::kPause:
+        return world_.pause(host, world_.now() + t.length);
+      case Trouble::Kind::kLearnerPause:
+        return world_.pause(fleet_.learner_host(), world_.now() + t.length);
       case Trouble::Kind::kPartition:
         return partition(t);
       case Trouble::Kind::kDiskErrors:
@@ -156,7 +161,7 @@ class Soak {
   // The learner says goodbye; everybody leaves.
   void end_run() {
     fleet_.end();
-    advance(kGoodbye);
+    advance(s_.fleet.learner.away_max + kGoodbye);
     for (std::size_t i = 0; i < fleet_.workers(); ++i)
       if (world_.alive(fleet_.worker(i).host))
         invariants_.violated(Invariants::kSound,

@@ -54,6 +54,7 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
   o.chains_max = static_cast<std::size_t>(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0));
   o.heartbeat = dice.time(milliseconds(100), milliseconds(500));
   o.heartbeat_timeout = o.heartbeat * static_cast<std::int64_t>(4 + dice.below(4));
+  if (dice.chance(0.5)) o.away_max = dice.time(seconds(10), seconds(60));
   o.quorum = dice.between(0.5, 1.0);
   if (dice.chance(0.3)) o.store = {3 * full_bytes};
   if (dice.chance(0.1)) o.publication_lifetime = dice.time(seconds(5), seconds(40));
@@ -247,6 +248,8 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   script.some(calm * 2, [&] { script.kill(); });
   script.some(calm * 1, [&] { script.simple(Trouble::Kind::kReset); });
   script.some(calm * 1, [&] { script.lasting(Trouble::Kind::kClog, seconds(4)); });
+  script.some(calm * 1, [&] { script.lasting(Trouble::Kind::kPause, seconds(8)); });
+  if (calm > 0 && dice.chance(0.2)) script.lasting(Trouble::Kind::kLearnerPause, seconds(8));
   script.some(calm * 1, [&] { script.partition(); });
   script.some(calm * 1, [&] { script.lasting(Trouble::Kind::kDiskErrors, seconds(3)); });
   if (calm > 0 && dice.chance(0.15)) script.lasting(Trouble::Kind::kLearnerDiskErrors, seconds(3));

@@ -17,6 +17,8 @@ struct Trouble {
     kExpel,
     kReset,              // one connection of the host breaks
     kClog,               // for `length`
+    kPause,              // of the process, for `length`
+    kLearnerPause,       // for `length`
     kPartition,          // of `group`, for `length`
     kDiskErrors,         // for `length`
     kLearnerDiskErrors,  // for `length`

@@ -49,6 +49,7 @@ void World::stop(HostId id) {
   say("host {} stops", id);
   for (const auto& [conn, side] : std::map(host.connections)) close(id.value, conn);
   host.disk.finish(now_);
+  host.paused_until = {};
   host.certificate.clear();
   host.process.reset();
 }
@@ -88,6 +89,7 @@ void World::kill(HostId id, Death death) {
   }
   host.connections.clear();
   host.certificate.clear();
+  host.paused_until = {};
   host.powered = crash;
   if (crash)
     host.disk.on_crash(now_);
@@ -108,6 +110,14 @@ void World::clog(HostId id, TimePoint until) {
   host.down_free = std::max(host.down_free, until);
   trace(4, id.value, 0);
   say("host {} is clogged until {:.3f}", id, seconds(until.time_since_epoch()));
+}
+
+void World::pause(HostId id, TimePoint until) {
+  Host& host = *hosts_[id.value];
+  if (!host.process) return;
+  host.paused_until = std::max(host.paused_until, until);
+  trace(8, id.value, 0);
+  say("host {} is paused until {:.3f}", id, seconds(until.time_since_epoch()));
 }
 
 std::uint64_t World::cut(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way) {
@@ -198,6 +208,11 @@ bool World::run(TimePoint until, const std::function<bool()>& done) {
 }
 
 void World::handle(const Event& event) {
+  if (event.kind != kScript && event.kind != kUplink && hosts_[event.host]->paused_until > now_) {
+    Host& host = *hosts_[event.host];
+    if (event.kind == kTimer && host.timer_at == event.at) host.timer_at = host.paused_until;
+    return queue_.push(host.paused_until, event.kind, event.host, event.a, event.b);
+  }
   switch (event.kind) {
     case kScript: {
       const auto script = scripts_.extract(event.a);

@@ -118,6 +118,8 @@ class World {
   void set_stall_share(double share) { options_.stall_share = share; }
   // The host's links stand still until then.
   void clog(HostId host, TimePoint until);
+  // The host's process does not run until then, as under SIGSTOP: what comes for it waits, and its timers come late.
+  void pause(HostId host, TimePoint until);
   // Nothing passes from one group to the other (and back, unless one_way) until heal(). Returns its number.
   std::uint64_t cut(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way);
   void heal(std::uint64_t cut);

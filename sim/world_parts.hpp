@@ -66,7 +66,7 @@ struct World::Host {
   std::uint64_t incarnation = 0, next_accepted = 2;
   std::map<ConnId, Side> connections;
   std::string certificate;  // DER
-  TimePoint down_free{}, timer_at = kNever, clogged_until{};
+  TimePoint down_free{}, timer_at = kNever, clogged_until{}, paused_until{};
   Fifo<std::pair<Side, std::uint64_t>> sending;  // connections with something to send, and their generations, in turn
   bool up_busy = false;
   bool reading = true, draining = false, nat = false, powered = true;

@@ -8,15 +8,12 @@
 #include "base/bounded_queue.hpp"
 #include "base/clock.hpp"
 #include "base/log.hpp"
-#include "base/random.hpp"
-#include "data_plane/adapters/adapter.hpp"
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
-#include "model/generate.hpp"
 #include "model/runtime.hpp"
-#include "model/tokenizer.hpp"
 #include "overlay/uv/node.hpp"
 #include "worker/installer.hpp"
+#include "worker/production.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -39,38 +36,9 @@ struct Away {
 };
 struct Disconnected {
   std::string reason;
+  bool in_order = false;
 };
 using Event = std::variant<Joined, overlay::Publication, Message, Away, Disconnected>;
-
-// A scored batch of leases, ready to be sent.
-struct Produced {
-  std::vector<schema::Submission> submissions;
-  std::uint64_t rollouts = 0;
-};
-
-// What the run told this worker, made usable.
-struct Task {
-  schema::RunSpec spec;
-  std::unique_ptr<data_plane::Adapter> adapter;
-  std::optional<model::Tokenizer> tokenizer;
-  std::shared_ptr<model::Transformer> model;
-  model::SamplingOptions sampling;
-};
-
-Result<Task> make_task(schema::RunSpec spec) {
-  Task task;
-  ECHO_ASSIGN(const model::ModelConfig config, model::ModelConfig::from_json(spec.model_config_json()));
-  ECHO_ASSIGN(task.tokenizer, model::Tokenizer::from_json(spec.tokenizer_json()));
-  ECHO_ASSIGN(task.adapter, data_plane::make_adapter(spec.adapter_name(), spec.adapter_config_json(), spec.seed(),
-                                                     data_plane::AdapterUse::kScoring));
-  ECHO_ASSIGN(task.model, model::init(config, spec.seed()));
-  task.sampling.temperature = spec.temperature();
-  task.sampling.top_p = spec.top_p();
-  task.sampling.tokens_max = spec.response_tokens_max();
-  if (const auto end = task.tokenizer->end_of_text()) task.sampling.eos = {*end};
-  task.spec = std::move(spec);
-  return task;
-}
 
 class Agent {
  public:
@@ -90,12 +58,15 @@ class Agent {
     node_options.folder = options_.folder;
     node_options.limits = options_.limits;
     node_options.join_timeout = options_.join_timeout;
+    node_options.away_max = options_.away_max;
+    node_options.memory_max = options_.memory_max;
+    node_options.disk_max = options_.disk_max;
     overlay::WorkerEvents events;
     events.joined = [this](WorkerId id, const std::string&) { post(Joined{id}); };
     events.publication = [this](const overlay::Publication& p) { post(p); };
     events.message = [this](std::string bytes) { post(Message{std::move(bytes)}); };
     events.away = [this](const std::string& reason) { post(Away{reason}); };
-    events.disconnected = [this](const std::string& reason) { post(Disconnected{reason}); };
+    events.disconnected = [this](const std::string& reason, bool in_order) { post(Disconnected{reason, in_order}); };
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(std::move(node_options), std::move(events)));
     const Status result = work();
     if (stop_ && !ended_) hand_over();
@@ -174,6 +145,7 @@ class Agent {
       leases_.clear();
     } else if (auto* gone = std::get_if<Disconnected>(&event)) {
       ended_ = true;
+      report_.in_order = gone->in_order;
       if (report_.reason.empty()) report_.reason = gone->reason;
       if (!task_) return fail(Code::kUnavailable, "join", "{}", gone->reason);
     }
@@ -185,10 +157,10 @@ class Agent {
     switch (message.body_case()) {
       case schema::LearnerMessage::kRunSpec: {
         if (task_) break;  // told again after it was away
-        ECHO_ASSIGN(auto spec, run_spec_.add(message.run_spec()));
-        if (!spec) break;
-        ECHO_ASSIGN(task_, make_task(std::move(*spec)));
+        ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
+        ECHO_ASSIGN(task_, make_task(std::move(spec)));
         installer_.emplace(task_->model);
+        producer_.emplace(*task_);
         log::info("task '{}', model of {} parameters", task_->spec.adapter_name(), task_->model->config().parameters());
         break;
       }
@@ -196,6 +168,8 @@ class Agent {
         awaiting_grant_ = false;
         for (schema::Lease& lease : *message.mutable_grant()->mutable_leases()) leases_.push_back(std::move(lease));
         ask_again_ = clock_.now() + std::chrono::milliseconds(message.grant().retry_after_ms());
+        if (message.grant().progress_every_ms() > 0)
+          progress_every_ = std::chrono::milliseconds(message.grant().progress_every_ms());
         break;
       case schema::LearnerMessage::kAck:
         if (message.ack().accepted()) {
@@ -241,89 +215,66 @@ class Agent {
     request.set_version(installer_->version()->value);
     request.set_policy_digest(installer_->digest().data(), installer_->digest().size());
     request.set_groups_max(std::clamp<std::uint32_t>(groups, 1, kGroupsPerBatchMax));
-    node_->send(message.SerializeAsString());
+    say(message);
     awaiting_grant_ = true;
   }
 
   Status generate_batch() {
     const TimePoint start = clock_.now();
-    std::vector<schema::Lease> batch(leases_.begin(), leases_.end());
+    const std::vector<schema::Lease> batch(leases_.begin(), leases_.end());
     leases_.clear();
-    ECHO_ASSIGN(std::optional<Produced> produced, produce(batch));
-    if (!produced) return ok();  // stopped in the middle
+    progress_due_ = start + progress_every_;
+    const Produced produced = producer_->produce(batch, id_, [&] { return got_on(batch); });
+    if (produced.interrupted) return ok();  // stopped in the middle
     // Holding the speed to the rented machine's: the batch lasts as long as it would take there.
     if (options_.rollouts_per_s_max) {
-      const TimePoint due =
-          start + from_seconds(static_cast<double>(produced->rollouts) / *options_.rollouts_per_s_max);
-      while (!ended() && clock_.now() < due) ECHO_TRY(wait_for_event(std::min(due, clock_.now() + kPoll)));
+      const TimePoint due = start + from_seconds(static_cast<double>(produced.rollouts) / *options_.rollouts_per_s_max);
+      while (!got_on(batch) && clock_.now() < due) ECHO_TRY(wait_for_event(std::min(due, clock_.now() + kPoll)));
     }
-    const double elapsed_s = std::max(1e-6, seconds(clock_.now() - start));
-    const double measured = static_cast<double>(produced->rollouts) / elapsed_s;
-    rate_ = rate_ ? kRateMemory * *rate_ + (1 - kRateMemory) * measured : measured;
-    busy_s_ += elapsed_s;
-    generated_ += produced->rollouts;
-    for (schema::Submission& submission : produced->submissions) {
+    if (produced.rollouts > 0) {
+      const double elapsed_s = std::max(1e-6, seconds(clock_.now() - start));
+      const double measured = static_cast<double>(produced.rollouts) / elapsed_s;
+      rate_ = rate_ ? kRateMemory * *rate_ + (1 - kRateMemory) * measured : measured;
+      busy_s_ += elapsed_s;
+      generated_ += produced.rollouts;
+      node_->set_heartbeat(
+          nlohmann::json{{"rollouts", generated_}, {"rollouts_per_s", *rate_}, {"busy_s", busy_s_}}.dump());
+    }
+    for (const schema::Submission& submission : produced.submissions) {
       schema::WorkerMessage message;
-      *message.mutable_submission() = std::move(submission);
-      node_->send(message.SerializeAsString());
+      *message.mutable_submission() = submission;
+      if (const Status sent = node_->send(message.SerializeAsString()); !sent)
+        give_back(submission.lease(), schema::WORK_FAILURE_SIZE, sent.error().message());
     }
-    node_->set_heartbeat(
-        nlohmann::json{{"rollouts", generated_}, {"rollouts_per_s", *rate_}, {"busy_s", busy_s_}}.dump());
+    for (const schema::WorkFailed& failed : produced.failures)
+      give_back(failed.lease(), failed.failure(), failed.detail());
     return ok();
   }
 
-  // Generates and scores every rollout of the leases in one batch; nothing when interrupted by a stop.
-  Result<std::optional<Produced>> produce(const std::vector<schema::Lease>& batch) {
-    std::vector<std::vector<model::Token>> prompts;
-    for (const schema::Lease& lease : batch) {
-      ECHO_ASSIGN(const std::vector<model::Token> prompt, task_->tokenizer->encode(lease.problem().prompt()));
-      prompts.insert(prompts.end(), lease.rollouts(), prompt);
-    }
-    model::SamplingOptions sampling = task_->sampling;
-    sampling.seed = mix64(task_->spec.seed() ^ mix64(batch.front().id()));
-    ECHO_ASSIGN(const std::vector<model::Generation> generations,
-                model::generate(*task_->model, prompts, sampling, [this] { return ended(); }));
-    if (ended()) return std::optional<Produced>();
-    Produced produced;
-    std::size_t row = 0;
-    for (const schema::Lease& lease : batch) {
-      schema::Submission submission;
-      submission.set_lease(lease.id());
-      for (std::uint32_t member = 0; member < lease.rollouts(); ++member, ++row)
-        *submission.add_trajectories() = trajectory(lease, member, prompts[row], generations[row]);
-      produced.submissions.push_back(std::move(submission));
-    }
-    produced.rollouts = row;
-    return std::optional<Produced>(std::move(produced));
+  void say(const schema::WorkerMessage& message) {
+    if (const Status sent = node_->send(message.SerializeAsString()); !sent) log::error("{}", sent.error().message());
   }
 
-  schema::Trajectory trajectory(const schema::Lease& lease, std::uint32_t member,
-                                const std::vector<model::Token>& prompt, const model::Generation& generation) const {
-    std::vector<model::Token> spoken = generation.tokens;  // the response without the token that ends it
-    const bool finished = generation.finish == model::Finish::kEos;
-    if (finished && !spoken.empty()) spoken.pop_back();
-    const std::string text = task_->tokenizer->decode(spoken);
-    const data_plane::Score score = task_->adapter->score(lease.problem(), text);
-    schema::Trajectory t;
-    t.set_id(fmt::format("{}/{}", lease.id(), member));
-    t.set_problem_id(lease.problem().id());
-    t.set_group(lease.group());
-    t.set_member(member);
-    for (const model::Token token : prompt) t.add_prompt_tokens(static_cast<std::uint32_t>(token));
-    for (const model::Token token : generation.tokens) t.add_response_tokens(static_cast<std::uint32_t>(token));
-    for (const float logprob : generation.logprobs) t.add_logprobs(std::min(logprob, 0.0f));
-    schema::VersionSpan& span = *t.add_spans();
-    span.set_end(static_cast<std::uint32_t>(generation.tokens.size()));
-    span.set_version(lease.version());
-    t.set_reward(score.reward);
-    for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
-    t.set_policy_digest(lease.policy_digest());
-    t.set_lease(lease.id());
-    t.set_worker(id_.value);
-    t.set_finished(finished);
-    t.set_text(text);
-    t.set_correct(score.correct);
-    return t;
+  void give_back(std::uint64_t lease, schema::WorkFailure why, const std::string& detail) {
+    schema::WorkerMessage message;
+    message.mutable_failed()->set_lease(lease);
+    message.mutable_failed()->set_failure(why);
+    message.mutable_failed()->set_detail(detail);
+    say(message);
+  }
+
+  // Called whenever some work on these leases is done: says so now and then. True: stop working.
+  bool got_on(const std::vector<schema::Lease>& leases) {
+    ++progress_;
+    const TimePoint now = clock_.now();
+    if (now >= progress_due_ && joined_) {
+      progress_due_ = now + progress_every_;
+      schema::WorkerMessage message;
+      for (const schema::Lease& lease : leases) message.mutable_progress()->add_leases(lease.id());
+      message.mutable_progress()->set_progress(progress_);
+      say(message);
+    }
+    return ended();
   }
 
   const AgentOptions& options_;
@@ -333,13 +284,16 @@ class Agent {
   std::atomic<bool> overflowed_ = false;
   std::unique_ptr<overlay::WorkerNode> node_;
   WorkerId id_;
-  data_plane::RunSpecAssembler run_spec_;
   std::optional<Task> task_;
   std::optional<Installer> installer_;
+  std::optional<Producer> producer_;
   std::deque<overlay::Publication> pending_;  // complete and in order, waiting for the safe point
   std::deque<schema::Lease> leases_;
   bool joined_ = false, awaiting_grant_ = false;
   TimePoint ask_again_{};
+  Duration progress_every_ = std::chrono::seconds(3);
+  TimePoint progress_due_{};
+  std::uint64_t progress_ = 0;  // grows with every token, rollout and poll at work
   std::optional<double> rate_;  // rollouts/s while generating
   double busy_s_ = 0;
   std::uint64_t generated_ = 0;

@@ -23,6 +23,8 @@ struct AgentOptions {
   overlay::LinkLimits limits;
   std::optional<double> rollouts_per_s_max;  // generation speed is held to this (a rented machine's, emulated)
   Duration join_timeout = std::chrono::seconds(30);
+  std::optional<Duration> away_max;              // without the learner; absent: what the learner says
+  std::optional<Bytes> memory_max, disk_max;     // for publications; absent: by the policy's size
   int threads = 1;  // of libtorch
 };
 
@@ -31,6 +33,7 @@ struct AgentReport {
   std::uint64_t refused = 0;   // returned but not accepted
   std::uint64_t versions = 0;  // installed
   std::string reason;          // why it ended
+  bool in_order = true;        // the run has ended, or it was asked to stop; false: it lost its learner for good
 };
 
 // Runs until the learner ends the run or goes away, or `stop` turns true (checked several times a second; the batch

@@ -11,6 +11,10 @@
 #include "base/result.hpp"
 #include "data_plane/trajectory.hpp"
 
+namespace echoline {
+class ConfigSection;
+}
+
 namespace echoline::data_plane {
 
 struct Score {
@@ -35,6 +39,10 @@ class Adapter {
   // Grades a response (text without the end-of-text token) from the problem alone; needs no data file.
   virtual Score score(const Problem& problem, std::string_view response) const = 0;
 
+  // Whether score() gives the same everywhere, in microseconds and at most linear time: the learner then scores what
+  // workers hand in again and believes nobody.
+  virtual bool deterministic() const { return true; }
+
   // A response worth imitating, for a supervised warm start; absent when the task has none for this problem.
   virtual std::optional<std::string> demonstration(const Problem& problem) const = 0;
 };
@@ -42,8 +50,11 @@ class Adapter {
 // kProblems: the learner's side, data files are read. kScoring: the worker's side, no data file is touched.
 enum class AdapterUse { kProblems, kScoring };
 
-// Makes a built-in adapter from its configuration (a JSON object; "" means {}). kInvalid on an unknown name or key,
-// with the nearest known one and the list, and on a value out of range.
+// Reads the section `options` of the run file's task for a built-in adapter, noting there all that is wrong with it, and
+// returns what makes the adapter. kInvalid on an unknown name, with the nearest known one and the list.
+Result<std::string> read_adapter_options(std::string_view name, ConfigSection& task);
+
+// Makes a built-in adapter from its options (a JSON object; "" means {}). kInvalid with all that is wrong with them.
 Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json, std::uint64_t seed,
                                               AdapterUse use = AdapterUse::kProblems);
 

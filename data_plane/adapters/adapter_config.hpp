@@ -1,41 +1,18 @@
-// What the built-in adapters share: reading their JSON configuration with exact errors, and seeded permutations.
+// What the built-in adapters share: their options, and seeded permutations. Private to data_plane/.
 #pragma once
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "base/config.hpp"
 #include "data_plane/adapters/adapter.hpp"
 
 namespace echoline::data_plane {
 
 // "'x'; did you mean 'y'?; known: a, b, y" (the suggestion only when one is near).
 std::string unknown_name(std::string_view name, std::span<const std::string> known);
-
-// A JSON object whose keys are all in `known`; each getter checks type and range and names the key.
-class AdapterConfig {
- public:
-  static Result<AdapterConfig> parse(std::string_view adapter, std::string_view json,
-                                     std::initializer_list<std::string_view> known);
-  bool has(const char* key) const { return object_.contains(key); }
-  Result<std::uint64_t> integer(const char* key, std::uint64_t fallback, std::uint64_t min, std::uint64_t max) const;
-  Result<double> number(const char* key, double fallback, double min, double max) const;
-  Result<std::string> text(const char* key, std::string fallback) const;
-  Result<std::vector<std::string>> texts(const char* key, std::vector<std::string> fallback) const;
-
-  template <class... Args>
-  Error wrong(fmt::format_string<Args...> format, Args&&... args) const {
-    return fail(Code::kInvalid, "configure adapter", "{}: {}", adapter_,
-                fmt::format(format, std::forward<Args>(args)...));
-  }
-
- private:
-  std::string adapter_;
-  nlohmann::json object_;
-};
 
 // Position `index` of a pseudo-random permutation of [0, size) chosen by `key`; size > 0, index < size.
 // A four-round Feistel network over the next even power of two, walked until it lands inside: no table, O(1) memory.
@@ -44,8 +21,23 @@ std::uint64_t permuted(std::uint64_t index, std::uint64_t size, std::uint64_t ke
 // Position `index` of an endless stream that goes through [0, size) again and again, each time in another order.
 std::uint64_t shuffled_cycle(std::uint64_t index, std::uint64_t size, std::uint64_t key);
 
-// The built-in adapters; make_adapter() finds them by name.
-Result<std::unique_ptr<Adapter>> make_arithmetic(std::string_view config_json, std::uint64_t seed, AdapterUse use);
-Result<std::unique_ptr<Adapter>> make_gsm8k(std::string_view config_json, std::uint64_t seed, AdapterUse use);
+// A built-in adapter. Options are read in one place (`read_options`), which run files, make() and the reference share.
+struct BuiltIn {
+  const char* name;
+  const char* meaning;
+  void (*read_options)(ConfigSection options);
+  Result<std::unique_ptr<Adapter>> (*make)(std::string_view options_json, std::uint64_t seed, AdapterUse use);
+};
+extern const BuiltIn kArithmetic, kGsm8k;
+
+// Options from their JSON text, with the reader of an adapter.
+template <class Options>
+Result<Options> options_from_json(std::string_view adapter, std::string_view json, AdapterUse use) {
+  ECHO_ASSIGN(ConfigFile file, ConfigFile::parse(json, fmt::format("options of {}", adapter)));
+  Options options;
+  options.read(file.root(), use);
+  ECHO_TRY(file.finish());
+  return options;
+}
 
 }  // namespace echoline::data_plane

@@ -107,39 +107,58 @@ class Arithmetic final : public Adapter {
   std::uint64_t key_;
 };
 
+struct Options {
+  std::vector<std::string> operations{"+", "-", "*"};
+  std::uint64_t operand_max = 99;
+  std::uint64_t evaluation_problems = 256;
+  double partial_credit = 0;
+  double carries_forgotten = 0;
+
+  void read(ConfigSection s, AdapterUse) {
+    s.read("operations", operations, "signs that problems are made with: \"+\", \"-\", \"*\", each at most once");
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      const std::string& name = operations[i];
+      if (name != "+" && name != "-" && name != "*")
+        s.error("operations", fmt::format("holds '{}', expected \"+\", \"-\" or \"*\"", name.substr(0, 16)));
+      if (std::find(operations.begin(), operations.begin() + static_cast<std::ptrdiff_t>(i), name) !=
+          operations.begin() + static_cast<std::ptrdiff_t>(i))
+        s.error("operations", fmt::format("holds '{}' twice", name));
+    }
+    if (operations.empty()) s.error("operations", "expected a non-empty list");
+    const bool by_digits = s.has("digits");
+    if (by_digits && s.has("operand_max"))
+      s.error("digits", "expected 'operand_max' or 'digits' (10^digits - 1), not both");
+    std::uint64_t digits = 2;
+    s.read("digits", digits, {.min = 1, .max = 9}, {"instead of `operand_max`: operands have up to this many digits", "`operand_max` counts"});
+    for (operand_max = 10; digits > 1; --digits) operand_max *= 10;
+    --operand_max;
+    s.read("operand_max", operand_max, {.min = 1, .max = kOperandMax}, {"the largest operand; the least is 0", "`99`"});
+    s.read("evaluation_problems", evaluation_problems, {.min = kEvaluationMin, .max = kEvaluationMax},
+           "problems held out of training, the same for the same seed; at most half of all there are");
+    s.read("partial_credit", partial_credit, {.min = 0.0, .max = 1.0},
+           "reward of a wrong answer, times the share of its digits that are right; a right answer has 1");
+    s.read("carries_forgotten", carries_forgotten, {.min = 0.0, .max = 1.0},
+           "the warm start's teacher forgets each carry with this probability, so that the policy has to outgrow it");
+    const std::uint64_t space = operations.size() * (operand_max + 1) * (operand_max + 1);
+    if (!operations.empty() && evaluation_problems > space / 2)
+      s.error("evaluation_problems",
+              fmt::format("{} evaluation problems of only {} problems in all leave too few to train on; raise "
+                          "operand_max or lower evaluation_problems (at least {})",
+                          evaluation_problems, space, kEvaluationMin));
+  }
+};
+
+Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed, AdapterUse use) {
+  ECHO_ASSIGN(const Options o, options_from_json<Options>("arithmetic", json, use));
+  std::string operations;
+  for (const std::string& name : o.operations) operations += name;
+  return std::unique_ptr<Adapter>(std::make_unique<Arithmetic>(operations, o.operand_max, o.evaluation_problems,
+                                                               o.partial_credit, o.carries_forgotten, seed));
+}
+
 }  // namespace
 
-Result<std::unique_ptr<Adapter>> make_arithmetic(std::string_view config_json, std::uint64_t seed, AdapterUse) {
-  ECHO_ASSIGN(const AdapterConfig config,
-              AdapterConfig::parse("arithmetic", config_json,
-                                   {"operations", "operand_max", "digits", "evaluation_problems", "partial_credit",
-                                    "carries_forgotten"}));
-  ECHO_ASSIGN(const std::vector<std::string> names, config.texts("operations", {"+", "-", "*"}));
-  std::string operations;
-  for (const std::string& name : names) {
-    if (name != "+" && name != "-" && name != "*")
-      return config.wrong("'operations' holds '{}', expected \"+\", \"-\" or \"*\"", name.substr(0, 16));
-    if (operations.find(name) != std::string::npos) return config.wrong("'operations' holds '{}' twice", name);
-    operations += name;
-  }
-  if (config.has("operand_max") && config.has("digits"))
-    return config.wrong("give 'operand_max' or 'digits' (10^digits - 1), not both");
-  ECHO_ASSIGN(const std::uint64_t digits, config.integer("digits", 2, 1, 9));
-  std::uint64_t operand_max = 1;
-  for (std::uint64_t i = 0; i < digits; ++i) operand_max *= 10;
-  ECHO_ASSIGN(operand_max, config.integer("operand_max", operand_max - 1, 1, kOperandMax));
-  ECHO_ASSIGN(const double partial_credit, config.number("partial_credit", 0, 0, 1));
-  ECHO_ASSIGN(const double carries_forgotten, config.number("carries_forgotten", 0, 0, 1));
-  ECHO_ASSIGN(const std::uint64_t evaluation_problems,
-              config.integer("evaluation_problems", 256, kEvaluationMin, kEvaluationMax));
-  const std::uint64_t space = operations.size() * (operand_max + 1) * (operand_max + 1);
-  if (evaluation_problems > space / 2)
-    return config.wrong(
-        "{} evaluation problems of only {} problems in all leave too few to train on; raise operand_max "
-        "or lower evaluation_problems (at least {})",
-        evaluation_problems, space, kEvaluationMin);
-  return std::unique_ptr<Adapter>(std::make_unique<Arithmetic>(operations, operand_max, evaluation_problems,
-                                                               partial_credit, carries_forgotten, seed));
-}
+const BuiltIn kArithmetic{"arithmetic", "Sums, differences and products such as \"37+58=\"; a right answer is worth 1",
+                          [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
 
 }  // namespace echoline::data_plane

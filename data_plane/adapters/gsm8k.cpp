@@ -4,6 +4,7 @@
 // and ',' (a '-' may lead), with ',' and '$' removed, must equal the reference. flexible: the last number counts, and
 // the punctuation that ends a sentence is no part of it.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/files.hpp"
@@ -154,27 +155,45 @@ class Gsm8k final : public Adapter {
   std::uint64_t key_;
 };
 
-}  // namespace
+enum class Mode { kStrict, kFlexible };
 
-Result<std::unique_ptr<Adapter>> make_gsm8k(std::string_view config_json, std::uint64_t seed, AdapterUse use) {
-  ECHO_ASSIGN(const AdapterConfig config, AdapterConfig::parse("gsm8k", config_json, {"train", "test", "mode"}));
-  ECHO_ASSIGN(const std::string mode, config.text("mode", "strict"));
-  if (mode != "strict" && mode != "flexible")
-    return config.wrong("'mode' is '{}', expected \"strict\" or \"flexible\"", mode.substr(0, 32));
-  ECHO_ASSIGN(const std::string train_path, config.text("train", ""));
-  ECHO_ASSIGN(const std::string test_path, config.text("test", ""));
+struct Options {
+  std::filesystem::path train, test;
+  Mode mode = Mode::kStrict;
+
+  void read(ConfigSection s, AdapterUse use) {
+    const auto file = [&](const char* key, std::filesystem::path& path, const char* meaning) {
+      if (use == AdapterUse::kProblems)
+        s.require(key, path, meaning);
+      else
+        s.read(key, path, meaning);
+    };
+    file("train", train, "JSON Lines file of {question, answer} to train on; an answer ends in \"#### N\"");
+    file("test", test, "the same for evaluation; what is in it is never trained on");
+    s.read_choice("mode", mode, {{"strict", Mode::kStrict}, {"flexible", Mode::kFlexible}},
+                  "what counts as the answer: the number after the last \"####\" (strict), or the last number (flexible)");
+  }
+};
+
+Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed, AdapterUse use) {
+  ECHO_ASSIGN(const Options o, options_from_json<Options>("gsm8k", json, use));
   std::vector<Row> train, test;
   if (use == AdapterUse::kProblems) {
-    if (train_path.empty() || test_path.empty())
-      return config.wrong("'train' and 'test' must name JSON Lines files of {{question, answer}}");
-    ECHO_ASSIGN(train, read_rows(train_path));
-    ECHO_ASSIGN(test, read_rows(test_path));
+    ECHO_ASSIGN(train, read_rows(o.train));
+    ECHO_ASSIGN(test, read_rows(o.test));
     std::set<std::string_view> held_out;
     for (const Row& row : test) held_out.insert(row.question);
     std::erase_if(train, [&](const Row& row) { return held_out.contains(row.question); });
-    if (train.empty()) return config.wrong("every problem of '{}' is held out in '{}'", train_path, test_path);
+    if (train.empty())
+      return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", o.train.string(), o.test.string());
   }
-  return std::unique_ptr<Adapter>(std::make_unique<Gsm8k>(std::move(train), std::move(test), mode == "flexible", seed));
+  return std::unique_ptr<Adapter>(
+      std::make_unique<Gsm8k>(std::move(train), std::move(test), o.mode == Mode::kFlexible, seed));
 }
+
+}  // namespace
+
+const BuiltIn kGsm8k{"gsm8k", "Grade-school word problems from JSON Lines files; a right final number is worth 1",
+                     [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
 
 }  // namespace echoline::data_plane

@@ -6,26 +6,33 @@
 namespace echoline::data_plane {
 namespace {
 
-struct Entry {
-  const char* name;
-  Result<std::unique_ptr<Adapter>> (*make)(std::string_view config_json, std::uint64_t seed, AdapterUse use);
-};
+constexpr const BuiltIn* kBuiltIn[] = {&kArithmetic, &kGsm8k};
 
-constexpr Entry kBuiltIn[] = {{"arithmetic", make_arithmetic}, {"gsm8k", make_gsm8k}};
+Result<const BuiltIn*> find(std::string_view name) {
+  for (const BuiltIn* adapter : kBuiltIn)
+    if (adapter->name == name) return adapter;
+  return fail(Code::kInvalid, "", "unknown adapter {}", unknown_name(name, adapter_names()));
+}
 
 }  // namespace
 
 std::vector<std::string> adapter_names() {
   std::vector<std::string> names;
-  for (const Entry& entry : kBuiltIn) names.emplace_back(entry.name);
+  for (const BuiltIn* adapter : kBuiltIn) names.emplace_back(adapter->name);
   return names;
 }
 
-Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json, std::uint64_t seed,
+Result<std::string> read_adapter_options(std::string_view name, ConfigSection& task) {
+  ECHO_ASSIGN(const BuiltIn* adapter, find(name));
+  ConfigSection options = task.section("options", adapter->meaning);
+  adapter->read_options(options);
+  return options.resolved_json();
+}
+
+Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view options_json, std::uint64_t seed,
                                               AdapterUse use) {
-  for (const Entry& entry : kBuiltIn)
-    if (entry.name == name) return entry.make(config_json, seed, use);
-  return fail(Code::kInvalid, "make adapter", "unknown adapter {}", unknown_name(name, adapter_names()));
+  ECHO_ASSIGN(const BuiltIn* adapter, find(name));
+  return adapter->make(options_json, seed, use);
 }
 
 }  // namespace echoline::data_plane

@@ -2,12 +2,16 @@
 
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <future>
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "overlay/uv/hosts.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -23,6 +27,10 @@ Endpoint to_endpoint(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET6) {
     const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address);
     uv_ip6_name(v6, host, sizeof host);
+    constexpr std::string_view kMapped = "::ffff:";  // IPv4 that came to a socket of both
+    const std::string_view text(host);
+    if (text.starts_with(kMapped) && text.find('.') != text.npos)
+      return {std::string(text.substr(kMapped.size())), ntohs(v6->sin6_port)};
     return {host, ntohs(v6->sin6_port)};
   }
   const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address);
@@ -99,12 +107,12 @@ Result<std::unique_ptr<Driver>> Driver::open(DriverOptions options) {
 
 Status Driver::listen() {
   constexpr std::string_view op = "listen";
-  const auto& [host, port] = *options_.bind;
+  const auto& [name, port] = *options_.bind;
+  ECHO_ASSIGN(const std::string host, resolve(name));
   sockaddr_storage address{};
   const bool preferred = port == 0 && options_.preferred_port != 0 &&
                          to_address(host, options_.preferred_port, address) == 0 && is_free(address);
-  if (!preferred && to_address(host, port, address) != 0)
-    return fail(Code::kInvalid, op, "expected a numeric address such as 127.0.0.1 or ::1, found '{}'", host);
+  if (!preferred) ECHO_CHECK(to_address(host, port, address) == 0, "'{}'", host);
   int e = uv_tcp_bind(&listener_, reinterpret_cast<const sockaddr*>(&address), 0);
   begin_unpaced(listener_);
   if (e == 0)
@@ -508,17 +516,69 @@ void Driver::flush(Connection& c) {
   lost_later(c.id, uv_strerror(e));
 }
 
+// A host name that is being looked up.
+struct Driver::Lookup {
+  uv_getaddrinfo_t request{};
+  Driver* driver = nullptr;
+  act::Dial dial;
+};
+
 void Driver::dial(const act::Dial& dial) {
   sockaddr_storage address{};
-  int e = to_address(dial.to.host, dial.to.port, address);
-  Connection& c = add(dial.conn, address.ss_family);
+  const bool numeric = to_address(dial.to.host, dial.to.port, address) == 0;
+  Connection& c = add(dial.conn);
   c.dialled = true;
   c.service = dial.service;
   c.expected = dial.expected;
   c.host = dial.to.host;
   set_deadline(c, now() + Core::kHandshakeTimeout);
   c.connect.data = &c;
-  begin_unpaced(c.tcp);
+  if (numeric) return connect(c, dial.to, address);
+  auto lookup = std::make_unique<Lookup>();
+  lookup->driver = this;
+  lookup->dial = dial;
+  lookup->request.data = lookup.get();
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  const int e = uv_getaddrinfo(
+      &loop_, &lookup->request,
+      [](uv_getaddrinfo_t* request, int status, addrinfo* found) {
+        const std::unique_ptr<Lookup> l(static_cast<Lookup*>(request->data));
+        l->driver->looked_up(l->dial, status, found);
+        uv_freeaddrinfo(found);
+      },
+      dial.to.host.c_str(), nullptr, &hints);
+  if (e == 0)
+    (void)lookup.release();
+  else
+    lost_later(dial.conn, fmt::format("{}: {}", dial.to.host, uv_strerror(e)));
+}
+
+// Where a name has several addresses, they are tried one a dial, in turn.
+void Driver::looked_up(const act::Dial& dial, int status, const addrinfo* found) {
+  Connection* c = find(dial.conn);
+  if (!c) return;
+  std::vector<sockaddr_storage> addresses;
+  for (const addrinfo* a = found; a && addresses.size() < kAddressesMax; a = a->ai_next) {
+    if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
+    sockaddr_storage address{};
+    std::memcpy(&address, a->ai_addr, a->ai_addrlen);
+    (a->ai_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port) = htons(dial.to.port);
+    addresses.push_back(address);
+  }
+  if (addresses.empty())
+    lost_later(dial.conn, fmt::format("{}: {}", dial.to.host, status != 0 ? uv_strerror(status) : "it has no address"));
+  else
+    connect(*c, dial.to, addresses[names_dialled_++ % addresses.size()]);
+  drain();
+}
+
+void Driver::connect(Connection& c, const Endpoint& to, const sockaddr_storage& address) {
+  const int fd = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  int e = fd < 0 ? uv_translate_sys_error(errno) : uv_tcp_open(&c.tcp, fd);
+  if (e != 0 && fd >= 0) ::close(fd);
+  if (e == 0) begin_unpaced(c.tcp);
   if (e == 0)
     e = uv_tcp_connect(&c.connect, &c.tcp, reinterpret_cast<const sockaddr*>(&address),
                        [](uv_connect_t* request, int status) {
@@ -531,7 +591,7 @@ void Driver::dial(const act::Dial& dial) {
                            d.opened(connection);
                          d.drain();
                        });
-  if (e != 0) lost_later(dial.conn, fmt::format("{}: {}", to_text(dial.to), uv_strerror(e)));
+  if (e != 0) lost_later(c.id, fmt::format("{}: {}", to_text(to), uv_strerror(e)));
 }
 
 // Flush, say the end, and wait for the peer's end: closing at once could destroy bytes that are still on their way.
@@ -593,11 +653,11 @@ Driver::Connection* Driver::find(ConnId id) {
   return it == connections_.end() || it->second->leaving ? nullptr : it->second.get();
 }
 
-Driver::Connection& Driver::add(ConnId id, unsigned family) {
+Driver::Connection& Driver::add(ConnId id) {
   auto c = std::make_unique<Connection>();
   c->driver = this;
   c->id = id;
-  if (uv_tcp_init_ex(&loop_, &c->tcp, family) != 0) uv_tcp_init(&loop_, &c->tcp);  // connecting will say why
+  uv_tcp_init(&loop_, &c->tcp);
   c->tcp.data = c.get();
   return *(connections_[id] = std::move(c));
 }

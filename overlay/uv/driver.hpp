@@ -33,7 +33,7 @@ class Driver {
   // Read from one connection before it is the others' turn.
   static constexpr std::size_t kReadBytes = 256 * 1024;
 
-  // Binds and listens; nothing runs yet. kInvalid when the port is in use or the host is not a numeric address.
+  // Binds and listens; nothing runs yet. kInvalid when the port is in use or the host has no address.
   static Result<std::unique_ptr<Driver>> open(DriverOptions options);
   ~Driver();  // stop() must have been called when run() was
   Driver(const Driver&) = delete;
@@ -54,6 +54,7 @@ class Driver {
 
  private:
   static constexpr Duration kFlushMax = std::chrono::seconds(2);
+  static constexpr std::size_t kAddressesMax = 16;  // of a host name
 
   struct Connection {
     Driver* driver = nullptr;
@@ -79,6 +80,7 @@ class Driver {
     TimePoint deadline = kNever;   // of the handshake, or of the flush
   };
   struct Write;
+  struct Lookup;
 
   explicit Driver(DriverOptions options) : options_(std::move(options)) {}
   TimePoint now() const { return clock_.now(); }
@@ -89,6 +91,8 @@ class Driver {
   void send(const act::Send& send);
   void flush(Connection& c);
   void dial(const act::Dial& dial);
+  void looked_up(const act::Dial& dial, int status, const addrinfo* found);
+  void connect(Connection& c, const Endpoint& to, const sockaddr_storage& address);
   void accept();
   void opened(Connection& c);
   void leave(Connection& c);
@@ -104,8 +108,7 @@ class Driver {
   void on_async();
   void end_if_stopped();
   Connection* find(ConnId id);
-  // `family` AF_INET or AF_INET6: with a socket, to be dialled from.
-  Connection& add(ConnId id, unsigned family = AF_UNSPEC);
+  Connection& add(ConnId id);
 
   SystemClock clock_;
   DriverOptions options_;
@@ -126,6 +129,7 @@ class Driver {
   std::set<std::pair<TimePoint, ConnId>> deadlines_;
   std::vector<ConnId> dirty_;                 // with something in their block
   std::vector<std::function<void()>> later_;  // events found while actions were performed
+  std::size_t names_dialled_ = 0;
   std::size_t handshakes_ = 0;                // accepted connections the core does not know yet
   bool draining_ = false, reading_ = true, stopping_ = false;
   ConnId last_read_{};  // whose bytes came last

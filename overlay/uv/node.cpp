@@ -5,12 +5,14 @@
 
 #include <cstring>
 #include <future>
+#include <mutex>
 
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "overlay/enrol_core.hpp"
 #include "overlay/learner_core.hpp"
 #include "overlay/member_core.hpp"
+#include "overlay/sizes.hpp"
 #include "overlay/uv/driver.hpp"
 
 namespace echoline::overlay {
@@ -34,12 +36,23 @@ void call(const Event& event, Args&&... args) {
   if (event) event(std::forward<Args>(args)...);
 }
 
-std::span<const std::byte> view(const std::string& bytes) { return std::as_bytes(std::span(bytes)); }
+Slice slice_of(std::shared_ptr<const std::string> bytes) {
+  const auto* data = reinterpret_cast<const std::byte*>(bytes->data());
+  const std::size_t size = bytes->size();
+  return Slice({std::move(bytes), data}, size);
+}
 
-bool fits(const std::string& bytes) {
-  if (bytes.size() <= kApplicationBytesMax) return true;
-  log::error("a message of {} bytes is not sent: the limit is {}", bytes.size(), kApplicationBytesMax);
-  return false;
+// Hands a message to the core on the loop thread.
+template <class Send>
+Status post_message(Driver& driver, std::shared_ptr<const std::string> bytes, Send send) {
+  if (bytes->size() > kMessageBytesMax)
+    return fail(Code::kExhausted, "send message", "it has {} bytes, at most {} may be", bytes->size(),
+                kMessageBytesMax);
+  const bool runs = driver.post([send = std::move(send), message = slice_of(std::move(bytes))](TimePoint now) {
+    send(message, now);
+  });
+  if (!runs) return fail(Code::kCancelled, "send message", "the node has stopped");
+  return ok();
 }
 
 Status check(const LinkLimits& limits) {
@@ -58,6 +71,15 @@ Status check(const LearnerOptions& o) {
   if (o.chunk.count < kChunkBytesMin || o.chunk.count > kChunkBytesMax)
     return fail(Code::kInvalid, op, "chunk must be {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
                 o.chunk.count);
+  const Bytes chunk = chunk_bytes_min(o.policy_bytes), store = publication_bytes_max(o.policy_bytes);
+  if (o.chunk.count < chunk.count)
+    return fail(Code::kInvalid, op, "chunk must be at least {} bytes for a policy of {}, found {}", chunk.count,
+                echoline::to_text(o.policy_bytes), o.chunk.count);
+  if (o.store_bytes_max && o.policy_bytes.count > 0 && o.store_bytes_max->count < store.count)
+    return fail(Code::kInvalid, op, "the store must have room for a snapshot of the policy, which may have {}; found {}",
+                echoline::to_text(store), echoline::to_text(*o.store_bytes_max));
+  if (o.away_max < Duration{} || o.away_max > std::chrono::hours(24))
+    return fail(Code::kInvalid, op, "away_max must be at most a day, found {}", echoline::to_text(o.away_max));
   if (!(o.quorum > 0 && o.quorum <= 1))
     return fail(Code::kInvalid, op, "quorum must be above 0 and at most 1, found {}", o.quorum);
   if (o.chains_max < 1) return fail(Code::kInvalid, op, "chains_max must be at least 1");
@@ -130,7 +152,9 @@ struct LearnerNode::Impl {
   void on_action(const Action& action) {
     std::visit(Overloaded{
                    [&](const act::Joined& a) { call(events.joined, a.member); },
+                   [&](const act::WorkerAway& a) { call(events.away, a.worker, a.reason); },
                    [&](const act::Lost& a) { call(events.lost, a.worker, a.reason); },
+                   [&](const act::TroubleOf& a) { call(events.trouble, a.worker, a.text); },
                    [&](const act::Acked& a) { call(events.acked, a.worker, a.version, a.policy_digest); },
                    [&](const act::MessageFrom& a) { call(events.message, a.worker, a.bytes); },
                    [&](const act::BroadcastDone& a) { call(events.broadcast_done, a.report); },
@@ -144,17 +168,29 @@ struct LearnerNode::Impl {
 };
 
 struct PublicationWriter::Impl {
+  // Why the store did not take what was written; found out on the loop thread.
+  struct Refusal {
+    std::mutex mutex;
+    std::optional<Error> error;  // guarded by mutex
+  };
   LearnerNode::Impl* node;
   Sealer sealer;
   bool finished = false;
+  std::shared_ptr<Refusal> refusal = std::make_shared<Refusal>();
 
+  Status refused() const {
+    const std::lock_guard lock(refusal->mutex);
+    return refusal->error ? Status(*refusal->error) : ok();
+  }
   Status post(std::vector<SealedChunk> chunks) {
+    ECHO_TRY(refused());
     if (chunks.empty()) return ok();
-    const bool runs = node->driver->post(
-        [core = node->core.get(), id = sealer.id(), chunks = std::move(chunks)](TimePoint now) mutable {
-          if (const Status added = core->add(id, std::move(chunks), now); !added)
-            log::error("{}", added.error().message());
-        });
+    const bool runs = node->driver->post([core = node->core.get(), id = sealer.id(), refusal = refusal,
+                                          chunks = std::move(chunks)](TimePoint now) mutable {
+      const Status added = core->add(id, std::move(chunks), now);
+      const std::lock_guard lock(refusal->mutex);
+      if (!added && !refusal->error) refusal->error = added.error();
+    });
     if (!runs) return fail(Code::kCancelled, "publish", "the node has stopped");
     return ok();
   }
@@ -180,7 +216,8 @@ Status PublicationWriter::finish(const Digest& policy_digest) {
   Status closed = fail(Code::kCancelled, "publish", "the node has stopped");
   impl_->node->driver->post_and_wait([&](TimePoint now) {
     const auto opened = impl_->node->core->checker().open(manifest);
-    closed = opened ? impl_->node->core->finish(*opened, manifest, now) : Status(opened.error());
+    closed = impl_->refused();
+    if (closed) closed = opened ? impl_->node->core->finish(*opened, manifest, now) : Status(opened.error());
   });
   impl_->finished = closed.has_value();
   return closed;
@@ -238,7 +275,9 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.heartbeat = o.heartbeat;
   config.heartbeat_timeout = o.heartbeat_timeout;
   config.quorum = o.quorum;
-  config.store_bytes_max = o.store_bytes_max;
+  config.away_max = o.away_max;
+  config.store_bytes_max = o.store_bytes_max.value_or(learner_store_bytes(o.policy_bytes));
+  config.policy_bytes = o.policy_bytes;
   config.snapshots_on_demand = static_cast<bool>(impl->events.need_snapshot);
   config.welcome = impl->events.welcome;
   impl->core = std::make_unique<LearnerCore>(std::move(config));
@@ -268,7 +307,7 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
   if (head.base && *head.base >= head.version)
     return fail(Code::kInvalid, "publish", "{}: the base must be older", to_text(announcement.key));
   auto writer = std::make_unique<PublicationWriter::Impl>(
-      PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key()), false});
+      PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key())});
   Status begun = fail(Code::kCancelled, "publish", "the node has stopped");
   impl_->driver->post_and_wait(
       [&](TimePoint now) { begun = impl_->core->begin(announcement, writer->sealer.opening(), head.catch_up, now); });
@@ -283,15 +322,23 @@ Status LearnerNode::publish(const PublicationHead& head, std::span<const std::by
   return writer->finish(policy_digest);
 }
 
-void LearnerNode::send(WorkerId worker, std::string bytes) {
-  if (!fits(bytes)) return;
-  impl_->driver->post([core = impl_->core.get(), worker, bytes = std::move(bytes)](TimePoint now) {
-    core->send_message(worker, view(bytes), now);
-  });
+Status LearnerNode::send(WorkerId worker, std::string bytes) {
+  return send(worker, std::make_shared<const std::string>(std::move(bytes)));
+}
+Status LearnerNode::send(WorkerId worker, std::shared_ptr<const std::string> bytes) {
+  return post_message(*impl_->driver, std::move(bytes),
+                      [core = impl_->core.get(), worker](const Slice& message, TimePoint now) {
+                        core->send_message(worker, message, now);
+                      });
 }
 void LearnerNode::expel(WorkerId worker, std::string reason) {
   impl_->driver->post([core = impl_->core.get(), worker, reason = std::move(reason)](TimePoint now) {
     core->expel(worker, reason, now);
+  });
+}
+void LearnerNode::give_up(WorkerId worker, std::string reason) {
+  impl_->driver->post([core = impl_->core.get(), worker, reason = std::move(reason)](TimePoint now) {
+    core->give_up(worker, reason, now);
   });
 }
 LearnerStats LearnerNode::stats() const {
@@ -316,7 +363,7 @@ struct WorkerNode::Impl {
                    [&](const act::Deliver& a) { call(events.publication, a.publication); },
                    [&](const act::Message& a) { call(events.message, a.bytes); },
                    [&](const act::Away& a) { call(events.away, a.reason); },
-                   [&](const act::Disconnected& a) { call(events.disconnected, a.reason); },
+                   [&](const act::Disconnected& a) { call(events.disconnected, a.reason, a.in_order); },
                    [](const auto&) {},
                },
                action);
@@ -366,10 +413,12 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   config.core.unix_origin_s = impl->driver->unix_origin_s();
   config.data = options.advertise.value_or(impl->driver->endpoint());
   config.checker = std::make_shared<Checker>(state->run_id, authority->key);
-  config.store = {options.memory_max, options.disk_max, disk_view != nullptr};
+  config.store = {options.memory_max.value_or(worker_memory_bytes({}, true)),
+                  options.disk_max.value_or(worker_disk_bytes({})), disk_view != nullptr,
+                  options.memory_max.has_value(), options.disk_max.has_value()};
   config.durable = disk_view != nullptr;
   config.join_timeout = options.join_timeout;
-  config.away_timeout = options.away_timeout;
+  config.away_max = options.away_max;
   impl->core = std::make_unique<MemberCore>(std::move(config));
   if (disk_view) {
     const TimePoint now = SystemClock().now();
@@ -393,10 +442,10 @@ void WorkerNode::install_failed(Version version, std::string why) {
     core->install_failed(version, why, now);
   });
 }
-void WorkerNode::send(std::string bytes) {
-  if (!fits(bytes)) return;
-  impl_->driver->post(
-      [core = impl_->core.get(), bytes = std::move(bytes)](TimePoint now) { core->send_message(view(bytes), now); });
+Status WorkerNode::send(std::string bytes) {
+  return post_message(
+      *impl_->driver, std::make_shared<const std::string>(std::move(bytes)),
+      [core = impl_->core.get()](const Slice& message, TimePoint now) { core->send_message(message, now); });
 }
 void WorkerNode::set_heartbeat(std::string app_bytes) {
   if (app_bytes.size() > kHeartbeatApplicationBytesMax)

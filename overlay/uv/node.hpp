@@ -18,7 +18,7 @@
 namespace echoline::overlay {
 
 struct LearnerOptions {
-  std::string bind_host = "127.0.0.1";  // a numeric address; "::" for all of IPv4 and IPv6
+  std::string bind_host = "127.0.0.1";  // an address or host name; "::" for all of IPv4 and IPv6
   std::uint16_t port = 0;               // 0: any free port, see endpoint()
   LinkLimits limits;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))
@@ -26,10 +26,12 @@ struct LearnerOptions {
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
   Bytes chunk{64 * 1024};  // unit that is proven and forwarded; 1 KiB .. 1 MiB
   Duration heartbeat = std::chrono::milliseconds(500);
-  Duration heartbeat_timeout = std::chrono::seconds(3);
-  double quorum = 0.9;                // fraction q of the active workers that defines T_b
-  std::string run_id;                 // 1 to 64 printable characters
-  Bytes store_bytes_max{1ull << 30};  // recent publications kept for catching up
+  Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
+  Duration away_max = std::chrono::minutes(5);           // before who is away is gone
+  double quorum = 0.9;  // fraction q of the active workers that defines T_b
+  std::string run_id;   // 1 to 64 printable characters
+  Bytes policy_bytes;   // of the policy: what learner and workers have room for follows from it (overlay/sizes.hpp)
+  std::optional<Bytes> store_bytes_max;  // recent publications kept for catching up; absent: by the policy's size
   Duration publication_lifetime = std::chrono::hours(24);
   // Where the run's authority and the overlay's state are kept (run.key, run.crt, state); empty: nothing survives the
   // process, and workers of an earlier one cannot come back.
@@ -41,8 +43,12 @@ struct LearnerOptions {
 struct LearnerEvents {  // each may be empty
   // What a joining worker is told first; at most 192 KiB, or nobody can join.
   std::function<std::string(const MemberInfo&)> welcome;
-  std::function<void(const MemberInfo&)> joined;
+  std::function<void(const MemberInfo&)> joined;  // again when it came back after away()
+  // Out of reach: what it was doing is void. Its place is kept for away_max; then it is lost.
+  std::function<void(WorkerId, const std::string& reason)> away;
   std::function<void(WorkerId, const std::string& reason)> lost;
+  // Something on the worker's machine needs a person: its store is too small, its disk is full.
+  std::function<void(WorkerId, const std::string& what)> trouble;
   // The worker installed `version` and computed `policy_digest`; comparing it is the application's business.
   std::function<void(WorkerId, Version, const Digest& policy_digest)> acked;
   // Application messages arrive whole, once and in order per worker.
@@ -92,10 +98,14 @@ class LearnerNode {
   Result<std::unique_ptr<PublicationWriter>> begin(const PublicationHead& head);
   // begin(), write(), finish(): for bytes that are all there.
   Status publish(const PublicationHead& head, std::span<const std::byte> payload, const Digest& policy_digest);
-  // At most 4 MiB (larger ones are logged and dropped); nothing happens when the worker is gone. Messages take turns
-  // with chunks and count towards limits.up. A worker that leaves 64 MiB unread is lost.
-  void send(WorkerId worker, std::string bytes);
+  // kExhausted above kMessageBytesMax, kCancelled once the node has stopped; nothing happens when the worker is not
+  // there. Messages take turns with chunks and count towards limits.up. The connection of a worker that leaves four of
+  // the largest unread is given up.
+  Status send(WorkerId worker, std::string bytes);
+  Status send(WorkerId worker, std::shared_ptr<const std::string> bytes);  // the same bytes for many
   void expel(WorkerId worker, std::string reason);
+  // Its machine has ended: lost() comes now instead of after away_max.
+  void give_up(WorkerId worker, std::string reason);
   LearnerStats stats() const;  // waits for the loop; after stop(): the last state
   // Says goodbye to the workers, flushes (for at most 2 s) and joins the thread. Idempotent.
   void stop();
@@ -108,7 +118,7 @@ class LearnerNode {
 };
 
 struct WorkerOptions {
-  Endpoint learner;
+  Endpoint learner;  // an address or host name
   // With a folder that holds this worker's identity no token is needed as long as its certificate is valid.
   trust::Secret token;
   std::string bind_host = "127.0.0.1";  // where child workers dial this one
@@ -116,12 +126,12 @@ struct WorkerOptions {
   std::optional<Endpoint> advertise;    // what others should dial, where a port is mapped; absent: the bound one
   std::string name;                     // its offer id, and the instance its token was issued for
   LinkLimits limits;
-  Bytes memory_max{256ull << 20};  // chunks kept in memory
-  Bytes disk_max{64ull << 30};     // publications kept in the folder
+  std::optional<Bytes> memory_max;  // chunks kept in memory; absent: by the policy's size, as the next
+  std::optional<Bytes> disk_max;    // publications kept in the folder
   // Identity, floor and chunks survive a restart here; empty: they do not, and everything stays in memory.
   std::filesystem::path folder;
   Duration join_timeout = std::chrono::seconds(10);  // until enrolled, and again until welcomed
-  Duration away_timeout = std::chrono::seconds(30);  // without the learner, else disconnected()
+  std::optional<Duration> away_max;  // without the learner, else disconnected(); absent: the learner's away_max
 };
 
 struct WorkerEvents {  // each may be empty
@@ -132,8 +142,9 @@ struct WorkerEvents {  // each may be empty
   std::function<void(std::string bytes)> message;
   // The learner is out of reach: messages sent to it are lost until joined() comes again.
   std::function<void(const std::string& reason)> away;
-  // The learner is gone, refused or expelled this worker; the last callback. Starting again means joining anew.
-  std::function<void(const std::string& reason)> disconnected;
+  // The last callback. `in_order`: the run has ended, or this side left; otherwise the learner is gone, or has refused
+  // or expelled this worker. Starting again means joining anew.
+  std::function<void(const std::string& reason, bool in_order)> disconnected;
 };
 
 class WorkerNode {
@@ -147,7 +158,8 @@ class WorkerNode {
   // The delivered publication could not be installed: a full snapshot will be delivered instead. Until then, drop the
   // deltas that were already delivered, without a report. After three failures in a row the worker is disconnected.
   void install_failed(Version version, std::string why);
-  void send(std::string bytes);               // to the learner; at most 4 MiB
+  // To the learner. kExhausted above kMessageBytesMax, kCancelled once the node has stopped.
+  Status send(std::string bytes);
   void set_heartbeat(std::string app_bytes);  // rides on every heartbeat from now on; at most 64 KiB
   // Hands children over to others, then disconnected() comes; within ten seconds.
   void drain();

@@ -1,10 +1,11 @@
-// The run-file reader: positions, messages, limits, overrides, and the resolved form.
+// The run-file reader: positions, messages, limits, overrides, the resolved form, and the reference.
 #include "base/config.hpp"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 
+#include "base/config_reference.hpp"
 #include "base/random.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
@@ -93,7 +94,7 @@ weights: [0.5, 1]
   EXPECT_EQ(wait, std::chrono::milliseconds(1500));
   EXPECT_EQ(size, Bytes{65536});
   EXPECT_EQ(rate.mbit_per_s(), 24);
-  EXPECT_EQ(path, "runs/one");
+  EXPECT_EQ(path, std::filesystem::current_path() / "runs/one");
   EXPECT_EQ(tags, (std::vector<std::string>{"a", "b c", "3"}));
   EXPECT_EQ(counts, (std::vector<std::int64_t>{1, 2}));
   EXPECT_EQ(weights, (std::vector<double>{0.5, 1}));
@@ -290,6 +291,25 @@ TEST(Config, OverridesReplaceAddAndReport) {
             "--set learner.stalness: unknown key 'learner.stalness'; did you mean 'staleness'?");
 }
 
+TEST(Config, AnOverrideMayEndInAColon) {
+  ConfigFile file = parsed("network:\n  port: 5\n");
+  ASSERT_TRUE(file.set("network.bind", "::"));
+  ASSERT_TRUE(file.set("network.peer", "fe80::"));
+  ConfigSection network = file.root().section("network");
+  int port = 0;
+  std::string bind, peer;
+  network.read("port", port);
+  network.read("bind", bind);
+  network.read("peer", peer);
+  EXPECT_EQ(problems(file), "");
+  EXPECT_EQ(bind, "::");
+  EXPECT_EQ(peer, "fe80::");
+  ConfigFile again = parsed(file.resolved());
+  std::string same;
+  again.root().section("network").read("bind", same);
+  EXPECT_EQ(same, "::");
+}
+
 TEST(Config, OverridesThatCannotApply) {
   ConfigFile file = parsed("steps: 5\nlist: [1]\n");
   const auto problem = [&](const char* key, const char* value) {
@@ -301,7 +321,36 @@ TEST(Config, OverridesThatCannotApply) {
   EXPECT_NE(problem("", "1").find("expected keys joined by dots"), std::string::npos);
   EXPECT_NE(problem("a..b", "1").find("expected keys joined by dots"), std::string::npos);
   EXPECT_NE(problem("a", "[1").find("--set a: not valid YAML"), std::string::npos);
-  EXPECT_NE(problem("a", "*x").find("--set a: "), std::string::npos);
+  EXPECT_NE(problem("a", "{b: *x}").find("--set a: "), std::string::npos);
+  EXPECT_NE(problem("a", "\xff").find("--set a: expected UTF-8 text"), std::string::npos);
+}
+
+TEST(Config, OverridesAreTakenAsTheyStand) {
+  for (const char* text : {"::", "::1", ":", "a: b", "- a", "%x", "*x", "C:\\x", "# no comment"}) {
+    ConfigFile file = parsed("");
+    ASSERT_TRUE(file.set("network.bind", text)) << text;
+    std::string bind;
+    file.root().section("network").require("bind", bind);
+    EXPECT_EQ(problems(file), "") << text;
+    EXPECT_EQ(bind, text);
+    ConfigFile again = parsed(file.resolved());
+    again.root().section("network").require("bind", bind);
+    EXPECT_EQ(problems(again), "") << file.resolved();
+    EXPECT_EQ(bind, text);
+  }
+  ConfigFile file = parsed("steps: 5\n");
+  ASSERT_TRUE(file.set("steps", " 7 "));
+  ASSERT_TRUE(file.set("name", "'5 '"));
+  ASSERT_TRUE(file.set("none", "~"));
+  int steps = 0, none = 3;
+  std::string name;
+  file.root().read("steps", steps);
+  file.root().read("name", name);
+  file.root().read("none", none);
+  EXPECT_EQ(problems(file), "");
+  EXPECT_EQ(steps, 7);
+  EXPECT_EQ(name, "5 ");
+  EXPECT_EQ(none, 3);
 }
 
 TEST(Config, UnusableFiles) {
@@ -403,17 +452,116 @@ TEST(Config, ResolvedFormLeavesOutWhatIsMeaningfullyAbsent) {
   EXPECT_EQ(file.resolved(), "a:\n  on: true\nc:\n  on: false\n");
 }
 
-TEST(Config, LoadsFilesAndKnowsTheirFolder) {
+TEST(Config, RelativePathsReferToWhereTheyAreNamed) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "echoline_config_test";
   std::filesystem::create_directories(folder);
-  std::ofstream(folder / "run.yaml") << "a: 1\n";
+  std::ofstream(folder / "run.yaml") << "named: data/../a.json\nabsolute: /b\noptional: c\n";
   auto file = ConfigFile::load(folder / "run.yaml");
   ASSERT_TRUE(file.has_value());
-  EXPECT_EQ(file->folder(), folder);
+  ASSERT_TRUE(file->set("given", "d"));
+  std::filesystem::path named, absolute, given, fallback = "runs", none;
+  std::optional<std::filesystem::path> optional, absent;
+  ConfigSection root = file->root();
+  root.read("named", named);
+  root.require("absolute", absolute);
+  root.read("optional", optional);
+  root.read("absent", absent);
+  root.read("given", given);
+  root.read("fallback", fallback);
+  root.read("none", none);
+  EXPECT_EQ(problems(*file), "");
+  EXPECT_EQ(named, folder / "a.json");
+  EXPECT_EQ(absolute, "/b");
+  EXPECT_EQ(optional, folder / "c");
+  EXPECT_EQ(absent, std::nullopt);
+  EXPECT_EQ(given, std::filesystem::current_path() / "d");
+  EXPECT_EQ(fallback, std::filesystem::current_path() / "runs");
+  EXPECT_EQ(none, "");
+  EXPECT_NE(file->resolved().find("named: " + (folder / "a.json").string() + "\n"), std::string::npos);
   const auto missing = ConfigFile::load(folder / "none.yaml");
   ASSERT_FALSE(missing.has_value());
   EXPECT_EQ(missing.error().code, Code::kNotFound);
   std::filesystem::remove_all(folder);
+}
+
+TEST(Config, NumbersOutOfRangeAreToldTheRangeWhateverTheirForm) {
+  const auto problem = [](const std::string& value, auto number, auto limits) {
+    ConfigFile file = parsed("a: " + value + "\n");
+    file.root().read("a", number, limits);
+    return problems(file);
+  };
+  const Limits<std::uint64_t> steps{.min = 1, .max = 100};
+  EXPECT_EQ(problem("0", std::uint64_t{}, steps), "run.yaml:1:4: a: expected 1 to 100, found '0'");
+  EXPECT_EQ(problem("-5", std::uint64_t{}, steps), "run.yaml:1:4: a: expected a whole number from 1 to 100, found '-5'");
+  EXPECT_EQ(problem("1.5", std::uint64_t{}, steps),
+            "run.yaml:1:4: a: expected a whole number from 1 to 100, found '1.5'");
+  EXPECT_EQ(problem("x", 1.0, Limits<double>{.min = 0.5}), "run.yaml:1:4: a: expected a number, at least 0.5, found 'x'");
+  EXPECT_EQ(problem("0 bit/s", BitRate{}, Limits<BitRate>{.min = BitRate{1000}}),
+            "run.yaml:1:4: a: expected at least 1 kbit/s, found '0 bit/s'");
+  EXPECT_EQ(problem("-5 s", Duration{}, Limits<Duration>{.min = Duration(0), .max = std::chrono::seconds(60)}),
+            "run.yaml:1:4: a: expected a duration such as '30 s' (units: ns us ms s min h), found '-5 s': it is negative; "
+            "expected 0 s to 1 min");
+  EXPECT_EQ(problem("0 s", Duration{}, Limits<Duration>{.min = std::chrono::seconds(1)}),
+            "run.yaml:1:4: a: expected at least 1 s, found '0 s'");
+}
+
+TEST(Config, AReaderOverABlankFileIsItsReference) {
+  ConfigFile file = ConfigFile::blank();
+  ConfigSection root = file.root();
+  int steps = 5;
+  std::optional<BitRate> uplink;
+  std::vector<std::string> tags{"a b"};
+  Planner planner = Planner::kChains;
+  std::string name;
+  root.require("name", name, "names it");
+  root.read("steps", steps, {.min = 1, .max = 9}, "how many");
+  ConfigSection net = root.section("net", "The network.");
+  net.read("uplink", uplink, {.min = BitRate{1000}}, {"what it sends", "unlimited"});
+  net.read("tags", tags, "a | b");
+  net.read_choice("planner", planner, {{"star", Planner::kStar}, {"chains", Planner::kChains}}, "who plans");
+  double price = 1;
+  for (ConfigSection offer : root.sections("offers", "What is offered.")) offer.read("price", price, "in dollars");
+  const bool warm = root.has("warm");
+  root.section("warm", "A start.").read("steps", steps, "of it");
+  EXPECT_FALSE(warm);
+  const std::vector<ConfigKey> keys = file.keys();
+  EXPECT_EQ(reference_markdown(keys),
+            "\n| key | type | default | range | meaning |\n|---|---|---|---|---|\n"
+            "| `name` | text | required |  | names it |\n"
+            "| `steps` | whole number | `5` | 1 to 9 | how many |\n"
+            "\n## net\n\nThe network.\n"
+            "\n| key | type | default | range | meaning |\n|---|---|---|---|---|\n"
+            "| `uplink` | rate | unlimited | at least 1 kbit/s | what it sends |\n"
+            "| `tags` | list: text | `[\"a b\"]` |  | a \\| b |\n"
+            "| `planner` | choice | `chains` | star, chains | who plans |\n"
+            "\n## offers\n\nWhat is offered.\n"
+            "\n| key | type | default | range | meaning |\n|---|---|---|---|---|\n"
+            "| `price` | number | `1` |  | in dollars |\n"
+            "\n## warm\n\nA start.\n"
+            "\n| key | type | default | range | meaning |\n|---|---|---|---|---|\n"
+            "| `steps` | whole number | `5` |  | of it |\n");
+  const std::string yaml = reference_yaml(keys);
+  EXPECT_NE(yaml.find("# names it [text; required]\nname:\n# how many [whole number, 1 to 9]\n#steps: 5\n"),
+            std::string::npos)
+      << yaml;
+  EXPECT_NE(yaml.find("  # what it sends [rate, at least 1 kbit/s; default: unlimited]\n  #uplink:\n"), std::string::npos)
+      << yaml;
+  EXPECT_NE(yaml.find("# A start.\n#warm:\n"), std::string::npos) << yaml;
+  EXPECT_TRUE(ConfigFile::parse(yaml, "reference").has_value());
+}
+
+TEST(Config, TextStaysTextInResolvedJson) {
+  ConfigFile file = parsed("adapter: {name: 007, yes: true, list: [1e3]}\n");
+  ConfigSection adapter = file.root().section("adapter");
+  std::string name;
+  bool yes = false;
+  std::vector<std::string> list;
+  int count = 3;
+  adapter.read("name", name);
+  adapter.read("yes", yes);
+  adapter.read("list", list);
+  adapter.read("count", count);
+  EXPECT_EQ(adapter.resolved_json(), R"({"name":"007","yes":true,"list":["1e3"],"count":3})");
 }
 
 TEST(Suggest, FindsTypingMistakesOnly) {

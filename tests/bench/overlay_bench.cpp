@@ -103,7 +103,7 @@ int learner(const LearnerArgs& args) {
   options.chain_rate = BitRate::from_mbit_per_s(args.chain_mbit);
   options.folder = args.folder;
   if (args.up_mbit > 0) options.limits.up = BitRate::from_mbit_per_s(args.up_mbit);
-  options.store_bytes_max = {2 * args.payload + (1 << 20)};
+  options.policy_bytes = {args.payload};
   overlay::LearnerEvents events;
   events.joined = [&](const overlay::MemberInfo& member) {
     const std::lock_guard lock(mutex);
@@ -112,10 +112,15 @@ int learner(const LearnerArgs& args) {
     links[member.id] = {member.id, member.up.value_or(kUnlimited), member.down.value_or(kUnlimited), Duration(0)};
     wake.notify_all();
   };
-  events.lost = [&](WorkerId id, const std::string&) {
+  events.away = [&](WorkerId id, const std::string&) {
     const std::lock_guard lock(mutex);
     members.erase(id.value);
     ++lost;
+    wake.notify_all();
+  };
+  events.lost = [&](WorkerId id, const std::string&) {
+    const std::lock_guard lock(mutex);
+    lost += members.erase(id.value);
     wake.notify_all();
   };
   events.acked = [&](WorkerId id, Version version, const Digest& found) {
@@ -239,7 +244,7 @@ int learner(const LearnerArgs& args) {
 struct WorkerArgs {
   std::string learner, token_file, json = "-", name, bind = "127.0.0.1", folder;
   bool check_late = false;
-  double memory_mib = 128, up_mbit = 0, down_mbit = 0;
+  double memory_mib = 0, up_mbit = 0, down_mbit = 0;
 };
 
 std::atomic<bool> g_drain{false};
@@ -255,7 +260,7 @@ int worker(const WorkerArgs& args) {
   options.bind_host = args.bind;
   options.name = args.name;
   options.folder = args.folder;
-  options.memory_max = {static_cast<std::uint64_t>(args.memory_mib * 1048576)};
+  if (args.memory_mib > 0) options.memory_max = Bytes{static_cast<std::uint64_t>(args.memory_mib * 1048576)};
   if (args.up_mbit > 0) options.limits.up = BitRate::from_mbit_per_s(args.up_mbit);
   if (args.down_mbit > 0) options.limits.down = BitRate::from_mbit_per_s(args.down_mbit);
   std::mutex mutex;
@@ -269,7 +274,7 @@ int worker(const WorkerArgs& args) {
     inbox.push_back(p);
     wake.notify_all();
   };
-  events.disconnected = [&](const std::string& why) {
+  events.disconnected = [&](const std::string& why, bool) {
     const std::lock_guard lock(mutex);
     gone = true;
     reason = why;
@@ -355,7 +360,7 @@ int main(int argc, char** argv) {
   as_worker->add_option("--name", w.name, "the instance the token was issued for")->required();
   as_worker->add_option("--bind", w.bind, "address to listen on");
   as_worker->add_option("--folder", w.folder, "where state is kept; none: in memory");
-  as_worker->add_option("--memory-mib", w.memory_mib, "budget for chunks in memory");
+  as_worker->add_option("--memory-mib", w.memory_mib, "budget for chunks in memory; 0: by the payload's size");
   as_worker->add_option("--up-mbit", w.up_mbit, "own limit of the uplink; 0: none");
   as_worker->add_option("--down-mbit", w.down_mbit, "own limit of the downlink; 0: none");
   as_worker->add_flag("--check-late", w.check_late, "acknowledge first; a wrong digest is still an error at the end");

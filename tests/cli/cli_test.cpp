@@ -4,8 +4,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "tests/cli/program.hpp"
@@ -97,9 +100,21 @@ TEST(BadInput, PortInUse) {
   ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
   const std::string port = std::to_string(ntohs(address.sin_port));
   TemporaryFolder folder;
-  expect_refused({"up", "configs/quickstart.yaml", "--set", "network.port=" + port, "--set",
-                  "run.folder=" + folder.path().string()},
-                 {port, "in use"});
+  // An earlier run of that name stays where it is.
+  std::filesystem::create_directories(folder.path() / "quickstart");
+  std::ofstream(folder.path() / "quickstart/metrics.jsonl") << "{\"kind\":\"step\",\"step\":1}\n";
+  const std::vector<std::string> more{"configs/quickstart.yaml", "--set", "network.port=" + port, "--set",
+                                      "run.folder=" + folder.path().string()};
+  for (const char* verb : {"up", "plan", "learner"}) {
+    std::vector<std::string> arguments{verb};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    expect_refused(arguments, {port, "in use"});
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "quickstart/metrics.jsonl"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "quickstart.1"));
+  const Outcome doctor = run_program({"doctor", "configs/quickstart.yaml", "--set", "network.port=" + port});
+  EXPECT_EQ(doctor.status, 1);
+  EXPECT_NE(doctor.out.find("in use"), std::string::npos) << doctor.out;
   ::close(listener);
 }
 
@@ -135,13 +150,35 @@ TEST(Plan, InfeasibleNamesTheWaysOut) {
   EXPECT_NE(outcome.err.find("kappa"), std::string::npos) << outcome.err;
 }
 
+TEST(Plan, JsonAlsoWhenThereIsNone) {
+  const Outcome late =
+      run_program({"plan", "configs/quickstart.yaml", "--json", "--set", "fleet.install_time_expected=90 s"});
+  EXPECT_EQ(late.status, 3) << late.err;
+  const json infeasible = json::parse(late.out);
+  EXPECT_FALSE(infeasible.at("feasible").get<bool>());
+  EXPECT_EQ(infeasible.at("error").at("code"), "infeasible");
+  EXPECT_NE(infeasible.at("error").at("problems").at(0).get<std::string>().find("kappa"), std::string::npos);
+  for (const char* verb : {"plan", "up", "learner"}) {
+    const Outcome wrong = run_program({verb, "configs/quickstart.yaml", "--json", "--set", "run.steps=x", "--set",
+                                       "rollout.group_size=y"});
+    EXPECT_EQ(wrong.status, 2) << wrong.err;
+    EXPECT_EQ(json::parse(wrong.out).at("error").at("problems").size(), 2u) << wrong.out;
+  }
+  // What the learner finds out is on the standard output of `up` as well.
+  TemporaryFolder folder;
+  const Outcome up = run_program({"up", "configs/quickstart.yaml", "--json", "--set", "fleet.install_time_expected=90 s",
+                                  "--set", "run.folder=" + folder.path().string()});
+  EXPECT_EQ(up.status, 3) << up.err;
+  EXPECT_EQ(json::parse(up.out).at("error").at("code"), "infeasible");
+}
+
 TEST(Plan, SameRunFileSamePlan) {
   const Outcome first = run_program({"plan", "configs/quickstart.yaml", "--json"});
   const Outcome second = run_program({"plan", "configs/quickstart.yaml", "--json"});
   ASSERT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.out, second.out);
   const json plan = json::parse(first.out);
-  EXPECT_EQ(plan.at("schema_version"), 1);
+  EXPECT_EQ(plan.at("schema_version"), 2);
   int chosen = 0;
   for (const json& row : plan.at("offers")) {
     chosen += row.at("chosen").get<bool>() ? 1 : 0;
@@ -204,13 +241,112 @@ TEST(Doctor, ChecksMachineAndRunFile) {
   EXPECT_FALSE(json::parse(bad.out).at("ok").get<bool>());
 }
 
-TEST(Help, EveryVerbExplainsItself) {
-  for (const char* verb : {"up", "learner", "worker", "plan", "model", "sim", "status", "report", "doctor", "delta"}) {
-    const Outcome outcome = run_program({verb, "--help"});
-    EXPECT_EQ(outcome.status, 0) << verb;
-    EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << verb;
+TEST(ConfigReference, IsThePageAboutRunFiles) {
+  const Outcome page = run_program({"config", "reference"});
+  EXPECT_EQ(page.status, 0) << page.err;
+  EXPECT_EQ(page.out, read("docs/run-file.md")) << "docs/run-file.md is out of date: echoline config reference writes it";
+  const Outcome listed = run_program({"config", "reference", "--json"});
+  const json keys = json::parse(listed.out).at("keys");
+  EXPECT_TRUE(std::any_of(keys.begin(), keys.end(), [](const json& key) {
+    return key.at("path") == "network.chunk" && key.at("type") == "size" && key.at("range") == "1 KiB to 1 MiB";
+  })) << listed.out;
+}
+
+// What a shell prints for a command line; $ECHOLINE is the program.
+Outcome shell(const std::string& command) {
+  TemporaryFolder folder;
+  const std::string out = (folder.path() / "out").string(), err = (folder.path() / "err").string();
+  std::ofstream(folder.path() / "script") << "ECHOLINE='" << ECHOLINE_PROGRAM << "'\n" << command << "\n";
+  const std::string line = "bash '" + (folder.path() / "script").string() + "' >'" + out + "' 2>'" + err + "'";
+  const int raw = std::system(line.c_str());
+  return {WIFEXITED(raw) ? WEXITSTATUS(raw) : 128, read(out), read(err)};
+}
+
+// Every verb with its path, from the help of each: "delta", "delta diff".
+std::vector<std::string> all_verbs(const std::string& path = "") {
+  std::vector<std::string> words, found;
+  std::istringstream split(path);
+  for (std::string word; split >> word;) words.push_back(word);
+  words.emplace_back("--help");
+  const Outcome help = run_program(words);
+  EXPECT_EQ(help.status, 0) << path;
+  EXPECT_NE(help.out.find("Usage"), std::string::npos) << path;
+  const std::size_t at = help.out.find("Subcommands:\n");
+  if (at == std::string::npos) return found;
+  std::istringstream lines(help.out.substr(at));
+  std::string line;
+  for (std::getline(lines, line); std::getline(lines, line) && line.starts_with("  ");) {
+    if (line[2] == ' ') continue;  // the rest of a long description
+    const std::string verb = (path.empty() ? "" : path + " ") + line.substr(2, line.find(' ', 2) - 2);
+    found.push_back(verb);
+    for (const std::string& below : all_verbs(verb)) found.push_back(below);
   }
+  return found;
+}
+
+TEST(Help, EveryVerbExplainsItselfHasAPageAndIsCompleted) {
+  const std::vector<std::string> verbs = all_verbs();
+  for (const char* verb : {"up", "config reference", "delta diff", "sim soak", "completion", "man"})
+    EXPECT_TRUE(std::find(verbs.begin(), verbs.end(), verb) != verbs.end()) << verb;
   EXPECT_NE(run_program({"--help"}).out.find("echoline up"), std::string::npos);
+
+  TemporaryFolder folder;
+  ASSERT_EQ(run_program({"man", "--folder", folder.path().string()}).status, 0);
+  std::map<std::string, std::string> scripts;
+  for (const char* name : {"bash", "zsh", "fish"}) scripts[name] = run_program({"completion", name}).out;
+  for (const std::string& verb : verbs) {
+    std::string name = "echoline-" + verb;
+    std::replace(name.begin(), name.end(), ' ', '-');
+    const std::string page = read(folder.path() / (name + ".1"));
+    EXPECT_TRUE(page.starts_with(".TH ")) << name;
+    const std::string last = verb.substr(verb.rfind(' ') + 1);
+    for (const auto& [script, text] : scripts)
+      EXPECT_NE(text.find(last), std::string::npos) << verb << " is unknown to " << script;
+    // Every option of its help.
+    std::istringstream help(shell("$ECHOLINE " + verb + " --help").out);
+    for (std::string line; std::getline(help, line);) {
+      const std::size_t at = line.find("--");
+      if (!line.starts_with("  -") || at == std::string::npos) continue;
+      const std::string option = line.substr(at, line.find_first_of(" ,", at) - at);
+      std::string escaped;
+      for (const char c : option) escaped += c == '-' ? "\\-" : std::string(1, c);
+      EXPECT_NE(page.find(escaped), std::string::npos) << option << " is not in " << name << ".1";
+      EXPECT_NE(scripts["bash"].find(option), std::string::npos) << option;
+      EXPECT_NE(scripts["zsh"].find(option), std::string::npos) << option;
+      EXPECT_NE(scripts["fish"].find("-l " + option.substr(2)), std::string::npos) << option;
+    }
+  }
+  EXPECT_EQ(run_program({"man", "delta", "diff"}).out, read(folder.path() / "echoline-delta-diff.1"));
+  EXPECT_EQ(run_program({"man", "nothing"}).status, 2);
+}
+
+TEST(Completion, WorksInBash) {
+  const auto completes = [](const std::string& words, const std::string& current) {
+    const Outcome o = shell("bash -n <($ECHOLINE completion bash) && source <($ECHOLINE completion bash)\n"
+                            "COMP_WORDS=(echoline " + words + " " + current + ")\n"
+                            "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_echoline\necho ${COMPREPLY[@]}");
+    EXPECT_EQ(o.status, 0) << o.err;
+    return o.out;
+  };
+  EXPECT_EQ(completes("", "pl"), "plan\n");
+  EXPECT_EQ(completes("delta", "di"), "diff\n");
+  EXPECT_EQ(completes("plan x.yaml --set", "run.st"), "run.steps=\n");
+  EXPECT_EQ(completes("up", "--res"), "--resume\n");
+}
+
+TEST(Output, WhatCannotBeWrittenIsAnError) {
+  for (const char* verb : {"config reference", "--help", "plan configs/quickstart.yaml --json", "completion bash"}) {
+    const Outcome full = shell(std::string("$ECHOLINE ") + verb + " >/dev/full");
+    EXPECT_EQ(full.status, 1) << verb;
+    EXPECT_NE(full.err.find("cannot write to standard output: No space left on device"), std::string::npos)
+        << verb << ": " << full.err;
+    EXPECT_EQ(shell(std::string("$ECHOLINE ") + verb + " >&-").status, 1) << verb;
+  }
+  // A reader that has seen enough is no error worth a word.
+  const Outcome head = shell("trap '' PIPE; $ECHOLINE config reference | head -c 1 >/dev/null; exit ${PIPESTATUS[0]}");
+  EXPECT_NE(head.status, 0);
+  EXPECT_EQ(head.err, "");
+  EXPECT_EQ(shell("$ECHOLINE config reference 2>&-").status, 0);
 }
 
 }  // namespace

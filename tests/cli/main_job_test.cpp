@@ -2,7 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
 
+#include "base/clock.hpp"
+#include "provisioner/ledger.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "tests/cli/program.hpp"
 
@@ -42,6 +48,32 @@ std::string interior_offer(const json& status) {
   return "";
 }
 
+// What the ledger of a run says, and whether it adds up to what the report says.
+void expect_booked(const json& report, const std::filesystem::path& run) {
+  const auto ledger = provisioner::Ledger::open(run / "ledger.sqlite", "quickstart");
+  ASSERT_TRUE(ledger) << ledger.error().message();
+  const auto rows = ledger->rows();
+  ASSERT_TRUE(rows) << rows.error().message();
+  std::uint64_t downloaded = 0, uploaded = 0;
+  double usd = 0;
+  for (const provisioner::LedgerRow& row : *rows) {
+    EXPECT_TRUE(row.ended_unix_s.has_value()) << row.label;
+    EXPECT_TRUE(row.alive_unix_s.has_value()) << row.label;
+    downloaded += row.downloaded.count;
+    uploaded += row.uploaded.count;
+    usd += row.usd(0);
+  }
+  // Every worker has received the snapshot at least, and those in the middle of a chain have passed on what they got.
+  EXPECT_GT(downloaded, report.at("fleet").at("workers_planned").get<std::uint64_t>() *
+                            report.at("broadcast").at("snapshot_bytes").get<std::uint64_t>());
+  EXPECT_GT(uploaded, 0u);
+  const json& cost = report.at("cost");
+  EXPECT_NEAR(cost.at("usd_fleet").get<double>(), usd, 1e-9);
+  EXPECT_NEAR(cost.at("usd_learner").get<double>(), 0.35 * report.at("wall_seconds").get<double>() / 3600, 1e-6);
+  EXPECT_NEAR(cost.at("usd_total").get<double>(),
+              cost.at("usd_fleet").get<double>() + cost.at("usd_learner").get<double>(), 1e-9);
+}
+
 // What every finished quickstart shows, whatever happened on the way.
 void expect_learned(const json& report, const std::filesystem::path& run) {
   EXPECT_EQ(report.at("ended"), "completed");
@@ -66,6 +98,65 @@ void expect_learned(const json& report, const std::filesystem::path& run) {
   EXPECT_EQ(expected - 1, report.at("steps_planned").get<std::uint64_t>());
 }
 
+// A Markdown page by its headings: the lines below each, up to the next one of any level.
+std::map<std::string, std::string> sections_of(const std::filesystem::path& page) {
+  std::map<std::string, std::string> sections;
+  std::ifstream in(page);
+  std::string heading;
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("#"))
+      heading = line.substr(line.find(' ') + 1);
+    else
+      sections[heading] += line + "\n";
+  return sections;
+}
+
+// Every field of `value` has its name, dotted, in backquotes on the page.
+void expect_documented(const json& value, const std::string& text, const std::string& where,
+                       const std::string& path = "") {
+  if (value.is_array()) {
+    for (const json& item : value)
+      if (item.is_object()) expect_documented(item, text, where, path + "[]");
+    return;
+  }
+  for (const auto& [key, child] : value.items()) {
+    const std::string field = path.empty() ? key : path + "." + key;
+    const bool names_vary = text.find("`" + path + ".<") != std::string::npos;
+    if (names_vary && !path.empty()) continue;
+    const bool nested = child.is_object() || (child.is_array() && !child.empty() && child[0].is_object());
+    if (nested)
+      expect_documented(child, text, where, field);
+    else if (!(child.is_array() || child.is_object()) || !child.empty())
+      EXPECT_NE(text.find("`" + field + "`"), std::string::npos) << where << " has an undocumented field " << field;
+  }
+}
+
+// Everything that a run writes for others to read is in docs/.
+void expect_run_documented(const std::filesystem::path& run) {
+  auto page = sections_of("docs/run-folder.md");
+  expect_documented(json_file(run / "status.json"), page["status.json"], "status.json");
+  std::set<std::string> seen;
+  for (const json& row : json_lines(run / "metrics.jsonl")) {
+    const std::string kind = row.at("kind");
+    if (seen.insert(kind).second) expect_documented(row, page[kind] + page["metrics.jsonl"], "metrics.jsonl: " + kind);
+  }
+  EXPECT_TRUE(seen.contains("step") && seen.contains("broadcast") && seen.contains("evaluation"));
+  std::istringstream events(page["events.jsonl"]);
+  std::map<std::string, std::string> rows;  // event -> its row, and what all have
+  for (std::string line; std::getline(events, line);) {
+    std::istringstream names(line.substr(0, line.find('|', 2)));
+    for (std::string name; names >> name;) {
+      if (!name.empty() && name.back() == ',') name.pop_back();
+      rows[name] += line + "`unix_s` `event`";
+    }
+  }
+  for (const json& row : json_lines(run / "events.jsonl"))
+    expect_documented(row, rows[row.at("event")], "events.jsonl: " + row.at("event").get<std::string>());
+  std::string all;
+  for (const auto& [heading, text] : sections_of("docs/report.md")) all += text;
+  expect_documented(json_file(run / "report.json"), all, "report.json");
+}
+
 TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   TemporaryFolder folder;
   const std::filesystem::path run = folder.path() / "quickstart";
@@ -80,9 +171,33 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
   const std::string victim = interior_offer(json_file(run / "status.json"));
   ASSERT_NE(victim, "") << json_file(run / "status.json").dump();
-  pid_t pid = 0;
-  for (const auto& [offer, process] : rented_processes(run))
-    if (offer == victim) pid = process;
+  const auto process_of = [&](const std::string& wanted) {
+    for (const auto& [offer, process] : rented_processes(run))
+      if (offer == wanted) return process;
+    return pid_t{0};
+  };
+  // A pause costs a worker its leases, and nothing else.
+  const json paused = [&] {
+    for (const json& worker : json_file(run / "status.json").at("workers"))
+      if (worker.at("offer") != victim && !worker.at("lost").get<bool>()) return worker;
+    return json();
+  }();
+  ASSERT_TRUE(paused.is_object());
+  const pid_t sleeper = process_of(paused.at("offer"));
+  ASSERT_GT(sleeper, 0);
+  const auto is_away = [&] {
+    for (const json& worker : json_file(run / "status.json").at("workers"))
+      if (worker.at("id") == paused.at("id")) return worker.at("away").get<bool>();
+    return false;
+  };
+  ASSERT_EQ(::kill(sleeper, SIGSTOP), 0);
+  const bool went_away = eventually(seconds(60), is_away);
+  ASSERT_EQ(::kill(sleeper, SIGCONT), 0);
+  EXPECT_TRUE(went_away);
+  EXPECT_TRUE(eventually(seconds(60), [&] { return !is_away(); }));
+  EXPECT_TRUE(alive(sleeper));
+
+  const pid_t pid = process_of(victim);
   ASSERT_GT(pid, 0);
   ASSERT_EQ(::kill(pid, SIGKILL), 0);
 
@@ -91,6 +206,7 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   const json report = json::parse(outcome.out);
   EXPECT_EQ(report, json_file(run / "report.json"));
   expect_learned(report, run);
+  expect_booked(report, run);
   EXPECT_EQ(report.at("fleet").at("workers_lost"), 1);
   // A fast worker may take two slower ones to replace.
   const int replaced = report.at("fleet").at("workers_replaced");
@@ -101,6 +217,11 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   for (const json& worker : report.at("workers"))
     if (worker.at("offer") == victim) listed = worker.at("lost").get<bool>();
   EXPECT_TRUE(listed);
+  for (const json& worker : report.at("workers")) {
+    if (worker.at("id") != paused.at("id")) continue;
+    EXPECT_FALSE(worker.at("lost").get<bool>());
+    EXPECT_GT(worker.at("rollouts"), paused.at("rollouts")) << "it went on working";
+  }
   for (const auto& [offer, process] : rented_processes(run)) EXPECT_FALSE(alive(process)) << offer;
 }
 
@@ -114,6 +235,9 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
   const pid_t learner = json_file(run / "status.json").at("pid");
   ASSERT_EQ(::kill(learner, SIGKILL), 0);
+  const double killed_unix_s = SystemClock().unix_seconds();
+  const double wall_before = json_file(run / "usage.json").at("wall_seconds");
+  EXPECT_GT(wall_before, 0);
   const Outcome crashed = program.wait(seconds(30));
   EXPECT_EQ(crashed.status, 1);
   EXPECT_NE(crashed.err.find("--resume"), std::string::npos) << crashed.err;
@@ -135,9 +259,25 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
 
   std::vector<std::string> again = shorter;
   again.emplace_back("--resume");
+  const double resumed_unix_s = SystemClock().unix_seconds();
   const Outcome resumed = run_program(up(folder.path(), again), seconds(200));
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   const json report = json::parse(resumed.out);
+  // What the killed process spent is in the totals, up to when it was last seen and not to when the run went on.
+  expect_booked(report, run);
+  EXPECT_GT(report.at("wall_seconds").get<double>(), wall_before);
+  EXPECT_GT(json_file(run / "status.json").at("usd_learner").get<double>(), 0);
+  {
+    const auto ledger = provisioner::Ledger::open(run / "ledger.sqlite", "quickstart");
+    ASSERT_TRUE(ledger);
+    std::size_t of_the_first = 0;
+    for (const provisioner::LedgerRow& row : *ledger->rows()) {
+      if (row.intended_unix_s >= resumed_unix_s) continue;
+      ++of_the_first;
+      EXPECT_LE(row.ended_unix_s.value(), killed_unix_s + 1) << row.label;
+    }
+    EXPECT_GT(of_the_first, 0u);
+  }
   EXPECT_EQ(report.at("ended"), "completed");
   EXPECT_EQ(report.at("steps"), 16);
   EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());
@@ -173,6 +313,17 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
   EXPECT_GE(report.at("steps").get<int>(), 3);
   EXPECT_FALSE(alive(learner));
   for (const auto& [offer, pid] : rented_processes(run)) EXPECT_FALSE(alive(pid)) << offer;
+  EXPECT_NE(outcome.err.find("go on with: echoline up configs/quickstart.yaml --set run.folder=" +
+                             folder.path().string() + " --set learner.warm_start.steps_max=20 --resume"),
+            std::string::npos)
+      << outcome.err;
+  expect_run_documented(run);
+  // What it resolved to is a run file that means the same from any folder.
+  const std::filesystem::path here = std::filesystem::current_path();
+  std::filesystem::current_path("/");
+  const Outcome planned = run_program({"plan", (run / "config.yaml").string(), "--json"});
+  std::filesystem::current_path(here);
+  EXPECT_EQ(planned.status, 0) << planned.err;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/config.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/adapters/adapter_config.hpp"
 
@@ -44,24 +45,40 @@ TEST(Registry, UnknownNameSuggestsAndLists) {
 
 TEST(Registry, WrongConfigurationIsNamed) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"[]", "JSON object, found array"},
-      {"{", "invalid JSON"},
+      {"[]", "expected a mapping (key: value), found a list"},
+      {"{", "not valid YAML"},
       {R"({"operand_mx": 9})", "'operand_mx'; did you mean 'operand_max'?"},
-      {R"({"operand_max": -1})", "'operand_max' is -1"},
-      {R"({"operand_max": 1.5})", "'operand_max' is 1.5"},
+      {R"({"operand_max": -1})", "operand_max: expected a whole number from 1 to 999999999, found '-1'"},
+      {R"({"operand_max": 1.5})", "found '1.5'"},
       {R"({"operand_max": 9, "digits": 1})", "not both"},
-      {R"({"digits": 10})", "from 1 to 9"},
+      {R"({"digits": 10})", "expected 1 to 9"},
       {R"({"operations": []})", "non-empty list"},
       {R"({"operations": ["/"]})", "holds '/'"},
       {R"({"operations": ["+", "+"]})", "twice"},
-      {R"({"evaluation_problems": 10})", "from 200"},
+      {R"({"evaluation_problems": 10})", "expected 200 to"},
       {R"({"operations": ["+"], "operand_max": 9})", "too few to train on"},
-      {R"({"partial_credit": 2})", "from 0 to 1"},
+      {R"({"partial_credit": 2})", "expected 0 to 1"},
   };
   for (const auto& [config, expected] : cases) {
     const std::string message = error_of("arithmetic", config);
     EXPECT_NE(message.find(expected), std::string::npos) << config << ": " << message;
   }
+}
+
+TEST(Registry, OptionsAreReadWhereTheyStandAndKeepTheirDefaults) {
+  auto file = *ConfigFile::parse("options:\n  digits: 12\n  partal_credit: 1\n", "run.yaml");
+  ConfigSection task = file.root();
+  ASSERT_TRUE(read_adapter_options("arithmetic", task));
+  EXPECT_EQ(file.finish().error().detail,
+            "run.yaml:2:11: options.digits: expected 1 to 9, found '12'\n"
+            "run.yaml:3:3: unknown key 'options.partal_credit'; did you mean 'partial_credit'?");
+  auto good = *ConfigFile::parse("options: {operations: [\"+\"], digits: 3}\n", "run.yaml");
+  task = good.root();
+  const auto json = read_adapter_options("arithmetic", task);
+  EXPECT_EQ(*json, R"({"operations":["+"],"digits":3,"evaluation_problems":256,"partial_credit":0,)"
+                   R"("carries_forgotten":0})");
+  EXPECT_TRUE(make_adapter("arithmetic", *json, 1));
+  EXPECT_FALSE(read_adapter_options("arithmetics", task));
 }
 
 TEST(Permutation, IsOneForEverySizeAndKey) {
@@ -206,8 +223,8 @@ TEST(Gsm8k, ScoringNeedsNoFiles) {
   EXPECT_TRUE(adapter->evaluation().empty());
   const auto missing = make_adapter("gsm8k", R"({"train":"/nowhere/a.jsonl","test":"/nowhere/b.jsonl"})", 1);
   EXPECT_EQ(missing.error().code, Code::kNotFound);
-  EXPECT_NE(error_of("gsm8k", "{}").find("'train' and 'test'"), std::string::npos);
-  EXPECT_NE(error_of("gsm8k", R"({"mode":"lax"})").find("expected \"strict\""), std::string::npos);
+  EXPECT_NE(error_of("gsm8k", "{}").find("missing required key 'train'"), std::string::npos);
+  EXPECT_NE(error_of("gsm8k", R"({"mode":"lax"})").find("expected one of strict, flexible"), std::string::npos);
 }
 
 class Gsm8kFiles : public testing::Test {

@@ -108,7 +108,10 @@ TEST(Messages, LimitsAndEmptyBodies) {
   schema::WorkerMessage message;
   *message.mutable_submission()->add_trajectories() = sound_trajectory();
   EXPECT_TRUE(parse_worker_message(message.SerializeAsString()));
+  // Whose group it is must be known even where a trajectory is bad.
   message.mutable_submission()->mutable_trajectories(0)->clear_logprobs();
+  EXPECT_TRUE(parse_worker_message(message.SerializeAsString()));
+  message.mutable_failed()->set_detail(std::string(4097, 'x'));
   EXPECT_EQ(parse_worker_message(message.SerializeAsString()).error().code, Code::kInvalid);
 
   schema::LearnerMessage grant;

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 
 #include "data_plane/trajectory.hpp"
+#include "learner/trainer.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -25,6 +27,13 @@ class DeskTest : public ::testing::Test {
     options_.steps_total = 4;
     adapter_ = *data_plane::make_adapter("arithmetic", "{}", 1);
     digest_[0] = std::byte{7};
+    shape_.vocab_size = tokenizer_.size();
+    shape_.positions_max = 32;
+    door_.vocab_size = shape_.vocab_size;
+    door_.positions_max = shape_.positions_max;
+    door_.response_tokens_max = 8;
+    door_.eos = {*tokenizer_.end_of_text()};
+    door_.trainable = [this](const schema::Trajectory& t) { return check_trainable(t, shape_); };
   }
   ~DeskTest() override {
     desk_.reset();
@@ -48,7 +57,11 @@ class DeskTest : public ::testing::Test {
       misbehaved_ = reason;
       changed_.notify_all();
     };
-    auto desk = RolloutDesk::open(options_, *adapter_, step, std::move(events));
+    events.set_aside = [this](const GroupSetAside& group) {
+      const std::lock_guard lock(mutex_);
+      set_aside_.push_back(group);
+    };
+    auto desk = RolloutDesk::open(options_, Door(door_, *adapter_, tokenizer_), step, std::move(events));
     ASSERT_TRUE(desk) << desk.error().message();
     desk_ = std::move(*desk);
     desk_->published(Version{step}, digest_);
@@ -65,18 +78,18 @@ class DeskTest : public ::testing::Test {
 
   std::string digest_bytes() const { return {reinterpret_cast<const char*>(digest_.data()), digest_.size()}; }
 
-  schema::WorkGrant ask(std::uint64_t version, std::uint32_t groups) {
+  schema::WorkGrant ask(std::uint64_t version, std::uint32_t groups, WorkerId worker = WorkerId{1}) {
     schema::WorkerMessage message;
     message.mutable_request()->set_version(version);
     message.mutable_request()->set_policy_digest(digest_bytes());
     message.mutable_request()->set_groups_max(groups);
-    desk_->receive(WorkerId{1}, message.SerializeAsString());
+    desk_->receive(worker, message.SerializeAsString());
     return next_message().grant();
   }
 
-  schema::SubmissionAck hand_in(const schema::Lease& lease) {
-    schema::WorkerMessage message;
-    schema::Submission& submission = *message.mutable_submission();
+  // What an honest worker hands in: the right answer, and wrong ones from all members but the first.
+  schema::Submission made(const schema::Lease& lease, WorkerId worker = WorkerId{1}) {
+    schema::Submission submission;
     submission.set_lease(lease.id());
     for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
       schema::Trajectory& t = *submission.add_trajectories();
@@ -84,20 +97,56 @@ class DeskTest : public ::testing::Test {
       t.set_problem_id(lease.problem().id());
       t.set_group(lease.group());
       t.set_member(member);
-      t.add_prompt_tokens(1);
-      t.add_response_tokens(2);
-      t.add_logprobs(-0.5f);
-      t.add_spans()->set_end(1);
+      const std::vector<model::Token> prompt = *tokenizer_.encode(lease.problem().prompt());
+      for (const model::Token token : prompt) t.add_prompt_tokens(static_cast<std::uint32_t>(token));
+      const std::string text = member == 0 ? lease.problem().reference() : "x";
+      std::vector<model::Token> response = *tokenizer_.encode(text);
+      response.push_back(*tokenizer_.end_of_text());
+      for (const model::Token token : response) {
+        t.add_response_tokens(static_cast<std::uint32_t>(token));
+        t.add_logprobs(-0.5f);
+      }
+      t.add_spans()->set_end(static_cast<std::uint32_t>(response.size()));
       t.mutable_spans(0)->set_version(lease.version());
-      t.set_reward(member);
+      const data_plane::Score score = adapter_->score(lease.problem(), text);
+      t.set_reward(score.reward);
+      t.set_correct(score.correct);
+      for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
+      t.set_text(text);
+      t.set_finished(true);
       t.set_policy_digest(lease.policy_digest());
       t.set_lease(lease.id());
-      t.set_worker(1);
+      t.set_worker(worker.value);
     }
-    desk_->receive(WorkerId{1}, message.SerializeAsString());
-    return next_message().ack();
+    return submission;
   }
 
+  schema::SubmissionAck hand_in(const schema::Submission& submission, WorkerId worker = WorkerId{1}) {
+    schema::WorkerMessage message;
+    *message.mutable_submission() = submission;
+    desk_->receive(worker, message.SerializeAsString());
+    return next_message().ack();
+  }
+  schema::SubmissionAck hand_in(const schema::Lease& lease) { return hand_in(made(lease)); }
+
+  void give_back(const schema::Lease& lease, WorkerId worker, schema::WorkFailure failure) {
+    schema::WorkerMessage message;
+    message.mutable_failed()->set_lease(lease.id());
+    message.mutable_failed()->set_failure(failure);
+    message.mutable_failed()->set_detail("because\nof this");
+    desk_->receive(worker, message.SerializeAsString());
+  }
+
+  std::string misbehaved() {
+    (void)desk_->counts();  // everything before it has been handled
+    const std::lock_guard lock(mutex_);
+    return std::exchange(misbehaved_, {});
+  }
+
+  const model::Tokenizer tokenizer_ = *model::Tokenizer::characters(model::kCharacterAlphabet);
+  model::ModelConfig shape_;
+  DoorOptions door_;
+  std::vector<GroupSetAside> set_aside_;
   std::filesystem::path folder_;
   DeskOptions options_;
   std::unique_ptr<data_plane::Adapter> adapter_;
@@ -151,11 +200,165 @@ TEST_F(DeskTest, RefusesAnUnknownVersionAndAForeignDigest) {
   EXPECT_NE(misbehaved_.find("digest"), std::string::npos);
 }
 
-TEST_F(DeskTest, GarbageIsMisbehaviour) {
+TEST_F(DeskTest, ABrokenDriverIsNoAttackUntilItGoesOn) {
   open(0);
+  for (int i = 0; i < 4; ++i) desk_->receive(WorkerId{1}, "\xff\xff\xff");
+  EXPECT_EQ(misbehaved(), "");
+  desk_->receive(WorkerId{2}, "\xff\xff\xff");
+  EXPECT_EQ(misbehaved(), "");
   desk_->receive(WorkerId{1}, "\xff\xff\xff");
-  std::unique_lock lock(mutex_);
-  EXPECT_TRUE(changed_.wait_for(lock, kWait, [this] { return !misbehaved_.empty(); }));
+  EXPECT_NE(misbehaved(), "");
+  EXPECT_EQ(desk_->counts()->refused.at("unreadable message"), 6u);
+}
+
+// Whatever would stop the trainer, or teach it something that was not sampled, is refused by its lease.
+TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
+  options_.lookahead_steps = 2;
+  struct Case {
+    std::string reason;
+    bool expelled;
+    std::function<void(schema::Trajectory&)> spoil;
+  };
+  const std::vector<Case> cases = {
+      {"malformed", false, [&](auto& t) { t.set_response_tokens(0, static_cast<std::uint32_t>(shape_.vocab_size)); }},
+      {"malformed", false, [](auto& t) { t.set_logprobs(0, std::nanf("")); }},
+      {"malformed", false, [](auto& t) { t.clear_logprobs(); }},
+      {"malformed", false, [](auto& t) { t.set_id("another/1"); }},
+      {"malformed", false,
+       [](auto& t) {  // longer than was asked for
+         for (int i = 0; i < 9; ++i) t.mutable_response_tokens()->Add(3), t.add_logprobs(-1);
+         t.mutable_spans(0)->set_end(static_cast<std::uint32_t>(t.response_tokens_size()));
+       }},
+      {"malformed", false, [](auto& t) { t.set_finished(false); }},
+      {"malformed", false,
+       [](auto& t) {  // cut before its end
+         t.mutable_response_tokens()->RemoveLast(), t.mutable_logprobs()->RemoveLast();
+         t.mutable_spans(0)->set_end(static_cast<std::uint32_t>(t.response_tokens_size()));
+         t.set_finished(false);
+       }},
+      {"malformed", false, [](auto& t) { t.mutable_response_tokens()->SwapElements(0, t.response_tokens_size() - 1); }},
+      {"malformed", false,
+       [](auto& t) {
+         for (int i = 0; i < t.response_tokens_size(); ++i) t.add_loss_mask(0);
+       }},
+      {"malformed", false, [](auto& t) { t.set_member(9); }},
+      {"wrong prompt", true, [](auto& t) { t.set_prompt_tokens(0, t.prompt_tokens(0) ^ 1); }},
+      {"wrong prompt", true,
+       [](auto& t) {  // longer than the model's positions
+         for (int i = 0; i < 40; ++i) t.add_prompt_tokens(3);
+       }},
+      {"wrong prompt", true, [](auto& t) { t.set_problem_id("arithmetic/0+0"); }},
+      {"wrong score", true, [](auto& t) { t.set_reward(1); }},
+      {"wrong score", true, [](auto& t) { t.set_correct(true); }},
+      {"wrong score", true, [](auto& t) { (*t.mutable_components())["exact"] = 1; }},
+      {"wrong score", true, [](auto& t) { (*t.mutable_components())["bonus"] = 1; }},
+      {"wrong score", true, [](auto& t) { t.set_text("95"); }},
+      {"wrong version", false, [](auto& t) { t.mutable_spans(0)->set_version(1); }},
+      {"wrong digest", false, [](auto& t) { t.set_policy_digest("another"); }},
+  };
+  open(0);
+  std::uint64_t id = 1;
+  for (const Case& c : cases) {
+    const WorkerId worker{id++};
+    const schema::WorkGrant grant = ask(0, 1, worker);
+    ASSERT_EQ(grant.leases_size(), 1);
+    EXPECT_EQ(grant.leases(0).group(), 0u);  // the group comes back every time
+    schema::Submission submission = made(grant.leases(0), worker);
+    c.spoil(*submission.mutable_trajectories(1));
+    const schema::SubmissionAck ack = hand_in(submission, worker);
+    EXPECT_FALSE(ack.accepted());
+    EXPECT_EQ(ack.reason(), c.reason) << "case " << id - 2;
+    EXPECT_EQ(!misbehaved().empty(), c.expelled) << "case " << id - 2;
+  }
+  EXPECT_EQ(desk_->counts()->buffer.stored, 0u);
+  const schema::WorkGrant honest = ask(0, 1);
+  EXPECT_TRUE(hand_in(honest.leases(0)).accepted());
+}
+
+// A run that was resumed with what an older door let in.
+TEST_F(DeskTest, WhatIsStoredAlreadyIsDroppedGroupByGroup) {
+  const auto sound = door_.vocab_size;
+  door_.trainable = {};
+  door_.vocab_size = 1'000'000;
+  open(0);
+  const schema::WorkGrant grant = ask(0, 2);
+  ASSERT_EQ(grant.leases_size(), 2);
+  schema::Submission bad = made(grant.leases(0));
+  bad.mutable_trajectories(1)->set_response_tokens(0, 999'999);
+  bad.mutable_trajectories(1)->set_text("");
+  EXPECT_TRUE(hand_in(bad).accepted());
+  EXPECT_TRUE(hand_in(grant.leases(1)).accepted());
+  door_.vocab_size = sound;
+  door_.trainable = [this](const schema::Trajectory& t) { return check_trainable(t, shape_); };
+  open(0);
+  EXPECT_FALSE((*desk_->wait_batch(0, std::chrono::milliseconds(100))).has_value());
+  EXPECT_EQ(desk_->counts()->buffer.rejected.at("not trainable"), 2u);
+  const schema::WorkGrant again = ask(0, 1);
+  EXPECT_EQ(again.leases(0).group(), grant.leases(0).group());
+  EXPECT_TRUE(hand_in(again.leases(0)).accepted());
+  const auto batch = desk_->wait_batch(0, kWait);
+  ASSERT_TRUE(batch && batch->has_value());
+  for (const auto& group : (*batch)->groups)
+    for (const schema::Trajectory& t : group.trajectories) EXPECT_TRUE(check_trainable(t, shape_));
+}
+
+TEST_F(DeskTest, AGroupThatFailsTwiceIsSetAsideForGood) {
+  open(0);
+  const WorkerId ada{1}, bob{2};
+  const schema::WorkGrant first = ask(0, 2, ada);
+  ASSERT_EQ(first.leases_size(), 2);
+  EXPECT_GT(first.progress_every_ms(), 0u);
+  give_back(first.leases(0), ada, schema::WORK_FAILURE_MEMORY);
+  EXPECT_TRUE(hand_in(first.leases(1)).accepted());
+  const schema::WorkGrant second = ask(0, 1, bob);
+  EXPECT_EQ(second.leases(0).group(), first.leases(0).group());
+  give_back(second.leases(0), bob, schema::WORK_FAILURE_MEMORY);
+  EXPECT_EQ(misbehaved(), "");
+  ASSERT_EQ(set_aside_.size(), 1u);
+  EXPECT_EQ(set_aside_[0].problem, first.leases(0).problem().id());
+  EXPECT_EQ(set_aside_[0].reason, "out of memory");
+  EXPECT_EQ(set_aside_[0].detail, "because of this");
+  open(0);
+  EXPECT_NE(ask(0, 1, ada).leases(0).group(), first.leases(0).group());
+  EXPECT_EQ(desk_->counts()->leases.set_aside.at("out of memory"), 1u);
+}
+
+TEST_F(DeskTest, PromptsThatNoWorkerCouldTakeAreNotHandedOut) {
+  shape_.positions_max = door_.positions_max = 8 + 5;  // "12+34=" has six tokens, "1+34=" five
+  adapter_ = *data_plane::make_adapter("arithmetic", R"({"operations":["+"]})", 1);
+  open(0);
+  const schema::WorkGrant grant = ask(0, 4);
+  for (const schema::Lease& lease : grant.leases()) EXPECT_LE(lease.problem().prompt().size(), 5u);
+  (void)desk_->counts();
+  const std::lock_guard lock(mutex_);
+  ASSERT_GT(set_aside_.size(), 0u);
+  EXPECT_EQ(set_aside_[0].reason, "prompt cannot be used");
+  EXPECT_NE(set_aside_[0].detail.find("expected 1 to 5"), std::string::npos) << set_aside_[0].detail;
+}
+
+TEST_F(DeskTest, ARunWhoseGroupsAllFailEndsWithTheReason) {
+  shape_.positions_max = door_.positions_max = 9;
+  open(0);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(ask(0, 4).leases_size(), 0);
+  const auto batch = desk_->wait_batch(0, kWait);
+  ASSERT_FALSE(batch);
+  EXPECT_EQ(batch.error().code, Code::kInvalid);
+  EXPECT_NE(batch.error().detail.find("prompt cannot be used"), std::string::npos) << batch.error().detail;
+}
+
+TEST(ConductTest, AWorkerIsToBlameOnlyWhereOthersGetOn) {
+  Conduct conduct;
+  const WorkerId ada{1}, bob{2};
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(conduct.failed(ada));  // perhaps nobody could
+  conduct.accepted(bob);
+  EXPECT_TRUE(conduct.failed(ada));
+  conduct.accepted(ada);
+  for (int i = 0; i < 7; ++i) EXPECT_FALSE(conduct.failed(ada));
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(conduct.malformed(bob));
+  for (int i = 0; i < 40; ++i) conduct.accepted(bob);  // two are forgiven
+  EXPECT_FALSE(conduct.malformed(bob));
+  EXPECT_FALSE(conduct.malformed(bob));
+  EXPECT_TRUE(conduct.malformed(bob));
 }
 
 TEST_F(DeskTest, ALostWorkersGroupsAreLeasedAgain) {

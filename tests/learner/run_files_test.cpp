@@ -3,8 +3,12 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <set>
 
+#include "base/clock.hpp"
+#include "base/config_reference.hpp"
 #include "learner/report.hpp"
+#include "learner/run_clock.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
 
@@ -36,6 +40,49 @@ TEST_F(RunFilesTest, QuickstartReadsAndResolvesToItself) {
   EXPECT_EQ(again->rollout.trajectories_per_step(), config->rollout.trajectories_per_step());
   EXPECT_EQ(again->learner.optimizer.learning_rate, config->learner.optimizer.learning_rate);
   EXPECT_EQ(again->task.options_json, config->task.options_json);
+}
+
+TEST_F(RunFilesTest, AResolvedFileMeansTheSameAnywhere) {
+  std::filesystem::create_directories(folder_ / "sub/offers");
+  std::filesystem::copy("configs/quickstart.yaml", folder_ / "sub/run.yaml");
+  std::filesystem::copy("configs/offers/quickstart.json", folder_ / "sub/offers");
+  const auto config = load_run_config(folder_ / "sub/run.yaml", {{"task.adapter", "gsm8k"},
+                                                                 {"task.options", "{train: a.jsonl, test: /b.jsonl}"}});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->fleet.offers, folder_ / "sub/offers/quickstart.json");
+  EXPECT_EQ(config->run_folder(), std::filesystem::current_path() / "runs/quickstart");
+  EXPECT_NE(config->task.options_json.find((std::filesystem::current_path() / "a.jsonl").string()), std::string::npos);
+  std::ofstream(folder_ / "config.yaml") << config->resolved_yaml;
+  const auto again = load_run_config(folder_ / "config.yaml");
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again->fleet.offers, config->fleet.offers);
+  EXPECT_EQ(again->run_folder(), config->run_folder());
+  EXPECT_EQ(again->task.options_json, config->task.options_json);
+  EXPECT_EQ(again->resolved_yaml, config->resolved_yaml);
+  const auto inside = load_run_config(folder_ / "sub/run.yaml", {{"run.folder", "/x"}, {"task.adapter", "aritmetic"}});
+  ASSERT_FALSE(inside);
+  EXPECT_NE(inside.error().detail.find("did you mean 'arithmetic'?"), std::string::npos) << inside.error().detail;
+}
+
+TEST_F(RunFilesTest, EveryKeyHasAMeaning) {
+  std::set<std::string> paths;
+  for (const ConfigKey& key : run_file_keys()) {
+    EXPECT_GE(key.meaning.size(), 5u) << key.path << " has no description";
+    EXPECT_TRUE(paths.insert(key.path + " " + key.when).second) << key.path << " is read twice";
+  }
+  for (const char* path : {"run.name ", "learner.warm_start.batch ", "task.options.digits adapter: arithmetic",
+                           "task.options.train adapter: gsm8k", "fleet.offers "})
+    EXPECT_TRUE(paths.contains(path)) << path;
+}
+
+TEST_F(RunFilesTest, TheReferenceAsAFileLacksOnlyWhatIsRequired) {
+  std::ofstream(folder_ / "run.yaml") << reference_yaml(run_file_keys());
+  std::vector<std::pair<std::string, std::string>> given{{"model.preset", "tiny-64"}};
+  for (const ConfigKey& key : run_file_keys())
+    if (key.required && key.when.empty())
+      given.emplace_back(key.path, key.path == "task.adapter" ? "arithmetic" : key.type == "duration" ? "1 s" : "3");
+  const auto config = load_run_config(folder_ / "run.yaml", given);
+  EXPECT_TRUE(config) << config.error().message();
 }
 
 TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
@@ -84,11 +131,59 @@ TEST_F(RunFilesTest, ResumeCutsATornLineAndNeedsARun) {
   EXPECT_EQ((*rows)[1].at("step"), 2);
 }
 
+TEST_F(RunFilesTest, AFullDiskIsRemembered) {
+  const std::filesystem::path run = folder_ / "run";
+  std::filesystem::create_directories(run);
+  std::filesystem::create_symlink("/dev/full", run / "events.jsonl");
+  const auto record = RunRecord::open(run, false);
+  ASSERT_TRUE(record);
+  (*record)->metric("step", {{"step", 1}});
+  EXPECT_TRUE((*record)->written());
+  (*record)->event("joined");
+  const Status written = (*record)->written();
+  ASSERT_FALSE(written);
+  EXPECT_EQ(written.error().code, Code::kIo);
+  EXPECT_NE(written.error().detail.find("No space left"), std::string::npos) << written.error().detail;
+  EXPECT_NE(written.error().detail.find("--resume"), std::string::npos) << written.error().detail;
+  (*record)->metric("step", {{"step", 2}});  // nothing may follow what could be half a line
+  EXPECT_EQ(read_json_lines(run / "metrics.jsonl")->size(), 1u);
+}
+
 TEST_F(RunFilesTest, DamagedMeasurementsAreNamedByLine) {
   std::ofstream(folder_ / "rows") << "{\"a\":1}\nnot json\n";
   const auto rows = read_json_lines(folder_ / "rows");
   ASSERT_FALSE(rows);
   EXPECT_NE(rows.error().detail.find("rows:2"), std::string::npos);
+}
+
+TEST_F(RunFilesTest, TheClockGoesOnAfterAKill) {
+  ManualClock clock;
+  {
+    const auto first = RunClock::open(folder_, 3.6, false, clock);
+    ASSERT_TRUE(first) << first.error().message();
+    clock.advance(std::chrono::seconds(100));
+    ASSERT_TRUE((*first)->save());
+    std::filesystem::copy(folder_ / "usage.json", folder_ / "then.json");
+    clock.advance(std::chrono::seconds(3));
+    EXPECT_DOUBLE_EQ((*first)->wall_seconds(), 103);
+  }
+  std::filesystem::rename(folder_ / "then.json", folder_ / "usage.json");  // as a killed process leaves it
+  {
+    const auto second = RunClock::open(folder_, 7.2, true, clock);
+    ASSERT_TRUE(second) << second.error().message();
+    clock.advance(std::chrono::seconds(50));
+    EXPECT_DOUBLE_EQ((*second)->wall_seconds(), 150);
+    EXPECT_DOUBLE_EQ((*second)->learner_usd().value(), 0.1 + 0.1);
+  }
+  {
+    const auto third = RunClock::open(folder_, std::nullopt, true, clock);  // nobody says what this machine costs
+    EXPECT_DOUBLE_EQ((*third)->wall_seconds(), 150);
+    EXPECT_FALSE((*third)->learner_usd());
+  }
+  EXPECT_FALSE((*RunClock::open(folder_, 1.0, true, clock))->learner_usd());  // nor what it has cost before
+  EXPECT_DOUBLE_EQ((*RunClock::open(folder_, 1.0, false, clock))->wall_seconds(), 0);
+  std::ofstream(folder_ / "usage.json") << "{}";
+  EXPECT_EQ(RunClock::open(folder_, 1.0, true, clock).error().code, Code::kCorrupt);
 }
 
 json step_row(int step, double reward, json staleness, double wait, double wall) {
@@ -125,9 +220,9 @@ TEST_F(RunFilesTest, ReportAddsUp) {
                     {"state_bytes", 1000},
                     {"patch_bytes", 100},
                     {"density", 0.1}},
-                   {{"kind", "evaluation"}, {"when", "after"}, {"accuracy", 0.75}, {"problems", 256}},
-                   {{"kind", "process"}, {"wall_seconds", 5.0}},
-                   {{"kind", "process"}, {"wall_seconds", 7.0}}};
+                   {{"kind", "evaluation"}, {"when", "after"}, {"accuracy", 0.75}, {"problems", 256}}};
+  input.wall_seconds = 12;
+  input.fleet.usd = 0.5;
   WorkerEntry worker;
   worker.id = WorkerId{1};
   worker.version = Version{2};
@@ -139,6 +234,12 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   input.workers = {worker, lost};
   json report = make_report(input);
   EXPECT_EQ(report.at("wall_seconds"), 12.0);
+  EXPECT_EQ(report.at("cost").at("usd_total"), 0.5);
+  EXPECT_TRUE(report.at("cost").at("usd_learner").is_null());  // nobody said what it costs
+  EXPECT_FALSE(report.at("cost").at("prices_known"));
+  EXPECT_TRUE(report.at("cost").at("plan_usd_per_hour").is_null());
+  EXPECT_TRUE(report.at("workers")[0].at("price_usd_per_hour").is_null());
+  EXPECT_NE(report_text(report).find("$0.5000 and what is not stated in all"), std::string::npos);
   EXPECT_EQ(report.at("reward"), json({{"first", 0.2}, {"last", 0.4}}));
   EXPECT_EQ(report.at("eval"), json({{"before", 0.25}, {"after", 0.75}, {"problems", 256}}));
   EXPECT_EQ(report.at("staleness").at("max"), 2);
@@ -148,8 +249,25 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   EXPECT_TRUE(report.at("weights").at("all_workers_identical"));  // the lost one does not count
   EXPECT_NE(report_text(report).find("bit-identical"), std::string::npos);
 
+  // Interrupted: who has not answered yet is counted, not accused.
+  WorkerEntry behind = worker;
+  behind.id = WorkerId{3};
+  behind.version = Version{1};
+  behind.digest[0] = std::byte{9};
+  input.workers.push_back(behind);
+  report = make_report(input);
+  EXPECT_FALSE(report.at("weights").at("all_workers_identical"));
+  EXPECT_EQ(report.at("weights").at("acknowledged"), 1);
+  EXPECT_NE(report_text(report).find("1 of 2 workers acknowledged v2"), std::string::npos) << report_text(report);
+  EXPECT_EQ(report_text(report).find("NOT"), std::string::npos) << report_text(report);
+  input.workers.pop_back();
+
   input.workers[0].digest[0] = std::byte{2};
-  EXPECT_FALSE(make_report(input).at("weights").at("all_workers_identical"));
+  report = make_report(input);
+  EXPECT_FALSE(report.at("weights").at("all_workers_identical"));
+  EXPECT_NE(report_text(report).find("NOT IDENTICAL: 1 of 1 workers acknowledged v2 with another digest (workers [1])"),
+            std::string::npos)
+      << report_text(report);
   input.workers.clear();
   EXPECT_FALSE(make_report(input).at("weights").at("all_workers_identical"));  // nobody to compare
 }

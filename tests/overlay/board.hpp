@@ -43,7 +43,7 @@ class Board {
 struct TestLearner {
   Board board;
   std::map<WorkerId, MemberInfo> joined;
-  std::map<WorkerId, std::string> lost;
+  std::map<WorkerId, std::string> lost, away;
   std::map<WorkerId, Version> acked;
   std::vector<std::pair<WorkerId, std::string>> messages;
   std::vector<BroadcastReport> reports;
@@ -65,6 +65,7 @@ struct TestLearner {
     LearnerEvents e;
     e.welcome = [](const MemberInfo& m) { return "hello " + m.name; };
     e.joined = [this](const MemberInfo& m) { board.write([&] { joined[m.id] = m; }); };
+    e.away = [this](WorkerId id, const std::string& why) { board.write([&] { away[id] = why; }); };
     e.lost = [this](WorkerId id, const std::string& why) { board.write([&] { lost[id] = why; }); };
     e.acked = [this](WorkerId id, Version v, const Digest& d) {
       board.write([&] {
@@ -115,7 +116,8 @@ struct TestWorker {
     WorkerOptions o;
     o.learner = learner.node->endpoint();
     o.name = name;
-    o.join_timeout = o.away_timeout = kPatience;
+    o.join_timeout = kPatience;
+    o.away_max = kPatience;
     o.token = *learner.node->issue_token(name);
     return o;
   }
@@ -135,7 +137,7 @@ struct TestWorker {
     };
     e.message = [this](std::string bytes) { board.write([&] { messages.push_back(std::move(bytes)); }); };
     e.away = [this](const std::string&) { board.write([&] { ++aways; }); };
-    e.disconnected = [this](const std::string& why) {
+    e.disconnected = [this](const std::string& why, bool) {
       board.write([&] {
         gone = true;
         reason = why;

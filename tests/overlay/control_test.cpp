@@ -89,7 +89,8 @@ TEST(Control, MembershipSurvivesTheWire) {
   EXPECT_EQ(hello.down, std::nullopt);
   EXPECT_EQ(hello.installed, installed);
   const Welcome welcome =
-      round_trip(Welcome{WorkerId{3}, std::chrono::seconds(1), std::chrono::seconds(9), 1'700'000'000'123, "app"});
+      round_trip(Welcome{WorkerId{3}, std::chrono::seconds(1), std::chrono::seconds(9), 1'700'000'000'123, "app",
+                         std::chrono::minutes(5), Bytes{16'000'000'000}});
   EXPECT_EQ(welcome.worker, WorkerId{3});
   EXPECT_EQ(welcome.heartbeat, std::chrono::seconds(1));
   EXPECT_EQ(welcome.patience, std::chrono::seconds(9));
@@ -111,6 +112,9 @@ TEST(Control, MembershipSurvivesTheWire) {
   EXPECT_TRUE(help.full_only);
   EXPECT_EQ(round_trip(installed), installed);
   EXPECT_EQ(round_trip(Goodbye{"why"}).reason, "why");
+  EXPECT_FALSE(round_trip(Goodbye{"why"}).run_ended);
+  EXPECT_TRUE(round_trip(Goodbye{"why", true}).run_ended);
+  EXPECT_EQ(round_trip(Trouble{"no room"}).text, "no room");
   EXPECT_TRUE(std::holds_alternative<Draining>(*over_the_wire(Draining{})));
 }
 
@@ -237,7 +241,7 @@ TEST(Control, MembershipIsChecked) {
     spoil(*w.mutable_hello());
     return refusal(w);
   };
-  EXPECT_THAT(spoilt([](auto& h) { h.set_protocol(1); }), HasSubstr("expected protocol 2, found 1: use the same"));
+  EXPECT_THAT(spoilt([](auto& h) { h.set_protocol(1); }), HasSubstr("expected protocol 3, found 1: use the same"));
   EXPECT_THAT(spoilt([](auto& h) { h.clear_protocol(); }), HasSubstr("found 0"));
   EXPECT_THAT(spoilt([](auto& h) { h.set_run_id(std::string(1025, 'r')); }), HasSubstr("run id of 1025"));
   EXPECT_THAT(spoilt([](auto& h) { h.set_name(std::string(1025, 'r')); }), HasSubstr("name of 1025"));
@@ -318,7 +322,7 @@ TEST(Control, WhatAChildHasIsChecked) {
   EXPECT_EQ(refusal(many), "accepted");
   auto hello = wire_of(PeerHello{"run", 0, {}, false, {}});
   hello.mutable_peer_hello()->set_protocol(1);
-  EXPECT_THAT(refusal(hello), HasSubstr("expected protocol 2, found 1"));
+  EXPECT_THAT(refusal(hello), HasSubstr("expected protocol 3, found 1"));
   hello = wire_of(PeerHello{"run", 0, {}, false, {}});
   hello.mutable_peer_hello()->set_run_id(std::string(1025, 'r'));
   EXPECT_THAT(refusal(hello), HasSubstr("run id"));

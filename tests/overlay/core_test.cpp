@@ -85,7 +85,7 @@ TEST(Overlay, WhoeverIsBehindADeadWorkerGoesOnWithoutReceivingAnythingTwice) {
     EXPECT_EQ(chain[i]->member().stats().chunk_bytes_in.count, 200u * 1024);
     EXPECT_EQ(chain[i]->member().stats().chunks_duplicate, 0u);
   }
-  EXPECT_EQ(hall.core().stats().lost, 2u);
+  EXPECT_EQ(hall.core().stats().away.size(), 2u);
 }
 
 TEST(Overlay, ABrokenConnectionIsOpenedAgain) {
@@ -310,6 +310,65 @@ TEST(Overlay, AFailedInstallationIsRepairedByASnapshot) {
   ASSERT_TRUE(hall.run_until([&] { return worker.delivered.back().key == full(1); }));
   ASSERT_TRUE(hall.run_until([&] { return !hall.learner().all<act::Acked>().empty(); }));
   EXPECT_EQ(hall.learner().all<act::Acked>()[0].version, Version{1});
+}
+
+// ---- messages ----
+
+std::string text_of(std::uint64_t seed, std::size_t bytes) {
+  const auto random = random_bytes(seed, bytes);
+  return {reinterpret_cast<const char*>(random.data()), random.size()};
+}
+Slice slice_of(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return Slice(std::vector<std::byte>(bytes.begin(), bytes.end()));
+}
+
+// On links so slow that a message takes many heartbeats, which have to pass between its parts.
+TEST(Overlay, LargeMessagesGoInPartsAndHeartbeatsBetweenThem) {
+  Hall hall([](LearnerConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8); });
+  HallNode& worker = *hall.join_all(1, [](MemberConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8); })[0];
+  const std::vector<std::string> texts{text_of(1, 6'000'000), "", text_of(2, MessageQueue::kPartBytes), "small"};
+  for (const std::string& text : texts) {
+    worker.member().send_message(slice_of(text), hall.now());
+    hall.core().send_message(worker.id, slice_of(text), hall.now());
+  }
+  hall.settle(worker);
+  hall.settle(hall.learner());
+  ASSERT_TRUE(hall.run_until([&] {
+    return worker.all<act::Message>().size() == texts.size() &&
+           hall.learner().all<act::MessageFrom>().size() == texts.size();
+  }));
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    EXPECT_EQ(worker.all<act::Message>()[i].bytes, texts[i]) << i;
+    EXPECT_EQ(hall.learner().all<act::MessageFrom>()[i].bytes, texts[i]) << i;
+  }
+  EXPECT_TRUE(worker.all<act::Away>().empty());
+  EXPECT_TRUE(hall.learner().all<act::Lost>().empty());
+}
+
+TEST(Overlay, TheEndOfTheRunIsHeardInTheMiddleOfAMessage) {
+  Hall hall([](LearnerConfig& c) { c.core.limits.up = BitRate::from_mbit_per_s(8); });
+  HallNode& worker = *hall.join_all(1)[0];
+  hall.core().send_message(worker.id, slice_of(text_of(1, 1'000'000)), hall.now());
+  hall.settle(hall.learner());
+  hall.run_for(std::chrono::milliseconds(103));
+  hall.core().leave(hall.now());
+  hall.settle(hall.learner());
+  ASSERT_TRUE(hall.run_until([&] { return !worker.end().empty(); }, std::chrono::seconds(2)));
+  EXPECT_EQ(worker.end(), "the run has ended");
+}
+
+TEST(Overlay, AMessageBeyondTheLimitIsNotPutTogether) {
+  MessageAssembler assembler;
+  Frame part;
+  part.type = FrameType::kApplication;
+  part.body = Slice(std::vector<std::byte>(1 << 20));
+  part.more = true;
+  for (std::size_t i = 0; i < kMessageBytesMax >> 20; ++i) ASSERT_TRUE(assembler.add(part).has_value()) << i;
+  EXPECT_EQ(assembler.bytes(), kMessageBytesMax);
+  const auto refused = assembler.add(part);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Code::kExhausted);
 }
 
 }  // namespace

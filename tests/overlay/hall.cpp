@@ -83,7 +83,7 @@ void Hall::start_member(HallNode& node, WorkerState state, std::function<void(Me
       {}, learner().endpoint, node.endpoint, node.name, key_of(node), std::move(state), checker_, {}, true, {}, {}};
   config.core.unix_origin_s = kUnixOrigin_s;
   config.join_timeout = std::chrono::seconds(10);
-  config.away_timeout = std::chrono::seconds(30);
+  config.away_max = std::chrono::seconds(30);
   config.store.disk = true;
   if (configure) configure(config);
   const bool disk = config.store.disk;

@@ -112,6 +112,11 @@ struct Desk {
     const auto found = said<Goodbye>(conn);
     return found.empty() ? "" : found.back().reason;
   }
+  std::string away(std::uint64_t worker) const {
+    for (const auto& a : all<act::WorkerAway>())
+      if (a.worker == WorkerId{worker}) return a.reason;
+    return "";
+  }
   std::string lost(std::uint64_t worker) const {
     for (const auto& l : all<act::Lost>())
       if (l.worker == WorkerId{worker}) return l.reason;
@@ -154,7 +159,7 @@ TEST(Learner, AdmitsAWorkerByItsCertificate) {
   ASSERT_EQ(desk.all<act::Dial>().size(), 1u);  // whether it can be reached
   EXPECT_EQ(desk.all<act::Dial>()[0].expected, WorkerId{3});
   desk.join(3);  // again: its old connection is dead, it knows best
-  EXPECT_THAT(desk.lost(3), HasSubstr("joined again"));
+  EXPECT_THAT(desk.away(3), HasSubstr("joined again"));
   EXPECT_TRUE(desk.closed(conn));
   EXPECT_EQ(desk.core.stats().workers.size(), 1u);
 }
@@ -395,7 +400,7 @@ TEST(Learner, OneThatResumesFromBeforeBeginsAnEpoch) {
 TEST(Learner, GivesUpAWorkerThatDoesNotRead) {
   Desk desk(8000);
   const ConnId conn = desk.join(1);
-  const std::vector<std::byte> message(kApplicationBytesMax);
+  const Slice message{std::vector<std::byte>(kMessageBytesMax / 4)};
   for (int i = 0; i < 15; ++i) desk.core.send_message(WorkerId{1}, message, desk.now);
   for (int i = 0; i < 1000; ++i) {  // it reads them all
     desk.now += milliseconds(100);
@@ -406,10 +411,10 @@ TEST(Learner, GivesUpAWorkerThatDoesNotRead) {
   }
   for (int i = 0; i < 15; ++i) desk.core.send_message(WorkerId{1}, message, desk.now);
   desk.take();
-  EXPECT_EQ(desk.lost(1), "");
+  EXPECT_EQ(desk.away(1), "");
   for (int i = 0; i < 2; ++i) desk.core.send_message(WorkerId{1}, message, desk.now);
   desk.take();
-  EXPECT_THAT(desk.lost(1), HasSubstr("does not take its messages"));
+  EXPECT_THAT(desk.away(1), HasSubstr("does not take its messages"));
 }
 
 // ---- topology ----
@@ -422,7 +427,7 @@ TEST(Learner, PlansChainsAndReattachesTheTailOfTheDead) {
   desk.core.on_closed(desk.control.at(seed), "reset", desk.now);
   desk.take();
   EXPECT_EQ(desk.core.topology().parents().at(tail), std::vector<WorkerId>{kLearnerId});
-  EXPECT_THAT(desk.lost(seed.value), HasSubstr("reset"));
+  EXPECT_THAT(desk.away(seed.value), HasSubstr("reset"));
   const auto assign = desk.said<Assign>(tail.value);
   EXPECT_EQ(assign.back().parents.at(0).worker, kLearnerId);
   EXPECT_EQ(assign.back().parents.at(0).endpoint, (Endpoint{"10.0.0.0", 1}));
@@ -449,13 +454,109 @@ TEST(Learner, WhoCannotBeReachedForwardsToNobody) {
   for (const WorkerView& view : desk.core.stats().workers) EXPECT_EQ(view.reachable, view.info.id != WorkerId{1});
 }
 
-TEST(Learner, CutsOutWorkersWithoutHeartbeat) {
-  Desk desk;
+// ---- presence ----
+
+LearnerConfig patient(Duration heartbeat_timeout, Duration away_max = std::chrono::minutes(5)) {
+  LearnerConfig config = Desk::config(8);
+  config.heartbeat_timeout = heartbeat_timeout;
+  config.away_max = away_max;
+  return config;
+}
+
+TEST(Learner, ASilentWorkerLosesItsPlaceAndNothingElseUntilItIsHeardAgain) {
+  Desk desk(patient(seconds(20)));
+  desk.join_all(3);
+  ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
+  ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
+  desk.pass(seconds(4), {1});
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3));
+  desk.pass(seconds(12), {1});
+  EXPECT_EQ(desk.away(1), "") << "16 s of 20";
+  EXPECT_EQ(desk.lost(1), "");
+  EXPECT_FALSE(desk.closed(desk.control.at(WorkerId{1})));
+  EXPECT_EQ(desk.goodbye(desk.control.at(WorkerId{1})), "");
+  const std::size_t assigned = desk.said<Assign>(std::uint64_t{1}).size();
+  desk.pass(seconds(2));
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 3, 1)) << "it is heard, and gets a place";
+  EXPECT_GT(desk.said<Assign>(std::uint64_t{1}).size(), assigned);
+  EXPECT_THAT(desk.all<act::Joined>(), SizeIs(3)) << "it had not left";
+}
+
+TEST(Learner, AWorkerThatIsAwayComesBackToWhatItWas) {
+  Desk desk(patient(seconds(5)));
   desk.join_all(2);
-  desk.pass(seconds(5), {1});
-  EXPECT_THAT(desk.lost(1), HasSubstr("no heartbeat for"));
-  EXPECT_EQ(desk.lost(2), "");
-  EXPECT_FALSE(desk.goodbye(desk.control.at(WorkerId{1})).empty());
+  ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
+  for (int i = 0; i < LearnerCore::kBadChunksMax; ++i) desk.tell(2, Poisoned{WorkerId{1}, {}, 0});
+  ASSERT_EQ(desk.core.stats().quarantined, 1u);
+  const ConnId before = desk.control.at(WorkerId{1});
+  desk.pass(seconds(9), {1});
+  EXPECT_THAT(desk.away(1), HasSubstr("no heartbeat for"));
+  EXPECT_EQ(desk.away(2), "");
+  EXPECT_EQ(desk.lost(1), "");
+  EXPECT_TRUE(desk.closed(before));
+  EXPECT_EQ(desk.goodbye(before), "") << "it is not told to leave";
+  ASSERT_THAT(desk.core.stats().away, SizeIs(1));
+  EXPECT_EQ(desk.core.stats().away[0].info.id, WorkerId{1});
+  EXPECT_FALSE(desk.has(WorkerId{1}));
+  desk.join(1);
+  desk.pass(seconds(1));
+  EXPECT_THAT(desk.all<act::Joined>(), SizeIs(3));
+  EXPECT_THAT(desk.core.stats().away, IsEmpty());
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 1));
+  EXPECT_TRUE(desk.core.stats().workers[0].quarantined) << "coming back makes nobody honest";
+  EXPECT_EQ(desk.core.stats().lost, 0u);
+}
+
+TEST(Learner, WhoIsAwayIsGoneAfterItsTimeAndNotBefore) {
+  Desk desk(patient(seconds(5), seconds(60)));
+  desk.join_all(3);
+  desk.core.on_closed(desk.control.at(WorkerId{1}), "reset", desk.now);
+  desk.take();
+  EXPECT_THAT(desk.away(1), HasSubstr("reset"));
+  desk.pass(seconds(59));
+  EXPECT_EQ(desk.lost(1), "");
+  desk.pass(seconds(2));
+  EXPECT_THAT(desk.lost(1), HasSubstr("away for 1 min"));
+  EXPECT_THAT(desk.lost(1), HasSubstr("reset"));
+  EXPECT_EQ(desk.core.stats().lost, 1u);
+  desk.join(1);  // late, but it is who it was
+  EXPECT_TRUE(desk.has(WorkerId{1}));
+  // Its machine has ended, or it is expelled: nobody waits.
+  for (const std::uint64_t id : {2, 3}) desk.core.on_closed(desk.control.at(WorkerId{id}), "reset", desk.now);
+  desk.core.give_up(WorkerId{2}, "its machine has ended", desk.now);
+  desk.core.expel(WorkerId{3}, "its rollouts were wrong", desk.now);
+  desk.take();
+  EXPECT_EQ(desk.lost(2), "its machine has ended");
+  EXPECT_EQ(desk.lost(3), "its rollouts were wrong");
+  EXPECT_TRUE(desk.core.state().revoked.contains(WorkerId{3}));
+  EXPECT_THAT(desk.core.stats().away, IsEmpty());
+}
+
+// What the workers said while this process stood still lies in its sockets: timers come first.
+TEST(Learner, JudgesNobodyForTheTimeInWhichItDidNotRun) {
+  Desk desk(patient(seconds(3), seconds(10)));
+  desk.join_all(3);
+  desk.core.on_closed(desk.control.at(WorkerId{3}), "reset", desk.now);
+  desk.take();
+  desk.pass(seconds(1));
+  desk.now += seconds(40);
+  desk.core.on_timer(desk.now);
+  desk.take();
+  EXPECT_EQ(desk.away(1), "");
+  EXPECT_EQ(desk.lost(3), "") << "nor could it come back meanwhile";
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 2)) << "not even its place is lost";
+  desk.pass(seconds(6), {1});
+  EXPECT_THAT(desk.away(1), HasSubstr("no heartbeat for")) << "from then on it counts";
+  EXPECT_EQ(desk.away(2), "");
+}
+
+TEST(Learner, PassesOnWhatWorkersComplainOf) {
+  Desk desk;
+  desk.join_all(1);
+  for (int i = 0; i < 2 * LearnerCore::kTroublesMax; ++i) desk.tell(1, Trouble{"the disk is full"});
+  ASSERT_THAT(desk.all<act::TroubleOf>(), SizeIs(LearnerCore::kTroublesMax));
+  EXPECT_EQ(desk.all<act::TroubleOf>()[0].worker, WorkerId{1});
+  EXPECT_EQ(desk.all<act::TroubleOf>()[0].text, "the disk is full");
 }
 
 TEST(Learner, LetsTheParentDialWhereTheChildCannotAndDemotesIfThatFailsToo) {
@@ -486,14 +587,15 @@ TEST(Learner, DemotesAParentAfterThreeFailuresInARow) {
   EXPECT_EQ(desk.lost(1), "");
 }
 
-TEST(Learner, AParentThatIsSilentToChildAndLearnerIsGone) {
+TEST(Learner, AParentThatIsSilentToChildAndLearnerLosesItsPlace) {
   Desk desk(8);
   desk.join_all(2);
   desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
   EXPECT_EQ(desk.lost(1), "");  // the learner hears it well
   desk.pass(milliseconds(1500), {1});
   desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
-  EXPECT_THAT(desk.lost(1), HasSubstr("silent to its child and to the learner"));
+  EXPECT_THAT(desk.chain(), ElementsAre(2));
+  EXPECT_EQ(desk.away(1), "");
 }
 
 LearnerConfig trees(double up_mbit) {

@@ -14,6 +14,7 @@ using std::chrono::seconds;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 constexpr WorkerId kSelf{7}, kParent{4};
 constexpr ConnId kControl{1};
@@ -32,19 +33,21 @@ MemberConfig config(double now_unix_s = kMadeUnix_s) {
   c.core.unix_origin_s = now_unix_s - 1;
   c.checker = std::make_shared<Checker>("run", authority.public_key());
   c.join_timeout = seconds(10);
-  c.away_timeout = seconds(30);
+  c.away_max = seconds(30);
   return c;
 }
 
 // A member that has joined and been given a parent.
 struct Member {
+  Bytes policy;  // that the learner speaks of
   MemberCore core;
   ConnId parent{};
   std::vector<Action> actions;
   TimePoint now = TimePoint(seconds(1));
 
-  explicit Member(MemberConfig c = config(), double learner_unix_s = kMadeUnix_s, bool joined = true)
-      : core(std::move(c)) {
+  explicit Member(MemberConfig c = config(), double learner_unix_s = kMadeUnix_s, bool joined = true,
+                  Bytes learners_policy = {})
+      : policy(learners_policy), core(std::move(c)) {
     core.start(now);
     if (!joined) return;
     core.on_connected(kControl, now);
@@ -55,7 +58,8 @@ struct Member {
     take();
   }
   void welcome(ConnId control, double learner_unix_s = kMadeUnix_s) {
-    tell(control, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(learner_unix_s * 1e3), "welcome"});
+    tell(control, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(learner_unix_s * 1e3), "welcome", seconds(90),
+                          policy});
   }
   void assign(std::vector<Parent> parents, std::uint32_t stripes = 1) {
     tell(kControl, Assign{stripes, std::move(parents)});
@@ -589,6 +593,64 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   EXPECT_EQ(m.end(), "");
 }
 
+// Attempts are ever further apart, and not in step with those of others.
+TEST(Member, TriesToComeBackForAsLongAsTheLearnerKeepsItsPlace) {
+  std::vector<std::vector<Duration>> pauses;
+  for (const char* name : {"worker 7", "another"}) {
+    MemberConfig c = config();
+    c.away_max.reset();
+    c.key = made_key(name);
+    Member m(c);
+    m.core.on_closed(kControl, "reset", m.now);
+    m.take();
+    const TimePoint lost = m.now;
+    pauses.emplace_back();
+    for (TimePoint before = m.now; m.end().empty();) {
+      const std::size_t dials = m.all<act::Dial>().size();
+      m.now = m.core.next_deadline();
+      m.core.on_timer(m.now);
+      m.take();
+      if (m.all<act::Dial>().size() == dials || m.last<act::Dial>()->service != act::Service::kControl) continue;
+      pauses.back().push_back(m.now - std::exchange(before, m.now));
+      m.core.on_closed(m.last<act::Dial>()->conn, "refused", m.now);
+      m.take();
+    }
+    EXPECT_EQ(m.now - lost, seconds(90)) << "what the welcome said";
+    EXPECT_THAT(m.end(), HasSubstr("out of reach for 1 min 30 s"));
+    EXPECT_FALSE(m.last<act::Disconnected>()->in_order);
+    EXPECT_LT(pauses.back().front(), milliseconds(200));
+    EXPECT_GT(pauses.back().back(), seconds(7));
+    for (const Duration pause : pauses.back()) EXPECT_LE(pause, seconds(13));
+  }
+  EXPECT_NE(pauses[0], pauses[1]);
+}
+
+TEST(Member, BlamesNobodyForTheTimeInWhichItDidNotRun) {
+  Member m;
+  m.pass(seconds(5));
+  m.now += seconds(60);
+  m.core.on_timer(m.now);  // before anything is read
+  m.take();
+  EXPECT_THAT(m.said<EdgeFailed>(kControl), IsEmpty());
+  EXPECT_THAT(m.all<act::Away>(), IsEmpty());
+  EXPECT_FALSE(m.closed(m.parent));
+  m.pass(seconds(30));
+  EXPECT_EQ(m.end(), "");
+}
+
+TEST(Member, SaysWhetherItEndsInOrder) {
+  Member ended;
+  ended.tell(kControl, Goodbye{"the run has ended", true});
+  EXPECT_TRUE(ended.last<act::Disconnected>()->in_order);
+  Member expelled;
+  expelled.tell(kControl, Goodbye{"its rollouts were wrong", false});
+  EXPECT_FALSE(expelled.last<act::Disconnected>()->in_order);
+  Member stopped;
+  stopped.core.leave("it was stopped", stopped.now);
+  stopped.take();
+  EXPECT_TRUE(stopped.last<act::Disconnected>()->in_order);
+}
+
 TEST(Member, EndsWhenTheLearnerIsAbsentOrWrong) {
   Member away;
   while (away.end().empty()) away.pass(seconds(1), false);
@@ -652,12 +714,30 @@ TEST(Member, GivesUpAfterThreeFailedInstallations) {
   EXPECT_THAT(m.end(), HasSubstr("could not be installed after 3 attempts: digest"));
 }
 
-TEST(Member, EndsWhenAPublicationCanNeverFit) {
+TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
   MemberConfig c = config();
   c.store.memory_max = {5000};
   Member m(c);
   m.whole(make(full(0), 6000));
-  EXPECT_THAT(m.end(), HasSubstr("raise the memory budget"));
+  EXPECT_EQ(m.end(), "");
+  ASSERT_THAT(m.said<Trouble>(kControl), SizeIs(1));
+  EXPECT_THAT(m.said<Trouble>(kControl)[0].text, HasSubstr("raise the memory budget"));
+  m.whole(make(full(1), 4000));  // and takes what it has room for
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
+}
+
+TEST(Member, ItsStoreFollowsThePolicysSizeUnlessTheUserSaysOtherwise) {
+  const std::size_t large = 2'000'000;  // does not fit what it begins with
+  MemberConfig c = config();
+  c.store.memory_max = {5000};
+  Member grows(c, kMadeUnix_s, true, Bytes{large});
+  grows.whole(make(full(0), large, {.chunk_bytes = 65536}));
+  EXPECT_THAT(grows.delivered(), ElementsAre(full(0)));
+  c.store.memory_is_fixed = true;
+  Member fixed(c, kMadeUnix_s, true, Bytes{large});
+  ASSERT_THAT(fixed.said<Trouble>(kControl), SizeIs(1)) << "when it joins, not when the policy comes";
+  EXPECT_THAT(fixed.said<Trouble>(kControl)[0].text, HasSubstr("--memory-max"));
+  EXPECT_EQ(fixed.end(), "");
 }
 
 TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
@@ -677,15 +757,17 @@ TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
   EXPECT_TRUE(m.last<act::SetReading>()->on);
 }
 
-TEST(Member, EndsWhenItsMessagesAreNotTaken) {
+TEST(Member, DialsAnewWhenItsMessagesAreNotTaken) {
   Member m;
-  const std::vector<std::byte> message(kApplicationBytesMax);
+  const Slice message{std::vector<std::byte>(kMessageBytesMax / 4)};
   for (int i = 0; i < 15; ++i) m.core.send_message(message, m.now);
   m.take();
   EXPECT_EQ(m.end(), "");
   for (int i = 0; i < 5; ++i) m.core.send_message(message, m.now);
   m.take();
-  EXPECT_THAT(m.end(), HasSubstr("does not take its messages"));
+  EXPECT_EQ(m.end(), "");
+  ASSERT_THAT(m.all<act::Away>(), SizeIs(1));
+  EXPECT_THAT(m.all<act::Away>()[0].reason, HasSubstr("does not take its messages"));
 }
 
 TEST(Member, HoldsItsDownloadLimit) {

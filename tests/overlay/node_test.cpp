@@ -162,18 +162,38 @@ TEST_F(NodeTest, TheOthersFinishWhenTheWorkerBeforeThemIsKilled) {
   }
 }
 
+TEST_F(NodeTest, TheLearnerMayBeDialledByItsName) {
+  learner.start();
+  TestWorker worker;
+  WorkerOptions options = TestWorker::of(learner, "named");
+  options.learner.host = "localhost";
+  worker.start(std::move(options));
+  ASSERT_TRUE(learner.publish(1, {}, 100'000));
+  ASSERT_TRUE(learner.all_acked(1, 1));
+  WorkerOptions nowhere = TestWorker::of(learner, "lost");
+  nowhere.learner.host = "no host has a space";
+  nowhere.join_timeout = std::chrono::milliseconds(200);
+  const auto refused = WorkerNode::start(std::move(nowhere), {});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().message().find("no host has a space"), std::string::npos) << refused.error().message();
+}
+
 TEST_F(NodeTest, MessagesArriveWholeOnceAndInOrderBothWays) {
   learner.start();
   start_workers(1);
   const WorkerId id = learner.board.read([&] { return learner.joined.begin()->first; });
-  const std::string large(kApplicationBytesMax, 'x');
+  const std::string large(kMessageBytesMax, 'x');
   ASSERT_TRUE(workers[0]->board.wait([&] { return workers[0]->id.has_value(); }));
   for (int i = 0; i < 100; ++i) {
-    workers[0]->node->send("up " + std::to_string(i));
-    learner.node->send(id, "down " + std::to_string(i));
+    ASSERT_TRUE(workers[0]->node->send("up " + std::to_string(i)));
+    ASSERT_TRUE(learner.node->send(id, "down " + std::to_string(i)));
   }
-  workers[0]->node->send(large);
-  learner.node->send(id, large);
+  ASSERT_TRUE(workers[0]->node->send(large));
+  ASSERT_TRUE(learner.node->send(id, large));
+  for (const Status& sent : {workers[0]->node->send(large + 'x'), learner.node->send(id, large + 'x')}) {
+    ASSERT_FALSE(sent) << "whoever sends is told";
+    EXPECT_EQ(sent.error().code, Code::kExhausted);
+  }
   ASSERT_TRUE(learner.board.wait([&] { return learner.messages.size() == 101; }));
   ASSERT_TRUE(workers[0]->board.wait([&] { return workers[0]->messages.size() == 101; }));
   for (std::size_t i = 0; i < 100; ++i) {
@@ -234,7 +254,7 @@ TEST_F(NodeTest, APublicationThatIsLargerThanMemoryLiesInAFile) {
   learner.start();
   WorkerOptions options = TestWorker::of(learner, "small");
   options.folder = folder / "worker";
-  options.memory_max = {256 * 1024};
+  options.memory_max = Bytes{256 * 1024};
   TestWorker& worker = start_worker(options);
   ASSERT_TRUE(chained(1));
   ASSERT_TRUE(learner.publish(0, {}, 4'000'000).has_value());
@@ -255,7 +275,8 @@ class LearnerProcess : public Process {
     o.learner.host = "127.0.0.1";
     o.name = "kept";
     o.token = trust::Secret(std::string(token));
-    o.join_timeout = o.away_timeout = kPatience;
+    o.join_timeout = kPatience;
+    o.away_max = kPatience;
     return o;
   }
 

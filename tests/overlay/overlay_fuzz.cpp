@@ -40,7 +40,7 @@ void each_frame(Bytes_ stream, bool admitted, std::size_t piece, Use&& use) {
       ECHO_CHECK(advanced.error().code == Code::kCorrupt);
       return;
     }
-    ECHO_CHECK(decoder.buffered_bytes() <= kApplicationBytesMax);
+    ECHO_CHECK(decoder.buffered_bytes() <= kChunkBytesMax);
     if (auto frame = decoder.take()) use(std::move(*frame));
   }
 }
@@ -174,7 +174,8 @@ MemberConfig member_config() {
   static const trust::SigningKey key = made_key("worker");
   MemberConfig c{{}, {"10.0.0.0", 1}, {"10.0.0.7", 1}, "w", key, state, checker(), {}, false, {}, {}};
   c.core.unix_origin_s = kMadeUnix_s - 1;
-  c.join_timeout = c.away_timeout = std::chrono::seconds(10);
+  c.join_timeout = std::chrono::seconds(10);
+  c.away_max = c.join_timeout;
   return c;
 }
 

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/random.hpp"
 
 namespace echoline::provisioner {
@@ -63,18 +65,21 @@ TEST(CapacityTarget, RefusesNonsense) {
   EXPECT_EQ(code({1, 1, seconds(1)}, {}, -0.1), Code::kInvalid);
 }
 
-TEST(Staleness, KnownBounds) {
-  EXPECT_EQ(worst_case_staleness_bound({1, 2, seconds(10)}, seconds(9)), 3);
-  EXPECT_EQ(worst_case_staleness_bound({1, 1, seconds(10)}, seconds(9)), 1);
-  EXPECT_EQ(worst_case_staleness_bound({1, 5, seconds(10)}, seconds(10)), 6);
-  EXPECT_EQ(worst_case_staleness_bound({1, 5, seconds(10)}, Duration{}), 5);
+TEST(Staleness, WhatTheLearnerNeeds) {
   // k = ceil((100/20 + 3)/4) = 2.
-  EXPECT_EQ(worst_case_staleness({100, 3, seconds(4)}, seconds(3), 20), 4);
+  EXPECT_EQ(needed_staleness({100, 3, seconds(4)}, seconds(3), 20), 4);
   // Exactly one step is one step.
-  EXPECT_EQ(worst_case_staleness({128, 1, seconds(10)}, seconds(0), 12.8), 1);
+  EXPECT_EQ(needed_staleness({128, 1, seconds(10)}, seconds(0), 12.8), 1);
 }
 
-TEST(Staleness, AFleetThatMeetsTheRequirementStaysWithinTheBound) {
+// Formulas, section 2: under overlap kappa + ceil((1 - 1/kappa) T_b/T) is always enough.
+TEST(Staleness, AFleetThatMeetsTheRequirementNeedsNoMoreThanTheBound) {
+  const auto bound = [](const LearnerPace& pace, Duration t_b) {
+    const double share = 1.0 - 1.0 / pace.publish_every;
+    return pace.publish_every +
+           static_cast<int>(std::ceil(share * echoline::seconds(t_b) / echoline::seconds(pace.step_time) - 1e-9));
+  };
+  EXPECT_EQ(bound({1, 2, seconds(10)}, seconds(9)), 3);
   Random random(4);
   for (int round = 0; round < 500; ++round) {
     const LearnerPace pace{static_cast<double>(random.between(1, 4000)), static_cast<int>(random.between(1, 12)),
@@ -84,20 +89,33 @@ TEST(Staleness, AFleetThatMeetsTheRequirementStaysWithinTheBound) {
     const auto target = capacity_target(pace, t_b, 0);
     ASSERT_TRUE(target);
     const double fleet = target->required_rollouts_per_s * (1 + random.uniform());
-    EXPECT_LE(worst_case_staleness(pace, t_b, fleet), worst_case_staleness_bound(pace, t_b)) << "round " << round;
-    if (t_b <= pace.step_time) {
-      EXPECT_LE(worst_case_staleness_bound(pace, t_b), pace.publish_every == 1 ? 1 : pace.publish_every + 1);
-    }
+    EXPECT_LE(needed_staleness(pace, t_b, fleet), bound(pace, t_b)) << "round " << round;
   }
+}
+
+TEST(Staleness, TheWorstCaseCountsLookaheadAndWorkInFlight) {
+  const auto worst = [](int budget, int lookahead, int kappa, Duration arrival, Duration overtaken) {
+    return worst_case_staleness({budget, lookahead, kappa, seconds(10), arrival, overtaken});
+  };
+  EXPECT_EQ(worst(20, 0, 1, {}, {}), 0);
+  EXPECT_EQ(worst(20, 0, 1, seconds(1), {}), 1);   // the version is on its way while its step trains
+  EXPECT_EQ(worst(20, 0, 1, seconds(10), {}), 1);  // exactly one step is one step
+  EXPECT_EQ(worst(20, 0, 1, seconds(11), {}), 2);
+  EXPECT_EQ(worst(20, 3, 1, seconds(1), {}), 4);
+  EXPECT_EQ(worst(20, 3, 4, seconds(1), {}), 7);
+  EXPECT_EQ(worst(20, 3, 4, seconds(1), seconds(25)), 10);
+  EXPECT_EQ(worst(11, 11, 1, seconds(1), {}), 11);  // the budget holds whatever happens
 }
 
 TEST(Staleness, TheBudgetMustReachThePublicationPeriod) {
   EXPECT_TRUE(check_staleness_budget(4, 4));
   EXPECT_TRUE(check_staleness_budget(6, 5));
-  const Status bad = check_staleness_budget(2, 3);
+  EXPECT_TRUE(check_staleness_budget(0, 1));  // strictly on-policy
+  const Status bad = check_staleness_budget(1, 3);
   ASSERT_FALSE(bad);
   EXPECT_EQ(bad.error().code, Code::kInvalid);
   EXPECT_THAT(bad.error().detail, HasSubstr("set S to 3"));
+  EXPECT_THAT(bad.error().detail, HasSubstr("every 2 steps"));
 }
 
 }  // namespace

@@ -49,7 +49,9 @@ TEST_F(LedgerTest, ARowGoesFromIntendedToRunningToEnded) {
   EXPECT_DOUBLE_EQ(row->usd_per_hour, 0.6);
   EXPECT_FALSE(row->download_usd_per_gb);
   ASSERT_TRUE(ledger.running(row->id, "local:12:34", 1010));
-  ASSERT_TRUE(ledger.add_traffic(row->id, {2'000'000'000}, {5'000'000'000}));
+  const std::vector<LedgerSign> signs{{row->id, {500'000'000}, {5'000'000'000}}};
+  ASSERT_TRUE(ledger.alive(signs, 1500));
+  ASSERT_TRUE(ledger.alive(std::vector<LedgerSign>{{row->id, {1'500'000'000}, {0}}}, 2000));
   ASSERT_TRUE(ledger.ended(row->id, "stopped", 4600));
   const auto rows = ledger.rows();
   ASSERT_TRUE(rows);
@@ -58,6 +60,10 @@ TEST_F(LedgerTest, ARowGoesFromIntendedToRunningToEnded) {
   EXPECT_EQ(r.instance, "local:12:34");
   EXPECT_EQ(r.state, InstanceState::kEnded);
   EXPECT_EQ(r.running_unix_s, 1010);
+  EXPECT_EQ(r.alive_unix_s, 2000);
+  EXPECT_EQ(r.downloaded, Bytes{5'000'000'000});
+  EXPECT_FALSE(r.price_known);
+  EXPECT_FALSE(ledger.totals(99999)->prices_known);
   EXPECT_EQ(r.ended_unix_s, 4600);
   EXPECT_EQ(r.note, "stopped");
   EXPECT_DOUBLE_EQ(r.usd(99999), 0.6 + 2 * 0.02);  // one hour, two GB up, the download price is not stated
@@ -90,7 +96,9 @@ TEST_F(LedgerTest, ImpossibleStepsAreRefused) {
   const auto row = ledger.intend(offer(), 1);
   ASSERT_TRUE(row);
   EXPECT_EQ(ledger.running(99, "x", 2).error().code, Code::kNotFound);
-  EXPECT_EQ(ledger.add_traffic(99, {1}, {1}).error().code, Code::kNotFound);
+  const std::vector<LedgerSign> signs{{row->id, {1}, {1}}, {99, {1}, {1}}};
+  EXPECT_EQ(ledger.alive(signs, 2).error().code, Code::kNotFound);
+  EXPECT_EQ((*ledger.rows())[0].uploaded, Bytes{});  // all or none
   ASSERT_TRUE(ledger.running(row->id, "x", 2));
   EXPECT_EQ(ledger.running(row->id, "y", 3).error().code, Code::kInvalid);
   ASSERT_TRUE(ledger.ended(row->id, "", 4));
@@ -100,6 +108,49 @@ TEST_F(LedgerTest, ImpossibleStepsAreRefused) {
   EXPECT_EQ(ledger.failed(row->id, "", 5).error().code, Code::kInvalid);
   EXPECT_EQ(ledger.running(row->id, "z", 5).error().code, Code::kInvalid);
   EXPECT_EQ((*ledger.rows())[0].instance, "x");
+}
+
+TEST_F(LedgerTest, WhatAKilledProcessLeftIsPaidForUntilItWasLastSeen) {
+  {
+    Ledger ledger = open();
+    const auto seen = ledger.intend(offer("o1"), 1000), started = ledger.intend(offer("o2"), 1000),
+               asked = ledger.intend(offer("o3"), 1000);
+    ASSERT_TRUE(ledger.running(seen->id, "x", 1010));
+    ASSERT_TRUE(ledger.running(started->id, "y", 1020));
+    ASSERT_TRUE(ledger.alive(std::vector<LedgerSign>{{seen->id, {}, {}}}, 4600));
+    ASSERT_TRUE(asked);
+  }
+  Ledger ledger = open();
+  for (const LedgerRow& orphan : ledger.orphans())
+    ASSERT_TRUE(ledger.ended(orphan.id, "left behind", orphan.last_known_unix_s()));
+  const auto rows = ledger.rows();
+  ASSERT_EQ(rows->size(), 3u);
+  EXPECT_DOUBLE_EQ((*rows)[0].usd(1e9), 0.6);
+  EXPECT_DOUBLE_EQ((*rows)[1].usd(1e9), 0.6 * 20 / 3600);
+  EXPECT_DOUBLE_EQ((*rows)[2].usd(1e9), 0);
+}
+
+TEST_F(LedgerTest, AFileOfVersionOneGoesOn) {
+  std::filesystem::create_directories(folder);
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db,
+                         "CREATE TABLE instances (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, offer TEXT NOT "
+                         "NULL, provider TEXT NOT NULL, instance TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, "
+                         "usd_per_hour REAL NOT NULL, upload_usd_per_gb REAL, download_usd_per_gb REAL, uploaded_bytes "
+                         "INTEGER NOT NULL DEFAULT 0, downloaded_bytes INTEGER NOT NULL DEFAULT 0, intended_unix_s REAL "
+                         "NOT NULL, running_unix_s REAL, ended_unix_s REAL, note TEXT NOT NULL DEFAULT '');"
+                         "INSERT INTO instances (run, offer, provider, state, usd_per_hour, intended_unix_s, "
+                         "running_unix_s) VALUES ('run-a', 'o1', 'local', 'running', 0.6, 1000, 1010);"
+                         "PRAGMA application_id = 1164142668; PRAGMA user_version = 1",
+                         nullptr, nullptr, nullptr),
+            SQLITE_OK);
+  sqlite3_close(db);
+  Ledger ledger = open();
+  ASSERT_EQ(ledger.orphans().size(), 1u);
+  EXPECT_EQ(ledger.orphans()[0].last_known_unix_s(), 1010);
+  ASSERT_TRUE(ledger.alive(std::vector<LedgerSign>{{ledger.orphans()[0].id, {1}, {2}}}, 2000));
+  EXPECT_EQ((*ledger.rows())[0].alive_unix_s, 2000);
 }
 
 TEST_F(LedgerTest, OrphansOfEveryRunAreListedAtOpenAndCanBeSettled) {
@@ -174,9 +225,9 @@ TEST_F(LedgerTest, ForeignFilesAreRefusedAndLeftAlone) {
   const auto later = folder / "later.sqlite";
   ASSERT_TRUE(Ledger::open(later, "r"));
   ASSERT_EQ(sqlite3_open(later.c_str(), &db), SQLITE_OK);
-  ASSERT_EQ(sqlite3_exec(db, "PRAGMA user_version = 2", nullptr, nullptr, nullptr), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db, "PRAGMA user_version = 3", nullptr, nullptr, nullptr), SQLITE_OK);
   sqlite3_close(db);
-  EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 2"));
+  EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 3"));
 
   EXPECT_EQ(Ledger::open("/proc/nowhere/ledger.sqlite", "r").error().code, Code::kIo);
   EXPECT_EQ(Ledger::open(path, "").error().code, Code::kInvalid);

@@ -186,11 +186,31 @@ TEST_F(Buffer, RefusesOtherFilesWithAdvice) {
     sqlite3_close(db);
   };
   execute("PRAGMA user_version = 7");
-  EXPECT_NE(opened(kGroup).error().message().find("schema version 7, this release reads 1"), std::string::npos);
+  EXPECT_NE(opened(kGroup).error().message().find("schema version 7, this release reads 2"), std::string::npos);
   execute("PRAGMA application_id = 1");
   EXPECT_NE(opened(kGroup).error().message().find("another program"), std::string::npos);
   EXPECT_EQ(ReplayBuffer::open("/nowhere/at/all", options_for(1, 1)).error().code, Code::kIo);
   EXPECT_EQ(ReplayBuffer::open(folder_.file(), options_for(0, 1)).error().code, Code::kInvalid);
+}
+
+TEST_F(Buffer, AGroupThatDoesNotReadBackIsDroppedAndNotTheRun) {
+  for (std::uint64_t g = 1; g <= 3; ++g) add(g, 0);
+  buffer_.reset();
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(folder_.file().c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db, "UPDATE trajectory SET body = x'ffff' WHERE group_id = 1 AND member = 1", nullptr, nullptr,
+                         nullptr),
+            SQLITE_OK);
+  sqlite3_close(db);
+  buffer_ = must(ReplayBuffer::open(folder_.file(), options_for(kGroup, 2)));
+  const auto batch = must(buffer_->sample(0, 2));
+  ASSERT_TRUE(batch);
+  EXPECT_EQ(batch->ids(), (std::vector{GroupId{2}, GroupId{3}}));
+  EXPECT_EQ(must(buffer_->counts(0)).rejected.at("unreadable"), std::uint64_t{kGroup});
+  EXPECT_EQ(must(buffer_->counts(0)).stored, 2u * kGroup);
+  must(buffer_->discard(GroupId{3}, "not trainable"));
+  EXPECT_FALSE(must(buffer_->sample(0, 2)));
+  EXPECT_EQ(must(buffer_->counts(0)).rejected.at("not trainable"), std::uint64_t{kGroup});
 }
 
 TEST_F(Buffer, CorruptFilesAreErrorsNeverCrashes) {

@@ -13,7 +13,7 @@ class Ledger : public testing::Test {
  protected:
   void SetUp() override {
     options_.pacing = {2, 2, 4};  // S = 2, R = 4: two groups a step
-    options_.lease = {5, 100};
+    options_.lease = {100, 5, 1000, 6};
     reopen();
   }
   void reopen() {
@@ -203,29 +203,145 @@ TEST_F(Ledger, FullBufferIsAnErrorAndNothingIsLost) {
   EXPECT_TRUE(submit(kAda, a).accepted);
 }
 
-TEST_F(Ledger, LeaseFollowsTheMedianCompletionTime) {
-  EXPECT_EQ(ledger_->lease_seconds_now(), 100);
-  for (const double took : {4.0, 8.0, 15.0}) {
-    const auto lease = grant(kAda, 1);
-    ASSERT_EQ(lease.size(), 1u);
-    EXPECT_TRUE(submit(kAda, submission_for(lease[0]), 1000 + took).accepted);
+// A fleet whose median is a second: its slow worker needs 40 s a group, and hands in every one.
+TEST_F(Ledger, ALeaseFollowsItsOwnWorkersTimeAndNotTheFleets) {
+  double now = 1000;
+  std::uint64_t step = 0;
+  for (int i = 0; i < 8; ++i) {
+    const auto slow = grant(kAda, 1, step, now, step);
+    ASSERT_EQ(slow.size(), 1u);
+    for (int k = 0; k < 3; ++k) {
+      const auto fast = grant(kBob, 1, step, now + k, step);
+      ASSERT_EQ(fast.size(), 1u);
+      EXPECT_TRUE(submit(kBob, submission_for(fast[0]), now + k + 1, step).accepted);
+    }
+    now += 40;
+    EXPECT_TRUE(submit(kAda, submission_for(slow[0]), now, step).accepted) << "group " << i;
+    EXPECT_EQ(slow[0].lease_s, i == 0 ? 100 : 2 * 6 * 40.0 / 3);  // twice 6 tokens at 40 s for 3
+    const auto batch = must(buffer_->sample(step, 2));
+    must(buffer_->consume(step++, batch->ids()));
+    const auto more = must(buffer_->sample(step, 2));
+    must(buffer_->consume(step++, more->ids()));
   }
-  EXPECT_EQ(ledger_->lease_seconds_now(), 20);  // 2.5 x 8
-  reopen();
-  EXPECT_EQ(ledger_->lease_seconds_now(), 20);
+  EXPECT_EQ(grant(kBob, 1, step, now, step)[0].lease_s, 5);  // the shortest: 2 x 6 x 1/3 s
+  must(ledger_->release_worker(kAda));
+  EXPECT_EQ(grant(kAda, 1, step, now, step)[0].lease_s, 100);  // the dead are forgotten
 }
 
-TEST_F(Ledger, SharesFollowMeasuredThroughput) {
-  const auto ada = grant(kAda, 1), bob = grant(kBob, 1);
-  EXPECT_TRUE(submit(kAda, submission_for(ada[0]), 1002).accepted);  // 6 tokens in 2 s
-  EXPECT_TRUE(submit(kBob, submission_for(bob[0]), 1006).accepted);  // 6 tokens in 6 s
-  const std::vector<WorkerId> everyone = {kAda, kBob}, bob_only = {kBob};
-  auto shares = ledger_->shares(8, everyone);
-  EXPECT_EQ(shares[0].groups, 6u);
-  EXPECT_EQ(shares[1].groups, 2u);
-  shares = ledger_->shares(8, bob_only);
-  EXPECT_EQ(shares[1].groups, 8u);
-  EXPECT_DOUBLE_EQ(ledger_->shares(8, everyone)[0].tokens_per_s, 1.5);  // decayed while not eligible
+TEST_F(Ledger, ProgressRenewsALease) {
+  const auto leases = grant(kAda, 2);
+  const std::vector<LeaseId> first = {leases[0].id};
+  double now = 1000;
+  for (std::uint64_t tokens = 1; tokens < 12; ++tokens) {  // a group that takes 15 minutes
+    now += 80;
+    EXPECT_EQ(must(ledger_->renew(kAda, first, tokens, now)), 1u);
+    EXPECT_EQ(must(ledger_->renew(kAda, first, tokens, now)), 0u);  // no progress since
+    EXPECT_EQ(must(ledger_->renew(kBob, first, tokens + 1, now)), 0u);
+  }
+  EXPECT_EQ(must(ledger_->expire(now)), 1u);  // the other lease was not worked on
+  EXPECT_EQ(must(ledger_->renew(kAda, std::vector{leases[1].id}, 99, now)), 0u);
+  EXPECT_EQ(must(ledger_->renew(kAda, first, 99, now + 90)), 1u);
+  EXPECT_EQ(must(ledger_->expire(2000)), 0u);
+  EXPECT_EQ(must(ledger_->expire(2001)), 1u);  // 1000 s is the most
+}
+
+TEST_F(Ledger, ARenewedLeaseIsNotWaitedForLongerThanTheWorkerUsuallyTakes) {
+  const auto slow = grant(kAda, 1);
+  const auto fast = grant(kBob, 2);
+  for (const auto& lease : fast) EXPECT_TRUE(submit(kBob, submission_for(lease)).accepted);
+  EXPECT_EQ(must(ledger_->renew(kAda, std::vector{slow[0].id}, 1, 1090)), 1u);
+  EXPECT_EQ(must(ledger_->stranded_by_next_step(2, 1100)), 2u);
+  EXPECT_EQ(must(ledger_->stranded_by_next_step(2, 1101)), 0u);
+  EXPECT_TRUE(submit(kAda, submission_for(slow[0]), 1150).accepted);
+}
+
+TEST_F(Ledger, NobodyHoardsAndNobodyGetsWorkItCannotDoInTime) {
+  options_.pacing = {2, 2, 40};  // 60 groups in stock
+  reopen();
+  const auto ada = grant(kAda, 1), bob = grant(kBob, 10);
+  EXPECT_TRUE(submit(kAda, submission_for(ada[0]), 1090).accepted);
+  for (const auto& lease : bob) EXPECT_TRUE(submit(kBob, submission_for(lease), 1010).accepted);
+  EXPECT_EQ(grant(kAda, 50, 0, 1091).size(), 2u);  // 1 of 91 groups: twice 60/91 of a group
+  EXPECT_EQ(grant(kBob, 30, 0, 1091).size(), 30u);
+  EXPECT_FALSE(ledger_->too_slow(kAda));
+  const auto ask = [&](double step_s) {
+    return must(ledger_->grant({kBob, Version{1}, "digest", 1, step_s}, 1, 1092)).size();
+  };
+  EXPECT_EQ(ask(3.0), 0u);  // version 1 is of use for three steps, and it takes 10 s
+  EXPECT_TRUE(ledger_->too_slow(kBob));
+  must(ledger_->release_worker(kAda));
+  EXPECT_EQ(ask(4.0), 1u);
+}
+
+TEST_F(Ledger, AGroupThatFailsIsTriedOnOneOtherWorkerAndThenSetAside) {
+  const auto ada = grant(kAda, 2);
+  grant(kBob, 1);
+  const auto fail_on = [&](WorkerId worker, LeaseId lease) {
+    return must(ledger_->failed({worker, lease, "out of memory", "one row of 9 tokens"}));
+  };
+  EXPECT_FALSE(fail_on(kBob, ada[0].id));
+  EXPECT_TRUE(fail_on(kAda, ada[0].id));
+  EXPECT_FALSE(fail_on(kAda, ada[0].id));
+  EXPECT_EQ(submit(kAda, submission_for(ada[0])).reason, "lease released");
+  EXPECT_EQ(groups_of(grant(kAda, 1)), Set{3});  // not the same again
+  reopen();                                      // what failed is on disk
+  const auto again = grant(kBob, 1);
+  EXPECT_EQ(groups_of(again), Set{0});
+  EXPECT_TRUE(fail_on(kBob, again[0].id));
+  const auto aside = ledger_->newly_set_aside();
+  ASSERT_EQ(aside.size(), 1u);
+  EXPECT_EQ(aside[0].group, GroupId{0});
+  EXPECT_EQ(aside[0].reason, "out of memory");
+  EXPECT_EQ(aside[0].detail, "one row of 9 tokens");
+  EXPECT_TRUE(ledger_->newly_set_aside().empty());
+  reopen();
+  EXPECT_EQ(must(ledger_->counts()).set_aside, (std::map<std::string, std::uint64_t>{{"out of memory", 1}}));
+  EXPECT_EQ(must(ledger_->counts()).pooled, 0u);
+  EXPECT_TRUE(submit(kAda, submission_for(ada[1])).accepted);  // its neighbour in the batch
+}
+
+TEST_F(Ledger, ALoneWorkerTriesASecondTime) {
+  for (int i = 0; i < 2; ++i) {
+    const auto lease = grant(kAda, 1);
+    EXPECT_EQ(groups_of(lease), Set{0});
+    EXPECT_TRUE(must(ledger_->failed({kAda, lease[0].id, "prompt", ""})));
+  }
+  EXPECT_EQ(groups_of(grant(kAda, 1)), Set{1});
+}
+
+TEST_F(Ledger, AGroupThatKillsWorkersIsLeasedAloneAndThenSetAside) {
+  for (std::uint64_t i = 1; i <= 4; ++i) {
+    const auto leases = grant(WorkerId{i}, 2);
+    EXPECT_EQ(groups_of(leases), i <= 2 ? (Set{0, 1}) : Set{0});  // at last alone, so that its neighbour is cleared
+    EXPECT_TRUE(ledger_->newly_set_aside().empty());
+    must(ledger_->release_worker(WorkerId{i}));
+  }
+  ASSERT_EQ(ledger_->newly_set_aside().size(), 1u);
+  EXPECT_EQ(must(ledger_->counts()).set_aside.at("worker lost"), 1u);
+  const auto neighbour = grant(kAda, 2);
+  EXPECT_EQ(groups_of(neighbour), Set{1});
+  EXPECT_TRUE(submit(kAda, submission_for(neighbour[0])).accepted);
+}
+
+TEST_F(Ledger, WhatTheCallerRefusesIsCountedAndItsGroupReturns) {
+  const auto lease = grant(kAda, 1)[0];
+  const auto submission = submission_for(lease);
+  const Delivery stolen{kBob, &submission, "wrong score", "reward 1, expected 0"};
+  EXPECT_EQ(must(ledger_->submit({&stolen, 1}, 0, 1001))[0].reason, "lease of another worker");
+  const Delivery refused{kAda, &submission, "wrong score", "reward 1, expected 0"};
+  const Verdict verdict = must(ledger_->submit({&refused, 1}, 0, 1001))[0];
+  EXPECT_EQ(verdict.reason, "wrong score");
+  EXPECT_EQ(verdict.detail, "reward 1, expected 0");
+  EXPECT_EQ(must(buffer_->counts(0)).rejected.at("wrong score"), 2u);
+  EXPECT_EQ(groups_of(grant(kBob, 1)), Set{0});
+}
+
+TEST_F(Ledger, WhatCannotBeGeneratedIsSetAsideAtOnce) {
+  const auto leases = grant(kAda, 2);
+  must(ledger_->set_aside(leases[0].id, "prompt", "is empty"));
+  EXPECT_FALSE(ledger_->set_aside(leases[0].id, "prompt", "is empty"));
+  EXPECT_EQ(must(ledger_->counts()).live, 1u);
+  EXPECT_EQ(groups_of(grant(kAda, 1)), Set{2});
 }
 
 TEST_F(Ledger, SlowVersionIsStrandedByTheNextStep) {
@@ -265,7 +381,7 @@ TEST_F(Ledger, WrongOptionsAreNamed) {
   EXPECT_NE(with([](auto& o) { o.pacing.lookahead_steps = 3; }).find("lookahead_steps is 3"), std::string::npos);
   EXPECT_NE(with([](auto& o) { o.pacing.trajectories_per_step = 5; }).find("multiple of the group size"),
             std::string::npos);
-  EXPECT_NE(with([](auto& o) { o.lease.lease_s_min = 0; }).find("0 < min"), std::string::npos);
+  EXPECT_NE(with([](auto& o) { o.lease.min_s = 0; }).find("0 < min"), std::string::npos);
 }
 
 }  // namespace

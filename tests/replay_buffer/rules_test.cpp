@@ -1,11 +1,10 @@
-// The ledger's rules: pacing, what a step strands, lease length, acceptance and shares.
+// The ledger's rules: pacing, what a step strands, lease length, acceptance, shares and failures.
 #include "replay_buffer/rules.hpp"
 
 #include <gtest/gtest.h>
 
-#include <numeric>
-
-#include "base/random.hpp"
+#include <limits>
+#include <vector>
 
 namespace echoline::replay_buffer {
 namespace {
@@ -66,15 +65,87 @@ TEST(Stranded, CountsWhatCanNoLongerBeUsed) {
   EXPECT_EQ(one(5, {{Version{3}, 4, 4}, {Version{4}, 4, 8}}), 4u);
 }
 
-TEST(Lease, TwoAndAHalfMediansClamped) {
-  const LeaseLength length{5, 600};
-  EXPECT_EQ(lease_seconds(length, {}), 600);
-  std::vector<double> times = {100, 4, 2};
-  EXPECT_EQ(lease_seconds(length, times), 10);
-  times = {1};
-  EXPECT_EQ(lease_seconds(length, times), 5);
-  times = {1000, 1000, 1};
-  EXPECT_EQ(lease_seconds(length, times), 600);
+// What pacing admits, by brute force: grant as much as room() allows in every step, with the newest policy that is
+// `lag` steps behind its publication, and look at the oldest data a step is given.
+std::uint32_t oldest_trained(std::uint32_t budget, std::uint32_t kappa, std::uint32_t lookahead, std::uint32_t lag) {
+  const Pacing pacing{budget, lookahead, 4};
+  std::vector<std::uint64_t> versions;  // in the order granted, which is the order trained on
+  std::uint64_t worst = 0, trained = 0;
+  for (std::uint64_t step = 0; step < 60; ++step) {
+    const std::uint64_t seen = step > lag ? step - lag : 0;
+    const auto grant = [&](std::uint64_t version) {
+      for (std::uint64_t n = room(pacing, step, Version{version}, versions.size() - trained); n > 0; --n)
+        versions.push_back(version);
+    };
+    grant(seen / kappa * kappa);
+    grant(step / kappa * kappa);  // where S admits nothing older, workers wait for the newest
+    EXPECT_GE(versions.size(), trained + 4) << "step " << step << " is not fed";
+    for (int i = 0; i < 4; ++i, ++trained) worst = std::max(worst, step - versions[trained]);
+  }
+  return static_cast<std::uint32_t>(worst);
+}
+
+TEST(Pacing, TheWorstStalenessIsWhatItAdmits) {
+  for (std::uint32_t kappa = 1; kappa <= 4; ++kappa)
+    for (std::uint32_t budget = staleness_budget_min(kappa); budget <= 9; ++budget)
+      for (std::uint32_t lookahead = 0; lookahead <= budget; ++lookahead)
+        for (std::uint32_t lag = 0; lag <= 3; ++lag) {
+          const std::uint32_t worst = staleness_worst(budget, kappa, lookahead, lag);
+          const std::uint32_t found = oldest_trained(budget, kappa, lookahead, lag);
+          ASSERT_LE(found, worst) << "S " << budget << ", kappa " << kappa << ", L " << lookahead << ", lag " << lag;
+          if (kappa > 1) continue;  // the lag need not fall on a publication
+          ASSERT_EQ(found, worst) << "S " << budget << ", L " << lookahead << ", lag " << lag;
+        }
+  EXPECT_EQ(staleness_worst(11, 1, 11, 0), 11u);  // a lookahead of S fills S
+  EXPECT_EQ(staleness_worst(11, 1, default_lookahead(11, 1), 0), 2u);
+}
+
+TEST(Pacing, TheDefaultLookaheadFeedsTheLearnerAndLeavesRoomInS) {
+  EXPECT_EQ(default_lookahead(0, 1), 0u);  // strictly on-policy
+  EXPECT_EQ(default_lookahead(1, 1), 1u);
+  EXPECT_EQ(default_lookahead(3, 1), 2u);
+  EXPECT_EQ(default_lookahead(11, 1), 2u);
+  EXPECT_EQ(default_lookahead(3, 4), 0u);
+  EXPECT_EQ(default_lookahead(4, 4), 1u);
+  EXPECT_EQ(staleness_budget_min(1), 0u);
+  EXPECT_EQ(staleness_budget_min(4), 3u);
+}
+
+TEST(Lease, FollowsTheWorkersOwnTimePerToken) {
+  const LeaseLength length{60, 10, 7200, 1000};
+  EXPECT_EQ(lease_seconds(length, std::nullopt), 60);
+  EXPECT_EQ(lease_seconds(length, 0.001), 10);  // 2 x 1 s
+  EXPECT_EQ(lease_seconds(length, 0.05), 100);
+  EXPECT_EQ(lease_seconds(length, 60.0), 7200);
+  EXPECT_EQ(patience_seconds(length, std::nullopt), 60);
+  EXPECT_EQ(patience_seconds(length, 40.0), 100);
+  EXPECT_EQ(patience_seconds(length, 1.0), 10);
+  EXPECT_EQ(renewed(length, 1000, 1050, 60), 1110);
+  EXPECT_EQ(renewed(length, 1000, 8190, 60), 8200);  // but not for ever
+}
+
+TEST(Lease, LateWorkIsNotAskedFor) {
+  const Pacing pacing{2, 2, 8};
+  EXPECT_TRUE(in_time(pacing, 5, Version{5}, 30, 10));  // steps 5, 6 and 7 may use it
+  EXPECT_FALSE(in_time(pacing, 5, Version{5}, 31, 10));
+  EXPECT_TRUE(in_time(pacing, 5, Version{4}, 20, 10));
+  EXPECT_FALSE(in_time(pacing, 5, Version{3}, 20, 10));
+  EXPECT_FALSE(in_time(pacing, 9, Version{3}, 0.1, 10));
+  EXPECT_TRUE(in_time(pacing, 3, Version{5}, 30, 10));
+}
+
+TEST(Lease, NobodyHoldsMuchMoreThanItsShare) {
+  EXPECT_EQ(groups_held_max(512, 1, 1), 1024u);  // alone
+  EXPECT_EQ(groups_held_max(512, 1, 4), 256u);
+  EXPECT_EQ(groups_held_max(512, 0, 4), 1u);
+  EXPECT_EQ(groups_held_max(3, 0.1, 4), 1u);
+  EXPECT_EQ(groups_held_max(512, 0, 0), 512u);
+}
+
+TEST(Failure, TwoTriesOrFourLostWorkers) {
+  EXPECT_FALSE(set_aside_after(1, 3));
+  EXPECT_TRUE(set_aside_after(2, 0));
+  EXPECT_TRUE(set_aside_after(0, 4));
 }
 
 TEST(Acceptance, EveryReason) {
@@ -95,52 +166,6 @@ TEST(Acceptance, EveryReason) {
   EXPECT_EQ(refusal(lease, good, 105), "lease expired");
   lease.state = LeaseState::kReleased;
   EXPECT_EQ(refusal(lease, good, 105), "lease released");
-}
-
-TEST(Allocation, FloorsAndTheRemainderToTheFastest) {
-  std::vector<WorkerShare> workers = {
-      {WorkerId{1}, 30, true, 0}, {WorkerId{2}, 50, true, 0}, {WorkerId{3}, 20, true, 0}, {WorkerId{4}, 400, false, 9}};
-  allocate(11, workers);
-  EXPECT_EQ(workers[0].groups, 3u);      // floor(3.3)
-  EXPECT_EQ(workers[1].groups, 5u + 1);  // floor(5.5) and the remainder
-  EXPECT_EQ(workers[2].groups, 2u);      // floor(2.2)
-  EXPECT_EQ(workers[3].groups, 0u);
-  EXPECT_EQ(workers[3].tokens_per_s, 200);  // alpha = 0.5
-  EXPECT_EQ(workers[1].tokens_per_s, 50);
-}
-
-TEST(Allocation, EdgeCases) {
-  std::vector<WorkerShare> nobody = {{WorkerId{1}, 30, false, 3}};
-  allocate(5, nobody);
-  EXPECT_EQ(nobody[0].groups, 0u);
-  allocate(5, {});
-  std::vector<WorkerShare> unknown = {{WorkerId{2}, 0, true, 0}, {WorkerId{1}, 0, true, 0}};
-  allocate(5, unknown);
-  EXPECT_EQ(unknown[0].groups, 2u);
-  EXPECT_EQ(unknown[1].groups, 3u);  // a tie goes to the lowest id
-}
-
-TEST(Allocation, SumsExactlyForAnyThroughput) {
-  Random random(3);
-  for (int round = 0; round < 5'000; ++round) {
-    std::vector<WorkerShare> workers(1 + random.below(20));
-    bool any = false;
-    for (std::size_t i = 0; i < workers.size(); ++i) {
-      workers[i] = {WorkerId{i + 1}, random.below(3) == 0 ? 0 : random.uniform() * 1e6, random.below(4) != 0, 7};
-      any |= workers[i].eligible;
-    }
-    const std::uint64_t total = random.below(1'000'000);
-    allocate(total, workers);
-    const auto sum = std::accumulate(workers.begin(), workers.end(), std::uint64_t{0},
-                                     [](std::uint64_t s, const WorkerShare& w) { return s + w.groups; });
-    ASSERT_EQ(sum, any ? total : 0) << "round " << round;
-    for (const WorkerShare& w : workers) ASSERT_TRUE(w.eligible || w.groups == 0);
-  }
-}
-
-TEST(Throughput, MovingAverage) {
-  EXPECT_EQ(updated_throughput(std::nullopt, 100, 2), 50);
-  EXPECT_DOUBLE_EQ(updated_throughput(100, 100, 2), 0.8 * 100 + 0.2 * 50);
 }
 
 }  // namespace

@@ -35,6 +35,7 @@ class Watched : public testing::Test {
   static FleetOptions fleet_options() {
     FleetOptions o;
     o.learner.chains_max = 1;
+    o.learner.heartbeat_timeout = seconds(5);
     return o;
   }
   void run(Duration time) { world_.run(world_.now() + time); }
@@ -240,6 +241,57 @@ TEST_F(Watched, AnAcknowledgementOfSomethingElse) {
   run(seconds(3));
   invariants_.check_learner();
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kSound});
+}
+
+TEST_F(Watched, APauseCostsAPlaceAndLongerOnesLeasesButNobody) {
+  publish();
+  run(seconds(2));
+  const std::size_t sleeper = inner_worker();
+  const WorkerId id = fleet_.worker(sleeper).id();
+  world_.pause(fleet_.worker(sleeper).host, world_.now() + milliseconds(3500));
+  run(milliseconds(3400));
+  EXPECT_FALSE(fleet_.learner()->topology().contains(id)) << "silent";
+  run(seconds(3));
+  EXPECT_TRUE(fleet_.learner()->topology().contains(id));
+  EXPECT_EQ(invariants_.counts().away, 0u);
+  world_.pause(fleet_.worker(sleeper).host, world_.now() + seconds(30));
+  publish();
+  run(seconds(60));
+  EXPECT_EQ(invariants_.counts().away, 1u);
+  EXPECT_EQ(invariants_.counts().back, 1u);
+  EXPECT_EQ(fleet_.worker(sleeper).processes, 1u) << "the same process";
+  world_.pause(fleet_.learner_host(), world_.now() + seconds(30));
+  run(seconds(60));
+  EXPECT_EQ(invariants_.counts().gone, 0u);
+  invariants_.faults_are_over();
+  invariants_.check_learner();
+  invariants_.check_liveness();
+  EXPECT_THAT(broken(), testing::IsEmpty());
+}
+
+TEST_F(Watched, SomebodyWhoIsGivenUpTooEarly) {
+  const WorkerId id = fleet_.worker(0).id();
+  invariants_.on_away(id, "no heartbeat for 1 s");  // it was heard just now
+  EXPECT_THAT(broken(), testing::ElementsAre(Invariants::kPresence));
+}
+
+TEST_F(Watched, SomebodyWhoIsGoneTooEarly) {
+  const WorkerId id = fleet_.worker(0).id();
+  invariants_.on_away(id, "its connection was lost");
+  run(seconds(200));
+  EXPECT_THAT(broken(), testing::IsEmpty());
+  invariants_.on_lost(id, "it has been away");
+  EXPECT_THAT(broken(), testing::ElementsAre(Invariants::kPresence));
+}
+
+TEST_F(Watched, AMemberWithoutAPlace) {
+  invariants_.faults_are_over();
+  invariants_.check_liveness();
+  EXPECT_THAT(broken(), testing::IsEmpty());
+  world_.call(fleet_.learner_host(),
+              [&](TimePoint now) { fleet_.learner()->give_up(fleet_.worker(0).id(), "forgotten", now); });
+  invariants_.check_liveness();
+  EXPECT_TRUE(broken().contains(Invariants::kPresence));
 }
 
 TEST_F(Watched, SomebodyWhoIsLeftBehind) {

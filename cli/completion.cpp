@@ -1,0 +1,180 @@
+// echoline completion: scripts with which bash, zsh and fish complete verbs, options and the keys of run files.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/config.hpp"
+#include "cli/command_tree.hpp"
+#include "cli/verbs.hpp"
+#include "learner/run_config.hpp"
+
+namespace echoline::cli {
+namespace {
+
+// Text in single quotes, which all three shells take as it stands but for the quote itself.
+std::string quoted(const std::string& text, const char* quote) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string(quote) : std::string(1, c == '\n' ? ' ' : c);
+  return out + "'";
+}
+
+std::vector<std::string> option_names(const Command& command, bool with_value_only) {
+  std::vector<std::string> names;
+  for (const Option& o : command.options)
+    if (!o.positional && (o.takes_value || !with_value_only)) names.insert(names.end(), o.names.begin(), o.names.end());
+  return names;
+}
+
+bool takes_a_run(const Command& command) {
+  return std::any_of(command.options.begin(), command.options.end(),
+                     [](const Option& o) { return o.positional && o.names.front() == "run"; });
+}
+
+// The options of all verbs that are followed by a value; '--set' is told apart.
+std::vector<std::string> names_with_values(const std::vector<Command>& commands) {
+  std::vector<std::string> names;
+  for (const Command& command : commands)
+    for (const std::string& name : option_names(command, true))
+      if (name != "--set" && std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  return names;
+}
+
+// Lines "PATH WORD" of every verb, as a shell pattern list: " up|delta diff".
+std::string paths(const std::vector<Command>& commands) {
+  std::string out;
+  for (const Command& command : commands) {
+    if (command.path.empty()) continue;
+    const std::string path = command.path.find(' ') == std::string::npos ? " " + command.path : command.path;
+    out += (out.empty() ? "" : "|") + quoted(path, "'\\''");
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string bash_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys) {
+  std::string out =
+      "# bash completion for echoline: source <(echoline completion bash)\n"
+      "_echoline() {\n"
+      "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} verb='' options='' verbs='' i\n"
+      "  for ((i = 1; i < COMP_CWORD; ++i)); do\n"
+      "    case \"$verb ${COMP_WORDS[i]}\" in\n";
+  out += fmt::format("      {}) verb=\"${{verb:+$verb }}${{COMP_WORDS[i]}}\" ;;\n", paths(commands));
+  out += "    esac\n  done\n  COMPREPLY=()\n  case \"$prev\" in\n";
+  out += fmt::format(
+      "    --set)\n      compopt -o nospace 2>/dev/null\n      COMPREPLY=($(compgen -S = -W '{}' -- \"$cur\"))\n"
+      "      return ;;\n    {}) return ;;  # a value: files\n  esac\n  case \"$verb\" in\n",
+      fmt::join(run_file_keys, " "), fmt::join(names_with_values(commands), "|"));
+  for (const Command& command : commands) {
+    const std::string runs = takes_a_run(command) ? "$(command ls runs 2>/dev/null)" : "";
+    out += fmt::format("    {}) options='{}' verbs=\"{}{}\" ;;\n", quoted(command.path, ""),
+                       fmt::join(option_names(command, false), " "), fmt::join(command.verbs, " "), runs);
+  }
+  out +=
+      "  esac\n"
+      "  if [[ $cur == -* ]]; then\n"
+      "    COMPREPLY=($(compgen -W \"$options\" -- \"$cur\"))\n"
+      "  else\n"
+      "    COMPREPLY=($(compgen -W \"$verbs\" -- \"$cur\"))\n"
+      "  fi\n"
+      "}\n"
+      "complete -o default -F _echoline echoline\n";
+  return out;
+}
+
+std::string zsh_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys) {
+  std::string out =
+      "#compdef echoline\n"
+      "# zsh completion for echoline: echoline completion zsh > a folder of $fpath, named _echoline\n"
+      "_echoline() {\n"
+      "  local verb='' i\n"
+      "  local -a verbs options\n"
+      "  for ((i = 2; i < CURRENT; ++i)); do\n"
+      "    case \"$verb $words[i]\" in\n";
+  out += fmt::format("      {}) verb=\"${{verb:+$verb }}$words[i]\" ;;\n", paths(commands));
+  out += "    esac\n  done\n  case \"$words[CURRENT-1]\" in\n";
+  out += fmt::format("    --set) compadd -S = -- {}; return ;;\n    {}) _files; return ;;\n  esac\n  case \"$verb\" in\n",
+                     fmt::join(run_file_keys, " "), fmt::join(names_with_values(commands), "|"));
+  const auto described = [](std::string name, const std::string& meaning) {
+    return quoted(name + ":" + meaning, "'\\''");
+  };
+  for (const Command& command : commands) {
+    std::string verbs, options;
+    for (const Command& below : commands)
+      for (const std::string& verb : command.verbs)
+        if (below.path == (command.path.empty() ? verb : command.path + " " + verb))
+          verbs += " " + described(verb, below.meaning);
+    for (const Option& o : command.options)
+      if (!o.positional)
+        for (const std::string& name : o.names) options += " " + described(name, o.meaning);
+    out += fmt::format("    {})\n      verbs=({} )\n      options=({} )\n      {};;\n", quoted(command.path, ""), verbs,
+                       options, takes_a_run(command) ? "verbs+=(runs/*(N:t))\n      " : "");
+  }
+  out +=
+      "  esac\n"
+      "  if [[ $words[CURRENT] == -* ]]; then _describe -o option options\n"
+      "  else (( $#verbs )) && _describe argument verbs || _files\n"
+      "  fi\n"
+      "}\n"
+      "_echoline \"$@\"\n";
+  return out;
+}
+
+std::string fish_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys) {
+  std::string out = "# fish completion for echoline: echoline completion fish | source\n";
+  const auto seen = [](const std::string& words) { return "__fish_seen_subcommand_from " + words; };
+  for (const Command& command : commands) {
+    std::string when = "__fish_use_subcommand";
+    if (!command.path.empty()) {
+      when.clear();
+      std::string rest = command.path;
+      for (std::size_t at = 0; at < rest.size();) {
+        const std::size_t end = std::min(rest.find(' ', at), rest.size());
+        when += (when.empty() ? "" : "; and ") + seen(rest.substr(at, end - at));
+        at = end + 1;
+      }
+      if (!command.verbs.empty()) when += fmt::format("; and not {}", seen(fmt::format("{}", fmt::join(command.verbs, " "))));
+    }
+    const std::string condition = "complete -c echoline -n " + quoted(when, "\\'");
+    for (const std::string& verb : command.verbs)
+      for (const Command& below : commands)
+        if (below.path == (command.path.empty() ? verb : command.path + " " + verb))
+          out += fmt::format("{} -f -a {} -d {}\n", condition, verb, quoted(below.meaning, "\\'"));
+    if (takes_a_run(command)) out += condition + " -a '(command ls runs 2>/dev/null)'\n";
+    for (const Option& o : command.options) {
+      if (o.positional) continue;
+      std::string names;
+      for (const std::string& name : o.names)
+        names += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+      std::string values;
+      if (o.names.back() == "--set") values = fmt::format(" -f -a '{}='", fmt::join(run_file_keys, "= "));
+      out += fmt::format("{}{}{}{} -d {}\n", condition, names, o.takes_value ? " -r" : "", values,
+                         quoted(o.meaning, "\\'"));
+    }
+  }
+  return out;
+}
+
+void add_completion(CLI::App& app, int& exit) {
+  auto* verb = app.add_subcommand("completion", "Print a script with which a shell completes verbs, options and keys");
+  auto shell = std::make_shared<std::string>();
+  verb->add_option("shell", *shell, "bash, zsh or fish")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  verb->footer(
+      "  source <(echoline completion bash)            in ~/.bashrc\n"
+      "  echoline completion zsh > ~/.zfunc/_echoline  with ~/.zfunc in $fpath\n"
+      "  echoline completion fish | source             in ~/.config/fish/config.fish");
+  verb->callback([&app, shell, &exit] {
+    std::vector<std::string> keys;
+    for (const ConfigKey& key : learner::run_file_keys())
+      if (key.type != "section" && key.type != "list" && std::find(keys.begin(), keys.end(), key.path) == keys.end())
+        keys.push_back(key.path);
+    const std::vector<Command> commands = command_tree(app);
+    fmt::print("{}", *shell == "bash"  ? bash_completion(commands, keys)
+                     : *shell == "zsh" ? zsh_completion(commands, keys)
+                                       : fish_completion(commands, keys));
+    exit = 0;
+  });
+}
+
+}  // namespace echoline::cli

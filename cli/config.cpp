@@ -1,0 +1,57 @@
+// echoline config: what a run file may say, from the reader itself.
+#include <cstdio>
+
+#include "base/config_reference.hpp"
+#include "cli/verbs.hpp"
+#include "learner/run_config.hpp"
+
+namespace echoline::cli {
+namespace {
+
+constexpr const char* kPage =
+    "# The run file\n\n"
+    "Made by `echoline config reference`, from the reader of run files; `--yaml` prints it as a file to fill in, `--json` "
+    "for\n"
+    "programs. `configs/quickstart.yaml` is an example.\n\n"
+    "A run file is YAML without anchors, aliases and tags. Every mistake in it is reported at once, as\n"
+    "`file:line:column: what was expected, what was found`; an unknown key is a mistake.\n\n"
+    "- Quantities carry their unit: a duration `30 s` (ns us ms s min h), a size `64 KiB` (B kB MB GB KiB MiB GiB; MB is "
+    "10^6\n  bytes, MiB 2^20), a rate `24 Mbit/s` (bit/s kbit/s Mbit/s Gbit/s). Numbers have none; `1_000_000` is a whole "
+    "number.\n"
+    "- A relative path refers to the folder of the file that names it.\n"
+    "- `--set key=value` of `up`, `plan` and `learner` overrides one key for one run: `--set run.steps=50`, "
+    "`--set\n  model={path: my-model}`. A relative path in it refers to the working directory.\n"
+    "- What a run resolved to, defaults included and paths absolute, is `config.yaml` in its folder; it is a run file "
+    "itself.\n";
+
+struct Arguments {
+  bool json = false, yaml = false;
+};
+
+void reference(const Arguments& a) {
+  const std::vector<ConfigKey> keys = learner::run_file_keys();
+  if (a.json)
+    fmt::print("{}", reference_json(keys));
+  else if (a.yaml)
+    fmt::print("{}", reference_yaml(keys));
+  else
+    fmt::print("{}{}", kPage, reference_markdown(keys));
+}
+
+}  // namespace
+
+void add_config(CLI::App& app, int& exit) {
+  auto* verb = app.add_subcommand("config", "Say what a run file may hold");
+  verb->require_subcommand(1);
+  auto* page = verb->add_subcommand("reference", "Print every key of a run file: unit, range, default and meaning");
+  auto a = std::make_shared<Arguments>();
+  auto* json = page->add_flag("--json", a->json, "print JSON");
+  page->add_flag("--yaml", a->yaml, "print a run file to fill in; what has a default is commented out")->excludes(json);
+  page->footer("docs/run-file.md is its output.");
+  page->callback([a, &exit] {
+    reference(*a);
+    exit = 0;
+  });
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,51 @@
+#include "cli/output.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace echoline::cli {
+
+void say_text(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
+void open_standard_files() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
+    // The lowest number that is free is this one. Writing to what is open for reading only fails, as it should.
+    if (::open("/dev/null", O_RDONLY) != fd) ::_exit(1);
+  }
+}
+
+int flush_output(int exit) {
+  const bool failed_before = std::ferror(stdout) != 0;
+  if (std::fflush(stdout) == 0 && !failed_before) return exit;
+  const int error = errno;
+  if (error != EPIPE) say("echoline: cannot write to standard output: {}\n", std::strerror(error));
+  return 1;
+}
+
+std::string shell_word(std::string_view word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::string_view("-_./=:@%+,").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return std::string(word);
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+std::string resume_command(std::string_view config, const std::vector<std::string>& overrides) {
+  std::string command = "echoline up " + shell_word(config);
+  for (const std::string& text : overrides) command += " --set " + shell_word(text);
+  return command + " --resume";
+}
+
+}  // namespace echoline::cli

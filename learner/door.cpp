@@ -1,0 +1,148 @@
+#include "learner/door.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "data_plane/trajectory.hpp"
+#include "model/response.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::size_t kQuestionsMax = 65'536;  // remembered at once
+constexpr double kScoreTolerance = 1e-9;       // the same sum in another order
+constexpr std::uint32_t kMalformedMax = 5;
+constexpr std::uint32_t kForgivenAfter = 20;  // submissions accepted
+constexpr std::uint32_t kFailuresInARowMax = 8;
+constexpr std::uint32_t kSetAsideInARowMax = 256;
+
+bool same(double a, double b) { return std::abs(a - b) <= kScoreTolerance * std::max({1.0, std::abs(a), std::abs(b)}); }
+
+bool same_tokens(const google::protobuf::RepeatedField<std::uint32_t>& found, std::span<const model::Token> expected) {
+  return std::equal(found.begin(), found.end(), expected.begin(), expected.end(),
+                    [](std::uint32_t a, model::Token b) { return static_cast<std::int64_t>(a) == b; });
+}
+
+template <class... Args>
+Refusal because(std::string_view reason, bool forged, fmt::format_string<Args...> format, Args&&... args) {
+  return {reason, fmt::format(format, std::forward<Args>(args)...), forged};
+}
+
+}  // namespace
+
+Door::Door(DoorOptions options, const data_plane::Adapter& adapter, model::Tokenizer tokenizer)
+    : options_(std::move(options)), adapter_(adapter), tokenizer_(std::move(tokenizer)) {}
+
+Result<const Question*> Door::question(GroupId group) {
+  constexpr std::string_view kOperation = "problem";
+  if (const auto known = questions_.find(group); known != questions_.end()) return known->second.get();
+  Question question;
+  ECHO_ASSIGN(question.problem, adapter_.problem(group.value));
+  auto prompt = tokenizer_.encode(question.problem.prompt());
+  if (!prompt)
+    return fail(Code::kInvalid, kOperation, "'{}': its prompt has no tokens: {}", question.problem.id(),
+                prompt.error().detail);
+  question.prompt = std::move(*prompt);
+  const std::int64_t room = options_.positions_max - options_.response_tokens_max;
+  if (question.prompt.empty() || std::ssize(question.prompt) > room)
+    return fail(Code::kInvalid, kOperation,
+                "'{}': its prompt has {} tokens, expected 1 to {}: the model's {} positions less "
+                "rollout.response_tokens_max {}",
+                question.problem.id(), question.prompt.size(), room, options_.positions_max,
+                options_.response_tokens_max);
+  if (questions_.size() >= kQuestionsMax) questions_.clear();  // what is still out is made again
+  return questions_.emplace(group, std::make_unique<Question>(std::move(question))).first->second.get();
+}
+
+std::optional<Refusal> Door::refusal(const schema::Submission& submission) {
+  for (const schema::Trajectory& t : submission.trajectories()) {
+    if (const Status form = data_plane::check(t); !form) return because("malformed", false, "{}", form.error().detail);
+    const auto asked = question(GroupId{t.group()});
+    if (!asked) return because("malformed", false, "{}", asked.error().detail);
+    if (auto refused = refusal(t, **asked)) return refused;
+  }
+  return std::nullopt;
+}
+
+// Of a trajectory that passed data_plane::check.
+std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question& question) const {
+  const std::string expected_id = fmt::format("{}/{}", t.lease(), t.member());
+  if (t.id() != expected_id) return because("malformed", false, "id '{}', expected '{}'", t.id(), expected_id);
+  if (t.problem_id() != question.problem.id())
+    return because("wrong prompt", true, "problem '{}', expected '{}'", t.problem_id(), question.problem.id());
+  if (!same_tokens(t.prompt_tokens(), question.prompt))
+    return because("wrong prompt", true, "its {} prompt tokens are not the {} of problem '{}'", t.prompt_tokens_size(),
+                   question.prompt.size(), question.problem.id());
+  if (t.response_tokens_size() > options_.response_tokens_max)
+    return because("malformed", false, "{} response tokens, at most {} were asked for", t.response_tokens_size(),
+                   options_.response_tokens_max);
+  std::vector<model::Token> response;
+  response.reserve(static_cast<std::size_t>(t.response_tokens_size()));
+  for (const std::uint32_t token : t.response_tokens()) {
+    if (token >= static_cast<std::uint64_t>(options_.vocab_size))
+      return because("malformed", false, "token {}, the vocabulary ends at {}", token, options_.vocab_size - 1);
+    response.push_back(static_cast<model::Token>(token));
+  }
+  if (options_.trainable)
+    if (const Status status = options_.trainable(t); !status)
+      return because("malformed", false, "{}", status.error().detail);
+
+  const auto end = std::find_first_of(response.begin(), response.end(), options_.eos.begin(), options_.eos.end());
+  const bool finished = end != response.end();
+  if (finished && end + 1 != response.end())
+    return because("malformed", false, "it goes on after token {}, which ends a response", *end);
+  if (!finished && t.response_tokens_size() != options_.response_tokens_max)
+    return because("malformed", false, "it is cut after {} tokens, expected an end or {} tokens",
+                   t.response_tokens_size(), options_.response_tokens_max);
+  if (finished != t.finished())
+    return because("malformed", false, "finished is {}, its last token says {}", t.finished(), finished);
+
+  if (!adapter_.deterministic()) return std::nullopt;
+  if (t.loss_mask_size() != 0)
+    return because("malformed", false, "a loss mask, expected none: every token of this task is the policy's");
+  const std::string text = model::response_text(tokenizer_, response, options_.eos);
+  if (t.text() != text) return because("wrong score", true, "its text is not what its tokens stand for");
+  const data_plane::Score score = adapter_.score(question.problem, text);
+  if (!same(t.reward(), score.reward) || t.correct() != score.correct)
+    return because("wrong score", true, "reward {} ({}), expected {} ({})", t.reward(),
+                   t.correct() ? "correct" : "wrong", score.reward, score.correct ? "correct" : "wrong");
+  bool components = static_cast<std::size_t>(t.components_size()) == score.components.size();
+  for (const auto& [name, value] : score.components) {
+    const auto found = t.components().find(name);
+    components = components && found != t.components().end() && same(found->second, value);
+  }
+  if (!components) return because("wrong score", true, "the parts of its reward are not those of this task");
+  return std::nullopt;
+}
+
+Status Door::trainable(std::span<const schema::Trajectory> group) const {
+  if (options_.trainable)
+    for (const schema::Trajectory& t : group) ECHO_TRY(options_.trainable(t));
+  return ok();
+}
+
+bool Conduct::malformed(WorkerId worker) {
+  Record& record = records_[worker];
+  record.good_since = 0;
+  return ++record.malformed >= kMalformedMax;
+}
+
+bool Conduct::failed(WorkerId worker) {
+  Record& record = records_[worker];
+  if (record.failures++ == 0) record.successes_at_first = successes_;
+  return record.failures >= kFailuresInARowMax && successes_ > record.successes_at_first;
+}
+
+void Conduct::accepted(WorkerId worker) {
+  Record& record = records_[worker];
+  record.failures = 0;
+  ++successes_;
+  failed_in_a_row_ = 0;
+  if (record.malformed > 0 && ++record.good_since >= kForgivenAfter) record.good_since = 0, --record.malformed;
+}
+
+bool Conduct::set_aside(bool unasked) {
+  return ++(unasked ? unasked_in_a_row_ : failed_in_a_row_) >= kSetAsideInARowMax;
+}
+
+}  // namespace echoline::learner

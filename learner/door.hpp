@@ -1,0 +1,99 @@
+// The door of the replay buffer: what a worker hands in is looked at here before anything is stored or trained on.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "model/tokenizer.hpp"
+
+namespace echoline::learner {
+
+struct DoorOptions {
+  std::int64_t vocab_size = 0;
+  std::int64_t positions_max = 0;
+  std::int64_t response_tokens_max = 0;
+  std::vector<model::Token> eos;  // what ends a response
+  // What training refuses is refused here, so that it cannot end the run there.
+  std::function<Status(const schema::Trajectory&)> trainable;
+};
+
+// A group as workers are asked for it.
+struct Question {
+  schema::Problem problem;
+  std::vector<model::Token> prompt;  // the problem's prompt in the learner's own tokens
+};
+
+// Why a submission is not taken in. The reasons are stable, reports count by them:
+// "malformed": it breaks the form of trajectories, or leaves the vocabulary, the positions or the length of the run.
+// "wrong prompt", "wrong score": its prompt, text or score are not what the learner finds itself, which an intact worker
+// of this release cannot produce.
+struct Refusal {
+  std::string_view reason;
+  std::string detail;
+  bool forged = false;  // not an accident
+};
+
+// One thread. About 1 µs a trajectory of "arithmetic" and 4 µs per 1000 response tokens otherwise, decoding included.
+class Door {
+ public:
+  // The adapter must outlive the door.
+  Door(DoorOptions options, const data_plane::Adapter& adapter, model::Tokenizer tokenizer);
+
+  // kInvalid when no worker could generate it: its prompt has no tokens, or leaves no room for a response.
+  Result<const Question*> question(GroupId group);
+  Result<schema::Problem> problem(GroupId group) const { return adapter_.problem(group.value); }
+  // Called when the group is settled.
+  void forget(GroupId group) { questions_.erase(group); }
+
+  std::optional<Refusal> refusal(const schema::Submission& submission);
+
+  // Why stored trajectories cannot be trained on.
+  Status trainable(std::span<const schema::Trajectory> group) const;
+
+ private:
+  std::optional<Refusal> refusal(const schema::Trajectory& trajectory, const Question& question) const;
+
+  DoorOptions options_;
+  const data_plane::Adapter& adapter_;
+  model::Tokenizer tokenizer_;
+  std::map<GroupId, std::unique_ptr<Question>> questions_;  // those asked and not settled, within a limit
+};
+
+// What the desk thinks of its workers. A broken driver is no attack: a worker is told to go only after several bad
+// messages, or when group after group fails on it while others get on.
+class Conduct {
+ public:
+  // Bad form; true when it was once too often.
+  bool malformed(WorkerId worker);
+  // A group failed on it; true when the worker is to blame.
+  bool failed(WorkerId worker);
+  void accepted(WorkerId worker);
+  void gone(WorkerId worker) { records_.erase(worker); }
+
+  // A group was set aside, before anybody was asked for it or after it had failed; true when so many were in a row that
+  // it cannot be the groups.
+  bool set_aside(bool unasked);
+  // A group was not set aside before anybody was asked for it.
+  void asked() { unasked_in_a_row_ = 0; }
+
+ private:
+  struct Record {
+    std::uint32_t malformed = 0;
+    std::uint32_t good_since = 0;          // submissions accepted since the last bad one, or since one was forgiven
+    std::uint32_t failures = 0;            // groups in a row
+    std::uint64_t successes_at_first = 0;  // of everybody, when the row began
+  };
+  std::map<WorkerId, Record> records_;
+  std::uint64_t successes_ = 0;
+  std::uint32_t unasked_in_a_row_ = 0, failed_in_a_row_ = 0;  // groups set aside
+};
+
+}  // namespace echoline::learner

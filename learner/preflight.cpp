@@ -1,0 +1,267 @@
+#include "learner/preflight.hpp"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+#include "base/files.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "data_plane/trajectory.hpp"
+#include "delta/checkpoint.hpp"
+#include "model/tokenizer.hpp"
+#include "model/weights.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::uint64_t kProblemsLookedAt = 512;  // of the training problems; held-out ones are all looked at
+constexpr std::size_t kTextBytesPerToken = 8;     // as messages are estimated; a token of common text has four
+constexpr std::size_t kTrajectoryBytes = 1024;    // what a trajectory takes beside its tokens and text
+
+// Runs the checks one after the other; what depends on something that failed is left out.
+class Preflighter {
+ public:
+  explicit Preflighter(const RunConfig& config) : config_(config) {}
+
+  Preflight run() {
+    check_model();
+    check_task();
+    if (model_ && tokenizer_ && adapter_) check_lengths();
+    if (model_) check_messages();
+    note("port", can_listen(config_.network.bind, config_.network.port),
+         config_.network.port == 0 ? "any free port" : fmt::format("{} is free", config_.network.port));
+    check_plan();
+    if (model_) {
+      const auto have = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                        static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
+      const bool local = config_.fleet.provider == ProviderKind::kLocal && result_.plan;
+      result_.checks.push_back(memory_check(*model_, local ? result_.plan->plan.chosen().size() : 0, Bytes{have}));
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void add(std::string name, Verdict verdict, std::string detail, Code code = Code::kInvalid) {
+    result_.checks.push_back({std::move(name), verdict, std::move(detail), code});
+  }
+  // True when the status is good.
+  bool note(const std::string& name, const Status& status, std::string detail) {
+    if (status)
+      add(name, Verdict::kOk, std::move(detail));
+    else
+      add(name, Verdict::kFailed, status.error().message(), status.error().code);
+    return status.has_value();
+  }
+
+  Status read_model() {
+    ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
+    if (!config_.model.path) {
+      ECHO_ASSIGN(tokenizer_, model::Tokenizer::characters(model::kCharacterAlphabet));
+      model_ = model;
+      return ok();
+    }
+    const std::filesystem::path& folder = *config_.model.path;
+    ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_file(folder / "tokenizer.json"));
+    if (tokenizer.size() > model.vocab_size)
+      return fail(Code::kInvalid, folder.string(), "tokenizer.json has ids up to {}, but config.json's vocab_size is {}",
+                  tokenizer.size() - 1, model.vocab_size);
+    ECHO_TRY(check_weights(folder, model));
+    tokenizer_ = std::move(tokenizer);
+    model_ = model;
+    return ok();
+  }
+
+  // Names, shapes and types, without reading the values.
+  static Status check_weights(const std::filesystem::path& folder, const model::ModelConfig& model) {
+    ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(folder));
+    ECHO_ASSIGN(const delta::StateView layout, model::policy_layout(model));
+    for (const delta::TensorView& wanted : layout) {
+      const auto& stored = checkpoint.view();
+      const auto it =
+          std::find_if(stored.begin(), stored.end(), [&](const auto& tensor) { return tensor.name == wanted.name; });
+      if (it == stored.end())
+        return fail(Code::kInvalid, folder.string(), "tensor '{}' is missing", wanted.name);
+      if (it->shape != wanted.shape)
+        return fail(Code::kInvalid, folder.string(), "tensor '{}' has shape [{}], expected [{}]", wanted.name,
+                    fmt::join(it->shape, ", "), fmt::join(wanted.shape, ", "));
+      if (it->dtype != delta::DType::kBF16 && it->dtype != delta::DType::kF32)
+        return fail(Code::kInvalid, folder.string(), "tensor '{}' has type {}, expected BF16 or F32", wanted.name,
+                    delta::dtype_name(it->dtype));
+    }
+    for (const delta::TensorView& tensor : checkpoint.view()) {
+      const bool wanted = std::any_of(layout.begin(), layout.end(), [&](const auto& t) { return t.name == tensor.name; });
+      if (!wanted && !(model.tie_embeddings && tensor.name == "lm_head.weight"))
+        return fail(Code::kInvalid, folder.string(), "tensor '{}' is unknown to a qwen3 model of {} layers", tensor.name,
+                    model.layers);
+    }
+    return ok();
+  }
+
+  void check_model() {
+    Status read = read_model();
+    if (!read) read = as_mistake(std::move(read).error());
+    note("model", read,
+         model_ ? fmt::format("{} parameters, vocabulary of {}, {} positions", model_->parameters(),
+                              model_->vocab_size, model_->positions_max)
+                : "");
+  }
+
+  void check_task() {
+    auto adapter = data_plane::make_adapter(config_.task.adapter, config_.task.options_json, config_.run.seed);
+    if (!adapter) {
+      note("task", as_mistake(std::move(adapter).error()), "");
+      return;
+    }
+    adapter_ = std::move(*adapter);
+    evaluation_ = adapter_->evaluation();
+    note("task", ok(), fmt::format("{}, {} held-out problems", config_.task.adapter, evaluation_.size()));
+  }
+
+  // Prompts as the model sees them: whether they can be written in its tokens, and leave room for a response.
+  void check_lengths() {
+    std::vector<schema::Problem> problems = evaluation_;
+    for (std::uint64_t i = 0; i < kProblemsLookedAt; ++i)
+      if (auto problem = adapter_->problem(i)) problems.push_back(std::move(*problem));
+    std::size_t unwritable = 0, too_long = 0;
+    std::string first_unwritable, first_too_long;
+    const auto room = static_cast<std::uint64_t>(model_->positions_max);
+    for (const schema::Problem& problem : problems) {
+      const auto tokens = tokenizer_->encode(problem.prompt());
+      if (!tokens) {
+        if (++unwritable == 1) first_unwritable = fmt::format("{}: {}", problem.id(), tokens.error().message());
+        continue;
+      }
+      prompt_tokens_ = std::max<std::uint64_t>(prompt_tokens_, tokens->size());
+      if (tokens->size() + config_.rollout.response_tokens_max > room && ++too_long == 1)
+        first_too_long = fmt::format("{}: {} tokens", problem.id(), tokens->size());
+    }
+    const std::size_t bad = unwritable + too_long;
+    if (bad == 0) {
+      add("lengths", Verdict::kOk,
+          fmt::format("prompts of up to {} tokens and responses of {} fit into {} positions", prompt_tokens_,
+                      config_.rollout.response_tokens_max, room));
+      return;
+    }
+    std::string text;
+    if (too_long > 0)
+      text = fmt::format(
+          "{} of {} prompts leave no room for rollout.response_tokens_max = {} in the model's {} positions ({})",
+          too_long, problems.size(), config_.rollout.response_tokens_max, room, first_too_long);
+    if (unwritable > 0)
+      text += fmt::format("{}{} of {} prompts cannot be written in the model's tokens ({})", text.empty() ? "" : "; ",
+                          unwritable, problems.size(), first_unwritable);
+    // A few are set aside when their turn comes; a run of them has nothing to learn from.
+    add("lengths", 2 * bad > problems.size() ? Verdict::kFailed : Verdict::kWarning, text);
+    prompt_tokens_ = std::min(prompt_tokens_, room);
+  }
+
+  void check_messages() {
+    const data_plane::TrajectoryLimits limits;
+    const auto failed = [&](std::string text) { add("messages", Verdict::kFailed, std::move(text)); };
+    if (config_.rollout.response_tokens_max > limits.response_tokens_max)
+      return failed(fmt::format("rollout.response_tokens_max = {}, and a trajectory holds at most {}",
+                                config_.rollout.response_tokens_max, limits.response_tokens_max));
+    const Bytes group = submission_bytes_max(config_, *model_, prompt_tokens_);
+    const std::uint64_t limit = limits.message_max.count;
+    if (group.count > limit)
+      return failed(
+          fmt::format("a group of rollout.group_size = {} responses of up to {} tokens can take {}, and a message at "
+                      "most {}: lower one of them",
+                      config_.rollout.group_size, config_.rollout.response_tokens_max, to_text(group),
+                      to_text(Bytes{limit})));
+    add("messages", Verdict::kOk, fmt::format("a group takes at most {} of {}", to_text(group), to_text(Bytes{limit})));
+  }
+
+  void check_plan() {
+    if (!model_) {  // there is nothing to plan for, but what is wrong with the offers can be said
+      if (const auto offers = provisioner::load_offers(config_.fleet.offers); !offers)
+        note("plan", as_mistake(offers.error()), "");
+      return;
+    }
+    auto plan = plan_run(config_, *model_, prompt_tokens_);
+    if (!plan) {
+      note("plan", plan.error(), "");
+      return;
+    }
+    const provisioner::Plan& p = plan->plan;
+    add("plan", p.settled ? Verdict::kOk : Verdict::kWarning,
+        fmt::format("{} of {} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h{}", p.chosen().size(), p.rows.size(),
+                    p.rollouts_per_s, p.target.required_rollouts_per_s, p.usd_per_hour_high.value_or(p.usd_per_hour_low),
+                    p.usd_per_hour_high ? "" : " and what is not stated"));
+    result_.plan = std::move(*plan);
+  }
+
+  const RunConfig& config_;
+  Preflight result_;
+  std::optional<model::ModelConfig> model_;
+  std::optional<model::Tokenizer> tokenizer_;
+  std::unique_ptr<data_plane::Adapter> adapter_;
+  std::vector<schema::Problem> evaluation_;
+  std::uint64_t prompt_tokens_ = 0;  // of the longest prompt that was looked at
+};
+
+}  // namespace
+
+Status Preflight::status() const {
+  std::string text;
+  bool infeasible = true;
+  for (const Check& check : checks) {
+    if (check.verdict != Verdict::kFailed) continue;
+    text += (text.empty() ? "" : "\n") + check.detail;
+    infeasible = infeasible && check.code == Code::kInfeasible;
+  }
+  if (text.empty()) return ok();
+  return Error{infeasible ? Code::kInfeasible : Code::kInvalid, "", text};
+}
+
+Check memory_check(const model::ModelConfig& model, std::size_t local_workers, Bytes have) {
+  const model::MemoryEstimate needs = model::memory_estimate(model);
+  // Beside what training takes: the policy that was published last, which the next one is compared with.
+  const Bytes learner = needs.training + needs.policy_bf16;
+  if (learner > have)
+    return {"memory", Verdict::kFailed,
+            fmt::format("training this model takes {} of memory, and this machine has {}", to_text(learner),
+                        to_text(have))};
+  const Bytes workers{local_workers * 3 * needs.policy_bf16.count};  // fp32 weights, and the policy as it was received
+  return {"memory", learner + workers > have ? Verdict::kWarning : Verdict::kOk,
+          fmt::format("training takes {}{}, this machine has {}", to_text(learner),
+                      local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "",
+                      to_text(have))};
+}
+
+Preflight preflight(const RunConfig& config) { return Preflighter(config).run(); }
+
+Status can_listen(const std::string& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0)
+    return fail(Code::kInvalid, "network.bind", "expected a numeric address such as 127.0.0.1 or ::, found '{}'", host);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> address(found, ::freeaddrinfo);
+  const Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  if (socket.get() >= 0) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  if (socket.get() >= 0 && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+      ::listen(socket.get(), 1) == 0)
+    return ok();
+  if (errno == EADDRINUSE)
+    return fail(Code::kInvalid, "network.port",
+                "{} on {} is in use by another program; choose another, or 0 for any that is free", port, host);
+  return fail(Code::kInvalid, "network.bind", "cannot listen on {} port {}: {}", host, port, std::strerror(errno));
+}
+
+Bytes submission_bytes_max(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
+  // A token is a varint of 7 bits a byte; each response token has a log-probability of 4 bytes and its text.
+  const auto token_bytes = static_cast<std::uint64_t>(
+      (std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(1, model.vocab_size - 1))) + 6) / 7);
+  const std::uint64_t response = config.rollout.response_tokens_max * (token_bytes + 4 + kTextBytesPerToken);
+  return Bytes{config.rollout.group_size * (prompt_tokens * token_bytes + response + kTrajectoryBytes)};
+}
+
+}  // namespace echoline::learner

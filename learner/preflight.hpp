@@ -1,0 +1,43 @@
+// What can be known to be wrong with a run before anything is rented and before an earlier run is touched. `plan`,
+// `doctor` and the learner (and so `up`) all ask here, and rent by the plan that is made here.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "learner/planning.hpp"
+#include "learner/run_config.hpp"
+
+namespace echoline::learner {
+
+enum class Verdict { kOk, kWarning, kFailed };
+
+struct Check {
+  std::string name;  // model, task, lengths, messages, port, plan, memory
+  Verdict verdict = Verdict::kOk;
+  std::string detail;
+  Code code = Code::kInvalid;  // of a failure
+};
+
+struct Preflight {
+  std::vector<Check> checks;
+  std::optional<RunPlan> plan;  // where there is one
+  // Every failure at once, one per line: kInfeasible when that is all that is wrong, kInvalid otherwise.
+  Status status() const;
+};
+
+// Reads everything that the run file names: the model's folder (its weights by their headers only), the task's data, the
+// offers. Takes the learner's port for a moment.
+Preflight preflight(const RunConfig& config);
+
+// kInvalid unless a learner could listen there; port 0 is any.
+Status can_listen(const std::string& host, std::uint16_t port);
+
+// Whether a machine with so much memory can be the learner of such a model, with so many workers on it.
+Check memory_check(const model::ModelConfig& model, std::size_t local_workers, Bytes have);
+
+// What one group can take on its way to the learner.
+Bytes submission_bytes_max(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
+
+}  // namespace echoline::learner

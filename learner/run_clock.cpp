@@ -1,0 +1,72 @@
+#include "learner/run_clock.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "base/log.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::chrono::seconds kSaveEvery(5);
+
+}  // namespace
+
+RunClock::RunClock(std::filesystem::path file, std::optional<double> usd_per_hour, const Clock& clock)
+    : file_(std::move(file)), usd_per_hour_(usd_per_hour), clock_(clock), started_(clock.now()) {}
+
+Result<std::unique_ptr<RunClock>> RunClock::open(const std::filesystem::path& folder, std::optional<double> usd_per_hour,
+                                                 bool resume, const Clock& clock) {
+  std::unique_ptr<RunClock> run(new RunClock(folder / "usage.json", usd_per_hour, clock));
+  if (resume && std::filesystem::exists(run->file_)) {
+    ECHO_ASSIGN(const std::string text, read_file(run->file_, 1 << 20));
+    const auto usage = nlohmann::json::parse(text, nullptr, false);
+    const auto number = [&](const char* key) { return usage.contains(key) && usage.at(key).is_number(); };
+    const bool sound = usage.is_object() && number("wall_seconds") && usage.contains("learner_usd") &&
+                       (number("learner_usd") || usage.at("learner_usd").is_null());
+    if (!sound)
+      return fail(Code::kCorrupt, "resume", "{}: expected wall_seconds and learner_usd; remove it to count from 0",
+                  run->file_.string());
+    run->seconds_before_ = usage.at("wall_seconds");
+    run->usd_before_.reset();
+    if (number("learner_usd")) run->usd_before_ = usage.at("learner_usd").get<double>();
+  }
+  ECHO_TRY(run->save());
+  run->thread_ = std::thread([raw = run.get()] { raw->loop(); });
+  return run;
+}
+
+RunClock::~RunClock() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  if (const Status saved = save(); !saved) log::warn("{}", saved.error().message());
+}
+
+void RunClock::loop() {
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, kSaveEvery, [this] { return stopping_; })) {
+    lock.unlock();
+    if (const Status saved = save(); !saved) log::warn("{}", saved.error().message());
+    lock.lock();
+  }
+}
+
+double RunClock::wall_seconds() const { return seconds_before_ + seconds_here(); }
+
+std::optional<double> RunClock::learner_usd() const {
+  if (!usd_before_ || !usd_per_hour_) return std::nullopt;
+  return *usd_before_ + *usd_per_hour_ * seconds_here() / 3600;
+}
+
+Status RunClock::save() const {
+  const std::lock_guard lock(saving_);
+  nlohmann::json usage = {{"schema_version", 1}, {"wall_seconds", wall_seconds()}, {"learner_usd", nullptr}};
+  if (const auto usd = learner_usd()) usage["learner_usd"] = *usd;
+  return write_file_atomic(file_, usage.dump() + "\n");
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,38 @@
+// What follows from the size of the policy: how large a publication can become, and what nodes must have room for.
+#pragma once
+#include <algorithm>
+
+#include "base/units.hpp"
+#include "overlay/frame.hpp"
+
+namespace echoline::overlay {
+
+// The largest publication: a snapshot of `policy` bytes of tensors of which nothing could be saved.
+inline Bytes publication_bytes_max(Bytes policy) { return {policy.count + policy.count / 32 + (1u << 20)}; }
+
+// What a learner keeps in memory: a snapshot that late workers are being sent and a newer one, or the deltas after it.
+inline Bytes learner_store_bytes(Bytes policy) {
+  return {std::max<std::uint64_t>(1ull << 30, 2 * publication_bytes_max(policy).count)};
+}
+
+// What a worker keeps in memory: with a disk what has not been written yet; without one a snapshot and what follows it.
+inline Bytes worker_memory_bytes(Bytes policy, bool disk) {
+  constexpr std::uint64_t kLeast = 256ull << 20;
+  const std::uint64_t most = publication_bytes_max(policy).count;
+  return {disk || policy.count == 0 ? kLeast : most + std::max(kLeast, most / 2)};
+}
+
+// What a worker keeps on its disk: snapshots, and deltas for those who come later. Whatever is there, until it has heard
+// how large the policy is.
+inline Bytes worker_disk_bytes(Bytes policy) {
+  if (policy.count == 0) return {1ull << 60};
+  return {std::max<std::uint64_t>(4ull << 30, 3 * publication_bytes_max(policy).count)};
+}
+
+// The least chunk in which such a policy can be cut.
+inline Bytes chunk_bytes_min(Bytes policy) {
+  const std::uint64_t least = (publication_bytes_max(policy).count + kChunksMax - 1) / kChunksMax;
+  return {std::max<std::uint64_t>(kChunkBytesMin, least)};
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,83 @@
+#include "overlay/uv/hosts.hpp"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include <algorithm>
+#include <memory>
+
+namespace echoline::overlay {
+namespace {
+
+bool is_numeric(const std::string& host) {
+  sockaddr_in v4;
+  sockaddr_in6 v6;
+  return uv_ip4_addr(host.c_str(), 0, &v4) == 0 || uv_ip6_addr(host.c_str(), 0, &v6) == 0;
+}
+
+bool means_all(const std::string& host) { return host.empty() || host == "0.0.0.0" || host == "::"; }
+
+bool is_loopback(const std::string& host) { return host.starts_with("127.") || host == "::1"; }
+
+std::string text_of(const sockaddr* address) {
+  char host[64] = "";
+  if (address->sa_family == AF_INET6)
+    uv_ip6_name(reinterpret_cast<const sockaddr_in6*>(address), host, sizeof host);
+  else
+    uv_ip4_name(reinterpret_cast<const sockaddr_in*>(address), host, sizeof host);
+  return host;
+}
+
+Result<std::vector<std::string>> look_up(const std::string& name) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int e = ::getaddrinfo(name.c_str(), nullptr, &hints, &found); e != 0)
+    return fail(Code::kInvalid, "look up host", "'{}': {}", name, ::gai_strerror(e));
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, ::freeaddrinfo);
+  std::vector<std::string> hosts;
+  for (const addrinfo* a = found; a; a = a->ai_next)
+    if (a->ai_family == AF_INET || a->ai_family == AF_INET6) hosts.push_back(text_of(a->ai_addr));
+  if (hosts.empty()) return fail(Code::kInvalid, "look up host", "'{}' has no address", name);
+  return hosts;
+}
+
+}  // namespace
+
+Result<std::string> resolve(const std::string& host) {
+  if (is_numeric(host)) return host;
+  ECHO_ASSIGN(const std::vector<std::string> hosts, look_up(host));
+  return hosts.front();
+}
+
+Endpoint reached_from_here(const Endpoint& bound) {
+  return {means_all(bound.host) ? "127.0.0.1" : bound.host, bound.port};
+}
+
+std::vector<Endpoint> reached_from_elsewhere(const Endpoint& bound) {
+  if (!means_all(bound.host)) return {bound};
+  std::vector<Endpoint> all;
+  char name[256] = "";
+  if (::gethostname(name, sizeof name - 1) == 0 && name[0] != '\0') {
+    const auto hosts = look_up(name);
+    if (hosts && !std::any_of(hosts->begin(), hosts->end(), is_loopback)) all.push_back({name, bound.port});
+  }
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return all;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, ::freeifaddrs);
+  for (const ifaddrs* i = list; i; i = i->ifa_next) {
+    const bool up = (i->ifa_flags & IFF_UP) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0;
+    if (!up || !i->ifa_addr) continue;
+    const int family = i->ifa_addr->sa_family;
+    if (family != AF_INET && (family != AF_INET6 || bound.host == "0.0.0.0")) continue;
+    const std::string host = text_of(i->ifa_addr);
+    if (!host.starts_with("fe80:")) all.push_back({host, bound.port});
+  }
+  return all;
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,22 @@
+// Names and addresses of machines.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "overlay/types.hpp"
+
+namespace echoline::overlay {
+
+// A numeric address of a host name; an address as it is. Waits for the name service. kInvalid when there is none.
+Result<std::string> resolve(const std::string& host);
+
+// Where a process of this machine reaches a node that listens there: on all addresses means also on loopback.
+Endpoint reached_from_here(const Endpoint& bound);
+
+// What others may dial to reach a node that listens there on this machine: the machine's name, if it leads to an address
+// that is not loopback, and the addresses of its interfaces, where it listens on all of them; otherwise where it
+// listens.
+std::vector<Endpoint> reached_from_elsewhere(const Endpoint& bound);
+
+}  // namespace echoline::overlay

@@ -1,0 +1,44 @@
+#include "replay_buffer/pace.hpp"
+
+#include <algorithm>
+
+namespace echoline::replay_buffer {
+namespace {
+
+constexpr std::size_t kBatchesKept = 8;
+
+}  // namespace
+
+void WorkerPace::handed_in(double granted_unix_s, double now_unix_s, std::uint64_t tokens) {
+  auto batch = std::find_if(batches_.begin(), batches_.end(),
+                            [&](const Batch& b) { return b.granted_unix_s == granted_unix_s; });
+  if (batch == batches_.end()) {
+    if (batches_.size() == kBatchesKept) batches_.pop_front();
+    batch = batches_.insert(batches_.end(), Batch{granted_unix_s});
+  }
+  batch->seconds = std::max({batch->seconds, now_unix_s - granted_unix_s, 1e-6});
+  batch->groups += tokens > 0 ? 1 : 0;
+  batch->tokens = std::max(batch->tokens, tokens);
+}
+
+std::optional<double> WorkerPace::batch_seconds() const {
+  std::optional<double> worst;
+  for (const Batch& b : batches_) worst = std::max(worst.value_or(0), b.seconds);
+  return worst;
+}
+
+std::optional<double> WorkerPace::seconds_per_token() const {
+  std::optional<double> worst;
+  for (const Batch& b : batches_)
+    if (b.tokens > 0) worst = std::max(worst.value_or(0), b.seconds / static_cast<double>(b.tokens));
+  return worst;
+}
+
+std::optional<double> WorkerPace::groups_per_s() const {
+  double seconds = 0, groups = 0;
+  for (const Batch& b : batches_) seconds += b.seconds, groups += static_cast<double>(b.groups);
+  if (batches_.empty()) return std::nullopt;
+  return groups / seconds;
+}
+
+}  // namespace echoline::replay_buffer

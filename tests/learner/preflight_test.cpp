@@ -1,0 +1,152 @@
+// What is found out about a run before anything is rented, and the plan that comes of it.
+#include "learner/preflight.hpp"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace echoline::learner {
+namespace {
+
+using testing::HasSubstr;
+
+RunConfig quickstart(const std::vector<std::pair<std::string, std::string>>& overrides = {}) {
+  auto config = load_run_config("configs/quickstart.yaml", overrides);
+  EXPECT_TRUE(config) << config.error().message();
+  return std::move(config).value();
+}
+
+const Check& check(const Preflight& result, const std::string& name) {
+  const auto it =
+      std::find_if(result.checks.begin(), result.checks.end(), [&](const Check& c) { return c.name == name; });
+  EXPECT_NE(it, result.checks.end()) << name;
+  return *it;
+}
+
+// A port somebody listens on.
+class TakenPort {
+ public:
+  TakenPort() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::bind(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(::listen(socket_, 1), 0);
+    socklen_t size = sizeof address;
+    ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size);
+    port_ = ntohs(address.sin_port);
+  }
+  ~TakenPort() { ::close(socket_); }
+  std::uint16_t port() const { return port_; }
+
+ private:
+  int socket_;
+  std::uint16_t port_ = 0;
+};
+
+TEST(Preflight, TheQuickstartIsFine) {
+  const RunConfig config = quickstart();
+  const Preflight result = preflight(config);
+  EXPECT_TRUE(result.status()) << result.status().error().message();
+  for (const char* name : {"model", "task", "lengths", "messages", "port", "plan", "memory"})
+    EXPECT_EQ(check(result, name).verdict, Verdict::kOk) << name << ": " << check(result, name).detail;
+  ASSERT_TRUE(result.plan);
+  EXPECT_EQ(result.plan->plan.request.learner_usd_per_hour, config.learner.usd_per_hour);
+  EXPECT_EQ(result.plan->plan.request.run_time, std::chrono::seconds(120));
+}
+
+TEST(Preflight, EverythingThatIsWrongAtOnce) {
+  const TakenPort taken;
+  const RunConfig config = quickstart({{"model", "{path: no-such-model}"},
+                                       {"task", "{adapter: gsm8k, options: {train: no-train.jsonl, test: no-test.jsonl}}"},
+                                       {"network.port", std::to_string(taken.port())},
+                                       {"fleet.offers", "no-such-offers.json"}});
+  const Status status = preflight(config).status();
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Code::kInvalid);
+  for (const char* text : {"no-such-model", "no-train.jsonl", "in use", "no-such-offers.json"})
+    EXPECT_THAT(status.error().detail, HasSubstr(text));
+}
+
+TEST(Preflight, APlanThatCannotBeIsTheOnlyKindOfInfeasible) {
+  const Status late = preflight(quickstart({{"fleet.install_time_expected", "90 s"}})).status();
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code, Code::kInfeasible);
+  const TakenPort taken;
+  const Status both = preflight(quickstart({{"fleet.install_time_expected", "90 s"},
+                                            {"network.port", std::to_string(taken.port())}}))
+                          .status();
+  ASSERT_FALSE(both);
+  EXPECT_EQ(both.error().code, Code::kInvalid);
+  EXPECT_THAT(both.error().detail, HasSubstr("kappa"));
+}
+
+TEST(Preflight, WhatDoesNotFitIsRefused) {
+  // The tiny presets have 1024 positions.
+  const Preflight longer = preflight(quickstart({{"rollout.response_tokens_max", "1024"}}));
+  EXPECT_EQ(check(longer, "lengths").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(longer, "lengths").detail, HasSubstr("1024 positions (arithmetic/"));
+  const Preflight larger =
+      preflight(quickstart({{"rollout.response_tokens_max", "200000"}, {"rollout.group_size", "1024"}}));
+  EXPECT_EQ(check(larger, "messages").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(larger, "messages").detail, HasSubstr("rollout.group_size = 1024"));
+  const auto large = model::preset("qwen3-8b");
+  ASSERT_TRUE(large);
+  EXPECT_EQ(memory_check(*large, 0, Bytes{64'000'000'000}).verdict, Verdict::kFailed);
+  EXPECT_EQ(memory_check(*large, 0, Bytes{512'000'000'000}).verdict, Verdict::kOk);
+  EXPECT_EQ(memory_check(*large, 20, Bytes{512'000'000'000}).verdict, Verdict::kWarning);
+}
+
+TEST(Preflight, ABindAddressIsNumeric) {
+  EXPECT_TRUE(can_listen("127.0.0.1", 0));
+  const Status named = can_listen("learner.example.org", 0);
+  ASSERT_FALSE(named);
+  EXPECT_THAT(named.error().detail, HasSubstr("'learner.example.org'"));
+  EXPECT_FALSE(can_listen("192.0.2.1", 0));  // of nobody
+}
+
+TEST(PlanRun, FollowsTheRunFile) {
+  const auto planned = [](const std::vector<std::pair<std::string, std::string>>& overrides) {
+    const RunConfig config = quickstart(overrides);
+    auto plan = plan_run(config, *model::preset("tiny-64"), 6);
+    EXPECT_TRUE(plan) << plan.error().message();
+    return std::move(plan->plan);
+  };
+  EXPECT_EQ(planned({}).topology.policy, chains::TopologyPolicy::kEcho2);
+  EXPECT_EQ(planned({{"network.topology", "trees"}}).topology.policy, chains::TopologyPolicy::kTrees);
+  EXPECT_EQ(planned({{"network.topology", "star"}}).topology.depth(), 1u);
+  EXPECT_EQ(planned({{"staleness.lookahead", "5"}}).staleness_worst, 6);
+  EXPECT_EQ(planned({{"staleness.lookahead", "1"}}).staleness_worst, 3);
+  const auto short_lived = planned({{"fleet.duration_min", "24 h"}});
+  for (const auto& row : short_lived.rows)
+    if (row.offer.id == "q17") {
+      EXPECT_EQ(row.rank, 0) << row.reason;
+    }
+  const auto long_run = planned({{"run.steps", "10000"}});
+  for (const auto& row : long_run.rows)
+    if (row.offer.id == "q17") {
+      EXPECT_THAT(row.reason, HasSubstr("the run takes"));
+    }
+}
+
+TEST(PlanRun, AGpuMustHoldModelAndGroup) {
+  RunConfig config = quickstart();
+  const auto model = model::preset("qwen3-8b");
+  ASSERT_TRUE(model);
+  const model::MemoryEstimate needs = model::memory_estimate(*model);
+  config.rollout.group_size = 16;
+  config.rollout.response_tokens_max = 4096;
+  const Bytes bytes = gpu_memory_needed(config, *model, 512);
+  EXPECT_GT(bytes.count, needs.policy_bf16.count + 16ull * (4096 + 512) * needs.kv_cache_per_token.count);
+  EXPECT_LT(bytes.count, needs.policy_bf16.count + 16ull * (4096 + 512) * needs.kv_cache_per_token.count + 2'000'000'000);
+  const auto plan = plan_run(config, *model, 512);
+  ASSERT_FALSE(plan);  // 27 GB: one RTX 5090 remains
+  EXPECT_THAT(plan.error().detail, HasSubstr("GB per GPU"));
+}
+
+}  // namespace
+}  // namespace echoline::learner

@@ -1,0 +1,75 @@
+// What nodes have room for follows from the policy's size; and the hosts that others can dial.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "overlay/sizes.hpp"
+#include "overlay/uv/hosts.hpp"
+#include "overlay/uv/node.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr Bytes kMiB{1u << 20}, kGiB{1u << 30};
+
+TEST(Sizes, EveryNodeHasRoomForASnapshotOfAnyPolicy) {
+  for (const std::uint64_t bytes : {1'000ull, 300ull << 20, 1'200'000'000ull, 16'000'000'000ull, 140'000'000'000ull}) {
+    const Bytes policy{bytes};
+    const std::uint64_t snapshot = publication_bytes_max(policy).count;
+    EXPECT_GT(snapshot, bytes);
+    EXPECT_GE(learner_store_bytes(policy).count, 2 * snapshot);
+    EXPECT_GT(worker_memory_bytes(policy, false).count, snapshot);
+    EXPECT_GE(worker_disk_bytes(policy).count, 3 * snapshot);
+    EXPECT_LE(snapshot / chunk_bytes_min(policy).count, kChunksMax);
+  }
+  EXPECT_EQ(worker_memory_bytes({16'000'000'000}, true).count, 256 * kMiB.count) << "the disk has the rest";
+  EXPECT_EQ(learner_store_bytes({}).count, kGiB.count);
+}
+
+TEST(Sizes, ALearnerThatHasNoRoomForItsPolicyDoesNotStart) {
+  const auto refusal = [](LearnerOptions options) {
+    options.run_id = "run";
+    const auto node = LearnerNode::start(std::move(options), {});
+    return node ? std::string() : node.error().message();
+  };
+  LearnerOptions small_chunks;
+  small_chunks.policy_bytes = {16'000'000'000};
+  small_chunks.chunk = {1024};
+  EXPECT_THAT(refusal(small_chunks), HasSubstr("chunk must be at least 15737 bytes"));
+  LearnerOptions small_store;
+  small_store.policy_bytes = {300'000'000};
+  small_store.store_bytes_max = Bytes{300'000'000};
+  EXPECT_THAT(refusal(small_store), HasSubstr("room for a snapshot"));
+  small_store.store_bytes_max.reset();
+  EXPECT_EQ(refusal(small_store), "");
+}
+
+TEST(Hosts, ALearnerOnAllAddressesIsNotCalledByThem) {
+  for (const char* all : {"0.0.0.0", "::"}) {
+    EXPECT_EQ(reached_from_here({all, 7}), (Endpoint{"127.0.0.1", 7}));
+    for (const Endpoint& endpoint : reached_from_elsewhere({all, 7})) {
+      EXPECT_NE(endpoint.host, all);
+      EXPECT_FALSE(endpoint.host.starts_with("127.")) << endpoint.host;
+      EXPECT_NE(endpoint.host, "::1");
+      EXPECT_EQ(endpoint.port, 7);
+    }
+  }
+  EXPECT_EQ(reached_from_here({"10.0.0.3", 7}), (Endpoint{"10.0.0.3", 7}));
+  EXPECT_EQ(reached_from_elsewhere({"10.0.0.3", 7}), std::vector<Endpoint>{Endpoint({"10.0.0.3", 7})});
+}
+
+TEST(Hosts, NamesAreLookedUp) {
+  EXPECT_EQ(*resolve("10.0.0.3"), "10.0.0.3");
+  EXPECT_EQ(*resolve("::1"), "::1");
+  const auto local = resolve("localhost");
+  ASSERT_TRUE(local.has_value()) << local.error().message();
+  EXPECT_TRUE(*local == "127.0.0.1" || *local == "::1") << *local;
+  const auto none = resolve("no host has a space");
+  ASSERT_FALSE(none.has_value());
+  EXPECT_EQ(none.error().code, Code::kInvalid);
+  EXPECT_THAT(none.error().message(), HasSubstr("no host has a space"));
+}
+
+}  // namespace
+}  // namespace echoline::overlay
