@@ -213,7 +213,9 @@ void LiveTable::redraw(const std::string& printed) {
   const std::optional<Screen> now = screen_of(out_);
   if (!now) return write(printed);
   std::vector<std::string> lines;
-  if (status_.is_object()) lines = status_lines(status_, {now->columns, now->rows - 1});
+  // The cursor stands below the table, and where there is room the last messages stay above it.
+  const std::size_t around = now->rows >= 16 ? 4 : 1;
+  if (status_.is_object()) lines = status_lines(status_, {now->columns, now->rows - around});
   std::string text = "\x1b[?7l";  // no line may become two
   if (drawn_ > 0 && now != screen_) {
     // The terminal may have wrapped or cut what stood there: begin anew, with what was printed last.

@@ -47,7 +47,7 @@ TEST(StatusLines, FitEveryScreen) {
         EXPECT_EQ(line.find('\x1b'), std::string::npos);
       }
     }
-  EXPECT_EQ(status_lines(status_with(64), {80, 200}).size(), 2u + 1 + 64 + 1) << "room for all: all are shown";
+  EXPECT_EQ(status_lines(status_with(64), {80, 200}).size(), 3u + 1 + 64 + 1) << "room for all: all are shown";
 }
 
 TEST(StatusLines, WhoMattersIsShownFirstAndTheRestIsCounted) {
@@ -78,7 +78,7 @@ TEST(StatusLines, WhoMattersIsShownFirstAndTheRestIsCounted) {
   EXPECT_EQ(line_with("joining"), first + 5) << text;
   EXPECT_EQ(line_with("seed"), first + 6) << text;
   EXPECT_EQ(text.find("vast-1011"), std::string::npos) << "who is lost leaves its line to others";
-  EXPECT_NE(text.find("and 46 more, 1 lost"), std::string::npos) << text;
+  EXPECT_NE(text.find("and 47 more, 1 lost"), std::string::npos) << text;
   // With hardly any room it says that there is more to be seen.
   EXPECT_NE(joined(status_lines(status, {80, 8})).find("of them in trouble"), std::string::npos);
 }
@@ -214,7 +214,7 @@ TEST(LiveTable, LeavesNoGarbageWhenTheTerminalChangesItsSize) {
     table.show(status, {});
     table.show(status, {});
     const auto screen = terminal.screen();
-    const auto lines = status_lines(status, {columns, rows - 1u});
+    const auto lines = status_lines(status, {columns, rows >= 16 ? rows - 4u : rows - 1u});
     ASSERT_GE(screen.size(), lines.size());
     EXPECT_EQ(std::vector<std::string>(screen.end() - static_cast<std::ptrdiff_t>(lines.size()), screen.end()), lines)
         << columns << "x" << rows;
