@@ -93,6 +93,37 @@ TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
   EXPECT_NE(config.error().detail.find("--set network.uplink"), std::string::npos) << config.error().detail;
 }
 
+TEST_F(RunFilesTest, StalenessFromStrictlyOnPolicyToWide) {
+  const auto with = [](const std::string& budget, const std::string& kappa) {
+    std::filesystem::path copy = std::filesystem::temp_directory_path() / "echoline-staleness.yaml";
+    std::ifstream in("configs/quickstart.yaml");
+    std::ofstream out(copy);
+    for (std::string line; std::getline(in, line);)
+      if (line.find("lookahead:") == std::string::npos) out << line << '\n';
+    out.close();
+    return load_run_config(copy, {{"staleness.budget", budget}, {"staleness.publish_every", kappa},
+                                  {"fleet.offers", std::filesystem::absolute("configs/offers/quickstart.json").string()}});
+  };
+  const auto on_policy = with("0", "1");
+  ASSERT_TRUE(on_policy) << on_policy.error().detail;
+  EXPECT_EQ(on_policy->staleness.lookahead, 0u);
+  EXPECT_EQ(with("1", "2")->staleness.lookahead, 0u);
+  EXPECT_EQ(with("11", "1")->staleness.lookahead, 2u);  // not S
+  const auto starved = with("1", "3");
+  ASSERT_FALSE(starved);
+  EXPECT_NE(starved.error().detail.find("below publish_every (kappa) - 1 = 2"), std::string::npos);
+}
+
+TEST_F(RunFilesTest, LeasesAreShortFirstAndMayLastHours) {
+  const auto config = load_run_config("configs/quickstart.yaml");
+  EXPECT_LE(config->rollout.lease_first, std::chrono::minutes(2));
+  EXPECT_GE(config->rollout.lease_max, std::chrono::hours(1));
+  const auto wrong = load_run_config("configs/quickstart.yaml",
+                                     {{"rollout.lease_min", "2 h"}, {"rollout.lease_max", "1 h"}});
+  ASSERT_FALSE(wrong);
+  EXPECT_NE(wrong.error().detail.find("expected lease_min"), std::string::npos) << wrong.error().detail;
+}
+
 TEST_F(RunFilesTest, TheNameIsGoodForAFolderAndForCertificates) {
   const auto named = [](const std::string& name) {
     const auto config = load_run_config("configs/quickstart.yaml", {{"run.name", name}});
