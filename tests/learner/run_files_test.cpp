@@ -11,6 +11,8 @@
 #include "learner/run_clock.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
+#include "provisioner/capacity.hpp"
+#include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -91,6 +93,58 @@ TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
   EXPECT_EQ(config.error().code, Code::kInvalid);
   EXPECT_NE(config.error().detail.find("--set run.steps"), std::string::npos) << config.error().detail;
   EXPECT_NE(config.error().detail.find("--set network.uplink"), std::string::npos) << config.error().detail;
+}
+
+TEST_F(RunFilesTest, StalenessFromStrictlyOnPolicyToWide) {
+  const auto with = [](const std::string& budget, const std::string& kappa) {
+    std::filesystem::path copy = std::filesystem::temp_directory_path() / "echoline-staleness.yaml";
+    std::ifstream in("configs/quickstart.yaml");
+    std::ofstream out(copy);
+    for (std::string line; std::getline(in, line);)
+      if (line.find("lookahead:") == std::string::npos) out << line << '\n';
+    out.close();
+    return load_run_config(copy, {{"staleness.budget", budget}, {"staleness.publish_every", kappa},
+                                  {"fleet.offers", std::filesystem::absolute("configs/offers/quickstart.json").string()}});
+  };
+  const auto on_policy = with("0", "1");
+  ASSERT_TRUE(on_policy) << on_policy.error().detail;
+  EXPECT_EQ(on_policy->staleness.lookahead, 0u);
+  EXPECT_EQ(with("1", "2")->staleness.lookahead, 0u);
+  EXPECT_EQ(with("11", "1")->staleness.lookahead, 2u);  // not S
+  const auto starved = with("1", "3");
+  ASSERT_FALSE(starved);
+  EXPECT_NE(starved.error().detail.find("below publish_every (kappa) - 1 = 2"), std::string::npos);
+}
+
+// The plan may not use the ledger's rules (provisioner/ stands below), so that both say the same is held here.
+TEST_F(RunFilesTest, ThePlanKnowsWhatThePacingAdmits) {
+  for (std::uint32_t kappa = 1; kappa <= 3; ++kappa) {
+    const std::uint32_t least = replay_buffer::staleness_budget_min(kappa);
+    EXPECT_TRUE(provisioner::check_staleness_budget(static_cast<int>(least), static_cast<int>(kappa)));
+    EXPECT_EQ(bool(provisioner::check_staleness_budget(static_cast<int>(least) - 1, static_cast<int>(kappa))), false);
+    for (std::uint32_t budget = least; budget <= 6; ++budget)
+      for (std::uint32_t lookahead = 0; lookahead <= budget; ++lookahead)
+        for (std::uint32_t lag = 0; lag <= 3; ++lag) {
+          provisioner::StalenessTerms terms;
+          terms.budget = static_cast<int>(budget);
+          terms.lookahead = static_cast<int>(lookahead);
+          terms.publish_every = static_cast<int>(kappa);
+          terms.step_time = std::chrono::seconds(10);
+          terms.arrival = std::chrono::seconds(10) * static_cast<int>(lag);
+          ASSERT_EQ(provisioner::worst_case_staleness(terms),
+                    static_cast<int>(replay_buffer::staleness_worst(budget, kappa, lookahead, lag)));
+        }
+  }
+}
+
+TEST_F(RunFilesTest, LeasesAreShortFirstAndMayLastHours) {
+  const auto config = load_run_config("configs/quickstart.yaml");
+  EXPECT_LE(config->rollout.lease_first, std::chrono::minutes(2));
+  EXPECT_GE(config->rollout.lease_max, std::chrono::hours(1));
+  const auto wrong = load_run_config("configs/quickstart.yaml",
+                                     {{"rollout.lease_min", "2 h"}, {"rollout.lease_max", "1 h"}});
+  ASSERT_FALSE(wrong);
+  EXPECT_NE(wrong.error().detail.find("expected lease_min"), std::string::npos) << wrong.error().detail;
 }
 
 TEST_F(RunFilesTest, TheNameIsGoodForAFolderAndForCertificates) {
