@@ -15,6 +15,8 @@
 #include "delta/checkpoint.hpp"
 #include "model/tokenizer.hpp"
 #include "model/weights.hpp"
+#include "overlay/sizes.hpp"
+#include "overlay/types.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -33,6 +35,7 @@ class Preflighter {
     check_task();
     if (model_ && tokenizer_ && adapter_) check_lengths();
     if (model_) check_messages();
+    if (model_) check_sizes();
     note("port", can_listen(config_.network.bind, config_.network.port),
          config_.network.port == 0 ? "any free port" : fmt::format("{} is free", config_.network.port));
     check_plan();
@@ -167,7 +170,7 @@ class Preflighter {
       return failed(fmt::format("rollout.response_tokens_max = {}, and a trajectory holds at most {}",
                                 config_.rollout.response_tokens_max, limits.response_tokens_max));
     const Bytes group = submission_bytes_max(config_, *model_, prompt_tokens_);
-    const std::uint64_t limit = limits.message_max.count;
+    const std::uint64_t limit = std::min<std::uint64_t>(limits.message_max.count, overlay::kMessageBytesMax);
     if (group.count > limit)
       return failed(
           fmt::format("a group of rollout.group_size = {} responses of up to {} tokens can take {}, and a message at "
@@ -175,6 +178,22 @@ class Preflighter {
                       config_.rollout.group_size, config_.rollout.response_tokens_max, to_text(group),
                       to_text(Bytes{limit})));
     add("messages", Verdict::kOk, fmt::format("a group takes at most {} of {}", to_text(group), to_text(Bytes{limit})));
+  }
+
+  // Publications: all of it must fit into the chunks there may be, and into what the learner keeps.
+  void check_sizes() {
+    const Bytes policy{2 * model_->parameters()}, chunk = overlay::chunk_bytes_min(policy);
+    const Bytes snapshot = overlay::publication_bytes_max(policy);
+    if (config_.network.chunk < chunk)
+      add("sizes", Verdict::kFailed,
+          fmt::format("network.chunk = {}, and a policy of {} needs at least {} bytes", to_text(config_.network.chunk),
+                      to_text(policy), chunk.count));
+    else if (config_.network.store && *config_.network.store < snapshot)
+      add("sizes", Verdict::kFailed,
+          fmt::format("network.store = {}, and a snapshot of the policy takes up to {}",
+                      to_text(*config_.network.store), to_text(snapshot)));
+    else
+      add("sizes", Verdict::kOk, fmt::format("a snapshot takes at most {}", to_text(snapshot)));
   }
 
   void check_plan() {
@@ -239,10 +258,11 @@ Preflight preflight(const RunConfig& config) { return Preflighter(config).run();
 Status can_listen(const std::string& host, std::uint16_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0)
-    return fail(Code::kInvalid, "network.bind", "expected a numeric address such as 127.0.0.1 or ::, found '{}'", host);
+    return fail(Code::kInvalid, "network.bind",
+                "expected an address such as 127.0.0.1 or ::, or a host name that leads to one, found '{}'", host);
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> address(found, ::freeaddrinfo);
   const Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;

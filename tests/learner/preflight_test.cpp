@@ -52,7 +52,7 @@ TEST(Preflight, TheQuickstartIsFine) {
   const RunConfig config = quickstart();
   const Preflight result = preflight(config);
   EXPECT_TRUE(result.status()) << result.status().error().message();
-  for (const char* name : {"model", "task", "lengths", "messages", "port", "plan", "memory"})
+  for (const char* name : {"model", "task", "lengths", "messages", "sizes", "port", "plan", "memory"})
     EXPECT_EQ(check(result, name).verdict, Verdict::kOk) << name << ": " << check(result, name).detail;
   ASSERT_TRUE(result.plan);
   EXPECT_EQ(result.plan->plan.request.learner_usd_per_hour, config.learner.usd_per_hour);
@@ -101,8 +101,16 @@ TEST(Preflight, WhatDoesNotFitIsRefused) {
   EXPECT_EQ(memory_check(*large, 20, Bytes{512'000'000'000}).verdict, Verdict::kWarning);
 }
 
-TEST(Preflight, ABindAddressIsNumeric) {
+TEST(Preflight, StoresMustHoldASnapshot) {
+  const Preflight small = preflight(quickstart({{"network.store", "1 MiB"}}));
+  EXPECT_EQ(check(small, "sizes").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(small, "sizes").detail, HasSubstr("network.store = 1 MiB"));
+  EXPECT_EQ(check(preflight(quickstart({{"network.store", "64 MiB"}})), "sizes").verdict, Verdict::kOk);
+}
+
+TEST(Preflight, ABindAddressIsOneOrAName) {
   EXPECT_TRUE(can_listen("127.0.0.1", 0));
+  EXPECT_TRUE(can_listen("localhost", 0));
   const Status named = can_listen("learner.example.org", 0);
   ASSERT_FALSE(named);
   EXPECT_THAT(named.error().detail, HasSubstr("'learner.example.org'"));
