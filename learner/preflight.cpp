@@ -15,6 +15,7 @@
 #include "delta/checkpoint.hpp"
 #include "model/tokenizer.hpp"
 #include "model/weights.hpp"
+#include "replay_buffer/buffer.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -33,6 +34,7 @@ class Preflighter {
     check_task();
     if (model_ && tokenizer_ && adapter_) check_lengths();
     if (model_) check_messages();
+    check_store();
     note("port", can_listen(config_.network.bind, config_.network.port),
          config_.network.port == 0 ? "any free port" : fmt::format("{} is free", config_.network.port));
     check_plan();
@@ -175,6 +177,21 @@ class Preflighter {
                       config_.rollout.group_size, config_.rollout.response_tokens_max, to_text(group),
                       to_text(Bytes{limit})));
     add("messages", Verdict::kOk, fmt::format("a group takes at most {} of {}", to_text(group), to_text(Bytes{limit})));
+  }
+
+  // Trajectories stay in the replay buffer until checkpoints have passed them.
+  void check_store() {
+    const std::uint64_t steps = std::min<std::uint64_t>(
+        config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every + config_.staleness.lookahead + 1);
+    const std::uint64_t rows = steps * config_.rollout.trajectories_per_step();
+    const std::uint64_t most = replay_buffer::BufferOptions{}.rows_max;
+    if (rows > most)
+      add("store", Verdict::kFailed,
+          fmt::format("{} trajectories would wait in the replay buffer for checkpoints to pass them, and it holds {}: "
+                      "lower learner.checkpoint_every or learner.checkpoints_kept",
+                      rows, most));
+    else
+      add("store", Verdict::kOk, fmt::format("at most {} trajectories of {} in the replay buffer", rows, most));
   }
 
   void check_plan() {

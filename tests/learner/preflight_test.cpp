@@ -52,7 +52,7 @@ TEST(Preflight, TheQuickstartIsFine) {
   const RunConfig config = quickstart();
   const Preflight result = preflight(config);
   EXPECT_TRUE(result.status()) << result.status().error().message();
-  for (const char* name : {"model", "task", "lengths", "messages", "port", "plan", "memory"})
+  for (const char* name : {"model", "task", "lengths", "messages", "store", "port", "plan", "memory"})
     EXPECT_EQ(check(result, name).verdict, Verdict::kOk) << name << ": " << check(result, name).detail;
   ASSERT_TRUE(result.plan);
   EXPECT_EQ(result.plan->plan.request.learner_usd_per_hour, config.learner.usd_per_hour);
@@ -94,6 +94,10 @@ TEST(Preflight, WhatDoesNotFitIsRefused) {
       preflight(quickstart({{"rollout.response_tokens_max", "200000"}, {"rollout.group_size", "1024"}}));
   EXPECT_EQ(check(larger, "messages").verdict, Verdict::kFailed);
   EXPECT_THAT(check(larger, "messages").detail, HasSubstr("rollout.group_size = 1024"));
+  const Preflight rare = preflight(quickstart({{"run.steps", "5000"}, {"learner.checkpoint_every", "1000"}}));
+  EXPECT_EQ(check(rare, "store").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(rare, "store").detail, HasSubstr("learner.checkpoint_every"));
+  EXPECT_TRUE(preflight(quickstart({{"run.steps", "1000"}, {"learner.checkpoint_every", "1000"}})).status());
   const auto large = model::preset("qwen3-8b");
   ASSERT_TRUE(large);
   EXPECT_EQ(memory_check(*large, 0, Bytes{64'000'000'000}).verdict, Verdict::kFailed);
