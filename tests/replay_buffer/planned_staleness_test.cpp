@@ -61,9 +61,9 @@ std::uint64_t oldest_trained(const Fleet& f, std::uint64_t steps) {
 
 std::uint64_t planned(const Fleet& f, bool all_equal) {
   const auto [least, most] = std::minmax_element(f.group_time.begin(), f.group_time.end());
-  return static_cast<std::uint64_t>(provisioner::worst_case_staleness(
-      {static_cast<int>(f.budget), static_cast<int>(f.lookahead), static_cast<int>(f.publish_every),
-       std::chrono::seconds(f.step_time), std::chrono::seconds(f.arrival), std::chrono::seconds(all_equal ? 0 : *most - *least)}));
+  const int lag = provisioner::staleness_lag(std::chrono::seconds(f.step_time), std::chrono::seconds(f.arrival),
+                                             std::chrono::seconds(all_equal ? 0 : *most - *least));
+  return staleness_worst(f.budget, f.publish_every, f.lookahead, static_cast<std::uint32_t>(lag));
 }
 
 TEST(PlannedStaleness, IsNeverExceededAndAFleetOfEqualsReachesIt) {
