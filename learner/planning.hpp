@@ -26,6 +26,11 @@ Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& mode
 // longest prompt, and what any GPU program takes.
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
 
+// For how many steps consumed trajectories are kept: what going back to the oldest checkpoint needs, and two more.
+inline std::uint64_t steps_kept(const RunConfig& config) {
+  return std::uint64_t{config.learner.checkpoint_every} * (config.learner.checkpoints_kept + 2);
+}
+
 // The rate a rented worker may send and receive at: its offer's, at most the run's cap.
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer);
 BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer);

@@ -33,7 +33,6 @@ using nlohmann::json;
 constexpr Duration kPoll = std::chrono::milliseconds(200);
 constexpr Duration kStatusEvery = std::chrono::milliseconds(500);
 constexpr Duration kFinalAckWait = std::chrono::seconds(30);
-constexpr std::uint32_t kSpareCheckpoints = 2;  // consumed trajectories outlive the oldest checkpoint by this many
 
 class Service {
  public:
@@ -329,8 +328,7 @@ class Service {
 
   Status checkpoint() {
     ECHO_TRY(policy_->checkpoint());
-    const std::uint64_t kept =
-        std::uint64_t{config_.learner.checkpoint_every} * (config_.learner.checkpoints_kept + kSpareCheckpoints);
+    const std::uint64_t kept = steps_kept(config_);
     if (desk_ && step_ > kept) ECHO_TRY(desk_->prune(step_ - kept));
     return ok();
   }
