@@ -14,6 +14,12 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
 
+// From one node to the next: the rate between them and the one-way delay.
+struct Hop {
+  BitRate rate;
+  Duration delay{};
+};
+
 // The way of one payload over one hop after another. Chunks cross hops like jobs cross machines of a flow shop whose
 // service times are chunk / rate, so the last chunk arrives after the longest path through (hop, chunk): full chunks up
 // to hop j, where the slowest hop so far is passed by all of them, and the shorter last chunk from j on.
@@ -78,25 +84,6 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
 std::uint64_t chunk_count(Bytes payload, Bytes chunk) {
   ECHO_CHECK(chunk.count > 0, "chunk size 0");
   return payload.count / chunk.count + (payload.count % chunk.count != 0);
-}
-
-Duration chain_time(Bytes payload, Bytes chunk, std::span<const Hop> hops) {
-  Way way(payload, chunk);
-  double time = 0;
-  for (const Hop& hop : hops) time = way.pass(hop);
-  return from_seconds(time);
-}
-
-BitRate star_rate(BitRate learner_up, std::size_t workers, BitRate down) {
-  ECHO_CHECK(workers > 0);
-  return {std::min(down.bits_per_s, learner_up.bits_per_s / static_cast<double>(workers))};
-}
-
-Bytes optimal_chunk(Bytes payload, Duration overhead, BitRate rate, std::size_t depth) {
-  if (depth <= 1 || payload.count <= 1) return {std::max<std::uint64_t>(1, payload.count)};
-  const double c =
-      std::sqrt(as_double(payload) * seconds(overhead) * rate.bytes_per_s() / static_cast<double>(depth - 1));
-  return {static_cast<std::uint64_t>(std::clamp(std::round(c), 1.0, as_double(payload)))};
 }
 
 Duration BroadcastTimes::fraction(double q) const {

@@ -22,25 +22,8 @@ struct WorkerLink {
 // No schedule is faster: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross). Zero without workers. Delays not counted.
 Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers);
 
-// One hop of a chain: the rate between two neighbours and the one-way delay.
-struct Hop {
-  BitRate rate;
-  Duration delay{};
-};
-
 // Chunks a payload is cut into: ceil(F / c); 0 for an empty payload. `chunk` must be positive.
 std::uint64_t chunk_count(Bytes payload, Bytes chunk);
-
-// Until the last worker of a store-and-forward chain holds the whole payload. When the chunk divides the payload this
-// is sum c/r_j + (K-1)*c/min r_j + sum l_j; a shorter last chunk is counted exactly. Rates must be positive.
-Duration chain_time(Bytes payload, Bytes chunk, std::span<const Hop> hops);
-
-// What each of `workers` gets when the learner serves all of them itself: min(d, B/N).
-BitRate star_rate(BitRate learner_up, std::size_t workers, BitRate down);
-
-// c* = sqrt(F*o*b/(D-1)) for a pipeline of `depth` hops at `rate` with `overhead` per chunk; the whole payload for
-// depth <= 1. Within [1 byte, payload].
-Bytes optimal_chunk(Bytes payload, Duration overhead, BitRate rate, std::size_t depth);
 
 struct Completion {
   WorkerId id;

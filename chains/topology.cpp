@@ -88,14 +88,6 @@ double Topology::copies_sent_by(WorkerId id) const {
   return static_cast<double>(shares) / stripes();
 }
 
-std::optional<std::size_t> Topology::depth_of(WorkerId id) const {
-  std::size_t hops = 0;
-  for (auto at = place_of(*this, id); at; at = place_of(*this, root_of(0, chains[at->chain].front())))
-    hops += at->position + 1;
-  if (hops == 0) return std::nullopt;
-  return hops;
-}
-
 std::size_t Topology::depth() const {
   std::size_t deepest = 0;
   for (std::size_t s = 0; s < stripes(); ++s) {

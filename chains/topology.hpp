@@ -56,8 +56,6 @@ struct Topology {
   std::vector<WorkerId> children_of(WorkerId id) const;
   // How many whole payloads it sends, all stripes together.
   double copies_sent_by(WorkerId id) const;
-  // Hops from the learner in the first stripe: 1 for a seed; absent for unknown workers.
-  std::optional<std::size_t> depth_of(WorkerId id) const;
   // Most hops from the learner, of all stripes.
   std::size_t depth() const;
   // A publication travels in so many stripes, each with parents of its own; a power of two.

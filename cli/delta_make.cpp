@@ -3,7 +3,6 @@
 
 #include "cli/delta.hpp"
 #include "cli/signals.hpp"
-#include "delta/entropy.hpp"
 #include "delta/pending_file.hpp"
 
 namespace echoline::cli {
@@ -23,7 +22,6 @@ struct DiffArguments {
 
 struct DiffReport {
   delta::PatchStats stats;
-  std::optional<double> bound_bytes;  // of a delta
   double encode_seconds = 0, apply_seconds = 0;
 };
 
@@ -50,7 +48,8 @@ Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
     ECHO_TRY(check_stop(stop));
     return file.write(bytes);
   };
-  const delta::EncodeOptions encode{.threads = a.common.threads, .base = {}, .progress = bar.callback()};
+  const delta::EncodeOptions encode{
+      .threads = a.common.threads, .base = {}, .progress = bar.callback(), .count_entropy = true};
   bar.begin("encoding");
   const Stopwatch encoding;
   auto stats = prev ? delta::write_delta((*prev)->view(), cur->view(), sink, encode)
@@ -76,10 +75,6 @@ Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
     ECHO_TRY(delta::decode_snapshot(patch.bytes(), decode));
   }
   report.apply_seconds = applying.seconds();
-  if (prev) {
-    ECHO_ASSIGN(const delta::StateEntropy bound, delta::entropy_bound((*prev)->view(), cur->view(), a.common.threads));
-    report.bound_bytes = bound.total.bytes();
-  }
   ECHO_TRY(check_stop(stop));
   ECHO_TRY(file.commit());
   return report;
@@ -93,12 +88,13 @@ void print_report(const DiffReport& r, const std::string& output) {
   line("payload", fmt::format("{} bytes, {:.2f} times less than the weights' {}", grouped(s.patch_bytes),
                               s.compression_ratio(), to_text(Bytes{s.state_bytes})));
   if (s.base && s.changed > 0) line("per change", fmt::format("{:.3f} bytes", per(s.patch_bytes, s.changed)));
-  if (r.bound_bytes)
-    line("entropy bound",
-         fmt::format("{} bytes{}", grouped(static_cast<std::uint64_t>(*r.bound_bytes)),
-                     *r.bound_bytes > 0 ? fmt::format("; the payload is {:.1f} % above it",
-                                                      100 * (static_cast<double>(s.patch_bytes) / *r.bound_bytes - 1))
-                                        : ""));
+  if (s.entropy) {
+    const double bound = s.entropy->bytes();
+    line("entropy bound", fmt::format("{} bytes{}", grouped(static_cast<std::uint64_t>(bound)),
+                                      bound > 0 ? fmt::format("; the payload is {:.1f} % above it",
+                                                              100 * (static_cast<double>(s.patch_bytes) / bound - 1))
+                                                : ""));
+  }
   line("encoded in", rate(s.state_bytes, r.encode_seconds));
   line("proven in", rate(s.state_bytes, r.apply_seconds));
   if (s.base) line("base", s.base->hex());
@@ -117,7 +113,7 @@ json to_json(const DiffReport& r) {
           {"payload_bytes", s.patch_bytes},
           {"ratio", s.compression_ratio()},
           {"bytes_per_change", known(s.changed > 0, per(s.patch_bytes, s.changed))},
-          {"entropy_bound_bytes", known(r.bound_bytes.has_value(), r.bound_bytes.value_or(0))},
+          {"entropy_bound_bytes", known(s.entropy.has_value(), s.entropy ? s.entropy->bytes() : 0)},
           {"encode_seconds", r.encode_seconds},
           {"apply_seconds", r.apply_seconds},
           {"base_digest", digest_json(s.base)},

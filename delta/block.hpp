@@ -110,6 +110,9 @@ struct Kernels {
   // Appends the changes of the block; false when the source does not fit the old values. `sorted` is scratch.
   bool (*resolve[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, std::uint32_t first,
                      SortedBlock& sorted, BlockSource& source);
+  // Adds, for each element, one to counts[(bits >> shift) & mask].
+  void (*count_exponents[4])(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
+                             std::uint64_t* counts);
   // XXH3-128 with seed 0.
   void (*hash)(const std::byte* bytes, std::size_t count, std::uint64_t* low, std::uint64_t* high);
 };

@@ -544,10 +544,60 @@ void hash_bytes(const std::byte* bytes, std::size_t count, std::uint64_t* low, s
 }  // namespace
 }  // namespace echoline::delta
 
+// ---- how many elements have which exponent ----
+
+template <class T>
+void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
+                     std::uint64_t* counts) {
+  if (mask > 0xff) {
+    for (std::uint32_t i = 0; i < count; ++i)
+      ++counts[static_cast<std::uint32_t>(read_element<T>(old + i * sizeof(T)) >> shift) & mask];
+    return;
+  }
+  // Exponents as bytes. All loops are over whole stripes, so that the compiler makes vectors of them; what lies behind
+  // the last element gets the exponent of the first and is taken off again.
+  constexpr std::uint32_t kStripe = 64, kWindow = 16;
+  alignas(64) std::uint8_t exponents[kBlockElementsMax];
+  if (count == 0) return;
+  const std::uint32_t stripes = (count + kStripe - 1) / kStripe;
+  for (std::uint32_t i = 0; i < count; ++i)
+    exponents[i] = static_cast<std::uint8_t>((read_element<T>(old + i * sizeof(T)) >> shift) & mask);
+  for (std::uint32_t i = count; i < stripes * kStripe; ++i) exponents[i] = exponents[0];
+  counts[exponents[0]] -= stripes * kStripe - count;
+
+  // Nearly all weights lie within a few exponents below the greatest: those are counted one after the other, a stripe at
+  // a time; 8192 / 64 stripes do not overflow a byte. The others one by one.
+  std::uint8_t greatest = 0;
+  for (std::uint32_t i = 0; i < stripes * kStripe; ++i) greatest = exponents[i] > greatest ? exponents[i] : greatest;
+  const auto least = static_cast<std::uint8_t>(greatest >= kWindow ? greatest - kWindow + 1 : 0);
+  for (std::uint32_t e = least; e <= greatest; ++e) {
+    alignas(64) std::uint8_t sums[kStripe] = {};
+    const auto exponent = static_cast<std::uint8_t>(e);
+    for (std::uint32_t s = 0; s < stripes; ++s)
+      for (std::uint32_t j = 0; j < kStripe; ++j)
+        sums[j] = static_cast<std::uint8_t>(sums[j] + (exponents[s * kStripe + j] == exponent));
+    std::uint32_t sum = 0;
+    for (std::uint32_t j = 0; j < kStripe; ++j) sum += sums[j];
+    counts[e] += sum;
+  }
+  if (least == 0) return;
+  for (std::uint32_t s = 0; s < stripes; ++s) {
+    const std::uint8_t* stripe = exponents + s * kStripe;
+    std::uint8_t below = 0;
+    for (std::uint32_t j = 0; j < kStripe; ++j) below |= static_cast<std::uint8_t>(stripe[j] < least);
+    if (below == 0) continue;
+    for (std::uint32_t j = 0; j < kStripe; ++j)
+      if (stripe[j] < least) ++counts[stripe[j]];
+  }
+}
+
 #define ECHOLINE_KERNEL_SET(label)                                                                                  \
   {                                                                                                                 \
     label, {diff<std::uint8_t>, diff<std::uint16_t>, diff<std::uint32_t>, diff<std::uint64_t>},                     \
         {sort<std::uint8_t>, sort<std::uint16_t>, sort<std::uint32_t>, sort<std::uint64_t>},                        \
         {collect<std::uint8_t>, collect<std::uint16_t>, collect<std::uint32_t>, collect<std::uint64_t>},            \
-        {resolve<std::uint8_t>, resolve<std::uint16_t>, resolve<std::uint32_t>, resolve<std::uint64_t>}, hash_bytes \
+        {resolve<std::uint8_t>, resolve<std::uint16_t>, resolve<std::uint32_t>, resolve<std::uint64_t>},            \
+        {count_exponents<std::uint8_t>, count_exponents<std::uint16_t>, count_exponents<std::uint32_t>,             \
+         count_exponents<std::uint64_t>},                                                                           \
+        hash_bytes                                                                                                  \
   }

@@ -11,7 +11,9 @@
 // exponent (the row, say) can get below it, and so can counts on few elements or on steps that hardly repeat, as those
 // of 32 and 64 bit types.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,28 @@ struct EntropyBound {
   double density() const { return elements ? static_cast<double>(changed) / static_cast<double>(elements) : 0.0; }
 };
 
+// Takes the counts, block by block and in any order: of an encoder on its way, or of entropy_bound(). Classes are the
+// exponent fields of floats, signs excluded; integers and bools have one class. Steps of at most 63 are counted in a
+// table; larger ones are kept apart, each different one of them once.
+class EntropyCounter {
+ public:
+  // `count` elements of one type, of which those differ whose bit i % 32 of changed[i / 32] is set.
+  void add(DType dtype, const std::byte* prev, const std::byte* cur, std::uint32_t count, const std::uint32_t* changed);
+  // As if everything that `other` was given had been given to this one.
+  void join(EntropyCounter&& other);
+  // From counts pooled over all that was given, type by type. The order in which it came does not matter.
+  EntropyBound bound();
+
+  EntropyCounter();
+  ~EntropyCounter();
+  EntropyCounter(EntropyCounter&&) noexcept;
+  EntropyCounter& operator=(EntropyCounter&&) noexcept;
+
+ private:
+  struct Types;
+  std::unique_ptr<Types> types_;
+};
+
 struct TensorEntropy {
   std::string name;
   DType dtype = DType::kU8;
@@ -39,10 +63,8 @@ struct StateEntropy {
   std::vector<TensorEntropy> tensors;
 };
 
-// Both states need the same tensors, as for encode_delta(); kInvalid names the first that differs. Classes are the
-// exponent fields of floats, signs excluded; integers and bools have one class. Steps of at most 63 are counted in a
-// table; larger ones are kept, eight bytes each, and sorted, so that a tensor of which most elements take such steps
-// costs that much memory. The result does not depend on `threads`.
+// In a pass of its own; write_delta() takes the same counts in passing (EncodeOptions::count_entropy). Both states need
+// the same tensors; kInvalid names the first that differs. The result does not depend on `threads`.
 Result<StateEntropy> entropy_bound(const StateView& prev, const StateView& cur, unsigned threads = 1);
 
 }  // namespace echoline::delta

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "delta/entropy.hpp"
 #include "delta/tensor.hpp"
 
 namespace echoline::delta {
@@ -23,6 +24,7 @@ struct EncodeOptions {
   unsigned threads = 1;                       // the bytes do not depend on it
   std::optional<Digest> base = std::nullopt;  // digest of the previous state when it is known; it is computed otherwise
   Progress progress = nullptr;
+  bool count_entropy = false;  // of a delta: PatchStats::entropy
 };
 
 // What an encoding did.
@@ -33,6 +35,7 @@ struct PatchStats {
   std::uint64_t patch_bytes = 0;
   std::optional<Digest> base;  // of a delta
   Digest result;
+  std::optional<EntropyBound> entropy;  // where it was asked for
   double density() const { return elements ? static_cast<double>(changed) / static_cast<double>(elements) : 0.0; }
   double compression_ratio() const {
     return patch_bytes ? static_cast<double>(state_bytes) / static_cast<double>(patch_bytes) : 0.0;
@@ -49,12 +52,6 @@ Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, cons
                                const EncodeOptions& options = {});
 // Encodes the whole of `cur`.
 Result<PatchStats> write_snapshot(const StateView& cur, const PatchSink& sink, const EncodeOptions& options = {});
-
-// The same into memory.
-Result<std::vector<std::byte>> encode_delta(const StateView& prev, const StateView& cur,
-                                            const EncodeOptions& options = {}, PatchStats* stats = nullptr);
-Result<std::vector<std::byte>> encode_snapshot(const StateView& cur, const EncodeOptions& options = {},
-                                               PatchStats* stats = nullptr);
 
 // Folds deltas v -> v+1, ..., v+k-1 -> v+k into one v -> v+k. kInvalid when they do not follow each other or are of
 // different models. Without `base` no weights are needed and the parts are kept side by side: the fold is about as long

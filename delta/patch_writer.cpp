@@ -1,6 +1,7 @@
 // Encoding: segments are coded by several threads and leave in order while the pass goes on.
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -150,6 +151,13 @@ Status check_same_tensors(const StateView& prev, const StateView& cur) {
   return ok();
 }
 
+// What each thread of delta_of() keeps to itself.
+struct DeltaWorker {
+  explicit DeltaWorker(int zstd_level) : encoder(zstd_level) {}
+  SegmentEncoder encoder;
+  EntropyCounter* entropy = nullptr;  // outlives the thread
+};
+
 Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const PatchSink& sink,
                             const EncodeOptions& options) {
   PatchStats stats;
@@ -159,22 +167,34 @@ Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const P
   InOrder in_order(writer, stats.state_bytes, options.progress);
   auto prev_leaves = options.base ? std::vector<std::vector<Digest>>() : places_for_leaves(prev);
   auto cur_leaves = places_for_leaves(cur);
+  std::mutex mutex;  // for `counters`
+  std::deque<EntropyCounter> counters;
   ECHO_TRY(code_in_order(
       segment_tasks(cur), options.threads, in_order,
-      [&] { return std::make_unique<SegmentEncoder>(options.zstd_level); },
-      [&](SegmentEncoder& encoder, const SegmentTask& task) -> Result<Segment> {
+      [&] {
+        auto worker = std::make_unique<DeltaWorker>(options.zstd_level);
+        const std::lock_guard lock(mutex);
+        if (options.count_entropy) worker->entropy = &counters.emplace_back();
+        return worker;
+      },
+      [&](DeltaWorker& worker, const SegmentTask& task) -> Result<Segment> {
         const auto [first, count] = task.range;
         const std::size_t leaf = first / kLeafBytes;
         Segment segment{task.tensor, task.index, {}};
-        if (auto layer = encoder.encode(prev[task.tensor].bytes.subspan(first, count),
-                                        cur[task.tensor].bytes.subspan(first, count), place_of(cur[task.tensor], first),
-                                        options.base ? nullptr : prev_leaves[task.tensor].data() + leaf,
-                                        cur_leaves[task.tensor].data() + leaf))
+        if (auto layer = worker.encoder.encode(
+                prev[task.tensor].bytes.subspan(first, count), cur[task.tensor].bytes.subspan(first, count),
+                place_of(cur[task.tensor], first), options.base ? nullptr : prev_leaves[task.tensor].data() + leaf,
+                cur_leaves[task.tensor].data() + leaf, worker.entropy))
           segment.layers.push_back(*layer);
         return segment;
       }));
   stats.base = options.base ? *options.base : combine_leaves(prev, prev_leaves);
   stats.result = combine_leaves(cur, cur_leaves);
+  if (options.count_entropy) {
+    EntropyCounter all;
+    for (EntropyCounter& counter : counters) all.join(std::move(counter));
+    stats.entropy = all.bound();
+  }
   ECHO_TRY(writer.finish(stats));
   return stats;
 }
@@ -252,7 +272,7 @@ std::vector<Segment> joined_segments(const std::vector<ParsedPatch>& patches) {
 
 Result<PatchStats> fold(const std::vector<ParsedPatch>& patches, const PatchSink& sink, const EncodeOptions& options) {
   const PatchInfo& info = patches.front().info;
-  PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result};
+  PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result, {}};
   PatchWriter writer(sink);
   ECHO_TRY(writer.begin(PatchKind::kDelta, layout_of(info), options.zstd_level));
   for (const Segment& segment : joined_segments(patches)) {
@@ -276,7 +296,7 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
                              const EncodeOptions& options) {
   const PatchInfo& info = patches.front().info;
   ECHO_TRY(check_tensors_match(info, base));
-  PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result};
+  PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result, {}};
   auto leaves = leaves_of(base, options.threads);
   if (const Digest found = combine_leaves(base, leaves); found != *info.base)
     return fail(Code::kStale, "fold deltas", "the base has digest {}, the first delta applies to {}", found.hex(),
@@ -304,7 +324,8 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
                      dtype_bytes(tensor.dtype), worker.content);
         Segment segment{task.tensor, task.index, {}};
         if (auto layer =
-                worker.encoder.encode(old, worker.content, place_of(tensor, task.range.first_byte), nullptr, nullptr))
+                worker.encoder.encode(old, worker.content, place_of(tensor, task.range.first_byte), nullptr, nullptr,
+                                      nullptr))
           segment.layers.push_back(*layer);
         return segment;
       }));
@@ -313,17 +334,6 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
                 stats.result.hex());
   ECHO_TRY(writer.finish(stats));
   return stats;
-}
-
-Result<std::vector<std::byte>> into_memory(const std::function<Result<PatchStats>(const PatchSink&)>& write,
-                                           PatchStats* stats) {
-  ByteVector bytes;
-  ECHO_ASSIGN(const PatchStats done, write([&](ByteSpan part) {
-                put_bytes(bytes, part);
-                return ok();
-              }));
-  if (stats) *stats = done;
-  return bytes;
 }
 
 }  // namespace
@@ -342,19 +352,6 @@ Result<PatchStats> write_snapshot(const StateView& cur, const PatchSink& sink, c
   return guarded("encode snapshot", [&]() -> Result<PatchStats> {
     ECHO_ASSIGN(const StateView sorted, canonical(cur));
     return snapshot_of(sorted, sink, options);
-  });
-}
-
-Result<std::vector<std::byte>> encode_delta(const StateView& prev, const StateView& cur, const EncodeOptions& options,
-                                            PatchStats* stats) {
-  return guarded("encode delta", [&] {
-    return into_memory([&](const PatchSink& sink) { return write_delta(prev, cur, sink, options); }, stats);
-  });
-}
-
-Result<std::vector<std::byte>> encode_snapshot(const StateView& cur, const EncodeOptions& options, PatchStats* stats) {
-  return guarded("encode snapshot", [&] {
-    return into_memory([&](const PatchSink& sink) { return write_snapshot(cur, sink, options); }, stats);
   });
 }
 

@@ -63,9 +63,9 @@ void write_segment(const Segment& segment, ByteVector& out) {
 }
 
 std::optional<Layer> SegmentEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
-                                            Digest* cur_leaves) {
+                                            Digest* cur_leaves, EntropyCounter* entropy) {
   sparse_bytes_.clear();
-  const SparseCount count = sparse_.encode(prev, cur, place, prev_leaves, cur_leaves, sparse_bytes_);
+  const SparseCount count = sparse_.encode(prev, cur, place, prev_leaves, cur_leaves, entropy, sparse_bytes_);
   if (count.changed == 0) return std::nullopt;
   Layer layer{LayerCoding::kSparse, count.changed, count.bound_bits, sparse_bytes_};
   // The whole content can only be shorter when the changes take much, or when it is very regular, which a piece of it

@@ -37,9 +37,9 @@ class SegmentEncoder {
  public:
   explicit SegmentEncoder(int zstd_level) : dense_(zstd_level) {}
   // The shortest layer that turns `prev` into `cur`, its payload valid until the next call; none when nothing differs.
-  // Digests of leaves as in SparseEncoder::encode().
+  // Digests of leaves and counts as in SparseEncoder::encode().
   std::optional<Layer> encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
-                              Digest* cur_leaves);
+                              Digest* cur_leaves, EntropyCounter* entropy);
   Layer encode_whole(ByteSpan cur, DType dtype);
 
  private:

@@ -10,6 +10,7 @@
 #include "base/result.hpp"
 #include "delta/bytes.hpp"
 #include "delta/digest.hpp"
+#include "delta/entropy.hpp"
 #include "delta/tensor.hpp"
 
 namespace echoline::delta {
@@ -32,9 +33,9 @@ class SparseEncoder {
   SparseEncoder();
   ~SparseEncoder();
   // Appends the coding of a segment, or nothing when no element differs. Both sides have equal size. Digests of the
-  // leaves of either side are taken on the way where a place for them is given.
+  // leaves of either side, and the counts of the entropy bound, are taken on the way where a place for them is given.
   SparseCount encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves, Digest* cur_leaves,
-                     ByteVector& out);
+                     EntropyCounter* entropy, ByteVector& out);
 
  private:
   struct State;

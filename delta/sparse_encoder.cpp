@@ -189,7 +189,7 @@ SparseEncoder::SparseEncoder() : state_(std::make_unique<State>()) {}
 SparseEncoder::~SparseEncoder() = default;
 
 SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
-                                  Digest* cur_leaves, ByteVector& out) {
+                                  Digest* cur_leaves, EntropyCounter* entropy, ByteVector& out) {
   const std::size_t size = dtype_bytes(place.dtype);
   const unsigned width = width_index(size);
   const Kernels& k = kernels();
@@ -216,6 +216,7 @@ SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlac
       prefetch_third();
       const std::uint32_t changed = k.diff[width](old, now, count, s.changed_bits);
       total += changed;
+      if (entropy) entropy->add(place.dtype, old, now, count, s.changed_bits);
       prefetch_third();
       const unsigned chosen = s.sort_block(model, old, count, size, changed, symbol);
       s.block_symbols.push_back(static_cast<std::uint16_t>(chosen));

@@ -159,15 +159,6 @@ Result<OwnedState> OwnedState::zeros_like(const StateView& like) {
   return state;
 }
 
-Result<OwnedState> OwnedState::copy_of(const StateView& source) {
-  ECHO_ASSIGN(const StateView sorted, canonical(source));
-  ECHO_ASSIGN(OwnedState state, zeros_like(sorted));
-  for (std::size_t i = 0; i < sorted.size(); ++i)
-    if (!sorted[i].bytes.empty())
-      std::memcpy(state.tensors_[i].memory.get(), sorted[i].bytes.data(), sorted[i].bytes.size());
-  return state;
-}
-
 TensorView OwnedState::view_of(const Tensor& tensor) {
   return {tensor.name, tensor.dtype, tensor.shape, {tensor.memory.get(), tensor.byte_count}};
 }

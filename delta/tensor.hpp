@@ -85,7 +85,6 @@ class OwnedState {
   // Allocates zeroed tensors of the names, types and shapes in `like`; its bytes are not read and may be empty.
   // kInvalid for a bad name or shape, kExhausted when memory runs out.
   static Result<OwnedState> zeros_like(const StateView& like);
-  static Result<OwnedState> copy_of(const StateView& source);
 
   std::size_t size() const { return tensors_.size(); }
   std::uint64_t total_bytes() const { return total_bytes_; }

@@ -8,6 +8,8 @@
 #include <map>
 
 #include "base/random.hpp"
+#include "delta/patch.hpp"
+#include "tests/delta/in_memory.hpp"
 
 namespace echoline::delta {
 namespace {
@@ -133,6 +135,43 @@ void check_type(DType dtype, unsigned mantissa_bits, unsigned exponent_bits, boo
   EXPECT_EQ(found.tensors[0].bound.changed, a.changed);
   EXPECT_NEAR(found.tensors[0].bound.position_bits, a.position_bits, 1e-6) << dtype_name(dtype);
   EXPECT_NEAR(found.tensors[0].bound.step_bits, a.step_bits, 1e-6) << dtype_name(dtype);
+}
+
+// An encoder's own counts, taken block by block on several threads, against the definition.
+template <class T>
+void check_encoder(DType dtype, std::size_t elements, unsigned mantissa_bits, unsigned exponent_bits, bool is_signed) {
+  Random random(11, static_cast<std::uint64_t>(dtype));
+  std::vector<T> prev(elements), cur;
+  for (T& bits : prev) bits = static_cast<T>(random.next());
+  cur = prev;
+  std::vector<std::pair<T, T>> all;
+  for (std::size_t i = 0; i < cur.size(); ++i) {
+    if (random.below(100) == 0) cur[i] = static_cast<T>(cur[i] + random.below(4));
+    if (random.below(1000) == 0) cur[i] = static_cast<T>(random.next());
+    all.emplace_back(prev[i], cur[i]);
+  }
+  const EntropyBound expected = by_definition(all, mantissa_bits, exponent_bits, is_signed);
+  const StateView from = {view_of("w", dtype, prev)}, to = {view_of("w", dtype, cur)};
+  for (const unsigned threads : {1u, 3u}) {
+    PatchStats stats;
+    ASSERT_TRUE(encode_delta(from, to, {.threads = threads, .count_entropy = true}, &stats));
+    ASSERT_TRUE(stats.entropy);
+    EXPECT_EQ(stats.entropy->elements, expected.elements);
+    EXPECT_EQ(stats.entropy->changed, expected.changed);
+    EXPECT_NEAR(stats.entropy->bytes() / expected.bytes(), 1, 1e-9) << dtype_name(dtype);
+    const EntropyBound apart = must_bound(from, to).total;
+    EXPECT_EQ(stats.entropy->position_bits, apart.position_bits);  // what is printed is the same to the last digit
+    EXPECT_EQ(stats.entropy->step_bits, apart.step_bits);
+  }
+  PatchStats uncounted;
+  ASSERT_TRUE(encode_delta(from, to, {}, &uncounted));
+  EXPECT_FALSE(uncounted.entropy);
+}
+
+TEST(Entropy, AnEncoderCountsWhatItPasses) {
+  check_encoder<std::uint16_t>(DType::kBF16, (17u << 19) + 3, 7, 8, false);  // three segments
+  check_encoder<std::uint32_t>(DType::kF32, 100'003, 23, 8, false);
+  check_encoder<std::uint8_t>(DType::kI8, 100'003, 0, 0, true);
 }
 
 TEST(Entropy, AgreesWithTheDefinitionForEveryType) {

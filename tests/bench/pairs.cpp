@@ -13,6 +13,7 @@
 
 #include "base/random.hpp"
 #include "delta/checkpoint.hpp"
+#include "tests/delta/in_memory.hpp"
 
 namespace echoline::bench {
 namespace {
@@ -226,8 +227,8 @@ Result<Pair> read_pair(const std::string& where) {
   ECHO_ASSIGN(const auto cur, delta::Checkpoint::open(to));
   Pair pair;
   pair.name = where;
-  ECHO_ASSIGN(pair.prev, delta::OwnedState::copy_of(prev.view()));
-  ECHO_ASSIGN(pair.cur, delta::OwnedState::copy_of(cur.view()));
+  ECHO_ASSIGN(pair.prev, delta::copy_of(prev.view()));
+  ECHO_ASSIGN(pair.cur, delta::copy_of(cur.view()));
   return pair;
 }
 

@@ -50,8 +50,6 @@ TEST(Echo2, SeedsByScoreThenRoundRobinToTheTails) {
   EXPECT_EQ(t.children_of(kLearnerId), ids({2, 4, 5}));
   EXPECT_EQ(t.children_of(id(6)), ids({1}));
   EXPECT_TRUE(t.children_of(id(1)).empty());
-  EXPECT_EQ(t.depth_of(id(1)), 3u);
-  EXPECT_EQ(t.depth_of(id(99)), std::nullopt);
   EXPECT_EQ(t.depth(), 3u);
   EXPECT_EQ(t.to_text(), "learner -> 2 -> 6 -> 1 | learner -> 4 -> 3 | learner -> 5 -> 7");
 }

@@ -86,8 +86,6 @@ TEST(Topology, OfATree) {
   EXPECT_EQ(t.to_short_text(), t.to_text());
   EXPECT_TRUE(validate(t, t.workers()));
   EXPECT_EQ(t.depth(), 3u);
-  EXPECT_EQ(t.depth_of(id(5)), 3u);
-  EXPECT_EQ(t.depth_of(id(4)), 2u);
   EXPECT_EQ(t.parent_of(id(4)), id(1));
   EXPECT_EQ(t.parent_of(id(1)), kLearnerId);
   EXPECT_THAT(t.children_of(id(1)), ElementsAre(id(2), id(4)));

@@ -16,6 +16,7 @@
 #include "delta/digest.hpp"
 #include "delta/patch.hpp"
 #include "patch_frames.hpp"
+#include "tests/delta/in_memory.hpp"
 
 namespace echoline::delta::test {
 
@@ -30,7 +31,7 @@ inline OwnedState zeros(const StateView& like) {
 }
 
 inline OwnedState copy(const StateView& of) {
-  auto state = OwnedState::copy_of(of);
+  auto state = copy_of(of);
   EXPECT_TRUE(state) << (state ? "" : state.error().message());
   return std::move(state).value();
 }

@@ -6,6 +6,7 @@
 #include "delta/patch.hpp"
 #include "model/weights.hpp"
 #include "overlay/sizes.hpp"
+#include "tests/delta/in_memory.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -29,7 +30,7 @@ class InstallerTest : public ::testing::Test {
  protected:
   InstallerTest() : config_(*model::preset("tiny-64")), installer_(*model::create(config_)) {
     first_ = *model::export_policy(**model::init(config_, 2));
-    second_ = *delta::OwnedState::copy_of(first_.view());
+    second_ = *delta::copy_of(first_.view());
     for (std::size_t i = 0; i < second_.size(); ++i) second_.mutable_bytes(i)[0] ^= std::byte{1};
     second_.seal();
     delta::PatchStats stats;
@@ -93,7 +94,7 @@ TEST_F(InstallerTest, AnotherPolicyThanAnnouncedIsRefused) {
 
 TEST_F(InstallerTest, APolicyOfAnotherModelIsRefused) {
   const auto other = *model::export_policy(**model::init(*model::preset("tiny-128"), 1));
-  auto copy = *delta::OwnedState::copy_of(other.view());
+  auto copy = *delta::copy_of(other.view());
   EXPECT_FALSE(installer_.install(publication(1, std::nullopt, *delta::encode_snapshot(other.view()), copy.digest())));
   EXPECT_FALSE(installer_.version());
 }
