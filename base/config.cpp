@@ -556,10 +556,6 @@ Status ConfigFile::set(std::string_view dotted_key, std::string_view text) {
   ECHO_CHECK(!state_->root_section, "set() comes before the first read");
   state_->set_keys.emplace_back(dotted_key);
   const ConfigPlace place{static_cast<std::uint32_t>(state_->set_keys.size()), 1, 1};
-  // Without its quotes, which the shell has taken, YAML would read an address such as '::' as a mapping.
-  std::string bare;
-  if (yaml_text.ends_with(':') && yaml_text.find_first_of(" \t\n\"'{}[],#&*!|>%@`") == yaml_text.npos)
-    yaml_text = bare = fmt::format("\"{}\"", yaml_text);
   std::vector<ConfigProblem> problems;
   ConfigNode value;
   if (!parse_set_value(text, place.source, value, problems)) return state_->error(std::move(problems));

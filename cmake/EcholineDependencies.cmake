@@ -26,6 +26,10 @@ if("model" IN_LIST ECHOLINE_CONFIGURED)
   add_library(echoline_torch INTERFACE)
   target_include_directories(echoline_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
   target_link_libraries(echoline_torch INTERFACE ${TORCH_LIBRARIES})
+  # What the compiler does anyway; said once more, it keeps files from using the precompiled headers of all others.
+  get_target_property(options torch INTERFACE_COMPILE_OPTIONS)
+  list(REMOVE_ITEM options -D_GLIBCXX_USE_CXX11_ABI=1)
+  set_target_properties(torch PROPERTIES INTERFACE_COMPILE_OPTIONS "${options}")
 endif()
 
 echoline_precompiled(standard HEADERS ${ECHOLINE_STANDARD_HEADERS} USES fmt::fmt)

@@ -1,6 +1,7 @@
 #include "model/runtime.hpp"
 
 #include <malloc.h>
+#include <torch/cuda.h>
 #include <torch/version.h>
 
 #include "model/torch.hpp"
