@@ -21,6 +21,10 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config) {
   return model;
 }
 
+Result<model::Phrasing> run_phrasing(const TaskSection& task, const model::ModelFiles& files) {
+  return model::Phrasing::make(files, {task.prompt, task.chat, task.system, task.chat_options_json});
+}
+
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {
   return capped(offer.up, config.network.worker_rate);
 }

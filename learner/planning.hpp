@@ -5,6 +5,7 @@
 #include "base/result.hpp"
 #include "learner/run_config.hpp"
 #include "model/config.hpp"
+#include "model/phrasing.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/plan.hpp"
 
@@ -17,6 +18,9 @@ struct RunPlan {
 
 // The shape of the run's model: of its preset, or of the config.json in its folder.
 Result<model::ModelConfig> run_model_config(const RunConfig& config);
+
+// How the run puts its problems to the model.
+Result<model::Phrasing> run_phrasing(const TaskSection& task, const model::ModelFiles& files);
 
 // For a model of this shape and prompts of up to so many tokens. kInvalid for a bad offers file; kInfeasible when no
 // fleet meets the target, with the ways out.

@@ -13,7 +13,7 @@
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/trajectory.hpp"
 #include "delta/checkpoint.hpp"
-#include "model/tokenizer.hpp"
+#include "model/phrasing.hpp"
 #include "model/weights.hpp"
 #include "overlay/sizes.hpp"
 #include "overlay/types.hpp"
@@ -35,7 +35,7 @@ class Preflighter {
   Preflight run() {
     check_model();
     check_task();
-    if (model_ && tokenizer_ && adapter_) check_lengths();
+    if (model_ && phrasing_ && adapter_) check_lengths();
     if (model_) check_messages();
     if (model_) check_publications();
     check_store();
@@ -67,19 +67,11 @@ class Preflighter {
 
   Status read_model() {
     ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
-    if (!config_.model.path) {
-      ECHO_ASSIGN(tokenizer_, model::Tokenizer::characters(model::kCharacterAlphabet));
-      model_ = model;
-      return ok();
-    }
-    const std::filesystem::path& folder = *config_.model.path;
-    ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_file(folder / "tokenizer.json"));
-    if (tokenizer.size() > model.vocab_size)
-      return fail(Code::kInvalid, folder.string(), "tokenizer.json has ids up to {}, but config.json's vocab_size is {}",
-                  tokenizer.size() - 1, model.vocab_size);
-    ECHO_TRY(check_weights(folder, model));
-    tokenizer_ = std::move(tokenizer);
+    ECHO_ASSIGN(const model::ModelFiles files, config_.model.path ? model::ModelFiles::read(*config_.model.path)
+                                                                  : model::ModelFiles::of_preset(*config_.model.preset));
+    if (config_.model.path) ECHO_TRY(check_weights(*config_.model.path, model));
     model_ = model;
+    ECHO_ASSIGN(phrasing_, run_phrasing(config_.task, files));
     return ok();
   }
 
@@ -138,7 +130,7 @@ class Preflighter {
     std::string first_unwritable, first_too_long;
     const auto room = static_cast<std::uint64_t>(model_->positions_max);
     for (const schema::Problem& problem : problems) {
-      const auto tokens = tokenizer_->encode(problem.prompt());
+      const auto tokens = phrasing_->prompt(problem.prompt());
       if (!tokens) {
         if (++unwritable == 1) first_unwritable = fmt::format("{}: {}", problem.id(), tokens.error().message());
         continue;
@@ -237,7 +229,7 @@ class Preflighter {
   const RunConfig& config_;
   Preflight result_;
   std::optional<model::ModelConfig> model_;
-  std::optional<model::Tokenizer> tokenizer_;
+  std::optional<model::Phrasing> phrasing_;
   std::unique_ptr<data_plane::Adapter> adapter_;
   std::vector<schema::Problem> evaluation_;
   std::uint64_t prompt_tokens_ = 0;  // of the longest prompt that was looked at

@@ -301,6 +301,7 @@ class Service {
     const TimePoint trained = clock_.now();
     if (step_ % config_.staleness.publish_every == 0 || step_ == config_.run.steps) ECHO_TRY(publish(Version{step_}));
     if (step_ % config_.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
+    ECHO_TRY(policy_->step_done());
     const TimePoint end = clock_.now();
     reward_ = report.reward_mean;
     wait_seconds_ += seconds(waited - start);
@@ -315,6 +316,7 @@ class Service {
                              {"clip_fraction", report.clip_fraction},
                              {"capped_fraction", report.capped_fraction},
                              {"behaviour_kl", report.behaviour_kl},
+                             {"truncated_fraction", report.truncated_fraction},
                              {"informative_groups", report.informative_groups},
                              {"response_tokens", report.response_tokens},
                              {"staleness", ages},

@@ -216,4 +216,28 @@ Result<std::vector<Generation>> generate(Transformer& model, const std::vector<s
   }
 }
 
+Result<std::vector<float>> score(Transformer& model, const std::vector<Token>& prompt,
+                                 const std::vector<Token>& continuation, double temperature) {
+  std::vector<Token> all = prompt;
+  all.insert(all.end(), continuation.begin(), continuation.end());
+  if (prompt.empty() || continuation.empty())
+    return fail(Code::kInvalid, "score", "the {} is empty, expected at least one token",
+                prompt.empty() ? "prompt" : "continuation");
+  SamplingOptions options;
+  options.temperature = temperature;
+  options.tokens_max = 1;
+  all.pop_back();  // check() leaves room for one more
+  ECHO_TRY(check(model.config(), {all, continuation}, options));
+  all.push_back(continuation.back());
+  try {
+    torch::NoGradGuard no_grad;
+    const Tensor ids = torch::tensor(std::vector<std::int64_t>(all.begin(), all.end()), torch::kLong).unsqueeze(0);
+    const Tensor scores = model.token_logprobs(ids.to(model.device()), temperature).logprobs.cpu().contiguous();
+    const float* first = scores.data_ptr<float>() + (prompt.size() - 1);
+    return std::vector<float>(first, first + continuation.size());
+  } catch (const std::exception& e) {
+    return fail(Code::kExhausted, "score", "{} tokens: {}", all.size(), e.what());
+  }
+}
+
 }  // namespace echoline::model

@@ -36,4 +36,9 @@ struct Generation {
 Result<std::vector<Generation>> generate(Transformer& model, const std::vector<std::vector<Token>>& prompts,
                                          const SamplingOptions& options, const std::function<bool()>& interrupted = {});
 
+// Log-probability of each token of `continuation` after `prompt`, as generate() gives it for tokens it has drawn; nats.
+// Errors as generate().
+Result<std::vector<float>> score(Transformer& model, const std::vector<Token>& prompt,
+                                 const std::vector<Token>& continuation, double temperature = 1.0);
+
 }  // namespace echoline::model

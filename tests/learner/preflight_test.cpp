@@ -110,6 +110,16 @@ TEST(Preflight, WhatDoesNotFitIsRefused) {
   EXPECT_EQ(memory_check(*large, {}, 20, Bytes{512'000'000'000}).verdict, Verdict::kWarning);
 }
 
+TEST(Preflight, PromptsAreLookedAtAsTheModelSeesThem) {
+  const Preflight other_alphabet = preflight(quickstart({{"task.prompt", "\u00a3{prompt}"}}));
+  EXPECT_EQ(check(other_alphabet, "lengths").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(other_alphabet, "lengths").detail, HasSubstr("cannot be written"));
+  const Preflight bytes = preflight(quickstart({{"task.prompt", "\u00a3{prompt}"}, {"model.preset", "bytes-64"}}));
+  EXPECT_EQ(check(bytes, "lengths").verdict, Verdict::kOk) << check(bytes, "lengths").detail;
+  const Preflight chat = preflight(quickstart({{"task.chat", "true"}, {"task.system", "Add."}}));
+  EXPECT_EQ(check(chat, "lengths").verdict, Verdict::kOk) << check(chat, "lengths").detail;
+}
+
 TEST(Preflight, ABindAddressIsOneOfThisMachine) {
   for (const char* good : {"127.0.0.1", "localhost"}) EXPECT_TRUE(can_listen(good, 0)) << good;
   const Status named = can_listen("not a name", 0);

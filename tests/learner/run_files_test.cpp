@@ -258,7 +258,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   input.steps_done = 2;
   input.version = Version{2};
   input.digest[0] = std::byte{1};
-  input.metrics = {{{"kind", "evaluation"}, {"when", "before"}, {"accuracy", 0.25}, {"problems", 256}},
+  input.metrics = {{{"kind", "evaluation"}, {"when", "before"}, {"step", 0}, {"accuracy", 0.25}, {"problems", 256}},
                    {{"kind", "publication"},
                     {"version", 0},
                     {"snapshot", true},
@@ -274,7 +274,8 @@ TEST_F(RunFilesTest, ReportAddsUp) {
                     {"state_bytes", 1000},
                     {"patch_bytes", 100},
                     {"density", 0.1}},
-                   {{"kind", "evaluation"}, {"when", "after"}, {"accuracy", 0.75}, {"problems", 256}}};
+                   {{"kind", "evaluation"}, {"when", "during"}, {"step", 1}, {"accuracy", 0.5}, {"problems", 256}},
+                   {{"kind", "evaluation"}, {"when", "after"}, {"step", 2}, {"accuracy", 0.75}, {"problems", 256}}};
   input.wall_seconds = 12;
   input.fleet.usd = 0.5;
   WorkerEntry worker;
@@ -295,7 +296,9 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   EXPECT_TRUE(report.at("workers")[0].at("price_usd_per_hour").is_null());
   EXPECT_NE(report_text(report).find("$0.5000 and what is not stated in all"), std::string::npos);
   EXPECT_EQ(report.at("reward"), json({{"first", 0.2}, {"last", 0.4}}));
-  EXPECT_EQ(report.at("eval"), json({{"before", 0.25}, {"after", 0.75}, {"problems", 256}}));
+  EXPECT_EQ(report.at("eval"),
+            json::parse(R"({"before": 0.25, "after": 0.75, "problems": 256, "by_step": [{"step": 0, "accuracy": 0.25},
+                            {"step": 1, "accuracy": 0.5}, {"step": 2, "accuracy": 0.75}]})"));
   EXPECT_EQ(report.at("staleness").at("max"), 2);
   EXPECT_DOUBLE_EQ(report.at("staleness").at("mean"), 6.0 / 8);
   EXPECT_DOUBLE_EQ(report.at("learner").at("idle_fraction"), 0.4);
