@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "base/files.hpp"
+#include "delta/digest.hpp"
 #include "delta/safetensors.hpp"
 #include "model/weights.hpp"
 

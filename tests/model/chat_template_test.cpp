@@ -78,7 +78,7 @@ TEST(ChatTemplate, ATemplateOfHeadersAndTrimmedTexts) {
       "    {%- set system_message = messages[0]['content']|trim %}\n    {%- set messages = messages[1:] %}\n"
       "{%- else %}\n    {%- set system_message = '' %}\n{%- endif %}\n"
       "{{- '<|h|>system<|/h|>\\n\\nToday: ' + date_string + '\\n\\n' }}\n{{- system_message }}\n{{- '<|eot|>' }}\n"
-      "{% for message in messages %}{% set content = '<|h|>' + message['role'] + '<|/h|>\\n\\n'+ message['content'] | trim "
+      "{%- for message in messages %}{% set content = '<|h|>' + message['role'] + '<|/h|>\\n\\n'+ message['content'] | trim "
       "+ '<|eot|>' %}{% if loop.index0 == 0 %}{% set content = '[' ~ loop.length ~ ']' + content %}{% endif %}"
       "{{ content }}{% endfor %}{% if add_generation_prompt %}{{ '<|h|>assistant<|/h|>\\n\\n' }}{% endif %}\n";
   EXPECT_EQ(rendered(text),
@@ -238,10 +238,12 @@ TEST(Phrasing, RefusesWhatCannotWork) {
     EXPECT_EQ(made.error().code, Code::kInvalid);
     EXPECT_NE(made.error().detail.find(says), std::string::npos) << made.error().detail;
   };
-  PromptStyle chat;
+  PromptStyle chat, no_place, no_chat;
   chat.chat = true;
-  refused(files(), {.text = "no place"}, "{prompt}");
-  refused(files(), {.system = "x"}, "task.chat");
+  no_place.text = "no place";
+  no_chat.system = "x";
+  refused(files(), no_place, "{prompt}");
+  refused(files(), no_chat, "task.chat");
   refused(files("{{ messages | wordwrap }}"), chat, "wordwrap");
   refused(files("{% if %}"), chat, "line 1");
   ModelFiles without = files();
