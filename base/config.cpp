@@ -540,6 +540,20 @@ Result<ConfigFile> ConfigFile::parse(std::string_view text, std::string name) {
   return ConfigFile(std::move(state));
 }
 
+Result<ConfigFile> ConfigFile::load_json(const std::filesystem::path& path) {
+  ECHO_ASSIGN(const std::string text, read_file(path, kJsonBytesMax));
+  return parse_json(text, path.string());
+}
+
+Result<ConfigFile> ConfigFile::parse_json(std::string_view text, std::string name) {
+  auto state = std::make_unique<ConfigState>();
+  state->name = std::move(name);
+  if (!echoline::parse_json(text, 0, state->root, state->problems)) return state->error(state->problems);
+  if (state->root.kind != Kind::kMapping)
+    return state->error({{state->root.place, fmt::format("expected an object, found {}", found(state->root))}});
+  return ConfigFile(std::move(state));
+}
+
 ConfigFile ConfigFile::blank() {
   auto state = std::make_unique<ConfigState>();
   state->blank = true;

@@ -199,6 +199,9 @@ class ConfigFile {
   static Result<ConfigFile> load(const std::filesystem::path& path);
   // `name` stands for the file in messages.
   static Result<ConfigFile> parse(std::string_view text, std::string name);
+  // The same for a file of data, such as offers: strict JSON of at most 64 MiB.
+  static Result<ConfigFile> load_json(const std::filesystem::path& path);
+  static Result<ConfigFile> parse_json(std::string_view text, std::string name);
   // A file that has nothing in it and in which every list has one element, for a reader to be documented.
   static ConfigFile blank();
   ConfigFile(ConfigFile&&) noexcept;

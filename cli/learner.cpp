@@ -6,6 +6,7 @@
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "cli/output.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
@@ -34,7 +35,7 @@ int run_learner_verb(const LearnerArguments& a) {
   learner::ServiceOptions options;
   options.resume = a.resume;
   options.program = std::filesystem::read_symlink("/proc/self/exe");
-  options.planned = [](const provisioner::Plan& plan) { fmt::print(stderr, "{}\n", plan.to_table()); };
+  options.planned = [](const provisioner::Plan& plan) { say("{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
   if (!outcome) return refuse(outcome.error());
   if (a.json) fmt::print("{}\n", outcome->report.dump(2));

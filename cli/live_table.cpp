@@ -99,10 +99,9 @@ Row row_of(const json& w, double published, double publish_every) {
     row.weight = -1;
     return row;
   }
-  const std::string state = field(w, "state", std::string("active"));
-  if (state != "active" && state != "joining") note(5, state);
+  if (field(w, "away", false)) note(5, "away");
   if (field(w, "quarantined", false)) note(5, "bad chunks");
-  if (const double failures = field(w, "failures", 0.0); failures > 0) note(4, fmt::format("{} failed", failures));
+  if (const double troubles = field(w, "troubles", 0.0); troubles > 0) note(4, fmt::format("{} troubles", troubles));
   if (version < 0)
     note(2, "joining");
   else if (version + publish_every < published)
@@ -185,7 +184,8 @@ std::vector<std::string> status_lines(const json& s, Screen screen) {
   parts.push_back(fmt::format("learner idle {:.1f} %", 100 * field(s, "idle_fraction", 0.0)));
   parts.push_back("delta " + bytes(s, "delta_bytes"));
   parts.push_back(fmt::format("T_b {:.2f} s", field(s, "t_b_seconds", 0.0)));
-  parts.push_back(fmt::format("${:.4f} (${:.2f}/h)", field(s, "usd", 0.0), field(s, "usd_per_hour", 0.0)));
+  parts.push_back(fmt::format("{}${:.4f} (${:.2f}/h)", field(s, "prices_known", true) ? "" : "at least ",
+                              field(s, "usd", 0.0), field(s, "usd_per_hour", 0.0)));
   pack(parts, screen.columns, lines);
   if (lines.size() > screen.rows) lines.resize(screen.rows);
   for (std::string& line : lines) line = fitted(line, screen.columns);
@@ -213,7 +213,9 @@ void LiveTable::redraw(const std::string& printed) {
   const std::optional<Screen> now = screen_of(out_);
   if (!now) return write(printed);
   std::vector<std::string> lines;
-  if (status_.is_object()) lines = status_lines(status_, {now->columns, now->rows - 1});
+  // The cursor stands below the table, and where there is room the last messages stay above it.
+  const std::size_t around = now->rows >= 16 ? 4 : 1;
+  if (status_.is_object()) lines = status_lines(status_, {now->columns, now->rows - around});
   std::string text = "\x1b[?7l";  // no line may become two
   if (drawn_ > 0 && now != screen_) {
     // The terminal may have wrapped or cut what stood there: begin anew, with what was printed last.

@@ -1,7 +1,8 @@
-// echoline model init | info: make a model directory, or say what one holds and needs.
+// echoline model init | info: make a model directory, or say what one holds and needs. model_use.cpp has the rest.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "cli/model_verbs.hpp"
 #include "cli/verbs.hpp"
 #include "model/transformer.hpp"
 #include "model/weights.hpp"
@@ -15,19 +16,16 @@ struct InitArguments {
 };
 
 Status init_model(const InitArguments& a) {
-  ECHO_ASSIGN(model::ModelConfig config, model::preset(a.preset));
-  ECHO_ASSIGN(const model::Tokenizer tokenizer, model::Tokenizer::characters(model::kCharacterAlphabet));
-  if (config.vocab_size < tokenizer.size() || config.vocab_size > 4096)
+  ECHO_ASSIGN(const model::ModelFiles files, model::ModelFiles::of_preset(a.preset));
+  if (files.config.vocab_size > 4096)
     return fail(Code::kInvalid, "model init",
-                "preset '{}' needs the tokenizer of a published model; only the tiny presets come with their own",
+                "preset '{}' needs the tokenizer of a published model; only tiny-* and bytes-* come with their own",
                 a.preset);
   if (std::filesystem::exists(std::filesystem::path(a.output) / "config.json"))
     return fail(Code::kInvalid, "model init", "{} holds a model already; choose another folder", a.output);
-  ECHO_ASSIGN(const auto transformer, model::init(config, a.seed));
+  ECHO_ASSIGN(const auto transformer, model::init(files.config, a.seed));
   ECHO_ASSIGN(const delta::OwnedState policy, model::export_policy(*transformer));
-  std::vector<model::Token> eos;
-  if (const auto end = tokenizer.end_of_text()) eos.push_back(*end);
-  return model::save_model(a.output, config, policy.view(), tokenizer, eos);
+  return model::save_model(a.output, files, policy.view());
 }
 
 struct InfoArguments {
@@ -80,7 +78,7 @@ int info(const InfoArguments& a) {
 }  // namespace
 
 void add_model(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("model", "Make a tiny model, or say what a model directory holds and needs");
+  auto* verb = app.add_subcommand("model", "Make a tiny model, look at one, take one out of a run, hear what it says");
   verb->require_subcommand(1);
   std::string names;
   for (const std::string& name : model::preset_names()) names += (names.empty() ? "" : ", ") + name;
@@ -102,6 +100,7 @@ void add_model(CLI::App& app, int& exit) {
   show->add_option("--preset", s->preset, "instead of a folder, one of: " + names);
   show->add_flag("--json", s->json, "print JSON");
   show->callback([s, &exit] { exit = info(*s); });
+  add_model_use(*verb, exit);
 }
 
 }  // namespace echoline::cli

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "cli/output.hpp"
 #include "cli/verbs.hpp"
 #include "learner/preflight.hpp"
 
@@ -25,7 +26,7 @@ int run(const Arguments& a) {
   const learner::Preflight checked = learner::preflight(*config);
   if (const Status status = checked.status(); !status) return refuse(status.error());
   for (const learner::Check& check : checked.checks)
-    if (check.verdict == learner::Verdict::kWarning) fmt::print(stderr, "{}: {}\n", check.name, check.detail);
+    if (check.verdict == learner::Verdict::kWarning) say("{}: {}\n", check.name, check.detail);
   if (a.json)
     fmt::print("{}\n", checked.plan->plan.to_json().dump(2));
   else

@@ -9,6 +9,7 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "cli/live_table.hpp"
+#include "cli/output.hpp"
 #include "cli/plot.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
@@ -45,6 +46,10 @@ int status(const Arguments& a) {
   fmt::print("{} ({})\n", folder->string(), running ? "running" : "not running");
   const std::size_t columns = screen_of(stdout).value_or(Screen{100, 0}).columns;
   for (const std::string& line : status_lines(*object, {columns, 1u << 20})) fmt::print("{}\n", line);
+  const std::string phase = object->value("phase", "");
+  if (!running && phase != "completed" && phase != "interrupted")
+    fmt::print("its learner ended before the run did; go on with: {}\n",
+               resume_command((*folder / "config.yaml").string(), {}));
   return 0;
 }
 

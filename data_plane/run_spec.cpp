@@ -3,17 +3,6 @@
 #include <zstd.h>
 
 namespace echoline::data_plane {
-namespace {
-
-// Of a trajectory, beside its tokens: ids, digest, reward and its components.
-constexpr std::uint64_t kTrajectoryBytes = 8192;
-// A token id of up to 2^28; of a response also its log-probability, mask and text. Tokens of more text than this are
-// rare, and never stand in a row.
-constexpr std::uint64_t kPromptTokenBytes = 4, kTextBytesPerToken = 12;
-constexpr std::uint64_t kResponseTokenBytes = 4 + 4 + 1 + kTextBytesPerToken;
-
-}  // namespace
-
 Result<std::string> pack_run_spec(const schema::RunSpec& spec) {
   const std::string plain = spec.SerializeAsString();
   if (plain.size() > kRunSpecBytesMax)
@@ -38,10 +27,6 @@ Result<schema::RunSpec> unpack_run_spec(std::string_view packed) {
   schema::RunSpec spec;
   if (!spec.ParseFromString(plain)) return fail(Code::kCorrupt, "run specification", "not a serialised RunSpec");
   return spec;
-}
-
-std::uint64_t submission_bytes_max(std::uint64_t rollouts, std::uint64_t prompt_tokens, std::uint64_t response_tokens) {
-  return rollouts * (kTrajectoryBytes + prompt_tokens * kPromptTokenBytes + response_tokens * kResponseTokenBytes);
 }
 
 }  // namespace echoline::data_plane

@@ -1,5 +1,5 @@
 // The run specification on its way to a worker: serialised and compressed once per run, because a real tokenizer.json
-// has ten megabytes and more; and how large what comes back can be.
+// has ten megabytes and more.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,8 +16,5 @@ inline constexpr std::size_t kRunSpecBytesMax = 128u << 20;  // uncompressed
 Result<std::string> pack_run_spec(const schema::RunSpec& spec);
 // kCorrupt for bytes that do not decode, or would be too many.
 Result<schema::RunSpec> unpack_run_spec(std::string_view packed);
-
-// Bytes of the largest Submission a run can produce: `rollouts` in a group, with at most so many tokens each.
-std::uint64_t submission_bytes_max(std::uint64_t rollouts, std::uint64_t prompt_tokens, std::uint64_t response_tokens);
 
 }  // namespace echoline::data_plane

@@ -30,15 +30,15 @@ Refusal because(std::string_view reason, bool forged, fmt::format_string<Args...
 
 }  // namespace
 
-Door::Door(DoorOptions options, const data_plane::Adapter& adapter, model::Tokenizer tokenizer)
-    : options_(std::move(options)), adapter_(adapter), tokenizer_(std::move(tokenizer)) {}
+Door::Door(DoorOptions options, const data_plane::Adapter& adapter, model::Phrasing phrasing)
+    : options_(std::move(options)), adapter_(adapter), phrasing_(std::move(phrasing)) {}
 
 Result<const Question*> Door::question(GroupId group) {
   constexpr std::string_view kOperation = "problem";
   if (const auto known = questions_.find(group); known != questions_.end()) return known->second.get();
   Question question;
   ECHO_ASSIGN(question.problem, adapter_.problem(group.value));
-  auto prompt = tokenizer_.encode(question.problem.prompt());
+  auto prompt = phrasing_.prompt(question.problem.prompt());
   if (!prompt)
     return fail(Code::kInvalid, kOperation, "'{}': its prompt has no tokens: {}", question.problem.id(),
                 prompt.error().detail);
@@ -87,7 +87,8 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
     if (const Status status = options_.trainable(t); !status)
       return because("malformed", false, "{}", status.error().detail);
 
-  const auto end = std::find_first_of(response.begin(), response.end(), options_.eos.begin(), options_.eos.end());
+  const std::vector<model::Token>& eos = phrasing_.eos();
+  const auto end = std::find_first_of(response.begin(), response.end(), eos.begin(), eos.end());
   const bool finished = end != response.end();
   if (finished && end + 1 != response.end())
     return because("malformed", false, "it goes on after token {}, which ends a response", *end);
@@ -100,7 +101,7 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
   if (!adapter_.deterministic()) return std::nullopt;
   if (t.loss_mask_size() != 0)
     return because("malformed", false, "a loss mask, expected none: every token of this task is the policy's");
-  const std::string text = model::response_text(tokenizer_, response, options_.eos);
+  const std::string text = phrasing_.answer(response);
   if (t.text() != text) return because("wrong score", true, "its text is not what its tokens stand for");
   const data_plane::Score score = adapter_.score(question.problem, text);
   if (!same(t.reward(), score.reward) || t.correct() != score.correct)

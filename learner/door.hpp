@@ -12,7 +12,7 @@
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "data_plane/adapters/adapter.hpp"
-#include "model/tokenizer.hpp"
+#include "model/phrasing.hpp"
 
 namespace echoline::learner {
 
@@ -20,7 +20,6 @@ struct DoorOptions {
   std::int64_t vocab_size = 0;
   std::int64_t positions_max = 0;
   std::int64_t response_tokens_max = 0;
-  std::vector<model::Token> eos;  // what ends a response
   // What training refuses is refused here, so that it cannot end the run there.
   std::function<Status(const schema::Trajectory&)> trainable;
 };
@@ -45,7 +44,7 @@ struct Refusal {
 class Door {
  public:
   // The adapter must outlive the door.
-  Door(DoorOptions options, const data_plane::Adapter& adapter, model::Tokenizer tokenizer);
+  Door(DoorOptions options, const data_plane::Adapter& adapter, model::Phrasing phrasing);
 
   // kInvalid when no worker could generate it: its prompt has no tokens, or leaves no room for a response.
   Result<const Question*> question(GroupId group);
@@ -63,7 +62,7 @@ class Door {
 
   DoorOptions options_;
   const data_plane::Adapter& adapter_;
-  model::Tokenizer tokenizer_;
+  model::Phrasing phrasing_;
   std::map<GroupId, std::unique_ptr<Question>> questions_;  // those asked and not settled, within a limit
 };
 

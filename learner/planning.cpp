@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "replay_buffer/rules.hpp"
+
 namespace echoline::learner {
 namespace {
 
@@ -17,6 +19,10 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config) {
   auto model = model::ModelConfig::from_file(*config.model.path / "config.json");
   if (!model) return as_mistake(std::move(model).error());
   return model;
+}
+
+Result<model::Phrasing> run_phrasing(const TaskSection& task, const model::ModelFiles& files) {
+  return model::Phrasing::make(files, {task.prompt, task.chat, task.system, task.chat_options_json});
 }
 
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {
@@ -50,6 +56,10 @@ Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& mode
   request.pace.step_time = config.fleet.step_time_expected;
   request.staleness_budget = static_cast<int>(config.staleness.budget);
   request.lookahead = static_cast<int>(config.staleness.lookahead);
+  request.staleness_worst = [s = config.staleness](int lag) {
+    return static_cast<int>(
+        replay_buffer::staleness_worst(s.budget, s.publish_every, s.lookahead, static_cast<std::uint32_t>(lag)));
+  };
   request.group_size = config.rollout.group_size;
   request.headroom = config.fleet.headroom;
   request.run_time = from_seconds(static_cast<double>(config.run.steps) * seconds(config.fleet.step_time_expected));

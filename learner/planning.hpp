@@ -5,6 +5,7 @@
 #include "base/result.hpp"
 #include "learner/run_config.hpp"
 #include "model/config.hpp"
+#include "model/phrasing.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/plan.hpp"
 
@@ -18,6 +19,9 @@ struct RunPlan {
 // The shape of the run's model: of its preset, or of the config.json in its folder.
 Result<model::ModelConfig> run_model_config(const RunConfig& config);
 
+// How the run puts its problems to the model.
+Result<model::Phrasing> run_phrasing(const TaskSection& task, const model::ModelFiles& files);
+
 // For a model of this shape and prompts of up to so many tokens. kInvalid for a bad offers file; kInfeasible when no
 // fleet meets the target, with the ways out.
 Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
@@ -25,6 +29,11 @@ Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& mode
 // What a GPU must hold to generate one group: the weights in bf16, keys and values of every token, the logits of the
 // longest prompt, and what any GPU program takes.
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
+
+// For how many steps consumed trajectories are kept: what going back to the oldest checkpoint needs, and two more.
+inline std::uint64_t steps_kept(const RunConfig& config) {
+  return std::uint64_t{config.learner.checkpoint_every} * (config.learner.checkpoints_kept + 2);
+}
 
 // The rate a rented worker may send and receive at: its offer's, at most the run's cap.
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer);

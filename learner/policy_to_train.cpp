@@ -5,7 +5,6 @@
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "learner/planning.hpp"
-#include "learner/trainer_checkpoint.hpp"
 #include "learner/warm_start.hpp"
 #include "model/runtime.hpp"
 #include "model/torch.hpp"
@@ -16,11 +15,17 @@ namespace {
 
 // What a checkpoint must agree with: the model and the task, not how long or with whom the run goes on.
 std::string config_digest(const RunConfig& config, const model::ModelConfig& model) {
-  const std::string text =
+  std::string text =
       fmt::format("{}|{}|{}|{}", model.to_json(), config.task.adapter, config.task.options_json, config.run.seed);
+  const TaskSection plain;
+  if (config.task.prompt != plain.prompt || config.task.chat)
+    text += fmt::format("|{}|{}|{}|{}", config.task.prompt, config.task.chat, config.task.system,
+                        config.task.chat_options_json);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
+
+std::filesystem::path checkpoints(const RunRecord& record) { return record.folder() / "checkpoints"; }
 
 }  // namespace
 
@@ -28,12 +33,7 @@ Result<std::unique_ptr<PolicyToTrain>> PolicyToTrain::load(const RunConfig& conf
                                                            Phase phase, const std::atomic<bool>& stop) {
   std::unique_ptr<PolicyToTrain> policy(new PolicyToTrain(config, record, std::move(phase), stop));
   ECHO_TRY(policy->load_model());
-  if (!resume) return policy;
-  ECHO_TRY(policy->create_trainer());
-  ECHO_TRY(load_checkpoint(record.folder() / "checkpoints", *policy->trainer_,
-                           config_digest(config, policy->model_config_)));
-  log::info("resuming from the checkpoint of step {}", policy->steps());
-  record.event("resumed", {{"step", policy->steps()}});
+  if (resume) ECHO_TRY(policy->resume());
   return policy;
 }
 
@@ -42,41 +42,70 @@ Status PolicyToTrain::load_model() {
   model::use_threads(config_.learner.threads);
   model::keep_freed_memory();
   torch::manual_seed(static_cast<std::uint64_t>(config_.run.seed));
-  ECHO_ASSIGN(model_config_, run_model_config(config_));
   if (config_.model.path) {
     ECHO_ASSIGN(model::LoadedModel loaded, model::load_model(*config_.model.path));
     model_ = loaded.transformer;
-    tokenizer_.emplace(std::move(loaded.tokenizer));
+    files_.emplace(std::move(loaded.files));
   } else {
-    ECHO_ASSIGN(model_, model::init(model_config_, config_.run.seed));
-    ECHO_ASSIGN(tokenizer_, model::Tokenizer::characters(model::kCharacterAlphabet));
+    ECHO_ASSIGN(files_, model::ModelFiles::of_preset(*config_.model.preset));
+    ECHO_ASSIGN(model_, model::init(files_->config, config_.run.seed));
   }
+  ECHO_ASSIGN(phrasing_, run_phrasing(config_.task, *files_));
   ECHO_ASSIGN(adapter_, data_plane::make_adapter(config_.task.adapter, config_.task.options_json, config_.run.seed));
   evaluation_ = adapter_->evaluation();
+  if (config_.evaluation.problems && *config_.evaluation.problems < evaluation_.size())
+    evaluation_.resize(*config_.evaluation.problems);
+  checkpoint_of_.config_digest = config_digest(config_, files_->config);
   return ok();
 }
 
-Status PolicyToTrain::create_trainer() {
+Status PolicyToTrain::create_trainer(bool resumed) {
   TrainerConfig trainer;
   trainer.loss = config_.learner.loss;
   trainer.optimizer = config_.learner.optimizer;
   trainer.temperature = config_.rollout.temperature;
   trainer.minibatches = config_.learner.minibatches;
+  trainer.truncated = config_.learner.truncated;
+  trainer.truncated_penalty = config_.learner.truncated_penalty;
   trainer.seed = config_.run.seed;
   std::shared_ptr<model::Transformer> reference;
   if (config_.learner.loss.kl_coefficient > 0) {
-    ECHO_ASSIGN(reference, model::init(model_config_, config_.run.seed));
-    ECHO_ASSIGN(const delta::OwnedState frozen, model::export_policy(*model_));
-    ECHO_TRY(model::load_policy(*reference, frozen.view()));
+    // Frozen once, when training begins, and kept with the run: after a resume the model is another one.
+    if (!resumed) {
+      ECHO_ASSIGN(const delta::OwnedState policy, model::export_policy(*model_));
+      ECHO_TRY(freeze_reference(checkpoints(record_), policy));
+    }
+    reference = std::make_shared<model::Transformer>(files_->config, model_->device(), model_->dtype());
+    ECHO_ASSIGN(checkpoint_of_.reference_digest, load_reference(checkpoints(record_), *reference));
   }
   ECHO_ASSIGN(trainer_, Trainer::create(model_, trainer, reference));
+  return ok();
+}
+
+Status PolicyToTrain::resume() {
+  const auto nothing = [&](const Error& error) {
+    return fail(error.code, error.operation, "{}{}", error.detail, earlier_hint(record_.folder()));
+  };
+  if (const auto found = find_policy(checkpoints(record_), {}); !found && found.error().code == Code::kNotFound)
+    return nothing(found.error());
+  ECHO_TRY(create_trainer(/*resumed=*/true));
+  const auto loaded = load_checkpoint(checkpoints(record_), *trainer_, checkpoint_of_);
+  if (!loaded) return nothing(loaded.error());
+  for (const Resumed::Damaged& damaged : loaded->damaged) {
+    log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
+              damaged.reason);
+    record_.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
+  }
+  saved_step_ = loaded->step;
+  log::info("resuming from the checkpoint of step {}", steps());
+  record_.event("resumed", {{"step", steps()}});
   return ok();
 }
 
 Status PolicyToTrain::begin() {
   if (config_.learner.warm_start.enabled) ECHO_TRY(warm_start());
   if (stop_) return ok();
-  ECHO_TRY(create_trainer());
+  ECHO_TRY(create_trainer(/*resumed=*/false));
   record_.event("started", {{"step", steps()}});
   ECHO_TRY(evaluate("before"));
   return checkpoint();
@@ -94,7 +123,7 @@ Status PolicyToTrain::warm_start() {
   warm.target_accuracy = section.target_accuracy;
   warm.response_tokens_max = config_.rollout.response_tokens_max;
   const TimePoint start = clock.now();
-  const auto report = learner::warm_start(*model_, *tokenizer_, *adapter_, warm, [&](const WarmStartProgress& p) {
+  const auto report = learner::warm_start(*model_, *phrasing_, *adapter_, warm, [&](const WarmStartProgress& p) {
     phase_(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", p.steps, p.loss, p.accuracy,
                        warm.target_accuracy));
     return !stop_;
@@ -112,35 +141,49 @@ Status PolicyToTrain::evaluate(const char* when) {
   phase_(fmt::format("evaluating {} training", when));
   EvaluationOptions options;
   options.response_tokens_max = config_.rollout.response_tokens_max;
-  ECHO_ASSIGN(const Evaluation result, learner::evaluate(*model_, *tokenizer_, *adapter_, evaluation_, options));
-  record_.metric("evaluation",
-                 {{"when", when}, {"step", steps()}, {"accuracy", result.accuracy()}, {"problems", result.problems}});
-  accuracy_[when] = result.accuracy();
-  log::info("accuracy {} training: {:.3f} on {} held-out problems", when, result.accuracy(), result.problems);
+  options.interrupted = [this] { return stop_.load(); };
+  const auto result = learner::evaluate(*model_, *phrasing_, *adapter_, evaluation_, options);
+  if (!result && result.error().code == Code::kCancelled) return ok();
+  if (!result) return result.error();
+  record_.metric("evaluation", {{"when", when},
+                                {"step", steps()},
+                                {"accuracy", result->accuracy()},
+                                {"reward_mean", result->reward_mean},
+                                {"problems", result->problems}});
+  accuracy_[when] = result->accuracy();
+  log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems", when, steps(), result->accuracy(),
+            result->problems);
   return ok();
 }
 
+Status PolicyToTrain::step_done() {
+  const bool due = config_.evaluation.every > 0 && steps() % config_.evaluation.every == 0;
+  return due && steps() < config_.run.steps ? evaluate("during") : ok();
+}
+
 Status PolicyToTrain::checkpoint() {
-  if (!trainer_) return ok();
-  ECHO_TRY(save_checkpoint(record_.folder() / "checkpoints", *trainer_, config_digest(config_, model_config_),
-                           config_.learner.checkpoints_kept));
-  return ok();
+  if (!trainer_ || saved_step_ == trainer_->steps()) return ok();
+  ECHO_ASSIGN(const std::filesystem::path saved, save_checkpoint(checkpoints(record_), *trainer_, *files_, checkpoint_of_,
+                                                                 config_.learner.checkpoints_kept));
+  saved_step_ = trainer_->steps();
+  return model::place_directory(saved / "model", record_.folder() / "model", /*link=*/true);
 }
 
 Door PolicyToTrain::door() const {
   DoorOptions options;
-  options.vocab_size = model_config_.vocab_size;
-  options.positions_max = model_config_.positions_max;
+  options.vocab_size = files_->config.vocab_size;
+  options.positions_max = files_->config.positions_max;
   options.response_tokens_max = config_.rollout.response_tokens_max;
-  if (const auto end = tokenizer_->end_of_text()) options.eos = {*end};
-  options.trainable = [shape = model_config_](const schema::Trajectory& t) { return check_trainable(t, shape); };
-  return Door(std::move(options), *adapter_, *tokenizer_);
+  options.trainable = [shape = files_->config](const schema::Trajectory& t) { return check_trainable(t, shape); };
+  return Door(std::move(options), *adapter_, *phrasing_);
 }
 
 void PolicyToTrain::describe(schema::RunSpec& spec) const {
   spec.set_seed(config_.run.seed);
-  spec.set_model_config_json(model_config_.to_json());
-  spec.set_tokenizer_json(tokenizer_->to_json());
+  spec.set_model_config_json(files_->config.to_json());
+  spec.set_tokenizer_json(phrasing_->tokenizer().to_json());
+  for (const model::Token token : phrasing_->eos()) spec.add_eos(static_cast<std::uint32_t>(token));
+  spec.set_prompt_json(phrasing_->prompt_json());
   spec.set_adapter_name(config_.task.adapter);
   spec.set_adapter_config_json(config_.task.options_json);
 }

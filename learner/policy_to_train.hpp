@@ -14,7 +14,8 @@
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
 #include "learner/trainer.hpp"
-#include "model/tokenizer.hpp"
+#include "learner/trainer_checkpoint.hpp"
+#include "model/phrasing.hpp"
 #include "model/transformer.hpp"
 
 namespace echoline::learner {
@@ -30,9 +31,12 @@ class PolicyToTrain {
 
   // A run that is not resumed: warm start, first evaluation, first checkpoint. Asked to stop, it returns early.
   Status begin();
-  // Greedy accuracy on the held-out problems, into the metrics.
+  // Greedy accuracy on the held-out problems, into the metrics. Asked to stop, it returns early.
   Status evaluate(const char* when);
-  // Writes a checkpoint; nothing before there is a trainer.
+  // After a learner step: evaluates where the run wants it.
+  Status step_done();
+  // Writes a checkpoint and makes the run's folder `model` its policy; nothing when the newest checkpoint is of this
+  // step, or before there is a trainer.
   Status checkpoint();
 
   Trainer& trainer() { return *trainer_; }
@@ -48,19 +52,22 @@ class PolicyToTrain {
   PolicyToTrain(const RunConfig& config, RunRecord& record, Phase phase, const std::atomic<bool>& stop)
       : config_(config), record_(record), phase_(std::move(phase)), stop_(stop) {}
   Status load_model();
-  Status create_trainer();
+  Status create_trainer(bool resumed);
+  Status resume();
   Status warm_start();
 
   const RunConfig& config_;
   RunRecord& record_;
   Phase phase_;
   const std::atomic<bool>& stop_;
-  model::ModelConfig model_config_;
+  std::optional<model::ModelFiles> files_;
+  std::optional<model::Phrasing> phrasing_;
   std::shared_ptr<model::Transformer> model_;
-  std::optional<model::Tokenizer> tokenizer_;
   std::unique_ptr<data_plane::Adapter> adapter_;
   std::vector<schema::Problem> evaluation_;
   std::unique_ptr<Trainer> trainer_;
+  CheckpointOf checkpoint_of_;
+  std::optional<std::int64_t> saved_step_;  // of the newest checkpoint
   std::map<std::string, double> accuracy_;
 };
 

@@ -13,8 +13,12 @@
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/trajectory.hpp"
 #include "delta/checkpoint.hpp"
-#include "model/tokenizer.hpp"
+#include "model/phrasing.hpp"
 #include "model/weights.hpp"
+#include "overlay/sizes.hpp"
+#include "overlay/types.hpp"
+#include "overlay/uv/hosts.hpp"
+#include "replay_buffer/buffer.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -31,8 +35,10 @@ class Preflighter {
   Preflight run() {
     check_model();
     check_task();
-    if (model_ && tokenizer_ && adapter_) check_lengths();
+    if (model_ && phrasing_ && adapter_) check_lengths();
     if (model_) check_messages();
+    if (model_) check_publications();
+    check_store();
     note("port", can_listen(config_.network.bind, config_.network.port),
          config_.network.port == 0 ? "any free port" : fmt::format("{} is free", config_.network.port));
     check_plan();
@@ -40,7 +46,8 @@ class Preflighter {
       const auto have = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                         static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
       const bool local = config_.fleet.provider == ProviderKind::kLocal && result_.plan;
-      result_.checks.push_back(memory_check(*model_, local ? result_.plan->plan.chosen().size() : 0, Bytes{have}));
+      const std::size_t workers = local ? result_.plan->plan.chosen().size() : 0;
+      result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have}));
     }
     return std::move(result_);
   }
@@ -60,19 +67,11 @@ class Preflighter {
 
   Status read_model() {
     ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
-    if (!config_.model.path) {
-      ECHO_ASSIGN(tokenizer_, model::Tokenizer::characters(model::kCharacterAlphabet));
-      model_ = model;
-      return ok();
-    }
-    const std::filesystem::path& folder = *config_.model.path;
-    ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_file(folder / "tokenizer.json"));
-    if (tokenizer.size() > model.vocab_size)
-      return fail(Code::kInvalid, folder.string(), "tokenizer.json has ids up to {}, but config.json's vocab_size is {}",
-                  tokenizer.size() - 1, model.vocab_size);
-    ECHO_TRY(check_weights(folder, model));
-    tokenizer_ = std::move(tokenizer);
+    ECHO_ASSIGN(const model::ModelFiles files, config_.model.path ? model::ModelFiles::read(*config_.model.path)
+                                                                  : model::ModelFiles::of_preset(*config_.model.preset));
+    if (config_.model.path) ECHO_TRY(check_weights(*config_.model.path, model));
     model_ = model;
+    ECHO_ASSIGN(phrasing_, run_phrasing(config_.task, files));
     return ok();
   }
 
@@ -131,7 +130,7 @@ class Preflighter {
     std::string first_unwritable, first_too_long;
     const auto room = static_cast<std::uint64_t>(model_->positions_max);
     for (const schema::Problem& problem : problems) {
-      const auto tokens = tokenizer_->encode(problem.prompt());
+      const auto tokens = phrasing_->prompt(problem.prompt());
       if (!tokens) {
         if (++unwritable == 1) first_unwritable = fmt::format("{}: {}", problem.id(), tokens.error().message());
         continue;
@@ -167,7 +166,7 @@ class Preflighter {
       return failed(fmt::format("rollout.response_tokens_max = {}, and a trajectory holds at most {}",
                                 config_.rollout.response_tokens_max, limits.response_tokens_max));
     const Bytes group = submission_bytes_max(config_, *model_, prompt_tokens_);
-    const std::uint64_t limit = limits.message_max.count;
+    const std::uint64_t limit = std::min<std::uint64_t>(limits.message_max.count, overlay::kMessageBytesMax);
     if (group.count > limit)
       return failed(
           fmt::format("a group of rollout.group_size = {} responses of up to {} tokens can take {}, and a message at "
@@ -175,6 +174,37 @@ class Preflighter {
                       config_.rollout.group_size, config_.rollout.response_tokens_max, to_text(group),
                       to_text(Bytes{limit})));
     add("messages", Verdict::kOk, fmt::format("a group takes at most {} of {}", to_text(group), to_text(Bytes{limit})));
+  }
+
+  // A snapshot, cut into chunks and kept for those who come late.
+  void check_publications() {
+    const Bytes policy = model::memory_estimate(*model_).policy_bf16;
+    const Bytes snapshot = overlay::publication_bytes_max(policy), chunk = overlay::chunk_bytes_min(policy);
+    if (config_.network.chunk < chunk)
+      return add("publications", Verdict::kFailed,
+                 fmt::format("a policy of {} needs network.chunk of at least {}, found {}", to_text(policy),
+                             to_text(chunk), to_text(config_.network.chunk)));
+    if (config_.network.store && *config_.network.store < snapshot)
+      return add("publications", Verdict::kFailed,
+                 fmt::format("a policy of {} needs network.store of at least {}, found {}; leave it out, and it follows "
+                             "the policy's size",
+                             to_text(policy), to_text(snapshot), to_text(*config_.network.store)));
+    add("publications", Verdict::kOk, fmt::format("a snapshot takes at most {}", to_text(snapshot)));
+  }
+
+  // Trajectories stay in the replay buffer until checkpoints have passed them.
+  void check_store() {
+    const std::uint64_t steps = std::min<std::uint64_t>(
+        config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every + config_.staleness.lookahead + 1);
+    const std::uint64_t rows = steps * config_.rollout.trajectories_per_step();
+    const std::uint64_t most = replay_buffer::BufferOptions{}.rows_max;
+    if (rows > most)
+      add("store", Verdict::kFailed,
+          fmt::format("{} trajectories would wait in the replay buffer for checkpoints to pass them, and it holds {}: "
+                      "lower learner.checkpoint_every or learner.checkpoints_kept",
+                      rows, most));
+    else
+      add("store", Verdict::kOk, fmt::format("at most {} trajectories of {} in the replay buffer", rows, most));
   }
 
   void check_plan() {
@@ -199,7 +229,7 @@ class Preflighter {
   const RunConfig& config_;
   Preflight result_;
   std::optional<model::ModelConfig> model_;
-  std::optional<model::Tokenizer> tokenizer_;
+  std::optional<model::Phrasing> phrasing_;
   std::unique_ptr<data_plane::Adapter> adapter_;
   std::vector<schema::Problem> evaluation_;
   std::uint64_t prompt_tokens_ = 0;  // of the longest prompt that was looked at
@@ -219,10 +249,13 @@ Status Preflight::status() const {
   return Error{infeasible ? Code::kInfeasible : Code::kInvalid, "", text};
 }
 
-Check memory_check(const model::ModelConfig& model, std::size_t local_workers, Bytes have) {
+Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
-  // Beside what training takes: the policy that was published last, which the next one is compared with.
-  const Bytes learner = needs.training + needs.policy_bf16;
+  // Beside what training takes: the policy that was published last, which the next one is compared with, and what is
+  // kept for late workers (a small policy leaves most of the store empty).
+  const Bytes kept = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
+                              Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
+  const Bytes learner = needs.training + needs.policy_bf16 + kept;
   if (learner > have)
     return {"memory", Verdict::kFailed,
             fmt::format("training this model takes {} of memory, and this machine has {}", to_text(learner),
@@ -237,12 +270,13 @@ Check memory_check(const model::ModelConfig& model, std::size_t local_workers, B
 Preflight preflight(const RunConfig& config) { return Preflighter(config).run(); }
 
 Status can_listen(const std::string& host, std::uint16_t port) {
+  ECHO_ASSIGN(const std::string numeric, overlay::resolve(host));
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0)
-    return fail(Code::kInvalid, "network.bind", "expected a numeric address such as 127.0.0.1 or ::, found '{}'", host);
+  if (::getaddrinfo(numeric.c_str(), std::to_string(port).c_str(), &hints, &found) != 0)
+    return fail(Code::kInvalid, "network.bind", "expected an address such as 127.0.0.1 or ::, found '{}'", host);
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> address(found, ::freeaddrinfo);
   const Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;

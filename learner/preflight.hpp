@@ -14,7 +14,7 @@ namespace echoline::learner {
 enum class Verdict { kOk, kWarning, kFailed };
 
 struct Check {
-  std::string name;  // model, task, lengths, messages, port, plan, memory
+  std::string name;  // model, task, lengths, messages, publications, store, port, plan, memory
   Verdict verdict = Verdict::kOk;
   std::string detail;
   Code code = Code::kInvalid;  // of a failure
@@ -34,8 +34,9 @@ Preflight preflight(const RunConfig& config);
 // kInvalid unless a learner could listen there; port 0 is any.
 Status can_listen(const std::string& host, std::uint16_t port);
 
-// Whether a machine with so much memory can be the learner of such a model, with so many workers on it.
-Check memory_check(const model::ModelConfig& model, std::size_t local_workers, Bytes have);
+// Whether a machine with so much memory can be the learner of such a model, with so many workers on it. `store`:
+// network.store.
+Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have);
 
 // What one group can take on its way to the learner.
 Bytes submission_bytes_max(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);

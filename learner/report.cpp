@@ -28,7 +28,7 @@ json mean(const std::vector<double>& values) {
 
 // The measurements of a run by kind. A step that was done again after a resume counts as it was done last.
 struct Rows {
-  std::map<std::uint64_t, json> steps, publications, broadcasts;
+  std::map<std::uint64_t, json> steps, publications, broadcasts, evaluations;
   json eval_before = nullptr, eval_after = nullptr, snapshot = nullptr, warm_start = nullptr;
 
   explicit Rows(const std::vector<json>& metrics) {
@@ -38,7 +38,11 @@ struct Rows {
       if (kind == "publication") (row.value("snapshot", false) ? snapshot : publications[row.at("version")]) = row;
       if (kind == "broadcast" && !row.value("snapshot", false)) broadcasts[row.at("version")] = row;
       if (kind == "warm_start") warm_start = row;
-      if (kind == "evaluation") (row.value("when", "") == "before" ? eval_before : eval_after) = row;
+      if (kind == "evaluation") {
+        evaluations[row.value("step", std::uint64_t{0})] = row;
+        if (row.value("when", "") == "before") eval_before = row;
+        if (row.value("when", "") == "after") eval_after = row;
+      }
     }
   }
 
@@ -137,7 +141,10 @@ json make_report(const ReportInput& input) {
   const auto accuracy = [](const json& row) { return row.is_object() ? row.at("accuracy") : json(nullptr); };
   report["eval"] = {{"before", accuracy(rows.eval_before)},
                     {"after", accuracy(rows.eval_after)},
-                    {"problems", rows.eval_before.is_object() ? rows.eval_before.at("problems") : json(nullptr)}};
+                    {"problems", rows.eval_before.is_object() ? rows.eval_before.at("problems") : json(nullptr)},
+                    {"by_step", json::array()}};
+  for (const auto& [step, row] : rows.evaluations)
+    report["eval"]["by_step"].push_back({{"step", step}, {"accuracy", row.at("accuracy")}});
   if (rows.warm_start.is_object())
     report["warm_start"] = {{"steps", rows.warm_start.at("steps")}, {"seconds", rows.warm_start.at("seconds")}};
   report["learner"] = {{"step_seconds_median", quantile(walls, 0.5)},

@@ -24,6 +24,8 @@ struct WorkerEntry {
   overlay::Digest digest{};
   bool away = false;  // out of reach, but expected back
   bool lost = false;  // gone for good
+  bool quarantined = false;    // forwarded bad chunks: it forwards no more
+  std::uint64_t troubles = 0;  // events of this name about it
 };
 
 struct ReportInput {

@@ -237,18 +237,17 @@ void RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) 
   if (!known || !*known) return;
   log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, printable(failure.detail()));
   tell_set_aside();
-  if (failure.failure() != schema::WORK_FAILURE_PROMPT && conduct_.failed(worker))
+  if (conduct_.failed(worker))
     events_.misbehaved(worker, fmt::format("group after group fails on it alone: {}", reason));
 }
 
-void RolloutDesk::tell_set_aside() {
+void RolloutDesk::tell_set_aside(bool unasked) {
   for (replay_buffer::SetAside& aside : ledger_->newly_set_aside()) {
     const auto problem = door_.problem(aside.group);
     GroupSetAside told{aside.group, problem ? problem->id() : "", std::move(aside.reason), std::move(aside.detail)};
     if (++told_set_aside_ <= kSetAsideShown)
       log::warn("group {} ('{}') is set aside: {}: {}{}", told.group, printable(told.problem), told.reason, told.detail,
                 told_set_aside_ == kSetAsideShown ? "; further ones are in events.jsonl only" : "");
-    const bool unasked = told.reason == text_of(schema::WORK_FAILURE_PROMPT);
     if (conduct_.set_aside(unasked) && can_generate_)
       can_generate_ = fail(Code::kInvalid, "generate rollouts",
                        "one group after another is set aside and none succeeds, the last one ('{}') because: {}: {}",
@@ -306,7 +305,7 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
       lease.set_rollouts(record.rollouts);
       shortest_s = shortest_s == 0 ? record.lease_s : std::min(shortest_s, record.lease_s);
     }
-    tell_set_aside();
+    tell_set_aside(true);
   }
   grant.set_progress_every_ms(static_cast<std::uint32_t>(1000 * shortest_s / kProgressPerLease));
   return ok();

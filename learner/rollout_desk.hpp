@@ -101,7 +101,7 @@ class RolloutDesk {
   void grant(WorkerId worker, const schema::WorkRequest& request);
   // Leases for what can be generated; what cannot is set aside.
   Result<void> fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
-  void tell_set_aside();
+  void tell_set_aside(bool unasked = false);  // `unasked`: no worker has been asked for these groups
   Result<std::optional<replay_buffer::Batch>> trainable_batch(std::uint64_t step);
   void offer_batch();
   double unix_seconds() const;

@@ -48,6 +48,21 @@ void read_task(ConfigSection s, TaskSection& c) {
     if (!c.adapter.empty()) s.error("adapter", options.error().detail);
     s.json("options");  // whose they are is not known
   }
+  s.read("prompt", c.prompt, "text around a problem; {prompt} is where the problem goes");
+  if (c.prompt.find("{prompt}") == std::string::npos)
+    s.error("prompt", fmt::format("expected a text with {{prompt}} where the problem goes, found '{}'", c.prompt));
+  s.read("chat", c.chat,
+         "put it into the model's chat template, as the message of a user, with the beginning of an answer");
+  s.read("system", c.system, "a message before it; needs `chat`");
+  c.chat_options_json = s.json("chat_options", "more names for the chat template, such as {enable_thinking: false}");
+  if (!c.system.empty() && !c.chat) s.error("system", "is a message of a chat: set task.chat as well");
+  if (c.chat_options_json != "{}" && !c.chat) s.error("chat_options", "are for a chat: set task.chat as well");
+}
+
+void read_evaluation(ConfigSection s, EvaluationSection& c) {
+  s.read("every", c.every, {.min = 0, .max = 1'000'000},
+         "learner steps from one to the next; 0: only before the first step and after the last");
+  s.read("problems", c.problems, {.min = 1, .max = 1'000'000}, {"the first so many held-out problems", "all"});
 }
 
 void read_rollout(ConfigSection s, RolloutSection& c) {
@@ -120,6 +135,12 @@ void read_learner(ConfigSection s, LearnerSection& c) {
   s.read("weight_decay", c.optimizer.weight_decay, {.min = 0.0, .max = 10.0}, "of AdamW");
   s.read("gradient_norm_max", c.optimizer.gradient_norm_max, {.min = 1e-6, .max = 1e6},
          "a longer gradient is scaled down to this norm");
+  s.read_choice("truncated", c.truncated,
+                {{"keep", Truncated::kKeep}, {"mask", Truncated::kMask}, {"penalty", Truncated::kPenalty}},
+                "answers cut by `response_tokens_max`: trained on like others (keep), not trained on though their reward "
+                "counts in the group's mean (mask), or with a lower reward (penalty)");
+  s.read("truncated_penalty", c.truncated_penalty, {.min = 0.0, .max = 1000.0},
+         "what `truncated: penalty` subtracts from the reward");
   s.read("minibatches", c.minibatches, {.min = 1, .max = 64}, "updates in a learner step");
   s.read("threads", c.threads, {.min = 1, .max = 1024}, "of the learner's computation");
   s.read("checkpoint_every", c.checkpoint_every, {.min = 1, .max = 1'000'000},
@@ -197,6 +218,7 @@ void read_all(ConfigSection root, RunConfig& c) {
   read_run(root.section("run", "The run itself."), c.run);
   read_model(root.section("model", "The model that is trained. Exactly one of the two keys is needed."), c.model);
   read_task(root.section("task", "What the model learns."), c.task);
+  read_evaluation(root.section("evaluation", "Greedy answers to held-out problems, while the run goes on."), c.evaluation);
   read_rollout(root.section("rollout", "How responses are generated."), c.rollout);
   read_staleness(root.section("staleness", "How old a policy may be whose trajectories are trained on."), c.staleness);
   read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.learner);

@@ -34,6 +34,17 @@ struct ModelSection {
 struct TaskSection {
   std::string adapter;
   std::string options_json = "{}";  // the adapter's own configuration
+  // How a problem is put to the model (model/phrasing.hpp).
+  std::string prompt = "{prompt}";       // the problem goes where {prompt} stands
+  bool chat = false;                     // in the model's chat template, as the message of a user
+  std::string system;                    // the message before it; needs `chat`
+  std::string chat_options_json = "{}";  // more names for the template, such as enable_thinking
+};
+
+// Greedy answers to held-out problems: before the first step, after the last, and in between.
+struct EvaluationSection {
+  std::uint32_t every = 0;                // steps; 0: only before and after
+  std::optional<std::uint32_t> problems;  // the first so many; absent: all
 };
 
 struct RolloutSection {
@@ -68,6 +79,8 @@ struct WarmStartSection {
 struct LearnerSection {
   LossConfig loss;
   OptimizerConfig optimizer;
+  Truncated truncated = Truncated::kKeep;
+  double truncated_penalty = 1.0;
   std::uint32_t minibatches = 1;        // updates per learner step
   int threads = 1;                      // of libtorch
   std::uint32_t checkpoint_every = 10;  // steps
@@ -113,6 +126,7 @@ struct RunConfig {
   RunSection run;
   ModelSection model;
   TaskSection task;
+  EvaluationSection evaluation;
   RolloutSection rollout;
   StalenessSection staleness;
   LearnerSection learner;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/clock.hpp"
@@ -41,11 +42,32 @@ Status mend_tail(const std::filesystem::path& path) {
 
 }  // namespace
 
+std::string earlier_runs(const std::filesystem::path& folder) {
+  std::string found;
+  for (int n = 1;; ++n) {
+    std::filesystem::path run = folder;
+    run += fmt::format(".{}", n);
+    if (!std::filesystem::exists(run)) return found;
+    const auto latest = read_file(run / "checkpoints" / "LATEST", 4096);  // "step-000000012"
+    if (!latest || !latest->starts_with("step-")) continue;
+    const long long step = std::strtoll(latest->c_str() + 5, nullptr, 10);
+    found = fmt::format("{} (step {}){}{}", run.string(), step, found.empty() ? "" : ", ", found);
+  }
+}
+
+std::string earlier_hint(const std::filesystem::path& folder) {
+  const std::string earlier = earlier_runs(folder);
+  if (earlier.empty()) return {};
+  return fmt::format(". Earlier runs of this name have checkpoints: {}. To go on with one, give it the name {} again",
+                     earlier, folder.string());
+}
+
 Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& folder, bool resume) {
   std::unique_ptr<RunRecord> record(new RunRecord);
   record->folder_ = folder;
   if (resume && !std::filesystem::exists(folder / "metrics.jsonl"))
-    return fail(Code::kNotFound, "resume", "{} holds no run; start it without --resume", folder.string());
+    return fail(Code::kNotFound, "resume", "{} holds no run; start it without --resume{}", folder.string(),
+                earlier_hint(folder));
   const auto take_lock = [&]() -> Status {
     ECHO_TRY(make_folders(folder));
     record->lock_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);

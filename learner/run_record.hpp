@@ -49,6 +49,12 @@ class RunRecord {
   std::FILE* metrics_ = nullptr;
 };
 
+// Runs of the same name that were moved aside and can be resumed: "runs/a.2 (step 40), runs/a.1 (step 7)", newest first;
+// empty when there is none.
+std::string earlier_runs(const std::filesystem::path& folder);
+// What to add to "there is nothing to resume": where they are and what to do with them; empty when there is none.
+std::string earlier_hint(const std::filesystem::path& folder);
+
 // All rows of a JSON Lines file; a torn last line (after a crash) is left out, any other bad line is kCorrupt.
 Result<std::vector<nlohmann::json>> read_json_lines(const std::filesystem::path& path);
 

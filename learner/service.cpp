@@ -33,7 +33,6 @@ using nlohmann::json;
 constexpr Duration kPoll = std::chrono::milliseconds(200);
 constexpr Duration kStatusEvery = std::chrono::milliseconds(500);
 constexpr Duration kFinalAckWait = std::chrono::seconds(30);
-constexpr std::uint32_t kSpareCheckpoints = 2;  // consumed trajectories outlive the oldest checkpoint by this many
 
 class Service {
  public:
@@ -118,6 +117,10 @@ class Service {
     events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, reason); };
     events.trouble = [this](WorkerId id, const std::string& what) {
       log::warn("worker {}: {}", id, what);
+      {
+        const std::lock_guard lock(mutex_);
+        ++workers_[id].troubles;
+      }
       record_->event("trouble", {{"worker", id.value}, {"what", what}});
     };
     events.acked = [this](WorkerId id, Version version, const overlay::Digest& digest) {
@@ -298,6 +301,7 @@ class Service {
     const TimePoint trained = clock_.now();
     if (step_ % config_.staleness.publish_every == 0 || step_ == config_.run.steps) ECHO_TRY(publish(Version{step_}));
     if (step_ % config_.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
+    ECHO_TRY(policy_->step_done());
     const TimePoint end = clock_.now();
     reward_ = report.reward_mean;
     wait_seconds_ += seconds(waited - start);
@@ -312,6 +316,7 @@ class Service {
                              {"clip_fraction", report.clip_fraction},
                              {"capped_fraction", report.capped_fraction},
                              {"behaviour_kl", report.behaviour_kl},
+                             {"truncated_fraction", report.truncated_fraction},
                              {"informative_groups", report.informative_groups},
                              {"response_tokens", report.response_tokens},
                              {"staleness", ages},
@@ -325,8 +330,7 @@ class Service {
 
   Status checkpoint() {
     ECHO_TRY(policy_->checkpoint());
-    const std::uint64_t kept =
-        std::uint64_t{config_.learner.checkpoint_every} * (config_.learner.checkpoints_kept + kSpareCheckpoints);
+    const std::uint64_t kept = steps_kept(config_);
     if (desk_ && step_ > kept) ECHO_TRY(desk_->prune(step_ - kept));
     return ok();
   }
@@ -493,6 +497,7 @@ class Service {
       WorkerEntry& w = workers_[view.info.id];
       w.bytes_in = view.bytes_in.count;
       w.bytes_forwarded = view.bytes_forwarded.count;
+      w.quarantined = view.quarantined;
       if (fleet_ready_) fleet_->worker_traffic(view.info.id, view.bytes_in, view.bytes_forwarded);
       if (view.silent) continue;
       const json progress = json::parse(view.app_bytes, nullptr, false);
@@ -560,6 +565,8 @@ class Service {
              {"bytes_in", w.bytes_in},
              {"bytes_forwarded", w.bytes_forwarded},
              {"seed", seeds_.contains(id)},
+             {"quarantined", w.quarantined},
+             {"troubles", w.troubles},
              {"away", w.away},
              {"lost", w.lost}});
       }

@@ -25,6 +25,8 @@ namespace {
 
 using Groups = std::vector<std::vector<TrainingRow>>;
 
+constexpr std::size_t kAttendedMax = 1 << 24;  // pairs of prompt tokens, of all rows of an evaluation batch
+
 // Right-padded tensors of some rows. Entry t of the [batch, tokens - 1] tensors belongs to token t + 1.
 struct PaddedRows {
   torch::Tensor ids;  // int64 [batch, tokens]
@@ -106,22 +108,27 @@ Result<TrainingRow> lay_out(const schema::Trajectory& t, const model::ModelConfi
 
 // Rows by group, in order of group id, with their advantages; the counts of `report` that need no training.
 Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model::ModelConfig& shape,
-                       const LossConfig& config, StepReport& report) {
+                       const TrainerConfig& config, StepReport& report) {
   if (batch.empty()) return fail(Code::kInvalid, "learner step", "the batch is empty, expected whole groups");
   std::map<std::uint64_t, std::vector<const schema::Trajectory*>> members;
   for (const schema::Trajectory& t : batch) members[t.group()].push_back(&t);
   Groups groups;
-  double reward_sum = 0, correct = 0;
+  double reward_sum = 0, correct = 0, truncated = 0;
   for (const auto& [id, group] : members) {
     std::vector<double> rewards;
-    for (const schema::Trajectory* t : group) rewards.push_back(t->reward());
-    auto advantages = group_advantages(rewards, rewards.size(), config);
+    for (const schema::Trajectory* t : group) {
+      const bool penalised = config.truncated == Truncated::kPenalty && !t->finished();
+      rewards.push_back(t->reward() - (penalised ? config.truncated_penalty : 0));
+    }
+    auto advantages = group_advantages(rewards, rewards.size(), config.loss);
     if (!advantages) return fail(Code::kInvalid, "learner step", "group {}: {}", id, advantages.error().detail);
     groups.emplace_back();
     for (std::size_t i = 0; i < group.size(); ++i) {
       ECHO_ASSIGN(TrainingRow row, lay_out(*group[i], shape));
       row.advantage = (*advantages)[i];
-      reward_sum += rewards[i];
+      if (config.truncated == Truncated::kMask && !group[i]->finished()) row.mask.assign(row.mask.size(), 0.0f);
+      truncated += group[i]->finished() ? 0 : 1;
+      reward_sum += group[i]->reward();
       correct += group[i]->correct() ? 1 : 0;
       groups.back().push_back(std::move(row));
     }
@@ -131,6 +138,7 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
   report.groups = static_cast<std::int64_t>(groups.size());
   report.reward_mean = reward_sum / count;
   report.accuracy = correct / count;
+  report.truncated_fraction = truncated / count;
   return groups;
 }
 
@@ -156,6 +164,7 @@ Status validate(const TrainerConfig& config) {
   if (!(config.temperature > 0)) return bad("temperature", "above 0", config.temperature);
   if (config.minibatches < 1) return bad("minibatches", "at least 1", config.minibatches);
   if (config.passes < 1) return bad("passes", "at least 1", config.passes);
+  if (!(config.truncated_penalty >= 0)) return bad("truncated_penalty", "at least 0", config.truncated_penalty);
   if (config.microbatch_tokens_max < 1) return bad("microbatch_tokens_max", "at least 1", config.microbatch_tokens_max);
   return ok();
 }
@@ -227,7 +236,7 @@ UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSiz
 
 Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) try {
   StepReport report;
-  ECHO_ASSIGN(Groups groups, lay_out(batch, model_->config(), config_.loss, report));
+  ECHO_ASSIGN(Groups groups, lay_out(batch, model_->config(), config_, report));
   report.step = steps_ + 1;
 
   // A group without differences has no gradient (unless there is a reference to stay close to): it counts in the
@@ -237,7 +246,7 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
     report.informative_groups += std::any_of(group.begin(), group.end(), informative) ? 1 : 0;
     for (TrainingRow& row : group) {
       report.response_tokens += counted_tokens(row);
-      if (informative(row) || reference_ != nullptr) trained.push_back(&row);
+      if (counted_tokens(row) > 0 && (informative(row) || reference_ != nullptr)) trained.push_back(&row);
     }
   }
   const bool several_updates = config_.minibatches > 1 || config_.passes > 1;
@@ -284,32 +293,47 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
   return fail(Code::kInternal, "learner step", "{}", error.what());
 }
 
-Result<Evaluation> evaluate(model::Transformer& model, const model::Tokenizer& tokenizer,
+Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& phrasing,
                             const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,
                             const EvaluationOptions& options) {
   if (problems.empty()) return fail(Code::kInvalid, "evaluate", "there are no problems to evaluate on");
   if (options.batch_rows < 1)
     return fail(Code::kInvalid, "evaluate", "batch_rows must be at least 1, found {}", options.batch_rows);
-  const auto end = tokenizer.end_of_text();
-  if (!end) return fail(Code::kInvalid, "evaluate", "the tokenizer has no {} token", model::kEndOfText);
   Evaluation evaluation;
-  const auto rows = static_cast<std::size_t>(options.batch_rows);
-  for (std::size_t first = 0; first < problems.size(); first += rows) {
-    const std::size_t last = std::min(problems.size(), first + rows);
+  std::vector<std::vector<model::Token>> asked;  // a problem that cannot be asked counts as answered wrongly
+  std::vector<const schema::Problem*> of;
+  const std::int64_t room = model.config().positions_max - options.response_tokens_max;
+  for (const schema::Problem& problem : problems) {
+    auto prompt = phrasing.prompt(problem.prompt());
+    if (!prompt || prompt->empty() || std::ssize(*prompt) > room) continue;
+    asked.push_back(*std::move(prompt));
+    of.push_back(&problem);
+  }
+  if (asked.empty())
+    return fail(Code::kInvalid, "evaluate", "none of the {} problems can be put to the model and leaves room for {} tokens",
+                problems.size(), options.response_tokens_max);
+  evaluation.problems = std::ssize(problems);
+  for (std::size_t first = 0; first < asked.size();) {
     std::vector<std::vector<model::Token>> prompts;
-    for (std::size_t i = first; i < last; ++i) {
-      ECHO_ASSIGN(auto prompt, tokenizer.encode(problems[i].prompt()));
-      prompts.push_back(std::move(prompt));
+    std::size_t longest = 0;
+    while (first + prompts.size() < asked.size()) {
+      const auto& prompt = asked[first + prompts.size()];
+      longest = std::max(longest, prompt.size());
+      const std::size_t rows = prompts.size() + 1;
+      if (rows > 1 && (rows > static_cast<std::size_t>(options.batch_rows) || rows * longest * longest > kAttendedMax))
+        break;
+      prompts.push_back(prompt);
     }
     model::SamplingOptions sampling;
     sampling.temperature = options.temperature;
     sampling.tokens_max = options.response_tokens_max;
-    sampling.eos = {*end};
+    sampling.eos = phrasing.eos();
     sampling.seed = mix64(options.seed) + first;
-    ECHO_ASSIGN(const auto generations, model::generate(model, prompts, sampling));
-    for (std::size_t i = first; i < last; ++i) {
-      const auto score = adapter.score(problems[i], tokenizer.decode(generations[i - first].tokens, true));
-      ++evaluation.problems;
+    ECHO_ASSIGN(const auto generations, model::generate(model, prompts, sampling, options.interrupted));
+    if (options.interrupted && options.interrupted())
+      return fail(Code::kCancelled, "evaluate", "stopped after {} problems", first);
+    for (const model::Generation& generation : generations) {
+      const auto score = adapter.score(*of[first++], phrasing.answer(generation.tokens));
       evaluation.correct += score.correct ? 1 : 0;
       evaluation.reward_mean += score.reward;
     }

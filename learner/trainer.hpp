@@ -1,6 +1,7 @@
 // One learner step: whole groups of trajectories in, a new bf16 policy out.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -10,7 +11,7 @@
 #include "delta/tensor.hpp"
 #include "learner/loss.hpp"
 #include "learner/optimizer.hpp"
-#include "model/tokenizer.hpp"
+#include "model/phrasing.hpp"
 #include "model/transformer.hpp"
 
 namespace echoline::learner {
@@ -22,6 +23,8 @@ struct TrainerConfig {
   std::int64_t minibatches = 1;               // optimizer updates per pass over the batch; groups stay whole
   std::int64_t passes = 1;                    // over the batch, each in a fresh random order
   std::int64_t microbatch_tokens_max = 8192;  // padded tokens in one forward and backward pass; bounds memory
+  Truncated truncated = Truncated::kKeep;     // responses cut by the length limit
+  double truncated_penalty = 1.0;             // subtracted from their reward by Truncated::kPenalty
   std::uint64_t seed = 0;
 };
 
@@ -34,8 +37,9 @@ struct StepReport {
   std::int64_t groups = 0;
   std::int64_t informative_groups = 0;  // groups whose rewards differ; only these carry a gradient
   std::int64_t response_tokens = 0;     // that count in the loss
-  double reward_mean = 0;
+  double reward_mean = 0;            // as the adapter gave it, without penalties
   double accuracy = 0;               // share of trajectories the adapter called correct
+  double truncated_fraction = 0;     // of trajectories that were cut by the length limit
   std::int64_t updates = 0;          // optimizer updates applied
   std::int64_t updates_skipped = 0;  // because a gradient was not finite
   double gradient_norm = 0;          // mean over updates, before clipping
@@ -105,11 +109,13 @@ struct EvaluationOptions {
   std::int64_t response_tokens_max = 64;
   double temperature = 0;         // 0: greedy
   std::uint64_t seed = 0;         // for temperatures above 0
-  std::int64_t batch_rows = 256;  // problems generated at once; bounds memory
+  std::int64_t batch_rows = 256;  // problems generated at once, fewer where prompts are long; bounds memory
+  std::function<bool()> interrupted = {};
 };
 
-// One response per problem. kInvalid for an empty list or a prompt the tokenizer refuses; errors of generate().
-Result<Evaluation> evaluate(model::Transformer& model, const model::Tokenizer& tokenizer,
+// One response per problem; one that the tokenizer refuses or that leaves no room for a response counts as answered
+// wrongly. kInvalid when that are all of them; errors of generate(); kCancelled when interrupted.
+Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& phrasing,
                             const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,
                             const EvaluationOptions& options);
 

@@ -9,6 +9,9 @@ namespace echoline::learner {
 
 enum class AdvantageScale { kStd, kNone };  // divide by the group's standard deviation, or only centre
 enum class Aggregation { kTokenMean, kSequenceMean };
+// What becomes of responses that the length limit cut: train on them like on others, leave their tokens out of the loss
+// (their reward still counts in the group's mean), or subtract a penalty from their reward.
+enum class Truncated { kKeep, kMask, kPenalty };
 
 struct LossConfig {
   AdvantageScale advantage_scale = AdvantageScale::kStd;

@@ -2,25 +2,24 @@
 
 #include <algorithm>
 #include <exception>
+#include <span>
 
 #include "learner/trainer.hpp"
 
 namespace echoline::learner {
 namespace {
 
-struct Demonstrations {
-  torch::Tensor ids;   // int64 [batch, tokens], right-padded
-  torch::Tensor mask;  // bool [batch, tokens - 1]: entries that score a response token
+constexpr std::size_t kMicrobatchTokensMax = 8192;  // padded; bounds memory
+
+struct Row {
+  std::vector<model::Token> tokens;
+  std::size_t prompt = 0;
 };
 
 // Problems first .. first + count - 1 with their demonstrated responses.
-Result<Demonstrations> demonstrations(const data_plane::Adapter& adapter, const model::Tokenizer& tokenizer,
-                                      std::uint64_t first, std::int64_t count, const torch::Device& device) {
-  const auto end = tokenizer.end_of_text();
-  if (!end) return fail(Code::kInvalid, "warm start", "the tokenizer has no {} token", model::kEndOfText);
-  std::vector<std::vector<model::Token>> rows;
-  std::vector<std::size_t> prompts;
-  std::size_t width = 0;
+Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, const model::Phrasing& phrasing,
+                                        std::uint64_t first, std::int64_t count) {
+  std::vector<Row> rows;
   for (std::int64_t i = 0; i < count; ++i) {
     ECHO_ASSIGN(const auto problem, adapter.problem(first + static_cast<std::uint64_t>(i)));
     const auto response = adapter.demonstration(problem);
@@ -29,22 +28,60 @@ Result<Demonstrations> demonstrations(const data_plane::Adapter& adapter, const 
           Code::kInvalid, "warm start",
           "adapter {} has no demonstration for problem {}: choose another adapter or start from a trained model",
           adapter.name(), problem.id());
-    ECHO_ASSIGN(auto tokens, tokenizer.encode(problem.prompt()));
-    prompts.push_back(tokens.size());
-    ECHO_ASSIGN(const auto answer, tokenizer.encode(*response));
-    tokens.insert(tokens.end(), answer.begin(), answer.end());
-    tokens.push_back(*end);
-    width = std::max(width, tokens.size());
-    rows.push_back(std::move(tokens));
+    Row row;
+    auto prompt = phrasing.prompt(problem.prompt());
+    const auto answer = phrasing.tokenizer().encode(*response);
+    if (!prompt || prompt->empty() || !answer) continue;  // not in this model's tokens: it is set aside in training, too
+    row.tokens = *std::move(prompt);
+    row.prompt = row.tokens.size();
+    row.tokens.insert(row.tokens.end(), answer->begin(), answer->end());
+    row.tokens.push_back(phrasing.eos().front());
+    rows.push_back(std::move(row));
   }
-  Demonstrations result{torch::zeros({count, static_cast<std::int64_t>(width)}, torch::kInt64),
-                        torch::zeros({count, static_cast<std::int64_t>(width) - 1}, torch::kBool)};
+  if (rows.empty())
+    return fail(Code::kInvalid, "warm start", "none of {} demonstrations can be written in the model's tokens", count);
+  return rows;
+}
+
+struct Padded {
+  torch::Tensor ids;   // int64 [batch, tokens], right-padded
+  torch::Tensor mask;  // bool [batch, tokens - 1]: entries that score a response token
+};
+
+Padded pad(std::span<const Row> rows, const torch::Device& device) {
+  std::size_t width = 0;
+  for (const Row& row : rows) width = std::max(width, row.tokens.size());
+  const auto count = static_cast<std::int64_t>(rows.size()), tokens = static_cast<std::int64_t>(width);
+  Padded result{torch::zeros({count, tokens}, torch::kInt64), torch::zeros({count, tokens - 1}, torch::kBool)};
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::copy(rows[i].begin(), rows[i].end(), result.ids.data_ptr<std::int64_t>() + i * width);
+    std::copy(rows[i].tokens.begin(), rows[i].tokens.end(), result.ids.data_ptr<std::int64_t>() + i * width);
     bool* mask = result.mask.data_ptr<bool>() + i * (width - 1);
-    std::fill(mask + prompts[i] - 1, mask + rows[i].size() - 1, true);
+    std::fill(mask + rows[i].prompt - 1, mask + rows[i].tokens.size() - 1, true);
   }
-  return Demonstrations{result.ids.to(device), result.mask.to(device)};
+  return {result.ids.to(device), result.mask.to(device)};
+}
+
+// The gradient of the mean cross-entropy of all response tokens, in as many passes as memory asks for. The mean.
+double backward(model::Transformer& model, const std::vector<Row>& rows, AdamW& optimizer) {
+  std::size_t tokens = 0;
+  for (const Row& row : rows) tokens += row.tokens.size() - row.prompt;
+  double total = 0;
+  for (std::size_t first = 0; first < rows.size();) {
+    std::size_t last = first, width = 0;
+    while (last < rows.size()) {
+      width = std::max(width, rows[last].tokens.size());
+      if (last > first && (last + 1 - first) * width > kMicrobatchTokensMax) break;
+      ++last;
+    }
+    const Padded batch = pad(std::span(rows).subspan(first, last - first), model.device());
+    const torch::Tensor loss =
+        -model.token_logprobs(batch.ids, 1.0, batch.mask).logprobs.sum() / static_cast<double>(tokens);
+    loss.backward();
+    optimizer.gather_gradients();
+    total += loss.item<double>();
+    first = last;
+  }
+  return total;
 }
 
 }  // namespace
@@ -66,7 +103,7 @@ Status validate(const WarmStartConfig& config) {
   return ok();
 }
 
-Result<WarmStartReport> warm_start(model::Transformer& model, const model::Tokenizer& tokenizer,
+Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phrasing& phrasing,
                                    const data_plane::Adapter& adapter, const WarmStartConfig& config,
                                    const std::function<bool(const WarmStartProgress&)>& progress) try {
   ECHO_TRY(validate(config));
@@ -81,18 +118,16 @@ Result<WarmStartReport> warm_start(model::Transformer& model, const model::Token
   WarmStartReport report;
   auto next = static_cast<std::uint64_t>(config.probe_problems);
   while (report.steps < config.steps_max && !report.reached) {
-    ECHO_ASSIGN(const auto batch, demonstrations(adapter, tokenizer, next, config.batch_problems, model.device()));
+    ECHO_ASSIGN(const auto rows, demonstrations(adapter, phrasing, next, config.batch_problems));
     next += static_cast<std::uint64_t>(config.batch_problems);
-    const torch::Tensor log_probs = model.token_logprobs(batch.ids, 1.0, batch.mask).logprobs;
-    const torch::Tensor loss = -log_probs.sum() / batch.mask.sum();
-    loss.backward();
+    const double loss = backward(model, rows, optimizer);
     optimizer.step();
     ++report.steps;
     if (report.steps % config.probe_every != 0 && report.steps != config.steps_max) continue;
-    ECHO_ASSIGN(const auto evaluation, evaluate(model, tokenizer, adapter, probe, greedy));
+    ECHO_ASSIGN(const auto evaluation, evaluate(model, phrasing, adapter, probe, greedy));
     report.accuracy = evaluation.accuracy();
     report.reached = report.accuracy >= config.target_accuracy;
-    if (progress && !progress({report.steps, loss.item<double>(), report.accuracy}))
+    if (progress && !progress({report.steps, loss, report.accuracy}))
       return fail(Code::kCancelled, "warm start", "stopped after step {}", report.steps);
   }
   return report;

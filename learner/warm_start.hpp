@@ -7,7 +7,7 @@
 #include "base/result.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "learner/optimizer.hpp"
-#include "model/tokenizer.hpp"
+#include "model/phrasing.hpp"
 #include "model/transformer.hpp"
 
 namespace echoline::learner {
@@ -37,11 +37,11 @@ struct WarmStartReport {
   bool reached = false;  // the target
 };
 
-// Trains `model` in place by cross-entropy on the response and its end-of-text token; the model holds bf16 values
+// Trains `model` in place by cross-entropy on the response and the token that ends it; the model holds bf16 values
 // afterwards, as after every learner step. The probe is training problems 0 .. probe_problems - 1, demonstrations are
 // those that follow. `progress` (may be empty) hears of every probe; returning false stops with kCancelled. kInvalid
 // for settings out of range or an adapter without demonstrations.
-Result<WarmStartReport> warm_start(model::Transformer& model, const model::Tokenizer& tokenizer,
+Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phrasing& phrasing,
                                    const data_plane::Adapter& adapter, const WarmStartConfig& config,
                                    const std::function<bool(const WarmStartProgress&)>& progress = {});
 

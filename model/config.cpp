@@ -261,6 +261,14 @@ ModelConfig tiny_64() {
   return c;
 }
 
+// One token a byte, and room for a word problem with its solution.
+ModelConfig bytes(ModelConfig c) {
+  c.vocab_size = 256 + 3;
+  c.eos = {256};  // <|endoftext|>
+  c.positions_max = 4096;
+  return c;
+}
+
 ModelConfig qwen3(ModelConfig c, bool tied) {
   c.vocab_size = 151936;
   c.eos = {151645};
@@ -277,6 +285,8 @@ const std::vector<std::pair<std::string, ModelConfig>>& presets() {
       {"tiny-64", tiny_64()},
       {"tiny-128", tiny(shape(128, 384, 2, 4, 2))},
       {"tiny-256", tiny(shape(256, 768, 3, 8, 4))},
+      {"bytes-64", bytes(tiny_64())},
+      {"bytes-256", bytes(tiny(shape(256, 768, 3, 8, 4)))},
       {"qwen3-0.6b", qwen3(shape(1024, 3072, 28, 16, 8), true)},
       {"qwen3-1.7b", qwen3(shape(2048, 6144, 28, 16, 8), true)},
       {"qwen3-4b", qwen3(shape(2560, 9728, 36, 32, 8), true)},

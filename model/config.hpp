@@ -55,7 +55,8 @@ struct MemoryEstimate {
 MemoryEstimate memory_estimate(const ModelConfig& config);
 
 // The shape called `name`: tiny-64, tiny-128, tiny-256 (for a pair of CPU cores, with the vocabulary of
-// Tokenizer::characters(kCharacterAlphabet)), qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b.
+// Tokenizer::characters(kCharacterAlphabet)), bytes-64, bytes-256 (the same for any text of a few thousand bytes, with
+// Tokenizer::bytes()), qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b.
 // kInvalid lists the names.
 Result<ModelConfig> preset(std::string_view name);
 std::vector<std::string> preset_names();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <new>
+#include <string_view>
 
 namespace echoline::model {
 namespace {
@@ -33,6 +35,14 @@ Status check(const ModelConfig& config, const std::vector<std::vector<Token>>& p
     }
   }
   return ok();
+}
+
+// What libtorch threw. Its allocators say so in words ("can't allocate memory", "CUDA out of memory"); their types
+// differ between releases.
+Error failed(std::size_t rows, std::string_view what) {
+  const bool memory = what.find("memory") != std::string_view::npos;
+  return fail(memory ? Code::kExhausted : Code::kInternal, "generate", "{} rows: {}{}", rows, what,
+              memory ? "; use a smaller batch" : "");
 }
 
 // A generator of its own for this call, on the model's device.
@@ -197,11 +207,36 @@ Result<std::vector<Generation>> generate(Transformer& model, const std::vector<s
       state.logits = model.forward(next.unsqueeze(1), layout, &state.cache).select(1, 0);
     }
     return out;
-  } catch (const c10::Error& e) {  // after check() only memory can be short
-    return fail(Code::kExhausted, "generate", "{} rows: {}; use a smaller batch", prompts.size(),
-                e.what_without_backtrace());
+  } catch (const c10::Error& e) {
+    return failed(prompts.size(), e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return failed(prompts.size(), "out of memory");
   } catch (const std::exception& e) {
-    return fail(Code::kExhausted, "generate", "{} rows: {}; use a smaller batch", prompts.size(), e.what());
+    return failed(prompts.size(), e.what());
+  }
+}
+
+Result<std::vector<float>> score(Transformer& model, const std::vector<Token>& prompt,
+                                 const std::vector<Token>& continuation, double temperature) {
+  std::vector<Token> all = prompt;
+  all.insert(all.end(), continuation.begin(), continuation.end());
+  if (prompt.empty() || continuation.empty())
+    return fail(Code::kInvalid, "score", "the {} is empty, expected at least one token",
+                prompt.empty() ? "prompt" : "continuation");
+  SamplingOptions options;
+  options.temperature = temperature;
+  options.tokens_max = 1;
+  all.pop_back();  // check() leaves room for one more
+  ECHO_TRY(check(model.config(), {all, continuation}, options));
+  all.push_back(continuation.back());
+  try {
+    torch::NoGradGuard no_grad;
+    const Tensor ids = torch::tensor(std::vector<std::int64_t>(all.begin(), all.end()), torch::kLong).unsqueeze(0);
+    const Tensor scores = model.token_logprobs(ids.to(model.device()), temperature).logprobs.cpu().contiguous();
+    const float* first = scores.data_ptr<float>() + (prompt.size() - 1);
+    return std::vector<float>(first, first + continuation.size());
+  } catch (const std::exception& e) {
+    return fail(Code::kExhausted, "score", "{} tokens: {}", all.size(), e.what());
   }
 }
 

@@ -32,8 +32,13 @@ struct Generation {
 // once. `interrupted` is asked between tokens: true ends all unfinished rows with what they have; it may also load
 // new weights into the model, whose log-probabilities then count from the next token on.
 // kInvalid: an empty prompt, an id outside the vocabulary, options out of range, or a row beyond positions_max.
-// kCorrupt: logits that are not finite. kExhausted: out of memory.
+// kCorrupt: logits that are not finite. kExhausted: out of memory. kInternal: anything else that libtorch throws.
 Result<std::vector<Generation>> generate(Transformer& model, const std::vector<std::vector<Token>>& prompts,
                                          const SamplingOptions& options, const std::function<bool()>& interrupted = {});
+
+// Log-probability of each token of `continuation` after `prompt`, as generate() gives it for tokens it has drawn; nats.
+// Errors as generate().
+Result<std::vector<float>> score(Transformer& model, const std::vector<Token>& prompt,
+                                 const std::vector<Token>& continuation, double temperature = 1.0);
 
 }  // namespace echoline::model

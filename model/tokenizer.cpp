@@ -287,7 +287,40 @@ Status Tokenizer::State::read_pre_tokenizer(const json& root) {
   return ok();
 }
 
-Status Tokenizer::State::compile(const std::string& regex) {
+namespace {
+
+// PCRE2 counts U+180E as white space, which it was until Unicode 6.3; Hugging Face's regex engine does not. So \s and
+// \S are written out as the property White_Space.
+std::string with_white_space(std::string_view regex) {
+  constexpr std::string_view kSpaces = R"(\x09-\x0d\x{85}\p{Z})";
+  std::string out;
+  bool in_class = false;
+  for (std::size_t i = 0; i < regex.size(); ++i) {
+    const char c = regex[i], next = i + 1 < regex.size() ? regex[i + 1] : '\0';
+    if (c == '\\') {
+      ++i;
+      if (next == 's')
+        out += in_class ? std::string(kSpaces) : fmt::format("[{}]", kSpaces);
+      else if (next == 'S')
+        out += in_class ? R"(\S\x{180e})" : fmt::format("[^{}]", kSpaces);
+      else
+        out += regex.substr(i - 1, 2);
+      continue;
+    }
+    out += c;
+    if (c == ']') in_class = false;
+    if (c != '[' || in_class) continue;
+    in_class = true;
+    if (next == '^') out += regex[++i];
+    if (i + 1 < regex.size() && regex[i + 1] == ']') out += regex[++i];  // a literal ]
+  }
+  return out;
+}
+
+}  // namespace
+
+Status Tokenizer::State::compile(const std::string& published) {
+  const std::string regex = with_white_space(published);
   int code = 0;
   PCRE2_SIZE offset = 0;
   split.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(regex.data()), regex.size(), PCRE2_UTF | PCRE2_UCP, &code,
@@ -438,18 +471,10 @@ Result<Tokenizer> Tokenizer::from_file(const std::filesystem::path& path) {
   return tokenizer;
 }
 
-Result<Tokenizer> Tokenizer::characters(std::string_view alphabet) {
-  nlohmann::ordered_json vocab = nlohmann::ordered_json::object();
-  for (const char c : alphabet) {
-    const auto byte = static_cast<unsigned char>(c);
-    std::string written;
-    append_utf8(written, byte_map().character[byte]);
-    if (byte >= 0x80 || vocab.contains(written)) {
-      return fail(Code::kInvalid, "character tokenizer", "the alphabet has byte 0x{:02x} {}, expected distinct ASCII",
-                  byte, byte >= 0x80 ? "outside ASCII" : "twice");
-    }
-    vocab[written] = vocab.size();
-  }
+namespace {
+
+// tokenizer.json of a vocabulary without merges, with the added tokens behind it.
+std::string without_merges(const nlohmann::ordered_json& vocab) {
   nlohmann::ordered_json added = nlohmann::ordered_json::array();
   for (const std::string_view content : {kEndOfText, kChatStart, kChatEnd}) {
     added.push_back({{"id", vocab.size() + added.size()},
@@ -480,7 +505,34 @@ Result<Tokenizer> Tokenizer::characters(std::string_view alphabet) {
                                          {"byte_fallback", false},
                                          {"vocab", vocab},
                                          {"merges", nlohmann::ordered_json::array()}}}};
-  return from_json(root.dump(2) + "\n");
+  return root.dump(2) + "\n";
+}
+
+}  // namespace
+
+Result<Tokenizer> Tokenizer::characters(std::string_view alphabet) {
+  nlohmann::ordered_json vocab = nlohmann::ordered_json::object();
+  for (const char c : alphabet) {
+    const auto byte = static_cast<unsigned char>(c);
+    std::string written;
+    append_utf8(written, byte_map().character[byte]);
+    if (byte >= 0x80 || vocab.contains(written)) {
+      return fail(Code::kInvalid, "character tokenizer", "the alphabet has byte 0x{:02x} {}, expected distinct ASCII",
+                  byte, byte >= 0x80 ? "outside ASCII" : "twice");
+    }
+    vocab[written] = vocab.size();
+  }
+  return from_json(without_merges(vocab));
+}
+
+Result<Tokenizer> Tokenizer::bytes() {
+  nlohmann::ordered_json vocab = nlohmann::ordered_json::object();
+  for (const char32_t character : byte_map().character) {
+    std::string written;
+    append_utf8(written, character);
+    vocab[written] = vocab.size();
+  }
+  return from_json(without_merges(vocab));
 }
 
 Result<std::vector<Token>> Tokenizer::encode(std::string_view text) const try {

@@ -16,7 +16,7 @@ namespace echoline::model {
 // Alphabet of the tiny presets: newline and printable ASCII.
 inline constexpr std::string_view kCharacterAlphabet =
     "\n !\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~";
-// The token that ends a text, in every Qwen tokenizer and in characters().
+// The token that ends a text, in every Qwen tokenizer, in characters() and in bytes().
 inline constexpr std::string_view kEndOfText = "<|endoftext|>";
 inline constexpr std::string_view kChatStart = "<|im_start|>";
 inline constexpr std::string_view kChatEnd = "<|im_end|>";
@@ -31,6 +31,8 @@ class Tokenizer {
   // One token per byte of `alphabet` (distinct ASCII bytes) in its order, no merges, then the added tokens
   // <|endoftext|>, <|im_start|> and <|im_end|>. Every digit is one token.
   static Result<Tokenizer> characters(std::string_view alphabet);
+  // The same for all 256 bytes, in their order: any text can be written.
+  static Result<Tokenizer> bytes();
 
   // Added tokens are recognised inside `text`. kInvalid when `text` is not UTF-8 or has a byte the vocabulary lacks.
   Result<std::vector<Token>> encode(std::string_view text) const;

@@ -1,8 +1,6 @@
 #include "model/weights.hpp"
 
 #include <algorithm>
-#include <limits>
-#include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
 #include "delta/checkpoint.hpp"
@@ -163,58 +161,23 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
   });
 }
 
-namespace {
-
-// eos_token_id of generation_config.json; empty when the file or the field is absent.
-Result<std::vector<Token>> generation_eos(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return std::vector<Token>{};
-  ECHO_ASSIGN(const std::string text, read_file(path, 1 << 20));
-  const auto root = nlohmann::json::parse(text, nullptr, false);
-  if (!root.is_object()) return fail(Code::kInvalid, path.string(), "expected a JSON object");
-  const auto it = root.find("eos_token_id");
-  if (it == root.end() || it->is_null()) return std::vector<Token>{};
-  std::vector<Token> eos;
-  const auto values = it->is_array() ? *it : nlohmann::json::array({*it});
-  for (const auto& value : values) {
-    if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<Token>::max()) {
-      return fail(Code::kInvalid, path.string(), "'eos_token_id' contains {}, expected token ids", value.dump());
-    }
-    eos.push_back(value.get<Token>());
-  }
-  return eos;
-}
-
-}  // namespace
-
 Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device) {
-  ECHO_ASSIGN(const ModelConfig config, ModelConfig::from_file(folder / "config.json"));
-  ECHO_ASSIGN(Tokenizer tokenizer, Tokenizer::from_file(folder / "tokenizer.json"));
-  if (tokenizer.size() > config.vocab_size) {
-    return fail(Code::kInvalid, folder.string(), "tokenizer.json has ids up to {}, but config.json's vocab_size is {}",
-                tokenizer.size() - 1, config.vocab_size);
-  }
-  ECHO_ASSIGN(std::vector<Token> eos, generation_eos(folder / "generation_config.json"));
-  if (eos.empty()) eos = config.eos;
-  if (eos.empty() && tokenizer.end_of_text()) eos = {*tokenizer.end_of_text()};
+  ECHO_ASSIGN(ModelFiles files, ModelFiles::read(folder));
   ECHO_ASSIGN(const auto checkpoint, delta::Checkpoint::open(folder));
   ECHO_ASSIGN(auto transformer, guarded("load model", [&]() -> Result<std::shared_ptr<Transformer>> {
-                return std::make_shared<Transformer>(config, device);
+                return std::make_shared<Transformer>(files.config, device);
               }));
   if (const Status loaded = load_policy(*transformer, checkpoint.view()); !loaded) {
     return fail(loaded.error().code, folder.string(), "{}", loaded.error().detail);
   }
-  return LoadedModel{std::move(transformer), std::move(tokenizer), std::move(eos)};
+  return LoadedModel{std::move(transformer), std::move(files)};
 }
 
-Status save_model(const std::filesystem::path& folder, const ModelConfig& config, const delta::StateView& policy,
-                  const Tokenizer& tokenizer, const std::vector<Token>& eos, Bytes shard_bytes_max) {
+Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,
+                  Bytes shard_bytes_max) {
   ECHO_TRY(make_folders(folder));
   ECHO_TRY(delta::write_checkpoint(folder, policy, shard_bytes_max));
-  ECHO_TRY(write_file_atomic(folder / "tokenizer.json", tokenizer.to_json()));
-  nlohmann::ordered_json generation = {{"do_sample", true}};
-  if (!eos.empty()) generation["eos_token_id"] = eos;
-  ECHO_TRY(write_file_atomic(folder / "generation_config.json", generation.dump(2) + "\n"));
-  return write_file_atomic(folder / "config.json", config.to_json());
+  return files.write(folder);
 }
 
 }  // namespace echoline::model

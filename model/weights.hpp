@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "delta/tensor.hpp"
-#include "model/tokenizer.hpp"
+#include "model/model_files.hpp"
 #include "model/transformer.hpp"
 
 namespace echoline::model {
@@ -25,17 +25,15 @@ Status load_policy(Transformer& model, const delta::StateView& state);
 // What a Hugging Face directory holds.
 struct LoadedModel {
   std::shared_ptr<Transformer> transformer;
-  Tokenizer tokenizer;
-  std::vector<Token> eos;  // of generation_config.json, else of config.json, else the tokenizer's end of text
+  ModelFiles files;
 };
 
-// Reads config.json, tokenizer.json, model.safetensors or its shards, and generation_config.json when present.
-// kNotFound or kInvalid name the file, tensor or field.
+// Reads ModelFiles and model.safetensors or its shards. kNotFound or kInvalid name the file, tensor or field.
 Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device = torch::kCPU);
 
-// Writes a directory that load_model() and transformers read: the policy in bf16, in shards of at most
+// Writes a directory that load_model(), transformers and vLLM read: the policy in bf16, in shards of at most
 // `shard_bytes_max`.
-Status save_model(const std::filesystem::path& folder, const ModelConfig& config, const delta::StateView& policy,
-                  const Tokenizer& tokenizer, const std::vector<Token>& eos, Bytes shard_bytes_max = {5'000'000'000});
+Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,
+                  Bytes shard_bytes_max = {5'000'000'000});
 
 }  // namespace echoline::model

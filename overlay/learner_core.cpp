@@ -169,8 +169,8 @@ void LearnerCore::on_part(Worker& worker, const Frame& frame, TimePoint now) {
   const WorkerId id = worker.view.info.id;
   assembling_ -= worker.incoming.bytes();
   auto message = worker.incoming.add(frame);
-  if (!message) return lose(id, message.error().message(), true, now);
   assembling_ += worker.incoming.bytes();
+  if (!message) return lose(id, message.error().message(), true, now);
   if (*message) {
     actions_.push_back(act::MessageFrom{id, std::move(**message)});
   } else if (assembling_ > kAssemblingBytesMax) {

@@ -48,10 +48,10 @@ int needed_staleness(const LearnerPace& pace, Duration broadcast_time, double ro
   return pace.publish_every - 1 + ceil_steps(steps);
 }
 
-int worst_case_staleness(const StalenessTerms& t) {
-  ECHO_CHECK(t.publish_every >= 1 && t.step_time > Duration{});
-  const auto steps = [&](Duration d) { return ceil_steps(std::min(1e6, seconds(d) / seconds(t.step_time))); };
-  return std::min(t.budget, t.publish_every - 1 + steps(t.arrival) + t.lookahead + steps(t.overtaken_by));
+int staleness_lag(Duration step_time, Duration arrival, Duration overtaken_by) {
+  ECHO_CHECK(step_time > Duration{});
+  const auto steps = [&](Duration d) { return ceil_steps(std::min(1e6, seconds(d) / seconds(step_time))); };
+  return steps(arrival) + steps(overtaken_by);
 }
 
 Status check_staleness_budget(int staleness_budget, int publish_every) {

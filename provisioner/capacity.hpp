@@ -26,24 +26,10 @@ Result<CapacityTarget> capacity_target(const LearnerPace& pace, Duration broadca
 // k = ceil((R/M + T_b)/T) steps after it, and until then only older ones: kappa - 1 + k. (ECHO-2 App. B)
 int needed_staleness(const LearnerPace& pace, Duration broadcast_time, double rollouts_per_s);
 
-// What decides how old a rollout can get.
-struct StalenessTerms {
-  int budget = 1;           // S
-  int lookahead = 0;        // L, batches of work that are handed out beyond the one in training
-  int publish_every = 1;    // kappa
-  Duration step_time{};     // T
-  Duration arrival{};       // from publishing a version until the last worker generates with it
-  Duration overtaken_by{};  // how much longer the slowest worker takes for a group than the fastest
-};
-
-// Oldest a rollout can be when it is trained on, in steps.
-//
-// Derivation. Work is handed out while less than (L + 1) R trajectories are outstanding or wait, so what is handed out
-// at step t is trained on at step t + L at the latest, as long as results come in the order they were asked for. Its
-// version is up to kappa - 1 + ceil(arrival/T) steps old at that moment: the next one has not been published, or is
-// still on its way. A group of a slow worker lets those through that were asked for later and came earlier, which are
-// at most ceil(overtaken_by/T) batches. And the budget S holds whatever happens.
-int worst_case_staleness(const StalenessTerms& terms);
+// For how many steps a rollout can be older than the pacing of the work makes it (replay_buffer/rules, staleness_worst):
+// until the last worker generates with a version that was published, and while a group of the slowest worker lets
+// batches through that were asked for later and came earlier. `overtaken_by`: how much longer it takes than the fastest.
+int staleness_lag(Duration step_time, Duration arrival, Duration overtaken_by);
 
 // kInvalid unless S >= kappa - 1: with a smaller budget, the newest published policy is too old before the next one
 // appears, and the learner waits for ever. S = kappa - 1 is strictly on-policy within a period: the learner waits after

@@ -76,12 +76,12 @@ std::string_view to_string(RateSource source) {
 }
 
 Result<std::vector<Offer>> load_offers(const std::filesystem::path& path) {
-  ECHO_ASSIGN(ConfigFile file, ConfigFile::load(path));
+  ECHO_ASSIGN(ConfigFile file, ConfigFile::load_json(path));
   return read_offers(std::move(file));
 }
 
 Result<std::vector<Offer>> parse_offers(std::string_view text, std::string_view name) {
-  ECHO_ASSIGN(ConfigFile file, ConfigFile::parse(text, std::string(name)));
+  ECHO_ASSIGN(ConfigFile file, ConfigFile::parse_json(text, std::string(name)));
   return read_offers(std::move(file));
 }
 

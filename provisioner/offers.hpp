@@ -39,7 +39,7 @@ struct Offer {
   }
 };
 
-inline constexpr std::size_t kOffersMax = 5000;
+inline constexpr std::size_t kOffersMax = 100'000;
 
 // Reads {"schema_version":1,"offers":[{...}]}; keys as in configs/offers/README.md, null and absent are the same. A
 // bad file is one kInvalid error whose detail lists every problem, one per line, with line, column, offer and key:

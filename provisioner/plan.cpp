@@ -348,10 +348,10 @@ class Planner {
       slowest = std::min(slowest, pool_[i].rollouts_per_s);
       fastest = std::max(fastest, pool_[i].rollouts_per_s);
     }
-    plan.staleness_worst = worst_case_staleness(
-        {request_.staleness_budget, request_.lookahead, request_.pace.publish_every, request_.pace.step_time,
-         s.times.last() + request_.install_time,
-         from_seconds(std::min(1e6, request_.group_size / slowest - request_.group_size / fastest))});
+    const int lag = staleness_lag(
+        request_.pace.step_time, s.times.last() + request_.install_time,
+        from_seconds(std::min(1e6, request_.group_size / slowest - request_.group_size / fastest)));
+    plan.staleness_worst = request_.staleness_worst ? request_.staleness_worst(lag) : request_.staleness_budget;
     add_rows(s, plan);
     add_totals(plan);
     add_notes(s, plan);
@@ -399,7 +399,7 @@ class Planner {
     if (std::find(s.dropped.begin(), s.dropped.end(), i) != s.dropped.end())
       return "dropped: the target holds without it";
     if (per_1k(pool_[i]) > per_1k(last))
-      return fmt::format("dearer per rollout than any rented (${:.3g}/1k)", per_1k(last));
+      return fmt::format("dearer per rollout: above ${:.3g}/1k", per_1k(last));
     if (s.members.size() == request_.workers_max)
       return fmt::format("too slow for a fleet of at most {} workers", request_.workers_max);
     return "not needed: the rented cost less";

@@ -1,5 +1,6 @@
 // A rental plan: which offers to rent for a run, why each other one is not rented, what it costs and how stale it gets.
 #pragma once
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
@@ -19,6 +20,8 @@ struct PlanRequest {
   LearnerPace pace;          // R, kappa, T
   int staleness_budget = 2;  // S
   int lookahead = 0;         // L, batches of work handed out beyond the one in training
+  // The replay buffer's rule: oldest a rollout can be when it is trained on, of a staleness_lag(). Absent: S.
+  std::function<int(int lag)> staleness_worst;
   double group_size = 1;     // G, rollouts that one worker generates as a unit
   double headroom = 0.10;
   std::optional<Duration> run_time;            // of all steps

@@ -50,11 +50,11 @@ struct VersionStock {
 // ones is what makes it positive.
 std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock);
 
-// The oldest data that pacing lets a step train on, in learner steps, when results come in the order they were granted:
-// min(S, kappa - 1 + lag + L). At step t the newest policy out is up to kappa - 1 steps old; `lag_steps` more pass until
-// workers have installed it (T_b in steps, rounded up; 0 when they wait for it, because S admits nothing older); and what
-// is granted now is used at most L steps later, because no more than (L + 1)*R are in stock, work under way included.
-// Results overtaken by faster ones may come later still, but never beyond S: stranded() makes the learner wait for them.
+// The oldest data that pacing lets a step train on, in learner steps: min(S, kappa - 1 + lag + L). At step t the newest
+// policy out is up to kappa - 1 steps old; `lag_steps` more pass until workers have installed it (T_b in steps, rounded up;
+// 0 when they wait for it, because S admits nothing older) and while results of slow workers are overtaken by those that
+// were asked for later; and what is granted now is used at most L steps later, because no more than (L + 1)*R are in stock,
+// work under way included. S holds whatever happens: stranded() makes the learner wait.
 std::uint32_t staleness_worst(std::uint32_t staleness_budget, std::uint32_t publish_every,
                               std::uint32_t lookahead_steps, std::uint32_t lag_steps);
 

@@ -131,7 +131,9 @@ void Fleet::join(std::size_t i, WorkerState state) {
                       std::move(state),
                       checker_,
                       w.options.store,
-                      w.options.disk};
+                      w.options.disk,
+                      std::chrono::seconds(10),
+                      std::nullopt};
   auto process = std::make_unique<MemberProcess>(*this, i, std::move(config));
   MemberCore& core = process->core();
   world_.start(w.host, std::move(process));

@@ -5,7 +5,6 @@
 
 #include "base/log.hpp"
 #include "base/random.hpp"
-#include "model/response.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -28,14 +27,16 @@ schema::WorkFailed failure(const schema::Lease& lease, schema::WorkFailure kind,
 Result<Task> make_task(schema::RunSpec spec) {
   Task task;
   ECHO_ASSIGN(const model::ModelConfig config, model::ModelConfig::from_json(spec.model_config_json()));
-  ECHO_ASSIGN(task.tokenizer, model::Tokenizer::from_json(spec.tokenizer_json()));
+  ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_json(spec.tokenizer_json()));
+  ECHO_ASSIGN(task.phrasing, model::Phrasing::from_parts(std::move(tokenizer), {spec.eos().begin(), spec.eos().end()},
+                                                         spec.prompt_json()));
   ECHO_ASSIGN(task.adapter, data_plane::make_adapter(spec.adapter_name(), spec.adapter_config_json(), spec.seed(),
                                                      data_plane::AdapterUse::kScoring));
   ECHO_ASSIGN(task.model, model::create(config));  // the policy comes from the learner
   task.sampling.temperature = spec.temperature();
   task.sampling.top_p = spec.top_p();
   task.sampling.tokens_max = spec.response_tokens_max();
-  if (const auto end = task.tokenizer->end_of_text()) task.sampling.eos = {*end};
+  task.sampling.eos = task.phrasing->eos();
   task.spec = std::move(spec);
   return task;
 }
@@ -75,7 +76,7 @@ Produced Producer::produce(const std::vector<schema::Lease>& leases, WorkerId wo
   batch.prompts.resize(leases.size());
   batch.failed.resize(leases.size());
   for (std::size_t i = 0; i < leases.size(); ++i) {
-    auto prompt = task_.tokenizer->encode(leases[i].problem().prompt());
+    auto prompt = task_.phrasing->prompt(leases[i].problem().prompt());
     if (!prompt) {
       batch.fail(i, schema::WORK_FAILURE_PROMPT, prompt.error().message());
       continue;
@@ -165,7 +166,7 @@ schema::Submission Producer::scored(const Batch& batch, std::size_t lease_index,
   for (auto row = std::find_if(batch.rows.begin(), batch.rows.end(), of_lease);
        row != batch.rows.end() && of_lease(*row); ++row) {
     const model::Generation& generation = *row->generation;
-    const std::string text = model::response_text(*task_.tokenizer, generation.tokens, task_.sampling.eos);
+    const std::string text = task_.phrasing->answer(generation.tokens);
     const data_plane::Score score = task_.adapter->score(lease.problem(), text);
     schema::Trajectory& t = *submission.add_trajectories();
     t.set_id(fmt::format("{}/{}", lease.id(), row->member));

@@ -10,7 +10,7 @@
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/schema.pb.h"
 #include "model/generate.hpp"
-#include "model/tokenizer.hpp"
+#include "model/phrasing.hpp"
 
 namespace echoline::worker {
 
@@ -18,7 +18,7 @@ namespace echoline::worker {
 struct Task {
   schema::RunSpec spec;
   std::unique_ptr<data_plane::Adapter> adapter;
-  std::optional<model::Tokenizer> tokenizer;
+  std::optional<model::Phrasing> phrasing;
   std::shared_ptr<model::Transformer> model;
   model::SamplingOptions sampling;
 };

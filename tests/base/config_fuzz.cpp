@@ -1,4 +1,4 @@
-// Reads any bytes as a run file and checks what must hold for every input. libFuzzer calls it when ECHOLINE_FUZZ is
+// Reads any bytes as a run file, and as JSON, and checks what must hold for every input. libFuzzer calls it when ECHOLINE_FUZZ is
 // on; config_test calls it on mutated run files in every ordinary test run.
 #include <cstdint>
 #include <string>
@@ -57,6 +57,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto expect = [&](bool holds, const char* what, std::string_view more = "") {
     ECHO_CHECK(holds, "{}\n--- input\n{}\n--- {}", what, text, more);
   };
+  if (auto data = ConfigFile::parse_json(text, "fuzz")) {
+    (void)read_all(data->root(), 2);
+    if (const Status status = data->finish(); !status)
+      expect(status.error().detail.starts_with("fuzz:"), "a place", status.error().detail);
+  } else {
+    expect(data.error().detail.starts_with("fuzz:"), "a place", data.error().detail);
+  }
   auto file = ConfigFile::parse(text, "fuzz");
   if (!file) {
     expect(file.error().code == Code::kInvalid && file.error().detail.starts_with("fuzz:"), "a place",

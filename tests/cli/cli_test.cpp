@@ -137,11 +137,42 @@ TEST(BadInput, ModelDirectories) {
                  {"model-00001-of-00002.safetensors"});
 }
 
+TEST(Model, GeneratesAndScoresWhatItGenerated) {
+  TemporaryFolder folder;
+  const std::string model = (folder.path() / "model").string();
+  ASSERT_EQ(run_program({"model", "init", "--preset", "bytes-64", "-o", model}).status, 0);
+  const std::vector<std::string> verb{"model", "generate", model, "--prompt", "Zoë: 1+1=", "--max-tokens", "12", "--temperature",
+                                      "0.7",   "--seed",   "3",   "--json"};
+  const Outcome first = run_program(verb), second = run_program(verb);
+  ASSERT_EQ(first.status, 0) << first.err;
+  EXPECT_EQ(first.out, second.out);
+  const json said = json::parse(first.out);
+  EXPECT_EQ(said.at("prompt_tokens").size(), std::string("Zoë: 1+1=").size());
+  ASSERT_GE(said.at("tokens").size(), 1u);
+  // A text of one's own is scored token by token.
+  std::vector<std::string> score{"model", "generate", model, "--prompt", "1+1=", "--continuation", "2!", "--json"};
+  const json scored = json::parse(run_program(score).out);
+  EXPECT_EQ(scored.at("finish"), "given");
+  ASSERT_EQ(scored.at("tokens").size(), 2u);
+  EXPECT_EQ(scored.at("tokens")[1].at("text"), "!");
+  EXPECT_LT(scored.at("tokens")[1].at("logprob"), 0);
+  score.back() = "--logprobs";
+  EXPECT_NE(run_program(score).out.find("\"!\""), std::string::npos);
+  // The chat template goes around the prompt.
+  const json chat = json::parse(
+      run_program({"model", "generate", model, "--prompt", "hi", "--chat", "--max-tokens", "1", "--json"}).out);
+  EXPECT_EQ(chat.at("prompt"), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+  expect_refused({"model", "generate", model, "--prompt", "x", "--system", "y"}, {"task.chat"});
+  expect_refused({"model", "generate", model, "--prompt", ""}, {"empty"});
+}
+
 TEST(BadInput, UnknownVerbAndMissingFile) {
   expect_refused({"upp"}, {"unknown verb 'upp'; did you mean 'up'?"});
   expect_refused({"plan", "no-such.yaml"}, {"no-such.yaml"});
   expect_refused({"plan", "configs/quickstart.yaml", "--set", "fleet.offers=no-such.json"}, {"no-such.json"});
   expect_refused({"up", "configs/quickstart.yaml", "--set", "model={path: no-such-model}"}, {"no-such-model"});
+  expect_refused({"model", "export", "no-such-run@3", "-o", "x"}, {"no-such-run"});
+  expect_refused({"model", "export", "no-such-run@x", "-o", "x"}, {"RUN@STEP"});
 }
 
 TEST(Plan, InfeasibleNamesTheWaysOut) {
@@ -227,7 +258,7 @@ TEST(Status, ShowsHowARunStands) {
   const Outcome outcome = run_program({"status", folder.path().string()});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (const char* text :
-       {"not running", "step 3 of 8", "accuracy before 0.387", "accuracy after 0.984", "q02", "lost"})
+       {"not running", "go on with: echoline up", "/config.yaml --resume", "step 3 of 8", "accuracy before 0.387", "accuracy after 0.984", "q02", "lost"})
     EXPECT_NE(outcome.out.find(text), std::string::npos) << text << " in:\n" << outcome.out;
 }
 

@@ -223,6 +223,16 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
     EXPECT_GT(worker.at("rollouts"), paused.at("rollouts")) << "it went on working";
   }
   for (const auto& [offer, process] : rented_processes(run)) EXPECT_FALSE(alive(process)) << offer;
+
+  // The model comes out, and has learned to add.
+  const std::string model = (folder.path() / "exported").string();
+  const std::vector<std::string> take{"model", "export", run.string() + "@120", "-o", model, "--json"};
+  const Outcome exported = run_program(take);
+  ASSERT_EQ(exported.status, 0) << exported.err;
+  EXPECT_EQ(json::parse(exported.out).at("digest"), report.at("weights").at("digest"));
+  EXPECT_EQ(run_program(take).status, 2) << "it was written over";
+  const Outcome said = run_program({"model", "generate", model, "--prompt", "12+34=", "--temperature", "0"});
+  EXPECT_EQ(said.out, "46\n") << said.err;
 }
 
 TEST(MainJob, ResumesAfterTheLearnerIsKilled) {

@@ -52,7 +52,7 @@ TEST(Preflight, TheQuickstartIsFine) {
   const RunConfig config = quickstart();
   const Preflight result = preflight(config);
   EXPECT_TRUE(result.status()) << result.status().error().message();
-  for (const char* name : {"model", "task", "lengths", "messages", "port", "plan", "memory"})
+  for (const char* name : {"model", "task", "lengths", "messages", "publications", "store", "port", "plan", "memory"})
     EXPECT_EQ(check(result, name).verdict, Verdict::kOk) << name << ": " << check(result, name).detail;
   ASSERT_TRUE(result.plan);
   EXPECT_EQ(result.plan->plan.request.learner_usd_per_hour, config.learner.usd_per_hour);
@@ -94,18 +94,37 @@ TEST(Preflight, WhatDoesNotFitIsRefused) {
       preflight(quickstart({{"rollout.response_tokens_max", "200000"}, {"rollout.group_size", "1024"}}));
   EXPECT_EQ(check(larger, "messages").verdict, Verdict::kFailed);
   EXPECT_THAT(check(larger, "messages").detail, HasSubstr("rollout.group_size = 1024"));
+  const Preflight rare = preflight(quickstart({{"run.steps", "5000"}, {"learner.checkpoint_every", "1000"}}));
+  EXPECT_EQ(check(rare, "store").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(rare, "store").detail, HasSubstr("learner.checkpoint_every"));
+  EXPECT_TRUE(preflight(quickstart({{"run.steps", "1000"}, {"learner.checkpoint_every", "1000"}})).status());
+  const Preflight small = preflight(quickstart({{"model.preset", "qwen3-0.6b"}, {"network.chunk", "1 KiB"}}));
+  EXPECT_EQ(check(small, "publications").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(small, "publications").detail, HasSubstr("network.chunk"));
+  const Preflight narrow = preflight(quickstart({{"model.preset", "qwen3-0.6b"}, {"network.store", "1 GB"}}));
+  EXPECT_THAT(check(narrow, "publications").detail, HasSubstr("network.store"));
   const auto large = model::preset("qwen3-8b");
   ASSERT_TRUE(large);
-  EXPECT_EQ(memory_check(*large, 0, Bytes{64'000'000'000}).verdict, Verdict::kFailed);
-  EXPECT_EQ(memory_check(*large, 0, Bytes{512'000'000'000}).verdict, Verdict::kOk);
-  EXPECT_EQ(memory_check(*large, 20, Bytes{512'000'000'000}).verdict, Verdict::kWarning);
+  EXPECT_EQ(memory_check(*large, {}, 0, Bytes{64'000'000'000}).verdict, Verdict::kFailed);
+  EXPECT_EQ(memory_check(*large, {}, 0, Bytes{512'000'000'000}).verdict, Verdict::kOk);
+  EXPECT_EQ(memory_check(*large, {}, 20, Bytes{512'000'000'000}).verdict, Verdict::kWarning);
 }
 
-TEST(Preflight, ABindAddressIsNumeric) {
-  EXPECT_TRUE(can_listen("127.0.0.1", 0));
-  const Status named = can_listen("learner.example.org", 0);
+TEST(Preflight, PromptsAreLookedAtAsTheModelSeesThem) {
+  const Preflight other_alphabet = preflight(quickstart({{"task.prompt", "\u00a3{prompt}"}}));
+  EXPECT_EQ(check(other_alphabet, "lengths").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(other_alphabet, "lengths").detail, HasSubstr("cannot be written"));
+  const Preflight bytes = preflight(quickstart({{"task.prompt", "\u00a3{prompt}"}, {"model.preset", "bytes-64"}}));
+  EXPECT_EQ(check(bytes, "lengths").verdict, Verdict::kOk) << check(bytes, "lengths").detail;
+  const Preflight chat = preflight(quickstart({{"task.chat", "true"}, {"task.system", "Add."}}));
+  EXPECT_EQ(check(chat, "lengths").verdict, Verdict::kOk) << check(chat, "lengths").detail;
+}
+
+TEST(Preflight, ABindAddressIsOneOfThisMachine) {
+  for (const char* good : {"127.0.0.1", "localhost"}) EXPECT_TRUE(can_listen(good, 0)) << good;
+  const Status named = can_listen("not a name", 0);
   ASSERT_FALSE(named);
-  EXPECT_THAT(named.error().detail, HasSubstr("'learner.example.org'"));
+  EXPECT_THAT(named.error().message(), HasSubstr("'not a name'"));
   EXPECT_FALSE(can_listen("192.0.2.1", 0));  // of nobody
 }
 

@@ -104,27 +104,27 @@ struct Outcome {
 };
 
 // Generates whole groups with `actor` for problems index .. index + groups - 1.
-Result<std::vector<schema::Trajectory>> rollouts(model::Transformer& actor, const model::Tokenizer& tokenizer,
+Result<std::vector<schema::Trajectory>> rollouts(model::Transformer& actor, const model::Phrasing& phrasing,
                                                  const data_plane::Adapter& adapter, const Recipe& r,
                                                  std::uint64_t index, std::int64_t groups) {
   std::vector<schema::Problem> problems;
   std::vector<std::vector<model::Token>> prompts;
   for (std::int64_t g = 0; g < groups; ++g) {
     ECHO_ASSIGN(auto problem, adapter.problem(index + static_cast<std::uint64_t>(g)));
-    ECHO_ASSIGN(const auto prompt, tokenizer.encode(problem.prompt()));
+    ECHO_ASSIGN(const auto prompt, phrasing.prompt(problem.prompt()));
     prompts.insert(prompts.end(), static_cast<std::size_t>(r.group_size), prompt);
     problems.push_back(std::move(problem));
   }
   model::SamplingOptions sampling;
   sampling.temperature = r.train.temperature;
   sampling.tokens_max = r.tokens_max;
-  sampling.eos = {*tokenizer.end_of_text()};
+  sampling.eos = phrasing.eos();
   sampling.seed = mix64(r.seed * 1'000'003 + index);
   ECHO_ASSIGN(const auto generations, model::generate(actor, prompts, sampling));
   std::vector<schema::Trajectory> batch;
   for (std::size_t i = 0; i < generations.size(); ++i) {
     const std::size_t g = i / static_cast<std::size_t>(r.group_size);
-    const auto score = adapter.score(problems[g], tokenizer.decode(generations[i].tokens, true));
+    const auto score = adapter.score(problems[g], phrasing.answer(generations[i].tokens));
     schema::Trajectory t;
     t.set_id(fmt::format("{}/{}", index + g, i));
     t.set_group(index + g);
@@ -155,7 +155,8 @@ Result<Outcome> run(const Recipe& r) {
     if (!r.quiet) std::printf("%6.1f s  %s\n", processor_s() - begin, line.c_str()), std::fflush(stdout);
   };
   ECHO_ASSIGN(const auto adapter, data_plane::make_adapter("arithmetic", r.adapter, r.seed));
-  ECHO_ASSIGN(const auto tokenizer, model::Tokenizer::characters(model::kCharacterAlphabet));
+  ECHO_ASSIGN(const auto files, model::ModelFiles::of_preset("tiny-64"));
+  ECHO_ASSIGN(const auto phrasing, model::Phrasing::make(files, {}));
   ECHO_ASSIGN(const model::ModelConfig shape, model::preset(r.preset));
   ECHO_ASSIGN(const auto learner, model::init(shape, r.seed));
   ECHO_ASSIGN(const auto actor, model::init(shape, r.seed));
@@ -168,12 +169,12 @@ Result<Outcome> run(const Recipe& r) {
   greedy.response_tokens_max = r.tokens_max;
   WarmStartConfig warm = r.warm;
   warm.response_tokens_max = r.tokens_max;
-  ECHO_ASSIGN(const auto warmed, warm_start(*learner, tokenizer, *adapter, warm, [&](const WarmStartProgress& p) {
+  ECHO_ASSIGN(const auto warmed, warm_start(*learner, phrasing, *adapter, warm, [&](const WarmStartProgress& p) {
                 if (p.steps % (warm.probe_every) == 0)
                   say(fmt::format("warm start step {:4d} loss {:.3f} accuracy {:.3f}", p.steps, p.loss, p.accuracy));
                 return true;
               }));
-  ECHO_ASSIGN(const auto before, evaluate(*learner, tokenizer, *adapter, held_out, greedy));
+  ECHO_ASSIGN(const auto before, evaluate(*learner, phrasing, *adapter, held_out, greedy));
   outcome.before = outcome.after = before.accuracy();
   outcome.warm_steps = warmed.steps;
   say(fmt::format("warm start ended after {} steps: training slice {:.3f}, held out {:.3f}", warmed.steps,
@@ -198,7 +199,7 @@ Result<Outcome> run(const Recipe& r) {
       ECHO_TRY(model::load_policy(*actor, policies[lag].view()));
       const std::int64_t groups = (part + 1) * r.groups / kParts - part * r.groups / kParts;
       if (groups == 0) continue;
-      ECHO_ASSIGN(auto rolled, rollouts(*actor, tokenizer, *adapter, r, next_problem, groups));
+      ECHO_ASSIGN(auto rolled, rollouts(*actor, phrasing, *adapter, r, next_problem, groups));
       next_problem += static_cast<std::uint64_t>(groups);
       std::move(rolled.begin(), rolled.end(), std::back_inserter(batch));
     }
@@ -213,7 +214,7 @@ Result<Outcome> run(const Recipe& r) {
     policies.push_front(std::move(policy));
     while (static_cast<std::int64_t>(policies.size()) > r.lag_max + 1) policies.pop_back();
     if (step % r.evaluate_every != 0 && step != r.rl_steps) continue;
-    ECHO_ASSIGN(const auto now, evaluate(*learner, tokenizer, *adapter, held_out, greedy));
+    ECHO_ASSIGN(const auto now, evaluate(*learner, phrasing, *adapter, held_out, greedy));
     outcome.after = now.accuracy();
     if (outcome.steps_to_90 == 0 && outcome.after >= 0.9) outcome.steps_to_90 = step;
     say(fmt::format(

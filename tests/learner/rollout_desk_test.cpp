@@ -32,7 +32,6 @@ class DeskTest : public ::testing::Test {
     door_.vocab_size = shape_.vocab_size;
     door_.positions_max = shape_.positions_max;
     door_.response_tokens_max = 8;
-    door_.eos = {*tokenizer_.end_of_text()};
     door_.trainable = [this](const schema::Trajectory& t) { return check_trainable(t, shape_); };
   }
   ~DeskTest() override {
@@ -61,7 +60,7 @@ class DeskTest : public ::testing::Test {
       const std::lock_guard lock(mutex_);
       set_aside_.push_back(group);
     };
-    auto desk = RolloutDesk::open(options_, Door(door_, *adapter_, tokenizer_), step, std::move(events));
+    auto desk = RolloutDesk::open(options_, Door(door_, *adapter_, phrasing_), step, std::move(events));
     ASSERT_TRUE(desk) << desk.error().message();
     desk_ = std::move(*desk);
     desk_->published(Version{step}, digest_);
@@ -144,6 +143,8 @@ class DeskTest : public ::testing::Test {
   }
 
   const model::Tokenizer tokenizer_ = *model::Tokenizer::characters(model::kCharacterAlphabet);
+  const model::Phrasing phrasing_ =
+      *model::Phrasing::from_parts(tokenizer_, {*tokenizer_.end_of_text()}, R"({"text": "{prompt}"})");
   model::ModelConfig shape_;
   DoorOptions door_;
   std::vector<GroupSetAside> set_aside_;

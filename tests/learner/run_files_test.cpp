@@ -11,6 +11,8 @@
 #include "learner/run_clock.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
+#include "provisioner/capacity.hpp"
+#include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -91,6 +93,58 @@ TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
   EXPECT_EQ(config.error().code, Code::kInvalid);
   EXPECT_NE(config.error().detail.find("--set run.steps"), std::string::npos) << config.error().detail;
   EXPECT_NE(config.error().detail.find("--set network.uplink"), std::string::npos) << config.error().detail;
+}
+
+TEST_F(RunFilesTest, StalenessFromStrictlyOnPolicyToWide) {
+  const auto with = [](const std::string& budget, const std::string& kappa) {
+    std::filesystem::path copy = std::filesystem::temp_directory_path() / "echoline-staleness.yaml";
+    std::ifstream in("configs/quickstart.yaml");
+    std::ofstream out(copy);
+    for (std::string line; std::getline(in, line);)
+      if (line.find("lookahead:") == std::string::npos) out << line << '\n';
+    out.close();
+    return load_run_config(copy, {{"staleness.budget", budget}, {"staleness.publish_every", kappa},
+                                  {"fleet.offers", std::filesystem::absolute("configs/offers/quickstart.json").string()}});
+  };
+  const auto on_policy = with("0", "1");
+  ASSERT_TRUE(on_policy) << on_policy.error().detail;
+  EXPECT_EQ(on_policy->staleness.lookahead, 0u);
+  EXPECT_EQ(with("1", "2")->staleness.lookahead, 0u);
+  EXPECT_EQ(with("11", "1")->staleness.lookahead, 2u);  // not S
+  const auto starved = with("1", "3");
+  ASSERT_FALSE(starved);
+  EXPECT_NE(starved.error().detail.find("below publish_every (kappa) - 1 = 2"), std::string::npos);
+}
+
+// The plan may not use the ledger's rules (provisioner/ stands below), so that both say the same is held here.
+TEST_F(RunFilesTest, ThePlanKnowsWhatThePacingAdmits) {
+  for (std::uint32_t kappa = 1; kappa <= 3; ++kappa) {
+    const std::uint32_t least = replay_buffer::staleness_budget_min(kappa);
+    EXPECT_TRUE(provisioner::check_staleness_budget(static_cast<int>(least), static_cast<int>(kappa)));
+    EXPECT_EQ(bool(provisioner::check_staleness_budget(static_cast<int>(least) - 1, static_cast<int>(kappa))), false);
+    for (std::uint32_t budget = least; budget <= 6; ++budget)
+      for (std::uint32_t lookahead = 0; lookahead <= budget; ++lookahead)
+        for (std::uint32_t lag = 0; lag <= 3; ++lag) {
+          provisioner::StalenessTerms terms;
+          terms.budget = static_cast<int>(budget);
+          terms.lookahead = static_cast<int>(lookahead);
+          terms.publish_every = static_cast<int>(kappa);
+          terms.step_time = std::chrono::seconds(10);
+          terms.arrival = std::chrono::seconds(10) * static_cast<int>(lag);
+          ASSERT_EQ(provisioner::worst_case_staleness(terms),
+                    static_cast<int>(replay_buffer::staleness_worst(budget, kappa, lookahead, lag)));
+        }
+  }
+}
+
+TEST_F(RunFilesTest, LeasesAreShortFirstAndMayLastHours) {
+  const auto config = load_run_config("configs/quickstart.yaml");
+  EXPECT_LE(config->rollout.lease_first, std::chrono::minutes(2));
+  EXPECT_GE(config->rollout.lease_max, std::chrono::hours(1));
+  const auto wrong = load_run_config("configs/quickstart.yaml",
+                                     {{"rollout.lease_min", "2 h"}, {"rollout.lease_max", "1 h"}});
+  ASSERT_FALSE(wrong);
+  EXPECT_NE(wrong.error().detail.find("expected lease_min"), std::string::npos) << wrong.error().detail;
 }
 
 TEST_F(RunFilesTest, TheNameIsGoodForAFolderAndForCertificates) {
@@ -204,7 +258,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   input.steps_done = 2;
   input.version = Version{2};
   input.digest[0] = std::byte{1};
-  input.metrics = {{{"kind", "evaluation"}, {"when", "before"}, {"accuracy", 0.25}, {"problems", 256}},
+  input.metrics = {{{"kind", "evaluation"}, {"when", "before"}, {"step", 0}, {"accuracy", 0.25}, {"problems", 256}},
                    {{"kind", "publication"},
                     {"version", 0},
                     {"snapshot", true},
@@ -220,7 +274,8 @@ TEST_F(RunFilesTest, ReportAddsUp) {
                     {"state_bytes", 1000},
                     {"patch_bytes", 100},
                     {"density", 0.1}},
-                   {{"kind", "evaluation"}, {"when", "after"}, {"accuracy", 0.75}, {"problems", 256}}};
+                   {{"kind", "evaluation"}, {"when", "during"}, {"step", 1}, {"accuracy", 0.5}, {"problems", 256}},
+                   {{"kind", "evaluation"}, {"when", "after"}, {"step", 2}, {"accuracy", 0.75}, {"problems", 256}}};
   input.wall_seconds = 12;
   input.fleet.usd = 0.5;
   WorkerEntry worker;
@@ -241,7 +296,9 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   EXPECT_TRUE(report.at("workers")[0].at("price_usd_per_hour").is_null());
   EXPECT_NE(report_text(report).find("$0.5000 and what is not stated in all"), std::string::npos);
   EXPECT_EQ(report.at("reward"), json({{"first", 0.2}, {"last", 0.4}}));
-  EXPECT_EQ(report.at("eval"), json({{"before", 0.25}, {"after", 0.75}, {"problems", 256}}));
+  EXPECT_EQ(report.at("eval"),
+            json::parse(R"({"before": 0.25, "after": 0.75, "problems": 256, "by_step": [{"step": 0, "accuracy": 0.25},
+                            {"step": 1, "accuracy": 0.5}, {"step": 2, "accuracy": 0.75}]})"));
   EXPECT_EQ(report.at("staleness").at("max"), 2);
   EXPECT_DOUBLE_EQ(report.at("staleness").at("mean"), 6.0 / 8);
   EXPECT_DOUBLE_EQ(report.at("learner").at("idle_fraction"), 0.4);

@@ -26,6 +26,12 @@ model::Tokenizer tokenizer() {
   return *made;
 }
 
+model::Phrasing phrasing() {
+  auto made = model::Phrasing::from_parts(tokenizer(), {*tokenizer().end_of_text()}, R"({"text":"{prompt}"})");
+  ECHO_CHECK(made.has_value(), "{}", made.error().message());
+  return *made;
+}
+
 std::shared_ptr<model::Transformer> tiny_model(std::uint64_t seed) {
   model::ModelConfig shape;
   shape.vocab_size = tokenizer().size();
@@ -72,6 +78,12 @@ std::vector<schema::Trajectory> rollouts(model::Transformer& model, std::uint64_
     batch.push_back(std::move(t));
   }
   return batch;
+}
+
+model::ModelFiles files() {
+  auto made = model::ModelFiles::make(tiny_model(1)->config(), tokenizer());
+  ECHO_CHECK(made.has_value(), "{}", made.error().message());
+  return *made;
 }
 
 TrainerConfig settings() {
@@ -282,13 +294,13 @@ TEST_F(TrainerTest, CheckpointContinuesBitForBit) {
     batches.push_back(rollouts(*model, step));
     ASSERT_TRUE(straight->step(batches.back()));
     if (step == 2) {
-      ASSERT_TRUE(save_checkpoint(folder_, *straight, "abc"));
+      ASSERT_TRUE(save_checkpoint(folder_, *straight, files(), {"abc", ""}));
     }
   }
   const auto resumed = trainer(tiny_model(1234), config);  // other weights: all must come from the checkpoint
-  const auto step = load_checkpoint(folder_, *resumed, "abc");
+  const auto step = load_checkpoint(folder_, *resumed, {"abc", ""});
   ASSERT_TRUE(step) << step.error().message();
-  EXPECT_EQ(*step, 3);
+  EXPECT_EQ(step->step, 3);
   for (std::size_t i = 3; i < 6; ++i) ASSERT_TRUE(resumed->step(batches[i]));
   EXPECT_EQ(policy_digest(*resumed), policy_digest(*straight));
   for (std::size_t i = 0; i < straight->optimizer().slots().size(); ++i) {
@@ -303,10 +315,10 @@ TEST_F(TrainerTest, CheckpointRestoresTheTorchGenerator) {
   const auto learner = trainer(tiny_model(1), settings());
   torch::manual_seed(11);
   torch::rand({3});
-  ASSERT_TRUE(save_checkpoint(folder_, *learner, "abc"));
+  ASSERT_TRUE(save_checkpoint(folder_, *learner, files(), {"abc", ""}));
   const torch::Tensor expected = torch::rand({4});
   torch::manual_seed(99);
-  ASSERT_TRUE(load_checkpoint(folder_, *learner, "abc"));
+  ASSERT_TRUE(load_checkpoint(folder_, *learner, {"abc", ""}));
   EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
 }
 
@@ -315,7 +327,7 @@ TEST_F(TrainerTest, CheckpointsAreKeptPrunedAndSurviveAnUnfinishedWrite) {
   const auto learner = trainer(model, settings());
   for (std::uint64_t step = 0; step < 4; ++step) {
     ASSERT_TRUE(learner->step(rollouts(*model, step)));
-    ASSERT_TRUE(save_checkpoint(folder_, *learner, "abc", 2));
+    ASSERT_TRUE(save_checkpoint(folder_, *learner, files(), {"abc", ""}, 2));
   }
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder_)) names.push_back(entry.path().filename().string());
@@ -325,31 +337,122 @@ TEST_F(TrainerTest, CheckpointsAreKeptPrunedAndSurviveAnUnfinishedWrite) {
   ASSERT_TRUE(make_folders(folder_ / "writing"));
   std::ofstream(folder_ / "writing" / "trainer.safetensors") << "half";
   const auto other = trainer(tiny_model(2), settings());
-  EXPECT_EQ(*load_checkpoint(folder_, *other, "abc"), 4);
+  EXPECT_EQ(load_checkpoint(folder_, *other, {"abc", ""})->step, 4);
   EXPECT_EQ(policy_digest(*other), policy_digest(*learner));
-  ASSERT_TRUE(save_checkpoint(folder_, *other, "abc", 2));  // the same step again, next to the old one
-  EXPECT_EQ(*load_checkpoint(folder_, *other, "abc"), 4);
+  ASSERT_TRUE(save_checkpoint(folder_, *other, files(), {"abc", ""}, 2));  // the same step again, next to the old one
+  EXPECT_EQ(load_checkpoint(folder_, *other, {"abc", ""})->step, 4);
 }
 
 TEST_F(TrainerTest, CheckpointsOfAnotherRunOrWithWrongBytesAreRefused) {
   const auto learner = trainer(tiny_model(1), settings());
-  EXPECT_EQ(load_checkpoint(folder_, *learner, "abc").error().code, Code::kNotFound);
-  const auto saved = save_checkpoint(folder_, *learner, "abc");
+  EXPECT_EQ(load_checkpoint(folder_, *learner, {"abc", ""}).error().code, Code::kNotFound);
+  const auto saved = save_checkpoint(folder_, *learner, files(), {"abc", ""});
   ASSERT_TRUE(saved);
-  EXPECT_EQ(load_checkpoint(folder_, *learner, "other").error().code, Code::kInvalid);
+  EXPECT_EQ(load_checkpoint(folder_, *learner, {"other", ""}).error().code, Code::kInvalid);
   const fs::path tensors = *saved / "trainer.safetensors";
   auto bytes = read_file(tensors);
   ASSERT_TRUE(bytes);
   bytes->back() = static_cast<char>(bytes->back() ^ 1);
   ASSERT_TRUE(write_file_atomic(tensors, *bytes));
-  EXPECT_EQ(load_checkpoint(folder_, *learner, "abc").error().code, Code::kCorrupt);
+  EXPECT_EQ(load_checkpoint(folder_, *learner, {"abc", ""}).error().code, Code::kCorrupt);
   bytes->resize(bytes->size() / 2);
   ASSERT_TRUE(write_file_atomic(tensors, *bytes));
-  EXPECT_EQ(load_checkpoint(folder_, *learner, "abc").error().code, Code::kCorrupt);
+  EXPECT_EQ(load_checkpoint(folder_, *learner, {"abc", ""}).error().code, Code::kCorrupt);
   ASSERT_TRUE(write_file_atomic(*saved / "trainer.json", "{}"));
-  EXPECT_EQ(load_checkpoint(folder_, *learner, "abc").error().code, Code::kCorrupt);
-  ASSERT_TRUE(write_file_atomic(folder_ / "LATEST", "../elsewhere"));
-  EXPECT_EQ(load_checkpoint(folder_, *learner, "abc").error().code, Code::kCorrupt);
+  EXPECT_EQ(load_checkpoint(folder_, *learner, {"abc", ""}).error().code, Code::kCorrupt);
+  EXPECT_TRUE(fs::exists(*saved)) << "the only checkpoint was moved although nothing else could be loaded";
+}
+
+TEST_F(TrainerTest, ADamagedCheckpointFallsBackToTheOneBefore) {
+  const auto model = tiny_model(1);
+  const auto learner = trainer(model, settings());
+  std::string second, third;
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    ASSERT_TRUE(learner->step(rollouts(*model, step)));
+    ASSERT_TRUE(save_checkpoint(folder_, *learner, files(), {"abc", ""}, 2));
+    if (step == 1) second = policy_digest(*learner);
+  }
+  const fs::path newest = folder_ / "step-000000003" / "trainer.safetensors";
+  fs::resize_file(newest, fs::file_size(newest) - 1);
+  const auto other = trainer(tiny_model(2), settings());
+  const auto resumed = load_checkpoint(folder_, *other, {"abc", ""});
+  ASSERT_TRUE(resumed) << resumed.error().message();
+  EXPECT_EQ(resumed->step, 2);
+  EXPECT_EQ(policy_digest(*other), second);
+  ASSERT_EQ(resumed->damaged.size(), 1u);
+  EXPECT_EQ(resumed->damaged[0].name, "step-000000003");
+  EXPECT_NE(resumed->damaged[0].reason.find("trainer.safetensors"), std::string::npos);
+  // Out of the way: going on, it neither counts as the newest nor is it kept instead of a sound one.
+  EXPECT_TRUE(fs::exists(folder_ / "damaged-step-000000003"));
+  EXPECT_EQ(read_file(folder_ / "LATEST").value(), "step-000000002\n");
+  ASSERT_TRUE(other->step(rollouts(other->model(), 7)));
+  ASSERT_TRUE(save_checkpoint(folder_, *other, files(), {"abc", ""}, 2));
+  EXPECT_TRUE(fs::exists(folder_ / "step-000000002"));
+  EXPECT_EQ(load_checkpoint(folder_, *other, {"abc", ""})->step, 3);
+  // Without LATEST the newest is found by name.
+  fs::remove(folder_ / "LATEST");
+  EXPECT_EQ(load_checkpoint(folder_, *other, {"abc", ""})->step, 3);
+}
+
+TEST_F(TrainerTest, ACheckpointCarriesItsPolicyAsAModelDirectory) {
+  const auto model = tiny_model(1);
+  const auto learner = trainer(model, settings());
+  ASSERT_TRUE(learner->step(rollouts(*model, 1)));
+  ASSERT_TRUE(save_checkpoint(folder_, *learner, files(), {"abc", ""}));
+  const auto stored = find_policy(folder_);
+  ASSERT_TRUE(stored) << stored.error().message();
+  EXPECT_EQ(stored->step, 1);
+  EXPECT_EQ(stored->digest, policy_digest(*learner));
+  const auto loaded = model::load_model(stored->model);
+  ASSERT_TRUE(loaded) << loaded.error().message();
+  EXPECT_EQ(model::export_policy(*loaded->transformer)->digest().hex(), stored->digest);
+  EXPECT_EQ(loaded->files.eos, phrasing().eos());
+  EXPECT_EQ(find_policy(folder_, 1)->model, stored->model);
+  EXPECT_NE(find_policy(folder_, 5).error().detail.find("steps with one: 1"), std::string::npos);
+}
+
+TEST_F(TrainerTest, TheReferencePolicyIsKeptAndProven) {
+  const auto frozen = tiny_model(8), other = tiny_model(9);
+  EXPECT_EQ(load_reference(folder_, *other).error().code, Code::kNotFound);
+  const auto digest = freeze_reference(folder_, model::export_policy(*frozen).value());
+  ASSERT_TRUE(digest) << digest.error().message();
+  EXPECT_EQ(load_reference(folder_, *other).value(), *digest);
+  EXPECT_EQ(model::export_policy(*other)->digest().hex(), *digest);
+  // A checkpoint says which reference it was trained against.
+  const auto learner = trainer(tiny_model(1), settings());
+  ASSERT_TRUE(save_checkpoint(folder_, *learner, files(), {"abc", *digest}));
+  EXPECT_TRUE(load_checkpoint(folder_, *learner, {"abc", *digest}));
+  EXPECT_EQ(load_checkpoint(folder_, *learner, {"abc", std::string(32, '0')}).error().code, Code::kInvalid);
+  auto bytes = read_file(folder_ / "reference.safetensors").value();
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  ASSERT_TRUE(write_file_atomic(folder_ / "reference.safetensors", bytes));
+  EXPECT_EQ(load_reference(folder_, *other).error().code, Code::kCorrupt);
+}
+
+TEST_F(TrainerTest, AnswersCutByTheLengthAreKeptMaskedOrPenalised) {
+  auto batch = rollouts(*tiny_model(6), 1);
+  std::int64_t finished_tokens = 0, all_tokens = 0;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    batch[i].set_finished(i % 4 != 0);
+    all_tokens += batch[i].response_tokens_size();
+    if (i % 4 != 0) finished_tokens += batch[i].response_tokens_size();
+  }
+  TrainerConfig config = settings();
+  const auto kept = trainer(tiny_model(6), config)->step(batch);
+  config.truncated = Truncated::kMask;
+  const auto masked = trainer(tiny_model(6), config)->step(batch);
+  config.truncated = Truncated::kPenalty;
+  const auto penalised = trainer(tiny_model(6), config)->step(batch);
+  ASSERT_TRUE(kept && masked && penalised);
+  EXPECT_EQ(kept->response_tokens, all_tokens);
+  EXPECT_EQ(masked->response_tokens, finished_tokens);
+  EXPECT_EQ(penalised->response_tokens, all_tokens);
+  EXPECT_DOUBLE_EQ(kept->truncated_fraction, 0.25);
+  EXPECT_EQ(penalised->reward_mean, kept->reward_mean);  // the penalty shapes the gradient, not the report
+  // Equal rewards but for the cut: only the penalty tells them apart.
+  for (auto& t : batch) t.set_reward(0.5);
+  EXPECT_EQ(trainer(tiny_model(6), settings())->step(batch)->informative_groups, 0);
+  EXPECT_EQ(trainer(tiny_model(6), config)->step(batch)->informative_groups, 6);
 }
 
 TEST_F(TrainerTest, WarmStartReachesItsTargetAndReports) {
@@ -366,7 +469,7 @@ TEST_F(TrainerTest, WarmStartReachesItsTargetAndReports) {
   config.target_accuracy = 0.1;
   config.response_tokens_max = 4;
   std::vector<WarmStartProgress> progress;
-  const auto report = warm_start(*model, tokenizer(), **adapter, config, [&](const WarmStartProgress& p) {
+  const auto report = warm_start(*model, phrasing(), **adapter, config, [&](const WarmStartProgress& p) {
     progress.push_back(p);
     return true;
   });
@@ -376,10 +479,10 @@ TEST_F(TrainerTest, WarmStartReachesItsTargetAndReports) {
   ASSERT_GE(progress.size(), 2u);
   EXPECT_LT(progress.back().loss, progress.front().loss);
   EXPECT_EQ(progress.back().steps, report->steps);
-  const auto stopped = warm_start(*model, tokenizer(), **adapter, config, [](const auto&) { return false; });
+  const auto stopped = warm_start(*model, phrasing(), **adapter, config, [](const auto&) { return false; });
   EXPECT_EQ(stopped.error().code, Code::kCancelled);
   config.target_accuracy = 0;
-  EXPECT_EQ(warm_start(*model, tokenizer(), **adapter, config).error().code, Code::kInvalid);
+  EXPECT_EQ(warm_start(*model, phrasing(), **adapter, config).error().code, Code::kInvalid);
 }
 
 TEST_F(TrainerTest, EvaluationCountsWhatTheAdapterCallsCorrect) {
@@ -390,11 +493,11 @@ TEST_F(TrainerTest, EvaluationCountsWhatTheAdapterCallsCorrect) {
   EvaluationOptions options;
   options.response_tokens_max = 4;
   options.batch_rows = 64;
-  const auto evaluation = evaluate(*model, tokenizer(), **adapter, (*adapter)->evaluation(), options);
+  const auto evaluation = evaluate(*model, phrasing(), **adapter, (*adapter)->evaluation(), options);
   ASSERT_TRUE(evaluation) << evaluation.error().message();
   EXPECT_EQ(evaluation->problems, 200);
   EXPECT_LT(evaluation->accuracy(), 0.1);  // an untrained model
-  EXPECT_EQ(evaluate(*model, tokenizer(), **adapter, {}, options).error().code, Code::kInvalid);
+  EXPECT_EQ(evaluate(*model, phrasing(), **adapter, {}, options).error().code, Code::kInvalid);
 }
 
 }  // namespace

@@ -232,6 +232,21 @@ TEST(Generate, RefusesBadInput) {
   EXPECT_EQ(generate(*model, {{1}}, {.tokens_max = 63}).value()[0].tokens.size(), 63u);
 }
 
+TEST(Generate, ScoresWhatItHasDrawn) {
+  const auto model = sampling_model();
+  for (const double temperature : {1.0, 0.6}) {
+    const auto got = generate(*model, {{1, 2, 3}}, {.temperature = temperature, .tokens_max = 9, .seed = 4}).value()[0];
+    const auto scored = score(*model, {1, 2, 3}, got.tokens, temperature).value();
+    ASSERT_EQ(scored.size(), got.tokens.size());
+    for (std::size_t i = 0; i < scored.size(); ++i) EXPECT_NEAR(scored[i], got.logprobs[i], 1e-4) << i;
+  }
+  EXPECT_EQ(score(*model, {}, {1}).error().code, Code::kInvalid);
+  EXPECT_EQ(score(*model, {1}, {}).error().code, Code::kInvalid);
+  EXPECT_EQ(score(*model, {1}, {4000}).error().code, Code::kInvalid);
+  EXPECT_TRUE(score(*model, {1}, std::vector<Token>(63, 2)));
+  EXPECT_EQ(score(*model, {1}, std::vector<Token>(64, 2)).error().code, Code::kInvalid);
+}
+
 TEST(Generate, WeightsThatAreNotFiniteAreAnError) {
   const auto model = sampling_model();
   {

@@ -150,6 +150,28 @@ TEST(Tokenizer, CasesByHandInBothMergeSyntaxes) {
   }
 }
 
+// U+180E, the Mongolian vowel separator, is no White_Space since Unicode 6.3: it stands with punctuation, neither ends a
+// piece nor is a piece of spaces.
+TEST(Tokenizer, TheMongolianVowelSeparatorIsNoSpace) {
+  const std::string separator = "\u180e";
+  // Each merge can happen only where both sides lie in one piece.
+  const Tokenizer tokenizer = Tokenizer::from_json(qwen_json({{separator.substr(0, 1), separator.substr(1, 1)},
+                                                              {separator.substr(0, 2), separator.substr(2, 1)},
+                                                              {separator, "!"},
+                                                              {" ", separator},
+                                                              {" ", " "}})
+                                                       .dump())
+                                  .value();
+  const auto pieces = [&](const std::string& text) {
+    std::vector<std::string> out;
+    for (const Token token : tokenizer.encode(text).value()) out.push_back(tokenizer.decode({&token, 1}));
+    return out;
+  };
+  EXPECT_EQ(pieces(separator + "!"), (std::vector<std::string>{separator + "!"}));    // [^\s\p{L}\p{N}]+
+  EXPECT_EQ(pieces("  " + separator), (std::vector<std::string>{" ", " " + separator}));  // \s+(?!\S), then the rest
+  EXPECT_EQ(pieces("\u3000!").front(), "\xe3") << "an ideographic space is one";
+}
+
 TEST(Tokenizer, IdsAreThoseOfTheFile) {
   const Tokenizer tokenizer = qwen();
   EXPECT_EQ(tokenizer.encode("hello 1").value(), (std::vector<Token>{256 + 5, ' ', '1'}));

@@ -48,7 +48,9 @@ Tokenizer characters() { return Tokenizer::characters(kCharacterAlphabet).value(
 std::shared_ptr<Transformer> saved(const fs::path& folder, bool tied, Bytes shard = {5'000'000'000}) {
   const auto model = random_model(character_config(tied), 31);
   const auto policy = export_policy(*model).value();
-  const Status status = save_model(folder, model->config(), policy.view(), characters(), {96, 98}, shard);
+  auto files = ModelFiles::make(model->config(), characters()).value();
+  files.content["generation_config.json"] = R"({"eos_token_id": [98, 96], "top_p": 0.9})";
+  const Status status = save_model(folder, files, policy.view(), shard);
   EXPECT_TRUE(status) << (status ? "" : status.error().message());
   return model;
 }
@@ -177,25 +179,106 @@ TEST_F(Folder, RoundTripIsExact) {
       ASSERT_TRUE(loaded) << loaded.error().message();
       EXPECT_EQ(loaded->transformer->config(), model->config());
       EXPECT_TRUE(same_weights(*loaded->transformer, *model));
-      EXPECT_EQ(loaded->tokenizer.to_json(), characters().to_json());
-      EXPECT_EQ(loaded->eos, (std::vector<Token>{96, 98}));
+      EXPECT_EQ(loaded->files.tokenizer.to_json(), characters().to_json());
+      EXPECT_EQ(loaded->files.eos, (std::vector<Token>{98, 96}));
       fs::remove_all(folder_);
     }
   }
 }
 
-TEST_F(Folder, EosFallsBackToTheConfigThenTheTokenizer) {
+TEST_F(Folder, EveryIdOfBothConfigsEndsAText) {
+  const auto eos = [&] { return load_model(folder_)->files.eos; };
   saved(folder_, true);
+  ASSERT_TRUE(write_file_atomic(folder_ / "generation_config.json", R"({"eos_token_id": [97, 98]})"));
+  EXPECT_EQ(eos(), (std::vector<Token>{97, 98, 96}));
+  ASSERT_TRUE(write_file_atomic(folder_ / "generation_config.json", R"({"eos_token_id": 97})"));
+  EXPECT_EQ(eos(), (std::vector<Token>{97, 96}));
   fs::remove(folder_ / "generation_config.json");
-  EXPECT_EQ(load_model(folder_)->eos, (std::vector<Token>{96}));
+  EXPECT_EQ(eos(), (std::vector<Token>{96}));
   ModelConfig config = character_config(true);
   config.eos.clear();
   ASSERT_TRUE(write_file_atomic(folder_ / "config.json", config.to_json()));
-  EXPECT_EQ(load_model(folder_)->eos, (std::vector<Token>{96}));
-  ASSERT_TRUE(write_file_atomic(folder_ / "generation_config.json", R"({"eos_token_id": 97})"));
-  EXPECT_EQ(load_model(folder_)->eos, (std::vector<Token>{97}));
-  ASSERT_TRUE(write_file_atomic(folder_ / "generation_config.json", R"({"eos_token_id": "96"})"));
-  EXPECT_NE(failure(folder_, Code::kInvalid).find("generation_config.json"), std::string::npos);
+  EXPECT_EQ(eos(), (std::vector<Token>{96})) << "the tokenizer's end of text";
+  for (const char* wrong : {R"({"eos_token_id": "96"})", R"({"eos_token_id": [99]})", R"({"eos_token_id": -1})", "[]"}) {
+    ASSERT_TRUE(write_file_atomic(folder_ / "generation_config.json", wrong));
+    EXPECT_NE(failure(folder_, Code::kInvalid).find("generation_config.json"), std::string::npos) << wrong;
+  }
+}
+
+// Read as the published format says, by other code than the program's.
+TEST_F(Folder, AnIndependentReaderFindsTheWeights) {
+  const auto model = saved(folder_, true);
+  const std::string file = read_file(folder_ / "model.safetensors").value();
+  std::uint64_t length = 0;
+  for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(file.at(static_cast<std::size_t>(i)));
+  const auto header = nlohmann::json::parse(file.substr(8, length));
+  EXPECT_EQ(header.at("__metadata__").at("format"), "pt");
+  const std::string data = file.substr(8 + length);
+  std::size_t bytes = 0, tensors = 0;
+  for (const auto& item : model->named_parameters()) {
+    const auto& entry = header.at(item.key());
+    EXPECT_EQ(entry.at("dtype"), "BF16");
+    const Tensor weight = item.value().detach().to(torch::kFloat).contiguous();
+    EXPECT_EQ(entry.at("shape"), nlohmann::json(weight.sizes().vec()));
+    const std::size_t begin = entry.at("data_offsets")[0], end = entry.at("data_offsets")[1];
+    ASSERT_EQ(end - begin, 2 * static_cast<std::size_t>(weight.numel()));
+    for (std::size_t i = 0; i < end - begin; i += 2) {
+      const std::uint32_t bits = static_cast<std::uint32_t>(static_cast<unsigned char>(data[begin + i])) << 16 |
+                                 static_cast<std::uint32_t>(static_cast<unsigned char>(data[begin + i + 1])) << 24;
+      float value = 0;
+      std::memcpy(&value, &bits, sizeof value);
+      ASSERT_EQ(value, weight.data_ptr<float>()[i / 2]) << item.key();
+    }
+    bytes += end - begin;
+    ++tensors;
+  }
+  EXPECT_EQ(bytes, data.size());
+  EXPECT_EQ(header.size(), tensors + 1);
+  const auto config = nlohmann::json::parse(read_file(folder_ / "config.json").value());
+  EXPECT_EQ(config.at("architectures"), nlohmann::json({"Qwen3ForCausalLM"}));
+  EXPECT_EQ(config.at("torch_dtype"), "bfloat16");
+  const auto tokenizer = nlohmann::json::parse(read_file(folder_ / "tokenizer_config.json").value());
+  EXPECT_EQ(tokenizer.at("tokenizer_class"), "PreTrainedTokenizerFast");
+  EXPECT_EQ(tokenizer.at("eos_token"), "<|endoftext|>");
+}
+
+TEST_F(Folder, WhatAModelBroughtWithItGoesWithIt) {
+  saved(folder_, true);
+  ASSERT_TRUE(write_file_atomic(folder_ / "tokenizer_config.json", R"({"added": 1, "chat_template": "T"})"));
+  ASSERT_TRUE(write_file_atomic(folder_ / "special_tokens_map.json", R"({"kept": true})"));
+  auto loaded = load_model(folder_).value();
+  EXPECT_EQ(loaded.files.chat_template, "T");
+  const fs::path copy = folder_ / "copy";
+  ASSERT_TRUE(save_model(copy, loaded.files, export_policy(*loaded.transformer)->view()));
+  EXPECT_EQ(read_file(copy / "tokenizer_config.json").value(), R"({"added": 1, "chat_template": "T"})");
+  EXPECT_EQ(read_file(copy / "special_tokens_map.json").value(), R"({"kept": true})");
+  const auto generation = nlohmann::json::parse(read_file(copy / "generation_config.json").value());
+  EXPECT_EQ(generation.at("top_p"), 0.9);
+  EXPECT_EQ(generation.at("eos_token_id"), nlohmann::json({98, 96}));
+  // chat_template.jinja comes before the one in tokenizer_config.json, which may be a list.
+  ASSERT_TRUE(write_file_atomic(copy / "chat_template.jinja", "J"));
+  EXPECT_EQ(load_model(copy)->files.chat_template, "J");
+  fs::remove(copy / "chat_template.jinja");
+  ASSERT_TRUE(write_file_atomic(copy / "tokenizer_config.json",
+                                R"({"chat_template": [{"name": "tool", "template": "A"}, {"name": "default", "template": "B"}],
+                                    "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null})"));
+  EXPECT_EQ(load_model(copy)->files.chat_template, "B");
+  EXPECT_EQ(load_model(copy)->files.special_tokens_json, R"({"bos_token":"<s>","eos_token":"</s>"})");
+}
+
+TEST_F(Folder, IsPlacedAllAtOnceAndNeverOverAnother) {
+  saved(folder_ / "from", true);
+  ASSERT_TRUE(place_directory(folder_ / "from", folder_ / "to", false));
+  EXPECT_TRUE(load_model(folder_ / "to"));
+  EXPECT_EQ(fs::hard_link_count(folder_ / "to" / "model.safetensors"), 1u);
+  EXPECT_EQ(place_directory(folder_ / "from", folder_ / "to", false).error().code, Code::kInvalid);
+  ASSERT_TRUE(write_file_atomic(folder_ / "to" / "old", "x"));
+  ASSERT_TRUE(place_directory(folder_ / "from", folder_ / "to", true));
+  EXPECT_FALSE(fs::exists(folder_ / "to" / "old"));
+  EXPECT_FALSE(fs::exists(folder_ / "to.writing"));
+  EXPECT_EQ(fs::hard_link_count(folder_ / "to" / "model.safetensors"), 2u) << "the policy is on disk twice";
+  EXPECT_FALSE(place_directory(folder_ / "nowhere", folder_ / "other", false));
+  EXPECT_FALSE(fs::exists(folder_ / "other"));
 }
 
 TEST_F(Folder, BrokenDirectoriesAreNamed) {
@@ -241,11 +324,11 @@ TEST_F(Folder, ATinyPresetIsAModelFromTheFirstStep) {
   ModelConfig config = preset("tiny-64").value();
   const auto model = init(config, 1).value();
   const auto policy = export_policy(*model).value();
-  ASSERT_TRUE(save_model(folder_, config, policy.view(), characters(), config.eos));
+  ASSERT_TRUE(save_model(folder_, ModelFiles::of_preset("tiny-64").value(), policy.view()));
   const auto loaded = load_model(folder_).value();
-  const auto prompt = loaded.tokenizer.encode("12+34=").value();
+  const auto prompt = loaded.files.tokenizer.encode("12+34=").value();
   EXPECT_EQ(prompt.size(), 6u);
-  const auto got = generate(*loaded.transformer, {prompt}, {.tokens_max = 5, .eos = loaded.eos, .seed = 1}).value();
+  const auto got = generate(*loaded.transformer, {prompt}, {.tokens_max = 5, .eos = loaded.files.eos, .seed = 1}).value();
   EXPECT_FALSE(got[0].tokens.empty());
 }
 

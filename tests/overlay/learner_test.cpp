@@ -402,7 +402,7 @@ TEST(Learner, GivesUpAWorkerThatDoesNotRead) {
   const ConnId conn = desk.join(1);
   const Slice message{std::vector<std::byte>(kMessageBytesMax / 4)};
   for (int i = 0; i < 15; ++i) desk.core.send_message(WorkerId{1}, message, desk.now);
-  for (int i = 0; i < 1000; ++i) {  // it reads them all
+  for (int i = 0; i < 2000; ++i) {  // it reads them all
     desk.now += milliseconds(100);
     desk.core.on_timer(desk.now);
     desk.tell(conn, Heartbeat{});

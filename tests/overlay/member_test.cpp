@@ -616,7 +616,7 @@ TEST(Member, TriesToComeBackForAsLongAsTheLearnerKeepsItsPlace) {
       m.take();
     }
     EXPECT_EQ(m.now - lost, seconds(90)) << "what the welcome said";
-    EXPECT_THAT(m.end(), HasSubstr("out of reach for 1 min 30 s"));
+    EXPECT_THAT(m.end(), HasSubstr("out of reach for 1.5 min"));
     EXPECT_FALSE(m.last<act::Disconnected>()->in_order);
     EXPECT_LT(pauses.back().front(), milliseconds(200));
     EXPECT_GT(pauses.back().back(), seconds(7));

@@ -62,6 +62,12 @@ struct Wire {
     }
     return bytes;
   }
+  std::vector<std::size_t> sizes() {  // of every send
+    std::vector<std::size_t> sizes;
+    for (const Action& a : std::exchange(actions, {}))
+      sizes.push_back(std::get<act::Send>(a).head.size() + std::get<act::Send>(a).tail.size());
+    return sizes;
+  }
 };
 
 // Timers come up to `late` after their time; the rate holds over all and over every 100 ms.
@@ -218,18 +224,57 @@ TEST(Uplink, AFrameBegunIsFinishedOnItsConnection) {
   EXPECT_NEAR(seconds(now - at(1)), 0.1, 0.001);
 }
 
-TEST(MessageQueue, CountsWhatIsWaiting) {
+TEST(MessageQueue, CutsMessagesAndCountsWhatIsWaiting) {
   MessageQueue queue;
-  queue.push(random_bytes(1, 100));
-  queue.push(random_bytes(2, 200));
-  EXPECT_EQ(queue.bytes(), 300 + 2 * kFrameHeaderBytes);
-  const auto frame = queue.next(ConnId{2});
-  ASSERT_TRUE(frame.has_value());
-  EXPECT_EQ(frame->size(), 100 + kFrameHeaderBytes);
-  EXPECT_EQ(queue.bytes(), 200 + kFrameHeaderBytes);
+  queue.push(Slice(random_bytes(1, MessageQueue::kPartBytes + 100)));
+  queue.push(Slice(random_bytes(2, 200)));
+  EXPECT_EQ(queue.bytes(), MessageQueue::kPartBytes + 300);
+  const auto first = queue.next(ConnId{2}), second = queue.next(ConnId{2});
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(first->size(), MessageQueue::kPartBytes + kFrameHeaderBytes);
+  EXPECT_EQ(first->head.data()[3], std::byte{1}) << "more follows";
+  EXPECT_EQ(second->size(), 100 + kFrameHeaderBytes);
+  EXPECT_EQ(second->head.data()[3], std::byte{0});
+  EXPECT_EQ(queue.bytes(), 200u);
   queue.clear();
   EXPECT_EQ(queue.bytes(), 0u);
   EXPECT_FALSE(queue.next(ConnId{2}).has_value());
+}
+
+// What does not wait for its turn must not end up inside of a frame.
+TEST(Uplink, WhatIsSentNowLeavesBehindTheFrameUnderWay) {
+  Wire wire(BitRate::from_mbit_per_s(8));
+  MessageQueue queue;
+  queue.push(Slice(std::vector<std::byte>(30'000)));
+  wire.uplink.open(ConnId{2}, queue);
+  TimePoint now = at(1);
+  wire.uplink.pump(now);
+  const auto step = [&] {
+    now = wire.uplink.next_deadline();
+    wire.uplink.on_timer(now);
+    return wire.sizes();
+  };
+  ASSERT_EQ(step().size(), 1u) << "a slice of it has left";
+  const Slice urgent(std::vector<std::byte>(77));
+  wire.uplink.send_now(ConnId{2}, urgent);
+  EXPECT_EQ(wire.sizes().size(), 0u);
+  std::vector<std::size_t> sizes;
+  while (wire.uplink.next_deadline() != kNever)
+    for (const std::size_t bytes : step()) sizes.push_back(bytes);
+  ASSERT_FALSE(sizes.empty());
+  EXPECT_EQ(sizes.back(), 77u);
+  wire.uplink.send_now(ConnId{2}, urgent);
+  EXPECT_EQ(wire.sizes().size(), 1u) << "nothing is under way";
+  // A connection that is closed says its last word all the same.
+  queue.push(Slice(std::vector<std::byte>(30'000)));
+  wire.uplink.wake(queue);
+  wire.uplink.pump(now);
+  ASSERT_EQ(step().size(), 1u);
+  wire.uplink.send_now(ConnId{2}, urgent);
+  wire.uplink.close(ConnId{2});
+  const auto last = wire.sizes();
+  ASSERT_EQ(last.size(), 2u);
+  EXPECT_EQ(last.back(), 77u);
 }
 
 // ---- silence ----

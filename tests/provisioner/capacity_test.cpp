@@ -93,18 +93,13 @@ TEST(Staleness, AFleetThatMeetsTheRequirementNeedsNoMoreThanTheBound) {
   }
 }
 
-TEST(Staleness, TheWorstCaseCountsLookaheadAndWorkInFlight) {
-  const auto worst = [](int budget, int lookahead, int kappa, Duration arrival, Duration overtaken) {
-    return worst_case_staleness({budget, lookahead, kappa, seconds(10), arrival, overtaken});
-  };
-  EXPECT_EQ(worst(20, 0, 1, {}, {}), 0);
-  EXPECT_EQ(worst(20, 0, 1, seconds(1), {}), 1);   // the version is on its way while its step trains
-  EXPECT_EQ(worst(20, 0, 1, seconds(10), {}), 1);  // exactly one step is one step
-  EXPECT_EQ(worst(20, 0, 1, seconds(11), {}), 2);
-  EXPECT_EQ(worst(20, 3, 1, seconds(1), {}), 4);
-  EXPECT_EQ(worst(20, 3, 4, seconds(1), {}), 7);
-  EXPECT_EQ(worst(20, 3, 4, seconds(1), seconds(25)), 10);
-  EXPECT_EQ(worst(11, 11, 1, seconds(1), {}), 11);  // the budget holds whatever happens
+TEST(Staleness, TheLagCountsWhatIsOnItsWayAndWhatIsOvertaken) {
+  EXPECT_EQ(staleness_lag(seconds(10), {}, {}), 0);
+  EXPECT_EQ(staleness_lag(seconds(10), seconds(1), {}), 1);   // the version is on its way while its step trains
+  EXPECT_EQ(staleness_lag(seconds(10), seconds(10), {}), 1);  // exactly one step is one step
+  EXPECT_EQ(staleness_lag(seconds(10), seconds(11), {}), 2);
+  EXPECT_EQ(staleness_lag(seconds(10), seconds(11), seconds(25)), 5);
+  EXPECT_EQ(staleness_lag(Duration(1), Duration::max(), {}), 1'000'000);
 }
 
 TEST(Staleness, TheBudgetMustReachThePublicationPeriod) {

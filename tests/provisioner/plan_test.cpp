@@ -54,6 +54,14 @@ PlanRequest request() {
   return r;
 }
 
+// With the pacing of the replay buffer.
+PlanRequest paced(PlanRequest r) {
+  r.staleness_worst = [s = r.staleness_budget, kappa = r.pace.publish_every, l = r.lookahead](int lag) {
+    return std::min(s, kappa - 1 + lag + l);
+  };
+  return r;
+}
+
 const PlanRow& row(const Plan& plan, const std::string& id) {
   const auto it = std::find_if(plan.rows.begin(), plan.rows.end(), [&](const PlanRow& r) { return r.offer.id == id; });
   EXPECT_NE(it, plan.rows.end()) << id;
@@ -101,7 +109,8 @@ TEST(MakePlan, RentsTheCheapestThatMeetTheTargetOfTheirOwnBroadcast) {
   EXPECT_EQ(chosen_ids(plan).front(), "o0");
   EXPECT_EQ(plan.standby.size() + chosen_ids(plan).size(), 12u);
   EXPECT_EQ(plan.staleness_needed, 1);
-  EXPECT_EQ(plan.staleness_worst, 1);
+  EXPECT_EQ(plan.staleness_worst, request().staleness_budget);  // nobody has said how work is paced
+  EXPECT_EQ(planned(paced(request()), offers).staleness_worst, 1);
   EXPECT_TRUE(chains::validate(plan.topology, plan.topology.workers()));
   EXPECT_EQ(plan.topology.size(), chosen_ids(plan).size());
 }
@@ -282,20 +291,20 @@ TEST(MakePlan, TheWorstStalenessFollowsTheLookahead) {
   for (int i = 0; i < 12; ++i) offers.push_back(offer("o" + std::to_string(i), 70, 0.10));
   auto r = request();
   r.lookahead = 3;
-  EXPECT_EQ(planned(r, offers).staleness_worst, 4);  // T_b below T
+  EXPECT_EQ(planned(paced(r), offers).staleness_worst, 4);  // T_b below T
   r.lookahead = r.staleness_budget;
-  EXPECT_EQ(planned(r, offers).staleness_worst, r.staleness_budget);
+  EXPECT_EQ(planned(paced(r), offers).staleness_worst, r.staleness_budget);
   r.lookahead = 0;
   r.group_size = 70;  // a second on the slow ones
   offers[0].rollouts_per_s = 700;
   offers[0].gpu_usd_per_hour = 9;
-  EXPECT_EQ(planned(r, offers).staleness_worst, 1);  // all rented are equally fast
+  EXPECT_EQ(planned(paced(r), offers).staleness_worst, 1);  // all rented are equally fast
   offers[0].gpu_usd_per_hour = 0.01;
   r.pace.rollouts_per_step = 700;
-  EXPECT_EQ(planned(r, offers).staleness_worst, 2);
+  EXPECT_EQ(planned(paced(r), offers).staleness_worst, 2);
   // Strictly on-policy is a choice: the learner waits, and the plan says so.
   r.staleness_budget = 0;
-  const Plan strict = planned(r, offers);
+  const Plan strict = planned(paced(r), offers);
   EXPECT_EQ(strict.staleness_worst, 0);
   EXPECT_THAT(strict.notes, testing::Contains(HasSubstr("strictly on-policy")));
 }

@@ -5,6 +5,7 @@
 
 #include "delta/patch.hpp"
 #include "model/weights.hpp"
+#include "overlay/sizes.hpp"
 #include "tests/delta/in_memory.hpp"
 
 namespace echoline::worker {
@@ -27,7 +28,7 @@ std::vector<std::byte> bytes_of(const overlay::Publication& p) {
 
 class InstallerTest : public ::testing::Test {
  protected:
-  InstallerTest() : config_(*model::preset("tiny-64")), installer_(*model::init(config_, 1)) {
+  InstallerTest() : config_(*model::preset("tiny-64")), installer_(*model::create(config_)) {
     first_ = *model::export_policy(**model::init(config_, 2));
     second_ = *delta::copy_of(first_.view());
     for (std::size_t i = 0; i < second_.size(); ++i) second_.mutable_bytes(i)[0] ^= std::byte{1};
@@ -51,8 +52,12 @@ TEST_F(InstallerTest, SnapshotThenDelta) {
   EXPECT_EQ(installer_.digest(), second_.digest().bytes);
 }
 
+TEST_F(InstallerTest, ASnapshotIsNoLargerThanStoresExpect) {
+  EXPECT_LE(snapshot_.payload.size(), overlay::publication_bytes_max({2 * config_.parameters()}).count);
+}
+
 TEST_F(InstallerTest, TheModelHoldsExactlyThePolicy) {
-  const auto model = *model::init(config_, 1);
+  const auto model = *model::create(config_);  // no weights are drawn for it: all come with the policy
   Installer installer(model);
   ASSERT_TRUE(installer.install(snapshot_));
   ASSERT_TRUE(installer.install(delta_));

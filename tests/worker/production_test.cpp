@@ -36,6 +36,8 @@ class ProductionTest : public ::testing::Test {
     spec.set_seed(5);
     spec.set_model_config_json(model::preset("tiny-64")->to_json());
     spec.set_tokenizer_json(model::Tokenizer::characters(model::kCharacterAlphabet)->to_json());
+    spec.add_eos(static_cast<std::uint32_t>(*model::Tokenizer::characters(model::kCharacterAlphabet)->end_of_text()));
+    spec.set_prompt_json(R"({"text": "{prompt}"})");
     spec.set_adapter_name("arithmetic");
     spec.set_temperature(1);
     spec.set_top_p(1);
@@ -107,7 +109,7 @@ class ProductionTest : public ::testing::Test {
 };
 
 TEST_F(ProductionTest, OneBadGroupDoesNotTakeTheOthersWithIt) {
-  poison_ = *task_.tokenizer->id("!");
+  poison_ = *task_.phrasing->tokenizer().id("!");
   Producer producer(task_, generate());
   const Produced produced = produce(
       producer, {lease(1, "1+2="), lease(2, "\xc3\xa9"), lease(3, "bad!"), lease(4, "3+4=", "unscorable"), lease(5, "5"),

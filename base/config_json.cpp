@@ -1,0 +1,133 @@
+// JSON into the tree of a run file: for data that is larger than run files are, in one pass and without YAML.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/config_tree.hpp"
+
+namespace echoline {
+namespace {
+
+using Kind = ConfigNode::Kind;
+
+struct Unusable {
+  ConfigPlace place;
+  std::string message;
+};
+
+// Reads text that is known to be JSON.
+class Builder {
+ public:
+  Builder(std::string_view text, std::uint32_t source, std::vector<ConfigProblem>& problems)
+      : text_(text), source_(source), problems_(problems) {}
+
+  ConfigNode value(std::size_t depth) {
+    skip_space();
+    ConfigNode node;
+    node.place = place();
+    if (++values_ > kJsonValuesMax) throw Unusable{node.place, fmt::format("more than {} values", kJsonValuesMax)};
+    if (depth > kConfigDepthMax)
+      throw Unusable{node.place, fmt::format("nested deeper than {} levels", kConfigDepthMax)};
+    const char c = text_[at_];
+    if (c == '{' || c == '[') {
+      fill(node, c, depth);
+    } else if (c == '"') {
+      node.kind = Kind::kScalar;
+      node.quoted = true;
+      node.text = string();
+    } else {
+      const std::size_t end = text_.find_first_of(" \t\r\n,]}", at_);
+      node.text = text_.substr(at_, end - at_);
+      at_ = std::min(end, text_.size());
+      node.kind = node.text == "null" ? Kind::kNull : Kind::kScalar;
+    }
+    return node;
+  }
+
+ private:
+  ConfigPlace place() const { return {source_, line_, static_cast<int>(at_ - line_start_) + 1}; }
+
+  void skip_space() {
+    for (; at_ < text_.size(); ++at_) {
+      const char c = text_[at_];
+      if (c != ' ' && c != '\t' && c != '\r' && c != '\n') return;
+      if (c != '\n') continue;
+      ++line_;
+      line_start_ = at_ + 1;
+    }
+  }
+
+  void fill(ConfigNode& node, char opening, std::size_t depth) {
+    const char closing = opening == '{' ? '}' : ']';
+    node.kind = opening == '{' ? Kind::kMapping : Kind::kSequence;
+    ++at_;
+    std::set<std::string, std::less<>> seen;
+    for (skip_space(); text_[at_] != closing; skip_space()) {
+      if (text_[at_] == ',') {
+        ++at_;
+        continue;
+      }
+      if (opening == '[') {
+        node.children.push_back(value(depth + 1));
+        continue;
+      }
+      const ConfigPlace at = place();
+      std::string key = string();
+      skip_space();
+      ++at_;  // ':'
+      ConfigNode child = value(depth + 1);
+      if (!seen.insert(key).second) {
+        problems_.push_back({at, fmt::format("duplicate key '{}'", key)});
+        continue;
+      }
+      node.keys.push_back(std::move(key));
+      node.key_places.push_back(at);
+      node.children.push_back(std::move(child));
+    }
+    ++at_;
+  }
+
+  std::string string() {
+    const std::size_t begin = at_++;
+    for (; text_[at_] != '"'; ++at_)
+      if (text_[at_] == '\\') ++at_;
+    const std::string_view quoted = text_.substr(begin, ++at_ - begin);
+    if (quoted.find('\\') == std::string_view::npos) return std::string(quoted.substr(1, quoted.size() - 2));
+    return nlohmann::json::parse(quoted.begin(), quoted.end()).get<std::string>();
+  }
+
+  std::string_view text_;
+  std::uint32_t source_;
+  std::vector<ConfigProblem>& problems_;
+  std::size_t at_ = 0, line_start_ = 0, values_ = 0;
+  int line_ = 1;
+};
+
+}  // namespace
+
+bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems) {
+  if (!nlohmann::json::accept(text.begin(), text.end())) {
+    ConfigPlace place{source, 1, 1};
+    std::string why = "expected JSON";
+    try {
+      (void)nlohmann::json::parse(text.begin(), text.end());
+    } catch (const nlohmann::json::parse_error& error) {
+      const std::string_view before = text.substr(0, std::min<std::size_t>(error.byte, text.size()));
+      place.line += static_cast<int>(std::count(before.begin(), before.end(), '\n'));
+      place.column = std::max(1, static_cast<int>(before.size() - (before.rfind('\n') + 1)));
+      why = error.what();  // "[json.exception...] parse error at line 1, column 2: what was expected"
+      if (const auto colon = why.find(": "); colon != std::string::npos) why.erase(0, colon + 2);
+    }
+    problems.push_back({place, why});
+    return false;
+  }
+  try {
+    root = Builder(text, source, problems).value(0);
+  } catch (const Unusable& unusable) {
+    problems.push_back({unusable.place, unusable.message});
+    return false;
+  }
+  return true;
+}
+
+}  // namespace echoline

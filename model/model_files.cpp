@@ -1,0 +1,206 @@
+#include "model/model_files.hpp"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+
+namespace echoline::model {
+namespace {
+
+using nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr const char *kConfig = "config.json", *kGeneration = "generation_config.json", *kTokenizer = "tokenizer.json",
+                     *kTokenizerConfig = "tokenizer_config.json", *kChatTemplate = "chat_template.jinja";
+// Files of a tokenizer that go with the model as they are.
+constexpr const char* kCarried[] = {kTokenizerConfig, kChatTemplate, "special_tokens_map.json", "added_tokens.json"};
+constexpr std::uint64_t kFileBytesMax = 16 << 20;
+
+// The convention of the Qwen family, for models that bring no template of their own.
+constexpr const char* kChatMl =
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+// A JSON object in `content`; an empty one where the file is absent.
+Result<ordered_json> object_in(const std::map<std::string, std::string>& content, const char* name) {
+  const auto it = content.find(name);
+  if (it == content.end()) return ordered_json::object();
+  ordered_json root = ordered_json::parse(it->second, nullptr, false);
+  if (!root.is_object()) return fail(Code::kInvalid, name, "expected a JSON object");
+  return root;
+}
+
+// The ids of eos_token_id, an integer or a list of them, that `into` lacks.
+Status add_eos(const ordered_json& root, const char* file, const ModelConfig& config, std::vector<Token>& into) {
+  const auto it = root.find("eos_token_id");
+  if (it == root.end() || it->is_null()) return ok();
+  for (const auto& value : it->is_array() ? *it : ordered_json::array({*it})) {
+    if (!value.is_number_integer() || value < 0 || value >= config.vocab_size)
+      return fail(Code::kInvalid, file, "'eos_token_id' contains {}, expected token ids below 'vocab_size' {}",
+                  value.dump(), config.vocab_size);
+    const auto token = value.get<Token>();
+    if (std::find(into.begin(), into.end(), token) == into.end()) into.push_back(token);
+  }
+  return ok();
+}
+
+// What tokenizer_config.json and chat_template.jinja say about conversations.
+Status read_chat(ModelFiles& files) {
+  ECHO_ASSIGN(const ordered_json root, object_in(files.content, kTokenizerConfig));
+  ordered_json special = ordered_json::object();
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    const auto it = root.find(name);
+    if (it == root.end()) continue;
+    if (it->is_string()) special[name] = *it;
+    if (it->is_object() && it->contains("content") && it->at("content").is_string()) special[name] = it->at("content");
+  }
+  files.special_tokens_json = special.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  if (const auto file = files.content.find(kChatTemplate); file != files.content.end()) {
+    files.chat_template = file->second;
+    return ok();
+  }
+  const auto it = root.find("chat_template");
+  if (it == root.end() || it->is_null()) return ok();
+  if (it->is_string()) files.chat_template = it->get<std::string>();
+  for (const auto& named : it->is_array() ? *it : ordered_json::array()) {  // several, by name
+    const bool is_default = named.is_object() && named.value("name", ordered_json()) == "default";
+    if (is_default && named.contains("template") && named["template"].is_string())
+      files.chat_template = named["template"].get<std::string>();
+  }
+  if (!files.chat_template)
+    return fail(Code::kInvalid, kTokenizerConfig, "'chat_template' is neither a text nor a list with one named 'default'");
+  return ok();
+}
+
+// Files that say what is true of this program: bf16 weights, and every token that ends a text.
+Status complete(ModelFiles& files) {
+  ECHO_ASSIGN(ordered_json config, object_in(files.content, kConfig));
+  config[config.contains("dtype") ? "dtype" : "torch_dtype"] = "bfloat16";
+  files.content[kConfig] = config.dump(2) + "\n";
+  ECHO_ASSIGN(ordered_json generation, object_in(files.content, kGeneration));
+  if (generation.empty()) generation["do_sample"] = true;
+  if (files.eos.size() == 1) generation["eos_token_id"] = files.eos.front();
+  if (files.eos.size() > 1) generation["eos_token_id"] = files.eos;
+  files.content[kGeneration] = generation.dump(2) + "\n";
+  return ok();
+}
+
+std::string tokenizer_config(const ModelConfig& config, const Tokenizer& tokenizer) {
+  ordered_json root = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                       {"model_max_length", config.positions_max},
+                       {"clean_up_tokenization_spaces", false}};
+  if (tokenizer.end_of_text()) root["eos_token"] = root["pad_token"] = kEndOfText;
+  if (tokenizer.id(kChatStart) && tokenizer.id(kChatEnd)) root["chat_template"] = kChatMl;
+  return root.dump(2) + "\n";
+}
+
+}  // namespace
+
+Result<ModelFiles> ModelFiles::read(const fs::path& folder) {
+  ECHO_ASSIGN(ModelConfig config, ModelConfig::from_file(folder / kConfig));
+  ECHO_ASSIGN(Tokenizer tokenizer, Tokenizer::from_file(folder / kTokenizer));
+  if (tokenizer.size() > config.vocab_size)
+    return fail(Code::kInvalid, folder.string(), "tokenizer.json has ids up to {}, but config.json's vocab_size is {}",
+                tokenizer.size() - 1, config.vocab_size);
+  ModelFiles files{std::move(config), std::move(tokenizer), {}, {}, "{}", {}};
+  files.content[kTokenizer] = files.tokenizer.to_json();
+  ECHO_ASSIGN(files.content[kConfig], read_file(folder / kConfig, kFileBytesMax));
+  std::vector<const char*> optional(std::begin(kCarried), std::end(kCarried));
+  optional.push_back(kGeneration);
+  for (const char* name : optional) {
+    if (!fs::exists(folder / name)) continue;
+    ECHO_ASSIGN(files.content[name], read_file(folder / name, kFileBytesMax));
+  }
+  const auto in_folder = [&](const Error& error) {
+    return fail(error.code, (folder / error.operation).string(), "{}", error.detail);
+  };
+  for (const char* name : {kGeneration, kConfig}) {
+    const auto root = object_in(files.content, name);
+    if (!root) return in_folder(root.error());
+    if (const Status added = add_eos(*root, name, files.config, files.eos); !added) return in_folder(added.error());
+  }
+  if (files.eos.empty() && files.tokenizer.end_of_text()) files.eos = {*files.tokenizer.end_of_text()};
+  if (const Status chat = read_chat(files); !chat) return in_folder(chat.error());
+  ECHO_TRY(complete(files));
+  if (!files.content.contains(kTokenizerConfig))
+    files.content[kTokenizerConfig] = tokenizer_config(files.config, files.tokenizer);
+  return files;
+}
+
+Result<ModelFiles> ModelFiles::make(const ModelConfig& config, const Tokenizer& tokenizer) {
+  ModelFiles files{config, tokenizer, config.eos, {}, "{}", {}};
+  if (files.eos.empty() && tokenizer.end_of_text()) files.eos = {*tokenizer.end_of_text()};
+  files.content[kConfig] = config.to_json();
+  files.content[kTokenizer] = tokenizer.to_json();
+  files.content[kTokenizerConfig] = tokenizer_config(config, tokenizer);
+  ECHO_TRY(read_chat(files));
+  ECHO_TRY(complete(files));
+  return files;
+}
+
+Result<ModelFiles> ModelFiles::of_preset(std::string_view name) {
+  ECHO_ASSIGN(ModelConfig config, preset(name));
+  const bool bytes = name.starts_with("bytes-");
+  ECHO_ASSIGN(const Tokenizer tokenizer, bytes ? Tokenizer::bytes() : Tokenizer::characters(kCharacterAlphabet));
+  config.eos = {*tokenizer.end_of_text()};  // a preset of a published shape has the ids of a tokenizer it lacks
+  return make(config, tokenizer);
+}
+
+namespace {
+
+Status sync(const fs::path& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0 || ::fsync(file.get()) != 0) return os_error("sync", path);
+  return ok();
+}
+
+}  // namespace
+
+Status place_directory(const fs::path& from, const fs::path& to, bool link) {
+  constexpr auto kOperation = "write model directory";
+  if (!link && fs::exists(to))
+    return fail(Code::kInvalid, kOperation, "{} exists already; choose another folder", to.string());
+  fs::path temporary = to;
+  temporary += ".writing";
+  std::error_code ec;
+  fs::remove_all(temporary, ec);
+  ECHO_TRY(make_folders(temporary));
+  for (fs::directory_iterator it(from, ec), end; !ec && it != end; it.increment(ec)) {
+    const fs::path target = temporary / it->path().filename();
+    if (link) {
+      fs::create_hard_link(it->path(), target, ec);
+      if (!ec) continue;
+    }
+    if (!fs::copy_file(it->path(), target, ec)) break;
+    ECHO_TRY(sync(target));
+  }
+  if (ec) {
+    const std::string why = ec.message();
+    fs::remove_all(temporary, ec);
+    return fail(Code::kIo, kOperation, "{} from {}: {}", to.string(), from.string(), why);
+  }
+  ECHO_TRY(sync(temporary));
+  const bool exchanged =
+      ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;  // `to` was there
+  if (!exchanged) {
+    if (link) fs::remove_all(to, ec);  // where the file system cannot exchange
+    fs::rename(temporary, to, ec);
+    if (ec) return fail(Code::kIo, kOperation, "{}: {}", to.string(), ec.message());
+  }
+  fs::remove_all(temporary, ec);
+  return sync(fs::absolute(to).parent_path());
+}
+
+Status ModelFiles::write(const fs::path& folder) const {
+  for (const auto& [name, text] : content)
+    if (name != kConfig) ECHO_TRY(write_file_atomic(folder / name, text));
+  return write_file_atomic(folder / kConfig, content.at(kConfig));
+}
+
+}  // namespace echoline::model

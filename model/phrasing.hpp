@@ -1,0 +1,54 @@
+// How problems are put to a model and its answers are read: the one place where prompts and the text that is graded are
+// formed, for workers, evaluation, warm start and the checks before a run.
+#pragma once
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/chat_template.hpp"
+#include "model/model_files.hpp"
+
+namespace echoline::model {
+
+inline constexpr std::string_view kPromptPlace = "{prompt}";
+
+// What a run wants of its prompts.
+struct PromptStyle {
+  std::string text{kPromptPlace};        // the problem's prompt goes in the place of {prompt}
+  bool chat = false;                     // as the message of a user, in the model's chat template
+  std::string system;                    // a message before it; needs `chat`
+  std::string chat_options_json = "{}";  // more names for the template, such as enable_thinking
+};
+
+// Immutable and cheap to copy; may be used from several threads at once.
+class Phrasing {
+ public:
+  // kInvalid: a text without {prompt}, `chat` for a model without chat template, a system message without `chat`, a
+  // template that is malformed, or that fails on a first try.
+  static Result<Phrasing> make(const ModelFiles& files, const PromptStyle& style);
+  // As described by another process: its tokenizer.json, its ending tokens and its prompt_json().
+  static Result<Phrasing> from_parts(Tokenizer tokenizer, std::vector<Token> eos, std::string_view prompt_json);
+  std::string prompt_json() const;
+
+  // The text and the tokens that the model continues. kInvalid for a prompt the template or the tokenizer refuses.
+  Result<std::string> prompt_text(std::string_view problem) const;
+  Result<std::vector<Token>> prompt(std::string_view problem) const;
+  // What is graded of a response: its text without the token that ends it.
+  std::string answer(std::span<const Token> response) const;
+
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  const std::vector<Token>& eos() const { return eos_; }
+
+ private:
+  Phrasing(Tokenizer tokenizer, std::vector<Token> eos) : tokenizer_(std::move(tokenizer)), eos_(std::move(eos)) {}
+  Tokenizer tokenizer_;
+  std::vector<Token> eos_;
+  std::string text_, system_, variables_json_;
+  std::string template_text_;
+  std::optional<ChatTemplate> template_;  // absent: the text as it is
+};
+
+}  // namespace echoline::model

@@ -1,0 +1,673 @@
+#include "model/template_syntax.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+
+namespace echoline::model::chat {
+namespace {
+
+constexpr std::size_t kDepthMax = 200;  // of expressions and of blocks; evaluation recurses as deep
+
+template <class... Args>
+Error bad(std::size_t line, fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kInvalid, "chat template", "line {}: {}", line,
+              fmt::format(format, std::forward<Args>(args)...));
+}
+
+struct Token {
+  enum class Kind { kText, kOutputBegin, kOutputEnd, kTagBegin, kTagEnd, kName, kInteger, kFloat, kString, kOperator, kEnd };
+  Kind kind;
+  std::size_t line;
+  std::string text;
+};
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+void append_utf8(std::string& out, std::uint32_t c) {
+  if (c < 0x80) {
+    out += static_cast<char>(c);
+  } else if (c < 0x800) {
+    out += static_cast<char>(0xc0 | c >> 6);
+    out += static_cast<char>(0x80 | (c & 0x3f));
+  } else if (c < 0x10000) {
+    out += static_cast<char>(0xe0 | c >> 12);
+    out += static_cast<char>(0x80 | (c >> 6 & 0x3f));
+    out += static_cast<char>(0x80 | (c & 0x3f));
+  } else {
+    out += static_cast<char>(0xf0 | c >> 18);
+    out += static_cast<char>(0x80 | (c >> 12 & 0x3f));
+    out += static_cast<char>(0x80 | (c >> 6 & 0x3f));
+    out += static_cast<char>(0x80 | (c & 0x3f));
+  }
+}
+
+// Cuts the source into text and the tokens between {{ }} and {% %}; comments are gone.
+class Lexer {
+ public:
+  explicit Lexer(std::string_view source) {
+    for (std::size_t i = 0; i < source.size(); ++i) {
+      const bool carriage = source[i] == '\r';
+      if (carriage && i + 1 < source.size() && source[i + 1] == '\n') ++i;
+      text_ += carriage ? '\n' : source[i];
+    }
+    if (text_.ends_with('\n')) text_.pop_back();
+  }
+
+  Result<std::vector<Token>> tokens() {
+    while (at_ < text_.size()) {
+      std::size_t open = at_;
+      while (open < text_.size() && !(text_[open] == '{' && open + 1 < text_.size() &&
+                                      (text_[open + 1] == '{' || text_[open + 1] == '%' || text_[open + 1] == '#')))
+        ++open;
+      if (open == text_.size()) {
+        add_text(text_.substr(at_));
+        break;
+      }
+      const char type = text_[open + 1];
+      const char sign = open + 2 < text_.size() ? text_[open + 2] : ' ';
+      std::string before = text_.substr(at_, open - at_);
+      if (sign == '-') {
+        while (!before.empty() && is_blank(before.back())) before.pop_back();
+      } else if (type != '{' && sign != '+') {  // lstrip_blocks
+        const std::size_t newline = before.rfind('\n');
+        const std::size_t start = newline == std::string::npos ? 0 : newline + 1;
+        if ((start > 0 || line_starts_) && before.find_first_not_of(" \t", start) == std::string::npos)
+          before.resize(start);
+      }
+      add_text(before);
+      go_to(open);
+      go_to(open + 2 + (sign == '-' || sign == '+' ? 1 : 0));
+      if (type == '#') {
+        ECHO_TRY(skip_comment());
+      } else {
+        add(type == '{' ? Token::Kind::kOutputBegin : Token::Kind::kTagBegin, "");
+        ECHO_TRY(inside(type));
+      }
+    }
+    add(Token::Kind::kEnd, "");
+    return std::move(tokens_);
+  }
+
+ private:
+  void add(Token::Kind kind, std::string text) { tokens_.push_back({kind, line_, std::move(text)}); }
+  void add_text(const std::string& text) {
+    if (!text.empty()) add(Token::Kind::kText, text);
+  }
+  void go_to(std::size_t position) {
+    for (; at_ < position; ++at_) line_ += text_[at_] == '\n' ? 1 : 0;
+  }
+  char peek(std::size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
+
+  // Behind the end of a tag: `-` takes all white space, a block or comment one newline (trim_blocks) unless `+`.
+  void leave(char sign, bool block) {
+    const std::size_t start = at_;
+    std::size_t end = at_;
+    if (sign == '-')
+      while (end < text_.size() && is_blank(text_[end])) ++end;
+    else if (block && sign != '+' && peek() == '\n')
+      ++end;
+    go_to(end);
+    line_starts_ = end > start && text_[end - 1] == '\n';
+  }
+
+  Status skip_comment() {
+    const std::size_t end = text_.find("#}", at_);
+    if (end == std::string::npos) return bad(line_, "a comment is not closed with #}}");
+    const char sign = end > at_ ? text_[end - 1] : ' ';
+    go_to(end + 2);
+    leave(sign, true);
+    return ok();
+  }
+
+  // Tokens up to the end of the tag; `type` is its second character.
+  Status inside(char type) {
+    const char closing = type == '{' ? '}' : '%';
+    const std::size_t first_line = line_;
+    std::string open;  // brackets
+    while (true) {
+      while (is_blank(peek())) go_to(at_ + 1);
+      if (at_ >= text_.size()) return bad(first_line, "{{{} is not closed", type);
+      const char c = peek();
+      const std::size_t signs = c == '-' || c == '+' ? 1 : 0;
+      if (open.empty() && peek(signs) == closing && peek(signs + 1) == '}') {
+        add(type == '{' ? Token::Kind::kOutputEnd : Token::Kind::kTagEnd, "");
+        go_to(at_ + signs + 2);
+        leave(signs == 1 ? c : ' ', type == '%');
+        return ok();
+      }
+      if (is_letter(c)) {
+        add(Token::Kind::kName, take([](char x) { return is_letter(x) || is_digit(x); }));
+      } else if (is_digit(c)) {
+        ECHO_TRY(number());
+      } else if (c == '\'' || c == '"') {
+        ECHO_TRY(string());
+      } else {
+        ECHO_TRY(symbol(open));
+      }
+    }
+  }
+
+  template <class Belongs>
+  std::string take(Belongs belongs) {
+    std::size_t end = at_;
+    while (end < text_.size() && belongs(text_[end])) ++end;
+    std::string taken = text_.substr(at_, end - at_);
+    go_to(end);
+    return taken;
+  }
+
+  Status number() {
+    std::string digits = take(is_digit);
+    const bool fraction = peek() == '.' && is_digit(peek(1));
+    if (fraction) {
+      go_to(at_ + 1);
+      digits += "." + take(is_digit);
+    }
+    if (is_letter(peek())) return bad(line_, "malformed number '{}{}'", digits.substr(0, 32), peek());
+    if (digits.size() > 18) return bad(line_, "the number '{}...' is too long", digits.substr(0, 18));
+    add(fraction ? Token::Kind::kFloat : Token::Kind::kInteger, digits);
+    return ok();
+  }
+
+  Status string() {
+    const char quote = peek();
+    const std::size_t first_line = line_;
+    std::string out;
+    go_to(at_ + 1);
+    while (peek() != quote || at_ >= text_.size()) {
+      if (at_ >= text_.size()) return bad(first_line, "a string is not closed with {}", quote);
+      if (peek() != '\\') {
+        out += peek();
+        go_to(at_ + 1);
+        continue;
+      }
+      const char escaped = peek(1);
+      go_to(std::min(at_ + 2, text_.size()));
+      static constexpr std::string_view kNames = "nrtbfva\\'\"\n", kMeans = "\n\r\t\b\f\v\a\\'\"";
+      const std::size_t simple = kNames.find(escaped);
+      const std::size_t digits = escaped == 'x' ? 2 : escaped == 'u' ? 4 : escaped == 'U' ? 8 : 0;
+      if (simple != std::string_view::npos) {
+        if (simple < kMeans.size()) out += kMeans[simple];
+      } else if (digits > 0) {
+        const std::string hex = text_.substr(at_, digits);
+        const bool right = hex.size() == digits && hex.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
+        const unsigned long code = right ? std::strtoul(hex.c_str(), nullptr, 16) : 0x110000;
+        if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return bad(line_, "malformed escape \\{}{}", escaped, hex);
+        append_utf8(out, static_cast<std::uint32_t>(code));
+        go_to(at_ + digits);
+      } else {
+        out += '\\';
+        out += escaped;
+      }
+    }
+    go_to(at_ + 1);
+    add(Token::Kind::kString, out);
+    return ok();
+  }
+
+  Status symbol(std::string& open) {
+    for (const std::string_view two : {"==", "!=", "<=", ">=", "//", "**"}) {
+      if (text_.compare(at_, 2, two) != 0) continue;
+      add(Token::Kind::kOperator, std::string(two));
+      go_to(at_ + 2);
+      return ok();
+    }
+    const char c = peek();
+    if (std::string_view("+-*/%~<>=|.,:()[]{}").find(c) == std::string_view::npos)
+      return bad(line_, "unexpected character 0x{:02x}", static_cast<unsigned char>(c));
+    if (c == '(' || c == '[' || c == '{') open += c == '(' ? ')' : c == '[' ? ']' : '}';
+    if (c == ')' || c == ']' || c == '}') {
+      if (open.empty() || open.back() != c) return bad(line_, "unexpected '{}'", c);
+      open.pop_back();
+    }
+    add(Token::Kind::kOperator, std::string(1, c));
+    go_to(at_ + 1);
+    return ok();
+  }
+
+  std::string text_;
+  std::size_t at_ = 0, line_ = 1;
+  bool line_starts_ = true;
+  std::vector<Token> tokens_;
+};
+
+class Parser {
+ public:
+  using Node = std::unique_ptr<Expression>;
+  using Kind = Expression::Kind;
+  explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
+
+  Result<std::vector<Statement>> parse() {
+    std::string ended_by;
+    ECHO_ASSIGN(auto body, statements({}, ended_by));
+    return body;
+  }
+
+ private:
+  // Counts recursion while it lives.
+  struct Deeper {
+    explicit Deeper(std::size_t& depth) : depth_(depth) { ++depth_; }
+    ~Deeper() { --depth_; }
+
+   private:
+    std::size_t& depth_;
+  };
+
+  const Token& token() const { return tokens_[at_]; }
+  std::size_t line() const { return token().line; }
+  bool is(std::string_view symbol) const { return token().kind == Token::Kind::kOperator && token().text == symbol; }
+  bool word(std::string_view name) const { return token().kind == Token::Kind::kName && token().text == name; }
+  void next() { at_ += at_ + 1 < tokens_.size() ? 1 : 0; }
+  bool take(std::string_view symbol) {
+    if (!is(symbol)) return false;
+    next();
+    return true;
+  }
+  bool take_word(std::string_view name) {
+    if (!word(name)) return false;
+    next();
+    return true;
+  }
+  std::string shown() const {
+    switch (token().kind) {
+      case Token::Kind::kOutputEnd: return "}}";
+      case Token::Kind::kTagEnd: return "%}";
+      case Token::Kind::kEnd: return "the end of the template";
+      default: return fmt::format("'{}'", token().text.substr(0, 40));
+    }
+  }
+  Status expect(std::string_view symbol) {
+    if (take(symbol)) return ok();
+    return bad(line(), "expected '{}', found {}", symbol, shown());
+  }
+  Result<std::string> name(const char* what) {
+    if (token().kind != Token::Kind::kName) return bad(line(), "expected {}, found {}", what, shown());
+    std::string found = token().text;
+    next();
+    return found;
+  }
+  Status end_of_tag() {
+    if (token().kind != Token::Kind::kTagEnd) return bad(line(), "expected %}}, found {}", shown());
+    next();
+    return ok();
+  }
+
+  // Statements up to a tag called one of `until` (the end of the template without any), whose name is then taken.
+  Result<std::vector<Statement>> statements(const std::vector<std::string_view>& until, std::string& ended_by) {
+    const Deeper deeper(depth_);
+    if (depth_ > kDepthMax) return bad(line(), "blocks are nested more than {} deep", kDepthMax);
+    std::vector<Statement> body;
+    while (true) {
+      const Token& first = token();
+      Statement statement{};
+      statement.line = first.line;
+      if (first.kind == Token::Kind::kText) {
+        statement.kind = Statement::Kind::kText;
+        statement.text = first.text;
+        next();
+      } else if (first.kind == Token::Kind::kOutputBegin) {
+        next();
+        statement.kind = Statement::Kind::kOutput;
+        ECHO_ASSIGN(statement.expression, expression());
+        if (token().kind != Token::Kind::kOutputEnd) return bad(line(), "expected }}}}, found {}", shown());
+        next();
+      } else if (first.kind == Token::Kind::kTagBegin) {
+        next();
+        ECHO_ASSIGN(const std::string tag, name("the name of a tag"));
+        if (std::find(until.begin(), until.end(), tag) != until.end()) {
+          ended_by = tag;
+          return body;
+        }
+        ECHO_TRY(tagged(tag, statement));
+      } else if (until.empty()) {
+        return body;
+      } else {
+        return bad(first.line, "the template ends before {{% {} %}}", until.back());
+      }
+      body.push_back(std::move(statement));
+    }
+  }
+
+  Status tagged(const std::string& tag, Statement& s) {
+    std::string ended_by;
+    if (tag == "if") {
+      s.kind = Statement::Kind::kIf;
+      for (ended_by = "if"; ended_by != "endif";) {
+        Statement::Branch branch;
+        const bool last = ended_by == "else";
+        if (!last) {
+          ECHO_ASSIGN(branch.condition, expression());
+        }
+        ECHO_TRY(end_of_tag());
+        if (last) {
+          ECHO_ASSIGN(branch.body, statements({"endif"}, ended_by));
+        } else {
+          ECHO_ASSIGN(branch.body, statements({"elif", "else", "endif"}, ended_by));
+        }
+        s.branches.push_back(std::move(branch));
+      }
+    } else if (tag == "for") {
+      s.kind = Statement::Kind::kFor;
+      do {
+        ECHO_ASSIGN(std::string target, name("a loop variable"));
+        s.targets.push_back(std::move(target));
+      } while (take(","));
+      if (!take_word("in")) return bad(line(), "expected 'in', found {}", shown());
+      ECHO_ASSIGN(s.expression, either());
+      if (take_word("if")) {
+        ECHO_ASSIGN(s.condition, expression());
+      }
+      ECHO_TRY(end_of_tag());
+      s.branches.resize(2);
+      ++loops_;
+      ECHO_ASSIGN(s.branches[0].body, statements({"else", "endfor"}, ended_by));
+      --loops_;
+      if (ended_by == "else") {
+        ECHO_TRY(end_of_tag());
+        ECHO_ASSIGN(s.branches[1].body, statements({"endfor"}, ended_by));
+      }
+    } else if (tag == "set") {
+      s.kind = Statement::Kind::kSet;
+      ECHO_ASSIGN(std::string target, name("a variable"));
+      s.targets.push_back(std::move(target));
+      if (take(".")) {
+        ECHO_ASSIGN(s.attribute, name("an attribute"));
+      }
+      if (!take("=")) return bad(line(), "only {{% set NAME = VALUE %}} is implemented, found {} after the name", shown());
+      ECHO_ASSIGN(s.expression, expression());
+    } else if ((tag == "break" || tag == "continue") && loops_ > 0) {
+      s.kind = tag == "break" ? Statement::Kind::kBreak : Statement::Kind::kContinue;
+    } else {
+      return bad(s.line, "the tag '{}' is not implemented; known: if, for, set, break, continue", tag.substr(0, 40));
+    }
+    return end_of_tag();
+  }
+
+  Result<Node> make(Kind kind, std::size_t line, std::string name, std::vector<Node> parts) {
+    auto node = std::make_unique<Expression>();
+    node->kind = kind;
+    node->line = line;
+    node->name = std::move(name);
+    for (const Node& part : parts)
+      if (part) node->depth = std::max(node->depth, part->depth + 1);
+    if (node->depth > kDepthMax) return bad(line, "an expression is nested more than {} deep", kDepthMax);
+    node->parts = std::move(parts);
+    return node;
+  }
+  template <class... Nodes>
+  static std::vector<Node> nodes(Nodes... parts) {
+    std::vector<Node> all;
+    (all.push_back(std::move(parts)), ...);
+    return all;
+  }
+
+  Result<Node> expression() {
+    const Deeper deeper(depth_);
+    if (depth_ > kDepthMax) return bad(line(), "an expression is nested more than {} deep", kDepthMax);
+    ECHO_ASSIGN(Node node, either());
+    while (word("if")) {
+      const std::size_t at = line();
+      next();
+      ECHO_ASSIGN(Node condition, either());
+      Node other;
+      if (take_word("else")) {
+        ECHO_ASSIGN(other, expression());
+      }
+      ECHO_ASSIGN(node, make(Kind::kConditional, at, "if", nodes(std::move(condition), std::move(node), std::move(other))));
+    }
+    return node;
+  }
+
+  // Left-associative chains of binary operators, loosest first.
+  Result<Node> either() {
+    ECHO_ASSIGN(Node node, both());
+    while (word("or")) {
+      ECHO_TRY(binary("or", node, &Parser::both));
+    }
+    return node;
+  }
+  Result<Node> both() {
+    ECHO_ASSIGN(Node node, negation());
+    while (word("and")) {
+      ECHO_TRY(binary("and", node, &Parser::negation));
+    }
+    return node;
+  }
+  Result<Node> negation() {
+    if (!word("not")) return comparison();
+    const Deeper deeper(depth_);
+    if (depth_ > kDepthMax) return bad(line(), "an expression is nested more than {} deep", kDepthMax);
+    const std::size_t at = line();
+    next();
+    ECHO_ASSIGN(Node node, negation());
+    return make(Kind::kNot, at, "not", nodes(std::move(node)));
+  }
+  std::optional<std::string> comparator() const {
+    for (const char* symbol : {"==", "!=", "<", ">", "<=", ">="})
+      if (is(symbol)) return symbol;
+    if (word("in")) return "in";
+    const bool absent = word("not") && tokens_[at_ + 1].kind == Token::Kind::kName && tokens_[at_ + 1].text == "in";
+    return absent ? std::optional<std::string>("not in") : std::nullopt;
+  }
+  Result<Node> comparison() {
+    ECHO_ASSIGN(Node node, sum());
+    const auto symbol = comparator();
+    if (!symbol) return node;
+    if (*symbol == "not in") next();
+    ECHO_TRY(binary(*symbol, node, &Parser::sum));
+    if (comparator()) return bad(line(), "comparisons in a row are not implemented; join them with 'and'");
+    return node;
+  }
+  Result<Node> sum() {
+    ECHO_ASSIGN(Node node, joined());
+    while (is("+") || is("-")) {
+      ECHO_TRY(binary(token().text, node, &Parser::joined));
+    }
+    return node;
+  }
+  Result<Node> joined() {
+    ECHO_ASSIGN(Node node, product());
+    while (is("~")) {
+      ECHO_TRY(binary("~", node, &Parser::product));
+    }
+    return node;
+  }
+  Result<Node> product() {
+    ECHO_ASSIGN(Node node, unary(true));
+    while (is("*") || is("/") || is("//") || is("%")) {
+      ECHO_TRY(binary(token().text, node, &Parser::filtered));
+    }
+    if (is("**")) return bad(line(), "the operator '**' is not implemented");
+    return node;
+  }
+  Result<Node> filtered() { return unary(true); }
+
+  // `node` becomes `node symbol <what follows>`; the current token is (the last word of) the operator.
+  Status binary(std::string symbol, Node& node, Result<Node> (Parser::*operand)()) {
+    const std::size_t at = line();
+    next();
+    ECHO_ASSIGN(Node right, (this->*operand)());
+    ECHO_ASSIGN(node, make(Kind::kBinary, at, std::move(symbol), nodes(std::move(node), std::move(right))));
+    return ok();
+  }
+
+  Result<Node> unary(bool with_filter) {
+    const Deeper deeper(depth_);
+    if (depth_ > kDepthMax) return bad(line(), "an expression is nested more than {} deep", kDepthMax);
+    Node node;
+    const std::size_t at = line();
+    if (take("-")) {
+      ECHO_ASSIGN(node, unary(false));
+      ECHO_ASSIGN(node, make(Kind::kNegative, at, "-", nodes(std::move(node))));
+    } else {
+      ECHO_ASSIGN(node, primary());
+    }
+    ECHO_TRY(postfix(node));
+    while (with_filter) {
+      const std::size_t here = line();
+      if (take("|")) {
+        ECHO_ASSIGN(std::string filter, name("the name of a filter"));
+        std::vector<Node> parts = nodes(std::move(node));
+        std::vector<std::string> keywords;
+        if (is("(")) ECHO_TRY(arguments(parts, keywords));
+        ECHO_ASSIGN(node, make(Kind::kFilter, here, std::move(filter), std::move(parts)));
+        node->keywords = std::move(keywords);
+      } else if (take_word("is")) {
+        const bool negated = take_word("not");
+        ECHO_ASSIGN(std::string test, name("the name of a test"));
+        std::vector<Node> parts = nodes(std::move(node));
+        std::vector<std::string> keywords;
+        if (is("(")) ECHO_TRY(arguments(parts, keywords));
+        ECHO_ASSIGN(node, make(Kind::kTest, here, std::move(test), std::move(parts)));
+        if (negated) {
+          ECHO_ASSIGN(node, make(Kind::kNot, here, "not", nodes(std::move(node))));
+        }
+      } else {
+        break;
+      }
+    }
+    return node;
+  }
+
+  Status postfix(Node& node) {
+    while (true) {
+      const std::size_t at = line();
+      if (take(".")) {
+        ECHO_ASSIGN(std::string attribute, name("an attribute"));
+        ECHO_ASSIGN(node, make(Kind::kAttribute, at, std::move(attribute), nodes(std::move(node))));
+      } else if (take("[")) {
+        ECHO_TRY(subscript(node, at));
+      } else if (is("(")) {
+        std::vector<Node> parts = nodes(std::move(node));
+        std::vector<std::string> keywords;
+        ECHO_TRY(arguments(parts, keywords));
+        ECHO_ASSIGN(node, make(Kind::kCall, at, "", std::move(parts)));
+        node->keywords = std::move(keywords);
+      } else {
+        return ok();
+      }
+    }
+  }
+
+  Status subscript(Node& node, std::size_t at) {
+    std::vector<Node> parts = nodes(std::move(node));
+    bool slice = false;
+    for (int part = 0; part < 3; ++part) {
+      Node bound;
+      if (!is(":") && !is("]")) {
+        ECHO_ASSIGN(bound, expression());
+      }
+      parts.push_back(std::move(bound));
+      if (!take(":")) break;
+      slice = true;
+    }
+    ECHO_TRY(expect("]"));
+    if (!slice && !parts[1]) return bad(at, "expected an index between [ and ]");
+    if (slice) parts.resize(4);
+    ECHO_ASSIGN(node, make(slice ? Kind::kSlice : Kind::kIndex, at, "", std::move(parts)));
+    return ok();
+  }
+
+  Status arguments(std::vector<Node>& parts, std::vector<std::string>& keywords) {
+    ECHO_TRY(expect("("));
+    while (!take(")")) {
+      const Token& after = tokens_[std::min(at_ + 1, tokens_.size() - 1)];
+      const bool named = token().kind == Token::Kind::kName && after.kind == Token::Kind::kOperator && after.text == "=";
+      if (named) {
+        keywords.push_back(token().text);
+        next();
+        next();
+      } else if (!keywords.empty()) {
+        return bad(line(), "an argument without name follows one with a name");
+      }
+      ECHO_ASSIGN(Node value, expression());
+      parts.push_back(std::move(value));
+      if (!is(")")) ECHO_TRY(expect(","));
+    }
+    return ok();
+  }
+
+  Result<Node> literal(Value value) {
+    const std::size_t at = line();
+    next();
+    ECHO_ASSIGN(Node node, make(Kind::kLiteral, at, "", {}));
+    node->value = std::move(value);
+    return node;
+  }
+
+  Result<Node> primary() {
+    const Token& t = token();
+    const std::size_t at = t.line;
+    switch (t.kind) {
+      case Token::Kind::kInteger: return literal({static_cast<std::int64_t>(std::strtoll(t.text.c_str(), nullptr, 10))});
+      case Token::Kind::kFloat: return literal({std::strtod(t.text.c_str(), nullptr)});
+      case Token::Kind::kString: {
+        std::string text = t.text;
+        while (tokens_[at_ + 1].kind == Token::Kind::kString) {
+          next();
+          text += token().text;
+        }
+        return literal({std::move(text)});
+      }
+      case Token::Kind::kName: {
+        if (t.text == "true" || t.text == "True") return literal({true});
+        if (t.text == "false" || t.text == "False") return literal({false});
+        if (t.text == "none" || t.text == "None") return literal({None{}});
+        std::string text = t.text;
+        next();
+        return make(Kind::kName, at, std::move(text), {});
+      }
+      default: break;
+    }
+    std::vector<Node> parts;
+    if (take("(")) {
+      bool tuple = is(")");
+      while (!take(")")) {
+        ECHO_ASSIGN(Node part, expression());
+        parts.push_back(std::move(part));
+        if (is(")")) continue;
+        ECHO_TRY(expect(","));
+        tuple = true;
+      }
+      if (!tuple) return std::move(parts.front());
+      return make(Kind::kList, at, "", std::move(parts));
+    }
+    if (take("[")) {
+      while (!take("]")) {
+        ECHO_ASSIGN(Node part, expression());
+        parts.push_back(std::move(part));
+        if (!is("]")) ECHO_TRY(expect(","));
+      }
+      return make(Kind::kList, at, "", std::move(parts));
+    }
+    if (take("{")) {
+      while (!take("}")) {
+        ECHO_ASSIGN(Node key, expression());
+        ECHO_TRY(expect(":"));
+        ECHO_ASSIGN(Node value, expression());
+        parts.push_back(std::move(key));
+        parts.push_back(std::move(value));
+        if (!is("}")) ECHO_TRY(expect(","));
+      }
+      return make(Kind::kMapping, at, "", std::move(parts));
+    }
+    return bad(at, "expected an expression, found {}", shown());
+  }
+
+  std::vector<Token> tokens_;
+  std::size_t at_ = 0, depth_ = 0, loops_ = 0;
+};
+
+}  // namespace
+
+Result<std::vector<Statement>> parse_template(std::string_view text) {
+  if (text.size() > kTemplateBytesMax)
+    return fail(Code::kInvalid, "chat template", "{} bytes, expected at most {}", text.size(), kTemplateBytesMax);
+  ECHO_ASSIGN(std::vector<Token> tokens, Lexer(text).tokens());
+  return Parser(std::move(tokens)).parse();
+}
+
+}  // namespace echoline::model::chat

@@ -1,0 +1,61 @@
+// Values of a chat template and what Jinja does with them. Private to model/.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/result.hpp"
+
+namespace echoline::model::chat {
+
+struct Value;
+using List = std::vector<Value>;
+// In order of insertion; keys are strings. Shared, because a namespace is changed through every name it has.
+using Dict = std::vector<std::pair<std::string, Value>>;
+
+struct Undefined {
+  std::string name;  // what was asked for, for messages
+};
+struct None {};
+
+struct Value {
+  using Held = std::variant<Undefined, None, bool, std::int64_t, double, std::string, std::shared_ptr<const List>,
+                            std::shared_ptr<Dict>>;
+  Held held;
+
+  template <class T>
+  const T* as() const {
+    return std::get_if<T>(&held);
+  }
+  const List* list() const { return as<std::shared_ptr<const List>>() ? as<std::shared_ptr<const List>>()->get() : nullptr; }
+  Dict* dict() const { return as<std::shared_ptr<Dict>>() ? as<std::shared_ptr<Dict>>()->get() : nullptr; }
+  bool undefined() const { return as<Undefined>() != nullptr; }
+};
+
+Value make_list(List items);
+Value make_dict(Dict entries);
+Value from_json(const nlohmann::ordered_json& json);
+
+const Value* find(const Dict& dict, std::string_view key);
+void put(Dict& dict, std::string_view key, Value value);
+
+// "a string", "a list", "undefined", ... for messages.
+std::string kind(const Value& value);
+bool truthy(const Value& value);
+// As {{ }} prints it. kInvalid for lists and mappings.
+Result<std::string> text(const Value& value);
+bool equal(const Value& a, const Value& b);
+// json.dumps(value, ensure_ascii=False).
+Result<std::string> to_json(const Value& value);
+
+// Code points of a UTF-8 text; bytes that are none stand for themselves.
+std::vector<std::string_view> characters(std::string_view text);
+// str.strip() with its sides; `set`: the code points to take away, white space without it.
+std::string strip(std::string_view text, bool left, bool right, const std::string* set = nullptr);
+
+}  // namespace echoline::model::chat

@@ -1,0 +1,186 @@
+// The policy of a run on a real task: word problems, a warm start, evaluations, checkpoints, a resume.
+#include "learner/policy_to_train.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/files.hpp"
+#include "delta/digest.hpp"
+#include "delta/safetensors.hpp"
+#include "model/weights.hpp"
+
+namespace echoline::learner {
+namespace {
+
+namespace fs = std::filesystem;
+
+class PolicyToTrainTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(::testing::TempDir()) / fmt::format("echoline-policy-{}-{}", test->name(), ::getpid());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    // Prompts that the alphabet of the tiny presets does not have.
+    std::ofstream train(folder_ / "train.jsonl"), held_out(folder_ / "test.jsonl");
+    for (int i = 0; i < 8; ++i)
+      (i < 5 ? train : held_out) << fmt::format(
+          R"({{"question": "Zoë\u2019s hens lay {} eggs at £1. How much?", "answer": "£{}.\n#### {}"}})", i, i, i)
+                                 << "\n";
+    config_.run.name = "words";
+    config_.run.folder = folder_;
+    config_.run.steps = 3;
+    config_.model.preset = "bytes-64";
+    config_.task.adapter = "gsm8k";
+    config_.task.options_json =
+        fmt::format(R"({{"train": "{0}/train.jsonl", "test": "{0}/test.jsonl"}})", folder_.string());
+    config_.task.prompt = "{prompt}\n";
+    config_.rollout.response_tokens_max = 12;
+    config_.evaluation.every = 1;
+    config_.evaluation.problems = 2;
+    config_.learner.loss.kl_coefficient = 0.1;
+    config_.learner.warm_start.enabled = true;
+    config_.learner.warm_start.steps_max = 1;
+    config_.learner.warm_start.batch = 3;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  Result<std::unique_ptr<PolicyToTrain>> load(bool resume) {
+    record_.reset();
+    auto record = RunRecord::open(config_.run_folder(), resume);
+    if (!record) return record.error();
+    record_ = std::move(*record);
+    return PolicyToTrain::load(config_, *record_, resume, [](const std::string&) {}, stop_);
+  }
+
+  static Status step(PolicyToTrain& policy) {
+    std::vector<schema::Trajectory> batch;
+    for (std::uint32_t member = 0; member < 2; ++member) {
+      schema::Trajectory t;
+      t.set_group(1);
+      t.set_reward(member);
+      for (const std::uint32_t token : {65u, 66u}) t.add_prompt_tokens(token);
+      for (const std::uint32_t token : {67u + member, 68u}) t.add_response_tokens(token);
+      for (int i = 0; i < 2; ++i) t.add_logprobs(-5.0f);
+      batch.push_back(std::move(t));
+    }
+    ECHO_TRY(policy.trainer().step(batch));
+    return policy.step_done();
+  }
+
+  std::vector<nlohmann::json> rows(std::string_view file, std::string_view key, std::string_view kind) const {
+    std::vector<nlohmann::json> found;
+    for (auto& row : read_json_lines(config_.run_folder() / file).value())
+      if (row.value(std::string(key), "") == kind) found.push_back(row);
+    return found;
+  }
+  std::vector<std::string> checkpoints() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(config_.run_folder() / "checkpoints"))
+      if (entry.path().filename().string().starts_with("step-")) names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  static std::string digest_of(const fs::path& safetensors) {
+    return delta::digest_state(delta::SafetensorsFile::open(safetensors).value().view()).value().hex();
+  }
+
+  fs::path folder_;
+  RunConfig config_;
+  std::unique_ptr<RunRecord> record_;
+  std::atomic<bool> stop_ = false;
+};
+
+TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
+  auto policy = load(false);
+  ASSERT_TRUE(policy) << policy.error().message();
+  const Status begun = (*policy)->begin();
+  ASSERT_TRUE(begun) << begun.error().message();
+  const fs::path run = config_.run_folder();
+  const std::string first = digest_of(run / "model/model.safetensors");
+  EXPECT_EQ(digest_of(run / "checkpoints/reference.safetensors"), first);
+  for (int i = 0; i < 3; ++i) {
+    const Status stepped = step(**policy);
+    ASSERT_TRUE(stepped) << stepped.error().message();
+  }
+  ASSERT_TRUE((*policy)->checkpoint());
+  ASSERT_TRUE((*policy)->checkpoint());  // as a run does that ends where a checkpoint was due
+  EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step-000000000", "step-000000003"}));
+
+  // The model came out, on disk once, and is what was trained.
+  const auto out = model::load_model(run / "model");
+  ASSERT_TRUE(out) << out.error().message();
+  EXPECT_EQ(model::export_policy(*out->transformer)->digest(), (*policy)->trainer().policy()->digest());
+  EXPECT_EQ(fs::hard_link_count(run / "model/model.safetensors"), 2u);
+  EXPECT_NE(digest_of(run / "model/model.safetensors"), first);
+
+  // Evaluated before, and after every step but the last, which "after" is for; on as many problems as asked.
+  const auto evaluations = rows("metrics.jsonl", "kind", "evaluation");
+  ASSERT_EQ(evaluations.size(), 3u);
+  EXPECT_EQ(evaluations[0].at("when"), "before");
+  EXPECT_EQ(evaluations[2].at("when"), "during");
+  EXPECT_EQ(evaluations[2].at("step"), 2);
+  EXPECT_EQ(evaluations[2].at("problems"), 2);
+
+  // A worker is told all that ends a text and how prompts are formed.
+  schema::RunSpec spec;
+  (*policy)->describe(spec);
+  ASSERT_EQ(spec.eos_size(), 1);
+  EXPECT_EQ(spec.eos(0), 256u);
+  EXPECT_NE(spec.prompt_json().find("{prompt}\\n"), std::string::npos);
+
+  // The reference outlives the resume: it is read, and proven, not made again from the model as it is now.
+  policy = load(true);
+  ASSERT_TRUE(policy) << policy.error().message();
+  EXPECT_EQ((*policy)->steps(), 3u);
+  EXPECT_EQ(digest_of(run / "checkpoints/reference.safetensors"), first);
+  ASSERT_TRUE((*policy)->checkpoint());
+  EXPECT_EQ(checkpoints().size(), 2u) << "a resumed run wrote the step again that it came from";
+  fs::remove(run / "checkpoints/reference.safetensors");
+  const auto without = load(true);
+  ASSERT_FALSE(without);
+  EXPECT_NE(without.error().message().find("reference.safetensors"), std::string::npos) << without.error().message();
+}
+
+TEST_F(PolicyToTrainTest, ADamagedCheckpointIsAnEvent) {
+  config_.learner.warm_start.enabled = false;
+  auto policy = load(false);
+  ASSERT_TRUE(policy) << policy.error().message();
+  ASSERT_TRUE((*policy)->begin());
+  ASSERT_TRUE(step(**policy));
+  ASSERT_TRUE((*policy)->checkpoint());
+  fs::resize_file(config_.run_folder() / "checkpoints/step-000000001/trainer.safetensors", 100);
+  policy = load(true);
+  ASSERT_TRUE(policy) << policy.error().message();
+  EXPECT_EQ((*policy)->steps(), 0u);
+  const auto events = rows("events.jsonl", "event", "checkpoint_damaged");
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].at("checkpoint"), "step-000000001");
+}
+
+TEST_F(PolicyToTrainTest, NothingToResumeNamesTheRunsThatWereMovedAside) {
+  const fs::path run = config_.run_folder();
+  const auto say = [&] {
+    const auto policy = load(true);
+    EXPECT_FALSE(policy);
+    return policy ? std::string() : policy.error().message();
+  };
+  EXPECT_EQ(say().find("step"), std::string::npos);
+  for (const auto& [suffix, step] : {std::pair(".1", "step-000000007\n"), std::pair(".2", "step-000000040\n")}) {
+    fs::path aside = run;
+    aside += suffix;
+    fs::create_directories(aside / "checkpoints");
+    ASSERT_TRUE(write_file_atomic(aside / "checkpoints/LATEST", step));
+  }
+  const std::string expected = fmt::format("{0}.2 (step 40), {0}.1 (step 7)", run.string());
+  std::string said = say();  // there is no such run
+  EXPECT_NE(said.find(expected), std::string::npos) << said;
+  ASSERT_TRUE(load(false));  // it began, but ended before its first checkpoint
+  said = say();
+  EXPECT_NE(said.find(expected), std::string::npos) << said;
+}
+
+}  // namespace
+}  // namespace echoline::learner

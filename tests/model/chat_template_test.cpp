@@ -1,0 +1,282 @@
+// Chat templates against what Jinja prints for them, as transformers sets it up, and the prompts made from them.
+#include "model/chat_template.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/random.hpp"
+#include "model/phrasing.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace echoline::model {
+namespace {
+
+const std::vector<ChatMessage> kTalk = {{"system", "Be brief."}, {"user", "  2+2? "}, {"assistant", "<think>\nhm\n</think>\n\n4"}, {"user", "é"}};
+
+std::string rendered(std::string_view text, const std::vector<ChatMessage>& messages = kTalk, bool prompt = true,
+                     std::string_view variables = R"({"bos_token": "<s>", "n": 3, "d": {"b": [1, 2.5, null], "a": "é"}})") {
+  const auto parsed = ChatTemplate::parse(text);
+  if (!parsed) return "PARSE " + parsed.error().detail;
+  const auto out = parsed->render(messages, prompt, variables);
+  return out ? *out : "RENDER " + out.error().detail;
+}
+
+// In the manner of Qwen 3: a namespace, slices from behind, methods of strings, nested conditions.
+constexpr const char* kThinking = R"({%- if tools %}
+    {{- "# Tools" }}
+{%- else %}
+    {%- if messages[0].role == 'system' %}
+        {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endif %}
+{%- set ns = namespace(searching=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searching and message.role == "user" and not(message.content.startswith('<tool>') and message.content.endswith('</tool>')) %}
+        {%- set ns.searching = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set content = message.content %}
+        {%- if '</think>' in content and loop.index0 < ns.last %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\n' + content + '<|im_end|>\n' }}
+        {%- if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}
+)";
+
+TEST(ChatTemplate, AThinkingModelsTemplate) {
+  const std::string talk =
+      "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n  2+2? <|im_end|>\n"
+      "<|im_start|>assistant\n4<|im_end|>\n<|im_start|>user\né<|im_end|>\n";
+  EXPECT_EQ(rendered(kThinking), talk + "<|im_start|>assistant\n");
+  EXPECT_EQ(rendered(kThinking, kTalk, false), talk);
+  EXPECT_EQ(rendered(kThinking, kTalk, true, R"({"enable_thinking": false})"),
+            talk + "<|im_start|>assistant\n<think>\n\n</think>\n\n");
+}
+
+TEST(ChatTemplate, ATemplateOfHeadersAndTrimmedTexts) {
+  const char* text =
+      "{{- bos_token }}\n{%- if not date_string is defined %}\n    {%- if strftime_now is defined %}\n"
+      "        {%- set date_string = strftime_now('%d %b %Y') %}\n    {%- else %}\n"
+      "        {%- set date_string = '26 Jul 2024' %}\n    {%- endif %}\n{%- endif %}\n"
+      "{#- The system message goes first. #}\n{%- if messages[0]['role'] == 'system' %}\n"
+      "    {%- set system_message = messages[0]['content']|trim %}\n    {%- set messages = messages[1:] %}\n"
+      "{%- else %}\n    {%- set system_message = '' %}\n{%- endif %}\n"
+      "{{- '<|h|>system<|/h|>\\n\\nToday: ' + date_string + '\\n\\n' }}\n{{- system_message }}\n{{- '<|eot|>' }}\n"
+      "{%- for message in messages %}{% set content = '<|h|>' + message['role'] + '<|/h|>\\n\\n'+ message['content'] | trim "
+      "+ '<|eot|>' %}{% if loop.index0 == 0 %}{% set content = '[' ~ loop.length ~ ']' + content %}{% endif %}"
+      "{{ content }}{% endfor %}{% if add_generation_prompt %}{{ '<|h|>assistant<|/h|>\\n\\n' }}{% endif %}\n";
+  EXPECT_EQ(rendered(text),
+            "<s><|h|>system<|/h|>\n\nToday: 26 Jul 2024\n\nBe brief.<|eot|>[3]<|h|>user<|/h|>\n\n2+2?<|eot|>"
+            "<|h|>assistant<|/h|>\n\n<think>\nhm\n</think>\n\n4<|eot|><|h|>user<|/h|>\n\né<|eot|>"
+            "<|h|>assistant<|/h|>\n\n");
+}
+
+TEST(ChatTemplate, WhiteSpaceGoesAsTransformersHasIt) {
+  EXPECT_EQ(rendered("a\n  {% if true %}\n  b\n  {% endif %}\nc\n"), "a\n  b\nc");
+  EXPECT_EQ(rendered("  {{ 1 }}  \n{{ 2 }}\n\n"), "  1  \n2\n");
+  EXPECT_EQ(rendered("a {%- if true -%} \n b {% endif %}c"), "ab c");
+  EXPECT_EQ(rendered("a\n  {%+ if true %}b{% endif %}"), "a\n  b");
+  EXPECT_EQ(rendered("a\n {# note #}\nb{#- note -#}\n c"), "a\nbc");
+  EXPECT_EQ(rendered("x\r\ny\rz"), "x\ny\nz");
+  EXPECT_EQ(rendered("{% if true +%}\nb{% endif %}"), "\nb");
+}
+
+TEST(ChatTemplate, Expressions) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"n + 2 * 3 - 1", "8"},
+      {"-7 // 2 ~ ' ' ~ -7 % 3 ~ ' ' ~ 7 / 2", "-4 2 3.5"},
+      {"'a' 'b' + \"c\\n\\u00e9\\x41\\q\"", "abc\n\u00e9A\\q"},
+      {"[1, 2, 3][-1] ~ 'héllo'[1] ~ 'héllo'[::-2] ~ [1,2,3,4][1:3]|join(',')", "3éolh2,3"},
+      {"d.b[2] is none and d['a'] is string and d is mapping and d.b is sequence and n is number", "True"},
+      {"d | tojson", R"({"b": [1, 2.5, null], "a": "é"})"},
+      {"d.zzz is defined or 1 > 2 or 'b' not in d", "False"},
+      {"'yes' if n >= 3 else 'no'", "yes"},
+      {"'' if n", ""},
+      {"'gone' if false", ""},
+      {"missing", ""},
+      {"missing|default('d') ~ ''|default('e', true) ~ none|default('f')", "deNone"},
+      {"not false and not (true and false)", "True"},
+      {"true == 1 and 'a' < 'b' and [1, 'a'] == [1, 'a'] and {'x': 1} == {'x': 1}", "True"},
+      {"' x '.strip() ~ 'xxa'.lstrip('x') ~ 'a,b'.split(',')|last ~ 'a b  c'.split()|length", "xab3"},
+      {"'aXa'.replace('X', '--').upper() ~ 'é'|length ~ d.items()|list|length ~ d.get('q', 9)", "A--A129"},
+      {"-1|string + '\u3000y\u00a0'|trim", "-1y"},
+      {"messages|length ~ messages[1:]|length ~ (messages|first).role", "43system"},
+  };
+  for (const auto& [expression, expected] : cases)
+    EXPECT_EQ(rendered(fmt::format("{{{{ {} }}}}", expression)), expected) << expression;
+}
+
+TEST(ChatTemplate, LoopsAndScopes) {
+  EXPECT_EQ(rendered("{% set x = 1 %}{% for i in [1,2,3] %}{% set x = x + i %}{{ x }}{% endfor %}{{ x }}"), "2341");
+  EXPECT_EQ(rendered("{% for i in [1,2,3,4] if i % 2 == 0 %}{{ loop.index }}{{ i }}{{ loop.last }} {% endfor %}"),
+            "12False 24True ");
+  EXPECT_EQ(rendered("{% for k, v in d.items() %}{{ k }}{% else %}none{% endfor %}"), "ba");
+  EXPECT_EQ(rendered("{% for i in missing %}x{% else %}none{% endfor %}"), "none");
+  EXPECT_EQ(rendered("{% for i in [1,2,3,4] %}{% if i == 2 %}{% continue %}{% elif i == 4 %}{% break %}{% endif %}{{ i }}"
+                     "{% endfor %}"),
+            "13");
+  EXPECT_EQ(rendered("{% set ns = namespace(a=1) %}{% for i in [1,2] %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}"), "4");
+}
+
+TEST(ChatTemplate, WhatIsNotKnownIsNamed) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"a\n{% macro f() %}{% endmacro %}", "PARSE line 2: the tag 'macro'"},
+      {"{{ 'x' | wordwrap }}", "the filter 'wordwrap'"},
+      {"{{ 'x'.center(3) }}", "the method 'center'"},
+      {"{{ 'x' is divisibleby(3) }}", "the test 'is divisibleby'"},
+      {"{{ strftime_now('%Y') }}", "the function 'strftime_now'"},
+      {"{{ raise_exception('only ' + messages[0].role) }}", "refuses these messages: only system"},
+      {"{{ missing.x }}", "cannot take '.x' of 'missing', which is undefined"},
+      {"{{ 1 + 'a' }}", "cannot compute an integer + a string"},
+      {"{{ [1] }}", "printing a list is not implemented"},
+      {"{{ 1 // 0 }}", "division by zero"},
+      {"{{ 9223372036854775807 + 1 }}", "PARSE line 1: the number"},
+      {"{% if x %}", "the template ends before {% endif %}"},
+      {"{% endif %}", "the tag 'endif'"},
+      {"{{ (1 }}", "PARSE line 1"},
+      {"{{ 'x }}", "a string is not closed"},
+      {"{# x", "a comment is not closed"},
+      {"{{ 1 < 2 < 3 }}", "comparisons in a row"},
+      {"{{ 2 ** 3 }}", "'**' is not implemented"},
+      {"{% set a, b = 1, 2 %}", "only {% set NAME = VALUE %}"},
+      {"{% set x = 1 %}{% set x.y = 2 %}", "'x' is no namespace"},
+      {"{{ '\\ud800' }}", "malformed escape"},
+      {"{{ $ }}", "unexpected character 0x24"},
+  };
+  for (const auto& [text, expected] : cases) {
+    const std::string found = rendered(text);
+    EXPECT_NE(found.find(expected), std::string::npos) << text << " gave " << found;
+  }
+}
+
+TEST(ChatTemplate, NothingGrowsWithoutBound) {
+  const auto limited = [](const std::string& text) { return rendered(text).substr(0, 6); };
+  EXPECT_EQ(limited("{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}" +
+                    [] { std::string s; for (int i = 0; i < 40; ++i) s += "{% set ns.x = ns.x + ns.x %}"; return s; }()),
+            "RENDER");
+  std::string loops = "{% set l = 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'|list %}", ends;
+  for (int i = 0; i < 8; ++i) {
+    loops += fmt::format("{{% for i{} in l %}}", i);
+    ends += "{% endfor %}";
+  }
+  EXPECT_EQ(limited(loops + ends), "RENDER");
+  std::string nested = "{% set x = [] %}";
+  for (int i = 0; i < 1000; ++i) nested += "{% set x = [x] %}";
+  EXPECT_EQ(limited(nested), "RENDER");
+  EXPECT_EQ(limited("{% set ns = namespace() %}{% set ns.x = [ns] %}"), "RENDER");
+  EXPECT_EQ(limited("{{ " + std::string(100'000, '(')), "PARSE ");
+  EXPECT_EQ(limited("{{ " + std::string(100'000, '-') + "1 }}"), "PARSE ");
+  std::string sum = "{{ 1";
+  for (int i = 0; i < 10'000; ++i) sum += "+1";
+  EXPECT_EQ(limited(sum + " }}"), "PARSE ");
+  std::string blocks;
+  for (int i = 0; i < 10'000; ++i) blocks += "{% if 1 %}";
+  EXPECT_EQ(limited(blocks), "PARSE ");
+  EXPECT_EQ(limited(std::string((1 << 20) + 1, 'x')), "PARSE ");
+}
+
+TEST(ChatTemplate, AnyBytesAreHandled) {
+  Random random(1, 2);
+  const std::string pieces[] = {"{% ", " %}", "{{ ", " }}", "{#", "#}", "if ",  "else ", "endif ", "for x in ", "endfor",
+                                "set ", "x",  "=",   "messages", "[", "]", ":", "(", ")", "|", "tojson", ".", "role", "'a'",
+                                "1",    "-",  "+",   "~", " in ", "not ", "namespace", "ns", ",", "{", "}", "\n", "loop", "is "};
+  std::vector<std::string> seeds = {kThinking};
+  for (int round = 0; round < 3000; ++round) {
+    std::string text = round % 3 == 0 ? std::string(kThinking) : "";
+    if (text.empty())
+      for (std::uint64_t i = 0; i < 30; ++i) text += pieces[random.below(std::size(pieces))];
+    else
+      for (int i = 0; i < 3; ++i) text[random.below(text.size())] = static_cast<char>(random.below(256));
+    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+  }
+}
+
+ModelFiles files(std::string_view chat_template = "") {
+  ModelFiles made = ModelFiles::of_preset("bytes-64").value();
+  if (!chat_template.empty()) made.chat_template = chat_template;
+  return made;
+}
+
+TEST(Phrasing, FormsPromptsInOneWayEverywhere) {
+  PromptStyle style;
+  EXPECT_EQ(Phrasing::make(files(), style)->prompt_text("1+1=").value(), "1+1=");
+  style.text = "Q: {prompt}\nA:";
+  EXPECT_EQ(Phrasing::make(files(), style)->prompt_text("1+1={prompt}").value(), "Q: 1+1={prompt}\nA:");
+  style.chat = true;
+  style.system = "Count.";
+  style.chat_options_json = R"({"mark": "!"})";
+  const Phrasing phrasing =
+      Phrasing::make(files("{{ eos_token }}{% for m in messages %}{{ m.role }}>{{ m.content }}|{% endfor %}{{ mark }}"), style).value();
+  EXPECT_EQ(phrasing.prompt_text("2").value(), "<|endoftext|>system>Count.|user>Q: 2\nA:|!");
+  EXPECT_EQ(phrasing.prompt("2")->front(), 256) << "special tokens of a template are tokens";
+  // What a worker is told makes the same prompts.
+  const Phrasing told = Phrasing::from_parts(phrasing.tokenizer(), phrasing.eos(), phrasing.prompt_json()).value();
+  EXPECT_EQ(told.prompt("2").value(), phrasing.prompt("2").value());
+  EXPECT_EQ(told.prompt_json(), phrasing.prompt_json());
+}
+
+TEST(Phrasing, RefusesWhatCannotWork) {
+  const auto refused = [](const ModelFiles& with, PromptStyle style, const char* says) {
+    const auto made = Phrasing::make(with, style);
+    ASSERT_FALSE(made) << says;
+    EXPECT_EQ(made.error().code, Code::kInvalid);
+    EXPECT_NE(made.error().detail.find(says), std::string::npos) << made.error().detail;
+  };
+  PromptStyle chat, no_place, no_chat;
+  chat.chat = true;
+  no_place.text = "no place";
+  no_chat.system = "x";
+  refused(files(), no_place, "{prompt}");
+  refused(files(), no_chat, "task.chat");
+  refused(files("{{ messages | wordwrap }}"), chat, "wordwrap");
+  refused(files("{% if %}"), chat, "line 1");
+  ModelFiles without = files();
+  without.chat_template.reset();
+  refused(without, chat, "no chat template");
+  EXPECT_FALSE(Phrasing::from_parts(files().tokenizer, {}, R"({"text": "{prompt}"})"));
+  EXPECT_FALSE(Phrasing::from_parts(files().tokenizer, {1}, "{}"));
+}
+
+TEST(Phrasing, TheAnswerIsWithoutTheTokenThatEndsItAndNothingElse) {
+  ModelFiles with = files();
+  with.eos = {256, 258};
+  const Phrasing phrasing = Phrasing::make(with, {}).value();
+  EXPECT_EQ(phrasing.answer(std::vector<Token>{'4', '2', 258}), "42");
+  EXPECT_EQ(phrasing.answer(std::vector<Token>{'4', '2', 256}), "42");
+  EXPECT_EQ(phrasing.answer(std::vector<Token>{'4', '2'}), "42");
+  EXPECT_EQ(phrasing.answer(std::vector<Token>{'4', 257, '2', 258}), "4<|im_start|>2");
+  EXPECT_EQ(phrasing.answer(std::vector<Token>{256}), "");
+  EXPECT_EQ(phrasing.answer({}), "");
+}
+
+// Any text fits a model of bytes; the alphabet of the tiny presets does not have it.
+TEST(Presets, BytesSpeakAnyLanguage) {
+  const std::string text = "Janet\u2019s ducks cost \u00a35 \U0001f986\n";
+  const ModelFiles bytes = files(), characters = ModelFiles::of_preset("tiny-64").value();
+  EXPECT_FALSE(characters.tokenizer.encode(text));
+  const auto tokens = bytes.tokenizer.encode(text);
+  ASSERT_TRUE(tokens) << tokens.error().message();
+  EXPECT_EQ(tokens->size(), text.size());
+  EXPECT_EQ(bytes.tokenizer.decode(*tokens), text);
+  EXPECT_EQ(bytes.config.vocab_size, bytes.tokenizer.size());
+  EXPECT_EQ(bytes.eos, (std::vector<Token>{*bytes.tokenizer.end_of_text()}));
+}
+
+}  // namespace
+}  // namespace echoline::model
