@@ -541,9 +541,6 @@ void hash_bytes(const std::byte* bytes, std::size_t count, std::uint64_t* low, s
   *high = h.high64;
 }
 
-}  // namespace
-}  // namespace echoline::delta
-
 // ---- how many elements have which exponent ----
 
 template <class T>
@@ -554,9 +551,17 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
       ++counts[static_cast<std::uint32_t>(read_element<T>(old + i * sizeof(T)) >> shift) & mask];
     return;
   }
-  // Exponents as bytes. All loops are over whole stripes, so that the compiler makes vectors of them; what lies behind
-  // the last element gets the exponent of the first and is taken off again.
-  constexpr std::uint32_t kStripe = 64, kWindow = 16;
+  // Exponents as bytes, in whole stripes of several vectors: what lies behind the last element gets the exponent of the
+  // first and is taken off again.
+#if defined(__AVX512BW__)
+  constexpr std::uint32_t kVector = 64;
+#elif defined(__AVX2__)
+  constexpr std::uint32_t kVector = 32;
+#else
+  constexpr std::uint32_t kVector = 16;
+#endif
+  constexpr std::uint32_t kStripe = 64, kVectors = kStripe / kVector, kWindow = 16;
+  using Vector [[gnu::vector_size(kVector)]] = std::uint8_t;
   alignas(64) std::uint8_t exponents[kBlockElementsMax];
   if (count == 0) return;
   const std::uint32_t stripes = (count + kStripe - 1) / kStripe;
@@ -571,25 +576,32 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
   for (std::uint32_t i = 0; i < stripes * kStripe; ++i) greatest = exponents[i] > greatest ? exponents[i] : greatest;
   const auto least = static_cast<std::uint8_t>(greatest >= kWindow ? greatest - kWindow + 1 : 0);
   for (std::uint32_t e = least; e <= greatest; ++e) {
-    alignas(64) std::uint8_t sums[kStripe] = {};
-    const auto exponent = static_cast<std::uint8_t>(e);
+    Vector sums[kVectors] = {};
     for (std::uint32_t s = 0; s < stripes; ++s)
-      for (std::uint32_t j = 0; j < kStripe; ++j)
-        sums[j] = static_cast<std::uint8_t>(sums[j] + (exponents[s * kStripe + j] == exponent));
-    std::uint32_t sum = 0;
-    for (std::uint32_t j = 0; j < kStripe; ++j) sum += sums[j];
-    counts[e] += sum;
+      for (std::uint32_t k = 0; k < kVectors; ++k) {
+        Vector part;
+        std::memcpy(&part, exponents + s * kStripe + k * kVector, kVector);
+        sums[k] -= (Vector)(part == static_cast<std::uint8_t>(e));  // true is -1
+      }
+    std::uint8_t of_vectors[kStripe];
+    std::memcpy(of_vectors, sums, kStripe);
+    for (const std::uint8_t sum : of_vectors) counts[e] += sum;
   }
   if (least == 0) return;
-  for (std::uint32_t s = 0; s < stripes; ++s) {
-    const std::uint8_t* stripe = exponents + s * kStripe;
-    std::uint8_t below = 0;
-    for (std::uint32_t j = 0; j < kStripe; ++j) below |= static_cast<std::uint8_t>(stripe[j] < least);
-    if (below == 0) continue;
-    for (std::uint32_t j = 0; j < kStripe; ++j)
-      if (stripe[j] < least) ++counts[stripe[j]];
+  for (std::uint32_t at = 0; at < stripes * kStripe; at += kVector) {
+    Vector part;
+    std::memcpy(&part, exponents + at, kVector);
+    const Vector below = (Vector)(part < least);
+    std::uint64_t words[kVector / 8], any = 0;
+    std::memcpy(words, &below, kVector);
+    for (const std::uint64_t word : words) any |= word;
+    for (std::uint32_t i = at; any != 0 && i < at + kVector; ++i)
+      if (exponents[i] < least) ++counts[exponents[i]];
   }
 }
+
+}  // namespace
+}  // namespace echoline::delta
 
 #define ECHOLINE_KERNEL_SET(label)                                                                                  \
   {                                                                                                                 \
