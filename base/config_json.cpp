@@ -110,7 +110,7 @@ bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, s
     ConfigPlace place{source, 1, 1};
     std::string why = "expected JSON";
     try {
-      (void)nlohmann::json::parse(text.begin(), text.end());
+      [[maybe_unused]] const auto never = nlohmann::json::parse(text.begin(), text.end());
     } catch (const nlohmann::json::parse_error& error) {
       const std::string_view before = text.substr(0, std::min<std::size_t>(error.byte, text.size()));
       place.line += static_cast<int>(std::count(before.begin(), before.end(), '\n'));

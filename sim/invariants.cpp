@@ -211,8 +211,8 @@ void Invariants::on_away(WorkerId id, const std::string& reason) {
   if (!p.there) violated(kPresence, fmt::format("worker {} is away and was not there", id));
   const Duration silence = world_.now() - p.heard, agreed = fleet_.learner_options().heartbeat_timeout;
   if (reason.starts_with("no heartbeat") && silence < agreed)
-    violated(kPresence, fmt::format("worker {} is away after {} of silence, {} were agreed on", id, to_text(silence),
-                                    to_text(agreed)));
+    violated(kPresence, fmt::format("worker {} is away after {} of silence, {} were agreed on", id,
+                                    echoline::to_text(silence), echoline::to_text(agreed)));
   ++counts_.away;
   p.there = false;
   p.away_since = world_.now();
@@ -229,7 +229,8 @@ void Invariants::on_lost(WorkerId id, const std::string& reason) {
   if (p.there) violated(kPresence, fmt::format("worker {} is gone without having been away: {}", id, reason));
   if (!p.there && away < kept)
     violated(kPresence,
-             fmt::format("worker {} is gone after {}, its place is kept for {}", id, to_text(away), to_text(kept)));
+             fmt::format("worker {} is gone after {}, its place is kept for {}", id, echoline::to_text(away),
+                         echoline::to_text(kept)));
 }
 
 // At last: whoever is a member in its own eyes is one in the learner's, with a place in the topology.
