@@ -399,7 +399,7 @@ class Planner {
     if (std::find(s.dropped.begin(), s.dropped.end(), i) != s.dropped.end())
       return "dropped: the target holds without it";
     if (per_1k(pool_[i]) > per_1k(last))
-      return fmt::format("dearer per rollout than any rented (${:.3g}/1k)", per_1k(last));
+      return fmt::format("dearer per rollout: above ${:.3g}/1k", per_1k(last));
     if (s.members.size() == request_.workers_max)
       return fmt::format("too slow for a fleet of at most {} workers", request_.workers_max);
     return "not needed: the rented cost less";

@@ -1,0 +1,97 @@
+// The plan's worst staleness against a fleet under the ledger's own pacing: never exceeded, and reached.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/random.hpp"
+#include "provisioner/capacity.hpp"
+#include "replay_buffer/rules.hpp"
+
+namespace echoline::replay_buffer {
+namespace {
+
+struct Fleet {
+  std::int64_t step_time, arrival;       // T and T_b, in ticks
+  std::vector<std::int64_t> group_time;  // of each worker
+  std::uint32_t budget, lookahead, publish_every, groups_per_step;
+};
+
+// Oldest group that was trained on. Groups have one rollout; the learner takes the oldest as the buffer does.
+std::uint64_t oldest_trained(const Fleet& f, std::uint64_t steps) {
+  struct Group {
+    std::uint64_t version, number;
+    std::int64_t done_at;
+    auto key() const { return std::pair(version, number); }
+  };
+  const Pacing pacing{f.budget, f.lookahead, f.groups_per_step};
+  std::vector<Group> stock;  // under way, waiting, or in the batch that is trained on
+  std::vector<std::int64_t> free_at(f.group_time.size(), 0);
+  std::vector<std::pair<std::int64_t, std::uint64_t>> published{{-f.arrival, 0}};
+  std::uint64_t step = 0, number = 0, oldest = 0, batch = 0;  // groups in training stand first in `stock`
+  std::int64_t trained_at = 0;
+  for (std::int64_t now = 0; step < steps; ++now) {
+    if (batch > 0 && now >= trained_at) {
+      stock.erase(stock.begin(), stock.begin() + static_cast<std::ptrdiff_t>(batch));
+      batch = 0;
+      if (++step % f.publish_every == 0) published.emplace_back(now, step);
+    }
+    if (batch == 0) {
+      const auto waiting =
+          std::stable_partition(stock.begin(), stock.end(), [&](const Group& g) { return g.done_at <= now; });
+      if (waiting - stock.begin() >= f.groups_per_step) {
+        std::sort(stock.begin(), waiting, [](const Group& a, const Group& b) { return a.key() < b.key(); });
+        batch = f.groups_per_step;
+        trained_at = now + f.step_time;
+        oldest = std::max(oldest, step - stock.front().version);
+      }
+    }
+    for (std::size_t w = 0; w < free_at.size(); ++w) {
+      if (free_at[w] > now) continue;
+      std::uint64_t version = 0;
+      for (const auto& [at, v] : published)
+        if (at + f.arrival <= now) version = v;
+      if (room(pacing, step, Version{version}, stock.size()) == 0) continue;
+      free_at[w] = now + f.group_time[w];
+      stock.push_back({version, number++, free_at[w]});
+    }
+  }
+  return oldest;
+}
+
+std::uint64_t planned(const Fleet& f, bool all_equal) {
+  const auto [least, most] = std::minmax_element(f.group_time.begin(), f.group_time.end());
+  return static_cast<std::uint64_t>(provisioner::worst_case_staleness(
+      {static_cast<int>(f.budget), static_cast<int>(f.lookahead), static_cast<int>(f.publish_every),
+       std::chrono::seconds(f.step_time), std::chrono::seconds(f.arrival), std::chrono::seconds(all_equal ? 0 : *most - *least)}));
+}
+
+TEST(PlannedStaleness, IsNeverExceededAndAFleetOfEqualsReachesIt) {
+  int equals = 0, reached = 0, overtaken = 0;
+  Random random(7);
+  for (int round = 0; round < 400; ++round) {
+    Fleet f{};
+    f.step_time = random.between(4, 20);
+    f.arrival = random.between(0, 3 * f.step_time);
+    f.budget = 1000;
+    f.lookahead = static_cast<std::uint32_t>(random.below(5));
+    f.publish_every = static_cast<std::uint32_t>(1 + random.below(4));
+    f.groups_per_step = static_cast<std::uint32_t>(1 + random.below(6));
+    const bool equal = random.below(2) == 0;
+    // Fast enough to keep the stock full.
+    f.group_time.assign(2 * f.groups_per_step, random.between(1, std::max<std::int64_t>(1, f.step_time / 2)));
+    if (!equal) f.group_time.push_back(f.group_time.front() + random.between(1, 8 * f.step_time));
+    const std::uint64_t oldest = oldest_trained(f, 120), bound = planned(f, false);
+    EXPECT_LE(oldest, bound) << "T " << f.step_time << " T_b " << f.arrival << " L " << f.lookahead << " kappa "
+                             << f.publish_every << " R " << f.groups_per_step << " g " << f.group_time.front() << " to "
+                             << f.group_time.back();
+    equals += equal;
+    reached += equal && oldest == bound;
+    overtaken += oldest > planned(f, true);
+  }
+  EXPECT_GT(reached, equals / 2);
+  EXPECT_GT(overtaken, 0);  // what a slow worker adds is real
+}
+
+}  // namespace
+}  // namespace echoline::replay_buffer
