@@ -137,7 +137,8 @@ Status FrameDecoder::read_header() {
   type_ = static_cast<FrameType>(type);
   frame_.more = type_ == FrameType::kApplication && flags == kMore && length > 0;
   if (flags != 0 && !frame_.more)
-    return fail(Code::kCorrupt, kOperation, "expected flags 0, found {:#04x} on {} bytes of type {}", flags, length, type);
+    return fail(Code::kCorrupt, kOperation, "expected flags 0, found {:#04x} on {} bytes of type {}", flags, length,
+                type);
   if (!admitted_ && type_ != FrameType::kControl)
     return fail(Code::kCorrupt, kOperation, "frame type {} from a peer that is not admitted", type);
   const std::size_t most = admitted_ ? body_bytes_max(type_) : kStrangerBytesMax;

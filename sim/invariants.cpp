@@ -233,19 +233,22 @@ void Invariants::on_lost(WorkerId id, const std::string& reason) {
                          echoline::to_text(kept)));
 }
 
-// At last: whoever is a member in its own eyes is one in the learner's, with a place in the topology.
-void Invariants::check_members(const LearnerStats& stats) {
+std::string Invariants::without_place() const {
+  const LearnerCore* learner = fleet_.learner();
+  if (!learner) return "";
+  const LearnerStats stats = learner->stats();
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
     const Fleet::Worker& w = fleet_.worker(i);
     if (!w.wanted || !w.joined || w.options.malice.any()) continue;
     const auto view = std::find_if(stats.workers.begin(), stats.workers.end(),
                                    [&](const WorkerView& v) { return v.info.id == w.id(); });
     if (view == stats.workers.end() || view->silent || !stats.topology.contains(w.id()))
-      violated(kPresence, fmt::format("worker {} is a member and has no place: {}", w.id(),
-                                      view == stats.workers.end() ? "the learner does not know it"
-                                      : view->silent              ? "it is silent"
-                                                                  : "it is not in the topology"));
+      return fmt::format("worker {} is a member and has no place: {}", w.id(),
+                         view == stats.workers.end() ? "the learner does not know it"
+                         : view->silent              ? "it is silent"
+                                                     : "it is not in the topology");
   }
+  return "";
 }
 
 void Invariants::check_learner() {
@@ -271,7 +274,7 @@ void Invariants::check_learner() {
 }
 
 void Invariants::check_liveness() {
-  if (const LearnerCore* learner = fleet_.learner(); learner && peace_) check_members(learner->stats());
+  if (const std::string who = without_place(); peace_ && !who.empty()) violated(kPresence, who);
   if (const LearnerCore* learner = fleet_.learner(); learner && peace_)
     for (const WorkerView& view : learner->stats().workers)
       if (const auto bad = bad_chunks_.find(view.info.id);

@@ -45,6 +45,8 @@ class Invariants final : public Observer, public FleetObserver {
                     bool disk_failed);
   // Looked at now and then, and once at the end.
   void check_learner();
+  // Somebody who takes itself for a member and has no place with the learner, and why; empty: nobody.
+  std::string without_place() const;
   // Faults are over: every worker that runs and can reach the learner has reached the newest version.
   void check_liveness();
   // From now on nothing hinders honest words from reaching the learner.
@@ -78,7 +80,6 @@ class Invariants final : public Observer, public FleetObserver {
     TimePoint away_since{}, heard{};
   };
   Presence& presence(WorkerId id);
-  void check_members(const overlay::LearnerStats& stats);
   void take_have(std::size_t worker, const overlay::Have& have, bool anew);
 
   World& world_;

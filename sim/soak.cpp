@@ -173,7 +173,7 @@ class Soak {
       const Fleet::Worker& w = fleet_.worker(i);
       if (w.wanted && (!w.active || w.active->version != *fleet_.newest())) return false;
     }
-    return true;
+    return invariants_.without_place().empty();
   }
 
   const SoakScenario& s_;

@@ -76,7 +76,8 @@ Status check(const LearnerOptions& o) {
     return fail(Code::kInvalid, op, "chunk must be at least {} bytes for a policy of {}, found {}", chunk.count,
                 echoline::to_text(o.policy_bytes), o.chunk.count);
   if (o.store_bytes_max && o.policy_bytes.count > 0 && o.store_bytes_max->count < store.count)
-    return fail(Code::kInvalid, op, "the store must have room for a snapshot of the policy, which may have {}; found {}",
+    return fail(Code::kInvalid, op,
+                "the store must have room for a snapshot of the policy, which may have {}; found {}",
                 echoline::to_text(store), echoline::to_text(*o.store_bytes_max));
   if (o.away_max < Duration{} || o.away_max > std::chrono::hours(24))
     return fail(Code::kInvalid, op, "away_max must be at most a day, found {}", echoline::to_text(o.away_max));
