@@ -13,11 +13,11 @@
 #include <map>
 #include <memory>
 
-#include "delta/entropy.hpp"
 #include "delta/patch.hpp"
 #include "tests/bench/measure.hpp"
 #include "tests/bench/pairs.hpp"
 #include "tests/bench/peers.hpp"
+#include "tests/delta/entropy_pass.hpp"
 #include "tests/delta/in_memory.hpp"
 
 namespace echoline::bench {
