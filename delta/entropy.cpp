@@ -76,7 +76,7 @@ struct ClassCounts {
 };
 
 struct TypeCounts {
-  std::vector<ClassCounts> classes;  // by exponent field
+  std::vector<ClassCounts> classes;     // by exponent field
   std::vector<std::uint64_t> elements;  // by exponent field, not in `classes` yet
 
   explicit TypeCounts(DType dtype) : classes(exponent_field(dtype).mask + 1), elements(classes.size()) {}
@@ -111,7 +111,8 @@ void count_block(DType dtype, const std::byte* prev, const std::byte* cur, std::
       const std::size_t at = (word * 32 + static_cast<std::uint32_t>(std::countr_zero(bits))) * sizeof(T);
       const T from = load<T>(prev + at), to = load<T>(cur + at);
       // Modulo 2^bits, which loses nothing given the old value.
-      counts.classes[class_of(from)].add(static_cast<std::make_signed_t<T>>(static_cast<T>(ordered(to) - ordered(from))));
+      counts.classes[class_of(from)].add(
+          static_cast<std::make_signed_t<T>>(static_cast<T>(ordered(to) - ordered(from))));
     }
 }
 

@@ -29,8 +29,8 @@ struct EntropyBound {
 };
 
 // Takes the counts, block by block and in any order, as an encoder passes them. Classes are the exponent fields of
-// floats, signs excluded; integers and bools have one class. Steps of at most 63 are counted in a table; larger ones are
-// kept apart, each different one of them once.
+// floats, signs excluded; integers and bools have one class. Steps of at most 63 are counted in a table; larger ones
+// are kept apart, each different one of them once.
 class EntropyCounter {
  public:
   // `count` elements of one type, of which those differ whose bit i % 32 of changed[i / 32] is set.
