@@ -583,8 +583,8 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
   for (std::uint32_t i = count; i < stripes * kStripe; ++i) exponents[i] = exponents[0];
   counts[exponents[0]] -= stripes * kStripe - count;
 
-  // Nearly all weights lie within a few exponents below the greatest: those are counted one after the other, a stripe at
-  // a time; 8192 / 64 stripes do not overflow a byte. The others one by one.
+  // Nearly all weights lie within a few exponents below the greatest: those are counted one after the other, a stripe
+  // at a time; 8192 / 64 stripes do not overflow a byte. The others one by one.
   std::uint8_t greatest = 0;
   for (std::uint32_t i = 0; i < stripes * kStripe; ++i) greatest = exponents[i] > greatest ? exponents[i] : greatest;
   const auto least = static_cast<std::uint8_t>(greatest >= kWindow ? greatest - kWindow + 1 : 0);
@@ -617,13 +617,13 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
 }  // namespace
 }  // namespace echoline::delta
 
-#define ECHOLINE_KERNEL_SET(label)                                                                                  \
-  {                                                                                                                 \
-    label, {diff<std::uint8_t>, diff<std::uint16_t>, diff<std::uint32_t>, diff<std::uint64_t>},                     \
-        {sort<std::uint8_t>, sort<std::uint16_t>, sort<std::uint32_t>, sort<std::uint64_t>},                        \
-        {collect<std::uint8_t>, collect<std::uint16_t>, collect<std::uint32_t>, collect<std::uint64_t>},            \
-        {resolve<std::uint8_t>, resolve<std::uint16_t>, resolve<std::uint32_t>, resolve<std::uint64_t>},            \
-        {count_exponents<std::uint8_t>, count_exponents<std::uint16_t>, count_exponents<std::uint32_t>,             \
-         count_exponents<std::uint64_t>},                                                                           \
-        hash_bytes                                                                                                  \
+#define ECHOLINE_KERNEL_SET(label)                                                                       \
+  {                                                                                                      \
+    label, {diff<std::uint8_t>, diff<std::uint16_t>, diff<std::uint32_t>, diff<std::uint64_t>},          \
+        {sort<std::uint8_t>, sort<std::uint16_t>, sort<std::uint32_t>, sort<std::uint64_t>},             \
+        {collect<std::uint8_t>, collect<std::uint16_t>, collect<std::uint32_t>, collect<std::uint64_t>}, \
+        {resolve<std::uint8_t>, resolve<std::uint16_t>, resolve<std::uint32_t>, resolve<std::uint64_t>}, \
+        {count_exponents<std::uint8_t>, count_exponents<std::uint16_t>, count_exponents<std::uint32_t>,  \
+         count_exponents<std::uint64_t>},                                                                \
+        hash_bytes                                                                                       \
   }

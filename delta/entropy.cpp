@@ -11,7 +11,6 @@
 #include "delta/block.hpp"
 #include "delta/bytes.hpp"
 #include "delta/exponent.hpp"
-#include "delta/parallel.hpp"
 
 namespace echoline::delta {
 namespace {
@@ -77,7 +76,7 @@ struct ClassCounts {
 };
 
 struct TypeCounts {
-  std::vector<ClassCounts> classes;  // by exponent field
+  std::vector<ClassCounts> classes;     // by exponent field
   std::vector<std::uint64_t> elements;  // by exponent field, not in `classes` yet
 
   explicit TypeCounts(DType dtype) : classes(exponent_field(dtype).mask + 1), elements(classes.size()) {}
@@ -112,7 +111,8 @@ void count_block(DType dtype, const std::byte* prev, const std::byte* cur, std::
       const std::size_t at = (word * 32 + static_cast<std::uint32_t>(std::countr_zero(bits))) * sizeof(T);
       const T from = load<T>(prev + at), to = load<T>(cur + at);
       // Modulo 2^bits, which loses nothing given the old value.
-      counts.classes[class_of(from)].add(static_cast<std::make_signed_t<T>>(static_cast<T>(ordered(to) - ordered(from))));
+      counts.classes[class_of(from)].add(
+          static_cast<std::make_signed_t<T>>(static_cast<T>(ordered(to) - ordered(from))));
     }
 }
 
@@ -167,63 +167,6 @@ EntropyBound EntropyCounter::bound() {
     }
   }
   return total;
-}
-
-namespace {
-
-EntropyCounter count_tensor(const TensorView& prev, const TensorView& cur, unsigned threads) {
-  constexpr std::size_t kWorthAThread = 1u << 18;
-  const std::size_t size = dtype_bytes(cur.dtype);
-  const std::size_t elements = cur.bytes.size() / size;
-  const std::size_t parts = std::clamp<std::size_t>(elements / kWorthAThread, 1, std::clamp(threads, 1u, 256u));
-  std::vector<EntropyCounter> counters(parts);
-  for_each_parallel(parts, static_cast<unsigned>(parts), [&](unsigned, std::size_t part) {
-    const std::size_t end = part + 1 == parts ? elements : elements / parts * (part + 1);
-    std::uint32_t changed[kBlockWordsMax];
-    for (std::size_t at = elements / parts * part; at < end; at += kBlockElementsMax) {
-      const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(end - at, kBlockElementsMax));
-      const std::byte* from = prev.bytes.data() + at * size;
-      const std::byte* to = cur.bytes.data() + at * size;
-      kernels().diff[width_index(size)](from, to, count, changed);
-      counters[part].add(cur.dtype, from, to, count, changed);
-    }
-  });
-  for (std::size_t part = 1; part < parts; ++part) counters[0].join(std::move(counters[part]));
-  return std::move(counters[0]);
-}
-
-Status check_same_tensors(const StateView& prev, const StateView& cur) {
-  constexpr std::string_view kOperation = "entropy bound";
-  if (prev.size() != cur.size())
-    return fail(Code::kInvalid, kOperation, "the old state has {} tensors, the new one {}; expected the same",
-                prev.size(), cur.size());
-  for (std::size_t i = 0; i < cur.size(); ++i) {
-    if (prev[i].name != cur[i].name)
-      return fail(Code::kInvalid, kOperation, "tensor {} is '{}' in the old state and '{}' in the new one", i,
-                  prev[i].name, cur[i].name);
-    if (prev[i].dtype != cur[i].dtype || prev[i].shape != cur[i].shape)
-      return fail(Code::kInvalid, kOperation, "tensor '{}' is {} [{}] in the old state and {} [{}] in the new one",
-                  cur[i].name, dtype_name(prev[i].dtype), fmt::join(prev[i].shape, ", "), dtype_name(cur[i].dtype),
-                  fmt::join(cur[i].shape, ", "));
-  }
-  return ok();
-}
-
-}  // namespace
-
-Result<StateEntropy> entropy_bound(const StateView& prev, const StateView& cur, unsigned threads) {
-  ECHO_ASSIGN(const StateView from, canonical(prev));
-  ECHO_ASSIGN(const StateView to, canonical(cur));
-  ECHO_TRY(check_same_tensors(from, to));
-  StateEntropy result;
-  EntropyCounter pool;
-  for (std::size_t i = 0; i < to.size(); ++i) {
-    EntropyCounter counter = count_tensor(from[i], to[i], threads);
-    result.tensors.push_back({to[i].name, to[i].dtype, counter.bound()});
-    pool.join(std::move(counter));
-  }
-  result.total = pool.bound();
-  return result;
 }
 
 }  // namespace echoline::delta

@@ -14,8 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "delta/tensor.hpp"
 
@@ -30,9 +28,9 @@ struct EntropyBound {
   double density() const { return elements ? static_cast<double>(changed) / static_cast<double>(elements) : 0.0; }
 };
 
-// Takes the counts, block by block and in any order: of an encoder on its way, or of entropy_bound(). Classes are the
-// exponent fields of floats, signs excluded; integers and bools have one class. Steps of at most 63 are counted in a
-// table; larger ones are kept apart, each different one of them once.
+// Takes the counts, block by block and in any order, as an encoder passes them. Classes are the exponent fields of
+// floats, signs excluded; integers and bools have one class. Steps of at most 63 are counted in a table; larger ones
+// are kept apart, each different one of them once.
 class EntropyCounter {
  public:
   // `count` elements of one type, of which those differ whose bit i % 32 of changed[i / 32] is set.
@@ -51,20 +49,5 @@ class EntropyCounter {
   struct Types;
   std::unique_ptr<Types> types_;
 };
-
-struct TensorEntropy {
-  std::string name;
-  DType dtype = DType::kU8;
-  EntropyBound bound;  // from this tensor's own counts
-};
-
-struct StateEntropy {
-  EntropyBound total;  // from counts pooled over all tensors of a type
-  std::vector<TensorEntropy> tensors;
-};
-
-// In a pass of its own; write_delta() takes the same counts in passing (EncodeOptions::count_entropy). Both states need
-// the same tensors; kInvalid names the first that differs. The result does not depend on `threads`.
-Result<StateEntropy> entropy_bound(const StateView& prev, const StateView& cur, unsigned threads = 1);
 
 }  // namespace echoline::delta

@@ -323,9 +323,8 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
         write_values(worker.replacement.whole, worker.replacement.positions, worker.replacement.values,
                      dtype_bytes(tensor.dtype), worker.content);
         Segment segment{task.tensor, task.index, {}};
-        if (auto layer =
-                worker.encoder.encode(old, worker.content, place_of(tensor, task.range.first_byte), nullptr, nullptr,
-                                      nullptr))
+        if (auto layer = worker.encoder.encode(old, worker.content, place_of(tensor, task.range.first_byte), nullptr,
+                                               nullptr, nullptr))
           segment.layers.push_back(*layer);
         return segment;
       }));

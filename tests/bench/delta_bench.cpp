@@ -13,11 +13,11 @@
 #include <map>
 #include <memory>
 
-#include "delta/entropy.hpp"
 #include "delta/patch.hpp"
 #include "tests/bench/measure.hpp"
 #include "tests/bench/pairs.hpp"
 #include "tests/bench/peers.hpp"
+#include "tests/delta/entropy_pass.hpp"
 #include "tests/delta/in_memory.hpp"
 
 namespace echoline::bench {
@@ -241,8 +241,8 @@ void counting_benchmark(benchmark::State& state, Cases& cases, std::size_t index
   const delta::EncodeOptions options{.threads = threads, .count_entropy = true};
   for ([[maybe_unused]] auto _ : state) {
     Blob blob;
-    const double s = seconds_of(
-        [&] { blob = must(delta::encode_delta(c.pair.prev.view(), c.pair.cur.view(), options)); });
+    const double s =
+        seconds_of([&] { blob = must(delta::encode_delta(c.pair.prev.view(), c.pair.cur.view(), options)); });
     state.SetIterationTime(s);
     c.counting_s[threads].push_back(s);
   }
@@ -351,9 +351,9 @@ void Cases::print(const Case& c) const {
       fmt::print(table_file, " echoline with the base digest unknown: encode {}, apply {}", speed(c, plain, t),
                  speed(c, times_of(ours->second.apply_s, Base::kUnknown), t));
       if (plain.contains(t) && c.bound_s.contains(t) && c.counting_s.contains(t))
-        fmt::print(table_file, "; the bound takes {:.2f} of that encoding's time in passing, {:.2f} in a pass of its own",
-                   median(c.counting_s.at(t)) / median(plain.at(t)) - 1,
-                   median(c.bound_s.at(t)) / median(plain.at(t)));
+        fmt::print(table_file,
+                   "; the bound takes {:.2f} of that encoding's time in passing, {:.2f} in a pass of its own",
+                   median(c.counting_s.at(t)) / median(plain.at(t)) - 1, median(c.bound_s.at(t)) / median(plain.at(t)));
     }
     fmt::print(table_file, "\n");
   }

@@ -10,6 +10,7 @@
 #include "base/random.hpp"
 #include "delta/block.hpp"
 #include "delta/patch.hpp"
+#include "tests/delta/entropy_pass.hpp"
 #include "tests/delta/in_memory.hpp"
 
 namespace echoline::delta {
@@ -67,17 +68,6 @@ TEST(Entropy, NothingChangedCostsNothing) {
   EXPECT_EQ(e.total.changed, 0u);
   EXPECT_EQ(e.total.bytes(), 0.0);
   EXPECT_EQ(must_bound({}, {}).total.elements, 0u);
-}
-
-TEST(Entropy, RefusesDifferentTensors) {
-  const std::vector<std::uint16_t> a(4), b(5);
-  const auto result = entropy_bound({view_of("w", DType::kBF16, a)}, {view_of("w", DType::kBF16, b)});
-  ASSERT_FALSE(result);
-  EXPECT_EQ(result.error().code, Code::kInvalid);
-  EXPECT_NE(result.error().detail.find("'w'"), std::string::npos);
-  EXPECT_FALSE(entropy_bound({view_of("w", DType::kBF16, a)}, {view_of("v", DType::kBF16, a)}));
-  EXPECT_FALSE(entropy_bound({view_of("w", DType::kBF16, a)}, {view_of("w", DType::kF16, a)}));
-  EXPECT_FALSE(entropy_bound({view_of("w", DType::kBF16, a)}, {}));
 }
 
 // The definition, computed with maps.

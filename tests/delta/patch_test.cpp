@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "delta/entropy.hpp"
 #include "delta_test_util.hpp"
+#include "tests/delta/entropy_pass.hpp"
 
 namespace echoline::delta {
 namespace {

@@ -1,0 +1,61 @@
+// The entropy bound in a pass of its own over two states, tensor by tensor too: what an encoder's counts are held
+// against, and what its cost is compared with.
+#pragma once
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "delta/block.hpp"
+#include "delta/entropy.hpp"
+#include "delta/parallel.hpp"
+
+namespace echoline::delta {
+
+struct TensorEntropy {
+  std::string name;
+  DType dtype = DType::kU8;
+  EntropyBound bound;  // from this tensor's own counts
+};
+
+struct StateEntropy {
+  EntropyBound total;  // from counts pooled over all tensors of a type
+  std::vector<TensorEntropy> tensors;
+};
+
+inline EntropyCounter count_tensor(const TensorView& prev, const TensorView& cur, unsigned threads) {
+  constexpr std::size_t kWorthAThread = 1u << 18;
+  const std::size_t size = dtype_bytes(cur.dtype);
+  const std::size_t elements = cur.bytes.size() / size;
+  const std::size_t parts = std::clamp<std::size_t>(elements / kWorthAThread, 1, std::clamp(threads, 1u, 256u));
+  std::vector<EntropyCounter> counters(parts);
+  for_each_parallel(parts, static_cast<unsigned>(parts), [&](unsigned, std::size_t part) {
+    const std::size_t end = part + 1 == parts ? elements : elements / parts * (part + 1);
+    std::uint32_t changed[kBlockWordsMax];
+    for (std::size_t at = elements / parts * part; at < end; at += kBlockElementsMax) {
+      const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(end - at, kBlockElementsMax));
+      const std::byte* from = prev.bytes.data() + at * size;
+      const std::byte* to = cur.bytes.data() + at * size;
+      kernels().diff[width_index(size)](from, to, count, changed);
+      counters[part].add(cur.dtype, from, to, count, changed);
+    }
+  });
+  for (std::size_t part = 1; part < parts; ++part) counters[0].join(std::move(counters[part]));
+  return std::move(counters[0]);
+}
+
+// Both states have the same tensors. The result does not depend on `threads`.
+inline Result<StateEntropy> entropy_bound(const StateView& prev, const StateView& cur, unsigned threads = 1) {
+  ECHO_ASSIGN(const StateView from, canonical(prev));
+  ECHO_ASSIGN(const StateView to, canonical(cur));
+  StateEntropy result;
+  EntropyCounter pool;
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    EntropyCounter counter = count_tensor(from[i], to[i], threads);
+    result.tensors.push_back({to[i].name, to[i].dtype, counter.bound()});
+    pool.join(std::move(counter));
+  }
+  result.total = pool.bound();
+  return result;
+}
+
+}  // namespace echoline::delta
