@@ -322,8 +322,13 @@ ConfigNode resolve(const ConfigSectionState& section) {
   return out;
 }
 
+// The keys of a section stand together, before the sections in it.
 void collect_keys(const ConfigSectionState& section, std::vector<ConfigKey>& keys) {
-  for (const auto& asked : section.asked) {
+  std::vector<const ConfigSectionState::Asked*> order;
+  for (const auto& asked : section.asked) order.push_back(&asked);
+  std::stable_partition(order.begin(), order.end(), [](const auto* asked) { return asked->sections.empty(); });
+  for (const auto* each : order) {
+    const auto& asked = *each;
     const bool tested = std::find(section.tested.begin(), section.tested.end(), asked.key) != section.tested.end();
     const bool in_words = !asked.doc.fallback.empty();
     keys.push_back({section.full(asked.key), asked.type, asked.range,

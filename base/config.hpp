@@ -217,7 +217,8 @@ class ConfigFile {
   Status finish();
   // The configuration as it was read, defaults included, as YAML that reads back to the same values.
   std::string resolved() const;
-  // Every section and key that was asked for, in the order of asking; a section comes before what is in it.
+  // Every section and key that was asked for, in the order of asking; a section comes before what is in it, first its
+  // keys, then further sections.
   std::vector<ConfigKey> keys() const;
 
  private:

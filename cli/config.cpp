@@ -19,8 +19,9 @@ constexpr const char* kPage =
     "10^6\n  bytes, MiB 2^20), a rate `24 Mbit/s` (bit/s kbit/s Mbit/s Gbit/s). Numbers have none; `1_000_000` is a whole "
     "number.\n"
     "- A relative path refers to the folder of the file that names it.\n"
-    "- `--set key=value` of `up`, `plan` and `learner` overrides one key for one run: `--set run.steps=50`, "
-    "`--set\n  model={path: my-model}`. A relative path in it refers to the working directory.\n"
+    "- `--set key=value` of `up`, `plan`, `doctor` and `learner` overrides one key: `--set run.steps=50`. The value is "
+    "taken as it\n  stands, lists and mappings are in brackets: `--set 'model={path: my-model}'`. A relative path in it "
+    "refers to the working\n  directory.\n"
     "- What a run resolved to, defaults included and paths absolute, is `config.yaml` in its folder; it is a run file "
     "itself.\n";
 

@@ -560,13 +560,26 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
 #else
   constexpr std::uint32_t kVector = 16;
 #endif
-  constexpr std::uint32_t kStripe = 64, kVectors = kStripe / kVector, kWindow = 16;
+  constexpr std::uint32_t kStripe = 64, kVectors = kStripe / kVector, kWindow = 12;
   using Vector [[gnu::vector_size(kVector)]] = std::uint8_t;
   alignas(64) std::uint8_t exponents[kBlockElementsMax];
   if (count == 0) return;
   const std::uint32_t stripes = (count + kStripe - 1) / kStripe;
-  for (std::uint32_t i = 0; i < count; ++i)
-    exponents[i] = static_cast<std::uint8_t>((read_element<T>(old + i * sizeof(T)) >> shift) & mask);
+  std::uint32_t done = 0;
+#if defined(__AVX2__)
+  if constexpr (sizeof(T) == 2)
+    for (; done + 32 <= count; done += 32) {
+      const auto field = [&](std::uint32_t first) {
+        const auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(old + first * sizeof(T)));
+        return _mm256_and_si256(_mm256_srl_epi16(bits, _mm_cvtsi32_si128(static_cast<int>(shift))),
+                                _mm256_set1_epi16(static_cast<short>(mask)));
+      };
+      const auto packed = _mm256_permute4x64_epi64(_mm256_packus_epi16(field(done), field(done + 16)), 0xd8);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(exponents + done), packed);
+    }
+#endif
+  for (; done < count; ++done)
+    exponents[done] = static_cast<std::uint8_t>((read_element<T>(old + done * sizeof(T)) >> shift) & mask);
   for (std::uint32_t i = count; i < stripes * kStripe; ++i) exponents[i] = exponents[0];
   counts[exponents[0]] -= stripes * kStripe - count;
 
@@ -583,9 +596,10 @@ void count_exponents(const std::byte* old, std::uint32_t count, std::uint32_t sh
         std::memcpy(&part, exponents + s * kStripe + k * kVector, kVector);
         sums[k] -= (Vector)(part == static_cast<std::uint8_t>(e));  // true is -1
       }
-    std::uint8_t of_vectors[kStripe];
-    std::memcpy(of_vectors, sums, kStripe);
-    for (const std::uint8_t sum : of_vectors) counts[e] += sum;
+    std::uint64_t words[kStripe / 8], halves = 0;  // four sums of 16 bits
+    std::memcpy(words, sums, kStripe);
+    for (const std::uint64_t word : words) halves += (word & 0x00ff00ff00ff00ffu) + (word >> 8 & 0x00ff00ff00ff00ffu);
+    counts[e] += (halves * 0x0001000100010001u) >> 48;
   }
   if (least == 0) return;
   for (std::uint32_t at = 0; at < stripes * kStripe; at += kVector) {

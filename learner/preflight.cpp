@@ -66,11 +66,11 @@ class Preflighter {
   }
 
   Status read_model() {
-    ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
-    ECHO_ASSIGN(const model::ModelFiles files, config_.model.path ? model::ModelFiles::read(*config_.model.path)
-                                                                  : model::ModelFiles::of_preset(*config_.model.preset));
-    if (config_.model.path) ECHO_TRY(check_weights(*config_.model.path, model));
-    model_ = model;
+    const std::optional<std::filesystem::path>& folder = config_.model.path;
+    ECHO_ASSIGN(const model::ModelFiles files,
+                folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*config_.model.preset));
+    if (folder) ECHO_TRY(check_weights(*folder, files.config));
+    model_ = files.config;
     ECHO_ASSIGN(phrasing_, run_phrasing(config_.task, files));
     return ok();
   }
@@ -121,7 +121,7 @@ class Preflighter {
     note("task", ok(), fmt::format("{}, {} held-out problems", config_.task.adapter, evaluation_.size()));
   }
 
-  // Prompts as the model sees them: whether they can be written in its tokens, and leave room for a response.
+  // Prompts as the model sees them: whether they can be put in its tokens, and leave room for a response.
   void check_lengths() {
     std::vector<schema::Problem> problems = evaluation_;
     for (std::uint64_t i = 0; i < kProblemsLookedAt; ++i)
@@ -152,7 +152,7 @@ class Preflighter {
           "{} of {} prompts leave no room for rollout.response_tokens_max = {} in the model's {} positions ({})",
           too_long, problems.size(), config_.rollout.response_tokens_max, room, first_too_long);
     if (unwritable > 0)
-      text += fmt::format("{}{} of {} prompts cannot be written in the model's tokens ({})", text.empty() ? "" : "; ",
+      text += fmt::format("{}{} of {} prompts cannot be put in the model's tokens ({})", text.empty() ? "" : "; ",
                           unwritable, problems.size(), first_unwritable);
     // A few are set aside when their turn comes; a run of them has nothing to learn from.
     add("lengths", 2 * bad > problems.size() ? Verdict::kFailed : Verdict::kWarning, text);

@@ -245,23 +245,25 @@ std::vector<ConfigKey> run_file_keys() {
   ConfigFile blank = ConfigFile::blank();
   RunConfig ignored;
   read_all(blank.root(), ignored);
-  std::vector<ConfigKey> keys;
-  for (ConfigKey& key : blank.keys()) {
-    if (key.path != "task.options") {
-      keys.push_back(std::move(key));
-      continue;
-    }
-    for (const std::string& name : data_plane::adapter_names()) {
-      ConfigFile file = ConfigFile::blank();
-      ConfigSection task = file.root().section("task");
-      ECHO_CHECK(data_plane::read_adapter_options(name, task), "{} is built in", name);
-      for (ConfigKey& option : file.keys()) {
-        if (option.path == "task") continue;
-        option.when = "adapter: " + name;
-        keys.push_back(std::move(option));
-      }
+  std::vector<ConfigKey> keys, options;
+  for (const std::string& name : data_plane::adapter_names()) {
+    ConfigFile file = ConfigFile::blank();
+    ConfigSection task = file.root().section("task");
+    ECHO_CHECK(data_plane::read_adapter_options(name, task), "{} is built in", name);
+    for (ConfigKey& option : file.keys()) {
+      if (option.path == "task") continue;
+      option.when = "adapter: " + name;
+      options.push_back(std::move(option));
     }
   }
+  std::size_t end_of_task = 0;  // sections stand behind the keys beside them
+  for (ConfigKey& key : blank.keys()) {
+    if (key.path == "task.options") continue;
+    const bool of_task = key.path.starts_with("task.");
+    keys.push_back(std::move(key));
+    if (of_task) end_of_task = keys.size();
+  }
+  keys.insert(keys.begin() + static_cast<std::ptrdiff_t>(end_of_task), options.begin(), options.end());
   return keys;
 }
 

@@ -162,8 +162,9 @@ Status sync(const fs::path& path) {
 
 }  // namespace
 
-Status place_directory(const fs::path& from, const fs::path& to, bool link) {
+Status place_directory(const fs::path& from, const fs::path& target, bool link) {
   constexpr auto kOperation = "write model directory";
+  const fs::path to = target.has_filename() ? target : target.parent_path();  // not "folder/"
   if (!link && fs::exists(to))
     return fail(Code::kInvalid, kOperation, "{} exists already; choose another folder", to.string());
   fs::path temporary = to;
@@ -172,13 +173,13 @@ Status place_directory(const fs::path& from, const fs::path& to, bool link) {
   fs::remove_all(temporary, ec);
   ECHO_TRY(make_folders(temporary));
   for (fs::directory_iterator it(from, ec), end; !ec && it != end; it.increment(ec)) {
-    const fs::path target = temporary / it->path().filename();
+    const fs::path file = temporary / it->path().filename();
     if (link) {
-      fs::create_hard_link(it->path(), target, ec);
+      fs::create_hard_link(it->path(), file, ec);
       if (!ec) continue;
     }
-    if (!fs::copy_file(it->path(), target, ec)) break;
-    ECHO_TRY(sync(target));
+    if (!fs::copy_file(it->path(), file, ec)) break;
+    ECHO_TRY(sync(file));
   }
   if (ec) {
     const std::string why = ec.message();

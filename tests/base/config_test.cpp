@@ -524,11 +524,13 @@ TEST(Config, AReaderOverABlankFileIsItsReference) {
   const bool warm = root.has("warm");
   root.section("warm", "A start.").read("steps", steps, "of it");
   EXPECT_FALSE(warm);
+  root.read("late", steps, "asked for after the sections");
   const std::vector<ConfigKey> keys = file.keys();
   EXPECT_EQ(reference_markdown(keys),
             "\n| key | type | default | range | meaning |\n|---|---|---|---|---|\n"
             "| `name` | text | required |  | names it |\n"
             "| `steps` | whole number | `5` | 1 to 9 | how many |\n"
+            "| `late` | whole number | `5` |  | asked for after the sections |\n"
             "\n## net\n\nThe network.\n"
             "\n| key | type | default | range | meaning |\n|---|---|---|---|---|\n"
             "| `uplink` | rate | unlimited | at least 1 kbit/s | what it sends |\n"

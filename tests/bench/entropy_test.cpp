@@ -8,6 +8,7 @@
 #include <map>
 
 #include "base/random.hpp"
+#include "delta/block.hpp"
 #include "delta/patch.hpp"
 #include "tests/delta/in_memory.hpp"
 
@@ -175,21 +176,28 @@ TEST(Entropy, AnEncoderCountsWhatItPasses) {
 }
 
 TEST(Entropy, AgreesWithTheDefinitionForEveryType) {
-  check_type<std::uint8_t>(DType::kBool, 0, 0, false);
-  check_type<std::uint8_t>(DType::kU8, 0, 0, false);
-  check_type<std::uint8_t>(DType::kI8, 0, 0, true);
-  check_type<std::uint8_t>(DType::kF8E4M3, 3, 4, false);
-  check_type<std::uint8_t>(DType::kF8E5M2, 2, 5, false);
-  check_type<std::uint16_t>(DType::kI16, 0, 0, true);
-  check_type<std::uint16_t>(DType::kU16, 0, 0, false);
-  check_type<std::uint16_t>(DType::kF16, 10, 5, false);
-  check_type<std::uint16_t>(DType::kBF16, 7, 8, false);
-  check_type<std::uint32_t>(DType::kI32, 0, 0, true);
-  check_type<std::uint32_t>(DType::kU32, 0, 0, false);
-  check_type<std::uint32_t>(DType::kF32, 23, 8, false);
-  check_type<std::uint64_t>(DType::kI64, 0, 0, true);
-  check_type<std::uint64_t>(DType::kU64, 0, 0, false);
-  check_type<std::uint64_t>(DType::kF64, 52, 11, false);
+  const Kernels& usual = kernels();
+  const KernelList sets = available_kernels();
+  for (int k = 0; k < sets.count; ++k) {
+    SCOPED_TRACE(sets.of[k]->name);
+    select_kernels(*sets.of[k]);
+    check_type<std::uint8_t>(DType::kBool, 0, 0, false);
+    check_type<std::uint8_t>(DType::kU8, 0, 0, false);
+    check_type<std::uint8_t>(DType::kI8, 0, 0, true);
+    check_type<std::uint8_t>(DType::kF8E4M3, 3, 4, false);
+    check_type<std::uint8_t>(DType::kF8E5M2, 2, 5, false);
+    check_type<std::uint16_t>(DType::kI16, 0, 0, true);
+    check_type<std::uint16_t>(DType::kU16, 0, 0, false);
+    check_type<std::uint16_t>(DType::kF16, 10, 5, false);
+    check_type<std::uint16_t>(DType::kBF16, 7, 8, false);
+    check_type<std::uint32_t>(DType::kI32, 0, 0, true);
+    check_type<std::uint32_t>(DType::kU32, 0, 0, false);
+    check_type<std::uint32_t>(DType::kF32, 23, 8, false);
+    check_type<std::uint64_t>(DType::kI64, 0, 0, true);
+    check_type<std::uint64_t>(DType::kU64, 0, 0, false);
+    check_type<std::uint64_t>(DType::kF64, 52, 11, false);
+  }
+  select_kernels(usual);
 }
 
 TEST(Entropy, ThreadsDoNotMatter) {

@@ -268,7 +268,7 @@ TEST_F(Folder, WhatAModelBroughtWithItGoesWithIt) {
 
 TEST_F(Folder, IsPlacedAllAtOnceAndNeverOverAnother) {
   saved(folder_ / "from", true);
-  ASSERT_TRUE(place_directory(folder_ / "from", folder_ / "to", false));
+  ASSERT_TRUE(place_directory(folder_ / "from", folder_ / "to" / "", false));
   EXPECT_TRUE(load_model(folder_ / "to"));
   EXPECT_EQ(fs::hard_link_count(folder_ / "to" / "model.safetensors"), 1u);
   EXPECT_EQ(place_directory(folder_ / "from", folder_ / "to", false).error().code, Code::kInvalid);
