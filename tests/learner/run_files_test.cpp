@@ -116,24 +116,12 @@ TEST_F(RunFilesTest, StalenessFromStrictlyOnPolicyToWide) {
   EXPECT_NE(starved.error().detail.find("below publish_every (kappa) - 1 = 2"), std::string::npos);
 }
 
-// The plan may not use the ledger's rules (provisioner/ stands below), so that both say the same is held here.
-TEST_F(RunFilesTest, ThePlanKnowsWhatThePacingAdmits) {
+// The plan may not use the ledger's rules (provisioner/ stands below), so that both refuse the same is held here.
+TEST_F(RunFilesTest, ThePlanKnowsTheLeastBudget) {
   for (std::uint32_t kappa = 1; kappa <= 3; ++kappa) {
-    const std::uint32_t least = replay_buffer::staleness_budget_min(kappa);
-    EXPECT_TRUE(provisioner::check_staleness_budget(static_cast<int>(least), static_cast<int>(kappa)));
-    EXPECT_EQ(bool(provisioner::check_staleness_budget(static_cast<int>(least) - 1, static_cast<int>(kappa))), false);
-    for (std::uint32_t budget = least; budget <= 6; ++budget)
-      for (std::uint32_t lookahead = 0; lookahead <= budget; ++lookahead)
-        for (std::uint32_t lag = 0; lag <= 3; ++lag) {
-          provisioner::StalenessTerms terms;
-          terms.budget = static_cast<int>(budget);
-          terms.lookahead = static_cast<int>(lookahead);
-          terms.publish_every = static_cast<int>(kappa);
-          terms.step_time = std::chrono::seconds(10);
-          terms.arrival = std::chrono::seconds(10) * static_cast<int>(lag);
-          ASSERT_EQ(provisioner::worst_case_staleness(terms),
-                    static_cast<int>(replay_buffer::staleness_worst(budget, kappa, lookahead, lag)));
-        }
+    const int least = static_cast<int>(replay_buffer::staleness_budget_min(kappa));
+    EXPECT_TRUE(provisioner::check_staleness_budget(least, static_cast<int>(kappa)));
+    EXPECT_FALSE(provisioner::check_staleness_budget(least - 1, static_cast<int>(kappa)));
   }
 }
 
