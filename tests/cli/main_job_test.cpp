@@ -124,10 +124,11 @@ void expect_documented(const json& value, const std::string& text, const std::st
     const bool names_vary = text.find("`" + path + ".<") != std::string::npos;
     if (names_vary && !path.empty()) continue;
     const bool nested = child.is_object() || (child.is_array() && !child.empty() && child[0].is_object());
-    if (nested)
+    if (nested) {
       expect_documented(child, text, where, field);
-    else if (!(child.is_array() || child.is_object()) || !child.empty())
+    } else if (!(child.is_array() || child.is_object()) || !child.empty()) {
       EXPECT_NE(text.find("`" + field + "`"), std::string::npos) << where << " has an undocumented field " << field;
+    }
   }
 }
 

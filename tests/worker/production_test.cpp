@@ -43,6 +43,7 @@ class ProductionTest : public ::testing::Test {
     spec.set_top_p(1);
     spec.set_response_tokens_max(3);
     task_ = *make_task(std::move(spec));
+    task_.model = *model::init(*model::preset("tiny-64"), 5);  // in place of a policy from the learner
     task_.adapter = std::make_unique<Broken>(std::move(task_.adapter));
   }
 
