@@ -35,7 +35,7 @@ class Talker final : public overlay::Core {
   void act(overlay::Action action) { actions_.push_back(std::move(action)); }
   void say(ConnId conn, std::size_t bytes) {
     const std::vector<std::byte> body(bytes, std::byte{7});
-    act(overlay::act::Send{conn, overlay::Slice(overlay::encode_frame(overlay::FrameType::kApplication, body)), {}});
+    act(overlay::act::Send{conn, overlay::Slice(overlay::encode_frame(overlay::FrameType::kControl, body)), {}});
   }
   void hang_up(ConnId conn) { close(conn); }
   std::string last() const { return events.empty() ? "nothing" : events.back().what; }

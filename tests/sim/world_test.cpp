@@ -131,7 +131,7 @@ TEST(World, ClosingFlushesAndIsSeen) {
   Pair p({}, {BitRate::from_mbit_per_s(8), {}});
   const ConnId conn = p.connect();
   p.tell(p.host_a, [&](Talker& t) {
-    t.say(conn, 500'000);
+    t.say(conn, 250'000);
     t.hang_up(conn);
   });
   p.run(seconds(2));
