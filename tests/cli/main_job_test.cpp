@@ -179,7 +179,8 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   };
   // A pause costs a worker its leases, and nothing else.
   const json paused = [&] {
-    for (const json& worker : json_file(run / "status.json").at("workers"))
+    const json status = json_file(run / "status.json");
+    for (const json& worker : status.at("workers"))
       if (worker.at("offer") != victim && !worker.at("lost").get<bool>()) return worker;
     return json();
   }();
@@ -187,7 +188,8 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   const pid_t sleeper = process_of(paused.at("offer"));
   ASSERT_GT(sleeper, 0);
   const auto is_away = [&] {
-    for (const json& worker : json_file(run / "status.json").at("workers"))
+    const json status = json_file(run / "status.json");
+    for (const json& worker : status.at("workers"))
       if (worker.at("id") == paused.at("id")) return worker.at("away").get<bool>();
     return false;
   };

@@ -113,7 +113,7 @@ TEST(Preflight, WhatDoesNotFitIsRefused) {
 TEST(Preflight, PromptsAreLookedAtAsTheModelSeesThem) {
   const Preflight other_alphabet = preflight(quickstart({{"task.prompt", "\u00a3{prompt}"}}));
   EXPECT_EQ(check(other_alphabet, "lengths").verdict, Verdict::kFailed);
-  EXPECT_THAT(check(other_alphabet, "lengths").detail, HasSubstr("cannot be written"));
+  EXPECT_THAT(check(other_alphabet, "lengths").detail, HasSubstr("cannot be put in the model's tokens"));
   const Preflight bytes = preflight(quickstart({{"task.prompt", "\u00a3{prompt}"}, {"model.preset", "bytes-64"}}));
   EXPECT_EQ(check(bytes, "lengths").verdict, Verdict::kOk) << check(bytes, "lengths").detail;
   const Preflight chat = preflight(quickstart({{"task.chat", "true"}, {"task.system", "Add."}}));
