@@ -98,7 +98,7 @@ int run(const Arguments& a) {
                           : check.verdict == Verdict::kWarning ? "warning"
                                                                : "FAILED";
     failed = failed || check.verdict == Verdict::kFailed;
-    if (!a.json) fmt::print("{:<10}{:<9}{}\n", check.name, verdict, check.detail);
+    if (!a.json) fmt::print("{:<13}{:<9}{}\n", check.name, verdict, check.detail);
     rows.push_back({{"check", check.name}, {"verdict", verdict}, {"detail", check.detail}});
   }
   if (a.json) fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"ok", !failed}, {"checks", rows}}.dump(2));

@@ -259,7 +259,7 @@ std::string Plan::to_table() const {
   line(fmt::format("rollouts/s: {:.4g} required, {:.4g} with {:.3g} % headroom", target.required_rollouts_per_s,
                    target.provisioned_rollouts_per_s, 100 * request.headroom));
   line(fmt::format("rented: {:.4g} rollouts/s from {} of {} offers", rollouts_per_s, topology.size(), rows.size()));
-  line(fmt::format("fleet: {} per hour, {} once for joining, ${} per 1k rollouts",
+  line(fmt::format("fleet: {} per hour, {} once to join, ${} per 1k rollouts",
                    range(usd_per_hour_low, usd_per_hour_high), range(usd_joining_low, usd_joining_high),
                    usd_per_hour_high ? fmt::format("{:.3g}", 1000 * *usd_per_hour_high / (3600 * rollouts_per_s)) : "?"));
   line(fmt::format("learner: {} per hour", request.learner_usd_per_hour
