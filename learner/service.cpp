@@ -47,6 +47,7 @@ class Service {
       if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
     ECHO_TRY(checked.status());
     plan_ = std::move(*checked.plan);
+    for (const provisioner::Offer& offer : plan_.offers) offers_.emplace(offer.id, &offer);
     if (options_.planned) options_.planned(plan_.plan);
     ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume));
     ECHO_ASSIGN(run_clock_, RunClock::open(record_->folder(), config_.learner.usd_per_hour, options_.resume, clock_));
@@ -419,8 +420,7 @@ class Service {
       w.away = w.lost = false;
       w.id = member.id;
       w.offer = member.name;
-      for (const provisioner::Offer& offer : plan_.offers)
-        if (offer.id == member.name) w.price_usd_per_hour = offer.usd_per_hour();
+      if (const provisioner::Offer* offer = offer_of(w)) w.price_usd_per_hour = offer->usd_per_hour();
     }
     record_->event(back ? "back" : "joined", {{"worker", member.id.value}, {"offer", member.name}});
     if (back) log::info("worker {} ({}) is back", member.id, member.name);
@@ -473,10 +473,16 @@ class Service {
     record_->metric("broadcast", std::move(row));
   }
 
+  // What a worker was rented as; null for one that joined by hand. A market has many thousand offers.
+  const provisioner::Offer* offer_of(const WorkerEntry& worker) const {
+    const auto found = offers_.find(worker.offer);
+    return found == offers_.end() ? nullptr : found->second;
+  }
+
   // Planned link rate of a worker, by its offer. Needs mutex_.
   BitRate link_rate(WorkerId id, bool up) {
-    for (const provisioner::Offer& offer : plan_.offers)
-      if (offer.id == workers_[id].offer) return up ? worker_up(config_, offer) : worker_down(config_, offer);
+    if (const provisioner::Offer* offer = offer_of(workers_[id]))
+      return up ? worker_up(config_, *offer) : worker_down(config_, *offer);
     return config_.network.worker_rate.value_or(BitRate{1e12});
   }
 
@@ -552,15 +558,13 @@ class Service {
       for (const auto& [id, w] : workers_) {
         const auto progress = progress_.find(id);
         const bool measured = progress != progress_.end() && progress->second.second > 0;
-        json expected = nullptr;
-        for (const provisioner::Offer& offer : plan_.offers)
-          if (offer.id == w.offer) expected = offer.rollouts_per_s;
+        const provisioner::Offer* offer = offer_of(w);
         workers.push_back(
             {{"id", id.value},
              {"offer", w.offer},
              {"rollouts", w.rollouts},
              {"rollouts_per_s", measured ? json(progress->second.first / progress->second.second) : json(nullptr)},
-             {"rollouts_per_s_expected", expected},
+             {"rollouts_per_s_expected", offer ? json(offer->rollouts_per_s) : json(nullptr)},
              {"version", w.version ? json(w.version->value) : json(nullptr)},
              {"bytes_in", w.bytes_in},
              {"bytes_forwarded", w.bytes_forwarded},
@@ -581,6 +585,7 @@ class Service {
   const SystemClock clock_;
 
   RunPlan plan_;
+  std::map<std::string_view, const provisioner::Offer*> offers_;  // of plan_, by id
   std::unique_ptr<RunRecord> record_;
   std::unique_ptr<RunClock> run_clock_;
   std::unique_ptr<PolicyToTrain> policy_;
