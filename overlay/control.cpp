@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/text.hpp"
 #include "overlay/bytes.hpp"
 #include "overlay/control.pb.h"
 #include "overlay/trust/authority.hpp"
@@ -17,11 +18,18 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 
 // ---- values ----
 
-std::string cut(const std::string& text) { return text.substr(0, kTextBytesMax); }
+// What people read: text, on one line, at both ends of the wire. Nobody above meets what a machine really sent.
+std::string line(std::string_view text) { return printable(text, kTextBytesMax - std::string_view("...").size()); }
 
-Result<std::string> text(const std::string& from, std::string_view what, std::size_t bytes_max = kTextBytesMax) {
+// Bytes that are not for people, as they are.
+Result<std::string> bytes_of(const std::string& from, std::string_view what, std::size_t bytes_max) {
   if (from.size() > bytes_max) return bad("{} of {} bytes, the limit is {}", what, from.size(), bytes_max);
   return from;
+}
+
+Result<std::string> line_of(const std::string& from, std::string_view what) {
+  ECHO_ASSIGN(const std::string text, bytes_of(from, what, kTextBytesMax));
+  return line(text);
 }
 
 template <class Array>
@@ -76,11 +84,11 @@ Status check_count(const Items& items, std::string_view what, std::size_t most =
 // ---- parts of messages ----
 
 void write(const Endpoint& m, wire::Endpoint& w) {
-  w.set_host(cut(m.host));
+  w.set_host(line(m.host));
   w.set_port(m.port);
 }
 Result<Endpoint> read(const wire::Endpoint& w) {
-  ECHO_ASSIGN(std::string host, text(w.host(), "host"));
+  ECHO_ASSIGN(std::string host, line_of(w.host(), "host"));
   if (w.port() < 1 || w.port() > 65535) return bad("expected a port from 1 to 65535, found {}", w.port());
   return Endpoint{std::move(host), static_cast<std::uint16_t>(w.port())};
 }
@@ -92,7 +100,7 @@ void write(const Signed& m, wire::Signed& w) {
 template <class Message = Signed>
 Result<Message> read_signed(const wire::Signed& w) {
   Message m;
-  ECHO_ASSIGN(m.body, text(w.body(), "signed body", kSignedBytesMax));
+  ECHO_ASSIGN(m.body, bytes_of(w.body(), "signed body", kSignedBytesMax));
   ECHO_ASSIGN(m.signature.bytes, array_of<decltype(trust::Signature::bytes)>(w.signature(), "signature"));
   return m;
 }
@@ -187,14 +195,14 @@ Result<std::vector<Progress>> read_progress(const Message& w) {
 void write_to(wire::ControlMessage& out, const Enrol& m) {
   auto& w = *out.mutable_enrol();
   w.set_token(m.token);
-  w.set_instance(cut(m.instance));
+  w.set_instance(line(m.instance));
   w.set_public_key(raw(m.key.bytes));
   w.set_proof(raw(m.proof.bytes));
 }
 Result<Enrol> read(const wire::Enrol& w) {
   Enrol m;
-  ECHO_ASSIGN(m.token, text(w.token(), "token", kTokenBytesMax));
-  ECHO_ASSIGN(m.instance, text(w.instance(), "instance"));
+  ECHO_ASSIGN(m.token, bytes_of(w.token(), "token", kTokenBytesMax));
+  ECHO_ASSIGN(m.instance, line_of(w.instance(), "instance"));
   ECHO_ASSIGN(m.key.bytes, array_of<decltype(trust::PublicKey::bytes)>(w.public_key(), "public key"));
   ECHO_ASSIGN(m.proof.bytes, array_of<decltype(trust::Signature::bytes)>(w.proof(), "proof"));
   return m;
@@ -236,8 +244,8 @@ Result<Renewed> read(const wire::Renewed& w) {
 void write_to(wire::ControlMessage& out, const Hello& m) {
   auto& w = *out.mutable_hello();
   w.set_protocol(kProtocol);
-  w.set_run_id(cut(m.run_id));
-  w.set_name(cut(m.name));
+  w.set_run_id(line(m.run_id));
+  w.set_name(line(m.name));
   write(m.data, *w.mutable_data());
   if (m.up) w.set_up_bits_per_s(m.up->bits_per_s);
   if (m.down) w.set_down_bits_per_s(m.down->bits_per_s);
@@ -246,8 +254,8 @@ void write_to(wire::ControlMessage& out, const Hello& m) {
 Result<Hello> read(const wire::Hello& w) {
   ECHO_TRY(check_protocol(w.protocol()));
   Hello m;
-  ECHO_ASSIGN(m.run_id, text(w.run_id(), "run id"));
-  ECHO_ASSIGN(m.name, text(w.name(), "name"));
+  ECHO_ASSIGN(m.run_id, line_of(w.run_id(), "run id"));
+  ECHO_ASSIGN(m.name, line_of(w.name(), "name"));
   ECHO_ASSIGN(m.data, read(w.data()));
   ECHO_ASSIGN(m.up, rate_of(w.has_up_bits_per_s(), w.up_bits_per_s(), "up"));
   ECHO_ASSIGN(m.down, rate_of(w.has_down_bits_per_s(), w.down_bits_per_s(), "down"));
@@ -348,7 +356,7 @@ void write_to(wire::ControlMessage& out, const SignedBeacon& m) { write(m, *out.
 void write_to(wire::ControlMessage& out, const PeerHello& m) {
   auto& w = *out.mutable_peer_hello();
   w.set_protocol(kProtocol);
-  w.set_run_id(cut(m.run_id));
+  w.set_run_id(line(m.run_id));
   w.set_stream(m.stream);
   if (m.catch_up_to) w.set_catch_up_to(m.catch_up_to->value);
   w.set_full_only(m.full_only);
@@ -357,7 +365,7 @@ void write_to(wire::ControlMessage& out, const PeerHello& m) {
 Result<PeerHello> read(const wire::PeerHello& w) {
   ECHO_TRY(check_protocol(w.protocol()));
   PeerHello m;
-  ECHO_ASSIGN(m.run_id, text(w.run_id(), "run id"));
+  ECHO_ASSIGN(m.run_id, line_of(w.run_id(), "run id"));
   m.stream = w.stream();
   if (w.has_catch_up_to()) m.catch_up_to = Version{w.catch_up_to()};
   m.full_only = w.full_only();
@@ -405,14 +413,14 @@ void write_to(wire::ControlMessage& out, const EdgeFailed& m) {
   auto& w = *out.mutable_edge_failed();
   w.set_parent(m.parent.value);
   w.set_kind(static_cast<std::uint32_t>(m.kind));
-  w.set_reason(cut(m.reason));
+  w.set_reason(line(m.reason));
 }
 Result<EdgeFailed> read(const wire::EdgeFailed& w) {
   EdgeFailed m;
   m.parent = WorkerId{w.parent()};
   if (w.kind() > 3) return bad("expected a kind of failure from 0 to 3, found {}", w.kind());
   m.kind = static_cast<EdgeTroubleKind>(w.kind());
-  ECHO_ASSIGN(m.reason, text(w.reason(), "reason"));
+  ECHO_ASSIGN(m.reason, line_of(w.reason(), "reason"));
   return m;
 }
 
@@ -477,23 +485,23 @@ Result<Heartbeat> read(const wire::Heartbeat& w) {
     ECHO_ASSIGN(const PublicationKey key, key_of(h));
     m.holdings.push_back({key, h.payload_bytes()});
   }
-  ECHO_ASSIGN(m.application, text(w.application(), "application part", kHeartbeatApplicationBytesMax));
+  ECHO_ASSIGN(m.application, bytes_of(w.application(), "application part", kHeartbeatApplicationBytesMax));
   return m;
 }
 
 void write_to(wire::ControlMessage& out, const Draining&) { out.mutable_draining(); }
 Result<Draining> read(const wire::Draining&) { return Draining{}; }
 void write_to(wire::ControlMessage& out, const Goodbye& m) {
-  out.mutable_goodbye()->set_reason(cut(m.reason));
+  out.mutable_goodbye()->set_reason(line(m.reason));
   out.mutable_goodbye()->set_run_ended(m.run_ended);
 }
 Result<Goodbye> read(const wire::Goodbye& w) {
-  ECHO_ASSIGN(std::string reason, text(w.reason(), "reason"));
+  ECHO_ASSIGN(std::string reason, line_of(w.reason(), "reason"));
   return Goodbye{std::move(reason), w.run_ended()};
 }
-void write_to(wire::ControlMessage& out, const Trouble& m) { out.mutable_trouble()->set_text(cut(m.text)); }
+void write_to(wire::ControlMessage& out, const Trouble& m) { out.mutable_trouble()->set_text(line(m.text)); }
 Result<Trouble> read(const wire::Trouble& w) {
-  ECHO_ASSIGN(std::string what, text(w.text(), "text"));
+  ECHO_ASSIGN(std::string what, line_of(w.text(), "text"));
   return Trouble{std::move(what)};
 }
 

@@ -1,4 +1,5 @@
-// Control messages as plain values, checked when they are decoded. The protobuf form is control.proto.
+// Control messages as plain values, checked when they are decoded. The protobuf form is control.proto. Names, hosts and
+// reasons are text on one line: whatever a machine sent, what is decoded has no control characters and is UTF-8.
 #pragma once
 #include <map>
 #include <span>
@@ -195,7 +196,7 @@ using ControlMessage =
                  SignedManifest, SignedBeacon, PeerHello, Have, MoreStreams, ChunkRequest, CannotServe, EdgeStatus,
                  EdgeFailed, Poisoned, Installed, Heartbeat, Draining, Goodbye, Trouble>;
 
-// A whole frame. Texts longer than kTextBytesMax are cut; other limits are the caller's duty (checked).
+// A whole frame. Texts are cut to kTextBytesMax; other limits are the caller's duty (checked).
 std::vector<std::byte> encode_control(const ControlMessage& message);
 // kCorrupt with what was expected and found.
 Result<ControlMessage> decode_control(std::span<const std::byte> body);

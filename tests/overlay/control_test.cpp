@@ -83,7 +83,7 @@ TEST(Control, MembershipSurvivesTheWire) {
   const Hello hello =
       round_trip(Hello{"run", std::string("\xff\0n", 3), {"10.0.0.1", 7070}, BitRate{8e6}, {}, installed});
   EXPECT_EQ(hello.run_id, "run");
-  EXPECT_EQ(hello.name, std::string("\xff\0n", 3));  // any bytes
+  EXPECT_EQ(hello.name, "\\xff\\x00n");  // text, whatever was sent
   EXPECT_EQ(hello.data, (Endpoint{"10.0.0.1", 7070}));
   EXPECT_EQ(hello.up, BitRate{8e6});
   EXPECT_EQ(hello.down, std::nullopt);
@@ -163,10 +163,44 @@ TEST(Control, EdgesSurviveTheWire) {
       round_trip(EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, std::string(kTextBytesMax + 500, 'r')});
   EXPECT_EQ(failed.kind, EdgeTroubleKind::kSilent);
   EXPECT_EQ(failed.reason.size(), kTextBytesMax);  // cut, not refused
+  EXPECT_THAT(failed.reason, testing::EndsWith("r..."));
   const Poisoned poisoned = round_trip(Poisoned{WorkerId{4}, id(3), 77});
   EXPECT_EQ(poisoned.parent, WorkerId{4});
   EXPECT_EQ(poisoned.publication, id(3));
   EXPECT_EQ(poisoned.index, 77u);
+}
+
+// A machine may send any bytes: past the decoder there is only text on one line, so that no log, file or JSON above has
+// to care.
+TEST(Control, WhatMachinesSayIsText) {
+  const std::string evil("\xff\xc3(\n\x1b[2J\0\xe2\x80\xae\xc2\x85", 14);
+  const std::string safe = "\\xff\\xc3(\\n\\x1b[2J\\x00\\u{202e}\\u{85}";
+  const auto heard = [&](wire::ControlMessage w) {
+    std::string bytes;
+    EXPECT_TRUE(w.SerializeToString(&bytes));
+    auto decoded = decode_control(std::as_bytes(std::span(bytes)));
+    EXPECT_TRUE(decoded.has_value());
+    return *std::move(decoded);
+  };
+  wire::ControlMessage w;
+  w.mutable_goodbye()->set_reason(evil);
+  EXPECT_EQ(std::get<Goodbye>(heard(w)).reason, safe);
+  w.mutable_trouble()->set_text(evil);
+  EXPECT_EQ(std::get<Trouble>(heard(w)).text, safe);
+  w.mutable_edge_failed()->set_reason(evil);
+  EXPECT_EQ(std::get<EdgeFailed>(heard(w)).reason, safe);
+  w = wire_of(Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
+  w.mutable_hello()->set_run_id(evil);
+  w.mutable_hello()->set_name(evil);
+  w.mutable_hello()->mutable_data()->set_host(evil);
+  const Hello hello = std::get<Hello>(heard(w));
+  EXPECT_EQ(std::tie(hello.run_id, hello.name, hello.data.host), std::tie(safe, safe, safe));
+  w = wire_of(Enrol{"echo1.token", "vast-7", {}, {}});
+  w.mutable_enrol()->set_instance(evil);
+  EXPECT_EQ(std::get<Enrol>(heard(w)).instance, safe);
+  // Escapes take more room than what they stand for: the limit holds for them, too.
+  w.mutable_goodbye()->set_reason(std::string(kTextBytesMax, '\n'));
+  EXPECT_LE(std::get<Goodbye>(heard(w)).reason.size(), kTextBytesMax);
 }
 
 TEST(Control, SignedMessagesAndHeartbeatsSurviveTheWire) {

@@ -1,0 +1,73 @@
+#include "base/text.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace echoline {
+namespace {
+
+struct Character {
+  std::uint32_t code = 0;
+  std::size_t bytes = 0;  // 0: not UTF-8
+};
+
+// The shortest form only, no surrogates, nothing beyond U+10FFFF.
+Character first_of(std::string_view text) {
+  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (at(0) < 0x80) return {at(0), 1};
+  const std::size_t bytes = at(0) >= 0xf0 ? 4 : at(0) >= 0xe0 ? 3 : 2;
+  if (at(0) < 0xc2 || at(0) > 0xf4 || text.size() < bytes) return {};
+  std::uint32_t code = at(0) & (0xffu >> (bytes + 1));
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((at(i) & 0xc0) != 0x80) return {};
+    code = code << 6 | (at(i) & 0x3fu);
+  }
+  const bool longer_than_needed = (bytes == 3 && code < 0x800) || (bytes == 4 && code < 0x10000);
+  if (longer_than_needed || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return {};
+  return {code, bytes};
+}
+
+bool harmless(const Character& c) {
+  const bool control = c.code < 0x20 || (c.code >= 0x7f && c.code < 0xa0);
+  const bool separates = c.code == 0x2028 || c.code == 0x2029;
+  const bool turns = c.code == 0x061c || (c.code >= 0x200e && c.code <= 0x200f) ||
+                     (c.code >= 0x202a && c.code <= 0x202e) || (c.code >= 0x2066 && c.code <= 0x2069);
+  return c.bytes > 0 && !control && !separates && !turns;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, std::size_t bytes_max) {
+  std::string out;
+  out.reserve(std::min(text.size(), bytes_max));
+  while (!text.empty()) {
+    const Character c = first_of(text);
+    const std::size_t taken = std::max<std::size_t>(c.bytes, 1);
+    std::string piece(text.substr(0, taken));
+    if (!harmless(c)) {
+      if (c.bytes == 0)
+        piece = fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
+      else if (c.code == '\n' || c.code == '\t' || c.code == '\r')
+        piece = c.code == '\n' ? "\\n" : c.code == '\t' ? "\\t" : "\\r";
+      else
+        piece = c.code < 0x80 ? fmt::format("\\x{:02x}", c.code) : fmt::format("\\u{{{:x}}}", c.code);
+    }
+    if (out.size() + piece.size() > bytes_max) return out + "...";
+    out += piece;
+    text.remove_prefix(taken);
+  }
+  return out;
+}
+
+bool is_printable(std::string_view text) {
+  while (!text.empty()) {
+    const Character c = first_of(text);
+    if (!harmless(c)) return false;
+    text.remove_prefix(c.bytes);
+  }
+  return true;
+}
+
+}  // namespace echoline
