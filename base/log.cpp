@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <memory>
 
+#include "base/text.hpp"
+
 namespace echoline::log {
 namespace {
 
@@ -42,7 +44,16 @@ std::shared_ptr<spdlog::logger>& logger() {
 }  // namespace
 
 void configure(Level level, std::string_view role) { logger() = make(level, role); }
-void write(Level level, std::string_view line) { logger()->log(spd(level), "{}", line); }
+
+// The last gate: whatever a line is made of, it is one line, and text.
+void write(Level level, std::string_view line) {
+  constexpr std::size_t kLineBytesMax = 64 * 1024;
+  if (line.size() <= kLineBytesMax && is_printable(line))
+    logger()->log(spd(level), "{}", line);
+  else
+    logger()->log(spd(level), "{}", printable(line, kLineBytesMax));
+}
+
 bool enabled(Level level) { return logger()->should_log(spd(level)); }
 
 }  // namespace echoline::log

@@ -10,6 +10,7 @@
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
+#include "learner/run_record.hpp"
 #include "learner/service.hpp"
 #include "worker/agent.hpp"
 
@@ -38,7 +39,7 @@ int run_learner_verb(const LearnerArguments& a) {
   options.planned = [](const provisioner::Plan& plan) { say("{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
   if (!outcome) return refuse(outcome.error());
-  if (a.json) fmt::print("{}\n", outcome->report.dump(2));
+  if (a.json) fmt::print("{}\n", learner::json_text(outcome->report, 2));
   return outcome->completed ? 0 : 1;
 }
 

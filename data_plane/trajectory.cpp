@@ -7,19 +7,18 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/text.hpp"
+
 namespace echoline::data_plane {
 namespace {
 
 constexpr std::string_view kOperation = "check trajectory";
 constexpr std::size_t kFailureBytesMax = 4096;
+constexpr std::uint64_t kVitalsBytesMax = 256;
+constexpr double kBusySecondsMax = 1e10;  // 300 years
+constexpr std::uint64_t kRolloutsMax = 1ull << 53;
 
-// The id as it may be shown: cut, and without control characters.
-std::string shown(std::string_view id) {
-  std::string text(id.substr(0, 64));
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return text;
-}
+std::string shown(std::string_view id) { return printable(id, 64); }
 
 template <class... Args>
 Error wrong(const Trajectory& t, fmt::format_string<Args...> format, Args&&... args) {
@@ -168,6 +167,16 @@ Result<schema::LearnerMessage> parse_learner_message(std::string_view bytes, con
   if (message.body_case() == schema::LearnerMessage::BODY_NOT_SET)
     return fail(Code::kInvalid, "parse LearnerMessage", "empty, expected a grant, an ack or a stop");
   return message;
+}
+
+Result<schema::Vitals> parse_vitals(std::string_view bytes) {
+  TrajectoryLimits limits;
+  limits.message_max = Bytes{kVitalsBytesMax};
+  ECHO_ASSIGN(schema::Vitals vitals, parse<schema::Vitals>("Vitals", bytes, limits));
+  if (!(vitals.busy_s() >= 0 && vitals.busy_s() <= kBusySecondsMax) || vitals.rollouts() > kRolloutsMax)
+    return fail(Code::kInvalid, "parse Vitals", "{} rollouts in {} s, expected at most {} in 0 .. {:.0f} s",
+                vitals.rollouts(), vitals.busy_s(), kRolloutsMax, kBusySecondsMax);
+  return vitals;
 }
 
 Version oldest_version(const Trajectory& trajectory) {

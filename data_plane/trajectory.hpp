@@ -42,6 +42,10 @@ Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimi
 Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 Result<schema::LearnerMessage> parse_learner_message(std::string_view bytes, const TrajectoryLimits& limits = {});
 
+// What a heartbeat says; all zero where it says nothing yet. kCorrupt, kExhausted or kInvalid as above: a time that is no
+// finite number of seconds from zero on, or totals that no machine reaches.
+Result<schema::Vitals> parse_vitals(std::string_view bytes);
+
 // The oldest policy that generated any token: what staleness is counted from. Needs a checked trajectory.
 Version oldest_version(const Trajectory& trajectory);
 

@@ -5,6 +5,7 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "data_plane/trajectory.hpp"
 
 namespace echoline::learner {
@@ -33,13 +34,6 @@ std::string_view text_of(schema::WorkFailure failure) {
     default:
       return "generation failed";
   }
-}
-
-// A text that came from elsewhere, as a log may show it.
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
-  return text;
 }
 
 std::string digest_bytes(const overlay::Digest& digest) {
@@ -160,6 +154,15 @@ void RolloutDesk::worker_lost(WorkerId worker) {
   })));
 }
 
+void RolloutDesk::malformed(WorkerId worker, std::string what) {
+  queue_.try_push(Item(Task([this, worker, what = std::move(what)] { note_malformed(worker, what); })));
+}
+
+void RolloutDesk::note_malformed(WorkerId worker, const std::string& what) {
+  log::warn("worker {}: {}", worker, what);
+  if (conduct_.malformed(worker)) events_.misbehaved(worker, what);
+}
+
 void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   if (messages.empty()) return;
   std::vector<std::pair<WorkerId, schema::Submission>> submissions;
@@ -168,8 +171,7 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
     auto parsed = data_plane::parse_worker_message(message.bytes);
     if (!parsed) {
       ++refused_["unreadable message"];
-      log::warn("worker {}: {}", message.worker, parsed.error().message());
-      if (conduct_.malformed(message.worker)) events_.misbehaved(message.worker, parsed.error().message());
+      note_malformed(message.worker, parsed.error().message());
     } else if (parsed->has_submission()) {
       submissions.emplace_back(message.worker, std::move(*parsed->mutable_submission()));
     } else {
@@ -232,10 +234,11 @@ void RolloutDesk::renew(WorkerId worker, const schema::WorkProgress& progress) {
 void RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) {
   const std::string_view reason = text_of(failure.failure());
   const LeaseId lease{failure.lease() & static_cast<std::uint64_t>(INT64_MAX)};
-  const auto known = ledger_->failed({worker, lease, reason, printable(failure.detail())});
+  const std::string detail = printable(failure.detail());
+  const auto known = ledger_->failed({worker, lease, reason, detail});
   if (!known) log::error("lease {} not taken back: {}", lease, known.error().message());
   if (!known || !*known) return;
-  log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, printable(failure.detail()));
+  log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, detail);
   tell_set_aside();
   if (conduct_.failed(worker))
     events_.misbehaved(worker, fmt::format("group after group fails on it alone: {}", reason));

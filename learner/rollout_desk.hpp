@@ -68,6 +68,8 @@ class RolloutDesk {
   // A message as it came from the overlay.
   void receive(WorkerId worker, std::string bytes);
   void worker_lost(WorkerId worker);
+  // It said something elsewhere that cannot be read: counts like an unreadable message.
+  void malformed(WorkerId worker, std::string what);
 
   // Waits until a batch for `step` is whole and no live lease would be stranded by the step after it, then returns
   // it; nothing when `wait` is over or stop() was called. kInvalid when group after group had to be set aside and none
@@ -95,6 +97,7 @@ class RolloutDesk {
   template <class T>
   Result<T> call(std::function<Result<T>()> work);
   void handle_requests(std::vector<Incoming> messages);
+  void note_malformed(WorkerId worker, const std::string& what);
   void take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions);
   void take_back(WorkerId worker, const schema::WorkFailed& failure);
   void renew(WorkerId worker, const schema::WorkProgress& progress);

@@ -42,6 +42,10 @@ Status mend_tail(const std::filesystem::path& path) {
 
 }  // namespace
 
+std::string json_text(const nlohmann::json& value, int indent) {
+  return value.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 std::string earlier_runs(const std::filesystem::path& folder) {
   std::string found;
   for (int n = 1;; ++n) {
@@ -107,7 +111,7 @@ RunRecord::~RunRecord() {
 
 void RunRecord::append(std::FILE* file, std::string_view name, nlohmann::json fields) {
   fields["unix_s"] = SystemClock().unix_seconds();
-  const std::string line = fields.dump() + "\n";
+  const std::string line = json_text(fields) + "\n";
   const std::lock_guard lock(mutex_);
   if (!written_) return;
   if (std::fwrite(line.data(), 1, line.size(), file) != line.size() || std::fflush(file) != 0)
@@ -131,12 +135,12 @@ void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
 }
 
 void RunRecord::status(const nlohmann::json& status) {
-  if (const Status written = write_file_atomic(folder_ / "status.json", status.dump()); !written)
+  if (const Status written = write_file_atomic(folder_ / "status.json", json_text(status)); !written)
     log::warn("{}", written.error().message());
 }
 
 Status RunRecord::report(const nlohmann::json& report) {
-  return write_file_atomic(folder_ / "report.json", report.dump(2) + "\n");
+  return write_file_atomic(folder_ / "report.json", json_text(report, 2) + "\n");
 }
 
 Result<std::vector<nlohmann::json>> read_json_lines(const std::filesystem::path& path) {

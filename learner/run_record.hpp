@@ -49,6 +49,9 @@ class RunRecord {
   std::FILE* metrics_ = nullptr;
 };
 
+// What runs write for others to read: whatever bytes a text in it has, this is JSON.
+std::string json_text(const nlohmann::json& value, int indent = -1);
+
 // Runs of the same name that were moved aside and can be resumed: "runs/a.2 (step 40), runs/a.1 (step 7)", newest first;
 // empty when there is none.
 std::string earlier_runs(const std::filesystem::path& folder);

@@ -11,8 +11,10 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "chains/broadcast_model.hpp"
 #include "data_plane/run_spec.hpp"
+#include "data_plane/trajectory.hpp"
 #include "learner/fleet.hpp"
 #include "learner/planning.hpp"
 #include "learner/policy_to_train.hpp"
@@ -53,7 +55,7 @@ class Service {
     ECHO_ASSIGN(run_clock_, RunClock::open(record_->folder(), config_.learner.usd_per_hour, options_.resume, clock_));
     if (!record_->moved_to().empty()) log::info("the earlier run was moved to {}", record_->moved_to().string());
     ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
-    ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", plan_.plan.to_json().dump(2) + "\n"));
+    ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n"));
     ECHO_ASSIGN(policy_, PolicyToTrain::load(
                              config_, *record_, options_.resume, [this](const std::string& text) { phase(text); },
                              stop_));
@@ -113,10 +115,12 @@ class Service {
     o.folder = record_->folder() / "overlay";
     if (options_.resume) o.resumed_at = Version{step_};
     overlay::LearnerEvents events;
-    events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member); };
-    events.away = [this](WorkerId id, const std::string& reason) { worker_away(id, reason); };
-    events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, reason); };
-    events.trouble = [this](WorkerId id, const std::string& what) {
+    // What machines call themselves and say is shown from here on: in the log, in files, on terminals.
+    events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member.id, printable(member.name)); };
+    events.away = [this](WorkerId id, const std::string& reason) { worker_away(id, printable(reason)); };
+    events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, printable(reason)); };
+    events.trouble = [this](WorkerId id, const std::string& said) {
+      const std::string what = printable(said);
       log::warn("worker {}: {}", id, what);
       {
         const std::lock_guard lock(mutex_);
@@ -409,22 +413,22 @@ class Service {
 
   // --- Called on the overlay's thread ---
 
-  void worker_joined(const overlay::MemberInfo& member) {
+  void worker_joined(WorkerId id, const std::string& name) {
     { const std::lock_guard started(node_mutex_); }
-    if (const Status sent = node_->send(member.id, run_spec_); !sent) log::error("{}", sent.error().message());
+    if (const Status sent = node_->send(id, run_spec_); !sent) log::error("{}", sent.error().message());
     bool back = false;
     {
       const std::lock_guard lock(mutex_);
-      WorkerEntry& w = workers_[member.id];
+      WorkerEntry& w = workers_[id];
       back = w.away || w.lost;
       w.away = w.lost = false;
-      w.id = member.id;
-      w.offer = member.name;
+      w.id = id;
+      w.offer = name;
       if (const provisioner::Offer* offer = offer_of(w)) w.price_usd_per_hour = offer->usd_per_hour();
     }
-    record_->event(back ? "back" : "joined", {{"worker", member.id.value}, {"offer", member.name}});
-    if (back) log::info("worker {} ({}) is back", member.id, member.name);
-    if (fleet_ready_) fleet_->worker_joined(member.id, member.name);
+    record_->event(back ? "back" : "joined", {{"worker", id.value}, {"offer", name}});
+    if (back) log::info("worker {} ({}) is back", id, name);
+    if (fleet_ready_) fleet_->worker_joined(id, name);
   }
 
   // It may come back: only what it was working on is given to others.
@@ -506,13 +510,17 @@ class Service {
       w.quarantined = view.quarantined;
       if (fleet_ready_) fleet_->worker_traffic(view.info.id, view.bytes_in, view.bytes_forwarded);
       if (view.silent) continue;
-      const json progress = json::parse(view.app_bytes, nullptr, false);
-      if (!progress.is_object() || !fleet_ready_) continue;
+      const auto vitals = data_plane::parse_vitals(view.app_bytes);
+      if (!vitals) {
+        if (desk_ready_) desk_->malformed(view.info.id, "its heartbeat: " + vitals.error().message());
+        continue;
+      }
+      if (!fleet_ready_) continue;
       auto& [rollouts, busy_s] = progress_[view.info.id];
-      const double rollouts_now = progress.value("rollouts", 0.0), busy_now = progress.value("busy_s", 0.0);
-      fleet_->worker_progress(view.info.id, rollouts_now - rollouts, busy_now - busy_s);
+      const auto rollouts_now = static_cast<double>(vitals->rollouts());
+      fleet_->worker_progress(view.info.id, rollouts_now - rollouts, vitals->busy_s() - busy_s);
       rollouts = rollouts_now;
-      busy_s = busy_now;
+      busy_s = vitals->busy_s();
     }
     topology_ = stats.topology.to_short_text();
     const auto seeds = stats.topology.children_of(kLearnerId);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <nlohmann/json.hpp>
 #include <variant>
 
 #include "base/bounded_queue.hpp"
@@ -237,8 +236,10 @@ class Agent {
       rate_ = rate_ ? kRateMemory * *rate_ + (1 - kRateMemory) * measured : measured;
       busy_s_ += elapsed_s;
       generated_ += produced.rollouts;
-      node_->set_heartbeat(
-          nlohmann::json{{"rollouts", generated_}, {"rollouts_per_s", *rate_}, {"busy_s", busy_s_}}.dump());
+      schema::Vitals vitals;
+      vitals.set_rollouts(generated_);
+      vitals.set_busy_s(busy_s_);
+      node_->set_heartbeat(vitals.SerializeAsString());
     }
     for (const schema::Submission& submission : produced.submissions) {
       schema::WorkerMessage message;

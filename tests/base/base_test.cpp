@@ -15,8 +15,10 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/ids.hpp"
+#include "base/log.hpp"
 #include "base/random.hpp"
 #include "base/result.hpp"
+#include "base/text.hpp"
 #include "base/units.hpp"
 
 namespace echoline {
@@ -146,6 +148,46 @@ TEST(ResultDeathTest, ReadingTheValueOfAnErrorIsABug) {
 }
 
 // ---- ids and clocks ----
+
+TEST(Text, FromElsewhereIsShownAsOneHarmlessLine) {
+  for (const char* plain : {"", "offer-7", "worker 3 -> 4 'x' \\", "größer, 漢字 🙂"}) {
+    EXPECT_EQ(printable(plain), plain);
+    EXPECT_TRUE(is_printable(plain)) << plain;
+  }
+  const std::pair<std::string_view, std::string_view> escaped[] = {
+      {"a\nb\tc\r", "a\\nb\\tc\\r"},
+      {"\x1b[2J\x7f", "\\x1b[2J\\x7f"},
+      {std::string_view("\0", 1), "\\x00"},
+      {"\xc2\x9b", "\\u{9b}"},                          // one character that begins a terminal's command
+      {"\xe2\x80\xae" "fdp", "\\u{202e}fdp"},           // turns the direction of writing
+      {"\xff\xfe", "\\xff\\xfe"},
+      {"\xc0\xaf", "\\xc0\\xaf"},                        // longer than needed
+      {"\xed\xa0\x80", "\\xed\\xa0\\x80"},              // half of a pair
+      {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},    // beyond the last character
+      {"ab\xe6\xbc", "ab\\xe6\\xbc"},                    // cut
+  };
+  for (const auto& [said, shown] : escaped) {
+    EXPECT_EQ(printable(said), shown);
+    EXPECT_FALSE(is_printable(said)) << shown;
+  }
+  EXPECT_EQ(printable(std::string(5000, 'x')).size(), kPrintableBytesMax + 3);
+  EXPECT_EQ(printable("ab\ncd", 3), "ab...");
+  EXPECT_EQ(printable("äöü", 5), "äö...");
+  Random random(5);
+  for (int i = 0; i < 2000; ++i) {
+    std::string bytes(random.below(40), ' ');
+    for (char& c : bytes) c = static_cast<char>(random.below(256));
+    EXPECT_TRUE(is_printable(printable(bytes, 30)));
+  }
+}
+
+TEST(Log, ALineIsOneLineWhateverItIsMadeOf) {
+  ::testing::internal::CaptureStderr();
+  log::error("worker 3: {}", "\x1b]0;owned\a\n12:00:00 info learner  all is well \xff");
+  const std::string shown = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(shown.begin(), shown.end(), '\n'), 1);
+  EXPECT_THAT(shown, ::testing::HasSubstr("\\x1b]0;owned\\x07\\n12:00:00 info learner  all is well \\xff"));
+}
 
 TEST(Ids, CompareHashAndFormat) {
   EXPECT_LT(Version{1}, Version{2});

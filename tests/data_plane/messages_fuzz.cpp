@@ -22,6 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const Trajectory& trajectory : message->submission().trajectories())
       if (check(trajectory)) ECHO_CHECK(oldest_version(trajectory).value <= trajectory.spans(0).version());
   (void)parse_learner_message(bytes).has_value();
+  if (const auto vitals = parse_vitals(bytes)) ECHO_CHECK(vitals->busy_s() >= 0 && vitals->busy_s() <= 1e10);
 
   static const auto adapters = [] {
     std::vector<std::unique_ptr<Adapter>> made;

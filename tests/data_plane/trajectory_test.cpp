@@ -121,6 +121,33 @@ TEST(Messages, LimitsAndEmptyBodies) {
   EXPECT_EQ(parsed->grant().retry_after_ms(), 5u);
 }
 
+// A heartbeat says two numbers, and nothing that a report or the fleet could stumble over.
+TEST(Messages, VitalsAreTwoSoundNumbers) {
+  EXPECT_EQ(parse_vitals("")->rollouts(), 0u);
+  schema::Vitals vitals;
+  vitals.set_rollouts(40);
+  vitals.set_busy_s(2.5);
+  const std::string sound = vitals.SerializeAsString();
+  EXPECT_EQ(parse_vitals(sound)->rollouts(), 40u);
+  EXPECT_EQ(parse_vitals(sound)->busy_s(), 2.5);
+  for (const double busy_s : {-1.0, std::nan(""), HUGE_VAL, -HUGE_VAL, 1e11}) {
+    vitals.set_busy_s(busy_s);
+    EXPECT_EQ(parse_vitals(vitals.SerializeAsString()).error().code, Code::kInvalid) << busy_s;
+  }
+  vitals.set_busy_s(1);
+  vitals.set_rollouts(~std::uint64_t{0});
+  EXPECT_EQ(parse_vitals(vitals.SerializeAsString()).error().code, Code::kInvalid);
+  EXPECT_EQ(parse_vitals(R"({"rollouts":"x"})").error().code, Code::kCorrupt);
+  EXPECT_EQ(parse_vitals(std::string(300, '\0')).error().code, Code::kExhausted);
+  Random random(3);
+  for (int i = 0; i < 20'000; ++i) {
+    std::string bytes = sound;
+    for (std::uint64_t n = 1 + random.below(3); n > 0; --n)
+      bytes[random.below(bytes.size())] = static_cast<char>(random.below(256));
+    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+  }
+}
+
 // Spoiled bytes give an error or a trajectory that obeys every rule, and nothing else.
 TEST(Trajectory, SurvivesSpoiledBytes) {
   for (const char* response : {"", "-", "#### ", "#### -1,200", "it is -1200.", "-1200", ",.,", "\xff#### 1"})

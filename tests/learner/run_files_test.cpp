@@ -7,6 +7,7 @@
 
 #include "base/clock.hpp"
 #include "base/config_reference.hpp"
+#include "base/files.hpp"
 #include "learner/report.hpp"
 #include "learner/run_clock.hpp"
 #include "learner/run_config.hpp"
@@ -171,6 +172,23 @@ TEST_F(RunFilesTest, ResumeCutsATornLineAndNeedsARun) {
   ASSERT_TRUE(rows) << rows.error().message();
   ASSERT_EQ(rows->size(), 2u);
   EXPECT_EQ((*rows)[1].at("step"), 2);
+}
+
+// A worker may take its leave with any bytes: what runs write stays JSON, and the learner alive.
+TEST_F(RunFilesTest, TextsThatAreNotUtf8AreStillWritten) {
+  const std::filesystem::path run = folder_ / "run";
+  const nlohmann::json said = {{"worker", 3}, {"reason", "it left: \xff\xfe\xed\xa0\x80"}, {"of", 0.0 / 0.0}};
+  const auto record = RunRecord::open(run, false);
+  ASSERT_TRUE(record);
+  (*record)->event("left", said);
+  (*record)->metric("step", said);
+  (*record)->status(said);
+  ASSERT_TRUE((*record)->report(said));
+  const auto rows = read_json_lines(run / "events.jsonl");
+  ASSERT_TRUE(rows) << rows.error().message();
+  EXPECT_EQ(rows->at(0).at("worker"), 3);
+  for (const char* name : {"metrics.jsonl", "status.json", "report.json"})
+    EXPECT_TRUE(nlohmann::json::accept(*read_file(run / name))) << name;
 }
 
 TEST_F(RunFilesTest, AFullDiskIsRemembered) {
