@@ -318,7 +318,7 @@ TEST_F(DeskTest, AGroupThatFailsTwiceIsSetAsideForGood) {
   ASSERT_EQ(set_aside_.size(), 1u);
   EXPECT_EQ(set_aside_[0].problem, first.leases(0).problem().id());
   EXPECT_EQ(set_aside_[0].reason, "out of memory");
-  EXPECT_EQ(set_aside_[0].detail, "because of this");
+  EXPECT_EQ(set_aside_[0].detail, "because\\nof this");
   open(0);
   EXPECT_NE(ask(0, 1, ada).leases(0).group(), first.leases(0).group());
   EXPECT_EQ(desk_->counts()->leases.set_aside.at("out of memory"), 1u);
