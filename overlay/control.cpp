@@ -361,6 +361,7 @@ void write_to(wire::ControlMessage& out, const PeerHello& m) {
   if (m.catch_up_to) w.set_catch_up_to(m.catch_up_to->value);
   w.set_full_only(m.full_only);
   write(m.have, *w.mutable_have());
+  w.set_have_follows(m.have_follows);
 }
 Result<PeerHello> read(const wire::PeerHello& w) {
   ECHO_TRY(check_protocol(w.protocol()));
@@ -370,6 +371,7 @@ Result<PeerHello> read(const wire::PeerHello& w) {
   if (w.has_catch_up_to()) m.catch_up_to = Version{w.catch_up_to()};
   m.full_only = w.full_only();
   ECHO_ASSIGN(m.have, read(w.have()));
+  m.have_follows = w.have_follows();
   return m;
 }
 

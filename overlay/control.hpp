@@ -14,7 +14,7 @@
 
 namespace echoline::overlay {
 
-inline constexpr std::uint32_t kProtocol = 3;
+inline constexpr std::uint32_t kProtocol = 4;
 inline constexpr std::size_t kHaveItemsMax = 256;
 inline constexpr std::size_t kHeartbeatApplicationBytesMax = 64 * 1024;
 inline constexpr std::size_t kTextBytesMax = 1024;  // names, run ids, reasons
@@ -119,6 +119,7 @@ struct PeerHello {
   std::optional<Version> catch_up_to;  // a helper: bring me there, then I close
   bool full_only = false;              // by one full snapshot: deltas could not be installed
   Have have;
+  bool have_follows = false;  // in the next message: a stranger says no more than kStrangerBytesMax
 };
 struct MoreStreams {
   std::uint32_t streams = 1;  // parallel connections wanted, where the parent dials

@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "overlay/action.hpp"
+#include "overlay/connection_limits.hpp"
 #include "overlay/control.hpp"
 #include "overlay/pacer.hpp"
 #include "overlay/trust/authority.hpp"
@@ -37,6 +38,7 @@ struct CoreOptions {
   double wire_overhead = 0;  // what the network adds to every byte, as a part of it; counts towards the limits
   double unix_origin_s = 0;
   FaultPoints* faults = nullptr;
+  ConnectionLimits connections = ConnectionLimits::of(65536);
 };
 
 class Core {

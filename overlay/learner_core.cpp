@@ -17,7 +17,8 @@ LearnerCore::LearnerCore(LearnerConfig config)
     : Core(config.core),
       config_(std::move(config)),
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
-      edges_(store_, uplink_, config_.snapshots_on_demand) {
+      edges_(store_, uplink_, config_.snapshots_on_demand),
+      strangers_(config_.core.connections) {
   topology_.policy = config_.policy;
   if (config_.state) state_ = *config_.state;
   state_.run_id = config_.authority->run_id();
@@ -82,9 +83,8 @@ void LearnerCore::leave(TimePoint now) {
     edges_.close(conn);
     close(conn);
   }
-  for (const auto& [conn, stranger] : strangers_) close(conn);
+  for (const ConnId conn : strangers_.take_all()) close(conn);
   for (const auto& [conn, id] : dial_backs_) close(conn);
-  strangers_.clear();
   control_.clear();
   dial_backs_.clear();
   beat_at_ = plan_at_ = save_retry_at_ = kNever;
@@ -113,9 +113,7 @@ LearnerStats LearnerCore::stats() const {
 // ---- connections ----
 
 void LearnerCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
-  if (strangers_.size() >= kStrangersMax) return close(conn);
-  strangers_[conn] = {peer, now + kHandshakeTimeout};
-  if (peer.identity.kind == trust::PeerIdentity::Kind::kWorker) actions_.push_back(act::Admit{conn});
+  for (const ConnId other : strangers_.add(conn, peer, now + kHandshakeTimeout)) close(other);
 }
 
 // A worker was dialled back: its advertised address is good. The connection served its purpose.
@@ -161,8 +159,7 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
     return on_worker(worker, *message, now);
   }
   if (edges_.contains(conn)) return on_edge(conn, frame, now);
-  if (const auto it = strangers_.find(conn); it != strangers_.end())
-    return on_stranger(conn, Stranger(it->second), frame, now);
+  if (const Stranger* stranger = strangers_.find(conn)) on_stranger(conn, Stranger(*stranger), frame, now);
 }
 
 void LearnerCore::on_part(Worker& worker, const Frame& frame, TimePoint now) {
@@ -204,6 +201,12 @@ void LearnerCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame
   if (stranger.peer.identity.kind != Kind::kWorker) return refuse(conn, "it has the learner's certificate", now);
   if (state_.revoked.contains(stranger.peer.identity.worker))
     return refuse(conn, "the certificate of this worker was revoked", now);
+  if (auto* have = std::get_if<Have>(&*message); have && stranger.hello) {
+    PeerHello hello = *stranger.hello;
+    hello.have = std::move(*have);
+    return open_edge(conn, stranger.peer.identity.worker, std::move(hello), now);
+  }
+  if (stranger.hello) return refuse(conn, "it did not say what it holds", now);
   if (auto* hello = std::get_if<Hello>(&*message)) return admit_worker(conn, stranger, std::move(*hello), now);
   if (auto* hello = std::get_if<PeerHello>(&*message))
     return admit_edge(conn, stranger.peer.identity.worker, std::move(*hello), now);
@@ -256,8 +259,12 @@ void LearnerCore::renew(Worker& worker, const Renew& wish, TimePoint now) {
 
 void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now) {
   const WorkerId id = stranger.peer.identity.worker;
-  if (workers_.size() >= chains::kChainWorkersMax)
-    return refuse(conn, "the run has as many workers as it can serve", now);
+  const std::size_t most = std::min(chains::kChainWorkersMax, config_.core.connections.members);
+  if (workers_.size() >= most && !workers_.contains(id))
+    return refuse(conn,
+                  fmt::format("the run has {} workers, as many as its learner can serve with {} files open (ulimit -n)",
+                              workers_.size(), config_.core.connections.files),
+                  now);
   if (workers_.contains(id)) part(id, "it joined again", now);  // its old connection is dead, it knows best
   if (hello.data.host == "0.0.0.0" || hello.data.host == "::" || hello.data.host.empty())
     hello.data.host = stranger.peer.host;
@@ -272,6 +279,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
     return refuse(conn, "the learner's application has no welcome for it", now);
   }
   strangers_.erase(conn);
+  actions_.push_back(act::Admit{conn});
   if (auto back = away_.extract(id)) workers_.insert(std::move(back));
   Worker& worker = workers_[id];
   worker.view.info = info;
@@ -310,6 +318,12 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
   if (hello.catch_up_to && (!newest() || *hello.catch_up_to > *newest()))
     return refuse(conn, fmt::format("worker {} asks for version {}, which is not published", id, *hello.catch_up_to),
                   now);
+  actions_.push_back(act::Admit{conn});  // what it says of its chunks may be long
+  if (hello.have_follows) return strangers_.await_have(conn, std::move(hello), now + kHandshakeTimeout);
+  open_edge(conn, id, std::move(hello), now);
+}
+
+void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
   strangers_.erase(conn);
   if (hello.stream == 0)  // begins anew: what was open before is dead
     for (const ConnId old : edges_.connections_of(id, hello.catch_up_to.has_value())) {
@@ -434,18 +448,13 @@ void LearnerCore::on_timer(TimePoint now) {
     save_retry_at_ = kNever;
     save(now);
   }
-  std::erase_if(strangers_, [&](const auto& s) {
-    if (s.second.until > now) return false;
-    close(s.first);
-    return true;
-  });
+  for (const ConnId conn : strangers_.take_late(now)) close(conn);
   uplink_.on_timer(now);
 }
 
 TimePoint LearnerCore::next_deadline() const {
-  TimePoint at = std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_at_, save_retry_at_});
-  for (const auto& [conn, stranger] : strangers_) at = std::min(at, stranger.until);
-  return at;
+  return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_at_, save_retry_at_,
+                   strangers_.next_deadline()});
 }
 
 }  // namespace echoline::overlay

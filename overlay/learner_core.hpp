@@ -17,6 +17,7 @@
 #include "overlay/hop_monitor.hpp"
 #include "overlay/sealer.hpp"
 #include "overlay/state.hpp"
+#include "overlay/strangers.hpp"
 
 namespace echoline::overlay {
 
@@ -44,7 +45,6 @@ struct LearnerConfig {
 
 class LearnerCore final : public Core {
  public:
-  static constexpr std::size_t kStrangersMax = 1024;
   static constexpr std::size_t kWelcomeBytesMax = 192 * 1024;
   // Application bytes a worker has not taken yet, before its connection is given up.
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
@@ -100,10 +100,6 @@ class LearnerCore final : public Core {
   TimePoint next_deadline() const override;
 
  private:
-  struct Stranger {
-    PeerInfo peer;
-    TimePoint until;
-  };
   struct Worker {
     WorkerView view;
     ConnId control;
@@ -166,6 +162,7 @@ class LearnerCore final : public Core {
   void renew(Worker& worker, const Renew& renew, TimePoint now);
   void admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now);
   void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
+  void open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
   void on_part(Worker& worker, const Frame& frame, TimePoint now);
   void on_worker(Worker& worker, const ControlMessage& message, TimePoint now);
   void on_edge(ConnId conn, const Frame& frame, TimePoint now);
@@ -220,7 +217,7 @@ class LearnerCore final : public Core {
   EdgeSender edges_;
   chains::Topology topology_;
   HopMonitor hops_;
-  std::map<ConnId, Stranger> strangers_;
+  Strangers strangers_;
   std::map<WorkerId, Worker> workers_, away_;  // connected, and out of reach
   std::map<ConnId, WorkerId> control_, dial_backs_;
   std::set<std::pair<WorkerId, WorkerId>> parent_dials_;  // edges (parent, child) that the child could not open

@@ -107,7 +107,7 @@ void LearnerCore::excuse(Duration late) {
     worker.silence.excuse(late);
   }
   for (auto& [id, worker] : away_) worker.away_since += late;
-  for (auto& [conn, stranger] : strangers_) stranger.until += late;
+  strangers_.excuse(late);
   hops_ = {};
 }
 

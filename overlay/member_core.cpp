@@ -28,6 +28,7 @@ MemberCore::MemberCore(MemberConfig config)
       id_(config_.state.worker),
       store_(config_.store, *config_.checker, actions_),
       edges_(store_, uplink_, false),
+      strangers_(config_.core.connections),
       redial_jitter_(seed_of(config_.key.public_key()), 7),
       beacon_sequence_(config_.state.beacon_sequence),
       epoch_(config_.state.floor ? config_.state.floor->epoch : 0) {}
@@ -113,8 +114,7 @@ void MemberCore::gone(const std::string& reason, bool in_order) {
     edges_.close(conn);
     close(conn);
   }
-  for (const auto& [conn, stranger] : strangers_) close(conn);
-  strangers_.clear();
+  for (const ConnId conn : strangers_.take_all()) close(conn);
   actions_.push_back(act::Disconnected{reason, in_order});
 }
 
@@ -174,7 +174,7 @@ void MemberCore::excuse(Duration late) {
   };
   for (auto& [id, up] : parents_) excuse_edge(up);
   if (helper_) excuse_edge(*helper_);
-  for (auto& [conn, stranger] : strangers_) stranger.until += late;
+  strangers_.excuse(late);
 }
 
 // Said where it happens, and to the learner, whose run it is.
@@ -199,7 +199,7 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
   }
   if (const auto* renewed = std::get_if<Renewed>(&message)) return on_renewed(*renewed, now);
   if (const auto* child = std::get_if<DialChild>(&message)) {
-    if (child->worker == id_ || edges_.connections() + strangers_.size() >= kConnectionsMax) return;
+    if (child->worker == id_ || edges_.connections() >= config_.core.connections.members) return;
     dialled_children_.insert_or_assign(dial(child->endpoint, act::Service::kData, child->worker), *child);
     return;
   }
@@ -383,14 +383,16 @@ void MemberCore::on_saved(const Status& status, TimePoint now) {
 
 void MemberCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   const bool known = peer.identity.kind != trust::PeerIdentity::Kind::kNobody;
-  const bool full = strangers_.size() + edges_.connections() >= kConnectionsMax;
-  if (state_ == State::kGone || !known || full || revoked_.contains(peer.identity.worker)) return close(conn);
-  strangers_[conn] = {peer.identity.worker, now + kHandshakeTimeout};
-  actions_.push_back(act::Admit{conn});  // it has proven who it is; what it says of its chunks may be long
+  if (state_ == State::kGone || !known || revoked_.contains(peer.identity.worker)) return close(conn);
+  meet(conn, peer, now);
 }
 
 void MemberCore::on_connected(ConnId conn, TimePoint now) {
   if (state_ == State::kGone) return;
+  if (const auto child = dialled_children_.find(conn); child != dialled_children_.end()) {
+    meet(conn, {child->second.endpoint.host, {trust::PeerIdentity::Kind::kWorker, child->second.worker}}, now);
+    return send_control(conn, EdgeStatus{{}, progress()}, now);  // no more than a stranger may say
+  }
   actions_.push_back(act::Admit{conn});  // this side chose whom to call
   if (conn == control_) {
     control_up_ = true;
@@ -398,10 +400,6 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
     return send_control(
         conn, Hello{config_.state.run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down, installed_},
         now);
-  }
-  if (const auto child = dialled_children_.find(conn); child != dialled_children_.end()) {
-    strangers_[conn] = {child->second.worker, now + kHandshakeTimeout};
-    return send_control(conn, EdgeStatus{beacon_, progress()}, now);
   }
   if (Upstream* up = upstream_of(conn)) upstream_opened(*up, *up->stream_of(conn), now);
 }
@@ -442,8 +440,7 @@ void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
     return on_control(*message, now);
   }
   if (Upstream* up = upstream_of(conn)) return on_upstream(*up, conn, std::move(frame), now);
-  if (const auto stranger = strangers_.find(conn); stranger != strangers_.end())
-    return on_stranger(conn, Stranger(stranger->second), frame, now);
+  if (const Stranger* stranger = strangers_.find(conn)) return on_stranger(conn, Stranger(*stranger), frame, now);
   on_child(conn, frame, now);
 }
 
@@ -497,12 +494,10 @@ void MemberCore::on_timer(TimePoint now) {
   const bool handed_over = drain_until_ != kNever && edges_.connections() == 0 &&
                            now >= drain_until_ - kDrainMax + heartbeat_;  // the learner has heard of it
   if (handed_over || now >= drain_until_) return leave("drained", now);
-  std::erase_if(strangers_, [&](const auto& s) {
-    if (s.second.until > now) return false;
-    dialled_children_.erase(s.first);
-    close(s.first);
-    return true;
-  });
+  for (const ConnId conn : strangers_.take_late(now)) {
+    dialled_children_.erase(conn);
+    close(conn);
+  }
   uplink_.on_timer(now);
 }
 
@@ -519,8 +514,7 @@ TimePoint MemberCore::next_deadline() const {
   };
   for (const auto& [id, up] : parents_) at = std::min(at, of(up));
   if (helper_) at = std::min(at, of(*helper_));
-  for (const auto& [conn, stranger] : strangers_) at = std::min(at, stranger.until);
-  return at;
+  return std::min(at, strangers_.next_deadline());
 }
 
 }  // namespace echoline::overlay

@@ -9,6 +9,7 @@
 #include "chains/stripes.hpp"
 #include "overlay/edge_sender.hpp"
 #include "overlay/state.hpp"
+#include "overlay/strangers.hpp"
 #include "overlay/upstream.hpp"
 
 namespace echoline::overlay {
@@ -29,7 +30,6 @@ struct MemberConfig {
 
 class MemberCore final : public Core {
  public:
-  static constexpr std::size_t kConnectionsMax = 3 * chains::kPlannedChildrenMax;  // children and strangers
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;  // messages the learner has not taken yet
   static constexpr int kCorruptChunksMax = 2;                       // from one parent, before the edge is given up
   static constexpr int kInstallFailuresMax = 3;                     // in a row, before the worker gives up
@@ -73,10 +73,6 @@ class MemberCore final : public Core {
 
  private:
   enum class State { kIdle, kJoining, kJoined, kAway, kGone };
-  struct Stranger {
-    WorkerId worker;  // who it has proven to be
-    TimePoint until;
-  };
   struct Staged {
     std::vector<act::Deliver> deliveries;
     Installed last;
@@ -101,7 +97,9 @@ class MemberCore final : public Core {
   std::uint64_t learner_unix_ms(TimePoint now) const;
 
   // Edges (member_edges.cpp).
+  void meet(ConnId conn, PeerInfo peer, TimePoint now);
   void on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now);
+  void open_child(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
   void on_child(ConnId conn, const Frame& frame, TimePoint now);
   void on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint now);
   void open_upstream(Upstream& up, TimePoint now);
@@ -137,7 +135,7 @@ class MemberCore final : public Core {
   EdgeSender edges_;
   MessageQueue messages_;
   MessageAssembler incoming_;
-  std::map<ConnId, Stranger> strangers_;
+  Strangers strangers_;
   std::map<ConnId, DialChild> dialled_children_;
   ConnId control_{};
   bool control_up_ = false;

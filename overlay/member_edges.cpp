@@ -54,7 +54,11 @@ void MemberCore::upstream_opened(Upstream& up, Upstream::Stream& stream, TimePoi
   hello.catch_up_to = up.catch_up_to;
   hello.full_only = up.full_only;
   hello.have = first ? have(up) : Have{};
+  // Before it is admitted a child says little.
+  hello.have_follows = encode_control(hello).size() > kFrameHeaderBytes + kStrangerBytesMax;
+  const Have what = hello.have_follows ? std::exchange(hello.have, {}) : Have{};
   send_control(stream.conn, hello, now);
+  if (hello.have_follows) send_control(stream.conn, what, now);
   if (reading_held_) actions_.push_back(act::SetReading{stream.conn, false});
 }
 
@@ -204,9 +208,17 @@ void MemberCore::end_help(TimePoint now) {
 
 // ---- children ----
 
+void MemberCore::meet(ConnId conn, PeerInfo peer, TimePoint now) {
+  for (const ConnId other : strangers_.add(conn, std::move(peer), now + kHandshakeTimeout)) {
+    dialled_children_.erase(other);
+    close(other);
+  }
+}
+
 void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now) {
+  const WorkerId who = stranger.peer.identity.worker;
   const auto refuse = [&](const std::string& why) {
-    log::warn("worker {}: closing a connection of worker {}: {}", id_, stranger.worker, why);
+    log::warn("worker {}: closing a connection of worker {}: {}", id_, who, why);
     strangers_.erase(conn);
     dialled_children_.erase(conn);
     close(conn);
@@ -215,27 +227,38 @@ void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame&
   if (!message) return refuse(message.error().message());
   if (auto* hello = std::get_if<PeerHello>(&*message)) {
     if (hello->run_id != config_.state.run_id) return refuse(fmt::format("it belongs to run '{}'", hello->run_id));
-    if (stranger.worker == kLearnerId || stranger.worker == id_ || revoked_.contains(stranger.worker))
+    if (stranger.hello || who == kLearnerId || who == id_ || revoked_.contains(who))
       return refuse("it cannot be a child");
-    strangers_.erase(conn);
-    if (hello->stream == 0)  // begins anew: what was open before is dead
-      for (const ConnId old : edges_.connections_of(stranger.worker, hello->catch_up_to.has_value())) {
-        edges_.close(old);
-        close(old);
-      }
-    if (!edges_.open(conn, stranger.worker, std::move(*hello), now)) close(conn);
-    return;
+    actions_.push_back(act::Admit{conn});  // what it says of its chunks may be long
+    if (hello->have_follows) return strangers_.await_have(conn, std::move(*hello), now + kHandshakeTimeout);
+    return open_child(conn, who, std::move(*hello), now);
+  }
+  if (auto* have = std::get_if<Have>(&*message); have && stranger.hello) {
+    PeerHello hello = *stranger.hello;
+    hello.have = std::move(*have);
+    return open_child(conn, who, std::move(hello), now);
   }
   // A parent that was asked to dial introduces itself by its status.
   const auto* status = std::get_if<EdgeStatus>(&*message);
-  const auto parent = parents_.find(stranger.worker);
+  const auto parent = parents_.find(who);
   if (!status || parent == parents_.end() || !parent->second.parent.dials ||
       parent->second.streams.size() >= StreamProbe::kStreamsMax)
     return refuse("it did not introduce itself");
   strangers_.erase(conn);
+  actions_.push_back(act::Admit{conn});
   Upstream& up = parent->second;
   up.streams.push_back({conn, up.next_stream++, false});
   upstream_opened(up, up.streams.back(), now);
+}
+
+void MemberCore::open_child(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
+  strangers_.erase(conn);
+  if (hello.stream == 0)  // begins anew: what was open before is dead
+    for (const ConnId old : edges_.connections_of(child, hello.catch_up_to.has_value())) {
+      edges_.close(old);
+      close(old);
+    }
+  if (!edges_.open(conn, child, std::move(hello), now)) close(conn);
 }
 
 void MemberCore::on_child(ConnId conn, const Frame& frame, TimePoint now) {

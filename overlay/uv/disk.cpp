@@ -180,6 +180,11 @@ void Disk::drop(const act::DropSpool& drop) {
 
 Result<Disk::Files> Disk::files_of(const PublicationId& id) {
   if (const auto it = open_.find(id); it != open_.end()) return it->second;
+  if (open_.size() >= kOpenMax) {
+    ::close(open_.begin()->second.log);
+    ::close(open_.begin()->second.payload);
+    open_.erase(open_.begin());
+  }
   Files files;
   files.log = ::open(path_of(id, ".log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (files.log < 0) return os_error("open spool", path_of(id, ".log"));

@@ -46,6 +46,7 @@ class Disk {
   Result<std::shared_ptr<const int>> payload(const PublicationId& id) const;
 
  private:
+  static constexpr std::size_t kOpenMax = 16;  // spools whose files stay open
   struct Files {
     int log = -1, payload = -1;
   };

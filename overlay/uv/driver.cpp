@@ -1,5 +1,6 @@
 #include "overlay/uv/driver.hpp"
 
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -51,11 +52,7 @@ bool use_congestion_control(uv_os_fd_t fd, std::string_view name) {
 
 // Before a connection is made (of a listener: before one is accepted). Where the system's own choice is BBR, a
 // connection that began with it is paced by a timer for all its life, and on a short path that costs more than copying.
-void begin_unpaced(uv_tcp_t& tcp) {
-  uv_os_fd_t fd = -1;
-  if (uv_fileno(handle(tcp), &fd) == 0)
-    (void)(use_congestion_control(fd, "cubic") || use_congestion_control(fd, "reno"));
-}
+void begin_unpaced(int fd) { (void)(use_congestion_control(fd, "cubic") || use_congestion_control(fd, "reno")); }
 
 // Bulk data over long paths does best with BBR, where the system allows it. Over short ones its model starves: twice
 // rate times least delay is less than what waits in any shaper's queue.
@@ -72,13 +69,19 @@ void tune(uv_tcp_t& tcp, bool bulk) {
   (void)::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
 }
 
+constexpr int kBacklog = 1024;
+
+socklen_t address_bytes(const sockaddr_storage& address) {
+  return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+}
+
 // Whether nobody listens there at this moment.
 bool is_free(const sockaddr_storage& address) {
   const Descriptor probe(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  const socklen_t size = address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-  return ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0 && ::listen(probe.get(), 1) == 0;
+  return ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), address_bytes(address)) == 0 &&
+         ::listen(probe.get(), 1) == 0;
 }
 
 }  // namespace
@@ -95,10 +98,9 @@ Result<std::unique_ptr<Driver>> Driver::open(DriverOptions options) {
   std::unique_ptr<Driver> driver(new Driver(std::move(options)));
   ECHO_CHECK(uv_loop_init(&driver->loop_) == 0, "no event loop");
   driver->loop_.data = driver.get();
-  uv_tcp_init(&driver->loop_, &driver->listener_);
   uv_timer_init(&driver->loop_, &driver->timer_);
   uv_async_init(&driver->loop_, &driver->async_, [](uv_async_t* a) { static_cast<Driver*>(a->data)->on_async(); });
-  driver->listener_.data = driver->timer_.data = driver->async_.data = driver.get();
+  driver->timer_.data = driver->async_.data = driver.get();
   Credentials nameless{std::nullopt, driver->options_.authority, driver->options_.run_id};
   ECHO_ASSIGN(driver->anonymous_, TlsContext::create(nameless));
   if (driver->options_.bind) ECHO_TRY(driver->listen());
@@ -113,15 +115,14 @@ Status Driver::listen() {
   const bool preferred = port == 0 && options_.preferred_port != 0 &&
                          to_address(host, options_.preferred_port, address) == 0 && is_free(address);
   if (!preferred) ECHO_CHECK(to_address(host, port, address) == 0, "'{}'", host);
-  int e = uv_tcp_bind(&listener_, reinterpret_cast<const sockaddr*>(&address), 0);
-  begin_unpaced(listener_);
-  if (e == 0)
-    e = uv_listen(stream(listener_), 1024, [](uv_stream_t* s, int status) {
-      if (status == 0)
-        static_cast<Driver*>(s->data)->accept();
-      else
-        log::warn("accept: {}", uv_strerror(status));
-    });
+  listening_fd_ = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  const bool bound =
+      listening_fd_ >= 0 && ::setsockopt(listening_fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+      ::bind(listening_fd_, reinterpret_cast<const sockaddr*>(&address), address_bytes(address)) == 0;
+  int e = bound ? 0 : uv_translate_sys_error(errno);
+  if (bound) begin_unpaced(listening_fd_);
+  if (bound && ::listen(listening_fd_, kBacklog) != 0) e = uv_translate_sys_error(errno);
   if (e == UV_EADDRINUSE)
     return fail(Code::kInvalid, op,
                 "port {} on {} is in use: stop the program that uses it, or choose another port (0 picks a free one)",
@@ -129,15 +130,40 @@ Status Driver::listen() {
   if (e != 0)
     return fail(e == UV_EACCES || e == UV_EADDRNOTAVAIL ? Code::kInvalid : Code::kIo, op, "{}:{}: {}", host, port,
                 uv_strerror(e));
-  int length = sizeof address;
-  uv_tcp_getsockname(&listener_, reinterpret_cast<sockaddr*>(&address), &length);
+  socklen_t length = sizeof address;
+  ::getsockname(listening_fd_, reinterpret_cast<sockaddr*>(&address), &length);
   endpoint_ = to_endpoint(address);
+  return start_listening();
+}
+
+// libuv tries again and again to accept where no file is left, so then the loop must not know of the listener; what
+// waits to be accepted stays where it is, in the socket that the driver keeps.
+Status Driver::start_listening() {
+  const int fd = ::fcntl(listening_fd_, F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) return fail(Code::kIo, "listen", "{}", std::strerror(errno));
+  auto listener = std::make_unique<uv_tcp_t>();
+  uv_tcp_init(&loop_, listener.get());
+  listener->data = this;
+  listener_ = listener.release();  // freed by its close callback
+  int e = uv_tcp_open(listener_, fd);
+  if (e != 0) ::close(fd);
+  if (e == 0)
+    e = uv_listen(stream(*listener_), kBacklog,
+                  [](uv_stream_t* s, int status) { static_cast<Driver*>(s->data)->accept(status); });
+  if (e != 0) return fail(Code::kIo, "listen", "{}: {}", to_text(endpoint_), uv_strerror(e));
   return ok();
+}
+
+void Driver::stop_listening() {
+  if (listener_)
+    uv_close(handle(*std::exchange(listener_, nullptr)), [](uv_handle_t* h) { delete reinterpret_cast<uv_tcp_t*>(h); });
 }
 
 Driver::~Driver() {
   ECHO_CHECK(!thread_.joinable(), "destroyed while running");
   options_.disk.reset();  // its thread may still post answers
+  stop_listening();
+  if (listening_fd_ >= 0) ::close(listening_fd_);
   uv_walk(
       &loop_,
       [](uv_handle_t* h, void*) {
@@ -209,7 +235,8 @@ void Driver::stop(std::function<void(TimePoint)> leave) {
     leave(t);
     stopping_ = true;
     stop_at_ = t + kFlushMax;
-    if (!uv_is_closing(handle(listener_))) uv_close(handle(listener_), nullptr);
+    stop_listening();
+    listen_again_at_ = kNever;
   });
   thread_.join();
 }
@@ -238,6 +265,13 @@ void Driver::on_timer() {
     else
       lost(c, fmt::format("no answer within {}", echoline::to_text(Core::kHandshakeTimeout)));
   }
+  if (t >= listen_again_at_) {
+    listen_again_at_ = kNever;
+    if (const Status listening = start_listening(); !listening) {
+      stop_listening();
+      listen_again_at_ = t + kNoFilesPause;
+    }
+  }
   core_->on_timer(t);
   drain();
   end_if_stopped();
@@ -258,23 +292,25 @@ void Driver::end_if_stopped() {
     if (!uv_is_closing(h)) uv_close(h, nullptr);
 }
 
-void Driver::accept() {
+void Driver::accept(int status) {
+  if (status != 0) {
+    if ((status == UV_EMFILE || status == UV_ENFILE) && make_room()) return;
+    log::warn("nobody is accepted for {}: {}", echoline::to_text(kNoFilesPause), uv_strerror(status));
+    stop_listening();
+    listen_again_at_ = now() + kNoFilesPause;
+    return arm_timer();
+  }
+  const bool full = connections_.size() >= options_.limits.total && !make_room();
   Connection& c = add(ConnId{next_accepted_});
   next_accepted_ += 2;
-  ++handshakes_;
   sockaddr_storage address{};
   int length = sizeof address;
-  if (uv_accept(stream(listener_), stream(c.tcp)) != 0 ||
+  if (uv_accept(stream(*listener_), stream(c.tcp)) != 0 || full ||
       uv_tcp_getpeername(&c.tcp, reinterpret_cast<sockaddr*>(&address), &length) != 0 || !tls_)
     return destroy(c);
-  if (handshakes_ > kHandshakesMax) {  // the oldest makes room
-    for (const auto& [at, id] : deadlines_) {
-      Connection& oldest = *connections_.at(id);
-      if (oldest.dialled || oldest.known || oldest.leaving) continue;
-      destroy(oldest);
-      break;
-    }
-  }
+  c.unproven_from = network_of(to_endpoint(address).host);
+  unproven_[c.unproven_from].push_back(c.id);
+  if (++unproven_count_ > options_.limits.unproven) make_room();
   tune(c.tcp, true);
   c.host = to_endpoint(address).host;
   auto session = TlsSession::server(
@@ -289,6 +325,31 @@ void Driver::accept() {
   set_deadline(c, now() + Core::kHandshakeTimeout);
   set_reading(c);
   arm_timer();
+}
+
+// Ends the connection that is worth least: one that is being closed anyway, or else the oldest without proof from the
+// network that has most of them. False: all are of use.
+bool Driver::make_room() {
+  for (const auto& [at, id] : deadlines_) {
+    Connection& c = *connections_.at(id);
+    if (!c.leaving) continue;
+    destroy(c);
+    return true;
+  }
+  const auto most = std::max_element(unproven_.begin(), unproven_.end(), [](const auto& a, const auto& b) {
+    return a.second.size() != b.second.size() ? a.second.size() < b.second.size() : a.second.front() > b.second.front();
+  });
+  if (most == unproven_.end()) return false;
+  destroy(*connections_.at(most->second.front()));
+  return true;
+}
+
+// It is no longer one of those that may be anybody.
+void Driver::proven(Connection& c) {
+  const auto from = unproven_.find(std::exchange(c.unproven_from, {}));
+  if (from == unproven_.end()) return;
+  unproven_count_ -= std::erase(from->second, c.id);
+  if (from->second.empty()) unproven_.erase(from);
 }
 
 // TCP is there: TLS begins.
@@ -344,7 +405,7 @@ bool Driver::on_plaintext(Connection& c) {
     if (c.dialled) {
       core_->on_connected(c.id, now());
     } else {
-      --handshakes_;
+      proven(c);
       core_->on_accepted(c.id, {c.host, c.tls->identity()}, now());
     }
     drain();
@@ -408,7 +469,10 @@ void Driver::perform(Action&& action) {
     return;
   }
   if (const auto* admit = std::get_if<act::Admit>(&action)) {
-    if (Connection* c = find(admit->conn)) c->decoder.admit();
+    if (Connection* c = find(admit->conn)) {
+      c->decoder.admit();
+      c->tls->keep_buffers();
+    }
     return;
   }
   if (const auto* reading = std::get_if<act::SetReading>(&action)) {
@@ -578,7 +642,7 @@ void Driver::connect(Connection& c, const Endpoint& to, const sockaddr_storage& 
   const int fd = ::socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   int e = fd < 0 ? uv_translate_sys_error(errno) : uv_tcp_open(&c.tcp, fd);
   if (e != 0 && fd >= 0) ::close(fd);
-  if (e == 0) begin_unpaced(c.tcp);
+  if (e == 0) begin_unpaced(fd);
   if (e == 0)
     e = uv_tcp_connect(&c.connect, &c.tcp, reinterpret_cast<const sockaddr*>(&address),
                        [](uv_connect_t* request, int status) {
@@ -600,7 +664,7 @@ void Driver::leave(Connection& c) {
   if (c.tls && c.tls->established()) c.tls->close_notify();
   if (c.readable) flush(c);
   c.leaving = true;
-  if (!c.known && !c.dialled) --handshakes_;
+  proven(c);
   c.known = true;
   set_deadline(c, now() + kFlushMax);
   set_reading(c);
@@ -612,7 +676,7 @@ void Driver::destroy(Connection& c) {
   const auto it = connections_.find(c.id);
   if (it == connections_.end() || it->second.get() != &c) return;
   c.leaving = true;
-  if (!c.known && !c.dialled) --handshakes_;
+  proven(c);
   set_deadline(c, kNever);
   (void)it->second.release();  // freed by its close callback
   connections_.erase(it);
@@ -664,7 +728,7 @@ Driver::Connection& Driver::add(ConnId id) {
 
 void Driver::arm_timer() {
   if (uv_is_closing(reinterpret_cast<uv_handle_t*>(&timer_))) return;
-  TimePoint at = std::min(core_->next_deadline(), stop_at_);
+  TimePoint at = std::min({core_->next_deadline(), stop_at_, listen_again_at_});
   if (!deadlines_.empty()) at = std::min(at, deadlines_.begin()->first);
   if (at == kNever) {
     uv_timer_stop(&timer_);

@@ -3,6 +3,7 @@
 #include <uv.h>
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,11 +24,11 @@ struct DriverOptions {
   bool admit_anonymous = false;                                 // machines that want to enrol
   std::unique_ptr<Disk> disk;                                   // null: none
   std::uint16_t preferred_port = 0;                             // taken instead of port 0 while nobody else has it
+  ConnectionLimits limits = ConnectionLimits::of(1024);
 };
 
 class Driver {
  public:
-  static constexpr std::size_t kHandshakesMax = 1024;  // connections that have not proven who they are
   // That wait for one peer to read them; the connection of one that lets more pile up is over.
   static constexpr std::size_t kUnreadBytesMax = 16 * 1024 * 1024;
   // Read from one connection before it is the others' turn.
@@ -54,6 +55,7 @@ class Driver {
 
  private:
   static constexpr Duration kFlushMax = std::chrono::seconds(2);
+  static constexpr Duration kNoFilesPause = std::chrono::seconds(1);  // before anybody is accepted again
   static constexpr std::size_t kAddressesMax = 16;  // of a host name
 
   struct Connection {
@@ -71,6 +73,7 @@ class Driver {
     std::vector<std::byte> block;  // encrypted, to be written when the actions are done
     std::size_t block_plain = 0;   // bytes of frames in it
     bool known = false;            // the core was told of it
+    std::string unproven_from;     // the network it is counted under while its handshake is not done
     bool readable = false;         // connected and not at its end
     bool held = false;             // the core does not want to read from it
     bool dirty = false;            // listed in dirty_
@@ -93,7 +96,11 @@ class Driver {
   void dial(const act::Dial& dial);
   void looked_up(const act::Dial& dial, int status, const addrinfo* found);
   void connect(Connection& c, const Endpoint& to, const sockaddr_storage& address);
-  void accept();
+  Status start_listening();
+  void stop_listening();
+  void accept(int status);
+  bool make_room();
+  void proven(Connection& c);
   void opened(Connection& c);
   void leave(Connection& c);
   void destroy(Connection& c);
@@ -114,7 +121,8 @@ class Driver {
   DriverOptions options_;
   Endpoint endpoint_;
   uv_loop_t loop_{};
-  uv_tcp_t listener_{};
+  int listening_fd_ = -1;  // what waits there is kept while nobody is accepted
+  uv_tcp_t* listener_ = nullptr;
   uv_timer_t timer_{};
   uv_async_t async_{};
   std::thread thread_;
@@ -130,7 +138,10 @@ class Driver {
   std::vector<ConnId> dirty_;                 // with something in their block
   std::vector<std::function<void()>> later_;  // events found while actions were performed
   std::size_t names_dialled_ = 0;
-  std::size_t handshakes_ = 0;                // accepted connections the core does not know yet
+  // Accepted connections that have not proven who they are, oldest first, by the network they come from.
+  std::map<std::string, std::deque<ConnId>> unproven_;
+  std::size_t unproven_count_ = 0;
+  TimePoint listen_again_at_ = kNever;
   bool draining_ = false, reading_ = true, stopping_ = false;
   ConnId last_read_{};  // whose bytes came last
   TimePoint stop_at_ = kNever;

@@ -54,6 +54,13 @@ Result<std::string> resolve(const std::string& host) {
   return hosts.front();
 }
 
+std::string network_of(const std::string& host) {
+  sockaddr_in6 v6;
+  if (uv_ip6_addr(host.c_str(), 0, &v6) != 0) return host;
+  std::fill(std::begin(v6.sin6_addr.s6_addr) + 8, std::end(v6.sin6_addr.s6_addr), std::uint8_t{0});
+  return text_of(reinterpret_cast<const sockaddr*>(&v6));
+}
+
 Endpoint reached_from_here(const Endpoint& bound) {
   return {means_all(bound.host) ? "127.0.0.1" : bound.host, bound.port};
 }

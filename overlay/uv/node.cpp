@@ -14,6 +14,7 @@
 #include "overlay/member_core.hpp"
 #include "overlay/sizes.hpp"
 #include "overlay/uv/driver.hpp"
+#include "overlay/uv/file_limit.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -256,12 +257,15 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
                                0};
   // Workers of an earlier process look for the learner where it was.
   if (state) driver_options.preferred_port = state->port;
+  driver_options.limits = ConnectionLimits::of(raise_file_limit());
+  const ConnectionLimits limits = driver_options.limits;
   ECHO_ASSIGN(impl->driver, Driver::open(std::move(driver_options)));
   impl->options = std::move(options);
   impl->events = std::move(events);
   const LearnerOptions& o = impl->options;
   LearnerConfig config;
   config.core.limits = o.limits;
+  config.core.connections = limits;
   config.core.wire_overhead = kWireOverhead;
   config.core.unix_origin_s = impl->driver->unix_origin_s();
   config.self = impl->driver->endpoint();
@@ -406,10 +410,13 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   Disk* const disk_view = disk.get();
   DriverOptions driver_options{
       Endpoint{options.bind_host, options.port}, key, state->authority, state->run_id, false, std::move(disk), 0};
+  driver_options.limits = ConnectionLimits::of(raise_file_limit());
+  const ConnectionLimits limits = driver_options.limits;
   ECHO_ASSIGN(impl->driver, Driver::open(std::move(driver_options)));
   impl->events = std::move(events);
   MemberConfig config{{}, options.learner, {}, options.name, key, *state, nullptr, {}, false, {}, {}};
   config.core.limits = options.limits;
+  config.core.connections = limits;
   config.core.wire_overhead = kWireOverhead;
   config.core.unix_origin_s = impl->driver->unix_origin_s();
   config.data = options.advertise.value_or(impl->driver->endpoint());

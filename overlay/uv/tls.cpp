@@ -274,6 +274,7 @@ Result<TlsSession> TlsSession::server(const TlsContext& context, PeerCertificate
   const int required = policy == PeerCertificate::kRequired ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0;
   auto impl = Impl::make(context, SSL_VERIFY_PEER | required, now_unix_s);
   SSL_set_accept_state(impl->ssl.get());
+  SSL_set_mode(impl->ssl.get(), SSL_MODE_RELEASE_BUFFERS);
   return TlsSession(std::move(impl));
 }
 
@@ -361,6 +362,8 @@ const std::vector<std::byte>& TlsSession::authority() const {
   if (!impl_->established) return kNone;
   return impl_->authority.empty() ? impl_->context->authority : impl_->authority;
 }
+
+void TlsSession::keep_buffers() { SSL_clear_mode(impl_->ssl.get(), SSL_MODE_RELEASE_BUFFERS); }
 
 void TlsSession::close_notify() {
   if (!established() || impl_->closing) return;

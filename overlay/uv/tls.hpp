@@ -106,6 +106,9 @@ class TlsSession {
   // fingerprint, keeps.
   const std::vector<std::byte>& authority() const;
 
+  // A session that was accepted gives its buffers back whenever they are empty; from now on it keeps them.
+  void keep_buffers();
+
   // Tells the peer that nothing more comes; the output has it.
   void close_notify();
   // The peer has told so.

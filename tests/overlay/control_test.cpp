@@ -275,7 +275,7 @@ TEST(Control, MembershipIsChecked) {
     spoil(*w.mutable_hello());
     return refusal(w);
   };
-  EXPECT_THAT(spoilt([](auto& h) { h.set_protocol(1); }), HasSubstr("expected protocol 3, found 1: use the same"));
+  EXPECT_THAT(spoilt([](auto& h) { h.set_protocol(1); }), HasSubstr("expected protocol 4, found 1: use the same"));
   EXPECT_THAT(spoilt([](auto& h) { h.clear_protocol(); }), HasSubstr("found 0"));
   EXPECT_THAT(spoilt([](auto& h) { h.set_run_id(std::string(1025, 'r')); }), HasSubstr("run id of 1025"));
   EXPECT_THAT(spoilt([](auto& h) { h.set_name(std::string(1025, 'r')); }), HasSubstr("name of 1025"));
@@ -356,7 +356,7 @@ TEST(Control, WhatAChildHasIsChecked) {
   EXPECT_EQ(refusal(many), "accepted");
   auto hello = wire_of(PeerHello{"run", 0, {}, false, {}});
   hello.mutable_peer_hello()->set_protocol(1);
-  EXPECT_THAT(refusal(hello), HasSubstr("expected protocol 3, found 1"));
+  EXPECT_THAT(refusal(hello), HasSubstr("expected protocol 4, found 1"));
   hello = wire_of(PeerHello{"run", 0, {}, false, {}});
   hello.mutable_peer_hello()->set_run_id(std::string(1025, 'r'));
   EXPECT_THAT(refusal(hello), HasSubstr("run id"));

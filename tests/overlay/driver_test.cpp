@@ -1,11 +1,17 @@
 // The driver with cores that only do what a test needs.
 #include "overlay/uv/driver.hpp"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <future>
+#include <thread>
 
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "tests/overlay/made.hpp"
 
@@ -170,6 +176,63 @@ TEST(Driver, ReadsInTurnWithWhateverElseThereIsToDo) {
   pair.stop();
   EXPECT_GT(listening.longest(), 0u);
   EXPECT_LE(listening.longest(), 2 * Driver::kReadBytes);
+}
+
+// Accepts, and remembers how many.
+class Counts final : public Idle {
+ public:
+  using Idle::Idle;
+  void on_accepted(ConnId, const PeerInfo&, TimePoint) override {
+    if (!std::exchange(done_, true)) accepted_.set_value();
+  }
+  std::future<void> accepted() { return accepted_.get_future(); }
+
+ private:
+  std::promise<void> accepted_;
+  bool done_ = false;
+};
+
+// While other parts of the process take every file there is, the loop goes on; afterwards whoever waited is let in.
+TEST(Driver, NeitherSpinsNorEndsWhereNoFileIsLeft) {
+  Pair pair;
+  Counts listening(pair.authority, kListener, Pair::key_of(kListener));
+  Idle speaking(pair.authority, kSpeaker, Pair::key_of(kSpeaker));
+  auto accepted = listening.accepted();
+  const auto ignore = [](const Action&) {};
+  pair.listener->run(listening, ignore, [](TimePoint) {});
+  ASSERT_TRUE(pair.listener->post_and_wait([](TimePoint) {}));
+  std::vector<std::unique_ptr<Descriptor>> sockets, taken;
+  for (int i = 0; i < 200; ++i)
+    sockets.push_back(std::make_unique<Descriptor>(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit small{std::min<rlim_t>(before.rlim_max, 600), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &small), 0);
+  std::jthread greedy([&](const std::stop_token& stop) {  // takes what libuv keeps for such cases as well
+    while (!stop.stop_requested())
+      if (auto file = std::make_unique<Descriptor>(::open("/dev/null", O_RDONLY | O_CLOEXEC)); file->get() >= 0)
+        taken.push_back(std::move(file));
+  });
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(pair.listener->endpoint().port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  for (const auto& socket : sockets)
+    ASSERT_EQ(::connect(socket->get(), reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  for (int i = 0; i < 3; ++i) {
+    std::promise<void> turn;
+    auto its_turn = turn.get_future();
+    ASSERT_TRUE(pair.listener->post([&](TimePoint) { turn.set_value(); }));
+    ASSERT_EQ(its_turn.wait_for(std::chrono::seconds(60)), std::future_status::ready) << "the loop spins";
+  }
+  greedy.request_stop();
+  greedy.join();
+  taken.clear();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  pair.speaker->run(speaking, ignore,
+                    [&, endpoint = pair.listener->endpoint()](TimePoint) { speaking.call(endpoint, kListener); });
+  EXPECT_EQ(accepted.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  pair.stop();
 }
 
 }  // namespace

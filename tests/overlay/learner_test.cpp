@@ -207,8 +207,14 @@ TEST(Learner, ClosesStrangersThatSayNothing) {
   EXPECT_FALSE(desk.closed(silent));
   desk.pass(milliseconds(1));
   EXPECT_TRUE(desk.closed(silent));
-  for (std::size_t i = 0; i < LearnerCore::kStrangersMax; ++i) EXPECT_FALSE(desk.closed(desk.comes({})));
-  EXPECT_TRUE(desk.closed(desk.comes({})));
+  const std::size_t most = ConnectionLimits::of(65536).strangers;
+  std::vector<ConnId> all;
+  for (std::size_t i = 0; i < most; ++i) all.push_back(desk.comes({}));
+  EXPECT_FALSE(desk.closed(all.front()));
+  const ConnId next = desk.comes({});  // it is let in, and the first of the others goes
+  EXPECT_TRUE(desk.closed(all.front()));
+  EXPECT_FALSE(desk.closed(all.back()));
+  EXPECT_FALSE(desk.closed(next));
 }
 
 TEST(Learner, EnrolsWithATokenOnce) {

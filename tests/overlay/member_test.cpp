@@ -455,14 +455,74 @@ TEST(Member, RefusesChildrenItShouldNotHave) {
   EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, PeerHello{"another", 0, {}, false, {}}));
   EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, Draining{}));
   EXPECT_TRUE(comes({Kind::kWorker, WorkerId{10}}, EdgeStatus{}));  // nobody was asked to dial
-  // Who says nothing is closed in time, and there are not too many of them.
+  // Who says nothing is closed in time.
   const ConnId silent{next};
   EXPECT_FALSE(comes({Kind::kWorker, WorkerId{11}}, {}));
   m.pass(Core::kHandshakeTimeout);
   EXPECT_TRUE(m.closed(silent));
-  std::size_t refused = 0;
-  for (std::size_t i = 0; i < MemberCore::kConnectionsMax; ++i) refused += comes({Kind::kWorker, WorkerId{12}}, {});
-  EXPECT_GE(refused, 1u);
+}
+
+TEST(Member, NobodyIsKeptOutByTheConnectionsOfOneCertificate) {
+  using Kind = trust::PeerIdentity::Kind;
+  MemberConfig c = config();
+  c.core.connections = ConnectionLimits::of(1024);
+  const ConnectionLimits limits = c.core.connections;
+  Member m(std::move(c));
+  std::uint64_t next = 2;
+  const auto comes = [&](WorkerId who) {
+    const ConnId conn{std::exchange(next, next + 2)};
+    m.core.on_accepted(conn, {"10.0.0.9", {Kind::kWorker, who}}, m.now);
+    m.take();
+    return conn;
+  };
+  const ConnId patient = comes(WorkerId{8});
+  std::size_t open = 0;
+  std::vector<ConnId> flood;
+  for (int i = 0; i < 900; ++i) flood.push_back(comes(WorkerId{9}));
+  for (const ConnId conn : flood) open += !m.closed(conn);
+  EXPECT_EQ(open, limits.per_identity);
+  for (const auto& admitted : m.all<act::Admit>())  // no more than a little memory for any of them
+    EXPECT_EQ(std::count(flood.begin(), flood.end(), admitted.conn), 0);
+  const ConnId child = comes(WorkerId{10});
+  m.tell(child, PeerHello{"run", 0, {}, false, {}});
+  m.tell(patient, PeerHello{"run", 0, {}, false, {}});
+  EXPECT_FALSE(m.closed(child));
+  EXPECT_FALSE(m.closed(patient));
+  m.whole(make(full(0), 500));
+  EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, 1000u);
+}
+
+// A worker that holds parts of much says so in a second message: a parent takes no long one from who may be anybody.
+TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
+  Member m;
+  for (std::uint64_t v = 1; v <= 200; ++v) {
+    const Made made = make(full(v), 9000);
+    m.tell(m.parent, made.opening);
+    m.frame(m.parent, made.chunk(v % 9));
+  }
+  m.assign({{WorkerId{5}, {"10.0.0.5", 1}, 1, false}});
+  const ConnId conn = m.last<act::Dial>()->conn;
+  m.core.on_connected(conn, m.now);
+  m.take();
+  std::size_t largest = 0;
+  const auto hello = m.said<PeerHello>(conn);
+  ASSERT_EQ(hello.size(), 1u);
+  EXPECT_LE(encode_control(hello[0]).size(), kFrameHeaderBytes + kStrangerBytesMax);
+  EXPECT_TRUE(hello[0].have_follows);
+  const auto have = m.said<Have>(conn);
+  ASSERT_EQ(have.size(), 1u);
+  for (const auto& [key, item] : have[0].items) largest = std::max<std::size_t>(largest, item.chunks.count());
+  EXPECT_GT(have[0].items.size(), 50u);
+  EXPECT_EQ(largest, 1u);
+  // The other side: such a child is one when both have come.
+  Member parent;
+  const Made made = make(full(300), 500);
+  parent.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, parent.now);
+  parent.whole(made);
+  parent.tell(ConnId{2}, hello[0]);
+  EXPECT_EQ(parent.core.stats().chunk_bytes_forwarded.count, 0u);
+  parent.tell(ConnId{2}, have[0]);
+  EXPECT_EQ(parent.core.stats().chunk_bytes_forwarded.count, 500u);
 }
 
 TEST(Member, KeepsTheParentsThatStay) {

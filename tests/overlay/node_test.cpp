@@ -2,6 +2,7 @@
 #include "overlay/uv/node.hpp"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -422,6 +423,80 @@ TEST_F(NodeTest, AThousandIdleConnectionsKeepNobodyOut) {
   loris.join();
   ASSERT_TRUE(learner.publish(1, 0, 50'000).has_value());
   ASSERT_TRUE(learner.all_acked(2, 1));
+  idle.clear();
+  ::setrlimit(RLIMIT_NOFILE, &before);
+}
+
+// A learner that may have 1,024 files open. Told to, it opens some of its own, publishes, and says how many it got.
+class SmallLearnerProcess : public Process {
+ public:
+  static constexpr int kOwnFiles = 200;
+  explicit SmallLearnerProcess(const std::filesystem::path& folder)
+      : Process([&](const int* fds) { run(fds, folder); }) {
+    EXPECT_EQ(::read(fds_[0], &endpoint.port, sizeof endpoint.port), 2);
+    char text[1024] = "";
+    EXPECT_GT(::read(fds_[0], text, sizeof text), 0);
+    token = text;
+  }
+  int work() {
+    int opened = -1;
+    EXPECT_EQ(::write(to_child_[1], "x", 1), 1);
+    EXPECT_EQ(::read(fds_[0], &opened, sizeof opened), static_cast<ssize_t>(sizeof opened));
+    return opened;
+  }
+  Endpoint endpoint{"127.0.0.1", 0};
+  std::string token;
+
+ private:
+  void run(const int* fds, const std::filesystem::path& folder) {
+    const rlimit usual{1024, 1024};
+    if (::setrlimit(RLIMIT_NOFILE, &usual) != 0) ::_exit(1);
+    static TestLearner learner;
+    LearnerOptions options = TestLearner::quick();
+    options.folder = folder;
+    learner.start(options);
+    const std::uint16_t port = learner.node->endpoint().port;
+    const trust::Secret secret = *learner.node->issue_token("kept");
+    if (::write(fds[1], &port, sizeof port) != sizeof port ||
+        ::write(fds[1], secret.reveal().data(), secret.reveal().size()) <= 0)
+      ::_exit(2);
+    char go;
+    for (std::uint64_t version = 0; ::read(to_child_[0], &go, 1) == 1; ++version) {
+      std::vector<std::unique_ptr<Descriptor>> own;
+      while (own.size() < kOwnFiles) {
+        auto file = std::make_unique<Descriptor>(::open("/dev/null", O_RDWR | O_CLOEXEC));
+        if (file->get() < 0) break;
+        own.push_back(std::move(file));
+      }
+      const int opened = learner.publish(version, {}, 100'000) ? static_cast<int>(own.size()) : -1;
+      if (::write(fds[1], &opened, sizeof opened) != static_cast<ssize_t>(sizeof opened)) ::_exit(3);
+    }
+  }
+  // Before the process exists: the base class forks.
+  inline static int to_child_[2];
+  static const bool piped_;
+};
+const bool SmallLearnerProcess::piped_ = ::pipe(SmallLearnerProcess::to_child_) == 0;
+
+TEST_F(NodeTest, ALearnerWithTheUsualNumberOfFilesOutlivesMoreConnections) {
+  rlimit files{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
+  if (files.rlim_max < 2000) GTEST_SKIP() << "at most " << files.rlim_max << " files may be open";
+  SmallLearnerProcess small(folder / "learner");
+  const rlimit before = files;
+  files.rlim_cur = files.rlim_max;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
+  std::vector<std::unique_ptr<Descriptor>> idle;
+  for (int i = 0; i < 1300; ++i) idle.push_back(connect_to(small.endpoint));
+  EXPECT_EQ(small.work(), SmallLearnerProcess::kOwnFiles) << "its own files, and what it publishes";
+  WorkerOptions options;
+  options.learner = small.endpoint;
+  options.name = "kept";
+  options.token = trust::Secret(std::string(small.token));
+  options.join_timeout = options.away_max.emplace(kPatience);
+  TestWorker& worker = start_worker(options);
+  EXPECT_EQ(small.work(), SmallLearnerProcess::kOwnFiles);
+  EXPECT_TRUE(worker.board.wait([&] { return !worker.got.empty(); }));
   idle.clear();
   ::setrlimit(RLIMIT_NOFILE, &before);
 }

@@ -1,0 +1,117 @@
+#include "overlay/grant.hpp"
+
+#include <algorithm>
+
+#include "overlay/control.pb.h"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr std::string_view kGrant = "grant 4";
+constexpr std::string_view kOperation = "check grant";
+
+Error bad(std::string why) { return fail(Code::kCorrupt, kOperation, "{}", why); }
+
+}  // namespace
+
+SignedGrant sign(const Grant& g, const trust::SigningKey& key) {
+  wire::GrantBody w;
+  w.set_run_id(g.run_id);
+  w.set_child(g.child.value);
+  w.set_issued_unix_ms(g.issued_unix_ms);
+  w.set_expires_unix_ms(g.expires_unix_ms);
+  w.set_stripes(g.stripes);
+  for (const Grant::From& from : g.from) {
+    wire::GrantFrom& f = *w.add_from();
+    f.set_parent(from.parent.value);
+    f.set_stripes(from.stripes);
+  }
+  if (g.catch_up_to) w.set_catch_up_to(g.catch_up_to->value);
+  w.set_full_only(g.full_only);
+  SignedGrant signed_grant;
+  ECHO_CHECK(w.SerializeToString(&signed_grant.body) && signed_grant.body.size() <= kGrantBytesMax);
+  signed_grant.signature = key.sign(kGrant, std::as_bytes(std::span(signed_grant.body)));
+  return signed_grant;
+}
+
+Result<Grant> open(const Checker& checker, const SignedGrant& message) {
+  ECHO_TRY(checker.check(kGrant, message));
+  wire::GrantBody w;
+  if (!w.ParseFromString(message.body)) return bad(fmt::format("{} bytes are not readable", message.body.size()));
+  if (w.run_id() != checker.run_id())
+    return bad(fmt::format("expected one of run '{}', found one of run '{}'", checker.run_id(), w.run_id()));
+  Grant g{w.run_id(), WorkerId{w.child()}, w.issued_unix_ms(), w.expires_unix_ms(), w.stripes(), {}, {}, w.full_only()};
+  for (const wire::GrantFrom& from : w.from()) {
+    if (!StripeMask::valid(g.stripes, from.stripes()))
+      return bad(fmt::format("the stripes {:#x} are none of {}", from.stripes(), g.stripes));
+    g.from.push_back({WorkerId{from.parent()}, from.stripes()});
+  }
+  if (w.has_catch_up_to()) g.catch_up_to = Version{w.catch_up_to()};
+  return g;
+}
+
+Status GrantBook::check(const Grant& g, WorkerId child, std::uint64_t now_unix_ms) const {
+  if (g.child != child)
+    return fail(Code::kInvalid, kOperation, "expected one for worker {}, found one for worker {}", child, g.child);
+  if (std::none_of(g.from.begin(), g.from.end(), [&](const Grant::From& f) { return f.parent == self_; }))
+    return fail(Code::kInvalid, kOperation, "it names other parents");
+  if (now_unix_ms >= g.expires_unix_ms)
+    return fail(Code::kStale, kOperation, "it ended {} ms ago by the learner's clock", now_unix_ms - g.expires_unix_ms);
+  const auto released = released_.find(child);
+  if (released != released_.end() && g.issued_unix_ms <= released->second.first && !g.catch_up_to)
+    return fail(Code::kStale, kOperation, "the learner has given the child another parent since");
+  return ok();
+}
+
+Status GrantBook::show(WorkerId child, const PeerHello& hello, std::uint64_t now_unix_ms) {
+  if (!hello.grant) return fail(Code::kInvalid, kOperation, "it shows none: the learner has not sent it here");
+  const auto it = shown_.find({child, hello.catch_up_to.has_value()});
+  const bool same = it != shown_.end() && it->second.as_signed == *hello.grant;
+  Grant grant;
+  if (same) {
+    grant = it->second.grant;
+  } else {
+    ECHO_ASSIGN(grant, open(checker_, *hello.grant));
+  }
+  ECHO_TRY(check(grant, child, now_unix_ms));
+  if (grant.catch_up_to != hello.catch_up_to || (hello.full_only && !grant.full_only))
+    return fail(Code::kInvalid, kOperation, "it is for something else than what is asked for");
+  if (!same) shown_[{child, hello.catch_up_to.has_value()}] = {*hello.grant, std::move(grant)};
+  return ok();
+}
+
+Status GrantBook::show_anew(WorkerId child, const SignedGrant& as_signed, std::uint64_t now_unix_ms) {
+  ECHO_ASSIGN(Grant grant, open(checker_, as_signed));
+  ECHO_TRY(check(grant, child, now_unix_ms));
+  const auto it = shown_.find({child, false});
+  if (it == shown_.end() || grant.catch_up_to)
+    return fail(Code::kInvalid, kOperation, "it is not one that goes on");
+  if (grant.issued_unix_ms >= it->second.grant.issued_unix_ms) it->second = {as_signed, std::move(grant)};
+  return ok();
+}
+
+Status GrantBook::check_wanted(WorkerId child, const StripeMask& wanted) const {
+  const auto it = shown_.find({child, false});
+  if (it == shown_.end()) return fail(Code::kInvalid, kOperation, "none was shown");
+  const Grant& g = it->second.grant;
+  for (const Grant::From& f : g.from)
+    if (f.parent == self_ && wanted.stripes == g.stripes && (wanted.wanted & ~f.stripes) == 0) return ok();
+  return fail(Code::kInvalid, kOperation, "expected what it is granted of {} stripes, found {:#x} of {}", g.stripes,
+              wanted.wanted, wanted.stripes);
+}
+
+void GrantBook::release(WorkerId child, std::uint64_t issued_unix_ms, std::uint64_t forget_at_unix_ms) {
+  if (released_.size() >= kReleasedMax) released_.erase(released_.begin());
+  released_[child] = {issued_unix_ms, forget_at_unix_ms};
+}
+
+std::vector<std::pair<WorkerId, bool>> GrantBook::take_ended(std::uint64_t now_unix_ms) {
+  std::erase_if(released_, [&](const auto& r) { return r.second.second <= now_unix_ms; });
+  std::vector<std::pair<WorkerId, bool>> ended;
+  for (const auto& [key, shown] : shown_)
+    if (!check(shown.grant, key.first, now_unix_ms)) ended.push_back(key);
+  for (const auto& key : ended) shown_.erase(key);
+  return ended;
+}
+
+}  // namespace echoline::overlay

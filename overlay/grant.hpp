@@ -1,0 +1,63 @@
+// An assignment as the learner signs it: what lets a child be served by a parent that knows nothing of it. It lives
+// twice as long as a worker is kept while it is away, and is given anew at half of that, so a fleet without its learner
+// goes on forwarding for at least as long as its workers wait. Pure.
+#pragma once
+#include "overlay/proof.hpp"
+
+namespace echoline::overlay {
+
+struct Grant {
+  struct From {
+    WorkerId parent;
+    std::uint64_t stripes = 1;  // bit j: stripe j
+    friend bool operator==(const From&, const From&) = default;
+  };
+  std::string run_id;
+  WorkerId child;
+  std::uint64_t issued_unix_ms = 0, expires_unix_ms = 0;  // by the learner's clock
+  std::uint32_t stripes = 1;
+  std::vector<From> from;
+  std::optional<Version> catch_up_to;  // to be helped to this version, by the one parent named
+  bool full_only = false;
+  friend bool operator==(const Grant&, const Grant&) = default;
+};
+
+inline constexpr std::size_t kGrantBytesMax = 2048;  // with 64 parents; it fits what a stranger may say
+inline constexpr Duration kGrantLifetimeMin = std::chrono::minutes(2);
+constexpr Duration grant_lifetime(Duration away_max) { return std::max(kGrantLifetimeMin, 2 * away_max); }
+
+SignedGrant sign(const Grant& grant, const trust::SigningKey& key);
+// kCorrupt: not signed by this run's learner, of another run, or breaking a limit.
+Result<Grant> open(const Checker& checker, const SignedGrant& grant);
+
+// What the children of one node have shown it. References must outlive it.
+class GrantBook {
+ public:
+  GrantBook(const Checker& checker, WorkerId self) : checker_(checker), self_(self) {}
+
+  // Before a child is served. kCorrupt, kInvalid, kStale with what is wrong.
+  Status show(WorkerId child, const PeerHello& hello, std::uint64_t now_unix_ms);
+  // One that was shown is followed by another.
+  Status show_anew(WorkerId child, const SignedGrant& grant, std::uint64_t now_unix_ms);
+  Status check_wanted(WorkerId child, const StripeMask& wanted) const;
+  // The learner has given the child other parents: what was issued until then ends here.
+  void release(WorkerId child, std::uint64_t issued_unix_ms, std::uint64_t forget_at_unix_ms);
+  // Children whose grants have ended (second: that were helped), forgotten here.
+  std::vector<std::pair<WorkerId, bool>> take_ended(std::uint64_t now_unix_ms);
+  void forget(WorkerId child, bool helped) { shown_.erase({child, helped}); }
+
+ private:
+  static constexpr std::size_t kReleasedMax = 4096;
+  struct Shown {
+    SignedGrant as_signed;
+    Grant grant;
+  };
+  Status check(const Grant& grant, WorkerId child, std::uint64_t now_unix_ms) const;
+
+  const Checker& checker_;
+  WorkerId self_;
+  std::map<std::pair<WorkerId, bool>, Shown> shown_;  // by child, and whether it is helped
+  std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> released_;  // issued until, to be forgotten at
+};
+
+}  // namespace echoline::overlay

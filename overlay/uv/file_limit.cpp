@@ -1,0 +1,23 @@
+#include "overlay/uv/file_limit.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+
+namespace echoline::overlay {
+namespace {
+
+constexpr rlim_t kEnough = 1u << 20;
+
+}  // namespace
+
+std::size_t raise_file_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
+  const rlim_t wanted = std::min(limit.rlim_max, std::max(limit.rlim_cur, kEnough));
+  if (rlimit raised{wanted, limit.rlim_max}; wanted > limit.rlim_cur && ::setrlimit(RLIMIT_NOFILE, &raised) == 0)
+    limit.rlim_cur = wanted;
+  return static_cast<std::size_t>(std::min(limit.rlim_cur, kEnough));
+}
+
+}  // namespace echoline::overlay
