@@ -1,11 +1,12 @@
 // The program's verbs and options as data, from the CLI11 tree that parses them: what completion and man pages are
 // made of.
 #pragma once
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 namespace echoline::cli {
+
+class Verb;
 
 struct Option {
   std::vector<std::string> names;  // "-o", "--output"; of a positional one, its name
@@ -21,7 +22,7 @@ struct Command {
 };
 
 // The program first, then every verb, a verb before what is below it.
-std::vector<Command> command_tree(const CLI::App& app);
+std::vector<Command> command_tree(const Verb& program);
 
 std::string bash_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys);
 std::string zsh_completion(const std::vector<Command>& commands, const std::vector<std::string>& run_file_keys);

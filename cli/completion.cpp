@@ -156,10 +156,10 @@ std::string fish_completion(const std::vector<Command>& commands, const std::vec
   return out;
 }
 
-void add_completion(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("completion", "Print a script with which a shell completes verbs, options and keys");
+void add_completion(Verb& app, int& exit) {
+  auto* verb = app.add_verb("completion", "Print a script with which a shell completes verbs, options and keys");
   auto shell = std::make_shared<std::string>();
-  verb->add_option("shell", *shell, "bash, zsh or fish")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  verb->add_option("shell", *shell, "bash, zsh or fish")->required()->one_of({"bash", "zsh", "fish"});
   verb->footer(
       "  source <(echoline completion bash)            in ~/.bashrc\n"
       "  echoline completion zsh > ~/.zfunc/_echoline  with ~/.zfunc in $fpath\n"

@@ -41,10 +41,10 @@ void reference(const Arguments& a) {
 
 }  // namespace
 
-void add_config(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("config", "Say what a run file may hold");
-  verb->require_subcommand(1);
-  auto* page = verb->add_subcommand("reference", "Print every key of a run file: unit, range, default and meaning");
+void add_config(Verb& app, int& exit) {
+  auto* verb = app.add_verb("config", "Say what a run file may hold");
+  verb->needs_verb();
+  auto* page = verb->add_verb("reference", "Print every key of a run file: unit, range, default and meaning");
   auto a = std::make_shared<Arguments>();
   auto* json = page->add_flag("--json", a->json, "print JSON");
   page->add_flag("--yaml", a->yaml, "print a run file to fill in; what has a default is commented out")->excludes(json);

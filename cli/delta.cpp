@@ -9,7 +9,7 @@ namespace fs = std::filesystem;
 
 std::string grouped(std::uint64_t number) {
   std::string text = std::to_string(number);
-  for (std::size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
+  for (std::size_t at = text.size(); at > 3;) text.insert(at -= 3, 1, ',');
   return text;
 }
 
@@ -24,10 +24,10 @@ std::string rate(std::uint64_t state_bytes, double seconds) {
 
 void line(std::string_view name, const std::string& value) { fmt::print("{:<18}{}\n", name, value); }
 
-void add_common(CLI::App* verb, DeltaCommon& common, bool threads) {
+void add_common(Verb* verb, DeltaCommon& common, bool threads) {
   if (threads)
     verb->add_option("--threads", common.threads, "threads to work with; all of this machine's by default")
-        ->check(CLI::Range(1u, 256u));
+        ->range(1u, 256u);
   verb->add_flag("--json", common.json, "print JSON");
 }
 
@@ -76,10 +76,10 @@ Status check_output(const std::string& output, const std::vector<std::string>& i
   return ok();
 }
 
-void add_delta(CLI::App& app, int& exit) {
+void add_delta(Verb& app, int& exit) {
   auto* group =
-      app.add_subcommand("delta", "Lossless patches between checkpoints on disk: diff, apply, verify, inspect, fold");
-  group->require_subcommand(1);
+      app.add_verb("delta", "Lossless patches between checkpoints on disk: diff, apply, verify, inspect, fold");
+  group->needs_verb();
   group->footer(
       "A checkpoint is a .safetensors file, or a Hugging Face folder with model.safetensors or indexed shards.\n"
       "A patch is a delta, what changed between two checkpoints with the same tensors, or a snapshot, all of\n"

@@ -21,17 +21,17 @@
 namespace echoline::cli {
 
 // One verb each, below `group`.
-void add_delta_diff(CLI::App* group, int& exit);
-void add_delta_apply(CLI::App* group, int& exit);
-void add_delta_verify(CLI::App* group, int& exit);
-void add_delta_inspect(CLI::App* group, int& exit);
-void add_delta_fold(CLI::App* group, int& exit);
+void add_delta_diff(Verb* group, int& exit);
+void add_delta_apply(Verb* group, int& exit);
+void add_delta_verify(Verb* group, int& exit);
+void add_delta_inspect(Verb* group, int& exit);
+void add_delta_fold(Verb* group, int& exit);
 
 struct DeltaCommon {
   unsigned threads = std::clamp(std::thread::hardware_concurrency(), 1u, 256u);
   bool json = false;
 };
-void add_common(CLI::App* verb, DeltaCommon& common, bool threads = true);
+void add_common(Verb* verb, DeltaCommon& common, bool threads = true);
 
 class Stopwatch {
  public:

@@ -204,8 +204,8 @@ json to_json(const FoldReport& r) {
 
 }  // namespace
 
-void add_delta_diff(CLI::App* group, int& exit) {
-  auto* verb = group->add_subcommand("diff", "Write the patch that turns checkpoint PREV into checkpoint CUR");
+void add_delta_diff(Verb* group, int& exit) {
+  auto* verb = group->add_verb("diff", "Write the patch that turns checkpoint PREV into checkpoint CUR");
   auto a = std::make_shared<DiffArguments>();
   verb->add_option("PREV", a->prev, "checkpoint to start from: a .safetensors file or a Hugging Face folder")
       ->required();
@@ -235,8 +235,8 @@ void add_delta_diff(CLI::App* group, int& exit) {
   });
 }
 
-void add_delta_fold(CLI::App* group, int& exit) {
-  auto* verb = group->add_subcommand("fold", "Make one delta from deltas that follow each other");
+void add_delta_fold(Verb* group, int& exit) {
+  auto* verb = group->add_verb("fold", "Make one delta from deltas that follow each other");
   auto a = std::make_shared<FoldArguments>();
   verb->add_option("PATCHES", a->patches, "deltas, oldest first")->required()->expected(1, 4096);
   verb->add_option("-o,--output", a->output, "the patch; replaced when it exists")->required();

@@ -262,8 +262,8 @@ Result<InspectReport> inspect(const InspectArguments& a, ProgressBar&) {
 
 }  // namespace
 
-void add_delta_apply(CLI::App* group, int& exit) {
-  auto* verb = group->add_subcommand("apply", "Turn checkpoint PREV into the one a patch leads to");
+void add_delta_apply(Verb* group, int& exit) {
+  auto* verb = group->add_verb("apply", "Turn checkpoint PREV into the one a patch leads to");
   auto a = std::make_shared<ApplyArguments>();
   verb->add_option("PREV", a->prev, "checkpoint the patch was made from; with a snapshot, only its layout counts")
       ->required();
@@ -293,9 +293,9 @@ void add_delta_apply(CLI::App* group, int& exit) {
   });
 }
 
-void add_delta_verify(CLI::App* group, int& exit) {
+void add_delta_verify(Verb* group, int& exit) {
   auto* verb =
-      group->add_subcommand("verify", "Say whether a checkpoint is the base of a patch, its result, or neither");
+      group->add_verb("verify", "Say whether a checkpoint is the base of a patch, its result, or neither");
   auto a = std::make_shared<VerifyArguments>();
   verb->add_option("STATE", a->state, "checkpoint: a .safetensors file or a Hugging Face folder")->required();
   verb->add_option("PATCH", a->patch, "patch")->required();
@@ -312,8 +312,8 @@ void add_delta_verify(CLI::App* group, int& exit) {
   });
 }
 
-void add_delta_inspect(CLI::App* group, int& exit) {
-  auto* verb = group->add_subcommand("inspect", "Show what a patch holds; checks its form and checksums");
+void add_delta_inspect(Verb* group, int& exit) {
+  auto* verb = group->add_verb("inspect", "Show what a patch holds; checks its form and checksums");
   auto a = std::make_shared<InspectArguments>();
   verb->add_option("PATCH", a->patch, "patch")->required();
   verb->add_flag("--all", a->all, fmt::format("every tensor, not only the {} that take the most bytes", kTensorsShown));

@@ -107,12 +107,12 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_doctor(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("doctor", "Check this machine, and a run file, before a run depends on them");
+void add_doctor(Verb& app, int& exit) {
+  auto* verb = app.add_verb("doctor", "Check this machine, and a run file, before a run depends on them");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file to check as well");
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set network.port=7070")
-      ->allow_extra_args(false);
+      ->one_value_each();
   verb->add_flag("--json", a->json, "print JSON");
   verb->callback([a, &exit] { exit = run(*a); });
 }

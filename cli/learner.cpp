@@ -127,19 +127,19 @@ int run_worker_verb(const WorkerArguments& a) {
 
 }  // namespace
 
-void add_learner(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("learner", "Run the learner of a run file; `up` does this and shows the progress");
+void add_learner(Verb& app, int& exit) {
+  auto* verb = app.add_verb("learner", "Run the learner of a run file; `up` does this and shows the progress");
   auto a = std::make_shared<LearnerArguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")
-      ->allow_extra_args(false);
+      ->one_value_each();
   verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
   verb->add_flag("--json", a->json, "print the report as JSON when done");
   verb->callback([a, &exit] { exit = run_learner_verb(*a); });
 }
 
-void add_worker(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("worker", "Join a learner, generate and score rollouts, forward policies");
+void add_worker(Verb& app, int& exit) {
+  auto* verb = app.add_verb("worker", "Join a learner, generate and score rollouts, forward policies");
   auto a = std::make_shared<WorkerArguments>();
   verb->add_option("--join", a->join, "the learner, HOST:PORT; HOST is an address or a name")->required();
   verb->add_option("--name", a->name, "what the learner calls this worker: its offer id");
@@ -160,8 +160,8 @@ void add_worker(CLI::App& app, int& exit) {
                    "memory for publications, e.g. '4 GiB'; default: by the policy's size, 256 MiB with a folder");
   verb->add_option("--disk-max", a->disk_max, "room for publications in the folder; default: by the policy's size");
   verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--threads", a->threads, "CPU threads for generation")->check(CLI::Range(1, 1024));
+      ->non_negative();
+  verb->add_option("--threads", a->threads, "CPU threads for generation")->range(1, 1024);
   verb->footer(
       "Example, with a token from `echoline token --instance my-gpu` on the learner's machine:\n"
       "  ECHOLINE_TOKEN=... echoline worker --join 192.0.2.7:7070 --name my-gpu --bind :: --up '100 Mbit/s'");

@@ -15,10 +15,11 @@
 #endif
 
 int main(int argc, char** argv) {
-  echoline::cli::open_standard_files();
-  CLI::App app{"Post-train a language model with reinforcement learning on one learner and a rented rollout fleet."};
-  app.set_version_flag("--version", std::string("echoline ") + ECHOLINE_VERSION);
-  app.require_subcommand(1);
+  using namespace echoline::cli;
+  open_standard_files();
+  Verb app("Post-train a language model with reinforcement learning on one learner and a rented rollout fleet.");
+  app.version(std::string("echoline ") + ECHOLINE_VERSION);
+  app.needs_verb();
   app.footer(
       "Typical use:\n"
       "  echoline plan configs/quickstart.yaml      what would be rented, and why; nothing is started\n"
@@ -29,7 +30,6 @@ int main(int argc, char** argv) {
       "Data goes to stdout, progress to stderr; --json gives machines the same data.\n"
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 infeasible plan.");
   int exit = 0;
-  using namespace echoline::cli;
   add_up(app, exit);
   add_plan(app, exit);
   add_learner(app, exit);
@@ -44,18 +44,14 @@ int main(int argc, char** argv) {
   add_delta(app, exit);
   add_completion(app, exit);
   add_man(app, exit);
-  std::vector<std::string> verbs;
-  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
-    verbs.push_back(verb->get_name());
+  const std::vector<std::string> verbs = app.verbs();
   if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
     say("echoline: unknown verb '{}'{}; `echoline --help` lists them\n", argv[1],
                echoline::did_you_mean(argv[1], verbs));
     return 2;
   }
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    exit = app.exit(error) == 0 ? 0 : 2;
+    if (const int refused = app.parse(argc, argv); refused != 0) exit = refused;
   } catch (const std::exception& error) {
     // fmt::print gives up like this where stdout does. Anything else is a bug: expected failures are values.
     const auto* system = dynamic_cast<const std::system_error*>(&error);

@@ -85,7 +85,7 @@ struct Arguments {
   std::string folder;
 };
 
-int run(const CLI::App& app, const Arguments& a) {
+int run(const Verb& app, const Arguments& a) {
   const std::vector<Command> commands = command_tree(app);
   if (!a.folder.empty()) {
     Status written = make_folders(a.folder);
@@ -106,8 +106,8 @@ int run(const CLI::App& app, const Arguments& a) {
 
 }  // namespace
 
-void add_man(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("man", "Print the manual page of the program or of a verb");
+void add_man(Verb& app, int& exit) {
+  auto* verb = app.add_verb("man", "Print the manual page of the program or of a verb");
   auto a = std::make_shared<Arguments>();
   verb->add_option("verb", a->verb, "whose page, e.g. delta diff; without it the program's");
   verb->add_option("--folder", a->folder, "write all pages into this folder instead, such as share/man/man1");

@@ -77,13 +77,13 @@ int info(const InfoArguments& a) {
 
 }  // namespace
 
-void add_model(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("model", "Make a tiny model, look at one, take one out of a run, hear what it says");
-  verb->require_subcommand(1);
+void add_model(Verb& app, int& exit) {
+  auto* verb = app.add_verb("model", "Make a tiny model, look at one, take one out of a run, hear what it says");
+  verb->needs_verb();
   std::string names;
   for (const std::string& name : model::preset_names()) names += (names.empty() ? "" : ", ") + name;
 
-  auto* init = verb->add_subcommand("init", "Write a freshly initialised model as a Hugging Face directory");
+  auto* init = verb->add_verb("init", "Write a freshly initialised model as a Hugging Face directory");
   auto i = std::make_shared<InitArguments>();
   init->add_option("--preset", i->preset, "one of: " + names)->required();
   init->add_option("-o,--output", i->output, "folder to write")->required();
@@ -94,7 +94,7 @@ void add_model(CLI::App& app, int& exit) {
     if (done) fmt::print("{}\n", i->output);
   });
 
-  auto* show = verb->add_subcommand("info", "Print parameters and memory; checks every shard of a directory");
+  auto* show = verb->add_verb("info", "Print parameters and memory; checks every shard of a directory");
   auto s = std::make_shared<InfoArguments>();
   show->add_option("folder", s->folder, "Hugging Face model directory");
   show->add_option("--preset", s->preset, "instead of a folder, one of: " + names);

@@ -136,8 +136,8 @@ int generate(const GenerateArguments& a) {
 
 }  // namespace
 
-void add_model_use(CLI::App& verb, int& exit) {
-  auto* exported = verb.add_subcommand("export", "Copy the policy of a run into a Hugging Face directory of its own");
+void add_model_use(Verb& verb, int& exit) {
+  auto* exported = verb.add_verb("export", "Copy the policy of a run into a Hugging Face directory of its own");
   auto e = std::make_shared<ExportArguments>();
   exported->add_option("run", e->run, "RUN or RUN@STEP: name or folder of a run, and the step of one of its checkpoints "
                                       "(default: the newest)")->required();
@@ -145,17 +145,17 @@ void add_model_use(CLI::App& verb, int& exit) {
   exported->add_flag("--json", e->json, "print JSON");
   exported->callback([e, &exit] { exit = export_model(*e); });
 
-  auto* generated = verb.add_subcommand("generate", "Continue a prompt, or score a given continuation");
+  auto* generated = verb.add_verb("generate", "Continue a prompt, or score a given continuation");
   auto g = std::make_shared<GenerateArguments>();
   generated->add_option("folder", g->folder, "Hugging Face model directory")->required();
   generated->add_option("--prompt", g->prompt, "text to continue")->required();
   generated->add_flag("--chat", g->chat, "put the prompt into the model's chat template, as the message of a user");
   generated->add_option("--system", g->system, "system message; with --chat");
   generated->add_option("--continuation", g->continuation, "score this text instead of generating one");
-  generated->add_option("--max-tokens", g->tokens_max, "longest answer")->check(CLI::Range(1, 1'000'000));
-  generated->add_option("--temperature", g->temperature, "0: the most likely token each time")->check(CLI::Range(0.0, 100.0));
+  generated->add_option("--max-tokens", g->tokens_max, "longest answer")->range(1, 1'000'000);
+  generated->add_option("--temperature", g->temperature, "0: the most likely token each time")->range(0.0, 100.0);
   generated->add_option("--top-p", g->top_p, "keep the most likely tokens that hold this probability")
-      ->check(CLI::Range(0.001, 1.0));
+      ->range(0.001, 1.0);
   generated->add_option("--seed", g->seed, "of the sampling");
   generated->add_flag("--logprobs", g->logprobs, "print every token with its log-probability (nats, at the temperature, "
                                                  "over the whole vocabulary)");

@@ -36,12 +36,12 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("plan", "Check the run and say which offers would be rented and why, at what price");
+void add_plan(Verb& app, int& exit) {
+  auto* verb = app.add_verb("plan", "Check the run and say which offers would be rented and why, at what price");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set staleness.budget=3")
-      ->allow_extra_args(false);
+      ->one_value_each();
   verb->add_flag("--json", a->json, "print the plan, or what is wrong, as JSON");
   verb->footer("Exits with 3 when no fleet can keep the learner busy, and names the ways out.");
   verb->callback([a, &exit] { exit = run(*a); });

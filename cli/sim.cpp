@@ -99,23 +99,23 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_sim(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("sim", "Simulate a broadcast with the real protocol cores: star, chains, trees");
+void add_sim(Verb& app, int& exit) {
+  auto* verb = app.add_verb("sim", "Simulate a broadcast with the real protocol cores: star, chains, trees");
   auto a = std::make_shared<Arguments>();
   verb->add_option("--workers", a->workers, "fleet sizes, e.g. --workers 8,16,64")
       ->delimiter(',')
-      ->check(CLI::Range(std::size_t{1}, chains::kChainWorkersMax));
+      ->range(std::size_t{1}, chains::kChainWorkersMax);
   verb->add_option("--topologies", a->topologies, "which to compare: star, echo2, best_chains, stripes, trees")
       ->delimiter(',');
-  verb->add_option("--learner-up", a->learner_up, "uplink of the learner")->capture_default_str();
-  verb->add_option("--worker-rate", a->worker_rate, "up and down link of each worker")->capture_default_str();
-  verb->add_option("--payload", a->payload, "size of the publication")->capture_default_str();
-  verb->add_option("--chunk", a->chunk, "size of a chunk")->capture_default_str();
-  verb->add_option("--delay", a->delay, "one-way delay between any two hosts")->capture_default_str();
-  verb->add_option("--jitter", a->jitter, "random extra delay, at most this")->capture_default_str();
-  verb->add_option("--heartbeat", a->heartbeat, "between two heartbeats of a worker")->capture_default_str();
+  verb->add_option("--learner-up", a->learner_up, "uplink of the learner")->show_default();
+  verb->add_option("--worker-rate", a->worker_rate, "up and down link of each worker")->show_default();
+  verb->add_option("--payload", a->payload, "size of the publication")->show_default();
+  verb->add_option("--chunk", a->chunk, "size of a chunk")->show_default();
+  verb->add_option("--delay", a->delay, "one-way delay between any two hosts")->show_default();
+  verb->add_option("--jitter", a->jitter, "random extra delay, at most this")->show_default();
+  verb->add_option("--heartbeat", a->heartbeat, "between two heartbeats of a worker")->show_default();
   verb->add_option("--poisoners", a->poisoners, "workers that flip a bit in 1 % of the chunks they forward");
-  verb->add_option("--seed", a->seed, "the same seed gives the same trace hash")->capture_default_str();
+  verb->add_option("--seed", a->seed, "the same seed gives the same trace hash")->show_default();
   verb->add_flag("--json", a->json, "print JSON");
   verb->footer(
       "Examples: echoline sim --workers 8,64 --learner-up '2 Gbit/s' --worker-rate '500 Mbit/s' --payload '2 GB' "
@@ -125,7 +125,7 @@ void add_sim(CLI::App& app, int& exit) {
       "          echoline sim soak --seeds 1000");
   add_sim_soak(*verb, exit);
   verb->callback([a, verb, &exit] {
-    if (verb->get_subcommands().empty()) exit = run(*a);
+    if (!verb->went_below()) exit = run(*a);
   });
 }
 

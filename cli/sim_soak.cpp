@@ -105,18 +105,18 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_sim_soak(CLI::App& sim, int& exit) {
-  auto* verb = sim.add_subcommand("soak", "Random fleets in random trouble, checked for what must always hold");
+void add_sim_soak(Verb& sim, int& exit) {
+  auto* verb = sim.add_verb("soak", "Random fleets in random trouble, checked for what must always hold");
   auto a = std::make_shared<Arguments>();
   a->soak.seeds = 100;
   a->soak.threads = std::max(1u, std::thread::hardware_concurrency());
   verb->add_option("--seeds", a->soak.seeds, "how many; each is one scenario")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  verb->add_option("--first", a->soak.first, "the first seed")->capture_default_str();
-  verb->add_option("--threads", a->soak.threads, "seeds at a time")->check(CLI::Range(1, 1024))->capture_default_str();
+      ->positive()
+      ->show_default();
+  verb->add_option("--first", a->soak.first, "the first seed")->show_default();
+  verb->add_option("--threads", a->soak.threads, "seeds at a time")->range(1, 1024)->show_default();
   verb->add_option("--twice", a->soak.twice, "run the first so many twice and compare their traces")
-      ->capture_default_str();
+      ->show_default();
   auto* json = verb->add_flag("--json", a->json, "print JSON");
   verb->add_flag("--trace", a->trace, "tell everything that happens under the first seed")->excludes(json);
   verb->footer(

@@ -81,16 +81,16 @@ int report(const Arguments& a) {
 
 }  // namespace
 
-void add_status(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("status", "Show how a run stands");
+void add_status(Verb& app, int& exit) {
+  auto* verb = app.add_verb("status", "Show how a run stands");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print JSON");
   verb->callback([a, &exit] { exit = status(*a); });
 }
 
-void add_report(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("report", "Show what a run did and cost");
+void add_report(Verb& app, int& exit) {
+  auto* verb = app.add_verb("report", "Show what a run did and cost");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print report.json");

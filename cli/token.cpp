@@ -35,8 +35,8 @@ int run_token_verb(const TokenArguments& a) {
 
 }  // namespace
 
-void add_token(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("token", "Issue a single-use token with which one machine joins a run");
+void add_token(Verb& app, int& exit) {
+  auto* verb = app.add_verb("token", "Issue a single-use token with which one machine joins a run");
   auto a = std::make_shared<TokenArguments>();
   verb->add_option("run", a->run, "the run's name or folder; without it the newest run");
   verb->add_option("--instance", a->instance, "what the worker will call itself with --name")->required();

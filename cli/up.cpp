@@ -83,12 +83,12 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_up(CLI::App& app, int& exit) {
-  auto* verb = app.add_subcommand("up", "Plan, rent, train and report: the whole run, with a live table");
+void add_up(Verb& app, int& exit) {
+  auto* verb = app.add_verb("up", "Plan, rent, train and report: the whole run, with a live table");
   auto a = std::make_shared<Arguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")
-      ->allow_extra_args(false);
+      ->one_value_each();
   verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
   verb->add_flag("--json", a->json, "print the report as JSON");
   verb->footer(

@@ -1,6 +1,5 @@
 // The verbs of the program. Each add_ function registers one subcommand; its callback leaves the exit code in `exit`.
 #pragma once
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -8,23 +7,24 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "cli/verb.hpp"
 
 namespace echoline::cli {
 
-void add_up(CLI::App& app, int& exit);
-void add_learner(CLI::App& app, int& exit);
-void add_worker(CLI::App& app, int& exit);
-void add_token(CLI::App& app, int& exit);
-void add_plan(CLI::App& app, int& exit);
-void add_model(CLI::App& app, int& exit);
-void add_config(CLI::App& app, int& exit);
-void add_completion(CLI::App& app, int& exit);
-void add_man(CLI::App& app, int& exit);
-void add_sim(CLI::App& app, int& exit);
-void add_status(CLI::App& app, int& exit);
-void add_report(CLI::App& app, int& exit);
-void add_doctor(CLI::App& app, int& exit);
-void add_delta(CLI::App& app, int& exit);
+void add_up(Verb& app, int& exit);
+void add_learner(Verb& app, int& exit);
+void add_worker(Verb& app, int& exit);
+void add_token(Verb& app, int& exit);
+void add_plan(Verb& app, int& exit);
+void add_model(Verb& app, int& exit);
+void add_config(Verb& app, int& exit);
+void add_completion(Verb& app, int& exit);
+void add_man(Verb& app, int& exit);
+void add_sim(Verb& app, int& exit);
+void add_status(Verb& app, int& exit);
+void add_report(Verb& app, int& exit);
+void add_doctor(Verb& app, int& exit);
+void add_delta(Verb& app, int& exit);
 
 // Prints "echoline VERB: message" to stderr and returns the exit code of the error.
 int complain(std::string_view verb, const Error& error);

@@ -38,8 +38,8 @@ if(TARGET echoline_torch)
     USES fmt::fmt echoline_torch)
 endif()
 if("cli" IN_LIST ECHOLINE_CONFIGURED OR ECHOLINE_TESTS)
-  echoline_precompiled(program HEADERS ${ECHOLINE_STANDARD_HEADERS} <CLI/CLI.hpp> <nlohmann/json.hpp>
-    USES fmt::fmt CLI11::CLI11 nlohmann_json::nlohmann_json)
+  echoline_precompiled(program HEADERS ${ECHOLINE_STANDARD_HEADERS} <nlohmann/json.hpp>
+    USES fmt::fmt nlohmann_json::nlohmann_json)
 endif()
 if(ECHOLINE_TESTS)
   echoline_precompiled(test HEADERS ${ECHOLINE_STANDARD_HEADERS} <gmock/gmock.h> <gtest/gtest.h>

@@ -1,0 +1,123 @@
+#include "cli/verb.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include "cli/command_tree.hpp"
+
+namespace echoline::cli {
+namespace {
+
+void collect(const CLI::App& app, const std::string& path, std::vector<Command>& out) {
+  Command command{path, app.get_description(), app.get_footer(), {}, {}};
+  for (const CLI::Option* option : app.get_options()) {
+    Option o;
+    for (const std::string& name : option->get_snames()) o.names.push_back("-" + name);
+    for (const std::string& name : option->get_lnames()) o.names.push_back("--" + name);
+    o.positional = o.names.empty();
+    if (o.positional) o.names.push_back(option->get_name(true));
+    o.meaning = option->get_description();
+    o.fallback = option->get_default_str();
+    o.takes_value = option->get_items_expected_max() > 0;
+    o.required = option->get_required();
+    command.options.push_back(std::move(o));
+  }
+  const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
+  for (const CLI::App* verb : verbs) command.verbs.push_back(verb->get_name());
+  out.push_back(std::move(command));
+  for (const CLI::App* verb : verbs) collect(*verb, path.empty() ? verb->get_name() : path + " " + verb->get_name(), out);
+}
+
+}  // namespace
+
+VerbOption* VerbOption::required() { return option_->required(), this; }
+VerbOption* VerbOption::expected(int least, int most) { return option_->expected(least, most), this; }
+VerbOption* VerbOption::delimiter(char between_values) { return option_->delimiter(between_values), this; }
+VerbOption* VerbOption::one_value_each() { return option_->allow_extra_args(false), this; }
+VerbOption* VerbOption::excludes(VerbOption* other) { return option_->excludes(other->option_), this; }
+VerbOption* VerbOption::show_default() { return option_->capture_default_str(), this; }
+VerbOption* VerbOption::one_of(std::vector<std::string> values) {
+  return option_->check(CLI::IsMember(std::move(values))), this;
+}
+VerbOption* VerbOption::range(int least, int most) { return option_->check(CLI::Range(least, most)), this; }
+VerbOption* VerbOption::range(unsigned least, unsigned most) { return option_->check(CLI::Range(least, most)), this; }
+VerbOption* VerbOption::range(std::size_t least, std::size_t most) {
+  return option_->check(CLI::Range(least, most)), this;
+}
+VerbOption* VerbOption::range(double least, double most) { return option_->check(CLI::Range(least, most)), this; }
+VerbOption* VerbOption::positive() { return option_->check(CLI::PositiveNumber), this; }
+VerbOption* VerbOption::non_negative() { return option_->check(CLI::NonNegativeNumber), this; }
+
+Verb::Verb(const std::string& meaning) : owned_(std::make_unique<CLI::App>(meaning)), app_(owned_.get()) {}
+Verb::Verb(CLI::App* app) : app_(app) {}
+Verb::~Verb() = default;
+
+Verb* Verb::add_verb(const std::string& name, const std::string& meaning) {
+  below_.push_back(std::unique_ptr<Verb>(new Verb(app_->add_subcommand(name, meaning))));
+  return below_.back().get();
+}
+
+VerbOption* Verb::keep(CLI::Option* option) { return &options_.emplace_back(option); }
+
+VerbOption* Verb::add_option(const std::string& names, std::string& value, const std::string& meaning) {
+  return keep(app_->add_option(names, value, meaning));
+}
+VerbOption* Verb::add_option(const std::string& names, std::optional<std::string>& value, const std::string& meaning) {
+  return keep(app_->add_option(names, value, meaning));
+}
+VerbOption* Verb::add_option(const std::string& names, std::vector<std::string>& values, const std::string& meaning) {
+  return keep(app_->add_option(names, values, meaning));
+}
+VerbOption* Verb::add_option(const std::string& names, std::vector<std::size_t>& values, const std::string& meaning) {
+  return keep(app_->add_option(names, values, meaning));
+}
+VerbOption* Verb::add_option(const std::string& names, int& value, const std::string& meaning) {
+  return keep(app_->add_option(names, value, meaning));
+}
+VerbOption* Verb::add_option(const std::string& names, unsigned& value, const std::string& meaning) {
+  return keep(app_->add_option(names, value, meaning));
+}
+VerbOption* Verb::add_option(const std::string& names, std::uint16_t& value, const std::string& meaning) {
+  return keep(app_->add_option(names, value, meaning));
+}
+VerbOption* Verb::add_option(const std::string& names, std::int64_t& value, const std::string& meaning) {
+  return keep(app_->add_option(names, value, meaning));
+}
+VerbOption* Verb::add_option(const std::string& names, std::uint64_t& value, const std::string& meaning) {
+  return keep(app_->add_option(names, value, meaning));
+}
+VerbOption* Verb::add_option(const std::string& names, double& value, const std::string& meaning) {
+  return keep(app_->add_option(names, value, meaning));
+}
+VerbOption* Verb::add_flag(const std::string& names, bool& value, const std::string& meaning) {
+  return keep(app_->add_flag(names, value, meaning));
+}
+
+void Verb::footer(const std::string& text) { app_->footer(text); }
+void Verb::version(const std::string& text) { app_->set_version_flag("--version", text); }
+void Verb::needs_verb() { app_->require_subcommand(1); }
+void Verb::callback(std::function<void()> run) { app_->callback(std::move(run)); }
+bool Verb::went_below() const { return !app_->get_subcommands().empty(); }
+
+std::vector<std::string> Verb::verbs() const {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app_->get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(verb->get_name());
+  return names;
+}
+
+int Verb::parse(int argc, const char* const* argv) {
+  try {
+    app_->parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return app_->exit(error) == 0 ? 0 : 2;
+  }
+}
+
+std::vector<Command> command_tree(const Verb& program) {
+  std::vector<Command> commands;
+  collect(*program.app_, "", commands);
+  return commands;
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,86 @@
+// Verbs and options of the program. A seam in front of CLI11: its header costs every file that includes it four seconds
+// of compiling, so only verb.cpp does.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace echoline::cli {
+
+struct Command;
+
+// An option, flag or positional argument of a verb. Calls return it, so that they can follow each other.
+class VerbOption {
+ public:
+  explicit VerbOption(CLI::Option* option) : option_(option) {}
+  VerbOption* required();
+  VerbOption* expected(int least, int most);   // values
+  VerbOption* delimiter(char between_values);
+  VerbOption* one_value_each();                // "--set a=1 --set b=2", never "--set a=1 b=2"
+  VerbOption* excludes(VerbOption* other);
+  VerbOption* show_default();                  // what the variable held, in --help
+  VerbOption* one_of(std::vector<std::string> values);
+  VerbOption* range(int least, int most);
+  VerbOption* range(unsigned least, unsigned most);
+  VerbOption* range(std::size_t least, std::size_t most);
+  VerbOption* range(double least, double most);
+  VerbOption* positive();
+  VerbOption* non_negative();
+
+ private:
+  CLI::Option* option_;
+};
+
+// The program, or a verb of it. Verbs and options stay where they are, so pointers to them keep. Variables are bound by
+// reference and must live until the verb's callback has run.
+class Verb {
+ public:
+  explicit Verb(const std::string& meaning);  // the program
+  ~Verb();
+  Verb(const Verb&) = delete;
+  Verb& operator=(const Verb&) = delete;
+
+  Verb* add_verb(const std::string& name, const std::string& meaning);
+  // `names` is "-o,--output", or a bare name for a positional argument.
+  VerbOption* add_option(const std::string& names, std::string& value, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, std::optional<std::string>& value, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, std::vector<std::string>& values, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, std::vector<std::size_t>& values, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, int& value, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, unsigned& value, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, std::uint16_t& value, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, std::int64_t& value, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, std::uint64_t& value, const std::string& meaning);
+  VerbOption* add_option(const std::string& names, double& value, const std::string& meaning);
+  VerbOption* add_flag(const std::string& names, bool& value, const std::string& meaning);
+  void footer(const std::string& text);  // below --help
+  void version(const std::string& text);
+  void needs_verb();  // one of its verbs has to be named
+  void callback(std::function<void()> run);
+  bool went_below() const;  // the user named one of its verbs
+  std::vector<std::string> verbs() const;
+  // Runs the callback of the verb that was named; returns 0 after it and after --help, 2 where the words cannot be used.
+  int parse(int argc, const char* const* argv);
+
+ private:
+  friend std::vector<Command> command_tree(const Verb& program);
+  explicit Verb(CLI::App* app);
+  VerbOption* keep(CLI::Option* option);
+
+  std::unique_ptr<CLI::App> owned_;  // of the program
+  CLI::App* app_;
+  std::deque<std::unique_ptr<Verb>> below_;
+  std::deque<VerbOption> options_;
+};
+
+}  // namespace echoline::cli
