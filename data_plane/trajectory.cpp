@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::string_view kOperation = "check trajectory";
 constexpr std::size_t kFailureBytesMax = 4096;
+constexpr int kLeasesMax = 4096;  // named in one message
 constexpr std::uint64_t kVitalsBytesMax = 256;
 constexpr double kBusySecondsMax = 1e10;  // 300 years
 constexpr std::uint64_t kRolloutsMax = 1ull << 53;
@@ -159,6 +160,9 @@ Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const
   if (message.failed().detail().size() > kFailureBytesMax)
     return fail(Code::kInvalid, "parse WorkerMessage", "a failure of {} bytes, at most {} are allowed",
                 message.failed().detail().size(), kFailureBytesMax);
+  if (message.progress().leases_size() > kLeasesMax)
+    return fail(Code::kInvalid, "parse WorkerMessage", "progress of {} leases, at most {} are allowed",
+                message.progress().leases_size(), kLeasesMax);
   return message;
 }
 

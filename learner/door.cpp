@@ -15,6 +15,7 @@ constexpr std::uint32_t kMalformedMax = 5;
 constexpr std::uint32_t kForgivenAfter = 20;  // submissions accepted
 constexpr std::uint32_t kFailuresInARowMax = 8;
 constexpr std::uint32_t kSetAsideInARowMax = 256;
+constexpr double kTalkPerSecond = 100, kTalkMax = 2000;  // a worker without work asks 25 times a second
 
 bool same(double a, double b) { return std::abs(a - b) <= kScoreTolerance * std::max({1.0, std::abs(a), std::abs(b)}); }
 
@@ -52,6 +53,15 @@ Result<const Question*> Door::question(GroupId group) {
                 options_.response_tokens_max);
   if (questions_.size() >= kQuestionsMax) questions_.clear();  // what is still out is made again
   return questions_.emplace(group, std::make_unique<Question>(std::move(question))).first->second.get();
+}
+
+Bytes Door::message_max(std::uint32_t group_size) const {
+  constexpr std::uint64_t kBesidesTokens = 128 * 1024;  // names, metadata, parts of the reward
+  constexpr std::uint64_t kPerToken = 16, kTextPerToken = 256;
+  const auto positions = static_cast<std::uint64_t>(options_.positions_max);
+  const auto response = static_cast<std::uint64_t>(options_.response_tokens_max);
+  const std::uint64_t each = kBesidesTokens + kPerToken * positions + (kPerToken + kTextPerToken) * response;
+  return Bytes{std::min(data_plane::TrajectoryLimits{}.message_max.count, group_size * each)};
 }
 
 std::optional<Refusal> Door::refusal(const schema::Submission& submission) {
@@ -122,6 +132,18 @@ Status Door::trainable(std::span<const schema::Trajectory> group) const {
   return ok();
 }
 
+void Conduct::restore(WorkerId worker, const replay_buffer::Misconduct& kept) {
+  Record& record = records_[worker];
+  record.malformed = kept.malformed;
+  record.failures = kept.failures;
+}
+
+replay_buffer::Misconduct Conduct::of(WorkerId worker) const {
+  const auto it = records_.find(worker);
+  if (it == records_.end()) return {};
+  return {it->second.malformed, it->second.failures};
+}
+
 bool Conduct::malformed(WorkerId worker) {
   Record& record = records_[worker];
   record.good_since = 0;
@@ -135,11 +157,21 @@ bool Conduct::failed(WorkerId worker) {
 }
 
 void Conduct::accepted(WorkerId worker) {
-  Record& record = records_[worker];
-  record.failures = 0;
   ++successes_;
   failed_in_a_row_ = 0;
+  const auto it = records_.find(worker);
+  if (it == records_.end()) return;
+  Record& record = it->second;
+  record.failures = 0;
   if (record.malformed > 0 && ++record.good_since >= kForgivenAfter) record.good_since = 0, --record.malformed;
+  if (record.malformed == 0) records_.erase(it);
+}
+
+bool Conduct::talked(WorkerId worker, TimePoint now) {
+  Talk& talk = talk_[worker];
+  talk.left = talk.at == kNever ? kTalkMax : std::min(kTalkMax, talk.left + kTalkPerSecond * seconds(now - talk.at));
+  talk.at = now;
+  return --talk.left < 0;
 }
 
 bool Conduct::set_aside(bool unasked) {

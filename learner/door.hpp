@@ -9,10 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "model/phrasing.hpp"
+#include "replay_buffer/job_ledger.hpp"
 
 namespace echoline::learner {
 
@@ -53,6 +55,9 @@ class Door {
   // Called when the group is settled.
   void forget(GroupId group) { questions_.erase(group); }
 
+  // The longest message that a worker of this run has a reason to send.
+  Bytes message_max(std::uint32_t group_size) const;
+
   std::optional<Refusal> refusal(const schema::Submission& submission);
 
   // Why stored trajectories cannot be trained on.
@@ -67,16 +72,23 @@ class Door {
   std::map<GroupId, std::unique_ptr<Question>> questions_;  // those asked and not settled, within a limit
 };
 
-// What the desk thinks of its workers. A broken driver is no attack: a worker is told to go only after several bad
-// messages, or when group after group fails on it while others get on.
+// What the desk thinks of its workers, by identity: neither a new connection nor a new learner wipes it. A broken driver is
+// no attack: a worker is told to go only after several bad messages, or when group after group fails on it while others get
+// on.
 class Conduct {
  public:
+  // What was kept of an earlier process.
+  void restore(WorkerId worker, const replay_buffer::Misconduct& kept);
+  replay_buffer::Misconduct of(WorkerId worker) const;
   // Bad form; true when it was once too often.
   bool malformed(WorkerId worker);
   // A group failed on it; true when the worker is to blame.
   bool failed(WorkerId worker);
   void accepted(WorkerId worker);
-  void gone(WorkerId worker) { records_.erase(worker); }
+
+  // A message that brought no trajectories: a request, a sign of progress, a result that was there already. True when it
+  // was one of too many.
+  bool talked(WorkerId worker, TimePoint now);
 
   // A group was set aside, before anybody was asked for it or after it had failed; true when so many were in a row that
   // it cannot be the groups.
@@ -91,7 +103,12 @@ class Conduct {
     std::uint32_t failures = 0;            // groups in a row
     std::uint64_t successes_at_first = 0;  // of everybody, when the row began
   };
+  struct Talk {
+    double left = 0;
+    TimePoint at = kNever;
+  };
   std::map<WorkerId, Record> records_;
+  std::map<WorkerId, Talk> talk_;
   std::uint64_t successes_ = 0;
   std::uint32_t unasked_in_a_row_ = 0, failed_in_a_row_ = 0;  // groups set aside
 };

@@ -180,7 +180,7 @@ void Fleet::worker_joined(WorkerId worker, const std::string& offer) {
     if (it == instances_.end()) return;  // joined by hand, not rented by this run
     if (it->second.ended || it->second.worker == worker) return;  // it came back
     it->second.worker = worker;
-    controller_->started(worker, fleet_offer(it->second.offer), clock_.now());
+    controller_->started(worker, fleet_offer(it->second.offer));
   });
 }
 
@@ -198,8 +198,7 @@ void Fleet::worker_lost(WorkerId worker, const std::string& reason) {
 
 void Fleet::worker_progress(WorkerId worker, double rollouts, double busy_s) {
   queue_.try_push([this, worker, rollouts, busy_s] {
-    controller_->heartbeat(worker, clock_.now());
-    if (rollouts > 0) controller_->completed(worker, rollouts, from_seconds(busy_s), clock_.now());
+    controller_->completed(worker, rollouts, from_seconds(busy_s), clock_.now());
   });
 }
 

@@ -12,9 +12,12 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::size_t kQueueMax = 65'536;
+constexpr std::size_t kWaitingMessagesMax = 4096, kWaitingBytesMax = 256u << 20;  // of one worker
 constexpr std::size_t kCommitMax = 256;                     // submissions in one transaction
 constexpr std::uint32_t kRetryMs = 40;                      // when there is nothing to generate yet
+constexpr std::uint32_t kRefusedRetryMs = 1000;             // when its policy is not the published one
 constexpr Duration kTick = std::chrono::milliseconds(200);  // leases expire at least this often
+constexpr Duration kPauseMin = std::chrono::seconds(1);
 constexpr int kRefillsMax = 8;                              // rounds in which groups that nobody can generate are replaced by others
 constexpr std::uint64_t kSetAsideShown = 20;                // groups whose setting aside the log tells
 constexpr double kStepMemory = 0.7;                         // weight of the past in the measured length of a step
@@ -43,7 +46,9 @@ std::string digest_bytes(const overlay::Digest& digest) {
 }  // namespace
 
 RolloutDesk::RolloutDesk(const DeskOptions& options, Door door, DeskEvents events)
-    : options_(options), events_(std::move(events)), queue_(kQueueMax), door_(std::move(door)) {}
+    : options_(options), events_(std::move(events)), queue_(kQueueMax), door_(std::move(door)) {
+  limits_.message_max = door_.message_max(options.group_size);
+}
 
 Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& options, Door door, std::uint64_t resume_step,
                                                        DeskEvents events) {
@@ -72,7 +77,16 @@ void RolloutDesk::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-double RolloutDesk::unix_seconds() const { return SystemClock().unix_seconds(); }
+double RolloutDesk::unix_seconds() const { return opened_unix_s_ + seconds(clock_.now() - opened_); }
+
+// A stopped process or a busy disk: what workers handed in meanwhile is still to be read.
+void RolloutDesk::excuse_pause() {
+  const TimePoint now = clock_.now();
+  const Duration late = now - std::exchange(last_tick_, now) - kTick;
+  if (late < kPauseMin) return;
+  log::info("the rollout desk was held up for {}: no lease ends for that", to_text(late));
+  if (const auto excused = ledger_->excuse(seconds(late)); !excused) log::error("{}", excused.error().message());
+}
 
 Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
   replay_buffer::BufferOptions buffer;
@@ -86,6 +100,7 @@ Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
   ledger.lease = options_.lease;
   ledger.pacing.trajectories_per_step = options_.prompts_per_step * options_.group_size;
   ECHO_ASSIGN(ledger_, replay_buffer::JobLedger::open(*buffer_, ledger));
+  for (const auto& [worker, kept] : ledger_->misconduct()) conduct_.restore(worker, kept);
   step_ = resume_step;
   ECHO_TRY(buffer_->rewind(resume_step));
   ECHO_ASSIGN(const std::uint64_t released, ledger_->release_all());  // workers end with their learner
@@ -97,6 +112,7 @@ void RolloutDesk::loop() {
   for (;;) {
     std::optional<Item> first = queue_.pop(kTick);
     if (!first && queue_.closed()) break;
+    excuse_pause();
     std::vector<Incoming> messages;
     std::optional<Item> item = std::move(first);
     while (item) {
@@ -111,6 +127,7 @@ void RolloutDesk::loop() {
     }
     handle_requests(std::move(messages));
     if (const auto expired = ledger_->expire(unix_seconds()); !expired) log::error("{}", expired.error().message());
+    tell_idle();
     offer_batch();
   }
   ledger_.reset();  // on this thread, which owns the database
@@ -137,18 +154,34 @@ void RolloutDesk::published(Version version, const overlay::Digest& digest) {
 }
 
 void RolloutDesk::receive(WorkerId worker, std::string bytes) {
-  if (!queue_.try_push(Item(Incoming{worker, std::move(bytes)})))
-    log::warn("worker {}: message dropped, {} wait already; its lease will expire", worker, kQueueMax);
+  const std::size_t size = bytes.size();
+  {
+    const std::lock_guard lock(waiting_mutex_);
+    Waiting& waiting = waiting_[worker];
+    if (waiting.messages >= kWaitingMessagesMax || waiting.bytes + size > kWaitingBytesMax)
+      return events_.misbehaved(worker, fmt::format("{} messages of it, {} bytes, wait to be read", waiting.messages + 1,
+                                                    waiting.bytes + size));
+    ++waiting.messages, waiting.bytes += size;
+  }
+  if (queue_.try_push(Item(Incoming{worker, std::move(bytes)}))) return;
+  was_read(worker, size);
+  log::warn("worker {}: message dropped, {} wait already; its lease will expire", worker, kQueueMax);
+}
+
+void RolloutDesk::was_read(WorkerId worker, std::size_t bytes) {
+  const std::lock_guard lock(waiting_mutex_);
+  const auto it = waiting_.find(worker);
+  if (--it->second.messages == 0) return void(waiting_.erase(it));
+  it->second.bytes -= bytes;
 }
 
 void RolloutDesk::worker_lost(WorkerId worker) {
   queue_.try_push(Item(Task([this, worker] {
-    const auto released = ledger_->release_worker(worker);
+    const auto released = ledger_->release_worker(worker, unix_seconds());
     if (!released)
       log::error("{}", released.error().message());
     else if (*released > 0)
       log::info("worker {} is lost: {} groups return to the pool", worker, *released);
-    conduct_.gone(worker);
     told_slow_.erase(worker);
     tell_set_aside();
   })));
@@ -161,6 +194,19 @@ void RolloutDesk::malformed(WorkerId worker, std::string what) {
 void RolloutDesk::note_malformed(WorkerId worker, const std::string& what) {
   log::warn("worker {}: {}", worker, what);
   if (conduct_.malformed(worker)) events_.misbehaved(worker, what);
+  keep_conduct(worker);
+}
+
+void RolloutDesk::tell_off_talker(WorkerId worker) {
+  events_.misbehaved(worker, "it sends messages without end that bring nothing");
+}
+
+void RolloutDesk::keep_conduct(WorkerId worker) {
+  if (const Status kept = ledger_->keep(worker, conduct_.of(worker)); !kept) log::error("{}", kept.error().message());
+}
+
+void RolloutDesk::tell_idle() {
+  for (const replay_buffer::Idler& idler : ledger_->newly_idle()) events_.misbehaved(idler.worker, idler.reason);
 }
 
 void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
@@ -168,7 +214,8 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   std::vector<std::pair<WorkerId, schema::Submission>> submissions;
   std::vector<std::pair<WorkerId, schema::WorkerMessage>> others;
   for (Incoming& message : messages) {
-    auto parsed = data_plane::parse_worker_message(message.bytes);
+    was_read(message.worker, message.bytes.size());
+    auto parsed = data_plane::parse_worker_message(message.bytes, limits_);
     if (!parsed) {
       ++refused_["unreadable message"];
       note_malformed(message.worker, parsed.error().message());
@@ -180,6 +227,10 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   }
   if (!submissions.empty()) take_in(submissions);
   for (const auto& [worker, message] : others) {
+    if (conduct_.talked(worker, clock_.now())) {
+      tell_off_talker(worker);
+      continue;
+    }
     if (message.has_progress()) renew(worker, message.progress());
     if (message.has_failed()) take_back(worker, message.failed());
     if (message.has_request()) grant(worker, message.request());
@@ -211,16 +262,22 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
     events_.send(worker, message.SerializeAsString());
     if (!verdict.accepted) ++refused_[verdict.reason];
     if (verdict.accepted && !verdict.duplicate) {
+      const replay_buffer::Misconduct before = conduct_.of(worker);
       conduct_.accepted(worker);
+      if (conduct_.of(worker) != before) keep_conduct(worker);
       if (submission.trajectories_size() > 0) door_.forget(GroupId{submission.trajectories(0).group()});
-      events_.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()));
+      events_.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()), verdict.held_s);
     }
+    const bool idle_talk = !verdict.accepted || verdict.duplicate;
+    if (idle_talk && conduct_.talked(worker, clock_.now())) tell_off_talker(worker);
     const bool forged = refusals[i] && refusals[i]->forged && verdict.reason == refusals[i]->reason;
-    if (!forged && verdict.reason != "malformed") continue;
+    const bool not_its = verdict.reason == "unknown lease" || verdict.reason == "lease of another worker";
+    if (!forged && !not_its && verdict.reason != "malformed") continue;
     const std::string why =
         fmt::format("lease {}: {}: {}", verdict.lease, verdict.reason, printable(verdict.detail));
     log::warn("worker {}, {}", worker, why);
     if (forged || conduct_.malformed(worker)) events_.misbehaved(worker, why);
+    keep_conduct(worker);
   }
 }
 
@@ -242,6 +299,7 @@ void RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) 
   tell_set_aside();
   if (conduct_.failed(worker))
     events_.misbehaved(worker, fmt::format("group after group fails on it alone: {}", reason));
+  keep_conduct(worker);
 }
 
 void RolloutDesk::tell_set_aside(bool unasked) {
@@ -266,8 +324,10 @@ void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
   answer.set_retry_after_ms(kRetryMs);
   const auto known = digests_.find(Version{request.version()});
   if (known != digests_.end() && known->second != request.policy_digest()) {
-    events_.misbehaved(worker,
-                       fmt::format("its version {} has another digest than the published one", request.version()));
+    // Memory or a disk that lies looks like this as well: it gets no work, and is told to go when it comes so again.
+    note_malformed(worker, fmt::format("its version {} has another digest than the published one", request.version()));
+    answer.set_retry_after_ms(kRefusedRetryMs);
+    events_.send(worker, message.SerializeAsString());
     return;
   }
   if (known != digests_.end() && can_generate_) {
@@ -342,7 +402,11 @@ void RolloutDesk::offer_batch() {
   const auto compute = [&]() -> Result<std::optional<replay_buffer::Batch>> {
     ECHO_TRY(can_generate_);
     ECHO_ASSIGN(const std::uint64_t stranded, ledger_->stranded_by_next_step(step, unix_seconds()));
-    if (stranded > 0) return std::optional<replay_buffer::Batch>();
+    if (stranded > 0) {
+      if (stranded_since_s_ == 0) stranded_since_s_ = unix_seconds();
+      return std::optional<replay_buffer::Batch>();
+    }
+    if (stranded_since_s_ > 0) stranded_s_ += unix_seconds() - std::exchange(stranded_since_s_, 0);
     return trainable_batch(step);
   };
   auto answer = compute();
@@ -376,7 +440,8 @@ Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batc
     step_ = step + 1;
     const double now = unix_seconds();
     if (consumed_at_s_ && now > *consumed_at_s_) {
-      const double took = now - *consumed_at_s_;
+      // Without the waiting for slow workers: how long they may take is measured by it.
+      const double took = std::max(0.0, now - *consumed_at_s_ - std::exchange(stranded_s_, 0));
       step_seconds_ = step_seconds_ ? kStepMemory * *step_seconds_ + (1 - kStepMemory) * took : took;
     }
     consumed_at_s_ = now;

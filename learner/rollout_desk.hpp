@@ -14,8 +14,10 @@
 #include <variant>
 
 #include "base/bounded_queue.hpp"
+#include "base/clock.hpp"
 #include "base/ids.hpp"
 #include "base/result.hpp"
+#include "data_plane/trajectory.hpp"
 #include "learner/door.hpp"
 #include "overlay/types.hpp"
 #include "replay_buffer/buffer.hpp"
@@ -40,10 +42,11 @@ struct GroupSetAside {
   std::string reason, detail;
 };
 
-// What the desk tells others; called on its thread, must not block.
+// What the desk tells others; called on its thread or by receive(), must not block.
 struct DeskEvents {
   std::function<void(WorkerId, std::string bytes)> send;                // a message for a worker
-  std::function<void(WorkerId, std::uint64_t rollouts)> accepted;       // durable trajectories of a worker
+  // Durable trajectories of a worker, and for how long it had work that no earlier ones account for.
+  std::function<void(WorkerId, std::uint64_t rollouts, double held_s)> accepted;
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
   std::function<void(const GroupSetAside&)> set_aside;
 };
@@ -65,7 +68,7 @@ class RolloutDesk {
 
   // From now on leases may be granted for `version`.
   void published(Version version, const overlay::Digest& digest);
-  // A message as it came from the overlay.
+  // A message as it came from the overlay. Who leaves too many or too long ones unread is told to go.
   void receive(WorkerId worker, std::string bytes);
   void worker_lost(WorkerId worker);
   // It said something elsewhere that cannot be read: counts like an unreadable message.
@@ -97,6 +100,10 @@ class RolloutDesk {
   template <class T>
   Result<T> call(std::function<Result<T>()> work);
   void handle_requests(std::vector<Incoming> messages);
+  void keep_conduct(WorkerId worker);
+  void tell_idle();
+  void was_read(WorkerId worker, std::size_t bytes);
+  void tell_off_talker(WorkerId worker);
   void note_malformed(WorkerId worker, const std::string& what);
   void take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions);
   void take_back(WorkerId worker, const schema::WorkFailed& failure);
@@ -107,10 +114,18 @@ class RolloutDesk {
   void tell_set_aside(bool unasked = false);  // `unasked`: no worker has been asked for these groups
   Result<std::optional<replay_buffer::Batch>> trainable_batch(std::uint64_t step);
   void offer_batch();
+  // The wall clock as it was when the desk was opened, from then on by a clock that nobody sets: leases outlive a clock that
+  // jumps.
   double unix_seconds() const;
+  void excuse_pause();
 
   const DeskOptions options_;
   const DeskEvents events_;
+  struct Waiting {
+    std::size_t messages = 0, bytes = 0;
+  };
+  std::mutex waiting_mutex_;
+  std::map<WorkerId, Waiting> waiting_;  // in queue_, by sender; guarded by waiting_mutex_
   BoundedQueue<Item> queue_;
   std::thread thread_;
 
@@ -120,10 +135,16 @@ class RolloutDesk {
   std::map<Version, std::string> digests_;  // published versions that leases may still name
   std::map<std::string, std::uint64_t> refused_;
   Door door_;
+  data_plane::TrajectoryLimits limits_;
   Conduct conduct_;
   Status can_generate_;  // or why group after group had to be set aside
   std::uint64_t step_ = 0;
   std::optional<double> consumed_at_s_, step_seconds_;  // when the last step ended, and how long steps take
+  double stranded_since_s_ = 0, stranded_s_ = 0;  // this step's batch was there, and waited for slower workers
+  const SystemClock clock_;
+  const TimePoint opened_ = clock_.now();
+  const double opened_unix_s_ = clock_.unix_seconds();
+  TimePoint last_tick_ = opened_;
   std::set<WorkerId> told_slow_;
   std::uint64_t told_set_aside_ = 0;
 

@@ -24,6 +24,7 @@
 #include "learner/rollout_desk.hpp"
 #include "learner/run_clock.hpp"
 #include "learner/run_record.hpp"
+#include "learner/worker_meter.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
 
@@ -56,14 +57,22 @@ class Service {
     if (!record_->moved_to().empty()) log::info("the earlier run was moved to {}", record_->moved_to().string());
     ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
     ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n"));
+    if (options_.resume) ECHO_TRY(listen_early());
     ECHO_ASSIGN(policy_, PolicyToTrain::load(
-                             config_, *record_, options_.resume, [this](const std::string& text) { phase(text); },
+                             config_, *record_, options_.resume,
+                             [this](const std::string& text) { phase(options_.resume ? "resuming: " + text : text); },
                              stop_));
+    if (node_ && step_ != policy_->steps()) {
+      log::warn("the checkpoint goes back to step {} instead of {}: workers have to join anew", policy_->steps(), step_);
+      node_->stop();
+      node_.reset();
+    }
     step_ = policy_->steps();
-    ECHO_TRY(start_overlay());  // before any money is spent: a port in use ends the run here
+    if (!node_) ECHO_TRY(start_overlay());  // before any money is spent: a port in use ends the run here
     if (!options_.resume) ECHO_TRY(policy_->begin());
     if (stop_) return finish("interrupted");
     ECHO_TRY(start_desk());
+    ECHO_TRY(describe_run());
     ECHO_TRY(start_fleet());
     ECHO_TRY(wait_for_fleet());
     if (stop_) return finish("interrupted");
@@ -80,7 +89,16 @@ class Service {
   }
 
  private:
-  // What every joining worker is told, made once.
+  // Workers that outlived an earlier process look for this one, for a while: it is there before the model is loaded.
+  Status listen_early() {
+    const auto latest = find_policy(record_->folder() / "checkpoints");
+    if (!latest) return ok();  // loading says what is wrong
+    step_ = static_cast<std::uint64_t>(latest->step);
+    phase("resuming");
+    return start_overlay();
+  }
+
+  // What every worker is told, made once; from now on there is work.
   Status describe_run() {
     schema::RunSpec spec;
     spec.set_run(config_.run.name);
@@ -91,12 +109,29 @@ class Service {
     spec.set_response_tokens_max(config_.rollout.response_tokens_max);
     schema::LearnerMessage message;
     ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
-    run_spec_ = std::make_shared<const std::string>(message.SerializeAsString());
+    auto packed = std::make_shared<const std::string>(message.SerializeAsString());
+    std::vector<WorkerId> waiting;
+    {
+      const std::lock_guard lock(mutex_);
+      run_spec_ = packed;
+      for (const auto& [id, w] : workers_)
+        if (!w.away && !w.lost) waiting.push_back(id);
+    }
+    for (const WorkerId id : waiting) tell(id, packed);
     return ok();
   }
 
+  std::shared_ptr<const std::string> wait_message() const {
+    schema::LearnerMessage message;
+    message.mutable_wait()->set_reason(options_.resume ? "it is resuming" : "it is starting");
+    return std::make_shared<const std::string>(message.SerializeAsString());
+  }
+
+  void tell(WorkerId id, std::shared_ptr<const std::string> message) {
+    if (const Status sent = node_->send(id, std::move(message)); !sent) log::error("{}", sent.error().message());
+  }
+
   Status start_overlay() {
-    ECHO_TRY(describe_run());
     overlay::LearnerOptions o;
     o.bind_host = config_.network.bind;
     o.port = config_.network.port;
@@ -160,9 +195,10 @@ class Service {
     events.send = [this](WorkerId worker, std::string bytes) {
       if (const Status sent = node_->send(worker, std::move(bytes)); !sent) log::warn("{}", sent.error().message());
     };
-    events.accepted = [this](WorkerId worker, std::uint64_t rollouts) {
+    events.accepted = [this](WorkerId worker, std::uint64_t rollouts, double held_s) {
       const std::lock_guard lock(mutex_);
       workers_[worker].rollouts += rollouts;
+      meters_[worker].accepted(rollouts, held_s);
     };
     events.misbehaved = [this](WorkerId worker, const std::string& reason) { node_->expel(worker, reason); };
     events.set_aside = [this](const GroupSetAside& group) {
@@ -346,7 +382,7 @@ class Service {
       bool all = true;
       {
         const std::lock_guard lock(mutex_);
-        for (const auto& [id, w] : workers_) all = all && (w.lost || w.version == published_version_);
+        for (const auto& [id, w] : workers_) all = all && (w.lost || w.away || w.version == published_version_);
       }
       if (all) return;
       phase("waiting for the last policy to arrive everywhere");
@@ -415,10 +451,10 @@ class Service {
 
   void worker_joined(WorkerId id, const std::string& name) {
     { const std::lock_guard started(node_mutex_); }
-    if (const Status sent = node_->send(id, run_spec_); !sent) log::error("{}", sent.error().message());
     bool back = false;
     {
       const std::lock_guard lock(mutex_);
+      tell(id, run_spec_ ? run_spec_ : wait_message());  // describe_run() tells those that are here by then
       WorkerEntry& w = workers_[id];
       back = w.away || w.lost;
       w.away = w.lost = false;
@@ -515,12 +551,8 @@ class Service {
         if (desk_ready_) desk_->malformed(view.info.id, "its heartbeat: " + vitals.error().message());
         continue;
       }
-      if (!fleet_ready_) continue;
-      auto& [rollouts, busy_s] = progress_[view.info.id];
-      const auto rollouts_now = static_cast<double>(vitals->rollouts());
-      fleet_->worker_progress(view.info.id, rollouts_now - rollouts, vitals->busy_s() - busy_s);
-      rollouts = rollouts_now;
-      busy_s = vitals->busy_s();
+      const WorkerMeter::Progress progress = meters_[view.info.id].heard(*vitals, clock_.now());
+      if (progress.busy_s > 0 && fleet_ready_) fleet_->worker_progress(view.info.id, progress.rollouts, progress.busy_s);
     }
     topology_ = stats.topology.to_short_text();
     const auto seeds = stats.topology.children_of(kLearnerId);
@@ -564,14 +596,13 @@ class Service {
       const std::lock_guard lock(mutex_);
       status["version"] = published_version_.value;
       for (const auto& [id, w] : workers_) {
-        const auto progress = progress_.find(id);
-        const bool measured = progress != progress_.end() && progress->second.second > 0;
+        const WorkerMeter::Progress done = meters_[id].total();
         const provisioner::Offer* offer = offer_of(w);
         workers.push_back(
             {{"id", id.value},
              {"offer", w.offer},
              {"rollouts", w.rollouts},
-             {"rollouts_per_s", measured ? json(progress->second.first / progress->second.second) : json(nullptr)},
+             {"rollouts_per_s", done.busy_s > 0 ? json(done.rollouts / done.busy_s) : json(nullptr)},
              {"rollouts_per_s_expected", offer ? json(offer->rollouts_per_s) : json(nullptr)},
              {"version", w.version ? json(w.version->value) : json(nullptr)},
              {"bytes_in", w.bytes_in},
@@ -602,7 +633,7 @@ class Service {
   // Shared with the overlay's and the desk's threads.
   std::mutex mutex_;
   std::map<WorkerId, WorkerEntry> workers_;                     // guarded by mutex_
-  std::map<WorkerId, std::pair<double, double>> progress_;      // rollouts, busy seconds; guarded by mutex_
+  std::map<WorkerId, WorkerMeter> meters_;                      // guarded by mutex_
   Version published_version_;                                   // guarded by mutex_
   overlay::Digest published_digest_{};                          // guarded by mutex_
   bool finishing_ = false;                                      // workers leave because the run ends; guarded by mutex_
@@ -615,7 +646,7 @@ class Service {
   Publisher publisher_{delta::EncodeOptions{}};
   std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
-  std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage
+  std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage; guarded by mutex_
 
   std::string phase_, topology_;
   std::set<WorkerId> seeds_;  // of the topology; workers that the learner itself sends to

@@ -19,11 +19,11 @@ FleetController::FleetController(ControllerConfig config, std::vector<FleetOffer
   ECHO_CHECK(config_.window > Duration{} && config_.release_margin >= 0 && config_.headroom >= 0);
 }
 
-void FleetController::started(WorkerId worker, const FleetOffer& offer, TimePoint now) {
+void FleetController::started(WorkerId worker, const FleetOffer& offer) {
   const auto same = [&](const auto& entry) { return entry.offer == offer.offer; };
   std::erase_if(pending_, [&](const Pending& p) { return same(p.offer); });
   std::erase_if(standby_, same);
-  workers_[worker] = Worker{offer, now, false, {}};
+  workers_[worker] = Worker{offer, false, {}};
 }
 
 void FleetController::start_failed(const std::string& offer, TimePoint) {
@@ -31,14 +31,9 @@ void FleetController::start_failed(const std::string& offer, TimePoint) {
   loss_to_replace_ = true;
 }
 
-void FleetController::heartbeat(WorkerId worker, TimePoint now) {
-  if (const auto it = workers_.find(worker); it != workers_.end()) it->second.heard = std::max(it->second.heard, now);
-}
-
 void FleetController::completed(WorkerId worker, double rollouts, Duration busy, TimePoint now) {
   const auto it = workers_.find(worker);
   if (it == workers_.end() || !(rollouts >= 0) || busy <= Duration{}) return;
-  heartbeat(worker, now);
   auto& samples = it->second.samples;
   if (samples.empty() || now - samples.back().at >= config_.window / kSamplesPerWindow) samples.push_back({now, 0, 0});
   samples.back().rollouts += rollouts;
@@ -61,9 +56,9 @@ void FleetController::lost(WorkerId worker, TimePoint) {
   workers_.erase(it);
 }
 
-bool FleetController::available(WorkerId worker, TimePoint now) const {
+bool FleetController::available(WorkerId worker) const {
   const auto it = workers_.find(worker);
-  return it != workers_.end() && !it->second.releasing && now - it->second.heard <= config_.heartbeat_timeout;
+  return it != workers_.end() && !it->second.releasing;
 }
 
 std::optional<double> FleetController::measured_rollouts_per_s(WorkerId worker, TimePoint now) const {
@@ -83,7 +78,7 @@ std::optional<double> FleetController::measured_rollouts_per_s(WorkerId worker, 
 double FleetController::effective_rollouts_per_s(TimePoint now) const {
   double total = 0;
   for (const auto& [id, worker] : workers_)
-    if (available(id, now)) total += measured_rollouts_per_s(id, now).value_or(worker.offer.rollouts_per_s);
+    if (available(id)) total += measured_rollouts_per_s(id, now).value_or(worker.offer.rollouts_per_s);
   return total;
 }
 
@@ -109,7 +104,7 @@ std::optional<WorkerId> FleetController::releasable(TimePoint now) const {
   std::optional<WorkerId> dearest;
   double dearest_cost = -1;
   for (const auto& [id, worker] : workers_) {
-    if (!available(id, now)) continue;
+    if (!available(id)) continue;
     const double rate = measured_rollouts_per_s(id, now).value_or(worker.offer.rollouts_per_s);
     if (effective - rate < target() || rate <= 0) continue;
     const double cost = unit_cost(worker.offer, rate);

@@ -19,7 +19,6 @@ struct ControllerConfig {
   double release_margin = 0.25;                           // release above (1 + margin) * that
   Duration window = std::chrono::seconds(60);             // of the throughput estimate
   Duration sustained = std::chrono::seconds(30);          // a condition holds this long before it is acted on
-  Duration heartbeat_timeout = std::chrono::seconds(10);  // silent for longer: not available
   Duration start_timeout = std::chrono::seconds(300);     // an activation that has not reported by then is given up
   bool replace_lost = true;  // a lost worker is replaced at once while capacity is below the target
 };
@@ -52,13 +51,13 @@ class FleetController {
   void set_required(double rollouts_per_s) { config_.required_rollouts_per_s = rollouts_per_s; }
 
   // A worker runs; answers an earlier Activate of the same offer, if there was one.
-  void started(WorkerId worker, const FleetOffer& offer, TimePoint now);
+  void started(WorkerId worker, const FleetOffer& offer);
   // An Activate that could not be carried out; the offer is not tried again.
   void start_failed(const std::string& offer, TimePoint now);
-  void heartbeat(WorkerId worker, TimePoint now);
   // `rollouts` finished in `busy` seconds of generating (waiting for work not counted).
   void completed(WorkerId worker, double rollouts, Duration busy, TimePoint now);
-  // Exited, was evicted, or was released and is gone. An unexpected loss may be replaced at once.
+  // Exited, was evicted, away for too long, or was released and is gone. An unexpected loss may be replaced at once. Until
+  // then a worker counts, heard or not: whoever hears of it judges its silence, and keeps it for a while.
   void lost(WorkerId worker, TimePoint now);
 
   // Due actions; call at least every second or so. At most one Release, and one Activate per missing worker.
@@ -67,7 +66,7 @@ class FleetController {
   double target() const { return config_.required_rollouts_per_s * (1 + config_.headroom); }
   // Of the available workers, by their measured throughput (predicted until something is measured).
   double effective_rollouts_per_s(TimePoint now) const;
-  bool available(WorkerId worker, TimePoint now) const;
+  bool available(WorkerId worker) const;
   std::optional<double> measured_rollouts_per_s(WorkerId worker, TimePoint now) const;
   const std::vector<FleetOffer>& standby() const { return standby_; }
 
@@ -79,7 +78,6 @@ class FleetController {
   };
   struct Worker {
     FleetOffer offer;
-    TimePoint heard;
     bool releasing = false;
     std::deque<Sample> samples;
   };

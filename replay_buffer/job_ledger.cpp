@@ -4,6 +4,7 @@
 #include <map>
 
 #include "replay_buffer/pace.hpp"
+#include "replay_buffer/records.hpp"
 #include "replay_buffer/store.hpp"
 
 namespace echoline::replay_buffer {
@@ -15,7 +16,14 @@ constexpr std::size_t kDetailBytesMax = 512;   // of a failure, as kept
 // What the ledger knows about a worker that is there; in memory only, a restart measures anew.
 struct Known {
   WorkerPace pace;
-  bool too_slow = false;  // at its last request
+  bool too_slow = false;             // at its last request
+  std::uint64_t trusted = 0;         // groups that it may hold by what it has handed in
+  double accounted_until_unix_s = 0;  // of the time in which it had leases
+};
+
+// What is usual among the workers that were measured.
+struct Usual {
+  std::optional<double> batch_s, seconds_per_token, groups_per_s;
 };
 
 const char* tally_of(LeaseState state) {
@@ -36,7 +44,10 @@ const char* tally_of(LeaseState state) {
 
 class JobLedger::Impl {
  public:
-  Impl(Store& store, const LedgerOptions& options) : store_(store), db_(*store.database), options_(options) {}
+  Impl(Store& store, const LedgerOptions& options)
+      : store_(store), db_(*store.database), options_(options), records_(db_) {}
+
+  Status open() { return records_.load(); }
 
   Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now) {
     if (request.policy_digest.empty())
@@ -45,19 +56,23 @@ class JobLedger::Impl {
     ECHO_ASSIGN(const std::uint64_t expired, end_overdue(now));
     const std::uint64_t group_size = store_.options.group_size;
     std::uint64_t live = 0, live_of_worker = 0, ahead = 0;
+    // What nobody waits for any more is no stock: others may generate in its place.
     ECHO_TRY(db_.each(
-        "SELECT count(*), coalesce(sum(rollouts), 0), coalesce(sum(worker = ?1), 0) FROM lease WHERE state = 0",
+        "SELECT count(*), coalesce(sum(CASE WHEN due_unix_s >= ?2 THEN rollouts ELSE 0 END), 0), "
+        "coalesce(sum(worker = ?1), 0) FROM lease WHERE state = 0",
         [&](const Row& row) { live = row.integer(0), ahead = row.integer(1), live_of_worker = row.integer(2); },
-        request.worker.value));
+        request.worker.value, now));
     ECHO_ASSIGN(const auto waiting, db_.one("SELECT sum(members) FROM groups WHERE consumed_step IS NULL AND "
                                             "dropped_step IS NULL AND version >= ?1",
                                             store_.version_min(step)));
     ahead += waiting.value_or(0);
-    Known& known = known_[request.worker];
+    Known& known = known_of(request.worker);
+    if (request.step_seconds) fresh_s_ = (options_.pacing.staleness_budget + 1.0) * *request.step_seconds;
+    const Usual usual = usual_now();
     const std::optional<double> batch_s = known.pace.batch_seconds();
     known.too_slow = ahead >= options_.pacing.trajectories_per_step && request.step_seconds && batch_s &&
                      !in_time(options_.pacing, step, request.version, *batch_s, *request.step_seconds);
-    const std::uint64_t held_max = held_by(known);
+    const std::uint64_t held_max = std::min(known.trusted, held_by(known, usual));
     std::uint64_t wanted =
         std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max},
                   options_.leases_live_max - std::min<std::uint64_t>(live, options_.leases_live_max),
@@ -68,8 +83,8 @@ class JobLedger::Impl {
       ECHO_ASSIGN(const std::vector<GroupId> groups, take_groups(wanted, request.worker, live_of_worker == 0));
       wanted = groups.size();
       ECHO_ASSIGN(const std::uint64_t first_lease, advance("next_lease", wanted));
-      const double lease_s = lease_seconds(options_.lease, known.pace.seconds_per_token());
-      const double due = now + patience_seconds(options_.lease, batch_s);
+      const double lease_s = lease_seconds(options_.lease, known.pace.seconds_per_token(), usual.seconds_per_token);
+      const double due = now + patience_seconds(options_.lease, batch_s, usual.batch_s, fresh_s_);
       for (const GroupId group : groups) {
         leases.push_back({LeaseId{first_lease + leases.size()}, group, request.worker, request.version,
                           request.policy_digest, store_.options.group_size, now, now + lease_s, LeaseState::kLive,
@@ -92,7 +107,16 @@ class JobLedger::Impl {
       store_.totals = before;
       return std::move(status).error();
     }
-    for (const Settled& s : settled) known_[s.worker].pace.handed_in(s.granted_unix_s, now, s.tokens);
+    const bool first = !usual_now().batch_s;
+    for (const Settled& s : settled) {
+      Known& known = known_of(s.worker);
+      verdicts[s.verdict].held_s = std::max(0.0, now - std::max(s.granted_unix_s, known.accounted_until_unix_s));
+      known.accounted_until_unix_s = now;
+      if (known.pace.handed_in_of(s.granted_unix_s) == 0) ECHO_TRY(records_.returned(s.worker));
+      known.pace.handed_in(s.granted_unix_s, now, s.tokens);
+      known.trusted = groups_trusted(known.trusted, 1);
+    }
+    if (first) ECHO_TRY(wait_less_for_newcomers());
     return verdicts;
   }
 
@@ -142,12 +166,24 @@ class JobLedger::Impl {
     return known != known_.end() && known->second.too_slow ? known->second.pace.batch_seconds() : std::nullopt;
   }
 
-  Result<std::uint64_t> release_worker(WorkerId worker) {
+  std::vector<Idler> newly_idle() { return std::exchange(newly_idle_, {}); }
+  const Records& records() const { return records_; }
+  Status keep(WorkerId worker, const Misconduct& misconduct) { return records_.keep(worker, misconduct); }
+
+  Result<std::uint64_t> release_worker(WorkerId worker, double now) {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     std::vector<LeaseRecord> leases;
     ECHO_TRY(db_.each(
-        "SELECT lease_id, group_id FROM lease WHERE state = 0 AND worker = ?1",
-        [&](const Row& row) { leases.push_back(id_and_group(row)); }, worker.value));
+        "SELECT lease_id, group_id, granted_unix_s FROM lease WHERE state = 0 AND worker = ?1",
+        [&](const Row& row) {
+          leases.push_back(id_and_group(row));
+          leases.back().granted_unix_s = row.real(2);
+        },
+        worker.value));
+    if (!leases.empty()) {
+      ECHO_TRY(note_lapse(worker, LapseKind::kLost));
+      records_.kept_waiting(worker, std::max(0.0, now - leases.front().granted_unix_s), now);
+    }
     for (const LeaseRecord& lease : leases) {
       ECHO_TRY(end(lease, LeaseState::kReleased));
       ECHO_TRY(note_failure(lease.group, worker, 0, 1));
@@ -175,11 +211,10 @@ class JobLedger::Impl {
     return expired;
   }
 
-  Result<std::uint64_t> resume(double now) {
+  Result<std::uint64_t> excuse(double late_s) {
     ECHO_TRY(
-        db_.run("UPDATE lease SET due_unix_s = due_unix_s + max(expires_unix_s, ?1 + lease_s) - expires_unix_s, "
-                "expires_unix_s = max(expires_unix_s, ?1 + lease_s) WHERE state = 0",
-                now));
+        db_.run("UPDATE lease SET due_unix_s = due_unix_s + ?1, expires_unix_s = expires_unix_s + ?1 WHERE state = 0",
+                late_s));
     return db_.changes();
   }
 
@@ -191,9 +226,12 @@ class JobLedger::Impl {
         [&](const Row& row) { stock[Version{row.integer(0)}].waiting = row.integer(1); }, store_.options.group_size,
         store_.version_min(step)));
     ECHO_TRY(db_.each(
-        "SELECT version, sum(rollouts) FROM lease WHERE state = 0 AND min(expires_unix_s, due_unix_s) >= ?1 AND "
-        "version >= ?2 GROUP BY version",
-        [&](const Row& row) { stock[Version{row.integer(0)}].live = row.integer(1); }, now, store_.version_min(step)));
+        "SELECT version, worker, sum(rollouts) FROM lease WHERE state = 0 AND min(expires_unix_s, due_unix_s) >= ?1 AND "
+        "version >= ?2 GROUP BY version, worker",
+        [&](const Row& row) {
+          if (records_.waited_for(WorkerId{row.integer(1)}, now)) stock[Version{row.integer(0)}].live += row.integer(2);
+        },
+        now, store_.version_min(step)));
     std::vector<VersionStock> ascending;
     for (auto& [version, entry] : stock) {
       entry.version = version;
@@ -224,6 +262,7 @@ class JobLedger::Impl {
     WorkerId worker;
     double granted_unix_s;
     std::uint64_t tokens;  // of the longest response
+    std::size_t verdict;   // which one
   };
 
   static LeaseRecord id_and_group(const Row& row) {
@@ -241,16 +280,60 @@ class JobLedger::Impl {
     return *value;
   }
 
-  // How many groups this worker may hold. One that was not measured yet counts as the average of those that were.
-  std::uint64_t held_by(const Known& known) const {
+  Known& known_of(WorkerId worker) {
+    const auto [entry, is_new] = known_.try_emplace(worker);
+    if (is_new) entry->second.trusted = first_groups(options_.lease, options_.pacing, store_.options.group_size);
+    return entry->second;
+  }
+
+  Usual usual_now() const {
+    std::vector<double> batches, tokens, rates;
+    for (const auto& [worker, known] : known_) {
+      if (const auto batch_s = known.pace.batch_seconds()) batches.push_back(*batch_s);
+      if (const auto per_token = known.pace.seconds_per_token()) tokens.push_back(*per_token);
+      if (const auto rate = known.pace.groups_per_s()) rates.push_back(*rate);
+    }
+    return {median(std::move(batches)), median(std::move(tokens)), median(std::move(rates))};
+  }
+
+  // How many groups this worker may hold by its speed. One that was not measured yet counts as the average of those
+  // that were.
+  std::uint64_t held_by(const Known& known, const Usual& usual) const {
     double measured = 0, sum = 0;
     for (const auto& [worker, other] : known_)
-      if (const auto rate = other.pace.groups_per_s()) ++measured, sum += *rate;
+      if (const auto rate = other.pace.groups_per_s()) ++measured, sum += rate_that_counts(*rate, usual.groups_per_s);
     const double average = measured > 0 ? sum / measured : 1;
     const double all = sum + (static_cast<double>(known_.size()) - measured) * average;
     const std::uint64_t groups = (std::uint64_t{options_.pacing.lookahead_steps} + 1) *
                                  options_.pacing.trajectories_per_step / store_.options.group_size;
-    return groups_held_max(groups, known.pace.groups_per_s().value_or(average), all);
+    const double own = rate_that_counts(known.pace.groups_per_s().value_or(average), usual.groups_per_s);
+    return groups_held_max(groups, own, all);
+  }
+
+  // Somebody has shown how long the work takes: who has shown nothing yet is not waited for much longer.
+  Status wait_less_for_newcomers() {
+    const Usual usual = usual_now();
+    if (!usual.batch_s) return ok();
+    const double patience = patience_seconds(options_.lease, std::nullopt, usual.batch_s, fresh_s_);
+    for (const auto& [worker, known] : known_)
+      if (!known.pace.batch_seconds())
+        ECHO_TRY(db_.run("UPDATE lease SET due_unix_s = min(due_unix_s, granted_unix_s + ?2) WHERE state = 0 AND "
+                         "worker = ?1",
+                         worker.value, patience));
+    return ok();
+  }
+
+  Status note_lapse(WorkerId worker, LapseKind kind) {
+    ECHO_ASSIGN(const std::optional<std::string> idle, records_.lapsed(worker, kind));
+    if (idle) newly_idle_.push_back({worker, *idle});
+    return ok();
+  }
+
+  // Who keeps the learner waiting beyond its patience is not waited for again for a while.
+  Status note_overdue(double now) {
+    return db_.each(
+        "SELECT worker, max(due_unix_s - granted_unix_s) FROM lease WHERE state = 0 AND due_unix_s < ?1 GROUP BY worker",
+        [&](const Row& row) { records_.kept_waiting(WorkerId{row.integer(0)}, row.real(1), now); }, now);
   }
 
   // Returned groups first, lowest id first, then new ones; or one group alone that workers were lost with.
@@ -314,7 +397,9 @@ class JobLedger::Impl {
   }
 
   Result<std::uint64_t> end_overdue(double now) {
+    ECHO_TRY(note_overdue(now));
     std::vector<LeaseRecord> leases;
+    std::map<std::pair<WorkerId, double>, std::uint64_t> batches;  // worker, time of grant -> leases that end now
     ECHO_TRY(db_.each(
         "SELECT lease_id, group_id, worker, granted_unix_s FROM lease WHERE state = 0 AND expires_unix_s < ?1 "
         "ORDER BY lease_id",
@@ -326,8 +411,17 @@ class JobLedger::Impl {
         now));
     for (const LeaseRecord& lease : leases) {
       ECHO_TRY(end(lease, LeaseState::kExpired));
+      ++batches[{lease.worker, lease.granted_unix_s}];
       if (const auto known = known_.find(lease.worker); known != known_.end())
         known->second.pace.handed_in(lease.granted_unix_s, now, 0);
+    }
+    for (const auto& [batch, ended] : batches) {
+      const auto known = known_.find(batch.first);
+      if (known != known_.end()) {
+        if (known->second.pace.handed_in_of(batch.second) >= ended) continue;  // most of it came
+        known->second.trusted = groups_trusted_after_lapse(known->second.trusted);
+      }
+      ECHO_TRY(note_lapse(batch.first, LapseKind::kExpired));
     }
     return std::uint64_t{leases.size()};
   }
@@ -360,7 +454,7 @@ class JobLedger::Impl {
       ECHO_CHECK(delivery.submission != nullptr);
       const Store::Totals before = store_.totals;
       ECHO_TRY(db_.run("SAVEPOINT delivery"));
-      ECHO_ASSIGN(Verdict verdict, decide(delivery, step, now, settled));
+      ECHO_ASSIGN(Verdict verdict, decide(delivery, step, now, verdicts.size(), settled));
       if (!verdict.accepted) {
         ECHO_TRY(db_.run("ROLLBACK TO delivery"));
         store_.totals = before;
@@ -373,7 +467,8 @@ class JobLedger::Impl {
   }
 
   // Stores and settles the delivery, or says why not; what it wrote is rolled back in that case.
-  Result<Verdict> decide(const Delivery& delivery, std::uint64_t step, double now, std::vector<Settled>& settled) {
+  Result<Verdict> decide(const Delivery& delivery, std::uint64_t step, double now, std::size_t verdict_index,
+                         std::vector<Settled>& settled) {
     const schema::Submission& submission = *delivery.submission;
     Verdict verdict{LeaseId{submission.lease()}, false, false, {}, {}};
     const auto refused = [&](std::string_view reason, std::string detail = {}) {
@@ -421,7 +516,7 @@ class JobLedger::Impl {
     ECHO_TRY(end(*lease, LeaseState::kSettled));
     ECHO_TRY(db_.run("DELETE FROM failure WHERE group_id = ?1", lease->group.value));
     ECHO_TRY(db_.run("UPDATE lease SET settled_unix_s = ?2 WHERE lease_id = ?1", lease->id.value, now));
-    settled.push_back({lease->worker, lease->granted_unix_s, longest(submission)});
+    settled.push_back({lease->worker, lease->granted_unix_s, longest(submission), verdict_index});
     verdict.accepted = true;
     return verdict;
   }
@@ -437,7 +532,7 @@ class JobLedger::Impl {
       ECHO_TRY(end(*lease, now > lease->expires_unix_s ? LeaseState::kExpired : LeaseState::kReleased));
     // A late result still tells how long the work takes, or a slow worker's next lease would be as short.
     if (verdict.reason == "lease expired")
-      known_[lease->worker].pace.handed_in(lease->granted_unix_s, now, longest(*delivery.submission));
+      known_of(lease->worker).pace.handed_in(lease->granted_unix_s, now, longest(*delivery.submission));
     return ok();
   }
 
@@ -462,7 +557,10 @@ class JobLedger::Impl {
   Store& store_;
   Database& db_;
   LedgerOptions options_;
+  Records records_;
   std::map<WorkerId, Known> known_;  // workers that asked for work and were not lost
+  std::optional<double> fresh_s_;    // in which the learner does all the steps that may use what is granted now
+  std::vector<Idler> newly_idle_;
   std::vector<SetAside> newly_set_aside_;
 };
 
@@ -486,7 +584,9 @@ Result<std::unique_ptr<JobLedger>> JobLedger::open(ReplayBuffer& buffer, const L
   if (!(lease.min_s > 0) || !(lease.first_s >= lease.min_s) || !(lease.max_s >= lease.first_s))
     return fail(Code::kInvalid, kOpen, "leases of {} s at first, {} .. {} s later, expected 0 < min <= first <= max",
                 lease.first_s, lease.min_s, lease.max_s);
-  return std::unique_ptr<JobLedger>(new JobLedger(std::make_unique<Impl>(buffer.store(), options)));
+  auto impl = std::make_unique<Impl>(buffer.store(), options);
+  ECHO_TRY(impl->open());
+  return std::unique_ptr<JobLedger>(new JobLedger(std::move(impl)));
 }
 
 Result<std::vector<LeaseRecord>> JobLedger::grant(const GrantRequest& request, std::uint64_t step, double now_unix_s) {
@@ -500,9 +600,18 @@ Result<std::vector<Verdict>> JobLedger::submit(std::span<const Delivery> deliver
   return impl_->submit(deliveries, step, now_unix_s);
 }
 
-Result<std::uint64_t> JobLedger::release_worker(WorkerId worker) {
+std::vector<Idler> JobLedger::newly_idle() { return impl_->newly_idle(); }
+
+const std::map<WorkerId, Misconduct>& JobLedger::misconduct() const { return impl_->records().misconduct(); }
+
+Status JobLedger::keep(WorkerId worker, const Misconduct& misconduct) {
   impl_->check_thread();
-  return impl_->release_worker(worker);
+  return impl_->keep(worker, misconduct);
+}
+
+Result<std::uint64_t> JobLedger::release_worker(WorkerId worker, double now_unix_s) {
+  impl_->check_thread();
+  return impl_->release_worker(worker, now_unix_s);
 }
 
 Result<std::uint64_t> JobLedger::release_all() {
@@ -515,9 +624,9 @@ Result<std::uint64_t> JobLedger::expire(double now_unix_s) {
   return impl_->expire(now_unix_s);
 }
 
-Result<std::uint64_t> JobLedger::resume(double now_unix_s) {
+Result<std::uint64_t> JobLedger::excuse(double late_s) {
   impl_->check_thread();
-  return impl_->resume(now_unix_s);
+  return impl_->excuse(late_s);
 }
 
 Result<std::uint64_t> JobLedger::stranded_by_next_step(std::uint64_t step, double now_unix_s) {

@@ -57,12 +57,25 @@ struct SetAside {
   std::string reason, detail;
 };
 
+// Somebody who takes work again and again and returns nothing of it: it should get no more.
+struct Idler {
+  WorkerId worker;
+  std::string reason;
+};
+
+// What else is held against a worker, by whoever looks at what it hands in; kept with the leases.
+struct Misconduct {
+  std::uint32_t malformed = 0, failures = 0;
+  friend bool operator==(const Misconduct&, const Misconduct&) = default;
+};
+
 struct Verdict {
   LeaseId lease;
   bool accepted = false;   // durable, counted once
   bool duplicate = false;  // accepted earlier; this copy changed nothing
   std::string reason;      // why not, one of the stable texts of rules.hpp, "malformed", "stale", or the caller's
   std::string detail;      // more for the log: what was expected and what was found
+  double held_s = 0;       // accepted: for how long the worker had leases that no earlier result accounts for
 };
 
 struct LedgerCounts {
@@ -81,8 +94,8 @@ class JobLedger {
   static Result<std::unique_ptr<JobLedger>> open(ReplayBuffer& buffer, const LedgerOptions& options);
   ~JobLedger();
 
-  // Leases up to groups_max groups for learner step t, as pacing and the worker's share allow (rules.hpp); returned
-  // groups first, but none that this worker failed on while others are there to try it, then new problems from the
+  // Leases up to groups_max groups for learner step t, as pacing, the worker's share and what it has handed in before
+  // allow (rules.hpp); returned groups first, but none that this worker failed on while others are there to try it, then new problems from the
   // cursor. A group that several workers were lost with is leased alone. Empty when nothing may be generated now, or
   // when the batch of this step is covered and the worker is too slow for a later one. Expires overdue leases.
   Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now_unix_s);
@@ -106,16 +119,21 @@ class JobLedger {
   // Groups that were set aside since the last call.
   std::vector<SetAside> newly_set_aside();
 
+  // Who has taken too many batches and returned none of them, since the last call; also across connections and restarts.
+  std::vector<Idler> newly_idle();
+  const std::map<WorkerId, Misconduct>& misconduct() const;
+  Status keep(WorkerId worker, const Misconduct& misconduct);
+
   // The worker is lost: its groups go back to the pool, its measured speed is forgotten. Returns how many.
-  Result<std::uint64_t> release_worker(WorkerId worker);
+  Result<std::uint64_t> release_worker(WorkerId worker, double now_unix_s);
   // After a restart whose workers ended with the learner: every live lease ends and its group goes back to the pool.
   Result<std::uint64_t> release_all();
   // Overdue leases end and their groups go back to the pool. Returns how many.
   Result<std::uint64_t> expire(double now_unix_s);
 
-  // After a restart that its workers outlived: they could not hand in meanwhile, and nobody else has their groups, so
-  // every live lease gets a full term from now. Call before the first grant() or expire(). Returns how many.
-  Result<std::uint64_t> resume(double now_unix_s);
+  // For so long this process did not run and nobody could hand in: every live lease lasts so much longer. Call before
+  // the next grant() or expire(). Returns how many.
+  Result<std::uint64_t> excuse(double late_s);
 
   // Trajectories of live leases that would come too late for every later batch if the learner trained on what
   // sample(step) gives now (rules.hpp, stranded). A learner that waits while it is above zero, at most until those

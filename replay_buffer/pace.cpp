@@ -23,8 +23,15 @@ void WorkerPace::handed_in(double granted_unix_s, double now_unix_s, std::uint64
 
 std::optional<double> WorkerPace::batch_seconds() const {
   std::optional<double> worst;
-  for (const Batch& b : batches_) worst = std::max(worst.value_or(0), b.seconds);
+  for (const Batch& b : batches_)
+    if (b.groups > 0) worst = std::max(worst.value_or(0), b.seconds);
   return worst;
+}
+
+std::uint64_t WorkerPace::handed_in_of(double granted_unix_s) const {
+  for (const Batch& b : batches_)
+    if (b.granted_unix_s == granted_unix_s) return b.groups;
+  return 0;
 }
 
 std::optional<double> WorkerPace::seconds_per_token() const {

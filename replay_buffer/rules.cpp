@@ -49,14 +49,22 @@ std::uint32_t default_lookahead(std::uint32_t staleness_budget, std::uint32_t pu
 
 std::uint32_t staleness_budget_min(std::uint32_t publish_every) { return publish_every - std::min(publish_every, 1u); }
 
-double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token) {
-  if (!seconds_per_token) return length.first_s;
-  return std::clamp(2 * *seconds_per_token * length.tokens_max, length.min_s, length.max_s);
+double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token,
+                     std::optional<double> median_seconds_per_token) {
+  if (seconds_per_token) return std::clamp(2 * *seconds_per_token * length.tokens_max, length.min_s, length.max_s);
+  if (!median_seconds_per_token) return length.first_s;
+  return std::clamp(8 * *median_seconds_per_token * length.tokens_max, length.min_s, length.first_s);
 }
 
-double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds) {
-  return batch_seconds ? std::clamp(2.5 * *batch_seconds, std::min(length.min_s, length.max_s), length.max_s)
-                       : std::min(length.first_s, length.max_s);
+double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds,
+                        std::optional<double> median_batch_seconds, std::optional<double> fresh_s) {
+  constexpr double kLeast = 1;  // what a busy machine or a network may take beyond
+  double patience = std::min(length.first_s, length.max_s);
+  if (batch_seconds)
+    patience = std::min(2.5 * *batch_seconds, length.max_s);
+  else if (median_batch_seconds)
+    patience = std::min(4 * *median_batch_seconds, patience);
+  return std::max(std::min(kLeast, length.max_s), std::min(patience, fresh_s.value_or(patience)));
 }
 
 double renewed(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s) {
@@ -73,6 +81,33 @@ std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double 
   if (!(fleet_groups_per_s > 0)) return std::max<std::uint64_t>(1, groups);
   const double share = std::clamp(groups_per_s / fleet_groups_per_s, 0.0, 1.0);
   return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::ceil(2 * share * static_cast<double>(groups))));
+}
+
+std::uint64_t first_groups(const LeaseLength& length, const Pacing& pacing, std::uint32_t group_size) {
+  constexpr std::uint32_t kShare = 8;
+  return length.first_groups.value_or(std::max<std::uint32_t>(1, pacing.trajectories_per_step / group_size / kShare));
+}
+
+std::uint64_t groups_trusted(std::uint64_t trusted, std::uint64_t handed_in) {
+  constexpr std::uint64_t kMost = 1u << 30;
+  return std::min(trusted + handed_in, kMost);
+}
+
+std::uint64_t groups_trusted_after_lapse(std::uint64_t trusted) { return std::max<std::uint64_t>(1, trusted / 2); }
+
+std::optional<double> median(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double rate_that_counts(double rate, std::optional<double> median_rate) {
+  return median_rate && *median_rate > 0 ? std::min(rate, 4 * *median_rate) : rate;
+}
+
+std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind) {
+  return weight + (kind == LapseKind::kExpired ? 4 : 2);
 }
 
 bool set_aside_after(std::uint32_t failures, std::uint32_t workers_lost) {

@@ -70,20 +70,27 @@ std::uint32_t staleness_budget_min(std::uint32_t publish_every);
 // --- Leases ---------------------------------------------------------------------------------------------------
 
 struct LeaseLength {
-  double first_s = 60;            // for a worker that has not handed in anything yet
+  double first_s = 60;            // at most, for a worker that has not handed in anything yet
   double min_s = 10;              // shortest
   double max_s = 7200;            // from grant to result, renewals included
   std::uint32_t tokens_max = 64;  // of a response: a lease lasts as long as this worker needs for so many
+  // Groups that a worker may hold which has not handed in anything yet; absent: an eighth of a step's, at least one.
+  std::optional<std::uint32_t> first_groups = std::nullopt;
 };
 
 // Length of a lease, and of each renewal: twice what a response of tokens_max takes at this worker's own measured
-// seconds per token, clamped; first_s for a worker not measured yet.
-double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token);
+// seconds per token, clamped. For a worker not measured yet four times the median of those that are, at most first_s; first_s
+// when nobody is.
+double lease_seconds(const LeaseLength& length, std::optional<double> seconds_per_token,
+                     std::optional<double> median_seconds_per_token = std::nullopt);
 
 // How long after the grant a learner step still waits for a result that would otherwise be stranded: 2.5 x the worker's
-// own time from grant to result (SparrowRL section 5.4), first_s when it is not known; never longer than the lease may
-// last. A worker that is slower than itself keeps its lease, but the learner goes on.
-double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds);
+// own time from grant to result (SparrowRL section 5.4); for a worker not measured yet 4 x the median of
+// those that are, or first_s. Never longer than the lease may last, nor than `fresh_s`, in which the learner does all the steps that may use
+// the result: then it would wait for this worker alone. A worker that is slower keeps its lease, but the learner goes on.
+double patience_seconds(const LeaseLength& length, std::optional<double> batch_seconds,
+                        std::optional<double> median_batch_seconds = std::nullopt,
+                        std::optional<double> fresh_s = std::nullopt);
 
 // Expiry after a sign of progress at `now`; a lease never lasts longer than max_s in all.
 double renewed(const LeaseLength& length, double granted_unix_s, double now_unix_s, double lease_s);
@@ -95,6 +102,25 @@ bool in_time(const Pacing& pacing, std::uint64_t step, Version version, double b
 // Groups that one worker may hold at once: twice its share of the `groups` that may be in stock, by measured groups/s,
 // so that it is never idle while others are served and cannot hoard what they could generate. At least one.
 std::uint64_t groups_held_max(std::uint64_t groups, double groups_per_s, double fleet_groups_per_s);
+
+// Groups that a worker may hold by what it has handed in, whatever its speed: first_groups at first, one more for each
+// group handed in, and half as many after each batch that lapsed. So it can hold back no more than it has given before.
+std::uint64_t first_groups(const LeaseLength& length, const Pacing& pacing, std::uint32_t group_size);
+std::uint64_t groups_trusted(std::uint64_t trusted, std::uint64_t handed_in);
+std::uint64_t groups_trusted_after_lapse(std::uint64_t trusted);
+
+// Of an even number the upper one; absent without values. What one of them is, or pretends to be, hardly moves it.
+std::optional<double> median(std::vector<double> values);
+// A measured rate as it counts among those of others: at most four times their median, so that nobody who is fast, or
+// pretends to be, leaves nothing to the rest.
+double rate_that_counts(double rate, std::optional<double> median_rate);
+
+// A batch of leases that ended without a result: nothing came of it until it expired, or its worker was lost with it,
+// which happens to honest ones.
+enum class LapseKind { kExpired, kLost };
+// The new weight of a worker's lapses. Each batch handed in takes one off.
+std::uint32_t lapse_weight(std::uint32_t weight, LapseKind kind);
+inline constexpr std::uint32_t kLapsesMax = 20;  // five that expired in a row: who has so many returns nothing
 
 enum class LeaseState : std::uint8_t { kLive = 0, kSettled = 1, kExpired = 2, kReleased = 3 };
 

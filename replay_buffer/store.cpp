@@ -27,13 +27,15 @@ constexpr const char* kSchema[] = {
     "CREATE TABLE pool(group_id INTEGER PRIMARY KEY) STRICT",
     "CREATE TABLE failure(group_id INTEGER NOT NULL, worker INTEGER NOT NULL, failures INTEGER NOT NULL, "
     "lost INTEGER NOT NULL, PRIMARY KEY(group_id, worker)) STRICT, WITHOUT ROWID",
+    "CREATE TABLE worker(worker INTEGER PRIMARY KEY, lapses INTEGER NOT NULL, batches INTEGER NOT NULL, "
+    "malformed INTEGER NOT NULL, failures INTEGER NOT NULL) STRICT",
     "CREATE TABLE set_aside(group_id INTEGER PRIMARY KEY, reason TEXT NOT NULL, detail TEXT NOT NULL) STRICT",
     "INSERT INTO meta VALUES('next_group', 0), ('next_lease', 1), ('pruned_consumed', 0), ('leases_settled', 0), "
     "('leases_expired', 0), ('leases_released', 0)",
     "PRAGMA application_id = 1162037327",
-    "PRAGMA user_version = 2",
+    "PRAGMA user_version = 3",
 };
-static_assert(kApplicationId == 1162037327 && kSchemaVersion == 2);
+static_assert(kApplicationId == 1162037327 && kSchemaVersion == 3);
 
 }  // namespace
 

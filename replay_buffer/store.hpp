@@ -8,7 +8,7 @@
 
 namespace echoline::replay_buffer {
 
-inline constexpr std::uint64_t kSchemaVersion = 2;
+inline constexpr std::uint64_t kSchemaVersion = 3;
 
 class Store {
  public:

@@ -155,6 +155,7 @@ class Agent {
     ECHO_ASSIGN(schema::LearnerMessage message, data_plane::parse_learner_message(bytes));
     switch (message.body_case()) {
       case schema::LearnerMessage::kRunSpec: {
+        told_to_wait_ = false;
         if (task_) break;  // told again after it was away
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(task_, make_task(std::move(spec)));
@@ -177,6 +178,11 @@ class Agent {
           report_.refused += 1;
           log::warn("lease {} refused: {}", message.ack().lease(), message.ack().reason());
         }
+        break;
+      case schema::LearnerMessage::kWait:
+        log::info("the learner: {}; waiting", message.wait().reason());
+        told_to_wait_ = true;
+        awaiting_grant_ = false;
         break;
       case schema::LearnerMessage::kStop:
         ended_ = true;
@@ -205,7 +211,7 @@ class Agent {
   }
 
   void request_work() {
-    if (!joined_ || awaiting_grant_ || !leases_.empty() || !installer_ || !installer_->version()) return;
+    if (!joined_ || told_to_wait_ || awaiting_grant_ || !leases_.empty() || !installer_ || !installer_->version()) return;
     if (!pending_.empty() || clock_.now() < ask_again_) return;
     const double rate = rate_.value_or(options_.rollouts_per_s_max.value_or(0));
     const auto groups = static_cast<std::uint32_t>(rate * kBatchSeconds / task_->spec.group_size() + 0.5);
@@ -290,7 +296,7 @@ class Agent {
   std::optional<Producer> producer_;
   std::deque<overlay::Publication> pending_;  // complete and in order, waiting for the safe point
   std::deque<schema::Lease> leases_;
-  bool joined_ = false, awaiting_grant_ = false;
+  bool joined_ = false, told_to_wait_ = false, awaiting_grant_ = false;
   TimePoint ask_again_{};
   Duration progress_every_ = std::chrono::seconds(3);
   TimePoint progress_due_{};

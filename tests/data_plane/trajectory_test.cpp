@@ -114,6 +114,9 @@ TEST(Messages, LimitsAndEmptyBodies) {
   message.mutable_failed()->set_detail(std::string(4097, 'x'));
   EXPECT_EQ(parse_worker_message(message.SerializeAsString()).error().code, Code::kInvalid);
 
+  for (int i = 0; i <= 4096; ++i) message.mutable_progress()->add_leases(1);
+  EXPECT_EQ(parse_worker_message(message.SerializeAsString()).error().code, Code::kInvalid);
+
   schema::LearnerMessage grant;
   grant.mutable_grant()->set_retry_after_ms(5);
   const auto parsed = parse_learner_message(grant.SerializeAsString());

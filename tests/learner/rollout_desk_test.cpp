@@ -8,6 +8,7 @@
 
 #include "data_plane/trajectory.hpp"
 #include "learner/trainer.hpp"
+#include "learner/worker_meter.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -25,6 +26,7 @@ class DeskTest : public ::testing::Test {
     options_.staleness_budget = 2;
     options_.lookahead_steps = 1;
     options_.steps_total = 4;
+    options_.lease.first_groups = 64;
     adapter_ = *data_plane::make_adapter("arithmetic", "{}", 1);
     digest_[0] = std::byte{7};
     shape_.vocab_size = tokenizer_.size();
@@ -47,11 +49,15 @@ class DeskTest : public ::testing::Test {
       received_.push_back(*data_plane::parse_learner_message(bytes));
       changed_.notify_all();
     };
-    events.accepted = [this](WorkerId, std::uint64_t rollouts) {
+    events.accepted = [this](WorkerId, std::uint64_t rollouts, double) {
       const std::lock_guard lock(mutex_);
       accepted_ += rollouts;
     };
     events.misbehaved = [this](WorkerId, const std::string& reason) {
+      if (reason.find("wait to be read") != std::string::npos) {
+        flooded_ = 1;
+        return;
+      }
       const std::lock_guard lock(mutex_);
       misbehaved_ = reason;
       changed_.notify_all();
@@ -157,6 +163,7 @@ class DeskTest : public ::testing::Test {
   std::vector<schema::LearnerMessage> received_;
   std::uint64_t accepted_ = 0;
   std::string misbehaved_;
+  std::atomic<int> flooded_ = 0;
   std::unique_ptr<RolloutDesk> desk_;
 };
 
@@ -192,13 +199,73 @@ TEST_F(DeskTest, RefusesAnUnknownVersionAndAForeignDigest) {
   open(0);
   EXPECT_EQ(ask(9, 1).leases_size(), 0);
   digest_[0] = std::byte{8};
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(misbehaved(), "") << "bad memory is no attack";
+    const schema::WorkGrant refused = ask(0, 1);
+    EXPECT_EQ(refused.leases_size(), 0);
+    EXPECT_EQ(refused.retry_after_ms(), 1000u);
+  }
+  EXPECT_NE(misbehaved().find("digest"), std::string::npos);
+}
+
+// It belongs to the identity: neither a new connection nor a new learner wipes it.
+TEST_F(DeskTest, ConductOutlivesConnectionsAndTheLearner) {
+  open(0);
+  for (int i = 0; i < 2; ++i) desk_->receive(WorkerId{1}, "\xff\xff\xff");
+  desk_->worker_lost(WorkerId{1});
+  desk_->malformed(WorkerId{1}, "its heartbeat");
+  EXPECT_EQ(misbehaved(), "");
+  open(0);
+  desk_->receive(WorkerId{1}, "\xff\xff\xff");
+  desk_->receive(WorkerId{2}, "\xff\xff\xff");
+  EXPECT_EQ(misbehaved(), "");
+  desk_->worker_lost(WorkerId{1});
+  desk_->malformed(WorkerId{1}, "its heartbeat");
+  EXPECT_EQ(misbehaved(), "its heartbeat");
+}
+
+// Work that others were given, or that nobody was: a driver may mix something up, not again and again.
+TEST_F(DeskTest, LeasesThatItDoesNotHoldAreHeldAgainstAWorker) {
+  open(0);
+  const schema::WorkGrant grant = ask(0, 1);
+  schema::Submission stolen = made(grant.leases(0), WorkerId{2});
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(misbehaved(), "");
+    stolen.set_lease(i % 2 ? grant.leases(0).id() : 99);
+    EXPECT_FALSE(hand_in(stolen, WorkerId{2}).accepted());
+  }
+  EXPECT_NE(misbehaved(), "");
+  EXPECT_TRUE(hand_in(grant.leases(0)).accepted());
+}
+
+// Messages that bring nothing: some are part of the work, thousands are a flood.
+TEST_F(DeskTest, WhoOnlyTalksIsToldToGo) {
+  open(0);
+  schema::WorkerMessage message;
+  message.mutable_progress()->add_leases(1);
+  const std::string bytes = message.SerializeAsString();
+  for (int i = 0; i < 1500; ++i) desk_->receive(WorkerId{1}, bytes);
+  EXPECT_EQ(misbehaved(), "");
+  for (int i = 0; i < 1500; ++i) desk_->receive(WorkerId{2}, bytes);
+  EXPECT_EQ(misbehaved(), "");
+  for (int i = 0; i < 1500; ++i) desk_->receive(WorkerId{1}, bytes);
+  EXPECT_NE(misbehaved().find("messages"), std::string::npos);
+}
+
+// What it may leave unread at once is limited as well, and how long a message may be.
+TEST_F(DeskTest, ASlowDeskDoesNotKeepWhateverIsSent) {
+  open(0);
   schema::WorkerMessage message;
   message.mutable_request()->set_policy_digest(digest_bytes());
-  message.mutable_request()->set_groups_max(1);
-  desk_->receive(WorkerId{1}, message.SerializeAsString());
-  std::unique_lock lock(mutex_);
-  ASSERT_TRUE(changed_.wait_for(lock, kWait, [this] { return !misbehaved_.empty(); }));
-  EXPECT_NE(misbehaved_.find("digest"), std::string::npos);
+  const std::string bytes = message.SerializeAsString();
+  {
+    const std::lock_guard desk_cannot_answer(mutex_);
+    for (int i = 0; i < 5000; ++i) desk_->receive(WorkerId{1}, bytes);
+    EXPECT_EQ(flooded_, 1);
+  }
+  (void)misbehaved();
+  for (int i = 0; i < 5; ++i) desk_->receive(WorkerId{2}, std::string(2u << 20, 'x'));
+  EXPECT_NE(misbehaved().find("at most"), std::string::npos);
 }
 
 TEST_F(DeskTest, ABrokenDriverIsNoAttackUntilItGoesOn) {
@@ -360,6 +427,37 @@ TEST(ConductTest, AWorkerIsToBlameOnlyWhereOthersGetOn) {
   EXPECT_FALSE(conduct.malformed(bob));
   EXPECT_FALSE(conduct.malformed(bob));
   EXPECT_TRUE(conduct.malformed(bob));
+}
+
+TEST(WorkerMeterTest, AWorkersSpeedIsWhatWasSeenOfIt) {
+  using std::chrono::seconds;
+  ManualClock clock;
+  const auto heard = [&](WorkerMeter& meter, double busy_s, std::uint64_t rollouts = 0) {
+    schema::Vitals vitals;
+    vitals.set_busy_s(busy_s);
+    vitals.set_rollouts(rollouts);
+    return meter.heard(vitals, clock.now());
+  };
+  WorkerMeter honest, liar, mute, slow;
+  for (WorkerMeter* meter : {&honest, &liar, &mute, &slow}) EXPECT_EQ(heard(*meter, 0).rollouts, 0);
+  clock.advance(seconds(20));
+  honest.accepted(100, 12);
+  EXPECT_EQ(heard(honest, 0).rollouts, 0) << "its time is told by the next heartbeat";
+  const auto one = heard(honest, 10);
+  EXPECT_EQ(one.rollouts, 100);
+  EXPECT_EQ(one.busy_s, 10);
+  EXPECT_EQ(heard(honest, 10).rollouts, 0);
+  liar.accepted(100, 12);
+  EXPECT_EQ(heard(liar, 1e-9, 1'000'000'000).busy_s, 6) << "half of the time in which it had work";
+  EXPECT_EQ(liar.total().rollouts, 100);
+  slow.accepted(100, 12);
+  EXPECT_EQ(heard(slow, 1e9).busy_s, 20) << "no more than has passed";
+  mute.accepted(100, 12);
+  EXPECT_EQ(heard(mute, 0).rollouts, 0);
+  clock.advance(seconds(10));
+  EXPECT_EQ(heard(mute, 0).busy_s, 12);
+  honest.accepted(10, 3);
+  EXPECT_EQ(heard(honest, 2).busy_s, 2) << "a new process counts from zero";
 }
 
 TEST_F(DeskTest, ALostWorkersGroupsAreLeasedAgain) {

@@ -99,7 +99,7 @@ TEST(Crash, AcknowledgedTrajectoriesSurviveKill9) {
     }
     EXPECT_EQ(must(buffer->counts(0)).stored, counts.stored);
     // Leases of the killed process come back to the pool and are given out again, none is lost.
-    must(ledger->release_worker(kWorker));
+    must(ledger->release_worker(kWorker, 1000));
   }
   auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 1)));
   auto ledger = must(JobLedger::open(*buffer, ledger_options()));

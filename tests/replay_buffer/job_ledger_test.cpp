@@ -13,7 +13,7 @@ class Ledger : public testing::Test {
  protected:
   void SetUp() override {
     options_.pacing = {2, 2, 4};  // S = 2, R = 4: two groups a step
-    options_.lease = {100, 5, 1000, 6};
+    options_.lease = {100, 5, 1000, 6, 64};
     reopen();
   }
   void reopen() {
@@ -108,8 +108,8 @@ TEST_F(Ledger, LostWorkerGivesItsGroupsBack) {
   const auto leases = grant(kAda, 3);
   grant(kBob, 1);
   EXPECT_TRUE(submit(kAda, submission_for(leases[0])).accepted);
-  EXPECT_EQ(must(ledger_->release_worker(kAda)), 2u);
-  EXPECT_EQ(must(ledger_->release_worker(kAda)), 0u);
+  EXPECT_EQ(must(ledger_->release_worker(kAda, 1001)), 2u);
+  EXPECT_EQ(must(ledger_->release_worker(kAda, 1001)), 0u);
   EXPECT_EQ(submit(kAda, submission_for(leases[1])).reason, "lease released");
   EXPECT_EQ(groups_of(grant(kBob, 2)), (Set{1, 2}));
 }
@@ -118,7 +118,7 @@ TEST_F(Ledger, RestartNeitherLosesNorDoublesAGroup) {
   const auto before = grant(kAda, 2);
   reopen();
   EXPECT_EQ(groups_of(grant(kBob, 2)), (Set{2, 3}));
-  EXPECT_EQ(must(ledger_->resume(1090)), 4u);  // the learner was away: everybody gets a full term
+  EXPECT_EQ(must(ledger_->excuse(90)), 4u);  // the learner was away: nobody could hand in meanwhile
   EXPECT_EQ(must(ledger_->expire(1150)), 0u);
   EXPECT_TRUE(submit(kAda, submission_for(before[1]), 1150).accepted);
   EXPECT_EQ(must(ledger_->expire(1191)), 3u);
@@ -156,7 +156,7 @@ TEST_F(Ledger, EveryRefusalIsNamedCountedAndReturnsTheGroup) {
     EXPECT_FALSE(verdict.accepted);
     EXPECT_EQ(verdict.reason, c.reason) << verdict.detail;
     expected[c.reason] += static_cast<std::uint64_t>(submission.trajectories_size());
-    must(ledger_->release_worker(kAda));
+    must(ledger_->release_worker(kAda, 1001));
   }
   EXPECT_EQ(stored(), 0u);
   EXPECT_EQ(must(buffer_->counts(0)).rejected, expected);
@@ -224,8 +224,8 @@ TEST_F(Ledger, ALeaseFollowsItsOwnWorkersTimeAndNotTheFleets) {
     must(buffer_->consume(step++, more->ids()));
   }
   EXPECT_EQ(grant(kBob, 1, step, now, step)[0].lease_s, 5);  // the shortest: 2 x 6 x 1/3 s
-  must(ledger_->release_worker(kAda));
-  EXPECT_EQ(grant(kAda, 1, step, now, step)[0].lease_s, 100);  // the dead are forgotten
+  must(ledger_->release_worker(kAda, 1001));
+  EXPECT_EQ(grant(kAda, 1, step, now, step)[0].lease_s, 16);  // forgotten: a newcomer, by what is usual
 }
 
 TEST_F(Ledger, ProgressRenewsALease) {
@@ -250,8 +250,8 @@ TEST_F(Ledger, ARenewedLeaseIsNotWaitedForLongerThanTheWorkerUsuallyTakes) {
   const auto fast = grant(kBob, 2);
   for (const auto& lease : fast) EXPECT_TRUE(submit(kBob, submission_for(lease)).accepted);
   EXPECT_EQ(must(ledger_->renew(kAda, std::vector{slow[0].id}, 1, 1090)), 1u);
-  EXPECT_EQ(must(ledger_->stranded_by_next_step(2, 1100)), 2u);
-  EXPECT_EQ(must(ledger_->stranded_by_next_step(2, 1101)), 0u);
+  EXPECT_EQ(must(ledger_->stranded_by_next_step(2, 1004)), 2u);  // four times what the other one took
+  EXPECT_EQ(must(ledger_->stranded_by_next_step(2, 1005)), 0u);
   EXPECT_TRUE(submit(kAda, submission_for(slow[0]), 1150).accepted);
 }
 
@@ -269,8 +269,80 @@ TEST_F(Ledger, NobodyHoardsAndNobodyGetsWorkItCannotDoInTime) {
   };
   EXPECT_EQ(ask(3.0), 0u);  // version 1 is of use for three steps, and it takes 10 s
   EXPECT_TRUE(ledger_->too_slow(kBob));
-  must(ledger_->release_worker(kAda));
+  must(ledger_->release_worker(kAda, 1001));
   EXPECT_EQ(ask(4.0), 1u);
+}
+
+// What a worker may hold grows with what it has handed in, and falls with every batch that lapses.
+TEST_F(Ledger, ANewcomerGetsLittleAndEarnsMore) {
+  options_.pacing = {2, 2, 32};  // 48 groups in stock, 16 a step
+  options_.lease.first_groups.reset();
+  reopen();
+  const auto first = grant(kAda, 1000);
+  ASSERT_EQ(first.size(), 2u);  // although it is alone
+  EXPECT_TRUE(grant(kAda, 1000).empty());
+  for (const auto& lease : first) EXPECT_TRUE(submit(kAda, submission_for(lease)).accepted);
+  const auto second = grant(kAda, 1000, 0, 1002);
+  EXPECT_EQ(second.size(), 4u);
+  EXPECT_EQ(must(ledger_->expire(1200)), 4u);
+  EXPECT_EQ(grant(kAda, 1000, 0, 1200).size(), 2u);
+}
+
+// Who returns nothing is named, over all its connections and over restarts of the learner; who returns most is not.
+TEST_F(Ledger, WhoReturnsNothingIsNamed) {
+  double now = 1000;
+  const auto lapse = [&](WorkerId worker) {
+    EXPECT_EQ(grant(worker, 1, 0, now).size(), 1u);
+    now += 101;
+    EXPECT_EQ(must(ledger_->expire(now)), 1u);
+  };
+  for (int i = 0; i < 2; ++i) lapse(kAda);
+  must(ledger_->release_worker(kAda, now));
+  for (int i = 0; i < 2; ++i) lapse(kAda);
+  EXPECT_TRUE(ledger_->newly_idle().empty());
+  reopen();
+  lapse(kAda);
+  const auto idle = ledger_->newly_idle();
+  ASSERT_EQ(idle.size(), 1u);
+  EXPECT_EQ(idle[0].worker, kAda);
+  EXPECT_EQ(idle[0].reason, "it took 5 batches of work and returned nothing of them in time");
+  EXPECT_TRUE(ledger_->newly_idle().empty());
+  for (int i = 0; i < 6; ++i) {  // one of five comes to nothing
+    lapse(kBob);
+    for (int k = 0; k < 4; ++k) {
+      const auto lease = grant(kBob, 1, 0, now);
+      EXPECT_TRUE(submit(kBob, submission_for(lease[0]), now + 1).accepted);
+      const auto batch = must(buffer_->sample(0, 1));
+      must(buffer_->discard(batch->groups[0].id, "room for more"));
+      now += 2;
+    }
+  }
+  EXPECT_TRUE(ledger_->newly_idle().empty());
+  // Lost with its work again and again, as a hoarder would be that never lets a lease run out.
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(grant(WorkerId{3}, 1, 0, now).size(), 1u);
+    must(ledger_->release_worker(WorkerId{3}, now + 1));
+  }
+  EXPECT_EQ(ledger_->newly_idle().size(), 1u);
+}
+
+// A result tells for how long its worker had work, by the ledger's own clock.
+TEST_F(Ledger, TheTimeWithWorkIsCountedOnce) {
+  const auto first = grant(kAda, 2, 0, 1000);
+  const schema::Submission a = submission_for(first[0]), b = submission_for(first[1]);
+  EXPECT_DOUBLE_EQ(submit(kAda, a, 1010).held_s, 10);
+  EXPECT_DOUBLE_EQ(submit(kAda, b, 1012).held_s, 2);
+  const auto second = grant(kAda, 1, 0, 1020);
+  EXPECT_DOUBLE_EQ(submit(kAda, submission_for(second[0]), 1021).held_s, 1);
+}
+
+TEST_F(Ledger, WhatIsHeldAgainstAWorkerIsKept) {
+  must(ledger_->keep(kAda, {3, 1}));
+  must(ledger_->keep(kBob, {1, 0}));
+  must(ledger_->keep(kBob, {}));
+  must(ledger_->release_worker(kAda, 1001));
+  reopen();
+  EXPECT_EQ(ledger_->misconduct(), (std::map<WorkerId, Misconduct>{{kAda, {3, 1}}}));
 }
 
 TEST_F(Ledger, AGroupThatFailsIsTriedOnOneOtherWorkerAndThenSetAside) {
@@ -314,7 +386,7 @@ TEST_F(Ledger, AGroupThatKillsWorkersIsLeasedAloneAndThenSetAside) {
     const auto leases = grant(WorkerId{i}, 2);
     EXPECT_EQ(groups_of(leases), i <= 2 ? (Set{0, 1}) : Set{0});  // at last alone, so that its neighbour is cleared
     EXPECT_TRUE(ledger_->newly_set_aside().empty());
-    must(ledger_->release_worker(WorkerId{i}));
+    must(ledger_->release_worker(WorkerId{i}, 1001));
   }
   ASSERT_EQ(ledger_->newly_set_aside().size(), 1u);
   EXPECT_EQ(must(ledger_->counts()).set_aside.at("worker lost"), 1u);

@@ -119,9 +119,49 @@ TEST(Lease, FollowsTheWorkersOwnTimePerToken) {
   EXPECT_EQ(lease_seconds(length, 60.0), 7200);
   EXPECT_EQ(patience_seconds(length, std::nullopt), 60);
   EXPECT_EQ(patience_seconds(length, 40.0), 100);
-  EXPECT_EQ(patience_seconds(length, 1.0), 10);
+  EXPECT_EQ(patience_seconds(length, 1.0), 2.5);
+  EXPECT_EQ(patience_seconds(length, 0.01), 1);
   EXPECT_EQ(renewed(length, 1000, 1050, 60), 1110);
   EXPECT_EQ(renewed(length, 1000, 8190, 60), 8200);  // but not for ever
+}
+
+// Who has shown nothing yet gets little, for a short time, and is hardly waited for.
+TEST(Lease, ANewcomerIsMeasuredByTheOthers) {
+  const LeaseLength length{60, 10, 7200, 1000};
+  EXPECT_EQ(lease_seconds(length, std::nullopt, 0.005), 40);  // 8 x 5 s
+  EXPECT_EQ(lease_seconds(length, std::nullopt, 0.0001), 10);
+  EXPECT_EQ(lease_seconds(length, std::nullopt, 0.1), 60);
+  EXPECT_EQ(lease_seconds(length, 0.1, 0.001), 200);  // its own counts
+  EXPECT_EQ(patience_seconds(length, std::nullopt, 2.0), 8);
+  EXPECT_EQ(patience_seconds(length, std::nullopt, 100.0), 60);
+  EXPECT_EQ(patience_seconds(length, 2.0, 100.0), 5);
+  // Longer than the learner takes for all steps that may use it, it would wait for this worker alone.
+  EXPECT_EQ(patience_seconds(length, 40.0, {}, 7.0), 7);
+  EXPECT_EQ(patience_seconds(length, std::nullopt, {}, 7.0), 7);
+  EXPECT_EQ(patience_seconds(length, 40.0, {}, 0.1), 1);
+
+  EXPECT_EQ(first_groups(length, {6, 2, 2048}, 8), 32u);
+  EXPECT_EQ(first_groups(length, {2, 1, 4}, 2), 1u);
+  EXPECT_EQ(groups_trusted(32, 1), 33u);
+  EXPECT_EQ(groups_trusted_after_lapse(33), 16u);
+  EXPECT_EQ(groups_trusted_after_lapse(1), 1u);
+}
+
+TEST(Lease, NobodyIsExpelledForAFewLapses) {
+  std::uint32_t weight = 0;
+  for (int i = 0; i < 4; ++i) weight = lapse_weight(weight, LapseKind::kExpired);
+  EXPECT_LT(weight, kLapsesMax);
+  EXPECT_GE(lapse_weight(weight, LapseKind::kExpired), kLapsesMax);
+  EXPECT_LT(lapse_weight(weight, LapseKind::kLost), kLapsesMax);
+}
+
+TEST(Lease, OneRateDoesNotTakeEverything) {
+  EXPECT_EQ(median({}), std::nullopt);
+  EXPECT_EQ(median({3, 1, 1000}), 3);
+  EXPECT_EQ(median({3, 1}), 3);
+  EXPECT_EQ(rate_that_counts(1000, 3.0), 12);
+  EXPECT_EQ(rate_that_counts(2, 3.0), 2);
+  EXPECT_EQ(rate_that_counts(1000, std::nullopt), 1000);
 }
 
 TEST(Lease, LateWorkIsNotAskedFor) {
