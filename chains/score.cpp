@@ -15,18 +15,28 @@ double peer_score(const PeerStats& stats, const ScoreWeights& weights) {
   return weights.bandwidth * bandwidth + weights.success * success + weights.freshness * freshness;
 }
 
-bool RoleLadder::failed() {
-  if (++failures_ < kFailuresPerStep) return false;
-  failures_ = installed_ = 0;
+bool RoleLadder::demoted(TimePoint now) {
+  deliveries_ = 0;
   if (role_ == Role::kRolloutOnly) return false;
   role_ = role_ == Role::kSeed ? Role::kTail : Role::kRolloutOnly;
+  if (role_ == Role::kRolloutOnly) {
+    rests_until_ = now + rest_;
+    rest_ = std::min<Duration>(2 * rest_, kRestMax);
+  }
   return true;
 }
 
-bool RoleLadder::installed() {
-  if (role_ == Role::kSeed || ++installed_ < kInstalledPerStep) return false;
-  installed_ = 0;
+bool RoleLadder::delivered() {
+  if (role_ == Role::kSeed || ++deliveries_ < kDeliveriesPerStep) return false;
+  deliveries_ = 0;
   role_ = role_ == Role::kRolloutOnly ? Role::kTail : Role::kSeed;
+  if (role_ == Role::kSeed) rest_ = kRest;
+  return true;
+}
+
+bool RoleLadder::tries_again(TimePoint now) {
+  if (role_ != Role::kRolloutOnly || now < rests_until_) return false;
+  role_ = Role::kTail;
   return true;
 }
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "base/units.hpp"
+#include "base/clock.hpp"
 
 namespace echoline::chains {
 
@@ -32,22 +32,26 @@ double peer_score(const PeerStats& stats, const ScoreWeights& weights = {});
 // rollout-only peer receives and generates but forwards to nobody.
 enum class Role { kSeed, kTail, kRolloutOnly };
 
-// Steps down one role after every three failures in a row, and up again after ten versions installed without one; a
-// success ends a row of failures.
+// Steps down a role when it is found to fail, and up again for every ten deliveries to others: what it installs itself
+// says nothing about its uplink. Who may not forward at all is given another try after a while, longer every time.
 class RoleLadder {
  public:
-  static constexpr int kFailuresPerStep = 3;
-  static constexpr int kInstalledPerStep = 10;
+  static constexpr int kDeliveriesPerStep = 10;
+  static constexpr Duration kRest = std::chrono::minutes(2), kRestMax = std::chrono::hours(1);
+
+  RoleLadder() = default;
+  RoleLadder(Role role, TimePoint now) : role_(role), rests_until_(now + kRest) {}
   Role role() const { return role_; }
-  int consecutive_failures() const { return failures_; }
-  void succeeded() { failures_ = 0; }
-  // Both return whether the role changed.
-  bool failed();
-  bool installed();
+  // All return whether the role changed.
+  bool demoted(TimePoint now);
+  bool delivered();
+  bool tries_again(TimePoint now);
 
  private:
   Role role_ = Role::kSeed;
-  int failures_ = 0, installed_ = 0;
+  int deliveries_ = 0;
+  Duration rest_ = kRest;
+  TimePoint rests_until_{};
 };
 
 }  // namespace echoline::chains

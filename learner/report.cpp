@@ -54,6 +54,10 @@ struct Rows {
   }
 };
 
+json last(const std::vector<double>& counts) {
+  return counts.empty() ? json(nullptr) : json(static_cast<std::uint64_t>(counts.back()));
+}
+
 double sum(const std::vector<double>& values) {
   double total = 0;
   for (const double v : values) total += v;
@@ -165,6 +169,8 @@ json make_report(const ReportInput& input) {
       {"density_mean", mean(rows.values(rows.publications, "density"))},
       {"t_b_seconds_median", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.5)},
       {"t_b_seconds_p95", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.95)},
+      {"workers", last(rows.values(rows.broadcasts, "workers"))},
+      {"acknowledged", last(rows.values(rows.broadcasts, "acknowledged"))},
       {"lower_bound_seconds", quantile(rows.values(rows.broadcasts, "lower_bound_seconds"), 0.5)},
       {"predicted_seconds", quantile(rows.values(rows.broadcasts, "predicted_seconds"), 0.5)},
       {"learner_bytes_sent", input.bytes_sent},
@@ -203,6 +209,13 @@ std::string number(const json& value, const char* format_spec) {
 
 std::string bytes(const json& value) {
   return value.is_number() ? to_text(Bytes{static_cast<std::uint64_t>(value.get<double>())}) : "-";
+}
+
+// ", of 8 of 9 workers"; nothing where all had the last one when its T_b was taken.
+std::string waited_for(const json& broadcast) {
+  const json workers = broadcast.value("workers", json()), acknowledged = broadcast.value("acknowledged", json());
+  if (!workers.is_number() || !acknowledged.is_number() || acknowledged >= workers) return "";
+  return fmt::format(", of {} of {} workers", number(acknowledged, "{:.0f}"), number(workers, "{:.0f}"));
 }
 
 // Who has not answered yet is not alarming; another digest under the same version is.
@@ -252,8 +265,9 @@ std::string report_text(const json& r) {
   line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
                                 b.at("publications").get<std::uint64_t>(), bytes(b.at("full_bytes")),
                                 bytes(b.at("delta_bytes_mean")), number(b.at("compression_ratio"), "{:.1f}")));
-  line("", fmt::format("T_b {} s (p95 {} s); lower bound {} s, formula {} s; learner sent {}",
+  line("", fmt::format("T_b {} s (p95 {} s){}; lower bound {} s, formula {} s; learner sent {}",
                        number(b.at("t_b_seconds_median"), "{:.3f}"), number(b.at("t_b_seconds_p95"), "{:.3f}"),
+                       waited_for(b),
                        number(b.at("lower_bound_seconds"), "{:.3f}"), number(b.at("predicted_seconds"), "{:.3f}"),
                        bytes(b.at("learner_bytes_sent"))));
   line("", b.at("topology").get<std::string>());

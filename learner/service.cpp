@@ -504,6 +504,7 @@ class Service {
                 {"payload_bytes", report.payload.count},
                 {"t_b_seconds", seconds(report.t_b)},
                 {"workers", report.workers},
+                {"acknowledged", report.acknowledged},
                 {"depth", report.depth},
                 {"learner_bytes", report.learner_bytes_sent.count},
                 {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links))}};

@@ -71,6 +71,12 @@ std::uint64_t EdgeSender::chunk_bytes_sent_to(WorkerId child) const {
   return it == edges_.end() ? 0 : it->second.chunk_bytes;
 }
 
+std::size_t EdgeSender::known_publications() const {
+  std::size_t all = 0;
+  for (const auto& [key, edge] : edges_) all += edge.known.size();
+  return all;
+}
+
 void EdgeSender::update(ConnId conn, Have have, TimePoint now) {
   const auto line = lines_.find(conn);
   if (line == lines_.end()) return;
@@ -88,6 +94,8 @@ void EdgeSender::take(Edge& edge, Have have) {
     edge.known.clear();
   }
   edge.whole.clear();
+  // Of what is not here only the newest list counts, so it takes no more room than one list.
+  std::erase_if(edge.known, [&](const auto& known) { return store_.find(known.first) == nullptr; });
   for (auto& [key, item] : have.items) {
     Known& known = edge.known[item.publication];
     known.version = key.version;

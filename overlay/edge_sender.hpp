@@ -59,6 +59,7 @@ class EdgeSender {
 
   std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }  // chunk bytes without headers
   std::uint64_t chunk_bytes_sent_to(WorkerId child) const;         // on its present edge
+  std::size_t known_publications() const;                          // of all children: bounded by what they may list
 
  private:
   struct Known {

@@ -16,6 +16,7 @@ constexpr std::size_t kEnrolledKept = 4096;
 LearnerCore::LearnerCore(LearnerConfig config)
     : Core(config.core),
       config_(std::move(config)),
+      conduct_(config_.heartbeat, config_.state ? config_.state->conduct : decltype(LearnerState::conduct){}),
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.snapshots_on_demand),
       strangers_(config_.core.connections) {
@@ -96,7 +97,8 @@ LearnerStats LearnerCore::stats() const {
     s.workers.push_back(worker.view);
     s.workers.back().silent = worker.silent;
     s.workers.back().reachable = worker.reachable;
-    s.workers.back().quarantined = worker.quarantined;
+    const Conduct::Record* record = conduct_.find(id);
+    s.workers.back().quarantined = record && record->kept.quarantined_until_ms > 0;
   }
   for (const auto& [id, worker] : away_) s.away.push_back({worker.view.info, worker.away_reason});
   s.topology = topology_;
@@ -106,6 +108,7 @@ LearnerStats LearnerCore::stats() const {
   s.joined = joined_;
   s.lost = lost_;
   s.quarantined = quarantined_;
+  s.floods = floods_;
   s.slow_hops = slow_hops_;
   return s;
 }
@@ -156,6 +159,7 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
     if (frame.type == FrameType::kChunk) return lose(it->second, "it sent a chunk to the learner", true, now);
     const auto message = decode_control(frame.body.bytes());
     if (!message) return lose(it->second, message.error().message(), true, now);
+    if (const auto kind = MessageBudget::kind_of(*message); kind && !within_budget(it->second, *kind, now)) return;
     return on_worker(worker, *message, now);
   }
   if (edges_.contains(conn)) return on_edge(conn, frame, now);
@@ -164,6 +168,7 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
 
 void LearnerCore::on_part(Worker& worker, const Frame& frame, TimePoint now) {
   const WorkerId id = worker.view.info.id;
+  if (!within_budget(id, MessageBudget::Kind::kApplication, now)) return;
   assembling_ -= worker.incoming.bytes();
   auto message = worker.incoming.add(frame);
   assembling_ += worker.incoming.bytes();
@@ -246,6 +251,8 @@ void LearnerCore::enrol(ConnId conn, const Enrol& wish, TimePoint now) {
 }
 
 void LearnerCore::renew(Worker& worker, const Renew& wish, TimePoint now) {
+  if (wish.key != worker.key)
+    return log::warn("worker {} asks for a certificate for another key than its own: refused", worker.view.info.id);
   trust::CertificateRequest request;
   request.subject = wish.key;
   request.kind = trust::PeerIdentity::Kind::kWorker;
@@ -265,6 +272,10 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
                   fmt::format("the run has {} workers, as many as its learner can serve with {} files open (ulimit -n)",
                               workers_.size(), config_.core.connections.files),
                   now);
+  if (!within_budget(id, MessageBudget::Kind::kJoin, now)) {  // not told to leave: its path may be bad
+    strangers_.erase(conn);
+    return close(conn);
+  }
   if (workers_.contains(id)) part(id, "it joined again", now);  // its old connection is dead, it knows best
   if (hello.data.host == "0.0.0.0" || hello.data.host == "::" || hello.data.host.empty())
     hello.data.host = stranger.peer.host;
@@ -291,6 +302,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
     worker.view.installed_digest = hello.installed->policy_digest;
   }
   worker.control = conn;
+  worker.key = stranger.peer.identity.key;
   worker.heard = now;
   worker.silence.begin(config_.heartbeat, now, std::min(worker.silences, kSilencesMax));
   control_[conn] = id;
@@ -343,6 +355,8 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
   if (frame.type != FrameType::kControl) return drop("a child sent something other than control messages");
   auto message = decode_control(frame.body.bytes());
   if (!message) return drop(message.error().message());
+  const auto kind = MessageBudget::kind_of(*message);
+  if (kind && !within_budget(*edges_.child_of(conn), *kind, now)) return;
   if (auto* have = std::get_if<Have>(&*message))
     edges_.update(conn, std::move(*have), now);
   else if (const auto* request = std::get_if<ChunkRequest>(&*message))
@@ -367,7 +381,7 @@ void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimeP
     return move_back(id, now);
   }
   if (const auto* trouble = std::get_if<Trouble>(&message)) {
-    if (++worker.troubles <= kTroublesMax) actions_.push_back(act::TroubleOf{id, trouble->text});
+    if (++conduct_.of(id, unix_ms(now)).troubles <= kTroublesMax) actions_.push_back(act::TroubleOf{id, trouble->text});
     return;
   }
   if (const auto* goodbye = std::get_if<Goodbye>(&message)) return lose(id, "it left: " + goodbye->reason, false, now);
@@ -378,6 +392,7 @@ void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimeP
 
 // What waits for the state to be on disk happens in on_saved().
 void LearnerCore::save(TimePoint now) {
+  state_.conduct = conduct_.kept();
   if (!config_.durable) return after_saved(now);
   if (saving_) {
     save_again_ = true;
@@ -437,6 +452,8 @@ void LearnerCore::beat(TimePoint now) {
     }
   edges_.tell_all(status, now);
   watch_presence(now);
+  watch_conduct(now);
+  give_up_waiting(now);
   watch_hops(now);
 }
 

@@ -10,9 +10,11 @@
 #include <memory>
 #include <set>
 
+#include "chains/apart.hpp"
 #include "chains/planner.hpp"
 #include "chains/score.hpp"
 #include "chains/trees.hpp"
+#include "overlay/conduct.hpp"
 #include "overlay/edge_sender.hpp"
 #include "overlay/hop_monitor.hpp"
 #include "overlay/sealer.hpp"
@@ -50,10 +52,12 @@ class LearnerCore final : public Core {
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
   // Parts of messages that are not whole yet, of all workers together: who exceeds it has to come anew.
   static constexpr std::size_t kAssemblingBytesMax = 16 * kMessageBytesMax;
+  // Once most have a version: so many times as long as they took, and a little, before nobody waits for the others.
+  static constexpr int kStragglerFactor = 4;
+  static constexpr Duration kStragglerPatience = std::chrono::seconds(5);
   // Publications whose T_b is still open; older ones are given up.
   static constexpr std::size_t kBroadcastsMax = 64;
   static constexpr std::size_t kHelpedMax = 8;  // workers that one worker helps at a time
-  static constexpr int kBadChunksMax = 2;       // before who forwarded them is quarantined
   // Joins that come together are planned once; planning many takes longer, and changes more.
   static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);
   // Trees are planned anew so far apart at least, in heartbeats, doubled while it happens again and again.
@@ -109,7 +113,6 @@ class LearnerCore final : public Core {
     TimePoint heard;
     bool silent = false;  // it has lost its place, until it is heard again
     int silences = 0;     // since it last installed something
-    int troubles = 0;
     TimePoint away_since{};  // of those in away_
     std::string away_reason;
     std::optional<Assign> assigned;
@@ -122,11 +125,10 @@ class LearnerCore final : public Core {
     }
     std::optional<ConnId> dial_back;
     bool reachable = true;  // until dialling back has failed
-    bool quarantined = false, draining = false, placed = false;
-    chains::RoleLadder ladder;
-    std::uint32_t attempts = 0, successes = 0;  // forwards to its children
-    int bad_chunks = 0;                         // it forwarded, as its children say
-    std::set<WorkerId> accused, accused_by;     // of forwarding bad chunks: parents by it, it by children
+    bool draining = false;
+    bool straggles = false;                     // it let a broadcast wait in vain, and has installed nothing since
+    trust::PublicKey key;                       // of its certificate: the only one that is certified for it
+    std::optional<TimePoint> said_silent;       // by a child, when the learner had missed it, too
     std::map<WorkerId, TimePoint> silent_to;    // children that heard nothing from it any more, and when they said so
     std::map<WorkerId, TimePoint> senders;      // former parents and helpers, and until when it may accuse them
     std::optional<BitRate> slow_up;             // its uplink was found to be slower than planned
@@ -143,7 +145,10 @@ class LearnerCore final : public Core {
     std::optional<Version> base;
     PublicationId id{};
     TimePoint published;
+    TimePoint last_ack{};  // of one of those below
+    // Those that were there when it was published, but for those that let an earlier one wait in vain.
     std::set<WorkerId> active, waiting;
+    std::set<WorkerId> stragglers;  // they were there, too
     std::uint64_t wire_bytes_before = 0;
     chains::Topology topology;
   };
@@ -187,6 +192,8 @@ class LearnerCore final : public Core {
   // Publications (learner_publications.cpp).
   void on_ack(Worker& worker, const Installed& ack, TimePoint now);
   void check_broadcasts(TimePoint now);
+  void give_up_waiting(TimePoint now);
+  void report(const Broadcast& broadcast, TimePoint until);
   void close_finished(TimePoint now);
   void ask_for_snapshot();
   void on_need_help(Worker& worker, const NeedHelp& need, TimePoint now);
@@ -204,15 +211,23 @@ class LearnerCore final : public Core {
   std::vector<chains::ChainWorker> chain_workers(TimePoint now) const;
   BitRate learner_up() const;
   void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);
-  void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
-  void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
-  void quarantine(WorkerId id, const std::string& why, TimePoint now);
   void watch_hops(TimePoint now);
   std::optional<BitRate> planned_rate(const Parent& parent, const Worker& child, double copies) const;
   void on_slow_hop(const HopMonitor::Finding& finding, TimePoint now);
 
+  // Conduct (learner_conduct.cpp).
+  bool within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now);
+  void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
+  void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
+  bool is_silent_to(const Worker& parent, TimePoint now) const;
+  void put_apart(WorkerId child, WorkerId parent, TimePoint now);
+  void on_quarantined(WorkerId id, const std::string& why, TimePoint now);
+  void watch_conduct(TimePoint now);
+  void credit(WorkerId sender, WorkerId receiver, TimePoint now);
+
   LearnerConfig config_;
   LearnerState state_;
+  Conduct conduct_;
   PublicationStore store_;
   EdgeSender edges_;
   chains::Topology topology_;
@@ -222,7 +237,7 @@ class LearnerCore final : public Core {
   std::map<ConnId, WorkerId> control_, dial_backs_;
   std::set<std::pair<WorkerId, WorkerId>> parent_dials_;  // edges (parent, child) that the child could not open
   std::map<WorkerId, TimePoint> suspected_;               // children at a slow hop, until when that is remembered
-  std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0;
+  std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0, floods_ = 0;
   std::size_t assembling_ = 0;  // bytes
   std::optional<Version> newest_;
   std::vector<Broadcast> broadcasts_;
@@ -236,6 +251,7 @@ class LearnerCore final : public Core {
   std::uint64_t beacon_sequence_ = 0;
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
+  TimePoint prune_at_{};
   bool stripes_lag_ = false;  // behind a slow hop: mended trees would end with these alone
   TimePoint beat_at_ = kNever, plan_at_ = kNever, save_retry_at_ = kNever;
 };

@@ -41,6 +41,7 @@ void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   for (Broadcast& b : broadcasts_) {
     b.active.erase(id);
     b.waiting.erase(id);
+    b.stragglers.erase(id);
   }
   take_out(id, now);
   check_broadcasts(now);
@@ -115,7 +116,8 @@ void LearnerCore::watch_presence(TimePoint now) {
   std::vector<WorkerId> silent, away, gone_for_good;
   for (const auto& [id, worker] : workers_) {
     // What was learned may cost a place before the time that was agreed on, but neither money nor work.
-    const TimePoint learned = worker.silence.deadline(), agreed = worker.heard + config_.heartbeat_timeout;
+    const TimePoint learned = is_silent_to(worker, now) ? now : worker.silence.deadline();
+    const TimePoint agreed = worker.heard + config_.heartbeat_timeout;
     if (now >= std::max(learned, agreed))
       away.push_back(id);
     else if (now >= std::min(learned, agreed))

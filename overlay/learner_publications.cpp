@@ -49,9 +49,11 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     b.id = id_of(as_signed);
     b.published = now;
     for (const auto& [id, worker] : workers_)
-      if (!worker.silent) b.active.insert(id);
-    for (const auto& [id, worker] : workers_)
-      if (!worker.silent && (!worker.view.installed || *worker.view.installed < key.version)) b.waiting.insert(id);
+      if (!worker.silent) (worker.straggles ? b.stragglers : b.active).insert(id);
+    if (b.active.empty()) b.active = std::exchange(b.stragglers, {});
+    for (const WorkerId id : b.active)
+      if (const auto& installed = workers_.at(id).view.installed; !installed || *installed < key.version)
+        b.waiting.insert(id);
     b.wire_bytes_before = edges_.chunk_bytes_sent();
     b.topology = topology_;
     if (broadcasts_.size() >= kBroadcastsMax) broadcasts_.erase(broadcasts_.begin());
@@ -129,22 +131,22 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (!newest() || ack.version > *newest())
     return lose(id, fmt::format("it acknowledged version {}, which is not published", ack.version), true, now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
+  const bool newer = worker.view.installed != ack.version;
   worker.view.installed = ack.version;
   worker.view.installed_digest = ack.policy_digest;
   worker.helpers_tried.clear();
   worker.silences = 0;
-  end_help(worker);
+  std::vector<WorkerId> senders;
   if (worker.assigned)
-    for (const Parent& p : worker.assigned->parents)
-      if (const auto parent = workers_.find(p.worker); parent != workers_.end()) {
-        ++parent->second.attempts;
-        ++parent->second.successes;
-        parent->second.ladder.succeeded();
-      }
-  if (worker.ladder.installed()) move_back(id, now);  // it may forward again
+    for (const Parent& p : worker.assigned->parents) senders.push_back(p.worker);
+  if (worker.helper) senders.push_back(*worker.helper);
+  end_help(worker);
+  if (newer)
+    for (const WorkerId sender : senders) credit(sender, id, now);
+  if (newer) worker.straggles = false;
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   for (Broadcast& b : broadcasts_)
-    if (b.version <= ack.version) b.waiting.erase(id);
+    if (b.version <= ack.version && b.waiting.erase(id) > 0) b.last_ack = now;
   check_broadcasts(now);
 }
 
@@ -154,18 +156,39 @@ void LearnerCore::check_broadcasts(TimePoint now) {
     if (b.active.empty()) return true;
     const double needed = std::ceil(config_.quorum * static_cast<double>(b.active.size()) - 1e-9);
     if (static_cast<double>(b.active.size() - b.waiting.size()) < needed) return false;
-    BroadcastReport report;
-    report.version = b.version;
-    report.base = b.base;
-    if (const StoredPublication* stored = store_.find(b.id)) report.payload = {stored->bytes};
-    report.t_b = now - b.published;
-    report.workers = b.active.size();
-    report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.wire_bytes_before};
-    report.depth = b.topology.depth();
-    report.topology = b.topology;
-    actions_.push_back(act::BroadcastDone{std::move(report)});
+    report(b, now);
     return true;
   });
+}
+
+// In a small fleet the quorum is everybody. One that never acknowledges must not hide how long the others took, nor keep
+// later broadcasts open: those do not wait for it until it has installed something.
+void LearnerCore::give_up_waiting(TimePoint now) {
+  std::erase_if(broadcasts_, [&](const Broadcast& b) {
+    const std::size_t have = b.active.size() - b.waiting.size();
+    if (have == 0 || have < b.waiting.size()) return false;
+    if (now < b.last_ack + kStragglerFactor * (b.last_ack - b.published) + kStragglerPatience) return false;
+    for (const WorkerId id : b.waiting)
+      if (const auto worker = workers_.find(id); worker != workers_.end() && !std::exchange(worker->second.straggles, true))
+        log::warn("worker {} has not acknowledged version {} {} after the others: broadcasts do not wait for it", id,
+                  b.version, echoline::to_text(now - b.last_ack));
+    report(b, b.last_ack);
+    return true;
+  });
+}
+
+void LearnerCore::report(const Broadcast& b, TimePoint until) {
+  BroadcastReport report;
+  report.version = b.version;
+  report.base = b.base;
+  if (const StoredPublication* stored = store_.find(b.id)) report.payload = {stored->bytes};
+  report.t_b = until - b.published;
+  report.workers = b.active.size() + b.stragglers.size();
+  report.acknowledged = b.active.size() - b.waiting.size();
+  report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.wire_bytes_before};
+  report.depth = b.topology.depth();
+  report.topology = b.topology;
+  actions_.push_back(act::BroadcastDone{std::move(report)});
 }
 
 // ---- those who missed something ----
@@ -208,7 +231,8 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   std::optional<Candidate> best;
   bool busy = false;
   for (const auto& [id, other] : workers_) {
-    if (id == worker.view.info.id || other.silent || !other.reachable || other.quarantined || other.draining) continue;
+    if (id == worker.view.info.id || other.silent || !other.reachable || other.draining) continue;
+    if (conduct_.quarantined(id, unix_ms(now)) || conduct_.apart(id, worker.view.info.id, unix_ms(now))) continue;
     if (worker.helpers_tried.contains(id)) continue;
     const auto cost = cheapest_way(other.holdings, need.position, target, need.full_only);
     if (!cost) continue;

@@ -11,8 +11,6 @@ namespace {
 constexpr BitRate kUnlimited = BitRate{1e11};
 constexpr std::size_t kSlowHopsKept = 64;
 constexpr Duration kSuspicion = std::chrono::seconds(30);
-constexpr Duration kSilentTogether = std::chrono::seconds(3);
-constexpr std::ptrdiff_t kAccusedAloneMax = 2;
 
 }  // namespace
 
@@ -25,8 +23,9 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   chains::PeerStats stats;
   stats.forwarding_rate = worker.view.forwarding_rate.value_or(BitRate{0});
   stats.cap = info.up.value_or(BitRate{0});
-  stats.attempts = worker.attempts;
-  stats.successes = worker.successes;
+  const Conduct::Record* record = conduct_.find(info.id);
+  stats.attempts = record ? record->attempts : 0;
+  stats.successes = record ? record->successes : 0;
   // Between two heartbeats nobody is staler than another.
   stats.age = std::max(Duration{}, now - worker.heard - 2 * config_.heartbeat);
   chains::ChainWorker w;
@@ -38,9 +37,10 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   const bool slow = worker.slow_until && now < *worker.slow_until;
   if (slow && worker.slow_up) w.up = std::min(w.up, *worker.slow_up);
   w.score = chains::peer_score(stats);
-  const bool trusted = !worker.quarantined && !worker.draining && worker.reachable;
-  w.may_forward = trusted && !slow && worker.ladder.role() != chains::Role::kRolloutOnly;
-  w.may_seed = worker.ladder.role() == chains::Role::kSeed && !slow;
+  const chains::Role role = record ? record->ladder.role() : chains::Role::kSeed;
+  const bool trusted = !conduct_.quarantined(info.id, unix_ms(now)) && !worker.draining && worker.reachable;
+  w.may_forward = trusted && !slow && role != chains::Role::kRolloutOnly;
+  w.may_seed = role == chains::Role::kSeed && !slow && !conduct_.accuses(info.id, unix_ms(now));
   return w;
 }
 
@@ -107,6 +107,7 @@ void LearnerCore::take_out(WorkerId id, TimePoint now) {
 
 // Tells every worker whose parents changed, and only those.
 void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
+  topology = chains::keep_apart(std::move(topology), conduct_.apart(unix_ms(now)));
   if (topology == topology_) return;
   topology_ = std::move(topology);
   const std::uint32_t stripes = topology_.stripes();
@@ -149,70 +150,6 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   for (const EdgeReport& report : beat.edges) worker.edges[report.child] = report;
   worker.holdings.clear();
   for (const Holding& holding : beat.holdings) worker.holdings[holding.key] = holding.payload_bytes;
-}
-
-// Both ends live, the edge does not. Where only the child could not open it, the parent tries; a parent that is silent
-// to its child and to the learner loses its place; one that is silent to several children has no uplink to speak of; otherwise
-// it is a failure of the parent, which falls a role after three.
-void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
-  const WorkerId id = child.view.info.id;
-  const auto parent = workers_.find(failed.parent);
-  const Parent* const edge = child.edge_from(failed.parent);
-  if (parent == workers_.end() || !edge) return;  // settled meanwhile
-  log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
-  if (failed.kind == EdgeTroubleKind::kSilent && now - parent->second.heard > 2 * config_.heartbeat)
-    return silence(failed.parent, "it is silent to its child and to the learner", now);
-  if (failed.kind == EdgeTroubleKind::kUnreachable && child.reachable &&
-      parent_dials_.insert({failed.parent, id}).second) {
-    for (Parent& p : child.assigned->parents)
-      if (p.worker == failed.parent) p.dials = true;
-    send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
-    return send_control(child.control, *child.assigned, now);
-  }
-  ++parent->second.attempts;
-  if (failed.kind == EdgeTroubleKind::kSilent) {
-    auto& silent_to = parent->second.silent_to;
-    silent_to[id] = now;
-    std::erase_if(silent_to, [&](const auto& said) { return said.second + kSilentTogether < now; });
-    const auto planned = planned_rate(*edge, child, topology_.copies_sent_by(failed.parent));
-    if (silent_to.size() >= 2 && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
-  }
-  if (!parent->second.ladder.failed()) {
-    if (parent_dials_.contains({failed.parent, id}))  // its turn to open the connection again
-      send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
-    return;
-  }
-  log::warn("worker {} is moved behind the others: it failed to forward", failed.parent);
-  move_back(failed.parent, now);
-}
-
-// A chunk's proof failed, so whoever sent it over this edge had not checked it, or had changed it. The second bad chunk
-// quarantines the parent, unless it is the word of one worker that accuses many whom nobody else accuses.
-void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now) {
-  const WorkerId accuser = child.view.info.id;
-  const auto parent = workers_.find(poisoned.parent);
-  if (parent == workers_.end()) return;
-  const auto sender = child.senders.find(poisoned.parent);
-  const bool was_child = sender != child.senders.end() && sender->second >= now;
-  if (!child.edge_from(poisoned.parent) && !was_child) return;  // not an edge of this worker
-  child.accused.insert(poisoned.parent);
-  parent->second.accused_by.insert(accuser);
-  const auto alone = std::count_if(child.accused.begin(), child.accused.end(), [&](WorkerId id) {
-    const auto accused = workers_.find(id);
-    return accused != workers_.end() && accused->second.accused_by.size() < 2;
-  });
-  if (alone > kAccusedAloneMax) return quarantine(accuser, "it says of many that they forward bad chunks", now);
-  log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
-  if (++parent->second.bad_chunks >= kBadChunksMax)
-    quarantine(poisoned.parent, fmt::format("it forwarded {} bad chunks", parent->second.bad_chunks), now);
-}
-
-void LearnerCore::quarantine(WorkerId id, const std::string& why, TimePoint now) {
-  Worker& worker = workers_.at(id);
-  if (std::exchange(worker.quarantined, true)) return;
-  ++quarantined_;
-  log::warn("worker {} is quarantined, it forwards nothing any more: {}", id, why);
-  move_back(id, now);
 }
 
 // ---- slow hops ----

@@ -7,6 +7,7 @@
 
 #include "base/random.hpp"
 #include "chains/stripes.hpp"
+#include "overlay/budget.hpp"
 #include "overlay/edge_sender.hpp"
 #include "overlay/state.hpp"
 #include "overlay/strangers.hpp"
@@ -36,6 +37,8 @@ class MemberCore final : public Core {
   static constexpr int kStallHeartbeats = 20;  // without progress towards the newest version: ask for help
   static constexpr int kRefusalsMax = 6;       // of its store, that the pause before it asks again grows with
   static constexpr Duration kTroublePause = std::chrono::minutes(1);  // before the learner is told the same again
+  static constexpr Duration kBarred = std::chrono::minutes(1);  // of a child that asked for too much
+  static constexpr std::size_t kAskersMax = 1024;
   static constexpr Duration kDrainMax = std::chrono::seconds(10);
 
   explicit MemberCore(MemberConfig config);
@@ -73,6 +76,10 @@ class MemberCore final : public Core {
 
  private:
   enum class State { kIdle, kJoining, kJoined, kAway, kGone };
+  struct Asker {  // a child, by identity: a new connection gives it nothing anew
+    MessageBudget budget;
+    TimePoint barred_until{};
+  };
   struct Staged {
     std::vector<act::Deliver> deliveries;
     Installed last;
@@ -101,6 +108,7 @@ class MemberCore final : public Core {
   void on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now);
   void open_child(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
   void on_child(ConnId conn, const Frame& frame, TimePoint now);
+  Asker& asker(WorkerId child, TimePoint now);
   void on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint now);
   void open_upstream(Upstream& up, TimePoint now);
   void add_streams(Upstream& up, std::uint32_t wanted, TimePoint now);
@@ -144,6 +152,7 @@ class MemberCore final : public Core {
   std::optional<Upstream> helper_;
   int helper_silences_ = 0;  // of the last helper
   std::set<WorkerId> revoked_;
+  std::map<WorkerId, Asker> askers_;
 
   Duration heartbeat_{};
   SilenceMeter learner_silence_;

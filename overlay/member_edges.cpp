@@ -229,6 +229,7 @@ void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame&
     if (hello->run_id != config_.state.run_id) return refuse(fmt::format("it belongs to run '{}'", hello->run_id));
     if (stranger.hello || who == kLearnerId || who == id_ || revoked_.contains(who))
       return refuse("it cannot be a child");
+    if (now < asker(who, now).barred_until) return refuse("it said too much not long ago");
     actions_.push_back(act::Admit{conn});  // what it says of its chunks may be long
     if (hello->have_follows) return strangers_.await_have(conn, std::move(*hello), now + kHandshakeTimeout);
     return open_child(conn, who, std::move(*hello), now);
@@ -261,6 +262,14 @@ void MemberCore::open_child(ConnId conn, WorkerId child, PeerHello hello, TimePo
   if (!edges_.open(conn, child, std::move(hello), now)) close(conn);
 }
 
+MemberCore::Asker& MemberCore::asker(WorkerId child, TimePoint now) {
+  if (askers_.size() >= kAskersMax && !askers_.contains(child))
+    std::erase_if(askers_, [&](const auto& other) {
+      return other.second.barred_until < now && edges_.connections_of(other.first).empty();
+    });
+  return askers_.try_emplace(child, Asker{MessageBudget(heartbeat_), {}}).first->second;
+}
+
 void MemberCore::on_child(ConnId conn, const Frame& frame, TimePoint now) {
   const auto refuse = [&](const std::string& why) {
     log::warn("worker {}: closing a child's connection: {}", id_, why);
@@ -271,6 +280,22 @@ void MemberCore::on_child(ConnId conn, const Frame& frame, TimePoint now) {
   if (frame.type != FrameType::kControl) return refuse("a child sent something other than control messages");
   auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(message.error().message());
+  if (const auto kind = MessageBudget::kind_of(*message)) {
+    const WorkerId child = *edges_.child_of(conn);
+    Asker& from = asker(child, now);
+    const auto verdict = from.budget.take(*kind, now);
+    if (verdict == MessageBudget::Verdict::kDrop) return;
+    if (verdict == MessageBudget::Verdict::kTooMuch) {
+      from.barred_until = now + kBarred;
+      log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", id_, child,
+                echoline::to_text(kBarred), from.budget.told(*kind));
+      for (const ConnId each : edges_.connections_of(child)) {
+        edges_.close(each);
+        close(each);
+      }
+      return;
+    }
+  }
   if (auto* have = std::get_if<Have>(&*message)) return edges_.update(conn, std::move(*have), now);
   if (const auto* request = std::get_if<ChunkRequest>(&*message)) return edges_.send_again(conn, *request, now);
   if (const auto* more = std::get_if<MoreStreams>(&*message)) {

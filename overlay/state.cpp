@@ -98,6 +98,20 @@ std::string encode(const LearnerState& s) {
     n.set_worker(id.value);
     n.set_name(name);
   }
+  for (const auto& [id, kept] : s.conduct) {
+    wire::Conduct& c = *w.add_conduct();
+    c.set_worker(id.value);
+    c.set_seen_ms(kept.seen_ms);
+    c.set_quarantined_until_ms(kept.quarantined_until_ms);
+    c.set_slanders(kept.slanders);
+    c.set_role(static_cast<std::uint32_t>(kept.role));
+    for (const auto& [parent, word] : kept.bad_chunks_of) {
+      wire::Word& said = *c.add_bad_chunks_of();
+      said.set_worker(parent.value);
+      said.set_count(static_cast<std::uint32_t>(word.count));
+      said.set_at_ms(word.at_ms);
+    }
+  }
   return wrap(kLearnerMagic, w);
 }
 
@@ -117,6 +131,17 @@ Result<LearnerState> decode_learner_state(std::string_view bytes) {
   s.epoch = w.epoch();
   s.port = static_cast<std::uint16_t>(w.port());
   for (const wire::Name& n : w.names()) s.names[WorkerId{n.worker()}] = n.name();
+  for (const wire::Conduct& c : w.conduct()) {
+    Conduct::Kept& kept = s.conduct[WorkerId{c.worker()}];
+    if (c.role() > static_cast<std::uint32_t>(chains::Role::kRolloutOnly))
+      return fail(Code::kCorrupt, kOperation, "a role numbered {}", c.role());
+    kept.seen_ms = c.seen_ms();
+    kept.quarantined_until_ms = c.quarantined_until_ms();
+    kept.slanders = c.slanders();
+    kept.role = static_cast<chains::Role>(c.role());
+    for (const wire::Word& said : c.bad_chunks_of())
+      kept.bad_chunks_of[WorkerId{said.worker()}] = {static_cast<int>(said.count()), said.at_ms()};
+  }
   for (const wire::Installed& p : w.published())
     if (!copy(p.policy_digest(), s.published[Version{p.version()}]))
       return fail(Code::kCorrupt, kOperation, "a policy digest of {} bytes", p.policy_digest().size());

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "overlay/conduct.hpp"
 #include "overlay/control.hpp"
 #include "overlay/trust/token.hpp"
 
@@ -31,6 +32,7 @@ struct LearnerState {
   std::uint64_t epoch = 0;
   std::uint16_t port = 0;                 // where it listened, so that its workers find it again
   std::map<WorkerId, std::string> names;  // instances that enrolled
+  std::map<WorkerId, Conduct::Kept> conduct;  // of those of whom there is something to remember
   friend bool operator==(const LearnerState&, const LearnerState&) = default;
 };
 

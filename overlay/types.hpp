@@ -87,6 +87,7 @@ struct BroadcastReport {
   Bytes payload;
   Duration t_b{};             // begin of the publication until the quorum had acknowledged the installation
   std::size_t workers = 0;    // active when it was published
+  std::size_t acknowledged = 0;  // of them, when T_b was taken: all but a few that nobody waits for
   Bytes learner_bytes_sent;   // bytes that left the learner on its data connections meanwhile, headers included
   chains::Topology topology;  // when it was published
   std::size_t depth = 0;      // longest way from the learner, in hops
@@ -124,6 +125,7 @@ struct LearnerStats {
   Bytes chunk_bytes_sent;            // chunk payload bytes sent to seeds and late joiners
   Bytes bytes_sent, bytes_received;  // everything on the wire, control included, before encryption
   std::uint64_t joined = 0, lost = 0, quarantined = 0;
+  std::uint64_t floods = 0;  // workers expelled for saying more than their budgets allow
   std::vector<SlowHop> slow_hops;  // the most recent
 };
 

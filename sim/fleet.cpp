@@ -152,6 +152,9 @@ void Fleet::on_learner(Action&& action) {
   } else if (const auto* away = std::get_if<act::WorkerAway>(&action)) {
     if (observer_) observer_->on_away(away->worker, away->reason);
   } else if (const auto* lost = std::get_if<act::Lost>(&action)) {
+    // Its certificate is worth nothing any more, and a new machine takes its place.
+    const auto who = worker_of(lost->worker);
+    if (who && lost->reason.starts_with("it says too much")) workers_[*who]->expelled = true;
     if (observer_) observer_->on_lost(lost->worker, lost->reason);
   }
 }

@@ -14,8 +14,8 @@ constexpr std::uint64_t kStepsPerLook = 256;
 // What an edge may carry twice when it is opened or changed: two windows of what was on its way.
 constexpr std::uint64_t kEdgeChangeBytes = 2 * Uplink::kWindowBytes + 2 * kChunkBytesMax;
 constexpr double kWasteShare = 0.02;
-// So many bad chunks must get somebody quarantined: two will do, and a complaint may cross a new assignment.
-constexpr std::uint64_t kBadChunksNoticed = 4;
+// So many bad chunks must part a child from whoever sent them: two will do, and a complaint may cross a new assignment.
+constexpr std::uint64_t kBadChunksNoticed = 8;
 
 }  // namespace
 
@@ -63,7 +63,7 @@ void Invariants::on_bad_chunk(HostId from, HostId to, const Frame& frame) {
 // The child has looked at it: was it one that it lacked?
 void Invariants::judge_bad_chunk(std::size_t child, const WorkerStats& stats) {
   if (!suspected_ || suspected_->child != child) return;
-  if (stats.chunks_corrupt > suspected_->corrupt_before) ++bad_chunks_[suspected_->parent];
+  if (stats.chunks_corrupt > suspected_->corrupt_before) ++bad_chunks_[{suspected_->parent, fleet_.worker(child).id()}];
   suspected_.reset();
 }
 
@@ -257,13 +257,13 @@ void Invariants::check_learner() {
     violated(kSound, fleet_.wrong());
   const LearnerCore* learner = fleet_.learner();
   if (!learner) return;
-  bool slander = false;
-  for (std::size_t i = 0; i < fleet_.workers(); ++i) slander = slander || fleet_.worker(i).options.malice.slander;
+  std::size_t slanderers = 0;  // two that agree are believed
+  for (std::size_t i = 0; i < fleet_.workers(); ++i) slanderers += fleet_.worker(i).options.malice.slander;
   const LearnerStats stats = learner->stats();
   counts_.quarantined = std::max(counts_.quarantined, stats.quarantined);
   for (const WorkerView& view : stats.workers) {
     const auto worker = fleet_.worker_of(view.info.id);
-    if (view.quarantined && worker && !slander && !fleet_.worker(*worker).options.malice.any())
+    if (view.quarantined && worker && slanderers < 2 && !fleet_.worker(*worker).options.malice.any())
       violated(kBlame, fmt::format("worker {} is quarantined, though it is honest", *worker));
   }
   const auto allowed =
@@ -275,17 +275,16 @@ void Invariants::check_learner() {
 
 void Invariants::check_liveness() {
   if (const std::string who = without_place(); peace_ && !who.empty()) violated(kPresence, who);
-  if (const LearnerCore* learner = fleet_.learner(); learner && peace_)
-    for (const WorkerView& view : learner->stats().workers)
-      if (const auto bad = bad_chunks_.find(view.info.id);
-          bad != bad_chunks_.end() && bad->second >= kBadChunksNoticed && !view.quarantined)
-        violated(kBlame, fmt::format("worker {} forwarded {} bad chunks to honest members and is not quarantined",
-                                     view.info.id, bad->second));
+  if (peace_)
+    for (const auto& [pair, bad] : bad_chunks_)
+      if (bad >= kBadChunksNoticed)
+        violated(kBlame, fmt::format("worker {} forwarded {} bad chunks to worker {}, and they were not parted",
+                                     pair.first, bad, pair.second));
   const auto newest = fleet_.newest();
   if (!newest) return;
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
     const Fleet::Worker& w = fleet_.worker(i);
-    if (!w.wanted || (w.active && w.active->version == *newest)) continue;
+    if (!w.wanted || w.options.malice.flood || (w.active && w.active->version == *newest)) continue;
     violated(kLiveness,
              fmt::format("the worker on host {} ({}) has {}, the newest is version {}; {}{}", w.host.value,
                          to_text(w.options.malice), w.active ? fmt::format("version {}", w.active->version) : "nothing",

@@ -22,7 +22,7 @@ class Invariants final : public Observer, public FleetObserver {
   static constexpr const char* kBudget = "budget";          // memory and disk stay within their limits
   static constexpr const char* kTree = "tree";              // one parent per worker and stripe, no cycle
   static constexpr const char* kFrugal = "frugal";          // the learner sends no chunk that its child has
-  static constexpr const char* kBlame = "blame";            // who forwards bad chunks is quarantined, nobody else is
+  static constexpr const char* kBlame = "blame";            // nobody honest is quarantined, and bad chunks part who they went between
   static constexpr const char* kSound = "sound";            // what cores and applications tell each other makes sense
   static constexpr const char* kPresence = "presence";      // who is silent is away in time, and not gone before that
   static constexpr const char* kLiveness = "liveness";      // at last everybody has the newest version
@@ -88,7 +88,8 @@ class Invariants final : public Observer, public FleetObserver {
   Counts counts_;
   std::map<WorkerId, std::optional<std::pair<std::uint64_t, Version>>> active_;  // highest (epoch, version)
   std::map<std::size_t, Child> children_;
-  std::map<WorkerId, std::uint64_t> bad_chunks_;  // of whom, received by honest members, since faults are over
+  // By sender and honest receiver, since faults are over.
+  std::map<std::pair<WorkerId, WorkerId>, std::uint64_t> bad_chunks_;
   struct Suspicion {                              // a bad chunk that is being given to its receiver
     std::size_t child;
     WorkerId parent;

@@ -33,6 +33,7 @@ std::string to_text(const MaliceOptions& o) {
   add(o.lie, "lies about progress");
   add(o.greedy, "asks for chunks again and again");
   add(o.slander, "slanders its parents");
+  add(o.flood, "floods");
   return text.empty() ? "honest" : text;
 }
 
@@ -70,7 +71,11 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
     poisoned.parent = WorkerId{1 + random_.below(16)};
     poisoned.index = static_cast<std::uint32_t>(random_.below(8));
     out.push_back({conn, Slice(encode_control(poisoned)), {}});
+    const EdgeFailed failed{WorkerId{1 + random_.below(16)}, static_cast<EdgeTroubleKind>(random_.below(4)), "slander"};
+    out.push_back({conn, Slice(encode_control(failed)), {}});
   }
+  if (options_.flood && message && !std::holds_alternative<Hello>(*message))
+    for (int i = 0; i < 100; ++i) out.push_back(out.back());
   if (random_.uniform() < options_.garbage_share) {
     const auto body = garbage(1 + random_.below(200));
     out.push_back({conn, Slice(random_.below(2) ? body : encode_frame(FrameType::kControl, body)), {}});

@@ -17,9 +17,10 @@ struct MaliceOptions {
   bool freeze = false;       // forwards no chunks
   bool lie = false;          // says that it holds and sends other amounts than it does
   bool greedy = false;       // asks its parents for chunks again and again
-  bool slander = false;      // accuses its parents of forwarding bad chunks
+  bool slander = false;      // accuses its parents of forwarding bad chunks, and of not forwarding at all
+  bool flood = false;        // says everything a hundred times
   bool any() const {
-    return flip_share > 0 || replay_share > 0 || garbage_share > 0 || freeze || lie || greedy || slander;
+    return flip_share > 0 || replay_share > 0 || garbage_share > 0 || freeze || lie || greedy || slander || flood;
   }
 };
 std::string to_text(const MaliceOptions& options);

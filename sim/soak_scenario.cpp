@@ -86,6 +86,7 @@ MaliceOptions make_malice(Dice& dice) {
       break;
   }
   if (dice.chance(0.1)) m.slander = true;
+  if (dice.chance(0.1)) m.flood = true;
   if (dice.chance(0.2)) m.lie = true;
   return m;
 }

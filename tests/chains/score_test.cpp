@@ -45,41 +45,39 @@ TEST(PeerScore, FreshnessFallsByEAfterFiveMinutes) {
   EXPECT_DOUBLE_EQ(peer_score(p), 1.0);
 }
 
-TEST(RoleLadder, ThreeFailuresInARowCostOneRole) {
+TEST(RoleLadder, ClimbsByDeliveriesToOthersAlone) {
+  const TimePoint now{};
   RoleLadder ladder;
-  EXPECT_FALSE(ladder.failed());
-  EXPECT_FALSE(ladder.failed());
-  ladder.succeeded();
-  EXPECT_FALSE(ladder.failed());
-  EXPECT_FALSE(ladder.failed());
-  EXPECT_EQ(ladder.role(), Role::kSeed);
-  EXPECT_TRUE(ladder.failed());
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(ladder.delivered());  // nothing to win
+  EXPECT_TRUE(ladder.demoted(now));
   EXPECT_EQ(ladder.role(), Role::kTail);
-  EXPECT_FALSE(ladder.failed());
-  EXPECT_FALSE(ladder.failed());
-  EXPECT_TRUE(ladder.failed());
-  EXPECT_EQ(ladder.role(), Role::kRolloutOnly);
-  for (int i = 0; i < 7; ++i) EXPECT_FALSE(ladder.failed());
-  EXPECT_EQ(ladder.role(), Role::kRolloutOnly);
+  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.delivered());
+  EXPECT_TRUE(ladder.delivered());
+  EXPECT_EQ(ladder.role(), Role::kSeed);
+  // A step down begins the count anew.
+  ladder.demoted(now);
+  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.delivered());
+  EXPECT_TRUE(ladder.demoted(now));
+  EXPECT_FALSE(ladder.demoted(now));
+  ASSERT_EQ(ladder.role(), Role::kRolloutOnly);
+  for (int i = 0; i < RoleLadder::kDeliveriesPerStep - 1; ++i) EXPECT_FALSE(ladder.delivered());  // as a helper
+  EXPECT_TRUE(ladder.delivered());
+  EXPECT_EQ(ladder.role(), Role::kTail);
 }
 
-TEST(RoleLadder, TenVersionsWithoutAFailureWinOneRoleBack) {
+TEST(RoleLadder, WhoForwardsNothingTriesAgainAfterAWhileLongerEveryTime) {
+  TimePoint now{};
   RoleLadder ladder;
-  for (int i = 0; i < 100; ++i) EXPECT_FALSE(ladder.installed());  // nothing to win
-  for (int i = 0; i < 2 * RoleLadder::kFailuresPerStep; ++i) ladder.failed();
-  ASSERT_EQ(ladder.role(), Role::kRolloutOnly);
-  for (int i = 0; i < RoleLadder::kInstalledPerStep - 1; ++i) EXPECT_FALSE(ladder.installed());
-  EXPECT_TRUE(ladder.installed());
+  EXPECT_FALSE(ladder.tries_again(now + std::chrono::hours(9)));  // it may forward
+  ladder.demoted(now);
+  ladder.demoted(now);
+  EXPECT_FALSE(ladder.tries_again(now + RoleLadder::kRest - std::chrono::milliseconds(1)));
+  now += RoleLadder::kRest;
+  EXPECT_TRUE(ladder.tries_again(now));
   EXPECT_EQ(ladder.role(), Role::kTail);
-  // A step down begins the count anew.
-  for (int i = 0; i < RoleLadder::kInstalledPerStep - 1; ++i) EXPECT_FALSE(ladder.installed());
-  for (int i = 0; i < RoleLadder::kFailuresPerStep; ++i) ladder.failed();
-  ASSERT_EQ(ladder.role(), Role::kRolloutOnly);
-  for (int i = 0; i < RoleLadder::kInstalledPerStep - 1; ++i) EXPECT_FALSE(ladder.installed());
-  EXPECT_TRUE(ladder.installed());
-  for (int i = 0; i < RoleLadder::kInstalledPerStep - 1; ++i) EXPECT_FALSE(ladder.installed());
-  EXPECT_TRUE(ladder.installed());
-  EXPECT_EQ(ladder.role(), Role::kSeed);
+  ladder.demoted(now);
+  EXPECT_FALSE(ladder.tries_again(now + RoleLadder::kRest));
+  EXPECT_TRUE(ladder.tries_again(now + 2 * RoleLadder::kRest));
 }
 
 }  // namespace

@@ -280,6 +280,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
                     {"state_bytes", 1000},
                     {"patch_bytes", 100},
                     {"density", 0.1}},
+                   {{"kind", "broadcast"}, {"version", 2}, {"t_b_seconds", 1.5}, {"workers", 9}, {"acknowledged", 8}},
                    {{"kind", "evaluation"}, {"when", "during"}, {"step", 1}, {"accuracy", 0.5}, {"problems", 256}},
                    {{"kind", "evaluation"}, {"when", "after"}, {"step", 2}, {"accuracy", 0.75}, {"problems", 256}}};
   input.wall_seconds = 12;
@@ -309,6 +310,8 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   EXPECT_DOUBLE_EQ(report.at("staleness").at("mean"), 6.0 / 8);
   EXPECT_DOUBLE_EQ(report.at("learner").at("idle_fraction"), 0.4);
   EXPECT_DOUBLE_EQ(report.at("broadcast").at("compression_ratio"), 10.0);
+  EXPECT_EQ(report.at("broadcast").at("acknowledged"), 8);
+  EXPECT_NE(report_text(report).find("T_b 1.500 s (p95 1.500 s), of 8 of 9 workers"), std::string::npos);
   EXPECT_TRUE(report.at("weights").at("all_workers_identical"));  // the lost one does not count
   EXPECT_NE(report_text(report).find("bit-identical"), std::string::npos);
 

@@ -375,5 +375,24 @@ TEST(EdgeSender, KeepsItsLimitsAndReports) {
   EXPECT_THAT(parent.sender.children(), IsEmpty());
 }
 
+// A child may list whatever it likes, again and again: what it listed before is forgotten.
+TEST(EdgeSender, WhatAChildListsOfUnknownPublicationsIsNotKept) {
+  Parent parent(false);
+  const Made made = make(full(0), 5000);
+  parent.begin(made);
+  parent.sender.open(kConn, kChild, {}, kNow);
+  for (std::uint64_t round = 0; round < 100; ++round) {
+    Have have;
+    have.items[full(0)] = {made.id, ChunkSet::all(1), false};
+    for (std::uint64_t i = 0; i < 50; ++i) {
+      PublicationId id{};
+      id[0] = static_cast<std::byte>(round), id[1] = static_cast<std::byte>(i), id[2] = std::byte{1};
+      have.items[full(1000 + i)] = {id, ChunkSet::all(1000), true};
+    }
+    parent.sender.update(kConn, have, kNow);
+    EXPECT_LE(parent.sender.known_publications(), 51u);
+  }
+}
+
 }  // namespace
 }  // namespace echoline::overlay

@@ -856,5 +856,44 @@ TEST(Member, HoldsItsDownloadLimit) {
   }
 }
 
+// Only a learner of an older epoch that still runs somewhere could send it, with whatever number.
+TEST(Member, ABeaconOfAnOlderEpochIsNotBelieved) {
+  Member m;
+  const auto beacon = [&](std::uint64_t epoch, std::uint64_t sequence, std::vector<WorkerId> revoked) {
+    Beacon b = m.beacon(sequence);
+    b.epoch = epoch;
+    b.revoked = std::move(revoked);
+    m.tell(kControl, sign(b, made_key("authority")));
+  };
+  beacon(2, 10, {});
+  beacon(1, 11, {kSelf});
+  EXPECT_THAT(m.all<act::Disconnected>(), IsEmpty()) << "what the older epoch says is void";
+  beacon(2, 12, {kSelf});
+  EXPECT_THAT(m.all<act::Disconnected>(), SizeIs(1));
+}
+
+TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
+  Member m;
+  const ConnId child{100}, other{102};
+  const auto accept = [&](ConnId conn, WorkerId worker) {
+    m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, worker}}, m.now);
+    m.take();
+  };
+  accept(child, WorkerId{9});
+  accept(other, WorkerId{8});
+  m.tell(child, PeerHello{"run", 0, {}, false, {}});
+  m.tell(other, PeerHello{"run", 0, {}, false, {}});
+  for (int i = 0; i < 20'000 && !m.closed(child); ++i) m.tell(child, Have{});
+  EXPECT_TRUE(m.closed(child));
+  EXPECT_FALSE(m.closed(other));
+  accept(ConnId{104}, WorkerId{9});
+  m.tell(ConnId{104}, PeerHello{"run", 0, {}, false, {}});
+  EXPECT_TRUE(m.closed(ConnId{104}));
+  m.pass(MemberCore::kBarred);
+  accept(ConnId{106}, WorkerId{9});
+  m.tell(ConnId{106}, PeerHello{"run", 0, {}, false, {}});
+  EXPECT_FALSE(m.closed(ConnId{106}));
+}
+
 }  // namespace
 }  // namespace echoline::overlay

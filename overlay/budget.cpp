@@ -1,0 +1,73 @@
+#include "overlay/budget.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+struct Rule {
+  const char* name;
+  Allowance allowance;
+  double per_heartbeat = 0;  // in addition
+};
+
+// By Kind.
+constexpr std::array<Rule, MessageBudget::kKinds> kRules{{
+    {"heartbeats", {64, 0}, 4},
+    {"acknowledgements", {1024, 64}},
+    {"calls for help", {64, 0}, 1},
+    {"failed edges", {256, 16}},
+    {"bad chunks", {64, 4}},
+    {"renewals", {4, 1.0 / 60}},
+    {"troubles", {64, 1}},
+    {"announcements that it drains", {4, 0.1}},
+    {"joins", {16, 0.5}},
+    {"parts of messages", {8192, 4096}},
+    {"lists of what it holds", {256, 32}, 4},
+    {"requests for a chunk", {1024, 128}},
+    {"requests for streams", {64, 4}},
+}};
+
+template <class... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+
+}  // namespace
+
+MessageBudget::MessageBudget(Duration heartbeat) {
+  for (std::size_t k = 0; k < kKinds; ++k) {
+    allowed_[k] = kRules[k].allowance;
+    if (heartbeat > Duration{}) allowed_[k].per_s += kRules[k].per_heartbeat / seconds(heartbeat);
+    buckets_.emplace_back(allowed_[k]);
+  }
+}
+
+MessageBudget::Verdict MessageBudget::take(Kind kind, TimePoint now) {
+  if (buckets_[static_cast<std::size_t>(kind)].take(now)) return Verdict::kTake;
+  ++dropped_total_;
+  return dropped_.take(now) ? Verdict::kDrop : Verdict::kTooMuch;
+}
+
+std::optional<MessageBudget::Kind> MessageBudget::kind_of(const ControlMessage& message) {
+  return std::visit(Overloaded{[](const Heartbeat&) { return std::optional(Kind::kHeartbeat); },
+                               [](const Installed&) { return std::optional(Kind::kAck); },
+                               [](const NeedHelp&) { return std::optional(Kind::kNeedHelp); },
+                               [](const EdgeFailed&) { return std::optional(Kind::kEdgeFailed); },
+                               [](const Poisoned&) { return std::optional(Kind::kPoisoned); },
+                               [](const Renew&) { return std::optional(Kind::kRenew); },
+                               [](const Trouble&) { return std::optional(Kind::kTrouble); },
+                               [](const Draining&) { return std::optional(Kind::kDraining); },
+                               [](const Have&) { return std::optional(Kind::kHave); },
+                               [](const ChunkRequest&) { return std::optional(Kind::kChunkRequest); },
+                               [](const MoreStreams&) { return std::optional(Kind::kMoreStreams); },
+                               [](const auto&) { return std::optional<Kind>(); }},
+                    message);
+}
+
+std::string MessageBudget::told(Kind kind) const {
+  const Allowance& a = allowed_[static_cast<std::size_t>(kind)];
+  const std::string rate =
+      a.per_s >= 1 ? fmt::format("{:.0f} a second", a.per_s) : fmt::format("{:.0f} a minute", a.per_s * 60);
+  return fmt::format("{}: at most {:.0f} at once and {}", kRules[static_cast<std::size_t>(kind)].name, a.burst, rate);
+}
+
+}  // namespace echoline::overlay

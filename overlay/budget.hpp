@@ -1,0 +1,75 @@
+// How much one identity may say: a token bucket for every kind of message, and a last one for what was dropped, whose end
+// is an expulsion. The budgets are far above what a worker ever needs, so only floods meet them. Pure.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "base/clock.hpp"
+#include "overlay/control.hpp"
+
+namespace echoline::overlay {
+
+struct Allowance {
+  double burst = 1;
+  double per_s = 1;
+};
+
+class TokenBucket {
+ public:
+  explicit TokenBucket(const Allowance& allowance) : allowance_(allowance), tokens_(allowance.burst) {}
+  bool take(TimePoint now) {
+    tokens_ = std::min(allowance_.burst, tokens_ + allowance_.per_s * std::max(0.0, seconds(now - at_)));
+    at_ = std::max(at_, now);
+    if (tokens_ < 1) return false;
+    tokens_ -= 1;
+    return true;
+  }
+
+ private:
+  Allowance allowance_;
+  double tokens_;
+  TimePoint at_{};
+};
+
+class MessageBudget {
+ public:
+  enum class Kind : std::uint8_t {
+    kHeartbeat,
+    kAck,
+    kNeedHelp,
+    kEdgeFailed,
+    kPoisoned,
+    kRenew,
+    kTrouble,
+    kDraining,
+    kJoin,
+    kApplication,   // a part of a message
+    kHave,          // of a child
+    kChunkRequest,  // of a child
+    kMoreStreams,   // of a child
+  };
+  static constexpr std::size_t kKinds = 13;
+  // Dropped messages before the sender has to go.
+  static constexpr Allowance kDropped{256, 2};
+
+  // `heartbeat`: the interval by which what is said regularly is said.
+  explicit MessageBudget(Duration heartbeat);
+
+  enum class Verdict { kTake, kDrop, kTooMuch };
+  Verdict take(Kind kind, TimePoint now);
+  // What is counted against a budget; nothing for messages that a learner or a parent does not take at all.
+  static std::optional<Kind> kind_of(const ControlMessage& message);
+  // "renewals: at most 4 at once and 1 per minute"
+  std::string told(Kind kind) const;
+  std::uint64_t dropped() const { return dropped_total_; }
+
+ private:
+  std::array<Allowance, kKinds> allowed_;
+  std::vector<TokenBucket> buckets_;
+  TokenBucket dropped_{kDropped};
+  std::uint64_t dropped_total_ = 0;
+};
+
+}  // namespace echoline::overlay

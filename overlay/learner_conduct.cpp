@@ -1,0 +1,147 @@
+// What the learner makes of what workers say of each other, and of how much they say (conduct.hpp has the rules).
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "overlay/learner_core.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+constexpr Duration kSilentTogether = std::chrono::seconds(3);
+constexpr Duration kSilenceSaidFor = std::chrono::seconds(10);
+// Missed by the learner, too, before the word of a child counts against its parent.
+constexpr int kSilentBeats = 4;
+
+}  // namespace
+
+// ---- how much ----
+
+// True: it may be heard. A worker that goes on although it is not is expelled: its Worker is gone then.
+bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now) {
+  MessageBudget& budget = conduct_.of(id, unix_ms(now)).budget;
+  switch (budget.take(kind, now)) {
+    case MessageBudget::Verdict::kTake:
+      return true;
+    case MessageBudget::Verdict::kDrop:
+      return false;
+    case MessageBudget::Verdict::kTooMuch:
+      break;
+  }
+  if (!workers_.contains(id) && !away_.contains(id)) return false;
+  ++floods_;
+  expel(id, "it says too much: of " + budget.told(kind), now);
+  return false;
+}
+
+// ---- failed edges ----
+
+// A child may make the learner as impatient with its parent as with the most regular of workers, and no more.
+bool LearnerCore::is_silent_to(const Worker& parent, TimePoint now) const {
+  return parent.said_silent && now < *parent.said_silent + kSilenceSaidFor &&
+         now >= parent.heard + kSilentBeats * config_.heartbeat;
+}
+
+// Both ends live, the edge does not. Where only the child could not open it, the parent tries; a parent that is silent
+// to its child and to the learner loses its place; one that is silent to several children has no uplink to speak of;
+// otherwise, after the third time, the two are put apart, and who fails with several others falls a role.
+void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
+  const WorkerId id = child.view.info.id;
+  const auto parent = workers_.find(failed.parent);
+  const Parent* const edge = child.edge_from(failed.parent);
+  if (parent == workers_.end() || !edge) return;  // settled meanwhile
+  log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
+  if (failed.kind == EdgeTroubleKind::kSilent && now > parent->second.heard + 2 * config_.heartbeat) {
+    parent->second.said_silent = now;
+    if (is_silent_to(parent->second, now)) silence(failed.parent, "it is silent to its child and to the learner", now);
+    return;
+  }
+  if (failed.kind == EdgeTroubleKind::kUnreachable && child.reachable &&
+      parent_dials_.insert({failed.parent, id}).second) {
+    for (Parent& p : child.assigned->parents)
+      if (p.worker == failed.parent) p.dials = true;
+    send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
+    return send_control(child.control, *child.assigned, now);
+  }
+  if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.quarantined(id, unix_ms(now))) {
+    auto& silent_to = parent->second.silent_to;
+    silent_to[id] = now;
+    std::erase_if(silent_to, [&](const auto& said) { return said.second + kSilentTogether < now; });
+    const auto planned = planned_rate(*edge, child, topology_.copies_sent_by(failed.parent));
+    if (silent_to.size() >= 2 && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
+  }
+  switch (conduct_.edge_failed(id, failed.parent, now, unix_ms(now))) {
+    case Conduct::Ruling::kNothing:
+      if (parent_dials_.contains({failed.parent, id}))  // its turn to open the connection again
+        send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
+      return;
+    case Conduct::Ruling::kPart:
+      return put_apart(id, failed.parent, now);
+    case Conduct::Ruling::kParent:
+      log::warn("worker {} is moved behind the others: it failed to forward", failed.parent);
+      return move_back(failed.parent, now);
+    case Conduct::Ruling::kChild:
+      log::warn("worker {} is moved behind the others: its edges fail, whoever its parent is", id);
+      return move_back(id, now);
+  }
+}
+
+// ---- bad chunks ----
+
+// A chunk's proof failed, so whoever sent it over this edge had not checked it, or had changed it; or so it says.
+void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now) {
+  const WorkerId accuser = child.view.info.id;
+  const auto sender = child.senders.find(poisoned.parent);
+  const bool was_child = sender != child.senders.end() && sender->second >= now;
+  if (!child.edge_from(poisoned.parent) && !was_child) return;  // not an edge of this worker
+  if (poisoned.parent == kLearnerId) return;
+  log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
+  switch (conduct_.bad_chunk(accuser, poisoned.parent, unix_ms(now))) {
+    case Conduct::Ruling::kNothing:
+      return;
+    case Conduct::Ruling::kPart:
+      return put_apart(accuser, poisoned.parent, now);
+    case Conduct::Ruling::kParent:
+      return on_quarantined(poisoned.parent, "several workers got bad chunks from it", now);
+    case Conduct::Ruling::kChild:
+      return on_quarantined(accuser, "it says of many that they forward bad chunks, and nobody else does", now);
+  }
+}
+
+// Nobody knows which of the two it was: neither is judged, and they have nothing to do with each other any more.
+void LearnerCore::put_apart(WorkerId child, WorkerId parent, TimePoint now) {
+  log::warn("workers {} and {} are put apart: what one says of the other is not proven", parent, child);
+  set_topology(topology_, now);
+  save(now);
+}
+
+void LearnerCore::on_quarantined(WorkerId id, const std::string& why, TimePoint now) {
+  ++quarantined_;
+  log::warn("worker {} is quarantined, it forwards nothing any more: {}", id, why);
+  save(now);
+  if (workers_.contains(id)) move_back(id, now);
+}
+
+// ---- with time ----
+
+void LearnerCore::watch_conduct(TimePoint now) {
+  std::vector<WorkerId> try_again;
+  for (const auto& [id, worker] : workers_)
+    if (conduct_.tries_again(id, unix_ms(now))) try_again.push_back(id);
+  for (const WorkerId id : try_again) move_back(id, now);
+  if (now < prune_at_) return;
+  prune_at_ = now + std::chrono::minutes(1);
+  std::set<WorkerId> present;
+  for (const auto* some : {&workers_, &away_})
+    for (const auto& [id, worker] : *some) present.insert(id);
+  conduct_.prune(present, unix_ms(now));
+}
+
+// Deliveries to others are what a role is won back by.
+void LearnerCore::credit(WorkerId sender, WorkerId receiver, TimePoint now) {
+  if (sender == kLearnerId || !conduct_.delivered(sender, receiver, unix_ms(now))) return;
+  const auto& leaves = topology_.leaves_only;
+  if (workers_.contains(sender) && std::binary_search(leaves.begin(), leaves.end(), sender))
+    move_back(sender, now);  // it may forward again
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,415 @@
+// How the learner judges what its workers say of each other, and how much they say.
+#include "overlay/conduct.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/overlay/desk.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+using Ruling = Conduct::Ruling;
+
+constexpr Duration kBeat = milliseconds(500);
+constexpr std::uint64_t kThen = 1'700'000'000'000;
+constexpr std::uint64_t kMinute = 60'000;
+
+WorkerId id(std::uint64_t v) { return WorkerId{v}; }
+
+// ---- bad chunks ----
+
+TEST(Conduct, OneWordParts) {
+  Conduct c(kBeat);
+  EXPECT_EQ(c.bad_chunk(id(2), id(1), kThen), Ruling::kNothing);  // once may be memory
+  EXPECT_FALSE(c.apart(id(1), id(2), kThen));
+  EXPECT_EQ(c.bad_chunk(id(2), id(1), kThen), Ruling::kPart);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(c.bad_chunk(id(2), id(1), kThen), Ruling::kNothing) << "said before";
+  EXPECT_FALSE(c.quarantined(id(1), kThen));
+  EXPECT_TRUE(c.apart(id(1), id(2), kThen));
+  EXPECT_TRUE(c.apart(id(2), id(1), kThen));
+  EXPECT_FALSE(c.apart(id(1), id(3), kThen));
+  EXPECT_THAT(c.apart(kThen), ElementsAre(std::pair(id(1), id(2))));
+  EXPECT_TRUE(c.accuses(id(2), kThen));
+  EXPECT_FALSE(c.accuses(id(1), kThen));
+  EXPECT_TRUE(c.apart(kThen + Conduct::kWordMemoryMs).empty());
+}
+
+TEST(Conduct, SeveralIndependentWordsCondemn) {
+  Conduct c(kBeat);
+  for (const std::uint64_t child : {2, 2, 3}) EXPECT_NE(c.bad_chunk(id(child), id(1), kThen), Ruling::kParent);
+  EXPECT_EQ(c.bad_chunk(id(3), id(1), kThen), Ruling::kParent);
+  EXPECT_TRUE(c.quarantined(id(1), kThen));
+  EXPECT_FALSE(c.accuses(id(2), kThen)) << "what it said was borne out";
+  EXPECT_FALSE(c.quarantined(id(1), kThen + Conduct::kWordMemoryMs));
+}
+
+// Whoever speaks ill of many weighs less with every word: k liars cannot hold down as many as they like.
+TEST(Conduct, WordsOfWhoAccusesManyWeighLittle) {
+  Conduct c(kBeat);
+  const auto accuse = [&](std::uint64_t child, std::uint64_t parent) {
+    c.bad_chunk(id(child), id(parent), kThen);
+    return c.bad_chunk(id(child), id(parent), kThen);
+  };
+  std::size_t down = 0;
+  for (std::uint64_t victim = 1; victim <= 20; ++victim)
+    for (const std::uint64_t liar : {101, 102}) down += accuse(liar, victim) == Ruling::kParent;
+  EXPECT_LE(down, 1u);
+}
+
+TEST(Conduct, WhoAccusesManyWhomNobodyElseAccusesLies) {
+  Conduct c(kBeat);
+  const auto accuse = [&](std::uint64_t child, std::uint64_t parent) {
+    c.bad_chunk(id(child), id(parent), kThen);
+    return c.bad_chunk(id(child), id(parent), kThen);
+  };
+  EXPECT_EQ(accuse(9, 1), Ruling::kPart);
+  EXPECT_EQ(accuse(9, 2), Ruling::kPart);
+  EXPECT_EQ(accuse(9, 3), Ruling::kChild);
+  EXPECT_TRUE(c.quarantined(id(9), kThen));
+  for (const std::uint64_t victim : {1, 2, 3}) EXPECT_FALSE(c.quarantined(id(victim), kThen));
+  EXPECT_TRUE(c.apart(kThen).empty()) << "what it says counts no more";
+  EXPECT_EQ(accuse(9, 4), Ruling::kNothing);
+  EXPECT_EQ(accuse(8, 1), Ruling::kPart) << "nor does its word help another's";
+}
+
+// ---- edges ----
+
+TEST(Conduct, AnEdgeThatFailsAgainAndAgainPartsItsEnds) {
+  Conduct c(kBeat);
+  TimePoint now{};
+  std::uint64_t ms = kThen;
+  const auto fails = [&](std::uint64_t child, std::uint64_t parent) {
+    now += seconds(1), ms += 1000;
+    return c.edge_failed(id(child), id(parent), now, ms);
+  };
+  EXPECT_EQ(fails(2, 1), Ruling::kNothing);
+  for (int i = 0; i < 100; ++i)
+    EXPECT_EQ(c.edge_failed(id(2), id(1), now, ms + 10), Ruling::kNothing) << "the same failure";
+  EXPECT_EQ(fails(2, 1), Ruling::kNothing);
+  c.delivered(id(1), id(2), ms);  // the row is broken
+  EXPECT_EQ(fails(2, 1), Ruling::kNothing);
+  EXPECT_EQ(fails(2, 1), Ruling::kNothing);
+  EXPECT_EQ(fails(2, 1), Ruling::kPart);
+  EXPECT_TRUE(c.apart(id(1), id(2), ms));
+  EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kSeed) << "one word costs nobody a role";
+  EXPECT_EQ(fails(3, 1), Ruling::kNothing);
+  EXPECT_EQ(fails(3, 1), Ruling::kNothing);
+  EXPECT_EQ(fails(3, 1), Ruling::kParent) << "two children say so";
+  EXPECT_EQ(c.find(id(1))->ladder.role(), chains::Role::kTail);
+  EXPECT_TRUE(c.apart(ms + Conduct::kEdgeMemoryMs).empty());
+}
+
+TEST(Conduct, WhoseEdgesFailWithEverybodyIsTheCause) {
+  Conduct c(kBeat);
+  TimePoint now{};
+  std::uint64_t ms = kThen;
+  std::vector<Ruling> rulings;
+  for (std::uint64_t parent = 1; parent <= 3; ++parent)
+    for (int i = 0; i < 3; ++i) {
+      now += seconds(1), ms += 1000;
+      rulings.push_back(c.edge_failed(id(9), id(parent), now, ms));
+    }
+  EXPECT_EQ(rulings.back(), Ruling::kChild);
+  EXPECT_EQ(c.find(id(9))->ladder.role(), chains::Role::kTail);
+  for (std::uint64_t parent = 1; parent <= 3; ++parent)
+    EXPECT_EQ(c.find(id(parent))->ladder.role(), chains::Role::kSeed);
+}
+
+TEST(Conduct, AFloodOfFailuresMovesFew) {
+  Conduct c(kBeat);
+  TimePoint now{};
+  std::uint64_t ms = kThen;
+  std::size_t moves = 0;
+  for (int i = 0; i < 2000; ++i) {  // 20 s, of 50 parents
+    now += milliseconds(10), ms += 10;
+    moves += c.edge_failed(id(99), id(1 + static_cast<std::uint64_t>(i) % 50), now, ms) != Ruling::kNothing;
+  }
+  EXPECT_LE(moves, 6u);
+}
+
+// ---- what lasts ----
+
+TEST(Conduct, OutlivesTheProcessAndIsForgottenInTheEnd) {
+  LearnerState state;
+  {
+    Conduct c(kBeat);
+    for (const std::uint64_t child : {2, 2, 3, 3}) c.bad_chunk(id(child), id(1), kThen);
+    for (int i = 0; i < 2; ++i) c.bad_chunk(id(2), id(8), kThen);
+    for (const std::uint64_t parent : {4, 4, 5, 5, 6, 6}) c.bad_chunk(id(9), id(parent), kThen);
+    c.of(id(7), kThen);  // nothing to remember
+    state.conduct = c.kept();
+  }
+  EXPECT_FALSE(state.conduct.contains(id(7)));
+  const auto read = decode_learner_state(encode(state));
+  ASSERT_TRUE(read.has_value()) << read.error().message();
+  EXPECT_EQ(read->conduct, state.conduct);
+  Conduct c(kBeat, read->conduct);
+  EXPECT_TRUE(c.quarantined(id(1), kThen + kMinute));
+  EXPECT_TRUE(c.quarantined(id(9), kThen + kMinute));
+  EXPECT_TRUE(c.apart(id(2), id(8), kThen + kMinute));
+  EXPECT_EQ(c.bad_chunk(id(9), id(3), kThen + kMinute), Ruling::kNothing) << "still no witness";
+  c.prune({}, kThen + kMinute);
+  EXPECT_TRUE(c.quarantined(id(1), kThen + kMinute));
+  c.prune({}, kThen + Conduct::kRecordMemoryMs + kMinute);
+  EXPECT_EQ(c.size(), 0u);
+}
+
+TEST(Conduct, RemembersBoundedlyMany) {
+  Conduct c(kBeat);
+  for (std::uint64_t i = 0; i < Conduct::kRecordsMax + 500; ++i) {
+    c.of(id(10 + i), kThen + i);
+    if (i % 2) c.bad_chunk(id(10 + i), id(1), kThen + i), c.bad_chunk(id(10 + i), id(1), kThen + i);
+  }
+  for (std::uint64_t parent = 1; parent < 500; ++parent) c.bad_chunk(id(5), id(10'000 + parent), kThen + parent);
+  EXPECT_LE(c.find(id(5))->kept.bad_chunks_of.size(), Conduct::kWordsMax);
+  c.prune({id(10)}, kThen + 5000);
+  EXPECT_LE(c.size(), Conduct::kRecordsMax);
+  EXPECT_TRUE(c.quarantined(id(1), kThen + 5000)) << "the clean are forgotten first";
+  EXPECT_NE(c.find(id(10)), nullptr) << "it is there";
+}
+
+// ---- the learner ----
+
+void bad(Desk& desk, std::uint64_t child, std::uint64_t parent) {
+  for (int i = 0; i < Conduct::kBadChunksMax; ++i) desk.tell(child, Poisoned{id(parent), {}, 5});
+}
+std::vector<std::uint64_t> quarantined(const Desk& desk) {
+  std::vector<std::uint64_t> ids;
+  for (const WorkerView& view : desk.core.stats().workers)
+    if (view.quarantined) ids.push_back(view.info.id.value);
+  return ids;
+}
+
+TEST(LearnerConduct, BadChunksPartAndWhomSeveralAccuseForwardsNoMore) {
+  Desk desk(8);
+  desk.join_all(4);
+  desk.tell(2, Poisoned{id(1), {}, 5});
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4));
+  desk.tell(2, Poisoned{id(1), {}, 6});
+  EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2, 4)) << "the accuser stands no nearer than before";
+  EXPECT_THAT(quarantined(desk), IsEmpty());
+  bad(desk, 2, 1);  // again: it is no edge of this worker any more, but was one a moment ago
+  EXPECT_THAT(quarantined(desk), IsEmpty());
+  bad(desk, 3, 1);
+  EXPECT_THAT(quarantined(desk), ElementsAre(1));
+  EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 4, 1));
+  bad(desk, 2, 4);   // not an edge of this worker
+  bad(desk, 2, 99);  // nobody
+  EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 4, 1));
+}
+
+// Eight messages and three reconnections once quarantined four honest workers.
+TEST(LearnerConduct, ComingBackWipesNothing) {
+  Desk desk(8);
+  desk.join_all(6);
+  for (int round = 0; round < 4; ++round) {
+    const WorkerId parent = desk.core.topology().parents().at(id(4)).at(0);
+    if (parent != kLearnerId) bad(desk, 4, parent.value);
+    desk.tell(4, Goodbye{"see you"});
+    desk.join(4);
+    desk.pass(milliseconds(100));
+  }
+  for (const std::uint64_t victim : quarantined(desk)) EXPECT_EQ(victim, 4u);
+  EXPECT_NE(desk.chain().at(0), 4u) << "nor has it become the seed";
+}
+
+TEST(LearnerConduct, SurvivesTheLearner) {
+  LearnerConfig config = Desk::config(8);
+  config.durable = true;
+  Desk desk(config);
+  desk.join_all(4);
+  desk.core.on_saved(ok(), desk.now);
+  bad(desk, 2, 1);
+  desk.core.on_saved(ok(), desk.now);
+  bad(desk, 3, 1);
+  for (int i = 0; i < 4; ++i) desk.core.on_saved(ok(), desk.now), desk.take();
+  config.state = *decode_learner_state(desk.all<act::SaveState>().back().bytes);
+  Desk again(config);
+  again.join_all(4);
+  EXPECT_THAT(quarantined(again), ElementsAre(1));
+  EXPECT_EQ(again.chain().back(), 1u);
+}
+
+TEST(LearnerConduct, TwentySevenFailuresInTwoSecondsTearNothingApart) {
+  Desk desk(8);
+  desk.join_all(6);
+  ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3, 4, 5, 6));
+  const auto before = desk.all<act::TopologyChanged>().size();
+  const auto depth = [&](std::uint64_t worker) {
+    const auto chain = desk.chain();
+    return std::find(chain.begin(), chain.end(), worker) - chain.begin();
+  };
+  auto nearest = depth(4);
+  for (int i = 0; i < 27; ++i) {
+    const WorkerId parent = desk.core.topology().parents().at(id(4)).at(0);
+    desk.tell(4, EdgeFailed{parent, EdgeTroubleKind::kLost, "says who"});
+    nearest = std::min(nearest, depth(4));
+    desk.pass(milliseconds(75));
+  }
+  EXPECT_EQ(nearest, 3) << "nobody gains a place by accusing";
+  EXPECT_LE(desk.all<act::TopologyChanged>().size() - before, 3u);
+  EXPECT_EQ(desk.chain().at(0), 1u);
+}
+
+TEST(LearnerConduct, NobodyIsSeedForAccusing) {
+  Desk desk(8);
+  desk.join_all(2);  // nobody else can feed it
+  for (int i = 0; i < 3; ++i, desk.pass(milliseconds(500)))
+    desk.tell(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "reset"});
+  EXPECT_THAT(desk.chains(), ElementsAre(ElementsAre(id(1)), ElementsAre(id(2)))) << "fed, and feeding nobody";
+  for (std::uint64_t i = 3; i <= 5; ++i) desk.join(i);
+  desk.pass(seconds(1));
+  EXPECT_THAT(desk.core.topology().children_of(id(1)), testing::Not(testing::Contains(id(2))));
+}
+
+TEST(LearnerConduct, WhoFailedClimbsByWhatItDeliversAndIsTriedAgain) {
+  LearnerConfig config = Desk::config(8);
+  config.policy = chains::TopologyPolicy::kTrees;
+  Desk desk(config);
+  desk.join_all(8);
+  const auto may_forward = [&](WorkerId worker) {
+    const auto& leaves = desk.core.topology().leaves_only;
+    return std::find(leaves.begin(), leaves.end(), worker) == leaves.end();
+  };
+  const WorkerId parent = desk.core.topology().parents().at(id(8)).at(0);
+  ASSERT_NE(parent, kLearnerId);
+  for (int round = 0; round < 8 && may_forward(parent); ++round)
+    for (const WorkerId child : desk.core.topology().children_of(parent))
+      for (int i = 0; i < 3; ++i, desk.pass(milliseconds(300)))
+        desk.tell(child.value, EdgeFailed{parent, EdgeTroubleKind::kLost, "reset"});
+  ASSERT_FALSE(may_forward(parent));
+  ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
+  for (std::uint64_t version = 1; version <= 30; ++version) {
+    ASSERT_TRUE(desk.publish(make(delta(version, version - 1), 10)).has_value());
+    desk.tell(parent.value, Installed{Version{version}, digest_of(version), 0});
+  }
+  EXPECT_FALSE(may_forward(parent)) << "what it installs itself says nothing";
+  // Somebody whom it helped has installed what it brought.
+  Heartbeat beat;
+  beat.holdings = {{full(30), 10}};
+  const std::uint64_t other = parent == id(1) ? 2 : 1;
+  for (std::uint64_t version = 31; version < 31 + chains::RoleLadder::kDeliveriesPerStep; ++version) {
+    ASSERT_TRUE(desk.publish(make(delta(version, version - 1), 10)).has_value());
+    beat.holdings = {{full(version), 10}};
+    desk.tell(parent.value, beat);
+    desk.tell(other, NeedHelp{Version{version}, true, {}});
+    ASSERT_EQ(desk.said<Help>(other).back().from.worker, parent);
+    EXPECT_FALSE(may_forward(parent));
+    desk.tell(other, Installed{Version{version}, digest_of(version), 0});
+  }
+  EXPECT_TRUE(may_forward(parent));
+}
+
+// ---- how much they say ----
+
+TEST(Budget, IsFarAboveWhatAWorkerNeedsAndEndsFloods) {
+  MessageBudget budget(kBeat);
+  TimePoint now{};
+  for (int i = 0; i < 10'000; ++i, now += kBeat)
+    EXPECT_EQ(budget.take(MessageBudget::Kind::kHeartbeat, now), MessageBudget::Verdict::kTake);
+  int taken = 0, dropped = 0;
+  auto verdict = MessageBudget::Verdict::kTake;
+  for (int i = 0; i < 16'000 && verdict != MessageBudget::Verdict::kTooMuch; ++i, now += std::chrono::microseconds(62)) {
+    verdict = budget.take(MessageBudget::Kind::kRenew, now);
+    taken += verdict == MessageBudget::Verdict::kTake;
+    dropped += verdict == MessageBudget::Verdict::kDrop;
+  }
+  EXPECT_EQ(verdict, MessageBudget::Verdict::kTooMuch);
+  EXPECT_LE(taken, 4);
+  EXPECT_LE(dropped, 300);
+  EXPECT_EQ(budget.told(MessageBudget::Kind::kRenew), "renewals: at most 4 at once and 1 a minute");
+}
+
+TEST(LearnerConduct, AFloodEndsInAnExpulsionWithAReason) {
+  const auto flood = [](const ControlMessage& message) {
+    Desk desk(8);
+    desk.join_all(3);
+    for (int i = 0; i < 20'000 && desk.has(id(2)); ++i) desk.tell(2, message);
+    EXPECT_FALSE(desk.has(id(2)));
+    EXPECT_EQ(desk.core.stats().floods, 1u);
+    EXPECT_TRUE(desk.core.state().revoked.contains(id(2)));
+    EXPECT_TRUE(desk.has(id(1)) && desk.has(id(3)));
+    EXPECT_LE(desk.said<Renewed>(std::uint64_t{2}).size(), 4u);
+    return desk.lost(2);
+  };
+  const trust::PublicKey key = made_key("worker 2").public_key();
+  EXPECT_THAT(flood(Renew{key}), HasSubstr("it says too much: of renewals: at most 4"));
+  EXPECT_THAT(flood(Heartbeat{}), HasSubstr("of heartbeats"));
+  EXPECT_THAT(flood(EdgeFailed{id(1), EdgeTroubleKind::kLost, "x"}), HasSubstr("of failed edges"));
+  EXPECT_THAT(flood(Poisoned{id(1), {}, 1}), HasSubstr("of bad chunks"));
+  EXPECT_THAT(flood(NeedHelp{Version{1}, false, {}}), HasSubstr("of calls for help"));
+  EXPECT_THAT(flood(Trouble{"x"}), HasSubstr("of troubles"));
+  EXPECT_THAT(flood(Draining{}), HasSubstr("of announcements"));
+}
+
+TEST(LearnerConduct, ApplicationMessagesHaveABudgetToo) {
+  Desk desk(8);
+  desk.join_all(1);
+  for (int i = 0; i < 20'000 && desk.has(id(1)); ++i) {
+    desk.core.on_frame(desk.control.at(id(1)), {FrameType::kApplication, Slice(random_bytes(1, 1)), {}, {}}, desk.now);
+    desk.take();
+  }
+  EXPECT_THAT(desk.lost(1), HasSubstr("parts of messages"));
+}
+
+// The budget is the identity's: a new connection does not fill it, and connections themselves have one.
+TEST(LearnerConduct, ComingBackFillsNoBudget) {
+  Desk desk(8);
+  desk.join_all(1);
+  const trust::PublicKey key = made_key("worker 1").public_key();
+  std::size_t renewed = 0;
+  for (int i = 0; i < 10; ++i) {
+    const ConnId conn = desk.control.at(id(1));
+    for (int k = 0; k < 3; ++k) desk.tell(conn, Renew{key});
+    renewed += desk.said<Renewed>(conn).size();
+    desk.join(1);
+  }
+  EXPECT_LE(renewed, 4u);
+  for (int i = 0; i < 100; ++i) desk.join(1);
+  EXPECT_LE(desk.all<act::Joined>().size(), 17u) << "it comes too often, and is not even told to leave";
+  EXPECT_EQ(desk.goodbye(desk.control.at(id(1))), "");
+}
+
+// ---- T_b of small fleets ----
+
+TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
+  for (std::uint64_t n = 2; n <= 9; ++n) {
+    Desk desk(8);
+    desk.join_all(n);
+    for (std::uint64_t version = 0; version < 3; ++version) {
+      ASSERT_TRUE(desk.publish(make(version ? delta(version, version - 1) : full(0), 1000)).has_value());
+      for (std::uint64_t worker = 1; worker < n; ++worker) {
+        desk.now += milliseconds(10);
+        desk.tell(worker, Installed{Version{version}, digest_of(version), 0});
+      }
+      if (version == 0) {
+        EXPECT_THAT(desk.all<act::BroadcastDone>(), IsEmpty()) << n << " workers: the quorum is everybody";
+        desk.pass(LearnerCore::kStragglerPatience + seconds(1));
+      }
+      const auto done = desk.all<act::BroadcastDone>();
+      ASSERT_THAT(done, SizeIs(version + 1)) << n << " workers; from the second on, nobody waits";
+      EXPECT_EQ(done.back().report.t_b, milliseconds(10) * (n - 1));
+      EXPECT_EQ(done.back().report.workers, n);
+      EXPECT_EQ(done.back().report.acknowledged, n - 1);
+    }
+    // It is waited for again once it has installed something.
+    desk.tell(n, Installed{Version{2}, digest_of(2), 0});
+    ASSERT_TRUE(desk.publish(make(delta(3, 2), 1000)).has_value());
+    for (std::uint64_t worker = 1; worker < n; ++worker) desk.tell(worker, Installed{Version{3}, digest_of(3), 0});
+    EXPECT_THAT(desk.all<act::BroadcastDone>(), SizeIs(3));
+    desk.tell(n, Installed{Version{3}, digest_of(3), 0});
+    ASSERT_THAT(desk.all<act::BroadcastDone>(), SizeIs(4));
+    EXPECT_EQ(desk.all<act::BroadcastDone>().back().report.acknowledged, n);
+  }
+}
+
+}  // namespace
+}  // namespace echoline::overlay
