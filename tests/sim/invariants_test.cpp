@@ -204,7 +204,8 @@ TEST_F(Watched, SomebodyForwardsBadChunksAndStays) {
     std::vector<act::Send> outgoing(act::Send&& send, TimePoint) override {
       std::vector<act::Send> out;
       const auto message = decode_control(send.head.bytes().subspan(kFrameHeaderBytes));
-      if (!message || !std::holds_alternative<Poisoned>(*message)) out.push_back(std::move(send));
+      if (!message || !(std::holds_alternative<Poisoned>(*message) || std::holds_alternative<EdgeFailed>(*message)))
+        out.push_back(std::move(send));
       return out;
     }
   };
