@@ -1,0 +1,557 @@
+#include "tests/hostile/attacks.hpp"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <condition_variable>
+#include <functional>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/random.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "data_plane/run_spec.hpp"
+#include "data_plane/trajectory.hpp"
+#include "model/phrasing.hpp"
+#include "overlay/control.hpp"
+#include "overlay/uv/node.hpp"
+#include "tests/hostile/peer.hpp"
+
+namespace echoline::hostile {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+const SystemClock kClock;
+
+struct Outcome {
+  std::uint64_t worker = 0, messages = 0, bytes = 0, chunk_bytes = 0;
+  std::string goodbye;
+  bool barred = false;  // it was not let in again
+};
+
+std::string random_bytes(Random& random, std::size_t size) {
+  std::string bytes(size, ' ');
+  for (char& c : bytes) c = static_cast<char>(random.below(256));
+  return bytes;
+}
+
+// ---- with bytes of its own ----
+
+// A member that says what it likes on its control connection.
+class Raw {
+ public:
+  explicit Raw(const AttackOptions& options) : options_(options), end_(kClock.now() + options.length) {}
+
+  Status begin(std::size_t token = 0) {
+    ECHO_ASSIGN(identity_, enrol(options_.learner, options_.tokens.at(token), fmt::format("{}-{}", options_.name, token)));
+    outcome.worker = identity_.worker.value;
+    return join();
+  }
+
+  Status join() {
+    ECHO_ASSIGN(peer_, Peer::connect(options_.learner, identity_.credentials, kLearnerId));
+    wire::ControlMessage hello;
+    wire::Hello& h = *hello.mutable_hello();
+    h.set_protocol(overlay::kProtocol);
+    h.set_run_id(identity_.credentials.run_id);
+    h.set_name("hostile\x1b[2J\n");
+    h.mutable_data()->set_host("127.0.0.1");
+    h.mutable_data()->set_port(9);
+    peer_->send(hello);
+    const auto answer = peer_->receive(std::chrono::seconds(5));
+    if (!answer || !answer->has_welcome())
+      return fail(Code::kUnavailable, "join", "{}", peer_->goodbye().empty() ? "no welcome" : peer_->goodbye());
+    return ok();
+  }
+
+  // Sends what `make` makes, `per_second` of it (0: as much as goes), with the heartbeats of a member, until it is thrown
+  // out or the time is over. `reconnect_every`: and comes anew.
+  void flood(double per_second, const std::function<void(wire::ControlMessage&)>& make,
+             Duration reconnect_every = std::chrono::hours(1)) {
+    TimePoint began = kClock.now(), beat = began;
+    double due = 0;
+    while (peer_->open() && peer_->goodbye().empty() && kClock.now() < end_) {
+      const TimePoint now = kClock.now();
+      if (now >= beat) {
+        wire::ControlMessage heartbeat;
+        heartbeat.mutable_heartbeat();
+        peer_->send(heartbeat);
+        beat = now + milliseconds(200);
+      }
+      if (now - began >= reconnect_every) {
+        peer_.reset();
+        if (!join()) return;
+        began = now;
+        due = 0;
+      }
+      const double allowed = per_second > 0 ? per_second * seconds(now - began) - due : 200;
+      for (double n = 0; n < std::min(allowed, 200.0) && peer_->open(); ++n) {
+        wire::ControlMessage message;
+        make(message);
+        outcome.bytes += message.ByteSizeLong();
+        outcome.messages += peer_->send(message) ? 1 : 0;
+        ++due;
+      }
+      peer_->drain(per_second > 0 ? milliseconds(5) : milliseconds(0));
+    }
+  }
+
+  // A connection for data to `to`, as a child that wants to be brought to `catch_up_to`.
+  Result<std::unique_ptr<Peer>> child_of(const overlay::Endpoint& to, WorkerId parent, const Identity& as,
+                                         std::optional<std::uint64_t> catch_up_to) {
+    ECHO_ASSIGN(auto peer, Peer::connect(to, as.credentials, parent));
+    wire::ControlMessage hello;
+    wire::PeerHello& h = *hello.mutable_peer_hello();
+    h.set_protocol(overlay::kProtocol);
+    h.set_run_id(as.credentials.run_id);
+    if (catch_up_to) h.set_catch_up_to(*catch_up_to);
+    h.mutable_have()->set_stripes(1);
+    h.mutable_have()->set_wanted(1);
+    peer->send(hello);
+    return peer;
+  }
+
+  void end() {
+    if (peer_) {
+      peer_->drain(milliseconds(200));
+      outcome.goodbye = peer_->goodbye();
+    }
+    peer_.reset();
+    if (const Status again = join(); !again) {
+      outcome.barred = true;
+      if (outcome.goodbye.empty()) outcome.goodbye = again.error().detail;
+    }
+    peer_.reset();
+  }
+
+  Outcome outcome;
+  Random random{7};
+  const AttackOptions& options_;
+  const TimePoint end_;
+  Identity identity_;
+  std::unique_ptr<Peer> peer_;
+};
+
+Result<Outcome> bad_goodbye(const AttackOptions& options) {
+  Raw raw(options);
+  ECHO_TRY(raw.begin());
+  for (int i = 0; i < 3; ++i) {
+    wire::ControlMessage trouble, goodbye;
+    trouble.mutable_trouble()->set_text("\xff\xfe\x1b]0;owned\a\n12:00:00 all is well");
+    goodbye.mutable_goodbye()->set_reason("\xff\xfe\xed\xa0\x80\x1b[2J\n{\"worker\":1}");
+    raw.outcome.messages += raw.peer_->send(trouble) + raw.peer_->send(goodbye);
+    raw.peer_->drain(milliseconds(300));
+    raw.peer_.reset();
+    if (!raw.join()) break;
+  }
+  raw.end();
+  return raw.outcome;
+}
+
+Result<Outcome> bad_heartbeat(const AttackOptions& options) {
+  Raw raw(options);
+  ECHO_TRY(raw.begin());
+  int n = 0;
+  raw.flood(20, [&](wire::ControlMessage& m) {
+    const std::string said[] = {R"({"rollouts":"x"})", R"({"rollouts":1e999,"busy_s":null})", "\xff\xfe",
+                                std::string(60'000, '[')};
+    m.mutable_heartbeat()->set_application(said[n++ / 40 % 4]);
+  });
+  raw.end();
+  return raw.outcome;
+}
+
+// Accuses everybody, of everything, and comes back under a new connection to go on.
+Result<Outcome> slander(const AttackOptions& options) {
+  Raw raw(options);
+  ECHO_TRY(raw.begin());
+  int n = 0;
+  raw.flood(
+      200,
+      [&](wire::ControlMessage& m) {
+        const std::uint64_t victim = 1 + static_cast<std::uint64_t>(n++) % 12;
+        if (n % 2) {
+          m.mutable_poisoned()->set_parent(victim);
+          m.mutable_poisoned()->set_publication(random_bytes(raw.random, 16));
+          m.mutable_poisoned()->set_index(static_cast<std::uint32_t>(n));
+        } else {
+          m.mutable_edge_failed()->set_parent(victim);
+          m.mutable_edge_failed()->set_kind(static_cast<std::uint32_t>(n / 2 % 4));
+          m.mutable_edge_failed()->set_reason("silent");
+        }
+      },
+      milliseconds(700));
+  raw.end();
+  return raw.outcome;
+}
+
+Result<Outcome> renew_flood(const AttackOptions& options) {
+  Raw raw(options);
+  ECHO_TRY(raw.begin());
+  raw.flood(0, [&](wire::ControlMessage& m) { m.mutable_renew()->set_public_key(random_bytes(raw.random, 32)); });
+  raw.end();
+  return raw.outcome;
+}
+
+// A child of the learner, by its own wish, that claims to hold what nobody has published.
+Result<Outcome> have_flood(const AttackOptions& options) {
+  Raw raw(options);
+  ECHO_TRY(raw.begin());
+  ECHO_ASSIGN(auto edge, raw.child_of(options.learner, kLearnerId, raw.identity_, 0));
+  TimePoint beat{};
+  while (raw.peer_->open() && raw.peer_->goodbye().empty() && kClock.now() < raw.end_) {
+    if (kClock.now() >= beat) {
+      wire::ControlMessage heartbeat;
+      heartbeat.mutable_heartbeat();
+      raw.peer_->send(heartbeat);
+      beat = kClock.now() + milliseconds(200);
+    }
+    wire::ControlMessage m;
+    m.mutable_have()->set_stripes(1);
+    m.mutable_have()->set_wanted(1);
+    for (int i = 0; i < 250; ++i) {
+      wire::HaveItem& item = *m.mutable_have()->add_items();
+      item.set_publication(random_bytes(raw.random, 16));
+      item.set_chunks(4096);
+      item.set_bitmap(random_bytes(raw.random, 512));
+      item.set_version(1'000'000 + raw.random.below(1'000'000));
+    }
+    if (!edge->open() || !edge->send(m)) {
+      std::this_thread::sleep_for(milliseconds(200));
+      if (auto again = raw.child_of(options.learner, kLearnerId, raw.identity_, 0)) edge = std::move(*again);
+    } else {
+      ++raw.outcome.messages;
+      raw.outcome.bytes += m.ByteSizeLong();
+    }
+    edge->drain();
+    raw.peer_->drain();
+  }
+  raw.end();
+  return raw.outcome;
+}
+
+// Connections that say nothing: plain ones, and such with a certificate.
+Result<Outcome> idle_connections(const AttackOptions& options) {
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
+  Raw raw(options);
+  ECHO_TRY(raw.begin());
+  raw.peer_.reset();
+  std::vector<int> plain;
+  std::vector<std::unique_ptr<Peer>> certified;
+  while (kClock.now() < raw.end_) {
+    if (plain.size() < 1300) {
+      if (const int fd = dial(options.learner); fd >= 0) plain.push_back(fd), ++raw.outcome.messages;
+    }
+    if (certified.size() < 900 && plain.size() % 2 == 0)
+      if (auto peer = Peer::connect(options.learner, raw.identity_.credentials, kLearnerId))
+        certified.push_back(std::move(*peer)), ++raw.outcome.messages;
+    if (plain.size() >= 1300) std::this_thread::sleep_for(milliseconds(20));
+  }
+  for (const int fd : plain) ::close(fd);
+  certified.clear();
+  raw.end();
+  return raw.outcome;
+}
+
+// A certificate of the run, and no place in it: asks the parent of somebody else for its publications.
+Result<Outcome> unassigned_child(const AttackOptions& options) {
+  Raw raw(options);
+  ECHO_ASSIGN(const Identity never_joined, enrol(options.learner, options.tokens.at(1), options.name + "-1"));
+  ECHO_TRY(raw.begin());
+  std::map<std::uint64_t, overlay::Endpoint> parents;
+  while (raw.peer_->open() && kClock.now() < raw.end_) {
+    wire::ControlMessage heartbeat;
+    heartbeat.mutable_heartbeat();
+    raw.peer_->send(heartbeat);
+    if (const auto message = raw.peer_->receive(milliseconds(200)); message && message->has_assign())
+      for (const wire::Parent& p : message->assign().parents())
+        parents[p.worker()] = {p.endpoint().host(), static_cast<std::uint16_t>(p.endpoint().port())};
+    for (const auto& [id, endpoint] : parents) {
+      auto edge = raw.child_of(endpoint, WorkerId{id}, never_joined, std::nullopt);
+      if (!edge) continue;
+      ++raw.outcome.messages;
+      (*edge)->drain(milliseconds(300));
+      raw.outcome.chunk_bytes += (*edge)->chunk_bytes();
+    }
+  }
+  raw.end();
+  return raw.outcome;
+}
+
+// Frames that promise more than there may be, control messages that are none, messages that never end.
+Result<Outcome> oversized(const AttackOptions& options) {
+  Raw raw(options);
+  ECHO_TRY(raw.begin());
+  for (int i = 0; kClock.now() < raw.end_; ++i) {
+    if (i % 3 == 0) {
+      raw.peer_->send_bytes(std::as_bytes(std::span("\x01\x00\x00\x00\xff\xff\xff\x7f", 8)));
+    } else if (i % 3 == 1) {
+      const std::string garbage = random_bytes(raw.random, 200'000);
+      raw.peer_->send_bytes(overlay::encode_frame(overlay::FrameType::kControl, std::as_bytes(std::span(garbage))));
+    } else {
+      const std::string part(60'000, 'x');
+      while (raw.peer_->open() && raw.outcome.bytes < 200'000'000) {
+        raw.outcome.bytes += part.size();
+        raw.peer_->send_bytes(overlay::application_header(part.size(), true));
+        raw.peer_->send_bytes(std::as_bytes(std::span(part)));
+        raw.peer_->drain();
+      }
+    }
+    ++raw.outcome.messages;
+    raw.peer_->drain(milliseconds(300));
+    raw.outcome.goodbye = raw.peer_->goodbye();
+    raw.peer_.reset();
+    if (!raw.join()) break;
+  }
+  raw.end();
+  return raw.outcome;
+}
+
+// ---- as a worker that keeps to the protocol, but for its work ----
+
+class Insider {
+ public:
+  explicit Insider(const AttackOptions& options) : options_(options), end_(kClock.now() + options.length) {}
+  ~Insider() {
+    if (node_) node_->stop();
+  }
+
+  Status begin() {
+    overlay::WorkerOptions o;
+    o.learner = options_.learner;
+    o.name = options_.name + "-0";
+    o.token = overlay::trust::Secret(std::string(options_.tokens.at(0)));
+    o.away_max = std::chrono::seconds(3);
+    overlay::WorkerEvents events;
+    events.joined = [this](WorkerId id, const std::string&) { tell([&] { outcome.worker = id.value; }); };
+    events.publication = [this](const overlay::Publication& p) {
+      tell([&] { version_ = p.version, digest_ = p.policy_digest; });
+      node()->installed(p.version, p.policy_digest);
+    };
+    events.message = [this](std::string bytes) { tell([&] { inbox_.push_back(std::move(bytes)); }); };
+    events.disconnected = [this](const std::string& reason, bool) {
+      tell([&] { outcome.goodbye = reason, outcome.barred = true, gone_ = true; });
+    };
+    const std::lock_guard starting(node_mutex_);
+    ECHO_ASSIGN(node_, overlay::WorkerNode::start(std::move(o), std::move(events)));
+    return ok();
+  }
+
+  bool going_on() {
+    const std::lock_guard lock(mutex_);
+    return !gone_ && kClock.now() < end_;
+  }
+
+  void say(const schema::WorkerMessage& message) {
+    const std::string bytes = message.SerializeAsString();
+    outcome.bytes += bytes.size();
+    outcome.messages += node_->send(bytes) ? 1 : 0;
+  }
+  void ask(std::uint32_t groups) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, milliseconds(500), [&] { return version_.has_value() || gone_; });
+    if (!version_ || gone_) return;
+    schema::WorkerMessage message;
+    message.mutable_request()->set_version(version_->value);
+    message.mutable_request()->set_policy_digest(digest_.data(), digest_.size());
+    message.mutable_request()->set_groups_max(groups);
+    lock.unlock();
+    say(message);
+  }
+  // Leases that came within `wait`.
+  std::vector<schema::Lease> leases(Duration wait) {
+    std::vector<schema::Lease> found;
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, wait, [&] { return !inbox_.empty() || gone_; });
+    while (!inbox_.empty()) {
+      const auto message = data_plane::parse_learner_message(inbox_.front());
+      inbox_.pop_front();
+      if (!message) continue;
+      if (message->has_run_spec())
+        if (auto spec = data_plane::unpack_run_spec(message->run_spec())) spec_ = std::move(*spec);
+      for (const schema::Lease& lease : message->grant().leases()) found.push_back(lease);
+    }
+    return found;
+  }
+
+  // A submission that passes the door, made without a model.
+  Result<schema::Submission> made_up(const schema::Lease& lease) {
+    if (!phrasing_) {
+      ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_json(spec_.tokenizer_json()));
+      ECHO_ASSIGN(phrasing_, model::Phrasing::from_parts(std::move(tokenizer), {spec_.eos().begin(), spec_.eos().end()},
+                                                         spec_.prompt_json()));
+      ECHO_ASSIGN(adapter_, data_plane::make_adapter(spec_.adapter_name(), spec_.adapter_config_json(), spec_.seed(),
+                                                     data_plane::AdapterUse::kScoring));
+    }
+    schema::Submission submission;
+    submission.set_lease(lease.id());
+    ECHO_ASSIGN(const auto prompt, phrasing_->prompt(lease.problem().prompt()));
+    const std::vector<model::Token> response{phrasing_->eos().front()};
+    const std::string text = phrasing_->answer(response);
+    const data_plane::Score score = adapter_->score(lease.problem(), text);
+    for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
+      schema::Trajectory& t = *submission.add_trajectories();
+      t.set_id(fmt::format("{}/{}", lease.id(), member));
+      t.set_problem_id(lease.problem().id());
+      t.set_group(lease.group());
+      t.set_member(member);
+      for (const model::Token token : prompt) t.add_prompt_tokens(static_cast<std::uint32_t>(token));
+      t.add_response_tokens(static_cast<std::uint32_t>(response.front()));
+      t.add_logprobs(-0.5f);
+      t.add_spans()->set_end(1);
+      t.mutable_spans(0)->set_version(lease.version());
+      t.set_reward(score.reward);
+      t.set_correct(score.correct);
+      for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
+      t.set_text(text);
+      t.set_finished(true);
+      t.set_policy_digest(lease.policy_digest());
+      t.set_lease(lease.id());
+      t.set_worker(outcome.worker);
+    }
+    return submission;
+  }
+
+  void set_heartbeat(std::string bytes) { node_->set_heartbeat(std::move(bytes)); }
+
+  Outcome outcome;
+
+ private:
+  overlay::WorkerNode* node() {
+    const std::lock_guard starting(node_mutex_);
+    return node_.get();
+  }
+  void tell(const std::function<void()>& change) {
+    const std::lock_guard lock(mutex_);
+    change();
+    changed_.notify_all();
+  }
+
+  const AttackOptions& options_;
+  const TimePoint end_;
+  std::mutex mutex_, node_mutex_;
+  std::condition_variable changed_;
+  std::deque<std::string> inbox_;
+  std::optional<Version> version_;
+  overlay::Digest digest_{};
+  bool gone_ = false;
+  schema::RunSpec spec_;
+  std::optional<model::Phrasing> phrasing_;
+  std::unique_ptr<data_plane::Adapter> adapter_;
+  std::unique_ptr<overlay::WorkerNode> node_;
+};
+
+// Asks for everything, tells of progress, returns nothing.
+Result<Outcome> hoard(const AttackOptions& options) {
+  Insider insider(options);
+  ECHO_TRY(insider.begin());
+  schema::WorkerMessage progress;
+  while (insider.going_on()) {
+    insider.ask(1'000'000);
+    for (const schema::Lease& lease : insider.leases(milliseconds(100)))
+      if (progress.progress().leases_size() < 1000) progress.mutable_progress()->add_leases(lease.id());
+    progress.mutable_progress()->set_progress(progress.progress().progress() + 1);
+    insider.say(progress);
+    std::this_thread::sleep_for(milliseconds(300));
+  }
+  return insider.outcome;
+}
+
+// Hands in whatever `spoil` leaves of sound trajectories.
+Result<Outcome> submit(const AttackOptions& options, const std::function<void(schema::Trajectory&)>& spoil) {
+  Insider insider(options);
+  ECHO_TRY(insider.begin());
+  while (insider.going_on()) {
+    insider.ask(4);
+    for (const schema::Lease& lease : insider.leases(milliseconds(200))) {
+      ECHO_ASSIGN(schema::Submission submission, insider.made_up(lease));
+      for (schema::Trajectory& t : *submission.mutable_trajectories()) spoil(t);
+      schema::WorkerMessage message;
+      *message.mutable_submission() = std::move(submission);
+      insider.say(message);
+    }
+  }
+  return insider.outcome;
+}
+
+Result<Outcome> nan(const AttackOptions& options) {
+  return submit(options, [](schema::Trajectory& t) { t.set_logprobs(0, std::numeric_limits<float>::quiet_NaN()); });
+}
+
+Result<Outcome> wrong_rewards(const AttackOptions& options) {
+  return submit(options, [](schema::Trajectory& t) { t.set_reward(1), t.set_correct(true); });
+}
+
+// Sound, worthless and fast, and says it is a thousand times as fast as that.
+Result<Outcome> braggart(const AttackOptions& options) {
+  Insider insider(options);
+  ECHO_TRY(insider.begin());
+  schema::Vitals vitals;
+  while (insider.going_on()) {
+    vitals.set_rollouts(vitals.rollouts() + 1'000'000'000'000);
+    vitals.set_busy_s(vitals.busy_s() + 1e-9);
+    insider.set_heartbeat(vitals.SerializeAsString());
+    insider.ask(1'000'000);
+    for (const schema::Lease& lease : insider.leases(milliseconds(200))) {
+      schema::WorkerMessage message;
+      ECHO_ASSIGN(*message.mutable_submission(), insider.made_up(lease));
+      insider.say(message);
+    }
+    std::this_thread::sleep_for(milliseconds(40));
+  }
+  return insider.outcome;
+}
+
+Result<Outcome> talk(const AttackOptions& options) {
+  Insider insider(options);
+  ECHO_TRY(insider.begin());
+  while (insider.going_on()) {
+    for (int i = 0; i < 50; ++i) insider.ask(1);
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return insider.outcome;
+}
+
+using Attack = Result<Outcome> (*)(const AttackOptions&);
+constexpr std::pair<std::string_view, Attack> kAttacks[] = {
+    {"bad-goodbye", bad_goodbye}, {"bad-heartbeat", bad_heartbeat},       {"hoard", hoard},
+    {"slander", slander},         {"renew-flood", renew_flood},           {"have-flood", have_flood},
+    {"talk", talk},               {"idle-connections", idle_connections}, {"unassigned-child", unassigned_child},
+    {"wrong-rewards", wrong_rewards}, {"braggart", braggart},             {"oversized", oversized},
+    {"nan", nan}};
+
+}  // namespace
+
+std::vector<std::string> attack_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, run] : kAttacks) names.emplace_back(name);
+  return names;
+}
+
+Result<json> attack(const std::string& name, const AttackOptions& options) {
+  for (const auto& [known, run] : kAttacks) {
+    if (known != name) continue;
+    const TimePoint began = kClock.now();
+    ECHO_ASSIGN(const Outcome outcome, run(options));
+    return json{{"attack", name},
+                {"worker", outcome.worker},
+                {"messages", outcome.messages},
+                {"bytes", outcome.bytes},
+                {"chunk_bytes", outcome.chunk_bytes},
+                {"goodbye", outcome.goodbye},
+                {"barred", outcome.barred},
+                {"seconds", seconds(kClock.now() - began)}};
+  }
+  return fail(Code::kInvalid, "attack", "'{}' is none of {}", name, fmt::join(attack_names(), ", "));
+}
+
+}  // namespace echoline::hostile

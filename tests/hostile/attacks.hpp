@@ -1,0 +1,26 @@
+// What a machine that was let into a run may try against it, by name.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "overlay/types.hpp"
+
+namespace echoline::hostile {
+
+struct AttackOptions {
+  overlay::Endpoint learner;
+  std::vector<std::string> tokens;  // each for the instance "<name>-<i>"
+  std::string name = "hostile";
+  Duration length = std::chrono::seconds(10);  // at most; an attacker that is thrown out ends earlier
+};
+
+// The names, in the order of docs/threats.md.
+std::vector<std::string> attack_names();
+
+// {"attack", "worker", "messages", "bytes", "goodbye", "barred", "seconds"}: what it sent, what it was told last, whether it
+// was let in again afterwards, and when it was thrown out. Errors: it did not even get in.
+Result<nlohmann::json> attack(const std::string& name, const AttackOptions& options);
+
+}  // namespace echoline::hostile
