@@ -540,6 +540,7 @@ class Service {
     if (!node_) return;
     const overlay::LearnerStats stats = node_->stats();
     const std::lock_guard lock(mutex_);
+    floods_ = stats.floods;
     for (const overlay::WorkerView& view : stats.workers) {
       WorkerEntry& w = workers_[view.info.id];
       w.bytes_in = view.bytes_in.count;
@@ -596,6 +597,7 @@ class Service {
     {
       const std::lock_guard lock(mutex_);
       status["version"] = published_version_.value;
+      status["floods"] = floods_;
       for (const auto& [id, w] : workers_) {
         const WorkerMeter::Progress done = meters_[id].total();
         const provisioner::Offer* offer = offer_of(w);
@@ -640,6 +642,7 @@ class Service {
   bool finishing_ = false;                                      // workers leave because the run ends; guarded by mutex_
   std::atomic<bool> desk_ready_ = false, fleet_ready_ = false;  // desk_ and fleet_ may be used from callbacks
   std::atomic<double> last_t_b_seconds_ = 0;
+  std::uint64_t floods_ = 0;
 
   // Destroyed in reverse: the node's thread ends before what its callbacks use.
   std::unique_ptr<Fleet> fleet_;

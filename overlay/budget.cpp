@@ -20,7 +20,7 @@ constexpr std::array<Rule, MessageBudget::kKinds> kRules{{
     {"troubles", {64, 1}},
     {"announcements that it drains", {4, 0.1}},
     {"joins", {16, 0.5}},
-    {"parts of messages", {8192, 4096}},
+    {"messages", {4096, 1024}},
     {"lists of what it holds", {256, 32}, 4},
     {"requests for a chunk", {1024, 128}},
     {"requests for streams", {64, 4}},

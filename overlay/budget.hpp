@@ -45,7 +45,7 @@ class MessageBudget {
     kTrouble,
     kDraining,
     kJoin,
-    kApplication,   // a part of a message
+    kApplication,   // a message of the application
     kHave,          // of a child
     kChunkRequest,  // of a child
     kMoreStreams,   // of a child

@@ -166,18 +166,27 @@ void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (const Stranger* stranger = strangers_.find(conn)) on_stranger(conn, Stranger(*stranger), frame, now);
 }
 
+// What counts is messages, and parts that are smaller than any that a worker of ours sends. A message beyond the budget
+// is dropped whole.
 void LearnerCore::on_part(Worker& worker, const Frame& frame, TimePoint now) {
+  constexpr std::size_t kSmallPart = 4096;
   const WorkerId id = worker.view.info.id;
-  if (!within_budget(id, MessageBudget::Kind::kApplication, now)) return;
+  const bool counts = !frame.more || frame.body.size() < kSmallPart;
+  const bool heard = !counts || within_budget(id, MessageBudget::Kind::kApplication, now);
+  if (!workers_.contains(id)) return;  // it was too much
   assembling_ -= worker.incoming.bytes();
   auto message = worker.incoming.add(frame);
   assembling_ += worker.incoming.bytes();
   if (!message) return lose(id, message.error().message(), true, now);
   if (*message) {
-    actions_.push_back(act::MessageFrom{id, std::move(**message)});
-  } else if (assembling_ > kAssemblingBytesMax) {
-    part(id, fmt::format("{} bytes of its messages and those of others are not whole, at most {} may be", assembling_,
-                         kAssemblingBytesMax),
+    if (heard) actions_.push_back(act::MessageFrom{id, std::move(**message)});
+  } else if (assembling_ > config_.assembling_bytes_max) {  // whoever holds most of it, not whoever came last
+    const auto most = std::max_element(workers_.begin(), workers_.end(), [](const auto& a, const auto& b) {
+      return a.second.incoming.bytes() < b.second.incoming.bytes();
+    });
+    part(WorkerId(most->first),
+         fmt::format("{} bytes of its messages are not whole, and {} of all together, at most {} may be",
+                     most->second.incoming.bytes(), assembling_, config_.assembling_bytes_max),
          now);
   }
 }

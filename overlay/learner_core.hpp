@@ -41,6 +41,8 @@ struct LearnerConfig {
   double quorum = 0.9;
   Bytes store_bytes_max{1ull << 30};
   Bytes policy_bytes{};  // size of the policy, for workers; zero: not known
+  // Parts of messages that are not whole yet, of all workers together: whoever holds most of them has to come anew.
+  std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
   bool snapshots_on_demand = true;                        // somebody answers act::NeedSnapshot
   std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
 };
@@ -50,8 +52,6 @@ class LearnerCore final : public Core {
   static constexpr std::size_t kWelcomeBytesMax = 192 * 1024;
   // Application bytes a worker has not taken yet, before its connection is given up.
   static constexpr std::size_t kUnsentBytesMax = 4 * kMessageBytesMax;
-  // Parts of messages that are not whole yet, of all workers together: who exceeds it has to come anew.
-  static constexpr std::size_t kAssemblingBytesMax = 16 * kMessageBytesMax;
   // Once most have a version: so many times as long as they took, and a little, before nobody waits for the others.
   static constexpr int kStragglerFactor = 4;
   static constexpr Duration kStragglerPatience = std::chrono::seconds(5);

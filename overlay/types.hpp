@@ -102,7 +102,7 @@ struct WorkerView {
   std::optional<BitRate> forwarding_rate;  // measured by the worker while it had chunks to forward
   bool silent = false;                     // not heard for too long: it has no place in the topology
   bool reachable = false;                  // dialled back at its advertised address
-  bool quarantined = false;                // forwarded bad chunks: never forwards again
+  bool quarantined = false;                // forwards nothing, by what several say of it or it says of many
   std::string app_bytes;                   // the application's part of its last heartbeat
 };
 

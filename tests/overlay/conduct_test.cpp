@@ -357,7 +357,57 @@ TEST(LearnerConduct, ApplicationMessagesHaveABudgetToo) {
     desk.core.on_frame(desk.control.at(id(1)), {FrameType::kApplication, Slice(random_bytes(1, 1)), {}, {}}, desk.now);
     desk.take();
   }
-  EXPECT_THAT(desk.lost(1), HasSubstr("parts of messages"));
+  EXPECT_THAT(desk.lost(1), HasSubstr("of messages: at most"));
+  EXPECT_LE(desk.all<act::MessageFrom>().size(), 4096u);
+}
+
+TEST(LearnerConduct, LargeMessagesAreNoFlood) {
+  Desk desk(8);
+  desk.join_all(1);
+  const Slice part(random_bytes(1, 4096));
+  for (int message = 0; message < 3; ++message)
+    for (int i = 0; i < 4096; ++i) {
+      Frame frame{FrameType::kApplication, part, {}, {}};
+      frame.more = i < 4095;
+      desk.core.on_frame(desk.control.at(id(1)), std::move(frame), desk.now);
+      desk.take();
+    }
+  const auto messages = desk.all<act::MessageFrom>();
+  ASSERT_THAT(messages, SizeIs(3));
+  EXPECT_EQ(messages.back().bytes.size(), 4096u * 4096u);
+  EXPECT_TRUE(desk.has(id(1)));
+}
+
+TEST(LearnerConduct, AFloodOverADataConnectionCostsTheMembership) {
+  Desk desk(8);
+  desk.join_all(2);
+  const ConnId edge = desk.comes({trust::PeerIdentity::Kind::kWorker, id(1)});
+  desk.tell(edge, PeerHello{"run", 0, {}, false, {}});
+  ASSERT_FALSE(desk.closed(edge));
+  for (int i = 0; i < 20'000 && desk.has(id(1)); ++i) desk.tell(edge, ChunkRequest{{}, 1});
+  EXPECT_THAT(desk.lost(1), HasSubstr("requests for a chunk"));
+  EXPECT_TRUE(desk.closed(edge));
+  EXPECT_TRUE(desk.has(id(2)));
+}
+
+// Room for what is not whole is shared: who hoards it loses it, not who comes when it is full.
+TEST(LearnerConduct, WhoHoardsHalfMessagesHasToComeAnew) {
+  LearnerConfig config = Desk::config(8);
+  config.assembling_bytes_max = 100'000;
+  Desk desk(config);
+  desk.join_all(2);
+  const auto part = [&](std::uint64_t worker, std::size_t bytes) {
+    Frame frame{FrameType::kApplication, Slice(random_bytes(1, bytes)), {}, {}};
+    frame.more = true;
+    desk.core.on_frame(desk.control.at(id(worker)), std::move(frame), desk.now);
+    desk.take();
+  };
+  for (int i = 0; i < 3; ++i) part(1, 30'000);
+  part(2, 20'000);
+  EXPECT_THAT(desk.away(1), HasSubstr("90000 bytes of its messages are not whole"));
+  EXPECT_TRUE(desk.has(id(2)));
+  part(2, 60'000);
+  EXPECT_TRUE(desk.has(id(2)));
 }
 
 // The budget is the identity's: a new connection does not fill it, and connections themselves have one.
