@@ -15,7 +15,7 @@ constexpr std::array<Rule, MessageBudget::kKinds> kRules{{
     {"acknowledgements", {1024, 64}},
     {"calls for help", {64, 0}, 1},
     {"failed edges", {256, 16}},
-    {"bad chunks", {64, 4}},
+    {"bad chunks", {16, 1}},
     {"renewals", {4, 1.0 / 60}},
     {"troubles", {64, 1}},
     {"announcements that it drains", {4, 0.1}},
