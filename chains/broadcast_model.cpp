@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <deque>
 #include <map>
 
 #include "chains/fleet_graph.hpp"
 
 namespace echoline::chains {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
 
@@ -66,19 +64,28 @@ std::vector<double> fair_shares(double total, const std::vector<double>& wants) 
   return shares;
 }
 
+// ceil(q * n), at least one.
+std::size_t counted(double q, std::size_t n) {
+  ECHO_CHECK(q > 0 && q <= 1, "fraction {} of the workers", q);
+  return static_cast<std::size_t>(std::max(1.0, std::ceil(q * static_cast<double>(n) - 1e-9)));
+}
+
 }  // namespace
 
-Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers) {
+Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q) {
   if (workers.empty()) return Duration{};
+  const std::size_t k = counted(q, workers.size());
   const double f = as_double(payload);
   const double b = learner_up.bytes_per_s();
   double sum_up = 0;
-  double down_min = kInfinity;
+  std::vector<double> down;
   for (const WorkerLink& w : workers) {
     sum_up += w.up.bytes_per_s();
-    down_min = std::min(down_min, w.down.bytes_per_s());
+    down.push_back(w.down.bytes_per_s());
   }
-  return from_seconds(std::max({f / b, f / down_min, static_cast<double>(workers.size()) * f / (b + sum_up)}));
+  const auto slowest = down.end() - static_cast<std::ptrdiff_t>(k);
+  std::nth_element(down.begin(), slowest, down.end());
+  return from_seconds(std::max({f / b, f / *slowest, static_cast<double>(k) * f / (b + sum_up)}));
 }
 
 std::uint64_t chunk_count(Bytes payload, Bytes chunk) {
@@ -87,12 +94,10 @@ std::uint64_t chunk_count(Bytes payload, Bytes chunk) {
 }
 
 Duration BroadcastTimes::fraction(double q) const {
-  ECHO_CHECK(q > 0 && q <= 1, "fraction {} of the workers", q);
   if (workers.empty()) return Duration{};
   std::vector<Duration> times;
   for (const Completion& c : workers) times.push_back(c.time);
-  const double wanted = std::ceil(q * static_cast<double>(times.size()) - 1e-9);
-  const auto nth = times.begin() + static_cast<std::ptrdiff_t>(std::max(1.0, wanted)) - 1;
+  const auto nth = times.begin() + static_cast<std::ptrdiff_t>(counted(q, times.size())) - 1;
   std::nth_element(times.begin(), nth, times.end());
   return *nth;
 }
@@ -111,40 +116,36 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   std::map<WorkerId, WorkerLink> link_of;
   for (const WorkerLink& link : links) link_of[link.id] = link;
 
-  // Edges of all stripes share a sender's uplink evenly, and every stripe carries its share of the payload.
+  // A sender's uplink is shared by its edges in all stripes, and every stripe carries its share of the payload.
   const std::size_t stripes = topology.stripes();
   std::vector<std::vector<Edge>> edges;
-  std::map<WorkerId, std::size_t> children;
+  std::map<WorkerId, std::vector<double>> wanted;  // by sender, over its edges in their order
   for (std::size_t s = 0; s < stripes; ++s)
-    for (const Edge& edge : edges.emplace_back(edges_of(topology, s))) ++children[edge.from];
-  const auto hop = [&](WorkerId from, WorkerId to) {
-    const WorkerLink& receiver = link_of.at(to);
-    const double up = from == kLearnerId ? learner_up.bits_per_s
-                                         : link_of.at(from).up.bits_per_s / static_cast<double>(children.at(from));
-    return Hop{BitRate{std::min(up, receiver.down.bits_per_s / static_cast<double>(stripes))}, receiver.delay};
-  };
-  std::vector<double> wanted;  // by those who receive from the learner
-  for (const auto& stripe : edges)
-    for (const Edge& edge : stripe) {
-      if (!link_of.contains(edge.to)) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", edge.to);
-      if (edge.from != kLearnerId && !link_of.contains(edge.from)) continue;  // named by its own edge
-      const BitRate rate = hop(edge.from, edge.to).rate;
-      if (!(rate.bits_per_s > 0))
-        return fail(Code::kInvalid, kOperation,
-                    "worker {} receives at {} bit/s: its downlink and its parent's uplink must be positive", edge.to,
-                    rate.bits_per_s);
-      if (edge.from == kLearnerId) wanted.push_back(rate.bits_per_s);
+    for (const Edge& edge : edges.emplace_back(edges_of(topology, s))) {
+      const auto link = link_of.find(edge.to);
+      if (link == link_of.end()) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", edge.to);
+      if (!(link->second.down.bits_per_s > 0))
+        return fail(Code::kInvalid, kOperation, "worker {} receives at {} bit/s: its downlink must be positive",
+                    edge.to, link->second.down.bits_per_s);
+      wanted[edge.from].push_back(link->second.down.bits_per_s / static_cast<double>(stripes));
     }
-  const std::vector<double> shares = fair_shares(learner_up.bits_per_s, wanted);
+  std::map<WorkerId, std::deque<double>> shares;
+  for (const auto& [from, wants] : wanted) {
+    const BitRate up = from == kLearnerId ? learner_up : link_of.at(from).up;
+    if (!(up.bits_per_s > 0))
+      return fail(Code::kInvalid, kOperation, "worker {} sends at {} bit/s: the uplink of a parent must be positive",
+                  from, up.bits_per_s);
+    const std::vector<double> fair = fair_shares(up.bits_per_s, wants);
+    shares[from] = {fair.begin(), fair.end()};
+  }
 
   const Way start({(payload.count + stripes - 1) / stripes}, chunk);
   std::map<WorkerId, Duration> last;
-  auto share = shares.begin();
   for (const auto& stripe : edges) {
     std::map<WorkerId, Way> ways{{kLearnerId, start}};  // to everybody; a parent comes before its children
     for (const Edge& edge : stripe) {
-      Hop next = hop(edge.from, edge.to);
-      if (edge.from == kLearnerId) next.rate = BitRate{*share++};
+      const Hop next{BitRate{shares.at(edge.from).front()}, link_of.at(edge.to).delay};
+      shares.at(edge.from).pop_front();
       Way way = ways.at(edge.from);
       Duration& at = last[edge.to];
       at = std::max(at, from_seconds(way.pass(next)));

@@ -20,7 +20,9 @@ struct WorkerLink {
 };
 
 // No schedule is faster: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross). Zero without workers. Delays not counted.
-Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers);
+// With q < 1, for the time until k = ceil(q N) workers hold the payload: d_min is the k-th fastest downlink, and k*F
+// have to be uploaded, at most by all.
+Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q = 1);
 
 // Chunks a payload is cut into: ceil(F / c); 0 for an empty payload. `chunk` must be positive.
 std::uint64_t chunk_count(Bytes payload, Bytes chunk);
@@ -39,8 +41,8 @@ struct BroadcastTimes {
   Duration of(WorkerId id) const;  // the worker must be in it (checked)
 };
 
-// Completion time of every worker of a topology, all of its stripes. The learner's uplink is shared max-min fairly by
-// its seeds; a worker shares its uplink evenly over its children, and its downlink over the stripes. Errors (kInvalid):
+// Completion time of every worker of a topology, all of its stripes. Everybody's uplink is shared max-min fairly by its
+// children, of which none takes more than its downlink, shared evenly by the stripes. Errors (kInvalid):
 // a worker without a link or with a rate that is not positive, chunk 0. The topology must be valid (validate()).
 Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk, BitRate learner_up,
                                       std::span<const WorkerLink> links);

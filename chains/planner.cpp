@@ -98,7 +98,7 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
 }
 
 Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
-                             TopologyPolicy policy) {
+                             TopologyPolicy policy, double quorum) {
   ECHO_TRY(check(learner_up, chain_rate, workers, policy));
   std::vector<ChainWorker> order(workers.begin(), workers.end());
   std::sort(order.begin(), order.end(), stands_before);
@@ -127,10 +127,15 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
     if (!it->may_forward) topology.leaves_only.push_back(it->id);
   std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
   if ((policy == TopologyPolicy::kStripes || policy == TopologyPolicy::kTrees) && !order.empty()) {
-    if (policy == TopologyPolicy::kStripes)
+    if (policy == TopologyPolicy::kStripes) {
       build_stripes(plan_stripes(learner_up, order), order, topology);
-    else
-      build_trees(plan_stripes(learner_up, order, kTreeChildrenMax), order, topology);
+    } else {
+      const TreePlan plan = plan_trees(learner_up, order, quorum);
+      build_trees(plan, learner_up, order, topology);
+      for (std::size_t i = 0; i < order.size(); ++i)
+        if (plan.late[i] && order[i].may_forward) topology.leaves_only.push_back(order[i].id);
+      std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
+    }
     topology.chains_wanted = topology.chains.size();
     prove(topology);
     return topology;

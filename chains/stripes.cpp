@@ -63,9 +63,16 @@ std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, std
 }
 
 BitRate best_rate(std::size_t stripes, std::size_t children_max, BitRate learner_up,
-                  std::span<const ChainWorker> workers) {
-  double low = 0, high = learner_up.bits_per_s;
-  for (const ChainWorker& w : workers) high = std::min(high, w.down.bits_per_s);
+                  std::span<const ChainWorker> workers, BitRate others) {
+  double low = 0, high = learner_up.bits_per_s, sum_up = learner_up.bits_per_s;
+  for (const ChainWorker& w : workers) {
+    high = std::min(high, w.down.bits_per_s);
+    sum_up += w.usable_up().bits_per_s;
+  }
+  if (others.bits_per_s > 0) {
+    const double left = kSharedOut * sum_up - others.bits_per_s;
+    high = std::min(high, std::max(1.0, left / static_cast<double>(workers.size())));
+  }
   const auto feeds_all = [&](double rate) {
     return all_fed(stripes, children_carried({rate}, stripes, children_max, learner_up, workers));
   };
@@ -77,11 +84,12 @@ BitRate best_rate(std::size_t stripes, std::size_t children_max, BitRate learner
   return {low};
 }
 
-StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, std::size_t children_max) {
+StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, std::size_t children_max,
+                        BitRate others) {
   ECHO_CHECK(!workers.empty());
   std::map<std::size_t, BitRate> rates;  // by stripes
   for (std::size_t s = children_max == 1 ? 1 : kTreeStripesMin; s <= kPlannedStripesMax; s *= 2)
-    rates[s] = best_rate(s, children_max, learner_up, workers);
+    rates[s] = best_rate(s, children_max, learner_up, workers, others);
   BitRate best{0};
   for (const auto& [s, rate] : rates) best = std::max(best, rate);
   const auto chosen = std::find_if(rates.begin(), rates.end(), [&](const auto& of) {

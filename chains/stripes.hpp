@@ -17,6 +17,9 @@ inline constexpr std::size_t kTreeStripesMin = 4;
 inline constexpr std::size_t kTreeChildrenMax = 8;      // of a worker in one stripe
 inline constexpr std::size_t kPlannedChildrenMax = 64;  // of a worker in all stripes
 
+// Of all uplinks together, what can be given to edges of different rates: the rest is in pieces too small for one.
+inline constexpr double kSharedOut = 0.95;
+
 struct StripePlan {
   std::size_t stripes = 1;            // a power of two
   BitRate rate;                       // at which every worker receives, all stripes together
@@ -26,11 +29,13 @@ struct StripePlan {
 // The highest rate r, up to rounding, for which with q = r/s and c children a worker may have in a stripe:
 // sum_i min(s*c, floor(u_i/q)) + floor(B/q) >= s*N, no stripe without a seed, and r <= min(B, d_min); with as few
 // stripes as come within 3 % of the best. Workers that may not forward count as uplink 0. Requires at least one worker.
-StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, std::size_t children_max = 1);
+// `others`: what the uplinks carry besides, to workers not among these: N r + others <= kSharedOut (B + sum u).
+StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, std::size_t children_max = 1,
+                        BitRate others = {});
 
 // The rate of such a plan with so many stripes.
 BitRate best_rate(std::size_t stripes, std::size_t children_max, BitRate learner_up,
-                  std::span<const ChainWorker> workers);
+                  std::span<const ChainWorker> workers, BitRate others = {});
 
 // How many children every worker's uplink, and last the learner's, carries while all receive at `rate`, counted in
 // every stripe.

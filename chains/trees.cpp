@@ -1,6 +1,7 @@
 #include "chains/trees.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <map>
@@ -15,32 +16,66 @@ constexpr std::size_t kNobody = std::numeric_limits<std::size_t>::max();
 // A worker keeps the children that it has, and takes some where nobody else can, while all receive at this part of the
 // best rate.
 constexpr double kKept = 0.9;
+constexpr double kRounding = 1 + 1e-9;
+constexpr double kWorthBeingLate = 1.03;
+
+std::vector<ChainWorker> those_in_time(std::span<const ChainWorker> workers, const std::vector<bool>& late) {
+  std::vector<ChainWorker> in_time;
+  for (std::size_t i = 0; i < workers.size(); ++i)
+    if (!late[i]) in_time.push_back(workers[i]);
+  return in_time;
+}
+
+BitRate taken_by_late(std::span<const ChainWorker> workers, const std::vector<bool>& late) {
+  BitRate sum{0};
+  for (std::size_t i = 0; i < workers.size(); ++i)
+    if (late[i]) sum.bits_per_s += workers[i].down.bits_per_s;
+  return sum;
+}
 
 // Workers are numbered as they are given, and the learner comes last.
 class Mending {
  public:
-  Mending(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
+  Mending(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, std::vector<bool> late,
           std::optional<WorkerId> moved)
       : workers_(workers),
         learner_(workers.size()),
+        late_(std::move(late)),
         parents_(topology.stripes(), std::vector<std::size_t>(workers.size(), kNobody)),
+        load_(workers.size() + 1, 0),
         sent_(workers.size() + 1, 0) {
     const std::size_t s = parents_.size();
-    const BitRate rate = best_rate(s, kTreeChildrenMax, learner_up, workers);
-    carries_ = children_carried(rate, s, kTreeChildrenMax, learner_up, workers);
-    carries_at_most_ = children_carried(BitRate{kKept * rate.bits_per_s}, s, kTreeChildrenMax, learner_up, workers);
-    for (const ChainWorker& w : workers) up_.push_back(w.usable_up().bits_per_s);
+    rate_ = std::max(1.0, best_rate(s, kTreeChildrenMax, learner_up, those_in_time(workers, late_),
+                                    taken_by_late(workers, late_))
+                              .bits_per_s);
+    for (std::size_t i = 0; i < workers.size(); ++i) {
+      up_.push_back(late_[i] ? 0 : workers[i].usable_up().bits_per_s);
+      edge_.push_back((late_[i] ? std::min(rate_, workers[i].down.bits_per_s) : rate_) / static_cast<double>(s));
+    }
     up_.push_back(learner_up.bits_per_s);
     keep(topology, moved);
     for (std::vector<std::size_t>& parents : parents_) mend(parents);
+    for (std::vector<std::size_t>& parents : parents_) hang_late(parents);
   }
 
+  // Of those in time: what the late ones leave to them, at most what all children of a sender get.
   BitRate rate() const {
     double rate = up_[learner_];
-    for (const ChainWorker& w : workers_) rate = std::min(rate, w.down.bits_per_s);
-    for (std::size_t i = 0; i < sent_.size(); ++i)
-      if (sent_[i] > 0)
-        rate = std::min(rate, up_[i] * static_cast<double>(parents_.size()) / static_cast<double>(sent_[i]));
+    std::vector<double> late(up_.size(), 0), children(up_.size(), 0), in_time(up_.size(), 0);
+    for (const std::vector<std::size_t>& parents : parents_)
+      for (std::size_t i = 0; i < parents.size(); ++i) {
+        ++children[parents[i]];
+        if (late_[i])
+          late[parents[i]] += edge_[i];
+        else
+          ++in_time[parents[i]];
+      }
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      if (!late_[i]) rate = std::min(rate, workers_[i].down.bits_per_s);
+    for (std::size_t i = 0; i < up_.size(); ++i)
+      if (in_time[i] > 0)
+        rate = std::min(rate, static_cast<double>(parents_.size()) *
+                                  std::max(up_[i] / children[i], (up_[i] - late[i]) / in_time[i]));
     return {rate};
   }
 
@@ -74,19 +109,30 @@ class Mending {
     return children;
   }
 
+  // Whether a parent's uplink carries one more, while all receive at this part of the best rate.
+  bool carries(std::size_t parent, std::size_t child, double part) const {
+    return (load_[parent] + edge_[child]) * part <= up_[parent] * kRounding &&
+           (parent == learner_ || sent_[parent] < std::min(parents_.size() * kTreeChildrenMax, kPlannedChildrenMax));
+  }
+
+  void feed(std::vector<std::size_t>& parents, std::size_t child, std::size_t parent) {
+    parents[child] = parent;
+    load_[parent] += edge_[child];
+    ++sent_[parent];
+  }
+
   void keep(const Topology& topology, std::optional<WorkerId> moved) {
     std::map<WorkerId, std::size_t> number{{kLearnerId, learner_}};
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (workers_[i].id != moved) number[workers_[i].id] = i;
     const auto before = topology.parents();
-    for (std::size_t j = 0; j < parents_.size(); ++j)
-      for (const auto& [id, parents] : before) {
-        const auto child = number.find(id), parent = number.find(parents[j]);
-        if (child == number.end() || parent == number.end()) continue;
-        if (sent_[parent->second] >= carries_at_most_[parent->second]) continue;
-        parents_[j][child->second] = parent->second;
-        ++sent_[parent->second];
-      }
+    for (const bool late : {false, true})
+      for (std::size_t j = 0; j < parents_.size(); ++j)
+        for (const auto& [id, parents] : before) {
+          const auto child = number.find(id), parent = number.find(parents[j]);
+          if (child == number.end() || parent == number.end() || late_[child->second] != late) continue;
+          if (carries(parent->second, child->second, kKept)) feed(parents_[j], child->second, parent->second);
+        }
   }
 
   // One stripe: whoever is cut off from the learner is hung up again, with all that hangs on it.
@@ -94,15 +140,12 @@ class Mending {
     auto children = children_of(parents);
     std::vector<std::size_t> orphans, depth(workers_.size() + 1, kNobody);
     for (std::size_t i = 0; i < parents.size(); ++i)
-      if (parents[i] == kNobody) orphans.push_back(i);
-    const auto spare = [&](std::size_t i) { return carries_[i] - std::min(sent_[i], carries_[i]); };
+      if (parents[i] == kNobody && !late_[i]) orphans.push_back(i);
+    const auto spare = [&](std::size_t i) { return up_[i] - load_[i]; };
     std::stable_sort(orphans.begin(), orphans.end(), [&](auto a, auto b) { return spare(a) > spare(b); });
 
     using Open = std::set<std::pair<std::size_t, std::size_t>>;  // those that may have a place, by depth
     Open open, open_at_most;
-    const auto has_place = [&](std::size_t i, const std::vector<std::size_t>& carries) {
-      return sent_[i] < carries[i] && (i == learner_ || children[i].size() < kTreeChildrenMax);
-    };
     const auto below = [&](std::size_t top) {  // and itself
       std::vector<std::size_t> all{top};
       for (std::size_t k = 0; k < all.size(); ++k)
@@ -118,54 +161,131 @@ class Mending {
       }
     };
     // Uplinks fill and never empty again here, so who has no place now is not asked again.
-    const auto nearest = [&](Open& from, const std::vector<std::size_t>& carries, bool learner_too) {
+    const auto nearest = [&](Open& from, std::size_t child, double part, bool learner_too) {
       for (auto it = from.begin(); it != from.end();) {
-        if (!has_place(it->second, carries))
+        const std::size_t i = it->second;
+        if (!carries(i, child, part) || (i != learner_ && children[i].size() >= kTreeChildrenMax))
           it = from.erase(it);
-        else if (it->second == learner_ && !learner_too)
+        else if (i == learner_ && !learner_too)
           ++it;
         else
-          return it->second;
+          return i;
       }
       return kNobody;
-    };
-    const auto hang = [&](std::size_t child, std::size_t parent) {
-      parents[child] = parent;
-      children[parent].push_back(child);
-      ++sent_[parent];
     };
     reached(learner_, 0);
     for (const std::size_t orphan : orphans) {
       std::size_t parent = kNobody;
-      if (!workers_[orphan].may_seed) parent = nearest(open, carries_, false);
-      if (parent == kNobody) parent = nearest(open, carries_, true);
-      if (parent == kNobody) parent = nearest(open_at_most, carries_at_most_, true);
+      if (!workers_[orphan].may_seed) parent = nearest(open, orphan, 1, false);
+      if (parent == kNobody) parent = nearest(open, orphan, 1, true);
+      if (parent == kNobody) parent = nearest(open_at_most, orphan, kKept, true);
       if (parent == kNobody) parent = least_asked(depth, children);
-      hang(orphan, parent);
+      feed(parents, orphan, parent);
+      children[parent].push_back(orphan);
       reached(orphan, depth[parent] + 1);
     }
   }
 
   std::size_t least_asked(const std::vector<std::size_t>& depth,
                           const std::vector<std::vector<std::size_t>>& children) const {
-    const auto load = [&](std::size_t i) { return static_cast<double>(sent_[i] + 1) / up_[i]; };
+    const auto load = [&](std::size_t i) { return (load_[i] + rate_ / static_cast<double>(parents_.size())) / up_[i]; };
     std::size_t best = learner_;
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (depth[i] != kNobody && up_[i] > 0 && children[i].size() < kTreeChildrenMax && load(i) < load(best)) best = i;
     return best;
   }
 
+  // They take what is to spare, where most is; of the learner, whose uplink is dear, only where nobody else has any.
+  void hang_late(std::vector<std::size_t>& parents) {
+    std::vector<std::size_t> late, children(up_.size(), 0);
+    for (std::size_t i = 0; i < parents.size(); ++i) {
+      if (parents[i] != kNobody) ++children[parents[i]];
+      if (parents[i] == kNobody) late.push_back(i);
+    }
+    if (late.empty()) return;
+    std::set<std::pair<double, std::size_t>> by_spare;  // negated: most first
+    const auto spare = [&](std::size_t i) { return up_[i] - load_[i]; };
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      if (up_[i] > 0 && children[i] < kTreeChildrenMax) by_spare.emplace(-spare(i), i);
+    for (const std::size_t child : late) {
+      std::size_t parent = learner_;
+      if (!by_spare.empty() &&
+          (carries(by_spare.begin()->second, child, 1) || spare(learner_) <= -by_spare.begin()->first)) {
+        parent = by_spare.begin()->second;
+        by_spare.erase(by_spare.begin());
+      }
+      feed(parents, child, parent);
+      if (parent != learner_ && ++children[parent] < kTreeChildrenMax) by_spare.emplace(-spare(parent), parent);
+    }
+  }
+
   std::span<const ChainWorker> workers_;
   std::size_t learner_;
-  std::vector<std::vector<std::size_t>> parents_;       // by stripe and worker
-  std::vector<std::size_t> sent_;                       // children in all stripes
-  std::vector<std::size_t> carries_, carries_at_most_;  // children an uplink is good for
-  std::vector<double> up_;                              // bit/s
+  std::vector<bool> late_;
+  double rate_ = 0;                                // bit/s, of those in time
+  std::vector<std::vector<std::size_t>> parents_;  // by stripe and worker
+  std::vector<double> up_, edge_;                  // bit/s: for sending, and what one edge to it carries
+  std::vector<double> load_;                       // bit/s, of the edges to its children
+  std::vector<std::size_t> sent_;                  // children in all stripes
 };
 
 }  // namespace
 
-void build_trees(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
+// One payload over so many workers in time, rate by rate; slowest downlinks first.
+std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
+  ECHO_CHECK(!workers.empty() && quorum > 0 && quorum <= 1);
+  const std::size_t n = workers.size();
+  std::vector<std::size_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return workers[a].down < workers[b].down; });
+  const auto down = [&](std::size_t place) { return workers[order[place]].down.bits_per_s; };
+  const auto counted = static_cast<std::size_t>(std::max(1.0, std::ceil(quorum * static_cast<double>(n) - 1e-9)));
+  double up = learner_up.bits_per_s;  // of the learner and of those in time
+  for (const ChainWorker& w : workers) up += w.usable_up().bits_per_s;
+  struct Line {
+    std::size_t late;
+    double quorum_time, mean_time;  // for one bit
+  };
+  std::vector<Line> lines;
+  double taken = 0, late_time = 0;  // by those that are late
+  for (std::size_t late = 0; late < n; ++late) {
+    if (late > 0) {
+      taken += down(late - 1);
+      late_time += 1 / down(late - 1);
+      up -= workers[order[late - 1]].usable_up().bits_per_s;
+    }
+    const double carried = late > 0 ? kSharedOut * up - taken : up;
+    const double rate = std::min({learner_up.bits_per_s, down(late), carried / static_cast<double>(n - late)});
+    if (rate <= 0 || (late > 0 && rate < down(late - 1))) continue;  // nobody is late who could be faster
+    const double last_counted = late <= n - counted ? rate : std::min(rate, down(n - counted));
+    lines.push_back({late, 1 / last_counted, (static_cast<double>(n - late) / rate + late_time) / n});
+  }
+  std::vector<bool> is_late(n, false);
+  if (lines.empty()) return is_late;
+  double least = lines.front().quorum_time;
+  for (const Line& line : lines) least = std::min(least, line.quorum_time);
+  std::erase_if(lines, [&](const Line& line) { return line.quorum_time > least * kWorthBeingLate; });
+  least = lines.front().mean_time;
+  for (const Line& line : lines) least = std::min(least, line.mean_time);
+  const auto drawn = std::find_if(lines.begin(), lines.end(),
+                                  [&](const Line& line) { return line.mean_time <= least * kWorthBeingLate; });
+  for (std::size_t place = 0; place < drawn->late; ++place) is_late[order[place]] = true;
+  return is_late;
+}
+
+TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
+  TreePlan plan;
+  plan.late = late_workers(learner_up, workers, quorum);
+  plan.stripes = plan_stripes(learner_up, those_in_time(workers, plan.late), kTreeChildrenMax,
+                              taken_by_late(workers, plan.late));
+  return plan;
+}
+
+namespace {
+
+// Of workers that are all in time.
+void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology) {
   const std::size_t s = plan.stripes, n = workers.size();
   std::vector<std::size_t> left = plan.forwards, order(n), children(n);
   const std::size_t planned = std::accumulate(left.begin(), left.end(), std::size_t{0});
@@ -211,20 +331,29 @@ void build_trees(const StripePlan& plan, std::span<const ChainWorker> workers, T
   }
 }
 
+}  // namespace
+
+void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, Topology& topology) {
+  const auto in_time = those_in_time(workers, plan.late);
+  build(plan.stripes, in_time, topology);
+  if (in_time.size() < workers.size()) Mending(topology, learner_up, workers, plan.late, {}).write(topology);
+}
+
 MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
-                       std::optional<WorkerId> moved) {
+                       double quorum, std::optional<WorkerId> moved) {
   ECHO_CHECK(topology.policy == TopologyPolicy::kTrees && topology.size() > 0);
   MendedTrees mended;
   mended.topology.policy = TopologyPolicy::kTrees;
   if (workers.empty()) return mended;
-  const Mending mending(topology, learner_up, workers, moved);
+  const TreePlan best = plan_trees(learner_up, workers, quorum);
+  const Mending mending(topology, learner_up, workers, best.late, moved);
   mending.write(mended.topology);
   mended.topology.chains_wanted = mended.topology.chains.size();
-  for (const ChainWorker& w : workers)
-    if (!w.may_forward) mended.topology.leaves_only.push_back(w.id);
+  for (std::size_t i = 0; i < workers.size(); ++i)
+    if (!workers[i].may_forward || best.late[i]) mended.topology.leaves_only.push_back(workers[i].id);
   std::sort(mended.topology.leaves_only.begin(), mended.topology.leaves_only.end());
   mended.rate = mending.rate();
-  mended.best = plan_stripes(learner_up, workers, kTreeChildrenMax).rate;
+  mended.best = best.stripes.rate;
   return mended;
 }
 

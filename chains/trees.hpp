@@ -7,13 +7,28 @@
 
 namespace echoline::chains {
 
+// A tree is as fast as the slowest downlink of those that are planned for, so who receives more slowly than the others
+// could is late: a leaf in every stripe, sent to by whoever has uplink to spare, as fast as its own downlink takes it.
+
+// Who is late, by number. Of all ways to draw the line between slow downlinks and others: those that come within 3 % of
+// the least time until the fraction `quorum` holds a payload; of them those within 3 % of the least mean time over all
+// workers; of them the one that makes fewest late. Requires at least one worker; one at least is not late.
+std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> workers, double quorum);
+
+// As plan_stripes(), for those that are not late.
+struct TreePlan {
+  std::vector<bool> late;
+  StripePlan stripes;  // of the others, in their order
+};
+TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum);
+
 // Sets the chains of every stripe, for workers in the order in which they should stand; as shallow as the plan allows:
 // in a stripe few workers forward, each to many.
-void build_trees(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology);
+void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, Topology& topology);
 
 struct MendedTrees {
   Topology topology;
-  BitRate rate;  // at which everybody receives, as far as uplinks are known
+  BitRate rate;  // at which everybody receives who is not late, as far as uplinks are known
   BitRate best;  // of trees planned as a whole
 
   // Worth moving everybody.
@@ -24,6 +39,6 @@ struct MendedTrees {
 // it; newcomers, and those whose parent is gone, are fed by whoever has uplink to spare, near the learner first, and
 // bring along what hangs on them. `moved` keeps neither parents nor children. Requires a topology that has workers.
 MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
-                       std::optional<WorkerId> moved = {});
+                       double quorum, std::optional<WorkerId> moved = {});
 
 }  // namespace echoline::chains

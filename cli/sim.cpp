@@ -18,7 +18,7 @@ struct Arguments {
   std::vector<std::string> topologies{"star", "echo2", "trees"};
   std::size_t poisoners = 0;
   std::uint64_t seed = 1;
-  bool json = false;
+  bool declared = false, json = false;
 };
 
 struct Row {
@@ -41,6 +41,7 @@ Result<Row> simulate(const Arguments& a, std::size_t workers, const std::string&
   ECHO_ASSIGN(scenario.delay, parse_duration(a.delay));
   ECHO_ASSIGN(scenario.jitter, parse_duration(a.jitter));
   ECHO_ASSIGN(scenario.heartbeat, parse_duration(a.heartbeat));
+  scenario.limits_in_cores = a.declared;
   scenario.poisoners = a.poisoners;
   Row row{workers, scenario.topology, {}};
   ECHO_ASSIGN(row.result, sim::simulate_broadcast(scenario));
@@ -116,6 +117,8 @@ void add_sim(Verb& app, int& exit) {
   verb->add_option("--heartbeat", a->heartbeat, "between two heartbeats of a worker")->show_default();
   verb->add_option("--poisoners", a->poisoners, "workers that flip a bit in 1 % of the chunks they forward");
   verb->add_option("--seed", a->seed, "the same seed gives the same trace hash")->show_default();
+  verb->add_flag("--declared", a->declared,
+                 "workers say what their links carry and hold to it, as in a run with network.worker_rate");
   verb->add_flag("--json", a->json, "print JSON");
   verb->footer(
       "Examples: echoline sim --workers 8,64 --learner-up '2 Gbit/s' --worker-rate '500 Mbit/s' --payload '2 GB' "

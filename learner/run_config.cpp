@@ -168,13 +168,14 @@ void read_network(ConfigSection s, NetworkSection& c) {
          "the piece in which a publication is proven and passed on");
   using chains::TopologyPolicy;
   s.read_choice("topology", c.topology,
-                {{"echo2", TopologyPolicy::kEcho2},
-                 {"best_chains", TopologyPolicy::kBestChains},
+                {{"trees", TopologyPolicy::kTrees},
                  {"stripes", TopologyPolicy::kStripes},
-                 {"trees", TopologyPolicy::kTrees},
+                 {"best_chains", TopologyPolicy::kBestChains},
+                 {"echo2", TopologyPolicy::kEcho2},
                  {"star", TopologyPolicy::kStar}},
-                "who sends to whom: B / b chains (echo2), as many chains as are fastest (best_chains), chains for each "
-                "share of the chunks (stripes), a tree for each (trees), or the learner to everybody (star)");
+                "who sends to whom: a tree for each share of the chunks (trees), chains for each (stripes), as many "
+                "chains as are fastest (best_chains), B / b chains as ECHO-2 has them (echo2), or the learner to "
+                "everybody (star)");
   s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},
          "one way between two machines, for planning only");
   s.read("heartbeat_timeout", c.heartbeat_timeout,

@@ -95,7 +95,7 @@ struct NetworkSection {
   std::optional<BitRate> uplink;       // B, the learner's; absent: unlimited
   std::optional<BitRate> worker_rate;  // b, cap of each worker's up and down link; absent: the offer's own
   Bytes chunk{32 * 1024};
-  chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
+  chains::TopologyPolicy topology = chains::TopologyPolicy::kTrees;
   Duration delay_expected{};  // one way, for planning only
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away: its leases return
   // Recent publications that the learner keeps in memory for late workers; absent: by the policy's size.

@@ -507,7 +507,8 @@ class Service {
                 {"acknowledged", report.acknowledged},
                 {"depth", report.depth},
                 {"learner_bytes", report.learner_bytes_sent.count},
-                {"lower_bound_seconds", seconds(chains::lower_bound(report.payload, up, links))}};
+                {"lower_bound_seconds",
+                 seconds(chains::lower_bound(report.payload, up, links, config_.network.quorum))}};
     const auto predicted = chains::broadcast_time(report.topology, report.payload, config_.network.chunk, up, links);
     if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(config_.network.quorum));
     last_t_b_seconds_ = seconds(report.t_b);

@@ -168,6 +168,7 @@ void EdgeSender::plan(Edge& edge) {
   const Version target = edge.catch_up_to ? std::min(*newest, *edge.catch_up_to) : *newest;
   if (edge.position && *edge.position >= target) return;
 
+  const auto hint = store_.full_bytes_hint();
   struct Reach {
     std::uint64_t cost = 0;
     std::optional<PublicationKey> via;
@@ -185,7 +186,7 @@ void EdgeSender::plan(Edge& edge) {
       cost += from->second.cost;
     }
     const auto [it, added] = best.try_emplace(key.version);
-    if (added || cost < it->second.cost) it->second = {cost, key, missing};
+    if (added || cost < it->second.cost || (cost == it->second.cost && key.base)) it->second = {cost, key, missing};
   };
   auto whole = edge.whole.begin();
   const auto relax_whole_before = [&](const PublicationKey* end) {  // what the child has whole and we have not
@@ -199,17 +200,23 @@ void EdgeSender::plan(Edge& edge) {
                                                          : std::uint64_t{known->second.chunks.count_of(edge.wanted)} *
                                                                stored.announcement.chunk_bytes;
     const bool missing = !has_all(edge, stored);
-    relax(key, missing ? stored.bytes - std::min(have, stored.bytes) : 0, missing);
+    // What is still arriving here costs what it will be: a snapshot that has just begun is no shortcut.
+    std::uint64_t bytes = stored.bytes;
+    if (stored.manifest)
+      bytes = stored.manifest->payload_bytes;
+    else if (key.full() && hint)
+      bytes = std::max(bytes, *hint);
+    bytes = static_cast<std::uint64_t>(static_cast<double>(bytes) * edge.wanted.share());
+    relax(key, missing ? bytes - std::min(have, bytes) : 0, missing);
   }
   relax_whole_before(nullptr);
 
   auto end = best.lower_bound(target);
   for (auto it = end; it != best.end(); ++it)
     if (it->second.cost < end->second.cost) end = it;
-  const auto hint = store_.full_bytes_hint();
   const double factor = snapshots_come_ ? kSnapshotFactor : kHandOverFactor;
-  const bool dear =
-      end != best.end() && hint && static_cast<double>(end->second.cost) > factor * static_cast<double>(*hint);
+  const bool dear = end != best.end() && hint &&
+                    static_cast<double>(end->second.cost) > factor * edge.wanted.share() * static_cast<double>(*hint);
   if (end == best.end()) {
     complain(edge, {target, false});
     // Somebody else will bring the child here; what follows is ours to send again.

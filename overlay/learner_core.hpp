@@ -209,6 +209,8 @@ class LearnerCore final : public Core {
   void set_topology(chains::Topology topology, TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   std::vector<chains::ChainWorker> chain_workers(TimePoint now) const;
+  bool catching_up(const Worker& worker) const;
+  std::set<WorkerId> those_behind() const;
   BitRate learner_up() const;
   void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);
   void watch_hops(TimePoint now);

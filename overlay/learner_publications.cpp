@@ -48,8 +48,9 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     b.base = key.base;
     b.id = id_of(as_signed);
     b.published = now;
+    const std::set<WorkerId> behind = those_behind();  // nothing can be generated there yet
     for (const auto& [id, worker] : workers_)
-      if (!worker.silent) (worker.straggles ? b.stragglers : b.active).insert(id);
+      if (!worker.silent) (worker.straggles || behind.contains(id) ? b.stragglers : b.active).insert(id);
     if (b.active.empty()) b.active = std::exchange(b.stragglers, {});
     for (const WorkerId id : b.active)
       if (const auto& installed = workers_.at(id).view.installed; !installed || *installed < key.version)

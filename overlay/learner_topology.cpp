@@ -44,10 +44,40 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   return w;
 }
 
+// It lacks what the newest publication builds on, and has to be given that first: nobody should wait behind it.
+bool LearnerCore::catching_up(const Worker& worker) const {
+  const auto newest_published = newest();
+  if (!newest_published) return false;
+  auto before = state_.published.lower_bound(*newest_published);
+  if (before == state_.published.begin()) return false;
+  const Version needed = (--before)->first;
+  if (worker.view.installed && *worker.view.installed >= needed) return false;
+  return std::none_of(worker.holdings.begin(), worker.holdings.end(),
+                      [&](const auto& held) { return held.first.version >= needed; });
+}
+
+// Where most are catching up nobody is: they have to help each other, and what they do is what the fleet does.
+std::set<WorkerId> LearnerCore::those_behind() const {
+  std::set<WorkerId> behind;
+  std::size_t heard = 0;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.silent) continue;
+    ++heard;
+    if (catching_up(worker)) behind.insert(id);
+  }
+  if (2 * behind.size() >= heard) behind.clear();
+  return behind;
+}
+
 std::vector<chains::ChainWorker> LearnerCore::chain_workers(TimePoint now) const {
+  std::set<WorkerId> leaves;  // in trees anybody can be one for a while
+  if (config_.policy == chains::TopologyPolicy::kTrees) leaves = those_behind();
   std::vector<chains::ChainWorker> all;
-  for (const auto& [id, worker] : workers_)
-    if (!worker.silent) all.push_back(chain_worker(worker, now));
+  for (const auto& [id, worker] : workers_) {
+    if (worker.silent) continue;
+    all.push_back(chain_worker(worker, now));
+    if (leaves.contains(id)) all.back().may_forward = false;
+  }
   return all;
 }
 
@@ -76,13 +106,14 @@ void LearnerCore::plan_anew(TimePoint now) {
       if (!topology_.contains(id) && !worker.silent) next = chains::append(next, chain_worker(worker, now));
     return set_topology(std::move(next), now);
   }
-  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), config_.policy);
+  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), config_.policy,
+                                     config_.quorum);
   ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
   set_topology(std::move(*planned), now);
 }
 
 chains::MendedTrees LearnerCore::mended_trees(std::optional<WorkerId> moved, TimePoint now) const {
-  return chains::mend_trees(topology_, learner_up(), chain_workers(now), moved);
+  return chains::mend_trees(topology_, learner_up(), chain_workers(now), config_.quorum, moved);
 }
 
 void LearnerCore::set_mended(chains::MendedTrees mended, TimePoint now) {
@@ -164,6 +195,10 @@ void LearnerCore::watch_hops(TimePoint now) {
     for (const Parent& p : worker.assigned->parents) {
       const auto sender = workers_.find(p.worker);
       if (p.worker != kLearnerId && sender == workers_.end()) continue;
+      if (catching_up(worker)) {  // what comes over this hop is not what is under way
+        hops_.observe({p.worker, id}, 0, 0, std::nullopt, now);
+        continue;
+      }
       std::uint64_t at_sender = 0, at_receiver = 0;
       for (const Broadcast& b : broadcasts_) {
         const StoredPublication* stored = store_.find(b.id);
@@ -190,8 +225,13 @@ void LearnerCore::watch_hops(TimePoint now) {
       hops_.observe({p.worker, id}, at_sender, at_receiver, planned_rate(p, worker, copies), now);
     }
   }
+  const std::vector<HopMonitor::Finding> found = hops_.find();
+  // Who receives slowly from several parents at once is the cause, whatever their uplinks do.
+  std::map<WorkerId, std::size_t> slow_parents;
+  for (const HopMonitor::Finding& finding : found)
+    if (++slow_parents[finding.hop.to] == 2) suspected_[finding.hop.to] = now + kSuspicion;
   std::set<WorkerId> mended;  // the worst hop of a worker is mended, the others are looked at anew
-  for (const HopMonitor::Finding& finding : hops_.find()) {
+  for (const HopMonitor::Finding& finding : found) {
     if (mended.contains(finding.hop.from) || mended.contains(finding.hop.to)) continue;
     on_slow_hop(finding, now);
     mended.insert({finding.hop.from, finding.hop.to});

@@ -243,7 +243,7 @@ class Planner {
       s.links.push_back({WorkerId{m + 1}, up_of(o), capped(o.down), request_.delay});
     }
     ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, request_.worker_cap.value_or(slowest_up), workers,
-                                                request_.topology));
+                                                request_.topology, request_.active_fraction));
     ECHO_ASSIGN(s.times,
                 chains::broadcast_time(s.topology, request_.delta_bytes, request_.chunk, request_.learner_up, s.links));
     s.broadcast_time = s.times.fraction(request_.active_fraction) + request_.install_time;
@@ -333,7 +333,8 @@ class Planner {
     plan.target = s.target;
     plan.broadcast_time = assumed;
     plan.broadcast_time_last = s.times.last();
-    plan.broadcast_lower_bound = chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links);
+    plan.broadcast_lower_bound =
+        chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.active_fraction);
     plan.settled = settled_;
     plan.topology = s.topology;
     plan.rollouts_per_s = s.set.rollouts_per_s;

@@ -35,7 +35,7 @@ struct PlanRequest {
   Duration delay{};              // one way, between any two neighbours
   Duration install_time{};       // part of T_b that is not transfer: waiting for a safe point, applying
   double active_fraction = 0.9;  // q of T_b
-  chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
+  chains::TopologyPolicy topology = chains::TopologyPolicy::kTrees;
 
   std::size_t workers_max = 64;
   std::optional<double> budget_usd_per_hour;  // of the fleet

@@ -13,6 +13,7 @@ namespace {
 
 constexpr Duration kJoinEvery = std::chrono::microseconds(500);
 constexpr Duration kJoinMax = std::chrono::seconds(60);
+constexpr Duration kLook = std::chrono::milliseconds(10);  // how often it is asked whether a broadcast is done
 
 // The whole cast of one scenario.
 class Stage final : public FleetObserver {
@@ -39,6 +40,7 @@ class Stage final : public FleetObserver {
   bool everybody_has(Version v) const;
   Status check() const;
   void poison();
+  void replace_one();
   void collect(TimePoint start);
   Status predict();
 
@@ -92,8 +94,9 @@ void Stage::publish(std::size_t index) {
   result_.publications.push_back({Version{index}, {}, {}});
   if (index == 0 && fleet_.learner()) planned_ = fleet_.learner()->topology();
   PublishSpec spec;
-  if (index) spec.base = Version{index - 1};
-  spec.bytes = index ? s_.delta.count : s_.payload.count;
+  const bool full = index == 0 || s_.delta.count == 0;
+  if (!full) spec.base = Version{index - 1};
+  spec.bytes = full ? s_.payload.count : s_.delta.count;
   fleet_.publish(spec);
 }
 
@@ -114,6 +117,21 @@ bool Stage::everybody_has(Version v) const {
   for (std::size_t i = fleet_.workers(); i-- > 0;)
     if (live(i) && !has(i, v)) return false;
   return true;
+}
+
+// One of those that forward, whichever.
+void Stage::replace_one() {
+  if (published_at_.size() >= s_.publications) return;
+  world_.at(world_.now() + *s_.replace_every, [this] { replace_one(); });
+  if (!fleet_.learner()) return;
+  const chains::Topology topology = fleet_.learner()->topology();
+  std::vector<std::size_t> forwarders;
+  for (const WorkerId id : topology.workers())
+    if (!topology.children_of(id).empty() && live(*fleet_.worker_of(id))) forwarders.push_back(*fleet_.worker_of(id));
+  if (forwarders.empty()) return;
+  fleet_.kill_worker(forwarders[world_.random().below(forwarders.size())], s_.replaced_by);
+  ++result_.replaced;
+  add_worker();
 }
 
 // Those with most behind them, of one chain after the other.
@@ -169,8 +187,20 @@ Result<BroadcastResult> Stage::run() {
       work();
     });
   };
-  for (std::size_t i = 0; i < s_.publications; ++i)
-    script(s_.publish_every * static_cast<std::int64_t>(i), [this, i] { publish(i); });
+  const std::function<void(std::size_t)> publish_when_done = [&](std::size_t i) {
+    if (i > 0 && (fleet_.reports().empty() || fleet_.reports().back().version.value + 1 < i))
+      return world_.at(world_.now() + kLook, [&, i] { publish_when_done(i); });
+    world_.at(world_.now() + (i > 0 ? s_.publish_every : Duration{}), [&, i] {
+      --scripted;
+      publish(i);
+      if (i + 1 < s_.publications) publish_when_done(i + 1);
+    });
+  };
+  if (s_.one_at_a_time)
+    publish_when_done(0);
+  else
+    for (std::size_t i = 0; i < s_.publications; ++i)
+      script(s_.publish_every * static_cast<std::int64_t>(i), [this, i] { publish(i); });
   for (const Duration join : s_.late_joins) script(join, [this] { add_worker(); });
   for (const WorkerKill& kill : s_.kills)
     script(kill.at, [this, kill] { fleet_.kill_worker(kill.worker, kill.death); });
@@ -178,11 +208,16 @@ Result<BroadcastResult> Stage::run() {
     script(when, [this] {
       world_.corrupt_next(fleet_.worker(0).host, std::min<std::uint64_t>(kChunkBytesMin, s_.chunk.count));
     });
+  if (s_.replace_every) world_.at(start + *s_.replace_every, [this] { replace_one(); });
   const Version last{s_.publications - 1};
+  std::optional<TimePoint> all_at;
   const auto done = [&] {
     if (!wrong_.empty() || !fleet_.wrong().empty()) return true;
-    if (scripted > 0 || fleet_.reports().empty() || fleet_.reports().back().version < last) return false;
-    return everybody_has(last);
+    if (scripted > 0 || !everybody_has(last)) return false;
+    if (!all_at) all_at = world_.now();
+    // There is no T_b where those that it was to be measured by have died.
+    const bool reported = !fleet_.reports().empty() && fleet_.reports().back().version >= last;
+    return reported || world_.now() > *all_at + std::chrono::seconds(1);
   };
   result_.finished = world_.run(start + s_.time_max, done) && wrong_.empty() && fleet_.wrong().empty();
   if (!result_.finished) {

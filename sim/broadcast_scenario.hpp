@@ -28,16 +28,20 @@ struct BroadcastScenario {
   Duration delay{};  // one way, between any two nodes
   Duration jitter{};
   Bytes payload{1'000'000};  // of the first publication, a full snapshot
-  Bytes delta{200'000};      // of each further one, on the version before
+  Bytes delta{200'000};      // of each further one, on the version before; zero: they are full snapshots as well
   Bytes chunk{64 * 1024};
   std::size_t publications = 1;
   Duration publish_every = std::chrono::seconds(1);
+  bool one_at_a_time = false;  // so long after the one before has reached its quorum, instead
   chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
   double quorum = 0.9;
   Bytes learner_store{1ull << 30}, worker_store{256ull << 20};
   Duration heartbeat = std::chrono::milliseconds(500);
   std::vector<WorkerKill> kills;
+  // So often a worker that forwards dies and a new one joins in its place, until the last publication.
+  std::optional<Duration> replace_every;
+  Death replaced_by = Death::kCrash;
   std::size_t poisoners = 0;          // workers that forward to others and flip a bit ...
   double poisoned_share = 0.01;       // ... in this share of the chunks
   std::vector<Duration> corruptions;  // a byte of the next chunk the first worker forwards is flipped; times as kills
@@ -62,6 +66,7 @@ struct BroadcastResult {
   Bytes worker_chunk_bytes_in;         // of all workers together
   std::uint64_t chunks_delivered = 0;  // to applications, each checked against what the learner published
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0, snapshots_asked = 0;
+  std::size_t replaced = 0;
   std::vector<std::uint64_t> poisoned;  // chunks that each poisoner has flipped a bit in
   std::size_t poisoners_quarantined = 0, others_quarantined = 0;
   Duration lower_bound{};     // formula 4.1, of the first publication

@@ -49,7 +49,7 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
     o.link = {up, up};
   if (dice.chance(0.2)) o.clock_skew = dice.time(-seconds(30), seconds(30));
   using enum chains::TopologyPolicy;
-  o.policy = dice.pick({kEcho2, kEcho2, kBestChains, kStar, kStripes, kTrees});
+  o.policy = dice.pick({kTrees, kTrees, kTrees, kEcho2, kEcho2, kBestChains, kStar, kStripes});
   o.chain_rate = BitRate::from_mbit_per_s(dice.spread(4, 40));
   o.chains_max = static_cast<std::size_t>(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0));
   o.heartbeat = dice.time(milliseconds(100), milliseconds(500));

@@ -23,7 +23,7 @@ struct LearnerOptions {
   LinkLimits limits;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))
   std::size_t chains_max = 8;                        // when limits.up is absent
-  chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
+  chains::TopologyPolicy policy = chains::TopologyPolicy::kTrees;
   Bytes chunk{64 * 1024};  // unit that is proven and forwarded; 1 KiB .. 1 MiB
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away

@@ -74,6 +74,32 @@ TEST(LowerBound, EachOfTheThreeTermsCanBind) {
   EXPECT_EQ(lower_bound(f, mbyte(100), {}), Duration{});
 }
 
+// 9 of 10 count: not the slowest downlink, and nine copies that everybody may help to send.
+TEST(LowerBound, ForAFraction) {
+  const Bytes f{1'000'000'000};
+  std::vector<WorkerLink> ten(10, {WorkerId{1}, mbyte(10), mbyte(50)});
+  ten[3].down = mbyte(1);
+  EXPECT_NEAR(seconds(lower_bound(f, mbyte(1000), ten)), 1000, 1e-6);
+  EXPECT_NEAR(seconds(lower_bound(f, mbyte(1000), ten, 0.9)), 20, 1e-6);
+  EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), ten, 0.9)), 9000.0 / 200, 1e-6);
+  EXPECT_NEAR(seconds(lower_bound(f, mbyte(100), ten, 0.91)), 1000, 1e-6);  // all ten
+}
+
+// A child that receives slowly leaves the rest of its parent's uplink to the others.
+TEST(BroadcastTime, ASlowChildTakesNoMoreThanItCan) {
+  Topology t;
+  t.policy = TopologyPolicy::kTrees;
+  t.chains = {{WorkerId{1}, WorkerId{2}}, {WorkerId{3}}};
+  t.grafts = {{{WorkerId{3}, WorkerId{1}}}};
+  const std::vector<WorkerLink> links{{WorkerId{1}, mbyte(10), mbyte(50), {}},
+                                      {WorkerId{2}, mbyte(10), mbyte(50), {}},
+                                      {WorkerId{3}, mbyte(10), mbyte(1), {}}};
+  const auto times = broadcast_time(t, {90'000'000}, {1000}, mbyte(50), links);
+  ASSERT_TRUE(times);
+  EXPECT_NEAR(seconds(times->of(WorkerId{2})), 10, 0.01);
+  EXPECT_NEAR(seconds(times->of(WorkerId{3})), 90, 0.01);
+}
+
 TEST(ChainTime, KnownPipelineOfFourHops) {
   const std::vector<Hop> hops(4, {mbyte(12.5)});
   EXPECT_NEAR(seconds(chain_time(Bytes{160'000'000}, kMb, hops)), 13.04, 1e-9);

@@ -10,6 +10,7 @@
 #include "base/random.hpp"
 #include "chains/fleet_graph.hpp"
 #include "chains/planner.hpp"
+#include "tests/chains/random_fleets.hpp"
 
 namespace echoline::chains {
 namespace {
@@ -50,7 +51,7 @@ std::size_t moved(const Topology& before, const Topology& after) {
 TEST(MendedTrees, NothingBrokenNothingMoves) {
   const auto workers = equal_workers(16);
   const Topology t = planned(workers, 100);
-  const MendedTrees mended = mend_trees(t, mbit(100), workers);
+  const MendedTrees mended = mend_trees(t, mbit(100), workers, 1);
   EXPECT_EQ(moved(t, mended.topology), 0u);
   EXPECT_NEAR(mended.best.mbit_per_s(), 50, 0.1);
   EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1);
@@ -62,7 +63,7 @@ TEST(MendedTrees, OnlyWhatADeadWorkerFedMoves) {
   for (std::size_t dead = 0; dead < workers.size(); ++dead) {
     auto left = workers;
     left.erase(left.begin() + static_cast<std::ptrdiff_t>(dead));
-    const MendedTrees mended = mend_trees(t, mbit(100), left);
+    const MendedTrees mended = mend_trees(t, mbit(100), left, 1);
     expect_valid(mended.topology, left);
     std::size_t fed = 0;
     for (const auto& [worker, parents] : t.parents())
@@ -79,7 +80,7 @@ TEST(MendedTrees, WhoIsMovedKeepsNobody) {
   auto slower = workers;
   for (ChainWorker& w : slower)
     if (w.id == busy) w.may_forward = false;
-  const MendedTrees mended = mend_trees(t, mbit(100), slower, busy);
+  const MendedTrees mended = mend_trees(t, mbit(100), slower, 1, busy);
   expect_valid(mended.topology, slower);
   EXPECT_TRUE(mended.topology.children_of(busy).empty());
   EXPECT_THAT(mended.topology.leaves_only, ElementsAre(busy));
@@ -114,7 +115,7 @@ TEST(MendedTrees, StayTreesAndFastOverManyChanges) {
         default:
           if (workers.size() < 60) join();
       }
-      MendedTrees mended = mend_trees(t, mbit(learner_mbit), workers, back);
+      MendedTrees mended = mend_trees(t, mbit(learner_mbit), workers, 1, back);
       expect_valid(mended.topology, workers);
       parts.push_back(mended.rate.bits_per_s / mended.best.bits_per_s);
       t = std::move(mended.topology);
@@ -124,6 +125,66 @@ TEST(MendedTrees, StayTreesAndFastOverManyChanges) {
   const auto at = [&](double q) { return parts[static_cast<std::size_t>(q * static_cast<double>(parts.size() - 1))]; };
   EXPECT_GE(at(0.5), 0.88);
   EXPECT_GE(at(0.05), 0.75);
+}
+
+// ---- those who receive slowly ----
+
+TEST(LateWorkers, ASlowDownlinkHoldsNobodyBack) {
+  auto workers = equal_workers(9);
+  workers.push_back(worker(10, 50, 5));
+  const Topology t = planned(workers, 100);
+  expect_valid(t, workers);
+  EXPECT_TRUE(t.children_of(id(10)).empty());
+  EXPECT_THAT(t.leaves_only, ElementsAre(id(10)));
+  std::vector<WorkerLink> links;
+  for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, {}});
+  const auto times = broadcast_time(t, {100'000'000}, {16 * 1024}, mbit(100), links);
+  ASSERT_TRUE(times);
+  EXPECT_NEAR(seconds(times->fraction(0.9)), 16, 0.2);  // 100 MB at 50 Mbit/s
+  EXPECT_NEAR(seconds(times->of(id(10))), 160, 1);      // as fast as it can take it
+}
+
+TEST(LateWorkers, WhereAllAreAlikeNobodyIsLate) {
+  EXPECT_THAT(late_workers(mbit(100), equal_workers(16), 0.9), testing::Each(false));
+  // A few percent are not worth a leaf, and with one worker there is nobody to wait.
+  auto workers = equal_workers(16);
+  for (std::uint64_t v = 0; v < 16; ++v) workers[v].down = mbit(49 + 0.1 * static_cast<double>(v));
+  EXPECT_THAT(late_workers(mbit(100), workers, 0.9), testing::Each(false));
+  EXPECT_THAT(late_workers(mbit(100), std::vector{worker(1, 5, 5)}, 0.9), ElementsAre(false));
+}
+
+TEST(LateWorkers, AStragglerThatJoinsBecomesALeafAndMovesNobody) {
+  auto workers = equal_workers(16);
+  const Topology t = planned(workers, 100);
+  workers.push_back(worker(17, 50, 5));
+  const MendedTrees mended = mend_trees(t, mbit(100), workers, 0.9);
+  expect_valid(mended.topology, workers);
+  EXPECT_EQ(moved(t, mended.topology), 0u);
+  EXPECT_FALSE(mended.slow());
+  EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1);
+  EXPECT_TRUE(mended.topology.children_of(id(17)).empty());
+}
+
+TEST(LateWorkers, WhoBecomesLateHandsItsChildrenOver) {
+  auto workers = equal_workers(16);
+  const Topology t = planned(workers, 100);
+  const WorkerId busy = t.chains.front().front();
+  for (ChainWorker& w : workers)
+    if (w.id == busy) w.down = mbit(5);
+  const MendedTrees mended = mend_trees(t, mbit(100), workers, 0.9);
+  expect_valid(mended.topology, workers);
+  EXPECT_TRUE(mended.topology.children_of(busy).empty());
+  EXPECT_NEAR(mended.rate.mbit_per_s(), 50, 0.1);
+}
+
+// The experiment of docs/overlay.md: T_b at q = 0.9 over the bound for it.
+TEST(LateWorkers, RandomFleetsComeCloseToTheBoundForTheQuorum) {
+  for (const bool straggler : {false, true}) {
+    const auto unequal = times_over_bound(200, TopologyPolicy::kTrees, 0.9, straggler, false);
+    EXPECT_LE(quantile(unequal, 0.95), 1.05) << "straggler " << straggler;
+    const auto scarce = times_over_bound(200, TopologyPolicy::kTrees, 0.9, straggler, true);
+    EXPECT_LE(quantile(scarce, 0.95), 1.2) << "straggler " << straggler;
+  }
 }
 
 }  // namespace

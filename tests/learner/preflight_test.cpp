@@ -135,7 +135,7 @@ TEST(PlanRun, FollowsTheRunFile) {
     EXPECT_TRUE(plan) << plan.error().message();
     return std::move(plan->plan);
   };
-  EXPECT_EQ(planned({}).topology.policy, chains::TopologyPolicy::kEcho2);
+  EXPECT_EQ(planned({}).topology.policy, chains::TopologyPolicy::kTrees);
   EXPECT_EQ(planned({{"network.topology", "trees"}}).topology.policy, chains::TopologyPolicy::kTrees);
   EXPECT_EQ(planned({{"network.topology", "star"}}).topology.depth(), 1u);
   EXPECT_EQ(planned({{"staleness.lookahead", "5"}}).staleness_worst, 6);

@@ -143,6 +143,24 @@ TEST(EdgeSender, SendsOnlyWhatTheChildLacks) {
   EXPECT_EQ(parent.sender.chunk_bytes_sent_to(kChild), 3000 - 1024 + 100 + (3000 - 2048));
 }
 
+// A snapshot that has only begun to arrive is not a shortcut past the delta that is under way.
+TEST(EdgeSender, WhatIsStillArrivingCostsWhatItWillBe) {
+  Parent parent(true);
+  parent.add(full(0), 20'000);
+  ASSERT_TRUE(parent.open({Version{0}, {}, {}}));
+  const Made delta_1 = make(delta(1, 0), 4000), snapshot = make(full(1), 20'000);
+  parent.begin(delta_1);
+  parent.put(delta_1, 0, 2);
+  parent.begin(snapshot);
+  parent.put(snapshot, 0, 1);
+  parent.put(delta_1, 2, 2);
+  parent.close(delta_1);
+  EXPECT_THAT(parent.take().keys(), ElementsAre(delta(1, 0)));
+  parent.put(snapshot, 1, snapshot.chunks.size() - 1);
+  parent.close(snapshot);
+  EXPECT_THAT(parent.take().keys(), IsEmpty());
+}
+
 TEST(EdgeSender, SendsWhatIsStillBeingMadeAsItComes) {
   Parent parent(true);
   const Made made = make(full(0), 5000);

@@ -48,6 +48,7 @@ PlanRequest request() {
   r.delta_bytes = {300'000};
   r.full_bytes = {1'000'000};
   r.learner_up = BitRate::from_mbit_per_s(24);
+  r.topology = chains::TopologyPolicy::kEcho2;  // worked out by hand
   r.worker_cap = BitRate::from_mbit_per_s(8);
   r.chunk = {16 * 1024};
   r.delay = milliseconds(5);

@@ -187,6 +187,58 @@ TEST(BroadcastSim, StripesUseTheUplinksThatChainsLeaveIdle) {
   EXPECT_LT(stripes.publications[0].last(), chains.publications[0].last());
 }
 
+// One worker of twelve has a tenth of the others' links: they do not notice, whether it says so or not.
+TEST(BroadcastSim, AStragglerHoldsNobodyBackInTrees) {
+  for (const bool declared : {true, false}) {
+    BroadcastScenario s = homogeneous(12, 100, 50);
+    s.topology = chains::TopologyPolicy::kTrees;
+    s.limits_in_cores = declared;
+    s.payload = s.delta = {5'000'000};
+    s.chunk = {32 * 1024};
+    s.delay = milliseconds(10);
+    s.publications = 12;
+    s.publish_every = milliseconds(1500);
+    const BroadcastResult equal = run(s);
+    s.worker_links.assign(12, s.worker_link);
+    s.worker_links[3] = {BitRate::from_mbit_per_s(5), BitRate::from_mbit_per_s(5)};
+    const BroadcastResult r = run(s);
+    print(declared ? "trees, a declared straggler" : "trees, a straggler", r);
+    // Who does not say so has to be found first.
+    for (std::size_t i = declared ? 0 : 5; i < r.publications.size(); ++i) {
+      ASSERT_TRUE(r.publications[i].t_b) << i;
+      EXPECT_LT(seconds(*r.publications[i].t_b), 1.25 * seconds(*equal.publications[i].t_b)) << declared << ", " << i;
+    }
+  }
+}
+
+// Every two seconds one that forwards dies and a new one takes its place, which has nothing yet.
+TEST(BroadcastSim, UnderConstantDeathsTreesAreMendedInTime) {
+  for (const std::uint64_t seed : {1}) {
+    BroadcastScenario s = homogeneous(16, 100, 50);
+    s.seed = seed;
+    s.topology = chains::TopologyPolicy::kTrees;
+    s.limits_in_cores = true;
+    s.payload = {12'000'000};
+    s.delta = {0};  // full snapshots
+    s.chunk = {64 * 1024};
+    s.publications = 6;
+    s.one_at_a_time = true;
+    s.publish_every = milliseconds(200);
+    s.quorum = 1;
+    const BroadcastResult calm = run(s);
+    s.replace_every = std::chrono::seconds(2);
+    const BroadcastResult r = run(s);
+    EXPECT_GE(r.replaced, 4u);
+    double most = 0;
+    for (std::size_t i = 0; i < s.publications; ++i) {
+      ASSERT_TRUE(r.publications[i].t_b && calm.publications[i].t_b);
+      EXPECT_LT(seconds(*r.publications[i].t_b), 1.5 * seconds(*calm.publications[i].t_b)) << seed << ", " << i;
+      most = std::max(most, seconds(*r.publications[i].t_b) / seconds(*calm.publications[i].t_b));
+    }
+    std::printf("seed %llu: T_b at most %.2f times as long\n", static_cast<unsigned long long>(seed), most);
+  }
+}
+
 TEST(BroadcastSim, PoisonersAreQuarantinedByTheirSecondChild) {
   for (const std::size_t poisoners : {1u, 3u}) {
     BroadcastScenario s = homogeneous(16, 100, 50);

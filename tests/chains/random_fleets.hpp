@@ -1,0 +1,66 @@
+// Random fleets for measuring topologies by formula: unequal links, and where wanted one worker with a very slow one.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/random.hpp"
+#include "chains/broadcast_model.hpp"
+#include "chains/planner.hpp"
+
+namespace echoline::chains {
+
+struct RandomFleet {
+  BitRate learner_up = BitRate::from_mbit_per_s(100);
+  std::vector<ChainWorker> workers;
+  std::vector<WorkerLink> links;
+};
+
+// 2 to 100 workers with uplinks of 5 to 500 Mbit/s, slow ones as likely as fast ones, and downlinks of one to ten times
+// that. `straggler`: the last worker has 5 Mbit/s both ways. `scarce`: the learner has 20 to 1000 Mbit/s and downlinks
+// never bind, so that in every other fleet all uplinks together are what limits it.
+inline RandomFleet random_fleet(Random& random, bool straggler, bool scarce) {
+  const auto spread = [&](double low, double high) { return low * std::pow(high / low, random.uniform()); };
+  RandomFleet fleet;
+  if (scarce) fleet.learner_up = BitRate::from_mbit_per_s(spread(20, 1000));
+  for (std::uint64_t n = 2 + random.below(99), id = 1; id <= n; ++id) {
+    double up = spread(5, 500), down = scarce ? 1000 : up * (1 + 9 * random.uniform());
+    if (straggler && id == n) up = down = 5;
+    const auto rate = BitRate::from_mbit_per_s;
+    fleet.workers.push_back({WorkerId{id}, rate(up), rate(down), random.uniform(), true, true});
+    fleet.links.push_back({WorkerId{id}, rate(up), rate(down), {}});
+  }
+  return fleet;
+}
+
+// T_b at the quorum q over the bound for it, by formula; of everybody but the last worker where `but_the_last`.
+inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, double q, bool but_the_last) {
+  const Bytes payload{1'000'000'000};
+  const auto topology = plan_chains(fleet.learner_up, BitRate::from_mbit_per_s(50), fleet.workers, policy, q);
+  ECHO_CHECK(topology.has_value());
+  auto times = broadcast_time(*topology, payload, Bytes{16 * 1024}, fleet.learner_up, fleet.links);
+  ECHO_CHECK(times.has_value());
+  std::vector<WorkerLink> links = fleet.links;
+  if (but_the_last) {
+    times->workers.pop_back();
+    links.pop_back();
+  }
+  return seconds(times->fraction(q)) / seconds(lower_bound(payload, fleet.learner_up, links, q));
+}
+
+// Over so many random fleets, ascending.
+inline std::vector<double> times_over_bound(std::size_t fleets, TopologyPolicy policy, double q, bool straggler,
+                                            bool scarce) {
+  Random random(1);
+  std::vector<double> all;
+  for (std::size_t i = 0; i < fleets; ++i)
+    all.push_back(time_over_bound(random_fleet(random, straggler, scarce), policy, q, straggler));
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+inline double quantile(const std::vector<double>& ascending, double q) {
+  return ascending[static_cast<std::size_t>(q * static_cast<double>(ascending.size() - 1))];
+}
+
+}  // namespace echoline::chains
