@@ -155,17 +155,36 @@ void RolloutDesk::published(Version version, const overlay::Digest& digest) {
 
 void RolloutDesk::receive(WorkerId worker, std::string bytes) {
   const std::size_t size = bytes.size();
+  std::optional<std::string> bad;
   {
     const std::lock_guard lock(waiting_mutex_);
-    Waiting& waiting = waiting_[worker];
-    if (waiting.messages >= kWaitingMessagesMax || waiting.bytes + size > kWaitingBytesMax)
-      return events_.misbehaved(worker, fmt::format("{} messages of it, {} bytes, wait to be read", waiting.messages + 1,
-                                                    waiting.bytes + size));
-    ++waiting.messages, waiting.bytes += size;
+    if (const auto barred = barred_.find(worker); barred != barred_.end()) {
+      bad = barred->second;
+    } else if (Waiting& waiting = waiting_[worker];
+               waiting.messages >= kWaitingMessagesMax || waiting.bytes + size > kWaitingBytesMax) {
+      bad = fmt::format("{} messages of it, {} bytes, wait to be read", waiting.messages + 1, waiting.bytes + size);
+    } else {
+      ++waiting.messages, waiting.bytes += size;
+    }
   }
+  if (bad) return expel(worker, *bad);
   if (queue_.try_push(Item(Incoming{worker, std::move(bytes)}))) return;
   was_read(worker, size);
   log::warn("worker {}: message dropped, {} wait already; its lease will expire", worker, kQueueMax);
+}
+
+// What still waits of it is not looked at any more.
+void RolloutDesk::expel(WorkerId worker, const std::string& reason) {
+  {
+    const std::lock_guard lock(waiting_mutex_);
+    barred_.emplace(worker, reason);
+  }
+  events_.misbehaved(worker, reason);
+}
+
+bool RolloutDesk::is_barred(WorkerId worker) {
+  const std::lock_guard lock(waiting_mutex_);
+  return barred_.contains(worker);
 }
 
 void RolloutDesk::was_read(WorkerId worker, std::size_t bytes) {
@@ -193,12 +212,12 @@ void RolloutDesk::malformed(WorkerId worker, std::string what) {
 
 void RolloutDesk::note_malformed(WorkerId worker, const std::string& what) {
   log::warn("worker {}: {}", worker, what);
-  if (conduct_.malformed(worker)) events_.misbehaved(worker, what);
+  if (conduct_.malformed(worker)) expel(worker, what);
   keep_conduct(worker);
 }
 
 void RolloutDesk::tell_off_talker(WorkerId worker) {
-  events_.misbehaved(worker, "it sends messages without end that bring nothing");
+  expel(worker, "it sends messages without end that bring nothing");
 }
 
 void RolloutDesk::keep_conduct(WorkerId worker) {
@@ -206,7 +225,7 @@ void RolloutDesk::keep_conduct(WorkerId worker) {
 }
 
 void RolloutDesk::tell_idle() {
-  for (const replay_buffer::Idler& idler : ledger_->newly_idle()) events_.misbehaved(idler.worker, idler.reason);
+  for (const replay_buffer::Idler& idler : ledger_->newly_idle()) expel(idler.worker, idler.reason);
 }
 
 void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
@@ -215,6 +234,7 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   std::vector<std::pair<WorkerId, schema::WorkerMessage>> others;
   for (Incoming& message : messages) {
     was_read(message.worker, message.bytes.size());
+    if (is_barred(message.worker)) continue;
     auto parsed = data_plane::parse_worker_message(message.bytes, limits_);
     if (!parsed) {
       ++refused_["unreadable message"];
@@ -227,6 +247,7 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   }
   if (!submissions.empty()) take_in(submissions);
   for (const auto& [worker, message] : others) {
+    if (is_barred(worker)) continue;
     if (conduct_.talked(worker, clock_.now())) {
       tell_off_talker(worker);
       continue;
@@ -276,7 +297,7 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
     const std::string why =
         fmt::format("lease {}: {}: {}", verdict.lease, verdict.reason, printable(verdict.detail));
     log::warn("worker {}, {}", worker, why);
-    if (forged || conduct_.malformed(worker)) events_.misbehaved(worker, why);
+    if (forged || conduct_.malformed(worker)) expel(worker, why);
     keep_conduct(worker);
   }
 }
@@ -298,7 +319,7 @@ void RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) 
   log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, detail);
   tell_set_aside();
   if (conduct_.failed(worker))
-    events_.misbehaved(worker, fmt::format("group after group fails on it alone: {}", reason));
+    expel(worker, fmt::format("group after group fails on it alone: {}", reason));
   keep_conduct(worker);
 }
 

@@ -102,6 +102,8 @@ class RolloutDesk {
   void handle_requests(std::vector<Incoming> messages);
   void keep_conduct(WorkerId worker);
   void tell_idle();
+  void expel(WorkerId worker, const std::string& reason);
+  bool is_barred(WorkerId worker);
   void was_read(WorkerId worker, std::size_t bytes);
   void tell_off_talker(WorkerId worker);
   void note_malformed(WorkerId worker, const std::string& what);
@@ -125,7 +127,8 @@ class RolloutDesk {
     std::size_t messages = 0, bytes = 0;
   };
   std::mutex waiting_mutex_;
-  std::map<WorkerId, Waiting> waiting_;  // in queue_, by sender; guarded by waiting_mutex_
+  std::map<WorkerId, Waiting> waiting_;     // in queue_, by sender; guarded by waiting_mutex_
+  std::map<WorkerId, std::string> barred_;  // who was told to go, and why; guarded by waiting_mutex_
   BoundedQueue<Item> queue_;
   std::thread thread_;
 

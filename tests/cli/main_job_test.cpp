@@ -242,9 +242,17 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
 TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   TemporaryFolder folder;
   const std::filesystem::path run = folder.path() / "quickstart";
+  const std::uint16_t port = free_port();
   const std::vector<std::string> shorter{
-      "--set", "run.steps=16", "--set", "learner.checkpoint_every=4", "--set", "learner.warm_start.steps_max=20"};
+      "--set", "run.steps=16", "--set", "learner.checkpoint_every=4", "--set", "learner.warm_start.steps_max=20",
+      "--set", "network.port=" + std::to_string(port)};
   Program program(up(folder.path(), shorter));
+  ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 1; }));
+  // A worker from elsewhere, which does not end with the learner.
+  const Outcome token = run_program({"token", run.string(), "--instance", "by-hand"});
+  ASSERT_EQ(token.status, 0) << token.err;
+  Program outlives({"worker", "--join", "127.0.0.1:" + std::to_string(port), "--name", "by-hand", "--token",
+                    token.out.substr(0, token.out.find('\n')), "--folder", (folder.path() / "by-hand").string()});
   ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 7; }));
   ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
   const pid_t learner = json_file(run / "status.json").at("pid");
@@ -277,6 +285,15 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   const Outcome resumed = run_program(up(folder.path(), again), seconds(200));
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   const json report = json::parse(resumed.out);
+  // It found the learner again before that had loaded its model, was told to wait, and is a full member since.
+  const Outcome elsewhere = outlives.wait(seconds(30));
+  EXPECT_EQ(elsewhere.status, 0) << elsewhere.err;
+  EXPECT_NE(elsewhere.err.find("it is resuming; waiting"), std::string::npos) << elsewhere.err;
+  bool member = false;
+  for (const json& worker : report.at("workers"))
+    member = member || (worker.at("offer") == "by-hand" && !worker.at("lost").get<bool>() &&
+                        worker.at("rollouts").get<int>() > 0 && worker.at("version") == 16);
+  EXPECT_TRUE(member) << report.at("workers").dump();
   // What the killed process spent is in the totals, up to when it was last seen and not to when the run went on.
   expect_booked(report, run);
   EXPECT_GT(report.at("wall_seconds").get<double>(), wall_before);

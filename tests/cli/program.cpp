@@ -1,6 +1,8 @@
 #include "tests/cli/program.hpp"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -119,6 +121,18 @@ std::vector<std::pair<std::string, pid_t>> rented_processes(const std::filesyste
     processes.emplace_back(row.at("offer").get<std::string>(), std::stoi(instance.substr(colon + 1)));
   }
   return processes;
+}
+
+std::uint16_t free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), size) != 0) return 0;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  ::close(fd);
+  return ntohs(address.sin_port);
 }
 
 bool alive(pid_t pid) {

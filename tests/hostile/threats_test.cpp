@@ -1,11 +1,8 @@
 // A running fleet, and machines in it that are not friends: all attacks of attacks.cpp, most at once. Whatever they do, the learner
 // lives, honest workers are neither lost nor judged, training goes on, and who can be shown to misbehave is thrown out with a
 // reason. What the attacks cost is measured by threats_bench.
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -33,18 +30,6 @@ const std::vector<std::string> kThrownOut = {"bad-heartbeat", "slander", "renew-
                                              "wrong-rewards", "nan",     "talk"};
 // These take all of a machine's cores, so each has a time of its own.
 const std::vector<std::string> kFloods = {"renew-flood", "have-flood", "talk", "idle-connections"};
-
-std::uint16_t free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&address), size), 0);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(fd);
-  return ntohs(address.sin_port);
-}
 
 class Threats : public ::testing::Test {
  protected:
