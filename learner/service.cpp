@@ -178,6 +178,7 @@ class Service {
     const std::lock_guard starting(node_mutex_);
     ECHO_ASSIGN(node_, overlay::LearnerNode::start(std::move(o), std::move(events)));
     publisher_.attach(node_.get());
+    record_->event("listening", {{"at", overlay::to_text(node_->endpoint())}});
     return ok();
   }
 
