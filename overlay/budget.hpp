@@ -52,7 +52,7 @@ class MessageBudget {
   };
   static constexpr std::size_t kKinds = 13;
   // Dropped messages before the sender has to go.
-  static constexpr Allowance kDropped{256, 2};
+  static constexpr Allowance kDropped{128, 2};
 
   // `heartbeat`: the interval by which what is said regularly is said.
   explicit MessageBudget(Duration heartbeat);
