@@ -11,7 +11,7 @@ namespace echoline::cli {
 namespace {
 
 struct TokenArguments {
-  std::string run, instance, lifetime = "10 min", file;
+  std::string run, instance, lifetime = "10 min", reach;
 };
 
 Result<overlay::trust::Secret> issue(const TokenArguments& a) {
@@ -21,7 +21,7 @@ Result<overlay::trust::Secret> issue(const TokenArguments& a) {
   ECHO_ASSIGN(const auto authority,
               overlay::trust::Authority::open(folder / "overlay", std::filesystem::canonical(folder).filename()));
   return overlay::trust::issue_token(authority, a.instance, overlay::trust::random_nonce(),
-                                     SystemClock().unix_seconds(), lifetime);
+                                     SystemClock().unix_seconds(), lifetime, a.reach);
 }
 
 int run_token_verb(const TokenArguments& a) {
@@ -41,6 +41,8 @@ void add_token(Verb& app, int& exit) {
   verb->add_option("run", a->run, "the run's name or folder; without it the newest run");
   verb->add_option("--instance", a->instance, "what the worker will call itself with --name")->required();
   verb->add_option("--lifetime", a->lifetime, "how long the token can be used");
+  verb->add_option("--reach", a->reach,
+                   "host where others reach the machine, if that is not the address from which it comes");
   verb->footer(
       "The token goes to standard output and is a secret until it has been used:\n"
       "  export ECHOLINE_TOKEN=$(echoline token quickstart --instance my-gpu)");

@@ -57,6 +57,7 @@ std::optional<MessageBudget::Kind> MessageBudget::kind_of(const ControlMessage& 
                                [](const Trouble&) { return std::optional(Kind::kTrouble); },
                                [](const Draining&) { return std::optional(Kind::kDraining); },
                                [](const Have&) { return std::optional(Kind::kHave); },
+                               [](const SignedGrant&) { return std::optional(Kind::kHave); },
                                [](const ChunkRequest&) { return std::optional(Kind::kChunkRequest); },
                                [](const MoreStreams&) { return std::optional(Kind::kMoreStreams); },
                                [](const auto&) { return std::optional<Kind>(); }},

@@ -105,6 +105,13 @@ Result<Message> read_signed(const wire::Signed& w) {
   return m;
 }
 
+template <class Body>
+Result<std::optional<SignedGrant>> read_grant(const Body& w) {
+  if (!w.has_grant()) return std::optional<SignedGrant>();
+  ECHO_ASSIGN(SignedGrant grant, read_signed<SignedGrant>(w.grant()));
+  return std::optional(std::move(grant));
+}
+
 void write(const Installed& m, wire::Installed& w) {
   w.set_version(m.version.value);
   w.set_policy_digest(raw(m.policy_digest));
@@ -208,6 +215,18 @@ Result<Enrol> read(const wire::Enrol& w) {
   return m;
 }
 
+void write_to(wire::ControlMessage& out, const Return& m) {
+  auto& w = *out.mutable_return_to();
+  w.set_public_key(raw(m.key.bytes));
+  w.set_proof(raw(m.proof.bytes));
+}
+Result<Return> read(const wire::Return& w) {
+  Return m;
+  ECHO_ASSIGN(m.key.bytes, array_of<decltype(trust::PublicKey::bytes)>(w.public_key(), "public key"));
+  ECHO_ASSIGN(m.proof.bytes, array_of<decltype(trust::Signature::bytes)>(w.proof(), "proof"));
+  return m;
+}
+
 std::string as_string(const std::vector<std::byte>& der) {
   return std::string(reinterpret_cast<const char*>(der.data()), der.size());
 }
@@ -217,6 +236,7 @@ void write_to(wire::ControlMessage& out, const Enrolled& m) {
   w.set_worker(m.worker.value);
   w.set_certificate(as_string(m.certificate));
   w.set_authority(as_string(m.authority));
+  w.set_unix_ms(m.unix_ms);
 }
 Result<Enrolled> read(const wire::Enrolled& w) {
   Enrolled m;
@@ -224,6 +244,7 @@ Result<Enrolled> read(const wire::Enrolled& w) {
   m.worker = WorkerId{w.worker()};
   ECHO_ASSIGN(m.certificate, der_of(w.certificate(), "certificate"));
   ECHO_ASSIGN(m.authority, der_of(w.authority(), "authority"));
+  m.unix_ms = w.unix_ms();
   return m;
 }
 
@@ -298,6 +319,7 @@ void write_to(wire::ControlMessage& out, const Assign& m) {
   auto& w = *out.mutable_assign();
   w.set_stripes(m.stripes);
   for (const Parent& parent : m.parents) write(parent, *w.add_parents());
+  if (m.grant) write(*m.grant, *w.mutable_grant());
 }
 Result<Assign> read(const wire::Assign& w) {
   Assign m;
@@ -312,8 +334,16 @@ Result<Assign> read(const wire::Assign& w) {
   }
   if (!StripeMask::valid(m.stripes, seen) || static_cast<unsigned>(std::popcount(seen)) != m.stripes)
     return bad("expected a parent for each of {} stripes, found the mask {:#x}", m.stripes, seen);
+  ECHO_ASSIGN(m.grant, read_grant(w));
   return m;
 }
+
+void write_to(wire::ControlMessage& out, const SignedGrant& m) { write(m, *out.mutable_grant()); }
+void write_to(wire::ControlMessage& out, const Release& m) {
+  out.mutable_release()->set_child(m.child.value);
+  out.mutable_release()->set_issued_unix_ms(m.issued_unix_ms);
+}
+Result<Release> read(const wire::Release& w) { return Release{WorkerId{w.child()}, w.issued_unix_ms()}; }
 
 void write_to(wire::ControlMessage& out, const DialChild& m) {
   auto& w = *out.mutable_dial_child();
@@ -343,10 +373,12 @@ void write_to(wire::ControlMessage& out, const Help& m) {
   write(m.from, *w.mutable_from());
   w.set_target(m.target.value);
   w.set_full_only(m.full_only);
+  if (m.grant) write(*m.grant, *w.mutable_grant());
 }
 Result<Help> read(const wire::Help& w) {
   ECHO_ASSIGN(Parent from, read(w.from()));
-  return Help{std::move(from), Version{w.target()}, w.full_only()};
+  ECHO_ASSIGN(std::optional<SignedGrant> grant, read_grant(w));
+  return Help{std::move(from), Version{w.target()}, w.full_only(), std::move(grant)};
 }
 
 void write_to(wire::ControlMessage& out, const SignedAnnouncement& m) { write(m, *out.mutable_announcement()); }
@@ -362,6 +394,7 @@ void write_to(wire::ControlMessage& out, const PeerHello& m) {
   w.set_full_only(m.full_only);
   write(m.have, *w.mutable_have());
   w.set_have_follows(m.have_follows);
+  if (m.grant) write(*m.grant, *w.mutable_grant());
 }
 Result<PeerHello> read(const wire::PeerHello& w) {
   ECHO_TRY(check_protocol(w.protocol()));
@@ -372,6 +405,7 @@ Result<PeerHello> read(const wire::PeerHello& w) {
   m.full_only = w.full_only();
   ECHO_ASSIGN(m.have, read(w.have()));
   m.have_follows = w.have_follows();
+  ECHO_ASSIGN(m.grant, read_grant(w));
   return m;
 }
 
@@ -507,6 +541,12 @@ Result<Trouble> read(const wire::Trouble& w) {
   return Trouble{std::move(what)};
 }
 
+void write_to(wire::ControlMessage& out, const Notice& m) { out.mutable_notice()->set_text(line(m.text)); }
+Result<Notice> read(const wire::Notice& w) {
+  ECHO_ASSIGN(std::string what, line_of(w.text(), "text"));
+  return Notice{std::move(what)};
+}
+
 template <class T>
 Result<ControlMessage> envelope(Result<T> message) {
   if (!message) return std::move(message).error();
@@ -531,6 +571,14 @@ Result<ControlMessage> decode_control(std::span<const std::byte> body) {
   switch (in.kind_case()) {
     case Kind::kEnrol:
       return envelope(read(in.enrol()));
+    case Kind::kReturnTo:
+      return envelope(read(in.return_to()));
+    case Kind::kGrant:
+      return envelope(read_signed<SignedGrant>(in.grant()));
+    case Kind::kRelease:
+      return envelope(read(in.release()));
+    case Kind::kNotice:
+      return envelope(read(in.notice()));
     case Kind::kEnrolled:
       return envelope(read(in.enrolled()));
     case Kind::kRenew:

@@ -20,7 +20,7 @@ inline constexpr std::size_t kHeartbeatApplicationBytesMax = 64 * 1024;
 inline constexpr std::size_t kTextBytesMax = 1024;  // names, run ids, reasons
 inline constexpr std::size_t kTokenBytesMax = 1024;
 inline constexpr std::size_t kSignedBytesMax = 64 * 1024;
-inline constexpr std::size_t kRevokedMax = 4096;  // workers in one beacon
+inline constexpr std::size_t kRevokedMax = 8192;  // ranges of workers in one beacon
 inline constexpr std::size_t kReportsMax = 256;   // edges, holdings, progress items in one message
 inline constexpr std::uint64_t kPolicyBytesMax = std::uint64_t{kChunksMax} * kChunkBytesMax;
 
@@ -30,6 +30,9 @@ struct Signed {
   trust::Signature signature{};
   friend bool operator==(const Signed&, const Signed&) = default;
 };
+
+// Lets a child be served by a parent; see grant.hpp.
+struct SignedGrant : Signed {};
 
 // ---- enrolment ----
 
@@ -41,6 +44,12 @@ struct Enrol {
 struct Enrolled {
   WorkerId worker;
   std::vector<std::byte> certificate, authority;  // DER
+  std::uint64_t unix_ms = 0;                      // the learner's clock
+};
+// A machine that enrolled before, and whose certificate has ended, comes back with the key it has.
+struct Return {
+  trust::PublicKey key{};
+  trust::Signature proof{};  // by that key over the run's fingerprint
 };
 struct Renew {
   trust::PublicKey key{};
@@ -82,7 +91,13 @@ struct Parent {
 struct Assign {
   std::uint32_t stripes = 1;
   std::vector<Parent> parents;
-  friend bool operator==(const Assign&, const Assign&) = default;
+  std::optional<SignedGrant> grant{};  // to be shown to the parents
+  friend bool operator==(const Assign& a, const Assign& b) { return a.stripes == b.stripes && a.parents == b.parents; }
+};
+// Learner -> parent: what was granted to this child until then has ended.
+struct Release {
+  WorkerId child;
+  std::uint64_t issued_unix_ms = 0;
 };
 // Learner -> parent: open the connection to this child.
 struct DialChild {
@@ -99,6 +114,7 @@ struct Help {
   Parent from;
   Version target;
   bool full_only = false;
+  std::optional<SignedGrant> grant{};
 };
 
 // What a child holds and wants: the version it will have installed when its application is done with what it was
@@ -119,6 +135,7 @@ struct PeerHello {
   std::optional<Version> catch_up_to;  // a helper: bring me there, then I close
   bool full_only = false;              // by one full snapshot: deltas could not be installed
   Have have;
+  std::optional<SignedGrant> grant{};
   bool have_follows = false;  // in the next message: a stranger says no more than kStrangerBytesMax
 };
 struct MoreStreams {
@@ -186,6 +203,10 @@ struct Goodbye {
 struct Trouble {
   std::string text;
 };
+// Learner -> worker: something that a person there should know.
+struct Notice {
+  std::string text;
+};
 
 // Signed bodies travel as they are and are opened in proof.hpp.
 struct SignedAnnouncement : Signed {};
@@ -195,7 +216,8 @@ struct SignedBeacon : Signed {};
 using ControlMessage =
     std::variant<Enrol, Enrolled, Renew, Renewed, Hello, Welcome, Assign, DialChild, NeedHelp, Help, SignedAnnouncement,
                  SignedManifest, SignedBeacon, PeerHello, Have, MoreStreams, ChunkRequest, CannotServe, EdgeStatus,
-                 EdgeFailed, Poisoned, Installed, Heartbeat, Draining, Goodbye, Trouble>;
+                 EdgeFailed, Poisoned, Installed, Heartbeat, Draining, Goodbye, Trouble, SignedGrant, Release, Notice,
+                 Return>;
 
 // A whole frame. Texts are cut to kTextBytesMax; other limits are the caller's duty (checked).
 std::vector<std::byte> encode_control(const ControlMessage& message);

@@ -76,6 +76,9 @@ class Core {
   // The most the driver should read at a time, so that the download limit is even.
   std::size_t read_bytes_max(std::size_t whole) const { return down_.slice_bytes(whole); }
 
+  // The time by which certificates are judged: the learner's, as far as this node knows it. [seconds since 1970]
+  virtual double run_unix_s(TimePoint now) const { return unix_s(now); }
+
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
   Bytes bytes_received() const { return {bytes_received_}; }
   Bytes bytes_sent() const { return {control_bytes_ + uplink_.bytes_sent()}; }

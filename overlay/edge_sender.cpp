@@ -41,6 +41,11 @@ std::optional<WorkerId> EdgeSender::child_of(ConnId conn) const {
   return line->second.edge->child;
 }
 
+bool EdgeSender::helps(ConnId conn) const {
+  const auto line = lines_.find(conn);
+  return line != lines_.end() && line->second.edge->catch_up_to.has_value();
+}
+
 std::vector<ConnId> EdgeSender::all_connections() const {
   std::vector<ConnId> all;
   for (const auto& [conn, line] : lines_) all.push_back(conn);

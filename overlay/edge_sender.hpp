@@ -36,6 +36,7 @@ class EdgeSender {
   void close(ConnId conn);
   bool contains(ConnId conn) const { return lines_.contains(conn); }
   std::optional<WorkerId> child_of(ConnId conn) const;
+  bool helps(ConnId conn) const;  // it is of an edge that only helps
   std::size_t connections() const { return lines_.size(); }
   std::vector<ConnId> all_connections() const;
   std::vector<ConnId> connections_of(WorkerId child) const;  // also while it is helped

@@ -14,12 +14,16 @@ void EnrolCore::start(TimePoint now) {
 }
 
 void EnrolCore::on_connected(ConnId conn, TimePoint now) {
+  actions_.push_back(act::Admit{conn});
+  const auto known = returning_ ? trust::read_authority(config_.authority) : Result<trust::AuthorityInfo>(Error{});
+  if (known)
+    return send_control(
+        conn, Return{config_.key.public_key(), config_.key.sign("return 4", trust::fingerprint(known->key))}, now);
   Enrol enrol;
   enrol.token = std::string(config_.token.reveal());
   enrol.instance = config_.instance;
   enrol.key = config_.key.public_key();
   enrol.proof = config_.key.sign("enrol 2", std::as_bytes(std::span(enrol.token)));
-  actions_.push_back(act::Admit{conn});
   send_control(conn, enrol, now);
   trust::wipe(enrol.token);
 }
@@ -31,23 +35,31 @@ void EnrolCore::on_closed(ConnId, const std::string& reason, TimePoint now) {
   redial_at_ = now + kRedial;
 }
 
-void EnrolCore::on_frame(ConnId, Frame frame, TimePoint) {
+void EnrolCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   const auto message = decode_control(frame.body.bytes());
   if (!message) return end(message.error());
+  if (returning_ && std::holds_alternative<Goodbye>(*message) && !config_.token.empty()) {
+    returning_ = false;  // it has a token as well
+    close(conn);
+    conn_ = dial(config_.learner, act::Service::kEnrol, kLearnerId);
+    return;
+  }
   if (const auto* goodbye = std::get_if<Goodbye>(&*message))
     return end(fail(Code::kInvalid, kOperation, "the learner refuses: {}", goodbye->reason));
   const auto* enrolled = std::get_if<Enrolled>(&*message);
   if (!enrolled) return end(fail(Code::kCorrupt, kOperation, "the learner answers with something else"));
   const auto authority = trust::read_authority(enrolled->authority);
   if (!authority) return end(authority.error());
-  const auto token = trust::read_token(config_.token);
-  if (!token || trust::fingerprint(authority->key) != token->authority)
+  const auto token = returning_ ? Result<trust::JoinToken>(Error{}) : trust::read_token(config_.token);
+  if (returning_ ? enrolled->authority != config_.authority
+                 : !token || trust::fingerprint(authority->key) != token->authority)
     return end(fail(Code::kCorrupt, kOperation, "the learner shows another authority than the token names"));
   WorkerState state;
   state.run_id = authority->run_id;
   state.authority = enrolled->authority;
   state.certificate = enrolled->certificate;
   state.worker = enrolled->worker;
+  state.clock_offset_ms = static_cast<std::int64_t>(enrolled->unix_ms) - static_cast<std::int64_t>(unix_ms(now));
   end(std::move(state));
 }
 

@@ -11,14 +11,18 @@ struct EnrolConfig {
   CoreOptions core;
   Endpoint learner;
   trust::SigningKey key;
-  trust::Secret token;
+  trust::Secret token;   // may be empty where it has enrolled before
   std::string instance;  // what the token was issued for
   Duration timeout = std::chrono::seconds(10);
+  // It has enrolled before with this key: the certificate of the run's authority [DER]. The token is not used then,
+  // unless the learner has forgotten this machine.
+  std::vector<std::byte> authority{};
 };
 
 class EnrolCore final : public Core {
  public:
-  explicit EnrolCore(EnrolConfig config) : Core(config.core), config_(std::move(config)) {}
+  explicit EnrolCore(EnrolConfig config)
+      : Core(config.core), config_(std::move(config)), returning_(!config_.authority.empty()) {}
 
   void start(TimePoint now);
   // Once act::Disconnected came: the identity, or why there is none.
@@ -37,6 +41,7 @@ class EnrolCore final : public Core {
   void end(Result<WorkerState> result);
 
   EnrolConfig config_;
+  bool returning_ = false;
   ConnId conn_;
   TimePoint deadline_ = kNever, redial_at_ = kNever;
   Result<WorkerState> result_ = fail(Code::kUnavailable, "enrol", "{}", kNotYet);

@@ -55,6 +55,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     if (is_silent_to(parent->second, now)) silence(failed.parent, "it is silent to its child and to the learner", now);
     return;
   }
+  if (failed.kind == EdgeTroubleKind::kUnreachable) probe(parent->second, now);
   if (failed.kind == EdgeTroubleKind::kUnreachable && child.reachable &&
       parent_dials_.insert({failed.parent, id}).second) {
     for (Parent& p : child.assigned->parents)
@@ -71,7 +72,8 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   }
   switch (conduct_.edge_failed(id, failed.parent, now, unix_ms(now))) {
     case Conduct::Ruling::kNothing:
-      if (parent_dials_.contains({failed.parent, id}))  // its turn to open the connection again
+      // Its turn to open the connection again.
+      if (parent_dials_.contains({failed.parent, id}) && !not_before(child.view.info.data, now))
         send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
       return;
     case Conduct::Ruling::kPart:

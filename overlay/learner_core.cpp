@@ -8,8 +8,6 @@ namespace echoline::overlay {
 namespace {
 
 constexpr Duration kSaveRetry = std::chrono::seconds(1);
-constexpr std::size_t kUsedTokensMax = 100'000;
-constexpr std::size_t kEnrolledKept = 4096;
 
 }  // namespace
 
@@ -19,11 +17,15 @@ LearnerCore::LearnerCore(LearnerConfig config)
       conduct_(config_.heartbeat, config_.state ? config_.state->conduct : decltype(LearnerState::conduct){}),
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.snapshots_on_demand),
-      strangers_(config_.core.connections) {
+      strangers_(config_.core.connections),
+      grants_(*config_.checker, kLearnerId) {
   topology_.policy = config_.policy;
   if (config_.state) state_ = *config_.state;
   state_.run_id = config_.authority->run_id();
   state_.port = config_.self.port;
+  beacon_sequence_ = state_.beacon_reserved;
+  for (const auto& [id, known] : state_.known) ids_[known.key] = id;
+  ids_.erase(trust::PublicKey{});
   auto& published = state_.published;
   if (config_.resumed_at && !published.empty() && published.rbegin()->first > *config_.resumed_at) {
     ++state_.epoch;
@@ -44,6 +46,7 @@ void LearnerCore::start(TimePoint now) {
   ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
   actions_.push_back(act::UseCertificate{std::move(*certificate), config_.authority->certificate()});
   beat_at_ = now + config_.heartbeat;
+  next_beacon_sequence(now);
   save(now);
 }
 
@@ -62,7 +65,7 @@ void LearnerCore::send_message(WorkerId id, Slice bytes, TimePoint now) {
 
 void LearnerCore::expel(WorkerId id, const std::string& reason, TimePoint now) {
   if (!workers_.contains(id) && !away_.contains(id)) return;
-  if (state_.revoked.size() < kRevokedMax) state_.revoked.insert(id);
+  revoke(id, now);
   save(now);
   lose(id, reason, true, now);
   gone(id, reason);
@@ -88,6 +91,7 @@ void LearnerCore::leave(TimePoint now) {
   for (const auto& [conn, id] : dial_backs_) close(conn);
   control_.clear();
   dial_backs_.clear();
+  probes_.clear();
   beat_at_ = plan_at_ = save_retry_at_ = kNever;
 }
 
@@ -124,12 +128,9 @@ void LearnerCore::on_connected(ConnId conn, TimePoint now) {
   const auto it = dial_backs_.find(conn);
   close(conn);
   if (it == dial_backs_.end()) return;
-  if (const auto worker = workers_.find(it->second); worker != workers_.end()) {
-    const bool was = std::exchange(worker->second.reachable, true);
-    worker->second.dial_back.reset();
-    if (!was) move_back(it->second, now);
-  }
-  dial_backs_.erase(conn);
+  const WorkerId id = it->second;
+  dial_backs_.erase(it);
+  probed(id, std::nullopt, now);
 }
 
 void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
@@ -139,13 +140,7 @@ void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint no
   if (const auto it = dial_backs_.find(conn); it != dial_backs_.end()) {
     const WorkerId id = it->second;
     dial_backs_.erase(it);
-    const auto worker = workers_.find(id);
-    if (worker == workers_.end()) return;
-    worker->second.dial_back.reset();
-    worker->second.reachable = false;
-    log::info("worker {} cannot be reached at {}: {}; it will not forward", id, to_text(worker->second.view.info.data),
-              reason);
-    return move_back(id, now);
+    return probed(id, reason, now);
   }
   if (const auto it = control_.find(conn); it != control_.end())
     part(it->second, "its connection was lost: " + reason, now);
@@ -208,6 +203,7 @@ void LearnerCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame
   auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(conn, message.error().message(), now);
   if (stranger.peer.identity.kind == Kind::kNobody) {
+    if (const auto* back = std::get_if<Return>(&*message)) return come_back(conn, *back, now);
     const auto* wish = std::get_if<Enrol>(&*message);
     if (!wish) return refuse(conn, "a machine without a certificate may only enrol, with a join token", now);
     return enrol(conn, *wish, now);
@@ -227,49 +223,12 @@ void LearnerCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame
   refuse(conn, "it did not introduce itself", now);
 }
 
-// The token's nonce and the new id are on disk before the certificate leaves, so no token is ever used twice.
-void LearnerCore::enrol(ConnId conn, const Enrol& wish, TimePoint now) {
-  const auto token =
-      trust::check_token(trust::Secret(std::string(wish.token)), *config_.authority, unix_s(now), wish.instance);
-  if (!token) return refuse(conn, token.error().message(), now);
-  if (!trust::verify(wish.key, "enrol 2", std::as_bytes(std::span(wish.token)), wish.proof))
-    return refuse(conn, "it does not hold the key it shows", now);
-  std::erase_if(state_.used_tokens, [&](const auto& t) { return static_cast<double>(t.second) < unix_s(now) - 60; });
-  if (state_.used_tokens.size() >= kUsedTokensMax) return refuse(conn, "too many tokens were used just now", now);
-  if (const auto again = enrolled_.find(wish.key); again != enrolled_.end()) {  // the answer was lost on its way
-    enrolling_.push_back({conn, again->second});
-    return save(now);
-  }
-  if (!state_.used_tokens.emplace(token->nonce, token->expires_unix_s).second)
-    return refuse(conn, fmt::format("the join token for '{}' was used before: issue another one", token->instance),
-                  now);
-  trust::CertificateRequest request;
-  request.subject = wish.key;
-  request.kind = trust::PeerIdentity::Kind::kWorker;
-  request.worker = WorkerId{state_.next_worker++};
-  state_.names[request.worker] = wish.instance;
-  request.serial = state_.next_serial++;
-  request.now_unix_s = unix_s(now);
-  auto certificate = config_.authority->issue(request);
-  if (!certificate) return refuse(conn, certificate.error().message(), now);
-  if (enrolled_.size() >= kEnrolledKept) enrolled_.erase(enrolled_.begin());
-  const Enrolled& answer =
-      enrolled_[wish.key] = {request.worker, std::move(*certificate), config_.authority->certificate()};
-  enrolling_.push_back({conn, answer});
-  save(now);
-}
-
 void LearnerCore::renew(Worker& worker, const Renew& wish, TimePoint now) {
   if (wish.key != worker.key)
     return log::warn("worker {} asks for a certificate for another key than its own: refused", worker.view.info.id);
-  trust::CertificateRequest request;
-  request.subject = wish.key;
-  request.kind = trust::PeerIdentity::Kind::kWorker;
-  request.worker = worker.view.info.id;
-  request.serial = state_.next_serial++;
-  request.now_unix_s = unix_s(now);
-  auto certificate = config_.authority->issue(request);
-  if (!certificate) return log::error("renewal of worker {}: {}", request.worker, certificate.error().message());
+  const WorkerId id = worker.view.info.id;
+  auto certificate = issue(id, wish.key, now);
+  if (!certificate) return log::error("renewal of worker {}: {}", id, certificate.error().message());
   send_control(worker.control, Renewed{std::move(*certificate)}, now);
 }
 
@@ -286,9 +245,9 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
     return close(conn);
   }
   if (workers_.contains(id)) part(id, "it joined again", now);  // its old connection is dead, it knows best
-  if (hello.data.host == "0.0.0.0" || hello.data.host == "::" || hello.data.host.empty())
-    hello.data.host = stranger.peer.host;
-  if (const auto name = state_.names.find(id); name != state_.names.end()) hello.name = name->second;
+  remember(stranger.peer.identity, hello.name);
+  const Endpoint named = std::exchange(hello.data, reached_at(id, hello.data, stranger.peer.host));
+  hello.name = state_.known.at(id).name;
   const MemberInfo info{id, hello.name, hello.data, hello.up, hello.down};
   const std::string application = config_.welcome ? config_.welcome(info) : std::string();
   if (application.size() > kWelcomeBytesMax) {
@@ -325,8 +284,15 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   if (!beacon_) make_beacon(now);
   send_control(conn, *beacon_, now);
   actions_.push_back(act::Joined{worker.view.info});
-  worker.dial_back = dial(worker.view.info.data, act::Service::kData, id);
-  dial_backs_[*worker.dial_back] = id;
+  // The host of a socket that listens everywhere or only here says nothing.
+  static const std::set<std::string> kNowhere{"", "0.0.0.0", "::", "127.0.0.1", "::1"};
+  if (!kNowhere.contains(named.host) && named.host != info.data.host)
+    send_control(conn,
+                 Notice{fmt::format("others are told to dial {}, where this worker comes from, and not {}: its token "
+                                    "does not name that host (`echoline token --reach`)",
+                                    to_text(info.data), to_text(named))},
+                 now);
+  probe(worker, now);
   plan_soon(now);
 }
 
@@ -334,6 +300,8 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
   const auto it = workers_.find(id);
   if (hello.run_id != state_.run_id || it == workers_.end())
     return refuse(conn, fmt::format("worker {} has not joined this run", id), now);
+  if (const Status granted = grants_.show(id, hello, unix_ms(now)); !granted)
+    return refuse(conn, fmt::format("worker {}: {}", id, granted.error().message()), now);
   if (!hello.catch_up_to && !it->second.edge_from(kLearnerId))
     return refuse(conn, fmt::format("worker {} was assigned another parent", id), now);
   if (hello.catch_up_to && (!newest() || *hello.catch_up_to > *newest()))
@@ -345,6 +313,9 @@ void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoin
 }
 
 void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
+  const bool further = hello.catch_up_to || (hello.stream != 0 && !edges_.connections_of(id, false).empty());
+  if (const Status granted = further ? ok() : grants_.check_wanted(id, hello.have.wanted); !granted)
+    return refuse(conn, fmt::format("worker {}: {}", id, granted.error().message()), now);
   strangers_.erase(conn);
   if (hello.stream == 0)  // begins anew: what was open before is dead
     for (const ConnId old : edges_.connections_of(id, hello.catch_up_to.has_value())) {
@@ -364,11 +335,17 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
   if (frame.type != FrameType::kControl) return drop("a child sent something other than control messages");
   auto message = decode_control(frame.body.bytes());
   if (!message) return drop(message.error().message());
+  const WorkerId child = *edges_.child_of(conn);
   const auto kind = MessageBudget::kind_of(*message);
-  if (kind && !within_budget(*edges_.child_of(conn), *kind, now)) return;
-  if (auto* have = std::get_if<Have>(&*message))
+  if (kind && !within_budget(child, *kind, now)) return;
+  if (auto* have = std::get_if<Have>(&*message)) {
+    const Status granted = edges_.helps(conn) ? ok() : grants_.check_wanted(child, have->wanted);
+    if (!granted) return drop(fmt::format("worker {}: {}", child, granted.error().message()));
     edges_.update(conn, std::move(*have), now);
-  else if (const auto* request = std::get_if<ChunkRequest>(&*message))
+  } else if (const auto* grant = std::get_if<SignedGrant>(&*message)) {
+    if (const Status granted = grants_.show_anew(child, *grant, unix_ms(now)); !granted)
+      return drop(fmt::format("worker {}: {}", child, granted.error().message()));
+  } else if (const auto* request = std::get_if<ChunkRequest>(&*message))
     edges_.send_again(conn, *request, now);
   else
     return drop("a child sent a message that is not for a parent");
@@ -424,8 +401,9 @@ void LearnerCore::on_saved(const Status& status, TimePoint now) {
 }
 
 void LearnerCore::after_saved(TimePoint now) {
-  for (const PendingEnrolment& e : std::exchange(enrolling_, {})) {
+  for (PendingEnrolment& e : std::exchange(enrolling_, {})) {
     strangers_.erase(e.conn);
+    e.answer.unix_ms = unix_ms(now);
     send_control(e.conn, e.answer, now);
     close(e.conn);
   }
@@ -436,11 +414,11 @@ void LearnerCore::make_beacon(TimePoint now) {
   Beacon beacon;
   beacon.run_id = state_.run_id;
   beacon.epoch = state_.epoch;
-  beacon.sequence = beacon_sequence_ = std::max(beacon_sequence_ + 1, unix_ms(now));
+  beacon.sequence = next_beacon_sequence(now);
   beacon.issued_unix_ms = unix_ms(now);
   beacon.expires_unix_ms = beacon.issued_unix_ms + static_cast<std::uint64_t>(seconds(kBeaconLifetime) * 1e3);
   beacon.newest = newest();
-  beacon.revoked.assign(state_.revoked.begin(), state_.revoked.end());
+  beacon.revoked = revoked_workers();
   beacon_ = sign(beacon, config_.authority->key());
 }
 
@@ -448,8 +426,10 @@ void LearnerCore::beat(TimePoint now) {
   if (now - beat_at_ > config_.heartbeat) excuse(now - beat_at_);
   beat_at_ = now + config_.heartbeat;
   if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
+  prune(now);
   make_beacon(now);
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
+  grant_anew(now);
   EdgeStatus status{*beacon_, {}};
   const std::uint32_t stripes = topology_.stripes();
   for (const Broadcast& b : broadcasts_)
@@ -470,6 +450,7 @@ void LearnerCore::on_timer(TimePoint now) {
   resume_reading(now);
   if (now >= plan_at_) plan_anew(now);
   if (now >= beat_at_) beat(now);
+  run_probes(now);
   if (now >= save_retry_at_) {
     save_retry_at_ = kNever;
     save(now);
@@ -480,7 +461,7 @@ void LearnerCore::on_timer(TimePoint now) {
 
 TimePoint LearnerCore::next_deadline() const {
   return std::min({uplink_.next_deadline(), reading_deadline(), beat_at_, plan_at_, save_retry_at_,
-                   strangers_.next_deadline()});
+                   strangers_.next_deadline(), probes_.empty() ? kNever : probes_.begin()->first});
 }
 
 }  // namespace echoline::overlay

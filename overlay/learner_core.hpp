@@ -16,6 +16,7 @@
 #include "chains/trees.hpp"
 #include "overlay/conduct.hpp"
 #include "overlay/edge_sender.hpp"
+#include "overlay/grant.hpp"
 #include "overlay/hop_monitor.hpp"
 #include "overlay/sealer.hpp"
 #include "overlay/state.hpp"
@@ -123,7 +124,9 @@ class LearnerCore final : public Core {
                                    [&](const Parent& p) { return p.worker == parent; });
       return it == assigned->parents.end() ? nullptr : &*it;
     }
+    TimePoint grant_at = kNever;  // when what it is assigned is granted anew
     std::optional<ConnId> dial_back;
+    TimePoint probe_at = kNever;  // when it is dialled back again
     bool reachable = true;  // until dialling back has failed
     bool draining = false;
     bool straggles = false;                     // it let a broadcast wait in vain, and has installed nothing since
@@ -163,7 +166,6 @@ class LearnerCore final : public Core {
 
   // Membership (learner_core.cpp).
   void on_stranger(ConnId conn, const Stranger& stranger, const Frame& frame, TimePoint now);
-  void enrol(ConnId conn, const Enrol& enrol, TimePoint now);
   void renew(Worker& worker, const Renew& renew, TimePoint now);
   void admit_worker(ConnId conn, const Stranger& stranger, Hello hello, TimePoint now);
   void admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now);
@@ -177,6 +179,24 @@ class LearnerCore final : public Core {
   std::optional<Version> newest() const;  // announced, by this process or before it
   void save(TimePoint now);
   void after_saved(TimePoint now);
+
+  // Identity (learner_identity.cpp).
+  void enrol(ConnId conn, const Enrol& enrol, TimePoint now);
+  void come_back(ConnId conn, const Return& wish, TimePoint now);
+  void certify(ConnId conn, const trust::PublicKey& key, TimePoint now);
+  Result<std::vector<std::byte>> issue(WorkerId id, const trust::PublicKey& key, TimePoint now);
+  void remember(const trust::PeerIdentity& identity, const std::string& name);
+  void revoke(WorkerId id, TimePoint now);
+  WorkerSet revoked_workers() const;
+  void prune(TimePoint now);
+  std::uint64_t next_beacon_sequence(TimePoint now);
+
+  // Reachability (learner_reach.cpp).
+  Endpoint reached_at(WorkerId id, const Endpoint& named, const std::string& comes_from) const;
+  std::optional<TimePoint> not_before(const Endpoint& to, TimePoint now);
+  void probe(Worker& worker, TimePoint now);
+  void run_probes(TimePoint now);
+  void probed(WorkerId id, const std::optional<std::string>& why, TimePoint now);
 
   // Presence (learner_presence.cpp).
   void silence(WorkerId id, const std::string& reason, TimePoint now);
@@ -207,6 +227,8 @@ class LearnerCore final : public Core {
   void move_back(WorkerId id, TimePoint now);
   void take_out(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
+  SignedGrant grant(const Worker& worker, const Assign& assign, TimePoint now) const;
+  void grant_anew(TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   std::vector<chains::ChainWorker> chain_workers(TimePoint now) const;
   bool catching_up(const Worker& worker) const;
@@ -245,7 +267,12 @@ class LearnerCore final : public Core {
   std::vector<Broadcast> broadcasts_;
   std::vector<Closing> closing_;
   std::vector<PendingEnrolment> enrolling_;
-  std::map<trust::PublicKey, Enrolled> enrolled_;  // recently: a machine that lost the answer may ask again
+  std::map<trust::PublicKey, std::pair<Enrolled, double>> answers_;  // to machines, and until when they count
+  std::map<trust::PublicKey, WorkerId> ids_;                         // of state_.known
+  GrantBook grants_;                                                 // of this learner's own children
+  std::map<std::string, TimePoint> dialled_;                         // targets, within the last second
+  std::set<std::pair<TimePoint, WorkerId>> probes_;                  // who is dialled back when
+  TimePoint prune_at_{};
   std::vector<SlowHop> slow_hops_;
   std::optional<Version> snapshot_wanted_for_;
   bool snapshot_wanted_ = false, snapshot_requested_ = false, saving_ = false, save_again_ = false;

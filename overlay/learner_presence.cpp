@@ -65,6 +65,8 @@ std::map<WorkerId, LearnerCore::Worker>::node_type LearnerCore::disconnect(Worke
     close(*worker.dial_back);
     worker.dial_back.reset();
   }
+  probes_.erase({worker.probe_at, id});
+  worker.probe_at = kNever;
   lose_place(worker, now);
   worker.silent = false;
   return node;

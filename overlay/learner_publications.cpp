@@ -260,6 +260,10 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     help.from.worker = kLearnerId;
     help.from.endpoint = config_.self;
   }
+  const auto lifetime = static_cast<std::uint64_t>(seconds(grant_lifetime(config_.away_max)) * 1e3);
+  help.grant = sign(Grant{state_.run_id, worker.view.info.id, unix_ms(now), unix_ms(now) + lifetime, 1,
+                          {{help.from.worker, 1}}, target, need.full_only},
+                    config_.authority->key());
   send_control(worker.control, help, now);
 }
 

@@ -154,15 +154,48 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
       assign.parents.push_back({parent, endpoint, mask, dials});
     }
     if (worker.assigned == assign) continue;
+    assign.grant = grant(worker, assign, now);
+    worker.grant_at = now + grant_lifetime(config_.away_max) / 2;
     for (const Parent& p : assign.parents)
       if (p.dials) send_control(workers_.at(p.worker).control, DialChild{id, worker.view.info.data}, now);
     std::erase_if(worker.senders, [&](const auto& sender) { return sender.second < now; });
     if (worker.assigned)
-      for (const Parent& p : worker.assigned->parents) worker.senders[p.worker] = now + kAccusationTime;
+      for (const Parent& p : worker.assigned->parents) {
+        worker.senders[p.worker] = now + kAccusationTime;
+        const auto former = workers_.find(p.worker);
+        const bool stays = std::any_of(assign.parents.begin(), assign.parents.end(),
+                                       [&](const Parent& q) { return q.worker == p.worker; });
+        if (former != workers_.end() && !stays)
+          send_control(former->second.control, Release{id, unix_ms(now) - 1}, now);
+      }
     worker.assigned = std::move(assign);
     send_control(worker.control, *worker.assigned, now);
   }
   actions_.push_back(act::TopologyChanged{topology_});
+}
+
+SignedGrant LearnerCore::grant(const Worker& worker, const Assign& assign, TimePoint now) const {
+  const auto lifetime = static_cast<std::uint64_t>(seconds(grant_lifetime(config_.away_max)) * 1e3);
+  Grant g{state_.run_id, worker.view.info.id, unix_ms(now), unix_ms(now) + lifetime, assign.stripes, {}, {}, false};
+  for (const Parent& p : assign.parents) g.from.push_back({p.worker, p.stripes});
+  return sign(g, config_.authority->key());
+}
+
+// What was granted long ago is granted anew, a few workers at a time; who of its own children has none any more goes.
+void LearnerCore::grant_anew(TimePoint now) {
+  std::size_t left = 16 + workers_.size() / 16;
+  for (auto& [id, worker] : workers_) {
+    if (!worker.assigned || now < worker.grant_at) continue;
+    worker.assigned->grant = grant(worker, *worker.assigned, now);
+    worker.grant_at = now + grant_lifetime(config_.away_max) / 2;
+    send_control(worker.control, *worker.assigned, now);
+    if (--left == 0) break;
+  }
+  for (const auto& [child, helped] : grants_.take_ended(unix_ms(now)))
+    for (const ConnId conn : edges_.connections_of(child, helped)) {
+      edges_.close(conn);
+      close(conn);
+    }
 }
 
 // ---- what workers report ----

@@ -29,7 +29,9 @@ MemberCore::MemberCore(MemberConfig config)
       store_(config_.store, *config_.checker, actions_),
       edges_(store_, uplink_, false),
       strangers_(config_.core.connections),
+      grants_(*config_.checker, config_.state.worker),
       redial_jitter_(seed_of(config_.key.public_key()), 7),
+      clock_offset_ms_(config_.state.clock_offset_ms),
       beacon_sequence_(config_.state.beacon_sequence),
       epoch_(config_.state.floor ? config_.state.floor->epoch : 0) {}
 
@@ -40,7 +42,7 @@ void MemberCore::start(TimePoint now) {
   actions_.push_back(act::UseCertificate{config_.state.certificate, config_.state.authority});
   if (config_.durable) save(now);
   join_deadline_ = now + config_.join_timeout;
-  control_ = dial(config_.learner, act::Service::kControl, kLearnerId);
+  dial_learner(now);
   deliver(now);  // what an earlier process had received
 }
 
@@ -145,7 +147,8 @@ void MemberCore::lost_learner(const std::string& reason, TimePoint now) {
   uplink_.close(control_);
   messages_.clear();
   incoming_ = {};
-  control_up_ = false;
+  control_up_ = returning_ = false;
+  answer_by_ = kNever;
   const bool first = state_ == State::kJoined;
   if (first) {
     state_ = State::kAway;
@@ -160,6 +163,40 @@ void MemberCore::lost_learner(const std::string& reason, TimePoint now) {
             echoline::to_text(redial_at_ - now), echoline::to_text(away_until_ - now));
 }
 
+// Who has a certificate that counts joins with it; the other asks for a new one first, which its key is enough for.
+void MemberCore::dial_learner(TimePoint now) {
+  const bool refused = std::exchange(return_refused_, false);  // then it may be this machine's clock that is wrong
+  returning_ = std::exchange(return_next_, false) || (certificate_ended(now) && !refused);
+  learner_spoke_ = false;
+  control_ = dial(config_.learner, returning_ ? act::Service::kEnrol : act::Service::kControl, kLearnerId);
+}
+
+bool MemberCore::certificate_ended(TimePoint now) const {
+  const auto identity = trust::check_certificate(config_.state.certificate, config_.checker->run_key(),
+                                                 config_.state.run_id, run_unix_s(now));
+  return !identity && identity.error().code == Code::kStale;
+}
+
+void MemberCore::on_return(const Frame& frame, TimePoint now) {
+  const auto message = decode_control(frame.body.bytes());
+  if (!message) return gone("the learner sent an unreadable message: " + message.error().message());
+  if (const auto* goodbye = std::get_if<Goodbye>(&*message)) {
+    if (++returns_refused_ >= kReturnsRefusedMax)
+      return gone("this machine's certificate has ended and the learner gives it no other: " + goodbye->reason);
+    return_refused_ = true;
+    close(control_);
+    return lost_learner(goodbye->reason, now);
+  }
+  const auto* enrolled = std::get_if<Enrolled>(&*message);
+  if (!enrolled || enrolled->worker != id_) return gone("the learner takes this machine for another");
+  close(control_);
+  clock_offset_ms_ = static_cast<std::int64_t>(enrolled->unix_ms) - static_cast<std::int64_t>(unix_ms(now));
+  use_certificate(enrolled->certificate, now);
+  log::info("worker {}: its certificate had ended, the learner has given it another", id_);
+  answer_by_ = kNever;
+  dial_learner(now);
+}
+
 // For so long this node did not run: what the others said meanwhile is still to be read.
 void MemberCore::excuse(Duration late) {
   learner_heard_ += late;
@@ -167,7 +204,7 @@ void MemberCore::excuse(Duration late) {
   const auto later = [&](TimePoint& at) {
     if (at != kNever) at += late;
   };
-  for (TimePoint* at : {&away_until_, &stalled_since_, &help_asked_at_}) later(*at);
+  for (TimePoint* at : {&away_until_, &stalled_since_, &help_asked_at_, &answer_by_}) later(*at);
   const auto excuse_edge = [&](Upstream& up) {
     up.silence.excuse(late);
     later(up.opens_by);
@@ -198,6 +235,14 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
     return on_beacon(*beacon, now);
   }
   if (const auto* renewed = std::get_if<Renewed>(&message)) return on_renewed(*renewed, now);
+  if (const auto* release = std::get_if<Release>(&message)) {
+    const std::uint64_t now_ms = learner_unix_ms(now);
+    const auto longest = static_cast<std::uint64_t>(seconds(grant_lifetime(away_max_)) * 1e3);
+    grants_.release(release->child, release->issued_unix_ms, now_ms + longest);
+    return drop_ungranted(now);
+  }
+  if (const auto* notice = std::get_if<Notice>(&message))
+    return log::warn("worker {}: the learner says: {}", id_, notice->text);
   if (const auto* child = std::get_if<DialChild>(&message)) {
     if (child->worker == id_ || edges_.connections() >= config_.core.connections.members) return;
     dialled_children_.insert_or_assign(dial(child->endpoint, act::Service::kData, child->worker), *child);
@@ -214,6 +259,7 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
     }
     helper_.emplace();
     helper_->parent = help->from;
+    helper_->grant = help->grant;
     helper_->catch_up_to = help->target;
     helper_->full_only = help->full_only;
     helper_->silences = std::exchange(helper_silences_, 0);
@@ -234,10 +280,22 @@ void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
   join_deadline_ = away_until_ = help_asked_at_ = kNever;
   learner_silence_ = {};
   learner_silence_.begin(heartbeat_, now);
+  answer_by_ = kNever;
+  returns_refused_ = 0;
   clock_offset_ms_ = static_cast<std::int64_t>(welcome.unix_ms) - static_cast<std::int64_t>(unix_ms(now));
+  const Duration wrong = std::chrono::milliseconds(clock_offset_ms_);
+  if (std::abs(clock_offset_ms_ - config_.state.clock_offset_ms) > 1000) {
+    config_.state.clock_offset_ms = clock_offset_ms_;
+    if (config_.durable) save(now);
+  }
   uplink_.open(control_, messages_);
   renew_at_half_life(now);
   actions_.push_back(act::Welcomed{id_, welcome.application});
+  if (wrong > kClockTold || wrong < -kClockTold)
+    complain(fmt::format("the clock of this machine is {} {} the learner's, by which certificates are judged: it works, "
+                         "but set it",
+                         echoline::to_text(std::max(wrong, -wrong)), wrong > Duration{} ? "behind" : "ahead of"),
+             now);
   if (const Status fits = store_.check_fits(welcome.policy); !fits) complain(fits.error().message(), now);
   if (drain_until_ != kNever) tell_learner(Draining{}, now);
 }
@@ -259,6 +317,11 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
   const bool count_changed = assign.stripes != stripes_;
   stripes_ = assign.stripes;
   std::set<WorkerId> named;
+  const auto show = [&](Upstream& up) {  // ahead of what the child says it wants from now on
+    up.grant = assign.grant;
+    const auto stream = std::find_if(up.streams.begin(), up.streams.end(), [](const auto& s) { return s.up; });
+    if (up.grant && stream != up.streams.end()) send_control(stream->conn, *up.grant, now);
+  };
   for (const Parent& parent : assign.parents) {
     named.insert(parent.worker);
     const auto it = parents_.find(parent.worker);
@@ -267,6 +330,7 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
       const bool changed = count_changed || it->second.parent.stripes != parent.stripes;
       it->second.parent = parent;
       it->second.corrupt = 0;
+      show(it->second);
       if (changed) tell_have(it->second, now);
       if (it->second.streams.empty() && !parent.dials) {
         it->second.failures = 0;
@@ -277,6 +341,7 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
     if (it != parents_.end()) close_upstream(it->second);
     Upstream& up = parents_[parent.worker] = Upstream{};
     up.parent = parent;
+    up.grant = assign.grant;
     open_upstream(up, now);
   }
   for (auto it = parents_.begin(); it != parents_.end();) {
@@ -315,17 +380,21 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now) {
   } else {
     stalled_since_ = kNever;
   }
-  revoked_ = std::set<WorkerId>(beacon->revoked.begin(), beacon->revoked.end());
+  revoked_ = beacon->revoked;
   if (revoked_.contains(id_)) return gone("the learner has revoked this worker's certificate");
   drop_revoked();
 }
 
 void MemberCore::on_renewed(const Renewed& renewed, TimePoint now) {
+  use_certificate(renewed.certificate, now);
+}
+
+void MemberCore::use_certificate(std::vector<std::byte> certificate, TimePoint now) {
   const auto identity =
-      trust::check_certificate(renewed.certificate, config_.checker->run_key(), config_.state.run_id, std::nullopt);
+      trust::check_certificate(certificate, config_.checker->run_key(), config_.state.run_id, std::nullopt);
   if (!identity || identity->worker != id_ || identity->key != config_.key.public_key())
     return log::warn("worker {}: the renewed certificate is not for it", id_);
-  config_.state.certificate = renewed.certificate;
+  config_.state.certificate = std::move(certificate);
   actions_.push_back(act::UseCertificate{config_.state.certificate, config_.state.authority});
   renew_at_half_life(now);
   if (config_.durable) save(now);
@@ -348,6 +417,7 @@ void MemberCore::beat(TimePoint now) {
     if (it->second.complete) beat.holdings.push_back({it->first, it->second.bytes});
   beat.application = application_;
   tell_learner(beat, now);
+  drop_ungranted(now);
   edges_.tell_all(EdgeStatus{beacon_, std::move(beat.progress)}, now);
 }
 
@@ -395,6 +465,12 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
   }
   actions_.push_back(act::Admit{conn});  // this side chose whom to call
   if (conn == control_) {
+    answer_by_ = now + kHandshakeTimeout;
+    if (returning_)
+      return send_control(conn,
+                          Return{config_.key.public_key(),
+                                 config_.key.sign("return 4", trust::fingerprint(config_.checker->run_key()))},
+                          now);
     control_up_ = true;
     learner_heard_ = now;
     return send_control(
@@ -409,6 +485,7 @@ void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now
   if (conn == control_) {
     if (state_ == State::kJoining && now < join_deadline_)
       log::debug("joining {}: {}", to_text(config_.learner), reason);
+    return_next_ = control_up_ && !learner_spoke_;  // it may be this worker's certificate that it does not take
     return lost_learner(reason, now);
   }
   strangers_.erase(conn);
@@ -427,7 +504,9 @@ void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now
 void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (state_ == State::kGone) return;
   if (conn == control_) {
+    learner_spoke_ = true;
     learner_heard_ = now;
+    if (returning_) return on_return(frame, now);
     if (frame.type == FrameType::kApplication && state_ == State::kJoined) {
       auto message = incoming_.add(frame);
       if (!message) return gone("of the learner: " + message.error().message());
@@ -460,7 +539,11 @@ void MemberCore::on_timer(TimePoint now) {
                             echoline::to_text(away_max_)));
   if (now >= redial_at_) {
     redial_at_ = kNever;
-    control_ = dial(config_.learner, act::Service::kControl, kLearnerId);
+    dial_learner(now);
+  }
+  if (now >= answer_by_) {
+    close(control_);
+    lost_learner("it does not answer", now);
   }
   if (now >= save_retry_at_) {
     save_retry_at_ = kNever;
@@ -504,7 +587,7 @@ void MemberCore::on_timer(TimePoint now) {
 TimePoint MemberCore::next_deadline() const {
   if (state_ == State::kGone) return kNever;
   TimePoint at = std::min({uplink_.next_deadline(), reading_deadline(), join_deadline_, away_until_, redial_at_,
-                           save_retry_at_, beat_at_, drain_until_});
+                           answer_by_, save_retry_at_, beat_at_, drain_until_});
   if (state_ == State::kJoined) {
     at = std::min({at, std::max(learner_silence_.deadline(), learner_heard_ + patience_), renew_at_});
     if (stalled_since_ != kNever && newest_) at = std::min(at, stalled_since_ + stall_time());

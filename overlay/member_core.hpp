@@ -9,6 +9,7 @@
 #include "chains/stripes.hpp"
 #include "overlay/budget.hpp"
 #include "overlay/edge_sender.hpp"
+#include "overlay/grant.hpp"
 #include "overlay/state.hpp"
 #include "overlay/strangers.hpp"
 #include "overlay/upstream.hpp"
@@ -40,6 +41,8 @@ class MemberCore final : public Core {
   static constexpr Duration kBarred = std::chrono::minutes(1);  // of a child that asked for too much
   static constexpr std::size_t kAskersMax = 1024;
   static constexpr Duration kDrainMax = std::chrono::seconds(10);
+  static constexpr int kReturnsRefusedMax = 2;  // the certificate may have been good, and the connection bad
+  static constexpr Duration kClockTold = std::chrono::minutes(1);  // by which a clock is wrong, before it is said
 
   explicit MemberCore(MemberConfig config);
 
@@ -73,6 +76,7 @@ class MemberCore final : public Core {
   }
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override;
+  double run_unix_s(TimePoint now) const override { return static_cast<double>(learner_unix_ms(now)) / 1e3; }
 
  private:
   enum class State { kIdle, kJoining, kJoined, kAway, kGone };
@@ -87,6 +91,10 @@ class MemberCore final : public Core {
   };
 
   // The learner (member_core.cpp).
+  void dial_learner(TimePoint now);
+  void on_return(const Frame& frame, TimePoint now);
+  void use_certificate(std::vector<std::byte> certificate, TimePoint now);
+  bool certificate_ended(TimePoint now) const;
   void on_control(const ControlMessage& message, TimePoint now);
   void on_welcome(const Welcome& welcome, TimePoint now);
   void on_assign(const Assign& assign, TimePoint now);
@@ -121,6 +129,7 @@ class MemberCore final : public Core {
   bool behind(const Upstream& up) const;
   std::vector<Progress> progress() const;
   void drop_revoked();
+  void drop_ungranted(TimePoint now);
   void need_help(Version target, TimePoint now);
   void end_help(TimePoint now);
   void watch_edges(TimePoint now);
@@ -147,17 +156,22 @@ class MemberCore final : public Core {
   std::map<ConnId, DialChild> dialled_children_;
   ConnId control_{};
   bool control_up_ = false;
+  // The learner takes no connection with a certificate that has ended: a new one is asked for without.
+  bool returning_ = false, return_next_ = false, return_refused_ = false, learner_spoke_ = false;
+  int returns_refused_ = 0;
   std::map<WorkerId, Upstream> parents_;
   std::uint32_t stripes_ = 1;
   std::optional<Upstream> helper_;
   int helper_silences_ = 0;  // of the last helper
-  std::set<WorkerId> revoked_;
+  WorkerSet revoked_;
+  GrantBook grants_;  // that children have shown
   std::map<WorkerId, Asker> askers_;
 
   Duration heartbeat_{};
   SilenceMeter learner_silence_;
   Duration patience_{};
-  TimePoint learner_heard_{}, join_deadline_ = kNever, away_until_ = kNever, redial_at_ = kNever, beat_at_ = kNever;
+  TimePoint learner_heard_{}, join_deadline_ = kNever, away_until_ = kNever, redial_at_ = kNever, beat_at_ = kNever,
+      answer_by_ = kNever;
   TimePoint stalled_since_ = kNever,  // the last progress towards the newest version; kNever: it is here
       help_asked_at_ = kNever, drain_until_ = kNever;
   int redials_ = 0;

@@ -53,6 +53,7 @@ void MemberCore::upstream_opened(Upstream& up, Upstream::Stream& stream, TimePoi
   hello.stream = first ? 0 : std::max(1u, stream.number);
   hello.catch_up_to = up.catch_up_to;
   hello.full_only = up.full_only;
+  hello.grant = up.grant;
   hello.have = first ? have(up) : Have{};
   // Before it is admitted a child says little.
   hello.have_follows = encode_control(hello).size() > kFrameHeaderBytes + kStrangerBytesMax;
@@ -164,13 +165,23 @@ std::vector<Progress> MemberCore::progress() const {
 }
 
 void MemberCore::drop_revoked() {
-  for (const WorkerId id : revoked_) {
-    for (const ConnId conn : edges_.connections_of(id)) {
+  for (const ConnId conn : edges_.all_connections()) {
+    if (!revoked_.contains(*edges_.child_of(conn))) continue;
+    edges_.close(conn);
+    close(conn);
+  }
+  for (auto& [id, up] : parents_)
+    if (revoked_.contains(id)) close_upstream(up);  // the learner reassigns
+}
+
+// Children that the learner does not send here any more.
+void MemberCore::drop_ungranted(TimePoint now) {
+  for (const auto& [child, helped] : grants_.take_ended(learner_unix_ms(now)))
+    for (const ConnId conn : edges_.connections_of(child, helped)) {
+      log::info("worker {}: worker {} is not to be served here any more", id_, child);
       edges_.close(conn);
       close(conn);
     }
-    if (const auto it = parents_.find(id); it != parents_.end()) close_upstream(it->second);  // the learner reassigns
-  }
 }
 
 void MemberCore::watch_edges(TimePoint now) {
@@ -230,6 +241,8 @@ void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame&
     if (stranger.hello || who == kLearnerId || who == id_ || revoked_.contains(who))
       return refuse("it cannot be a child");
     if (now < asker(who, now).barred_until) return refuse("it said too much not long ago");
+    if (const Status granted = grants_.show(who, *hello, learner_unix_ms(now)); !granted)
+      return refuse(granted.error().message());
     actions_.push_back(act::Admit{conn});  // what it says of its chunks may be long
     if (hello->have_follows) return strangers_.await_have(conn, std::move(*hello), now + kHandshakeTimeout);
     return open_child(conn, who, std::move(*hello), now);
@@ -254,6 +267,11 @@ void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame&
 
 void MemberCore::open_child(ConnId conn, WorkerId child, PeerHello hello, TimePoint now) {
   strangers_.erase(conn);
+  const bool further = hello.catch_up_to || (hello.stream != 0 && !edges_.connections_of(child, false).empty());
+  if (const Status granted = further ? ok() : grants_.check_wanted(child, hello.have.wanted); !granted) {
+    log::warn("worker {}: closing a connection of worker {}: {}", id_, child, granted.error().message());
+    return close(conn);
+  }
   if (hello.stream == 0)  // begins anew: what was open before is dead
     for (const ConnId old : edges_.connections_of(child, hello.catch_up_to.has_value())) {
       edges_.close(old);
@@ -280,23 +298,32 @@ void MemberCore::on_child(ConnId conn, const Frame& frame, TimePoint now) {
   if (frame.type != FrameType::kControl) return refuse("a child sent something other than control messages");
   auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(message.error().message());
+  const WorkerId who = *edges_.child_of(conn);
   if (const auto kind = MessageBudget::kind_of(*message)) {
-    const WorkerId child = *edges_.child_of(conn);
-    Asker& from = asker(child, now);
+    Asker& from = asker(who, now);
     const auto verdict = from.budget.take(*kind, now);
     if (verdict == MessageBudget::Verdict::kDrop) return;
     if (verdict == MessageBudget::Verdict::kTooMuch) {
       from.barred_until = now + kBarred;
-      log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", id_, child,
+      log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", id_, who,
                 echoline::to_text(kBarred), from.budget.told(*kind));
-      for (const ConnId each : edges_.connections_of(child)) {
+      for (const ConnId each : edges_.connections_of(who)) {
         edges_.close(each);
         close(each);
       }
       return;
     }
   }
-  if (auto* have = std::get_if<Have>(&*message)) return edges_.update(conn, std::move(*have), now);
+  if (auto* have = std::get_if<Have>(&*message)) {
+    const Status granted = edges_.helps(conn) ? ok() : grants_.check_wanted(who, have->wanted);
+    if (!granted) return refuse(granted.error().message());
+    return edges_.update(conn, std::move(*have), now);
+  }
+  if (const auto* grant = std::get_if<SignedGrant>(&*message)) {
+    if (const Status granted = grants_.show_anew(who, *grant, learner_unix_ms(now)); !granted)
+      return refuse(granted.error().message());
+    return;
+  }
   if (const auto* request = std::get_if<ChunkRequest>(&*message)) return edges_.send_again(conn, *request, now);
   if (const auto* more = std::get_if<MoreStreams>(&*message)) {
     const auto child = edges_.child_of(conn);

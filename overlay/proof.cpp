@@ -1,6 +1,8 @@
 #include "overlay/proof.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "overlay/bytes.hpp"
 #include "overlay/control.pb.h"
@@ -48,6 +50,41 @@ std::array<std::byte, 54> sealed_bytes(const PublicationId& id, std::uint32_t fi
 
 }  // namespace
 
+void WorkerSet::append(std::uint64_t first, std::uint64_t last) {
+  ECHO_CHECK(first <= last && (ranges_.empty() || first > ranges_.back().last), "{} to {}", first, last);
+  if (!ranges_.empty() && first == ranges_.back().last + 1)
+    ranges_.back().last = last;
+  else
+    ranges_.push_back({first, last});
+}
+
+bool WorkerSet::contains(WorkerId id) const {
+  const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), id.value,
+                                      [](std::uint64_t value, const Range& range) { return value < range.first; });
+  return after != ranges_.begin() && id.value <= std::prev(after)->last;
+}
+
+void WorkerSet::widen(std::size_t ranges_max, const std::vector<WorkerId>& live) {
+  if (ranges_.size() <= ranges_max) return;
+  std::vector<std::pair<std::uint64_t, std::size_t>> gaps;  // how wide, and before which range
+  for (std::size_t i = 1; i < ranges_.size(); ++i) {
+    const std::uint64_t first = ranges_[i - 1].last + 1, last = ranges_[i].first - 1;
+    const auto in = std::lower_bound(live.begin(), live.end(), WorkerId{first});
+    if (in == live.end() || in->value > last) gaps.emplace_back(last - first + 1, i);
+  }
+  const std::size_t fill = std::min(gaps.size(), ranges_.size() - ranges_max);
+  std::partial_sort(gaps.begin(), gaps.begin() + static_cast<std::ptrdiff_t>(fill), gaps.end());
+  std::set<std::size_t> filled;
+  for (std::size_t i = 0; i < fill; ++i) filled.insert(gaps[i].second);
+  std::vector<Range> fewer;
+  for (std::size_t i = 0; i < ranges_.size(); ++i)
+    if (filled.contains(i))
+      fewer.back().last = ranges_[i].last;
+    else
+      fewer.push_back(ranges_[i]);
+  ranges_ = std::move(fewer);
+}
+
 PublicationId id_of(const SignedAnnouncement& announcement) {
   const trust::Hash hash = trust::blake3(view(announcement.body));
   PublicationId id;
@@ -89,7 +126,12 @@ SignedBeacon sign(const Beacon& b, const trust::SigningKey& key) {
   w.set_issued_unix_ms(b.issued_unix_ms);
   w.set_expires_unix_ms(b.expires_unix_ms);
   if (b.newest) w.set_newest(b.newest->value);
-  for (const WorkerId id : b.revoked) w.add_revoked(id.value);
+  std::uint64_t end = 0;
+  for (const WorkerSet::Range& range : b.revoked.ranges()) {
+    w.add_revoked(range.first - end);
+    w.add_revoked(range.last - range.first);
+    end = range.last;
+  }
   w.set_epoch(b.epoch);
   return sign_body<SignedBeacon>(w, kBeacon, key);
 }
@@ -180,9 +222,16 @@ Result<Beacon> Checker::open(const Signed& message) const {
   b.expires_unix_ms = w.expires_unix_ms();
   b.epoch = w.epoch();
   if (w.has_newest()) b.newest = Version{w.newest()};
-  if (static_cast<std::size_t>(w.revoked_size()) > kRevokedMax)
-    return bad("{} workers revoked in one beacon, the limit is {}", w.revoked_size(), kRevokedMax);
-  for (const std::uint64_t id : w.revoked()) b.revoked.push_back(WorkerId{id});
+  if (static_cast<std::size_t>(w.revoked_size()) > 2 * kRevokedMax || w.revoked_size() % 2 != 0)
+    return bad("{} ends of ranges of revoked workers in one beacon, at most twice {} may be", w.revoked_size(),
+               kRevokedMax);
+  std::uint64_t end = 0;
+  for (int i = 0; i < w.revoked_size(); i += 2) {
+    const std::uint64_t gap = w.revoked(i), more = w.revoked(i + 1), first = end + gap, last = first + more;
+    if (gap == 0 || first < end || last < first) return bad("revoked workers that are not in order");
+    b.revoked.append(first, last);
+    end = last;
+  }
   return b;
 }
 

@@ -34,13 +34,36 @@ struct Manifest {
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
+// Workers by ranges of their ids: many that came one after the other take no more room than one.
+class WorkerSet {
+ public:
+  struct Range {
+    std::uint64_t first = 0, last = 0;
+    friend bool operator==(const Range&, const Range&) = default;
+  };
+  WorkerSet() = default;
+  WorkerSet(std::initializer_list<WorkerId> ids) {
+    for (const WorkerId id : ids) append(id.value, id.value);
+  }
+  // Beyond all that is in it (checked).
+  void append(std::uint64_t first, std::uint64_t last);
+  bool contains(WorkerId id) const;
+  const std::vector<Range>& ranges() const { return ranges_; }
+  // Fewer ranges, by filling gaps in which there is nobody of `live` (ascending), smallest gaps first.
+  void widen(std::size_t ranges_max, const std::vector<WorkerId>& live);
+  friend bool operator==(const WorkerSet&, const WorkerSet&) = default;
+
+ private:
+  std::vector<Range> ranges_;
+};
+
 struct Beacon {
   std::string run_id;
   std::uint64_t epoch = 0;
   std::uint64_t sequence = 0;  // grows over the whole run, across restarts of the learner
   std::uint64_t issued_unix_ms = 0, expires_unix_ms = 0;
   std::optional<Version> newest;
-  std::vector<WorkerId> revoked;  // ascending
+  WorkerSet revoked;
 };
 
 PublicationId id_of(const SignedAnnouncement& announcement);
@@ -67,6 +90,8 @@ class Checker {
   Result<Announcement> open(const SignedAnnouncement& announcement) const;
   Result<Manifest> open(const SignedManifest& manifest) const;
   Result<Beacon> open(const Signed& beacon) const;
+  // kCorrupt: the body was not signed by this run's learner, for this purpose.
+  Status check(std::string_view context, const Signed& message) const;
   // The root that the chunk and its path lead to, for seal_holds(); `hash` is chunk_hash() of its bytes.
   static trust::Hash root_of(const ChunkHead& head, const trust::Hash& hash);
   bool seal_holds(const ChunkHead& head, const trust::Hash& root) const;
@@ -82,8 +107,6 @@ class Checker {
   }
 
  private:
-  Status check(std::string_view context, const Signed& message) const;
-
   std::string run_id_;
   trust::Verifier verifier_;
 };

@@ -10,8 +10,8 @@ namespace echoline::overlay {
 namespace {
 
 constexpr std::string_view kOperation = "read state file";
-constexpr std::string_view kWorkerMagic = "echoline worker 2\n";
-constexpr std::string_view kLearnerMagic = "echoline learner 2\n";
+constexpr std::string_view kWorkerMagic = "echoline worker 3\n";
+constexpr std::string_view kLearnerMagic = "echoline learner 3\n";
 
 std::vector<std::byte> bytes_of(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
@@ -55,6 +55,7 @@ std::string encode(const WorkerState& s) {
     w.mutable_floor()->set_epoch(s.floor->epoch);
   }
   w.set_beacon_sequence(s.beacon_sequence);
+  w.set_clock_offset_ms(s.clock_offset_ms);
   return wrap(kWorkerMagic, w);
 }
 
@@ -72,6 +73,7 @@ Result<WorkerState> decode_worker_state(std::string_view bytes) {
       return fail(Code::kCorrupt, kOperation, "a policy digest of {} bytes", w.floor().policy_digest().size());
   }
   s.beacon_sequence = w.beacon_sequence();
+  s.clock_offset_ms = w.clock_offset_ms();
   return s;
 }
 
@@ -85,7 +87,11 @@ std::string encode(const LearnerState& s) {
     t.set_nonce(raw(nonce));
     t.set_expires_unix_s(expires);
   }
-  for (const WorkerId id : s.revoked) w.add_revoked(id.value);
+  for (const auto& [id, until] : s.revoked) {
+    wire::Revoked& r = *w.add_revoked();
+    r.set_worker(id.value);
+    r.set_until_unix_s(until);
+  }
   for (const auto& [version, digest] : s.published) {
     wire::Installed& p = *w.add_published();
     p.set_version(version.value);
@@ -93,10 +99,13 @@ std::string encode(const LearnerState& s) {
   }
   w.set_epoch(s.epoch);
   w.set_port(s.port);
-  for (const auto& [id, name] : s.names) {
-    wire::Name& n = *w.add_names();
-    n.set_worker(id.value);
-    n.set_name(name);
+  for (const auto& [id, worker] : s.known) {
+    wire::KnownWorker& k = *w.add_known();
+    k.set_worker(id.value);
+    k.set_name(worker.name);
+    k.set_public_key(raw(worker.key.bytes));
+    k.set_until_unix_s(worker.until_unix_s);
+    k.set_host(worker.host);
   }
   for (const auto& [id, kept] : s.conduct) {
     wire::Conduct& c = *w.add_conduct();
@@ -112,6 +121,7 @@ std::string encode(const LearnerState& s) {
       said.set_at_ms(word.at_ms);
     }
   }
+  w.set_beacon_reserved(s.beacon_reserved);
   return wrap(kLearnerMagic, w);
 }
 
@@ -127,10 +137,9 @@ Result<LearnerState> decode_learner_state(std::string_view bytes) {
     if (!copy(t.nonce(), nonce)) return fail(Code::kCorrupt, kOperation, "a nonce of {} bytes", t.nonce().size());
     s.used_tokens[nonce] = t.expires_unix_s();
   }
-  for (const std::uint64_t id : w.revoked()) s.revoked.insert(WorkerId{id});
+  for (const wire::Revoked& r : w.revoked()) s.revoked[WorkerId{r.worker()}] = r.until_unix_s();
   s.epoch = w.epoch();
   s.port = static_cast<std::uint16_t>(w.port());
-  for (const wire::Name& n : w.names()) s.names[WorkerId{n.worker()}] = n.name();
   for (const wire::Conduct& c : w.conduct()) {
     Conduct::Kept& kept = s.conduct[WorkerId{c.worker()}];
     if (c.role() > static_cast<std::uint32_t>(chains::Role::kRolloutOnly))
@@ -142,6 +151,13 @@ Result<LearnerState> decode_learner_state(std::string_view bytes) {
     for (const wire::Word& said : c.bad_chunks_of())
       kept.bad_chunks_of[WorkerId{said.worker()}] = {static_cast<int>(said.count()), said.at_ms()};
   }
+  for (const wire::KnownWorker& k : w.known()) {
+    KnownWorker& worker = s.known[WorkerId{k.worker()}];
+    worker = {k.name(), {}, k.until_unix_s(), k.host()};
+    if (!copy(k.public_key(), worker.key.bytes))
+      return fail(Code::kCorrupt, kOperation, "a public key of {} bytes", k.public_key().size());
+  }
+  s.beacon_reserved = w.beacon_reserved();
   for (const wire::Installed& p : w.published())
     if (!copy(p.policy_digest(), s.published[Version{p.version()}]))
       return fail(Code::kCorrupt, kOperation, "a policy digest of {} bytes", p.policy_digest().size());

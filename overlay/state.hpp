@@ -18,20 +18,31 @@ struct WorkerState {
   // The version that was verified and about to be activated: nothing older is ever activated again.
   std::optional<Installed> floor;
   std::uint64_t beacon_sequence = 0;
+  std::int64_t clock_offset_ms = 0;  // the learner's clock minus this machine's, when it was last welcomed
   friend bool operator==(const WorkerState&, const WorkerState&) = default;
+};
+
+// A machine that has enrolled: it may come back with its key until a day after its last certificate has ended.
+struct KnownWorker {
+  std::string name;                // the instance it enrolled as
+  trust::PublicKey key{};          // zeros: not known
+  std::uint64_t until_unix_s = 0;  // the end of its last certificate
+  std::string host;                // where it is reached, if whoever issued its token said so
+  friend bool operator==(const KnownWorker&, const KnownWorker&) = default;
 };
 
 struct LearnerState {
   std::string run_id;
   std::uint64_t next_worker = 1, next_serial = 1;
   std::map<trust::Nonce, std::uint64_t> used_tokens;  // until when [unix seconds] they would be valid
-  std::set<WorkerId> revoked;
+  std::map<WorkerId, std::uint64_t> revoked;  // until when [unix seconds] a certificate of theirs may be valid
   std::map<Version, Digest> published;  // the most recent; a version's digest never changes
   // A learner that resumes from before a version it has published disowns what came later and begins a new epoch: the
   // one way for workers to go back, and for nobody else to send them there.
   std::uint64_t epoch = 0;
-  std::uint16_t port = 0;                 // where it listened, so that its workers find it again
-  std::map<WorkerId, std::string> names;  // instances that enrolled
+  std::uint16_t port = 0;  // where it listened, so that its workers find it again
+  std::map<WorkerId, KnownWorker> known;
+  std::uint64_t beacon_reserved = 0;  // all sequence numbers of beacons so far are below
   std::map<WorkerId, Conduct::Kept> conduct;  // of those of whom there is something to remember
   friend bool operator==(const LearnerState&, const LearnerState&) = default;
 };

@@ -36,6 +36,7 @@ struct Upstream {
     bool up = false;
   };
   Parent parent;
+  std::optional<SignedGrant> grant;    // what lets this node be served there
   std::optional<Version> catch_up_to;  // a helper; absent: an assigned parent
   bool full_only = false;
   std::vector<Stream> streams;

@@ -58,8 +58,7 @@ void Fleet::start_worker(std::size_t i) {
     const auto identity =
         state ? trust::check_certificate(state->certificate, authority_->public_key(), kRunId, std::nullopt)
               : Result<trust::PeerIdentity>(state.error());
-    if (identity && identity->expires_unix_s > learner_unix_s()) return join(i, std::move(*state));
-    if (identity) world_.disk(w.host).wipe();  // it was away for too long: a new identity
+    if (identity) return join(i, std::move(*state));
     if (!identity) wrong_ = fmt::format("worker {}: its state file cannot be read: {}", i, identity.error().message());
   }
   if (w.options.enrol) return enrol(i);
@@ -175,7 +174,8 @@ void Fleet::ended(std::size_t i, const std::string& reason) {
   w.joined = false;
   world_.note(fmt::format("worker {} ends: {}", i, reason));
   world_.stop(w.host);
-  if (std::exchange(w.expelled, false)) world_.disk(w.host).wipe();  // a new machine takes its place
+  const bool forgotten = reason.find("a join token is needed") != std::string::npos;
+  if (std::exchange(w.expelled, false) || forgotten) world_.disk(w.host).wipe();  // a new machine takes its place
   world_.at(world_.now() + w.options.restart_after, [this, i, process = w.processes] {
     if (workers_[i]->wanted && workers_[i]->processes == process) start_worker(i);
   });

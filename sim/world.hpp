@@ -194,7 +194,7 @@ class World {
   void on_connected(const Side& dialler);
   void on_accept(const Side& dialler);
   void fail_dial(const Side& dialler, std::string reason, TimePoint at);
-  Result<overlay::trust::PeerIdentity> prove(const std::string& certificate, std::size_t checker);
+  Result<overlay::trust::PeerIdentity> prove(const std::string& certificate, std::size_t checker, bool ageless);
 
   void send(std::size_t host, overlay::act::Send&& send);
   void transfer(const Side& from, Transfer&& transfer);

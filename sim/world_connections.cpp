@@ -77,7 +77,7 @@ void World::on_connected(const Side& dialler) {
   if (!server.process || server.incarnation != peer.incarnation)
     return lost(dialler, "connection reset during the handshake");
   if (authority_) {
-    const auto identity = prove(server.certificate, self.host);
+    const auto identity = prove(server.certificate, self.host, connection.expected == kLearnerId);
     if (!identity) return lost(dialler, identity.error().message());
     const bool learner = connection.expected == kLearnerId;
     const bool right = learner
@@ -114,7 +114,7 @@ void World::on_accept(const Side& dialler) {
   }
   PeerIdentity identity;
   if (authority_ && connection.service != act::Service::kEnrol) {
-    const auto proven = prove(hosts_[client.host]->certificate, self.host);
+    const auto proven = prove(hosts_[client.host]->certificate, self.host, false);
     if (!proven) {
       say("host {} refuses host {}: {}", self.host, client.host, proven.error().message());
       return refuse();
@@ -132,11 +132,12 @@ void World::on_accept(const Side& dialler) {
   if (self.arrived > 0) push(now_, kRead, other(dialler));
 }
 
-// What the handshake finds out about a certificate, by the clock of the one who checks. Each is parsed once.
-Result<PeerIdentity> World::prove(const std::string& certificate, std::size_t checker) {
+// What the handshake finds out about a certificate, by the time that the one who checks takes for the run's; nobody
+// judges the learner's by a clock. Each is parsed once.
+Result<PeerIdentity> World::prove(const std::string& certificate, std::size_t checker, bool ageless) {
   if (certificate.empty()) return fail(Code::kInvalid, "handshake", "the peer has no certificate");
   const auto der = std::as_bytes(std::span(certificate));
-  const double now_unix_s = hosts_[checker]->unix_origin_s + seconds(now_.time_since_epoch());
+  const double now_unix_s = hosts_[checker]->process->core().run_unix_s(now_);
   auto it = proofs_.find(certificate);
   if (it == proofs_.end()) {
     Proof proof{trust::check_certificate(der, authority_->key, authority_->run_id, std::nullopt), 0};
@@ -145,6 +146,7 @@ Result<PeerIdentity> World::prove(const std::string& certificate, std::size_t ch
   }
   Proof& proof = it->second;
   if (!proof.identity) return proof.identity.error();
+  if (ageless) return *proof.identity;
   if (now_unix_s >= proof.valid_from_unix_s && now_unix_s < proof.identity->expires_unix_s) return *proof.identity;
   ECHO_TRY(trust::check_certificate(der, authority_->key, authority_->run_id, now_unix_s));
   proof.valid_from_unix_s = std::min(proof.valid_from_unix_s, now_unix_s);

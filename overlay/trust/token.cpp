@@ -14,10 +14,11 @@ constexpr std::string_view kPrefix = "echo1.";  // the digit is the version of t
 constexpr std::string_view kContext = "join token";
 constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-// authority 32, nonce 16, expires 8 (little-endian), length of instance 1, instance; then the signature, 64
+// authority 32, nonce 16, expires 8 (little-endian), length of instance 1, instance; where a host is named, its length 1
+// and the host; then the signature, 64
 constexpr std::size_t kFixedBytes = 32 + 16 + 8 + 1;
 constexpr std::size_t kSignatureBytes = 64;
-constexpr std::size_t kTokenBytesMax = kFixedBytes + kInstanceBytesMax + kSignatureBytes;
+constexpr std::size_t kTokenBytesMax = kFixedBytes + 2 * kInstanceBytesMax + 1 + kSignatureBytes;
 
 std::string encode_base64url(std::span<const std::byte> bytes) {
   std::string text;
@@ -59,6 +60,10 @@ std::vector<std::byte> encode(const JoinToken& token) {
   bytes.push_back(static_cast<std::byte>(token.instance.size()));
   const auto instance = std::as_bytes(std::span(token.instance));
   bytes.insert(bytes.end(), instance.begin(), instance.end());
+  if (token.host.empty()) return bytes;
+  bytes.push_back(static_cast<std::byte>(token.host.size()));
+  const auto host = std::as_bytes(std::span(token.host));
+  bytes.insert(bytes.end(), host.begin(), host.end());
   return bytes;
 }
 
@@ -87,10 +92,16 @@ Result<Parts> parse(const Secret& text) {
   std::copy_n(fields.begin(), 32, token.authority.begin());
   std::copy_n(fields.begin() + 32, 16, token.nonce.begin());
   for (unsigned i = 0; i < 8; ++i) token.expires_unix_s |= std::to_integer<std::uint64_t>(fields[48 + i]) << (8 * i);
-  const auto instance = fields.subspan(kFixedBytes);
-  token.instance.assign(reinterpret_cast<const char*>(instance.data()), instance.size());
-  if (std::to_integer<std::size_t>(fields[kFixedBytes - 1]) != instance.size() || !good_instance(token.instance))
-    return refuse("one with a damaged instance");
+  const auto text_at = [&](std::size_t at, std::string& to) {  // after its length
+    const std::size_t size = at <= fields.size() && at > 0 ? std::to_integer<std::size_t>(fields[at - 1]) : 0;
+    if (at + size > fields.size()) return false;
+    to.assign(reinterpret_cast<const char*>(fields.data()) + at, size);
+    return good_instance(to);
+  };
+  if (!text_at(kFixedBytes, token.instance)) return refuse("one with a damaged instance");
+  if (const std::size_t end = kFixedBytes + token.instance.size();
+      end != fields.size() && (!text_at(end + 1, token.host) || end + 1 + token.host.size() != fields.size()))
+    return refuse("one with a damaged host");
   return parts;
 }
 
@@ -104,8 +115,11 @@ Nonce random_nonce() {
 }
 
 Result<Secret> issue_token(const Authority& authority, std::string_view instance, const Nonce& nonce, double now_unix_s,
-                           Duration lifetime) {
+                           Duration lifetime, std::string_view host) {
   constexpr std::string_view op = "issue join token";
+  if (!host.empty() && !good_instance(host))
+    return fail(Code::kInvalid, op, "expected a host of at most {} printable ASCII characters, found {} bytes",
+                kInstanceBytesMax, host.size());
   if (!good_instance(instance))
     return fail(Code::kInvalid, op, "expected an instance of 1 to {} printable ASCII characters, found {} bytes",
                 kInstanceBytesMax, instance.size());
@@ -113,7 +127,7 @@ Result<Secret> issue_token(const Authority& authority, std::string_view instance
     return fail(Code::kInvalid, op, "expected a time since 1970 and a lifetime, found {} s and {}", now_unix_s,
                 echoline::to_text(lifetime));
   const auto expires = static_cast<std::uint64_t>(std::ceil(now_unix_s + seconds(lifetime)));
-  std::vector<std::byte> bytes = encode({authority.fingerprint(), nonce, expires, std::string(instance)});
+  std::vector<std::byte> bytes = encode({authority.fingerprint(), nonce, expires, std::string(instance), std::string(host)});
   const Signature signature = authority.key().sign(kContext, bytes);
   bytes.insert(bytes.end(), signature.bytes.begin(), signature.bytes.end());
   return Secret(std::string(kPrefix) + encode_base64url(bytes));

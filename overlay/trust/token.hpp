@@ -27,12 +27,14 @@ struct JoinToken {
   Nonce nonce{};
   std::uint64_t expires_unix_s = 0;
   std::string instance;  // 1 to 128 printable ASCII characters: the rented instance
+  std::string host{};    // where others reach it, likewise; empty: where it comes from
   friend bool operator==(const JoinToken&, const JoinToken&) = default;
 };
 
-// "echo1." and base64url of the fields and the run key's signature over them. kInvalid: instance or time out of range.
+// "echo1." and base64url of the fields and the run key's signature over them. kInvalid: instance, host or time out of
+// range.
 Result<Secret> issue_token(const Authority& authority, std::string_view instance, const Nonce& nonce, double now_unix_s,
-                           Duration lifetime = kTokenLifetime);
+                           Duration lifetime = kTokenLifetime, std::string_view host = {});
 
 // What a worker does with its token: nothing but the form is checked, for only the learner's key could tell more.
 // kCorrupt.

@@ -315,7 +315,7 @@ void Driver::accept(int status) {
   c.host = to_endpoint(address).host;
   auto session = TlsSession::server(
       *tls_, options_.admit_anonymous ? TlsSession::PeerCertificate::kOptional : TlsSession::PeerCertificate::kRequired,
-      clock_.unix_seconds());
+      core_->run_unix_s(now()));
   if (!session) {
     log::error("{}", session.error().message());
     return destroy(c);
@@ -357,8 +357,9 @@ void Driver::opened(Connection& c) {
   tune(c.tcp, c.service == act::Service::kData);
   const auto& context = c.service == act::Service::kEnrol ? anonymous_ : tls_;
   if (!context) return lost(c, "this node has no certificate yet");
-  c.tls.emplace(TlsSession::client(
-      *context, c.expected, c.service == act::Service::kEnrol ? std::optional<double>() : clock_.unix_seconds()));
+  // The learner's certificate says nothing that its run key does not, and before its welcome nobody knows its clock.
+  const auto judged_at = c.expected == kLearnerId ? std::nullopt : std::optional(core_->run_unix_s(now()));
+  c.tls.emplace(TlsSession::client(*context, c.expected, judged_at));
   c.readable = true;
   set_reading(c);
   flush(c);

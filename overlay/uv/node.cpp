@@ -117,17 +117,23 @@ Result<trust::SigningKey> open_key(const fs::path& folder) {
 }
 
 // Runs an EnrolCore until it has an answer.
-Result<WorkerState> enrol(const WorkerOptions& options, const trust::SigningKey& key) {
-  if (options.token.empty())
+Result<WorkerState> enrol(const WorkerOptions& options, const trust::SigningKey& key, const WorkerState* before) {
+  std::variant<trust::Hash, std::vector<std::byte>> authority;
+  EnrolConfig config{{}, options.learner, key, options.token, options.name, options.join_timeout, {}};
+  if (before) {
+    authority = config.authority = before->authority;
+  } else if (options.token.empty()) {
     return fail(Code::kInvalid, "enrol",
                 "a join token is needed: `echoline token --instance {}` on the learner's machine issues one",
                 options.name);
-  ECHO_ASSIGN(const trust::JoinToken token, trust::read_token(options.token));
-  DriverOptions driver_options{{}, key, token.authority, "", false, nullptr, 0};
+  } else {
+    ECHO_ASSIGN(const trust::JoinToken token, trust::read_token(options.token));
+    authority = token.authority;
+  }
+  DriverOptions driver_options{{}, key, std::move(authority), "", false, nullptr, 0};
   ECHO_ASSIGN(const auto driver, Driver::open(std::move(driver_options)));
-  CoreOptions core_options;
-  core_options.unix_origin_s = driver->unix_origin_s();
-  EnrolCore core({core_options, options.learner, key, options.token, options.name, options.join_timeout});
+  config.core.unix_origin_s = driver->unix_origin_s();
+  EnrolCore core(std::move(config));
   std::promise<void> done;
   driver->run(
       core,
@@ -396,15 +402,17 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   std::optional<trust::AuthorityInfo> authority;
   if (state) {
     ECHO_ASSIGN(authority, trust::read_authority(state->authority));
-    const auto identity =
-        trust::check_certificate(state->certificate, authority->key, state->run_id, SystemClock().unix_seconds());
-    if (!identity || identity->key != key.public_key()) {  // it has to enrol anew, with what it knows of the run
-      ECHO_ASSIGN(WorkerState fresh, enrol(options, key));
-      if (fresh.authority == state->authority) fresh.floor = state->floor;
+    const double learner_unix_s =
+        SystemClock().unix_seconds() + static_cast<double>(state->clock_offset_ms) / 1e3;
+    const auto identity = trust::check_certificate(state->certificate, authority->key, state->run_id, std::nullopt);
+    const bool its_own = identity && identity->key == key.public_key();
+    if (!its_own || identity->expires_unix_s <= learner_unix_s) {  // it needs another, with what it knows of the run
+      ECHO_ASSIGN(WorkerState fresh, enrol(options, key, its_own ? &*state : nullptr));
+      if (fresh.authority == state->authority) fresh.floor = state->floor, fresh.beacon_sequence = state->beacon_sequence;
       state = std::move(fresh);
     }
   } else {
-    ECHO_ASSIGN(state, enrol(options, key));
+    ECHO_ASSIGN(state, enrol(options, key, nullptr));
   }
   ECHO_ASSIGN(authority, trust::read_authority(state->authority));
   Disk* const disk_view = disk.get();

@@ -41,10 +41,10 @@ struct Desk {
     take();
   }
   void tell(std::uint64_t worker, const ControlMessage& m) { tell(control.at(WorkerId{worker}), m); }
-  ConnId comes(const trust::PeerIdentity& identity) {
+  ConnId comes(const trust::PeerIdentity& identity, const std::string& host = "10.9.9.9") {
     const ConnId conn{next_conn};
     next_conn += 2;
-    core.on_accepted(conn, {"10.9.9.9", identity}, now);
+    core.on_accepted(conn, {host, identity}, now);
     take();
     return conn;
   }
@@ -52,9 +52,10 @@ struct Desk {
   ConnId join(std::uint64_t id, bool reachable = true, BitRate down = kMegabytePerS) {
     trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
     identity.key = made_key("worker " + std::to_string(id)).public_key();
-    const ConnId conn = comes(identity);
+    const std::string host = "10.0.0." + std::to_string(id);
+    const ConnId conn = comes(identity, host);
     control[WorkerId{id}] = conn;
-    tell(conn, Hello{"run", "w", {"10.0.0." + std::to_string(id), 9}, kMegabytePerS, down, {}});
+    tell(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, down, {}});
     const ConnId back = all<act::Dial>().back().conn;
     if (reachable)
       core.on_connected(back, now);

@@ -38,6 +38,7 @@ class Idle : public Core {
   void on_sent(ConnId, std::size_t, TimePoint) override {}
   void on_timer(TimePoint) override {}
   TimePoint next_deadline() const override { return kNever; }
+  double run_unix_s(TimePoint) const override { return SystemClock().unix_seconds(); }
 
  protected:
   std::optional<ConnId> conn_;

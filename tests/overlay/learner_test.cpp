@@ -19,7 +19,7 @@ using testing::SizeIs;
 TEST(Learner, AdmitsAWorkerByItsCertificate) {
   LearnerConfig c = Desk::config(16);
   c.welcome = [](const MemberInfo& m) { return "hello " + m.name; };
-  c.state.emplace().names[WorkerId{3}] = "vast-3";
+  c.state.emplace().known[WorkerId{3}].name = "vast-3";
   Desk desk(std::move(c));
   const ConnId conn = desk.comes({Kind::kWorker, WorkerId{3}});
   desk.tell(conn, Hello{"run", "pretender", {"0.0.0.0", 9}, kMegabytePerS, {}, {}});
@@ -120,7 +120,7 @@ TEST(Learner, EnrolsWithATokenOnce) {
   ASSERT_TRUE(identity.has_value());
   EXPECT_EQ(identity->worker, WorkerId{1});
   EXPECT_EQ(identity->key, key.public_key());
-  EXPECT_EQ(desk.core.state().names.at(WorkerId{1}), "vast-7");
+  EXPECT_EQ(desk.core.state().known.at(WorkerId{1}).name, "vast-7");
   // The answer may have been lost on its way: the same machine gets it again, nobody else.
   EXPECT_EQ(desk.said<Enrolled>(enrol(key, token.reveal(), "vast-7", key)).at(0).certificate, enrolled[0].certificate);
   EXPECT_THAT(desk.goodbye(enrol(other, token.reveal(), "vast-7", other)), HasSubstr("used before"));
@@ -154,11 +154,185 @@ TEST(Learner, RenewsAndRevokes) {
   const Checker checker("run", made_authority().public_key());
   const auto beacon = checker.open(desk.said<SignedBeacon>(2).back());
   ASSERT_TRUE(beacon.has_value());
-  EXPECT_THAT(beacon->revoked, ElementsAre(WorkerId{1}));
+  EXPECT_EQ(beacon->revoked, WorkerSet{WorkerId{1}});
   const ConnId again = desk.comes({Kind::kWorker, WorkerId{1}});
   desk.tell(again, Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
   EXPECT_TRUE(desk.closed(again));
   EXPECT_FALSE(desk.has(WorkerId{1}));
+}
+
+// Five thousand are expelled within an hour: nobody is forgotten as long as a certificate of theirs may be valid, and
+// everybody afterwards.
+TEST(Learner, RevokesHoweverManyAndForgetsThemWhenTheirCertificatesHaveEnded) {
+  Desk desk;
+  desk.join(1);
+  constexpr std::uint64_t kLast = 5001;
+  for (std::uint64_t id = 2; id <= kLast; ++id) {
+    const ConnId conn = desk.comes({Kind::kWorker, WorkerId{id}}, "10.0.9.9");
+    desk.tell(conn, Hello{"run", "w", {"10.0.9.9", static_cast<std::uint16_t>(id)}, {}, {}, {}});
+    desk.core.expel(WorkerId{id}, "it lies", desk.now);
+  }
+  desk.pass(seconds(1));
+  const Checker checker("run", made_authority().public_key());
+  const auto revoked = [&] { return checker.open(desk.said<SignedBeacon>(1).back())->revoked; };
+  for (std::uint64_t id = 2; id <= kLast; ++id) ASSERT_TRUE(revoked().contains(WorkerId{id})) << id;
+  EXPECT_FALSE(revoked().contains(WorkerId{1}));
+  desk.pass(trust::kWorkerLifetimeMax);
+  EXPECT_TRUE(revoked().contains(WorkerId{kLast})) << "a clock may be late";
+  desk.pass(trust::kClockTolerance + std::chrono::minutes(2));
+  EXPECT_EQ(revoked(), WorkerSet{});
+  EXPECT_TRUE(desk.core.state().revoked.empty());
+  EXPECT_EQ(desk.core.state().known.size(), 1u) << "and their names are";
+  EXPECT_TRUE(desk.core.state().known.contains(WorkerId{1}));
+}
+
+// A machine that slept for hours has a key, and no certificate that counts.
+TEST(Learner, WhoHasEnrolledComesBackWithItsKey) {
+  Desk desk;
+  const trust::Authority authority = made_authority();
+  const trust::SigningKey key = made_key("seven");
+  const auto answer = [&](const ControlMessage& says) {
+    const ConnId conn = desk.comes({});
+    desk.tell(conn, says);
+    EXPECT_TRUE(desk.closed(conn));
+    return conn;
+  };
+  const auto back = [&](const trust::SigningKey& k, const trust::SigningKey& prover) {
+    return answer(Return{k.public_key(), prover.sign("return 4", authority.fingerprint())});
+  };
+  EXPECT_THAT(desk.goodbye(back(key, key)), HasSubstr("a join token is needed"));
+  const trust::Secret token = *trust::issue_token(authority, "vast-7", trust::Nonce{}, kMadeUnix_s);
+  const std::string text(token.reveal());
+  const Enrol enrol{text, "vast-7", key.public_key(), key.sign("enrol 2", std::as_bytes(std::span(text)))};
+  const auto first = desk.said<Enrolled>(answer(enrol)).at(0);
+  desk.pass(std::chrono::hours(2));
+  const auto valid = [&](const Enrolled& e) {
+    const double now_unix_s = kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch());
+    return trust::check_certificate(e.certificate, authority.public_key(), "run", now_unix_s).has_value();
+  };
+  EXPECT_FALSE(valid(first));
+  const auto second = desk.said<Enrolled>(back(key, key)).at(0);
+  EXPECT_EQ(second.worker, first.worker);
+  EXPECT_TRUE(valid(second));
+  EXPECT_THAT(desk.goodbye(back(key, made_key("eight"))), HasSubstr("does not hold the key"));
+  EXPECT_EQ(desk.said<Enrolled>(back(key, key)).at(0).certificate, second.certificate) << "asked again, signed once";
+  // Its token serves as well, though it has long been used or has expired in the meantime; and no second one is used up.
+  const trust::Secret other = *trust::issue_token(authority, "vast-7", trust::Nonce{std::byte{1}},
+                                                  kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch()));
+  const std::string more(other.reveal());
+  const auto used = desk.core.state().used_tokens.size();
+  EXPECT_EQ(desk.said<Enrolled>(answer(Enrol{more, "vast-7", key.public_key(),
+                                             key.sign("enrol 2", std::as_bytes(std::span(more)))}))
+                .at(0)
+                .worker,
+            first.worker);
+  EXPECT_EQ(desk.core.state().used_tokens.size(), used);
+  // After a restart of the learner it is still known; expelled, it is not let in.
+  LearnerConfig c = Desk::config(16);
+  c.state = desk.core.state();
+  c.core.unix_origin_s = kMadeUnix_s + 7200;
+  Desk again(std::move(c));
+  const ConnId conn = again.comes({});
+  again.tell(conn, Return{key.public_key(), key.sign("return 4", authority.fingerprint())});
+  EXPECT_EQ(again.said<Enrolled>(conn).at(0).worker, first.worker);
+  const ConnId control = again.comes({Kind::kWorker, first.worker, 0, 0, key.public_key()});
+  again.tell(control, Hello{"run", "w", {"10.0.0.1", 9}, {}, {}, {}});
+  again.core.expel(first.worker, "it lies", again.now);
+  const ConnId refused = again.comes({});
+  again.tell(refused, Return{key.public_key(), key.sign("return 4", authority.fingerprint())});
+  EXPECT_THAT(again.goodbye(refused), HasSubstr("revoked"));
+}
+
+// Two attempts at the same target are a second apart, and nobody but whoever issues tokens names another host than the
+// one a worker comes from.
+TEST(Learner, DialsWorkersWhereTheyComeFrom) {
+  LearnerConfig c = Desk::config(16);
+  c.state.emplace().known[WorkerId{4}].host = "gpu.example";
+  Desk desk(std::move(c));
+  const auto join = [&](std::uint64_t id, const Endpoint& named) {
+    const std::size_t before = desk.all<act::Dial>().size();
+    const ConnId conn = desk.comes({Kind::kWorker, WorkerId{id}}, "203.0.113.7");
+    desk.tell(conn, Hello{"run", "w", named, {}, {}, {}});
+    const auto dials = desk.all<act::Dial>();
+    return std::pair(conn, dials.size() > before ? dials.back().to : Endpoint{});
+  };
+  const auto victim = join(1, {"127.0.0.1", 22});
+  EXPECT_EQ(victim.second, (Endpoint{"203.0.113.7", 22}));
+  const auto other = join(2, {"db.internal", 5432});
+  EXPECT_EQ(other.second, (Endpoint{"203.0.113.7", 5432}));
+  ASSERT_EQ(desk.said<Notice>(other.first).size(), 1u);
+  EXPECT_THAT(desk.said<Notice>(other.first)[0].text, HasSubstr("not db.internal:5432"));
+  EXPECT_EQ(join(4, {"", 7070}).second, (Endpoint{"gpu.example", 7070}));
+  // Again and again: once a second.
+  std::size_t dials = 0;
+  for (int i = 0; i < 100; ++i) {
+    dials += join(1, {"127.0.0.1", 22}).second != Endpoint{};
+    desk.now += milliseconds(10);
+    desk.core.on_timer(desk.now);
+    desk.take();
+  }
+  EXPECT_LE(dials, 2u);
+}
+
+// Found out again when children do not get through, and after a while; not once per join.
+TEST(Learner, TriesAgainWhetherAWorkerCanBeReached) {
+  Desk desk(8);
+  desk.join_all(2);
+  ASSERT_THAT(desk.chain(), ElementsAre(1, 2));
+  const auto reachable = [&](std::size_t i) { return desk.core.stats().workers.at(i).reachable; };
+  desk.pass(seconds(2));
+  const std::size_t before = desk.all<act::Dial>().size();
+  desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "refused"});
+  ASSERT_EQ(desk.all<act::Dial>().size(), before + 1);
+  EXPECT_EQ(desk.all<act::Dial>().back().expected, WorkerId{1});
+  desk.core.on_closed(desk.all<act::Dial>().back().conn, "refused", desk.now);
+  desk.take();
+  EXPECT_FALSE(reachable(0));
+  EXPECT_THAT(desk.chain(), ElementsAre(2, 1));
+  ASSERT_EQ(desk.said<Notice>(1).size(), 1u);
+  EXPECT_THAT(desk.said<Notice>(1)[0].text, HasSubstr("cannot be reached at 10.0.0.1:9: refused"));
+  desk.pass(std::chrono::minutes(2));  // a port is opened
+  ASSERT_EQ(desk.all<act::Dial>().size(), before + 2);
+  desk.core.on_connected(desk.all<act::Dial>().back().conn, desk.now);
+  desk.take();
+  EXPECT_TRUE(reachable(0));
+}
+
+TEST(Learner, GrantsAnewBeforeAGrantEnds) {
+  Desk desk(8);
+  desk.join_all(2);
+  const Checker checker("run", made_authority().public_key());
+  const auto ends = [&] { return open(checker, *desk.said<Assign>(2).back().grant)->expires_unix_ms; };
+  const auto now_ms = [&] {
+    return static_cast<std::uint64_t>((kMadeUnix_s + echoline::seconds(desk.now.time_since_epoch())) * 1e3);
+  };
+  const auto first = open(checker, *desk.said<Assign>(2).back().grant);
+  EXPECT_EQ(first->child, WorkerId{2});
+  EXPECT_EQ(first->from, (std::vector<Grant::From>{{WorkerId{1}, 1}}));
+  for (int minutes = 0; minutes < 30; ++minutes) {
+    EXPECT_GE(ends(), now_ms() + 300'000) << "as long as a worker waits for its learner";
+    desk.pass(std::chrono::minutes(1));
+  }
+  EXPECT_LE(desk.said<Assign>(2).size(), 10u);
+  // Who is given another parent is not served by the first any more.
+  EXPECT_TRUE(desk.said<Release>(1).empty());
+  desk.tell(1, Draining{});
+  ASSERT_THAT(desk.chain(), ElementsAre(2, 1));
+  ASSERT_EQ(desk.said<Release>(1).size(), 1u);
+  EXPECT_EQ(desk.said<Release>(1)[0].child, WorkerId{2});
+}
+
+TEST(Learner, BeaconsGrowThoughTheClockGoesBack) {
+  const Checker checker("run", made_authority().public_key());
+  Desk before;
+  const ConnId conn = before.join(1);
+  before.pass(seconds(10));
+  LearnerConfig c = Desk::config(16);
+  c.state = before.core.state();
+  c.core.unix_origin_s = kMadeUnix_s - 3 * 3600;
+  Desk after(std::move(c));
+  EXPECT_GT(checker.open(after.said<SignedBeacon>(after.join(1)).at(0))->sequence,
+            checker.open(before.said<SignedBeacon>(conn).back())->sequence);
 }
 
 TEST(Learner, BeaconsGrowAcrossRestarts) {
@@ -181,19 +355,23 @@ TEST(Learner, ServesItsOwnChildrenOnly) {
     desk.tell(conn, hello);
     return conn;
   };
-  EXPECT_FALSE(desk.closed(edge(1, {"run", 0, {}, false, {}})));
-  EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, {}, false, {}})), HasSubstr("was assigned another parent"));
+  const SignedGrant one = made_grant(1, 0), two = made_grant(2, 0), help = made_grant(2, 0, {.catch_up_to = Version{0}});
+  EXPECT_FALSE(desk.closed(edge(1, {"run", 0, {}, false, {}, one})));
+  EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, {}, false, {}, two})), HasSubstr("was assigned another parent"));
+  EXPECT_THAT(desk.goodbye(edge(1, {"run", 0, {}, false, {}})), HasSubstr("it shows none"));
+  EXPECT_THAT(desk.goodbye(edge(1, {"run", 0, {}, false, {}, two})), HasSubstr("found one for worker 2"));
+  EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, Version{0}, false, {}, two})), HasSubstr("for something else"));
   EXPECT_NE(desk.goodbye(edge(1, {"another", 0, {}, false, {}})), "");
-  EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, Version{0}, false, {}})), HasSubstr("which is not published"));
+  EXPECT_THAT(desk.goodbye(edge(2, {"run", 0, Version{0}, false, {}, help})), HasSubstr("which is not published"));
   ASSERT_TRUE(desk.publish(make(full(0), 5000)).has_value());
-  const ConnId helped = edge(2, {"run", 0, Version{0}, false, {}});
+  const ConnId helped = edge(2, {"run", 0, Version{0}, false, {}, help});
   EXPECT_FALSE(desk.closed(helped));
   desk.pass(milliseconds(100));
   EXPECT_EQ(desk.said<SignedManifest>(helped).size(), 1u);
   // One that begins anew replaces what was open before; a further stream does not.
-  const ConnId first = edge(1, {"run", 0, {}, false, {}}), more = edge(1, {"run", 1, {}, false, {}});
+  const ConnId first = edge(1, {"run", 0, {}, false, {}, one}), more = edge(1, {"run", 1, {}, false, {}, one});
   EXPECT_FALSE(desk.closed(first));
-  const ConnId anew = edge(1, {"run", 0, {}, false, {}});
+  const ConnId anew = edge(1, {"run", 0, {}, false, {}, one});
   EXPECT_TRUE(desk.closed(first));
   EXPECT_TRUE(desk.closed(more));
   EXPECT_FALSE(desk.closed(helped));

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "overlay/grant.hpp"
 #include "overlay/sealer.hpp"
 
 namespace echoline::overlay {
@@ -91,6 +92,22 @@ inline Made make(const PublicationKey& key, std::size_t bytes, const MadeOptions
   made.closing = closing;
   made.manifest = *Checker(options.run_id, signer.public_key()).open(closing);
   return made;
+}
+
+// What the learner would give a child, for a parent.
+struct GrantOptions {
+  std::uint32_t stripes = 1;
+  std::uint64_t mask = 1;
+  std::optional<Version> catch_up_to{};
+  bool full_only = false;
+  double issued_unix_s = kMadeUnix_s, lifetime_s = 600;
+  std::string_view key = "authority";
+};
+inline SignedGrant made_grant(std::uint64_t child, std::uint64_t parent, const GrantOptions& o = {}) {
+  const auto ms = [](double s) { return static_cast<std::uint64_t>(s * 1e3); };
+  return sign(Grant{"run", WorkerId{child}, ms(o.issued_unix_s), ms(o.issued_unix_s + o.lifetime_s), o.stripes,
+                    {{WorkerId{parent}, o.mask}}, o.catch_up_to, o.full_only},
+              made_key(o.key));
 }
 
 // A copy with one bit of its bytes changed; the head still says what it said.

@@ -356,7 +356,7 @@ TEST(Member, BelievesBeaconsForTheirSignatureOnly) {
 TEST(Member, TurnsAwayWhoWasRevoked) {
   Member m;
   m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
-  m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}});
+  m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_FALSE(m.closed(ConnId{2}));
   Beacon b = m.beacon(10);
   b.revoked = {kParent, WorkerId{9}};
@@ -422,7 +422,7 @@ TEST(Member, ForwardsEachProvenChunkAsItComes) {
   Member m;
   const Made made = make(full(0), 3000);
   m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
-  m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}});
+  m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   m.tell(m.parent, made.opening);
   m.frame(m.parent, made.chunk(2));
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, made.chunks[2].data.size());
@@ -447,7 +447,7 @@ TEST(Member, RefusesChildrenItShouldNotHave) {
     if (says) m.tell(conn, *says);
     return m.closed(conn);
   };
-  const PeerHello hello{"run", 0, {}, false, {}};
+  const PeerHello hello{"run", 0, {}, false, {}, made_grant(9, 7)};
   EXPECT_FALSE(comes({Kind::kWorker, WorkerId{9}}, hello));
   EXPECT_TRUE(comes({Kind::kNobody, {}}, {}));
   EXPECT_TRUE(comes({Kind::kLearner, kLearnerId}, hello));
@@ -484,8 +484,8 @@ TEST(Member, NobodyIsKeptOutByTheConnectionsOfOneCertificate) {
   for (const auto& admitted : m.all<act::Admit>())  // no more than a little memory for any of them
     EXPECT_EQ(std::count(flood.begin(), flood.end(), admitted.conn), 0);
   const ConnId child = comes(WorkerId{10});
-  m.tell(child, PeerHello{"run", 0, {}, false, {}});
-  m.tell(patient, PeerHello{"run", 0, {}, false, {}});
+  m.tell(child, PeerHello{"run", 0, {}, false, {}, made_grant(10, 7)});
+  m.tell(patient, PeerHello{"run", 0, {}, false, {}, made_grant(8, 7)});
   EXPECT_FALSE(m.closed(child));
   EXPECT_FALSE(m.closed(patient));
   m.whole(make(full(0), 500));
@@ -519,10 +519,151 @@ TEST(Member, SaysWhatItHasInPiecesThatAStrangerMaySend) {
   const Made made = make(full(300), 500);
   parent.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, parent.now);
   parent.whole(made);
-  parent.tell(ConnId{2}, hello[0]);
+  PeerHello granted = hello[0];
+  granted.grant = made_grant(9, 7);
+  parent.tell(ConnId{2}, granted);
   EXPECT_EQ(parent.core.stats().chunk_bytes_forwarded.count, 0u);
   parent.tell(ConnId{2}, have[0]);
   EXPECT_EQ(parent.core.stats().chunk_bytes_forwarded.count, 500u);
+}
+
+// A certificate alone does not make a child: the learner has to have sent it here, for what it asks for, not too long
+// ago.
+TEST(Member, ServesWhomTheLearnerHasSent) {
+  Member m;
+  std::uint64_t next = 2;
+  const auto comes = [&](const PeerHello& hello, std::uint64_t who = 9) {
+    const ConnId conn{std::exchange(next, next + 2)};
+    m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{who}}}, m.now);
+    m.tell(conn, hello);
+    return conn;
+  };
+  const auto served = [&](const PeerHello& hello) { return !m.closed(comes(hello)); };
+  Have half;
+  half.wanted = {2, 0b01};
+  const GrantOptions halves{.stripes = 2, .mask = 0b01};
+  EXPECT_FALSE(served({"run", 0, {}, false, {}}));
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(8, 7)})) << "another's";
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 6)})) << "for another parent";
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.key = "mallory"})})) << "made up";
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = kMadeUnix_s - 9, .lifetime_s = 5})})) << "over";
+  EXPECT_FALSE(served({"run", 0, {}, false, {}, made_grant(9, 7, halves)})) << "all stripes, where one is granted";
+  EXPECT_FALSE(served({"run", 1, {}, false, {}, made_grant(9, 7, halves)})) << "likewise, as a further stream";
+  EXPECT_FALSE(served({"run", 0, Version{3}, false, {}, made_grant(9, 7)})) << "help, where a place is granted";
+  EXPECT_FALSE(served({"run", 0, Version{3}, true, {}, made_grant(9, 7, {.catch_up_to = Version{3}})}));
+  EXPECT_TRUE(served({"run", 0, Version{3}, false, {}, made_grant(9, 7, {.catch_up_to = Version{3}})}));
+  const ConnId child = comes({"run", 0, {}, false, half, made_grant(9, 7, halves)});
+  EXPECT_FALSE(m.closed(child));
+  // What it is granted may change, and nothing else does.
+  Have both;
+  both.wanted = {2, 0b11};
+  m.tell(child, made_grant(9, 7, {.stripes = 2, .mask = 0b11}));
+  m.tell(child, both);
+  EXPECT_FALSE(m.closed(child));
+  m.tell(child, Have{});
+  EXPECT_TRUE(m.closed(child));
+}
+
+TEST(Member, ServesAChildAsLongAsTheLearnerWantsItTo) {
+  Member m;
+  const auto comes = [&](std::uint64_t conn, std::uint64_t who, double lifetime_s) {
+    m.core.on_accepted(ConnId{conn}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{who}}}, m.now);
+    m.tell(ConnId{conn}, PeerHello{"run", 0, {}, false, {}, made_grant(who, 7, {.lifetime_s = lifetime_s})});
+  };
+  comes(2, 9, 20);
+  comes(4, 10, 20);
+  m.pass(seconds(18), false);  // also while the learner is out of reach
+  EXPECT_FALSE(m.closed(ConnId{2}));
+  m.tell(ConnId{4}, made_grant(10, 7, {.issued_unix_s = kMadeUnix_s + 18}));
+  m.pass(seconds(8), false);
+  EXPECT_TRUE(m.closed(ConnId{2}));
+  EXPECT_FALSE(m.closed(ConnId{4}));
+  Member n;  // released, because the learner has given it another parent
+  n.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, n.now);
+  n.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  n.tell(kControl, Release{WorkerId{9}, static_cast<std::uint64_t>(kMadeUnix_s * 1e3) + 1});
+  EXPECT_TRUE(n.closed(ConnId{2}));
+  n.core.on_accepted(ConnId{4}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, n.now);
+  n.tell(ConnId{4}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  EXPECT_TRUE(n.closed(ConnId{4}));
+  n.core.on_accepted(ConnId{6}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, n.now);
+  n.tell(ConnId{6}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = kMadeUnix_s + 1})});
+  EXPECT_FALSE(n.closed(ConnId{6})) << "and back again";
+}
+
+TEST(Member, ShowsItsGrantAndTheOneThatFollows) {
+  Member m;
+  const SignedGrant first = made_grant(7, 4), second = made_grant(7, 4, {.issued_unix_s = kMadeUnix_s + 60});
+  m.tell(kControl, Assign{1, {{WorkerId{5}, {"10.0.0.5", 1}, 1, false}}, first});
+  const ConnId conn = m.last<act::Dial>()->conn;
+  m.core.on_connected(conn, m.now);
+  m.take();
+  EXPECT_EQ(m.said<PeerHello>(conn).at(0).grant, first);
+  m.tell(kControl, Assign{1, {{WorkerId{5}, {"10.0.0.5", 1}, 1, false}}, second});
+  EXPECT_THAT(m.said<SignedGrant>(conn), ElementsAre(second));
+  EXPECT_TRUE(m.said<Have>(conn).empty()) << "nothing else has changed";
+}
+
+// The machine slept, or nobody could renew: it has the key, and the learner gives it another certificate.
+TEST(Member, ComesBackThoughItsCertificateHasEnded) {
+  const auto certificate = [](double now_unix_s) {
+    return *made_authority().issue({made_key("worker 7").public_key(), trust::PeerIdentity::Kind::kWorker, kSelf, 2,
+                                    now_unix_s, trust::kWorkerLifetimeMax});
+  };
+  // It knows, by the learner's clock.
+  Member late([] {
+    MemberConfig c = config(kMadeUnix_s);
+    c.core.unix_origin_s += 2 * 3600;
+    return c;
+  }(), kMadeUnix_s, false);
+  late.take();
+  ASSERT_EQ(late.all<act::Dial>().size(), 1u);
+  EXPECT_EQ(late.all<act::Dial>()[0].service, act::Service::kEnrol);
+  late.core.on_connected(kControl, late.now);
+  late.take();
+  const auto wish = late.said<Return>(kControl);
+  ASSERT_EQ(wish.size(), 1u);
+  EXPECT_TRUE(trust::verify(made_key("worker 7").public_key(), "return 4", made_authority().fingerprint(), wish[0].proof));
+  late.tell(kControl, Enrolled{kSelf, certificate(kMadeUnix_s + 2 * 3600), made_authority().certificate(),
+                               static_cast<std::uint64_t>((kMadeUnix_s + 2 * 3600) * 1e3)});
+  ASSERT_EQ(late.all<act::Dial>().size(), 2u);
+  EXPECT_EQ(late.all<act::Dial>()[1].service, act::Service::kControl);
+  EXPECT_EQ(late.all<act::UseCertificate>().size(), 2u);
+  // It does not know, but the learner closes before it has said a word.
+  Member m2;
+  m2.core.on_closed(kControl, "reset", m2.now);
+  m2.pass(seconds(1), false);
+  const act::Dial first = *m2.last<act::Dial>();
+  EXPECT_EQ(first.service, act::Service::kControl);
+  m2.core.on_connected(first.conn, m2.now);
+  m2.core.on_closed(first.conn, "certificate expired", m2.now);
+  m2.pass(seconds(1), false);
+  EXPECT_EQ(m2.last<act::Dial>()->service, act::Service::kEnrol);
+  m2.core.on_connected(m2.last<act::Dial>()->conn, m2.now);
+  m2.tell(m2.last<act::Dial>()->conn, Goodbye{"not known here"});
+  EXPECT_EQ(m2.end(), "") << "its certificate is good, by all it knows";
+  m2.pass(seconds(1), false);
+  EXPECT_EQ(m2.last<act::Dial>()->service, act::Service::kControl);
+}
+
+// Hours off: it works by the learner's time, and both are told.
+TEST(Member, WorksWithAWrongClockAndSaysSo) {
+  for (const double off_s : {-3 * 3600.0, 3 * 3600.0}) {
+    MemberConfig c = config(kMadeUnix_s);
+    c.core.unix_origin_s += off_s;
+    c.state.clock_offset_ms = static_cast<std::int64_t>(-off_s * 1e3);  // as it was when it had joined before
+    Member m(std::move(c));
+    EXPECT_NEAR(m.core.run_unix_s(m.now), kMadeUnix_s, 1);
+    const auto told = m.said<Trouble>(kControl);
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_THAT(told[0].text, HasSubstr(off_s < 0 ? "is 3 h behind the learner's" : "is 3 h ahead of the learner's"));
+    m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
+    m.tell(ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+    EXPECT_FALSE(m.closed(ConnId{2}));
+    m.whole(make(full(0), 500));
+    EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
+  }
+  EXPECT_TRUE(Member().said<Trouble>(kControl).empty());
 }
 
 TEST(Member, KeepsTheParentsThatStay) {
@@ -592,7 +733,7 @@ TEST(Member, DialsAChildThatCannotReachIt) {
   m.core.on_connected(dial.conn, m.now);
   m.take();
   EXPECT_EQ(m.said<EdgeStatus>(dial.conn).size(), 1u);
-  m.tell(dial.conn, PeerHello{"run", 0, {}, false, {}});
+  m.tell(dial.conn, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_EQ(m.core.stats().chunk_bytes_forwarded.count, 500u);
   m.tell(dial.conn, MoreStreams{4});
   EXPECT_EQ(m.all<act::Dial>().size(), 2u + 1 + 3);
@@ -859,7 +1000,7 @@ TEST(Member, HoldsItsDownloadLimit) {
 // Only a learner of an older epoch that still runs somewhere could send it, with whatever number.
 TEST(Member, ABeaconOfAnOlderEpochIsNotBelieved) {
   Member m;
-  const auto beacon = [&](std::uint64_t epoch, std::uint64_t sequence, std::vector<WorkerId> revoked) {
+  const auto beacon = [&](std::uint64_t epoch, std::uint64_t sequence, WorkerSet revoked) {
     Beacon b = m.beacon(sequence);
     b.epoch = epoch;
     b.revoked = std::move(revoked);
@@ -881,17 +1022,17 @@ TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
   };
   accept(child, WorkerId{9});
   accept(other, WorkerId{8});
-  m.tell(child, PeerHello{"run", 0, {}, false, {}});
-  m.tell(other, PeerHello{"run", 0, {}, false, {}});
+  m.tell(child, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  m.tell(other, PeerHello{"run", 0, {}, false, {}, made_grant(8, 7)});
   for (int i = 0; i < 20'000 && !m.closed(child); ++i) m.tell(child, Have{});
   EXPECT_TRUE(m.closed(child));
   EXPECT_FALSE(m.closed(other));
   accept(ConnId{104}, WorkerId{9});
-  m.tell(ConnId{104}, PeerHello{"run", 0, {}, false, {}});
+  m.tell(ConnId{104}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_TRUE(m.closed(ConnId{104}));
   m.pass(MemberCore::kBarred);
   accept(ConnId{106}, WorkerId{9});
-  m.tell(ConnId{106}, PeerHello{"run", 0, {}, false, {}});
+  m.tell(ConnId{106}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_FALSE(m.closed(ConnId{106}));
 }
 

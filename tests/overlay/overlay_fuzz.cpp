@@ -85,7 +85,7 @@ void as_signed(std::byte of_what, Bytes_ bytes) {
   static const Gullible gullible("run", key.public_key());
   const Signed message{std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), {}};
   const auto same = [](const auto& a, const auto& b) { return a.has_value() && *a == b; };
-  switch (static_cast<int>(of_what) % 3) {
+  switch (static_cast<int>(of_what) % 4) {
     case 0:
       (void)announced_chunk_bytes({message});
       if (const auto opened = gullible.open(SignedAnnouncement{message}))
@@ -96,7 +96,11 @@ void as_signed(std::byte of_what, Bytes_ bytes) {
         ECHO_CHECK(same(gullible.open(sign(*opened, key)), *opened));
       break;
     case 2:
-      if (const auto opened = gullible.open(message)) ECHO_CHECK(opened->revoked.size() <= kRevokedMax);
+      if (const auto opened = gullible.open(message)) ECHO_CHECK(opened->revoked.ranges().size() <= kRevokedMax);
+      break;
+    case 3:
+      if (const auto opened = open(gullible, SignedGrant{message}))
+        for (const Grant::From& from : opened->from) ECHO_CHECK(StripeMask::valid(opened->stripes, from.stripes));
       break;
   }
 }
@@ -107,9 +111,9 @@ void as_state(Bytes_ bytes) {
     return std::string(magic) + std::string(reinterpret_cast<const char*>(hash.data()), hash.size()) +
            std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   };
-  if (const auto state = decode_worker_state(file("echoline worker 2\n")))
+  if (const auto state = decode_worker_state(file("echoline worker 3\n")))
     ECHO_CHECK(*decode_worker_state(encode(*state)) == *state);
-  if (const auto state = decode_learner_state(file("echoline learner 2\n")))
+  if (const auto state = decode_learner_state(file("echoline learner 3\n")))
     ECHO_CHECK(*decode_learner_state(encode(*state)) == *state);
 }
 
@@ -220,7 +224,7 @@ void as_member(std::byte from, Bytes_ bytes) {
   core.on_connected(ConnId{3}, kNow);
   const PeerInfo child{"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}};
   core.on_accepted(ConnId{2}, child, kNow);
-  tell(core, ConnId{2}, PeerHello{"run", 0, {}, false, {}});
+  tell(core, ConnId{2}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   core.on_accepted(ConnId{4}, child, kNow);
   look(core);
   const ConnId conn{std::array<std::uint64_t, 4>{1, 3, 2, 4}[static_cast<std::size_t>(from) % 4]};
@@ -250,7 +254,7 @@ void as_learner(std::byte from, Bytes_ bytes) {
   }
   core.on_timer(kNow + 2 * LearnerCore::kPlanDelay);
   core.on_accepted(ConnId{6}, worker(1), kNow);
-  tell(core, ConnId{6}, PeerHello{"run", 0, {}, false, {}});
+  tell(core, ConnId{6}, PeerHello{"run", 0, {}, false, {}, made_grant(1, 0)});
   core.on_accepted(ConnId{8}, worker(3), kNow);
   core.on_accepted(ConnId{10}, {"10.0.0.9", {}}, kNow);
   for (const Made& made : fuzz_publications()) {

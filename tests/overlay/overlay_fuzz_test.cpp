@@ -82,7 +82,11 @@ std::vector<ControlMessage> messages() {
       Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{2}, true},
       beacon,
       PeerHello{"run", 0, {}, false, have},
-      PeerHello{"run", 0, Version{2}, true, {}},
+      PeerHello{"run", 0, Version{2}, true, {}, made_grant(9, 7, {.catch_up_to = Version{2}, .full_only = true})},
+      made_grant(9, 7, {.stripes = 4, .mask = 5}),
+      Release{WorkerId{9}, now_ms},
+      Notice{"text"},
+      Return{made_key("w").public_key(), {}},
       have,
       MoreStreams{4},
       ChunkRequest{some_id(), 1},
@@ -187,7 +191,7 @@ TEST(OverlayFuzz, SignedBodies) {
           }
         },
         message);
-  ASSERT_EQ(bodies.size(), 7u);
+  ASSERT_EQ(bodies.size(), 8u);
   rounds(30'000, [&](Random& random) {
     Bytes_ body = bodies[random.below(bodies.size())];
     mutate(body, random);
@@ -201,13 +205,13 @@ TEST(OverlayFuzz, StateFiles) {
   LearnerState learner;
   learner.run_id = "run";
   learner.used_tokens[{}] = 17;
-  learner.revoked = {WorkerId{2}};
+  learner.revoked = {{WorkerId{2}, 1}};
   learner.published = {{Version{1}, digest_of(1)}, {Version{5}, digest_of(5)}};
   learner.port = 7070;
-  learner.names[WorkerId{1}] = "vast";
+  learner.known[WorkerId{1}].name = "vast";
   std::vector<Bytes_> bodies;
-  for (const auto& [file, magic] : {std::pair(encode(worker), std::string_view("echoline worker 2\n")),
-                                    std::pair(encode(learner), std::string_view("echoline learner 2\n"))}) {
+  for (const auto& [file, magic] : {std::pair(encode(worker), std::string_view("echoline worker 3\n")),
+                                    std::pair(encode(learner), std::string_view("echoline learner 3\n"))}) {
     const auto bytes = std::as_bytes(std::span(file)).subspan(magic.size() + sizeof(trust::Hash));
     bodies.emplace_back(bytes.begin(), bytes.end());
   }

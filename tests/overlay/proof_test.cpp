@@ -156,7 +156,7 @@ TEST(Signed, SurvivesAndNoBitMayDiffer) {
   EXPECT_EQ(b.issued_unix_ms, 1000u);
   EXPECT_EQ(b.expires_unix_ms, 2000u);
   EXPECT_EQ(b.newest, Version{9});
-  EXPECT_EQ(b.revoked, (std::vector{WorkerId{2}, WorkerId{5}}));
+  EXPECT_EQ(b.revoked, (WorkerSet{WorkerId{2}, WorkerId{5}}));
   no_bit_may_differ(sign(beacon(), kKey));
 }
 
@@ -182,10 +182,26 @@ TEST(Signed, LimitsHoldEvenForTheLearner) {
   other.run_id = "other";
   EXPECT_THAT(refusal(sign(other, kKey)), HasSubstr("found one of 'other'"));
   Beacon many = beacon();
-  many.revoked.assign(kRevokedMax + 1, WorkerId{1});
-  EXPECT_THAT(refusal(sign(many, kKey)), HasSubstr("4097 workers revoked in one beacon, the limit is 4096"));
-  many.revoked.pop_back();
-  EXPECT_EQ(refusal(sign(many, kKey)), "accepted");
+  many.revoked = {};
+  for (std::uint64_t i = 0; i < kRevokedMax; ++i) many.revoked.append(1 + 3 * i, 2 + 3 * i);
+  EXPECT_EQ(kChecker.open(sign(many, kKey))->revoked, many.revoked);
+  many.revoked.append(1 << 20, 1 << 20);
+  EXPECT_THAT(refusal(sign(many, kKey)), HasSubstr("16386 ends of ranges of revoked workers in one beacon"));
+}
+
+TEST(WorkerSet, KeepsRangesAndFillsOnlyGapsWithoutAnybody) {
+  WorkerSet set{WorkerId{2}, WorkerId{3}, WorkerId{5}, WorkerId{9}, WorkerId{12}};
+  EXPECT_EQ(set.ranges(), (std::vector<WorkerSet::Range>{{2, 3}, {5, 5}, {9, 9}, {12, 12}}));
+  for (std::uint64_t id = 0; id < 15; ++id)
+    EXPECT_EQ(set.contains(WorkerId{id}), (std::set<std::uint64_t>{2, 3, 5, 9, 12}.contains(id))) << id;
+  WorkerSet same = set;
+  same.widen(4, {});
+  EXPECT_EQ(same, set);
+  set.widen(2, {WorkerId{4}, WorkerId{20}});  // 4 works: it may not be among the revoked
+  EXPECT_EQ(set.ranges(), (std::vector<WorkerSet::Range>{{2, 3}, {5, 12}}));
+  set.widen(1, {WorkerId{4}, WorkerId{20}});
+  EXPECT_EQ(set.ranges().size(), 2u) << "rather too many than somebody who works";
+  EXPECT_FALSE(WorkerSet().contains(WorkerId{0}));
 }
 
 // ---- the sealer ----
@@ -278,6 +294,7 @@ WorkerState worker_state() {
   s.worker = WorkerId{12};
   s.floor = Installed{Version{7}, digest_of(7), 2};
   s.beacon_sequence = 1ull << 40;
+  s.clock_offset_ms = -10'800'000;
   return s;
 }
 LearnerState learner_state() {
@@ -288,11 +305,13 @@ LearnerState learner_state() {
   trust::Nonce nonce{};
   nonce[3] = std::byte{4};
   s.used_tokens = {{trust::Nonce{}, 17}, {nonce, 1'700'000'000}};
-  s.revoked = {WorkerId{2}, WorkerId{4}};
+  s.revoked = {{WorkerId{2}, 1'700'000'000}, {WorkerId{4}, 17}};
   s.published = {{Version{1}, digest_of(1)}, {Version{5}, digest_of(5)}};
   s.epoch = 3;
   s.port = 7070;
-  s.names = {{WorkerId{1}, "vast-1"}, {WorkerId{4}, std::string("\xff\0", 2)}};
+  s.known = {{WorkerId{1}, {"vast-1", made_key("one").public_key(), 1'700'003'600, "gpu.example"}},
+             {WorkerId{4}, {std::string("\xff\0", 2), {}, 0, ""}}};
+  s.beacon_reserved = 1ull << 41;
   return s;
 }
 
@@ -309,9 +328,9 @@ TEST(State, SurvivesAndEveryDamageIsSeen) {
 
 TEST(State, OneKindIsNotTheOther) {
   EXPECT_THAT(decode_worker_state(encode(learner_state())).error().detail,
-              HasSubstr("begins with 'echoline worker 2'"));
+              HasSubstr("begins with 'echoline worker 3'"));
   EXPECT_THAT(decode_learner_state(encode(worker_state())).error().detail,
-              HasSubstr("begins with 'echoline learner 2'"));
+              HasSubstr("begins with 'echoline learner 3'"));
   LearnerState zero = learner_state();
   zero.next_worker = 0;
   EXPECT_THAT(decode_learner_state(encode(zero)).error().detail, HasSubstr("ids that begin at 0"));

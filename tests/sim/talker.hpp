@@ -11,6 +11,9 @@ namespace echoline::sim {
 class Talker final : public overlay::Core {
  public:
   Talker() : Core(overlay::CoreOptions{}) {}
+  double run_unix_s(TimePoint now) const override {
+    return WorldOptions{}.unix_origin_s + seconds(now.time_since_epoch());
+  }
 
   struct Heard {
     ConnId conn;

@@ -1,0 +1,100 @@
+// Clocks that are hours off, and machines that are away for longer than a certificate lives.
+#include <gtest/gtest.h>
+
+#include "base/log.hpp"
+#include "sim/fleet.hpp"
+
+namespace echoline::sim {
+namespace {
+
+using std::chrono::hours;
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+struct Trial {
+  World world{WorldOptions{}};
+  Fleet fleet{world, slow()};
+  std::vector<std::size_t> workers;
+
+  static FleetOptions slow() {  // hours pass
+    FleetOptions o;
+    o.learner.heartbeat = seconds(10);
+    o.learner.heartbeat_timeout = seconds(60);
+    return o;
+  }
+  void start(const std::vector<Duration>& skews) {
+    log::configure(log::Level::kOff, "simulation");
+    fleet.start_learner();
+    for (const Duration skew : skews) {
+      WorkerOptions o;
+      o.clock_skew = skew;
+      o.disk = true;
+      o.store.memory_max = Bytes{1u << 20};
+      o.store.disk_max = Bytes{1u << 24};
+      workers.push_back(fleet.add_worker(o));
+      fleet.start_worker(workers.back());
+    }
+  }
+  bool reach(const std::function<bool()>& holds, Duration limit = minutes(5)) {
+    return world.run(world.now() + limit, holds);
+  }
+  bool all_have(Version version) {
+    return reach([&] {
+      return std::all_of(workers.begin(), workers.end(), [&](std::size_t i) {
+        const auto& active = fleet.worker(i).active;
+        return active && active->version == version;
+      });
+    });
+  }
+  void publish(std::uint64_t version) {
+    PublishSpec spec;
+    if (version > 0) spec.base = Version{version - 1};
+    spec.bytes = 100'000;
+    fleet.publish(spec);
+  }
+};
+
+TEST(Absence, ClocksThatAreHoursOffHinderNobody) {
+  Trial run;
+  run.start({hours(3), -hours(3), Duration{}, hours(12)});
+  ASSERT_TRUE(run.reach([&] { return run.fleet.learner()->stats().workers.size() == 4; }));
+  run.world.run(run.world.now() + seconds(5));
+  run.publish(0);
+  EXPECT_TRUE(run.all_have(Version{0}));
+  run.world.run(run.world.now() + hours(2));  // certificates have been renewed, grants too
+  run.publish(1);
+  EXPECT_TRUE(run.all_have(Version{1}));
+  EXPECT_EQ(run.fleet.learner()->stats().joined, 4u);
+  EXPECT_EQ(run.fleet.wrong(), "");
+  // They forwarded to each other: the learner has sent each version about once.
+  EXPECT_LE(run.fleet.learner()->stats().chunk_bytes_sent.count, 8 * 100'000u);
+}
+
+TEST(Absence, AMachineThatSleptForHoursIsWhoItWas) {
+  Trial run;
+  run.start({Duration{}, Duration{}, Duration{}});
+  ASSERT_TRUE(run.reach([&] { return run.fleet.learner()->stats().workers.size() == 3; }));
+  run.publish(0);
+  ASSERT_TRUE(run.all_have(Version{0}));
+  const WorkerId id = run.fleet.worker(1).state->worker;
+  const std::uint64_t enrolments = run.fleet.worker(1).enrolments;
+  run.world.pause(run.fleet.worker(1).host, run.world.now() + hours(3));
+  run.world.run(run.world.now() + hours(3) - seconds(1));
+  EXPECT_EQ(run.fleet.learner()->stats().workers.size(), 2u);
+  run.publish(1);
+  EXPECT_TRUE(run.all_have(Version{1}));
+  EXPECT_EQ(run.fleet.worker(1).state->worker, id);
+  EXPECT_EQ(run.fleet.worker(1).enrolments, enrolments) << "with the key it had";
+  EXPECT_EQ(run.fleet.learner()->stats().workers.size(), 3u);
+  // And one that was switched off, with all that lies on its disk.
+  run.fleet.kill_worker(2, Death::kPowerLoss);
+  run.world.run(run.world.now() + hours(3));
+  run.fleet.start_worker(2);
+  run.publish(2);
+  EXPECT_TRUE(run.all_have(Version{2}));
+  EXPECT_EQ(run.fleet.worker(2).enrolments, 1u);
+  EXPECT_EQ(run.fleet.wrong(), "");
+}
+
+}  // namespace
+}  // namespace echoline::sim
