@@ -44,7 +44,7 @@ int run_learner_verb(const LearnerArguments& a) {
 }
 
 struct WorkerArguments {
-  std::string join, name = "worker", token, token_file, folder, bind = "127.0.0.1", advertise, up, down;
+  std::string join, name = "worker", token, token_file, folder, bind, advertise, up, down;
   std::string away_max, memory_max, disk_max;
   std::uint16_t port = 0;
   double rollouts_per_s = 0;
@@ -112,7 +112,13 @@ int run_worker_verb(const WorkerArguments& a) {
     if (!parsed) return complain("worker", parsed.error());
     options.away_max = *parsed;
   }
-  options.bind_host = a.bind;
+  // Told where others reach it, it listens there; a learner on this machine has its other workers here as well.
+  const bool here = options.learner.host == "localhost" || options.learner.host.starts_with("127.") ||
+                    options.learner.host == "::1";
+  options.bind_host = !a.bind.empty() ? a.bind : a.advertise.empty() ? "127.0.0.1" : "::";
+  if (options.bind_host == "127.0.0.1" && !here)
+    log::warn("it listens on 127.0.0.1 only, so other workers cannot fetch policies from it: it will be a leaf; --bind :: "
+              "or --advertise HOST:PORT lets it forward");
   options.name = a.name;
   options.threads = a.threads;
   if (a.rollouts_per_s > 0) options.rollouts_per_s_max = a.rollouts_per_s;
@@ -148,7 +154,8 @@ void add_worker(Verb& app, int& exit) {
                    "file with the join token; without both, the variable ECHOLINE_TOKEN");
   verb->add_option("--folder", a->folder,
                    "keeps identity and received chunks over restarts; without it nothing is kept");
-  verb->add_option("--bind", a->bind, "address where other workers fetch policies; '::' for all, IPv4 and IPv6");
+  verb->add_option("--bind", a->bind, "address where other workers fetch policies; '::' for all, IPv4 and IPv6; default: all with --advertise, "
+                   "otherwise 127.0.0.1, where none on other machines can");
   verb->add_option("--port", a->port, "its port; 0: any free one");
   verb->add_option("--advertise", a->advertise, "HOST:PORT where others reach this worker, if its port is mapped");
   verb->add_option("--up", a->up, "limit of the uplink, e.g. '8 Mbit/s'");

@@ -147,8 +147,10 @@ class SilenceMeter {
   void heard(TimePoint now);
   // Something else came from the peer: it lives, though this says nothing about how regularly.
   void alive(TimePoint now) { alive_ = now; }
-  // For so long this node has not listened.
-  void excuse(Duration time) { heard_ += time, alive_ += time; }
+  // For so long, until now, this node has not listened.
+  void excuse(Duration time, TimePoint now) {
+    heard_ = std::min(heard_ + time, now), alive_ = std::min(alive_ + time, now);
+  }
   TimePoint deadline() const;  // kNever before begin()
 
  private:

@@ -423,10 +423,10 @@ void LearnerCore::make_beacon(TimePoint now) {
 }
 
 void LearnerCore::beat(TimePoint now) {
-  if (now - beat_at_ > config_.heartbeat) excuse(now - beat_at_);
+  if (now - beat_at_ > config_.heartbeat) excuse(now - beat_at_, now);
   beat_at_ = now + config_.heartbeat;
   if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
-  prune(now);
+  forget_ended(now);
   make_beacon(now);
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);
   grant_anew(now);

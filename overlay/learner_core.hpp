@@ -188,7 +188,7 @@ class LearnerCore final : public Core {
   void remember(const trust::PeerIdentity& identity, const std::string& name);
   void revoke(WorkerId id, TimePoint now);
   WorkerSet revoked_workers() const;
-  void prune(TimePoint now);
+  void forget_ended(TimePoint now);
   std::uint64_t next_beacon_sequence(TimePoint now);
 
   // Reachability (learner_reach.cpp).
@@ -206,7 +206,7 @@ class LearnerCore final : public Core {
   void gone(WorkerId id, const std::string& reason);
   std::map<WorkerId, Worker>::node_type disconnect(WorkerId id, const std::string* goodbye, TimePoint now);
   void lose_place(Worker& worker, TimePoint now);
-  void excuse(Duration late);
+  void excuse(Duration late, TimePoint now);
   void watch_presence(TimePoint now);
 
   // Publications (learner_publications.cpp).
@@ -280,7 +280,7 @@ class LearnerCore final : public Core {
   std::uint64_t beacon_sequence_ = 0;
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
-  TimePoint prune_at_{};
+  TimePoint forget_at_{};
   bool stripes_lag_ = false;  // behind a slow hop: mended trees would end with these alone
   TimePoint beat_at_ = kNever, plan_at_ = kNever, save_retry_at_ = kNever;
 };

@@ -11,7 +11,7 @@ constexpr std::size_t kUsedTokensMax = 100'000;
 constexpr std::size_t kKnownMax = 100'000;
 constexpr std::size_t kAnswersKept = 4096;
 constexpr double kReturnMax_s = 24 * 3600;  // after its certificate has ended, a machine may still come back
-constexpr Duration kPrunePause = std::chrono::minutes(1);
+constexpr Duration kForgetPause = std::chrono::minutes(1);
 constexpr std::uint64_t kReservedSequences = 3'600'000;  // an hour of the clock that numbers beacons
 
 }  // namespace
@@ -113,9 +113,9 @@ WorkerSet LearnerCore::revoked_workers() const {
 }
 
 // What no certificate stands behind any more is forgotten.
-void LearnerCore::prune(TimePoint now) {
-  if (now < prune_at_) return;
-  prune_at_ = now + kPrunePause;
+void LearnerCore::forget_ended(TimePoint now) {
+  if (now < forget_at_) return;
+  forget_at_ = now + kForgetPause;
   const double now_s = unix_s(now);
   const auto forget = [&](WorkerId id) {
     const auto known = state_.known.find(id);

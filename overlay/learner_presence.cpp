@@ -102,12 +102,12 @@ void LearnerCore::gone(WorkerId id, const std::string& reason) {
 }
 
 // For so long this process did not run: what the others said meanwhile is still to be read.
-void LearnerCore::excuse(Duration late) {
+void LearnerCore::excuse(Duration late, TimePoint now) {
   if (late >= config_.heartbeat_timeout)
     log::info("this process was held up for {}: nobody is judged for that time", echoline::to_text(late));
   for (auto& [id, worker] : workers_) {
-    worker.heard += late;
-    worker.silence.excuse(late);
+    worker.heard = std::min(worker.heard + late, now);  // it may have been heard since
+    worker.silence.excuse(late, now);
   }
   for (auto& [id, worker] : away_) worker.away_since += late;
   strangers_.excuse(late);

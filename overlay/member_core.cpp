@@ -198,15 +198,15 @@ void MemberCore::on_return(const Frame& frame, TimePoint now) {
 }
 
 // For so long this node did not run: what the others said meanwhile is still to be read.
-void MemberCore::excuse(Duration late) {
-  learner_heard_ += late;
-  learner_silence_.excuse(late);
+void MemberCore::excuse(Duration late, TimePoint now) {
+  learner_heard_ = std::min(learner_heard_ + late, now);
+  learner_silence_.excuse(late, now);
   const auto later = [&](TimePoint& at) {
     if (at != kNever) at += late;
   };
   for (TimePoint* at : {&away_until_, &stalled_since_, &help_asked_at_, &answer_by_}) later(*at);
   const auto excuse_edge = [&](Upstream& up) {
-    up.silence.excuse(late);
+    up.silence.excuse(late, now);
     later(up.opens_by);
   };
   for (auto& [id, up] : parents_) excuse_edge(up);
@@ -529,7 +529,7 @@ void MemberCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) { uplink
 
 void MemberCore::on_timer(TimePoint now) {
   if (state_ == State::kGone) return;
-  if (beat_at_ != kNever && now - beat_at_ > heartbeat_) excuse(now - beat_at_);
+  if (beat_at_ != kNever && now - beat_at_ > heartbeat_) excuse(now - beat_at_, now);
   resume_reading(now);
   if (now >= join_deadline_)
     return gone(fmt::format("the learner at {} did not answer within {}", to_text(config_.learner),

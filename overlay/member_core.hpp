@@ -105,7 +105,7 @@ class MemberCore final : public Core {
   void beat(TimePoint now);
   void tell_learner(const ControlMessage& message, TimePoint now);
   void gone(const std::string& reason, bool in_order = false);
-  void excuse(Duration late);
+  void excuse(Duration late, TimePoint now);
   void complain(const std::string& what, TimePoint now);
   Duration stall_time() const { return heartbeat_ * (kStallHeartbeats << std::min(refusals_, kRefusalsMax)); }
   void save(TimePoint now);

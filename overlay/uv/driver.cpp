@@ -258,6 +258,17 @@ void Driver::on_async() {
 
 void Driver::on_timer() {
   const TimePoint t = now();
+  // What others said while this process did not run is read before anybody is judged: the loop polls before it looks at
+  // its timers again.
+  if (t - armed_for_ > kLate && !std::exchange(read_first_, true)) {
+    const Duration late = t - armed_for_;
+    for (const auto& [id, c] : connections_)
+      if (c->deadline != kNever) set_deadline(*c, c->deadline + late);
+    uv_timer_start(
+        &timer_, [](uv_timer_t* timer) { static_cast<Driver*>(timer->data)->on_timer(); }, 1, 0);
+    return;
+  }
+  read_first_ = false;
   while (!deadlines_.empty() && deadlines_.begin()->first <= t) {
     Connection& c = *connections_.at(deadlines_.begin()->second);
     if (c.leaving || !c.dialled)
@@ -735,7 +746,9 @@ void Driver::arm_timer() {
     uv_timer_stop(&timer_);
     return;
   }
-  const auto wait = std::max(Duration{}, at - now());
+  const TimePoint t = now();
+  armed_for_ = std::max(at, t);
+  const auto wait = armed_for_ - t;
   const auto wait_ms = std::chrono::ceil<std::chrono::milliseconds>(std::min<Duration>(wait, std::chrono::hours(1)));
   uv_update_time(&loop_);
   uv_timer_start(

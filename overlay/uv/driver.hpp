@@ -55,6 +55,7 @@ class Driver {
 
  private:
   static constexpr Duration kFlushMax = std::chrono::seconds(2);
+  static constexpr Duration kLate = std::chrono::seconds(1);  // of a timer: this process was stopped, or its machine
   static constexpr Duration kNoFilesPause = std::chrono::seconds(1);  // before anybody is accepted again
   static constexpr std::size_t kAddressesMax = 16;  // of a host name
 
@@ -142,6 +143,8 @@ class Driver {
   std::map<std::string, std::deque<ConnId>> unproven_;
   std::size_t unproven_count_ = 0;
   TimePoint listen_again_at_ = kNever;
+  TimePoint armed_for_ = kNever;
+  bool read_first_ = false;
   bool draining_ = false, reading_ = true, stopping_ = false;
   ConnId last_read_{};  // whose bytes came last
   TimePoint stop_at_ = kNever;

@@ -102,6 +102,7 @@ class Process {
     ::close(fds_[0]);
     ::close(fds_[1]);
   }
+  void signal(int which) { ::kill(pid_, which); }
   void kill() {
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);
@@ -313,6 +314,79 @@ TEST_F(NodeTest, WorkersFindALearnerThatWasKilledAndRestarted) {
   ASSERT_TRUE(learner.all_acked(1, 1));
   EXPECT_EQ(worker.payload(1), random_bytes(1, 50'000));
   EXPECT_FALSE(worker.gone);
+}
+
+// A learner that publishes when it is told to, and says whether all have it and nobody was lost.
+class PausedLearnerProcess : public Process {
+ public:
+  static constexpr std::size_t kWorkers = 3;
+  PausedLearnerProcess() : Process([](const int* fds) { run(fds); }) {
+    EXPECT_EQ(::read(fds_[0], &endpoint.port, sizeof endpoint.port), 2);
+    for (std::string& token : tokens) {
+      char text[1024] = "";
+      EXPECT_EQ(::read(fds_[0], text, sizeof text), static_cast<ssize_t>(sizeof text));
+      token = text;
+    }
+  }
+  bool publish() {
+    char all = 0;
+    EXPECT_EQ(::write(asked_[1], "x", 1), 1);
+    EXPECT_EQ(::read(fds_[0], &all, 1), 1);
+    return all == 1;
+  }
+  Endpoint endpoint{"127.0.0.1", 0};
+  std::string tokens[kWorkers];
+
+ private:
+  static void run(const int* fds) {
+    static TestLearner learner;
+    LearnerOptions options = TestLearner::quick();
+    options.heartbeat = milliseconds(100);
+    options.heartbeat_timeout = milliseconds(500);
+    learner.start(options);
+    const std::uint16_t port = learner.node->endpoint().port;
+    if (::write(fds[1], &port, sizeof port) != sizeof port) ::_exit(1);
+    for (std::size_t i = 0; i < kWorkers; ++i) {
+      char text[1024] = "";
+      const trust::Secret token = *learner.node->issue_token("worker-" + std::to_string(i));
+      token.reveal().copy(text, sizeof text - 1);
+      if (::write(fds[1], text, sizeof text) != static_cast<ssize_t>(sizeof text)) ::_exit(2);
+    }
+    char go;
+    for (std::uint64_t version = 0; ::read(asked_[0], &go, 1) == 1; ++version) {
+      const auto base = version > 0 ? std::optional(version - 1) : std::nullopt;
+      const char all = learner.publish(version, base, 50'000) && learner.all_acked(kWorkers, version) &&
+                       learner.board.read([&] { return learner.lost.empty(); });
+      if (::write(fds[1], &all, 1) != 1) ::_exit(3);
+    }
+  }
+  inline static int asked_[2];
+  static const bool piped_;
+};
+const bool PausedLearnerProcess::piped_ = ::pipe(PausedLearnerProcess::asked_) == 0;
+
+// Stopped for four times as long as a worker puts up with: everybody is who it was, on both sides.
+TEST_F(NodeTest, ALearnerThatWasStoppedForAWhileLosesNobody) {
+  PausedLearnerProcess paused;
+  for (std::size_t i = 0; i < PausedLearnerProcess::kWorkers; ++i) {
+    WorkerOptions options;
+    options.learner = paused.endpoint;
+    options.name = "worker-" + std::to_string(i);
+    options.token = trust::Secret(std::string(paused.tokens[i]));
+    options.join_timeout = options.away_max.emplace(kPatience);
+    start_worker(options);
+  }
+  for (const auto& w : workers) ASSERT_TRUE(w->board.wait([&] { return w->welcomes == 1; }));
+  ASSERT_TRUE(paused.publish());
+  paused.signal(SIGSTOP);
+  for (const auto& w : workers) EXPECT_TRUE(w->board.wait([&] { return w->aways == 1; })) << "they look for it";
+  std::this_thread::sleep_for(milliseconds(500));  // and dial it, in vain
+  paused.signal(SIGCONT);
+  EXPECT_TRUE(paused.publish());
+  for (const auto& w : workers) {
+    EXPECT_FALSE(w->gone) << w->reason;
+    EXPECT_GE(w->welcomes, 2);
+  }
 }
 
 // ---- strangers ----
