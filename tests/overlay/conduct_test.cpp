@@ -382,7 +382,7 @@ TEST(LearnerConduct, AFloodOverADataConnectionCostsTheMembership) {
   Desk desk(8);
   desk.join_all(2);
   const ConnId edge = desk.comes({trust::PeerIdentity::Kind::kWorker, id(1)});
-  desk.tell(edge, PeerHello{"run", 0, {}, false, {}});
+  desk.tell(edge, PeerHello{"run", 0, {}, false, {}, made_grant(1, 0)});
   ASSERT_FALSE(desk.closed(edge));
   for (int i = 0; i < 20'000 && desk.has(id(1)); ++i) desk.tell(edge, ChunkRequest{{}, 1});
   EXPECT_THAT(desk.lost(1), HasSubstr("requests for a chunk"));
