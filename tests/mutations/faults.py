@@ -18,7 +18,8 @@ PROOF, STORE, SEALER = "overlay/proof.cpp", "overlay/publication_store.cpp", "ov
 EDGE, UPLINK, CATCH_UP = "overlay/edge_sender.cpp", "overlay/uplink.cpp", "overlay/catch_up.cpp"
 MEMBER, MEMBER_PUB = "overlay/member_core.cpp", "overlay/member_publications.cpp"
 LEARNER_PUB, PRESENCE = "overlay/learner_publications.cpp", "overlay/learner_presence.cpp"
-TOPOLOGY, TREES = "overlay/learner_topology.cpp", "chains/trees.cpp"
+TOPOLOGY, CONDUCT = "overlay/learner_topology.cpp", "overlay/conduct.cpp"
+LEARNER_CONDUCT, GRANT = "overlay/learner_conduct.cpp", "overlay/grant.cpp"
 
 FAULTS = [
     # What is believed.
@@ -135,6 +136,27 @@ FAULTS = [
     Fault("a pause of the learner's own is held against others", PRESENCE, "    worker.heard += late;\n", "", "overlay_core_test", True),
     Fault("children of who is taken out keep it", TOPOLOGY, "set_topology(chains::detach(topology_, id), now);\n}\n\n// Tells",
           "}\n\n// Tells", "overlay_core_test", True),
-    Fault("nobody is quarantined", TOPOLOGY, "if (std::exchange(worker.quarantined, true)) return;", "return;",
-          "overlay_core_test", True),
+    Fault("a grant's signature is not checked", GRANT, "  ECHO_TRY(checker.check(kGrant, message));\n", "", "overlay_parts_test"),
+    Fault("a grant is good for any child", GRANT, "if (g.child != child)", "if (false)", "overlay_parts_test"),
+    Fault("a grant is good at any parent", GRANT, "return f.parent == self_; }))", "return f.parent == self_; }) && false)",
+          "overlay_parts_test"),
+    Fault("a grant never ends", GRANT, "if (now_unix_ms >= g.expires_unix_ms)", "if (false)", "overlay_parts_test"),
+    Fault("a child that was given another parent stays", GRANT,
+          "g.issued_unix_ms <= released->second.first && !g.catch_up_to", "false", "overlay_parts_test"),
+    # How the learner judges.
+    Fault("one word condemns", CONDUCT, "if (weight_against(parent, now_ms) < kWeightToCondemn - kRounding)",
+          "if (false && weight_against(parent, now_ms) < kWeightToCondemn - kRounding)", "overlay_core_test", True),
+    Fault("bad chunks have no consequence", CONDUCT,
+          "  of(parent, now_ms).kept.quarantined_until_ms = now_ms + kWordMemoryMs;\n", "", "overlay_core_test", True),
+    Fault("a slanderer is believed", CONDUCT, "if (accused_alone(child, now_ms) > kAccusedAloneMax) {", "if (false) {",
+          "overlay_core_test"),
+    Fault("accuser and accused stay together", CONDUCT,
+          "if (believed(record, word, now_ms) && !quarantined(parent, now_ms)) pairs.insert", "if (false) pairs.insert",
+          "overlay_core_test"),
+    Fault("conduct dies with the learner's process", CONDUCT, "if (!kept.clean()) all.emplace(id, std::move(kept));", "",
+          "overlay_core_test"),
+    Fault("the same failure counts many times", CONDUCT,
+          "if (word.count > 0 && now_ms < word.at_ms + kFailureSpacingMs) return Ruling::kNothing;", "", "overlay_core_test"),
+    Fault("floods have no end", LEARNER_CONDUCT, "  expel(id, \"it says too much: of \" + budget.told(kind), now);\n", "",
+          "overlay_core_test"),
 ]
