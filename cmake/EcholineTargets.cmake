@@ -27,6 +27,9 @@ if(ECHOLINE_CCACHE)
   endif()
 endif()
 
+# GCC collects garbage as if memory were scarce; with a precompiled header of hundreds of MB that is a tenth of its time.
+add_compile_options("$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:--param ggc-min-expand=1000 --param ggc-min-heapsize=2000000>")
+
 # Settings of our own code only; generated code and dependencies are not held to them.
 add_library(echoline_flags INTERFACE)
 target_compile_options(echoline_flags INTERFACE -Wall -Wextra -Wpedantic -Werror)
