@@ -2,9 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "overlay/member_core.hpp"
-#include "tests/overlay/actions.hpp"
-#include "tests/overlay/made.hpp"
+#include "tests/overlay/member.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -15,123 +13,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
-
-constexpr WorkerId kSelf{7}, kParent{4};
-constexpr ConnId kControl{1};
-constexpr Duration kBeat = milliseconds(500);
-
-MemberConfig config(double now_unix_s = kMadeUnix_s) {
-  const trust::Authority authority = made_authority();
-  const trust::SigningKey key = made_key("worker 7");
-  WorkerState state;
-  state.run_id = "run";
-  state.authority = authority.certificate();
-  state.certificate = *authority.issue(
-      {key.public_key(), trust::PeerIdentity::Kind::kWorker, kSelf, 1, now_unix_s, trust::kWorkerLifetimeMax});
-  state.worker = kSelf;
-  MemberConfig c{{}, {"10.0.0.0", 1}, {"10.0.0.7", 1}, "offer", key, std::move(state), nullptr, {}, false, {}, {}};
-  c.core.unix_origin_s = now_unix_s - 1;
-  c.checker = std::make_shared<Checker>("run", authority.public_key());
-  c.join_timeout = seconds(10);
-  c.away_max = seconds(30);
-  return c;
-}
-
-// A member that has joined and been given a parent.
-struct Member {
-  Bytes policy;  // that the learner speaks of
-  MemberCore core;
-  ConnId parent{};
-  std::vector<Action> actions;
-  TimePoint now = TimePoint(seconds(1));
-
-  explicit Member(MemberConfig c = config(), double learner_unix_s = kMadeUnix_s, bool joined = true,
-                  Bytes learners_policy = {})
-      : policy(learners_policy), core(std::move(c)) {
-    core.start(now);
-    if (!joined) return;
-    core.on_connected(kControl, now);
-    welcome(kControl, learner_unix_s);
-    assign({{kParent, {"10.0.0.4", 1}, 1, false}});
-    parent = last<act::Dial>()->conn;
-    core.on_connected(parent, now);
-    take();
-  }
-  void welcome(ConnId control, double learner_unix_s = kMadeUnix_s) {
-    tell(control, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(learner_unix_s * 1e3), "welcome", seconds(90),
-                          policy});
-  }
-  void assign(std::vector<Parent> parents, std::uint32_t stripes = 1) {
-    tell(kControl, Assign{stripes, std::move(parents)});
-  }
-  void take() {
-    for (bool again = true; std::exchange(again, false);)
-      for (Action& a : core.take_actions()) {
-        if (std::holds_alternative<act::SaveState>(a)) {
-          core.on_saved(ok(), now);
-          again = true;
-        }
-        actions.push_back(std::move(a));
-      }
-  }
-  void tell(ConnId conn, const ControlMessage& m) {
-    const Slice frame(encode_control(m));
-    core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
-    take();
-  }
-  void frame(ConnId conn, Frame f) {
-    core.on_frame(conn, std::move(f), now);
-    take();
-  }
-  void whole(const Made& made) { whole(parent, made); }
-  void whole(ConnId conn, const Made& made) {
-    tell(conn, made.opening);
-    for (std::size_t i = 0; i < made.chunks.size(); ++i) frame(conn, made.chunk(i));
-    tell(conn, made.closing);
-  }
-  // The parent is heard meanwhile, and the learner unless it is silent.
-  void pass(Duration time, bool learner = true) {
-    for (const TimePoint end = now + time; now < end;) {
-      now = std::min(end, now + kBeat);
-      if (learner) tell(kControl, SignedBeacon{beacon_now()});
-      if (!closed(parent)) tell(parent, EdgeStatus{});
-      core.on_timer(now);
-      take();
-    }
-  }
-  Beacon beacon(std::uint64_t sequence) const {
-    const auto ms = static_cast<std::uint64_t>(kMadeUnix_s * 1e3 + echoline::seconds(now.time_since_epoch()) * 1e3);
-    return {"run", 0, sequence, ms, ms + 60'000, newest, {}};
-  }
-  SignedBeacon beacon_now() { return sign(beacon(++sequence), made_key("authority")); }
-  std::uint64_t sequence = 0;
-  std::optional<Version> newest;  // as the learner's beacons say
-
-  std::vector<PublicationKey> delivered() const {
-    std::vector<PublicationKey> keys;
-    for (const auto& d : all<act::Deliver>()) keys.push_back({d.publication.version, d.publication.base});
-    return keys;
-  }
-  template <class T>
-  std::vector<T> said(ConnId conn) const {  // control messages of one kind
-    return said_over<T>(actions, conn);
-  }
-  template <class T>
-  std::vector<T> all() const {
-    return all_of<T>(actions);
-  }
-  template <class T>
-  std::optional<T> last() const {
-    const auto found = all<T>();
-    return found.empty() ? std::nullopt : std::optional(found.back());
-  }
-  bool closed(ConnId conn) const {
-    for (const auto& c : all<act::Close>())
-      if (c.conn == conn) return true;
-    return false;
-  }
-  std::string end() const { return last<act::Disconnected>() ? last<act::Disconnected>()->reason : ""; }
-};
 
 TEST(Member, JoinsAndSaysWhatItHas) {
   Member m;
