@@ -477,6 +477,7 @@ class Service {
     }
     log::warn("worker {} is away: {}; its place is kept for {}", id, reason, to_text(config_.fleet.away_max));
     record_->event("away", {{"worker", id.value}, {"reason", reason}});
+    if (fleet_ready_) fleet_->worker_away(id);
     if (desk_ready_) desk_->worker_lost(id);
   }
 

@@ -1,6 +1,7 @@
 #include "provisioner/controller.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/result.hpp"
 
@@ -23,7 +24,7 @@ void FleetController::started(WorkerId worker, const FleetOffer& offer) {
   const auto same = [&](const auto& entry) { return entry.offer == offer.offer; };
   std::erase_if(pending_, [&](const Pending& p) { return same(p.offer); });
   std::erase_if(standby_, same);
-  workers_[worker] = Worker{offer, false, {}};
+  workers_[worker] = Worker{offer, false, false, {}};
 }
 
 void FleetController::start_failed(const std::string& offer, TimePoint) {
@@ -34,6 +35,7 @@ void FleetController::start_failed(const std::string& offer, TimePoint) {
 void FleetController::completed(WorkerId worker, double rollouts, Duration busy, TimePoint now) {
   const auto it = workers_.find(worker);
   if (it == workers_.end() || !(rollouts >= 0) || busy <= Duration{}) return;
+  if (std::exchange(it->second.interrupted, false)) return;
   auto& samples = it->second.samples;
   if (samples.empty() || now - samples.back().at >= config_.window / kSamplesPerWindow) samples.push_back({now, 0, 0});
   samples.back().rollouts += rollouts;
@@ -54,6 +56,10 @@ void FleetController::lost(WorkerId worker, TimePoint) {
     loss_to_replace_ = true;
   }
   workers_.erase(it);
+}
+
+void FleetController::interrupted(WorkerId worker) {
+  if (const auto it = workers_.find(worker); it != workers_.end()) it->second.interrupted = true;
 }
 
 bool FleetController::available(WorkerId worker) const {

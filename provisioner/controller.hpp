@@ -60,6 +60,9 @@ class FleetController {
   // then a worker counts, heard or not: whoever hears of it judges its silence, and keeps it for a while.
   void lost(WorkerId worker, TimePoint now);
 
+  // It is away, or has just come back: what it tells of the time between counts for nothing.
+  void interrupted(WorkerId worker);
+
   // Due actions; call at least every second or so. At most one Release, and one Activate per missing worker.
   std::vector<FleetAction> tick(TimePoint now);
 
@@ -79,6 +82,7 @@ class FleetController {
   struct Worker {
     FleetOffer offer;
     bool releasing = false;
+    bool interrupted = false;  // its next sample is of a time in which it did not work
     std::deque<Sample> samples;
   };
   struct Pending {

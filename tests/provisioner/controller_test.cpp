@@ -99,6 +99,19 @@ TEST_F(Loop, NothingIsRentedForAWorkerThatIsOnlySilent) {
   EXPECT_EQ(activated(pass(1)), (std::vector<std::string>{"s1", "s2"}));
 }
 
+// The group it worked on while it was stopped took all that time, which says nothing of how fast it is.
+TEST_F(Loop, NothingIsRentedForWhatAWorkerTookWhileItWasAway) {
+  start(1, 60);
+  start(2, 60);
+  controller.completed(WorkerId{2}, 60, seconds(1), clock.now());
+  controller.interrupted(WorkerId{2});
+  EXPECT_TRUE(pass(60).empty());
+  controller.completed(WorkerId{2}, 60, seconds(61), clock.now());
+  EXPECT_TRUE(pass(40).empty());
+  controller.completed(WorkerId{2}, 60, seconds(61), clock.now());  // slow although it is there
+  EXPECT_FALSE(activated(pass(40)).empty());
+}
+
 TEST_F(Loop, ALostWorkerIsReplacedAtOnce) {
   start(1, 60);
   start(2, 60);
