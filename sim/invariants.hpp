@@ -22,7 +22,7 @@ class Invariants final : public Observer, public FleetObserver {
   static constexpr const char* kBudget = "budget";          // memory and disk stay within their limits
   static constexpr const char* kTree = "tree";              // one parent per worker and stripe, no cycle
   static constexpr const char* kFrugal = "frugal";          // the learner sends no chunk that its child has
-  static constexpr const char* kBlame = "blame";            // nobody honest is quarantined, and bad chunks part who they went between
+  static constexpr const char* kBlame = "blame";            // nobody honest is quarantined or expelled; bad chunks part two
   static constexpr const char* kSound = "sound";            // what cores and applications tell each other makes sense
   static constexpr const char* kPresence = "presence";      // who is silent is away in time, and not gone before that
   static constexpr const char* kLiveness = "liveness";      // at last everybody has the newest version
