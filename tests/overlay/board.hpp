@@ -54,6 +54,7 @@ struct TestLearner {
 
   static LearnerOptions quick() {
     LearnerOptions o;
+    o.policy = chains::TopologyPolicy::kEcho2;  // chains, which the tests can foretell
     o.run_id = "run";
     o.heartbeat = std::chrono::milliseconds(200);
     o.heartbeat_timeout = std::chrono::seconds(10);
