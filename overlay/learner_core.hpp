@@ -177,6 +177,7 @@ class LearnerCore final : public Core {
   void beat(TimePoint now);
   void make_beacon(TimePoint now);
   std::optional<Version> newest() const;  // announced, by this process or before it
+  std::optional<Version> base_of_newest() const;
   void save(TimePoint now);
   void after_saved(TimePoint now);
 

@@ -1,6 +1,7 @@
 // The learner's publications: opened, grown, closed; acknowledged; and help for those who missed some.
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 
 #include "base/log.hpp"
 #include "overlay/catch_up.hpp"
@@ -17,6 +18,13 @@ std::optional<Version> LearnerCore::newest() const {
   if (state_.published.empty()) return newest_;
   const Version published = state_.published.rbegin()->first;
   return newest_ ? std::max(*newest_, published) : published;
+}
+
+// Absent where everybody can start from the newest publication.
+std::optional<Version> LearnerCore::base_of_newest() const {
+  for (const auto& [key, stored] : std::views::reverse(std::as_const(store_).entries()))
+    if (key.base) return key.version == newest() ? key.base : std::nullopt;
+  return std::nullopt;
 }
 
 Status LearnerCore::begin(const Announcement& announcement, const SignedAnnouncement& as_signed, bool catch_up,
@@ -145,6 +153,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (newer)
     for (const WorkerId sender : senders) credit(sender, id, now);
   if (newer) worker.straggles = false;
+  if (!worker.assigned && config_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   for (Broadcast& b : broadcasts_)
     if (b.version <= ack.version && b.waiting.erase(id) > 0) b.last_ack = now;
@@ -216,11 +225,18 @@ void LearnerCore::ask_for_snapshot() {
 }
 
 // The cheapest way, by bytes, over what somebody holds whole; among equals whoever has nobody to forward to, and has
-// helped least. The learner's own uplink comes last.
+// helped least. The learner's own uplink comes last, or where a new snapshot is far cheaper than what there is.
 void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
   end_help(worker);
   if (!newest()) return;
-  const Version target = std::min(need.target, *newest());  // what is beyond was taken back
+  Version target = std::min(need.target, *newest());  // what is beyond was taken back
+  const bool under_way = !broadcasts_.empty() && broadcasts_.back().version == newest();
+  if (const auto base = base_of_newest(); base && under_way && !need.full_only && catching_up(worker))
+    target = std::min(target, *base);  // nobody may hold the newest whole yet, and it comes from the parents
+  const auto snapshot = config_.snapshots_on_demand ? store_.full_bytes_hint() : std::nullopt;
+  const auto helped = [](const auto& other) { return other.second.helper == kLearnerId; };
+  const double snapshots = EdgeSender::kHandOverFactor * static_cast<double>(snapshot.value_or(0)) *
+                           static_cast<double>(1 + std::count_if(workers_.begin(), workers_.end(), helped));
   struct Candidate {
     std::uint64_t cost;
     std::size_t children;
@@ -236,12 +252,12 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     if (conduct_.quarantined(id, unix_ms(now)) || conduct_.apart(id, worker.view.info.id, unix_ms(now))) continue;
     if (worker.helpers_tried.contains(id)) continue;
     const auto cost = cheapest_way(other.holdings, need.position, target, need.full_only);
-    if (!cost) continue;
+    if (!cost || (snapshot && static_cast<double>(*cost) > snapshots)) continue;
     if (other.helps >= kHelpedMax) {
       busy = true;
       continue;
     }
-    const Candidate candidate{*cost, other.edges.size() + other.helps, id};
+    const Candidate candidate{*cost * (1 + other.helps), other.edges.size() + other.helps, id};
     if (!best || candidate < *best) best = candidate;
   }
   Help help{{}, target, need.full_only};
@@ -257,6 +273,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     log::info("worker {} is helped by worker {} to reach version {}", worker.view.info.id, best->id, target);
   } else {
     worker.helpers_tried.clear();
+    worker.helper = kLearnerId;
     help.from.worker = kLearnerId;
     help.from.endpoint = config_.self;
   }

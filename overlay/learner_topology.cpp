@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/log.hpp"
+#include "overlay/catch_up.hpp"
 #include "overlay/learner_core.hpp"
 
 namespace echoline::overlay {
@@ -52,8 +53,7 @@ bool LearnerCore::catching_up(const Worker& worker) const {
   if (before == state_.published.begin()) return false;
   const Version needed = (--before)->first;
   if (worker.view.installed && *worker.view.installed >= needed) return false;
-  return std::none_of(worker.holdings.begin(), worker.holdings.end(),
-                      [&](const auto& held) { return held.first.version >= needed; });
+  return !cheapest_way(worker.holdings, worker.view.installed, needed, false);
 }
 
 // Where most are catching up nobody is: they have to help each other, and what they do is what the fleet does.
@@ -74,7 +74,7 @@ std::vector<chains::ChainWorker> LearnerCore::chain_workers(TimePoint now) const
   if (config_.policy == chains::TopologyPolicy::kTrees) leaves = those_behind();
   std::vector<chains::ChainWorker> all;
   for (const auto& [id, worker] : workers_) {
-    if (worker.silent) continue;
+    if (worker.silent || (leaves.contains(id) && worker.helper && !worker.assigned)) continue;
     all.push_back(chain_worker(worker, now));
     if (leaves.contains(id)) all.back().may_forward = false;
   }
@@ -93,6 +93,10 @@ void LearnerCore::plan_anew(TimePoint now) {
   using enum chains::TopologyPolicy;
   const bool under_way = newest_ && topology_.size() > 0;
   if (under_way && config_.policy == kTrees) {
+    if (base_of_newest())
+      for (const WorkerId id : those_behind())
+        if (Worker& worker = workers_.at(id); !worker.assigned && !worker.helper)
+          on_need_help(worker, {*newest(), false, worker.view.installed}, now);
     chains::MendedTrees mended = mended_trees(std::nullopt, now);
     const bool worth_it = std::exchange(stripes_lag_, false) || mended.slow();
     if (now < plan_not_before_ || !worth_it) return set_mended(std::move(mended), now);
@@ -214,6 +218,9 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   for (const EdgeReport& report : beat.edges) worker.edges[report.child] = report;
   worker.holdings.clear();
   for (const Holding& holding : beat.holdings) worker.holdings[holding.key] = holding.payload_bytes;
+  if (!worker.assigned && config_.policy == chains::TopologyPolicy::kTrees &&
+      !(worker.helper && catching_up(worker)))
+    plan_soon(now);
 }
 
 // ---- slow hops ----
@@ -223,12 +230,16 @@ void LearnerCore::watch_hops(TimePoint now) {
   std::map<WorkerId, std::size_t> children;  // edges of each parent, weighed by stripes
   for (const auto& [id, parents] : topology_.parents())
     for (const WorkerId parent : parents) ++children[parent];
+  std::set<WorkerId> helping;
+  for (const auto& [id, worker] : workers_)
+    if (worker.helper) helping.insert(*worker.helper);
   for (const auto& [id, worker] : workers_) {
     if (!worker.assigned) continue;
     for (const Parent& p : worker.assigned->parents) {
       const auto sender = workers_.find(p.worker);
       if (p.worker != kLearnerId && sender == workers_.end()) continue;
-      if (catching_up(worker)) {  // what comes over this hop is not what is under way
+      // What comes over this hop is not what is under way, or not all that its sender sends.
+      if (catching_up(worker) || helping.contains(p.worker)) {
         hops_.observe({p.worker, id}, 0, 0, std::nullopt, now);
         continue;
       }

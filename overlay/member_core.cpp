@@ -263,6 +263,7 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
     helper_->catch_up_to = help->target;
     helper_->full_only = help->full_only;
     helper_->silences = std::exchange(helper_silences_, 0);
+    for (auto& [id, up] : parents_) tell_have(up, now);  // they need not send it as well
     return open_upstream(*helper_, now);
   }
   gone("the learner sent a message that is not for a worker");
@@ -563,9 +564,8 @@ void MemberCore::on_timer(TimePoint now) {
       stalled_since_ = now;
       if (!position_ || position_->version < *newest_) {
         if (helper_) {  // it lives and brings nothing
-          close_upstream(*helper_);
           helper_silences_ = helper_->silences;
-          helper_.reset();
+          end_help(now);
         }
         if (store_.erase_contested()) store_changed(now);
         need_help(*newest_, now);

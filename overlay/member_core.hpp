@@ -125,6 +125,7 @@ class MemberCore final : public Core {
   void close_upstream(Upstream& up);
   Upstream* upstream_of(ConnId conn);
   void tell_have(Upstream& up, TimePoint now);
+  std::optional<Version> position_for(const Upstream& up) const;
   Have have(const Upstream& up) const;
   bool behind(const Upstream& up) const;
   std::vector<Progress> progress() const;

@@ -75,7 +75,7 @@ void MemberCore::upstream_failed(Upstream& up, EdgeTroubleKind kind, const std::
     }
     const Version target = *up.catch_up_to;
     helper_silences_ = up.silences;
-    helper_.reset();
+    end_help(now);
     return need_help(target, now);
   }
   up.redial_at = now + std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(up.failures, 10)));
@@ -106,25 +106,29 @@ void MemberCore::on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint n
   }
   if (const auto* cannot = std::get_if<CannotServe>(&*message)) {
     if (position_ && position_->version >= cannot->target) return;
-    if (helper_ && &up == &*helper_) {
-      close_upstream(*helper_);
-      helper_.reset();
-    }
-    return need_help(cannot->target, now);
+    const Version target = cannot->target;
+    if (helper_ && &up == &*helper_) end_help(now);
+    return need_help(target, now);
   }
   if (const auto* goodbye = std::get_if<Goodbye>(&*message))
     return upstream_failed(up, EdgeTroubleKind::kRefused, goodbye->reason, now);
   upstream_failed(up, EdgeTroubleKind::kRefused, "the parent sent a message that is not for a child", now);
 }
 
+// Where this worker stands for this parent: what a helper brings is not to be sent by the parents as well.
+std::optional<Version> MemberCore::position_for(const Upstream& up) const {
+  const auto position = position_ ? std::optional(position_->version) : std::nullopt;
+  return helper_ && !up.catch_up_to ? std::max(position, helper_->catch_up_to) : position;
+}
+
 Have MemberCore::have(const Upstream& up) const {
   Have have;
-  if (position_) have.position = position_->version;
+  have.position = position_for(up);
   if (!up.catch_up_to) have.wanted = {stripes_, up.parent.stripes};
   std::uint64_t bits = 0;
   for (auto it = store_.entries().rbegin(); it != store_.entries().rend() && have.items.size() < kHaveItemsMax; ++it) {
     const StoredPublication& stored = it->second;
-    if (position_ && it->first.version <= position_->version) break;  // the position says it all
+    if (have.position && it->first.version <= *have.position) break;  // the position says it all
     bits += stored.have.end();
     if (bits > kChunksMax) break;
     have.items[it->first] = {stored.id, stored.have, stored.complete};
@@ -140,9 +144,10 @@ void MemberCore::tell_have(Upstream& up, TimePoint now) {
 
 // Whether the parent says that it holds chunks for this worker that are not here.
 bool MemberCore::behind(const Upstream& up) const {
+  const auto position = position_for(up);
   for (const auto& [id, chunks] : up.progress) {
     const StoredPublication* stored = store_.find(id);
-    if (!stored) continue;  // not announced, or not wanted any more
+    if (!stored || (position && stored->key().version <= *position)) continue;  // not announced, or not wanted any more
     const auto stripes = static_cast<std::uint32_t>(chunks.size());
     for (std::uint32_t s = 0; s < stripes; ++s) {
       const bool ours = up.catch_up_to || (stripes == stripes_ && up.parent.stripes >> s & 1);
@@ -214,7 +219,7 @@ void MemberCore::need_help(Version target, TimePoint now) {
 void MemberCore::end_help(TimePoint now) {
   close_upstream(*helper_);
   helper_.reset();
-  for (auto& [id, up] : parents_) tell_have(up, now);  // they need not send what came from elsewhere
+  for (auto& [id, up] : parents_) tell_have(up, now);  // what did not come from elsewhere, they have to send
 }
 
 // ---- children ----

@@ -73,7 +73,8 @@ void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
   Child& child = children_[worker];
   const Truth::Publication* p = fleet_.truth().find(frame.chunk.publication);
   ChunkSet& has = child.has[frame.chunk.publication];
-  const bool passed = p && child.position && p->key.version <= *child.position;
+  const bool passed = p && child.position && p->key.version <= *child.position &&
+                      !(child.helped_to && p->key.version <= *child.helped_to);  // of which parents are told otherwise
   if (has.contains(frame.chunk.index) || passed) counts_.learner_wasted_bytes += bytes;
   has.insert(frame.chunk.index);
 }
@@ -82,6 +83,7 @@ void Invariants::on_message_to_learner(std::size_t worker, const ControlMessage&
   if (const auto* hello = std::get_if<PeerHello>(&message)) {
     allowed_waste_ += kEdgeChangeBytes;
     if (hello->stream == 0) take_have(worker, hello->have, true);
+    if (hello->catch_up_to) children_[worker].helped_to = hello->catch_up_to;
   } else if (const auto* have = std::get_if<Have>(&message)) {
     allowed_waste_ += kEdgeChangeBytes;
     take_have(worker, *have, false);

@@ -66,7 +66,7 @@ class Invariants final : public Observer, public FleetObserver {
   // What one child of the learner has, as far as the learner can know.
   struct Child {
     std::uint64_t process = 0;
-    std::optional<Version> position;
+    std::optional<Version> position, helped_to;
     std::map<overlay::PublicationId, overlay::ChunkSet> has;
   };
   bool honest(HostId host) const;

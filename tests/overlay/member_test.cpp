@@ -634,6 +634,8 @@ TEST(Member, AsksTheLearnerWhenItsParentCannotServe) {
   m.core.on_connected(dial.conn, m.now);
   m.take();
   EXPECT_EQ(m.said<PeerHello>(dial.conn).at(0).catch_up_to, Version{5});
+  EXPECT_EQ(m.said<PeerHello>(dial.conn).at(0).have.position, std::nullopt);
+  EXPECT_EQ(m.said<Have>(m.parent).back().position, Version{5});  // the parent need not send it as well
   m.whole(dial.conn, make(full(5), 100));
   EXPECT_THAT(m.delivered(), ElementsAre(full(5)));
   EXPECT_TRUE(m.closed(dial.conn));
@@ -652,6 +654,7 @@ TEST(Member, AsksAnewWhenTheHelperFails) {
   }
   EXPECT_GE(m.said<NeedHelp>(kControl).size(), 2u);
   EXPECT_THAT(m.said<EdgeFailed>(kControl), IsEmpty());  // a helper is no parent
+  EXPECT_EQ(m.said<Have>(m.parent).back().position, std::nullopt);
 }
 
 // ---- the learner ----
