@@ -324,6 +324,20 @@ TEST(PublicationStore, IsCongestedWhileTheDiskIsBehind) {
   EXPECT_FALSE(kept.store.congested());
 }
 
+TEST(PublicationStore, WhatTheDiskDidNotTakeIsWrittenWhenItIsTriedAgain) {
+  Kept kept(kSmallMemory);
+  const Made made = make(full(3), 1000);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  ASSERT_TRUE(kept.put(made.chunk(0)).has_value());
+  EXPECT_FALSE(kept.entry(full(3)).chunks[0].on_disk);
+  kept.take<act::Spool>();
+  kept.store.on_spooled(made.id, 0, false);
+  ASSERT_TRUE(kept.begin(make(full(4), 1000)).has_value());
+  const auto again = kept.take<act::Spool>();
+  EXPECT_TRUE(std::any_of(again.begin(), again.end(),
+                          [&](const act::Spool& s) { return s.publication == made.id && s.chunk == 0u; }));
+}
+
 TEST(PublicationStore, WhatIsRecoveredIsProvenAgainAndNotWrittenAgain) {
   Kept kept(kSmallMemory);
   const Made made = make(full(3), 3000);
