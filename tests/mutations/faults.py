@@ -68,7 +68,7 @@ FAULTS = [
     Fault("a chunk counts as on disk before it is", STORE, "chunk.on_disk = recovering_;", "chunk.on_disk = true;",
           "overlay_parts_test", True),
     Fault("what was taken back is kept", STORE, "if (newest && last.key().version <= *newest) break;", "if (newest || !newest) break;",
-          "overlay_parts_test", True),
+          "overlay_core_test", True),
     # What is sent.
     Fault("a chunk is sent twice", EDGE, "      known.insert(*index);\n", "", "overlay_parts_test", True),
     Fault("a manifest is never sent", EDGE, "if (stored->manifest && edge.closed.insert(stored->id).second)", "if (false)",
