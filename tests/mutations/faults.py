@@ -84,7 +84,7 @@ FAULTS = [
           "member.turn = std::max(member.turn, turn_ - static_cast<double>(kWindowBytes) / member.source->weight());", "",
           "overlay_parts_test"),
     Fault("there is no window", UPLINK, "if (line.in_flight >= kWindowBytes) continue;", "", "overlay_parts_test"),
-    Fault("a delta costs nothing", CATCH_UP, "cost += from->second;", "cost = from->second;", "overlay_core_test"),
+    Fault("a delta costs nothing", CATCH_UP, "cost += from->second;", "cost = from->second;", "overlay_parts_test"),
     # What a worker does with it.
     Fault("a base with another digest is good enough", MEMBER_PUB,
           "if (key.base && next->announcement.base_digest != at->policy_digest) {", "if (false) {", "overlay_core_test"),
