@@ -432,6 +432,7 @@ TEST(Member, ServesWhomTheLearnerHasSent) {
   EXPECT_FALSE(served({"run", 1, {}, false, {}, made_grant(9, 7, halves)})) << "likewise, as a further stream";
   EXPECT_FALSE(served({"run", 0, Version{3}, false, {}, made_grant(9, 7)})) << "help, where a place is granted";
   EXPECT_FALSE(served({"run", 0, Version{3}, true, {}, made_grant(9, 7, {.catch_up_to = Version{3}})}));
+  EXPECT_FALSE(served({"run", 0, Version{3}, false, {}, made_grant(9, 6, {.catch_up_to = Version{3}})})) << "another's help";
   EXPECT_TRUE(served({"run", 0, Version{3}, false, {}, made_grant(9, 7, {.catch_up_to = Version{3}})}));
   const ConnId child = comes({"run", 0, {}, false, half, made_grant(9, 7, halves)});
   EXPECT_FALSE(m.closed(child));
