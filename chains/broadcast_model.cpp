@@ -64,13 +64,12 @@ std::vector<double> fair_shares(double total, const std::vector<double>& wants) 
   return shares;
 }
 
-// ceil(q * n), at least one.
+}  // namespace
+
 std::size_t counted(double q, std::size_t n) {
   ECHO_CHECK(q > 0 && q <= 1, "fraction {} of the workers", q);
   return static_cast<std::size_t>(std::max(1.0, std::ceil(q * static_cast<double>(n) - 1e-9)));
 }
-
-}  // namespace
 
 Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q) {
   if (workers.empty()) return Duration{};

@@ -19,6 +19,9 @@ struct WorkerLink {
   Duration delay{};
 };
 
+// Workers that a fraction q in (0, 1] (checked) of n is: ceil(q n), at least one.
+std::size_t counted(double q, std::size_t n);
+
 // No schedule is faster: max{F/B, F/d_min, N*F/(B + sum u)} (Kumar-Ross). Zero without workers. Delays not counted.
 // With q < 1, for the time until k = ceil(q N) workers hold the payload: d_min is the k-th fastest downlink, and k*F
 // have to be uploaded, at most by all.

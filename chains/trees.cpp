@@ -1,13 +1,14 @@
 #include "chains/trees.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <set>
 #include <tuple>
+
+#include "chains/broadcast_model.hpp"
 
 namespace echoline::chains {
 namespace {
@@ -233,14 +234,14 @@ class Mending {
 
 // One payload over so many workers in time, rate by rate; slowest downlinks first.
 std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
-  ECHO_CHECK(!workers.empty() && quorum > 0 && quorum <= 1);
+  ECHO_CHECK(!workers.empty());
   const std::size_t n = workers.size();
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return workers[a].down < workers[b].down; });
   const auto down = [&](std::size_t place) { return workers[order[place]].down.bits_per_s; };
-  const auto counted = static_cast<std::size_t>(std::max(1.0, std::ceil(quorum * static_cast<double>(n) - 1e-9)));
+  const std::size_t in_quorum = counted(quorum, n);
   double up = learner_up.bits_per_s;  // of the learner and of those in time
   for (const ChainWorker& w : workers) up += w.usable_up().bits_per_s;
   struct Line {
@@ -258,7 +259,7 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
     const double carried = late > 0 ? kSharedOut * up - taken : up;
     const double rate = std::min({learner_up.bits_per_s, down(late), carried / static_cast<double>(n - late)});
     if (rate <= 0 || (late > 0 && rate < down(late - 1))) continue;  // nobody is late who could be faster
-    const double last_counted = late <= n - counted ? rate : std::min(rate, down(n - counted));
+    const double last_counted = late <= n - in_quorum ? rate : std::min(rate, down(n - in_quorum));
     lines.push_back({late, 1 / last_counted, (static_cast<double>(n - late) / rate + late_time) / n});
   }
   std::vector<bool> is_late(n, false);

@@ -38,12 +38,10 @@ VerbOption* VerbOption::show_default() { return option_->capture_default_str(), 
 VerbOption* VerbOption::one_of(std::vector<std::string> values) {
   return option_->check(CLI::IsMember(std::move(values))), this;
 }
-VerbOption* VerbOption::range(int least, int most) { return option_->check(CLI::Range(least, most)), this; }
-VerbOption* VerbOption::range(unsigned least, unsigned most) { return option_->check(CLI::Range(least, most)), this; }
-VerbOption* VerbOption::range(std::size_t least, std::size_t most) {
+template <class Number>
+VerbOption* VerbOption::range(Number least, Number most) {
   return option_->check(CLI::Range(least, most)), this;
 }
-VerbOption* VerbOption::range(double least, double most) { return option_->check(CLI::Range(least, most)), this; }
 VerbOption* VerbOption::positive() { return option_->check(CLI::PositiveNumber), this; }
 VerbOption* VerbOption::non_negative() { return option_->check(CLI::NonNegativeNumber), this; }
 
@@ -58,34 +56,8 @@ Verb* Verb::add_verb(const std::string& name, const std::string& meaning) {
 
 VerbOption* Verb::keep(CLI::Option* option) { return &options_.emplace_back(option); }
 
-VerbOption* Verb::add_option(const std::string& names, std::string& value, const std::string& meaning) {
-  return keep(app_->add_option(names, value, meaning));
-}
-VerbOption* Verb::add_option(const std::string& names, std::optional<std::string>& value, const std::string& meaning) {
-  return keep(app_->add_option(names, value, meaning));
-}
-VerbOption* Verb::add_option(const std::string& names, std::vector<std::string>& values, const std::string& meaning) {
-  return keep(app_->add_option(names, values, meaning));
-}
-VerbOption* Verb::add_option(const std::string& names, std::vector<std::size_t>& values, const std::string& meaning) {
-  return keep(app_->add_option(names, values, meaning));
-}
-VerbOption* Verb::add_option(const std::string& names, int& value, const std::string& meaning) {
-  return keep(app_->add_option(names, value, meaning));
-}
-VerbOption* Verb::add_option(const std::string& names, unsigned& value, const std::string& meaning) {
-  return keep(app_->add_option(names, value, meaning));
-}
-VerbOption* Verb::add_option(const std::string& names, std::uint16_t& value, const std::string& meaning) {
-  return keep(app_->add_option(names, value, meaning));
-}
-VerbOption* Verb::add_option(const std::string& names, std::int64_t& value, const std::string& meaning) {
-  return keep(app_->add_option(names, value, meaning));
-}
-VerbOption* Verb::add_option(const std::string& names, std::uint64_t& value, const std::string& meaning) {
-  return keep(app_->add_option(names, value, meaning));
-}
-VerbOption* Verb::add_option(const std::string& names, double& value, const std::string& meaning) {
+template <class Value>
+VerbOption* Verb::add_option(const std::string& names, Value& value, const std::string& meaning) {
   return keep(app_->add_option(names, value, meaning));
 }
 VerbOption* Verb::add_flag(const std::string& names, bool& value, const std::string& meaning) {
@@ -119,5 +91,20 @@ std::vector<Command> command_tree(const Verb& program) {
   collect(*program.app_, "", commands);
   return commands;
 }
+
+template VerbOption* VerbOption::range(int, int);
+template VerbOption* VerbOption::range(unsigned, unsigned);
+template VerbOption* VerbOption::range(std::size_t, std::size_t);
+template VerbOption* VerbOption::range(double, double);
+template VerbOption* Verb::add_option(const std::string&, std::string&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, std::optional<std::string>&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, std::vector<std::string>&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, std::vector<std::size_t>&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, int&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, unsigned&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, std::uint16_t&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, std::int64_t&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, std::uint64_t&, const std::string&);
+template VerbOption* Verb::add_option(const std::string&, double&, const std::string&);
 
 }  // namespace echoline::cli

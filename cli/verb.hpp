@@ -30,10 +30,9 @@ class VerbOption {
   VerbOption* excludes(VerbOption* other);
   VerbOption* show_default();                  // what the variable held, in --help
   VerbOption* one_of(std::vector<std::string> values);
-  VerbOption* range(int least, int most);
-  VerbOption* range(unsigned least, unsigned most);
-  VerbOption* range(std::size_t least, std::size_t most);
-  VerbOption* range(double least, double most);
+  // Of int, unsigned, std::size_t or double.
+  template <class Number>
+  VerbOption* range(Number least, Number most);
   VerbOption* positive();
   VerbOption* non_negative();
 
@@ -51,17 +50,9 @@ class Verb {
   Verb& operator=(const Verb&) = delete;
 
   Verb* add_verb(const std::string& name, const std::string& meaning);
-  // `names` is "-o,--output", or a bare name for a positional argument.
-  VerbOption* add_option(const std::string& names, std::string& value, const std::string& meaning);
-  VerbOption* add_option(const std::string& names, std::optional<std::string>& value, const std::string& meaning);
-  VerbOption* add_option(const std::string& names, std::vector<std::string>& values, const std::string& meaning);
-  VerbOption* add_option(const std::string& names, std::vector<std::size_t>& values, const std::string& meaning);
-  VerbOption* add_option(const std::string& names, int& value, const std::string& meaning);
-  VerbOption* add_option(const std::string& names, unsigned& value, const std::string& meaning);
-  VerbOption* add_option(const std::string& names, std::uint16_t& value, const std::string& meaning);
-  VerbOption* add_option(const std::string& names, std::int64_t& value, const std::string& meaning);
-  VerbOption* add_option(const std::string& names, std::uint64_t& value, const std::string& meaning);
-  VerbOption* add_option(const std::string& names, double& value, const std::string& meaning);
+  // `names` is "-o,--output", or a bare name for a positional argument. The types are listed at the end of verb.cpp.
+  template <class Value>
+  VerbOption* add_option(const std::string& names, Value& value, const std::string& meaning);
   VerbOption* add_flag(const std::string& names, bool& value, const std::string& meaning);
   void footer(const std::string& text);  // below --help
   void version(const std::string& text);

@@ -15,7 +15,7 @@ constexpr std::uint32_t kMalformedMax = 5;
 constexpr std::uint32_t kForgivenAfter = 20;  // submissions accepted
 constexpr std::uint32_t kFailuresInARowMax = 8;
 constexpr std::uint32_t kSetAsideInARowMax = 256;
-constexpr double kTalkPerSecond = 100, kTalkMax = 2000;  // a worker without work asks 25 times a second
+constexpr Allowance kTalk{2000, 100};  // a worker without work asks 25 times a second
 
 bool same(double a, double b) { return std::abs(a - b) <= kScoreTolerance * std::max({1.0, std::abs(a), std::abs(b)}); }
 
@@ -168,10 +168,7 @@ void Conduct::accepted(WorkerId worker) {
 }
 
 bool Conduct::talked(WorkerId worker, TimePoint now) {
-  Talk& talk = talk_[worker];
-  talk.left = talk.at == kNever ? kTalkMax : std::min(kTalkMax, talk.left + kTalkPerSecond * seconds(now - talk.at));
-  talk.at = now;
-  return --talk.left < 0;
+  return !talk_.try_emplace(worker, kTalk).first->second.take(now);
 }
 
 bool Conduct::set_aside(bool unasked) {

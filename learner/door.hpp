@@ -12,6 +12,7 @@
 #include "base/clock.hpp"
 #include "base/ids.hpp"
 #include "base/result.hpp"
+#include "base/token_bucket.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "model/phrasing.hpp"
 #include "replay_buffer/job_ledger.hpp"
@@ -103,12 +104,8 @@ class Conduct {
     std::uint32_t failures = 0;            // groups in a row
     std::uint64_t successes_at_first = 0;  // of everybody, when the row began
   };
-  struct Talk {
-    double left = 0;
-    TimePoint at = kNever;
-  };
   std::map<WorkerId, Record> records_;
-  std::map<WorkerId, Talk> talk_;
+  std::map<WorkerId, TokenBucket> talk_;
   std::uint64_t successes_ = 0;
   std::uint32_t unasked_in_a_row_ = 0, failed_in_a_row_ = 0;  // groups set aside
 };

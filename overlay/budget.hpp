@@ -1,37 +1,14 @@
 // How much one identity may say: a token bucket for every kind of message, and a last one for what was dropped, whose end
 // is an expulsion. The budgets are far above what a worker ever needs, so only floods meet them. Pure.
 #pragma once
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
 
-#include "base/clock.hpp"
+#include "base/token_bucket.hpp"
 #include "overlay/control.hpp"
 
 namespace echoline::overlay {
-
-struct Allowance {
-  double burst = 1;
-  double per_s = 1;
-};
-
-class TokenBucket {
- public:
-  explicit TokenBucket(const Allowance& allowance) : allowance_(allowance), tokens_(allowance.burst) {}
-  bool take(TimePoint now) {
-    tokens_ = std::min(allowance_.burst, tokens_ + allowance_.per_s * std::max(0.0, seconds(now - at_)));
-    at_ = std::max(at_, now);
-    if (tokens_ < 1) return false;
-    tokens_ -= 1;
-    return true;
-  }
-
- private:
-  Allowance allowance_;
-  double tokens_;
-  TimePoint at_{};
-};
 
 class MessageBudget {
  public:

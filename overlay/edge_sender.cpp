@@ -71,11 +71,6 @@ std::vector<WorkerId> EdgeSender::children() const {
   return all;
 }
 
-std::uint64_t EdgeSender::chunk_bytes_sent_to(WorkerId child) const {
-  const auto it = edges_.find({child, false});
-  return it == edges_.end() ? 0 : it->second.chunk_bytes;
-}
-
 std::size_t EdgeSender::known_publications() const {
   std::size_t all = 0;
   for (const auto& [key, edge] : edges_) all += edge.known.size();
@@ -280,7 +275,6 @@ std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
       const StoredChunk* chunk = store_.fetch(*stored, *index);
       if (!chunk) return std::nullopt;  // it comes from disk
       known.insert(*index);
-      edge.chunk_bytes += chunk->length;
       chunk_bytes_ += chunk->length;
       return OutFrame{chunk->head, chunk->data};
     }

@@ -59,7 +59,6 @@ class EdgeSender {
   std::vector<EdgeReport> reports(TimePoint now) const;
 
   std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }  // chunk bytes without headers
-  std::uint64_t chunk_bytes_sent_to(WorkerId child) const;         // on its present edge
   std::size_t known_publications() const;                          // of all children: bounded by what they may list
 
  private:
@@ -80,7 +79,6 @@ class EdgeSender {
     std::set<PublicationId> closed;          // whose manifests it has or was sent
     std::vector<PublicationKey> path;        // what still has to be sent, in order
     std::optional<Slice> status, complaint;  // before the next chunk; only the newest of each waits
-    std::uint64_t chunk_bytes = 0;
     bool said_behind = false;
     bool lossy = false;  // a connection broke: what was sent on it may be lost
     std::optional<OutFrame> next(ConnId conn) override { return owner->next_frame(*this, conn); }

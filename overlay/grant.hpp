@@ -25,6 +25,9 @@ struct Grant {
 inline constexpr std::size_t kGrantBytesMax = 2048;  // with 64 parents; it fits what a stranger may say
 inline constexpr Duration kGrantLifetimeMin = std::chrono::minutes(2);
 constexpr Duration grant_lifetime(Duration away_max) { return std::max(kGrantLifetimeMin, 2 * away_max); }
+constexpr std::uint64_t grant_lifetime_ms(Duration away_max) {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(grant_lifetime(away_max)).count());
+}
 
 SignedGrant sign(const Grant& grant, const trust::SigningKey& key);
 // kCorrupt: not signed by this run's learner, of another run, or breaking a limit.

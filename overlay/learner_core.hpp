@@ -228,7 +228,8 @@ class LearnerCore final : public Core {
   void move_back(WorkerId id, TimePoint now);
   void take_out(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
-  SignedGrant grant(const Worker& worker, const Assign& assign, TimePoint now) const;
+  void grant(Worker& worker, Assign& assign, TimePoint now) const;
+  SignedGrant sign_grant(WorkerId child, Grant what, TimePoint now) const;
   void grant_anew(TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   std::vector<chains::ChainWorker> chain_workers(TimePoint now) const;

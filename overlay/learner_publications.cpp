@@ -1,9 +1,9 @@
 // The learner's publications: opened, grown, closed; acknowledged; and help for those who missed some.
 #include <algorithm>
-#include <cmath>
 #include <ranges>
 
 #include "base/log.hpp"
+#include "chains/broadcast_model.hpp"
 #include "overlay/catch_up.hpp"
 #include "overlay/learner_core.hpp"
 
@@ -164,8 +164,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
 void LearnerCore::check_broadcasts(TimePoint now) {
   std::erase_if(broadcasts_, [&](const Broadcast& b) {
     if (b.active.empty()) return true;
-    const double needed = std::ceil(config_.quorum * static_cast<double>(b.active.size()) - 1e-9);
-    if (static_cast<double>(b.active.size() - b.waiting.size()) < needed) return false;
+    if (b.active.size() - b.waiting.size() < chains::counted(config_.quorum, b.active.size())) return false;
     report(b, now);
     return true;
   });
@@ -277,10 +276,11 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     help.from.worker = kLearnerId;
     help.from.endpoint = config_.self;
   }
-  const auto lifetime = static_cast<std::uint64_t>(seconds(grant_lifetime(config_.away_max)) * 1e3);
-  help.grant = sign(Grant{state_.run_id, worker.view.info.id, unix_ms(now), unix_ms(now) + lifetime, 1,
-                          {{help.from.worker, 1}}, target, need.full_only},
-                    config_.authority->key());
+  Grant what;
+  what.from = {{help.from.worker, 1}};
+  what.catch_up_to = target;
+  what.full_only = need.full_only;
+  help.grant = sign_grant(worker.view.info.id, std::move(what), now);
   send_control(worker.control, help, now);
 }
 

@@ -158,8 +158,7 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
       assign.parents.push_back({parent, endpoint, mask, dials});
     }
     if (worker.assigned == assign) continue;
-    assign.grant = grant(worker, assign, now);
-    worker.grant_at = now + grant_lifetime(config_.away_max) / 2;
+    grant(worker, assign, now);
     for (const Parent& p : assign.parents)
       if (p.dials) send_control(workers_.at(p.worker).control, DialChild{id, worker.view.info.data}, now);
     std::erase_if(worker.senders, [&](const auto& sender) { return sender.second < now; });
@@ -178,11 +177,21 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
   actions_.push_back(act::TopologyChanged{topology_});
 }
 
-SignedGrant LearnerCore::grant(const Worker& worker, const Assign& assign, TimePoint now) const {
-  const auto lifetime = static_cast<std::uint64_t>(seconds(grant_lifetime(config_.away_max)) * 1e3);
-  Grant g{state_.run_id, worker.view.info.id, unix_ms(now), unix_ms(now) + lifetime, assign.stripes, {}, {}, false};
-  for (const Parent& p : assign.parents) g.from.push_back({p.worker, p.stripes});
-  return sign(g, config_.authority->key());
+void LearnerCore::grant(Worker& worker, Assign& assign, TimePoint now) const {
+  Grant what;
+  what.stripes = assign.stripes;
+  for (const Parent& p : assign.parents) what.from.push_back({p.worker, p.stripes});
+  assign.grant = sign_grant(worker.view.info.id, std::move(what), now);
+  worker.grant_at = now + grant_lifetime(config_.away_max) / 2;
+}
+
+// Run, child and times are filled in here.
+SignedGrant LearnerCore::sign_grant(WorkerId child, Grant what, TimePoint now) const {
+  what.run_id = state_.run_id;
+  what.child = child;
+  what.issued_unix_ms = unix_ms(now);
+  what.expires_unix_ms = what.issued_unix_ms + grant_lifetime_ms(config_.away_max);
+  return sign(what, config_.authority->key());
 }
 
 // What was granted long ago is granted anew, a few workers at a time; who of its own children has none any more goes.
@@ -190,8 +199,7 @@ void LearnerCore::grant_anew(TimePoint now) {
   std::size_t left = 16 + workers_.size() / 16;
   for (auto& [id, worker] : workers_) {
     if (!worker.assigned || now < worker.grant_at) continue;
-    worker.assigned->grant = grant(worker, *worker.assigned, now);
-    worker.grant_at = now + grant_lifetime(config_.away_max) / 2;
+    grant(worker, *worker.assigned, now);
     send_control(worker.control, *worker.assigned, now);
     if (--left == 0) break;
   }

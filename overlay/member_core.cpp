@@ -236,9 +236,7 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
   }
   if (const auto* renewed = std::get_if<Renewed>(&message)) return on_renewed(*renewed, now);
   if (const auto* release = std::get_if<Release>(&message)) {
-    const std::uint64_t now_ms = learner_unix_ms(now);
-    const auto longest = static_cast<std::uint64_t>(seconds(grant_lifetime(away_max_)) * 1e3);
-    grants_.release(release->child, release->issued_unix_ms, now_ms + longest);
+    grants_.release(release->child, release->issued_unix_ms, learner_unix_ms(now) + grant_lifetime_ms(away_max_));
     return drop_ungranted(now);
   }
   if (const auto* notice = std::get_if<Notice>(&message))

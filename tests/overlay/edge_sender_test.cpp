@@ -140,7 +140,7 @@ TEST(EdgeSender, SendsOnlyWhatTheChildLacks) {
   const Sent nothing = parent.take();
   EXPECT_THAT(nothing.chunks, IsEmpty());
   EXPECT_THAT(nothing.complaints, IsEmpty());
-  EXPECT_EQ(parent.sender.chunk_bytes_sent_to(kChild), 3000 - 1024 + 100 + (3000 - 2048));
+  EXPECT_EQ(parent.sender.chunk_bytes_sent(), 3000 - 1024 + 100 + (3000 - 2048));
 }
 
 // A snapshot that has only begun to arrive is not a shortcut past the delta that is under way.

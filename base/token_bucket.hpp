@@ -1,0 +1,31 @@
+// A limit on how often something may happen: so many at once, and so many a second in the long run. Pure.
+#pragma once
+#include <algorithm>
+
+#include "base/clock.hpp"
+
+namespace echoline {
+
+struct Allowance {
+  double burst = 1;
+  double per_s = 1;
+};
+
+class TokenBucket {
+ public:
+  explicit TokenBucket(const Allowance& allowance) : allowance_(allowance), tokens_(allowance.burst) {}
+  bool take(TimePoint now) {
+    tokens_ = std::min(allowance_.burst, tokens_ + allowance_.per_s * std::max(0.0, seconds(now - at_)));
+    at_ = std::max(at_, now);
+    if (tokens_ < 1) return false;
+    tokens_ -= 1;
+    return true;
+  }
+
+ private:
+  Allowance allowance_;
+  double tokens_;
+  TimePoint at_{};
+};
+
+}  // namespace echoline
