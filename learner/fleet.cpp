@@ -196,10 +196,6 @@ void Fleet::worker_lost(WorkerId worker, const std::string& reason) {
   });
 }
 
-void Fleet::worker_away(WorkerId worker) {
-  queue_.try_push([this, worker] { controller_->interrupted(worker); });
-}
-
 void Fleet::worker_progress(WorkerId worker, double rollouts, double busy_s) {
   queue_.try_push([this, worker, rollouts, busy_s] {
     controller_->completed(worker, rollouts, from_seconds(busy_s), clock_.now());

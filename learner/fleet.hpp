@@ -58,8 +58,6 @@ class Fleet {
   void worker_joined(WorkerId worker, const std::string& offer);  // also when it comes back
   // It is gone for good: away for too long, or expelled. Its instance is stopped.
   void worker_lost(WorkerId worker, const std::string& reason);
-  // It is out of reach, and kept.
-  void worker_away(WorkerId worker);
   // From its heartbeat: rollouts finished and seconds spent generating since the last call.
   void worker_progress(WorkerId worker, double rollouts, double busy_s);
   // Bytes it has received and forwarded since it joined.

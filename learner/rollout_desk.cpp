@@ -85,7 +85,7 @@ void RolloutDesk::excuse_pause() {
   const Duration late = now - std::exchange(last_tick_, now) - kTick;
   if (late < kPauseMin) return;
   log::info("the rollout desk was held up for {}: no lease ends for that", to_text(late));
-  if (const auto excused = ledger_->excuse(seconds(late)); !excused) log::error("{}", excused.error().message());
+  if (const auto excused = ledger_->excuse(seconds(late), unix_seconds()); !excused) log::error("{}", excused.error().message());
 }
 
 Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {

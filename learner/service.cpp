@@ -458,6 +458,7 @@ class Service {
       tell(id, run_spec_ ? run_spec_ : wait_message());  // describe_run() tells those that are here by then
       WorkerEntry& w = workers_[id];
       back = w.away || w.lost;
+      if (back) meters_[id].returned(clock_.now());
       w.away = w.lost = false;
       w.id = id;
       w.offer = name;
@@ -477,7 +478,6 @@ class Service {
     }
     log::warn("worker {} is away: {}; its place is kept for {}", id, reason, to_text(config_.fleet.away_max));
     record_->event("away", {{"worker", id.value}, {"reason", reason}});
-    if (fleet_ready_) fleet_->worker_away(id);
     if (desk_ready_) desk_->worker_lost(id);
   }
 

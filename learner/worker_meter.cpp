@@ -1,6 +1,7 @@
 #include "learner/worker_meter.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace echoline::learner {
 
@@ -18,7 +19,8 @@ WorkerMeter::Progress WorkerMeter::heard(const schema::Vitals& vitals, TimePoint
   const double passed_s = seconds(now - since_);
   if (untold_since_ == kNever) untold_since_ = now;
   if (told_s == 0 && now - untold_since_ < kToldWithin) return {};  // the heartbeat after its results tells of their time
-  const double worked_s = told_s == 0 ? pending_.busy_s : told_s;
+  // Of one that is back, the time it was away is in what it tells.
+  const double worked_s = std::exchange(returned_, false) || told_s == 0 ? pending_.busy_s : told_s;
   const Progress progress{pending_.rollouts, std::max(std::min(worked_s, passed_s), pending_.busy_s / 2)};
   told_busy_s_ = vitals.busy_s();
   since_ = now;
@@ -27,6 +29,13 @@ WorkerMeter::Progress WorkerMeter::heard(const schema::Vitals& vitals, TimePoint
   total_.rollouts += progress.rollouts;
   total_.busy_s += progress.busy_s;
   return progress;
+}
+
+void WorkerMeter::returned(TimePoint now) {
+  pending_ = {};
+  since_ = now;
+  untold_since_ = kNever;
+  returned_ = true;
 }
 
 }  // namespace echoline::learner

@@ -21,6 +21,8 @@ class WorkerMeter {
   void accepted(std::uint64_t rollouts, double held_s);
   // Its latest heartbeat; what has come since the last call.
   Progress heard(const schema::Vitals& vitals, TimePoint now);
+  // It is back after it was away: what it tells of the time before says nothing of how fast it is.
+  void returned(TimePoint now);
   // Of its whole life, as told: for people to look at.
   const Progress& total() const { return total_; }
 
@@ -30,6 +32,7 @@ class WorkerMeter {
   double told_busy_s_ = 0;
   TimePoint since_ = kNever;         // what was told before is counted
   TimePoint untold_since_ = kNever;  // results are here whose time is not told yet
+  bool returned_ = false;            // and nothing counted since
 };
 
 }  // namespace echoline::learner

@@ -24,7 +24,7 @@ void FleetController::started(WorkerId worker, const FleetOffer& offer) {
   const auto same = [&](const auto& entry) { return entry.offer == offer.offer; };
   std::erase_if(pending_, [&](const Pending& p) { return same(p.offer); });
   std::erase_if(standby_, same);
-  workers_[worker] = Worker{offer, false, false, {}};
+  workers_[worker] = Worker{offer, false, {}};
 }
 
 void FleetController::start_failed(const std::string& offer, TimePoint) {
@@ -35,7 +35,6 @@ void FleetController::start_failed(const std::string& offer, TimePoint) {
 void FleetController::completed(WorkerId worker, double rollouts, Duration busy, TimePoint now) {
   const auto it = workers_.find(worker);
   if (it == workers_.end() || !(rollouts >= 0) || busy <= Duration{}) return;
-  if (std::exchange(it->second.interrupted, false)) return;
   auto& samples = it->second.samples;
   if (samples.empty() || now - samples.back().at >= config_.window / kSamplesPerWindow) samples.push_back({now, 0, 0});
   samples.back().rollouts += rollouts;
@@ -58,22 +57,17 @@ void FleetController::lost(WorkerId worker, TimePoint) {
   workers_.erase(it);
 }
 
-void FleetController::interrupted(WorkerId worker) {
-  if (const auto it = workers_.find(worker); it != workers_.end()) it->second.interrupted = true;
-}
-
 bool FleetController::available(WorkerId worker) const {
   const auto it = workers_.find(worker);
   return it != workers_.end() && !it->second.releasing;
 }
 
-std::optional<double> FleetController::measured_rollouts_per_s(WorkerId worker, TimePoint now) const {
+std::optional<double> FleetController::measured_rollouts_per_s(WorkerId worker) const {
   const auto it = workers_.find(worker);
   if (it == workers_.end()) return std::nullopt;
   double rollouts = 0;
   double busy_s = 0;
   for (const Sample& s : it->second.samples) {
-    if (now - s.at > config_.window) continue;
     rollouts += s.rollouts;
     busy_s += s.busy_s;
   }
@@ -81,10 +75,10 @@ std::optional<double> FleetController::measured_rollouts_per_s(WorkerId worker, 
   return rollouts / busy_s;
 }
 
-double FleetController::effective_rollouts_per_s(TimePoint now) const {
+double FleetController::effective_rollouts_per_s() const {
   double total = 0;
   for (const auto& [id, worker] : workers_)
-    if (available(id)) total += measured_rollouts_per_s(id, now).value_or(worker.offer.rollouts_per_s);
+    if (available(id)) total += measured_rollouts_per_s(id).value_or(worker.offer.rollouts_per_s);
   return total;
 }
 
@@ -105,13 +99,13 @@ void FleetController::activate_until(double missing, const std::string& reason, 
   }
 }
 
-std::optional<WorkerId> FleetController::releasable(TimePoint now) const {
-  const double effective = effective_rollouts_per_s(now);
+std::optional<WorkerId> FleetController::releasable() const {
+  const double effective = effective_rollouts_per_s();
   std::optional<WorkerId> dearest;
   double dearest_cost = -1;
   for (const auto& [id, worker] : workers_) {
     if (!available(id)) continue;
-    const double rate = measured_rollouts_per_s(id, now).value_or(worker.offer.rollouts_per_s);
+    const double rate = measured_rollouts_per_s(id).value_or(worker.offer.rollouts_per_s);
     if (effective - rate < target() || rate <= 0) continue;
     const double cost = unit_cost(worker.offer, rate);
     if (cost > dearest_cost) {
@@ -125,7 +119,7 @@ std::optional<WorkerId> FleetController::releasable(TimePoint now) const {
 std::vector<FleetAction> FleetController::tick(TimePoint now) {
   std::vector<FleetAction> actions;
   std::erase_if(pending_, [&](const Pending& p) { return now - p.since > config_.start_timeout; });
-  const double effective = effective_rollouts_per_s(now);
+  const double effective = effective_rollouts_per_s();
   const double expected = effective + pending_rollouts_per_s();
 
   if (expected >= target()) {
@@ -148,7 +142,7 @@ std::vector<FleetAction> FleetController::tick(TimePoint now) {
   } else {
     if (!above_since_) above_since_ = now;
     if (now - *above_since_ >= config_.sustained) {
-      if (const auto worker = releasable(now)) {
+      if (const auto worker = releasable()) {
         workers_[*worker].releasing = true;
         actions.push_back(Release{*worker, fmt::format("{:.4g} rollouts/s, {:.4g} are enough", effective, target())});
       }

@@ -17,7 +17,7 @@ struct ControllerConfig {
   double required_rollouts_per_s = 0;                     // M*
   double headroom = 0.10;                                 // activate below (1 + headroom) * M*
   double release_margin = 0.25;                           // release above (1 + margin) * that
-  Duration window = std::chrono::seconds(60);             // of the throughput estimate
+  Duration window = std::chrono::seconds(60);             // of the throughput estimate: the last in which it said anything
   Duration sustained = std::chrono::seconds(30);          // a condition holds this long before it is acted on
   Duration start_timeout = std::chrono::seconds(300);     // an activation that has not reported by then is given up
   bool replace_lost = true;  // a lost worker is replaced at once while capacity is below the target
@@ -60,17 +60,15 @@ class FleetController {
   // then a worker counts, heard or not: whoever hears of it judges its silence, and keeps it for a while.
   void lost(WorkerId worker, TimePoint now);
 
-  // It is away, or has just come back: what it tells of the time between counts for nothing.
-  void interrupted(WorkerId worker);
-
   // Due actions; call at least every second or so. At most one Release, and one Activate per missing worker.
   std::vector<FleetAction> tick(TimePoint now);
 
   double target() const { return config_.required_rollouts_per_s * (1 + config_.headroom); }
-  // Of the available workers, by their measured throughput (predicted until something is measured).
-  double effective_rollouts_per_s(TimePoint now) const;
+  // Of the available workers, by their measured throughput (predicted until something is measured). Who says nothing for
+  // a while, or is away, counts with what it last did.
+  double effective_rollouts_per_s() const;
   bool available(WorkerId worker) const;
-  std::optional<double> measured_rollouts_per_s(WorkerId worker, TimePoint now) const;
+  std::optional<double> measured_rollouts_per_s(WorkerId worker) const;
   const std::vector<FleetOffer>& standby() const { return standby_; }
 
  private:
@@ -82,7 +80,6 @@ class FleetController {
   struct Worker {
     FleetOffer offer;
     bool releasing = false;
-    bool interrupted = false;  // its next sample is of a time in which it did not work
     std::deque<Sample> samples;
   };
   struct Pending {
@@ -92,7 +89,7 @@ class FleetController {
   double pending_rollouts_per_s() const;
   void activate_until(double missing, const std::string& reason, bool replaces_lost, TimePoint now,
                       std::vector<FleetAction>& actions);
-  std::optional<WorkerId> releasable(TimePoint now) const;
+  std::optional<WorkerId> releasable() const;
 
   ControllerConfig config_;
   std::vector<FleetOffer> standby_;

@@ -211,7 +211,8 @@ class JobLedger::Impl {
     return expired;
   }
 
-  Result<std::uint64_t> excuse(double late_s) {
+  Result<std::uint64_t> excuse(double late_s, double now) {
+    for (auto& [worker, known] : known_) known.accounted_until_unix_s = now;  // nobody has had work for that long
     ECHO_TRY(
         db_.run("UPDATE lease SET due_unix_s = due_unix_s + ?1, expires_unix_s = expires_unix_s + ?1 WHERE state = 0",
                 late_s));
@@ -624,9 +625,9 @@ Result<std::uint64_t> JobLedger::expire(double now_unix_s) {
   return impl_->expire(now_unix_s);
 }
 
-Result<std::uint64_t> JobLedger::excuse(double late_s) {
+Result<std::uint64_t> JobLedger::excuse(double late_s, double now_unix_s) {
   impl_->check_thread();
-  return impl_->excuse(late_s);
+  return impl_->excuse(late_s, now_unix_s);
 }
 
 Result<std::uint64_t> JobLedger::stranded_by_next_step(std::uint64_t step, double now_unix_s) {

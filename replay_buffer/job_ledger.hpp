@@ -133,7 +133,7 @@ class JobLedger {
 
   // For so long this process did not run and nobody could hand in: every live lease lasts so much longer. Call before
   // the next grant() or expire(). Returns how many.
-  Result<std::uint64_t> excuse(double late_s);
+  Result<std::uint64_t> excuse(double late_s, double now_unix_s);
 
   // Trajectories of live leases that would come too late for every later batch if the learner trained on what
   // sample(step) gives now (rules.hpp, stranded). A learner that waits while it is above zero, at most until those

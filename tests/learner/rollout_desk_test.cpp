@@ -460,6 +460,36 @@ TEST(WorkerMeterTest, AWorkersSpeedIsWhatWasSeenOfIt) {
   EXPECT_EQ(heard(honest, 2).busy_s, 2) << "a new process counts from zero";
 }
 
+// The batch it was at when it was stopped took all that time, and nobody wants its results any more.
+TEST(WorkerMeterTest, WhatAWorkerTookWhileItWasAwaySaysNothingOfItsSpeed) {
+  using std::chrono::seconds;
+  ManualClock clock;
+  WorkerMeter meter;
+  const auto heard = [&](double busy_s) {
+    schema::Vitals vitals;
+    vitals.set_busy_s(busy_s);
+    return meter.heard(vitals, clock.now());
+  };
+  heard(0);
+  clock.advance(seconds(2));
+  meter.accepted(10, 1);
+  EXPECT_EQ(heard(1).busy_s, 1);
+  meter.accepted(10, 1);  // the heartbeat that would tell of it never came
+  clock.advance(seconds(60));
+  meter.returned(clock.now());
+  EXPECT_EQ(heard(1).rollouts, 0);
+  clock.advance(seconds(30));
+  EXPECT_EQ(heard(92).rollouts, 0) << "30 s more for a batch that nobody wants";
+  clock.advance(seconds(1));
+  meter.accepted(10, 1.0);
+  const auto back = heard(93);
+  EXPECT_EQ(back.rollouts, 10);
+  EXPECT_EQ(back.busy_s, 1) << "while it had leases";
+  clock.advance(seconds(3));
+  meter.accepted(10, 1);
+  EXPECT_EQ(heard(95).busy_s, 2) << "its own time, as ever";
+}
+
 TEST_F(DeskTest, ALostWorkersGroupsAreLeasedAgain) {
   open(0);
   const schema::WorkGrant first = ask(0, 4);

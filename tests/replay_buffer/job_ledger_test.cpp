@@ -118,7 +118,7 @@ TEST_F(Ledger, RestartNeitherLosesNorDoublesAGroup) {
   const auto before = grant(kAda, 2);
   reopen();
   EXPECT_EQ(groups_of(grant(kBob, 2)), (Set{2, 3}));
-  EXPECT_EQ(must(ledger_->excuse(90)), 4u);  // the learner was away: nobody could hand in meanwhile
+  EXPECT_EQ(must(ledger_->excuse(90, 1090)), 4u);  // the learner was away: nobody could hand in meanwhile
   EXPECT_EQ(must(ledger_->expire(1150)), 0u);
   EXPECT_TRUE(submit(kAda, submission_for(before[1]), 1150).accepted);
   EXPECT_EQ(must(ledger_->expire(1191)), 3u);
@@ -334,6 +334,9 @@ TEST_F(Ledger, TheTimeWithWorkIsCountedOnce) {
   EXPECT_DOUBLE_EQ(submit(kAda, b, 1012).held_s, 2);
   const auto second = grant(kAda, 1, 0, 1020);
   EXPECT_DOUBLE_EQ(submit(kAda, submission_for(second[0]), 1021).held_s, 1);
+  const auto third = grant(kAda, 1, 0, 1030);
+  must(ledger_->excuse(90, 1120));  // it has been done for long, but nobody read it
+  EXPECT_DOUBLE_EQ(submit(kAda, submission_for(third[0]), 1121).held_s, 1);
 }
 
 TEST_F(Ledger, WhatIsHeldAgainstAWorkerIsKept) {
