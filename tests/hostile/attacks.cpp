@@ -106,21 +106,6 @@ class Raw {
     }
   }
 
-  // A connection for data to `to`, as a child that wants to be brought to `catch_up_to`.
-  Result<std::unique_ptr<Peer>> child_of(const overlay::Endpoint& to, WorkerId parent, const Identity& as,
-                                         std::optional<std::uint64_t> catch_up_to) {
-    ECHO_ASSIGN(auto peer, Peer::connect(to, as.credentials, parent));
-    wire::ControlMessage hello;
-    wire::PeerHello& h = *hello.mutable_peer_hello();
-    h.set_protocol(overlay::kProtocol);
-    h.set_run_id(as.credentials.run_id);
-    if (catch_up_to) h.set_catch_up_to(*catch_up_to);
-    h.mutable_have()->set_stripes(1);
-    h.mutable_have()->set_wanted(1);
-    peer->send(hello);
-    return peer;
-  }
-
   void end() {
     outcome.out = kClock.now();
     if (peer_) {
@@ -145,7 +130,7 @@ class Raw {
   std::unique_ptr<Peer> peer_;
 };
 
-// A member with a heart: it is given a place, and knows its parents.
+// A member that says it has installed whatever there is, so that it is given a place; knows its parents.
 class Child : public Raw {
  public:
   using Raw::Raw;
@@ -158,8 +143,16 @@ class Child : public Raw {
       peer_->send(heartbeat);
       beat_ = kClock.now() + milliseconds(200);
     }
-    while (const auto message = peer_->receive(milliseconds(0)))
+    while (const auto message = peer_->receive(milliseconds(0))) {
       if (message->has_assign()) assign_ = message->assign();
+      wire::BeaconBody beacon;
+      if (!message->has_beacon() || !beacon.ParseFromString(message->beacon().body()) || !beacon.has_newest()) continue;
+      wire::ControlMessage ack;
+      ack.mutable_ack()->set_version(beacon.newest());
+      ack.mutable_ack()->set_epoch(beacon.epoch());
+      ack.mutable_ack()->set_policy_digest(std::string(sizeof(overlay::Digest), 'x'));
+      peer_->send(ack);
+    }
   }
   bool going_on() const { return peer_->open() && peer_->goodbye().empty() && kClock.now() < end_; }
   void wait_for_parents() {
@@ -170,18 +163,19 @@ class Child : public Raw {
   }
   const wire::Assign& assign() const { return assign_; }
 
-  // A connection for data to a parent that the learner has named, with its grant.
-  Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent) {
+  // A connection for data to a parent that the learner has named.
+  Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent) { return edge_to(parent, identity_, true); }
+  Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent, const Identity& as, bool with_grant) {
     const overlay::Endpoint to = parent.worker() == kLearnerId.value
                                      ? options_.learner
                                      : overlay::Endpoint{parent.endpoint().host(),
                                                          static_cast<std::uint16_t>(parent.endpoint().port())};
-    ECHO_ASSIGN(auto peer, Peer::connect(to, identity_.credentials, WorkerId{parent.worker()}));
+    ECHO_ASSIGN(auto peer, Peer::connect(to, as.credentials, WorkerId{parent.worker()}));
     wire::ControlMessage hello;
     wire::PeerHello& h = *hello.mutable_peer_hello();
     h.set_protocol(overlay::kProtocol);
-    h.set_run_id(identity_.credentials.run_id);
-    *h.mutable_grant() = assign_.grant();
+    h.set_run_id(as.credentials.run_id);
+    if (with_grant) *h.mutable_grant() = assign_.grant();
     h.mutable_have()->set_stripes(assign_.stripes());
     h.mutable_have()->set_wanted(parent.stripes());
     peer->send(hello);
@@ -262,6 +256,12 @@ Result<Outcome> have_flood(const AttackOptions& options) {
   child.wait_for_parents();
   std::map<std::uint64_t, std::unique_ptr<Peer>> edges;
   TimePoint redial{};
+  wire::ControlMessage m;  // a list as long as one may be, of other publications every time
+  for (int i = 0; i < 250; ++i) {
+    wire::HaveItem& item = *m.mutable_have()->add_items();
+    item.set_chunks(4096);
+    item.set_bitmap(random_bytes(child.random, 512));
+  }
   while (child.going_on()) {
     child.live();
     const bool again = kClock.now() >= redial;
@@ -271,14 +271,10 @@ Result<Outcome> have_flood(const AttackOptions& options) {
       if ((!edge || !edge->open()) && again)
         if (auto opened = child.edge_to(parent)) edge = std::move(*opened);
       if (!edge || !edge->open()) continue;
-      wire::ControlMessage m;
       m.mutable_have()->set_stripes(child.assign().stripes());
       m.mutable_have()->set_wanted(parent.stripes());
-      for (int i = 0; i < 250; ++i) {
-        wire::HaveItem& item = *m.mutable_have()->add_items();
+      for (wire::HaveItem& item : *m.mutable_have()->mutable_items()) {
         item.set_publication(random_bytes(child.random, 16));
-        item.set_chunks(4096);
-        item.set_bitmap(random_bytes(child.random, 512));
         item.set_version(1'000'000 + child.random.below(1'000'000));
       }
       if (edge->send(m)) {
@@ -366,29 +362,26 @@ Result<Outcome> idle_connections(const AttackOptions& options) {
   return raw.outcome;
 }
 
-// A certificate of the run, and no place in it: asks the parent of somebody else for its publications.
+// A certificate of the run, and no place in it: asks the parents of somebody else for its publications.
 Result<Outcome> unassigned_child(const AttackOptions& options) {
-  Raw raw(options);
+  Child child(options);
   ECHO_ASSIGN(const Identity never_joined, enrol(options.learner, options.tokens.at(1), options.name + "-1"));
-  ECHO_TRY(raw.begin());
-  std::map<std::uint64_t, overlay::Endpoint> parents;
-  while (raw.peer_->open() && kClock.now() < raw.end_) {
-    wire::ControlMessage heartbeat;
-    heartbeat.mutable_heartbeat();
-    raw.peer_->send(heartbeat);
-    if (const auto message = raw.peer_->receive(milliseconds(200)); message && message->has_assign())
-      for (const wire::Parent& p : message->assign().parents())
-        parents[p.worker()] = {p.endpoint().host(), static_cast<std::uint16_t>(p.endpoint().port())};
-    for (const auto& [id, endpoint] : parents) {
-      auto edge = raw.child_of(endpoint, WorkerId{id}, never_joined, std::nullopt);
-      if (!edge) continue;
-      ++raw.outcome.messages;
-      (*edge)->drain(milliseconds(300));
-      raw.outcome.chunk_bytes += (*edge)->chunk_bytes();
+  ECHO_TRY(child.begin());
+  while (child.going_on()) {
+    child.live();
+    for (const wire::Parent& parent : child.assign().parents()) {
+      for (const bool with_grant : {false, true}) {  // somebody else's
+        auto edge = child.edge_to(parent, never_joined, with_grant);
+        if (!edge) continue;
+        ++child.outcome.messages;
+        (*edge)->drain(milliseconds(100));
+        child.outcome.chunk_bytes += (*edge)->chunk_bytes();
+      }
     }
+    std::this_thread::sleep_for(milliseconds(20));
   }
-  raw.end();
-  return raw.outcome;
+  child.end();
+  return child.outcome;
 }
 
 // Frames that promise more than there may be, control messages that are none, messages that never end.
