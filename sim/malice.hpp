@@ -1,6 +1,7 @@
 // Rented machines that do not do what they should: what leaves them is changed, held back, repeated or invented. Their
 // cores stay as they are.
 #pragma once
+#include <functional>
 #include <set>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct MaliceOptions {
   bool lie = false;          // says that it holds and sends other amounts than it does
   bool greedy = false;       // asks its parents for chunks again and again
   bool slander = false;      // accuses its parents of forwarding bad chunks, and of not forwarding at all
+  std::function<std::vector<WorkerId>()> parents = {};  // of whom it slanders
   bool flood = false;        // says everything a hundred times
   bool any() const {
     return flip_share > 0 || replay_share > 0 || garbage_share > 0 || freeze || lie || greedy || slander || flood;
