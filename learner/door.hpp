@@ -27,9 +27,6 @@ struct DoorOptions {
   std::function<Status(const schema::Trajectory&)> trainable;
 };
 
-// The longest message that a worker of such a run has a reason to send.
-Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size);
-
 // A group as workers are asked for it.
 struct Question {
   schema::Problem problem;
@@ -59,9 +56,8 @@ class Door {
   // Called when the group is settled.
   void forget(GroupId group) { questions_.erase(group); }
 
-  Bytes message_max(std::uint32_t group_size) const {
-    return worker_message_max(options_.positions_max, options_.response_tokens_max, group_size);
-  }
+  // The longest message that a worker of this run has a reason to send.
+  Bytes message_max(std::uint32_t group_size) const;
 
   std::optional<Refusal> refusal(const schema::Submission& submission);
 

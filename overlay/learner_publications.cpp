@@ -145,10 +145,11 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   worker.view.installed_digest = ack.policy_digest;
   worker.helpers_tried.clear();
   worker.silences = 0;
-  std::vector<WorkerId> senders;
-  if (worker.assigned)
+  std::vector<WorkerId> senders;  // whoever was helped was not served by its parents
+  if (worker.helper)
+    senders.push_back(*worker.helper);
+  else if (worker.assigned)
     for (const Parent& p : worker.assigned->parents) senders.push_back(p.worker);
-  if (worker.helper) senders.push_back(*worker.helper);
   end_help(worker);
   if (newer)
     for (const WorkerId sender : senders) credit(sender, id, now);

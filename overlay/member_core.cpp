@@ -494,7 +494,9 @@ void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now
   if (!up) return;
   const bool was_up = up->stream_of(conn)->up;
   std::erase_if(up->streams, [&](const Upstream::Stream& s) { return s.conn == conn; });
-  if (up->up())
+  if (up->up() && !was_up)
+    up->probe.settle(up->streams.size());
+  else if (up->up())
     tell_have(*up, now);  // what was on its way there is lost
   else
     upstream_failed(*up, was_up ? EdgeTroubleKind::kLost : EdgeTroubleKind::kUnreachable, reason, now);

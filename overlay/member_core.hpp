@@ -120,6 +120,7 @@ class MemberCore final : public Core {
   void on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint now);
   void open_upstream(Upstream& up, TimePoint now);
   void add_streams(Upstream& up, std::uint32_t wanted, TimePoint now);
+  bool has_room_for_streams() const;
   void upstream_opened(Upstream& up, Upstream::Stream& stream, TimePoint now);
   void upstream_failed(Upstream& up, EdgeTroubleKind kind, const std::string& reason, TimePoint now);
   void close_upstream(Upstream& up);

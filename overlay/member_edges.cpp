@@ -37,10 +37,18 @@ void MemberCore::add_streams(Upstream& up, std::uint32_t wanted, TimePoint now) 
     if (up.up() && wanted > up.streams.size()) send_control(up.streams.front().conn, MoreStreams{wanted}, now);
     return;
   }
+  if (up.up() && !has_room_for_streams()) return up.probe.settle(up.streams.size());
   while (up.streams.size() < wanted) {
     const Endpoint& to = up.parent.worker == kLearnerId ? config_.learner : up.parent.endpoint;
     up.streams.push_back({dial(to, act::Service::kData, up.parent.worker), up.next_stream++, false});
   }
+}
+
+// Streams that make an edge faster leave room for edges, and for whoever helps.
+bool MemberCore::has_room_for_streams() const {
+  std::size_t all = 1 + edges_.connections() + (helper_ ? helper_->streams.size() : 0);
+  for (const auto& [id, up] : parents_) all += up.streams.size();
+  return all < config_.core.connections.total / 2;
 }
 
 void MemberCore::upstream_opened(Upstream& up, Upstream::Stream& stream, TimePoint now) {
@@ -282,7 +290,8 @@ void MemberCore::open_child(ConnId conn, WorkerId child, PeerHello hello, TimePo
       edges_.close(old);
       close(old);
     }
-  if (!edges_.open(conn, child, std::move(hello), now)) close(conn);
+  const bool faster = hello.stream != 0 && !edges_.connections_of(child, hello.catch_up_to.has_value()).empty();
+  if ((faster && !has_room_for_streams()) || !edges_.open(conn, child, std::move(hello), now)) close(conn);
 }
 
 MemberCore::Asker& MemberCore::asker(WorkerId child, TimePoint now) {

@@ -20,6 +20,11 @@ class StreamProbe {
   // `bytes`: received over this edge so far. `busy`: the parent holds chunks that the child lacks.
   // Returns the number of connections to have.
   std::uint32_t observe(std::uint64_t bytes, bool busy, TimePoint now);
+  // One more could not be opened: so many there are, and no more are tried.
+  void settle(std::size_t streams) {
+    streams_ = std::max(1u, static_cast<std::uint32_t>(streams));
+    settled_ = true;
+  }
 
  private:
   std::uint32_t streams_ = 1;

@@ -176,6 +176,22 @@ void Disk::wipe() {
   bytes_ = 0;
 }
 
+std::size_t Disk::rot(std::size_t pieces) {
+  std::vector<Piece*> all;
+  for (auto& [id, spool] : spools_)
+    for (auto& [offset, piece] : spool.payload)
+      if (!piece.data.empty()) all.push_back(&piece);
+  std::size_t done = 0;
+  for (; done < pieces && !all.empty(); ++done) {
+    Slice& data = all[random_.below(all.size())]->data;
+    std::vector<std::byte> other(data.bytes().begin(), data.bytes().end());
+    other[random_.below(other.size())] ^= std::byte{1} << static_cast<int>(random_.below(8));
+    data = Slice(std::move(other));
+    rotten_ = true;
+  }
+  return done;
+}
+
 // ---- reading at the start ----
 
 std::vector<Frame> Disk::read_spool(const PublicationId& id) const {

@@ -56,6 +56,10 @@ class Disk {
   // The machine died: of what was not synced, an end is missing, cut in the middle, or garbage.
   void on_power_loss(TimePoint now);
   void wipe();
+  // Bits of so many pieces of payload turn over, whichever; what is read later has them. Returns how many there were.
+  std::size_t rot(std::size_t pieces);
+  // They have, of what is there or was.
+  bool rotten() const { return rotten_; }
 
   // ---- what a driver reads at its start ----
 
@@ -97,7 +101,7 @@ class Disk {
   std::optional<std::string> state_;
   std::map<overlay::PublicationId, Spool> spools_;
   std::uint64_t bytes_ = 0;
-  bool write_failed_ = false;
+  bool write_failed_ = false, rotten_ = false;
 };
 
 }  // namespace echoline::sim

@@ -31,9 +31,10 @@ Fleet::Fleet(World& world, const FleetOptions& options)
   auto authority = trust::Authority::create(kRunId, new_key());
   ECHO_CHECK(authority.has_value());
   authority_ = std::make_shared<const trust::Authority>(std::move(*authority));
-  checker_ = std::make_shared<const RememberingChecker>(kRunId, authority_->public_key(), truth_);
+  checker_ = std::make_shared<const RememberingChecker>(kRunId, authority_->key(), truth_);
   world_.set_authority({kRunId, authority_->public_key()});
   learner_host_ = world_.add_host(options_.learner.link, options_.learner.clock_skew);
+  learner_origin_unix_s_ = world_.unix_origin_s(learner_host_);
 }
 
 Fleet::~Fleet() = default;
@@ -62,12 +63,13 @@ std::vector<std::byte> Fleet::random_bytes(std::uint64_t count) {
 }
 
 double Fleet::learner_unix_s() const {
-  return world_.unix_origin_s(learner_host_) + seconds(world_.now().time_since_epoch());
+  return learner_origin_unix_s_ + seconds(world_.now().time_since_epoch());
 }
 
-CoreOptions Fleet::core_options(HostId host, const LinkLimits& limits) {
+CoreOptions Fleet::core_options(HostId host, const LinkLimits& limits, std::size_t files) {
   CoreOptions options;
   options.limits = limits;
+  options.connections = ConnectionLimits::of(files);
   options.unix_origin_s = world_.unix_origin_s(host);
   if (options_.fault_points) options.faults = faults_.get();
   return options;
@@ -86,8 +88,9 @@ LearnerCore* Fleet::learner() {
 }
 
 void Fleet::start_learner(std::uint64_t versions_lost) {
-  if (world_.alive(learner_host_) || ended_) return;
+  if (world_.alive(learner_host_) || ended_ || asleep_) return;
   const LearnerOptions& o = options_.learner;
+  learner_origin_unix_s_ = world_.unix_origin_s(learner_host_);
   LearnerConfig config;
   config.core = core_options(learner_host_, o.limits);
   config.self = world_.endpoint_of(learner_host_);

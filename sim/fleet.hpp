@@ -10,7 +10,7 @@
 #include "overlay/enrol_core.hpp"
 #include "overlay/learner_core.hpp"
 #include "overlay/member_core.hpp"
-#include "sim/malice.hpp"
+#include "sim/intruder.hpp"
 #include "sim/truth.hpp"
 #include "sim/world.hpp"
 
@@ -45,6 +45,7 @@ struct WorkerOptions {
   Duration install_time = std::chrono::milliseconds(1);
   double install_failure_share = 0;
   Duration restart_after = std::chrono::seconds(1);  // when its process has ended by itself
+  std::optional<std::size_t> files;                  // that its process can open
 };
 
 struct FleetOptions {
@@ -97,7 +98,6 @@ class Fleet {
   std::uint64_t learner_processes() const { return learner_processes_; }
   HostId learner_host() const { return learner_host_; }
   overlay::LearnerCore* learner();  // absent while it is down
-  std::vector<WorkerId> parents_of(std::size_t worker);  // that are workers, as the learner has it
   // The newest version that was closed; what everybody should reach.
   std::optional<Version> newest() const { return newest_; }
   bool publishing() const { return publishing_ > 0; }
@@ -136,10 +136,20 @@ class Fleet {
   std::optional<std::size_t> worker_on(HostId host) const;
   std::optional<std::size_t> worker_of(WorkerId id) const;
 
+  // ---- a machine with a certificate that nobody sends anywhere ----
+
+  void add_intruder(Duration every);
+  HostId intruder_host() const { return intruder_host_.value_or(HostId{~std::uint64_t{0}}); }
+  const Intruder* intruder() const;
+
   const Truth& truth() const { return truth_; }
   const overlay::Checker& checker() const { return *checker_; }
   const overlay::trust::Authority& authority() const { return *authority_; }
   void set_observer(FleetObserver* observer) { observer_ = observer; }
+  // No more messages of the application.
+  void hush() { hushed_ = true; }
+  // Nobody starts meanwhile.
+  void set_asleep(bool on) { asleep_ = on; }
   // No more of the random troubles of applications and cores.
   void calm();
   // What should never happen in an application's dealings with its core; empty when all is well.
@@ -149,6 +159,7 @@ class Fleet {
   class LearnerProcess;
   class EnrolProcess;
   class MemberProcess;
+  class IntruderProcess;
   class FaultSites;
   struct Making;
 
@@ -160,13 +171,13 @@ class Fleet {
   void join(std::size_t i, overlay::WorkerState state);
   void on_member(std::size_t i, overlay::Action&& action, TimePoint now);
   void deliver(std::size_t i, overlay::act::Deliver deliver);
-  void install(std::size_t i, std::uint64_t process, const overlay::Publication& publication);
+  void install(std::size_t i, std::uint64_t process, const overlay::Publication& publication, bool sound);
   void ended(std::size_t i, const std::string& reason);
   void chat(std::size_t i);
   void on_message(WorkerId from, const std::string& text);
   void on_answer(std::size_t i, const std::string& text);
   double learner_unix_s() const;
-  overlay::CoreOptions core_options(HostId host, const overlay::LinkLimits& limits);
+  overlay::CoreOptions core_options(HostId host, const overlay::LinkLimits& limits, std::size_t files = 65536);
   overlay::Digest new_digest(Version version);
   overlay::trust::SigningKey new_key();
   std::vector<std::byte> random_bytes(std::uint64_t count);
@@ -179,10 +190,13 @@ class Fleet {
   std::shared_ptr<const RememberingChecker> checker_;
   std::unique_ptr<FaultSites> faults_;
   FleetObserver* observer_ = nullptr;
-  bool calm_ = false, ended_ = false;
+  bool calm_ = false, ended_ = false, hushed_ = false, asleep_ = false;
   std::string wrong_;
 
   HostId learner_host_;
+  double learner_origin_unix_s_ = 0;  // of its present process
+  std::optional<HostId> intruder_host_;
+  std::shared_ptr<Loot> loot_ = std::make_shared<Loot>();
   std::uint64_t learner_processes_ = 0;
   std::optional<overlay::LearnerState> learner_state_;  // of a learner without a disk: what it began with
   std::map<Version, overlay::Digest> policies_;         // that were closed

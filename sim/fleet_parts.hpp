@@ -48,6 +48,16 @@ class Fleet::EnrolProcess final : public Process {
   overlay::EnrolCore enrolment_;
 };
 
+class Fleet::IntruderProcess final : public Process {
+ public:
+  explicit IntruderProcess(IntruderConfig config) : intruder_(std::move(config)) {}
+  Intruder& core() override { return intruder_; }
+  void on_action(overlay::Action&&, TimePoint) override {}
+
+ private:
+  Intruder intruder_;
+};
+
 class Fleet::MemberProcess final : public Process {
  public:
   MemberProcess(Fleet& fleet, std::size_t worker, overlay::MemberConfig config)

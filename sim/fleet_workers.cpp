@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "overlay/grant.hpp"
 #include "sim/fleet_parts.hpp"
 
 namespace echoline::sim {
@@ -17,10 +18,8 @@ Slice slice_of(const std::string& text) {
 
 }  // namespace
 
-std::size_t Fleet::add_worker(const WorkerOptions& asked) {
-  WorkerOptions options = asked;
+std::size_t Fleet::add_worker(const WorkerOptions& options) {
   const std::size_t i = workers_.size();
-  if (options.malice.slander) options.malice.parents = [this, i] { return parents_of(i); };
   auto worker = std::make_unique<Worker>();
   worker->options = options;
   worker->host = world_.add_host(options.link, options.clock_skew);
@@ -28,7 +27,8 @@ std::size_t Fleet::add_worker(const WorkerOptions& asked) {
   world_.set_nat(worker->host, options.nat);
   world_.disk(worker->host).configure(options.disk_options);
   if (options.malice.any())
-    world_.set_malice(worker->host, std::make_unique<Malicious>(options.malice, options_.seed, 100 + i));
+    world_.set_malice(worker->host, std::make_unique<Malicious>(options.malice, options_.seed, 100 + i, loot_));
+  if (options.files) world_.set_connections_max(worker->host, ConnectionLimits::of(*options.files).total);
   by_host_[worker->host.value] = i;
   workers_.push_back(std::move(worker));
   if (options_.message_every) chat(i);
@@ -45,18 +45,65 @@ std::optional<std::size_t> Fleet::worker_of(WorkerId id) const {
   return it == by_id_.end() ? std::nullopt : std::optional(it->second);
 }
 
-std::vector<WorkerId> Fleet::parents_of(std::size_t i) {
-  std::vector<WorkerId> found;
-  const LearnerCore* core = learner();
-  const auto all = core ? core->topology().parents() : decltype(core->topology().parents()){};
-  if (const auto mine = all.find(worker(i).id()); mine != all.end())
-    std::copy_if(mine->second.begin(), mine->second.end(), std::back_inserter(found),
-                 [](WorkerId parent) { return parent != kLearnerId; });
-  return found;
-}
-
 MemberCore* Fleet::member(std::size_t i) {
   auto* process = dynamic_cast<MemberProcess*>(world_.process(workers_[i]->host));
+  return process ? &process->core() : nullptr;
+}
+
+// ---- the intruder ----
+
+void Fleet::add_intruder(Duration every) {
+  const WorkerId id{next_id_++};
+  const trust::SigningKey key = new_key();
+  trust::CertificateRequest request;
+  request.subject = key.public_key();
+  request.kind = trust::PeerIdentity::Kind::kWorker;
+  request.worker = id;
+  request.serial = id.value;
+  request.now_unix_s = learner_unix_s();
+  request.lifetime = std::chrono::hours(1);
+  auto certificate = authority_->issue(request);
+  ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
+  intruder_host_ = world_.add_host({});
+  const auto now_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
+  Grant grant{kRunId, id, now_ms - 7'200'000, now_ms - 3'600'000, 1, {}, {}, false};
+  // By ids that those who are there from the start have, and by those that the learner gives to newcomers.
+  for (std::uint64_t i = 0; i < 12; ++i) grant.from.push_back({WorkerId{i}, 1}), grant.from.push_back({WorkerId{1'000'000 + i}, 1});
+  Grant elsewhere = grant;
+  elsewhere.from = {{WorkerId{999'999}, 1}};
+  elsewhere.expires_unix_ms = now_ms + 360'000'000;
+  IntruderConfig config{core_options(*intruder_host_, {}),
+                        kRunId,
+                        id,
+                        options_.seed,
+                        key,
+                        std::move(*certificate),
+                        authority_->certificate(),
+                        sign(grant, authority_->key()),
+                        sign(elsewhere, authority_->key()),
+                        loot_,
+                        every,
+                        checker_,
+                        [this] {
+                          std::vector<WorkerId> parents{kLearnerId};
+                          for (const auto& w : workers_)
+                            if (world_.alive(w->host) && w->state) parents.push_back(w->id());
+                          return parents;
+                        },
+                        [this](WorkerId of) -> std::optional<Endpoint> {
+                          if (of == kLearnerId) return world_.endpoint_of(learner_host_);
+                          const auto worker = worker_of(of);
+                          return worker ? std::optional(world_.endpoint_of(workers_[*worker]->host)) : std::nullopt;
+                        }};
+  auto process = std::make_unique<IntruderProcess>(std::move(config));
+  Intruder& core = process->core();
+  world_.start(*intruder_host_, std::move(process));
+  world_.call(*intruder_host_, [&](TimePoint now) { core.start(now); });
+}
+
+const Intruder* Fleet::intruder() const {
+  if (!intruder_host_) return nullptr;
+  auto* process = dynamic_cast<IntruderProcess*>(world_.process(*intruder_host_));
   return process ? &process->core() : nullptr;
 }
 
@@ -64,7 +111,7 @@ MemberCore* Fleet::member(std::size_t i) {
 
 void Fleet::start_worker(std::size_t i) {
   Worker& w = *workers_[i];
-  if (world_.alive(w.host)) return;
+  if (world_.alive(w.host) || asleep_) return;
   if (const auto& bytes = world_.disk(w.host).state(); w.options.disk && bytes) {
     auto state = decode_worker_state(*bytes);
     const auto identity =
@@ -134,7 +181,7 @@ void Fleet::join(std::size_t i, WorkerState state) {
   w.joined = w.dropping = false;
   w.messages = w.answers = 0;
   if (!known && observer_) observer_->on_identity(i, state.worker);
-  MemberConfig config{core_options(w.host, w.options.limits),
+  MemberConfig config{core_options(w.host, w.options.limits, w.options.files.value_or(65536)),
                       world_.endpoint_of(learner_host_),
                       world_.endpoint_of(w.host),
                       fmt::format("simulated-{}", i),
@@ -217,7 +264,7 @@ void Fleet::chat(std::size_t i) {
   Worker& w = *workers_[i];
   world_.at(world_.now() + *options_.message_every, [this, i] { chat(i); });
   MemberCore* core = member(i);
-  if (!core || !w.joined) return;
+  if (!core || !w.joined || hushed_) return;
   std::string text = fmt::format("{} {} ", w.processes, ++w.messages);
   text.resize(text.size() + random_.below(random_.below(100) == 0 ? 1'000'000 : 2'000), '.');
   world_.call(w.host, [&](TimePoint now) { core->send_message(slice_of(text), now); });
@@ -258,16 +305,22 @@ void Fleet::deliver(std::size_t i, act::Deliver delivery) {
                          w.given ? fmt::format("version {}", *w.given) : "nothing");
   w.given = p.version;
   Publication installed{p.version, p.base, p.policy_digest, {}, p.activate};
+  // What it makes of the payload does not have the digest that was announced, where that was damaged on its own disk.
+  bool sound = true;
+  if (delivery.spooled && world_.disk(w.host).rotten()) {
+    const std::vector<Slice> pieces = world_.disk(w.host).pieces(*delivery.spooled);
+    sound = truth_.holds({p.version, p.base}, p.policy_digest, pieces);
+  }
   world_.at(world_.now() + w.options.install_time,
-            [this, i, process = w.processes, installed] { install(i, process, installed); });
+            [this, i, process = w.processes, installed, sound] { install(i, process, installed, sound); });
 }
 
-void Fleet::install(std::size_t i, std::uint64_t process, const Publication& p) {
+void Fleet::install(std::size_t i, std::uint64_t process, const Publication& p, bool sound) {
   Worker& w = *workers_[i];
   MemberCore* core = member(i);
   if (!core || w.processes != process || (w.dropping && p.base)) return;
   if (w.dropping && w.given != p.version) return;
-  if (!calm_ && random_.uniform() < w.options.install_failure_share) {
+  if (!sound || (!calm_ && random_.uniform() < w.options.install_failure_share)) {
     world_.note(fmt::format("worker {} fails to install version {}", i, p.version));
     w.dropping = true;
     w.given.reset();

@@ -16,6 +16,8 @@ constexpr std::uint64_t kEdgeChangeBytes = 2 * Uplink::kWindowBytes + 2 * kChunk
 constexpr double kWasteShare = 0.02;
 // So many bad chunks must part a child from whoever sent them: two will do, and a complaint may cross a new assignment.
 constexpr std::uint64_t kBadChunksNoticed = 8;
+// Beyond a flood's end: what is not counted where it was not taken.
+constexpr std::uint64_t kTooManyHeard = 512;
 
 }  // namespace
 
@@ -37,12 +39,15 @@ void Invariants::on_frame(HostId from, HostId to, const Frame& frame) {
   const HostId learner = fleet_.learner_host();
   if (frame.type == FrameType::kChunk) {
     ++counts_.chunks;
+    if (to == fleet_.intruder_host() && honest(from))
+      violated(kGranted, fmt::format("host {} sent a chunk to a machine that the learner never sent there", from));
     if (!fleet_.truth().holds(frame.chunk.publication, frame.chunk.index, frame.body)) on_bad_chunk(from, to, frame);
     if (const auto worker = fleet_.worker_on(to); worker && from == learner && honest(to))
       on_chunk_of_learner(*worker, frame);
     return;
   }
   if (frame.type != FrameType::kControl) return;
+  counts_.intrusions += from == fleet_.intruder_host();
   if (to == learner) {
     const auto worker = fleet_.worker_on(from);
     const auto message = decode_control(frame.body.bytes());
@@ -79,7 +84,23 @@ void Invariants::on_chunk_of_learner(std::size_t worker, const Frame& frame) {
   has.insert(frame.chunk.index);
 }
 
+// It is expelled with the first message that is too much, and what it says then is not heard any more: neither over the
+// connection that it has nor over the next.
+void Invariants::on_flood(WorkerId from, const ControlMessage& message) {
+  const auto kind = MessageBudget::kind_of(message);
+  if (!kind) return;
+  if (flood_process_ != fleet_.learner_processes()) floods_.clear();
+  flood_process_ = fleet_.learner_processes();
+  ++counts_.flood_messages;
+  Flood& flood = floods_.try_emplace(from, Flood{MessageBudget(fleet_.learner_options().heartbeat)}).first->second;
+  if (flood.budget.take(*kind, world_.now()) != MessageBudget::Verdict::kTooMuch) return;
+  counts_.floods += ++flood.too_many == 1;
+  if (flood.too_many == kTooManyHeard)
+    violated(kFlood, fmt::format("worker {} has said {} messages more than it may, and is still heard", from, flood.too_many));
+}
+
 void Invariants::on_message_to_learner(std::size_t worker, const ControlMessage& message) {
+  if (fleet_.worker(worker).options.malice.floods()) on_flood(fleet_.worker(worker).id(), message);
   if (const auto* hello = std::get_if<PeerHello>(&message)) {
     allowed_waste_ += kEdgeChangeBytes;
     if (hello->stream == 0) take_have(worker, hello->have, true);
@@ -87,6 +108,8 @@ void Invariants::on_message_to_learner(std::size_t worker, const ControlMessage&
   } else if (const auto* have = std::get_if<Have>(&message)) {
     allowed_waste_ += kEdgeChangeBytes;
     take_have(worker, *have, false);
+  } else if (std::holds_alternative<EdgeFailed>(message)) {
+    ++counts_.edge_failures;
   } else if (std::holds_alternative<Heartbeat>(message)) {
     presence(fleet_.worker(worker).id()).heard = world_.now();
   } else if (const auto* request = std::get_if<ChunkRequest>(&message)) {
@@ -136,6 +159,7 @@ void Invariants::on_delivered(std::size_t worker, const act::Deliver& delivery) 
   const Publication& p = delivery.publication;
   const PublicationKey key{p.version, p.base};
   std::vector<Slice> pieces = p.payload.pieces();
+  if (delivery.spooled && world_.disk(fleet_.worker(worker).host).rotten()) return;  // its application finds out
   if (delivery.spooled) pieces = world_.disk(fleet_.worker(worker).host).pieces(*delivery.spooled);
   if (fleet_.truth().holds(key, p.policy_digest, pieces)) return;
   std::uint64_t found = 0;
@@ -160,6 +184,10 @@ void Invariants::on_activated(std::size_t worker, const Installed& active) {
 }
 
 // ---- the learner ----
+
+void Invariants::on_identity(std::size_t worker, WorkerId) {
+  slanderers_ += fleet_.worker(worker).options.malice.slander;
+}
 
 void Invariants::on_topology(const chains::Topology& topology) {
   ++counts_.topologies;
@@ -224,11 +252,7 @@ void Invariants::on_lost(WorkerId id, const std::string& reason) {
   const Presence p = presence(id);
   presence_.erase(id);
   const auto worker = fleet_.worker_of(id);
-  const auto for_what_it_says = [&] {
-    return reason.find("it says too much") != std::string::npos || reason.find("it accuses") != std::string::npos ||
-           reason.find("never happens by chance") != std::string::npos;
-  };
-  if (worker && !fleet_.worker(*worker).options.malice.any() && for_what_it_says())
+  if (worker && !fleet_.worker(*worker).options.malice.any() && reason.find("it says too much") != std::string::npos)
     return violated(kBlame, fmt::format("worker {} is expelled, though it is honest: {}", *worker, reason));
   const bool may_go = reason.starts_with("it left") || reason.starts_with("expelled");
   if (!worker || fleet_.worker(*worker).options.malice.any() || may_go) return;
@@ -265,13 +289,11 @@ void Invariants::check_learner() {
     violated(kSound, fleet_.wrong());
   const LearnerCore* learner = fleet_.learner();
   if (!learner) return;
-  std::size_t slanderers = 0;  // two that agree are believed
-  for (std::size_t i = 0; i < fleet_.workers(); ++i) slanderers += fleet_.worker(i).options.malice.slander;
   const LearnerStats stats = learner->stats();
   counts_.quarantined = std::max(counts_.quarantined, stats.quarantined);
   for (const WorkerView& view : stats.workers) {
     const auto worker = fleet_.worker_of(view.info.id);
-    if (view.quarantined && worker && slanderers < 2 && !fleet_.worker(*worker).options.malice.any())
+    if (view.quarantined && worker && slanderers_ < 2 && !fleet_.worker(*worker).options.malice.any())
       violated(kBlame, fmt::format("worker {} is quarantined, though it is honest", *worker));
   }
   const auto allowed =
@@ -292,7 +314,7 @@ void Invariants::check_liveness() {
   if (!newest) return;
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
     const Fleet::Worker& w = fleet_.worker(i);
-    if (!w.wanted || w.options.malice.flood || (w.active && w.active->version == *newest)) continue;
+    if (!w.wanted || w.options.malice.floods() || w.options.malice.reconnect || (w.active && w.active->version == *newest)) continue;
     violated(kLiveness,
              fmt::format("the worker on host {} ({}) has {}, the newest is version {}; {}{}", w.host.value,
                          to_text(w.options.malice), w.active ? fmt::format("version {}", w.active->version) : "nothing",

@@ -26,6 +26,9 @@ class Invariants final : public Observer, public FleetObserver {
   static constexpr const char* kSound = "sound";            // what cores and applications tell each other makes sense
   static constexpr const char* kPresence = "presence";      // who is silent is away in time, and not gone before that
   static constexpr const char* kLiveness = "liveness";      // at last everybody has the newest version
+  static constexpr const char* kGranted = "granted";        // nobody honest serves who was not sent there
+  static constexpr const char* kFlood = "flood";            // who says too much is out, however often it connects
+  static constexpr const char* kTimely = "timely";          // in peace a publication takes about as long as planned
 
   Invariants(World& world, Fleet& fleet);
 
@@ -33,6 +36,7 @@ class Invariants final : public Observer, public FleetObserver {
   void on_step(HostId host) override;
   void on_delivered(std::size_t worker, const overlay::act::Deliver& delivery) override;
   void on_activated(std::size_t worker, const overlay::Installed& active) override;
+  void on_identity(std::size_t worker, WorkerId id) override;
   void on_topology(const chains::Topology& topology) override;
   void on_joined(WorkerId id) override;
   void on_away(WorkerId id, const std::string& reason) override;
@@ -59,6 +63,7 @@ class Invariants final : public Observer, public FleetObserver {
     std::uint64_t chunks = 0, deliveries = 0, activations = 0, topologies = 0, quarantined = 0;
     std::uint64_t away = 0, back = 0, gone = 0;
     std::uint64_t learner_chunk_bytes = 0, learner_wasted_bytes = 0;
+    std::uint64_t edge_failures = 0, intrusions = 0, floods = 0, flood_messages = 0;
   };
   const Counts& counts() const { return counts_; }
 
@@ -80,6 +85,7 @@ class Invariants final : public Observer, public FleetObserver {
     TimePoint away_since{}, heard{};
   };
   Presence& presence(WorkerId id);
+  void on_flood(WorkerId from, const overlay::ControlMessage& message);
   void take_have(std::size_t worker, const overlay::Have& have, bool anew);
 
   World& world_;
@@ -96,6 +102,14 @@ class Invariants final : public Observer, public FleetObserver {
     std::uint64_t corrupt_before;
   };
   std::optional<Suspicion> suspected_;
+  // What the learner has heard from one that floods, over whatever connections: by the rules that it has itself.
+  struct Flood {
+    overlay::MessageBudget budget;
+    std::uint64_t too_many = 0;
+  };
+  std::map<WorkerId, Flood> floods_;
+  std::size_t slanderers_ = 0;  // identities: two that agree are believed
+  std::uint64_t flood_process_ = 0;  // of the learner
   std::map<WorkerId, Presence> presence_;
   std::uint64_t learner_process_ = 0;  // that presence_ is about
   bool peace_ = false;

@@ -34,6 +34,9 @@ std::string to_text(const MaliceOptions& o) {
   add(o.greedy, "asks for chunks again and again");
   add(o.slander, "slanders its parents");
   add(o.flood, "floods");
+  add(o.flood_of.has_value(), fmt::format("floods by kind {}", o.flood_of ? static_cast<int>(*o.flood_of) : 0));
+  add(o.reconnect, "reconnects");
+  add(o.leak, "leaks its grants");
   return text.empty() ? "honest" : text;
 }
 
@@ -63,16 +66,25 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
     ++flipped_;
   }
   if (options_.lie && message) lie(send);
-  if (options_.greedy && message) ask_again(conn, *message, out);
+  if (const auto* hello = message ? std::get_if<PeerHello>(&*message) : nullptr) {
+    upstream_.insert(conn);
+    if (upstream_.size() > kEdgesRemembered) upstream_.erase(upstream_.begin());
+    if (options_.leak && accomplices_ && hello->grant) {
+      accomplices_->hellos.push_back(*hello);
+      accomplices_->hellos.back().have.items.clear();
+      accomplices_->hellos.back().have.position.reset();
+    }
+  }
+  if (options_.greedy && message) ask_again(*message, out);
+  if (options_.flood_of && message && std::holds_alternative<Heartbeat>(*message)) say_one_thing(conn, out);
   const bool accuse = options_.slander && message && std::holds_alternative<Heartbeat>(*message);
   out.push_back(std::move(send));
-  const std::vector<WorkerId> parents = accuse && options_.parents ? options_.parents() : std::vector<WorkerId>();
-  if (!parents.empty()) {
+  if (accuse) {
     Poisoned poisoned;
-    poisoned.parent = parents[random_.below(parents.size())];
+    poisoned.parent = WorkerId{1 + random_.below(16)};
     poisoned.index = static_cast<std::uint32_t>(random_.below(8));
     out.push_back({conn, Slice(encode_control(poisoned)), {}});
-    const EdgeFailed failed{parents[random_.below(parents.size())], static_cast<EdgeTroubleKind>(random_.below(4)), "slander"};
+    const EdgeFailed failed{WorkerId{1 + random_.below(16)}, static_cast<EdgeTroubleKind>(random_.below(4)), "slander"};
     out.push_back({conn, Slice(encode_control(failed)), {}});
   }
   if (options_.flood && message && !std::holds_alternative<Hello>(*message))
@@ -84,14 +96,52 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
   return out;
 }
 
-void Malicious::ask_again(ConnId conn, const ControlMessage& message, std::vector<act::Send>& out) {
-  if (std::holds_alternative<PeerHello>(message)) upstream_.insert(conn);
+void Malicious::ask_again(const ControlMessage& message, std::vector<act::Send>& out) {
   const auto* beat = std::get_if<Heartbeat>(&message);
   if (!beat || beat->progress.empty()) return;
   for (const ConnId parent : upstream_)
     for (int i = 0; i < 20; ++i) {
       const ChunkRequest request{beat->progress.front().publication, static_cast<std::uint32_t>(random_.below(64))};
       out.push_back({parent, Slice(encode_control(request)), {}});
+    }
+}
+
+void Malicious::say_one_thing(ConnId conn, std::vector<act::Send>& out) {
+  using Kind = MessageBudget::Kind;
+  const auto id = [&] {
+    PublicationId unknown;
+    for (std::byte& b : unknown) b = static_cast<std::byte>(random_.next());
+    return unknown;
+  };
+  const auto one = [&]() -> ControlMessage {
+    switch (*options_.flood_of) {
+      case Kind::kRenew: {
+        Renew renew;
+        for (std::byte& b : renew.key.bytes) b = static_cast<std::byte>(random_.next());
+        return renew;
+      }
+      case Kind::kNeedHelp:
+        return NeedHelp{Version{random_.below(1000)}, random_.below(2) == 0, {}};
+      case Kind::kAck:
+        return Installed{Version{random_.below(1000)}, {}, 1};
+      case Kind::kTrouble:
+        return Trouble{fmt::format("trouble {}", random_.next())};
+      case Kind::kChunkRequest:
+        return ChunkRequest{id(), static_cast<std::uint32_t>(random_.below(64))};
+      default: {
+        Have have;
+        for (std::uint64_t v = 0; v < 16; ++v) have.items[{Version{random_.below(100'000)}, {}}].publication = id();
+        return have;
+      }
+    }
+  };
+  const bool to_parents = *options_.flood_of == Kind::kHave || *options_.flood_of == Kind::kChunkRequest;
+  std::vector<ConnId> over(1, conn);
+  if (to_parents) over.assign(upstream_.begin(), upstream_.end());
+  for (const ConnId each : over)
+    for (int i = 0; i < 20; ++i) {
+      const Slice said(encode_control(one()));
+      for (int again = 0; again < 10; ++again) out.push_back({each, said, {}});
     }
 }
 

@@ -1,11 +1,11 @@
 // Rented machines that do not do what they should: what leaves them is changed, held back, repeated or invented. Their
 // cores stay as they are.
 #pragma once
-#include <functional>
 #include <set>
 #include <vector>
 
 #include "base/random.hpp"
+#include "overlay/budget.hpp"
 #include "sim/fifo.hpp"
 #include "sim/world.hpp"
 
@@ -19,30 +19,43 @@ struct MaliceOptions {
   bool lie = false;          // says that it holds and sends other amounts than it does
   bool greedy = false;       // asks its parents for chunks again and again
   bool slander = false;      // accuses its parents of forwarding bad chunks, and of not forwarding at all
-  std::function<std::vector<WorkerId>()> parents = {};  // of whom it slanders
   bool flood = false;        // says everything a hundred times
+  std::optional<overlay::MessageBudget::Kind> flood_of;  // says one thing again and again
+  bool reconnect = false;    // breaks its connections again and again, and goes on (the script does that)
+  bool leak = false;         // gives what it was granted to an intruder
+  bool floods() const { return flood || flood_of; }
   bool any() const {
-    return flip_share > 0 || replay_share > 0 || garbage_share > 0 || freeze || lie || greedy || slander || flood;
+    return flip_share > 0 || replay_share > 0 || garbage_share > 0 || freeze || lie || greedy || slander || floods() ||
+           reconnect || leak;
   }
 };
 std::string to_text(const MaliceOptions& options);
 
+// What accomplices share.
+struct Loot {
+  std::vector<overlay::PeerHello> hellos;  // with what was granted to one of them
+};
+
 class Malicious final : public Malice {
  public:
-  Malicious(const MaliceOptions& options, std::uint64_t seed, std::uint64_t stream)
-      : options_(options), random_(seed, stream) {}
+  Malicious(const MaliceOptions& options, std::uint64_t seed, std::uint64_t stream,
+            std::shared_ptr<Loot> accomplices = {})
+      : options_(options), random_(seed, stream), accomplices_(std::move(accomplices)) {}
   std::vector<overlay::act::Send> outgoing(overlay::act::Send&& send, TimePoint now) override;
 
   std::uint64_t chunks_flipped() const { return flipped_; }
 
  private:
   static constexpr std::size_t kRemembered = 32;  // frames
+  static constexpr std::size_t kEdgesRemembered = 8;
   void lie(overlay::act::Send& send);
-  void ask_again(ConnId conn, const overlay::ControlMessage& message, std::vector<overlay::act::Send>& out);
+  void say_one_thing(ConnId conn, std::vector<overlay::act::Send>& out);
+  void ask_again(const overlay::ControlMessage& message, std::vector<overlay::act::Send>& out);
   std::vector<std::byte> garbage(std::size_t bytes);
 
   MaliceOptions options_;
   Random random_;
+  std::shared_ptr<Loot> accomplices_;
   std::vector<overlay::act::Send> remembered_;  // announcements, manifests, chunks
   std::set<ConnId> upstream_;                   // over which it introduced itself as a child
   std::uint64_t flipped_ = 0;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <ctime>
+#include <limits>
 #include <mutex>
 #include <thread>
 
+#include "chains/broadcast_model.hpp"
 #include "sim/soak_scenario.hpp"
 
 namespace echoline::sim {
@@ -14,12 +16,27 @@ namespace {
 // Within which everybody leaves once the run is over, beyond the time for which they look for the learner.
 constexpr Duration kGoodbye = std::chrono::seconds(50);
 constexpr Duration kLook = std::chrono::milliseconds(100);  // how often peace is asked whether it is over
+constexpr Duration kWakeSpread = std::chrono::seconds(20);  // within which those that slept wake
+
+// The rule of T_b in peace. Everybody has caught up, and nobody has been given another parent for a while. Then a
+// publication reaches everybody honest within kTimesPlanned times what chains::broadcast_time() promises for the
+// topology in force and the links as they are, and kAtOnce, kBeats heartbeats and what the disks take at most. Who
+// forwards badly is found out by what comes late, so it has to hold at one of so many attempts. Whoever forwards nothing
+// at all is tried again every minute, and what is small then comes by way of help: there it is not asked.
+constexpr double kTimesPlanned = 2;
+constexpr Duration kAtOnce = std::chrono::seconds(1);
+constexpr int kBeats = 4;
+constexpr int kAttempts = 3, kAttemptsWithMalice = 6;
+constexpr Duration kSettled = std::chrono::seconds(3), kSettledAgain = std::chrono::seconds(15),
+                   kSettleMax = std::chrono::seconds(120);
 
 double thread_cpu_seconds() {
   timespec t{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
+
+constexpr std::size_t kMany = std::numeric_limits<std::size_t>::max();
 
 // One scenario under way.
 class Soak {
@@ -36,18 +53,23 @@ class Soak {
     for (const WorkerOptions& worker : s_.workers) fleet_.add_worker(worker);
     for (const auto& [from, to] : s_.fences) world_.fence(fleet_.worker(from).host, fleet_.worker(to).host);
     for (std::size_t i = 0; i < s_.at_start; ++i) fleet_.start_worker(i);
+    if (s_.intruder) fleet_.add_intruder(*s_.intruder);
+    for (std::size_t i = 0; i < s_.workers.size(); ++i)
+      if (s_.workers[i].malice.reconnect) reconnect(i);
     for (const Trouble& trouble : s_.troubles)
       world_.at(world_.now() + trouble.at, [this, &trouble] { happen(trouble); });
     if (advance(s_.length)) return;
+    if (s_.sleep > Duration{} && sleep()) return;
     make_peace();
-    for (Duration waited{}; waited < s_.peace; waited += kLook) {
-      if (advance(kLook)) return;
+    const Duration look = std::max(kLook, s_.fleet.learner.heartbeat / 4);
+    for (Duration waited{}; waited < s_.peace; waited += look) {
+      if (advance(look)) return;
       if (!peace_published_) publish_last();
       if (peace_published_ && !fleet_.publishing() && caught_up()) break;
     }
     invariants_.check_learner();
     invariants_.check_liveness();
-    if (!advance(Duration{})) end_run();
+    if (!advance(Duration{}) && !time_publication()) end_run();
   }
 
   SoakResult result() const {
@@ -59,6 +81,7 @@ class Soak {
     r.events = world_.events();
     r.virtual_time = world_.now().time_since_epoch();
     r.counts = invariants_.counts();
+    r.timed = timed_;
     return r;
   }
 
@@ -107,6 +130,150 @@ class Soak {
       case Trouble::Kind::kLearnerCrash:
         world_.kill(fleet_.learner_host(), t.death);
         return world_.at(world_.now() + t.length, [this, &t] { fleet_.start_learner(t.versions_lost); });
+      case Trouble::Kind::kMove:
+        if (!world_.paused(host)) world_.move(host);
+        return;
+      case Trouble::Kind::kFiles:
+        world_.set_connections_max(host, 0);
+        return world_.at(world_.now() + t.length, [this, &t] { files_again(t.worker); });
+      case Trouble::Kind::kLearnerFiles:
+        world_.set_connections_max(fleet_.learner_host(), 0);
+        return world_.at(world_.now() + t.length, [this] { world_.set_connections_max(fleet_.learner_host(), kMany); });
+      case Trouble::Kind::kRot:
+        world_.disk(host).rot(t.pieces);
+        return;
+      case Trouble::Kind::kClockStep:
+        world_.step_clock(host, t.step);
+        if (!world_.alive(host)) return;
+        fleet_.kill_worker(t.worker, t.death);
+        return world_.at(world_.now() + t.length, [this, &t] { start(t.worker); });
+      case Trouble::Kind::kLearnerClockStep:
+        world_.step_clock(fleet_.learner_host(), t.step);
+        world_.kill(fleet_.learner_host(), t.death);
+        return world_.at(world_.now() + t.length, [this] { fleet_.start_learner(); });
+    }
+  }
+
+  void files_again(std::size_t worker) {
+    const auto& files = s_.workers[worker].files;
+    world_.set_connections_max(fleet_.worker(worker).host, files ? overlay::ConnectionLimits::of(*files).total : kMany);
+  }
+
+  void reconnect(std::size_t worker) {
+    if (ending_) return;
+    world_.at(world_.now() + std::chrono::milliseconds(400 + 300 * (worker % 5)), [this, worker] { reconnect(worker); });
+    world_.reset_all(fleet_.worker(worker).host);
+  }
+
+  // Some are suspended, some are switched off, for hours; the learner, too, or not. True: something was violated.
+  bool sleep() {
+    world_.note("everybody sleeps");
+    for (Duration waited{}; fleet_.publishing() && waited < s_.length; waited += kLook)
+      if (advance(kLook)) return true;
+    const auto awake = [&] {
+      return world_.now() + s_.sleep + Duration(world_.random().below(static_cast<std::uint64_t>(kWakeSpread.count())));
+    };
+    fleet_.start_learner();
+    fleet_.set_asleep(true);
+    for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+      if (world_.random().below(4) == 0)
+        fleet_.kill_worker(i, Death::kPowerLoss);
+      else
+        world_.pause(fleet_.worker(i).host, awake());
+    }
+    if (!s_.learner_wakes) world_.pause(fleet_.learner_host(), awake());
+    if (fleet_.intruder()) world_.pause(fleet_.intruder_host(), awake());
+    const bool over = advance(s_.sleep + kWakeSpread);
+    fleet_.set_asleep(false);
+    return over;
+  }
+
+  // ---- how long a publication takes in peace ----
+
+  bool counts_for_time(std::size_t i) const {
+    const Fleet::Worker& w = fleet_.worker(i);
+    return w.wanted && w.joined && w.active && world_.alive(w.host) && !w.options.malice.any();
+  }
+
+  // What is allowed for the next publication; nothing when the topology is one that cannot be foretold.
+  std::optional<Duration> allowed() {
+    const chains::Topology plan = fleet_.learner()->topology();
+    const LearnerOptions& learner = s_.fleet.learner;
+    const BitRate unlimited{1e12};
+    std::vector<chains::WorkerLink> links;
+    Duration disk{};
+    for (const WorkerId id : plan.workers()) {
+      const auto i = fleet_.worker_of(id);
+      if (!i) return std::nullopt;
+      const WorkerOptions& w = fleet_.worker(*i).options;
+      const auto rate = [&](const std::optional<BitRate>& a, const std::optional<BitRate>& b) {
+        return a ? *a : b ? *b : unlimited;
+      };
+      links.push_back({id, rate(w.limits.up, w.link.up), rate(w.limits.down, w.link.down),
+                       s_.world.delay + s_.world.jitter});
+      if (w.disk) disk = std::max(disk, 4 * (w.disk_options.write_delay + w.disk_options.read_delay));
+    }
+    const Bytes chunk{learner.chunk_bytes};
+    const auto times = chains::broadcast_time(plan, Bytes{s_.timed_bytes}, chunk,
+                                              *(learner.limits.up ? learner.limits.up : learner.link.up), links);
+    if (!times) return std::nullopt;
+    return from_seconds(kTimesPlanned * seconds(times->last())) + kAtOnce + kBeats * learner.heartbeat +
+           disk * static_cast<std::int64_t>(chains::chunk_count(Bytes{s_.timed_bytes}, chunk));
+  }
+
+  std::uint64_t disturbances() const { return invariants_.counts().topologies + invariants_.counts().edge_failures; }
+
+  // True: something was violated.
+  bool time_publication() {
+    fleet_.hush();
+    bool malice = false;
+    for (const WorkerOptions& w : s_.workers) {
+      if (w.malice.freeze) return false;
+      malice = malice || w.malice.any();
+    }
+    for (int attempt = 1;; ++attempt) {
+      const TimePoint settled_by = world_.now() + kSettleMax;
+      for (std::uint64_t seen = ~std::uint64_t{0}; seen != disturbances() && world_.now() < settled_by;) {
+        seen = disturbances();
+        if (advance(attempt == 1 ? kSettled : kSettledAgain)) return true;
+      }
+      if (!fleet_.learner() || fleet_.publishing()) return false;
+      const auto most = allowed();
+      if (!most) return false;
+      std::vector<std::size_t> counted;
+      for (std::size_t i = 0; i < fleet_.workers(); ++i)
+        if (counts_for_time(i)) counted.push_back(i);
+      const TimePoint begin = world_.now();
+      PublishSpec spec;
+      spec.base = fleet_.newest();
+      spec.bytes = s_.timed_bytes;
+      fleet_.publish(spec);
+      const Version version = *fleet_.newest();
+      std::string late;
+      const auto all_have = [&](Duration within) {
+        late.clear();
+        for (const std::size_t i : counted) {
+          const auto at = fleet_.worker(i).installed_at.find(version);
+          const bool there = at != fleet_.worker(i).installed_at.end();
+          if (!there || at->second - begin > within + fleet_.worker(i).options.install_time)
+            late += fmt::format(" worker {} {};", i,
+                                there ? "took " + echoline::to_text(at->second - begin) : "does not have it");
+        }
+        return late.empty();
+      };
+      while (!all_have(*most) && world_.now() < begin + *most + std::chrono::seconds(1))
+        if (advance(kLook)) return true;
+      ++timed_;
+      if (all_have(*most)) return false;
+      if (attempt < (malice ? kAttemptsWithMalice : kAttempts)) {
+        for (Duration waited{}; waited < s_.peace && !all_have(s_.peace); waited += kLook)
+          if (advance(kLook)) return true;
+        continue;
+      }
+      invariants_.violated(Invariants::kTimely,
+                           fmt::format("a publication of {} bytes in peace may take {}:{}", s_.timed_bytes,
+                                       echoline::to_text(*most), late));
+      return true;
     }
   }
 
@@ -142,9 +309,11 @@ class Soak {
     invariants_.faults_are_over();
     for (std::size_t i = 0; i < fleet_.workers(); ++i) {
       disk_errors(fleet_.worker(i).host, 0);
+      files_again(i);
       start(i);
     }
     disk_errors(fleet_.learner_host(), 0);
+    world_.set_connections_max(fleet_.learner_host(), kMany);
     fleet_.start_learner();
   }
 
@@ -160,6 +329,7 @@ class Soak {
 
   // The learner says goodbye; everybody leaves.
   void end_run() {
+    ending_ = true;
     fleet_.end();
     advance(s_.fleet.learner.away_max + kGoodbye);
     for (std::size_t i = 0; i < fleet_.workers(); ++i)
@@ -171,7 +341,7 @@ class Soak {
   bool caught_up() const {
     for (std::size_t i = 0; i < fleet_.workers(); ++i) {
       const Fleet::Worker& w = fleet_.worker(i);
-      if (w.wanted && !w.options.malice.flood && (!w.active || w.active->version != *fleet_.newest())) return false;
+      if (w.wanted && !w.options.malice.floods() && !w.options.malice.reconnect && (!w.active || w.active->version != *fleet_.newest())) return false;
     }
     return invariants_.without_place().empty();
   }
@@ -181,7 +351,8 @@ class Soak {
   Fleet fleet_;
   Invariants invariants_;
   std::vector<std::uint64_t> cuts_;
-  bool peace_published_ = false;
+  std::uint64_t timed_ = 0;
+  bool peace_published_ = false, ending_ = false;
 };
 
 }  // namespace
@@ -221,6 +392,9 @@ SoakSummary run_soak(const SoakOptions& options,
       summary.events += result.events;
       summary.chunks += result.counts.chunks;
       summary.activations += result.counts.activations;
+      summary.intrusions += result.counts.intrusions;
+      summary.floods += result.counts.floods;
+      summary.timed += result.timed;
       summary.virtual_time += result.virtual_time;
       summary.cpu_seconds += result.cpu_seconds;
       if (result.cpu_seconds > summary.cpu_seconds_max) {

@@ -17,6 +17,7 @@ struct SoakResult {
   Duration virtual_time{};
   double cpu_seconds = 0;  // of the thread
   Invariants::Counts counts;
+  std::uint64_t timed = 0;
 };
 
 // Runs one seed. The same seed gives the same trace hash on every machine. `trace` receives a line for everything that
@@ -31,6 +32,8 @@ struct SoakOptions {
 
 struct SoakSummary {
   std::uint64_t seeds = 0, events = 0, chunks = 0, activations = 0;
+  std::uint64_t intrusions = 0, floods = 0;  // of intruders, what they asked; of floods, those that were ended
+  std::uint64_t timed = 0;                   // publications in peace whose time was held against the plan
   Duration virtual_time{};
   double cpu_seconds = 0, cpu_seconds_max = 0;
   std::uint64_t slowest_seed = 0;

@@ -5,6 +5,7 @@
 
 namespace echoline::sim {
 
+using std::chrono::hours;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -48,6 +49,7 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
   else
     o.link = {up, up};
   if (dice.chance(0.2)) o.clock_skew = dice.time(-seconds(30), seconds(30));
+  if (dice.chance(0.05)) o.clock_skew = dice.time(-hours(12), hours(12));
   using enum chains::TopologyPolicy;
   o.policy = dice.pick({kTrees, kTrees, kTrees, kEcho2, kEcho2, kBestChains, kStar, kStripes});
   o.chain_rate = BitRate::from_mbit_per_s(dice.spread(4, 40));
@@ -87,6 +89,11 @@ MaliceOptions make_malice(Dice& dice) {
   }
   if (dice.chance(0.1)) m.slander = true;
   if (dice.chance(0.1)) m.flood = true;
+  if (dice.chance(0.1)) {
+    using enum overlay::MessageBudget::Kind;
+    m.flood_of = dice.pick({kHave, kRenew, kNeedHelp, kAck, kTrouble, kChunkRequest});
+  }
+  if (dice.chance(0.1)) m.reconnect = true;
   if (dice.chance(0.2)) m.lie = true;
   return m;
 }
@@ -101,6 +108,8 @@ WorkerOptions make_worker(Dice& dice, const LearnerOptions& learner, std::uint64
   else
     o.link = {up, down};
   if (dice.chance(0.2)) o.clock_skew = dice.time(-seconds(60), seconds(60));
+  if (dice.chance(0.03)) o.clock_skew = dice.time(-hours(12), hours(12));
+  if (dice.chance(0.05)) o.files = 96 + dice.below(96);
   o.nat = dice.chance(0.1);
   o.enrol = enrol;
   o.disk = dice.chance(disk_share);
@@ -152,6 +161,18 @@ class Script {
   void lasting(Trouble::Kind kind, Duration most) {
     Trouble t = any_time(kind);
     t.length = dice_.time(milliseconds(50), most);
+    add(std::move(t));
+  }
+  void clock_step(Trouble::Kind kind) {
+    Trouble t = any_time(kind);
+    t.length = dice_.time(milliseconds(50), seconds(4));
+    t.step = dice_.time(-hours(6), hours(6));
+    t.death = dice_.chance(0.5) ? Death::kCrash : Death::kPowerLoss;
+    add(std::move(t));
+  }
+  void rot() {
+    Trouble t = any_time(Trouble::Kind::kRot);
+    t.pieces = 1 + dice_.below(8);
     add(std::move(t));
   }
   void learner_crash() {
@@ -257,9 +278,40 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
   if (calm > 0 && dice.chance(0.25)) script.simple(Trouble::Kind::kDrain);
   if (calm > 0 && dice.chance(0.1)) script.simple(Trouble::Kind::kExpel);
   if (calm > 0 && dice.chance(0.25)) script.learner_crash();
+  script.some(calm * 0.5, [&] { script.simple(Trouble::Kind::kMove); });
+  script.some(calm * 0.5, [&] { script.lasting(Trouble::Kind::kFiles, seconds(4)); });
+  if (calm > 0 && dice.chance(0.1)) script.lasting(Trouble::Kind::kLearnerFiles, seconds(3));
+  if (disk_share > 0) script.some(calm * 1, [&] { script.rot(); });
+  if (calm > 0 && dice.chance(0.1)) script.clock_step(Trouble::Kind::kClockStep);
+  if (calm > 0 && dice.chance(0.05)) script.clock_step(Trouble::Kind::kLearnerClockStep);
   script.sort();
+  if (dice.chance(0.1)) {
+    s.intruder = dice.time(milliseconds(100), milliseconds(500));
+    if (dice.chance(0.7)) {
+      WorkerOptions& w = s.workers[dice.below(s.workers.size())];
+      w.malice.leak = true;
+      w.limits = {};
+    }
+  }
   s.last_bytes = 1 + dice.below(full_bytes / 2);
+  s.timed_bytes = std::max<std::uint64_t>(1, full_bytes / 2);
   s.peace = seconds(180);
+  if (dice.chance(0.06)) {
+    s.sleep = dice.time(hours(1), hours(5));
+    s.fleet.message_every.reset();
+    s.learner_wakes = dice.chance(0.4);
+    if (s.learner_wakes) {  // what happens in hours is not simulated at every tenth of a second
+      learner.heartbeat = seconds(10);
+      learner.heartbeat_timeout = seconds(60);
+      learner.away_max = dice.chance(0.5) ? hours(8) : dice.time(seconds(60), hours(1));
+      s.intruder.reset();
+      s.peace = hours(1);
+      for (WorkerOptions& w : s.workers) {  // nor are attacks that never end
+        w.malice.flood = w.malice.reconnect = w.malice.slander = w.malice.greedy = false;
+        w.malice.flood_of.reset();
+      }
+    }
+  }
   return s;
 }
 
@@ -277,14 +329,18 @@ std::string to_text(const SoakScenario& s) {
   return fmt::format(
       "{} workers and {} later ({} with a disk, {} behind NAT{}), {}, chunks of {}, {} publications of up to {} bytes "
       "in "
-      "{:.1f} s, {} troubles, {} fences, delay {}, stalls {:.4f}{}{}{}{}{}",
+      "{:.1f} s, {} troubles, {} fences, delay {}, stalls {:.4f}{}{}{}{}{}{}{}",
       s.at_start, s.workers.size() - s.at_start, disk, nat, malicious, to_string(s.fleet.learner.policy),
       s.fleet.learner.chunk_bytes, publications, s.fleet.learner.snapshot_bytes, echoline::seconds(s.length),
       s.troubles.size() - publications, s.fences.size(), echoline::to_text(s.world.delay), s.world.stall_share,
       s.workers.front().enrol ? ", enrolment" : "", s.fleet.fault_points ? ", fault points" : "",
       s.fleet.message_every ? ", messages" : "",
       s.fleet.certificate_lifetime < std::chrono::hours(1) ? ", short certificates" : "",
-      s.fleet.learner.publication_lifetime < std::chrono::hours(1) ? ", publications expire" : "");
+      s.fleet.learner.publication_lifetime < std::chrono::hours(1) ? ", publications expire" : "",
+      s.intruder ? ", an intruder" : "",
+      s.sleep == Duration{} ? ""
+                            : fmt::format(", {} sleeps for {:.1f} h", s.learner_wakes ? "the fleet" : "everybody",
+                                          echoline::seconds(s.sleep) / 3600));
 }
 
 }  // namespace echoline::sim

@@ -73,7 +73,7 @@ bool RememberingChecker::verify(std::string_view context, std::span<const std::b
   const trust::Hash question =
       trust::Hasher().update(std::as_bytes(std::span(context))).update(signature.bytes).update(bytes).finish();
   const auto [it, asked_first] = verified_.try_emplace(question, false);
-  if (asked_first) it->second = Checker::verify(context, bytes, signature);
+  if (asked_first) it->second = key_.sign(context, bytes) == signature;
   return it->second;
 }
 

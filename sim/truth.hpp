@@ -47,11 +47,11 @@ class Truth {
   std::unordered_map<const std::byte*, Known> known_;
 };
 
-// `truth` must outlive it. One thread.
+// `truth` must outlive it. Ed25519 is deterministic: the run's signature is the one that its key makes. One thread.
 class RememberingChecker final : public overlay::Checker {
  public:
-  RememberingChecker(std::string run_id, const overlay::trust::PublicKey& run_key, const Truth& truth)
-      : Checker(std::move(run_id), run_key), truth_(truth) {}
+  RememberingChecker(std::string run_id, overlay::trust::SigningKey run_key, const Truth& truth)
+      : Checker(std::move(run_id), run_key.public_key()), key_(std::move(run_key)), truth_(truth) {}
 
   overlay::trust::Hash chunk_hash(const overlay::Slice& bytes) const override;
 
@@ -63,6 +63,7 @@ class RememberingChecker final : public overlay::Checker {
   struct KeyHash {
     std::size_t operator()(const overlay::trust::Hash& hash) const;
   };
+  overlay::trust::SigningKey key_;
   const Truth& truth_;
   mutable std::unordered_map<overlay::trust::Hash, bool, KeyHash> verified_;  // by everything that was asked
 };

@@ -49,7 +49,6 @@ void World::stop(HostId id) {
   say("host {} stops", id);
   for (const auto& [conn, side] : std::map(host.connections)) close(id.value, conn);
   host.disk.finish(now_);
-  host.paused_until = {};
   host.certificate.clear();
   host.process.reset();
 }
@@ -120,6 +119,8 @@ void World::pause(HostId id, TimePoint until) {
   say("host {} is paused until {:.3f}", id, seconds(until.time_since_epoch()));
 }
 
+bool World::paused(HostId id) const { return hosts_[id.value]->paused_until > now_; }
+
 std::uint64_t World::cut(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way) {
   Cut cut{next_cut_++, std::vector<bool>(hosts_.size()), std::vector<bool>(hosts_.size()), one_way};
   for (const HostId h : from) cut.from[h.value] = true;
@@ -167,6 +168,50 @@ bool World::reset_one(HostId id) {
   lost(side, "connection reset by the network");
   return true;
 }
+
+void World::reset_all(HostId id) {
+  Host& host = *hosts_[id.value];
+  for (const auto& [conn, side] : std::map(host.connections)) {
+    if (!host.process || !find(id.value, conn) || end(side).state != End::State::kOpen) continue;
+    say("host {} loses connection {}", id, conn);
+    lost(side, "connection reset by the network");
+  }
+}
+
+void World::move(HostId id) {
+  Host& host = *hosts_[id.value];
+  addresses_.erase(host.endpoint.host);
+  ++moves_;
+  host.endpoint.host = fmt::format("172.{}.{}.{}", 16 + (moves_ >> 16 & 15), moves_ >> 8 & 255, moves_ & 255);
+  addresses_[host.endpoint.host] = id.value;
+  trace(9, id.value, moves_);
+  say("host {} is at {} from now on", id, host.endpoint.host);
+  for (const auto& [conn, side] : std::map(host.connections)) {
+    if (!find(id.value, conn)) continue;  // its core has closed it meanwhile
+    End &self = end(side), &peer = end(other(side));
+    if (self.state != End::State::kOpen) {
+      lost(side, "the network has changed");
+      continue;
+    }
+    self.outbound.clear();
+    while (peer.inbound.size() > peer.arrived) peer.inbound.pop_back();
+    peer.scheduled = std::min(peer.scheduled, peer.inbound.size());
+    self.state = End::State::kClosed;
+    host.connections.erase(conn);
+    say("host {} connection {} ends: the network has changed", id, conn);
+    if (peer.state == End::State::kClosed || peer.state == End::State::kNone) forget(*side.connection);
+    host.process->core().on_closed(conn, "the network has changed", now_);
+    drain(id.value);
+  }
+}
+
+void World::step_clock(HostId id, Duration by) {
+  hosts_[id.value]->unix_origin_s += seconds(by);
+  trace(10, id.value, static_cast<std::uint64_t>(by.count()));
+  say("the clock of host {} is set by {:.0f} s", id, seconds(by));
+}
+
+void World::set_connections_max(HostId id, std::size_t most) { hosts_[id.value]->connections_max = most; }
 
 // ---- events ----
 

@@ -120,11 +120,21 @@ class World {
   void clog(HostId host, TimePoint until);
   // The host's process does not run until then, as under SIGSTOP: what comes for it waits, and its timers come late.
   void pause(HostId host, TimePoint until);
+  bool paused(HostId host) const;
   // Nothing passes from one group to the other (and back, unless one_way) until heal(). Returns its number.
   std::uint64_t cut(const std::vector<HostId>& from, const std::vector<HostId>& to, bool one_way);
   void heal(std::uint64_t cut);
   // One of the host's connections breaks, seen by both ends; false when it has none.
   bool reset_one(HostId host);
+  // All of them, at once.
+  void reset_all(HostId host);
+  // The host has another address from now on, and the old one is nobody's: its connections are dead. It notices, the
+  // others hear nothing any more.
+  void move(HostId host);
+  // Its wall clock is set; a process that runs goes on by the clock it began with.
+  void step_clock(HostId host, Duration by);
+  // It holds so many connections at most: it can neither open nor take another.
+  void set_connections_max(HostId host, std::size_t most);
   // Flips one byte of the next transfer of at least `bytes_min` that leaves `host`.
   void corrupt_next(HostId host, std::size_t bytes_min);
 
@@ -237,6 +247,7 @@ class World {
   std::unordered_map<std::string, std::size_t> addresses_;
   std::vector<std::unique_ptr<Connection>> connections_;  // by slot
   std::vector<std::size_t> free_slots_;
+  std::uint64_t moves_ = 0;
   std::vector<Cut> cuts_;
   std::set<std::pair<std::uint64_t, std::uint64_t>> fences_;
   Observer* observer_ = nullptr;

@@ -37,7 +37,9 @@ void World::dial(std::size_t h, const act::Dial& dial) {
   self.incarnation = hosts_[h]->incarnation;
   self.id = dial.conn;
   self.state = End::State::kOpening;
+  const bool full = hosts_[h]->connections.size() >= hosts_[h]->connections_max;
   ECHO_CHECK(hosts_[h]->connections.emplace(dial.conn, side).second, "host {} dials connection {} twice", h, dial.conn);
+  if (full) return fail_dial(side, "too many open files", now_);
   const auto address = addresses_.find(dial.to.host);
   if (address == addresses_.end()) return fail_dial(side, "no route to host", now_ + options_.delay);
   end(other(side)).host = address->second;
@@ -122,6 +124,7 @@ void World::on_accept(const Side& dialler) {
     identity = *proven;
   }
   if (server.clogged_until > now_) return push(server.clogged_until, kAccept, dialler);
+  if (server.connections.size() >= server.connections_max) return refuse();
   self.id = ConnId{server.next_accepted};
   server.next_accepted += 2;
   self.state = End::State::kOpen;

@@ -1,5 +1,7 @@
 // What a world consists of: its hosts, and their connections. Internal to world*.cpp.
 #pragma once
+#include <limits>
+
 #include "sim/world.hpp"
 
 namespace echoline::sim {
@@ -72,6 +74,7 @@ struct World::Host {
   bool reading = true, draining = false, nat = false, powered = true;
   std::uint64_t bytes_sent = 0;
   std::optional<std::size_t> corrupt_bytes_min;
+  std::size_t connections_max = std::numeric_limits<std::size_t>::max();
 };
 
 inline World::End& World::end(const Side& side) { return side.connection->ends[side.side]; }

@@ -22,7 +22,8 @@ std::string describe(const Frame& frame) {
       "Enrol",     "Enrolled",    "Renew",        "Renewed",      "Hello",      "Welcome",    "Assign",
       "DialChild", "NeedHelp",    "Help",         "Announcement", "Manifest",   "Beacon",     "PeerHello",
       "Have",      "MoreStreams", "ChunkRequest", "CannotServe",  "EdgeStatus", "EdgeFailed", "Poisoned",
-      "Installed", "Heartbeat",   "Draining",     "Goodbye"};
+      "Installed", "Heartbeat",   "Draining",     "Goodbye",      "Trouble",    "Grant",      "Release",
+      "Notice",    "Return"};
   const auto message = decode_control(frame.body.bytes());
   if (!message) return "an unreadable control message";
   const auto index = message->index();

@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <ctime>
+#include <map>
 
 #include "overlay/trust/openssl.hpp"
 
@@ -120,15 +121,15 @@ Result<AuthorityInfo> read_authority(X509& x) {
   return AuthorityInfo{*key, *run_id};
 }
 
-Result<PeerIdentity> check_certificate(std::span<const std::byte> certificate, const PublicKey& run_key,
-                                       std::string_view run_id, std::optional<double> now_unix_s) {
-  const CertificatePtr x = parse_certificate(certificate);
-  if (!x) return unreadable();
-  return check_certificate(*x, run_key, run_id, now_unix_s);
-}
+namespace {
 
-Result<PeerIdentity> check_certificate(X509& x, const PublicKey& run_key, std::string_view run_id,
-                                       std::optional<double> now_unix_s) {
+// What a certificate says, whatever the time is.
+struct Facts {
+  PeerIdentity identity;
+  double from_unix_s = 0;
+};
+
+Result<Facts> read_facts(X509& x, const PublicKey& run_key, std::string_view run_id) {
   const std::optional<PublicKey> key = ed25519_key(x);
   if (!key || X509_get_version(&x) != X509_VERSION_3) return unreadable();
   const bool authentic = X509_verify(&x, Verifier(run_key).parsed().key.get()) == 1;
@@ -152,14 +153,44 @@ Result<PeerIdentity> check_certificate(X509& x, const PublicKey& run_key, std::s
   if (ASN1_INTEGER_get_uint64(&identity.serial, X509_get0_serialNumber(&x)) != 1 || !from || !until)
     return unreadable();
   identity.expires_unix_s = *until;
-  if (now_unix_s && !(*now_unix_s <= *until))
+  return Facts{identity, *from};
+}
+
+Result<PeerIdentity> judge(const Facts& facts, std::optional<double> now_unix_s) {
+  const PeerIdentity& identity = facts.identity;
+  if (now_unix_s && !(*now_unix_s <= identity.expires_unix_s))
     return fail(Code::kStale, kOp,
                 "the certificate of {} expired {:.0f} s ago: it must be renewed, or a clock is wrong",
-                to_text(identity), *now_unix_s - *until);
-  if (now_unix_s && *now_unix_s < *from)
+                to_text(identity), *now_unix_s - identity.expires_unix_s);
+  if (now_unix_s && *now_unix_s < facts.from_unix_s)
     return fail(Code::kStale, kOp, "the certificate of {} becomes valid in {:.0f} s: the clocks of the machines differ",
-                to_text(identity), *from - *now_unix_s);
+                to_text(identity), facts.from_unix_s - *now_unix_s);
   return identity;
+}
+
+}  // namespace
+
+// A node asks about the same few certificates again and again, its own at every connection: what good ones say is
+// remembered, by everything that it depends on.
+Result<PeerIdentity> check_certificate(std::span<const std::byte> certificate, const PublicKey& run_key,
+                                       std::string_view run_id, std::optional<double> now_unix_s) {
+  constexpr std::size_t kRemembered = 256;
+  thread_local std::map<std::string, Facts> known;
+  std::string question(reinterpret_cast<const char*>(run_key.bytes.data()), run_key.bytes.size());
+  question.append(run_id).append(1, '\0').append(reinterpret_cast<const char*>(certificate.data()), certificate.size());
+  if (const auto it = known.find(question); it != known.end()) return judge(it->second, now_unix_s);
+  const CertificatePtr x = parse_certificate(certificate);
+  if (!x) return unreadable();
+  ECHO_ASSIGN(const Facts facts, read_facts(*x, run_key, run_id));
+  if (known.size() >= kRemembered) known.clear();
+  known.emplace(std::move(question), facts);
+  return judge(facts, now_unix_s);
+}
+
+Result<PeerIdentity> check_certificate(X509& x, const PublicKey& run_key, std::string_view run_id,
+                                       std::optional<double> now_unix_s) {
+  ECHO_ASSIGN(const Facts facts, read_facts(x, run_key, run_id));
+  return judge(facts, now_unix_s);
 }
 
 }  // namespace echoline::overlay::trust

@@ -429,7 +429,8 @@ bool Driver::on_plaintext(Connection& c) {
     return false;
   }
   if (const Status advanced = c.decoder.advance(*n); !advanced) {
-    lost(c, advanced.error().message(), true);
+    const std::string reason = advanced.error().message();
+    lost(c, reason);
     return false;
   }
   if (auto frame = c.decoder.take()) {
@@ -442,15 +443,11 @@ bool Driver::on_plaintext(Connection& c) {
 }
 
 // The connection broke or its bytes make no sense: the core is told, and it is closed without a flush.
-void Driver::lost(Connection& c, const std::string& reason, bool corrupt) {
+void Driver::lost(Connection& c, const std::string& reason) {
   const ConnId id = c.id;
   const bool tell = c.known || c.dialled;
   destroy(c);
-  if (!tell) return;
-  if (corrupt)
-    core_->on_corrupt(id, reason, now());
-  else
-    core_->on_closed(id, reason, now());
+  if (tell) core_->on_closed(id, reason, now());
 }
 
 // Lost in the middle of an action, which the core hears of when it is done.

@@ -316,6 +316,14 @@ TEST(StreamProbe, DoublesWhileTheRateFollows) {
   EXPECT_EQ(probed([](auto) { return 5e6; }), 2u);                  // the link is full with one: tried once
 }
 
+TEST(StreamProbe, GoesOnWithThoseThatCouldBeOpened) {
+  StreamProbe probe;
+  probe.settle(3);
+  TimePoint now{};
+  for (std::uint64_t bytes = 0; bytes < 10'000'000; bytes += 100'000, now += std::chrono::milliseconds(100))
+    ASSERT_EQ(probe.observe(bytes, true, now), 3u);
+}
+
 TEST(StreamProbe, CountsOnlyWhileThereIsMoreToSend) {
   StreamProbe probe;
   std::uint64_t bytes = 0;

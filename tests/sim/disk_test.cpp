@@ -172,5 +172,24 @@ TEST_F(Disks, ACrashOfTheProcessLosesOnlyWhatWasNotWritten) {
     }
 }
 
+TEST(Disk, BitsRot) {
+  Disk disk(1, 1);
+  disk.configure({});
+  act::Spool spool;
+  spool.publication[0] = std::byte{7};
+  spool.chunk = 0;
+  spool.record = Slice(std::vector<std::byte>(8, std::byte{1}));
+  spool.data = Slice(std::vector<std::byte>(100, std::byte{5}));
+  EXPECT_EQ(disk.rot(3), 0u) << "there is nothing yet";
+  EXPECT_FALSE(disk.rotten());
+  disk.complete(disk.submit(act::Spool(spool), TimePoint{}));
+  EXPECT_EQ(disk.rot(1), 1u);
+  EXPECT_TRUE(disk.rotten());
+  const auto pieces = disk.pieces(spool.publication);
+  ASSERT_EQ(pieces.size(), 1u);
+  EXPECT_EQ(std::count(pieces[0].bytes().begin(), pieces[0].bytes().end(), std::byte{5}), 99);
+  EXPECT_EQ(spool.data.bytes()[0], std::byte{5}) << "what is in memory is not touched";
+}
+
 }  // namespace
 }  // namespace echoline::sim

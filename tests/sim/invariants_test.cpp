@@ -52,8 +52,7 @@ class Watched : public testing::Test {
     return rules;
   }
   // A machine misbehaves, and nobody has told the invariants that it would.
-  void corrupt(std::size_t worker, MaliceOptions malice) {
-    malice.parents = [this, worker] { return fleet_.parents_of(worker); };
+  void corrupt(std::size_t worker, const MaliceOptions& malice) {
     world_.set_malice(fleet_.worker(worker).host, std::make_unique<Malicious>(malice, 1, 1));
   }
   // Somebody who forwards.
@@ -190,11 +189,12 @@ TEST_F(Watched, ALearnerThatSendsEverythingTwice) {
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kFrugal});
 }
 
-TEST_F(Watched, SomebodyHonestIsExpelledForWhatItSays) {
+TEST_F(Watched, SomebodyHonestIsQuarantinedOrExpelled) {
   MaliceOptions malice;
-  malice.flood = true;  // by a machine that is taken to be honest
-  corrupt(1, malice);
-  run(seconds(10));
+  malice.slander = true;  // by machines that are taken to be honest: where several agree they are believed
+  for (std::size_t i = 0; i < fleet_.workers(); ++i) corrupt(i, malice);
+  run(seconds(60));
+  invariants_.check_learner();
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kBlame});
 }
 
@@ -222,6 +222,70 @@ TEST_F(Watched, SomebodyForwardsBadChunksAndStays) {
   }
   invariants_.check_liveness();
   EXPECT_TRUE(broken().contains(Invariants::kBlame));
+}
+
+TEST_F(Watched, AnIntruderAsksEverybodyAndGetsNothing) {
+  MaliceOptions malice;
+  malice.leak = true;
+  WorkerOptions accomplice;
+  accomplice.malice = malice;
+  fleet_.start_worker(fleet_.add_worker(accomplice));
+  run(seconds(1));
+  fleet_.add_intruder(milliseconds(20));
+  for (int i = 0; i < 5; ++i) {
+    publish();
+    run(seconds(2));
+  }
+  EXPECT_GT(fleet_.intruder()->asked(), 200u);
+  EXPECT_GT(invariants_.counts().intrusions, 200u);
+  EXPECT_EQ(fleet_.intruder()->chunks(), 0u);
+  ASSERT_THAT(broken(), testing::IsEmpty());
+  PublicationId id{};
+  const SealedChunk& chunk = published(Version{0}, id).chunks[0];
+  invariants_.on_frame(fleet_.worker(0).host, fleet_.intruder_host(), {FrameType::kChunk, chunk.data, {}, chunk.head});
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kGranted});
+}
+
+// Everything that can be said too often, by somebody who breaks its connections all the time.
+TEST_F(Watched, WhoFloodsIsOutHoweverOftenItConnects) {
+  using enum MessageBudget::Kind;
+  WorkerOptions o;
+  o.enrol = false;
+  o.link = {BitRate::from_mbit_per_s(50), BitRate::from_mbit_per_s(50)};
+  std::vector<std::size_t> flooders;
+  for (const auto kind : {kRenew, kNeedHelp, kAck, kTrouble}) {
+    o.malice.flood_of = kind;
+    flooders.push_back(fleet_.add_worker(o));
+    fleet_.start_worker(flooders.back());
+  }
+  for (int i = 0; i < 40; ++i) {
+    run(milliseconds(500));
+    for (const std::size_t flooder : flooders) world_.reset_all(fleet_.worker(flooder).host);
+  }
+  EXPECT_GE(invariants_.counts().floods, flooders.size());
+  EXPECT_GE(fleet_.learner()->stats().floods, flooders.size());
+  EXPECT_THAT(broken(), testing::IsEmpty());
+  Frame frame{FrameType::kControl, Slice(), {}, {}};
+  const std::vector<std::byte> renew = encode_control(Renew{});
+  frame.body = Slice(renew).part(kFrameHeaderBytes, renew.size() - kFrameHeaderBytes);
+  for (int i = 0; i < 2000; ++i)
+    invariants_.on_frame(fleet_.worker(flooders[0]).host, fleet_.learner_host(), frame);  // and is still heard
+  EXPECT_EQ(broken(), std::set<std::string>{Invariants::kFlood});
+}
+
+TEST_F(Watched, AMovedWorkerIsFoundWhereItIs) {
+  publish();
+  run(seconds(2));
+  const std::size_t mover = inner_worker();
+  world_.move(fleet_.worker(mover).host);
+  run(seconds(15));
+  publish();
+  run(seconds(5));
+  EXPECT_EQ(fleet_.worker(mover).processes, 1u);
+  EXPECT_EQ(invariants_.counts().gone, 0u);
+  invariants_.faults_are_over();
+  invariants_.check_liveness();
+  EXPECT_THAT(broken(), testing::IsEmpty());
 }
 
 TEST_F(Watched, AnAcknowledgementOfSomethingElse) {

@@ -27,6 +27,9 @@ TEST(Soak, NothingIsEverViolated) {
   EXPECT_TRUE(summary.failures.empty());
   // It was not idle.
   EXPECT_GT(summary.activations, 10 * kSeeds);
+  EXPECT_GT(summary.intrusions, kSeeds / 5);
+  EXPECT_GT(summary.floods, kSeeds / 50);
+  EXPECT_GT(summary.timed, kSeeds / 2);
   std::printf("%llu seeds, %llu events, %llu chunks, %llu activations, %.0f s of virtual time, %.3f s of CPU a seed\n",
               static_cast<unsigned long long>(summary.seeds), static_cast<unsigned long long>(summary.events),
               static_cast<unsigned long long>(summary.chunks), static_cast<unsigned long long>(summary.activations),

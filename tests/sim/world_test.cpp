@@ -64,6 +64,41 @@ TEST(World, BytesTakeDelayAndRateOfBothLinks) {
   EXPECT_EQ(p.a->sent_bytes[conn], 100'000 + kFrameHeaderBytes);
 }
 
+TEST(World, WhoMovesIsHeardNoMoreAndComesFromElsewhere) {
+  Pair p;
+  const ConnId conn = p.connect();
+  const Endpoint before = p.world.endpoint_of(p.host_a);
+  p.tell(p.host_a, [&](Talker& t) { t.say(conn, 10); });
+  p.world.move(p.host_a);
+  p.run(seconds(60));
+  EXPECT_NE(p.world.endpoint_of(p.host_a), before);
+  EXPECT_EQ(p.a->last(), "the network has changed");
+  EXPECT_EQ(p.b->last(), "accepted nobody") << "it hears nothing, not even an end";
+  EXPECT_TRUE(p.b->heard.empty());
+  p.tell(p.host_b, [&](Talker& t) { t.call(before); });
+  p.run(seconds(10));
+  EXPECT_EQ(p.b->last(), "no route to host");
+  const ConnId again = p.connect();
+  p.tell(p.host_a, [&](Talker& t) { t.say(again, 10); });
+  p.run(seconds(1));
+  EXPECT_EQ(p.b->heard.size(), 1u);
+}
+
+TEST(World, AProcessHoldsSoManyConnectionsAndNoMore) {
+  Pair p;
+  p.connect();
+  p.world.set_connections_max(p.host_a, 1);
+  p.connect();
+  EXPECT_EQ(p.a->last(), "too many open files");
+  p.world.set_connections_max(p.host_a, 9);
+  p.world.set_connections_max(p.host_b, 1);
+  p.connect();
+  EXPECT_EQ(p.a->last(), "connection reset by the peer");
+  p.world.set_connections_max(p.host_b, 2);
+  p.connect();
+  EXPECT_EQ(p.a->last(), "connected");
+}
+
 TEST(World, ABulkyConnectionDoesNotHoldUpAnother) {
   Pair p({}, {BitRate::from_mbit_per_s(8), {}});
   const ConnId bulk = p.connect(), small = p.connect();

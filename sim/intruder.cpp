@@ -1,0 +1,58 @@
+#include "sim/intruder.hpp"
+
+#include "overlay/grant.hpp"
+
+namespace echoline::sim {
+
+using namespace overlay;
+
+void Intruder::start(TimePoint now) {
+  actions_.push_back(act::UseCertificate{config_.certificate, config_.authority});
+  next_at_ = now + config_.every;
+}
+
+void Intruder::on_timer(TimePoint now) {
+  if (now < next_at_) return;
+  next_at_ = now + config_.every;
+  for (auto it = calls_.begin(); it != calls_.end();) {
+    const auto call = it++;
+    if (call->second.until > now) continue;
+    close(call->first);
+    calls_.erase(call);
+  }
+  auto [parent, hello] = next_call(now);
+  if (const auto endpoint = config_.endpoint(parent))
+    calls_[dial(*endpoint, act::Service::kData, parent)] = {std::move(hello), now + kStay};
+}
+
+std::pair<WorkerId, PeerHello> Intruder::next_call(TimePoint now) {
+  const std::vector<WorkerId> parents = config_.parents();
+  PeerHello hello;
+  hello.run_id = config_.run_id;
+  if (parents.empty()) return {WorkerId{}, hello};
+  const WorkerId parent = parents[random_.below(parents.size())];
+  const std::uint64_t kind = random_.below(8), ms = unix_ms(now);
+  if (kind == 1) {
+    hello.grant = config_.ended;
+  } else if (kind == 2) {
+    hello.grant = config_.elsewhere;
+  } else if (kind == 3) {
+    hello.grant = sign(Grant{config_.run_id, config_.id, ms, ms + 3'600'000, 1, {{parent, 1}}, {}, false}, config_.key);
+  } else if (kind > 3 && !config_.loot->hellos.empty()) {
+    hello = config_.loot->hellos[random_.below(config_.loot->hellos.size())];
+    hello.stream = 0;
+    hello.have_follows = false;
+    if (const auto grant = open(*config_.checker, *hello.grant); grant && !grant->from.empty())
+      return {grant->from[random_.below(grant->from.size())].parent, hello};
+  }
+  return {parent, hello};
+}
+
+void Intruder::on_connected(ConnId conn, TimePoint now) {
+  const auto call = calls_.find(conn);
+  if (call == calls_.end()) return close(conn);
+  ++asked_;
+  send_control(conn, call->second.hello, now);
+}
+
+}  // namespace echoline::sim

@@ -1,0 +1,62 @@
+// A certified machine that nobody has sent: it goes from parent to parent and asks for publications without a grant, with
+// one that has ended or is for another parent, with one that it signed itself, and with those of its accomplices.
+#pragma once
+#include <functional>
+#include <map>
+
+#include "base/random.hpp"
+#include "overlay/core.hpp"
+#include "overlay/proof.hpp"
+#include "sim/malice.hpp"
+
+namespace echoline::sim {
+
+struct IntruderConfig {
+  overlay::CoreOptions core;
+  std::string run_id;
+  WorkerId id;
+  std::uint64_t seed = 1;
+  overlay::trust::SigningKey key;
+  std::vector<std::byte> certificate, authority;
+  overlay::SignedGrant ended, elsewhere;  // its own: one whose time is over, one for a parent that is not there
+  std::shared_ptr<const Loot> loot;
+  Duration every{};
+  std::shared_ptr<const overlay::Checker> checker;
+  std::function<std::vector<WorkerId>()> parents;  // those that there are
+  std::function<std::optional<overlay::Endpoint>(WorkerId)> endpoint;
+};
+
+class Intruder final : public overlay::Core {
+ public:
+  static constexpr Duration kStay = std::chrono::seconds(3);  // at one parent
+  explicit Intruder(IntruderConfig config)
+      : Core(config.core), config_(std::move(config)), random_(config_.seed, 77) {}
+  void start(TimePoint now);
+  std::uint64_t asked() const { return asked_; }
+  std::uint64_t chunks() const { return chunks_; }
+
+  void on_accepted(ConnId conn, const overlay::PeerInfo&, TimePoint) override { close(conn); }
+  void on_connected(ConnId conn, TimePoint now) override;
+  void on_closed(ConnId conn, const std::string&, TimePoint) override { calls_.erase(conn); }
+  void on_frame(ConnId, overlay::Frame frame, TimePoint) override {
+    chunks_ += frame.type == overlay::FrameType::kChunk;
+  }
+  void on_sent(ConnId, std::size_t, TimePoint) override {}
+  void on_timer(TimePoint now) override;
+  TimePoint next_deadline() const override { return next_at_; }
+
+ private:
+  struct Call {
+    overlay::PeerHello hello;
+    TimePoint until;
+  };
+  std::pair<WorkerId, overlay::PeerHello> next_call(TimePoint now);
+
+  IntruderConfig config_;
+  Random random_;
+  std::map<ConnId, Call> calls_;
+  TimePoint next_at_ = kNever;
+  std::uint64_t asked_ = 0, chunks_ = 0;
+};
+
+}  // namespace echoline::sim
