@@ -32,7 +32,11 @@ void MemberCore::forged(Upstream* up, const PublicationId& id, std::uint32_t ind
   if (!up) return;  // from this worker's own disk
   log::warn("worker {}: from {}: {}", id_, up->parent.worker, what);
   tell_learner(Poisoned{up->parent.worker, id, index}, now);
-  if (++up->corrupt >= kCorruptChunksMax) upstream_failed(*up, EdgeTroubleKind::kRefused, what, now);
+  if (++up->corrupt < kCorruptChunksMax) return;
+  if (!helper_ || up != &*helper_) return upstream_failed(*up, EdgeTroubleKind::kRefused, what, now);
+  const Version target = *up->catch_up_to;  // somebody else can help as well
+  end_help(now);
+  need_help(target, now);
 }
 
 // The learner went back to before something it had published, and says so under its signature: everything of the older

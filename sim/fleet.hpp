@@ -121,6 +121,7 @@ class Fleet {
     std::optional<overlay::WorkerState> state;  // of the present process
     bool wanted = true;                         // false: nobody starts it again
     bool expelled = false;                      // its identity is worth nothing any more
+    int replaced = 0;                           // so often another machine has taken its place
     bool joined = false;                        // welcomed by the learner, and not away
     std::uint64_t processes = 0, enrolments = 0;
     std::optional<overlay::Installed> installed, active;  // of the present process

@@ -11,6 +11,8 @@ using namespace overlay;
 
 namespace {
 
+constexpr int kReplacements = 3;
+
 Slice slice_of(const std::string& text) {
   const auto bytes = std::as_bytes(std::span(text));
   return Slice(std::vector<std::byte>(bytes.begin(), bytes.end()));
@@ -234,7 +236,10 @@ void Fleet::ended(std::size_t i, const std::string& reason) {
   world_.note(fmt::format("worker {} ends: {}", i, reason));
   world_.stop(w.host);
   const bool forgotten = reason.find("a join token is needed") != std::string::npos;
-  if (std::exchange(w.expelled, false) || forgotten) world_.disk(w.host).wipe();  // a new machine takes its place
+  if (std::exchange(w.expelled, false) || forgotten) {
+    world_.disk(w.host).wipe();  // a new machine takes its place; nobody rents evil ones for ever
+    if (++w.replaced > kReplacements && w.options.malice.any()) w.wanted = false;
+  }
   world_.at(world_.now() + w.options.restart_after, [this, i, process = w.processes] {
     if (workers_[i]->wanted && workers_[i]->processes == process) start_worker(i);
   });

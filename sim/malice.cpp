@@ -66,6 +66,7 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
     ++flipped_;
   }
   if (options_.lie && message) lie(send);
+  if (message && std::holds_alternative<Hello>(*message)) upstream_.erase(conn);  // of an earlier process
   if (const auto* hello = message ? std::get_if<PeerHello>(&*message) : nullptr) {
     upstream_.insert(conn);
     if (upstream_.size() > kEdgesRemembered) upstream_.erase(upstream_.begin());

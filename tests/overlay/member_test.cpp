@@ -90,6 +90,26 @@ TEST(Member, GivesUpAnEdgeAfterTheSecondBadChunk) {
   EXPECT_TRUE(m.closed(m.parent));
 }
 
+TEST(Member, LetsGoOfAHelperAfterTheSecondBadChunk) {
+  Member m;
+  m.newest = Version{3};
+  m.pass(kBeat * (MemberCore::kStallHeartbeats + 2));
+  const std::size_t asked = m.said<NeedHelp>(kControl).size();
+  ASSERT_GE(asked, 1u);
+  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{3}, false});
+  const ConnId helper = m.last<act::Dial>()->conn;
+  m.core.on_connected(helper, m.now);
+  const Made made = make(full(3), 3000);
+  m.tell(helper, made.opening);
+  m.frame(helper, with_flipped_bit(made.chunk(1), 3));
+  m.frame(helper, made.chunk(0));  // what is good in between excuses nothing
+  EXPECT_FALSE(m.closed(helper));
+  m.frame(helper, with_flipped_bit(made.chunk(2), 3));
+  EXPECT_TRUE(m.closed(helper));
+  EXPECT_EQ(m.last<act::Dial>()->conn, helper) << "it is not dialled again";
+  EXPECT_EQ(m.said<NeedHelp>(kControl).size(), asked + 1) << "somebody else is asked for";
+}
+
 TEST(Member, RefusesWhatIsNotOfThisRunsLearner) {
   const auto poisoned = [](const MadeOptions& options) {
     Member m;
