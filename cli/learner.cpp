@@ -12,6 +12,7 @@
 #include "learner/report.hpp"
 #include "learner/run_record.hpp"
 #include "learner/service.hpp"
+#include "overlay/uv/hosts.hpp"
 #include "worker/agent.hpp"
 
 namespace echoline::cli {
@@ -112,13 +113,12 @@ int run_worker_verb(const WorkerArguments& a) {
     if (!parsed) return complain("worker", parsed.error());
     options.away_max = *parsed;
   }
-  // Told where others reach it, it listens there; a learner on this machine has its other workers here as well.
-  const bool here = options.learner.host == "localhost" || options.learner.host.starts_with("127.") ||
-                    options.learner.host == "::1";
-  options.bind_host = !a.bind.empty() ? a.bind : a.advertise.empty() ? "127.0.0.1" : "::";
-  if (options.bind_host == "127.0.0.1" && !here)
-    log::warn("it listens on 127.0.0.1 only, so other workers cannot fetch policies from it: it will be a leaf; --bind :: "
-              "or --advertise HOST:PORT lets it forward");
+  const overlay::Listening listening = overlay::listens_at(a.bind, !a.advertise.empty(), options.learner.host);
+  options.bind_host = listening.host;
+  if (listening.leaf)
+    log::warn("it listens on {} only, so other workers cannot fetch policies from it: it will be a leaf; --bind :: or "
+              "--advertise HOST:PORT lets it forward",
+              listening.host);
   options.name = a.name;
   options.threads = a.threads;
   if (a.rollouts_per_s > 0) options.rollouts_per_s_max = a.rollouts_per_s;

@@ -98,6 +98,7 @@ struct NetworkSection {
   chains::TopologyPolicy topology = chains::TopologyPolicy::kTrees;
   Duration delay_expected{};  // one way, for planning only
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away: its leases return
+  Duration silence_min = std::chrono::seconds(2);        // before it is silent: its place is given to others
   // Recent publications that the learner keeps in memory for late workers; absent: by the policy's size.
   std::optional<Bytes> store;
   double quorum = 0.9;  // q of T_b

@@ -140,6 +140,7 @@ class Service {
     o.chunk = config_.network.chunk;
     o.policy = config_.network.topology;
     o.heartbeat_timeout = config_.network.heartbeat_timeout;
+    o.silence_min = config_.network.silence_min;
     o.heartbeat = std::min<Duration>(o.heartbeat, o.heartbeat_timeout / 4);
     o.away_max = config_.fleet.away_max;
     ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/log.hpp"
+
 namespace echoline::overlay {
 
 void Core::on_received(std::size_t bytes, TimePoint now) {
@@ -22,6 +24,8 @@ void Core::resume_reading(TimePoint now) {
   reading_ = was_paused_ = true;
   actions_.push_back(act::SetReading{{}, true});
 }
+
+void Core::on_narrow_path(WorkerId, const std::string& what, TimePoint) { log::warn("{}", what); }
 
 void Core::send_control(ConnId conn, const ControlMessage& message, TimePoint now) {
   Slice frame(encode_control(message));

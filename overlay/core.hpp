@@ -70,6 +70,8 @@ class Core {
   virtual void on_spooled(const PublicationId&, std::uint32_t, const Status&, TimePoint) {}
   virtual void on_unspooled(const PublicationId&, std::uint32_t, Result<Slice>, TimePoint) {}
   virtual void on_undelivered(Version, const std::string&, TimePoint) {}  // its spool could not be opened
+  // The path to this peer swallows large packets, `what` says.
+  virtual void on_narrow_path(WorkerId peer, const std::string& what, TimePoint now);
 
   // Bytes were read from a connection, before they are decoded: holds the download limit.
   void on_received(std::size_t bytes, TimePoint now);

@@ -38,7 +38,7 @@ bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint
 // A child may make the learner as impatient with its parent as with the most regular of workers, and no more.
 bool LearnerCore::is_silent_to(const Worker& parent, TimePoint now) const {
   return parent.said_silent && now < *parent.said_silent + kSilenceSaidFor &&
-         now >= parent.heard + kSilentBeats * config_.heartbeat;
+         now >= std::max(parent.heard + kSilentBeats * config_.heartbeat, earliest_silence(parent));
 }
 
 // Both ends live, the edge does not. Where only the child could not open it, the parent tries; a parent that is silent

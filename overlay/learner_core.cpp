@@ -276,9 +276,8 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   control_[conn] = id;
   ++joined_;
   uplink_.open(conn, worker.messages);
-  // Several missed beats, not one, before a worker looks for the learner anew.
   send_control(conn,
-               Welcome{id, config_.heartbeat, config_.heartbeat_timeout * 3, unix_ms(now), application, config_.away_max,
+               Welcome{id, config_.heartbeat, config_.heartbeat_timeout * kLearnerPatience, unix_ms(now), application, config_.away_max,
                        config_.policy_bytes},
                now);
   if (!beacon_) make_beacon(now);

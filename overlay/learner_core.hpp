@@ -38,6 +38,7 @@ struct LearnerConfig {
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
+  Duration silence_min{};                                // before it is silent, whatever was learned; at most that
   Duration away_max = std::chrono::minutes(5);           // before who is away is gone
   double quorum = 0.9;
   Bytes store_bytes_max{1ull << 30};
@@ -68,6 +69,9 @@ class LearnerCore final : public Core {
   static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
   static constexpr int kSilencesMax = 2;    // of a worker, that its learned patience grows with
+  // Of heartbeat_timeout, that a worker does not hear the learner before it looks for it anew: a learner that stood still
+  // for a while is not left, and who comes from another address now is back soon.
+  static constexpr int kLearnerPatience = 5;
   static constexpr int kTroublesMax = 64;   // told by one worker
 
   explicit LearnerCore(LearnerConfig config);
@@ -101,6 +105,9 @@ class LearnerCore final : public Core {
   void on_frame(ConnId conn, Frame frame, TimePoint now) override;
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now) override;
   void on_saved(const Status& status, TimePoint now) override;
+  void on_narrow_path(WorkerId peer, const std::string& what, TimePoint) override {
+    actions_.push_back(act::TroubleOf{peer, what});
+  }
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override;
 
@@ -245,6 +252,9 @@ class LearnerCore final : public Core {
   bool within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
+  TimePoint earliest_silence(const Worker& worker) const {
+    return worker.heard + std::min(config_.silence_min, config_.heartbeat_timeout);
+  }
   bool is_silent_to(const Worker& parent, TimePoint now) const;
   void put_apart(WorkerId child, WorkerId parent, TimePoint now);
   void on_quarantined(WorkerId id, const std::string& why, TimePoint now);

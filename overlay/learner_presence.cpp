@@ -118,7 +118,8 @@ void LearnerCore::watch_presence(TimePoint now) {
   std::vector<WorkerId> silent, away, gone_for_good;
   for (const auto& [id, worker] : workers_) {
     // What was learned may cost a place before the time that was agreed on, but neither money nor work.
-    const TimePoint learned = is_silent_to(worker, now) ? now : worker.silence.deadline();
+    const TimePoint learned =
+        is_silent_to(worker, now) ? now : std::max(worker.silence.deadline(), earliest_silence(worker));
     const TimePoint agreed = worker.heard + config_.heartbeat_timeout;
     if (now >= std::max(learned, agreed))
       away.push_back(id);

@@ -74,6 +74,7 @@ class MemberCore final : public Core {
   void on_undelivered(Version version, const std::string& why, TimePoint now) override {
     install_failed(version, why, now);
   }
+  void on_narrow_path(WorkerId, const std::string& what, TimePoint now) override { complain(what, now); }
   void on_timer(TimePoint now) override;
   TimePoint next_deadline() const override;
   double run_unix_s(TimePoint now) const override { return static_cast<double>(learner_unix_ms(now)) / 1e3; }

@@ -11,6 +11,7 @@
 #include "data_plane/trajectory.hpp"
 #include "model/runtime.hpp"
 #include "overlay/uv/node.hpp"
+#include "worker/asking.hpp"
 #include "worker/installer.hpp"
 #include "worker/production.hpp"
 
@@ -96,7 +97,7 @@ class Agent {
       ECHO_TRY(wait_for_event(next_wake()));
       if (ended() || !task_) continue;
       // The safe point: between batches, and not while a grant for the installed version is on its way.
-      if (!awaiting_grant_) ECHO_TRY(install_pending());
+      if (!asking_.awaits_grant()) ECHO_TRY(install_pending());
       if (!leases_.empty()) {
         ECHO_TRY(generate_batch());
         ECHO_TRY(drain());
@@ -111,7 +112,7 @@ class Agent {
   TimePoint next_wake() const {
     if (!leases_.empty()) return clock_.now();
     const TimePoint poll = clock_.now() + kPoll;
-    return awaiting_grant_ ? poll : std::min(poll, std::max(clock_.now(), ask_again_));
+    return std::min(poll, std::max(clock_.now(), asking_.not_before()));
   }
 
   // Takes one event, waiting until `deadline`, and everything that is there already.
@@ -132,7 +133,7 @@ class Agent {
     if (auto* joined = std::get_if<Joined>(&event)) {
       id_ = joined->id;
       log::info("joined as worker {} ({})", id_, options_.name);
-      joined_ = true;
+      asking_.joined();
     } else if (auto* publication = std::get_if<overlay::Publication>(&event)) {
       pending_.push_back(std::move(*publication));
     } else if (auto* message = std::get_if<Message>(&event)) {
@@ -140,7 +141,7 @@ class Agent {
     } else if (auto* away = std::get_if<Away>(&event)) {
       // The learner takes its leases back and hears nothing until this worker has joined again.
       log::warn("the learner is out of reach: {}", away->reason);
-      joined_ = awaiting_grant_ = false;
+      asking_.away();
       leases_.clear();
     } else if (auto* gone = std::get_if<Disconnected>(&event)) {
       ended_ = true;
@@ -155,7 +156,7 @@ class Agent {
     ECHO_ASSIGN(schema::LearnerMessage message, data_plane::parse_learner_message(bytes));
     switch (message.body_case()) {
       case schema::LearnerMessage::kRunSpec: {
-        told_to_wait_ = false;
+        asking_.told_the_run();
         if (task_) break;  // told again after it was away
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(task_, make_task(std::move(spec)));
@@ -165,9 +166,8 @@ class Agent {
         break;
       }
       case schema::LearnerMessage::kGrant:
-        awaiting_grant_ = false;
         for (schema::Lease& lease : *message.mutable_grant()->mutable_leases()) leases_.push_back(std::move(lease));
-        ask_again_ = clock_.now() + std::chrono::milliseconds(message.grant().retry_after_ms());
+        asking_.granted(clock_.now() + std::chrono::milliseconds(message.grant().retry_after_ms()));
         if (message.grant().progress_every_ms() > 0)
           progress_every_ = std::chrono::milliseconds(message.grant().progress_every_ms());
         break;
@@ -181,8 +181,7 @@ class Agent {
         break;
       case schema::LearnerMessage::kWait:
         log::info("the learner: {}; waiting", message.wait().reason());
-        told_to_wait_ = true;
-        awaiting_grant_ = false;
+        asking_.told_to_wait();
         break;
       case schema::LearnerMessage::kStop:
         ended_ = true;
@@ -211,8 +210,8 @@ class Agent {
   }
 
   void request_work() {
-    if (!joined_ || told_to_wait_ || awaiting_grant_ || !leases_.empty() || !installer_ || !installer_->version()) return;
-    if (!pending_.empty() || clock_.now() < ask_again_) return;
+    if (!leases_.empty() || !installer_ || !installer_->version() || !pending_.empty()) return;
+    if (clock_.now() < asking_.not_before()) return;
     const double rate = rate_.value_or(options_.rollouts_per_s_max.value_or(0));
     const auto groups = static_cast<std::uint32_t>(rate * kBatchSeconds / task_->spec.group_size() + 0.5);
     schema::WorkerMessage message;
@@ -221,7 +220,7 @@ class Agent {
     request.set_policy_digest(installer_->digest().data(), installer_->digest().size());
     request.set_groups_max(std::clamp<std::uint32_t>(groups, 1, kGroupsPerBatchMax));
     say(message);
-    awaiting_grant_ = true;
+    asking_.asked();
   }
 
   Status generate_batch() {
@@ -274,7 +273,7 @@ class Agent {
   bool got_on(const std::vector<schema::Lease>& leases) {
     ++progress_;
     const TimePoint now = clock_.now();
-    if (now >= progress_due_ && joined_) {
+    if (now >= progress_due_ && asking_.is_joined()) {
       progress_due_ = now + progress_every_;
       schema::WorkerMessage message;
       for (const schema::Lease& lease : leases) message.mutable_progress()->add_leases(lease.id());
@@ -296,8 +295,7 @@ class Agent {
   std::optional<Producer> producer_;
   std::deque<overlay::Publication> pending_;  // complete and in order, waiting for the safe point
   std::deque<schema::Lease> leases_;
-  bool joined_ = false, told_to_wait_ = false, awaiting_grant_ = false;
-  TimePoint ask_again_{};
+  Asking asking_;
   Duration progress_every_ = std::chrono::seconds(3);
   TimePoint progress_due_{};
   std::uint64_t progress_ = 0;  // grows with every token, rollout and poll at work

@@ -13,6 +13,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "overlay/uv/hosts.hpp"
+#include "overlay/uv/stall.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -271,10 +272,13 @@ void Driver::on_timer() {
   read_first_ = false;
   while (!deadlines_.empty() && deadlines_.begin()->first <= t) {
     Connection& c = *connections_.at(deadlines_.begin()->second);
-    if (c.leaving || !c.dialled)
+    if (c.leaving || !c.dialled) {
       destroy(c);  // a stranger that never said who it is, or a flush that takes too long
-    else
+    } else {
+      uv_os_fd_t fd = -1;
+      if (c.tls && uv_fileno(handle(c.tcp), &fd) == 0) narrow_.stalled(c.dialled_at, c.small_segments, stall_of(fd));
       lost(c, fmt::format("no answer within {}", echoline::to_text(Core::kHandshakeTimeout)));
+    }
   }
   if (t >= listen_again_at_) {
     listen_again_at_ = kNever;
@@ -415,7 +419,10 @@ bool Driver::on_plaintext(Connection& c) {
     set_deadline(c, kNever);
     if (c.tls->has_output()) flush(c);
     if (c.dialled) {
+      const WorkerId peer = c.expected;
+      const auto found = narrow_.passed(c.dialled_at, c.small_segments);
       core_->on_connected(c.id, now());
+      if (found) core_->on_narrow_path(peer, *found, now());
     } else {
       proven(c);
       core_->on_accepted(c.id, {c.host, c.tls->identity()}, now());
@@ -446,6 +453,8 @@ bool Driver::on_plaintext(Connection& c) {
 void Driver::lost(Connection& c, const std::string& reason) {
   const ConnId id = c.id;
   const bool tell = c.known || c.dialled;
+  if (const auto turn = turns_.find(c.host); c.dialled && !c.known && turn != turns_.end() && turn->second == c.turn)
+    ++turn->second;
   destroy(c);
   if (tell) core_->on_closed(id, reason, now());
 }
@@ -630,11 +639,12 @@ void Driver::dial(const act::Dial& dial) {
     lost_later(dial.conn, fmt::format("{}: {}", dial.to.host, uv_strerror(e)));
 }
 
-// Where a name has several addresses, they are tried one a dial, in turn.
+// Where a name has several addresses, one is used for as long as it leads to whom was meant, and then the next.
 void Driver::looked_up(const act::Dial& dial, int status, const addrinfo* found) {
   Connection* c = find(dial.conn);
   if (!c) return;
   std::vector<sockaddr_storage> addresses;
+  if (turns_.size() >= kNamesMax) turns_.clear();
   for (const addrinfo* a = found; a && addresses.size() < kAddressesMax; a = a->ai_next) {
     if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
     sockaddr_storage address{};
@@ -646,7 +656,7 @@ void Driver::looked_up(const act::Dial& dial, int status, const addrinfo* found)
   if (addresses.empty())
     lost_later(dial.conn, fmt::format("{}: {}", dial.to.host, status != 0 ? uv_strerror(status) : "it has no address"));
   else
-    connect(*c, dial.to, addresses[names_dialled_++ % addresses.size()]);
+    connect(*c, dial.to, addresses[(c->turn = turns_[dial.to.host]) % addresses.size()]);
   drain();
 }
 
@@ -655,6 +665,12 @@ void Driver::connect(Connection& c, const Endpoint& to, const sockaddr_storage& 
   int e = fd < 0 ? uv_translate_sys_error(errno) : uv_tcp_open(&c.tcp, fd);
   if (e != 0 && fd >= 0) ::close(fd);
   if (e == 0) begin_unpaced(fd);
+  c.dialled_at = to_endpoint(address).host;
+  c.small_segments = narrow_.small(c.dialled_at);
+  if (e == 0 && c.small_segments) {
+    constexpr int kSegment = NarrowPaths::kSegmentBytes;
+    (void)::setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &kSegment, sizeof kSegment);
+  }
   if (e == 0)
     e = uv_tcp_connect(&c.connect, &c.tcp, reinterpret_cast<const sockaddr*>(&address),
                        [](uv_connect_t* request, int status) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "overlay/core.hpp"
+#include "overlay/narrow_paths.hpp"
 #include "overlay/uv/disk.hpp"
 #include "overlay/uv/tls.hpp"
 
@@ -58,6 +59,7 @@ class Driver {
   static constexpr Duration kLate = std::chrono::seconds(1);  // of a timer: this process was stopped, or its machine
   static constexpr Duration kNoFilesPause = std::chrono::seconds(1);  // before anybody is accepted again
   static constexpr std::size_t kAddressesMax = 16;  // of a host name
+  static constexpr std::size_t kNamesMax = 1024;
 
   struct Connection {
     Driver* driver = nullptr;
@@ -80,6 +82,9 @@ class Driver {
     bool dirty = false;            // listed in dirty_
     bool had_its_turn = false;     // its last read filled the buffer
     bool leaving = false;          // the core is done with it; flushed, then closed
+    std::string dialled_at;        // the address, once it is connected to
+    bool small_segments = false;
+    std::size_t turn = 0;  // of the addresses of the name that was dialled
     std::size_t writing = 0;       // uv_write requests under way
     TimePoint deadline = kNever;   // of the handshake, or of the flush
   };
@@ -138,7 +143,8 @@ class Driver {
   std::set<std::pair<TimePoint, ConnId>> deadlines_;
   std::vector<ConnId> dirty_;                 // with something in their block
   std::vector<std::function<void()>> later_;  // events found while actions were performed
-  std::size_t names_dialled_ = 0;
+  std::map<std::string, std::size_t> turns_;  // of names that were dialled: whose turn it is of their addresses
+  NarrowPaths narrow_;
   // Accepted connections that have not proven who they are, oldest first, by the network they come from.
   std::map<std::string, std::deque<ConnId>> unproven_;
   std::size_t unproven_count_ = 0;

@@ -21,7 +21,7 @@ bool is_numeric(const std::string& host) {
 
 bool means_all(const std::string& host) { return host.empty() || host == "0.0.0.0" || host == "::"; }
 
-bool is_loopback(const std::string& host) { return host.starts_with("127.") || host == "::1"; }
+bool is_loopback(const std::string& host) { return host == "localhost" || host.starts_with("127.") || host == "::1"; }
 
 std::string text_of(const sockaddr* address) {
   char host[64] = "";
@@ -59,6 +59,11 @@ std::string network_of(const std::string& host) {
   if (uv_ip6_addr(host.c_str(), 0, &v6) != 0) return host;
   std::fill(std::begin(v6.sin6_addr.s6_addr) + 8, std::end(v6.sin6_addr.s6_addr), std::uint8_t{0});
   return text_of(reinterpret_cast<const sockaddr*>(&v6));
+}
+
+Listening listens_at(const std::string& told, bool advertised, const std::string& learner) {
+  const std::string host = !told.empty() ? told : advertised ? "::" : "127.0.0.1";
+  return {host, is_loopback(host) && !is_loopback(learner)};
 }
 
 Endpoint reached_from_here(const Endpoint& bound) {

@@ -285,6 +285,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.policy = o.policy;
   config.heartbeat = o.heartbeat;
   config.heartbeat_timeout = o.heartbeat_timeout;
+  config.silence_min = o.silence_min;
   config.quorum = o.quorum;
   config.away_max = o.away_max;
   config.store_bytes_max = o.store_bytes_max.value_or(learner_store_bytes(o.policy_bytes));

@@ -27,6 +27,7 @@ struct LearnerOptions {
   Bytes chunk{64 * 1024};  // unit that is proven and forwarded; 1 KiB .. 1 MiB
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
+  Duration silence_min{};  // before a worker is silent, whatever was learned of its rhythm
   Duration away_max = std::chrono::minutes(5);           // before who is away is gone
   double quorum = 0.9;  // fraction q of the active workers that defines T_b
   std::string run_id;   // 1 to 64 printable characters

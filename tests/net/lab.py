@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import time
 
 LOCKS = "/run/netlab"
 NAMESPACES = "/run/netns"
+ETC = "/etc/netns"
 SWITCH = "switch"
 CLONE_NEWNET = 0x40000000
 
@@ -63,12 +65,13 @@ def _run(*argv, check=True):
 class Lab:
     """with Lab(learner, workers) as lab: nodes 'learner', 'w1' .. 'wN', reachable under address(node)."""
 
-    def __init__(self, learner, workers, congestion=None):
+    def __init__(self, learner, workers, congestion=None, real_packets=False):
         self.links = {"learner": learner}
         for index, link in enumerate(workers, start=1):
             self.links[f"w{index}"] = link
         self.workers = [node for node in self.links if node != "learner"]
         self.congestion = congestion
+        self.real_packets = real_packets
         self.prefix = f"netlab{os.getpid()}x{time.monotonic_ns() % 100000}"
         self._lock = None
 
@@ -104,6 +107,8 @@ class Lab:
             _run("ip", "-n", own, "addr", "add", f"{address(node, 6)}/64", "dev", "eth0", "nodad")
             _run("ip", "-n", switch, "link", "set", node, "master", "br0", "up")
             _run("ip", "-n", own, "link", "set", "lo", "up")
+            if self.real_packets:  # otherwise what travels between the namespaces is many packets in one
+                _run("ip", "-n", own, "link", "set", "eth0", "gso_max_segs", "1")
             _run("ip", "-n", own, "link", "set", "eth0", "up")
             if self.congestion:  # by route: a namespace may not always choose its own default
                 for version, net, metric in ((4, "10.77.0.0/24", "0"), (6, "fd77::/64", "256")):
@@ -119,6 +124,17 @@ class Lab:
         """Starts argv in the node's namespace; returns the Popen with the program's pid. It dies with this thread."""
         return subprocess.Popen(["ip", "netns", "exec", namespace(self.prefix, node), "setpriv", "--pdeathsig", "KILL",
                                  *argv], **options)
+
+    def hosts(self, node, lines):
+        """What the node's programs find in /etc/hosts."""
+        folder = os.path.join(ETC, namespace(self.prefix, node))
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "hosts"), "w") as file:
+            file.writelines(line + "\n" for line in ["127.0.0.1 localhost", *lines])
+
+    def packets_max(self, node, size):
+        """Larger packets are lost between the node and the switch, and nobody is told."""
+        _run("ip", "-n", namespace(self.prefix, SWITCH), "link", "set", node, "mtu", str(size))
 
     def socket(self, node, family=socket.AF_INET):
         """A TCP socket that lives in the node's namespace, usable from this process."""
@@ -206,6 +222,7 @@ def _remove(prefix):
                 pass
     for name in own:
         _run("ip", "netns", "del", name, check=False)
+        shutil.rmtree(os.path.join(ETC, name), ignore_errors=True)
     try:
         os.unlink(os.path.join(LOCKS, prefix))
     except FileNotFoundError:

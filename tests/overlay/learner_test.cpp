@@ -547,6 +547,34 @@ TEST(Learner, ASilentWorkerLosesItsPlaceAndNothingElseUntilItIsHeardAgain) {
   EXPECT_THAT(desk.all<act::Joined>(), SizeIs(3)) << "it had not left";
 }
 
+// However regularly it was heard, and whatever its children say.
+TEST(Learner, NobodyLosesItsPlaceBeforeTheOperatorAllowsIt) {
+  for (const bool child_complains : {false, true}) {
+    LearnerConfig config = patient(seconds(20));
+    config.silence_min = seconds(10);
+    Desk desk(config);
+    desk.join_all(3);
+    desk.pass(seconds(60));
+    EXPECT_EQ(desk.said<Welcome>(std::uint64_t{1}).at(0).patience, seconds(100)) << "workers put up with more";
+    for (int s = 1; s < 10; ++s) {
+      desk.pass(seconds(1), {1});
+      if (child_complains) desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kSilent, "nothing heard"});
+      ASSERT_THAT(desk.chain(), testing::Contains(1)) << s << " s of 10";
+    }
+    desk.pass(seconds(2), {1});
+    EXPECT_THAT(desk.chain(), testing::Not(testing::Contains(1)));
+    EXPECT_EQ(desk.away(1), "");
+  }
+  // It is not more patient than agreed either, and without the key learning has its least of four heartbeats.
+  LearnerConfig config = patient(seconds(5));
+  config.silence_min = seconds(60);
+  Desk late(config), learned(patient(seconds(20)));
+  late.join_all(3), learned.join_all(3);
+  late.pass(seconds(7), {1}), learned.pass(seconds(4), {1});
+  EXPECT_THAT(late.away(1), HasSubstr("no heartbeat"));
+  EXPECT_THAT(learned.chain(), ElementsAre(2, 3));
+}
+
 TEST(Learner, AWorkerThatIsAwayComesBackToWhatItWas) {
   Desk desk(patient(seconds(5)));
   desk.join_all(3);
@@ -644,6 +672,16 @@ TEST(Learner, WhoIsHelpedWasNotServedByItsParent) {
   ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
   fail();
   EXPECT_THAT(desk.chain(), ElementsAre(1, 3, 2)) << "three times in a row, whatever others brought in between";
+}
+
+TEST(Learner, SaysWhichPathSwallowsLargePackets) {
+  Desk desk;
+  desk.join_all(1);
+  desk.core.on_narrow_path(WorkerId{1}, "the path to 10.0.0.1 swallows packets of 1500 bytes", desk.now);
+  desk.take();
+  ASSERT_THAT(desk.all<act::TroubleOf>(), SizeIs(1));
+  EXPECT_EQ(desk.all<act::TroubleOf>()[0].worker, WorkerId{1});
+  EXPECT_THAT(desk.all<act::TroubleOf>()[0].text, HasSubstr("swallows packets"));
 }
 
 TEST(Learner, LetsTheParentDialWhereTheChildCannotAndDemotesIfThatFailsToo) {

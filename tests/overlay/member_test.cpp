@@ -568,6 +568,14 @@ TEST(Member, WorksWithAWrongClockAndSaysSo) {
   EXPECT_TRUE(Member().said<Trouble>(kControl).empty());
 }
 
+TEST(Member, TellsTheLearnerOfAPathThatSwallowsLargePackets) {
+  Member m;
+  m.core.on_narrow_path(WorkerId{5}, "the path to 10.0.0.5 swallows packets of 1500 bytes", m.now);
+  m.take();
+  ASSERT_EQ(m.said<Trouble>(kControl).size(), 1u);
+  EXPECT_THAT(m.said<Trouble>(kControl)[0].text, HasSubstr("swallows packets"));
+}
+
 TEST(Member, KeepsTheParentsThatStay) {
   Member m;
   const Made made = make(full(0), 3000);

@@ -56,6 +56,23 @@ TEST(Tls, BothEndsKnowEachOther) {
   }
 }
 
+// What a path that swallows large packets would lose: whatever comes first, both ways, fills one, and something smaller
+// follows that shows it.
+TEST(Tls, TheFirstFlightsFillAPacketAndALittleMore) {
+  const trust::Authority authority = tls_authority();
+  TlsPair pair = tls_pair(tls_node(authority, kThree), kFour, tls_node(authority, kFour));
+  const std::vector<std::byte> hello = pair.client.take_output();
+  tls_deliver(hello, pair.server, pair.server_reading);
+  const std::vector<std::byte> answer = pair.server.take_output();
+  for (const std::size_t flight : {hello.size(), answer.size()}) {
+    EXPECT_GE(flight, 1460u + 250) << "a segment without TCP options";
+    EXPECT_LE(flight, 1380u + 1180) << "one of a tunnel";
+  }
+  tls_deliver(answer, pair.client, pair.client_reading);
+  pair.settle();
+  EXPECT_TRUE(pair.client.established() && pair.server.established());
+}
+
 TEST(Tls, BytesArriveAsTheyWere) {
   TlsPair pair = established();
   std::vector<std::byte> sent, wire;

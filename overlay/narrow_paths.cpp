@@ -1,0 +1,41 @@
+#include "overlay/narrow_paths.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace echoline::overlay {
+
+void NarrowPaths::stalled(const std::string& host, bool small, const Stall& stall) {
+  if (hosts_.size() >= kHostsMax && !hosts_.contains(host)) return;
+  Host& known = hosts_[host];
+  if (known.proven) return;  // it does not answer, for another reason
+  known.try_small = !small;
+  if (small) {  // no better: the other end may be stopped
+    known.stalls = 0;
+    return;
+  }
+  ++known.stalls;
+  known.proven = stall.proof();
+  known.packet_bytes = stall.packet_bytes;
+}
+
+std::optional<std::string> NarrowPaths::passed(const std::string& host, bool small) {
+  const auto it = hosts_.find(host);
+  if (it == hosts_.end()) return std::nullopt;
+  Host& known = it->second;
+  if (!small) {
+    if (!known.proven) hosts_.erase(it);
+    return std::nullopt;
+  }
+  // Without proof, twice in vain with the usual segments and never with small ones is no chance any more.
+  known.proven = known.proven || known.stalls >= 2;
+  known.try_small = known.proven;
+  if (!known.proven || std::exchange(known.told, true)) return std::nullopt;
+  return fmt::format(
+      "the path to {} swallows packets of {} bytes without a word, those of {} arrive: it is used with these; mend the "
+      "MTU of a link on the way, or let ICMP through",
+      host, known.packet_bytes, kPacketBytes);
+}
+
+}  // namespace echoline::overlay

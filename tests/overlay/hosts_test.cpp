@@ -1,0 +1,40 @@
+// Where nodes listen and are reached.
+#include "overlay/uv/hosts.hpp"
+
+#include <gtest/gtest.h>
+
+namespace echoline::overlay {
+namespace {
+
+TEST(Hosts, AWorkerListensWhereOthersReachItAndSaysWhenTheyCannot) {
+  const auto at = [](const std::string& told, bool advertised, const std::string& learner) {
+    const Listening l = listens_at(told, advertised, learner);
+    return l.host + (l.leaf ? ", a leaf" : "");
+  };
+  EXPECT_EQ(at("", false, "127.0.0.1"), "127.0.0.1") << "the learner's other workers are here, too";
+  EXPECT_EQ(at("", false, "localhost"), "127.0.0.1");
+  EXPECT_EQ(at("", false, "::1"), "127.0.0.1");
+  EXPECT_EQ(at("", false, "192.0.2.7"), "127.0.0.1, a leaf");
+  EXPECT_EQ(at("", false, "learner.example"), "127.0.0.1, a leaf");
+  EXPECT_EQ(at("", true, "192.0.2.7"), "::") << "told by which address others reach it";
+  EXPECT_EQ(at("", true, "2001:db8::7"), "::");
+  EXPECT_EQ(at("::1", true, "192.0.2.7"), "::1, a leaf");
+  EXPECT_EQ(at("localhost", false, "192.0.2.7"), "localhost, a leaf");
+  EXPECT_EQ(at("10.0.0.5", false, "192.0.2.7"), "10.0.0.5");
+}
+
+TEST(Hosts, NamesAndAddressesOfBothKinds) {
+  EXPECT_EQ(*resolve("192.0.2.7"), "192.0.2.7");
+  EXPECT_EQ(*resolve("2001:db8::7"), "2001:db8::7");
+  const auto here = resolve("localhost");
+  ASSERT_TRUE(here.has_value()) << here.error().message();
+  EXPECT_TRUE(*here == "127.0.0.1" || *here == "::1") << *here;
+  EXPECT_EQ(network_of("2001:db8::7"), "2001:db8::");
+  EXPECT_EQ(network_of("192.0.2.7"), "192.0.2.7");
+  EXPECT_EQ(reached_from_here({"::", 7}), (Endpoint{"127.0.0.1", 7}));
+  EXPECT_EQ(reached_from_elsewhere({"192.0.2.7", 7}), (std::vector{Endpoint{"192.0.2.7", 7}}));
+  EXPECT_EQ(to_text(Endpoint{"2001:db8::7", 7}), "[2001:db8::7]:7");
+}
+
+}  // namespace
+}  // namespace echoline::overlay

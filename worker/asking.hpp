@@ -1,0 +1,28 @@
+// When a worker may ask its learner for work. Pure. Private to worker/.
+#pragma once
+#include "base/clock.hpp"
+
+namespace echoline::worker {
+
+class Asking {
+ public:
+  void joined() { joined_ = true; }
+  // The learner takes its leases back and hears nothing until this worker has joined again.
+  void away() { joined_ = awaits_grant_ = told_to_wait_ = false; }
+  // A learner that resumes loads its model first: nothing that was asked is answered, until it tells of the run.
+  void told_to_wait() { told_to_wait_ = true, awaits_grant_ = false; }
+  void told_the_run() { told_to_wait_ = false; }
+  void asked() { awaits_grant_ = true; }
+  void granted(TimePoint ask_again) { awaits_grant_ = false, ask_again_ = ask_again; }
+
+  bool is_joined() const { return joined_; }
+  bool awaits_grant() const { return awaits_grant_; }
+  // kNever: not until something else has come from the learner.
+  TimePoint not_before() const { return joined_ && !told_to_wait_ && !awaits_grant_ ? ask_again_ : kNever; }
+
+ private:
+  bool joined_ = false, told_to_wait_ = false, awaits_grant_ = false;
+  TimePoint ask_again_{};
+};
+
+}  // namespace echoline::worker
