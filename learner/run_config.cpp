@@ -182,8 +182,8 @@ void read_network(ConfigSection s, NetworkSection& c) {
          {.min = std::chrono::milliseconds(200), .max = std::chrono::hours(1)},
          "a worker that is not heard of for this long is away: others get its work, its machine and place are kept");
   s.read("silence_min", c.silence_min, {.min = Duration(0), .max = std::chrono::hours(1)},
-         "no worker loses its place among those who forward before it was silent for this long, however regularly it was "
-         "heard until then; never later than heartbeat_timeout");
+         "no worker loses its place among those who forward before it was silent for this long, however regularly it "
+         "was heard until then; never later than heartbeat_timeout");
   s.read("store", c.store, {.min = Bytes{1u << 20}, .max = Bytes{1ull << 50}},
          {"recent publications that the learner keeps in memory for late workers", "by the policy's size"});
   s.read("quorum", c.quorum, {.min = 0.01, .max = 1.0},

@@ -69,8 +69,8 @@ class LearnerCore final : public Core {
   static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
   static constexpr Duration kBeaconLifetime = std::chrono::minutes(2);
   static constexpr int kSilencesMax = 2;    // of a worker, that its learned patience grows with
-  // Of heartbeat_timeout, that a worker does not hear the learner before it looks for it anew: a learner that stood still
-  // for a while is not left, and who comes from another address now is back soon.
+  // Of heartbeat_timeout, that a worker does not hear the learner before it looks for it anew: a learner that stood
+  // still for a while is not left, and who comes from another address now is back soon.
   static constexpr int kLearnerPatience = 5;
   static constexpr int kTroublesMax = 64;   // told by one worker
 

@@ -10,13 +10,13 @@ namespace echoline::overlay {
 
 class NarrowPaths {
  public:
-  static constexpr int kSegmentBytes = 1220;          // TCP's largest there: fits packets of kPacketBytes, by IPv4 and IPv6
   static constexpr std::uint32_t kPacketBytes = 1280;  // that IPv6 promises to carry
+  static constexpr int kSegmentBytes = 1220;           // of TCP, that fit these by IPv4 and IPv6
   static constexpr std::size_t kHostsMax = 1024;
 
   // Of a connection that was made and whose handshake was not done in time, as this end's kernel tells.
   struct Stall {
-    std::uint32_t packet_bytes = 0;    // of the largest packet it sends there
+    std::uint32_t packet_bytes = 0;     // of the largest packet it sends there
     std::uint32_t retransmissions = 0;  // of the oldest bytes that did not arrive
     std::uint32_t overtaken_by = 0;     // later segments that did arrive
     std::uint32_t out_of_order = 0;     // segments that arrived here, while those before them did not

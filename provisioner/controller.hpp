@@ -17,7 +17,7 @@ struct ControllerConfig {
   double required_rollouts_per_s = 0;                     // M*
   double headroom = 0.10;                                 // activate below (1 + headroom) * M*
   double release_margin = 0.25;                           // release above (1 + margin) * that
-  Duration window = std::chrono::seconds(60);             // of the throughput estimate: the last in which it said anything
+  Duration window = std::chrono::seconds(60);             // of the throughput estimate: the last with results
   Duration sustained = std::chrono::seconds(30);          // a condition holds this long before it is acted on
   Duration start_timeout = std::chrono::seconds(300);     // an activation that has not reported by then is given up
   bool replace_lost = true;  // a lost worker is replaced at once while capacity is below the target
@@ -64,8 +64,8 @@ class FleetController {
   std::vector<FleetAction> tick(TimePoint now);
 
   double target() const { return config_.required_rollouts_per_s * (1 + config_.headroom); }
-  // Of the available workers, by their measured throughput (predicted until something is measured). Who says nothing for
-  // a while, or is away, counts with what it last did.
+  // Of the available workers, by their measured throughput (predicted until something is measured). Who says nothing
+  // for a while, or is away, counts with what it last did.
   double effective_rollouts_per_s() const;
   bool available(WorkerId worker) const;
   std::optional<double> measured_rollouts_per_s(WorkerId worker) const;

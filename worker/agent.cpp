@@ -14,6 +14,7 @@
 #include "worker/asking.hpp"
 #include "worker/installer.hpp"
 #include "worker/production.hpp"
+#include "worker/speed.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -43,7 +44,9 @@ using Event = std::variant<Joined, overlay::Publication, Message, Away, Disconne
 class Agent {
  public:
   Agent(const AgentOptions& options, const std::atomic<bool>& stop)
-      : options_(options), stop_(stop), mailbox_(kMailboxMax) {}
+      : options_(options), stop_(stop), mailbox_(kMailboxMax) {
+    if (options.rollouts_per_s_max) speed_.emplace(*options.rollouts_per_s_max);
+  }
 
   Result<AgentReport> run() {
     model::use_threads(options_.threads);
@@ -230,10 +233,10 @@ class Agent {
     progress_due_ = start + progress_every_;
     const Produced produced = producer_->produce(batch, id_, [&] { return got_on(batch); });
     if (produced.interrupted) return ok();  // stopped in the middle
-    // Holding the speed to the rented machine's: the batch lasts as long as it would take there.
-    if (options_.rollouts_per_s_max) {
-      const TimePoint due = start + from_seconds(static_cast<double>(produced.rollouts) / *options_.rollouts_per_s_max);
+    if (speed_) {
+      const TimePoint generated = clock_.now(), due = speed_->due(start, produced.rollouts);
       while (!got_on(batch) && clock_.now() < due) ECHO_TRY(wait_for_event(std::min(due, clock_.now() + kPoll)));
+      speed_->ended(due, generated, clock_.now());
     }
     if (produced.rollouts > 0) {
       const double elapsed_s = std::max(1e-6, seconds(clock_.now() - start));
@@ -300,6 +303,7 @@ class Agent {
   TimePoint progress_due_{};
   std::uint64_t progress_ = 0;  // grows with every token, rollout and poll at work
   std::optional<double> rate_;  // rollouts/s while generating
+  std::optional<Speed> speed_;  // that it is held to
   double busy_s_ = 0;
   std::uint64_t generated_ = 0;
   bool ended_ = false;

@@ -22,8 +22,8 @@ Endpoint reached_from_here(const Endpoint& bound);
 // listens.
 std::vector<Endpoint> reached_from_elsewhere(const Endpoint& bound);
 
-// Where a worker listens that joins this learner: where it was told to, or else on all addresses if it was told by which
-// one others reach it, or else on loopback.
+// Where a worker listens that joins this learner: where it was told to; or else on all addresses, if it was told by
+// which one others reach it; or else on loopback.
 struct Listening {
   std::string host;
   bool leaf = false;  // there the learner's other workers cannot reach it

@@ -16,20 +16,22 @@ constexpr std::string_view kOp = "TLS";
 constexpr std::size_t kOutputBytesMax = 64 * 1024;
 constexpr long kCertificateListBytesMax = 4096;
 
-// Zeros in both first flights, so that each fills a packet of the usual size and has a little more behind it: what does
-// not get through large packets does not get through a handshake, and both ends see what overtakes it (narrow_paths.hpp).
+// Zeros in both first flights, so that each fills a packet of the usual size and has a little more behind it: where large
+// packets do not get through, no handshake does, and who dials sees what overtakes them (narrow_paths.hpp).
 constexpr unsigned kPaddingExtension = 0xff45;  // for private use
 constexpr std::size_t kHelloPadding = 1700, kAnswerPadding = 900;
 
-int add_padding(SSL*, unsigned, unsigned context, const unsigned char** out, std::size_t* size, X509*, std::size_t, int*,
-                void*) {
+int add_padding(SSL*, unsigned, unsigned context, const unsigned char** out, std::size_t* size, X509*, std::size_t,
+                int*, void*) {
   static constexpr unsigned char kZeros[kHelloPadding]{};
   *out = kZeros;
   *size = (context & SSL_EXT_CLIENT_HELLO) != 0 ? kHelloPadding : kAnswerPadding;
   return 1;
 }
 
-int skip_padding(SSL*, unsigned, unsigned, const unsigned char*, std::size_t, X509*, std::size_t, int*, void*) { return 1; }
+int skip_padding(SSL*, unsigned, unsigned, const unsigned char*, std::size_t, X509*, std::size_t, int*, void*) {
+  return 1;
+}
 
 using trust::openssl_error;
 using ContextPtr = std::unique_ptr<SSL_CTX, trust::Freed<SSL_CTX_free>>;

@@ -10,7 +10,8 @@ namespace {
 using testing::HasSubstr;
 
 const std::string kHost = "10.0.0.1";
-constexpr NarrowPaths::Stall kSilent{1500, 0, 0, 0};  // all that was sent has arrived, and nothing comes: a stopped process
+// All that was sent has arrived, and nothing comes: a stopped process.
+constexpr NarrowPaths::Stall kSilent{1500, 0, 0, 0};
 
 TEST(NarrowPaths, WhatOvertakesALargePacketProvesIt) {
   for (const NarrowPaths::Stall proof : {NarrowPaths::Stall{1500, 3, 1, 0}, NarrowPaths::Stall{1500, 0, 0, 1}}) {

@@ -1,7 +1,9 @@
-// When a worker asks for work.
+// When a worker asks for work, and how long it takes for it.
 #include "worker/asking.hpp"
 
 #include <gtest/gtest.h>
+
+#include "worker/speed.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -39,6 +41,26 @@ TEST(Asking, AsksNothingOfALearnerThatTellsItToWait) {
   asking.away();
   asking.joined();
   EXPECT_LE(asking.not_before(), kNow);
+}
+
+// Every batch is noticed 10 ms late, as on a busy machine.
+TEST(Speed, HoldsOverTimeThoughTheProcessWakesLate) {
+  using std::chrono::milliseconds;
+  Speed speed(100);
+  TimePoint now = kNow;
+  for (int i = 0; i < 100; ++i) {
+    const TimePoint due = speed.due(now, 25), generated = now + milliseconds(50);
+    now = due + milliseconds(10);
+    speed.ended(due, generated, now);
+  }
+  EXPECT_NEAR(seconds(now - kNow), 25, 0.011);
+  // A machine that cannot keep up makes up for nothing: the next batch has its whole time.
+  const TimePoint due = speed.due(now, 25), generated = now + std::chrono::seconds(2);
+  speed.ended(due, generated, generated);
+  EXPECT_EQ(speed.due(generated, 25), generated + milliseconds(250));
+  // Nor is a pause of the machine made up for at once.
+  speed.ended(kNow, kNow, kNow + std::chrono::hours(1));
+  EXPECT_GE(speed.due(kNow, 25), kNow + milliseconds(180));
 }
 
 }  // namespace
