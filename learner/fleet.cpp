@@ -126,7 +126,8 @@ void Fleet::loop() {
 void Fleet::tick() {
   for (const provisioner::InstanceExit& exit : provider_->poll())
     for (auto& [name, instance] : instances_)
-      if (instance.id == exit.instance && !instance.ended) instance_ended(instance, exit.to_text(), !exit.requested);
+      if (instance.id == exit.instance && !instance.ended)
+        instance_ended(instance, exit.to_text(), !exit.requested && !instance.released);
   for (const provisioner::FleetAction& action : controller_->tick(clock_.now())) {
     if (const auto* activate = std::get_if<provisioner::Activate>(&action)) {
       const provisioner::Offer* chosen = nullptr;
@@ -144,6 +145,7 @@ void Fleet::tick() {
     } else if (const auto* release = std::get_if<provisioner::Release>(&action)) {
       for (auto& [name, instance] : instances_) {
         if (instance.worker != release->worker || instance.ended) continue;
+        instance.released = true;
         options_.record("released", name, release->reason);
         log::info("releasing {}: {}", name, release->reason);
         if (const Status stopped = provider_->stop(instance.id, kGrace); !stopped)
@@ -191,7 +193,7 @@ void Fleet::worker_lost(WorkerId worker, const std::string& reason) {
       // Whatever it still does, it is no use to the run: stop paying for it.
       if (const Status stopped = provider_->stop(instance.id, kGrace); !stopped)
         log::warn("{}", stopped.error().message());
-      instance_ended(instance, reason, true);
+      instance_ended(instance, reason, !instance.released);
     }
   });
 }

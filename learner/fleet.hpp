@@ -74,7 +74,7 @@ class Fleet {
     provisioner::InstanceId id;
     std::int64_t ledger_row = 0;
     std::optional<WorkerId> worker;
-    bool ended = false;
+    bool ended = false, released = false;
     Bytes received, forwarded;                    // as its worker counts
     Bytes received_unbooked, forwarded_unbooked;  // of that, not in the ledger yet
   };
