@@ -125,9 +125,10 @@ std::vector<FleetAction> FleetController::tick(TimePoint now) {
   if (expected >= target()) {
     below_since_.reset();
     loss_to_replace_ = false;
+  } else if (const bool at_once = config_.replace_lost && loss_to_replace_; !at_once && expected >= refill_below()) {
+    below_since_.reset();
   } else {
     if (!below_since_) below_since_ = now;
-    const bool at_once = config_.replace_lost && loss_to_replace_;
     if (at_once || now - *below_since_ >= config_.sustained) {
       const std::string reason =
           fmt::format("{}: {:.4g} of {:.4g} rollouts/s", at_once ? "worker lost" : "below target", expected, target());

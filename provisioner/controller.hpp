@@ -15,7 +15,7 @@ namespace echoline::provisioner {
 
 struct ControllerConfig {
   double required_rollouts_per_s = 0;                     // M*
-  double headroom = 0.10;                                 // activate below (1 + headroom) * M*
+  double headroom = 0.10;                                 // of the target above M*; half of it may be used up
   double release_margin = 0.25;                           // release above (1 + margin) * that
   Duration window = std::chrono::seconds(60);             // of the throughput estimate: the last with results
   Duration sustained = std::chrono::seconds(30);          // a condition holds this long before it is acted on
@@ -64,6 +64,9 @@ class FleetController {
   std::vector<FleetAction> tick(TimePoint now);
 
   double target() const { return config_.required_rollouts_per_s * (1 + config_.headroom); }
+  // The fleet is filled up to the target when it is below this. A plan is hardly above its target: without something in
+  // between, one percent less than was predicted would rent a machine, and let a dearer one go for it.
+  double refill_below() const { return config_.required_rollouts_per_s * (1 + config_.headroom / 2); }
   // Of the available workers, by their measured throughput (predicted until something is measured). Who says nothing
   // for a while, or is away, counts with what it last did.
   double effective_rollouts_per_s() const;
