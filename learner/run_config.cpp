@@ -196,7 +196,8 @@ void read_fleet(ConfigSection s, FleetSection& c) {
                 "processes on this machine, held to their offer's speed and links (local), or nothing is rented and "
                 "workers join by hand (none)");
   s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
-         "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is used up");
+         "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is used "
+         "up");
   s.require("step_time_expected", c.step_time_expected,
             {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
             "T, the time of a learner step, until it has been measured");
