@@ -232,7 +232,7 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
   if (const auto* assign = std::get_if<Assign>(&message)) return on_assign(*assign, now);
   if (const auto* beacon = std::get_if<SignedBeacon>(&message)) {
     learner_silence_.heard(now);
-    return on_beacon(*beacon, now);
+    return on_beacon(*beacon, now, true);
   }
   if (const auto* renewed = std::get_if<Renewed>(&message)) return on_renewed(*renewed, now);
   if (const auto* release = std::get_if<Release>(&message)) {
@@ -355,7 +355,7 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
 }
 
 // From the learner, or passed on by a parent: believed for its signature, not for who sent it.
-void MemberCore::on_beacon(const Signed& as_signed, TimePoint now) {
+void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_hand) {
   if (beacon_ == as_signed) return;
   const auto beacon = config_.checker->open(as_signed);
   if (!beacon) {
@@ -368,6 +368,11 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now) {
     return log::warn("worker {}: a beacon that has expired is not believed", id_);
   }
   if (beacon->epoch < epoch_) return;
+  // Its welcome may have lain here for hours; what the learner itself says does not come from its future.
+  if (const std::uint64_t before = learner_unix_ms(now); first_hand && beacon->issued_unix_ms > before) {
+    clock_offset_ms_ += static_cast<std::int64_t>(beacon->issued_unix_ms - before);
+    renew_at_half_life(now);
+  }
   beacon_ = as_signed;
   beacon_sequence_ = beacon->sequence;
   begin_epoch(beacon->epoch, now);

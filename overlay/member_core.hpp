@@ -99,7 +99,7 @@ class MemberCore final : public Core {
   void on_control(const ControlMessage& message, TimePoint now);
   void on_welcome(const Welcome& welcome, TimePoint now);
   void on_assign(const Assign& assign, TimePoint now);
-  void on_beacon(const Signed& as_signed, TimePoint now);
+  void on_beacon(const Signed& as_signed, TimePoint now, bool first_hand = false);
   void on_renewed(const Renewed& renewed, TimePoint now);
   void renew_at_half_life(TimePoint now);
   void lost_learner(const std::string& reason, TimePoint now);

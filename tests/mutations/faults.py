@@ -20,6 +20,7 @@ MEMBER, MEMBER_PUB = "overlay/member_core.cpp", "overlay/member_publications.cpp
 LEARNER_PUB, PRESENCE = "overlay/learner_publications.cpp", "overlay/learner_presence.cpp"
 TOPOLOGY, CONDUCT = "overlay/learner_topology.cpp", "overlay/conduct.cpp"
 LEARNER_CONDUCT, GRANT = "overlay/learner_conduct.cpp", "overlay/grant.cpp"
+EDGES, REACH, UPSTREAM = "overlay/member_edges.cpp", "overlay/learner_reach.cpp", "overlay/upstream.hpp"
 
 FAULTS = [
     # What is believed.
@@ -144,6 +145,23 @@ FAULTS = [
     Fault("a grant never ends", GRANT, "if (now_unix_ms >= g.expires_unix_ms)", "if (false)", "overlay_core_test"),
     Fault("a child that was given another parent stays", GRANT,
           "g.issued_unix_ms <= released->second.first && !g.catch_up_to", "false", "overlay_core_test"),
+    Fault("a child needs no grant", GRANT, "  if (!hello.grant) return fail(", "  if (!hello.grant) return ok();\n  if (!hello.grant) return fail(",
+          "overlay_core_test", True),
+    # Who comes back, from wherever and whenever.
+    Fault("a certificate that has ended is shown all the same", MEMBER,
+          "std::exchange(return_next_, false) || (certificate_ended(now) && !refused);", "false && refused;", "sim_world_test", True),
+    Fault("a worker's clock is not set by the learner's", MEMBER,
+          "  clock_offset_ms_ = static_cast<std::int64_t>(welcome.unix_ms) - static_cast<std::int64_t>(unix_ms(now));\n", "",
+          "sim_world_test", True),
+    Fault("others are told to dial the address that a worker names", REACH, "  return {comes_from, named.port};", "  return named.port ? named : Endpoint{comes_from, 0};",
+          "overlay_core_test"),
+    # What the soak has found.
+    Fault("help hides an edge that fails", LEARNER_PUB, "  else if (worker.assigned)\n    for (const Parent& p", "  if (worker.assigned)\n    for (const Parent& p",
+          "overlay_core_test", True),
+    Fault("a helper that brings bad chunks is dialled again", MEMBER_PUB,
+          "if (!helper_ || up != &*helper_) return upstream_failed(", "if (!helper_ || up == &*helper_ || up != &*helper_) return upstream_failed(",
+          "overlay_core_test"),
+    Fault("a further stream that cannot be opened is tried for ever", UPSTREAM, "    settled_ = true;\n  }", "  }", "overlay_parts_test"),
     # How the learner judges.
     Fault("one word condemns", CONDUCT, "if (weight_against(parent, now_ms) < kWeightToCondemn - kRounding)",
           "if (false && weight_against(parent, now_ms) < kWeightToCondemn - kRounding)", "overlay_core_test", True),

@@ -652,6 +652,25 @@ TEST(Learner, PassesOnWhatWorkersComplainOf) {
   EXPECT_EQ(desk.all<act::TroubleOf>()[0].text, "the disk is full");
 }
 
+TEST(Learner, ASilentWorkerIsNotAskedToHelp) {
+  Desk desk(8);
+  desk.join_all(3);
+  ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
+  Heartbeat beat;
+  beat.holdings = {{full(0), 10}};
+  desk.tell(3, beat);
+  const auto silent = [&] {
+    for (const WorkerView& view : desk.core.stats().workers)
+      if (view.info.id == WorkerId{3}) return view.silent;
+    return false;
+  };
+  for (int i = 0; i < 30 && !silent(); ++i) desk.pass(milliseconds(250), {3});
+  ASSERT_TRUE(silent()) << "it is there, and not heard";
+  desk.tell(2, NeedHelp{Version{0}, false, {}});
+  ASSERT_THAT(desk.said<Help>(std::uint64_t{2}), SizeIs(1));
+  EXPECT_EQ(desk.said<Help>(std::uint64_t{2})[0].from.worker, kLearnerId);
+}
+
 TEST(Learner, WhoIsHelpedWasNotServedByItsParent) {
   Desk desk(8);
   desk.join_all(3);

@@ -254,6 +254,28 @@ TEST(Member, BelievesBeaconsForTheirSignatureOnly) {
   EXPECT_EQ(m.end(), "");
 }
 
+// A welcome that lay in a socket while the machine was suspended tells the time of hours ago.
+TEST(Member, WhatTheLearnerSaysDoesNotComeFromItsFuture) {
+  Member m;
+  Beacon b = m.beacon(10);
+  const std::uint64_t later_ms = 3 * 3'600'000;
+  b.issued_unix_ms += later_ms;
+  b.expires_unix_ms += later_ms;
+  const double before = m.core.run_unix_s(m.now);
+  m.tell(m.parent, EdgeStatus{sign(b, made_key("authority")), {}});
+  EXPECT_NEAR(m.core.run_unix_s(m.now), before, 1) << "others may pass on what they like";
+  b = m.beacon(11);
+  b.issued_unix_ms += later_ms;
+  b.expires_unix_ms += later_ms;
+  m.tell(kControl, sign(b, made_key("authority")));
+  EXPECT_NEAR(m.core.run_unix_s(m.now), before + 3 * 3600, 5);
+  m.pass(seconds(1));
+  EXPECT_FALSE(m.said<Renew>(kControl).empty()) << "by that time its certificate has ended";
+  b = m.beacon(12);  // one that took its time
+  m.tell(kControl, sign(b, made_key("authority")));
+  EXPECT_NEAR(m.core.run_unix_s(m.now), before + 3 * 3600, 5);
+}
+
 TEST(Member, TurnsAwayWhoWasRevoked) {
   Member m;
   m.core.on_accepted(ConnId{2}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
@@ -826,6 +848,22 @@ TEST(Member, GivesUpAfterThreeFailedInstallations) {
   m.take();
   EXPECT_EQ(m.delivered().size(), 3u);  // the verified snapshot again, twice
   EXPECT_THAT(m.end(), HasSubstr("could not be installed after 3 attempts: digest"));
+}
+
+TEST(Member, AFailedInstallationIsRepairedByASnapshotOfThatVersionAndNotByTheWayThatLedToIt) {
+  Member m;
+  m.newest = Version{2};
+  m.whole(make(full(1), 100));
+  m.core.installed(Version{1}, digest_of(1), m.now);
+  m.whole(make(delta(2, 1), 100));
+  ASSERT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1)));
+  m.core.install_failed(Version{2}, "digest", m.now);
+  m.take();
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1))) << "not the same again";
+  const auto asked = m.said<NeedHelp>(kControl);
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].target, Version{2});
+  EXPECT_TRUE(asked[0].full_only);
 }
 
 TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
