@@ -36,7 +36,7 @@ class MemberCore final : public Core {
   static constexpr int kCorruptChunksMax = 2;                       // from one parent, before the edge is given up
   static constexpr int kInstallFailuresMax = 3;                     // in a row, before the worker gives up
   static constexpr int kStallHeartbeats = 20;  // without progress towards the newest version: ask for help
-  static constexpr int kRefusalsMax = 6;       // of its store, that the pause before it asks again grows with
+  static constexpr int kRefusalsMax = 3;       // of its store, that the pause before it asks again grows with
   static constexpr Duration kTroublePause = std::chrono::minutes(1);  // before the learner is told the same again
   static constexpr Duration kBarred = std::chrono::minutes(1);  // of a child that asked for too much
   static constexpr std::size_t kAskersMax = 1024;
