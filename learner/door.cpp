@@ -55,11 +55,11 @@ Result<const Question*> Door::question(GroupId group) {
   return questions_.emplace(group, std::make_unique<Question>(std::move(question))).first->second.get();
 }
 
-Bytes Door::message_max(std::uint32_t group_size) const {
+Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size) {
   constexpr std::uint64_t kBesidesTokens = 128 * 1024;  // names, metadata, parts of the reward
   constexpr std::uint64_t kPerToken = 16, kTextPerToken = 256;
-  const auto positions = static_cast<std::uint64_t>(options_.positions_max);
-  const auto response = static_cast<std::uint64_t>(options_.response_tokens_max);
+  const auto positions = static_cast<std::uint64_t>(positions_max);
+  const auto response = static_cast<std::uint64_t>(response_tokens_max);
   const std::uint64_t each = kBesidesTokens + kPerToken * positions + (kPerToken + kTextPerToken) * response;
   return Bytes{std::min(data_plane::TrajectoryLimits{}.message_max.count, group_size * each)};
 }

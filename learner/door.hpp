@@ -27,6 +27,9 @@ struct DoorOptions {
   std::function<Status(const schema::Trajectory&)> trainable;
 };
 
+// The longest message that a worker of such a run has a reason to send.
+Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size);
+
 // A group as workers are asked for it.
 struct Question {
   schema::Problem problem;
@@ -56,8 +59,9 @@ class Door {
   // Called when the group is settled.
   void forget(GroupId group) { questions_.erase(group); }
 
-  // The longest message that a worker of this run has a reason to send.
-  Bytes message_max(std::uint32_t group_size) const;
+  Bytes message_max(std::uint32_t group_size) const {
+    return worker_message_max(options_.positions_max, options_.response_tokens_max, group_size);
+  }
 
   std::optional<Refusal> refusal(const schema::Submission& submission);
 

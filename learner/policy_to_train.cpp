@@ -2,6 +2,8 @@
 
 #include <xxhash.h>
 
+#include <random>
+
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "learner/planning.hpp"
@@ -68,6 +70,8 @@ Status PolicyToTrain::create_trainer(bool resumed) {
   trainer.truncated = config_.learner.truncated;
   trainer.truncated_penalty = config_.learner.truncated_penalty;
   trainer.seed = config_.run.seed;
+  std::random_device unforeseeable;
+  trainer.scrutiny_seed = std::uint64_t{unforeseeable()} << 32 | unforeseeable();
   std::shared_ptr<model::Transformer> reference;
   if (config_.learner.loss.kl_coefficient > 0) {
     // Frozen once, when training begins, and kept with the run: after a resume the model is another one.

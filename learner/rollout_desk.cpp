@@ -12,7 +12,9 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::size_t kQueueMax = 65'536;
-constexpr std::size_t kWaitingMessagesMax = 4096, kWaitingBytesMax = 256u << 20;  // of one worker
+// Of one worker, that wait to be read: bytes as many as so many of the longest messages, within two limits.
+constexpr std::size_t kWaitingMessagesMax = 4096, kWaitingLongest = 32;
+constexpr std::size_t kWaitingBytesMin = 16u << 20, kWaitingBytesMax = 256u << 20;
 constexpr std::size_t kCommitMax = 256;                     // submissions in one transaction
 constexpr std::uint32_t kRetryMs = 40;                      // when there is nothing to generate yet
 constexpr std::uint32_t kRefusedRetryMs = 1000;             // when its policy is not the published one
@@ -48,6 +50,8 @@ std::string digest_bytes(const overlay::Digest& digest) {
 RolloutDesk::RolloutDesk(const DeskOptions& options, Door door, DeskEvents events)
     : options_(options), events_(std::move(events)), queue_(kQueueMax), door_(std::move(door)) {
   limits_.message_max = door_.message_max(options.group_size);
+  waiting_bytes_max_ =
+      std::clamp<std::size_t>(kWaitingLongest * limits_.message_max.count, kWaitingBytesMin, kWaitingBytesMax);
 }
 
 Result<std::unique_ptr<RolloutDesk>> RolloutDesk::open(const DeskOptions& options, Door door, std::uint64_t resume_step,
@@ -161,7 +165,7 @@ void RolloutDesk::receive(WorkerId worker, std::string bytes) {
     if (const auto barred = barred_.find(worker); barred != barred_.end()) {
       bad = barred->second;
     } else if (Waiting& waiting = waiting_[worker];
-               waiting.messages >= kWaitingMessagesMax || waiting.bytes + size > kWaitingBytesMax) {
+               waiting.messages >= kWaitingMessagesMax || waiting.bytes + size > waiting_bytes_max_) {
       bad = fmt::format("{} messages of it, {} bytes, wait to be read", waiting.messages + 1, waiting.bytes + size);
     } else {
       ++waiting.messages, waiting.bytes += size;
@@ -204,10 +208,6 @@ void RolloutDesk::worker_lost(WorkerId worker) {
     told_slow_.erase(worker);
     tell_set_aside();
   })));
-}
-
-void RolloutDesk::malformed(WorkerId worker, std::string what) {
-  queue_.try_push(Item(Task([this, worker, what = std::move(what)] { note_malformed(worker, what); })));
 }
 
 void RolloutDesk::note_malformed(WorkerId worker, const std::string& what) {
@@ -475,6 +475,14 @@ Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batc
 Status RolloutDesk::prune(std::uint64_t step) {
   return call<void>([&]() -> Status {
     ECHO_TRY(buffer_->prune(step));
+    return ok();
+  });
+}
+
+Status RolloutDesk::disown(WorkerId worker) {
+  return call<void>([&]() -> Status {
+    ECHO_ASSIGN(const std::uint64_t discarded, buffer_->discard_of(worker, "not of the policy"));
+    if (discarded > 0) log::warn("worker {}: {} groups that wait are discarded", worker, discarded);
     return ok();
   });
 }

@@ -71,8 +71,6 @@ class RolloutDesk {
   // A message as it came from the overlay. Who leaves too many or too long ones unread is told to go.
   void receive(WorkerId worker, std::string bytes);
   void worker_lost(WorkerId worker);
-  // It said something elsewhere that cannot be read: counts like an unreadable message.
-  void malformed(WorkerId worker, std::string what);
 
   // Waits until a batch for `step` is whole and no live lease would be stranded by the step after it, then returns
   // it; nothing when `wait` is over or stop() was called. kInvalid when group after group had to be set aside and none
@@ -82,6 +80,8 @@ class RolloutDesk {
   Status consume(std::uint64_t step, const replay_buffer::Batch& batch);
   // Removes what was consumed before `step`; see ReplayBuffer::prune.
   Status prune(std::uint64_t step);
+  // What waits of a worker was found not to be the policy's: nobody trains on it.
+  Status disown(WorkerId worker);
   Result<DeskCounts> counts();
   void stop();
 
@@ -126,6 +126,7 @@ class RolloutDesk {
   struct Waiting {
     std::size_t messages = 0, bytes = 0;
   };
+  std::size_t waiting_bytes_max_ = 0;
   std::mutex waiting_mutex_;
   std::map<WorkerId, Waiting> waiting_;     // in queue_, by sender; guarded by waiting_mutex_
   std::map<WorkerId, std::string> barred_;  // who was told to go, and why; guarded by waiting_mutex_

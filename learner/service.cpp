@@ -15,6 +15,7 @@
 #include "chains/broadcast_model.hpp"
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
+#include "learner/door.hpp"
 #include "learner/fleet.hpp"
 #include "learner/planning.hpp"
 #include "learner/policy_to_train.hpp"
@@ -150,7 +151,13 @@ class Service {
     o.run_id = config_.run.name;
     o.folder = record_->folder() / "overlay";
     if (options_.resume) o.resumed_at = Version{step_};
+    o.message_max =
+        worker_message_max(model.positions_max, config_.rollout.response_tokens_max, config_.rollout.group_size);
     overlay::LearnerEvents events;
+    events.check_heartbeat = [](std::string_view bytes) -> Status {
+      ECHO_TRY(data_plane::parse_vitals(bytes));
+      return ok();
+    };
     // What machines call themselves and say is shown from here on: in the log, in files, on terminals.
     events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member.id, printable(member.name)); };
     events.away = [this](WorkerId id, const std::string& reason) { worker_away(id, printable(reason)); };
@@ -340,6 +347,11 @@ class Service {
     for (const auto& [age, count] : histogram) ages[std::to_string(age)] = count;
     ECHO_ASSIGN(const StepReport report, policy_->trainer().step(trajectories));
     ECHO_TRY(desk_->consume(step_, *batch));
+    for (const Credibility::Verdict& verdict : credibility_.judge(report.scrutiny, step_)) {
+      log::warn("worker {}: {}", verdict.worker, verdict.what);
+      node_->expel(verdict.worker, verdict.what);
+      ECHO_TRY(desk_->disown(verdict.worker));
+    }
     ++step_;
     const TimePoint trained = clock_.now();
     if (step_ % config_.staleness.publish_every == 0 || step_ == config_.run.steps) ECHO_TRY(publish(Version{step_}));
@@ -553,10 +565,7 @@ class Service {
       if (fleet_ready_) fleet_->worker_traffic(view.info.id, view.bytes_in, view.bytes_forwarded);
       if (view.silent) continue;
       const auto vitals = data_plane::parse_vitals(view.app_bytes);
-      if (!vitals) {
-        if (desk_ready_) desk_->malformed(view.info.id, "its heartbeat: " + vitals.error().message());
-        continue;
-      }
+      if (!vitals) continue;  // checked when it came
       const WorkerMeter::Progress progress = meters_[view.info.id].heard(*vitals, clock_.now());
       if (progress.busy_s > 0 && fleet_ready_) fleet_->worker_progress(view.info.id, progress.rollouts, progress.busy_s);
     }
@@ -640,6 +649,7 @@ class Service {
   // Shared with the overlay's and the desk's threads.
   std::mutex mutex_;
   std::map<WorkerId, WorkerEntry> workers_;                     // guarded by mutex_
+  Credibility credibility_;                                     // the main thread's
   std::map<WorkerId, WorkerMeter> meters_;                      // guarded by mutex_
   Version published_version_;                                   // guarded by mutex_
   overlay::Digest published_digest_{};                          // guarded by mutex_

@@ -19,11 +19,16 @@ struct TrainingRow {
   std::vector<float> proximal;       // empty until recorded
   std::vector<float> mask;
   double advantage = 0;
+  WorkerId worker;
 };
 
 namespace {
 
 using Groups = std::vector<std::vector<TrainingRow>>;
+
+// Responses that a step looks at closely: a part of them, so that it costs about a hundredth of its time, but enough of a
+// few workers' to tell.
+constexpr std::size_t kScrutinisedPart = 32, kScrutinisedMin = 16;
 
 constexpr std::size_t kAttendedMax = 1 << 24;  // pairs of prompt tokens, of all rows of an evaluation batch
 
@@ -94,6 +99,7 @@ Result<TrainingRow> lay_out(const schema::Trajectory& t, const model::ModelConfi
   row.tokens.assign(t.prompt_tokens().begin(), t.prompt_tokens().end());
   row.tokens.insert(row.tokens.end(), t.response_tokens().begin(), t.response_tokens().end());
   row.behaviour.assign(t.logprobs().begin(), t.logprobs().end());
+  row.worker = WorkerId{t.worker()};
   row.mask.assign(length, 1.0f);
   if (t.loss_mask_size() != 0) row.mask.assign(t.loss_mask().begin(), t.loss_mask().end());
   if (static_cast<std::int64_t>(row.tokens.size()) > shape.positions_max)
@@ -199,6 +205,44 @@ Trainer::Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig&
 
 Result<delta::OwnedState> Trainer::policy() const { return model::export_policy(*model_); }
 
+// As many of each worker, drawn anew every step; those without a gradient, too.
+std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t step) {
+  std::map<WorkerId, std::vector<TrainingRow*>> of;
+  std::size_t count = 0;
+  for (auto& group : groups)
+    for (TrainingRow& row : group)
+      if (counted_tokens(row) > 0) of[row.worker].push_back(&row), ++count;
+  Random random(config_.scrutiny_seed, static_cast<std::uint64_t>(step));
+  std::vector<TrainingRow*> chosen;
+  for (auto& [worker, rows] : of) {
+    const std::size_t each = std::max(kScrutinisedMin, count / kScrutinisedPart) / of.size();
+    for (std::size_t k = 0; k < std::min(rows.size(), std::max<std::size_t>(1, each)); ++k) {
+      std::swap(rows[k], rows[k + random.below(rows.size() - k)]);
+      chosen.push_back(rows[k]);
+    }
+  }
+  torch::NoGradGuard no_gradient;
+  std::map<WorkerId, Scrutiny> found;
+  for (const auto& part : microbatches(chosen, config_.microbatch_tokens_max)) {
+    const PaddedRows padded = pad(part, model_->device());
+    const torch::Tensor counted = (padded.mask > 0).to(torch::kFloat);
+    const model::TokenScores scores = model_->token_logprobs(padded.ids, config_.temperature, padded.mask > 0);
+    const torch::Tensor tokens = counted.sum(1);
+    const auto mean = [&](const torch::Tensor& values) {
+      return ((values * counted).sum(1) / tokens).to(torch::kCPU, torch::kDouble).contiguous();
+    };
+    const torch::Tensor surprise = mean(-scores.logprobs - scores.entropy);
+    const torch::Tensor dispute = mean((scores.logprobs - padded.behaviour).abs());
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      Scrutiny& s = found[part[i]->worker];
+      ++s.responses;
+      s.surprise += surprise.data_ptr<double>()[i];
+      s.dispute += dispute.data_ptr<double>()[i];
+    }
+  }
+  return found;
+}
+
 void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
   torch::NoGradGuard no_gradient;
   for (const auto& part : microbatches(rows, config_.microbatch_tokens_max)) {
@@ -249,6 +293,7 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
       if (counted_tokens(row) > 0 && (informative(row) || reference_ != nullptr)) trained.push_back(&row);
     }
   }
+  report.scrutiny = scrutinise(groups, report.step);
   const bool several_updates = config_.minibatches > 1 || config_.passes > 1;
   if (several_updates && !trained.empty()) record_proximal(trained);
 

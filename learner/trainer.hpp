@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/trajectory.hpp"
 #include "delta/tensor.hpp"
+#include "learner/credibility.hpp"
 #include "learner/loss.hpp"
 #include "learner/optimizer.hpp"
 #include "model/phrasing.hpp"
@@ -26,6 +28,7 @@ struct TrainerConfig {
   Truncated truncated = Truncated::kKeep;     // responses cut by the length limit
   double truncated_penalty = 1.0;             // subtracted from their reward by Truncated::kPenalty
   std::uint64_t seed = 0;
+  std::uint64_t scrutiny_seed = 0;  // which responses are looked at closely: workers must not be able to tell
 };
 
 // kInvalid with the name and the value of the first setting out of range, those of loss and optimizer included.
@@ -52,6 +55,7 @@ struct StepReport {
   double behaviour_kl = 0;  // nats per token
   double reference_kl = 0;  // nats per token
   double entropy = 0;       // nats per token
+  std::map<WorkerId, Scrutiny> scrutiny;  // some responses of each worker, by the policy before this step
 };
 
 // Whether a step could train on it: what step() refuses of a single trajectory, kInvalid.
@@ -86,6 +90,7 @@ class Trainer {
  private:
   Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig& config,
           std::shared_ptr<model::Transformer> reference);
+  std::map<WorkerId, Scrutiny> scrutinise(std::vector<std::vector<TrainingRow>>& groups, std::int64_t step);
   void record_proximal(const std::vector<TrainingRow*>& rows);
   UpdateReport update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
                       double& loss);

@@ -47,6 +47,13 @@ MessageBudget::Verdict MessageBudget::take(Kind kind, TimePoint now) {
   return dropped_.take(now) ? Verdict::kDrop : Verdict::kTooMuch;
 }
 
+MessageBudget::Verdict MessageBudget::unfounded(TimePoint now) {
+  ++dropped_total_;
+  for (int i = 0; i < kUnfounded; ++i)
+    if (!dropped_.take(now)) return Verdict::kTooMuch;
+  return Verdict::kDrop;
+}
+
 std::optional<MessageBudget::Kind> MessageBudget::kind_of(const ControlMessage& message) {
   return std::visit(Overloaded{[](const Heartbeat&) { return std::optional(Kind::kHeartbeat); },
                                [](const Installed&) { return std::optional(Kind::kAck); },

@@ -36,6 +36,9 @@ class MessageBudget {
 
   enum class Verdict { kTake, kDrop, kTooMuch };
   Verdict take(Kind kind, TimePoint now);
+  // A message that nothing it could know speaks for: weighs as much as kUnfounded that were dropped. kDrop or kTooMuch.
+  static constexpr int kUnfounded = 12;
+  Verdict unfounded(TimePoint now);
   // What is counted against a budget; nothing for messages that a learner or a parent does not take at all.
   static std::optional<Kind> kind_of(const ControlMessage& message);
   // "renewals: at most 4 at once and 1 per minute"

@@ -76,6 +76,19 @@ std::size_t Conduct::accused_alone(WorkerId id, std::uint64_t now_ms) const {
   return alone;
 }
 
+// Children that lately got from it what they could install, and say nothing ill of it.
+std::size_t Conduct::vouching_for(WorkerId id, std::uint64_t now_ms) const {
+  const Record* record = find(id);
+  if (!record) return 0;
+  return static_cast<std::size_t>(std::count_if(record->served.begin(), record->served.end(), [&](const auto& served) {
+    if (!within(served.second, kEdgeMemoryMs, now_ms)) return false;
+    const Record* child = find(served.first);
+    if (!child) return true;
+    const auto word = child->kept.bad_chunks_of.find(id);
+    return word == child->kept.bad_chunks_of.end() || !within(word->second.at_ms, kWordMemoryMs, now_ms);
+  }));
+}
+
 Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms) {
   Record& accuser = of(child, now_ms);
   if (quarantined(child, now_ms) || quarantined(parent, now_ms)) return Ruling::kNothing;
@@ -91,7 +104,8 @@ Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_
     return Ruling::kChild;
   }
   constexpr double kRounding = 1e-9;
-  if (weight_against(parent, now_ms) < kWeightToCondemn - kRounding) return Ruling::kPart;
+  const double needed = std::max(kWeightToCondemn, static_cast<double>(vouching_for(parent, now_ms)));
+  if (weight_against(parent, now_ms) < needed - kRounding) return Ruling::kPart;
   of(parent, now_ms).kept.quarantined_until_ms = now_ms + kWordMemoryMs;
   return Ruling::kParent;
 }
@@ -149,7 +163,18 @@ bool Conduct::delivered(WorkerId parent, WorkerId child, std::uint64_t now_ms) {
   Record& record = of(parent, now_ms);
   ++record.attempts;
   ++record.successes;
+  if (record.served.size() >= kWordsMax && !record.served.contains(child))
+    record.served.erase(std::min_element(record.served.begin(), record.served.end(),
+                                         [](const auto& a, const auto& b) { return a.second < b.second; }));
+  record.served[child] = now_ms;
   return record.ladder.delivered();
+}
+
+bool Conduct::broken(WorkerId id, std::uint64_t now_ms) {
+  Word& said = of(id, now_ms).kept.broken;
+  if (!within(said.at_ms, kWordMemoryMs, now_ms)) said.count = 0;
+  said.at_ms = now_ms;
+  return ++said.count >= kBrokenMax;
 }
 
 bool Conduct::tries_again(WorkerId id, std::uint64_t now_ms) {
@@ -208,6 +233,8 @@ void Conduct::prune(const std::set<WorkerId>& present, std::uint64_t now_ms) {
                   [&](const auto& word) { return !within(word.second.at_ms, kWordMemoryMs, now_ms); });
     std::erase_if(record.failures_of,
                   [&](const auto& word) { return !within(word.second.at_ms, kEdgeMemoryMs, now_ms); });
+    std::erase_if(record.served, [&](const auto& s) { return !within(s.second, kEdgeMemoryMs, now_ms); });
+    if (!within(record.kept.broken.at_ms, kWordMemoryMs, now_ms)) record.kept.broken = {};
     if (record.kept.quarantined_until_ms <= now_ms) {
       record.kept.quarantined_until_ms = 0;
       record.kept.slanders = false;

@@ -3,8 +3,11 @@
 //
 // Of two workers that disagree about what went between them, nobody else can say which one is at fault. So a single word
 // parts the two, and nothing more: they are not put together again, and the accuser does not
-// stand better than before. Fault is found where several independent words meet: in the parent that several children
-// complain of, or in the child that complains of several parents whom nobody else accuses.
+// stand better than before. Fault is found where several independent words meet, and no more children got on with the
+// accused lately: in the parent that several children complain of, or in the child that complains of several parents whom
+// nobody else accuses.
+//
+// What a worker says in no known form is its own doing, and may be a broken driver's: it is counted, and the fifth ends it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -24,6 +27,7 @@ class Conduct {
   static constexpr int kFailuresInARow = 3;      // of one edge, before its ends are parted
   static constexpr double kWeightToCondemn = 2;  // of words; one weighs 1 by who accuses nobody else
   static constexpr std::size_t kAccusedAloneMax = 2;  // by one worker: accuses more whom nobody else does: it lies
+  static constexpr int kBrokenMax = 5;                // messages in no known form, within a day
   static constexpr std::size_t kFailedWithMax = 2;    // edges of one child, before it is taken to be the cause
   static constexpr std::uint64_t kFailureSpacingMs = 250;       // what comes sooner is the same failure
   static constexpr std::uint64_t kWordMemoryMs = 86'400'000;    // of bad chunks, and of what follows from them
@@ -46,9 +50,11 @@ class Conduct {
     bool slanders = false;                   // what it says counts no more
     chains::Role role = chains::Role::kSeed;
     std::map<WorkerId, Word> bad_chunks_of;  // parents, as it says
+    Word broken;                             // what it said in no known form
     friend bool operator==(const Kept&, const Kept&) = default;
     bool clean() const {
-      return quarantined_until_ms == 0 && !slanders && role == chains::Role::kSeed && bad_chunks_of.empty();
+      return quarantined_until_ms == 0 && !slanders && role == chains::Role::kSeed && bad_chunks_of.empty() &&
+             broken.count == 0;
     }
   };
   struct Record {
@@ -59,6 +65,7 @@ class Conduct {
     MessageBudget budget;
     TokenBucket partings{kPartings};
     std::map<WorkerId, Word> failures_of;  // edges from parents, in a row; kFailuresInARow: it has failed
+    std::map<WorkerId, std::uint64_t> served;  // children that installed what it sent them, and when, the latest of each
 
     explicit Record(Duration heartbeat) : budget(heartbeat) {}
   };
@@ -78,6 +85,9 @@ class Conduct {
   Ruling edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms);
   // A child has installed what came over its edge from this parent. True: the parent has a better role now.
   bool delivered(WorkerId parent, WorkerId child, std::uint64_t now_ms);
+
+  // It said something in no known form. True: once too often.
+  bool broken(WorkerId id, std::uint64_t now_ms);
 
   // True: it has rested, and may forward again.
   bool tries_again(WorkerId id, std::uint64_t now_ms);
@@ -99,6 +109,7 @@ class Conduct {
   double weight_against(WorkerId id, std::uint64_t now_ms) const;
   std::size_t words_of(const Record& record, std::uint64_t now_ms) const;
   std::size_t accused_alone(WorkerId id, std::uint64_t now_ms) const;
+  std::size_t vouching_for(WorkerId id, std::uint64_t now_ms) const;
   std::set<WorkerId> failed_with(WorkerId id, std::uint64_t now_ms) const;
   void step_down(WorkerId id, std::uint64_t now_ms);
   static void say(std::map<WorkerId, Word>& words, WorkerId of);

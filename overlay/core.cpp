@@ -62,9 +62,14 @@ std::optional<OutFrame> MessageQueue::next(ConnId) {
   return frame;
 }
 
-Result<std::optional<std::string>> MessageAssembler::add(const Frame& part) {
-  if (bytes_.size() + part.body.size() > kMessageBytesMax)
-    return fail(Code::kExhausted, "receive message", "it has more than {} bytes", kMessageBytesMax);
+Result<std::optional<std::string>> MessageAssembler::add(const Frame& part, std::size_t most) {
+  if (skipped_ > 0 || bytes_.size() + part.body.size() > most) {
+    const bool tell = skipped_ == 0 || skipped_ + part.body.size() > most;
+    bytes_ = std::string();
+    skipped_ = !part.more ? 0 : tell ? 1 : skipped_ + part.body.size();
+    if (!tell) return std::optional<std::string>();
+    return fail(Code::kExhausted, "receive message", "it has more than {} bytes", most);
+  }
   bytes_.append(reinterpret_cast<const char*>(part.body.data()), part.body.size());
   if (part.more) return std::optional<std::string>();
   return std::optional(std::exchange(bytes_, {}));

@@ -58,8 +58,10 @@ class Core {
   // Connections are reported once they are encrypted and the peer has proven who it is.
   virtual void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) = 0;
   virtual void on_connected(ConnId conn, TimePoint now) = 0;
-  // The peer closed, the connection or the dial failed, or the stream was corrupt.
+  // The peer closed, or the connection or the dial failed.
   virtual void on_closed(ConnId conn, const std::string& reason, TimePoint now) = 0;
+  // Likewise, because what the peer sent cannot be read: nothing on the way does that, so it is the peer's own doing.
+  virtual void on_corrupt(ConnId conn, const std::string& reason, TimePoint now) { on_closed(conn, reason, now); }
   virtual void on_frame(ConnId conn, Frame frame, TimePoint now) = 0;
   // `bytes` more of what was sent on `conn` were taken by the network.
   virtual void on_sent(ConnId conn, std::size_t bytes, TimePoint now) = 0;
@@ -128,12 +130,14 @@ class MessageQueue final : public Source {
 // Puts the parts of one peer's messages together again.
 class MessageAssembler {
  public:
-  // The whole message with its last part. kExhausted above kMessageBytesMax.
-  Result<std::optional<std::string>> add(const Frame& part);
+  // The whole message with its last part. kExhausted above `most` bytes: nothing of that message is kept, and the rest of
+  // it skipped; again for every `most` bytes of that.
+  Result<std::optional<std::string>> add(const Frame& part, std::size_t most = kMessageBytesMax);
   std::size_t bytes() const { return bytes_.size(); }  // of what is not whole
 
  private:
   std::string bytes_;
+  std::size_t skipped_ = 0;  // of a message that is too long, since that was last told
 };
 
 // When a peer that should be heard regularly counts as silent: learned from how regularly it was heard so far (mean

@@ -73,6 +73,7 @@ std::vector<HopMonitor::Finding> HopMonitor::find() {
     found.try_emplace(finding->hop, *finding);
   }
   std::vector<Finding> worst_first;
+  for (auto& [hop, finding] : found) finding.alone = keeps_up_elsewhere(hop, usual);
   for (const auto& [hop, finding] : found) {
     watched_.erase(hop);
     worst_first.push_back(finding);
@@ -80,6 +81,19 @@ std::vector<HopMonitor::Finding> HopMonitor::find() {
   std::sort(worst_first.begin(), worst_first.end(),
             [&](const Finding& a, const Finding& b) { return part(a) < part(b); });
   return worst_first;
+}
+
+bool HopMonitor::keeps_up_elsewhere(const Hop& hop, std::optional<double> usual) const {
+  for (auto it = last_.lower_bound({hop.from, WorkerId{0}}); it != last_.end() && it->first.from == hop.from; ++it) {
+    const Last& last = it->second;
+    if (it->first.to == hop.to || !speeds_.contains(it->first)) continue;  // nothing has gone over it
+    if (last.seen < latest_ || last.seen < last.first + kSettling + kPatience) continue;
+    const auto watch = watched_.find(it->first);
+    if (watch == watched_.end()) return true;
+    if (watch->second.seen - watch->second.since >= kPatience / 2 && !judge(it->first, watch->second, usual, kPatience / 2))
+      return true;
+  }
+  return false;
 }
 
 void HopMonitor::forget(WorkerId worker) {

@@ -31,6 +31,7 @@ class HopMonitor {
   struct Finding {
     Hop hop;
     BitRate rate, expected;
+    bool alone = false;  // its sender keeps up with another of its receivers, and has for a while
   };
 
   // `held_by_sender`, `held_by_receiver`: bytes of what should cross this hop, in the publications under way.
@@ -56,6 +57,7 @@ class HopMonitor {
   // Of the fleet's hops, bytes/s; nothing while there are too few to compare with.
   std::optional<double> usual_rate() const;
   // Nothing while the gap is younger than `patience`, nobody knows what to expect, or the hop is fast enough.
+  bool keeps_up_elsewhere(const Hop& hop, std::optional<double> usual) const;
   static std::optional<Finding> judge(const Hop& hop, const Watch& watch, std::optional<double> usual,
                                       Duration patience);
 

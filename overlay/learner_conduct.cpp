@@ -33,6 +33,21 @@ bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint
   return false;
 }
 
+// It may be a broken driver: it is not heard, and counted.
+void LearnerCore::on_broken(WorkerId id, const std::string& what, TimePoint now) {
+  if (!workers_.contains(id) && !away_.contains(id)) return;
+  log::warn("worker {}: {}", id, what);
+  if (conduct_.broken(id, unix_ms(now))) return expel(id, what + ", as often as never happens by chance", now);
+  save(now);
+}
+
+// It speaks of somebody from whom it never had anything.
+void LearnerCore::on_unfounded(Worker& accuser, WorkerId of, TimePoint now) {
+  const WorkerId id = accuser.view.info.id;
+  if (conduct_.of(id, unix_ms(now)).budget.unfounded(now) == MessageBudget::Verdict::kTooMuch)
+    expel(id, fmt::format("it accuses workers that never sent it anything, the last one worker {}", of), now);
+}
+
 // ---- failed edges ----
 
 // A child may make the learner as impatient with its parent as with the most regular of workers, and no more.
@@ -48,6 +63,7 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
   const WorkerId id = child.view.info.id;
   const auto parent = workers_.find(failed.parent);
   const Parent* const edge = child.edge_from(failed.parent);
+  if (!edge && !child.was_child_of(failed.parent, now)) return on_unfounded(child, failed.parent, now);
   if (parent == workers_.end() || !edge) return;  // settled meanwhile
   log::warn("worker {} lost the connection to its parent {}: {}", id, failed.parent, failed.reason);
   if (failed.kind == EdgeTroubleKind::kSilent && now > parent->second.heard + 2 * config_.heartbeat) {
@@ -92,9 +108,8 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
 // A chunk's proof failed, so whoever sent it over this edge had not checked it, or had changed it; or so it says.
 void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now) {
   const WorkerId accuser = child.view.info.id;
-  const auto sender = child.senders.find(poisoned.parent);
-  const bool was_child = sender != child.senders.end() && sender->second >= now;
-  if (!child.edge_from(poisoned.parent) && !was_child) return;  // not an edge of this worker
+  if (!child.edge_from(poisoned.parent) && !child.was_child_of(poisoned.parent, now))
+    return on_unfounded(child, poisoned.parent, now);
   if (poisoned.parent == kLearnerId) return;
   log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
   switch (conduct_.bad_chunk(accuser, poisoned.parent, unix_ms(now))) {

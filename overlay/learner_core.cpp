@@ -146,14 +146,21 @@ void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint no
     part(it->second, "its connection was lost: " + reason, now);
 }
 
+void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint now) {
+  const auto control = control_.find(conn);
+  const auto who = control != control_.end() ? std::optional(control->second) : edges_.child_of(conn);
+  on_closed(conn, reason, now);
+  if (who) on_broken(*who, reason, now);
+}
+
 void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
   if (const auto it = control_.find(conn); it != control_.end()) {
     Worker& worker = workers_.at(it->second);
     heard_from(worker, now);
     if (frame.type == FrameType::kApplication) return on_part(worker, frame, now);
-    if (frame.type == FrameType::kChunk) return lose(it->second, "it sent a chunk to the learner", true, now);
+    if (frame.type == FrameType::kChunk) return on_broken(it->second, "it sent a chunk to the learner", now);
     const auto message = decode_control(frame.body.bytes());
-    if (!message) return lose(it->second, message.error().message(), true, now);
+    if (!message) return on_broken(it->second, message.error().message(), now);
     if (const auto kind = MessageBudget::kind_of(*message); kind && !within_budget(it->second, *kind, now)) return;
     return on_worker(worker, *message, now);
   }
@@ -170,9 +177,9 @@ void LearnerCore::on_part(Worker& worker, const Frame& frame, TimePoint now) {
   const bool heard = !counts || within_budget(id, MessageBudget::Kind::kApplication, now);
   if (!workers_.contains(id)) return;  // it was too much
   assembling_ -= worker.incoming.bytes();
-  auto message = worker.incoming.add(frame);
+  auto message = worker.incoming.add(frame, config_.message_bytes_max);
   assembling_ += worker.incoming.bytes();
-  if (!message) return lose(id, message.error().message(), true, now);
+  if (!message) return on_broken(id, message.error().message(), now);
   if (*message) {
     if (heard) actions_.push_back(act::MessageFrom{id, std::move(**message)});
   } else if (assembling_ > config_.assembling_bytes_max) {  // whoever holds most of it, not whoever came last
@@ -326,15 +333,19 @@ void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint
 }
 
 void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
+  const WorkerId child = *edges_.child_of(conn);
   const auto drop = [&](const std::string& why) {
     log::warn("closing a data connection: {}", why);
     edges_.close(conn);
     close(conn);
   };
-  if (frame.type != FrameType::kControl) return drop("a child sent something other than control messages");
+  const auto broken = [&](const std::string& what) {
+    drop(what);
+    on_broken(child, what, now);
+  };
+  if (frame.type != FrameType::kControl) return broken("a child sent something other than control messages");
   auto message = decode_control(frame.body.bytes());
-  if (!message) return drop(message.error().message());
-  const WorkerId child = *edges_.child_of(conn);
+  if (!message) return broken(message.error().message());
   const auto kind = MessageBudget::kind_of(*message);
   if (kind && !within_budget(child, *kind, now)) return;
   if (auto* have = std::get_if<Have>(&*message)) {
@@ -347,7 +358,7 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
   } else if (const auto* request = std::get_if<ChunkRequest>(&*message))
     edges_.send_again(conn, *request, now);
   else
-    return drop("a child sent a message that is not for a parent");
+    return broken("a child sent a message that is not for a parent");
   ask_for_snapshot();
 }
 
@@ -370,7 +381,7 @@ void LearnerCore::on_worker(Worker& worker, const ControlMessage& message, TimeP
     return;
   }
   if (const auto* goodbye = std::get_if<Goodbye>(&message)) return lose(id, "it left: " + goodbye->reason, false, now);
-  lose(id, "it sent a message that is not for a learner", true, now);
+  on_broken(id, "it sent a message that is not for a learner", now);
 }
 
 // ---- state and time ----

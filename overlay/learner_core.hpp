@@ -43,8 +43,11 @@ struct LearnerConfig {
   double quorum = 0.9;
   Bytes store_bytes_max{1ull << 30};
   Bytes policy_bytes{};  // size of the policy, for workers; zero: not known
+  std::size_t message_bytes_max = kMessageBytesMax;  // of a worker; what is longer is not kept
   // Parts of messages that are not whole yet, of all workers together: whoever holds most of them has to come anew.
   std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
+  // What the application says of the bytes that ride on a heartbeat. May be empty; pure.
+  std::function<Status(std::string_view)> check_heartbeat;
   bool snapshots_on_demand = true;                        // somebody answers act::NeedSnapshot
   std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
 };
@@ -102,6 +105,7 @@ class LearnerCore final : public Core {
   void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) override;
   void on_connected(ConnId conn, TimePoint now) override;
   void on_closed(ConnId conn, const std::string& reason, TimePoint now) override;
+  void on_corrupt(ConnId conn, const std::string& reason, TimePoint now) override;
   void on_frame(ConnId conn, Frame frame, TimePoint now) override;
   void on_sent(ConnId conn, std::size_t bytes, TimePoint now) override;
   void on_saved(const Status& status, TimePoint now) override;
@@ -130,6 +134,10 @@ class LearnerCore final : public Core {
       const auto it = std::find_if(assigned->parents.begin(), assigned->parents.end(),
                                    [&](const Parent& p) { return p.worker == parent; });
       return it == assigned->parents.end() ? nullptr : &*it;
+    }
+    bool was_child_of(WorkerId parent, TimePoint now) const {
+      const auto it = senders.find(parent);
+      return it != senders.end() && it->second >= now;
     }
     TimePoint grant_at = kNever;  // when what it is assigned is granted anew
     std::optional<ConnId> dial_back;
@@ -250,6 +258,8 @@ class LearnerCore final : public Core {
 
   // Conduct (learner_conduct.cpp).
   bool within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now);
+  void on_broken(WorkerId id, const std::string& what, TimePoint now);
+  void on_unfounded(Worker& accuser, WorkerId of, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
   TimePoint earliest_silence(const Worker& worker) const {

@@ -28,6 +28,8 @@ void LearnerCore::silence(WorkerId id, const std::string& reason, TimePoint now)
 void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   const WorkerId id = worker.view.info.id;
   end_help(worker);
+  if (worker.assigned)
+    for (const Parent& p : worker.assigned->parents) worker.senders[p.worker] = now + kAccusationTime;
   worker.assigned.reset();
   worker.progress.clear();
   worker.edges.clear();

@@ -11,7 +11,10 @@ namespace {
 // Stands for a link nobody limits.
 constexpr BitRate kUnlimited = BitRate{1e11};
 constexpr std::size_t kSlowHopsKept = 64;
-constexpr Duration kSuspicion = std::chrono::seconds(30);
+// Longer than a slow uplink is held against somebody: who says again and again that its parents are slow costs one of
+// them its place, once.
+constexpr Duration kSuspicion = std::chrono::minutes(2);
+static_assert(kSuspicion > LearnerCore::kSlowMemory + std::chrono::seconds(10));
 
 }  // namespace
 
@@ -219,7 +222,8 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   worker.view.chunks_duplicate = beat.chunks_duplicate;
   worker.view.chunks_corrupt = beat.chunks_corrupt;
   worker.view.forwarding_rate = beat.forwarding_rate;
-  worker.view.app_bytes = beat.application;
+  const Status sound = config_.check_heartbeat ? config_.check_heartbeat(beat.application) : ok();
+  if (sound) worker.view.app_bytes = beat.application;
   worker.progress.clear();
   for (const Progress& p : beat.progress) worker.progress[p.publication] = p.chunks;
   worker.edges.clear();
@@ -229,6 +233,7 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   if (!worker.assigned && config_.policy == chains::TopologyPolicy::kTrees &&
       !(worker.helper && catching_up(worker)))
     plan_soon(now);
+  if (!sound) on_broken(worker.view.info.id, "its heartbeat: " + sound.error().message(), now);
 }
 
 // ---- slow hops ----
@@ -307,7 +312,7 @@ std::optional<BitRate> LearnerCore::planned_rate(const Parent& parent, const Wor
 }
 
 // The sender is taken to be the cause, and the receiver put in its place. If the receiver is slow there again, it was
-// the receiver all along.
+// the receiver all along; and so it was if the sender brings others what they lack: its uplink is there for all of them.
 void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now) {
   const auto [from, to] = finding.hop;
   const auto receiver = workers_.find(to);
@@ -316,7 +321,7 @@ void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now)
   if (receiver->second.slow_until && now < *receiver->second.slow_until) return;  // known, and nobody is behind it
   const auto suspect = suspected_.find(to);
   const bool receiver_again = suspect != suspected_.end() && now < suspect->second;
-  const bool blame_receiver = from == kLearnerId || receiver_again;
+  const bool blame_receiver = from == kLearnerId || receiver_again || finding.alone;
   std::string cause = blame_receiver ? "the receiver's link" : "sender uplink";
   if (sender != workers_.end())
     if (const auto report = sender->second.edges.find(to); report != sender->second.edges.end()) {

@@ -120,6 +120,8 @@ std::string encode(const LearnerState& s) {
       said.set_count(static_cast<std::uint32_t>(word.count));
       said.set_at_ms(word.at_ms);
     }
+    c.set_broken(static_cast<std::uint32_t>(kept.broken.count));
+    c.set_broken_at_ms(kept.broken.at_ms);
   }
   w.set_beacon_reserved(s.beacon_reserved);
   return wrap(kLearnerMagic, w);
@@ -150,6 +152,7 @@ Result<LearnerState> decode_learner_state(std::string_view bytes) {
     kept.role = static_cast<chains::Role>(c.role());
     for (const wire::Word& said : c.bad_chunks_of())
       kept.bad_chunks_of[WorkerId{said.worker()}] = {static_cast<int>(said.count()), said.at_ms()};
+    kept.broken = {static_cast<int>(std::min<std::uint32_t>(c.broken(), Conduct::kBrokenMax)), c.broken_at_ms()};
   }
   for (const wire::KnownWorker& k : w.known()) {
     KnownWorker& worker = s.known[WorkerId{k.worker()}];

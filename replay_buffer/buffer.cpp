@@ -100,6 +100,17 @@ Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
   return ok();
 }
 
+Result<std::uint64_t> ReplayBuffer::discard_of(WorkerId worker, std::string_view reason) {
+  store_->check_thread();
+  std::vector<GroupId> groups;
+  ECHO_TRY(store_->database->each(
+      "SELECT group_id FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL AND EXISTS (SELECT 1 FROM lease "
+      "WHERE lease.group_id = groups.group_id AND worker = ?1 AND state = 1)",
+      [&](const Row& row) { groups.push_back(GroupId{row.integer(0)}); }, worker.value));
+  for (const GroupId group : groups) ECHO_TRY(discard(group, reason));
+  return std::uint64_t{groups.size()};
+}
+
 Status ReplayBuffer::consume(std::uint64_t step, std::span<const GroupId> groups) {
   store_->check_thread();
   Database& db = *store_->database;

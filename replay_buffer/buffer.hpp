@@ -94,6 +94,9 @@ class ReplayBuffer {
   // group goes to the pool, because the problem may be sound.
   Status discard(GroupId group, std::string_view reason);
 
+  // Likewise all that was leased to this worker and waits; how many groups.
+  Result<std::uint64_t> discard_of(WorkerId worker, std::string_view reason);
+
   Result<Counts> counts(std::uint64_t step);
 
   // Deletes what was consumed or dropped at steps before `before_step`, with its settled leases, and returns the

@@ -98,6 +98,7 @@ class Fleet {
   std::uint64_t learner_processes() const { return learner_processes_; }
   HostId learner_host() const { return learner_host_; }
   overlay::LearnerCore* learner();  // absent while it is down
+  std::vector<WorkerId> parents_of(std::size_t worker);  // that are workers, as the learner has it
   // The newest version that was closed; what everybody should reach.
   std::optional<Version> newest() const { return newest_; }
   bool publishing() const { return publishing_ > 0; }

@@ -20,8 +20,10 @@ Slice slice_of(const std::string& text) {
 
 }  // namespace
 
-std::size_t Fleet::add_worker(const WorkerOptions& options) {
+std::size_t Fleet::add_worker(const WorkerOptions& asked) {
+  WorkerOptions options = asked;
   const std::size_t i = workers_.size();
+  if (options.malice.slander) options.malice.parents = [this, i] { return parents_of(i); };
   auto worker = std::make_unique<Worker>();
   worker->options = options;
   worker->host = world_.add_host(options.link, options.clock_skew);
@@ -45,6 +47,16 @@ std::optional<std::size_t> Fleet::worker_on(HostId host) const {
 std::optional<std::size_t> Fleet::worker_of(WorkerId id) const {
   const auto it = by_id_.find(id);
   return it == by_id_.end() ? std::nullopt : std::optional(it->second);
+}
+
+std::vector<WorkerId> Fleet::parents_of(std::size_t i) {
+  std::vector<WorkerId> found;
+  const LearnerCore* core = learner();
+  const auto all = core ? core->topology().parents() : decltype(core->topology().parents()){};
+  if (const auto mine = all.find(worker(i).id()); mine != all.end())
+    std::copy_if(mine->second.begin(), mine->second.end(), std::back_inserter(found),
+                 [](WorkerId parent) { return parent != kLearnerId; });
+  return found;
 }
 
 MemberCore* Fleet::member(std::size_t i) {

@@ -80,12 +80,13 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
   if (options_.flood_of && message && std::holds_alternative<Heartbeat>(*message)) say_one_thing(conn, out);
   const bool accuse = options_.slander && message && std::holds_alternative<Heartbeat>(*message);
   out.push_back(std::move(send));
-  if (accuse) {
+  const std::vector<WorkerId> parents = accuse && options_.parents ? options_.parents() : std::vector<WorkerId>();
+  if (!parents.empty()) {
     Poisoned poisoned;
-    poisoned.parent = WorkerId{1 + random_.below(16)};
+    poisoned.parent = parents[random_.below(parents.size())];
     poisoned.index = static_cast<std::uint32_t>(random_.below(8));
     out.push_back({conn, Slice(encode_control(poisoned)), {}});
-    const EdgeFailed failed{WorkerId{1 + random_.below(16)}, static_cast<EdgeTroubleKind>(random_.below(4)), "slander"};
+    const EdgeFailed failed{parents[random_.below(parents.size())], static_cast<EdgeTroubleKind>(random_.below(4)), "slander"};
     out.push_back({conn, Slice(encode_control(failed)), {}});
   }
   if (options_.flood && message && !std::holds_alternative<Hello>(*message))

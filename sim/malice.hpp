@@ -1,6 +1,7 @@
 // Rented machines that do not do what they should: what leaves them is changed, held back, repeated or invented. Their
 // cores stay as they are.
 #pragma once
+#include <functional>
 #include <set>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct MaliceOptions {
   bool lie = false;          // says that it holds and sends other amounts than it does
   bool greedy = false;       // asks its parents for chunks again and again
   bool slander = false;      // accuses its parents of forwarding bad chunks, and of not forwarding at all
+  std::function<std::vector<WorkerId>()> parents = {};  // of whom it slanders
   bool flood = false;        // says everything a hundred times
   std::optional<overlay::MessageBudget::Kind> flood_of;  // says one thing again and again
   bool reconnect = false;    // breaks its connections again and again, and goes on (the script does that)

@@ -436,8 +436,7 @@ bool Driver::on_plaintext(Connection& c) {
     return false;
   }
   if (const Status advanced = c.decoder.advance(*n); !advanced) {
-    const std::string reason = advanced.error().message();
-    lost(c, reason);
+    lost(c, advanced.error().message(), true);
     return false;
   }
   if (auto frame = c.decoder.take()) {
@@ -450,13 +449,17 @@ bool Driver::on_plaintext(Connection& c) {
 }
 
 // The connection broke or its bytes make no sense: the core is told, and it is closed without a flush.
-void Driver::lost(Connection& c, const std::string& reason) {
+void Driver::lost(Connection& c, const std::string& reason, bool corrupt) {
   const ConnId id = c.id;
   const bool tell = c.known || c.dialled;
   if (const auto turn = turns_.find(c.host); c.dialled && !c.known && turn != turns_.end() && turn->second == c.turn)
     ++turn->second;
   destroy(c);
-  if (tell) core_->on_closed(id, reason, now());
+  if (!tell) return;
+  if (corrupt)
+    core_->on_corrupt(id, reason, now());
+  else
+    core_->on_closed(id, reason, now());
 }
 
 // Lost in the middle of an action, which the core hears of when it is done.

@@ -110,7 +110,7 @@ class Driver {
   void opened(Connection& c);
   void leave(Connection& c);
   void destroy(Connection& c);
-  void lost(Connection& c, const std::string& reason);
+  void lost(Connection& c, const std::string& reason, bool corrupt = false);
   void lost_later(ConnId id, std::string reason);
   void set_reading(Connection& c);
   void set_deadline(Connection& c, TimePoint at);

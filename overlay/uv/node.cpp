@@ -292,6 +292,10 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.policy_bytes = o.policy_bytes;
   config.snapshots_on_demand = static_cast<bool>(impl->events.need_snapshot);
   config.welcome = impl->events.welcome;
+  config.check_heartbeat = impl->events.check_heartbeat;
+  config.message_bytes_max = std::min<std::uint64_t>(o.message_max.count, kMessageBytesMax);
+  config.assembling_bytes_max =
+      std::clamp<std::size_t>(64 * config.message_bytes_max, kMessageBytesMax, 16 * kMessageBytesMax);
   impl->core = std::make_unique<LearnerCore>(std::move(config));
   Impl* self = impl.get();
   impl->driver->run(

@@ -37,6 +37,7 @@ struct LearnerOptions {
   // Where the run's authority and the overlay's state are kept (run.key, run.crt, state); empty: nothing survives the
   // process, and workers of an earlier one cannot come back.
   std::filesystem::path folder;
+  Bytes message_max{kMessageBytesMax};  // of a worker's messages; a longer one is not kept, and counted against it
   // After a restart, the version the application goes on from: what was published beyond it is disowned.
   std::optional<Version> resumed_at;
 };
@@ -44,6 +45,8 @@ struct LearnerOptions {
 struct LearnerEvents {  // each may be empty
   // What a joining worker is told first; at most 192 KiB, or nobody can join.
   std::function<std::string(const MemberInfo&)> welcome;
+  // Whether what rides on a worker's heartbeat is as it should be; of what is not, the fifth ends the membership.
+  std::function<Status(std::string_view)> check_heartbeat;
   std::function<void(const MemberInfo&)> joined;  // again when it came back after away()
   // Out of reach: what it was doing is void. Its place is kept for away_max; then it is lost.
   std::function<void(WorkerId, const std::string& reason)> away;

@@ -33,6 +33,7 @@ struct Outcome {
   std::uint64_t worker = 0, messages = 0, bytes = 0, chunk_bytes = 0;
   std::string goodbye;
   bool barred = false;  // it was not let in again
+  TimePoint in = kNever, out = kNever;  // when it was in, and when it had to go
 };
 
 std::string random_bytes(Random& random, std::size_t size) {
@@ -51,7 +52,9 @@ class Raw {
   Status begin(std::size_t token = 0) {
     ECHO_ASSIGN(identity_, enrol(options_.learner, options_.tokens.at(token), fmt::format("{}-{}", options_.name, token)));
     outcome.worker = identity_.worker.value;
-    return join();
+    ECHO_TRY(join());
+    outcome.in = kClock.now();
+    return ok();
   }
 
   Status join() {
@@ -61,8 +64,9 @@ class Raw {
     h.set_protocol(overlay::kProtocol);
     h.set_run_id(identity_.credentials.run_id);
     h.set_name("hostile\x1b[2J\n");
-    h.mutable_data()->set_host("127.0.0.1");
-    h.mutable_data()->set_port(9);
+    h.mutable_data()->set_host(data_.host);
+    h.mutable_data()->set_port(data_.port);
+    if (up_bits_per_s_ > 0) h.set_up_bits_per_s(up_bits_per_s_);
     peer_->send(hello);
     const auto answer = peer_->receive(std::chrono::seconds(5));
     if (!answer || !answer->has_welcome())
@@ -102,22 +106,8 @@ class Raw {
     }
   }
 
-  // A connection for data to `to`, as a child that wants to be brought to `catch_up_to`.
-  Result<std::unique_ptr<Peer>> child_of(const overlay::Endpoint& to, WorkerId parent, const Identity& as,
-                                         std::optional<std::uint64_t> catch_up_to) {
-    ECHO_ASSIGN(auto peer, Peer::connect(to, as.credentials, parent));
-    wire::ControlMessage hello;
-    wire::PeerHello& h = *hello.mutable_peer_hello();
-    h.set_protocol(overlay::kProtocol);
-    h.set_run_id(as.credentials.run_id);
-    if (catch_up_to) h.set_catch_up_to(*catch_up_to);
-    h.mutable_have()->set_stripes(1);
-    h.mutable_have()->set_wanted(1);
-    peer->send(hello);
-    return peer;
-  }
-
   void end() {
+    outcome.out = kClock.now();
     if (peer_) {
       peer_->drain(milliseconds(200));
       outcome.goodbye = peer_->goodbye();
@@ -134,8 +124,67 @@ class Raw {
   Random random{7};
   const AttackOptions& options_;
   const TimePoint end_;
+  double up_bits_per_s_ = 0;  // as it says, as the next
+  overlay::Endpoint data_{"127.0.0.1", 9};
   Identity identity_;
   std::unique_ptr<Peer> peer_;
+};
+
+// A member that says it has installed whatever there is, so that it is given a place; knows its parents.
+class Child : public Raw {
+ public:
+  using Raw::Raw;
+
+  // What has come from the learner, and a heartbeat when it is time.
+  void live() {
+    if (kClock.now() >= beat_) {
+      wire::ControlMessage heartbeat;
+      heartbeat.mutable_heartbeat();
+      peer_->send(heartbeat);
+      beat_ = kClock.now() + milliseconds(200);
+    }
+    while (const auto message = peer_->receive(milliseconds(0))) {
+      if (message->has_assign()) assign_ = message->assign();
+      wire::BeaconBody beacon;
+      if (!message->has_beacon() || !beacon.ParseFromString(message->beacon().body()) || !beacon.has_newest()) continue;
+      wire::ControlMessage ack;
+      ack.mutable_ack()->set_version(beacon.newest());
+      ack.mutable_ack()->set_epoch(beacon.epoch());
+      ack.mutable_ack()->set_policy_digest(std::string(sizeof(overlay::Digest), 'x'));
+      peer_->send(ack);
+    }
+  }
+  bool going_on() const { return peer_->open() && peer_->goodbye().empty() && kClock.now() < end_; }
+  void wait_for_parents() {
+    while (going_on() && assign_.parents_size() == 0) {
+      live();
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+  const wire::Assign& assign() const { return assign_; }
+
+  // A connection for data to a parent that the learner has named.
+  Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent) { return edge_to(parent, identity_, true); }
+  Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent, const Identity& as, bool with_grant) {
+    const overlay::Endpoint to = parent.worker() == kLearnerId.value
+                                     ? options_.learner
+                                     : overlay::Endpoint{parent.endpoint().host(),
+                                                         static_cast<std::uint16_t>(parent.endpoint().port())};
+    ECHO_ASSIGN(auto peer, Peer::connect(to, as.credentials, WorkerId{parent.worker()}));
+    wire::ControlMessage hello;
+    wire::PeerHello& h = *hello.mutable_peer_hello();
+    h.set_protocol(overlay::kProtocol);
+    h.set_run_id(as.credentials.run_id);
+    if (with_grant) *h.mutable_grant() = assign_.grant();
+    h.mutable_have()->set_stripes(assign_.stripes());
+    h.mutable_have()->set_wanted(parent.stripes());
+    peer->send(hello);
+    return peer;
+  }
+
+ private:
+  wire::Assign assign_;
+  TimePoint beat_{};
 };
 
 Result<Outcome> bad_goodbye(const AttackOptions& options) {
@@ -199,41 +248,92 @@ Result<Outcome> renew_flood(const AttackOptions& options) {
   return raw.outcome;
 }
 
-// A child of the learner, by its own wish, that claims to hold what nobody has published.
+// A child that the learner has sent to its parents claims to hold what nobody has published.
 Result<Outcome> have_flood(const AttackOptions& options) {
-  Raw raw(options);
-  ECHO_TRY(raw.begin());
-  ECHO_ASSIGN(auto edge, raw.child_of(options.learner, kLearnerId, raw.identity_, 0));
-  TimePoint beat{};
-  while (raw.peer_->open() && raw.peer_->goodbye().empty() && kClock.now() < raw.end_) {
-    if (kClock.now() >= beat) {
-      wire::ControlMessage heartbeat;
-      heartbeat.mutable_heartbeat();
-      raw.peer_->send(heartbeat);
-      beat = kClock.now() + milliseconds(200);
-    }
-    wire::ControlMessage m;
-    m.mutable_have()->set_stripes(1);
-    m.mutable_have()->set_wanted(1);
-    for (int i = 0; i < 250; ++i) {
-      wire::HaveItem& item = *m.mutable_have()->add_items();
-      item.set_publication(random_bytes(raw.random, 16));
-      item.set_chunks(4096);
-      item.set_bitmap(random_bytes(raw.random, 512));
-      item.set_version(1'000'000 + raw.random.below(1'000'000));
-    }
-    if (!edge->open() || !edge->send(m)) {
-      std::this_thread::sleep_for(milliseconds(200));
-      if (auto again = raw.child_of(options.learner, kLearnerId, raw.identity_, 0)) edge = std::move(*again);
-    } else {
-      ++raw.outcome.messages;
-      raw.outcome.bytes += m.ByteSizeLong();
-    }
-    edge->drain();
-    raw.peer_->drain();
+  Child child(options);
+  child.up_bits_per_s_ = 1e10;  // worth being fed by the learner itself
+  ECHO_TRY(child.begin());
+  child.wait_for_parents();
+  std::map<std::uint64_t, std::unique_ptr<Peer>> edges;
+  TimePoint redial{};
+  wire::ControlMessage m;  // a list as long as one may be, of other publications every time
+  for (int i = 0; i < 250; ++i) {
+    wire::HaveItem& item = *m.mutable_have()->add_items();
+    item.set_chunks(4096);
+    item.set_bitmap(random_bytes(child.random, 512));
   }
-  raw.end();
-  return raw.outcome;
+  while (child.going_on()) {
+    child.live();
+    const bool again = kClock.now() >= redial;
+    if (again) redial = kClock.now() + milliseconds(200);
+    for (const wire::Parent& parent : child.assign().parents()) {
+      auto& edge = edges[parent.worker()];
+      if ((!edge || !edge->open()) && again)
+        if (auto opened = child.edge_to(parent)) edge = std::move(*opened);
+      if (!edge || !edge->open()) continue;
+      m.mutable_have()->set_stripes(child.assign().stripes());
+      m.mutable_have()->set_wanted(parent.stripes());
+      for (wire::HaveItem& item : *m.mutable_have()->mutable_items()) {
+        item.set_publication(random_bytes(child.random, 16));
+        item.set_version(1'000'000 + child.random.below(1'000'000));
+      }
+      if (edge->send(m)) {
+        ++child.outcome.messages;
+        child.outcome.bytes += m.ByteSizeLong();
+      }
+      edge->drain();
+    }
+  }
+  child.end();
+  return child.outcome;
+}
+
+// A child that complains of the parents it has: their edges fail, they are silent, they cannot be reached, their chunks are bad.
+// Slowly enough for every budget, and under a new connection now and then.
+Result<Outcome> bad_child(const AttackOptions& options) {
+  Child child(options);
+  ECHO_TRY(child.begin());
+  TimePoint joined = kClock.now();
+  for (std::uint32_t n = 0; child.going_on(); ++n) {
+    child.live();
+    for (const wire::Parent& parent : child.assign().parents()) {
+      if (parent.worker() == kLearnerId.value) continue;
+      wire::ControlMessage m;
+      if (n % 4 == 3) {
+        m.mutable_poisoned()->set_parent(parent.worker());
+        m.mutable_poisoned()->set_publication(random_bytes(child.random, 16));
+        m.mutable_poisoned()->set_index(n);
+      } else {
+        m.mutable_edge_failed()->set_parent(parent.worker());
+        m.mutable_edge_failed()->set_kind(n % 4);
+        m.mutable_edge_failed()->set_reason("silent");
+      }
+      child.outcome.messages += child.peer_->send(m) ? 1 : 0;
+    }
+    std::this_thread::sleep_for(milliseconds(300));
+    if (kClock.now() < joined + std::chrono::seconds(2)) continue;
+    child.peer_.reset();
+    if (!child.join()) break;
+    joined = kClock.now();
+  }
+  child.end();
+  return child.outcome;
+}
+
+// Lets everybody dial wherever it likes: a machine and port of its choice, anew with every connection.
+Result<Outcome> dial_anywhere(const AttackOptions& options) {
+  Child child(options);
+  ECHO_TRY(child.begin());
+  while (child.going_on()) {
+    child.live();
+    std::this_thread::sleep_for(milliseconds(100));
+    child.peer_.reset();
+    child.data_ = {"192.0.2.1", static_cast<std::uint16_t>(1 + child.random.below(1000))};
+    if (!child.join()) break;
+    ++child.outcome.messages;
+  }
+  child.end();
+  return child.outcome;
 }
 
 // Connections that say nothing: plain ones, and such with a certificate.
@@ -262,29 +362,26 @@ Result<Outcome> idle_connections(const AttackOptions& options) {
   return raw.outcome;
 }
 
-// A certificate of the run, and no place in it: asks the parent of somebody else for its publications.
+// A certificate of the run, and no place in it: asks the parents of somebody else for its publications.
 Result<Outcome> unassigned_child(const AttackOptions& options) {
-  Raw raw(options);
+  Child child(options);
   ECHO_ASSIGN(const Identity never_joined, enrol(options.learner, options.tokens.at(1), options.name + "-1"));
-  ECHO_TRY(raw.begin());
-  std::map<std::uint64_t, overlay::Endpoint> parents;
-  while (raw.peer_->open() && kClock.now() < raw.end_) {
-    wire::ControlMessage heartbeat;
-    heartbeat.mutable_heartbeat();
-    raw.peer_->send(heartbeat);
-    if (const auto message = raw.peer_->receive(milliseconds(200)); message && message->has_assign())
-      for (const wire::Parent& p : message->assign().parents())
-        parents[p.worker()] = {p.endpoint().host(), static_cast<std::uint16_t>(p.endpoint().port())};
-    for (const auto& [id, endpoint] : parents) {
-      auto edge = raw.child_of(endpoint, WorkerId{id}, never_joined, std::nullopt);
-      if (!edge) continue;
-      ++raw.outcome.messages;
-      (*edge)->drain(milliseconds(300));
-      raw.outcome.chunk_bytes += (*edge)->chunk_bytes();
+  ECHO_TRY(child.begin());
+  while (child.going_on()) {
+    child.live();
+    for (const wire::Parent& parent : child.assign().parents()) {
+      for (const bool with_grant : {false, true}) {  // somebody else's
+        auto edge = child.edge_to(parent, never_joined, with_grant);
+        if (!edge) continue;
+        ++child.outcome.messages;
+        (*edge)->drain(milliseconds(100));
+        child.outcome.chunk_bytes += (*edge)->chunk_bytes();
+      }
     }
+    std::this_thread::sleep_for(milliseconds(20));
   }
-  raw.end();
-  return raw.outcome;
+  child.end();
+  return child.outcome;
 }
 
 // Frames that promise more than there may be, control messages that are none, messages that never end.
@@ -332,14 +429,14 @@ class Insider {
     o.token = overlay::trust::Secret(std::string(options_.tokens.at(0)));
     o.away_max = std::chrono::seconds(3);
     overlay::WorkerEvents events;
-    events.joined = [this](WorkerId id, const std::string&) { tell([&] { outcome.worker = id.value; }); };
+    events.joined = [this](WorkerId id, const std::string&) { tell([&] { outcome.worker = id.value, outcome.in = std::min(outcome.in, kClock.now()); }); };
     events.publication = [this](const overlay::Publication& p) {
       tell([&] { version_ = p.version, digest_ = p.policy_digest; });
       node()->installed(p.version, p.policy_digest);
     };
     events.message = [this](std::string bytes) { tell([&] { inbox_.push_back(std::move(bytes)); }); };
     events.disconnected = [this](const std::string& reason, bool) {
-      tell([&] { outcome.goodbye = reason, outcome.barred = true, gone_ = true; });
+      tell([&] { outcome.goodbye = reason, outcome.barred = true, gone_ = true, outcome.out = kClock.now(); });
     };
     const std::lock_guard starting(node_mutex_);
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(std::move(o), std::move(events)));
@@ -526,6 +623,7 @@ constexpr std::pair<std::string_view, Attack> kAttacks[] = {
     {"bad-goodbye", bad_goodbye}, {"bad-heartbeat", bad_heartbeat},       {"hoard", hoard},
     {"slander", slander},         {"renew-flood", renew_flood},           {"have-flood", have_flood},
     {"talk", talk},               {"idle-connections", idle_connections}, {"unassigned-child", unassigned_child},
+    {"bad-child", bad_child},     {"dial-anywhere", dial_anywhere},
     {"wrong-rewards", wrong_rewards}, {"braggart", braggart},             {"oversized", oversized},
     {"nan", nan}};
 
@@ -549,7 +647,9 @@ Result<json> attack(const std::string& name, const AttackOptions& options) {
                 {"chunk_bytes", outcome.chunk_bytes},
                 {"goodbye", outcome.goodbye},
                 {"barred", outcome.barred},
-                {"seconds", seconds(kClock.now() - began)}};
+                {"seconds", seconds(outcome.barred && outcome.in != kNever && outcome.out != kNever
+                                        ? outcome.out - outcome.in
+                                        : kClock.now() - began)}};
   }
   return fail(Code::kInvalid, "attack", "'{}' is none of {}", name, fmt::join(attack_names(), ", "));
 }

@@ -20,7 +20,7 @@ struct AttackOptions {
 std::vector<std::string> attack_names();
 
 // {"attack", "worker", "messages", "bytes", "goodbye", "barred", "seconds"}: what it sent, what it was told last, whether it
-// was let in again afterwards, and when it was thrown out. Errors: it did not even get in.
+// was let in again afterwards, and after how long in the run it was thrown out. Errors: it did not even get in.
 Result<nlohmann::json> attack(const std::string& name, const AttackOptions& options);
 
 }  // namespace echoline::hostile

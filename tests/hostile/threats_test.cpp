@@ -25,9 +25,10 @@ namespace {
 using nlohmann::json;
 using std::chrono::seconds;
 
-// Who does this is told to go; of others it is enough that they do no harm.
-// Not the have-flood: whom the learner has not sent is heard by nobody.
-const std::vector<std::string> kThrownOut = {"bad-heartbeat", "slander", "renew-flood", "wrong-rewards", "nan", "talk"};
+// Who does this is told to go; of others it is enough that they do no harm. Not the have-flood: who is no child of the
+// learner's is barred by its parent.
+const std::vector<std::string> kThrownOut = {"bad-heartbeat", "slander", "renew-flood", "wrong-rewards",
+                                             "nan",           "talk",    "oversized"};
 // These take all of a machine's cores, so each has a time of its own.
 const std::vector<std::string> kFloods = {"renew-flood", "have-flood", "talk", "idle-connections"};
 

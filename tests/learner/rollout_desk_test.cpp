@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "data_plane/trajectory.hpp"
+#include "learner/credibility.hpp"
 #include "learner/trainer.hpp"
 #include "learner/worker_meter.hpp"
 
@@ -213,15 +214,69 @@ TEST_F(DeskTest, ConductOutlivesConnectionsAndTheLearner) {
   open(0);
   for (int i = 0; i < 2; ++i) desk_->receive(WorkerId{1}, "\xff\xff\xff");
   desk_->worker_lost(WorkerId{1});
-  desk_->malformed(WorkerId{1}, "its heartbeat");
+  desk_->receive(WorkerId{1}, "\xff\xff\xff");
   EXPECT_EQ(misbehaved(), "");
   open(0);
   desk_->receive(WorkerId{1}, "\xff\xff\xff");
   desk_->receive(WorkerId{2}, "\xff\xff\xff");
   EXPECT_EQ(misbehaved(), "");
   desk_->worker_lost(WorkerId{1});
-  desk_->malformed(WorkerId{1}, "its heartbeat");
-  EXPECT_EQ(misbehaved(), "its heartbeat");
+  desk_->receive(WorkerId{1}, "\xff\xff\xff");
+  EXPECT_NE(misbehaved(), "");
+}
+
+// Nobody trains on what waits of a worker that made it up; others are asked for those groups.
+TEST_F(DeskTest, WhatIsDisownedIsNotTrainedOn) {
+  open(0);
+  const schema::WorkGrant grant = ask(0, 1);
+  ASSERT_EQ(grant.leases_size(), 1);
+  ASSERT_TRUE(hand_in(made(grant.leases(0), WorkerId{1}), WorkerId{1}).accepted());
+  ASSERT_TRUE(desk_->disown(WorkerId{2}));
+  EXPECT_EQ(desk_->counts()->buffer.admissible_groups, 1u);
+  ASSERT_TRUE(desk_->disown(WorkerId{1}));
+  const auto counts = desk_->counts();
+  EXPECT_EQ(counts->buffer.admissible_groups, 0u);
+  EXPECT_EQ(counts->buffer.rejected.at("not of the policy"), grant.leases(0).rollouts());
+  EXPECT_EQ(counts->leases.pooled, 1u);
+}
+
+// ---- whose answers are the policy's ----
+
+// What one step saw of one worker: so many responses, off by so many nats a token.
+std::pair<WorkerId, Scrutiny> off(std::uint64_t worker, double surprise, double dispute, std::uint64_t responses = 8) {
+  const auto n = static_cast<double>(responses);
+  return {WorkerId{worker}, {responses, surprise * n, dispute * n}};
+}
+
+TEST(Credibility, WhoseAnswersAreNotThePolicysHasToGo) {
+  for (const bool surprising : {true, false}) {
+    Credibility c;
+    const auto liar = off(9, surprising ? 8 : 0, surprising ? 0 : 2);
+    for (std::uint64_t step = 1; step < Credibility::kInARow; ++step)
+      EXPECT_TRUE(c.judge({off(1, 0.1, 0.2), off(2, -0.2, 0.1), liar}, step).empty());
+    const auto verdicts = c.judge({off(1, 0.1, 0.2), off(2, -0.2, 0.1), liar}, Credibility::kInARow);
+    ASSERT_EQ(verdicts.size(), 1u);
+    EXPECT_EQ(verdicts[0].worker, WorkerId{9});
+    EXPECT_NE(verdicts[0].what.find(surprising ? "8.0 nats less likely" : "off by 2.0"), std::string::npos)
+        << verdicts[0].what;
+  }
+}
+
+TEST(Credibility, NobodyIsJudgedByFewResponsesOrWithoutOthers) {
+  Credibility few, alone, once;
+  for (std::uint64_t step = 1; step < 8 * Credibility::kInARow; ++step)
+    EXPECT_TRUE(few.judge({off(1, 0, 0), off(2, 0, 0), off(9, 9, 9, 1)}, step).empty()) << step;
+  EXPECT_FALSE(few.judge({off(9, 9, 9, 1)}, 24).empty()) << "three times eight";
+  for (std::uint64_t step = 1; step < 50; ++step) EXPECT_TRUE(alone.judge({off(1, 0, 0), off(9, 9, 9)}, step).empty());
+  for (std::uint64_t step = 1; step < 50; ++step)  // now and then is chance
+    EXPECT_TRUE(once.judge({off(1, 0, 0), off(2, 0, 0), off(9, step % 3 ? 9 : 0, 0)}, step).empty());
+}
+
+// A policy that changes fast is far from what everybody generated with.
+TEST(Credibility, OthersAreTheMeasure) {
+  Credibility c;
+  for (std::uint64_t step = 1; step < 50; ++step)
+    EXPECT_TRUE(c.judge({off(1, 4, 2), off(2, 5, 3), off(3, 3, 2), off(4, 12, 9)}, step).empty());
 }
 
 // Work that others were given, or that nobody was: a driver may mix something up, not again and again.

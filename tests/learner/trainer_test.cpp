@@ -211,6 +211,49 @@ TEST_F(TrainerTest, EqualRewardsTeachNothing) {
   EXPECT_EQ(learner->steps(), 1);
 }
 
+// Tokens drawn from the policy are as likely as it says on average, and their probabilities are those that were told.
+TEST_F(TrainerTest, LooksCloselyAtSomeResponsesOfEveryWorker) {
+  auto model = tiny_model(3);
+  {
+    torch::NoGradGuard no_gradient;
+    for (auto& [name, parameter] : named_parameters(*model))
+      if (parameter.dim() == 2) parameter.mul_(6);  // it has opinions
+  }
+  auto batch = rollouts(*model, 9, 30);
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    schema::Trajectory& t = batch[i];
+    t.set_worker(1 + i / 4 % 3);
+    if (t.worker() == 2) t.set_logprobs(0, t.logprobs(0) - 10 * t.logprobs_size());  // says what is not so
+    if (t.worker() != 3) continue;
+    std::vector<std::int64_t> tokens(t.prompt_tokens().begin(), t.prompt_tokens().end());
+    tokens.push_back(0);
+    torch::NoGradGuard no_gradient;
+    float least = 0;
+    for (std::int64_t token = 0; token < tokenizer().size(); ++token) {  // does not ask the policy
+      tokens.back() = token;
+      const auto ids = torch::tensor(tokens).unsqueeze(0);
+      const float likely = model->token_logprobs(ids, 1.0).logprobs.index({0, -1}).item<float>();
+      if (likely >= least) continue;
+      least = likely;
+      t.clear_response_tokens(), t.clear_logprobs();
+      t.add_response_tokens(static_cast<std::uint32_t>(token));
+      t.add_logprobs(likely);
+    }
+  }
+  const auto report = trainer(model, settings())->step(batch);
+  ASSERT_TRUE(report) << report.error().message();
+  ASSERT_EQ(report->scrutiny.size(), 3u);
+  const auto& seen = report->scrutiny;
+  for (const auto& [worker, s] : seen) EXPECT_EQ(s.responses, 5u) << worker.value;
+  const auto each = [&](std::uint64_t worker, double Scrutiny::*what) { return seen.at(WorkerId{worker}).*what / 5; };
+  EXPECT_NEAR(each(1, &Scrutiny::surprise), 0, 1);
+  EXPECT_LT(each(1, &Scrutiny::dispute), 0.05);
+  EXPECT_NEAR(each(2, &Scrutiny::surprise), 0, 1);
+  EXPECT_NEAR(each(2, &Scrutiny::dispute), 10, 0.05);
+  EXPECT_GT(each(3, &Scrutiny::surprise), 3);
+  EXPECT_LT(each(3, &Scrutiny::dispute), 0.05);
+}
+
 TEST_F(TrainerTest, MaskedTokensDoNotCount) {
   const auto model = tiny_model(6);
   auto batch = rollouts(*model, 1);

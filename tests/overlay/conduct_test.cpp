@@ -80,6 +80,34 @@ TEST(Conduct, WhoAccusesManyWhomNobodyElseAccusesLies) {
   EXPECT_EQ(accuse(8, 1), Ruling::kPart) << "nor does its word help another's";
 }
 
+// Two that agree do not take away from many what they get on with: they are parted from it, and that is all.
+TEST(Conduct, WhoServesMoreThanAccuseIsNotCondemned) {
+  Conduct c(kBeat);
+  const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t at) {
+    c.bad_chunk(id(child), id(parent), at);
+    return c.bad_chunk(id(child), id(parent), at);
+  };
+  for (std::uint64_t child = 2; child <= 7; ++child) c.delivered(id(1), id(child), kThen);
+  EXPECT_EQ(accuse(2, 1, kThen), Ruling::kPart);
+  EXPECT_EQ(accuse(3, 1, kThen), Ruling::kPart) << "four others say nothing of the kind";
+  EXPECT_FALSE(c.quarantined(id(1), kThen));
+  EXPECT_TRUE(c.apart(id(1), id(2), kThen) && c.apart(id(1), id(3), kThen));
+  EXPECT_EQ(accuse(4, 1, kThen), Ruling::kParent) << "three against three: it is not the accusers";
+  // What was delivered long ago says nothing of today.
+  const std::uint64_t later = kThen + 2 * Conduct::kEdgeMemoryMs;
+  for (std::uint64_t child = 12; child <= 17; ++child) c.delivered(id(11), id(child), kThen);
+  EXPECT_EQ(accuse(12, 11, later), Ruling::kPart);
+  EXPECT_EQ(accuse(13, 11, later), Ruling::kParent);
+}
+
+TEST(Conduct, ABrokenDriverIsNoAttackUntilItGoesOn) {
+  Conduct c(kBeat);
+  for (int i = 1; i < Conduct::kBrokenMax; ++i) EXPECT_FALSE(c.broken(id(1), kThen));
+  EXPECT_FALSE(c.broken(id(2), kThen)) << "each for itself";
+  EXPECT_TRUE(Conduct(kBeat, c.kept()).broken(id(1), kThen + kMinute)) << "a new learner knows, too";
+  EXPECT_FALSE(c.broken(id(1), kThen + Conduct::kWordMemoryMs)) << "a day later it begins anew";
+}
+
 // ---- edges ----
 
 TEST(Conduct, AnEdgeThatFailsAgainAndAgainPartsItsEnds) {
@@ -144,6 +172,7 @@ TEST(Conduct, OutlivesTheProcessAndIsForgottenInTheEnd) {
     for (const std::uint64_t child : {2, 2, 3, 3}) c.bad_chunk(id(child), id(1), kThen);
     for (int i = 0; i < 2; ++i) c.bad_chunk(id(2), id(8), kThen);
     for (const std::uint64_t parent : {4, 4, 5, 5, 6, 6}) c.bad_chunk(id(9), id(parent), kThen);
+    c.broken(id(3), kThen);
     c.of(id(7), kThen);  // nothing to remember
     state.conduct = c.kept();
   }
@@ -306,6 +335,96 @@ TEST(LearnerConduct, WhoFailedClimbsByWhatItDeliversAndIsTriedAgain) {
     desk.tell(other, Installed{Version{version}, digest_of(version), 0});
   }
   EXPECT_TRUE(may_forward(parent));
+}
+
+// What a worker says of those from whom it never had anything needs no second opinion.
+TEST(LearnerConduct, WhoAccusesStrangersIsToldToGo) {
+  for (const bool poisoned : {true, false}) {
+    Desk desk(8);
+    desk.join_all(6);
+    int said = 0;
+    for (; said < 1000 && desk.has(id(2)); ++said) {
+      const WorkerId victim = id(3 + static_cast<std::uint64_t>(said) % 4);
+      if (poisoned)
+        desk.tell(2, Poisoned{victim, {}, 5});
+      else
+        desk.tell(2, EdgeFailed{victim, EdgeTroubleKind::kSilent, "silent"});
+    }
+    EXPECT_LE(said, 12);
+    EXPECT_THAT(desk.lost(2), HasSubstr("it accuses workers that never sent it anything"));
+    EXPECT_THAT(quarantined(desk), IsEmpty());
+  }
+}
+
+// Its parents are moved, and it says what it knew a moment ago: that is not held against it.
+TEST(LearnerConduct, AWordThatComesLateIsNoLie) {
+  Desk desk(8);
+  desk.join_all(3);
+  desk.tell(1, Draining{});  // 2 had everything from it
+  for (int i = 0; i < 100; ++i, desk.pass(milliseconds(200)))
+    desk.tell(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "closed by the peer"});
+  EXPECT_TRUE(desk.has(id(2)));
+}
+
+// ---- what they say in no known form ----
+
+void garbage(Desk& desk, std::uint64_t worker) {
+  desk.core.on_frame(desk.control.at(id(worker)), {FrameType::kControl, Slice(random_bytes(1, 500)), {}, {}}, desk.now);
+  desk.take();
+}
+
+TEST(LearnerConduct, WhatIsInNoKnownFormIsCountedBeforeItIsPunished) {
+  LearnerConfig config = Desk::config(8);
+  config.check_heartbeat = [](std::string_view bytes) -> Status {
+    return bytes == "bad" ? Status(fail(Code::kInvalid, "read vitals", "not two numbers")) : ok();
+  };
+  Desk desk(config);
+  desk.join_all(2);
+  const auto beat = [&](std::string application) {
+    Heartbeat heartbeat;
+    heartbeat.application = std::move(application);
+    desk.tell(1, heartbeat);
+  };
+  beat("good");
+  beat("bad");
+  EXPECT_EQ(desk.core.stats().workers.at(0).app_bytes, "good") << "what was sound stays";
+  garbage(desk, 1);
+  desk.core.on_frame(desk.control.at(id(1)), {FrameType::kChunk, {}, {}, {}}, desk.now);
+  EXPECT_TRUE(desk.has(id(1)));
+  desk.core.on_corrupt(desk.control.at(id(1)), "expected magic 0xec02", desk.now);
+  desk.take();
+  EXPECT_THAT(desk.away(1), HasSubstr("magic"));
+  desk.join(1);
+  EXPECT_TRUE(desk.has(id(1))) << "it may be a broken driver";
+  desk.core.on_corrupt(desk.control.at(id(1)), "expected magic 0xec02", desk.now);
+  desk.take();
+  EXPECT_FALSE(desk.has(id(1)));
+  EXPECT_TRUE(desk.core.state().revoked.contains(id(1)));
+  EXPECT_THAT(desk.lost(1), HasSubstr("expected magic 0xec02, as often as never happens by chance"));
+  EXPECT_TRUE(desk.has(id(2)));
+}
+
+TEST(LearnerConduct, AMessageWithoutEndIsNotKept) {
+  LearnerConfig config = Desk::config(8);
+  config.message_bytes_max = 100'000;
+  config.assembling_bytes_max = 110'000;
+  Desk desk(config);
+  desk.join_all(2);
+  const auto part = [&](std::size_t bytes, bool more) {
+    Frame frame{FrameType::kApplication, Slice(random_bytes(1, bytes)), {}, {}};
+    frame.more = more;
+    desk.core.on_frame(desk.control.at(id(1)), std::move(frame), desk.now);
+    desk.take();
+  };
+  for (int i = 0; i < 4; ++i) part(30'000, true);
+  part(30'000, false);
+  EXPECT_THAT(desk.all<act::MessageFrom>(), IsEmpty());
+  part(100'000, false);
+  EXPECT_THAT(desk.all<act::MessageFrom>(), SizeIs(1)) << "the next message is taken";
+  std::size_t sent = 0;
+  for (; desk.has(id(1)) && sent < 10'000'000; sent += 30'000) part(30'000, true);
+  EXPECT_LE(sent, 600'000u);
+  EXPECT_THAT(desk.lost(1), HasSubstr("more than 100000 bytes"));
 }
 
 // ---- how much they say ----

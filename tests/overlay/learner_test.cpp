@@ -855,6 +855,41 @@ TEST(Learner, FindsASlowHopAndRoutesAroundIt) {
   EXPECT_THAT(desk.core.stats().slow_hops, SizeIs(1));
 }
 
+// Of two children of one parent one is slow, or says so. The uplink they share is there for both: the slow one is put
+// where nobody waits for it, and the parent stays. A child that is alone is believed, once.
+TEST(Learner, WhoIsSlowAloneIsMovedItself) {
+  for (const bool both : {false, true}) {
+    Desk desk(trees(8));
+    desk.join_all(6);
+    const std::uint32_t stripes = desk.core.topology().stripes();
+    const WorkerId parent = desk.core.topology().parents().at(WorkerId{6})[0];
+    ASSERT_NE(parent, kLearnerId);
+    const auto children = desk.core.topology().children_of(parent);
+    ASSERT_GE(children.size(), 2u);
+    const Made made = make(full(0), 16'000'000, {.chunk_bytes = 16384});
+    ASSERT_TRUE(desk.publish(made).has_value());
+    const std::uint32_t all = static_cast<std::uint32_t>(made.chunks.size()) / stripes;
+    for (std::uint32_t beat = 1; desk.all<act::FoundSlowHop>().empty() && beat < 40; ++beat) {
+      desk.now += milliseconds(500);
+      for (std::uint64_t id = 1; id <= 6; ++id) {
+        const bool child = std::find(children.begin(), children.end(), WorkerId{id}) != children.end();
+        const bool slow = both ? child : WorkerId{id} == children[0];
+        Heartbeat h;
+        h.progress = {{made.id, std::vector(stripes, slow ? beat : std::min(all, 40 * beat))}};
+        desk.tell(id, h);
+      }
+      desk.core.on_timer(desk.now);
+      desk.take();
+    }
+    const auto found = desk.all<act::FoundSlowHop>();
+    ASSERT_FALSE(found.empty());
+    EXPECT_EQ(desk.core.topology().copies_sent_by(children[0]), 0);
+    std::size_t blamed = 0;
+    for (const auto& hop : found) blamed += hop.hop.text.find("sender uplink") != std::string::npos;
+    EXPECT_EQ(blamed > 0, both) << found[0].hop.text;
+  }
+}
+
 // Somebody with a slow link, who lacks what all its parents have: each of them sends its part of what the link carries.
 TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
   Desk desk(trees(8));
