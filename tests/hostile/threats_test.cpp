@@ -28,7 +28,7 @@ using std::chrono::seconds;
 // Who does this is told to go; of others it is enough that they do no harm. Not the have-flood: who is no child of the
 // learner's is barred by its parent.
 const std::vector<std::string> kThrownOut = {"bad-heartbeat", "slander", "renew-flood", "wrong-rewards",
-                                             "nan",           "talk",    "oversized"};
+                                             "nan",           "talk",    "oversized",   "braggart"};
 // These take all of a machine's cores, so each has a time of its own.
 const std::vector<std::string> kFloods = {"renew-flood", "have-flood", "talk", "idle-connections"};
 
