@@ -180,7 +180,7 @@ class Service {
       if (desk_ready_) desk_->receive(id, std::move(bytes));
     };
     events.broadcast_done = [this](const overlay::BroadcastReport& report) { broadcast_done(report); };
-    events.need_snapshot = [this](Version, std::optional<Version>) { publisher_.request_snapshot(); };
+    events.need_catch_up = [this](Version, std::optional<Version> from) { publisher_.request_catch_up(from); };
     events.slow_hop = [this](const overlay::SlowHop& hop) { record_->event("slow_hop", {{"hop", hop.text}}); };
     // A worker may join before start() has returned; callbacks that use the node wait for it.
     const std::lock_guard starting(node_mutex_);

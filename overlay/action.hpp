@@ -108,11 +108,11 @@ struct BroadcastDone {
 struct TopologyChanged {
   chains::Topology topology;
 };
-// A worker at `position` can only be helped by a publication that is not there: a full snapshot of `current`, or a
-// delta from `position` to it.
-struct NeedSnapshot {
+// Somebody needs a publication that is not there to catch up: of `current`, as a delta from a version that can be
+// restored, or as a full snapshot. One at a time.
+struct NeedCatchUp {
   Version current;
-  std::optional<Version> position;
+  std::optional<Version> from;  // absent: a full snapshot
 };
 struct FoundSlowHop {
   SlowHop hop;
@@ -146,7 +146,7 @@ struct Disconnected {  // the last action of a core
 
 using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate,
                             act::SaveState, act::Spool, act::Unspool, act::DropSpool, act::Joined,
-                            act::WorkerAway, act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::BroadcastDone, act::TopologyChanged, act::NeedSnapshot,
+                            act::WorkerAway, act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::BroadcastDone, act::TopologyChanged, act::NeedCatchUp,
                             act::FoundSlowHop, act::Welcomed, act::Deliver, act::Message, act::Away, act::Disconnected>;
 
 }  // namespace echoline::overlay

@@ -146,8 +146,8 @@ void EdgeSender::on_store_changed(TimePoint now) {
   send_all(now);
 }
 
-void EdgeSender::complain(Edge& edge, CannotServe what) {
-  troubles_.push_back({edge.child, edge.position, what});
+void EdgeSender::complain(Edge& edge, CannotServe what, bool delta) {
+  troubles_.push_back({edge.child, edge.position, what, delta});
   if (!snapshots_come_) edge.complaint = Slice(encode_control(what));
 }
 
@@ -157,6 +157,37 @@ bool EdgeSender::has_all(const Edge& edge, const StoredPublication& stored) cons
   if (!stored.complete || !edge.closed.contains(stored.id)) return false;
   const auto known = edge.known.find(stored.id);
   return known != edge.known.end() && known->second.chunks.count_of(edge.wanted) >= stored.have.count_of(edge.wanted);
+}
+
+void EdgeSender::restorable_from(std::optional<Version> oldest) {
+  restorable_ = oldest;
+  std::erase_if(not_made_, [&](Version version) { return !oldest || version < *oldest; });
+}
+
+void EdgeSender::no_delta_from(Version version, TimePoint now) {
+  not_made_.insert(version);
+  for (auto& [key, edge] : edges_) {
+    if (edge.position != version) continue;
+    edge.said_behind = false;
+    plan(edge);
+  }
+  send_all(now);
+}
+
+// Over an edge that carries single stripes only what its other parents have as well would be of use.
+bool EdgeSender::can_start_at(const Edge& edge) const {
+  return restorable_ && edge.position && *edge.position >= *restorable_ && !not_made_.contains(*edge.position) &&
+         !edge.full_only && edge.wanted.share() == 1;
+}
+
+// And none was made of them yet: where one was, what there is has been weighed.
+bool EdgeSender::goes_by_many_deltas(const Edge& edge, const std::vector<PublicationKey>& way,
+                                     std::uint64_t bytes) const {
+  const auto hint = store_.full_bytes_hint();
+  if (way.size() <= kDeltasMax || way.front().base != edge.position) return false;
+  if (!hint || static_cast<double>(bytes) < kDeltasShare * static_cast<double>(*hint)) return false;
+  return std::count_if(store_.entries().begin(), store_.entries().end(),
+                       [&](const auto& entry) { return entry.first.base == edge.position; }) == 1;
 }
 
 // The cheapest way, by bytes still to send, from where the child is to the newest version: a shortest path over the
@@ -172,7 +203,8 @@ void EdgeSender::plan(Edge& edge) {
   struct Reach {
     std::uint64_t cost = 0;
     std::optional<PublicationKey> via;
-    bool missing = false;
+    bool missing = false;       // of the last publication
+    bool some_missing = false;  // of those on the way
   };
   std::map<Version, Reach> best;
   if (edge.position) best[*edge.position] = {};
@@ -180,13 +212,16 @@ void EdgeSender::plan(Edge& edge) {
     if (edge.position && key.version <= *edge.position) return;
     if (edge.full_only && (!key.full() || key.version < target)) return;
     std::uint64_t cost = missing_bytes;
+    bool some_missing = missing;
     if (key.base) {
       const auto from = best.find(*key.base);
       if (from == best.end()) return;
       cost += from->second.cost;
+      some_missing |= from->second.some_missing;
     }
     const auto [it, added] = best.try_emplace(key.version);
-    if (added || cost < it->second.cost || (cost == it->second.cost && key.base)) it->second = {cost, key, missing};
+    if (added || cost < it->second.cost || (cost == it->second.cost && key.base))
+      it->second = {cost, key, missing, some_missing};
   };
   auto whole = edge.whole.begin();
   const auto relax_whole_before = [&](const PublicationKey* end) {  // what the child has whole and we have not
@@ -211,6 +246,17 @@ void EdgeSender::plan(Edge& edge) {
   }
   relax_whole_before(nullptr);
 
+  // What has been sent whole will arrive, and only what starts there is of use from then on.
+  std::optional<Version> arrives = edge.position;
+  for (const auto& [version, reach] : best)
+    if (!reach.some_missing) arrives = std::max(arrives, std::optional(version));
+  if (arrives != edge.position) {
+    edge.position = arrives;
+    forget(edge);
+    return plan(edge);
+  }
+
+  const bool delta = can_start_at(edge);
   auto end = best.lower_bound(target);
   for (auto it = end; it != best.end(); ++it)
     if (it->second.cost < end->second.cost) end = it;
@@ -218,29 +264,27 @@ void EdgeSender::plan(Edge& edge) {
   const bool dear = end != best.end() && hint &&
                     static_cast<double>(end->second.cost) > factor * edge.wanted.share() * static_cast<double>(*hint);
   if (end == best.end()) {
-    complain(edge, {target, false});
+    complain(edge, {target, false}, delta);
     // Somebody else will bring the child here; what follows is ours to send again.
     if (!snapshots_come_) edge.position = target;
     return;
   }
-  if (!dear) edge.said_behind = false;
-  if (dear && !edge.said_behind) {
-    edge.said_behind = true;
-    complain(edge, {target, true});
-  }
-  if (dear && edge.catch_up_to && snapshots_come_) return;  // wait for the snapshot
-
+  std::vector<PublicationKey> way;
   for (std::optional<Version> at = end->first; at;) {
     const Reach& reach = best.at(*at);
     if (!reach.via) break;
-    if (reach.missing) edge.path.push_back(*reach.via);
+    if (reach.missing) way.push_back(*reach.via);
     at = reach.via->base;
   }
-  std::reverse(edge.path.begin(), edge.path.end());
-
-  // What has been sent whole will arrive: the child's position moves on, and older knowledge can go.
-  for (const auto& [version, reach] : best)
-    if (reach.cost == 0 && !reach.missing && (!edge.position || version > *edge.position)) edge.position = version;
+  std::reverse(way.begin(), way.end());
+  const bool many = delta && goes_by_many_deltas(edge, way, end->second.cost);
+  if (!dear && !many) edge.said_behind = false;
+  if ((dear || many) && !edge.said_behind) {
+    edge.said_behind = true;
+    complain(edge, {target, true}, delta);
+  }
+  if (many || (dear && edge.catch_up_to && snapshots_come_)) return;  // wait for what will be far cheaper
+  edge.path = std::move(way);
   forget(edge);
 }
 

@@ -13,6 +13,7 @@ struct EdgeTrouble {
   WorkerId child;
   std::optional<Version> position;
   CannotServe what;
+  bool delta = false;  // one delta from `position` would do, and can be made
 };
 
 class EdgeSender {
@@ -22,6 +23,10 @@ class EdgeSender {
   static constexpr double kSnapshotFactor = 1.25;
   // A worker's own bytes are cheaper than the learner's: it hands a child over only from here on.
   static constexpr double kHandOverFactor = 2.0;
+  // One delta is made of more than so many, where they have more than this part of a full snapshot's bytes: weights
+  // that change in several of them are sent once.
+  static constexpr std::size_t kDeltasMax = 3;
+  static constexpr double kDeltasShare = 0.05;
   static constexpr std::size_t kStreamsMax = 16;  // connections of one edge
   // Of a child that is only helped, beside 1 for one that gets all chunks: those who forward come first.
   static constexpr double kHelpedWeight = 1.0 / 8;
@@ -53,6 +58,10 @@ class EdgeSender {
   // Children are to be brought to `version` at least, though it may have left the store.
   void reach(Version version) { reach_ = std::max(reach_.value_or(version), version); }
   void on_chunk_arrived(TimePoint now) { send_all(now); }
+  // Deltas can be made from here on (absent: from nowhere); with `snapshots_come` only.
+  void restorable_from(std::optional<Version> oldest);
+  // That was asked for and is not made: who stands there gets what there is.
+  void no_delta_from(Version version, TimePoint now);
   // Troubles found since the last call, each reported once.
   std::vector<EdgeTrouble> take_troubles() { return std::exchange(troubles_, {}); }
   // One report for every child, from what the uplink saw.
@@ -93,7 +102,9 @@ class EdgeSender {
   void send_all(TimePoint now);
   void take(Edge& edge, Have have);
   void plan(Edge& edge);
-  void complain(Edge& edge, CannotServe what);
+  bool can_start_at(const Edge& edge) const;
+  bool goes_by_many_deltas(const Edge& edge, const std::vector<PublicationKey>& way, std::uint64_t bytes) const;
+  void complain(Edge& edge, CannotServe what, bool delta);
   bool has_all(const Edge& edge, const StoredPublication& stored) const;
   std::optional<OutFrame> next_frame(Edge& edge, ConnId conn);
   void forget(Edge& edge);
@@ -105,7 +116,8 @@ class EdgeSender {
   std::map<ConnId, Line> lines_;
   std::vector<EdgeTrouble> troubles_;
   std::uint64_t chunk_bytes_ = 0;
-  std::optional<Version> reach_;
+  std::optional<Version> reach_, restorable_;
+  std::set<Version> not_made_;  // deltas from there
 };
 
 }  // namespace echoline::overlay

@@ -16,7 +16,7 @@ LearnerCore::LearnerCore(LearnerConfig config)
       config_(std::move(config)),
       conduct_(config_.heartbeat, config_.state ? config_.state->conduct : decltype(LearnerState::conduct){}),
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
-      edges_(store_, uplink_, config_.snapshots_on_demand),
+      edges_(store_, uplink_, config_.catch_ups_on_demand),
       strangers_(config_.core.connections),
       grants_(*config_.checker, kLearnerId) {
   topology_.policy = config_.policy;
@@ -329,7 +329,7 @@ void LearnerCore::open_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint
       close(old);
     }
   if (!edges_.open(conn, id, std::move(hello), now)) return close(conn);
-  ask_for_snapshot();
+  ask_for_catch_up(now);
 }
 
 void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
@@ -359,7 +359,7 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
     edges_.send_again(conn, *request, now);
   else
     return broken("a child sent a message that is not for a parent");
-  ask_for_snapshot();
+  ask_for_catch_up(now);
 }
 
 // ---- workers ----
@@ -436,6 +436,7 @@ void LearnerCore::beat(TimePoint now) {
   if (now - beat_at_ > config_.heartbeat) excuse(now - beat_at_, now);
   beat_at_ = now + config_.heartbeat;
   if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
+  ask_for_catch_up(now);
   forget_ended(now);
   make_beacon(now);
   for (auto& [id, worker] : workers_) send_control(worker.control, *beacon_, now);

@@ -48,7 +48,7 @@ struct LearnerConfig {
   std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
   // What the application says of the bytes that ride on a heartbeat. May be empty; pure.
   std::function<Status(std::string_view)> check_heartbeat;
-  bool snapshots_on_demand = true;                        // somebody answers act::NeedSnapshot
+  bool catch_ups_on_demand = true;                        // somebody answers act::NeedCatchUp
   std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
 };
 
@@ -88,6 +88,8 @@ class LearnerCore final : public Core {
   Status finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now);
   // Takes back a publication that was not closed.
   void abandon(const PublicationId& id, TimePoint now);
+  // act::NeedCatchUp may ask for deltas that start at this version or later (absent: for none).
+  void restorable_from(std::optional<Version> oldest) { edges_.restorable_from(oldest); }
   const Checker& checker() const { return *config_.checker; }
 
   // At most kMessageBytesMax (checked); nothing happens when the worker is not there.
@@ -174,6 +176,10 @@ class LearnerCore final : public Core {
     Manifest manifest;
     SignedManifest as_signed;
   };
+  struct CatchUp {
+    PublicationKey key;
+    std::optional<PublicationId> id;  // once it was begun
+  };
   struct PendingEnrolment {  // its id and token are being saved
     ConnId conn;
     Enrolled answer;
@@ -231,7 +237,8 @@ class LearnerCore final : public Core {
   void give_up_waiting(TimePoint now);
   void report(const Broadcast& broadcast, TimePoint until);
   void close_finished(TimePoint now);
-  void ask_for_snapshot();
+  void ask_for_catch_up(TimePoint now);
+  void end_catch_up(TimePoint now);
   void on_need_help(Worker& worker, const NeedHelp& need, TimePoint now);
   void end_help(Worker& worker);
 
@@ -296,8 +303,9 @@ class LearnerCore final : public Core {
   std::set<std::pair<TimePoint, WorkerId>> probes_;                  // who is dialled back when
   TimePoint prune_at_{};
   std::vector<SlowHop> slow_hops_;
-  std::optional<Version> snapshot_wanted_for_;
-  bool snapshot_wanted_ = false, snapshot_requested_ = false, saving_ = false, save_again_ = false;
+  std::set<std::optional<Version>> catch_ups_wanted_;  // by where they start; absent: a full snapshot
+  std::optional<CatchUp> catch_up_;                    // asked for, or being made
+  bool saving_ = false, save_again_ = false;
   std::optional<SignedBeacon> beacon_;
   std::uint64_t beacon_sequence_ = 0;
   TimePoint plan_not_before_{};  // trees

@@ -11,6 +11,7 @@ namespace echoline::overlay {
 namespace {
 
 constexpr std::size_t kVersionsKept = 4096;
+constexpr std::size_t kCatchUpsWantedMax = 8;  // who stands elsewhere gets the deltas that there are
 
 }  // namespace
 
@@ -32,9 +33,12 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
   constexpr std::string_view op = "publish";
   const PublicationKey& key = announcement.key;
   if (catch_up) {
-    if (!state_.published.contains(key.version))
-      return fail(Code::kInvalid, op, "{}: that version was not published (recently)", to_text(key));
-    return store_.begin(announcement, as_signed);
+    const bool published = state_.published.contains(key.version);
+    const Status begun =
+        published ? store_.begin(announcement, as_signed)
+                  : fail(Code::kInvalid, op, "{}: that version was not published (recently)", to_text(key));
+    if (catch_up_) catch_up_->id = id_of(as_signed);
+    return begun;
   }
   if (newest_ && key.version <= *newest_)
     return fail(Code::kInvalid, op, "{}: versions must grow, the last was {}", to_text(key), *newest_);
@@ -69,7 +73,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
     broadcasts_.push_back(std::move(b));
   }
   edges_.on_store_changed(now);
-  ask_for_snapshot();
+  ask_for_catch_up(now);
   return ok();
 }
 
@@ -79,7 +83,6 @@ Status LearnerCore::add(const PublicationId& id, std::vector<SealedChunk> chunks
   const PublicationKey key = stored->key();
   for (SealedChunk& chunk : chunks)
     if (const Status added = store_.add_own(id, chunk.head, chunk.hash, std::move(chunk.data), key.version); !added) {
-      if (key.full()) snapshot_requested_ = false;
       store_.erase(key);
       edges_.on_store_changed(now);
       return added;
@@ -112,7 +115,6 @@ Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_si
 void LearnerCore::abandon(const PublicationId& id, TimePoint now) {
   const StoredPublication* stored = store_.find(id);
   if (!stored || stored->manifest) return;
-  if (stored->key().full()) snapshot_requested_ = false;
   store_.erase(PublicationKey(stored->key()));
   std::erase_if(broadcasts_, [&](const Broadcast& b) { return b.id == id; });
   newest_ = state_.published.empty() ? std::nullopt : std::optional(state_.published.rbegin()->first);
@@ -126,10 +128,9 @@ void LearnerCore::close_finished(TimePoint now) {
     const StoredPublication* stored = store_.find(c.manifest.publication);
     if (!stored) continue;
     edges_.reach(stored->key().version);
-    if (stored->key().full()) snapshot_requested_ = false;
   }
   edges_.on_store_changed(now);
-  ask_for_snapshot();
+  ask_for_catch_up(now);
 }
 
 // ---- acknowledgements ----
@@ -203,29 +204,49 @@ void LearnerCore::report(const Broadcast& b, TimePoint until) {
 
 // ---- those who missed something ----
 
-// Asks once, and again only after the answer was closed or taken back.
-void LearnerCore::ask_for_snapshot() {
-  const auto troubles = edges_.take_troubles();
-  if (!config_.snapshots_on_demand) {
-    for (const EdgeTrouble& t : troubles)
+// Asks for one at a time, and for the next when it was closed or taken back. A snapshot helps everybody, a delta those
+// who stand where it starts.
+void LearnerCore::ask_for_catch_up(TimePoint now) {
+  for (const EdgeTrouble& t : edges_.take_troubles()) {
+    if (!config_.catch_ups_on_demand) {
       if (!t.what.behind)
-        log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child,
-                   t.what.target);
+        log::error("worker {} cannot be brought to version {}: nobody provides a full snapshot", t.child, t.what.target);
+    } else if (!t.delta) {
+      catch_ups_wanted_.insert(std::nullopt);
+    } else if (catch_ups_wanted_.contains(t.position) || catch_ups_wanted_.size() < kCatchUpsWantedMax) {
+      catch_ups_wanted_.insert(t.position);
+    } else {
+      edges_.no_delta_from(*t.position, now);
+    }
+  }
+  end_catch_up(now);
+  if (catch_up_ || state_.published.empty()) return;
+  const Version current = state_.published.rbegin()->first;
+  for (const std::optional<Version>& from : std::set(catch_ups_wanted_)) {
+    const PublicationKey key{current, from};
+    const bool there = std::as_const(store_).find(key) != nullptr;
+    // Either it does not lead far enough, and the next version's will be asked for, or it is on its way.
+    if (there && key.full()) continue;
+    catch_ups_wanted_.erase(from);
+    if (there || (from && *from >= current)) continue;
+    catch_up_ = {key, std::nullopt};
+    actions_.push_back(act::NeedCatchUp{key.version, key.base});
     return;
   }
-  if (!troubles.empty()) snapshot_wanted_for_ = troubles.front().position;
-  snapshot_wanted_ = snapshot_wanted_ || !troubles.empty();
-  if (!snapshot_wanted_ || snapshot_requested_ || state_.published.empty()) return;
-  const Version published = state_.published.rbegin()->first;
-  // Either it does not lead far enough, and the next version's will be asked for, or it is on its way.
-  if (std::as_const(store_).find(PublicationKey{published, std::nullopt})) return;
-  snapshot_wanted_ = false;
-  snapshot_requested_ = true;
-  actions_.push_back(act::NeedSnapshot{published, snapshot_wanted_for_});
+}
+
+// What was asked for is there, or will not be.
+void LearnerCore::end_catch_up(TimePoint now) {
+  if (!catch_up_ || !catch_up_->id) return;
+  const StoredPublication* made = std::as_const(store_).find(*catch_up_->id);
+  if (made && !made->complete) return;
+  const std::optional<Version> from = std::exchange(catch_up_, std::nullopt)->key.base;
+  if (from && !(made && made->key().base == from)) edges_.no_delta_from(*from, now);
 }
 
 // The cheapest way, by bytes, over what somebody holds whole; among equals whoever has nobody to forward to, and has
-// helped least. The learner's own uplink comes last, or where a new snapshot is far cheaper than what there is.
+// helped least. The learner's own uplink counts twice: it helps where a new snapshot is far cheaper than what there is,
+// or where all others have twice as many to help.
 void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
   end_help(worker);
   if (!newest()) return;
@@ -233,7 +254,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   const bool under_way = !broadcasts_.empty() && broadcasts_.back().version == newest();
   if (const auto base = base_of_newest(); base && under_way && !need.full_only && catching_up(worker))
     target = std::min(target, *base);  // nobody may hold the newest whole yet, and it comes from the parents
-  const auto snapshot = config_.snapshots_on_demand ? store_.full_bytes_hint() : std::nullopt;
+  const auto snapshot = config_.catch_ups_on_demand ? store_.full_bytes_hint() : std::nullopt;
   const auto helped = [](const auto& other) { return other.second.helper == kLearnerId; };
   const double snapshots = EdgeSender::kHandOverFactor * static_cast<double>(snapshot.value_or(0)) *
                            static_cast<double>(1 + std::count_if(workers_.begin(), workers_.end(), helped));
@@ -252,12 +273,13 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     if (conduct_.quarantined(id, unix_ms(now)) || conduct_.apart(id, worker.view.info.id, unix_ms(now))) continue;
     if (worker.helpers_tried.contains(id)) continue;
     const auto cost = cheapest_way(other.holdings, need.position, target, need.full_only);
-    if (!cost || (snapshot && static_cast<double>(*cost) > snapshots)) continue;
+    if (!cost) continue;
+    const Candidate candidate{*cost * (1 + other.helps), other.edges.size() + other.helps, id};
+    if (snapshot && static_cast<double>(candidate.cost) > snapshots) continue;
     if (other.helps >= kHelpedMax) {
       busy = true;
       continue;
     }
-    const Candidate candidate{*cost * (1 + other.helps), other.edges.size() + other.helps, id};
     if (!best || candidate < *best) best = candidate;
   }
   Help help{{}, target, need.full_only};

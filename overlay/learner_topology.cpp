@@ -59,7 +59,7 @@ bool LearnerCore::catching_up(const Worker& worker) const {
   return !cheapest_way(worker.holdings, worker.view.installed, needed, false);
 }
 
-// Where most are catching up nobody is: they have to help each other, and what they do is what the fleet does.
+// Where nearly all are catching up nobody is: they have to help each other, and what they do is what the fleet does.
 std::set<WorkerId> LearnerCore::those_behind() const {
   std::set<WorkerId> behind;
   std::size_t heard = 0;
@@ -68,7 +68,7 @@ std::set<WorkerId> LearnerCore::those_behind() const {
     ++heard;
     if (catching_up(worker)) behind.insert(id);
   }
-  if (2 * behind.size() >= heard) behind.clear();
+  if (4 * behind.size() >= 3 * heard) behind.clear();
   return behind;
 }
 

@@ -128,6 +128,7 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   }
   ++learner_processes_;
   publishing_ = 0;
+  made_.clear();
   world_.start(learner_host_, std::make_unique<LearnerProcess>(*this, std::move(config)));
   world_.call(learner_host_, [&](TimePoint now) { learner()->start(now); });
 }
@@ -141,11 +142,10 @@ void Fleet::on_learner(Action&& action) {
     if (worker && !workers_[*worker]->options.malice.any() &&
         (policy == policies_.end() || policy->second != acked->policy_digest))
       wrong_ = fmt::format("worker {} acknowledged version {} with a wrong digest", acked->worker, acked->version);
-  } else if (const auto* need = std::get_if<act::NeedSnapshot>(&action)) {
-    ++snapshots_asked_;
-    const Version version = need->current;
+  } else if (const auto* need = std::get_if<act::NeedCatchUp>(&action)) {
+    ++(need->from ? deltas_asked_ : snapshots_asked_);
     world_.at(world_.now() + options_.learner.snapshot_encode_time,
-              [this, version, process = learner_processes_] { provide_snapshot(version, process); });
+              [this, need = *need, process = learner_processes_] { provide_catch_up(need, process); });
   } else if (const auto* message = std::get_if<act::MessageFrom>(&action)) {
     on_message(message->worker, message->bytes);
   } else if (const auto* changed = std::get_if<act::TopologyChanged>(&action)) {
@@ -248,40 +248,54 @@ void Fleet::encode(const std::shared_ptr<Making>& making) {
     --publishing_;
     policies_[version] = m.digest;
     newest_ = version;
+    made_.emplace_back(version, m.spec.bytes);
+    if (made_.size() > options_.learner.restorable + 1) made_.pop_front();
   }
   world_.call(learner_host_, [&](TimePoint now) {
     const Status finished = learner()->finish(*manifest, closing, now);
     if (!finished && finished.error().code != Code::kNotFound) wrong_ = finished.error().message();
+    if (options_.learner.restorable > 0) learner()->restorable_from(made_.front().first);
   });
 }
 
-void Fleet::provide_snapshot(Version version, std::uint64_t process) {
+// Weights that changed in several versions are sent once: F (1 - prod(1 - b_i / F)) where changes fall independently.
+std::uint64_t Fleet::catch_up_bytes(const act::NeedCatchUp& need) const {
+  const auto full = static_cast<double>(options_.learner.snapshot_bytes);
+  if (!need.from) return options_.learner.snapshot_bytes;
+  double same = 1;
+  for (const auto& [version, bytes] : made_)
+    if (version > *need.from && version <= need.current) same *= 1 - std::min(1.0, static_cast<double>(bytes) / full);
+  return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(full * (1 - same)));
+}
+
+void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t process) {
   if (!learner() || process != learner_processes_) return;
-  const auto policy = policies_.find(version);
+  const auto policy = policies_.find(need.current);
   auto making = std::make_shared<Making>();
-  making->spec.bytes = options_.learner.snapshot_bytes;
+  making->spec.bytes = catch_up_bytes(need);
   making->process = process;
   making->catch_up = true;
-  Status begun = fail(Code::kInvalid, "provide snapshot", "version {} is not closed yet", version);
+  Status begun = fail(Code::kInvalid, "catch up", "version {} is not closed yet", need.current);
   if (policy != policies_.end()) {
     making->digest = policy->second;
     Announcement a;
     a.run_id = kRunId;
     a.epoch = learner()->epoch();
-    a.key.version = version;
+    a.key = {need.current, need.from};
+    if (need.from) a.base_digest = policies_.at(*need.from);
     a.chunk_bytes = options_.learner.chunk_bytes;
     a.issued_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
     a.expires_unix_ms =
         a.issued_unix_ms + static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
     making->sealer.emplace(a, authority_->key());
-    world_.note(fmt::format("the learner provides a full snapshot of version {}", version));
+    world_.note(fmt::format("the learner provides {} to catch up with", to_text(a.key)));
     world_.call(learner_host_,
                 [&](TimePoint now) { begun = learner()->begin(a, making->sealer->opening(), true, now); });
     if (begun) truth_.begin(making->sealer->id(), a);
   }
   if (begun) return encode(making);
   if (begun.error().code == Code::kStale) return;  // it is there already
-  world_.at(world_.now() + kSnapshotRetry, [this, version, process] { provide_snapshot(version, process); });
+  world_.at(world_.now() + kSnapshotRetry, [this, need, process] { provide_catch_up(need, process); });
 }
 
 }  // namespace echoline::sim

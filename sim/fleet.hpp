@@ -2,6 +2,7 @@
 // learner's application publishes policies and provides snapshots; a worker's application enrols, installs what it is
 // given, and starts again when its process has ended.
 #pragma once
+#include <deque>
 #include <map>
 #include <set>
 #include <string>
@@ -32,6 +33,7 @@ struct LearnerOptions {
   Duration publication_lifetime = std::chrono::hours(1);
   Duration snapshot_encode_time = std::chrono::milliseconds(50);
   std::uint64_t snapshot_bytes = 200'000;  // of snapshots provided on demand
+  std::size_t restorable = 0;              // so many versions back its application makes deltas on demand
 };
 
 struct WorkerOptions {
@@ -104,6 +106,7 @@ class Fleet {
   bool publishing() const { return publishing_ > 0; }
   const std::vector<overlay::BroadcastReport>& reports() const { return reports_; }
   std::uint64_t snapshots_asked() const { return snapshots_asked_; }
+  std::uint64_t deltas_asked() const { return deltas_asked_; }  // to catch up with
 
   // ---- workers ----
 
@@ -167,7 +170,8 @@ class Fleet {
 
   void on_learner(overlay::Action&& action);
   void encode(const std::shared_ptr<Making>& making);
-  void provide_snapshot(Version version, std::uint64_t process);
+  void provide_catch_up(const overlay::act::NeedCatchUp& need, std::uint64_t process);
+  std::uint64_t catch_up_bytes(const overlay::act::NeedCatchUp& need) const;
   void enrol(std::size_t i);
   void enrolled(std::size_t i, Result<overlay::WorkerState> result, TimePoint now);
   void join(std::size_t i, overlay::WorkerState state);
@@ -205,7 +209,8 @@ class Fleet {
   std::optional<Version> newest_;
   std::size_t publishing_ = 0;
   std::vector<overlay::BroadcastReport> reports_;
-  std::uint64_t snapshots_asked_ = 0;
+  std::uint64_t snapshots_asked_ = 0, deltas_asked_ = 0;
+  std::deque<std::pair<Version, std::uint64_t>> made_;  // by the present process: versions, and their bytes
   std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> heard_;  // process and number of the last message
 
   std::vector<std::unique_ptr<Worker>> workers_;

@@ -168,7 +168,7 @@ struct LearnerNode::Impl {
                    [&](const act::BroadcastDone& a) { call(events.broadcast_done, a.report); },
                    [&](const act::TopologyChanged& a) { call(events.topology_changed, a.topology); },
                    [&](const act::FoundSlowHop& a) { call(events.slow_hop, a.hop); },
-                   [&](const act::NeedSnapshot& a) { call(events.need_snapshot, a.current, a.position); },
+                   [&](const act::NeedCatchUp& a) { call(events.need_catch_up, a.current, a.from); },
                    [](const auto&) {},
                },
                action);
@@ -290,7 +290,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.away_max = o.away_max;
   config.store_bytes_max = o.store_bytes_max.value_or(learner_store_bytes(o.policy_bytes));
   config.policy_bytes = o.policy_bytes;
-  config.snapshots_on_demand = static_cast<bool>(impl->events.need_snapshot);
+  config.catch_ups_on_demand = static_cast<bool>(impl->events.need_catch_up);
   config.welcome = impl->events.welcome;
   config.check_heartbeat = impl->events.check_heartbeat;
   config.message_bytes_max = std::min<std::uint64_t>(o.message_max.count, kMessageBytesMax);
@@ -336,6 +336,10 @@ Status LearnerNode::publish(const PublicationHead& head, std::span<const std::by
   ECHO_ASSIGN(const auto writer, begin(head));
   ECHO_TRY(writer->write(payload));
   return writer->finish(policy_digest);
+}
+
+void LearnerNode::restorable_from(std::optional<Version> oldest) {
+  impl_->driver->post([core = impl_->core.get(), oldest](TimePoint) { core->restorable_from(oldest); });
 }
 
 Status LearnerNode::send(WorkerId worker, std::string bytes) {

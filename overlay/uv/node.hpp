@@ -60,9 +60,9 @@ struct LearnerEvents {  // each may be empty
   std::function<void(const BroadcastReport&)> broadcast_done;
   std::function<void(const chains::Topology&)> topology_changed;
   std::function<void(const SlowHop&)> slow_hop;
-  // Somebody at `position` can only be helped by a publication that is not there: answer with a catch-up publication,
-  // a full snapshot of `current` or a delta from `position` to it.
-  std::function<void(Version current, std::optional<Version> position)> need_snapshot;
+  // Somebody needs a publication that is not there to catch up: answer with one of `current`, a delta from a version
+  // that can be restored (see restorable_from()) or, where `from` is absent, a full snapshot.
+  std::function<void(Version current, std::optional<Version> from)> need_catch_up;
 };
 
 struct PublicationHead {
@@ -102,6 +102,8 @@ class LearnerNode {
   Result<std::unique_ptr<PublicationWriter>> begin(const PublicationHead& head);
   // begin(), write(), finish(): for bytes that are all there.
   Status publish(const PublicationHead& head, std::span<const std::byte> payload, const Digest& policy_digest);
+  // From this version on the application can make deltas for need_catch_up (absent: it can make none).
+  void restorable_from(std::optional<Version> oldest);
   // kExhausted above kMessageBytesMax, kCancelled once the node has stopped; nothing happens when the worker is not
   // there. Messages take turns with chunks and count towards limits.up. The connection of a worker that leaves four of
   // the largest unread is given up.

@@ -79,7 +79,7 @@ struct TestLearner {
     };
     e.broadcast_done = [this](const BroadcastReport& r) { board.write([&] { reports.push_back(r); }); };
     e.topology_changed = [this](const chains::Topology& t) { board.write([&] { chains = t.chains; }); };
-    e.need_snapshot = [this](Version v, std::optional<Version>) {
+    e.need_catch_up = [this](Version v, std::optional<Version>) {
       board.write([&] { snapshot_requests.push_back(v); });
     };
     auto started = LearnerNode::start(std::move(options), std::move(e));

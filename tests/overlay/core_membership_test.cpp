@@ -378,7 +378,7 @@ TEST(Restart, ALearnerThatGoesBackTakesItsWorkersWithIt) {
   const Made again = make(full(1), 50'000, {.epoch = 1, .seed = 1}),
              second = make(delta(2, 1), 5'000, {.epoch = 1, .policy_digest = digest_of(22), .seed = 1});
   std::size_t asked = 0;  // everybody has to begin with the version that the learner went back to
-  hall.on_need_snapshot = [&](const act::NeedSnapshot& need) {
+  hall.on_need_catch_up = [&](const act::NeedCatchUp& need) {
     EXPECT_EQ(need.current, Version{1});
     ++asked;
     ASSERT_TRUE(hall.publish(again, true).has_value());

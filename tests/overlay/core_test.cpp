@@ -273,7 +273,7 @@ TEST(Overlay, ALateJoinerIsHelpedByAPeerAndNotByTheLearner) {
   EXPECT_EQ(&hall.parent_of(late), &forgetful);
   EXPECT_GE(hall.chunk_bytes(*hall.chain()[0], late), 100'000u);
   EXPECT_EQ(hall.core().stats().chunk_bytes_sent.count, sent);
-  EXPECT_TRUE(hall.learner().all<act::NeedSnapshot>().empty());
+  EXPECT_TRUE(hall.learner().all<act::NeedCatchUp>().empty());
   ASSERT_TRUE(hall.publish(make(delta(4, 3), 10'000)).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(4); }));
   EXPECT_EQ(hall.chunk_bytes(forgetful, late), 10'000u);  // its parent serves it from then on
@@ -295,7 +295,38 @@ TEST(Overlay, WhereNothingHelpsTheLearnerProvidesASnapshot) {
   HallNode& late = hall.join(small);
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(3); }));
   EXPECT_EQ(late.delivered.back().key, full(3));
-  EXPECT_EQ(hall.learner().all<act::NeedSnapshot>().size(), 1u);
+  EXPECT_EQ(hall.learner().all<act::NeedCatchUp>().size(), 1u);
+}
+
+// One delta from where the worker stands, whichever that is; several workers at several versions get one each.
+TEST(Overlay, WhoMissedManyVersionsGetsOneDeltaFromTheLearner) {
+  Hall hall([](LearnerConfig& c) { c.policy = chains::TopologyPolicy::kStar; });
+  const auto workers = hall.join_all(2);
+  hall.core().restorable_from(Version{0});
+  std::vector<PublicationKey> asked;
+  hall.on_need_catch_up = [&](const act::NeedCatchUp& need) {
+    const PublicationKey key{need.current, need.from};
+    asked.push_back(key);
+    ASSERT_TRUE(hall.publish(make(key, 120'000), true).has_value());
+  };
+  ASSERT_TRUE(hall.publish(make(full(0), 500'000)).has_value());
+  ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
+  hall.run_for(std::chrono::seconds(1));
+  hall.kill(*workers[0]);
+  ASSERT_TRUE(hall.publish(make(delta(1, 0), 60'000)).has_value());
+  ASSERT_TRUE(hall.run_until([&] { return hall.all_have(1); }));
+  hall.run_for(std::chrono::seconds(1));
+  hall.kill(*workers[1]);
+  hall.run_for(std::chrono::seconds(1));
+  for (std::uint64_t v = 2; v <= 8; ++v) ASSERT_TRUE(hall.publish(make(delta(v, v - 1), 60'000)).has_value());
+  const std::uint64_t before = hall.core().stats().chunk_bytes_sent.count;
+  hall.restart(*workers[0]);
+  hall.restart(*workers[1]);
+  ASSERT_TRUE(hall.run_until([&] { return hall.all_have(8); }));
+  EXPECT_THAT(asked, testing::UnorderedElementsAre(delta(8, 0), delta(8, 1)));
+  EXPECT_EQ(workers[0]->delivered.back().key, delta(8, 0));
+  EXPECT_EQ(workers[1]->delivered.back().key, delta(8, 1));
+  EXPECT_LT(hall.core().stats().chunk_bytes_sent.count - before, 15u * 60'000 / 2);
 }
 
 TEST(Overlay, AFailedInstallationIsRepairedByASnapshot) {

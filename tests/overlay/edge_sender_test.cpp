@@ -279,6 +279,76 @@ TEST(EdgeSender, ALearnerAsksForASnapshotWhenDeltasCostMore) {
   EXPECT_THAT(parent.take().keys(), ElementsAre(full(3)));
 }
 
+TEST(EdgeSender, ALearnerAsksForOneDeltaInPlaceOfMany) {
+  const auto behind = [](std::uint64_t versions, std::optional<Version> restorable, const StripeMask& wanted = {}) {
+    Parent parent(true);
+    parent.add(full(0), 20'000);
+    for (std::uint64_t v = 1; v <= versions; ++v) parent.add(delta(v, v - 1), 1000);
+    parent.sender.restorable_from(restorable);
+    parent.open({Version{0}, wanted, {}});
+    const auto troubles = parent.sender.take_troubles();
+    EXPECT_EQ(parent.take().keys().size(), troubles.empty() ? versions : 0);  // it waits
+    if (troubles.empty()) return false;
+    EXPECT_TRUE(troubles.size() == 1 && troubles[0].delta && troubles[0].position == Version{0});
+    parent.sender.no_delta_from(Version{0}, kNow);
+    EXPECT_EQ(parent.take().keys().size(), versions);
+    EXPECT_TRUE(parent.sender.take_troubles().empty());
+    return true;
+  };
+  EXPECT_TRUE(behind(4, Version{0}));
+  EXPECT_FALSE(behind(3, Version{0}));
+  EXPECT_FALSE(behind(4, Version{1}));  // version 0 cannot be restored any more
+  EXPECT_FALSE(behind(4, std::nullopt));
+  EXPECT_FALSE(behind(4, Version{0}, {4, 0b1011}));  // its other parent would not have it
+}
+
+TEST(EdgeSender, OneDeltaInPlaceOfManyIsTakenAndNotAskedForAgain) {
+  Parent parent(true);
+  parent.add(full(0), 100'000);
+  for (std::uint64_t v = 1; v <= 5; ++v) parent.add(delta(v, v - 1), 10'000);
+  parent.sender.restorable_from(Version{0});
+  parent.add(delta(5, 0), 12'000);
+  for (std::uint64_t v = 6; v <= 8; ++v) parent.add(delta(v, v - 1), 10'000);
+  parent.open({Version{0}, {}, {}});
+  EXPECT_THAT(parent.take().keys(), ElementsAre(delta(5, 0), delta(6, 5), delta(7, 6), delta(8, 7)));
+  EXPECT_THAT(parent.sender.take_troubles(), IsEmpty());
+  // Nor is it waited for by who has most of the deltas.
+  std::map<PublicationKey, Have::Item> items;
+  for (std::uint64_t v = 1; v <= 5; ++v)
+    items[delta(v, v - 1)] = {make(delta(v, v - 1), 10'000).id, ChunkSet::all(9), false};
+  parent.open({Version{0}, {}, std::move(items)}, ConnId{4}, 0, {}, false, WorkerId{2});
+  EXPECT_EQ(parent.take(ConnId{4}).keys().size(), 8u);
+  EXPECT_THAT(parent.sender.take_troubles(), IsEmpty());
+}
+
+// It has all chunks of 1 but does not know that they are all, and 2 whole: 1 has to be closed.
+TEST(EdgeSender, AChildGoesOnOnlyFromWhatIsClosed) {
+  Parent parent(true);
+  for (std::uint64_t v = 1; v <= 2; ++v) parent.add(delta(v, v - 1), 1000);
+  parent.open({Version{0}, {}, {{delta(1, 0), {make(delta(1, 0), 1000).id, ChunkSet::all(1), false}},
+                                {delta(2, 1), {make(delta(2, 1), 1000).id, ChunkSet::all(1), true}}}});
+  const Sent sent = parent.take();
+  EXPECT_THAT(sent.keys(), IsEmpty());
+  EXPECT_THAT(sent.closed, ElementsAre(make(delta(1, 0), 1000).id));
+}
+
+// The child will be at 2 when it arrives.
+TEST(EdgeSender, OneDeltaFromWhereTheChildHasGoneOnIsOfNoUse) {
+  Parent parent(true);
+  for (std::uint64_t v = 1; v <= 2; ++v) parent.add(delta(v, v - 1), 1000);
+  parent.open({Version{0}, {}, {}});
+  EXPECT_THAT(parent.take().keys(), ElementsAre(delta(1, 0), delta(2, 1)));
+  for (std::uint64_t v = 3; v <= 6; ++v) {
+    const Made made = make(delta(v, v - 1), 1000);
+    ASSERT_TRUE(parent.store.begin(made.announcement, made.opening).has_value());
+    parent.names[made.id] = made.key();
+    for (std::size_t i = 0; i < made.chunks.size(); ++i) ASSERT_TRUE(parent.store.put(made.chunk(i), {}).has_value());
+    ASSERT_TRUE(parent.store.close(made.manifest, made.closing).has_value());
+  }
+  parent.add(delta(6, 1), 1100);
+  EXPECT_THAT(parent.take().keys(), ElementsAre(delta(3, 2), delta(4, 3), delta(5, 4), delta(6, 5)));
+}
+
 TEST(EdgeSender, AWorkerHandsAChildOverOnlyWhenItCostsMoreThanTwice) {
   for (const auto& [bytes, handed_over] : {std::pair(std::size_t{1200}, false), std::pair(std::size_t{1400}, true)}) {
     Parent parent(false);

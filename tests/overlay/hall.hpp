@@ -104,8 +104,8 @@ class Hall {
   std::function<bool(HallNode& from, HallNode& to, Frame&)> tamper;
   // Whether a connection can be opened in this direction; absent: in every one.
   std::function<bool(HallNode& from, HallNode& to)> may_dial;
-  // Answers act::NeedSnapshot; by default with a full snapshot of 1000 bytes.
-  std::function<void(const act::NeedSnapshot&)> on_need_snapshot;
+  // Answers act::NeedCatchUp; by default with a full snapshot of 1000 bytes.
+  std::function<void(const act::NeedCatchUp&)> on_need_catch_up;
 
  private:
   struct End {

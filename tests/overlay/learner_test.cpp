@@ -795,21 +795,34 @@ TEST(Learner, SpreadsThoseWhoNeedHelp) {
     desk.tell(holder, beat);
   }
   std::map<WorkerId, std::size_t> helps;
-  std::size_t waiting = 0;
   for (std::uint64_t id = 3; id <= 20; ++id) {
     desk.tell(id, NeedHelp{Version{0}, false, {}});
-    const auto help = desk.said<Help>(id);
-    if (help.empty())
-      ++waiting;
-    else
-      ++helps[help.back().from.worker];
+    ++helps[desk.said<Help>(id).back().from.worker];
   }
-  EXPECT_EQ(helps, (std::map<WorkerId, std::size_t>{{WorkerId{1}, LearnerCore::kHelpedMax},
-                                                    {WorkerId{2}, LearnerCore::kHelpedMax}}));
-  EXPECT_EQ(waiting, 2u);
+  // The learner's uplink counts twice.
+  EXPECT_EQ(helps, (std::map<WorkerId, std::size_t>{{kLearnerId, 3}, {WorkerId{1}, 8}, {WorkerId{2}, 7}}));
   desk.tell(3, Installed{Version{0}, digest_of(0), 0});
   desk.tell(20, NeedHelp{Version{0}, false, {}});
-  EXPECT_THAT(desk.said<Help>(20), SizeIs(1));
+  EXPECT_THAT(desk.said<Help>(20), SizeIs(2));
+}
+
+// Who asks without end finds those who could help busy, and waits.
+TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
+  LearnerConfig c = Desk::config(8);
+  c.catch_ups_on_demand = false;
+  Desk desk(std::move(c));
+  desk.join_all(12);
+  const Made made = make(full(0), 10);
+  ASSERT_TRUE(desk.publish(made).has_value());
+  Heartbeat beat;
+  beat.holdings = {{{Version{0}, {}}, 10}};
+  desk.tell(1, beat);
+  std::size_t waiting = 0;
+  for (std::uint64_t id = 2; id <= 12; ++id) {
+    desk.tell(id, NeedHelp{Version{0}, false, {}});
+    waiting += desk.said<Help>(id).empty();
+  }
+  EXPECT_EQ(waiting, 11 - LearnerCore::kHelpedMax);
 }
 
 TEST(Learner, DrainsByMovingAWorkerBehindTheOthers) {

@@ -242,26 +242,27 @@ TEST(BroadcastSim, UnderConstantDeathsTreesAreMendedInTime) {
 
 // The same with deltas: a newcomer lacks the snapshot and all that came after it, many seconds of its downlink.
 TEST(BroadcastSim, UnderConstantDeathsNewcomersCatchUpAsFastAsTheyCome) {
-  BroadcastScenario s = homogeneous(16, 100, 50);
+  BroadcastScenario s = homogeneous(16, 10, 5);
   s.topology = chains::TopologyPolicy::kTrees;
   s.limits_in_cores = true;
-  s.payload = {40'000'000};
-  s.delta = {10'000'000};
+  s.chunk = {16 * 1024};
+  s.payload = {4'000'000};
+  s.delta = {1'000'000};
   s.publish_every = std::chrono::seconds(5);
   s.publications = 3;
   const Duration calm = run(s).publications[2].t_b.value_or(Duration{});
-  s.publications = 11;
+  s.publications = 30;
   s.replace_every = std::chrono::seconds(5);
   for (const std::uint64_t seed : {1, 2}) {
     s.seed = seed;
     const BroadcastResult r = run(s);
-    EXPECT_GE(r.replaced, 9u);
+    EXPECT_GE(r.replaced, 28u);
     double most = 0;
     for (std::size_t i = 2; i < r.publications.size(); ++i) {
       ASSERT_TRUE(r.publications[i].t_b) << seed << ", " << i;
       most = std::max(most, seconds(*r.publications[i].t_b) / seconds(calm));
     }
-    EXPECT_LE(most, 1.5) << seed;
+    EXPECT_LE(most, 1.75) << seed;
     std::printf("seed %llu: T_b at most %.2f times as long\n", static_cast<unsigned long long>(seed), most);
   }
 }
