@@ -126,7 +126,7 @@ FAULTS = [
           "  if (added && false)\n    save(now);\n  else if", "overlay_core_test", True),
     Fault("the quorum is everybody", LEARNER_PUB, "chains::counted(config_.quorum, b.active.size())", "chains::counted(1.0, b.active.size())",
           "overlay_core_test"),
-    Fault("nobody asks for a snapshot", LEARNER_PUB, "actions_.push_back(act::NeedSnapshot{published, snapshot_wanted_for_});", "",
+    Fault("nobody asks for a snapshot", LEARNER_PUB, "actions_.push_back(act::NeedCatchUp{key.version, key.base});", "",
           "overlay_core_test", True),
     Fault("a silent worker helps others", LEARNER_PUB, "id == worker.view.info.id || other.silent ||", "id == worker.view.info.id ||",
           "overlay_core_test"),
