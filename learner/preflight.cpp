@@ -13,6 +13,7 @@
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/trajectory.hpp"
 #include "delta/checkpoint.hpp"
+#include "learner/publisher.hpp"
 #include "model/phrasing.hpp"
 #include "model/weights.hpp"
 #include "overlay/sizes.hpp"
@@ -251,11 +252,14 @@ Status Preflight::status() const {
 
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
-  // Beside what training takes: the policy that was published last, which the next one is compared with, and what is
-  // kept for late workers (a small policy leaves most of the store empty).
+  // Beside what training takes: the policy that was published last, which the next one is compared with; the way back
+  // from there, and an older policy that is restored for who missed some; and what is kept for late workers (a small
+  // policy leaves most of the store empty).
   const Bytes kept = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
                               Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
-  const Bytes learner = needs.training + needs.policy_bf16 + kept;
+  const Bytes published{static_cast<std::uint64_t>((2 + Publisher::kWayBackShare) *
+                                                   static_cast<double>(needs.policy_bf16.count))};
+  const Bytes learner = needs.training + published + kept;
   if (learner > have)
     return {"memory", Verdict::kFailed,
             fmt::format("training this model takes {} of memory, and this machine has {}", to_text(learner),

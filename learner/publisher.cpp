@@ -115,7 +115,9 @@ Status Publisher::provide_delta(Version from, const Policy& source) {
   head.base_digest = old.digest.bytes;
   head.catch_up = true;
   ECHO_ASSIGN(const auto writer, node_->begin(head));
-  ECHO_TRY(delta::write_delta(old.state.view(), source.state.view(), sink_of(*writer), options));
+  ECHO_ASSIGN(const delta::PatchStats stats,
+              delta::write_delta(old.state.view(), source.state.view(), sink_of(*writer), options));
+  log::info("one delta of {} leads from version {} to {}", to_text(Bytes{stats.patch_bytes}), from, source.version);
   return writer->finish(source.digest.bytes);
 }
 

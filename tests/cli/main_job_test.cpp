@@ -41,11 +41,15 @@ Result<std::unique_ptr<replay_buffer::ReplayBuffer>> open_buffer(const std::file
 // Offer of a worker that forwards to another one, from the topology "learner -> 1 -> 4 | learner -> 2".
 std::string interior_offer(const json& status) {
   const std::string topology = status.value("topology", "");
+  std::string offer;
+  std::uint64_t most = 0;  // a fleet can do without its slowest
   for (const json& worker : status.at("workers")) {
     const std::string forwards = " " + std::to_string(worker.at("id").get<int>()) + " -> ";
-    if (!worker.at("lost").get<bool>() && topology.find(forwards) != std::string::npos) return worker.at("offer");
+    if (worker.at("lost").get<bool>() || topology.find(forwards) == std::string::npos) continue;
+    const std::uint64_t rollouts = worker.at("rollouts");
+    if (offer.empty() || rollouts > most) offer = worker.at("offer"), most = rollouts;
   }
-  return "";
+  return offer;
 }
 
 // What the ledger of a run says, and whether it adds up to what the report says.
