@@ -217,7 +217,10 @@ void MemberCore::watch_edges(TimePoint now) {
 // The parents cannot bring this worker to `target`: the learner names somebody who can.
 void MemberCore::need_help(Version target, TimePoint now) {
   if (helper_ || state_ != State::kJoined) return;
-  if (help_asked_at_ != kNever && now < help_asked_at_ + heartbeat_ * 4) return;
+  if (const TimePoint again = help_asked_at_ + heartbeat_ * 4; help_asked_at_ != kNever && now < again) {
+    stalled_since_ = std::min(stalled_since_, again - stall_time());
+    return;
+  }
   help_asked_at_ = now;
   const bool full_only = repair_ && !position_;
   log::info("worker {}: asking for help to reach version {}", id_, target);

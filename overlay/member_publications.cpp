@@ -110,6 +110,7 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
                                                    : 0};
   // What waits for the floor to be saved is still needed.
   if (staged_) keep_from = std::min(keep_from, staged_->deliveries.front().publication.version);
+  const bool leads_on = stored && (!position_ || stored->key().full() || stored->key().base == position_->version);
   const auto put = store_.put(frame, keep_from);
   if (!put) {
     switch (put.error().code) {
@@ -139,7 +140,7 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     ++duplicates_;
     return;
   }
-  if (stalled_since_ != kNever) stalled_since_ = now;
+  if (stalled_since_ != kNever && leads_on) stalled_since_ = now;  // what comes later is of no use without it
   edges_.on_chunk_arrived(now);
   if (*put == PublicationStore::Put::kCompleted) {
     store_changed(now);

@@ -866,6 +866,34 @@ TEST(Member, AFailedInstallationIsRepairedByASnapshotOfThatVersionAndNotByTheWay
   EXPECT_TRUE(asked[0].full_only);
 }
 
+// A chunk of 1 is lost for good, and everything after it goes on coming.
+TEST(Member, WhatComesLaterDoesNotHideThatSomethingIsMissing) {
+  Member m;
+  m.whole(make(full(0), 100));
+  m.tell(m.parent, make(delta(1, 0), 3000).opening);
+  for (std::uint64_t v = 2; v <= 120 && m.said<NeedHelp>(kControl).empty(); ++v) {
+    m.newest = Version{v};
+    m.whole(make(delta(v, v - 1), 100));
+    m.pass(kBeat);
+  }
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
+}
+
+TEST(Member, AsksForHelpAgainWhenItMay) {
+  Member m;
+  m.whole(make(full(0), 100));
+  m.newest = Version{9};
+  m.pass(kBeat);
+  m.tell(m.parent, CannotServe{Version{5}});
+  m.pass(kBeat);
+  m.tell(m.parent, CannotServe{Version{9}});  // so soon after the first
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  m.pass(4 * kBeat);
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(2));
+  EXPECT_EQ(m.said<NeedHelp>(kControl).back().target, Version{9});
+}
+
 TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
   MemberConfig c = config();
   c.store.memory_max = {5000};
