@@ -110,6 +110,7 @@ void LearnerCore::excuse(Duration late, TimePoint now) {
   for (auto& [id, worker] : workers_) {
     worker.heard = std::min(worker.heard + late, now);  // it may have been heard since
     worker.silence.excuse(late, now);
+    for (auto& [sender, until] : worker.senders) until += late;
   }
   for (auto& [id, worker] : away_) worker.away_since += late;
   strangers_.excuse(late);

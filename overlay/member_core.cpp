@@ -271,6 +271,7 @@ void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
   if (state_ == State::kJoined) return gone("the learner sent a second welcome");
   if (welcome.worker != id_) return gone(fmt::format("the learner takes this worker for worker {}", welcome.worker));
   state_ = State::kJoined;
+  assigned_ = false;
   heartbeat_ = welcome.heartbeat;
   patience_ = welcome.patience;
   away_max_ = config_.away_max.value_or(welcome.away_max);
@@ -313,6 +314,7 @@ std::uint64_t MemberCore::learner_unix_ms(TimePoint now) const {
 
 // Parents that stay keep their connections; what changes is which stripes come from whom.
 void MemberCore::on_assign(const Assign& assign, TimePoint now) {
+  assigned_ = true;
   const bool count_changed = assign.stripes != stripes_;
   stripes_ = assign.stripes;
   std::set<WorkerId> named;

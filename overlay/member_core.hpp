@@ -151,6 +151,7 @@ class MemberCore final : public Core {
   MemberConfig config_;
   WorkerId id_;
   State state_ = State::kIdle;
+  bool assigned_ = false;  // parents, since it last joined
   PublicationStore store_;
   EdgeSender edges_;
   MessageQueue messages_;

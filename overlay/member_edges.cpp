@@ -87,7 +87,8 @@ void MemberCore::upstream_failed(Upstream& up, EdgeTroubleKind kind, const std::
     return need_help(target, now);
   }
   up.redial_at = now + std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(up.failures, 10)));
-  if (up.parent.worker != kLearnerId) tell_learner(EdgeFailed{up.parent.worker, kind, reason}, now);
+  // Of parents from before it came back the learner may know nothing.
+  if (up.parent.worker != kLearnerId && assigned_) tell_learner(EdgeFailed{up.parent.worker, kind, reason}, now);
 }
 
 void MemberCore::close_upstream(Upstream& up) {

@@ -157,9 +157,14 @@ void Fleet::on_learner(Action&& action) {
   } else if (const auto* lost = std::get_if<act::Lost>(&action)) {
     // Its certificate is worth nothing any more, and a new machine takes its place.
     const auto who = worker_of(lost->worker);
-    if (who && lost->reason.starts_with("it says too much")) workers_[*who]->expelled = true;
+    if (who && for_what_it_says(lost->reason)) workers_[*who]->expelled = true;
     if (observer_) observer_->on_lost(lost->worker, lost->reason);
   }
+}
+
+bool Fleet::for_what_it_says(const std::string& reason) {
+  return reason.find("it says too much") != std::string::npos || reason.find("it accuses") != std::string::npos ||
+         reason.find("never happens by chance") != std::string::npos;
 }
 
 void Fleet::expel(std::size_t i) {

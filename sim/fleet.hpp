@@ -83,6 +83,8 @@ class FleetObserver {
 class Fleet {
  public:
   static constexpr const char* kRunId = "simulation";
+  // Whether a worker was lost for what it said.
+  static bool for_what_it_says(const std::string& reason);
 
   Fleet(World& world, const FleetOptions& options);
   ~Fleet();

@@ -252,11 +252,7 @@ void Invariants::on_lost(WorkerId id, const std::string& reason) {
   const Presence p = presence(id);
   presence_.erase(id);
   const auto worker = fleet_.worker_of(id);
-  const auto for_what_it_says = [&] {
-    return reason.find("it says too much") != std::string::npos || reason.find("it accuses") != std::string::npos ||
-           reason.find("never happens by chance") != std::string::npos;
-  };
-  if (worker && !fleet_.worker(*worker).options.malice.any() && for_what_it_says())
+  if (worker && !fleet_.worker(*worker).options.malice.any() && Fleet::for_what_it_says(reason))
     return violated(kBlame, fmt::format("worker {} is expelled, though it is honest: {}", *worker, reason));
   const bool may_go = reason.starts_with("it left") || reason.starts_with("expelled");
   if (!worker || fleet_.worker(*worker).options.malice.any() || may_go) return;

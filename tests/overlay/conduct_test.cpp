@@ -366,6 +366,17 @@ TEST(LearnerConduct, AWordThatComesLateIsNoLie) {
   EXPECT_TRUE(desk.has(id(2)));
 }
 
+TEST(LearnerConduct, AWordThatComesLateBecauseTheLearnerSleptIsNoLie) {
+  Desk desk(8);
+  desk.join_all(3);
+  desk.tell(1, Draining{});
+  desk.now += std::chrono::hours(4);
+  desk.core.on_timer(desk.now);
+  desk.take();
+  for (int i = 0; i < 100; ++i) desk.tell(2, EdgeFailed{id(1), EdgeTroubleKind::kLost, "closed by the peer"});
+  EXPECT_TRUE(desk.has(id(2)));
+}
+
 // ---- what they say in no known form ----
 
 void garbage(Desk& desk, std::uint64_t worker) {

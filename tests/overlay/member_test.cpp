@@ -727,6 +727,14 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   m.welcome(again);
   EXPECT_EQ(m.all<act::Welcomed>().size(), 2u);
   EXPECT_EQ(m.end(), "");
+  // This learner may never have heard of its parents: it is not told of them before it has named some.
+  m.core.on_closed(m.parent, "reset", m.now);
+  m.take();
+  EXPECT_THAT(m.said<EdgeFailed>(again), IsEmpty());
+  m.tell(again, Assign{1, {{WorkerId{5}, {"10.0.0.5", 1}, 1, false}}});
+  m.core.on_closed(m.last<act::Dial>()->conn, "refused", m.now);
+  m.take();
+  EXPECT_THAT(m.said<EdgeFailed>(again), SizeIs(1));
 }
 
 // Attempts are ever further apart, and not in step with those of others.
