@@ -99,7 +99,7 @@ FAULTS = [
     Fault("an expired announcement is taken", MEMBER_PUB,
           "const bool expired = up && announcement->expires_unix_ms < learner_unix_ms(now);", "const bool expired = false;",
           "overlay_core_test"),
-    Fault("bad chunks are not told of", MEMBER_PUB, "  tell_learner(Poisoned{", "  if (false) tell_learner(Poisoned{",
+    Fault("bad chunks are not told of", MEMBER_PUB, " tell_learner(Poisoned{", " if (false) tell_learner(Poisoned{",
           "overlay_core_test", True),
     Fault("an epoch leaves what was stored", MEMBER_PUB,
           "while (!store_.entries().empty()) store_.erase(PublicationKey(store_.entries().begin()->first));", "",
