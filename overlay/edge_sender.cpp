@@ -281,7 +281,7 @@ void EdgeSender::plan(Edge& edge) {
   if (!dear && !many) edge.said_behind = false;
   if ((dear || many) && !edge.said_behind) {
     edge.said_behind = true;
-    complain(edge, {target, true}, delta);
+    complain(edge, {target, true}, delta && way.size() > 1);  // one delta is there already
   }
   if (many || (dear && edge.catch_up_to && snapshots_come_)) return;  // wait for what will be far cheaper
   edge.path = std::move(way);

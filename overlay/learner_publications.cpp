@@ -228,7 +228,10 @@ void LearnerCore::ask_for_catch_up(TimePoint now) {
     // Either it does not lead far enough, and the next version's will be asked for, or it is on its way.
     if (there && key.full()) continue;
     catch_ups_wanted_.erase(from);
-    if (there || (from && *from >= current)) continue;
+    if (from && (there || *from >= current)) {
+      edges_.no_delta_from(*from, now);
+      continue;
+    }
     catch_up_ = {key, std::nullopt};
     actions_.push_back(act::NeedCatchUp{key.version, key.base});
     return;

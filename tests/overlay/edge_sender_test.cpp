@@ -321,6 +321,19 @@ TEST(EdgeSender, OneDeltaInPlaceOfManyIsTakenAndNotAskedForAgain) {
   EXPECT_THAT(parent.sender.take_troubles(), IsEmpty());
 }
 
+// A single delta that is dear is not made again.
+TEST(EdgeSender, ALearnerAsksForASnapshotWhereOneDeltaCostsMore) {
+  Parent parent(true);
+  parent.add(full(0), 2000);
+  parent.add(delta(1, 0), 9000);
+  parent.sender.restorable_from(Version{0});
+  parent.open({Version{0}, {}, {}}, kConn, 0, Version{1});
+  const auto troubles = parent.sender.take_troubles();
+  ASSERT_EQ(troubles.size(), 1u);
+  EXPECT_FALSE(troubles[0].delta);
+  EXPECT_THAT(parent.take().keys(), IsEmpty());
+}
+
 // It has all chunks of 1 but does not know that they are all, and 2 whole: 1 has to be closed.
 TEST(EdgeSender, AChildGoesOnOnlyFromWhatIsClosed) {
   Parent parent(true);
