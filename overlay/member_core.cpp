@@ -316,6 +316,7 @@ std::uint64_t MemberCore::learner_unix_ms(TimePoint now) const {
 void MemberCore::on_assign(const Assign& assign, TimePoint now) {
   assigned_ = true;
   const bool count_changed = assign.stripes != stripes_;
+  bool served_otherwise = count_changed;
   stripes_ = assign.stripes;
   std::set<WorkerId> named;
   const auto show = [&](Upstream& up) {  // ahead of what the child says it wants from now on
@@ -329,6 +330,7 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
     if (it != parents_.end() && it->second.parent.endpoint == parent.endpoint &&
         it->second.parent.dials == parent.dials) {
       const bool changed = count_changed || it->second.parent.stripes != parent.stripes;
+      served_otherwise |= changed;
       it->second.parent = parent;
       it->second.corrupt = 0;
       show(it->second);
@@ -339,6 +341,7 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
       }
       continue;
     }
+    served_otherwise = true;
     if (it != parents_.end()) close_upstream(it->second);
     Upstream& up = parents_[parent.worker] = Upstream{};
     up.parent = parent;
@@ -347,13 +350,14 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
   }
   for (auto it = parents_.begin(); it != parents_.end();) {
     if (!named.contains(it->first)) {
+      served_otherwise = true;
       close_upstream(it->second);
       it = parents_.erase(it);
     } else {
       ++it;
     }
   }
-  if (stalled_since_ != kNever) stalled_since_ = now;
+  if (stalled_since_ != kNever && served_otherwise) stalled_since_ = now;  // a grant alone brings nothing
 }
 
 // From the learner, or passed on by a parent: believed for its signature, not for who sent it.

@@ -888,6 +888,16 @@ TEST(Member, WhatComesLaterDoesNotHideThatSomethingIsMissing) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
 }
 
+TEST(Member, AGrantThatIsRenewedDoesNotHideThatSomethingIsMissing) {
+  Member m;
+  m.newest = Version{3};
+  for (int i = 0; i < 120 && m.said<NeedHelp>(kControl).empty(); ++i) {
+    m.assign({{kParent, {"10.0.0.4", 1}, 1, false}});
+    m.pass(kBeat);
+  }
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+}
+
 TEST(Member, AsksForHelpAgainWhenItMay) {
   Member m;
   m.whole(make(full(0), 100));
