@@ -118,9 +118,10 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
     config.state->next_worker = config.state->next_serial = 1'000'000;
   }
   // What was closed and is not on disk is lost: the learner makes that version again.
-  if (config.state && o.durable) {
+  if (o.durable) {
     policies_.clear();
-    for (const auto& [version, digest] : config.state->published) policies_[version] = digest;
+    if (config.state)
+      for (const auto& [version, digest] : config.state->published) policies_[version] = digest;
     for (; versions_lost > 0 && policies_.size() > 1; --versions_lost) policies_.erase(std::prev(policies_.end()));
     newest_.reset();
     if (!policies_.empty()) newest_ = policies_.rbegin()->first;
