@@ -1,0 +1,202 @@
+// A worker's limits, and what it does when something is missing or has no room.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/overlay/member.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+TEST(Member, GivesUpAfterThreeFailedInstallations) {
+  Member m;
+  m.whole(make(full(1), 100));
+  for (int i = 0; i < MemberCore::kInstallFailuresMax; ++i) m.core.install_failed(Version{1}, "digest", m.now);
+  m.take();
+  EXPECT_EQ(m.delivered().size(), 3u);  // the verified snapshot again, twice
+  EXPECT_THAT(m.end(), HasSubstr("could not be installed after 3 attempts: digest"));
+}
+
+TEST(Member, AFailedInstallationIsRepairedByASnapshotOfThatVersionAndNotByTheWayThatLedToIt) {
+  Member m;
+  m.newest = Version{2};
+  m.whole(make(full(1), 100));
+  m.core.installed(Version{1}, digest_of(1), m.now);
+  m.whole(make(delta(2, 1), 100));
+  ASSERT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1)));
+  m.core.install_failed(Version{2}, "digest", m.now);
+  m.take();
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1))) << "not the same again";
+  const auto asked = m.said<NeedHelp>(kControl);
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].target, Version{2});
+  EXPECT_TRUE(asked[0].full_only);
+}
+
+// A chunk of 1 is lost for good, and everything after it goes on coming.
+TEST(Member, WhatComesLaterDoesNotHideThatSomethingIsMissing) {
+  Member m;
+  m.whole(make(full(0), 100));
+  m.tell(m.parent, make(delta(1, 0), 3000).opening);
+  for (std::uint64_t v = 2; v <= 120 && m.said<NeedHelp>(kControl).empty(); ++v) {
+    m.newest = Version{v};
+    m.whole(make(delta(v, v - 1), 100));
+    m.pass(kBeat);
+  }
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
+}
+
+TEST(Member, AGrantThatIsRenewedDoesNotHideThatSomethingIsMissing) {
+  Member m;
+  m.newest = Version{3};
+  for (int i = 0; i < 120 && m.said<NeedHelp>(kControl).empty(); ++i) {
+    m.assign({{kParent, {"10.0.0.4", 1}, 1, false}});
+    m.pass(kBeat);
+  }
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+}
+
+TEST(Member, AsksForHelpAgainWhenItMay) {
+  Member m;
+  m.whole(make(full(0), 100));
+  m.newest = Version{9};
+  m.pass(kBeat);
+  m.tell(m.parent, CannotServe{Version{5}});
+  m.pass(kBeat);
+  m.tell(m.parent, CannotServe{Version{9}});  // so soon after the first
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  m.pass(4 * kBeat);
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(2));
+  EXPECT_EQ(m.said<NeedHelp>(kControl).back().target, Version{9});
+}
+
+TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
+  MemberConfig c = config();
+  c.store.memory_max = {5000};
+  Member m(c);
+  m.whole(make(full(0), 6000));
+  EXPECT_EQ(m.end(), "");
+  ASSERT_THAT(m.said<Trouble>(kControl), SizeIs(1));
+  EXPECT_THAT(m.said<Trouble>(kControl)[0].text, HasSubstr("raise the memory budget"));
+  m.whole(make(full(1), 4000));  // and takes what it has room for
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
+}
+
+TEST(Member, ItsStoreFollowsThePolicysSizeUnlessTheUserSaysOtherwise) {
+  const std::size_t large = 2'000'000;  // does not fit what it begins with
+  MemberConfig c = config();
+  c.store.memory_max = {5000};
+  Member grows(c, kMadeUnix_s, true, Bytes{large});
+  grows.whole(make(full(0), large, {.chunk_bytes = 65536}));
+  EXPECT_THAT(grows.delivered(), ElementsAre(full(0)));
+  c.store.memory_is_fixed = true;
+  Member fixed(c, kMadeUnix_s, true, Bytes{large});
+  ASSERT_THAT(fixed.said<Trouble>(kControl), SizeIs(1)) << "when it joins, not when the policy comes";
+  EXPECT_THAT(fixed.said<Trouble>(kControl)[0].text, HasSubstr("--memory-max"));
+  EXPECT_EQ(fixed.end(), "");
+}
+
+TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
+  MemberConfig c = config();
+  c.store = {Bytes{5000}, Bytes{1 << 20}, true};
+  Member m(c);
+  const Made made = make(full(0), 20'000);
+  m.tell(m.parent, made.opening);
+  std::size_t i = 0;
+  while (m.all<act::SetReading>().empty()) m.frame(m.parent, made.chunk(i++));
+  EXPECT_LE(i, 6u);
+  EXPECT_FALSE(m.last<act::SetReading>()->on);
+  EXPECT_EQ(m.last<act::SetReading>()->conn, m.parent);
+  for (const auto& s : m.all<act::Spool>())
+    if (s.chunk) m.core.on_spooled(s.publication, *s.chunk, ok(), m.now);
+  m.take();
+  EXPECT_TRUE(m.last<act::SetReading>()->on);
+}
+
+TEST(Member, DialsAnewWhenItsMessagesAreNotTaken) {
+  Member m;
+  const Slice message{std::vector<std::byte>(kMessageBytesMax / 4)};
+  for (int i = 0; i < 15; ++i) m.core.send_message(message, m.now);
+  m.take();
+  EXPECT_EQ(m.end(), "");
+  for (int i = 0; i < 5; ++i) m.core.send_message(message, m.now);
+  m.take();
+  EXPECT_EQ(m.end(), "");
+  ASSERT_THAT(m.all<act::Away>(), SizeIs(1));
+  EXPECT_THAT(m.all<act::Away>()[0].reason, HasSubstr("does not take its messages"));
+}
+
+TEST(Member, HoldsItsDownloadLimit) {
+  for (const double late_ms : {0.0, 3.0}) {
+    MemberConfig c = config();
+    c.core.limits.down = BitRate::from_mbit_per_s(8);
+    MemberCore core(c);
+    Random random(3);
+    TimePoint now(seconds(1));
+    std::uint64_t total = 0;
+    while (now < TimePoint(seconds(11))) {  // somebody always has more to read
+      const std::size_t n = core.read_bytes_max(1 << 20);
+      EXPECT_LE(n, 16 * 1024u);
+      core.on_received(n, now);
+      total += n;
+      const auto paused = core.take_actions();
+      ASSERT_EQ(paused.size(), 1u);
+      EXPECT_FALSE(std::get<act::SetReading>(paused[0]).on);
+      now = core.next_deadline() + from_seconds(random.uniform() * late_ms / 1000);
+      core.on_timer(now);
+      const auto resumed = core.take_actions();
+      ASSERT_EQ(resumed.size(), 1u);
+      EXPECT_TRUE(std::get<act::SetReading>(resumed[0]).on);
+    }
+    EXPECT_NEAR(static_cast<double>(total), 10e6, 0.03 * 10e6) << late_ms;
+  }
+}
+
+// Only a learner of an older epoch that still runs somewhere could send it, with whatever number.
+TEST(Member, ABeaconOfAnOlderEpochIsNotBelieved) {
+  Member m;
+  const auto beacon = [&](std::uint64_t epoch, std::uint64_t sequence, WorkerSet revoked) {
+    Beacon b = m.beacon(sequence);
+    b.epoch = epoch;
+    b.revoked = std::move(revoked);
+    m.tell(kControl, sign(b, made_key("authority")));
+  };
+  beacon(2, 10, {});
+  beacon(1, 11, {kSelf});
+  EXPECT_THAT(m.all<act::Disconnected>(), IsEmpty()) << "what the older epoch says is void";
+  beacon(2, 12, {kSelf});
+  EXPECT_THAT(m.all<act::Disconnected>(), SizeIs(1));
+}
+
+TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
+  Member m;
+  const ConnId child{100}, other{102};
+  const auto accept = [&](ConnId conn, WorkerId worker) {
+    m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, worker}}, m.now);
+    m.take();
+  };
+  accept(child, WorkerId{9});
+  accept(other, WorkerId{8});
+  m.tell(child, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  m.tell(other, PeerHello{"run", 0, {}, false, {}, made_grant(8, 7)});
+  for (int i = 0; i < 20'000 && !m.closed(child); ++i) m.tell(child, Have{});
+  EXPECT_TRUE(m.closed(child));
+  EXPECT_FALSE(m.closed(other));
+  accept(ConnId{104}, WorkerId{9});
+  m.tell(ConnId{104}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  EXPECT_TRUE(m.closed(ConnId{104}));
+  m.pass(MemberCore::kBarred);
+  accept(ConnId{106}, WorkerId{9});
+  m.tell(ConnId{106}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
+  EXPECT_FALSE(m.closed(ConnId{106}));
+}
+
+}  // namespace
+}  // namespace echoline::overlay
