@@ -144,6 +144,7 @@ void MemberCore::tell_learner(const ControlMessage& message, TimePoint now) {
 
 // The control connection broke or fell silent. Publications go on along the edges while the worker tries to come back.
 void MemberCore::lost_learner(const std::string& reason, TimePoint now) {
+  assigned_ = false;
   uplink_.close(control_);
   messages_.clear();
   incoming_ = {};

@@ -724,6 +724,13 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   m.core.on_connected(again, m.now);
   m.take();
   EXPECT_EQ(m.said<Hello>(again).at(0).installed, (Installed{Version{0}, digest_of(0), 0}));
+  m.core.on_closed(m.parent, "reset", m.now);  // before the learner has said a word
+  m.take();
+  EXPECT_THAT(m.said<EdgeFailed>(again), IsEmpty());
+  m.pass(seconds(1), false);
+  m.parent = m.last<act::Dial>()->conn;
+  m.core.on_connected(m.parent, m.now);
+  m.take();
   m.welcome(again);
   EXPECT_EQ(m.all<act::Welcomed>().size(), 2u);
   EXPECT_EQ(m.end(), "");
