@@ -56,8 +56,8 @@ class HopMonitor {
   };
   // Of the fleet's hops, bytes/s; nothing while there are too few to compare with.
   std::optional<double> usual_rate() const;
-  // Nothing while the gap is younger than `patience`, nobody knows what to expect, or the hop is fast enough.
   bool keeps_up_elsewhere(const Hop& hop, std::optional<double> usual) const;
+  // Nothing while the gap is younger than `patience`, nobody knows what to expect, or the hop is fast enough.
   static std::optional<Finding> judge(const Hop& hop, const Watch& watch, std::optional<double> usual,
                                       Duration patience);
 

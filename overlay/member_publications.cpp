@@ -31,7 +31,7 @@ void MemberCore::forged(Upstream* up, const PublicationId& id, std::uint32_t ind
   ++corrupt_;
   if (!up) return;  // from this worker's own disk
   log::warn("worker {}: from {}: {}", id_, up->parent.worker, what);
-  if (assigned_ || up == (helper_ ? &*helper_ : nullptr)) tell_learner(Poisoned{up->parent.worker, id, index}, now);
+  if (assigned_ || up->catch_up_to) tell_learner(Poisoned{up->parent.worker, id, index}, now);
   if (++up->corrupt < kCorruptChunksMax) return;
   if (!helper_ || up != &*helper_) return upstream_failed(*up, EdgeTroubleKind::kRefused, what, now);
   const Version target = *up->catch_up_to;  // somebody else can help as well
