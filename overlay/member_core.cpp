@@ -272,7 +272,6 @@ void MemberCore::on_welcome(const Welcome& welcome, TimePoint now) {
   if (state_ == State::kJoined) return gone("the learner sent a second welcome");
   if (welcome.worker != id_) return gone(fmt::format("the learner takes this worker for worker {}", welcome.worker));
   state_ = State::kJoined;
-  assigned_ = false;
   heartbeat_ = welcome.heartbeat;
   patience_ = welcome.patience;
   away_max_ = config_.away_max.value_or(welcome.away_max);

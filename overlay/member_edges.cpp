@@ -76,7 +76,7 @@ void MemberCore::upstream_failed(Upstream& up, EdgeTroubleKind kind, const std::
   close_upstream(up);
   ++up.failures;
   if (kind == EdgeTroubleKind::kSilent) ++up.silences;
-  if (helper_ && &up == &*helper_) {
+  if (up.catch_up_to) {
     if (up.failures < kHelperFailuresMax) {
       up.redial_at = now + kRedialFirst * (1 << up.failures);
       return;
@@ -116,7 +116,7 @@ void MemberCore::on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint n
   if (const auto* cannot = std::get_if<CannotServe>(&*message)) {
     if (position_ && position_->version >= cannot->target) return;
     const Version target = cannot->target;
-    if (helper_ && &up == &*helper_) end_help(now);
+    if (up.catch_up_to) end_help(now);
     return need_help(target, now);
   }
   if (const auto* goodbye = std::get_if<Goodbye>(&*message))

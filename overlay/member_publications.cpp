@@ -33,7 +33,7 @@ void MemberCore::forged(Upstream* up, const PublicationId& id, std::uint32_t ind
   log::warn("worker {}: from {}: {}", id_, up->parent.worker, what);
   if (assigned_ || up->catch_up_to) tell_learner(Poisoned{up->parent.worker, id, index}, now);
   if (++up->corrupt < kCorruptChunksMax) return;
-  if (!helper_ || up != &*helper_) return upstream_failed(*up, EdgeTroubleKind::kRefused, what, now);
+  if (!up->catch_up_to) return upstream_failed(*up, EdgeTroubleKind::kRefused, what, now);
   const Version target = *up->catch_up_to;  // somebody else can help as well
   end_help(now);
   need_help(target, now);

@@ -155,7 +155,7 @@ FAULTS = [
     Fault("help hides an edge that fails", LEARNER_PUB, "  else if (worker.assigned)\n    for (const Parent& p", "  if (worker.assigned)\n    for (const Parent& p",
           "overlay_core_test"),
     Fault("a helper that brings bad chunks is dialled again", MEMBER_PUB,
-          "if (!helper_ || up != &*helper_) return upstream_failed(", "if (!helper_ || up == &*helper_ || up != &*helper_) return upstream_failed(",
+          "if (!up->catch_up_to) return upstream_failed(", "return upstream_failed(",
           "overlay_core_test"),
     Fault("a further stream that cannot be opened is tried for ever", UPSTREAM, "    settled_ = true;\n  }", "  }", "overlay_parts_test"),
     # How the learner judges.
