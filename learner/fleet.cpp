@@ -1,10 +1,11 @@
 #include "learner/fleet.hpp"
 
+#include <algorithm>
 #include <future>
 #include <utility>
 
 #include "base/log.hpp"
-#include "provisioner/local_provider.hpp"
+#include "provisioner/providers/make.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -52,10 +53,10 @@ void Fleet::stop() {
 
 Status Fleet::open_on_thread() {
   ECHO_TRY(make_folders(options_.log_folder));
-  provider_ = std::make_unique<provisioner::LocalProvider>(options_.log_folder, clock_);
+  ECHO_ASSIGN(provider_, provisioner::make_provider("local", {options_.log_folder}));
   ECHO_ASSIGN(ledger_, provisioner::Ledger::open(options_.ledger_file, options_.run));
   for (const provisioner::LedgerRow& orphan : ledger_->orphans()) {
-    if (!orphan.instance.empty()) ECHO_TRY(provider_->stop({orphan.instance}, kGrace));
+    if (!orphan.instance.empty()) provider_->stop(orphan.id, {orphan.instance}, kGrace);
     // Its instances ended with that process, when it was last heard of and not now.
     ECHO_TRY(ledger_->ended(orphan.id, "left behind by an earlier process", orphan.last_known_unix_s()));
     options_.record("orphan", orphan.offer, orphan.instance);
@@ -76,27 +77,55 @@ Status Fleet::open_on_thread() {
 
 Status Fleet::rent(const provisioner::Offer& offer) {
   ECHO_ASSIGN(const provisioner::LedgerRow row, ledger_->intend(offer, clock_.unix_seconds()));
-  provisioner::StartRequest request;
-  request.offer = offer;
-  request.label = row.label;
-  request.argv = options_.worker_argv(offer);
+  provisioner::LaunchSpec spec;
+  spec.offer = offer;
+  spec.label = row.label;
+  spec.argv = options_.worker_argv(offer);
   if (options_.worker_env) {
-    ECHO_ASSIGN(request.env, options_.worker_env(offer));
+    ECHO_ASSIGN(spec.env, options_.worker_env(offer));
   }
-  auto id = provider_->start(request);
-  if (!id) {
-    ECHO_TRY(ledger_->failed(row.id, id.error().message(), clock_.unix_seconds()));
-    return std::move(id).error();
-  }
-  ECHO_TRY(ledger_->running(row.id, id->text, clock_.unix_seconds()));
-  Instance instance;
+  Instance& instance = instances_[offer.id];
+  instance = Instance{};
   instance.offer = offer;
-  instance.id = *id;
   instance.ledger_row = row.id;
-  instances_[offer.id] = std::move(instance);
+  provider_->start(row.id, spec);
+  start_error_.reset();
+  take_events();
+  if (start_error_) {
+    instances_.erase(offer.id);
+    return *start_error_;
+  }
   ++started_;
-  options_.record("rented", offer.id, id->text);
+  options_.record("rented", offer.id, instance.id.text);
   return ok();
+}
+
+void Fleet::take_events() {
+  const auto by_id = [this](const provisioner::InstanceId& id) {
+    return std::find_if(instances_.begin(), instances_.end(),
+                        [&](const auto& entry) { return entry.second.id == id && !entry.second.ended; });
+  };
+  const auto warn = [](const Status& booked) {
+    if (!booked) log::error("{}", booked.error().message());
+  };
+  for (const provisioner::ProviderEvent& event : provider_->poll(clock_.now())) {
+    if (const auto* started = std::get_if<provisioner::Started>(&event)) {
+      for (auto& [name, instance] : instances_)
+        if (instance.ledger_row == started->ticket) instance.id = started->instance;
+      warn(ledger_->running(started->ticket, started->instance.text, clock_.unix_seconds()));
+    } else if (const auto* failed = std::get_if<provisioner::StartFailed>(&event)) {
+      warn(ledger_->failed(failed->ticket, failed->error.message(), clock_.unix_seconds()));
+      start_error_ = failed->error;
+    } else if (const auto* stopped = std::get_if<provisioner::Stopped>(&event)) {
+      if (const auto it = by_id(stopped->instance); it != instances_.end())
+        instance_ended(it->second, stopped->how, false);
+    } else if (const auto* unstopped = std::get_if<provisioner::StopFailed>(&event)) {
+      log::warn("{}", unstopped->error.message());
+    } else if (const auto* exited = std::get_if<provisioner::Exited>(&event)) {
+      if (const auto it = by_id(exited->instance); it != instances_.end())
+        instance_ended(it->second, exited->why, !it->second.released && !stopping_);
+    }
+  }
 }
 
 void Fleet::book_signs() {
@@ -124,10 +153,7 @@ void Fleet::loop() {
 }
 
 void Fleet::tick() {
-  for (const provisioner::InstanceExit& exit : provider_->poll())
-    for (auto& [name, instance] : instances_)
-      if (instance.id == exit.instance && !instance.ended)
-        instance_ended(instance, exit.to_text(), !exit.requested && !instance.released);
+  take_events();
   for (const provisioner::FleetAction& action : controller_->tick(clock_.now())) {
     if (const auto* activate = std::get_if<provisioner::Activate>(&action)) {
       const provisioner::Offer* chosen = nullptr;
@@ -148,8 +174,7 @@ void Fleet::tick() {
         instance.released = true;
         options_.record("released", name, release->reason);
         log::info("releasing {}: {}", name, release->reason);
-        if (const Status stopped = provider_->stop(instance.id, kGrace); !stopped)
-          log::warn("{}", stopped.error().message());
+        provider_->stop(instance.ledger_row, instance.id, kGrace);
       }
     }
   }
@@ -191,8 +216,7 @@ void Fleet::worker_lost(WorkerId worker, const std::string& reason) {
     for (auto& [name, instance] : instances_) {
       if (instance.worker != worker || instance.ended || stopping_) continue;
       // Whatever it still does, it is no use to the run: stop paying for it.
-      if (const Status stopped = provider_->stop(instance.id, kGrace); !stopped)
-        log::warn("{}", stopped.error().message());
+      provider_->stop(instance.ledger_row, instance.id, kGrace);
       instance_ended(instance, reason, !instance.released);
     }
   });
@@ -238,14 +262,10 @@ void Fleet::close_all() {
   stopping_ = true;
   if (ledger_) book_signs();
   for (auto& [name, instance] : instances_)
-    if (!instance.ended)
-      if (const Status stopped = provider_->stop(instance.id, kGrace); !stopped)
-        log::warn("{}", stopped.error().message());
+    if (!instance.ended) provider_->stop(instance.ledger_row, instance.id, kGrace);
   const TimePoint deadline = clock_.now() + kGrace + std::chrono::seconds(2);
   for (bool alive = true; alive && clock_.now() < deadline;) {
-    for (const provisioner::InstanceExit& exit : provider_->poll())
-      for (auto& [name, instance] : instances_)
-        if (instance.id == exit.instance && !instance.ended) instance_ended(instance, exit.to_text(), false);
+    take_events();
     alive = false;
     for (const auto& [name, instance] : instances_) alive = alive || !instance.ended;
     if (alive) std::this_thread::sleep_for(std::chrono::milliseconds(10));

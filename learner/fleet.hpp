@@ -85,6 +85,7 @@ class Fleet {
   void loop();
   Status rent(const provisioner::Offer& offer);
   void tick();
+  void take_events();
   void instance_ended(Instance& instance, const std::string& why, bool unexpected);
   // Tells the ledger what runs and what it has sent and received.
   void book_signs();
@@ -103,6 +104,7 @@ class Fleet {
   std::map<std::string, Instance> instances_;  // by offer id
   std::uint64_t lost_ = 0, replaced_ = 0, started_ = 0;
   bool stopping_ = false;
+  std::optional<Error> start_error_;
   TimePoint signs_due_{};
 
   mutable std::mutex mutex_;

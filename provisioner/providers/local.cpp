@@ -1,4 +1,4 @@
-#include "provisioner/local_provider.hpp"
+#include "provisioner/providers/local.hpp"
 
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -29,6 +29,8 @@ namespace {
 
 constexpr std::string_view kOperation = "local provider";
 constexpr Duration kDestructorGrace = std::chrono::seconds(2);
+constexpr std::string_view kLabelVariable = "ECHOLINE_INSTANCE";
+constexpr std::uint64_t kEnvironMax = 4 << 20;
 constexpr Duration kReapInterval = std::chrono::milliseconds(5);
 
 // When a process started, in clock ticks since boot; absent when it is gone. With the pid it names a process for good.
@@ -150,8 +152,9 @@ class Fd {
   int fd_;
 };
 
-// The environment of this process with `extra` over it, as NAME=value.
-std::vector<std::string> merged_environment(const std::vector<std::pair<std::string, std::string>>& extra) {
+// The environment of this process with `extra` and the label over it, as NAME=value.
+std::vector<std::string> merged_environment(const std::vector<std::pair<std::string, std::string>>& extra,
+                                            const std::string& label) {
   std::map<std::string, std::string> merged;
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text(*entry);
@@ -159,6 +162,7 @@ std::vector<std::string> merged_environment(const std::vector<std::pair<std::str
       merged[std::string(text.substr(0, equals))] = text.substr(equals + 1);
   }
   for (const auto& [name, value] : extra) merged[name] = value;
+  merged[std::string(kLabelVariable)] = label;
   std::vector<std::string> out;
   for (const auto& [name, value] : merged) out.push_back(name + "=" + value);
   return out;
@@ -171,7 +175,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return out;
 }
 
-Status check(const StartRequest& request) {
+Status check(const LaunchSpec& request) {
   if (request.argv.empty() || request.argv.front().find('/') == std::string::npos)
     return fail(Code::kInvalid, kOperation, "argv[0] must be the path of a program, found '{}'",
                 request.argv.empty() ? "" : request.argv.front());
@@ -186,30 +190,43 @@ Status check(const StartRequest& request) {
   return ok();
 }
 
-}  // namespace
-
-std::string InstanceExit::to_text() const {
-  if (status) return fmt::format("exited with status {}", *status);
-  if (signal) return fmt::format("killed by signal {}", *signal);
-  return "gone";
+// The label in the environment of a process that is leader of its group and not a zombie; "" where it has none or it
+// cannot be read.
+std::string label_of(pid_t pid) {
+  if (getpgid(pid) != pid) return "";
+  const auto environment = read_file(fmt::format("/proc/{}/environ", pid), kEnvironMax);
+  if (!environment) return "";
+  for (std::size_t at = 0; at < environment->size();) {
+    const std::size_t end = std::min(environment->find('\0', at), environment->size());
+    const std::string_view entry(environment->data() + at, end - at);
+    if (entry.starts_with(kLabelVariable) && entry.substr(kLabelVariable.size()).starts_with('='))
+      return std::string(entry.substr(kLabelVariable.size() + 1));
+    at = end + 1;
+  }
+  return "";
 }
+
+}  // namespace
 
 struct LocalProvider::Impl {
   struct Process {
     pid_t pid = 0;
     std::uint64_t ticks = 0;
     std::string label;
-    bool child = true;  // false: of an earlier program run
-    bool stopping = false;
+    bool child = true;  // false: of another program run
+    std::vector<Ticket> stops;
+    std::optional<Duration> grace;  // asked to stop, not polled since
     std::optional<TimePoint> kill_at;
   };
 
   std::filesystem::path log_dir;
-  const Clock& clock;
   std::map<InstanceId, Process> processes;
+  std::vector<ProviderEvent> events;
   Spawner spawner;
 
-  Impl(std::filesystem::path dir, const Clock& c) : log_dir(std::move(dir)), clock(c) {}
+  explicit Impl(std::filesystem::path dir) : log_dir(std::move(dir)) {}
+
+  Result<InstanceId> start(const LaunchSpec& spec);
 
   // Signals the process and its group. Our own child is not reaped yet, so its pid is still its own; of another
   // process the start time is looked at first.
@@ -221,12 +238,11 @@ struct LocalProvider::Impl {
       kill(p.pid, signal);
   }
 
-  // The exit of a process, once; absent while it lives.
-  static std::optional<InstanceExit> reap(const InstanceId& id, const Process& p) {
-    InstanceExit gone{id, p.label, std::nullopt, std::nullopt, p.stopping};
+  // How a process ended, once; absent while it lives.
+  static std::optional<std::string> reap(const Process& p) {
     if (!p.child) {
       if (start_ticks(p.pid) == p.ticks) return std::nullopt;
-      return gone;
+      return "gone";
     }
     siginfo_t info{};
     if (waitid(P_PID, static_cast<id_t>(p.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0) {
@@ -235,25 +251,22 @@ struct LocalProvider::Impl {
       kill(-p.pid, SIGKILL);
       int status = 0;
       if (waitpid(p.pid, &status, 0) == p.pid) {
-        if (WIFEXITED(status)) gone.status = WEXITSTATUS(status);
-        if (WIFSIGNALED(status)) gone.signal = WTERMSIG(status);
+        if (WIFEXITED(status)) return fmt::format("exited with status {}", WEXITSTATUS(status));
+        if (WIFSIGNALED(status)) return fmt::format("killed by signal {}", WTERMSIG(status));
       }
     }
-    return gone;
+    return "gone";
   }
 };
 
-LocalProvider::LocalProvider(std::filesystem::path log_dir, const Clock& clock)
-    : impl_(std::make_unique<Impl>(std::move(log_dir), clock)) {}
+LocalProvider::LocalProvider(std::filesystem::path log_dir) : impl_(std::make_unique<Impl>(std::move(log_dir))) {}
 
 LocalProvider::~LocalProvider() {
   for (const auto& [id, process] : impl_->processes) Impl::send(process, SIGTERM);
-  // Real time, whatever the clock given: these are real processes.
   const auto deadline = std::chrono::steady_clock::now() + kDestructorGrace;
   bool killed = false;
   while (true) {
-    std::erase_if(impl_->processes,
-                  [](const auto& entry) { return Impl::reap(entry.first, entry.second).has_value(); });
+    std::erase_if(impl_->processes, [](const auto& entry) { return Impl::reap(entry.second).has_value(); });
     if (impl_->processes.empty()) return;
     if (!killed && std::chrono::steady_clock::now() >= deadline) {
       for (const auto& [id, process] : impl_->processes) Impl::send(process, SIGKILL);
@@ -263,12 +276,19 @@ LocalProvider::~LocalProvider() {
   }
 }
 
-Result<InstanceId> LocalProvider::start(const StartRequest& request) {
+void LocalProvider::start(Ticket ticket, const LaunchSpec& spec) {
+  if (auto id = impl_->start(spec))
+    impl_->events.push_back(Started{ticket, *id, std::nullopt});
+  else
+    impl_->events.push_back(StartFailed{ticket, std::move(id).error(), false, false});
+}
+
+Result<InstanceId> LocalProvider::Impl::start(const LaunchSpec& request) {
   ECHO_TRY(check(request));
-  ECHO_TRY(make_folders(impl_->log_dir));
+  ECHO_TRY(make_folders(log_dir));
   std::string name = request.label + ".log";
   std::replace(name.begin(), name.end(), '/', '.');
-  const std::filesystem::path log_path = impl_->log_dir / name;
+  const std::filesystem::path log_path = log_dir / name;
 
   const Fd log(open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (log.get() < 0) return fail(Code::kIo, kOperation, "{}: {}", log_path.string(), std::strerror(errno));
@@ -280,11 +300,11 @@ Result<InstanceId> LocalProvider::start(const StartRequest& request) {
   Fd child_report(ends[1]);
 
   std::vector<std::string> argv = request.argv;
-  std::vector<std::string> env = merged_environment(request.env);
+  std::vector<std::string> env = merged_environment(request.env, request.label);
   const Launch launch{pointers(argv), pointers(env), null.get(), log.get(), child_report.get(), getpid()};
   pid_t pid = -1;
   int fork_errno = 0;
-  impl_->spawner.run([&] {
+  spawner.run([&] {
     pid = fork();
     if (pid == 0) become(launch);
     fork_errno = errno;
@@ -304,46 +324,69 @@ Result<InstanceId> LocalProvider::start(const StartRequest& request) {
   const std::optional<std::uint64_t> ticks = start_ticks(pid);  // a child that is not reaped has an entry
   ECHO_CHECK(ticks.has_value(), "/proc/{}/stat cannot be read", pid);
   const InstanceId id = id_of(pid, *ticks);
-  impl_->processes[id] = {pid, *ticks, request.label, true, false, std::nullopt};
+  processes[id] = {pid, *ticks, request.label, true, {}, std::nullopt, std::nullopt};
   return id;
 }
 
-std::vector<InstanceExit> LocalProvider::poll() {
-  std::vector<InstanceExit> exits;
-  const TimePoint now = impl_->clock.now();
+std::vector<ProviderEvent> LocalProvider::poll(TimePoint now) {
+  std::vector<ProviderEvent> events = std::exchange(impl_->events, {});
   for (auto it = impl_->processes.begin(); it != impl_->processes.end();) {
-    if (auto gone = Impl::reap(it->first, it->second)) {
-      exits.push_back(std::move(*gone));
+    Impl::Process& process = it->second;
+    if (const auto how = Impl::reap(process)) {
+      for (const Ticket ticket : process.stops) events.push_back(Stopped{ticket, it->first, *how});
+      if (process.stops.empty()) events.push_back(Exited{it->first, process.label, *how, false, false});
       it = impl_->processes.erase(it);
       continue;
     }
-    if (it->second.kill_at && now >= *it->second.kill_at) {
-      Impl::send(it->second, SIGKILL);
-      it->second.kill_at.reset();
+    if (process.grace) process.kill_at = now + *std::exchange(process.grace, std::nullopt);
+    if (process.kill_at && now >= *process.kill_at) {
+      Impl::send(process, SIGKILL);
+      process.kill_at.reset();
     }
     ++it;
   }
-  return exits;
+  return events;
 }
 
-Status LocalProvider::stop(const InstanceId& instance, Duration grace) {
+void LocalProvider::stop(Ticket ticket, const InstanceId& instance, Duration grace) {
   auto it = impl_->processes.find(instance);
   if (it == impl_->processes.end()) {
-    ECHO_ASSIGN(const auto parsed, parse_id(instance));
-    if (start_ticks(parsed.first) != parsed.second) return ok();
-    it = impl_->processes.emplace(instance, Impl::Process{parsed.first, parsed.second, "", false, false, {}}).first;
+    const auto parsed = parse_id(instance);
+    if (!parsed) {
+      impl_->events.push_back(StopFailed{ticket, instance, parsed.error()});
+      return;
+    }
+    if (start_ticks(parsed->first) != parsed->second) {
+      impl_->events.push_back(Stopped{ticket, instance, "gone"});
+      return;
+    }
+    it = impl_->processes.emplace(instance, Impl::Process{parsed->first, parsed->second, "", false, {}, {}, {}}).first;
   }
-  if (it->second.stopping) return ok();
-  it->second.stopping = true;
-  it->second.kill_at = impl_->clock.now() + grace;
+  const bool asked = !it->second.stops.empty();
+  it->second.stops.push_back(ticket);
+  if (asked) return;
+  it->second.grace = grace;
   Impl::send(it->second, SIGTERM);
-  return ok();
 }
 
-Result<std::vector<InstanceInfo>> LocalProvider::list() {
-  std::vector<InstanceInfo> alive;
-  for (const auto& [id, process] : impl_->processes) alive.push_back({id, process.label});
-  return alive;
+void LocalProvider::list(Ticket ticket, const std::string& label_prefix) {
+  Listed listed{ticket, true, {}, std::nullopt};
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    pid_t pid = 0;
+    const auto [end, ec] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (ec != std::errc{} || end != name.data() + name.size() || pid <= 1) continue;
+    const std::string label = label_of(pid);
+    const auto ticks = start_ticks(pid);
+    if (label.empty() || !label.starts_with(label_prefix) || !ticks) continue;
+    listed.instances.push_back({id_of(pid, *ticks), label, std::nullopt, "running"});
+  }
+  if (error) {
+    listed.complete = false;
+    listed.error = fail(Code::kIo, kOperation, "/proc: {}", error.message());
+  }
+  impl_->events.push_back(std::move(listed));
 }
 
 }  // namespace echoline::provisioner

@@ -1,5 +1,5 @@
 // Real processes: start, exit, stop, kill, groups, and nothing left behind.
-#include "provisioner/local_provider.hpp"
+#include "provisioner/providers/local.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,25 +50,69 @@ class LocalProviderTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder); }
 
-  static StartRequest shell(const std::string& script, const std::string& label = "run/1") {
-    StartRequest r;
+  static LaunchSpec shell(const std::string& script, const std::string& label = "run/1") {
+    LaunchSpec r;
     r.label = label;
     r.argv = {"/bin/sh", "-c", script};
     return r;
   }
-  InstanceId started(LocalProvider& provider, const StartRequest& request) {
-    auto id = provider.start(request);
-    EXPECT_TRUE(id) << id.error().message();
-    return *id;
+  template <class Event>
+  Event only(LocalProvider& provider) {
+    const auto events = provider.poll(clock.now());
+    EXPECT_EQ(events.size(), 1u);
+    EXPECT_TRUE(!events.empty() && std::holds_alternative<Event>(events.front()));
+    return events.empty() ? Event{} : std::get<Event>(events.front());
   }
-  std::vector<InstanceExit> exits(LocalProvider& provider, std::size_t count = 1) {
-    std::vector<InstanceExit> all;
+  InstanceId started(LocalProvider& provider, const LaunchSpec& spec) {
+    provider.start(++ticket, spec);
+    std::optional<InstanceId> id;
+    for (const ProviderEvent& event : provider.poll(clock.now())) {
+      const auto* s = std::get_if<Started>(&event);
+      if (s && s->ticket == ticket)
+        id = s->instance;
+      else
+        early.push_back(event);
+    }
+    EXPECT_TRUE(id) << "not started";
+    return id.value_or(InstanceId{});
+  }
+  Error refused(LocalProvider& provider, const LaunchSpec& spec) {
+    provider.start(++ticket, spec);
+    const auto failed = only<StartFailed>(provider);
+    EXPECT_EQ(failed.ticket, ticket);
+    EXPECT_FALSE(failed.perhaps_rented);
+    return failed.error;
+  }
+  Error not_stopped(LocalProvider& provider, const std::string& id) {
+    provider.stop(++ticket, {id}, {});
+    return only<StopFailed>(provider).error;
+  }
+  std::vector<InstanceInfo> listed(LocalProvider& provider, const std::string& prefix = "run/") {
+    provider.list(++ticket, prefix);
+    std::optional<Listed> answer;
+    for (const ProviderEvent& event : provider.poll(clock.now())) {
+      if (const auto* l = std::get_if<Listed>(&event))
+        answer = *l;
+      else
+        early.push_back(event);
+    }
+    EXPECT_TRUE(answer && answer->complete);
+    return answer ? answer->instances : std::vector<InstanceInfo>{};
+  }
+  template <class Event>
+  std::vector<Event> all(LocalProvider& provider, std::size_t count = 1) {
+    std::vector<Event> all;
     eventually([&] {
-      for (auto& e : provider.poll()) all.push_back(std::move(e));
+      for (auto& e : std::exchange(early, {}))
+        if (auto* event = std::get_if<Event>(&e)) all.push_back(*event);
+      for (auto& e : provider.poll(clock.now()))
+        if (auto* event = std::get_if<Event>(&e)) all.push_back(*event);
       return all.size() >= count;
     });
     return all;
   }
+  std::vector<Exited> exits(LocalProvider& provider, std::size_t count = 1) { return all<Exited>(provider, count); }
+  std::vector<Stopped> stops(LocalProvider& provider) { return all<Stopped>(provider); }
   std::string log(const std::string& name = "run.1.log") { return read_file(folder / name).value(); }
   pid_t number_in_log() {
     pid_t pid = 0;
@@ -81,30 +125,28 @@ class LocalProviderTest : public testing::Test {
 
   std::filesystem::path folder;
   ManualClock clock;
+  Ticket ticket = 0;
+  std::vector<ProviderEvent> early;  // came while something else was waited for
 };
 
 TEST_F(LocalProviderTest, ReportsTheExitStatusOnceAndKeepsTheOutput) {
-  LocalProvider provider(folder, clock);
+  LocalProvider provider(folder);
   const auto id = started(provider, shell("echo out; echo err >&2; echo \"$MODE $HOME\"; exit 3"));
   EXPECT_THAT(id.text, testing::MatchesRegex("local:[0-9]+:[0-9]+"));
-  EXPECT_EQ(provider.list()->size(), 1u);
   const auto gone = exits(provider);
   ASSERT_EQ(gone.size(), 1u);
   EXPECT_EQ(gone[0].instance, id);
   EXPECT_EQ(gone[0].label, "run/1");
-  EXPECT_EQ(gone[0].status, 3);
-  EXPECT_FALSE(gone[0].signal);
-  EXPECT_FALSE(gone[0].requested);
-  EXPECT_EQ(gone[0].to_text(), "exited with status 3");
-  EXPECT_TRUE(provider.poll().empty());
-  EXPECT_TRUE(provider.list()->empty());
+  EXPECT_EQ(gone[0].why, "exited with status 3");
+  EXPECT_FALSE(gone[0].outbid || gone[0].still_rented);
+  EXPECT_TRUE(provider.poll(clock.now()).empty());
   EXPECT_THAT(log(), HasSubstr("out\nerr\n"));
 }
 
 TEST_F(LocalProviderTest, PassesTheEnvironmentWithTheRequestOverIt) {
   setenv("ECHOLINE_TEST_KEPT", "kept", 1);
   setenv("ECHOLINE_TEST_SET", "old", 1);
-  LocalProvider provider(folder, clock);
+  LocalProvider provider(folder);
   auto request = shell("echo $ECHOLINE_TEST_KEPT $ECHOLINE_TEST_SET");
   request.env = {{"ECHOLINE_TEST_SET", "new value"}};
   started(provider, request);
@@ -113,45 +155,47 @@ TEST_F(LocalProviderTest, PassesTheEnvironmentWithTheRequestOverIt) {
 }
 
 TEST_F(LocalProviderTest, ReportsTheSignalOfACrash) {
-  LocalProvider provider(folder, clock);
+  LocalProvider provider(folder);
   started(provider, shell("kill -SEGV $$"));
   const auto gone = exits(provider);
   ASSERT_EQ(gone.size(), 1u);
-  EXPECT_EQ(gone[0].signal, SIGSEGV);
-  EXPECT_FALSE(gone[0].status);
+  EXPECT_EQ(gone[0].why, "killed by signal 11");
 }
 
 TEST_F(LocalProviderTest, StopAsksFirst) {
-  LocalProvider provider(folder, clock);
+  LocalProvider provider(folder);
   const auto id = started(provider, shell("trap 'echo bye; exit 0' TERM; echo $$; while :; do sleep 0.01; done"));
   ASSERT_GT(number_in_log(), 0);  // the trap is set
-  ASSERT_TRUE(provider.stop(id, std::chrono::seconds(5)));
-  const auto gone = exits(provider);
+  provider.stop(77, id, std::chrono::seconds(5));
+  const auto gone = stops(provider);
   ASSERT_EQ(gone.size(), 1u);
-  EXPECT_EQ(gone[0].status, 0);
-  EXPECT_TRUE(gone[0].requested);
+  EXPECT_EQ(gone[0].ticket, 77);
+  EXPECT_EQ(gone[0].how, "exited with status 0");
   EXPECT_THAT(log(), HasSubstr("bye"));
-  EXPECT_TRUE(provider.stop(id, std::chrono::seconds(5)));  // already gone
+  provider.stop(78, id, std::chrono::seconds(5));
+  EXPECT_EQ(only<Stopped>(provider).ticket, 78);  // already gone
 }
 
 TEST_F(LocalProviderTest, StopKillsAfterTheGraceAndNotBefore) {
-  LocalProvider provider(folder, clock);
+  LocalProvider provider(folder);
   const auto id = started(provider, shell("trap '' TERM; echo $$; while :; do sleep 0.01; done"));
   ASSERT_EQ(number_in_log(), pid_of(id));
-  ASSERT_TRUE(provider.stop(id, std::chrono::seconds(5)));
+  provider.stop(7, id, std::chrono::seconds(5));
+  EXPECT_TRUE(provider.poll(clock.now()).empty());
   clock.advance(milliseconds(4999));
   std::this_thread::sleep_for(milliseconds(50));
-  EXPECT_TRUE(provider.poll().empty());
+  EXPECT_TRUE(provider.poll(clock.now()).empty());
   EXPECT_TRUE(runs(pid_of(id)));
-  ASSERT_TRUE(provider.stop(id, std::chrono::hours(1)));  // a second stop does not prolong the grace
+  provider.stop(8, id, std::chrono::hours(1));  // a second stop does not prolong the grace
   clock.advance(milliseconds(1));
-  const auto gone = exits(provider);
-  ASSERT_EQ(gone.size(), 1u);
-  EXPECT_EQ(gone[0].signal, SIGKILL);
+  const auto gone = all<Stopped>(provider, 2);  // and is answered
+  ASSERT_EQ(gone.size(), 2u);
+  EXPECT_EQ(gone[0].how, "killed by signal 9");
+  EXPECT_EQ(gone[1].ticket, 8);
 }
 
 TEST_F(LocalProviderTest, WhatTheLeaderLeavesBehindIsKilledWithIt) {
-  LocalProvider provider(folder, clock);
+  LocalProvider provider(folder);
   started(provider, shell("trap '' TERM; (trap '' TERM; while :; do sleep 0.01; done) & echo $!; exit 0"));
   const pid_t grandchild = number_in_log();
   ASSERT_GT(grandchild, 0);
@@ -162,7 +206,7 @@ TEST_F(LocalProviderTest, WhatTheLeaderLeavesBehindIsKilledWithIt) {
 TEST_F(LocalProviderTest, TheDestructorLeavesNothingRunning) {
   std::vector<pid_t> pids;
   {
-    LocalProvider provider(folder, clock);
+    LocalProvider provider(folder);
     for (int i = 0; i < 4; ++i)
       pids.push_back(pid_of(started(provider, shell("exec sleep 100", fmt::format("run/{}", i)))));
     for (const pid_t pid : pids) EXPECT_TRUE(runs(pid));
@@ -171,53 +215,68 @@ TEST_F(LocalProviderTest, TheDestructorLeavesNothingRunning) {
 }
 
 TEST_F(LocalProviderTest, BadRequestsAreRefused) {
-  LocalProvider provider(folder, clock);
-  StartRequest r = shell("true");
+  LocalProvider provider(folder);
+  LaunchSpec r = shell("true");
   r.argv = {};
-  EXPECT_EQ(provider.start(r).error().code, Code::kInvalid);
+  EXPECT_EQ(refused(provider, r).code, Code::kInvalid);
   r.argv = {"sh"};
-  EXPECT_EQ(provider.start(r).error().code, Code::kInvalid);
+  EXPECT_EQ(refused(provider, r).code, Code::kInvalid);
   for (const char* label : {"", "../x", "a b", "a\nb"}) {
-    EXPECT_EQ(provider.start(shell("true", label)).error().code, Code::kInvalid) << label;
+    EXPECT_EQ(refused(provider, shell("true", label)).code, Code::kInvalid) << label;
   }
   r = shell("true");
   r.env = {{"A=B", "c"}};
-  EXPECT_EQ(provider.start(r).error().code, Code::kInvalid);
+  EXPECT_EQ(refused(provider, r).code, Code::kInvalid);
   r = shell("true");
   r.argv = {"/nonexistent/program"};
-  const auto missing = provider.start(r);
-  ASSERT_FALSE(missing);
-  EXPECT_EQ(missing.error().code, Code::kIo);
-  EXPECT_THAT(missing.error().detail, HasSubstr("/nonexistent/program: No such file"));
-  EXPECT_TRUE(provider.list()->empty());
-  EXPECT_EQ(provider.stop({"vast:12"}, {}).error().code, Code::kInvalid);
-  EXPECT_EQ(provider.stop({"local:12"}, {}).error().code, Code::kInvalid);
-  EXPECT_EQ(provider.stop({"local:-1:5"}, {}).error().code, Code::kInvalid);
+  const auto missing = refused(provider, r);
+  EXPECT_EQ(missing.code, Code::kIo);
+  EXPECT_THAT(missing.detail, HasSubstr("/nonexistent/program: No such file"));
+  EXPECT_EQ(not_stopped(provider, "vast:12").code, Code::kInvalid);
+  EXPECT_EQ(not_stopped(provider, "local:12").code, Code::kInvalid);
+  EXPECT_EQ(not_stopped(provider, "local:-1:5").code, Code::kInvalid);
 }
 
 TEST_F(LocalProviderTest, ARecycledPidIsNeverSignalled) {
   // This very process, under another start time: must survive.
-  LocalProvider provider(folder, clock);
-  EXPECT_TRUE(provider.stop({fmt::format("local:{}:1", getpid())}, {}));
-  EXPECT_TRUE(provider.list()->empty());
+  LocalProvider provider(folder);
+  provider.stop(1, {fmt::format("local:{}:1", getpid())}, {});
+  EXPECT_EQ(only<Stopped>(provider).how, "gone");
+}
+
+TEST_F(LocalProviderTest, AListingFindsWhatAnyProgramStartedByItsLabelAndNothingElse) {
+  const std::string run = fmt::format("listed-{}/", getpid());
+  LocalProvider first(folder);
+  const auto id = started(first, shell("exec sleep 100", run + "1"));
+  started(first, shell("exec sleep 100", fmt::format("other-{}/1", getpid())));
+  started(first, shell("true", run + "2"));
+  ASSERT_EQ(exits(first).size(), 1u);
+  LocalProvider second(folder);
+  const auto found = listed(second, run);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].instance, id);
+  EXPECT_EQ(found[0].label, run + "1");
+  second.stop(5, found[0].instance, std::chrono::seconds(5));
+  ASSERT_EQ(exits(first).size(), 1u);
+  EXPECT_EQ(stops(second).size(), 1u);
+  EXPECT_TRUE(listed(second, run).empty());
 }
 
 TEST_F(LocalProviderTest, AnInstanceOfAnEarlierRunCanBeStopped) {
-  LocalProvider first(folder, clock);
+  LocalProvider first(folder);
   const auto id = started(first, shell("trap '' TERM; echo $$; while :; do sleep 0.01; done"));
   ASSERT_GT(number_in_log(), 0);
-  LocalProvider second(folder, clock);
-  ASSERT_TRUE(second.stop(id, std::chrono::seconds(1)));
-  EXPECT_TRUE(second.poll().empty());
+  LocalProvider second(folder);
+  second.stop(9, id, std::chrono::seconds(1));
+  EXPECT_TRUE(second.poll(clock.now()).empty());
   clock.advance(std::chrono::seconds(1));
-  second.poll();
+  second.poll(clock.now());
   const auto gone = exits(first);
   ASSERT_EQ(gone.size(), 1u);
-  EXPECT_EQ(gone[0].signal, SIGKILL);
-  const auto seen = exits(second);
+  EXPECT_EQ(gone[0].why, "killed by signal 9");
+  const auto seen = stops(second);
   ASSERT_EQ(seen.size(), 1u);
-  EXPECT_EQ(seen[0].to_text(), "gone");
-  EXPECT_TRUE(seen[0].requested);
+  EXPECT_EQ(seen[0].how, "gone");
 }
 
 // Starts a worker in a child process that is then killed; `how` starts it there.
@@ -225,8 +284,7 @@ void expect_worker_dies_with_its_program(const std::filesystem::path& folder,
                                          const std::function<void(LocalProvider&)>& how) {
   const pid_t program = fork();
   if (program == 0) {
-    ManualClock clock;
-    LocalProvider provider(folder, clock);
+    LocalProvider provider(folder);
     how(provider);
     while (true) pause();
   }
@@ -244,13 +302,13 @@ void expect_worker_dies_with_its_program(const std::filesystem::path& folder,
 
 TEST_F(LocalProviderTest, AWorkerDiesWithAProgramThatIsKilled) {
   expect_worker_dies_with_its_program(folder, [](LocalProvider& provider) {
-    (void)provider.start(shell("trap '' TERM HUP; echo $$; while :; do sleep 0.01; done"));
+    provider.start(1, shell("trap '' TERM HUP; echo $$; while :; do sleep 0.01; done"));
   });
 }
 
 TEST_F(LocalProviderTest, AWorkerOutlivesTheThreadThatStartedItButNotTheProgram) {
   expect_worker_dies_with_its_program(folder, [](LocalProvider& provider) {
-    std::thread([&] { (void)provider.start(shell("echo $$; while :; do sleep 0.01; done")); }).join();
+    std::thread([&] { provider.start(1, shell("echo $$; while :; do sleep 0.01; done")); }).join();
   });
 }
 
@@ -262,7 +320,7 @@ TEST_F(LocalProviderTest, NoDescriptorsLeakEitherWay) {
   int inheritable[2];
   ASSERT_EQ(pipe(inheritable), 0);  // without CLOEXEC
   {
-    LocalProvider provider(folder, clock);
+    LocalProvider provider(folder);
     started(provider, shell("ls /proc/self/fd | wc -l"));
     ASSERT_EQ(exits(provider).size(), 1u);
     for (int i = 0; i < 20; ++i) started(provider, shell("true", fmt::format("run/x{}", i)));
