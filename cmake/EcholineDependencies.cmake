@@ -10,6 +10,7 @@ find_package(Boost 1.74 REQUIRED)   # Boost.Graph is header-only for what we use
 find_package(SQLite3 REQUIRED)
 find_package(Protobuf REQUIRED)
 find_package(OpenSSL 3.0 REQUIRED)
+find_package(CURL REQUIRED)
 pkg_check_modules(libuv REQUIRED IMPORTED_TARGET libuv)
 pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)

@@ -10,9 +10,11 @@ packages=(
   libtorch-dev libopenblas-dev libpcre2-dev libicu-dev
   # network, storage, formats
   libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-cpp-dev
+  libcurl4-openssl-dev  # providers over HTTP
   librust-blake3-dev  # the C sources of BLAKE3
   # planning, program, tests
   libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libcpp-httplib-dev openssh-server  # what providers are tested against
 )
 
 if ! command -v dpkg-query > /dev/null; then
