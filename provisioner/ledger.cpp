@@ -1,138 +1,48 @@
 #include "provisioner/ledger.hpp"
 
-#include <sqlite3.h>
-
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "base/files.hpp"
+#include "provisioner/ledger_database.hpp"
 
 namespace echoline::provisioner {
 namespace {
 
+using ledger::execute;
+using ledger::Statement;
+using ledger::transaction;
+
 constexpr std::string_view kOperation = "ledger";
-constexpr int kApplicationId = 0x4563684c;  // "EchL"
-constexpr int kSchemaVersion = 2;
-constexpr int kBusyMs = 5000;
-
-constexpr const char* kSchema = R"sql(
-  CREATE TABLE instances (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    run TEXT NOT NULL,
-    offer TEXT NOT NULL,
-    provider TEXT NOT NULL,
-    instance TEXT NOT NULL DEFAULT '',
-    state TEXT NOT NULL CHECK (state IN ('intended', 'running', 'ended', 'failed')),
-    usd_per_hour REAL NOT NULL,
-    upload_usd_per_gb REAL,
-    download_usd_per_gb REAL,
-    uploaded_bytes INTEGER NOT NULL DEFAULT 0,
-    downloaded_bytes INTEGER NOT NULL DEFAULT 0,
-    intended_unix_s REAL NOT NULL,
-    running_unix_s REAL,
-    ended_unix_s REAL,
-    note TEXT NOT NULL DEFAULT '',
-    alive_unix_s REAL,
-    price_known INTEGER NOT NULL DEFAULT 1
-  );
-  CREATE INDEX instances_by_run ON instances (run, id);
-)sql";
-
-// What version 2 added.
-constexpr const char* kFromVersion1 =
-    "ALTER TABLE instances ADD COLUMN alive_unix_s REAL;"
-    "ALTER TABLE instances ADD COLUMN price_known INTEGER NOT NULL DEFAULT 1;"
-    "PRAGMA user_version = 2";
+constexpr std::size_t kFoldersMax = 1000;  // runs whose ledgers are read for what is known of machines
 
 constexpr const char* kColumns =
-    "id, run, offer, provider, instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, uploaded_bytes, "
-    "downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known";
+    "id, run, offer, provider, instances.instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, uploaded_bytes, "
+    "downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known, label, host, gpu, "
+    "gpu_count, promised_rollouts_per_s, measured.rollouts_per_s, measured.up_bits_per_s, measured.down_bits_per_s, "
+    "measured.unix_s FROM instances LEFT JOIN measured ON measured.instance = instances.id";
+constexpr int kMeasuredAt = 25;
 
 constexpr std::array kStates{InstanceState::kIntended, InstanceState::kRunning, InstanceState::kEnded,
                              InstanceState::kFailed};
 
-Error sqlite_error(sqlite3* db, std::string_view what) {
-  const int code = sqlite3_errcode(db) & 0xff;
-  const bool corrupt = code == SQLITE_CORRUPT || code == SQLITE_NOTADB;
-  return fail(corrupt ? Code::kCorrupt : Code::kIo, kOperation, "{}: {}", what, sqlite3_errmsg(db));
+InstanceState state_of(const std::string& text) {
+  return *std::find_if(kStates.begin(), kStates.end() - 1, [&](auto state) { return to_string(state) == text; });
 }
 
-class Statement {
- public:
-  static Result<Statement> prepare(sqlite3* db, const std::string& sql) {
-    Statement s(db);
-    if (sqlite3_prepare_v2(db, sql.c_str(), -1, &s.statement_, nullptr) != SQLITE_OK)
-      return sqlite_error(db, "prepare");
-    return s;
-  }
-  explicit Statement(sqlite3* db) : db_(db) {}
-  Statement(Statement&& o) noexcept : db_(o.db_), statement_(std::exchange(o.statement_, nullptr)), next_(o.next_) {}
-  Statement& operator=(Statement&&) = delete;
-  ~Statement() { sqlite3_finalize(statement_); }
-
-  Statement& bind(const std::string& text) {
-    sqlite3_bind_text(statement_, next_++, text.c_str(), static_cast<int>(text.size()), SQLITE_TRANSIENT);
-    return *this;
-  }
-  Statement& bind(std::int64_t number) {
-    sqlite3_bind_int64(statement_, next_++, number);
-    return *this;
-  }
-  Statement& bind(double number) {
-    sqlite3_bind_double(statement_, next_++, number);
-    return *this;
-  }
-  Statement& bind(const std::optional<double>& number) {
-    if (number) return bind(*number);
-    sqlite3_bind_null(statement_, next_++);
-    return *this;
-  }
-  // True while there is a row.
-  Result<bool> step() {
-    const int rc = sqlite3_step(statement_);
-    if (rc == SQLITE_ROW) return true;
-    if (rc == SQLITE_DONE) return false;
-    return sqlite_error(db_, "write or read");
-  }
-  std::string text(int column) const {
-    const auto* data = reinterpret_cast<const char*>(sqlite3_column_text(statement_, column));
-    return data ? std::string(data, static_cast<std::size_t>(sqlite3_column_bytes(statement_, column))) : std::string();
-  }
-  std::int64_t integer(int column) const { return sqlite3_column_int64(statement_, column); }
-  double real(int column) const { return sqlite3_column_double(statement_, column); }
-  std::optional<double> optional_real(int column) const {
-    if (sqlite3_column_type(statement_, column) == SQLITE_NULL) return std::nullopt;
-    return real(column);
-  }
-
- private:
-  sqlite3* db_;
-  sqlite3_stmt* statement_ = nullptr;
-  int next_ = 1;
-};
-
-Status execute(sqlite3* db, const char* sql) {
-  if (sqlite3_exec(db, sql, nullptr, nullptr, nullptr) != SQLITE_OK) return sqlite_error(db, "execute");
-  return ok();
-}
-
-Result<std::int64_t> pragma(sqlite3* db, const std::string& name) {
-  ECHO_ASSIGN(Statement s, Statement::prepare(db, "PRAGMA " + name));
-  ECHO_ASSIGN(const bool row, s.step());
-  return row ? s.integer(0) : 0;
+std::optional<BitRate> rate_of(const std::optional<double>& bits_per_s) {
+  return bits_per_s ? std::optional(BitRate{*bits_per_s}) : std::nullopt;
 }
 
 LedgerRow row_of(const Statement& s) {
   LedgerRow r;
   r.id = s.integer(0);
   r.run = s.text(1);
-  r.label = fmt::format("{}/{}", r.run, r.id);
   r.offer = s.text(2);
   r.provider = s.text(3);
   r.instance = s.text(4);
-  const std::string state = s.text(5);
-  r.state = *std::find_if(kStates.begin(), kStates.end() - 1, [&](auto st) { return to_string(st) == state; });
+  r.state = state_of(s.text(5));
   r.usd_per_hour = s.real(6);
   r.upload_usd_per_gb = s.optional_real(7);
   r.download_usd_per_gb = s.optional_real(8);
@@ -144,41 +54,65 @@ LedgerRow row_of(const Statement& s) {
   r.note = s.text(14);
   r.alive_unix_s = s.optional_real(15);
   r.price_known = s.integer(16) != 0;
+  r.label = s.text(17);
+  r.host = s.text(18);
+  r.gpu = s.text(19);
+  r.gpu_count = static_cast<int>(s.integer(20));
+  r.promised_rollouts_per_s = s.optional_real(21);
+  r.measured_rollouts_per_s = s.optional_real(22);
+  r.measured_up = rate_of(s.optional_real(23));
+  r.measured_down = rate_of(s.optional_real(24));
   return r;
 }
 
-Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condition, const std::string& run) {
-  ECHO_ASSIGN(Statement s, Statement::prepare(
-                               db, fmt::format("SELECT {} FROM instances WHERE {} ORDER BY id", kColumns, condition)));
-  if (!run.empty()) s.bind(run);
+// `condition` may hold one question mark, for `text`.
+Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condition, const std::string& text = "") {
+  const auto bound = [&](Statement& s) {
+    if (condition.find('?') != std::string::npos) s.bind(text);
+  };
+  ECHO_ASSIGN(Statement s, Statement::prepare(db, fmt::format("SELECT {} WHERE {} ORDER BY id", kColumns, condition)));
+  bound(s);
   std::vector<LedgerRow> rows;
   while (true) {
     ECHO_ASSIGN(const bool more, s.step());
-    if (!more) return rows;
+    if (!more) break;
     rows.push_back(row_of(s));
+  }
+  ECHO_ASSIGN(Statement p, Statement::prepare(db, fmt::format("SELECT prices.instance, from_unix_s, prices.usd_per_hour FROM "
+                                                              "prices JOIN instances ON instances.id = prices.instance "
+                                                              "WHERE instances.{} ORDER BY prices.instance, prices.id",
+                                                              condition)));
+  bound(p);
+  for (auto row = rows.begin();;) {
+    ECHO_ASSIGN(const bool more, p.step());
+    if (!more) return rows;
+    while (row != rows.end() && row->id < p.integer(0)) ++row;
+    if (row != rows.end() && row->id == p.integer(0)) row->prices.push_back({p.real(1), p.real(2)});
   }
 }
 
-// Makes an empty database a ledger; refuses one that belongs to something else or to a later version.
-Status prepare_schema(sqlite3* db, const std::string& path) {
-  ECHO_TRY(execute(db, "BEGIN IMMEDIATE"));
-  ECHO_ASSIGN(const std::int64_t application, pragma(db, "application_id"));
-  ECHO_ASSIGN(const std::int64_t version, pragma(db, "user_version"));
-  ECHO_ASSIGN(const std::int64_t pages, pragma(db, "schema_version"));
-  if (application == 0 && version == 0 && pages == 0) {
-    ECHO_TRY(execute(db, kSchema));
-    ECHO_TRY(execute(
-        db,
-        fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kApplicationId, kSchemaVersion).c_str()));
-  } else if (application != kApplicationId) {
-    return fail(Code::kCorrupt, kOperation, "{}: a SQLite file that is not a ledger; choose another path", path);
-  } else if (version == 1) {
-    ECHO_TRY(execute(db, kFromVersion1));
-  } else if (version != kSchemaVersion) {
-    return fail(Code::kCorrupt, kOperation, "{}: ledger version {}, this program reads version {}", path, version,
-                kSchemaVersion);
-  }
-  return execute(db, "COMMIT");
+std::string document_of(const Offer& offer) {
+  nlohmann::json j = {{"id", offer.id},
+                      {"provider", offer.provider},
+                      {"host", offer.host},
+                      {"gpu", offer.gpu},
+                      {"gpu_count", offer.gpu_count},
+                      {"place", offer.place},
+                      {"up_mbit_per_s", offer.up.mbit_per_s()},
+                      {"down_mbit_per_s", offer.down.mbit_per_s()},
+                      {"rollouts_per_s", offer.rollouts_per_s},
+                      {"rollouts_source", to_string(offer.rollouts_source)},
+                      {"gpu_usd_per_hour", offer.gpu_usd_per_hour}};
+  const auto add = [&](const char* name, const std::optional<double>& value) {
+    if (value) j[name] = *value;
+  };
+  add("vram_gb", offer.vram_gb);
+  add("reliability", offer.reliability);
+  add("storage_usd_per_hour", offer.storage_usd_per_hour);
+  add("upload_usd_per_gb", offer.upload_usd_per_gb);
+  add("download_usd_per_gb", offer.download_usd_per_gb);
+  if (offer.duration_max) j["duration_max_s"] = seconds(*offer.duration_max);
+  return j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -197,29 +131,80 @@ std::string_view to_string(InstanceState state) {
   return "?";
 }
 
-double LedgerRow::usd(double now_unix_s) const {
+double LedgerRow::usd_rent(double now_unix_s) const {
+  if (state == InstanceState::kFailed && !running_unix_s) return 0;
+  const double end = ended_unix_s.value_or(now_unix_s);
+  double usd = 0;
+  for (std::size_t i = 0; i < prices.size(); ++i) {
+    const double until = i + 1 < prices.size() ? std::min(prices[i + 1].from_unix_s, end) : end;
+    usd += std::max(0.0, until - prices[i].from_unix_s) / 3600 * prices[i].usd_per_hour;
+  }
+  return usd;
+}
+
+double LedgerRow::usd_traffic() const {
   constexpr double kBytesPerGb = 1e9;
-  const bool never_ran = state == InstanceState::kFailed && !running_unix_s;
-  const double seconds = never_ran ? 0 : std::max(0.0, ended_unix_s.value_or(now_unix_s) - intended_unix_s);
-  return seconds / 3600 * usd_per_hour +
-         static_cast<double>(uploaded.count) / kBytesPerGb * upload_usd_per_gb.value_or(0) +
+  return static_cast<double>(uploaded.count) / kBytesPerGb * upload_usd_per_gb.value_or(0) +
          static_cast<double>(downloaded.count) / kBytesPerGb * download_usd_per_gb.value_or(0);
 }
 
 struct Ledger::Impl {
-  sqlite3* db = nullptr;
-  std::string run;
+  ledger::Database db;
+  std::string run, label_prefix;
   std::vector<LedgerRow> orphans;
-  ~Impl() { sqlite3_close(db); }
 
   // Runs an update of one row and says why when it changed nothing.
   Status change(Statement& update, std::int64_t row, std::string_view step) {
     ECHO_TRY(update.step());
-    if (sqlite3_changes(db) == 1) return ok();
-    ECHO_ASSIGN(Statement s, Statement::prepare(db, "SELECT state FROM instances WHERE id = ?"));
+    if (sqlite3_changes(db.get()) == 1) return ok();
+    ECHO_ASSIGN(Statement s, Statement::prepare(db.get(), "SELECT state FROM instances WHERE id = ?"));
     ECHO_ASSIGN(const bool found, s.bind(row).step());
     if (!found) return fail(Code::kNotFound, kOperation, "there is no row {}", row);
     return fail(Code::kInvalid, kOperation, "row {} is {} and cannot become {}", row, s.text(0), step);
+  }
+
+  Status note_state(std::int64_t row, InstanceState state, const std::string& note, double now) {
+    ECHO_ASSIGN(Statement s, Statement::prepare(
+                                 db.get(), "INSERT INTO states (instance, state, unix_s, note) VALUES (?, ?, ?, ?)"));
+    s.bind(row).bind(std::string(to_string(state))).bind(now).bind(note);
+    ECHO_TRY(s.step());
+    return ok();
+  }
+
+  Status note_price(std::int64_t row, double usd_per_hour, double now) {
+    ECHO_ASSIGN(Statement s, Statement::prepare(
+                                 db.get(), "INSERT INTO prices (instance, from_unix_s, usd_per_hour) VALUES (?, ?, ?)"));
+    ECHO_TRY(s.bind(row).bind(now).bind(usd_per_hour).step());
+    return ok();
+  }
+
+  Status finish(std::int64_t row, InstanceState state, const std::string& note, double now) {
+    return transaction(db.get(), [&]() -> Status {
+      ECHO_ASSIGN(Statement s, Statement::prepare(db.get(), "UPDATE instances SET state = ?, note = ?, ended_unix_s = ? "
+                                                            "WHERE id = ? AND state IN ('intended', 'running')"));
+      s.bind(std::string(to_string(state))).bind(note).bind(now).bind(row);
+      ECHO_TRY(change(s, row, to_string(state)));
+      return note_state(row, state, note, now);
+    });
+  }
+
+  Result<LedgerRow> one(std::int64_t id) const {
+    ECHO_ASSIGN(std::vector<LedgerRow> rows, rows_where(db.get(), fmt::format("id = {}", id)));
+    if (rows.empty()) return fail(Code::kNotFound, kOperation, "there is no row {}", id);
+    return std::move(rows.front());
+  }
+
+  // The run's mark, made when the run is new to this file.
+  Status name_run() {
+    return transaction(db.get(), [&]() -> Status {
+      ECHO_ASSIGN(Statement insert, Statement::prepare(db.get(), "INSERT OR IGNORE INTO runs (name, mark) VALUES (?, "
+                                                                 "lower(hex(randomblob(4))))"));
+      ECHO_TRY(insert.bind(run).step());
+      ECHO_ASSIGN(Statement mark, Statement::prepare(db.get(), "SELECT mark FROM runs WHERE name = ?"));
+      ECHO_TRY(mark.bind(run).step());
+      label_prefix = fmt::format("{}.{}/", run, mark.text(0));
+      return ok();
+    });
   }
 };
 
@@ -230,74 +215,118 @@ Ledger::~Ledger() = default;
 
 Result<Ledger> Ledger::open(const std::filesystem::path& path, const std::string& run) {
   if (run.empty()) return fail(Code::kInvalid, kOperation, "the run's name is empty");
-  if (path.has_parent_path()) ECHO_TRY(make_folders(path.parent_path()));
   auto impl = std::make_unique<Impl>();
   impl->run = run;
-  if (sqlite3_open_v2(path.c_str(), &impl->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr) != SQLITE_OK)
-    return fail(Code::kIo, kOperation, "{}: {}", path.string(), impl->db ? sqlite3_errmsg(impl->db) : "out of memory");
-  sqlite3_busy_timeout(impl->db, kBusyMs);
-  const auto located = [&](const Status& status) -> Status {
-    if (status) return ok();
-    Error error = status.error();
-    if (error.detail.find(path.string()) == std::string::npos) error.detail = path.string() + ": " + error.detail;
-    return error;
-  };
-  ECHO_TRY(located(execute(impl->db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")));
-  ECHO_TRY(located(prepare_schema(impl->db, path.string())));
-  ECHO_ASSIGN(impl->orphans, rows_where(impl->db, "state IN ('intended', 'running')", ""));
+  ECHO_ASSIGN(impl->db, ledger::open(path));
+  ECHO_TRY(impl->name_run());
+  ECHO_ASSIGN(impl->orphans, rows_where(impl->db.get(), "state IN ('intended', 'running')"));
   return Ledger(std::move(impl));
 }
 
+const std::string& Ledger::label_prefix() const { return impl_->label_prefix; }
+
 const std::vector<LedgerRow>& Ledger::orphans() const { return impl_->orphans; }
 
-Result<LedgerRow> Ledger::intend(const Offer& offer, double now_unix_s) {
-  ECHO_ASSIGN(Statement s,
-              Statement::prepare(impl_->db,
+Result<LedgerRow> Ledger::intend(const Offer& offer, double now_unix_s, std::optional<double> bid_usd_per_hour) {
+  const double usd_per_hour =
+      bid_usd_per_hour.value_or(offer.gpu_usd_per_hour) + offer.storage_usd_per_hour.value_or(0);
+  std::int64_t id = 0;
+  ECHO_TRY(transaction(impl_->db.get(), [&]() -> Status {
+    ECHO_ASSIGN(Statement s, Statement::prepare(
+                                 impl_->db.get(),
                                  "INSERT INTO instances (run, offer, provider, state, usd_per_hour, upload_usd_per_gb, "
-                                 "download_usd_per_gb, intended_unix_s, price_known) VALUES (?, ?, ?, 'intended', ?, ?, ?, "
-                                 "?, ?)"));
-  s.bind(impl_->run).bind(offer.id).bind(offer.provider);
-  s.bind(offer.gpu_usd_per_hour + offer.storage_usd_per_hour.value_or(0));
-  s.bind(offer.upload_usd_per_gb).bind(offer.download_usd_per_gb).bind(now_unix_s);
-  s.bind(std::int64_t{offer.usd_per_hour() && offer.upload_usd_per_gb && offer.download_usd_per_gb ? 1 : 0});
-  ECHO_TRY(s.step());
-  const std::int64_t id = sqlite3_last_insert_rowid(impl_->db);
-  ECHO_ASSIGN(const std::vector<LedgerRow> rows, rows_where(impl_->db, fmt::format("id = {}", id), ""));
-  ECHO_CHECK(rows.size() == 1);
-  return rows.front();
+                                 "download_usd_per_gb, intended_unix_s, price_known, host, gpu, gpu_count, "
+                                 "promised_rollouts_per_s, offer_document, bid_usd_per_hour) "
+                                 "VALUES (?, ?, ?, 'intended', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+    s.bind(impl_->run).bind(offer.id).bind(offer.provider).bind(usd_per_hour);
+    s.bind(offer.upload_usd_per_gb).bind(offer.download_usd_per_gb).bind(now_unix_s);
+    s.bind(std::int64_t{offer.usd_per_hour() && offer.upload_usd_per_gb && offer.download_usd_per_gb ? 1 : 0});
+    s.bind(offer.host).bind(offer.gpu).bind(std::int64_t{offer.gpu_count}).bind(offer.rollouts_per_s);
+    s.bind(document_of(offer)).bind(bid_usd_per_hour);
+    ECHO_TRY(s.step());
+    id = sqlite3_last_insert_rowid(impl_->db.get());
+    ECHO_ASSIGN(Statement label, Statement::prepare(impl_->db.get(), "UPDATE instances SET label = ? WHERE id = ?"));
+    ECHO_TRY(label.bind(fmt::format("{}{}", impl_->label_prefix, id)).bind(id).step());
+    ECHO_TRY(impl_->note_state(id, InstanceState::kIntended, "", now_unix_s));
+    return impl_->note_price(id, usd_per_hour, now_unix_s);
+  }));
+  return impl_->one(id);
+}
+
+Result<LedgerRow> Ledger::found(const std::string& provider, const std::string& instance, const std::string& label,
+                                std::optional<double> usd_per_hour, double now_unix_s) {
+  ECHO_ASSIGN(const std::vector<LedgerRow> known, rows_where(impl_->db.get(), "label = ?", label));
+  for (const LedgerRow& row : known) {
+    if (row.state == InstanceState::kRunning && row.instance == instance) return row;
+    if (row.state != InstanceState::kIntended) continue;
+    ECHO_TRY(running(row.id, instance, now_unix_s));
+    if (usd_per_hour) ECHO_TRY(priced(row.id, *usd_per_hour, now_unix_s));
+    return impl_->one(row.id);
+  }
+  // A second one under the label of a row, or one that was booked as failed: it has existed since that row at most.
+  Offer offer;
+  offer.provider = provider;
+  offer.id = known.empty() ? "" : known.front().offer;
+  offer.host = known.empty() ? "" : known.front().host;
+  offer.gpu = known.empty() ? "" : known.front().gpu;
+  offer.gpu_usd_per_hour = usd_per_hour.value_or(known.empty() ? 0 : known.front().usd_per_hour);
+  ECHO_ASSIGN(const LedgerRow row, intend(offer, known.empty() ? now_unix_s : known.front().intended_unix_s));
+  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "UPDATE instances SET label = ? WHERE id = ?"));
+  ECHO_TRY(s.bind(label).bind(row.id).step());
+  ECHO_TRY(running(row.id, instance, now_unix_s));
+  return impl_->one(row.id);
 }
 
 Status Ledger::running(std::int64_t row, const std::string& instance, double now_unix_s) {
-  ECHO_ASSIGN(Statement s,
-              Statement::prepare(impl_->db,
-                                 "UPDATE instances SET state = 'running', instance = ?, running_unix_s = ? "
-                                 "WHERE id = ? AND state = 'intended'"));
-  s.bind(instance).bind(now_unix_s).bind(row);
-  return impl_->change(s, row, "running");
+  return transaction(impl_->db.get(), [&]() -> Status {
+    ECHO_ASSIGN(Statement s, Statement::prepare(
+                                 impl_->db.get(), "UPDATE instances SET state = 'running', instance = ?, running_unix_s = ? "
+                                                  "WHERE id = ? AND state = 'intended'"));
+    s.bind(instance).bind(now_unix_s).bind(row);
+    ECHO_TRY(impl_->change(s, row, "running"));
+    return impl_->note_state(row, InstanceState::kRunning, instance, now_unix_s);
+  });
 }
 
 Status Ledger::ended(std::int64_t row, const std::string& note, double now_unix_s) {
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db,
-                                              "UPDATE instances SET state = 'ended', note = ?, ended_unix_s = ? "
-                                              "WHERE id = ? AND state IN ('intended', 'running')"));
-  s.bind(note).bind(now_unix_s).bind(row);
-  return impl_->change(s, row, "ended");
+  return impl_->finish(row, InstanceState::kEnded, note, now_unix_s);
 }
 
 Status Ledger::failed(std::int64_t row, const std::string& note, double now_unix_s) {
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db,
-                                              "UPDATE instances SET state = 'failed', note = ?, ended_unix_s = ? "
-                                              "WHERE id = ? AND state IN ('intended', 'running')"));
-  s.bind(note).bind(now_unix_s).bind(row);
-  return impl_->change(s, row, "failed");
+  return impl_->finish(row, InstanceState::kFailed, note, now_unix_s);
+}
+
+Status Ledger::priced(std::int64_t row, double usd_per_hour, double now_unix_s) {
+  return transaction(impl_->db.get(), [&]() -> Status {
+    ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "UPDATE instances SET usd_per_hour = ? WHERE id = ? AND "
+                                                                 "state IN ('intended', 'running')"));
+    s.bind(usd_per_hour).bind(row);
+    ECHO_TRY(impl_->change(s, row, "priced"));
+    return impl_->note_price(row, usd_per_hour, now_unix_s);
+  });
+}
+
+Status Ledger::measured(std::int64_t row, const LedgerMeasure& measure, double now_unix_s) {
+  ECHO_ASSIGN(Statement s,
+              Statement::prepare(impl_->db.get(),
+                                 "INSERT INTO measured (instance, unix_s, rollouts_per_s, up_bits_per_s, down_bits_per_s) "
+                                 "SELECT id, ?, ?, ?, ? FROM instances WHERE id = ? ON CONFLICT (instance) DO UPDATE SET "
+                                 "unix_s = excluded.unix_s, "
+                                 "rollouts_per_s = coalesce(excluded.rollouts_per_s, rollouts_per_s), "
+                                 "up_bits_per_s = coalesce(excluded.up_bits_per_s, up_bits_per_s), "
+                                 "down_bits_per_s = coalesce(excluded.down_bits_per_s, down_bits_per_s)"));
+  const auto bits = [](const std::optional<BitRate>& rate) {
+    return rate ? std::optional(rate->bits_per_s) : std::nullopt;
+  };
+  s.bind(now_unix_s).bind(measure.rollouts_per_s).bind(bits(measure.up)).bind(bits(measure.down)).bind(row);
+  return impl_->change(s, row, "measured");
 }
 
 Status Ledger::alive(std::span<const LedgerSign> signs, double now_unix_s) {
   if (signs.empty()) return ok();
-  ECHO_TRY(execute(impl_->db, "BEGIN IMMEDIATE"));
-  const auto book = [&]() -> Status {
+  return transaction(impl_->db.get(), [&]() -> Status {
     for (const LedgerSign& sign : signs) {
-      ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db,
+      ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
                                                   "UPDATE instances SET uploaded_bytes = uploaded_bytes + ?, "
                                                   "downloaded_bytes = downloaded_bytes + ?, alive_unix_s = ? "
                                                   "WHERE id = ?"));
@@ -305,14 +334,61 @@ Status Ledger::alive(std::span<const LedgerSign> signs, double now_unix_s) {
       s.bind(now_unix_s).bind(sign.row);
       ECHO_TRY(impl_->change(s, sign.row, "charged"));
     }
-    return execute(impl_->db, "COMMIT");
-  };
-  Status booked = book();
-  if (!booked) (void)sqlite3_exec(impl_->db, "ROLLBACK", nullptr, nullptr, nullptr);
-  return booked;
+    return ok();
+  });
 }
 
-Result<std::vector<LedgerRow>> Ledger::rows() const { return rows_where(impl_->db, "run = ?", impl_->run); }
+Status Ledger::decided(const LedgerDecision& decision) {
+  ECHO_ASSIGN(Statement s,
+              Statement::prepare(impl_->db.get(),
+                                 "INSERT INTO decisions (run, unix_s, what, why, numbers) VALUES (?, ?, ?, ?, ?)"));
+  s.bind(impl_->run).bind(decision.unix_s).bind(decision.what).bind(decision.why).bind(decision.numbers);
+  ECHO_TRY(s.step());
+  return ok();
+}
+
+Result<std::vector<LedgerRow>> Ledger::rows() const { return rows_where(impl_->db.get(), "run = ?", impl_->run); }
+
+Result<std::vector<LedgerState>> Ledger::states() const {
+  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
+                                              "SELECT states.instance, states.state, unix_s, states.note FROM states JOIN "
+                                              "instances ON instances.id = states.instance WHERE run = ? ORDER BY "
+                                              "states.id"));
+  s.bind(impl_->run);
+  std::vector<LedgerState> states;
+  while (true) {
+    ECHO_ASSIGN(const bool more, s.step());
+    if (!more) return states;
+    states.push_back({s.integer(0), state_of(s.text(1)), s.real(2), s.text(3)});
+  }
+}
+
+Result<std::vector<LedgerDecision>> Ledger::decisions() const {
+  ECHO_ASSIGN(Statement s, Statement::prepare(
+                               impl_->db.get(), "SELECT unix_s, what, why, numbers FROM decisions WHERE run = ? ORDER BY id"));
+  s.bind(impl_->run);
+  std::vector<LedgerDecision> decisions;
+  while (true) {
+    ECHO_ASSIGN(const bool more, s.step());
+    if (!more) return decisions;
+    decisions.push_back({s.real(0), s.text(1), s.text(2), s.text(3)});
+  }
+}
+
+Result<std::vector<LedgerHost>> Ledger::hosts() const {
+  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
+                                              fmt::format("SELECT {} WHERE host != '' ORDER BY id DESC", kColumns)));
+  std::vector<LedgerHost> hosts;
+  while (true) {
+    ECHO_ASSIGN(const bool more, s.step());
+    if (!more) return hosts;
+    const LedgerRow row = row_of(s);
+    hosts.push_back({row.run, row.provider, row.host, row.gpu, row.gpu_count, row.promised_rollouts_per_s,
+                     row.measured_rollouts_per_s, row.measured_up, row.measured_down,
+                     s.optional_real(kMeasuredAt).value_or(row.ended_unix_s.value_or(row.last_known_unix_s())),
+                     row.state == InstanceState::kFailed});
+  }
+}
 
 Result<LedgerTotals> Ledger::totals(double now_unix_s) const {
   ECHO_ASSIGN(const std::vector<LedgerRow> all, rows());
@@ -335,10 +411,25 @@ Result<LedgerTotals> Ledger::totals(double now_unix_s) const {
         ++t.failed;
         break;
     }
-    if (row.state == InstanceState::kIntended || row.state == InstanceState::kRunning)
-      t.usd_per_hour += row.usd_per_hour;
+    if (row.open()) t.usd_per_hour += row.usd_per_hour;
   }
   return t;
+}
+
+std::vector<LedgerHost> known_hosts(const std::filesystem::path& folder) {
+  std::vector<LedgerHost> all;
+  std::error_code error;
+  std::size_t folders = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (++folders > kFoldersMax) break;
+    std::error_code unreadable;
+    if (!std::filesystem::is_regular_file(entry.path() / "ledger.sqlite", unreadable)) continue;
+    const auto ledger = Ledger::open(entry.path() / "ledger.sqlite", entry.path().filename());
+    if (!ledger) continue;
+    if (auto hosts = ledger->hosts()) all.insert(all.end(), hosts->begin(), hosts->end());
+  }
+  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.unix_s > b.unix_s; });
+  return all;
 }
 
 }  // namespace echoline::provisioner

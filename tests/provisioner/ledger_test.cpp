@@ -32,6 +32,8 @@ class LedgerTest : public testing::Test {
     Offer o;
     o.id = id;
     o.provider = "local";
+    o.host = "host-" + id;
+    o.rollouts_per_s = 2;
     o.gpu_usd_per_hour = 0.5;
     o.storage_usd_per_hour = 0.1;
     o.upload_usd_per_gb = 0.02;
@@ -44,7 +46,8 @@ TEST_F(LedgerTest, ARowGoesFromIntendedToRunningToEnded) {
   Ledger ledger = open();
   const auto row = ledger.intend(offer(), 1000);
   ASSERT_TRUE(row) << row.error().message();
-  EXPECT_EQ(row->label, fmt::format("run-a/{}", row->id));
+  EXPECT_THAT(row->label, testing::MatchesRegex("run-a\\.[0-9a-f]{8}/1"));
+  EXPECT_EQ(row->label, ledger.label_prefix() + "1");
   EXPECT_EQ(row->state, InstanceState::kIntended);
   EXPECT_DOUBLE_EQ(row->usd_per_hour, 0.6);
   EXPECT_FALSE(row->download_usd_per_gb);
@@ -150,7 +153,109 @@ TEST_F(LedgerTest, AFileOfVersionOneGoesOn) {
   ASSERT_EQ(ledger.orphans().size(), 1u);
   EXPECT_EQ(ledger.orphans()[0].last_known_unix_s(), 1010);
   ASSERT_TRUE(ledger.alive(std::vector<LedgerSign>{{ledger.orphans()[0].id, {1}, {2}}}, 2000));
-  EXPECT_EQ((*ledger.rows())[0].alive_unix_s, 2000);
+  const LedgerRow row = (*ledger.rows())[0];
+  EXPECT_EQ(row.alive_unix_s, 2000);
+  EXPECT_EQ(row.label, "run-a/1");                     // what its provider was told
+  EXPECT_DOUBLE_EQ(row.usd(1000 + 3600), 0.6);         // its price has become an interval
+  ASSERT_EQ(ledger.states()->size(), 2u);              // and its dates a history
+  EXPECT_EQ((*ledger.states())[1].unix_s, 1010);
+  EXPECT_TRUE(ledger.priced(row.id, 1.2, 1000 + 3600));
+  EXPECT_DOUBLE_EQ((*ledger.rows())[0].usd(1000 + 7200), 1.8);
+}
+
+TEST_F(LedgerTest, CostIsTheSumOfIntervalsTimesTheirPrices) {
+  Ledger ledger = open();
+  const auto a = ledger.intend(offer("a"), 0, 0.33);  // a bid, and 0.10 for the disk
+  ASSERT_TRUE(ledger.running(a->id, "vast:1", 60));
+  ASSERT_TRUE(ledger.priced(a->id, 0.61, 1234));
+  ASSERT_TRUE(ledger.priced(a->id, 0.47, 5000));
+  EXPECT_DOUBLE_EQ(ledger.totals(5000)->usd_per_hour, 0.47);
+  ASSERT_TRUE(ledger.ended(a->id, "outbid", 9000));
+  EXPECT_FALSE(ledger.priced(a->id, 9.99, 9001));  // it is over
+  const double usd = 1234 / 3600. * 0.43 + (5000 - 1234) / 3600. * 0.61 + 4000 / 3600. * 0.47;
+  EXPECT_NEAR((*ledger.rows())[0].usd(1e9), usd, 1e-12);
+  // The wall clock goes back: no interval counts backwards, and no price is forgotten.
+  const auto b = ledger.intend(offer("b"), 10'000);
+  ASSERT_TRUE(ledger.priced(b->id, 1, 9000));
+  EXPECT_DOUBLE_EQ((*ledger.rows())[1].usd(9000 + 3600), 1);
+  EXPECT_GE((*ledger.rows())[1].usd(0), 0);
+  // A later price than the end is not paid for.
+  const auto c = ledger.intend(offer("c"), 0);
+  ASSERT_TRUE(ledger.priced(c->id, 100, 7200));
+  ASSERT_TRUE(ledger.ended(c->id, "", 3600));
+  EXPECT_DOUBLE_EQ((*ledger.rows())[2].usd(1e9), 0.6);
+}
+
+TEST_F(LedgerTest, TheHistoryAndTheReasonsCanBeRead) {
+  Ledger ledger = open();
+  ASSERT_TRUE(ledger.decided({100, "book", "12.3 of 14.0 rollouts/s for 30 s", R"({"required":14})"}));
+  const auto a = ledger.intend(offer("a"), 100);
+  ASSERT_TRUE(ledger.running(a->id, "x", 101));
+  EXPECT_FALSE(ledger.running(a->id, "x", 102));
+  ASSERT_TRUE(ledger.failed(a->id, "killed by signal 9", 103));
+  const auto states = *ledger.states();
+  ASSERT_EQ(states.size(), 3u);  // what was refused left no trace
+  EXPECT_EQ(states[0].state, InstanceState::kIntended);
+  EXPECT_EQ(states[1].unix_s, 101);
+  EXPECT_EQ(states[2].state, InstanceState::kFailed);
+  EXPECT_EQ(states[2].note, "killed by signal 9");
+  const auto decisions = *ledger.decisions();
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_EQ(decisions[0].what, "book");
+  EXPECT_EQ(decisions[0].numbers, R"({"required":14})");
+  EXPECT_TRUE(open("run-b").decisions()->empty());
+}
+
+TEST_F(LedgerTest, WhatAMachineReallyDoesIsKnownToLaterRuns) {
+  {
+    auto ledger = Ledger::open(folder / "first" / "ledger.sqlite", "first");
+    const auto a = ledger->intend(offer("a"), 100);
+    ASSERT_TRUE(ledger->measured(a->id, {1.2, BitRate{5e6}, std::nullopt}, 200));
+    ASSERT_TRUE(ledger->measured(a->id, {std::nullopt, std::nullopt, BitRate{9e6}}, 300));
+    EXPECT_EQ(ledger->measured(99, {}, 300).error().code, Code::kNotFound);
+    EXPECT_EQ((*ledger->rows())[0].measured_rollouts_per_s, 1.2);
+    const auto b = ledger->intend(offer("b"), 150);
+    ASSERT_TRUE(ledger->failed(b->id, "never started", 160));
+  }
+  std::filesystem::create_directories(folder / "broken");
+  std::ofstream(folder / "broken" / "ledger.sqlite") << "this is not a database, and it is long enough to be looked at as one";
+  const auto hosts = known_hosts(folder);
+  ASSERT_EQ(hosts.size(), 2u);
+  EXPECT_EQ(hosts[0].host, "host-a");
+  EXPECT_EQ(hosts[0].run, "first");
+  EXPECT_EQ(hosts[0].promised_rollouts_per_s, 2);
+  EXPECT_EQ(hosts[0].measured_rollouts_per_s, 1.2);
+  EXPECT_EQ(hosts[0].up, BitRate{5e6});
+  EXPECT_EQ(hosts[0].down, BitRate{9e6});
+  EXPECT_FALSE(hosts[0].lost);
+  EXPECT_TRUE(hosts[1].lost);
+  EXPECT_TRUE(known_hosts(folder / "nowhere").empty());
+}
+
+TEST_F(LedgerTest, AnInstanceThatNoRowKnowsGetsOne) {
+  Ledger ledger = open();
+  const auto asked = ledger.intend(offer("a"), 100);
+  // The answer to the request was lost, and the instance is found by its label.
+  const auto same = ledger.found("vast", "vast:1", asked->label, 0.7, 200);
+  ASSERT_TRUE(same);
+  EXPECT_EQ(same->id, asked->id);
+  EXPECT_EQ(same->state, InstanceState::kRunning);
+  EXPECT_EQ(same->usd_per_hour, 0.7);
+  EXPECT_EQ(ledger.found("vast", "vast:1", asked->label, 0.7, 210)->id, asked->id);
+  // A second one under the same label has cost money as long as the first at most.
+  const auto second = ledger.found("vast", "vast:2", asked->label, 0.9, 300);
+  ASSERT_TRUE(second);
+  EXPECT_NE(second->id, asked->id);
+  EXPECT_EQ(second->label, asked->label);
+  EXPECT_EQ(second->intended_unix_s, 100);
+  EXPECT_EQ(ledger.totals(300)->running, 2u);
+}
+
+TEST_F(LedgerTest, RunsOfOneNameInTwoPlacesHaveLabelsOfTheirOwn) {
+  Ledger here = open("same");
+  auto there = Ledger::open(folder / "other.sqlite", "same");
+  EXPECT_NE(here.label_prefix(), there->label_prefix());
+  EXPECT_EQ(open("same").label_prefix(), here.label_prefix());
 }
 
 TEST_F(LedgerTest, OrphansOfEveryRunAreListedAtOpenAndCanBeSettled) {
@@ -202,7 +307,7 @@ TEST_F(LedgerTest, WhatWasIntendedSurvivesTheKillOfTheWriter) {
   ASSERT_EQ(ledger.orphans().size(), 2u);
   EXPECT_EQ(ledger.orphans()[0].offer, "asked");
   EXPECT_EQ(ledger.orphans()[0].state, InstanceState::kIntended);
-  EXPECT_EQ(ledger.orphans()[0].label, "killed/1");
+  EXPECT_THAT(ledger.orphans()[0].label, testing::MatchesRegex("killed\\.[0-9a-f]{8}/1"));
   EXPECT_EQ(ledger.orphans()[1].state, InstanceState::kRunning);
   EXPECT_EQ(ledger.orphans()[1].instance, "local:5:5");
 }
@@ -225,9 +330,9 @@ TEST_F(LedgerTest, ForeignFilesAreRefusedAndLeftAlone) {
   const auto later = folder / "later.sqlite";
   ASSERT_TRUE(Ledger::open(later, "r"));
   ASSERT_EQ(sqlite3_open(later.c_str(), &db), SQLITE_OK);
-  ASSERT_EQ(sqlite3_exec(db, "PRAGMA user_version = 3", nullptr, nullptr, nullptr), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db, "PRAGMA user_version = 4", nullptr, nullptr, nullptr), SQLITE_OK);
   sqlite3_close(db);
-  EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 3"));
+  EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 4"));
 
   EXPECT_EQ(Ledger::open("/proc/nowhere/ledger.sqlite", "r").error().code, Code::kIo);
   EXPECT_EQ(Ledger::open(path, "").error().code, Code::kInvalid);

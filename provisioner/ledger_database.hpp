@@ -1,0 +1,63 @@
+// The ledger's SQLite: statements, transactions, and the steps that bring an older file up to date. Private to
+// provisioner/.
+#pragma once
+#include <sqlite3.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/result.hpp"
+
+namespace echoline::provisioner::ledger {
+
+struct Close {
+  void operator()(sqlite3* db) const { sqlite3_close(db); }
+};
+using Database = std::unique_ptr<sqlite3, Close>;
+
+// Opens or creates the file and brings it up to date. kIo when it cannot be opened; kCorrupt when it is no ledger or newer.
+Result<Database> open(const std::filesystem::path& path);
+
+Error sqlite_error(sqlite3* db, std::string_view what);
+Status execute(sqlite3* db, const char* sql);
+
+class Statement {
+ public:
+  static Result<Statement> prepare(sqlite3* db, const std::string& sql);
+  explicit Statement(sqlite3* db) : db_(db) {}
+  Statement(Statement&& o) noexcept : db_(o.db_), statement_(std::exchange(o.statement_, nullptr)), next_(o.next_) {}
+  Statement& operator=(Statement&&) = delete;
+  ~Statement() { sqlite3_finalize(statement_); }
+
+  Statement& bind(const std::string& text);
+  Statement& bind(std::int64_t number);
+  Statement& bind(double number);
+  Statement& bind(const std::optional<double>& number);
+  // True while there is a row.
+  Result<bool> step();
+  std::string text(int column) const;
+  std::int64_t integer(int column) const { return sqlite3_column_int64(statement_, column); }
+  double real(int column) const { return sqlite3_column_double(statement_, column); }
+  std::optional<double> optional_real(int column) const;
+
+ private:
+  sqlite3* db_;
+  sqlite3_stmt* statement_ = nullptr;
+  int next_ = 1;
+};
+
+// All of what `body` writes, or nothing.
+template <class Body>
+Status transaction(sqlite3* db, Body&& body) {
+  ECHO_TRY(execute(db, "BEGIN IMMEDIATE"));
+  Status done = body();
+  if (done) done = execute(db, "COMMIT");
+  if (!done) (void)sqlite3_exec(db, "ROLLBACK", nullptr, nullptr, nullptr);
+  return done;
+}
+
+}  // namespace echoline::provisioner::ledger
