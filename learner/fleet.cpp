@@ -17,7 +17,7 @@ constexpr Duration kGrace = std::chrono::seconds(5);  // between SIGTERM and SIG
 constexpr Duration kSignsEvery = std::chrono::seconds(5);
 
 double usd_per_hour(const provisioner::Offer& offer) {
-  return offer.gpu_usd_per_hour + offer.storage_usd_per_hour.value_or(0);
+  return offer.usd_per_hour_known();
 }
 
 provisioner::FleetOffer fleet_offer(const provisioner::Offer& offer) {

@@ -26,11 +26,11 @@ Result<model::Phrasing> run_phrasing(const TaskSection& task, const model::Model
 }
 
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.up, config.network.worker_rate);
+  return capped(offer.up.value_or(config.fleet.assume.up.value_or(kUplinkUnlimited)), config.network.worker_rate);
 }
 
 BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.down, config.network.worker_rate);
+  return capped(offer.down.value_or(config.fleet.assume.down.value_or(kUplinkUnlimited)), config.network.worker_rate);
 }
 
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
@@ -79,6 +79,13 @@ Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& mode
   request.gpu_memory_min = gpu_memory_needed(config, model, prompt_tokens);
   if (config.fleet.provider == ProviderKind::kLocal) request.provider = "local";
   request.budget_usd_per_hour = config.fleet.usd_per_hour_max;
+  request.budget_usd = config.fleet.usd_max;
+  request.pricing = config.fleet.pricing;
+  request.bid_over_min = config.fleet.bid_over_min;
+  if (config.fleet.per_host_max) request.per_host_max = *config.fleet.per_host_max;
+  request.places = config.fleet.places;
+  request.up_min = config.fleet.up_min;
+  request.assume = config.fleet.assume;
   ECHO_ASSIGN(result.plan, provisioner::make_plan(request, result.offers));
   return result;
 }

@@ -221,9 +221,8 @@ class Preflighter {
     }
     const provisioner::Plan& p = plan->plan;
     add("plan", p.settled ? Verdict::kOk : Verdict::kWarning,
-        fmt::format("{} of {} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h{}", p.chosen().size(), p.rows.size(),
-                    p.rollouts_per_s, p.target.required_rollouts_per_s, p.usd_per_hour_high.value_or(p.usd_per_hour_low),
-                    p.usd_per_hour_high ? "" : " and what is not stated"));
+        fmt::format("{} of {} offers, {:.1f} rollouts/s for {:.1f}, ${:.2f}/h", p.chosen().size(), p.rows.size(),
+                    p.rollouts_per_s, p.target.required_rollouts_per_s, p.usd_per_hour.expected));
     result_.plan = std::move(*plan);
   }
 

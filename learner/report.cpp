@@ -191,7 +191,7 @@ json make_report(const ReportInput& input) {
                     {"usd_fleet", input.fleet.usd},
                     {"prices_known", input.fleet.prices_known && input.learner_usd},
                     {"usd_per_1k_rollouts", rollouts > 0 ? json(1000 * input.fleet.usd / rollouts) : json(nullptr)},
-                    {"plan_usd_per_hour", plan.usd_per_hour_high ? json(*plan.usd_per_hour_high) : json(nullptr)}};
+                    {"plan_usd_per_hour", plan.usd_per_hour.expected}};
   report["plan"] = {{"target_rollouts_per_s", plan.target.required_rollouts_per_s},
                     {"provisioned_rollouts_per_s", plan.rollouts_per_s},
                     {"measured_rollouts_per_s", rate_of(training_seconds)},

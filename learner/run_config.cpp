@@ -190,6 +190,22 @@ void read_network(ConfigSection s, NetworkSection& c) {
          "q: a version counts as broadcast, and T_b ends, when this share of the fleet has installed it");
 }
 
+void read_assume(ConfigSection s, provisioner::Assumptions& c) {
+  const Limits<double> usd{.min = 0.0, .max = 1e6};
+  const Limits<BitRate> link{.min = BitRate{1000}, .max = BitRate{1e12}};
+  const char* kLeftOut = "such offers are left out";
+  s.read("storage_usd_per_hour", c.storage_usd_per_hour, usd, {"price of the disk", kLeftOut});
+  s.read("upload_usd_per_gb", c.upload_usd_per_gb, usd, {"price of what a worker sends; 1 GB is 10^9 bytes", kLeftOut});
+  s.read("download_usd_per_gb", c.download_usd_per_gb, usd, {"price of what it receives", kLeftOut});
+  s.read("up", c.up, link, {"uplink", kLeftOut});
+  s.read("down", c.down, link, {"downlink", kLeftOut});
+  s.read("vram_gb", c.vram_gb, {.min = 0.0, .max = 1e5}, {"memory of one GPU", kLeftOut});
+  s.read("reliability", c.reliability, {.min = 0.0, .max = 1.0},
+         {"share of the time it is up", "such offers are left out where fleet.reliability_min is given"});
+  s.read("duration", c.duration, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
+         {"longest rental", "such offers are left out where fleet.duration_min is given"});
+}
+
 void read_fleet(ConfigSection s, FleetSection& c) {
   s.require("offers", c.offers, "file of the machines that can be rented; see configs/offers/README.md");
   s.read_choice("provider", c.provider, {{"local", ProviderKind::kLocal}, {"none", ProviderKind::kNone}},
@@ -207,6 +223,20 @@ void read_fleet(ConfigSection s, FleetSection& c) {
          "the part of T_b that is not transfer: finishing a batch, applying the delta");
   s.read("usd_per_hour_max", c.usd_per_hour_max, {.min = 0.0, .max = 1e9},
          {"US dollars that the fleet may cost", "unlimited"});
+  s.read("usd_max", c.usd_max, {.min = 0.0, .max = 1e9},
+         {"US dollars that the whole run may cost as planned, the learner's own machine included where its price is given",
+          "unlimited"});
+  s.read_choice("pricing", c.pricing,
+                {{"on_demand", provisioner::Pricing::kOnDemand}, {"bid", provisioner::Pricing::kBid}},
+                "rent at the price on demand, or bid: cheaper, but whoever bids more takes the machine away");
+  s.read("bid_over_min", c.bid_over_min, {.min = 0.0, .max = 100.0},
+         "a bid is so much above the least that would rent the offer; 0.1 is a tenth");
+  s.read("per_host_max", c.per_host_max, {.min = 1, .max = 4096},
+         {"offers of one host that are rented at the same time; where an offer does not say whose it is, of one machine",
+          "unlimited"});
+  s.read("places", c.places, {"an offer's place must contain one of these, such as [SE, US]", "any"});
+  s.read("up_min", c.up_min, {.min = BitRate{0}, .max = BitRate{1e12}}, {"uplink of an offer", "any"});
+  read_assume(s.section("assume", "What to take for what an offer does not state. It is never taken for 0."), c.assume);
   s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0},
          {"of an offer, which must then state its own", "any"});
   s.read("duration_min", c.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},

@@ -11,6 +11,7 @@
 #include "base/units.hpp"
 #include "chains/topology.hpp"
 #include "learner/training_config.hpp"
+#include "provisioner/offers.hpp"
 
 namespace echoline {
 struct ConfigKey;
@@ -114,6 +115,13 @@ struct FleetSection {
   double delta_ratio_expected = 3.0;  // dense bytes / delta bytes, until it has been measured
   Duration install_time_expected{};   // part of T_b that is not transfer: safe point, apply
   std::optional<double> usd_per_hour_max;
+  std::optional<double> usd_max;  // of the whole run
+  provisioner::Pricing pricing = provisioner::Pricing::kOnDemand;
+  double bid_over_min = 0.10;                   // a bid is so much above the least one
+  std::optional<std::uint32_t> per_host_max;    // offers of one owner, or machine where that is not stated
+  std::vector<std::string> places;              // an offer's place contains one of these; empty: any
+  std::optional<BitRate> up_min;
+  provisioner::Assumptions assume;              // for what offers do not state
   std::optional<double> reliability_min;  // of an offer, 0..1; offers that do not state it are then left out
   std::optional<Duration> duration_min;   // an offer can be rented so long; offers that do not state it are then left out
   std::uint32_t workers_max = 64;

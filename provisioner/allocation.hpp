@@ -1,6 +1,7 @@
 // Which workers to rent: the cheapest set whose throughput reaches a target. (ECHO-2 sec. 3.4)
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
@@ -9,8 +10,17 @@
 namespace echoline::provisioner {
 
 struct Candidate {
-  double rollouts_per_s = 0;  // mu, positive
-  double usd_per_hour = 0;    // c, not negative
+  double rollouts_per_s = 0;   // mu, positive
+  double usd_per_hour = 0;     // c, not negative
+  std::uint32_t machine = 0;   // numbered from 1 without gaps; 0: a machine of its own
+  std::uint64_t gpus = ~0ull;  // of that machine: two candidates that share one exclude each other
+  std::uint32_t host = 0;      // numbered from 1 without gaps: counts against per_host_max; 0: does not count
+  bool keep = false;           // in every set
+};
+
+struct AllocationLimits {
+  std::size_t workers_max = std::numeric_limits<std::size_t>::max();
+  std::size_t per_host_max = std::numeric_limits<std::size_t>::max();
 };
 
 struct Allocation {
@@ -23,20 +33,31 @@ struct Allocation {
 // Indices by c/mu ascending; ties: more throughput first, then the lower index.
 std::vector<std::size_t> by_unit_cost(std::span<const Candidate> pool);
 
-// Cheapest prefix by c/mu that reaches `target`, then dearest-first removal of what is not needed and a cheaper single
-// worker in place of the last, in whichever order ends cheaper. At most `workers_max` workers: a prefix that is too
-// long is cut, and slow members are exchanged for faster ones at the least extra cost per rollout until the target is
-// met. Absent when no set of at most workers_max workers reaches the target.
-std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, double target,
-                                          std::size_t workers_max = std::numeric_limits<std::size_t>::max());
+// The cheapest prefix by c/mu that reaches `target`, skipping what the limits and machines exclude. A prefix that is not
+// enough is mended by exchanging slow members for faster ones at the least extra cost per rollout. Absent when no set was
+// found.
+std::optional<Allocation> allocate_prefix(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
 
-// The cheapest set of all, by branch and bound. Requires at most kExactPoolMax candidates.
-inline constexpr std::size_t kExactPoolMax = 20;
-std::optional<Allocation> allocate_exact(std::span<const Candidate> pool, double target,
-                                         std::size_t workers_max = std::numeric_limits<std::size_t>::max());
+// The same, then made cheaper while that goes: what is not needed is dropped, and one or two members are exchanged for
+// one or two others. Never dearer than allocate_prefix().
+std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, double target, AllocationLimits limits = {});
+
+// The cheapest set of all, by branch and bound from a set that is known (or none). Requires at most kExactPoolMax
+// candidates. Absent when no set reaches the target; `nodes_max` ends the search with the best so far and proven = false.
+inline constexpr std::size_t kExactPoolMax = 40;
+struct ExactAllocation {
+  std::optional<Allocation> best;
+  bool proven = true;
+};
+ExactAllocation allocate_exact(std::span<const Candidate> pool, double target, AllocationLimits limits = {},
+                               const std::optional<Allocation>& known = {}, std::uint64_t nodes_max = 3'000'000);
 
 // Cost of the cheapest prefix whose last worker is rented only in part: no set costs less. Absent when the whole
 // pool is below the target.
 std::optional<double> lp_bound(std::span<const Candidate> pool, double target);
+
+// Candidates of a large market that a search needs to look at: the cheapest per rollout, the fastest and the cheapest of
+// all. Ascending; everything where the pool is small.
+std::vector<std::size_t> shortlist(std::span<const Candidate> pool, AllocationLimits limits);
 
 }  // namespace echoline::provisioner

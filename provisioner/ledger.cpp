@@ -98,14 +98,14 @@ std::string document_of(const Offer& offer) {
                       {"gpu", offer.gpu},
                       {"gpu_count", offer.gpu_count},
                       {"place", offer.place},
-                      {"up_mbit_per_s", offer.up.mbit_per_s()},
-                      {"down_mbit_per_s", offer.down.mbit_per_s()},
                       {"rollouts_per_s", offer.rollouts_per_s},
-                      {"rollouts_source", to_string(offer.rollouts_source)},
-                      {"gpu_usd_per_hour", offer.gpu_usd_per_hour}};
+                      {"rollouts_source", to_string(offer.rollouts_source)}};
   const auto add = [&](const char* name, const std::optional<double>& value) {
     if (value) j[name] = *value;
   };
+  if (offer.up) j["up_mbit_per_s"] = offer.up->mbit_per_s();
+  if (offer.down) j["down_mbit_per_s"] = offer.down->mbit_per_s();
+  add("gpu_usd_per_hour", offer.gpu_usd_per_hour);
   add("vram_gb", offer.vram_gb);
   add("reliability", offer.reliability);
   add("storage_usd_per_hour", offer.storage_usd_per_hour);
@@ -229,7 +229,7 @@ const std::vector<LedgerRow>& Ledger::orphans() const { return impl_->orphans; }
 
 Result<LedgerRow> Ledger::intend(const Offer& offer, double now_unix_s, std::optional<double> bid_usd_per_hour) {
   const double usd_per_hour =
-      bid_usd_per_hour.value_or(offer.gpu_usd_per_hour) + offer.storage_usd_per_hour.value_or(0);
+      bid_usd_per_hour.value_or(offer.rent_usd_per_hour().value_or(0)) + offer.storage_usd_per_hour.value_or(0);
   std::int64_t id = 0;
   ECHO_TRY(transaction(impl_->db.get(), [&]() -> Status {
     ECHO_ASSIGN(Statement s, Statement::prepare(

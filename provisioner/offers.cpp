@@ -9,32 +9,49 @@ namespace {
 
 constexpr double kMbitMax = 1e6;  // 1 Tbit/s
 constexpr double kUsdMax = 1e6;
+constexpr int kGpuIdMax = 1024;
 
 Offer read_offer(ConfigSection& s) {
   Offer o;
-  double up_mbit = 0, down_mbit = 0;
-  std::optional<double> days;
+  std::optional<double> up_mbit, down_mbit, days, rate;
+  std::vector<std::int64_t> gpu_ids;
   s.require("id", o.id);
   s.require("provider", o.provider);
   s.read("host", o.host);
+  s.read("owner", o.owner);
   s.require("gpu", o.gpu);
   s.read("gpu_count", o.gpu_count, {.min = 1, .max = 1024});
+  s.read("gpu_ids", gpu_ids);
   s.read("vram_gb", o.vram_gb, {.min = 0.0, .max = 1e5});
   s.read("place", o.place);
-  s.require("up_mbit_per_s", up_mbit, {.min = 1e-3, .max = kMbitMax});
-  s.require("down_mbit_per_s", down_mbit, {.min = 1e-3, .max = kMbitMax});
+  s.read("up_mbit_per_s", up_mbit, {.min = 1e-3, .max = kMbitMax});
+  s.read("down_mbit_per_s", down_mbit, {.min = 1e-3, .max = kMbitMax});
   s.read("reliability", o.reliability, {.min = 0.0, .max = 1.0});
   s.read("duration_days_max", days, {.min = 0.0, .max = 1e5});
-  s.require("rollouts_per_s", o.rollouts_per_s, {.min = 1e-6, .max = 1e9});
-  s.require_choice(
-      "rollouts_source", o.rollouts_source,
-      {{"measured", RateSource::kMeasured}, {"profile", RateSource::kProfile}, {"dlperf", RateSource::kDlperf}});
-  s.require("gpu_usd_per_hour", o.gpu_usd_per_hour, {.min = 0.0, .max = kUsdMax});
+  s.read("rentable", o.rentable);
+  s.read("rollouts_per_s", rate, {.min = 1e-6, .max = 1e9});
+  s.read_choice("rollouts_source", o.rollouts_source,
+                {{"unknown", RateSource::kUnknown},
+                 {"measured", RateSource::kMeasured},
+                 {"profile", RateSource::kProfile},
+                 {"dlperf", RateSource::kDlperf}});
+  s.read("dlperf", o.dlperf, {.min = 0.0, .max = 1e7});
+  s.read("gpu_usd_per_hour", o.gpu_usd_per_hour, {.min = 0.0, .max = kUsdMax});
+  s.read("bid_usd_per_hour_min", o.bid_usd_per_hour_min, {.min = 0.0, .max = kUsdMax});
   s.read("storage_usd_per_hour", o.storage_usd_per_hour, {.min = 0.0, .max = kUsdMax});
   s.read("upload_usd_per_gb", o.upload_usd_per_gb, {.min = 0.0, .max = kUsdMax});
   s.read("download_usd_per_gb", o.download_usd_per_gb, {.min = 0.0, .max = kUsdMax});
-  o.up = BitRate::from_mbit_per_s(up_mbit);
-  o.down = BitRate::from_mbit_per_s(down_mbit);
+  for (const std::int64_t gpu : gpu_ids) {
+    if (gpu < 0 || gpu >= kGpuIdMax) s.error("gpu_ids", fmt::format("expected numbers of 0 to {}, found {}", kGpuIdMax - 1, gpu));
+    o.gpu_ids.push_back(static_cast<int>(gpu));
+  }
+  if (rate && o.rollouts_source == RateSource::kUnknown)
+    s.error("rollouts_source", "a throughput needs its source: measured, profile or dlperf");
+  if (!rate && o.rollouts_source != RateSource::kUnknown)
+    s.error("rollouts_per_s", fmt::format("expected a throughput, as its source is {}", to_string(o.rollouts_source)));
+  o.rollouts_per_s = rate.value_or(0);
+  if (up_mbit) o.up = BitRate::from_mbit_per_s(*up_mbit);
+  if (down_mbit) o.down = BitRate::from_mbit_per_s(*down_mbit);
   if (days) o.duration_max = from_seconds(*days * 86400);
   return o;
 }
@@ -65,6 +82,8 @@ Result<std::vector<Offer>> read_offers(ConfigFile file) {
 
 std::string_view to_string(RateSource source) {
   switch (source) {
+    case RateSource::kUnknown:
+      return "unknown";
     case RateSource::kMeasured:
       return "measured";
     case RateSource::kProfile:

@@ -12,32 +12,62 @@
 namespace echoline::provisioner {
 
 // Where a predicted throughput comes from.
-enum class RateSource { kMeasured, kProfile, kDlperf };
+enum class RateSource { kUnknown, kMeasured, kProfile, kDlperf };
 std::string_view to_string(RateSource source);
 
 struct Offer {
   std::string id;        // unique in its file
   std::string provider;  // "local", "vast", ...
-  std::string host;      // the machine: two offers of one are never rented together; "" when not stated
+  std::string host;      // the machine; "" when not stated
+  std::string owner;     // who runs the machine; "" when not stated
   std::string gpu;
   int gpu_count = 1;
+  // Which of its machine's GPUs they are: offers of one machine that share a GPU are never rented together. Empty when not
+  // stated: it is the whole machine.
+  std::vector<int> gpu_ids;
   std::optional<double> vram_gb;  // per GPU
   std::string place;              // "" when not stated
-  BitRate up, down;
+  std::optional<BitRate> up, down;
   std::optional<double> reliability;     // [0, 1]
   std::optional<Duration> duration_max;  // it can be rented this long
-  double rollouts_per_s = 0;             // mu
-  RateSource rollouts_source = RateSource::kProfile;
-  double gpu_usd_per_hour = 0;
+  bool rentable = true;                  // the market says that nobody has it
+  double rollouts_per_s = 0;             // mu; 0 while it is not known
+  RateSource rollouts_source = RateSource::kUnknown;
+  std::optional<double> dlperf;  // the market's benchmark of all its GPUs
+  std::optional<double> gpu_usd_per_hour;          // on demand
+  std::optional<double> bid_usd_per_hour_min;      // the least bid that would rent it now
   std::optional<double> storage_usd_per_hour;
   std::optional<double> upload_usd_per_gb;  // GB = 10^9 bytes
   std::optional<double> download_usd_per_gb;
 
-  // Rent of machine and disk; absent where the disk's is not stated.
+  // What is bid for it, once a plan has chosen to; absent: it is rented on demand.
+  std::optional<double> bid_usd_per_hour;
+
+  // Rent of its GPUs, at the bid where there is one.
+  std::optional<double> rent_usd_per_hour() const { return bid_usd_per_hour ? bid_usd_per_hour : gpu_usd_per_hour; }
+  // Rent of machine and disk; absent where either is not stated.
   std::optional<double> usd_per_hour() const {
-    return storage_usd_per_hour ? std::optional(gpu_usd_per_hour + *storage_usd_per_hour) : std::nullopt;
+    const auto rent = rent_usd_per_hour();
+    return rent && storage_usd_per_hour ? std::optional(*rent + *storage_usd_per_hour) : std::nullopt;
   }
+  // As much of it as is known.
+  double usd_per_hour_known() const { return rent_usd_per_hour().value_or(0) + storage_usd_per_hour.value_or(0); }
 };
+
+// What to take for what an offer does not state. Where nothing is assumed, such an offer is not considered.
+struct Assumptions {
+  std::optional<double> storage_usd_per_hour;
+  std::optional<double> upload_usd_per_gb;
+  std::optional<double> download_usd_per_gb;
+  std::optional<BitRate> up, down;
+  std::optional<double> vram_gb;
+  std::optional<double> reliability;
+  std::optional<Duration> duration;
+  friend bool operator==(const Assumptions&, const Assumptions&) = default;
+};
+
+enum class Pricing { kOnDemand, kBid };
+std::string_view to_string(Pricing pricing);
 
 inline constexpr std::size_t kOffersMax = 100'000;
 

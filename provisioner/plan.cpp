@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "chains/broadcast_model.hpp"
 #include "chains/planner.hpp"
 #include "chains/score.hpp"
 #include "provisioner/allocation.hpp"
+#include "provisioner/eligibility.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -17,43 +18,6 @@ namespace {
 constexpr std::string_view kOperation = "plan";
 constexpr int kRoundsMax = 64;
 constexpr double kBytesPerGb = 1e9;
-
-// The dearest price any offer states, for those that do not state theirs; absent where none does.
-struct DearestKnown {
-  std::optional<double> storage_usd_per_hour;
-  std::optional<double> upload_usd_per_gb;
-  std::optional<double> download_usd_per_gb;
-};
-
-DearestKnown dearest_of(std::span<const Offer> offers) {
-  DearestKnown d;
-  for (const Offer& o : offers) {  // an absent price compares less than any
-    d.storage_usd_per_hour = std::max(d.storage_usd_per_hour, o.storage_usd_per_hour);
-    d.upload_usd_per_gb = std::max(d.upload_usd_per_gb, o.upload_usd_per_gb);
-    d.download_usd_per_gb = std::max(d.download_usd_per_gb, o.download_usd_per_gb);
-  }
-  return d;
-}
-
-// A sum of which some parts may be unknown.
-struct Sum {
-  double known = 0;
-  bool complete = true;
-  void add(const std::optional<double>& part, double factor = 1) {
-    if (part) known += factor * *part;
-    if (!part && factor != 0) complete = false;
-  }
-  std::optional<double> total() const { return complete ? std::optional(known) : std::nullopt; }
-};
-
-template <class T>
-std::optional<T> either(const std::optional<T>& first, const std::optional<T>& second) {
-  return first ? first : second;
-}
-
-// Of several offers of one machine, only one may be rented: the cheapest per rollout or, where the others do not
-// suffice then, the fastest.
-enum class MachinePick { kCheapest, kFastest };
 
 // One run of the search for an assumed T_b, and the T_b its own set and topology have.
 struct Solution {
@@ -72,12 +36,14 @@ struct Solution {
 
 class Planner {
  public:
-  Planner(const PlanRequest& request, std::span<const Offer> offers, MachinePick pick)
-      : request_(request), offers_(offers), pick_(pick), dearest_(dearest_of(offers)) {}
+  Planner(const PlanRequest& request, std::span<const Offer> offers) : request_(request), offers_(offers) {
+    limits_.workers_max = request.workers_max;
+    if (request.per_host_max) limits_.per_host_max = *request.per_host_max;
+  }
 
   Result<Plan> run() {
     ECHO_TRY(check_request());
-    sort_out();
+    ECHO_TRY(sort_out());
     Duration assumed{};
     ECHO_ASSIGN(const Solution solution, settle(assumed));
     Plan plan = describe(solution, assumed);
@@ -107,117 +73,67 @@ class Planner {
   }
 
   // Splits the offers into eligible ones, with their price and rank, and others with the reason.
-  void sort_out() {
-    std::vector<std::optional<std::string>> defects(offers_.size());
-    for (std::size_t i = 0; i < offers_.size(); ++i) defects[i] = defect_of(offers_[i]);
-    keep_one_per_machine(defects);
+  Status sort_out() {
+    std::map<std::pair<std::string_view, std::string_view>, std::uint32_t> machines, hosts;
+    const auto number = [](auto& numbers, std::string_view provider, std::string_view name) {
+      if (name.empty()) return std::uint32_t{0};
+      return numbers.emplace(std::pair(provider, name), static_cast<std::uint32_t>(numbers.size() + 1)).first->second;
+    };
+    const std::set<std::string_view> keep(request_.keep.begin(), request_.keep.end());
+    std::size_t kept = 0;
     for (std::size_t i = 0; i < offers_.size(); ++i) {
-      if (defects[i]) {
-        refused_.emplace_back(i, std::move(*defects[i]));
+      const Offer& o = offers_[i];
+      if (auto defect = defect_of(request_, o)) {
+        refused_.emplace_back(i, std::move(*defect));
         continue;
       }
       eligible_.push_back(i);
-      pool_.push_back({offers_[i].rollouts_per_s, cost_of(offers_[i], 1).usd_per_hour_compared});
+      Candidate c;
+      c.rollouts_per_s = o.rollouts_per_s;
+      c.usd_per_hour = cost_of(request_, o, 1).usd_per_hour().value_or(0);
+      c.machine = number(machines, o.provider, o.host);
+      if (!o.gpu_ids.empty()) {
+        c.gpus = 0;
+        for (const int id : o.gpu_ids) c.gpus |= id < 64 ? std::uint64_t{1} << id : ~0ull;
+      }
+      c.host = number(hosts, o.provider, o.owner.empty() ? o.host : o.owner);
+      c.keep = keep.contains(o.id);
+      kept += c.keep;
+      pool_.push_back(c);
     }
+    if (kept != keep.size())
+      return fail(Code::kInvalid, kOperation, "{} of the {} offers to keep are not to be had", keep.size() - kept, keep.size());
+    if (kept > request_.workers_max)
+      return fail(Code::kInvalid, kOperation, "{} offers are to be kept, workers_max is {}", kept, request_.workers_max);
     order_ = by_unit_cost(pool_);
+    short_ = shortlist(pool_, limits_);
+    for (const std::size_t i : short_) short_pool_.push_back(pool_[i]);
+    return ok();
   }
-
-  void keep_one_per_machine(std::vector<std::optional<std::string>>& defects) const {
-    const auto better = [&](std::size_t a, std::size_t b) {
-      const Offer &x = offers_[a], &y = offers_[b];
-      if (pick_ == MachinePick::kFastest && x.rollouts_per_s != y.rollouts_per_s)
-        return x.rollouts_per_s > y.rollouts_per_s;
-      return cost_of(x, 1).usd_per_1k_rollouts < cost_of(y, 1).usd_per_1k_rollouts;
-    };
-    using Machine = std::pair<std::string_view, std::string_view>;  // who starts it, and its name there
-    std::map<Machine, std::size_t> kept;
-    for (std::size_t i = 0; i < offers_.size(); ++i) {
-      if (defects[i] || offers_[i].host.empty()) continue;
-      const auto [it, is_new] = kept.emplace(Machine(offers_[i].provider, offers_[i].host), i);
-      if (is_new) continue;
-      std::size_t loser = i;
-      if (better(i, it->second)) std::swap(loser, it->second);
-      defects[loser] = fmt::format("the same machine as {}", offers_[it->second].id);
-    }
-  }
-
-  std::optional<std::string> defect_of(const Offer& o) const {
-    const PlanRequest& r = request_;
-    if (!r.provider.empty() && o.provider != r.provider)
-      return fmt::format("of provider {}, this run rents from {}", o.provider, r.provider);
-    if (r.gpu_memory_min && o.vram_gb && *o.vram_gb * kBytesPerGb < static_cast<double>(r.gpu_memory_min->count))
-      return fmt::format("{:.3g} GB per GPU, {:.3g} needed", *o.vram_gb,
-                         static_cast<double>(r.gpu_memory_min->count) / kBytesPerGb);
-    if (r.reliability_min) {
-      if (!o.reliability) return fmt::format("reliability not stated, {:.3f} required", *r.reliability_min);
-      if (*o.reliability < *r.reliability_min)
-        return fmt::format("reliability {:.3f} below {:.3f}", *o.reliability, *r.reliability_min);
-    }
-    const auto days = [](Duration d) { return seconds(d) / 86400; };
-    if (r.duration_min) {
-      if (!o.duration_max) return fmt::format("rental time not stated, {:.2g} days required", days(*r.duration_min));
-      if (*o.duration_max < *r.duration_min)
-        return fmt::format("rentable for {:.2g} days, {:.2g} required", days(*o.duration_max), days(*r.duration_min));
-    }
-    if (r.run_time && o.duration_max && *o.duration_max < *r.run_time)
-      return fmt::format("rentable for {:.2g} days, the run takes {:.2g}", days(*o.duration_max), days(*r.run_time));
-    if (r.up_min && o.up < *r.up_min)
-      return fmt::format("uplink {:.3g} Mbit/s below {:.3g}", o.up.mbit_per_s(), r.up_min->mbit_per_s());
-    return std::nullopt;
-  }
-
-  // $/h of an offer that receives every publication and sends `copies` of it.
-  OfferCost cost_of(const Offer& o, double copies) const {
-    const double period_s = request_.pace.publish_every * seconds(request_.pace.step_time);
-    const double gb_per_hour = static_cast<double>(request_.delta_bytes.count) / kBytesPerGb * 3600 / period_s;
-    const double up_gb_per_hour = gb_per_hour * copies;
-    OfferCost c;
-    c.gpu = o.gpu_usd_per_hour;
-    c.storage = o.storage_usd_per_hour;
-    const auto bandwidth = [&](const std::optional<double>& up, const std::optional<double>& down) {
-      Sum sum;
-      sum.add(down, gb_per_hour);
-      sum.add(up, up_gb_per_hour);
-      return sum;
-    };
-    const Sum stated = bandwidth(o.upload_usd_per_gb, o.download_usd_per_gb);
-    c.bandwidth = stated.total();
-    c.usd_per_hour_low = c.gpu + c.storage.value_or(0) + stated.known;
-    const Sum traffic = bandwidth(either(o.upload_usd_per_gb, dearest_.upload_usd_per_gb),
-                                  either(o.download_usd_per_gb, dearest_.download_usd_per_gb));
-    Sum high;
-    high.add(c.gpu);
-    high.add(either(c.storage, dearest_.storage_usd_per_hour));
-    high.known += traffic.known;
-    high.complete = high.complete && traffic.complete;
-    c.usd_per_hour_high = high.total();
-    c.usd_per_hour_compared = high.known;
-    c.usd_per_1k_rollouts = 1000 * high.known / (3600 * o.rollouts_per_s);
-    return c;
-  }
-
-  BitRate capped(BitRate rate) const { return request_.worker_cap ? std::min(rate, *request_.worker_cap) : rate; }
-  BitRate up_of(const Offer& o) const { return capped(o.up); }
 
   Result<Solution> solve(Duration assumed) const {
     Solution s;
     ECHO_ASSIGN(s.target, capacity_target(request_.pace, assumed, request_.headroom));
     const double target = s.target.provisioned_rollouts_per_s;
-    auto greedy = allocate_greedy(pool_, target, request_.workers_max);
-    if (!greedy) return too_little(s.target, assumed);
-    s.greedy_usd_per_hour = greedy->usd_per_hour;
-    s.dropped = greedy->dropped;
-    s.set = std::move(*greedy);
-    s.method = "greedy";
+    auto set = allocate_greedy(short_pool_, target, limits_);
+    const bool greedy = set.has_value();
+    if (greedy) s.greedy_usd_per_hour = allocate_prefix(short_pool_, target, limits_)->usd_per_hour;
     if (pool_.size() <= kExactPoolMax) {
-      auto exact = allocate_exact(pool_, target, request_.workers_max);
-      ECHO_CHECK(exact.has_value());
-      s.exact_usd_per_hour = exact->usd_per_hour;
-      if (exact->usd_per_hour < s.set.usd_per_hour * (1 - 1e-9)) {
-        s.set = std::move(*exact);
+      auto exact = allocate_exact(short_pool_, target, limits_, set);
+      if (exact.best && exact.proven) s.exact_usd_per_hour = exact.best->usd_per_hour;
+      if (exact.best && (!set || exact.best->usd_per_hour < set->usd_per_hour * (1 - 1e-9))) {
+        exact.best->dropped = set ? set->dropped : std::vector<std::size_t>{};
+        set = std::move(exact.best);
         s.method = "exact";
       }
     }
+    if (!set) return too_little(s.target, assumed);
+    if (s.method.empty()) s.method = "greedy";
+    if (!greedy) s.greedy_usd_per_hour = set->usd_per_hour;
+    for (std::vector<std::size_t>* indices : {&set->chosen, &set->dropped})
+      for (std::size_t& i : *indices) i = short_[i];
+    s.dropped = std::move(set->dropped);
+    s.set = std::move(*set);
     ECHO_TRY(connect(s));
     return s;
   }
@@ -226,21 +142,23 @@ class Planner {
   Status connect(Solution& s) const {
     for (const std::size_t i : order_)
       if (std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), i)) s.members.push_back(i);
-    BitRate slowest_up = up_of(offer(s.members.front())), fastest_up = slowest_up;
+    const auto up = [&](std::size_t i) { return *up_of(request_, offer(i)); };
+    BitRate slowest_up = up(s.members.front()), fastest_up = slowest_up;
     for (const std::size_t i : s.members) {
-      slowest_up = std::min(slowest_up, up_of(offer(i)));
-      fastest_up = std::max(fastest_up, up_of(offer(i)));
+      slowest_up = std::min(slowest_up, up(i));
+      fastest_up = std::max(fastest_up, up(i));
     }
     std::vector<chains::ChainWorker> workers;
     for (std::size_t m = 0; m < s.members.size(); ++m) {
       const Offer& o = offer(s.members[m]);
       // Nothing is measured yet: what the offer states stands for it.
       constexpr std::uint32_t kStated = 1000;
-      const chains::PeerStats stated{up_of(o), request_.worker_cap.value_or(fastest_up), kStated,
-                                     static_cast<std::uint32_t>(std::lround(o.reliability.value_or(0) * kStated)),
-                                     Duration{}};
-      workers.push_back({WorkerId{m + 1}, up_of(o), capped(o.down), chains::peer_score(stated), true, true});
-      s.links.push_back({WorkerId{m + 1}, up_of(o), capped(o.down), request_.delay});
+      const BitRate o_up = up(s.members[m]), o_down = *down_of(request_, o);
+      const chains::PeerStats stated{
+          o_up, request_.worker_cap.value_or(fastest_up), kStated,
+          static_cast<std::uint32_t>(std::lround(reliability_of(request_, o).value_or(0) * kStated)), Duration{}};
+      workers.push_back({WorkerId{m + 1}, o_up, o_down, chains::peer_score(stated), true, true});
+      s.links.push_back({WorkerId{m + 1}, o_up, o_down, request_.delay});
     }
     ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, request_.worker_cap.value_or(slowest_up), workers,
                                                 request_.topology, request_.active_fraction));
@@ -309,9 +227,7 @@ class Planner {
                           within, pool_.size(), all);
     } else {
       text += fmt::format(" and all {} eligible offers together give {:.4g}", pool_.size(), all);
-      if (!refused_.empty())
-        text += fmt::format(" ({} more are refused, the first, {}: {})", refused_.size(),
-                            offers_[refused_.front().first].id, refused_.front().second);
+      if (!refused_.empty()) text += fmt::format(" ({} more are refused: {})", refused_.size(), reasons_to_refuse());
       text += ": add offers or relax what is required of them";
     }
     // (1 + headroom) kappa R / (kappa T - T_b) <= M, solved for kappa.
@@ -325,6 +241,20 @@ class Planner {
     const double r_max = std::floor(within * generating_s / ((1 + request_.headroom) * request_.pace.publish_every));
     if (r_max >= 1) text += fmt::format(", or lower R to {:.0f} or less", r_max);
     return fail(Code::kInfeasible, kOperation, "{}, or allow a longer step", text);
+  }
+
+  // The most frequent first.
+  std::string reasons_to_refuse() const {
+    constexpr std::size_t kShown = 3;
+    std::map<std::string_view, std::size_t> counts;
+    for (const auto& [i, reason] : refused_) ++counts[reason];
+    std::vector<std::pair<std::size_t, std::string_view>> most;
+    for (const auto& [reason, count] : counts) most.emplace_back(count, reason);
+    std::stable_sort(most.begin(), most.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::string text;
+    for (std::size_t k = 0; k < std::min(kShown, most.size()); ++k)
+      text += fmt::format("{}{} x {}", k > 0 ? "; " : "", most[k].first, most[k].second);
+    return text + (most.size() > kShown ? "; and others" : "");
   }
 
   Plan describe(const Solution& s, Duration assumed) const {
@@ -360,36 +290,65 @@ class Planner {
   }
 
   void add_rows(const Solution& s, Plan& plan) const {
-    std::map<std::size_t, int> rank_of;
+    std::vector<int> rank_of(order_.size());
     for (std::size_t r = 0; r < order_.size(); ++r) rank_of[order_[r]] = static_cast<int>(r) + 1;
-    for (std::size_t m = 0; m < s.members.size(); ++m) {
+    const auto row_of = [&](const Offer& o) {
       PlanRow row;
-      row.offer = offer(s.members[m]);
+      row.offer = o;
+      row.offer.bid_usd_per_hour = bid_for(request_, o);
+      row.assumed = assumed_of(request_, o);
+      return row;
+    };
+    std::map<std::uint32_t, std::vector<std::size_t>> of_machine, of_host;
+    const auto take = [&](std::size_t i) {
+      if (pool_[i].machine) of_machine[pool_[i].machine].push_back(i);
+      if (pool_[i].host) of_host[pool_[i].host].push_back(i);
+    };
+    // Beside those that are taken.
+    const auto excluded = [&](std::size_t i) -> std::optional<std::string> {
+      const Candidate& c = pool_[i];
+      if (c.machine)
+        for (const std::size_t other : of_machine[c.machine])
+          if (pool_[other].gpus & c.gpus) return fmt::format("the same machine as {}", offer(other).id);
+      if (c.host && of_host[c.host].size() >= limits_.per_host_max)
+        return fmt::format("{} offers of this host are enough (fleet.per_host_max)", limits_.per_host_max);
+      return std::nullopt;
+    };
+    for (const std::size_t i : s.members) take(i);
+    std::vector<PlanRow> beside;  // what can only be rented in place of another
+    for (std::size_t m = 0; m < s.members.size(); ++m) {
+      PlanRow row = row_of(offer(s.members[m]));
       row.rank = rank_of[s.members[m]];
       row.chosen = true;
       row.worker = WorkerId{m + 1};
-      row.cost = cost_of(row.offer, s.topology.copies_sent_by(*row.worker));
+      row.cost = cost_of(request_, row.offer, s.topology.copies_sent_by(*row.worker));
       row.cumulative_rollouts_per_s =
           row.offer.rollouts_per_s + (plan.rows.empty() ? 0 : plan.rows.back().cumulative_rollouts_per_s);
-      row.reason = row.rank <= static_cast<int>(s.members.size()) ? "rented: among the cheapest per rollout"
-                                                                  : "rented: completes the target for the least money";
+      row.reason = pool_[s.members[m]].keep                           ? "rented: kept from the earlier plan"
+                   : row.rank <= static_cast<int>(s.members.size()) ? "rented: among the cheapest per rollout"
+                                                                    : "rented: completes the target for the least money";
       plan.rows.push_back(std::move(row));
     }
     const Candidate& last = pool_[s.members.back()];
     for (const std::size_t i : order_) {
       if (std::binary_search(s.set.chosen.begin(), s.set.chosen.end(), i)) continue;
-      PlanRow row;
-      row.offer = offer(i);
+      PlanRow row = row_of(offer(i));
       row.rank = rank_of[i];
-      row.cost = cost_of(row.offer, 1);
+      row.cost = cost_of(request_, row.offer, 1);
+      if (auto reason = excluded(i)) {
+        row.reason = std::move(*reason);
+        beside.push_back(std::move(row));
+        continue;
+      }
+      take(i);
       row.reason = reason_against(i, s, last);
       plan.standby.push_back(row.offer.id);
       plan.rows.push_back(std::move(row));
     }
+    for (PlanRow& row : beside) plan.rows.push_back(std::move(row));
     for (const auto& [i, reason] : refused_) {
-      PlanRow row;
-      row.offer = offers_[i];
-      row.cost = cost_of(row.offer, 1);
+      PlanRow row = row_of(offers_[i]);
+      row.cost = cost_of(request_, row.offer, 1);
       row.reason = reason;
       plan.rows.push_back(std::move(row));
     }
@@ -408,15 +367,17 @@ class Planner {
 
   void add_totals(Plan& plan) const {
     const double gb = static_cast<double>(request_.full_bytes.count) / kBytesPerGb;
-    Sum per_hour, joining;
     for (const PlanRow* row : plan.chosen()) {
-      plan.usd_per_hour_low += row->cost.usd_per_hour_low;
-      per_hour.add(row->cost.usd_per_hour_high);
-      plan.usd_joining_low += gb * row->offer.download_usd_per_gb.value_or(0);
-      joining.add(either(row->offer.download_usd_per_gb, dearest_.download_usd_per_gb), gb);
+      const double usd = *row->cost.usd_per_hour(), wrong = rate_uncertainty(row->offer.rollouts_source);
+      plan.usd_per_hour.expected += usd;
+      plan.usd_per_hour.low += usd / (1 + wrong);
+      double dearest = usd;
+      if (row->offer.bid_usd_per_hour && row->offer.gpu_usd_per_hour)
+        dearest += std::max(0.0, *row->offer.gpu_usd_per_hour - *row->offer.bid_usd_per_hour);
+      plan.usd_per_hour.high += dearest / (1 - wrong);
+      const auto price = row->offer.download_usd_per_gb;
+      plan.usd_joining += gb * (price ? *price : request_.assume.download_usd_per_gb.value_or(0));
     }
-    plan.usd_per_hour_high = per_hour.total();
-    plan.usd_joining_high = joining.total();
   }
 
   void add_notes(const Solution& s, Plan& plan) const {
@@ -425,19 +386,13 @@ class Planner {
           fmt::format("set and broadcast time did not settle on one another: planned for T_b = {}, the "
                       "fleet has {}",
                       to_text(plan.broadcast_time), to_text(s.broadcast_time)));
-    std::string unknown, unknowable;
-    for (const PlanRow* row : plan.chosen()) {
-      if (row->cost.storage && row->cost.bandwidth) continue;
-      std::string& list = row->cost.usd_per_hour_high ? unknown : unknowable;
-      list += (list.empty() ? "" : ", ") + row->offer.id;
-    }
-    if (!unknown.empty())
-      plan.notes.push_back(
-          fmt::format("prices not stated by {}: counted at the dearest that any offer states", unknown));
-    if (!unknowable.empty())
-      plan.notes.push_back(
-          fmt::format("prices not stated by {}, nor by any other offer: they come on top, as much as they are",
-                      unknowable));
+    std::map<std::string, std::string> assumed;
+    for (const PlanRow* row : plan.chosen())
+      for (const std::string& key : row->assumed) {
+        std::string& list = assumed[key];
+        list += (list.empty() ? "" : ", ") + row->offer.id;
+      }
+    for (const auto& [key, list] : assumed) plan.notes.push_back(fmt::format("{} is assumed for {}", key, list));
     if (!request_.learner_usd_per_hour)
       plan.notes.push_back("the learner's own price is not stated (learner.usd_per_hour): it comes on top");
     if (request_.staleness_budget < request_.pace.publish_every)
@@ -458,13 +413,15 @@ class Planner {
           "allow S = {}, publish more often, or shorten the broadcast",
           plan.staleness_needed, request_.pace.publish_every, to_text(plan.broadcast_time),
           to_text(request_.pace.step_time), request_.staleness_budget, plan.staleness_needed);
-    double compared = 0;
-    for (const PlanRow* row : plan.chosen()) compared += row->cost.usd_per_hour_compared;
-    if (request_.budget_usd_per_hour && compared > *request_.budget_usd_per_hour)
+    if (request_.budget_usd_per_hour && plan.usd_per_hour.expected > *request_.budget_usd_per_hour)
       return fail(Code::kInfeasible, kOperation,
                   "the cheapest fleet found costs ${:.4f}/h and the budget is ${:.4f}/h: raise it to that, lower R, or "
                   "allow a longer step",
-                  compared, *request_.budget_usd_per_hour);
+                  plan.usd_per_hour.expected, *request_.budget_usd_per_hour);
+    if (const auto run = plan.usd_run(); request_.budget_usd && run && run->expected > *request_.budget_usd)
+      return fail(Code::kInfeasible, kOperation,
+                  "the run comes to ${:.2f} in {} and the budget is ${:.2f}: raise it to that, or take fewer steps",
+                  run->expected, to_text(*request_.run_time), *request_.budget_usd);
     return ok();
   }
 
@@ -472,16 +429,37 @@ class Planner {
 
   const PlanRequest& request_;
   std::span<const Offer> offers_;
-  MachinePick pick_;
-  DearestKnown dearest_;
+  AllocationLimits limits_;
   std::vector<std::size_t> eligible_;                         // indices into offers_
   std::vector<Candidate> pool_;                               // of the eligible
   std::vector<std::size_t> order_;                            // eligible by unit cost
+  std::vector<std::size_t> short_;                            // eligible that a search looks at
+  std::vector<Candidate> short_pool_;                         // of these
   std::vector<std::pair<std::size_t, std::string>> refused_;  // index into offers_, reason
   bool settled_ = true;
 };
 
 }  // namespace
+
+std::string_view to_string(Pricing pricing) { return pricing == Pricing::kBid ? "bid" : "on_demand"; }
+
+double rate_uncertainty(RateSource source) {
+  switch (source) {
+    case RateSource::kMeasured:
+      return 0.05;
+    case RateSource::kProfile:
+      return 0.25;
+    case RateSource::kUnknown:
+    case RateSource::kDlperf:
+      break;
+  }
+  return 0.40;
+}
+
+std::optional<double> PlanRow::usd_per_1k_rollouts() const {
+  const auto usd = cost.usd_per_hour();
+  return usd && offer.rollouts_per_s > 0 ? std::optional(1000 * *usd / (3600 * offer.rollouts_per_s)) : std::nullopt;
+}
 
 std::vector<const PlanRow*> Plan::chosen() const {
   std::vector<const PlanRow*> out;
@@ -490,25 +468,27 @@ std::vector<const PlanRow*> Plan::chosen() const {
   return out;
 }
 
-namespace {
-
-std::optional<double> usd_run(const Plan& plan, const std::optional<double>& fleet_usd_per_hour,
-                              const std::optional<double>& joining) {
-  if (!plan.request.run_time || !plan.request.learner_usd_per_hour || !fleet_usd_per_hour || !joining)
-    return std::nullopt;
-  return seconds(*plan.request.run_time) / 3600 * (*plan.request.learner_usd_per_hour + *fleet_usd_per_hour) + *joining;
+const PlanRow* Plan::row_of(std::string_view offer) const {
+  const auto it = std::find_if(rows.begin(), rows.end(), [&](const PlanRow& row) { return row.offer.id == offer; });
+  return it == rows.end() ? nullptr : &*it;
 }
 
-}  // namespace
+std::optional<Spend> Plan::usd_fleet() const {
+  if (!request.run_time) return std::nullopt;
+  const double hours = seconds(*request.run_time) / 3600;
+  return Spend{hours * usd_per_hour.low + usd_joining, hours * usd_per_hour.expected + usd_joining,
+               hours * usd_per_hour.high + usd_joining};
+}
 
-std::optional<double> Plan::usd_run_low() const { return usd_run(*this, usd_per_hour_low, usd_joining_low); }
-std::optional<double> Plan::usd_run_high() const { return usd_run(*this, usd_per_hour_high, usd_joining_high); }
+std::optional<Spend> Plan::usd_run() const {
+  std::optional<Spend> spend = usd_fleet();
+  if (!spend) return spend;
+  const double learner = seconds(*request.run_time) / 3600 * request.learner_usd_per_hour.value_or(0);
+  return Spend{spend->low + learner, spend->expected + learner, spend->high + learner};
+}
 
 Result<Plan> make_plan(const PlanRequest& request, std::span<const Offer> offers) {
-  auto plan = Planner(request, offers, MachinePick::kCheapest).run();
-  if (plan || plan.error().code != Code::kInfeasible) return plan;
-  auto faster = Planner(request, offers, MachinePick::kFastest).run();
-  return faster ? std::move(faster) : std::move(plan);
+  return Planner(request, offers).run();
 }
 
 }  // namespace echoline::provisioner

@@ -1,10 +1,12 @@
 // A rental plan: which offers to rent for a run, why each other one is not rented, what it costs and how stale it gets.
 #pragma once
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -20,7 +22,8 @@ struct PlanRequest {
   LearnerPace pace;          // R, kappa, T
   int staleness_budget = 2;  // S
   int lookahead = 0;         // L, batches of work handed out beyond the one in training
-  // The replay buffer's rule: oldest a rollout can be when it is trained on, of a staleness_lag(). Absent: S.
+  // The replay buffer's rule: oldest a rollout can be when it is trained on, of a staleness_lag(). Absent: S. A plan that
+  // was read back has none.
   std::function<int(int lag)> staleness_worst;
   double group_size = 1;     // G, rollouts that one worker generates as a unit
   double headroom = 0.10;
@@ -39,25 +42,28 @@ struct PlanRequest {
 
   std::size_t workers_max = 64;
   std::optional<double> budget_usd_per_hour;  // of the fleet
-  std::string provider;                       // who starts the workers; offers of others are not considered; "": any
-  std::optional<Bytes> gpu_memory_min;        // of one GPU; an offer that does not state its memory is considered
-  // Offers below these are not considered; an offer that does not state the value is not either. Offers that state that
-  // they end before `run_time` is over are not considered in any case.
+  std::optional<double> budget_usd;           // of the whole run: fleet, joining, and the learner where its price is stated
+  Pricing pricing = Pricing::kOnDemand;
+  double bid_over_min = 0.10;  // a bid is so much above the least that would rent the offer
+  // Offers of one owner (of one machine, where the owner is not stated) that are rented at the same time.
+  std::optional<std::size_t> per_host_max;
+  std::string provider;                 // who starts the workers; offers of others are not considered; "": any
+  std::optional<Bytes> gpu_memory_min;  // of one GPU
+  std::vector<std::string> places;      // an offer's place must contain one of these; empty: any
+  // Offers below these are not considered, nor offers that state that they end before `run_time` is over.
   std::optional<double> reliability_min;
   std::optional<Duration> duration_min;
   std::optional<BitRate> up_min;
+  Assumptions assume;
+  std::vector<std::string> keep;  // ids of offers that are rented whatever they cost: what is left of an earlier plan
 };
 
-// $/h of one offer under the plan. An absent part is not stated by the offer; `usd_per_hour_high` counts it at the
-// dearest price any offer of the pool states, `usd_per_hour_low` at nothing.
+// $/h of one offer under the plan. A part is absent where the offer does not state its price and none is assumed.
 struct OfferCost {
-  double gpu = 0;
-  std::optional<double> storage;
-  std::optional<double> bandwidth;
-  double usd_per_hour_low = 0;
-  std::optional<double> usd_per_hour_high;  // absent where no offer at all states such a price
-  double usd_per_hour_compared = 0;         // what offers are compared by: the high one, or what is known of it
-  double usd_per_1k_rollouts = 0;           // of that
+  std::optional<double> gpu, storage, bandwidth;
+  std::optional<double> usd_per_hour() const {
+    return gpu && storage && bandwidth ? std::optional(*gpu + *storage + *bandwidth) : std::nullopt;
+  }
 };
 
 struct PlanRow {
@@ -66,29 +72,48 @@ struct PlanRow {
   bool chosen = false;
   std::optional<WorkerId> worker;        // of a chosen offer, 1..n
   std::string reason;                    // why it is (not) rented
+  std::vector<std::string> assumed;      // what it does not state and the plan counts as assumed: keys of fleet.assume
   OfferCost cost;                        // of a chosen offer with its place in the topology, else forwarding once
   double cumulative_rollouts_per_s = 0;  // of the chosen rows up to and including this one; 0 when not chosen
+
+  // Absent where the price or the throughput is not known.
+  std::optional<double> usd_per_1k_rollouts() const;
+};
+
+// Low and high: what the closed loop would come to rent if the workers were faster or slower than predicted, by as much as
+// their source is usually wrong (rate_uncertainty), and bids rose to the price on demand.
+struct Spend {
+  double low = 0, expected = 0, high = 0;
+};
+
+// Share by which a throughput of this source may be wrong either way.
+double rate_uncertainty(RateSource source);
+
+// Where the offers come from.
+struct Market {
+  std::string source;                     // "offers.json", "https://console.vast.ai", ...
+  std::string format;                     // to_string(OfferFormat)
+  std::optional<double> recorded_unix_s;  // when they were true
 };
 
 struct Plan {
   PlanRequest request;
+  Market market;
   CapacityTarget target;
   Duration broadcast_time{};       // T_b the target was computed with
   Duration broadcast_time_last{};  // until every worker holds the payload
   Duration broadcast_lower_bound{};
   bool settled = true;               // set, topology and T_b agree with one another
   std::vector<PlanRow> rows;         // every offer: chosen by rank, then others by rank, then not eligible
+  std::uint64_t rows_left_out = 0;   // of a plan that was read back: rows that were not written
   std::vector<std::string> standby;  // offer ids to activate next, best first
   chains::Topology topology;         // over the chosen rows' workers
   double rollouts_per_s = 0;         // of the chosen
-  // Of the fleet; the high ones are absent where a price is known of nobody.
-  double usd_per_hour_low = 0;
-  std::optional<double> usd_per_hour_high;
-  double usd_joining_low = 0;  // once: every chosen worker receives the snapshot
-  std::optional<double> usd_joining_high;
-  std::string method;  // "greedy" | "exact": which search gave the set
-  // What the search compared, with every worker forwarding one copy of each publication: the set that was taken,
-  // the greedy one, the fractional lower bound and the true optimum.
+  Spend usd_per_hour;                // of the fleet
+  double usd_joining = 0;            // once: every chosen worker receives the snapshot
+  std::string method;                // "greedy" | "exact": which search gave the set
+  // What the search compared, with every worker forwarding one copy of each publication: the set that was taken, the
+  // cheapest prefix by price per rollout, the fractional lower bound and the true optimum.
   double set_usd_per_hour = 0;
   double greedy_usd_per_hour = 0;
   double lp_bound_usd_per_hour = 0;
@@ -98,15 +123,23 @@ struct Plan {
   std::vector<std::string> notes;            // what the reader should know, one sentence each
 
   std::vector<const PlanRow*> chosen() const;
-  // Fleet and learner over `run_time`, joining included; absent where a price is not known.
-  std::optional<double> usd_run_low() const;
-  std::optional<double> usd_run_high() const;
-  // Fields as in docs/plan.md. Unknown costs are null.
+  const PlanRow* row_of(std::string_view offer) const;  // null for an unknown id
+  // Fleet over `run_time`, joining included; with the learner where its price is stated. Absent without a run time.
+  std::optional<Spend> usd_fleet() const;
+  std::optional<Spend> usd_run() const;
+  // Fields as in docs/plan.md. Unknown costs are null. At most kRowsWritten offers: the chosen, then the best of the others.
   nlohmann::json to_json() const;
+  // What to_json() wrote; kInvalid with the field that is missing or wrong.
+  static Result<Plan> from_json(const nlohmann::json& json);
   // For people: header lines, the rented offers with cumulative rollouts/s, the first of the others with the reason.
-  // ASCII; the tables take at most 80 columns.
-  std::string to_table() const;
+  // ASCII; the tables take at most 80 columns. `now_unix_s`: to tell the age of the offers.
+  std::string to_table(std::optional<double> now_unix_s = {}) const;
 };
+
+inline constexpr std::size_t kRowsWritten = 2000;
+
+// Reads a plan.json; kNotFound or kIo when that fails, kInvalid when it is not a plan of this version.
+Result<Plan> load_plan(const std::filesystem::path& path);
 
 // Solves set -> topology -> T_b -> M* -> set to a fixed point. Where that does not settle it keeps the smallest
 // T_b that its own set meets, says so in `notes` and clears `settled`. Errors: kInvalid for a request out of range;

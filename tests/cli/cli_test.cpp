@@ -81,10 +81,10 @@ TEST(BadInput, OffersThatAreNotJson) {
   expect_refused({"plan", file.path()}, {"quickstart.json:"});
 }
 
-TEST(BadInput, OfferWithoutAPrice) {
+TEST(BadInput, OfferWithAnImpossiblePrice) {
   const RunFile file("name: quickstart", "name: quickstart");
   json offers = json::parse(read("configs/offers/quickstart.json"));
-  offers.at("offers").at(2).erase("gpu_usd_per_hour");
+  offers.at("offers").at(2)["gpu_usd_per_hour"] = -1;
   std::ofstream(file.folder() / "offers/quickstart.json") << offers.dump(2);
   expect_refused({"plan", file.path()}, {"quickstart.json:", "offers[2].gpu_usd_per_hour"});
 }
@@ -209,7 +209,7 @@ TEST(Plan, SameRunFileSamePlan) {
   ASSERT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.out, second.out);
   const json plan = json::parse(first.out);
-  EXPECT_EQ(plan.at("schema_version"), 2);
+  EXPECT_EQ(plan.at("schema_version"), 3);
   int chosen = 0;
   for (const json& row : plan.at("offers")) {
     chosen += row.at("chosen").get<bool>() ? 1 : 0;

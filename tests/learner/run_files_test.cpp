@@ -257,6 +257,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   const auto config = load_run_config("configs/quickstart.yaml");
   ASSERT_TRUE(config);
   provisioner::Plan plan;
+  plan.usd_per_hour.expected = 0.25;
   ReportInput input;
   input.config = &*config;
   input.plan = &plan;
@@ -299,7 +300,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   EXPECT_EQ(report.at("cost").at("usd_total"), 0.5);
   EXPECT_TRUE(report.at("cost").at("usd_learner").is_null());  // nobody said what it costs
   EXPECT_FALSE(report.at("cost").at("prices_known"));
-  EXPECT_TRUE(report.at("cost").at("plan_usd_per_hour").is_null());
+  EXPECT_EQ(report.at("cost").at("plan_usd_per_hour"), 0.25);
   EXPECT_TRUE(report.at("workers")[0].at("price_usd_per_hour").is_null());
   EXPECT_NE(report_text(report).find("$0.5000 and what is not stated in all"), std::string::npos);
   EXPECT_EQ(report.at("reward"), json({{"first", 0.2}, {"last", 0.4}}));

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
 
 #include "base/random.hpp"
@@ -56,10 +57,10 @@ TEST(AllocateGreedy, ReplacesTheLastByACheaperSingleWorker) {
 TEST(AllocateGreedy, KeepsToTheWorkerLimitOrSaysNo) {
   const std::vector<Candidate> pool{{1, 0.1}, {1, 0.1}, {1, 0.1}, {6, 3}, {5, 4}};
   EXPECT_THAT(allocate_greedy(pool, 9)->chosen, ElementsAre(0, 1, 2, 3));
-  const auto two = allocate_greedy(pool, 9, 2);
+  const auto two = allocate_greedy(pool, 9, {.workers_max = 2});
   ASSERT_TRUE(two);
   EXPECT_THAT(two->chosen, ElementsAre(3, 4));
-  EXPECT_FALSE(allocate_greedy(pool, 12, 2));
+  EXPECT_FALSE(allocate_greedy(pool, 12, {.workers_max = 2}));
   EXPECT_FALSE(allocate_greedy(pool, 15));
   EXPECT_FALSE(allocate_greedy({}, 1));
 }
@@ -68,10 +69,11 @@ TEST(AllocateExact, BeatsGreedyWhereGreedyMustMiss) {
   // Greedy takes 0 (unit cost 0.1), then needs one of the big ones; the optimum is 1 alone.
   const std::vector<Candidate> pool{{10, 1}, {19, 2}, {20, 2.1}};
   const auto exact = allocate_exact(pool, 19);
-  ASSERT_TRUE(exact);
-  EXPECT_THAT(exact->chosen, ElementsAre(1));
-  EXPECT_FALSE(allocate_exact(pool, 50));
-  EXPECT_FALSE(allocate_exact(pool, 40, 2));
+  ASSERT_TRUE(exact.best);
+  EXPECT_TRUE(exact.proven);
+  EXPECT_THAT(exact.best->chosen, ElementsAre(1));
+  EXPECT_FALSE(allocate_exact(pool, 50).best);
+  EXPECT_FALSE(allocate_exact(pool, 40, {.workers_max = 2}).best);
 }
 
 TEST(LpBound, TakesTheLastWorkerInPart) {
@@ -107,8 +109,8 @@ TEST(Allocate, PropertiesOverRandomPools) {
     }
     const double target = all * (0.05 + 1.05 * random.uniform());
     const std::size_t workers_max = random.below(2) ? pool.size() : static_cast<std::size_t>(random.between(1, 6));
-    const auto greedy = allocate_greedy(pool, target, workers_max);
-    const auto exact = allocate_exact(pool, target, workers_max);
+    const auto greedy = allocate_greedy(pool, target, {.workers_max = workers_max});
+    const auto exact = allocate_exact(pool, target, {.workers_max = workers_max}).best;
     const auto truth = brute_force(pool, target, workers_max);
     ASSERT_EQ(greedy.has_value(), truth.has_value()) << "round " << round;
     ASSERT_EQ(exact.has_value(), truth.has_value()) << "round " << round;
@@ -130,6 +132,7 @@ TEST(Allocate, PropertiesOverRandomPools) {
     if (prefix.size() > workers_max) {
       ++limited;
     } else {
+      EXPECT_NEAR(allocate_prefix(pool, target, {.workers_max = workers_max})->usd_per_hour, cost_of(pool, prefix), 1e-9);
       EXPECT_LE(greedy->usd_per_hour, cost_of(pool, prefix) + 1e-9) << "round " << round;
       improved += greedy->usd_per_hour < cost_of(pool, prefix) - 1e-9;
     }
@@ -152,9 +155,69 @@ TEST(AllocateExact, LargePoolsOfNearTiesStayFast) {
     c.usd_per_hour = c.rollouts_per_s * (1 + 0.001 * random.uniform());
     all += c.rollouts_per_s;
   }
-  const auto exact = allocate_exact(pool, all / 2);
-  ASSERT_TRUE(exact);
-  EXPECT_LE(exact->usd_per_hour, allocate_greedy(pool, all / 2)->usd_per_hour + 1e-9);
+  const auto greedy = allocate_greedy(pool, all / 2);
+  const auto exact = allocate_exact(pool, all / 2, {}, greedy, 100'000);
+  ASSERT_TRUE(exact.best);
+  EXPECT_LE(exact.best->usd_per_hour, greedy->usd_per_hour + 1e-9);
+}
+
+// Machines with GPUs that offers share, and a cap by host: what may be rented together, by definition.
+bool allowed(const std::vector<Candidate>& pool, const std::vector<std::size_t>& set, AllocationLimits limits) {
+  std::map<std::uint32_t, std::uint64_t> used;
+  std::map<std::uint32_t, std::size_t> of_host;
+  for (const std::size_t i : set) {
+    const Candidate& c = pool[i];
+    if (c.machine && (used[c.machine] & c.gpus)) return false;
+    used[c.machine] |= c.gpus;
+    if (c.host && ++of_host[c.host] > limits.per_host_max) return false;
+  }
+  return set.size() <= limits.workers_max;
+}
+
+TEST(Allocate, NeverRentsTogetherWhatExcludesEachOther) {
+  Random random(5);
+  int feasible = 0, with_machines = 0;
+  for (int round = 0; round < 600; ++round) {
+    std::vector<Candidate> pool(static_cast<std::size_t>(random.between(2, 10)));
+    double all = 0;
+    for (Candidate& c : pool) {
+      c = {static_cast<double>(random.between(5, 60)), static_cast<double>(random.between(1, 60)) / 100};
+      c.machine = static_cast<std::uint32_t>(random.below(4));
+      c.gpus = random.below(4) == 0 ? ~0ull : 1 + random.below(15);
+      c.host = static_cast<std::uint32_t>(random.below(3));
+      all += c.rollouts_per_s;
+    }
+    pool[0].keep = random.below(4) == 0;
+    const AllocationLimits limits{static_cast<std::size_t>(random.between(2, 8)),
+                                  static_cast<std::size_t>(random.between(1, 4))};
+    const double target = all * (0.1 + 0.5 * random.uniform());
+    std::optional<double> truth;
+    for (std::uint32_t bits = 0; bits < (1u << pool.size()); ++bits) {
+      std::vector<std::size_t> set;
+      for (std::size_t i = 0; i < pool.size(); ++i)
+        if (bits >> i & 1) set.push_back(i);
+      if (pool[0].keep && !(bits & 1)) continue;
+      if (!allowed(pool, set, limits) || rate_of(pool, set) < target * (1 - 1e-12)) continue;
+      if (!truth || cost_of(pool, set) < *truth) truth = cost_of(pool, set);
+    }
+    const auto greedy = allocate_greedy(pool, target, limits);
+    const auto exact = allocate_exact(pool, target, limits, greedy).best;
+    ASSERT_EQ(exact.has_value(), truth.has_value()) << "round " << round;
+    if (!truth) {
+      EXPECT_FALSE(greedy);
+      continue;
+    }
+    ++feasible;
+    EXPECT_NEAR(exact->usd_per_hour, *truth, 1e-9) << "round " << round;
+    EXPECT_TRUE(allowed(pool, exact->chosen, limits));
+    if (!greedy) continue;
+    ++with_machines;
+    EXPECT_TRUE(allowed(pool, greedy->chosen, limits)) << "round " << round;
+    EXPECT_GE(rate_of(pool, greedy->chosen), target * (1 - 1e-9));
+    EXPECT_EQ(pool[0].keep && greedy->chosen.front() != 0, false);
+  }
+  EXPECT_GT(feasible, 200);
+  EXPECT_GT(with_machines, feasible * 9 / 10);
 }
 
 }  // namespace
