@@ -532,9 +532,17 @@ Result<ConfigFile> ConfigFile::load(const std::filesystem::path& path) {
 }
 
 Result<ConfigFile> ConfigFile::parse(std::string_view text, std::string name) {
+  return parse_as(text, std::move(name), false);
+}
+
+Result<ConfigFile> ConfigFile::parse_yaml_data(std::string_view text, std::string name) {
+  return parse_as(text, std::move(name), true);
+}
+
+Result<ConfigFile> ConfigFile::parse_as(std::string_view text, std::string name, bool data) {
   auto state = std::make_unique<ConfigState>();
   state->name = std::move(name);
-  if (!parse_yaml(text, 0, state->root, state->problems)) return state->error(state->problems);
+  if (!parse_yaml(text, 0, state->root, state->problems, data)) return state->error(state->problems);
   if (state->root.kind == Kind::kNull) {
     state->root.kind = Kind::kMapping;  // an empty file sets nothing
     state->root.place = {};
@@ -543,11 +551,6 @@ Result<ConfigFile> ConfigFile::parse(std::string_view text, std::string name) {
     return state->error(
         {{state->root.place, fmt::format("expected a mapping (key: value), found {}", found(state->root))}});
   return ConfigFile(std::move(state));
-}
-
-Result<ConfigFile> ConfigFile::load_json(const std::filesystem::path& path) {
-  ECHO_ASSIGN(const std::string text, read_file(path, kJsonBytesMax));
-  return parse_json(text, path.string());
 }
 
 Result<ConfigFile> ConfigFile::parse_json(std::string_view text, std::string name) {

@@ -4,11 +4,14 @@
 #include <set>
 
 #include "base/config_tree.hpp"
+#include "base/text.hpp"
 
 namespace echoline {
 namespace {
 
 using Kind = ConfigNode::Kind;
+
+constexpr std::size_t kReasonMax = 300;
 
 struct Unusable {
   ConfigPlace place;
@@ -25,7 +28,7 @@ class Builder {
     skip_space();
     ConfigNode node;
     node.place = place();
-    if (++values_ > kJsonValuesMax) throw Unusable{node.place, fmt::format("more than {} values", kJsonValuesMax)};
+    if (++values_ > kDataValuesMax) throw Unusable{node.place, fmt::format("more than {} values", kDataValuesMax)};
     if (depth > kConfigDepthMax)
       throw Unusable{node.place, fmt::format("nested deeper than {} levels", kConfigDepthMax)};
     const char c = text_[at_];
@@ -117,6 +120,9 @@ bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, s
       place.column = std::max(1, static_cast<int>(before.size() - (before.rfind('\n') + 1)));
       why = error.what();  // "[json.exception...] parse error at line 1, column 2: what was expected"
       if (const auto colon = why.find(": "); colon != std::string::npos) why.erase(0, colon + 2);
+      if (why.size() > kReasonMax) why = printable(why, kReasonMax);  // it quotes what it has read
+    } catch (const nlohmann::json::exception&) {
+      why = "expected JSON, found a number that is too large for any computer";
     }
     problems.push_back({place, why});
     return false;

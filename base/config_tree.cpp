@@ -26,8 +26,8 @@ struct Unusable {
 // Builds the tree from yaml-cpp's events, so that every limit holds before memory is spent.
 class Builder : public YAML::EventHandler {
  public:
-  Builder(std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems)
-      : source_(source), root_(root), problems_(problems) {}
+  Builder(std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems, std::size_t values_max)
+      : source_(source), root_(root), problems_(problems), values_max_(values_max) {}
 
   ConfigPlace place(const YAML::Mark& mark) const {
     return {source_, std::max(mark.line, 0) + 1, std::max(mark.column, 0) + 1};
@@ -70,7 +70,7 @@ class Builder : public YAML::EventHandler {
     if (anchor != 0) throw Unusable{place(mark), "anchors ('&name') are not supported; write the value out"};
     if (!tag.empty() && tag != "?" && tag != "!")
       throw Unusable{place(mark), fmt::format("tags are not supported, found '{}'", tag)};
-    if (++values_ > kConfigValuesMax) throw Unusable{place(mark), fmt::format("more than {} values", kConfigValuesMax)};
+    if (++values_ > values_max_) throw Unusable{place(mark), fmt::format("more than {} values", values_max_)};
     ConfigNode node;
     node.kind = kind;
     node.place = place(mark);
@@ -119,6 +119,7 @@ class Builder : public YAML::EventHandler {
   ConfigNode& root_;
   std::vector<ConfigProblem>& problems_;
   std::vector<Level> levels_;
+  std::size_t values_max_;
   std::size_t values_ = 0;
 };
 
@@ -236,22 +237,24 @@ ConfigNode* ConfigNode::find(std::string_view key) {
   return it == keys.end() ? nullptr : &children[static_cast<std::size_t>(it - keys.begin())];
 }
 
-bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems) {
+bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems,
+                bool data) {
   const ConfigPlace start{source, 1, 1};
-  if (text.size() > kConfigBytesMax) {
-    problems.push_back({start, fmt::format("expected at most {} bytes, found {}", kConfigBytesMax, text.size())});
+  if (const std::size_t most = data ? kDataBytesMax : kConfigBytesMax; text.size() > most) {
+    problems.push_back({start, fmt::format("expected at most {} bytes, found {}", most, text.size())});
     return false;
   }
   root = ConfigNode{};
   root.place = start;
-  Builder builder(source, root, problems);
+  const std::size_t values_max = data ? kDataValuesMax : kConfigValuesMax;
+  Builder builder(source, root, problems, values_max);
   try {
     check_text(text, source);
     std::istringstream in{std::string(text)};
     YAML::Parser parser(in);
     parser.HandleNextDocument(builder);
     ConfigNode ignored;
-    Builder rest(source, ignored, problems);
+    Builder rest(source, ignored, problems, values_max);
     if (parser.HandleNextDocument(rest)) throw Unusable{ignored.place, "expected one YAML document, found another"};
     return true;
   } catch (const Unusable& e) {

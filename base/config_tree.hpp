@@ -13,9 +13,9 @@ namespace echoline {
 inline constexpr std::size_t kConfigBytesMax = 1 << 20;
 inline constexpr std::size_t kConfigDepthMax = 64;
 inline constexpr std::size_t kConfigValuesMax = 100'000;
-// Of JSON read as data: a hundred thousand offers.
-inline constexpr std::size_t kJsonBytesMax = 64 << 20;
-inline constexpr std::size_t kJsonValuesMax = 3'000'000;
+// Of a file of data: a hundred thousand offers.
+inline constexpr std::size_t kDataBytesMax = 128 << 20;
+inline constexpr std::size_t kDataValuesMax = 5'000'000;
 
 // Where a value stands. Line and column count from 1; source 0 is the file, n the n-th --set.
 struct ConfigPlace {
@@ -46,8 +46,9 @@ struct ConfigProblem {
 };
 
 // Parses one YAML document. `problems` receives what is wrong: duplicate keys (the first one stays) and, when the
-// text cannot be used at all, one last problem with the return value false.
-bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems);
+// text cannot be used at all, one last problem with the return value false. `data`: it may be larger than run files are.
+bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems,
+                bool data = false);
 
 // The same for strict JSON, which is not limited to the size of a run file.
 bool parse_json(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "learner/market.hpp"
 #include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
@@ -44,11 +45,8 @@ Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model
                kGpuProgram};
 }
 
-Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
-  RunPlan result;
-  auto offers = provisioner::load_offers(config.fleet.offers);
-  if (!offers) return as_mistake(std::move(offers).error());
-  result.offers = std::move(*offers);
+provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
+                                      std::uint64_t prompt_tokens) {
   const double full_bytes = static_cast<double>(model.parameters()) * 2;  // bf16
   provisioner::PlanRequest request;
   request.pace.rollouts_per_step = static_cast<double>(config.rollout.trajectories_per_step());
@@ -86,7 +84,15 @@ Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& mode
   request.places = config.fleet.places;
   request.up_min = config.fleet.up_min;
   request.assume = config.fleet.assume;
-  ECHO_ASSIGN(result.plan, provisioner::make_plan(request, result.offers));
+  return request;
+}
+
+Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
+  ECHO_ASSIGN(RunMarket market, run_market(config, model));
+  RunPlan result;
+  ECHO_ASSIGN(result.plan, provisioner::make_plan(plan_request(config, model, prompt_tokens), market.offers));
+  result.plan.market = std::move(market.from);
+  result.offers = std::move(market.offers);
   return result;
 }
 

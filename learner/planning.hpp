@@ -22,6 +22,10 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config);
 // How the run puts its problems to the model.
 Result<model::Phrasing> run_phrasing(const TaskSection& task, const model::ModelFiles& files);
 
+// What the run asks of a plan.
+provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
+                                      std::uint64_t prompt_tokens);
+
 // For a model of this shape and prompts of up to so many tokens. kInvalid for a bad offers file; kInfeasible when no
 // fleet meets the target, with the ways out.
 Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);

@@ -208,6 +208,21 @@ void read_assume(ConfigSection s, provisioner::Assumptions& c) {
 
 void read_fleet(ConfigSection s, FleetSection& c) {
   s.require("offers", c.offers, "file of the machines that can be rented; see configs/offers/README.md");
+  using provisioner::OfferFormat;
+  s.read_choice("offers_format", c.offers_format,
+                {{"auto", OfferFormat::kAuto},
+                 {"own", OfferFormat::kOwn},
+                 {"vast", OfferFormat::kVast},
+                 {"skypilot", OfferFormat::kSkyPilot}},
+                "what the file is: recognised by what stands in it (auto), our own JSON or YAML (own), the reply to a "
+                "search of vast.ai (vast), or a catalogue of SkyPilot, vms.csv (skypilot)");
+  s.read("catalogue_copies", c.catalogue_copies, {.min = 1, .max = 4096},
+         "a catalogue lists kinds of machines: how many of each can be rented");
+  s.read("profile", c.profile,
+         {"tokens per second by GPU and size of the model, for offers that do not state their throughput, such as "
+          "profiles/gpus.yaml", "such offers are left out"});
+  s.read("response_tokens_expected", c.response_tokens_expected, {.min = 1, .max = 1'000'000},
+         {"tokens of a rollout on the average, to predict throughput by", "rollout.response_tokens_max"});
   s.read_choice("provider", c.provider, {{"local", ProviderKind::kLocal}, {"none", ProviderKind::kNone}},
                 "processes on this machine, held to their offer's speed and links (local), or nothing is rented and "
                 "workers join by hand (none)");

@@ -109,6 +109,10 @@ enum class ProviderKind { kLocal, kNone };
 
 struct FleetSection {
   std::filesystem::path offers;
+  provisioner::OfferFormat offers_format = provisioner::OfferFormat::kAuto;
+  std::uint32_t catalogue_copies = 1;                     // of each kind of machine that a catalogue lists
+  std::optional<std::filesystem::path> profile;           // throughput by GPU
+  std::optional<std::uint32_t> response_tokens_expected;  // of a rollout; absent: rollout.response_tokens_max
   ProviderKind provider = ProviderKind::kLocal;
   double headroom = 0.10;             // delta of (1 + delta) M*
   Duration step_time_expected{};      // T, until it has been measured

@@ -1,15 +1,16 @@
 #include "provisioner/offers.hpp"
 
-#include <map>
+#include <algorithm>
+#include <unordered_map>
 
 #include "base/config.hpp"
+#include "base/files.hpp"
+#include "base/text.hpp"
+#include "provisioner/offer_formats.hpp"
 
 namespace echoline::provisioner {
 namespace {
 
-constexpr double kMbitMax = 1e6;  // 1 Tbit/s
-constexpr double kUsdMax = 1e6;
-constexpr int kGpuIdMax = 1024;
 
 Offer read_offer(ConfigSection& s) {
   Offer o;
@@ -42,7 +43,7 @@ Offer read_offer(ConfigSection& s) {
   s.read("upload_usd_per_gb", o.upload_usd_per_gb, {.min = 0.0, .max = kUsdMax});
   s.read("download_usd_per_gb", o.download_usd_per_gb, {.min = 0.0, .max = kUsdMax});
   for (const std::int64_t gpu : gpu_ids) {
-    if (gpu < 0 || gpu >= kGpuIdMax) s.error("gpu_ids", fmt::format("expected numbers of 0 to {}, found {}", kGpuIdMax - 1, gpu));
+    if (gpu < 0 || gpu >= kGpusMax) s.error("gpu_ids", fmt::format("expected numbers of 0 to {}, found {}", kGpusMax - 1, gpu));
     o.gpu_ids.push_back(static_cast<int>(gpu));
   }
   if (rate && o.rollouts_source == RateSource::kUnknown)
@@ -66,7 +67,7 @@ Result<std::vector<Offer>> read_offers(ConfigFile file) {
     return fail(Code::kInvalid, "read offers", "expected at most {} offers, found {}", kOffersMax, sections.size());
   }
   std::vector<Offer> offers;
-  std::map<std::string, std::string> place_of_id;
+  std::unordered_map<std::string, std::string> place_of_id;
   for (ConfigSection& section : sections) {
     offers.push_back(read_offer(section));
     const std::string& id = offers.back().id;
@@ -76,6 +77,25 @@ Result<std::vector<Offer>> read_offers(ConfigFile file) {
   }
   ECHO_TRY(file.finish());
   return offers;
+}
+
+char first_of(std::string_view text) {
+  const std::size_t at = text.find_first_not_of(" \t\r\n");
+  return at == std::string_view::npos ? '\0' : text[at];
+}
+
+// By what stands near its beginning.
+OfferFormat recognised(std::string_view text) {
+  const std::string_view head = text.substr(0, 64 * 1024);
+  const auto has = [&](std::string_view word) { return head.find(word) != std::string_view::npos; };
+  if (first_of(text) == '{' || first_of(text) == '[') {
+    if (has("\"schema_version\"")) return OfferFormat::kOwn;
+    const bool vast = has("\"ask_contract_id\"") || has("\"machine_id\"") || has("\"dph_total\"") || has("\"success\"");
+    return vast || first_of(text) == '[' ? OfferFormat::kVast : OfferFormat::kOwn;
+  }
+  const std::string_view line = head.substr(0, head.find('\n'));
+  const bool catalogue = line.find("InstanceType") != std::string_view::npos && line.find(',') != std::string_view::npos;
+  return catalogue ? OfferFormat::kSkyPilot : OfferFormat::kOwn;
 }
 
 }  // namespace
@@ -94,14 +114,55 @@ std::string_view to_string(RateSource source) {
   return "?";
 }
 
-Result<std::vector<Offer>> load_offers(const std::filesystem::path& path) {
-  ECHO_ASSIGN(ConfigFile file, ConfigFile::load_json(path));
-  return read_offers(std::move(file));
+std::string_view to_string(OfferFormat format) {
+  switch (format) {
+    case OfferFormat::kAuto:
+      return "auto";
+    case OfferFormat::kOwn:
+      return "own";
+    case OfferFormat::kVast:
+      return "vast";
+    case OfferFormat::kSkyPilot:
+      return "skypilot";
+  }
+  return "?";
 }
 
-Result<std::vector<Offer>> parse_offers(std::string_view text, std::string_view name) {
-  ECHO_ASSIGN(ConfigFile file, ConfigFile::parse_json(text, std::string(name)));
-  return read_offers(std::move(file));
+std::string shown(std::string_view value) { return printable(value, 60); }
+
+void OfferProblems::add(std::string_view where, std::string_view what) {
+  constexpr std::size_t kProblemsShown = 20;
+  if (++count_ <= kProblemsShown) text_ += fmt::format("{}{}: {}: {}", text_.empty() ? "" : "\n", name_, where, what);
+}
+
+Error OfferProblems::error() const {
+  const auto lines = static_cast<std::size_t>(std::count(text_.begin(), text_.end(), '\n')) + 1;
+  std::string text = text_;
+  if (count_ > lines) text += fmt::format("\nand {} more", count_ - lines);
+  return Error{Code::kInvalid, "read offers", std::move(text)};
+}
+
+Result<OfferList> load_offers(const std::filesystem::path& path, const OfferReading& reading) {
+  ECHO_ASSIGN(const std::string text, read_file(path, kOffersBytesMax));
+  return parse_offers(text, path.string(), reading);
+}
+
+Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReading& reading) {
+  OfferList list;
+  list.format = reading.format == OfferFormat::kAuto ? recognised(text) : reading.format;
+  if (list.format == OfferFormat::kVast) {
+    ECHO_ASSIGN(list.offers, read_vast(text, name, reading));
+    return list;
+  }
+  if (list.format == OfferFormat::kSkyPilot) {
+    ECHO_ASSIGN(list.offers, read_skypilot(text, name, reading));
+    return list;
+  }
+  auto file = first_of(text) == '{' || first_of(text) == '[' ? ConfigFile::parse_json(text, std::string(name))
+                                                             : ConfigFile::parse_yaml_data(text, std::string(name));
+  if (!file) return std::move(file).error();
+  ECHO_ASSIGN(list.offers, read_offers(std::move(*file)));
+  return list;
 }
 
 }  // namespace echoline::provisioner

@@ -69,14 +69,31 @@ struct Assumptions {
 enum class Pricing { kOnDemand, kBid };
 std::string_view to_string(Pricing pricing);
 
-inline constexpr std::size_t kOffersMax = 100'000;
+inline constexpr std::size_t kOffersMax = 500'000;
+inline constexpr std::uint64_t kOffersBytesMax = 1ull << 30;
 
-// Reads {"schema_version":1,"offers":[{...}]}; keys as in configs/offers/README.md, null and absent are the same. A
-// bad file is one kInvalid error whose detail lists every problem, one per line, with line, column, offer and key:
-// syntax, missing, unknown (with a suggestion) and repeated keys, wrong types, values out of range, repeated ids.
-// kNotFound or kIo when the file cannot be read.
-Result<std::vector<Offer>> load_offers(const std::filesystem::path& path);
+// What a file of offers can be. kOwn: {"schema_version":1,"offers":[...]} as JSON or YAML, keys as in
+// configs/offers/README.md. kVast: the reply to a search of vast.ai, or its list of offers alone. kSkyPilot: a catalogue of
+// SkyPilot (vms.csv).
+enum class OfferFormat { kAuto, kOwn, kVast, kSkyPilot };
+std::string_view to_string(OfferFormat format);
+
+struct OfferReading {
+  OfferFormat format = OfferFormat::kAuto;  // kAuto: by what stands in it
+  Bytes disk{};                             // that a worker will rent: some markets sell it by the GB
+  std::size_t copies = 1;                   // a catalogue lists kinds of machines: how many of each can be rented
+};
+
+struct OfferList {
+  std::vector<Offer> offers;
+  OfferFormat format = OfferFormat::kOwn;
+};
+
+// Null and absent values are unknown. A bad file is one kInvalid error whose detail lists every problem (the first ones of
+// very many), one per line, with its place: syntax, missing keys, wrong types, values out of range, repeated ids; in our
+// own format also unknown and repeated keys. kNotFound, kIo or kExhausted when the file cannot be read.
+Result<OfferList> load_offers(const std::filesystem::path& path, const OfferReading& reading = {});
 // The same for text already read; `name` stands for the file in messages.
-Result<std::vector<Offer>> parse_offers(std::string_view text, std::string_view name);
+Result<OfferList> parse_offers(std::string_view text, std::string_view name, const OfferReading& reading = {});
 
 }  // namespace echoline::provisioner

@@ -63,6 +63,12 @@ PlanRequest paced(PlanRequest r) {
   return r;
 }
 
+Result<std::vector<Offer>> quickstart_offers() {
+  auto list = load_offers("configs/offers/quickstart.json");
+  if (!list) return std::move(list).error();
+  return std::move(list->offers);
+}
+
 const PlanRow& row(const Plan& plan, const std::string& id) {
   const auto it = std::find_if(plan.rows.begin(), plan.rows.end(), [&](const PlanRow& r) { return r.offer.id == id; });
   EXPECT_NE(it, plan.rows.end()) << id;
@@ -594,7 +600,7 @@ PlanRequest quickstart() {
 }
 
 TEST(Quickstart, RentsSixToEightForDifferentReasonsAndScales) {
-  const auto offers = load_offers("configs/offers/quickstart.json");
+  const auto offers = quickstart_offers();
   ASSERT_TRUE(offers) << offers.error().message();
   const Plan plan = planned(quickstart(), *offers);
   EXPECT_GE(plan.topology.size(), 6u);
@@ -617,7 +623,7 @@ TEST(Quickstart, RentsSixToEightForDifferentReasonsAndScales) {
 }
 
 TEST(Output, JsonHoldsThePlan) {
-  const auto offers = load_offers("configs/offers/quickstart.json");
+  const auto offers = quickstart_offers();
   ASSERT_TRUE(offers);
   const Plan plan = planned(quickstart(), *offers);
   const auto json = plan.to_json();
@@ -639,7 +645,7 @@ TEST(Output, JsonHoldsThePlan) {
 }
 
 TEST(Output, TheTableIsAlignedAsciiWithEveryOffer) {
-  auto offers = load_offers("configs/offers/quickstart.json");
+  auto offers = quickstart_offers();
   ASSERT_TRUE(offers);
   (*offers)[0].place =
       "K\xc3\xb8"
@@ -680,7 +686,7 @@ TEST(Output, ALargeMarketIsSummedUp) {
 }
 
 TEST(Output, APlanReadsBackToTheSame) {
-  const auto offers = load_offers("configs/offers/quickstart.json");
+  const auto offers = quickstart_offers();
   ASSERT_TRUE(offers);
   for (const auto policy : {chains::TopologyPolicy::kTrees, chains::TopologyPolicy::kStripes, chains::TopologyPolicy::kStar}) {
     auto r = quickstart();
@@ -703,7 +709,7 @@ TEST(Output, APlanReadsBackToTheSame) {
 }
 
 TEST(Output, AChangedPlanIsRefusedWithThePlaceOfTheMistake) {
-  const auto offers = load_offers("configs/offers/quickstart.json");
+  const auto offers = quickstart_offers();
   ASSERT_TRUE(offers);
   const nlohmann::json good = planned(quickstart(), *offers).to_json();
   const auto problem = [&](const char* pointer, nlohmann::json value) {
@@ -744,7 +750,7 @@ void expect_documented(const nlohmann::json& value, const std::string& path, con
 }
 
 TEST(Output, EveryFieldIsDocumented) {
-  const auto offers = load_offers("configs/offers/quickstart.json");
+  const auto offers = quickstart_offers();
   ASSERT_TRUE(offers);
   std::ifstream in("docs/plan.md");
   const std::string text(std::istreambuf_iterator<char>(in), {});

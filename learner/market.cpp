@@ -1,0 +1,49 @@
+#include "learner/market.hpp"
+
+#include <sys/stat.h>
+
+#include "provisioner/ledger.hpp"
+#include "provisioner/throughput.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr Bytes kDisk{40'000'000'000};
+
+std::optional<double> written_unix_s(const std::filesystem::path& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return std::nullopt;
+  return static_cast<double>(info.st_mtim.tv_sec);
+}
+
+}  // namespace
+
+Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model) {
+  provisioner::OfferReading reading;
+  reading.format = config.fleet.offers_format;
+  reading.disk = kDisk;
+  reading.copies = config.fleet.catalogue_copies;
+  auto list = provisioner::load_offers(config.fleet.offers, reading);
+  if (!list) return as_mistake(std::move(list).error());
+  RunMarket market{std::move(list->offers),
+                   {config.fleet.offers.string(), std::string(to_string(list->format)), written_unix_s(config.fleet.offers)}};
+
+  std::optional<provisioner::ThroughputProfile> profile;
+  if (config.fleet.profile) {
+    auto loaded = provisioner::ThroughputProfile::load(*config.fleet.profile);
+    if (!loaded) return as_mistake(std::move(loaded).error());
+    profile = std::move(*loaded);
+  }
+  std::vector<provisioner::MeasuredRate> measured;
+  for (const provisioner::LedgerHost& host : provisioner::known_hosts(config.run.folder))
+    if (host.promised_rollouts_per_s && host.measured_rollouts_per_s)
+      measured.push_back({host.run, host.provider, host.host, host.gpu, host.gpu_count, *host.promised_rollouts_per_s,
+                          *host.measured_rollouts_per_s});
+  const provisioner::Workload work{
+      static_cast<double>(model.parameters()),
+      static_cast<double>(config.fleet.response_tokens_expected.value_or(config.rollout.response_tokens_max))};
+  provisioner::predict_throughput(market.offers, work, profile ? &*profile : nullptr, measured);
+  return market;
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,197 @@
+// Catalogues of SkyPilot (vms.csv): kinds of machines with their prices by region. They state neither links nor what disk
+// and traffic cost.
+#include <charconv>
+#include <cmath>
+#include <map>
+
+#include "provisioner/offer_formats.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr std::size_t kFieldMax = 64 * 1024;
+constexpr std::size_t kColumnsMax = 256;
+
+// RFC 4180: fields in quotes may hold commas, line breaks and doubled quotes.
+class Csv {
+ public:
+  explicit Csv(std::string_view text) : text_(text) {}
+
+  // The next record; absent at the end. `problem` says what is wrong with it.
+  std::optional<std::vector<std::string>> next(std::string& problem) {
+    if (at_ >= text_.size()) return std::nullopt;
+    line_ = next_line_;
+    std::vector<std::string> fields;
+    while (true) {
+      std::string& field = fields.emplace_back();
+      if (at_ < text_.size() && text_[at_] == '"') {
+        if (!quoted(field)) problem = "a quoted field does not end";
+      } else {
+        while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != '\n') field += text_[at_++];
+        while (!field.empty() && field.back() == '\r') field.pop_back();
+      }
+      if (field.size() > kFieldMax) problem = fmt::format("a field of {} bytes, at most {} are allowed", field.size(), kFieldMax);
+      if (fields.size() > kColumnsMax) problem = fmt::format("more than {} columns", kColumnsMax);
+      if (!problem.empty()) return fields;
+      if (at_ >= text_.size()) return fields;
+      const char c = text_[at_++];
+      if (c == '\n') {
+        ++next_line_;
+        return fields;
+      }
+      if (c != ',') {
+        if (c == '\r') {
+          --at_;
+          while (at_ < text_.size() && text_[at_] == '\r') ++at_;
+          if (at_ >= text_.size()) return fields;
+          if (text_[at_] == '\n') {
+            ++at_, ++next_line_;
+            return fields;
+          }
+        }
+        problem = "expected a comma after a quoted field";
+        return fields;
+      }
+    }
+  }
+  std::size_t line() const { return line_; }
+
+ private:
+  bool quoted(std::string& field) {
+    for (++at_; at_ < text_.size(); ++at_) {
+      if (text_[at_] == '\n') ++next_line_;
+      if (text_[at_] != '"') {
+        field += text_[at_];
+      } else if (at_ + 1 < text_.size() && text_[at_ + 1] == '"') {
+        field += '"';
+        ++at_;
+      } else {
+        ++at_;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  std::string_view text_;
+  std::size_t at_ = 0, line_ = 1, next_line_ = 1;
+};
+
+std::string lower(std::string text) {
+  for (char& c : text)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return text;
+}
+
+bool parse_number(std::string_view text, double& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && std::isfinite(value);
+}
+
+// "... 'MemoryInfo': {'SizeInMiB': 16384} ...", in GB of 10^9 bytes.
+std::optional<double> memory_of(std::string_view gpu_info) {
+  constexpr std::string_view kKey = "SizeInMiB";
+  const std::size_t at = gpu_info.find(kKey);
+  if (at == std::string_view::npos) return std::nullopt;
+  const std::size_t begin = gpu_info.find_first_of("0123456789", at + kKey.size());
+  if (begin == std::string_view::npos || begin > at + kKey.size() + 8) return std::nullopt;
+  const std::size_t end = std::min(gpu_info.find_first_not_of("0123456789.", begin), gpu_info.size());
+  double mib = 0;
+  if (!parse_number(gpu_info.substr(begin, end - begin), mib) || mib <= 0 || mib > 1e8) return std::nullopt;
+  return mib * 1048576 / 1e9;
+}
+
+class Reader {
+ public:
+  Reader(std::string_view text, std::string_view name, const OfferReading& reading)
+      : csv_(text), name_(name), problems_(name), reading_(reading) {}
+
+  Result<std::vector<Offer>> run() {
+    std::string problem;
+    const auto header = csv_.next(problem);
+    if (!header || !problem.empty())
+      return fail(Code::kInvalid, "read offers", "{}:1: expected the names of the columns{}", name_,
+                  problem.empty() ? "" : ", found " + problem);
+    for (std::size_t i = 0; i < header->size(); ++i) column_.emplace(lower((*header)[i]), i);
+    for (const char* needed : {"instancetype", "acceleratorname", "acceleratorcount", "price", "region"})
+      if (!column_.contains(needed))
+        return fail(Code::kInvalid, "read offers", "{}:1: the column '{}' is missing", name_, needed);
+    while (auto record = csv_.next(problem)) {
+      if (!problem.empty()) {  // where the next record begins is not known any more
+        problems_.add(fmt::format("line {}", csv_.line()), problem);
+        break;
+      }
+      if (record->size() == 1 && record->front().empty()) continue;
+      read(*record, header->size());
+      if (offers_.size() > kOffersMax)
+        return fail(Code::kInvalid, "read offers", "{}: expected at most {} offers", name_, kOffersMax);
+    }
+    if (!problems_.none()) return problems_.error();
+    return std::move(offers_);
+  }
+
+ private:
+  void read(const std::vector<std::string>& record, std::size_t columns) {
+    const std::string where = fmt::format("line {}", csv_.line());
+    if (record.size() != columns)
+      return problems_.add(where, fmt::format("expected {} fields, found {}", columns, record.size()));
+    const auto text = [&](const char* column) -> const std::string& {
+      static const std::string kNone;
+      const auto it = column_.find(column);
+      return it == column_.end() ? kNone : record[it->second];
+    };
+    const std::string& gpu = text("acceleratorname");
+    if (gpu.empty()) return;  // a machine without GPUs
+    bool good = true;
+    const auto number = [&](const char* column, double least, double most) -> std::optional<double> {
+      const std::string& value = text(column);
+      if (value.empty()) return std::nullopt;
+      double x = 0;
+      if (parse_number(value, x) && x >= least && x <= most) return x;
+      good = false;
+      problems_.add(where, fmt::format("{}: expected a number of {} to {}, found '{}'", column, least, most, shown(value)));
+      return std::nullopt;
+    };
+    const auto count = number("acceleratorcount", 0, kGpusMax);
+    const auto price = number("price", 0, kUsdMax);
+    const auto spot = number("spotprice", 0, kUsdMax);
+    for (const char* column : {"instancetype", "acceleratorname", "region", "availabilityzone"})
+      if (text(column).size() > kOfferTextMax) {
+        good = false;
+        problems_.add(where, fmt::format("{}: expected at most {} bytes, found {}", column, kOfferTextMax, text(column).size()));
+      }
+    if (!good) return;
+    if (!count || *count < 1 || *count != std::floor(*count)) return;  // shares of a GPU do not run a worker
+    Offer o;
+    o.provider = "exec";
+    o.gpu = gpu;
+    o.gpu_count = static_cast<int>(*count);
+    o.vram_gb = memory_of(text("gpuinfo"));
+    const std::string& zone = text("availabilityzone");
+    o.place = zone.empty() ? text("region") : zone;
+    o.gpu_usd_per_hour = price;
+    o.bid_usd_per_hour_min = spot;
+    const std::string& type = text("instancetype");
+    const std::string kind = fmt::format("{}@{}", type.empty() ? fmt::format("{}:{}", gpu, o.gpu_count) : type, o.place);
+    for (std::size_t copy = 0; copy < reading_.copies; ++copy) {
+      o.id = fmt::format("{}#{}", kind, ++copies_[kind]);
+      offers_.push_back(o);
+    }
+  }
+
+  Csv csv_;
+  std::string_view name_;
+  OfferProblems problems_;
+  const OfferReading& reading_;
+  std::map<std::string, std::size_t> column_;
+  std::map<std::string, std::size_t> copies_;
+  std::vector<Offer> offers_;
+};
+
+}  // namespace
+
+Result<std::vector<Offer>> read_skypilot(std::string_view text, std::string_view name, const OfferReading& reading) {
+  return Reader(text, name, reading).run();
+}
+
+}  // namespace echoline::provisioner

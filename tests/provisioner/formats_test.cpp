@@ -1,0 +1,273 @@
+// Offers as others write them: replies of vast.ai, catalogues of SkyPilot, YAML; and what they will do, by profile and ledger.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/files.hpp"
+#include "base/random.hpp"
+#include "provisioner/offers.hpp"
+#include "provisioner/throughput.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace echoline::provisioner {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr std::string_view kReply = R"({"success": true, "offers": [
+  {"id": 4711, "ask_contract_id": 4711, "machine_id": 12, "host_id": 99, "gpu_name": "RTX 4090", "num_gpus": 2, "gpu_ids": [0, 3],
+   "gpu_ram": 24564, "gpu_total_ram": 49128, "dlperf": 190.5, "dph_base": 0.50, "dph_total": 0.502074, "min_bid": 0.31,
+   "storage_cost": 0.149333, "inet_up": 812.4, "inet_down": 1020, "inet_up_cost": 0.003, "inet_down_cost": null,
+   "internet_down_cost_per_tb": 2.0, "reliability2": 0.9987, "reliability": 0.9, "duration": 864000, "geolocation": "Sweden, SE",
+   "rentable": true, "rented": false, "webpage": null, "hostname": {"a": [1, {"gpu_name": 3}]}, "verification": "verified"},
+  {"id": "x1", "gpu_name": "H100 SXM", "num_gpus": 1, "machine_id": null, "dph_base": null, "inet_up": 0, "rented": true}
+]})";
+
+Result<OfferList> parsed(std::string_view text, OfferReading reading = {}) { return parse_offers(text, "market", reading); }
+std::string problems(std::string_view text, OfferReading reading = {}) {
+  const auto list = parsed(text, reading);
+  if (list) return "";
+  EXPECT_EQ(list.error().code, Code::kInvalid);
+  EXPECT_LT(list.error().detail.size(), 10'000u);
+  return list.error().detail;
+}
+
+TEST(VastReply, EveryFieldInItsUnit) {
+  const auto list = parsed(kReply, {.disk = Bytes{10'000'000'000}});
+  ASSERT_TRUE(list) << list.error().message();
+  EXPECT_EQ(list->format, OfferFormat::kVast);
+  ASSERT_EQ(list->offers.size(), 2u);
+  const Offer& o = list->offers[0];
+  EXPECT_EQ(o.id, "4711");
+  EXPECT_EQ(o.provider, "vast");
+  EXPECT_EQ(o.host, "12");
+  EXPECT_EQ(o.owner, "99");
+  EXPECT_EQ(o.gpu, "RTX 4090");
+  EXPECT_EQ(o.gpu_count, 2);
+  EXPECT_THAT(o.gpu_ids, ElementsAre(0, 3));
+  EXPECT_NEAR(*o.vram_gb, 24.564, 1e-9);
+  EXPECT_NEAR(o.up->mbit_per_s(), 812.4, 1e-9);
+  EXPECT_NEAR(o.down->mbit_per_s(), 1020, 1e-9);
+  EXPECT_EQ(o.reliability, 0.9987);
+  EXPECT_EQ(o.duration_max, std::chrono::hours(240));
+  EXPECT_EQ(o.place, "Sweden, SE");
+  EXPECT_TRUE(o.rentable);
+  EXPECT_EQ(o.dlperf, 190.5);
+  EXPECT_EQ(o.gpu_usd_per_hour, 0.50);
+  EXPECT_EQ(o.bid_usd_per_hour_min, 0.31);
+  EXPECT_NEAR(*o.storage_usd_per_hour, 0.002074, 1e-6);  // dph_total - dph_base for 10 GB
+  EXPECT_EQ(o.upload_usd_per_gb, 0.003);
+  EXPECT_EQ(o.download_usd_per_gb, 0.002);  // from the price of a TB
+  const Offer& bare = list->offers[1];
+  EXPECT_EQ(bare.id, "x1");
+  EXPECT_FALSE(bare.gpu_usd_per_hour);
+  EXPECT_FALSE(bare.up);  // never measured
+  EXPECT_FALSE(bare.storage_usd_per_hour);
+  EXPECT_FALSE(bare.upload_usd_per_gb);
+  EXPECT_FALSE(bare.rentable);
+  EXPECT_TRUE(bare.gpu_ids.empty());
+  EXPECT_EQ(bare.rollouts_source, RateSource::kUnknown);
+}
+
+TEST(VastReply, AListAloneIsOneAsWell) {
+  const auto list = parsed(R"([{"id": 1, "gpu_name": "L4", "dph_base": 0.2}])");
+  ASSERT_TRUE(list) << list.error().message();
+  EXPECT_EQ(list->format, OfferFormat::kVast);
+  EXPECT_EQ(list->offers.size(), 1u);
+}
+
+TEST(VastReply, WhatIsWrongIsSaidOfEveryOffer) {
+  const std::string all = problems(R"({"offers": [
+    {"id": 1, "gpu_name": "L4", "dph_base": -0.2}, {"id": 2, "gpu_name": "L4", "dph_base": "cheap"},
+    {"id": 3, "gpu_name": "L4", "inet_up": 1e12, "machine_id": 1}, {"id": 3, "gpu_name": "L4"}, {"id": 3, "gpu_name": "L4"},
+    {"gpu_name": "L4"}, {"id": 7}, {"id": 8, "gpu_name": "L4", "gpu_ids": [-1]}, {"id": 9, "gpu_name": "L4", "num_gpus": 1.5},
+    {"id": 10, "gpu_name": 7, "rentable": "yes"}]})");
+  for (const char* text :
+       {"offers[0] (id 1): dph_base: expected 0 to", "found -0.2", "offers[1] (id 2): dph_base: expected a number, found 'cheap'",
+        "inet_up: expected 0 to 1000000, found 1000000000000", "offers[4] (id 3): id: another offer has it as well",
+        "offers[5]: id: it is missing", "gpu_name: it is missing", "gpu_ids: expected numbers", "num_gpus: expected a whole number",
+        "gpu_name: expected a text", "rentable: expected true or false"})
+    EXPECT_THAT(all, HasSubstr(text));
+}
+
+TEST(VastReply, NumbersThatAreNoneLongTextsAndErrorsAreRefused) {
+  EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": "L4", "dph_base": NaN}]})"), HasSubstr("not JSON"));
+  EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": "L4", "dph_base": 1e999}]})"), HasSubstr("no computer"));
+  const std::string long_name(10'000'000, 'x');
+  EXPECT_THAT(problems(R"({"offers": [{"id": 1, "machine_id": 1, "gpu_name": ")" + long_name + R"("}]})"),
+              HasSubstr("at most 512 bytes, found 10000000"));
+  EXPECT_THAT(problems(R"({"offers": [{"machine_id": 1, "id": ")" + long_name + R"("}]})"), HasSubstr("at most 512"));
+  EXPECT_THAT(problems(R"({"success": false, "error": "invalid_args", "msg": "no such\nfield"})"),
+              HasSubstr("invalid_args: no such\\nfield"));
+  EXPECT_THAT(problems(R"({"success": true})"), HasSubstr("found none"));
+  EXPECT_THAT(problems(R"({"machine_id": 3, "offers": [)"), HasSubstr("not JSON"));
+  EXPECT_THAT(problems(R"({"machine_id": 3, "offers": )" + std::string(100'000, '[')), HasSubstr("byte"));
+  EXPECT_THAT(problems("not json", {.format = OfferFormat::kVast}), HasSubstr("not JSON"));
+  std::string many = R"({"machine_id":1,"offers":[)";
+  for (int i = 0; i < 5000; ++i) many += fmt::format("{}{{\"id\":{},\"dph_base\":-1}}", i ? "," : "", i);
+  EXPECT_THAT(problems(many + "]}"), HasSubstr("and 9980 more"));
+}
+
+constexpr std::string_view kCatalogue =
+    "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\r\n"
+    "p3.2xlarge,V100,1.0,8.0,61.0,\"{'Gpus': [{'Name': 'V100', 'MemoryInfo': {'SizeInMiB': 16384}}], 'T\"\"x': 1}\",3.06,0.918,us-east-1,us-east-1a\r\n"
+    "m5.large,,,2.0,8.0,,0.096,,us-east-1,us-east-1a\n"
+    "g5.xlarge,A10G,1.0,4.0,16.0,,,0.4,eu-north-1,\n"
+    "part,A10,0.25,4.0,16.0,,1,,eu-north-1,\n";
+
+TEST(SkyPilotCatalogue, StatesPricesByRegionAndNeitherLinksNorTraffic) {
+  const auto list = parsed(kCatalogue, {.copies = 2});
+  ASSERT_TRUE(list) << list.error().message();
+  EXPECT_EQ(list->format, OfferFormat::kSkyPilot);
+  ASSERT_EQ(list->offers.size(), 4u);  // of two kinds; a machine without GPUs and a share of one are none
+  const Offer& o = list->offers[0];
+  EXPECT_EQ(o.id, "p3.2xlarge@us-east-1a#1");
+  EXPECT_EQ(list->offers[1].id, "p3.2xlarge@us-east-1a#2");
+  EXPECT_EQ(o.gpu, "V100");
+  EXPECT_NEAR(*o.vram_gb, 17.18, 0.01);
+  EXPECT_EQ(o.place, "us-east-1a");
+  EXPECT_EQ(o.gpu_usd_per_hour, 3.06);
+  EXPECT_EQ(o.bid_usd_per_hour_min, 0.918);
+  EXPECT_FALSE(o.up);
+  EXPECT_FALSE(o.storage_usd_per_hour);
+  EXPECT_FALSE(o.upload_usd_per_gb);
+  EXPECT_FALSE(o.reliability);
+  EXPECT_EQ(list->offers[2].place, "eu-north-1");
+  EXPECT_FALSE(list->offers[2].gpu_usd_per_hour);
+  EXPECT_FALSE(list->offers[2].vram_gb);
+}
+
+TEST(SkyPilotCatalogue, MistakesHaveTheirLine) {
+  const std::string head = "InstanceType,AcceleratorName,AcceleratorCount,Price,Region\n";
+  EXPECT_THAT(problems(head + "a,L4,1,-3,x\nb,L4,nan,1,x\nc,L4,1,1\n"),
+              testing::AllOf(HasSubstr("line 2: price"), HasSubstr("line 3: acceleratorcount"), HasSubstr("line 4: expected 5 fields, found 4")));
+  EXPECT_THAT(problems(head + "a,L4,1,inf,x\n"), HasSubstr("price: expected a number"));
+  EXPECT_THAT(problems(head + "a,\"L4,1,1,x\n"), HasSubstr("does not end"));
+  EXPECT_THAT(problems(head + "a,\"L4\"x,1,1,x\n"), HasSubstr("comma after a quoted field"));
+  EXPECT_THAT(problems(head + std::string(10'000'000, 'a') + ",L4,1,1,x\n"), HasSubstr("at most 65536"));
+  EXPECT_THAT(problems("InstanceType,AcceleratorName\n"), HasSubstr("'acceleratorcount' is missing"));
+  EXPECT_THAT(problems(head + std::string(300, ',') + "\n"), HasSubstr("columns"));
+}
+
+TEST(Formats, OurOwnIsYamlOrJsonOfAnySizeAndAnOptionOverrides) {
+  std::string yaml = "schema_version: 1\noffers:\n";
+  for (int i = 0; i < 6000; ++i)  // 1.3 MB and 108,000 values: more than a run file may have
+    yaml += fmt::format("  - {{id: o{}, provider: local, host: h{}, gpu: L4, gpu_count: 1, vram_gb: 24, place: SE, up_mbit_per_s: 9, "
+                        "down_mbit_per_s: 9, reliability: 0.9, duration_days_max: 3, rollouts_per_s: 1.5, rollouts_source: measured, "
+                        "gpu_usd_per_hour: 0.2, storage_usd_per_hour: 0}}\n", i, i);
+  const auto list = parsed(yaml);
+  ASSERT_TRUE(list) << list.error().message().substr(0, 300);
+  EXPECT_EQ(list->format, OfferFormat::kOwn);
+  EXPECT_EQ(list->offers.size(), 6000u);
+  EXPECT_EQ(list->offers.back().rollouts_per_s, 1.5);
+  EXPECT_THAT(problems(yaml + "  - {id: bad, provider: local, gpu: L4, gpu_usd_per_hour: .nan}\n"), HasSubstr("market:6003:"));
+  EXPECT_THAT(problems(kReply, {.format = OfferFormat::kOwn}), HasSubstr("market:1:"));
+  EXPECT_THAT(problems(kReply, {.format = OfferFormat::kSkyPilot}), HasSubstr("column"));
+}
+
+TEST(Formats, MutatedFilesAreReadOrRefused) {
+  Random random(77);
+  const std::string own = *read_file("configs/offers/quickstart.json");
+  const std::string profile = *read_file("configs/profiles/gpus.yaml");
+  for (const std::string& original : {std::string(kReply), std::string(kCatalogue), own, profile}) {
+    for (int round = 0; round < 150; ++round) {
+      std::string text = original.substr(0, 4000);
+      for (std::uint64_t k = random.below(6); k > 0; --k) {
+        const std::size_t at = random.below(text.size());
+        switch (random.below(4)) {
+          case 0: text[at] = static_cast<char>(random.below(256)); break;
+          case 1: text.erase(at, random.below(40)); break;
+          case 2: text.insert(at, text.substr(random.below(text.size()), random.below(60))); break;
+          default: text.insert(at, std::array{"-", "1e999", "null", "\"", "[", "{", "}", "\n", ","}[random.below(9)]);
+        }
+        if (text.empty()) text = "x";
+      }
+      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+    }
+  }
+}
+
+// --- throughput ---
+
+ThroughputProfile small_profile() {
+  auto profile = ThroughputProfile::parse(
+      "schema_version: 1\nsource: measured by hand\ndlperf: {gpu: A, dlperf: 10}\nmodel_billions: [1, 4]\n"
+      "gpus:\n  - {names: [A, RTX 4090], tokens_per_s: [4000, 1000]}\n  - {names: [B], tokens_per_s: [800, 200]}\n",
+      "profile");
+  EXPECT_TRUE(profile) << profile.error().message();
+  return std::move(*profile);
+}
+
+TEST(Throughput, AProfileIsReadBetweenItsSizesAndCarefullyBeyond) {
+  const ThroughputProfile p = small_profile();
+  EXPECT_EQ(p.source(), "measured by hand");
+  EXPECT_NEAR(*p.tokens_per_s("NVIDIA GeForce RTX_4090", 1e9), 4000, 1e-6);
+  EXPECT_NEAR(*p.tokens_per_s("a", 2e9), 2000, 1e-6);
+  EXPECT_NEAR(*p.tokens_per_s("a", 8e9), 500, 1e-6);
+  EXPECT_NEAR(*p.tokens_per_s("a", 1e6), 4000, 1e-6);
+  EXPECT_FALSE(p.tokens_per_s("C", 1e9));
+  EXPECT_NEAR(*p.tokens_per_s_of_dlperf(5, 1e9), 2000, 1e-6);
+  for (const char* bad : {"schema_version: 1\nsource: x\nmodel_billions: [2, 1]\n", "schema_version: 1\nmodel_billions: [1]\n",
+                          "schema_version: 1\nsource: x\nmodel_billions: [1]\ngpus:\n  - {names: [A], tokens_per_s: [0]}\n",
+                          "schema_version: 1\nsource: x\nmodel_billions: [1]\ngpus:\n  - {names: [A, a], tokens_per_s: [1]}\n",
+                          "schema_version: 1\nsource: x\nmodel_billions: [1]\ndlperf: {gpu: Z, dlperf: 1}\n"})
+    EXPECT_FALSE(ThroughputProfile::parse(bad, "profile")) << bad;
+}
+
+TEST(Throughput, MeasuredBeforeProfileBeforeDlperfAndOtherwiseUnknown) {
+  const ThroughputProfile p = small_profile();
+  const Workload work{1e9, 100};
+  std::vector<Offer> offers(6);
+  for (Offer& o : offers) o.provider = "vast";
+  offers[0].gpu = "A";  // 4000 / 100, by measurement 20 % less
+  offers[0].host = "liar";
+  offers[1].gpu = "A";
+  offers[1].gpu_count = 2;
+  offers[2].gpu = "C";
+  offers[2].dlperf = 20;
+  offers[3].gpu = "C";
+  offers[4].gpu = "B";  // three hosts with one have done half of what was said
+  offers[4].dlperf = 1000;
+  offers[5].gpu = "A";
+  offers[5].rollouts_per_s = 7;
+  offers[5].rollouts_source = RateSource::kProfile;
+  std::vector<MeasuredRate> measured{{"r2", "vast", "liar", "A", 1, 10, 8}, {"r1", "vast", "liar", "A", 1, 10, 2},
+                                     {"r1", "vast", "m", "A", 1, 1, 1e6}};
+  for (const char* host : {"1", "2", "3"}) measured.push_back({"r1", "vast", host, "b", 1, 10, 5});
+  predict_throughput(offers, work, &p, measured);
+  const auto expect = [&](std::size_t i, double rate, RateSource source) {
+    EXPECT_NEAR(offers[i].rollouts_per_s, rate, 1e-9) << i;
+    EXPECT_EQ(offers[i].rollouts_source, source) << i;
+  };
+  expect(0, 32, RateSource::kMeasured);  // the newest counts
+  expect(1, 80, RateSource::kProfile);
+  expect(2, 80, RateSource::kDlperf);
+  expect(3, 0, RateSource::kUnknown);
+  expect(4, 4, RateSource::kMeasured);
+  expect(5, 7, RateSource::kProfile);
+  std::vector<Offer> local(1, offers[0]);
+  local[0].provider = "local";
+  local[0].rollouts_per_s = 7;
+  measured.push_back({"r1", "local", "liar", "A", 1, 10, 5});
+  predict_throughput(local, work, nullptr, measured);
+  EXPECT_EQ(local[0].rollouts_per_s, 7);
+}
+
+TEST(Throughput, TheProfileThatComesWithTheProgramIsRight) {
+  const auto profile = ThroughputProfile::load("configs/profiles/gpus.yaml");
+  ASSERT_TRUE(profile) << profile.error().message();
+  EXPECT_THAT(profile->source(), HasSubstr("computed"));
+  double last = 1e9;
+  for (const double billions : {0.6, 1.7, 4.0, 8.0, 14.0, 32.0}) {
+    const double h100 = *profile->tokens_per_s("H100 SXM", billions * 1e9);
+    EXPECT_LT(h100, last);
+    EXPECT_GT(h100, *profile->tokens_per_s("Tesla T4", billions * 1e9));
+    last = h100;
+  }
+}
+
+}  // namespace
+}  // namespace echoline::provisioner
