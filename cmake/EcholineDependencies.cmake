@@ -19,6 +19,7 @@ include(EcholineBlake3)
 if(ECHOLINE_TESTS)
   find_package(GTest REQUIRED)
   find_package(benchmark REQUIRED)
+  pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)
 endif()
 
 if("model" IN_LIST ECHOLINE_CONFIGURED)

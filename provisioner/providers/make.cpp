@@ -1,12 +1,19 @@
 #include "provisioner/providers/make.hpp"
 
 #include "provisioner/providers/local.hpp"
+#include "provisioner/providers/vast.hpp"
 
 namespace echoline::provisioner {
 
 Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const ProviderOptions& options) {
   if (name == "local") return std::unique_ptr<Provider>(std::make_unique<LocalProvider>(options.log_folder));
-  return fail(Code::kInvalid, "make provider", "expected local, found '{}'", name);
+  if (name == "vast") {
+    VastOptions vast;
+    if (!options.vast_url.empty()) vast.url = options.vast_url;
+    ECHO_ASSIGN(vast.key, read_vast_key(options.vast_key_file));
+    return std::unique_ptr<Provider>(std::make_unique<VastProvider>(std::move(vast)));
+  }
+  return fail(Code::kInvalid, "make provider", "expected local or vast, found '{}'", name);
 }
 
 }  // namespace echoline::provisioner

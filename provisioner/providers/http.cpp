@@ -1,0 +1,138 @@
+#include "provisioner/providers/http.hpp"
+
+#include <curl/curl.h>
+
+#include <map>
+#include <mutex>
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr std::size_t kAnswerMax = 16u << 20;
+
+struct FreeList {
+  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
+};
+using Headers = std::unique_ptr<curl_slist, FreeList>;
+
+struct Exchange {
+  std::uint64_t id = 0;
+  std::string body, answer;
+  bool too_long = false;
+};
+
+std::size_t take(char* data, std::size_t size, std::size_t count, void* exchange) {
+  auto* e = static_cast<Exchange*>(exchange);
+  if (e->answer.size() + size * count > kAnswerMax) {
+    e->too_long = true;
+    return 0;
+  }
+  e->answer.append(data, size * count);
+  return size * count;
+}
+
+}  // namespace
+
+struct HttpClient::Impl {
+  CURLM* multi = nullptr;
+  Headers headers;
+  Duration timeout{};
+  std::map<CURL*, std::unique_ptr<Exchange>> open;
+  std::uint64_t last = 0;
+};
+
+HttpClient::HttpClient(std::string key, Duration timeout) : impl_(std::make_unique<Impl>()) {
+  static std::once_flag once;
+  std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
+  impl_->multi = curl_multi_init();
+  ECHO_CHECK(impl_->multi != nullptr, "libcurl cannot start");
+  impl_->timeout = timeout;
+  for (const std::string& line : {"Authorization: Bearer " + key, std::string("Content-Type: application/json"),
+                                  std::string("Accept: application/json"), std::string("Expect:")})
+    impl_->headers.reset(curl_slist_append(impl_->headers.release(), line.c_str()));
+}
+
+HttpClient::~HttpClient() {
+  for (auto& [handle, exchange] : impl_->open) {
+    curl_multi_remove_handle(impl_->multi, handle);
+    curl_easy_cleanup(handle);
+  }
+  curl_multi_cleanup(impl_->multi);
+}
+
+std::uint64_t HttpClient::send(const HttpRequest& request) {
+  CURL* const handle = curl_easy_init();
+  ECHO_CHECK(handle != nullptr, "libcurl is out of memory");
+  auto exchange = std::make_unique<Exchange>();
+  exchange->id = ++impl_->last;
+  exchange->body = request.body;
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(impl_->timeout).count();
+  curl_easy_setopt(handle, CURLOPT_URL, request.url.c_str());
+  curl_easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+  curl_easy_setopt(handle, CURLOPT_HTTPHEADER, impl_->headers.get());
+  curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
+  curl_easy_setopt(handle, CURLOPT_USERAGENT, "echoline");
+  curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
+  curl_easy_setopt(handle, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_IGNORED));
+  curl_easy_setopt(handle, CURLOPT_TIMEOUT_MS, static_cast<long>(ms));
+  curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, take);
+  curl_easy_setopt(handle, CURLOPT_WRITEDATA, exchange.get());
+  if (!exchange->body.empty()) {
+    curl_easy_setopt(handle, CURLOPT_POSTFIELDS, exchange->body.c_str());
+    curl_easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(exchange->body.size()));
+  }
+  curl_multi_add_handle(impl_->multi, handle);
+  const std::uint64_t id = exchange->id;
+  impl_->open.emplace(handle, std::move(exchange));
+  int running = 0;
+  curl_multi_perform(impl_->multi, &running);
+  return id;
+}
+
+std::vector<HttpAnswer> HttpClient::poll() {
+  std::vector<HttpAnswer> answers;
+  int running = 0;
+  curl_multi_perform(impl_->multi, &running);
+  int left = 0;
+  while (CURLMsg* message = curl_multi_info_read(impl_->multi, &left)) {
+    if (message->msg != CURLMSG_DONE) continue;
+    CURL* const handle = message->easy_handle;
+    const CURLcode code = message->data.result;
+    const auto it = impl_->open.find(handle);
+    HttpAnswer answer;
+    answer.request = it->second->id;
+    if (code == CURLE_OK) {
+      long status = 0;
+      curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
+      answer.status = static_cast<int>(status);
+      answer.body = std::move(it->second->answer);
+      answer.sent = true;
+    } else {
+      answer.trouble = it->second->too_long ? fmt::format("its answer is longer than {} bytes", kAnswerMax)
+                                            : std::string(curl_easy_strerror(code));
+      answer.sent = code != CURLE_COULDNT_CONNECT && code != CURLE_COULDNT_RESOLVE_HOST &&
+                    code != CURLE_COULDNT_RESOLVE_PROXY && code != CURLE_SSL_CONNECT_ERROR &&
+                    code != CURLE_PEER_FAILED_VERIFICATION && code != CURLE_UNSUPPORTED_PROTOCOL &&
+                    code != CURLE_URL_MALFORMAT;
+    }
+    curl_multi_remove_handle(impl_->multi, handle);
+    curl_easy_cleanup(handle);
+    impl_->open.erase(it);
+    answers.push_back(std::move(answer));
+  }
+  return answers;
+}
+
+std::string url_escaped(std::string_view text) {
+  constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~";
+  std::string out;
+  for (const char c : text) {
+    if (kPlain.find(c) != std::string_view::npos)
+      out += c;
+    else
+      out += fmt::format("%{:02X}", static_cast<unsigned char>(c));
+  }
+  return out;
+}
+
+}  // namespace echoline::provisioner

@@ -1,0 +1,464 @@
+#include "provisioner/providers/vast.hpp"
+
+#include <sys/stat.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/files.hpp"
+#include "provisioner/providers/http.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr std::string_view kOperation = "vast.ai";
+constexpr std::string_view kIdPrefix = "vast:";
+constexpr std::size_t kLabelMax = 256, kCommandMax = 4096, kTextMax = 200, kPagesMax = 2000;
+constexpr int kTriesMax = 7;
+constexpr Duration kBackoffFirst = std::chrono::seconds(2), kBackoffMax = std::chrono::minutes(1);
+constexpr double kUsdPerHourMax = 1e6;
+constexpr double kDiskGbMin = 10;
+
+enum Endpoint { kCreate, kDestroy, kShow, kList, kEndpoints };
+// What the service allows at most, per endpoint and key.
+constexpr std::array<Duration, kEndpoints> kIntervals{milliseconds(4500), milliseconds(3000), milliseconds(2000),
+                                                      milliseconds(1000)};
+// When a create that may have rented is looked for; what is created shows in a listing late.
+constexpr std::array<Duration, 3> kLookAfter{std::chrono::seconds(2), std::chrono::seconds(5), std::chrono::seconds(15)};
+
+InstanceId id_of(std::int64_t contract) { return {fmt::format("{}{}", kIdPrefix, contract)}; }
+
+std::optional<std::int64_t> number_of(std::string_view text) {
+  std::int64_t number = 0;
+  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (ec != std::errc{} || end != text.data() + text.size() || number <= 0) return std::nullopt;
+  return number;
+}
+
+Result<std::int64_t> contract_of(const InstanceId& id) {
+  if (id.text.starts_with(kIdPrefix))
+    if (const auto number = number_of(std::string_view(id.text).substr(kIdPrefix.size()))) return *number;
+  return fail(Code::kInvalid, kOperation, "expected an instance id like vast:1234, found '{}'", id.text);
+}
+
+// Fields of an answer, none of which need be there or of the type that it should have.
+const json& field(const json& object, const char* name) {
+  static const json kNull;
+  if (!object.is_object()) return kNull;
+  const auto it = object.find(name);
+  return it == object.end() ? kNull : *it;
+}
+
+std::string text_field(const json& object, const char* name) {
+  const json& value = field(object, name);
+  return value.is_string() ? value.get<std::string>() : std::string();
+}
+
+std::optional<std::int64_t> number_field(const json& object, const char* name) {
+  const json& value = field(object, name);
+  if (value.is_number_integer() && value.get<std::int64_t>() > 0) return value.get<std::int64_t>();
+  if (value.is_string()) return number_of(value.get<std::string>());
+  return std::nullopt;
+}
+
+std::optional<double> price_field(const json& object, const char* name) {
+  const json& value = field(object, name);
+  if (!value.is_number()) return std::nullopt;
+  const double price = value.get<double>();
+  return std::isfinite(price) && price >= 0 && price <= kUsdPerHourMax ? std::optional(price) : std::nullopt;
+}
+
+std::string quoted(const std::string& word) {
+  std::string out = "'";
+  for (const char c : word) c == '\'' ? out += "'\\''" : out += c;
+  return out + "'";
+}
+
+struct Instance {
+  std::int64_t contract = 0;
+  InstanceInfo info;
+  bool outbid = false, exited = false;
+  std::string message;
+};
+
+Instance instance_of(std::int64_t contract, const json& object) {
+  Instance i;
+  i.contract = contract;
+  const std::string actual = text_field(object, "actual_status"), message = text_field(object, "status_msg");
+  i.info = {id_of(contract), text_field(object, "label"), price_field(object, "dph_total"), actual};
+  const auto stopped = [&](const char* name) { return text_field(object, name) == "stopped"; };
+  i.outbid = field(object, "is_bid") == json(true) && stopped("cur_state") && stopped("intended_status") &&
+             stopped("next_state");
+  i.exited = actual == "exited";
+  i.message = message.substr(0, kTextMax);
+  return i;
+}
+
+Result<json> body_of(const LaunchSpec& spec) {
+  if (spec.image.empty()) return fail(Code::kInvalid, kOperation, "a container image is needed: set fleet.image");
+  if (spec.label.empty() || spec.label.size() > kLabelMax)
+    return fail(Code::kInvalid, kOperation, "a label has 1 to {} characters, this one {}", kLabelMax, spec.label.size());
+  if (spec.argv.empty()) return fail(Code::kInvalid, kOperation, "there is no command to run");
+  std::string command = "exec";
+  for (const std::string& word : spec.argv) command += " " + quoted(word);
+  const std::string shell = "/bin/sh";
+  if (command.size() + shell.size() + 2 > kCommandMax)
+    return fail(Code::kInvalid, kOperation, "the command has {} characters, {} are allowed", command.size(), kCommandMax);
+  json env = json::object();
+  for (const std::uint16_t port : spec.ports) env[fmt::format("-p {}:{}", port, port)] = "1";
+  for (const auto& [name, value] : spec.env) env[name] = value;
+  json body = {{"client_id", "me"},
+               {"image", spec.image},
+               {"disk", std::max(kDiskGbMin, std::ceil(static_cast<double>(spec.disk.count) / 1e9))},
+               {"label", spec.label},
+               {"runtype", "args"},
+               {"onstart", shell},
+               {"args", {"-c", command}},
+               {"env", env},
+               {"cancel_unavail", true}};
+  if (spec.bid_usd_per_hour) body["price"] = *spec.bid_usd_per_hour;
+  return body;
+}
+
+}  // namespace
+
+Result<std::string> read_vast_key(const std::filesystem::path& file) {
+  std::string key, place = "VAST_API_KEY";
+  if (const char* given = std::getenv("VAST_API_KEY"); given != nullptr) {
+    key = given;
+  } else if (!file.empty()) {
+    place = file.string();
+    struct stat info {};
+    if (::stat(file.c_str(), &info) != 0) return os_error(kOperation, file);
+    if ((info.st_mode & 077) != 0)
+      return fail(Code::kInvalid, kOperation, "{}: others can read this key; chmod 600 it", place);
+    ECHO_ASSIGN(key, read_file(file, 4096));
+    key = key.substr(0, key.find_first_of("\r\n"));
+  } else {
+    return fail(Code::kInvalid, kOperation,
+                "no key: set VAST_API_KEY, or name a file of mode 600 that holds it in fleet.vast.key_file");
+  }
+  const bool plain =
+      std::all_of(key.begin(), key.end(), [](unsigned char c) { return c > ' ' && c < 127; });
+  if (key.empty() || !plain) return fail(Code::kInvalid, kOperation, "{} holds no key: expected one plain word", place);
+  return key;
+}
+
+struct VastProvider::Impl {
+  using Done = std::function<void(const HttpAnswer&)>;
+  struct Call {
+    HttpRequest request;
+    bool repeatable = false;
+    Done done;
+    TimePoint not_before{};
+    int tries = 0;
+  };
+  struct Line {
+    std::deque<Call> waiting;
+    std::optional<std::pair<std::uint64_t, Call>> under_way;
+    TimePoint due{};
+  };
+  struct Listing {
+    Listed found;  // of everything: label_prefix is applied at the end
+    std::vector<Instance> instances;
+    std::set<std::int64_t> seen;
+    std::set<std::string> tokens;
+    std::function<void(Listing&)> done;
+  };
+  struct Rented {
+    std::string label;
+    std::optional<double> usd_per_hour;
+    bool ended = false;  // Exited was told
+  };
+
+  VastOptions options;
+  HttpClient http;
+  std::array<Line, kEndpoints> lines;
+  std::map<std::int64_t, Rented> rented;             // that this object knows of and is not destroying
+  std::map<std::int64_t, std::vector<std::function<void(Status, std::string)>>> destroying;
+  std::vector<std::pair<TimePoint, std::function<void()>>> later;
+  std::vector<ProviderEvent> events;
+  TimePoint now{}, watch_due{};
+  bool watching = false;
+
+  explicit Impl(VastOptions o) : options(std::move(o)), http(options.key, options.timeout) {
+    while (options.url.ends_with('/')) options.url.pop_back();
+  }
+
+  void call(Endpoint endpoint, const std::string& method, const std::string& path, const std::string& body,
+            bool repeatable, Done done) {
+    lines[endpoint].waiting.push_back({{method, options.url + path, body}, repeatable, std::move(done), {}, 0});
+  }
+
+  // What the service says is the matter, short and without the key.
+  std::string words_of(const HttpAnswer& answer) const {
+    if (answer.status == 0) return answer.trouble;
+    const json object = json::parse(answer.body, nullptr, false);
+    std::string words = text_field(object, "error");
+    if (const std::string more = text_field(object, "msg"); !more.empty()) words += (words.empty() ? "" : ": ") + more;
+    if (words.empty()) words = answer.body;
+    for (auto at = words.find(options.key); at != std::string::npos; at = words.find(options.key))
+      words.replace(at, options.key.size(), "...");
+    words = words.substr(0, kTextMax);
+    std::replace_if(words.begin(), words.end(), [](unsigned char c) { return c < ' ' || c > 126; }, ' ');
+    return fmt::format("status {}: {}", answer.status, words);
+  }
+
+  static bool refuses_key(const HttpAnswer& answer) {
+    return answer.status == 401 || answer.status == 403 || answer.body.find("auth_error") != std::string::npos;
+  }
+
+  Error error_of(const HttpAnswer& answer, const std::string& what) const {
+    if (answer.status != 0 && refuses_key(answer))
+      return fail(Code::kInvalid, kOperation, "{}: the key was refused ({}); check VAST_API_KEY", what, words_of(answer));
+    const bool gone = answer.status == 404 || answer.status == 410 || answer.status == 409;
+    return fail(gone ? Code::kNotFound : Code::kUnavailable, kOperation, "{}: {}", what, words_of(answer));
+  }
+
+  void create(Ticket ticket, const LaunchSpec& spec) {
+    const auto refuse = [&](Error error) { events.push_back(StartFailed{ticket, std::move(error), false, false}); };
+    std::string_view ask = spec.offer.id;
+    for (const std::string_view prefix : {"vast:", "vast-"})
+      if (ask.starts_with(prefix)) ask.remove_prefix(prefix.size());
+    if (!number_of(ask))
+      return refuse(fail(Code::kInvalid, kOperation, "expected the number of an ask as the offer's id, found '{}'",
+                         spec.offer.id));
+    auto body = body_of(spec);
+    if (!body) return refuse(std::move(body).error());
+    call(kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask), body->dump(-1, ' ', false, json::error_handler_t::replace),
+         false, [this, ticket, label = spec.label](const HttpAnswer& answer) { created(ticket, label, answer); });
+  }
+
+  void created(Ticket ticket, const std::string& label, const HttpAnswer& answer) {
+    const json object = json::parse(answer.body, nullptr, false);
+    const auto contract = number_field(object, "new_contract");
+    const bool good = answer.status == 200 && field(object, "success") != json(false) && field(object, "error").is_null();
+    if (contract && good) return started(ticket, *contract, label, std::nullopt);
+    if (contract) {  // such as a bid that is too low: it exists, stopped, and its disk costs
+      destroy(*contract, [this, ticket, error = error_of(answer, "create")](const Status& destroyed, const std::string&) {
+        events.push_back(StartFailed{ticket, error, false, !destroyed});
+      });
+      return;
+    }
+    // 429 after all tries, and what never left this machine, rented nothing.
+    const bool said_no = answer.status == 200 && field(object, "success") == json(false);
+    const bool refused = said_no || (answer.status >= 400 && answer.status < 500 && answer.status != 408);
+    if (refused || (answer.status == 0 && !answer.sent)) {
+      const bool retryable = answer.status == 0 || answer.status == 429;
+      events.push_back(StartFailed{ticket, error_of(answer, "create"), retryable, false});
+      return;
+    }
+    look_for(ticket, label, error_of(answer, "create"), 0);
+  }
+
+  void started(Ticket ticket, std::int64_t contract, const std::string& label, std::optional<double> usd_per_hour) {
+    rented[contract] = {label, usd_per_hour, false};
+    events.push_back(Started{ticket, id_of(contract), usd_per_hour});
+  }
+
+  void look_for(Ticket ticket, const std::string& label, const Error& error, std::size_t attempt) {
+    if (attempt == kLookAfter.size()) {
+      events.push_back(StartFailed{ticket, error, true, true});
+      return;
+    }
+    later.emplace_back(now + kLookAfter[attempt], [=, this] {
+      begin_listing([=, this](Listing& listing) {
+        bool found = false;
+        for (const Instance& instance : listing.instances) {
+          if (instance.info.label != label) continue;
+          if (!std::exchange(found, true))
+            started(ticket, instance.contract, label, instance.info.usd_per_hour);
+          else
+            destroy(instance.contract, [](const Status&, const std::string&) {});
+        }
+        if (!found) look_for(ticket, label, error, attempt + 1);
+      });
+    });
+  }
+
+  void destroy(std::int64_t contract, std::function<void(Status, std::string)> done) {
+    auto& waiting = destroying[contract];
+    waiting.push_back(std::move(done));
+    if (waiting.size() > 1) return;
+    rented.erase(contract);
+    call(kDestroy, "DELETE", fmt::format("/api/v0/instances/{}/", contract), "", true,
+         [this, contract](const HttpAnswer& answer) {
+           const json object = json::parse(answer.body, nullptr, false);
+           const bool absent = answer.body.find("no_such_instance") != std::string::npos && !refuses_key(answer);
+           const bool gone = answer.status == 200 && object.is_object() && field(object, "success") != json(false) &&
+                             field(object, "error").is_null();
+           const Status status = absent || gone ? ok() : Status(error_of(answer, fmt::format("destroy {}", contract)));
+           for (const auto& tell : std::exchange(destroying[contract], {})) tell(status, absent ? "no such instance" : "destroyed");
+           destroying.erase(contract);
+         });
+  }
+
+  void begin_listing(std::function<void(Listing&)> done) {
+    auto listing = std::make_shared<Listing>();
+    listing->done = std::move(done);
+    next_page(listing, "");
+  }
+
+  void next_page(const std::shared_ptr<Listing>& listing, const std::string& token) {
+    std::string path = "/api/v1/instances/?limit=25";
+    if (!token.empty()) path += "&after_token=" + url_escaped(token);
+    call(kList, "GET", path, "", true, [this, listing](const HttpAnswer& answer) { page(listing, answer); });
+  }
+
+  void page(const std::shared_ptr<Listing>& listing, const HttpAnswer& answer) {
+    const auto end = [&](std::optional<Error> error) {
+      listing->found.complete = !error;
+      listing->found.error = std::move(error);
+      listing->done(*listing);
+    };
+    const json object = json::parse(answer.body, nullptr, false);
+    const json& page = field(object, "instances");
+    if (answer.status != 200 || !page.is_array() || field(object, "success") == json(false))
+      return end(error_of(answer, "list"));
+    for (const json& item : page) {
+      const auto contract = number_field(item, "id");
+      if (!contract) return end(fail(Code::kCorrupt, kOperation, "list: an instance without an id"));
+      if (listing->seen.insert(*contract).second) listing->instances.push_back(instance_of(*contract, item));
+    }
+    const json& token = field(object, "next_token");
+    if (token.is_null() || token == json("")) return end(std::nullopt);
+    const std::string text = token.is_string() ? token.get<std::string>() : token.dump();
+    if (!listing->tokens.insert(text).second || listing->tokens.size() > kPagesMax)
+      return end(fail(Code::kCorrupt, kOperation, "list: the pages do not end"));
+    next_page(listing, text);
+  }
+
+  void watch() {
+    if (watching || rented.empty() || now < watch_due) return;
+    watching = true;
+    begin_listing([this](Listing& listing) {
+      watching = false;
+      watch_due = now + options.watch_every;
+      for (const Instance& instance : listing.instances) look_at(instance);
+      if (!listing.found.complete) return;  // what it lacks may be on the page that failed
+      for (const auto& [contract, known] : rented)
+        if (listing.seen.count(contract) == 0) ask_for(contract);
+    });
+  }
+
+  void look_at(const Instance& instance) {
+    const auto it = rented.find(instance.contract);
+    if (it == rented.end() || it->second.ended) return;
+    const auto& price = instance.info.usd_per_hour;
+    if (price && price != it->second.usd_per_hour) {
+      it->second.usd_per_hour = price;
+      events.push_back(PriceChanged{instance.info.instance, *price});
+    }
+    if (!instance.outbid && !instance.exited) return;
+    it->second.ended = true;
+    std::string why = instance.outbid ? "outbid" : "its container has exited";
+    if (!instance.message.empty()) why += ": " + instance.message;
+    events.push_back(Exited{instance.info.instance, it->second.label, why, instance.outbid, true});
+  }
+
+  // An instance that a listing lacks; only a clear answer about it counts.
+  void ask_for(std::int64_t contract) {
+    call(kShow, "GET", fmt::format("/api/v0/instances/{}/", contract), "", true,
+         [this, contract](const HttpAnswer& answer) {
+           const auto it = rented.find(contract);
+           if (it == rented.end() || it->second.ended) return;
+           const json object = json::parse(answer.body, nullptr, false);
+           const bool none = answer.status == 200 && object.is_object() && object.contains("instances") &&
+                             object["instances"].is_null();
+           const bool absent = answer.status == 404 && !refuses_key(answer) &&
+                               answer.body.find("no_such_instance") != std::string::npos;
+           if (!none && !absent) return;
+           events.push_back(Exited{id_of(contract), it->second.label, "it is gone", false, false});
+           rented.erase(it);
+         });
+  }
+
+  // Whether a call is to be made again, and then no sooner than after a while.
+  bool again(Call& call, const HttpAnswer& answer) const {
+    const bool hasty = answer.status == 429, unsent = answer.status == 0 && !answer.sent;
+    const bool broken = call.repeatable && (answer.status == 0 || answer.status >= 500);
+    if (!(hasty || unsent || broken) || ++call.tries >= kTriesMax) return false;
+    Duration wait = kBackoffFirst;
+    for (int i = 1; i < call.tries; ++i) wait *= 2;
+    call.not_before = now + std::min(wait, kBackoffMax);
+    return true;
+  }
+
+  void pump() {
+    for (const HttpAnswer& answer : http.poll())
+      for (Line& line : lines) {
+        if (!line.under_way || line.under_way->first != answer.request) continue;
+        Call call = std::move(line.under_way->second);
+        line.under_way.reset();
+        if (again(call, answer))
+          line.waiting.push_front(std::move(call));
+        else
+          call.done(answer);
+      }
+    for (std::size_t i = 0; i < later.size();) {
+      if (later[i].first > now) {
+        ++i;
+        continue;
+      }
+      const auto task = std::move(later[i].second);
+      later.erase(later.begin() + static_cast<std::ptrdiff_t>(i));
+      task();
+    }
+    watch();
+    for (std::size_t endpoint = 0; endpoint < kEndpoints; ++endpoint) {
+      Line& line = lines[endpoint];
+      if (line.under_way || line.waiting.empty() || now < line.due || now < line.waiting.front().not_before) continue;
+      Call call = std::move(line.waiting.front());
+      line.waiting.pop_front();
+      line.due = now + kIntervals[endpoint];
+      const std::uint64_t id = http.send(call.request);
+      line.under_way.emplace(id, std::move(call));
+    }
+  }
+};
+
+VastProvider::VastProvider(VastOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+VastProvider::~VastProvider() = default;
+
+void VastProvider::start(Ticket ticket, const LaunchSpec& spec) { impl_->create(ticket, spec); }
+
+void VastProvider::stop(Ticket ticket, const InstanceId& instance, Duration) {
+  const auto contract = contract_of(instance);
+  if (!contract) {
+    impl_->events.push_back(StopFailed{ticket, instance, contract.error()});
+    return;
+  }
+  impl_->destroy(*contract, [this, ticket, instance](const Status& destroyed, const std::string& how) {
+    if (destroyed)
+      impl_->events.push_back(Stopped{ticket, instance, how});
+    else
+      impl_->events.push_back(StopFailed{ticket, instance, destroyed.error()});
+  });
+}
+
+void VastProvider::list(Ticket ticket, const std::string& label_prefix) {
+  impl_->begin_listing([this, ticket, label_prefix](Impl::Listing& listing) {
+    listing.found.ticket = ticket;
+    for (const Instance& instance : listing.instances)
+      if (instance.info.label.starts_with(label_prefix)) listing.found.instances.push_back(instance.info);
+    impl_->events.push_back(std::move(listing.found));
+  });
+}
+
+std::vector<ProviderEvent> VastProvider::poll(TimePoint now) {
+  impl_->now = now;
+  impl_->pump();
+  return std::exchange(impl_->events, {});
+}
+
+}  // namespace echoline::provisioner

@@ -1,0 +1,242 @@
+#include "vast_server.hpp"
+
+#include <httplib.h>
+
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+namespace echoline::provisioner {
+
+using nlohmann::json;
+using httplib::Request;
+using httplib::Response;
+
+struct VastServer::Impl {
+  httplib::Server server;
+  std::thread thread;
+  int port = 0;
+  mutable std::mutex mutex;
+  std::map<std::int64_t, VastInstance> rented;
+  std::map<std::string, int> counts;
+  std::vector<VastFault> faults;
+  std::set<std::int64_t> gone;
+  std::vector<std::string> bodies;
+  std::string headers;
+  std::function<void(int)> at_point;
+  std::int64_t next_id = 1000;
+  int points = 0;
+  bool lists_nothing = false, expired = false;
+
+  static void answer(Response& response, int status, const json& body) {
+    response.status = status;
+    response.set_content(body.dump(), "application/json");
+  }
+
+  // Counts the request, checks the key, and takes the fault that waits for it.
+  std::optional<VastFault> enter(const std::string& kind, const Request& request, Response& response, bool& refused) {
+    const std::lock_guard lock(mutex);
+    ++counts[kind];
+    for (const auto& [name, value] : request.headers) headers += name + ": " + value + "\n";
+    refused = expired || request.get_header_value("Authorization") != std::string("Bearer ") + kKey;
+    if (refused) {  // as the real one: not a 401
+      answer(response, 404, {{"success", false}, {"error", "auth_error"}, {"msg", std::string("Invalid user key ") + kKey}});
+      return std::nullopt;
+    }
+    for (std::size_t i = 0; i < faults.size(); ++i) {
+      if (faults[i].kind != kind) continue;
+      const VastFault fault = faults[i];
+      if (--faults[i].times == 0) faults.erase(faults.begin() + static_cast<std::ptrdiff_t>(i));
+      return fault;
+    }
+    return std::nullopt;
+  }
+
+  void point() {
+    std::function<void(int)> call;
+    int number = 0;
+    {
+      const std::lock_guard lock(mutex);
+      call = at_point;
+      number = points++;
+    }
+    if (call) call(number);
+  }
+
+  template <class Act>
+  void serve(const std::string& kind, bool changes, const Request& request, Response& response, Act&& act) {
+    bool refused = false;
+    const auto fault = enter(kind, request, response, refused);
+    if (refused) return;
+    if (changes) point();
+    if (!fault || fault->acts) {
+      const std::lock_guard lock(mutex);
+      act();
+    }
+    if (changes) point();
+    if (!fault) return;
+    std::this_thread::sleep_for(fault->hangs);
+    response.status = fault->status;
+    response.set_content(fault->body, fault->type.c_str());
+  }
+
+  static json shown(const VastInstance& i) {
+    return {{"id", i.id},
+            {"label", i.label},
+            {"actual_status", i.actual_status.empty() ? json() : json(i.actual_status)},
+            {"intended_status", i.state},
+            {"cur_state", i.state},
+            {"next_state", i.state},
+            {"status_msg", nullptr},
+            {"public_ipaddr", "127.0.0.1"},
+            {"ports", {{"7070/tcp", json::array({{{"HostIp", "0.0.0.0"}, {"HostPort", "41234"}}})}}},
+            {"dph_total", i.usd_per_hour},
+            {"is_bid", i.is_bid},
+            {"min_bid", 0.3}};
+  }
+
+  void create(const Request& request, Response& response) {
+    serve("create", true, request, response, [&] {
+      const std::int64_t ask = std::stoll(request.matches[1]);
+      bodies.push_back(request.body);
+      const json body = json::parse(request.body, nullptr, false);
+      if (!body.is_object() || !body.contains("image") || !body["env"].is_object())
+        return answer(response, 400, {{"success", false}, {"error", "invalid_args"}, {"msg", "args"}});
+      if (gone.count(ask) > 0)
+        return answer(response, 410, {{"success", false}, {"error", "no_such_ask"}, {"msg", "Instance type is gone"}});
+      VastInstance i;
+      i.id = next_id++;
+      i.label = body.value("label", "");
+      i.image = body["image"];
+      i.is_bid = body.contains("price");
+      const bool low = i.is_bid && body["price"].get<double>() < 0.3;
+      if (low) i.state = "stopped";
+      rented[i.id] = i;
+      if (low)  // the quirk: it says no, and there is an instance
+        return answer(response, 400,
+                      {{"success", false}, {"error", "invalid_price"}, {"msg", "bid too low"}, {"new_contract", i.id}});
+      answer(response, 200, {{"success", true}, {"new_contract", i.id}, {"instance_api_key", "inside"}});
+    });
+  }
+
+  void destroy(const Request& request, Response& response) {
+    serve("destroy", true, request, response, [&] {
+      if (rented.erase(std::stoll(request.matches[1])) == 0)
+        return answer(response, 404, {{"success", false}, {"error", "no_such_instance"}, {"msg", "not found"}});
+      answer(response, 200, {{"success", true}});
+    });
+  }
+
+  void show(const Request& request, Response& response) {
+    serve("show", false, request, response, [&] {
+      const auto it = rented.find(std::stoll(request.matches[1]));
+      answer(response, 200, {{"instances", it == rented.end() ? json() : shown(it->second)}});
+    });
+  }
+
+  void list(const Request& request, Response& response) {
+    serve("list", false, request, response, [&] {
+      json page = json::array();
+      const std::int64_t after = request.has_param("after_token") ? std::stoll(request.get_param_value("after_token")) : 0;
+      json next;
+      for (const auto& [id, instance] : rented) {
+        if (id <= after || lists_nothing) continue;
+        if (page.size() == 25) {
+          next = std::to_string(page.back()["id"].get<std::int64_t>());
+          break;
+        }
+        page.push_back(shown(instance));
+      }
+      answer(response, 200, {{"success", true}, {"instances", page}, {"next_token", next}});
+    });
+  }
+};
+
+VastServer::VastServer() : impl_(std::make_unique<Impl>()) {
+  Impl& i = *impl_;
+  i.server.set_keep_alive_max_count(1);
+  i.server.new_task_queue = [] { return new httplib::ThreadPool(4); };
+  i.server.Put(R"(/api/v0/asks/(\d+)/)", [&i](const Request& q, Response& a) { i.create(q, a); });
+  i.server.Delete(R"(/api/v0/instances/(\d+)/)", [&i](const Request& q, Response& a) { i.destroy(q, a); });
+  i.server.Get(R"(/api/v0/instances/(\d+)/)", [&i](const Request& q, Response& a) { i.show(q, a); });
+  i.server.Get("/api/v1/instances/", [&i](const Request& q, Response& a) { i.list(q, a); });
+  i.server.Get("/api/v0/instances/", [](const Request&, Response& a) {
+    Impl::answer(a, 410, {{"success", false}, {"error", "deprecated_endpoint"}});
+  });
+  i.port = i.server.bind_to_any_port("127.0.0.1");
+  i.thread = std::thread([&i] { i.server.listen_after_bind(); });
+  while (!i.server.is_running()) std::this_thread::yield();  // stop() would otherwise miss it
+}
+
+VastServer::~VastServer() {
+  impl_->server.stop();
+  impl_->thread.join();
+}
+
+std::string VastServer::url() const { return "http://127.0.0.1:" + std::to_string(impl_->port); }
+
+void VastServer::fault(VastFault fault) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->faults.push_back(std::move(fault));
+}
+
+void VastServer::no_ask(std::int64_t ask) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->gone.insert(ask);
+}
+
+void VastServer::put(VastInstance instance) {
+  const std::lock_guard lock(impl_->mutex);
+  if (instance.id == 0) instance.id = impl_->next_id++;
+  impl_->rented[instance.id] = instance;
+}
+
+void VastServer::change(std::int64_t id, const std::function<void(VastInstance&)>& change) {
+  const std::lock_guard lock(impl_->mutex);
+  change(impl_->rented.at(id));
+}
+
+void VastServer::remove(std::int64_t id) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->rented.erase(id);
+}
+
+void VastServer::lists_nothing(bool on) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->lists_nothing = on;
+}
+
+void VastServer::expire_key() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->expired = true;
+}
+
+void VastServer::at_points(std::function<void(int)> call) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->at_point = std::move(call);
+  impl_->points = 0;
+}
+
+std::map<std::int64_t, VastInstance> VastServer::rented() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->rented;
+}
+
+int VastServer::count(const std::string& kind) const {
+  const std::lock_guard lock(impl_->mutex);
+  const auto it = impl_->counts.find(kind);
+  return it == impl_->counts.end() ? 0 : it->second;
+}
+
+std::vector<std::string> VastServer::bodies() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->bodies;
+}
+
+std::string VastServer::all_headers() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->headers;
+}
+
+}  // namespace echoline::provisioner

@@ -1,0 +1,58 @@
+// A server on loopback that speaks the documented part of vast.ai's interface, with its quirks, and fails on request.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace echoline::provisioner {
+
+struct VastInstance {
+  std::int64_t id = 0;
+  std::string label, image, actual_status = "loading", state = "running";
+  double usd_per_hour = 0.4;
+  bool is_bid = false;
+};
+
+// The next `times` requests of a kind ("create", "destroy", "show", "list") are answered like this.
+struct VastFault {
+  std::string kind;
+  int status = 500;
+  std::string body = "Internal Server Error", type = "text/plain";
+  bool acts = false;  // does what was asked before it says so
+  std::chrono::milliseconds hangs{0};
+  int times = 1;
+};
+
+class VastServer {
+ public:
+  static constexpr const char* kKey = "the-key-of-the-test";
+  VastServer();
+  ~VastServer();
+  std::string url() const;
+
+  void fault(VastFault fault);
+  void no_ask(std::int64_t ask);  // it is gone: 410
+  void put(VastInstance instance);
+  void change(std::int64_t id, const std::function<void(VastInstance&)>& change);
+  void remove(std::int64_t id);
+  void lists_nothing(bool on);  // lists are empty, whatever is rented
+  void expire_key();
+  // Called before and after every create and destroy does its work, on a thread of the server, numbered from 0.
+  void at_points(std::function<void(int point)> call);
+
+  std::map<std::int64_t, VastInstance> rented() const;
+  int count(const std::string& kind) const;  // requests so far
+  std::vector<std::string> bodies() const;   // of creates
+  std::string all_headers() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace echoline::provisioner

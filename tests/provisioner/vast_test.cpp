@@ -1,0 +1,393 @@
+// The provider of vast.ai against a server on loopback: what it asks, what it makes of every answer, and what is then rented.
+#include "provisioner/providers/vast.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "vast_server.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+using testing::Not;
+
+class VastTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    options.url = server.url();
+    options.key = VastServer::kKey;
+    options.timeout = std::chrono::seconds(5);
+    clock.advance(std::chrono::hours(1));
+  }
+  LaunchSpec spec(const std::string& label = "run.1234/1", const std::string& ask = "77") {
+    LaunchSpec s;
+    s.offer.id = ask;
+    s.label = label;
+    s.image = "debian:12";
+    s.argv = {"/opt/echoline", "worker", "--name", "it's"};
+    s.env = {{"ECHOLINE_TOKEN", "secret"}};
+    s.ports = {7070};
+    s.disk = Bytes{80'000'000'000};
+    return s;
+  }
+  // The next event of a kind; virtual time runs much faster than the server answers. Others are kept.
+  template <class Event>
+  std::optional<Event> next(VastProvider& provider) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (true) {
+      for (auto it = seen.begin(); it != seen.end(); ++it)
+        if (auto* event = std::get_if<Event>(&*it)) {
+          Event found = std::move(*event);
+          seen.erase(it);
+          return found;
+        }
+      if (std::chrono::steady_clock::now() > deadline) return std::nullopt;
+      for (ProviderEvent& event : provider.poll(clock.now())) seen.push_back(std::move(event));
+      clock.advance(milliseconds(800));
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+  // Polls until `condition` holds, or ten seconds are over.
+  bool until(VastProvider& provider, const std::function<bool()>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!condition() && std::chrono::steady_clock::now() < deadline) {
+      for (ProviderEvent& event : provider.poll(clock.now())) seen.push_back(std::move(event));
+      clock.advance(milliseconds(800));
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return condition();
+  }
+  InstanceId started(VastProvider& provider, const std::string& label = "run.1234/1") {
+    provider.start(1, spec(label));
+    const auto event = next<Started>(provider);
+    EXPECT_TRUE(event);
+    return event ? event->instance : InstanceId{};
+  }
+  StartFailed refused(VastProvider& provider, const LaunchSpec& s) {
+    provider.start(9, s);
+    auto event = next<StartFailed>(provider);
+    EXPECT_TRUE(event);
+    return event.value_or(StartFailed{});
+  }
+  static std::int64_t number(const InstanceId& id) { return std::stoll(id.text.substr(5)); }
+
+  VastServer server;
+  VastOptions options;
+  ManualClock clock;
+  std::vector<ProviderEvent> seen;
+};
+
+TEST_F(VastTest, RentsWatchesAndDestroys) {
+  VastProvider provider(options);
+  const InstanceId id = started(provider);
+  ASSERT_EQ(server.rented().size(), 1u);
+  const json body = json::parse(server.bodies().at(0));
+  EXPECT_EQ(body["label"], "run.1234/1");
+  EXPECT_EQ(body["image"], "debian:12");
+  EXPECT_EQ(body["disk"], 80.0);
+  EXPECT_EQ(body["runtype"], "args");
+  EXPECT_EQ(body["args"][1], R"(exec '/opt/echoline' 'worker' '--name' 'it'\''s')");
+  EXPECT_EQ(body["env"], json({{"-p 7070:7070", "1"}, {"ECHOLINE_TOKEN", "secret"}}));
+  EXPECT_FALSE(body.contains("price"));
+  EXPECT_THAT(server.all_headers(), HasSubstr("Bearer the-key-of-the-test"));
+
+  EXPECT_EQ(next<PriceChanged>(provider)->usd_per_hour, 0.4);
+  server.change(number(id), [](VastInstance& i) { i.usd_per_hour = 0.55; });
+  EXPECT_EQ(next<PriceChanged>(provider)->usd_per_hour, 0.55);
+  // One that never starts is shown as it is, and has not ended.
+  provider.list(5, "run.1234/");
+  const auto listed = next<Listed>(provider);
+  ASSERT_TRUE(listed && listed->complete);
+  ASSERT_EQ(listed->instances.size(), 1u);
+  EXPECT_EQ(listed->instances[0].state, "loading");
+  EXPECT_EQ(listed->instances[0].instance, id);
+
+  provider.stop(7, id, {});
+  provider.stop(8, id, {});
+  EXPECT_EQ(next<Stopped>(provider)->ticket, 7);
+  EXPECT_EQ(next<Stopped>(provider)->ticket, 8);
+  EXPECT_EQ(server.count("destroy"), 1);
+  EXPECT_TRUE(server.rented().empty());
+  provider.stop(9, id, {});
+  EXPECT_EQ(next<Stopped>(provider)->how, "no such instance");
+  EXPECT_TRUE(seen.empty());  // nothing ended by itself
+}
+
+TEST_F(VastTest, ACreateThatErrsButRentsIsFoundByItsLabel) {
+  server.fault({.kind = "create", .status = 500, .acts = true});
+  VastProvider provider(options);
+  const InstanceId id = started(provider);
+  EXPECT_EQ(server.rented().count(number(id)), 1u);
+  EXPECT_EQ(server.count("create"), 1);  // and is not asked for again
+
+  // Its answer is lost, is a success in words that are no JSON, or comes too late.
+  server.fault({.kind = "create", .status = 200, .body = "<html>", .acts = true});
+  const InstanceId second = started(provider, "run.1234/2");
+  EXPECT_EQ(server.rented().count(number(second)), 1u);
+  options.timeout = milliseconds(250);
+  VastProvider hasty(options);
+  server.fault({.kind = "create", .acts = true, .hangs = milliseconds(400)});
+  const InstanceId third = started(hasty, "run.1234/3");
+  EXPECT_EQ(server.rented().count(number(third)), 1u);
+  EXPECT_EQ(server.rented().size(), 3u);
+}
+
+TEST_F(VastTest, ACreateThatMayHaveRentedAndIsNotFoundIsSaidToBeSo) {
+  server.fault({.kind = "create", .status = 502});
+  VastProvider provider(options);
+  const auto failed = refused(provider, spec());
+  EXPECT_TRUE(failed.perhaps_rented && failed.retryable);
+  EXPECT_GE(server.count("list"), 3);
+  // So it is where the listing itself fails.
+  server.fault({.kind = "create", .status = 500, .acts = true});
+  server.fault({.kind = "list", .status = 503, .times = 1000});
+  EXPECT_TRUE(refused(provider, spec("run.1234/2")).perhaps_rented);
+  EXPECT_EQ(server.rented().size(), 1u);
+}
+
+TEST_F(VastTest, ASecondOneUnderTheSameLabelIsDestroyed) {
+  VastInstance twin;
+  twin.label = "run.1234/1";
+  server.put(twin);
+  server.fault({.kind = "create", .status = 500, .acts = true});
+  VastProvider provider(options);
+  const InstanceId id = started(provider);
+  EXPECT_TRUE(until(provider, [&] { return server.rented().size() == 1; }));
+  EXPECT_EQ(server.rented().begin()->first, number(id));
+}
+
+TEST_F(VastTest, AnErrorThatComesWithAContractIsDestroyed) {
+  VastProvider provider(options);
+  LaunchSpec low = spec();
+  low.bid_usd_per_hour = 0.1;
+  server.fault({.kind = "destroy", .status = 500});  // and is not given up at once
+  const auto failed = refused(provider, low);
+  EXPECT_EQ(json::parse(server.bodies().at(0))["price"], 0.1);
+  EXPECT_FALSE(failed.retryable || failed.perhaps_rented);
+  EXPECT_THAT(failed.error.message(), HasSubstr("invalid_price: bid too low"));
+  EXPECT_TRUE(server.rented().empty());
+  EXPECT_EQ(server.count("destroy"), 2);
+  // Where it cannot be destroyed, it is not hidden.
+  server.fault({.kind = "destroy", .status = 500, .times = 1000});
+  EXPECT_TRUE(refused(provider, low).perhaps_rented);
+}
+
+TEST_F(VastTest, WhatIsRefusedRentsNothingAndSaysWhy) {
+  VastProvider provider(options);
+  server.no_ask(77);
+  auto failed = refused(provider, spec());
+  EXPECT_FALSE(failed.retryable || failed.perhaps_rented);
+  EXPECT_THAT(failed.error.message(), HasSubstr("no_such_ask"));
+  server.fault({.kind = "create", .status = 409, .body = R"({"success":false,"error":"conflict"})"});
+  EXPECT_FALSE(refused(provider, spec("l", "78")).retryable);
+  server.fault({.kind = "create", .status = 200, .body = R"({"success":false,"error":"no_such_ask"})"});
+  EXPECT_FALSE(refused(provider, spec("l", "78")).perhaps_rented);
+  EXPECT_EQ(server.count("create"), 3);
+
+  LaunchSpec bad = spec();
+  bad.offer.id = "../instances/5";
+  EXPECT_EQ(refused(provider, bad).error.code, Code::kInvalid);
+  bad = spec(std::string(300, 'x'));
+  EXPECT_EQ(refused(provider, bad).error.code, Code::kInvalid);
+  bad = spec();
+  bad.argv.push_back(std::string(5000, 'x'));
+  EXPECT_THAT(refused(provider, bad).error.message(), HasSubstr("4096"));
+  bad = spec();
+  bad.image.clear();
+  EXPECT_THAT(refused(provider, bad).error.message(), HasSubstr("fleet.image"));
+  EXPECT_EQ(server.count("create"), 3);
+  EXPECT_TRUE(server.rented().empty());
+}
+
+TEST_F(VastTest, HasteIsAnsweredWithPatience) {
+  server.fault({.kind = "create", .status = 429, .body = "Too Many Requests", .times = 3});
+  VastProvider provider(options);
+  const TimePoint begin = clock.now();
+  started(provider);
+  EXPECT_GE(clock.now() - begin, std::chrono::seconds(2 + 4 + 8));
+  EXPECT_EQ(server.count("create"), 4);
+  EXPECT_EQ(server.rented().size(), 1u);
+  server.fault({.kind = "create", .status = 429, .body = "Too Many Requests", .times = 1000});
+  const auto failed = refused(provider, spec("run.1234/2"));
+  EXPECT_TRUE(failed.retryable);
+  EXPECT_FALSE(failed.perhaps_rented);
+}
+
+TEST_F(VastTest, RequestsOfAKindKeepTheirDistance) {
+  VastProvider provider(options);
+  for (int i = 0; i < 3; ++i) provider.start(i, spec("run.1234/" + std::to_string(i)));
+  const auto settle = [&] {  // with the clock standing
+    for (int i = 0; i < 60; ++i) {
+      for (ProviderEvent& event : provider.poll(clock.now())) seen.push_back(std::move(event));
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  };
+  settle();
+  EXPECT_EQ(server.count("create"), 1);
+  clock.advance(milliseconds(4499));
+  settle();
+  EXPECT_EQ(server.count("create"), 1);
+  clock.advance(milliseconds(1));
+  settle();
+  EXPECT_EQ(server.count("create"), 2);
+}
+
+TEST_F(VastTest, AListingHasAllPagesOrIsNotComplete) {
+  for (int i = 0; i < 60; ++i) {
+    VastInstance instance;
+    instance.label = i < 40 ? "run.1234/" + std::to_string(i) : "other.1/1";
+    server.put(instance);
+  }
+  VastProvider provider(options);
+  provider.list(3, "run.1234/");
+  auto listed = next<Listed>(provider);
+  ASSERT_TRUE(listed);
+  EXPECT_TRUE(listed->complete);
+  EXPECT_EQ(listed->instances.size(), 40u);
+  EXPECT_EQ(server.count("list"), 3);
+  const auto expect_partial = [&](int status, const std::string& body, const std::string& why) {
+    server.fault({.kind = "list", .status = 503, .times = 2});  // overcome
+    server.fault({.kind = "list", .status = status, .body = body, .times = 1000});
+    VastProvider fresh(options);
+    fresh.list(4, "run.1234/");
+    const auto partial = next<Listed>(fresh);
+    ASSERT_TRUE(partial);
+    EXPECT_FALSE(partial->complete) << body.substr(0, 100);
+    EXPECT_THAT(partial->error->message(), HasSubstr(why));
+  };
+  expect_partial(410, R"({"success":false,"error":"deprecated_endpoint"})", "deprecated_endpoint");
+}
+
+TEST_F(VastTest, NonsenseIsNoListing) {
+  VastProvider provider(options);
+  for (const std::string& body :
+       {std::string(R"({"instances":null})"), std::string(R"({"instances":[{"label":"run.1234/1"}]})"), std::string("[]"),
+        std::string(R"({"instances":[{"id":-4}]})"), std::string(R"({"instances":[],"next_token":"again"})"),
+        R"({"instances":[{"id":1}], "x":")" + std::string(17u << 20, 'x') + "\"}", std::string(R"({"instances":[],)")}) {
+    const int times = body.find("again") != std::string::npos ? 2 : body.size() > 1000 ? 7 : 1;
+    server.fault({.kind = "list", .status = 200, .body = body, .times = times});
+    provider.list(4, "run.1234/");
+    const auto listed = next<Listed>(provider);
+    ASSERT_TRUE(listed) << body.substr(0, 100);
+    EXPECT_FALSE(listed->complete) << body.substr(0, 100);
+    EXPECT_LT(listed->error->message().size(), 400u);
+  }
+  // Prices that are none are not believed, and a field that is none costs only itself.
+  server.fault({.kind = "list", .status = 200,
+                .body = R"({"instances":[{"id":5,"label":"run.1234/1","dph_total":-3,"actual_status":7},
+                           {"id":"6","label":"run.1234/2","dph_total":1e300}]})"});
+  provider.list(4, "run.1234/");
+  const auto listed = next<Listed>(provider);
+  ASSERT_TRUE(listed && listed->complete);
+  ASSERT_EQ(listed->instances.size(), 2u);
+  for (const InstanceInfo& info : listed->instances) EXPECT_FALSE(info.usd_per_hour);
+}
+
+TEST_F(VastTest, AnEmptyListingEndsNothing) {
+  VastProvider provider(options);
+  const InstanceId id = started(provider);
+  server.lists_nothing(true);
+  const int before = server.count("show");
+  ASSERT_TRUE(until(provider, [&] { return server.count("show") >= before + 2; }));
+  seen.erase(std::remove_if(seen.begin(), seen.end(), [](auto& e) { return std::holds_alternative<PriceChanged>(e); }),
+             seen.end());
+  EXPECT_TRUE(seen.empty());
+  server.remove(number(id));
+  const auto gone = next<Exited>(provider);
+  ASSERT_TRUE(gone);
+  EXPECT_EQ(gone->instance, id);
+  EXPECT_FALSE(gone->still_rented || gone->outbid);
+}
+
+TEST_F(VastTest, WhoIsOutbidOrExitsIsToldOnceAndStillCosts) {
+  VastProvider provider(options);
+  LaunchSpec bid = spec();
+  bid.bid_usd_per_hour = 0.35;
+  provider.start(1, bid);
+  const InstanceId first = next<Started>(provider)->instance;
+  const InstanceId second = started(provider, "run.1234/2");
+  server.change(number(first), [](VastInstance& i) { i.state = "stopped"; });
+  const auto outbid = next<Exited>(provider);
+  ASSERT_TRUE(outbid);
+  EXPECT_EQ(outbid->instance, first);
+  EXPECT_EQ(outbid->label, "run.1234/1");
+  EXPECT_TRUE(outbid->outbid && outbid->still_rented);
+  server.change(number(second), [](VastInstance& i) { i.actual_status = "exited"; });
+  const auto exited = next<Exited>(provider);
+  ASSERT_TRUE(exited);
+  EXPECT_EQ(exited->instance, second);
+  EXPECT_TRUE(exited->still_rented && !exited->outbid);
+  const int lists = server.count("list");
+  ASSERT_TRUE(until(provider, [&] { return server.count("list") >= lists + 2; }));
+  for (const ProviderEvent& event : seen) EXPECT_FALSE(std::holds_alternative<Exited>(event));
+}
+
+TEST_F(VastTest, AKeyThatIsRefusedEndsNothingAndIsNotShown) {
+  VastProvider provider(options);
+  const InstanceId id = started(provider);
+  server.expire_key();
+  provider.stop(3, id, {});
+  const auto kept = next<StopFailed>(provider);
+  ASSERT_TRUE(kept);
+  EXPECT_EQ(kept->error.code, Code::kInvalid);
+  EXPECT_THAT(kept->error.message(), HasSubstr("the key was refused"));
+  EXPECT_THAT(kept->error.message(), Not(HasSubstr(VastServer::kKey)));  // which the server repeats
+  provider.list(4, "");
+  EXPECT_FALSE(next<Listed>(provider)->complete);
+  const auto failed = refused(provider, spec("run.1234/2"));
+  EXPECT_FALSE(failed.retryable || failed.perhaps_rented);
+  EXPECT_EQ(failed.error.code, Code::kInvalid);
+  EXPECT_EQ(server.rented().size(), 1u);
+}
+
+TEST_F(VastTest, OnlyTheServiceItselfSaysThatSomethingIsGone) {
+  VastProvider provider(options);
+  const InstanceId id = started(provider);
+  server.fault({.kind = "destroy", .status = 404, .body = "<html>404 Not Found</html>"});
+  provider.stop(3, id, {});
+  EXPECT_TRUE(next<StopFailed>(provider));
+  server.fault({.kind = "destroy", .status = 200, .body = "welcome"});
+  provider.stop(4, id, {});
+  EXPECT_TRUE(next<StopFailed>(provider));
+  EXPECT_EQ(server.rented().size(), 1u);
+  server.fault({.kind = "destroy", .status = 504, .body = "late", .acts = true});  // it was, and the answer is lost
+  provider.stop(5, id, {});
+  EXPECT_EQ(next<Stopped>(provider)->how, "no such instance");
+}
+
+TEST_F(VastTest, AServiceThatIsNotThereRentsNothing) {
+  options.url = "http://127.0.0.1:1";
+  VastProvider provider(options);
+  const auto failed = refused(provider, spec());
+  EXPECT_TRUE(failed.retryable);
+  EXPECT_FALSE(failed.perhaps_rented);
+}
+
+TEST(VastKey, ComesFromTheEnvironmentOrAFileOfItsOwnersAlone) {
+  const auto file = std::filesystem::temp_directory_path() / fmt::format("echoline-key-{}", getpid());
+  unsetenv("VAST_API_KEY");
+  EXPECT_THAT(read_vast_key("").error().message(), HasSubstr("VAST_API_KEY"));
+  std::ofstream(file) << "from-the-file\n";
+  chmod(file.c_str(), 0640);
+  EXPECT_THAT(read_vast_key(file).error().message(), HasSubstr("chmod 600"));
+  chmod(file.c_str(), 0600);
+  EXPECT_EQ(*read_vast_key(file), "from-the-file");
+  setenv("VAST_API_KEY", "from-the-environment", 1);
+  EXPECT_EQ(*read_vast_key(file), "from-the-environment");
+  setenv("VAST_API_KEY", "a\r\nX-Header: b", 1);
+  EXPECT_THAT(read_vast_key(file).error().message(), Not(HasSubstr("X-Header")));
+  unsetenv("VAST_API_KEY");
+  std::filesystem::remove(file);
+}
+
+}  // namespace
+}  // namespace echoline::provisioner
