@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
       "  echoline up configs/quickstart.yaml        rent, train, report\n"
       "  echoline up configs/quickstart.yaml --resume   go on after a crash or Ctrl-C\n"
       "  echoline report quickstart                 what a run did and cost\n"
+      "  echoline down quickstart                   end it, and release everything it has rented\n"
       "  echoline delta diff OLD NEW -o PATCH       what changed between two checkpoints; see delta --help\n"
       "Data goes to stdout, progress to stderr; --json gives machines the same data.\n"
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 infeasible plan.");
@@ -40,6 +41,8 @@ int main(int argc, char** argv) {
   add_sim(app, exit);
   add_status(app, exit);
   add_report(app, exit);
+  add_ledger(app, exit);
+  add_down(app, exit);
   add_doctor(app, exit);
   add_delta(app, exit);
   add_completion(app, exit);

@@ -25,6 +25,8 @@ void add_status(Verb& app, int& exit);
 void add_report(Verb& app, int& exit);
 void add_doctor(Verb& app, int& exit);
 void add_delta(Verb& app, int& exit);
+void add_ledger(Verb& app, int& exit);
+void add_down(Verb& app, int& exit);
 
 // Prints "echoline VERB: message" to stderr and returns the exit code of the error.
 int complain(std::string_view verb, const Error& error);

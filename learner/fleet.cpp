@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/log.hpp"
-#include "provisioner/providers/make.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -53,7 +52,7 @@ void Fleet::stop() {
 
 Status Fleet::open_on_thread() {
   ECHO_TRY(make_folders(options_.log_folder));
-  ECHO_ASSIGN(provider_, provisioner::make_provider("local", {options_.log_folder}));
+  ECHO_ASSIGN(provider_, provisioner::make_provider(options_.provider, options_.provider_options));
   ECHO_ASSIGN(ledger_, provisioner::Ledger::open(options_.ledger_file, options_.run));
   for (const provisioner::LedgerRow& orphan : ledger_->orphans()) {
     if (!orphan.instance.empty()) provider_->stop(orphan.id, {orphan.instance}, kGrace);
@@ -80,6 +79,8 @@ Status Fleet::rent(const provisioner::Offer& offer) {
   provisioner::LaunchSpec spec;
   spec.offer = offer;
   spec.label = row.label;
+  spec.image = options_.image;
+  spec.disk = options_.disk;
   spec.argv = options_.worker_argv(offer);
   if (options_.worker_env) {
     ECHO_ASSIGN(spec.env, options_.worker_env(offer));

@@ -22,6 +22,7 @@
 #include "provisioner/ledger.hpp"
 #include "provisioner/plan.hpp"
 #include "provisioner/provider.hpp"
+#include "provisioner/providers/make.hpp"
 
 namespace echoline::learner {
 
@@ -30,6 +31,10 @@ struct FleetOptions {
   provisioner::Plan plan;
   std::vector<provisioner::Offer> offers;  // all of the file: standby offers are taken from here
   std::filesystem::path ledger_file, log_folder;
+  std::string provider;
+  provisioner::ProviderOptions provider_options;
+  std::string image;
+  Bytes disk;
   // The command that makes an instance a worker of this run.
   std::function<std::vector<std::string>(const provisioner::Offer&)> worker_argv;
   // What its environment holds beside: the join token, which must not be seen in a list of processes.

@@ -45,8 +45,32 @@ Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model
                kGpuProgram};
 }
 
+<<<<<<< HEAD
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens) {
+=======
+std::string provider_name(const RunConfig& config) {
+  switch (config.fleet.provider) {
+    case ProviderKind::kLocal:
+      return "local";
+    case ProviderKind::kVast:
+      return "vast";
+    case ProviderKind::kNone:
+      break;
+  }
+  return "";
+}
+
+provisioner::ProviderOptions provider_options(const RunConfig& config) {
+  return {config.run_folder() / "logs", config.fleet.vast_url, config.fleet.vast_key_file};
+}
+
+Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
+  RunPlan result;
+  auto offers = provisioner::load_offers(config.fleet.offers);
+  if (!offers) return as_mistake(std::move(offers).error());
+  result.offers = std::move(*offers);
+>>>>>>> 1792b9d (echoline ledger and echoline down; a run file names vast.ai)
   const double full_bytes = static_cast<double>(model.parameters()) * 2;  // bf16
   provisioner::PlanRequest request;
   request.pace.rollouts_per_step = static_cast<double>(config.rollout.trajectories_per_step());
@@ -75,7 +99,7 @@ provisioner::PlanRequest plan_request(const RunConfig& config, const model::Mode
   request.reliability_min = config.fleet.reliability_min;
   request.duration_min = config.fleet.duration_min;
   request.gpu_memory_min = gpu_memory_needed(config, model, prompt_tokens);
-  if (config.fleet.provider == ProviderKind::kLocal) request.provider = "local";
+  request.provider = provider_name(config);
   request.budget_usd_per_hour = config.fleet.usd_per_hour_max;
   request.budget_usd = config.fleet.usd_max;
   request.pricing = config.fleet.pricing;

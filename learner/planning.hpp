@@ -8,6 +8,7 @@
 #include "model/phrasing.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/plan.hpp"
+#include "provisioner/providers/make.hpp"
 
 namespace echoline::learner {
 
@@ -42,5 +43,9 @@ inline std::uint64_t steps_kept(const RunConfig& config) {
 // The rate a rented worker may send and receive at: its offer's, at most the run's cap.
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer);
 BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer);
+
+// The provider that the run rents from ("" where it rents nothing), and what it needs to know.
+std::string provider_name(const RunConfig& config);
+provisioner::ProviderOptions provider_options(const RunConfig& config);
 
 }  // namespace echoline::learner

@@ -105,7 +105,7 @@ struct NetworkSection {
   double quorum = 0.9;  // q of T_b
 };
 
-enum class ProviderKind { kLocal, kNone };
+enum class ProviderKind { kLocal, kVast, kNone };
 
 struct FleetSection {
   std::filesystem::path offers;
@@ -114,6 +114,10 @@ struct FleetSection {
   std::optional<std::filesystem::path> profile;           // throughput by GPU
   std::optional<std::uint32_t> response_tokens_expected;  // of a rollout; absent: rollout.response_tokens_max
   ProviderKind provider = ProviderKind::kLocal;
+  std::string image;  // of the container that a rented host runs
+  Bytes disk{20'000'000'000};
+  std::string vast_url;
+  std::filesystem::path vast_key_file;
   double headroom = 0.10;             // delta of (1 + delta) M*
   Duration step_time_expected{};      // T, until it has been measured
   double delta_ratio_expected = 3.0;  // dense bytes / delta bytes, until it has been measured

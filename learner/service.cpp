@@ -239,6 +239,10 @@ class Service {
     fleet.offers = plan_.offers;
     fleet.ledger_file = record_->folder() / "ledger.sqlite";
     fleet.log_folder = record_->folder() / "logs";
+    fleet.provider = provider_name(config_);
+    fleet.provider_options = provider_options(config_);
+    fleet.image = config_.fleet.image;
+    fleet.disk = config_.fleet.disk;
     fleet.replace_lost = config_.fleet.replace_lost;
     fleet.machine_ended = [this](WorkerId id, const std::string& why) { node_->give_up(id, why); };
     fleet.worker_argv = [this, join = overlay::to_text(overlay::reached_from_here(node_->endpoint()))](

@@ -21,7 +21,7 @@ constexpr const char* kColumns =
     "id, run, offer, provider, instances.instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, uploaded_bytes, "
     "downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known, label, host, gpu, "
     "gpu_count, promised_rollouts_per_s, measured.rollouts_per_s, measured.up_bits_per_s, measured.down_bits_per_s, "
-    "measured.unix_s FROM instances LEFT JOIN measured ON measured.instance = instances.id";
+    "measured.unix_s, stop_asked_unix_s FROM instances LEFT JOIN measured ON measured.instance = instances.id";
 constexpr int kMeasuredAt = 25;
 
 constexpr std::array kStates{InstanceState::kIntended, InstanceState::kRunning, InstanceState::kEnded,
@@ -62,6 +62,7 @@ LedgerRow row_of(const Statement& s) {
   r.measured_rollouts_per_s = s.optional_real(22);
   r.measured_up = rate_of(s.optional_real(23));
   r.measured_down = rate_of(s.optional_real(24));
+  r.stop_asked_unix_s = s.optional_real(26);
   return r;
 }
 
@@ -294,6 +295,12 @@ Status Ledger::ended(std::int64_t row, const std::string& note, double now_unix_
 
 Status Ledger::failed(std::int64_t row, const std::string& note, double now_unix_s) {
   return impl_->finish(row, InstanceState::kFailed, note, now_unix_s);
+}
+
+Status Ledger::stop_asked(std::int64_t row, double now_unix_s) {
+  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "UPDATE instances SET stop_asked_unix_s = "
+                                                               "coalesce(stop_asked_unix_s, ?) WHERE id = ?"));
+  return impl_->change(s.bind(now_unix_s).bind(row), row, "stopped");
 }
 
 Status Ledger::priced(std::int64_t row, double usd_per_hour, double now_unix_s) {

@@ -41,6 +41,7 @@ struct LedgerRow {
   double intended_unix_s = 0;
   std::optional<double> running_unix_s;
   std::optional<double> alive_unix_s;  // last time it was known to run
+  std::optional<double> stop_asked_unix_s;  // since when the provider is asked to end it
   std::optional<double> ended_unix_s;
   std::optional<double> promised_rollouts_per_s, measured_rollouts_per_s;
   std::optional<BitRate> measured_up, measured_down;
@@ -125,6 +126,8 @@ class Ledger {
   Status running(std::int64_t row, const std::string& instance, double now_unix_s);
   Status ended(std::int64_t row, const std::string& note, double now_unix_s);
   Status failed(std::int64_t row, const std::string& note, double now_unix_s);
+  // Before the provider is asked to end it: an instance that is not there any more was then ended by that.
+  Status stop_asked(std::int64_t row, double now_unix_s);
   // From now on it costs this much.
   Status priced(std::int64_t row, double usd_per_hour, double now_unix_s);
   Status measured(std::int64_t row, const LedgerMeasure& measure, double now_unix_s);

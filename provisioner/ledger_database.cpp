@@ -91,6 +91,10 @@ constexpr std::array kSteps{
     numbers TEXT NOT NULL DEFAULT '{}'
   );
   CREATE INDEX decisions_by_run ON decisions (run, id);
+)sql",
+    // 3 to 4: what was asked to go, and may be gone although no answer came
+    R"sql(
+  ALTER TABLE instances ADD COLUMN stop_asked_unix_s REAL;
 )sql"};
 
 Result<std::int64_t> pragma(sqlite3* db, const std::string& name) {

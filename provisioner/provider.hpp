@@ -59,7 +59,8 @@ struct StartFailed {
 struct Stopped {
   Ticket ticket = 0;
   InstanceId instance;
-  std::string how;  // "exited with status 0"
+  std::string how;      // "exited with status 0"
+  bool absent = false;  // the service does not know it: gone before, or of another account
 };
 // It may still be rented, and the provider has given up for now: ask again.
 struct StopFailed {

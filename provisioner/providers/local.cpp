@@ -161,6 +161,7 @@ std::vector<std::string> merged_environment(const std::vector<std::pair<std::str
     if (const auto equals = text.find('='); equals != std::string_view::npos)
       merged[std::string(text.substr(0, equals))] = text.substr(equals + 1);
   }
+  merged.erase("VAST_API_KEY");  // of no use to a worker
   for (const auto& [name, value] : extra) merged[name] = value;
   merged[std::string(kLabelVariable)] = label;
   std::vector<std::string> out;

@@ -156,6 +156,7 @@ Result<std::string> read_vast_key(const std::filesystem::path& file) {
 
 struct VastProvider::Impl {
   using Done = std::function<void(const HttpAnswer&)>;
+  using Destroyed = std::function<void(const Status& status, bool absent)>;
   struct Call {
     HttpRequest request;
     bool repeatable = false;
@@ -185,7 +186,7 @@ struct VastProvider::Impl {
   HttpClient http;
   std::array<Line, kEndpoints> lines;
   std::map<std::int64_t, Rented> rented;             // that this object knows of and is not destroying
-  std::map<std::int64_t, std::vector<std::function<void(Status, std::string)>>> destroying;
+  std::map<std::int64_t, std::vector<Destroyed>> destroying;
   std::vector<std::pair<TimePoint, std::function<void()>>> later;
   std::vector<ProviderEvent> events;
   TimePoint now{}, watch_due{};
@@ -245,7 +246,7 @@ struct VastProvider::Impl {
     const bool good = answer.status == 200 && field(object, "success") != json(false) && field(object, "error").is_null();
     if (contract && good) return started(ticket, *contract, label, std::nullopt);
     if (contract) {  // such as a bid that is too low: it exists, stopped, and its disk costs
-      destroy(*contract, [this, ticket, error = error_of(answer, "create")](const Status& destroyed, const std::string&) {
+      destroy(*contract, [this, ticket, error = error_of(answer, "create")](const Status& destroyed, bool) {
         events.push_back(StartFailed{ticket, error, false, !destroyed});
       });
       return;
@@ -279,14 +280,14 @@ struct VastProvider::Impl {
           if (!std::exchange(found, true))
             started(ticket, instance.contract, label, instance.info.usd_per_hour);
           else
-            destroy(instance.contract, [](const Status&, const std::string&) {});
+            destroy(instance.contract, [](const Status&, bool) {});
         }
         if (!found) look_for(ticket, label, error, attempt + 1);
       });
     });
   }
 
-  void destroy(std::int64_t contract, std::function<void(Status, std::string)> done) {
+  void destroy(std::int64_t contract, Destroyed done) {
     auto& waiting = destroying[contract];
     waiting.push_back(std::move(done));
     if (waiting.size() > 1) return;
@@ -298,7 +299,7 @@ struct VastProvider::Impl {
            const bool gone = answer.status == 200 && object.is_object() && field(object, "success") != json(false) &&
                              field(object, "error").is_null();
            const Status status = absent || gone ? ok() : Status(error_of(answer, fmt::format("destroy {}", contract)));
-           for (const auto& tell : std::exchange(destroying[contract], {})) tell(status, absent ? "no such instance" : "destroyed");
+           for (const Destroyed& tell : std::exchange(destroying[contract], {})) tell(status, absent);
            destroying.erase(contract);
          });
   }
@@ -438,9 +439,9 @@ void VastProvider::stop(Ticket ticket, const InstanceId& instance, Duration) {
     impl_->events.push_back(StopFailed{ticket, instance, contract.error()});
     return;
   }
-  impl_->destroy(*contract, [this, ticket, instance](const Status& destroyed, const std::string& how) {
+  impl_->destroy(*contract, [this, ticket, instance](const Status& destroyed, bool absent) {
     if (destroyed)
-      impl_->events.push_back(Stopped{ticket, instance, how});
+      impl_->events.push_back(Stopped{ticket, instance, absent ? "no such instance" : "destroyed", absent});
     else
       impl_->events.push_back(StopFailed{ticket, instance, destroyed.error()});
   });

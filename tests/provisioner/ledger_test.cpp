@@ -330,9 +330,9 @@ TEST_F(LedgerTest, ForeignFilesAreRefusedAndLeftAlone) {
   const auto later = folder / "later.sqlite";
   ASSERT_TRUE(Ledger::open(later, "r"));
   ASSERT_EQ(sqlite3_open(later.c_str(), &db), SQLITE_OK);
-  ASSERT_EQ(sqlite3_exec(db, "PRAGMA user_version = 4", nullptr, nullptr, nullptr), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db, "PRAGMA user_version = 5", nullptr, nullptr, nullptr), SQLITE_OK);
   sqlite3_close(db);
-  EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 4"));
+  EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 5"));
 
   EXPECT_EQ(Ledger::open("/proc/nowhere/ledger.sqlite", "r").error().code, Code::kIo);
   EXPECT_EQ(Ledger::open(path, "").error().code, Code::kInvalid);

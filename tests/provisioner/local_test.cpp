@@ -146,12 +146,14 @@ TEST_F(LocalProviderTest, ReportsTheExitStatusOnceAndKeepsTheOutput) {
 TEST_F(LocalProviderTest, PassesTheEnvironmentWithTheRequestOverIt) {
   setenv("ECHOLINE_TEST_KEPT", "kept", 1);
   setenv("ECHOLINE_TEST_SET", "old", 1);
+  setenv("VAST_API_KEY", "the key of the account", 1);
   LocalProvider provider(folder);
-  auto request = shell("echo $ECHOLINE_TEST_KEPT $ECHOLINE_TEST_SET");
+  auto request = shell("echo $ECHOLINE_TEST_KEPT $ECHOLINE_TEST_SET $VAST_API_KEY");
   request.env = {{"ECHOLINE_TEST_SET", "new value"}};
   started(provider, request);
   exits(provider);
-  EXPECT_EQ(log(), "kept new value\n");
+  EXPECT_EQ(log(), "kept new value\n");  // and no key
+  unsetenv("VAST_API_KEY");
 }
 
 TEST_F(LocalProviderTest, ReportsTheSignalOfACrash) {

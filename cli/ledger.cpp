@@ -1,0 +1,286 @@
+// echoline ledger: what a run has rented, what that costs, and what the machines were worth. echoline down: no more of it.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/files.hpp"
+#include "cli/output.hpp"
+#include "cli/verbs.hpp"
+#include "learner/planning.hpp"
+#include "provisioner/down.hpp"
+#include "provisioner/ledger.hpp"
+
+namespace echoline::cli {
+namespace {
+
+using nlohmann::json;
+using provisioner::Ledger;
+using provisioner::LedgerRow;
+
+struct Arguments {
+  std::string run;
+  bool json = false, gone = false;
+};
+
+struct Opened {
+  std::filesystem::path folder;
+  std::optional<learner::RunConfig> config;
+  Ledger ledger;
+};
+
+Result<Opened> open(const std::string& run) {
+  ECHO_ASSIGN(const std::filesystem::path folder, find_run(run));
+  const auto file = folder / "ledger.sqlite";
+  if (!std::filesystem::exists(file))
+    return fail(Code::kNotFound, "ledger", "{}: this run has rented nothing yet", file.string());
+  auto config = learner::load_run_config(folder / "config.yaml");
+  std::error_code ignored;
+  const std::string name =
+      config ? config->run.name : std::filesystem::weakly_canonical(folder, ignored).filename().string();
+  ECHO_ASSIGN(Ledger ledger, Ledger::open(file, name));
+  return Opened{folder, config ? std::optional(std::move(*config)) : std::nullopt, std::move(ledger)};
+}
+
+void print(const json& object) { fmt::print("{}\n", object.dump(2, ' ', false, json::error_handler_t::replace)); }
+
+template <class Number>
+json or_null(const std::optional<Number>& number) {
+  return number ? json(*number) : json();
+}
+
+std::string when(double unix_s) {
+  const auto t = static_cast<std::time_t>(unix_s);
+  std::tm utc{};
+  ::gmtime_r(&t, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &utc);
+  return text;
+}
+
+std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
+
+json row_json(const LedgerRow& row, double now) {
+  json prices = json::array();
+  for (const auto& price : row.prices) prices.push_back({{"from_unix_s", price.from_unix_s}, {"usd_per_hour", price.usd_per_hour}});
+  return {{"row", row.id},
+          {"label", row.label},
+          {"offer", row.offer},
+          {"provider", row.provider},
+          {"instance", row.instance},
+          {"host", row.host},
+          {"gpu", row.gpu},
+          {"gpu_count", row.gpu_count},
+          {"state", provisioner::to_string(row.state)},
+          {"intended_unix_s", row.intended_unix_s},
+          {"running_unix_s", or_null(row.running_unix_s)},
+          {"ended_unix_s", or_null(row.ended_unix_s)},
+          {"note", row.note},
+          {"prices", prices},
+          {"price_known", row.price_known},
+          {"uploaded_bytes", row.uploaded.count},
+          {"downloaded_bytes", row.downloaded.count},
+          {"promised_rollouts_per_s", or_null(row.promised_rollouts_per_s)},
+          {"measured_rollouts_per_s", or_null(row.measured_rollouts_per_s)},
+          {"usd_rent", row.usd_rent(now)},
+          {"usd_traffic", row.usd_traffic()},
+          {"usd", row.usd(now)}};
+}
+
+Status show(const Arguments& a) {
+  ECHO_ASSIGN(const Opened o, open(a.run));
+  const double now = SystemClock().unix_seconds();
+  ECHO_ASSIGN(const auto rows, o.ledger.rows());
+  ECHO_ASSIGN(const auto states, o.ledger.states());
+  ECHO_ASSIGN(const auto decisions, o.ledger.decisions());
+  if (a.json) {
+    json out = {{"instances", json::array()}, {"states", json::array()}, {"decisions", json::array()}};
+    for (const LedgerRow& row : rows) out["instances"].push_back(row_json(row, now));
+    for (const auto& s : states)
+      out["states"].push_back(
+          {{"row", s.row}, {"state", provisioner::to_string(s.state)}, {"unix_s", s.unix_s}, {"note", s.note}});
+    for (const auto& d : decisions)
+      out["decisions"].push_back({{"unix_s", d.unix_s},
+                                  {"what", d.what},
+                                  {"why", d.why},
+                                  {"numbers", json::parse(d.numbers, nullptr, false)}});
+    print(out);
+    return ok();
+  }
+  fmt::print("{:>4}  {:<8}  {:<8}  {:<22}  {:<16}  {:<12}  {:>8}  {:>9}  {}\n", "row", "state", "provider", "instance", "offer",
+             "host", "$/h", "$", "note");
+  for (const LedgerRow& row : rows)
+    fmt::print("{:>4}  {:<8}  {:<8}  {:<22}  {:<16}  {:<12}  {:>8.4f}  {:>9.4f}  {}\n", row.id,
+               provisioner::to_string(row.state), row.provider, or_dash(row.instance), row.offer, or_dash(row.host),
+               row.usd_per_hour, row.usd(now), row.note);
+  if (!decisions.empty()) fmt::print("\n");
+  for (const auto& d : decisions) fmt::print("{}  {:<10}  {}\n", when(d.unix_s), d.what, d.why);
+  return ok();
+}
+
+Status costs(const Arguments& a) {
+  ECHO_ASSIGN(const Opened o, open(a.run));
+  const double now = SystemClock().unix_seconds();
+  ECHO_ASSIGN(const auto rows, o.ledger.rows());
+  ECHO_ASSIGN(const auto totals, o.ledger.totals(now));
+  double rent = 0, traffic = 0;
+  for (const LedgerRow& row : rows) {
+    rent += row.usd_rent(now);
+    traffic += row.usd_traffic();
+  }
+  if (a.json) {
+    json out = {{"usd", totals.usd},
+                {"usd_rent", rent},
+                {"usd_traffic", traffic},
+                {"usd_per_hour", totals.usd_per_hour},
+                {"prices_known", totals.prices_known},
+                {"instances", json::array()}};
+    for (const LedgerRow& row : rows) out["instances"].push_back(row_json(row, now));
+    print(out);
+    return ok();
+  }
+  fmt::print("{:>4}  {:<16}  {:<19}  {:>9}  {:>8}  {:>10}\n", "row", "offer", "from (UTC)", "hours", "$/h", "$");
+  for (const LedgerRow& row : rows) {
+    if (row.state == provisioner::InstanceState::kFailed && !row.running_unix_s) continue;  // never ran: costs nothing
+    const double end = row.ended_unix_s.value_or(now);
+    for (std::size_t i = 0; i < row.prices.size(); ++i) {
+      const double from = row.prices[i].from_unix_s;
+      const double until = i + 1 < row.prices.size() ? std::min(row.prices[i + 1].from_unix_s, end) : end;
+      const double hours = std::max(0.0, until - from) / 3600;
+      fmt::print("{:>4}  {:<16}  {:<19}  {:>9.4f}  {:>8.4f}  {:>10.4f}\n", row.id, row.offer, when(from), hours,
+                 row.prices[i].usd_per_hour, hours * row.prices[i].usd_per_hour);
+    }
+    if (row.uploaded.count + row.downloaded.count > 0)
+      fmt::print("{:>4}  {:<16}  {} up, {} down{:>20.4f}\n", row.id, row.offer, to_text(row.uploaded),
+                 to_text(row.downloaded), row.usd_traffic());
+  }
+  fmt::print("\n{} ${:.2f}: rent ${:.2f}, traffic ${:.2f}; now ${:.4f} an hour\n",
+             totals.prices_known ? "total" : "at least, since some prices are not known,", totals.usd, rent, traffic,
+             totals.usd_per_hour);
+  return ok();
+}
+
+Status hosts(const Arguments& a) {
+  std::filesystem::path folder = "runs";
+  if (!a.run.empty()) {
+    ECHO_ASSIGN(const std::filesystem::path run, find_run(a.run));
+    folder = std::filesystem::absolute(run).parent_path();
+  }
+  const auto known = provisioner::known_hosts(folder);
+  if (a.json) {
+    json out = json::array();
+    for (const auto& h : known)
+      out.push_back({{"run", h.run},
+                     {"provider", h.provider},
+                     {"host", h.host},
+                     {"gpu", h.gpu},
+                     {"gpu_count", h.gpu_count},
+                     {"promised_rollouts_per_s", or_null(h.promised_rollouts_per_s)},
+                     {"measured_rollouts_per_s", or_null(h.measured_rollouts_per_s)},
+                     {"up_mbit_per_s", h.up ? json(h.up->mbit_per_s()) : json()},
+                     {"down_mbit_per_s", h.down ? json(h.down->mbit_per_s()) : json()},
+                     {"unix_s", h.unix_s},
+                     {"lost", h.lost}});
+    print(out);
+    return ok();
+  }
+  const auto number = [](const std::optional<double>& n) { return n ? fmt::format("{:.3f}", *n) : std::string("unknown"); };
+  const auto rate = [](const std::optional<BitRate>& r) { return r ? to_text(*r) : std::string("unknown"); };
+  fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:<4}  {}\n", "provider", "host", "gpu", "promised",
+             "measured", "up", "down", "lost", "run");
+  for (const auto& h : known)
+    fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:<4}  {}\n", h.provider, h.host, or_dash(h.gpu),
+               number(h.promised_rollouts_per_s), number(h.measured_rollouts_per_s), rate(h.up), rate(h.down),
+               h.lost ? "yes" : "no", h.run);
+  return ok();
+}
+
+// Asks the run's learner to end, which returns its fleet in good order, and waits until it has.
+Status end_learner(const std::filesystem::path& folder) {
+  const Descriptor lock(::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC));
+  if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();  // nobody holds it
+  ECHO_ASSIGN(const json status, read_json_object(folder / "status.json"));
+  const json pid = status.value("pid", json());
+  if (!pid.is_number_integer() || pid.get<int>() <= 1)
+    return fail(Code::kCorrupt, "down", "{}: expected the pid of the learner", (folder / "status.json").string());
+  say("asking the learner (process {}) to end\n", pid.get<int>());
+  ::kill(pid.get<int>(), SIGTERM);
+  for (int i = 0; i < 1200; ++i) {  // two minutes
+    if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return fail(Code::kUnavailable, "down", "the learner (process {}) does not end; kill it, then run this again",
+              pid.get<int>());
+}
+
+Result<int> down(const Arguments& a) {
+  ECHO_ASSIGN(const std::filesystem::path folder, find_run(a.run));
+  ECHO_TRY(end_learner(folder));
+  ECHO_ASSIGN(Opened o, open(a.run));
+  provisioner::DownOptions options;
+  options.absent_is_gone = a.gone;
+  provisioner::ProviderOptions made{.log_folder = folder / "logs"};
+  if (o.config) {
+    made = learner::provider_options(*o.config);
+    if (const std::string name = learner::provider_name(*o.config); !name.empty()) options.providers = {name};
+  }
+  options.provider = [&](const std::string& name) { return provisioner::make_provider(name, made); };
+  SystemClock clock;
+  ECHO_ASSIGN(const provisioner::DownReport report, provisioner::bring_down(o.ledger, clock, options));
+  if (a.json) {
+    json out = {{"released", json::array()}, {"problems", report.problems}};
+    for (const auto& line : report.released)
+      out["released"].push_back(
+          {{"provider", line.provider}, {"instance", line.instance}, {"label", line.label}, {"what", line.what}});
+    print(out);
+  } else {
+    for (const auto& line : report.released)
+      fmt::print("{}  {}  {}\n", line.label, or_dash(line.instance), line.what);
+    if (report.problems.empty()) fmt::print("nothing of {} is rented\n", folder.string());
+  }
+  for (const std::string& problem : report.problems) say("echoline down: {}\n", problem);
+  return report.problems.empty() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_ledger(Verb& app, int& exit) {
+  auto* ledger = app.add_verb("ledger", "Show what was rented, what it cost, and what machines were worth");
+  ledger->needs_verb();
+  const auto add = [&](const char* name, const char* meaning, const char* run, Status (*work)(const Arguments&)) {
+    auto* verb = ledger->add_verb(name, meaning);
+    auto a = std::make_shared<Arguments>();
+    verb->add_option("run", a->run, run);
+    verb->add_flag("--json", a->json, "print JSON");
+    verb->callback([a, work, &exit] {
+      const Status done = work(*a);
+      exit = done ? 0 : complain("ledger", done.error());
+    });
+  };
+  const char* const run = "name or folder of the run; default: the newest below ./runs";
+  add("show", "Every instance of a run, and every decision about them", run, show);
+  add("costs", "What a run cost, interval by interval", run, costs);
+  add("hosts", "What machines did in all runs of a folder, against what they promised",
+      "a run in the folder; default: those below ./runs", hosts);
+}
+
+void add_down(Verb& app, int& exit) {
+  auto* verb = app.add_verb("down", "End a run and release everything that it has rented");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("run", a->run, "name or folder of the run")->required();
+  verb->add_flag("--gone", a->gone, "instances that the service does not know are gone, even if it knows none at all");
+  verb->add_flag("--json", a->json, "print what was released, and what is wrong, as JSON");
+  verb->footer("Verified by listing what carries the run's label; may be repeated. Exits with 1 when something may be left.");
+  verb->callback([a, &exit] {
+    const auto done = down(*a);
+    exit = done ? *done : complain("down", done.error());
+  });
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,184 @@
+#include "provisioner/down.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <thread>
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr Duration kPause = std::chrono::milliseconds(20);
+constexpr int kRoundsMax = 5;
+constexpr double kYoungS = 60;  // an intention so young may be an instance that no listing shows yet
+constexpr Duration kLookAgain = std::chrono::seconds(10);
+constexpr Ticket kListing = -1, kAccount = -2;
+
+// One provider of the run.
+class Descent {
+ public:
+  Descent(Ledger& ledger, const Clock& clock, const DownOptions& options, std::string name, DownReport& report)
+      : ledger_(ledger), clock_(clock), options_(options), name_(std::move(name)), report_(report) {}
+
+  Status run() {
+    ECHO_ASSIGN(std::vector<LedgerRow> rows, open_rows());
+    auto made = options_.provider(name_);
+    if (!made) {
+      if (!rows.empty()) problem(made.error().message());
+      return ok();
+    }
+    provider_ = std::move(*made);
+    deadline_ = clock_.now() + options_.patience;
+    for (int round = 0; round < kRoundsMax; ++round) {
+      const std::optional<Listed> listed = list(kListing, ledger_.label_prefix());
+      if (!listed) return ok();
+      for (const InstanceInfo& info : listed->instances) {
+        present_ = true;
+        ECHO_TRY(ledger_.found(name_, info.instance.text, info.label, info.usd_per_hour, clock_.unix_seconds()));
+      }
+      ECHO_ASSIGN(rows, open_rows());
+      if (!listed->complete) problem(listed->error ? listed->error->message() : "the listing is not complete");
+      if (std::none_of(rows.begin(), rows.end(), [](const LedgerRow& row) { return !row.instance.empty(); })) {
+        if (!listed->complete) return ok();
+        if (!young(rows)) return settle(rows);
+        wait(kLookAgain);
+        continue;
+      }
+      const std::size_t before = report_.problems.size();
+      ECHO_TRY(stop_all(rows));
+      if (report_.problems.size() > before || !listed->complete) return ok();
+    }
+    problem("instances keep appearing under this run's label; is its learner still alive?");
+    return ok();
+  }
+
+ private:
+  void problem(const std::string& what) { report_.problems.push_back(fmt::format("{}: {}", name_, what)); }
+
+  Result<std::vector<LedgerRow>> open_rows() const {
+    ECHO_ASSIGN(std::vector<LedgerRow> rows, ledger_.rows());
+    std::erase_if(rows, [&](const LedgerRow& row) { return !row.open() || row.provider != name_; });
+    return rows;
+  }
+
+  void wait(Duration d) const {
+    if (options_.pause)
+      options_.pause(d);
+    else
+      std::this_thread::sleep_for(d);
+  }
+
+  // Polls until `take` has had enough. False when patience is over.
+  template <class Take>
+  bool events_until(Take&& take) {
+    while (clock_.now() < deadline_) {
+      bool enough = false;
+      for (const ProviderEvent& event : provider_->poll(clock_.now())) enough = take(event) || enough;
+      if (enough) return true;
+      wait(kPause);
+    }
+    problem(fmt::format("no answer within {}; run this again", to_text(options_.patience)));
+    return false;
+  }
+
+  std::optional<Listed> list(Ticket ticket, const std::string& prefix) {
+    std::optional<Listed> answer;
+    provider_->list(ticket, prefix);
+    events_until([&](const ProviderEvent& event) {
+      if (const auto* listed = std::get_if<Listed>(&event); listed && listed->ticket == ticket) answer = *listed;
+      return answer.has_value();
+    });
+    return answer;
+  }
+
+  bool young(const std::vector<LedgerRow>& rows) const {
+    return std::any_of(rows.begin(), rows.end(), [&](const LedgerRow& row) {
+      const double age = clock_.unix_seconds() - row.intended_unix_s;
+      return age >= 0 && age < kYoungS;
+    });
+  }
+
+  Status stop_all(const std::vector<LedgerRow>& rows) {
+    std::map<Ticket, const LedgerRow*> waiting;
+    std::vector<const LedgerRow*> absent;
+    for (const LedgerRow& row : rows) {
+      if (row.instance.empty()) continue;
+      ECHO_TRY(ledger_.stop_asked(row.id, clock_.unix_seconds()));
+      waiting[row.id] = &row;
+      provider_->stop(row.id, {row.instance}, options_.grace);
+    }
+    Status booked = ok();
+    events_until([&](const ProviderEvent& event) {
+      if (const auto* stopped = std::get_if<Stopped>(&event)) {
+        const auto it = waiting.find(stopped->ticket);
+        if (it == waiting.end()) return false;
+        if (stopped->absent && !it->second->stop_asked_unix_s) {
+          absent.push_back(it->second);
+        } else {
+          present_ = present_ || !stopped->absent;
+          if (const Status status = end(*it->second, stopped->how); !status) booked = status;
+        }
+        waiting.erase(it);
+      } else if (const auto* failed = std::get_if<StopFailed>(&event)) {
+        if (waiting.erase(failed->ticket) > 0)
+          problem(fmt::format("{} may still be rented: {}", failed->instance.text, failed->error.message()));
+      }
+      return waiting.empty();
+    });
+    ECHO_TRY(booked);
+    if (absent.empty()) return ok();
+    // The service knows them not, and nobody had asked it to end them. If it knows anything at all of this run or this
+    // account, they are gone; if not, it may be the wrong account.
+    if (!options_.absent_is_gone && !present_) {
+      const std::optional<Listed> account = list(kAccount, "");
+      if (!account || !account->complete || account->instances.empty()) {
+        problem(fmt::format("the service knows none of the {} instances that the ledger has as running, and nothing else: "
+                            "is the key of the account that rented them? If they are gone, say so with --gone",
+                            absent.size()));
+        return ok();
+      }
+    }
+    for (const LedgerRow* row : absent) ECHO_TRY(end(*row, "gone before it was asked to go"));
+    return ok();
+  }
+
+  Status end(const LedgerRow& row, const std::string& how) {
+    report_.released.push_back({name_, row.instance, row.label, how});
+    return ledger_.ended(row.id, how, clock_.unix_seconds());
+  }
+
+  // A complete listing shows nothing: what is still intended never came to be.
+  Status settle(const std::vector<LedgerRow>& rows) {
+    for (const LedgerRow& row : rows) {
+      report_.released.push_back({name_, "", row.label, "was never rented"});
+      ECHO_TRY(ledger_.failed(row.id, "asked for, and not in a complete listing", clock_.unix_seconds()));
+    }
+    return ok();
+  }
+
+  Ledger& ledger_;
+  const Clock& clock_;
+  const DownOptions& options_;
+  std::string name_;
+  DownReport& report_;
+  std::unique_ptr<Provider> provider_;
+  TimePoint deadline_{};
+  bool present_ = false;  // the service has shown that it knows something of this run
+};
+
+}  // namespace
+
+Result<DownReport> bring_down(Ledger& ledger, const Clock& clock, const DownOptions& options) {
+  std::set<std::string> names(options.providers.begin(), options.providers.end());
+  ECHO_ASSIGN(const std::vector<LedgerRow> rows, ledger.rows());
+  for (const LedgerRow& row : rows)
+    if (row.open()) names.insert(row.provider);
+  DownReport report;
+  for (const std::string& name : names) {
+    Descent descent(ledger, clock, options, name, report);
+    ECHO_TRY(descent.run());
+  }
+  return report;
+}
+
+}  // namespace echoline::provisioner
