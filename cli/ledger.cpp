@@ -225,7 +225,8 @@ Result<int> down(const Arguments& a) {
   ECHO_ASSIGN(Opened o, open(a.run));
   provisioner::DownOptions options;
   options.absent_is_gone = a.gone;
-  provisioner::ProviderOptions made{.log_folder = folder / "logs"};
+  provisioner::ProviderOptions made;
+  made.log_folder = folder / "logs";
   if (o.config) {
     made = learner::provider_options(*o.config);
     if (const std::string name = learner::provider_name(*o.config); !name.empty()) options.providers = {name};

@@ -29,7 +29,7 @@ class Descent {
     }
     provider_ = std::move(*made);
     deadline_ = clock_.now() + options_.patience;
-    for (int round = 0; round < kRoundsMax; ++round) {
+    for (int round = 0; round < kRoundsMax;) {
       const std::optional<Listed> listed = list(kListing, ledger_.label_prefix());
       if (!listed) return ok();
       for (const InstanceInfo& info : listed->instances) {
@@ -44,6 +44,7 @@ class Descent {
         wait(kLookAgain);
         continue;
       }
+      ++round;
       const std::size_t before = report_.problems.size();
       ECHO_TRY(stop_all(rows));
       if (report_.problems.size() > before || !listed->complete) return ok();

@@ -34,7 +34,8 @@ constexpr std::uint64_t kEnvironMax = 4 << 20;
 constexpr Duration kReapInterval = std::chrono::milliseconds(5);
 
 // When a process started, in clock ticks since boot; absent when it is gone. With the pid it names a process for good.
-std::optional<std::uint64_t> start_ticks(pid_t pid) {
+// `zombies`: one that has ended and that its parent has not looked at yet is there.
+std::optional<std::uint64_t> start_ticks(pid_t pid, bool zombies = false) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string stat;
   if (!std::getline(file, stat)) return std::nullopt;
@@ -43,7 +44,7 @@ std::optional<std::uint64_t> start_ticks(pid_t pid) {
   std::istringstream fields(stat.substr(after_name + 1));
   std::string field;
   for (int i = 3; i <= 22; ++i)  // proc(5): field 3 follows the name, starttime is field 22
-    if (!(fields >> field)) return std::nullopt;
+    if (!(fields >> field) || (i == 3 && field == "Z" && !zombies)) return std::nullopt;
   std::uint64_t ticks = 0;
   const auto [end, ec] = std::from_chars(field.data(), field.data() + field.size(), ticks);
   if (ec != std::errc{} || end != field.data() + field.size()) return std::nullopt;
@@ -322,7 +323,7 @@ Result<InstanceId> LocalProvider::Impl::start(const LaunchSpec& request) {
     return fail(Code::kIo, kOperation, "start {}: {}: {}", request.label, request.argv.front(),
                 std::strerror(exec_errno));
   }
-  const std::optional<std::uint64_t> ticks = start_ticks(pid);  // a child that is not reaped has an entry
+  const std::optional<std::uint64_t> ticks = start_ticks(pid, true);  // a child that is not reaped has an entry
   ECHO_CHECK(ticks.has_value(), "/proc/{}/stat cannot be read", pid);
   const InstanceId id = id_of(pid, *ticks);
   processes[id] = {pid, *ticks, request.label, true, {}, std::nullopt, std::nullopt};
