@@ -45,10 +45,6 @@ Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model
                kGpuProgram};
 }
 
-<<<<<<< HEAD
-provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
-                                      std::uint64_t prompt_tokens) {
-=======
 std::string provider_name(const RunConfig& config) {
   switch (config.fleet.provider) {
     case ProviderKind::kLocal:
@@ -62,15 +58,11 @@ std::string provider_name(const RunConfig& config) {
 }
 
 provisioner::ProviderOptions provider_options(const RunConfig& config) {
-  return {config.run_folder() / "logs", config.fleet.vast_url, config.fleet.vast_key_file};
+  return {config.run_folder() / "logs", config.fleet.vast_url, config.fleet.vast_key_file.value_or(std::filesystem::path{})};
 }
 
-Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
-  RunPlan result;
-  auto offers = provisioner::load_offers(config.fleet.offers);
-  if (!offers) return as_mistake(std::move(offers).error());
-  result.offers = std::move(*offers);
->>>>>>> 1792b9d (echoline ledger and echoline down; a run file names vast.ai)
+provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
+                                      std::uint64_t prompt_tokens) {
   const double full_bytes = static_cast<double>(model.parameters()) * 2;  // bf16
   provisioner::PlanRequest request;
   request.pace.rollouts_per_step = static_cast<double>(config.rollout.trajectories_per_step());

@@ -208,7 +208,6 @@ void read_assume(ConfigSection s, provisioner::Assumptions& c) {
 
 void read_fleet(ConfigSection s, FleetSection& c) {
   s.require("offers", c.offers, "file of the machines that can be rented; see configs/offers/README.md");
-<<<<<<< HEAD
   using provisioner::OfferFormat;
   s.read_choice("offers_format", c.offers_format,
                 {{"auto", OfferFormat::kAuto},
@@ -224,11 +223,8 @@ void read_fleet(ConfigSection s, FleetSection& c) {
           "profiles/gpus.yaml", "such offers are left out"});
   s.read("response_tokens_expected", c.response_tokens_expected, {.min = 1, .max = 1'000'000},
          {"tokens of a rollout on the average, to predict throughput by", "rollout.response_tokens_max"});
-  s.read_choice("provider", c.provider, {{"local", ProviderKind::kLocal}, {"none", ProviderKind::kNone}},
-                "processes on this machine, held to their offer's speed and links (local), or nothing is rented and "
-                "workers join by hand (none)");
-=======
-  s.read_choice("provider", c.provider, {{"local", ProviderKind::kLocal}, {"vast", ProviderKind::kVast}, {"none", ProviderKind::kNone}},
+  s.read_choice("provider", c.provider,
+                {{"local", ProviderKind::kLocal}, {"vast", ProviderKind::kVast}, {"none", ProviderKind::kNone}},
                 "processes on this machine, held to their offer's speed and links (local), hosts of vast.ai (vast), or "
                 "nothing is rented and workers join by hand (none)");
   s.read("image", c.image, {"the container image that a rented host runs; it holds the program", "none; vast needs one"});
@@ -236,7 +232,6 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   ConfigSection vast = s.section("vast", "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.");
   vast.read("url", c.vast_url, {"where the service is", "https://console.vast.ai"});
   vast.read("key_file", c.vast_key_file, {"a file of mode 600 that holds the key", "VAST_API_KEY"});
->>>>>>> 1792b9d (echoline ledger and echoline down; a run file names vast.ai)
   s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
          "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is used "
          "up");
