@@ -212,10 +212,9 @@ TEST_F(DownTest, AKillAtAnyOfFiftyPointsForgetsNothing) {
     std::atomic<bool> killed = false;
     server.at_points([&](int at) {
       while (child == 0) std::this_thread::yield();
-      if (at == point) {
-        ::kill(child, SIGKILL);
-        killed = true;
-      }
+      if (at != point) return;
+      killed = true;
+      ::kill(child, SIGKILL);
     });
     const pid_t pid = fork();
     if (pid == 0) {
