@@ -19,7 +19,7 @@ namespace echoline::cli {
 namespace {
 
 struct LearnerArguments {
-  std::string config;
+  std::string config, plan;
   std::vector<std::string> overrides;
   bool resume = false, json = false;
 };
@@ -36,6 +36,7 @@ int run_learner_verb(const LearnerArguments& a) {
   if (!config) return refuse(config.error());
   learner::ServiceOptions options;
   options.resume = a.resume;
+  options.plan = a.plan;
   options.program = std::filesystem::read_symlink("/proc/self/exe");
   options.planned = [](const provisioner::Plan& plan) { say("{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
@@ -139,6 +140,7 @@ void add_learner(Verb& app, int& exit) {
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")
       ->one_value_each();
+  verb->add_option("--plan", a->plan, "rent by this plan.json instead of a new plan");
   verb->add_flag("--resume", a->resume, "go on from the last checkpoint of this run");
   verb->add_flag("--json", a->json, "print the report as JSON when done");
   verb->callback([a, &exit] { exit = run_learner_verb(*a); });

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   int exit = 0;
   add_up(app, exit);
   add_plan(app, exit);
+  add_apply(app, exit);
   add_learner(app, exit);
   add_worker(app, exit);
   add_token(app, exit);

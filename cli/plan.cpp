@@ -2,35 +2,82 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/clock.hpp"
+#include "base/files.hpp"
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
+#include "learner/market.hpp"
 #include "learner/preflight.hpp"
+#include "provisioner/plan_study.hpp"
 
 namespace echoline::cli {
 namespace {
 
 struct Arguments {
-  std::string config;
-  std::vector<std::string> overrides;
-  bool json = false;
+  std::string config, offers, explain, output;
+  std::vector<std::string> overrides, assume;
+  bool json = false, sensitivity = false;
 };
+
+// What other settings would come to. For a plan that there is none of: its request and offers are put together again.
+Result<std::vector<provisioner::Variation>> variations(const learner::RunConfig& config, const learner::Preflight& checked) {
+  if (checked.plan) return provisioner::vary_plan(checked.plan->plan.request, checked.plan->offers);
+  ECHO_ASSIGN(const auto model, learner::run_model_config(config));
+  ECHO_ASSIGN(const auto market, learner::run_market(config, model));
+  return provisioner::vary_plan(learner::plan_request(config, model, checked.prompt_tokens), market.offers);
+}
 
 int run(const Arguments& a) {
   const auto refuse = [&](const Error& error) {
     return a.json ? complain_json("plan", error) : complain("plan", error);
   };
-  const auto overrides = parse_overrides(a.overrides);
+  std::vector<std::string> texts = a.overrides;
+  if (!a.offers.empty()) texts.push_back("fleet.offers=" + a.offers);
+  for (const std::string& text : a.assume) texts.push_back("fleet.assume." + text);
+  const auto overrides = parse_overrides(texts);
   if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
   if (!config) return refuse(config.error());
   const learner::Preflight checked = learner::preflight(*config);
-  if (const Status status = checked.status(); !status) return refuse(status.error());
+  if (const Status status = checked.status(); !status) {
+    const int code = refuse(status.error());
+    if (a.sensitivity && status.error().code == Code::kInfeasible && !a.json)
+      if (const auto other = variations(*config, checked)) fmt::print("{}", provisioner::variations_table(*other));
+    return code;
+  }
   for (const learner::Check& check : checked.checks)
     if (check.verdict == learner::Verdict::kWarning) say("{}: {}\n", check.name, check.detail);
-  if (a.json)
-    fmt::print("{}\n", checked.plan->plan.to_json().dump(2));
-  else
-    fmt::print("{}", checked.plan->plan.to_table());
+  const provisioner::Plan& plan = checked.plan->plan;
+
+  nlohmann::json document = plan.to_json();
+  // What `apply` starts again.
+  document["run"] = {{"file", std::filesystem::absolute(a.config).string()}, {"set", texts}};
+  if (!a.output.empty())
+    if (const Status written = write_file_atomic(a.output, document.dump(2) + "\n"); !written) return refuse(written.error());
+
+  if (!a.explain.empty()) {
+    const auto explained = provisioner::explain_offer(plan, checked.plan->offers, a.explain);
+    if (!explained) return refuse(as_mistake(explained.error()));
+    if (a.json)
+      fmt::print("{}\n", explained->to_json().dump(2));
+    else
+      fmt::print("{}", explained->to_text());
+    return 0;
+  }
+  std::optional<std::vector<provisioner::Variation>> other;
+  if (a.sensitivity) {
+    auto varied = variations(*config, checked);
+    if (!varied) return refuse(varied.error());
+    other = std::move(*varied);
+  }
+  if (a.json) {
+    if (other) document["sensitivity"] = provisioner::variations_json(*other);
+    fmt::print("{}\n", document.dump(2));
+    return 0;
+  }
+  fmt::print("{}", plan.to_table(SystemClock().unix_seconds()));
+  if (other) fmt::print("\nwith another setting\n{}", provisioner::variations_table(*other));
+  if (!a.output.empty()) say("rent by it with: echoline apply {}\n", a.output);
   return 0;
 }
 
@@ -42,8 +89,14 @@ void add_plan(Verb& app, int& exit) {
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set staleness.budget=3")
       ->one_value_each();
+  verb->add_option("--offers", a->offers, "other offers than the run file's: a reply of vast.ai, a catalogue of SkyPilot, or ours");
+  verb->add_option("--assume", a->assume, "what to take where an offer does not state it, e.g. --assume storage_usd_per_hour=0.01")
+      ->one_value_each();
+  verb->add_option("--explain", a->explain, "say of one offer why it is rented or not, and at what price that would change");
+  verb->add_flag("--sensitivity", a->sensitivity, "say as well what another S, kappa, uplink or price would come to");
+  verb->add_option("-o,--output", a->output, "write the plan to this file, for `echoline apply`");
   verb->add_flag("--json", a->json, "print the plan, or what is wrong, as JSON");
-  verb->footer("Exits with 3 when no fleet can keep the learner busy, and names the ways out.");
+  verb->footer("Nothing is rented. Exits with 3 when no fleet can keep the learner busy, and names the ways out.");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 

@@ -12,6 +12,7 @@
 #include "cli/output.hpp"
 #include "cli/process.hpp"
 #include "cli/signals.hpp"
+#include "cli/up.hpp"
 #include "cli/verbs.hpp"
 #include "learner/run_config.hpp"
 #include "learner/report.hpp"
@@ -21,13 +22,9 @@ namespace {
 
 constexpr Duration kRedraw = std::chrono::milliseconds(250);
 
-struct Arguments {
-  std::string config;
-  std::vector<std::string> overrides;
-  bool resume = false, json = false;
-};
+}  // namespace
 
-int run(const Arguments& a) {
+int run_up(const UpArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   const auto overrides = parse_overrides(a.overrides);
   const auto refuse = [&](const Error& error) { return a.json ? complain_json("up", error) : complain("up", error); };
@@ -38,6 +35,7 @@ int run(const Arguments& a) {
   // The learner checks and plans; what it prints first is the plan that it rents by.
   std::vector<std::string> argv{std::filesystem::read_symlink("/proc/self/exe").string(), "learner", a.config};
   for (const std::string& text : a.overrides) argv.insert(argv.end(), {"--set", text});
+  if (!a.plan.empty()) argv.insert(argv.end(), {"--plan", a.plan});
   if (a.resume) argv.emplace_back("--resume");
   if (a.json) argv.emplace_back("--json");  // it prints the report, or what is wrong, to our stdout
   auto child = ChildProcess::start(argv, a.json);
@@ -81,11 +79,9 @@ int run(const Arguments& a) {
   return *end->status;
 }
 
-}  // namespace
-
 void add_up(Verb& app, int& exit) {
   auto* verb = app.add_verb("up", "Plan, rent, train and report: the whole run, with a live table");
-  auto a = std::make_shared<Arguments>();
+  auto a = std::make_shared<UpArguments>();
   verb->add_option("config", a->config, "run file, e.g. configs/quickstart.yaml")->required();
   verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set run.steps=50")
       ->one_value_each();
@@ -94,7 +90,7 @@ void add_up(Verb& app, int& exit) {
   verb->footer(
       "Ctrl-C finishes the step, writes a checkpoint and the report, and returns the fleet; twice ends at once.\n"
       "Everything is written below <run.folder>/<run.name>/; an earlier run of that name is kept beside it.");
-  verb->callback([a, &exit] { exit = run(*a); });
+  verb->callback([a, &exit] { exit = run_up(*a); });
 }
 
 }  // namespace echoline::cli

@@ -16,6 +16,7 @@ void add_learner(Verb& app, int& exit);
 void add_worker(Verb& app, int& exit);
 void add_token(Verb& app, int& exit);
 void add_plan(Verb& app, int& exit);
+void add_apply(Verb& app, int& exit);
 void add_model(Verb& app, int& exit);
 void add_config(Verb& app, int& exit);
 void add_completion(Verb& app, int& exit);

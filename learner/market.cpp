@@ -8,8 +8,6 @@
 namespace echoline::learner {
 namespace {
 
-constexpr Bytes kDisk{40'000'000'000};
-
 std::optional<double> written_unix_s(const std::filesystem::path& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return std::nullopt;
@@ -21,7 +19,7 @@ std::optional<double> written_unix_s(const std::filesystem::path& path) {
 Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model) {
   provisioner::OfferReading reading;
   reading.format = config.fleet.offers_format;
-  reading.disk = kDisk;
+  reading.disk = config.fleet.disk;
   reading.copies = config.fleet.catalogue_copies;
   auto list = provisioner::load_offers(config.fleet.offers, reading);
   if (!list) return as_mistake(std::move(list).error());

@@ -112,4 +112,15 @@ Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& mode
   return result;
 }
 
+Result<RunPlan> stored_plan(const RunConfig& config, const std::filesystem::path& file) {
+  RunPlan result;
+  ECHO_ASSIGN(result.plan, provisioner::load_plan(file));
+  provisioner::PlanRequest& request = result.plan.request;
+  request.budget_usd_per_hour = config.fleet.usd_per_hour_max;
+  request.budget_usd = config.fleet.usd_max;
+  request.workers_max = config.fleet.workers_max;
+  for (const provisioner::PlanRow& row : result.plan.rows) result.offers.push_back(row.offer);
+  return result;
+}
+
 }  // namespace echoline::learner

@@ -13,7 +13,7 @@
 namespace echoline::learner {
 
 struct RunPlan {
-  std::vector<provisioner::Offer> offers;  // of the whole offers file
+  std::vector<provisioner::Offer> offers;  // of the whole offers file, or of a stored plan
   provisioner::Plan plan;
 };
 
@@ -30,6 +30,9 @@ provisioner::PlanRequest plan_request(const RunConfig& config, const model::Mode
 // For a model of this shape and prompts of up to so many tokens. kInvalid for a bad offers file; kInfeasible when no
 // fleet meets the target, with the ways out.
 Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);
+
+// The plan that was written to `file`, under the limits on money and machines that the run has now.
+Result<RunPlan> stored_plan(const RunConfig& config, const std::filesystem::path& file);
 
 // What a GPU must hold to generate one group: the weights in bf16, keys and values of every token, the logits of the
 // longest prompt, and what any GPU program takes.

@@ -31,7 +31,7 @@ constexpr std::size_t kTrajectoryBytes = 1024;    // what a trajectory takes bes
 // Runs the checks one after the other; what depends on something that failed is left out.
 class Preflighter {
  public:
-  explicit Preflighter(const RunConfig& config) : config_(config) {}
+  Preflighter(const RunConfig& config, std::filesystem::path plan) : config_(config), stored_plan_(std::move(plan)) {}
 
   Preflight run() {
     check_model();
@@ -50,6 +50,7 @@ class Preflighter {
       const std::size_t workers = local ? result_.plan->plan.chosen().size() : 0;
       result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have}));
     }
+    result_.prompt_tokens = prompt_tokens_;
     return std::move(result_);
   }
 
@@ -214,7 +215,9 @@ class Preflighter {
         note("plan", as_mistake(offers.error()), "");
       return;
     }
-    auto plan = plan_run(config_, *model_, prompt_tokens_);
+    auto plan = stored_plan_.empty() || !std::filesystem::exists(stored_plan_)
+                    ? plan_run(config_, *model_, prompt_tokens_)
+                    : stored_plan(config_, stored_plan_);
     if (!plan) {
       note("plan", plan.error(), "");
       return;
@@ -227,6 +230,7 @@ class Preflighter {
   }
 
   const RunConfig& config_;
+  const std::filesystem::path stored_plan_;
   Preflight result_;
   std::optional<model::ModelConfig> model_;
   std::optional<model::Phrasing> phrasing_;
@@ -270,7 +274,9 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
                       to_text(have))};
 }
 
-Preflight preflight(const RunConfig& config) { return Preflighter(config).run(); }
+Preflight preflight(const RunConfig& config, const std::filesystem::path& plan) {
+  return Preflighter(config, plan).run();
+}
 
 Status can_listen(const std::string& host, std::uint16_t port) {
   ECHO_ASSIGN(const std::string numeric, overlay::resolve(host));

@@ -1,6 +1,7 @@
 // What can be known to be wrong with a run before anything is rented and before an earlier run is touched. `plan`,
 // `doctor` and the learner (and so `up`) all ask here, and rent by the plan that is made here.
 #pragma once
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,13 +24,15 @@ struct Check {
 struct Preflight {
   std::vector<Check> checks;
   std::optional<RunPlan> plan;  // where there is one
+  std::uint64_t prompt_tokens = 0;  // of the longest prompt that was looked at
   // Every failure at once, one per line: kInfeasible when that is all that is wrong, kInvalid otherwise.
   Status status() const;
 };
 
 // Reads everything that the run file names: the model's folder (its weights by their headers only), the task's data, the
-// offers. Takes the learner's port for a moment.
-Preflight preflight(const RunConfig& config);
+// offers. Takes the learner's port for a moment. Where `plan` is a file that is there, the run has that plan, and its offers are
+// not read; the run file's budgets count.
+Preflight preflight(const RunConfig& config, const std::filesystem::path& plan = {});
 
 // kInvalid unless a learner could listen there; port 0 is any.
 Status can_listen(const std::string& host, std::uint16_t port);

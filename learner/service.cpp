@@ -46,7 +46,10 @@ class Service {
   ~Service() { shut_down(); }
 
   Result<ServiceOutcome> run() {
-    Preflight checked = preflight(config_);
+    // A run that goes on has a plan already: the market of today is not asked what should have been rented.
+    std::filesystem::path plan = options_.plan;
+    if (plan.empty() && options_.resume) plan = config_.run_folder() / "plan.json";
+    Preflight checked = preflight(config_, plan);
     for (const Check& check : checked.checks)
       if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
     ECHO_TRY(checked.status());

@@ -16,6 +16,7 @@ inline constexpr const char* kTokenVariable = "ECHOLINE_TOKEN";
 
 struct ServiceOptions {
   bool resume = false;
+  std::filesystem::path plan;  // a plan made before, to rent by; empty: the run's own when it goes on, else a new one
   // The echoline program itself, started as `<program> worker ...` for each rented local offer.
   std::filesystem::path program;
   // Hears of the plan that the fleet is rented by, before an earlier run is moved aside; may be empty.

@@ -13,6 +13,7 @@ namespace {
 constexpr std::size_t kMembersLookedAt = 64;    // for exchanges of several
 constexpr std::size_t kOutsidersLookedAt = 48;  // for exchanges of several
 constexpr int kExchangesMax = 1000;
+constexpr std::uint64_t kCoreNodes = 20'000;
 
 // A sum that misses the target by rounding alone still meets it.
 bool meets(double rollouts_per_s, double target) { return rollouts_per_s >= target * (1 - 1e-12); }
@@ -208,7 +209,7 @@ class Improver {
     in_ = in.who, ins_ = in.count;
   }
   Part single(std::size_t i) const { return {{i, 0}, 1, pool_[i].rollouts_per_s, pool_[i].usd_per_hour}; }
-  std::vector<Part> with_pairs(const std::vector<std::size_t>& from) const {
+  std::vector<Part> up_to_two(const std::vector<std::size_t>& from) const {
     std::vector<Part> parts;
     for (std::size_t a = 0; a < from.size(); ++a) {
       parts.push_back(single(from[a]));
@@ -242,15 +243,15 @@ class Improver {
       if (outsiders.size() == kOutsidersLookedAt) break;
       if (!set_.has(i)) outsiders.push_back(i);
     }
-    std::vector<Part> in = with_pairs(outsiders);
+    std::vector<Part> in = up_to_two(outsiders);
     std::sort(in.begin(), in.end(), [](const Part& a, const Part& b) { return a.cost < b.cost; });
-    for (const Part& out : with_pairs(members()))
+    for (const Part& out : up_to_two(members()))
       for (const Part& part : in) {
         if (part.cost >= out.cost - saving_) break;
         consider(out, part);
       }
     // Two for any one there is, as the one may stand far back in the order.
-    for (const Part& out : with_pairs(members()))
+    for (const Part& out : up_to_two(members()))
       if (out.count == 2)
         for (const std::size_t i : order_)
           if (!set_.has(i)) consider(out, single(i));
@@ -412,10 +413,30 @@ std::optional<Allocation> allocate_greedy(std::span<const Candidate> pool, doubl
   if (!set) return std::nullopt;
   const std::vector<std::size_t> first = set->indices();
   // Dropping and exchanging can stand in each other's way, so both orders are tried.
-  Selection other = *set;
-  Improver(pool, order, target, *set).run(true);
-  Improver(pool, order, target, other).run(false);
-  if (other.cost() < set->cost()) set = std::move(other);
+  Selection best = *set;
+  for (const bool drop_first : {true, false}) {
+    Selection improved = *set;
+    Improver(pool, order, target, improved).run(drop_first);
+    if (improved.cost() < best.cost() * (1 - 1e-12)) best = std::move(improved);
+  }
+  // An exchange of several at once is out of reach of that, such as of the parts of a machine for the whole: a search of the
+  // nearest, for as long as its nodes last, finds most of them.
+  std::vector<std::size_t> core;
+  for (const std::size_t i : order)
+    if (best.has(i) || core.size() < first.size() + kOutsidersLookedAt) core.push_back(i);
+  std::vector<Candidate> core_pool;
+  Allocation known{{}, {}, best.rate(), best.cost()};
+  for (std::size_t k = 0; k < core.size(); ++k) {
+    core_pool.push_back(pool[core[k]]);
+    if (best.has(core[k])) known.chosen.push_back(k);
+  }
+  const auto searched = BranchAndBound(core_pool, target, limits, known, kCoreNodes).solve(limits);
+  if (searched.best && searched.best->usd_per_hour < best.cost() * (1 - 1e-12)) {
+    best = Selection(pool, limits);
+    for (const std::size_t k : searched.best->chosen)
+      if (!best.has(core[k])) best.add(core[k]);
+  }
+  set = std::move(best);
   Allocation result = set->allocation();
   for (const std::size_t i : first)
     if (!set->has(i)) result.dropped.push_back(i);

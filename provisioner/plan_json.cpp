@@ -20,13 +20,15 @@ template <class T>
 json or_null(const std::optional<T>& value) {
   return value ? json(*value) : json(nullptr);
 }
-json or_null(const std::optional<BitRate>& rate) { return rate ? json(rate->mbit_per_s()) : json(nullptr); }
+// To so many digits that it reads back to what is written again.
+double tidy(double x) { return std::stod(fmt::format("{:.12g}", x)); }
+json or_null(const std::optional<BitRate>& rate) { return rate ? json(tidy(rate->mbit_per_s())) : json(nullptr); }
+std::optional<double> days_of(const std::optional<Duration>& d) {
+  return d ? std::optional(tidy(seconds(*d) / 86400)) : std::nullopt;
+}
 json or_null(const std::optional<Duration>& d) { return d ? json(seconds(*d)) : json(nullptr); }
 json or_null(const std::optional<Bytes>& bytes) { return bytes ? json(bytes->count) : json(nullptr); }
 
-std::optional<double> days_of(const std::optional<Duration>& d) {
-  return d ? std::optional(seconds(*d) / 86400) : std::nullopt;
-}
 json spend_json(const std::optional<Spend>& spend, const char* part) {
   if (!spend) return nullptr;
   return part == std::string_view("low") ? spend->low : part == std::string_view("high") ? spend->high : spend->expected;
@@ -344,7 +346,8 @@ void read_row(const Reader& r, PlanRow& row) {
   r.number("gpu_count", o.gpu_count, 1, 1024);
   if (const json* ids = r.list("gpu_ids"))
     for (const json& id : *ids) {
-      if (!id.is_number_unsigned() || id.get<std::uint64_t>() > 1024) return r.wrong("gpu_ids", "numbers of GPUs", id);
+      if (!id.is_number_integer() || id.get<std::int64_t>() < 0 || id.get<std::int64_t>() > 1024)
+        return r.wrong("gpu_ids", "numbers of GPUs", id);
       o.gpu_ids.push_back(id.get<int>());
     }
   r.optional("vram_gb", o.vram_gb);
@@ -417,7 +420,7 @@ nlohmann::json Plan::to_json() const {
             {"learner_usd_per_hour", or_null(q.learner_usd_per_hour)},
             {"delta_bytes", q.delta_bytes.count},
             {"full_bytes", q.full_bytes.count},
-            {"learner_up_mbit_per_s", q.learner_up.mbit_per_s()},
+            {"learner_up_mbit_per_s", tidy(q.learner_up.mbit_per_s())},
             {"worker_cap_mbit_per_s", or_null(q.worker_cap)},
             {"chunk_bytes", q.chunk.count},
             {"delay_seconds", seconds(q.delay)},

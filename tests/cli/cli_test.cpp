@@ -203,6 +203,45 @@ TEST(Plan, JsonAlsoWhenThereIsNone) {
   EXPECT_EQ(json::parse(up.out).at("error").at("code"), "infeasible");
 }
 
+TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
+  const RunFile file("name: quickstart", "name: quickstart");
+  const std::string kept = (file.folder() / "plan.json").string();
+  const Outcome planned = run_program({"plan", file.path(), "-o", kept, "--sensitivity", "--assume", "storage_usd_per_hour=0.01"});
+  ASSERT_EQ(planned.status, 0) << planned.err;
+  EXPECT_NE(planned.out.find("traffic for nothing"), std::string::npos);
+  EXPECT_NE(planned.err.find("echoline apply"), std::string::npos);
+  const Outcome why = run_program({"plan", file.path(), "--explain", "q05"});
+  EXPECT_NE(why.out.find("it would be rented at $"), std::string::npos) << why.out << why.err;
+  const Outcome typo = run_program({"plan", file.path(), "--explain", "q5"});
+  EXPECT_EQ(typo.status, 2);
+  EXPECT_NE(typo.err.find("did you mean 'q05'"), std::string::npos) << typo.err;
+
+  const Outcome same = run_program({"apply", kept, "--check", "--json"});
+  ASSERT_EQ(same.status, 0) << same.err;
+  EXPECT_TRUE(json::parse(same.out).at("changes").empty()) << same.out;
+  // A rented offer has gone, another is dearer: both are planned again, within what is allowed.
+  const json before = json::parse(read(kept));
+  json offers = json::parse(read("configs/offers/quickstart.json"));
+  const std::string gone = before.at("offers").at(0).at("offer"), dear = before.at("offers").at(1).at("offer");
+  json left = json::array();
+  for (json& offer : offers.at("offers")) {
+    if (offer.at("id") == gone) continue;
+    if (offer.at("id") == dear) offer["gpu_usd_per_hour"] = 5;
+    left.push_back(offer);
+  }
+  offers["offers"] = left;
+  std::ofstream(file.folder() / "offers/quickstart.json") << offers.dump();
+  const Outcome changed = run_program({"apply", kept, "--check", "--json", "--price-tolerance", "0.5"});
+  ASSERT_EQ(changed.status, 0) << changed.err;
+  EXPECT_NE(changed.err.find(gone + " is not offered any more"), std::string::npos) << changed.err;
+  EXPECT_NE(changed.err.find(dear + " costs $5."), std::string::npos) << changed.err;
+  for (const json& row : json::parse(changed.out).at("offers")) EXPECT_FALSE(row.at("chosen") && row.at("offer") == dear);
+  const Outcome refused = run_program({"apply", kept, "--price-tolerance", "0"});
+  EXPECT_EQ(refused.status, 3) << refused.err;
+  EXPECT_NE(refused.err.find("--price-tolerance"), std::string::npos) << refused.err;
+  EXPECT_EQ(run_program({"apply", file.path()}).status, 2);
+}
+
 TEST(Plan, SameRunFileSamePlan) {
   const Outcome first = run_program({"plan", "configs/quickstart.yaml", "--json"});
   const Outcome second = run_program({"plan", "configs/quickstart.yaml", "--json"});

@@ -1,0 +1,98 @@
+// echoline apply: starts a run by a plan that was made, looked at and kept.
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "cli/output.hpp"
+#include "cli/up.hpp"
+#include "cli/verbs.hpp"
+#include "learner/market.hpp"
+#include "learner/planning.hpp"
+#include "provisioner/renewal.hpp"
+
+namespace echoline::cli {
+namespace {
+
+struct Arguments {
+  std::string plan;
+  double price_tolerance = 0.05;
+  bool check = false, json = false;
+};
+
+// Where the plan is from: the run file and what was set beside it.
+Result<UpArguments> run_of(const nlohmann::json& document, const std::string& file) {
+  const auto wrong = [&](std::string_view what) {
+    return fail(Code::kInvalid, "read plan", "{}: {}; write it with `echoline plan RUN.yaml -o {}`", file, what, file);
+  };
+  const auto run = document.find("run");
+  if (run == document.end() || !run->is_object()) return wrong("it does not say of which run it is");
+  const auto config = run->find("file"), set = run->find("set");
+  if (config == run->end() || !config->is_string() || set == run->end() || !set->is_array())
+    return wrong("run.file and run.set: expected a text and a list of texts");
+  UpArguments up;
+  up.config = config->get<std::string>();
+  for (const nlohmann::json& text : *set) {
+    if (!text.is_string()) return wrong("run.set: expected texts");
+    up.overrides.push_back(text.get<std::string>());
+  }
+  return up;
+}
+
+int run(const Arguments& a) {
+  const auto refuse = [&](const Error& error) {
+    return a.json ? complain_json("apply", error) : complain("apply", error);
+  };
+  auto planned = provisioner::load_plan(a.plan);
+  if (!planned) return refuse(as_mistake(planned.error()));
+  nlohmann::json document;
+  if (auto read = read_json_object(a.plan)) document = std::move(*read);
+  auto up = run_of(document, a.plan);
+  if (!up) return refuse(up.error());
+  const auto overrides = parse_overrides(up->overrides);
+  if (!overrides) return refuse(overrides.error());
+  const auto config = learner::load_run_config(up->config, *overrides);
+  if (!config) return refuse(config.error());
+  const auto model = learner::run_model_config(*config);
+  if (!model) return refuse(model.error());
+  auto market = learner::run_market(*config, *model);
+  if (!market) return refuse(market.error());
+  // A plan that was read back does not know the pacing of work.
+  planned->request.staleness_worst = learner::plan_request(*config, *model, 0).staleness_worst;
+  auto renewed = provisioner::renew_plan(*planned, market->offers, a.price_tolerance);
+  if (!renewed) return refuse(renewed.error());
+  renewed->plan.market = std::move(market->from);
+
+  for (const std::string& change : renewed->changes) say("{}\n", change);
+  nlohmann::json today = renewed->plan.to_json();
+  today["run"] = document["run"];
+  if (a.check) {
+    today["changes"] = renewed->changes;
+    if (a.json)
+      fmt::print("{}\n", today.dump(2));
+    else
+      fmt::print("{}", renewed->plan.to_table());
+    return 0;
+  }
+  up->plan = std::filesystem::absolute(a.plan).string() + ".applied";  // at today's prices
+  if (const Status written = write_file_atomic(up->plan, today.dump(2) + "\n"); !written) return refuse(written.error());
+  up->json = a.json;
+  return run_up(*up);
+}
+
+}  // namespace
+
+void add_apply(Verb& app, int& exit) {
+  auto* verb = app.add_verb("apply", "Start a run by a plan that `echoline plan -o` has written");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("plan", a->plan, "the plan, e.g. plan.json")->required();
+  verb->add_option("--price-tolerance", a->price_tolerance,
+                   "how much dearer an offer, and the fleet, may have become; what is dearer or gone is planned again")
+      ->non_negative()
+      ->show_default();
+  verb->add_flag("--check", a->check, "only say what has become of it");
+  verb->add_flag("--json", a->json, "print the report, what is wrong, or with --check the plan, as JSON");
+  verb->footer("The offers are read again. What stands in PLAN.applied is what was rented by.");
+  verb->callback([a, &exit] { exit = run(*a); });
+}
+
+}  // namespace echoline::cli

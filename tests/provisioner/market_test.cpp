@@ -1,0 +1,248 @@
+// What a plan is worth: a market of 400 offers, against the optimum, the plain greedy set and random activation. The table in
+// docs/provisioning.md is what this prints.
+#include "provisioner/renewal.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <numeric>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "market.hpp"
+#include "provisioner/allocation.hpp"
+#include "provisioner/eligibility.hpp"
+#include "provisioner/plan_study.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+// An 8B model: a delta of 250 MB every ten minutes, R = 512.
+PlanRequest request() {
+  PlanRequest r;
+  r.pace = {512, 1, seconds(600)};
+  r.staleness_budget = 3;
+  r.delta_bytes = {250'000'000};
+  r.full_bytes = {16'400'000'000};
+  r.learner_up = BitRate::from_mbit_per_s(1000);
+  r.chunk = {1 << 20};
+  r.delay = std::chrono::milliseconds(40);
+  r.run_time = std::chrono::hours(24);
+  return r;
+}
+
+std::vector<Candidate> candidates_of(const PlanRequest& r, const std::vector<Offer>& offers) {
+  std::vector<Candidate> pool;
+  std::map<std::string, std::uint32_t> machines;
+  for (const Offer& o : offers) {
+    Candidate c{o.rollouts_per_s, *cost_of(r, o, 1).usd_per_hour()};
+    c.machine = machines.emplace(o.host, static_cast<std::uint32_t>(machines.size() + 1)).first->second;
+    c.gpus = 0;
+    for (const int id : o.gpu_ids) c.gpus |= std::uint64_t{1} << id;
+    pool.push_back(c);
+  }
+  return pool;
+}
+
+TEST(Market, WithinAHundredthOfTheOptimumAndNeverAboveThePlainGreedySet) {
+  const std::vector<Offer> market = seeded_market(400, 400);
+  const std::vector<Candidate> pool = candidates_of(request(), market);
+  Random random(200);
+  double worst = 0, sum = 0, prefix_worst = 0, prefix_sum = 0, drawn_sum = 0;
+  int below_prefix = 0, optimal = 0, unproven = 0;
+  constexpr int kPools = 200;
+  for (int round = 0; round < kPools; ++round) {
+    std::vector<Candidate> sub;
+    double all = 0;
+    for (int i = 0; i < 40; ++i) sub.push_back(pool[random.below(pool.size())]);
+    std::map<std::uint32_t, std::uint32_t> renumbered;  // an offer that was drawn twice is on one machine twice
+    for (Candidate& c : sub) {
+      c.machine = renumbered.emplace(c.machine, static_cast<std::uint32_t>(renumbered.size() + 1)).first->second;
+      all += c.rollouts_per_s;
+    }
+    const double target = all * (0.1 + 0.4 * random.uniform());
+    const auto greedy = allocate_greedy(sub, target), prefix = allocate_prefix(sub, target);
+    ASSERT_TRUE(greedy && prefix) << round;
+    const auto exact = allocate_exact(sub, target, {}, greedy, 20'000'000);
+    ASSERT_TRUE(exact.best) << round;
+    unproven += !exact.proven;
+    const double above = greedy->usd_per_hour / exact.best->usd_per_hour - 1;
+    EXPECT_LE(above, 0.01) << "pool " << round;
+    EXPECT_LE(greedy->usd_per_hour, prefix->usd_per_hour * (1 + 1e-12)) << "pool " << round;
+    worst = std::max(worst, above), sum += above;
+    const double prefix_above = prefix->usd_per_hour / exact.best->usd_per_hour - 1;
+    prefix_worst = std::max(prefix_worst, prefix_above), prefix_sum += prefix_above;
+    below_prefix += greedy->usd_per_hour < prefix->usd_per_hour * (1 - 1e-9);
+    optimal += above < 1e-9;
+    // At random until the target is reached, the mean of ten draws.
+    double drawn = 0;
+    for (int draw = 0; draw < 10; ++draw) {
+      std::vector<std::size_t> order(sub.size());
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+      std::map<std::uint32_t, std::uint64_t> used;
+      double rate = 0;
+      for (const std::size_t i : order) {
+        if (rate >= target) break;
+        if (used[sub[i].machine] & sub[i].gpus) continue;
+        used[sub[i].machine] |= sub[i].gpus;
+        rate += sub[i].rollouts_per_s;
+        drawn += sub[i].usd_per_hour / 10;
+      }
+    }
+    drawn_sum += drawn / exact.best->usd_per_hour - 1;
+  }
+  EXPECT_EQ(unproven, 0);
+  EXPECT_GT(below_prefix, 50);
+  EXPECT_GT(drawn_sum / kPools, prefix_sum / kPools);
+  fmt::print("| set | above the optimum, mean | worst | optimal |\n|---|---|---|---|\n");
+  fmt::print("| greedy and improved | {:.2f} % | {:.2f} % | {} of {} |\n", 100 * sum / kPools, 100 * worst, optimal, kPools);
+  fmt::print("| plain greedy prefix | {:.1f} % | {:.1f} % | |\n", 100 * prefix_sum / kPools, 100 * prefix_worst);
+  fmt::print("| at random | {:.0f} % | | |\n", 100 * drawn_sum / kPools);
+}
+
+TEST(Market, ThePlanIsCheaperThanRandomActivationAtTheSameTarget) {
+  const std::vector<Offer> market = seeded_market(400, 400);
+  fmt::print("| step | target, rollouts/s | workers | plan, $/h | random, $/h | saved |\n|---|---|---|---|---|---|\n");
+  for (const int step_s : {1200, 600, 300, 150}) {
+    PlanRequest r = request();
+    r.pace.step_time = seconds(step_s);
+    const auto plan = make_plan(r, market);
+    ASSERT_TRUE(plan) << plan.error().message();
+    // The same target and the same topology policy; whom to rent is drawn.
+    Random random(static_cast<std::uint64_t>(step_s));
+    double drawn = 0;
+    constexpr int kDraws = 50;
+    for (int draw = 0; draw < kDraws; ++draw) {
+      std::vector<Candidate> pool = candidates_of(r, market);
+      for (Candidate& c : pool) c.usd_per_hour = c.rollouts_per_s * random.uniform();  // an order that says nothing
+      const auto set = allocate_prefix(pool, plan->target.provisioned_rollouts_per_s, {.workers_max = 400});
+      ASSERT_TRUE(set);
+      for (const std::size_t i : set->chosen) drawn += *cost_of(r, market[i], 1).usd_per_hour() / kDraws;
+    }
+    EXPECT_LT(plan->set_usd_per_hour, 0.8 * drawn) << step_s;
+    EXPECT_LE(plan->set_usd_per_hour, plan->greedy_usd_per_hour * (1 + 1e-12));
+    EXPECT_LE(plan->set_usd_per_hour, plan->lp_bound_usd_per_hour * 1.05);
+    fmt::print("| {} s | {:.3g} | {} | {:.2f} | {:.2f} | {:.0f} % |\n", step_s, plan->target.provisioned_rollouts_per_s,
+               plan->topology.size(), plan->set_usd_per_hour, drawn, 100 * (1 - plan->set_usd_per_hour / drawn));
+  }
+}
+
+TEST(Market, ThousandsOfOffersArePlannedLikeFew) {
+  // A hundredfold of the market, in which the offers of the first are the cheapest: the plan is the same.
+  std::vector<Offer> market = seeded_market(400, 400);
+  const auto few = make_plan(request(), market);
+  ASSERT_TRUE(few);
+  const std::vector<Offer> dear = seeded_market(401, 4000);
+  for (Offer o : dear) {
+    o.id += "x";
+    o.host += "x";
+    *o.gpu_usd_per_hour *= 40;
+    market.push_back(o);
+  }
+  const auto many = make_plan(request(), market);
+  ASSERT_TRUE(many);
+  EXPECT_NEAR(many->usd_per_hour.expected, few->usd_per_hour.expected, 1e-9);
+  EXPECT_EQ(many->rows.size(), 4400u);
+  const auto json = many->to_json();
+  EXPECT_EQ(json["offers"].size() + json["offers_left_out"].get<std::size_t>(), 4400u);
+  const auto again = Plan::from_json(json);
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again->to_json(), json);
+}
+
+TEST(Explain, SaysAtWhatPriceAnOfferWouldBeRentedAndThatHolds) {
+  std::vector<Offer> market = seeded_market(7, 120);
+  const auto plan = make_plan(request(), market);
+  ASSERT_TRUE(plan);
+  int asked = 0;
+  for (std::size_t i = 0; i < market.size() && asked < 6; i += 7) {
+    const auto e = explain_offer(*plan, market, market[i].id);
+    ASSERT_TRUE(e);
+    EXPECT_THAT(e->to_text(), HasSubstr(market[i].gpu));
+    if (!e->rented_up_to_usd_per_hour) continue;
+    ++asked;
+    std::vector<Offer> other = market;
+    other[i].gpu_usd_per_hour = *e->rented_up_to_usd_per_hour;
+    EXPECT_TRUE(make_plan(request(), other)->row_of(market[i].id)->chosen) << e->to_text();
+    if (e->row.chosen) {
+      EXPECT_GE(*e->rented_up_to_usd_per_hour, *market[i].gpu_usd_per_hour * 0.999);
+    } else {
+      EXPECT_LT(*e->rented_up_to_usd_per_hour, *market[i].gpu_usd_per_hour);
+    }
+  }
+  EXPECT_GT(asked, 2);
+  const auto unknown = explain_offer(*plan, market, "a1x");
+  EXPECT_EQ(unknown.error().code, Code::kNotFound);
+  EXPECT_THAT(unknown.error().detail, HasSubstr("did you mean"));
+}
+
+TEST(Variations, NameWhatWouldMakeItFeasibleOrCheaper) {
+  PlanRequest r = request();
+  r.learner_up = BitRate::from_mbit_per_s(3);  // 250 MB take longer than a step of 600 s
+  const auto rows = vary_plan(r, seeded_market(7, 120));
+  EXPECT_FALSE(rows.front().plan);
+  const auto of = [&](const std::string& change) {
+    const auto it = std::find_if(rows.begin(), rows.end(), [&](const auto& v) { return v.change == change; });
+    EXPECT_NE(it, rows.end()) << change;
+    return it->plan.has_value();
+  };
+  EXPECT_FALSE(of("uplink 1.5 Mbit/s"));
+  EXPECT_TRUE(of("uplink 6 Mbit/s"));
+  EXPECT_TRUE(of("kappa 2, S 3"));
+  EXPECT_FALSE(of("rents 25 % lower"));
+  const std::string table = variations_table(rows);
+  EXPECT_THAT(table, HasSubstr("no plan: "));
+  std::istringstream lines(table);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+  EXPECT_EQ(variations_json(rows).size(), rows.size());
+
+  const auto cheaper = vary_plan(request(), seeded_market(7, 120));
+  ASSERT_TRUE(cheaper.front().plan);
+  for (const Variation& v : cheaper)
+    if (v.change == "bids" || v.change == "rents 25 % lower") {
+      EXPECT_LT(v.plan->usd_per_hour.expected, cheaper.front().plan->usd_per_hour.expected);
+    }
+}
+
+TEST(Renew, KeepsWhatIsLeftAndReplacesWhatHasGoneOrBecomeDear) {
+  std::vector<Offer> market = seeded_market(7, 200);
+  const auto plan = make_plan(request(), market);
+  ASSERT_TRUE(plan);
+  ASSERT_GE(plan->topology.size(), 5u);
+  const auto same = renew_plan(*plan, market, 0);
+  ASSERT_TRUE(same) << same.error().message();
+  EXPECT_TRUE(same->changes.empty());
+  EXPECT_NEAR(same->plan.usd_per_hour.expected, plan->usd_per_hour.expected, 1e-9);
+
+  const std::string gone = plan->chosen()[0]->offer.id, dear = plan->chosen()[1]->offer.id, dearer = plan->chosen()[2]->offer.id;
+  std::erase_if(market, [&](const Offer& o) { return o.id == gone; });
+  for (Offer& o : market) {
+    if (o.id == dear) *o.gpu_usd_per_hour *= 3;
+    if (o.id == dearer) *o.gpu_usd_per_hour *= 1.02;
+  }
+  const auto renewed = renew_plan(*plan, market, 0.2);
+  ASSERT_TRUE(renewed) << renewed.error().message();
+  for (const std::string& id : {gone, dear}) {
+    const PlanRow* row = renewed->plan.row_of(id);
+    EXPECT_TRUE(!row || !row->chosen) << id;
+    EXPECT_THAT(renewed->changes, testing::Contains(testing::StartsWith(id + " ")));
+  }
+  EXPECT_THAT(renewed->changes, testing::Contains(HasSubstr("is rented instead")));
+  for (const PlanRow* row : plan->chosen())
+    if (row->offer.id != gone && row->offer.id != dear) {
+      EXPECT_TRUE(renewed->plan.row_of(row->offer.id)->chosen) << row->offer.id;
+    }
+  EXPECT_GE(renewed->plan.rollouts_per_s, renewed->plan.target.provisioned_rollouts_per_s * (1 - 1e-9));
+  for (Offer& o : market) *o.gpu_usd_per_hour *= 2;
+  const auto doubled = renew_plan(*plan, market, 0.2);
+  ASSERT_FALSE(doubled);
+  EXPECT_EQ(doubled.error().code, Code::kInfeasible);
+}
+
+}  // namespace
+}  // namespace echoline::provisioner
