@@ -1,4 +1,7 @@
-// echoline ledger: what a run has rented, what that costs, and what the machines were worth. echoline down: no more of it.
+// echoline ledger: what a run has rented, what that costs, and what the machines were worth. echoline down: no more of
+// it.
+#include "provisioner/ledger.hpp"
+
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -15,7 +18,6 @@
 #include "cli/verbs.hpp"
 #include "learner/planning.hpp"
 #include "provisioner/down.hpp"
-#include "provisioner/ledger.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -68,7 +70,8 @@ std::string or_dash(const std::string& text) { return text.empty() ? "-" : text;
 
 json row_json(const LedgerRow& row, double now) {
   json prices = json::array();
-  for (const auto& price : row.prices) prices.push_back({{"from_unix_s", price.from_unix_s}, {"usd_per_hour", price.usd_per_hour}});
+  for (const auto& price : row.prices)
+    prices.push_back({{"from_unix_s", price.from_unix_s}, {"usd_per_hour", price.usd_per_hour}});
   return {{"row", row.id},
           {"label", row.label},
           {"offer", row.offer},
@@ -113,8 +116,8 @@ Status show(const Arguments& a) {
     print(out);
     return ok();
   }
-  fmt::print("{:>4}  {:<8}  {:<8}  {:<22}  {:<16}  {:<12}  {:>8}  {:>9}  {}\n", "row", "state", "provider", "instance", "offer",
-             "host", "$/h", "$", "note");
+  fmt::print("{:>4}  {:<8}  {:<8}  {:<22}  {:<16}  {:<12}  {:>8}  {:>9}  {}\n", "row", "state", "provider", "instance",
+             "offer", "host", "$/h", "$", "note");
   for (const LedgerRow& row : rows)
     fmt::print("{:>4}  {:<8}  {:<8}  {:<22}  {:<16}  {:<12}  {:>8.4f}  {:>9.4f}  {}\n", row.id,
                provisioner::to_string(row.state), row.provider, or_dash(row.instance), row.offer, or_dash(row.host),
@@ -190,14 +193,16 @@ Status hosts(const Arguments& a) {
     print(out);
     return ok();
   }
-  const auto number = [](const std::optional<double>& n) { return n ? fmt::format("{:.3f}", *n) : std::string("unknown"); };
+  const auto number = [](const std::optional<double>& n) {
+    return n ? fmt::format("{:.3f}", *n) : std::string("unknown");
+  };
   const auto rate = [](const std::optional<BitRate>& r) { return r ? to_text(*r) : std::string("unknown"); };
-  fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:<4}  {}\n", "provider", "host", "gpu", "promised",
-             "measured", "up", "down", "lost", "run");
+  fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:<4}  {}\n", "provider", "host", "gpu",
+             "promised", "measured", "up", "down", "lost", "run");
   for (const auto& h : known)
-    fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:<4}  {}\n", h.provider, h.host, or_dash(h.gpu),
-               number(h.promised_rollouts_per_s), number(h.measured_rollouts_per_s), rate(h.up), rate(h.down),
-               h.lost ? "yes" : "no", h.run);
+    fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:<4}  {}\n", h.provider, h.host,
+               or_dash(h.gpu), number(h.promised_rollouts_per_s), number(h.measured_rollouts_per_s), rate(h.up),
+               rate(h.down), h.lost ? "yes" : "no", h.run);
   return ok();
 }
 
@@ -241,8 +246,7 @@ Result<int> down(const Arguments& a) {
           {{"provider", line.provider}, {"instance", line.instance}, {"label", line.label}, {"what", line.what}});
     print(out);
   } else {
-    for (const auto& line : report.released)
-      fmt::print("{}  {}  {}\n", line.label, or_dash(line.instance), line.what);
+    for (const auto& line : report.released) fmt::print("{}  {}  {}\n", line.label, or_dash(line.instance), line.what);
     if (report.problems.empty()) fmt::print("nothing of {} is rented\n", folder.string());
   }
   for (const std::string& problem : report.problems) say("echoline down: {}\n", problem);
@@ -277,7 +281,8 @@ void add_down(Verb& app, int& exit) {
   verb->add_option("run", a->run, "name or folder of the run")->required();
   verb->add_flag("--gone", a->gone, "instances that the service does not know are gone, even if it knows none at all");
   verb->add_flag("--json", a->json, "print what was released, and what is wrong, as JSON");
-  verb->footer("Verified by listing what carries the run's label; may be repeated. Exits with 1 when something may be left.");
+  verb->footer(
+      "Verified by listing what carries the run's label; may be repeated. Exits with 1 when something may be left.");
   verb->callback([a, &exit] {
     const auto done = down(*a);
     exit = done ? *done : complain("down", done.error());

@@ -51,6 +51,10 @@ std::string provider_name(const RunConfig& config) {
       return "local";
     case ProviderKind::kVast:
       return "vast";
+    case ProviderKind::kSsh:
+      return "ssh";
+    case ProviderKind::kExec:
+      return "exec";
     case ProviderKind::kNone:
       break;
   }
@@ -58,7 +62,8 @@ std::string provider_name(const RunConfig& config) {
 }
 
 provisioner::ProviderOptions provider_options(const RunConfig& config) {
-  return {config.run_folder() / "logs", config.fleet.vast_url, config.fleet.vast_key_file.value_or(std::filesystem::path{})};
+  return {config.run_folder() / "logs", config.fleet.vast_url, config.fleet.vast_key_file.value_or(std::filesystem::path{}),
+          config.fleet.provider_file.value_or(std::filesystem::path{})};
 }
 
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,

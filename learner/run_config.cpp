@@ -224,9 +224,12 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   s.read("response_tokens_expected", c.response_tokens_expected, {.min = 1, .max = 1'000'000},
          {"tokens of a rollout on the average, to predict throughput by", "rollout.response_tokens_max"});
   s.read_choice("provider", c.provider,
-                {{"local", ProviderKind::kLocal}, {"vast", ProviderKind::kVast}, {"none", ProviderKind::kNone}},
-                "processes on this machine, held to their offer's speed and links (local), hosts of vast.ai (vast), or "
-                "nothing is rented and workers join by hand (none)");
+                {{"local", ProviderKind::kLocal}, {"vast", ProviderKind::kVast}, {"ssh", ProviderKind::kSsh},
+                 {"exec", ProviderKind::kExec}, {"none", ProviderKind::kNone}},
+                "processes on this machine, held to their offer's speed and links (local), hosts of vast.ai (vast), hosts "
+                "that are there (ssh), whatever commands start (exec), or nothing is rented and workers join by hand (none)");
+  s.read("provider_file", c.provider_file,
+         {"the hosts of ssh, the commands of exec; see configs/providers/README.md", "none; ssh and exec need one"});
   s.read("image", c.image, {"the container image that a rented host runs; it holds the program", "none; vast needs one"});
   s.read("disk", c.disk, {.min = Bytes{1'000'000'000}, .max = Bytes{1ull << 50}}, "of a rented host");
   ConfigSection vast = s.section("vast", "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.");

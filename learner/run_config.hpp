@@ -105,7 +105,7 @@ struct NetworkSection {
   double quorum = 0.9;  // q of T_b
 };
 
-enum class ProviderKind { kLocal, kVast, kNone };
+enum class ProviderKind { kLocal, kVast, kSsh, kExec, kNone };
 
 struct FleetSection {
   std::filesystem::path offers;
@@ -114,6 +114,7 @@ struct FleetSection {
   std::optional<std::filesystem::path> profile;           // throughput by GPU
   std::optional<std::uint32_t> response_tokens_expected;  // of a rollout; absent: rollout.response_tokens_max
   ProviderKind provider = ProviderKind::kLocal;
+  std::optional<std::filesystem::path> provider_file;
   std::string image;  // of the container that a rented host runs
   Bytes disk{20'000'000'000};
   std::string vast_url;

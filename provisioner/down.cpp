@@ -133,9 +133,10 @@ class Descent {
     if (!options_.absent_is_gone && !present_) {
       const std::optional<Listed> account = list(kAccount, "");
       if (!account || !account->complete || account->instances.empty()) {
-        problem(fmt::format("the service knows none of the {} instances that the ledger has as running, and nothing else: "
-                            "is the key of the account that rented them? If they are gone, say so with --gone",
-                            absent.size()));
+        problem(
+            fmt::format("the service knows none of the {} instances that the ledger has as running, and nothing else: "
+                        "is the key of the account that rented them? If they are gone, say so with --gone",
+                        absent.size()));
         return ok();
       }
     }

@@ -18,8 +18,10 @@ constexpr std::string_view kOperation = "ledger";
 constexpr std::size_t kFoldersMax = 1000;  // runs whose ledgers are read for what is known of machines
 
 constexpr const char* kColumns =
-    "id, run, offer, provider, instances.instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, uploaded_bytes, "
-    "downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known, label, host, gpu, "
+    "id, run, offer, provider, instances.instance, state, usd_per_hour, upload_usd_per_gb, download_usd_per_gb, "
+    "uploaded_bytes, "
+    "downloaded_bytes, intended_unix_s, running_unix_s, ended_unix_s, note, alive_unix_s, price_known, label, host, "
+    "gpu, "
     "gpu_count, promised_rollouts_per_s, measured.rollouts_per_s, measured.up_bits_per_s, measured.down_bits_per_s, "
     "measured.unix_s, stop_asked_unix_s FROM instances LEFT JOIN measured ON measured.instance = instances.id";
 constexpr int kMeasuredAt = 25;
@@ -79,10 +81,11 @@ Result<std::vector<LedgerRow>> rows_where(sqlite3* db, const std::string& condit
     if (!more) break;
     rows.push_back(row_of(s));
   }
-  ECHO_ASSIGN(Statement p, Statement::prepare(db, fmt::format("SELECT prices.instance, from_unix_s, prices.usd_per_hour FROM "
-                                                              "prices JOIN instances ON instances.id = prices.instance "
-                                                              "WHERE instances.{} ORDER BY prices.instance, prices.id",
-                                                              condition)));
+  ECHO_ASSIGN(Statement p,
+              Statement::prepare(db, fmt::format("SELECT prices.instance, from_unix_s, prices.usd_per_hour FROM "
+                                                 "prices JOIN instances ON instances.id = prices.instance "
+                                                 "WHERE instances.{} ORDER BY prices.instance, prices.id",
+                                                 condition)));
   bound(p);
   for (auto row = rows.begin();;) {
     ECHO_ASSIGN(const bool more, p.step());
@@ -165,24 +168,26 @@ struct Ledger::Impl {
   }
 
   Status note_state(std::int64_t row, InstanceState state, const std::string& note, double now) {
-    ECHO_ASSIGN(Statement s, Statement::prepare(
-                                 db.get(), "INSERT INTO states (instance, state, unix_s, note) VALUES (?, ?, ?, ?)"));
+    ECHO_ASSIGN(Statement s,
+                Statement::prepare(db.get(), "INSERT INTO states (instance, state, unix_s, note) VALUES (?, ?, ?, ?)"));
     s.bind(row).bind(std::string(to_string(state))).bind(now).bind(note);
     ECHO_TRY(s.step());
     return ok();
   }
 
   Status note_price(std::int64_t row, double usd_per_hour, double now) {
-    ECHO_ASSIGN(Statement s, Statement::prepare(
-                                 db.get(), "INSERT INTO prices (instance, from_unix_s, usd_per_hour) VALUES (?, ?, ?)"));
+    ECHO_ASSIGN(
+        Statement s,
+        Statement::prepare(db.get(), "INSERT INTO prices (instance, from_unix_s, usd_per_hour) VALUES (?, ?, ?)"));
     ECHO_TRY(s.bind(row).bind(now).bind(usd_per_hour).step());
     return ok();
   }
 
   Status finish(std::int64_t row, InstanceState state, const std::string& note, double now) {
     return transaction(db.get(), [&]() -> Status {
-      ECHO_ASSIGN(Statement s, Statement::prepare(db.get(), "UPDATE instances SET state = ?, note = ?, ended_unix_s = ? "
-                                                            "WHERE id = ? AND state IN ('intended', 'running')"));
+      ECHO_ASSIGN(Statement s, Statement::prepare(db.get(),
+                                                  "UPDATE instances SET state = ?, note = ?, ended_unix_s = ? "
+                                                  "WHERE id = ? AND state IN ('intended', 'running')"));
       s.bind(std::string(to_string(state))).bind(note).bind(now).bind(row);
       ECHO_TRY(change(s, row, to_string(state)));
       return note_state(row, state, note, now);
@@ -198,8 +203,9 @@ struct Ledger::Impl {
   // The run's mark, made when the run is new to this file.
   Status name_run() {
     return transaction(db.get(), [&]() -> Status {
-      ECHO_ASSIGN(Statement insert, Statement::prepare(db.get(), "INSERT OR IGNORE INTO runs (name, mark) VALUES (?, "
-                                                                 "lower(hex(randomblob(4))))"));
+      ECHO_ASSIGN(Statement insert, Statement::prepare(db.get(),
+                                                       "INSERT OR IGNORE INTO runs (name, mark) VALUES (?, "
+                                                       "lower(hex(randomblob(4))))"));
       ECHO_TRY(insert.bind(run).step());
       ECHO_ASSIGN(Statement mark, Statement::prepare(db.get(), "SELECT mark FROM runs WHERE name = ?"));
       ECHO_TRY(mark.bind(run).step());
@@ -280,9 +286,10 @@ Result<LedgerRow> Ledger::found(const std::string& provider, const std::string& 
 
 Status Ledger::running(std::int64_t row, const std::string& instance, double now_unix_s) {
   return transaction(impl_->db.get(), [&]() -> Status {
-    ECHO_ASSIGN(Statement s, Statement::prepare(
-                                 impl_->db.get(), "UPDATE instances SET state = 'running', instance = ?, running_unix_s = ? "
-                                                  "WHERE id = ? AND state = 'intended'"));
+    ECHO_ASSIGN(Statement s,
+                Statement::prepare(impl_->db.get(),
+                                   "UPDATE instances SET state = 'running', instance = ?, running_unix_s = ? "
+                                   "WHERE id = ? AND state = 'intended'"));
     s.bind(instance).bind(now_unix_s).bind(row);
     ECHO_TRY(impl_->change(s, row, "running"));
     return impl_->note_state(row, InstanceState::kRunning, instance, now_unix_s);
@@ -298,15 +305,17 @@ Status Ledger::failed(std::int64_t row, const std::string& note, double now_unix
 }
 
 Status Ledger::stop_asked(std::int64_t row, double now_unix_s) {
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "UPDATE instances SET stop_asked_unix_s = "
-                                                               "coalesce(stop_asked_unix_s, ?) WHERE id = ?"));
+  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
+                                              "UPDATE instances SET stop_asked_unix_s = "
+                                              "coalesce(stop_asked_unix_s, ?) WHERE id = ?"));
   return impl_->change(s.bind(now_unix_s).bind(row), row, "stopped");
 }
 
 Status Ledger::priced(std::int64_t row, double usd_per_hour, double now_unix_s) {
   return transaction(impl_->db.get(), [&]() -> Status {
-    ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "UPDATE instances SET usd_per_hour = ? WHERE id = ? AND "
-                                                                 "state IN ('intended', 'running')"));
+    ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
+                                                "UPDATE instances SET usd_per_hour = ? WHERE id = ? AND "
+                                                "state IN ('intended', 'running')"));
     s.bind(usd_per_hour).bind(row);
     ECHO_TRY(impl_->change(s, row, "priced"));
     return impl_->note_price(row, usd_per_hour, now_unix_s);
@@ -314,14 +323,15 @@ Status Ledger::priced(std::int64_t row, double usd_per_hour, double now_unix_s) 
 }
 
 Status Ledger::measured(std::int64_t row, const LedgerMeasure& measure, double now_unix_s) {
-  ECHO_ASSIGN(Statement s,
-              Statement::prepare(impl_->db.get(),
-                                 "INSERT INTO measured (instance, unix_s, rollouts_per_s, up_bits_per_s, down_bits_per_s) "
-                                 "SELECT id, ?, ?, ?, ? FROM instances WHERE id = ? ON CONFLICT (instance) DO UPDATE SET "
-                                 "unix_s = excluded.unix_s, "
-                                 "rollouts_per_s = coalesce(excluded.rollouts_per_s, rollouts_per_s), "
-                                 "up_bits_per_s = coalesce(excluded.up_bits_per_s, up_bits_per_s), "
-                                 "down_bits_per_s = coalesce(excluded.down_bits_per_s, down_bits_per_s)"));
+  ECHO_ASSIGN(
+      Statement s,
+      Statement::prepare(impl_->db.get(),
+                         "INSERT INTO measured (instance, unix_s, rollouts_per_s, up_bits_per_s, down_bits_per_s) "
+                         "SELECT id, ?, ?, ?, ? FROM instances WHERE id = ? ON CONFLICT (instance) DO UPDATE SET "
+                         "unix_s = excluded.unix_s, "
+                         "rollouts_per_s = coalesce(excluded.rollouts_per_s, rollouts_per_s), "
+                         "up_bits_per_s = coalesce(excluded.up_bits_per_s, up_bits_per_s), "
+                         "down_bits_per_s = coalesce(excluded.down_bits_per_s, down_bits_per_s)"));
   const auto bits = [](const std::optional<BitRate>& rate) {
     return rate ? std::optional(rate->bits_per_s) : std::nullopt;
   };
@@ -357,10 +367,11 @@ Status Ledger::decided(const LedgerDecision& decision) {
 Result<std::vector<LedgerRow>> Ledger::rows() const { return rows_where(impl_->db.get(), "run = ?", impl_->run); }
 
 Result<std::vector<LedgerState>> Ledger::states() const {
-  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
-                                              "SELECT states.instance, states.state, unix_s, states.note FROM states JOIN "
-                                              "instances ON instances.id = states.instance WHERE run = ? ORDER BY "
-                                              "states.id"));
+  ECHO_ASSIGN(Statement s,
+              Statement::prepare(impl_->db.get(),
+                                 "SELECT states.instance, states.state, unix_s, states.note FROM states JOIN "
+                                 "instances ON instances.id = states.instance WHERE run = ? ORDER BY "
+                                 "states.id"));
   s.bind(impl_->run);
   std::vector<LedgerState> states;
   while (true) {
@@ -371,8 +382,9 @@ Result<std::vector<LedgerState>> Ledger::states() const {
 }
 
 Result<std::vector<LedgerDecision>> Ledger::decisions() const {
-  ECHO_ASSIGN(Statement s, Statement::prepare(
-                               impl_->db.get(), "SELECT unix_s, what, why, numbers FROM decisions WHERE run = ? ORDER BY id"));
+  ECHO_ASSIGN(Statement s,
+              Statement::prepare(impl_->db.get(),
+                                 "SELECT unix_s, what, why, numbers FROM decisions WHERE run = ? ORDER BY id"));
   s.bind(impl_->run);
   std::vector<LedgerDecision> decisions;
   while (true) {

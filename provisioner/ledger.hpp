@@ -40,7 +40,7 @@ struct LedgerRow {
   Bytes uploaded, downloaded;
   double intended_unix_s = 0;
   std::optional<double> running_unix_s;
-  std::optional<double> alive_unix_s;  // last time it was known to run
+  std::optional<double> alive_unix_s;       // last time it was known to run
   std::optional<double> stop_asked_unix_s;  // since when the provider is asked to end it
   std::optional<double> ended_unix_s;
   std::optional<double> promised_rollouts_per_s, measured_rollouts_per_s;
@@ -71,8 +71,8 @@ struct LedgerMeasure {
 
 struct LedgerTotals {
   double usd = 0;
-  double usd_per_hour = 0;     // of what is intended or running now
-  bool prices_known = true;    // of all that ran; otherwise `usd` is the least it can be
+  double usd_per_hour = 0;   // of what is intended or running now
+  bool prices_known = true;  // of all that ran; otherwise `usd` is the least it can be
   std::size_t intended = 0, running = 0, ended = 0, failed = 0;
 };
 
@@ -104,8 +104,8 @@ struct LedgerHost {
 // given by the caller. Every change is durable when the call returns.
 class Ledger {
  public:
-  // Opens or creates the file for `run`, and brings an older one up to date. kIo when it cannot be opened; kCorrupt when
-  // it is no ledger or is newer.
+  // Opens or creates the file for `run`, and brings an older one up to date. kIo when it cannot be opened; kCorrupt
+  // when it is no ledger or is newer.
   static Result<Ledger> open(const std::filesystem::path& path, const std::string& run);
   Ledger(Ledger&&) noexcept;
   Ledger& operator=(Ledger&&) noexcept;
@@ -118,7 +118,8 @@ class Ledger {
   const std::vector<LedgerRow>& orphans() const;
 
   // Before the provider is asked. Returns the new row. With a bid, that is what it costs.
-  Result<LedgerRow> intend(const Offer& offer, double now_unix_s, std::optional<double> bid_usd_per_hour = std::nullopt);
+  Result<LedgerRow> intend(const Offer& offer, double now_unix_s,
+                           std::optional<double> bid_usd_per_hour = std::nullopt);
   // An instance that carries a label of this run and that no row knows: the row it is booked under, running.
   Result<LedgerRow> found(const std::string& provider, const std::string& instance, const std::string& label,
                           std::optional<double> usd_per_hour, double now_unix_s);

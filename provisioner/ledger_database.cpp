@@ -103,7 +103,8 @@ Result<std::int64_t> pragma(sqlite3* db, const std::string& name) {
   return row ? s.integer(0) : 0;
 }
 
-// Makes an empty database a ledger, and an older one a newer; refuses one that belongs to something else or is newer still.
+// Makes an empty database a ledger, and an older one a newer; refuses one that belongs to something else or is newer
+// still.
 Status bring_up_to_date(sqlite3* db) {
   ECHO_ASSIGN(const std::int64_t application, pragma(db, "application_id"));
   ECHO_ASSIGN(std::int64_t version, pragma(db, "user_version"));

@@ -19,7 +19,8 @@ struct Close {
 };
 using Database = std::unique_ptr<sqlite3, Close>;
 
-// Opens or creates the file and brings it up to date. kIo when it cannot be opened; kCorrupt when it is no ledger or newer.
+// Opens or creates the file and brings it up to date. kIo when it cannot be opened; kCorrupt when it is no ledger or
+// newer.
 Result<Database> open(const std::filesystem::path& path);
 
 Error sqlite_error(sqlite3* db, std::string_view what);

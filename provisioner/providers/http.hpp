@@ -18,14 +18,14 @@ struct HttpRequest {
 
 struct HttpAnswer {
   std::uint64_t request = 0;
-  int status = 0;      // 0: no answer came
-  std::string body;    // of any type: a proxy in between answers in its own words
+  int status = 0;       // 0: no answer came
+  std::string body;     // of any type: a proxy in between answers in its own words
   std::string trouble;  // why no answer came
-  bool sent = false;   // the request may have arrived; false: certainly not
+  bool sent = false;    // the request may have arrived; false: certainly not
 };
 
-// Requests carry the key in a header, and nothing else ever shows it. Redirects are not followed, so it goes to no other
-// host. Use from one thread.
+// Requests carry the key in a header, and nothing else ever shows it. Redirects are not followed, so it goes to no
+// other host. Use from one thread.
 class HttpClient {
  public:
   HttpClient(std::string key, Duration timeout);

@@ -9,9 +9,10 @@ namespace echoline::provisioner {
 
 // Each instance is one process, leader of its own process group, with stdin from /dev/null and stdout and stderr
 // appended to <log_dir>/<label>.log ('/' in the label becomes '.'). stop() sends SIGTERM to the group, and SIGKILL when
-// the grace is over, which is counted from the next poll(); when a leader exits, what is left of its group is killed. The
-// kernel kills a process when this program dies, however it dies. An instance id holds pid and start time, so a recycled
-// pid is never signalled. A process knows its label (ECHOLINE_INSTANCE), by which list() finds those of other programs.
+// the grace is over, which is counted from the next poll(); when a leader exits, what is left of its group is killed.
+// The kernel kills a process when this program dies, however it dies. An instance id holds pid and start time, so a
+// recycled pid is never signalled. A process knows its label (ECHOLINE_INSTANCE), by which list() finds those of other
+// programs.
 class LocalProvider final : public Provider {
  public:
   explicit LocalProvider(std::filesystem::path log_dir);

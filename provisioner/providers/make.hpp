@@ -13,6 +13,7 @@ struct ProviderOptions {
   std::filesystem::path log_folder;     // local: where instances write what they say
   std::string vast_url;                 // "": the service itself
   std::filesystem::path vast_key_file;  // where VAST_API_KEY is not set
+  std::filesystem::path file;           // exec: its commands; ssh: its hosts
 };
 
 // kInvalid for a name that no provider has, and where something the provider needs is missing, such as a key.

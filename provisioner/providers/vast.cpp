@@ -34,7 +34,8 @@ enum Endpoint { kCreate, kDestroy, kShow, kList, kEndpoints };
 constexpr std::array<Duration, kEndpoints> kIntervals{milliseconds(4500), milliseconds(3000), milliseconds(2000),
                                                       milliseconds(1000)};
 // When a create that may have rented is looked for; what is created shows in a listing late.
-constexpr std::array<Duration, 3> kLookAfter{std::chrono::seconds(2), std::chrono::seconds(5), std::chrono::seconds(15)};
+constexpr std::array<Duration, 3> kLookAfter{std::chrono::seconds(2), std::chrono::seconds(5),
+                                             std::chrono::seconds(15)};
 
 InstanceId id_of(std::int64_t contract) { return {fmt::format("{}{}", kIdPrefix, contract)}; }
 
@@ -107,13 +108,15 @@ Instance instance_of(std::int64_t contract, const json& object) {
 Result<json> body_of(const LaunchSpec& spec) {
   if (spec.image.empty()) return fail(Code::kInvalid, kOperation, "a container image is needed: set fleet.image");
   if (spec.label.empty() || spec.label.size() > kLabelMax)
-    return fail(Code::kInvalid, kOperation, "a label has 1 to {} characters, this one {}", kLabelMax, spec.label.size());
+    return fail(Code::kInvalid, kOperation, "a label has 1 to {} characters, this one {}", kLabelMax,
+                spec.label.size());
   if (spec.argv.empty()) return fail(Code::kInvalid, kOperation, "there is no command to run");
   std::string command = "exec";
   for (const std::string& word : spec.argv) command += " " + quoted(word);
   const std::string shell = "/bin/sh";
   if (command.size() + shell.size() + 2 > kCommandMax)
-    return fail(Code::kInvalid, kOperation, "the command has {} characters, {} are allowed", command.size(), kCommandMax);
+    return fail(Code::kInvalid, kOperation, "the command has {} characters, {} are allowed", command.size(),
+                kCommandMax);
   json env = json::object();
   for (const std::uint16_t port : spec.ports) env[fmt::format("-p {}:{}", port, port)] = "1";
   for (const auto& [name, value] : spec.env) env[name] = value;
@@ -148,8 +151,7 @@ Result<std::string> read_vast_key(const std::filesystem::path& file) {
     return fail(Code::kInvalid, kOperation,
                 "no key: set VAST_API_KEY, or name a file of mode 600 that holds it in fleet.vast.key_file");
   }
-  const bool plain =
-      std::all_of(key.begin(), key.end(), [](unsigned char c) { return c > ' ' && c < 127; });
+  const bool plain = std::all_of(key.begin(), key.end(), [](unsigned char c) { return c > ' ' && c < 127; });
   if (key.empty() || !plain) return fail(Code::kInvalid, kOperation, "{} holds no key: expected one plain word", place);
   return key;
 }
@@ -185,7 +187,7 @@ struct VastProvider::Impl {
   VastOptions options;
   HttpClient http;
   std::array<Line, kEndpoints> lines;
-  std::map<std::int64_t, Rented> rented;             // that this object knows of and is not destroying
+  std::map<std::int64_t, Rented> rented;  // that this object knows of and is not destroying
   std::map<std::int64_t, std::vector<Destroyed>> destroying;
   std::vector<std::pair<TimePoint, std::function<void()>>> later;
   std::vector<ProviderEvent> events;
@@ -211,7 +213,8 @@ struct VastProvider::Impl {
     for (auto at = words.find(options.key); at != std::string::npos; at = words.find(options.key))
       words.replace(at, options.key.size(), "...");
     words = words.substr(0, kTextMax);
-    std::replace_if(words.begin(), words.end(), [](unsigned char c) { return c < ' ' || c > 126; }, ' ');
+    std::replace_if(
+        words.begin(), words.end(), [](unsigned char c) { return c < ' ' || c > 126; }, ' ');
     return fmt::format("status {}: {}", answer.status, words);
   }
 
@@ -221,7 +224,8 @@ struct VastProvider::Impl {
 
   Error error_of(const HttpAnswer& answer, const std::string& what) const {
     if (answer.status != 0 && refuses_key(answer))
-      return fail(Code::kInvalid, kOperation, "{}: the key was refused ({}); check VAST_API_KEY", what, words_of(answer));
+      return fail(Code::kInvalid, kOperation, "{}: the key was refused ({}); check VAST_API_KEY", what,
+                  words_of(answer));
     const bool gone = answer.status == 404 || answer.status == 410 || answer.status == 409;
     return fail(gone ? Code::kNotFound : Code::kUnavailable, kOperation, "{}: {}", what, words_of(answer));
   }
@@ -236,14 +240,16 @@ struct VastProvider::Impl {
                          spec.offer.id));
     auto body = body_of(spec);
     if (!body) return refuse(std::move(body).error());
-    call(kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask), body->dump(-1, ' ', false, json::error_handler_t::replace),
-         false, [this, ticket, label = spec.label](const HttpAnswer& answer) { created(ticket, label, answer); });
+    call(kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask),
+         body->dump(-1, ' ', false, json::error_handler_t::replace), false,
+         [this, ticket, label = spec.label](const HttpAnswer& answer) { created(ticket, label, answer); });
   }
 
   void created(Ticket ticket, const std::string& label, const HttpAnswer& answer) {
     const json object = json::parse(answer.body, nullptr, false);
     const auto contract = number_field(object, "new_contract");
-    const bool good = answer.status == 200 && field(object, "success") != json(false) && field(object, "error").is_null();
+    const bool good =
+        answer.status == 200 && field(object, "success") != json(false) && field(object, "error").is_null();
     if (contract && good) return started(ticket, *contract, label, std::nullopt);
     if (contract) {  // such as a bid that is too low: it exists, stopped, and its disk costs
       destroy(*contract, [this, ticket, error = error_of(answer, "create")](const Status& destroyed, bool) {

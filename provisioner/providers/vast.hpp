@@ -9,8 +9,8 @@ namespace echoline::provisioner {
 
 struct VastOptions {
   std::string url = "https://console.vast.ai";
-  std::string key;                                // read_vast_key()
-  Duration timeout = std::chrono::seconds(30);    // of one request
+  std::string key;                                  // read_vast_key()
+  Duration timeout = std::chrono::seconds(30);      // of one request
   Duration watch_every = std::chrono::seconds(10);  // what is rented is looked at, for prices and what ended
 };
 
@@ -18,10 +18,10 @@ struct VastOptions {
 Result<std::string> read_vast_key(const std::filesystem::path& file);
 
 // Requests of a kind follow each other at the interval that the service allows; what it refuses for haste waits, longer
-// each time, and is asked again, as is what can be repeated without harm. A create that may have rented (an answer that is
-// lost, broken or an error of the service) is settled by listing: what carries the label is the instance, a second one is
-// destroyed. An error that comes with a contract is destroyed before it is reported. What a listing lacks is asked for by
-// itself before it counts as gone, and a listing of which a page failed is not complete.
+// each time, and is asked again, as is what can be repeated without harm. A create that may have rented (an answer that
+// is lost, broken or an error of the service) is settled by listing: what carries the label is the instance, a second
+// one is destroyed. An error that comes with a contract is destroyed before it is reported. What a listing lacks is
+// asked for by itself before it counts as gone, and a listing of which a page failed is not complete.
 class VastProvider final : public Provider {
  public:
   explicit VastProvider(VastOptions options);

@@ -1,4 +1,6 @@
 // echoline ledger and echoline down, from the outside.
+#include "provisioner/ledger.hpp"
+
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -7,7 +9,6 @@
 #include <fstream>
 
 #include "base/clock.hpp"
-#include "provisioner/ledger.hpp"
 #include "tests/cli/program.hpp"
 
 namespace echoline::testing {
@@ -67,7 +68,8 @@ TEST(LedgerVerbs, TellWhatWasRentedAndDownEndsIt) {
   EXPECT_EQ(shown["instances"][2]["state"], "running");
   const json hosts = json::parse(run_program({"ledger", "hosts", run.string(), "--json"}).out);
   ASSERT_EQ(hosts.size(), 3u);
-  EXPECT_EQ(std::count_if(hosts.begin(), hosts.end(), [](const json& h) { return h["measured_rollouts_per_s"] == 1.5; }), 1);
+  EXPECT_EQ(
+      std::count_if(hosts.begin(), hosts.end(), [](const json& h) { return h["measured_rollouts_per_s"] == 1.5; }), 1);
 
   const Outcome down = run_program({"down", run.string()});
   EXPECT_EQ(down.status, 0) << down.out << down.err;

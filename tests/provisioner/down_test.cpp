@@ -1,4 +1,5 @@
-// Everything rented is released, and nothing is believed that no complete listing shows; also after a kill at any moment.
+// Everything rented is released, and nothing is believed that no complete listing shows; also after a kill at any
+// moment.
 #include "provisioner/down.hpp"
 
 #include <gmock/gmock.h>
@@ -84,7 +85,8 @@ class DownTest : public testing::Test {
   }
   static std::size_t open_rows(const Ledger& ledger) {
     const auto rows = *ledger.rows();
-    return static_cast<std::size_t>(std::count_if(rows.begin(), rows.end(), [](const auto& row) { return row.open(); }));
+    return static_cast<std::size_t>(
+        std::count_if(rows.begin(), rows.end(), [](const auto& row) { return row.open(); }));
   }
 
   VastServer server;
@@ -220,8 +222,8 @@ TEST_F(DownTest, AKillAtAnyOfFiftyPointsForgetsNothing) {
     if (pid == 0) {
       setenv(kUrl, server.url().c_str(), 1);
       setenv(kLedger, (folder / "ledger.sqlite").c_str(), 1);
-      execl("/proc/self/exe", "driver", "--gtest_filter=DownDriver.*", "--gtest_also_run_disabled_tests", "--gtest_brief=1",
-            nullptr);
+      execl("/proc/self/exe", "driver", "--gtest_filter=DownDriver.*", "--gtest_also_run_disabled_tests",
+            "--gtest_brief=1", nullptr);
       _exit(127);
     }
     child = pid;
@@ -230,7 +232,8 @@ TEST_F(DownTest, AKillAtAnyOfFiftyPointsForgetsNothing) {
     ASSERT_TRUE(WIFSIGNALED(status) && killed) << "the driver ended by itself with " << status;
     // What was on its way is still done by the service.
     for (int quiet = 0, before = -1; quiet < 5; ++quiet) {
-      const int now = server.count("create") + server.count("destroy") * 1000 + static_cast<int>(server.rented().size()) * 7;
+      const int now =
+          server.count("create") + server.count("destroy") * 1000 + static_cast<int>(server.rented().size()) * 7;
       if (now != std::exchange(before, now)) quiet = 0;
       std::this_thread::sleep_for(milliseconds(2));
     }

@@ -137,17 +137,18 @@ TEST_F(LedgerTest, AFileOfVersionOneGoesOn) {
   std::filesystem::create_directories(folder);
   sqlite3* db = nullptr;
   ASSERT_EQ(sqlite3_open(path.c_str(), &db), SQLITE_OK);
-  ASSERT_EQ(sqlite3_exec(db,
-                         "CREATE TABLE instances (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, offer TEXT NOT "
-                         "NULL, provider TEXT NOT NULL, instance TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, "
-                         "usd_per_hour REAL NOT NULL, upload_usd_per_gb REAL, download_usd_per_gb REAL, uploaded_bytes "
-                         "INTEGER NOT NULL DEFAULT 0, downloaded_bytes INTEGER NOT NULL DEFAULT 0, intended_unix_s REAL "
-                         "NOT NULL, running_unix_s REAL, ended_unix_s REAL, note TEXT NOT NULL DEFAULT '');"
-                         "INSERT INTO instances (run, offer, provider, state, usd_per_hour, intended_unix_s, "
-                         "running_unix_s) VALUES ('run-a', 'o1', 'local', 'running', 0.6, 1000, 1010);"
-                         "PRAGMA application_id = 1164142668; PRAGMA user_version = 1",
-                         nullptr, nullptr, nullptr),
-            SQLITE_OK);
+  ASSERT_EQ(
+      sqlite3_exec(db,
+                   "CREATE TABLE instances (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, offer TEXT NOT "
+                   "NULL, provider TEXT NOT NULL, instance TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, "
+                   "usd_per_hour REAL NOT NULL, upload_usd_per_gb REAL, download_usd_per_gb REAL, uploaded_bytes "
+                   "INTEGER NOT NULL DEFAULT 0, downloaded_bytes INTEGER NOT NULL DEFAULT 0, intended_unix_s REAL "
+                   "NOT NULL, running_unix_s REAL, ended_unix_s REAL, note TEXT NOT NULL DEFAULT '');"
+                   "INSERT INTO instances (run, offer, provider, state, usd_per_hour, intended_unix_s, "
+                   "running_unix_s) VALUES ('run-a', 'o1', 'local', 'running', 0.6, 1000, 1010);"
+                   "PRAGMA application_id = 1164142668; PRAGMA user_version = 1",
+                   nullptr, nullptr, nullptr),
+      SQLITE_OK);
   sqlite3_close(db);
   Ledger ledger = open();
   ASSERT_EQ(ledger.orphans().size(), 1u);
@@ -155,9 +156,9 @@ TEST_F(LedgerTest, AFileOfVersionOneGoesOn) {
   ASSERT_TRUE(ledger.alive(std::vector<LedgerSign>{{ledger.orphans()[0].id, {1}, {2}}}, 2000));
   const LedgerRow row = (*ledger.rows())[0];
   EXPECT_EQ(row.alive_unix_s, 2000);
-  EXPECT_EQ(row.label, "run-a/1");                     // what its provider was told
-  EXPECT_DOUBLE_EQ(row.usd(1000 + 3600), 0.6);         // its price has become an interval
-  ASSERT_EQ(ledger.states()->size(), 2u);              // and its dates a history
+  EXPECT_EQ(row.label, "run-a/1");              // what its provider was told
+  EXPECT_DOUBLE_EQ(row.usd(1000 + 3600), 0.6);  // its price has become an interval
+  ASSERT_EQ(ledger.states()->size(), 2u);       // and its dates a history
   EXPECT_EQ((*ledger.states())[1].unix_s, 1010);
   EXPECT_TRUE(ledger.priced(row.id, 1.2, 1000 + 3600));
   EXPECT_DOUBLE_EQ((*ledger.rows())[0].usd(1000 + 7200), 1.8);
@@ -218,7 +219,8 @@ TEST_F(LedgerTest, WhatAMachineReallyDoesIsKnownToLaterRuns) {
     ASSERT_TRUE(ledger->failed(b->id, "never started", 160));
   }
   std::filesystem::create_directories(folder / "broken");
-  std::ofstream(folder / "broken" / "ledger.sqlite") << "this is not a database, and it is long enough to be looked at as one";
+  std::ofstream(folder / "broken" / "ledger.sqlite")
+      << "this is not a database, and it is long enough to be looked at as one";
   const auto hosts = known_hosts(folder);
   ASSERT_EQ(hosts.size(), 2u);
   EXPECT_EQ(hosts[0].host, "host-a");

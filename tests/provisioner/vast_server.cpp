@@ -9,9 +9,9 @@
 
 namespace echoline::provisioner {
 
-using nlohmann::json;
 using httplib::Request;
 using httplib::Response;
+using nlohmann::json;
 
 struct VastServer::Impl {
   httplib::Server server;
@@ -41,7 +41,8 @@ struct VastServer::Impl {
     for (const auto& [name, value] : request.headers) headers += name + ": " + value + "\n";
     refused = expired || request.get_header_value("Authorization") != std::string("Bearer ") + kKey;
     if (refused) {  // as the real one: not a 401
-      answer(response, 404, {{"success", false}, {"error", "auth_error"}, {"msg", std::string("Invalid user key ") + kKey}});
+      answer(response, 404,
+             {{"success", false}, {"error", "auth_error"}, {"msg", std::string("Invalid user key ") + kKey}});
       return std::nullopt;
     }
     for (std::size_t i = 0; i < faults.size(); ++i) {
@@ -138,7 +139,8 @@ struct VastServer::Impl {
   void list(const Request& request, Response& response) {
     serve("list", false, request, response, [&] {
       json page = json::array();
-      const std::int64_t after = request.has_param("after_token") ? std::stoll(request.get_param_value("after_token")) : 0;
+      const std::int64_t after =
+          request.has_param("after_token") ? std::stoll(request.get_param_value("after_token")) : 0;
       json next;
       for (const auto& [id, instance] : rented) {
         if (id <= after || lists_nothing) continue;

@@ -1,4 +1,5 @@
-// The provider of vast.ai against a server on loopback: what it asks, what it makes of every answer, and what is then rented.
+// The provider of vast.ai against a server on loopback: what it asks, what it makes of every answer, and what is then
+// rented.
 #include "provisioner/providers/vast.hpp"
 
 #include <gmock/gmock.h>
@@ -270,9 +271,11 @@ TEST_F(VastTest, AListingHasAllPagesOrIsNotComplete) {
 TEST_F(VastTest, NonsenseIsNoListing) {
   VastProvider provider(options);
   for (const std::string& body :
-       {std::string(R"({"instances":null})"), std::string(R"({"instances":[{"label":"run.1234/1"}]})"), std::string("[]"),
-        std::string(R"({"instances":[{"id":-4}]})"), std::string(R"({"instances":[],"next_token":"again"})"),
-        R"({"instances":[{"id":1}], "x":")" + std::string(17u << 20, 'x') + "\"}", std::string(R"({"instances":[],)")}) {
+       {std::string(R"({"instances":null})"), std::string(R"({"instances":[{"label":"run.1234/1"}]})"),
+        std::string("[]"), std::string(R"({"instances":[{"id":-4}]})"),
+        std::string(R"({"instances":[],"next_token":"again"})"),
+        R"({"instances":[{"id":1}], "x":")" + std::string(17u << 20, 'x') + "\"}",
+        std::string(R"({"instances":[],)")}) {
     const int times = body.find("again") != std::string::npos ? 2 : body.size() > 1000 ? 7 : 1;
     server.fault({.kind = "list", .status = 200, .body = body, .times = times});
     provider.list(4, "run.1234/");
@@ -282,7 +285,8 @@ TEST_F(VastTest, NonsenseIsNoListing) {
     EXPECT_LT(listed->error->message().size(), 400u);
   }
   // Prices that are none are not believed, and a field that is none costs only itself.
-  server.fault({.kind = "list", .status = 200,
+  server.fault({.kind = "list",
+                .status = 200,
                 .body = R"({"instances":[{"id":5,"label":"run.1234/1","dph_total":-3,"actual_status":7},
                            {"id":"6","label":"run.1234/2","dph_total":1e300}]})"});
   provider.list(4, "run.1234/");

@@ -1,0 +1,169 @@
+#include "provisioner/providers/command.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+extern char** environ;
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr std::size_t kOutputMax = 4u << 20;
+
+int memory_file() { return ::memfd_create("echoline", MFD_CLOEXEC); }
+
+std::string content(int fd) {
+  std::string text;
+  char block[65536];
+  ::lseek(fd, 0, SEEK_SET);
+  while (text.size() < kOutputMax) {
+    const ssize_t n = ::read(fd, block, sizeof block);
+    if (n <= 0) break;
+    text.append(block, static_cast<std::size_t>(n));
+  }
+  return text;
+}
+
+bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return ::lseek(fd, 0, SEEK_SET) == 0;
+}
+
+}  // namespace
+
+std::string CommandEnd::words() const {
+  const std::string& said = err.empty() ? out : err;
+  const std::size_t end = said.find_last_not_of(" \r\n\t");
+  std::string line;
+  if (end != std::string::npos) {
+    const std::size_t begin = said.find_last_of('\n', end);
+    line = said.substr(begin == std::string::npos ? 0 : begin + 1,
+                       std::min<std::size_t>(end - (begin == std::string::npos ? std::size_t(-1) : begin), 300));
+  }
+  return fmt::format("status {}{}{}", status, line.empty() ? "" : ": ", line);
+}
+
+Commands::~Commands() {
+  for (const Running& r : running_) {
+    ::close(r.out);
+    ::close(r.err);
+  }
+}
+
+void Commands::run(const std::vector<std::string>& argv, std::string_view input, Duration limit, Done done) {
+  const Descriptor in(memory_file());
+  if (in.get() < 0 || !write_all(in.get(), input)) {
+    failed_.emplace_back(CommandEnd{-1, "", std::strerror(errno)}, std::move(done));
+    return;
+  }
+  spawn(argv, in.get(), limit, std::move(done));
+}
+
+void Commands::run_file(const std::vector<std::string>& argv, const std::string& input_file, Duration limit,
+                        Done done) {
+  const Descriptor in(::open(input_file.c_str(), O_RDONLY | O_CLOEXEC));
+  if (in.get() < 0) {
+    failed_.emplace_back(CommandEnd{-1, "", input_file + ": " + std::strerror(errno)}, std::move(done));
+    return;
+  }
+  spawn(argv, in.get(), limit, std::move(done));
+}
+
+void Commands::spawn(const std::vector<std::string>& argv, int input, Duration limit, Done done) {
+  Running r;
+  r.out = memory_file();
+  r.err = memory_file();
+  r.limit = limit;
+  std::vector<std::string> words = argv;
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, input, 0);
+  posix_spawn_file_actions_adddup2(&actions, r.out, 1);
+  posix_spawn_file_actions_adddup2(&actions, r.err, 2);
+  posix_spawn_file_actions_addclosefrom_np(&actions, 3);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  sigset_t none, defaults;
+  sigemptyset(&none);
+  sigemptyset(&defaults);
+  for (const int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&defaults, s);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  pid_t pid = -1;
+  const int error =
+      words.empty() ? EINVAL : ::posix_spawnp(&pid, words[0].c_str(), &actions, &attributes, pointers.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) {
+    ::close(r.out);
+    ::close(r.err);
+    failed_.emplace_back(CommandEnd{-1, "", (words.empty() ? "" : words[0]) + ": " + std::strerror(error)},
+                         std::move(done));
+    return;
+  }
+  r.pid = pid;
+  r.done = std::move(done);
+  running_.push_back(std::move(r));
+}
+
+void Commands::poll(TimePoint now) {
+  auto ended = std::exchange(failed_, {});
+  for (std::size_t i = 0; i < running_.size();) {
+    Running& r = running_[i];
+    int status = 0;
+    const pid_t got = ::waitpid(r.pid, &status, WNOHANG);
+    if (got == 0 || (got < 0 && errno == EINTR)) {
+      if (!r.kill_at) r.kill_at = now + r.limit;
+      if (now >= *r.kill_at) ::kill(-r.pid, SIGKILL);
+      ++i;
+      continue;
+    }
+    CommandEnd end{got < 0             ? -1
+                   : WIFEXITED(status) ? WEXITSTATUS(status)
+                                       : 128 + WTERMSIG(status),
+                   content(r.out), content(r.err)};
+    if (r.kill_at && now >= *r.kill_at) end.err += "\nit took too long and was killed";
+    ::close(r.out);
+    ::close(r.err);
+    ended.emplace_back(std::move(end), std::move(r.done));
+    running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  for (const auto& [end, done] : ended) done(end);
+}
+
+std::string shell_quoted(std::string_view word) {
+  std::string out = "'";
+  for (const char c : word) {
+    if (c == '\'')
+      out += "'\\''";
+    else
+      out += c;
+  }
+  return out + "'";
+}
+
+std::string shell_script(const std::vector<std::string>& argv,
+                         const std::vector<std::pair<std::string, std::string>>& env) {
+  std::string script = "#!/bin/sh\n";
+  for (const auto& [name, value] : env) script += fmt::format("export {}={}\n", name, shell_quoted(value));
+  script += "exec";
+  for (const std::string& word : argv) script += " " + shell_quoted(word);
+  return script + "\n";
+}
+
+}  // namespace echoline::provisioner

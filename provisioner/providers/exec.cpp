@@ -1,0 +1,251 @@
+#include "provisioner/providers/exec.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/config.hpp"
+#include "provisioner/providers/command.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr std::string_view kOperation = "exec";
+constexpr std::string_view kIdPrefix = "exec:";
+constexpr std::size_t kRunNameMax = 40, kIdMax = 200, kLinesMax = 100'000;
+using Words = std::map<std::string, std::string>;
+
+// `text` with {name} replaced where the name is known; other braces are left alone: they are the commands' own.
+std::string filled(const std::string& text, const Words& words) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text[at] == '{' ? text.find('}', at) : std::string::npos;
+    const auto word = end == std::string::npos ? words.end() : words.find(text.substr(at + 1, end - at - 1));
+    if (word == words.end()) {
+      out += text[at++];
+    } else {
+      out += word->second;
+      at = end + 1;
+    }
+  }
+  return out;
+}
+
+std::vector<std::string> filled(const std::vector<std::string>& texts, const Words& words) {
+  std::vector<std::string> out;
+  for (const std::string& text : texts) out.push_back(filled(text, words));
+  return out;
+}
+
+bool plain_id(const std::string& id) {
+  return !id.empty() && id.size() <= kIdMax && id.front() != '-' &&
+         std::all_of(id.begin(), id.end(), [](unsigned char c) { return c > ' ' && c < 127; });
+}
+
+std::string last_word(const std::string& text) {
+  std::istringstream lines(text);
+  std::string word, last;
+  while (lines >> word) last = word;
+  return last;
+}
+
+struct Seen {
+  std::string id, name, state;
+};
+
+}  // namespace
+
+std::string exec_name(std::string_view label) {
+  const std::size_t mark = label.rfind('.');
+  std::string out(label.substr(0, std::min(mark, kRunNameMax)));
+  if (mark != std::string_view::npos) out += label.substr(mark);
+  for (char& c : out)
+    c = std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c)))
+                                                    : '-';
+  if (!out.empty() && !std::isalpha(static_cast<unsigned char>(out.front()))) out.front() = 'x';
+  return out;
+}
+
+struct ExecProvider::Impl {
+  struct Rented {
+    std::string label;
+    int missed = 0;
+    bool ended = false;
+  };
+  std::vector<std::string> start, stop, list, ended;
+  std::string input = "{script}";
+  Duration limit = std::chrono::minutes(30), watch_every = std::chrono::seconds(30);
+  Commands commands;
+  std::map<std::string, Rented> rented;  // by id
+  std::vector<ProviderEvent> events;
+  TimePoint watch_due{};
+  bool watching = false;
+
+  void look(std::function<void(std::vector<Seen>, std::optional<Error>)> done) {
+    commands.run(list, "", limit, [done = std::move(done)](const CommandEnd& end) {
+      std::vector<Seen> seen;
+      if (!end.good()) return done({}, fail(Code::kUnavailable, kOperation, "list: {}", end.words()));
+      std::istringstream lines(end.out);
+      for (std::string line; std::getline(lines, line);) {
+        std::istringstream words(line);
+        Seen s;
+        if (!(words >> s.id)) continue;
+        words >> s.name >> s.state;
+        if (s.name.empty() || !plain_id(s.id) || seen.size() >= kLinesMax)
+          return done({}, fail(Code::kCorrupt, kOperation, "list: expected lines of 'id name state', found '{}'",
+                               line.substr(0, 100)));
+        seen.push_back(std::move(s));
+      }
+      done(std::move(seen), std::nullopt);
+    });
+  }
+
+  bool has_ended(const Seen& s) const { return std::find(ended.begin(), ended.end(), s.state) != ended.end(); }
+
+  void launch(Ticket ticket, const LaunchSpec& spec) {
+    const std::string script = shell_script(spec.argv, spec.env);
+    const Words words{
+        {"label", spec.label},
+        {"name", exec_name(spec.label)},
+        {"offer", spec.offer.id},
+        {"host", spec.offer.host},
+        {"place", spec.offer.place},
+        {"gpu", spec.offer.gpu},
+        {"gpu_count", std::to_string(spec.offer.gpu_count)},
+        {"image", spec.image},
+        {"disk_gb", std::to_string(static_cast<long>(std::ceil(static_cast<double>(spec.disk.count) / 1e9)))},
+        {"script", script},
+        {"script_json", nlohmann::json(script).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)}};
+    Words outside = words;  // of what can be seen in a list of processes
+    outside.erase("script");
+    outside.erase("script_json");
+    commands.run(filled(start, outside), filled(input, words), limit,
+                 [this, ticket, label = spec.label](const CommandEnd& end) {
+                   const std::string id = last_word(end.out);
+                   if (end.good() && plain_id(id)) return started(ticket, label, id);
+                   not_started(ticket, label,
+                               end.good() ? fail(Code::kCorrupt, kOperation,
+                                                 "start: expected the instance's id as the last "
+                                                 "word of the output")
+                                          : fail(Code::kUnavailable, kOperation, "start: {}", end.words()));
+                 });
+  }
+
+  void started(Ticket ticket, const std::string& label, const std::string& id) {
+    rented[id] = {label, 0, false};
+    events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
+  }
+
+  // It may have come to be all the same: it is looked for and stopped.
+  void not_started(Ticket ticket, const std::string& label, const Error& error) {
+    look([this, ticket, label, error](const std::vector<Seen>& seen, const std::optional<Error>& unknown) {
+      const auto it = std::find_if(seen.begin(), seen.end(), [&](const Seen& s) { return s.name == exec_name(label); });
+      if (unknown || it == seen.end()) {
+        events.push_back(StartFailed{ticket, error, true, unknown.has_value()});
+        return;
+      }
+      commands.run(filled(stop, {{"instance", it->id}, {"name", it->name}}), "", limit,
+                   [this, ticket, error](const CommandEnd& end) {
+                     events.push_back(StartFailed{ticket, error, true, !end.good()});
+                   });
+    });
+  }
+
+  void end(Ticket ticket, const InstanceId& instance) {
+    const std::string id = instance.text.starts_with(kIdPrefix) ? instance.text.substr(kIdPrefix.size()) : "";
+    if (!plain_id(id)) {
+      events.push_back(StopFailed{
+          ticket, instance,
+          fail(Code::kInvalid, kOperation, "expected an instance id like exec:1234, found '{}'", instance.text)});
+      return;
+    }
+    const auto it = rented.find(id);
+    const std::string name = it == rented.end() ? id : exec_name(it->second.label);
+    if (it != rented.end()) rented.erase(it);
+    commands.run(filled(stop, {{"instance", id}, {"name", name}}), "", limit,
+                 [this, ticket, instance, id](const CommandEnd& end) {
+                   if (end.good()) {
+                     events.push_back(Stopped{ticket, instance, "stopped"});
+                     return;
+                   }
+                   const Error error = fail(Code::kUnavailable, kOperation, "stop {}: {}", id, end.words());
+                   look([=, this](const std::vector<Seen>& seen, const std::optional<Error>& unknown) {
+                     const bool there = std::any_of(seen.begin(), seen.end(),
+                                                    [&](const Seen& s) { return s.id == id && !has_ended(s); });
+                     if (unknown || there)
+                       events.push_back(StopFailed{ticket, instance, error});
+                     else
+                       events.push_back(Stopped{ticket, instance, "not in a complete listing", true});
+                   });
+                 });
+  }
+
+  void show(Ticket ticket, const std::string& prefix) {
+    look([this, ticket, prefix](const std::vector<Seen>& seen, const std::optional<Error>& unknown) {
+      Listed listed{ticket, !unknown, {}, unknown};
+      const std::string start_of_name = exec_name(prefix);
+      for (const Seen& s : seen) {
+        if (has_ended(s) || (!prefix.empty() && !s.name.starts_with(start_of_name))) continue;
+        const std::string rest = prefix.empty() ? s.name : s.name.substr(start_of_name.size());
+        listed.instances.push_back({{std::string(kIdPrefix) + s.id}, prefix + rest, std::nullopt, s.state});
+      }
+      events.push_back(std::move(listed));
+    });
+  }
+
+  void watch(TimePoint now) {
+    if (watching || rented.empty() || now < watch_due) return;
+    watching = true;
+    watch_due = now + watch_every;
+    look([this](const std::vector<Seen>& seen, const std::optional<Error>& unknown) {
+      watching = false;
+      if (unknown) return;
+      for (auto& [id, known] : rented) {
+        if (known.ended) continue;
+        const auto it = std::find_if(seen.begin(), seen.end(), [&, &id = id](const Seen& s) { return s.id == id; });
+        const bool over = it != seen.end() && has_ended(*it);
+        if (it != seen.end()) known.missed = 0;
+        if (!over && (it != seen.end() || ++known.missed < 2)) continue;
+        known.ended = true;
+        events.push_back(Exited{
+            {std::string(kIdPrefix) + id}, known.label, over ? it->state : "it is not listed any more", false, over});
+      }
+    });
+  }
+};
+
+Result<std::unique_ptr<Provider>> ExecProvider::make(const std::filesystem::path& file) {
+  ECHO_ASSIGN(ConfigFile config, ConfigFile::load(file));
+  auto impl = std::make_unique<Impl>();
+  ConfigSection root = config.root();
+  root.require("start", impl->start, "starts an instance; the last word that it prints is the instance's id");
+  root.read("stdin", impl->input, "what `start` reads");
+  root.require("stop", impl->stop, "ends {instance}; no error where it has ended already");
+  root.require("list", impl->list, "prints a line 'id name state' for every instance");
+  root.read("ended", impl->ended, "states of instances that do nothing any more");
+  root.read("limit", impl->limit, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)}, "of one command");
+  root.read("watch_every", impl->watch_every, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
+            "how often instances are looked at");
+  for (const auto& [key, words] : {std::pair{"start", &impl->start}, {"stop", &impl->stop}, {"list", &impl->list}})
+    if (words->empty()) root.error(key, "expected the words of a command, such as [scancel, \"{instance}\"]");
+  ECHO_TRY(config.finish());
+  return std::unique_ptr<Provider>(new ExecProvider(std::move(impl)));
+}
+
+ExecProvider::ExecProvider(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ExecProvider::~ExecProvider() = default;
+
+void ExecProvider::start(Ticket ticket, const LaunchSpec& spec) { impl_->launch(ticket, spec); }
+void ExecProvider::stop(Ticket ticket, const InstanceId& instance, Duration) { impl_->end(ticket, instance); }
+void ExecProvider::list(Ticket ticket, const std::string& label_prefix) { impl_->show(ticket, label_prefix); }
+
+std::vector<ProviderEvent> ExecProvider::poll(TimePoint now) {
+  impl_->commands.poll(now);
+  impl_->watch(now);
+  return std::exchange(impl_->events, {});
+}
+
+}  // namespace echoline::provisioner

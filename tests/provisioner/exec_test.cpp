@@ -1,0 +1,189 @@
+// The provider of commands: with a shell's own, and the examples of configs/providers against stand-ins of their
+// programs.
+#include "provisioner/providers/exec.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "provider_driver.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+class ExecTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder = std::filesystem::temp_directory_path() / fmt::format("echoline-exec-{}", getpid());
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directories(folder / "bin");
+    path = std::getenv("PATH");
+    setenv("PATH", (folder / "bin").string().append(":").append(path).c_str(), 1);
+    setenv("STAND_IN", folder.c_str(), 1);
+  }
+  void TearDown() override {
+    setenv("PATH", path.c_str(), 1);
+    std::filesystem::remove_all(folder);
+  }
+  void program(const std::string& name, const std::string& script) {
+    std::ofstream(folder / "bin" / name) << "#!/bin/sh\ncd \"$STAND_IN\" || exit 9\n" << script;
+    std::filesystem::permissions(folder / "bin" / name, std::filesystem::perms::owner_all);
+  }
+  std::unique_ptr<Provider> make(const std::string& yaml) {
+    std::ofstream(folder / "p.yaml") << yaml;
+    return load(folder / "p.yaml");
+  }
+  static std::unique_ptr<Provider> load(const std::filesystem::path& file) {
+    auto made = ExecProvider::make(file);
+    EXPECT_TRUE(made) << made.error().message();
+    return made ? std::move(*made) : nullptr;
+  }
+  static LaunchSpec spec(const std::string& label = "Run_A.1234abcd/7") {
+    LaunchSpec s;
+    s.offer.id = "o1";
+    s.offer.gpu = "A100";
+    s.offer.gpu_count = 2;
+    s.label = label;
+    s.image = "registry/echoline:1";
+    s.disk = Bytes{50'000'000'000};
+    s.argv = {"/bin/echo", "it's", "{name}"};
+    s.env = {{"ECHOLINE_TOKEN", "se'cret"}};
+    return s;
+  }
+  std::string said(const std::string& file) {
+    const auto text = read_file(folder / file);
+    return text ? *text : "";
+  }
+  // Starts, finds, ends and no longer finds an instance with what a file says.
+  void expect_works(const std::string& file) {
+    const auto provider = load(std::filesystem::path("configs/providers") / file);
+    ASSERT_TRUE(provider);
+    ProviderDriver driver(*provider);
+    provider->start(1, spec());
+    const auto started = driver.next<Started>();
+    ASSERT_TRUE(started) << file;
+    provider->start(2, spec("Run_A.99999999/7"));
+    ASSERT_TRUE(driver.next<Started>());
+    EXPECT_THAT(said("args") + said("input"), HasSubstr("run-a-1234abcd-7"));
+    EXPECT_THAT(said("args"), Not(HasSubstr("cret")));  // nor anything else of the script
+    EXPECT_THAT(said("input"), HasSubstr("cret"));
+    auto listed = driver.listed("Run_A.1234abcd/");
+    ASSERT_TRUE(listed && listed->complete) << file;
+    ASSERT_EQ(listed->instances.size(), 1u);
+    EXPECT_EQ(listed->instances[0].label, "Run_A.1234abcd/7");
+    EXPECT_EQ(listed->instances[0].instance, started->instance);
+    EXPECT_EQ(driver.listed("Run_A.1234abcd/7")->instances.size(), 1u);
+    EXPECT_EQ(driver.listed("")->instances.size(), 2u);
+    for (int i = 0; i < 2; ++i) {  // twice does no harm
+      provider->stop(3, started->instance, {});
+      ASSERT_TRUE(driver.next<Stopped>()) << file;
+    }
+    listed = driver.listed("Run_A.1234abcd/");
+    EXPECT_TRUE(listed->complete && listed->instances.empty());
+  }
+
+  std::filesystem::path folder;
+  std::string path;
+};
+
+TEST_F(ExecTest, NamesAreWhatSchedulersTake) {
+  EXPECT_EQ(exec_name("Run_A.1234abcd/7"), "run-a-1234abcd-7");
+  EXPECT_EQ(exec_name("Run_A.1234abcd/"), "run-a-1234abcd-");
+  EXPECT_EQ(exec_name("1.run.1234abcd/7"), "x-run-1234abcd-7");
+  EXPECT_LE(exec_name(std::string(200, 'r') + ".1234abcd/1234567").size(), 63u);
+}
+
+TEST_F(ExecTest, TheExampleOfSlurmWorks) {
+  program("sbatch", R"sh(echo "$@" >> args; cat >> input; mkdir -p jobs; id=$(($(ls jobs | wc -l) + 100))
+for a; do case $a in --job-name=*) echo "${a#--job-name=} RUNNING" > jobs/$id;; esac; done; echo $id)sh");
+  program("squeue", "for f in jobs/*; do [ -f \"$f\" ] && echo \"${f#jobs/} $(cat $f)\"; done; exit 0");
+  program("scancel", "rm -f jobs/$1");
+  expect_works("slurm.yaml");
+  EXPECT_THAT(said("input"), HasSubstr("exec '/bin/echo' 'it'\\''s' '{name}'"));
+}
+
+TEST_F(ExecTest, TheExampleOfKubernetesWorks) {
+  program("kubectl", R"sh(echo "$@" >> args; mkdir -p pods
+case $1 in
+  create) cat > input; name=$(sed -n 's/.*"metadata": {"name": "\([^"]*\)".*/\1/p' input); : > pods/$name; printf %s $name;;
+  get) for f in pods/*; do [ -f "$f" ] && echo "${f#pods/} ${f#pods/} Running"; done;;
+  delete) rm -f pods/$3;;
+esac; exit 0)sh");
+  expect_works("kubernetes.yaml");
+  const auto manifest = nlohmann::json::parse(said("input"));
+  const auto& container = manifest["spec"]["containers"][0];
+  EXPECT_EQ(container["image"], "registry/echoline:1");
+  EXPECT_THAT(container["command"][2].get<std::string>(), HasSubstr("export ECHOLINE_TOKEN='se'\\''cret'"));
+  EXPECT_EQ(container["resources"]["limits"]["nvidia.com/gpu"], "2");
+}
+
+TEST_F(ExecTest, TheExampleOfSkyPilotWorks) {
+  program("sky", R"sh(mkdir -p clusters
+case $1 in
+  launch) echo "$@" >> args; for a; do last=$a; case $before in --cluster) : > clusters/$a;; esac; before=$a; done; cat $last >> input; echo launched;;
+  status) echo "Clusters"; echo "NAME  INFRA  STATUS"; for f in clusters/*; do [ -f "$f" ] && echo "${f#clusters/}  aws  UP"; done;;
+  down) [ -f clusters/$3 ] && rm clusters/$3;;
+esac)sh");
+  expect_works("skypilot.yaml");
+  EXPECT_THAT(said("args"), HasSubstr("--gpus A100:2 --disk-size 50 --image-id docker:registry/echoline:1"));
+}
+
+TEST_F(ExecTest, WhatFailsIsLookedForAndNotBelieved) {
+  program("begin", "cat > /dev/null; echo \"x1 $1 up\" > list; echo broken >&2; exit 3");
+  program("end", "[ -f stuck ] && exit 4; : > list");
+  program("show", "[ -f blind ] && exit 5; cat list 2>/dev/null; exit 0");
+  const auto provider = make(
+      "start: [begin, \"{name}\"]\nstop: [end, \"{instance}\"]\nlist: [show]\nended: [over]\nwatch_every: 100 ms\n");
+  ASSERT_TRUE(provider);
+  ProviderDriver driver(*provider);
+  provider->start(1, spec());
+  auto failed = driver.next<StartFailed>();
+  ASSERT_TRUE(failed);
+  EXPECT_FALSE(failed->perhaps_rented);  // it was there, and is no more
+  EXPECT_EQ(said("list"), "");
+  EXPECT_THAT(failed->error.message(), HasSubstr("broken"));
+  std::ofstream(folder / "stuck") << "";
+  provider->start(2, spec());
+  EXPECT_TRUE(driver.next<StartFailed>()->perhaps_rented);
+  provider->stop(3, {"exec:x1"}, {});
+  EXPECT_TRUE(driver.next<StopFailed>());
+  std::ofstream(folder / "blind") << "";
+  EXPECT_FALSE(driver.listed("Run_A.1234abcd/")->complete);
+  provider->stop(3, {"exec:x1"}, {});
+  EXPECT_TRUE(driver.next<StopFailed>());
+  std::filesystem::remove(folder / "blind");
+  std::ofstream(folder / "list") << "";
+  provider->stop(4, {"exec:x1"}, {});
+  EXPECT_TRUE(driver.next<Stopped>()->absent);
+  std::ofstream(folder / "list") << "no-name\n";
+  EXPECT_FALSE(driver.listed("")->complete);
+
+  // Who ends is told, once.
+  program("begin", "echo \"x2 $1 up\" > list; echo x2");
+  provider->start(5, spec());
+  ASSERT_TRUE(driver.next<Started>());
+  program("other", "");
+  std::ofstream(folder / "list") << "x2 run-a-1234abcd-7 over\n";
+  const auto exited = driver.next<Exited>();
+  ASSERT_TRUE(exited);
+  EXPECT_EQ(exited->why, "over");
+  EXPECT_TRUE(exited->still_rented);
+}
+
+TEST_F(ExecTest, AFileThatCannotBeUsedSaysWhy) {
+  std::ofstream(folder / "bad.yaml") << "start: []\nstopp: [a]\nlist: [b]\n";
+  const auto made = ExecProvider::make(folder / "bad.yaml");
+  ASSERT_FALSE(made);
+  EXPECT_THAT(made.error().message(), HasSubstr("bad.yaml:1"));
+  EXPECT_THAT(made.error().message(), HasSubstr("stopp"));
+}
+
+}  // namespace
+}  // namespace echoline::provisioner

@@ -1,0 +1,43 @@
+// Waits for what a provider says, in real time.
+#pragma once
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "provisioner/provider.hpp"
+
+namespace echoline::provisioner {
+
+class ProviderDriver {
+ public:
+  explicit ProviderDriver(Provider& provider) : provider_(provider) {}
+  // The next event of a kind, within 20 s; others are kept.
+  template <class Event>
+  std::optional<Event> next() {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (true) {
+      for (auto it = seen_.begin(); it != seen_.end(); ++it)
+        if (auto* event = std::get_if<Event>(&*it)) {
+          Event found = std::move(*event);
+          seen_.erase(it);
+          return found;
+        }
+      if (std::chrono::steady_clock::now() > deadline) return std::nullopt;
+      for (ProviderEvent& event : provider_.poll(clock_.now())) seen_.push_back(std::move(event));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+  std::optional<Listed> listed(const std::string& prefix) {
+    provider_.list(99, prefix);
+    return next<Listed>();
+  }
+  const std::vector<ProviderEvent>& left() const { return seen_; }
+
+ private:
+  Provider& provider_;
+  SystemClock clock_;
+  std::vector<ProviderEvent> seen_;
+};
+
+}  // namespace echoline::provisioner

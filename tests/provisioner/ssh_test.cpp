@@ -1,0 +1,188 @@
+// The provider of hosts, against a real sshd on loopback.
+#include "provisioner/providers/ssh.hpp"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "base/files.hpp"
+#include "provider_driver.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using testing::HasSubstr;
+
+std::uint16_t free_port() {
+  const Descriptor s(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in a{};
+  a.sin_family = AF_INET;
+  a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof a;
+  EXPECT_EQ(::bind(s.get(), reinterpret_cast<sockaddr*>(&a), length), 0);
+  EXPECT_EQ(::getsockname(s.get(), reinterpret_cast<sockaddr*>(&a), &length), 0);
+  return ntohs(a.sin_port);
+}
+
+bool connects(std::uint16_t port) {
+  const Descriptor s(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in a{};
+  a.sin_family = AF_INET;
+  a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  a.sin_port = htons(port);
+  return ::connect(s.get(), reinterpret_cast<sockaddr*>(&a), sizeof a) == 0;
+}
+
+class SshTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder = std::filesystem::temp_directory_path() / fmt::format("echoline-ssh-{}", getpid());
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directories(folder);
+    std::filesystem::permissions(folder, std::filesystem::perms::owner_all);
+    const std::string in = "cd " + folder.string() + " && ";
+    ASSERT_EQ(std::system((in + "ssh-keygen -q -t ed25519 -N '' -f host && ssh-keygen -q -t ed25519 -N '' -f key && "
+                                "cp key.pub authorized && chmod 600 authorized")
+                              .c_str()),
+              0);
+    if (geteuid() == 0) std::filesystem::create_directories("/run/sshd");  // where it separates privileges
+    port = free_port();
+    std::ofstream(folder / "sshd_config") << fmt::format(
+        "Port {0}\nListenAddress 127.0.0.1\nHostKey {1}/host\nAuthorizedKeysFile {1}/authorized\nStrictModes "
+        "no\nUsePAM no\n"
+        "PasswordAuthentication no\nPermitRootLogin yes\nPidFile none\n",
+        port, folder.string());
+    server = fork();
+    if (server == 0) {
+      execl("/usr/sbin/sshd", "/usr/sbin/sshd", "-D", "-E", (folder / "sshd.log").c_str(), "-f",
+            (folder / "sshd_config").c_str(), nullptr);
+      _exit(127);
+    }
+    for (int i = 0; i < 1000 && !connects(port); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ASSERT_TRUE(connects(port));
+    program = folder / "worker";
+    std::ofstream(program)
+        << "#!/bin/sh\ntrap 'echo bye; exit 0' TERM\necho \"$TOKEN $1\"\nwhile :; do sleep 0.02; done\n";
+    std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  }
+  void TearDown() override {
+    if (server > 0) {
+      kill(server, SIGTERM);
+      waitpid(server, nullptr, 0);
+    }
+    std::filesystem::remove_all(folder);
+  }
+  std::unique_ptr<Provider> make(const std::string& more_hosts = "") {
+    std::ofstream(folder / "hosts.yaml") << fmt::format(
+        "hosts:\n  - {{name: here, address: 127.0.0.1, port: {0}, identity: {1}/key, folder: {1}/remote}}\n{2}"
+        "options: [StrictHostKeyChecking=no, UserKnownHostsFile={1}/known, LogLevel=ERROR]\nwatch_every: 200 ms\n",
+        port, folder.string(), more_hosts);
+    auto made = SshProvider::make(folder / "hosts.yaml");
+    EXPECT_TRUE(made) << made.error().message();
+    return std::move(*made);
+  }
+  LaunchSpec spec(const std::string& label = "run.1234abcd/1") const {
+    LaunchSpec s;
+    s.offer.id = "o";
+    s.offer.host = "here";
+    s.label = label;
+    s.argv = {program.string(), "it's"};
+    s.env = {{"TOKEN", "se'cret"}};
+    return s;
+  }
+  std::string log(const std::string& name) {
+    for (int i = 0; i < 500; ++i) {
+      const auto text = read_file(folder / "remote" / name);
+      if (text && !text->empty()) return *text;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return "";
+  }
+
+  std::filesystem::path remote_program() const {
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "remote"))
+      if (entry.path().filename().string().starts_with("program-")) return entry.path();
+    return {};
+  }
+
+  std::filesystem::path folder, program;
+  std::uint16_t port = 0;
+  pid_t server = -1;
+};
+
+TEST_F(SshTest, BringsTheProgramStartsWatchesAndStopsIt) {
+  InstanceId first;
+  {
+    const auto provider = make();
+    ProviderDriver driver(*provider);
+    provider->start(1, spec());
+    const auto started = driver.next<Started>();
+    ASSERT_TRUE(started);
+    first = started->instance;
+    EXPECT_THAT(first.text, testing::MatchesRegex("ssh:here:[0-9]+:[0-9]+"));
+    EXPECT_EQ(log("run.1234abcd+1.log"), "se'cret it's\n");
+    const auto brought = std::filesystem::last_write_time(remote_program());
+    provider->start(2, spec("run.1234abcd/2"));
+    const auto second = driver.next<Started>();
+    ASSERT_TRUE(second);
+    EXPECT_EQ(std::filesystem::last_write_time(remote_program()), brought);  // once is enough
+    // One that ends by itself is told.
+    kill(std::stoi(second->instance.text.substr(9)), SIGKILL);
+    const auto exited = driver.next<Exited>();
+    ASSERT_TRUE(exited);
+    EXPECT_EQ(exited->instance, second->instance);
+    EXPECT_EQ(exited->label, "run.1234abcd/2");
+  }
+  // Another program, later: what was started goes on, and is found by its label.
+  const auto provider = make();
+  ProviderDriver driver(*provider);
+  auto listed = driver.listed("run.1234abcd/");
+  ASSERT_TRUE(listed && listed->complete);
+  ASSERT_EQ(listed->instances.size(), 1u);
+  EXPECT_EQ(listed->instances[0].instance, first);
+  EXPECT_EQ(listed->instances[0].label, "run.1234abcd/1");
+  for (int i = 0; i < 2; ++i) {  // twice does no harm
+    provider->stop(3, first, std::chrono::seconds(5));
+    ASSERT_TRUE(driver.next<Stopped>());
+  }
+  EXPECT_THAT(log("run.1234abcd+1.log"), HasSubstr("bye"));
+  EXPECT_TRUE(driver.listed("")->instances.empty());
+}
+
+TEST_F(SshTest, WhoDoesNotAnswerIsNotBelievedToBeEmpty) {
+  const auto provider = make(fmt::format("  - {{name: away, address: 127.0.0.1, port: {}}}\n", free_port()));
+  ProviderDriver driver(*provider);
+  provider->start(1, spec());
+  ASSERT_TRUE(driver.next<Started>());
+  const auto listed = driver.listed("run.1234abcd/");
+  ASSERT_TRUE(listed);
+  EXPECT_FALSE(listed->complete);
+  EXPECT_THAT(listed->error->message(), HasSubstr("away"));
+  EXPECT_EQ(listed->instances.size(), 1u);
+  provider->stop(2, {"ssh:away:12:34"}, {});
+  EXPECT_TRUE(driver.next<StopFailed>());
+  LaunchSpec far = spec("run.1234abcd/2");
+  far.offer.host = "away";
+  provider->start(3, far);
+  const auto failed = driver.next<StartFailed>();
+  ASSERT_TRUE(failed);
+  EXPECT_FALSE(failed->perhaps_rented);
+  far.offer.host = "nowhere";
+  provider->start(4, far);
+  EXPECT_EQ(driver.next<StartFailed>()->error.code, Code::kInvalid);
+  for (const char* id : {"ssh:here:1", "ssh:here:1;rm:3", "vast:1", "ssh::1:2"}) {
+    provider->stop(5, {id}, {});
+    EXPECT_EQ(driver.next<StopFailed>()->error.code, Code::kInvalid) << id;
+  }
+  provider->stop(6, listed->instances[0].instance, std::chrono::seconds(5));
+  EXPECT_TRUE(driver.next<Stopped>());
+}
+
+}  // namespace
+}  // namespace echoline::provisioner
