@@ -81,7 +81,7 @@ class SshTest : public testing::Test {
   std::unique_ptr<Provider> make(const std::string& more_hosts = "") {
     std::ofstream(folder / "hosts.yaml") << fmt::format(
         "hosts:\n  - {{name: here, address: 127.0.0.1, port: {0}, identity: {1}/key, folder: {1}/remote}}\n{2}"
-        "options: [StrictHostKeyChecking=no, UserKnownHostsFile={1}/known, LogLevel=ERROR]\nwatch_every: 200 ms\n",
+        "options: [StrictHostKeyChecking=no, UserKnownHostsFile={1}/known, LogLevel=ERROR, KexAlgorithms=curve25519-sha256]\nwatch_every: 200 ms\n",
         port, folder.string(), more_hosts);
     auto made = SshProvider::make(folder / "hosts.yaml");
     EXPECT_TRUE(made) << made.error().message();
