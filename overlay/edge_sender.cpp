@@ -72,9 +72,9 @@ std::vector<WorkerId> EdgeSender::children() const {
 }
 
 std::size_t EdgeSender::known_publications() const {
-  std::size_t all = 0;
-  for (const auto& [key, edge] : edges_) all += edge.known.size();
-  return all;
+  std::size_t most = 0;
+  for (const auto& [key, edge] : edges_) most = std::max(most, edge.known.size());
+  return most;
 }
 
 void EdgeSender::update(ConnId conn, Have have, TimePoint now) {

@@ -68,7 +68,8 @@ class EdgeSender {
   std::vector<EdgeReport> reports(TimePoint now) const;
 
   std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }  // chunk bytes without headers
-  std::size_t known_publications() const;                          // of all children: bounded by what they may list
+  // Remembered for the child for which most are: those that are in the store and those that it has listed last.
+  std::size_t known_publications() const;
 
  private:
   struct Known {

@@ -114,6 +114,7 @@ LearnerStats LearnerCore::stats() const {
   s.quarantined = quarantined_;
   s.floods = floods_;
   s.slow_hops = slow_hops_;
+  s.known_publications = edges_.known_publications();
   return s;
 }
 

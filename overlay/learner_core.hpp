@@ -199,6 +199,7 @@ class LearnerCore final : public Core {
   void make_beacon(TimePoint now);
   std::optional<Version> newest() const;  // announced, by this process or before it
   std::optional<Version> base_of_newest() const;
+  Status add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk);
   void save(TimePoint now);
   void after_saved(TimePoint now);
 

@@ -77,12 +77,28 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
   return ok();
 }
 
+// A snapshot serves everybody: where it finds no room, the deltas to its version that were made for single workers go.
+Status LearnerCore::add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk) {
+  const auto added = [&] { return store_.add_own(id, chunk.head, chunk.hash, chunk.data, key.version); };
+  const auto made_for_one = [&](const PublicationKey& other) {
+    return other.base && other.version == key.version && other.base != base_of_newest();
+  };
+  for (;;) {
+    const Status status = added();
+    if (status || !key.full() || key.version != newest()) return status;
+    const auto& entries = std::as_const(store_).entries();
+    const auto it = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return made_for_one(e.first); });
+    if (it == entries.end()) return status;
+    store_.erase(PublicationKey(it->first));
+  }
+}
+
 Status LearnerCore::add(const PublicationId& id, std::vector<SealedChunk> chunks, TimePoint now) {
   const StoredPublication* stored = store_.find(id);
   if (!stored) return fail(Code::kNotFound, "publish", "chunks of a publication that was not begun, or was dropped");
   const PublicationKey key = stored->key();
   for (SealedChunk& chunk : chunks)
-    if (const Status added = store_.add_own(id, chunk.head, chunk.hash, std::move(chunk.data), key.version); !added) {
+    if (const Status added = add_own(id, key, chunk); !added) {
       store_.erase(key);
       edges_.on_store_changed(now);
       return added;

@@ -133,6 +133,7 @@ WorkerStats MemberCore::stats() const {
   s.chunks_corrupt = corrupt_;
   s.memory = store_.memory();
   s.memory_peak = store_.memory_peak();
+  s.known_publications = edges_.known_publications();
   return s;
 }
 
@@ -357,7 +358,9 @@ void MemberCore::on_assign(const Assign& assign, TimePoint now) {
       ++it;
     }
   }
-  if (stalled_since_ != kNever && served_otherwise) stalled_since_ = now;  // a grant alone brings nothing
+  // Other parents get their time (a grant alone brings nothing), but only once: whoever comes and goes would keep it from
+  // asking for help for ever.
+  if (stalled_since_ != kNever && served_otherwise && !std::exchange(parents_got_time_, true)) stalled_since_ = now;
 }
 
 // From the learner, or passed on by a parent: believed for its signature, not for who sent it.
@@ -573,6 +576,7 @@ void MemberCore::on_timer(TimePoint now) {
     }
     if (stalled_since_ != kNever && newest_ && now - stalled_since_ >= stall_time()) {
       stalled_since_ = now;
+      parents_got_time_ = false;
       if (!position_ || position_->version < *newest_) {
         if (helper_) {  // it lives and brings nothing
           helper_silences_ = helper_->silences;

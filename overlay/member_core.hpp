@@ -141,6 +141,7 @@ class MemberCore final : public Core {
   void begin_epoch(std::uint64_t epoch, TimePoint now);
   void on_announcement(Upstream* up, const SignedAnnouncement& as_signed, TimePoint now);
   void on_manifest(Upstream* up, const SignedManifest& as_signed, TimePoint now);
+  bool leads_on(const PublicationKey& key) const;
   void on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now);
   void forged(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
   void store_changed(TimePoint now);
@@ -176,6 +177,7 @@ class MemberCore final : public Core {
   Duration patience_{};
   TimePoint learner_heard_{}, join_deadline_ = kNever, away_until_ = kNever, redial_at_ = kNever, beat_at_ = kNever,
       answer_by_ = kNever;
+  bool parents_got_time_ = false;  // since stalled_since_
   TimePoint stalled_since_ = kNever,  // the last progress towards the newest version; kNever: it is here
       help_asked_at_ = kNever, drain_until_ = kNever;
   int redials_ = 0;

@@ -98,6 +98,17 @@ void MemberCore::on_manifest(Upstream* up, const SignedManifest& as_signed, Time
   if (*closed) deliver(now);
 }
 
+// Whether it starts from where this worker stands, or will stand when it is as far again as it has been.
+bool MemberCore::leads_on(const PublicationKey& key) const {
+  if (position_) return key.full() || key.base == position_->version;
+  const auto starts = [&](const PublicationKey& each) { return each.full() && (!repair_ || each.version >= *repair_); };
+  if (key.full()) return starts(key);
+  std::set<Version> reached;
+  for (const auto& [each, stored] : store_.entries())
+    if (stored.complete && (starts(each) || (each.base && reached.contains(*each.base)))) reached.insert(each.version);
+  return reached.contains(*key.base);
+}
+
 void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now) {
   const std::size_t bytes = frame.body.size();
   if (up) {
@@ -110,7 +121,7 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
                                                    : 0};
   // What waits for the floor to be saved is still needed.
   if (staged_) keep_from = std::min(keep_from, staged_->deliveries.front().publication.version);
-  const bool leads_on = stored && (!position_ || stored->key().full() || stored->key().base == position_->version);
+  const bool leads_on = stored && this->leads_on(stored->key());
   const auto put = store_.put(frame, keep_from);
   if (!put) {
     switch (put.error().code) {
@@ -125,8 +136,10 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
           if (stored) store_.erase(PublicationKey(stored->key()));
           return;
         }
-        ++refusals_;
-        complain(put.error().message() + "; left out for now", now);
+        if (leads_on) {
+          ++refusals_;
+          complain(put.error().message() + "; left out for now", now);
+        }
         if (stored) store_.erase(PublicationKey(stored->key()));
         if (stalled_since_ == kNever) stalled_since_ = now;
         return store_changed(now);
@@ -140,7 +153,10 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     ++duplicates_;
     return;
   }
-  if (stalled_since_ != kNever && leads_on) stalled_since_ = now;  // what comes later is of no use without it
+  if (stalled_since_ != kNever && leads_on) {  // what comes later is of no use without it
+    stalled_since_ = now;
+    parents_got_time_ = false;
+  }
   edges_.on_chunk_arrived(now);
   if (*put == PublicationStore::Put::kCompleted) {
     store_changed(now);

@@ -36,7 +36,6 @@ Status PublicationStore::begin(const Announcement& announcement, const SignedAnn
       return fail(Code::kStale, "announce publication", "{} was announced before", to_text(announcement.key));
     erase(PublicationKey(announcement.key));
   }
-  if (disk_failed_) try_disk_again();
   StoredPublication& entry = entries_[announcement.key];
   entry.id = id;
   entry.announcement = announcement;
@@ -94,7 +93,7 @@ Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version 
   if (entry.have.contains(head.index)) return Put::kDuplicate;
   StoredChunk chunk{frame.head, frame.body, head.length, {}, false};
   ECHO_TRY(prove(entry, frame, chunk.hash));
-  ECHO_TRY(make_room(head.length, entry.key(), keep_from));
+  ECHO_TRY(make_room(head.length, entry.key(), keep_from, true));
   keep(entry, head.index, std::move(chunk));
   ECHO_ASSIGN(const bool complete, finish(entry));
   return complete ? Put::kCompleted : Put::kAdded;
@@ -103,7 +102,7 @@ Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version 
 Status PublicationStore::add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
                                  Version keep_from) {
   StoredPublication& entry = entries_.at(keys_.at(id));
-  ECHO_TRY(make_room(head.length, entry.key(), keep_from));
+  ECHO_TRY(make_room(head.length, entry.key(), keep_from, false));
   keep(entry, head.index, {Slice(encode_chunk_head(head)), std::move(data), head.length, hash, false});
   return ok();
 }
@@ -134,12 +133,17 @@ void PublicationStore::spool(const StoredPublication& entry, std::uint32_t index
       act::Spool{entry.id, chunk.head, index, std::uint64_t{index} * entry.announcement.chunk_bytes, chunk.data});
 }
 
-// What it did not take is in memory still.
+// What it did not take is in memory still, and is offered again as far as it takes anything: two for one. To offer all of
+// it at once would keep a full disk busy with nothing else.
 void PublicationStore::try_disk_again() {
-  disk_failed_ = false;
-  for (const auto& [key, entry] : entries_)
-    for (std::uint32_t i = 0; i < entry.chunks.size(); ++i)
-      if (!entry.chunks[i].on_disk && !entry.chunks[i].data.empty()) spool(entry, i);
+  for (int offered = 0; offered < 2 && !unwritten_.empty();) {
+    const auto [id, index] = unwritten_.extract(unwritten_.begin()).value();
+    const StoredPublication& entry = entries_.at(keys_.at(id));
+    if (!entry.have.contains(index) || entry.chunks[index].on_disk || writing_.contains({id, index})) continue;
+    spool(entry, index);
+    ++offered;
+  }
+  if (unwritten_.empty()) disk_failed_ = false;
 }
 
 // Complete once the manifest is here and every chunk is: all are proven one by one, the manifest proves the whole.
@@ -165,8 +169,10 @@ Result<bool> PublicationStore::finish(StoredPublication& entry) {
   return true;
 }
 
-// Whole publications go, oldest first, when the budget for all of them is spent: the disk's, or memory's without one.
-Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from) {
+// Whole publications go, oldest first, when the budget for all of them is spent: the disk's, or memory's without one;
+// then, if they may, those that cannot be installed before this one, newest first.
+Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from,
+                                   bool later_may_go) {
   const bool disk = limits_.disk && !disk_failed_;
   if (disk) evict();
   const Bytes most = disk ? limits_.disk_max : limits_.memory_max;
@@ -175,6 +181,11 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
     const PublicationKey key = (it++)->first;
     if (key.version >= keep_from) break;
     if (key != for_key) erase(key);
+  }
+  while (later_may_go && used + bytes > most.count) {
+    const PublicationKey last = entries_.rbegin()->first;
+    if (last.full() || last.version <= for_key.version) break;
+    erase(last);
   }
   if (used + bytes > most.count)
     return fail(Code::kExhausted, "store publication",
@@ -214,11 +225,16 @@ void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, 
   const auto writing = writing_.find({id, index});
   if (writing != writing_.end() && --writing->second > 0) return;
   if (writing != writing_.end()) writing_.erase(writing);
-  if (key == keys_.end() || !written) return;
+  if (key == keys_.end()) return;
   StoredPublication& entry = entries_.at(key->second);
   if (!entry.have.contains(index)) return;
+  if (!written) {
+    unwritten_.insert({id, index});
+    return;
+  }
   entry.chunks[index].on_disk = true;
   resident_.emplace_back(id, index);
+  if (disk_failed_) try_disk_again();
   evict();
 }
 
@@ -295,6 +311,7 @@ void PublicationStore::erase(const PublicationKey& key) {
     disk_ -= it->second.bytes;
     actions_.push_back(act::DropSpool{it->second.id});
   }
+  unwritten_.erase(unwritten_.lower_bound({it->second.id, 0}), unwritten_.upper_bound({it->second.id, ~std::uint32_t{0}}));
   keys_.erase(it->second.id);
   seals_.erase(it->second.id);
   entries_.erase(it);

@@ -69,7 +69,7 @@ class PublicationStore {
   enum class Put { kAdded, kCompleted, kDuplicate };
   // Proves the chunk and keeps it. kNotFound: not announced. kCorrupt: the proof fails (nothing changes), or the whole
   // is not what the manifest says (the publication is then dropped). kExhausted: no room even after dropping
-  // publications below `keep_from`, oldest first.
+  // publications below `keep_from`, oldest first, and deltas above this one, newest first.
   Result<Put> put(const Frame& chunk, Version keep_from);
   // A chunk of the learner's own making, with what seal() gave.
   Status add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
@@ -111,7 +111,7 @@ class PublicationStore {
   Bytes disk() const { return {disk_}; }
   // More chunks are in memory than allowed because the disk is behind: take no more for now.
   bool congested() const { return limits_.disk && !disk_failed_ && memory_ > limits_.memory_max.count; }
-  // A chunk could not be written: everything stays in memory, until the next publication opens.
+  // A chunk could not be written: everything stays in memory until the disk takes some again and was offered all.
   bool disk_failed() const { return disk_failed_; }
 
  private:
@@ -120,7 +120,7 @@ class PublicationStore {
     trust::Hash root;
   };
   Status prove(const StoredPublication& publication, const Frame& chunk, trust::Hash& hash);
-  Status make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from);
+  Status make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from, bool later_may_go);
   void keep(StoredPublication& publication, std::uint32_t index, StoredChunk chunk);
   Result<bool> finish(StoredPublication& publication);
   void evict();
@@ -139,6 +139,7 @@ class PublicationStore {
   // Writes of a chunk that are under way. Only the last one says that it is on disk: between two of them the
   // publication may have been dropped, and begun anew.
   std::map<std::pair<PublicationId, std::uint32_t>, std::size_t> writing_;
+  std::set<std::pair<PublicationId, std::uint32_t>> unwritten_;  // that the disk did not take
   bool disk_failed_ = false, recovering_ = false;
   std::uint64_t memory_ = 0, memory_peak_ = 0, disk_ = 0;
   std::optional<Version> full_version_;

@@ -126,6 +126,7 @@ struct LearnerStats {
   Bytes bytes_sent, bytes_received;  // everything on the wire, control included, before encryption
   std::uint64_t joined = 0, lost = 0, quarantined = 0;
   std::uint64_t floods = 0;  // workers expelled for saying more than their budgets allow
+  std::size_t known_publications = 0;  // remembered for the child for which most are
   std::vector<SlowHop> slow_hops;  // the most recent
 };
 
@@ -137,6 +138,7 @@ struct WorkerStats {
   Bytes bytes_in, bytes_out;  // everything on the wire, control included, before encryption
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
   Bytes memory, memory_peak;  // chunks held in memory
+  std::size_t known_publications = 0;  // remembered for the child for which most are
 };
 
 }  // namespace echoline::overlay

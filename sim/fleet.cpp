@@ -32,6 +32,7 @@ Fleet::Fleet(World& world, const FleetOptions& options)
   ECHO_CHECK(authority.has_value());
   authority_ = std::make_shared<const trust::Authority>(std::move(*authority));
   checker_ = std::make_shared<const RememberingChecker>(kRunId, authority_->key(), truth_);
+  loot_->checker = checker_;
   world_.set_authority({kRunId, authority_->public_key()});
   learner_host_ = world_.add_host(options_.learner.link, options_.learner.clock_skew);
   learner_origin_unix_s_ = world_.unix_origin_s(learner_host_);

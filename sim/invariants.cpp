@@ -16,6 +16,8 @@ constexpr std::uint64_t kEdgeChangeBytes = 2 * Uplink::kWindowBytes + 2 * kChunk
 constexpr double kWasteShare = 0.02;
 // So many bad chunks must part a child from whoever sent them: two will do, and a complaint may cross a new assignment.
 constexpr std::uint64_t kBadChunksNoticed = 8;
+// A child may list so many, and as many may have left the store since.
+constexpr std::size_t kKnownMax = 2 * kHaveItemsMax;
 // Beyond a flood's end: what is not counted where it was not taken.
 constexpr std::uint64_t kTooManyHeard = 512;
 
@@ -137,6 +139,8 @@ void Invariants::on_step(HostId host) {
       const WorkerStats stats = member->stats();
       check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count, world_.disk(host).bytes(),
                    world_.disk(host).write_failed());
+      if (stats.known_publications > kKnownMax)
+        violated(kBudget, fmt::format("worker {} remembers {} publications for one child", *worker, stats.known_publications));
       judge_bad_chunk(*worker, stats);
     }
   if (++steps_ % kStepsPerLook == 0) check_learner();
@@ -291,6 +295,8 @@ void Invariants::check_learner() {
   if (!learner) return;
   const LearnerStats stats = learner->stats();
   counts_.quarantined = std::max(counts_.quarantined, stats.quarantined);
+  if (stats.known_publications > kKnownMax)
+    violated(kBudget, fmt::format("the learner remembers {} publications for one child", stats.known_publications));
   for (const WorkerView& view : stats.workers) {
     const auto worker = fleet_.worker_of(view.info.id);
     if (view.quarantined && worker && slanderers_ < 2 && !fleet_.worker(*worker).options.malice.any())

@@ -30,6 +30,8 @@ std::string to_text(const MaliceOptions& o) {
   add(o.replay_share > 0, fmt::format("replays {}", o.replay_share));
   add(o.garbage_share > 0, fmt::format("garbage {}", o.garbage_share));
   add(o.freeze, "forwards nothing");
+  add(o.withhold_share > 0, fmt::format("withholds {} of its chunks", o.withhold_share));
+  add(o.forge_share > 0, fmt::format("forges {} of what the learner signs", o.forge_share));
   add(o.lie, "lies about progress");
   add(o.greedy, "asks for chunks again and again");
   add(o.slander, "slanders its parents");
@@ -44,7 +46,7 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
   std::vector<act::Send> out;
   const ConnId conn = send.conn;
   const bool chunk = type_of(send) == FrameType::kChunk;
-  if (chunk && options_.freeze) return out;
+  if (chunk && (options_.freeze || random_.uniform() < options_.withhold_share)) return out;
   const auto message = message_of(send);
   const bool memorable = chunk || (message && (std::holds_alternative<SignedAnnouncement>(*message) ||
                                                std::holds_alternative<SignedManifest>(*message)));
@@ -66,6 +68,7 @@ std::vector<act::Send> Malicious::outgoing(act::Send&& send, TimePoint) {
     ++flipped_;
   }
   if (options_.lie && message) lie(send);
+  if (message && options_.forge_share > 0 && random_.uniform() < options_.forge_share) forge(*message, send, out);
   if (message && std::holds_alternative<Hello>(*message)) upstream_.erase(conn);  // of an earlier process
   if (const auto* hello = message ? std::get_if<PeerHello>(&*message) : nullptr) {
     upstream_.insert(conn);
@@ -145,6 +148,38 @@ void Malicious::say_one_thing(ConnId conn, std::vector<act::Send>& out) {
       const Slice said(encode_control(one()));
       for (int again = 0; again < 10; ++again) out.push_back({each, said, {}});
     }
+}
+
+// Ahead of the learner's word comes another, signed with a key that nobody trusts: the next version or a new beginning, a
+// policy with another digest. Of beacons an old one is passed on, or one that revokes everybody.
+void Malicious::forge(const ControlMessage& message, act::Send& send, std::vector<act::Send>& out) {
+  if (!accomplices_) return;
+  const auto& [hellos, checker, key] = *accomplices_;
+  const auto ahead = [&](const auto& forged) { out.push_back({send.conn, Slice(encode_control(sign(forged, key))), {}}); };
+  if (const auto* announced = std::get_if<SignedAnnouncement>(&message)) {
+    auto announcement = checker->open(*announced);
+    if (!announcement) return;
+    if (random_.below(2) == 0)
+      ++announcement->epoch;
+    else
+      announcement->key.version.value += 1 + random_.below(3);
+    ahead(*announcement);
+  } else if (const auto* closed = std::get_if<SignedManifest>(&message)) {
+    auto manifest = checker->open(*closed);
+    if (!manifest) return;
+    manifest->policy_digest[0] ^= std::byte{1};
+    ahead(*manifest);
+  } else if (const auto* status = std::get_if<EdgeStatus>(&message); status && status->beacon) {
+    auto beacon = checker->open(*status->beacon);
+    if (!beacon) return;
+    if (!beacon_) beacon_ = status->beacon;
+    EdgeStatus changed = *status;
+    beacon->sequence += 1000;
+    beacon->revoked = {};
+    beacon->revoked.append(1, 2'000'000);
+    changed.beacon = random_.below(2) == 0 ? *beacon_ : Signed(sign(*beacon, key));
+    send.head = Slice(encode_control(changed));
+  }
 }
 
 // Says that it holds everything, or nothing, and that its edges carry what they do not.

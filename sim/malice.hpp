@@ -7,6 +7,7 @@
 
 #include "base/random.hpp"
 #include "overlay/budget.hpp"
+#include "overlay/proof.hpp"
 #include "sim/fifo.hpp"
 #include "sim/world.hpp"
 
@@ -17,6 +18,8 @@ struct MaliceOptions {
   double replay_share = 0;   // of its messages: something it sent before is sent again
   double garbage_share = 0;  // of its messages: followed by random bytes, alone or in a well-formed frame
   bool freeze = false;       // forwards no chunks
+  double withhold_share = 0; // of the chunks it forwards: they never leave it
+  double forge_share = 0;    // of what the learner signs: something like it comes before it that the learner never signed
   bool lie = false;          // says that it holds and sends other amounts than it does
   bool greedy = false;       // asks its parents for chunks again and again
   bool slander = false;      // accuses its parents of forwarding bad chunks, and of not forwarding at all
@@ -27,8 +30,8 @@ struct MaliceOptions {
   bool leak = false;         // gives what it was granted to an intruder
   bool floods() const { return flood || flood_of; }
   bool any() const {
-    return flip_share > 0 || replay_share > 0 || garbage_share > 0 || freeze || lie || greedy || slander || floods() ||
-           reconnect || leak;
+    return flip_share > 0 || replay_share > 0 || garbage_share > 0 || withhold_share > 0 || forge_share > 0 || freeze ||
+           lie || greedy || slander || floods() || reconnect || leak;
   }
 };
 std::string to_text(const MaliceOptions& options);
@@ -36,6 +39,8 @@ std::string to_text(const MaliceOptions& options);
 // What accomplices share.
 struct Loot {
   std::vector<overlay::PeerHello> hellos;  // with what was granted to one of them
+  std::shared_ptr<const overlay::Checker> checker;  // that reads what the learner signs
+  overlay::trust::SigningKey key{{}};               // their own, which nobody trusts
 };
 
 class Malicious final : public Malice {
@@ -51,6 +56,7 @@ class Malicious final : public Malice {
   static constexpr std::size_t kRemembered = 32;  // frames
   static constexpr std::size_t kEdgesRemembered = 8;
   void lie(overlay::act::Send& send);
+  void forge(const overlay::ControlMessage& message, overlay::act::Send& send, std::vector<overlay::act::Send>& out);
   void say_one_thing(ConnId conn, std::vector<overlay::act::Send>& out);
   void ask_again(const overlay::ControlMessage& message, std::vector<overlay::act::Send>& out);
   std::vector<std::byte> garbage(std::size_t bytes);
@@ -61,6 +67,7 @@ class Malicious final : public Malice {
   std::vector<overlay::act::Send> remembered_;  // announcements, manifests, chunks
   std::set<ConnId> upstream_;                   // over which it introduced itself as a child
   std::uint64_t flipped_ = 0;
+  std::optional<overlay::Signed> beacon_;       // the first that it passed on
 };
 
 }  // namespace echoline::sim

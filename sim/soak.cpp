@@ -22,7 +22,8 @@ constexpr Duration kWakeSpread = std::chrono::seconds(20);  // within which thos
 // publication reaches everybody honest within kTimesPlanned times what chains::broadcast_time() promises for the
 // topology in force and the links as they are, and kAtOnce, kBeats heartbeats and what the disks take at most. Who
 // forwards badly is found out by what comes late, so it has to hold at one of so many attempts. Whoever forwards nothing
-// at all is tried again every minute, and what is small then comes by way of help: there it is not asked.
+// at all is tried again every minute, what is small then comes by way of help, and so does what somebody withholds: there
+// it is not asked.
 constexpr double kTimesPlanned = 2;
 constexpr Duration kAtOnce = std::chrono::seconds(1);
 constexpr int kBeats = 4;
@@ -35,6 +36,9 @@ double thread_cpu_seconds() {
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
+
+// While small publications follow one another in peace nobody may be further behind than what was published so long ago.
+constexpr Duration kBehindMax = std::chrono::seconds(45);
 
 constexpr std::size_t kMany = std::numeric_limits<std::size_t>::max();
 
@@ -61,6 +65,7 @@ class Soak {
     if (advance(s_.length)) return;
     if (s_.sleep > Duration{} && sleep()) return;
     make_peace();
+    if (s_.stream > Duration{} && stream()) return;
     const Duration look = std::max(kLook, s_.fleet.learner.heartbeat / 4);
     for (Duration waited{}; waited < s_.peace; waited += look) {
       if (advance(look)) return;
@@ -97,7 +102,7 @@ class Soak {
       case Trouble::Kind::kPublish: {
         PublishSpec spec = t.publish;
         if (t.delta) spec.base = fleet_.newest();
-        return fleet_.publish(spec);
+        return publish(spec);
       }
       case Trouble::Kind::kJoin:
         return start(t.worker);
@@ -154,6 +159,11 @@ class Soak {
     }
   }
 
+  void publish(PublishSpec spec) {
+    if (!spec.base) spec.bytes = s_.fleet.learner.snapshot_bytes;  // the first that was finished
+    fleet_.publish(spec);
+  }
+
   void files_again(std::size_t worker) {
     const auto& files = s_.workers[worker].files;
     world_.set_connections_max(fleet_.worker(worker).host, files ? overlay::ConnectionLimits::of(*files).total : kMany);
@@ -186,6 +196,34 @@ class Soak {
     const bool over = advance(s_.sleep + kWakeSpread);
     fleet_.set_asleep(false);
     return over;
+  }
+
+  // Small publications in peace: whoever lacks a piece of one of them gets it though others follow. True: something was
+  // violated.
+  bool stream() {
+    const TimePoint end = world_.now() + s_.stream;
+    std::optional<Version> due;
+    for (TimePoint next = world_.now(); world_.now() < end;) {
+      if (advance(kLook)) return true;
+      if (world_.now() < next || fleet_.publishing() || !fleet_.learner()) continue;
+      next = world_.now() + s_.stream_every;
+      PublishSpec spec;
+      spec.base = fleet_.newest();
+      spec.bytes = s_.stream_bytes;
+      publish(spec);
+      if (world_.now() < end - kBehindMax) due = fleet_.newest();
+    }
+    for (std::size_t i = 0; due && i < fleet_.workers(); ++i) {
+      const Fleet::Worker& w = fleet_.worker(i);
+      if (w.options.malice.any() || !w.wanted) continue;
+      if (w.active && w.active->version >= *due) continue;
+      invariants_.violated(Invariants::kLiveness,
+                           fmt::format("worker {} has {} though version {} was published {} ago, and more since", i,
+                                       w.active ? fmt::format("version {}", w.active->version) : "nothing", *due,
+                                       echoline::to_text(kBehindMax)));
+      return true;
+    }
+    return false;
   }
 
   // ---- how long a publication takes in peace ----
@@ -228,7 +266,7 @@ class Soak {
     fleet_.hush();
     bool malice = false;
     for (const WorkerOptions& w : s_.workers) {
-      if (w.malice.freeze) return false;
+      if (w.malice.freeze || w.malice.withhold_share > 0) return false;
       malice = malice || w.malice.any();
     }
     for (int attempt = 1;; ++attempt) {
@@ -238,6 +276,7 @@ class Soak {
         if (advance(attempt == 1 ? kSettled : kSettledAgain)) return true;
       }
       if (!fleet_.learner() || fleet_.publishing()) return false;
+      if (world_.now() >= settled_by && !s_.fences.empty()) return false;  // who cannot reach most others never settles
       const auto most = allowed();
       if (!most) return false;
       std::vector<std::size_t> counted;
@@ -323,7 +362,7 @@ class Soak {
     PublishSpec spec;
     spec.base = fleet_.newest();
     spec.bytes = s_.last_bytes;
-    fleet_.publish(spec);
+    publish(spec);
     peace_published_ = true;
   }
 

@@ -313,6 +313,21 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
       }
     }
   }
+  if (s.sleep == Duration{} && dice.chance(0.25)) {
+    s.stream = seconds(75);
+    s.stream_every = dice.time(milliseconds(300), seconds(3));
+    // What a star, or a chain of the slowest, carries in a quarter of that time.
+    const double rate = std::min(learner_up.bits_per_s / static_cast<double>(s.workers.size()), 4e6);
+    s.stream_bytes = 1 + std::min({std::uint64_t{2} * learner.chunk_bytes, full_bytes / 4,
+                                  static_cast<std::uint64_t>(echoline::seconds(s.stream_every) * rate / 32)});
+  }
+  for (WorkerOptions& w : s.workers)
+    if (w.malice.any() && dice.chance(0.3)) {
+      if (dice.chance(0.5))
+        w.malice.forge_share = dice.pick({0.05, 0.5});
+      else
+        w.malice.withhold_share = dice.pick({0.02, 0.2});
+    }
   return s;
 }
 
@@ -330,7 +345,7 @@ std::string to_text(const SoakScenario& s) {
   return fmt::format(
       "{} workers and {} later ({} with a disk, {} behind NAT{}), {}, chunks of {}, {} publications of up to {} bytes "
       "in "
-      "{:.1f} s, {} troubles, {} fences, delay {}, stalls {:.4f}{}{}{}{}{}{}{}",
+      "{:.1f} s, {} troubles, {} fences, delay {}, stalls {:.4f}{}{}{}{}{}{}{}{}",
       s.at_start, s.workers.size() - s.at_start, disk, nat, malicious, to_string(s.fleet.learner.policy),
       s.fleet.learner.chunk_bytes, publications, s.fleet.learner.snapshot_bytes, echoline::seconds(s.length),
       s.troubles.size() - publications, s.fences.size(), echoline::to_text(s.world.delay), s.world.stall_share,
@@ -339,6 +354,7 @@ std::string to_text(const SoakScenario& s) {
       s.fleet.certificate_lifetime < std::chrono::hours(1) ? ", short certificates" : "",
       s.fleet.learner.publication_lifetime < std::chrono::hours(1) ? ", publications expire" : "",
       s.intruder ? ", an intruder" : "",
+      s.stream > Duration{} ? fmt::format(", in peace one every {}", echoline::to_text(s.stream_every)) : "",
       s.sleep == Duration{} ? ""
                             : fmt::format(", {} sleeps for {:.1f} h", s.learner_wakes ? "the fleet" : "everybody",
                                           echoline::seconds(s.sleep) / 3600));

@@ -56,6 +56,8 @@ struct SoakScenario {
   bool learner_wakes = false;  // and the learner, too, or not
   std::optional<Duration> intruder;  // asks so often for what it is not granted
   Duration peace{};                                         // within which everybody must have caught up afterwards
+  Duration stream{}, stream_every{};  // how long there are small publications in peace, and how often,
+  std::uint64_t stream_bytes = 0;     // of so many bytes
   std::uint64_t last_bytes = 0;                             // of the publication that opens the phase of peace
   std::uint64_t timed_bytes = 0;                            // of the one that is timed
 };

@@ -927,5 +927,18 @@ TEST(Learner, AChildOfSeveralParentsIsNotExpectedToReceiveAllOfItFromEach) {
   EXPECT_THAT(desk.all<act::FoundSlowHop>(), IsEmpty());
 }
 
+// Deltas that were made for single workers go where a snapshot, which serves everybody, finds no room.
+TEST(Learner, ASnapshotGetsTheRoomOfWhatWasMadeForOne) {
+  LearnerConfig c = Desk::config(16);
+  c.catch_ups_on_demand = true;
+  c.store_bytes_max = {13'000};
+  Desk desk(c);
+  for (std::uint64_t v = 0; v <= 3; ++v)
+    ASSERT_TRUE(desk.publish(v == 0 ? make(full(0), 4000) : make(delta(v, v - 1), 3000)).has_value());
+  ASSERT_TRUE(desk.publish(make(delta(3, 0), 4000), true).has_value());
+  ASSERT_TRUE(desk.publish(make(delta(3, 1), 4000), true).has_value());
+  EXPECT_TRUE(desk.publish(make(full(3), 8000), true).has_value());
+}
+
 }  // namespace
 }  // namespace echoline::overlay

@@ -53,6 +53,45 @@ TEST(Member, WhatComesLaterDoesNotHideThatSomethingIsMissing) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
 }
 
+// It has nothing to install them on: a piece of its first snapshot is lost.
+TEST(Member, WhatComesLaterDoesNotHideThatThereIsNothingToStartFrom) {
+  Member m;
+  m.tell(m.parent, make(full(0), 3000).opening);
+  for (std::uint64_t v = 1; v <= 120 && m.said<NeedHelp>(kControl).empty(); ++v) {
+    m.newest = Version{v};
+    m.whole(make(delta(v, v - 1), 100));
+    m.pass(kBeat);
+  }
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+}
+
+// It has the snapshot from which it came to what it could not install, and waits for another.
+TEST(Member, WhatComesLaterDoesNotHideThatARepairIsMissing) {
+  Member m;
+  m.whole(make(full(0), 100));
+  m.core.installed(Version{0}, digest_of(0), m.now);
+  m.whole(make(delta(1, 0), 100));
+  m.core.install_failed(Version{1}, "digest", m.now);
+  m.take();
+  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));  // nobody answers
+  for (std::uint64_t v = 2; v <= 120 && m.said<NeedHelp>(kControl).size() < 2; ++v) {
+    m.newest = Version{v};
+    m.whole(make(delta(v, v - 1), 100));
+    m.pass(kBeat);
+  }
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(2));
+}
+
+TEST(Member, ParentsThatComeAndGoDoNotKeepItFromAskingForHelp) {
+  Member m;
+  m.newest = Version{3};
+  for (std::uint64_t i = 0; i < 120 && m.said<NeedHelp>(kControl).empty(); ++i) {
+    m.assign({{WorkerId{100 + i % 2}, {"10.0.0.4", 1}, 1, false}});
+    m.pass(kBeat);
+  }
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+}
+
 TEST(Member, AGrantThatIsRenewedDoesNotHideThatSomethingIsMissing) {
   Member m;
   m.newest = Version{3};

@@ -332,10 +332,49 @@ TEST(PublicationStore, WhatTheDiskDidNotTakeIsWrittenWhenItIsTriedAgain) {
   EXPECT_FALSE(kept.entry(full(3)).chunks[0].on_disk);
   kept.take<act::Spool>();
   kept.store.on_spooled(made.id, 0, false);
-  ASSERT_TRUE(kept.begin(make(full(4), 1000)).has_value());
+  const Made next = make(full(4), 1000);
+  ASSERT_TRUE(kept.begin(next).has_value());
+  EXPECT_TRUE(kept.store.disk_failed());
+  ASSERT_TRUE(kept.put(next.chunk(0)).has_value());
+  kept.take<act::Spool>();
+  kept.store.on_spooled(next.id, 0, true);
   const auto again = kept.take<act::Spool>();
-  EXPECT_TRUE(std::any_of(again.begin(), again.end(),
-                          [&](const act::Spool& s) { return s.publication == made.id && s.chunk == 0u; }));
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_TRUE(again[0].publication == made.id && again[0].chunk == 0u);
+  kept.store.on_spooled(made.id, 0, true);
+  EXPECT_FALSE(kept.store.disk_failed());
+  EXPECT_TRUE(kept.entry(full(3)).chunks[0].on_disk);
+}
+
+// A disk that is full does not become busy with what it does not take.
+TEST(PublicationStore, OfWhatTheDiskDidNotTakeLittleIsOfferedAgain) {
+  Kept kept({Bytes{100'000}, Bytes{100'000}, true});
+  const Made made = make(full(3), 40'000);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  for (std::size_t i = 0; i < 30; ++i) ASSERT_TRUE(kept.put(made.chunk(i)).has_value());
+  kept.take<act::Spool>();
+  for (std::uint32_t i = 0; i < 29; ++i) kept.store.on_spooled(made.id, i, false);
+  EXPECT_TRUE(kept.take<act::Spool>().empty());
+  kept.store.on_spooled(made.id, 29, true);
+  EXPECT_EQ(kept.take<act::Spool>().size(), 2u);
+  ASSERT_TRUE(kept.begin(make(full(4), 1000)).has_value());
+  EXPECT_EQ(kept.take<act::Spool>().size(), 1u);  // its announcement
+}
+
+// What comes later cannot be installed before what is missing, and makes room for it.
+TEST(PublicationStore, WhatComesLaterMakesRoomForWhatComesBefore) {
+  Kept kept({Bytes{20'000}, {}, false});
+  ASSERT_TRUE(kept.whole(make(delta(2, 1), 9000)).has_value());
+  ASSERT_TRUE(kept.whole(make(delta(3, 2), 9000)).has_value());
+  const Made missing = make(delta(1, 0), 9000);
+  ASSERT_TRUE(kept.whole(missing).has_value());
+  EXPECT_NE(kept.store.find(missing.id), nullptr);
+  EXPECT_NE(kept.store.find(delta(2, 1)), nullptr);
+  EXPECT_EQ(kept.store.find(delta(3, 2)), nullptr);
+  // A snapshot needs nothing, and stays.
+  ASSERT_TRUE(kept.begin(make(full(4), 1000)).has_value());
+  EXPECT_FALSE(kept.whole(make(delta(3, 2), 9000)).has_value());
+  EXPECT_NE(kept.store.find(full(4)), nullptr);
 }
 
 TEST(PublicationStore, WhatIsRecoveredIsProvenAgainAndNotWrittenAgain) {
