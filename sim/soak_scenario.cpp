@@ -313,7 +313,7 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
       }
     }
   }
-  if (s.sleep == Duration{} && dice.chance(0.25)) {
+  if (s.sleep == Duration{} && dice.chance(0.12)) {
     s.stream = seconds(75);
     s.stream_every = dice.time(milliseconds(300), seconds(3));
     // What a star, or a chain of the slowest, carries in a quarter of that time.
