@@ -1,5 +1,6 @@
 // From a run file to a rental plan: the capacity model fed with the run's own sizes and rates.
 #pragma once
+#include <filesystem>
 #include <vector>
 
 #include "base/result.hpp"

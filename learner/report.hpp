@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "learner/fleet.hpp"
 #include "learner/run_config.hpp"
 #include "overlay/types.hpp"
+#include "provisioner/fleet_driver.hpp"
 #include "provisioner/plan.hpp"
 
 namespace echoline::learner {
@@ -33,7 +33,7 @@ struct ReportInput {
   const provisioner::Plan* plan = nullptr;
   std::vector<nlohmann::json> metrics;  // rows of metrics.jsonl, of every process that worked on the run
   std::vector<WorkerEntry> workers;
-  FleetSummary fleet;
+  provisioner::FleetSummary fleet;
   double wall_seconds = 0;            // of all processes of the run, as RunClock counts them
   std::optional<double> learner_usd;  // absent: the price of its machine is not known
   Version version;  // of the learner's policy at the end

@@ -246,9 +246,12 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   s.read("install_time_expected", c.install_time_expected, {.min = Duration(0), .max = std::chrono::hours(1)},
          "the part of T_b that is not transfer: finishing a batch, applying the delta");
   s.read("usd_per_hour_max", c.usd_per_hour_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the fleet may cost", "unlimited"});
+         {"US dollars that the fleet may cost; without it a learner that turns out faster than step_time_expected is given no more "
+          "machines than were planned",
+          "what the plan costs"});
   s.read("usd_max", c.usd_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the whole run may cost as planned, the learner's own machine included where its price is given",
+         {"US dollars that the whole run may cost, the learner's own machine included where its price is given; the fleet is given "
+          "back before more is spent",
           "unlimited"});
   s.read_choice("pricing", c.pricing,
                 {{"on_demand", provisioner::Pricing::kOnDemand}, {"bid", provisioner::Pricing::kBid}},
@@ -267,7 +270,7 @@ void read_fleet(ConfigSection s, FleetSection& c) {
          {"an offer must be there for so long, and must say so", "any"});
   s.read("workers_max", c.workers_max, {.min = 1, .max = 4096}, "rented at the same time");
   s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
-         "a rented worker that has not joined by then is returned");
+         "a rented worker that has not joined by then is returned, and another rented in its place");
   s.read("away_max", c.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
          "how long machine and place of a worker that is away are kept, and how long a worker tries to come back");
   s.read("replace_lost", c.replace_lost, "rent another where a worker was lost");

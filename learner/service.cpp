@@ -16,7 +16,6 @@
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/door.hpp"
-#include "learner/fleet.hpp"
 #include "learner/planning.hpp"
 #include "learner/policy_to_train.hpp"
 #include "learner/preflight.hpp"
@@ -28,6 +27,7 @@
 #include "learner/worker_meter.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
+#include "provisioner/fleet_driver.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -54,7 +54,7 @@ class Service {
       if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
     ECHO_TRY(checked.status());
     plan_ = std::move(*checked.plan);
-    for (const provisioner::Offer& offer : plan_.offers) offers_.emplace(offer.id, &offer);
+    for (const provisioner::PlanRow& row : plan_.plan.rows) offers_.emplace(row.offer.id, &row.offer);
     if (options_.planned) options_.planned(plan_.plan);
     ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume));
     ECHO_ASSIGN(run_clock_, RunClock::open(record_->folder(), config_.learner.usd_per_hour, options_.resume, clock_));
@@ -162,6 +162,9 @@ class Service {
       return ok();
     };
     // What machines call themselves and say is shown from here on: in the log, in files, on terminals.
+    events.heartbeat = [this](WorkerId id, Bytes bytes_in, Bytes bytes_forwarded, const std::string& application) {
+      heartbeat(id, bytes_in, bytes_forwarded, application);
+    };
     events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member.id, printable(member.name)); };
     events.away = [this](WorkerId id, const std::string& reason) { worker_away(id, printable(reason)); };
     events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, printable(reason)); };
@@ -236,67 +239,93 @@ class Service {
       return ok();
     }
     phase("renting the fleet");
-    FleetOptions fleet;
+    provisioner::FleetOptions fleet;
     fleet.run = config_.run.name;
     fleet.plan = plan_.plan;
-    fleet.offers = plan_.offers;
-    fleet.ledger_file = record_->folder() / "ledger.sqlite";
-    fleet.log_folder = record_->folder() / "logs";
-    fleet.provider = provider_name(config_);
-    fleet.provider_options = provider_options(config_);
-    fleet.image = config_.fleet.image;
-    fleet.disk = config_.fleet.disk;
+    fleet.boot_max = config_.fleet.join_timeout;
+    fleet.stalled_after = config_.fleet.away_max;
     fleet.replace_lost = config_.fleet.replace_lost;
+    fleet.other_usd = [this] { return run_clock_->learner_usd().value_or(0); };
+    fleet.ledger_file = record_->folder() / "ledger.sqlite";
+    fleet.providers = provider_options(config_);
     fleet.machine_ended = [this](WorkerId id, const std::string& why) { node_->give_up(id, why); };
-    fleet.worker_argv = [this, join = overlay::to_text(overlay::reached_from_here(node_->endpoint()))](
-                            const provisioner::Offer& offer) {
-      const std::filesystem::path folder = std::filesystem::absolute(worker_folders() / offer.id);
-      std::error_code error;
-      std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
-      return std::vector<std::string>{options_.program.string(),
-                                      "worker",
-                                      "--join",
-                                      join,
-                                      "--name",
-                                      offer.id,
-                                      "--folder",
-                                      folder.string(),
-                                      "--up",
-                                      fmt::format("{} bit/s", worker_up(config_, offer).bits_per_s),
-                                      "--down",
-                                      fmt::format("{} bit/s", worker_down(config_, offer).bits_per_s),
-                                      "--rollouts-per-s",
-                                      fmt::format("{}", offer.rollouts_per_s)};
-    };
-    fleet.worker_env =
-        [this](const provisioner::Offer& offer) -> Result<std::vector<std::pair<std::string, std::string>>> {
-      ECHO_ASSIGN(const auto token, node_->issue_token(offer.id));
-      return std::vector{std::pair(std::string(kTokenVariable), std::string(token.reveal()))};
-    };
+    fleet.launch = [this](const provisioner::Offer& offer) { return launch(offer); };
     fleet.record = [this](std::string_view event, const std::string& offer, const std::string& detail) {
       record_->event(event, {{"offer", offer}, {"detail", detail}});
     };
-    ECHO_ASSIGN(fleet_, Fleet::start(std::move(fleet)));
+    ECHO_TRY(make_folders(fleet.providers.log_folder));
+    ECHO_ASSIGN(fleet_, provisioner::FleetDriver::start(std::move(fleet)));
     fleet_ready_ = true;
+    std::vector<std::pair<WorkerId, std::string>> here;  // that outlived an earlier process, and were back before the fleet
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [id, w] : workers_)
+        if (!w.away && !w.lost) here.emplace_back(id, w.offer);
+    }
+    for (const auto& [id, offer] : here) fleet_->joined(id, offer);
     return ok();
   }
 
-  // Until every rented worker has joined or the join timeout is over; a learner without provider waits for one.
+  // What makes a machine of this offer a worker of this run. The token is in the environment: a list of processes shows
+  // arguments. A process here is held to the speed and links of its offer, a rented host has its own.
+  Result<provisioner::LaunchSpec> launch(const provisioner::Offer& offer) {
+    provisioner::LaunchSpec spec;
+    spec.image = config_.fleet.image;
+    spec.disk = config_.fleet.disk;
+    if (offer.provider == "local") {
+      const std::filesystem::path folder = std::filesystem::absolute(worker_folders() / offer.id);
+      std::error_code error;
+      std::filesystem::remove_all(folder, error);  // of an earlier machine under this offer
+      spec.argv = {options_.program.string(), "worker", "--join",
+                   overlay::to_text(overlay::reached_from_here(node_->endpoint())), "--name", offer.id, "--folder",
+                   folder.string(), "--up", fmt::format("{} bit/s", worker_up(config_, offer).bits_per_s), "--down",
+                   fmt::format("{} bit/s", worker_down(config_, offer).bits_per_s), "--rollouts-per-s",
+                   fmt::format("{}", offer.rollouts_per_s)};
+    } else {
+      const auto reached = overlay::reached_from_elsewhere(node_->endpoint());
+      const std::string& bind = config_.network.bind;
+      if (reached.empty() || bind.starts_with("127.") || bind == "localhost" || bind == "::1")
+        return fail(Code::kInvalid, "network.bind", "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
+                    "an address that others reach, or to '::'", offer.provider, bind);
+      spec.argv = {"echoline", "worker", "--join", overlay::to_text(reached.front()), "--name", offer.id, "--folder",
+                   "/var/tmp/echoline-worker", "--bind", "::"};
+    }
+    ECHO_ASSIGN(const auto token, node_->issue_token(offer.id));
+    spec.env = {{kTokenVariable, std::string(token.reveal())}};
+    return spec;
+  }
+
+  // Until every rented worker has joined, or the join timeout is over and some have; machines that never join are replaced
+  // meanwhile, a few times. A learner without provider waits for one worker.
   Status wait_for_fleet() {
-    const TimePoint deadline = clock_.now() + config_.fleet.join_timeout;
+    constexpr int kMachinesTried = 3;
+    const TimePoint begin = clock_.now();
+    const Duration patience = config_.fleet.join_timeout;
     while (!stop_) {
+      ECHO_TRY(fleet_money());
       const std::size_t joined = alive();
-      const std::size_t missing = fleet_ ? fleet_->still_joining() : (joined > 0 ? 0 : 1);
+      const std::size_t missing = fleet_ ? still_joining() : (joined > 0 ? 0 : 1);
       phase(fmt::format("{} workers joined, waiting for {}", joined, missing));
       if (missing == 0 && joined > 0) return ok();
-      if (clock_.now() >= deadline) {
-        if (joined > 0) return ok();
-        return fail(Code::kUnavailable, "start fleet", "no worker joined within {}; their logs are in {}",
-                    to_text(config_.fleet.join_timeout), (record_->folder() / "logs").string());
-      }
+      const Duration waited = clock_.now() - begin;
+      if (joined > 0 && waited >= patience) return ok();
+      if (waited >= (missing > 0 && fleet_ ? kMachinesTried : 1) * patience)
+        return fail(Code::kUnavailable, "start fleet", "no worker joined within {}; their logs are in {}", to_text(waited),
+                    (record_->folder() / "logs").string());
       std::this_thread::sleep_for(kPoll / 2);
     }
     return ok();
+  }
+
+  std::size_t still_joining() const { return fleet_ ? fleet_->summary().numbers.joining : 0; }
+
+  // A run whose money is spent cannot go on.
+  Status fleet_money() const {
+    if (!fleet_ || !fleet_->summary().numbers.money_spent) return ok();
+    return fail(Code::kExhausted, "fleet",
+                "${:.2f} of fleet.usd_max are spent, and the fleet is given back: the run stands at step {}; go on with "
+                "--resume and a larger fleet.usd_max",
+                fleet_->summary().numbers.usd, step_);
   }
 
   Status publish(Version version) {
@@ -327,11 +356,16 @@ class Service {
     const TimePoint start = clock_.now();
     std::optional<replay_buffer::Batch> batch;
     TimePoint alone_since = kNever;
+    if (fleet_) fleet_->learner_waits(true);
     while (!batch && !stop_) {
       ECHO_ASSIGN(batch, desk_->wait_batch(step_, kPoll));
       write_status("training");
       if (batch) break;
-      if (alive() > 0 || (fleet_ && fleet_->still_joining() > 0)) {
+      if (Status money = fleet_money(); !money) {
+        ECHO_TRY(checkpoint());
+        return std::move(money).error();
+      }
+      if (alive() > 0 || still_joining() > 0) {
         alone_since = kNever;
       } else if (alone_since == kNever) {
         alone_since = clock_.now();
@@ -343,6 +377,7 @@ class Service {
       }
     }
     if (!batch) return false;
+    if (fleet_) fleet_->learner_waits(false);
     const TimePoint waited = clock_.now();
     std::vector<schema::Trajectory> trajectories;
     json ages = json::object();
@@ -368,6 +403,7 @@ class Service {
     reward_ = report.reward_mean;
     wait_seconds_ += seconds(waited - start);
     training_seconds_ += seconds(end - start);
+    if (fleet_) fleet_->step_measured(end - waited);
     record_->metric("step", {{"step", step_},
                              {"reward_mean", report.reward_mean},
                              {"accuracy", report.accuracy},
@@ -486,7 +522,7 @@ class Service {
     }
     record_->event(back ? "back" : "joined", {{"worker", id.value}, {"offer", name}});
     if (back) log::info("worker {} ({}) is back", id, name);
-    if (fleet_ready_) fleet_->worker_joined(id, name);
+    if (fleet_ready_) fleet_->joined(id, name);
   }
 
   // It may come back: only what it was working on is given to others.
@@ -509,11 +545,24 @@ class Service {
       workers_[id].lost = true;
     }
     record_->event("left", {{"worker", id.value}, {"reason", reason}});
-    if (fleet_ready_) fleet_->worker_lost(id, reason);
+    if (fleet_ready_) fleet_->left(id, reason);
     if (desk_ready_) desk_->worker_lost(id);
   }
 
+  // From every heartbeat of every worker to the fleet, past no other thread: however long a step takes, who works is seen.
+  void heartbeat(WorkerId id, Bytes bytes_in, Bytes bytes_forwarded, const std::string& application) {
+    const auto vitals = data_plane::parse_vitals(application);
+    if (!vitals) return;  // checked when it came
+    WorkerMeter::Progress progress;
+    {
+      const std::lock_guard lock(mutex_);
+      progress = meters_[id].heard(*vitals, clock_.now());
+    }
+    if (fleet_ready_) fleet_->beat(id, progress.rollouts, progress.busy_s, bytes_in, bytes_forwarded);
+  }
+
   void broadcast_done(const overlay::BroadcastReport& report) {
+    if (fleet_ready_ && report.base) fleet_->broadcast_measured(report.t_b);  // a snapshot is not what it usually carries
     std::vector<chains::WorkerLink> links;
     {
       const std::lock_guard lock(mutex_);
@@ -558,7 +607,7 @@ class Service {
         std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) { return !entry.second.lost; }));
   }
 
-  // Takes traffic and progress from the overlay's view of the workers.
+  // Takes what people see from the overlay's view of the workers.
   void refresh_workers() {
     if (!node_) return;
     const overlay::LearnerStats stats = node_->stats();
@@ -569,12 +618,6 @@ class Service {
       w.bytes_in = view.bytes_in.count;
       w.bytes_forwarded = view.bytes_forwarded.count;
       w.quarantined = view.quarantined;
-      if (fleet_ready_) fleet_->worker_traffic(view.info.id, view.bytes_in, view.bytes_forwarded);
-      if (view.silent) continue;
-      const auto vitals = data_plane::parse_vitals(view.app_bytes);
-      if (!vitals) continue;  // checked when it came
-      const WorkerMeter::Progress progress = meters_[view.info.id].heard(*vitals, clock_.now());
-      if (progress.busy_s > 0 && fleet_ready_) fleet_->worker_progress(view.info.id, progress.rollouts, progress.busy_s);
     }
     topology_ = stats.topology.to_short_text();
     const auto seeds = stats.topology.children_of(kLearnerId);
@@ -592,7 +635,7 @@ class Service {
     if (!record_ || clock_.now() < status_due_) return;
     status_due_ = clock_.now() + kStatusEvery;
     refresh_workers();
-    const FleetSummary fleet = fleet_ ? fleet_->summary() : FleetSummary{};
+    const provisioner::FleetSummary fleet = fleet_ ? fleet_->summary() : provisioner::FleetSummary{};
     const std::optional<double> learner_usd = run_clock_->learner_usd();
     json status = {{"schema_version", kReportSchemaVersion},
                    {"run", config_.run.name},
@@ -612,6 +655,8 @@ class Service {
                    {"usd_learner", learner_usd ? json(*learner_usd) : json(nullptr)},
                    {"usd_per_hour", fleet.usd_per_hour + config_.learner.usd_per_hour.value_or(0)},
                    {"prices_known", fleet.prices_known && learner_usd},
+                   {"rollouts_per_s_wanted", fleet.numbers.target_rollouts_per_s},
+                   {"rollouts_per_s_expected", fleet.numbers.expected_rollouts_per_s},
                    {"topology", topology_}};
     json workers = json::array();
     {
@@ -666,7 +711,7 @@ class Service {
   std::uint64_t floods_ = 0;
 
   // Destroyed in reverse: the node's thread ends before what its callbacks use.
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<provisioner::FleetDriver> fleet_;
   std::unique_ptr<RolloutDesk> desk_;
   Publisher publisher_{delta::EncodeOptions{}};
   std::mutex node_mutex_;  // held while node_ is being started

@@ -1,4 +1,4 @@
-// How fast a worker is, as the fleet's controller is told: by what it says of its time and by what the learner saw itself.
+// How fast a worker is, as the fleet's core is told: by what it says of its time and by what the learner saw itself.
 // Private to learner/.
 #pragma once
 #include <cstdint>

@@ -102,6 +102,12 @@ struct MessageFrom {
   WorkerId worker;
   std::string bytes;
 };
+// A heartbeat, where the application wants to hear of them.
+struct HeardFrom {
+  WorkerId worker;
+  Bytes bytes_in, bytes_forwarded;
+  std::string application;
+};
 struct BroadcastDone {
   BroadcastReport report;
 };
@@ -146,7 +152,7 @@ struct Disconnected {  // the last action of a core
 
 using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate,
                             act::SaveState, act::Spool, act::Unspool, act::DropSpool, act::Joined,
-                            act::WorkerAway, act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::BroadcastDone, act::TopologyChanged, act::NeedCatchUp,
+                            act::WorkerAway, act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::HeardFrom, act::BroadcastDone, act::TopologyChanged, act::NeedCatchUp,
                             act::FoundSlowHop, act::Welcomed, act::Deliver, act::Message, act::Away, act::Disconnected>;
 
 }  // namespace echoline::overlay

@@ -48,6 +48,7 @@ struct LearnerConfig {
   std::size_t assembling_bytes_max = 16 * kMessageBytesMax;
   // What the application says of the bytes that ride on a heartbeat. May be empty; pure.
   std::function<Status(std::string_view)> check_heartbeat;
+  bool tells_heartbeats = false;                          // act::HeardFrom comes with every one
   bool catch_ups_on_demand = true;                        // somebody answers act::NeedCatchUp
   std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
 };

@@ -224,6 +224,8 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   worker.view.forwarding_rate = beat.forwarding_rate;
   const Status sound = config_.check_heartbeat ? config_.check_heartbeat(beat.application) : ok();
   if (sound) worker.view.app_bytes = beat.application;
+  if (sound && config_.tells_heartbeats)
+    actions_.push_back(act::HeardFrom{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded, beat.application});
   worker.progress.clear();
   for (const Progress& p : beat.progress) worker.progress[p.publication] = p.chunks;
   worker.edges.clear();

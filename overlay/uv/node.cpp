@@ -163,6 +163,9 @@ struct LearnerNode::Impl {
                    [&](const act::WorkerAway& a) { call(events.away, a.worker, a.reason); },
                    [&](const act::Lost& a) { call(events.lost, a.worker, a.reason); },
                    [&](const act::TroubleOf& a) { call(events.trouble, a.worker, a.text); },
+                   [&](const act::HeardFrom& a) {
+                     call(events.heartbeat, a.worker, a.bytes_in, a.bytes_forwarded, a.application);
+                   },
                    [&](const act::Acked& a) { call(events.acked, a.worker, a.version, a.policy_digest); },
                    [&](const act::MessageFrom& a) { call(events.message, a.worker, a.bytes); },
                    [&](const act::BroadcastDone& a) { call(events.broadcast_done, a.report); },
@@ -293,6 +296,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.catch_ups_on_demand = static_cast<bool>(impl->events.need_catch_up);
   config.welcome = impl->events.welcome;
   config.check_heartbeat = impl->events.check_heartbeat;
+  config.tells_heartbeats = static_cast<bool>(impl->events.heartbeat);
   config.message_bytes_max = std::min<std::uint64_t>(o.message_max.count, kMessageBytesMax);
   config.assembling_bytes_max =
       std::clamp<std::size_t>(64 * config.message_bytes_max, kMessageBytesMax, 16 * kMessageBytesMax);

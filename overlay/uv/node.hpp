@@ -47,6 +47,9 @@ struct LearnerEvents {  // each may be empty
   std::function<std::string(const MemberInfo&)> welcome;
   // Whether what rides on a worker's heartbeat is as it should be; of what is not, the fifth ends the membership.
   std::function<Status(std::string_view)> check_heartbeat;
+  // Every heartbeat that is as it should be: what rides on it, and the bytes of chunks that the worker has received and
+  // forwarded since its process began.
+  std::function<void(WorkerId, Bytes bytes_in, Bytes bytes_forwarded, const std::string& application)> heartbeat;
   std::function<void(const MemberInfo&)> joined;  // again when it came back after away()
   // Out of reach: what it was doing is void. Its place is kept for away_max; then it is lost.
   std::function<void(WorkerId, const std::string& reason)> away;

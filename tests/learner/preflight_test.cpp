@@ -8,6 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "tests/overlay/folder.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -57,6 +61,27 @@ TEST(Preflight, TheQuickstartIsFine) {
   ASSERT_TRUE(result.plan);
   EXPECT_EQ(result.plan->plan.request.learner_usd_per_hour, config.learner.usd_per_hour);
   EXPECT_EQ(result.plan->plan.request.run_time, std::chrono::seconds(120));
+}
+
+// What goes on has its plan: whatever the offers say by now. Only what it may cost is the run file's.
+TEST(Preflight, ARunThatGoesOnKeepsItsPlan) {
+  const overlay::TemporaryFolder folder;
+  const Preflight first = preflight(quickstart());
+  ASSERT_TRUE(first.plan);
+  const provisioner::Plan& made = first.plan->plan;
+  ASSERT_TRUE(write_file_atomic(folder / "plan.json", made.to_json().dump()));
+  const Preflight again = preflight(quickstart({{"fleet.offers", "no-such-offers.json"}, {"fleet.usd_per_hour_max", "7"}}),
+                                    folder / "plan.json");
+  ASSERT_TRUE(again.status()) << again.status().error().message();
+  const provisioner::Plan& kept = again.plan->plan;
+  ASSERT_EQ(kept.chosen().size(), made.chosen().size());
+  for (std::size_t i = 0; i < made.chosen().size(); ++i) {
+    EXPECT_EQ(kept.chosen()[i]->offer.id, made.chosen()[i]->offer.id);
+    EXPECT_EQ(kept.chosen()[i]->offer.rollouts_per_s, made.chosen()[i]->offer.rollouts_per_s);
+  }
+  EXPECT_EQ(kept.standby, made.standby);
+  EXPECT_DOUBLE_EQ(kept.target.required_rollouts_per_s, made.target.required_rollouts_per_s);
+  EXPECT_EQ(kept.request.budget_usd_per_hour, 7.0);
 }
 
 TEST(Preflight, EverythingThatIsWrongAtOnce) {

@@ -1,0 +1,858 @@
+#include "provisioner/fleet_core.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/result.hpp"
+#include "provisioner/allocation.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr int kSamplesPerWindow = 32;         // completions close in time are added up
+constexpr std::size_t kPoolMax = 512;         // of the cheapest offers, that a choice looks at
+constexpr double kGroupsInWindow = 8;         // at least
+constexpr double kGuessGroups = 2;
+constexpr double kGroupsBeforeJudged = 4;     // before a worker counts as slower than promised
+constexpr double kGroupsBeforeStalled = 8;    // that it should have made, and made none
+constexpr Duration kHandInPause = std::chrono::seconds(10);  // longer ones between two results count as so long
+constexpr double kStalledShare = 0.1;         // what a host is taken for whose worker stalled
+constexpr Duration kUnanswered = std::chrono::minutes(5);  // after that a start that nobody answered has not happened
+
+double unit_cost(const FleetOffer& offer, double rollouts_per_s) {
+  return offer.all_usd_per_hour() / std::max(rollouts_per_s, 1e-12);
+}
+
+Duration median(const std::deque<Duration>& samples) {
+  std::vector<Duration> sorted(samples.begin(), samples.end());
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
+void keep_last(std::deque<Duration>& samples, Duration sample) {
+  if (sample <= Duration{}) return;
+  samples.push_back(sample);
+  if (samples.size() > rules::kPaceSamples) samples.pop_front();
+}
+
+}  // namespace
+
+std::string_view to_string(MachineState state) {
+  constexpr std::array<std::string_view, 6> kNames{"asked", "starting", "booting", "working", "stopping", "doubtful"};
+  return kNames.at(static_cast<std::size_t>(state));
+}
+
+FleetCore::FleetCore(FleetRules rules, const std::vector<FleetOffer>& offers, std::vector<std::string> wanted)
+    : rules_(std::move(rules)), wanted_(std::move(wanted)) {
+  ECHO_CHECK(rules_.headroom >= 0 && rules_.boot_max > Duration{} && rules_.group_size > 0);
+  for (const FleetOffer& offer : offers) book_[offer.id] = Entry{offer};
+  auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.headroom);
+  ECHO_CHECK(planned.has_value(), "{}", planned.error().message());  // a plan was made for it
+  target_ = *planned;
+}
+
+// ---- events ----
+
+void FleetCore::pass(TimePoint now) {
+  if (told_) now_ += std::clamp(now - *told_, Duration{}, rules::kStepMax);
+  told_ = now;
+}
+
+std::vector<FleetAction> FleetCore::handle(const FleetEvent& event, TimePoint now) {
+  pass(now);
+  std::visit([&](const auto& e) { on(e); }, event);
+  return std::exchange(actions_, {});
+}
+
+std::vector<FleetAction> FleetCore::tick(TimePoint now) {
+  pass(now);
+  mind_time_limits();
+  if (!closed_) {
+    mind_budgets();
+    mind_stalled();
+  }
+  if (!closed_) {
+    rent_wanted();
+    mind_shortfall();
+    mind_surplus();
+  }
+  return std::exchange(actions_, {});
+}
+
+std::vector<FleetAction> FleetCore::close(const std::string& why, TimePoint now) {
+  pass(now);
+  closed_ = true;
+  wanted_.clear();
+  for (auto& [key, machine] : machines_) stop(machine, why);
+  return std::exchange(actions_, {});
+}
+
+void FleetCore::on(const fleet::Booked& e) {
+  Machine* machine = rented_as(e.offer);
+  if (machine == nullptr || machine->state != MachineState::kAsked || machine->unwanted) {
+    actions_.push_back(fleet::BookEnd{e.ticket, machine ? machine->why : "nobody wants it any more", false});
+    if (machine != nullptr && machine->state == MachineState::kAsked)
+      std::erase_if(machines_, [&](const auto& entry) { return &entry.second == machine; });
+    return;
+  }
+  machine->ticket = e.ticket;
+  for (const auto& [key, m] : machines_)
+    if (&m == machine) by_ticket_[e.ticket] = key;
+  move(*machine, MachineState::kStarting);
+  machine->answered = false;
+  ++started_;
+  actions_.push_back(fleet::Start{e.ticket, e.offer});
+}
+
+void FleetCore::on(const fleet::BookingFailed& e) {
+  Machine* machine = rented_as(e.offer);
+  if (machine == nullptr || machine->state != MachineState::kAsked) return;
+  note("failed", e.offer, "not booked, so not rented: " + e.why);
+  blame(*machine, false);
+  loss_to_replace_ = true;
+  std::erase_if(machines_, [&](const auto& entry) { return &entry.second == machine; });
+}
+
+void FleetCore::on(const fleet::Recovered& e) {
+  if (of(e.ticket) != nullptr) return;
+  const std::uint64_t key = next_++;
+  Machine& machine = machines_[key];
+  by_ticket_[e.ticket] = key;
+  machine.offer = e.offer;
+  machine.ticket = e.ticket;
+  machine.instance = e.instance;
+  machine.state = MachineState::kDoubtful;
+  machine.adopt = e.adopt && !closed_;
+  machine.unwanted = !machine.adopt;
+  machine.why = "left behind by an earlier process";
+  machine.answered = !e.instance.text.empty();
+  machine.since = machine.asked = now_;
+  look(machine);
+}
+
+void FleetCore::on(const fleet::Started& e) {
+  Machine* machine = of(e.ticket);
+  if (machine == nullptr) {  // given up long ago: whatever it is, it goes
+    const std::uint64_t key = next_++;
+    machine = &machines_[key];
+    by_ticket_[e.ticket] = key;
+    machine->ticket = e.ticket;
+    machine->state = MachineState::kDoubtful;
+    machine->since = machine->asked = now_;
+    machine->unwanted = true;
+    machine->why = "it was started after it had been given up";
+  }
+  if (machine->state != MachineState::kStarting && machine->state != MachineState::kDoubtful) return;
+  machine->answered = true;
+  machine->instance = e.instance;
+  if (e.usd_per_hour) machine->offer.usd_per_hour = *e.usd_per_hour;
+  if (machine->unwanted) {
+    move(*machine, MachineState::kStopping);
+    ask_to_stop(*machine);
+    return;
+  }
+  move(*machine, MachineState::kBooting);
+  if (machine->worker) move(*machine, MachineState::kWorking);  // it was faster than the provider
+}
+
+void FleetCore::on(const fleet::StartFailed& e) {
+  Machine* machine = of(e.ticket);
+  if (machine == nullptr) return;
+  if (machine->state != MachineState::kStarting && machine->state != MachineState::kDoubtful) return;
+  const bool was_wanted = !machine->unwanted && !closed_;
+  machine->answered = true;
+  if (was_wanted) {
+    note("failed", machine->offer.id, e.why, e.ticket);
+    blame(*machine, !e.retryable);
+    loss_to_replace_ = true;
+  }
+  if (e.perhaps_rented) {
+    machine->why = "the provider refused it: " + e.why;
+    if (machine->state == MachineState::kStarting) doubt(*machine);
+    return;
+  }
+  forget(*machine, e.why, false);
+}
+
+void FleetCore::on(const fleet::Found& e) {
+  Machine* machine = of(e.ticket);
+  if (machine == nullptr || machine->state != MachineState::kDoubtful) return;
+  if (e.instance) {
+    machine->instance = *e.instance;
+    if (machine->adopt && !machine->unwanted) {
+      note("adopted", machine->offer.id, "an earlier process rented it: " + e.instance->text, e.ticket);
+      move(*machine, MachineState::kBooting);
+      machine->asked = now_;
+      if (machine->worker) move(*machine, MachineState::kWorking);
+      return;
+    }
+    move(*machine, MachineState::kStopping);
+    ask_to_stop(*machine);
+    return;
+  }
+  // An earlier process may have asked for it a moment ago: it may still come to be, but nobody waits for that.
+  if (machine->adopt && !std::exchange(machine->unwanted, true)) {
+    machine->why = "ended while nobody looked after it";
+    loss_to_replace_ = true;
+  }
+  if (machine->answered || e.certain || now_ - machine->since >= kUnanswered)
+    forget(*machine, machine->why,  // what may have been there for a while is paid for, unless somebody looked at once
+           !machine->answered || !machine->instance.text.empty() || now_ - machine->since >= rules::kAnswer);
+}
+
+void FleetCore::on(const fleet::Stopped& e) {
+  Machine* machine = of(e.ticket);
+  if (machine != nullptr && machine->state == MachineState::kStopping) forget(*machine, machine->why, true);
+}
+
+void FleetCore::on(const fleet::StopFailed& e) {
+  Machine* machine = of(e.ticket);
+  if (machine == nullptr || machine->state != MachineState::kStopping) return;
+  const Duration wait = put_off(*machine);
+  note_once("stop_failed", machine->offer.id, fmt::format("{}; asked again after {}", e.why, to_text(wait)));
+}
+
+void FleetCore::on(const fleet::Exited& e) {
+  Machine* machine = of(e.ticket);
+  if (machine == nullptr) return;
+  const bool expected = machine->state == MachineState::kStopping || machine->unwanted || closed_;
+  if (!expected) {
+    lose(*machine, "lost", e.why);
+    if (machine->worker) actions_.push_back(fleet::GiveUp{*machine->worker, "its machine has ended: " + e.why});
+    blame(*machine, e.outbid);  // at that price it is not to be had
+  }
+  if (!e.still_rented) return forget(*machine, expected && !machine->why.empty() ? machine->why : e.why, true);
+  if (machine->state == MachineState::kStopping) return;
+  machine->why = e.why;
+  if (machine->state == MachineState::kStarting) return doubt(*machine);
+  if (machine->state == MachineState::kDoubtful) return;  // it is being looked for
+  stop(*machine, e.why);
+}
+
+void FleetCore::on(const fleet::PriceChanged& e) {
+  Machine* machine = of(e.ticket);
+  if (machine == nullptr || !(e.usd_per_hour >= 0)) return;
+  if (machine->offer.usd_per_hour == e.usd_per_hour) return;
+  note("price", machine->offer.id,
+       fmt::format("${:.4g} an hour instead of ${:.4g}", e.usd_per_hour, machine->offer.usd_per_hour), e.ticket);
+  machine->offer.usd_per_hour = e.usd_per_hour;
+}
+
+void FleetCore::on(const fleet::Joined& e) {
+  Machine* machine = rented_as(e.offer);
+  if (machine == nullptr) return;  // by hand
+  if (machine->state == MachineState::kStopping || machine->state == MachineState::kAsked || machine->unwanted) return;
+  if (machine->worker && *machine->worker != e.worker) by_worker_.erase(*machine->worker);
+  machine->worker = e.worker;
+  progressed(*machine);
+  for (const auto& [key, m] : machines_)
+    if (&m == machine) by_worker_[e.worker] = key;
+  if (machine->state != MachineState::kBooting) return;
+  move(*machine, MachineState::kWorking);
+  if (const auto entry = book_.find(e.offer); entry != book_.end()) entry->second.failures = 0;
+}
+
+void FleetCore::on(const fleet::Beat& e) {
+  Machine* machine = of(e.worker);
+  if (machine == nullptr || !(e.rollouts >= 0) || !(e.busy_s >= 0)) return;
+  machine->unfinished_s += e.busy_s;
+  if (e.rollouts == 0) return;
+  rollouts_ += e.rollouts;
+  // Time in which nobody hands in anything (a long learner step) says nothing of who hands in nothing.
+  worked_ += std::min<Duration>(now_ - last_rollouts_at_, kHandInPause);
+  last_rollouts_at_ = now_;
+  progressed(*machine);
+  const double busy_s = std::exchange(machine->unfinished_s, 0);
+  if (busy_s == 0) return;
+  auto& samples = machine->samples;
+  if (samples.empty() || now_ - samples.back().at >= rules::kWindow / kSamplesPerWindow) samples.push_back({now_, 0, 0});
+  samples.back().rollouts += e.rollouts;
+  samples.back().busy_s += busy_s;
+  double rollouts = 0, busy = 0;
+  for (const auto& sample : samples) rollouts += sample.rollouts, busy += sample.busy_s;
+  const double group = rules_.group_size;
+  while (now_ - samples.front().at > rules::kWindow && rollouts - samples.front().rollouts >= kGroupsInWindow * group) {
+    rollouts -= samples.front().rollouts;
+    busy -= samples.front().busy_s;
+    samples.pop_front();
+  }
+  // Of a slow worker few groups are in the window, and where they begin and end is chance: what was promised weighs two.
+  const double guess = machine->share * machine->offer.rollouts_per_s;
+  machine->measured = (rollouts + kGuessGroups * group) / (busy + kGuessGroups * group / std::max(guess, 1e-12));
+  const double promised = machine->offer.rollouts_per_s;
+  if (rollouts < kGroupsBeforeJudged * group || !(promised > 0)) return;
+  const double share = *machine->measured / promised;
+  if (share < rules::kLied || shares_.contains(host_of(machine->offer))) demote(*machine, share);
+}
+
+void FleetCore::on(const fleet::Left& e) {
+  Machine* machine = of(e.worker);
+  by_worker_.erase(e.worker);
+  if (machine == nullptr) return;
+  machine->worker.reset();
+  if (machine->state == MachineState::kStopping || machine->unwanted || closed_) return;
+  // Whatever it still does, it is no use to the run: nobody goes on paying for it.
+  lose(*machine, "lost", e.why);
+  blame(*machine, false);
+  stop(*machine, e.why);
+}
+
+void FleetCore::on(const fleet::Waiting& e) {
+  stepped_ = true;
+  if (!stretches_.empty()) {
+    if (stretches_.back().waiting == e.now_waits) return;
+    stretches_.back().to = now_;
+  }
+  stretches_.push_back({now_, kNever, e.now_waits});
+  while (stretches_.size() > 1 && now_ - stretches_.front().to > std::chrono::hours(2)) stretches_.pop_front();
+  if (stretches_.size() > 4096) stretches_.pop_front();
+}
+
+void FleetCore::on(const fleet::StepMeasured& e) {
+  keep_last(steps_, e.step_time);
+  retarget();
+}
+
+void FleetCore::on(const fleet::BroadcastMeasured& e) {
+  keep_last(broadcasts_, e.broadcast_time);
+  retarget();
+}
+
+void FleetCore::on(const fleet::Spent& e) {
+  if (!(e.usd >= 0)) return;
+  spent_usd_ = e.usd;
+  spent_at_ = now_;
+}
+
+void FleetCore::on(const fleet::OffersRefreshed& e) {
+  std::map<std::string, Entry, std::less<>> fresh;
+  for (const FleetOffer& offer : e.offers) {
+    Entry entry{offer};
+    if (const auto known = book_.find(offer.id); known != book_.end()) {
+      entry.not_before = known->second.not_before;
+      entry.failures = known->second.failures;
+    }
+    fresh[offer.id] = std::move(entry);
+  }
+  book_ = std::move(fresh);
+}
+
+// ---- the table ----
+
+FleetCore::Machine* FleetCore::of(Ticket ticket) {
+  const auto it = by_ticket_.find(ticket);
+  return it == by_ticket_.end() ? nullptr : &machines_.at(it->second);
+}
+
+FleetCore::Machine* FleetCore::of(WorkerId worker) {
+  const auto it = by_worker_.find(worker);
+  return it == by_worker_.end() ? nullptr : &machines_.at(it->second);
+}
+
+FleetCore::Machine* FleetCore::rented_as(const std::string& offer) {
+  for (auto& [key, machine] : machines_)
+    if (machine.offer.id == offer) return &machine;
+  return nullptr;
+}
+
+const FleetCore::Machine* FleetCore::machine_of(const std::string& offer) const {
+  for (const auto& [key, machine] : machines_)
+    if (machine.offer.id == offer) return &machine;
+  return nullptr;
+}
+
+const FleetCore::Machine* FleetCore::machine_of(Ticket ticket) const {
+  const auto it = by_ticket_.find(ticket);
+  return it == by_ticket_.end() ? nullptr : &machines_.at(it->second);
+}
+
+std::optional<Ticket> FleetCore::ticket_of(WorkerId worker) const {
+  const auto it = by_worker_.find(worker);
+  return it == by_worker_.end() ? std::nullopt : std::optional(machines_.at(it->second).ticket);
+}
+
+void FleetCore::move(Machine& machine, MachineState to) {
+  using S = MachineState;
+  const auto allowed = [&] {
+    switch (machine.state) {
+      case S::kAsked:
+        return to == S::kStarting;
+      case S::kStarting:
+        return to == S::kBooting || to == S::kStopping || to == S::kDoubtful;
+      case S::kBooting:
+        return to == S::kWorking || to == S::kStopping;
+      case S::kWorking:
+        return to == S::kStopping;
+      case S::kDoubtful:
+        return to == S::kBooting || to == S::kStopping;
+      case S::kStopping:
+        return false;
+    }
+    return false;
+  };
+  ECHO_CHECK(allowed(), "{}: from {} to {}", machine.offer.id, to_string(machine.state), to_string(to));
+  ECHO_CHECK(to == S::kStarting || machine.ticket != 0 || to == S::kDoubtful);
+  ECHO_CHECK(to == S::kStarting || to == S::kDoubtful || !machine.instance.text.empty());
+  machine.state = to;
+  machine.since = now_;
+  machine.tries = 0;
+  machine.next_try = kNever;
+}
+
+void FleetCore::stop(Machine& machine, const std::string& why) {
+  if (machine.state == MachineState::kStopping) return;
+  machine.why = why;
+  if (machine.state == MachineState::kBooting || machine.state == MachineState::kWorking) {
+    move(machine, MachineState::kStopping);
+    ask_to_stop(machine);
+  } else {
+    machine.unwanted = true;  // nothing can be stopped yet: it is, as soon as it is known by a name
+  }
+}
+
+void FleetCore::ask_to_stop(Machine& machine) {
+  machine.next_try = now_ + rules::kAnswer;
+  actions_.push_back(fleet::Stop{machine.ticket, machine.instance, machine.why});
+}
+
+void FleetCore::forget(Machine& machine, const std::string& why, bool ran) {
+  actions_.push_back(fleet::BookEnd{machine.ticket, why, ran, machine.measured});
+  if (machine.worker) by_worker_.erase(*machine.worker);
+  const auto it = by_ticket_.find(machine.ticket);
+  ECHO_CHECK(it != by_ticket_.end());
+  const std::uint64_t key = it->second;
+  by_ticket_.erase(it);
+  machines_.erase(key);
+}
+
+void FleetCore::lose(Machine& machine, const std::string& what, const std::string& why) {
+  ++lost_;
+  loss_to_replace_ = true;
+  note(what, machine.offer.id, why, machine.ticket);
+}
+
+void FleetCore::doubt(Machine& machine) {
+  move(machine, MachineState::kDoubtful);
+  machine.unwanted = true;
+  look(machine);
+}
+
+void FleetCore::progressed(Machine& machine) {
+  machine.worked_then = worked_;
+  machine.rollouts_then = rollouts_;
+}
+
+void FleetCore::look(Machine& machine) {
+  put_off(machine);
+  machine.next_try = std::min(machine.next_try, now_ + rules::kAnswer);
+  actions_.push_back(fleet::Look{machine.ticket});
+}
+
+Duration FleetCore::put_off(Machine& machine) {
+  const Duration wait = std::min<Duration>(rules::kRetryMin * (1 << std::min(machine.tries, 10)), rules::kRetryMax);
+  ++machine.tries;
+  machine.next_try = now_ + wait;
+  return wait;
+}
+
+void FleetCore::blame(const Machine& machine, bool refused) {
+  const auto it = book_.find(machine.offer.id);
+  if (it == book_.end()) return;
+  it->second.refused = it->second.refused || refused;
+  it->second.not_before = now_ + std::chrono::minutes(1) * (1 << std::min(it->second.failures, 6));
+  ++it->second.failures;
+}
+
+void FleetCore::demote(const Machine& machine, double share) {
+  share = std::clamp(share, 1e-3, 1.0);
+  const auto [it, is_new] = shares_.try_emplace(host_of(machine.offer), share);
+  it->second = share;
+  if (!is_new) return;
+  note("demoted", machine.offer.id,
+       fmt::format("{:.4g} rollouts/s were promised, {:.4g} are measured: so its host is counted from now on",
+                   machine.offer.rollouts_per_s, share * machine.offer.rollouts_per_s),
+       machine.ticket);
+}
+
+void FleetCore::note(std::string what, std::string offer, std::string why, Ticket ticket) {
+  unsay(what);
+  actions_.push_back(fleet::Note{std::move(what), std::move(offer), std::move(why), ticket});
+}
+
+// What lasts is said once, until something else of its kind has happened.
+void FleetCore::note_once(const std::string& what, const std::string& key, const std::string& why) {
+  if (noted_.emplace(what, key).second) actions_.push_back(fleet::Note{what, key, why, 0});
+}
+
+// ---- what is there, and what should be ----
+
+std::optional<double> FleetCore::measured_rollouts_per_s(WorkerId worker) const {
+  const auto it = by_worker_.find(worker);
+  if (it == by_worker_.end()) return std::nullopt;
+  return machines_.at(it->second).measured;
+}
+
+// Who says nothing for a while, or is away, counts with what it last did: whoever hears of it judges its silence.
+double FleetCore::rate_of(const Machine& machine) const {
+  return machine.measured.value_or(machine.share * machine.offer.rollouts_per_s);
+}
+
+bool FleetCore::counts(const Machine& machine) const {
+  return !machine.unwanted && machine.state != MachineState::kStopping;
+}
+
+double FleetCore::expected() const {
+  double total = 0;
+  for (const auto& [key, machine] : machines_)
+    if (counts(machine)) total += rate_of(machine);
+  return total;
+}
+
+double FleetCore::usd_per_hour() const {
+  double total = 0;
+  for (const auto& [key, machine] : machines_) total += machine.offer.all_usd_per_hour();
+  return total;
+}
+
+double FleetCore::spent() const { return spent_usd_ + usd_per_hour() * seconds(now_ - spent_at_) / 3600; }
+
+double FleetCore::idle() const {
+  if (stretches_.empty()) return 0;
+  const Duration step = steps_.empty() ? rules_.pace.step_time : median(steps_);
+  const Duration window = std::clamp<Duration>(3 * step, rules::kWaitWindow, std::chrono::hours(2));
+  const TimePoint begin = now_ - window;
+  Duration waiting{};
+  for (const Stretch& s : stretches_)
+    if (s.waiting && s.to > begin) waiting += std::min(s.to, now_) - std::max(s.from, begin);
+  const Duration seen = std::max<Duration>(std::min(window, now_ - stretches_.front().from), rules::kSustained);
+  return seconds(waiting) / seconds(seen);
+}
+
+std::string FleetCore::numbers_text() const {
+  const FleetNumbers n = numbers();
+  return fmt::format(
+      "{:.4g} rollouts/s are there or on their way, {:.4g} are wanted (M* {:.4g}; T {}, T_b {}); the learner waits {:.1f} % "
+      "of the time; ${:.4g} an hour, ${:.4g} spent",
+      n.expected_rollouts_per_s, n.target_rollouts_per_s, n.required_rollouts_per_s, to_text(n.step_time),
+      to_text(n.broadcast_time), 100 * n.idle_fraction, n.usd_per_hour, n.usd);
+}
+
+FleetNumbers FleetCore::numbers() const {
+  FleetNumbers n;
+  n.required_rollouts_per_s = target_.required_rollouts_per_s;
+  n.target_rollouts_per_s = target_.provisioned_rollouts_per_s;
+  n.expected_rollouts_per_s = expected();
+  n.usd_per_hour = usd_per_hour();
+  n.usd = spent();
+  n.idle_fraction = idle();
+  n.step_time = steps_.size() >= rules::kPaceSamplesMin ? median(steps_) : rules_.pace.step_time;
+  n.broadcast_time = broadcasts_.size() >= rules::kPaceSamplesMin ? median(broadcasts_) : rules_.broadcast_time;
+  for (const auto& [key, machine] : machines_) {
+    const bool works = machine.state == MachineState::kWorking;
+    n.working += works ? 1 : 0;
+    n.working_rollouts_per_s += works ? rate_of(machine) : 0;
+    n.joining += !works && counts(machine) ? 1 : 0;
+    n.stopping += counts(machine) ? 0 : 1;
+  }
+  n.started = started_;
+  n.lost = lost_;
+  n.replaced = replaced_;
+  n.money_spent = money_spent_;
+  n.exhausted = exhausted_;
+  return n;
+}
+
+// M* from what was measured. More than was planned is asked for only where the user has said what an hour may cost. Where the
+// broadcast takes more than half of a period, more machines are not what helps: twice R/T is the most then.
+void FleetCore::retarget() {
+  LearnerPace pace = rules_.pace;
+  Duration t_b = rules_.broadcast_time;
+  if (steps_.size() >= rules::kPaceSamplesMin) pace.step_time = median(steps_);
+  if (broadcasts_.size() >= rules::kPaceSamplesMin) t_b = median(broadcasts_);
+  const Duration period = pace.publish_every * pace.step_time;
+  const auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.headroom);
+  const auto most = capacity_target(pace, period / 2, rules_.headroom);
+  if (!planned || !most) return;
+  const auto wanted = capacity_target(pace, t_b, rules_.headroom);
+  double limit = planned->required_rollouts_per_s;
+  if (rules_.usd_per_hour_max) limit = std::max(limit, most->required_rollouts_per_s);
+  const bool above = !wanted || wanted->required_rollouts_per_s > limit * (1 + rules::kDeadband);
+  if (above)
+    note_once("faster", "",
+              fmt::format("steps of {} with broadcasts of {} could use more than {:.4g} rollouts/s; {}", to_text(pace.step_time),
+                          to_text(t_b), limit,
+                          rules_.usd_per_hour_max ? "but the broadcast is what they wait for"
+                                                  : "fleet.usd_per_hour_max says how much more that may cost"));
+  target_.required_rollouts_per_s = wanted ? std::min(limit, wanted->required_rollouts_per_s) : limit;
+  target_.provisioned_rollouts_per_s = (1 + rules_.headroom) * target_.required_rollouts_per_s;
+}
+
+// ---- decisions ----
+
+void FleetCore::mind_time_limits() {
+  std::vector<std::uint64_t> keys;
+  for (const auto& [key, machine] : machines_) keys.push_back(key);
+  for (const std::uint64_t key : keys) {
+    Machine& machine = machines_.at(key);
+    const Duration waited = now_ - machine.asked;
+    const bool late = waited >= std::max<Duration>(rules_.boot_max, rules::kStepMax);
+    switch (machine.state) {
+      case MachineState::kBooting:
+        if (!late) break;
+        lose(machine, "lost", fmt::format("its worker has not joined within {}", to_text(rules_.boot_max)));
+        blame(machine, false);
+        stop(machine, fmt::format("its worker did not join within {}", to_text(rules_.boot_max)));
+        break;
+      case MachineState::kStarting:
+        if (waited < std::max<Duration>(rules_.boot_max, rules::kAnswer)) break;
+        if (!machine.unwanted) {
+          lose(machine, "lost", fmt::format("the provider has not answered within {}", to_text(waited)));
+          blame(machine, false);
+          machine.why = "the provider did not answer";
+        }
+        doubt(machine);
+        break;
+      case MachineState::kStopping:
+        if (now_ >= machine.next_try) ask_to_stop(machine);
+        break;
+      case MachineState::kDoubtful:
+        if (now_ >= machine.next_try) look(machine);
+        break;
+      case MachineState::kAsked:
+      case MachineState::kWorking:
+        break;
+    }
+  }
+}
+
+void FleetCore::mind_stalled() {
+  double working = 0;
+  for (const auto& [key, machine] : machines_)
+    if (machine.state == MachineState::kWorking) working += rate_of(machine);
+  for (auto& [key, machine] : machines_) {
+    if (machine.state != MachineState::kWorking || worked_ - machine.worked_then < rules_.stalled_after) continue;
+    const double rate = rate_of(machine), others = working - rate;
+    if (others <= 0) continue;
+    const double due = (rollouts_ - machine.rollouts_then) * rate / others;
+    if (due < kGroupsBeforeStalled * rules_.group_size) continue;
+    const std::string why = fmt::format("others have handed in for {}, of which {:.4g} rollouts would be its share, and it nothing",
+                                        to_text(worked_ - machine.worked_then), due);
+    lose(machine, "lost", why);
+    demote(machine, kStalledShare);
+    blame(machine, false);
+    stop(machine, why);
+  }
+}
+
+void FleetCore::mind_budgets() {
+  const double reserve = usd_per_hour() * seconds(rules::kReserve) / 3600;
+  if (rules_.usd_max && spent() + reserve >= *rules_.usd_max) {
+    money_spent_ = closed_ = true;
+    note("budget", "",
+         fmt::format("${:.4g} of ${:.4g} are spent, and giving everything back may take {} more: the fleet is returned",
+                     spent(), *rules_.usd_max, to_text(rules::kReserve)));
+    for (auto& [key, machine] : machines_) stop(machine, "the run's budget is spent");
+    return;
+  }
+  while (rules_.usd_per_hour_max) {
+    double total = 0;
+    Machine* dearest = nullptr;
+    for (auto& [key, machine] : machines_) {
+      if (!counts(machine)) continue;
+      total += machine.offer.all_usd_per_hour();
+      if (dearest == nullptr ||
+          unit_cost(machine.offer, rate_of(machine)) > unit_cost(dearest->offer, rate_of(*dearest)))
+        dearest = &machine;
+    }
+    if (dearest == nullptr || total <= *rules_.usd_per_hour_max * (1 + 1e-9)) break;
+    note("released", dearest->offer.id,
+         fmt::format("${:.4g} an hour are more than the ${:.4g} allowed; {}", total, *rules_.usd_per_hour_max,
+                     numbers_text()),
+         dearest->ticket);
+    stop(*dearest, "the fleet costs more per hour than it may");
+  }
+}
+
+bool FleetCore::affordable(double more_usd_per_hour) const {
+  const double per_hour = usd_per_hour() + more_usd_per_hour;
+  if (rules_.usd_per_hour_max && per_hour > *rules_.usd_per_hour_max * (1 + 1e-9)) return false;
+  // What could not be kept for as long as it takes to be of use is not rented.
+  const Duration least = rules::kReserve + 2 * rules_.boot_max;
+  return !rules_.usd_max || spent() + per_hour * seconds(least) / 3600 < *rules_.usd_max;
+}
+
+bool FleetCore::available(const Entry& entry) const {
+  return !entry.refused && now_ >= entry.not_before && entry.offer.rollouts_per_s > 0;
+}
+
+std::size_t FleetCore::rentals_allowed() const {
+  const std::size_t most = std::max(rules::kRentalsPerMinute, rules_.machines_max / 4);
+  const auto lately = static_cast<std::size_t>(std::count_if(
+      rentals_.begin(), rentals_.end(), [&](TimePoint at) { return now_ - at < std::chrono::minutes(1); }));
+  return lately >= most ? 0 : most - lately;
+}
+
+void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
+  const FleetOffer& chosen = book_.find(offer)->second.offer;
+  Machine& machine = machines_[next_++];
+  machine.offer = chosen;
+  const auto share = shares_.find(host_of(chosen));
+  machine.share = share == shares_.end() ? 1 : share->second;
+  machine.since = machine.asked = now_;
+  replaced_ += replaces ? 1 : 0;
+  note(what, offer, why);
+  actions_.push_back(fleet::Book{offer});
+}
+
+// What the plan chose comes first. Where an earlier process left machines that are used, only what they lack.
+void FleetCore::rent_wanted() {
+  std::vector<std::string> later;
+  for (const std::string& id : std::exchange(wanted_, {})) {
+    const Machine* machine = rented_as(id);
+    const bool looked_for_in_vain = machine != nullptr && machine->adopt && machine->unwanted;
+    if (machine != nullptr && machine->state == MachineState::kDoubtful && !looked_for_in_vain) {
+      later.push_back(id);
+      continue;
+    }
+    const auto entry = book_.find(id);
+    if (machine != nullptr || entry == book_.end()) continue;
+    const bool adopted = std::any_of(machines_.begin(), machines_.end(), [](const auto& m) { return m.second.adopt; });
+    if (adopted && expected() >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband)) continue;
+    const double price = entry->second.offer.all_usd_per_hour();
+    if (machines_.size() >= rules_.machines_max || !affordable(price)) {
+      note_once("budget", id, fmt::format("it was planned, and ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
+      continue;
+    }
+    rent(id, "planned", fmt::format("the plan chose it: {:.4g} rollouts/s for ${:.4g} an hour",
+                                    entry->second.offer.rollouts_per_s, price), false);
+  }
+  wanted_ = std::move(later);
+}
+
+// Whether it may be rented beside others: never twice, no GPU twice, not too many of one host.
+bool FleetCore::fits(const FleetOffer& offer, const std::vector<const FleetOffer*>& others) const {
+  std::size_t of_host = 0;
+  for (const FleetOffer* other : others) {
+    if (other->id == offer.id) return false;
+    if (other->provider != offer.provider) continue;
+    const bool same_machine = !offer.host.empty() && other->host == offer.host;
+    if (same_machine && (other->gpus & offer.gpus) != 0) return false;
+    of_host += offer.owner.empty() ? (same_machine ? 1 : 0) : (other->owner == offer.owner ? 1 : 0);
+  }
+  return !rules_.per_host_max || of_host < *rules_.per_host_max;
+}
+
+// The cheapest of what can be had that fills the gap.
+std::vector<std::string> FleetCore::choose(double missing) const {
+  std::vector<const FleetOffer*> rented;
+  for (const auto& [key, machine] : machines_) rented.push_back(&machine.offer);
+  struct Choice {
+    const FleetOffer* offer;
+    Candidate candidate;
+  };
+  std::vector<Choice> choices;
+  std::map<std::string, std::uint32_t> machines;
+  for (const auto& [id, entry] : book_) {
+    const FleetOffer& offer = entry.offer;
+    if (!available(entry) || !affordable(offer.all_usd_per_hour()) || !fits(offer, rented)) continue;
+    Candidate c;
+    const auto share = shares_.find(host_of(offer));
+    c.rollouts_per_s = offer.rollouts_per_s * (share == shares_.end() ? 1 : share->second);
+    // Every time it failed makes it twice as dear: what has not been tried comes first.
+    c.usd_per_hour = offer.all_usd_per_hour() * (1 << std::min(entry.failures, 6));
+    if (!offer.host.empty())
+      c.machine = machines.try_emplace(host_of(offer), static_cast<std::uint32_t>(machines.size()) + 1).first->second;
+    c.gpus = offer.gpus;
+    choices.push_back({&offer, c});
+  }
+  std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
+    const double x = a.candidate.usd_per_hour / a.candidate.rollouts_per_s;
+    const double y = b.candidate.usd_per_hour / b.candidate.rollouts_per_s;
+    return x != y ? x < y : a.candidate.rollouts_per_s > b.candidate.rollouts_per_s;
+  });
+  if (choices.size() > kPoolMax) choices.resize(kPoolMax);
+  std::vector<Candidate> pool;
+  for (const Choice& c : choices) pool.push_back(c.candidate);
+  AllocationLimits limits;
+  limits.workers_max = rules_.machines_max - std::min(rules_.machines_max, machines_.size());
+  std::vector<std::size_t> order;
+  std::optional<Allocation> best;
+  if (!pool.empty() && limits.workers_max > 0) best = allocate_greedy(pool, missing, limits);
+  if (best) {
+    order = best->chosen;
+  } else {
+    for (std::size_t i = 0; i < pool.size(); ++i) order.push_back(i);  // all there is, cheapest first
+  }
+  const std::size_t most = std::min(limits.workers_max, rentals_allowed());
+  std::vector<std::string> chosen;
+  double more = 0;
+  for (const std::size_t i : order) {
+    const FleetOffer& offer = *choices[i].offer;
+    if (chosen.size() == most) break;
+    if (!affordable(more + offer.all_usd_per_hour()) || !fits(offer, rented)) continue;
+    more += offer.all_usd_per_hour();
+    rented.push_back(&offer);
+    chosen.push_back(offer.id);
+  }
+  return chosen;
+}
+
+void FleetCore::mind_shortfall() {
+  while (!rentals_.empty() && now_ - rentals_.front() >= std::chrono::minutes(1)) rentals_.pop_front();
+  const double target = target_.provisioned_rollouts_per_s, there = expected();
+  if (there >= target * (1 - rules::kDeadband)) {
+    below_since_.reset();
+    loss_to_replace_ = exhausted_ = false;
+    unsay("short");
+    return;
+  }
+  if (!wanted_.empty()) return;  // an earlier process may have rented what is missing
+  const bool at_once = rules_.replace_lost && loss_to_replace_;
+  const bool felt = loss_to_replace_ || idle() >= rules::kFeltIdle;
+  if (!at_once) {
+    if (!felt) below_since_.reset();
+    if (felt && !below_since_) below_since_ = now_;
+    if (!below_since_ || now_ - *below_since_ < rules::kSustained) return;
+  }
+  if (rentals_allowed() == 0) return;
+  const std::vector<std::string> chosen = choose(target - there);
+  exhausted_ = chosen.empty();
+  if (exhausted_) return note_once("short", "", "nothing that may be rented is left; " + numbers_text());
+  const std::string why = fmt::format("{}: {}", at_once ? "a machine was lost" : "below the target", numbers_text());
+  double missing = target - there;
+  for (const std::string& id : chosen) {
+    if (missing <= 0) break;
+    rentals_.push_back(now_);
+    rent(id, at_once ? "replaced" : "added", why, at_once);
+    missing -= rate_of(*rented_as(id));
+  }
+  below_since_.reset();
+}
+
+void FleetCore::mind_surplus() {
+  const double target = target_.provisioned_rollouts_per_s;
+  double working = 0;
+  for (const auto& [key, machine] : machines_)
+    if (machine.state == MachineState::kWorking) working += rate_of(machine);
+  if (working < target * (1 + rules::kReleaseMargin)) {
+    above_since_.reset();
+    return;
+  }
+  if (!above_since_) above_since_ = now_;
+  if (now_ - *above_since_ < rules::kSurplus) return;
+  above_since_ = now_;  // one at a time
+  Machine* dearest = nullptr;
+  for (auto& [key, machine] : machines_) {
+    if (machine.state != MachineState::kWorking || working - rate_of(machine) < target) continue;
+    if (dearest == nullptr ||
+        unit_cost(machine.offer, rate_of(machine)) > unit_cost(dearest->offer, rate_of(*dearest)))
+      dearest = &machine;
+  }
+  if (dearest == nullptr) return;
+  note("released", dearest->offer.id, "there are enough without it: " + numbers_text(), dearest->ticket);
+  stop(*dearest, "there are enough without it");
+}
+
+}  // namespace echoline::provisioner

@@ -1,0 +1,415 @@
+#include "provisioner/fleet_driver.hpp"
+
+#include <future>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/log.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr std::string_view kOperation = "fleet";
+constexpr std::size_t kQueueMax = 65'536;
+constexpr std::size_t kInputsAtOnce = 4096;
+constexpr Duration kTick = std::chrono::milliseconds(50);
+constexpr Duration kGrace = std::chrono::seconds(5);  // between asking an instance to end and ending it
+// What the ledger knows of an instance is so old at most: the most that a killed learner's fleet can be booked short of.
+constexpr Duration kSignsEvery = std::chrono::seconds(5);
+constexpr Duration kSpentEvery = std::chrono::seconds(1);
+constexpr Duration kCloseLocal = kGrace + std::chrono::seconds(2), kCloseRemote = std::chrono::minutes(2);
+constexpr std::string_view kLocal = "local";  // its instances end with the process that started them
+
+FleetRules rules_of(const FleetOptions& options) {
+  const PlanRequest& request = options.plan.request;
+  FleetRules rules;
+  rules.pace = request.pace;
+  rules.broadcast_time = options.plan.broadcast_time;
+  rules.headroom = request.headroom;
+  rules.group_size = request.group_size;
+  rules.machines_max = request.workers_max;
+  rules.per_host_max = request.per_host_max;
+  rules.usd_per_hour_max = request.budget_usd_per_hour;
+  rules.usd_max = request.budget_usd;
+  rules.boot_max = options.boot_max;
+  rules.stalled_after = options.stalled_after;
+  rules.replace_lost = options.replace_lost;
+  return rules;
+}
+
+FleetOffer fleet_offer(const PlanRow& row) {
+  const Offer& offer = row.offer;
+  FleetOffer lot{offer.id, offer.provider, offer.host, offer.rollouts_per_s,
+                 row.cost.gpu.value_or(0) + row.cost.storage.value_or(0), row.cost.bandwidth.value_or(0)};
+  lot.owner = offer.owner;
+  if (offer.gpu_ids.empty()) return lot;
+  lot.gpus = 0;
+  for (const int gpu : offer.gpu_ids) lot.gpus |= std::uint64_t{1} << (gpu % 64);
+  return lot;
+}
+
+void warn(const Status& status) {
+  if (!status) log::error("{}", status.error().message());
+}
+
+}  // namespace
+
+FleetDriver::FleetDriver(FleetOptions options) : options_(std::move(options)), queue_(kQueueMax) {
+  for (const PlanRow& row : options_.plan.rows)
+    if (row.rank > 0) offers_[row.offer.id] = &row.offer;
+}
+
+Result<std::unique_ptr<FleetDriver>> FleetDriver::start(FleetOptions options) {
+  std::unique_ptr<FleetDriver> driver(new FleetDriver(std::move(options)));
+  std::promise<Status> opened;
+  std::future<Status> outcome = opened.get_future();
+  // One thread for the whole life: the kernel ends local instances when the thread that started them ends.
+  driver->thread_ = std::thread([&opened, raw = driver.get()] {
+    Status status = raw->open_on_thread();
+    const bool good = status.has_value();
+    if (!good) raw->close_all();
+    opened.set_value(std::move(status));
+    if (good) raw->loop();
+  });
+  ECHO_TRY(outcome.get());
+  return driver;
+}
+
+FleetDriver::~FleetDriver() { stop(); }
+
+void FleetDriver::stop() {
+  queue_.close();
+  if (thread_.joinable()) thread_.join();
+}
+
+void FleetDriver::beat(WorkerId worker, double rollouts, double busy_s, Bytes received, Bytes forwarded) {
+  queue_.try_push(Input(Traffic{worker, received, forwarded}));
+  tell(fleet::Beat{worker, rollouts, busy_s});
+}
+
+Status FleetDriver::open_on_thread() {
+  std::vector<std::string> wanted;
+  for (const PlanRow* row : options_.plan.chosen()) {
+    wanted.push_back(row->offer.id);
+    if (const auto provider = provider_of(row->offer.provider); !provider)
+      return fail(Code::kInvalid, kOperation, "offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
+                  provider.error().message());
+  }
+  std::vector<FleetOffer> market;
+  std::map<std::string, std::size_t> unusable;
+  for (const PlanRow& row : options_.plan.rows) {
+    if (row.rank == 0) continue;
+    if (provider_of(row.offer.provider)) market.push_back(fleet_offer(row));
+    else ++unusable[row.offer.provider];
+  }
+  for (const auto& [provider, count] : unusable)
+    log::info("{} offers are of provider '{}', which cannot be used here", count, provider);
+  ECHO_ASSIGN(ledger_, Ledger::open(options_.ledger_file, options_.run));
+  core_.emplace(rules_of(options_), market, std::move(wanted));
+  ECHO_TRY(take_up());
+  tell_spent();
+  carry_out(core_->tick(clock_.now()));
+  poll_providers();
+  update_summary();
+  return ok();
+}
+
+// What the ledger says an earlier process had is looked for; what carries a label of this run and is in no row, too.
+Status FleetDriver::take_up() {
+  for (const LedgerRow& row : ledger_->orphans()) {
+    if (row.run != options_.run) continue;
+    if (const auto provider = provider_of(row.provider); !provider)
+      return fail(Code::kInvalid, kOperation, "an earlier process of this run rented {} from '{}', and it may still cost: {}",
+                  row.instance.empty() ? row.label : row.instance, row.provider, provider.error().message());
+    labels_[row.id] = row.label;
+    accounts_[row.id].last_known_unix_s = row.last_known_unix_s();
+    const FleetOffer offer{row.offer, row.provider, row.host, row.promised_rollouts_per_s.value_or(0), row.usd_per_hour, 0};
+    hear(fleet::Recovered{row.id, offer, {row.instance}, row.provider != kLocal});
+  }
+  for (const auto& [name, provider] : providers_)
+    if (name != kLocal) provider->list(0, ledger_->label_prefix());
+  return ok();
+}
+
+void FleetDriver::loop() {
+  while (true) {
+    auto input = queue_.pop(kTick);
+    if (!input && queue_.closed()) break;
+    for (std::size_t n = 0; input; ++n) {
+      if (const auto* event = std::get_if<FleetEvent>(&*input)) hear(*event);
+      if (const auto* traffic = std::get_if<Traffic>(&*input)) count(*traffic);
+      if (n == kInputsAtOnce) break;
+      input = queue_.pop(Duration{});
+    }
+    poll_providers();
+    const TimePoint now = clock_.now();
+    if (now >= spent_due_) tell_spent();
+    carry_out(core_->tick(now));
+    if (now >= signs_due_) book_signs();
+    update_summary();
+  }
+  close_all();
+}
+
+void FleetDriver::close_all() {
+  stopping_ = true;
+  if (ledger_ && core_) {
+    book_signs();
+    carry_out(core_->close("the run has ended", clock_.now()));
+    bool remote = false;
+    for (const auto& [key, machine] : core_->machines()) remote = remote || machine.offer.provider != kLocal;
+    const TimePoint deadline = clock_.now() + (remote ? kCloseRemote : kCloseLocal);
+    while (!core_->empty() && clock_.now() < deadline) {
+      poll_providers();
+      carry_out(core_->tick(clock_.now()));
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    for (const auto& [key, machine] : core_->machines())
+      log::error("{} ({}) may still be rented; `echoline down` releases it", labels_[machine.ticket], machine.instance.text);
+    book_ends();
+    update_summary();
+  }
+  providers_.clear();
+  ledger_.reset();
+}
+
+// ---- what the core decides ----
+
+void FleetDriver::carry_out(const std::vector<FleetAction>& actions) {
+  for (const FleetAction& action : actions) std::visit([this](const auto& a) { act(a); }, action);
+}
+
+void FleetDriver::act(const fleet::Book& a) {
+  const Offer* offer = offer_of(a.offer);
+  ECHO_CHECK(offer != nullptr, "offer {}", a.offer);
+  auto row = ledger_->intend(*offer, clock_.unix_seconds(), offer->bid_usd_per_hour);
+  if (!row) return hear(fleet::BookingFailed{a.offer, row.error().message()});
+  labels_[row->id] = row->label;
+  accounts_[row->id] = {};
+  hear(fleet::Booked{a.offer, row->id});
+}
+
+void FleetDriver::act(const fleet::Start& a) {
+  const Offer* offer = offer_of(a.offer);
+  const auto refuse = [&](const Error& error) { hear(fleet::StartFailed{a.ticket, error.message(), false, false}); };
+  const auto provider = provider_of(offer->provider);
+  if (!provider) return refuse(provider.error());
+  auto spec = options_.launch(*offer);
+  if (!spec) return refuse(spec.error());
+  spec->offer = *offer;
+  spec->label = labels_[a.ticket];
+  spec->bid_usd_per_hour = offer->bid_usd_per_hour;
+  (*provider)->start(a.ticket, *spec);
+}
+
+void FleetDriver::act(const fleet::Stop& a) {
+  const auto* machine = core_->machine_of(a.ticket);
+  ECHO_CHECK(machine != nullptr);
+  const auto provider = provider_of(machine->offer.provider);
+  if (!provider) return hear(fleet::StopFailed{a.ticket, provider.error().message()});
+  (*provider)->stop(a.ticket, a.instance, kGrace);
+}
+
+void FleetDriver::act(const fleet::Look& a) {
+  const auto* machine = core_->machine_of(a.ticket);
+  ECHO_CHECK(machine != nullptr);
+  if (const auto provider = provider_of(machine->offer.provider)) (*provider)->list(a.ticket, labels_[a.ticket]);
+}
+
+void FleetDriver::act(const fleet::BookEnd& a) {
+  book_signs();
+  if (a.rollouts_per_s) warn(ledger_->measured(a.ticket, {a.rollouts_per_s, std::nullopt, std::nullopt}, clock_.unix_seconds()));
+  const Account account = std::exchange(accounts_[a.ticket], {});
+  accounts_.erase(a.ticket);
+  // What ended with the process that had it ended when it was last heard of, and not now.
+  const bool with_process = account.last_known_unix_s && !account.runs;
+  ends_.push_back({a, with_process ? *account.last_known_unix_s : clock_.unix_seconds()});
+  if (with_process) options_.record("orphan", labels_[a.ticket], a.why);
+  book_ends();
+}
+
+void FleetDriver::act(const fleet::GiveUp& a) {
+  if (options_.machine_ended) options_.machine_ended(a.worker, a.why);
+}
+
+void FleetDriver::act(const fleet::Note& a) {
+  if (stopping_) return;
+  const FleetNumbers n = core_->numbers();
+  nlohmann::json numbers = {{"required_rollouts_per_s", n.required_rollouts_per_s},
+                            {"target_rollouts_per_s", n.target_rollouts_per_s},
+                            {"expected_rollouts_per_s", n.expected_rollouts_per_s},
+                            {"working_rollouts_per_s", n.working_rollouts_per_s},
+                            {"working", n.working},
+                            {"joining", n.joining},
+                            {"step_seconds", seconds(n.step_time)},
+                            {"t_b_seconds", seconds(n.broadcast_time)},
+                            {"idle_fraction", n.idle_fraction},
+                            {"usd_per_hour", n.usd_per_hour},
+                            {"usd", n.usd}};
+  if (!a.offer.empty()) numbers["offer"] = a.offer;
+  warn(ledger_->decided({clock_.unix_seconds(), a.what, a.why, numbers.dump()}));
+  options_.record(a.what, a.offer, a.why);
+  if (a.what == "lost" || a.what == "failed" || a.what == "short" || a.what == "budget" || a.what == "stop_failed")
+    log::warn("{}{}{}: {}", a.what, a.offer.empty() ? "" : " ", a.offer, a.why);
+  else
+    log::info("{}{}{}: {}", a.what, a.offer.empty() ? "" : " ", a.offer, a.why);
+}
+
+// ---- what providers say ----
+
+void FleetDriver::poll_providers() {
+  for (const auto& [name, provider] : providers_)
+    for (const ProviderEvent& event : provider->poll(clock_.now()))
+      std::visit([&, &from = name](const auto& e) { on(from, e); }, event);
+}
+
+void FleetDriver::on(const std::string&, const Started& e) {
+  const auto* machine = core_->machine_of(e.ticket);
+  accounts_[e.ticket].runs = true;
+  warn(ledger_->running(e.ticket, e.instance.text, clock_.unix_seconds()));
+  if (e.usd_per_hour && machine != nullptr && *e.usd_per_hour != machine->offer.usd_per_hour)
+    warn(ledger_->priced(e.ticket, *e.usd_per_hour, clock_.unix_seconds()));
+  ++started_;
+  options_.record("rented", machine ? machine->offer.id : "", e.instance.text);
+  hear(fleet::Started{e.ticket, e.instance, e.usd_per_hour});
+}
+
+void FleetDriver::on(const std::string&, const StartFailed& e) {
+  hear(fleet::StartFailed{e.ticket, e.error.message(), e.retryable, e.perhaps_rented});
+}
+
+void FleetDriver::on(const std::string&, const Stopped& e) { hear(fleet::Stopped{e.ticket}); }
+
+void FleetDriver::on(const std::string&, const StopFailed& e) {
+  hear(fleet::StopFailed{e.ticket, e.error.message()});
+}
+
+void FleetDriver::on(const std::string&, const Exited& e) {
+  auto ticket = ticket_of(e.instance);
+  for (const auto& [key, machine] : core_->machines())
+    if (!ticket && machine.instance.text.empty() && labels_[machine.ticket] == e.label) ticket = machine.ticket;
+  if (ticket) hear(fleet::Exited{*ticket, e.why, e.outbid, e.still_rented});
+}
+
+void FleetDriver::on(const std::string&, const PriceChanged& e) {
+  const auto ticket = ticket_of(e.instance);
+  if (!ticket) return;
+  warn(ledger_->priced(*ticket, e.usd_per_hour, clock_.unix_seconds()));
+  hear(fleet::PriceChanged{*ticket, e.usd_per_hour});
+}
+
+void FleetDriver::on(const std::string& provider, const Listed& e) {
+  if (e.error) log::warn("{}", e.error->message());
+  if (e.ticket == 0) {  // all that carry a label of this run
+    for (const InstanceInfo& info : e.instances) {
+      const bool known = std::any_of(core_->machines().begin(), core_->machines().end(), [&](const auto& entry) {
+        return labels_[entry.second.ticket] == info.label;
+      });
+      if (known) continue;  // somebody looks for it
+      const auto row = ledger_->found(provider, info.instance.text, info.label, info.usd_per_hour, clock_.unix_seconds());
+      warn(row ? ok() : Status(row.error()));
+      if (!row) continue;
+      labels_[row->id] = row->label;
+      accounts_[row->id].runs = true;
+      log::warn("{} carries a label of this run and is in no row of its ledger: it is stopped", info.instance.text);
+      hear(fleet::Recovered{row->id, {row->offer, provider, row->host, 0, row->usd_per_hour, 0}, info.instance, false});
+    }
+    return;
+  }
+  for (const InstanceInfo& info : e.instances) {
+    if (info.label != labels_[e.ticket]) continue;
+    const auto* machine = core_->machine_of(e.ticket);
+    if (machine != nullptr && !accounts_[e.ticket].runs) {
+      accounts_[e.ticket].runs = true;
+      if (machine->instance.text.empty()) warn(ledger_->running(e.ticket, info.instance.text, clock_.unix_seconds()));
+    }
+    return hear(fleet::Found{e.ticket, info.instance, true});
+  }
+  if (e.complete) hear(fleet::Found{e.ticket, std::nullopt, provider == kLocal});
+}
+
+// ---- accounts ----
+
+void FleetDriver::count(const Traffic& traffic) {
+  const auto ticket = core_->ticket_of(traffic.worker);
+  if (!ticket) return;
+  Account& account = accounts_[*ticket];
+  // What it counts starts anew with the worker's process.
+  const auto since = [](Bytes now, Bytes before) { return Bytes{now.count - (now < before ? 0 : before.count)}; };
+  account.received_unbooked += since(traffic.received, account.received);
+  account.forwarded_unbooked += since(traffic.forwarded, account.forwarded);
+  account.received = traffic.received;
+  account.forwarded = traffic.forwarded;
+}
+
+void FleetDriver::book_signs() {
+  std::vector<LedgerSign> signs;
+  for (auto& [ticket, account] : accounts_) {
+    if (!account.runs) continue;
+    signs.push_back({ticket, std::exchange(account.forwarded_unbooked, {}), std::exchange(account.received_unbooked, {})});
+    const auto* machine = core_->machine_of(ticket);
+    if (machine == nullptr || !machine->measured || machine->measured == account.measured) continue;
+    account.measured = machine->measured;
+    warn(ledger_->measured(ticket, {machine->measured, std::nullopt, std::nullopt}, clock_.unix_seconds()));
+  }
+  warn(ledger_->alive(signs, clock_.unix_seconds()));
+  signs_due_ = clock_.now() + kSignsEvery;
+}
+
+void FleetDriver::book_ends() {
+  std::erase_if(ends_, [&](const End& e) {
+    const Status booked = e.end.ran ? ledger_->ended(e.end.ticket, e.end.why, e.unix_s)
+                                    : ledger_->failed(e.end.ticket, e.end.why, e.unix_s);
+    warn(booked);
+    return booked || booked.error().code != Code::kIo;  // a full disk may have room later
+  });
+}
+
+void FleetDriver::tell_spent() {
+  spent_due_ = clock_.now() + kSpentEvery;
+  if (!ends_.empty()) book_ends();
+  const auto totals = ledger_->totals(clock_.unix_seconds());
+  if (!totals) return warn(totals.error());
+  {
+    const std::lock_guard lock(mutex_);
+    summary_.usd = totals->usd;
+    summary_.prices_known = totals->prices_known;
+    if (!stopping_) summary_.usd_per_hour = totals->usd_per_hour;
+  }
+  hear(fleet::Spent{totals->usd + (options_.other_usd ? options_.other_usd() : 0)});
+}
+
+void FleetDriver::update_summary() {
+  if (stopping_) tell_spent();
+  const FleetNumbers numbers = core_->numbers();
+  const std::lock_guard lock(mutex_);
+  summary_.planned = options_.plan.chosen().size();
+  summary_.started = started_;
+  summary_.lost = numbers.lost;
+  summary_.replaced = numbers.replaced;
+  summary_.numbers = numbers;
+}
+
+FleetSummary FleetDriver::summary() const {
+  const std::lock_guard lock(mutex_);
+  return summary_;
+}
+
+Result<Provider*> FleetDriver::provider_of(const std::string& name) {
+  if (const auto it = providers_.find(name); it != providers_.end()) return it->second.get();
+  ECHO_ASSIGN(auto made, make_provider(name, options_.providers));
+  return (providers_[name] = std::move(made)).get();
+}
+
+std::optional<Ticket> FleetDriver::ticket_of(const InstanceId& instance) const {
+  for (const auto& [key, machine] : core_->machines())
+    if (machine.instance == instance) return machine.ticket;
+  return std::nullopt;
+}
+
+const Offer* FleetDriver::offer_of(const std::string& id) const {
+  const auto it = offers_.find(id);
+  return it == offers_.end() ? nullptr : it->second;
+}
+
+}  // namespace echoline::provisioner

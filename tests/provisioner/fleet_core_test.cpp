@@ -1,0 +1,526 @@
+// The fleet's core under a clock moved by hand, with a provider and a ledger that do as they are told.
+#include "provisioner/fleet_core.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace echoline::provisioner {
+namespace {
+
+using std::chrono::minutes;
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
+using Names = std::vector<std::string>;
+
+FleetOffer offer(const std::string& id, double rate, double usd, const std::string& host = "") {
+  return {id, "local", host, rate, usd, 0};
+}
+
+// Answers what the core asks for at once, unless a test says otherwise, and keeps what happened.
+class Fleet : public testing::Test {
+ protected:
+  // M* = 100: 1,000 rollouts in steps of 10 s that no broadcast delays; so 110 are wanted.
+  Fleet() {
+    rules.pace = {1000, 1, seconds(10)};
+    rules.group_size = 4;
+  }
+
+  FleetCore& make(std::vector<FleetOffer> offers, Names wanted) {
+    core.emplace(rules, std::move(offers), std::move(wanted));
+    return *core;
+  }
+  void tell(const FleetEvent& event) { carry_out(core->handle(event, clock.now())); }
+  void carry_out(const std::vector<FleetAction>& actions) {
+    for (const FleetAction& action : actions) {
+      if (const auto* book = std::get_if<fleet::Book>(&action)) {
+        tickets[book->offer] = ++last;
+        rented.push_back(book->offer);
+        if (books) tell(fleet::Booked{book->offer, last});
+      } else if (const auto* start = std::get_if<fleet::Start>(&action)) {
+        if (starts) tell(fleet::Started{start->ticket, {"i" + std::to_string(start->ticket)}, {}});
+        if (starts && joins) join(start->offer);
+      } else if (const auto* stop = std::get_if<fleet::Stop>(&action)) {
+        asked_to_stop.push_back(stop->ticket);
+        if (stops) tell(fleet::Stopped{stop->ticket});
+      } else if (const auto* look = std::get_if<fleet::Look>(&action)) {
+        looks.push_back(look->ticket);
+      } else if (const auto* end = std::get_if<fleet::BookEnd>(&action)) {
+        ended.push_back(end->ticket);
+        ran[end->ticket] = end->ran;
+      } else if (const auto* note = std::get_if<fleet::Note>(&action)) {
+        notes.push_back(*note);
+      }
+    }
+  }
+  WorkerId worker(const std::string& offer) { return WorkerId{static_cast<std::uint64_t>(tickets.at(offer))}; }
+  void join(const std::string& offer) { tell(fleet::Joined{worker(offer), offer}); }
+  void beat(const std::string& offer, double rollouts, double busy_s) {
+    if (tickets.contains(offer)) tell(fleet::Beat{worker(offer), rollouts, busy_s});
+  }
+  // Second by second.
+  void pass(Duration time, const std::function<void(int)>& each = {}) {
+    for (int s = 0; s < time / seconds(1); ++s) {
+      clock.advance(seconds(1));
+      if (each) each(s);
+      carry_out(core->tick(clock.now()));
+    }
+  }
+  void learner_waits(bool now_waits) { tell(fleet::Waiting{now_waits}); }
+  Names noted(const std::string& what) const {
+    Names offers;
+    for (const fleet::Note& note : notes)
+      if (note.what == what) offers.push_back(note.offer);
+    return offers;
+  }
+  MachineState state(const std::string& offer) const { return core->machine_of(offer)->state; }
+
+  ManualClock clock;
+  FleetRules rules;
+  std::optional<FleetCore> core;
+  bool books = true, starts = true, joins = true, stops = true;
+  Ticket last = 0;
+  std::map<std::string, Ticket> tickets;
+  std::map<Ticket, bool> ran;
+  Names rented;
+  std::vector<Ticket> asked_to_stop, looks, ended;
+  std::vector<fleet::Note> notes;
+};
+
+TEST_F(Fleet, WhatThePlanChoseIsRentedOnceAndKept) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  learner_waits(true);  // as every learner does until the first batch is there
+  pass(minutes(30));
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_DOUBLE_EQ(core->numbers().working_rollouts_per_s, 120);
+}
+
+// Eight offers of 0.05 rollouts/s and groups of four: a worker hands in its first group after 80 s. Both that the plan
+// chose work, so nothing else is rented; not while they boot, not before their first group, not when the learner waits.
+TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {
+  rules.pace = {4, 1, seconds(50)};
+  std::vector<FleetOffer> offers;
+  for (int i = 0; i < 8; ++i) offers.push_back(offer("o" + std::to_string(i), 0.05, 0.1));
+  make(offers, {"o0", "o1"});
+  joins = false;
+  pass(seconds(41));
+  join("o0");
+  join("o1");
+  learner_waits(true);
+  pass(minutes(60), [&](int s) {
+    for (const char* name : {"o0", "o1"}) beat(name, s % 80 == 79 ? 4 : 0, 1);
+  });
+  EXPECT_THAT(rented, ElementsAre("o0", "o1"));
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_NEAR(*core->measured_rollouts_per_s(worker("o0")), 0.05, 0.02);
+}
+
+// "3690 of 3692": six of the quickstart's machines do a little less than they promise.
+TEST_F(Fleet, APerMilleIsNotMissing) {
+  rules.pace = {2048, 1, seconds(1)};
+  rules.broadcast_time = from_seconds(0.3898);
+  make({offer("a", 1231, 1), offer("b", 1231, 1), offer("c", 1231, 1), offer("d", 600, 1)}, {"a", "b", "c"});
+  EXPECT_NEAR(core->numbers().target_rollouts_per_s, 3692, 1);
+  learner_waits(true);
+  pass(minutes(10), [&](int) {
+    for (const char* name : {"a", "b", "c"}) beat(name, 1230, 1);
+  });
+  EXPECT_NEAR(core->numbers().expected_rollouts_per_s, 3690, 1);
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+}
+
+// A step, an evaluation or a boot of minutes: nobody hands in anything, and nobody is to blame.
+TEST_F(Fleet, ALearnerStepOfMinutesRentsNothing) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  for (int step = 0; step < 5; ++step) {
+    learner_waits(true);
+    pass(seconds(2), [&](int) {
+      for (const char* name : {"a", "b"}) beat(name, 58, 1);
+    });
+    learner_waits(false);
+    pass(seconds(step == 3 ? 600 : 60));
+    tell(fleet::StepMeasured{seconds(10)});
+  }
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+}
+
+TEST_F(Fleet, WhoNeverJoinsIsStoppedAndReplaced) {
+  rules.boot_max = seconds(300);
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
+  joins = false;
+  pass(seconds(1));
+  join("a");
+  pass(seconds(299));
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+  stops = false;
+  pass(seconds(3));
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+  EXPECT_EQ(state("b"), MachineState::kStopping);
+  // Nobody answers: it is asked again, until the provider says that it is gone.
+  pass(minutes(5));
+  EXPECT_GT(std::count(asked_to_stop.begin(), asked_to_stop.end(), tickets["b"]), 3);
+  EXPECT_THAT(ended, IsEmpty());
+  tell(fleet::Stopped{tickets["b"]});
+  EXPECT_THAT(ended, testing::Contains(tickets["b"]));
+}
+
+TEST_F(Fleet, ALostWorkerIsReplacedAtOnceAndItsMachineStopped) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
+  pass(seconds(5));
+  tell(fleet::Exited{tickets["a"], "killed by signal 9"});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+  EXPECT_THAT(ended, ElementsAre(tickets["a"]));
+  tell(fleet::Left{worker("b"), "away for too long"});
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c", "d"));
+  EXPECT_EQ(core->numbers().lost, 2u);
+  EXPECT_EQ(core->numbers().replaced, 2u);
+}
+
+TEST_F(Fleet, AnOutbidMachineIsReplacedAtOnceAndNotAtThatPrice) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
+  pass(seconds(5));
+  stops = false;
+  tell(fleet::Exited{tickets["a"], "outbid", true, true});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));  // its disk still costs
+  tell(fleet::Stopped{tickets["a"]});
+  tell(fleet::Exited{tickets["c"], "outbid", true});
+  pass(minutes(200));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));  // nothing else is there, and these are refused
+  EXPECT_THAT(noted("short"), testing::SizeIs(1));
+  tell(fleet::OffersRefreshed{{offer("a", 60, 0.4)}});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c", "a"));
+}
+
+TEST_F(Fleet, ALossThatTheFleetCanBearIsNotReplaced) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 5, 0.1)}, {"a", "b", "c"});
+  pass(seconds(1));
+  tell(fleet::Exited{tickets["c"], "gone"});
+  pass(minutes(10));
+  EXPECT_EQ(rented.size(), 3u);
+}
+
+TEST_F(Fleet, WithoutReplaceLostALossWaitsLikeAnyShortfall) {
+  rules.replace_lost = false;
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  pass(seconds(1));
+  tell(fleet::Exited{tickets["a"], "gone"});
+  pass(seconds(29));
+  EXPECT_EQ(rented.size(), 2u);
+  pass(seconds(3));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+}
+
+TEST_F(Fleet, AFailedStartMovesOnToTheNextOffer) {
+  make({offer("a", 120, 0.1), offer("b", 120, 0.2), offer("c", 120, 0.3)}, {"a"});
+  starts = false;
+  pass(seconds(1));
+  tell(fleet::StartFailed{tickets["a"], "410 gone", false, false});
+  EXPECT_FALSE(ran.at(tickets["a"]));  // it costs nothing
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  tell(fleet::StartFailed{tickets["b"], "429", true, false});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+  tell(fleet::StartFailed{tickets["c"], "500", true, false});
+  pass(seconds(61));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c", "b"));  // after a while, what may be asked for again
+}
+
+// A create call that errs and rents all the same.
+TEST_F(Fleet, WhatPerhapsWasRentedIsLookedForAndStopped) {
+  make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
+  starts = false;
+  pass(seconds(1));
+  tell(fleet::StartFailed{tickets["a"], "time-out", true, true});
+  EXPECT_THAT(looks, ElementsAre(tickets["a"]));
+  EXPECT_THAT(ended, IsEmpty());
+  pass(seconds(70));
+  EXPECT_GE(looks.size(), 2u);  // nobody has said yet
+  tell(fleet::Found{tickets["a"], InstanceId{"vast:7"}});
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
+  EXPECT_THAT(ended, ElementsAre(tickets["a"]));
+  tell(fleet::StartFailed{tickets["b"], "time-out", true, true});
+  tell(fleet::Found{tickets["b"], {}});
+  EXPECT_THAT(ended, ElementsAre(tickets["a"], tickets["b"]));
+  EXPECT_FALSE(ran.at(tickets["b"]));
+}
+
+TEST_F(Fleet, AStartThatNobodyAnswersIsLookedForUntilItIsKnown) {
+  make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
+  starts = false;
+  pass(seconds(62));
+  EXPECT_EQ(state("a"), MachineState::kDoubtful);
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  tell(fleet::Found{tickets["a"], {}});  // not yet; it may still come to be
+  EXPECT_EQ(state("a"), MachineState::kDoubtful);
+  tell(fleet::Started{tickets["a"], {"late"}, {}});
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
+  EXPECT_THAT(ended, ElementsAre(tickets["a"]));
+  // And one that was forgotten altogether.
+  tell(fleet::Started{99, {"very late"}, {}});
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"], 99));
+}
+
+TEST_F(Fleet, WhatAnEarlierProcessRentedIsUsed) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  tickets["a"] = 71;
+  tickets["c"] = 72;
+  last = 100;
+  tell(fleet::Recovered{71, offer("a", 60, 0.1), {"vast:1"}});
+  tell(fleet::Recovered{72, offer("c", 60, 0.1), {}});
+  EXPECT_THAT(looks, ElementsAre(71, 72));
+  pass(seconds(1));
+  EXPECT_THAT(rented, IsEmpty());  // a and c may be enough
+  tell(fleet::Found{71, InstanceId{"vast:1"}});
+  tell(fleet::Found{72, InstanceId{"vast:2"}});
+  join("a");
+  join("c");
+  pass(minutes(5));
+  EXPECT_THAT(rented, IsEmpty());
+  EXPECT_THAT(noted("adopted"), ElementsAre("a", "c"));
+  EXPECT_EQ(core->numbers().working, 2u);
+}
+
+TEST_F(Fleet, WhatAnEarlierProcessHadAndIsGoneIsBookedAndRentedAnew) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1)}, {"a", "b"});
+  last = 100;
+  tell(fleet::Recovered{71, offer("a", 60, 0.1), {"local:1"}});
+  tell(fleet::Found{71, {}});
+  EXPECT_THAT(ended, ElementsAre(71));
+  EXPECT_TRUE(ran.at(71));
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+}
+
+// T has been measured: the target follows, and is what the loop works for.
+TEST_F(Fleet, MeasuredPaceMovesTheTarget) {
+  rules.usd_per_hour_max = 10;
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  pass(seconds(1));
+  for (int i = 0; i < 4; ++i) tell(fleet::StepMeasured{seconds(5)});
+  EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 100);  // not by a few steps
+  tell(fleet::StepMeasured{seconds(5)});
+  EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 200);
+  tell(fleet::StepMeasured{minutes(10)});  // an evaluation: it moves nothing
+  EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 200);
+  for (int i = 0; i < 5; ++i) tell(fleet::BroadcastMeasured{seconds(2)});
+  EXPECT_NEAR(core->numbers().required_rollouts_per_s, 1000.0 / 3, 1e-9);
+  // A broadcast that takes all of the period is not mended by machines.
+  for (int i = 0; i < 15; ++i) tell(fleet::BroadcastMeasured{seconds(6)});
+  EXPECT_NEAR(core->numbers().required_rollouts_per_s, 400, 1e-9);
+  EXPECT_THAT(noted("faster"), testing::SizeIs(1));
+  // 110 of 440 are missing, but nothing is rented before the learner feels it.
+  pass(minutes(5));
+  EXPECT_EQ(rented.size(), 2u);
+  learner_waits(true);
+  pass(seconds(35));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+  EXPECT_THAT(notes.back().why, HasSubstr("120 rollouts/s are there or on their way, 440 are wanted"));
+}
+
+// The quickstart's learner takes a third of the time that it was planned for, and waits for its workers. Without a word on what
+// that may cost, the fleet stays what was planned.
+TEST_F(Fleet, AFastLearnerRentsNothingThatNobodyHasPlanned) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  pass(seconds(1));
+  learner_waits(true);
+  for (int i = 0; i < 15; ++i) tell(fleet::StepMeasured{std::chrono::milliseconds(3000 + 10 * i)});
+  for (int i = 0; i < 15; ++i) tell(fleet::BroadcastMeasured{seconds(2)});
+  pass(minutes(10));
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  EXPECT_THAT(noted("faster"), testing::SizeIs(1));
+  EXPECT_DOUBLE_EQ(core->numbers().required_rollouts_per_s, 100);
+}
+
+TEST_F(Fleet, ASlowLearnerLetsTheDearestGoAfterFiveMinutes) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.3), offer("c", 60, 0.2)}, {"a", "b", "c"});
+  pass(seconds(1));
+  for (int i = 0; i < 5; ++i) tell(fleet::StepMeasured{seconds(20)});
+  pass(minutes(5) - seconds(1));
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+  pass(seconds(3));
+  EXPECT_THAT(noted("released"), ElementsAre("b"));
+  EXPECT_THAT(ended, ElementsAre(tickets["b"]));
+  EXPECT_EQ(core->numbers().lost, 0u);
+  pass(minutes(6));
+  EXPECT_THAT(noted("released"), ElementsAre("b", "c"));
+  pass(minutes(60));
+  EXPECT_EQ(core->numbers().working, 1u);  // 60 of 55: the last one stays
+  EXPECT_EQ(rented.size(), 3u);
+}
+
+TEST_F(Fleet, AHostThatLiesIsMadeUpForAndDemoted) {
+  make({offer("liar", 60, 0.1, "h1"), offer("b", 60, 0.2), offer("c", 60, 0.3), offer("liar2", 90, 0.1, "h1")},
+       {"liar", "b"});
+  pass(seconds(1));
+  learner_waits(true);
+  pass(seconds(40), [&](int) {
+    beat("liar", 12, 1);
+    beat("b", 60, 1);
+  });
+  EXPECT_THAT(noted("demoted"), ElementsAre("liar"));
+  EXPECT_THAT(rented, ElementsAre("liar", "b", "c"));
+  tell(fleet::Exited{tickets["liar"], "gone"});
+  tell(fleet::Exited{tickets["c"], "gone"});
+  tell(fleet::OffersRefreshed{{offer("liar2", 90, 0.1, "h1"), offer("d", 60, 0.4)}});
+  pass(seconds(2), [&](int) { beat("b", 60, 1); });
+  // 18 of 90 for $0.1 are dearer than nothing else: both are needed, and it is counted as what it is.
+  EXPECT_THAT(rented, ElementsAre("liar", "b", "c", "d"));
+}
+
+TEST_F(Fleet, AWorkerThatHandsInNothingWhileOthersDoIsReplaced) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
+  pass(minutes(5) + seconds(5), [&](int) { beat("a", 60, 1); });
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+}
+
+TEST_F(Fleet, TheBudgetPerHourIsNeverPassed) {
+  rules.usd_per_hour_max = 0.35;
+  make({offer("a", 40, 0.1), offer("b", 40, 0.1), offer("c", 40, 0.2), offer("d", 40, 0.1)}, {"a", "b", "c"});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  pass(minutes(5));
+  learner_waits(true);
+  pass(minutes(5));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "d"));
+  tell(fleet::PriceChanged{tickets["a"], 0.2});
+  pass(seconds(1));
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
+  EXPECT_LE(core->numbers().usd_per_hour, 0.35);
+}
+
+TEST_F(Fleet, TheTotalBudgetIsNeverPassedAndEverythingIsGivenBack) {
+  rules.usd_max = 1;
+  make({offer("a", 60, 3), offer("b", 60, 3)}, {"a", "b"});
+  pass(minutes(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  pass(minutes(20));
+  EXPECT_TRUE(core->numbers().money_spent);
+  EXPECT_TRUE(core->empty());
+  EXPECT_THAT(noted("budget"), testing::SizeIs(1));
+  // $6 an hour: $1 is 10 minutes, and 3 are kept for giving back.
+  EXPECT_LE(core->numbers().usd, 0.75);
+  tell(fleet::OffersRefreshed{{offer("c", 60, 0.1)}});
+  pass(minutes(20));
+  EXPECT_EQ(rented.size(), 2u);
+}
+
+// What the ledger says counts: traffic, and what earlier processes of the run spent.
+TEST_F(Fleet, TheLedgersSumIsWhatIsSpent) {
+  rules.usd_max = 1;
+  make({offer("a", 120, 1)}, {"a"});
+  tell(fleet::Spent{0.99});
+  pass(minutes(5));
+  EXPECT_THAT(rented, IsEmpty());
+  EXPECT_THAT(noted("budget"), testing::SizeIs(1));
+}
+
+TEST_F(Fleet, RentalsPerMinuteAreBounded) {
+  rules.machines_max = 8;
+  std::vector<FleetOffer> offers;
+  for (int i = 0; i < 100; ++i) offers.push_back(offer("o" + std::to_string(i), 30, 0.1));
+  make(offers, {"o0", "o1", "o2", "o3"});
+  starts = false;
+  pass(seconds(1));
+  const auto refuse_all = [&](int) {
+    for (const auto& [name, ticket] : tickets) tell(fleet::StartFailed{ticket, "503", true, false});
+  };
+  pass(seconds(59), refuse_all);
+  EXPECT_EQ(rented.size(), 4 + rules::kRentalsPerMinute);
+  pass(minutes(1), refuse_all);
+  EXPECT_EQ(rented.size(), 4 + 2 * rules::kRentalsPerMinute);
+}
+
+// The learner's machine slept, or somebody set a clock: what nobody lived through times nobody out.
+TEST_F(Fleet, TimeThatNobodyLivedThroughBlamesNobody) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
+  joins = false;
+  pass(seconds(30));
+  clock.advance(std::chrono::hours(10));
+  pass(seconds(1));
+  join("a");
+  join("b");
+  clock.set(TimePoint(seconds(1)));
+  pass(minutes(5));
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+}
+
+TEST_F(Fleet, NothingIsRentedThatCouldNotBeBooked) {
+  make({offer("a", 120, 0.1), offer("b", 120, 0.2)}, {"a"});
+  books = false;
+  pass(seconds(1));
+  tell(fleet::BookingFailed{"a", "disk full"});
+  EXPECT_EQ(core->machine_of("a"), nullptr);
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  carry_out(core->close("the run has ended", clock.now()));
+  tell(fleet::Booked{"b", tickets["b"]});  // too late: it is not asked for
+  EXPECT_THAT(ended, ElementsAre(tickets["b"]));
+  EXPECT_TRUE(core->empty());
+}
+
+TEST_F(Fleet, ClosingGivesEverythingBackWhateverStateItIsIn) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 30, 0.1)}, {"a", "b", "c"});
+  joins = false;
+  pass(seconds(1));
+  join("a");
+  starts = false;
+  tell(fleet::Exited{tickets["c"], "gone"});
+  pass(seconds(1));
+  tell(fleet::Recovered{50, offer("z", 60, 0.1), {}});
+  carry_out(core->close("the run has ended", clock.now()));
+  EXPECT_THAT(asked_to_stop, UnorderedElementsAre(tickets["a"], tickets["b"]));
+  tell(fleet::Found{50, InstanceId{"x"}});
+  EXPECT_THAT(asked_to_stop, testing::Contains(50));
+  EXPECT_TRUE(core->empty());
+  pass(minutes(30));
+  EXPECT_EQ(rented.size(), 3u);
+}
+
+TEST_F(Fleet, TwoOffersOfOneMachineAreNeverRentedTogether) {
+  make({offer("a", 120, 0.1, "h"), offer("a2", 120, 0.1, "h"), offer("b", 120, 0.9, "k")}, {"a"});
+  pass(seconds(1));
+  stops = false;
+  tell(fleet::Left{worker("a"), "expelled"});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b"));  // a is not gone yet
+}
+
+TEST_F(Fleet, GpusOfOneMachineAreRentedOnceAndAHostNotTooOften) {
+  rules.per_host_max = 2;
+  std::vector<FleetOffer> offers{offer("a", 50, 0.1, "h"), offer("a0", 50, 0.1, "h"), offer("a1", 50, 0.1, "h"),
+                                 offer("a2", 50, 0.1, "h"), offer("z", 50, 0.9, "k")};
+  offers[1].gpus = 1, offers[2].gpus = 2, offers[3].gpus = 4;
+  for (int i = 0; i < 4; ++i) offers[static_cast<std::size_t>(i)].owner = "somebody";
+  make(offers, {"a0"});
+  pass(seconds(1));
+  learner_waits(true);
+  pass(minutes(5));
+  EXPECT_THAT(rented, ElementsAre("a0", "a1", "z"));  // a has a0's GPU, a2 would be the third
+}
+
+TEST_F(Fleet, EveryDecisionCarriesItsNumbers) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
+  pass(seconds(5));
+  tell(fleet::Exited{tickets["a"], "killed by signal 9"});
+  pass(seconds(1));
+  ASSERT_EQ(noted("replaced"), Names{"c"});
+  EXPECT_THAT(notes.back().why, HasSubstr("a machine was lost: 60 rollouts/s are there or on their way, 110 are wanted (M* 100; T 10 s"));
+  EXPECT_THAT(notes.back().why, HasSubstr("an hour"));
+}
+
+}  // namespace
+}  // namespace echoline::provisioner

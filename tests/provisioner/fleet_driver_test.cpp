@@ -1,0 +1,182 @@
+// The driver of the fleet with real processes and a real ledger.
+#include "provisioner/fleet_driver.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <set>
+
+#include "tests/overlay/folder.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+Offer offer(const std::string& id, const std::string& provider = "local") {
+  Offer o;
+  o.id = id;
+  o.provider = provider;
+  o.host = "host-" + id;
+  o.up = o.down = BitRate{1e8};
+  o.rollouts_per_s = 60;
+  o.rollouts_source = RateSource::kProfile;
+  o.gpu_usd_per_hour = 0.36;
+  o.storage_usd_per_hour = 0;
+  o.upload_usd_per_gb = o.download_usd_per_gb = 0;
+  return o;
+}
+
+class DriverOfFleet : public testing::Test {
+ protected:
+  // 110 rollouts/s are wanted: two of the offers.
+  FleetOptions options(const std::vector<Offer>& offers) {
+    PlanRequest request;
+    request.pace = {1000, 1, seconds(10)};
+    request.delta_bytes = {1000};
+    request.full_bytes = {1000};
+    request.learner_up = {1e9};
+    auto plan = make_plan(request, offers);
+    EXPECT_TRUE(plan) << plan.error().message();
+    FleetOptions o;
+    o.run = "r";
+    o.plan = std::move(*plan);
+    o.ledger_file = ledger_file();
+    o.providers.log_folder = folder.path();
+    o.launch = [](const Offer&) -> Result<LaunchSpec> {
+      LaunchSpec spec;
+      spec.argv = {"/bin/sleep", "600"};
+      return spec;
+    };
+    o.record = [this](std::string_view event, const std::string& about, const std::string& detail) {
+      const std::lock_guard lock(mutex);
+      events.emplace_back(std::string(event) + " " + about, detail);
+    };
+    o.machine_ended = [this](WorkerId worker, const std::string&) { ended_worker = worker.value; };
+    return o;
+  }
+  std::filesystem::path ledger_file() { return folder.path() / "ledger.sqlite"; }
+  std::vector<std::string> seen() {
+    const std::lock_guard lock(mutex);
+    std::vector<std::string> all;
+    for (const auto& [event, detail] : events) all.push_back(event);
+    return all;
+  }
+  template <class F>
+  static bool eventually(F&& holds) {
+    const SystemClock clock;
+    for (const TimePoint end = clock.now() + seconds(20); clock.now() < end;
+         std::this_thread::sleep_for(std::chrono::milliseconds(10)))
+      if (holds()) return true;
+    return holds();
+  }
+
+  overlay::TemporaryFolder folder;
+  std::mutex mutex;
+  std::vector<std::pair<std::string, std::string>> events;
+  std::atomic<std::uint64_t> ended_worker = 0;
+};
+
+// What is offered by one provider is never asked of another.
+TEST_F(DriverOfFleet, AnOfferOfAProviderThatCannotBeUsedIsAnErrorAndNothingIsStarted) {
+  const auto fleet = FleetDriver::start(options({offer("a"), offer("b", "nimbus")}));
+  ASSERT_FALSE(fleet);
+  EXPECT_EQ(fleet.error().code, Code::kInvalid);
+  EXPECT_THAT(fleet.error().message(), HasSubstr("offer 'b' is of provider 'nimbus'"));
+  EXPECT_THAT(seen(), testing::IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(ledger_file()));
+}
+
+TEST_F(DriverOfFleet, WhatIsOnlyOnStandbyOfSuchAProviderIsLeftOut) {
+  std::vector<Offer> offers{offer("a"), offer("b"), offer("c", "nimbus")};
+  offers[2].gpu_usd_per_hour = 9;
+  auto fleet = FleetDriver::start(options(offers));
+  ASSERT_TRUE(fleet) << fleet.error().message();
+  EXPECT_EQ((*fleet)->summary().started, 2u);
+}
+
+TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
+  std::vector<Offer> offers{offer("a"), offer("b"), offer("c")};
+  offers[2].gpu_usd_per_hour = 0.5;
+  auto started = FleetDriver::start(options(offers));
+  ASSERT_TRUE(started) << started.error().message();
+  FleetDriver& fleet = **started;
+  EXPECT_EQ(fleet.summary().planned, 2u);
+  EXPECT_EQ(fleet.summary().started, 2u);
+  fleet.joined(WorkerId{1}, "a");
+  fleet.joined(WorkerId{2}, "b");
+  fleet.beat(WorkerId{1}, 600, 10, {1'000'000}, {500'000});
+  ASSERT_TRUE(eventually([&] { return fleet.summary().numbers.working == 2; }));
+  // Its process dies: it is booked, its worker is given up, another is rented in its place.
+  pid_t pid = 0;
+  {
+    const std::lock_guard lock(mutex);
+    for (const auto& [event, detail] : events)
+      if (event == "rented a") pid = static_cast<pid_t>(std::stol(detail.substr(detail.find_first_of("0123456789"))));
+  }
+  ASSERT_GT(pid, 1);
+  ASSERT_EQ(::kill(pid, SIGKILL), 0);
+  ASSERT_TRUE(eventually([&] { return fleet.summary().started == 3; }));
+  EXPECT_EQ(ended_worker, 1u);
+  EXPECT_THAT(seen(), testing::IsSupersetOf({"planned a", "planned b", "lost a", "replaced c", "rented c"}));
+  const FleetSummary before = fleet.summary();
+  EXPECT_EQ(before.lost, 1u);
+  EXPECT_EQ(before.replaced, 1u);
+  fleet.stop();
+
+  auto ledger = Ledger::open(ledger_file(), "r");
+  ASSERT_TRUE(ledger);
+  double usd = 0;
+  for (const LedgerRow& row : *ledger->rows()) {
+    EXPECT_EQ(row.state, InstanceState::kEnded) << row.label;
+    usd += row.usd(0);
+    if (row.offer == "a") {
+      EXPECT_EQ(row.downloaded.count, 1'000'000u);
+      EXPECT_EQ(row.uploaded.count, 500'000u);
+      EXPECT_NEAR(row.measured_rollouts_per_s.value_or(0), 60, 1);
+    }
+  }
+  EXPECT_EQ(ledger->rows()->size(), 3u);
+  EXPECT_NEAR(fleet.summary().usd, usd, 1e-9);
+  // The ledger explains every step, with numbers.
+  std::set<std::string> decided;
+  for (const LedgerDecision& decision : *ledger->decisions()) {
+    decided.insert(decision.what);
+    EXPECT_THAT(decision.numbers, HasSubstr("target_rollouts_per_s"));
+  }
+  EXPECT_THAT(decided, testing::IsSupersetOf({"planned", "lost", "replaced"}));
+}
+
+TEST_F(DriverOfFleet, WhatAKilledProcessLeftIsBookedWhenItWasLastSeenAndRentedAnew) {
+  double last_seen = 0;
+  {
+    auto ledger = Ledger::open(ledger_file(), "r");
+    ASSERT_TRUE(ledger);
+    const double then = SystemClock().unix_seconds() - 3600;
+    const auto row = ledger->intend(offer("a"), then);
+    ASSERT_TRUE(row && ledger->running(row->id, "local:999999:1", then + 1));
+    last_seen = then + 100;
+    const LedgerSign sign{row->id, {}, {}};
+    ASSERT_TRUE(ledger->alive(std::span(&sign, 1), last_seen));
+    ASSERT_TRUE(ledger->intend(offer("b"), then + 50));
+  }
+  {
+    auto fleet = FleetDriver::start(options({offer("a"), offer("b")}));
+    ASSERT_TRUE(fleet) << fleet.error().message();
+    EXPECT_TRUE(eventually([&] { return (*fleet)->summary().started == 2; }));
+    EXPECT_EQ((*fleet)->summary().numbers.joining, 2u);
+  }
+  auto ledger = Ledger::open(ledger_file(), "r");
+  ASSERT_TRUE(ledger);
+  const auto rows = *ledger->rows();
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_NEAR(rows[0].ended_unix_s.value_or(0), last_seen, 1e-3);
+  EXPECT_NEAR(rows[1].ended_unix_s.value_or(0), last_seen - 50, 1e-3);  // nobody knows more than that it was intended
+  for (const LedgerRow& row : rows) EXPECT_FALSE(row.open()) << row.label;
+}
+
+}  // namespace
+}  // namespace echoline::provisioner

@@ -1,0 +1,34 @@
+// The core of the fleet in markets that do all there is to fear of them, and under a learner that is killed.
+#include "sim/market.hpp"
+
+#include <gtest/gtest.h>
+
+namespace echoline::sim {
+namespace {
+
+TEST(Market, NothingIsForgottenOrOverspentInTwoThousandMarkets) {
+  const MarketSummary s = simulate_markets(1, 2000);
+  for (const MarketResult& r : s.failures) {
+    ADD_FAILURE() << "seed " << r.seed << ": " << r.scenario << "\n  replay: echoline sim market --first " << r.seed
+                  << " --trace";
+    for (const MarketViolation& v : r.violations)
+      ADD_FAILURE() << "  " << seconds(v.at) << " s (" << v.rule << "): " << v.text;
+  }
+  // It was trouble: machines were lost, and the learner was killed before and after every kind of action.
+  EXPECT_GT(s.losses, s.seeds);
+  for (std::size_t i = 0; i + 2 < s.restarts_at.size(); ++i)
+    EXPECT_GT(s.restarts_at[i], 20u) << kMarketActions[i / 2] << (i % 2 == 0 ? ", before" : ", after");
+  // And nearly everybody had what it takes in the end; others had used up their markets or their money.
+  EXPECT_GT(s.restored, s.seeds * 3 / 4);
+  EXPECT_GT(s.closed, 20u);
+  std::printf("%lu actions, %lu rentals, %lu losses, %lu restarts; %lu restored, %lu exhausted, %lu out of money\n", s.actions,
+              s.rentals, s.losses, s.restarts, s.restored, s.exhausted, s.closed);
+}
+
+TEST(Market, TheSameSeedDoesTheSame) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed)
+    EXPECT_EQ(simulate_market(seed).trace_hash, simulate_market(seed).trace_hash) << seed;
+}
+
+}  // namespace
+}  // namespace echoline::sim
