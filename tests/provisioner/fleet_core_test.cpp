@@ -210,6 +210,56 @@ TEST_F(Fleet, ALossThatTheFleetCanBearIsNotReplaced) {
   EXPECT_EQ(rented.size(), 3u);
 }
 
+// Eight workers, three of which do 40 % less than promised; one dies and one is outbid. The learner is a fluid that takes
+// 1,000 rollouts a step of 10 s.
+TEST_F(Fleet, ThreeOfEightLieOneDiesOneIsOutbidAndTheLearnerSoonWaitsNoMore) {
+  rules.boot_max = seconds(60);
+  rules.usd_per_hour_max = 1.6;
+  std::vector<FleetOffer> offers;
+  Names planned;
+  for (int i = 0; i < 16; ++i) {
+    offers.push_back(offer("o" + std::to_string(i), 14, i < 8 ? 0.1 : 0.12, "h" + std::to_string(i)));
+    if (i < 8) planned.push_back("o" + std::to_string(i));
+  }
+  make(offers, planned);
+  joins = false;
+  std::map<std::string, int> booted;  // when they were first seen
+  double stock = 0, usd = 0, usd_most = 0, waited = 0, waited_late = 0;
+  int busy = 0, recovered = 0;
+  pass(minutes(40), [&](int s) {
+    for (const auto& [key, machine] : core->machines()) usd += machine.offer.usd_per_hour / 3600;
+    usd_most = std::max(usd_most, core->numbers().usd_per_hour);
+    for (const std::string& name : rented) {
+      const auto* machine = core->machine_of(name);
+      if (machine == nullptr || machine->instance.text.empty()) continue;
+      if (s - booted.try_emplace(name, s).first->second == 40) join(name);  // 40 s to boot
+      if (machine->state != MachineState::kWorking || stock > 2000) continue;
+      const double rate = name == "o0" || name == "o1" || name == "o2" ? 8.4 : 14;
+      beat(name, rate, 1);
+      stock += rate;
+    }
+    if (s == 300) tell(fleet::Exited{tickets["o3"], "killed by signal 9"});
+    if (s == 360) tell(fleet::Exited{tickets["o4"], "outbid", true});
+    if (busy > 0 && --busy == 0) tell(fleet::StepMeasured{seconds(10)});
+    if (busy == 0) {
+      learner_waits(stock < 1000);
+      if (stock >= 1000) stock -= 1000, busy = 10;
+    }
+    if (busy == 0 && s > 60) waited += 1;
+    if (busy == 0 && s >= 1200) waited_late += 1;
+    if (s > 360 && recovered == 0 && core->numbers().working_rollouts_per_s >= 104.5) recovered = s;
+  });
+  EXPECT_GT(waited, 0);                       // it was felt
+  EXPECT_GT(recovered, 360);
+  EXPECT_LE(recovered, 360 + 2 * 60 + 360);   // the promise: twice the boot time and six minutes
+  EXPECT_LE(waited_late / 1200, 0.05);
+  EXPECT_LE(usd_most, 1.6);
+  EXPECT_LE(usd, 1.6 * 40 / 60);
+  EXPECT_THAT(noted("demoted"), UnorderedElementsAre("o0", "o1", "o2"));
+  EXPECT_THAT(noted("lost"), ElementsAre("o3", "o4"));
+  EXPECT_LE(core->numbers().working, 12u);
+}
+
 TEST_F(Fleet, WithoutReplaceLostALossWaitsLikeAnyShortfall) {
   rules.replace_lost = false;
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.1)}, {"a", "b"});
