@@ -54,6 +54,7 @@ struct ConfigState {
   std::string name;
   std::filesystem::path folder;  // of the file that was loaded; empty for a text
   bool blank = false;
+  bool data = false;   // nobody asks for its keys, or for what it resolved to
   ConfigNode root;
   std::vector<std::string> set_keys;  // of the --set overrides; source n of a place is set_keys[n - 1]
   std::vector<ConfigProblem> problems;
@@ -402,7 +403,7 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
   bool good = false;
   Limits<T> told = limits;
   if (std::is_unsigned_v<T> && !told.min) told.min = T{};
-  if (const ConfigNode* node = wanted(key, absent, doc, type_name<T>(), range_text(told))) {
+  if (const ConfigNode* node = wanted(key, absent, doc, type_name<T>(), state_->file->data ? "" : range_text(told))) {
     T given{};
     if (Status status = convert(*node, given); !status) {
       error(key, not_a_number(*node, limits, status.error().detail));
@@ -413,6 +414,7 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
       good = true;
     }
   }
+  if (state_->file->data) return good;
   if (good || absent != Absent::kNothing) state_->ask(key).value = resolved_node(value);
   if (absent == Absent::kDefault) state_->ask(key).fallback = state_->ask(key).value->text;
   return good;
@@ -421,7 +423,7 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
 template <class T>
 bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, const ConfigDoc& doc) {
   bool good = false;
-  if (absent == Absent::kDefault) {
+  if (absent == Absent::kDefault && !state_->file->data) {
     std::string text = to_json(resolved_node(value));  // which is YAML as well
     if constexpr (kIsText<T>) {
       const bool plain = std::all_of(text.begin() + 1, text.end() - 1, [](char c) {
@@ -461,7 +463,7 @@ bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, con
     if (good && node->place.source == 0) folder = state_->file->folder;
   }
   if constexpr (std::same_as<T, std::filesystem::path>) value = placed(value, folder);
-  if (good || absent != Absent::kNothing) state_->ask(key).value = resolved_node(value);
+  if (!state_->file->data && (good || absent != Absent::kNothing)) state_->ask(key).value = resolved_node(value);
   return good;
 }
 
@@ -477,6 +479,7 @@ std::optional<std::size_t> ConfigSection::choose_index(std::string_view key, con
     else
       error(key, expected("one of " + list, *node).detail + did_you_mean(node->text, names));
   }
+  if (state_->file->data) return chosen;
   const std::string& name = chosen ? names[*chosen] : current;
   if (!name.empty()) state_->ask(key).value = scalar_node(name, true);
   if (absent == Absent::kDefault) state_->ask(key).fallback = current;
@@ -542,6 +545,7 @@ Result<ConfigFile> ConfigFile::parse_yaml_data(std::string_view text, std::strin
 Result<ConfigFile> ConfigFile::parse_as(std::string_view text, std::string name, bool data) {
   auto state = std::make_unique<ConfigState>();
   state->name = std::move(name);
+  state->data = data;
   if (!parse_yaml(text, 0, state->root, state->problems, data)) return state->error(state->problems);
   if (state->root.kind == Kind::kNull) {
     state->root.kind = Kind::kMapping;  // an empty file sets nothing
@@ -556,6 +560,7 @@ Result<ConfigFile> ConfigFile::parse_as(std::string_view text, std::string name,
 Result<ConfigFile> ConfigFile::parse_json(std::string_view text, std::string name) {
   auto state = std::make_unique<ConfigState>();
   state->name = std::move(name);
+  state->data = true;
   if (!echoline::parse_json(text, 0, state->root, state->problems)) return state->error(state->problems);
   if (state->root.kind != Kind::kMapping)
     return state->error({{state->root.place, fmt::format("expected an object, found {}", found(state->root))}});

@@ -54,7 +54,7 @@ int run(const Arguments& a) {
   if (!config) return refuse(config.error());
   const auto model = learner::run_model_config(*config);
   if (!model) return refuse(model.error());
-  auto market = learner::run_market(*config, *model);
+  auto market = learner::run_market(*config, *model, planned->request);
   if (!market) return refuse(market.error());
   // A plan that was read back does not know the pacing of work.
   planned->request.staleness_worst = learner::plan_request(*config, *model, 0).staleness_worst;

@@ -23,8 +23,9 @@ struct Arguments {
 Result<std::vector<provisioner::Variation>> variations(const learner::RunConfig& config, const learner::Preflight& checked) {
   if (checked.plan) return provisioner::vary_plan(checked.plan->plan.request, checked.plan->offers);
   ECHO_ASSIGN(const auto model, learner::run_model_config(config));
-  ECHO_ASSIGN(const auto market, learner::run_market(config, model));
-  return provisioner::vary_plan(learner::plan_request(config, model, checked.prompt_tokens), market.offers);
+  const provisioner::PlanRequest request = learner::plan_request(config, model, checked.prompt_tokens);
+  ECHO_ASSIGN(const auto market, learner::run_market(config, model, request));
+  return provisioner::vary_plan(request, market.offers);
 }
 
 int run(const Arguments& a) {

@@ -2,8 +2,10 @@
 
 #include <sys/stat.h>
 
+#include "base/clock.hpp"
 #include "provisioner/ledger.hpp"
 #include "provisioner/throughput.hpp"
+#include "provisioner/vast_search.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -16,15 +18,29 @@ std::optional<double> written_unix_s(const std::filesystem::path& path) {
 
 }  // namespace
 
-Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model) {
+Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
+                             const provisioner::PlanRequest& request) {
   provisioner::OfferReading reading;
   reading.format = config.fleet.offers_format;
   reading.disk = config.fleet.disk;
   reading.copies = config.fleet.catalogue_copies;
-  auto list = provisioner::load_offers(config.fleet.offers, reading);
+  RunMarket market;
+  Result<provisioner::OfferList> list = provisioner::OfferList{};
+  if (config.fleet.search) {
+    provisioner::VastSearch search;
+    if (!config.fleet.vast_url.empty()) search.url = config.fleet.vast_url;
+    search.disk = config.fleet.disk;
+    ECHO_ASSIGN(const std::string reply, provisioner::search_vast(search, request));
+    reading.format = provisioner::OfferFormat::kVast;
+    list = provisioner::parse_offers(reply, search.url, reading);
+    market.from = {search.url, "", SystemClock().unix_seconds()};
+  } else {
+    list = provisioner::load_offers(config.fleet.offers, reading);
+    market.from = {config.fleet.offers.string(), "", written_unix_s(config.fleet.offers)};
+  }
   if (!list) return as_mistake(std::move(list).error());
-  RunMarket market{std::move(list->offers),
-                   {config.fleet.offers.string(), std::string(to_string(list->format)), written_unix_s(config.fleet.offers)}};
+  market.from.format = to_string(list->format);
+  market.offers = std::move(list->offers);
 
   std::optional<provisioner::ThroughputProfile> profile;
   if (config.fleet.profile) {

@@ -109,9 +109,10 @@ provisioner::PlanRequest plan_request(const RunConfig& config, const model::Mode
 }
 
 Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
-  ECHO_ASSIGN(RunMarket market, run_market(config, model));
+  const provisioner::PlanRequest request = plan_request(config, model, prompt_tokens);
+  ECHO_ASSIGN(RunMarket market, run_market(config, model, request));
   RunPlan result;
-  ECHO_ASSIGN(result.plan, provisioner::make_plan(plan_request(config, model, prompt_tokens), market.offers));
+  ECHO_ASSIGN(result.plan, provisioner::make_plan(request, market.offers));
   result.plan.market = std::move(market.from);
   result.offers = std::move(market.offers);
   return result;

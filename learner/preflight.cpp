@@ -211,6 +211,7 @@ class Preflighter {
 
   void check_plan() {
     if (!model_) {  // there is nothing to plan for, but what is wrong with the offers can be said
+      if (config_.fleet.search) return;
       if (const auto offers = provisioner::load_offers(config_.fleet.offers); !offers)
         note("plan", as_mistake(offers.error()), "");
       return;

@@ -207,7 +207,12 @@ void read_assume(ConfigSection s, provisioner::Assumptions& c) {
 }
 
 void read_fleet(ConfigSection s, FleetSection& c) {
-  s.require("offers", c.offers, "file of the machines that can be rented; see configs/offers/README.md");
+  std::optional<std::filesystem::path> offers;
+  s.read("offers", offers, {"file of the machines that can be rented; see configs/offers/README.md", "fleet.search is needed"});
+  s.read("search", c.search, "ask vast.ai (fleet.vast.url) what can be rented, instead of reading a file; this needs no key");
+  if (offers.has_value() == c.search)
+    s.error(offers ? "search" : "", "expected exactly one of 'offers' (a file) and 'search: true'");
+  c.offers = offers.value_or(std::filesystem::path{});
   using provisioner::OfferFormat;
   s.read_choice("offers_format", c.offers_format,
                 {{"auto", OfferFormat::kAuto},

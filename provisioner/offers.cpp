@@ -90,7 +90,7 @@ OfferFormat recognised(std::string_view text) {
   const auto has = [&](std::string_view word) { return head.find(word) != std::string_view::npos; };
   if (first_of(text) == '{' || first_of(text) == '[') {
     if (has("\"schema_version\"")) return OfferFormat::kOwn;
-    const bool vast = has("\"ask_contract_id\"") || has("\"machine_id\"") || has("\"dph_total\"") || has("\"success\"");
+    const bool vast = has("\"gpu_name\"") || has("\"ask_contract_id\"") || has("\"machine_id\"") || has("\"dph_total\"") || has("\"success\"");
     return vast || first_of(text) == '[' ? OfferFormat::kVast : OfferFormat::kOwn;
   }
   const std::string_view line = head.substr(0, head.find('\n'));

@@ -49,7 +49,8 @@ HttpClient::HttpClient(std::string key, Duration timeout) : impl_(std::make_uniq
   impl_->timeout = timeout;
   for (const std::string& line : {"Authorization: Bearer " + key, std::string("Content-Type: application/json"),
                                   std::string("Accept: application/json"), std::string("Expect:")})
-    impl_->headers.reset(curl_slist_append(impl_->headers.release(), line.c_str()));
+    if (!key.empty() || !line.starts_with("Authorization"))
+      impl_->headers.reset(curl_slist_append(impl_->headers.release(), line.c_str()));
 }
 
 HttpClient::~HttpClient() {

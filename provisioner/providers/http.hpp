@@ -24,8 +24,8 @@ struct HttpAnswer {
   bool sent = false;    // the request may have arrived; false: certainly not
 };
 
-// Requests carry the key in a header, and nothing else ever shows it. Redirects are not followed, so it goes to no
-// other host. Use from one thread.
+// Requests carry the key in a header (none where it is empty), and nothing else ever shows it. Redirects are not followed,
+// so it goes to no other host. Use from one thread.
 class HttpClient {
  public:
   HttpClient(std::string key, Duration timeout);

@@ -80,7 +80,7 @@ TEST_F(RunFilesTest, EveryKeyHasAMeaning) {
 
 TEST_F(RunFilesTest, TheReferenceAsAFileLacksOnlyWhatIsRequired) {
   std::ofstream(folder_ / "run.yaml") << reference_yaml(run_file_keys());
-  std::vector<std::pair<std::string, std::string>> given{{"model.preset", "tiny-64"}};
+  std::vector<std::pair<std::string, std::string>> given{{"model.preset", "tiny-64"}, {"fleet.offers", "3"}};
   for (const ConfigKey& key : run_file_keys())
     if (key.required && key.when.empty())
       given.emplace_back(key.path, key.path == "task.adapter" ? "arithmetic" : key.type == "duration" ? "1 s" : "3");

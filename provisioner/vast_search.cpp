@@ -1,0 +1,60 @@
+#include "provisioner/vast_search.hpp"
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/text.hpp"
+#include "provisioner/providers/http.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr std::string_view kOperation = "search vast.ai";
+constexpr auto kLook = std::chrono::milliseconds(5);
+
+HttpAnswer asked_once(const std::string& url, const std::string& body, Duration timeout) {
+  HttpClient client("", timeout);
+  client.send({"POST", url, body});
+  while (true) {  // the client's time-out ends it
+    std::vector<HttpAnswer> answers = client.poll();
+    if (!answers.empty()) return std::move(answers.front());
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+}  // namespace
+
+std::string vast_search_body(const VastSearch& search, const PlanRequest& request) {
+  nlohmann::json body = {{"rentable", {{"eq", true}}},
+                         {"rented", {{"eq", false}}},
+                         {"type", request.pricing == Pricing::kBid ? "bid" : "on-demand"},
+                         {"limit", search.offers_max},
+                         {"allocated_storage", static_cast<double>(search.disk.count) / 1e9},
+                         {"disk_space", {{"gte", static_cast<double>(search.disk.count) / 1e9}}}};
+  body["order"] = nlohmann::json::array({nlohmann::json::array({"dlperf_per_dphtotal", "desc"})});
+  if (request.gpu_memory_min && !request.assume.vram_gb)
+    body["gpu_ram"] = {{"gte", static_cast<double>(request.gpu_memory_min->count) / 1e6}};
+  if (request.reliability_min && !request.assume.reliability) body["reliability"] = {{"gte", *request.reliability_min}};
+  if (request.up_min && !request.assume.up) body["inet_up"] = {{"gte", request.up_min->mbit_per_s()}};
+  if (request.duration_min && !request.assume.duration) body["duration"] = {{"gte", seconds(*request.duration_min)}};
+  return body.dump();
+}
+
+Result<std::string> search_vast(const VastSearch& search, const PlanRequest& request) {
+  std::string url = search.url;
+  while (url.ends_with('/')) url.pop_back();
+  url += "/api/v0/bundles/";
+  const std::string body = vast_search_body(search, request);
+  std::string why;
+  for (int i = 0; i < search.tries; ++i) {
+    if (i > 0) std::this_thread::sleep_for(search.pause);
+    HttpAnswer answer = asked_once(url, body, search.timeout);
+    if (answer.status == 200) return std::move(answer.body);
+    why = answer.status == 0 ? answer.trouble : fmt::format("HTTP {}: {}", answer.status, printable(answer.body, 200));
+    const bool later = answer.status == 0 ? answer.sent : answer.status == 429 || answer.status >= 500;
+    if (!later) break;
+  }
+  return fail(Code::kUnavailable, kOperation, "{}: {}; try again later, or plan from a recorded reply (fleet.offers)", url, why);
+}
+
+}  // namespace echoline::provisioner
