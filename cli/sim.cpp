@@ -1,12 +1,15 @@
 // echoline sim: fleets that no one can rent, simulated with the protocol cores that run in production.
+#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/log.hpp"
 #include "chains/planner.hpp"
+#include "cli/output.hpp"
 #include "cli/sim_soak.hpp"
 #include "cli/verbs.hpp"
 #include "sim/broadcast_scenario.hpp"
+#include "sim/market.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -98,6 +101,89 @@ int run(const Arguments& a) {
   return 0;
 }
 
+// echoline sim market: what rents the fleet, in markets that cheat.
+namespace market {
+
+struct Arguments {
+  std::uint64_t first = 1, seeds = 1000;
+  bool json = false, trace = false;
+};
+
+std::string replay(std::uint64_t seed) { return fmt::format("echoline sim market --first {} --trace", seed); }
+
+void print_failure(const sim::MarketResult& r) {
+  say("seed {}: {}\n", r.seed, r.scenario);
+  for (const sim::MarketViolation& v : r.violations) say("  {:.0f} s ({}): {}\n", seconds(v.at), v.rule, v.text);
+  say("  replay: {}\n", replay(r.seed));
+}
+
+nlohmann::json to_json(const Arguments& a, const sim::MarketSummary& s) {
+  nlohmann::json failures = nlohmann::json::array();
+  for (const sim::MarketResult& r : s.failures) {
+    nlohmann::json violations = nlohmann::json::array();
+    for (const sim::MarketViolation& v : r.violations)
+      violations.push_back({{"at_seconds", seconds(v.at)}, {"rule", v.rule}, {"text", v.text}});
+    failures.push_back(
+        {{"seed", r.seed}, {"scenario", r.scenario}, {"violations", violations}, {"replay", replay(r.seed)}});
+  }
+  nlohmann::json restarts = nlohmann::json::object();
+  for (std::size_t i = 0; i < s.restarts_at.size(); ++i)
+    restarts[fmt::format("{} {}", i % 2 == 0 ? "before" : "after", sim::kMarketActions[i / 2])] = s.restarts_at[i];
+  return {{"schema_version", 1},
+          {"first", a.first},
+          {"seeds", s.seeds},
+          {"failed", s.failed},
+          {"failures", failures},
+          {"actions", s.actions},
+          {"rentals", s.rentals},
+          {"losses", s.losses},
+          {"restarts", s.restarts},
+          {"restarts_at", restarts},
+          {"restored", s.restored},
+          {"nothing_left", s.exhausted},
+          {"money_spent", s.closed},
+          {"trace_hash", fmt::format("{:016x}", s.combined_hash)}};
+}
+
+int run(const Arguments& a) {
+  if (a.trace) {
+    const sim::MarketResult r = sim::simulate_market(a.first, [](const std::string& line) { fmt::print("{}\n", line); });
+    if (r.violations.empty()) return 0;
+    print_failure(r);
+    return 1;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const sim::MarketSummary s = sim::simulate_markets(a.first, a.seeds, [](const sim::MarketResult& r) {
+    if (!r.violations.empty()) print_failure(r);
+  });
+  const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (a.json)
+    fmt::print("{}\n", to_json(a, s).dump(2));
+  else
+    fmt::print(
+        "{} markets from seed {}, {} failed, {:.1f} s\n"
+        "{} rentals, {} machines lost, the learner killed {} times\n"
+        "capacity restored in {}, nothing left to rent in {}, money spent in {}; trace {:016x}\n",
+        s.seeds, a.first, s.failed, wall, s.rentals, s.losses, s.restarts, s.restored, s.exhausted, s.closed,
+        s.combined_hash);
+  return s.failed == 0 ? 0 : 1;
+}
+
+void add_verb(Verb& sim, int& exit) {
+  auto* verb = sim.add_verb("market", "Markets that cheat, refuse and take back, around what rents the fleet of a run");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("--seeds", a->seeds, "how many; each is one market and one run")->positive()->show_default();
+  verb->add_option("--first", a->first, "the first seed")->show_default();
+  auto* json = verb->add_flag("--json", a->json, "print JSON");
+  verb->add_flag("--trace", a->trace, "tell everything that happens under the first seed")->excludes(json);
+  verb->footer(
+      "Example: echoline sim market --seeds 20000\n"
+      "A violated rule is told with the command that replays it; the exit code is 1 then.");
+  verb->callback([a, &exit] { exit = run(*a); });
+}
+
+}  // namespace market
+
 }  // namespace
 
 void add_sim(Verb& app, int& exit) {
@@ -125,8 +211,10 @@ void add_sim(Verb& app, int& exit) {
       "--chunk '1 MiB'\n"
       "          echoline sim --workers 10000 --topologies echo2 --learner-up '16 Gbit/s' --worker-rate '1 Gbit/s' "
       "--payload '200 MB' --chunk '1 MiB' --heartbeat '5 s'\n"
-      "          echoline sim soak --seeds 1000");
+      "          echoline sim soak --seeds 1000\n"
+      "          echoline sim market --seeds 1000");
   add_sim_soak(*verb, exit);
+  market::add_verb(*verb, exit);
   verb->callback([a, verb, &exit] {
     if (!verb->went_below()) exit = run(*a);
   });
