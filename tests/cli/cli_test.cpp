@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "tests/cli/program.hpp"
@@ -240,6 +241,24 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
   EXPECT_EQ(refused.status, 3) << refused.err;
   EXPECT_NE(refused.err.find("--price-tolerance"), std::string::npos) << refused.err;
   EXPECT_EQ(run_program({"apply", file.path()}).status, 2);
+}
+
+TEST(Plan, WhatIsAppliedIsWhatIsRented) {
+  TemporaryFolder folder;
+  const std::string kept = (folder.path() / "plan.json").string();
+  const Outcome planned = run_program({"plan", "configs/quickstart.yaml", "-o", kept, "--set", "run.steps=1", "--set",
+                                       "learner.warm_start.steps_max=1", "--set", "run.folder=" + folder.path().string(), "--set",
+                                       "fleet.places=[US, SE, DE, NL, IS, FR, CZ, PL, CA]"});
+  ASSERT_EQ(planned.status, 0) << planned.err;
+  const Outcome applied = run_program({"apply", kept, "--json"}, std::chrono::seconds(90));
+  ASSERT_EQ(applied.status, 0) << applied.err;
+  std::set<std::string> wanted, rented;
+  const json plan = json::parse(read(kept));
+  for (const json& row : plan.at("offers"))
+    if (row.at("chosen")) wanted.insert(row.at("offer").get<std::string>());
+  const json report = json::parse(applied.out);
+  for (const json& worker : report.at("workers")) rented.insert(worker.at("offer").get<std::string>());
+  EXPECT_EQ(rented, wanted);
 }
 
 TEST(Plan, SameRunFileSamePlan) {
