@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "learner/market.hpp"
+#include "base/log.hpp"
+#include "provisioner/down.hpp"
 #include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
@@ -127,6 +129,25 @@ Result<RunPlan> stored_plan(const RunConfig& config, const std::filesystem::path
   request.workers_max = config.fleet.workers_max;
   for (const provisioner::PlanRow& row : result.plan.rows) result.offers.push_back(row.offer);
   return result;
+}
+
+Status release_earlier(const RunConfig& config, const std::filesystem::path& moved_to) {
+  const auto file = moved_to / "ledger.sqlite";
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) return ok();
+  ECHO_ASSIGN(auto ledger, provisioner::Ledger::open(file, config.run.name));
+  if (ledger.orphans().empty()) return ok();
+  provisioner::DownOptions options;
+  options.provider = [made = provider_options(config)](const std::string& name) {
+    return provisioner::make_provider(name, made);
+  };
+  ECHO_ASSIGN(const auto report, provisioner::bring_down(ledger, SystemClock(), options));
+  for (const auto& line : report.released)
+    log::warn("the earlier run in {} still had {}: {}", moved_to.string(), line.instance, line.what);
+  if (report.problems.empty()) return ok();
+  return fail(Code::kUnavailable, "release the earlier run",
+              "{} may still have something rented: {}. `echoline down {}` releases it", moved_to.string(),
+              report.problems.front(), moved_to.string());
 }
 
 }  // namespace echoline::learner

@@ -52,4 +52,7 @@ BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer);
 std::string provider_name(const RunConfig& config);
 provisioner::ProviderOptions provider_options(const RunConfig& config);
 
+// Releases what an earlier run of this name still has rented: its folder was moved aside, and its ledger with it.
+Status release_earlier(const RunConfig& config, const std::filesystem::path& moved_to);
+
 }  // namespace echoline::learner

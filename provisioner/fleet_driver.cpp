@@ -207,6 +207,7 @@ void FleetDriver::act(const fleet::Stop& a) {
   ECHO_CHECK(machine != nullptr);
   const auto provider = provider_of(machine->offer.provider);
   if (!provider) return hear(fleet::StopFailed{a.ticket, provider.error().message()});
+  warn(ledger_->stop_asked(a.ticket, clock_.unix_seconds()));
   (*provider)->stop(a.ticket, a.instance, kGrace);
 }
 

@@ -96,8 +96,12 @@ struct SshProvider::Impl {
       return refuse(fail(Code::kInvalid, kOperation, "offer '{}' is of host '{}', which is not in the file of hosts",
                          spec.offer.id, spec.offer.host));
     if (!plain(spec.label)) return refuse(fail(Code::kInvalid, kOperation, "'{}' cannot be a label", spec.label));
+    // A bare name is this very program: what the host needs is what runs here.
+    const std::string source = spec.argv.empty() || spec.argv[0].find('/') != std::string::npos
+                                   ? (spec.argv.empty() ? "" : spec.argv[0])
+                                   : "/proc/self/exe";
     struct stat info {};
-    if (spec.argv.empty() || ::stat(spec.argv[0].c_str(), &info) != 0 || !S_ISREG(info.st_mode))
+    if (source.empty() || ::stat(source.c_str(), &info) != 0 || !S_ISREG(info.st_mode))
       return refuse(
           fail(Code::kInvalid, kOperation, "the program '{}' is not a file", spec.argv.empty() ? "" : spec.argv[0]));
     // A build has its size and time.
@@ -111,7 +115,7 @@ struct SshProvider::Impl {
       } else {
         const std::string in = shell_quoted(host->folder + "/" + program);
         commands.run_file(
-            ssh(*host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), spec.argv[0], limit,
+            ssh(*host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), source, limit,
             [=, this](const CommandEnd& brought) {
               if (brought.good()) return run(ticket, *host, spec, program);
               events.push_back(StartFailed{ticket, error_of(*host, "bring the program", brought), true, false});

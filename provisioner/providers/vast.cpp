@@ -11,6 +11,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "base/files.hpp"
 #include "provisioner/providers/http.hpp"
@@ -26,6 +27,7 @@ constexpr std::string_view kIdPrefix = "vast:";
 constexpr std::size_t kLabelMax = 256, kCommandMax = 4096, kTextMax = 200, kPagesMax = 2000;
 constexpr int kTriesMax = 7;
 constexpr Duration kBackoffFirst = std::chrono::seconds(2), kBackoffMax = std::chrono::minutes(1);
+constexpr Duration kEndPatience = std::chrono::minutes(5);
 constexpr double kUsdPerHourMax = 1e6;
 constexpr double kDiskGbMin = 10;
 
@@ -238,7 +240,9 @@ struct VastProvider::Impl {
     if (!number_of(ask))
       return refuse(fail(Code::kInvalid, kOperation, "expected the number of an ask as the offer's id, found '{}'",
                          spec.offer.id));
-    auto body = body_of(spec);
+    LaunchSpec whole = spec;
+    if (options.url != VastOptions().url) whole.env.emplace_back("ECHOLINE_VAST_URL", options.url);  // to end itself at
+    auto body = body_of(whole);
     if (!body) return refuse(std::move(body).error());
     call(kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask),
          body->dump(-1, ' ', false, json::error_handler_t::replace), false,
@@ -433,6 +437,24 @@ struct VastProvider::Impl {
     }
   }
 };
+
+Status end_own_vast_instance(const std::string& url, const std::string& key, const std::string& id) {
+  VastOptions options;
+  if (!url.empty()) options.url = url;
+  options.key = key;
+  VastProvider provider(std::move(options));
+  provider.stop(0, {std::string(kIdPrefix) + id}, {});
+  const SystemClock clock;
+  const TimePoint deadline = clock.now() + kEndPatience;
+  while (clock.now() < deadline) {
+    for (const ProviderEvent& event : provider.poll(clock.now())) {
+      if (std::get_if<Stopped>(&event)) return ok();
+      if (const auto* failed = std::get_if<StopFailed>(&event)) return failed->error;
+    }
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  return fail(Code::kUnavailable, kOperation, "destroy {}: no answer within {}", id, to_text(kEndPatience));
+}
 
 VastProvider::VastProvider(VastOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 VastProvider::~VastProvider() = default;

@@ -17,6 +17,10 @@ struct VastOptions {
 // From VAST_API_KEY, or the first line of a file that only its owner can read. kInvalid says which of both is wrong.
 Result<std::string> read_vast_key(const std::filesystem::path& file);
 
+// From inside: destroys the instance that this runs on, with the key that can do only that. "": the service itself.
+// Waits.
+Status end_own_vast_instance(const std::string& url, const std::string& key, const std::string& id);
+
 // Requests of a kind follow each other at the interval that the service allows; what it refuses for haste waits, longer
 // each time, and is asked again, as is what can be repeated without harm. A create that may have rented (an answer that
 // is lost, broken or an error of the service) is settled by listing: what carries the label is the instance, a second

@@ -97,7 +97,9 @@ TEST_F(VastTest, RentsWatchesAndDestroys) {
   EXPECT_EQ(body["disk"], 80.0);
   EXPECT_EQ(body["runtype"], "args");
   EXPECT_EQ(body["args"][1], R"(exec '/opt/echoline' 'worker' '--name' 'it'\''s')");
-  EXPECT_EQ(body["env"], json({{"-p 7070:7070", "1"}, {"ECHOLINE_TOKEN", "secret"}}));
+  EXPECT_EQ(body["env"], json({{"-p 7070:7070", "1"},
+                               {"ECHOLINE_TOKEN", "secret"},
+                               {"ECHOLINE_VAST_URL", server.url()}}));  // no key of the account
   EXPECT_FALSE(body.contains("price"));
   EXPECT_THAT(server.all_headers(), HasSubstr("Bearer the-key-of-the-test"));
 
