@@ -58,7 +58,7 @@ inline constexpr Duration kSustained = std::chrono::seconds(30);  // of a shortf
 inline constexpr Duration kSurplus = std::chrono::minutes(5);     // of a surplus, before something is let go
 inline constexpr Duration kWaitWindow = std::chrono::minutes(1);  // in which waiting is measured; three steps if longer
 inline constexpr Duration kAnswer = std::chrono::seconds(60);     // of a provider, before it is asked again
-inline constexpr Duration kRetryMin = std::chrono::seconds(5), kRetryMax = std::chrono::minutes(5);
+inline constexpr Duration kRetryMin = std::chrono::seconds(5), kRetryMax = std::chrono::minutes(1);
 inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of machines_max, whichever is more
 inline constexpr std::size_t kPaceSamples = 15;      // the median of so many measured T and T_b counts
 inline constexpr std::size_t kPaceSamplesMin = 5;
