@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
@@ -7,6 +8,11 @@
 #include "cli/verbs.hpp"
 
 namespace echoline::cli {
+
+std::filesystem::path own_program() {
+  const char* bundled = std::getenv("ECHOLINE_PROGRAM");  // by its launcher: the process itself is the loader's
+  return bundled ? std::filesystem::path(bundled) : std::filesystem::read_symlink("/proc/self/exe");
+}
 
 int complain(std::string_view verb, const Error& error) {
   say("echoline {}: {}\n", verb, error.message());

@@ -37,7 +37,7 @@ int run_learner_verb(const LearnerArguments& a) {
   learner::ServiceOptions options;
   options.resume = a.resume;
   options.plan = a.plan;
-  options.program = std::filesystem::read_symlink("/proc/self/exe");
+  options.program = own_program();
   options.planned = [](const provisioner::Plan& plan) { say("{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
   if (!outcome) return refuse(outcome.error());
@@ -93,6 +93,9 @@ int run_worker_verb(const WorkerArguments& a) {
     const auto advertise = parse_endpoint("--advertise", a.advertise);
     if (!advertise) return complain("worker", advertise.error());
     options.advertise = *advertise;
+  } else {
+    options.advertise = overlay::mapped_to(a.port, [](const char* name) { return std::getenv(name); });
+    if (options.advertise) log::info("its port {} is reached by {}", a.port, overlay::to_text(*options.advertise));
   }
   options.port = a.port;
   options.folder = a.folder;
@@ -114,7 +117,7 @@ int run_worker_verb(const WorkerArguments& a) {
     if (!parsed) return complain("worker", parsed.error());
     options.away_max = *parsed;
   }
-  const overlay::Listening listening = overlay::listens_at(a.bind, !a.advertise.empty(), options.learner.host);
+  const overlay::Listening listening = overlay::listens_at(a.bind, options.advertise.has_value(), options.learner.host);
   options.bind_host = listening.host;
   if (listening.leaf)
     log::warn("it listens on {} only, so other workers cannot fetch policies from it: it will be a leaf; --bind :: or "
@@ -159,7 +162,8 @@ void add_worker(Verb& app, int& exit) {
   verb->add_option("--bind", a->bind, "address where other workers fetch policies; '::' for all, IPv4 and IPv6; default: all with --advertise, "
                    "otherwise 127.0.0.1, where none on other machines can");
   verb->add_option("--port", a->port, "its port; 0: any free one");
-  verb->add_option("--advertise", a->advertise, "HOST:PORT where others reach this worker, if its port is mapped");
+  verb->add_option("--advertise", a->advertise, "HOST:PORT where others reach this worker, if its port is mapped; default: what a container of vast.ai is told of "
+                   "its --port");
   verb->add_option("--up", a->up, "limit of the uplink, e.g. '8 Mbit/s'");
   verb->add_option("--down", a->down, "limit of the downlink");
   verb->add_option("--away-max", a->away_max,

@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
   add_report(app, exit);
   add_ledger(app, exit);
   add_down(app, exit);
+  add_bundle(app, exit);
   add_doctor(app, exit);
   add_delta(app, exit);
   add_completion(app, exit);

@@ -33,7 +33,7 @@ int run_up(const UpArguments& a) {
   if (!config) return refuse(config.error());
 
   // The learner checks and plans; what it prints first is the plan that it rents by.
-  std::vector<std::string> argv{std::filesystem::read_symlink("/proc/self/exe").string(), "learner", a.config};
+  std::vector<std::string> argv{own_program().string(), "learner", a.config};
   for (const std::string& text : a.overrides) argv.insert(argv.end(), {"--set", text});
   if (!a.plan.empty()) argv.insert(argv.end(), {"--plan", a.plan});
   if (a.resume) argv.emplace_back("--resume");

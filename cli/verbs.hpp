@@ -28,6 +28,10 @@ void add_doctor(Verb& app, int& exit);
 void add_delta(Verb& app, int& exit);
 void add_ledger(Verb& app, int& exit);
 void add_down(Verb& app, int& exit);
+void add_bundle(Verb& app, int& exit);
+
+// Where this program is, to be started again: of a bundle what starts it there.
+std::filesystem::path own_program();
 
 // Prints "echoline VERB: message" to stderr and returns the exit code of the error.
 int complain(std::string_view verb, const Error& error);

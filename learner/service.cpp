@@ -37,6 +37,7 @@ using nlohmann::json;
 constexpr Duration kPoll = std::chrono::milliseconds(200);
 constexpr Duration kStatusEvery = std::chrono::milliseconds(500);
 constexpr Duration kFinalAckWait = std::chrono::seconds(30);
+constexpr std::uint16_t kContainerPort = 7070;  // of a worker in a container whose ports are mapped
 
 class Service {
  public:
@@ -287,8 +288,14 @@ class Service {
       if (reached.empty() || bind.starts_with("127.") || bind == "localhost" || bind == "::1")
         return fail(Code::kInvalid, "network.bind", "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
                     "an address that others reach, or to '::'", offer.provider, bind);
-      spec.argv = {"echoline", "worker", "--join", overlay::to_text(reached.front()), "--name", offer.id, "--folder",
-                   "/var/tmp/echoline-worker", "--bind", "::"};
+      // ssh brings this very program; elsewhere it is in the image.
+      spec.argv = {offer.provider == "ssh" ? options_.program.string() : "echoline", "worker", "--join",
+                   overlay::to_text(reached.front()), "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id,
+                   "--bind", "::"};
+      if (offer.provider == "vast") {  // the container is told by which port others reach this one
+        spec.ports = {kContainerPort};
+        spec.argv.insert(spec.argv.end(), {"--port", std::to_string(kContainerPort)});
+      }
     }
     ECHO_ASSIGN(const auto token, node_->issue_token(offer.id));
     spec.env = {{kTokenVariable, std::string(token.reveal())}};

@@ -1,0 +1,122 @@
+// echoline bundle: this program with every library it needs in one archive, for machines on which nothing is installed.
+#include <link.h>
+#include <openssl/evp.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "base/files.hpp"
+#include "cli/output.hpp"
+#include "cli/process.hpp"
+#include "cli/verbs.hpp"
+
+namespace echoline::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kOperation = "make bundle";
+constexpr const char* kName = "echoline-worker";
+// The host's own libraries are not looked at: those in the bundle belong together, C library and loader included.
+constexpr std::string_view kLauncher =
+    "#!/bin/sh\n"
+    "here=$(dirname \"$(readlink -f \"$0\")\")/../lib\n"
+    "ECHOLINE_PROGRAM=$(readlink -f \"$0\") exec \"$here/{0}\" --library-path \"$here\" \"$here/echoline\" \"$@\"\n";
+
+// Of this process: what the loader has found for it is what it needs.
+std::vector<fs::path> loaded_libraries() {
+  std::vector<fs::path> found;
+  const auto add = [](dl_phdr_info* info, std::size_t, void* to) {
+    std::error_code ec;
+    if (const fs::path path = info->dlpi_name; path.is_absolute() && fs::is_regular_file(path, ec))
+      static_cast<std::vector<fs::path>*>(to)->push_back(path);
+    return 0;
+  };
+  ::dl_iterate_phdr(add, &found);
+  return found;
+}
+
+Result<std::string> sha256_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
+  EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr);
+  std::vector<char> buffer(1 << 20);
+  while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || in.gcount() > 0)
+    EVP_DigestUpdate(context.get(), buffer.data(), static_cast<std::size_t>(in.gcount()));
+  if (in.bad()) return fail(Code::kIo, kOperation, "cannot read {}", path.string());
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int bytes = 0;
+  EVP_DigestFinal_ex(context.get(), digest, &bytes);
+  std::string text;
+  for (unsigned int i = 0; i < bytes; ++i) text += fmt::format("{:02x}", digest[i]);
+  return text;
+}
+
+Status run_tar(const fs::path& staging, const fs::path& out) {
+  std::vector<std::string> argv{"/usr/bin/env", "tar", "--create", "--dereference", "--sort=name", "--mtime=@0",
+                                "--owner=0",    "--group=0", "--numeric-owner"};
+  // By its name; zstd on all processors.
+  argv.push_back(out.extension() == ".zst" ? "--use-compress-program=zstd -T0 -9" : "--auto-compress");
+  argv.insert(argv.end(), {"--file", out.string(), "--directory", staging.string(), kName});
+  ECHO_ASSIGN(ChildProcess tar, ChildProcess::start(argv));
+  std::string last;
+  std::optional<ProcessEnd> end;
+  while (!end) end = tar.pump(std::chrono::milliseconds(200), [&](const std::string& line) { last = line; });
+  if (end->status == 0) return ok();
+  return fail(Code::kIo, kOperation, "tar failed ({}): {}; tar and, for .zst, zstd have to be installed here",
+              end->status ? fmt::format("status {}", *end->status) : fmt::format("signal {}", *end->signal),
+              last.empty() ? "it said nothing" : last);
+}
+
+Result<std::string> make(const fs::path& out) {
+  std::error_code ec;
+  if (const fs::path folder = fs::absolute(out, ec).parent_path(); !fs::is_directory(folder, ec))
+    return fail(Code::kNotFound, kOperation, "there is no folder {}", folder.string());
+  const fs::path staging = out.string() + ".partial";
+  const fs::path lib = staging / kName / "lib", bin = staging / kName / "bin";
+  fs::remove_all(staging, ec);
+  const auto stage = [&]() -> Result<std::string> {
+    fs::create_directories(lib, ec);
+    fs::create_directories(bin, ec);
+    if (ec) return fail(Code::kIo, kOperation, "cannot create {}: {}", lib.string(), ec.message());
+    std::string loader;
+    const fs::path program = own_program();
+    const fs::path unpacked = program.parent_path().parent_path() / "lib/echoline";  // where this is a bundle itself
+    fs::create_symlink(fs::exists(unpacked, ec) ? unpacked : program, lib / "echoline", ec);
+    for (const fs::path& path : loaded_libraries()) {
+      const std::string name = path.filename();
+      if (name.starts_with("ld-")) loader = name;
+      fs::create_symlink(path, lib / name, ec);
+      if (ec) return fail(Code::kIo, kOperation, "cannot take {}: {}", path.string(), ec.message());
+    }
+    if (loader.empty()) return fail(Code::kInternal, kOperation, "no loader among the loaded libraries");
+    ECHO_TRY(write_file_atomic(bin / "echoline", fmt::format(fmt::runtime(kLauncher), loader)));
+    fs::permissions(bin / "echoline", fs::perms(0755), ec);
+    const fs::path archive = staging / out.filename();
+    ECHO_TRY(run_tar(staging, archive));
+    fs::rename(archive, out, ec);
+    if (ec) return fail(Code::kIo, kOperation, "cannot write {}: {}", out.string(), ec.message());
+    return sha256_of(out);
+  };
+  auto made = stage();
+  fs::remove_all(staging, ec);
+  return made;
+}
+
+}  // namespace
+
+void add_bundle(Verb& app, int& exit) {
+  auto* verb = app.add_verb("bundle", "Pack this program and its libraries for machines that have none of them");
+  auto out = std::make_shared<std::string>("echoline-worker.tar.zst");
+  verb->add_option("-o,--output", *out, "the archive; its ending chooses the compression: .tar.zst, .tar.gz, .tar.xz");
+  verb->footer(
+      "On the machine: tar xf echoline-worker.tar.zst && echoline-worker/bin/echoline worker --join HOST:PORT\n"
+      "It needs a Linux kernel of this architecture and sh, and no library: C library and loader come along.");
+  verb->callback([out, &exit] {
+    const auto digest = make(*out);
+    exit = digest ? 0 : complain("bundle", digest.error());
+    if (digest) fmt::print("{}  {}\n", *digest, *out);  // as sha256sum --check reads it
+  });
+}
+
+}  // namespace echoline::cli
