@@ -7,6 +7,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "cli/output.hpp"
+#include "cli/rented_host.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
@@ -79,9 +80,7 @@ Result<overlay::trust::Secret> find_token(const WorkerArguments& a) {
   return overlay::trust::Secret(std::move(text));
 }
 
-int run_worker_verb(const WorkerArguments& a) {
-  const std::atomic<bool>& stop = stop_on_signals();
-  log::configure(log::Level::kInfo, "worker " + a.name);
+int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
   worker::AgentOptions options;
   const auto learner = parse_endpoint("--join", a.join);
   if (!learner) return complain("worker", learner.error());
@@ -133,6 +132,15 @@ int run_worker_verb(const WorkerArguments& a) {
   if (!report->in_order)
     return complain("worker", fail(Code::kUnavailable, "work", "it ended before the run did: {}", report->reason));
   return 0;
+}
+
+int run_worker_verb(const WorkerArguments& a) {
+  const std::atomic<bool>& stop = stop_on_signals();
+  log::configure(log::Level::kInfo, "worker " + a.name);
+  const RentedHost host;
+  const int exit = work(a, stop);
+  if (!stop) host.end();  // whoever stops it from outside knows of it
+  return exit;
 }
 
 }  // namespace

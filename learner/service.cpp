@@ -59,7 +59,10 @@ class Service {
     if (options_.planned) options_.planned(plan_.plan);
     ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume));
     ECHO_ASSIGN(run_clock_, RunClock::open(record_->folder(), config_.learner.usd_per_hour, options_.resume, clock_));
-    if (!record_->moved_to().empty()) log::info("the earlier run was moved to {}", record_->moved_to().string());
+    if (!record_->moved_to().empty()) {
+      log::info("the earlier run was moved to {}", record_->moved_to().string());
+      ECHO_TRY(release_earlier(config_, record_->moved_to()));
+    }
     ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
     ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n"));
     if (options_.resume) ECHO_TRY(listen_early());

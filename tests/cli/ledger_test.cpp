@@ -9,7 +9,9 @@
 #include <fstream>
 
 #include "base/clock.hpp"
+#include "learner/planning.hpp"
 #include "tests/cli/program.hpp"
+#include "tests/provisioner/vast_server.hpp"
 
 namespace echoline::testing {
 namespace {
@@ -81,6 +83,51 @@ TEST(LedgerVerbs, TellWhatWasRentedAndDownEndsIt) {
   const json again = json::parse(run_program({"down", run.string(), "--json"}).out);
   EXPECT_TRUE(again["released"].empty() && again["problems"].empty());
   EXPECT_EQ(run_program({"ledger", "show", folder.path().string()}).status, 2);
+}
+
+TEST(RentedWorker, EndsItsOwnInstanceWhenItEnds) {
+  provisioner::VastServer server;  // to which any instance's key is good
+  provisioner::VastInstance instance;
+  instance.id = 4321;
+  server.put(instance);
+  setenv("CONTAINER_API_KEY", provisioner::VastServer::kKey, 1);
+  setenv("CONTAINER_ID", "4321", 1);
+  setenv("ECHOLINE_VAST_URL", server.url().c_str(), 1);
+  const Outcome outcome =
+      run_program({"worker", "--join", fmt::format("127.0.0.1:{}", free_port()), "--away-max", "1 s"});
+  for (const char* name : {"CONTAINER_API_KEY", "CONTAINER_ID", "ECHOLINE_VAST_URL"}) unsetenv(name);
+  EXPECT_NE(outcome.status, 0);  // it never got to work
+  EXPECT_TRUE(server.rented().empty()) << outcome.err;
+  EXPECT_EQ(outcome.err.find(provisioner::VastServer::kKey), std::string::npos);
+}
+
+TEST(EarlierRun, WhatItStillHasIsReleasedBeforeANewOneRents) {
+  provisioner::VastServer server;
+  const TemporaryFolder folder;
+  learner::RunConfig config;
+  config.run.name = "night";
+  config.run.folder = folder.path();
+  config.fleet.vast_url = server.url();
+  {
+    auto ledger = Ledger::open(folder.path() / "night.1" / "ledger.sqlite", "night");
+    provisioner::Offer offer;
+    offer.id = "7";
+    offer.provider = "vast";
+    const auto row = ledger->intend(offer, SystemClock().unix_seconds() - 3600);
+    provisioner::VastInstance instance;
+    instance.label = row->label;
+    server.put(instance);
+  }
+  unsetenv("VAST_API_KEY");
+  const Status without_key = learner::release_earlier(config, folder.path() / "night.1");
+  ASSERT_FALSE(without_key);
+  EXPECT_NE(without_key.error().message().find("echoline down"), std::string::npos);
+  setenv("VAST_API_KEY", provisioner::VastServer::kKey, 1);
+  EXPECT_TRUE(learner::release_earlier(config, folder.path() / "night.1"));
+  EXPECT_TRUE(server.rented().empty());
+  EXPECT_TRUE(learner::release_earlier(config, folder.path() / "night.1"));
+  EXPECT_TRUE(learner::release_earlier(config, folder.path() / "nothing"));
+  unsetenv("VAST_API_KEY");
 }
 
 }  // namespace
