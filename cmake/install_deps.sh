@@ -15,6 +15,7 @@ packages=(
   # planning, program, tests
   libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev
   libcpp-httplib-dev openssh-server  # what providers are tested against
+  zstd  # echoline bundle
 )
 
 if ! command -v dpkg-query > /dev/null; then
