@@ -159,6 +159,7 @@ void Fleet::on_learner(Action&& action) {
   } else if (const auto* lost = std::get_if<act::Lost>(&action)) {
     // Its certificate is worth nothing any more, and a new machine takes its place.
     const auto who = worker_of(lost->worker);
+    lost_.insert(lost->worker);
     if (who && for_what_it_says(lost->reason)) workers_[*who]->expelled = true;
     if (observer_) observer_->on_lost(lost->worker, lost->reason);
   }

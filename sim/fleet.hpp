@@ -213,6 +213,7 @@ class Fleet {
   std::vector<overlay::BroadcastReport> reports_;
   std::uint64_t snapshots_asked_ = 0, deltas_asked_ = 0;
   std::deque<std::pair<Version, std::uint64_t>> made_;  // by the present process: versions, and their bytes
+  std::set<WorkerId> lost_;  // by any process of the learner
   std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> heard_;  // process and number of the last message
 
   std::vector<std::unique_ptr<Worker>> workers_;

@@ -247,6 +247,8 @@ void Fleet::ended(std::size_t i, const std::string& reason) {
   w.joined = false;
   world_.note(fmt::format("worker {} ends: {}", i, reason));
   world_.stop(w.host);
+  if (reason.find("has revoked") != std::string::npos && !lost_.contains(w.id()))
+    wrong_ = fmt::format("worker {} takes itself for revoked, and the learner has lost nobody of its name", i);
   const bool forgotten = reason.find("a join token is needed") != std::string::npos;
   if (std::exchange(w.expelled, false) || forgotten) {
     world_.disk(w.host).wipe();  // a new machine takes its place; nobody rents evil ones for ever
