@@ -488,7 +488,7 @@ TEST(EdgeSender, WhatAChildListsOfUnknownPublicationsIsNotKept) {
     for (std::uint64_t i = 0; i < 50; ++i) {
       PublicationId id{};
       id[0] = static_cast<std::byte>(round), id[1] = static_cast<std::byte>(i), id[2] = std::byte{1};
-      have.items[full(1000 + i)] = {id, ChunkSet::all(1000), true};
+      have.items[full(1000 + i)] = {id, ChunkSet::all(1000), i % 2 == 0};
     }
     parent.sender.update(kConn, have, kNow);
     EXPECT_LE(parent.sender.known_publications(), 51u);
