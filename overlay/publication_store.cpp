@@ -182,10 +182,15 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
     if (key.version >= keep_from) break;
     if (key != for_key) erase(key);
   }
-  while (later_may_go && used + bytes > most.count) {
-    const PublicationKey last = entries_.rbegin()->first;
-    if (last.full() || last.version <= for_key.version) break;
-    erase(last);
+  // What can be installed at once makes whatever leads to the same version otherwise superfluous as well.
+  const bool at_once = for_key.base && for_key.base->value + 1 == keep_from.value;
+  for (auto it = entries_.end(); later_may_go && used + bytes > most.count && it != entries_.begin();) {
+    const PublicationKey last = std::prev(it)->first;
+    if (last.full() || (last.version <= for_key.version && !at_once)) break;
+    if (last == for_key)
+      --it;
+    else
+      erase(last);
   }
   if (used + bytes > most.count)
     return fail(Code::kExhausted, "store publication",

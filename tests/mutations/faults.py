@@ -163,7 +163,7 @@ FAULTS = [
     Fault("a repair starts from what failed", MEMBER_PUB, "return each.full() && (!repair_ || each.version >= *repair_);", "return each.full();",
           "overlay_core_test"),
     Fault("parents that come and go put off the call for help", MEMBER, " && !std::exchange(parents_got_time_, true)", "", "overlay_core_test"),
-    Fault("what comes later keeps its room", STORE, "while (later_may_go && used", "while (false && later_may_go && used", "overlay_parts_test"),
+    Fault("what comes later keeps its room", STORE, "later_may_go && used", "false && later_may_go && used", "overlay_parts_test"),
     Fault("a full disk is offered everything again", STORE, "offered < 2", "offered < 1'000'000", "overlay_parts_test"),
     Fault("a snapshot finds no room beside what was made for one", LEARNER_PUB,
           "if (status || !key.full() || key.version != newest()) return status;", "return status;", "overlay_core_test"),

@@ -361,6 +361,15 @@ TEST(PublicationStore, OfWhatTheDiskDidNotTakeLittleIsOfferedAgain) {
   EXPECT_EQ(kept.take<act::Spool>().size(), 1u);  // its announcement
 }
 
+// A delta from where the worker stands needs none of the others that lead to its version.
+TEST(PublicationStore, WhatCanBeInstalledAtOnceGetsTheRoomOfOtherWays) {
+  Kept kept({Bytes{20'000}, {}, false});
+  for (std::uint64_t v = 4; v <= 5; ++v) ASSERT_TRUE(kept.whole(make(delta(v, v - 1), 9000), 3).has_value());
+  const Made at_once = make(delta(5, 2), 15'000);
+  ASSERT_TRUE(kept.whole(at_once, 3).has_value());
+  EXPECT_TRUE(kept.entry(delta(5, 2)).complete);
+}
+
 // What comes later cannot be installed before what is missing, and makes room for it.
 TEST(PublicationStore, WhatComesLaterMakesRoomForWhatComesBefore) {
   Kept kept({Bytes{20'000}, {}, false});
