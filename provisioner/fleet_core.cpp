@@ -93,13 +93,11 @@ void FleetCore::on(const fleet::Booked& e) {
   Machine* machine = rented_as(e.offer);
   if (machine == nullptr || machine->state != MachineState::kAsked || machine->unwanted) {
     actions_.push_back(fleet::BookEnd{e.ticket, machine ? machine->why : "nobody wants it any more", false});
-    if (machine != nullptr && machine->state == MachineState::kAsked)
-      std::erase_if(machines_, [&](const auto& entry) { return &entry.second == machine; });
+    if (machine != nullptr && machine->state == MachineState::kAsked) machines_.erase(key_of(*machine));
     return;
   }
   machine->ticket = e.ticket;
-  for (const auto& [key, m] : machines_)
-    if (&m == machine) by_ticket_[e.ticket] = key;
+  by_ticket_[e.ticket] = key_of(*machine);
   move(*machine, MachineState::kStarting);
   machine->answered = false;
   ++started_;
@@ -112,7 +110,7 @@ void FleetCore::on(const fleet::BookingFailed& e) {
   note("failed", e.offer, "not booked, so not rented: " + e.why);
   blame(*machine, false);
   loss_to_replace_ = true;
-  std::erase_if(machines_, [&](const auto& entry) { return &entry.second == machine; });
+  machines_.erase(key_of(*machine));
 }
 
 void FleetCore::on(const fleet::Recovered& e) {
@@ -247,8 +245,7 @@ void FleetCore::on(const fleet::Joined& e) {
   if (machine->worker && *machine->worker != e.worker) by_worker_.erase(*machine->worker);
   machine->worker = e.worker;
   progressed(*machine);
-  for (const auto& [key, m] : machines_)
-    if (&m == machine) by_worker_[e.worker] = key;
+  by_worker_[e.worker] = key_of(*machine);
   if (machine->state != MachineState::kBooting) return;
   move(*machine, MachineState::kWorking);
   if (const auto entry = book_.find(e.offer); entry != book_.end()) entry->second.failures = 0;
@@ -300,7 +297,6 @@ void FleetCore::on(const fleet::Left& e) {
 }
 
 void FleetCore::on(const fleet::Waiting& e) {
-  stepped_ = true;
   if (!stretches_.empty()) {
     if (stretches_.back().waiting == e.now_waits) return;
     stretches_.back().to = now_;
@@ -352,9 +348,19 @@ FleetCore::Machine* FleetCore::of(WorkerId worker) {
 }
 
 FleetCore::Machine* FleetCore::rented_as(const std::string& offer) {
+  return const_cast<Machine*>(std::as_const(*this).machine_of(offer));
+}
+
+std::uint64_t FleetCore::key_of(const Machine& machine) const {
+  return std::find_if(machines_.begin(), machines_.end(), [&](const auto& entry) { return &entry.second == &machine; })->first;
+}
+
+FleetCore::Machine* FleetCore::dearest(const std::function<bool(const Machine&)>& meant) {
+  Machine* found = nullptr;
   for (auto& [key, machine] : machines_)
-    if (machine.offer.id == offer) return &machine;
-  return nullptr;
+    if (meant(machine) && (found == nullptr || unit_cost(machine.offer, rate_of(machine)) > unit_cost(found->offer, rate_of(*found))))
+      found = &machine;
+  return found;
 }
 
 const FleetCore::Machine* FleetCore::machine_of(const std::string& offer) const {
@@ -510,6 +516,26 @@ double FleetCore::expected() const {
   return total;
 }
 
+double FleetCore::working() const {
+  double total = 0;
+  for (const auto& [key, machine] : machines_)
+    if (machine.state == MachineState::kWorking) total += rate_of(machine);
+  return total;
+}
+
+double FleetCore::share_of(const FleetOffer& offer) const {
+  const auto it = shares_.find(host_of(offer));
+  return it == shares_.end() ? 1 : it->second;
+}
+
+Duration FleetCore::step_time() const {
+  return steps_.size() >= rules::kPaceSamplesMin ? median(steps_) : rules_.pace.step_time;
+}
+
+Duration FleetCore::broadcast_time() const {
+  return broadcasts_.size() >= rules::kPaceSamplesMin ? median(broadcasts_) : rules_.broadcast_time;
+}
+
 double FleetCore::usd_per_hour() const {
   double total = 0;
   for (const auto& [key, machine] : machines_) total += machine.offer.all_usd_per_hour();
@@ -547,12 +573,12 @@ FleetNumbers FleetCore::numbers() const {
   n.usd_per_hour = usd_per_hour();
   n.usd = spent();
   n.idle_fraction = idle();
-  n.step_time = steps_.size() >= rules::kPaceSamplesMin ? median(steps_) : rules_.pace.step_time;
-  n.broadcast_time = broadcasts_.size() >= rules::kPaceSamplesMin ? median(broadcasts_) : rules_.broadcast_time;
+  n.step_time = step_time();
+  n.broadcast_time = broadcast_time();
+  n.working_rollouts_per_s = working();
   for (const auto& [key, machine] : machines_) {
     const bool works = machine.state == MachineState::kWorking;
     n.working += works ? 1 : 0;
-    n.working_rollouts_per_s += works ? rate_of(machine) : 0;
     n.joining += !works && counts(machine) ? 1 : 0;
     n.stopping += counts(machine) ? 0 : 1;
   }
@@ -568,9 +594,8 @@ FleetNumbers FleetCore::numbers() const {
 // broadcast takes more than half of a period, more machines are not what helps: twice R/T is the most then.
 void FleetCore::retarget() {
   LearnerPace pace = rules_.pace;
-  Duration t_b = rules_.broadcast_time;
-  if (steps_.size() >= rules::kPaceSamplesMin) pace.step_time = median(steps_);
-  if (broadcasts_.size() >= rules::kPaceSamplesMin) t_b = median(broadcasts_);
+  pace.step_time = step_time();
+  const Duration t_b = broadcast_time();
   const Duration period = pace.publish_every * pace.step_time;
   const auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.headroom);
   const auto most = capacity_target(pace, period / 2, rules_.headroom);
@@ -628,9 +653,7 @@ void FleetCore::mind_time_limits() {
 }
 
 void FleetCore::mind_stalled() {
-  double working = 0;
-  for (const auto& [key, machine] : machines_)
-    if (machine.state == MachineState::kWorking) working += rate_of(machine);
+  const double working = this->working();
   for (auto& [key, machine] : machines_) {
     if (machine.state != MachineState::kWorking || worked_ - machine.worked_then < rules_.stalled_after) continue;
     const double rate = rate_of(machine), others = working - rate;
@@ -658,14 +681,9 @@ void FleetCore::mind_budgets() {
   }
   while (rules_.usd_per_hour_max) {
     double total = 0;
-    Machine* dearest = nullptr;
-    for (auto& [key, machine] : machines_) {
-      if (!counts(machine)) continue;
-      total += machine.offer.all_usd_per_hour();
-      if (dearest == nullptr ||
-          unit_cost(machine.offer, rate_of(machine)) > unit_cost(dearest->offer, rate_of(*dearest)))
-        dearest = &machine;
-    }
+    for (const auto& [key, machine] : machines_)
+      if (counts(machine)) total += machine.offer.all_usd_per_hour();
+    Machine* const dearest = this->dearest([&](const Machine& machine) { return counts(machine); });
     if (dearest == nullptr || total <= *rules_.usd_per_hour_max * (1 + 1e-9)) break;
     note("released", dearest->offer.id,
          fmt::format("${:.4g} an hour are more than the ${:.4g} allowed; {}", total, *rules_.usd_per_hour_max,
@@ -698,8 +716,7 @@ void FleetCore::rent(const std::string& offer, const std::string& what, const st
   const FleetOffer& chosen = book_.find(offer)->second.offer;
   Machine& machine = machines_[next_++];
   machine.offer = chosen;
-  const auto share = shares_.find(host_of(chosen));
-  machine.share = share == shares_.end() ? 1 : share->second;
+  machine.share = share_of(chosen);
   machine.since = machine.asked = now_;
   replaced_ += replaces ? 1 : 0;
   note(what, offer, why);
@@ -758,8 +775,7 @@ std::vector<std::string> FleetCore::choose(double missing) const {
     const FleetOffer& offer = entry.offer;
     if (!available(entry) || !affordable(offer.all_usd_per_hour()) || !fits(offer, rented)) continue;
     Candidate c;
-    const auto share = shares_.find(host_of(offer));
-    c.rollouts_per_s = offer.rollouts_per_s * (share == shares_.end() ? 1 : share->second);
+    c.rollouts_per_s = offer.rollouts_per_s * share_of(offer);
     // Every time it failed makes it twice as dear: what has not been tried comes first.
     c.usd_per_hour = offer.all_usd_per_hour() * (1 << std::min(entry.failures, 6));
     if (!offer.host.empty())
@@ -833,9 +849,7 @@ void FleetCore::mind_shortfall() {
 
 void FleetCore::mind_surplus() {
   const double target = target_.provisioned_rollouts_per_s;
-  double working = 0;
-  for (const auto& [key, machine] : machines_)
-    if (machine.state == MachineState::kWorking) working += rate_of(machine);
+  const double working = this->working();
   if (working < target * (1 + rules::kReleaseMargin)) {
     above_since_.reset();
     return;
@@ -843,13 +857,9 @@ void FleetCore::mind_surplus() {
   if (!above_since_) above_since_ = now_;
   if (now_ - *above_since_ < rules::kSurplus) return;
   above_since_ = now_;  // one at a time
-  Machine* dearest = nullptr;
-  for (auto& [key, machine] : machines_) {
-    if (machine.state != MachineState::kWorking || working - rate_of(machine) < target) continue;
-    if (dearest == nullptr ||
-        unit_cost(machine.offer, rate_of(machine)) > unit_cost(dearest->offer, rate_of(*dearest)))
-      dearest = &machine;
-  }
+  Machine* const dearest = this->dearest([&](const Machine& machine) {
+    return machine.state == MachineState::kWorking && working - rate_of(machine) >= target;
+  });
   if (dearest == nullptr) return;
   note("released", dearest->offer.id, "there are enough without it: " + numbers_text(), dearest->ticket);
   stop(*dearest, "there are enough without it");

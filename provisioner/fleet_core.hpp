@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -301,6 +302,9 @@ class FleetCore {
   Machine* of(Ticket ticket);
   Machine* of(WorkerId worker);
   Machine* rented_as(const std::string& offer);
+  std::uint64_t key_of(const Machine& machine) const;
+  // The one that costs most per rollout of those that may be meant; null: none.
+  Machine* dearest(const std::function<bool(const Machine&)>& meant);
   void move(Machine& machine, MachineState to);
   void stop(Machine& machine, const std::string& why);
   void ask_to_stop(Machine& machine);
@@ -333,6 +337,9 @@ class FleetCore {
   double rate_of(const Machine& machine) const;
   bool counts(const Machine& machine) const;
   double expected() const;
+  double working() const;  // rollouts/s of those that work
+  double share_of(const FleetOffer& offer) const;
+  Duration step_time() const, broadcast_time() const;  // as planned until enough were measured
   double usd_per_hour() const;
   double spent() const;
   double idle() const;
@@ -356,13 +363,11 @@ class FleetCore {
   TimePoint now_{};                // lived through, on a timeline of its own
   std::deque<Duration> steps_, broadcasts_;
   CapacityTarget target_;
-  bool waits_ = false;
   struct Stretch {
     TimePoint from, to;
     bool waiting = false;
   };
   std::deque<Stretch> stretches_;
-  bool stepped_ = false;  // the learner has begun to take batches
   double spent_usd_ = 0;
   TimePoint spent_at_{};
   double rollouts_ = 0;  // of the whole fleet
