@@ -42,10 +42,9 @@ int run(const Arguments& a) {
   const auto refuse = [&](const Error& error) {
     return a.json ? complain_json("apply", error) : complain("apply", error);
   };
-  auto planned = provisioner::load_plan(a.plan);
-  if (!planned) return refuse(as_mistake(planned.error()));
   nlohmann::json document;
-  if (auto read = read_json_object(a.plan)) document = std::move(*read);
+  auto planned = provisioner::load_plan(a.plan, &document);
+  if (!planned) return refuse(as_mistake(planned.error()));
   auto up = run_of(document, a.plan);
   if (!up) return refuse(up.error());
   const auto overrides = parse_overrides(up->overrides);

@@ -288,13 +288,12 @@ class Service {
     } else {
       const auto reached = overlay::reached_from_elsewhere(node_->endpoint());
       const std::string& bind = config_.network.bind;
-      if (reached.empty() || bind.starts_with("127.") || bind == "localhost" || bind == "::1")
+      if (reached.empty() || overlay::is_loopback(bind))
         return fail(Code::kInvalid, "network.bind", "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
                     "an address that others reach, or to '::'", offer.provider, bind);
       // ssh brings this very program; elsewhere it is in the image.
-      spec.argv = {offer.provider == "ssh" ? options_.program.string() : "echoline", "worker", "--join",
-                   overlay::to_text(reached.front()), "--name", offer.id, "--folder", "/var/tmp/echoline-" + offer.id,
-                   "--bind", "::"};
+      spec.argv = {"echoline", "worker", "--join", overlay::to_text(reached.front()), "--name", offer.id, "--folder",
+                   "/var/tmp/echoline-" + offer.id, "--bind", "::"};
       if (offer.provider == "vast") {  // the container is told by which port others reach this one
         spec.ports = {kContainerPort};
         spec.argv.insert(spec.argv.end(), {"--port", std::to_string(kContainerPort)});

@@ -79,12 +79,11 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
 
 // A snapshot serves everybody: where it finds no room, the deltas to its version that were made for single workers go.
 Status LearnerCore::add_own(const PublicationId& id, const PublicationKey& key, const SealedChunk& chunk) {
-  const auto added = [&] { return store_.add_own(id, chunk.head, chunk.hash, chunk.data, key.version); };
   const auto made_for_one = [&](const PublicationKey& other) {
     return other.base && other.version == key.version && other.base != base_of_newest();
   };
   for (;;) {
-    const Status status = added();
+    const Status status = store_.add_own(id, chunk.head, chunk.hash, chunk.data, key.version);
     if (status || !key.full() || key.version != newest()) return status;
     const auto& entries = std::as_const(store_).entries();
     const auto it = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return made_for_one(e.first); });

@@ -138,8 +138,9 @@ struct Plan {
 
 inline constexpr std::size_t kRowsWritten = 2000;
 
-// Reads a plan.json; kNotFound or kIo when that fails, kInvalid when it is not a plan of this version.
-Result<Plan> load_plan(const std::filesystem::path& path);
+// Reads a plan.json; kNotFound or kIo when that fails, kInvalid when it is not a plan of this version. `document`
+// receives all that stands in it, of which the plan is a part.
+Result<Plan> load_plan(const std::filesystem::path& path, nlohmann::json* document = nullptr);
 
 // Solves set -> topology -> T_b -> M* -> set to a fixed point. Where that does not settle it keeps the smallest
 // T_b that its own set meets, says so in `notes` and clears `settled`. Errors: kInvalid for a request out of range;

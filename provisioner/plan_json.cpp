@@ -529,12 +529,13 @@ Result<Plan> Plan::from_json(const nlohmann::json& j) {
   return plan;
 }
 
-Result<Plan> load_plan(const std::filesystem::path& path) {
+Result<Plan> load_plan(const std::filesystem::path& path, nlohmann::json* document) {
   ECHO_ASSIGN(const std::string text, read_file(path, kPlanBytesMax));
-  const json parsed = json::parse(text, nullptr, false);
+  json parsed = json::parse(text, nullptr, false);
   if (parsed.is_discarded()) return fail(Code::kInvalid, "read plan", "{}: it is not JSON", path.string());
   auto plan = Plan::from_json(parsed);
   if (!plan) return fail(plan.error().code, "read plan", "{}: {}", path.string(), plan.error().detail);
+  if (document) *document = std::move(parsed);
   return plan;
 }
 

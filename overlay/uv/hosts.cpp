@@ -22,8 +22,6 @@ bool is_numeric(const std::string& host) {
 
 bool means_all(const std::string& host) { return host.empty() || host == "0.0.0.0" || host == "::"; }
 
-bool is_loopback(const std::string& host) { return host == "localhost" || host.starts_with("127.") || host == "::1"; }
-
 std::string text_of(const sockaddr* address) {
   char host[64] = "";
   if (address->sa_family == AF_INET6)
@@ -48,6 +46,8 @@ Result<std::vector<std::string>> look_up(const std::string& name) {
 }
 
 }  // namespace
+
+bool is_loopback(const std::string& host) { return host == "localhost" || host.starts_with("127.") || host == "::1"; }
 
 Result<std::string> resolve(const std::string& host) {
   if (is_numeric(host)) return host;

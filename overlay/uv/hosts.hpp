@@ -13,6 +13,9 @@ namespace echoline::overlay {
 // A numeric address of a host name; an address as it is. Waits for the name service. kInvalid when there is none.
 Result<std::string> resolve(const std::string& host);
 
+// Whether only processes of this machine reach a node that listens there.
+bool is_loopback(const std::string& host);
+
 // What one party may have many addresses of: an IPv4 address, or the first half of an IPv6 address.
 std::string network_of(const std::string& host);
 
