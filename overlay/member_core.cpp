@@ -251,9 +251,10 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
   if (const auto* help = std::get_if<Help>(&message)) {
     help_asked_at_ = kNever;
     if (helper_ || (position_ && position_->version >= help->target)) return;
-    // Its parent for everything can help, but thinks that it has sent all: they begin anew.
+    // Its parent for everything can help, but thinks that it has sent all: they begin anew. One from before it came
+    // back may not be its parent any more.
     const auto parent = parents_.find(help->from.worker);
-    if (parent != parents_.end() && parents_.size() == 1 && !help->full_only && parent->second.up()) {
+    if (assigned_ && parent != parents_.end() && parents_.size() == 1 && !help->full_only && parent->second.up()) {
       close_upstream(parent->second);
       return open_upstream(parent->second, now);
     }

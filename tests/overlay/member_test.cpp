@@ -744,6 +744,25 @@ TEST(Member, GoesOnWithoutTheLearnerForAWhileAndComesBack) {
   EXPECT_THAT(m.said<EdgeFailed>(again), SizeIs(1));
 }
 
+// An edge from before may be refused for ever; help from the same node comes over one of its own.
+TEST(Member, DoesNotTakeAParentFromBeforeItCameBackForItsHelper) {
+  Member m;
+  m.core.on_closed(kControl, "reset", m.now);
+  m.take();
+  while (m.last<act::Dial>()->service != act::Service::kControl) m.pass(milliseconds(100), false);
+  const ConnId again = m.last<act::Dial>()->conn;
+  m.core.on_connected(again, m.now);
+  m.take();
+  m.welcome(again);
+  ASSERT_FALSE(m.closed(m.parent));
+  m.tell(again, Help{{kParent, {"10.0.0.4", 1}, 1, false}, Version{3}, false});
+  const ConnId helper = m.last<act::Dial>()->conn;
+  m.core.on_connected(helper, m.now);
+  m.take();
+  EXPECT_EQ(m.said<PeerHello>(helper).at(0).catch_up_to, Version{3});
+  EXPECT_FALSE(m.closed(m.parent));
+}
+
 // Attempts are ever further apart, and not in step with those of others.
 TEST(Member, TriesToComeBackForAsLongAsTheLearnerKeepsItsPlace) {
   std::vector<std::vector<Duration>> pauses;
