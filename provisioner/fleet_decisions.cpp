@@ -1,0 +1,398 @@
+// What is there, what should be, and what follows from the difference.
+#include <algorithm>
+#include <utility>
+
+#include "base/result.hpp"
+#include "provisioner/allocation.hpp"
+#include "provisioner/fleet_core.hpp"
+
+namespace echoline::provisioner {
+namespace {
+
+constexpr std::size_t kPoolMax = 512;         // of the cheapest offers, that a choice looks at
+constexpr double kGroupsBeforeStalled = 8;    // that it should have made, and made none
+constexpr double kStalledShare = 0.1;         // what a host is taken for whose worker stalled
+
+Duration median(const std::deque<Duration>& samples) {
+  std::vector<Duration> sorted(samples.begin(), samples.end());
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
+}  // namespace
+
+// ---- what is there, and what should be ----
+
+std::optional<double> FleetCore::measured_rollouts_per_s(WorkerId worker) const {
+  const auto it = by_worker_.find(worker);
+  if (it == by_worker_.end()) return std::nullopt;
+  return machines_.at(it->second).measured;
+}
+
+// Who says nothing for a while, or is away, counts with what it last did: whoever hears of it judges its silence.
+double FleetCore::rate_of(const Machine& machine) const {
+  return machine.measured.value_or(machine.share * machine.offer.rollouts_per_s);
+}
+
+bool FleetCore::counts(const Machine& machine) const {
+  return !machine.unwanted && machine.state != MachineState::kStopping;
+}
+
+double FleetCore::expected() const {
+  double total = 0;
+  for (const auto& [key, machine] : machines_)
+    if (counts(machine)) total += rate_of(machine);
+  return total;
+}
+
+double FleetCore::working() const {
+  double total = 0;
+  for (const auto& [key, machine] : machines_)
+    if (machine.state == MachineState::kWorking) total += rate_of(machine);
+  return total;
+}
+
+double FleetCore::share_of(const FleetOffer& offer) const {
+  const auto it = shares_.find(host_of(offer));
+  return it == shares_.end() ? 1 : it->second;
+}
+
+Duration FleetCore::step_time() const {
+  return steps_.size() >= rules::kPaceSamplesMin ? median(steps_) : rules_.pace.step_time;
+}
+
+Duration FleetCore::broadcast_time() const {
+  return broadcasts_.size() >= rules::kPaceSamplesMin ? median(broadcasts_) : rules_.broadcast_time;
+}
+
+double FleetCore::usd_per_hour() const {
+  double total = 0;
+  for (const auto& [key, machine] : machines_) total += machine.offer.all_usd_per_hour();
+  return total;
+}
+
+double FleetCore::spent() const { return spent_usd_ + usd_per_hour() * seconds(now_ - spent_at_) / 3600; }
+
+double FleetCore::idle() const {
+  if (stretches_.empty()) return 0;
+  const Duration step = steps_.empty() ? rules_.pace.step_time : median(steps_);
+  const Duration window = std::clamp<Duration>(3 * step, rules::kWaitWindow, std::chrono::hours(2));
+  const TimePoint begin = now_ - window;
+  Duration waiting{};
+  for (const Stretch& s : stretches_)
+    if (s.waiting && s.to > begin) waiting += std::min(s.to, now_) - std::max(s.from, begin);
+  const Duration seen = std::max<Duration>(std::min(window, now_ - stretches_.front().from), rules::kSustained);
+  return seconds(waiting) / seconds(seen);
+}
+
+std::string FleetCore::numbers_text() const {
+  const FleetNumbers n = numbers();
+  return fmt::format(
+      "{:.4g} rollouts/s are there or on their way, {:.4g} are wanted (M* {:.4g}; T {}, T_b {}); the learner waits {:.1f} % "
+      "of the time; ${:.4g} an hour, ${:.4g} spent",
+      n.expected_rollouts_per_s, n.target_rollouts_per_s, n.required_rollouts_per_s, to_text(n.step_time),
+      to_text(n.broadcast_time), 100 * n.idle_fraction, n.usd_per_hour, n.usd);
+}
+
+FleetNumbers FleetCore::numbers() const {
+  FleetNumbers n;
+  n.required_rollouts_per_s = target_.required_rollouts_per_s;
+  n.target_rollouts_per_s = target_.provisioned_rollouts_per_s;
+  n.expected_rollouts_per_s = expected();
+  n.usd_per_hour = usd_per_hour();
+  n.usd = spent();
+  n.idle_fraction = idle();
+  n.step_time = step_time();
+  n.broadcast_time = broadcast_time();
+  n.working_rollouts_per_s = working();
+  for (const auto& [key, machine] : machines_) {
+    const bool works = machine.state == MachineState::kWorking;
+    n.working += works ? 1 : 0;
+    n.joining += !works && counts(machine) ? 1 : 0;
+    n.stopping += counts(machine) ? 0 : 1;
+  }
+  n.started = started_;
+  n.lost = lost_;
+  n.replaced = replaced_;
+  n.money_spent = money_spent_;
+  n.exhausted = exhausted_;
+  return n;
+}
+
+// M* from what was measured. More than was planned is asked for only where the user has said what an hour may cost. Where the
+// broadcast takes more than half of a period, more machines are not what helps: twice R/T is the most then.
+void FleetCore::retarget() {
+  LearnerPace pace = rules_.pace;
+  pace.step_time = step_time();
+  const Duration t_b = broadcast_time();
+  const Duration period = pace.publish_every * pace.step_time;
+  const auto planned = capacity_target(rules_.pace, rules_.broadcast_time, rules_.headroom);
+  const auto most = capacity_target(pace, period / 2, rules_.headroom);
+  if (!planned || !most) return;
+  const auto wanted = capacity_target(pace, t_b, rules_.headroom);
+  double limit = planned->required_rollouts_per_s;
+  if (rules_.usd_per_hour_max) limit = std::max(limit, most->required_rollouts_per_s);
+  const bool above = !wanted || wanted->required_rollouts_per_s > limit * (1 + rules::kDeadband);
+  if (above)
+    note_once("faster", "",
+              fmt::format("steps of {} with broadcasts of {} could use more than {:.4g} rollouts/s; {}", to_text(pace.step_time),
+                          to_text(t_b), limit,
+                          rules_.usd_per_hour_max ? "but the broadcast is what they wait for"
+                                                  : "fleet.usd_per_hour_max says how much more that may cost"));
+  target_.required_rollouts_per_s = wanted ? std::min(limit, wanted->required_rollouts_per_s) : limit;
+  target_.provisioned_rollouts_per_s = (1 + rules_.headroom) * target_.required_rollouts_per_s;
+}
+
+// ---- decisions ----
+
+void FleetCore::mind_time_limits() {
+  std::vector<std::uint64_t> keys;
+  for (const auto& [key, machine] : machines_) keys.push_back(key);
+  for (const std::uint64_t key : keys) {
+    Machine& machine = machines_.at(key);
+    const Duration waited = now_ - machine.asked;
+    const bool late = waited >= std::max<Duration>(rules_.boot_max, rules::kStepMax);
+    switch (machine.state) {
+      case MachineState::kBooting:
+        if (!late) break;
+        lose(machine, "lost", fmt::format("its worker has not joined within {}", to_text(rules_.boot_max)));
+        blame(machine, false);
+        stop(machine, fmt::format("its worker did not join within {}", to_text(rules_.boot_max)));
+        break;
+      case MachineState::kStarting:
+        if (waited < std::max<Duration>(rules_.boot_max, rules::kAnswer)) break;
+        if (!machine.unwanted) {
+          lose(machine, "lost", fmt::format("the provider has not answered within {}", to_text(waited)));
+          blame(machine, false);
+          machine.why = "the provider did not answer";
+        }
+        doubt(machine);
+        break;
+      case MachineState::kStopping:
+        if (now_ >= machine.next_try) ask_to_stop(machine);
+        break;
+      case MachineState::kDoubtful:
+        if (now_ >= machine.next_try) look(machine);
+        break;
+      case MachineState::kAsked:
+      case MachineState::kWorking:
+        break;
+    }
+  }
+}
+
+void FleetCore::mind_stalled() {
+  const double working = this->working();
+  for (auto& [key, machine] : machines_) {
+    if (machine.state != MachineState::kWorking || worked_ - machine.worked_then < rules_.stalled_after) continue;
+    const double rate = rate_of(machine), others = working - rate;
+    if (others <= 0) continue;
+    const double due = (rollouts_ - machine.rollouts_then) * rate / others;
+    if (due < kGroupsBeforeStalled * rules_.group_size) continue;
+    const std::string why = fmt::format("others have handed in for {}, of which {:.4g} rollouts would be its share, and it nothing",
+                                        to_text(worked_ - machine.worked_then), due);
+    lose(machine, "lost", why);
+    demote(machine, kStalledShare);
+    blame(machine, false);
+    stop(machine, why);
+  }
+}
+
+void FleetCore::mind_budgets() {
+  const double reserve = usd_per_hour() * seconds(rules::kReserve) / 3600;
+  if (rules_.usd_max && spent() + reserve >= *rules_.usd_max) {
+    money_spent_ = closed_ = true;
+    note("budget", "",
+         fmt::format("${:.4g} of ${:.4g} are spent, and giving everything back may take {} more: the fleet is returned",
+                     spent(), *rules_.usd_max, to_text(rules::kReserve)));
+    for (auto& [key, machine] : machines_) stop(machine, "the run's budget is spent");
+    return;
+  }
+  while (rules_.usd_per_hour_max) {
+    double total = 0;
+    for (const auto& [key, machine] : machines_)
+      if (counts(machine)) total += machine.offer.all_usd_per_hour();
+    Machine* const dearest = this->dearest([&](const Machine& machine) { return counts(machine); });
+    if (dearest == nullptr || total <= *rules_.usd_per_hour_max * (1 + 1e-9)) break;
+    note("released", dearest->offer.id,
+         fmt::format("${:.4g} an hour are more than the ${:.4g} allowed; {}", total, *rules_.usd_per_hour_max,
+                     numbers_text()),
+         dearest->ticket);
+    stop(*dearest, "the fleet costs more per hour than it may");
+  }
+}
+
+bool FleetCore::affordable(double more_usd_per_hour) const {
+  const double per_hour = usd_per_hour() + more_usd_per_hour;
+  if (rules_.usd_per_hour_max && per_hour > *rules_.usd_per_hour_max * (1 + 1e-9)) return false;
+  // What could not be kept for as long as it takes to be of use is not rented.
+  const Duration least = rules::kReserve + 2 * rules_.boot_max;
+  return !rules_.usd_max || spent() + per_hour * seconds(least) / 3600 < *rules_.usd_max;
+}
+
+bool FleetCore::available(const Entry& entry) const {
+  return !entry.refused && now_ >= entry.not_before && entry.offer.rollouts_per_s > 0;
+}
+
+std::size_t FleetCore::rentals_allowed() const {
+  const std::size_t most = std::max(rules::kRentalsPerMinute, rules_.machines_max / 4);
+  const auto lately = static_cast<std::size_t>(std::count_if(
+      rentals_.begin(), rentals_.end(), [&](TimePoint at) { return now_ - at < std::chrono::minutes(1); }));
+  return lately >= most ? 0 : most - lately;
+}
+
+void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
+  const FleetOffer& chosen = book_.find(offer)->second.offer;
+  Machine& machine = machines_[next_++];
+  machine.offer = chosen;
+  machine.share = share_of(chosen);
+  machine.since = machine.asked = now_;
+  replaced_ += replaces ? 1 : 0;
+  note(what, offer, why);
+  actions_.push_back(fleet::Book{offer});
+}
+
+// What the plan chose comes first. Where an earlier process left machines that are used, only what they lack.
+void FleetCore::rent_wanted() {
+  std::vector<std::string> later;
+  for (const std::string& id : std::exchange(wanted_, {})) {
+    const Machine* machine = rented_as(id);
+    const bool looked_for_in_vain = machine != nullptr && machine->adopt && machine->unwanted;
+    if (machine != nullptr && machine->state == MachineState::kDoubtful && !looked_for_in_vain) {
+      later.push_back(id);
+      continue;
+    }
+    const auto entry = book_.find(id);
+    if (machine != nullptr || entry == book_.end()) continue;
+    const bool adopted = std::any_of(machines_.begin(), machines_.end(), [](const auto& m) { return m.second.adopt; });
+    if (adopted && expected() >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband)) continue;
+    const double price = entry->second.offer.all_usd_per_hour();
+    if (machines_.size() >= rules_.machines_max || !affordable(price)) {
+      note_once("budget", id, fmt::format("it was planned, and ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
+      continue;
+    }
+    rent(id, "planned", fmt::format("the plan chose it: {:.4g} rollouts/s for ${:.4g} an hour",
+                                    entry->second.offer.rollouts_per_s, price), false);
+  }
+  wanted_ = std::move(later);
+}
+
+// Whether it may be rented beside others: never twice, no GPU twice, not too many of one host.
+bool FleetCore::fits(const FleetOffer& offer, const std::vector<const FleetOffer*>& others) const {
+  std::size_t of_host = 0;
+  for (const FleetOffer* other : others) {
+    if (other->id == offer.id) return false;
+    if (other->provider != offer.provider) continue;
+    const bool same_machine = !offer.host.empty() && other->host == offer.host;
+    if (same_machine && (other->gpus & offer.gpus) != 0) return false;
+    of_host += offer.owner.empty() ? (same_machine ? 1 : 0) : (other->owner == offer.owner ? 1 : 0);
+  }
+  return !rules_.per_host_max || of_host < *rules_.per_host_max;
+}
+
+// The cheapest of what can be had that fills the gap.
+std::vector<std::string> FleetCore::choose(double missing) const {
+  std::vector<const FleetOffer*> rented;
+  for (const auto& [key, machine] : machines_) rented.push_back(&machine.offer);
+  struct Choice {
+    const FleetOffer* offer;
+    Candidate candidate;
+  };
+  std::vector<Choice> choices;
+  std::map<std::string, std::uint32_t> machines;
+  for (const auto& [id, entry] : book_) {
+    const FleetOffer& offer = entry.offer;
+    if (!available(entry) || !affordable(offer.all_usd_per_hour()) || !fits(offer, rented)) continue;
+    Candidate c;
+    c.rollouts_per_s = offer.rollouts_per_s * share_of(offer);
+    // Every time it failed makes it twice as dear: what has not been tried comes first.
+    c.usd_per_hour = offer.all_usd_per_hour() * (1 << std::min(entry.failures, 6));
+    if (!offer.host.empty())
+      c.machine = machines.try_emplace(host_of(offer), static_cast<std::uint32_t>(machines.size()) + 1).first->second;
+    c.gpus = offer.gpus;
+    choices.push_back({&offer, c});
+  }
+  std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
+    const double x = a.candidate.usd_per_hour / a.candidate.rollouts_per_s;
+    const double y = b.candidate.usd_per_hour / b.candidate.rollouts_per_s;
+    return x != y ? x < y : a.candidate.rollouts_per_s > b.candidate.rollouts_per_s;
+  });
+  if (choices.size() > kPoolMax) choices.resize(kPoolMax);
+  std::vector<Candidate> pool;
+  for (const Choice& c : choices) pool.push_back(c.candidate);
+  AllocationLimits limits;
+  limits.workers_max = rules_.machines_max - std::min(rules_.machines_max, machines_.size());
+  std::vector<std::size_t> order;
+  std::optional<Allocation> best;
+  if (!pool.empty() && limits.workers_max > 0) best = allocate_greedy(pool, missing, limits);
+  if (best) {
+    order = best->chosen;
+  } else {
+    for (std::size_t i = 0; i < pool.size(); ++i) order.push_back(i);  // all there is, cheapest first
+  }
+  const std::size_t most = std::min(limits.workers_max, rentals_allowed());
+  std::vector<std::string> chosen;
+  double more = 0;
+  for (const std::size_t i : order) {
+    const FleetOffer& offer = *choices[i].offer;
+    if (chosen.size() == most) break;
+    if (!affordable(more + offer.all_usd_per_hour()) || !fits(offer, rented)) continue;
+    more += offer.all_usd_per_hour();
+    rented.push_back(&offer);
+    chosen.push_back(offer.id);
+  }
+  return chosen;
+}
+
+void FleetCore::mind_shortfall() {
+  while (!rentals_.empty() && now_ - rentals_.front() >= std::chrono::minutes(1)) rentals_.pop_front();
+  const double target = target_.provisioned_rollouts_per_s, there = expected();
+  if (there >= target * (1 - rules::kDeadband)) {
+    below_since_.reset();
+    loss_to_replace_ = exhausted_ = false;
+    unsay("short");
+    return;
+  }
+  if (!wanted_.empty()) return;  // an earlier process may have rented what is missing
+  const bool at_once = rules_.replace_lost && loss_to_replace_;
+  const bool felt = loss_to_replace_ || idle() >= rules::kFeltIdle;
+  if (!at_once) {
+    if (!felt) below_since_.reset();
+    if (felt && !below_since_) below_since_ = now_;
+    if (!below_since_ || now_ - *below_since_ < rules::kSustained) return;
+  }
+  if (rentals_allowed() == 0) return;
+  const std::vector<std::string> chosen = choose(target - there);
+  exhausted_ = chosen.empty();
+  if (exhausted_) return note_once("short", "", "nothing that may be rented is left; " + numbers_text());
+  const std::string why = fmt::format("{}: {}", at_once ? "a machine was lost" : "below the target", numbers_text());
+  double missing = target - there;
+  for (const std::string& id : chosen) {
+    if (missing <= 0) break;
+    rentals_.push_back(now_);
+    rent(id, at_once ? "replaced" : "added", why, at_once);
+    missing -= rate_of(*rented_as(id));
+  }
+  below_since_.reset();
+}
+
+void FleetCore::mind_surplus() {
+  const double target = target_.provisioned_rollouts_per_s;
+  const double working = this->working();
+  if (working < target * (1 + rules::kReleaseMargin)) {
+    above_since_.reset();
+    return;
+  }
+  if (!above_since_) above_since_ = now_;
+  if (now_ - *above_since_ < rules::kSurplus) return;
+  above_since_ = now_;  // one at a time
+  Machine* const dearest = this->dearest([&](const Machine& machine) {
+    return machine.state == MachineState::kWorking && working - rate_of(machine) >= target;
+  });
+  if (dearest == nullptr) return;
+  note("released", dearest->offer.id, "there are enough without it: " + numbers_text(), dearest->ticket);
+  stop(*dearest, "there are enough without it");
+}
+
+}  // namespace echoline::provisioner
