@@ -13,14 +13,18 @@ using Kind = ConfigNode::Kind;
 
 // A mapping as its reader sees it, and everything asked of it, in the order of asking.
 struct ConfigSectionState {
-  struct Asked {
-    std::string key;
+  // For the reference and the resolved form; a file of data has neither, and very many keys.
+  struct Told {
     std::optional<ConfigNode> value;  // as resolved: what was read, or the default
-    std::vector<std::unique_ptr<ConfigSectionState>> sections;
-    bool list = false;  // `sections` are the elements of a list, not one nested mapping
     ConfigDoc doc;
     std::string type, range, fallback;
     bool required = false;
+  };
+  struct Asked {
+    std::string key;
+    std::vector<std::unique_ptr<ConfigSectionState>> sections;
+    bool list = false;  // `sections` are the elements of a list, not one nested mapping
+    std::unique_ptr<Told> told = {};
   };
 
   ConfigState* file;
@@ -47,6 +51,11 @@ struct ConfigSectionState {
     if (it != asked.end()) return *it;
     asked.emplace_back().key = key;
     return asked.back();
+  }
+  Told& tell(std::string_view key) {
+    auto& told = ask(key).told;
+    if (!told) told = std::make_unique<Told>();
+    return *told;
   }
 };
 
@@ -287,13 +296,14 @@ std::unique_ptr<ConfigSectionState> nested(ConfigState& file, const ConfigNode* 
 }
 
 void find_unknown_keys(const ConfigSectionState& section, std::vector<ConfigProblem>& problems) {
-  std::vector<std::string> known;
-  for (const auto& asked : section.asked) known.push_back(asked.key);
   for (std::size_t i = 0; section.node && i < section.node->keys.size(); ++i) {
     const std::string& key = section.node->keys[i];
-    if (std::find(known.begin(), known.end(), key) == known.end())
-      problems.push_back({section.node->key_places[i],
-                          fmt::format("unknown key '{}'{}", section.full(key), did_you_mean(key, known))});
+    const auto is_key = [&](const auto& asked) { return asked.key == key; };
+    if (std::any_of(section.asked.begin(), section.asked.end(), is_key)) continue;
+    std::vector<std::string> known;
+    for (const auto& asked : section.asked) known.push_back(asked.key);
+    problems.push_back({section.node->key_places[i],
+                        fmt::format("unknown key '{}'{}", section.full(key), did_you_mean(key, known))});
   }
   for (const auto& asked : section.asked)
     for (const auto& child : asked.sections) find_unknown_keys(*child, problems);
@@ -312,8 +322,8 @@ ConfigNode resolve(const ConfigSectionState& section) {
       for (const auto& child : asked.sections) value.children.push_back(resolve(*child));
     } else if (!asked.sections.empty()) {
       value = resolve(*asked.sections.front());
-    } else if (asked.value) {
-      value = *asked.value;
+    } else if (asked.told && asked.told->value) {
+      value = *asked.told->value;
     } else {
       continue;
     }
@@ -330,11 +340,13 @@ void collect_keys(const ConfigSectionState& section, std::vector<ConfigKey>& key
   std::stable_partition(order.begin(), order.end(), [](const auto* asked) { return asked->sections.empty(); });
   for (const auto* each : order) {
     const auto& asked = *each;
+    if (!asked.told) continue;
+    const auto& told = *asked.told;
     const bool tested = std::find(section.tested.begin(), section.tested.end(), asked.key) != section.tested.end();
-    const bool in_words = !asked.doc.fallback.empty();
-    keys.push_back({section.full(asked.key), asked.type, asked.range,
-                    in_words ? std::string(asked.doc.fallback) : asked.fallback, std::string(asked.doc.meaning), "",
-                    asked.required, !in_words, tested});
+    const bool in_words = !told.doc.fallback.empty();
+    keys.push_back({section.full(asked.key), told.type, told.range,
+                    in_words ? std::string(told.doc.fallback) : told.fallback, std::string(told.doc.meaning), "",
+                    told.required, !in_words, tested});
     for (const auto& child : asked.sections) collect_keys(*child, keys);
   }
 }
@@ -356,8 +368,8 @@ ConfigSection ConfigSection::section(std::string_view key, ConfigDoc doc) {
   auto& asked = state_->ask(key);
   if (asked.sections.empty()) {
     asked.sections.push_back(nested(*state_->file, state_->find(key), state_->place, state_->full(key)));
-    asked.type = "section";
-    asked.doc = doc;
+    state_->tell(key).type = "section";
+    state_->tell(key).doc = doc;
   }
   return ConfigSection(*asked.sections.front());
 }
@@ -371,8 +383,8 @@ std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigD
   }
   if (!asked.list) {
     asked.list = true;
-    asked.type = "list";
-    asked.doc = doc;
+    state_->tell(key).type = "list";
+    state_->tell(key).doc = doc;
     for (std::size_t i = 0; node && i < node->children.size(); ++i)
       asked.sections.push_back(nested(*state_->file, &node->children[i], node->children[i].place,
                                       fmt::format("{}[{}]", state_->full(key), i)));
@@ -386,13 +398,16 @@ std::vector<ConfigSection> ConfigSection::sections(std::string_view key, ConfigD
 
 const ConfigNode* ConfigSection::wanted(std::string_view key, Absent absent, const ConfigDoc& doc, std::string type,
                                         std::string range) {
-  auto& asked = state_->ask(key);
-  asked.required = absent == Absent::kError;
-  asked.doc = doc;
-  asked.type = std::move(type);
-  asked.range = std::move(range);
+  state_->ask(key);
+  if (!state_->file->data) {
+    auto& told = state_->tell(key);
+    told.required = absent == Absent::kError;
+    told.doc = doc;
+    told.type = std::move(type);
+    told.range = std::move(range);
+  }
   const ConfigNode* node = state_->find(key);
-  if (!node && asked.required)
+  if (!node && absent == Absent::kError)
     state_->file->problem(state_->place, "", fmt::format("missing required key '{}'", state_->full(key)));
   return node;
 }
@@ -415,8 +430,8 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
     }
   }
   if (state_->file->data) return good;
-  if (good || absent != Absent::kNothing) state_->ask(key).value = resolved_node(value);
-  if (absent == Absent::kDefault) state_->ask(key).fallback = state_->ask(key).value->text;
+  if (good || absent != Absent::kNothing) state_->tell(key).value = resolved_node(value);
+  if (absent == Absent::kDefault) state_->tell(key).fallback = state_->tell(key).value->text;
   return good;
 }
 
@@ -431,7 +446,7 @@ bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, con
       });
       if (plain) text = text.substr(1, text.size() - 2);
     }
-    state_->ask(key).fallback = text;
+    state_->tell(key).fallback = text;
   }
   std::filesystem::path folder;
   if (const ConfigNode* node = wanted(key, absent, doc, type_name<T>(), "")) {
@@ -463,7 +478,7 @@ bool ConfigSection::read_text(std::string_view key, T& value, Absent absent, con
     if (good && node->place.source == 0) folder = state_->file->folder;
   }
   if constexpr (std::same_as<T, std::filesystem::path>) value = placed(value, folder);
-  if (!state_->file->data && (good || absent != Absent::kNothing)) state_->ask(key).value = resolved_node(value);
+  if (!state_->file->data && (good || absent != Absent::kNothing)) state_->tell(key).value = resolved_node(value);
   return good;
 }
 
@@ -481,15 +496,15 @@ std::optional<std::size_t> ConfigSection::choose_index(std::string_view key, con
   }
   if (state_->file->data) return chosen;
   const std::string& name = chosen ? names[*chosen] : current;
-  if (!name.empty()) state_->ask(key).value = scalar_node(name, true);
-  if (absent == Absent::kDefault) state_->ask(key).fallback = current;
+  if (!name.empty()) state_->tell(key).value = scalar_node(name, true);
+  if (absent == Absent::kDefault) state_->tell(key).fallback = current;
   return chosen;
 }
 
 std::string ConfigSection::json(std::string_view key, ConfigDoc doc) {
   const ConfigNode* node = wanted(key, Absent::kNothing, doc, "mapping", "");
   if (!node) return "{}";
-  state_->ask(key).value = *node;
+  state_->tell(key).value = *node;
   return to_json(*node);
 }
 

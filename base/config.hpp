@@ -199,8 +199,8 @@ class ConfigFile {
   static Result<ConfigFile> load(const std::filesystem::path& path);
   // `name` stands for the file in messages.
   static Result<ConfigFile> parse(std::string_view text, std::string name);
-  // The same for data, such as offers, which may be larger: at most 128 MiB and 5,000,000 values. Strict JSON is much
-  // faster to read than YAML. Their keys() and resolved() are not kept.
+  // The same for data, such as offers, which may be larger: at most 128 MiB and 5,000,000 values. Strict JSON is a
+  // third faster than YAML. Their keys() and resolved() are not kept.
   static Result<ConfigFile> parse_json(std::string_view text, std::string name);
   static Result<ConfigFile> parse_yaml_data(std::string_view text, std::string name);
   // A file that has nothing in it and in which every list has one element, for a reader to be documented.

@@ -1,7 +1,6 @@
 // JSON into the tree of a run file: for data that is larger than run files are, in one pass and without YAML.
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "base/config_tree.hpp"
 #include "base/text.hpp"
@@ -64,7 +63,6 @@ class Builder {
     const char closing = opening == '{' ? '}' : ']';
     node.kind = opening == '{' ? Kind::kMapping : Kind::kSequence;
     ++at_;
-    std::set<std::string, std::less<>> seen;
     for (skip_space(); text_[at_] != closing; skip_space()) {
       if (text_[at_] == ',') {
         ++at_;
@@ -74,20 +72,14 @@ class Builder {
         node.children.push_back(value(depth + 1));
         continue;
       }
-      const ConfigPlace at = place();
-      std::string key = string();
+      node.key_places.push_back(place());
+      node.keys.push_back(string());
       skip_space();
       ++at_;  // ':'
-      ConfigNode child = value(depth + 1);
-      if (!seen.insert(key).second) {
-        problems_.push_back({at, fmt::format("duplicate key '{}'", key)});
-        continue;
-      }
-      node.keys.push_back(std::move(key));
-      node.key_places.push_back(at);
-      node.children.push_back(std::move(child));
+      node.children.push_back(value(depth + 1));
     }
     ++at_;
+    drop_duplicates(node, problems_);
   }
 
   std::string string() {

@@ -1,16 +1,13 @@
 #include "base/config_tree.hpp"
 
-#include <yaml-cpp/emitter.h>
-#include <yaml-cpp/eventhandler.h>
-#include <yaml-cpp/exceptions.h>
-#include <yaml-cpp/parser.h>
+#include <yaml.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <numeric>
 
 namespace echoline {
 namespace {
@@ -23,104 +20,114 @@ struct Unusable {
   std::string message;
 };
 
-// Builds the tree from yaml-cpp's events, so that every limit holds before memory is spent.
-class Builder : public YAML::EventHandler {
+// What a plain scalar says by which it has no value.
+bool is_null(std::string_view text) {
+  for (const char* null : {"", "~", "null", "Null", "NULL"})
+    if (text == null) return true;
+  return false;
+}
+
+// Builds the tree from libyaml's events, so that every limit holds before memory is spent.
+class Builder {
  public:
-  Builder(std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems, std::size_t values_max)
-      : source_(source), root_(root), problems_(problems), values_max_(values_max) {}
+  Builder(std::string_view text, std::uint32_t source, std::vector<ConfigProblem>& problems, std::size_t values_max)
+      : source_(source), problems_(problems), values_max_(values_max) {
+    ECHO_CHECK(yaml_parser_initialize(&parser_) == 1, "out of memory");
+    yaml_parser_set_input_string(&parser_, reinterpret_cast<const unsigned char*>(text.data()), text.size());
+  }
+  ~Builder() {
+    yaml_event_delete(&event_);
+    yaml_parser_delete(&parser_);
+  }
+  Builder(const Builder&) = delete;
+  Builder& operator=(const Builder&) = delete;
 
-  ConfigPlace place(const YAML::Mark& mark) const {
-    return {source_, std::max(mark.line, 0) + 1, std::max(mark.column, 0) + 1};
+  // The document's one value; `root` stays as it is where there is none.
+  void read(ConfigNode& root) {
+    std::size_t documents = 0;
+    for (yaml_event_type_t type = next(); type != YAML_STREAM_END_EVENT; type = next()) {
+      if (type != YAML_DOCUMENT_START_EVENT) continue;
+      if (++documents > 1) throw Unusable{place(event_.start_mark), "expected one YAML document, found another"};
+      next();
+      root = value(0);
+    }
   }
-
-  void OnDocumentStart(const YAML::Mark&) override {}
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { deliver(make(Kind::kNull, mark, "", anchor)); }
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
-    throw Unusable{place(mark), "aliases ('*name') are not supported; write the value out"};
-  }
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                const std::string& text) override {
-    ConfigNode node = make(Kind::kScalar, mark, tag, anchor);
-    node.text = text;
-    node.quoted = tag == "!";
-    deliver(std::move(node));
-  }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                       YAML::EmitterStyle::value) override {
-    open(make(Kind::kSequence, mark, tag, anchor));
-  }
-  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                  YAML::EmitterStyle::value) override {
-    open(make(Kind::kMapping, mark, tag, anchor));
-  }
-  void OnSequenceEnd() override { close(); }
-  void OnMapEnd() override { close(); }
 
  private:
-  // A collection being filled.
-  struct Level {
-    ConfigNode node;
-    std::map<std::string, int> line_of_key;
-    bool value_next = false;  // in a mapping: the key has come, its value has not
-    bool drop_value = false;  // the key was a duplicate
-  };
+  ConfigPlace place(const yaml_mark_t& mark) const {
+    return {source_, static_cast<int>(mark.line) + 1, static_cast<int>(mark.column) + 1};
+  }
 
-  ConfigNode make(Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
-    if (anchor != 0) throw Unusable{place(mark), "anchors ('&name') are not supported; write the value out"};
-    if (!tag.empty() && tag != "?" && tag != "!")
-      throw Unusable{place(mark), fmt::format("tags are not supported, found '{}'", tag)};
-    if (++values_ > values_max_) throw Unusable{place(mark), fmt::format("more than {} values", values_max_)};
+  yaml_event_type_t next() {
+    yaml_event_delete(&event_);
+    if (yaml_parser_parse(&parser_, &event_) != 1) {
+      std::string why = fmt::format("not valid YAML: {}", parser_.problem ? parser_.problem : "it cannot be read");
+      if (parser_.context) why += fmt::format(" {}", parser_.context);
+      throw Unusable{place(parser_.problem_mark), why};
+    }
+    return event_.type;
+  }
+
+  // Of the current event, to its end.
+  ConfigNode value(std::size_t depth) {
     ConfigNode node;
-    node.kind = kind;
-    node.place = place(mark);
+    node.place = place(event_.start_mark);
+    switch (event_.type) {
+      case YAML_SCALAR_EVENT: {
+        const auto& scalar = event_.data.scalar;
+        check(node, scalar.anchor, scalar.tag);
+        node.quoted = scalar.style != YAML_PLAIN_SCALAR_STYLE;
+        node.text.assign(reinterpret_cast<const char*>(scalar.value), scalar.length);
+        if (!node.quoted && is_null(node.text))
+          node.text.clear();
+        else
+          node.kind = Kind::kScalar;
+        break;
+      }
+      case YAML_SEQUENCE_START_EVENT:
+        check(node, event_.data.sequence_start.anchor, event_.data.sequence_start.tag);
+        check_depth(node, depth);
+        node.kind = Kind::kSequence;
+        while (next() != YAML_SEQUENCE_END_EVENT) node.children.push_back(value(depth + 1));
+        break;
+      case YAML_MAPPING_START_EVENT:
+        check(node, event_.data.mapping_start.anchor, event_.data.mapping_start.tag);
+        check_depth(node, depth);
+        node.kind = Kind::kMapping;
+        while (next() != YAML_MAPPING_END_EVENT) {
+          ConfigNode key = value(depth + 1);
+          if (key.kind != Kind::kScalar) throw Unusable{key.place, "expected a word as the key of a mapping"};
+          node.keys.push_back(std::move(key.text));
+          node.key_places.push_back(key.place);
+          next();
+          node.children.push_back(value(depth + 1));
+        }
+        drop_duplicates(node, problems_);
+        break;
+      default:  // an alias: nothing else can stand for a value
+        throw Unusable{node.place, "aliases ('*name') are not supported; write the value out"};
+    }
     return node;
   }
 
-  void open(ConfigNode node) {
-    if (levels_.size() >= kConfigDepthMax)
+  void check(const ConfigNode& node, const yaml_char_t* anchor, const yaml_char_t* tag) {
+    if (anchor != nullptr) throw Unusable{node.place, "anchors ('&name') are not supported; write the value out"};
+    if (tag != nullptr)
+      throw Unusable{node.place, fmt::format("tags are not supported, found '{}'", reinterpret_cast<const char*>(tag))};
+    if (++values_ > values_max_) throw Unusable{node.place, fmt::format("more than {} values", values_max_)};
+  }
+
+  static void check_depth(const ConfigNode& node, std::size_t depth) {
+    if (depth >= kConfigDepthMax)
       throw Unusable{node.place, fmt::format("nested deeper than {} levels", kConfigDepthMax)};
-    levels_.push_back({std::move(node), {}, false, false});
-  }
-
-  void close() {
-    ConfigNode node = std::move(levels_.back().node);
-    levels_.pop_back();
-    deliver(std::move(node));
-  }
-
-  void deliver(ConfigNode node) {
-    if (levels_.empty()) {
-      root_ = std::move(node);
-      return;
-    }
-    Level& level = levels_.back();
-    if (level.node.kind == Kind::kSequence) {
-      level.node.children.push_back(std::move(node));
-    } else if (!level.value_next) {
-      if (node.kind != Kind::kScalar) throw Unusable{node.place, "expected a word as the key of a mapping"};
-      const auto [first, is_new] = level.line_of_key.emplace(node.text, node.place.line);
-      level.drop_value = !is_new;
-      level.value_next = true;
-      if (is_new) {
-        level.node.keys.push_back(std::move(node.text));
-        level.node.key_places.push_back(node.place);
-      } else {
-        problems_.push_back(
-            {node.place, fmt::format("duplicate key '{}'; it is already set in line {}", node.text, first->second)});
-      }
-    } else {
-      if (!level.drop_value) level.node.children.push_back(std::move(node));
-      level.value_next = false;
-    }
   }
 
   std::uint32_t source_;
-  ConfigNode& root_;
   std::vector<ConfigProblem>& problems_;
-  std::vector<Level> levels_;
   std::size_t values_max_;
   std::size_t values_ = 0;
+  yaml_parser_t parser_{};
+  yaml_event_t event_{};
 };
 
 // Length of the UTF-8 character at the start of `text`, or 0 when there is no valid one.
@@ -147,46 +154,95 @@ void check_text(std::string_view text, std::uint32_t source) {
     const std::size_t length = utf8_length(text.substr(i));
     if (length == 0 || byte == 0x7f || (byte < 0x20 && byte != '\n' && byte != '\t' && byte != '\r'))
       throw Unusable{place, fmt::format("expected UTF-8 text, found the byte 0x{:02x}", byte)};
+    const std::string_view c = text.substr(i, length);
+    // YAML does not know these either: C1 controls but NEL, and what is no character.
+    if ((byte == 0xc2 && c[1] < '\xa0' && c[1] != '\x85') || c == "\xef\xbf\xbe" || c == "\xef\xbf\xbf")
+      throw Unusable{place, "expected UTF-8 text, found a control character"};
     i += length;
     ++place.column;
     if (byte == '\n') place = {source, place.line + 1, 1};
   }
 }
 
-void emit_text(YAML::Emitter& out, const std::string& text, bool quoted) {
-  // Control characters survive only in double quotes.
-  if (quoted || std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }))
-    out << YAML::DoubleQuoted;
-  out << text;
-}
-
-void emit(YAML::Emitter& out, const ConfigNode& node) {
-  switch (node.kind) {
-    case Kind::kNull:
-      out << YAML::Null;
-      break;
-    case Kind::kScalar:
-      emit_text(out, node.text, node.quoted);
-      break;
-    case Kind::kSequence:
-      if (node.children.empty()) out << YAML::Flow;
-      out << YAML::BeginSeq;
-      for (const ConfigNode& child : node.children) emit(out, child);
-      out << YAML::EndSeq;
-      break;
-    case Kind::kMapping:
-      if (node.children.empty()) out << YAML::Flow;
-      out << YAML::BeginMap;
-      for (std::size_t i = 0; i < node.keys.size(); ++i) {
-        out << YAML::Key;
-        emit_text(out, node.keys[i], false);
-        out << YAML::Value;
-        emit(out, node.children[i]);
-      }
-      out << YAML::EndMap;
-      break;
+// Writes a tree through libyaml.
+class Writer {
+ public:
+  Writer() {
+    ECHO_CHECK(yaml_emitter_initialize(&emitter_) == 1, "out of memory");
+    yaml_emitter_set_unicode(&emitter_, 1);
+    yaml_emitter_set_width(&emitter_, -1);  // no line is broken
+    yaml_emitter_set_output(
+        &emitter_,
+        [](void* out, unsigned char* bytes, std::size_t size) {
+          static_cast<std::string*>(out)->append(reinterpret_cast<const char*>(bytes), size);
+          return 1;
+        },
+        &out_);
   }
-}
+  ~Writer() { yaml_emitter_delete(&emitter_); }
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  std::string write(const ConfigNode& root) {
+    yaml_event_t event;
+    emit(event, yaml_stream_start_event_initialize(&event, YAML_UTF8_ENCODING));
+    emit(event, yaml_document_start_event_initialize(&event, nullptr, nullptr, nullptr, 1));
+    node(root);
+    emit(event, yaml_document_end_event_initialize(&event, 1));
+    emit(event, yaml_stream_end_event_initialize(&event));
+    return std::move(out_);
+  }
+
+ private:
+  void emit(yaml_event_t& event, int made) {
+    ECHO_CHECK(made == 1 && yaml_emitter_emit(&emitter_, &event) == 1, "YAML cannot be written: {}",
+               emitter_.problem ? emitter_.problem : "out of memory");
+  }
+
+  void scalar(const std::string& text, yaml_scalar_style_t style) {
+    yaml_event_t event;
+    const auto* bytes = reinterpret_cast<const yaml_char_t*>(text.data());
+    const auto size = static_cast<int>(text.size());
+    emit(event, yaml_scalar_event_initialize(&event, nullptr, nullptr, bytes, size, 1, 1, style));
+  }
+
+  void text(const std::string& text, bool quoted) {
+    // Line breaks and control characters survive only in double quotes.
+    const bool odd = std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c >= 0x7f; });
+    scalar(text, quoted || odd || is_null(text) ? YAML_DOUBLE_QUOTED_SCALAR_STYLE : YAML_PLAIN_SCALAR_STYLE);
+  }
+
+  void node(const ConfigNode& node) {
+    const bool empty = node.children.empty();
+    yaml_event_t event;
+    switch (node.kind) {
+      case Kind::kNull:
+        scalar("~", YAML_PLAIN_SCALAR_STYLE);
+        break;
+      case Kind::kScalar:
+        text(node.text, node.quoted);
+        break;
+      case Kind::kSequence:
+        emit(event, yaml_sequence_start_event_initialize(&event, nullptr, nullptr, 1,
+                                                         empty ? YAML_FLOW_SEQUENCE_STYLE : YAML_BLOCK_SEQUENCE_STYLE));
+        for (const ConfigNode& child : node.children) this->node(child);
+        emit(event, yaml_sequence_end_event_initialize(&event));
+        break;
+      case Kind::kMapping:
+        emit(event, yaml_mapping_start_event_initialize(&event, nullptr, nullptr, 1,
+                                                        empty ? YAML_FLOW_MAPPING_STYLE : YAML_BLOCK_MAPPING_STYLE));
+        for (std::size_t i = 0; i < node.keys.size(); ++i) {
+          text(node.keys[i], false);
+          this->node(node.children[i]);
+        }
+        emit(event, yaml_mapping_end_event_initialize(&event));
+        break;
+    }
+  }
+
+  yaml_emitter_t emitter_{};
+  std::string out_;
+};
 
 nlohmann::ordered_json json_scalar(const std::string& text) {
   if (text == "true") return true;
@@ -237,6 +293,38 @@ ConfigNode* ConfigNode::find(std::string_view key) {
   return it == keys.end() ? nullptr : &children[static_cast<std::size_t>(it - keys.begin())];
 }
 
+void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems) {
+  std::vector<std::uint32_t> order(mapping.keys.size());
+  std::iota(order.begin(), order.end(), 0u);
+  const auto key = [&](std::uint32_t i) -> const std::string& { return mapping.keys[i]; };
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return key(a) != key(b) ? key(a) < key(b) : a < b; });
+  std::vector<std::uint32_t> again;
+  for (std::size_t i = 1, first = 0; i < order.size(); ++i) {
+    if (key(order[i]) != key(order[first])) {
+      first = i;
+      continue;
+    }
+    again.push_back(order[i]);
+    problems.push_back({mapping.key_places[order[i]],
+                        fmt::format("duplicate key '{}'; it is already set in line {}", key(order[i]),
+                                    mapping.key_places[order[first]].line)});
+  }
+  if (again.empty()) return;
+  std::sort(again.begin(), again.end());
+  const auto drop = [&](auto& from) {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < from.size(); ++i)
+      if (!std::binary_search(again.begin(), again.end(), i)) {
+        if (kept != i) from[kept] = std::move(from[i]);
+        ++kept;
+      }
+    from.resize(kept);
+  };
+  drop(mapping.keys);
+  drop(mapping.key_places);
+  drop(mapping.children);
+}
+
 bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, std::vector<ConfigProblem>& problems,
                 bool data) {
   const ConfigPlace start{source, 1, 1};
@@ -246,21 +334,12 @@ bool parse_yaml(std::string_view text, std::uint32_t source, ConfigNode& root, s
   }
   root = ConfigNode{};
   root.place = start;
-  const std::size_t values_max = data ? kDataValuesMax : kConfigValuesMax;
-  Builder builder(source, root, problems, values_max);
   try {
     check_text(text, source);
-    std::istringstream in{std::string(text)};
-    YAML::Parser parser(in);
-    parser.HandleNextDocument(builder);
-    ConfigNode ignored;
-    Builder rest(source, ignored, problems, values_max);
-    if (parser.HandleNextDocument(rest)) throw Unusable{ignored.place, "expected one YAML document, found another"};
+    Builder(text, source, problems, data ? kDataValuesMax : kConfigValuesMax).read(root);
     return true;
   } catch (const Unusable& e) {
     problems.push_back({e.place, e.message});
-  } catch (const YAML::Exception& e) {
-    problems.push_back({builder.place(e.mark), "not valid YAML: " + e.msg});
   }
   return false;
 }
@@ -274,8 +353,7 @@ bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& ro
   root = ConfigNode{};
   root.place = {source, 1, 1};
   root.text = text;
-  for (const char* null : {"", "~", "null", "Null", "NULL"})
-    if (text == null) return true;
+  if (is_null(text)) return true;
   root.kind = Kind::kScalar;
   try {
     check_text(text, source);
@@ -287,11 +365,7 @@ bool parse_set_value(std::string_view text, std::uint32_t source, ConfigNode& ro
   return false;
 }
 
-std::string to_yaml(const ConfigNode& node) {
-  YAML::Emitter out;
-  emit(out, node);
-  return std::string(out.c_str(), out.size()) + "\n";
-}
+std::string to_yaml(const ConfigNode& node) { return Writer().write(node); }
 
 std::string to_json(const ConfigNode& node) { return json_value(node).dump(); }
 

@@ -1,4 +1,4 @@
-// The parsed form of a run file, and YAML in and out of it. Private to base/: yaml-cpp stops in config_tree.cpp.
+// The parsed form of a run file, and YAML in and out of it. Private to base/: libyaml stops in config_tree.cpp.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -44,6 +44,9 @@ struct ConfigProblem {
   ConfigPlace place;
   std::string message;
 };
+
+// Of keys that a mapping has more than once the first stays; the others are problems.
+void drop_duplicates(ConfigNode& mapping, std::vector<ConfigProblem>& problems);
 
 // Parses one YAML document. `problems` receives what is wrong: duplicate keys (the first one stays) and, when the
 // text cannot be used at all, one last problem with the return value false. `data`: it may be larger than run files are.

@@ -9,7 +9,7 @@ packages=(
   # learning plane
   libtorch-dev libopenblas-dev libpcre2-dev libicu-dev
   # network, storage, formats
-  libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-cpp-dev
+  libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-dev
   libcurl4-openssl-dev  # providers over HTTP
   librust-blake3-dev  # the C sources of BLAKE3
   # planning, program, tests

@@ -366,7 +366,38 @@ TEST(Config, UnusableFiles) {
   EXPECT_EQ(parse_problem("\xc3\xa9: \x01\n"), "run.yaml:1:4: expected UTF-8 text, found the byte 0x01");
   EXPECT_EQ(parse_problem("a: \xed\xa0\x80"), "run.yaml:1:4: expected UTF-8 text, found the byte 0xed")
       << "a surrogate";
+  EXPECT_EQ(parse_problem("a: 1\nb: \"\xc2\x80\"\n"),
+            "run.yaml:2:5: expected UTF-8 text, found a control character");
   EXPECT_EQ(parse_problem(""), "") << "an empty file sets nothing";
+  EXPECT_EQ(parse_problem("\xef\xbb\xbf# with a byte order mark\n"), "");
+}
+
+TEST(Config, BrokenYamlIsToldWhereAndWhy) {
+  EXPECT_EQ(parse_problem("a: 1\nb: [1,\n  2\nc: 3\n"),
+            "run.yaml:4:2: not valid YAML: did not find expected ',' or ']' while parsing a flow sequence");
+  EXPECT_EQ(parse_problem("a: 1\n b: 2\n"),
+            "run.yaml:2:3: not valid YAML: mapping values are not allowed in this context");
+  EXPECT_EQ(parse_problem("a:\n\t- 1\n"),
+            "run.yaml:2:1: not valid YAML: found character that cannot start any token while scanning for the next token");
+  EXPECT_EQ(parse_problem("a: \"no end\n"),
+            "run.yaml:2:1: not valid YAML: found unexpected end of stream while scanning a quoted scalar");
+}
+
+// What a text holds survives being written and read, however odd it is.
+TEST(Config, ResolvedTextIsTheTextThatWasRead) {
+  for (const std::string text :
+       {"", "~", "null", "- a", "a: b", "#", "1\n2", "tab\there", "\r", " led", "trailed ", "'", "\"", "\xc2\x85",
+        "\xe2\x80\xa8", "\xef\xbb\xbf", "\x01", "\xc3\xa9", "%", "@x", "true", "[", "{", "&a", "*a", "!b", "|",
+        "0x1f", "---", "...", "? x"}) {
+    ConfigFile none = std::move(*ConfigFile::parse("", "none"));
+    std::string value = text;
+    none.root().read("value", value);
+    ConfigFile again = parsed(none.resolved());
+    std::string read = "nothing";
+    again.root().read("value", read);
+    EXPECT_EQ(problems(again), "") << none.resolved();
+    EXPECT_EQ(read, text) << none.resolved();
+  }
 }
 
 TEST(Config, Bounds) {
@@ -431,7 +462,7 @@ TEST(Config, ResolvedFormHoldsDefaultsAndReadsBack) {
   EXPECT_EQ(
       resolved,
       "steps: 9\nrate: 0.1\nnet:\n  wait: 90 s\n  size: 1536 B\n  uplink: 24 Mbit/s\nname: \"null\"\nempty: \"\"\n"
-      "tags:\n  - \"a: b\"\n  - true\nplanner: chains\nadapter:\n  max: \"3\"\n  min: 1\n");
+      "tags:\n- 'a: b'\n- true\nplanner: chains\nadapter:\n  max: \"3\"\n  min: 1\n");
   ConfigFile again = parsed(resolved);
   EXPECT_EQ(read(again), values);
   EXPECT_EQ(again.resolved(), resolved);
