@@ -16,10 +16,25 @@ std::optional<double> written_unix_s(const std::filesystem::path& path) {
   return static_cast<double>(info.st_mtim.tv_sec);
 }
 
-}  // namespace
+// Another text for another file, also where it is replaced within a second; "" where there is none.
+std::string identity_of(const std::filesystem::path& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return "";
+  return fmt::format("{}/{}/{}/{}.{:09}", info.st_dev, info.st_ino, info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+}
 
-Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
-                             const provisioner::PlanRequest& request) {
+// What machines did in the runs of this folder, against what they promised.
+std::vector<provisioner::MeasuredRate> measured_rates(const RunConfig& config) {
+  std::vector<provisioner::MeasuredRate> measured;
+  for (const provisioner::LedgerHost& host : provisioner::known_hosts(config.run.folder))
+    if (host.promised_rollouts_per_s && host.measured_rollouts_per_s)
+      measured.push_back({host.run, host.provider, host.host, host.gpu, host.gpu_count, *host.promised_rollouts_per_s,
+                          *host.measured_rollouts_per_s});
+  return measured;
+}
+
+Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig& model, const provisioner::PlanRequest& request,
+                              const std::vector<provisioner::MeasuredRate>& measured, const std::atomic<bool>* stop) {
   provisioner::OfferReading reading;
   reading.format = config.fleet.offers_format;
   reading.disk = config.fleet.disk;
@@ -30,6 +45,7 @@ Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& 
     provisioner::VastSearch search;
     if (!config.fleet.vast_url.empty()) search.url = config.fleet.vast_url;
     search.disk = config.fleet.disk;
+    search.stop = stop;
     ECHO_ASSIGN(const std::string reply, provisioner::search_vast(search, request));
     reading.format = provisioner::OfferFormat::kVast;
     list = provisioner::parse_offers(reply, search.url, reading);
@@ -48,16 +64,43 @@ Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& 
     if (!loaded) return as_mistake(std::move(loaded).error());
     profile = std::move(*loaded);
   }
-  std::vector<provisioner::MeasuredRate> measured;
-  for (const provisioner::LedgerHost& host : provisioner::known_hosts(config.run.folder))
-    if (host.promised_rollouts_per_s && host.measured_rollouts_per_s)
-      measured.push_back({host.run, host.provider, host.host, host.gpu, host.gpu_count, *host.promised_rollouts_per_s,
-                          *host.measured_rollouts_per_s});
   const provisioner::Workload work{
       static_cast<double>(model.parameters()),
       static_cast<double>(config.fleet.response_tokens_expected.value_or(config.rollout.response_tokens_max))};
   provisioner::predict_throughput(market.offers, work, profile ? &*profile : nullptr, measured);
   return market;
+}
+
+}  // namespace
+
+Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
+                             const provisioner::PlanRequest& request) {
+  return read_market(config, model, request, measured_rates(config), nullptr);
+}
+
+MarketSource::MarketSource(const RunConfig& config, model::ModelConfig model, provisioner::PlanRequest request,
+                           const provisioner::Market& known)
+    : config_(config), model_(std::move(model)), request_(std::move(request)), measured_(measured_rates(config)) {
+  if (config.fleet.search)
+    searched_unix_s_ = known.recorded_unix_s.value_or(0);
+  else if (known.recorded_unix_s == written_unix_s(config.fleet.offers))
+    seen_ = identity_of(config.fleet.offers);
+}
+
+Result<std::optional<std::vector<provisioner::Offer>>> MarketSource::look(double now_unix_s, const std::atomic<bool>& stop) {
+  using Nothing = std::optional<std::vector<provisioner::Offer>>;
+  if (config_.fleet.search) {
+    // A clock that was set back is no reason to search no more.
+    const double since_s = now_unix_s - searched_unix_s_;
+    if (since_s >= 0 && since_s < seconds(config_.fleet.search_every)) return Nothing();
+    searched_unix_s_ = now_unix_s;
+  } else {
+    const std::string now = identity_of(config_.fleet.offers);
+    if (now.empty() || now == seen_) return Nothing();  // what is gone says nothing of what it held
+    seen_ = now;
+  }
+  ECHO_ASSIGN(RunMarket market, read_market(config_, model_, request_, measured_, &stop));
+  return Nothing(std::move(market.offers));
 }
 
 }  // namespace echoline::learner

@@ -1,5 +1,7 @@
 // The offers of a run: where they are read, and how many rollouts a second each is predicted to give.
 #pragma once
+#include <atomic>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,6 +10,7 @@
 #include "model/config.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/plan.hpp"
+#include "provisioner/throughput.hpp"
 
 namespace echoline::learner {
 
@@ -20,5 +23,25 @@ struct RunMarket {
 // runs below run.folder have measured. kInvalid for a bad or missing file; kUnavailable where the market does not answer.
 Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
                              const provisioner::PlanRequest& request);
+
+// The market of a run that goes on: a file is read again when it is another, a search is repeated every fleet.search_every.
+class MarketSource {
+ public:
+  // `known`: the market that the run's plan was made from.
+  MarketSource(const RunConfig& config, model::ModelConfig model, provisioner::PlanRequest request,
+               const provisioner::Market& known);
+  // What can be rented now; nothing where it is not the time to ask, or where the file is as before. What could not be read is
+  // read again when it has changed, or when it is time to search again. `stop`: nobody waits for it any more.
+  Result<std::optional<std::vector<provisioner::Offer>>> look(double now_unix_s, const std::atomic<bool>& stop);
+
+ private:
+  const RunConfig& config_;
+  const model::ModelConfig model_;
+  const provisioner::PlanRequest request_;
+  // Read once: what this run measures, its fleet counts with already.
+  const std::vector<provisioner::MeasuredRate> measured_;
+  std::string seen_;  // of the file
+  double searched_unix_s_ = 0;
+};
 
 }  // namespace echoline::learner

@@ -210,6 +210,8 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   std::optional<std::filesystem::path> offers;
   s.read("offers", offers, {"file of the machines that can be rented; see configs/offers/README.md", "fleet.search is needed"});
   s.read("search", c.search, "ask vast.ai (fleet.vast.url) what can be rented, instead of reading a file; this needs no key");
+  s.read("search_every", c.search_every, {.min = std::chrono::seconds(10), .max = std::chrono::hours(24)},
+         "how often vast.ai is asked again while the run goes on; a file is read again when it has changed");
   if (offers.has_value() == c.search)
     s.error(offers ? "search" : "", "expected exactly one of 'offers' (a file) and 'search: true'");
   c.offers = offers.value_or(std::filesystem::path{});

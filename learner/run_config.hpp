@@ -110,6 +110,7 @@ enum class ProviderKind { kLocal, kVast, kSsh, kExec, kNone };
 struct FleetSection {
   std::filesystem::path offers;
   bool search = false;  // ask vast.ai for offers instead
+  Duration search_every = std::chrono::minutes(5);  // while the run goes on
   provisioner::OfferFormat offers_format = provisioner::OfferFormat::kAuto;
   std::uint32_t catalogue_copies = 1;                     // of each kind of machine that a catalogue lists
   std::optional<std::filesystem::path> profile;           // throughput by GPU

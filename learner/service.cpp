@@ -16,6 +16,7 @@
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/door.hpp"
+#include "learner/market.hpp"
 #include "learner/planning.hpp"
 #include "learner/policy_to_train.hpp"
 #include "learner/preflight.hpp"
@@ -250,6 +251,9 @@ class Service {
     fleet.stalled_after = config_.fleet.away_max;
     fleet.replace_lost = config_.fleet.replace_lost;
     fleet.other_usd = [this] { return run_clock_->learner_usd().value_or(0); };
+    ECHO_ASSIGN(const model::ModelConfig model, run_model_config(config_));
+    fleet.market = [this, source = std::make_shared<MarketSource>(config_, model, plan_.plan.request, plan_.plan.market)](
+                       const std::atomic<bool>& stop) { return source->look(clock_.unix_seconds(), stop); };
     fleet.ledger_file = record_->folder() / "ledger.sqlite";
     fleet.providers = provider_options(config_);
     fleet.machine_ended = [this](WorkerId id, const std::string& why) { node_->give_up(id, why); };
@@ -276,6 +280,10 @@ class Service {
     provisioner::LaunchSpec spec;
     spec.image = config_.fleet.image;
     spec.disk = config_.fleet.disk;
+    {
+      const std::lock_guard lock(mutex_);
+      rented_[offer.id] = offer;
+    }
     if (offer.provider == "local") {
       const std::filesystem::path folder = std::filesystem::absolute(worker_folders() / offer.id);
       std::error_code error;
@@ -595,8 +603,9 @@ class Service {
     record_->metric("broadcast", std::move(row));
   }
 
-  // What a worker was rented as; null for one that joined by hand. A market has many thousand offers.
+  // What a worker was rented as; null for one that joined by hand. A market has many thousand offers. Needs mutex_.
   const provisioner::Offer* offer_of(const WorkerEntry& worker) const {
+    if (const auto rented = rented_.find(worker.offer); rented != rented_.end()) return &rented->second;
     const auto found = offers_.find(worker.offer);
     return found == offers_.end() ? nullptr : found->second;
   }
@@ -710,6 +719,7 @@ class Service {
   // Shared with the overlay's and the desk's threads.
   std::mutex mutex_;
   std::map<WorkerId, WorkerEntry> workers_;                     // guarded by mutex_
+  std::map<std::string, provisioner::Offer> rented_;            // by id, at the price of then; guarded by mutex_
   Credibility credibility_;                                     // the main thread's
   std::map<WorkerId, WorkerMeter> meters_;                      // guarded by mutex_
   Version published_version_;                                   // guarded by mutex_

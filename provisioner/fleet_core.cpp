@@ -312,15 +312,26 @@ void FleetCore::on(const fleet::Spent& e) {
 
 void FleetCore::on(const fleet::OffersRefreshed& e) {
   std::map<std::string, Entry, std::less<>> fresh;
+  std::size_t added = 0, cheaper = 0, dearer = 0;
   for (const FleetOffer& offer : e.offers) {
     Entry entry{offer};
-    if (const auto known = book_.find(offer.id); known != book_.end()) {
+    const auto known = book_.find(offer.id);
+    if (known == book_.end()) {
+      ++added;
+    } else {
+      const double before = known->second.offer.usd_per_hour;
+      cheaper += offer.usd_per_hour < before ? 1 : 0;
+      dearer += offer.usd_per_hour > before ? 1 : 0;
       entry.not_before = known->second.not_before;
       entry.failures = known->second.failures;
     }
     fresh[offer.id] = std::move(entry);
   }
+  const std::size_t gone = book_.size() + added - std::min(book_.size() + added, fresh.size());
   book_ = std::move(fresh);
+  look_again_ = {};
+  if (added + cheaper + dearer + gone > 0)
+    note("market", "", fmt::format("{} offers: {} new, {} gone, {} cheaper, {} dearer", book_.size(), added, gone, cheaper, dearer));
 }
 
 // ---- the table ----

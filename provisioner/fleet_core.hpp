@@ -197,7 +197,7 @@ struct GiveUp {
 };
 // A decision, with the numbers it was made by.
 struct Note {
-  std::string what;   // planned, replaced, added, released, lost, failed, demoted, adopted, price, budget, short, faster, stop_failed
+  std::string what;   // planned, replaced, added, released, lost, failed, demoted, adopted, price, budget, short, faster, market, stop_failed
   std::string offer;  // "" where it is about the fleet
   std::string why;
   Ticket ticket = 0;
@@ -375,6 +375,7 @@ class FleetCore {
   TimePoint last_rollouts_at_{};
   std::deque<TimePoint> rentals_;
   std::optional<TimePoint> below_since_, above_since_;
+  TimePoint look_again_{};  // there was nothing to rent
   bool loss_to_replace_ = false, closed_ = false, money_spent_ = false, exhausted_ = false;
   std::set<std::pair<std::string, std::string>> noted_;
   std::uint64_t started_ = 0, lost_ = 0, replaced_ = 0;

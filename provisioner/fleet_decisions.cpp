@@ -10,6 +10,7 @@ namespace echoline::provisioner {
 namespace {
 
 constexpr std::size_t kPoolMax = 512;         // of the cheapest offers, that a choice looks at
+constexpr Duration kLookAgain = std::chrono::seconds(1);  // in a book of offers that had nothing to rent
 constexpr double kGroupsBeforeStalled = 8;    // that it should have made, and made none
 constexpr double kStalledShare = 0.1;         // what a host is taken for whose worker stalled
 
@@ -264,6 +265,10 @@ void FleetCore::rent_wanted() {
       continue;
     }
     const auto entry = book_.find(id);
+    if (machine == nullptr && entry == book_.end()) {
+      note("failed", id, "it was planned, and is not offered any more");
+      loss_to_replace_ = true;
+    }
     if (machine != nullptr || entry == book_.end()) continue;
     const bool adopted = std::any_of(machines_.begin(), machines_.end(), [](const auto& m) { return m.second.adopt; });
     if (adopted && expected() >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband)) continue;
@@ -362,9 +367,10 @@ void FleetCore::mind_shortfall() {
     if (felt && !below_since_) below_since_ = now_;
     if (!below_since_ || now_ - *below_since_ < rules::kSustained) return;
   }
-  if (rentals_allowed() == 0) return;
+  if (rentals_allowed() == 0 || now_ < look_again_) return;
   const std::vector<std::string> chosen = choose(target - there);
   exhausted_ = chosen.empty();
+  if (exhausted_) look_again_ = now_ + kLookAgain;
   if (exhausted_) return note_once("short", "", "nothing that may be rented is left; " + numbers_text());
   const std::string why = fmt::format("{}: {}", at_once ? "a machine was lost" : "below the target", numbers_text());
   double missing = target - there;

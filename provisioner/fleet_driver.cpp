@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "provisioner/eligibility.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -37,10 +38,9 @@ FleetRules rules_of(const FleetOptions& options) {
   return rules;
 }
 
-FleetOffer fleet_offer(const PlanRow& row) {
-  const Offer& offer = row.offer;
-  FleetOffer lot{offer.id, offer.provider, offer.host, offer.rollouts_per_s,
-                 row.cost.gpu.value_or(0) + row.cost.storage.value_or(0), row.cost.bandwidth.value_or(0)};
+FleetOffer fleet_offer(const Offer& offer, const OfferCost& cost) {
+  FleetOffer lot{offer.id, offer.provider, offer.host, offer.rollouts_per_s, cost.gpu.value_or(0) + cost.storage.value_or(0),
+                 cost.bandwidth.value_or(0)};
   lot.owner = offer.owner;
   if (offer.gpu_ids.empty()) return lot;
   lot.gpus = 0;
@@ -64,7 +64,8 @@ Result<std::unique_ptr<FleetDriver>> FleetDriver::start(FleetOptions options) {
   std::promise<Status> opened;
   std::future<Status> outcome = opened.get_future();
   // One thread for the whole life: the kernel ends local instances when the thread that started them ends.
-  driver->thread_ = std::thread([&opened, raw = driver.get()] {
+  FleetDriver* const raw = driver.get();
+  driver->thread_ = std::thread([&opened, raw] {
     Status status = raw->open_on_thread();
     const bool good = status.has_value();
     if (!good) raw->close_all();
@@ -72,12 +73,16 @@ Result<std::unique_ptr<FleetDriver>> FleetDriver::start(FleetOptions options) {
     if (good) raw->loop();
   });
   ECHO_TRY(outcome.get());
+  if (raw->options_.market)
+    raw->watch_.emplace(raw->options_.market, raw->options_.market_every,
+                        [raw](std::vector<Offer> offers) { raw->queue_.try_push(Input(Refreshed{std::move(offers)})); });
   return driver;
 }
 
 FleetDriver::~FleetDriver() { stop(); }
 
 void FleetDriver::stop() {
+  watch_.reset();
   queue_.close();
   if (thread_.joinable()) thread_.join();
 }
@@ -99,7 +104,7 @@ Status FleetDriver::open_on_thread() {
   std::map<std::string, std::size_t> unusable;
   for (const PlanRow& row : options_.plan.rows) {
     if (row.rank == 0) continue;
-    if (provider_of(row.offer.provider)) market.push_back(fleet_offer(row));
+    if (provider_of(row.offer.provider)) market.push_back(fleet_offer(row.offer, row.cost));
     else ++unusable[row.offer.provider];
   }
   for (const auto& [provider, count] : unusable)
@@ -112,6 +117,21 @@ Status FleetDriver::open_on_thread() {
   poll_providers();
   update_summary();
   return ok();
+}
+
+// What can be rented now takes the place of what could be: by the plan's request, at the prices of now.
+void FleetDriver::take(Refreshed refreshed) {
+  const PlanRequest& request = options_.plan.request;
+  std::vector<FleetOffer> market;
+  offers_.clear();
+  refreshed_ = std::move(refreshed.offers);
+  for (Offer& offer : refreshed_) {
+    if (defect_of(request, offer) || !provider_of(offer.provider)) continue;
+    offer.bid_usd_per_hour = bid_for(request, offer);
+    market.push_back(fleet_offer(offer, cost_of(request, offer, 1)));
+    offers_[offer.id] = &offer;
+  }
+  hear(fleet::OffersRefreshed{std::move(market)});
 }
 
 // What the ledger says an earlier process had is looked for; what carries a label of this run and is in no row, too.
@@ -138,6 +158,7 @@ void FleetDriver::loop() {
     for (std::size_t n = 0; input; ++n) {
       if (const auto* event = std::get_if<FleetEvent>(&*input)) hear(*event);
       if (const auto* traffic = std::get_if<Traffic>(&*input)) count(*traffic);
+      if (auto* refreshed = std::get_if<Refreshed>(&*input)) take(std::move(*refreshed));
       if (n == kInputsAtOnce) break;
       input = queue_.pop(Duration{});
     }

@@ -14,6 +14,7 @@
 #include "base/clock.hpp"
 #include "provisioner/fleet_core.hpp"
 #include "provisioner/ledger.hpp"
+#include "provisioner/market_watch.hpp"
 #include "provisioner/plan.hpp"
 #include "provisioner/providers/make.hpp"
 
@@ -25,6 +26,8 @@ struct FleetOptions {
   Duration boot_max = std::chrono::seconds(60);    // from asking for a machine until its worker has joined
   Duration stalled_after = std::chrono::minutes(5);
   bool replace_lost = true;
+  MarketLook market;           // may be empty: then what the plan considers is all there is
+  Duration market_every = std::chrono::seconds(2);  // it is called
   // What the run has cost beside its fleet, for the budget in total; may be empty. On the fleet's thread.
   std::function<double()> other_usd;
   std::filesystem::path ledger_file;
@@ -70,7 +73,10 @@ class FleetDriver {
     WorkerId worker;
     Bytes received, forwarded;
   };
-  using Input = std::variant<FleetEvent, Traffic>;
+  struct Refreshed {
+    std::vector<Offer> offers;
+  };
+  using Input = std::variant<FleetEvent, Traffic, Refreshed>;
   // Beside what the core keeps of a machine.
   struct Account {
     Bytes received, forwarded;                    // as its worker counts
@@ -108,6 +114,7 @@ class FleetDriver {
   void on(const std::string& provider, const PriceChanged& e);
   void on(const std::string& provider, const Listed& e);
   void count(const Traffic& traffic);
+  void take(Refreshed refreshed);
   void book_signs();
   void book_ends();
   void tell_spent();
@@ -118,11 +125,13 @@ class FleetDriver {
 
   FleetOptions options_;
   BoundedQueue<Input> queue_;
+  std::optional<MarketWatch> watch_;
   std::thread thread_;
 
   // The fleet thread's own.
   SystemClock clock_;
-  std::map<std::string_view, const Offer*> offers_;  // of options_, by id
+  std::vector<Offer> refreshed_;                     // the market of now; before the first refresh, the plan's is
+  std::map<std::string_view, const Offer*> offers_;  // that may be rented, by id
   std::optional<Ledger> ledger_;
   std::map<std::string, std::unique_ptr<Provider>> providers_;
   std::optional<FleetCore> core_;

@@ -12,14 +12,19 @@ namespace {
 constexpr std::string_view kOperation = "search vast.ai";
 constexpr auto kLook = std::chrono::milliseconds(5);
 
-HttpAnswer asked_once(const std::string& url, const std::string& body, Duration timeout) {
-  HttpClient client("", timeout);
+bool nobody_waits(const VastSearch& search) { return search.stop != nullptr && *search.stop; }
+
+HttpAnswer asked_once(const std::string& url, const std::string& body, const VastSearch& search) {
+  HttpClient client("", search.timeout);
   client.send({"POST", url, body});
-  while (true) {  // the client's time-out ends it
+  while (!nobody_waits(search)) {  // the client's time-out ends it
     std::vector<HttpAnswer> answers = client.poll();
     if (!answers.empty()) return std::move(answers.front());
     std::this_thread::sleep_for(kLook);
   }
+  HttpAnswer none;
+  none.trouble = "given up";
+  return none;
 }
 
 }  // namespace
@@ -47,8 +52,9 @@ Result<std::string> search_vast(const VastSearch& search, const PlanRequest& req
   const std::string body = vast_search_body(search, request);
   std::string why;
   for (int i = 0; i < search.tries; ++i) {
-    if (i > 0) std::this_thread::sleep_for(search.pause);
-    HttpAnswer answer = asked_once(url, body, search.timeout);
+    for (Duration waited{}; i > 0 && waited < search.pause && !nobody_waits(search); waited += kLook)
+      std::this_thread::sleep_for(kLook);
+    HttpAnswer answer = asked_once(url, body, search);
     if (answer.status == 200) return std::move(answer.body);
     why = answer.status == 0 ? answer.trouble : fmt::format("HTTP {}: {}", answer.status, printable(answer.body, 200));
     const bool later = answer.status == 0 ? answer.sent : answer.status == 429 || answer.status >= 500;

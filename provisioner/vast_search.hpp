@@ -1,5 +1,6 @@
 // Asks vast.ai what can be rented. Needs no key.
 #pragma once
+#include <atomic>
 #include <string>
 
 #include "provisioner/plan.hpp"
@@ -13,6 +14,7 @@ struct VastSearch {
   Duration timeout = std::chrono::seconds(30);
   Duration pause = std::chrono::seconds(6);  // before it is asked again: ten searches a minute are allowed
   int tries = 3;
+  const std::atomic<bool>* stop = nullptr;  // nobody waits for the reply any more
 };
 
 // What is asked for: what the request would refuse is left out by the market already.

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/random.hpp"
@@ -149,6 +150,7 @@ class Market {
     up_ = true;
     std::vector<FleetOffer> offers;
     for (const Host& host : hosts_) offers.push_back(host.offer);
+    offer_only(offers);
     core_.emplace(rules_, offers, wanted_);
     hear(fleet::Spent{ledger_usd()});
     for (const auto& [ticket, row] : rows_) {
@@ -159,6 +161,11 @@ class Market {
       hear(fleet::Recovered{ticket, offer, row.instance});
     }
     waiting_told_.reset();
+  }
+
+  void offer_only(const std::vector<FleetOffer>& offers) {
+    offered_.clear();
+    for (const FleetOffer& offer : offers) offered_.insert(offer.id);
   }
 
   void crash() {
@@ -199,6 +206,7 @@ class Market {
   void on_book(const fleet::Book& book, bool dies) {
     tell("book " + book.offer);
     check_enough(book.offer);
+    if (!offered_.contains(book.offer)) violate("order", book.offer + " is asked for, and is not offered any more");
     if (trouble() && chance(0.01)) return hear(fleet::BookingFailed{book.offer, "disk full"});
     const Ticket ticket = static_cast<Ticket>(rows_.size()) + 1;
     rows_[ticket] = {book.offer, {}, host_of(book.offer).offer.all_usd_per_hour(), now_, {}, true};
@@ -351,6 +359,7 @@ class Market {
       std::vector<FleetOffer> offers;
       for (const Host& host : hosts_)
         if (chance(0.8)) offers.push_back(host.offer);
+      offer_only(offers);
       hear(fleet::OffersRefreshed{std::move(offers)});
     }
   }
@@ -524,6 +533,7 @@ class Market {
   FleetRules rules_;
   std::vector<Host> hosts_;
   std::vector<std::string> wanted_;
+  std::set<std::string> offered_;  // now
   double crash_ = 0;
   Duration true_step_{};
 

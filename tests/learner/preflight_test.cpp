@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
+#include "learner/market.hpp"
 #include "tests/overlay/folder.hpp"
 
 namespace echoline::learner {
@@ -82,6 +83,52 @@ TEST(Preflight, ARunThatGoesOnKeepsItsPlan) {
   EXPECT_EQ(kept.standby, made.standby);
   EXPECT_DOUBLE_EQ(kept.target.required_rollouts_per_s, made.target.required_rollouts_per_s);
   EXPECT_EQ(kept.request.budget_usd_per_hour, 7.0);
+}
+
+// A file of offers is read again when it has changed, and only then.
+TEST(Preflight, TheMarketOfARunThatGoesOnIsTheFileOfNow) {
+  const overlay::TemporaryFolder folder;
+  const auto file = folder / "offers.json";
+  const std::string written = *read_file(quickstart().fleet.offers, 1 << 20);
+  ASSERT_TRUE(write_file_atomic(file, written));
+  const RunConfig config = quickstart({{"fleet.offers", file.string()}});
+  const Preflight first = preflight(config);
+  ASSERT_TRUE(first.plan);
+  const provisioner::Plan& plan = first.plan->plan;
+  MarketSource source(config, *run_model_config(config), plan.request, plan.market);
+  const std::atomic<bool> stop = false;
+  EXPECT_FALSE(source.look(0, stop).value());
+  auto document = nlohmann::json::parse(written);
+  document.at("offers").erase(document.at("offers").begin());
+  ASSERT_TRUE(write_file_atomic(file, document.dump()));
+  const auto now = source.look(0, stop).value();
+  ASSERT_TRUE(now);
+  EXPECT_EQ(now->size(), first.plan->offers.size() - 1);
+  EXPECT_FALSE(source.look(0, stop).value());
+  ASSERT_TRUE(write_file_atomic(file, "{"));
+  EXPECT_THAT(source.look(0, stop).error().message(), HasSubstr("offers.json"));
+  EXPECT_FALSE(source.look(0, stop).value()) << "it is as it was when it could not be read";
+  std::filesystem::remove(file);
+  EXPECT_FALSE(source.look(0, stop).value());
+  // A run that goes on by an old plan looks at once.
+  ASSERT_TRUE(write_file_atomic(file, written));
+  provisioner::Market old = plan.market;
+  *old.recorded_unix_s -= 1000;
+  EXPECT_TRUE(MarketSource(config, *run_model_config(config), plan.request, old).look(0, stop).value());
+}
+
+// A search is repeated after a while, also when it has failed.
+TEST(Preflight, TheMarketOfARunThatGoesOnIsSearchedNowAndThen) {
+  RunConfig config = quickstart();
+  config.fleet.search = true;
+  config.fleet.vast_url = "http://127.0.0.1:1";
+  const std::atomic<bool> stop = false;
+  MarketSource source(config, *run_model_config(config), {}, {"", "vast", 1000.0});
+  EXPECT_FALSE(source.look(1299, stop).value());
+  EXPECT_EQ(source.look(1300, stop).error().code, Code::kUnavailable);
+  EXPECT_FALSE(source.look(1599, stop).value());
+  EXPECT_FALSE(source.look(1600, stop));
+  EXPECT_FALSE(source.look(7, stop)) << "the clock was set back";
 }
 
 TEST(Preflight, EverythingThatIsWrongAtOnce) {

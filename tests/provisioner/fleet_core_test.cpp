@@ -202,6 +202,34 @@ TEST_F(Fleet, AnOutbidMachineIsReplacedAtOnceAndNotAtThatPrice) {
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "a"));
 }
 
+// What the market lacks now is not asked for, what is new or cheaper there is; what is rented stays as it was.
+TEST_F(Fleet, WhatIsRentedNextComesFromTheMarketOfNow) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
+  pass(seconds(5));
+  tell(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("d", 60, 0.15), offer("e", 60, 0.18)}});
+  EXPECT_THAT(notes.back().what, testing::StrEq("market"));
+  EXPECT_THAT(notes.back().why, HasSubstr("3 offers: 1 new, 2 gone, 1 cheaper, 0 dearer"));
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+  tell(fleet::Exited{tickets["b"], "gone"});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "d"));  // b was as cheap, and is not offered any more
+  tell(fleet::Exited{tickets["d"], "gone"});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "d", "e"));
+  // The same again is nothing to tell of.
+  const std::size_t told = notes.size();
+  tell(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("d", 60, 0.15), offer("e", 60, 0.18)}});
+  EXPECT_EQ(notes.size(), told);
+}
+
+TEST_F(Fleet, WhatWasPlannedAndIsGoneBeforeItIsAskedForIsReplacedAtOnce) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2)}, {"a", "b"});
+  tell(fleet::OffersRefreshed{{offer("a", 60, 0.1), offer("c", 60, 0.2)}});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "c"));
+  EXPECT_EQ(noted("failed"), Names{"b"});
+}
+
 TEST_F(Fleet, ALossThatTheFleetCanBearIsNotReplaced) {
   make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 5, 0.1)}, {"a", "b", "c"});
   pass(seconds(1));

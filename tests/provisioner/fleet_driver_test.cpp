@@ -150,6 +150,44 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
   EXPECT_THAT(decided, testing::IsSupersetOf({"planned", "lost", "replaced"}));
 }
 
+// The market is looked at on a thread of its own while the run goes on; what is rented next is of it.
+TEST_F(DriverOfFleet, ReplacesByTheMarketOfNow) {
+  std::vector<Offer> offers{offer("a"), offer("b"), offer("c")};
+  offers[2].gpu_usd_per_hour = 0.5;
+  FleetOptions o = options(offers);
+  std::atomic<bool> given_up = false;
+  o.market_every = std::chrono::milliseconds(1);
+  o.market = [&, looks = 0](const std::atomic<bool>& stop) mutable -> Result<std::optional<std::vector<Offer>>> {
+    switch (++looks) {
+      case 1:
+        return fail(Code::kUnavailable, "look", "not now");
+      case 2: {  // c is gone; of d nobody knows what it can do, e belongs to a provider that is not there
+        std::vector<Offer> now{offer("a"), offer("d"), offer("e", "nimbus"), offer("f")};
+        now[1].rollouts_per_s = 0;
+        now[3].gpu_usd_per_hour = 0.7;
+        return std::optional(std::move(now));
+      }
+      case 3:
+        return std::optional<std::vector<Offer>>();
+      default:  // a search that takes for ever ends with the run
+        while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        given_up = true;
+        return fail(Code::kUnavailable, "look", "given up");
+    }
+  };
+  auto started = FleetDriver::start(std::move(o));
+  ASSERT_TRUE(started) << started.error().message();
+  FleetDriver& fleet = **started;
+  fleet.joined(WorkerId{1}, "a");
+  fleet.joined(WorkerId{2}, "b");
+  ASSERT_TRUE(eventually([&] { return std::ranges::count(seen(), "market ") == 1; }));
+  fleet.left(WorkerId{2}, "away for too long");
+  ASSERT_TRUE(eventually([&] { return fleet.summary().started == 3; }));
+  EXPECT_THAT(seen(), testing::Contains("replaced f"));
+  fleet.stop();
+  EXPECT_TRUE(given_up);
+}
+
 TEST_F(DriverOfFleet, WhatAKilledProcessLeftIsBookedWhenItWasLastSeenAndRentedAnew) {
   double last_seen = 0;
   {

@@ -1,0 +1,31 @@
+#include "provisioner/market_watch.hpp"
+
+#include <utility>
+
+#include "base/log.hpp"
+
+namespace echoline::provisioner {
+
+MarketWatch::MarketWatch(MarketLook look, Duration every, std::function<void(std::vector<Offer>)> found)
+    : look_(std::move(look)), every_(every), found_(std::move(found)), thread_([this] { loop(); }) {}
+
+MarketWatch::~MarketWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void MarketWatch::loop() {
+  while (!stop_) {
+    auto offers = look_(stop_);
+    if (!offers && !stop_) log::warn("the market is not known anew: {}", offers.error().message());
+    if (offers && *offers) found_(std::move(**offers));
+    std::unique_lock lock(mutex_);
+    wake_.wait_for(lock, every_, [this] { return stop_.load(); });
+  }
+}
+
+}  // namespace echoline::provisioner
