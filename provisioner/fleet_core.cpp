@@ -263,9 +263,10 @@ void FleetCore::on(const fleet::Beat& e) {
     busy -= samples.front().busy_s;
     samples.pop_front();
   }
-  // Of a slow worker few groups are in the window, and where they begin and end is chance: what was promised weighs two.
+  // Where few groups begin and end is chance: what was promised weighs two, and nothing once the window is full.
   const double guess = machine->share * machine->offer.rollouts_per_s;
-  machine->measured = (rollouts + kGuessGroups * group) / (busy + kGuessGroups * group / std::max(guess, 1e-12));
+  const double weight = group * kGuessGroups * std::max(0.0, 1 - rollouts / (kGroupsInWindow * group));
+  machine->measured = (rollouts + weight) / (busy + weight / std::max(guess, 1e-12));
   const double promised = machine->offer.rollouts_per_s;
   if (rollouts < kGroupsBeforeJudged * group || !(promised > 0)) return;
   const double share = *machine->measured / promised;

@@ -98,6 +98,23 @@ TEST_F(Fleet, WhatThePlanChoseIsRentedOnceAndKept) {
   EXPECT_DOUBLE_EQ(core->numbers().working_rollouts_per_s, 120);
 }
 
+// What was promised is a guess for the first groups alone. A slow worker that keeps 80 % of it is taken for exactly that, or the
+// learner waits for what the fleet believes it has.
+TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
+  rules.group_size = 8;
+  make({offer("a", 1, 0.1), offer("b", 200, 0.1)}, {"a", "b"});
+  const auto measured = [&] { return *core->measured_rollouts_per_s(worker("a")); };
+  pass(seconds(10));
+  beat("a", 8, 10);
+  EXPECT_GT(measured(), 0.85);
+  EXPECT_LT(measured(), 1);
+  for (int group = 2; group <= 8; ++group) {
+    pass(seconds(10));
+    beat("a", 8, 10);
+  }
+  EXPECT_NEAR(measured(), 0.8, 1e-9);
+}
+
 // Eight offers of 0.05 rollouts/s and groups of four: a worker hands in its first group after 80 s. Both that the plan
 // chose work, so nothing else is rented; not while they boot, not before their first group, not when the learner waits.
 TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {
