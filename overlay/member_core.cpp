@@ -584,6 +584,7 @@ void MemberCore::on_timer(TimePoint now) {
           end_help(now);
         }
         if (store_.erase_contested()) store_changed(now);
+        ++calls_;  // a path may be that long: what is dialled anew comes behind all that is on it
         need_help(*newest_, now);
       }
     }

@@ -156,6 +156,7 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
   if (stalled_since_ != kNever && leads_on) {  // what comes later is of no use without it
     stalled_since_ = now;
     parents_got_time_ = false;
+    calls_ = 0;
   }
   edges_.on_chunk_arrived(now);
   if (*put == PublicationStore::Put::kCompleted) {
@@ -240,7 +241,7 @@ void MemberCore::activate(TimePoint now) {
   }
   staged_.reset();
   repair_.reset();
-  refusals_ = 0;
+  refusals_ = calls_ = 0;
   stalled_since_ = newest_ && position_->version < *newest_ ? now : kNever;
   store_.erase_partial_up_to(position_->version);
   store_changed(now);
