@@ -37,9 +37,6 @@ double thread_cpu_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// While small publications follow one another in peace nobody may be further behind than what was published so long ago.
-constexpr Duration kBehindMax = std::chrono::seconds(45);
-
 constexpr std::size_t kMany = std::numeric_limits<std::size_t>::max();
 
 // One scenario under way.
@@ -211,7 +208,7 @@ class Soak {
       spec.base = fleet_.newest();
       spec.bytes = s_.stream_bytes;
       publish(spec);
-      if (world_.now() < end - kBehindMax) due = fleet_.newest();
+      if (world_.now() < end - s_.behind_max) due = fleet_.newest();
     }
     for (std::size_t i = 0; due && i < fleet_.workers(); ++i) {
       const Fleet::Worker& w = fleet_.worker(i);
@@ -220,7 +217,7 @@ class Soak {
       invariants_.violated(Invariants::kLiveness,
                            fmt::format("worker {} has {} though version {} was published {} ago, and more since", i,
                                        w.active ? fmt::format("version {}", w.active->version) : "nothing", *due,
-                                       echoline::to_text(kBehindMax)));
+                                       echoline::to_text(s_.behind_max)));
       return true;
     }
     return false;

@@ -314,7 +314,11 @@ SoakScenario make_soak_scenario(std::uint64_t seed) {
     }
   }
   if (s.sleep == Duration{} && dice.chance(0.12)) {
-    s.stream = seconds(75);
+    s.behind_max = seconds(45);
+    // A star may have to carry a full policy to everybody first.
+    if (learner.policy == chains::TopologyPolicy::kStar)
+      s.behind_max += from_seconds(2 * all_bits / learner_up.bits_per_s);
+    s.stream = s.behind_max + seconds(30);
     s.stream_every = dice.time(milliseconds(300), seconds(3));
     // What a star, or a chain of the slowest, carries in a quarter of that time.
     const double rate = std::min(learner_up.bits_per_s / static_cast<double>(s.workers.size()), 4e6);

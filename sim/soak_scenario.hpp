@@ -58,6 +58,7 @@ struct SoakScenario {
   Duration peace{};                                         // within which everybody must have caught up afterwards
   Duration stream{}, stream_every{};  // how long there are small publications in peace, and how often,
   std::uint64_t stream_bytes = 0;     // of so many bytes
+  Duration behind_max{};              // then nobody may be further behind than what was published so long ago
   std::uint64_t last_bytes = 0;                             // of the publication that opens the phase of peace
   std::uint64_t timed_bytes = 0;                            // of the one that is timed
 };
