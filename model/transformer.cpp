@@ -23,7 +23,7 @@ struct Transformer::Layer {
 
 namespace {
 
-constexpr double kMasked = -1e9;  // finite, so that a row without any key (a pad) stays finite
+constexpr std::int64_t kQueriesMax = 256;  // whose scores exist at a time, where no gradient needs them
 constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // logits held at a time by token_logprobs(): 256 MiB
 
 // Registers a parameter under a dotted name, making the modules on the way.
@@ -49,112 +49,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 struct Pass {
   std::int64_t batch, tokens;
   Tensor cos, sin;  // [batch or 1, tokens, 1, head_dim]; sin with the sign of the rotation
-  Tensor mask;      // added to scores: [batch * kv_heads or 1, keys, tokens * group], or undefined
-  KvCache* cache;
+  Attention* attention;
 };
-
-// Additive mask, keys before queries; undefined when every query may see every key.
-Tensor additive_mask(const ModelConfig& config, const Pass& pass, std::int64_t past, const Layout& layout,
-                     const torch::TensorOptions& options) {
-  const std::int64_t keys = past + pass.tokens, group = config.heads / config.kv_heads;
-  Tensor mask;
-  if (pass.tokens > 1) {
-    mask = torch::full({keys, pass.tokens}, kMasked, options).tril(-past - 1).unsqueeze(0);
-  }
-  if (layout.key_mask.defined()) {
-    TORCH_CHECK(layout.key_mask.sizes() == torch::IntArrayRef({pass.batch, keys}),
-                "key_mask is not [batch, cached tokens + tokens]");
-    const Tensor hidden = layout.key_mask.logical_not().to(options.dtype()).mul_(kMasked).unsqueeze(2);
-    mask = mask.defined() ? torch::minimum(mask, hidden) : hidden;
-  }
-  if (!mask.defined()) return mask;
-  const std::int64_t rows = mask.size(0);
-  mask = mask.unsqueeze(1).unsqueeze(3).expand({rows, rows > 1 ? config.kv_heads : 1, keys, group, pass.tokens});
-  return mask.reshape({-1, keys, group * pass.tokens});
-}
-
-float dot(const float* a, const float* b, std::int64_t count) {
-  float lanes[8] = {};  // independent sums, which the compiler may keep in a vector register
-  std::int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    for (std::int64_t j = 0; j < 8; ++j) lanes[j] += a[i + j] * b[i + j];
-  }
-  float sum = 0;
-  for (; i < count; ++i) sum += a[i] * b[i];
-  for (const float lane : lanes) sum += lane;
-  return sum;
-}
-
-// attention() for one new token per row on a CPU without gradients: a batched product of such small matrices costs
-// several times their arithmetic. q fp32 [batch, 1, heads, dim]; keys and values [batch, kv_heads, seen, dim].
-Tensor attend_one(const ModelConfig& config, const Pass& pass, const Tensor& q, const Tensor& keys,
-                  const Tensor& values) {
-  const std::int64_t kv_heads = config.kv_heads, group = config.heads / kv_heads, dim = config.head_dim;
-  const std::int64_t seen = keys.size(2);
-  const Tensor out = torch::zeros({pass.batch, config.heads * dim}, q.options());
-  const bool one_mask = pass.mask.defined() && pass.mask.size(0) == 1;
-  const float* mask = pass.mask.defined() ? pass.mask.data_ptr<float>() : nullptr;  // [.., seen, group]
-  const float* key_data = keys.data_ptr<float>();
-  const float* value_data = values.data_ptr<float>();
-  const float* q_data = q.data_ptr<float>();
-  float* out_data = out.data_ptr<float>();
-  at::parallel_for(0, pass.batch * kv_heads, 64, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<float> p(static_cast<std::size_t>(seen));
-    for (std::int64_t n = begin; n < end; ++n) {
-      const std::int64_t row = n / kv_heads, kv = n % kv_heads;
-      const float* key = key_data + row * keys.stride(0) + kv * keys.stride(1);
-      const float* value = value_data + row * values.stride(0) + kv * values.stride(1);
-      for (std::int64_t head = kv * group; head < (kv + 1) * group; ++head) {
-        const float* query = q_data + row * q.stride(0) + head * q.stride(2);
-        float top = -std::numeric_limits<float>::infinity(), sum = 0;
-        for (std::int64_t s = 0; s < seen; ++s) {
-          float& score = p[static_cast<std::size_t>(s)];
-          score = dot(query, key + s * dim, dim);
-          if (mask) score += mask[(one_mask ? 0 : n) * pass.mask.stride(0) + s * pass.mask.stride(1)];
-          top = std::max(top, score);
-        }
-        for (float& x : p) sum += x = std::exp(x - top);
-        float* mixed = out_data + (row * config.heads + head) * dim;
-        for (std::int64_t s = 0; s < seen; ++s) {
-          const float share = p[static_cast<std::size_t>(s)] / sum;
-          for (std::int64_t i = 0; i < dim; ++i) mixed[i] += share * value[s * dim + i];
-        }
-      }
-    }
-  });
-  return out;
-}
-
-// Causal grouped-query attention: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim]
-// -> [batch * tokens, heads * dim]. Scores are laid out keys first: softmax over an inner dimension is several times
-// faster on a CPU when rows are short. The scale 1 / sqrt(dim) is already in q and k.
-Tensor attention(const ModelConfig& config, const Pass& pass, std::size_t layer, const Tensor& q, Tensor k, Tensor v) {
-  const std::int64_t group = config.heads / config.kv_heads, dim = config.head_dim;
-  k = k.transpose(1, 2);
-  v = v.transpose(1, 2);
-  if (pass.cache) {
-    const std::int64_t past = pass.cache->length;
-    pass.cache->keys[layer].narrow(2, past, pass.tokens).copy_(k);
-    pass.cache->values[layer].narrow(2, past, pass.tokens).copy_(v);
-    k = pass.cache->keys[layer].narrow(2, 0, past + pass.tokens);
-    v = pass.cache->values[layer].narrow(2, 0, past + pass.tokens);
-  }
-  if (pass.tokens == 1 && !torch::GradMode::is_enabled() && q.is_cpu() && q.scalar_type() == torch::kFloat &&
-      k.stride(2) == dim && v.stride(2) == dim && k.stride(3) == 1 && v.stride(3) == 1 && q.stride(3) == 1) {
-    return attend_one(config, pass, q, k, v);
-  }
-  k = k.flatten(0, 1);
-  v = v.flatten(0, 1);
-  const Tensor grouped = q.view({pass.batch, pass.tokens, config.kv_heads, group, dim})
-                             .permute({0, 2, 3, 1, 4})
-                             .reshape({pass.batch * config.kv_heads, group * pass.tokens, dim});
-  const Tensor scores = pass.mask.defined() ? torch::baddbmm(pass.mask, k, grouped.transpose(1, 2))
-                                            : torch::bmm(k, grouped.transpose(1, 2));
-  return torch::bmm(scores.softmax(1).transpose(1, 2), v)
-      .view({pass.batch, config.kv_heads, group, pass.tokens, dim})
-      .permute({0, 3, 1, 2, 4})
-      .reshape({pass.batch * pass.tokens, config.heads * dim});
-}
 
 // One decoder layer on x [batch * tokens, hidden].
 Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
@@ -173,7 +69,8 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   qk = torch::addcmul(qk * pass.cos, qk.roll(dim / 2, -1), pass.sin).to(qkv.scalar_type());
   const Tensor v = qkv.narrow(1, (heads + kv) * dim, kv * dim).view({pass.batch, pass.tokens, kv, dim});
 
-  const Tensor mixed = attention(config, pass, index, qk.narrow(2, 0, heads), qk.narrow(2, heads, kv), v);
+  const Tensor q = qk.narrow(2, 0, heads), k = qk.narrow(2, heads, kv);
+  const Tensor mixed = pass.attention ? pass.attention->attend(index, q, k, v) : attend_causally(q, k, v);
   const Tensor y = torch::addmm(x, mixed, layer.o.t());
   const Tensor z = rms_norm(y, layer.post_norm, config.rms_norm_eps);
   return torch::addmm(y, torch::silu(torch::linear(z, layer.gate)) * torch::linear(z, layer.up), layer.down.t());
@@ -242,27 +139,32 @@ torch::ScalarType compute_dtype(const torch::Device& device) {
   return device.is_cpu() ? torch::kFloat : torch::kBFloat16;
 }
 
-KvCache::KvCache(const ModelConfig& config, std::int64_t batch, std::int64_t capacity_, const torch::Device& device,
-                 torch::ScalarType dtype)
-    : capacity(capacity_) {
-  const auto options = torch::TensorOptions().device(device).dtype(dtype);
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    keys.push_back(torch::empty({batch, config.kv_heads, capacity, config.head_dim}, options));
-    values.push_back(torch::empty({batch, config.kv_heads, capacity, config.head_dim}, options));
+// Scores are laid out keys first: softmax over an inner dimension is several times faster on a CPU when rows are short.
+Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const std::int64_t batch = q.size(0), tokens = q.size(1), heads = q.size(2), dim = q.size(3);
+  const std::int64_t kv_heads = k.size(2), group = heads / kv_heads;
+  const Tensor keys = k.transpose(1, 2).flatten(0, 1), values = v.transpose(1, 2).flatten(0, 1);
+  const std::int64_t count_max = torch::GradMode::is_enabled() ? tokens : kQueriesMax;
+  std::vector<Tensor> parts;
+  for (std::int64_t begin = 0; begin < tokens; begin += count_max) {
+    const std::int64_t count = std::min(count_max, tokens - begin), seen = begin + count;
+    const Tensor grouped = q.narrow(1, begin, count)
+                               .reshape({batch, count, kv_heads, group, dim})
+                               .permute({0, 2, 3, 1, 4})
+                               .reshape({batch * kv_heads, group * count, dim});
+    const Tensor past = keys.narrow(1, 0, seen);
+    Tensor scores;
+    if (count == 1) {
+      scores = torch::bmm(past, grouped.transpose(1, 2));
+    } else {
+      const Tensor ahead = torch::full({seen, count}, -INFINITY, q.options().requires_grad(false)).tril(-begin - 1);
+      scores = torch::baddbmm(ahead.repeat({1, group}).unsqueeze(0), past, grouped.transpose(1, 2));
+    }
+    parts.push_back(torch::bmm(scores.softmax(1).transpose(1, 2), values.narrow(1, 0, seen))
+                        .view({batch, kv_heads, group, count, dim})
+                        .permute({0, 3, 1, 2, 4}));
   }
-}
-
-void KvCache::select_rows(const Tensor& rows) {
-  for (auto* tensors : {&keys, &values}) {
-    for (Tensor& tensor : *tensors) tensor = tensor.index_select(0, rows);
-  }
-}
-
-Layout left_padded(const std::vector<std::int64_t>& lengths, const torch::Device& device) {
-  const std::int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-  const Tensor pads = longest - torch::tensor(lengths, torch::kLong).unsqueeze(1);
-  const Tensor columns = torch::arange(longest, torch::kLong).unsqueeze(0);
-  return {(columns - pads).clamp_min(0).to(device), (columns >= pads).to(device)};
+  return (parts.size() == 1 ? parts[0] : torch::cat(parts, 1)).reshape({batch * tokens, heads * dim});
 }
 
 Transformer::Transformer(const ModelConfig& config, torch::Device device, std::optional<torch::ScalarType> dtype)
@@ -321,35 +223,29 @@ void Transformer::grow_rope(std::int64_t positions) {
   rope_sin_ = torch::cat({-sin, sin}, 1).to(torch::kFloat).to(device());
 }
 
-Tensor Transformer::hidden_states(const Tensor& ids, const Layout& layout, KvCache* cache) {
+Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, Attention* attention) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
-  const std::int64_t past = cache ? cache->length : 0;
-  Pass pass{ids.size(0), ids.size(1), {}, {}, {}, cache};
-  TORCH_CHECK(!cache || past + pass.tokens <= cache->capacity, "the KV cache holds ", cache->capacity, " tokens, ",
-              past + pass.tokens, " needed");
-  grow_rope(past + pass.tokens);
-  if (layout.positions.defined()) {
-    const Tensor flat = layout.positions.reshape({-1});
+  Pass pass{ids.size(0), ids.size(1), {}, {}, attention};
+  if (positions.defined()) {
+    TORCH_CHECK(positions.sizes() == ids.sizes(), "positions is not [batch, tokens]");
+    grow_rope(positions.max().item<std::int64_t>() + 1);
+    const Tensor flat = positions.reshape({-1}).to(device());
     const std::vector<std::int64_t> shape{pass.batch, pass.tokens, 1, config_.head_dim};
     pass.cos = rope_cos_.index_select(0, flat).view(shape);
     pass.sin = rope_sin_.index_select(0, flat).view(shape);
   } else {
-    pass.cos = rope_cos_.narrow(0, past, pass.tokens).unsqueeze(1);
-    pass.sin = rope_sin_.narrow(0, past, pass.tokens).unsqueeze(1);
+    grow_rope(pass.tokens);
+    pass.cos = rope_cos_.narrow(0, 0, pass.tokens).unsqueeze(1);
+    pass.sin = rope_sin_.narrow(0, 0, pass.tokens).unsqueeze(1);
   }
-  pass.mask = additive_mask(config_, pass, past, layout, embedding_.options().requires_grad(false));
-
   Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
   for (std::size_t i = 0; i < layers_.size(); ++i) x = decode(config_, pass, i, layers_[i], x);
-  if (cache) cache->length += pass.tokens;
   return rms_norm(x, norm_, config_.rms_norm_eps).view({pass.batch, pass.tokens, config_.hidden_size});
 }
 
 Tensor Transformer::logits(const Tensor& hidden) const { return torch::linear(hidden, lm_head_).to(torch::kFloat); }
 
-Tensor Transformer::forward(const Tensor& ids, const Layout& layout, KvCache* cache) {
-  return logits(hidden_states(ids, layout, cache));
-}
+Tensor Transformer::forward(const Tensor& ids) { return logits(hidden_states(ids)); }
 
 TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, const Tensor& mask) {
   TORCH_CHECK(ids.dim() == 2 && ids.size(1) >= 2, "ids is not [batch, at least 2 tokens]");

@@ -14,28 +14,19 @@
 
 namespace echoline::model {
 
-// Keys and values of the tokens already seen; memory for `capacity` tokens is taken at once.
-struct KvCache {
-  KvCache() = default;
-  KvCache(const ModelConfig& config, std::int64_t batch, std::int64_t capacity, const torch::Device& device,
-          torch::ScalarType dtype);
-  // Row i becomes row rows[i] (int64); for repeating a prefix or dropping finished rows.
-  void select_rows(const torch::Tensor& rows);
-
-  std::vector<torch::Tensor> keys;    // per layer [batch, kv_heads, capacity, head_dim]
-  std::vector<torch::Tensor> values;  // per layer [batch, kv_heads, capacity, head_dim]
-  std::int64_t length = 0;            // tokens held
-  std::int64_t capacity = 0;
+// Stands in for the attention of a pass's tokens to each other, for those who keep keys and values (model/paged_cache).
+class Attention {
+ public:
+  virtual ~Attention() = default;
+  // Of one layer: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim] -> [batch * tokens, heads * dim].
+  // The scale of the scores, 1 / sqrt(dim), is in q and k already.
+  virtual torch::Tensor attend(std::size_t layer, const torch::Tensor& q, const torch::Tensor& k,
+                               const torch::Tensor& v) = 0;
 };
 
-// Where tokens stand and which keys exist. Right padding needs none of this: a causal model never looks ahead.
-struct Layout {
-  torch::Tensor positions;  // int64 [batch, tokens]; undefined: cache length, cache length + 1, ...
-  torch::Tensor key_mask;   // bool [batch, cache length + tokens], true = a real token; undefined: all real
-};
-
-// Left padding: row r of [batch, tokens_max] starts with tokens_max - lengths[r] pads.
-Layout left_padded(const std::vector<std::int64_t>& lengths, const torch::Device& device);
+// What a pass does without one: every token sees itself and those before it in its row. Right padding needs nothing more:
+// a causal model never looks ahead.
+torch::Tensor attend_causally(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
 
 // Log-probabilities of given tokens, and the entropy of the distributions they were taken from.
 struct TokenScores {
@@ -51,11 +42,12 @@ class Transformer : public torch::nn::Module {
                        std::optional<torch::ScalarType> dtype = std::nullopt);
   ~Transformer() override;
 
-  // ids int64 [batch, tokens] -> logits fp32 [batch, tokens, vocab]. With a cache the tokens continue those it
-  // holds and are added to it.
-  torch::Tensor forward(const torch::Tensor& ids, const Layout& layout = {}, KvCache* cache = nullptr);
-  // The last layer's normalised hidden states [batch, tokens, hidden]; arguments as in forward().
-  torch::Tensor hidden_states(const torch::Tensor& ids, const Layout& layout = {}, KvCache* cache = nullptr);
+  // ids int64 [batch, tokens] -> logits fp32 [batch, tokens, vocab].
+  torch::Tensor forward(const torch::Tensor& ids);
+  // The last layer's normalised hidden states [batch, tokens, hidden]. The tokens stand at the given positions (int64
+  // [batch, tokens] on the CPU; undefined: 0, 1, ... in every row).
+  torch::Tensor hidden_states(const torch::Tensor& ids, const torch::Tensor& positions = {},
+                              Attention* attention = nullptr);
   // Hidden states [..., hidden] -> logits fp32 [..., vocab].
   torch::Tensor logits(const torch::Tensor& hidden) const;
 

@@ -45,5 +45,19 @@ TEST(Bench, TokensPerSecond) {
   }
 }
 
+// How fast rows of a full batch get their tokens, one after another.
+TEST(Bench, Decoding) {
+  use_threads(1);
+  for (const char* name : {"tiny-64", "tiny-128", "tiny-256"}) {
+    const auto model = init(preset(name).value(), 1).value();
+    for (const std::size_t rows : {1u, 16u, 64u}) {
+      std::vector<std::vector<Token>> prompts;
+      for (std::size_t i = 0; i < rows; ++i) prompts.push_back({Token(16 + i % 10), 11, Token(16 + i / 10), 29, 1});
+      const double once = seconds_of([&] { ASSERT_TRUE(generate(*model, prompts, {.tokens_max = 64, .seed = 1})); });
+      std::printf("%-9s batch %3zu: decode %8.0f tokens/s\n", name, rows, double(rows) * 64 / once);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace echoline::model

@@ -59,53 +59,6 @@ TEST(Transformer, ParameterCountMatchesTheConfiguration) {
   }
 }
 
-TEST(Transformer, CachedTokensGiveTheSameLogits) {
-  torch::NoGradGuard no_grad;
-  const ModelConfig config = small_config(true);
-  const auto model = random_model(config, 7);
-  const Tensor ids = torch::randint(0, config.vocab_size, {3, 10}, torch::kLong);
-  const Tensor whole = model->forward(ids);
-  KvCache cache(config, 3, 10, model->device(), model->dtype());
-  std::vector<Tensor> parts;
-  std::int64_t begin = 0;
-  for (const std::int64_t count : {4, 1, 3, 1, 1}) {  // a prefix, single tokens, a block in the middle
-    parts.push_back(model->forward(ids.narrow(1, begin, count), {}, &cache));
-    begin += count;
-  }
-  EXPECT_EQ(cache.length, 10);
-  EXPECT_LT(distance(torch::cat(parts, 1), whole), 1e-5);
-  EXPECT_THROW(model->forward(ids.narrow(1, 0, 1), {}, &cache), c10::Error);  // full
-}
-
-TEST(Transformer, LeftPaddingDoesNotChangeALogit) {
-  torch::NoGradGuard no_grad;
-  const ModelConfig config = small_config(false);
-  const auto model = random_model(config, 8);
-  const std::vector<std::vector<Token>> rows = {{1, 2, 3, 4, 5, 6}, {7}, {8, 9, 10}};
-  std::vector<std::vector<Token>> padded;
-  std::vector<std::int64_t> lengths;
-  for (const auto& row : rows) {
-    padded.emplace_back(6 - row.size(), Token(13));
-    padded.back().insert(padded.back().end(), row.begin(), row.end());
-    lengths.push_back(std::ssize(row));
-  }
-  const Layout layout = left_padded(lengths, torch::kCPU);
-  KvCache cache(config, 3, 7, model->device(), model->dtype());
-  const Tensor got = model->forward(ids_of(padded), layout, &cache);
-  const Layout next{layout.positions.narrow(1, 5, 1) + 1,
-                    torch::cat({layout.key_mask, torch::ones({3, 1}, torch::kBool)}, 1)};
-  const Tensor continued = model->forward(torch::full({3, 1}, 17, torch::kLong), next, &cache);
-  EXPECT_TRUE(got.isfinite().all().item<bool>());
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    auto longer = rows[r];
-    longer.push_back(17);
-    const Tensor alone = model->forward(ids_of({longer}))[0];
-    const auto row = std::int64_t(r);
-    EXPECT_LT(distance(got[row].narrow(0, 6 - lengths[r], lengths[r]), alone.narrow(0, 0, lengths[r])), 1e-5) << r;
-    EXPECT_LT(distance(continued[row][0], alone[lengths[r]]), 1e-5) << r;
-  }
-}
-
 TEST(Transformer, RightPaddingDoesNotChangeALogit) {
   torch::NoGradGuard no_grad;
   const auto model = random_model(small_config(true), 9);

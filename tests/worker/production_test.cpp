@@ -173,19 +173,5 @@ TEST_F(ProductionTest, NothingIsHandedInOfAnInterruptedBatch) {
   EXPECT_TRUE(produced.failures.empty());
 }
 
-// What really happens when memory is short: libtorch's allocator throws, and generate() says kExhausted.
-TEST_F(ProductionTest, TheModelSaysWhenMemoryIsShort) {
-  model::ModelConfig config = *model::preset("tiny-64");
-  config.positions_max = 1 << 26;
-  const auto model = *model::init(config, 1);
-  model::SamplingOptions options;
-  options.tokens_max = config.positions_max - 2;  // keys and values of a thousand such rows take petabytes
-  std::vector<std::vector<model::Token>> prompts;
-  for (model::Token i = 0; i < 1000; ++i) prompts.push_back({i % 90, i / 90});
-  const auto generations = model::generate(*model, prompts, options);
-  ASSERT_FALSE(generations);
-  EXPECT_EQ(generations.error().code, Code::kExhausted) << generations.error().message();
-}
-
 }  // namespace
 }  // namespace echoline::worker

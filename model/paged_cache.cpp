@@ -1,0 +1,240 @@
+#include "model/paged_cache.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace echoline::model {
+
+using torch::Tensor;
+
+namespace {
+
+constexpr std::int64_t kPagesFirst = 64;
+
+float dot(const float* a, const float* b, std::int64_t count) {
+  float lanes[8] = {};  // independent sums, which the compiler may keep in a vector register
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    for (std::int64_t j = 0; j < 8; ++j) lanes[j] += a[i + j] * b[i + j];
+  }
+  float sum = 0;
+  for (; i < count; ++i) sum += a[i] * b[i];
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace
+
+PagedCache::PagedCache(const ModelConfig& config, const torch::Device& device, torch::ScalarType dtype, Bytes bytes_max)
+    : config_(config), options_(torch::TensorOptions().device(device).dtype(dtype)) {
+  const std::int64_t page = config.layers * 2 * config.kv_heads * kPageTokens * config.head_dim;
+  page_bytes_ = {static_cast<std::uint64_t>(page) * torch::elementSize(dtype)};
+  pages_limit_ = pages_max_ = static_cast<std::int64_t>(
+      std::min<std::uint64_t>(bytes_max.count / page_bytes_.count, std::numeric_limits<std::int32_t>::max()));
+  keys_.resize(static_cast<std::size_t>(config.layers));
+  values_.resize(keys_.size());
+}
+
+bool PagedCache::reserve(std::int64_t pages) {
+  const std::int64_t needed = used_ + pages;
+  ECHO_CHECK(needed <= pages_max_, "{} pages beyond {}", needed, pages_max_);
+  if (needed <= pages_) return true;
+  const std::int64_t grown = std::min(pages_max_, std::max({needed, 2 * pages_, kPagesFirst}));
+  try {
+    for (auto* tensors : {&keys_, &values_}) {
+      for (Tensor& tensor : *tensors) {
+        if (tensor.defined() && tensor.size(0) == grown) continue;  // of an attempt that failed halfway
+        Tensor larger = torch::empty({grown, config_.kv_heads, kPageTokens, config_.head_dim}, options_);
+        if (pages_ > 0) larger.narrow(0, 0, pages_).copy_(tensor.narrow(0, 0, pages_));
+        tensor = std::move(larger);
+      }
+    }
+  } catch (const std::exception&) {  // what allocators throw differs between releases; nothing else can fail here
+    pages_max_ = pages_;
+    return false;
+  }
+  references_.resize(static_cast<std::size_t>(grown), 0);
+  for (Page page = grown; page-- > pages_;) unused_.push_back(page);
+  pages_ = grown;
+  return true;
+}
+
+Page PagedCache::take() {
+  ECHO_CHECK(!unused_.empty(), "no page was reserved");
+  const Page page = unused_.back();
+  unused_.pop_back();
+  references_[static_cast<std::size_t>(page)] = 1;
+  ++used_;
+  return page;
+}
+
+void PagedCache::share(Page page) { ++references_[static_cast<std::size_t>(page)]; }
+
+void PagedCache::release(Page page) {
+  if (--references_[static_cast<std::size_t>(page)] > 0) return;
+  unused_.push_back(page);
+  --used_;
+}
+
+void PagedCache::release(Pages& pages) {
+  for (const Page page : pages.list) release(page);
+  pages = {};
+}
+
+void PagedCache::copy(const std::vector<Page>& from, const std::vector<Page>& to) {
+  const Tensor source = torch::tensor(from, torch::kLong).to(options_.device());
+  const Tensor target = torch::tensor(to, torch::kLong).to(options_.device());
+  for (auto* tensors : {&keys_, &values_})
+    for (Tensor& tensor : *tensors) tensor.index_copy_(0, target, tensor.index_select(0, source));
+}
+
+struct PagedCache::Reading : Attention {
+  PagedCache& cache;
+  Tensor kept, page, slot;  // int64 [tokens kept]: which tokens of the pass they are, and where they go
+
+  Reading(PagedCache& c, const std::vector<const Pages*>& texts, const std::vector<std::int64_t>& lengths) : cache(c) {
+    const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+    std::vector<std::int64_t> kept_of, page_of, slot_of;
+    for (std::size_t row = 0; row < texts.size(); ++row) {
+      for (std::int64_t t = 0; t < lengths[row]; ++t) {
+        kept_of.push_back(static_cast<std::int64_t>(row) * longest + t);
+        page_of.push_back(texts[row]->list[static_cast<std::size_t>(t / kPageTokens)]);
+        slot_of.push_back(t % kPageTokens);
+      }
+    }
+    const auto put = [&](const std::vector<std::int64_t>& of) {
+      return torch::tensor(of, torch::kLong).to(cache.options_.device());
+    };
+    kept = put(kept_of), page = put(page_of), slot = put(slot_of);
+  }
+  Tensor attend(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) override {
+    using torch::indexing::Slice;
+    cache.keys_[layer].index_put_({page, Slice(), slot}, k.flatten(0, 1).index_select(0, kept));
+    cache.values_[layer].index_put_({page, Slice(), slot}, v.flatten(0, 1).index_select(0, kept));
+    return attend_causally(q, k, v);
+  }
+};
+
+struct PagedCache::Continuing : Attention {
+  PagedCache& cache;
+  const bool gathered;
+  const std::int64_t rows;
+  std::vector<const Pages*> texts;
+  Tensor page, slot;  // int64 [rows]: where the new tokens go
+  Tensor table;       // int64 [rows * pages of the longest text], filled up with any page
+  Tensor seen;        // bool [rows, 1, keys, 1]
+
+  Continuing(PagedCache& c, std::vector<const Pages*> t, bool by_gathering)
+      : cache(c), gathered(by_gathering), rows(std::ssize(t)), texts(std::move(t)) {
+    if (!gathered) return;
+    std::vector<std::int64_t> page_of, slot_of;
+    std::int64_t longest = 0;
+    for (const Pages* text : texts) {
+      page_of.push_back(text->list[static_cast<std::size_t>(text->tokens / kPageTokens)]);
+      slot_of.push_back(text->tokens % kPageTokens);
+      longest = std::max(longest, pages_of(text->tokens + 1));
+    }
+    const Tensor pages = torch::zeros({rows, longest}, torch::kLong);
+    const Tensor tokens = torch::zeros({rows, 1}, torch::kLong);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const Pages& text = *texts[static_cast<std::size_t>(row)];
+      std::copy_n(text.list.begin(), pages_of(text.tokens + 1), pages.data_ptr<std::int64_t>() + row * longest);
+      tokens.data_ptr<std::int64_t>()[row] = text.tokens;
+    }
+    const torch::Device device = cache.options_.device();
+    page = torch::tensor(page_of, torch::kLong).to(device), slot = torch::tensor(slot_of, torch::kLong).to(device);
+    table = pages.flatten().to(device);
+    seen = (torch::arange(longest * kPageTokens) <= tokens).view({rows, 1, -1, 1}).to(device);
+  }
+
+  Tensor attend(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) override {
+    return gathered ? by_products(layer, q, k, v) : over_pages(layer, q, k, v);
+  }
+
+  Tensor by_products(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+    using torch::indexing::Slice;
+    const std::int64_t kv_heads = k.size(2), heads = q.size(2), dim = q.size(3), group = heads / kv_heads;
+    cache.keys_[layer].index_put_({page, Slice(), slot}, k.select(1, 0));
+    cache.values_[layer].index_put_({page, Slice(), slot}, v.select(1, 0));
+    const auto gather = [&](const Tensor& pool) {  // [rows * kv_heads, keys, dim]
+      return pool.index_select(0, table)
+          .view({rows, -1, kv_heads, kPageTokens, dim})
+          .transpose(1, 2)
+          .reshape({rows * kv_heads, -1, dim});
+    };
+    // A slot that nothing was written to may hold what is no number, and zero times that is none either.
+    const Tensor values = gather(cache.values_[layer])
+                              .view({rows, kv_heads, -1, dim})
+                              .masked_fill(seen.logical_not(), 0)
+                              .view({rows * kv_heads, -1, dim});
+    const Tensor grouped = q.reshape({rows * kv_heads, group, dim}).transpose(1, 2);
+    const Tensor scores = torch::bmm(gather(cache.keys_[layer]), grouped)
+                              .view({rows, kv_heads, -1, group})
+                              .masked_fill(seen.logical_not(), -INFINITY);
+    return torch::bmm(scores.softmax(2).view({rows * kv_heads, -1, group}).transpose(1, 2), values)
+        .reshape({rows, heads * dim});
+  }
+
+  // A batched product of such small matrices costs several times their arithmetic.
+  Tensor over_pages(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+    const std::int64_t kv_heads = k.size(2), heads = q.size(2), dim = q.size(3), group = heads / kv_heads;
+    const Tensor out = torch::empty({rows, heads * dim}, q.options());
+    const Tensor query = q.contiguous(), new_key = k.contiguous(), new_value = v.contiguous();
+    const std::int64_t head_size = kPageTokens * dim, page_size = kv_heads * head_size;
+    float* const key_pool = cache.keys_[layer].data_ptr<float>();
+    float* const value_pool = cache.values_[layer].data_ptr<float>();
+    const float* const q_data = query.data_ptr<float>();
+    float* const out_data = out.data_ptr<float>();
+    at::parallel_for(0, rows * kv_heads, 8, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<float> weights;
+      for (std::int64_t n = begin; n < end; ++n) {
+        const std::int64_t row = n / kv_heads, kv = n % kv_heads;
+        const Pages& text = *texts[static_cast<std::size_t>(row)];
+        const std::int64_t seen = text.tokens + 1;
+        const auto block = [&](float* pool, std::int64_t s) {
+          return pool + text.list[static_cast<std::size_t>(s / kPageTokens)] * page_size + kv * head_size;
+        };
+        const std::int64_t own = text.tokens % kPageTokens * dim;
+        std::copy_n(new_key.data_ptr<float>() + n * dim, dim, block(key_pool, text.tokens) + own);
+        std::copy_n(new_value.data_ptr<float>() + n * dim, dim, block(value_pool, text.tokens) + own);
+        weights.resize(static_cast<std::size_t>(seen));
+        for (std::int64_t head = kv * group; head < (kv + 1) * group; ++head) {
+          const float* const asks = q_data + (row * heads + head) * dim;
+          float top = -std::numeric_limits<float>::infinity(), sum = 0;
+          for (std::int64_t first = 0; first < seen; first += kPageTokens) {
+            const float* key = block(key_pool, first);
+            for (std::int64_t s = first; s < std::min(first + kPageTokens, seen); ++s, key += dim) {
+              const float score = dot(asks, key, dim);
+              weights[static_cast<std::size_t>(s)] = score;
+              top = std::max(top, score);
+            }
+          }
+          for (float& weight : weights) sum += weight = std::exp(weight - top);
+          float* const mixed = out_data + (row * heads + head) * dim;
+          std::fill_n(mixed, dim, 0.0f);
+          for (std::int64_t first = 0; first < seen; first += kPageTokens) {
+            const float* value = block(value_pool, first);
+            for (std::int64_t s = first; s < std::min(first + kPageTokens, seen); ++s, value += dim) {
+              const float share = weights[static_cast<std::size_t>(s)] / sum;
+              for (std::int64_t i = 0; i < dim; ++i) mixed[i] += share * value[i];
+            }
+          }
+        }
+      }
+    });
+    return out;
+  }
+};
+
+std::unique_ptr<Attention> PagedCache::reading(std::vector<const Pages*> texts,
+                                               const std::vector<std::int64_t>& lengths) {
+  return std::make_unique<Reading>(*this, texts, lengths);
+}
+
+std::unique_ptr<Attention> PagedCache::continuing(std::vector<const Pages*> texts, bool gathered) {
+  const bool walkable = options_.device().is_cpu() && options_.dtype() == torch::kFloat;
+  return std::make_unique<Continuing>(*this, std::move(texts), gathered || !walkable);
+}
+
+}  // namespace echoline::model

@@ -1,0 +1,62 @@
+// Keys and values of many texts, in pages that texts with the same beginning share. Private to model/.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "model/transformer.hpp"
+
+namespace echoline::model {
+
+using Page = std::int64_t;
+
+// The pages of one text, in order; the last one may be partly used.
+struct Pages {
+  std::vector<Page> list;
+  std::int64_t tokens = 0;  // held
+};
+
+// One pool for all layers. Grows by doubling; what it has it keeps.
+class PagedCache {
+ public:
+  static constexpr std::int64_t kPageTokens = 16;
+  static std::int64_t pages_of(std::int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+
+  PagedCache(const ModelConfig& config, const torch::Device& device, torch::ScalarType dtype, Bytes bytes_max);
+
+  std::int64_t pages_max() const { return pages_max_; }
+  std::int64_t used() const { return used_; }
+  std::int64_t free() const { return pages_max_ - used_; }
+  Bytes page_bytes() const { return page_bytes_; }
+
+  // Memory for so many more pages, at most free(). False: there is none, and pages_max() is what was had until now.
+  bool reserve(std::int64_t pages);
+  // As many pages as at first are allowed again.
+  void try_again() { pages_max_ = pages_limit_; }
+  // A page that nobody shares; one of those reserved.
+  Page take();
+  void share(Page page);
+  void release(Page page);
+  void release(Pages& pages);
+  bool shared(Page page) const { return references_[static_cast<std::size_t>(page)] > 1; }
+  // Contents of pages, pairwise.
+  void copy(const std::vector<Page>& from, const std::vector<Page>& to);
+
+  // Attention among the tokens of right-padded rows, the first lengths[r] of which are kept in texts[r].
+  std::unique_ptr<Attention> reading(std::vector<const Pages*> texts, const std::vector<std::int64_t>& lengths);
+  // Attention of one new token per row to those its text holds and itself, for which the text has room. `gathered`: by
+  // libtorch's products over copies of the pages, as on other devices than a CPU.
+  std::unique_ptr<Attention> continuing(std::vector<const Pages*> texts, bool gathered = false);
+
+ private:
+  struct Reading;
+  struct Continuing;
+  ModelConfig config_;
+  torch::TensorOptions options_;
+  Bytes page_bytes_;
+  std::int64_t pages_limit_ = 0, pages_max_ = 0, pages_ = 0, used_ = 0;
+  std::vector<torch::Tensor> keys_, values_;  // per layer [pages, kv_heads, kPageTokens, head_dim]
+  std::vector<std::int32_t> references_;      // by page
+  std::vector<Page> unused_;
+};
+
+}  // namespace echoline::model
