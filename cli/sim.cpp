@@ -139,6 +139,7 @@ nlohmann::json to_json(const Arguments& a, const sim::MarketSummary& s) {
           {"losses", s.losses},
           {"restarts", s.restarts},
           {"restarts_at", restarts},
+          {"drained", s.drained},
           {"restored", s.restored},
           {"nothing_left", s.exhausted},
           {"money_spent", s.closed},

@@ -210,6 +210,23 @@ void RolloutDesk::worker_lost(WorkerId worker) {
   })));
 }
 
+void RolloutDesk::worker_joined(WorkerId worker) {
+  queue_.try_push(Item(Task([this, worker] { retired_.erase(worker); })));
+}
+
+void RolloutDesk::retire(WorkerId worker) {
+  queue_.try_push(Item(Task([this, worker] { retired_.insert(worker); })));
+}
+
+void RolloutDesk::let_go(WorkerId worker) {
+  retired_.insert(worker);
+  if (events_.leaving) events_.leaving(worker);
+  if (!wants_no_more_) return;
+  schema::LearnerMessage message;
+  message.mutable_stop()->set_reason("the run has ended");
+  events_.send(worker, message.SerializeAsString());
+}
+
 void RolloutDesk::note_malformed(WorkerId worker, const std::string& what) {
   log::warn("worker {}: {}", worker, what);
   if (conduct_.malformed(worker)) expel(worker, what);
@@ -255,6 +272,7 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
     if (message.has_progress()) renew(worker, message.progress());
     if (message.has_failed()) take_back(worker, message.failed());
     if (message.has_request()) grant(worker, message.request());
+    if (message.has_leaving()) let_go(worker);
   }
 }
 
@@ -343,6 +361,12 @@ void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
   schema::LearnerMessage message;
   schema::WorkGrant& answer = *message.mutable_grant();
   answer.set_retry_after_ms(kRetryMs);
+  if (retired_.contains(worker)) {  // it asks when it has nothing left
+    answer.set_retry_after_ms(kRefusedRetryMs);
+    events_.send(worker, message.SerializeAsString());
+    if (events_.drained) events_.drained(worker);
+    return;
+  }
   const auto known = digests_.find(Version{request.version()});
   if (known != digests_.end() && known->second != request.policy_digest()) {
     // Memory or a disk that lies looks like this as well: it gets no work, and is told to go when it comes so again.

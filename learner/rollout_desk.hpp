@@ -1,6 +1,7 @@
 // The learner's counter to its workers: hands out leases, takes in trajectories, and gives training whole fresh
 // batches.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
@@ -49,6 +50,8 @@ struct DeskEvents {
   std::function<void(WorkerId, std::uint64_t rollouts, double held_s)> accepted;
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
   std::function<void(const GroupSetAside&)> set_aside;
+  std::function<void(WorkerId)> leaving;  // it was told to end, and finishes what it has; may be empty
+  std::function<void(WorkerId)> drained;  // one that retire() was called for has handed in all; may be empty, may come again
 };
 
 struct DeskCounts {
@@ -71,6 +74,11 @@ class RolloutDesk {
   // A message as it came from the overlay. Who leaves too many or too long ones unread is told to go.
   void receive(WorkerId worker, std::string bytes);
   void worker_lost(WorkerId worker);
+  // It gets no more work, until it joins anew.
+  void retire(WorkerId worker);
+  void worker_joined(WorkerId worker);
+  // Nothing that workers still make is wanted: who was told to end need not finish it.
+  void wants_no_more() { wants_no_more_ = true; }
 
   // Waits until a batch for `step` is whole and no live lease would be stranded by the step after it, then returns
   // it; nothing when `wait` is over or stop() was called. kInvalid when group after group had to be set aside and none
@@ -110,6 +118,7 @@ class RolloutDesk {
   void take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions);
   void take_back(WorkerId worker, const schema::WorkFailed& failure);
   void renew(WorkerId worker, const schema::WorkProgress& progress);
+  void let_go(WorkerId worker);
   void grant(WorkerId worker, const schema::WorkRequest& request);
   // Leases for what can be generated; what cannot is set aside.
   Result<void> fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
@@ -130,6 +139,7 @@ class RolloutDesk {
   std::mutex waiting_mutex_;
   std::map<WorkerId, Waiting> waiting_;     // in queue_, by sender; guarded by waiting_mutex_
   std::map<WorkerId, std::string> barred_;  // who was told to go, and why; guarded by waiting_mutex_
+  std::atomic<bool> wants_no_more_ = false;
   BoundedQueue<Item> queue_;
   std::thread thread_;
 
@@ -149,7 +159,7 @@ class RolloutDesk {
   const TimePoint opened_ = clock_.now();
   const double opened_unix_s_ = clock_.unix_seconds();
   TimePoint last_tick_ = opened_;
-  std::set<WorkerId> told_slow_;
+  std::set<WorkerId> told_slow_, retired_;
   std::uint64_t told_set_aside_ = 0;
 
   struct Wanted {

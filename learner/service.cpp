@@ -221,6 +221,13 @@ class Service {
       meters_[worker].accepted(rollouts, held_s);
     };
     events.misbehaved = [this](WorkerId worker, const std::string& reason) { node_->expel(worker, reason); };
+    events.leaving = [this](WorkerId worker) {
+      log::info("worker {} was told to end, and finishes what it has", worker);
+      if (fleet_ready_) fleet_->leaving(worker);
+    };
+    events.drained = [this](WorkerId worker) {
+      if (fleet_ready_) fleet_->drained(worker);
+    };
     events.set_aside = [this](const GroupSetAside& group) {
       record_->event("group_set_aside", {{"group", group.group.value},
                                          {"problem", group.problem},
@@ -256,6 +263,7 @@ class Service {
                        const std::atomic<bool>& stop) { return source->look(clock_.unix_seconds(), stop); };
     fleet.ledger_file = record_->folder() / "ledger.sqlite";
     fleet.providers = provider_options(config_);
+    fleet.drain = [this](WorkerId id, const std::string&) { desk_->retire(id); };
     fleet.machine_ended = [this](WorkerId id, const std::string& why) { node_->give_up(id, why); };
     fleet.launch = [this](const provisioner::Offer& offer) { return launch(offer); };
     fleet.record = [this](std::string_view event, const std::string& offer, const std::string& detail) {
@@ -486,6 +494,7 @@ class Service {
       input.digest = published_digest_;
       finishing_ = true;
     }
+    if (desk_) desk_->wants_no_more();
     if (fleet_) fleet_->stop();
     std::error_code error;
     std::filesystem::remove_all(worker_folders(), error);  // their machines are returned
@@ -515,6 +524,7 @@ class Service {
 
   // Also the way out of every error: nothing is left running, whatever happened.
   void shut_down() {
+    if (desk_) desk_->wants_no_more();
     if (fleet_) fleet_->stop();
     publisher_.stop();
     if (node_) node_->stop();
@@ -537,6 +547,7 @@ class Service {
       w.offer = name;
       if (const provisioner::Offer* offer = offer_of(w)) w.price_usd_per_hour = offer->usd_per_hour();
     }
+    if (desk_ready_) desk_->worker_joined(id);
     record_->event(back ? "back" : "joined", {{"worker", id.value}, {"offer", name}});
     if (back) log::info("worker {} ({}) is back", id, name);
     if (fleet_ready_) fleet_->joined(id, name);
@@ -579,7 +590,7 @@ class Service {
   }
 
   void broadcast_done(const overlay::BroadcastReport& report) {
-    if (fleet_ready_ && report.base) fleet_->broadcast_measured(report.t_b);  // a snapshot is not what it usually carries
+    if (fleet_ready_ && report.base) fleet_->broadcast_measured(report.t_b, report.payload);  // a snapshot is not what it usually carries
     std::vector<chains::WorkerLink> links;
     {
       const std::lock_guard lock(mutex_);

@@ -13,14 +13,12 @@ constexpr double kGroupsInWindow = 8;         // at least
 constexpr double kGuessGroups = 2;
 constexpr double kGroupsBeforeJudged = 4;     // before a worker counts as slower than promised
 constexpr Duration kHandInPause = std::chrono::seconds(10);  // longer ones between two results count as so long
+constexpr double kBytesPerGb = 1e9;
 constexpr Duration kUnanswered = std::chrono::minutes(5);  // after that a start that nobody answered has not happened
 
-double unit_cost(const FleetOffer& offer, double rollouts_per_s) {
-  return offer.all_usd_per_hour() / std::max(rollouts_per_s, 1e-12);
-}
-
-void keep_last(std::deque<Duration>& samples, Duration sample) {
-  if (sample <= Duration{}) return;
+template <class T>
+void keep_last(std::deque<T>& samples, T sample) {
+  if (sample <= T{}) return;
   samples.push_back(sample);
   if (samples.size() > rules::kPaceSamples) samples.pop_front();
 }
@@ -28,7 +26,7 @@ void keep_last(std::deque<Duration>& samples, Duration sample) {
 }  // namespace
 
 std::string_view to_string(MachineState state) {
-  constexpr std::array<std::string_view, 6> kNames{"asked", "starting", "booting", "working", "stopping", "doubtful"};
+  constexpr std::array<std::string_view, 7> kNames{"asked", "starting", "booting", "working", "draining", "stopping", "doubtful"};
   return kNames.at(static_cast<std::size_t>(state));
 }
 
@@ -203,9 +201,10 @@ void FleetCore::on(const fleet::StopFailed& e) {
 void FleetCore::on(const fleet::Exited& e) {
   Machine* machine = of(e.ticket);
   if (machine == nullptr) return;
-  const bool expected = machine->state == MachineState::kStopping || machine->unwanted || closed_;
-  if (!expected) {
-    lose(*machine, "lost", e.why);
+  const bool drains = machine->state == MachineState::kDraining;
+  const bool expected = drains || machine->state == MachineState::kStopping || machine->unwanted || closed_;
+  if (!expected || drains) {
+    if (!drains) lose(*machine, "lost", e.why);
     if (machine->worker) actions_.push_back(fleet::GiveUp{*machine->worker, "its machine has ended: " + e.why});
     blame(*machine, e.outbid);  // at that price it is not to be had
   }
@@ -215,6 +214,19 @@ void FleetCore::on(const fleet::Exited& e) {
   if (machine->state == MachineState::kStarting) return doubt(*machine);
   if (machine->state == MachineState::kDoubtful) return;  // it is being looked for
   stop(*machine, e.why);
+}
+
+void FleetCore::on(const fleet::Ending& e) {
+  if (Machine* machine = of(e.ticket)) ends_soon(*machine, e.why, e.outbid);
+}
+
+void FleetCore::on(const fleet::Leaving& e) {
+  if (Machine* machine = of(e.worker)) ends_soon(*machine, "its worker was told to end", false);
+}
+
+void FleetCore::on(const fleet::Drained& e) {
+  Machine* machine = of(e.worker);
+  if (machine != nullptr && machine->state == MachineState::kDraining) stop(*machine, machine->why);
 }
 
 void FleetCore::on(const fleet::PriceChanged& e) {
@@ -234,6 +246,7 @@ void FleetCore::on(const fleet::Joined& e) {
   machine->worker = e.worker;
   progressed(*machine);
   by_worker_[e.worker] = key_of(*machine);
+  if (machine->state == MachineState::kDraining) actions_.push_back(fleet::Drain{e.worker, machine->why});  // back, and told anew
   if (machine->state != MachineState::kBooting) return;
   move(*machine, MachineState::kWorking);
   if (const auto entry = book_.find(e.offer); entry != book_.end()) entry->second.failures = 0;
@@ -273,11 +286,31 @@ void FleetCore::on(const fleet::Beat& e) {
   if (share < rules::kLied || shares_.contains(host_of(machine->offer))) demote(*machine, share);
 }
 
+void FleetCore::on(const fleet::Moved& e) {
+  Machine* machine = of(e.worker);
+  if (machine == nullptr || machine->samples.empty()) return;
+  auto& traffic = machine->traffic;
+  if (!traffic.empty() && (e.received < traffic.back().received || e.forwarded < traffic.back().forwarded)) traffic.clear();
+  const Duration period = rules_.pace.publish_every * step_time();
+  const Duration window = std::max<Duration>(rules::kTrafficWindow, 5 * period);
+  if (traffic.empty() || now_ - traffic.back().at >= window / kSamplesPerWindow) traffic.push_back({now_, e.received, e.forwarded});
+  while (traffic.size() > 2 && now_ - traffic[1].at >= window) traffic.pop_front();
+  const auto& from = traffic.front();
+  const auto& to = traffic.back();
+  const Duration over = to.at - from.at;
+  if (over < std::max<Duration>(std::chrono::minutes(1), 2 * period)) return;
+  const FleetOffer& offer = machine->offer;
+  const double usd = static_cast<double>(to.received.count - from.received.count) / kBytesPerGb * offer.download_usd_per_gb +
+                     static_cast<double>(to.forwarded.count - from.forwarded.count) / kBytesPerGb * offer.upload_usd_per_gb;
+  machine->traffic_usd_per_hour = usd * 3600 / seconds(over);
+}
+
 void FleetCore::on(const fleet::Left& e) {
   Machine* machine = of(e.worker);
   by_worker_.erase(e.worker);
   if (machine == nullptr) return;
   machine->worker.reset();
+  if (machine->state == MachineState::kDraining) return stop(*machine, machine->why);
   if (machine->state == MachineState::kStopping || machine->unwanted || closed_) return;
   // Whatever it still does, it is no use to the run: nobody goes on paying for it.
   lose(*machine, "lost", e.why);
@@ -302,6 +335,7 @@ void FleetCore::on(const fleet::StepMeasured& e) {
 
 void FleetCore::on(const fleet::BroadcastMeasured& e) {
   keep_last(broadcasts_, e.broadcast_time);
+  keep_last(payloads_, e.payload);
   retarget();
 }
 
@@ -356,10 +390,10 @@ std::uint64_t FleetCore::key_of(const Machine& machine) const {
 }
 
 FleetCore::Machine* FleetCore::dearest(const std::function<bool(const Machine&)>& meant) {
+  const auto unit_cost = [&](const Machine& machine) { return price_of(machine) / std::max(rate_of(machine), 1e-12); };
   Machine* found = nullptr;
   for (auto& [key, machine] : machines_)
-    if (meant(machine) && (found == nullptr || unit_cost(machine.offer, rate_of(machine)) > unit_cost(found->offer, rate_of(*found))))
-      found = &machine;
+    if (meant(machine) && (found == nullptr || unit_cost(machine) > unit_cost(*found))) found = &machine;
   return found;
 }
 
@@ -390,6 +424,8 @@ void FleetCore::move(Machine& machine, MachineState to) {
       case S::kBooting:
         return to == S::kWorking || to == S::kStopping;
       case S::kWorking:
+        return to == S::kDraining || to == S::kStopping;
+      case S::kDraining:
         return to == S::kStopping;
       case S::kDoubtful:
         return to == S::kBooting || to == S::kStopping;
@@ -410,7 +446,8 @@ void FleetCore::move(Machine& machine, MachineState to) {
 void FleetCore::stop(Machine& machine, const std::string& why) {
   if (machine.state == MachineState::kStopping) return;
   machine.why = why;
-  if (machine.state == MachineState::kBooting || machine.state == MachineState::kWorking) {
+  if (machine.state == MachineState::kBooting || machine.state == MachineState::kWorking ||
+      machine.state == MachineState::kDraining) {
     move(machine, MachineState::kStopping);
     ask_to_stop(machine);
   } else {
@@ -421,6 +458,25 @@ void FleetCore::stop(Machine& machine, const std::string& why) {
 void FleetCore::ask_to_stop(Machine& machine) {
   machine.next_try = now_ + rules::kAnswer;
   actions_.push_back(fleet::Stop{machine.ticket, machine.instance, machine.why});
+}
+
+// It works no more for long, or is not needed: what it has begun is handed in first.
+void FleetCore::drain(Machine& machine, const std::string& why) {
+  if (!machine.worker) return stop(machine, why);
+  move(machine, MachineState::kDraining);
+  machine.why = why;
+  machine.next_try = now_ + rules::kDrain;
+  actions_.push_back(fleet::Drain{*machine.worker, why});
+}
+
+// Somebody takes it away, and says so before: another is rented at once.
+void FleetCore::ends_soon(Machine& machine, const std::string& why, bool outbid) {
+  if (closed_ || machine.unwanted) return;
+  if (machine.state != MachineState::kBooting && machine.state != MachineState::kWorking) return;
+  lose(machine, "lost", why);
+  blame(machine, outbid);
+  if (machine.state == MachineState::kWorking) drain(machine, why);
+  else stop(machine, why);
 }
 
 void FleetCore::forget(Machine& machine, const std::string& why, bool ran) {

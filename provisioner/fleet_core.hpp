@@ -28,15 +28,17 @@ struct FleetOffer {
   std::string host;                 // the machine; "" when not stated
   double rollouts_per_s = 0;        // as promised
   double usd_per_hour = 0;          // the rent
-  double traffic_usd_per_hour = 0;  // what sending and receiving policies will cost beside it
+  double traffic_usd_per_hour = 0;  // what sending and receiving policies will cost beside it, as planned
   std::string owner = {};           // of the machine; "" when not stated
   std::uint64_t gpus = ~0ull;       // which of the machine's: offers that share one are never rented together
+  double upload_usd_per_gb = 0, download_usd_per_gb = 0;
   double all_usd_per_hour() const { return usd_per_hour + traffic_usd_per_hour; }
 };
 
 struct FleetRules {
   LearnerPace pace;           // as planned; T until it has been measured
   Duration broadcast_time{};  // T_b, until it has been measured
+  Bytes payload{};            // of a publication, until it has been measured; 0: what traffic costs stays as planned
   double headroom = 0.10;     // of the target above M*
   double group_size = 1;      // rollouts that one worker generates as a unit
   std::size_t machines_max = 64;
@@ -64,13 +66,16 @@ inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of machines
 inline constexpr std::size_t kPaceSamples = 15;      // the median of so many measured T and T_b counts
 inline constexpr std::size_t kPaceSamplesMin = 5;
 inline constexpr double kLied = 0.7;  // who does less than this of what was promised is taken at what it did
+inline constexpr Duration kDrain = std::chrono::minutes(2);  // for handing in what was begun, before a machine is let go
+inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);  // of a worker's measured traffic; five periods if longer
 inline constexpr Duration kReserve = std::chrono::minutes(3);  // of the total budget, kept for giving everything back
 inline constexpr Duration kStepMax = std::chrono::seconds(5);  // more time than this between two ticks was not lived through
 }  // namespace rules
 
 // asked: the ledger is to book it; starting: the provider was asked; booting: it runs, its worker has not joined;
-// working; stopping: asked to end; doubtful: nobody knows whether it exists.
-enum class MachineState { kAsked, kStarting, kBooting, kWorking, kStopping, kDoubtful };
+// working; draining: it gets no more work and hands in what it has; stopping: asked to end; doubtful: nobody knows whether it
+// exists.
+enum class MachineState { kAsked, kStarting, kBooting, kWorking, kDraining, kStopping, kDoubtful };
 std::string_view to_string(MachineState state);
 
 // --- events ---
@@ -121,6 +126,12 @@ struct Exited {
   bool outbid = false;
   bool still_rented = false;  // it works no more and still costs
 };
+// Its provider will take it back in a moment: an Exited follows.
+struct Ending {
+  Ticket ticket = 0;
+  std::string why;
+  bool outbid = false;
+};
 struct PriceChanged {
   Ticket ticket = 0;
   double usd_per_hour = 0;
@@ -134,6 +145,19 @@ struct Joined {
 struct Beat {
   WorkerId worker;
   double rollouts = 0, busy_s = 0;
+};
+// The bytes that it has received and forwarded since its process started.
+struct Moved {
+  WorkerId worker;
+  Bytes received, forwarded;
+};
+// It was told to end, by whoever runs its machine: it hands in what it has, and goes.
+struct Leaving {
+  WorkerId worker;
+};
+// Answers Drain: it has handed in all that it had work for.
+struct Drained {
+  WorkerId worker;
 };
 struct Left {  // gone for good: away for too long, or expelled
   WorkerId worker;
@@ -149,6 +173,7 @@ struct StepMeasured {
 };
 struct BroadcastMeasured {
   Duration broadcast_time{};
+  Bytes payload{};
 };
 // What the ledger says the run has cost, traffic and earlier processes included.
 struct Spent {
@@ -161,9 +186,9 @@ struct OffersRefreshed {
 }  // namespace fleet
 using FleetEvent =
     std::variant<fleet::Booked, fleet::BookingFailed, fleet::Recovered, fleet::Started, fleet::StartFailed, fleet::Found,
-                 fleet::Stopped, fleet::StopFailed, fleet::Exited, fleet::PriceChanged, fleet::Joined, fleet::Beat,
-                 fleet::Left, fleet::Waiting, fleet::StepMeasured, fleet::BroadcastMeasured, fleet::Spent,
-                 fleet::OffersRefreshed>;
+                 fleet::Stopped, fleet::StopFailed, fleet::Exited, fleet::Ending, fleet::PriceChanged, fleet::Joined,
+                 fleet::Beat, fleet::Moved, fleet::Leaving, fleet::Drained, fleet::Left, fleet::Waiting,
+                 fleet::StepMeasured, fleet::BroadcastMeasured, fleet::Spent, fleet::OffersRefreshed>;
 
 // --- actions, to be carried out in order ---
 
@@ -195,6 +220,11 @@ struct GiveUp {
   WorkerId worker;
   std::string why;
 };
+// It is to get no more work; answers Drained once it has handed in what it has.
+struct Drain {
+  WorkerId worker;
+  std::string why;
+};
 // A decision, with the numbers it was made by.
 struct Note {
   std::string what;   // planned, replaced, added, released, lost, failed, demoted, adopted, price, budget, short, faster, market, stop_failed
@@ -204,7 +234,7 @@ struct Note {
 };
 }  // namespace fleet
 using FleetAction =
-    std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::Look, fleet::BookEnd, fleet::GiveUp, fleet::Note>;
+    std::variant<fleet::Book, fleet::Start, fleet::Stop, fleet::Look, fleet::BookEnd, fleet::GiveUp, fleet::Drain, fleet::Note>;
 
 // How the fleet stands, for those who watch.
 struct FleetNumbers {
@@ -216,6 +246,7 @@ struct FleetNumbers {
   double usd = 0;
   double idle_fraction = 0;            // of the learner, lately
   Duration step_time{}, broadcast_time{};
+  Bytes payload{};
   std::size_t working = 0, joining = 0, stopping = 0;
   std::uint64_t started = 0, lost = 0, replaced = 0;
   bool money_spent = false;  // the total budget is used up: everything is given back
@@ -248,6 +279,12 @@ class FleetCore {
     double unfinished_s = 0;  // worked on what it has not handed in yet
     double rollouts_then = 0;  // of the whole fleet, when it last handed in something
     Duration worked_then{};
+    struct Traffic {
+      TimePoint at;
+      Bytes received, forwarded;
+    };
+    std::deque<Traffic> traffic;                  // from its first rollouts on: what it took to join is over by then
+    std::optional<double> traffic_usd_per_hour;   // of it
   };
 
   // `offers`: the market. `wanted`: what the plan chose, rented first, whatever the measured target is.
@@ -289,9 +326,13 @@ class FleetCore {
   void on(const fleet::Stopped& e);
   void on(const fleet::StopFailed& e);
   void on(const fleet::Exited& e);
+  void on(const fleet::Ending& e);
   void on(const fleet::PriceChanged& e);
   void on(const fleet::Joined& e);
   void on(const fleet::Beat& e);
+  void on(const fleet::Moved& e);
+  void on(const fleet::Leaving& e);
+  void on(const fleet::Drained& e);
   void on(const fleet::Left& e);
   void on(const fleet::Waiting& e);
   void on(const fleet::StepMeasured& e);
@@ -308,6 +349,8 @@ class FleetCore {
   void move(Machine& machine, MachineState to);
   void stop(Machine& machine, const std::string& why);
   void ask_to_stop(Machine& machine);
+  void drain(Machine& machine, const std::string& why);
+  void ends_soon(Machine& machine, const std::string& why, bool outbid);
   void forget(Machine& machine, const std::string& why, bool ran);
   void lose(Machine& machine, const std::string& what, const std::string& why);
   void doubt(Machine& machine);
@@ -340,6 +383,10 @@ class FleetCore {
   double working() const;  // rollouts/s of those that work
   double share_of(const FleetOffer& offer) const;
   Duration step_time() const, broadcast_time() const;  // as planned until enough were measured
+  Bytes payload() const;
+  double traffic_scale() const;  // what traffic costs, as measured, against the plan
+  double price_of(const FleetOffer& offer) const;  // an hour, traffic included
+  double price_of(const Machine& machine) const;
   double usd_per_hour() const;
   double spent() const;
   double idle() const;
@@ -362,6 +409,7 @@ class FleetCore {
   std::optional<TimePoint> told_;  // the latest time that was told
   TimePoint now_{};                // lived through, on a timeline of its own
   std::deque<Duration> steps_, broadcasts_;
+  std::deque<Bytes> payloads_;
   CapacityTarget target_;
   struct Stretch {
     TimePoint from, to;

@@ -14,8 +14,9 @@ constexpr Duration kLookAgain = std::chrono::seconds(1);  // in a book of offers
 constexpr double kGroupsBeforeStalled = 8;    // that it should have made, and made none
 constexpr double kStalledShare = 0.1;         // what a host is taken for whose worker stalled
 
-Duration median(const std::deque<Duration>& samples) {
-  std::vector<Duration> sorted(samples.begin(), samples.end());
+template <class T>
+T median(const std::deque<T>& samples) {
+  std::vector<T> sorted(samples.begin(), samples.end());
   const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
   std::nth_element(sorted.begin(), middle, sorted.end());
   return *middle;
@@ -37,7 +38,7 @@ double FleetCore::rate_of(const Machine& machine) const {
 }
 
 bool FleetCore::counts(const Machine& machine) const {
-  return !machine.unwanted && machine.state != MachineState::kStopping;
+  return !machine.unwanted && machine.state != MachineState::kStopping && machine.state != MachineState::kDraining;
 }
 
 double FleetCore::expected() const {
@@ -67,9 +68,26 @@ Duration FleetCore::broadcast_time() const {
   return broadcasts_.size() >= rules::kPaceSamplesMin ? median(broadcasts_) : rules_.broadcast_time;
 }
 
+Bytes FleetCore::payload() const { return payloads_.size() >= rules::kPaceSamplesMin ? median(payloads_) : rules_.payload; }
+
+double FleetCore::traffic_scale() const {
+  if (rules_.payload == Bytes{}) return 1;
+  return static_cast<double>(payload().count) / static_cast<double>(rules_.payload.count) * seconds(rules_.pace.step_time) /
+         seconds(step_time());
+}
+
+double FleetCore::price_of(const FleetOffer& offer) const {
+  return offer.usd_per_hour + offer.traffic_usd_per_hour * traffic_scale();
+}
+
+double FleetCore::price_of(const Machine& machine) const {
+  if (machine.traffic_usd_per_hour) return machine.offer.usd_per_hour + *machine.traffic_usd_per_hour;
+  return price_of(machine.offer);
+}
+
 double FleetCore::usd_per_hour() const {
   double total = 0;
-  for (const auto& [key, machine] : machines_) total += machine.offer.all_usd_per_hour();
+  for (const auto& [key, machine] : machines_) total += price_of(machine);
   return total;
 }
 
@@ -106,6 +124,7 @@ FleetNumbers FleetCore::numbers() const {
   n.idle_fraction = idle();
   n.step_time = step_time();
   n.broadcast_time = broadcast_time();
+  n.payload = payload();
   n.working_rollouts_per_s = working();
   for (const auto& [key, machine] : machines_) {
     const bool works = machine.state == MachineState::kWorking;
@@ -170,6 +189,9 @@ void FleetCore::mind_time_limits() {
         }
         doubt(machine);
         break;
+      case MachineState::kDraining:
+        if (now_ >= machine.next_try) stop(machine, machine.why);
+        break;
       case MachineState::kStopping:
         if (now_ >= machine.next_try) ask_to_stop(machine);
         break;
@@ -213,7 +235,7 @@ void FleetCore::mind_budgets() {
   while (rules_.usd_per_hour_max) {
     double total = 0;
     for (const auto& [key, machine] : machines_)
-      if (counts(machine)) total += machine.offer.all_usd_per_hour();
+      if (counts(machine)) total += price_of(machine);
     Machine* const dearest = this->dearest([&](const Machine& machine) { return counts(machine); });
     if (dearest == nullptr || total <= *rules_.usd_per_hour_max * (1 + 1e-9)) break;
     note("released", dearest->offer.id,
@@ -272,7 +294,7 @@ void FleetCore::rent_wanted() {
     if (machine != nullptr || entry == book_.end()) continue;
     const bool adopted = std::any_of(machines_.begin(), machines_.end(), [](const auto& m) { return m.second.adopt; });
     if (adopted && expected() >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband)) continue;
-    const double price = entry->second.offer.all_usd_per_hour();
+    const double price = price_of(entry->second.offer);
     if (machines_.size() >= rules_.machines_max || !affordable(price)) {
       note_once("budget", id, fmt::format("it was planned, and ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
       continue;
@@ -308,11 +330,11 @@ std::vector<std::string> FleetCore::choose(double missing) const {
   std::map<std::string, std::uint32_t> machines;
   for (const auto& [id, entry] : book_) {
     const FleetOffer& offer = entry.offer;
-    if (!available(entry) || !affordable(offer.all_usd_per_hour()) || !fits(offer, rented)) continue;
+    if (!available(entry) || !affordable(price_of(offer)) || !fits(offer, rented)) continue;
     Candidate c;
     c.rollouts_per_s = offer.rollouts_per_s * share_of(offer);
     // Every time it failed makes it twice as dear: what has not been tried comes first.
-    c.usd_per_hour = offer.all_usd_per_hour() * (1 << std::min(entry.failures, 6));
+    c.usd_per_hour = price_of(offer) * (1 << std::min(entry.failures, 6));
     if (!offer.host.empty())
       c.machine = machines.try_emplace(host_of(offer), static_cast<std::uint32_t>(machines.size()) + 1).first->second;
     c.gpus = offer.gpus;
@@ -342,8 +364,8 @@ std::vector<std::string> FleetCore::choose(double missing) const {
   for (const std::size_t i : order) {
     const FleetOffer& offer = *choices[i].offer;
     if (chosen.size() == most) break;
-    if (!affordable(more + offer.all_usd_per_hour()) || !fits(offer, rented)) continue;
-    more += offer.all_usd_per_hour();
+    if (!affordable(more + price_of(offer)) || !fits(offer, rented)) continue;
+    more += price_of(offer);
     rented.push_back(&offer);
     chosen.push_back(offer.id);
   }
@@ -398,7 +420,7 @@ void FleetCore::mind_surplus() {
   });
   if (dearest == nullptr) return;
   note("released", dearest->offer.id, "there are enough without it: " + numbers_text(), dearest->ticket);
-  stop(*dearest, "there are enough without it");
+  drain(*dearest, "there are enough without it");
 }
 
 }  // namespace echoline::provisioner

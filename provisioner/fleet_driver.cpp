@@ -26,6 +26,7 @@ FleetRules rules_of(const FleetOptions& options) {
   FleetRules rules;
   rules.pace = request.pace;
   rules.broadcast_time = options.plan.broadcast_time;
+  rules.payload = request.delta_bytes;
   rules.headroom = request.headroom;
   rules.group_size = request.group_size;
   rules.machines_max = request.workers_max;
@@ -38,10 +39,12 @@ FleetRules rules_of(const FleetOptions& options) {
   return rules;
 }
 
-FleetOffer fleet_offer(const Offer& offer, const OfferCost& cost) {
+FleetOffer fleet_offer(const PlanRequest& request, const Offer& offer, const OfferCost& cost) {
   FleetOffer lot{offer.id, offer.provider, offer.host, offer.rollouts_per_s, cost.gpu.value_or(0) + cost.storage.value_or(0),
                  cost.bandwidth.value_or(0)};
   lot.owner = offer.owner;
+  lot.upload_usd_per_gb = offer.upload_usd_per_gb.value_or(request.assume.upload_usd_per_gb.value_or(0));
+  lot.download_usd_per_gb = offer.download_usd_per_gb.value_or(request.assume.download_usd_per_gb.value_or(0));
   if (offer.gpu_ids.empty()) return lot;
   lot.gpus = 0;
   for (const int gpu : offer.gpu_ids) lot.gpus |= std::uint64_t{1} << (gpu % 64);
@@ -104,7 +107,7 @@ Status FleetDriver::open_on_thread() {
   std::map<std::string, std::size_t> unusable;
   for (const PlanRow& row : options_.plan.rows) {
     if (row.rank == 0) continue;
-    if (provider_of(row.offer.provider)) market.push_back(fleet_offer(row.offer, row.cost));
+    if (provider_of(row.offer.provider)) market.push_back(fleet_offer(options_.plan.request, row.offer, row.cost));
     else ++unusable[row.offer.provider];
   }
   for (const auto& [provider, count] : unusable)
@@ -128,7 +131,7 @@ void FleetDriver::take(Refreshed refreshed) {
   for (Offer& offer : refreshed_) {
     if (defect_of(request, offer) || !provider_of(offer.provider)) continue;
     offer.bid_usd_per_hour = bid_for(request, offer);
-    market.push_back(fleet_offer(offer, cost_of(request, offer, 1)));
+    market.push_back(fleet_offer(request, offer, cost_of(request, offer, 1)));
     offers_[offer.id] = &offer;
   }
   hear(fleet::OffersRefreshed{std::move(market)});
@@ -143,7 +146,9 @@ Status FleetDriver::take_up() {
                   row.instance.empty() ? row.label : row.instance, row.provider, provider.error().message());
     labels_[row.id] = row.label;
     accounts_[row.id].last_known_unix_s = row.last_known_unix_s();
-    const FleetOffer offer{row.offer, row.provider, row.host, row.promised_rollouts_per_s.value_or(0), row.usd_per_hour, 0};
+    FleetOffer offer{row.offer, row.provider, row.host, row.promised_rollouts_per_s.value_or(0), row.usd_per_hour, 0};
+    offer.upload_usd_per_gb = row.upload_usd_per_gb.value_or(0);
+    offer.download_usd_per_gb = row.download_usd_per_gb.value_or(0);
     hear(fleet::Recovered{row.id, offer, {row.instance}, row.provider != kLocal});
   }
   for (const auto& [name, provider] : providers_)
@@ -254,6 +259,11 @@ void FleetDriver::act(const fleet::GiveUp& a) {
   if (options_.machine_ended) options_.machine_ended(a.worker, a.why);
 }
 
+void FleetDriver::act(const fleet::Drain& a) {
+  if (!options_.drain) return hear(fleet::Drained{a.worker});
+  options_.drain(a.worker, a.why);
+}
+
 void FleetDriver::act(const fleet::Note& a) {
   if (stopping_) return;
   const FleetNumbers n = core_->numbers();
@@ -265,6 +275,7 @@ void FleetDriver::act(const fleet::Note& a) {
                             {"joining", n.joining},
                             {"step_seconds", seconds(n.step_time)},
                             {"t_b_seconds", seconds(n.broadcast_time)},
+                            {"payload_bytes", n.payload.count},
                             {"idle_fraction", n.idle_fraction},
                             {"usd_per_hour", n.usd_per_hour},
                             {"usd", n.usd}};
@@ -313,6 +324,10 @@ void FleetDriver::on(const std::string&, const Exited& e) {
   if (ticket) hear(fleet::Exited{*ticket, e.why, e.outbid, e.still_rented});
 }
 
+void FleetDriver::on(const std::string&, const Ending& e) {
+  if (const auto ticket = ticket_of(e.instance)) hear(fleet::Ending{*ticket, e.why, e.outbid});
+}
+
 void FleetDriver::on(const std::string&, const PriceChanged& e) {
   const auto ticket = ticket_of(e.instance);
   if (!ticket) return;
@@ -355,6 +370,7 @@ void FleetDriver::on(const std::string& provider, const Listed& e) {
 void FleetDriver::count(const Traffic& traffic) {
   const auto ticket = core_->ticket_of(traffic.worker);
   if (!ticket) return;
+  hear(fleet::Moved{traffic.worker, traffic.received, traffic.forwarded});
   Account& account = accounts_[*ticket];
   // What it counts starts anew with the worker's process.
   const auto since = [](Bytes now, Bytes before) { return Bytes{now.count - (now < before ? 0 : before.count)}; };

@@ -37,6 +37,8 @@ struct FleetOptions {
   std::function<Result<LaunchSpec>(const Offer&)> launch;
   // Hears of every decision and of what is rented and ended. On the fleet's thread, must not block.
   std::function<void(std::string_view event, const std::string& offer, const std::string& detail)> record;
+  // A worker is to get no more work; drained() once it has handed in what it has. On the fleet's thread, must not block.
+  std::function<void(WorkerId worker, const std::string& why)> drain;
   // The machine of a worker has ended by itself. On the fleet's thread, must not block.
   std::function<void(WorkerId worker, const std::string& why)> machine_ended;
 };
@@ -61,9 +63,11 @@ class FleetDriver {
   // From every heartbeat: rollouts accepted and seconds spent generating since the last one, and the bytes that it has
   // received and forwarded since it joined.
   void beat(WorkerId worker, double rollouts, double busy_s, Bytes received, Bytes forwarded);
+  void leaving(WorkerId worker) { tell(fleet::Leaving{worker}); }  // told to end by whoever runs its machine
+  void drained(WorkerId worker) { tell(fleet::Drained{worker}); }
   void learner_waits(bool now_waits) { tell(fleet::Waiting{now_waits}); }
   void step_measured(Duration step_time) { tell(fleet::StepMeasured{step_time}); }
-  void broadcast_measured(Duration broadcast_time) { tell(fleet::BroadcastMeasured{broadcast_time}); }
+  void broadcast_measured(Duration broadcast_time, Bytes payload) { tell(fleet::BroadcastMeasured{broadcast_time, payload}); }
   FleetSummary summary() const;
   // Ends every instance and books the ends. Idempotent.
   void stop();
@@ -104,6 +108,7 @@ class FleetDriver {
   void act(const fleet::Look& a);
   void act(const fleet::BookEnd& a);
   void act(const fleet::GiveUp& a);
+  void act(const fleet::Drain& a);
   void act(const fleet::Note& a);
   void poll_providers();
   void on(const std::string& provider, const Started& e);
@@ -111,6 +116,7 @@ class FleetDriver {
   void on(const std::string& provider, const Stopped& e);
   void on(const std::string& provider, const StopFailed& e);
   void on(const std::string& provider, const Exited& e);
+  void on(const std::string& provider, const Ending& e);
   void on(const std::string& provider, const PriceChanged& e);
   void on(const std::string& provider, const Listed& e);
   void count(const Traffic& traffic);

@@ -76,6 +76,12 @@ struct Exited {
   bool outbid = false;
   bool still_rented = false;  // it works no more, but its disk still costs: call stop()
 };
+// It will end in a moment, and nobody had called stop(); an Exited follows.
+struct Ending {
+  InstanceId instance;
+  std::string why;  // "outbid"
+  bool outbid = false;
+};
 struct PriceChanged {
   InstanceId instance;
   double usd_per_hour = 0;
@@ -87,7 +93,7 @@ struct Listed {
   std::vector<InstanceInfo> instances;
   std::optional<Error> error;  // why it is not complete
 };
-using ProviderEvent = std::variant<Started, StartFailed, Stopped, StopFailed, Exited, PriceChanged, Listed>;
+using ProviderEvent = std::variant<Started, StartFailed, Stopped, StopFailed, Exited, Ending, PriceChanged, Listed>;
 
 // Use from one thread. Every start() is answered by one Started or StartFailed, every stop() by one Stopped or
 // StopFailed, every list() by one Listed; an instance that is being stopped has no Exited.

@@ -28,6 +28,7 @@ constexpr Duration kBootMax = minutes(4), kAwayMax = minutes(2);
 // their turn among the rentals of a minute.
 constexpr Duration kRestoredWithin = 2 * kBootMax + minutes(6);
 constexpr int kRestartsMax = 8;
+constexpr const char* kEnough = "there are enough without it";
 constexpr double kUnknown = 1.02;  // measured rates are this far from the truth at most
 
 struct Host {  // an offer, and what it is in truth
@@ -53,8 +54,9 @@ struct Instance {  // what the provider has
   Ticket ticket = 0;
   std::size_t host = 0;
   double usd_per_hour = 0;
-  Duration boots_at{}, hung_since{Duration::max()};
-  bool joined = false, dead = false, outbid = false, watched = false, stop_asked = false, left = false;
+  Duration boots_at{}, hung_since{Duration::max()}, ends_at{Duration::max()};
+  std::optional<Duration> drains_since;
+  bool joined = false, dead = false, outbid = false, watched = false, stop_asked = false, left = false, drained = false;
   WorkerId worker;
   double unsent = 0;
 };
@@ -174,7 +176,10 @@ class Market {
     up_ = false;
     core_.reset();
     answers_.clear();
-    for (auto& [id, instance] : instances_) instance.watched = instance.left = instance.joined = instance.stop_asked = false;
+    for (auto& [id, instance] : instances_) {
+      instance.watched = instance.left = instance.joined = instance.stop_asked = instance.drained = false;
+      instance.drains_since.reset();
+    }
     down_until_ = now_ + some(seconds(5), seconds(40));
   }
 
@@ -239,7 +244,13 @@ class Market {
     tell(fmt::format("stop {} {}: {}", stop.ticket, stop.instance.text, stop.why));
     if (stop.instance != instance_id(stop.ticket))
       return violate("order", fmt::format("{} is stopped as '{}'", stop.ticket, stop.instance.text));
-    if (const auto it = instances_.find(stop.ticket); it != instances_.end()) it->second.stop_asked = true;
+    if (const auto it = instances_.find(stop.ticket); it != instances_.end()) {
+      Instance& instance = it->second;
+      instance.stop_asked = true;
+      const bool hurried = !instance.drained && (!instance.drains_since || now_ - *instance.drains_since < rules::kDrain);
+      if (stop.why == kEnough && hurried && !instance.left)
+        violate("order", fmt::format("{} is stopped with work in its hands, although nothing hurries", stop.ticket));
+    }
     const Duration at = now_ + some(seconds(1), seconds(15));
     if (outage() || (trouble() && chance(0.2))) return answer(at, fleet::StopFailed{stop.ticket, "429 too many requests"});
     stops_.push_back({at, stop.ticket});
@@ -262,6 +273,13 @@ class Market {
   }
 
   void act(const fleet::GiveUp&) {}
+  void act(const fleet::Drain& drain) {
+    tell(fmt::format("drain {}: {}", drain.worker.value, drain.why));
+    const auto it = instances_.find(static_cast<Ticket>(drain.worker.value));
+    if (it == instances_.end()) return;
+    if (!it->second.drains_since) it->second.drains_since = now_;
+    if (!(trouble() && chance(0.2))) answer(now_ + some(seconds(0), seconds(60)), fleet::Drained{drain.worker});
+  }
   void act(const fleet::Note& note) {
     if (note.what == "lost") ++result_.losses;
     tell(fmt::format("{} {}: {}", note.what, note.offer, note.why));
@@ -315,6 +333,11 @@ class Market {
       }
       if (const auto* failed = std::get_if<fleet::StopFailed>(&answer.event))
         if (const auto it = instances_.find(failed->ticket); it != instances_.end()) it->second.stop_asked = false;
+      if (const auto* drained = std::get_if<fleet::Drained>(&answer.event)) {
+        if (const auto it = instances_.find(static_cast<Ticket>(drained->worker.value)); it != instances_.end())
+          it->second.drained = true;
+        ++result_.drained;
+      }
       hear(answer.event);
     }
     for (const Later& look : take_due(looks_)) {
@@ -341,6 +364,13 @@ class Market {
     for (auto& [ticket, instance] : instances_) {
       if (chance(0.002)) instance.dead = true, tell(fmt::format("{} dies", ticket));
       if (chance(0.002)) instance.dead = instance.outbid = true, tell(fmt::format("{} is outbid", ticket));
+      if (chance(0.002) && instance.ends_at == Duration::max() && instance.watched) {
+        instance.ends_at = now_ + some(seconds(5), minutes(2));
+        tell(fmt::format("{} will be taken back", ticket));
+        if (chance(0.5)) hear(fleet::Ending{ticket, "outbid: it is being stopped", true});
+        else hear(fleet::Leaving{instance.worker});
+      }
+      if (now_ >= instance.ends_at) instance.dead = true;
       if (chance(0.001) && instance.hung_since == Duration::max()) instance.hung_since = now_, tell(fmt::format("{} hangs", ticket));
       if (chance(0.002) && up_ && instance.watched) {
         const double price = hosts_[instance.host].offer.usd_per_hour * between(0.5, 2);
@@ -371,6 +401,7 @@ class Market {
     double made = 0;
     for (auto& [ticket, instance] : instances_) {
       if (!up_ || instance.dead || instance.boots_at > now_) continue;
+      if (instance.drained) continue;
       if (instance.hung_since != Duration::max()) {
         if (instance.joined && !instance.left && now_ - instance.hung_since >= kAwayMax) {
           instance.left = true;
@@ -428,7 +459,8 @@ class Market {
   }
   bool counted(const Instance& instance) const {
     const auto* machine = core_->machine_of(instance.ticket);
-    return machine != nullptr && !machine->unwanted && machine->state != MachineState::kStopping;
+    return machine != nullptr && !machine->unwanted && machine->state != MachineState::kStopping &&
+           machine->state != MachineState::kDraining;
   }
 
   // Nothing is rented where what is there, and healthy, is enough.
@@ -567,6 +599,7 @@ MarketSummary simulate_markets(std::uint64_t first, std::uint64_t seeds,
     s.rentals += r.rentals;
     s.losses += r.losses;
     s.restarts += r.restarts;
+    s.drained += r.drained;
     s.closed += r.closed ? 1 : 0;
     s.exhausted += r.exhausted ? 1 : 0;
     s.restored += r.restored ? 1 : 0;

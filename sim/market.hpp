@@ -21,24 +21,24 @@ struct MarketResult {
   std::uint64_t seed = 0;
   std::string scenario;
   std::vector<MarketViolation> violations;
-  std::uint64_t actions = 0, rentals = 0, losses = 0, restarts = 0;
+  std::uint64_t actions = 0, rentals = 0, losses = 0, restarts = 0, drained = 0;
   // Restarts of the learner before and after an action was carried out, by kind of action (kMarketActions).
-  std::array<std::uint64_t, 12> restarts_at{};
+  std::array<std::uint64_t, 14> restarts_at{};
   bool closed = false;     // the budget was spent
   bool exhausted = false;  // in the end nothing that may be rented was left
   bool restored = false;   // capacity was there again in time after the trouble
   std::uint64_t trace_hash = 0;
 };
 
-inline constexpr std::array<const char*, 6> kMarketActions{"book", "start", "stop", "look", "book the end", "give up"};
+inline constexpr std::array<const char*, 7> kMarketActions{"book", "start", "stop", "look", "book the end", "give up", "drain"};
 
 // One seed: offers, a run, half an hour of trouble, peace, and the end of the run. `trace` hears of everything.
 MarketResult simulate_market(std::uint64_t seed, const std::function<void(const std::string&)>& trace = {});
 
 struct MarketSummary {
-  std::uint64_t seeds = 0, failed = 0, actions = 0, rentals = 0, losses = 0, restarts = 0;
+  std::uint64_t seeds = 0, failed = 0, actions = 0, rentals = 0, losses = 0, restarts = 0, drained = 0;
   std::uint64_t closed = 0, exhausted = 0, restored = 0;
-  std::array<std::uint64_t, 12> restarts_at{};
+  std::array<std::uint64_t, 14> restarts_at{};
   std::vector<MarketResult> failures;  // the first ten
   std::uint64_t combined_hash = 0;
 };

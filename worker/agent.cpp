@@ -23,6 +23,7 @@ constexpr std::size_t kMailboxMax = 4096;
 constexpr Duration kPoll = std::chrono::milliseconds(100);  // how often a stop request is noticed
 constexpr double kBatchSeconds = 0.25;  // wanted length of a batch: policies are installed between batches
 constexpr Duration kHandOverMax = std::chrono::seconds(10);
+constexpr Duration kFinishMax = std::chrono::seconds(8);  // of what it has leases for, when it is asked to stop
 constexpr std::uint32_t kGroupsPerBatchMax = 64;
 constexpr double kRateMemory = 0.7;  // weight of the past in the measured rollouts/s
 
@@ -104,6 +105,7 @@ class Agent {
       if (!leases_.empty()) {
         ECHO_TRY(generate_batch());
         ECHO_TRY(drain());
+        if (ended()) continue;
         ECHO_TRY(install_pending());
       }
       request_work();
@@ -272,6 +274,20 @@ class Agent {
     say(message);
   }
 
+  // Asked to stop in the middle of a batch: what is nearly done is handed in, unless nobody wants it any more. The learner
+  // hears of it at once, and gives the next to others.
+  bool may_finish() {
+    const TimePoint now = clock_.now();
+    if (finish_by_ == kNever) {
+      finish_by_ = now + kFinishMax;
+      schema::WorkerMessage message;
+      message.mutable_leaving();
+      if (asking_.is_joined()) say(message);
+    }
+    if (!drain()) ended_ = true;
+    return asking_.is_joined() && !ended_ && now < finish_by_;
+  }
+
   // Called whenever some work on these leases is done: says so now and then. True: stop working.
   bool got_on(const std::vector<schema::Lease>& leases) {
     ++progress_;
@@ -283,7 +299,7 @@ class Agent {
       message.mutable_progress()->set_progress(progress_);
       say(message);
     }
-    return ended();
+    return ended_ || (stop_ && !may_finish());
   }
 
   const AgentOptions& options_;
@@ -301,6 +317,7 @@ class Agent {
   Asking asking_;
   Duration progress_every_ = std::chrono::seconds(3);
   TimePoint progress_due_{};
+  TimePoint finish_by_ = kNever;  // asked to stop
   std::uint64_t progress_ = 0;  // grows with every token, rollout and poll at work
   std::optional<double> rate_;  // rollouts/s while generating
   std::optional<Speed> speed_;  // that it is held to

@@ -90,7 +90,7 @@ std::string quoted(const std::string& word) {
 struct Instance {
   std::int64_t contract = 0;
   InstanceInfo info;
-  bool outbid = false, exited = false;
+  bool outbid = false, exited = false, ending = false, is_bid = false;
   std::string message;
 };
 
@@ -100,8 +100,9 @@ Instance instance_of(std::int64_t contract, const json& object) {
   const std::string actual = text_field(object, "actual_status"), message = text_field(object, "status_msg");
   i.info = {id_of(contract), text_field(object, "label"), price_field(object, "dph_total"), actual};
   const auto stopped = [&](const char* name) { return text_field(object, name) == "stopped"; };
-  i.outbid = field(object, "is_bid") == json(true) && stopped("cur_state") && stopped("intended_status") &&
-             stopped("next_state");
+  i.is_bid = field(object, "is_bid") == json(true);
+  i.outbid = i.is_bid && stopped("cur_state") && stopped("intended_status") && stopped("next_state");
+  i.ending = stopped("intended_status") && !stopped("cur_state");
   i.exited = actual == "exited";
   i.message = message.substr(0, kTextMax);
   return i;
@@ -183,7 +184,8 @@ struct VastProvider::Impl {
   struct Rented {
     std::string label;
     std::optional<double> usd_per_hour;
-    bool ended = false;  // Exited was told
+    bool ended = false;   // Exited was told
+    bool ending = false;  // so was Ending
   };
 
   VastOptions options;
@@ -273,7 +275,7 @@ struct VastProvider::Impl {
   }
 
   void started(Ticket ticket, std::int64_t contract, const std::string& label, std::optional<double> usd_per_hour) {
-    rented[contract] = {label, usd_per_hour, false};
+    rented[contract] = {label, usd_per_hour, false, false};
     events.push_back(Started{ticket, id_of(contract), usd_per_hour});
   }
 
@@ -370,6 +372,9 @@ struct VastProvider::Impl {
       it->second.usd_per_hour = price;
       events.push_back(PriceChanged{instance.info.instance, *price});
     }
+    if (instance.ending && !std::exchange(it->second.ending, true))
+      events.push_back(Ending{instance.info.instance, instance.is_bid ? "outbid: it is being stopped" : "it is being stopped",
+                              instance.is_bid});
     if (!instance.outbid && !instance.exited) return;
     it->second.ended = true;
     std::string why = instance.outbid ? "outbid" : "its container has exited";

@@ -63,6 +63,14 @@ class DeskTest : public ::testing::Test {
       misbehaved_ = reason;
       changed_.notify_all();
     };
+    events.leaving = [this](WorkerId worker) {
+      const std::lock_guard lock(mutex_);
+      leaving_.push_back(worker.value);
+    };
+    events.drained = [this](WorkerId worker) {
+      const std::lock_guard lock(mutex_);
+      drained_.push_back(worker.value);
+    };
     events.set_aside = [this](const GroupSetAside& group) {
       const std::lock_guard lock(mutex_);
       set_aside_.push_back(group);
@@ -164,6 +172,7 @@ class DeskTest : public ::testing::Test {
   std::vector<schema::LearnerMessage> received_;
   std::uint64_t accepted_ = 0;
   std::string misbehaved_;
+  std::vector<std::uint64_t> leaving_, drained_;
   std::atomic<int> flooded_ = 0;
   std::unique_ptr<RolloutDesk> desk_;
 };
@@ -194,6 +203,35 @@ TEST_F(DeskTest, HandsOutNoMoreThanTheLookaheadAndTheRunAllow) {
   EXPECT_GT(nothing.retry_after_ms(), 0u);
   open(3);  // the last of four steps
   EXPECT_EQ(ask(3, 64).leases_size(), 2);
+}
+
+// Who is let go gets no more, and what it has is taken in; once it asks again, it has nothing left.
+TEST_F(DeskTest, WhoIsLetGoHandsInWhatItHas) {
+  open(0);
+  const schema::WorkGrant grant = ask(0, 1);
+  ASSERT_EQ(grant.leases_size(), 1);
+  desk_->retire(WorkerId{1});
+  EXPECT_TRUE(hand_in(grant.leases(0)).accepted());
+  EXPECT_TRUE(drained_.empty());
+  EXPECT_EQ(ask(0, 1).leases_size(), 0);
+  (void)desk_->counts();
+  EXPECT_EQ(drained_, std::vector<std::uint64_t>{1});
+  EXPECT_EQ(ask(0, 1, WorkerId{2}).leases_size(), 1);
+  desk_->worker_joined(WorkerId{1});
+  EXPECT_EQ(ask(0, 1).leases_size(), 1);
+}
+
+TEST_F(DeskTest, WhoWasToldToEndIsToldWhetherThatIsStillWanted) {
+  open(0);
+  ASSERT_EQ(ask(0, 1).leases_size(), 1);
+  schema::WorkerMessage message;
+  message.mutable_leaving();
+  desk_->receive(WorkerId{1}, message.SerializeAsString());
+  EXPECT_EQ(ask(0, 1).leases_size(), 0);
+  EXPECT_EQ(leaving_, std::vector<std::uint64_t>{1});
+  desk_->wants_no_more();
+  desk_->receive(WorkerId{1}, message.SerializeAsString());
+  EXPECT_TRUE(next_message().has_stop());
 }
 
 TEST_F(DeskTest, RefusesAnUnknownVersionAndAForeignDigest) {

@@ -45,6 +45,9 @@ class Fleet : public testing::Test {
       } else if (const auto* stop = std::get_if<fleet::Stop>(&action)) {
         asked_to_stop.push_back(stop->ticket);
         if (stops) tell(fleet::Stopped{stop->ticket});
+      } else if (const auto* drain = std::get_if<fleet::Drain>(&action)) {
+        told_to_drain.push_back(drain->worker.value);
+        if (drains) tell(fleet::Drained{drain->worker});
       } else if (const auto* look = std::get_if<fleet::Look>(&action)) {
         looks.push_back(look->ticket);
       } else if (const auto* end = std::get_if<fleet::BookEnd>(&action)) {
@@ -80,12 +83,13 @@ class Fleet : public testing::Test {
   ManualClock clock;
   FleetRules rules;
   std::optional<FleetCore> core;
-  bool books = true, starts = true, joins = true, stops = true;
+  bool books = true, starts = true, joins = true, stops = true, drains = true;
   Ticket last = 0;
   std::map<std::string, Ticket> tickets;
   std::map<Ticket, bool> ran;
   Names rented;
   std::vector<Ticket> asked_to_stop, looks, ended;
+  std::vector<std::uint64_t> told_to_drain;
   std::vector<fleet::Note> notes;
 };
 
@@ -217,6 +221,87 @@ TEST_F(Fleet, AnOutbidMachineIsReplacedAtOnceAndNotAtThatPrice) {
   tell(fleet::OffersRefreshed{{offer("a", 60, 0.4)}});
   pass(seconds(1));
   EXPECT_THAT(rented, ElementsAre("a", "b", "c", "a"));
+}
+
+// Whoever says before that it takes a machine away: another is there at once, and the old one hands in what it has.
+TEST_F(Fleet, WhatIsAboutToEndIsReplacedAtOnceAndDrained) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
+  drains = false;
+  pass(seconds(5));
+  tell(fleet::Ending{tickets["a"], "outbid: it is being stopped", true});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
+  EXPECT_THAT(told_to_drain, ElementsAre(worker("a").value));
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_EQ(state("a"), MachineState::kDraining);
+  EXPECT_EQ(core->numbers().working, 2u);
+  beat("a", 4, 1);
+  tell(fleet::Drained{worker("a")});
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"]));
+  EXPECT_EQ(core->machine_of("a"), nullptr);
+  EXPECT_EQ(core->numbers().lost, 1u);
+  // A worker that was told to end by whoever runs its machine says so itself, and goes.
+  tell(fleet::Leaving{worker("b")});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c", "d"));  // and not a, whose bid was too low
+  tell(fleet::Left{worker("b"), "drained"});
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["a"], tickets["b"]));
+  EXPECT_EQ(core->numbers().lost, 2u);
+  EXPECT_EQ(core->numbers().replaced, 2u);
+}
+
+// It may be taken away before it has handed in anything, or never say that it has: neither is waited for, nor lost twice.
+TEST_F(Fleet, DrainingEndsAfterAWhileOrWithTheMachine) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1), offer("c", 60, 0.2), offer("d", 60, 0.3)}, {"a", "b"});
+  drains = false;
+  pass(seconds(5));
+  tell(fleet::Ending{tickets["a"], "preempted"});
+  tell(fleet::Ending{tickets["b"], "preempted"});
+  pass(seconds(10));
+  tell(fleet::Exited{tickets["a"], "it is gone"});
+  EXPECT_EQ(core->machine_of("a"), nullptr);
+  EXPECT_THAT(ended, ElementsAre(tickets["a"]));
+  tell(fleet::Joined{worker("b"), "b"});  // it was away, and is told anew
+  EXPECT_EQ(told_to_drain.size(), 3u);
+  pass(rules::kDrain - seconds(11));
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+  pass(seconds(1));
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+  EXPECT_EQ(core->numbers().lost, 2u);
+  EXPECT_THAT(rented, ElementsAre("a", "b", "c", "d"));
+}
+
+// More bytes than planned, or steps that are faster: traffic costs more, and who is rented next costs least with it.
+TEST_F(Fleet, MeasuredBytesMoveThePriceOfTraffic) {
+  rules.payload = Bytes{1'000'000};
+  std::vector<FleetOffer> offers{offer("a", 120, 0.1), offer("cheap", 120, 0.1), offer("near", 120, 0.15)};
+  for (FleetOffer& o : offers) o.download_usd_per_gb = 0.01, o.upload_usd_per_gb = 0.02;
+  offers[0].traffic_usd_per_hour = 0.01;
+  offers[1].traffic_usd_per_hour = 0.02;
+  make(offers, {"a"});
+  pass(seconds(1));
+  EXPECT_NEAR(core->numbers().usd_per_hour, 0.11, 1e-9);
+  for (std::size_t i = 0; i < rules::kPaceSamplesMin; ++i) {
+    EXPECT_NEAR(core->numbers().usd_per_hour, 0.11, 1e-9);
+    tell(fleet::BroadcastMeasured{seconds(1), Bytes{4'000'000}});
+  }
+  EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 4 * 0.01, 1e-9);
+  EXPECT_EQ(core->numbers().payload.count, 4'000'000u);
+  for (std::size_t i = 0; i < rules::kPaceSamplesMin; ++i) tell(fleet::StepMeasured{seconds(20)});
+  EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 2 * 0.01, 1e-9);  // half as many publications an hour
+  for (std::size_t i = 0; i < rules::kPaceSamples; ++i) tell(fleet::StepMeasured{seconds(10)});
+  // Of one that works, what it has really received and forwarded counts: 1 MB and 2 MB a second.
+  std::uint64_t mb = 1000;  // what it took to join is none of it
+  pass(minutes(3), [&](int) {
+    beat("a", 120, 1);
+    tell(fleet::Moved{worker("a"), Bytes{mb * 1'000'000}, Bytes{2 * mb * 1'000'000}});
+    ++mb;
+  });
+  EXPECT_NEAR(core->numbers().usd_per_hour, 0.1 + 3600 * (0.001 * 0.01 + 0.002 * 0.02), 1e-3);
+  // As planned, "cheap" is the cheapest (0.12); as measured, "near", whose traffic is free (0.15 and not 0.18).
+  tell(fleet::Exited{tickets["a"], "gone"});
+  pass(seconds(1));
+  EXPECT_THAT(rented, ElementsAre("a", "near"));
 }
 
 // What the market lacks now is not asked for, what is new or cheaper there is; what is rented stays as it was.

@@ -150,6 +150,33 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
   EXPECT_THAT(decided, testing::IsSupersetOf({"planned", "lost", "replaced"}));
 }
 
+// A worker that was told to end is replaced at once; its own machine is given back when it has handed in what it has.
+TEST_F(DriverOfFleet, DrainsWhatIsAboutToEndAndReplacesItAtOnce) {
+  FleetOptions o = options({offer("a"), offer("b"), offer("c")});
+  std::atomic<std::uint64_t> drains = 0;
+  o.drain = [&](WorkerId worker, const std::string& why) {
+    EXPECT_THAT(why, HasSubstr("told to end"));
+    drains = worker.value;
+  };
+  auto started = FleetDriver::start(std::move(o));
+  ASSERT_TRUE(started) << started.error().message();
+  FleetDriver& fleet = **started;
+  fleet.joined(WorkerId{1}, "a");
+  fleet.joined(WorkerId{2}, "b");
+  fleet.leaving(WorkerId{1});
+  ASSERT_TRUE(eventually([&] { return fleet.summary().started == 3; }));
+  EXPECT_EQ(drains, 1u);
+  EXPECT_EQ(fleet.summary().numbers.stopping, 1u);  // it still works
+  EXPECT_THAT(seen(), testing::Not(testing::Contains("ended a")));
+  fleet.drained(WorkerId{1});
+  ASSERT_TRUE(eventually([&] { return fleet.summary().numbers.stopping == 0; }));
+  EXPECT_EQ(fleet.summary().lost, 1u);
+  fleet.stop();
+  const auto ledger = Ledger::open(ledger_file(), "r");
+  ASSERT_TRUE(ledger);
+  EXPECT_THAT(ledger->rows()->front().note, HasSubstr("told to end"));
+}
+
 // The market is looked at on a thread of its own while the run goes on; what is rented next is of it.
 TEST_F(DriverOfFleet, ReplacesByTheMarketOfNow) {
   std::vector<Offer> offers{offer("a"), offer("b"), offer("c")};

@@ -86,7 +86,7 @@ struct VastServer::Impl {
     return {{"id", i.id},
             {"label", i.label},
             {"actual_status", i.actual_status.empty() ? json() : json(i.actual_status)},
-            {"intended_status", i.state},
+            {"intended_status", i.intended.empty() ? i.state : i.intended},
             {"cur_state", i.state},
             {"next_state", i.state},
             {"status_msg", nullptr},

@@ -14,6 +14,7 @@ namespace echoline::provisioner {
 struct VastInstance {
   std::int64_t id = 0;
   std::string label, image, actual_status = "loading", state = "running";
+  std::string intended;  // "": as `state`
   double usd_per_hour = 0.4;
   bool is_bid = false;
 };

@@ -337,6 +337,27 @@ TEST_F(VastTest, WhoIsOutbidOrExitsIsToldOnceAndStillCosts) {
   for (const ProviderEvent& event : seen) EXPECT_FALSE(std::holds_alternative<Exited>(event));
 }
 
+// What will be stopped is told before it is, so that what it has begun can be handed in.
+TEST_F(VastTest, WhoIsAboutToBeOutbidIsToldBefore) {
+  VastProvider provider(options);
+  LaunchSpec bid = spec();
+  bid.bid_usd_per_hour = 0.35;
+  provider.start(1, bid);
+  const InstanceId id = next<Started>(provider)->instance;
+  server.change(number(id), [](VastInstance& i) { i.intended = "stopped"; });
+  const auto ending = next<Ending>(provider);
+  ASSERT_TRUE(ending);
+  EXPECT_EQ(ending->instance, id);
+  EXPECT_TRUE(ending->outbid);
+  const int lists = server.count("list");
+  ASSERT_TRUE(until(provider, [&] { return server.count("list") >= lists + 2; }));
+  for (const ProviderEvent& event : seen) EXPECT_FALSE(std::holds_alternative<Ending>(event));
+  server.change(number(id), [](VastInstance& i) { i.state = "stopped"; });
+  const auto outbid = next<Exited>(provider);
+  ASSERT_TRUE(outbid);
+  EXPECT_TRUE(outbid->outbid && outbid->still_rented);
+}
+
 TEST_F(VastTest, AKeyThatIsRefusedEndsNothingAndIsNotShown) {
   VastProvider provider(options);
   const InstanceId id = started(provider);
