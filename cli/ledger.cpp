@@ -189,6 +189,7 @@ Status hosts(const Arguments& a) {
                      {"up_mbit_per_s", h.up ? json(h.up->mbit_per_s()) : json()},
                      {"down_mbit_per_s", h.down ? json(h.down->mbit_per_s()) : json()},
                      {"unix_s", h.unix_s},
+                     {"hours", h.hours},
                      {"lost", h.lost}});
     print(out);
     return ok();
@@ -197,12 +198,12 @@ Status hosts(const Arguments& a) {
     return n ? fmt::format("{:.3f}", *n) : std::string("unknown");
   };
   const auto rate = [](const std::optional<BitRate>& r) { return r ? to_text(*r) : std::string("unknown"); };
-  fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:<4}  {}\n", "provider", "host", "gpu",
-             "promised", "measured", "up", "down", "lost", "run");
+  fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:>6}  {:<4}  {}\n", "provider", "host", "gpu",
+             "promised", "measured", "up", "down", "hours", "lost", "run");
   for (const auto& h : known)
-    fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:<4}  {}\n", h.provider, h.host,
+    fmt::print("{:<10}  {:<14}  {:<14}  {:>10}  {:>10}  {:>12}  {:>12}  {:>6.1f}  {:<4}  {}\n", h.provider, h.host,
                or_dash(h.gpu), number(h.promised_rollouts_per_s), number(h.measured_rollouts_per_s), rate(h.up),
-               rate(h.down), h.lost ? "yes" : "no", h.run);
+               rate(h.down), h.hours, h.lost ? "yes" : "no", h.run);
   return ok();
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/clock.hpp"
 #include "provisioner/ledger.hpp"
+#include "provisioner/replacement.hpp"
 #include "provisioner/throughput.hpp"
 #include "provisioner/vast_search.hpp"
 
@@ -23,10 +24,10 @@ std::string identity_of(const std::filesystem::path& path) {
   return fmt::format("{}/{}/{}/{}.{:09}", info.st_dev, info.st_ino, info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
 }
 
-// What machines did in the runs of this folder, against what they promised.
-std::vector<provisioner::MeasuredRate> measured_rates(const RunConfig& config) {
+// What machines did in the runs of a folder, against what they promised.
+std::vector<provisioner::MeasuredRate> measured_rates(const std::vector<provisioner::LedgerHost>& known) {
   std::vector<provisioner::MeasuredRate> measured;
-  for (const provisioner::LedgerHost& host : provisioner::known_hosts(config.run.folder))
+  for (const provisioner::LedgerHost& host : known)
     if (host.promised_rollouts_per_s && host.measured_rollouts_per_s)
       measured.push_back({host.run, host.provider, host.host, host.gpu, host.gpu_count, *host.promised_rollouts_per_s,
                           *host.measured_rollouts_per_s});
@@ -75,12 +76,17 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
 
 Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
                              const provisioner::PlanRequest& request) {
-  return read_market(config, model, request, measured_rates(config), nullptr);
+  const auto known = provisioner::known_hosts(config.run.folder);
+  ECHO_ASSIGN(RunMarket market, read_market(config, model, request, measured_rates(known), nullptr));
+  std::vector<provisioner::SeenMachine> seen;
+  for (const provisioner::LedgerHost& host : known) seen.push_back({host.provider, host.host, host.hours, host.lost});
+  provisioner::note_seen(market.offers, seen);
+  return market;
 }
 
 MarketSource::MarketSource(const RunConfig& config, model::ModelConfig model, provisioner::PlanRequest request,
                            const provisioner::Market& known)
-    : config_(config), model_(std::move(model)), request_(std::move(request)), measured_(measured_rates(config)) {
+    : config_(config), model_(std::move(model)), request_(std::move(request)), measured_(measured_rates(provisioner::known_hosts(config.run.folder))) {
   if (config.fleet.search)
     searched_unix_s_ = known.recorded_unix_s.value_or(0);
   else if (known.recorded_unix_s == written_unix_s(config.fleet.offers))

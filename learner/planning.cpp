@@ -92,6 +92,7 @@ provisioner::PlanRequest plan_request(const RunConfig& config, const model::Mode
   request.chunk = config.network.chunk;
   request.delay = config.network.delay_expected;
   request.install_time = config.fleet.install_time_expected;
+  request.boot_max = config.fleet.join_timeout;
   request.active_fraction = config.network.quorum;
   request.topology = config.network.topology;
   request.workers_max = config.fleet.workers_max;

@@ -280,6 +280,7 @@ void FleetDriver::act(const fleet::Note& a) {
                             {"usd_per_hour", n.usd_per_hour},
                             {"usd", n.usd}};
   if (!a.offer.empty()) numbers["offer"] = a.offer;
+  if (a.ticket != 0) numbers["row"] = a.ticket;  // of the ledger
   warn(ledger_->decided({clock_.unix_seconds(), a.what, a.why, numbers.dump()}));
   options_.record(a.what, a.offer, a.why);
   if (a.what == "lost" || a.what == "failed" || a.what == "short" || a.what == "budget" || a.what == "stop_failed")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "provisioner/ledger_database.hpp"
@@ -395,6 +396,14 @@ Result<std::vector<LedgerDecision>> Ledger::decisions() const {
 }
 
 Result<std::vector<LedgerHost>> Ledger::hosts() const {
+  ECHO_ASSIGN(Statement lost, Statement::prepare(impl_->db.get(),
+                                                 "SELECT run, json_extract(numbers, '$.row') FROM decisions WHERE what = 'lost'"));
+  std::set<std::pair<std::string, std::int64_t>> losses;
+  while (true) {
+    ECHO_ASSIGN(const bool more, lost.step());
+    if (!more) break;
+    losses.emplace(lost.text(0), lost.integer(1));
+  }
   ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
                                               fmt::format("SELECT {} WHERE host != '' ORDER BY id DESC", kColumns)));
   std::vector<LedgerHost> hosts;
@@ -402,10 +411,12 @@ Result<std::vector<LedgerHost>> Ledger::hosts() const {
     ECHO_ASSIGN(const bool more, s.step());
     if (!more) return hosts;
     const LedgerRow row = row_of(s);
+    const double until = row.ended_unix_s.value_or(row.last_known_unix_s());
     hosts.push_back({row.run, row.provider, row.host, row.gpu, row.gpu_count, row.promised_rollouts_per_s,
                      row.measured_rollouts_per_s, row.measured_up, row.measured_down,
-                     s.optional_real(kMeasuredAt).value_or(row.ended_unix_s.value_or(row.last_known_unix_s())),
-                     row.state == InstanceState::kFailed});
+                     s.optional_real(kMeasuredAt).value_or(until),
+                     row.running_unix_s ? std::max(0.0, until - *row.running_unix_s) / 3600 : 0,
+                     row.state == InstanceState::kFailed || losses.contains({row.run, row.id})});
   }
 }
 

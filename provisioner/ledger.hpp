@@ -97,6 +97,7 @@ struct LedgerHost {
   std::optional<double> promised_rollouts_per_s, measured_rollouts_per_s;
   std::optional<BitRate> up, down;
   double unix_s = 0;  // of the measurement, or of the end
+  double hours = 0;   // rented, as far as is known
   bool lost = false;  // it ended although nobody asked it to, or never came to work
 };
 

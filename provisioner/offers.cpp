@@ -114,6 +114,19 @@ std::string_view to_string(RateSource source) {
   return "?";
 }
 
+double usual_uncertainty(RateSource source) {
+  switch (source) {
+    case RateSource::kMeasured:
+      return 0.05;
+    case RateSource::kProfile:
+      return 0.40;
+    case RateSource::kUnknown:
+    case RateSource::kDlperf:
+      break;
+  }
+  return 0.50;
+}
+
 std::string_view to_string(OfferFormat format) {
   switch (format) {
     case OfferFormat::kAuto:

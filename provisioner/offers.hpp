@@ -14,6 +14,8 @@ namespace echoline::provisioner {
 // Where a predicted throughput comes from.
 enum class RateSource { kUnknown, kMeasured, kProfile, kDlperf };
 std::string_view to_string(RateSource source);
+// Share by which a throughput of this source may be off either way, where nobody has said it of that figure.
+double usual_uncertainty(RateSource source);
 
 struct Offer {
   std::string id;        // unique in its file
@@ -33,6 +35,9 @@ struct Offer {
   bool rentable = true;                  // the market says that nobody has it
   double rollouts_per_s = 0;             // mu; 0 while it is not known
   RateSource rollouts_source = RateSource::kUnknown;
+  // Share by which the throughput may be off either way; absent: as its source usually is.
+  std::optional<double> rollouts_uncertainty;
+  std::string rollouts_from;  // who has measured or published it; "" when not known
   std::optional<double> dlperf;  // the market's benchmark of all its GPUs
   std::optional<double> gpu_usd_per_hour;          // on demand
   std::optional<double> bid_usd_per_hour_min;      // the least bid that would rent it now
@@ -40,9 +45,14 @@ struct Offer {
   std::optional<double> upload_usd_per_gb;  // GB = 10^9 bytes
   std::optional<double> download_usd_per_gb;
 
+  // What ledgers of earlier runs have seen of its host, or else of its provider: hours rented, and machines lost in them.
+  double seen_hours = 0, seen_losses = 0;
+
   // What is bid for it, once a plan has chosen to; absent: it is rented on demand.
   std::optional<double> bid_usd_per_hour;
 
+  // Of `rollouts_per_s`.
+  double uncertainty() const { return rollouts_uncertainty.value_or(usual_uncertainty(rollouts_source)); }
   // Rent of its GPUs, at the bid where there is one.
   std::optional<double> rent_usd_per_hour() const { return bid_usd_per_hour ? bid_usd_per_hour : gpu_usd_per_hour; }
   // Rent of machine and disk; absent where either is not stated.

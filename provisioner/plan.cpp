@@ -11,14 +11,13 @@
 #include "chains/score.hpp"
 #include "provisioner/allocation.hpp"
 #include "provisioner/eligibility.hpp"
+#include "provisioner/replacement.hpp"
 
 namespace echoline::provisioner {
 namespace {
 
 constexpr std::string_view kOperation = "plan";
 constexpr int kRoundsMax = 64;
-constexpr double kBytesPerGb = 1e9;
-
 // One run of the search for an assumed T_b, and the T_b its own set and topology have.
 struct Solution {
   CapacityTarget target;
@@ -322,6 +321,7 @@ class Planner {
       row.chosen = true;
       row.worker = WorkerId{m + 1};
       row.cost = cost_of(request_, row.offer, s.topology.copies_sent_by(*row.worker));
+      row.losses_per_hour = losses_per_hour(request_, row.offer);
       row.cumulative_rollouts_per_s =
           row.offer.rollouts_per_s + (plan.rows.empty() ? 0 : plan.rows.back().cumulative_rollouts_per_s);
       row.reason = pool_[s.members[m]].keep                           ? "rented: kept from the earlier plan"
@@ -366,18 +366,17 @@ class Planner {
   }
 
   void add_totals(Plan& plan) const {
-    const double gb = static_cast<double>(request_.full_bytes.count) / kBytesPerGb;
     for (const PlanRow* row : plan.chosen()) {
-      const double usd = *row->cost.usd_per_hour(), wrong = rate_uncertainty(row->offer.rollouts_source);
+      const double usd = *row->cost.usd_per_hour(), wrong = row->offer.uncertainty();
       plan.usd_per_hour.expected += usd;
       plan.usd_per_hour.low += usd / (1 + wrong);
       double dearest = usd;
       if (row->offer.bid_usd_per_hour && row->offer.gpu_usd_per_hour)
         dearest += std::max(0.0, *row->offer.gpu_usd_per_hour - *row->offer.bid_usd_per_hour);
       plan.usd_per_hour.high += dearest / (1 - wrong);
-      const auto price = row->offer.download_usd_per_gb;
-      plan.usd_joining += gb * (price ? *price : request_.assume.download_usd_per_gb.value_or(0));
+      plan.usd_joining += usd_to_join(request_, row->offer);
     }
+    plan.replacing = expected_replacing(request_, plan.rows);
   }
 
   void add_notes(const Solution& s, Plan& plan) const {
@@ -393,6 +392,8 @@ class Planner {
         list += (list.empty() ? "" : ", ") + row->offer.id;
       }
     for (const auto& [key, list] : assumed) plan.notes.push_back(fmt::format("{} is assumed for {}", key, list));
+    add_note_on_throughput(plan);
+    add_note_on_losses(plan);
     if (!request_.learner_usd_per_hour)
       plan.notes.push_back("the learner's own price is not stated (learner.usd_per_hour): it comes on top");
     if (request_.staleness_budget < request_.pace.publish_every)
@@ -401,6 +402,27 @@ class Planner {
                       request_.staleness_budget,
                       to_text(plan.broadcast_time +
                               from_seconds(request_.pace.rollouts_per_step / s.set.rollouts_per_s))));
+  }
+
+  // Whose word the rented machines' throughput is, the least sure first.
+  static void add_note_on_throughput(Plan& plan) {
+    std::map<std::pair<double, std::string>, std::set<std::string>> gpus;
+    for (const PlanRow* row : plan.chosen())
+      if (!row->offer.rollouts_from.empty()) gpus[{-row->offer.uncertainty(), row->offer.rollouts_from}].insert(row->offer.gpu);
+    for (const auto& [by, names] : gpus)
+      plan.notes.push_back(fmt::format("throughput of {}, perhaps {:.0f} % more or less: {}", fmt::join(names, ", "), -100 * by.first,
+                                       by.second));
+  }
+
+  void add_note_on_losses(Plan& plan) const {
+    std::string unknown;
+    bool bids = false;
+    for (const PlanRow* row : plan.chosen()) {
+      if (!row->losses_per_hour) unknown += (unknown.empty() ? "" : ", ") + row->offer.id;
+      bids = bids || (row->offer.bid_usd_per_hour && row->offer.seen_hours < kPriorHours);
+    }
+    if (!unknown.empty()) plan.notes.push_back("how often these are lost is not known, and nothing is counted for it: " + unknown);
+    if (bids) plan.notes.push_back("how often bids are outbid is not known yet: once a day is counted");
   }
 
   // Limits on the finished plan.
@@ -443,19 +465,6 @@ class Planner {
 
 std::string_view to_string(Pricing pricing) { return pricing == Pricing::kBid ? "bid" : "on_demand"; }
 
-double rate_uncertainty(RateSource source) {
-  switch (source) {
-    case RateSource::kMeasured:
-      return 0.05;
-    case RateSource::kProfile:
-      return 0.25;
-    case RateSource::kUnknown:
-    case RateSource::kDlperf:
-      break;
-  }
-  return 0.40;
-}
-
 std::optional<double> PlanRow::usd_per_1k_rollouts() const {
   const auto usd = cost.usd_per_hour();
   return usd && offer.rollouts_per_s > 0 ? std::optional(1000 * *usd / (3600 * offer.rollouts_per_s)) : std::nullopt;
@@ -468,6 +477,15 @@ std::vector<const PlanRow*> Plan::chosen() const {
   return out;
 }
 
+Spend Plan::rollouts_range() const {
+  Spend range{0, rollouts_per_s, 0};
+  for (const PlanRow* row : chosen()) {
+    range.low += row->offer.rollouts_per_s * (1 - row->offer.uncertainty());
+    range.high += row->offer.rollouts_per_s * (1 + row->offer.uncertainty());
+  }
+  return range;
+}
+
 const PlanRow* Plan::row_of(std::string_view offer) const {
   const auto it = std::find_if(rows.begin(), rows.end(), [&](const PlanRow& row) { return row.offer.id == offer; });
   return it == rows.end() ? nullptr : &*it;
@@ -476,8 +494,9 @@ const PlanRow* Plan::row_of(std::string_view offer) const {
 std::optional<Spend> Plan::usd_fleet() const {
   if (!request.run_time) return std::nullopt;
   const double hours = seconds(*request.run_time) / 3600;
-  return Spend{hours * usd_per_hour.low + usd_joining, hours * usd_per_hour.expected + usd_joining,
-               hours * usd_per_hour.high + usd_joining};
+  const Spend once{usd_joining + replacing.usd.low, usd_joining + replacing.usd.expected, usd_joining + replacing.usd.high};
+  return Spend{hours * usd_per_hour.low + once.low, hours * usd_per_hour.expected + once.expected,
+               hours * usd_per_hour.high + once.high};
 }
 
 std::optional<Spend> Plan::usd_run() const {

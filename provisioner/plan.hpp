@@ -36,6 +36,7 @@ struct PlanRequest {
   std::optional<BitRate> worker_cap;  // most a worker may send or receive; absent: what its offer states
   Bytes chunk{256 * 1024};
   Duration delay{};              // one way, between any two neighbours
+  Duration boot_max = std::chrono::seconds(60);  // from asking for a machine until its worker has joined, at most
   Duration install_time{};       // part of T_b that is not transfer: waiting for a safe point, applying
   double active_fraction = 0.9;  // q of T_b
   chains::TopologyPolicy topology = chains::TopologyPolicy::kTrees;
@@ -74,20 +75,24 @@ struct PlanRow {
   std::string reason;                    // why it is (not) rented
   std::vector<std::string> assumed;      // what it does not state and the plan counts as assumed: keys of fleet.assume
   OfferCost cost;                        // of a chosen offer with its place in the topology, else forwarding once
+  std::optional<double> losses_per_hour;  // of a chosen offer: how often it will have to be replaced; absent: not known
   double cumulative_rollouts_per_s = 0;  // of the chosen rows up to and including this one; 0 when not chosen
 
   // Absent where the price or the throughput is not known.
   std::optional<double> usd_per_1k_rollouts() const;
 };
 
-// Low and high: what the closed loop would come to rent if the workers were faster or slower than predicted, by as much as
-// their source is usually wrong (rate_uncertainty), and bids rose to the price on demand.
+// Of dollars, low and high: what the closed loop would come to rent if the workers were faster or slower than predicted, by as
+// much as they may be (Offer::uncertainty), bids rose to the price on demand, and as few or as many machines were lost as may be.
 struct Spend {
   double low = 0, expected = 0, high = 0;
 };
 
-// Share by which a throughput of this source may be wrong either way.
-double rate_uncertainty(RateSource source);
+// What it costs over the run that machines are lost and replaced: each replacement boots, is paid for, and does nothing.
+struct Replacing {
+  double losses = 0;  // expected
+  Spend usd;
+};
 
 // Where the offers come from.
 struct Market {
@@ -111,6 +116,7 @@ struct Plan {
   double rollouts_per_s = 0;         // of the chosen
   Spend usd_per_hour;                // of the fleet
   double usd_joining = 0;            // once: every chosen worker receives the snapshot
+  Replacing replacing;               // over the run; nothing without a run time
   std::string method;                // "greedy" | "exact": which search gave the set
   // What the search compared, with every worker forwarding one copy of each publication: the set that was taken, the
   // cheapest prefix by price per rollout, the fractional lower bound and the true optimum.
@@ -123,8 +129,9 @@ struct Plan {
   std::vector<std::string> notes;            // what the reader should know, one sentence each
 
   std::vector<const PlanRow*> chosen() const;
+  Spend rollouts_range() const;  // of `rollouts_per_s`, if all of them were slower or faster than predicted
   const PlanRow* row_of(std::string_view offer) const;  // null for an unknown id
-  // Fleet over `run_time`, joining included; with the learner where its price is stated. Absent without a run time.
+  // Fleet over `run_time`, joining and replacing included; with the learner where its price is stated. Absent without a run time.
   std::optional<Spend> usd_fleet() const;
   std::optional<Spend> usd_run() const;
   // Fields as in docs/plan.md. Unknown costs are null. At most kRowsWritten offers: the chosen, then the best of the others.

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kSchemaVersion = 3;
+constexpr int kSchemaVersion = 4;
 constexpr std::uint64_t kPlanBytesMax = 64 << 20;
 constexpr std::size_t kTextBytesMax = 4096;
 constexpr std::size_t kListMax = 100'000;
@@ -57,6 +57,9 @@ json row_json(const PlanRow& row) {
           {"rentable", o.rentable},
           {"rollouts_per_s", o.rollouts_per_s > 0 ? json(o.rollouts_per_s) : json(nullptr)},
           {"rollouts_source", to_string(o.rollouts_source)},
+          {"rollouts_uncertainty", or_null(o.rollouts_uncertainty)},
+          {"rollouts_from", o.rollouts_from},
+          {"losses_per_hour", or_null(row.losses_per_hour)},
           {"dlperf", or_null(o.dlperf)},
           {"on_demand_usd_per_hour", or_null(o.gpu_usd_per_hour)},
           {"bid_usd_per_hour", or_null(o.bid_usd_per_hour)},
@@ -300,6 +303,7 @@ void read_request(const Reader& r, PlanRequest& q) {
   r.bytes("chunk_bytes", q.chunk);
   r.duration("delay_seconds", q.delay);
   r.duration("install_seconds", q.install_time);
+  r.duration("boot_seconds_max", q.boot_max);
   r.number("active_fraction", q.active_fraction, 0, 1);
   std::string policy;
   r.text("topology", policy);
@@ -362,6 +366,9 @@ void read_row(const Reader& r, PlanRow& row) {
   o.rollouts_per_s = rate.value_or(0);
   r.choice("rollouts_source", o.rollouts_source,
            {RateSource::kUnknown, RateSource::kMeasured, RateSource::kProfile, RateSource::kDlperf});
+  r.optional("rollouts_uncertainty", o.rollouts_uncertainty, 0, 0.95);
+  r.text("rollouts_from", o.rollouts_from);
+  r.optional("losses_per_hour", row.losses_per_hour);
   r.optional("dlperf", o.dlperf);
   r.optional("on_demand_usd_per_hour", o.gpu_usd_per_hour);
   r.optional("bid_usd_per_hour", o.bid_usd_per_hour);
@@ -425,6 +432,7 @@ nlohmann::json Plan::to_json() const {
             {"chunk_bytes", q.chunk.count},
             {"delay_seconds", seconds(q.delay)},
             {"install_seconds", seconds(q.install_time)},
+            {"boot_seconds_max", seconds(q.boot_max)},
             {"active_fraction", q.active_fraction},
             {"topology", chains::to_string(q.topology)},
             {"workers_max", q.workers_max},
@@ -451,11 +459,17 @@ nlohmann::json Plan::to_json() const {
           {"totals",
            {{"workers", topology.size()},
             {"rollouts_per_s", rollouts_per_s},
+            {"rollouts_per_s_low", rollouts_range().low},
+            {"rollouts_per_s_high", rollouts_range().high},
             {"usd_per_hour_low", usd_per_hour.low},
             {"usd_per_hour", usd_per_hour.expected},
             {"usd_per_hour_high", usd_per_hour.high},
             {"usd_per_1k_rollouts", 1000 * usd_per_hour.expected / (3600 * rollouts_per_s)},
             {"usd_joining", usd_joining},
+            {"losses", replacing.losses},
+            {"usd_replacing_low", replacing.usd.low},
+            {"usd_replacing", replacing.usd.expected},
+            {"usd_replacing_high", replacing.usd.high},
             {"fleet_usd_low", spend_json(fleet, "low")},
             {"fleet_usd", spend_json(fleet, "expected")},
             {"fleet_usd_high", spend_json(fleet, "high")},
@@ -508,6 +522,10 @@ Result<Plan> Plan::from_json(const nlohmann::json& j) {
   totals.number("usd_per_hour", plan.usd_per_hour.expected, 0, 1e12);
   totals.number("usd_per_hour_high", plan.usd_per_hour.high, 0, 1e12);
   totals.number("usd_joining", plan.usd_joining, 0, 1e12);
+  totals.number("losses", plan.replacing.losses, 0, 1e12);
+  totals.number("usd_replacing_low", plan.replacing.usd.low, 0, 1e12);
+  totals.number("usd_replacing", plan.replacing.usd.expected, 0, 1e12);
+  totals.number("usd_replacing_high", plan.replacing.usd.high, 0, 1e12);
   const Reader search = root.section("search");
   search.text("method", plan.method);
   search.number("set_usd_per_hour", plan.set_usd_per_hour, 0, 1e12);

@@ -119,6 +119,7 @@ std::string prices_table(const Plan& plan) {
                {"rank", true},
                {"roll/s", true},
                {"by", false},
+               {"+-", true},
                {"gpu $/h", true},
                {"disk", true},
                {"traffic", true},
@@ -127,7 +128,7 @@ std::string prices_table(const Plan& plan) {
   for (const PlanRow* row : plan.chosen()) {
     const Offer& o = row->offer;
     table.add({fmt::format("{}", *row->worker), cut(o.id, 10), fmt::format("{}", row->rank),
-               rate_text(o), std::string(to_string(o.rollouts_source).substr(0, 4)),
+               rate_text(o), std::string(to_string(o.rollouts_source).substr(0, 4)), fmt::format("{:.0f}%", 100 * o.uncertainty()),
                money(row->cost.gpu), money(row->cost.storage), money(row->cost.bandwidth), per_1k(*row),
                fmt::format("{:.1f}", row->cumulative_rollouts_per_s)});
   }
@@ -170,11 +171,14 @@ std::string Plan::to_table(std::optional<double> now_unix_s) const {
                      now_unix_s && market.recorded_unix_s
                          ? fmt::format(", {} old", age_text(*now_unix_s - *market.recorded_unix_s))
                          : ""));
-  line(fmt::format("rented: {:.4g} rollouts/s from {} of {} offers{}", rollouts_per_s, topology.size(),
+  const Spend rate = rollouts_range();
+  line(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from {} of {} offers{}", rate.expected, rate.low, rate.high, topology.size(),
                    rows.size() + rows_left_out, request.pricing == Pricing::kBid ? ", by bids" : ""));
   line(fmt::format("fleet: {} per hour", range(usd_per_hour, 4)));
   line(fmt::format("       {} once to join, ${:.3g} per 1k rollouts", range({usd_joining, usd_joining, usd_joining}, 4),
                    1000 * usd_per_hour.expected / (3600 * rollouts_per_s)));
+  if (request.run_time && replacing.losses > 0)
+    line(fmt::format("       {:.2g} machines lost and replaced: {}", replacing.losses, range(replacing.usd, 4)));
   line(fmt::format("learner: {} per hour", request.learner_usd_per_hour
                                                ? fmt::format("${:.4f}", *request.learner_usd_per_hour)
                                                : "$?"));

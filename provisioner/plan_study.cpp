@@ -8,6 +8,7 @@
 #include "base/suggest.hpp"
 #include "base/text.hpp"
 #include "provisioner/eligibility.hpp"
+#include "provisioner/replacement.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -112,9 +113,14 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
                               known(o.duration_max, fmt::format("{:.3g}", seconds(o.duration_max.value_or(Duration{})) / 86400))));
   lines.push_back(o.rollouts_per_s > 0
                       ? fmt::format("{:.4g} rollouts/s by {}, perhaps {:.0f} % more or less", o.rollouts_per_s,
-                                    to_string(o.rollouts_source), 100 * rate_uncertainty(o.rollouts_source))
+                                    to_string(o.rollouts_source), 100 * o.uncertainty())
                       : std::string("rollouts/s not known"));
+  if (!o.rollouts_from.empty()) lines.push_back("  as published or measured by " + o.rollouts_from);
   price_lines(plan, *row, lines);
+  if (const auto losses = losses_per_hour(plan.request, o))
+    lines.push_back(fmt::format("lost {:.3g} times a day{}", 24 * *losses,
+                                o.seen_hours > 0 ? fmt::format("; ledgers have seen {:.0f} in {:.3g} h", o.seen_losses, o.seen_hours)
+                                                 : std::string(", by its reliability")));
   for (const std::string& key : row->assumed) lines.push_back(fmt::format("it does not state what fleet.assume.{} stands for", key));
   lines.push_back(row->chosen ? fmt::format("{} (worker {}, rank {})", row->reason, *row->worker, row->rank)
                               : fmt::format("not rented: {}{}", row->reason,

@@ -15,6 +15,9 @@ constexpr std::size_t kProfileBytesMax = 1 << 20;
 // A measurement is believed within these bounds of the prediction: beyond them one of the two is not of this workload.
 constexpr double kRatioMin = 0.05, kRatioMax = 4;
 constexpr std::size_t kHostsForGpu = 3;  // so many say something about a GPU
+constexpr std::size_t kSourceMax = 200;   // bytes
+constexpr double kOwnUncertainty = 0.10;  // of a host that was measured, for another run
+constexpr double kUncertaintyMax = 0.50;
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -44,100 +47,143 @@ Result<ThroughputProfile> ThroughputProfile::parse(std::string_view text, std::s
   ECHO_ASSIGN(ConfigFile file, ConfigFile::parse(text, std::string(name)));
   ConfigSection root = file.root();
   ThroughputProfile profile;
+  constexpr Limits<double> kShare{.min = 0.0, .max = 0.95};
+  constexpr Limits<double> kPositive{.min = 1e-3, .max = 1e9};
   int schema_version = 0;
-  root.require("schema_version", schema_version, {.min = 1, .max = 1});
-  root.require("source", profile.source_);
-  ConfigSection dlperf = root.section("dlperf");
-  dlperf.read("gpu", profile.dlperf_gpu_);
-  dlperf.read("dlperf", profile.dlperf_, {.min = 1e-3, .max = 1e6});
-  std::string dlperf_source;
-  dlperf.read("source", dlperf_source);
-  std::vector<double> billions;
-  root.require("model_billions", billions);
-  const auto rising = [](const std::vector<double>& v) {
-    return !v.empty() && std::adjacent_find(v.begin(), v.end(), std::greater_equal<>()) == v.end() && v.front() > 0;
-  };
-  if (!rising(billions)) root.error("model_billions", "expected rising sizes above 0");
+  root.require("schema_version", schema_version, {.min = 2, .max = 2});
+  ConfigSection uncertainty = root.section("uncertainty");
+  uncertainty.require("measured", profile.uncertainty_, kShare);
+  uncertainty.require("beyond", profile.uncertainty_beyond_, kShare);
+  ConfigSection sources = root.section("sources");
+  for (const std::string& key : sources.keys()) {
+    sources.require(key, profile.sources_[key]);
+    if (profile.sources_[key].size() > kSourceMax) sources.error(key, fmt::format("expected at most {} bytes", kSourceMax));
+  }
   for (ConfigSection& gpu : root.sections("gpus")) {
-    Curve curve;
+    std::vector<Point> points;
     std::vector<std::string> names;
     gpu.require("names", names);
-    gpu.require("tokens_per_s", curve.tokens_per_s);
-    for (const double b : billions) curve.parameters.push_back(b * 1e9);
-    const bool good = std::all_of(curve.tokens_per_s.begin(), curve.tokens_per_s.end(),
-                                  [](double t) { return std::isfinite(t) && t > 0; });
-    if (!good || curve.tokens_per_s.size() != billions.size())
-      gpu.error("tokens_per_s", fmt::format("expected {} numbers above 0, one for each of model_billions", billions.size()));
+    for (ConfigSection& figure : gpu.sections("measured")) {
+      double billions = 0;
+      Point& point = points.emplace_back();
+      figure.require("billions", billions, kPositive);
+      figure.require("tokens_per_s", point.tokens_per_s, kPositive);
+      figure.require("source", point.source);
+      if (!profile.sources_.contains(point.source)) figure.error("source", "expected one of `sources`");
+      point.parameters = billions * 1e9;
+    }
+    const auto falls = [](const Point& a, const Point& b) { return a.parameters >= b.parameters; };
+    if (points.empty() || std::adjacent_find(points.begin(), points.end(), falls) != points.end())
+      gpu.error("measured", "expected figures for rising sizes");
     if (names.empty()) gpu.error("names", "expected at least one name");
     for (const std::string& each : names)
-      if (!profile.curves_.emplace(gpu_key(each), curve).second)
+      if (!profile.curves_.emplace(gpu_key(each), points).second)
         gpu.error("names", fmt::format("'{}' is already described", each));
   }
-  if (!profile.dlperf_gpu_.empty() && !profile.curves_.contains(gpu_key(profile.dlperf_gpu_)))
-    dlperf.error("gpu", "expected a GPU that the profile describes");
+  ConfigSection dlperf = root.section("dlperf");
+  dlperf.read("gpu", profile.dlperf_gpu_);
+  if (dlperf.has("gpu")) {
+    dlperf.require("dlperf", profile.dlperf_, kPositive);
+    dlperf.require("uncertainty", profile.dlperf_uncertainty_, kShare);
+    dlperf.require("source", profile.dlperf_source_);
+    if (!profile.curves_.contains(gpu_key(profile.dlperf_gpu_))) dlperf.error("gpu", "expected a GPU that the profile describes");
+  }
   ECHO_TRY(file.finish());
   return profile;
 }
 
-std::optional<double> ThroughputProfile::tokens_per_s(std::string_view gpu, double parameters) const {
+std::optional<TokenRate> ThroughputProfile::of_gpu(std::string_view gpu, double parameters) const {
   const auto it = curves_.find(gpu_key(gpu));
   if (it == curves_.end() || !(parameters > 0)) return std::nullopt;
-  const Curve& c = it->second;
-  if (parameters <= c.parameters.front()) return c.tokens_per_s.front();
-  if (parameters >= c.parameters.back()) return c.tokens_per_s.back() * c.parameters.back() / parameters;
-  const auto above = std::upper_bound(c.parameters.begin(), c.parameters.end(), parameters);
-  const auto i = static_cast<std::size_t>(above - c.parameters.begin());
-  const double share = std::log(parameters / c.parameters[i - 1]) / std::log(c.parameters[i] / c.parameters[i - 1]);
-  return std::exp((1 - share) * std::log(c.tokens_per_s[i - 1]) + share * std::log(c.tokens_per_s[i]));
+  const std::vector<Point>& c = it->second;
+  const auto rate = [&](double tokens_per_s, double uncertainty, const Point& point) {
+    return TokenRate{tokens_per_s, uncertainty, sources_.at(point.source)};
+  };
+  constexpr double kAsMeasured = 1.25;  // a model this much smaller or larger counts as measured
+  const auto& [least, most] = std::pair(c.front(), c.back());
+  if (parameters <= least.parameters)
+    return rate(least.tokens_per_s, parameters * kAsMeasured < least.parameters ? uncertainty_beyond_ : uncertainty_, least);
+  if (parameters >= most.parameters)
+    return rate(most.tokens_per_s * most.parameters / parameters,
+                parameters > most.parameters * kAsMeasured ? uncertainty_beyond_ : uncertainty_, most);
+  const auto above = std::upper_bound(c.begin(), c.end(), parameters, [](double p, const Point& point) { return p < point.parameters; });
+  const Point& small = *(above - 1);
+  const double share = std::log(parameters / small.parameters) / std::log(above->parameters / small.parameters);
+  return rate(std::exp((1 - share) * std::log(small.tokens_per_s) + share * std::log(above->tokens_per_s)), uncertainty_,
+              share < 0.5 ? small : *above);
 }
 
-std::optional<double> ThroughputProfile::tokens_per_s_of_dlperf(double dlperf, double parameters) const {
-  if (dlperf_gpu_.empty() || !(dlperf_ > 0) || !(dlperf > 0)) return std::nullopt;
-  const auto reference = tokens_per_s(dlperf_gpu_, parameters);
-  return reference ? std::optional(*reference * dlperf / dlperf_) : std::nullopt;
+std::optional<TokenRate> ThroughputProfile::of_dlperf(double dlperf, double parameters) const {
+  if (dlperf_gpu_.empty() || !(dlperf > 0)) return std::nullopt;
+  auto rate = of_gpu(dlperf_gpu_, parameters);
+  if (!rate) return rate;
+  rate->tokens_per_s *= dlperf / dlperf_;
+  rate->uncertainty = std::max(rate->uncertainty, dlperf_uncertainty_);
+  rate->from = fmt::format("{} x {:.3g}/{:.3g} by dlperf ({})", dlperf_gpu_, dlperf, dlperf_, rate->from);
+  return rate;
 }
 
 void predict_throughput(std::span<Offer> offers, const Workload& workload, const ThroughputProfile* profile,
                         std::span<const MeasuredRate> measured) {
   using Machine = std::tuple<std::string_view, std::string_view, std::string>;  // provider, host, GPU
-  std::map<Machine, double> of_host;
+  struct Seen {
+    double ratio = 1;
+    std::string_view run;
+  };
+  std::map<Machine, Seen> of_host;
   std::map<std::string, std::vector<double>> of_gpu;
   for (const MeasuredRate& m : measured) {
     if (m.provider == "local" || !(m.promised_rollouts_per_s > 0) || !(m.measured_rollouts_per_s > 0)) continue;
     const double ratio = m.measured_rollouts_per_s / m.promised_rollouts_per_s;
     if (ratio < kRatioMin || ratio > kRatioMax) continue;
     const std::string gpu = gpu_key(m.gpu);
-    if (m.host.empty() || of_host.emplace(Machine(m.provider, m.host, gpu), ratio).second) of_gpu[gpu].push_back(ratio);
+    if (m.host.empty() || of_host.emplace(Machine(m.provider, m.host, gpu), Seen{ratio, m.run}).second) of_gpu[gpu].push_back(ratio);
   }
-  std::map<std::string, double> gpu_ratio;
-  for (const auto& [gpu, ratios] : of_gpu)
-    if (ratios.size() >= kHostsForGpu) gpu_ratio[gpu] = median(ratios);
+  std::map<std::string, TokenRate> by_gpu;  // tokens_per_s: the ratio
+  for (const auto& [gpu, ratios] : of_gpu) {
+    if (ratios.size() < kHostsForGpu) continue;
+    const double middle = median(ratios);
+    std::vector<double> apart;
+    for (const double ratio : ratios) apart.push_back(std::abs(ratio / middle - 1));
+    // What one more of them will do: half of those that are known are within the median distance, nearly all within three.
+    by_gpu[gpu] = {middle, std::clamp(3 * median(apart), kOwnUncertainty, kUncertaintyMax),
+                   fmt::format("what {} hosts with this GPU did in earlier runs", ratios.size())};
+  }
 
-  std::map<std::string, std::optional<double>, std::less<>> tokens_of;  // offers of one GPU are many
+  std::map<std::string, std::optional<TokenRate>, std::less<>> tokens_of;  // offers of one GPU are many
   for (Offer& o : offers) {
     if (!(o.rollouts_per_s > 0) && profile && workload.tokens_per_rollout > 0) {
       auto it = tokens_of.find(o.gpu);
-      if (it == tokens_of.end()) it = tokens_of.emplace(o.gpu, profile->tokens_per_s(o.gpu, workload.parameters)).first;
-      std::optional<double> tokens = it->second;
-      if (tokens) {
-        *tokens *= o.gpu_count;
+      if (it == tokens_of.end()) it = tokens_of.emplace(o.gpu, profile->of_gpu(o.gpu, workload.parameters)).first;
+      std::optional<TokenRate> rate = it->second;
+      if (rate) {
+        rate->tokens_per_s *= o.gpu_count;
         o.rollouts_source = RateSource::kProfile;
       } else if (o.dlperf) {
-        tokens = profile->tokens_per_s_of_dlperf(*o.dlperf, workload.parameters);
-        if (tokens) o.rollouts_source = RateSource::kDlperf;
+        rate = profile->of_dlperf(*o.dlperf, workload.parameters);
+        if (rate) o.rollouts_source = RateSource::kDlperf;
       }
-      if (tokens) o.rollouts_per_s = *tokens / workload.tokens_per_rollout;
+      if (rate) {
+        o.rollouts_per_s = rate->tokens_per_s / workload.tokens_per_rollout;
+        o.rollouts_uncertainty = rate->uncertainty;
+        o.rollouts_from = std::move(rate->from);
+      }
     }
     if (o.provider == "local" || !(o.rollouts_per_s > 0) || o.rollouts_source == RateSource::kMeasured) continue;
     const std::string gpu = gpu_key(o.gpu);
     const auto host = of_host.find(Machine(o.provider, o.host, gpu));
-    const auto others = gpu_ratio.find(gpu);
-    if (!o.host.empty() && host != of_host.end())
-      o.rollouts_per_s *= host->second;
-    else if (others != gpu_ratio.end())
-      o.rollouts_per_s *= others->second;
-    else
+    const auto others = by_gpu.find(gpu);
+    if (!o.host.empty() && host != of_host.end()) {
+      o.rollouts_per_s *= host->second.ratio;
+      o.rollouts_uncertainty = kOwnUncertainty;
+      o.rollouts_from = fmt::format("what this host did in the run {}", host->second.run);
+    } else if (others != by_gpu.end()) {
+      o.rollouts_per_s *= others->second.tokens_per_s;
+      o.rollouts_uncertainty = others->second.uncertainty;
+      o.rollouts_from = others->second.from;
+    } else {
       continue;
+    }
     o.rollouts_source = RateSource::kMeasured;
   }
 }

@@ -146,6 +146,7 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
   for (const LedgerDecision& decision : *ledger->decisions()) {
     decided.insert(decision.what);
     EXPECT_THAT(decision.numbers, HasSubstr("target_rollouts_per_s"));
+    EXPECT_THAT(decision.numbers, decision.what == "lost" ? HasSubstr("\"row\":1,") : HasSubstr("{"));
   }
   EXPECT_THAT(decided, testing::IsSupersetOf({"planned", "lost", "replaced"}));
 }

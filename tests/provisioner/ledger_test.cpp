@@ -218,6 +218,22 @@ TEST_F(LedgerTest, WhatAMachineReallyDoesIsKnownToLaterRuns) {
     const auto b = ledger->intend(offer("b"), 150);
     ASSERT_TRUE(ledger->failed(b->id, "never started", 160));
   }
+  {  // It ran for two hours, and then was no more.
+    auto ledger = Ledger::open(folder / "second" / "ledger.sqlite", "second");
+    for (const char* id : {"a", "b"}) {
+      const auto row = ledger->intend(offer(id), 0);
+      ASSERT_TRUE(ledger->running(row->id, id, 100));
+      const LedgerDecision lost{7200, "lost", "outbid", fmt::format(R"({{"row":{}}})", row->id)};
+      EXPECT_TRUE(id[0] == 'a' || ledger->decided(lost));
+      ASSERT_TRUE(ledger->ended(row->id, "", 7300));
+    }
+    const auto hosts = *ledger->hosts();  // the newest first
+    ASSERT_EQ(hosts.size(), 2u);
+    EXPECT_EQ(hosts[0].hours, 2);
+    EXPECT_TRUE(hosts[0].lost);
+    EXPECT_FALSE(hosts[1].lost);
+  }
+  std::filesystem::remove_all(folder / "second");
   std::filesystem::create_directories(folder / "broken");
   std::ofstream(folder / "broken" / "ledger.sqlite")
       << "this is not a database, and it is long enough to be looked at as one";

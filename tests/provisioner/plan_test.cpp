@@ -14,6 +14,7 @@
 #include "chains/broadcast_model.hpp"
 #include "chains/fleet_graph.hpp"
 #include "provisioner/allocation.hpp"
+#include "provisioner/replacement.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -246,14 +247,76 @@ TEST(MakePlan, TheSpendHasARangeByHowSureTheThroughputIs) {
   r.run_time = std::chrono::hours(10);
   Plan plan = planned(r, offers);
   const double usd = plan.usd_per_hour.expected;
-  EXPECT_NEAR(plan.usd_per_hour.low, usd / 1.40, 1e-9);
-  EXPECT_NEAR(plan.usd_per_hour.high, usd / 0.60, 1e-9);
+  EXPECT_NEAR(plan.usd_per_hour.low, usd / 1.50, 1e-9);
+  EXPECT_NEAR(plan.usd_per_hour.high, usd / 0.50, 1e-9);
+  EXPECT_NEAR(plan.rollouts_range().low, plan.rollouts_per_s * 0.50, 1e-9);
+  EXPECT_NEAR(plan.rollouts_range().high, plan.rollouts_per_s * 1.50, 1e-9);
+  for (Offer& o : offers) {
+    o.rollouts_uncertainty = 0.25;
+    o.rollouts_from = "somebody who has tried";
+  }
+  plan = planned(r, offers);
+  EXPECT_NEAR(plan.usd_per_hour.high, usd / 0.75, 1e-9);
+  EXPECT_THAT(plan.notes, testing::Contains("throughput of RTX 3090, perhaps 25 % more or less: somebody who has tried"));
+  EXPECT_THAT(plan.to_table(), HasSubstr(fmt::format("rented: {:.4g} rollouts/s ({:.4g} to {:.4g}) from", plan.rollouts_per_s,
+                                                     plan.rollouts_per_s * 0.75, plan.rollouts_per_s * 1.25)));
+  for (Offer& o : offers) o.rollouts_uncertainty.reset();
   for (Offer& o : offers) o.rollouts_source = RateSource::kMeasured;
   plan = planned(r, offers);
   EXPECT_NEAR(plan.usd_per_hour.high, usd / 0.95, 1e-9);
-  EXPECT_NEAR(plan.usd_fleet()->expected, 10 * usd, 1e-9);
+  EXPECT_NEAR(plan.usd_fleet()->expected, 10 * usd + plan.replacing.usd.expected, 1e-9);
   r.budget_usd = 10 * usd * 0.9;
   EXPECT_THAT(refusal(r, offers), HasSubstr("the budget is"));
+}
+
+// The formula of docs/plan.md, worked out by hand.
+TEST(MakePlan, MachinesThatAreLostArePaidForWhileOthersBoot) {
+  std::vector<Offer> offers;
+  for (int i = 0; i < 8; ++i) {
+    offers.push_back(offer("o" + std::to_string(i), 80, 0.10));
+    offers.back().reliability = 0.96;
+    offers.back().download_usd_per_gb = 0.01;
+  }
+  auto r = request();
+  r.run_time = std::chrono::hours(240);
+  r.boot_max = std::chrono::minutes(6);
+  r.full_bytes = {16'000'000'000};
+  Plan plan = planned(r, offers);
+  const double machines = static_cast<double>(plan.topology.size());
+  const double losses = machines * 240 * (0.04 / 0.96), join = 0.16, hour = plan.usd_per_hour.expected / machines;
+  EXPECT_NEAR(*plan.rows.front().losses_per_hour, 0.04 / 0.96, 1e-12);
+  EXPECT_NEAR(plan.replacing.losses, losses, 1e-9);
+  EXPECT_NEAR(plan.replacing.usd.expected, losses * (join + hour * 0.05), 1e-9);
+  EXPECT_NEAR(plan.replacing.usd.low, (losses - 2 * std::sqrt(losses)) * join, 1e-9);
+  EXPECT_NEAR(plan.replacing.usd.high, (losses + 2 * std::sqrt(losses)) * (join + hour * 0.1), 1e-9);
+  EXPECT_NEAR(plan.usd_fleet()->expected, 240 * plan.usd_per_hour.expected + machines * join + plan.replacing.usd.expected, 1e-9);
+  EXPECT_NEAR(plan.usd_fleet()->low, 240 * plan.usd_per_hour.low + machines * join + plan.replacing.usd.low, 1e-9);
+  EXPECT_THAT(plan.to_table(), HasSubstr(fmt::format("{:.2g} machines lost and replaced: $", losses)));
+  // What ledgers have seen counts with so many hours, a host's own before its provider's.
+  const std::vector<SeenMachine> seen{{"local", "h0", 100, true}, {"cloud", "h1", 60, true}, {"cloud", "h1", 12, true}, {"cloud", "h2", 400, false}};
+  for (std::size_t i = 0; i < offers.size(); ++i) {
+    offers[i].provider = i == 0 ? "local" : "cloud";
+    offers[i].host = fmt::format("h{}", i);
+  }
+  note_seen(offers, seen);
+  EXPECT_NEAR(*losses_per_hour(r, offers[0]), 0.04 / 0.96, 1e-12);
+  EXPECT_NEAR(*losses_per_hour(r, offers[1]), (24 * 0.04 / 0.96 + 2) / (24 + 72), 1e-12);
+  EXPECT_NEAR(*losses_per_hour(r, offers[2]), (24 * 0.04 / 0.96 + 0) / (24 + 400), 1e-12);
+  EXPECT_NEAR(*losses_per_hour(r, offers[3]), (24 * 0.04 / 0.96 + 2) / (24 + 472), 1e-12);
+  auto bids = r;
+  bids.pricing = Pricing::kBid;
+  EXPECT_NEAR(*losses_per_hour(bids, offers[0]), 0.04 / 0.96 + 1 / 24.0, 1e-12);
+  // Not known is not never.
+  for (Offer& o : offers) o.reliability.reset();
+  EXPECT_FALSE(losses_per_hour(r, offers[0]));
+  EXPECT_NEAR(*losses_per_hour(r, offers[1]), 2 / 72.0, 1e-12);
+  offers[0].gpu_usd_per_hour = 0.01;
+  plan = planned(r, offers);
+  EXPECT_TRUE(row(plan, "o0").chosen);
+  EXPECT_TRUE(plan.to_json()["offers"][0]["losses_per_hour"].is_null());
+  EXPECT_THAT(plan.notes, testing::Contains("how often these are lost is not known, and nothing is counted for it: o0"));
+  r.assume.reliability = 0.9;
+  EXPECT_NEAR(*losses_per_hour(r, offers[0]), 0.1 / 0.9, 1e-12);
 }
 
 TEST(MakePlan, BidsAreAMarginAboveTheLeastAndMayRiseToTheFullPrice) {
@@ -340,7 +403,7 @@ TEST(MakePlan, TheRunAndTheLearnerHaveAPrice) {
   r.learner_usd_per_hour = 2;
   r.run_time = std::chrono::hours(3);
   const Plan plan = planned(r, offers);
-  EXPECT_NEAR(plan.usd_run()->expected, 3 * (2 + plan.usd_per_hour.expected), 1e-9);
+  EXPECT_NEAR(plan.usd_run()->expected, 3 * (2 + plan.usd_per_hour.expected) + plan.replacing.usd.expected, 1e-9);
   EXPECT_NEAR(plan.to_json()["totals"]["run_usd_low"].get<double>(), plan.usd_run()->low, 1e-12);
   EXPECT_EQ(plan.to_json()["header"]["learner_usd_per_hour"], 2);
   EXPECT_THAT(plan.to_table(), HasSubstr("learner: $2.0000 per hour"));
@@ -627,7 +690,7 @@ TEST(Output, JsonHoldsThePlan) {
   ASSERT_TRUE(offers);
   const Plan plan = planned(quickstart(), *offers);
   const auto json = plan.to_json();
-  EXPECT_EQ(json["schema_version"], 3);
+  EXPECT_EQ(json["schema_version"], 4);
   EXPECT_EQ(json["header"]["rollouts_per_step"], 2560);
   EXPECT_EQ(json["header"]["t_b_seconds"], echoline::seconds(plan.broadcast_time));
   EXPECT_EQ(json["offers"].size(), offers->size());
