@@ -13,7 +13,6 @@ namespace {
 constexpr std::string_view kOperation = "fleet";
 constexpr std::size_t kQueueMax = 65'536;
 constexpr std::size_t kInputsAtOnce = 4096;
-constexpr Duration kTick = std::chrono::milliseconds(50);
 constexpr Duration kGrace = std::chrono::seconds(5);  // between asking an instance to end and ending it
 // What the ledger knows of an instance is so old at most: the most that a killed learner's fleet can be booked short of.
 constexpr Duration kSignsEvery = std::chrono::seconds(5);
@@ -57,7 +56,7 @@ void warn(const Status& status) {
 
 }  // namespace
 
-FleetDriver::FleetDriver(FleetOptions options) : options_(std::move(options)), queue_(kQueueMax) {
+FleetDriver::FleetDriver(FleetOptions options) : options_(std::move(options)), queue_(kQueueMax), clock_(options_.clock ? *options_.clock : system_clock_) {
   for (const PlanRow& row : options_.plan.rows)
     if (row.rank > 0) offers_[row.offer.id] = &row.offer;
 }
@@ -158,7 +157,7 @@ Status FleetDriver::take_up() {
 
 void FleetDriver::loop() {
   while (true) {
-    auto input = queue_.pop(kTick);
+    auto input = queue_.pop(options_.tick);
     if (!input && queue_.closed()) break;
     for (std::size_t n = 0; input; ++n) {
       if (const auto* event = std::get_if<FleetEvent>(&*input)) hear(*event);

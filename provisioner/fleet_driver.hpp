@@ -35,6 +35,8 @@ struct FleetOptions {
   // What makes an instance of this offer a worker of the run: arguments, environment, image, ports, disk. On the fleet's
   // thread.
   std::function<Result<LaunchSpec>(const Offer&)> launch;
+  const Clock* clock = nullptr;                    // the system's, if there is none
+  Duration tick = std::chrono::milliseconds(50);   // of that system's: how often providers are looked after
   // Hears of every decision and of what is rented and ended. On the fleet's thread, must not block.
   std::function<void(std::string_view event, const std::string& offer, const std::string& detail)> record;
   // A worker is to get no more work; drained() once it has handed in what it has. On the fleet's thread, must not block.
@@ -135,7 +137,8 @@ class FleetDriver {
   std::thread thread_;
 
   // The fleet thread's own.
-  SystemClock clock_;
+  const SystemClock system_clock_;
+  const Clock& clock_;
   std::vector<Offer> refreshed_;                     // the market of now; before the first refresh, the plan's is
   std::map<std::string_view, const Offer*> offers_;  // that may be rented, by id
   std::optional<Ledger> ledger_;
