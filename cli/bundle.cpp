@@ -1,14 +1,13 @@
 // echoline bundle: this program with every library it needs in one archive, for machines on which nothing is installed.
 #include <link.h>
-#include <openssl/evp.h>
 
 #include <cstdio>
-#include <fstream>
 
 #include "base/files.hpp"
 #include "cli/output.hpp"
 #include "cli/process.hpp"
 #include "cli/verbs.hpp"
+#include "overlay/uv/bundle.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -34,22 +33,6 @@ std::vector<fs::path> loaded_libraries() {
   };
   ::dl_iterate_phdr(add, &found);
   return found;
-}
-
-Result<std::string> sha256_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
-  EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr);
-  std::vector<char> buffer(1 << 20);
-  while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || in.gcount() > 0)
-    EVP_DigestUpdate(context.get(), buffer.data(), static_cast<std::size_t>(in.gcount()));
-  if (in.bad()) return fail(Code::kIo, kOperation, "cannot read {}", path.string());
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int bytes = 0;
-  EVP_DigestFinal_ex(context.get(), digest, &bytes);
-  std::string text;
-  for (unsigned int i = 0; i < bytes; ++i) text += fmt::format("{:02x}", digest[i]);
-  return text;
 }
 
 Status run_tar(const fs::path& staging, const fs::path& out) {
@@ -96,7 +79,8 @@ Result<std::string> make(const fs::path& out) {
     ECHO_TRY(run_tar(staging, archive));
     fs::rename(archive, out, ec);
     if (ec) return fail(Code::kIo, kOperation, "cannot write {}: {}", out.string(), ec.message());
-    return sha256_of(out);
+    ECHO_ASSIGN(const overlay::BundleFile bundle, overlay::open_bundle(out));
+    return bundle.sha256;
   };
   auto made = stage();
   fs::remove_all(staging, ec);

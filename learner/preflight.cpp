@@ -42,6 +42,7 @@ class Preflighter {
     check_store();
     note("port", can_listen(config_.network.bind, config_.network.port),
          config_.network.port == 0 ? "any free port" : fmt::format("{} is free", config_.network.port));
+    check_bundle();
     check_plan();
     if (model_) {
       const auto have = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
@@ -207,6 +208,25 @@ class Preflighter {
                       rows, most));
     else
       add("store", Verdict::kOk, fmt::format("at most {} trajectories of {} in the replay buffer", rows, most));
+  }
+
+  // What rented hosts fetch, and unpack with what they have.
+  void check_bundle() {
+    if (!config_.fleet.bundle) return;
+    const std::filesystem::path& file = *config_.fleet.bundle;
+    const std::string name = file.filename().string();
+    const bool packed = name.ends_with(".tar.zst") || name.ends_with(".tar.xz");
+    if (!packed && !name.ends_with(".tar.gz") && !name.ends_with(".tgz") && !name.ends_with(".tar"))
+      return add("bundle", Verdict::kFailed,
+                 fmt::format("fleet.bundle: expected an archive (.tar.gz, .tar.zst, .tar.xz, .tar) that `echoline bundle` has "
+                             "made, found '{}'", file.string()));
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(file, error) || ::access(file.c_str(), R_OK) != 0)
+      return add("bundle", Verdict::kFailed,
+                 fmt::format("fleet.bundle: {} cannot be read; `echoline bundle -o {}` makes it", file.string(), file.string()));
+    add("bundle", packed ? Verdict::kWarning : Verdict::kOk,
+        fmt::format("rented hosts fetch {}{}", to_text(Bytes{std::filesystem::file_size(file, error)}),
+                    packed ? "; one without zstd or xz cannot unpack it, and .tar.gz every one can" : ""));
   }
 
   void check_plan() {

@@ -237,7 +237,11 @@ void read_fleet(ConfigSection s, FleetSection& c) {
                 "that are there (ssh), whatever commands start (exec), or nothing is rented and workers join by hand (none)");
   s.read("provider_file", c.provider_file,
          {"the hosts of ssh, the commands of exec; see configs/providers/README.md", "none; ssh and exec need one"});
-  s.read("image", c.image, {"the container image that a rented host runs; it holds the program", "none; vast needs one"});
+  s.read("image", c.image,
+         {"the container image that a rented host runs; it holds the program, unless fleet.bundle is given", "none; vast needs one"});
+  s.read("bundle", c.bundle,
+         {"what `echoline bundle` has made, best as .tar.gz, which every machine can unpack: rented hosts fetch it from the learner, "
+          "on the port on which they join, and run the program in it", "the host has the program: in its image, or brought by ssh"});
   s.read("disk", c.disk, {.min = Bytes{1'000'000'000}, .max = Bytes{1ull << 50}}, "of a rented host");
   ConfigSection vast = s.section("vast", "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.");
   vast.read("url", c.vast_url, {"where the service is", "https://console.vast.ai"});

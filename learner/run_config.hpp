@@ -118,6 +118,7 @@ struct FleetSection {
   ProviderKind provider = ProviderKind::kLocal;
   std::optional<std::filesystem::path> provider_file;
   std::string image;  // of the container that a rented host runs
+  std::optional<std::filesystem::path> bundle;  // from which a rented host gets the program
   Bytes disk{20'000'000'000};
   std::string vast_url;
   std::optional<std::filesystem::path> vast_key_file;

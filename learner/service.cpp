@@ -29,6 +29,7 @@
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
 #include "provisioner/fleet_driver.hpp"
+#include "provisioner/host_script.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -158,6 +159,7 @@ class Service {
     o.quorum = config_.network.quorum;
     o.run_id = config_.run.name;
     o.folder = record_->folder() / "overlay";
+    o.bundle = config_.fleet.bundle.value_or(std::filesystem::path{});
     if (options_.resume) o.resumed_at = Version{step_};
     o.message_max =
         worker_message_max(model.positions_max, config_.rollout.response_tokens_max, config_.rollout.group_size);
@@ -307,15 +309,25 @@ class Service {
       if (reached.empty() || overlay::is_loopback(bind))
         return fail(Code::kInvalid, "network.bind", "a host rented from '{}' cannot reach a learner that listens on {}: bind to "
                     "an address that others reach, or to '::'", offer.provider, bind);
-      // ssh brings this very program; elsewhere it is in the image.
-      spec.argv = {"echoline", "worker", "--join", overlay::to_text(reached.front()), "--name", offer.id, "--folder",
-                   "/var/tmp/echoline-" + offer.id, "--bind", "::"};
+      // In a bundle that the host fetches; or brought by ssh, which brings this very program, or in the image.
+      const std::string at = overlay::to_text(reached.front());
+      std::vector<std::string> words{"worker", "--join", at, "--name", offer.id, "--folder",
+                                     "/var/tmp/echoline-" + offer.id, "--bind", "::"};
       if (offer.provider == "vast") {  // the container is told by which port others reach this one
         spec.ports = {kContainerPort};
-        spec.argv.insert(spec.argv.end(), {"--port", std::to_string(kContainerPort)});
+        words.insert(words.end(), {"--port", std::to_string(kContainerPort)});
+      }
+      if (const auto& bundle = node_->bundle()) {
+        spec.argv = provisioner::host_command({at, bundle->sha256, bundle->key_pin, bundle->authority}, words);
+        spec.found_there = true;
+      } else {
+        spec.argv = std::move(words);
+        spec.argv.insert(spec.argv.begin(), "echoline");
       }
     }
-    ECHO_ASSIGN(const auto token, node_->issue_token(offer.id));
+    // Good for as long as the machine is waited for: images and bundles take their time.
+    ECHO_ASSIGN(const auto token,
+                node_->issue_token(offer.id, std::max(overlay::trust::kTokenLifetime, config_.fleet.join_timeout)));
     spec.env = {{kTokenVariable, std::string(token.reveal())}};
     return spec;
   }

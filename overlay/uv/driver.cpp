@@ -287,6 +287,7 @@ void Driver::on_timer() {
       listen_again_at_ = t + kNoFilesPause;
     }
   }
+  resume_bundles(t);
   core_->on_timer(t);
   drain();
   end_if_stopped();
@@ -406,7 +407,8 @@ void Driver::on_read(Connection& c, ssize_t n, const uv_buf_t* buffer) {
 
 // Decrypts the next piece straight to where it belongs; false when there is none, or the connection is over.
 bool Driver::on_plaintext(Connection& c) {
-  const auto n = c.tls->read(c.decoder.room());
+  const std::span<std::byte> room = c.decoder.room();
+  const auto n = c.tls->read(room);
   if (!n) {
     flush(c);  // says the reason to the peer
     const std::string reason = n.error().message();
@@ -435,6 +437,11 @@ bool Driver::on_plaintext(Connection& c) {
     lost(c, "closed by the peer");
     return false;
   }
+  if (c.download) return true;  // it has asked already
+  if (!std::exchange(c.heard, true) && gate_ && !c.dialled && BundleGate::is_request(room.front())) {
+    begin_request(c, std::string(reinterpret_cast<const char*>(room.data()), *n));
+    return false;
+  }
   if (const Status advanced = c.decoder.advance(*n); !advanced) {
     lost(c, advanced.error().message(), true);
     return false;
@@ -451,7 +458,7 @@ bool Driver::on_plaintext(Connection& c) {
 // The connection broke or its bytes make no sense: the core is told, and it is closed without a flush.
 void Driver::lost(Connection& c, const std::string& reason, bool corrupt) {
   const ConnId id = c.id;
-  const bool tell = c.known || c.dialled;
+  const bool tell = (c.known || c.dialled) && !c.download;
   if (const auto turn = turns_.find(c.host); c.dialled && !c.known && turn != turns_.end() && turn->second == c.turn)
     ++turn->second;
   destroy(c);
@@ -593,8 +600,10 @@ void Driver::flush(Connection& c) {
       connection.block = std::move(w->block);
     }
     if (status != 0 || connection.leaving) return;  // the read side reports the loss
-    if (w->plain) connection.driver->core_->on_sent(connection.id, w->plain, connection.driver->now());
-    connection.driver->drain();
+    Driver& d = *connection.driver;
+    if (w->plain) d.core_->on_sent(connection.id, w->plain, d.now());
+    if (connection.download) d.read_bundle(connection);
+    d.drain();
   });
   if (e == 0) {
     (void)write.release();
@@ -708,6 +717,10 @@ void Driver::destroy(Connection& c) {
   if (it == connections_.end() || it->second.get() != &c) return;
   c.leaving = true;
   proven(c);
+  if (c.download) {
+    gate_->over(c.id);
+    later_.push_back([this] { take_bundle_turns(); });
+  }
   set_deadline(c, kNever);
   (void)it->second.release();  // freed by its close callback
   connections_.erase(it);
@@ -759,7 +772,7 @@ Driver::Connection& Driver::add(ConnId id) {
 
 void Driver::arm_timer() {
   if (uv_is_closing(reinterpret_cast<uv_handle_t*>(&timer_))) return;
-  TimePoint at = std::min({core_->next_deadline(), stop_at_, listen_again_at_});
+  TimePoint at = std::min({core_->next_deadline(), stop_at_, listen_again_at_, downloads_due_});
   if (!deadlines_.empty()) at = std::min(at, deadlines_.begin()->first);
   if (at == kNever) {
     uv_timer_stop(&timer_);

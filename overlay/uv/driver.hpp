@@ -10,8 +10,10 @@
 #include <set>
 #include <thread>
 
+#include "overlay/bundle_gate.hpp"
 #include "overlay/core.hpp"
 #include "overlay/narrow_paths.hpp"
+#include "overlay/uv/bundle.hpp"
 #include "overlay/uv/disk.hpp"
 #include "overlay/uv/tls.hpp"
 
@@ -26,6 +28,9 @@ struct DriverOptions {
   std::unique_ptr<Disk> disk;                                   // null: none
   std::uint16_t preferred_port = 0;                             // taken instead of port 0 while nobody else has it
   ConnectionLimits limits = ConnectionLimits::of(1024);
+  // What machines that have nothing yet may fetch, and who decides that; both or none.
+  std::optional<BundleFile> bundle{};
+  std::optional<BundleGate> gate{};
 };
 
 class Driver {
@@ -61,6 +66,12 @@ class Driver {
   static constexpr std::size_t kAddressesMax = 16;  // of a host name
   static constexpr std::size_t kNamesMax = 1024;
 
+  // Of a connection that fetches the bundle; the core does not know of it.
+  struct Download {
+    std::uint64_t at = 0;
+    bool turn = false, reading = false;
+    TimePoint not_before{};
+  };
   struct Connection {
     Driver* driver = nullptr;
     ConnId id;
@@ -77,6 +88,8 @@ class Driver {
     std::size_t block_plain = 0;   // bytes of frames in it
     bool known = false;            // the core was told of it
     std::string unproven_from;     // the network it is counted under while its handshake is not done
+    bool heard = false;            // it has said something
+    std::optional<Download> download;
     bool readable = false;         // connected and not at its end
     bool held = false;             // the core does not want to read from it
     bool dirty = false;            // listed in dirty_
@@ -90,6 +103,7 @@ class Driver {
   };
   struct Write;
   struct Lookup;
+  struct BundleRead;
 
   explicit Driver(DriverOptions options) : options_(std::move(options)) {}
   TimePoint now() const { return clock_.now(); }
@@ -116,6 +130,12 @@ class Driver {
   void set_deadline(Connection& c, TimePoint at);
   void on_read(Connection& c, ssize_t n, const uv_buf_t* buffer);
   bool on_plaintext(Connection& c);
+  void begin_request(Connection& c, std::string first);
+  bool write(Connection& c, std::span<const std::byte> plain);
+  void take_bundle_turns();
+  void read_bundle(Connection& c);
+  void send_bundle(Connection& c, std::span<const std::byte> block, std::int64_t n);
+  void resume_bundles(TimePoint t);
   void arm_timer();
   void on_timer();
   void on_async();
@@ -150,6 +170,8 @@ class Driver {
   std::size_t unproven_count_ = 0;
   TimePoint listen_again_at_ = kNever;
   TimePoint armed_for_ = kNever;
+  std::optional<BundleGate>& gate_ = options_.gate;
+  TimePoint downloads_due_ = kNever;  // when one that waits for the uplink's share goes on
   bool read_first_ = false;
   bool draining_ = false, reading_ = true, stopping_ = false;
   ConnId last_read_{};  // whose bytes came last

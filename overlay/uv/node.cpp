@@ -154,6 +154,7 @@ struct LearnerNode::Impl {
   LearnerOptions options;
   LearnerEvents events;
   std::shared_ptr<const trust::Authority> authority;
+  std::optional<BundleTerms> bundle;
   std::unique_ptr<LearnerCore> core;
   std::unique_ptr<Driver> driver;
 
@@ -268,6 +269,11 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   if (state) driver_options.preferred_port = state->port;
   driver_options.limits = ConnectionLimits::of(raise_file_limit());
   const ConnectionLimits limits = driver_options.limits;
+  if (!options.bundle.empty()) {
+    ECHO_ASSIGN(driver_options.bundle, open_bundle(options.bundle));
+    driver_options.gate.emplace(impl->authority, driver_options.bundle->size, options.limits.up);
+    impl->bundle = terms_of(*driver_options.bundle, *impl->authority);
+  }
   ECHO_ASSIGN(impl->driver, Driver::open(std::move(driver_options)));
   impl->options = std::move(options);
   impl->events = std::move(events);
@@ -313,6 +319,8 @@ Endpoint LearnerNode::endpoint() const { return impl_->driver->endpoint(); }
 Result<trust::Secret> LearnerNode::issue_token(std::string_view instance, Duration lifetime) const {
   return trust::issue_token(*impl_->authority, instance, trust::random_nonce(), SystemClock().unix_seconds(), lifetime);
 }
+
+const std::optional<BundleTerms>& LearnerNode::bundle() const { return impl_->bundle; }
 
 Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationHead& head) {
   Announcement announcement;
@@ -413,6 +421,11 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   }
   ECHO_ASSIGN(const trust::SigningKey key, open_key(options.folder));
   std::optional<trust::AuthorityInfo> authority;
+  // A machine may have worked for another run before: the token says for which it is wanted now.
+  if (const auto token = trust::read_token(options.token); state && token) {
+    ECHO_ASSIGN(const trust::AuthorityInfo before, trust::read_authority(state->authority));
+    if (trust::fingerprint(before.key) != token->authority) state.reset();
+  }
   if (state) {
     ECHO_ASSIGN(authority, trust::read_authority(state->authority));
     const double learner_unix_s =

@@ -14,6 +14,7 @@
 #include "chains/topology.hpp"
 #include "overlay/trust/token.hpp"
 #include "overlay/types.hpp"
+#include "overlay/uv/bundle.hpp"
 
 namespace echoline::overlay {
 
@@ -38,6 +39,7 @@ struct LearnerOptions {
   // process, and workers of an earlier one cannot come back.
   std::filesystem::path folder;
   Bytes message_max{kMessageBytesMax};  // of a worker's messages; a longer one is not kept, and counted against it
+  std::filesystem::path bundle;  // handed out to machines that show a join token; empty: none
   // After a restart, the version the application goes on from: what was published beyond it is disowned.
   std::optional<Version> resumed_at;
 };
@@ -100,6 +102,8 @@ class LearnerNode {
   Endpoint endpoint() const;
   // A single-use join token for the machine that calls itself `instance`.
   Result<trust::Secret> issue_token(std::string_view instance, Duration lifetime = trust::kTokenLifetime) const;
+  // Of the bundle that is handed out, if one is.
+  const std::optional<BundleTerms>& bundle() const;
   // Opens a publication; waits for the loop. kInvalid: versions must grow, also over restarts of the learner, and a
   // base must have been published.
   Result<std::unique_ptr<PublicationWriter>> begin(const PublicationHead& head);

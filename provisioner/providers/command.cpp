@@ -146,6 +146,16 @@ void Commands::poll(TimePoint now) {
   for (const auto& [end, done] : ended) done(end);
 }
 
+void read_times(ConfigSection& section, CommandTimes& times) {
+  section.read("limit", times.limit, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)}, "of one command");
+  section.read("watch_every", times.watch_every, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
+               "how often instances are looked at");
+}
+
+std::string name_after(std::string_view prefix, const InstanceId& instance) {
+  return instance.text.starts_with(prefix) ? instance.text.substr(prefix.size()) : "";
+}
+
 std::string shell_quoted(std::string_view word) {
   std::string out = "'";
   for (const char c : word) {

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/config.hpp"
 #include "base/files.hpp"
 #include "base/result.hpp"
+#include "provisioner/provider.hpp"
 
 namespace echoline::provisioner {
 
@@ -50,6 +52,15 @@ struct Commands::Running {
   std::optional<TimePoint> kill_at;
   Done done;
 };
+
+// What providers of commands read alike: how long one may take, and how often what runs is looked at.
+struct CommandTimes {
+  Duration limit, watch_every;
+};
+void read_times(ConfigSection& section, CommandTimes& times);
+
+// The rest of an instance's name, "" where it does not begin with the provider's prefix.
+std::string name_after(std::string_view prefix, const InstanceId& instance);
 
 // A word as sh reads it back.
 std::string shell_quoted(std::string_view word);

@@ -77,7 +77,7 @@ struct ExecProvider::Impl {
   };
   std::vector<std::string> start, stop, list, ended;
   std::string input = "{script}";
-  Duration limit = std::chrono::minutes(30), watch_every = std::chrono::seconds(30);
+  CommandTimes times{std::chrono::minutes(30), std::chrono::seconds(30)};
   Commands commands;
   std::map<std::string, Rented> rented;  // by id
   std::vector<ProviderEvent> events;
@@ -85,7 +85,7 @@ struct ExecProvider::Impl {
   bool watching = false;
 
   void look(std::function<void(std::vector<Seen>, std::optional<Error>)> done) {
-    commands.run(list, "", limit, [done = std::move(done)](const CommandEnd& end) {
+    commands.run(list, "", times.limit, [done = std::move(done)](const CommandEnd& end) {
       std::vector<Seen> seen;
       if (!end.good()) return done({}, fail(Code::kUnavailable, kOperation, "list: {}", end.words()));
       std::istringstream lines(end.out);
@@ -122,7 +122,7 @@ struct ExecProvider::Impl {
     Words outside = words;  // of what can be seen in a list of processes
     outside.erase("script");
     outside.erase("script_json");
-    commands.run(filled(start, outside), filled(input, words), limit,
+    commands.run(filled(start, outside), filled(input, words), times.limit,
                  [this, ticket, label = spec.label](const CommandEnd& end) {
                    const std::string id = last_word(end.out);
                    if (end.good() && plain_id(id)) return started(ticket, label, id);
@@ -147,7 +147,7 @@ struct ExecProvider::Impl {
         events.push_back(StartFailed{ticket, error, true, unknown.has_value()});
         return;
       }
-      commands.run(filled(stop, {{"instance", it->id}, {"name", it->name}}), "", limit,
+      commands.run(filled(stop, {{"instance", it->id}, {"name", it->name}}), "", times.limit,
                    [this, ticket, error](const CommandEnd& end) {
                      events.push_back(StartFailed{ticket, error, true, !end.good()});
                    });
@@ -155,7 +155,7 @@ struct ExecProvider::Impl {
   }
 
   void end(Ticket ticket, const InstanceId& instance) {
-    const std::string id = instance.text.starts_with(kIdPrefix) ? instance.text.substr(kIdPrefix.size()) : "";
+    const std::string id = name_after(kIdPrefix, instance);
     if (!plain_id(id)) {
       events.push_back(StopFailed{
           ticket, instance,
@@ -165,7 +165,7 @@ struct ExecProvider::Impl {
     const auto it = rented.find(id);
     const std::string name = it == rented.end() ? id : exec_name(it->second.label);
     if (it != rented.end()) rented.erase(it);
-    commands.run(filled(stop, {{"instance", id}, {"name", name}}), "", limit,
+    commands.run(filled(stop, {{"instance", id}, {"name", name}}), "", times.limit,
                  [this, ticket, instance, id](const CommandEnd& end) {
                    if (end.good()) {
                      events.push_back(Stopped{ticket, instance, "stopped"});
@@ -199,7 +199,7 @@ struct ExecProvider::Impl {
   void watch(TimePoint now) {
     if (watching || rented.empty() || now < watch_due) return;
     watching = true;
-    watch_due = now + watch_every;
+    watch_due = now + times.watch_every;
     look([this](const std::vector<Seen>& seen, const std::optional<Error>& unknown) {
       watching = false;
       if (unknown) return;
@@ -226,9 +226,7 @@ Result<std::unique_ptr<Provider>> ExecProvider::make(const std::filesystem::path
   root.require("stop", impl->stop, "ends {instance}; no error where it has ended already");
   root.require("list", impl->list, "prints a line 'id name state' for every instance");
   root.read("ended", impl->ended, "states of instances that do nothing any more");
-  root.read("limit", impl->limit, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)}, "of one command");
-  root.read("watch_every", impl->watch_every, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
-            "how often instances are looked at");
+  read_times(root, impl->times);
   for (const auto& [key, words] : {std::pair{"start", &impl->start}, {"stop", &impl->stop}, {"list", &impl->list}})
     if (words->empty()) root.error(key, "expected the words of a command, such as [scancel, \"{instance}\"]");
   ECHO_TRY(config.finish());

@@ -1,9 +1,13 @@
 #include "provisioner/providers/ssh.hpp"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <functional>
 #include <map>
 #include <set>
 #include <sstream>
@@ -16,6 +20,8 @@ namespace {
 
 constexpr std::string_view kOperation = "ssh";
 constexpr std::string_view kIdPrefix = "ssh:";
+constexpr int kTriesMax = 4;
+constexpr Duration kPauseFirst = std::chrono::seconds(2);  // and then twice as long each time
 
 struct Host {
   std::string name, address, identity, folder = ".echoline";
@@ -39,6 +45,15 @@ std::string label_of(std::string file) {
   return file;
 }
 
+// ssh itself has failed, and not what it ran: the connection.
+bool no_connection(const CommandEnd& end) { return end.status == 255; }
+
+// Neither waiting nor asking again helps: a person has to look at keys.
+bool is_refused(const CommandEnd& end) {
+  return no_connection(end) && (end.err.find("Permission denied") != std::string::npos ||
+                                end.err.find("Host key verification failed") != std::string::npos);
+}
+
 // Functions of every script: `alive PID TICKS` says whether the process that was started then is still there.
 constexpr const char* kTools = R"sh(
 ticks() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" { print $20 }'; }
@@ -55,12 +70,13 @@ struct SshProvider::Impl {
   };
   std::vector<Host> hosts;
   std::vector<std::string> options;
-  Duration limit = std::chrono::minutes(10), watch_every = std::chrono::seconds(15);
+  CommandTimes times{std::chrono::minutes(10), std::chrono::seconds(15)};
   Commands commands;
   std::map<std::string, Rented> rented;  // by id, without its prefix
   std::vector<ProviderEvent> events;
-  TimePoint watch_due{};
+  TimePoint now{}, watch_due{};
   std::size_t watching = 0;
+  std::vector<std::pair<TimePoint, std::function<void()>>> later;
 
   const Host* host_of(std::string_view name) const {
     const auto it = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == name; });
@@ -77,15 +93,31 @@ struct SshProvider::Impl {
     return argv;
   }
 
+  // What a connection that was not to be had, or broke, left undone is asked for again; it must do no harm twice.
+  void ask(const std::function<void(Commands::Done)>& run, const Commands::Done& done, int tries = 1) {
+    run([=, this](const CommandEnd& end) {
+      if (!no_connection(end) || is_refused(end) || tries == kTriesMax) return done(end);
+      again(tries, [=, this] { ask(run, done, tries + 1); });
+    });
+  }
+
+  void again(int tries, std::function<void()> work) {
+    later.emplace_back(now + kPauseFirst * (1 << (tries - 1)), std::move(work));
+  }
+
   // The script goes in by stdin, so what is in it is in no list of processes.
   void on_host(const Host& host, const std::string& script, Commands::Done done) {
     commands.run(ssh(host, "sh -s"),
                  fmt::format("{}\nmkdir -p {}/run && cd {} || exit 1\n{}", kTools, shell_quoted(host.folder),
                              shell_quoted(host.folder), script),
-                 limit, std::move(done));
+                 times.limit, std::move(done));
   }
 
   Error error_of(const Host& host, const std::string& what, const CommandEnd& end) const {
+    if (is_refused(end))
+      return fail(Code::kInvalid, kOperation, "{}: {}: {}; `ssh {}{}{} true` has to work without a question first", host.name,
+                  what, end.words(), host.port ? fmt::format("-p {} ", *host.port) : "",
+                  host.identity.empty() ? "" : fmt::format("-i {} ", host.identity), host.address);
     return fail(Code::kUnavailable, kOperation, "{}: {}: {}", host.name, what, end.words());
   }
 
@@ -96,6 +128,7 @@ struct SshProvider::Impl {
       return refuse(fail(Code::kInvalid, kOperation, "offer '{}' is of host '{}', which is not in the file of hosts",
                          spec.offer.id, spec.offer.host));
     if (!plain(spec.label)) return refuse(fail(Code::kInvalid, kOperation, "'{}' cannot be a label", spec.label));
+    if (spec.found_there) return run(ticket, *host, spec, spec.argv.at(0));
     // A bare name is this very program: what the host needs is what runs here.
     const std::string source = spec.argv.empty() || spec.argv[0].find('/') != std::string::npos
                                    ? (spec.argv.empty() ? "" : spec.argv[0])
@@ -107,27 +140,32 @@ struct SshProvider::Impl {
     // A build has its size and time.
     const std::string program =
         fmt::format("program-{}-{}.{}", info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
-    on_host(*host, fmt::format("[ -x {0} ] && echo have || echo need\n", program), [=, this](const CommandEnd& end) {
+    const auto look_for_it = [=, this](Commands::Done then) {
+      on_host(*host, fmt::format("[ -x {0} ] && echo have || echo need\n", program), std::move(then));
+    };
+    ask(look_for_it, [=, this](const CommandEnd& end) {
       if (!end.good()) {
-        events.push_back(StartFailed{ticket, error_of(*host, "look for the program", end), true, false});
+        events.push_back(StartFailed{ticket, error_of(*host, "look for the program", end), !is_refused(end), false});
       } else if (end.out.find("have") != std::string::npos) {
         run(ticket, *host, spec, program);
       } else {
         const std::string in = shell_quoted(host->folder + "/" + program);
-        commands.run_file(
-            ssh(*host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), source, limit,
-            [=, this](const CommandEnd& brought) {
-              if (brought.good()) return run(ticket, *host, spec, program);
-              events.push_back(StartFailed{ticket, error_of(*host, "bring the program", brought), true, false});
-            });
+        const auto bring = [=, this](Commands::Done then) {
+          commands.run_file(ssh(*host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), source,
+                            times.limit, std::move(then));
+        };
+        ask(bring, [=, this](const CommandEnd& brought) {
+          if (brought.good()) return run(ticket, *host, spec, program);
+          events.push_back(StartFailed{ticket, error_of(*host, "bring the program", brought), true, false});
+        });
       }
     });
   }
 
   // The instance notes itself before it becomes the program, so no moment is between both.
-  void run(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program) {
+  void run(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program, int tries = 1) {
     std::vector<std::string> argv = spec.argv;
-    argv[0] = "./" + program;
+    argv[0] = spec.found_there ? program : "./" + program;
     const std::string file = file_of(spec.label);
     std::string become =
         fmt::format("{0}\necho \"$$ $(ticks $$)\" > noted-{1} && mv noted-{1} run/{1} || exit 1\n", kTools, file);
@@ -138,11 +176,15 @@ struct SshProvider::Impl {
                         "i=0; while [ ! -s run/{0} ] && [ $i -lt 100 ]; do sleep 0.02; i=$((i+1)); done\n"
                         "rm -f start-{0}\ncat run/{0}\n",
                         file, become),
-            [this, ticket, &host, label = spec.label](const CommandEnd& end) {
+            [=, this, &host](const CommandEnd& end) {
               std::istringstream words(end.out);
               std::uint64_t pid = 0, ticks = 0;
-              if (end.good() && words >> pid >> ticks) return started(ticket, host, label, pid, ticks);
-              settle(ticket, host, label, error_of(host, "start", end));
+              if (end.good() && words >> pid >> ticks) return started(ticket, host, spec.label, pid, ticks);
+              const bool again_if_none = no_connection(end) && !is_refused(end) && tries < kTriesMax;
+              settle(ticket, host, spec.label, error_of(host, "start", end), !is_refused(end), [=, this, &host] {
+                if (again_if_none) again(tries, [=, this, &host] { run(ticket, host, spec, program, tries + 1); });
+                return again_if_none;
+              });
             });
   }
 
@@ -152,40 +194,43 @@ struct SshProvider::Impl {
     events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
   }
 
-  // The connection may have gone after it had started.
-  void settle(Ticket ticket, const Host& host, const std::string& label, const Error& error) {
-    look(host, [this, ticket, &host, label, error](const std::map<std::string, std::string>& seen,
-                                                   const std::optional<Error>& unknown) {
+  // The connection may have gone after it had started. Where it certainly has not, `again_if_none` may start it once more.
+  void settle(Ticket ticket, const Host& host, const std::string& label, const Error& error, bool retryable,
+              std::function<bool()> again_if_none) {
+    look(host, true, [=, this, &host](const Seen& seen, const std::optional<Error>& unknown) {
       for (const auto& [id, name] : seen) {
         if (name != label) continue;
         rented[id] = {label, &host, false};
         events.push_back(Started{ticket, {std::string(kIdPrefix) + id}, std::nullopt});
         return;
       }
-      events.push_back(StartFailed{ticket, error, true, unknown.has_value()});
+      if (unknown || !again_if_none()) events.push_back(StartFailed{ticket, error, retryable, unknown.has_value()});
     });
   }
 
   // What runs on a host: labels by id.
-  void look(const Host& host,
-            std::function<void(const std::map<std::string, std::string>&, const std::optional<Error>&)> done) {
-    on_host(host,
-            "for f in run/*; do [ -f \"$f\" ] || continue; read -r pid ticks < \"$f\"\n"
-            "if alive \"$pid\" \"$ticks\"; then echo \"${f#run/} $pid $ticks\"; else rm -f \"$f\"; fi; done; echo "
-            "complete\n",
-            [this, &host, done = std::move(done)](const CommandEnd& end) {
-              if (!end.good() || end.out.find("complete") == std::string::npos)
-                return done({}, error_of(host, "list", end));
-              std::map<std::string, std::string> seen;
-              std::istringstream lines(end.out);
-              for (std::string file, pid, ticks; lines >> file >> pid >> ticks;)
-                seen[host.name + ":" + pid + ":" + ticks] = label_of(file);
-              done(seen, std::nullopt);
-            });
+  using Seen = std::map<std::string, std::string>;
+  void look(const Host& host, bool patient, const std::function<void(const Seen&, const std::optional<Error>&)>& done) {
+    const auto list = [this, &host](Commands::Done then) {
+      on_host(host,
+              "for f in run/*; do [ -f \"$f\" ] || continue; read -r pid ticks < \"$f\"\n"
+              "if alive \"$pid\" \"$ticks\"; then echo \"${f#run/} $pid $ticks\"; else rm -f \"$f\"; fi; done; echo "
+              "complete\n",
+              std::move(then));
+    };
+    const auto read = [this, &host, done](const CommandEnd& end) {
+      if (!end.good() || end.out.find("complete") == std::string::npos) return done({}, error_of(host, "list", end));
+      Seen seen;
+      std::istringstream lines(end.out);
+      for (std::string file, pid, ticks; lines >> file >> pid >> ticks;)
+        seen[host.name + ":" + pid + ":" + ticks] = label_of(file);
+      done(seen, std::nullopt);
+    };
+    patient ? ask(list, read) : list(read);
   }
 
   void end(Ticket ticket, const InstanceId& instance, Duration grace) {
-    const std::string id = instance.text.starts_with(kIdPrefix) ? instance.text.substr(kIdPrefix.size()) : "";
+    const std::string id = name_after(kIdPrefix, instance);
     const std::size_t second = id.rfind(':'), first = second == std::string::npos || second == 0
                                                           ? std::string::npos
                                                           : id.rfind(':', second - 1);
@@ -223,7 +268,7 @@ struct SshProvider::Impl {
     listed->complete = true;
     auto left = std::make_shared<std::size_t>(hosts.size());
     for (const Host& host : hosts)
-      look(host, [=, this](const std::map<std::string, std::string>& seen, const std::optional<Error>& unknown) {
+      look(host, false, [=, this](const Seen& seen, const std::optional<Error>& unknown) {
         if (unknown) {
           listed->complete = false;
           listed->error = unknown;
@@ -237,15 +282,14 @@ struct SshProvider::Impl {
 
   void watch(TimePoint now) {
     if (watching > 0 || rented.empty() || now < watch_due) return;
-    watch_due = now + watch_every;
+    watch_due = now + times.watch_every;
     std::set<const Host*> used;
     for (const auto& [id, known] : rented) used.insert(known.host);
     watching = used.size();
     std::set<std::string> before;  // what starts meanwhile is not in the answer
     for (const auto& [id, known] : rented) before.insert(id);
     for (const Host* host : used)
-      look(*host, [this, host, before](const std::map<std::string, std::string>& seen,
-                                       const std::optional<Error>& unknown) {
+      look(*host, false, [this, host, before](const Seen& seen, const std::optional<Error>& unknown) {
         --watching;
         if (unknown) return;
         for (auto& [id, known] : rented) {
@@ -271,15 +315,15 @@ Result<std::unique_ptr<Provider>> SshProvider::make(const std::filesystem::path&
     s.read("folder", host.folder, "where the program, logs and the list of what runs are kept");
     if (host.identity.starts_with("~/"))
       if (const char* home = std::getenv("HOME")) host.identity = home + host.identity.substr(1);
+    if (!host.identity.empty() && ::access(host.identity.c_str(), R_OK) != 0)
+      s.error("identity", fmt::format("cannot read {}: {}", host.identity, std::strerror(errno)));
     if (host.address.starts_with('-')) s.error("address", "cannot begin with '-'");
     if (host.name.find(':') != std::string::npos || !names.insert(host.name).second)
       s.error("name", "expected a name without ':' that no other host has");
     impl->hosts.push_back(std::move(host));
   }
   root.read("options", impl->options, "more options of ssh, each as after -o");
-  root.read("limit", impl->limit, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)}, "of one call");
-  root.read("watch_every", impl->watch_every, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)},
-            "how often hosts are looked at");
+  read_times(root, impl->times);
   if (impl->hosts.empty()) root.error("hosts", "expected at least one host");
   ECHO_TRY(config.finish());
   return std::unique_ptr<Provider>(new SshProvider(std::move(impl)));
@@ -295,7 +339,17 @@ void SshProvider::stop(Ticket ticket, const InstanceId& instance, Duration grace
 void SshProvider::list(Ticket ticket, const std::string& label_prefix) { impl_->show(ticket, label_prefix); }
 
 std::vector<ProviderEvent> SshProvider::poll(TimePoint now) {
+  impl_->now = now;
   impl_->commands.poll(now);
+  for (std::size_t i = 0; i < impl_->later.size();) {
+    if (impl_->later[i].first > now) {
+      ++i;
+      continue;
+    }
+    const auto work = std::move(impl_->later[i].second);
+    impl_->later.erase(impl_->later.begin() + static_cast<std::ptrdiff_t>(i));
+    work();
+  }
   impl_->watch(now);
   return std::exchange(impl_->events, {});
 }

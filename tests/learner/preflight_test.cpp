@@ -144,6 +144,21 @@ TEST(Preflight, EverythingThatIsWrongAtOnce) {
     EXPECT_THAT(status.error().detail, HasSubstr(text));
 }
 
+TEST(Preflight, ABundleIsThereAndCanBeUnpacked) {
+  const overlay::TemporaryFolder folder;
+  const auto verdict = [&](const std::string& name) {
+    const Preflight result = preflight(quickstart({{"fleet.bundle", (folder.path() / name).string()}}));
+    return check(result, "bundle");
+  };
+  EXPECT_EQ(verdict("worker.tar.gz").verdict, Verdict::kFailed);
+  EXPECT_THAT(verdict("worker.tar.gz").detail, HasSubstr("cannot be read; `echoline bundle -o "));
+  for (const char* name : {"worker.tar.gz", "worker.tar.zst", "worker.zip"})
+    ASSERT_TRUE(write_file_atomic(folder.path() / name, "x"));
+  EXPECT_EQ(verdict("worker.tar.gz").verdict, Verdict::kOk);
+  EXPECT_EQ(verdict("worker.tar.zst").verdict, Verdict::kWarning);
+  EXPECT_EQ(verdict("worker.zip").verdict, Verdict::kFailed);
+}
+
 TEST(Preflight, APlanThatCannotBeIsTheOnlyKindOfInfeasible) {
   const Status late = preflight(quickstart({{"fleet.install_time_expected", "90 s"}})).status();
   ASSERT_FALSE(late);

@@ -252,6 +252,28 @@ TEST_F(NodeTest, ARestartedWorkerKeepsItsIdentityAndItsChunks) {
   EXPECT_EQ(after.node->stats().chunk_bytes_in.count, 256u * 1024);
 }
 
+// A host that is there for many runs keeps its folder: what it was in one is nothing in the next.
+TEST_F(NodeTest, AMachineJoinsTheRunOfItsTokenWhateverItWasBefore) {
+  learner.start();
+  WorkerOptions options = TestWorker::of(learner, "host");
+  options.folder = folder / "worker";
+  TestWorker& before = start_worker(options);
+  ASSERT_TRUE(chained(1));
+  ASSERT_TRUE(learner.publish(5, {}, 100'000).has_value());
+  ASSERT_TRUE(learner.all_acked(1, 5));
+  before.node->stop();
+  TestLearner next;
+  next.start();
+  options.token = TestWorker::of(next, "host").token;
+  options.learner = next.node->endpoint();
+  TestWorker& after = start_worker(options);
+  ASSERT_TRUE(after.board.wait([&] { return after.id.has_value(); }));
+  ASSERT_TRUE(next.publish(1, {}, 50'000).has_value());  // older than what it had
+  ASSERT_TRUE(after.board.wait([&] { return after.got.size() == 1; }));
+  EXPECT_EQ(after.payload(0), random_bytes(1, 50'000));
+  after.node->stop();  // before its learner goes
+}
+
 TEST_F(NodeTest, APublicationThatIsLargerThanMemoryLiesInAFile) {
   learner.start();
   WorkerOptions options = TestWorker::of(learner, "small");

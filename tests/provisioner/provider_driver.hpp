@@ -11,7 +11,8 @@ namespace echoline::provisioner {
 
 class ProviderDriver {
  public:
-  explicit ProviderDriver(Provider& provider) : provider_(provider) {}
+  // The provider's time runs `speed` times as fast as ours.
+  explicit ProviderDriver(Provider& provider, int speed = 1) : provider_(provider), speed_(speed) {}
   // The next event of a kind, within 20 s; others are kept.
   template <class Event>
   std::optional<Event> next() {
@@ -24,7 +25,7 @@ class ProviderDriver {
           return found;
         }
       if (std::chrono::steady_clock::now() > deadline) return std::nullopt;
-      for (ProviderEvent& event : provider_.poll(clock_.now())) seen_.push_back(std::move(event));
+      for (ProviderEvent& event : provider_.poll(begin_ + (clock_.now() - begin_) * speed_)) seen_.push_back(std::move(event));
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
@@ -36,7 +37,9 @@ class ProviderDriver {
 
  private:
   Provider& provider_;
+  const int speed_;
   SystemClock clock_;
+  const TimePoint begin_ = clock_.now();
   std::vector<ProviderEvent> seen_;
 };
 

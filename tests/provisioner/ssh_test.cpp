@@ -155,9 +155,24 @@ TEST_F(SshTest, BringsTheProgramStartsWatchesAndStopsIt) {
   EXPECT_TRUE(driver.listed("")->instances.empty());
 }
 
+TEST_F(SshTest, WhatIsFoundThereIsNotBrought) {
+  const auto provider = make();
+  ProviderDriver driver(*provider);
+  LaunchSpec there = spec();
+  there.argv = {"sh", "-c", "echo \"$TOKEN\" \"$@\"\nwhile :; do sleep 0.02; done\n", "echoline", "it's"};
+  there.found_there = true;
+  provider->start(1, there);
+  const auto started = driver.next<Started>();
+  ASSERT_TRUE(started);
+  EXPECT_EQ(log("run.1234abcd+1.log"), "se'cret it's\n");
+  EXPECT_TRUE(remote_program().empty());
+  provider->stop(2, started->instance, std::chrono::seconds(5));
+  EXPECT_TRUE(driver.next<Stopped>());
+}
+
 TEST_F(SshTest, WhoDoesNotAnswerIsNotBelievedToBeEmpty) {
   const auto provider = make(fmt::format("  - {{name: away, address: 127.0.0.1, port: {}}}\n", free_port()));
-  ProviderDriver driver(*provider);
+  ProviderDriver driver(*provider, 50);
   provider->start(1, spec());
   ASSERT_TRUE(driver.next<Started>());
   const auto listed = driver.listed("run.1234abcd/");
@@ -182,6 +197,74 @@ TEST_F(SshTest, WhoDoesNotAnswerIsNotBelievedToBeEmpty) {
   }
   provider->stop(6, listed->instances[0].instance, std::chrono::seconds(5));
   EXPECT_TRUE(driver.next<Stopped>());
+}
+
+// A connection that is not to be had, or breaks, is tried again: the host is not to blame at once.
+TEST_F(SshTest, ABrokenConnectionIsTriedAgain) {
+  std::filesystem::create_directories(folder / "bin");
+  const std::string path = std::getenv("PATH");
+  const auto ssh_that = [&](const std::string& does) {
+    std::ofstream(folder / "bin/ssh") << fmt::format(
+        "#!/bin/sh\necho x >> {0}/calls; n=$(grep -c x {0}/calls)\n{1}\nexec /usr/bin/ssh \"$@\"\n", folder.string(), does);
+    std::filesystem::permissions(folder / "bin/ssh", std::filesystem::perms::owner_all);
+    std::filesystem::remove(folder / "calls");
+  };
+  setenv("PATH", (folder / "bin").string().append(":").append(path).c_str(), 1);
+  const auto provider = make();
+  ProviderDriver driver(*provider, 50);
+  // Looking for the program, bringing it, starting it, and looking whether it has started.
+  ssh_that("case $n in 1|2|4|6|7) echo 'Connection reset by peer' >&2; exit 255;; esac");
+  provider->start(1, spec());
+  const auto started = driver.next<Started>();
+  ASSERT_TRUE(started);
+  // The connection breaks after the instance has started: it is found, and no second one is.
+  EXPECT_GE(read_file(folder / "calls")->size(), 2 * 9u);
+  ssh_that("in=$(cat)\ncase $in in *setsid*) echo \"$in\" | /usr/bin/ssh \"$@\" > /dev/null; exit 255;; esac\n"
+           "echo \"$in\" | /usr/bin/ssh \"$@\"; exit $?");
+  provider->start(2, spec("run.1234abcd/2"));
+  const auto second = driver.next<Started>();
+  ASSERT_TRUE(second);
+  EXPECT_EQ(driver.listed("")->instances.size(), 2u);
+  ssh_that("echo 'Connection refused' >&2; exit 255");
+  provider->start(3, spec("run.1234abcd/3"));
+  auto failed = driver.next<StartFailed>();
+  ASSERT_TRUE(failed);
+  EXPECT_TRUE(failed->retryable);
+  EXPECT_GE(read_file(folder / "calls")->size(), 2 * 4u);
+  setenv("PATH", path.c_str(), 1);
+  for (const auto& s : {started, second}) {
+    provider->stop(4, s->instance, std::chrono::seconds(5));
+    EXPECT_TRUE(driver.next<Stopped>());
+  }
+}
+
+// A person has to look at keys: nothing is tried again, and the message says what with.
+TEST_F(SshTest, KeysThatAreWrongAreSaid) {
+  const auto refused = [&](Provider& provider) {
+    ProviderDriver driver(provider);
+    provider.start(1, spec());
+    const auto failed = driver.next<StartFailed>();
+    EXPECT_TRUE(failed && !failed->retryable && !failed->perhaps_rented);
+    return failed ? failed->error.message() : "";
+  };
+  const std::string in = "cd " + folder.string() + " && ";
+  ASSERT_EQ(std::system((in + "ssh-keygen -q -t ed25519 -N '' -f other && mv key right && mv other key").c_str()), 0);
+  const std::string key = refused(*make());
+  EXPECT_THAT(key, HasSubstr("here: look for the program: status 255: "));
+  EXPECT_THAT(key, HasSubstr("Permission denied (publickey"));
+  EXPECT_THAT(key, HasSubstr(fmt::format("`ssh -p {} -i {}/key 127.0.0.1 true` has to work", port, folder.string())));
+  ASSERT_EQ(std::system((in + "mv right key").c_str()), 0);
+  // The host has another key than it had.
+  std::ofstream(folder / "known") << fmt::format("[127.0.0.1]:{} {}", port, *read_file(folder / "key.pub"));
+  auto hosts = *read_file([&] { return (void)make(), folder / "hosts.yaml"; }());
+  hosts.replace(hosts.find("StrictHostKeyChecking=no"), 24, "StrictHostKeyChecking=yes");
+  std::ofstream(folder / "hosts.yaml") << hosts;
+  EXPECT_THAT(refused(**SshProvider::make(folder / "hosts.yaml")), HasSubstr("Host key verification failed"));
+  std::filesystem::remove(folder / "key");
+  const auto missing = SshProvider::make(folder / "hosts.yaml");
+  ASSERT_FALSE(missing);
+  EXPECT_THAT(missing.error().message(), HasSubstr("hosts.yaml:2:"));
+  EXPECT_THAT(missing.error().message(), HasSubstr("/key: No such file or directory"));
 }
 
 }  // namespace

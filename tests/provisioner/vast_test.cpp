@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "provisioner/host_script.hpp"
 #include "vast_server.hpp"
 
 namespace echoline::provisioner {
@@ -123,6 +124,22 @@ TEST_F(VastTest, RentsWatchesAndDestroys) {
   provider.stop(9, id, {});
   EXPECT_EQ(next<Stopped>(provider)->how, "no such instance");
   EXPECT_TRUE(seen.empty());  // nothing ended by itself
+}
+
+// An image that has nothing gets the program from the learner; what does that is short enough for the service.
+TEST_F(VastTest, TheScriptThatFetchesTheProgramFits) {
+  VastProvider provider(options);
+  LaunchSpec far = spec();
+  const std::string learner = "[2001:0db8:85a3:0000:0000:8a2e:0370:7334]:65535", offer(40, 'o');
+  far.argv = host_command({learner, std::string(64, 'f'), "sha256//" + std::string(44, 'p'), std::string(480, 'A')},
+                          {"worker", "--join", learner, "--name", offer, "--folder", "/var/tmp/echoline-" + offer, "--bind",
+                           "::", "--port", "7070"});
+  provider.start(1, far);
+  ASSERT_TRUE(next<Started>(provider));
+  const json body = json::parse(server.bodies().at(0));
+  EXPECT_EQ(body["onstart"], "/bin/sh");
+  EXPECT_THAT(body["args"][1].get<std::string>(), HasSubstr("/bundle"));
+  EXPECT_THAT(body["args"][1].get<std::string>(), Not(HasSubstr("secret")));
 }
 
 TEST_F(VastTest, ACreateThatErrsButRentsIsFoundByItsLabel) {

@@ -1,0 +1,63 @@
+#include "overlay/uv/bundle.hpp"
+
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "overlay/trust/openssl.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+std::string base64(std::span<const unsigned char> bytes) {
+  std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');
+  text.resize(static_cast<std::size_t>(EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()), bytes.data(),
+                                                       static_cast<int>(bytes.size()))));
+  return text;
+}
+
+}  // namespace
+
+BundleTerms terms_of(const BundleFile& bundle, const trust::Authority& authority) {
+  const std::vector<std::byte>& certificate = authority.certificate();
+  unsigned char* der = nullptr;
+  const int size = i2d_PUBKEY(authority.key().parsed().key.get(), &der);
+  ECHO_CHECK(size > 0, "{}", trust::openssl_error());
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int bytes = 0;
+  EVP_Digest(der, static_cast<std::size_t>(size), digest, &bytes, EVP_sha256(), nullptr);
+  OPENSSL_free(der);
+  return {bundle.sha256, "sha256//" + base64({digest, bytes}),
+          base64({trust::octets(certificate), certificate.size()})};
+}
+
+Result<BundleFile> open_bundle(const std::filesystem::path& path) {
+  constexpr std::string_view op = "read bundle";
+  BundleFile bundle;
+  bundle.file = std::make_shared<Descriptor>(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const int fd = bundle.file->get();
+  struct stat info {};
+  if (fd < 0 || ::fstat(fd, &info) != 0) return os_error(op, path);
+  if (!S_ISREG(info.st_mode) || info.st_size == 0)
+    return fail(Code::kInvalid, op, "{}: expected a file that `echoline bundle` has made", path.string());
+  bundle.size = Bytes{static_cast<std::uint64_t>(info.st_size)};
+  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
+  EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr);
+  std::vector<char> buffer(1 << 20);
+  for (std::uint64_t at = 0; at < bundle.size.count;) {
+    const ssize_t n = ::pread(fd, buffer.data(), buffer.size(), static_cast<off_t>(at));
+    if (n <= 0) return n < 0 ? os_error(op, path) : fail(Code::kIo, op, "{}: it has become shorter", path.string());
+    EVP_DigestUpdate(context.get(), buffer.data(), static_cast<std::size_t>(n));
+    at += static_cast<std::uint64_t>(n);
+  }
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int bytes = 0;
+  EVP_DigestFinal_ex(context.get(), digest, &bytes);
+  for (unsigned int i = 0; i < bytes; ++i) bundle.sha256 += fmt::format("{:02x}", digest[i]);
+  return bundle;
+}
+
+}  // namespace echoline::overlay

@@ -1,0 +1,21 @@
+// How a rented machine that has nothing becomes a worker: a script for sh that fetches the bundle from the learner.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace echoline::provisioner {
+
+struct HostScript {
+  std::string learner;    // HOST:PORT
+  std::string sha256;     // of the bundle, in hexadecimal
+  std::string key_pin;    // of the learner's key, as `curl --pinnedpubkey` takes it
+  std::string authority;  // the run's certificate (DER) in base64
+};
+
+// The command that fetches the bundle, unless this user of the machine has it from before, and becomes the program in it
+// with `arguments`. It takes curl, wget or python3, whichever is there, and otherwise installs curl where it may; beside
+// those only what Debian and Ubuntu call essential. Nothing is unpacked that does not have the digest, and nobody is
+// shown the token (in the environment) but who holds the learner's key.
+std::vector<std::string> host_command(const HostScript& script, const std::vector<std::string>& arguments);
+
+}  // namespace echoline::provisioner
