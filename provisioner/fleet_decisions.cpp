@@ -181,7 +181,8 @@ void FleetCore::mind_time_limits() {
         stop(machine, fmt::format("its worker did not join within {}", to_text(rules_.boot_max)));
         break;
       case MachineState::kStarting:
-        if (waited < std::max<Duration>(rules_.boot_max, rules::kAnswer)) break;
+        // Starting may take a while to answer, but what is not wanted any more costs money meanwhile.
+        if (waited < (machine.unwanted ? rules::kAnswer : std::max<Duration>(rules_.boot_max, rules::kAnswer))) break;
         if (!machine.unwanted) {
           lose(machine, "lost", fmt::format("the provider has not answered within {}", to_text(waited)));
           blame(machine, false);

@@ -119,6 +119,29 @@ TEST_F(Fleet, APromiseDoesNotFlatterForEver) {
   EXPECT_NEAR(measured(), 0.8, 1e-9);
 }
 
+// What is to be let go before its provider has said that it runs may run all the same: it is looked for after a minute, however
+// long a machine may take to boot.
+TEST_F(Fleet, WhatIsNotWantedAnyMoreIsLookedForSoonWhereNoAnswerComes) {
+  rules.boot_max = minutes(10);
+  rules.usd_per_hour_max = 0.25;
+  starts = false;
+  make({offer("a", 60, 0.1), offer("b", 60, 0.1)}, {"a", "b"});
+  pass(seconds(10));
+  tell(fleet::Started{tickets.at("a"), {"i1"}, {}});
+  tell(fleet::PriceChanged{tickets.at("a"), 0.16});
+  pass(seconds(45));
+  EXPECT_THAT(noted("released"), testing::SizeIs(1));
+  const std::string released = noted("released").front();
+  ASSERT_EQ(released, "a");  // the dearest
+  tell(fleet::PriceChanged{tickets.at("b"), 0.3});
+  pass(seconds(10));
+  EXPECT_THAT(noted("released"), ElementsAre("a", "b"));
+  pass(seconds(10));
+  EXPECT_THAT(looks, testing::AllOf(testing::Not(IsEmpty()), testing::Each(tickets.at("b"))));
+  tell(fleet::Found{tickets.at("b"), InstanceId{"i2"}});
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets.at("a"), tickets.at("b")));
+}
+
 // Eight offers of 0.05 rollouts/s and groups of four: a worker hands in its first group after 80 s. Both that the plan
 // chose work, so nothing else is rented; not while they boot, not before their first group, not when the learner waits.
 TEST_F(Fleet, SlowWorkersThatWorkAreNotRentedAgain) {

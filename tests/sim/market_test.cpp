@@ -32,6 +32,12 @@ TEST(Market, CapacityComesBackWhereHostsAreALittleSlow) {
     for (const MarketViolation& v : simulate_market(seed).violations) ADD_FAILURE() << seed << " (" << v.rule << "): " << v.text;
 }
 
+// A start that nobody answers, of a machine that is too dear by then.
+TEST(Market, WhatIsTooDearIsGivenBackThoughItsStartWasNeverAnswered) {
+  for (const std::uint64_t seed : {147288, 174813})
+    for (const MarketViolation& v : simulate_market(seed).violations) ADD_FAILURE() << seed << " (" << v.rule << "): " << v.text;
+}
+
 TEST(Market, TheSameSeedDoesTheSame) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed)
     EXPECT_EQ(simulate_market(seed).trace_hash, simulate_market(seed).trace_hash) << seed;
