@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
+#include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/up.hpp"
 #include "cli/verbs.hpp"
@@ -69,7 +70,7 @@ int run(const Arguments& a) {
     if (a.json)
       fmt::print("{}\n", today.dump(2));
     else
-      fmt::print("{}", renewed->plan.to_table());
+      fmt::print("{}", renewed->plan.to_table({}, screen_columns()));
     return 0;
   }
   up->plan = std::filesystem::absolute(a.plan).string() + ".applied";  // at today's prices

@@ -18,6 +18,11 @@ struct Screen {
 
 // The size of the terminal behind a file, absent when there is none or nothing can be drawn on it (TERM).
 std::optional<Screen> screen_of(std::FILE* file);
+// The columns of the terminal behind stdout, absent where there is none.
+inline std::optional<std::size_t> screen_columns() {
+  const auto screen = screen_of(stdout);
+  return screen ? std::optional(screen->columns) : std::nullopt;
+}
 
 // A status.json (docs/run-folder.md) as lines, at most `rows` of them and none longer than `columns`. Where not every
 // worker has room, those that matter come first (away, failing, stale, slow, seeds), then a line counts the rest.

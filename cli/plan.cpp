@@ -4,6 +4,7 @@
 
 #include "base/clock.hpp"
 #include "base/files.hpp"
+#include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
 #include "learner/market.hpp"
@@ -76,7 +77,7 @@ int run(const Arguments& a) {
     fmt::print("{}\n", document.dump(2));
     return 0;
   }
-  fmt::print("{}", plan.to_table(SystemClock().unix_seconds()));
+  fmt::print("{}", plan.to_table(SystemClock().unix_seconds(), screen_columns()));
   if (other) fmt::print("\nwith another setting\n{}", provisioner::variations_table(*other));
   if (!a.output.empty()) say("rent by it with: echoline apply {}\n", a.output);
   return 0;

@@ -139,8 +139,9 @@ struct Plan {
   // What to_json() wrote; kInvalid with the field that is missing or wrong.
   static Result<Plan> from_json(const nlohmann::json& json);
   // For people: header lines, the rented offers with cumulative rollouts/s, the first of the others with the reason.
-  // ASCII; the tables take at most 80 columns. `now_unix_s`: to tell the age of the offers.
-  std::string to_table(std::optional<double> now_unix_s = {}) const;
+  // ASCII; the tables take at most 80 columns. `now_unix_s`: to tell the age of the offers. `columns`, from 40 on: of the screen;
+  // lines are folded and tables leave columns out.
+  std::string to_table(std::optional<double> now_unix_s = {}, std::optional<std::size_t> columns = {}) const;
 };
 
 inline constexpr std::size_t kRowsWritten = 2000;

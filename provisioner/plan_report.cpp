@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "provisioner/plan.hpp"
 
@@ -56,27 +58,37 @@ std::string age_text(double s) {
   return s < 172800 ? fmt::format("{:.0f} h", s / 3600) : fmt::format("{:.0f} days", s / 86400);
 }
 
+struct Column {
+  std::string title;
+  bool right = false;
+  int drop = 0;  // where there is no room for all: the highest first; 0: never
+};
+
 // Rows of cells, each column as wide as its widest cell; numbers to the right.
 class Table {
  public:
-  explicit Table(std::vector<std::pair<std::string, bool>> columns) {  // title, to the right
-    rows_.emplace_back();
-    for (auto& [title, right] : columns) {
-      rows_.front().push_back(std::move(title));
-      right_.push_back(right);
-    }
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)), rows_(1) {
+    for (const Column& column : columns_) rows_.front().push_back(column.title);
   }
   void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  std::string text() const {
-    std::vector<std::size_t> width(right_.size(), 0);
+  std::string text(std::size_t most) const {
+    std::vector<std::size_t> width(columns_.size(), 0);
     for (const auto& row : rows_)
-      for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].size());
+      for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].size() + 1);
+    while (std::accumulate(width.begin(), width.end(), std::size_t{0}) > most + 1) {
+      std::size_t worst = 0;
+      for (std::size_t c = 0; c < columns_.size(); ++c)
+        if (width[c] > 0 && columns_[c].drop > (width[worst] > 0 ? columns_[worst].drop : -1)) worst = c;
+      if (columns_[worst].drop == 0) break;
+      width[worst] = 0;
+    }
     std::string out;
     for (const auto& row : rows_) {
       std::string line;
       for (std::size_t c = 0; c < row.size(); ++c) {
-        if (c > 0) line += ' ';
-        line += right_[c] ? fmt::format("{:>{}}", row[c], width[c]) : fmt::format("{:<{}}", row[c], width[c]);
+        if (width[c] == 0) continue;
+        if (!line.empty()) line += ' ';
+        line += columns_[c].right ? fmt::format("{:>{}}", row[c], width[c] - 1) : fmt::format("{:<{}}", row[c], width[c] - 1);
       }
       while (!line.empty() && line.back() == ' ') line.pop_back();
       out += line + '\n';
@@ -85,22 +97,36 @@ class Table {
   }
 
  private:
+  std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
-  std::vector<bool> right_;
 };
 
+// Broken between words, what follows indented.
+std::string folded(std::string_view text, std::size_t columns) {
+  std::string out;
+  bool first = true;
+  while (text.size() > columns) {
+    const std::size_t at = text.rfind(' ', columns);
+    if (at == std::string_view::npos || text.find_first_not_of(' ') >= at) break;
+    out += std::string(text.substr(0, at)) + "\n  ";
+    text.remove_prefix(at + 1);
+    if (std::exchange(first, false)) columns -= 2;
+  }
+  return out + std::string(text);
+}
+
 // What the rented machines are.
-std::string machines_table(const Plan& plan) {
+std::string machines_table(const Plan& plan, std::size_t columns) {
   Table table({{"wkr", true},
                {"offer", false},
-               {"from", false},
-               {"host", false},
+               {"from", false, 5},
+               {"host", false, 4},
                {"GPU", false},
-               {"GB", true},
-               {"place", false},
-               {"Mbit d/u", true},
-               {"up", true},
-               {"days", true}});
+               {"GB", true, 2},
+               {"place", false, 3},
+               {"Mbit d/u", true, 1},
+               {"up", true, 6},
+               {"days", true, 7}});
   for (const PlanRow* row : plan.chosen()) {
     const Offer& o = row->offer;
     std::optional<double> days;
@@ -109,22 +135,22 @@ std::string machines_table(const Plan& plan) {
                number_text(o.vram_gb, "{:.0f}"), cut(o.place, 6), links_text(o), number_text(o.reliability, "{:.3f}"),
                number_text(days, "{:.3g}")});
   }
-  return table.text();
+  return table.text(columns);
 }
 
 // What they give and cost.
-std::string prices_table(const Plan& plan) {
+std::string prices_table(const Plan& plan, std::size_t columns) {
   Table table({{"wkr", true},
                {"offer", false},
-               {"rank", true},
+               {"rank", true, 4},
                {"roll/s", true},
-               {"by", false},
-               {"+-", true},
+               {"by", false, 1},
+               {"+-", true, 2},
                {"gpu $/h", true},
-               {"disk", true},
-               {"traffic", true},
-               {"$/1k", true},
-               {"sum/s", true}});
+               {"disk", true, 3},
+               {"traffic", true, 1},
+               {"$/1k", true, 2},
+               {"sum/s", true, 5}});
   for (const PlanRow* row : plan.chosen()) {
     const Offer& o = row->offer;
     table.add({fmt::format("{}", *row->worker), cut(o.id, 10), fmt::format("{}", row->rank),
@@ -132,11 +158,11 @@ std::string prices_table(const Plan& plan) {
                money(row->cost.gpu), money(row->cost.storage), money(row->cost.bandwidth), per_1k(*row),
                fmt::format("{:.1f}", row->cumulative_rollouts_per_s)});
   }
-  return table.text();
+  return table.text(columns);
 }
 
-std::string others_table(const Plan& plan) {
-  Table table({{"rank", true}, {"offer", false}, {"roll/s", true}, {"$/h", true}, {"$/1k", true}, {"why not", false}});
+std::string others_table(const Plan& plan, std::size_t columns) {
+  Table table({{"rank", true}, {"offer"}, {"roll/s", true, 2}, {"$/h", true}, {"$/1k", true, 1}, {"why not"}});
   std::size_t shown = 0, left = 0;
   for (const PlanRow& row : plan.rows) {
     if (row.chosen) continue;
@@ -146,17 +172,18 @@ std::string others_table(const Plan& plan) {
     }
     table.add({row.rank == 0 ? "-" : fmt::format("{}", row.rank), cut(row.offer.id, 10),
                rate_text(row.offer), money(row.cost.usd_per_hour()), per_1k(row),
-               cut(row.reason, 42)});
+               cut(row.reason, std::max<std::size_t>(20, columns - 38))});
   }
-  return table.text() + (left > 0 ? fmt::format("and {} more: --explain OFFER says more\n", left) : "");
+  return table.text(columns) + (left > 0 ? fmt::format("and {} more: --explain OFFER says more\n", left) : "");
 }
 
 }  // namespace
 
-std::string Plan::to_table(std::optional<double> now_unix_s) const {
+std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::size_t> columns) const {
+  const std::size_t most = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
   const auto above = [&](double base) { return base > 0 ? 100 * (set_usd_per_hour / base - 1) : 0; };
   std::string out;
-  const auto line = [&](const std::string& text) { out += text + '\n'; };
+  const auto line = [&](const std::string& text) { out += (columns ? folded(text, std::max<std::size_t>(*columns, 40)) : text) + '\n'; };
   line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}", request.pace.rollouts_per_step,
                    request.pace.publish_every, request.staleness_budget, echoline::to_text(request.pace.step_time)));
   line(fmt::format(
@@ -192,13 +219,13 @@ std::string Plan::to_table(std::optional<double> now_unix_s) const {
   line(fmt::format("topology ({}): {}", chains::to_string(topology.policy), topology.to_short_text()));
   for (const std::string& note : notes) line("note: " + note);
   line("");
-  out += machines_table(*this);
+  out += machines_table(*this, most);
   line("");
-  out += prices_table(*this);
+  out += prices_table(*this, most);
   if (rows.size() > topology.size()) {
     line("");
     line("not rented");
-    out += others_table(*this);
+    out += others_table(*this, most);
   }
   return out;
 }

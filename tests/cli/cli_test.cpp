@@ -267,7 +267,7 @@ TEST(Plan, SameRunFileSamePlan) {
   ASSERT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.out, second.out);
   const json plan = json::parse(first.out);
-  EXPECT_EQ(plan.at("schema_version"), 3);
+  EXPECT_EQ(plan.at("schema_version"), 4);
   int chosen = 0;
   for (const json& row : plan.at("offers")) {
     chosen += row.at("chosen").get<bool>() ? 1 : 0;

@@ -739,6 +739,25 @@ TEST(Output, TheTableIsAlignedAsciiWithEveryOffer) {
   for (const Offer& o : *offers) EXPECT_THAT(table, HasSubstr(o.id));
 }
 
+// A narrow terminal folds the lines, and leaves out the columns that say least; the offers, prices and reasons stay.
+TEST(Output, TheTableFitsANarrowTerminal) {
+  auto offers = quickstart_offers();
+  ASSERT_TRUE(offers);
+  for (Offer& o : *offers) o.rollouts_from = "somebody whose name is long and who has published it in a paper about many things";
+  const Plan plan = planned(quickstart(), *offers);
+  for (const std::size_t columns : {40u, 60u, 80u, 200u}) {
+    std::istringstream lines(plan.to_table({}, columns));
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), columns) << line;
+  }
+  const std::string table = plan.to_table({}, 60);
+  EXPECT_THAT(table, HasSubstr("wkr offer"));
+  EXPECT_THAT(table, HasSubstr("gpu $/h"));
+  EXPECT_THAT(table, HasSubstr("why not"));
+  EXPECT_THAT(table, testing::Not(HasSubstr(" up days\n")));
+  EXPECT_THAT(plan.to_table(), HasSubstr(" up days\n"));
+  for (const Offer& o : *offers) EXPECT_THAT(table, HasSubstr(o.id));
+}
+
 TEST(Output, ALargeMarketIsSummedUp) {
   std::vector<Offer> offers;
   for (int i = 0; i < 500; ++i) offers.push_back(offer(fmt::format("offer-{}", i), 70, 0.10 + 0.001 * i));
