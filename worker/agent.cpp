@@ -90,6 +90,7 @@ class Agent {
 
   // Asked to stop: whoever receives policies from this worker is given another parent first.
   void hand_over() {
+    tell_leaving();
     node_->drain();
     const TimePoint deadline = clock_.now() + kHandOverMax;
     while (!ended_ && clock_.now() < deadline)
@@ -274,18 +275,20 @@ class Agent {
     say(message);
   }
 
-  // Asked to stop in the middle of a batch: what is nearly done is handed in, unless nobody wants it any more. The learner
-  // hears of it at once, and gives the next to others.
+  // Asked to stop: the learner hears of it at once, and rents another.
+  void tell_leaving() {
+    if (finish_by_ != kNever) return;
+    finish_by_ = clock_.now() + kFinishMax;
+    schema::WorkerMessage message;
+    message.mutable_leaving();
+    if (asking_.is_joined()) say(message);
+  }
+
+  // Asked to stop in the middle of a batch: what is nearly done is handed in, unless nobody wants it any more.
   bool may_finish() {
-    const TimePoint now = clock_.now();
-    if (finish_by_ == kNever) {
-      finish_by_ = now + kFinishMax;
-      schema::WorkerMessage message;
-      message.mutable_leaving();
-      if (asking_.is_joined()) say(message);
-    }
+    tell_leaving();
     if (!drain()) ended_ = true;
-    return asking_.is_joined() && !ended_ && now < finish_by_;
+    return asking_.is_joined() && !ended_ && clock_.now() < finish_by_;
   }
 
   // Called whenever some work on these leases is done: says so now and then. True: stop working.

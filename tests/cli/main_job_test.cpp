@@ -1,4 +1,5 @@
 // The main job as a user runs it: a fleet of processes, a policy that learns, crashes in the middle.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -334,6 +335,63 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   for (const json& row : json_lines(run / "metrics.jsonl"))
     if (row.value("kind", "") == "step") ++steps[row.at("step").get<std::uint64_t>()];
   EXPECT_EQ(steps.size(), 16u);
+}
+
+// Of three machines one is killed and one is preempted: both are replaced, and the ledger explains it and adds up.
+TEST(MainJob, WhoIsKilledAndWhoIsPreemptedAreReplaced) {
+  TemporaryFolder folder;
+  const std::filesystem::path run = folder.path() / "quickstart";
+  json offers = {{"schema_version", 1}, {"offers", json::array()}};
+  for (int i = 0; i < 6; ++i)
+    offers["offers"].push_back({{"id", fmt::format("m{}", i)}, {"provider", "local"}, {"host", fmt::format("h{}", i)},
+                                {"gpu", "L4"}, {"gpu_count", 1}, {"vram_gb", 24}, {"up_mbit_per_s", 100},
+                                {"down_mbit_per_s", 100}, {"reliability", 0.99}, {"rollouts_per_s", 40},
+                                {"rollouts_source", "profile"}, {"gpu_usd_per_hour", i < 3 ? 30 : 60},
+                                {"storage_usd_per_hour", 0}, {"upload_usd_per_gb", 0}, {"download_usd_per_gb", 0}});
+  std::ofstream(folder.path() / "offers.json") << offers;
+  Program program(up(folder.path(), {"--set", "fleet.offers=" + (folder.path() / "offers.json").string(), "--set",
+                                     "rollout.prompts_per_step=8", "--set", "learner.warm_start.steps_max=1", "--set",
+                                     "run.steps=100000"}));
+  ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 2; }));
+  ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
+  const auto machines = rented_processes(run);
+  ASSERT_EQ(machines.size(), 3u);
+  ASSERT_EQ(::kill(machines[0].second, SIGKILL), 0);
+  ASSERT_EQ(::kill(machines[1].second, SIGTERM), 0);
+  EXPECT_TRUE(eventually(seconds(120), [&] {
+    const json status = json_file(run / "status.json");
+    int lost = 0, working = 0;
+    for (const json& worker : status.is_object() ? status.at("workers") : json::array())
+      lost += worker.at("lost").get<bool>() ? 1 : 0, working += !worker.at("lost").get<bool>() && worker.at("rollouts") > 0 ? 1 : 0;
+    return lost == 2 && working == 3;
+  })) << json_file(run / "status.json").dump();
+  program.signal(SIGINT);
+  const Outcome outcome = program.wait(seconds(60));
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report.at("fleet").at("workers_lost"), 2);
+  EXPECT_EQ(report.at("fleet").at("workers_replaced"), 2);
+  EXPECT_EQ(report.at("fleet").at("workers_started"), 5);
+
+  const auto ledger = provisioner::Ledger::open(run / "ledger.sqlite", "quickstart");
+  ASSERT_TRUE(ledger);
+  double usd = 0;
+  for (const provisioner::LedgerRow& row : *ledger->rows()) {
+    ASSERT_TRUE(row.ended_unix_s) << row.label;
+    ASSERT_FALSE(row.prices.empty()) << row.label;
+    for (std::size_t i = 0; i < row.prices.size(); ++i) {
+      const double to = i + 1 < row.prices.size() ? row.prices[i + 1].from_unix_s : *row.ended_unix_s;
+      usd += row.prices[i].usd_per_hour * (to - row.prices[i].from_unix_s) / 3600;
+    }
+    const std::string why = row.offer == machines[0].first ? "killed by signal 9" : row.offer == machines[1].first ? "told to end" : "";
+    EXPECT_NE(row.note.find(why), std::string::npos) << row.offer << ": " << row.note;
+  }
+  EXPECT_GT(usd, 0.01);
+  EXPECT_NEAR(report.at("cost").at("usd_fleet").get<double>(), usd, 0.005);
+  std::map<std::string, int> decided;
+  for (const provisioner::LedgerDecision& decision : *ledger->decisions()) ++decided[decision.what];
+  EXPECT_EQ(decided["planned"], 3);
+  EXPECT_EQ(decided["lost"], 2);
+  EXPECT_EQ(decided["replaced"], 2);
 }
 
 TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
