@@ -75,6 +75,7 @@ Result<BitRate> parse_bit_rate(std::string_view text) {
 std::string to_text(Duration d) {
   const double s = seconds(d);
   const double a = std::abs(s);
+  if (a >= 1000 * 3600) return fmt::format("{:.0f} h", s / 3600);
   if (a >= 3600) return fmt::format("{:.3g} h", s / 3600);
   if (a >= 60) return fmt::format("{:.3g} min", s / 60);
   if (a >= 1) return fmt::format("{:.3g} s", s);

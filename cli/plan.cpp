@@ -44,7 +44,7 @@ int run(const Arguments& a) {
   if (const Status status = checked.status(); !status) {
     const int code = refuse(status.error());
     if (a.sensitivity && status.error().code == Code::kInfeasible && !a.json)
-      if (const auto other = variations(*config, checked)) fmt::print("{}", provisioner::variations_table(*other));
+      if (const auto other = variations(*config, checked)) fmt::print("{}", provisioner::variations_table(*other, screen_columns()));
     return code;
   }
   for (const learner::Check& check : checked.checks)
@@ -63,7 +63,7 @@ int run(const Arguments& a) {
     if (a.json)
       fmt::print("{}\n", explained->to_json().dump(2));
     else
-      fmt::print("{}", explained->to_text());
+      fmt::print("{}", explained->to_text(screen_columns()));
     return 0;
   }
   std::optional<std::vector<provisioner::Variation>> other;
@@ -78,7 +78,7 @@ int run(const Arguments& a) {
     return 0;
   }
   fmt::print("{}", plan.to_table(SystemClock().unix_seconds(), screen_columns()));
-  if (other) fmt::print("\nwith another setting\n{}", provisioner::variations_table(*other));
+  if (other) fmt::print("\nwith another setting\n{}", provisioner::variations_table(*other, screen_columns()));
   if (!a.output.empty()) say("rent by it with: echoline apply {}\n", a.output);
   return 0;
 }

@@ -19,8 +19,8 @@ struct RunMarket {
   provisioner::Market from;
 };
 
-// Reads the offers file, or searches the market for what `request` could use, and predicts what each offer does for a model of this shape by the profile and by what earlier
-// runs below run.folder have measured. kInvalid for a bad or missing file; kUnavailable where the market does not answer.
+// Reads the offers file, or searches the market for what `request` could use, and predicts what each offer does for a model of
+// this shape by the profile and by what earlier runs below run.folder have measured. kInvalid for a bad or missing file; kUnavailable where the market does not answer.
 Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
                              const provisioner::PlanRequest& request);
 

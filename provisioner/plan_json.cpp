@@ -124,7 +124,6 @@ class Reader {
 
   template <class T>
   void number(const char* key, T& value, double least, double most) const {
-    std::optional<double> read;
     const json* j = find(key);
     if (!j) return;
     if (!j->is_number()) return wrong(key, "a number", *j);

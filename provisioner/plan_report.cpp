@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <utility>
 
 #include "provisioner/plan.hpp"
+#include "provisioner/text_table.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -56,63 +55,6 @@ std::string age_text(double s) {
   if (s < 120) return fmt::format("{:.0f} s", std::max(0.0, s));
   if (s < 7200) return fmt::format("{:.0f} min", s / 60);
   return s < 172800 ? fmt::format("{:.0f} h", s / 3600) : fmt::format("{:.0f} days", s / 86400);
-}
-
-struct Column {
-  std::string title;
-  bool right = false;
-  int drop = 0;  // where there is no room for all: the highest first; 0: never
-};
-
-// Rows of cells, each column as wide as its widest cell; numbers to the right.
-class Table {
- public:
-  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)), rows_(1) {
-    for (const Column& column : columns_) rows_.front().push_back(column.title);
-  }
-  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  std::string text(std::size_t most) const {
-    std::vector<std::size_t> width(columns_.size(), 0);
-    for (const auto& row : rows_)
-      for (std::size_t c = 0; c < row.size(); ++c) width[c] = std::max(width[c], row[c].size() + 1);
-    while (std::accumulate(width.begin(), width.end(), std::size_t{0}) > most + 1) {
-      std::size_t worst = 0;
-      for (std::size_t c = 0; c < columns_.size(); ++c)
-        if (width[c] > 0 && columns_[c].drop > (width[worst] > 0 ? columns_[worst].drop : -1)) worst = c;
-      if (columns_[worst].drop == 0) break;
-      width[worst] = 0;
-    }
-    std::string out;
-    for (const auto& row : rows_) {
-      std::string line;
-      for (std::size_t c = 0; c < row.size(); ++c) {
-        if (width[c] == 0) continue;
-        if (!line.empty()) line += ' ';
-        line += columns_[c].right ? fmt::format("{:>{}}", row[c], width[c] - 1) : fmt::format("{:<{}}", row[c], width[c] - 1);
-      }
-      while (!line.empty() && line.back() == ' ') line.pop_back();
-      out += line + '\n';
-    }
-    return out;
-  }
-
- private:
-  std::vector<Column> columns_;
-  std::vector<std::vector<std::string>> rows_;
-};
-
-// Broken between words, what follows indented.
-std::string folded(std::string_view text, std::size_t columns) {
-  std::string out;
-  bool first = true;
-  while (text.size() > columns) {
-    const std::size_t at = text.rfind(' ', columns);
-    if (at == std::string_view::npos || text.find_first_not_of(' ') >= at) break;
-    out += std::string(text.substr(0, at)) + "\n  ";
-    text.remove_prefix(at + 1);
-    if (std::exchange(first, false)) columns -= 2;
-  }
-  return out + std::string(text);
 }
 
 // What the rented machines are.
@@ -183,7 +125,7 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
   const std::size_t most = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
   const auto above = [&](double base) { return base > 0 ? 100 * (set_usd_per_hour / base - 1) : 0; };
   std::string out;
-  const auto line = [&](const std::string& text) { out += (columns ? folded(text, std::max<std::size_t>(*columns, 40)) : text) + '\n'; };
+  const auto line = [&](const std::string& text) { out += folded(text, columns) + '\n'; };
   line(fmt::format("R {:.6g} rollouts/step   kappa {}   S {}   T {}", request.pace.rollouts_per_step,
                    request.pace.publish_every, request.staleness_budget, echoline::to_text(request.pace.step_time)));
   line(fmt::format(
@@ -204,7 +146,7 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
   line(fmt::format("fleet: {} per hour", range(usd_per_hour, 4)));
   line(fmt::format("       {} once to join, ${:.3g} per 1k rollouts", range({usd_joining, usd_joining, usd_joining}, 4),
                    1000 * usd_per_hour.expected / (3600 * rollouts_per_s)));
-  if (request.run_time && replacing.losses > 0)
+  if (replacing.usd.high >= 0.005)
     line(fmt::format("       {:.2g} machines lost and replaced: {}", replacing.losses, range(replacing.usd, 4)));
   line(fmt::format("learner: {} per hour", request.learner_usd_per_hour
                                                ? fmt::format("${:.4f}", *request.learner_usd_per_hour)

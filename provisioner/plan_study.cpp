@@ -9,6 +9,7 @@
 #include "base/text.hpp"
 #include "provisioner/eligibility.hpp"
 #include "provisioner/replacement.hpp"
+#include "provisioner/text_table.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -85,9 +86,9 @@ json Explanation::to_json() const {
           {"lines", lines}};
 }
 
-std::string Explanation::to_text() const {
+std::string Explanation::to_text(std::optional<std::size_t> columns) const {
   std::string text;
-  for (const std::string& line : lines) text += line + '\n';
+  for (const std::string& line : lines) text += folded(line, columns) + '\n';
   return text;
 }
 
@@ -115,7 +116,7 @@ Result<Explanation> explain_offer(const Plan& plan, std::span<const Offer> offer
                       ? fmt::format("{:.4g} rollouts/s by {}, perhaps {:.0f} % more or less", o.rollouts_per_s,
                                     to_string(o.rollouts_source), 100 * o.uncertainty())
                       : std::string("rollouts/s not known"));
-  if (!o.rollouts_from.empty()) lines.push_back("  as published or measured by " + o.rollouts_from);
+  if (!o.rollouts_from.empty()) lines.push_back("  from " + o.rollouts_from);
   price_lines(plan, *row, lines);
   if (const auto losses = losses_per_hour(plan.request, o))
     lines.push_back(fmt::format("lost {:.3g} times a day{}", 24 * *losses,
@@ -203,22 +204,25 @@ json variations_json(const std::vector<Variation>& variations) {
   return rows;
 }
 
-std::string variations_table(const std::vector<Variation>& variations) {
-  std::string text = fmt::format("{:<22} {:>10} {:>10} {:>7} {:>10} {:>8}\n", "with", "T_b", "target/s", "workers", "$/h", "change");
+std::string variations_table(const std::vector<Variation>& variations, std::optional<std::size_t> columns) {
+  Table table({{"with"}, {"T_b", true, 2}, {"target/s", true, 3}, {"workers", true, 1}, {"$/h", true}, {"change", true}});
+  const std::size_t most = std::clamp<std::size_t>(columns.value_or(80), 40, 80);
+  std::string none;
   const std::optional<Plan>* base = variations.empty() ? nullptr : &variations.front().plan;
   for (const Variation& v : variations) {
     if (!v.plan) {
-      text += fmt::format("{:<22} no plan: {}\n", v.change, printable(v.why_not, 45));
+      const std::string head = v.change + ": no plan: ";
+      none += head + printable(v.why_not, std::max<std::size_t>(20, most - std::min(most, head.size() + 3))) + '\n';
       continue;
     }
     const double usd_now = v.plan->usd_per_hour.expected;
     const std::string change = base && *base && (*base)->usd_per_hour.expected > 0
                                    ? fmt::format("{:+.1f} %", 100 * (usd_now / (*base)->usd_per_hour.expected - 1))
                                    : "";
-    text += fmt::format("{:<22} {:>10} {:>10.4g} {:>7} {:>10.4f} {:>8}\n", v.change, to_text(v.plan->broadcast_time),
-                        v.plan->target.provisioned_rollouts_per_s, v.plan->topology.size(), usd_now, change);
+    table.add({v.change, to_text(v.plan->broadcast_time), fmt::format("{:.4g}", v.plan->target.provisioned_rollouts_per_s),
+               fmt::format("{}", v.plan->topology.size()), fmt::format("{:.4f}", usd_now), change});
   }
-  return text;
+  return table.text(most) + none;
 }
 
 }  // namespace echoline::provisioner

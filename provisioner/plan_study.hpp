@@ -18,7 +18,7 @@ struct Explanation {
   std::optional<double> rented_up_to_usd_per_hour;
 
   nlohmann::json to_json() const;
-  std::string to_text() const;
+  std::string to_text(std::optional<std::size_t> columns = {}) const;
 };
 
 // kNotFound for an offer that is not there, with the nearest id. `plan`: made of `offers` by its request.
@@ -34,6 +34,6 @@ struct Variation {
 // The plan as asked for first, then with other S, kappa, prices, uplink and headroom, one change at a time.
 std::vector<Variation> vary_plan(const PlanRequest& request, std::span<const Offer> offers);
 nlohmann::json variations_json(const std::vector<Variation>& variations);
-std::string variations_table(const std::vector<Variation>& variations);
+std::string variations_table(const std::vector<Variation>& variations, std::optional<std::size_t> columns = {});
 
 }  // namespace echoline::provisioner

@@ -1,5 +1,6 @@
 #include "provisioner/renewal.hpp"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "provisioner/eligibility.hpp"
@@ -38,11 +39,16 @@ Result<RenewedPlan> renew_plan(const Plan& planned, std::span<const Offer> offer
   auto plan = make_plan(request, pool);
   if (!plan) return std::move(plan).error();
   const double before = planned.usd_per_hour.expected, after = plan->usd_per_hour.expected;
-  if (after > before * (1 + tolerance))
+  if (after > before * (1 + tolerance)) {
+    constexpr std::size_t kNamed = 5;
+    std::string what;
+    for (std::size_t i = 0; i < std::min(kNamed, renewed.changes.size()); ++i) what += "; " + renewed.changes[i];
+    if (renewed.changes.size() > kNamed) what += fmt::format("; and {} more", renewed.changes.size() - kNamed);
     return fail(Code::kInfeasible, "renew plan",
-                "planned were ${:.4f}/h and today the fleet comes to ${:.4f}/h, {:.1f} % more: allow that "
+                "planned were ${:.4f}/h and today the fleet comes to ${:.4f}/h, {:.1f} % more{}: allow that "
                 "(--price-tolerance), or make a new plan",
-                before, after, 100 * (after / before - 1));
+                before, after, 100 * (after / before - 1), what);
+  }
   renewed.plan = std::move(*plan);
   for (const PlanRow* row : renewed.plan.chosen())
     if (const PlanRow* old = planned.row_of(row->offer.id); !old || !old->chosen)

@@ -50,16 +50,13 @@ void Invariants::on_frame(HostId from, HostId to, const Frame& frame) {
   }
   if (frame.type != FrameType::kControl) return;
   counts_.intrusions += from == fleet_.intruder_host();
-  if (to == fleet_.intruder_host() && honest(from)) {
-    const auto message = decode_control(frame.body.bytes());
-    if (message && (std::holds_alternative<SignedAnnouncement>(*message) || std::holds_alternative<SignedManifest>(*message)))
-      violated(kGranted, fmt::format("host {} took a machine that the learner never sent there for its child", from));
-  }
-  if (to == learner) {
-    const auto worker = fleet_.worker_on(from);
-    const auto message = decode_control(frame.body.bytes());
-    if (worker && message) on_message_to_learner(*worker, *message);
-  }
+  const bool to_intruder = to == fleet_.intruder_host() && honest(from);
+  if (!to_intruder && to != learner) return;
+  const auto message = decode_control(frame.body.bytes());
+  if (!message) return;
+  if (to_intruder && (std::holds_alternative<SignedAnnouncement>(*message) || std::holds_alternative<SignedManifest>(*message)))
+    violated(kGranted, fmt::format("host {} took a machine that the learner never sent there for its child", from));
+  if (const auto worker = fleet_.worker_on(from); worker && to == learner) on_message_to_learner(*worker, *message);
 }
 
 void Invariants::on_bad_chunk(HostId from, HostId to, const Frame& frame) {

@@ -242,6 +242,7 @@ TEST(Renew, KeepsWhatIsLeftAndReplacesWhatHasGoneOrBecomeDear) {
   const auto doubled = renew_plan(*plan, market, 0.2);
   ASSERT_FALSE(doubled);
   EXPECT_EQ(doubled.error().code, Code::kInfeasible);
+  EXPECT_THAT(doubled.error().detail, testing::HasSubstr("; " + gone + " is not offered any more; "));
 }
 
 }  // namespace
