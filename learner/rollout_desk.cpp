@@ -220,8 +220,7 @@ void RolloutDesk::retire(WorkerId worker) {
 
 void RolloutDesk::let_go(WorkerId worker) {
   retired_.insert(worker);
-  if (events_.leaving) events_.leaving(worker);
-  if (!wants_no_more_) return;
+  if (!wants_no_more_) return events_.leaving ? events_.leaving(worker) : void();
   schema::LearnerMessage message;
   message.mutable_stop()->set_reason("the run has ended");
   events_.send(worker, message.SerializeAsString());

@@ -347,11 +347,21 @@ class Service {
       const Duration waited = clock_.now() - begin;
       if (joined > 0 && waited >= patience) return ok();
       if (waited >= (missing > 0 && fleet_ ? kMachinesTried : 1) * patience)
-        return fail(Code::kUnavailable, "start fleet", "no worker joined within {}; their logs are in {}", to_text(waited),
-                    (record_->folder() / "logs").string());
+        return fail(Code::kUnavailable, "start fleet", "no worker joined within {}{}; {}", to_text(waited), latest_trouble(),
+                    where_to_look());
       std::this_thread::sleep_for(kPoll / 2);
     }
     return ok();
+  }
+
+  std::string latest_trouble() const {
+    const std::string trouble = fleet_ ? fleet_->summary().trouble : "";
+    return trouble.empty() ? "" : ", and the latest that went wrong was: " + trouble;
+  }
+  std::string where_to_look() const {
+    const std::string folder = record_->folder().string();
+    if (config_.fleet.provider == ProviderKind::kLocal) return fmt::format("logs of workers are in {}/logs", folder);
+    return fmt::format("`echoline ledger show {}` has every decision", folder);
   }
 
   std::size_t still_joining() const { return fleet_ ? fleet_->summary().numbers.joining : 0; }
@@ -409,8 +419,8 @@ class Service {
         log::warn("no worker is left; waiting for one");
       } else if (clock_.now() - alone_since > config_.fleet.join_timeout) {
         ECHO_TRY(checkpoint());
-        return fail(Code::kUnavailable, "train", "no worker for {}: the run stands at step {}, go on with --resume",
-                    to_text(config_.fleet.join_timeout), step_);
+        return fail(Code::kUnavailable, "train", "no worker for {}{}: the run stands at step {}, go on with --resume; {}",
+                    to_text(config_.fleet.join_timeout), latest_trouble(), step_, where_to_look());
       }
     }
     if (!batch) return false;

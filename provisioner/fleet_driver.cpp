@@ -282,6 +282,10 @@ void FleetDriver::act(const fleet::Note& a) {
   if (a.ticket != 0) numbers["row"] = a.ticket;  // of the ledger
   warn(ledger_->decided({clock_.unix_seconds(), a.what, a.why, numbers.dump()}));
   options_.record(a.what, a.offer, a.why);
+  if (a.what == "lost" || a.what == "failed") {
+    const std::lock_guard lock(mutex_);
+    summary_.trouble = fmt::format("{} {}: {}", a.what, a.offer, a.why);
+  }
   if (a.what == "lost" || a.what == "failed" || a.what == "short" || a.what == "budget" || a.what == "stop_failed")
     log::warn("{}{}{}: {}", a.what, a.offer.empty() ? "" : " ", a.offer, a.why);
   else

@@ -50,6 +50,7 @@ struct FleetSummary {
   double usd = 0, usd_per_hour = 0;  // of all processes of the run; traffic included
   bool prices_known = true;          // otherwise `usd` is the least it can be
   FleetNumbers numbers;
+  std::string trouble;  // the latest: "failed m5: no capacity"; "" where there was none
 };
 
 // Every method is thread-safe and returns at once, but for start() and stop().

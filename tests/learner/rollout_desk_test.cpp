@@ -232,6 +232,7 @@ TEST_F(DeskTest, WhoWasToldToEndIsToldWhetherThatIsStillWanted) {
   desk_->wants_no_more();
   desk_->receive(WorkerId{1}, message.SerializeAsString());
   EXPECT_TRUE(next_message().has_stop());
+  EXPECT_EQ(leaving_.size(), 1u);  // everybody is told to end now
 }
 
 TEST_F(DeskTest, RefusesAnUnknownVersionAndAForeignDigest) {
