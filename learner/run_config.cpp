@@ -137,8 +137,8 @@ void read_learner(ConfigSection s, LearnerSection& c) {
          "a longer gradient is scaled down to this norm");
   s.read_choice("truncated", c.truncated,
                 {{"keep", Truncated::kKeep}, {"mask", Truncated::kMask}, {"penalty", Truncated::kPenalty}},
-                "answers cut by `response_tokens_max`: trained on like others (keep), not trained on though their reward "
-                "counts in the group's mean (mask), or with a lower reward (penalty)");
+                "answers cut by `response_tokens_max`: trained on like others (keep), not trained on though their "
+                "reward counts in the group's mean (mask), or with a lower reward (penalty)");
   s.read("truncated_penalty", c.truncated_penalty, {.min = 0.0, .max = 1000.0},
          "what `truncated: penalty` subtracts from the reward");
   s.read("minibatches", c.minibatches, {.min = 1, .max = 64}, "updates in a learner step");
@@ -151,7 +151,8 @@ void read_learner(ConfigSection s, LearnerSection& c) {
   c.warm_start.enabled = s.has("warm_start");
   read_warm_start(s.section("warm_start",
                             "Supervised training on the task's demonstrations before anything is rented, for a model "
-                            "that would not find a right answer by itself. Where the section is absent, there is none."),
+                            "that would not find a right answer by itself. Where the section is absent, there is "
+                            "none."),
                   c.warm_start);
 }
 
@@ -208,8 +209,10 @@ void read_assume(ConfigSection s, provisioner::Assumptions& c) {
 
 void read_fleet(ConfigSection s, FleetSection& c) {
   std::optional<std::filesystem::path> offers;
-  s.read("offers", offers, {"file of the machines that can be rented; see configs/offers/README.md", "fleet.search is needed"});
-  s.read("search", c.search, "ask vast.ai (fleet.vast.url) what can be rented, instead of reading a file; this needs no key");
+  s.read("offers", offers,
+         {"file of the machines that can be rented; see configs/offers/README.md", "fleet.search is needed"});
+  s.read("search", c.search,
+         "ask vast.ai (fleet.vast.url) what can be rented, instead of reading a file; this needs no key");
   s.read("search_every", c.search_every, {.min = std::chrono::seconds(10), .max = std::chrono::hours(24)},
          "how often vast.ai is asked again while the run goes on; a file is read again when it has changed");
   if (offers.has_value() == c.search)
@@ -233,22 +236,26 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   s.read_choice("provider", c.provider,
                 {{"local", ProviderKind::kLocal}, {"vast", ProviderKind::kVast}, {"ssh", ProviderKind::kSsh},
                  {"exec", ProviderKind::kExec}, {"none", ProviderKind::kNone}},
-                "processes on this machine, held to their offer's speed and links (local), hosts of vast.ai (vast), hosts "
-                "that are there (ssh), whatever commands start (exec), or nothing is rented and workers join by hand (none)");
+                "processes on this machine, held to their offer's speed and links (local), hosts of vast.ai (vast), "
+                "hosts that are there (ssh), whatever commands start (exec), or nothing is rented and workers join "
+                "by hand (none)");
   s.read("provider_file", c.provider_file,
          {"the hosts of ssh, the commands of exec; see configs/providers/README.md", "none; ssh and exec need one"});
   s.read("image", c.image,
-         {"the container image that a rented host runs; it holds the program, unless fleet.bundle is given", "none; vast needs one"});
+         {"the container image that a rented host runs; it holds the program, unless fleet.bundle is given",
+          "none; vast needs one"});
   s.read("bundle", c.bundle,
-         {"what `echoline bundle` has made, best as .tar.gz, which every machine can unpack: rented hosts fetch it from the learner, "
-          "on the port on which they join, and run the program in it", "the host has the program: in its image, or brought by ssh"});
+         {"what `echoline bundle` has made, best as .tar.gz, which every machine can unpack: rented hosts fetch it "
+          "from the learner, on the port on which they join, and run the program in it",
+          "the host has the program: in its image, or brought by ssh"});
   s.read("disk", c.disk, {.min = Bytes{1'000'000'000}, .max = Bytes{1ull << 50}}, "of a rented host");
-  ConfigSection vast = s.section("vast", "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.");
+  ConfigSection vast =
+      s.section("vast", "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.");
   vast.read("url", c.vast_url, {"where the service is", "https://console.vast.ai"});
   vast.read("key_file", c.vast_key_file, {"a file of mode 600 that holds the key", "VAST_API_KEY"});
   s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
-         "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is used "
-         "up");
+         "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is "
+         "used up");
   s.require("step_time_expected", c.step_time_expected,
             {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
             "T, the time of a learner step, until it has been measured");
@@ -257,12 +264,12 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   s.read("install_time_expected", c.install_time_expected, {.min = Duration(0), .max = std::chrono::hours(1)},
          "the part of T_b that is not transfer: finishing a batch, applying the delta");
   s.read("usd_per_hour_max", c.usd_per_hour_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the fleet may cost; without it a learner that turns out faster than step_time_expected is given no more "
-          "machines than were planned",
+         {"US dollars that the fleet may cost; without it a learner that turns out faster than step_time_expected is "
+          "given no more machines than were planned",
           "what the plan costs"});
   s.read("usd_max", c.usd_max, {.min = 0.0, .max = 1e9},
-         {"US dollars that the whole run may cost, the learner's own machine included where its price is given; the fleet is given "
-          "back before more is spent",
+         {"US dollars that the whole run may cost, the learner's own machine included where its price is given; the "
+          "fleet is given back before more is spent",
           "unlimited"});
   s.read_choice("pricing", c.pricing,
                 {{"on_demand", provisioner::Pricing::kOnDemand}, {"bid", provisioner::Pricing::kBid}},
@@ -270,7 +277,8 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   s.read("bid_over_min", c.bid_over_min, {.min = 0.0, .max = 100.0},
          "a bid is so much above the least that would rent the offer; 0.1 is a tenth");
   s.read("per_host_max", c.per_host_max, {.min = 1, .max = 4096},
-         {"offers of one host that are rented at the same time; where an offer does not say whose it is, of one machine",
+         {"offers of one host that are rented at the same time; where an offer does not say whose it is, of one "
+          "machine",
           "unlimited"});
   s.read("places", c.places, {"an offer's place must contain one of these, such as [SE, US]", "any"});
   s.read("up_min", c.up_min, {.min = BitRate{0}, .max = BitRate{1e12}}, {"uplink of an offer", "any"});
@@ -291,7 +299,8 @@ void read_all(ConfigSection root, RunConfig& c) {
   read_run(root.section("run", "The run itself."), c.run);
   read_model(root.section("model", "The model that is trained. Exactly one of the two keys is needed."), c.model);
   read_task(root.section("task", "What the model learns."), c.task);
-  read_evaluation(root.section("evaluation", "Greedy answers to held-out problems, while the run goes on."), c.evaluation);
+  read_evaluation(root.section("evaluation", "Greedy answers to held-out problems, while the run goes on."),
+                  c.evaluation);
   read_rollout(root.section("rollout", "How responses are generated."), c.rollout);
   read_staleness(root.section("staleness", "How old a policy may be whose trajectories are trained on."), c.staleness);
   read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.learner);
