@@ -6,10 +6,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
+#include <set>
+#include <thread>
 
 #include "base/clock.hpp"
 #include "learner/planning.hpp"
+#include "overlay/uv/hosts.hpp"
+#include "provisioner/down.hpp"
+#include "provisioner/providers/make.hpp"
 #include "tests/cli/program.hpp"
 #include "tests/provisioner/vast_server.hpp"
 
@@ -99,6 +105,80 @@ TEST(RentedWorker, EndsItsOwnInstanceWhenItEnds) {
   EXPECT_NE(outcome.status, 0);  // it never got to work
   EXPECT_TRUE(server.rented().empty()) << outcome.err;
   EXPECT_EQ(outcome.err.find(provisioner::VastServer::kKey), std::string::npos);
+}
+
+struct HurriedClock final : Clock {
+  TimePoint now() const override { return system.now() + ahead; }
+  double unix_seconds() const override { return system.unix_seconds() + seconds(ahead); }
+  SystemClock system;
+  Duration ahead{};
+};
+
+// The learner itself is killed: right after a machine came to be, of which it has not heard, and right after it gave one back.
+// Whatever is rented then is in its ledger, and `down` leaves nothing.
+TEST(LedgerVerbs, DownReleasesWhatAKilledLearnerRented) {
+  if (overlay::reached_from_elsewhere({"::", 1}).empty()) GTEST_SKIP() << "rented hosts need an address that is not loopback";
+  setenv("VAST_API_KEY", provisioner::VastServer::kKey, 1);
+  for (const int point : {1, 5}) {
+    SCOPED_TRACE(point);
+    provisioner::VastServer server;
+    const TemporaryFolder folder;
+    const auto run = folder.path() / "quickstart";
+    json offers = {{"schema_version", 1}, {"offers", json::array()}};
+    for (int i = 0; i < 3; ++i)
+      offers["offers"].push_back({{"id", std::to_string(101 + i)}, {"provider", "vast"}, {"host", fmt::format("h{}", i)},
+                                  {"gpu", "L4"}, {"gpu_count", 1}, {"vram_gb", 24}, {"up_mbit_per_s", 100}, {"down_mbit_per_s", 100}, {"reliability", 0.99},
+                                  {"rollouts_per_s", 60}, {"rollouts_source", "profile"}, {"gpu_usd_per_hour", 0.3},
+                                  {"storage_usd_per_hour", 0}, {"upload_usd_per_gb", 0}, {"download_usd_per_gb", 0}});
+    std::ofstream(folder.path() / "offers.json") << offers;
+    std::atomic<bool> two = false, killed = false;
+    server.at_points([&](int at) {
+      two = two || at == 3;
+      if (at != point || killed.exchange(true)) return;
+      ::kill(json_file(run / "status.json").at("pid").get<pid_t>(), SIGKILL);
+    });
+    Program program({"up", "configs/quickstart.yaml", "--json", "--set", "run.folder=" + folder.path().string(), "--set",
+                     "fleet.offers=" + (folder.path() / "offers.json").string(), "--set", "fleet.provider=vast", "--set",
+                     "fleet.image=debian:12", "--set", "fleet.vast.url=" + server.url(), "--set", "network.bind=::", "--set",
+                     "rollout.prompts_per_step=8", "--set", "learner.warm_start.steps_max=1"});
+    if (point > 3) {  // both are rented: now it is to end in order
+      EXPECT_TRUE(eventually(std::chrono::seconds(60), [&] { return two || !program.running(); }));
+      program.signal(SIGINT);
+    }
+    EXPECT_EQ(program.wait(std::chrono::seconds(60)).status, 1);
+    ASSERT_TRUE(killed);
+    server.at_points({});
+    {
+      const auto ledger = Ledger::open(run / "ledger.sqlite", "quickstart");
+      std::set<std::string> known;
+      for (const auto& row : *ledger->rows())
+        if (row.open()) known.insert(row.label);
+      EXPECT_FALSE(server.rented().empty());
+      for (const auto& [id, instance] : server.rented()) EXPECT_TRUE(known.contains(instance.label)) << id;
+    }
+    {  // as the verb does, which gives what was asked for a moment ago a minute to come to be
+      auto ledger = Ledger::open(run / "ledger.sqlite", "quickstart");
+      HurriedClock clock;
+      provisioner::DownOptions options;
+      options.provider = [&](const std::string& name) {
+        provisioner::ProviderOptions made;
+        made.vast_url = server.url();
+        return provisioner::make_provider(name, made);
+      };
+      options.providers = {"vast"};
+      options.pause = [&](Duration d) {
+        clock.ahead += std::max<Duration>(d, std::chrono::milliseconds(500));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      };
+      const auto report = provisioner::bring_down(*ledger, clock, options);
+      ASSERT_TRUE(report) << report.error().message();
+      EXPECT_TRUE(report->problems.empty());
+    }
+    EXPECT_TRUE(server.rented().empty());
+    const json again = json::parse(run_program({"down", run.string(), "--json"}).out);
+    EXPECT_TRUE(again["released"].empty() && again["problems"].empty()) << again.dump();
+  }
+  unsetenv("VAST_API_KEY");
 }
 
 TEST(EarlierRun, WhatItStillHasIsReleasedBeforeANewOneRents) {
