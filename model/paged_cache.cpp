@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "model/kernels.hpp"
+
 namespace echoline::model {
 
 using torch::Tensor;
@@ -11,18 +13,6 @@ using torch::Tensor;
 namespace {
 
 constexpr std::int64_t kPagesFirst = 64;
-
-float dot(const float* a, const float* b, std::int64_t count) {
-  float lanes[8] = {};  // independent sums, which the compiler may keep in a vector register
-  std::int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    for (std::int64_t j = 0; j < 8; ++j) lanes[j] += a[i + j] * b[i + j];
-  }
-  float sum = 0;
-  for (; i < count; ++i) sum += a[i] * b[i];
-  for (const float lane : lanes) sum += lane;
-  return sum;
-}
 
 }  // namespace
 
@@ -43,9 +33,10 @@ bool PagedCache::reserve(std::int64_t pages) {
   const std::int64_t grown = std::min(pages_max_, std::max({needed, 2 * pages_, kPagesFirst}));
   try {
     for (auto* tensors : {&keys_, &values_}) {
+      const std::int64_t rows = tensors == &keys_ ? config_.head_dim : kPageTokens;
       for (Tensor& tensor : *tensors) {
         if (tensor.defined() && tensor.size(0) == grown) continue;  // of an attempt that failed halfway
-        Tensor larger = torch::empty({grown, config_.kv_heads, kPageTokens, config_.head_dim}, options_);
+        Tensor larger = torch::empty({grown, config_.kv_heads, rows, config_.head_dim * kPageTokens / rows}, options_);
         if (pages_ > 0) larger.narrow(0, 0, pages_).copy_(tensor.narrow(0, 0, pages_));
         tensor = std::move(larger);
       }
@@ -110,7 +101,7 @@ struct PagedCache::Reading : Attention {
   }
   Tensor attend(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) override {
     using torch::indexing::Slice;
-    cache.keys_[layer].index_put_({page, Slice(), slot}, k.flatten(0, 1).index_select(0, kept));
+    cache.keys_[layer].index_put_({page, Slice(), Slice(), slot}, k.flatten(0, 1).index_select(0, kept));
     cache.values_[layer].index_put_({page, Slice(), slot}, v.flatten(0, 1).index_select(0, kept));
     return attend_causally(q, k, v);
   }
@@ -155,21 +146,22 @@ struct PagedCache::Continuing : Attention {
   Tensor by_products(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     using torch::indexing::Slice;
     const std::int64_t kv_heads = k.size(2), heads = q.size(2), dim = q.size(3), group = heads / kv_heads;
-    cache.keys_[layer].index_put_({page, Slice(), slot}, k.select(1, 0));
+    cache.keys_[layer].index_put_({page, Slice(), Slice(), slot}, k.select(1, 0));
     cache.values_[layer].index_put_({page, Slice(), slot}, v.select(1, 0));
-    const auto gather = [&](const Tensor& pool) {  // [rows * kv_heads, keys, dim]
-      return pool.index_select(0, table)
-          .view({rows, -1, kv_heads, kPageTokens, dim})
+    const auto gather = [&](const Tensor& pool, bool transposed) {  // [rows * kv_heads, keys, dim]
+      const Tensor pages = pool.index_select(0, table);
+      return (transposed ? pages.transpose(2, 3) : pages)
+          .unflatten(0, {rows, -1})
           .transpose(1, 2)
           .reshape({rows * kv_heads, -1, dim});
     };
     // A slot that nothing was written to may hold what is no number, and zero times that is none either.
-    const Tensor values = gather(cache.values_[layer])
+    const Tensor values = gather(cache.values_[layer], false)
                               .view({rows, kv_heads, -1, dim})
                               .masked_fill(seen.logical_not(), 0)
                               .view({rows * kv_heads, -1, dim});
     const Tensor grouped = q.reshape({rows * kv_heads, group, dim}).transpose(1, 2);
-    const Tensor scores = torch::bmm(gather(cache.keys_[layer]), grouped)
+    const Tensor scores = torch::bmm(gather(cache.keys_[layer], true), grouped)
                               .view({rows, kv_heads, -1, group})
                               .masked_fill(seen.logical_not(), -INFINITY);
     return torch::bmm(scores.softmax(2).view({rows * kv_heads, -1, group}).transpose(1, 2), values)
@@ -180,47 +172,25 @@ struct PagedCache::Continuing : Attention {
   Tensor over_pages(std::size_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
     const std::int64_t kv_heads = k.size(2), heads = q.size(2), dim = q.size(3), group = heads / kv_heads;
     const Tensor out = torch::empty({rows, heads * dim}, q.options());
-    const Tensor query = q.contiguous(), new_key = k.contiguous(), new_value = v.contiguous();
     const std::int64_t head_size = kPageTokens * dim, page_size = kv_heads * head_size;
-    float* const key_pool = cache.keys_[layer].data_ptr<float>();
-    float* const value_pool = cache.values_[layer].data_ptr<float>();
-    const float* const q_data = query.data_ptr<float>();
-    float* const out_data = out.data_ptr<float>();
-    at::parallel_for(0, rows * kv_heads, 8, [&](std::int64_t begin, std::int64_t end) {
-      std::vector<float> weights;
+    float* const keys = cache.keys_[layer].data_ptr<float>();
+    float* const values = cache.values_[layer].data_ptr<float>();
+    const auto of = [](const Tensor& t, std::int64_t row, std::int64_t head) {
+      return t.data_ptr<float>() + row * t.stride(0) + head * t.stride(2);
+    };
+    at::parallel_for(0, rows * kv_heads, 16, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<float> scratch;
       for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t row = n / kv_heads, kv = n % kv_heads;
         const Pages& text = *texts[static_cast<std::size_t>(row)];
-        const std::int64_t seen = text.tokens + 1;
-        const auto block = [&](float* pool, std::int64_t s) {
-          return pool + text.list[static_cast<std::size_t>(s / kPageTokens)] * page_size + kv * head_size;
-        };
-        const std::int64_t own = text.tokens % kPageTokens * dim;
-        std::copy_n(new_key.data_ptr<float>() + n * dim, dim, block(key_pool, text.tokens) + own);
-        std::copy_n(new_value.data_ptr<float>() + n * dim, dim, block(value_pool, text.tokens) + own);
-        weights.resize(static_cast<std::size_t>(seen));
-        for (std::int64_t head = kv * group; head < (kv + 1) * group; ++head) {
-          const float* const asks = q_data + (row * heads + head) * dim;
-          float top = -std::numeric_limits<float>::infinity(), sum = 0;
-          for (std::int64_t first = 0; first < seen; first += kPageTokens) {
-            const float* key = block(key_pool, first);
-            for (std::int64_t s = first; s < std::min(first + kPageTokens, seen); ++s, key += dim) {
-              const float score = dot(asks, key, dim);
-              weights[static_cast<std::size_t>(s)] = score;
-              top = std::max(top, score);
-            }
-          }
-          for (float& weight : weights) sum += weight = std::exp(weight - top);
-          float* const mixed = out_data + (row * heads + head) * dim;
-          std::fill_n(mixed, dim, 0.0f);
-          for (std::int64_t first = 0; first < seen; first += kPageTokens) {
-            const float* value = block(value_pool, first);
-            for (std::int64_t s = first; s < std::min(first + kPageTokens, seen); ++s, value += dim) {
-              const float share = weights[static_cast<std::size_t>(s)] / sum;
-              for (std::int64_t i = 0; i < dim; ++i) mixed[i] += share * value[i];
-            }
-          }
-        }
+        const Page page = text.list[static_cast<std::size_t>(text.tokens / kPageTokens)];
+        const std::int64_t slot = text.tokens % kPageTokens, head = kv * head_size;
+        const float* const key = of(k, row, kv);
+        for (std::int64_t d = 0; d < dim; ++d) keys[page * page_size + head + d * kPageTokens + slot] = key[d];
+        std::copy_n(of(v, row, kv), dim, values + page * page_size + head + slot * dim);
+        scratch.resize(static_cast<std::size_t>(group * pages_of(text.tokens + 1) * kPageTokens));
+        kernels().attend(of(q, row, kv * group), group, dim, text.tokens + 1, text.list.data(), keys + head,
+                         values + head, page_size, scratch.data(), out.data_ptr<float>() + (row * heads + kv * group) * dim);
       }
     });
     return out;

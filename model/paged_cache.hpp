@@ -54,8 +54,9 @@ class PagedCache {
   torch::TensorOptions options_;
   Bytes page_bytes_;
   std::int64_t pages_limit_ = 0, pages_max_ = 0, pages_ = 0, used_ = 0;
-  std::vector<torch::Tensor> keys_, values_;  // per layer [pages, kv_heads, kPageTokens, head_dim]
-  std::vector<std::int32_t> references_;      // by page
+  std::vector<torch::Tensor> keys_;       // per layer [pages, kv_heads, head_dim, kPageTokens]
+  std::vector<torch::Tensor> values_;     // per layer [pages, kv_heads, kPageTokens, head_dim]
+  std::vector<std::int32_t> references_;  // by page
   std::vector<Page> unused_;
 };
 

@@ -97,7 +97,7 @@ struct RunningBatch::State {
   State(std::shared_ptr<Transformer> m, BatchLimits l)
       : model(std::move(m)),
         limits(l),
-        cache(model->config(), model->device(), model->dtype(), l.cache_max),
+        cache(model->config(), model->device(), model->device().is_cpu() ? torch::kFloat : model->dtype(), l.cache_max),
         rows_max(std::max<std::int64_t>(1, l.rows_max)),
         prefill_tokens_max(l.prefill_tokens_max) {}
 

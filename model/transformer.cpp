@@ -7,19 +7,11 @@
 #include <limits>
 
 #include "base/random.hpp"
+#include "model/cpu_pass.hpp"
 
 namespace echoline::model {
 
 using torch::Tensor;
-
-// Queries, keys and values share one block of memory, so that a pass without gradients is one product.
-struct Transformer::Layer {
-  Tensor qkv;                    // [(heads + 2 kv_heads) * head_dim, hidden]; q, k and v are views of it
-  Tensor q, k, v, o;             // projections as checkpoints name them
-  Tensor q_norm, k_norm;         // [head_dim]
-  Tensor input_norm, post_norm;  // [hidden]
-  Tensor gate, up, down;
-};
 
 namespace {
 
@@ -52,13 +44,19 @@ struct Pass {
   Attention* attention;
 };
 
+// x weight^T. A CPU computes in fp32 with bf16 weights where no gradient wants them in one type.
+Tensor product(const Tensor& x, const Tensor& weight) {
+  if (few_rows(x, weight)) return cpu_product(x, weight);
+  return torch::linear(x, weight.to(x.scalar_type()));
+}
+
 // One decoder layer on x [batch * tokens, hidden].
 Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
               const Tensor& x) {
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
   const bool aliased = !torch::GradMode::is_enabled() && layer.q.data_ptr() == layer.qkv.data_ptr();
   const Tensor qkv_weight = aliased ? layer.qkv : torch::cat({layer.q, layer.k, layer.v});
-  const Tensor qkv = torch::linear(rms_norm(x, layer.input_norm, config.rms_norm_eps), qkv_weight);
+  const Tensor qkv = product(rms_norm(x, layer.input_norm, config.rms_norm_eps), qkv_weight);
 
   // Norm and rotation of queries and keys together. The mean goes through a product: reductions over short rows are
   // slow on a CPU.
@@ -71,9 +69,9 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
 
   const Tensor q = qk.narrow(2, 0, heads), k = qk.narrow(2, heads, kv);
   const Tensor mixed = pass.attention ? pass.attention->attend(index, q, k, v) : attend_causally(q, k, v);
-  const Tensor y = torch::addmm(x, mixed, layer.o.t());
+  const Tensor y = x + product(mixed, layer.o);
   const Tensor z = rms_norm(y, layer.post_norm, config.rms_norm_eps);
-  return torch::addmm(y, torch::silu(torch::linear(z, layer.gate)) * torch::linear(z, layer.up), layer.down.t());
+  return y + product(torch::silu(product(z, layer.gate)) * product(z, layer.up), layer.down);
 }
 
 // log softmax(hidden @ weight^T / temperature) at the targets. Logits are made for a bounded number of rows at a time
@@ -87,7 +85,7 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
       const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
       const Tensor log_p =
-          torch::linear(hidden.narrow(0, begin, rows), weight).to(torch::kFloat).div_(temperature).log_softmax(-1);
+          torch::linear(hidden.narrow(0, begin, rows), weight.to(hidden.scalar_type())).to(torch::kFloat).div_(temperature).log_softmax(-1);
       logprobs.push_back(log_p.gather(1, targets.narrow(0, begin, rows).unsqueeze(1)).squeeze(1));
       entropies.push_back((log_p.exp() * log_p).sum(-1).neg());
     }
@@ -239,11 +237,20 @@ Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, At
     pass.sin = rope_sin_.narrow(0, 0, pass.tokens).unsqueeze(1);
   }
   Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
-  for (std::size_t i = 0; i < layers_.size(); ++i) x = decode(config_, pass, i, layers_[i], x);
+  const bool plain = x.is_cpu() && !torch::GradMode::is_enabled();
+  if (plain) x = x.to(torch::kFloat);
+  if (plain && attention && positions.defined() && pass.tokens == 1) {
+    cpu_pass(config_, layers_, x, pass.cos, pass.sin, *attention);
+  } else {
+    for (std::size_t i = 0; i < layers_.size(); ++i) x = decode(config_, pass, i, layers_[i], x);
+  }
   return rms_norm(x, norm_, config_.rms_norm_eps).view({pass.batch, pass.tokens, config_.hidden_size});
 }
 
-Tensor Transformer::logits(const Tensor& hidden) const { return torch::linear(hidden, lm_head_).to(torch::kFloat); }
+Tensor Transformer::logits(const Tensor& hidden) const {
+  return hidden.dim() == 2 ? product(hidden, lm_head_).to(torch::kFloat)
+                           : torch::linear(hidden, lm_head_.to(hidden.scalar_type())).to(torch::kFloat);
+}
 
 Tensor Transformer::forward(const Tensor& ids) { return logits(hidden_states(ids)); }
 

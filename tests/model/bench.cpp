@@ -1,10 +1,13 @@
 // Speed of generation and of a training pass on tiny models: processor time of one thread; printed, not judged.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <ctime>
 #include <functional>
 
+#include "base/random.hpp"
 #include "model/generate.hpp"
+#include "model/running_batch.hpp"
 
 namespace echoline::model {
 namespace {
@@ -56,6 +59,102 @@ TEST(Bench, Decoding) {
       const double once = seconds_of([&] { ASSERT_TRUE(generate(*model, prompts, {.tokens_max = 64, .seed = 1})); });
       std::printf("%-9s batch %3zu: decode %8.0f tokens/s\n", name, rows, double(rows) * 64 / once);
     }
+  }
+}
+
+// What a long answer costs the others: 64 rows that are filled up again as they end, against batch after batch of 64, each
+// of which lasts as long as its longest row.
+TEST(Bench, ContinuousBatching) {
+  use_threads(1);
+  Random random(1);
+  const auto lognormal = [&] {  // median 24, a tenth beyond 115
+    const double normal = std::sqrt(-2 * std::log(1 - random.uniform())) * std::cos(2 * M_PI * random.uniform());
+    return std::clamp<std::int64_t>(std::llround(24 * std::exp(1.22 * normal)), 1, 900);
+  };
+  const auto mixed = [&]() -> std::int64_t { return random.below(10) == 0 ? 256 : 32; };
+  for (const char* name : {"tiny-64", "tiny-256"}) {
+    const auto model = std::shared_ptr(init(preset(name).value(), 1).value());
+    for (const bool tail : {false, true}) {
+      std::vector<Sequence> all;
+      for (std::uint64_t id = 0; id < 512; ++id) {
+        Sequence s{.id = id, .prompt = {Token(16 + id % 10), 11, Token(16 + id / 52), 29, 1}, .sampling = {.seed = id}};
+        s.sampling.tokens_max = tail ? lognormal() : mixed();
+        all.push_back(std::move(s));
+      }
+      const auto rollouts_per_second = [&](std::size_t at_a_time) {
+        RunningBatch batch(model, {.rows_max = 64});
+        const std::clock_t begin = std::clock();
+        for (std::size_t first = 0; first < all.size(); first += at_a_time) {
+          for (std::size_t i = first; i < std::min(all.size(), first + at_a_time); ++i) EXPECT_TRUE(batch.add(all[i]));
+          while (batch.running() + batch.waiting() > 0) batch.step();
+        }
+        return double(all.size()) * CLOCKS_PER_SEC / double(std::clock() - begin);
+      };
+      const double whole = rollouts_per_second(64), continuous = rollouts_per_second(all.size());
+      std::printf("%-9s %-34s: batch after batch %6.0f rollouts/s, continuously %6.0f rollouts/s, %.2f x\n", name,
+                  tail ? "lognormal, 24 tokens in the middle" : "32 tokens, one in ten 256", whole, continuous,
+                  continuous / whole);
+    }
+  }
+}
+
+// Qwen3-0.6B's shape with random weights, one thread; takes gigabytes and a minute, so only on demand:
+// ECHOLINE_BENCH_QWEN3=fp32 or bf16.
+TEST(Bench, Qwen3) {
+  const char* const wanted = std::getenv("ECHOLINE_BENCH_QWEN3");
+  if (!wanted) GTEST_SKIP() << "ECHOLINE_BENCH_QWEN3 is not set";
+  const bool bf16 = std::string_view(wanted) == "bf16";
+  use_threads(1);
+  torch::NoGradGuard no_grad;
+  const ModelConfig config = preset("qwen3-0.6b").value();
+  const auto model =
+      std::make_shared<Transformer>(config, torch::kCPU, bf16 ? torch::kBFloat16 : torch::kFloat);
+  torch::manual_seed(1);
+  for (auto& item : model->named_parameters()) {
+    if (item.value().dim() == 1) {
+      item.value().fill_(1);
+    } else {
+      item.value().normal_(0, config.initializer_range);
+    }
+  }
+  // What memory gives at most: a sum over the weights.
+  const auto seconds_since = [](std::clock_t begin) { return double(std::clock() - begin) / CLOCKS_PER_SEC; };
+  double bytes = 0;
+  for (const auto& p : model->parameters()) bytes += double(p.numel()) * double(p.element_size());
+  double best = 1e9;
+  for (int i = 0; i < 3; ++i) {
+    const std::clock_t begin = std::clock();
+    for (const auto& p : model->parameters()) {
+      const torch::Tensor bytes_of = torch::from_blob(p.data_ptr(), {p.numel() * p.element_size() / 8}, torch::kLong);
+      volatile std::int64_t sum = bytes_of.sum().item<std::int64_t>();
+      (void)sum;
+    }
+    best = std::min(best, seconds_since(begin));
+  }
+  const double bandwidth = bytes / best;
+  std::printf("qwen3-0.6b %s: weights %.2f GB, read at %.1f GB/s\n", wanted, bytes / 1e9, bandwidth / 1e9);
+  for (const std::size_t rows : {1u, 16u}) {
+    RunningBatch batch(model, {.rows_max = 16});
+    for (std::uint64_t id = 0; id < rows; ++id) {
+      Sequence s{.id = id, .prompt = std::vector<Token>(16, Token(1000 + id)), .sampling = {.tokens_max = 33, .seed = id}};
+      ASSERT_TRUE(batch.add(std::move(s)));
+    }
+    const std::clock_t begin = std::clock();
+    batch.step();
+    const double reading = seconds_since(begin);
+    double fastest = 1e9;
+    const std::clock_t decoding = std::clock();
+    for (int i = 0; i < 32; ++i) {
+      const std::clock_t one = std::clock();
+      batch.step();
+      fastest = std::min(fastest, seconds_since(one));
+    }
+    const double decode = seconds_since(decoding) / 32;
+    std::printf(
+        "qwen3-0.6b %s batch %2zu: prompts of 16 tokens read at %6.1f tokens/s; decode %6.2f tokens/s (fastest step %6.2f), "
+        "%3.0f %% of that bandwidth\n",
+        wanted, rows, double(16 * rows) / reading, double(rows) / decode, double(rows) / fastest,
+        100 * bytes / decode / bandwidth);
   }
 }
 

@@ -1,0 +1,251 @@
+// The body of a set of kernels; the including file says how many floats a register holds (kLanes: 4, 8 or 16).
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "model/kernels.hpp"
+
+namespace echoline::model {
+namespace {
+
+using Floats = float __attribute__((vector_size(kLanes * 4)));
+using Words = std::uint32_t __attribute__((vector_size(kLanes * 4)));
+
+template <class Vector, class T>
+inline Vector load(const T* from) {
+  Vector v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+// Lane i of the result is the sum of sums[i]'s lanes.
+template <std::size_t... I>
+inline Floats pairs(Floats a, Floats b, std::index_sequence<I...>) {
+  return __builtin_shuffle(a, b, Words{(2 * I)...}) + __builtin_shuffle(a, b, Words{(2 * I + 1)...});
+}
+inline Floats lane_sums(Floats (&sums)[kLanes]) {
+  for (int count = kLanes; count > 1; count /= 2)
+    for (int i = 0; i < count / 2; ++i)
+      sums[i] = pairs(sums[2 * i], sums[2 * i + 1], std::make_index_sequence<kLanes>());
+  return sums[0];
+}
+
+// R rows times C weights, no more of both together than there are lanes. One weight is read once for all R. Meanwhile A
+// rows of weights at `ahead` are on their way from memory.
+template <int R, int C, int A, class Weight>
+inline void tile(const float* x, std::int64_t in, const Weight* w, const Weight* ahead, float* y, std::int64_t y_stride,
+                 bool add) {
+  Floats sums[kLanes] = {};
+  std::int64_t k = 0;
+  constexpr int kStep = sizeof(Weight) == 2 ? 2 * kLanes : kLanes;
+  for (; k + kStep <= in; k += kStep) {
+    for (int a = 0; a < A; ++a) __builtin_prefetch(ahead + a * in + k, 0, 2);
+    if constexpr (sizeof(Weight) == 2) {
+      Floats even[C], odd[C];
+      for (int c = 0; c < C; ++c) {
+        const Words two = load<Words>(w + c * in + k);
+        even[c] = reinterpret_cast<Floats>(two << 16);
+        odd[c] = reinterpret_cast<Floats>(two & 0xffff0000u);
+      }
+      for (int r = 0; r < R; ++r) {
+        const Floats a = load<Floats>(x + r * in + k), b = load<Floats>(x + r * in + k + kLanes);
+        for (int c = 0; c < C; ++c) sums[r * C + c] += a * even[c];
+        for (int c = 0; c < C; ++c) sums[r * C + c] += b * odd[c];
+      }
+    } else {
+      Floats weights[C];
+      for (int c = 0; c < C; ++c) weights[c] = load<Floats>(w + c * in + k);
+      for (int r = 0; r < R; ++r) {
+        const Floats a = load<Floats>(x + r * in + k);
+        for (int c = 0; c < C; ++c) sums[r * C + c] += a * weights[c];
+      }
+    }
+  }
+  float out[kLanes];
+  const Floats whole = lane_sums(sums);
+  std::memcpy(out, &whole, sizeof out);
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < C; ++c) {
+      float sum = out[r * C + c];
+      for (std::int64_t i = k; i < in; ++i) {
+        float weight;
+        if constexpr (sizeof(Weight) == 2) {
+          weight = std::bit_cast<float>(std::uint32_t{w[c * in + i]} << 16);
+        } else {
+          weight = w[c * in + i];
+        }
+        sum += x[r * in + i] * weight;
+      }
+      float& to = y[r * y_stride + c];
+      to = add ? to + sum : sum;
+    }
+  }
+}
+
+constexpr int kColumns = 4;
+
+template <int C, class Weight>
+inline void columns(const float* x, std::int64_t rows, std::int64_t in, const Weight* w, float* y,
+                    std::int64_t y_stride, bool add) {
+  constexpr int kRows = kLanes / kColumns;
+  std::int64_t r = 0;
+  const Weight* ahead = w + C * in;  // a prefetch beyond the end does nothing
+  if (rows < 4 * kRows) {            // all of what comes next during the first tile
+    if (rows >= kRows) {
+      tile<kRows, C, C>(x, in, w, ahead, y, y_stride, add);
+      r = kRows;
+    }
+  } else {
+    for (; r < C * kRows; r += kRows, ahead += in)
+      tile<kRows, C, 1>(x + r * in, in, w, ahead, y + r * y_stride, y_stride, add);
+  }
+  for (; r + kRows <= rows; r += kRows) tile<kRows, C, 0>(x + r * in, in, w, w, y + r * y_stride, y_stride, add);
+  if constexpr (kRows > 2)
+    for (; r + 2 <= rows; r += 2) tile<2, C, C>(x + r * in, in, w, w + C * in, y + r * y_stride, y_stride, add);
+  if constexpr (kRows > 1)
+    for (; r < rows; ++r) tile<1, C, C>(x + r * in, in, w, w + C * in, y + r * y_stride, y_stride, add);
+}
+
+template <class Weight>
+void product(const float* x, std::int64_t rows, std::int64_t in, const Weight* w, std::int64_t begin, std::int64_t end,
+             float* y, std::int64_t y_stride, bool add) {
+  std::int64_t o = begin;
+  for (; o + kColumns <= end; o += kColumns) columns<kColumns>(x, rows, in, w + o * in, y + o, y_stride, add);
+  for (; o < end; ++o) columns<1>(x, rows, in, w + o * in, y + o, y_stride, add);
+}
+
+// Of every two registers' worth first the even, then the odd elements: a register of bf16 pairs then needs no shuffling.
+void interleave(const float* x, std::int64_t rows, std::int64_t in, float* out) {
+  for (std::int64_t r = 0; r < rows; ++r, x += in, out += in) {
+    std::int64_t k = 0;
+    for (; k + 2 * kLanes <= in; k += 2 * kLanes) {
+      for (int i = 0; i < kLanes; ++i) {
+        out[k + i] = x[k + 2 * i];
+        out[k + kLanes + i] = x[k + 2 * i + 1];
+      }
+    }
+    for (; k < in; ++k) out[k] = x[k];
+  }
+}
+
+inline float sum_of_squares(const float* x, std::int64_t count) {
+  Floats lanes = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats v = load<Floats>(x + i);
+    lanes += v * v;
+  }
+  float sum = 0;
+  for (int j = 0; j < kLanes; ++j) sum += lanes[j];
+  for (; i < count; ++i) sum += x[i] * x[i];
+  return sum;
+}
+
+void rms_norm(const float* x, const float* weight, std::int64_t count, float eps, float* out) {
+  const float scale = 1 / std::sqrt(sum_of_squares(x, count) / static_cast<float>(count) + eps);
+  for (std::int64_t i = 0; i < count; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+void rotate(float* x, const float* weight, std::int64_t dim, float eps, const float* cos, const float* sin) {
+  const std::int64_t half = dim / 2;
+  const float scale = 1 / std::sqrt(sum_of_squares(x, dim) / static_cast<float>(dim) + eps);
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float a = x[i] * scale * weight[i], b = x[i + half] * scale * weight[i + half];
+    x[i] = a * cos[i] + b * sin[i];
+    x[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+// e^x to the last bit or two: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+inline float exponential(float x) {
+  x = std::min(std::max(x, -87.0f), 88.0f);
+  const float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to a whole number
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1;
+  return p * std::bit_cast<float>((static_cast<std::int32_t>(n) + 127) << 23);
+}
+
+void gate(float* gate, const float* up, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) gate[i] = gate[i] / (1 + exponential(-gate[i])) * up[i];
+}
+
+constexpr int kPageTokens = 16, kParts = kPageTokens / kLanes;
+
+// H heads at a time, so that a key is read once for all of them.
+template <int H>
+void attend_heads(const float* q, std::int64_t dim, std::int64_t seen, const std::int64_t* pages, const float* keys,
+                  const float* values, std::int64_t stride, float* scratch, float* out) {
+  const std::int64_t rounded = (seen + kPageTokens - 1) / kPageTokens * kPageTokens;
+  for (std::int64_t first = 0; first < seen; first += kPageTokens) {
+    const float* const key = keys + pages[first / kPageTokens] * stride;
+    Floats scores[H][kParts] = {};
+    for (std::int64_t d = 0; d < dim; ++d)
+      for (int part = 0; part < kParts; ++part) {
+        const Floats k = load<Floats>(key + d * kPageTokens + part * kLanes);
+        for (int h = 0; h < H; ++h) scores[h][part] += k * q[h * dim + d];
+      }
+    for (int h = 0; h < H; ++h) std::memcpy(scratch + h * rounded + first, scores[h], sizeof scores[h]);
+  }
+  float scale[H];
+  for (int h = 0; h < H; ++h) {
+    float* const p = scratch + h * rounded;
+    float top = p[0], sum = 0;
+    for (std::int64_t s = 1; s < seen; ++s) top = p[s] > top ? p[s] : top;
+    for (std::int64_t s = 0; s < seen; ++s) p[s] = exponential(p[s] - top);
+    for (std::int64_t s = 0; s < seen; ++s) sum += p[s];
+    scale[h] = 1 / sum;
+    if (!(top - top == 0)) scale[h] = NAN;  // what is no number stays so
+  }
+  std::int64_t d = 0;
+  const auto mix = [&]<int N>(std::integral_constant<int, N>) {  // N registers of every head's output
+    Floats mixed[H][N] = {};
+    for (std::int64_t first = 0; first < seen; first += kPageTokens) {
+      const float* value = values + pages[first / kPageTokens] * stride + d;
+      const std::int64_t end = std::min<std::int64_t>(first + kPageTokens, seen);
+      for (std::int64_t s = first; s < end; ++s, value += dim)
+        for (int n = 0; n < N; ++n) {
+          const Floats v = load<Floats>(value + n * kLanes);
+          for (int h = 0; h < H; ++h) mixed[h][n] += v * scratch[h * rounded + s];
+        }
+    }
+    for (int h = 0; h < H; ++h)
+      for (int n = 0; n < N; ++n) {
+        mixed[h][n] *= scale[h];
+        std::memcpy(out + h * dim + d + n * kLanes, &mixed[h][n], sizeof(Floats));
+      }
+    d += N * kLanes;
+  };
+  while (d + 4 * kLanes <= dim) mix(std::integral_constant<int, 4>());
+  while (d + kLanes <= dim) mix(std::integral_constant<int, 1>());
+  for (; d < dim; ++d)
+    for (int h = 0; h < H; ++h) {
+      float sum = 0;
+      for (std::int64_t s = 0; s < seen; ++s)
+        sum += scratch[h * rounded + s] * values[pages[s / kPageTokens] * stride + s % kPageTokens * dim + d];
+      out[h * dim + d] = sum * scale[h];
+    }
+}
+
+void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t seen, const std::int64_t* pages,
+            const float* keys, const float* values, std::int64_t stride, float* scratch, float* out) {
+  std::int64_t h = 0;
+  for (; h + 4 <= heads; h += 4)
+    attend_heads<4>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
+  for (; h + 2 <= heads; h += 2)
+    attend_heads<2>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
+  for (; h < heads; ++h)
+    attend_heads<1>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
+}
+
+}  // namespace
+}  // namespace echoline::model
+
+#define ECHOLINE_MODEL_KERNELS(name) {name, product<float>, product<Bf16>, interleave, rms_norm, rotate, gate, attend}

@@ -1,0 +1,13 @@
+// The kernels for one instruction set; see kernels.inl.
+namespace echoline::model {
+namespace {
+constexpr int kLanes = 8;
+}
+}  // namespace echoline::model
+
+#include "model/kernels.inl"
+
+namespace echoline::model {
+extern const Kernels kAvx2Kernels;
+const Kernels kAvx2Kernels = ECHOLINE_MODEL_KERNELS("avx2");
+}  // namespace echoline::model

@@ -1,0 +1,13 @@
+// The kernels for one instruction set; see kernels.inl.
+namespace echoline::model {
+namespace {
+constexpr int kLanes = 4;
+}
+}  // namespace echoline::model
+
+#include "model/kernels.inl"
+
+namespace echoline::model {
+extern const Kernels kPortableKernels;
+const Kernels kPortableKernels = ECHOLINE_MODEL_KERNELS("portable");
+}  // namespace echoline::model

@@ -1,0 +1,16 @@
+// The weights of one decoder layer. Private to model/.
+#pragma once
+#include "model/transformer.hpp"
+
+namespace echoline::model {
+
+// Queries, keys and values share one block of memory, so that a pass without gradients is one product.
+struct Transformer::Layer {
+  torch::Tensor qkv;                    // [(heads + 2 kv_heads) * head_dim, hidden]; q, k and v are views of it
+  torch::Tensor q, k, v, o;             // projections as checkpoints name them
+  torch::Tensor q_norm, k_norm;         // [head_dim]
+  torch::Tensor input_norm, post_norm;  // [hidden]
+  torch::Tensor gate, up, down;
+};
+
+}  // namespace echoline::model
