@@ -23,6 +23,8 @@ struct Kernels {
   void (*rotate)(float* x, const float* weight, std::int64_t dim, float eps, const float* cos, const float* sin);
   // gate = silu(gate) * up
   void (*gate)(float* gate, const float* up, std::int64_t count);
+  // In fp64.
+  double (*sum)(const float* x, std::int64_t count);
   // Attention of `heads` queries [heads, dim] over the first `seen` tokens of a text, the pages of which hold 16 each:
   // keys [dim, 16], values [16, dim], page p at pages[p] * stride. `scratch`: heads * (seen rounded up to 16) floats.
   void (*attend)(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t seen, const std::int64_t* pages,

@@ -177,6 +177,20 @@ void gate(float* gate, const float* up, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) gate[i] = gate[i] / (1 + exponential(-gate[i])) * up[i];
 }
 
+double sum(const float* x, std::int64_t count) {
+  using Some = float __attribute__((vector_size(kLanes * 2)));
+  using Doubles = double __attribute__((vector_size(kLanes * 4)));
+  Doubles lanes[4] = {};
+  std::int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes)
+    for (int j = 0; j < 4; ++j) lanes[j] += __builtin_convertvector(load<Some>(x + i + j * kLanes / 2), Doubles);
+  const Doubles whole = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+  double sum = 0;
+  for (int j = 0; j < kLanes / 2; ++j) sum += whole[j];
+  for (; i < count; ++i) sum += static_cast<double>(x[i]);
+  return sum;
+}
+
 constexpr int kPageTokens = 16, kParts = kPageTokens / kLanes;
 
 // H heads at a time, so that a key is read once for all of them.
@@ -248,4 +262,4 @@ void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t s
 }  // namespace
 }  // namespace echoline::model
 
-#define ECHOLINE_MODEL_KERNELS(name) {name, product<float>, product<Bf16>, interleave, rms_norm, rotate, gate, attend}
+#define ECHOLINE_MODEL_KERNELS(name) {name, product<float>, product<Bf16>, interleave, rms_norm, rotate, gate, sum, attend}

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+
+#include "model/kernels.hpp"
 
 namespace echoline::model {
 namespace {
@@ -18,14 +19,8 @@ std::int64_t pass(const float* p, std::int64_t count, double share) {
   std::vector<double> sums(static_cast<std::size_t>((count + kBlock - 1) / kBlock));
   double total = 0;
   for (std::size_t b = 0; b < sums.size(); ++b) {
-    const float* const block = p + static_cast<std::int64_t>(b) * kBlock;
-    const std::int64_t size = std::min(kBlock, count - static_cast<std::int64_t>(b) * kBlock);
-    double lanes[8] = {};  // independent sums, which need not wait for each other
-    std::int64_t i = 0;
-    for (; i + 8 <= size; i += 8)
-      for (std::int64_t j = 0; j < 8; ++j) lanes[j] += double(block[i + j]);
-    for (; i < size; ++i) lanes[0] += double(block[i]);
-    total += sums[b] = std::accumulate(lanes, lanes + 8, 0.0);
+    const std::int64_t begin = static_cast<std::int64_t>(b) * kBlock;
+    total += sums[b] = kernels().sum(p + begin, std::min(kBlock, count - begin));
   }
   double left = share * total;
   std::size_t b = 0;

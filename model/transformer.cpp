@@ -273,10 +273,11 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
   return {zeros.index_copy(0, chosen, scores[0]).view(shape), zeros.index_copy(0, chosen, scores[1]).view(shape)};
 }
 
-Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device) {
+Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device,
+                                            std::optional<torch::ScalarType> dtype) {
   ECHO_TRY(config.validate());
   try {
-    return std::make_shared<Transformer>(config, device);
+    return std::make_shared<Transformer>(config, device, dtype);
   } catch (const c10::Error& e) {
     return fail(Code::kExhausted, "create model", "{}", e.what_without_backtrace());
   }

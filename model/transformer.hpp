@@ -1,8 +1,9 @@
 // The Qwen3 decoder on libtorch, with Hugging Face's parameter names.
 //
 // RMSNorm, rotary positions, grouped-query attention with a per-head norm on queries and keys, SwiGLU; no biases.
-// Parameters have the compute type: fp32 on a CPU (bf16 products are slow there), holding values that are exact in
-// bf16 once a policy was loaded; bf16 on CUDA.
+// Parameters are fp32 on a CPU, holding values that are exact in bf16 once a policy was loaded, and bf16 on CUDA, which
+// then computes in it. A CPU that only generates may keep them in bf16: without gradients it computes in fp32 all the same,
+// with the same results, and reads half the bytes.
 #pragma once
 #include <memory>
 #include <optional>
@@ -77,8 +78,10 @@ void use_threads(int threads);
 // fp32 on a CPU, bf16 elsewhere.
 torch::ScalarType compute_dtype(const torch::Device& device);
 
-// Uninitialised weights, for a policy that is loaded next. kInvalid for an impossible shape.
-Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device = torch::kCPU);
+// Uninitialised weights, for a policy that is loaded next; compute_dtype(device) unless given. kInvalid for an impossible
+// shape.
+Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device = torch::kCPU,
+                                            std::optional<torch::ScalarType> dtype = std::nullopt);
 
 // A fresh model: every matrix normal(0, initializer_range), every norm 1, rounded to bf16; the same numbers for the
 // same seed on every machine. kInvalid for an impossible shape.

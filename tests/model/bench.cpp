@@ -8,6 +8,8 @@
 #include "base/random.hpp"
 #include "model/generate.hpp"
 #include "model/running_batch.hpp"
+#include "model/runtime.hpp"
+#include "model/weights.hpp"
 
 namespace echoline::model {
 namespace {
@@ -27,6 +29,7 @@ double seconds_of(const std::function<void()>& work) {
 
 TEST(Bench, TokensPerSecond) {
   use_threads(1);
+  keep_freed_memory();
   for (const char* name : {"tiny-64", "tiny-128", "tiny-256"}) {
     const auto model = init(preset(name).value(), 1).value();
     std::vector<std::vector<Token>> prompts;  // 64 problems of 5 or 6 tokens, 4 samples each
@@ -51,13 +54,19 @@ TEST(Bench, TokensPerSecond) {
 // How fast rows of a full batch get their tokens, one after another.
 TEST(Bench, Decoding) {
   use_threads(1);
+  keep_freed_memory();
   for (const char* name : {"tiny-64", "tiny-128", "tiny-256"}) {
     const auto model = init(preset(name).value(), 1).value();
+    const auto half = create(model->config(), torch::kCPU, torch::kBFloat16).value();
+    ASSERT_TRUE(load_policy(*half, export_policy(*model)->view()));
     for (const std::size_t rows : {1u, 16u, 64u}) {
       std::vector<std::vector<Token>> prompts;
       for (std::size_t i = 0; i < rows; ++i) prompts.push_back({Token(16 + i % 10), 11, Token(16 + i / 10), 29, 1});
-      const double once = seconds_of([&] { ASSERT_TRUE(generate(*model, prompts, {.tokens_max = 64, .seed = 1})); });
-      std::printf("%-9s batch %3zu: decode %8.0f tokens/s\n", name, rows, double(rows) * 64 / once);
+      const auto speed = [&](Transformer& of) {
+        return double(rows) * 64 / seconds_of([&] { ASSERT_TRUE(generate(of, prompts, {.tokens_max = 64, .seed = 1})); });
+      };
+      std::printf("%-9s batch %3zu: decode %8.0f tokens/s, with bf16 weights %8.0f\n", name, rows, speed(*model),
+                  speed(*half));
     }
   }
 }
@@ -66,6 +75,7 @@ TEST(Bench, Decoding) {
 // of which lasts as long as its longest row.
 TEST(Bench, ContinuousBatching) {
   use_threads(1);
+  keep_freed_memory();
   Random random(1);
   const auto lognormal = [&] {  // median 24, a tenth beyond 115
     const double normal = std::sqrt(-2 * std::log(1 - random.uniform())) * std::cos(2 * M_PI * random.uniform());
@@ -105,6 +115,7 @@ TEST(Bench, Qwen3) {
   if (!wanted) GTEST_SKIP() << "ECHOLINE_BENCH_QWEN3 is not set";
   const bool bf16 = std::string_view(wanted) == "bf16";
   use_threads(1);
+  keep_freed_memory();
   torch::NoGradGuard no_grad;
   const ModelConfig config = preset("qwen3-0.6b").value();
   const auto model =

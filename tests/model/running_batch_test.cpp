@@ -13,6 +13,7 @@
 #include "model/generate.hpp"
 #include "model/paged_cache.hpp"
 #include "model/sampler.hpp"
+#include "model/weights.hpp"
 
 namespace echoline::model {
 namespace {
@@ -121,6 +122,25 @@ TEST(RunningBatch, CompanyChangesNothing) {
     }
     got.merge(finish(batch));
     for (const Sequence& s : all) expect_same(got.at(s.id).generation.value(), alone(model, s));
+  }
+}
+
+// A CPU computes in fp32 with weights that are kept in bf16: the same as with fp32 weights of those values.
+TEST(RunningBatch, WeightsInBf16GiveTheSame) {
+  const auto wide = test_model();
+  const auto half = create(wide->config(), torch::kCPU, torch::kBFloat16).value();
+  ASSERT_TRUE(load_policy(*half, export_policy(*wide)->view()));
+  for (const double temperature : {0.0, 0.8}) {
+    RunningBatch batch(half, {.rows_max = 6});
+    const auto all = some_sequences(temperature);
+    for (const Sequence& s : all) ASSERT_TRUE(batch.add(s));
+    const auto got = finish(batch);
+    for (const Sequence& s : all) {
+      const Generation want = alone(wide, s);
+      expect_same(got.at(s.id).generation.value(), want, 5e-5);
+      const auto scored = score(*half, s.prompt, want.tokens, temperature == 0 ? 1 : temperature).value();
+      for (std::size_t i = 0; i < scored.size(); ++i) EXPECT_NEAR(scored[i], want.logprobs[i], 5e-5);
+    }
   }
 }
 

@@ -1,0 +1,128 @@
+// Every set of kernels that runs here against the same in double, at sizes on both sides of every register and page.
+#include "model/kernels.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "base/random.hpp"
+
+namespace echoline::model {
+namespace {
+
+class KernelTest : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (GetParam() >= available_kernels().count) GTEST_SKIP() << "not on this processor";
+    set = available_kernels().of[GetParam()];
+  }
+  std::vector<float> some(std::int64_t count) {
+    std::vector<float> out;
+    while (std::ssize(out) < count) out.push_back(float(random.uniform() * 4 - 2));
+    return out;
+  }
+  const Kernels* set = nullptr;
+  Random random{11};
+};
+INSTANTIATE_TEST_SUITE_P(Sets, KernelTest, testing::Range(0, 3));
+
+TEST_P(KernelTest, Products) {
+  for (const std::int64_t in : {1, 15, 16, 20, 31, 32, 64, 100})
+    for (const std::int64_t rows : {1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33})
+      for (const std::int64_t out : {1, 3, 4, 9, 12}) {
+        const auto x = some(rows * in), w = some(out * in), before = some(rows * (out + 2));
+        std::vector<Bf16> half;
+        for (const float v : w) half.push_back(Bf16(std::bit_cast<std::uint32_t>(v) >> 16));
+        std::vector<float> between(x.size());
+        set->interleave(x.data(), rows, in, between.data());
+        for (const bool bf16 : {false, true})
+          for (const bool add : {false, true}) {
+            auto y = before;
+            const std::int64_t begin = out / 3;  // as a part of the work
+            if (bf16) {
+              set->product_bf16(between.data(), rows, in, half.data(), begin, out, y.data(), out + 2, add);
+            } else {
+              set->product_fp32(x.data(), rows, in, w.data(), begin, out, y.data(), out + 2, add);
+            }
+            for (std::int64_t r = 0; r < rows; ++r)
+              for (std::int64_t o = 0; o < out + 2; ++o) {
+                const std::size_t at = std::size_t(r * (out + 2) + o);
+                double want = before[at];
+                if (o >= begin && o < out) {
+                  want = add ? want : 0;
+                  for (std::int64_t i = 0; i < in; ++i) {
+                    const std::size_t k = std::size_t(o * in + i);
+                    const float weight = bf16 ? std::bit_cast<float>(std::uint32_t{half[k]} << 16) : w[k];
+                    want += double(x[std::size_t(r * in + i)]) * double(weight);
+                  }
+                }
+                ASSERT_NEAR(y[at], want, 1e-4) << set->name << " " << in << " " << rows << " " << out << " " << bf16;
+              }
+          }
+      }
+}
+
+TEST_P(KernelTest, NormsRotationsGatesAndSums) {
+  for (const std::int64_t count : {2, 6, 16, 30, 64, 128, 1000}) {
+    const auto x = some(count), weight = some(count), cos = some(count), sin = some(count);
+    const auto at = [](const std::vector<float>& v, std::int64_t i) { return double(v[std::size_t(i)]); };
+    double squares = 0, total = 0;
+    for (const float v : x) squares += double(v) * double(v), total += double(v);
+    const double scale = 1 / std::sqrt(squares / double(count) + 1e-6);
+    std::vector<float> out(x.size()), turned = x, gated = x;
+    set->rms_norm(x.data(), weight.data(), count, 1e-6f, out.data());
+    set->rotate(turned.data(), weight.data(), count, 1e-6f, cos.data(), sin.data());
+    set->gate(gated.data(), weight.data(), count);
+    EXPECT_NEAR(set->sum(x.data(), count), total, 1e-9);
+    const auto normed = [&](std::int64_t i) { return at(x, i) * scale * at(weight, i); };
+    for (std::int64_t i = 0; i < count; ++i) {
+      EXPECT_NEAR(at(out, i), normed(i), 1e-5) << set->name << " " << count;
+      EXPECT_NEAR(at(turned, i), normed(i) * at(cos, i) + normed((i + count / 2) % count) * at(sin, i), 2e-5);
+      EXPECT_NEAR(at(gated, i), at(x, i) / (1 + std::exp(-at(x, i))) * at(weight, i), 1e-5);
+    }
+  }
+  std::vector<float> extreme = {-1000, 1000, -INFINITY, NAN, 0};
+  const std::vector<float> one(5, 1);
+  set->gate(extreme.data(), one.data(), 5);
+  EXPECT_NEAR(extreme[0], 0, 1e-30);
+  EXPECT_EQ(extreme[1], 1000);
+  EXPECT_TRUE(std::isnan(extreme[3]));
+  EXPECT_EQ(extreme[4], 0);
+}
+
+TEST_P(KernelTest, AttentionOverPages) {
+  for (const std::int64_t dim : {6, 16, 20, 128})
+    for (const std::int64_t seen : {1, 15, 16, 17, 50})
+      for (const std::int64_t heads : {1, 2, 3, 4, 7}) {
+        const std::vector<std::int64_t> pages = {3, 0, 2, 4};
+        const std::int64_t stride = 2 * 16 * dim;  // of another head between them
+        const auto q = some(heads * dim), keys = some(5 * stride), values = some(5 * stride);
+        std::vector<float> scratch(std::size_t(heads * 64)), out(q.size());
+        set->attend(q.data(), heads, dim, seen, pages.data(), keys.data(), values.data(), stride, scratch.data(), out.data());
+        for (std::int64_t h = 0; h < heads; ++h) {
+          std::vector<double> p;
+          for (std::int64_t s = 0; s < seen; ++s) {
+            double score = 0;
+            for (std::int64_t d = 0; d < dim; ++d)
+              score += double(q[std::size_t(h * dim + d)]) *
+                       double(keys[std::size_t(pages[std::size_t(s / 16)] * stride + d * 16 + s % 16)]);
+            p.push_back(std::exp(score));
+          }
+          const double sum = std::accumulate(p.begin(), p.end(), 0.0);
+          for (std::int64_t d = 0; d < dim; ++d) {
+            double want = 0;
+            for (std::int64_t s = 0; s < seen; ++s)
+              want += p[std::size_t(s)] / sum *
+                      double(values[std::size_t(pages[std::size_t(s / 16)] * stride + s % 16 * dim + d)]);
+            ASSERT_NEAR(out[std::size_t(h * dim + d)], want, 2e-4)
+                << set->name << " " << dim << " " << seen << " " << heads;
+          }
+        }
+      }
+}
+
+}  // namespace
+}  // namespace echoline::model
