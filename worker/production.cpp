@@ -32,7 +32,7 @@ Result<Task> make_task(schema::RunSpec spec) {
                                                          spec.prompt_json()));
   ECHO_ASSIGN(task.adapter, data_plane::make_adapter(spec.adapter_name(), spec.adapter_config_json(), spec.seed(),
                                                      data_plane::AdapterUse::kScoring));
-  ECHO_ASSIGN(task.model, model::create(config));  // the policy comes from the learner
+  ECHO_ASSIGN(task.model, model::create(config, torch::kCPU, torch::kBFloat16));  // the policy comes from the learner, in bf16
   task.sampling.temperature = spec.temperature();
   task.sampling.top_p = spec.top_p();
   task.sampling.tokens_max = spec.response_tokens_max();
