@@ -7,8 +7,10 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -18,6 +20,8 @@
 #include "cli/verbs.hpp"
 #include "learner/planning.hpp"
 #include "provisioner/down.hpp"
+#include "provisioner/providers/vast.hpp"
+#include "provisioner/vast_bill.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -28,7 +32,7 @@ using provisioner::LedgerRow;
 
 struct Arguments {
   std::string run;
-  bool json = false, gone = false;
+  bool json = false, gone = false, charges = false;
 };
 
 struct Opened {
@@ -67,6 +71,52 @@ std::string when(double unix_s) {
 }
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
+
+using Charged = std::map<std::int64_t, provisioner::LedgerCharge>;  // of all days, by row
+
+Result<Charged> charged_of(const Ledger& ledger) {
+  ECHO_ASSIGN(const auto days, ledger.charges());
+  Charged charged;
+  for (const auto& day : days) {
+    auto& sum = charged[day.row];
+    sum.usd += day.usd;
+    sum.usd_rent += day.usd_rent;
+    sum.usd_traffic += day.usd_traffic;
+    sum.day_unix_s = std::max(sum.day_unix_s, day.day_unix_s);
+  }
+  return charged;
+}
+
+// Reads what vast.ai says that it charged for this run's instances, and what is left on the account, into the ledger.
+Status read_charges(Opened& o) {
+  const double now = SystemClock().unix_seconds();
+  ECHO_ASSIGN(const auto rows, o.ledger.rows());
+  std::map<std::string, std::int64_t> row_of;
+  provisioner::VastBillQuestion question;
+  question.from_unix_s = question.to_unix_s = now;
+  for (const LedgerRow& row : rows) {
+    if (row.provider != "vast" || row.instance.empty()) continue;
+    row_of[row.instance] = row.id;
+    question.from_unix_s = std::min(question.from_unix_s, row.intended_unix_s);
+  }
+  if (row_of.empty())
+    return fail(Code::kNotFound, "ledger", "{}: nothing of this run was rented from vast.ai, and no other provider says what it charged",
+                o.folder.string());
+  const auto options = o.config ? learner::provider_options(*o.config) : provisioner::ProviderOptions{};
+  ECHO_ASSIGN(question.key, provisioner::read_vast_key(options.vast_key_file));
+  question.url = options.vast_url;
+  ECHO_ASSIGN(const provisioner::VastBill bill, provisioner::ask_vast_bill(question));
+  std::vector<provisioner::LedgerCharge> charges;
+  for (provisioner::LedgerCharge charge : bill.charges) {
+    const auto row = row_of.find(fmt::format("vast:{}", charge.row));
+    if (row == row_of.end()) continue;  // of another run
+    charge.row = row->second;
+    charges.push_back(charge);
+  }
+  std::optional<provisioner::LedgerCredit> credit;
+  if (bill.credit_usd) credit = {"vast", *bill.credit_usd, now};
+  return o.ledger.charged(charges, credit, now);
+}
 
 json row_json(const LedgerRow& row, double now) {
   json prices = json::array();
@@ -128,7 +178,10 @@ Status show(const Arguments& a) {
 }
 
 Status costs(const Arguments& a) {
-  ECHO_ASSIGN(const Opened o, open(a.run));
+  ECHO_ASSIGN(Opened o, open(a.run));
+  if (a.charges) ECHO_TRY(read_charges(o));
+  ECHO_ASSIGN(const Charged charged, charged_of(o.ledger));
+  ECHO_ASSIGN(const auto credits, o.ledger.credits());
   const double now = SystemClock().unix_seconds();
   ECHO_ASSIGN(const auto rows, o.ledger.rows());
   ECHO_ASSIGN(const auto totals, o.ledger.totals(now));
@@ -137,14 +190,31 @@ Status costs(const Arguments& a) {
     rent += row.usd_rent(now);
     traffic += row.usd_traffic();
   }
+  double theirs = 0, ours = 0, until = 0;  // of what they have charged for
+  for (const LedgerRow& row : rows) {
+    const auto it = charged.find(row.id);
+    if (it == charged.end()) continue;
+    theirs += it->second.usd;
+    ours += row.usd(now);
+    until = std::max(until, it->second.day_unix_s);
+  }
   if (a.json) {
     json out = {{"usd", totals.usd},
                 {"usd_rent", rent},
                 {"usd_traffic", traffic},
                 {"usd_per_hour", totals.usd_per_hour},
                 {"prices_known", totals.prices_known},
+                {"charged", nullptr},
+                {"credits", json::object()},
                 {"instances", json::array()}};
-    for (const LedgerRow& row : rows) out["instances"].push_back(row_json(row, now));
+    if (!charged.empty()) out["charged"] = {{"usd", theirs}, {"usd_ours", ours}, {"last_day_unix_s", until}};
+    for (const auto& credit : credits) out["credits"][credit.provider] = {{"usd", credit.usd}, {"unix_s", credit.unix_s}};
+    for (const LedgerRow& row : rows) {
+      json instance = row_json(row, now);
+      const auto it = charged.find(row.id);
+      instance["usd_charged"] = it == charged.end() ? json() : json(it->second.usd);
+      out["instances"].push_back(std::move(instance));
+    }
     print(out);
     return ok();
   }
@@ -166,6 +236,14 @@ Status costs(const Arguments& a) {
   fmt::print("\n{} ${:.2f}: rent ${:.2f}, traffic ${:.2f}; now ${:.4f} an hour\n",
              totals.prices_known ? "total" : "at least, since some prices are not known,", totals.usd, rent, traffic,
              totals.usd_per_hour);
+  if (!charged.empty()) fmt::print("\n{:>4}  {:<16}  {:>10}  {:>10}\n", "row", "offer", "ours, $", "theirs, $");
+  for (const LedgerRow& row : rows)
+    if (const auto it = charged.find(row.id); it != charged.end())
+      fmt::print("{:>4}  {:<16}  {:>10.4f}  {:>10.4f}\n", row.id, row.offer, row.usd(now), it->second.usd);
+  if (!charged.empty())
+    fmt::print("for these ${:.2f} by our count, and ${:.2f} charged, as far as {} (they charge by the day, and late)\n", ours, theirs,
+               when(until).substr(0, 10));
+  for (const auto& credit : credits) fmt::print("left on the account of {}: ${:.2f}, {}\n", credit.provider, credit.usd, when(credit.unix_s));
   return ok();
 }
 
@@ -264,6 +342,8 @@ void add_ledger(Verb& app, int& exit) {
     auto a = std::make_shared<Arguments>();
     verb->add_option("run", a->run, run);
     verb->add_flag("--json", a->json, "print JSON");
+    if (work == costs)
+      verb->add_flag("--charges", a->charges, "first ask vast.ai what it has charged, and keep that in the ledger");
     verb->callback([a, work, &exit] {
       const Status done = work(*a);
       exit = done ? 0 : complain("ledger", done.error());

@@ -4,6 +4,7 @@
 
 #include "base/clock.hpp"
 #include "provisioner/ledger.hpp"
+#include "provisioner/links.hpp"
 #include "provisioner/replacement.hpp"
 #include "provisioner/throughput.hpp"
 #include "provisioner/vast_search.hpp"
@@ -34,8 +35,16 @@ std::vector<provisioner::MeasuredRate> measured_rates(const std::vector<provisio
   return measured;
 }
 
+std::vector<provisioner::KnownLinks> known_links(const std::vector<provisioner::LedgerHost>& known) {
+  std::vector<provisioner::KnownLinks> links;
+  for (const provisioner::LedgerHost& host : known)
+    if (host.up || host.down) links.push_back({host.provider, host.host, host.up, host.down});
+  return links;
+}
+
 Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig& model, const provisioner::PlanRequest& request,
-                              const std::vector<provisioner::MeasuredRate>& measured, const std::atomic<bool>* stop) {
+                              const std::vector<provisioner::MeasuredRate>& measured,
+                              const std::vector<provisioner::KnownLinks>& links, const std::atomic<bool>* stop) {
   provisioner::OfferReading reading;
   reading.format = config.fleet.offers_format;
   reading.disk = config.fleet.disk;
@@ -68,6 +77,7 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
   const provisioner::Workload work{
       static_cast<double>(model.parameters()),
       static_cast<double>(config.fleet.response_tokens_expected.value_or(config.rollout.response_tokens_max))};
+  provisioner::fill_links(market.offers, links);
   provisioner::predict_throughput(market.offers, work, profile ? &*profile : nullptr, measured);
   return market;
 }
@@ -77,7 +87,7 @@ Result<RunMarket> read_market(const RunConfig& config, const model::ModelConfig&
 Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& model,
                              const provisioner::PlanRequest& request) {
   const auto known = provisioner::known_hosts(config.run.folder);
-  ECHO_ASSIGN(RunMarket market, read_market(config, model, request, measured_rates(known), nullptr));
+  ECHO_ASSIGN(RunMarket market, read_market(config, model, request, measured_rates(known), known_links(known), nullptr));
   std::vector<provisioner::SeenMachine> seen;
   for (const provisioner::LedgerHost& host : known) seen.push_back({host.provider, host.host, host.hours, host.lost});
   provisioner::note_seen(market.offers, seen);
@@ -86,7 +96,10 @@ Result<RunMarket> run_market(const RunConfig& config, const model::ModelConfig& 
 
 MarketSource::MarketSource(const RunConfig& config, model::ModelConfig model, provisioner::PlanRequest request,
                            const provisioner::Market& known)
-    : config_(config), model_(std::move(model)), request_(std::move(request)), measured_(measured_rates(provisioner::known_hosts(config.run.folder))) {
+    : config_(config), model_(std::move(model)), request_(std::move(request)) {
+  const auto hosts = provisioner::known_hosts(config.run.folder);
+  measured_ = measured_rates(hosts);
+  links_ = known_links(hosts);
   if (config.fleet.search)
     searched_unix_s_ = known.recorded_unix_s.value_or(0);
   else if (known.recorded_unix_s == written_unix_s(config.fleet.offers))
@@ -105,7 +118,7 @@ Result<std::optional<std::vector<provisioner::Offer>>> MarketSource::look(double
     if (now.empty() || now == seen_) return Nothing();  // what is gone says nothing of what it held
     seen_ = now;
   }
-  ECHO_ASSIGN(RunMarket market, read_market(config_, model_, request_, measured_, &stop));
+  ECHO_ASSIGN(RunMarket market, read_market(config_, model_, request_, measured_, links_, &stop));
   return Nothing(std::move(market.offers));
 }
 

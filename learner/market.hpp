@@ -8,6 +8,7 @@
 #include "base/result.hpp"
 #include "learner/run_config.hpp"
 #include "model/config.hpp"
+#include "provisioner/links.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/plan.hpp"
 #include "provisioner/throughput.hpp"
@@ -39,7 +40,8 @@ class MarketSource {
   const model::ModelConfig model_;
   const provisioner::PlanRequest request_;
   // Read once: what this run measures, its fleet counts with already.
-  const std::vector<provisioner::MeasuredRate> measured_;
+  std::vector<provisioner::MeasuredRate> measured_;
+  std::vector<provisioner::KnownLinks> links_;
   std::string seen_;  // of the file
   double searched_unix_s_ = 0;
 };

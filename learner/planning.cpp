@@ -66,6 +66,7 @@ std::string provider_name(const RunConfig& config) {
 provisioner::ProviderOptions provider_options(const RunConfig& config) {
   return {config.run_folder() / "logs", config.fleet.vast_url,
           config.fleet.vast_key_file.value_or(std::filesystem::path{}),
+          config.fleet.vast_bid_raise_max,
           config.fleet.provider_file.value_or(std::filesystem::path{})};
 }
 

@@ -253,6 +253,8 @@ void read_fleet(ConfigSection s, FleetSection& c) {
       s.section("vast", "vast.ai. The key comes from VAST_API_KEY or a file, and is given to nobody else.");
   vast.read("url", c.vast_url, {"where the service is", "https://console.vast.ai"});
   vast.read("key_file", c.vast_key_file, {"a file of mode 600 that holds the key", "VAST_API_KEY"});
+  vast.read("bid_raise_max", c.vast_bid_raise_max, {.min = 0.0, .max = 10.0},
+            "a bid that others top while its machine runs is raised, to at most (1 + this) times what it was at first; 0: never");
   s.read("headroom", c.headroom, {.min = 0.0, .max = 10.0},
          "delta: (1 + delta) times the capacity that keeps the learner busy is rented, and again when half of it is "
          "used up");

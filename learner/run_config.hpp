@@ -122,6 +122,7 @@ struct FleetSection {
   Bytes disk{20'000'000'000};
   std::string vast_url;
   std::optional<std::filesystem::path> vast_key_file;
+  double vast_bid_raise_max = 0;
   double headroom = 0.10;             // delta of (1 + delta) M*
   Duration step_time_expected{};      // T, until it has been measured
   double delta_ratio_expected = 3.0;  // dense bytes / delta bytes, until it has been measured

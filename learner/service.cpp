@@ -57,6 +57,7 @@ class Service {
       if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
     ECHO_TRY(checked.status());
     plan_ = std::move(*checked.plan);
+    ECHO_TRY(check_providers());
     for (const provisioner::PlanRow& row : plan_.plan.rows) offers_.emplace(row.offer.id, &row.offer);
     if (options_.planned) options_.planned(plan_.plan);
     ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume));
@@ -99,6 +100,20 @@ class Service {
   }
 
  private:
+  // Keys and files of those that are to be rented from, before anything else takes time or is moved aside.
+  Status check_providers() const {
+    if (config_.fleet.provider == ProviderKind::kNone) return ok();
+    std::set<std::string> seen;
+    for (const provisioner::PlanRow* row : plan_.plan.chosen()) {
+      if (!seen.insert(row->offer.provider).second) continue;
+      const auto made = provisioner::make_provider(row->offer.provider, provider_options(config_));
+      if (!made)
+        return fail(Code::kInvalid, "fleet", "offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
+                    as_mistake(made.error()).message());
+    }
+    return ok();
+  }
+
   // Workers that outlived an earlier process look for this one, for a while: it is there before the model is loaded.
   Status listen_early() {
     const auto latest = find_policy(record_->folder() / "checkpoints");

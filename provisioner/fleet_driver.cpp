@@ -90,7 +90,7 @@ void FleetDriver::stop() {
 }
 
 void FleetDriver::beat(WorkerId worker, double rollouts, double busy_s, Bytes received, Bytes forwarded) {
-  queue_.try_push(Input(Traffic{worker, received, forwarded}));
+  queue_.try_push(Input(Traffic{worker, received, forwarded, clock_.now()}));
   tell(fleet::Beat{worker, rollouts, busy_s});
 }
 
@@ -380,6 +380,8 @@ void FleetDriver::count(const Traffic& traffic) {
   const auto since = [](Bytes now, Bytes before) { return Bytes{now.count - (now < before ? 0 : before.count)}; };
   account.received_unbooked += since(traffic.received, account.received);
   account.forwarded_unbooked += since(traffic.forwarded, account.forwarded);
+  account.down.heard(traffic.received, traffic.at);
+  account.up.heard(traffic.forwarded, traffic.at);
   account.received = traffic.received;
   account.forwarded = traffic.forwarded;
 }
@@ -390,9 +392,12 @@ void FleetDriver::book_signs() {
     if (!account.runs) continue;
     signs.push_back({ticket, std::exchange(account.forwarded_unbooked, {}), std::exchange(account.received_unbooked, {})});
     const auto* machine = core_->machine_of(ticket);
-    if (machine == nullptr || !machine->measured || machine->measured == account.measured) continue;
-    account.measured = machine->measured;
-    warn(ledger_->measured(ticket, {machine->measured, std::nullopt, std::nullopt}, clock_.unix_seconds()));
+    const auto measured = machine != nullptr && machine->measured ? machine->measured : account.measured;
+    if (measured == account.measured && account.up.best() == account.up_booked && account.down.best() == account.down_booked) continue;
+    account.measured = measured;
+    account.up_booked = account.up.best();
+    account.down_booked = account.down.best();
+    warn(ledger_->measured(ticket, {measured, account.up_booked, account.down_booked}, clock_.unix_seconds()));
   }
   warn(ledger_->alive(signs, clock_.unix_seconds()));
   signs_due_ = clock_.now() + kSignsEvery;

@@ -14,6 +14,7 @@
 #include "base/clock.hpp"
 #include "provisioner/fleet_core.hpp"
 #include "provisioner/ledger.hpp"
+#include "provisioner/links.hpp"
 #include "provisioner/market_watch.hpp"
 #include "provisioner/plan.hpp"
 #include "provisioner/providers/make.hpp"
@@ -79,6 +80,7 @@ class FleetDriver {
   struct Traffic {
     WorkerId worker;
     Bytes received, forwarded;
+    TimePoint at;
   };
   struct Refreshed {
     std::vector<Offer> offers;
@@ -89,6 +91,8 @@ class FleetDriver {
     Bytes received, forwarded;                    // as its worker counts
     Bytes received_unbooked, forwarded_unbooked;  // of that, not in the ledger yet
     std::optional<double> measured;               // as booked
+    LinkMeter up, down;
+    std::optional<BitRate> up_booked, down_booked;
     std::optional<double> last_known_unix_s;      // of one that an earlier process had
     bool runs = false;
   };

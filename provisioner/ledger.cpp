@@ -365,6 +365,45 @@ Status Ledger::decided(const LedgerDecision& decision) {
   return ok();
 }
 
+Status Ledger::charged(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit, double now_unix_s) {
+  return transaction(impl_->db.get(), [&]() -> Status {
+    for (const LedgerCharge& c : charges) {
+      ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
+                                                  "INSERT OR REPLACE INTO charges (instance, day_unix_s, usd, usd_rent, "
+                                                  "usd_traffic, read_unix_s) SELECT id, ?, ?, ?, ?, ? FROM instances WHERE id = ?"));
+      s.bind(c.day_unix_s).bind(c.usd).bind(c.usd_rent).bind(c.usd_traffic).bind(now_unix_s).bind(c.row);
+      ECHO_TRY(impl_->change(s, c.row, "charged"));
+    }
+    if (!credit) return ok();
+    ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "INSERT OR REPLACE INTO credits (provider, usd, unix_s) VALUES (?, ?, ?)"));
+    ECHO_TRY(s.bind(credit->provider).bind(credit->usd).bind(credit->unix_s).step());
+    return ok();
+  });
+}
+
+Result<std::vector<LedgerCharge>> Ledger::charges() const {
+  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(),
+                                              "SELECT charges.instance, day_unix_s, usd, usd_rent, usd_traffic FROM charges JOIN "
+                                              "instances ON instances.id = charges.instance WHERE run = ? ORDER BY 1, 2"));
+  s.bind(impl_->run);
+  std::vector<LedgerCharge> charges;
+  while (true) {
+    ECHO_ASSIGN(const bool more, s.step());
+    if (!more) return charges;
+    charges.push_back({s.integer(0), s.real(1), s.real(2), s.real(3), s.real(4)});
+  }
+}
+
+Result<std::vector<LedgerCredit>> Ledger::credits() const {
+  ECHO_ASSIGN(Statement s, Statement::prepare(impl_->db.get(), "SELECT provider, usd, unix_s FROM credits ORDER BY provider"));
+  std::vector<LedgerCredit> credits;
+  while (true) {
+    ECHO_ASSIGN(const bool more, s.step());
+    if (!more) return credits;
+    credits.push_back({s.text(0), s.real(1), s.real(2)});
+  }
+}
+
 Result<std::vector<LedgerRow>> Ledger::rows() const { return rows_where(impl_->db.get(), "run = ?", impl_->run); }
 
 Result<std::vector<LedgerState>> Ledger::states() const {

@@ -69,6 +69,19 @@ struct LedgerMeasure {
   std::optional<BitRate> up, down;
 };
 
+// What the service itself says that it charged for an instance on a day (UTC), so far.
+struct LedgerCharge {
+  std::int64_t row = 0;
+  double day_unix_s = 0;
+  double usd = 0, usd_rent = 0, usd_traffic = 0;
+};
+
+// What is left on the account of a provider.
+struct LedgerCredit {
+  std::string provider;
+  double usd = 0, unix_s = 0;
+};
+
 struct LedgerTotals {
   double usd = 0;
   double usd_per_hour = 0;   // of what is intended or running now
@@ -136,11 +149,15 @@ class Ledger {
   // Books traffic, and that the instances run; all or none.
   Status alive(std::span<const LedgerSign> signs, double now_unix_s);
   Status decided(const LedgerDecision& decision);
+  // Replaces what was noted of the same days; all or none.
+  Status charged(std::span<const LedgerCharge> charges, const std::optional<LedgerCredit>& credit, double now_unix_s);
 
   // Rows of this run, oldest first.
   Result<std::vector<LedgerRow>> rows() const;
   Result<std::vector<LedgerState>> states() const;
   Result<std::vector<LedgerDecision>> decisions() const;
+  Result<std::vector<LedgerCharge>> charges() const;
+  Result<std::vector<LedgerCredit>> credits() const;
   // Of all runs in the file.
   Result<std::vector<LedgerHost>> hosts() const;
   Result<LedgerTotals> totals(double now_unix_s) const;

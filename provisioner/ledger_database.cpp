@@ -95,6 +95,23 @@ constexpr std::array kSteps{
     // 3 to 4: what was asked to go, and may be gone although no answer came
     R"sql(
   ALTER TABLE instances ADD COLUMN stop_asked_unix_s REAL;
+)sql",
+    // 4 to 5: what the service itself says
+    R"sql(
+  CREATE TABLE charges (
+    instance INTEGER NOT NULL REFERENCES instances (id),
+    day_unix_s REAL NOT NULL,
+    usd REAL NOT NULL,
+    usd_rent REAL NOT NULL,
+    usd_traffic REAL NOT NULL,
+    read_unix_s REAL NOT NULL,
+    PRIMARY KEY (instance, day_unix_s)
+  ) WITHOUT ROWID;
+  CREATE TABLE credits (
+    provider TEXT PRIMARY KEY,
+    usd REAL NOT NULL,
+    unix_s REAL NOT NULL
+  ) WITHOUT ROWID;
 )sql"};
 
 Result<std::int64_t> pragma(sqlite3* db, const std::string& name) {

@@ -46,9 +46,7 @@ std::string vast_search_body(const VastSearch& search, const PlanRequest& reques
 }
 
 Result<std::string> search_vast(const VastSearch& search, const PlanRequest& request) {
-  std::string url = search.url;
-  while (url.ends_with('/')) url.pop_back();
-  url += "/api/v0/bundles/";
+  const std::string url = service_url(search.url) + "/api/v0/bundles/";
   const std::string body = vast_search_body(search, request);
   std::string why;
   for (int i = 0; i < search.tries; ++i) {

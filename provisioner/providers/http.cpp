@@ -4,6 +4,7 @@
 
 #include <map>
 #include <mutex>
+#include <thread>
 
 namespace echoline::provisioner {
 namespace {
@@ -122,6 +123,20 @@ std::vector<HttpAnswer> HttpClient::poll() {
     answers.push_back(std::move(answer));
   }
   return answers;
+}
+
+HttpAnswer HttpClient::ask(const HttpRequest& request) {
+  send(request);
+  while (true) {  // the time-out ends it
+    std::vector<HttpAnswer> answers = poll();
+    if (!answers.empty()) return std::move(answers.front());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+std::string service_url(std::string_view url) {
+  while (url.ends_with('/')) url.remove_suffix(1);
+  return std::string(url);
 }
 
 std::string url_escaped(std::string_view text) {

@@ -33,11 +33,18 @@ class HttpClient {
   std::uint64_t send(const HttpRequest& request);
   // What was answered, or failed, since the last call.
   std::vector<HttpAnswer> poll();
+  // Waits for the answer, or the time-out. Nothing else may be under way.
+  HttpAnswer ask(const HttpRequest& request);
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// Where vast.ai is.
+inline constexpr std::string_view kVastUrl = "https://console.vast.ai";
+// A service's address, to which paths that begin with '/' are appended.
+std::string service_url(std::string_view url);
 
 // `text` as part of a URL's query.
 std::string url_escaped(std::string_view text);

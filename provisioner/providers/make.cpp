@@ -12,6 +12,7 @@ Result<std::unique_ptr<Provider>> make_provider(const std::string& name, const P
   if (name == "vast") {
     VastOptions vast;
     if (!options.vast_url.empty()) vast.url = options.vast_url;
+    vast.bid_raise_max = options.vast_bid_raise_max;
     ECHO_ASSIGN(vast.key, read_vast_key(options.vast_key_file));
     return std::unique_ptr<Provider>(std::make_unique<VastProvider>(std::move(vast)));
   }

@@ -13,6 +13,7 @@ struct ProviderOptions {
   std::filesystem::path log_folder;     // local: where instances write what they say
   std::string vast_url;                 // "": the service itself
   std::filesystem::path vast_key_file;  // where VAST_API_KEY is not set
+  double vast_bid_raise_max = 0;        // VastOptions::bid_raise_max
   std::filesystem::path file;           // exec: its commands; ssh: its hosts
 };
 

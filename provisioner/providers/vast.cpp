@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/files.hpp"
+#include "base/log.hpp"
 #include "provisioner/providers/http.hpp"
 
 namespace echoline::provisioner {
@@ -30,11 +31,13 @@ constexpr Duration kBackoffFirst = std::chrono::seconds(2), kBackoffMax = std::c
 constexpr Duration kEndPatience = std::chrono::minutes(5);
 constexpr double kUsdPerHourMax = 1e6;
 constexpr double kDiskGbMin = 10;
+constexpr double kBidOver = 1.05;  // what is bid of the least that would do, so that the next cent does not undo it
+constexpr Duration kResumeMax = std::chrono::minutes(2);  // from a higher bid until the instance runs again
 
-enum Endpoint { kCreate, kDestroy, kShow, kList, kEndpoints };
+enum Endpoint { kCreate, kDestroy, kShow, kList, kBid, kEndpoints };
 // What the service allows at most, per endpoint and key.
 constexpr std::array<Duration, kEndpoints> kIntervals{milliseconds(4500), milliseconds(3000), milliseconds(2000),
-                                                      milliseconds(1000)};
+                                                      milliseconds(1000), milliseconds(5500)};
 // When a create that may have rented is looked for; what is created shows in a listing late.
 constexpr std::array<Duration, 3> kLookAfter{std::chrono::seconds(2), std::chrono::seconds(5),
                                              std::chrono::seconds(15)};
@@ -91,6 +94,7 @@ struct Instance {
   std::int64_t contract = 0;
   InstanceInfo info;
   bool outbid = false, exited = false, ending = false, is_bid = false;
+  std::optional<double> min_bid;
   std::string message;
 };
 
@@ -101,6 +105,7 @@ Instance instance_of(std::int64_t contract, const json& object) {
   i.info = {id_of(contract), text_field(object, "label"), price_field(object, "dph_total"), actual};
   const auto stopped = [&](const char* name) { return text_field(object, name) == "stopped"; };
   i.is_bid = field(object, "is_bid") == json(true);
+  i.min_bid = price_field(object, "min_bid");
   i.outbid = i.is_bid && stopped("cur_state") && stopped("intended_status") && stopped("next_state");
   i.ending = stopped("intended_status") && !stopped("cur_state");
   i.exited = actual == "exited";
@@ -186,20 +191,24 @@ struct VastProvider::Impl {
     std::optional<double> usd_per_hour;
     bool ended = false;   // Exited was told
     bool ending = false;  // so was Ending
+    double bid = 0, bid_max = 0;
+    TimePoint resumes_until{};  // a bid is being raised, or was
   };
 
   VastOptions options;
   HttpClient http;
   std::array<Line, kEndpoints> lines;
   std::map<std::int64_t, Rented> rented;  // that this object knows of and is not destroying
+  std::map<std::string, double> bids;     // of what is being created, by label
   std::map<std::int64_t, std::vector<Destroyed>> destroying;
   std::vector<std::pair<TimePoint, std::function<void()>>> later;
   std::vector<ProviderEvent> events;
   TimePoint now{}, watch_due{};
   bool watching = false;
+  bool troubled = false;  // the last answer was none, and that was told
 
   explicit Impl(VastOptions o) : options(std::move(o)), http(options.key, options.timeout) {
-    while (options.url.ends_with('/')) options.url.pop_back();
+    options.url = service_url(options.url);
   }
 
   void call(Endpoint endpoint, const std::string& method, const std::string& path, const std::string& body,
@@ -209,7 +218,7 @@ struct VastProvider::Impl {
 
   // What the service says is the matter, short and without the key.
   std::string words_of(const HttpAnswer& answer) const {
-    if (answer.status == 0) return answer.trouble;
+    if (answer.status == 0) return fmt::format("{}: {}", options.url, answer.trouble);
     const json object = json::parse(answer.body, nullptr, false);
     std::string words = text_field(object, "error");
     if (const std::string more = text_field(object, "msg"); !more.empty()) words += (words.empty() ? "" : ": ") + more;
@@ -246,6 +255,7 @@ struct VastProvider::Impl {
     if (options.url != VastOptions().url) whole.env.emplace_back("ECHOLINE_VAST_URL", options.url);  // to end itself at
     auto body = body_of(whole);
     if (!body) return refuse(std::move(body).error());
+    if (spec.bid_usd_per_hour) bids[spec.label] = *spec.bid_usd_per_hour;
     call(kCreate, "PUT", fmt::format("/api/v0/asks/{}/", ask),
          body->dump(-1, ' ', false, json::error_handler_t::replace), false,
          [this, ticket, label = spec.label](const HttpAnswer& answer) { created(ticket, label, answer); });
@@ -275,7 +285,9 @@ struct VastProvider::Impl {
   }
 
   void started(Ticket ticket, std::int64_t contract, const std::string& label, std::optional<double> usd_per_hour) {
-    rented[contract] = {label, usd_per_hour, false, false};
+    const double bid = bids[label];
+    bids.erase(label);
+    rented[contract] = {label, usd_per_hour, false, false, bid, bid * (1 + options.bid_raise_max), {}};
     events.push_back(Started{ticket, id_of(contract), usd_per_hour});
   }
 
@@ -372,6 +384,8 @@ struct VastProvider::Impl {
       it->second.usd_per_hour = price;
       events.push_back(PriceChanged{instance.info.instance, *price});
     }
+    raise_bid(instance, it->second);
+    if ((instance.ending || instance.outbid) && now < it->second.resumes_until) return;
     if (instance.ending && !std::exchange(it->second.ending, true))
       events.push_back(Ending{instance.info.instance, instance.is_bid ? "outbid: it is being stopped" : "it is being stopped",
                               instance.is_bid});
@@ -380,6 +394,33 @@ struct VastProvider::Impl {
     std::string why = instance.outbid ? "outbid" : "its container has exited";
     if (!instance.message.empty()) why += ": " + instance.message;
     events.push_back(Exited{instance.info.instance, it->second.label, why, instance.outbid, true});
+  }
+
+  // Others bid more, or are about to have it: it is worth more to us as well, up to a point.
+  void raise_bid(const Instance& instance, Rented& known) {
+    if (!instance.is_bid || !instance.min_bid || known.bid <= 0 || now < known.resumes_until) return;
+    const bool topped = instance.outbid || instance.ending || *instance.min_bid > known.bid;
+    const double bid = std::min(known.bid_max, *instance.min_bid * kBidOver);
+    if (!topped || bid < *instance.min_bid || bid <= known.bid) return;
+    known.resumes_until = now + kResumeMax;
+    const std::string path = fmt::format("/api/v0/instances/bid_price/{}/", instance.contract);
+    call(kBid, "PUT", path, json{{"client_id", "me"}, {"price", bid}}.dump(), true,
+         [this, contract = instance.contract, bid, stopped = instance.outbid](const HttpAnswer& answer) {
+           const auto it = rented.find(contract);
+           if (it == rented.end()) return;
+           const json object = json::parse(answer.body, nullptr, false);
+           if (answer.status != 200 || field(object, "success") == json(false)) {
+             it->second.resumes_until = {};
+             it->second.bid_max = 0;  // once is enough
+             return log::warn("{}: {}", kOperation, error_of(answer, fmt::format("raise the bid for {}", contract)).detail);
+           }
+           log::info("the bid for {} was topped and is now ${:.4f} an hour (was ${:.4f})", it->second.label, bid, it->second.bid);
+           it->second.bid = bid;
+           it->second.resumes_until = now + kResumeMax;
+           if (!stopped) return;
+           call(kBid, "PUT", fmt::format("/api/v0/instances/{}/", contract), R"({"state":"running"})", true,
+                [](const HttpAnswer&) {});  // what comes of it is seen
+         });
   }
 
   // An instance that a listing lacks; only a clear answer about it counts.
@@ -400,10 +441,11 @@ struct VastProvider::Impl {
   }
 
   // Whether a call is to be made again, and then no sooner than after a while.
-  bool again(Call& call, const HttpAnswer& answer) const {
+  bool again(Call& call, const HttpAnswer& answer) {
     const bool hasty = answer.status == 429, unsent = answer.status == 0 && !answer.sent;
     const bool broken = call.repeatable && (answer.status == 0 || answer.status >= 500);
     if (!(hasty || unsent || broken) || ++call.tries >= kTriesMax) return false;
+    if (!hasty && !std::exchange(troubled, true)) log::warn("{}: {}; it is asked again", kOperation, words_of(answer));
     Duration wait = kBackoffFirst;
     for (int i = 1; i < call.tries; ++i) wait *= 2;
     call.not_before = now + std::min(wait, kBackoffMax);
@@ -416,6 +458,7 @@ struct VastProvider::Impl {
         if (!line.under_way || line.under_way->first != answer.request) continue;
         Call call = std::move(line.under_way->second);
         line.under_way.reset();
+        if (answer.status == 200) troubled = false;
         if (again(call, answer))
           line.waiting.push_front(std::move(call));
         else

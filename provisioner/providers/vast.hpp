@@ -4,14 +4,16 @@
 #include <memory>
 
 #include "provisioner/provider.hpp"
+#include "provisioner/providers/http.hpp"
 
 namespace echoline::provisioner {
 
 struct VastOptions {
-  std::string url = "https://console.vast.ai";
+  std::string url{kVastUrl};
   std::string key;                                  // read_vast_key()
   Duration timeout = std::chrono::seconds(30);      // of one request
   Duration watch_every = std::chrono::seconds(10);  // what is rented is looked at, for prices and what ended
+  double bid_raise_max = 0;  // a bid that is topped is raised, to at most (1 + this) times what it was at first
 };
 
 // From VAST_API_KEY, or the first line of a file that only its owner can read. kInvalid says which of both is wrong.
@@ -25,7 +27,8 @@ Status end_own_vast_instance(const std::string& url, const std::string& key, con
 // each time, and is asked again, as is what can be repeated without harm. A create that may have rented (an answer that
 // is lost, broken or an error of the service) is settled by listing: what carries the label is the instance, a second
 // one is destroyed. An error that comes with a contract is destroyed before it is reported. What a listing lacks is
-// asked for by itself before it counts as gone, and a listing of which a page failed is not complete.
+// asked for by itself before it counts as gone, and a listing of which a page failed is not complete. A bid that others top is
+// raised as far as it may be; only what then does not go on counts as outbid.
 class VastProvider final : public Provider {
  public:
   explicit VastProvider(VastOptions options);

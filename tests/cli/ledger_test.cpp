@@ -210,5 +210,71 @@ TEST(EarlierRun, WhatItStillHasIsReleasedBeforeANewOneRents) {
   unsetenv("VAST_API_KEY");
 }
 
+// What is wrong with a key is said before the model is made, anything is moved aside, or a program is asked.
+TEST(Providers, AKeyOrFileThatCannotBeUsedIsSaidAtOnce) {
+  const TemporaryFolder folder;
+  json offers = json_file("configs/offers/quickstart.json");
+  for (json& offer : offers.at("offers")) offer["provider"] = "vast";
+  std::ofstream(folder.path() / "offers.json") << offers;
+  std::ofstream(folder.path() / "key") << "secret\n";
+  std::filesystem::permissions(folder.path() / "key", std::filesystem::perms(0644));
+  unsetenv("VAST_API_KEY");
+  const auto up = [&](const std::string& provider, const std::string& more) {
+    return run_program({"up", "configs/quickstart.yaml", "--set", "run.folder=" + (folder.path() / "runs").string(), "--set",
+                        "fleet.offers=" + (folder.path() / "offers.json").string(), "--set", "fleet.provider=" + provider, "--set", more});
+  };
+  const std::string key = (folder.path() / "key").string();
+  for (const auto& [more, words] : {std::pair<std::string, std::string>{"fleet.image=debian", "no key: set VAST_API_KEY"},
+                                    {"fleet.vast={key_file: " + key + "}", key + ": others can read this key; chmod 600 it"},
+                                    {"fleet.vast={key_file: " + key + "x}", key + "x: No such file"}}) {
+    const Outcome refused = up("vast", more);
+    EXPECT_EQ(refused.status, 2) << refused.err;
+    EXPECT_NE(refused.err.find(words), std::string::npos) << refused.err;
+    EXPECT_EQ(refused.err.find("accuracy before"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "runs"));
+}
+
+TEST(LedgerVerbs, CostsStandBesideWhatTheServiceCharged) {
+  provisioner::VastServer server;
+  const TemporaryFolder folder;
+  const auto run = folder.path() / "quickstart";
+  std::filesystem::create_directories(run);
+  const auto config = learner::load_run_config("configs/quickstart.yaml", {{"fleet.vast", "{url: '" + server.url() + "'}"}});
+  ASSERT_TRUE(config) << config.error().message();
+  std::ofstream(run / "config.yaml") << config->resolved_yaml;
+  std::ofstream(run / "status.json") << "{}";
+  const double now = SystemClock().unix_seconds();
+  {
+    auto ledger = Ledger::open(run / "ledger.sqlite", "quickstart");
+    provisioner::Offer offer;
+    offer.provider = "vast";
+    offer.id = "77";
+    offer.gpu_usd_per_hour = 0.36;
+    const auto row = ledger->intend(offer, now - 7200);
+    ASSERT_TRUE(ledger->running(row->id, "vast:1001", now - 7200));
+    ASSERT_TRUE(ledger->ended(row->id, "stopped", now - 3600));
+  }
+  server.charge({1001, now - 7200, 0.35, 0.01, 0.02, 0});
+  server.charge({4711, now - 7200, 100, 0, 0, 0});  // of another run
+  server.credit(12.5);
+  unsetenv("VAST_API_KEY");
+  const Outcome keyless = run_program({"ledger", "costs", run.string(), "--charges"});
+  EXPECT_EQ(keyless.status, 2) << keyless.err;
+  EXPECT_NE(keyless.err.find("set VAST_API_KEY"), std::string::npos) << keyless.err;
+  EXPECT_TRUE(json::parse(run_program({"ledger", "costs", run.string(), "--json"}).out).at("charged").is_null());
+  setenv("VAST_API_KEY", provisioner::VastServer::kKey, 1);
+  const Outcome asked = run_program({"ledger", "costs", run.string(), "--charges"});
+  unsetenv("VAST_API_KEY");
+  EXPECT_EQ(asked.status, 0) << asked.err;
+  EXPECT_NE(asked.out.find("for these $0.36 by our count, and $0.38 charged"), std::string::npos) << asked.out;
+  EXPECT_NE(asked.out.find("left on the account of vast: $12.50"), std::string::npos) << asked.out;
+  const json kept = json::parse(run_program({"ledger", "costs", run.string(), "--json"}).out);  // without asking again
+  EXPECT_NEAR(kept.at("charged").at("usd").get<double>(), 0.38, 1e-9);
+  EXPECT_NEAR(kept.at("charged").at("usd_ours").get<double>(), 0.36, 1e-9);
+  EXPECT_NEAR(kept.at("instances").at(0).at("usd_charged").get<double>(), 0.38, 1e-9);
+  EXPECT_EQ(kept.at("credits").at("vast").at("usd"), 12.5);
+}
+
 }  // namespace
 }  // namespace echoline::testing

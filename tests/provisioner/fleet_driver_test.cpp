@@ -151,6 +151,27 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
   EXPECT_THAT(decided, testing::IsSupersetOf({"planned", "lost", "replaced"}));
 }
 
+// What came and went in the heartbeats of a worker is what its host's links can do at least; later plans know it.
+TEST_F(DriverOfFleet, NotesWhatLinksHaveShown) {
+  auto fleet = FleetDriver::start(options({offer("a"), offer("b")}));
+  ASSERT_TRUE(fleet) << fleet.error().message();
+  (*fleet)->joined(WorkerId{1}, "a");
+  const SystemClock clock;
+  const TimePoint begin = clock.now();
+  while (clock.now() - begin < LinkMeter::kLeast + std::chrono::milliseconds(300)) {
+    const auto bytes = static_cast<std::uint64_t>(echoline::seconds(clock.now() - begin) * 1e6);
+    (*fleet)->beat(WorkerId{1}, 0, 0, {2 * bytes}, {bytes});
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  (*fleet)->stop();
+  const auto hosts = Ledger::open(ledger_file(), "r")->hosts();
+  ASSERT_EQ(hosts->size(), 2u);
+  EXPECT_FALSE(hosts->at(0).up || hosts->at(0).down);
+  ASSERT_TRUE(hosts->at(1).up && hosts->at(1).down);
+  EXPECT_NEAR(hosts->at(1).down->bits_per_s / hosts->at(1).up->bits_per_s, 2, 0.1);
+  EXPECT_NEAR(hosts->at(1).up->mbit_per_s(), 8, 2);
+}
+
 // A worker that was told to end is replaced at once; its own machine is given back when it has handed in what it has.
 TEST_F(DriverOfFleet, DrainsWhatIsAboutToEndAndReplacesItAtOnce) {
   FleetOptions o = options({offer("a"), offer("b"), offer("c")});

@@ -250,6 +250,25 @@ TEST_F(LedgerTest, WhatAMachineReallyDoesIsKnownToLaterRuns) {
   EXPECT_TRUE(known_hosts(folder / "nowhere").empty());
 }
 
+TEST_F(LedgerTest, ChargesOfADayReplaceWhatWasReadOfItBefore) {
+  Ledger ledger = open();
+  const auto a = ledger.intend(offer("a"), 100), b = ledger.intend(offer("b"), 100);
+  const std::vector<LedgerCharge> first{{a->id, 0, 1.5, 1, 0.5}, {a->id, 86400, 0.25, 0.25, 0}, {b->id, 0, 2, 2, 0}};
+  ASSERT_TRUE(ledger.charged(first, LedgerCredit{"vast", 30, 200}, 200));
+  const std::vector<LedgerCharge> later{{a->id, 86400, 0.75, 0.5, 0.25}};
+  ASSERT_TRUE(ledger.charged(later, LedgerCredit{"vast", 29, 300}, 300));
+  const std::vector<LedgerCharge> strange{{b->id, 86400, 9, 9, 0}, {999, 0, 1, 1, 0}};
+  EXPECT_EQ(ledger.charged(strange, std::nullopt, 400).error().code, Code::kNotFound);  // none of them
+  const auto charges = *ledger.charges();
+  ASSERT_EQ(charges.size(), 3u);
+  EXPECT_EQ(charges[0].usd, 1.5);
+  EXPECT_EQ(charges[1].usd, 0.75);
+  EXPECT_EQ(charges[1].usd_traffic, 0.25);
+  EXPECT_EQ(charges[2].row, b->id);
+  ASSERT_EQ(ledger.credits()->size(), 1u);
+  EXPECT_EQ(ledger.credits()->front().usd, 29);
+}
+
 TEST_F(LedgerTest, AnInstanceThatNoRowKnowsGetsOne) {
   Ledger ledger = open();
   const auto asked = ledger.intend(offer("a"), 100);
@@ -348,9 +367,9 @@ TEST_F(LedgerTest, ForeignFilesAreRefusedAndLeftAlone) {
   const auto later = folder / "later.sqlite";
   ASSERT_TRUE(Ledger::open(later, "r"));
   ASSERT_EQ(sqlite3_open(later.c_str(), &db), SQLITE_OK);
-  ASSERT_EQ(sqlite3_exec(db, "PRAGMA user_version = 5", nullptr, nullptr, nullptr), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db, "PRAGMA user_version = 6", nullptr, nullptr, nullptr), SQLITE_OK);
   sqlite3_close(db);
-  EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 5"));
+  EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 6"));
 
   EXPECT_EQ(Ledger::open("/proc/nowhere/ledger.sqlite", "r").error().code, Code::kIo);
   EXPECT_EQ(Ledger::open(path, "").error().code, Code::kInvalid);

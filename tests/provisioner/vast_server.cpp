@@ -1,5 +1,6 @@
 #include "vast_server.hpp"
 
+#include <fmt/format.h>
 #include <httplib.h>
 
 #include <mutex>
@@ -28,6 +29,8 @@ struct VastServer::Impl {
   std::int64_t next_id = 1000;
   int points = 0;
   bool lists_nothing = false, expired = false;
+  std::vector<VastCharge> charges;
+  double credit = 0;
 
   static void answer(Response& response, int status, const json& body) {
     response.status = status;
@@ -94,7 +97,7 @@ struct VastServer::Impl {
             {"ports", {{"7070/tcp", json::array({{{"HostIp", "0.0.0.0"}, {"HostPort", "41234"}}})}}},
             {"dph_total", i.usd_per_hour},
             {"is_bid", i.is_bid},
-            {"min_bid", 0.3}};
+            {"min_bid", i.min_bid}};
   }
 
   void create(const Request& request, Response& response) {
@@ -111,7 +114,8 @@ struct VastServer::Impl {
       i.label = body.value("label", "");
       i.image = body["image"];
       i.is_bid = body.contains("price");
-      const bool low = i.is_bid && body["price"].get<double>() < 0.3;
+      if (i.is_bid) i.bid = body["price"];
+      const bool low = i.is_bid && i.bid < i.min_bid;
       if (low) i.state = "stopped";
       rented[i.id] = i;
       if (low)  // the quirk: it says no, and there is an instance
@@ -133,6 +137,53 @@ struct VastServer::Impl {
     serve("show", false, request, response, [&] {
       const auto it = rented.find(std::stoll(request.matches[1]));
       answer(response, 200, {{"instances", it == rented.end() ? json() : shown(it->second)}});
+    });
+  }
+
+  void bid(const Request& request, Response& response) {
+    serve("bid", true, request, response, [&] {
+      const auto it = rented.find(std::stoll(request.matches[1]));
+      const json body = json::parse(request.body, nullptr, false);
+      if (it == rented.end()) return answer(response, 404, {{"success", false}, {"error", "no_such_instance"}});
+      const double price = body.value("price", 0.0);
+      if (body.value("client_id", "") != "me" || price < it->second.min_bid)
+        return answer(response, 400, {{"success", false}, {"error", "invalid_price"}, {"msg", "bid too low"}});
+      it->second.bid = it->second.usd_per_hour = price;
+      answer(response, 200, {{"success", true}});
+    });
+  }
+
+  // What is stopped does not go on by itself when its bid suffices.
+  void state(const Request& request, Response& response) {
+    serve("state", true, request, response, [&] {
+      const auto it = rented.find(std::stoll(request.matches[1]));
+      if (it == rented.end()) return answer(response, 404, {{"success", false}, {"error", "no_such_instance"}});
+      if (it->second.is_bid && it->second.bid < it->second.min_bid)
+        return answer(response, 400, {{"success", false}, {"error", "invalid_price"}});
+      it->second.state = json::parse(request.body, nullptr, false).value("state", "");
+      answer(response, 200, {{"success", true}});
+    });
+  }
+
+  // Days of instances, two a page, whatever limit is asked for; some amounts are text.
+  void show_charges(const Request& request, Response& response) {
+    serve("charges", false, request, response, [&] {
+      const json filters = json::parse(request.get_param_value("select_filters"), nullptr, false);
+      if (!filters.is_object() || !filters.contains("day")) return answer(response, 400, {{"success", false}, {"error", "invalid_args"}});
+      json rows = json::array();
+      std::size_t at = request.has_param("after_token") ? std::stoul(request.get_param_value("after_token")) : 0;
+      for (; at < charges.size() && rows.size() < 2; ++at) {
+        const VastCharge& c = charges[at];
+        if (c.start < filters["day"]["gte"].get<double>() || c.start > filters["day"]["lte"].get<double>()) continue;
+        json items = json::array();
+        for (const auto& [type, amount] : {std::pair{"gpu", c.gpu}, {"disk", c.disk}, {"bwd", c.bwd}, {"bwu", c.bwu}})
+          items.push_back({{"type", type}, {"amount", amount}, {"source", nullptr}, {"items", json::array()}});
+        rows.push_back({{"start", c.start}, {"end", c.start}, {"type", c.instance > 0 ? "instance" : "volume"},
+                        {"source", fmt::format("{}-{}", c.instance > 0 ? "instance" : "volume", c.instance)},
+                        {"amount", fmt::format("{}", c.gpu + c.disk + c.bwd + c.bwu)}, {"items", items}});
+      }
+      const json next = at < charges.size() ? json(std::to_string(at)) : json();
+      answer(response, 200, {{"success", true}, {"count", rows.size()}, {"total", charges.size()}, {"next_token", next}, {"results", rows}});
     });
   }
 
@@ -162,6 +213,12 @@ VastServer::VastServer() : impl_(std::make_unique<Impl>()) {
   i.server.Put(R"(/api/v0/asks/(\d+)/)", [&i](const Request& q, Response& a) { i.create(q, a); });
   i.server.Delete(R"(/api/v0/instances/(\d+)/)", [&i](const Request& q, Response& a) { i.destroy(q, a); });
   i.server.Get(R"(/api/v0/instances/(\d+)/)", [&i](const Request& q, Response& a) { i.show(q, a); });
+  i.server.Put(R"(/api/v0/instances/bid_price/(\d+)/)", [&i](const Request& q, Response& a) { i.bid(q, a); });
+  i.server.Put(R"(/api/v0/instances/(\d+)/)", [&i](const Request& q, Response& a) { i.state(q, a); });
+  i.server.Get("/api/v0/charges/", [&i](const Request& q, Response& a) { i.show_charges(q, a); });
+  i.server.Get("/api/v0/users/current/", [&i](const Request& q, Response& a) {
+    i.serve("user", false, q, a, [&] { Impl::answer(a, 200, {{"id", 7}, {"balance", 0}, {"credit", i.credit}}); });
+  });
   i.server.Get("/api/v1/instances/", [&i](const Request& q, Response& a) { i.list(q, a); });
   i.server.Get("/api/v0/instances/", [](const Request&, Response& a) {
     Impl::answer(a, 410, {{"success", false}, {"error", "deprecated_endpoint"}});
@@ -202,6 +259,16 @@ void VastServer::change(std::int64_t id, const std::function<void(VastInstance&)
 void VastServer::remove(std::int64_t id) {
   const std::lock_guard lock(impl_->mutex);
   impl_->rented.erase(id);
+}
+
+void VastServer::charge(VastCharge charge) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->charges.push_back(charge);
+}
+
+void VastServer::credit(double usd) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->credit = usd;
 }
 
 void VastServer::lists_nothing(bool on) {

@@ -17,9 +17,14 @@ struct VastInstance {
   std::string intended;  // "": as `state`
   double usd_per_hour = 0.4;
   bool is_bid = false;
+  double bid = 0, min_bid = 0.3;
+};
+struct VastCharge {
+  std::int64_t instance = 0;  // 0: a volume
+  double start = 0, gpu = 0, disk = 0, bwd = 0, bwu = 0;
 };
 
-// The next `times` requests of a kind ("create", "destroy", "show", "list") are answered like this.
+// The next `times` requests of a kind ("create", "destroy", "show", "list", "bid", "state", "charges", "user") are answered like this.
 struct VastFault {
   std::string kind;
   int status = 500;
@@ -41,6 +46,8 @@ class VastServer {
   void put(VastInstance instance);
   void change(std::int64_t id, const std::function<void(VastInstance&)>& change);
   void remove(std::int64_t id);
+  void charge(VastCharge charge);
+  void credit(double usd);
   void lists_nothing(bool on);  // lists are empty, whatever is rented
   void expire_key();
   // Called before and after every create and destroy does its work, on a thread of the server, numbered from 0.

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "provisioner/host_script.hpp"
+#include "provisioner/vast_bill.hpp"
 #include "vast_server.hpp"
 
 namespace echoline::provisioner {
@@ -431,6 +432,116 @@ TEST(VastKey, ComesFromTheEnvironmentOrAFileOfItsOwnersAlone) {
   EXPECT_THAT(read_vast_key(file).error().message(), Not(HasSubstr("X-Header")));
   unsetenv("VAST_API_KEY");
   std::filesystem::remove(file);
+}
+
+// ---- bids ----
+
+class VastBidTest : public VastTest {
+ protected:
+  std::int64_t bid_for(VastProvider& provider, double usd_per_hour) {
+    LaunchSpec s = spec();
+    s.bid_usd_per_hour = usd_per_hour;
+    provider.start(1, s);
+    const auto event = next<Started>(provider);
+    EXPECT_TRUE(event);
+    return event ? std::stoll(event->instance.text.substr(5)) : 0;
+  }
+  double bid(std::int64_t id) { return server.rented().at(id).bid; }
+};
+
+TEST_F(VastBidTest, WhatOthersTopIsRaisedWithinItsBound) {
+  options.bid_raise_max = 0.5;
+  VastProvider provider(options);
+  const std::int64_t id = bid_for(provider, 0.4);
+  server.change(id, [](VastInstance& i) { i.min_bid = 0.5; });
+  ASSERT_TRUE(until(provider, [&] { return bid(id) > 0.4; }));
+  EXPECT_NEAR(bid(id), 0.525, 1e-9);
+  const auto price = next<PriceChanged>(provider);  // the budget hears of it
+  ASSERT_TRUE(price);
+  // Stopped for a higher bid: raised to the bound and started again, and nobody is told that it ended.
+  ASSERT_TRUE(until(provider, [&, begin = clock.now()] { return clock.now() - begin > std::chrono::minutes(3); }));
+  server.change(id, [](VastInstance& i) { i.min_bid = 0.59, i.state = "stopped"; });
+  ASSERT_TRUE(until(provider, [&] { return server.rented().at(id).state == "running"; }));
+  EXPECT_NEAR(bid(id), 0.6, 1e-9);
+  // More than it may cost: outbid.
+  ASSERT_TRUE(until(provider, [&, begin = clock.now()] { return clock.now() - begin > std::chrono::minutes(3); }));
+  EXPECT_TRUE(std::none_of(seen.begin(), seen.end(), [](const auto& e) { return std::holds_alternative<Exited>(e); }));
+  server.change(id, [](VastInstance& i) { i.min_bid = 0.61, i.state = "stopped"; });
+  const auto exited = next<Exited>(provider);
+  ASSERT_TRUE(exited);
+  EXPECT_TRUE(exited->outbid);
+  EXPECT_EQ(server.count("bid"), 2);
+}
+
+TEST_F(VastBidTest, ABidStaysWhatItIsWhereNobodyAllowsMore) {
+  VastProvider provider(options);
+  const std::int64_t id = bid_for(provider, 0.4);
+  server.change(id, [](VastInstance& i) { i.min_bid = 0.41, i.state = "stopped"; });
+  ASSERT_TRUE(next<Exited>(provider));
+  EXPECT_EQ(server.count("bid"), 0);
+}
+
+// Raised in vain, or never running again: it counts as outbid in the end.
+TEST_F(VastBidTest, ARaiseThatIsRefusedOrDoesNotHelpEndsIt) {
+  options.bid_raise_max = 1;
+  VastProvider provider(options);
+  const std::int64_t id = bid_for(provider, 0.4);
+  server.fault({.kind = "bid", .status = 400, .body = R"({"success": false, "error": "invalid_price"})", .type = "application/json"});
+  server.change(id, [](VastInstance& i) { i.min_bid = 0.5, i.state = "stopped"; });
+  ASSERT_TRUE(next<Exited>(provider));
+  LaunchSpec other = spec("run.1234/2");
+  other.bid_usd_per_hour = 0.4;
+  provider.start(2, other);
+  const auto second = next<Started>(provider);
+  const std::int64_t stuck = std::stoll(second->instance.text.substr(5));
+  server.fault({.kind = "state", .status = 500, .times = 99});
+  server.change(stuck, [](VastInstance& i) { i.min_bid = 0.5, i.state = "stopped"; });
+  ASSERT_TRUE(next<Exited>(provider));
+  EXPECT_NEAR(bid(stuck), 0.525, 1e-9);
+}
+
+// ---- the bill ----
+
+TEST_F(VastTest, WhatItChargedIsReadToTheEndOrNotAtAll) {
+  const double day = 1'791'504'000;
+  server.charge({1001, day, 0.107, 0.012, 0.206, 0.008});
+  server.charge({0, day, 0, 5, 0, 0});  // a volume
+  server.charge({1002, day, 1, 0, 0, 0});
+  server.charge({1001, day + 86400, 2, 0, 0, 0});
+  server.charge({1001, day - 86400, 7, 0, 0, 0});  // before the run
+  server.credit(8.91);
+  VastBillQuestion q;
+  q.url = server.url() + "//";
+  q.key = VastServer::kKey;
+  q.pause = milliseconds(1);
+  q.from_unix_s = day + 5000;
+  q.to_unix_s = day + 90000;
+  server.fault({.kind = "charges", .status = 429, .body = "Too many requests", .times = 2});
+  const auto bill = ask_vast_bill(q);
+  ASSERT_TRUE(bill) << bill.error().message();
+  ASSERT_EQ(bill->charges.size(), 3u);
+  EXPECT_EQ(bill->charges[0].row, 1001);
+  EXPECT_EQ(bill->charges[0].day_unix_s, day);
+  EXPECT_NEAR(bill->charges[0].usd, 0.333, 1e-9);
+  EXPECT_NEAR(bill->charges[0].usd_rent, 0.119, 1e-9);
+  EXPECT_NEAR(bill->charges[0].usd_traffic, 0.214, 1e-9);
+  EXPECT_EQ(bill->charges[2].day_unix_s, day + 86400);
+  EXPECT_EQ(bill->credit_usd, 8.91);
+  // Half of it is nothing: a sum would be too small.
+  server.fault({.kind = "charges", .status = 500, .times = 5});
+  EXPECT_EQ(ask_vast_bill(q).error().code, Code::kUnavailable);
+  server.expire_key();
+  const auto refused = ask_vast_bill(q);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("auth_error"));
+  EXPECT_THAT(refused.error().message(), Not(HasSubstr(VastServer::kKey)));
+  std::vector<LedgerCharge> none;
+  for (const char* bad : {"<html>", "[]", "{}", R"({"results": 1})", R"({"results": [1]})", R"({"results": [{"amount": 1}]})",
+                          R"({"results": [{"source": "instance-x", "amount": 1, "start": 1}]})",
+                          R"({"results": [{"source": "instance-1", "amount": "0.5 USD", "start": 1}]})",
+                          R"({"results": [{"source": "instance-1", "amount": 1e300, "start": 1}]})",
+                          R"({"results": [{"source": "instance-1", "start": 1}]})"})
+    EXPECT_EQ(read_vast_charges(bad, none).error().code, Code::kCorrupt) << bad;
 }
 
 }  // namespace
