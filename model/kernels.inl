@@ -23,7 +23,7 @@ inline Vector load(const T* from) {
 // Lane i of the result is the sum of sums[i]'s lanes.
 template <std::size_t... I>
 inline Floats pairs(Floats a, Floats b, std::index_sequence<I...>) {
-  return __builtin_shuffle(a, b, Words{(2 * I)...}) + __builtin_shuffle(a, b, Words{(2 * I + 1)...});
+  return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
 inline Floats lane_sums(Floats (&sums)[kLanes]) {
   for (int count = kLanes; count > 1; count /= 2)
