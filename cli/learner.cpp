@@ -48,10 +48,11 @@ int run_learner_verb(const LearnerArguments& a) {
 
 struct WorkerArguments {
   std::string join, name = "worker", token, token_file, folder, bind, advertise, up, down;
-  std::string away_max, memory_max, disk_max;
+  std::string away_max, memory_max, disk_max, cache_max;
   std::uint16_t port = 0;
   double rollouts_per_s = 0;
   int threads = 1;
+  std::size_t rollouts_at_once = 256;
 };
 
 Result<overlay::Endpoint> parse_endpoint(std::string_view option, const std::string& text) {
@@ -105,7 +106,8 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
     *rate = *parsed;
   }
   for (const auto& [text, size] :
-       {std::pair(&a.memory_max, &options.memory_max), std::pair(&a.disk_max, &options.disk_max)}) {
+       {std::pair(&a.memory_max, &options.memory_max), std::pair(&a.disk_max, &options.disk_max),
+        std::pair(&a.cache_max, &options.cache_max)}) {
     if (text->empty()) continue;
     const auto parsed = parse_bytes(*text);
     if (!parsed) return complain("worker", parsed.error());
@@ -124,6 +126,7 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
               listening.host);
   options.name = a.name;
   options.threads = a.threads;
+  options.rollouts_at_once = a.rollouts_at_once;
   if (a.rollouts_per_s > 0) options.rollouts_per_s_max = a.rollouts_per_s;
   const auto report = worker::run_agent(options, stop);
   if (!report) return complain("worker", report.error());
@@ -182,6 +185,10 @@ void add_worker(Verb& app, int& exit) {
   verb->add_option("--disk-max", a->disk_max, "room for publications in the folder; default: by the policy's size");
   verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")
       ->non_negative();
+  verb->add_option("--rollouts-at-once", a->rollouts_at_once, "responses that are generated together, at most")
+      ->range(1, 65536);
+  verb->add_option("--cache-max", a->cache_max,
+                   "memory for the keys and values of their tokens, e.g. '8 GiB' (default: 4 GiB)");
   verb->add_option("--threads", a->threads, "CPU threads for generation")->range(1, 1024);
   verb->footer(
       "Example, with a token from `echoline token --instance my-gpu` on the learner's machine:\n"

@@ -156,13 +156,12 @@ Result<Trajectory> parse_trajectory(std::string_view bytes, const TrajectoryLimi
 Result<schema::WorkerMessage> parse_worker_message(std::string_view bytes, const TrajectoryLimits& limits) {
   ECHO_ASSIGN(schema::WorkerMessage message, parse<schema::WorkerMessage>("WorkerMessage", bytes, limits));
   if (message.body_case() == schema::WorkerMessage::BODY_NOT_SET)
-    return fail(Code::kInvalid, "parse WorkerMessage", "empty, expected a request, a submission, progress or a failure");
+    return fail(Code::kInvalid, "parse WorkerMessage", "empty, expected a request, a submission, progress, a failure or leases");
   if (message.failed().detail().size() > kFailureBytesMax)
     return fail(Code::kInvalid, "parse WorkerMessage", "a failure of {} bytes, at most {} are allowed",
                 message.failed().detail().size(), kFailureBytesMax);
-  if (message.progress().leases_size() > kLeasesMax)
-    return fail(Code::kInvalid, "parse WorkerMessage", "progress of {} leases, at most {} are allowed",
-                message.progress().leases_size(), kLeasesMax);
+  if (const int named = std::max(message.progress().leases_size(), message.returned().leases_size()); named > kLeasesMax)
+    return fail(Code::kInvalid, "parse WorkerMessage", "it names {} leases, at most {} are allowed", named, kLeasesMax);
   return message;
 }
 

@@ -41,6 +41,12 @@ std::string_view text_of(schema::WorkFailure failure) {
   }
 }
 
+std::vector<LeaseId> lease_ids(const google::protobuf::RepeatedField<std::uint64_t>& told) {
+  std::vector<LeaseId> ids;
+  for (const std::uint64_t id : told) ids.push_back(LeaseId{id & static_cast<std::uint64_t>(INT64_MAX)});
+  return ids;
+}
+
 std::string digest_bytes(const overlay::Digest& digest) {
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
@@ -270,9 +276,20 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
     }
     if (message.has_progress()) renew(worker, message.progress());
     if (message.has_failed()) take_back(worker, message.failed());
+    if (message.has_returned()) give_back(worker, message.returned());
     if (message.has_request()) grant(worker, message.request());
     if (message.has_leaving()) let_go(worker);
   }
+}
+
+// Of trajectories that the door let in: a token of a policy that nobody has yet would pass for a fresh one.
+std::optional<Refusal> RolloutDesk::unpublished(const schema::Submission& submission) const {
+  for (const schema::Trajectory& t : submission.trajectories()) {
+    const Version newest{t.spans(t.spans_size() - 1).version()};
+    if (digests_.empty() || newest > digests_.rbegin()->first)
+      return Refusal{"malformed", fmt::format("tokens of version {}, which is not published", newest), false};
+  }
+  return std::nullopt;
 }
 
 void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions) {
@@ -280,6 +297,7 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
   std::vector<std::optional<Refusal>> refusals;
   for (const auto& [worker, submission] : submissions) {
     refusals.push_back(door_.refusal(submission));
+    if (!refusals.back()) refusals.back() = unpublished(submission);
     const auto& refused = refusals.back();
     deliveries.push_back({worker, &submission, refused ? refused->reason : std::string_view(),
                           refused ? refused->detail : std::string()});
@@ -320,10 +338,14 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
 }
 
 void RolloutDesk::renew(WorkerId worker, const schema::WorkProgress& progress) {
-  std::vector<LeaseId> leases;
-  for (const std::uint64_t id : progress.leases()) leases.push_back(LeaseId{id & static_cast<std::uint64_t>(INT64_MAX)});
-  const auto renewed = ledger_->renew(worker, leases, progress.progress(), unix_seconds());
+  const auto renewed =
+      ledger_->renew(worker, lease_ids(progress.leases()), progress.progress(), unix_seconds());
   if (!renewed) log::error("leases not renewed: {}", renewed.error().message());
+}
+
+void RolloutDesk::give_back(WorkerId worker, const schema::WorkReturned& returned) {
+  const auto known = ledger_->give_back(worker, lease_ids(returned.leases()));
+  if (!known) log::error("leases not returned: {}", known.error().message());
 }
 
 void RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) {
@@ -360,10 +382,12 @@ void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
   schema::LearnerMessage message;
   schema::WorkGrant& answer = *message.mutable_grant();
   answer.set_retry_after_ms(kRetryMs);
-  if (retired_.contains(worker)) {  // it asks when it has nothing left
+  if (retired_.contains(worker)) {
     answer.set_retry_after_ms(kRefusedRetryMs);
     events_.send(worker, message.SerializeAsString());
-    if (events_.drained) events_.drained(worker);
+    const auto held = ledger_->held(worker);
+    if (!held) log::error("{}", held.error().message());
+    if (held && *held == 0 && events_.drained) events_.drained(worker);
     return;
   }
   const auto known = digests_.find(Version{request.version()});

@@ -116,7 +116,9 @@ class RolloutDesk {
   void tell_off_talker(WorkerId worker);
   void note_malformed(WorkerId worker, const std::string& what);
   void take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions);
+  std::optional<Refusal> unpublished(const schema::Submission& submission) const;
   void take_back(WorkerId worker, const schema::WorkFailed& failure);
+  void give_back(WorkerId worker, const schema::WorkReturned& returned);
   void renew(WorkerId worker, const schema::WorkProgress& progress);
   void let_go(WorkerId worker);
   void grant(WorkerId worker, const schema::WorkRequest& request);

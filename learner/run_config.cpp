@@ -72,8 +72,17 @@ void read_rollout(ConfigSection s, RolloutSection& c) {
   s.read("temperature", c.temperature, {.min = 1e-3, .max = 10.0}, "divides the logits before a token is drawn");
   s.read("top_p", c.top_p, {.min = 1e-3, .max = 1.0},
          "tokens are drawn from the likeliest ones that together have this probability; 1: from all");
+  s.read("top_k", c.top_k, {.min = 0, .max = 1'000'000}, "and from so many likeliest ones at most; 0: from all");
+  s.read("min_p", c.min_p, {.min = 0.0, .max = 1.0},
+         "and from those that are at least this part as likely as the likeliest; 0: from all");
   s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000},
          "a response that has not ended by then is cut");
+  s.read_choice("on_new_policy", c.on_new_policy,
+                {{"continue", schema::ON_NEW_POLICY_CONTINUE},
+                 {"finish", schema::ON_NEW_POLICY_FINISH},
+                 {"abort", schema::ON_NEW_POLICY_ABORT}},
+                "what becomes of the responses a worker is at when it gets a new policy: they go on under it, each token "
+                "with its own version (continue), they are finished first (finish), or others begin anew (abort)");
   const Limits<Duration> lease{.min = std::chrono::seconds(1), .max = std::chrono::hours(24 * 7)};
   s.read("lease_first", c.lease_first, lease,
          "how long a worker whose speed is not known may be silent about a group it works on; progress renews it");

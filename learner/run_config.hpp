@@ -10,6 +10,7 @@
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "chains/topology.hpp"
+#include "data_plane/schema.pb.h"
 #include "learner/training_config.hpp"
 #include "provisioner/offers.hpp"
 
@@ -53,7 +54,10 @@ struct RolloutSection {
   std::uint32_t group_size = 8;  // G; R = prompts_per_step * group_size trajectories per step
   double temperature = 1.0;
   double top_p = 1.0;
+  std::uint32_t top_k = 0;  // 0: all
+  double min_p = 0;
   std::uint32_t response_tokens_max = 64;
+  schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
   // A worker's right to a group ends after twice the time it needs for response_tokens_max tokens, as measured on it, but
   // not before lease_min; every sign of progress renews it. lease_first: before anything was measured. lease_max: the
   // longest a group may take at all.

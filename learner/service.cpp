@@ -131,6 +131,9 @@ class Service {
     spec.set_group_size(config_.rollout.group_size);
     spec.set_temperature(config_.rollout.temperature);
     spec.set_top_p(config_.rollout.top_p);
+    spec.set_top_k(config_.rollout.top_k);
+    spec.set_min_p(config_.rollout.min_p);
+    spec.set_on_new_policy(config_.rollout.on_new_policy);
     spec.set_response_tokens_max(config_.rollout.response_tokens_max);
     schema::LearnerMessage message;
     ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));

@@ -149,6 +149,19 @@ class JobLedger::Impl {
     return true;
   }
 
+  Result<std::uint64_t> give_back(WorkerId worker, std::span<const LeaseId> ids) {
+    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
+    std::uint64_t returned = 0;
+    for (const LeaseId id : ids) {
+      ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
+      if (!lease || lease->worker != worker || lease->state != LeaseState::kLive) continue;
+      ECHO_TRY(end(*lease, LeaseState::kReleased));
+      ++returned;
+    }
+    ECHO_TRY(transaction.commit());
+    return returned;
+  }
+
   Status set_aside(LeaseId id, std::string_view reason, std::string detail) {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
@@ -239,6 +252,11 @@ class JobLedger::Impl {
       ascending.push_back(entry);
     }
     return stranded(options_.pacing, step, ascending);
+  }
+
+  Result<std::uint64_t> held(WorkerId worker) {
+    ECHO_ASSIGN(const auto leases, db_.one("SELECT count(*) FROM lease WHERE state = 0 AND worker = ?1", worker.value));
+    return leases.value_or(0);
   }
 
   Result<LedgerCounts> counts() {
@@ -640,10 +658,20 @@ Result<LedgerCounts> JobLedger::counts() {
   return impl_->counts();
 }
 
+Result<std::uint64_t> JobLedger::held(WorkerId worker) {
+  impl_->check_thread();
+  return impl_->held(worker);
+}
+
 Result<std::uint64_t> JobLedger::renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress,
                                        double now_unix_s) {
   impl_->check_thread();
   return impl_->renew(worker, leases, progress, now_unix_s);
+}
+
+Result<std::uint64_t> JobLedger::give_back(WorkerId worker, std::span<const LeaseId> leases) {
+  impl_->check_thread();
+  return impl_->give_back(worker, leases);
 }
 
 Result<bool> JobLedger::failed(const FailedWork& failure) {

@@ -129,7 +129,7 @@ std::optional<std::string_view> refusal(const std::optional<LeaseRecord>& lease,
       break;
   }
   if (!(now_unix_s <= lease->expires_unix_s)) return "lease expired";
-  if (lease->version != claim.version) return "wrong version";
+  if (claim.version < lease->version) return "wrong version";
   if (lease->policy_digest != claim.policy_digest) return "wrong digest";
   return std::nullopt;
 }

@@ -140,12 +140,12 @@ struct LeaseRecord {
 // What a result claims about itself.
 struct Claim {
   WorkerId worker;
-  Version version;
+  Version version;  // the oldest that generated any token
   std::string_view policy_digest;
 };
 
 // Why a result for this lease must be refused, absent when it is acceptable: the lease must be known, held by this
-// worker, live and not past its expiry, and version and digest must be the leased ones. The texts are stable
+// worker, live and not past its expiry; no token may come from an older version than the leased one, whose digest it names. The texts are stable
 // ("unknown lease", "lease of another worker", "lease expired", "lease released", "lease already settled",
 // "wrong version", "wrong digest"); reports count by them.
 std::optional<std::string_view> refusal(const std::optional<LeaseRecord>& lease, const Claim& claim, double now_unix_s);

@@ -9,23 +9,23 @@
 #include "base/log.hpp"
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
-#include "model/runtime.hpp"
 #include "overlay/uv/node.hpp"
 #include "worker/asking.hpp"
-#include "worker/installer.hpp"
-#include "worker/production.hpp"
-#include "worker/speed.hpp"
+#include "worker/engines/builtin.hpp"
+#include "worker/groups.hpp"
+#include "worker/pace.hpp"
 
 namespace echoline::worker {
 namespace {
 
 constexpr std::size_t kMailboxMax = 4096;
 constexpr Duration kPoll = std::chrono::milliseconds(100);  // how often a stop request is noticed
-constexpr double kBatchSeconds = 0.25;  // wanted length of a batch: policies are installed between batches
+constexpr Duration kSlice = std::chrono::milliseconds(10);  // for which the engine works before others are heard
+constexpr Duration kAskEvery = std::chrono::milliseconds(50);
+constexpr double kAheadSeconds = 0.25;  // that a machine held to a speed has work beyond the group it is at
 constexpr Duration kHandOverMax = std::chrono::seconds(10);
 constexpr Duration kFinishMax = std::chrono::seconds(8);  // of what it has leases for, when it is asked to stop
-constexpr std::uint32_t kGroupsPerBatchMax = 64;
-constexpr double kRateMemory = 0.7;  // weight of the past in the measured rollouts/s
+constexpr std::uint32_t kGroupsPerRequestMax = 64;
 
 struct Joined {
   WorkerId id;
@@ -46,12 +46,10 @@ class Agent {
  public:
   Agent(const AgentOptions& options, const std::atomic<bool>& stop)
       : options_(options), stop_(stop), mailbox_(kMailboxMax) {
-    if (options.rollouts_per_s_max) speed_.emplace(*options.rollouts_per_s_max);
+    if (options.rollouts_per_s_max) pace_.emplace(*options.rollouts_per_s_max);
   }
 
   Result<AgentReport> run() {
-    model::use_threads(options_.threads);
-    model::keep_freed_memory();
     overlay::WorkerOptions node_options;
     node_options.learner = options_.learner;
     node_options.bind_host = options_.bind_host;
@@ -86,11 +84,8 @@ class Agent {
     if (!mailbox_.try_push(std::move(event))) overflowed_ = true;
   }
 
-  bool ended() const { return stop_ || ended_; }
-
   // Asked to stop: whoever receives policies from this worker is given another parent first.
   void hand_over() {
-    tell_leaving();
     node_->drain();
     const TimePoint deadline = clock_.now() + kHandOverMax;
     while (!ended_ && clock_.now() < deadline)
@@ -98,27 +93,42 @@ class Agent {
   }
 
   Status work() {
-    while (!ended()) {
+    while (!ended_ && !(stop_ && nothing_to_finish())) {
       ECHO_TRY(wait_for_event(next_wake()));
-      if (ended() || !task_) continue;
-      // The safe point: between batches, and not while a grant for the installed version is on its way.
-      if (!asking_.awaits_grant()) ECHO_TRY(install_pending());
-      if (!leases_.empty()) {
-        ECHO_TRY(generate_batch());
-        ECHO_TRY(drain());
-        if (ended()) continue;
-        ECHO_TRY(install_pending());
-      }
-      request_work();
+      if (ended_ || !engine_) continue;
+      ECHO_TRY(install_pending());
+      begin_groups();
+      for (Outcome& outcome : engine_->poll(kSlice))
+        if (auto ended = groups_->take(std::move(outcome))) settle(std::move(*ended));
+      hand_in();
+      tell_progress();
+      if (!stop_) request_work();
     }
     if (stop_ && report_.reason.empty()) report_.reason = "asked to stop";
     return ok();
   }
 
+  // Asked to stop: what is nearly done is handed in, unless nobody wants it any more. The learner hears of it at once, and gives
+  // the next to others.
+  bool nothing_to_finish() {
+    const TimePoint now = clock_.now();
+    if (finish_by_ == kNever) {
+      finish_by_ = now + kFinishMax;
+      schema::WorkerMessage message;
+      message.mutable_leaving();
+      if (asking_.is_joined()) say(message);
+    }
+    return !engine_ || under_way() == 0 || !asking_.is_joined() || now >= finish_by_;
+  }
+
   TimePoint next_wake() const {
-    if (!leases_.empty()) return clock_.now();
-    const TimePoint poll = clock_.now() + kPoll;
-    return std::min(poll, std::max(clock_.now(), asking_.not_before()));
+    const TimePoint now = clock_.now();
+    if (engine_ && (engine_->inside() > 0 || !leases_.empty())) return now;
+    TimePoint wake = now + kPoll;
+    if (!held_.empty()) wake = std::min(wake, held_.front().due);
+    if (asking_.not_before() > now) wake = std::min(wake, asking_.not_before());
+    else if (!stop_ && has_room()) wake = std::min(wake, ask_at_);
+    return std::max(now, wake);
   }
 
   // Takes one event, waiting until `deadline`, and everything that is there already.
@@ -148,6 +158,8 @@ class Agent {
       // The learner takes its leases back and hears nothing until this worker has joined again.
       log::warn("the learner is out of reach: {}", away->reason);
       asking_.away();
+      abandon();
+      held_.clear();
       leases_.clear();
     } else if (auto* gone = std::get_if<Disconnected>(&event)) {
       ended_ = true;
@@ -166,9 +178,9 @@ class Agent {
         if (task_) break;  // told again after it was away
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(task_, make_task(std::move(spec)));
-        installer_.emplace(task_->model);
-        producer_.emplace(*task_);
-        log::info("task '{}', model of {} parameters", task_->spec.adapter_name(), task_->model->config().parameters());
+        groups_.emplace(*task_, id_);
+        ECHO_ASSIGN(engine_, make_engine());
+        log::info("task '{}', model of {} parameters", task_->spec.adapter_name(), task_->model.parameters());
         break;
       }
       case schema::LearnerMessage::kGrant:
@@ -199,11 +211,37 @@ class Agent {
     return ok();
   }
 
+  Result<std::unique_ptr<Engine>> make_engine() const {
+    BuiltinOptions options;
+    options.model = task_->model;
+    options.sampling.temperature = task_->spec.temperature();
+    options.sampling.top_p = task_->spec.top_p();
+    options.sampling.top_k = task_->spec.top_k();
+    options.sampling.min_p = task_->spec.min_p();
+    options.sampling.eos = task_->phrasing->eos();
+    options.threads = options_.threads;
+    options.rows_max = options_.rollouts_at_once;
+    options.cache_max = options_.cache_max.value_or(options.cache_max);
+    return make_builtin_engine(options);
+  }
+
+  // What becomes of the responses under way when there is a new policy is for the run to say.
   Status install_pending() {
+    if (pending_.empty()) return ok();
+    switch (task_->spec.on_new_policy()) {
+      case schema::ON_NEW_POLICY_FINISH:
+        if (!groups_->empty() || !held_.empty()) return ok();
+        break;
+      case schema::ON_NEW_POLICY_ABORT:
+        abandon();
+        break;
+      default:
+        break;
+    }
     while (!pending_.empty()) {
       const overlay::Publication publication = std::move(pending_.front());
       pending_.pop_front();
-      const Status installed = installer_->install(publication);
+      const Status installed = engine_->install(publication);
       if (installed) {
         ++report_.versions;
         if (publication.activate) node_->installed(publication.version, publication.policy_digest);
@@ -211,98 +249,134 @@ class Agent {
         log::warn("{}", installed.error().message());
         node_->install_failed(publication.version, installed.error().message());
       }
+      ECHO_TRY(drain());
     }
     return ok();
+  }
+
+  bool finishing() const {
+    return !pending_.empty() && task_->spec.on_new_policy() == schema::ON_NEW_POLICY_FINISH;
+  }
+
+  // Rollouts that are asked for or under way may be so many at once. A machine that is held to a speed has the group it is
+  // at, and what it can do in the time that asking for more takes.
+  std::size_t rollouts_at_once() const {
+    const std::size_t group = task_->spec.group_size();
+    std::size_t most = std::max(engine_->capacity(), group);
+    if (options_.rollouts_per_s_max)
+      most = std::min(most, group + std::max(group, static_cast<std::size_t>(*options_.rollouts_per_s_max * kAheadSeconds)));
+    return most;
+  }
+  std::size_t under_way() const {
+    std::size_t rollouts = groups_->rollouts();
+    for (const schema::Lease& lease : leases_) rollouts += lease.rollouts();
+    for (const Held& held : held_) rollouts += held.rollouts;
+    return rollouts;
+  }
+  bool has_room() const {
+    return engine_ && engine_->version() && !finishing() && under_way() + task_->spec.group_size() <= rollouts_at_once();
   }
 
   void request_work() {
-    if (!leases_.empty() || !installer_ || !installer_->version() || !pending_.empty()) return;
-    if (clock_.now() < asking_.not_before()) return;
-    const double rate = rate_.value_or(options_.rollouts_per_s_max.value_or(0));
-    const auto groups = static_cast<std::uint32_t>(rate * kBatchSeconds / task_->spec.group_size() + 0.5);
+    const TimePoint now = clock_.now();
+    if (!has_room() || now < asking_.not_before() || now < ask_at_) return;
+    const std::size_t groups = (rollouts_at_once() - under_way()) / task_->spec.group_size();
     schema::WorkerMessage message;
     schema::WorkRequest& request = *message.mutable_request();
-    request.set_version(installer_->version()->value);
-    request.set_policy_digest(installer_->digest().data(), installer_->digest().size());
-    request.set_groups_max(std::clamp<std::uint32_t>(groups, 1, kGroupsPerBatchMax));
+    request.set_version(engine_->version()->value);
+    request.set_policy_digest(engine_->digest().data(), engine_->digest().size());
+    request.set_groups_max(static_cast<std::uint32_t>(std::min<std::size_t>(groups, kGroupsPerRequestMax)));
     say(message);
     asking_.asked();
+    ask_at_ = now + kAskEvery;
   }
 
-  Status generate_batch() {
-    const TimePoint start = clock_.now();
-    const std::vector<schema::Lease> batch(leases_.begin(), leases_.end());
+  void begin_groups() {
+    if (finishing()) return;
+    for (schema::Lease& lease : leases_) {
+      auto begun = groups_->begin(std::move(lease), clock_.now());
+      if (auto* failed = std::get_if<schema::WorkFailed>(&begun)) {
+        give_back(*failed);
+        continue;
+      }
+      for (Sequence& sequence : std::get<std::vector<Sequence>>(begun)) engine_->submit(std::move(sequence));
+    }
     leases_.clear();
-    progress_due_ = start + progress_every_;
-    const Produced produced = producer_->produce(batch, id_, [&] { return got_on(batch); });
-    if (produced.interrupted) return ok();  // stopped in the middle
-    if (speed_) {
-      const TimePoint generated = clock_.now(), due = speed_->due(start, produced.rollouts);
-      while (!got_on(batch) && clock_.now() < due) ECHO_TRY(wait_for_event(std::min(due, clock_.now() + kPoll)));
-      speed_->ended(due, generated, clock_.now());
-    }
-    if (produced.rollouts > 0) {
-      const double elapsed_s = std::max(1e-6, seconds(clock_.now() - start));
-      const double measured = static_cast<double>(produced.rollouts) / elapsed_s;
-      rate_ = rate_ ? kRateMemory * *rate_ + (1 - kRateMemory) * measured : measured;
-      busy_s_ += elapsed_s;
-      generated_ += produced.rollouts;
-      schema::Vitals vitals;
-      vitals.set_rollouts(generated_);
-      vitals.set_busy_s(busy_s_);
-      node_->set_heartbeat(vitals.SerializeAsString());
-    }
-    for (const schema::Submission& submission : produced.submissions) {
+  }
+
+  // Nothing comes of the groups under way: the learner gives them to somebody else.
+  void abandon() {
+    if (!groups_ || groups_->empty()) return;
+    schema::WorkerMessage message;
+    for (const std::uint64_t lease : groups_->leases()) message.mutable_returned()->add_leases(lease);
+    for (const std::uint64_t id : groups_->drop()) engine_->abort(id);
+    if (asking_.is_joined()) say(message);
+  }
+
+  void settle(Groups::Ended ended) {
+    for (const std::uint64_t id : ended.abandoned) engine_->abort(id);
+    if (const auto* failed = std::get_if<schema::WorkFailed>(&ended.what)) return give_back(*failed);
+    auto& submission = std::get<schema::Submission>(ended.what);
+    const auto rollouts = static_cast<std::uint64_t>(submission.trajectories_size());
+    const TimePoint now = clock_.now();
+    held_.push_back({pace_ ? pace_->due(ended.begun, rollouts, now) : now, rollouts, std::move(submission)});
+  }
+
+  void hand_in() {
+    if (held_.empty() || held_.front().due > clock_.now()) return;
+    note_time();
+    do {
+      Held held = std::move(held_.front());
+      held_.pop_front();
+      generated_ += held.rollouts;
+      const std::uint64_t lease = held.submission.lease();
       schema::WorkerMessage message;
-      *message.mutable_submission() = submission;
-      if (const Status sent = node_->send(message.SerializeAsString()); !sent)
-        give_back(submission.lease(), schema::WORK_FAILURE_SIZE, sent.error().message());
-    }
-    for (const schema::WorkFailed& failed : produced.failures)
-      give_back(failed.lease(), failed.failure(), failed.detail());
-    return ok();
+      *message.mutable_submission() = std::move(held.submission);
+      if (const Status sent = node_->send(message.SerializeAsString()); !sent) {
+        schema::WorkFailed failed;
+        failed.set_lease(lease);
+        failed.set_failure(schema::WORK_FAILURE_SIZE);
+        failed.set_detail(sent.error().message());
+        give_back(failed);
+      }
+    } while (!held_.empty() && held_.front().due <= clock_.now());
+    schema::Vitals vitals;
+    vitals.set_rollouts(generated_);
+    vitals.set_busy_s(busy_s_);
+    node_->set_heartbeat(vitals.SerializeAsString());
+  }
+
+  // Time with work counts as time spent on rollouts.
+  void note_time() {
+    const TimePoint now = clock_.now();
+    if (was_working_) busy_s_ += seconds(now - noted_at_);
+    noted_at_ = now;
+    was_working_ = engine_->inside() > 0 || !held_.empty();
+  }
+
+  void tell_progress() {
+    const TimePoint now = clock_.now();
+    note_time();
+    if (now < progress_due_ || !asking_.is_joined()) return;
+    progress_due_ = now + progress_every_;
+    schema::WorkerMessage message;
+    schema::WorkProgress& progress = *message.mutable_progress();
+    for (const std::uint64_t lease : groups_->leases()) progress.add_leases(lease);
+    for (const Held& held : held_) progress.add_leases(held.submission.lease());
+    if (progress.leases().empty()) return;
+    if (!held_.empty()) ++waits_;
+    progress.set_progress(engine_->progress() + waits_);
+    say(message);
   }
 
   void say(const schema::WorkerMessage& message) {
     if (const Status sent = node_->send(message.SerializeAsString()); !sent) log::error("{}", sent.error().message());
   }
 
-  void give_back(std::uint64_t lease, schema::WorkFailure why, const std::string& detail) {
+  void give_back(const schema::WorkFailed& failed) {
     schema::WorkerMessage message;
-    message.mutable_failed()->set_lease(lease);
-    message.mutable_failed()->set_failure(why);
-    message.mutable_failed()->set_detail(detail);
+    *message.mutable_failed() = failed;
     say(message);
-  }
-
-  // Asked to stop: the learner hears of it at once, and rents another.
-  void tell_leaving() {
-    if (finish_by_ != kNever) return;
-    finish_by_ = clock_.now() + kFinishMax;
-    schema::WorkerMessage message;
-    message.mutable_leaving();
-    if (asking_.is_joined()) say(message);
-  }
-
-  // Asked to stop in the middle of a batch: what is nearly done is handed in, unless nobody wants it any more.
-  bool may_finish() {
-    tell_leaving();
-    if (!drain()) ended_ = true;
-    return asking_.is_joined() && !ended_ && clock_.now() < finish_by_;
-  }
-
-  // Called whenever some work on these leases is done: says so now and then. True: stop working.
-  bool got_on(const std::vector<schema::Lease>& leases) {
-    ++progress_;
-    const TimePoint now = clock_.now();
-    if (now >= progress_due_ && asking_.is_joined()) {
-      progress_due_ = now + progress_every_;
-      schema::WorkerMessage message;
-      for (const schema::Lease& lease : leases) message.mutable_progress()->add_leases(lease.id());
-      message.mutable_progress()->set_progress(progress_);
-      say(message);
-    }
-    return ended_ || (stop_ && !may_finish());
   }
 
   const AgentOptions& options_;
@@ -313,17 +387,25 @@ class Agent {
   std::unique_ptr<overlay::WorkerNode> node_;
   WorkerId id_;
   std::optional<Task> task_;
-  std::optional<Installer> installer_;
-  std::optional<Producer> producer_;
-  std::deque<overlay::Publication> pending_;  // complete and in order, waiting for the safe point
-  std::deque<schema::Lease> leases_;
+  std::unique_ptr<Engine> engine_;
+  std::optional<Groups> groups_;
+  std::deque<overlay::Publication> pending_;  // complete and in order
+  std::deque<schema::Lease> leases_;          // granted, not begun
+  struct Held {
+    TimePoint due;
+    std::uint64_t rollouts = 0;
+    schema::Submission submission;
+  };
+  std::deque<Held> held_;     // finished, in the order in which they are due
+  std::optional<Pace> pace_;  // that it is held to
   Asking asking_;
+  TimePoint ask_at_{};           // not before
+  TimePoint finish_by_ = kNever;  // asked to stop
   Duration progress_every_ = std::chrono::seconds(3);
   TimePoint progress_due_{};
-  TimePoint finish_by_ = kNever;  // asked to stop
-  std::uint64_t progress_ = 0;  // grows with every token, rollout and poll at work
-  std::optional<double> rate_;  // rollouts/s while generating
-  std::optional<Speed> speed_;  // that it is held to
+  std::uint64_t waits_ = 0;  // told of while something was held
+  TimePoint noted_at_{};
+  bool was_working_ = false;  // then
   double busy_s_ = 0;
   std::uint64_t generated_ = 0;
   bool ended_ = false;

@@ -205,12 +205,15 @@ TEST_F(DeskTest, HandsOutNoMoreThanTheLookaheadAndTheRunAllow) {
   EXPECT_EQ(ask(3, 64).leases_size(), 2);
 }
 
-// Who is let go gets no more, and what it has is taken in; once it asks again, it has nothing left.
+// Who is let go gets no more, and what it has is taken in.
 TEST_F(DeskTest, WhoIsLetGoHandsInWhatItHas) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
   ASSERT_EQ(grant.leases_size(), 1);
   desk_->retire(WorkerId{1});
+  EXPECT_EQ(ask(0, 1).leases_size(), 0);
+  (void)desk_->counts();
+  EXPECT_TRUE(drained_.empty()) << "it asks although it still has something";
   EXPECT_TRUE(hand_in(grant.leases(0)).accepted());
   EXPECT_TRUE(drained_.empty());
   EXPECT_EQ(ask(0, 1).leases_size(), 0);
@@ -233,6 +236,16 @@ TEST_F(DeskTest, WhoWasToldToEndIsToldWhetherThatIsStillWanted) {
   desk_->receive(WorkerId{1}, message.SerializeAsString());
   EXPECT_TRUE(next_message().has_stop());
   EXPECT_EQ(leaving_.size(), 1u);  // everybody is told to end now
+}
+
+TEST_F(DeskTest, WhatAWorkerReturnsIsThereForOthers) {
+  open(0);
+  const schema::WorkGrant grant = ask(0, 1);
+  schema::WorkerMessage message;
+  message.mutable_returned()->add_leases(grant.leases(0).id());
+  desk_->receive(WorkerId{1}, message.SerializeAsString());
+  EXPECT_EQ(ask(0, 1, WorkerId{2}).leases(0).group(), grant.leases(0).group());
+  EXPECT_EQ(misbehaved(), "");
 }
 
 TEST_F(DeskTest, RefusesAnUnknownVersionAndAForeignDigest) {
@@ -415,14 +428,15 @@ TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
       {"wrong score", true, [](auto& t) { (*t.mutable_components())["exact"] = 1; }},
       {"wrong score", true, [](auto& t) { (*t.mutable_components())["bonus"] = 1; }},
       {"wrong score", true, [](auto& t) { t.set_text("95"); }},
-      {"wrong version", false, [](auto& t) { t.mutable_spans(0)->set_version(1); }},
+      {"wrong version", false, [](auto& t) { t.mutable_spans(0)->set_version(0); }},
+      {"malformed", false, [](auto& t) { t.mutable_spans(0)->set_version(2); }},  // nobody has that yet
       {"wrong digest", false, [](auto& t) { t.set_policy_digest("another"); }},
   };
-  open(0);
+  open(1);
   std::uint64_t id = 1;
   for (const Case& c : cases) {
     const WorkerId worker{id++};
-    const schema::WorkGrant grant = ask(0, 1, worker);
+    const schema::WorkGrant grant = ask(1, 1, worker);
     ASSERT_EQ(grant.leases_size(), 1);
     EXPECT_EQ(grant.leases(0).group(), 0u);  // the group comes back every time
     schema::Submission submission = made(grant.leases(0), worker);
@@ -433,7 +447,7 @@ TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
     EXPECT_EQ(!misbehaved().empty(), c.expelled) << "case " << id - 2;
   }
   EXPECT_EQ(desk_->counts()->buffer.stored, 0u);
-  const schema::WorkGrant honest = ask(0, 1);
+  const schema::WorkGrant honest = ask(1, 1);
   EXPECT_TRUE(hand_in(honest.leases(0)).accepted());
 }
 

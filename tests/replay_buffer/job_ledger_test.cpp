@@ -124,6 +124,26 @@ TEST_F(Ledger, RestartNeitherLosesNorDoublesAGroup) {
   EXPECT_EQ(must(ledger_->expire(1191)), 3u);
 }
 
+TEST_F(Ledger, WhatAWorkerReturnsIsGivenToOthersAtOnceAndHeldAgainstNobody) {
+  const auto leases = grant(kAda, 3);
+  const std::vector<LeaseId> ids{leases[0].id, leases[2].id, LeaseId{99}};
+  EXPECT_EQ(must(ledger_->give_back(kBob, ids)), 0u) << "they are not its own";
+  EXPECT_EQ(must(ledger_->give_back(kAda, ids)), 2u);
+  EXPECT_EQ(must(ledger_->give_back(kAda, ids)), 0u);
+  EXPECT_EQ(submit(kAda, submission_for(leases[0])).reason, "lease released");
+  EXPECT_EQ(groups_of(grant(kAda, 1)), Set{0}) << "it may try again itself";
+  EXPECT_EQ(groups_of(grant(kBob, 1)), Set{2});
+  EXPECT_TRUE(ledger_->newly_set_aside().empty());
+}
+
+// Under a policy that came while it was at work, in part or from the first token on.
+TEST_F(Ledger, TokensOfANewerPolicyThanTheLeasedOneAreWelcome) {
+  const auto lease = grant(kAda, 1)[0];
+  auto submission = submission_for(lease);
+  submission.mutable_trajectories(1)->mutable_spans(0)->set_version(2);
+  EXPECT_TRUE(submit(kAda, submission).accepted);
+}
+
 TEST_F(Ledger, EveryRefusalIsNamedCountedAndReturnsTheGroup) {
   struct Case {
     std::string reason;
@@ -134,7 +154,7 @@ TEST_F(Ledger, EveryRefusalIsNamedCountedAndReturnsTheGroup) {
       {"unknown lease", kAda, [](auto& s) { s.set_lease(99'999); }},
       {"unknown lease", kAda, [](auto& s) { s.set_lease(~0ull); }},
       {"lease of another worker", kBob, [](auto&) {}},
-      {"wrong version", kAda, [](auto& s) { s.mutable_trajectories(1)->mutable_spans(0)->set_version(1); }},
+      {"wrong version", kAda, [](auto& s) { s.mutable_trajectories(1)->mutable_spans(0)->set_version(0); }},
       {"wrong digest", kAda, [](auto& s) { s.mutable_trajectories(1)->set_policy_digest("forged"); }},
       {"malformed", kAda, [](auto& s) { s.clear_trajectories(); }},
       {"malformed", kAda, [](auto& s) { s.mutable_trajectories()->RemoveLast(); }},
@@ -148,7 +168,7 @@ TEST_F(Ledger, EveryRefusalIsNamedCountedAndReturnsTheGroup) {
   };
   std::map<std::string, std::uint64_t> expected;
   for (const Case& c : cases) {
-    const auto lease = grant(kAda, 1)[0];
+    const auto lease = grant(kAda, 1, 1, 1000, 1)[0];
     EXPECT_EQ(lease.group, GroupId{0});
     auto submission = submission_for(lease);
     c.spoil(submission);

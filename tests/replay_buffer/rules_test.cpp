@@ -197,7 +197,7 @@ TEST(Acceptance, EveryReason) {
   EXPECT_EQ(refusal(lease, good, std::numeric_limits<double>::quiet_NaN()), "lease expired");
   EXPECT_EQ(refusal(std::nullopt, good, 105), "unknown lease");
   EXPECT_EQ(refusal(lease, {WorkerId{9}, Version{4}, "d"}, 105), "lease of another worker");
-  EXPECT_EQ(refusal(lease, {WorkerId{3}, Version{5}, "d"}, 105), "wrong version");
+  EXPECT_EQ(refusal(lease, {WorkerId{3}, Version{5}, "d"}, 105), std::nullopt) << "fresher than was asked for";
   EXPECT_EQ(refusal(lease, {WorkerId{3}, Version{3}, "d"}, 105), "wrong version");
   EXPECT_EQ(refusal(lease, {WorkerId{3}, Version{4}, "D"}, 105), "wrong digest");
   lease.state = LeaseState::kSettled;

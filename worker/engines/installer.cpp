@@ -1,4 +1,4 @@
-#include "worker/installer.hpp"
+#include "worker/engines/installer.hpp"
 
 #include "delta/patch.hpp"
 #include "model/weights.hpp"

@@ -11,7 +11,7 @@
 
 namespace echoline::worker {
 
-// One thread, the one that generates: install() runs between batches, so no rollout ever mixes two versions.
+// One thread, the one that generates: install() runs between two tokens.
 class Installer {
  public:
   explicit Installer(std::shared_ptr<model::Transformer> model) : model_(std::move(model)) {}

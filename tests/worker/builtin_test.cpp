@@ -1,0 +1,94 @@
+// The built-in engine: sequences in and out of a running batch, and a policy that changes in between.
+#include "worker/engines/builtin.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "delta/patch.hpp"
+#include "model/weights.hpp"
+#include "overlay/sizes.hpp"
+#include "tests/delta/in_memory.hpp"
+
+namespace echoline::worker {
+namespace {
+
+constexpr Duration kSlice = std::chrono::milliseconds(1);
+
+class BuiltinTest : public ::testing::Test {
+ protected:
+  BuiltinTest() : config_(*model::preset("tiny-64")) {
+    BuiltinOptions options;
+    options.model = config_;
+    options.rows_max = 4;
+    engine_ = *make_builtin_engine(options);
+    install(3, 1);
+  }
+  void install(std::uint64_t version, std::uint64_t seed) {
+    delta::OwnedState policy = *model::export_policy(**model::init(config_, seed));
+    overlay::Publication p;
+    p.version = Version{version};
+    p.policy_digest = policy.digest().bytes;
+    p.payload = overlay::Payload({overlay::Slice(*delta::encode_snapshot(policy.view()))});
+    ASSERT_TRUE(engine_->install(p));
+    EXPECT_EQ(engine_->version(), Version{version});
+  }
+  std::map<std::uint64_t, Result<Response>> finish() {
+    std::map<std::uint64_t, Result<Response>> all;
+    while (engine_->inside() > 0)
+      for (Outcome& outcome : engine_->poll(kSlice)) all.emplace(outcome.id, std::move(outcome.response));
+    return all;
+  }
+
+  model::ModelConfig config_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(BuiltinTest, MoreThanFitAtOnceAreAllAnswered) {
+  for (std::uint64_t id = 0; id < 10; ++id) engine_->submit({id, {1, 2, 3}, 5 + static_cast<std::int64_t>(id), id});
+  EXPECT_EQ(engine_->inside(), 10u);
+  EXPECT_EQ(engine_->capacity(), 4u);
+  const std::uint64_t before = engine_->progress();
+  const auto all = finish();
+  ASSERT_EQ(all.size(), 10u);
+  EXPECT_GT(engine_->progress(), before);
+  for (const auto& [id, response] : all) {
+    ASSERT_TRUE(response);
+    EXPECT_EQ(response->tokens.size(), 5 + id);
+    EXPECT_EQ(response->logprobs.size(), 5 + id);
+    ASSERT_EQ(response->spans.size(), 1u);
+    EXPECT_EQ(response->spans[0].version, Version{3});
+    EXPECT_EQ(response->spans[0].end, 5 + id);
+    EXPECT_FALSE(response->ended);
+  }
+}
+
+TEST_F(BuiltinTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
+  engine_->submit({7, {1, 2, 3}, 40, 1});
+  while (engine_->progress() < 5) engine_->poll(Duration{});
+  install(4, 2);
+  const auto all = finish();
+  const Response& response = *all.at(7);
+  ASSERT_EQ(response.spans.size(), 2u);
+  EXPECT_EQ(response.spans[0].version, Version{3});
+  EXPECT_EQ(response.spans[1].version, Version{4});
+  EXPECT_GT(response.spans[0].end, 0u);
+  EXPECT_LT(response.spans[0].end, 40u);
+  EXPECT_EQ(response.spans[1].end, 40u);
+}
+
+TEST_F(BuiltinTest, WhatCannotBeAnsweredSaysWhyAndHurtsNobody) {
+  engine_->submit({1, {}, 5, 1});
+  engine_->submit({2, {1, 2}, 5, 1});
+  engine_->submit({3, {static_cast<model::Token>(config_.vocab_size)}, 5, 1});
+  engine_->submit({4, {1, 2}, 5, 1});
+  engine_->abort(4);
+  const auto all = finish();
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all.at(1).error().code, Code::kInvalid);
+  EXPECT_EQ(all.at(2)->tokens.size(), 5u);
+  EXPECT_EQ(all.at(3).error().code, Code::kInvalid);
+}
+
+}  // namespace
+}  // namespace echoline::worker

@@ -1,0 +1,69 @@
+// What generates on a worker. The agent feeds it sequences, takes what came of them and installs policies in between; it
+// knows no tensor. The engines are in worker/engines/.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "model/tokenizer.hpp"
+#include "overlay/types.hpp"
+
+namespace echoline::worker {
+
+// One response to be drawn.
+struct Sequence {
+  std::uint64_t id = 0;  // the caller's, unique among those inside
+  std::vector<model::Token> prompt;
+  std::int64_t tokens_max = 0;  // of the response, the ending token included
+  std::uint64_t seed = 0;       // where the engine draws by itself, the same prompt, policy and seed give the same response
+};
+
+// Tokens up to `end`, from where the span before ended, were drawn under `version`.
+struct Span {
+  Version version;
+  std::size_t end = 0;
+};
+
+struct Response {
+  std::vector<model::Token> tokens;  // without the prompt; the ending token is the last
+  std::vector<float> logprobs;       // nats, of each token as it was drawn: see model::Generation
+  std::vector<Span> spans;           // versions grow
+  bool ended = false;                // by itself, not by tokens_max
+};
+
+// What came of a sequence. kInvalid: it does not fit the model; kExhausted: not even alone into memory; anything else: the
+// engine failed at it.
+struct Outcome {
+  std::uint64_t id = 0;
+  Result<Response> response;
+};
+
+// One thread. What goes wrong with a sequence is its outcome and hurts no other one.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Sequences that may be inside at once, as memory has allowed so far.
+  virtual std::size_t capacity() const = 0;
+  // Submitted, and neither returned nor aborted.
+  virtual std::size_t inside() const = 0;
+  // Those of equal prompts that are submitted together share the reading of it.
+  virtual void submit(Sequence sequence) = 0;
+  // Works, or waits for whoever does, until something has come of a sequence or about `time` is over; nothing inside: at once.
+  virtual std::vector<Outcome> poll(Duration time) = 0;
+  virtual void abort(std::uint64_t id) = 0;  // nothing comes of it
+  // Grows with every token and other step of work, so that others see that it gets on.
+  virtual std::uint64_t progress() const = 0;
+
+  // A snapshot, or a delta on top of the installed version; the digest of the result is the one the publication names. What is
+  // inside goes on under the new policy. kStale: the delta needs another base; kCorrupt: bytes or digest are wrong;
+  // kInvalid: it does not fit the model. On failure the installed policy stays as it is.
+  virtual Status install(const overlay::Publication& publication) = 0;
+  virtual std::optional<Version> version() const = 0;
+  virtual const overlay::Digest& digest() const = 0;
+};
+
+}  // namespace echoline::worker

@@ -1,0 +1,82 @@
+#include "worker/engines/builtin.hpp"
+
+#include "model/running_batch.hpp"
+#include "model/runtime.hpp"
+#include "model/transformer.hpp"
+#include "worker/engines/installer.hpp"
+
+namespace echoline::worker {
+namespace {
+
+class Builtin final : public Engine {
+ public:
+  Builtin(std::shared_ptr<model::Transformer> model, const BuiltinOptions& options)
+      : sampling_(options.sampling),
+        batch_(model, {.rows_max = static_cast<std::int64_t>(options.rows_max), .cache_max = options.cache_max}),
+        installer_(std::move(model)) {}
+
+  std::size_t capacity() const override { return batch_.rows_max(); }
+  std::size_t inside() const override { return batch_.running() + batch_.waiting() + refused_.size(); }
+
+  void submit(Sequence sequence) override {
+    model::Sequence s{sequence.id, std::move(sequence.prompt), sampling_};
+    s.sampling.tokens_max = sequence.tokens_max;
+    s.sampling.seed = sequence.seed;
+    if (Status added = batch_.add(std::move(s)); !added) refused_.push_back({sequence.id, std::move(added).error()});
+  }
+
+  std::vector<Outcome> poll(Duration time) override {
+    std::vector<Outcome> outcomes = std::exchange(refused_, {});
+    const TimePoint end = clock_.now() + time;
+    while (outcomes.empty() && inside() > 0) {
+      for (model::Ended& ended : batch_.step()) outcomes.push_back(outcome(std::move(ended)));
+      ++progress_;
+      if (clock_.now() >= end) break;
+    }
+    return outcomes;
+  }
+
+  void abort(std::uint64_t id) override {
+    batch_.abort(id);
+    std::erase_if(refused_, [&](const Outcome& outcome) { return outcome.id == id; });
+  }
+
+  std::uint64_t progress() const override { return progress_; }
+
+  Status install(const overlay::Publication& publication) override {
+    ECHO_TRY(installer_.install(publication));
+    batch_.weights_are(publication.version.value);
+    return ok();
+  }
+  std::optional<Version> version() const override { return installer_.version(); }
+  const overlay::Digest& digest() const override { return installer_.digest(); }
+
+ private:
+  static Outcome outcome(model::Ended&& ended) {
+    if (!ended.generation) return {ended.id, std::move(ended.generation).error()};
+    Response response{std::move(ended.generation->tokens), std::move(ended.generation->logprobs), {},
+                      ended.generation->finish == model::Finish::kEos};
+    for (const model::Span& span : ended.spans) response.spans.push_back({Version{span.version}, span.end});
+    return {ended.id, std::move(response)};
+  }
+
+  const SystemClock clock_;
+  model::Sampling sampling_;
+  model::RunningBatch batch_;
+  Installer installer_;
+  std::vector<Outcome> refused_;  // by add(), to be told by poll()
+  std::uint64_t progress_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_builtin_engine(const BuiltinOptions& options) {
+  model::use_threads(options.threads);
+  model::keep_freed_memory();
+  // The policy comes from the learner, in bf16.
+  ECHO_ASSIGN(std::shared_ptr<model::Transformer> model,
+              model::create(options.model, torch::kCPU, torch::kBFloat16));
+  return std::unique_ptr<Engine>(std::make_unique<Builtin>(std::move(model), options));
+}
+
+}  // namespace echoline::worker

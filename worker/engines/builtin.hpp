@@ -1,0 +1,22 @@
+// The engine that comes with echoline: the Qwen3-family transformer of model/, one running batch.
+#pragma once
+#include <memory>
+
+#include "model/config.hpp"
+#include "model/generation.hpp"
+#include "worker/engine.hpp"
+
+namespace echoline::worker {
+
+struct BuiltinOptions {
+  model::ModelConfig model;
+  model::Sampling sampling;   // of every sequence, but for its seed and tokens_max
+  int threads = 1;            // of libtorch
+  std::size_t rows_max = 256; // sequences at once
+  Bytes cache_max{std::uint64_t{4} << 30};  // their keys and values
+};
+
+// Draws by itself, in the thread that calls poll(). kExhausted: the weights do not fit into memory.
+Result<std::unique_ptr<Engine>> make_builtin_engine(const BuiltinOptions& options);
+
+}  // namespace echoline::worker
