@@ -86,7 +86,7 @@ Result<Said> say(const GenerateArguments& a) {
                                             a.temperature > 0 ? a.temperature : 1.0));
     said.finish = "given";
   } else {
-    model::SamplingOptions options;
+    model::Sampling options;
     options.temperature = a.temperature;
     options.top_p = a.top_p;
     options.tokens_max = a.tokens_max;

@@ -369,7 +369,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
         break;
       prompts.push_back(prompt);
     }
-    model::SamplingOptions sampling;
+    model::Sampling sampling;
     sampling.temperature = options.temperature;
     sampling.tokens_max = options.response_tokens_max;
     sampling.eos = phrasing.eos();

@@ -10,13 +10,14 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kFewRows = 32;         // fp32: beyond, the BLAS is faster
-constexpr std::int64_t kFewRowsBf16 = 256;    // bf16: beyond, it is cheaper to convert the weights once
-constexpr std::int64_t kWorkMin = 1 << 17;    // multiplications that are worth another thread
-constexpr std::int64_t kColumns = 16;         // of a product go to one thread together
+constexpr std::int64_t kFewRows = 32;       // fp32: beyond, the BLAS is faster
+constexpr std::int64_t kFewRowsBf16 = 256;  // bf16: beyond, it is cheaper to convert the weights once
+constexpr std::int64_t kWorkMin = 1 << 17;  // multiplications that are worth another thread
+constexpr std::int64_t kColumns = 16;       // of a product go to one thread together
 
 // y (+)= x weight^T for x fp32 [rows, in] without gaps.
-void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y, bool add, std::vector<float>& scratch) {
+void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y, bool add,
+              std::vector<float>& scratch) {
   const std::int64_t out = weight.size(0), in = weight.size(1);
   const Kernels& k = kernels();
   const bool bf16 = weight.scalar_type() == torch::kBFloat16;
@@ -83,7 +84,8 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
   Tensor kept, kept_too;
   const auto norm = [&](const Tensor& weight) {
     const float* const w = widened(weight, kept);
-    each_row(rows, hidden, [&](std::int64_t r) { kernel.rms_norm(at + r * hidden, w, hidden, eps, norm_at + r * hidden); });
+    each_row(rows, hidden,
+             [&](std::int64_t r) { kernel.rms_norm(at + r * hidden, w, hidden, eps, norm_at + r * hidden); });
   };
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const Transformer::Layer& layer = layers[i];

@@ -1,5 +1,5 @@
-// Passes over few rows on a CPU, without gradients: there libtorch's operations cost more than their arithmetic, and its
-// products read bf16 weights several times as slowly as memory gives them. Private to model/.
+// Passes over few rows on a CPU, without gradients: there libtorch's operations cost more than their arithmetic, and
+// its products read bf16 weights several times as slowly as memory gives them. Private to model/.
 #pragma once
 #include "model/layer.hpp"
 

@@ -51,7 +51,8 @@ Result<std::vector<float>> score(Transformer& model, const std::vector<Token>& p
   all.push_back(continuation.back());
   try {
     torch::NoGradGuard no_grad;
-    const torch::Tensor ids = torch::tensor(std::vector<std::int64_t>(all.begin(), all.end()), torch::kLong).unsqueeze(0);
+    const torch::Tensor ids =
+        torch::tensor(std::vector<std::int64_t>(all.begin(), all.end()), torch::kLong).unsqueeze(0);
     const torch::Tensor scores = model.token_logprobs(ids.to(model.device()), temperature).logprobs.cpu().contiguous();
     const float* first = scores.data_ptr<float>() + (prompt.size() - 1);
     return std::vector<float>(first, first + continuation.size());

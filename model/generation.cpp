@@ -10,8 +10,7 @@ Status check_request(const ModelConfig& config, const std::vector<Token>& prompt
   };
   if (!(sampling.temperature >= 0) || !std::isfinite(sampling.temperature))
     return bad("temperature is {}, expected a number >= 0", sampling.temperature);
-  if (!(sampling.top_p > 0 && sampling.top_p <= 1))
-    return bad("top_p is {}, expected 0 < top_p <= 1", sampling.top_p);
+  if (!(sampling.top_p > 0 && sampling.top_p <= 1)) return bad("top_p is {}, expected 0 < top_p <= 1", sampling.top_p);
   if (sampling.top_k < 0) return bad("top_k is {}, expected at least 0", sampling.top_k);
   if (!(sampling.min_p >= 0 && sampling.min_p <= 1))
     return bad("min_p is {}, expected 0 <= min_p <= 1", sampling.min_p);

@@ -116,7 +116,8 @@ void product(const float* x, std::int64_t rows, std::int64_t in, const Weight* w
   for (; o < end; ++o) columns<1>(x, rows, in, w + o * in, y + o, y_stride, add);
 }
 
-// Of every two registers' worth first the even, then the odd elements: a register of bf16 pairs then needs no shuffling.
+// Of every two registers' worth first the even, then the odd elements: a register of bf16 pairs then needs no
+// shuffling.
 void interleave(const float* x, std::int64_t rows, std::int64_t in, float* out) {
   for (std::int64_t r = 0; r < rows; ++r, x += in, out += in) {
     std::int64_t k = 0;
@@ -255,11 +256,11 @@ void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t s
     attend_heads<4>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
   for (; h + 2 <= heads; h += 2)
     attend_heads<2>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
-  for (; h < heads; ++h)
-    attend_heads<1>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
+  for (; h < heads; ++h) attend_heads<1>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
 }
 
 }  // namespace
 }  // namespace echoline::model
 
-#define ECHOLINE_MODEL_KERNELS(name) {name, product<float>, product<Bf16>, interleave, rms_norm, rotate, gate, sum, attend}
+#define ECHOLINE_MODEL_KERNELS(name) \
+  { name, product<float>, product<Bf16>, interleave, rms_norm, rotate, gate, sum, attend }

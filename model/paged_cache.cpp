@@ -190,7 +190,8 @@ struct PagedCache::Continuing : Attention {
         std::copy_n(of(v, row, kv), dim, values + page * page_size + head + slot * dim);
         scratch.resize(static_cast<std::size_t>(group * pages_of(text.tokens + 1) * kPageTokens));
         kernels().attend(of(q, row, kv * group), group, dim, text.tokens + 1, text.list.data(), keys + head,
-                         values + head, page_size, scratch.data(), out.data_ptr<float>() + (row * heads + kv * group) * dim);
+                         values + head, page_size, scratch.data(),
+                         out.data_ptr<float>() + (row * heads + kv * group) * dim);
       }
     });
     return out;

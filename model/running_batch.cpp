@@ -19,16 +19,16 @@ using torch::Tensor;
 
 namespace {
 
-constexpr std::int64_t kPassesBeforeMore = 512;  // after memory was short, before twice as much is tried
+constexpr std::int64_t kPassesBeforeMore = 512;             // after memory was short, before twice as much is tried
 constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // held at a time: 256 MiB
 
 // Those with the same prompt.
 struct Prompt {
-  std::int64_t members = 0;  // in the batch, waiting ones included
-  std::int64_t users = 0;    // running ones that were let in with these pages
-  std::uint64_t weights = 0; // under which they were read
-  Pages pages;               // held while there are users; empty: not read
-  Tensor hidden;             // [hidden], of its last token
+  std::int64_t members = 0;   // in the batch, waiting ones included
+  std::int64_t users = 0;     // running ones that were let in with these pages
+  std::uint64_t weights = 0;  // under which they were read
+  Pages pages;                // held while there are users; empty: not read
+  Tensor hidden;              // [hidden], of its last token
 };
 using Prompts = std::map<std::vector<Token>, Prompt>;
 
@@ -61,7 +61,8 @@ struct Admission {
 // differ between releases.
 Error failed(std::size_t rows, std::string_view what) {
   const bool memory = what.find("memory") != std::string_view::npos;
-  return fail(memory ? Code::kExhausted : Code::kInternal, "generate", "{} row{}: {}", rows, rows == 1 ? "" : "s", what);
+  return fail(memory ? Code::kExhausted : Code::kInternal, "generate", "{} row{}: {}", rows, rows == 1 ? "" : "s",
+              what);
 }
 
 template <class Pass>
@@ -197,8 +198,8 @@ void RunningBatch::State::append(const std::vector<Row*>& rows, const Drawn& dra
   std::erase_if(running, [](const auto& row) { return row->ended; });
 }
 
-// A place of its own for the next token of every running row; rows that find none go back into the queue. False: the only
-// one that is left finds none.
+// A place of its own for the next token of every running row; rows that find none go back into the queue. False: the
+// only one that is left finds none.
 bool RunningBatch::State::make_room() {
   const auto at = [](const Row& row) { return static_cast<std::size_t>(row.pages.tokens / PagedCache::kPageTokens); };
   const auto has_place = [&](const auto& row) {
@@ -332,7 +333,8 @@ Status RunningBatch::State::read(Admission& admission) {
       to = std::copy(row.sequence.prompt.begin(), row.sequence.prompt.end(), to);
       std::copy(row.generation.tokens.begin(), row.generation.tokens.end(), to);
       text.pages.tokens = row.text_tokens();
-      while (std::ssize(text.pages.list) < PagedCache::pages_of(text.pages.tokens)) text.pages.list.push_back(cache.take());
+      while (std::ssize(text.pages.list) < PagedCache::pages_of(text.pages.tokens))
+        text.pages.list.push_back(cache.take());
       last.push_back(std::ssize(pages) * admission.longest + text.pages.tokens - 1);
       lengths.push_back(text.pages.tokens);
       pages.push_back(&text.pages);

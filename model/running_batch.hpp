@@ -44,8 +44,8 @@ struct BatchLimits {
 //   kCorrupt    logits that are not finite,
 //   kExhausted  no memory, or no room in cache_max, even with nothing beside it,
 //   kInternal   anything else that libtorch throws in a pass (all that were in it), or what `ends` throws.
-// Where memory does not suffice for all running rows, the youngest go back into the queue and are read again later, with
-// the tokens they have. One thread.
+// Where memory does not suffice for all running rows, the youngest go back into the queue and are read again later,
+// with the tokens they have. One thread.
 class RunningBatch {
  public:
   // The model must not be used by others during step().

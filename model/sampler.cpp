@@ -82,7 +82,9 @@ Tensor draw_batched(const Tensor& log_p, std::span<const Draw> draws, bool sorti
     return (cumulative <= uniform * cumulative.narrow(1, log_p.size(1) - 1, 1)).sum(-1).clamp_max(log_p.size(1) - 1);
   }
   const Tensor top_k = column([&](const Draw& d) {
-    return d.sampling->temperature == 0 ? 1.0 : d.sampling->top_k > 0 ? double(d.sampling->top_k) : double(log_p.size(1));
+    return d.sampling->temperature == 0 ? 1.0
+           : d.sampling->top_k > 0      ? double(d.sampling->top_k)
+                                        : double(log_p.size(1));
   });
   const Tensor top_p = column([](const Draw& d) { return d.sampling->top_p; });
   const Tensor min_p = column([](const Draw& d) { return std::log(d.sampling->min_p); });
@@ -102,11 +104,14 @@ Tensor draw_batched(const Tensor& log_p, std::span<const Draw> draws, bool sorti
 
 Drawn draw(const Tensor& logits, std::span<const Draw> draws, bool batched) {
   const std::int64_t vocab = logits.size(1);
-  const auto any = [&](auto&& is) { return std::any_of(draws.begin(), draws.end(), [&](const Draw& d) { return is(*d.sampling); }); };
+  const auto any = [&](auto&& is) {
+    return std::any_of(draws.begin(), draws.end(), [&](const Draw& d) { return is(*d.sampling); });
+  };
   Tensor scaled = logits;
   if (any([](const Sampling& s) { return s.temperature != 0 && s.temperature != 1; })) {
     std::vector<float> temperatures;
-    for (const Draw& d : draws) temperatures.push_back(d.sampling->temperature == 0 ? 1 : float(d.sampling->temperature));
+    for (const Draw& d : draws)
+      temperatures.push_back(d.sampling->temperature == 0 ? 1 : float(d.sampling->temperature));
     scaled = logits / torch::tensor(temperatures, torch::kFloat).unsqueeze(1).to(logits.device());
   }
   const Tensor log_p = scaled.log_softmax(-1);

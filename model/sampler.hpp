@@ -18,9 +18,9 @@ struct Drawn {
   std::vector<float> logprobs;  // as in Generation; not finite where the row's logits are not
 };
 
-// Row r of logits fp32 [rows, vocab] by draws[r]. The token is where the cumulative probability passes the uniform number:
-// over the vocabulary in its order, or, where tokens are left out, from the most likely one down (equal ones in the
-// vocabulary's order). `batched`: by libtorch's operations on all rows, as on other devices than a CPU.
+// Row r of logits fp32 [rows, vocab] by draws[r]. The token is where the cumulative probability passes the uniform
+// number: over the vocabulary in its order, or, where tokens are left out, from the most likely one down (equal ones in
+// the vocabulary's order). `batched`: by libtorch's operations on all rows, as on other devices than a CPU.
 Drawn draw(const torch::Tensor& logits, std::span<const Draw> draws, bool batched = false);
 
 }  // namespace echoline::model

@@ -84,8 +84,10 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     std::vector<Tensor> logprobs, entropies;
     for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
       const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
-      const Tensor log_p =
-          torch::linear(hidden.narrow(0, begin, rows), weight.to(hidden.scalar_type())).to(torch::kFloat).div_(temperature).log_softmax(-1);
+      const Tensor log_p = torch::linear(hidden.narrow(0, begin, rows), weight.to(hidden.scalar_type()))
+                               .to(torch::kFloat)
+                               .div_(temperature)
+                               .log_softmax(-1);
       logprobs.push_back(log_p.gather(1, targets.narrow(0, begin, rows).unsqueeze(1)).squeeze(1));
       entropies.push_back((log_p.exp() * log_p).sum(-1).neg());
     }

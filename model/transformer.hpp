@@ -2,8 +2,8 @@
 //
 // RMSNorm, rotary positions, grouped-query attention with a per-head norm on queries and keys, SwiGLU; no biases.
 // Parameters are fp32 on a CPU, holding values that are exact in bf16 once a policy was loaded, and bf16 on CUDA, which
-// then computes in it. A CPU that only generates may keep them in bf16: without gradients it computes in fp32 all the same,
-// with the same results, and reads half the bytes.
+// then computes in it. A CPU that only generates may keep them in bf16: without gradients it computes in fp32 all the
+// same, with the same results, and reads half the bytes.
 #pragma once
 #include <memory>
 #include <optional>
@@ -15,18 +15,19 @@
 
 namespace echoline::model {
 
-// Stands in for the attention of a pass's tokens to each other, for those who keep keys and values (model/paged_cache).
+// Stands in for the attention of a pass's tokens to each other, for who keeps keys and values (model/paged_cache).
 class Attention {
  public:
   virtual ~Attention() = default;
-  // Of one layer: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim] -> [batch * tokens, heads * dim].
+  // Of one layer: q [batch, tokens, heads, dim], k and v [batch, tokens, kv_heads, dim]
+  // -> [batch * tokens, heads * dim].
   // The scale of the scores, 1 / sqrt(dim), is in q and k already.
   virtual torch::Tensor attend(std::size_t layer, const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v) = 0;
 };
 
-// What a pass does without one: every token sees itself and those before it in its row. Right padding needs nothing more:
-// a causal model never looks ahead.
+// What a pass does without one: every token sees itself and those before it in its row. Right padding needs nothing
+// more: a causal model never looks ahead.
 torch::Tensor attend_causally(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
 
 // Log-probabilities of given tokens, and the entropy of the distributions they were taken from.
@@ -78,8 +79,8 @@ void use_threads(int threads);
 // fp32 on a CPU, bf16 elsewhere.
 torch::ScalarType compute_dtype(const torch::Device& device);
 
-// Uninitialised weights, for a policy that is loaded next; compute_dtype(device) unless given. kInvalid for an impossible
-// shape.
+// Uninitialised weights, for a policy that is loaded next; compute_dtype(device) unless given. kInvalid for an
+// impossible shape.
 Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device = torch::kCPU,
                                             std::optional<torch::ScalarType> dtype = std::nullopt);
 

@@ -115,7 +115,7 @@ Result<std::vector<schema::Trajectory>> rollouts(model::Transformer& actor, cons
     prompts.insert(prompts.end(), static_cast<std::size_t>(r.group_size), prompt);
     problems.push_back(std::move(problem));
   }
-  model::SamplingOptions sampling;
+  model::Sampling sampling;
   sampling.temperature = r.train.temperature;
   sampling.tokens_max = r.tokens_max;
   sampling.eos = phrasing.eos();

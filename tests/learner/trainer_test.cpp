@@ -57,7 +57,7 @@ std::vector<schema::Trajectory> rollouts(model::Transformer& model, std::uint64_
   std::vector<std::vector<model::Token>> prompts;
   for (std::size_t g = 0; g < groups; ++g)
     prompts.insert(prompts.end(), kGroupSize, *tokenizer().encode(fmt::format("{}+{}=", g * 7 % 13, g)));
-  model::SamplingOptions sampling;
+  model::Sampling sampling;
   sampling.temperature = temperature;
   sampling.tokens_max = 5;
   sampling.eos = {*tokenizer().end_of_text()};

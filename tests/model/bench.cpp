@@ -38,7 +38,7 @@ TEST(Bench, TokensPerSecond) {
       if (p % 8 < 4) prompt.insert(prompt.begin(), 17);
       prompts.push_back(prompt);
     }
-    const SamplingOptions options{.tokens_max = 8, .seed = 1};  // no ending token: every row runs to the limit
+    const Sampling options{.tokens_max = 8, .seed = 1};  // no ending token: every row runs to the limit
     const double generation = seconds_of([&] { ASSERT_TRUE(generate(*model, prompts, options)); });
     const torch::Tensor ids = torch::randint(0, 90, {256, 14}, torch::kLong);
     const double training = seconds_of([&] {
@@ -63,7 +63,8 @@ TEST(Bench, Decoding) {
       std::vector<std::vector<Token>> prompts;
       for (std::size_t i = 0; i < rows; ++i) prompts.push_back({Token(16 + i % 10), 11, Token(16 + i / 10), 29, 1});
       const auto speed = [&](Transformer& of) {
-        return double(rows) * 64 / seconds_of([&] { ASSERT_TRUE(generate(of, prompts, {.tokens_max = 64, .seed = 1})); });
+        return double(rows) * 64 /
+               seconds_of([&] { ASSERT_TRUE(generate(of, prompts, {.tokens_max = 64, .seed = 1})); });
       };
       std::printf("%-9s batch %3zu: decode %8.0f tokens/s, with bf16 weights %8.0f\n", name, rows, speed(*model),
                   speed(*half));
@@ -71,8 +72,8 @@ TEST(Bench, Decoding) {
   }
 }
 
-// What a long answer costs the others: 64 rows that are filled up again as they end, against batch after batch of 64, each
-// of which lasts as long as its longest row.
+// What a long answer costs the others: 64 rows that are filled up again as they end, against batch after batch of 64,
+// each of which lasts as long as its longest row.
 TEST(Bench, ContinuousBatching) {
   use_threads(1);
   keep_freed_memory();
@@ -118,8 +119,7 @@ TEST(Bench, Qwen3) {
   keep_freed_memory();
   torch::NoGradGuard no_grad;
   const ModelConfig config = preset("qwen3-0.6b").value();
-  const auto model =
-      std::make_shared<Transformer>(config, torch::kCPU, bf16 ? torch::kBFloat16 : torch::kFloat);
+  const auto model = std::make_shared<Transformer>(config, torch::kCPU, bf16 ? torch::kBFloat16 : torch::kFloat);
   torch::manual_seed(1);
   for (auto& item : model->named_parameters()) {
     if (item.value().dim() == 1) {
@@ -147,7 +147,8 @@ TEST(Bench, Qwen3) {
   for (const std::size_t rows : {1u, 16u}) {
     RunningBatch batch(model, {.rows_max = 16});
     for (std::uint64_t id = 0; id < rows; ++id) {
-      Sequence s{.id = id, .prompt = std::vector<Token>(16, Token(1000 + id)), .sampling = {.tokens_max = 33, .seed = id}};
+      Sequence s{
+          .id = id, .prompt = std::vector<Token>(16, Token(1000 + id)), .sampling = {.tokens_max = 33, .seed = id}};
       ASSERT_TRUE(batch.add(std::move(s)));
     }
     const std::clock_t begin = std::clock();
@@ -162,7 +163,8 @@ TEST(Bench, Qwen3) {
     }
     const double decode = seconds_since(decoding) / 32;
     std::printf(
-        "qwen3-0.6b %s batch %2zu: prompts of 16 tokens read at %6.1f tokens/s; decode %6.2f tokens/s (fastest step %6.2f), "
+        "qwen3-0.6b %s batch %2zu: prompts of 16 tokens read at %6.1f tokens/s; decode %6.2f tokens/s (fastest step "
+        "%6.2f), "
         "%3.0f %% of that bandwidth\n",
         wanted, rows, double(16 * rows) / reading, double(rows) / decode, double(rows) / fastest,
         100 * bytes / decode / bandwidth);

@@ -61,7 +61,7 @@ TEST(Generate, DrawsFromTheTemperedDistribution) {
   const auto model = sampling_model();
   const std::vector<Token> prompt = {3, 1, 4};
   for (const double temperature : {1.0, 0.5}) {
-    SamplingOptions options{.temperature = temperature, .tokens_max = 2, .seed = 99};
+    Sampling options{.temperature = temperature, .tokens_max = 2, .seed = 99};
     const auto all = generate(*model, std::vector(20000, prompt), options).value();
     const auto first = next_token(*model, prompt, temperature);
     EXPECT_LT(misfit(count_tokens(all, 0, 19), first), 1);
@@ -129,7 +129,7 @@ TEST(Generate, BehaviourLogprobsEqualRecomputedLogprobs) {
   const auto model = sampling_model();
   const std::vector<std::vector<Token>> prompts = {{1}, {2, 3, 4, 5, 6}, {7, 8}, {7, 8}, {9, 10, 11}};
   for (const double temperature : {1.0, 1.4}) {
-    const SamplingOptions options{.temperature = temperature, .top_p = 0.9, .tokens_max = 12, .eos = {0, 4}, .seed = 6};
+    const Sampling options{.temperature = temperature, .top_p = 0.9, .tokens_max = 12, .eos = {0, 4}, .seed = 6};
     const auto all = generate(*model, prompts, options).value();
     for (std::size_t r = 0; r < prompts.size(); ++r) {
       auto text = prompts[r];
@@ -147,7 +147,7 @@ TEST(Generate, ABatchOfDifferentLengthsEqualsSingleRows) {
   const auto model = random_model(small_config(true), 23);
   const std::vector<std::vector<Token>> prompts = {
       {1}, {2, 3, 4, 5, 6, 7, 8}, {9, 10}, {2, 3, 4, 5, 6, 7, 8}, {11, 12, 13}};
-  const SamplingOptions options{.temperature = 0, .tokens_max = 10, .eos = {5}};
+  const Sampling options{.temperature = 0, .tokens_max = 10, .eos = {5}};
   const auto batch = generate(*model, prompts, options).value();
   for (std::size_t r = 0; r < prompts.size(); ++r) {
     const auto alone = generate(*model, {prompts[r]}, options).value();
@@ -161,7 +161,7 @@ TEST(Generate, ABatchOfDifferentLengthsEqualsSingleRows) {
 
 TEST(Generate, RowsEndAtTheFirstEndingToken) {
   const auto model = sampling_model();
-  const SamplingOptions options{.tokens_max = 30, .eos = {3, 5, 7, 9}, .seed = 1};
+  const Sampling options{.tokens_max = 30, .eos = {3, 5, 7, 9}, .seed = 1};
   const auto all = generate(*model, std::vector<std::vector<Token>>(200, {1, 2}), options).value();
   const auto ends = [&](Token t) { return std::find(options.eos.begin(), options.eos.end(), t) != options.eos.end(); };
   std::size_t ended = 0;
@@ -214,7 +214,7 @@ TEST(Generate, InterruptionKeepsWhatWasDrawn) {
 
 TEST(Generate, RefusesBadInput) {
   const auto model = sampling_model();
-  const auto code_of = [&](const std::vector<std::vector<Token>>& prompts, const SamplingOptions& options) {
+  const auto code_of = [&](const std::vector<std::vector<Token>>& prompts, const Sampling& options) {
     const auto r = generate(*model, prompts, options);
     return r ? Code::kInternal : r.error().code;
   };

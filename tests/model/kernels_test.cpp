@@ -101,7 +101,8 @@ TEST_P(KernelTest, AttentionOverPages) {
         const std::int64_t stride = 2 * 16 * dim;  // of another head between them
         const auto q = some(heads * dim), keys = some(5 * stride), values = some(5 * stride);
         std::vector<float> scratch(std::size_t(heads * 64)), out(q.size());
-        set->attend(q.data(), heads, dim, seen, pages.data(), keys.data(), values.data(), stride, scratch.data(), out.data());
+        set->attend(q.data(), heads, dim, seen, pages.data(), keys.data(), values.data(), stride, scratch.data(),
+                    out.data());
         for (std::int64_t h = 0; h < heads; ++h) {
           std::vector<double> p;
           for (std::int64_t s = 0; s < seen; ++s) {

@@ -87,7 +87,8 @@ TEST(PagedCache, BothWaysToAttendGiveWhatAForwardPassGives) {
     Tensor ids = torch::zeros({5, 40}, torch::kLong);
     for (std::size_t r = 0; r < texts.size(); ++r) {
       for (std::int64_t t = 0; t < lengths[r]; ++t) ids[std::int64_t(r)][t] = texts[r][std::size_t(t)];
-      while (std::ssize(pages[r].list) * PagedCache::kPageTokens < lengths[r] + 20) pages[r].list.push_back(cache.take());
+      while (std::ssize(pages[r].list) * PagedCache::kPageTokens < lengths[r] + 20)
+        pages[r].list.push_back(cache.take());
       views.push_back(&pages[r]);
     }
     model->hidden_states(ids, {}, cache.reading(views, lengths).get());
@@ -291,10 +292,13 @@ TEST(RunningBatch, AbortsAndInterruptions) {
 TEST(RunningBatch, ItsOwnerSaysWhenASequenceHasEnough) {
   const auto model = test_model();
   RunningBatch batch(model, {});
-  ASSERT_TRUE(batch.add({.id = 1, .prompt = {1}, .sampling = {.tokens_max = 20},
-                         .ends = [](std::span<const Token> t) { return t.size() == 5; }}));
-  ASSERT_TRUE(batch.add({.id = 2, .prompt = {1}, .sampling = {.tokens_max = 20},
-                         .ends = [](std::span<const Token>) -> bool { throw std::runtime_error("no"); }}));
+  ASSERT_TRUE(batch.add({.id = 1, .prompt = {1}, .sampling = {.tokens_max = 20}, .ends = [](std::span<const Token> t) {
+                           return t.size() == 5;
+                         }}));
+  ASSERT_TRUE(
+      batch.add({.id = 2, .prompt = {1}, .sampling = {.tokens_max = 20}, .ends = [](std::span<const Token>) -> bool {
+                   throw std::runtime_error("no");
+                 }}));
   ASSERT_TRUE(batch.add({.id = 3, .prompt = {1}, .sampling = {.tokens_max = 20}}));
   const auto got = finish(batch);
   EXPECT_EQ(got.at(1).generation.value().tokens.size(), 5u);
