@@ -416,6 +416,10 @@ class Service {
   // What rented workers on this machine keep: their identity and publications.
   std::filesystem::path worker_folders() const { return record_->folder() / "workers"; }
 
+  // Without any worker or machine on its way. A fleet asks offers that failed anew after minutes, and workers come back by
+  // themselves for that long.
+  Duration alone_max() const { return std::max(config_.fleet.join_timeout, config_.fleet.away_max); }
+
   // False when asked to stop before a batch was there.
   Result<bool> train_one_step() {
     const TimePoint start = clock_.now();
@@ -435,10 +439,10 @@ class Service {
       } else if (alone_since == kNever) {
         alone_since = clock_.now();
         log::warn("no worker is left; waiting for one");
-      } else if (clock_.now() - alone_since > config_.fleet.join_timeout) {
+      } else if (clock_.now() - alone_since > alone_max()) {
         ECHO_TRY(checkpoint());
         return fail(Code::kUnavailable, "train", "no worker for {}{}: the run stands at step {}, go on with --resume; {}",
-                    to_text(config_.fleet.join_timeout), latest_trouble(), step_, where_to_look());
+                    to_text(alone_max()), latest_trouble(), step_, where_to_look());
       }
     }
     if (!batch) return false;
@@ -446,10 +450,14 @@ class Service {
     const TimePoint waited = clock_.now();
     std::vector<schema::Trajectory> trajectories;
     json ages = json::object();
+    double mixed = 0;  // trajectories begun under one policy and finished under another
     std::map<std::uint64_t, std::uint64_t> histogram;
     for (replay_buffer::Group& group : batch->groups) {
       histogram[step_ > group.version.value ? step_ - group.version.value : 0] += group.trajectories.size();
-      for (schema::Trajectory& t : group.trajectories) trajectories.push_back(std::move(t));
+      for (schema::Trajectory& t : group.trajectories) {
+        mixed += t.spans_size() > 1 ? 1 : 0;
+        trajectories.push_back(std::move(t));
+      }
     }
     for (const auto& [age, count] : histogram) ages[std::to_string(age)] = count;
     ECHO_ASSIGN(const StepReport report, policy_->trainer().step(trajectories));
@@ -480,6 +488,7 @@ class Service {
                              {"capped_fraction", report.capped_fraction},
                              {"behaviour_kl", report.behaviour_kl},
                              {"truncated_fraction", report.truncated_fraction},
+                             {"mixed_fraction", mixed / static_cast<double>(trajectories.size())},
                              {"informative_groups", report.informative_groups},
                              {"response_tokens", report.response_tokens},
                              {"staleness", ages},

@@ -249,7 +249,7 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   const std::filesystem::path run = folder.path() / "quickstart";
   const std::uint16_t port = free_port();
   const std::vector<std::string> shorter{
-      "--set", "run.steps=16", "--set", "learner.checkpoint_every=4", "--set", "learner.warm_start.steps_max=20",
+      "--set", "run.steps=16", "--set", "rollout.on_new_policy=finish", "--set", "learner.checkpoint_every=4", "--set", "learner.warm_start.steps_max=20",
       "--set", "network.port=" + std::to_string(port)};
   Program program(up(folder.path(), shorter));
   ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 1; }));
@@ -333,7 +333,10 @@ TEST(MainJob, ResumesAfterTheLearnerIsKilled) {
   EXPECT_EQ((*buffer)->counts(16)->stored, 16u * 2048);
   std::map<std::uint64_t, int> steps;
   for (const json& row : json_lines(run / "metrics.jsonl"))
-    if (row.value("kind", "") == "step") ++steps[row.at("step").get<std::uint64_t>()];
+    if (row.value("kind", "") == "step") {
+      ++steps[row.at("step").get<std::uint64_t>()];
+      EXPECT_EQ(row.at("mixed_fraction"), 0) << "responses are finished before a new policy is installed";
+    }
   EXPECT_EQ(steps.size(), 16u);
 }
 
@@ -350,8 +353,8 @@ TEST(MainJob, WhoIsKilledAndWhoIsPreemptedAreReplaced) {
                                 {"storage_usd_per_hour", 0}, {"upload_usd_per_gb", 0}, {"download_usd_per_gb", 0}});
   std::ofstream(folder.path() / "offers.json") << offers;
   Program program(up(folder.path(), {"--set", "fleet.offers=" + (folder.path() / "offers.json").string(), "--set",
-                                     "rollout.prompts_per_step=8", "--set", "learner.warm_start.steps_max=1", "--set",
-                                     "run.steps=100000"}));
+                                     "rollout.prompts_per_step=8", "--set", "rollout.on_new_policy=abort", "--set",
+                                     "learner.warm_start.steps_max=1", "--set", "run.steps=100000"}));
   ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 2; }));
   ASSERT_TRUE(program.running()) << program.wait(seconds(0)).err;
   const auto machines = rented_processes(run);
@@ -371,6 +374,7 @@ TEST(MainJob, WhoIsKilledAndWhoIsPreemptedAreReplaced) {
   EXPECT_EQ(report.at("fleet").at("workers_lost"), 2);
   EXPECT_EQ(report.at("fleet").at("workers_replaced"), 2);
   EXPECT_EQ(report.at("fleet").at("workers_started"), 5);
+  for (const json& row : json_lines(run / "metrics.jsonl")) EXPECT_EQ(row.value("mixed_fraction", 0.0), 0);
 
   const auto ledger = provisioner::Ledger::open(run / "ledger.sqlite", "quickstart");
   ASSERT_TRUE(ledger);
