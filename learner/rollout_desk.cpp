@@ -153,7 +153,16 @@ Result<T> RolloutDesk::call(std::function<Result<T>()> work) {
   return outcome.get();
 }
 
+void RolloutDesk::publishing(Version version) {
+  const Status done = call<void>([this, version]() -> Status {
+    newest_ = std::max(newest_.value_or(version), version);
+    return ok();
+  });
+  if (!done) log::warn("{}", done.error().message());
+}
+
 void RolloutDesk::published(Version version, const overlay::Digest& digest) {
+  publishing(version);
   const Status done = call<void>([this, version, digest]() -> Status {
     digests_[version] = digest_bytes(digest);
     while (!digests_.empty() && digests_.begin()->first.value + options_.staleness_budget + 1 < version.value)
@@ -285,9 +294,9 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
 // Of trajectories that the door let in: a token of a policy that nobody has yet would pass for a fresh one.
 std::optional<Refusal> RolloutDesk::unpublished(const schema::Submission& submission) const {
   for (const schema::Trajectory& t : submission.trajectories()) {
-    const Version newest{t.spans(t.spans_size() - 1).version()};
-    if (digests_.empty() || newest > digests_.rbegin()->first)
-      return Refusal{"malformed", fmt::format("tokens of version {}, which is not published", newest), false};
+    const Version last{t.spans(t.spans_size() - 1).version()};
+    if (!newest_ || last > *newest_)
+      return Refusal{"malformed", fmt::format("tokens of version {}, which is not published", last), false};
   }
   return std::nullopt;
 }

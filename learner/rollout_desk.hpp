@@ -69,7 +69,9 @@ class RolloutDesk {
                                                    DeskEvents events);
   ~RolloutDesk();
 
-  // From now on leases may be granted for `version`.
+  // From now on workers may have `version`, and hand in tokens of it.
+  void publishing(Version version);
+  // And leases may be granted for it.
   void published(Version version, const overlay::Digest& digest);
   // A message as it came from the overlay. Who leaves too many or too long ones unread is told to go.
   void receive(WorkerId worker, std::string bytes);
@@ -149,6 +151,7 @@ class RolloutDesk {
   std::unique_ptr<replay_buffer::ReplayBuffer> buffer_;
   std::unique_ptr<replay_buffer::JobLedger> ledger_;
   std::map<Version, std::string> digests_;  // published versions that leases may still name
+  std::optional<Version> newest_;           // that workers may have
   std::map<std::string, std::uint64_t> refused_;
   Door door_;
   data_plane::TrajectoryLimits limits_;

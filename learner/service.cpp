@@ -395,6 +395,7 @@ class Service {
 
   Status publish(Version version) {
     ECHO_ASSIGN(delta::OwnedState policy, policy_->trainer().policy());
+    desk_->publishing(version);  // the first tokens of it may be here before all of it is there
     ECHO_ASSIGN(const PublishReport report, publisher_.publish(version, std::move(policy)));
     {
       const std::lock_guard lock(mutex_);

@@ -238,6 +238,21 @@ TEST_F(DeskTest, WhoWasToldToEndIsToldWhetherThatIsStillWanted) {
   EXPECT_EQ(leaving_.size(), 1u);  // everybody is told to end now
 }
 
+// A worker may be faster with a new policy than the learner is with the end of its publication.
+TEST_F(DeskTest, TokensOfAPolicyThatIsBeingPublishedAreTaken) {
+  open(0);
+  const schema::WorkGrant grant = ask(0, 2);
+  const auto newer = [&](int lease) {
+    schema::Submission submission = made(grant.leases(lease));
+    for (auto& t : *submission.mutable_trajectories()) t.mutable_spans(0)->set_version(1);
+    return hand_in(submission);
+  };
+  EXPECT_EQ(newer(0).reason(), "malformed");
+  desk_->publishing(Version{1});
+  EXPECT_TRUE(newer(1).accepted());
+  EXPECT_EQ(misbehaved(), "");
+}
+
 TEST_F(DeskTest, WhatAWorkerReturnsIsThereForOthers) {
   open(0);
   const schema::WorkGrant grant = ask(0, 1);
