@@ -579,12 +579,17 @@ void MemberCore::on_timer(TimePoint now) {
       stalled_since_ = now;
       parents_got_time_ = false;
       if (!position_ || position_->version < *newest_) {
+        // The path may be that long: what is dialled anew comes behind all that is on it.
+        const auto unheard = [](const Upstream& up) { return up.up() && !up.heard; };
+        if (helper_ ? unheard(*helper_) : std::any_of(parents_.begin(), parents_.end(), [&](const auto& parent) {
+              return unheard(parent.second);
+            }))
+          ++calls_;
         if (helper_) {  // it lives and brings nothing
           helper_silences_ = helper_->silences;
           end_help(now);
         }
         if (store_.erase_contested()) store_changed(now);
-        ++calls_;  // a path may be that long: what is dialled anew comes behind all that is on it
         need_help(*newest_, now);
       }
     }

@@ -37,7 +37,7 @@ class MemberCore final : public Core {
   static constexpr int kInstallFailuresMax = 3;                     // in a row, before the worker gives up
   static constexpr int kStallHeartbeats = 20;  // without progress towards the newest version: ask for help
   static constexpr int kRefusalsMax = 3;       // of its store, that the pause before it asks again grows with
-  static constexpr int kCallsMax = 2;          // for help, since anything came of them: likewise
+  static constexpr int kCallsMax = 2;          // for help, after which nothing at all was heard: likewise
   static constexpr Duration kTroublePause = std::chrono::minutes(1);  // before the learner is told the same again
   static constexpr Duration kBarred = std::chrono::minutes(1);  // of a child that asked for too much
   static constexpr std::size_t kAskersMax = 1024;
@@ -202,7 +202,7 @@ class MemberCore final : public Core {
   TimePoint save_retry_at_ = kNever;
   int install_failures_ = 0;
   int refusals_ = 0;  // of the store, since something was activated
-  int calls_ = 0;     // for help, since the last progress towards the newest version
+  int calls_ = 0;     // for help, after which nothing was heard, since the last progress towards the newest version
   std::map<std::string, TimePoint> troubles_;  // told to the learner, and when
   std::string application_;
   std::uint64_t chunk_bytes_in_ = 0, duplicates_ = 0, corrupt_ = 0, refused_ = 0;

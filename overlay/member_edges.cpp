@@ -24,6 +24,7 @@ Upstream* MemberCore::upstream_of(ConnId conn) {
 
 void MemberCore::open_upstream(Upstream& up, TimePoint now) {
   up.redial_at = kNever;
+  up.heard = false;
   up.next_stream = 0;
   if (up.parent.dials) {
     up.opens_by = now + kHandshakeTimeout;
@@ -100,6 +101,7 @@ void MemberCore::close_upstream(Upstream& up) {
 
 void MemberCore::on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint now) {
   up.silence.alive(now);
+  up.heard = true;
   if (frame.type == FrameType::kChunk) return on_chunk(&up, conn, frame, now);
   const auto message = decode_control(frame.body.bytes());
   if (!message) return upstream_failed(up, EdgeTroubleKind::kRefused, message.error().message(), now);

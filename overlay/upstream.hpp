@@ -51,6 +51,7 @@ struct Upstream {
   int corrupt = 0;   // chunks whose proof failed, since the edge was assigned
   TimePoint redial_at = kNever;
   TimePoint opens_by = kNever;  // the parent dials: until when it should have
+  bool heard = false;           // anything, since it was opened
   SilenceMeter silence;
   StreamProbe probe;
   std::uint64_t chunk_bytes = 0;

@@ -164,7 +164,7 @@ FAULTS = [
           "overlay_core_test"),
     Fault("a parent from before it came back is taken for the helper", MEMBER, "if (assigned_ && parent != parents_.end()",
           "if (parent != parents_.end()", "overlay_core_test"),
-    Fault("every helper gets the same time", MEMBER, "        ++calls_;", "        ", "overlay_core_test"),
+    Fault("every helper gets the same time", MEMBER, "          ++calls_;", "          {}", "overlay_core_test"),
     Fault("parents that come and go put off the call for help", MEMBER, " && !std::exchange(parents_got_time_, true)", "", "overlay_core_test"),
     Fault("what comes later keeps its room", STORE, "later_may_go && used", "false && later_may_go && used", "overlay_parts_test"),
     Fault("a full disk is offered everything again", STORE, "offered < 2", "offered < 1'000'000", "overlay_parts_test"),
