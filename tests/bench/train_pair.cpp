@@ -12,7 +12,7 @@
 #include "base/files.hpp"
 #include "base/random.hpp"
 #include "delta/safetensors.hpp"
-#include "learner/trainer.hpp"
+#include "learner/training/trainer.hpp"
 #include "model/weights.hpp"
 
 namespace echoline {

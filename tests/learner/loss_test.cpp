@@ -1,5 +1,5 @@
 // The policy loss: advantages and clipping by hand, gradients against finite differences, micro-batch additivity.
-#include "learner/loss.hpp"
+#include "learner/training/loss.hpp"
 
 #include <gtest/gtest.h>
 

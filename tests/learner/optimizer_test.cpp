@@ -1,5 +1,5 @@
 // AdamW against a plain loop, and what the fp32 masters behind bf16 parameters are for.
-#include "learner/optimizer.hpp"
+#include "learner/training/optimizer.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The policy of a run on a real task: word problems, a warm start, evaluations, checkpoints, a resume.
-#include "learner/policy_to_train.hpp"
+#include "learner/training/policy_to_train.hpp"
 
 #include <gtest/gtest.h>
 

@@ -13,8 +13,8 @@
 #include <map>
 
 #include "base/random.hpp"
-#include "learner/trainer.hpp"
-#include "learner/warm_start.hpp"
+#include "learner/training/trainer.hpp"
+#include "learner/training/warm_start.hpp"
 #include "model/generate.hpp"
 #include "model/weights.hpp"
 

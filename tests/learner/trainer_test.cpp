@@ -1,5 +1,5 @@
 // The trainer, its checkpoints and the warm start, on a model small enough for a unit test.
-#include "learner/trainer.hpp"
+#include "learner/training/trainer.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 
 #include "base/files.hpp"
 #include "base/random.hpp"
-#include "learner/trainer_checkpoint.hpp"
-#include "learner/warm_start.hpp"
+#include "learner/training/trainer_checkpoint.hpp"
+#include "learner/training/warm_start.hpp"
 #include "model/generate.hpp"
 #include "model/weights.hpp"
 

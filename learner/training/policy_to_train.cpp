@@ -1,4 +1,4 @@
-#include "learner/policy_to_train.hpp"
+#include "learner/training/policy_to_train.hpp"
 
 #include <xxhash.h>
 
@@ -7,7 +7,7 @@
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "learner/planning.hpp"
-#include "learner/warm_start.hpp"
+#include "learner/training/warm_start.hpp"
 #include "model/runtime.hpp"
 #include "model/torch.hpp"
 #include "model/weights.hpp"

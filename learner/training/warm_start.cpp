@@ -1,10 +1,10 @@
-#include "learner/warm_start.hpp"
+#include "learner/training/warm_start.hpp"
 
 #include <algorithm>
 #include <exception>
 #include <span>
 
-#include "learner/trainer.hpp"
+#include "learner/training/trainer.hpp"
 
 namespace echoline::learner {
 namespace {

@@ -1,4 +1,4 @@
-#include "learner/optimizer.hpp"
+#include "learner/training/optimizer.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -6,7 +6,7 @@
 
 #include "base/result.hpp"
 #include "data_plane/adapters/adapter.hpp"
-#include "learner/optimizer.hpp"
+#include "learner/training/optimizer.hpp"
 #include "model/phrasing.hpp"
 #include "model/transformer.hpp"
 

@@ -1,4 +1,4 @@
-#include "learner/loss.hpp"
+#include "learner/training/loss.hpp"
 
 #include <cmath>
 

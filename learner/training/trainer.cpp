@@ -1,4 +1,4 @@
-#include "learner/trainer.hpp"
+#include "learner/training/trainer.hpp"
 
 #include <algorithm>
 #include <exception>

@@ -1,4 +1,4 @@
-#include "learner/trainer_checkpoint.hpp"
+#include "learner/training/trainer_checkpoint.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <fcntl.h>

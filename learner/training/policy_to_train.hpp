@@ -13,8 +13,8 @@
 #include "learner/door.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
-#include "learner/trainer.hpp"
-#include "learner/trainer_checkpoint.hpp"
+#include "learner/training/trainer.hpp"
+#include "learner/training/trainer_checkpoint.hpp"
 #include "model/phrasing.hpp"
 #include "model/transformer.hpp"
 

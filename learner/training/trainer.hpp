@@ -11,8 +11,8 @@
 #include "data_plane/trajectory.hpp"
 #include "delta/tensor.hpp"
 #include "learner/credibility.hpp"
-#include "learner/loss.hpp"
-#include "learner/optimizer.hpp"
+#include "learner/training/loss.hpp"
+#include "learner/training/optimizer.hpp"
 #include "model/phrasing.hpp"
 #include "model/transformer.hpp"
 

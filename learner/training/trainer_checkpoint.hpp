@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/result.hpp"
-#include "learner/trainer.hpp"
+#include "learner/training/trainer.hpp"
 #include "model/model_files.hpp"
 
 namespace echoline::learner {
