@@ -25,10 +25,12 @@ constexpr Duration kStep = seconds(5);
 constexpr Duration kTrouble = minutes(25), kPeace = minutes(18), kEnd = minutes(12);
 constexpr Duration kBootMax = minutes(4), kAwayMax = minutes(2);
 // What docs/provisioning.md promises: a machine that never joins is found out, another boots, and both may have to wait for
-// their turn among the rentals of a minute.
+// their turn among the rentals of a minute. It begins anew with every host that is found to be worth less than it promised:
+// nobody could know, and each deceives once.
 constexpr Duration kRestoredWithin = 2 * kBootMax + minutes(6);
 constexpr int kRestartsMax = 8;
 constexpr const char* kEnough = "there are enough without it";
+constexpr double kHonest = 0.95;   // of the promised rate: who keeps that deceives nobody
 constexpr double kUnknown = 1.02;  // measured rates are this far from the truth at most
 
 struct Host {  // an offer, and what it is in truth
@@ -70,8 +72,8 @@ class Market {
 
   MarketResult run() {
     begin();
-    for (; now_ < kTrouble + kPeace; now_ += kStep) step();
-      end_run();
+    for (; now_ < kTrouble + kPeace || unjudged(); now_ += kStep) step();
+    end_run();
     return std::move(result_);
   }
 
@@ -283,6 +285,9 @@ class Market {
   }
   void act(const fleet::Note& note) {
     if (note.what == "lost") ++result_.losses;
+    const bool disappoints = note.what == "lost" || note.what == "demoted";
+    if (disappoints && host_of(note.offer).honesty < kHonest && found_out_.insert(index_of(note.offer)).second)
+      undeceived_at_ = now_;
     tell(fmt::format("{} {}: {}", note.what, note.offer, note.why));
   }
 
@@ -516,11 +521,16 @@ class Market {
                                            true_working() >= n.target_rollouts_per_s * (1 - rules::kDeadband) / kUnknown);
     result_.restored = result_.restored || again;
     result_.exhausted = n.exhausted || (result_.exhausted && now_ > kTrouble + kBootMax);
-    if (now_ > kTrouble + kRestoredWithin && !result_.restored && !result_.exhausted && !n.money_spent && !slow_told_) {
+    const Duration since = std::max<Duration>(kTrouble, undeceived_at_);
+    if (now_ > since + kRestoredWithin && unjudged()) {
       slow_told_ = true;
-      violate("restored", fmt::format("{:.4g} of {:.4g} rollouts/s work {} after the trouble", true_working(),
-                                      n.target_rollouts_per_s, to_text(now_ - kTrouble)));
+      violate("restored", fmt::format("{:.4g} of {:.4g} rollouts/s work {} after the trouble and the last deceit", true_working(),
+                                      n.target_rollouts_per_s, to_text(now_ - since)));
     }
+  }
+
+  bool unjudged() const {
+    return !result_.restored && !result_.exhausted && !result_.closed && !slow_told_;
   }
 
   double true_working() const {
@@ -591,6 +601,8 @@ class Market {
   double stock_ = 0, spent_ = 0, not_taken_back_ = 0;
   std::map<Ticket, double> spent_on_;
   std::map<Ticket, Duration> stop_asked_at_;  // first
+  std::set<std::size_t> found_out_;           // hosts that deceive
+  Duration undeceived_at_{};                  // when the last of them was found out
   Duration trains_until_{};
   int steps_ = 0;
   std::optional<bool> waiting_told_;

@@ -32,6 +32,12 @@ TEST(Market, CapacityComesBackWhereHostsAreALittleSlow) {
     for (const MarketViolation& v : simulate_market(seed).violations) ADD_FAILURE() << seed << " (" << v.rule << "): " << v.text;
 }
 
+// Hosts that deceive one after the other: each is found out and replaced, and capacity is back after the last.
+TEST(Market, CapacityComesBackAfterTheLastDeceit) {
+  for (const MarketViolation& v : simulate_market(757350).violations) ADD_FAILURE() << v.rule << ": " << v.text;
+  EXPECT_TRUE(simulate_market(757350).restored);
+}
+
 // A start that nobody answers, of a machine that is too dear by then.
 TEST(Market, WhatIsTooDearIsGivenBackThoughItsStartWasNeverAnswered) {
   for (const std::uint64_t seed : {147288, 174813, 416061, 420358})
