@@ -122,20 +122,59 @@ void read_warm_start(ConfigSection s, WarmStartSection& c) {
 }
 
 void read_learner(ConfigSection s, LearnerSection& c) {
+  std::string_view loss = loss_names().front();
+  s.read_choice("loss", loss,
+                {{"dapo", "dapo"}, {"grpo", "grpo"}, {"dr_grpo", "dr_grpo"}, {"rloo", "rloo"}, {"opo", "opo"},
+                 {"gspo", "gspo"}, {"cispo", "cispo"}, {"tis", "tis"}, {"tis_sequence", "tis_sequence"},
+                 {"m2po", "m2po"}},
+                "a published loss by its name, with its own defaults for the keys that follow, down to `kl_form`; their "
+                "formulas are in docs/losses.md");
+  c.loss = *loss_named(loss);
+  s.read_choice("baseline", c.loss.baseline,
+                {{"mean", Baseline::kMean},
+                 {"leave_one_out", Baseline::kLeaveOneOut},
+                 {"length_weighted", Baseline::kLengthWeighted}},
+                {"an advantage is the reward less the mean of its group, of the others in it, or weighted by their lengths",
+                 "`mean`; rloo: leave_one_out, opo: length_weighted"});
   s.read_choice("advantage_scale", c.loss.advantage_scale,
                 {{"std", AdvantageScale::kStd}, {"none", AdvantageScale::kNone}},
-                "an advantage is the reward less its group's mean, divided by the group's standard deviation (std) or "
-                "not (none)");
-  s.read_choice("aggregation", c.loss.aggregation,
-                {{"token_mean", Aggregation::kTokenMean}, {"sequence_mean", Aggregation::kSequenceMean}},
-                "every token of a batch counts the same, or every response");
-  s.read("clip_low", c.loss.clip_low, {.min = 0.0, .max = 0.999},
-         "a token's probability ratio counts down to 1 - `clip_low`");
-  s.read("clip_high", c.loss.clip_high, {.min = 0.0, .max = 100.0}, "and up to 1 + `clip_high`");
+                {"and divided by the group's standard deviation (std) or not (none)",
+                 "`std`; dr_grpo, rloo, opo: none"});
+  const std::initializer_list<std::pair<std::string_view, Level>> levels{{"token", Level::kToken},
+                                                                         {"sequence", Level::kSequence}};
+  s.read_choice("ratio_level", c.loss.ratio_level, levels,
+                {"of each token, or the geometric mean over the response's tokens", "`token`; gspo: sequence"});
+  s.read_choice("trust_region", c.loss.trust_region,
+                {{"clip", TrustRegion::kClip},
+                 {"detached_clip", TrustRegion::kDetachedClip},
+                 {"second_moment", TrustRegion::kSecondMoment},
+                 {"none", TrustRegion::kNone}},
+                {"how far one learner step may go: the probability ratio is clipped, and with it its gradient (clip), or "
+                 "clipped as a weight of the gradient (detached_clip); tokens that make the mean squared log-ratio of "
+                 "their response too large are left out (second_moment); or only `importance_cap` bounds it (none)",
+                 "`clip`; cispo: detached_clip, m2po: second_moment, rloo, opo, tis, tis_sequence: none"});
+  s.read("clip_low", c.loss.clip_low, {.min = 0.0, .max = 1.0},
+         {"a probability ratio counts down to 1 - `clip_low`", "`0.2`; gspo: 0.0003, cispo: 1"});
+  s.read("clip_high", c.loss.clip_high, {.min = 0.0, .max = 100.0},
+         {"and up to 1 + `clip_high`", "`0.28`; grpo, dr_grpo: 0.2, gspo: 0.0004, cispo: 4"});
+  s.read("second_moment_max", c.loss.second_moment_max, {.min = 1e-9, .max = 100.0},
+         "the mean squared log-ratio that `trust_region: second_moment` allows a response");
+  s.read_choice("importance_level", c.loss.importance_level, levels,
+                {"importance weights of each token, or the product over the response's", "`token`; tis_sequence: sequence"});
   s.read("importance_cap", c.loss.importance_cap, {.min = 1.0, .max = 1000.0},
          "C: the most that an importance weight corrects for a policy that has moved on since the rollout");
+  s.read_choice("aggregation", c.loss.aggregation,
+                {{"token_mean", Aggregation::kTokenMean},
+                 {"sequence_mean", Aggregation::kSequenceMean},
+                 {"sequence_sum", Aggregation::kSequenceSum},
+                 {"fixed_length", Aggregation::kFixedLength}},
+                {"every token of a batch counts the same, or every response; or the sum over a response's tokens is taken "
+                 "as it is, or divided by rollout.response_tokens_max",
+                 "`token_mean`; grpo, gspo: sequence_mean, rloo, opo: sequence_sum, dr_grpo: fixed_length"});
   s.read("kl_coefficient", c.loss.kl_coefficient, {.min = 0.0, .max = 100.0},
          "beta: weight of the divergence from the policy before the first step; 0 keeps no reference policy");
+  s.read_choice("kl_form", c.loss.kl_form, {{"k3", KlForm::kK3}, {"k2", KlForm::kK2}, {"k1", KlForm::kK1}},
+                "the estimate of that divergence: added to the loss (k3, k2), or taken off the reward of each token (k1)");
   s.read("learning_rate", c.optimizer.learning_rate, {.min = 0.0, .max = 1.0}, "of AdamW, after the warmup");
   s.read("learning_rate_warmup_steps", c.optimizer.warmup_updates, {.min = 0, .max = 1'000'000},
          "updates over which the rate rises from 0");
@@ -315,6 +354,7 @@ void read_all(ConfigSection root, RunConfig& c) {
   read_rollout(root.section("rollout", "How responses are generated."), c.rollout);
   read_staleness(root.section("staleness", "How old a policy may be whose trajectories are trained on."), c.staleness);
   read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.learner);
+  c.learner.loss.fixed_length = c.rollout.response_tokens_max;
   read_network(root.section("network", "How policies and trajectories travel."), c.network);
   read_fleet(root.section("fleet", "What is rented."), c.fleet);
 }

@@ -12,36 +12,41 @@ torch::Tensor k3(const torch::Tensor& difference) { return difference.exp() - di
 
 double sum_of(const torch::Tensor& values) { return values.sum().item<double>(); }
 
-}  // namespace
-
-Status validate(const LossConfig& config) {
-  const auto bad = [](const char* name, const char* expected, double found) {
-    return fail(Code::kInvalid, "loss settings", "{} must be {}, found {}", name, expected, found);
-  };
-  if (!(config.clip_low >= 0 && config.clip_low < 1)) return bad("clip_low", "in [0, 1)", config.clip_low);
-  if (!(config.clip_high >= 0)) return bad("clip_high", "at least 0", config.clip_high);
-  if (!(config.importance_cap >= 1)) return bad("importance_cap", "at least 1", config.importance_cap);
-  if (!(config.kl_coefficient >= 0)) return bad("kl_coefficient", "at least 0", config.kl_coefficient);
-  if (!(config.advantage_epsilon > 0)) return bad("advantage_epsilon", "above 0", config.advantage_epsilon);
-  return ok();
+// Which counted tokens the second moment leaves out: of each response those with the largest squared log-ratio, until the
+// mean over the rest is at most `bound`; only such that the update would carry further away.
+torch::Tensor outside_second_moment(const torch::Tensor& log_ratio, const torch::Tensor& advantages,
+                                    const torch::Tensor& mask, double bound) {
+  const torch::Tensor square = log_ratio.square() * mask;
+  const torch::Tensor widens = (log_ratio * advantages > 0) & (mask > 0);
+  const auto [largest, order] = torch::where(widens, square, -torch::ones_like(square)).sort(1, /*descending=*/true);
+  const torch::Tensor gone = largest.clamp_min(0).cumsum(1) - largest.clamp_min(0);  // before this one goes as well
+  const torch::Tensor left = mask.sum(1, true) - torch::arange(mask.size(1), mask.options());
+  const torch::Tensor goes = (largest >= 0) & (square.sum(1, true) - gone > bound * left.clamp_min(1.0));
+  return torch::zeros_like(mask).scatter(1, order, goes.to(mask.dtype()).cumprod(1)) > 0;
 }
 
+}  // namespace
+
 Result<std::vector<double>> group_advantages(const std::vector<double>& rewards, std::size_t group_size,
-                                             const LossConfig& config) {
+                                             const LossConfig& config, const std::vector<double>& lengths) {
   constexpr auto kOperation = "group advantages";
   if (group_size < 2)
     return fail(Code::kInvalid, kOperation, "a group needs at least 2 responses to compare, found {}", group_size);
   if (rewards.size() % group_size != 0)
     return fail(Code::kInvalid, kOperation, "{} rewards are not whole groups of {}", rewards.size(), group_size);
+  const bool by_length = config.baseline == Baseline::kLengthWeighted;
+  if (by_length && lengths.size() != rewards.size())
+    return fail(Code::kInvalid, kOperation, "{} lengths for {} rewards", lengths.size(), rewards.size());
   std::vector<double> advantages(rewards.size(), 0.0);
   const auto size = static_cast<double>(group_size);
   for (std::size_t first = 0; first < rewards.size(); first += group_size) {
-    double mean = 0, variance = 0;
+    double mean = 0, variance = 0, weighted = 0, tokens = 0;
     bool equal = true;
     for (std::size_t i = first; i < first + group_size; ++i) {
       if (!std::isfinite(rewards[i]))
         return fail(Code::kInvalid, kOperation, "reward {} is {}, expected a finite number", i, rewards[i]);
       mean += rewards[i] / size;
+      if (by_length) weighted += rewards[i] * lengths[i], tokens += lengths[i];
       equal = equal && rewards[i] == rewards[first];
     }
     if (equal) continue;  // exactly zero, not rounding noise divided by a tiny deviation
@@ -49,7 +54,11 @@ Result<std::vector<double>> group_advantages(const std::vector<double>& rewards,
       variance += (rewards[i] - mean) * (rewards[i] - mean) / size;
     const double scale =
         config.advantage_scale == AdvantageScale::kStd ? std::sqrt(variance) + config.advantage_epsilon : 1.0;
-    for (std::size_t i = first; i < first + group_size; ++i) advantages[i] = (rewards[i] - mean) / scale;
+    const double baseline = by_length && tokens > 0 ? weighted / tokens : mean;
+    // Less the mean of the others, R_i exceeds by G/(G-1) of what it exceeds the mean of all by.
+    const double stretch = config.baseline == Baseline::kLeaveOneOut ? size / (size - 1) : 1.0;
+    for (std::size_t i = first; i < first + group_size; ++i)
+      advantages[i] = stretch * (rewards[i] - baseline) / scale;
   }
   return advantages;
 }
@@ -59,6 +68,7 @@ LossStatistics& LossStatistics::operator+=(const LossStatistics& other) {
   clipped += other.clipped;
   capped += other.capped;
   ratio_sum += other.ratio_sum;
+  ratio_square_sum += other.ratio_square_sum;
   behaviour_kl_sum += other.behaviour_kl_sum;
   reference_kl_sum += other.reference_kl_sum;
   entropy_sum += other.entropy_sum;
@@ -75,35 +85,82 @@ LossResult policy_loss(const LossInputs& inputs, MinibatchSize minibatch, const 
   const torch::Tensor proximal = inputs.proximal_log_probs.defined() ? padded(inputs.proximal_log_probs) : detached;
   const torch::Tensor behaviour = padded(inputs.behaviour_log_probs);
   const torch::Tensor mask = counted.to(current.dtype());
-  const torch::Tensor advantages = inputs.advantages.to(current.dtype()).unsqueeze(1);
+  const torch::Tensor tokens = mask.sum(1, true).clamp_min(1.0);
+  const auto over_response = [&](const torch::Tensor& t) { return (t * mask).sum(1, true).expand_as(mask); };
 
-  const torch::Tensor importance = (proximal - behaviour).clamp_max(kLogRatioMax).exp();
+  torch::Tensor log_importance = (needs_proximal(config) ? proximal : detached) - behaviour;
+  if (config.importance_level == Level::kSequence) log_importance = over_response(log_importance);
+  const torch::Tensor importance = log_importance.clamp_max(kLogRatioMax).exp();
   const torch::Tensor weight = importance.clamp_max(config.importance_cap);
-  const torch::Tensor ratio = (current - proximal).exp();
-  const torch::Tensor bounded = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high);
-  torch::Tensor objective = weight * torch::minimum(ratio * advantages, bounded * advantages);
-  torch::Tensor reference_kl;
+  torch::Tensor log_ratio = current - proximal;
+  if (config.ratio_level == Level::kSequence) log_ratio = over_response(log_ratio) / tokens;
+  const torch::Tensor ratio = log_ratio.exp();
+
+  torch::Tensor advantages = inputs.advantages.to(current.dtype()).unsqueeze(1);
+  torch::Tensor reference_kl, penalty;
   if (config.kl_coefficient > 0) {
     ECHO_CHECK(inputs.reference_log_probs.defined(), "kl_coefficient > 0 needs reference log-probabilities");
-    reference_kl = k3(padded(inputs.reference_log_probs) - current);
-    objective = objective - config.kl_coefficient * reference_kl;
+    const torch::Tensor difference = padded(inputs.reference_log_probs) - current;
+    reference_kl = k3(difference);
+    if (config.kl_form == KlForm::kK1) advantages = advantages + config.kl_coefficient * difference.detach();
+    if (config.kl_form == KlForm::kK2) penalty = difference.square() / 2;
+    if (config.kl_form == KlForm::kK3) penalty = reference_kl;
   }
-  torch::Tensor scale = mask / static_cast<double>(minibatch.tokens);
-  if (config.aggregation == Aggregation::kSequenceMean)
-    scale = mask / (mask.sum(1, true).clamp_min(1.0) * static_cast<double>(minibatch.sequences));
+  const torch::Tensor bounded = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high);
+  torch::Tensor objective, cut;
+  {
+    torch::NoGradGuard no_gradient;
+    if (config.trust_region == TrustRegion::kClip)
+      cut = ((advantages > 0) & (ratio > 1.0 + config.clip_high)) | ((advantages < 0) & (ratio < 1.0 - config.clip_low));
+    else if (config.trust_region == TrustRegion::kDetachedClip)
+      cut = ratio != bounded;
+    else if (config.trust_region == TrustRegion::kSecondMoment)
+      cut = outside_second_moment(detached - behaviour, advantages, mask, config.second_moment_max);
+    else
+      cut = torch::zeros_like(counted);
+  }
+  switch (config.trust_region) {
+    case TrustRegion::kClip:
+      objective = weight * torch::minimum(ratio * advantages, bounded * advantages);
+      break;
+    case TrustRegion::kDetachedClip:
+      objective = weight * bounded.detach() * advantages * current;
+      break;
+    case TrustRegion::kSecondMoment:
+      objective = weight * cut.logical_not().to(mask.dtype()) * advantages * current;
+      break;
+    case TrustRegion::kNone:
+      objective = weight * advantages * current;
+      break;
+  }
+  if (penalty.defined()) objective = objective - config.kl_coefficient * penalty;
+  const auto sequences = static_cast<double>(minibatch.sequences);
+  torch::Tensor scale;
+  switch (config.aggregation) {
+    case Aggregation::kTokenMean:
+      scale = mask / static_cast<double>(minibatch.tokens);
+      break;
+    case Aggregation::kSequenceMean:
+      scale = mask / (tokens * sequences);
+      break;
+    case Aggregation::kSequenceSum:
+      scale = mask / sequences;
+      break;
+    case Aggregation::kFixedLength:
+      scale = mask / (sequences * static_cast<double>(config.fixed_length));
+      break;
+  }
 
   LossResult result;
   result.loss = -(objective * scale).sum();
 
   torch::NoGradGuard no_gradient;
-  const torch::Tensor r = ratio.detach();
   const torch::Tensor drift = (detached - behaviour).clamp(-kLogRatioMax, kLogRatioMax);
-  const torch::Tensor cut =
-      ((advantages > 0) & (r > 1.0 + config.clip_high)) | ((advantages < 0) & (r < 1.0 - config.clip_low));
   result.statistics.tokens = sum_of(mask);
   result.statistics.clipped = sum_of(cut.to(mask.dtype()) * mask);
   result.statistics.capped = sum_of((importance > config.importance_cap).to(mask.dtype()) * mask);
   result.statistics.ratio_sum = sum_of(drift.exp() * mask);
+  result.statistics.ratio_square_sum = sum_of((2 * drift).exp() * mask);
   result.statistics.behaviour_kl_sum = sum_of(k3(drift) * mask);
   if (reference_kl.defined()) result.statistics.reference_kl_sum = sum_of(reference_kl.detach() * mask);
   return result;

@@ -1,20 +1,26 @@
-// The GRPO policy loss on token level, with truncated importance weights for off-policy tokens. Pure tensor functions.
+// Policy losses on token level, put together from parts; docs/losses.md has the formulas of those with a name. Pure
+// tensor functions.
 //
 // A batch holds whole groups; group g has G responses to one prompt with rewards R_1..R_G. Response i has tokens t with
 // log-probabilities under three policies: the current one θ (differentiated), the proximal one "old" (θ when the
-// learner step began), and the behaviour policy μ that generated the token, possibly several versions ago.
+// learner step began), and the behaviour policy μ that generated the token, possibly several versions ago. Four parts,
+// each chosen by a setting; [x] is held constant:
 //
-//   A_i    = (R_i − mean R) / (std R + ε)          or  R_i − mean R; every token of response i shares A_i
-//   r_it   = π_θ / π_old                           trust region of this learner step; 1 on its first update
-//   w_it   = min(π_old / π_μ, C), detached         corrects for staleness, truncated at C so that variance stays
-//   bounded J_it   = w_it · min(r_it·A_i, clip(r_it, 1−clip_low, 1+clip_high)·A_i) K_it   = exp(d) − d − 1,  d = log
-//   π_ref − log π_θ        ("k3" estimate of KL(π_θ ‖ π_ref), never negative) loss   = − Σ_it m_it·a_it·(J_it − β·K_it)
+//   advantage    A_i = (R_i − b_i) / s         b: mean of the group, of the others in it, or weighted by length;
+//                                              s: std R + ε, or 1. Zero for a group of equal rewards
+//   trust        clip           J = [w]·min(r·A, clip(r, 1−clip_low, 1+clip_high)·A)
+//   region       detached clip  J = [w·clip(r, 1−clip_low, 1+clip_high)]·A·log π_θ
+//                second moment  J = [w·k]·A·log π_θ     k: 0 for the tokens that carry a response's mean of
+//                                              (log π_θ/π_μ)² above the bound, largest first, where A would widen it
+//                none           J = [w]·A·log π_θ
+//   level        r = π_θ/π_old, and w = min(π_old/π_μ, C), without clip min(π_θ/π_μ, C): truncated so that variance
+//                stays bounded. Of each token, or for the whole response: r the geometric mean over its tokens, w the
+//                product
+//   aggregation  loss = −Σ m·a·J   a: 1/(tokens of the minibatch), 1/(sequences · tokens of i), 1/sequences,
+//                1/(sequences · fixed length); m is the loss mask
 //
-// m is the loss mask; a is 1/(tokens of the whole minibatch) for token mean, 1/(sequences · tokens of response i) for
-// sequence mean. With one update per step r = 1, and the gradient is the truncated-importance-sampling policy gradient
-// −a·w·A·∇log π_θ. Sources: GRPO (Shao et al. 2024), asymmetric clipping and token mean (DAPO, Yu et al. 2025),
-// decoupled proximal policy (Hilton et al. 2022), truncated importance sampling (Ionides 2008; ECHO-2 for stale
-// rollouts).
+// The divergence from a reference policy, with d = log π_ref − log π_θ: k2 = d²/2 and k3 = e^d − d − 1 are subtracted
+// from J with weight β; k1 = −d is held constant and subtracted from A, as a part of the reward would be.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -25,11 +31,11 @@
 
 namespace echoline::learner {
 
-// Advantages of `rewards` laid out group after group, `group_size` each (population standard deviation). All equal
-// rewards give exactly zero. kInvalid for an incomplete group, groups of fewer than two, or a reward that is not
-// finite.
+// Advantages of `rewards` laid out group after group, `group_size` each (population standard deviation). `lengths`, in
+// tokens, are of the same responses; only Baseline::kLengthWeighted asks for them. All equal rewards give exactly zero.
+// kInvalid for an incomplete group, groups of fewer than two, or a reward that is not finite.
 Result<std::vector<double>> group_advantages(const std::vector<double>& rewards, std::size_t group_size,
-                                             const LossConfig& config);
+                                             const LossConfig& config, const std::vector<double>& lengths = {});
 
 struct LossInputs {
   torch::Tensor log_probs;            // [batch, tokens], differentiable: log π_θ
@@ -43,11 +49,12 @@ struct LossInputs {
 // Sums over counted tokens, so that micro-batches add up; means are taken at the end.
 struct LossStatistics {
   double tokens = 0;
-  double clipped = 0;           // tokens whose ratio left the trust region on the side that the clip cuts
+  double clipped = 0;           // tokens whose gradient the trust region cuts, or bounds
   double capped = 0;            // tokens whose importance weight was truncated
   double ratio_sum = 0;         // Σ π_θ/π_μ, log-ratios held to ±20 here and below
+  double ratio_square_sum = 0;  // Σ (π_θ/π_μ)²
   double behaviour_kl_sum = 0;  // Σ k3 estimate of KL(π_μ ‖ π_θ)
-  double reference_kl_sum = 0;  // Σ K_it
+  double reference_kl_sum = 0;  // Σ k3 of the reference policy
   double entropy_sum = 0;       // Σ entropy of π_θ at the token, filled in by the caller
   LossStatistics& operator+=(const LossStatistics& other);
 };

@@ -5,21 +5,6 @@
 
 namespace echoline::learner {
 
-Status validate(const OptimizerConfig& config) {
-  const auto bad = [](const char* name, const char* expected, double found) {
-    return fail(Code::kInvalid, "optimizer settings", "{} must be {}, found {}", name, expected, found);
-  };
-  if (!(config.learning_rate > 0 && std::isfinite(config.learning_rate)))
-    return bad("learning_rate", "above 0", config.learning_rate);
-  if (!(config.beta1 >= 0 && config.beta1 < 1)) return bad("beta1", "in [0, 1)", config.beta1);
-  if (!(config.beta2 >= 0 && config.beta2 < 1)) return bad("beta2", "in [0, 1)", config.beta2);
-  if (!(config.epsilon > 0)) return bad("epsilon", "above 0", config.epsilon);
-  if (!(config.weight_decay >= 0)) return bad("weight_decay", "at least 0", config.weight_decay);
-  if (!(config.gradient_norm_max > 0)) return bad("gradient_norm_max", "above 0", config.gradient_norm_max);
-  if (config.warmup_updates < 0) return bad("warmup_updates", "at least 0", static_cast<double>(config.warmup_updates));
-  return ok();
-}
-
 AdamW::AdamW(const NamedParameters& parameters, const OptimizerConfig& config) {
   slots_.reserve(parameters.size());
   for (const auto& [name, parameter] : parameters) {

@@ -121,12 +121,13 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
   Groups groups;
   double reward_sum = 0, correct = 0, truncated = 0;
   for (const auto& [id, group] : members) {
-    std::vector<double> rewards;
+    std::vector<double> rewards, lengths;
     for (const schema::Trajectory* t : group) {
+      lengths.push_back(t->response_tokens_size());
       const bool penalised = config.truncated == Truncated::kPenalty && !t->finished();
       rewards.push_back(t->reward() - (penalised ? config.truncated_penalty : 0));
     }
-    auto advantages = group_advantages(rewards, rewards.size(), config.loss);
+    auto advantages = group_advantages(rewards, rewards.size(), config.loss, lengths);
     if (!advantages) return fail(Code::kInvalid, "learner step", "group {}: {}", id, advantages.error().detail);
     groups.emplace_back();
     for (std::size_t i = 0; i < group.size(); ++i) {
@@ -295,7 +296,7 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
   }
   report.scrutiny = scrutinise(groups, report.step);
   const bool several_updates = config_.minibatches > 1 || config_.passes > 1;
-  if (several_updates && !trained.empty()) record_proximal(trained);
+  if (several_updates && needs_proximal(config_.loss) && !trained.empty()) record_proximal(trained);
 
   LossStatistics statistics;
   const auto parts = static_cast<std::size_t>(config_.minibatches);

@@ -50,7 +50,7 @@ TEST(GroupAdvantages, RefuseWhatIsNoGroup) {
 TEST(LossConfig, RangesAreChecked) {
   EXPECT_TRUE(validate(LossConfig{}));
   LossConfig config{};
-  config.clip_low = 1.0;
+  config.clip_low = 1.01;
   EXPECT_NE(validate(config).error().detail.find("clip_low"), std::string::npos);
   config = {};
   config.importance_cap = 0.5;
@@ -165,33 +165,170 @@ RandomCase random_case(bool with_proximal) {
   return c;
 }
 
-double loss_at(RandomCase c, const torch::Tensor& logits, const LossConfig& config) {
-  c.inputs.log_probs = score(logits, c.targets);
-  return policy_loss(c.inputs, {3, 8}, config).loss.item<double>();
+using Row = std::vector<double>;
+using Rows = std::vector<Row>;
+
+Rows rows_of(const torch::Tensor& t) {
+  Rows rows;
+  for (std::int64_t i = 0; i < t.size(0); ++i) {
+    const torch::Tensor row = t[i].detach().to(torch::kFloat64).contiguous();
+    rows.emplace_back(row.data_ptr<double>(), row.data_ptr<double>() + row.numel());
+  }
+  return rows;
 }
 
-TEST(PolicyLoss, GradientMatchesFiniteDifferences) {
-  for (const Aggregation aggregation : {Aggregation::kTokenMean, Aggregation::kSequenceMean}) {
-    LossConfig config{};
-    config.aggregation = aggregation;
-    config.kl_coefficient = 0.1;
-    RandomCase c = random_case(true);
-    torch::Tensor logits = c.logits.clone().requires_grad_();
-    c.inputs.log_probs = score(logits, c.targets);
-    const LossResult result = policy_loss(c.inputs, {3, 8}, config);
-    EXPECT_GT(result.statistics.clipped, 0);
-    EXPECT_GT(result.statistics.capped, 0);
-    result.loss.backward();
-    const torch::Tensor gradient = logits.grad().reshape({-1});
-    constexpr double kStep = 1e-6;
-    for (std::int64_t i = 0; i < gradient.numel(); ++i) {
-      torch::Tensor up = c.logits.clone(), down = c.logits.clone();
-      up.view({-1})[i] += kStep;
-      down.view({-1})[i] -= kStep;
-      const double slope = (loss_at(c, up, config) - loss_at(c, down, config)) / (2 * kStep);
-      EXPECT_NEAR(gradient[i].item<double>(), slope, 1e-8) << "logit " << i;
+// The losses once more, response by response from docs/losses.md: `now` is differentiated, `held` is the same where a
+// formula holds it constant.
+struct PlainLoss {
+  Rows old, behaviour, reference, mask;
+  Row advantages;
+  double sequences = 3, tokens = 8;
+
+  double operator()(const LossConfig& c, const Rows& now, const Rows& held) const {
+    double loss = 0;
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      std::vector<std::size_t> at;  // the tokens that count
+      for (std::size_t t = 0; t < now[i].size(); ++t)
+        if (mask[i][t] > 0) at.push_back(t);
+      const auto length = static_cast<double>(at.size());
+      const auto sum = [&](const auto& term) {
+        double total = 0;
+        for (const std::size_t t : at) total += term(t);
+        return total;
+      };
+      const Rows& anchor = needs_proximal(c) ? old : held;
+      const double product = sum([&](std::size_t t) { return anchor[i][t] - behaviour[i][t]; });
+      const double drift = sum([&](std::size_t t) { return now[i][t] - old[i][t]; }) / length;
+      const double drift_held = sum([&](std::size_t t) { return held[i][t] - old[i][t]; }) / length;
+      const std::vector<std::size_t> left_out = beyond_second_moment(c, i, at, held);
+      for (const std::size_t t : at) {
+        const bool whole = c.importance_level == Level::kSequence;
+        const double w = std::min(std::exp(whole ? product : anchor[i][t] - behaviour[i][t]), c.importance_cap);
+        const bool geometric = c.ratio_level == Level::kSequence;
+        const double r = std::exp(geometric ? drift : now[i][t] - old[i][t]);
+        const double r_held = std::exp(geometric ? drift_held : held[i][t] - old[i][t]);
+        const auto clip = [&](double x) { return std::min(std::max(x, 1 - c.clip_low), 1 + c.clip_high); };
+        const double d = reference[i][t] - now[i][t];
+        double a = advantages[i], j = 0;
+        if (c.kl_form == KlForm::kK1) a -= c.kl_coefficient * (held[i][t] - reference[i][t]);
+        const bool gone = std::find(left_out.begin(), left_out.end(), t) != left_out.end();
+        if (c.trust_region == TrustRegion::kClip) j = w * std::min(r * a, clip(r) * a);
+        if (c.trust_region == TrustRegion::kDetachedClip) j = w * clip(r_held) * a * now[i][t];
+        if (c.trust_region == TrustRegion::kSecondMoment) j = gone ? 0 : w * a * now[i][t];
+        if (c.trust_region == TrustRegion::kNone) j = w * a * now[i][t];
+        if (c.kl_form == KlForm::kK2) j -= c.kl_coefficient * d * d / 2;
+        if (c.kl_form == KlForm::kK3) j -= c.kl_coefficient * (std::exp(d) - d - 1);
+        double share = 1 / tokens;
+        if (c.aggregation == Aggregation::kSequenceMean) share = 1 / (sequences * length);
+        if (c.aggregation == Aggregation::kSequenceSum) share = 1 / sequences;
+        if (c.aggregation == Aggregation::kFixedLength) share = 1 / (sequences * static_cast<double>(c.fixed_length));
+        loss -= share * j;
+      }
+    }
+    return loss;
+  }
+
+  std::vector<std::size_t> beyond_second_moment(const LossConfig& c, std::size_t i, std::vector<std::size_t> left,
+                                                const Rows& held) const {
+    std::vector<std::size_t> gone;
+    const auto log_ratio = [&](std::size_t t) { return held[i][t] - behaviour[i][t]; };
+    while (c.trust_region == TrustRegion::kSecondMoment && !left.empty()) {
+      double mean = 0;
+      auto worst = left.end();
+      for (auto t = left.begin(); t != left.end(); ++t) {
+        mean += log_ratio(*t) * log_ratio(*t) / static_cast<double>(left.size());
+        if (log_ratio(*t) * advantages[i] <= 0) continue;
+        if (worst == left.end() || std::abs(log_ratio(*t)) > std::abs(log_ratio(*worst))) worst = t;
+      }
+      if (mean <= c.second_moment_max || worst == left.end()) break;
+      gone.push_back(*worst);
+      left.erase(worst);
+    }
+    return gone;
+  }
+};
+
+// Value and gradient of every loss, against the plain one and its finite differences.
+TEST(PolicyLoss, EveryNamedLossMatchesItsFormulaAndFiniteDifferences) {
+  ASSERT_EQ(loss_names().size(), 10u);
+  for (const std::string_view name : loss_names()) {
+    for (const KlForm form : {KlForm::kK1, KlForm::kK2, KlForm::kK3}) {
+      LossConfig config = *loss_named(name);
+      config.kl_coefficient = 0.1;
+      config.kl_form = form;
+      config.fixed_length = 5;
+      config.second_moment_max = 0.3;
+      if (config.clip_high > 1) config.clip_high = 0.3;  // so that it is met
+      RandomCase c = random_case(true);
+      torch::Tensor logits = c.logits.clone().requires_grad_();
+      c.inputs.log_probs = score(logits, c.targets);
+      const LossResult result = policy_loss(c.inputs, {3, 8}, config);
+      EXPECT_GT(result.statistics.capped, 0) << name;
+      EXPECT_EQ(result.statistics.clipped > 0, config.trust_region != TrustRegion::kNone) << name;
+      result.loss.backward();
+      const PlainLoss plain{rows_of(c.inputs.proximal_log_probs), rows_of(c.inputs.behaviour_log_probs),
+                            rows_of(c.inputs.reference_log_probs), rows_of(c.inputs.mask),
+                            rows_of(c.inputs.advantages.unsqueeze(0))[0]};
+      const Rows held = rows_of(c.inputs.log_probs);
+      EXPECT_NEAR(result.loss.item<double>(), plain(config, held, held), 1e-12) << name;
+      const torch::Tensor gradient = logits.grad().reshape({-1});
+      constexpr double kStep = 1e-6;
+      for (std::int64_t i = 0; i < gradient.numel(); ++i) {
+        torch::Tensor up = c.logits.clone(), down = c.logits.clone();
+        up.view({-1})[i] += kStep;
+        down.view({-1})[i] -= kStep;
+        const double above = plain(config, rows_of(score(up, c.targets)), held);
+        const double below = plain(config, rows_of(score(down, c.targets)), held);
+        EXPECT_NEAR(gradient[i].item<double>(), (above - below) / (2 * kStep), 1e-8) << name << " logit " << i;
+      }
     }
   }
+}
+
+// Two responses of 2 and 1 tokens with rewards 1 and 0, all numbers such that a pocket calculator has the loss.
+TEST(PolicyLoss, EveryNamedLossByHand) {
+  // Log-ratios to the proximal policy: ln 1.5, ln 1, ln 0.5; that policy to the behaviour policy: ln 3, ln 1, ln 1.
+  const torch::Tensor old = tensor({-1, -2, -1, 0}, {2, 2});
+  const torch::Tensor now = old + tensor({std::log(1.5), 0, std::log(0.5), 0}, {2, 2});
+  const torch::Tensor behaviour = old - tensor({std::log(3.0), 0, 0, 0}, {2, 2});
+  const torch::Tensor mask = tensor({1, 1, 1, 0}, {2, 2});
+  const double l1 = -1 + std::log(1.5), l3 = -1 + std::log(0.5);  // log π_θ; the second token's is -2
+  const double geometric = std::sqrt(1.5);
+  // Advantages: the mean is 0.5 and the deviation 0.5; the length-weighted mean 2/3.
+  const std::pair<const char*, double> expected[] = {
+      {"dapo", (2 * 1.28 + 1 - 0.8) / 3},                          // cap 2; 1.5 is clipped to 1.28, 0.5 to 0.8
+      {"grpo", ((2 * 1.2 + 1) / 2 - 0.8) / 2},
+      {"dr_grpo", (0.5 * (2 * 1.2 + 1) - 0.5 * 0.8) / (2 * 10)},   // 10 tokens at most
+      {"rloo", (2 * l1 - 2 - 0.5 * l3) / 2},                       // 4.5 is capped to 2; 0.5 is under-weighted
+      {"opo", ((2 * l1 - 2) / 3 - 2.0 / 3 * 0.5 * l3) / 2},
+      {"gspo", ((2 + 1) * std::min(geometric, 1.0004) / 2 - 0.9997) / 2},
+      {"cispo", (2 * 1.5 * l1 - 2 - 0.5 * l3) / 3},                // 1.5 is below 5
+      {"tis", (2 * l1 - 2 - 0.5 * l3) / 3},
+      {"tis_sequence", (2 * l1 + 2 * -2 - 0.5 * l3) / 3},          // the product 4.5 weighs both tokens
+      {"m2po", -2.0 / 3},                                          // (ln 4.5)² and (ln 0.5)² are beyond 0.04
+  };
+  ASSERT_EQ(std::size(expected), loss_names().size());
+  for (const auto& [name, objective] : expected) {
+    LossConfig config = *loss_named(name);
+    config.fixed_length = 10;
+    const auto advantages = group_advantages({1, 0}, 2, config, {2, 1});
+    ASSERT_TRUE(advantages) << name;
+    const LossInputs inputs{now, old, behaviour, {}, tensor(*advantages, {2}), mask};
+    const LossResult result = policy_loss(inputs, {2, 3}, config);
+    EXPECT_NEAR(result.loss.item<double>(), -objective, 2e-5) << name;
+    EXPECT_NEAR(result.statistics.ratio_sum, 4.5 + 1 + 0.5, 1e-9);
+    EXPECT_NEAR(result.statistics.ratio_square_sum, 20.25 + 1 + 0.25, 1e-9);
+  }
+  EXPECT_FALSE(loss_named("ppo"));
+}
+
+TEST(GroupAdvantages, BaselinesByHand) {
+  LossConfig config = *loss_named("rloo");
+  EXPECT_EQ(group_advantages({1, 0, 0, 1}, 4, config).value(), (std::vector<double>{2. / 3, -2. / 3, -2. / 3, 2. / 3}));
+  config = *loss_named("opo");  // (1·6 + 1·2) / 16 = 1/2
+  EXPECT_EQ(group_advantages({1, 0, 0, 1}, 4, config, {6, 4, 4, 2}).value(), (std::vector<double>{0.5, -0.5, -0.5, 0.5}));
+  EXPECT_EQ(group_advantages({1, 0}, 2, config, {3, 1}).value(), (std::vector<double>{0.25, -0.75}));
+  EXPECT_EQ(group_advantages({1, 0}, 2, config).error().code, Code::kInvalid);
 }
 
 TEST(PolicyLoss, MicroBatchesSumToTheMinibatch) {

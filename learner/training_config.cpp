@@ -1,0 +1,93 @@
+#include "learner/training_config.hpp"
+
+#include <cmath>
+#include <utility>
+
+namespace echoline::learner {
+namespace {
+
+const std::vector<std::pair<std::string_view, LossConfig>>& named_losses() {
+  static const std::vector<std::pair<std::string_view, LossConfig>> all = [] {
+    const LossConfig dapo;
+    LossConfig grpo = dapo;
+    grpo.clip_high = 0.2;
+    grpo.aggregation = Aggregation::kSequenceMean;
+    LossConfig dr_grpo = grpo;
+    dr_grpo.advantage_scale = AdvantageScale::kNone;
+    dr_grpo.aggregation = Aggregation::kFixedLength;
+    LossConfig rloo = dapo;
+    rloo.baseline = Baseline::kLeaveOneOut;
+    rloo.advantage_scale = AdvantageScale::kNone;
+    rloo.trust_region = TrustRegion::kNone;
+    rloo.aggregation = Aggregation::kSequenceSum;
+    LossConfig opo = rloo;
+    opo.baseline = Baseline::kLengthWeighted;
+    LossConfig gspo = grpo;
+    gspo.ratio_level = Level::kSequence;
+    gspo.clip_low = 3e-4;
+    gspo.clip_high = 4e-4;
+    LossConfig cispo = dapo;
+    cispo.trust_region = TrustRegion::kDetachedClip;
+    cispo.clip_low = 1.0;
+    cispo.clip_high = 4.0;
+    LossConfig tis = dapo;
+    tis.trust_region = TrustRegion::kNone;
+    LossConfig tis_sequence = tis;
+    tis_sequence.importance_level = Level::kSequence;
+    LossConfig m2po = dapo;
+    m2po.trust_region = TrustRegion::kSecondMoment;
+    return std::vector<std::pair<std::string_view, LossConfig>>{
+        {"dapo", dapo}, {"grpo", grpo}, {"dr_grpo", dr_grpo}, {"rloo", rloo},
+        {"opo", opo},   {"gspo", gspo}, {"cispo", cispo},     {"tis", tis},
+        {"tis_sequence", tis_sequence}, {"m2po", m2po}};
+  }();
+  return all;
+}
+
+}  // namespace
+
+std::optional<LossConfig> loss_named(std::string_view name) {
+  for (const auto& [known, config] : named_losses())
+    if (known == name) return config;
+  return std::nullopt;
+}
+
+const std::vector<std::string_view>& loss_names() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> all;
+    for (const auto& [name, config] : named_losses()) all.push_back(name);
+    return all;
+  }();
+  return names;
+}
+
+Status validate(const LossConfig& config) {
+  const auto bad = [](const char* name, const char* expected, double found) {
+    return fail(Code::kInvalid, "loss settings", "{} must be {}, found {}", name, expected, found);
+  };
+  if (!(config.clip_low >= 0 && config.clip_low <= 1)) return bad("clip_low", "in [0, 1]", config.clip_low);
+  if (!(config.clip_high >= 0)) return bad("clip_high", "at least 0", config.clip_high);
+  if (!(config.second_moment_max > 0)) return bad("second_moment_max", "above 0", config.second_moment_max);
+  if (!(config.importance_cap >= 1)) return bad("importance_cap", "at least 1", config.importance_cap);
+  if (!(config.kl_coefficient >= 0)) return bad("kl_coefficient", "at least 0", config.kl_coefficient);
+  if (!(config.advantage_epsilon > 0)) return bad("advantage_epsilon", "above 0", config.advantage_epsilon);
+  if (config.fixed_length < 1) return bad("fixed_length", "at least 1", static_cast<double>(config.fixed_length));
+  return ok();
+}
+
+Status validate(const OptimizerConfig& config) {
+  const auto bad = [](const char* name, const char* expected, double found) {
+    return fail(Code::kInvalid, "optimizer settings", "{} must be {}, found {}", name, expected, found);
+  };
+  if (!(config.learning_rate > 0 && std::isfinite(config.learning_rate)))
+    return bad("learning_rate", "above 0", config.learning_rate);
+  if (!(config.beta1 >= 0 && config.beta1 < 1)) return bad("beta1", "in [0, 1)", config.beta1);
+  if (!(config.beta2 >= 0 && config.beta2 < 1)) return bad("beta2", "in [0, 1)", config.beta2);
+  if (!(config.epsilon > 0)) return bad("epsilon", "above 0", config.epsilon);
+  if (!(config.weight_decay >= 0)) return bad("weight_decay", "at least 0", config.weight_decay);
+  if (!(config.gradient_norm_max > 0)) return bad("gradient_norm_max", "above 0", config.gradient_norm_max);
+  if (config.warmup_updates < 0) return bad("warmup_updates", "at least 0", static_cast<double>(config.warmup_updates));
+  return ok();
+}
+
+}  // namespace echoline::learner
