@@ -45,6 +45,27 @@ TEST_F(RunFilesTest, QuickstartReadsAndResolvesToItself) {
   EXPECT_EQ(again->task.options_json, config->task.options_json);
 }
 
+TEST_F(RunFilesTest, ALossByNameHasItsDefaultsAndKeysChangeOneOfThem) {
+  for (const std::string_view name : loss_names()) {
+    const auto config = load_run_config("configs/quickstart.yaml", {{"learner.loss", std::string(name)},
+                                                                    {"learner.clip_high", "0.5"}});
+    ASSERT_TRUE(config) << config.error().message();
+    const LossConfig &read = config->learner.loss, named = *loss_named(name);
+    EXPECT_EQ(read.baseline, named.baseline) << name;
+    EXPECT_EQ(read.trust_region, named.trust_region) << name;
+    EXPECT_EQ(read.aggregation, named.aggregation) << name;
+    EXPECT_EQ(read.ratio_level, named.ratio_level) << name;
+    EXPECT_EQ(read.importance_level, named.importance_level) << name;
+    EXPECT_EQ(read.clip_low, named.clip_low) << name;
+    EXPECT_EQ(read.clip_high, 0.5) << name;
+    EXPECT_EQ(read.fixed_length, 6) << "rollout.response_tokens_max";
+    std::ofstream(folder_ / "resolved.yaml") << config->resolved_yaml;
+    const auto again = load_run_config(folder_ / "resolved.yaml");
+    ASSERT_TRUE(again) << again.error().message();
+    EXPECT_EQ(again->learner.loss.aggregation, named.aggregation) << name;
+  }
+}
+
 TEST_F(RunFilesTest, AResolvedFileMeansTheSameAnywhere) {
   std::filesystem::create_directories(folder_ / "sub/offers");
   std::filesystem::copy("configs/quickstart.yaml", folder_ / "sub/run.yaml");
