@@ -6,7 +6,7 @@
 #include "cli/verbs.hpp"
 #include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
-#include "learner/training/trainer_checkpoint.hpp"
+#include "learner/checkpoint_folder.hpp"
 #include "model/generate.hpp"
 #include "model/phrasing.hpp"
 #include "model/runtime.hpp"

@@ -162,8 +162,8 @@ void RolloutDesk::publishing(Version version) {
 }
 
 void RolloutDesk::published(Version version, const overlay::Digest& digest) {
-  publishing(version);
   const Status done = call<void>([this, version, digest]() -> Status {
+    newest_ = std::max(newest_.value_or(version), version);
     digests_[version] = digest_bytes(digest);
     while (!digests_.empty() && digests_.begin()->first.value + options_.staleness_budget + 1 < version.value)
       digests_.erase(digests_.begin());

@@ -15,16 +15,18 @@
 #include "chains/broadcast_model.hpp"
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
-#include "learner/door.hpp"
+#include "learner/batch.hpp"
+#include "learner/checkpoint_folder.hpp"
 #include "learner/market.hpp"
 #include "learner/planning.hpp"
+#include "learner/policy_source.hpp"
 #include "learner/preflight.hpp"
 #include "learner/publisher.hpp"
 #include "learner/report.hpp"
 #include "learner/rollout_desk.hpp"
 #include "learner/run_clock.hpp"
 #include "learner/run_record.hpp"
-#include "learner/training/policy_to_train.hpp"
+#include "learner/run_task.hpp"
 #include "learner/worker_meter.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
@@ -69,10 +71,12 @@ class Service {
     ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
     ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n"));
     if (options_.resume) ECHO_TRY(listen_early());
-    ECHO_ASSIGN(policy_, PolicyToTrain::load(
-                             config_, *record_, options_.resume,
-                             [this](const std::string& text) { phase(options_.resume ? "resuming: " + text : text); },
-                             stop_));
+    ECHO_ASSIGN(RunTask task, RunTask::read(config_));
+    task_.emplace(std::move(task));
+    ECHO_ASSIGN(policy_, make_policy_source({config_, *task_, *record_,
+                                             [this](const std::string& text) { source_phase(text); },
+                                             [this] { return fleet_money(); }, stop_},
+                                            options_.resume));
     if (node_ && step_ != policy_->steps()) {
       log::warn("the checkpoint goes back to step {} instead of {}: workers have to join anew", policy_->steps(), step_);
       node_->stop();
@@ -87,13 +91,12 @@ class Service {
     ECHO_TRY(start_fleet());
     ECHO_TRY(wait_for_fleet());
     if (stop_) return finish("interrupted");
-    ECHO_TRY(publish(Version{step_}));
-    while (step_ < config_.run.steps && !stop_) {
-      ECHO_ASSIGN(const bool trained, train_one_step());
-      if (!trained) break;
+    ECHO_ASSIGN(bool going_on, publish(Version{step_}));
+    while (going_on && step_ < config_.run.steps && !stop_) {
+      ECHO_ASSIGN(going_on, train_one_step());
     }
     ECHO_TRY(checkpoint());
-    if (step_ < config_.run.steps) return finish("interrupted");
+    if (!going_on || step_ < config_.run.steps) return finish("interrupted");
     wait_for_final_acks();
     ECHO_TRY(policy_->evaluate("after"));
     return finish("completed");
@@ -114,6 +117,8 @@ class Service {
     return ok();
   }
 
+  void source_phase(const std::string& text) { phase(options_.resume && !desk_ready_ ? "resuming: " + text : text); }
+
   // Workers that outlived an earlier process look for this one, for a while: it is there before the model is loaded.
   Status listen_early() {
     const auto latest = find_policy(record_->folder() / "checkpoints");
@@ -127,7 +132,7 @@ class Service {
   Status describe_run() {
     schema::RunSpec spec;
     spec.set_run(config_.run.name);
-    policy_->describe(spec);
+    task_->describe(config_, spec);
     spec.set_group_size(config_.rollout.group_size);
     spec.set_temperature(config_.rollout.temperature);
     spec.set_top_p(config_.rollout.top_p);
@@ -254,7 +259,7 @@ class Service {
                                          {"reason", group.reason},
                                          {"detail", group.detail}});
     };
-    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, policy_->door(), step_, std::move(events)));
+    ECHO_ASSIGN(desk_, RolloutDesk::open(desk, task_->door(config_), step_, std::move(events)));
     desk_ready_ = true;
     return ok();
   }
@@ -393,10 +398,12 @@ class Service {
                 fleet_->summary().numbers.usd, step_);
   }
 
-  Status publish(Version version) {
-    ECHO_ASSIGN(delta::OwnedState policy, policy_->trainer().policy());
+  // False when asked to stop before there was a policy.
+  Result<bool> publish(Version version) {
+    ECHO_ASSIGN(std::optional<delta::OwnedState> policy, policy_->policy(version));
+    if (!policy) return false;
     desk_->publishing(version);  // the first tokens of it may be here before all of it is there
-    ECHO_ASSIGN(const PublishReport report, publisher_.publish(version, std::move(policy)));
+    ECHO_ASSIGN(const PublishReport report, publisher_.publish(version, std::move(*policy)));
     {
       const std::lock_guard lock(mutex_);
       published_version_ = version;
@@ -411,7 +418,7 @@ class Service {
                                     {"encode_seconds", report.encode_seconds},
                                     {"digest", overlay::to_hex(report.digest)}});
     last_delta_bytes_ = report.stats.patch_bytes;
-    return ok();
+    return true;
   }
 
   // What rented workers on this machine keep: their identity and publications.
@@ -421,7 +428,7 @@ class Service {
   // themselves for that long.
   Duration alone_max() const { return std::max(config_.fleet.join_timeout, config_.fleet.away_max); }
 
-  // False when asked to stop before a batch was there.
+  // False when asked to stop before a batch was there, was trained on, or its policy was made.
   Result<bool> train_one_step() {
     const TimePoint start = clock_.now();
     std::optional<replay_buffer::Batch> batch;
@@ -451,54 +458,44 @@ class Service {
     const TimePoint waited = clock_.now();
     std::vector<schema::Trajectory> trajectories;
     json ages = json::object();
-    double mixed = 0;  // trajectories begun under one policy and finished under another
     std::map<std::uint64_t, std::uint64_t> histogram;
     for (replay_buffer::Group& group : batch->groups) {
       histogram[step_ > group.version.value ? step_ - group.version.value : 0] += group.trajectories.size();
-      for (schema::Trajectory& t : group.trajectories) {
-        mixed += t.spans_size() > 1 ? 1 : 0;
-        trajectories.push_back(std::move(t));
-      }
+      for (schema::Trajectory& t : group.trajectories) trajectories.push_back(std::move(t));
     }
     for (const auto& [age, count] : histogram) ages[std::to_string(age)] = count;
-    ECHO_ASSIGN(const StepReport report, policy_->trainer().step(trajectories));
+    ECHO_ASSIGN(const std::optional<TrainedStep> done, policy_->step(trajectories));
+    if (!done) return false;
     ECHO_TRY(desk_->consume(step_, *batch));
-    for (const Credibility::Verdict& verdict : credibility_.judge(report.scrutiny, step_)) {
+    for (const Credibility::Verdict& verdict : credibility_.judge(done->scrutiny, step_)) {
       log::warn("worker {}: {}", verdict.worker, verdict.what);
       node_->expel(verdict.worker, verdict.what);
       ECHO_TRY(desk_->disown(verdict.worker));
     }
     ++step_;
     const TimePoint trained = clock_.now();
-    if (step_ % config_.staleness.publish_every == 0 || step_ == config_.run.steps) ECHO_TRY(publish(Version{step_}));
-    if (step_ % config_.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
-    ECHO_TRY(policy_->step_done());
+    bool going_on = true;
+    if (step_ % config_.staleness.publish_every == 0 || step_ == config_.run.steps) {
+      ECHO_ASSIGN(going_on, publish(Version{step_}));
+    }
+    if (going_on && step_ % config_.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
+    if (going_on) ECHO_TRY(policy_->step_done());
     const TimePoint end = clock_.now();
-    reward_ = report.reward_mean;
+    json row = batch_figures(trajectories);
+    row.update(done->figures);  // the trainer knows better what it trained on
+    reward_ = row.at("reward_mean");
     wait_seconds_ += seconds(waited - start);
     training_seconds_ += seconds(end - start);
     if (fleet_) fleet_->step_measured(end - waited);
-    record_->metric("step", {{"step", step_},
-                             {"reward_mean", report.reward_mean},
-                             {"accuracy", report.accuracy},
-                             {"loss", report.loss},
-                             {"gradient_norm", report.gradient_norm},
-                             {"entropy", report.entropy},
-                             {"ratio_mean", report.ratio_mean},
-                             {"clip_fraction", report.clip_fraction},
-                             {"capped_fraction", report.capped_fraction},
-                             {"behaviour_kl", report.behaviour_kl},
-                             {"truncated_fraction", report.truncated_fraction},
-                             {"mixed_fraction", mixed / static_cast<double>(trajectories.size())},
-                             {"informative_groups", report.informative_groups},
-                             {"response_tokens", report.response_tokens},
-                             {"staleness", ages},
-                             {"wait_seconds", seconds(waited - start)},
-                             {"train_seconds", seconds(trained - waited)},
-                             {"step_seconds", seconds(end - start)}});
+    row.update({{"step", step_},
+                {"staleness", ages},
+                {"wait_seconds", seconds(waited - start)},
+                {"train_seconds", seconds(trained - waited)},
+                {"step_seconds", seconds(end - start)}});
+    record_->metric("step", std::move(row));
     ECHO_TRY(record_->written());
     write_status("training");
-    return true;
+    return going_on;
   }
 
   Status checkpoint() {
@@ -774,7 +771,8 @@ class Service {
   std::map<std::string_view, const provisioner::Offer*> offers_;  // of plan_, by id
   std::unique_ptr<RunRecord> record_;
   std::unique_ptr<RunClock> run_clock_;
-  std::unique_ptr<PolicyToTrain> policy_;
+  std::optional<RunTask> task_;
+  std::unique_ptr<PolicySource> policy_;
   std::uint64_t step_ = 0;  // steps done; the version that step produced
 
   // Shared with the overlay's and the desk's threads.

@@ -6,7 +6,7 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
-#include "learner/planning.hpp"
+#include "learner/training/built_in.hpp"
 #include "learner/training/warm_start.hpp"
 #include "model/runtime.hpp"
 #include "model/torch.hpp"
@@ -31,56 +31,53 @@ std::filesystem::path checkpoints(const RunRecord& record) { return record.folde
 
 }  // namespace
 
-Result<std::unique_ptr<PolicyToTrain>> PolicyToTrain::load(const RunConfig& config, RunRecord& record, bool resume,
-                                                           Phase phase, const std::atomic<bool>& stop) {
-  std::unique_ptr<PolicyToTrain> policy(new PolicyToTrain(config, record, std::move(phase), stop));
+Result<std::unique_ptr<PolicySource>> load_built_in(const SourceHost& host, bool resume) {
+  ECHO_ASSIGN(std::unique_ptr<PolicySource> loaded, PolicyToTrain::load(host, resume));
+  return loaded;
+}
+
+Result<std::unique_ptr<PolicyToTrain>> PolicyToTrain::load(const SourceHost& host, bool resume) {
+  std::unique_ptr<PolicyToTrain> policy(new PolicyToTrain(host));
   ECHO_TRY(policy->load_model());
   if (resume) ECHO_TRY(policy->resume());
   return policy;
 }
 
 Status PolicyToTrain::load_model() {
-  phase_("loading the model");
-  model::use_threads(config_.learner.threads);
+  host_.phase("loading the model");
+  model::use_threads(host_.config.learner.threads);
   model::keep_freed_memory();
-  torch::manual_seed(static_cast<std::uint64_t>(config_.run.seed));
-  if (config_.model.path) {
-    ECHO_ASSIGN(model::LoadedModel loaded, model::load_model(*config_.model.path));
+  torch::manual_seed(static_cast<std::uint64_t>(host_.config.run.seed));
+  if (host_.config.model.path) {
+    ECHO_ASSIGN(model::LoadedModel loaded, model::load_model(*host_.config.model.path));
     model_ = loaded.transformer;
-    files_.emplace(std::move(loaded.files));
   } else {
-    ECHO_ASSIGN(files_, model::ModelFiles::of_preset(*config_.model.preset));
-    ECHO_ASSIGN(model_, model::init(files_->config, config_.run.seed));
+    ECHO_ASSIGN(model_, model::init(host_.task.files.config, host_.config.run.seed));
   }
-  ECHO_ASSIGN(phrasing_, run_phrasing(config_.task, *files_));
-  ECHO_ASSIGN(adapter_, data_plane::make_adapter(config_.task.adapter, config_.task.options_json, config_.run.seed));
-  evaluation_ = adapter_->evaluation();
-  if (config_.evaluation.problems && *config_.evaluation.problems < evaluation_.size())
-    evaluation_.resize(*config_.evaluation.problems);
-  checkpoint_of_.config_digest = config_digest(config_, files_->config);
+  checkpoint_of_.config_digest = config_digest(host_.config, host_.task.files.config);
   return ok();
 }
 
 Status PolicyToTrain::create_trainer(bool resumed) {
   TrainerConfig trainer;
-  trainer.loss = config_.learner.loss;
-  trainer.optimizer = config_.learner.optimizer;
-  trainer.temperature = config_.rollout.temperature;
-  trainer.minibatches = config_.learner.minibatches;
-  trainer.truncated = config_.learner.truncated;
-  trainer.truncated_penalty = config_.learner.truncated_penalty;
-  trainer.seed = config_.run.seed;
+  trainer.loss = host_.config.learner.loss;
+  trainer.optimizer = host_.config.learner.optimizer;
+  trainer.temperature = host_.config.rollout.temperature;
+  trainer.minibatches = host_.config.learner.minibatches;
+  trainer.truncated = host_.config.learner.truncated;
+  trainer.truncated_penalty = host_.config.learner.truncated_penalty;
+  trainer.seed = host_.config.run.seed;
   std::random_device unforeseeable;
   trainer.scrutiny_seed = std::uint64_t{unforeseeable()} << 32 | unforeseeable();
   std::shared_ptr<model::Transformer> reference;
-  if (config_.learner.loss.kl_coefficient > 0) {
+  if (host_.config.learner.loss.kl_coefficient > 0) {
     // Frozen once, when training begins, and kept with the run: after a resume the model is another one.
     if (!resumed) {
       ECHO_ASSIGN(const delta::OwnedState policy, model::export_policy(*model_));
-      ECHO_TRY(freeze_reference(checkpoints(record_), policy));
+      ECHO_TRY(freeze_reference(checkpoints(host_.record), policy));
     }
-    reference = std::make_shared<model::Transformer>(files_->config, model_->device(), model_->dtype());
-    ECHO_ASSIGN(checkpoint_of_.reference_digest, load_reference(checkpoints(record_), *reference));
+    reference = std::make_shared<model::Transformer>(host_.task.files.config, model_->device(), model_->dtype());
+    ECHO_ASSIGN(checkpoint_of_.reference_digest, load_reference(checkpoints(host_.record), *reference));
   }
   ECHO_ASSIGN(trainer_, Trainer::create(model_, trainer, reference));
   return ok();
@@ -88,53 +85,53 @@ Status PolicyToTrain::create_trainer(bool resumed) {
 
 Status PolicyToTrain::resume() {
   const auto nothing = [&](const Error& error) {
-    return fail(error.code, error.operation, "{}{}", error.detail, earlier_hint(record_.folder()));
+    return fail(error.code, error.operation, "{}{}", error.detail, earlier_hint(host_.record.folder()));
   };
-  if (const auto found = find_policy(checkpoints(record_), {}); !found && found.error().code == Code::kNotFound)
+  if (const auto found = find_policy(checkpoints(host_.record), {}); !found && found.error().code == Code::kNotFound)
     return nothing(found.error());
   ECHO_TRY(create_trainer(/*resumed=*/true));
-  const auto loaded = load_checkpoint(checkpoints(record_), *trainer_, checkpoint_of_);
+  const auto loaded = load_checkpoint(checkpoints(host_.record), *trainer_, checkpoint_of_);
   if (!loaded) return nothing(loaded.error());
   for (const Resumed::Damaged& damaged : loaded->damaged) {
     log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
               damaged.reason);
-    record_.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
+    host_.record.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
   }
   saved_step_ = loaded->step;
   log::info("resuming from the checkpoint of step {}", steps());
-  record_.event("resumed", {{"step", steps()}});
+  host_.record.event("resumed", {{"step", steps()}});
   return ok();
 }
 
 Status PolicyToTrain::begin() {
-  if (config_.learner.warm_start.enabled) ECHO_TRY(warm_start());
-  if (stop_) return ok();
+  if (host_.config.learner.warm_start.enabled) ECHO_TRY(warm_start());
+  if (host_.stop) return ok();
   ECHO_TRY(create_trainer(/*resumed=*/false));
-  record_.event("started", {{"step", steps()}});
+  host_.record.event("started", {{"step", steps()}});
   ECHO_TRY(evaluate("before"));
   return checkpoint();
 }
 
 Status PolicyToTrain::warm_start() {
   const SystemClock clock;
-  phase_("warm start");
-  const WarmStartSection& section = config_.learner.warm_start;
+  host_.phase("warm start");
+  const WarmStartSection& section = host_.config.learner.warm_start;
   WarmStartConfig warm;
-  warm.optimizer = config_.learner.optimizer;
+  warm.optimizer = host_.config.learner.optimizer;
   warm.optimizer.learning_rate = section.learning_rate;
   warm.steps_max = section.steps_max;
   warm.batch_problems = section.batch;
   warm.target_accuracy = section.target_accuracy;
-  warm.response_tokens_max = config_.rollout.response_tokens_max;
+  warm.response_tokens_max = host_.config.rollout.response_tokens_max;
   const TimePoint start = clock.now();
-  const auto report = learner::warm_start(*model_, *phrasing_, *adapter_, warm, [&](const WarmStartProgress& p) {
-    phase_(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", p.steps, p.loss, p.accuracy,
+  const auto report = learner::warm_start(*model_, host_.task.phrasing, *host_.task.adapter, warm, [&](const WarmStartProgress& p) {
+    host_.phase(fmt::format("warm start: step {}, loss {:.3f}, accuracy {:.3f} of {:.2f}", p.steps, p.loss, p.accuracy,
                        warm.target_accuracy));
-    return !stop_;
+    return !host_.stop;
   });
-  if (!report && report.error().code == Code::kCancelled && stop_) return ok();
+  if (!report && report.error().code == Code::kCancelled && host_.stop) return ok();
   if (!report) return report.error();
-  record_.metric("warm_start", {{"steps", report->steps},
+  host_.record.metric("warm_start", {{"steps", report->steps},
                                 {"accuracy", report->accuracy},
                                 {"reached", report->reached},
                                 {"seconds", seconds(clock.now() - start)}});
@@ -142,14 +139,14 @@ Status PolicyToTrain::warm_start() {
 }
 
 Status PolicyToTrain::evaluate(const char* when) {
-  phase_(fmt::format("evaluating {} training", when));
+  host_.phase(fmt::format("evaluating {} training", when));
   EvaluationOptions options;
-  options.response_tokens_max = config_.rollout.response_tokens_max;
-  options.interrupted = [this] { return stop_.load(); };
-  const auto result = learner::evaluate(*model_, *phrasing_, *adapter_, evaluation_, options);
+  options.response_tokens_max = host_.config.rollout.response_tokens_max;
+  options.interrupted = [this] { return host_.stop.load(); };
+  const auto result = learner::evaluate(*model_, host_.task.phrasing, *host_.task.adapter, host_.task.evaluation, options);
   if (!result && result.error().code == Code::kCancelled) return ok();
   if (!result) return result.error();
-  record_.metric("evaluation", {{"when", when},
+  host_.record.metric("evaluation", {{"when", when},
                                 {"step", steps()},
                                 {"accuracy", result->accuracy()},
                                 {"reward_mean", result->reward_mean},
@@ -160,36 +157,38 @@ Status PolicyToTrain::evaluate(const char* when) {
   return ok();
 }
 
+Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema::Trajectory>& batch) {
+  ECHO_ASSIGN(StepReport report, trainer_->step(batch));
+  TrainedStep done;
+  done.figures = {{"loss", report.loss},
+                  {"gradient_norm", report.gradient_norm},
+                  {"entropy", report.entropy},
+                  {"ratio_mean", report.ratio_mean},
+                  {"clip_fraction", report.clip_fraction},
+                  {"capped_fraction", report.capped_fraction},
+                  {"behaviour_kl", report.behaviour_kl},
+                  {"informative_groups", report.informative_groups},  // after penalties
+                  {"response_tokens", report.response_tokens}};       // without those that are masked
+  done.scrutiny = std::move(report.scrutiny);
+  return std::optional(std::move(done));
+}
+
+Result<std::optional<delta::OwnedState>> PolicyToTrain::policy(Version) {
+  ECHO_ASSIGN(std::optional<delta::OwnedState> policy, trainer_->policy());
+  return policy;
+}
+
 Status PolicyToTrain::step_done() {
-  const bool due = config_.evaluation.every > 0 && steps() % config_.evaluation.every == 0;
-  return due && steps() < config_.run.steps ? evaluate("during") : ok();
+  const bool due = host_.config.evaluation.every > 0 && steps() % host_.config.evaluation.every == 0;
+  return due && steps() < host_.config.run.steps ? evaluate("during") : ok();
 }
 
 Status PolicyToTrain::checkpoint() {
   if (!trainer_ || saved_step_ == trainer_->steps()) return ok();
-  ECHO_ASSIGN(const std::filesystem::path saved, save_checkpoint(checkpoints(record_), *trainer_, *files_, checkpoint_of_,
-                                                                 config_.learner.checkpoints_kept));
+  ECHO_ASSIGN(const std::filesystem::path saved, save_checkpoint(checkpoints(host_.record), *trainer_, host_.task.files, checkpoint_of_,
+                                                                 host_.config.learner.checkpoints_kept));
   saved_step_ = trainer_->steps();
-  return model::place_directory(saved / "model", record_.folder() / "model", /*link=*/true);
-}
-
-Door PolicyToTrain::door() const {
-  DoorOptions options;
-  options.vocab_size = files_->config.vocab_size;
-  options.positions_max = files_->config.positions_max;
-  options.response_tokens_max = config_.rollout.response_tokens_max;
-  options.trainable = [shape = files_->config](const schema::Trajectory& t) { return check_trainable(t, shape); };
-  return Door(std::move(options), *adapter_, *phrasing_);
-}
-
-void PolicyToTrain::describe(schema::RunSpec& spec) const {
-  spec.set_seed(config_.run.seed);
-  spec.set_model_config_json(files_->config.to_json());
-  spec.set_tokenizer_json(phrasing_->tokenizer().to_json());
-  for (const model::Token token : phrasing_->eos()) spec.add_eos(static_cast<std::uint32_t>(token));
-  spec.set_prompt_json(phrasing_->prompt_json());
-  spec.set_adapter_name(config_.task.adapter);
-  spec.set_adapter_config_json(config_.task.options_json);
+  return model::place_directory(saved / "model", host_.record.folder() / "model", /*link=*/true);
 }
 
 }  // namespace echoline::learner

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/random.hpp"
+#include "learner/batch.hpp"
 #include "model/generate.hpp"
 #include "model/weights.hpp"
 
@@ -82,33 +83,15 @@ std::vector<std::vector<TrainingRow*>> microbatches(std::vector<TrainingRow*> ro
   return parts;
 }
 
-Result<TrainingRow> lay_out(const schema::Trajectory& t, const model::ModelConfig& shape) {
-  constexpr auto kOperation = "learner step";
-  const auto length = static_cast<std::size_t>(t.response_tokens_size());
-  if (t.prompt_tokens_size() == 0 || length == 0)
-    return fail(Code::kInvalid, kOperation, "trajectory {} has {} prompt and {} response tokens, expected some of both",
-                t.id(), t.prompt_tokens_size(), length);
-  if (t.logprobs_size() != t.response_tokens_size())
-    return fail(Code::kInvalid, kOperation, "trajectory {} has {} log-probabilities for {} response tokens", t.id(),
-                t.logprobs_size(), length);
-  if (t.loss_mask_size() != 0 && t.loss_mask_size() != t.response_tokens_size())
-    return fail(Code::kInvalid, kOperation, "trajectory {} has a loss mask of {} entries for {} response tokens",
-                t.id(), t.loss_mask_size(), length);
+TrainingRow lay_out(const schema::Trajectory& t) {
   TrainingRow row;
   row.prompt = static_cast<std::size_t>(t.prompt_tokens_size());
   row.tokens.assign(t.prompt_tokens().begin(), t.prompt_tokens().end());
   row.tokens.insert(row.tokens.end(), t.response_tokens().begin(), t.response_tokens().end());
   row.behaviour.assign(t.logprobs().begin(), t.logprobs().end());
   row.worker = WorkerId{t.worker()};
-  row.mask.assign(length, 1.0f);
+  row.mask.assign(row.behaviour.size(), 1.0f);
   if (t.loss_mask_size() != 0) row.mask.assign(t.loss_mask().begin(), t.loss_mask().end());
-  if (static_cast<std::int64_t>(row.tokens.size()) > shape.positions_max)
-    return fail(Code::kInvalid, kOperation, "trajectory {} has {} tokens, the model has positions for {}", t.id(),
-                row.tokens.size(), shape.positions_max);
-  const std::int64_t largest = *std::max_element(row.tokens.begin(), row.tokens.end());
-  if (largest >= shape.vocab_size)
-    return fail(Code::kInvalid, kOperation, "trajectory {} has token {}, the vocabulary ends at {}: another tokenizer?",
-                t.id(), largest, shape.vocab_size - 1);
   return row;
 }
 
@@ -131,7 +114,8 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
     if (!advantages) return fail(Code::kInvalid, "learner step", "group {}: {}", id, advantages.error().detail);
     groups.emplace_back();
     for (std::size_t i = 0; i < group.size(); ++i) {
-      ECHO_ASSIGN(TrainingRow row, lay_out(*group[i], shape));
+      ECHO_TRY(check_trainable(*group[i], shape));
+      TrainingRow row = lay_out(*group[i]);
       row.advantage = (*advantages)[i];
       if (config.truncated == Truncated::kMask && !group[i]->finished()) row.mask.assign(row.mask.size(), 0.0f);
       truncated += group[i]->finished() ? 0 : 1;
@@ -173,11 +157,6 @@ Status validate(const TrainerConfig& config) {
   if (config.passes < 1) return bad("passes", "at least 1", config.passes);
   if (!(config.truncated_penalty >= 0)) return bad("truncated_penalty", "at least 0", config.truncated_penalty);
   if (config.microbatch_tokens_max < 1) return bad("microbatch_tokens_max", "at least 1", config.microbatch_tokens_max);
-  return ok();
-}
-
-Status check_trainable(const schema::Trajectory& trajectory, const model::ModelConfig& shape) {
-  ECHO_ASSIGN([[maybe_unused]] const TrainingRow row, lay_out(trajectory, shape));
   return ok();
 }
 

@@ -58,9 +58,6 @@ struct StepReport {
   std::map<WorkerId, Scrutiny> scrutiny;  // some responses of each worker, by the policy before this step
 };
 
-// Whether a step could train on it: what step() refuses of a single trajectory, kInvalid.
-Status check_trainable(const schema::Trajectory& trajectory, const model::ModelConfig& shape);
-
 struct TrainingRow;  // one trajectory, laid out for training
 
 // Owns the optimizer and the step counter; shares the model. One thread.

@@ -52,7 +52,11 @@ class PolicyToTrainTest : public ::testing::Test {
     auto record = RunRecord::open(config_.run_folder(), resume);
     if (!record) return record.error();
     record_ = std::move(*record);
-    return PolicyToTrain::load(config_, *record_, resume, [](const std::string&) {}, stop_);
+    auto task = RunTask::read(config_);
+    if (!task) return task.error();
+    task_.emplace(std::move(*task));
+    const SourceHost host{config_, *task_, *record_, [](const std::string&) {}, [] { return ok(); }, stop_};
+    return PolicyToTrain::load(host, resume);
   }
 
   static Status step(PolicyToTrain& policy) {
@@ -66,7 +70,7 @@ class PolicyToTrainTest : public ::testing::Test {
       for (int i = 0; i < 2; ++i) t.add_logprobs(-5.0f);
       batch.push_back(std::move(t));
     }
-    ECHO_TRY(policy.trainer().step(batch));
+    ECHO_TRY(policy.step(batch));
     return policy.step_done();
   }
 
@@ -90,6 +94,7 @@ class PolicyToTrainTest : public ::testing::Test {
   fs::path folder_;
   RunConfig config_;
   std::unique_ptr<RunRecord> record_;
+  std::optional<RunTask> task_;
   std::atomic<bool> stop_ = false;
 };
 
@@ -112,7 +117,7 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   // The model came out, on disk once, and is what was trained.
   const auto out = model::load_model(run / "model");
   ASSERT_TRUE(out) << out.error().message();
-  EXPECT_EQ(model::export_policy(*out->transformer)->digest(), (*policy)->trainer().policy()->digest());
+  EXPECT_EQ(model::export_policy(*out->transformer)->digest(), (*policy)->policy(Version{3}).value()->digest());
   EXPECT_EQ(fs::hard_link_count(run / "model/model.safetensors"), 2u);
   EXPECT_NE(digest_of(run / "model/model.safetensors"), first);
 
@@ -126,7 +131,7 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
 
   // A worker is told all that ends a text and how prompts are formed.
   schema::RunSpec spec;
-  (*policy)->describe(spec);
+  task_->describe(config_, spec);
   ASSERT_EQ(spec.eos_size(), 1);
   EXPECT_EQ(spec.eos(0), 256u);
   EXPECT_NE(spec.prompt_json().find("{prompt}\\n"), std::string::npos);

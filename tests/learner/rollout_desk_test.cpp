@@ -8,7 +8,7 @@
 
 #include "data_plane/trajectory.hpp"
 #include "learner/credibility.hpp"
-#include "learner/training/trainer.hpp"
+#include "learner/batch.hpp"
 #include "learner/worker_meter.hpp"
 
 namespace echoline::learner {

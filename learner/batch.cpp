@@ -1,0 +1,57 @@
+#include "learner/batch.hpp"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace echoline::learner {
+
+Status check_trainable(const schema::Trajectory& t, const model::ModelConfig& shape) {
+  constexpr auto kOperation = "learner step";
+  if (t.prompt_tokens_size() == 0 || t.response_tokens_size() == 0)
+    return fail(Code::kInvalid, kOperation, "trajectory {} has {} prompt and {} response tokens, expected some of both",
+                t.id(), t.prompt_tokens_size(), t.response_tokens_size());
+  if (t.logprobs_size() != t.response_tokens_size())
+    return fail(Code::kInvalid, kOperation, "trajectory {} has {} log-probabilities for {} response tokens", t.id(),
+                t.logprobs_size(), t.response_tokens_size());
+  if (t.loss_mask_size() != 0 && t.loss_mask_size() != t.response_tokens_size())
+    return fail(Code::kInvalid, kOperation, "trajectory {} has a loss mask of {} entries for {} response tokens",
+                t.id(), t.loss_mask_size(), t.response_tokens_size());
+  const std::int64_t tokens = std::int64_t{t.prompt_tokens_size()} + t.response_tokens_size();
+  if (tokens > shape.positions_max)
+    return fail(Code::kInvalid, kOperation, "trajectory {} has {} tokens, the model has positions for {}", t.id(), tokens,
+                shape.positions_max);
+  const std::int64_t largest = std::max(*std::max_element(t.prompt_tokens().begin(), t.prompt_tokens().end()),
+                                        *std::max_element(t.response_tokens().begin(), t.response_tokens().end()));
+  if (largest >= shape.vocab_size)
+    return fail(Code::kInvalid, kOperation, "trajectory {} has token {}, the vocabulary ends at {}: another tokenizer?",
+                t.id(), largest, shape.vocab_size - 1);
+  return ok();
+}
+
+nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
+  double reward = 0, correct = 0, truncated = 0, mixed = 0;
+  std::int64_t tokens = 0;
+  std::map<std::uint64_t, std::pair<double, double>> rewards;  // least and greatest, by group
+  for (const schema::Trajectory& t : batch) {
+    reward += t.reward();
+    correct += t.correct() ? 1 : 0;
+    truncated += t.finished() ? 0 : 1;
+    mixed += t.spans_size() > 1 ? 1 : 0;
+    const auto& mask = t.loss_mask();
+    tokens += mask.empty() ? t.response_tokens_size() : std::count_if(mask.begin(), mask.end(), [](float m) { return m > 0; });
+    auto& [least, greatest] = rewards.try_emplace(t.group(), t.reward(), t.reward()).first->second;
+    least = std::min<double>(least, t.reward());
+    greatest = std::max<double>(greatest, t.reward());
+  }
+  const auto count = static_cast<double>(batch.size());
+  return {{"reward_mean", reward / count},
+          {"accuracy", correct / count},
+          {"truncated_fraction", truncated / count},
+          {"mixed_fraction", mixed / count},
+          {"informative_groups", std::count_if(rewards.begin(), rewards.end(),
+                                               [](const auto& of) { return of.second.first < of.second.second; })},
+          {"response_tokens", tokens}};
+}
+
+}  // namespace echoline::learner

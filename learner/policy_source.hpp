@@ -1,0 +1,69 @@
+// Where the policies of a run come from: the seam between the service, which knows no tensor, and whoever trains. Private to
+// learner/.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "data_plane/trajectory.hpp"
+#include "delta/tensor.hpp"
+#include "learner/credibility.hpp"
+#include "learner/run_config.hpp"
+#include "learner/run_record.hpp"
+#include "learner/run_task.hpp"
+
+namespace echoline::learner {
+
+// The run that a source serves; outlives it.
+struct SourceHost {
+  const RunConfig& config;
+  const RunTask& task;
+  RunRecord& record;
+  std::function<void(const std::string&)> phase;  // hears what is being done right now; may be told as often as one likes
+  // To be asked a few times a second while the source waits for others: an error ends the run.
+  std::function<Status()> waiting;
+  const std::atomic<bool>& stop;  // turns true when the run is to end
+};
+
+// What a trainer says of a learner step. What it does not know is absent.
+struct TrainedStep {
+  nlohmann::json figures = nlohmann::json::object();  // numbers by name, into the step's row of metrics.jsonl
+  std::map<WorkerId, Scrutiny> scrutiny;              // some responses of each worker, by the policy before this step
+};
+
+// One thread, the service's. The policy of version v is the one that v learner steps have made.
+class PolicySource {
+ public:
+  virtual ~PolicySource() = default;
+
+  // Learner steps done; after a resume those of the checkpoint.
+  virtual std::uint64_t steps() const = 0;
+  // A run that is not resumed: all that comes before policy 0. Asked to stop, it returns early.
+  virtual Status begin() = 0;
+  // Learner step steps() + 1, on whole groups. Nothing when asked to stop before it was done: nobody trained on them then.
+  virtual Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) = 0;
+  // The policy of `version`, which is steps(), in bf16 with Hugging Face's names; nothing when asked to stop before there was
+  // one.
+  virtual Result<std::optional<delta::OwnedState>> policy(Version version) = 0;
+  // After a learner step and what was published of it: evaluates where the run wants it.
+  virtual Status step_done() = 0;
+  // Greedy accuracy on the held-out problems, into the metrics, where the source can tell. Asked to stop, it returns early.
+  virtual Status evaluate(const char* when) = 0;
+  // Writes a checkpoint (learner/checkpoint_folder.hpp) and makes the run's folder `model` its policy; nothing when the newest
+  // checkpoint is of this step, or before begin().
+  virtual Status checkpoint() = 0;
+  virtual const std::map<std::string, double>& accuracy() const = 0;  // by `when`
+};
+
+// The one that the run file asks for; with `resume`, as its newest checkpoint has it.
+Result<std::unique_ptr<PolicySource>> make_policy_source(const SourceHost& host, bool resume);
+
+}  // namespace echoline::learner

@@ -1,0 +1,38 @@
+#include "learner/run_task.hpp"
+
+#include "learner/batch.hpp"
+#include "learner/planning.hpp"
+
+namespace echoline::learner {
+
+Result<RunTask> RunTask::read(const RunConfig& config) {
+  ECHO_ASSIGN(model::ModelFiles files, config.model.path ? model::ModelFiles::read(*config.model.path)
+                                                         : model::ModelFiles::of_preset(*config.model.preset));
+  ECHO_ASSIGN(model::Phrasing phrasing, run_phrasing(config.task, files));
+  ECHO_ASSIGN(auto adapter, data_plane::make_adapter(config.task.adapter, config.task.options_json, config.run.seed));
+  std::vector<schema::Problem> evaluation = adapter->evaluation();
+  if (config.evaluation.problems && *config.evaluation.problems < evaluation.size())
+    evaluation.resize(*config.evaluation.problems);
+  return RunTask{std::move(files), std::move(phrasing), std::move(adapter), std::move(evaluation)};
+}
+
+Door RunTask::door(const RunConfig& config) const {
+  DoorOptions options;
+  options.vocab_size = files.config.vocab_size;
+  options.positions_max = files.config.positions_max;
+  options.response_tokens_max = config.rollout.response_tokens_max;
+  options.trainable = [shape = files.config](const schema::Trajectory& t) { return check_trainable(t, shape); };
+  return Door(std::move(options), *adapter, phrasing);
+}
+
+void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
+  spec.set_seed(config.run.seed);
+  spec.set_model_config_json(files.config.to_json());
+  spec.set_tokenizer_json(phrasing.tokenizer().to_json());
+  for (const model::Token token : phrasing.eos()) spec.add_eos(static_cast<std::uint32_t>(token));
+  spec.set_prompt_json(phrasing.prompt_json());
+  spec.set_adapter_name(config.task.adapter);
+  spec.set_adapter_config_json(config.task.options_json);
+}
+
+}  // namespace echoline::learner

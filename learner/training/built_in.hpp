@@ -1,0 +1,12 @@
+// The built-in trainer as a source of policies, for those who know no tensor. Private to learner/.
+#pragma once
+#include <memory>
+
+#include "learner/policy_source.hpp"
+
+namespace echoline::learner {
+
+// kInvalid in a program that was built without it (ECHOLINE_TORCH=OFF).
+Result<std::unique_ptr<PolicySource>> load_built_in(const SourceHost& host, bool resume);
+
+}  // namespace echoline::learner

@@ -1,0 +1,59 @@
+// What is said of a batch without a tensor: its figures, and what no step could train on.
+#include "learner/batch.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace echoline::learner {
+namespace {
+
+schema::Trajectory trajectory(std::uint64_t group, double reward, std::uint32_t tokens) {
+  schema::Trajectory t;
+  t.set_group(group);
+  t.set_reward(reward);
+  t.set_correct(reward > 0);
+  t.set_finished(true);
+  t.add_prompt_tokens(3);
+  t.add_spans();
+  for (std::uint32_t i = 0; i < tokens; ++i) t.add_response_tokens(i), t.add_logprobs(-1);
+  return t;
+}
+
+TEST(BatchTest, FiguresNeedNoTrainer) {
+  std::vector<schema::Trajectory> batch{trajectory(1, 1, 2), trajectory(2, 0, 3), trajectory(1, 0.5, 4), trajectory(2, 0, 5)};
+  batch[1].set_finished(false);
+  batch[1].add_spans();
+  for (const float counts : {1.0f, 0.0f, 0.0f, 1.0f}) batch[2].add_loss_mask(counts);
+  EXPECT_EQ(batch_figures(batch), nlohmann::json::parse(R"({"reward_mean": 0.375, "accuracy": 0.5, "truncated_fraction": 0.25,
+      "mixed_fraction": 0.25, "informative_groups": 1, "response_tokens": 12})"));
+}
+
+TEST(BatchTest, WhatNoStepCouldTrainOnIsNamed) {
+  model::ModelConfig shape;
+  shape.vocab_size = 10;
+  shape.positions_max = 5;
+  const auto why = [&](schema::Trajectory t) {
+    const Status status = check_trainable(t, shape);
+    return status ? std::string() : status.error().detail;
+  };
+  EXPECT_EQ(why(trajectory(1, 1, 4)), "");
+  EXPECT_NE(why(trajectory(1, 1, 5)).find("has 6 tokens, the model has positions for 5"), std::string::npos);
+  EXPECT_NE(why(trajectory(1, 1, 0)).find("1 prompt and 0 response tokens"), std::string::npos);
+  schema::Trajectory t = trajectory(1, 1, 2);
+  t.add_logprobs(-1);
+  EXPECT_NE(why(t).find("3 log-probabilities for 2"), std::string::npos);
+  t = trajectory(1, 1, 2);
+  t.add_loss_mask(1);
+  EXPECT_NE(why(t).find("loss mask of 1 entries for 2"), std::string::npos);
+  for (auto* tokens : {t.mutable_prompt_tokens(), t.mutable_response_tokens()}) {
+    t.clear_loss_mask();
+    const std::uint32_t before = tokens->Get(0);
+    tokens->Set(0, 10);
+    EXPECT_NE(why(t).find("token 10, the vocabulary ends at 9"), std::string::npos);
+    tokens->Set(0, before);
+  }
+}
+
+}  // namespace
+}  // namespace echoline::learner
