@@ -30,7 +30,7 @@ Status check_trainable(const schema::Trajectory& t, const model::ModelConfig& sh
 }
 
 nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
-  double reward = 0, correct = 0, truncated = 0, mixed = 0;
+  double reward = 0, correct = 0, truncated = 0, mixed = 0, length = 0, longest = 0;
   std::int64_t tokens = 0;
   std::map<std::uint64_t, std::pair<double, double>> rewards;  // least and greatest, by group
   for (const schema::Trajectory& t : batch) {
@@ -38,6 +38,8 @@ nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
     correct += t.correct() ? 1 : 0;
     truncated += t.finished() ? 0 : 1;
     mixed += t.spans_size() > 1 ? 1 : 0;
+    length += t.response_tokens_size();
+    longest = std::max<double>(longest, t.response_tokens_size());
     const auto& mask = t.loss_mask();
     tokens += mask.empty() ? t.response_tokens_size() : std::count_if(mask.begin(), mask.end(), [](float m) { return m > 0; });
     auto& [least, greatest] = rewards.try_emplace(t.group(), t.reward(), t.reward()).first->second;
@@ -45,12 +47,16 @@ nlohmann::json batch_figures(const std::vector<schema::Trajectory>& batch) {
     greatest = std::max<double>(greatest, t.reward());
   }
   const auto count = static_cast<double>(batch.size());
+  const auto differ = std::count_if(rewards.begin(), rewards.end(),
+                                    [](const auto& of) { return of.second.first < of.second.second; });
   return {{"reward_mean", reward / count},
           {"accuracy", correct / count},
           {"truncated_fraction", truncated / count},
           {"mixed_fraction", mixed / count},
-          {"informative_groups", std::count_if(rewards.begin(), rewards.end(),
-                                               [](const auto& of) { return of.second.first < of.second.second; })},
+          {"response_tokens_mean", length / count},
+          {"response_tokens_max", longest},
+          {"informative_groups", differ},
+          {"zero_advantage_fraction", 1 - static_cast<double>(differ) / static_cast<double>(rewards.size())},
           {"response_tokens", tokens}};
 }
 

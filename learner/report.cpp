@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "learner/alarms.hpp"
 #include "learner/run_record.hpp"
 
 namespace echoline::learner {
@@ -104,6 +105,28 @@ json worker_json(const WorkerEntry& w) {
           {"lost", w.lost}};
 }
 
+json learning_json(const std::vector<json>& metrics, const Rows& rows) {
+  const auto ends = [&](const char* key) {
+    const auto values = rows.values(rows.steps, key);
+    return values.empty() ? json{{"first", nullptr}, {"last", nullptr}}
+                          : json{{"first", values.front()}, {"last", values.back()}};
+  };
+  const auto effective = rows.values(rows.steps, "effective_sample_fraction");
+  const auto norms = rows.values(rows.steps, "gradient_norm");
+  Alarms alarms;
+  std::map<std::string, std::uint64_t> begun;
+  for (const json& row : metrics)
+    for (const Alarm& alarm : alarms.hear(row)) ++begun[alarm.kind];
+  return {{"entropy", ends("entropy")},
+          {"response_tokens_mean", ends("response_tokens_mean")},
+          {"effective_sample_fraction_mean", mean(effective)},
+          {"gradient_norm_max", quantile(norms, 1.0)},
+          {"zero_advantage_fraction_mean", mean(rows.values(rows.steps, "zero_advantage_fraction"))},
+          {"behaviour_kl_mean", mean(rows.values(rows.steps, "behaviour_kl"))},
+          {"reference_kl_last", ends("reference_kl").at("last")},
+          {"alarms", begun}};
+}
+
 }  // namespace
 
 json make_report(const ReportInput& input) {
@@ -154,6 +177,7 @@ json make_report(const ReportInput& input) {
   report["learner"] = {{"step_seconds_median", quantile(walls, 0.5)},
                        {"train_seconds_median", quantile(rows.values(rows.steps, "train_seconds"), 0.5)},
                        {"idle_fraction", training_seconds > 0 ? json(sum(waits) / training_seconds) : json(nullptr)}};
+  report["learning"] = learning_json(input.metrics, rows);
   report["staleness"] = staleness_json(config, rows, input.rejected);
   std::uint64_t set_aside = 0;
   for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
@@ -254,6 +278,8 @@ std::string report_text(const json& r) {
       "learner",
       fmt::format("step {} s (training {} s), idle {} of the time", number(learner.at("step_seconds_median"), "{:.2f}"),
                   number(learner.at("train_seconds_median"), "{:.2f}"), number(learner.at("idle_fraction"), "{:.3f}")));
+  if (const json& learning = r.value("learning", json::object()); !learning.value("alarms", json::object()).empty())
+    line("alarms", fmt::format("{}; events.jsonl says when, and what to do", learning.at("alarms").dump()));
   line("staleness",
        fmt::format("mean {}, p95 {}, max {} of budget {};  rejected {} {}", number(stale.at("mean"), "{:.2f}"),
                    number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"), stale.at("budget").get<int>(),

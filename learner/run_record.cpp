@@ -95,6 +95,8 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
   if (resume) {
     ECHO_TRY(mend_tail(folder / "events.jsonl"));
     ECHO_TRY(mend_tail(folder / "metrics.jsonl"));
+    ECHO_ASSIGN(const auto rows, read_json_lines(folder / "metrics.jsonl"));
+    for (const nlohmann::json& row : rows) record->alarms_.hear(row);
   }
   record->events_ = std::fopen((folder / "events.jsonl").c_str(), "ae");
   record->metrics_ = std::fopen((folder / "metrics.jsonl").c_str(), "ae");
@@ -119,6 +121,11 @@ void RunRecord::append(std::FILE* file, std::string_view name, nlohmann::json fi
                     (folder_ / name).string(), std::strerror(errno));
 }
 
+std::vector<std::string> RunRecord::alarms() const {
+  const std::lock_guard lock(mutex_);
+  return alarms_.active();
+}
+
 Status RunRecord::written() const {
   const std::lock_guard lock(mutex_);
   return written_;
@@ -131,6 +138,15 @@ void RunRecord::event(std::string_view kind, nlohmann::json fields) {
 
 void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
   fields["kind"] = kind;
+  std::vector<Alarm> begun;
+  {
+    const std::lock_guard lock(mutex_);
+    begun = alarms_.hear(fields);
+  }
+  for (const Alarm& alarm : begun) {
+    log::warn("{} at step {}: {}. What to do: {}", alarm.kind, alarm.step, alarm.detail, alarm.advice);
+    event("alarm", {{"kind", alarm.kind}, {"step", alarm.step}, {"detail", alarm.detail}, {"advice", alarm.advice}});
+  }
   append(metrics_, "metrics.jsonl", std::move(fields));
 }
 

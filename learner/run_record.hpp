@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "learner/alarms.hpp"
 
 namespace echoline::learner {
 
@@ -30,8 +31,11 @@ class RunRecord {
 
   // Appends {"unix_s":..., "event":..., ...fields}; fields must be an object.
   void event(std::string_view kind, nlohmann::json fields = nlohmann::json::object());
-  // Appends {"unix_s":..., "kind":..., ...fields} to the measurements that reports are made from.
+  // Appends {"unix_s":..., "kind":..., ...fields} to the measurements that reports are made from. An alarm that begins
+  // with it is told, and becomes an event.
   void metric(std::string_view kind, nlohmann::json fields);
+  // The kinds of the alarms that go on; a resumed run knows those of the rows before.
+  std::vector<std::string> alarms() const;
   // What became of the rows so far: kIo, from the first that could not be written on; none is written after it.
   Status written() const;
   // Replaces status.json.
@@ -45,6 +49,7 @@ class RunRecord {
   int lock_ = -1;
   mutable std::mutex mutex_;
   Status written_ = ok();
+  Alarms alarms_;
   std::FILE* events_ = nullptr;
   std::FILE* metrics_ = nullptr;
 };

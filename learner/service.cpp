@@ -722,6 +722,7 @@ class Service {
                    {"publish_every", config_.staleness.publish_every},
                    {"wall_seconds", run_clock_->wall_seconds()},
                    {"reward", reward_},
+                   {"alarms", record_->alarms()},
                    {"accuracy", policy_ ? json(policy_->accuracy()) : json::object()},
                    {"idle_fraction", training_seconds_ > 0 ? wait_seconds_ / training_seconds_ : 0.0},
                    {"delta_bytes", last_delta_bytes_},

@@ -167,7 +167,13 @@ Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema:
                   {"clip_fraction", report.clip_fraction},
                   {"capped_fraction", report.capped_fraction},
                   {"behaviour_kl", report.behaviour_kl},
+                  {"reference_kl", report.reference_kl},
+                  {"effective_sample_fraction", report.effective_sample_fraction},
+                  {"learning_rate", report.learning_rate},
+                  {"updates_skipped", report.updates_skipped},
                   {"informative_groups", report.informative_groups},  // after penalties
+                  {"zero_advantage_fraction",
+                   1 - static_cast<double>(report.informative_groups) / static_cast<double>(report.groups)},
                   {"response_tokens", report.response_tokens}};       // without those that are masked
   done.scrutiny = std::move(report.scrutiny);
   return std::optional(std::move(done));

@@ -306,6 +306,9 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
   report.loss /= updates;
   report.gradient_norm /= updates;
   report.ratio_mean = statistics.ratio_sum / tokens;
+  if (statistics.ratio_square_sum > 0)
+    report.effective_sample_fraction =
+        statistics.ratio_sum * statistics.ratio_sum / (tokens * statistics.ratio_square_sum);
   report.clip_fraction = statistics.clipped / tokens;
   report.capped_fraction = statistics.capped / tokens;
   report.behaviour_kl = statistics.behaviour_kl_sum / tokens;

@@ -50,6 +50,7 @@ struct StepReport {
   // Means over the trained tokens (those of informative groups) of all updates; 0 when there were none.
   double loss = 0;        // mean over updates
   double ratio_mean = 0;  // π_θ/π_μ
+  double effective_sample_fraction = 0;  // (Σ π_θ/π_μ)² / (tokens · Σ (π_θ/π_μ)²): 1 where all weigh the same
   double clip_fraction = 0;
   double capped_fraction = 0;
   double behaviour_kl = 0;  // nats per token

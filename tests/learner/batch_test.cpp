@@ -26,7 +26,8 @@ TEST(BatchTest, FiguresNeedNoTrainer) {
   batch[1].add_spans();
   for (const float counts : {1.0f, 0.0f, 0.0f, 1.0f}) batch[2].add_loss_mask(counts);
   EXPECT_EQ(batch_figures(batch), nlohmann::json::parse(R"({"reward_mean": 0.375, "accuracy": 0.5, "truncated_fraction": 0.25,
-      "mixed_fraction": 0.25, "informative_groups": 1, "response_tokens": 12})"));
+      "mixed_fraction": 0.25, "response_tokens_mean": 3.5, "response_tokens_max": 5.0, "informative_groups": 1,
+      "zero_advantage_fraction": 0.5, "response_tokens": 12})"));
 }
 
 TEST(BatchTest, WhatNoStepCouldTrainOnIsNamed) {

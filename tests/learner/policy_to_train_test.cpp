@@ -59,7 +59,7 @@ class PolicyToTrainTest : public ::testing::Test {
     return PolicyToTrain::load(host, resume);
   }
 
-  static Status step(PolicyToTrain& policy) {
+  static std::vector<schema::Trajectory> batch_of_two() {
     std::vector<schema::Trajectory> batch;
     for (std::uint32_t member = 0; member < 2; ++member) {
       schema::Trajectory t;
@@ -70,7 +70,11 @@ class PolicyToTrainTest : public ::testing::Test {
       for (int i = 0; i < 2; ++i) t.add_logprobs(-5.0f);
       batch.push_back(std::move(t));
     }
-    ECHO_TRY(policy.step(batch));
+    return batch;
+  }
+
+  static Status step(PolicyToTrain& policy) {
+    ECHO_TRY(policy.step(batch_of_two()));
     return policy.step_done();
   }
 
@@ -136,7 +140,13 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   EXPECT_EQ(spec.eos(0), 256u);
   EXPECT_NE(spec.prompt_json().find("{prompt}\\n"), std::string::npos);
 
-  // The reference outlives the resume: it is read, and proven, not made again from the model as it is now.
+  // The reference outlives the resume: it is read, and proven, not made again from the model as it is now. The first step
+  // after it is as far from it as the same step without one.
+  const double unbroken = (*policy)->step(batch_of_two()).value()->figures.at("reference_kl");
+  EXPECT_GT(unbroken, 0);
+  policy = load(true);
+  ASSERT_TRUE(policy) << policy.error().message();
+  EXPECT_EQ((*policy)->step(batch_of_two()).value()->figures.at("reference_kl"), unbroken);
   policy = load(true);
   ASSERT_TRUE(policy) << policy.error().message();
   EXPECT_EQ((*policy)->steps(), 3u);

@@ -195,6 +195,27 @@ TEST_F(RunFilesTest, ResumeCutsATornLineAndNeedsARun) {
   EXPECT_EQ((*rows)[1].at("step"), 2);
 }
 
+TEST_F(RunFilesTest, AnAlarmIsAnEventAndGoesOnAfterAResume) {
+  const std::filesystem::path run = folder_ / "run";
+  const json row{{"reward_mean", 0.1}, {"accuracy", 0.1}, {"zero_advantage_fraction", 1.0}};
+  for (const bool resume : {false, true}) {
+    auto record = RunRecord::open(run, resume);
+    ASSERT_TRUE(record);
+    for (int step = resume ? 16 : 1; step <= (resume ? 30 : 25); ++step) {  // 16 to 25 are done again
+      json fields = row;
+      fields["step"] = step;
+      (*record)->metric("step", fields);
+    }
+    EXPECT_EQ((*record)->alarms(), std::vector<std::string>{"nothing_to_learn"});
+  }
+  const auto events = read_json_lines(run / "events.jsonl");
+  ASSERT_TRUE(events);
+  ASSERT_EQ(events->size(), 1u) << "an alarm that went on was told again";
+  EXPECT_EQ(events->front().at("event"), "alarm");
+  EXPECT_EQ(events->front().at("step"), 20);
+  EXPECT_FALSE(events->front().at("advice").get<std::string>().empty());
+}
+
 // A worker may take its leave with any bytes: what runs write stays JSON, and the learner alive.
 TEST_F(RunFilesTest, TextsThatAreNotUtf8AreStillWritten) {
   const std::filesystem::path run = folder_ / "run";

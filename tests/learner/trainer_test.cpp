@@ -126,6 +126,7 @@ TEST_F(TrainerTest, OnPolicyRatioIsOneAtTheSamplingTemperature) {
   ASSERT_TRUE(report) << report.error().message();
   EXPECT_NEAR(report->ratio_mean, 1.0, 1e-4);
   EXPECT_NEAR(report->behaviour_kl, 0.0, 1e-4);
+  EXPECT_NEAR(report->effective_sample_fraction, 1.0, 1e-4);
   EXPECT_EQ(report->trajectories, 24);
   EXPECT_EQ(report->groups, 6);
   EXPECT_EQ(report->updates, 1);
@@ -134,6 +135,7 @@ TEST_F(TrainerTest, OnPolicyRatioIsOneAtTheSamplingTemperature) {
   const auto wrong = trainer(other, settings())->step(batch);
   ASSERT_TRUE(wrong);
   EXPECT_GT(wrong->behaviour_kl, 1e-3);
+  EXPECT_LT(wrong->effective_sample_fraction, 0.99);
 }
 
 TEST_F(TrainerTest, RewardRises) {

@@ -1,0 +1,87 @@
+// Rules by which training goes wrong, on runs made up for them.
+#include "learner/alarms.hpp"
+
+#include <gtest/gtest.h>
+
+namespace echoline::learner {
+namespace {
+
+using nlohmann::json;
+
+json healthy(int step) {
+  return {{"kind", "step"},
+          {"step", step},
+          {"reward_mean", 0.3 + 0.01 * (step % 3)},
+          {"accuracy", 0.3 + 0.01 * (step % 3)},
+          {"entropy", 1.0},
+          {"effective_sample_fraction", 0.9},
+          {"response_tokens_mean", 100.0},
+          {"truncated_fraction", 0.05},
+          {"zero_advantage_fraction", 0.4},
+          {"updates_skipped", 0}};
+}
+
+// Ten healthy steps, then some with these fields; what was told.
+std::vector<Alarm> told(Alarms& alarms, const json& changed, int first = 11, int last = 25) {
+  std::vector<Alarm> all;
+  for (int step = first == 11 ? 1 : first; step <= last; ++step) {
+    json row = healthy(step);
+    if (step > 10) row.update(changed);
+    for (Alarm& alarm : alarms.hear(row)) all.push_back(std::move(alarm));
+  }
+  return all;
+}
+
+TEST(Alarms, EachRuleHasItsRunAndAHealthyOneHasNone) {
+  const std::pair<const char*, json> broken[] = {
+      {"", json::object()},
+      {"", {{"entropy", 0.05}, {"accuracy", 0.97}, {"reward_mean", 0.97}}},  // it can do it
+      {"entropy_collapse", {{"entropy", 0.05}}},
+      {"", {{"response_tokens_mean", 250.0}, {"reward_mean", 0.6}, {"accuracy", 0.6}}},  // longer and better
+      {"length_explosion", {{"response_tokens_mean", 250.0}, {"reward_mean", 0.3}}},
+      {"length_explosion", {{"response_tokens_mean", 250.0}, {"reward_mean", 0.6}, {"accuracy", 0.6}, {"truncated_fraction", 0.6}}},
+      {"weights_collapse", {{"effective_sample_fraction", 0.1}}},
+      {"reward_without_learning", {{"reward_mean", 0.8}}},
+      {"nothing_to_learn", {{"zero_advantage_fraction", 0.99}}},
+      {"", {{"zero_advantage_fraction", 0.99}, {"accuracy", 0.99}, {"reward_mean", 0.99}}},
+      {"updates_skipped", {{"updates_skipped", 1}}},
+      {"", {{"zero_advantage_fraction", 1.0}, {"entropy", 0.0}, {"effective_sample_fraction", 0.0}, {"accuracy", 1.0}}},
+  };
+  for (const auto& [kind, changed] : broken) {
+    Alarms alarms;
+    const auto found = told(alarms, changed);
+    ASSERT_EQ(found.size(), *kind ? 1u : 0u) << changed.dump();
+    if (!*kind) continue;
+    EXPECT_EQ(found[0].kind, kind);
+    EXPECT_FALSE(found[0].detail.empty() || found[0].advice.empty());
+    EXPECT_GE(found[0].step, found[0].kind == "updates_skipped" ? 13u : 20u);
+    EXPECT_EQ(alarms.active(), std::vector<std::string>{kind});
+    // Told once; over when it is over, and told again when it comes back.
+    EXPECT_TRUE(told(alarms, changed, 26, 40).empty());
+    EXPECT_TRUE(told(alarms, json::object(), 41, 60).empty());
+    EXPECT_TRUE(alarms.active().empty());
+    EXPECT_EQ(told(alarms, changed, 61, 80).size(), 1u);
+  }
+}
+
+TEST(Alarms, HeldOutAccuracyThatStaysWhileTheRewardRises) {
+  const json better{{"reward_mean", 0.8}, {"accuracy", 0.8}};
+  for (const double after : {0.3, 0.7}) {
+    Alarms alarms;
+    for (const double accuracy : {0.3, after}) alarms.hear({{"kind", "evaluation"}, {"accuracy", accuracy}});
+    EXPECT_EQ(told(alarms, better).size(), after == 0.3 ? 1u : 0u);
+  }
+}
+
+// Another trainer's rows have what it measures, and a step that is done again after a crash is not counted twice.
+TEST(Alarms, WhatIsNotMeasuredIsNotJudged) {
+  Alarms alarms;
+  for (int step = 1; step <= 40; ++step) {
+    EXPECT_TRUE(alarms.hear({{"kind", "step"}, {"step", step}, {"reward_mean", 0.5}}).empty());
+    EXPECT_TRUE(alarms.hear({{"kind", "step"}, {"step", step}, {"updates_skipped", 1}}).empty());
+    EXPECT_TRUE(alarms.hear({{"kind", "publication"}}).empty());
+  }
+}
+
+}  // namespace
+}  // namespace echoline::learner
