@@ -15,6 +15,7 @@
 #include "learner/service.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "worker/agent.hpp"
+#include "worker/engines/make.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -48,11 +49,10 @@ int run_learner_verb(const LearnerArguments& a) {
 
 struct WorkerArguments {
   std::string join, name = "worker", token, token_file, folder, bind, advertise, up, down;
-  std::string away_max, memory_max, disk_max, cache_max;
+  std::string away_max, memory_max, disk_max, cache_max, engine_name = "builtin", engine_folder, patience;
   std::uint16_t port = 0;
   double rollouts_per_s = 0;
-  int threads = 1;
-  std::size_t rollouts_at_once = 256;
+  worker::EngineOptions engine;
 };
 
 Result<overlay::Endpoint> parse_endpoint(std::string_view option, const std::string& text) {
@@ -105,9 +105,10 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
     if (!parsed) return complain("worker", parsed.error());
     *rate = *parsed;
   }
+  worker::EngineOptions engine = a.engine;
   for (const auto& [text, size] :
        {std::pair(&a.memory_max, &options.memory_max), std::pair(&a.disk_max, &options.disk_max),
-        std::pair(&a.cache_max, &options.cache_max)}) {
+        std::pair(&a.cache_max, &engine.cache_max)}) {
     if (text->empty()) continue;
     const auto parsed = parse_bytes(*text);
     if (!parsed) return complain("worker", parsed.error());
@@ -125,8 +126,18 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
               "--advertise HOST:PORT lets it forward",
               listening.host);
   options.name = a.name;
-  options.threads = a.threads;
-  options.rollouts_at_once = a.rollouts_at_once;
+  engine.kind = a.engine_name == "sglang" ? worker::EngineKind::kSglang
+                : a.engine_name == "vllm" ? worker::EngineKind::kVllm
+                                          : worker::EngineKind::kBuiltin;
+  engine.folder = a.engine_folder;
+  if (!a.patience.empty()) {
+    const auto parsed = parse_duration(a.patience);
+    if (!parsed) return complain("worker", parsed.error());
+    engine.patience = *parsed;
+  }
+  auto maker = worker::engine_maker(std::move(engine));
+  if (!maker) return complain("worker", maker.error());
+  options.engine = std::move(*maker);
   if (a.rollouts_per_s > 0) options.rollouts_per_s_max = a.rollouts_per_s;
   const auto report = worker::run_agent(options, stop);
   if (!report) return complain("worker", report.error());
@@ -185,11 +196,21 @@ void add_worker(Verb& app, int& exit) {
   verb->add_option("--disk-max", a->disk_max, "room for publications in the folder; default: by the policy's size");
   verb->add_option("--rollouts-per-s", a->rollouts_per_s, "hold generation to this speed")
       ->non_negative();
-  verb->add_option("--rollouts-at-once", a->rollouts_at_once, "responses that are generated together, at most")
+  verb->add_option("--rollouts-at-once", a->engine.rollouts_at_once, "responses that are generated together, at most")
       ->range(1, 65536);
   verb->add_option("--cache-max", a->cache_max,
                    "memory for the keys and values of their tokens, e.g. '8 GiB' (default: 4 GiB)");
-  verb->add_option("--threads", a->threads, "CPU threads for generation")->range(1, 1024);
+  verb->add_option("--threads", a->engine.threads, "CPU threads for generation")->range(1, 1024);
+  verb->add_option("--engine", a->engine_name, "what generates: builtin, sglang or vllm")
+      ->one_of({"builtin", "sglang", "vllm"})->show_default();
+  verb->add_option("--engine-command", a->engine.command,
+                   "starts it as a child of this worker, e.g. 'vllm serve {model} --host 127.0.0.1 --port {port}'");
+  verb->add_option("--engine-url", a->engine.url,
+                   "or where one runs that reads --engine-folder, e.g. http://127.0.0.1:30000");
+  verb->add_option("--engine-folder", a->engine_folder,
+                   "where the policy is kept for it as a Hugging Face directory; default: a new one in /dev/shm");
+  verb->add_option("--engine-patience", a->patience,
+                   "how long its start, loading a policy, or an answer may take before it counts as hung (default: 10 min)");
   verb->footer(
       "Example, with a token from `echoline token --instance my-gpu` on the learner's machine:\n"
       "  ECHOLINE_TOKEN=... echoline worker --join 192.0.2.7:7070 --name my-gpu --bind :: --up '100 Mbit/s'");

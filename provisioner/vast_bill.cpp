@@ -5,8 +5,9 @@
 #include <set>
 #include <thread>
 
+#include "base/http.hpp"
 #include "base/text.hpp"
-#include "provisioner/providers/http.hpp"
+#include "provisioner/providers/vast.hpp"
 
 namespace echoline::provisioner {
 namespace {

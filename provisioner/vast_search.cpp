@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/http.hpp"
 #include "base/text.hpp"
-#include "provisioner/providers/http.hpp"
 
 namespace echoline::provisioner {
 namespace {

@@ -11,7 +11,6 @@
 #include "data_plane/trajectory.hpp"
 #include "overlay/uv/node.hpp"
 #include "worker/asking.hpp"
-#include "worker/engines/builtin.hpp"
 #include "worker/groups.hpp"
 #include "worker/pace.hpp"
 
@@ -71,6 +70,7 @@ class Agent {
     events.disconnected = [this](const std::string& reason, bool in_order) { post(Disconnected{reason, in_order}); };
     ECHO_ASSIGN(node_, overlay::WorkerNode::start(std::move(node_options), std::move(events)));
     const Status result = work();
+    if (!result && !ended_) abandon();  // others get what it was at
     if (stop_ && !ended_) hand_over();
     mailbox_.close();
     node_->stop();
@@ -100,6 +100,7 @@ class Agent {
       begin_groups();
       for (Outcome& outcome : engine_->poll(kSlice))
         if (auto ended = groups_->take(std::move(outcome))) settle(std::move(*ended));
+      ECHO_TRY(engine_->state());
       hand_in();
       tell_progress();
       if (!stop_) request_work();
@@ -179,7 +180,7 @@ class Agent {
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(task_, make_task(std::move(spec)));
         groups_.emplace(*task_, id_);
-        ECHO_ASSIGN(engine_, make_engine());
+        ECHO_ASSIGN(engine_, options_.engine(*task_, {&stop_, [this] { tell_progress(); }}));
         log::info("task '{}', model of {} parameters", task_->spec.adapter_name(), task_->model.parameters());
         break;
       }
@@ -211,20 +212,6 @@ class Agent {
     return ok();
   }
 
-  Result<std::unique_ptr<Engine>> make_engine() const {
-    BuiltinOptions options;
-    options.model = task_->model;
-    options.sampling.temperature = task_->spec.temperature();
-    options.sampling.top_p = task_->spec.top_p();
-    options.sampling.top_k = task_->spec.top_k();
-    options.sampling.min_p = task_->spec.min_p();
-    options.sampling.eos = task_->phrasing->eos();
-    options.threads = options_.threads;
-    options.rows_max = options_.rollouts_at_once;
-    options.cache_max = options_.cache_max.value_or(options.cache_max);
-    return make_builtin_engine(options);
-  }
-
   // What becomes of the responses under way when there is a new policy is for the run to say.
   Status install_pending() {
     if (pending_.empty()) return ok();
@@ -239,16 +226,18 @@ class Agent {
         break;
     }
     while (!pending_.empty()) {
-      const overlay::Publication publication = std::move(pending_.front());
+      overlay::Publication publication = std::move(pending_.front());
       pending_.pop_front();
+      if (!pending_.empty()) publication.activate = false;  // the next is here already
       const Status installed = engine_->install(publication);
       if (installed) {
         ++report_.versions;
         if (publication.activate) node_->installed(publication.version, publication.policy_digest);
-      } else {
+      } else if (!stop_) {
         log::warn("{}", installed.error().message());
         node_->install_failed(publication.version, installed.error().message());
       }
+      ECHO_TRY(engine_->state());
       ECHO_TRY(drain());
     }
     return ok();

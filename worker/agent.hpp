@@ -9,6 +9,7 @@
 #include "base/units.hpp"
 #include "overlay/trust/secret.hpp"
 #include "overlay/types.hpp"
+#include "worker/engine.hpp"
 
 namespace echoline::worker {
 
@@ -25,9 +26,7 @@ struct AgentOptions {
   Duration join_timeout = std::chrono::seconds(30);
   std::optional<Duration> away_max;              // without the learner; absent: what the learner says
   std::optional<Bytes> memory_max, disk_max;     // for publications; absent: by the policy's size
-  int threads = 1;                    // of libtorch
-  std::size_t rollouts_at_once = 256;  // generated together, at most
-  std::optional<Bytes> cache_max;     // for the keys and values of their tokens; absent: as many as the engine takes
+  EngineMaker engine;  // worker/engines/make.hpp
 };
 
 struct AgentReport {

@@ -1,7 +1,10 @@
 // What generates on a worker. The agent feeds it sequences, takes what came of them and installs policies in between; it
 // knows no tensor. The engines are in worker/engines/.
 #pragma once
+#include <atomic>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -41,6 +44,12 @@ struct Outcome {
   Result<Response> response;
 };
 
+// What an engine that has to wait for others needs of the worker.
+struct EngineHost {
+  const std::atomic<bool>* stop = nullptr;  // ends every wait
+  std::function<void()> waiting;            // called several times a second meanwhile
+};
+
 // One thread. What goes wrong with a sequence is its outcome and hurts no other one.
 class Engine {
  public:
@@ -60,10 +69,16 @@ class Engine {
 
   // A snapshot, or a delta on top of the installed version; the digest of the result is the one the publication names. What is
   // inside goes on under the new policy. kStale: the delta needs another base; kCorrupt: bytes or digest are wrong;
-  // kInvalid: it does not fit the model. On failure the installed policy stays as it is.
+  // kInvalid: it does not fit the model. On failure the installed policy stays as it is. One that is not to be activated may
+  // be taken note of only, so that others can build on it.
   virtual Status install(const overlay::Publication& publication) = 0;
   virtual std::optional<Version> version() const = 0;
   virtual const overlay::Digest& digest() const = 0;
+  // An error: it is broken for good, and nothing more comes of it.
+  virtual Status state() const { return ok(); }
 };
+
+struct Task;
+using EngineMaker = std::function<Result<std::unique_ptr<Engine>>(const Task&, const EngineHost&)>;
 
 }  // namespace echoline::worker

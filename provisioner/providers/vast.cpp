@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "base/files.hpp"
+#include "base/http.hpp"
 #include "base/log.hpp"
-#include "provisioner/providers/http.hpp"
 
 namespace echoline::provisioner {
 namespace {

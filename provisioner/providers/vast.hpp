@@ -2,11 +2,15 @@
 #pragma once
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "provisioner/provider.hpp"
-#include "provisioner/providers/http.hpp"
 
 namespace echoline::provisioner {
+
+// Where vast.ai is.
+inline constexpr std::string_view kVastUrl = "https://console.vast.ai";
 
 struct VastOptions {
   std::string url{kVastUrl};

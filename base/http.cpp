@@ -1,15 +1,12 @@
-#include "provisioner/providers/http.hpp"
+#include "base/http.hpp"
 
 #include <curl/curl.h>
 
 #include <map>
 #include <mutex>
-#include <thread>
 
-namespace echoline::provisioner {
+namespace echoline {
 namespace {
-
-constexpr std::size_t kAnswerMax = 16u << 20;
 
 struct FreeList {
   void operator()(curl_slist* list) const { curl_slist_free_all(list); }
@@ -19,12 +16,13 @@ using Headers = std::unique_ptr<curl_slist, FreeList>;
 struct Exchange {
   std::uint64_t id = 0;
   std::string body, answer;
+  std::size_t answer_max = 0;
   bool too_long = false;
 };
 
 std::size_t take(char* data, std::size_t size, std::size_t count, void* exchange) {
   auto* e = static_cast<Exchange*>(exchange);
-  if (e->answer.size() + size * count > kAnswerMax) {
+  if (e->answer.size() + size * count > e->answer_max) {
     e->too_long = true;
     return 0;
   }
@@ -38,16 +36,24 @@ struct HttpClient::Impl {
   CURLM* multi = nullptr;
   Headers headers;
   Duration timeout{};
+  HttpLimits limits;
   std::map<CURL*, std::unique_ptr<Exchange>> open;
   std::uint64_t last = 0;
+
+  void forget(std::map<CURL*, std::unique_ptr<Exchange>>::iterator it) {
+    curl_multi_remove_handle(multi, it->first);
+    curl_easy_cleanup(it->first);
+    open.erase(it);
+  }
 };
 
-HttpClient::HttpClient(std::string key, Duration timeout) : impl_(std::make_unique<Impl>()) {
+HttpClient::HttpClient(std::string key, Duration timeout, HttpLimits limits) : impl_(std::make_unique<Impl>()) {
   static std::once_flag once;
   std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
   impl_->multi = curl_multi_init();
   ECHO_CHECK(impl_->multi != nullptr, "libcurl cannot start");
   impl_->timeout = timeout;
+  impl_->limits = limits;
   for (const std::string& line : {"Authorization: Bearer " + key, std::string("Content-Type: application/json"),
                                   std::string("Accept: application/json"), std::string("Expect:")})
     if (!key.empty() || !line.starts_with("Authorization"))
@@ -55,10 +61,7 @@ HttpClient::HttpClient(std::string key, Duration timeout) : impl_(std::make_uniq
 }
 
 HttpClient::~HttpClient() {
-  for (auto& [handle, exchange] : impl_->open) {
-    curl_multi_remove_handle(impl_->multi, handle);
-    curl_easy_cleanup(handle);
-  }
+  while (!impl_->open.empty()) impl_->forget(impl_->open.begin());
   curl_multi_cleanup(impl_->multi);
 }
 
@@ -68,7 +71,10 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
   auto exchange = std::make_unique<Exchange>();
   exchange->id = ++impl_->last;
   exchange->body = request.body;
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(impl_->timeout).count();
+  exchange->answer_max = impl_->limits.answer_max;
+  const Duration timeout = request.timeout > Duration{} ? request.timeout : impl_->timeout;
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+  if (!impl_->limits.proxies) curl_easy_setopt(handle, CURLOPT_PROXY, "");
   curl_easy_setopt(handle, CURLOPT_URL, request.url.c_str());
   curl_easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   curl_easy_setopt(handle, CURLOPT_HTTPHEADER, impl_->headers.get());
@@ -79,7 +85,7 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
   curl_easy_setopt(handle, CURLOPT_TIMEOUT_MS, static_cast<long>(ms));
   curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, take);
   curl_easy_setopt(handle, CURLOPT_WRITEDATA, exchange.get());
-  if (!exchange->body.empty()) {
+  if (!exchange->body.empty() || request.method == "POST") {  // a length of 0 is said, too
     curl_easy_setopt(handle, CURLOPT_POSTFIELDS, exchange->body.c_str());
     curl_easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(exchange->body.size()));
   }
@@ -91,7 +97,20 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
   return id;
 }
 
-std::vector<HttpAnswer> HttpClient::poll() {
+std::vector<HttpAnswer> HttpClient::poll(Duration wait) {
+  std::vector<HttpAnswer> answers = arrived();
+  if (!answers.empty() || wait <= Duration{}) return answers;
+  curl_multi_poll(impl_->multi, nullptr, 0,
+                  static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(wait).count()), nullptr);
+  return arrived();
+}
+
+void HttpClient::cancel(std::uint64_t request) {
+  for (auto it = impl_->open.begin(); it != impl_->open.end(); ++it)
+    if (it->second->id == request) return impl_->forget(it);
+}
+
+std::vector<HttpAnswer> HttpClient::arrived() {
   std::vector<HttpAnswer> answers;
   int running = 0;
   curl_multi_perform(impl_->multi, &running);
@@ -110,16 +129,14 @@ std::vector<HttpAnswer> HttpClient::poll() {
       answer.body = std::move(it->second->answer);
       answer.sent = true;
     } else {
-      answer.trouble = it->second->too_long ? fmt::format("its answer is longer than {} bytes", kAnswerMax)
+      answer.trouble = it->second->too_long ? fmt::format("its answer is longer than {} bytes", it->second->answer_max)
                                             : std::string(curl_easy_strerror(code));
       answer.sent = code != CURLE_COULDNT_CONNECT && code != CURLE_COULDNT_RESOLVE_HOST &&
                     code != CURLE_COULDNT_RESOLVE_PROXY && code != CURLE_SSL_CONNECT_ERROR &&
                     code != CURLE_PEER_FAILED_VERIFICATION && code != CURLE_UNSUPPORTED_PROTOCOL &&
                     code != CURLE_URL_MALFORMAT;
     }
-    curl_multi_remove_handle(impl_->multi, handle);
-    curl_easy_cleanup(handle);
-    impl_->open.erase(it);
+    impl_->forget(it);
     answers.push_back(std::move(answer));
   }
   return answers;
@@ -128,9 +145,8 @@ std::vector<HttpAnswer> HttpClient::poll() {
 HttpAnswer HttpClient::ask(const HttpRequest& request) {
   send(request);
   while (true) {  // the time-out ends it
-    std::vector<HttpAnswer> answers = poll();
+    std::vector<HttpAnswer> answers = poll(std::chrono::milliseconds(100));
     if (!answers.empty()) return std::move(answers.front());
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }
 
@@ -151,4 +167,4 @@ std::string url_escaped(std::string_view text) {
   return out;
 }
 
-}  // namespace echoline::provisioner
+}  // namespace echoline

@@ -1,0 +1,426 @@
+#include "engine_server.hpp"
+
+#include <fmt/format.h>
+#include <httplib.h>
+
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <limits>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "base/random.hpp"
+#include "delta/checkpoint.hpp"
+#include "delta/digest.hpp"
+
+namespace echoline::worker {
+
+using httplib::Request;
+using httplib::Response;
+using nlohmann::json;
+
+struct EngineServer::Impl {
+  Speaks speaks;
+  std::unique_ptr<ServedModel> model;
+  httplib::Server server;
+  std::thread listener, scheduler;
+  int port = 0;
+
+  mutable std::mutex mutex;  // everything below, and the model
+  std::condition_variable_any changed;
+  std::vector<Fault> faults;
+  std::map<std::string, int> counts;
+  std::map<std::string, std::string> bodies;
+  std::set<std::uint64_t> running;
+  std::map<std::uint64_t, std::pair<ServedResponse, bool>> ended;  // and whether it was aborted
+  std::uint64_t next = 1;
+  bool paused = false, stopping = false, ready = false;
+  std::filesystem::path folder;
+  std::string version = "default";
+
+  void run() {
+    std::unique_lock lock(mutex);
+    while (!stopping) {
+      if (running.empty()) {
+        changed.wait(lock);
+        continue;
+      }
+      for (auto& [id, response] : model->step()) finish(id, std::move(response), false);
+      lock.unlock();  // others get their turn
+      std::this_thread::yield();
+      lock.lock();
+    }
+  }
+  void finish(std::uint64_t id, ServedResponse response, bool aborted) {
+    running.erase(id);
+    ended[id] = {std::move(response), aborted};
+    changed.notify_all();
+  }
+  void abort_all() {
+    for (auto& [id, response] : model->interrupt()) finish(id, std::move(response), true);
+  }
+
+  std::optional<Fault> take_fault(const std::string& at) {
+    for (std::size_t i = 0; i < faults.size(); ++i) {
+      if (faults[i].at != at) continue;
+      const Fault fault = faults[i];
+      if (--faults[i].times == 0) faults.erase(faults.begin() + static_cast<std::ptrdiff_t>(i));
+      return fault;
+    }
+    return std::nullopt;
+  }
+
+  static void put(Response& response, const json& body, int status = 200) {
+    response.status = status;
+    response.set_content(body.dump(), "application/json");
+  }
+
+  // Faults that have nothing to do with what is asked. True: the answer is made.
+  bool spoilt(const std::optional<Fault>& fault, Response& response, std::unique_lock<std::mutex>& lock) {
+    if (!fault) return false;
+    if (fault->what == "status") {
+      put(response, {{"error", {{"message", "it is not so well"}, {"code", fault->status}}}}, fault->status);
+      return true;
+    }
+    if (fault->what == "html") {
+      response.set_content("<html>proxy</html>", "text/html");
+      return true;
+    }
+    if (fault->what == "disconnect") {
+      response.set_content_provider(1000, "application/json", [](std::size_t, std::size_t, httplib::DataSink& sink) {
+        sink.write("{\"", 2);
+        return false;
+      });
+      return true;
+    }
+    if (fault->what == "hang") {
+      const auto until = std::chrono::steady_clock::now() + fault->hangs;
+      changed.wait_until(lock, until, [&] { return stopping; });
+    }
+    return false;
+  }
+
+  void load(const std::filesystem::path& from) {
+    model->load(from);
+    folder = from;
+  }
+
+  void routes() {
+    const auto on = [this](const char* method, const char* path, auto act) {
+      const auto handler = [this, path, act](const Request& request, Response& response) {
+        std::unique_lock lock(mutex);
+        ++counts[path];
+        bodies[path] = request.body;
+        try {
+          act(request, response, lock);
+        } catch (const std::exception& e) {
+          put(response, {{"error", {{"message", e.what()}}}}, 400);
+        }
+      };
+      if (std::string(method) == "GET") server.Get(path, handler);
+      else server.Post(path, handler);
+    };
+    on("GET", "/health", [this](const Request&, Response& response, std::unique_lock<std::mutex>& lock) {
+      if (spoilt(take_fault("health"), response, lock)) return;
+      if (!ready) put(response, json::object(), 503);
+    });
+    if (speaks == Speaks::kSglang) {
+      on("POST", "/generate", [this](const Request& q, Response& r, auto& lock) { sglang(json::parse(q.body), r, lock); });
+      on("POST", "/pause_generation", [this](const Request& q, Response& r, auto& lock) {
+        if (spoilt(take_fault("pause"), r, lock)) return;
+        if (json::parse(q.body).at("mode") != "abort") throw std::runtime_error("mode");
+        paused = true;
+        abort_all();
+        put(r, {{"status", "ok"}});
+      });
+      on("POST", "/continue_generation", [this](const Request&, Response& r, auto&) {
+        paused = false;
+        changed.notify_all();
+        put(r, {{"status", "ok"}});
+      });
+      on("POST", "/update_weight_version", [this](const Request& q, Response& r, auto&) {
+        const json body = json::parse(q.body);
+        if (body.value("abort_all_requests", true)) abort_all();
+        version = body.at("new_version");
+        put(r, {{"success", true}, {"new_version", version}});
+      });
+      on("POST", "/update_weights_from_disk", [this](const Request& q, Response& r, auto& lock) {
+        const auto fault = take_fault("load");
+        if (spoilt(fault, r, lock)) return;
+        const json body = json::parse(q.body);
+        if (fault && fault->what == "fails")
+          return put(r, {{"success", false}, {"message", "Failed to get weights iterator"}, {"num_paused_requests", 0}}, 400);
+        if (!running.empty()) return put(r, {{"success", false}, {"message", "requests are running"}, {"num_paused_requests", 0}}, 400);
+        if (!fault || fault->what != "stale") load(body.at("model_path").get<std::string>());
+        if (!fault || fault->what != "unnamed") version = body.at("weight_version");
+        put(r, {{"success", true}, {"message", "Succeeded to update model weights."}, {"num_paused_requests", 0}});
+      });
+    } else {
+      on("POST", "/v1/completions", [this](const Request& q, Response& r, auto& lock) { vllm(json::parse(q.body), r, lock); });
+      on("POST", "/pause", [this](const Request& q, Response& r, auto& lock) {
+        if (spoilt(take_fault("pause"), r, lock)) return;
+        if (q.get_param_value("mode") != "abort") throw std::runtime_error("mode");
+        paused = true;
+        abort_all();
+        put(r, {{"status", "paused"}});
+      });
+      on("POST", "/resume", [this](const Request&, Response& r, auto&) {
+        paused = false;
+        changed.notify_all();
+        put(r, {{"status", "resumed"}});
+      });
+      on("POST", "/collective_rpc", [this](const Request& q, Response& r, auto& lock) {
+        const auto fault = take_fault("load");
+        if (spoilt(fault, r, lock)) return;
+        if (json::parse(q.body).at("method") != "reload_weights") throw std::runtime_error("method");
+        if (fault && fault->what == "fails") return put(r, {{"error", {{"message", "CUDA error"}}}}, 500);
+        if (!fault || fault->what != "stale") load(folder);
+        put(r, {{"results", {nullptr}}});
+      });
+      on("POST", "/reset_prefix_cache", [](const Request&, Response&, auto&) {});
+    }
+  }
+
+  // Draws, and spoils what was drawn.
+  std::pair<ServedResponse, bool> draw(ServedRequest request, std::unique_lock<std::mutex>& lock, const Fault* fault) {
+    changed.wait(lock, [&] { return !paused || stopping; });
+    const std::uint64_t id = next++;
+    const double temperature = request.temperature;
+    const std::int64_t tokens_max = request.tokens_max;
+    model->add(id, std::move(request));
+    running.insert(id);
+    changed.notify_all();
+    changed.wait(lock, [&] { return ended.contains(id) || stopping; });
+    auto [response, aborted] = std::move(ended[id]);
+    ended.erase(id);
+    if (!fault) return {response, aborted};
+    if (fault->what == "few_logprobs" && !response.logprobs.empty()) response.logprobs.pop_back();
+    if (fault->what == "positive" && !response.logprobs.empty()) response.logprobs[0] = 0.5;
+    if (fault->what == "token" && !response.tokens.empty()) response.tokens[0] = 1 << 20;
+    if (fault->what == "raw")
+      for (double& logprob : response.logprobs) logprob *= temperature;
+    if (fault->what == "short" && response.tokens.size() > 1) {
+      response.tokens.resize(1);
+      response.logprobs.resize(1);
+    }
+    if (fault->what == "long")
+      while (std::ssize(response.tokens) <= tokens_max) response.tokens.push_back(5), response.logprobs.push_back(-1);
+    return {response, aborted};
+  }
+
+  static json number(double value) { return std::isfinite(value) ? json(value) : json(); }
+
+  void sglang(const json& body, Response& r, std::unique_lock<std::mutex>& lock) {
+    const json& params = body.at("sampling_params");
+    ServedRequest request{body.at("input_ids"), params.at("max_new_tokens"), params.at("temperature"), params.value("sampling_seed", 0u),
+                          params.value("stop_token_ids", std::vector<std::int32_t>{})};
+    if (!body.at("return_logprob").get<bool>()) throw std::runtime_error("no log-probabilities were asked for");
+    const auto scored = [](const std::vector<std::int32_t>& tokens, const std::vector<double>& logprobs) {
+      json list = json::array();
+      for (std::size_t i = 0; i < tokens.size(); ++i)
+        list.push_back({i < logprobs.size() ? number(logprobs[i]) : json(), tokens[i], nullptr});
+      return list;
+    };
+    json meta = {{"id", "x"}, {"finish_reason", {{"type", "length"}, {"length", 1}}}, {"prompt_tokens", request.prompt.size()},
+                 {"weight_version", version}};
+    const auto prompt = request.prompt;
+    if (body.value("logprob_start_len", -1) == 0) {
+      if (spoilt(take_fault("probe"), r, lock)) return;
+      changed.wait(lock, [&] { return !paused || stopping; });
+      std::vector<double> logprobs = model->score(prompt);
+      logprobs.insert(logprobs.begin(), std::nan(""));
+      meta["input_token_logprobs"] = scored(prompt, logprobs);
+      meta["output_token_logprobs"] = json::array({{-1.0, 1, nullptr}});
+      return put(r, {{"text", ""}, {"output_ids", {1}}, {"meta_info", meta}});
+    }
+    if (body.value("top_logprobs_num", 0) == 5) {
+      const std::vector<double> top = model->top5(prompt, raw ? 1.0 : request.temperature);
+      meta["output_top_logprobs"] = {scored({1, 2, 3, 4, 5}, top)};
+      return put(r, {{"text", ""}, {"output_ids", {1}}, {"meta_info", meta}});
+    }
+    const auto fault = take_fault("draw");
+    if (spoilt(fault, r, lock)) return;
+    const auto [response, aborted] = draw(request, lock, fault ? &*fault : nullptr);
+    meta["weight_version"] = version;
+    meta["completion_tokens"] = response.tokens.size();
+    if (aborted) meta["finish_reason"] = {{"type", "abort"}, {"message", "Abort in waiting queue"}};
+    else if (response.ended) meta["finish_reason"] = {{"type", "stop"}, {"matched", response.tokens.back()}};
+    json list = scored(response.tokens, response.logprobs);
+    if (response.logprobs.size() < response.tokens.size()) list.erase(list.size() - 1);
+    if (fault && fault->what == "nan") list[0][0] = nullptr;
+    if (fault && fault->what == "reordered") std::swap(list[0], list[list.size() - 1]);
+    if (!fault || fault->what != "no_logprobs") meta["output_token_logprobs"] = list;
+    put(r, {{"text", ""}, {"output_ids", response.tokens}, {"meta_info", meta}});
+  }
+
+  void vllm(const json& body, Response& r, std::unique_lock<std::mutex>& lock) {
+    ServedRequest request{body.at("prompt"), body.at("max_tokens"), body.at("temperature"), body.value("seed", 0u),
+                          body.value("stop_token_ids", std::vector<std::int32_t>{})};
+    if (!body.at("return_token_ids").get<bool>()) throw std::runtime_error("no token ids were asked for");
+    const auto prompt = request.prompt;
+    json choice = {{"index", 0}, {"text", ""}, {"finish_reason", "length"}, {"stop_reason", nullptr}, {"logprobs", nullptr},
+                   {"prompt_token_ids", prompt}, {"token_ids", {1}}, {"prompt_logprobs", nullptr}};
+    const auto answer = [&](const json& choices) {
+      put(r, {{"id", "cmpl-1"}, {"object", "text_completion"}, {"model", "m"}, {"choices", choices}, {"usage", json::object()}});
+    };
+    if (body.contains("prompt_logprobs")) {
+      if (spoilt(take_fault("probe"), r, lock)) return;
+      changed.wait(lock, [&] { return !paused || stopping; });
+      json list = json::array({nullptr});
+      const std::vector<double> logprobs = model->score(prompt);
+      for (std::size_t i = 1; i < prompt.size(); ++i)
+        list.push_back({{std::to_string(prompt[i]), {{"logprob", logprobs[i - 1]}, {"rank", 1}, {"decoded_token", ""}}}});
+      choice["prompt_logprobs"] = list;
+      return answer(json::array({choice}));
+    }
+    if (body.at("logprobs") == 5) {
+      json top = json::object();
+      int token = 0;
+      for (const double logprob : model->top5(prompt, raw ? 1.0 : request.temperature)) top[fmt::format("token_id:{}", ++token)] = logprob;
+      choice["logprobs"] = {{"token_logprobs", {-1.0}}, {"top_logprobs", json::array({top})}};
+      return answer(json::array({choice}));
+    }
+    const auto fault = take_fault("draw");
+    if (spoilt(fault, r, lock)) return;
+    const auto [response, aborted] = draw(request, lock, fault ? &*fault : nullptr);
+    choice["finish_reason"] = aborted ? "abort" : response.ended ? "stop" : "length";
+    choice["token_ids"] = response.tokens;
+    json logprobs = json::array();
+    for (const double logprob : response.logprobs) logprobs.push_back(number(logprob));
+    if (fault && fault->what == "nan") logprobs[0] = nullptr;
+    if (fault && fault->what == "foreign") choice["prompt_token_ids"] = {1, 2};
+    if (!fault || fault->what != "no_logprobs") choice["logprobs"] = {{"token_logprobs", logprobs}, {"tokens", json::array()}};
+    if (!fault || fault->what != "reordered") return answer(json::array({choice}));
+    json other = choice;
+    other["index"] = 1;
+    answer(json::array({other, choice}));
+  }
+
+  bool raw = false;
+};
+
+EngineServer::EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port, const std::filesystem::path& folder)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->speaks = speaks;
+  impl_->model = std::move(model);
+  impl_->routes();
+  impl_->server.new_task_queue = [] { return new httplib::ThreadPool(64); };
+  impl_->server.set_tcp_nodelay(true);
+  impl_->port = port == 0 ? impl_->server.bind_to_any_port("127.0.0.1") : impl_->server.bind_to_port("127.0.0.1", port) ? port : -1;
+  if (impl_->port <= 0) throw std::runtime_error("the port is taken");
+  impl_->listener = std::thread([this] { impl_->server.listen_after_bind(); });
+  impl_->scheduler = std::thread([this] { impl_->run(); });
+  const std::lock_guard lock(impl_->mutex);
+  if (!folder.empty()) impl_->load(folder);
+  impl_->ready = true;
+}
+
+EngineServer::~EngineServer() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+    impl_->paused = false;
+  }
+  impl_->changed.notify_all();
+  impl_->server.stop();
+  impl_->listener.join();
+  impl_->scheduler.join();
+}
+
+std::string EngineServer::url() const { return fmt::format("http://127.0.0.1:{}", impl_->port); }
+
+void EngineServer::fault(Fault fault) {
+  const std::lock_guard lock(impl_->mutex);
+  if (fault.what == "raw") impl_->raw = true;
+  else impl_->faults.push_back(std::move(fault));
+}
+
+int EngineServer::count(const std::string& path) const {
+  const std::lock_guard lock(impl_->mutex);
+  const auto it = impl_->counts.find(path);
+  return it == impl_->counts.end() ? 0 : it->second;
+}
+
+std::string EngineServer::last(const std::string& path) const {
+  const std::lock_guard lock(impl_->mutex);
+  const auto it = impl_->bodies.find(path);
+  return it == impl_->bodies.end() ? "" : it->second;
+}
+
+void EngineServer::replace(const std::filesystem::path& folder) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->abort_all();
+  impl_->load(folder);
+  impl_->version = "default";
+}
+
+// ---- without a model ----
+
+namespace {
+
+class Hashing final : public ServedModel {
+ public:
+  Hashing(std::int32_t vocabulary, std::chrono::microseconds per_token) : vocabulary_(vocabulary), per_token_(per_token) {}
+
+  void load(const std::filesystem::path& folder) override {
+    const auto checkpoint = delta::Checkpoint::open(folder);
+    if (!checkpoint) throw std::runtime_error(checkpoint.error().message());
+    const auto digest = delta::digest_state(checkpoint->view());
+    if (!digest) throw std::runtime_error(digest.error().message());
+    weights_ = mix64(std::hash<std::string>{}(digest->hex()));
+  }
+  void add(std::uint64_t id, ServedRequest request) override { running_[id] = {std::move(request), {}}; }
+  std::map<std::uint64_t, ServedResponse> step() override {
+    std::map<std::uint64_t, ServedResponse> ended;
+    if (per_token_.count() > 0) std::this_thread::sleep_for(per_token_);
+    for (auto it = running_.begin(); it != running_.end();) {
+      auto& [request, response] = it->second;
+      const std::uint64_t position = request.prompt.size() + response.tokens.size();
+      const std::uint64_t bits = mix64(request.seed ^ mix64(position));
+      const auto token = static_cast<std::int32_t>(bits % static_cast<std::uint64_t>(vocabulary_));
+      response.tokens.push_back(token);
+      response.logprobs.push_back(value(token, position) / request.temperature);
+      response.ended = std::find(request.ends.begin(), request.ends.end(), token) != request.ends.end();
+      const bool over = response.ended || std::ssize(response.tokens) == request.tokens_max;
+      if (over) ended[it->first] = std::move(response);
+      it = over ? running_.erase(it) : std::next(it);
+    }
+    return ended;
+  }
+  std::map<std::uint64_t, ServedResponse> interrupt() override {
+    std::map<std::uint64_t, ServedResponse> ended;
+    for (auto& [id, one] : running_) ended[id] = std::move(one.second);
+    running_.clear();
+    return ended;
+  }
+  std::vector<double> score(const std::vector<std::int32_t>& text) override {
+    std::vector<double> all;
+    for (std::size_t i = 1; i < text.size(); ++i) all.push_back(value(text[i], i));
+    return all;
+  }
+  std::vector<double> top5(const std::vector<std::int32_t>&, double temperature) override {
+    std::vector<double> all;
+    for (int i = 1; i <= 5; ++i) all.push_back(-i / temperature);
+    return all;
+  }
+
+ private:
+  double value(std::int32_t token, std::uint64_t position) const {
+    return -0.1 - static_cast<double>(mix64(weights_ ^ mix64(position ^ (static_cast<std::uint64_t>(token) << 20))) >> 44) * 1e-5;
+  }
+  std::int32_t vocabulary_;
+  std::chrono::microseconds per_token_;
+  std::uint64_t weights_ = 0;
+  std::map<std::uint64_t, std::pair<ServedRequest, ServedResponse>> running_;
+};
+
+}  // namespace
+
+std::unique_ptr<ServedModel> hashing_model(std::int32_t vocabulary, std::chrono::microseconds per_token) {
+  return std::make_unique<Hashing>(vocabulary, per_token);
+}
+
+}  // namespace echoline::worker

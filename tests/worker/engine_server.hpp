@@ -1,0 +1,79 @@
+// An inference server on loopback that speaks the interface of SGLang or of vLLM as far as workers use it, and misbehaves on
+// request. What draws tokens is given to it.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace echoline::worker {
+
+struct ServedRequest {
+  std::vector<std::int32_t> prompt;
+  std::int64_t tokens_max = 0;
+  double temperature = 1;
+  std::uint64_t seed = 0;
+  std::vector<std::int32_t> ends;
+};
+struct ServedResponse {
+  std::vector<std::int32_t> tokens;
+  std::vector<double> logprobs;
+  bool ended = false;
+};
+
+// Called by one thread at a time.
+class ServedModel {
+ public:
+  virtual ~ServedModel() = default;
+  virtual void load(const std::filesystem::path& folder) = 0;  // throws
+  virtual void add(std::uint64_t id, ServedRequest request) = 0;
+  // Some work; what ended by it.
+  virtual std::map<std::uint64_t, ServedResponse> step() = 0;
+  // All end with the tokens they have.
+  virtual std::map<std::uint64_t, ServedResponse> interrupt() = 0;
+  virtual std::vector<double> score(const std::vector<std::int32_t>& text) = 0;             // of all but the first
+  virtual std::vector<double> top5(const std::vector<std::int32_t>& text, double temperature) = 0;  // descending
+};
+
+enum class Speaks { kSglang, kVllm };
+
+// One after the other; "": none.
+struct Fault {
+  // "draw", "load", "health", "probe", "pause"
+  std::string at;
+  // "status": answers `status` | "hang": for `hangs`, and acts then | "disconnect": in the middle of the body | "stale": says that it
+  // has loaded and has not | "fails": says that it could not | "unnamed": loads, but keeps its version | "no_logprobs" | "few_logprobs" |
+  // "nan" | "positive" | "reordered": two choices, the other first | "foreign": of another prompt | "token": beyond the
+  // vocabulary | "long": more than was asked for | "short": ends at no ending token | "raw": log-probabilities of temperature 1 | "html"
+  std::string what;
+  int times = 1;
+  int status = 503;
+  std::chrono::milliseconds hangs{0};
+};
+
+class EngineServer {
+ public:
+  // Listens on `port`, 0: any; `folder`: loaded before it is healthy (as a process does that has just begun).
+  EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port = 0, const std::filesystem::path& folder = {});
+  ~EngineServer();
+  std::string url() const;
+  void fault(Fault fault);
+  int count(const std::string& path) const;  // requests so far
+  std::string last(const std::string& path) const;  // body of the last
+  // Another process answers at this address: it has the weights of `folder`, and no version.
+  void replace(const std::filesystem::path& folder);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Draws by a hash of the weights, without a model: log-probabilities follow from digest, tokens before and position.
+std::unique_ptr<ServedModel> hashing_model(std::int32_t vocabulary, std::chrono::microseconds per_token = {});
+
+}  // namespace echoline::worker

@@ -1,0 +1,524 @@
+// Engines over HTTP against servers that speak as SGLang and vLLM do and misbehave as they do.
+#include "worker/engines/remote.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "delta/checkpoint.hpp"
+#include "delta/digest.hpp"
+#include "delta/patch.hpp"
+#include "engine_server.hpp"
+#include "tests/delta/in_memory.hpp"
+#include "worker/engines/child.hpp"
+#include "worker/engines/policy_folder.hpp"
+#include "worker/groups.hpp"
+
+namespace echoline::worker {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr Duration kSlice = milliseconds(20);
+
+overlay::Publication publication(std::uint64_t version, std::optional<std::uint64_t> base, std::vector<std::byte> payload,
+                                 const delta::Digest& digest) {
+  overlay::Publication p;
+  p.version = Version{version};
+  if (base) p.base = Version{*base};
+  p.policy_digest = digest.bytes;
+  p.payload = overlay::Payload({overlay::Slice(std::move(payload))});
+  return p;
+}
+
+// Policies of one tensor, and what leads from one to the next.
+class Policies {
+ public:
+  explicit Policies(std::size_t count) {
+    for (std::size_t v = 0; v < count; ++v) {
+      delta::StateView like{{"model.norm.weight", delta::DType::kBF16, {4096}, {}}};
+      delta::OwnedState state = *delta::OwnedState::zeros_like(like);
+      auto bytes = state.mutable_bytes(0);
+      for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(mix(i, i % 64 == 0 ? v : 0));
+      state.seal();
+      states_.push_back(std::move(state));
+    }
+  }
+  overlay::Publication snapshot(std::size_t v) {
+    return publication(v, std::nullopt, *delta::encode_snapshot(states_[v].view()), states_[v].digest());
+  }
+  overlay::Publication delta(std::size_t from, std::size_t to) {
+    return publication(to, from, *delta::encode_delta(states_[from].view(), states_[to].view()), states_[to].digest());
+  }
+  delta::Digest digest(std::size_t v) { return states_[v].digest(); }
+
+ private:
+  static std::size_t mix(std::size_t i, std::size_t v) { return (i * 37 + v * 101) & 0x7f; }
+  std::vector<delta::OwnedState> states_;
+};
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "echoline-test-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TemporaryFolder() { fs::remove_all(path_); }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+class RemoteTest : public ::testing::TestWithParam<Speaks> {
+ protected:
+  RemoteTest() {
+    schema::RunSpec spec;
+    spec.set_seed(5);
+    spec.set_model_config_json(model::preset("tiny-64")->to_json());
+    const auto tokenizer = model::Tokenizer::characters(model::kCharacterAlphabet);
+    spec.set_tokenizer_json(tokenizer->to_json());
+    spec.add_eos(static_cast<std::uint32_t>(*tokenizer->end_of_text()));
+    spec.set_prompt_json(R"({"text": "{prompt}"})");
+    spec.set_adapter_name("arithmetic");
+    spec.set_response_tokens_max(30);
+    spec.set_temperature(1);
+    spec.set_top_p(1);
+    task_ = *make_task(std::move(spec));
+    options_.kind = GetParam() == Speaks::kSglang ? EngineKind::kSglang : EngineKind::kVllm;
+    options_.folder = folder_.path() / "policy";
+    options_.patience = seconds(20);
+    options_.retry_first = milliseconds(5);
+    host_ = {&stop_, [this] { if (while_waiting_) while_waiting_(); }};
+  }
+  // A server that others run, which has read the folder of the first policy, as they would let it.
+  void attach(milliseconds per_token = milliseconds(0)) {
+    server_ = std::make_unique<EngineServer>(GetParam(), hashing_model(static_cast<std::int32_t>(task_.model.vocab_size) - 1, per_token));
+    options_.url = server_->url();
+    make();
+    if (GetParam() == Speaks::kVllm) while_waiting_ = [this] { name_folder(); };
+  }
+  // vLLM is told of its folder when it starts, so the folder is there before.
+  void name_folder() {
+    if (named_ || !fs::exists(options_.folder / "model.safetensors")) return;
+    server_->replace(options_.folder);
+    named_ = true;
+  }
+  void make() {
+    auto engine = make_remote_engine(options_, task_, host_);
+    ASSERT_TRUE(engine) << engine.error().message();
+    engine_ = std::move(*engine);
+  }
+  void install(const overlay::Publication& p) {
+    if (GetParam() == Speaks::kVllm && server_ && !named_) {
+      ASSERT_TRUE(delta_free_first(p));
+    }
+    const Status installed = engine_->install(p);
+    ASSERT_TRUE(installed) << installed.error().message();
+    EXPECT_EQ(engine_->version(), p.version);
+    EXPECT_EQ(engine_->digest(), p.policy_digest);
+  }
+  // As a server does that begins when the folder is whole.
+  bool delta_free_first(const overlay::Publication& p) {
+    overlay::Publication first = p;
+    first.activate = false;
+    if (!engine_->install(first)) return false;
+    name_folder();
+    return named_;
+  }
+  void submit(std::uint64_t id, std::int64_t tokens_max = 20) { engine_->submit({id, {1, 2, 3}, tokens_max, id * 7 + 1}); }
+  std::map<std::uint64_t, Result<Response>> finish(seconds limit = seconds(30)) {
+    std::map<std::uint64_t, Result<Response>> all;
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (engine_->inside() > 0 && engine_->state() && std::chrono::steady_clock::now() < end)
+      for (Outcome& outcome : engine_->poll(kSlice)) all.emplace(outcome.id, std::move(outcome.response));
+    return all;
+  }
+  // No response ends by itself: this token never comes.
+  void no_end() {
+    const auto last = static_cast<model::Token>(task_.model.vocab_size - 1);
+    task_.phrasing = *model::Phrasing::from_parts(task_.phrasing->tokenizer(), {last}, R"({"text": "{prompt}"})");
+  }
+  std::string draw_path() const { return GetParam() == Speaks::kSglang ? "/generate" : "/v1/completions"; }
+  std::string load_path() const { return GetParam() == Speaks::kSglang ? "/update_weights_from_disk" : "/collective_rpc"; }
+  static void expect_whole(const Result<Response>& r, std::uint64_t version, std::int64_t tokens_max = 20) {
+    ASSERT_TRUE(r) << r.error().message();
+    EXPECT_TRUE(r->ended || std::ssize(r->tokens) == tokens_max) << r->tokens.size();
+    EXPECT_EQ(r->logprobs.size(), r->tokens.size());
+    for (const float logprob : r->logprobs) EXPECT_LE(logprob, 0);
+    ASSERT_FALSE(r->spans.empty());
+    EXPECT_EQ(r->spans.back().version, Version{version});
+    EXPECT_EQ(r->spans.back().end, r->tokens.size());
+  }
+
+  TemporaryFolder folder_;
+  Policies policies_{6};
+  Task task_;
+  EngineOptions options_;
+  std::atomic<bool> stop_ = false;
+  EngineHost host_;
+  std::function<void()> while_waiting_;
+  bool named_ = false;
+  std::unique_ptr<EngineServer> server_;
+  std::unique_ptr<Engine> engine_;
+};
+INSTANTIATE_TEST_SUITE_P(Engines, RemoteTest, ::testing::Values(Speaks::kSglang, Speaks::kVllm),
+                         [](const auto& info) { return info.param == Speaks::kSglang ? "Sglang" : "Vllm"; });
+
+TEST_P(RemoteTest, AnswersAreTakenOverAsTheyAre) {
+  attach();
+  EXPECT_FALSE(engine_->version());
+  install(policies_.snapshot(1));
+  for (std::uint64_t id = 0; id < 20; ++id) submit(id);
+  EXPECT_EQ(engine_->inside(), 20u);
+  const auto all = finish();
+  EXPECT_EQ(all.size(), 20u);
+  for (const auto& [id, response] : all) expect_whole(response, 1);
+  // The same seed, weights and place: what the server draws, token for token.
+  submit(3);
+  const auto again = finish();
+  EXPECT_EQ(again.at(3)->tokens, all.at(3)->tokens);
+  EXPECT_EQ(again.at(3)->logprobs, all.at(3)->logprobs);
+  const nlohmann::json asked = nlohmann::json::parse(server_->last(draw_path()));
+  const nlohmann::json& sampling = GetParam() == Speaks::kSglang ? asked.at("sampling_params") : asked;
+  for (const auto& [name, value] : std::map<std::string, double>{{"top_p", 1}, {"top_k", -1}, {"min_p", 0}, {"temperature", 1},
+                                                                 {"repetition_penalty", 1}, {"presence_penalty", 0}})
+    EXPECT_EQ(sampling.at(name), value) << "or a default of the model's would hold: " << name;
+  EXPECT_EQ(sampling.at("stop_token_ids"), nlohmann::json(task_.phrasing->eos()));
+}
+
+TEST_P(RemoteTest, LongResponsesAreAskedForInPieces) {
+  attach();
+  no_end();
+  install(policies_.snapshot(1));
+  const int before = server_->count(draw_path());
+  submit(1, 600);
+  const auto all = finish();
+  expect_whole(all.at(1), 1, 600);
+  EXPECT_EQ(all.at(1)->spans.size(), 1u);
+  EXPECT_EQ(server_->count(draw_path()), before + 2);
+}
+
+TEST_P(RemoteTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
+  attach(milliseconds(2));
+  install(policies_.snapshot(1));
+  no_end();
+  for (std::uint64_t id = 0; id < 4; ++id) submit(id, 100);
+  while (server_->count(draw_path()) < 4 + 2) engine_->poll(kSlice);
+  std::this_thread::sleep_for(milliseconds(40));  // some tokens, of no set number
+  install(policies_.delta(1, 2));
+  std::size_t mixed = 0;
+  for (const auto& [id, response] : finish()) {
+    expect_whole(response, 2, 100);
+    mixed += response->spans.size() > 1;
+    EXPECT_TRUE(response->spans.size() == 1 || response->spans[0].version == Version{1});
+  }
+  EXPECT_GT(mixed, 0u);
+  // The directory has the new policy, bit by bit.
+  const auto there = delta::Checkpoint::open(options_.folder);
+  ASSERT_TRUE(there);
+  EXPECT_EQ(*delta::digest_state(there->view()), policies_.digest(2));
+}
+
+TEST_P(RemoteTest, WhatIsOnlyOnTheWayIsNotLoaded) {
+  attach();
+  install(policies_.snapshot(1));
+  const int before = server_->count(load_path());
+  for (std::size_t v = 1; v < 4; ++v) {
+    overlay::Publication p = policies_.delta(v, v + 1);
+    p.activate = v == 3;
+    ASSERT_TRUE(engine_->install(p));
+    EXPECT_EQ(engine_->version(), Version{v == 3 ? 4u : 1u});
+  }
+  EXPECT_EQ(server_->count(load_path()), before + 1);
+}
+
+TEST_P(RemoteTest, BadPublicationsChangeNothing) {
+  attach();
+  EXPECT_EQ(engine_->install(policies_.delta(1, 2)).error().code, Code::kStale);
+  install(policies_.snapshot(1));
+  overlay::Publication other = policies_.delta(1, 2);
+  other.policy_digest = policies_.digest(3).bytes;
+  EXPECT_EQ(engine_->install(other).error().code, Code::kCorrupt);
+  EXPECT_EQ(engine_->install(policies_.delta(2, 3)).error().code, Code::kStale);
+  EXPECT_EQ(engine_->version(), Version{1});
+  install(policies_.delta(1, 2));
+  install(policies_.snapshot(5));
+  install(policies_.snapshot(4));
+}
+
+// It says that it has loaded, and answers as before: seen, and asked again.
+TEST_P(RemoteTest, StaleWeightsAreSeen) {
+  attach();
+  install(policies_.snapshot(1));
+  const int before = server_->count(load_path());
+  server_->fault({"load", "stale", 2});
+  install(policies_.delta(1, 2));
+  EXPECT_EQ(server_->count(load_path()), before + 3);
+  submit(1);
+  expect_whole(finish().at(1), 2);
+  server_->fault({"load", "stale", 1000});
+  const Status never = engine_->install(policies_.delta(2, 3));
+  ASSERT_FALSE(never);
+  EXPECT_THAT(never.error().message(), HasSubstr("answers as under another version"));
+  EXPECT_FALSE(engine_->state());
+}
+
+TEST_P(RemoteTest, AReloadThatFailsOrHangsIsTriedAgain) {
+  options_.patience = milliseconds(300);
+  attach();
+  install(policies_.snapshot(1));
+  server_->fault({"load", "fails"});
+  server_->fault({"load", "hang", 1, 0, milliseconds(400)});
+  server_->fault({"load", "status", 1, 500});
+  install(policies_.delta(1, 2));
+  submit(1);
+  expect_whole(finish().at(1), 2);
+}
+
+TEST_P(RemoteTest, NothingIsLostWhileItIsLoadingOrConnectionsBreak) {
+  attach();
+  server_->fault({"health", "status", 3, 503});
+  install(policies_.snapshot(1));
+  server_->fault({"draw", "status", 3, 503});
+  server_->fault({"draw", "disconnect", 2});
+  server_->fault({"draw", "status", 2, 500});
+  for (std::uint64_t id = 0; id < 10; ++id) submit(id);
+  const auto all = finish();
+  EXPECT_EQ(all.size(), 10u);
+  for (const auto& [id, response] : all) expect_whole(response, 1);
+}
+
+// One answer that cannot be right hurts one response, and says what is wrong with it.
+TEST_P(RemoteTest, AnswersThatCannotBeRightAreRefused) {
+  attach();
+  install(policies_.snapshot(1));
+  std::vector<std::string> faults{"no_logprobs", "few_logprobs", "nan", "positive", "reordered", "token", "long", "short", "html"};
+  if (GetParam() == Speaks::kVllm) faults.push_back("foreign");
+  std::uint64_t id = 0;
+  for (const std::string& what : faults) {
+    server_->fault({"draw", what});
+    submit(++id, 12);
+    const auto all = finish();
+    ASSERT_TRUE(all.contains(id)) << what;
+    ASSERT_FALSE(all.at(id)) << what << " was taken";
+    EXPECT_EQ(all.at(id).error().code, Code::kCorrupt) << what << ": " << all.at(id).error().message();
+  }
+  server_->fault({"draw", "status", 1, 400});
+  submit(++id);
+  EXPECT_EQ(finish().at(id).error().code, Code::kInvalid);
+  server_->fault({"draw", "status", 3, 500});  // it fails at this one
+  submit(++id);
+  EXPECT_EQ(finish().at(id).error().code, Code::kInternal);
+  submit(++id);
+  expect_whole(finish().at(id), 1);
+}
+
+// Somebody starts it anew behind our back, with other weights.
+TEST_P(RemoteTest, AnotherProcessAtTheSameAddressGetsThePolicy) {
+  attach();
+  install(policies_.snapshot(1));
+  install(policies_.delta(1, 2));
+  TemporaryFolder old;
+  const auto encoded = policies_.snapshot(1);
+  ASSERT_TRUE(delta::write_checkpoint(old.path(), delta::decode_snapshot(encoded.payload.bytes()->bytes())->view()));
+  const int before = server_->count(load_path());
+  server_->replace(old.path());
+  if (GetParam() == Speaks::kVllm) {
+    server_->fault({"draw", "disconnect"});  // what one sees of it
+    server_->replace(options_.folder);       // it reads the folder, as it was told to
+  }
+  submit(1);
+  expect_whole(finish().at(1), 2);
+  EXPECT_EQ(server_->count(load_path()), before + (GetParam() == Speaks::kSglang ? 1 : 0));
+}
+
+TEST_P(RemoteTest, LogprobsOfAnotherTemperatureAreRefused) {
+  task_.spec.set_temperature(0.7);
+  attach();
+  install(policies_.snapshot(1));
+  submit(1);
+  expect_whole(finish().at(1), 1);
+  engine_.reset();
+  named_ = false;
+  server_->fault({"draw", "raw"});
+  make();
+  if (GetParam() == Speaks::kVllm) {
+    ASSERT_TRUE(delta_free_first(policies_.snapshot(1)));
+  }
+  const Status refused = engine_->install(policies_.snapshot(1));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::kInvalid);
+  EXPECT_THAT(refused.error().message(), HasSubstr("temperature 1"));
+}
+
+TEST_P(RemoteTest, TruncatedSamplingIsRefused) {
+  options_.url = "http://127.0.0.1:1";
+  for (const auto& change : std::vector<std::function<void(schema::RunSpec&)>>{
+           [](auto& s) { s.set_top_p(0.9); }, [](auto& s) { s.set_top_k(20); }, [](auto& s) { s.set_min_p(0.1); }}) {
+    schema::RunSpec kept = task_.spec;
+    change(task_.spec);
+    const auto engine = make_remote_engine(options_, task_, host_);
+    ASSERT_FALSE(engine);
+    EXPECT_THAT(engine.error().message(), HasSubstr("rollout.top_p"));
+    task_.spec = kept;
+  }
+}
+
+TEST_P(RemoteTest, AbortedAndUnfitSequencesLeaveNothing) {
+  attach(milliseconds(1));
+  install(policies_.snapshot(1));
+  submit(1, 60);
+  submit(2, 10);
+  engine_->submit({3, {}, 5, 1});
+  engine_->submit({4, {static_cast<model::Token>(task_.model.vocab_size)}, 5, 1});
+  const std::vector<Outcome> unfit = engine_->poll(Duration{});
+  ASSERT_EQ(unfit.size(), 2u);
+  for (const Outcome& outcome : unfit) EXPECT_EQ(outcome.response.error().code, Code::kInvalid);
+  engine_->abort(1);
+  const auto all = finish();
+  EXPECT_EQ(all.size(), 1u);
+  expect_whole(all.at(2), 1, 10);
+  EXPECT_EQ(engine_->inside(), 0u);
+}
+
+TEST_P(RemoteTest, StopEndsEveryWait) {
+  options_.url = "http://127.0.0.1:1";  // nobody is there
+  make();
+  while_waiting_ = [this] { stop_ = true; };
+  EXPECT_EQ(engine_->install(policies_.snapshot(1)).error().code, Code::kCancelled);
+}
+
+// ---- as a child ----
+
+class ChildTest : public RemoteTest {
+ protected:
+  std::string command(const std::string& more) const {
+    return std::string(ECHOLINE_ENGINE_PROGRAM) + (GetParam() == Speaks::kSglang ? " sglang" : " vllm") + " {model} {port} --hash " + more;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Engines, ChildTest, ::testing::Values(Speaks::kSglang, Speaks::kVllm),
+                         [](const auto& info) { return info.param == Speaks::kSglang ? "Sglang" : "Vllm"; });
+
+TEST_P(ChildTest, AServerThatDiesIsStartedAgainAndNothingIsLost) {
+  options_.command = command("--die-once " + (folder_.path() / "died").string());
+  make();
+  install(policies_.snapshot(1));
+  for (std::uint64_t id = 0; id < 12; ++id) submit(id);
+  const auto all = finish();
+  EXPECT_TRUE(fs::exists(folder_.path() / "died"));
+  EXPECT_EQ(all.size(), 12u);
+  for (const auto& [id, response] : all) expect_whole(response, 1);
+  install(policies_.delta(1, 2));
+  submit(50);
+  expect_whole(finish().at(50), 2);
+}
+
+TEST_P(ChildTest, OneThatNeverWorksIsGivenUp) {
+  options_.command = "exit 3 # {model} {port}";
+  make();
+  const Status dies = engine_->install(policies_.snapshot(1));
+  ASSERT_FALSE(dies);
+  EXPECT_THAT(dies.error().message(), HasSubstr("exited with status 3"));
+  EXPECT_FALSE(engine_->state());
+  options_.command = "sleep 1000 # {model} {port}";
+  options_.patience = milliseconds(100);
+  options_.folder = folder_.path() / "other";
+  make();
+  const Status hangs = engine_->install(policies_.snapshot(1));
+  ASSERT_FALSE(hangs);
+  EXPECT_THAT(hangs.error().message(), HasSubstr("was not ready within"));
+}
+
+// ---- parts ----
+
+bool alive(pid_t pid) {
+  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
+  std::string id, name, state;
+  return (stat >> id >> name >> state) && state != "Z";
+}
+
+pid_t pid_in(const fs::path& file) {
+  for (int i = 0; i < 1000; ++i) {
+    pid_t pid = 0;
+    if (std::ifstream(file) >> pid) return pid;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return 0;
+}
+
+bool ends(pid_t pid) {
+  for (int i = 0; i < 1000 && alive(pid); ++i) std::this_thread::sleep_for(milliseconds(5));
+  return !alive(pid);
+}
+
+TEST(Child, EndsWithAllThatItStarted) {
+  TemporaryFolder folder;
+  const std::string command = fmt::format("sleep 1000 & echo $! > {0}/a; trap '' TERM; echo $$ > {0}/b; while :; do sleep 0.01; done",
+                                          folder.path().string());
+  auto child = *Child::start(command, {{"X", "1"}}, {});
+  const pid_t a = pid_in(folder.path() / "a"), b = pid_in(folder.path() / "b");
+  ASSERT_TRUE(alive(a) && alive(b));
+  EXPECT_FALSE(child->ended());
+  child.reset();
+  EXPECT_TRUE(ends(a));
+  EXPECT_TRUE(ends(b));
+}
+
+// The worker is killed by force: its server goes, and so does what it had in memory.
+TEST(Child, DoesNotOutliveAProcessThatIsKilled) {
+  TemporaryFolder folder;
+  const fs::path policy = folder.path() / "policy";
+  fs::create_directory(policy);
+  const pid_t parent = ::fork();
+  if (parent == 0) {
+    auto child = Child::start(fmt::format("echo $$ > {}/pid; exec sleep 1000", folder.path().string()), {}, policy);
+    ::pause();
+    ::_exit(child ? 0 : 1);
+  }
+  const pid_t engine = pid_in(folder.path() / "pid");
+  ASSERT_TRUE(alive(engine));
+  ::kill(parent, SIGKILL);
+  ::waitpid(parent, nullptr, 0);
+  EXPECT_TRUE(ends(engine));
+  for (int i = 0; i < 1000 && fs::exists(policy); ++i) std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_FALSE(fs::exists(policy));
+}
+
+TEST(PolicyFolder, IsItsOwnersAlone) {
+  TemporaryFolder folder;
+  const fs::path where = folder.path() / "policy";
+  auto first = PolicyFolder::make({{"config.json", "{}"}}, where);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(PolicyFolder::make({}, where).error().code, Code::kUnavailable);
+  first->reset();
+  EXPECT_FALSE(fs::exists(where));
+  fs::create_directory(where);
+  std::ofstream(where / "mine") << "x";
+  EXPECT_EQ(PolicyFolder::make({}, where).error().code, Code::kInvalid);
+  EXPECT_TRUE(fs::exists(where / "mine"));
+}
+
+TEST(PolicyFolder, WhatAKilledWorkerLeftIsRemoved) {
+  TemporaryFolder memory;
+  fs::create_directory(memory.path() / "echoline-engine-abcdef");
+  std::ofstream(memory.path() / "echoline-engine-abcdef" / ".echoline-worker");
+  fs::create_directory(memory.path() / "somebody");
+  auto first = *PolicyFolder::make({}, {}, memory.path());
+  auto second = *PolicyFolder::make({}, {}, memory.path());
+  EXPECT_FALSE(fs::exists(memory.path() / "echoline-engine-abcdef"));
+  EXPECT_TRUE(fs::exists(memory.path() / "somebody"));
+  EXPECT_TRUE(fs::exists(first->path()));
+  EXPECT_TRUE(fs::exists(second->path()));
+}
+
+}  // namespace
+}  // namespace echoline::worker

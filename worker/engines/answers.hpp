@@ -1,0 +1,70 @@
+// Reading the JSON of a server that may answer anything. Private to worker/.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "base/result.hpp"
+#include "base/text.hpp"
+#include "model/config.hpp"
+
+namespace echoline::worker {
+
+using nlohmann::json;
+
+template <class... Args>
+Error odd_answer(fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kCorrupt, "answer of the engine", format, std::forward<Args>(args)...);
+}
+
+inline std::string excerpt(const json& value) {
+  return printable(value.dump(-1, ' ', false, json::error_handler_t::replace), 200);
+}
+
+inline Result<json> parse_answer(std::string_view body) {
+  json parsed = json::parse(body, nullptr, false);
+  if (!parsed.is_object()) return odd_answer("expected a JSON object, found '{}'", printable(body, 200));
+  return parsed;
+}
+
+// The value at a path of keys; null where there is none.
+template <class... Keys>
+const json& at(const json& value, const Keys&... keys) {
+  static const json kNone;
+  const json* here = &value;
+  for (const char* key : {static_cast<const char*>(keys)...}) {
+    if (!here->is_object()) return kNone;
+    const auto found = here->find(key);
+    if (found == here->end()) return kNone;
+    here = &*found;
+  }
+  return *here;
+}
+
+inline Result<model::Token> token_of(const json& value) {
+  if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<model::Token>::max())
+    return odd_answer("expected a token, found {}", excerpt(value));
+  return value.get<model::Token>();
+}
+
+inline Result<std::vector<model::Token>> tokens_of(const json& value, std::string_view what) {
+  if (!value.is_array()) return odd_answer("expected a list of tokens in {}, found {}", what, excerpt(value));
+  std::vector<model::Token> tokens;
+  tokens.reserve(value.size());
+  for (const json& one : value) {
+    ECHO_ASSIGN(const model::Token token, token_of(one));
+    tokens.push_back(token);
+  }
+  return tokens;
+}
+
+inline Result<double> logprob_of(const json& value) {
+  if (!value.is_number()) return odd_answer("expected a log-probability, found {}", excerpt(value));
+  return value.get<double>();
+}
+
+inline std::optional<std::string> text_of(const json& value) {
+  if (!value.is_string()) return std::nullopt;
+  return value.get<std::string>();
+}
+
+}  // namespace echoline::worker

@@ -1,0 +1,60 @@
+// Whether an engine has the weights that it says it has, by the log-probabilities that it gives to the tokens of one fixed text.
+// Pure. Private to worker/.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "overlay/types.hpp"
+
+namespace echoline::worker {
+
+// What it proves: weights changed where they had to, and the same weights are there again after a restart. What it does not: that
+// changed weights are the right ones; nobody can say without running the model.
+class Fingerprints {
+ public:
+  using Values = std::vector<double>;  // nats
+  static constexpr std::size_t kKept = 16;
+  static constexpr double kSameMax = 0.1;  // nats per token, mean: kernels differ from process to process
+
+  enum class Verdict {
+    kNew,    // as no policy before
+    kSame,   // as this policy before
+    kStale,  // as another policy before, exactly
+    kOther,  // not as this policy before
+  };
+
+  // `noise`: how far two answers of the same weights in the same process were apart.
+  Verdict judge(const overlay::Digest& digest, const Values& values, double noise) const {
+    double own = -1, nearest = std::numeric_limits<double>::infinity();
+    for (const auto& [known, seen] : seen_) {
+      const double apart = distance(seen, values);
+      if (known == digest) own = apart;
+      else nearest = std::min(nearest, apart);
+    }
+    if (own >= 0) return own <= std::max(noise, kSameMax) && own <= std::max(noise, nearest) ? Verdict::kSame : Verdict::kOther;
+    return nearest <= noise ? Verdict::kStale : Verdict::kNew;
+  }
+
+  void keep(const overlay::Digest& digest, Values values) {
+    std::erase_if(seen_, [&](const auto& s) { return s.first == digest; });
+    seen_.emplace_back(digest, std::move(values));
+    if (seen_.size() > kKept) seen_.pop_front();
+  }
+
+  // Nats per token, mean; infinite where they are not comparable.
+  static double distance(const Values& a, const Values& b) {
+    if (a.size() != b.size() || a.empty()) return std::numeric_limits<double>::infinity();
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += std::abs(a[i] - b[i]);
+    return sum / static_cast<double>(a.size());
+  }
+
+ private:
+  std::deque<std::pair<overlay::Digest, Values>> seen_;  // the newest last
+};
+
+}  // namespace echoline::worker

@@ -1,0 +1,45 @@
+#include "worker/engines/make.hpp"
+
+#include "worker/engines/builtin.hpp"
+#include "worker/engines/remote.hpp"
+#include "worker/groups.hpp"
+
+namespace echoline::worker {
+namespace {
+
+Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task& task) {
+  BuiltinOptions b;
+  b.model = task.model;
+  b.sampling.temperature = task.spec.temperature();
+  b.sampling.top_p = task.spec.top_p();
+  b.sampling.top_k = task.spec.top_k();
+  b.sampling.min_p = task.spec.min_p();
+  b.sampling.eos = task.phrasing->eos();
+  b.threads = options.threads;
+  b.rows_max = options.rollouts_at_once;
+  b.cache_max = options.cache_max.value_or(b.cache_max);
+  return make_builtin_engine(b);
+}
+
+}  // namespace
+
+Result<EngineMaker> engine_maker(EngineOptions options) {
+  constexpr std::string_view kOperation = "engine";
+  const bool served = options.kind != EngineKind::kBuiltin;
+  if (!served && (!options.command.empty() || !options.url.empty() || !options.folder.empty()))
+    return fail(Code::kInvalid, kOperation, "a command, an address or a folder is for an engine that is a server: name it, sglang or vllm");
+  if (served && options.command.empty() == options.url.empty())
+    return fail(Code::kInvalid, kOperation, "expected exactly one of the command that starts it and the address of one that runs");
+  if (!options.command.empty())
+    for (const char* place : {"{model}", "{port}"})
+      if (options.command.find(place) == std::string::npos)
+        return fail(Code::kInvalid, kOperation, "expected a command with {{model}} and {{port}}, which it is to load and to listen on; {} "
+                    "is missing in '{}'", place, options.command);
+  if (!options.url.empty() && options.url.find("://") == std::string::npos)
+    return fail(Code::kInvalid, kOperation, "expected an address like http://127.0.0.1:30000, found '{}'", options.url);
+  return EngineMaker([options = std::move(options)](const Task& task, const EngineHost& host) {
+    return options.kind == EngineKind::kBuiltin ? builtin(options, task) : make_remote_engine(options, task, host);
+  });
+}
+
+}  // namespace echoline::worker

@@ -1,0 +1,33 @@
+// Which engine generates on a worker, and what is to be known of it.
+#pragma once
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "base/units.hpp"
+#include "worker/engine.hpp"
+
+namespace echoline::worker {
+
+enum class EngineKind { kBuiltin, kSglang, kVllm };
+
+struct EngineOptions {
+  EngineKind kind = EngineKind::kBuiltin;
+  std::size_t rollouts_at_once = 256;  // responses generated together, at most
+
+  // Built in.
+  int threads = 1;                 // of libtorch
+  std::optional<Bytes> cache_max;  // for keys and values; absent: as many as the engine takes
+
+  // A server of its own. Exactly one of the two: a shell command that starts it, in which {model} and {port} stand for the
+  // folder of the policy and the port to listen on, or the address of one that runs already and reads that folder.
+  std::string command, url;
+  std::filesystem::path folder;  // of the policy; empty: a new one in memory
+  Duration patience = std::chrono::minutes(10);  // with its start, with the loading of a policy, with an answer
+  Duration retry_first = std::chrono::milliseconds(250);         // doubled from one attempt to the next
+};
+
+// kInvalid: options that do not go together.
+Result<EngineMaker> engine_maker(EngineOptions options);
+
+}  // namespace echoline::worker

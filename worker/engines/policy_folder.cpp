@@ -1,0 +1,155 @@
+#include "worker/engines/policy_folder.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "base/log.hpp"
+#include "delta/in_place.hpp"
+#include "delta/patch.hpp"
+
+namespace echoline::worker {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kOperation = "policy folder";
+constexpr const char *kLock = ".echoline-worker", *kMaking = "echoline-making-", *kPrefix = "echoline-engine-";
+constexpr std::uint64_t kBesides = 16 << 20;  // headers, and other files
+
+// Held as long as the descriptor is open, by this process alone.
+std::unique_ptr<Descriptor> take_lock(const fs::path& folder, bool create) {
+  auto lock = std::make_unique<Descriptor>(::open((folder / kLock).c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600));
+  if (lock->get() < 0 || ::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) return nullptr;
+  return lock;
+}
+
+void empty(const fs::path& folder) {
+  std::error_code ec;
+  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
+    std::error_code ignored;
+    if (it->path().filename() != kLock) fs::remove_all(it->path(), ignored);
+  }
+}
+
+// What workers left that were killed.
+void sweep(const fs::path& memory) {
+  std::error_code ec;
+  for (fs::directory_iterator it(memory, ec), end; !ec && it != end; it.increment(ec)) {
+    if (!it->path().filename().string().starts_with(kPrefix)) continue;
+    const auto lock = take_lock(it->path(), false);
+    if (!lock) continue;
+    std::error_code ignored;
+    fs::remove_all(it->path(), ignored);
+    log::info("removed {}, which a worker that is gone had left", it->path().string());
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PolicyFolder>> PolicyFolder::make(const std::map<std::string, std::string>& files, const fs::path& where,
+                                                         const fs::path& memory) {
+  std::unique_ptr<PolicyFolder> made(new PolicyFolder());
+  std::error_code ec;
+  if (where.empty()) {
+    sweep(memory);
+    std::string making = fmt::format("{}/{}XXXXXX", memory.string(), kMaking);
+    if (::mkdtemp(making.data()) == nullptr) return os_error(kOperation, memory);
+    made->lock_ = take_lock(making, true);
+    made->path_ = memory / fmt::format("{}{}", kPrefix, making.substr(making.size() - 6));
+    fs::rename(making, made->path_, ec);  // only now may others take it for one that was left
+    if (!made->lock_ || ec) {
+      fs::remove_all(making, ec);
+      return fail(Code::kIo, kOperation, "{}: a folder cannot be made there", memory.string());
+    }
+    made->is_new_ = true;
+  } else {
+    made->path_ = fs::absolute(where);
+    ECHO_TRY(make_folders(made->path_));
+    if (!fs::is_empty(made->path_, ec) && !fs::exists(made->path_ / kLock, ec)) {
+      const fs::path taken = std::exchange(made->path_, {});
+      return fail(Code::kInvalid, kOperation, "{}: expected an empty folder, found files that no worker has put there; choose another",
+                  taken.string());
+    }
+    made->lock_ = take_lock(made->path_, true);
+    if (!made->lock_) {
+      const fs::path taken = std::exchange(made->path_, {});
+      return fail(Code::kUnavailable, kOperation, "{}: another worker has it; each needs a folder of its own", taken.string());
+    }
+    empty(made->path_);
+  }
+  for (const auto& [name, text] : files) ECHO_TRY(write_file_atomic(made->path_ / name, text));
+  return made;
+}
+
+PolicyFolder::~PolicyFolder() {
+  if (path_.empty()) return;
+  empty(path_);
+  std::error_code ec;
+  fs::remove(path_ / kLock, ec);
+  fs::remove(path_, ec);  // a mount point stays
+}
+
+Status PolicyFolder::install(const overlay::Publication& publication) {
+  ECHO_ASSIGN(const overlay::Slice payload, publication.payload.bytes());
+  ECHO_ASSIGN(const delta::PatchInfo info, delta::inspect(payload.bytes()));
+  if (info.result.bytes != publication.policy_digest)
+    return fail(Code::kCorrupt, "install policy", "version {}: expected digest {}, found {}", publication.version,
+                overlay::to_hex(publication.policy_digest), info.result.hex());
+  if (!publication.base) {
+    ECHO_TRY(install_snapshot(payload.bytes(), info.state_bytes));
+  } else {
+    if (version_ != publication.base)
+      return fail(Code::kStale, "install policy", "version {} is a delta on version {}, but {} is installed",
+                  publication.version, *publication.base,
+                  version_ ? fmt::format("version {}", *version_) : std::string("nothing"));
+    ECHO_TRY(delta::apply_in_place(path_, payload.bytes()));
+  }
+  version_ = publication.version;
+  digest_ = publication.policy_digest;
+  return ok();
+}
+
+// Over the tensors that are there, where they are the same ones. Nothing is written before the digest of all is proven, and a
+// crash on the way leaves a folder that is removed.
+Status PolicyFolder::install_snapshot(std::span<const std::byte> patch, std::uint64_t state_bytes) {
+  if (!version_) ECHO_TRY(check_room(state_bytes));
+  ECHO_ASSIGN(const delta::OwnedState state, delta::decode_snapshot(patch));
+  const delta::StateView tensors = state.view();
+  if (!version_) return delta::write_checkpoint(path_, tensors);
+  ECHO_ASSIGN(const delta::Checkpoint there, delta::Checkpoint::open(path_));
+  const auto same = [](const delta::TensorView& a, const delta::TensorView& b) {
+    return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
+  };
+  if (!std::equal(tensors.begin(), tensors.end(), there.view().begin(), there.view().end(), same))
+    return fail(Code::kInvalid, "install policy", "its tensors are not those of the policy before");
+  version_.reset();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const delta::Checkpoint::Place place = there.place(i);
+    const Descriptor file(::open(there.file_path(place.file).c_str(), O_WRONLY | O_CLOEXEC));
+    for (std::size_t done = 0; done < tensors[i].bytes.size();) {
+      const ssize_t n = ::pwrite(file.get(), tensors[i].bytes.data() + done, tensors[i].bytes.size() - done,
+                                 static_cast<off_t>(place.first_byte + done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return os_error("install policy", there.file_path(place.file));
+      done += static_cast<std::size_t>(n);
+    }
+  }
+  return ok();
+}
+
+Status PolicyFolder::check_room(std::uint64_t bytes) const {
+  struct statvfs room {};
+  if (::statvfs(path_.c_str(), &room) != 0) return os_error(kOperation, path_);
+  const std::uint64_t there = static_cast<std::uint64_t>(room.f_bavail) * room.f_frsize;
+  if (there >= bytes + kBesides) return ok();
+  return fail(Code::kExhausted, "install policy",
+              "the policy has {} and {} has room for {}: give it more (`--shm-size` of a container, `mount -o "
+              "remount,size=...`), or name a folder elsewhere with --engine-folder",
+              to_text(Bytes{bytes}), path_.string(), to_text(Bytes{there}));
+}
+
+}  // namespace echoline::worker

@@ -1,0 +1,52 @@
+// The installed policy as a Hugging Face directory in memory, for an engine that reads it from there. Private to worker/.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/files.hpp"
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "overlay/types.hpp"
+
+namespace echoline::worker {
+
+// Where folders are made that nobody has chosen.
+inline constexpr const char* kMemoryFolder = "/dev/shm";
+
+// One thread. The folder is this object's alone, and goes with it; what a process left that was killed, the next one removes.
+// Its size is that of the policy. A snapshot takes as much memory again while it is decoded, a delta its journal.
+class PolicyFolder {
+ public:
+  // `files`: configuration and tokenizer, by name. `where`: a folder that is empty, absent or one of these; empty: a new one in
+  // `memory`. kInvalid: it holds files of somebody else; kUnavailable: another worker has it.
+  static Result<std::unique_ptr<PolicyFolder>> make(const std::map<std::string, std::string>& files,
+                                                    const std::filesystem::path& where = {},
+                                                    const std::filesystem::path& memory = kMemoryFolder);
+  ~PolicyFolder();
+  PolicyFolder(const PolicyFolder&) = delete;
+  PolicyFolder& operator=(const PolicyFolder&) = delete;
+
+  // As Engine::install(), on the files; kExhausted: they do not fit. Whoever reads them must not be at it.
+  Status install(const overlay::Publication& publication);
+  std::optional<Version> version() const { return version_; }
+  const overlay::Digest& digest() const { return digest_; }
+
+  const std::filesystem::path& path() const { return path_; }
+  bool is_new() const { return is_new_; }  // made by this process, of this name
+
+ private:
+  PolicyFolder() = default;
+  Status install_snapshot(std::span<const std::byte> patch, std::uint64_t state_bytes);
+  Status check_room(std::uint64_t bytes) const;
+
+  std::filesystem::path path_;
+  bool is_new_ = false;
+  std::unique_ptr<Descriptor> lock_;
+  std::optional<Version> version_;
+  overlay::Digest digest_{};
+};
+
+}  // namespace echoline::worker
