@@ -345,6 +345,27 @@ void read_fleet(ConfigSection s, FleetSection& c) {
   s.read("replace_lost", c.replace_lost, "rent another where a worker was lost");
 }
 
+void read_worker(ConfigSection s, const RolloutSection& rollout, WorkerSection& c) {
+  s.read_choice("engine", c.engine, {{"builtin", "builtin"}, {"sglang", "sglang"}, {"vllm", "vllm"}},
+                "what generates on a rented worker: the engine that comes with it, or a server that it starts");
+  s.read("engine_command", c.engine_command,
+         "the shell command that starts sglang or vllm; {model} stands for the directory of the policy, {port} for the port to listen on");
+  s.read("engine_patience", c.engine_patience, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
+         "how long its start, loading a policy, or an answer may take before it counts as hung");
+  if (c.engine == "builtin") {
+    if (!c.engine_command.empty()) s.error("engine_command", "is for an engine that is a server: set worker.engine as well");
+    return;
+  }
+  for (const char* place : {"{model}", "{port}"})
+    if (c.engine_command.find(place) == std::string::npos)
+      s.error("engine_command", fmt::format("expected the command that starts {}, with {{model}} and {{port}} in it; {} is missing", c.engine,
+                                            place));
+  if (rollout.top_p < 1 || rollout.top_k > 0 || rollout.min_p > 0)
+    s.error("engine", fmt::format("{} does not say how likely a token was among those that rollout.top_p, top_k and min_p leave: leave "
+                                  "none out (1, 0 and 0), or use the built-in engine",
+                                  c.engine));
+}
+
 void read_all(ConfigSection root, RunConfig& c) {
   read_run(root.section("run", "The run itself."), c.run);
   read_model(root.section("model", "The model that is trained. Exactly one of the two keys is needed."), c.model);
@@ -357,9 +378,15 @@ void read_all(ConfigSection root, RunConfig& c) {
   c.learner.loss.fixed_length = c.rollout.response_tokens_max;
   read_network(root.section("network", "How policies and trajectories travel."), c.network);
   read_fleet(root.section("fleet", "What is rented."), c.fleet);
+  read_worker(root.section("worker", "What rented workers generate with; see engines.md."), c.rollout, c.worker);
 }
 
 }  // namespace
+
+std::vector<std::string> WorkerSection::arguments() const {
+  if (engine == "builtin") return {};
+  return {"--engine", engine, "--engine-command", engine_command, "--engine-patience", fmt::format("{} s", seconds(engine_patience))};
+}
 
 Result<RunConfig> load_run_config(const std::filesystem::path& path,
                                   const std::vector<std::pair<std::string, std::string>>& overrides) {

@@ -148,6 +148,15 @@ struct FleetSection {
   bool replace_lost = true;
 };
 
+// What rented workers generate with.
+struct WorkerSection {
+  std::string engine = "builtin";  // "builtin", "sglang", "vllm"
+  std::string engine_command;      // starts the latter two
+  Duration engine_patience = std::chrono::minutes(10);
+  // Words that `echoline worker` takes for it.
+  std::vector<std::string> arguments() const;
+};
+
 struct RunConfig {
   RunSection run;
   ModelSection model;
@@ -158,6 +167,7 @@ struct RunConfig {
   LearnerSection learner;
   NetworkSection network;
   FleetSection fleet;
+  WorkerSection worker;
   std::string resolved_yaml;  // what was read, defaults included
   std::filesystem::path run_folder() const { return run.folder / run.name; }
 };

@@ -326,6 +326,8 @@ class Service {
                    folder.string(), "--up", fmt::format("{} bit/s", worker_up(config_, offer).bits_per_s), "--down",
                    fmt::format("{} bit/s", worker_down(config_, offer).bits_per_s), "--rollouts-per-s",
                    fmt::format("{}", offer.rollouts_per_s)};
+      const std::vector<std::string> engine = config_.worker.arguments();
+      spec.argv.insert(spec.argv.end(), engine.begin(), engine.end());
     } else {
       const auto reached = overlay::reached_from_elsewhere(node_->endpoint());
       const std::string& bind = config_.network.bind;
@@ -340,6 +342,8 @@ class Service {
         spec.ports = {kContainerPort};
         words.insert(words.end(), {"--port", std::to_string(kContainerPort)});
       }
+      const std::vector<std::string> engine = config_.worker.arguments();
+      words.insert(words.end(), engine.begin(), engine.end());
       if (const auto& bundle = node_->bundle()) {
         spec.argv = provisioner::host_command({at, bundle->sha256, bundle->key_pin, bundle->authority}, words);
         spec.found_there = true;

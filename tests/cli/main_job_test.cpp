@@ -398,6 +398,34 @@ TEST(MainJob, WhoIsKilledAndWhoIsPreemptedAreReplaced) {
   EXPECT_EQ(decided["replaced"], 2);
 }
 
+// Each worker starts a server that loads the policy from a directory in memory, and nothing of either is left.
+TEST(MainJob, GeneratesWithServersOverHttp) {
+  TemporaryFolder folder;
+  const auto left = [] {
+    std::vector<std::string> all;
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+      if (entry.path().filename().string().starts_with("echoline-engine-")) all.push_back(entry.path().filename());
+    return all;
+  };
+  const auto before = left();
+  const Outcome outcome = run_program(
+      up(folder.path(), {"--set", "worker.engine=vllm", "--set", std::string("worker.engine_command=") + ECHOLINE_ENGINE_PROGRAM + " vllm {model} {port}",
+                         "--set", "rollout.prompts_per_step=8", "--set", "learner.warm_start.steps_max=20", "--set", "run.steps=4", "--set",
+                         "fleet.workers_max=2"}),
+      seconds(240));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report.at("steps"), 4);
+  EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());
+  EXPECT_EQ(report.at("weights").at("version"), 4);
+  for (const json& worker : report.at("workers")) EXPECT_GT(worker.at("rollouts").get<int>(), 0);
+  for (const json& step : json_lines(folder.path() / "quickstart" / "metrics.jsonl"))
+    if (step.at("kind") == "step") {
+      EXPECT_LT(std::abs(step.at("behaviour_kl").get<double>()), 0.5) << "log-probabilities of another policy: " << step;
+    }
+  EXPECT_EQ(left(), before);
+}
+
 TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
   TemporaryFolder folder;
   const std::filesystem::path run = folder.path() / "quickstart";

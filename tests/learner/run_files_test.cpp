@@ -1,4 +1,5 @@
 // Run files, the run's folder, and the report made from its measurements.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -19,6 +20,8 @@ namespace echoline::learner {
 namespace {
 
 using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 class RunFilesTest : public ::testing::Test {
  protected:
@@ -115,6 +118,22 @@ TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
   EXPECT_EQ(config.error().code, Code::kInvalid);
   EXPECT_NE(config.error().detail.find("--set run.steps"), std::string::npos) << config.error().detail;
   EXPECT_NE(config.error().detail.find("--set network.uplink"), std::string::npos) << config.error().detail;
+}
+
+TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
+  const auto refused = [&](std::vector<std::pair<std::string, std::string>> overrides) {
+    const auto config = load_run_config("configs/quickstart.yaml", overrides);
+    return config ? std::string() : config.error().message();
+  };
+  const std::pair<std::string, std::string> vllm{"worker.engine", "vllm"}, command{"worker.engine_command", "vllm serve {model} --port {port}"};
+  EXPECT_THAT(refused({vllm}), HasSubstr("{model}"));
+  EXPECT_THAT(refused({vllm, {"worker.engine_command", "vllm serve {model}"}}), HasSubstr("{port}"));
+  EXPECT_THAT(refused({command}), HasSubstr("worker.engine"));
+  EXPECT_THAT(refused({vllm, command, {"rollout.top_p", "0.9"}}), HasSubstr("rollout.top_p"));
+  const auto config = load_run_config("configs/quickstart.yaml", {vllm, command});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_THAT(config->worker.arguments(), ElementsAre("--engine", "vllm", "--engine-command", command.second, "--engine-patience", "600 s"));
+  EXPECT_THAT(RunConfig{}.worker.arguments(), ElementsAre());
 }
 
 TEST_F(RunFilesTest, StalenessFromStrictlyOnPolicyToWide) {

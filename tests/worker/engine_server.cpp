@@ -29,6 +29,7 @@ struct EngineServer::Impl {
   std::thread listener, scheduler;
   int port = 0;
 
+  std::atomic<int> wanted = 0;
   mutable std::mutex mutex;  // everything below, and the model
   std::condition_variable_any changed;
   std::vector<Fault> faults;
@@ -49,8 +50,8 @@ struct EngineServer::Impl {
         continue;
       }
       for (auto& [id, response] : model->step()) finish(id, std::move(response), false);
-      lock.unlock();  // others get their turn
-      std::this_thread::yield();
+      lock.unlock();  // who waits for it gets it
+      while (wanted > 0) std::this_thread::yield();
       lock.lock();
     }
   }
@@ -111,7 +112,9 @@ struct EngineServer::Impl {
   void routes() {
     const auto on = [this](const char* method, const char* path, auto act) {
       const auto handler = [this, path, act](const Request& request, Response& response) {
+        ++wanted;
         std::unique_lock lock(mutex);
+        --wanted;
         ++counts[path];
         bodies[path] = request.body;
         try {
