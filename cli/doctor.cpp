@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "base/files.hpp"
+#include "cli/built_in.hpp"
 #include "cli/verbs.hpp"
 #include "learner/preflight.hpp"
-#include "model/runtime.hpp"
 #include "overlay/uv/node.hpp"
 #include "provisioner/ledger.hpp"
 
@@ -83,12 +83,7 @@ std::vector<Check> check_run(const Arguments& a) {
 }
 
 int run(const Arguments& a) {
-  const model::Runtime runtime = model::runtime();
-  std::vector<Check> checks{check_machine(), check_disk(), check_database(), check_network()};
-  checks.push_back({"libtorch", Verdict::kOk,
-                    fmt::format("{}, {} threads, {}", runtime.torch_version, runtime.threads,
-                                runtime.cuda_devices > 0 ? fmt::format("{} CUDA devices", runtime.cuda_devices)
-                                                         : std::string("no CUDA device (the CPU is used)"))});
+  std::vector<Check> checks{check_machine(), check_disk(), check_database(), check_network(), check_torch()};
   if (!a.config.empty())
     for (Check& check : check_run(a)) checks.push_back(std::move(check));
   bool failed = false;

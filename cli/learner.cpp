@@ -6,6 +6,7 @@
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "cli/built_in.hpp"
 #include "cli/output.hpp"
 #include "cli/rented_host.hpp"
 #include "cli/signals.hpp"
@@ -40,6 +41,7 @@ int run_learner_verb(const LearnerArguments& a) {
   options.resume = a.resume;
   options.plan = a.plan;
   options.program = own_program();
+  options.built_in = built_in_trainer();
   options.planned = [](const provisioner::Plan& plan) { say("{}\n", plan.to_table()); };
   const auto outcome = learner::run_learner(*config, options, stop);
   if (!outcome) return refuse(outcome.error());

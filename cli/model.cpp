@@ -4,8 +4,7 @@
 
 #include "cli/model_verbs.hpp"
 #include "cli/verbs.hpp"
-#include "model/transformer.hpp"
-#include "model/weights.hpp"
+#include "model/policy.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -23,8 +22,7 @@ Status init_model(const InitArguments& a) {
                 a.preset);
   if (std::filesystem::exists(std::filesystem::path(a.output) / "config.json"))
     return fail(Code::kInvalid, "model init", "{} holds a model already; choose another folder", a.output);
-  ECHO_ASSIGN(const auto transformer, model::init(files.config, a.seed));
-  ECHO_ASSIGN(const delta::OwnedState policy, model::export_policy(*transformer));
+  ECHO_ASSIGN(const delta::OwnedState policy, model::init_policy(files.config, a.seed));
   return model::save_model(a.output, files, policy.view());
 }
 
@@ -42,10 +40,11 @@ int info(const InfoArguments& a) {
     if (!preset) return complain("model info", preset.error());
     config = *preset;
   } else {
-    // Loading is the check: every shard and tensor is read.
-    auto loaded = model::load_model(a.folder);
-    if (!loaded) return complain("model info", loaded.error());
-    config = loaded->transformer->config();
+    const auto files = model::ModelFiles::read(a.folder);
+    if (!files) return complain("model info", files.error());
+    if (const Status checked = model::check_weights(a.folder, files->config); !checked)
+      return complain("model info", checked.error());
+    config = files->config;
   }
   const model::MemoryEstimate memory = model::memory_estimate(*config);
   if (a.json) {

@@ -2,15 +2,13 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "cli/built_in.hpp"
 #include "cli/model_verbs.hpp"
 #include "cli/verbs.hpp"
 #include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
 #include "learner/checkpoint_folder.hpp"
-#include "model/generate.hpp"
 #include "model/phrasing.hpp"
-#include "model/runtime.hpp"
-#include "model/weights.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -72,18 +70,17 @@ struct Said {
 };
 
 Result<Said> say(const GenerateArguments& a) {
-  ECHO_ASSIGN(const model::LoadedModel loaded, model::load_model(a.folder));
+  ECHO_ASSIGN(const model::ModelFiles files, model::ModelFiles::read(a.folder));
   model::PromptStyle style;
   style.chat = a.chat;
   style.system = a.system;
-  ECHO_ASSIGN(const model::Phrasing phrasing, model::Phrasing::make(loaded.files, style));
+  ECHO_ASSIGN(const model::Phrasing phrasing, model::Phrasing::make(files, style));
   Said said;
   ECHO_ASSIGN(said.prompt, phrasing.prompt_text(a.prompt));
   ECHO_ASSIGN(said.prompt_tokens, phrasing.prompt(a.prompt));
   if (a.continuation) {
     ECHO_ASSIGN(said.tokens, phrasing.tokenizer().encode(*a.continuation));
-    ECHO_ASSIGN(said.logprobs, model::score(*loaded.transformer, said.prompt_tokens, said.tokens,
-                                            a.temperature > 0 ? a.temperature : 1.0));
+    ECHO_ASSIGN(said.logprobs, score(a.folder, said.prompt_tokens, said.tokens, a.temperature > 0 ? a.temperature : 1.0));
     said.finish = "given";
   } else {
     model::Sampling options;
@@ -92,10 +89,10 @@ Result<Said> say(const GenerateArguments& a) {
     options.tokens_max = a.tokens_max;
     options.eos = phrasing.eos();
     options.seed = a.seed;
-    ECHO_ASSIGN(auto generations, model::generate(*loaded.transformer, {said.prompt_tokens}, options));
-    said.finish = generations[0].finish == model::Finish::kEos ? "eos" : "length";
-    said.tokens = std::move(generations[0].tokens);
-    said.logprobs = std::move(generations[0].logprobs);
+    ECHO_ASSIGN(model::Generation generation, ask(a.folder, said.prompt_tokens, options));
+    said.finish = generation.finish == model::Finish::kEos ? "eos" : "length";
+    said.tokens = std::move(generation.tokens);
+    said.logprobs = std::move(generation.logprobs);
   }
   said.text = phrasing.answer(said.tokens);
   for (const model::Token token : said.tokens) said.pieces.push_back(phrasing.tokenizer().decode({&token, 1}));

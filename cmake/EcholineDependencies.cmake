@@ -22,8 +22,8 @@ if(ECHOLINE_TESTS)
   pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)
 endif()
 
-if("model" IN_LIST ECHOLINE_CONFIGURED)
-  # libtorch, wrapped: SYSTEM includes, no flags leaked from TorchConfig, and only where model/learner/worker ask for it.
+if(ECHOLINE_TORCH AND "model" IN_LIST ECHOLINE_CONFIGURED)
+  # libtorch, wrapped: SYSTEM includes, no flags leaked from TorchConfig, and only for libraries that ask for it (TORCH).
   find_package(Torch REQUIRED)
   add_library(echoline_torch INTERFACE)
   target_include_directories(echoline_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})

@@ -1,11 +1,13 @@
 #include "learner/policy_source.hpp"
 
-#include "learner/training/built_in.hpp"
-
 namespace echoline::learner {
 
-Result<std::unique_ptr<PolicySource>> make_policy_source(const SourceHost& host, bool resume) {
-  return load_built_in(host, resume);
+Result<SourceMaker> source_maker(const RunConfig&, const SourceMaker& built_in) {
+  if (!built_in)
+    return fail(Code::kInvalid, "learner",
+                "the run wants the built-in trainer, and this echoline was built without libtorch: build it with "
+                "-DECHOLINE_TORCH=ON (the default)");
+  return built_in;
 }
 
 }  // namespace echoline::learner

@@ -1,5 +1,4 @@
-// Where the policies of a run come from: the seam between the service, which knows no tensor, and whoever trains. Private to
-// learner/.
+// Where the policies of a run come from: the seam between the service, which knows no tensor, and whoever trains.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -63,7 +62,11 @@ class PolicySource {
   virtual const std::map<std::string, double>& accuracy() const = 0;  // by `when`
 };
 
-// The one that the run file asks for; with `resume`, as its newest checkpoint has it.
-Result<std::unique_ptr<PolicySource>> make_policy_source(const SourceHost& host, bool resume);
+// Makes a source; with `resume`, as the run's newest checkpoint has it.
+using SourceMaker = std::function<Result<std::unique_ptr<PolicySource>>(const SourceHost& host, bool resume)>;
+
+// The maker of what the run file asks for. `built_in` is empty in a program without the built-in trainer: kInvalid for a run
+// that wants it.
+Result<SourceMaker> source_maker(const RunConfig& config, const SourceMaker& built_in);
 
 }  // namespace echoline::learner

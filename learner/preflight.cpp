@@ -12,10 +12,9 @@
 #include "base/files.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/trajectory.hpp"
-#include "delta/checkpoint.hpp"
 #include "learner/publisher.hpp"
 #include "model/phrasing.hpp"
-#include "model/weights.hpp"
+#include "model/policy.hpp"
 #include "overlay/sizes.hpp"
 #include "overlay/types.hpp"
 #include "overlay/uv/hosts.hpp"
@@ -72,35 +71,9 @@ class Preflighter {
     const std::optional<std::filesystem::path>& folder = config_.model.path;
     ECHO_ASSIGN(const model::ModelFiles files,
                 folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*config_.model.preset));
-    if (folder) ECHO_TRY(check_weights(*folder, files.config));
+    if (folder) ECHO_TRY(model::check_weights(*folder, files.config));
     model_ = files.config;
     ECHO_ASSIGN(phrasing_, run_phrasing(config_.task, files));
-    return ok();
-  }
-
-  // Names, shapes and types, without reading the values.
-  static Status check_weights(const std::filesystem::path& folder, const model::ModelConfig& model) {
-    ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(folder));
-    ECHO_ASSIGN(const delta::StateView layout, model::policy_layout(model));
-    for (const delta::TensorView& wanted : layout) {
-      const auto& stored = checkpoint.view();
-      const auto it =
-          std::find_if(stored.begin(), stored.end(), [&](const auto& tensor) { return tensor.name == wanted.name; });
-      if (it == stored.end())
-        return fail(Code::kInvalid, folder.string(), "tensor '{}' is missing", wanted.name);
-      if (it->shape != wanted.shape)
-        return fail(Code::kInvalid, folder.string(), "tensor '{}' has shape [{}], expected [{}]", wanted.name,
-                    fmt::join(it->shape, ", "), fmt::join(wanted.shape, ", "));
-      if (it->dtype != delta::DType::kBF16 && it->dtype != delta::DType::kF32)
-        return fail(Code::kInvalid, folder.string(), "tensor '{}' has type {}, expected BF16 or F32", wanted.name,
-                    delta::dtype_name(it->dtype));
-    }
-    for (const delta::TensorView& tensor : checkpoint.view()) {
-      const bool wanted = std::any_of(layout.begin(), layout.end(), [&](const auto& t) { return t.name == tensor.name; });
-      if (!wanted && !(model.tie_embeddings && tensor.name == "lm_head.weight"))
-        return fail(Code::kInvalid, folder.string(), "tensor '{}' is unknown to a qwen3 model of {} layers", tensor.name,
-                    model.layers);
-    }
     return ok();
   }
 

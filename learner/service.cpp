@@ -51,6 +51,7 @@ class Service {
   ~Service() { shut_down(); }
 
   Result<ServiceOutcome> run() {
+    ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
     // A run that goes on has a plan already: the market of today is not asked what should have been rented.
     std::filesystem::path plan = options_.plan;
     if (plan.empty() && options_.resume) plan = config_.run_folder() / "plan.json";
@@ -73,10 +74,9 @@ class Service {
     if (options_.resume) ECHO_TRY(listen_early());
     ECHO_ASSIGN(RunTask task, RunTask::read(config_));
     task_.emplace(std::move(task));
-    ECHO_ASSIGN(policy_, make_policy_source({config_, *task_, *record_,
-                                             [this](const std::string& text) { source_phase(text); },
-                                             [this] { return fleet_money(); }, stop_},
-                                            options_.resume));
+    ECHO_ASSIGN(policy_, make_source({config_, *task_, *record_, [this](const std::string& text) { source_phase(text); },
+                                      [this] { return fleet_money(); }, stop_},
+                                     options_.resume));
     if (node_ && step_ != policy_->steps()) {
       log::warn("the checkpoint goes back to step {} instead of {}: workers have to join anew", policy_->steps(), step_);
       node_->stop();

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "base/random.hpp"
 #include "model/cpu_pass.hpp"
 
 namespace echoline::model {
@@ -282,38 +281,6 @@ Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::De
     return std::make_shared<Transformer>(config, device, dtype);
   } catch (const c10::Error& e) {
     return fail(Code::kExhausted, "create model", "{}", e.what_without_backtrace());
-  }
-}
-
-Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed, torch::Device device) {
-  ECHO_ASSIGN(std::shared_ptr<Transformer> model, create(config, device));
-  try {
-    torch::NoGradGuard no_grad;
-    std::uint64_t stream = 0;
-    for (auto& item : model->named_parameters()) {
-      Random random(seed, stream++);
-      Tensor& weight = item.value();
-      if (weight.dim() == 1) {
-        weight.fill_(1.0);
-        continue;
-      }
-      // The sum of 4 x 16 uniform bits, centred and scaled to the standard deviation: normal enough for weights, in
-      // integer arithmetic that no machine's mathematics library changes.
-      Tensor values = torch::empty(weight.sizes(), torch::kFloat);
-      const double unit = config.initializer_range / std::sqrt(4.0 * (65536.0 * 65536.0 - 1) / 12.0);
-      for (float *p = values.data_ptr<float>(), *end = p + values.numel(); p != end; ++p) {
-        const std::uint64_t bits = random.next();
-        const std::int64_t sum = std::int64_t(bits & 0xffff) + std::int64_t(bits >> 16 & 0xffff) +
-                                 std::int64_t(bits >> 32 & 0xffff) + std::int64_t(bits >> 48);
-        *p = static_cast<float>((static_cast<double>(sum) - 2.0 * 65535.0) * unit);
-      }
-      weight.copy_(values.to(torch::kBFloat16));
-    }
-    return model;
-  } catch (const c10::Error& e) {
-    return fail(Code::kExhausted, "initialise model", "{}", e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    return fail(Code::kExhausted, "initialise model", "{}", e.what());
   }
 }
 

@@ -84,9 +84,4 @@ torch::ScalarType compute_dtype(const torch::Device& device);
 Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device = torch::kCPU,
                                             std::optional<torch::ScalarType> dtype = std::nullopt);
 
-// A fresh model: every matrix normal(0, initializer_range), every norm 1, rounded to bf16; the same numbers for the
-// same seed on every machine. kInvalid for an impossible shape.
-Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed,
-                                          torch::Device device = torch::kCPU);
-
 }  // namespace echoline::model

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/files.hpp"
 #include "delta/checkpoint.hpp"
 
 namespace echoline::model {
@@ -41,33 +40,6 @@ std::vector<std::pair<std::string, Tensor>> sorted_parameters(const Transformer&
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 }  // namespace
-
-Result<delta::StateView> policy_layout(const ModelConfig& c) {
-  ECHO_TRY(c.validate());
-  delta::StateView state;
-  const auto add = [&](std::string name, std::vector<std::int64_t> shape) {
-    state.push_back({std::move(name), delta::DType::kBF16, std::move(shape), {}});
-  };
-  add(std::string(kEmbedding), {c.vocab_size, c.hidden_size});
-  if (!c.tie_embeddings) add(std::string(kHead), {c.vocab_size, c.hidden_size});
-  add("model.norm.weight", {c.hidden_size});
-  for (std::int64_t i = 0; i < c.layers; ++i) {
-    const std::string layer = fmt::format("model.layers.{}.", i);
-    add(layer + "self_attn.q_proj.weight", {c.heads * c.head_dim, c.hidden_size});
-    add(layer + "self_attn.k_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
-    add(layer + "self_attn.v_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
-    add(layer + "self_attn.o_proj.weight", {c.hidden_size, c.heads * c.head_dim});
-    add(layer + "self_attn.q_norm.weight", {c.head_dim});
-    add(layer + "self_attn.k_norm.weight", {c.head_dim});
-    add(layer + "mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size});
-    add(layer + "mlp.up_proj.weight", {c.intermediate_size, c.hidden_size});
-    add(layer + "mlp.down_proj.weight", {c.hidden_size, c.intermediate_size});
-    add(layer + "input_layernorm.weight", {c.hidden_size});
-    add(layer + "post_attention_layernorm.weight", {c.hidden_size});
-  }
-  std::sort(state.begin(), state.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-  return state;
-}
 
 Status export_policy(const Transformer& model, delta::OwnedState& into) {
   return guarded("export policy", [&]() -> Status {
@@ -173,11 +145,11 @@ Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Devic
   return LoadedModel{std::move(transformer), std::move(files)};
 }
 
-Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,
-                  Bytes shard_bytes_max) {
-  ECHO_TRY(make_folders(folder));
-  ECHO_TRY(delta::write_checkpoint(folder, policy, shard_bytes_max));
-  return files.write(folder);
+Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed, torch::Device device) {
+  ECHO_ASSIGN(std::shared_ptr<Transformer> model, create(config, device));
+  ECHO_ASSIGN(const delta::OwnedState policy, init_policy(config, seed));
+  ECHO_TRY(load_policy(*model, policy.view()));
+  return model;
 }
 
 }  // namespace echoline::model

@@ -5,12 +5,10 @@
 
 #include "delta/tensor.hpp"
 #include "model/model_files.hpp"
+#include "model/policy.hpp"
 #include "model/transformer.hpp"
 
 namespace echoline::model {
-
-// Names, types (bf16) and shapes of the policy of `config`, canonical; the views hold no bytes.
-Result<delta::StateView> policy_layout(const ModelConfig& config);
 
 // The weights rounded to bf16 (nearest, ties to even), canonical and sealed.
 Result<delta::OwnedState> export_policy(const Transformer& model);
@@ -22,6 +20,10 @@ Status export_policy(const Transformer& model, delta::OwnedState& into);
 // A tied model accepts a lm_head.weight that repeats the embedding.
 Status load_policy(Transformer& model, const delta::StateView& state);
 
+// With the values of init_policy().
+Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed,
+                                          torch::Device device = torch::kCPU);
+
 // What a Hugging Face directory holds.
 struct LoadedModel {
   std::shared_ptr<Transformer> transformer;
@@ -30,10 +32,5 @@ struct LoadedModel {
 
 // Reads ModelFiles and model.safetensors or its shards. kNotFound or kInvalid name the file, tensor or field.
 Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device = torch::kCPU);
-
-// Writes a directory that load_model(), transformers and vLLM read: the policy in bf16, in shards of at most
-// `shard_bytes_max`.
-Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,
-                  Bytes shard_bytes_max = {5'000'000'000});
 
 }  // namespace echoline::model

@@ -1,4 +1,4 @@
-// The built-in trainer as a source of policies, for those who know no tensor. Private to learner/.
+// The built-in trainer as a source of policies, for those who know no tensor.
 #pragma once
 #include <memory>
 
@@ -6,7 +6,7 @@
 
 namespace echoline::learner {
 
-// kInvalid in a program that was built without it (ECHOLINE_TORCH=OFF).
+// A SourceMaker.
 Result<std::unique_ptr<PolicySource>> load_built_in(const SourceHost& host, bool resume);
 
 }  // namespace echoline::learner

@@ -3,7 +3,7 @@
 #include "model/running_batch.hpp"
 #include "model/runtime.hpp"
 #include "model/transformer.hpp"
-#include "worker/engines/installer.hpp"
+#include "worker/engines/builtin_installer.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -69,6 +69,8 @@ class Builtin final : public Engine {
 };
 
 }  // namespace
+
+Status builtin_engine_is_there() { return ok(); }
 
 Result<std::unique_ptr<Engine>> make_builtin_engine(const BuiltinOptions& options) {
   model::use_threads(options.threads);

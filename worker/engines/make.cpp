@@ -28,6 +28,7 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
   const bool served = options.kind != EngineKind::kBuiltin;
   if (!served && (!options.command.empty() || !options.url.empty() || !options.folder.empty()))
     return fail(Code::kInvalid, kOperation, "a command, an address or a folder is for an engine that is a server: name it, sglang or vllm");
+  if (!served) ECHO_TRY(builtin_engine_is_there());
   if (served && options.command.empty() == options.url.empty())
     return fail(Code::kInvalid, kOperation, "expected exactly one of the command that starts it and the address of one that runs");
   if (!options.command.empty())

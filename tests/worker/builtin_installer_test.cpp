@@ -1,5 +1,5 @@
 // Installing publications: bit-exact, in order, all or nothing.
-#include "worker/engines/installer.hpp"
+#include "worker/engines/builtin_installer.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "worker/engines/installer.hpp"
+#include "worker/engines/builtin_installer.hpp"
 
 #include "delta/patch.hpp"
 #include "model/weights.hpp"

@@ -1,0 +1,25 @@
+// What of the program needs libtorch. with_torch.cpp has it, without_torch.cpp is there in its place with ECHOLINE_TORCH=OFF.
+// Private to cli/.
+#pragma once
+#include <filesystem>
+#include <vector>
+
+#include "learner/policy_source.hpp"
+#include "learner/preflight.hpp"
+#include "model/generation.hpp"
+
+namespace echoline::cli {
+
+// Empty in a program without it.
+learner::SourceMaker built_in_trainer();
+
+// Of a model's folder; kInvalid in a program without libtorch.
+Result<model::Generation> ask(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
+                              const model::Sampling& sampling);
+Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
+                                 const std::vector<model::Token>& continuation, double temperature);
+
+// What `doctor` says of it.
+learner::Check check_torch();
+
+}  // namespace echoline::cli

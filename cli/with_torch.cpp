@@ -1,0 +1,28 @@
+#include "cli/built_in.hpp"
+#include "learner/training/built_in.hpp"
+#include "model/ask.hpp"
+#include "model/runtime.hpp"
+
+namespace echoline::cli {
+
+learner::SourceMaker built_in_trainer() { return learner::load_built_in; }
+
+Result<model::Generation> ask(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
+                              const model::Sampling& sampling) {
+  return model::ask(folder, prompt, sampling);
+}
+
+Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
+                                 const std::vector<model::Token>& continuation, double temperature) {
+  return model::score(folder, prompt, continuation, temperature);
+}
+
+learner::Check check_torch() {
+  const model::Runtime runtime = model::runtime();
+  return {"libtorch", learner::Verdict::kOk,
+          fmt::format("{}, {} threads, {}", runtime.torch_version, runtime.threads,
+                      runtime.cuda_devices > 0 ? fmt::format("{} CUDA devices", runtime.cuda_devices)
+                                               : std::string("no CUDA device (the CPU is used)"))};
+}
+
+}  // namespace echoline::cli

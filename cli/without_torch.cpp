@@ -1,0 +1,29 @@
+#include "cli/built_in.hpp"
+
+namespace echoline::cli {
+namespace {
+
+Error needs_torch() {
+  return fail(Code::kInvalid, "load model", "this echoline was built without libtorch, which runs models: build it with "
+              "-DECHOLINE_TORCH=ON (the default)");
+}
+
+}  // namespace
+
+learner::SourceMaker built_in_trainer() { return {}; }
+
+Result<model::Generation> ask(const std::filesystem::path&, const std::vector<model::Token>&, const model::Sampling&) {
+  return needs_torch();
+}
+
+Result<std::vector<float>> score(const std::filesystem::path&, const std::vector<model::Token>&,
+                                 const std::vector<model::Token>&, double) {
+  return needs_torch();
+}
+
+learner::Check check_torch() {
+  return {"libtorch", learner::Verdict::kWarning,
+          "this echoline was built without it (ECHOLINE_TORCH=OFF): the built-in trainer and the built-in engine are not there"};
+}
+
+}  // namespace echoline::cli

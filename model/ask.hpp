@@ -1,0 +1,17 @@
+// A model's folder, loaded to hear what it says; for those who know no tensor.
+#pragma once
+#include <filesystem>
+#include <vector>
+
+#include "model/generation.hpp"
+
+namespace echoline::model {
+
+// Errors of load_model() and generate().
+Result<Generation> ask(const std::filesystem::path& folder, const std::vector<Token>& prompt, const Sampling& sampling);
+
+// Log-probability of each token of `continuation` after `prompt`, as ask() gives it for tokens it has drawn; nats.
+Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<Token>& prompt,
+                                 const std::vector<Token>& continuation, double temperature = 1.0);
+
+}  // namespace echoline::model
