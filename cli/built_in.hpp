@@ -7,11 +7,13 @@
 #include "learner/policy_source.hpp"
 #include "learner/preflight.hpp"
 #include "model/generation.hpp"
+#include "worker/engines/make.hpp"
 
 namespace echoline::cli {
 
-// Empty in a program without it.
+// Empty in a program without them.
 learner::SourceMaker built_in_trainer();
+decltype(worker::EngineOptions::builtin) built_in_engine();
 
 // Of a model's folder; kInvalid in a program without libtorch.
 Result<model::Generation> ask(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,

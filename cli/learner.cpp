@@ -108,6 +108,7 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
     *rate = *parsed;
   }
   worker::EngineOptions engine = a.engine;
+  engine.builtin = built_in_engine();
   for (const auto& [text, size] :
        {std::pair(&a.memory_max, &options.memory_max), std::pair(&a.disk_max, &options.disk_max),
         std::pair(&a.cache_max, &engine.cache_max)}) {

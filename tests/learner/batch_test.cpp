@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "learner/policy_source.hpp"
+
 namespace echoline::learner {
 namespace {
 
@@ -54,6 +56,14 @@ TEST(BatchTest, WhatNoStepCouldTrainOnIsNamed) {
     EXPECT_NE(why(t).find("token 10, the vocabulary ends at 9"), std::string::npos);
     tokens->Set(0, before);
   }
+}
+
+TEST(SourceMakerTest, ARunThatWantsTheBuiltInTrainerIsToldWhereItIsNotThere) {
+  const auto none = source_maker({}, {});
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code, Code::kInvalid);
+  EXPECT_NE(none.error().detail.find("ECHOLINE_TORCH=ON"), std::string::npos);
+  EXPECT_TRUE(source_maker({}, [](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(std::unique_ptr<PolicySource>()); }));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "model/policy.hpp"
 #include "model/tokenizer.hpp"
 
 namespace echoline::model {
@@ -118,6 +119,13 @@ TEST(Config, PresetsFitTheCharacterTokenizer) {
   const auto unknown = preset("tiny-63");
   ASSERT_FALSE(unknown);
   EXPECT_NE(unknown.error().detail.find("tiny-64"), std::string::npos);
+}
+
+TEST(Policy, FreshValuesAreTheSameEverywhere) {
+  for (const auto& [name, digest] : {std::pair("tiny-64", "1bd523bdfc9bcd2548ffd2085d17e149"),
+                                     std::pair("bytes-64", "9738fb70db7bd4ab9f1693e3046173bb")})
+    EXPECT_EQ(init_policy(preset(name).value(), 7).value().digest().hex(), digest);
+  EXPECT_NE(init_policy(preset("tiny-64").value(), 7)->digest(), init_policy(preset("tiny-64").value(), 8)->digest());
 }
 
 }  // namespace

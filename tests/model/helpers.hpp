@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "model/transformer.hpp"
+#include "model/weights.hpp"
 #include "reference.hpp"
 
 namespace echoline::model {

@@ -37,16 +37,18 @@ TEST(Fingerprints, TellStaleWeightsFromNewOnes) {
 TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
   const auto refused = [](auto change) {
     EngineOptions options;
+    options.builtin = [](const BuiltinOptions&) { return Result<std::unique_ptr<Engine>>(std::unique_ptr<Engine>()); };
     change(options);
     const auto maker = engine_maker(options);
     return maker ? std::string() : maker.error().message();
   };
   EXPECT_EQ(refused([](auto&) {}), "");
+  EXPECT_NE(refused([](auto& o) { o.builtin = {}; }).find("ECHOLINE_TORCH=ON"), std::string::npos) << "it is not there";
   EXPECT_NE(refused([](auto& o) { o.url = "http://x"; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm, o.url = "x"; }), "");
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm, o.command = "vllm serve {model}"; }), "");
-  EXPECT_EQ(refused([](auto& o) { o.kind = EngineKind::kVllm, o.command = "vllm serve {model} --port {port}"; }), "");
+  EXPECT_EQ(refused([](auto& o) { o.kind = EngineKind::kVllm, o.command = "vllm serve {model} --port {port}", o.builtin = {}; }), "");
   EXPECT_EQ(refused([](auto& o) { o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000"; }), "");
 }
 

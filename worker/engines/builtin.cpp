@@ -70,8 +70,6 @@ class Builtin final : public Engine {
 
 }  // namespace
 
-Status builtin_engine_is_there() { return ok(); }
-
 Result<std::unique_ptr<Engine>> make_builtin_engine(const BuiltinOptions& options) {
   model::use_threads(options.threads);
   model::keep_freed_memory();

@@ -16,9 +16,6 @@ struct BuiltinOptions {
   Bytes cache_max{std::uint64_t{4} << 30};  // their keys and values
 };
 
-// kInvalid in a program that was built without libtorch.
-Status builtin_engine_is_there();
-
 // Draws by itself, in the thread that calls poll(). kExhausted: the weights do not fit into memory.
 Result<std::unique_ptr<Engine>> make_builtin_engine(const BuiltinOptions& options);
 

@@ -1,6 +1,5 @@
 #include "worker/engines/make.hpp"
 
-#include "worker/engines/builtin.hpp"
 #include "worker/engines/remote.hpp"
 #include "worker/groups.hpp"
 
@@ -18,7 +17,7 @@ Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task
   b.threads = options.threads;
   b.rows_max = options.rollouts_at_once;
   b.cache_max = options.cache_max.value_or(b.cache_max);
-  return make_builtin_engine(b);
+  return options.builtin(b);
 }
 
 }  // namespace
@@ -28,7 +27,10 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
   const bool served = options.kind != EngineKind::kBuiltin;
   if (!served && (!options.command.empty() || !options.url.empty() || !options.folder.empty()))
     return fail(Code::kInvalid, kOperation, "a command, an address or a folder is for an engine that is a server: name it, sglang or vllm");
-  if (!served) ECHO_TRY(builtin_engine_is_there());
+  if (!served && !options.builtin)
+    return fail(Code::kInvalid, kOperation,
+                "this echoline was built without libtorch, and so without the built-in engine: use --engine sglang or vllm, or "
+                "build it with -DECHOLINE_TORCH=ON (the default)");
   if (served && options.command.empty() == options.url.empty())
     return fail(Code::kInvalid, kOperation, "expected exactly one of the command that starts it and the address of one that runs");
   if (!options.command.empty())

@@ -1,11 +1,14 @@
 // Which engine generates on a worker, and what is to be known of it.
 #pragma once
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "base/units.hpp"
 #include "worker/engine.hpp"
+#include "worker/engines/builtin.hpp"
 
 namespace echoline::worker {
 
@@ -15,7 +18,8 @@ struct EngineOptions {
   EngineKind kind = EngineKind::kBuiltin;
   std::size_t rollouts_at_once = 256;  // responses generated together, at most
 
-  // Built in.
+  // Built in. It is empty in a program without libtorch, otherwise make_builtin_engine().
+  std::function<Result<std::unique_ptr<Engine>>(const BuiltinOptions&)> builtin;
   int threads = 1;                 // of libtorch
   std::optional<Bytes> cache_max;  // for keys and values; absent: as many as the engine takes
 
