@@ -2,14 +2,15 @@
 
 #include <fmt/format.h>
 #include <httplib.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <limits>
+#include <list>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <thread>
 
 #include "base/random.hpp"
@@ -21,6 +22,22 @@ namespace echoline::worker {
 using httplib::Request;
 using httplib::Response;
 using nlohmann::json;
+
+namespace {
+
+// A thread for every connection: an idle one keeps nobody waiting.
+class ThreadEach final : public httplib::TaskQueue {
+ public:
+  void enqueue(std::function<void()> serve) override { threads_.emplace_back(std::move(serve)); }
+  void shutdown() override {
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  std::list<std::thread> threads_;
+};
+
+}  // namespace
 
 struct EngineServer::Impl {
   Speaks speaks;
@@ -35,8 +52,12 @@ struct EngineServer::Impl {
   std::vector<Fault> faults;
   std::map<std::string, int> counts;
   std::map<std::string, std::string> bodies;
-  std::set<std::uint64_t> running;
-  std::map<std::uint64_t, std::pair<ServedResponse, bool>> ended;  // and whether it was aborted
+  struct Drawing {
+    std::condition_variable_any over;
+    std::optional<ServedResponse> response;
+    bool aborted = false;
+  };
+  std::map<std::uint64_t, Drawing*> running;
   std::uint64_t next = 1;
   bool paused = false, stopping = false, ready = false;
   std::filesystem::path folder;
@@ -56,9 +77,11 @@ struct EngineServer::Impl {
     }
   }
   void finish(std::uint64_t id, ServedResponse response, bool aborted) {
+    Drawing* const drawing = running.at(id);
     running.erase(id);
-    ended[id] = {std::move(response), aborted};
-    changed.notify_all();
+    drawing->response = std::move(response);
+    drawing->aborted = aborted;
+    drawing->over.notify_one();
   }
   void abort_all() {
     for (auto& [id, response] : model->interrupt()) finish(id, std::move(response), true);
@@ -190,15 +213,17 @@ struct EngineServer::Impl {
   // Draws, and spoils what was drawn.
   std::pair<ServedResponse, bool> draw(ServedRequest request, std::unique_lock<std::mutex>& lock, const Fault* fault) {
     changed.wait(lock, [&] { return !paused || stopping; });
+    if (stopping) throw std::runtime_error("it ends");
     const std::uint64_t id = next++;
     const double temperature = request.temperature;
     const std::int64_t tokens_max = request.tokens_max;
     model->add(id, std::move(request));
-    running.insert(id);
-    changed.notify_all();
-    changed.wait(lock, [&] { return ended.contains(id) || stopping; });
-    auto [response, aborted] = std::move(ended[id]);
-    ended.erase(id);
+    Drawing drawing;
+    running[id] = &drawing;
+    if (running.size() == 1) changed.notify_all();
+    drawing.over.wait(lock, [&] { return drawing.response.has_value(); });
+    ServedResponse response = std::move(*drawing.response);
+    const bool aborted = drawing.aborted;
     if (!fault) return {response, aborted};
     if (fault->what == "few_logprobs" && !response.logprobs.empty()) response.logprobs.pop_back();
     if (fault->what == "positive" && !response.logprobs.empty()) response.logprobs[0] = 0.5;
@@ -310,10 +335,14 @@ EngineServer::EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, in
   impl_->speaks = speaks;
   impl_->model = std::move(model);
   impl_->routes();
-  impl_->server.new_task_queue = [] { return new httplib::ThreadPool(64); };
+  impl_->server.new_task_queue = [] { return new ThreadEach(); };
   impl_->server.set_tcp_nodelay(true);
+  impl_->server.set_keep_alive_max_count(1'000'000);
+  int listening = -1;
+  impl_->server.set_socket_options([&](int socket) { listening = socket; });
   impl_->port = port == 0 ? impl_->server.bind_to_any_port("127.0.0.1") : impl_->server.bind_to_port("127.0.0.1", port) ? port : -1;
   if (impl_->port <= 0) throw std::runtime_error("the port is taken");
+  ::listen(listening, 1024);  // as these servers do; the library's 5 lose connections
   impl_->listener = std::thread([this] { impl_->server.listen_after_bind(); });
   impl_->scheduler = std::thread([this] { impl_->run(); });
   const std::lock_guard lock(impl_->mutex);
@@ -326,6 +355,7 @@ EngineServer::~EngineServer() {
     const std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
     impl_->paused = false;
+    impl_->abort_all();
   }
   impl_->changed.notify_all();
   impl_->server.stop();
