@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
   }
   echoline::model::use_threads(1);
   try {
-    EngineServer server(speaks, hash ? hashing_model(96, std::chrono::milliseconds(1)) : std::make_unique<Policy>(), std::atoi(argv[3]), argv[2]);
+    EngineServer server(speaks, hash ? hashing_model(96) : std::make_unique<Policy>(), std::atoi(argv[3]), argv[2]);
     const bool dies = !die_once.empty() && !std::ifstream(die_once);
     while (!dies || server.count(speaks == Speaks::kVllm ? "/v1/completions" : "/generate") < 8)
       std::this_thread::sleep_for(std::chrono::milliseconds(dies ? 1 : 1000));

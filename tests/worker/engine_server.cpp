@@ -48,7 +48,7 @@ struct EngineServer::Impl {
 
   std::atomic<int> wanted = 0;
   mutable std::mutex mutex;  // everything below, and the model
-  std::condition_variable_any changed;
+  std::condition_variable_any changed, nobody_waits;
   std::vector<Fault> faults;
   std::map<std::string, int> counts;
   std::map<std::string, std::string> bodies;
@@ -71,9 +71,7 @@ struct EngineServer::Impl {
         continue;
       }
       for (auto& [id, response] : model->step()) finish(id, std::move(response), false);
-      lock.unlock();  // who waits for it gets it
-      while (wanted > 0) std::this_thread::yield();
-      lock.lock();
+      nobody_waits.wait(lock, [this] { return wanted == 0; });
     }
   }
   void finish(std::uint64_t id, ServedResponse response, bool aborted) {
@@ -137,7 +135,7 @@ struct EngineServer::Impl {
       const auto handler = [this, path, act](const Request& request, Response& response) {
         ++wanted;
         std::unique_lock lock(mutex);
-        --wanted;
+        if (--wanted == 0) nobody_waits.notify_one();
         ++counts[path];
         bodies[path] = request.body;
         try {
@@ -396,7 +394,8 @@ namespace {
 
 class Hashing final : public ServedModel {
  public:
-  Hashing(std::int32_t vocabulary, std::chrono::microseconds per_token) : vocabulary_(vocabulary), per_token_(per_token) {}
+  Hashing(std::int32_t vocabulary, std::shared_ptr<Hold> hold)
+      : vocabulary_(vocabulary), hold_(hold ? std::move(hold) : std::make_shared<Hold>()) {}
 
   void load(const std::filesystem::path& folder) override {
     const auto checkpoint = delta::Checkpoint::open(folder);
@@ -408,9 +407,14 @@ class Hashing final : public ServedModel {
   void add(std::uint64_t id, ServedRequest request) override { running_[id] = {std::move(request), {}}; }
   std::map<std::uint64_t, ServedResponse> step() override {
     std::map<std::uint64_t, ServedResponse> ended;
-    if (per_token_.count() > 0) std::this_thread::sleep_for(per_token_);
+    const std::int64_t before = hold_->drawn;
     for (auto it = running_.begin(); it != running_.end();) {
       auto& [request, response] = it->second;
+      if (std::ssize(response.tokens) >= hold_->held_at) {
+        ++it;
+        continue;
+      }
+      ++hold_->drawn;
       const std::uint64_t position = request.prompt.size() + response.tokens.size();
       const std::uint64_t bits = mix64(request.seed ^ mix64(position));
       const auto token = static_cast<std::int32_t>(bits % static_cast<std::uint64_t>(vocabulary_));
@@ -421,6 +425,7 @@ class Hashing final : public ServedModel {
       if (over) ended[it->first] = std::move(response);
       it = over ? running_.erase(it) : std::next(it);
     }
+    if (hold_->drawn == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return ended;
   }
   std::map<std::uint64_t, ServedResponse> interrupt() override {
@@ -445,15 +450,15 @@ class Hashing final : public ServedModel {
     return -0.1 - static_cast<double>(mix64(weights_ ^ mix64(position ^ (static_cast<std::uint64_t>(token) << 20))) >> 44) * 1e-5;
   }
   std::int32_t vocabulary_;
-  std::chrono::microseconds per_token_;
+  std::shared_ptr<Hold> hold_;
   std::uint64_t weights_ = 0;
   std::map<std::uint64_t, std::pair<ServedRequest, ServedResponse>> running_;
 };
 
 }  // namespace
 
-std::unique_ptr<ServedModel> hashing_model(std::int32_t vocabulary, std::chrono::microseconds per_token) {
-  return std::make_unique<Hashing>(vocabulary, per_token);
+std::unique_ptr<ServedModel> hashing_model(std::int32_t vocabulary, std::shared_ptr<Hold> hold) {
+  return std::make_unique<Hashing>(vocabulary, std::move(hold));
 }
 
 }  // namespace echoline::worker

@@ -1,10 +1,12 @@
 // An inference server on loopback that speaks the interface of SGLang or of vLLM as far as workers use it, and misbehaves on
 // request. What draws tokens is given to it.
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -73,7 +75,11 @@ class EngineServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Draws by a hash of the weights, without a model: log-probabilities follow from digest, tokens before and position.
-std::unique_ptr<ServedModel> hashing_model(std::int32_t vocabulary, std::chrono::microseconds per_token = {});
+// Draws by a hash of the weights, without a model: log-probabilities follow from digest, token and position. No response goes on
+// that has as many tokens as `held_at` says, where that is given; `drawn` counts all.
+struct Hold {
+  std::atomic<std::int64_t> held_at = std::numeric_limits<std::int64_t>::max(), drawn = 0;
+};
+std::unique_ptr<ServedModel> hashing_model(std::int32_t vocabulary, std::shared_ptr<Hold> hold = nullptr);
 
 }  // namespace echoline::worker
