@@ -14,6 +14,10 @@ set(ECHOLINE_LAYERS
   "sim: base chains overlay provisioner replay_buffer"
   "cli: base delta chains overlay provisioner data_plane replay_buffer model learner worker sim")
 
+# Where libtorch may be known, by the beginning of a file's path; tests/structure follows every #include to it. Only libraries
+# that echoline_library() makes with TORCH have sources that do, so the rest builds without it (ECHOLINE_TORCH=OFF).
+set(ECHOLINE_TORCH_PLACES model/ learner/training/ worker/engines/builtin)
+
 # A folder may use only folders above its own line, so this is the order of configuration as well.
 set(ECHOLINE_FOLDERS "")
 foreach(line IN LISTS ECHOLINE_LAYERS)

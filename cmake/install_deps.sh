@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian 12 packages that echoline is built from and that are not there yet.
+# Installs the Debian 12 packages that echoline is built from and that are not there yet. --without-torch: those of a build with
+# ECHOLINE_TORCH=OFF.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
@@ -7,7 +8,7 @@ packages=(
   # tools
   g++ cmake ninja-build pkg-config ccache protobuf-compiler
   # learning plane
-  libtorch-dev libopenblas-dev libpcre2-dev libicu-dev
+  libpcre2-dev libicu-dev
   # network, storage, formats
   libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-dev
   libcurl4-openssl-dev  # providers over HTTP
@@ -17,6 +18,10 @@ packages=(
   libcpp-httplib-dev openssh-server  # what providers are tested against
   zstd  # echoline bundle
 )
+
+if [ "${1:-}" != --without-torch ]; then
+  packages+=(libtorch-dev libopenblas-dev)
+fi
 
 if ! command -v dpkg-query > /dev/null; then
   echo "This is not a Debian system, so nothing is installed. Needed are the equivalents of: ${packages[*]}"

@@ -51,7 +51,6 @@ class Service {
   ~Service() { shut_down(); }
 
   Result<ServiceOutcome> run() {
-    ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
     // A run that goes on has a plan already: the market of today is not asked what should have been rented.
     std::filesystem::path plan = options_.plan;
     if (plan.empty() && options_.resume) plan = config_.run_folder() / "plan.json";
@@ -59,6 +58,7 @@ class Service {
     for (const Check& check : checked.checks)
       if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
     ECHO_TRY(checked.status());
+    ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
     plan_ = std::move(*checked.plan);
     ECHO_TRY(check_providers());
     for (const provisioner::PlanRow& row : plan_.plan.rows) offers_.emplace(row.offer.id, &row.offer);

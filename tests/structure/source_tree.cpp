@@ -12,14 +12,6 @@
 namespace echoline::structure {
 namespace {
 
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream in{std::string(text)};
-  for (std::string part; std::getline(in, part, separator);)
-    if (!part.empty()) parts.push_back(part);
-  return parts;
-}
-
 SourceFile read_source(const std::filesystem::path& root, const std::filesystem::path& path) {
   SourceFile file;
   file.path = std::filesystem::relative(path, root).generic_string();
@@ -69,6 +61,14 @@ bool is_hidden_library(const std::string& path) {
 
 }  // namespace
 
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream in{std::string(text)};
+  for (std::string part; std::getline(in, part, separator);)
+    if (!part.empty()) parts.push_back(part);
+  return parts;
+}
+
 Layers parse_layers(std::string_view text) {
   Layers layers;
   for (const std::string& line : split(text, '|')) {
@@ -114,6 +114,36 @@ std::vector<std::string> check_includes(const std::vector<SourceFile>& files, co
       else if (private_headers.contains(include))
         violations.push_back(fmt::format("{}: includes {}, which is private to {}/", file.path, include, folder));
     }
+  }
+  return violations;
+}
+
+std::vector<std::string> check_torch(const std::vector<SourceFile>& files, const std::vector<std::string>& places,
+                                     const std::set<std::string>& torch_sources) {
+  // Back from libtorch, through whoever includes it.
+  std::map<std::string, std::vector<const SourceFile*>> includers;
+  for (const SourceFile& file : files)
+    for (const std::string& include : file.includes) {
+      const bool torch = include.starts_with("torch/") || include.starts_with("ATen/") || include.starts_with("c10/");
+      includers[torch ? "libtorch" : include].push_back(&file);
+    }
+  std::map<std::string, std::string> through;  // file -> what it includes
+  std::vector<std::string> open{"libtorch"};
+  while (!open.empty()) {
+    const std::string what = open.back();
+    open.pop_back();
+    for (const SourceFile* file : includers[what])
+      if (through.emplace(file->path, what).second) open.push_back(file->path);
+  }
+  std::vector<std::string> violations;
+  for (const SourceFile& file : files) {
+    const auto knows = through.find(file.path);
+    if (knows == through.end() || file.path.starts_with("tests/bench/")) continue;
+    const auto is_here = [&](const std::string& place) { return file.path.starts_with(place); };
+    if (file.folder != "tests" && std::none_of(places.begin(), places.end(), is_here))
+      violations.push_back(fmt::format("{}: includes {}, where libtorch must not be known", file.path, knows->second));
+    else if (!file.is_header && !torch_sources.contains(file.path))
+      violations.push_back(fmt::format("{}: includes {}, and is not among the TORCH sources", file.path, knows->second));
   }
   return violations;
 }

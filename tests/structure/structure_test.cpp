@@ -26,6 +26,12 @@ TEST(Tree, FoldersIncludeOnlyWhatTheyMayUse) {
   EXPECT_EQ(joined(check_includes(files, kLayers)), "");
 }
 
+TEST(Tree, WhatIsBuiltWithoutLibtorchDoesNotIncludeIt) {
+  const auto sources = split(ECHOLINE_TORCH_SOURCES, '|');
+  EXPECT_EQ(joined(check_torch(read_tree(kRoot, kLayers), split(ECHOLINE_TORCH_PLACES, '|'), {sources.begin(), sources.end()})),
+            "");
+}
+
 TEST(Tree, FilesKeepTheHouseStyle) { EXPECT_EQ(joined(check_style(read_tree(kRoot, kLayers))), ""); }
 
 TEST(Tree, PublicHeadersHideTheirLibraries) {
@@ -90,6 +96,22 @@ TEST_F(BrokenTree, UpwardIncludesFail) {
   EXPECT_EQ(includes(),
             "low/a.cpp: includes middle/b.hpp, which low/ may not use\n"
             "low/sub/b.hpp: includes high/c.hpp, which low/ may not use\n");
+}
+
+TEST_F(BrokenTree, LibtorchIsFoundThroughOtherHeaders) {
+  write("low/tensors/loss.hpp", "#include \"low/tensors/model.hpp\"\n");
+  write("low/tensors/model.hpp", "#include <torch/types.h>\n");
+  write("low/tensors/loss.cpp", "#include \"low/tensors/loss.hpp\"\n");
+  write("low/tensors/forgotten.cpp", "#include <ATen/ATen.h>\n");
+  write("low/tensors/plain.cpp", "#include <vector>\n");
+  write("middle/a.hpp", "#include \"low/tensors/loss.hpp\"\n");
+  write("high/b.cpp", "#include \"middle/a.hpp\"\n");
+  write("tests/high/b_test.cpp", "#include \"middle/a.hpp\"\n");
+  EXPECT_EQ(joined(check_torch(read_tree(root_, layers_), {"low/tensors/"}, {"low/tensors/loss.cpp"})),
+            "high/b.cpp: includes middle/a.hpp, where libtorch must not be known\n"
+            "low/tensors/forgotten.cpp: includes libtorch, and is not among the TORCH sources\n"
+            "middle/a.hpp: includes low/tensors/loss.hpp, where libtorch must not be known\n"
+            "tests/high/b_test.cpp: includes middle/a.hpp, and is not among the TORCH sources\n");
 }
 
 TEST_F(BrokenTree, PrivateHeadersAndTestsStayHome) {
