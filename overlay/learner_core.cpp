@@ -121,11 +121,13 @@ LearnerStats LearnerCore::stats() const {
 // ---- connections ----
 
 void LearnerCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
+  excuse_pause(now);
   for (const ConnId other : strangers_.add(conn, peer, now + kHandshakeTimeout)) close(other);
 }
 
 // A worker was dialled back: its advertised address is good. The connection served its purpose.
 void LearnerCore::on_connected(ConnId conn, TimePoint now) {
+  excuse_pause(now);
   const auto it = dial_backs_.find(conn);
   close(conn);
   if (it == dial_backs_.end()) return;
@@ -135,6 +137,7 @@ void LearnerCore::on_connected(ConnId conn, TimePoint now) {
 }
 
 void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
+  excuse_pause(now);
   strangers_.erase(conn);
   std::erase_if(enrolling_, [&](const auto& e) { return e.conn == conn; });
   edges_.close(conn);
@@ -148,6 +151,7 @@ void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint no
 }
 
 void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint now) {
+  excuse_pause(now);
   const auto control = control_.find(conn);
   const auto who = control != control_.end() ? std::optional(control->second) : edges_.child_of(conn);
   on_closed(conn, reason, now);
@@ -155,6 +159,7 @@ void LearnerCore::on_corrupt(ConnId conn, const std::string& reason, TimePoint n
 }
 
 void LearnerCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
+  excuse_pause(now);
   if (const auto it = control_.find(conn); it != control_.end()) {
     Worker& worker = workers_.at(it->second);
     heard_from(worker, now);
@@ -434,7 +439,6 @@ void LearnerCore::make_beacon(TimePoint now) {
 }
 
 void LearnerCore::beat(TimePoint now) {
-  if (now - beat_at_ > config_.heartbeat) excuse(now - beat_at_, now);
   beat_at_ = now + config_.heartbeat;
   if (store_.erase_expired(unix_ms(now), Version{~std::uint64_t{0}})) edges_.on_store_changed(now);
   ask_for_catch_up(now);
@@ -459,6 +463,7 @@ void LearnerCore::beat(TimePoint now) {
 }
 
 void LearnerCore::on_timer(TimePoint now) {
+  excuse_pause(now);
   resume_reading(now);
   if (now >= plan_at_) plan_anew(now);
   if (now >= beat_at_) beat(now);

@@ -230,7 +230,7 @@ class LearnerCore final : public Core {
   void gone(WorkerId id, const std::string& reason);
   std::map<WorkerId, Worker>::node_type disconnect(WorkerId id, const std::string* goodbye, TimePoint now);
   void lose_place(Worker& worker, TimePoint now);
-  void excuse(Duration late, TimePoint now);
+  void excuse_pause(TimePoint now);
   void watch_presence(TimePoint now);
 
   // Publications (learner_publications.cpp).

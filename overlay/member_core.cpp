@@ -199,8 +199,11 @@ void MemberCore::on_return(const Frame& frame, TimePoint now) {
   dial_learner(now);
 }
 
-// For so long this node did not run: what the others said meanwhile is still to be read.
-void MemberCore::excuse(Duration late, TimePoint now) {
+// For so long this node did not run: what the others said meanwhile is still to be read. Before anything else is done with
+// what comes first after it, which begins times of its own.
+void MemberCore::excuse_pause(TimePoint now) {
+  if (beat_at_ == kNever || now - beat_at_ <= heartbeat_) return;
+  const Duration late = now - std::exchange(beat_at_, now);
   learner_heard_ = std::min(learner_heard_ + late, now);
   learner_silence_.excuse(late, now);
   const auto later = [&](TimePoint& at) {
@@ -466,12 +469,14 @@ void MemberCore::on_saved(const Status& status, TimePoint now) {
 // ---- connections ----
 
 void MemberCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
+  excuse_pause(now);
   const bool known = peer.identity.kind != trust::PeerIdentity::Kind::kNobody;
   if (state_ == State::kGone || !known || revoked_.contains(peer.identity.worker)) return close(conn);
   meet(conn, peer, now);
 }
 
 void MemberCore::on_connected(ConnId conn, TimePoint now) {
+  excuse_pause(now);
   if (state_ == State::kGone) return;
   if (const auto child = dialled_children_.find(conn); child != dialled_children_.end()) {
     meet(conn, {child->second.endpoint.host, {trust::PeerIdentity::Kind::kWorker, child->second.worker}}, now);
@@ -495,6 +500,7 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
 }
 
 void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {
+  excuse_pause(now);
   if (state_ == State::kGone) return;
   if (conn == control_) {
     if (state_ == State::kJoining && now < join_deadline_)
@@ -518,6 +524,7 @@ void MemberCore::on_closed(ConnId conn, const std::string& reason, TimePoint now
 }
 
 void MemberCore::on_frame(ConnId conn, Frame frame, TimePoint now) {
+  excuse_pause(now);
   if (state_ == State::kGone) return;
   if (conn == control_) {
     learner_spoke_ = true;
@@ -545,7 +552,7 @@ void MemberCore::on_sent(ConnId conn, std::size_t bytes, TimePoint now) { uplink
 
 void MemberCore::on_timer(TimePoint now) {
   if (state_ == State::kGone) return;
-  if (beat_at_ != kNever && now - beat_at_ > heartbeat_) excuse(now - beat_at_, now);
+  excuse_pause(now);
   resume_reading(now);
   if (now >= join_deadline_)
     return gone(fmt::format("the learner at {} did not answer within {}", to_text(config_.learner),

@@ -107,7 +107,7 @@ class MemberCore final : public Core {
   void beat(TimePoint now);
   void tell_learner(const ControlMessage& message, TimePoint now);
   void gone(const std::string& reason, bool in_order = false);
-  void excuse(Duration late, TimePoint now);
+  void excuse_pause(TimePoint now);
   void complain(const std::string& what, TimePoint now);
   Duration stall_time() const {
     return heartbeat_ * (kStallHeartbeats << std::max(std::min(refusals_, kRefusalsMax), std::min(calls_, kCallsMax)));

@@ -37,7 +37,7 @@ bool Invariants::honest(HostId host) const {
 
 // ---- what travels ----
 
-void Invariants::on_frame(HostId from, HostId to, const Frame& frame) {
+void Invariants::on_frame(HostId from, HostId to, std::optional<WorkerId> as, const Frame& frame) {
   const HostId learner = fleet_.learner_host();
   if (frame.type == FrameType::kChunk) {
     ++counts_.chunks;
@@ -56,7 +56,8 @@ void Invariants::on_frame(HostId from, HostId to, const Frame& frame) {
   if (!message) return;
   if (to_intruder && (std::holds_alternative<SignedAnnouncement>(*message) || std::holds_alternative<SignedManifest>(*message)))
     violated(kGranted, fmt::format("host {} took a machine that the learner never sent there for its child", from));
-  if (const auto worker = fleet_.worker_on(from); worker && to == learner) on_message_to_learner(*worker, *message);
+  if (const auto worker = fleet_.worker_on(from); worker && to == learner)
+    on_message_to_learner(*worker, as.value_or(fleet_.worker(*worker).id()), *message);
 }
 
 void Invariants::on_bad_chunk(HostId from, HostId to, const Frame& frame) {
@@ -103,8 +104,8 @@ void Invariants::on_flood(WorkerId from, const ControlMessage& message) {
     violated(kFlood, fmt::format("worker {} has said {} messages more than it may, and is still heard", from, flood.too_many));
 }
 
-void Invariants::on_message_to_learner(std::size_t worker, const ControlMessage& message) {
-  if (fleet_.worker(worker).options.malice.floods()) on_flood(fleet_.worker(worker).id(), message);
+void Invariants::on_message_to_learner(std::size_t worker, WorkerId as, const ControlMessage& message) {
+  if (fleet_.worker(worker).options.malice.floods()) on_flood(as, message);
   if (const auto* hello = std::get_if<PeerHello>(&message)) {
     allowed_waste_ += kEdgeChangeBytes;
     if (hello->stream == 0) take_have(worker, hello->have, true);
@@ -115,7 +116,7 @@ void Invariants::on_message_to_learner(std::size_t worker, const ControlMessage&
   } else if (std::holds_alternative<EdgeFailed>(message)) {
     ++counts_.edge_failures;
   } else if (std::holds_alternative<Heartbeat>(message)) {
-    presence(fleet_.worker(worker).id()).heard = world_.now();
+    presence(as).heard = world_.now();
   } else if (const auto* request = std::get_if<ChunkRequest>(&message)) {
     children_[worker].has[request->publication].erase(request->index);
   }

@@ -32,7 +32,7 @@ class Invariants final : public Observer, public FleetObserver {
 
   Invariants(World& world, Fleet& fleet);
 
-  void on_frame(HostId from, HostId to, const overlay::Frame& frame) override;
+  void on_frame(HostId from, HostId to, std::optional<WorkerId> as, const overlay::Frame& frame) override;
   void on_step(HostId host) override;
   void on_delivered(std::size_t worker, const overlay::act::Deliver& delivery) override;
   void on_activated(std::size_t worker, const overlay::Installed& active) override;
@@ -78,7 +78,7 @@ class Invariants final : public Observer, public FleetObserver {
   void on_bad_chunk(HostId from, HostId to, const overlay::Frame& frame);
   void judge_bad_chunk(std::size_t child, const overlay::WorkerStats& stats);
   void on_chunk_of_learner(std::size_t worker, const overlay::Frame& frame);
-  void on_message_to_learner(std::size_t worker, const overlay::ControlMessage& message);
+  void on_message_to_learner(std::size_t worker, WorkerId as, const overlay::ControlMessage& message);
   // A worker as the application of the present learner process sees it.
   struct Presence {
     bool there = false;

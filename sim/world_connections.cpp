@@ -128,6 +128,7 @@ void World::on_accept(const Side& dialler) {
   self.id = ConnId{server.next_accepted};
   server.next_accepted += 2;
   self.state = End::State::kOpen;
+  self.peer = identity.kind == PeerIdentity::Kind::kWorker ? std::optional(identity.worker) : std::nullopt;
   server.connections.emplace(self.id, other(dialler));
   say("host {} accepts connection {} of host {}, {}", self.host, self.id, client.host, to_text(identity));
   server.process->core().on_accepted(self.id, {hosts_[client.host]->endpoint.host, identity}, now_);

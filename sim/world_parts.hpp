@@ -23,6 +23,7 @@ struct World::End {
   std::size_t host = 0;
   std::uint64_t incarnation = 0;
   ConnId id;
+  std::optional<WorkerId> peer;  // as it proved itself here
   State state = State::kNone;
   bool vanished = false;  // its machine lost power: nobody was told
   bool reading = true;

@@ -239,7 +239,7 @@ bool World::feed(const Side& to, const Slice& slice, std::size_t begin, std::siz
     trace(41, h, frame->body.size() ^ conn.value << 24);
     const std::size_t from = end(other(to)).host;
     if (sink_) say("host {} connection {} (host {}): {}", h, conn, from, describe(*frame));
-    if (observer_) observer_->on_frame(HostId{from}, HostId{h}, *frame);
+    if (observer_) observer_->on_frame(HostId{from}, HostId{h}, end(to).peer, *frame);
     hosts_[h]->process->core().on_frame(conn, std::move(*frame), now_);
     drain(h);
     if (to.connection->generation != generation || end(to).state != End::State::kOpen) return false;

@@ -643,6 +643,18 @@ TEST(Learner, JudgesNobodyForTheTimeInWhichItDidNotRun) {
   EXPECT_EQ(desk.away(2), "");
 }
 
+TEST(Learner, WhatBeginsAfterAPauseIsNotPutOffByIt) {
+  Desk desk(patient(seconds(3), seconds(10)));
+  desk.join_all(2);
+  desk.now += std::chrono::hours(3);
+  desk.core.on_closed(desk.control.at(WorkerId{2}), "reset", desk.now);  // before any timer
+  desk.core.on_timer(desk.now);
+  desk.take();
+  desk.pass(seconds(12));
+  EXPECT_EQ(desk.away(1), "");
+  EXPECT_NE(desk.lost(2), "");
+}
+
 TEST(Learner, PassesOnWhatWorkersComplainOf) {
   Desk desk;
   desk.join_all(1);

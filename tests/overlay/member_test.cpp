@@ -850,6 +850,17 @@ TEST(Member, BlamesNobodyForTheTimeInWhichItDidNotRun) {
   EXPECT_EQ(m.end(), "");
 }
 
+TEST(Member, WhatBeginsAfterAPauseIsNotPutOffByIt) {
+  Member m;
+  m.pass(seconds(5));
+  m.now += std::chrono::hours(3);
+  m.core.on_closed(kControl, "reset", m.now);  // before any timer: from now on the learner is out of reach
+  m.core.on_timer(m.now);
+  m.take();
+  for (int i = 0; i < 32 && m.end().empty(); ++i) m.pass(seconds(1), false);
+  EXPECT_THAT(m.end(), HasSubstr("out of reach for 30 s"));
+}
+
 TEST(Member, SaysWhetherItEndsInOrder) {
   Member ended;
   ended.tell(kControl, Goodbye{"the run has ended", true});

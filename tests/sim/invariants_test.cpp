@@ -184,7 +184,7 @@ TEST_F(Watched, ALearnerThatSendsEverythingTwice) {
   const Truth::Publication& p = published(Version{0}, id);
   const std::size_t seed = inner_worker();
   for (const SealedChunk& chunk : p.chunks)
-    invariants_.on_frame(fleet_.learner_host(), fleet_.worker(seed).host,
+    invariants_.on_frame(fleet_.learner_host(), fleet_.worker(seed).host, {},
                          {FrameType::kChunk, chunk.data, {}, chunk.head});
   invariants_.check_learner();
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kFrugal});
@@ -242,7 +242,7 @@ TEST_F(Watched, AnIntruderAsksEverybodyAndGetsNothing) {
   ASSERT_THAT(broken(), testing::IsEmpty());
   PublicationId id{};
   const SealedChunk& chunk = published(Version{0}, id).chunks[0];
-  invariants_.on_frame(fleet_.worker(0).host, fleet_.intruder_host(), {FrameType::kChunk, chunk.data, {}, chunk.head});
+  invariants_.on_frame(fleet_.worker(0).host, fleet_.intruder_host(), {}, {FrameType::kChunk, chunk.data, {}, chunk.head});
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kGranted});
 }
 
@@ -269,7 +269,7 @@ TEST_F(Watched, WhoFloodsIsOutHoweverOftenItConnects) {
   const std::vector<std::byte> renew = encode_control(Renew{});
   frame.body = Slice(renew).part(kFrameHeaderBytes, renew.size() - kFrameHeaderBytes);
   for (int i = 0; i < 2000; ++i)
-    invariants_.on_frame(fleet_.worker(flooders[0]).host, fleet_.learner_host(), frame);  // and is still heard
+    invariants_.on_frame(fleet_.worker(flooders[0]).host, fleet_.learner_host(), {}, frame);  // and is still heard
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kFlood});
 }
 
