@@ -88,12 +88,14 @@ int main(int argc, char** argv) {
   }
   echoline::model::use_threads(1);
   try {
-    EngineServer server(speaks, hash ? hashing_model(96) : std::make_unique<Policy>(), std::atoi(argv[3]), argv[2]);
     const bool dies = !die_once.empty() && !std::ifstream(die_once);
-    while (!dies || server.count(speaks == Speaks::kVllm ? "/v1/completions" : "/generate") < 8)
-      std::this_thread::sleep_for(std::chrono::milliseconds(dies ? 1 : 1000));
-    std::ofstream{die_once} << "once";
-    ::_exit(9);
+    const EngineServer server(speaks, hash ? hashing_model(96) : std::make_unique<Policy>(), std::atoi(argv[3]), argv[2],
+                              [&](const std::string& path, int count) {
+                                if (!dies || count < 8 || (path != "/generate" && path != "/v1/completions")) return;
+                                std::ofstream{die_once} << "once";
+                                ::_exit(9);
+                              });
+    while (true) std::this_thread::sleep_for(std::chrono::hours(1));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

@@ -46,6 +46,7 @@ struct EngineServer::Impl {
   std::thread listener, scheduler;
   int port = 0;
 
+  std::function<void(const std::string&, int)> seen;
   std::atomic<int> wanted = 0;
   mutable std::mutex mutex;  // everything below, and the model
   std::condition_variable_any changed, nobody_waits;
@@ -136,7 +137,8 @@ struct EngineServer::Impl {
         ++wanted;
         std::unique_lock lock(mutex);
         if (--wanted == 0) nobody_waits.notify_one();
-        ++counts[path];
+        const int count = ++counts[path];
+        if (seen) seen(path, count);
         bodies[path] = request.body;
         try {
           act(request, response, lock);
@@ -328,10 +330,12 @@ struct EngineServer::Impl {
   bool raw = false;
 };
 
-EngineServer::EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port, const std::filesystem::path& folder)
+EngineServer::EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port, const std::filesystem::path& folder,
+                           std::function<void(const std::string&, int)> seen)
     : impl_(std::make_unique<Impl>()) {
   impl_->speaks = speaks;
   impl_->model = std::move(model);
+  impl_->seen = std::move(seen);
   impl_->routes();
   impl_->server.new_task_queue = [] { return new ThreadEach(); };
   impl_->server.set_tcp_nodelay(true);

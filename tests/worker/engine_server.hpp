@@ -61,7 +61,9 @@ struct Fault {
 class EngineServer {
  public:
   // Listens on `port`, 0: any; `folder`: loaded before it is healthy (as a process does that has just begun).
-  EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port = 0, const std::filesystem::path& folder = {});
+  // `seen` is told of every request before it is served: its path, and how many of these there were.
+  EngineServer(Speaks speaks, std::unique_ptr<ServedModel> model, int port = 0, const std::filesystem::path& folder = {},
+               std::function<void(const std::string& path, int count)> seen = {});
   ~EngineServer();
   std::string url() const;
   void fault(Fault fault);
