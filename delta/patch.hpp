@@ -122,6 +122,10 @@ Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateVie
 // resolved and proven before the first is written, so on any failure the state is as before. The caller must not be
 // writing to `state` through spans of mutable_bytes() meanwhile.
 Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const DecodeOptions& options = {});
+// The same; returns what was written, for who holds the state a second time. It is in memory meanwhile in any case: of an
+// element that changes, its value and four bytes.
+Result<std::vector<TensorWrite>> apply_delta_and_tell(std::span<const std::byte> patch, OwnedState& state,
+                                                      const DecodeOptions& options = {});
 
 // The state a snapshot holds, its digest verified. kInvalid for a delta.
 Result<OwnedState> decode_snapshot(std::span<const std::byte> patch, const DecodeOptions& options = {});

@@ -81,7 +81,7 @@ Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std
   return Resolved{std::move(parsed.info), std::move(leaves)};
 }
 
-Status apply(ByteSpan patch, OwnedState& state, const DecodeOptions& options) {
+Result<std::vector<TensorWrite>> apply(ByteSpan patch, OwnedState& state, const DecodeOptions& options) {
   std::vector<TensorWrite> writes;
   const auto keep = [&](TensorWrite&& write) {
     writes.push_back(std::move(write));
@@ -94,7 +94,7 @@ Status apply(ByteSpan patch, OwnedState& state, const DecodeOptions& options) {
     w.write_to(StateWriter::memory(state, w.tensor).subspan(w.first_byte, w.byte_count));
   });
   StateWriter::remember(state, std::move(resolved.leaves));
-  return ok();
+  return writes;
 }
 
 Result<OwnedState> decode(ByteSpan patch, const DecodeOptions& options) {
@@ -154,6 +154,12 @@ Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateVie
 }
 
 Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const DecodeOptions& options) {
+  ECHO_TRY(apply_delta_and_tell(patch, state, options));
+  return ok();
+}
+
+Result<std::vector<TensorWrite>> apply_delta_and_tell(std::span<const std::byte> patch, OwnedState& state,
+                                                      const DecodeOptions& options) {
   return guarded("apply delta", [&] { return apply(patch, state, options); });
 }
 

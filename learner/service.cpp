@@ -796,7 +796,7 @@ class Service {
   // Destroyed in reverse: the node's thread ends before what its callbacks use.
   std::unique_ptr<provisioner::FleetDriver> fleet_;
   std::unique_ptr<RolloutDesk> desk_;
-  Publisher publisher_{delta::EncodeOptions{}};
+  Publisher publisher_{delta::EncodeOptions{.threads = static_cast<unsigned>(config_.learner.threads)}};
   std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
   std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage; guarded by mutex_

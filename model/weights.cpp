@@ -133,6 +133,31 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
   });
 }
 
+Status load_changes(Transformer& model, const delta::StateView& state, std::span<const delta::TensorWrite> written) {
+  const auto parameters = sorted_parameters(model);
+  // Otherwise named: a tied head that is repeated, or fp32.
+  for (std::size_t i = 0; i < state.size(); ++i)
+    if (state.size() != parameters.size() || state[i].name != parameters[i].first || state[i].dtype != delta::DType::kBF16 ||
+        parameters[i].second.sizes() != state[i].shape)
+      return load_policy(model, state);
+  return guarded("load changes", [&]() -> Status {
+    for (const delta::TensorWrite& write : written) {
+      const auto elements = static_cast<std::int64_t>(write.byte_count / 2);
+      Tensor part = parameters[write.tensor].second.view(-1).narrow(0, static_cast<std::int64_t>(write.first_byte / 2), elements);
+      const auto count = static_cast<std::int64_t>(write.values.size() / 2);
+      const Tensor values = borrow(write.values.data(), {count}, torch::kBFloat16);
+      if (write.whole) {
+        part.copy_(values);
+        continue;
+      }
+      Tensor positions = torch::empty({count}, torch::kInt64);
+      std::copy(write.positions.begin(), write.positions.end(), positions.data_ptr<std::int64_t>());
+      part.index_copy_(0, positions.to(part.device()), values.to(part.device(), part.scalar_type()));
+    }
+    return ok();
+  });
+}
+
 Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device) {
   ECHO_ASSIGN(ModelFiles files, ModelFiles::read(folder));
   ECHO_ASSIGN(const auto checkpoint, delta::Checkpoint::open(folder));

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "delta/patch.hpp"
 #include "delta/tensor.hpp"
 #include "model/model_files.hpp"
 #include "model/policy.hpp"
@@ -19,6 +20,10 @@ Status export_policy(const Transformer& model, delta::OwnedState& into);
 // unknown, or of another shape or type, and then the model is unchanged. fp32 weights take bf16 values exactly.
 // A tied model accepts a lm_head.weight that repeats the embedding.
 Status load_policy(Transformer& model, const delta::StateView& state);
+
+// The same for a model that holds what the state was before the delta that `written` came of (delta::apply_delta_and_tell): only
+// what changed is copied, and 10 bytes for every changed element of a part, one part at a time, are needed beside it.
+Status load_changes(Transformer& model, const delta::StateView& state, std::span<const delta::TensorWrite> written);
 
 // With the values of init_policy().
 Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed,

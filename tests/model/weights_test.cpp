@@ -10,6 +10,7 @@
 #include "delta/digest.hpp"
 #include "helpers.hpp"
 #include "model/generate.hpp"
+#include "tests/delta/in_memory.hpp"
 
 namespace echoline::model {
 namespace {
@@ -107,6 +108,37 @@ TEST(Policy, LoadsExactlyAndInPlace) {
   torch::NoGradGuard no_grad;
   const Tensor ids = torch::randint(0, 19, {2, 6}, torch::kLong);
   EXPECT_TRUE(torch::equal(from->forward(ids), to->forward(ids)));
+}
+
+TEST(Policy, LoadsWhatChangedAndTouchesNothingElse) {
+  for (const auto type : {torch::kFloat, torch::kBFloat16}) {
+    const auto from = random_model(small_config(true), 31), to = random_model(small_config(true), 32);
+    const auto old = export_policy(*from).value();
+    const auto target = export_policy(*to).value();
+    auto next = *delta::copy_of(old.view());
+    for (std::size_t i = 0; i < next.size(); ++i) {  // one tensor as a whole, of the others every seventh value
+      const std::span<std::byte> bytes = next.mutable_bytes(i);
+      const std::span<const std::byte> other = target.view()[i].bytes;
+      for (std::size_t at = 0; at < bytes.size(); at += i == 1 ? 2 : 14) std::memcpy(bytes.data() + at, other.data() + at, 2);
+    }
+    next.seal();
+    const auto patch = *delta::encode_delta(old.view(), next.view());
+    auto state = *delta::copy_of(old.view());
+    const auto written = delta::apply_delta_and_tell(patch, state);
+    ASSERT_TRUE(written) << written.error().message();
+    EXPECT_EQ(state.digest(), next.digest());
+
+    Transformer model(small_config(true), torch::kCPU, type);
+    ASSERT_TRUE(load_policy(model, old.view()));
+    torch::NoGradGuard no_grad;
+    const Tensor embedding = model.named_parameters()["model.embed_tokens.weight"].view(-1);
+    const Tensor before = embedding[1].clone();
+    embedding[1].fill_(3);  // not of the delta
+    ASSERT_TRUE(load_changes(model, state.view(), *written));
+    EXPECT_EQ(embedding[1].item<float>(), 3);
+    embedding[1].copy_(before);
+    EXPECT_EQ(export_policy(model)->digest(), next.digest());
+  }
 }
 
 TEST(Policy, LoadsFp32AndUnalignedBytes) {

@@ -13,7 +13,7 @@ class Builtin final : public Engine {
   Builtin(std::shared_ptr<model::Transformer> model, const BuiltinOptions& options)
       : sampling_(options.sampling),
         batch_(model, {.rows_max = static_cast<std::int64_t>(options.rows_max), .cache_max = options.cache_max}),
-        installer_(std::move(model)) {}
+        installer_(std::move(model), static_cast<unsigned>(options.threads)) {}
 
   std::size_t capacity() const override { return batch_.rows_max(); }
   std::size_t inside() const override { return batch_.running() + batch_.waiting() + refused_.size(); }

@@ -17,8 +17,9 @@ Status check_digest(delta::OwnedState& state, const overlay::Publication& public
 
 Status Installer::install(const overlay::Publication& publication) {
   ECHO_ASSIGN(const overlay::Slice payload, publication.payload.bytes());
+  const delta::DecodeOptions decode{.threads = threads_};
   if (!publication.base) {
-    ECHO_ASSIGN(delta::OwnedState fresh, delta::decode_snapshot(payload.bytes()));
+    ECHO_ASSIGN(delta::OwnedState fresh, delta::decode_snapshot(payload.bytes(), decode));
     ECHO_TRY(check_digest(fresh, publication));
     ECHO_TRY(model::load_policy(*model_, fresh.view()));
     state_ = std::move(fresh);
@@ -27,13 +28,16 @@ Status Installer::install(const overlay::Publication& publication) {
       return fail(Code::kStale, "install policy", "version {} is a delta on version {}, but {} is installed",
                   publication.version, *publication.base,
                   version_ ? fmt::format("version {}", *version_) : std::string("nothing"));
-    ECHO_TRY(delta::apply_delta(payload.bytes(), state_));
-    // apply_delta() has verified its own result digest; this ties it to the publication's.
+    ECHO_ASSIGN(const auto written, delta::apply_delta_and_tell(payload.bytes(), state_, decode));
+    // It has verified its own result digest; this ties it to the publication's.
     if (const Status same = check_digest(state_, publication); !same) {
       version_.reset();  // the state is a policy, but not the one that was announced: only a snapshot helps now
       return same;
     }
-    ECHO_TRY(model::load_policy(*model_, state_.view()));
+    if (const Status loaded = model::load_changes(*model_, state_.view(), written); !loaded) {
+      version_.reset();  // it may hold some of the changes
+      return loaded;
+    }
   }
   version_ = publication.version;
   digest_ = publication.policy_digest;

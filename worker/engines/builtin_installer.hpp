@@ -14,7 +14,8 @@ namespace echoline::worker {
 // One thread, the one that generates: install() runs between two tokens.
 class Installer {
  public:
-  explicit Installer(std::shared_ptr<model::Transformer> model) : model_(std::move(model)) {}
+  explicit Installer(std::shared_ptr<model::Transformer> model, unsigned threads = 1)
+      : model_(std::move(model)), threads_(threads) {}
 
   // Installs a snapshot, or a delta on top of the installed version. The digest of the result must be the one the
   // publication names. kStale: the delta needs another base; kCorrupt: bytes or digest are wrong; kInvalid: the
@@ -26,6 +27,7 @@ class Installer {
 
  private:
   std::shared_ptr<model::Transformer> model_;
+  unsigned threads_;
   delta::OwnedState state_;  // the policy as published, bf16; the model holds the same values in its compute type
   std::optional<Version> version_;
   overlay::Digest digest_{};
