@@ -58,9 +58,9 @@ class Service {
     for (const Check& check : checked.checks)
       if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
     ECHO_TRY(checked.status());
-    ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
     plan_ = std::move(*checked.plan);
     ECHO_TRY(check_providers());
+    ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
     for (const provisioner::PlanRow& row : plan_.plan.rows) offers_.emplace(row.offer.id, &row.offer);
     if (options_.planned) options_.planned(plan_.plan);
     ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume));

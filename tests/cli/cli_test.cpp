@@ -139,6 +139,7 @@ TEST(BadInput, ModelDirectories) {
 }
 
 TEST(Model, GeneratesAndScoresWhatItGenerated) {
+  if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   TemporaryFolder folder;
   const std::string model = (folder.path() / "model").string();
   ASSERT_EQ(run_program({"model", "init", "--preset", "bytes-64", "-o", model}).status, 0);
@@ -165,6 +166,15 @@ TEST(Model, GeneratesAndScoresWhatItGenerated) {
   EXPECT_EQ(chat.at("prompt"), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
   expect_refused({"model", "generate", model, "--prompt", "x", "--system", "y"}, {"task.chat"});
   expect_refused({"model", "generate", model, "--prompt", ""}, {"empty"});
+}
+
+TEST(BadInput, WhatNeedsLibtorchSaysSoWhereItIsNotThere) {
+  if (kWithTorch) GTEST_SKIP() << "the program has it";
+  const TemporaryFolder folder;
+  const std::string runs = (folder.path() / "runs").string();
+  expect_refused({"up", "configs/quickstart.yaml", "--set", "run.folder=" + runs}, {"ECHOLINE_TORCH=ON"});
+  EXPECT_FALSE(std::filesystem::exists(runs)) << "nothing was begun";
+  expect_refused({"worker", "--join", "127.0.0.1:1"}, {"ECHOLINE_TORCH=ON", "--engine"});
 }
 
 TEST(BadInput, UnknownVerbAndMissingFile) {
@@ -244,6 +254,7 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
 }
 
 TEST(Plan, WhatIsAppliedIsWhatIsRented) {
+  if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   TemporaryFolder folder;
   const std::string kept = (folder.path() / "plan.json").string();
   const Outcome planned = run_program({"plan", "configs/quickstart.yaml", "-o", kept, "--set", "run.steps=1", "--set",

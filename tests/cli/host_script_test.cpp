@@ -250,6 +250,7 @@ TEST_F(HostScriptTest, SaysWhatTheMachineLacks) {
 
 // The whole way: a learner rents a machine through commands, which fetches the program, joins and works.
 TEST(HostScript, AMachineThatARunRentsFetchesTheProgramAndWorks) {
+  if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   const TemporaryFolder folder;
   const fs::path in = folder.path();
   fs::create_directories(in / "echoline-worker/bin");

@@ -117,6 +117,7 @@ struct HurriedClock final : Clock {
 // The learner itself is killed: right after a machine came to be, of which it has not heard, and right after it gave one back.
 // Whatever is rented then is in its ledger, and `down` leaves nothing.
 TEST(LedgerVerbs, DownReleasesWhatAKilledLearnerRented) {
+  if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
   if (overlay::reached_from_elsewhere({"::", 1}).empty()) GTEST_SKIP() << "rented hosts need an address that is not loopback";
   setenv("VAST_API_KEY", provisioner::VastServer::kKey, 1);
   for (const int point : {1, 5}) {

@@ -11,6 +11,9 @@
 
 namespace echoline::testing {
 
+// Whether the program has the built-in trainer and engine (ECHOLINE_TORCH).
+inline constexpr bool kWithTorch = ECHOLINE_WITH_TORCH;
+
 struct Outcome {
   int status = -1;  // exit code; 128 + signal when it was killed
   std::string out, err;
