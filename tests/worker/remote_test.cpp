@@ -214,17 +214,25 @@ TEST_P(RemoteTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
   no_end();
   hold_->held_at = 10;
   for (std::uint64_t id = 0; id < 4; ++id) submit(id, 100);
+  server_->fault({"draw", "hang", 1, 0, seconds(60)});
+  submit(4, 100);
   while (hold_->drawn < 4 * 10) engine_->poll(kSlice);
+  int waits = 0, mixed = 0;
+  while_waiting_ = [&] { ++waits; };
   install(policies_.delta(1, 2));
+  EXPECT_LT(waits, 60) << "nobody waits for the one that does not come back";
   hold_->held_at = 1000;
   const auto all = finish();
-  EXPECT_EQ(all.size(), 4u);
+  EXPECT_EQ(all.size(), 5u);
   for (const auto& [id, response] : all) {
     expect_whole(response, 2, 100);
+    if (response->spans.size() == 1) continue;  // what had not begun
+    ++mixed;
     ASSERT_EQ(response->spans.size(), 2u);
     EXPECT_EQ(response->spans[0].version, Version{1});
     EXPECT_EQ(response->spans[0].end, 10u);
   }
+  EXPECT_EQ(mixed, 4);
   // The directory has the new policy, bit by bit.
   const auto there = delta::Checkpoint::open(options_.folder);
   ASSERT_TRUE(there);

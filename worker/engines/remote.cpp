@@ -30,7 +30,8 @@ constexpr int kTriesMax = 5;   // in a row, to get the engine to work
 constexpr int kLossesMax = 3;  // of one sequence, before it is taken for the cause
 constexpr Duration kSlice = std::chrono::milliseconds(50), kHealthEvery = std::chrono::milliseconds(200);
 constexpr Duration kHealthPatience = std::chrono::seconds(5);
-constexpr Duration kDrainMax = std::chrono::seconds(5);  // for those that were aborted to come back
+// For those that were aborted to come back: as long as some do. One that arrived when it was paused already waits there.
+constexpr Duration kDrainMax = std::chrono::seconds(5), kDrainQuiet = std::chrono::milliseconds(150);
 constexpr Duration kBackoffMax = std::chrono::seconds(30);
 constexpr Duration kForever = std::chrono::hours(24);
 constexpr std::size_t kAnswerMax = 64u << 20;
@@ -259,8 +260,8 @@ class Remote final : public Engine {
   void advance(TimePoint now) {
     if (control_ != 0) return;
     if (!script_.empty() && !script_.front().call) {
-      if (drained_by_ == kNever) drained_by_ = now + kDrainMax;
-      if (!sent_.empty() && now < drained_by_) return;
+      if (drained_by_ == kNever) drained_by_ = now + kDrainMax, heard_at_ = now;
+      if (!sent_.empty() && now < std::min(drained_by_, heard_at_ + kDrainQuiet)) return;
       recall();
       drained_by_ = kNever;
       script_.pop_front();
