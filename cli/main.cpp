@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
   add_learner(app, exit);
   add_worker(app, exit);
   add_token(app, exit);
+  add_publish(app, exit);
   add_model(app, exit);
   add_config(app, exit);
   add_sim(app, exit);

@@ -15,6 +15,7 @@ void add_up(Verb& app, int& exit);
 void add_learner(Verb& app, int& exit);
 void add_worker(Verb& app, int& exit);
 void add_token(Verb& app, int& exit);
+void add_publish(Verb& app, int& exit);
 void add_plan(Verb& app, int& exit);
 void add_apply(Verb& app, int& exit);
 void add_model(Verb& app, int& exit);

@@ -11,16 +11,17 @@ packages=(
   libpcre2-dev libicu-dev
   # network, storage, formats
   libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-dev
-  libcurl4-openssl-dev  # providers over HTTP
+  libcurl4-openssl-dev libcpp-httplib-dev  # providers and external trainers over HTTP
   librust-blake3-dev  # the C sources of BLAKE3
   # planning, program, tests
   libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev
-  libcpp-httplib-dev openssh-server  # what providers are tested against
+  openssh-server  # what providers are tested against
   zstd  # echoline bundle
 )
 
 if [ "${1:-}" != --without-torch ]; then
-  packages+=(libtorch-dev libopenblas-dev)
+  packages+=(libtorch-dev libopenblas-dev
+    python3-torch python3-numpy)  # examples/pytorch_grpo.py
 fi
 
 if ! command -v dpkg-query > /dev/null; then

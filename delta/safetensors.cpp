@@ -210,8 +210,11 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path)
   return file;
 }
 
-Status write_safetensors(const std::filesystem::path& path, const StateView& state, const Metadata& metadata) {
-  ECHO_ASSIGN(StateView tensors, canonical(state));
+namespace {
+
+// What a file begins with: 8 bytes of length, and the header. `tensors` are put into the order in which they follow it.
+Result<std::string> file_head(StateView& tensors, const Metadata& metadata, const std::string& where) {
+  ECHO_ASSIGN(tensors, canonical(std::move(tensors)));
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorView& a, const TensorView& b) {
     return dtype_bytes(a.dtype) > dtype_bytes(b.dtype);
   });
@@ -219,17 +222,37 @@ Status write_safetensors(const std::filesystem::path& path, const StateView& sta
   try {
     header = header_text(tensors, metadata);
   } catch (const json::exception&) {
-    return fail(Code::kInvalid, "write safetensors", "{}: a tensor name or metadata text is not UTF-8", path.string());
+    return fail(Code::kInvalid, "write safetensors", "{}: a tensor name or metadata text is not UTF-8", where);
   }
   if (header.size() > kHeaderBytesMax)
     return fail(Code::kInvalid, "write safetensors", "{}: the header takes {} bytes, at most {} are allowed",
-                path.string(), header.size(), kHeaderBytesMax);
+                where, header.size(), kHeaderBytesMax);
   if (std::any_of(tensors.begin(), tensors.end(), [](const TensorView& t) { return t.name == kMetadataKey; }))
-    return fail(Code::kInvalid, "write safetensors", "{}: a tensor cannot be named '{}'", path.string(), kMetadataKey);
-  PendingFile file(path, "write safetensors");
+    return fail(Code::kInvalid, "write safetensors", "{}: a tensor cannot be named '{}'", where, kMetadataKey);
   const std::uint64_t length = header.size();
-  ECHO_TRY(file.write(std::as_bytes(std::span(&length, 1))));
-  ECHO_TRY(file.write(as_byte_span(header)));
+  header.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
+  return header;
+}
+
+}  // namespace
+
+Result<std::string> safetensors_bytes(const StateView& state, const Metadata& metadata) try {
+  StateView tensors = state;
+  ECHO_ASSIGN(std::string file, file_head(tensors, metadata, "in memory"));
+  std::size_t size = file.size();
+  for (const TensorView& t : tensors) size += t.bytes.size();
+  file.reserve(size);
+  for (const TensorView& t : tensors) file.append(reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size());
+  return file;
+} catch (const std::bad_alloc&) {
+  return fail(Code::kExhausted, "write safetensors", "the file does not fit into memory");
+}
+
+Status write_safetensors(const std::filesystem::path& path, const StateView& state, const Metadata& metadata) {
+  StateView tensors = state;
+  ECHO_ASSIGN(const std::string head, file_head(tensors, metadata, path.string()));
+  PendingFile file(path, "write safetensors");
+  ECHO_TRY(file.write(as_byte_span(head)));
   for (const TensorView& t : tensors) ECHO_TRY(file.write(t.bytes));
   return file.commit();
 }

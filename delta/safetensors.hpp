@@ -43,6 +43,9 @@ class SafetensorsFile {
   SafetensorsContent content_;
 };
 
+// The same file in memory.
+Result<std::string> safetensors_bytes(const StateView& state, const Metadata& metadata = {});
+
 // Writes `state` in one pass without a second copy in memory. Atomic: temporary file, fsync, rename, fsync of the
 // folder. Tensors with larger elements come first, so that every tensor is aligned; then by name.
 Status write_safetensors(const std::filesystem::path& path, const StateView& state, const Metadata& metadata = {});

@@ -122,6 +122,13 @@ void read_warm_start(ConfigSection s, WarmStartSection& c) {
 }
 
 void read_learner(ConfigSection s, LearnerSection& c) {
+  s.read_choice("trainer", c.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
+                "what trains: this program, or one of the user's own that takes batches and publishes policies over `api` "
+                "(docs/trainers.md); of what follows only `api`, `checkpoint_every`, `checkpoints_kept` and `usd_per_hour` then "
+                "count");
+  s.read("api", c.api,
+         "for an external trainer: `socket`, a unix socket in the run's folder, or 127.0.0.1:PORT with a token; the run's "
+         "trainer-api.json says where it is");
   std::string_view loss = loss_names().front();
   s.read_choice("loss", loss,
                 {{"dapo", "dapo"}, {"grpo", "grpo"}, {"dr_grpo", "dr_grpo"}, {"rloo", "rloo"}, {"opo", "opo"},

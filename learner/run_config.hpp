@@ -81,7 +81,11 @@ struct WarmStartSection {
   double learning_rate = 1e-3;
 };
 
+enum class TrainerKind { kBuiltIn, kExternal };
+
 struct LearnerSection {
+  TrainerKind trainer = TrainerKind::kBuiltIn;
+  std::string api = "socket";  // for an external one: "socket", or HOST:PORT of this machine
   LossConfig loss;
   OptimizerConfig optimizer;
   Truncated truncated = Truncated::kKeep;

@@ -83,29 +83,62 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
   return fail(Code::kExhausted, "initialise model", "{} do not fit into memory", to_text(memory_estimate(config).policy_bf16));
 }
 
-Status check_weights(const std::filesystem::path& folder, const ModelConfig& config) {
-  ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(folder));
-  ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
+namespace {
+
+const delta::TensorView* find_tensor(const delta::StateView& state, std::string_view name) {
+  const auto it = std::find_if(state.begin(), state.end(), [&](const auto& tensor) { return tensor.name == name; });
+  return it == state.end() ? nullptr : &*it;
+}
+
+Status check_state(const delta::StateView& stored, const delta::StateView& layout, const ModelConfig& config,
+                   const std::string& where) {
   for (const delta::TensorView& wanted : layout) {
-    const auto& stored = checkpoint.view();
-    const auto it =
-        std::find_if(stored.begin(), stored.end(), [&](const auto& tensor) { return tensor.name == wanted.name; });
-    if (it == stored.end())
-      return fail(Code::kInvalid, folder.string(), "tensor '{}' is missing", wanted.name);
+    const delta::TensorView* it = find_tensor(stored, wanted.name);
+    if (!it) return fail(Code::kInvalid, where, "tensor '{}' is missing", wanted.name);
     if (it->shape != wanted.shape)
-      return fail(Code::kInvalid, folder.string(), "tensor '{}' has shape [{}], expected [{}]", wanted.name,
+      return fail(Code::kInvalid, where, "tensor '{}' has shape [{}], expected [{}]", wanted.name,
                   fmt::join(it->shape, ", "), fmt::join(wanted.shape, ", "));
     if (it->dtype != delta::DType::kBF16 && it->dtype != delta::DType::kF32)
-      return fail(Code::kInvalid, folder.string(), "tensor '{}' has type {}, expected BF16 or F32", wanted.name,
+      return fail(Code::kInvalid, where, "tensor '{}' has type {}, expected BF16 or F32", wanted.name,
                   delta::dtype_name(it->dtype));
   }
-  for (const delta::TensorView& tensor : checkpoint.view()) {
-    const bool wanted = std::any_of(layout.begin(), layout.end(), [&](const auto& t) { return t.name == tensor.name; });
-    if (!wanted && !(config.tie_embeddings && tensor.name == "lm_head.weight"))
-      return fail(Code::kInvalid, folder.string(), "tensor '{}' is unknown to a qwen3 model of {} layers", tensor.name,
+  for (const delta::TensorView& tensor : stored) {
+    if (!find_tensor(layout, tensor.name) && !(config.tie_embeddings && tensor.name == "lm_head.weight"))
+      return fail(Code::kInvalid, where, "tensor '{}' is unknown to a qwen3 model of {} layers", tensor.name,
                   config.layers);
   }
   return ok();
+}
+
+}  // namespace
+
+Status check_weights(const std::filesystem::path& folder, const ModelConfig& config) {
+  ECHO_ASSIGN(const delta::Checkpoint checkpoint, delta::Checkpoint::open(folder));
+  ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
+  return check_state(checkpoint.view(), layout, config, folder.string());
+}
+
+Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config) {
+  ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
+  ECHO_TRY(check_state(state, layout, config, "read policy"));
+  ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::zeros_like(layout));
+  for (std::size_t i = 0; i < layout.size(); ++i) {
+    const delta::TensorView& from = *find_tensor(state, layout[i].name);
+    const std::span<std::byte> to = policy.mutable_bytes(i);
+    if (from.dtype == delta::DType::kBF16) {
+      std::memcpy(to.data(), from.bytes.data(), to.size());
+      continue;
+    }
+    for (std::size_t at = 0; at < to.size(); at += 2) {
+      float value = 0;
+      std::memcpy(&value, from.bytes.data() + 2 * at, sizeof value);
+      if (!std::isfinite(value)) return fail(Code::kInvalid, "read policy", "tensor '{}' holds {}", from.name, value);
+      const std::uint16_t rounded = to_bf16(value);
+      std::memcpy(to.data() + at, &rounded, sizeof rounded);
+    }
+  }
+  policy.seal();
+  return policy;
 }
 
 Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,

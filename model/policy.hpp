@@ -19,6 +19,10 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
 // values. kNotFound or kInvalid name the file or tensor.
 Status check_weights(const std::filesystem::path& folder, const ModelConfig& config);
 
+// The policy in a state of this shape, bf16 or fp32 (rounded to the nearest, ties to even). A lm_head.weight that repeats a tied
+// embedding is left out. kInvalid as above; kExhausted.
+Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config);
+
 // Writes a directory that load_model(), transformers and vLLM read: the policy in bf16, in shards of at most
 // `shard_bytes_max`.
 Status save_model(const std::filesystem::path& folder, const ModelFiles& files, const delta::StateView& policy,

@@ -1,0 +1,172 @@
+// echoline publish: hands the policies that a trainer of the user's own saves to its run.
+#include <httplib.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+
+#include "base/files.hpp"
+#include "cli/output.hpp"
+#include "cli/signals.hpp"
+#include "cli/verbs.hpp"
+#include "delta/checkpoint.hpp"
+#include "learner/external/source.hpp"
+
+namespace echoline::cli {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr auto kLook = std::chrono::milliseconds(500);
+// Nothing of a checkpoint has changed for so long: whoever saves it is done.
+constexpr Duration kSettled = std::chrono::seconds(2);
+
+struct Arguments {
+  std::string run, policy, watch;
+  std::size_t version = 0;  // 0 is the one that a run begins with
+};
+
+class Run {
+ public:
+  static Result<Run> open(const fs::path& folder) {
+    const fs::path file = folder / learner::kTrainerAddressFile;
+    auto text = read_file(file, 1 << 16);
+    if (!text)
+      return fail(Code::kUnavailable, "publish", "{}: no learner with `learner.trainer: external` runs there ({})", folder.string(),
+                  text.error().detail);
+    const json address = json::parse(*text, nullptr, false);
+    const auto word = [&](const char* key) {
+      return address.is_object() && address.contains(key) && address[key].is_string() ? address[key].get<std::string>() : std::string();
+    };
+    Run run;
+    if (const std::string socket = word("socket"); !socket.empty()) {
+      run.client_ = std::make_unique<httplib::Client>(socket, 1);
+      run.client_->set_address_family(AF_UNIX);
+    } else if (const std::string url = word("url"); !url.empty()) {
+      run.client_ = std::make_unique<httplib::Client>(url);
+      run.client_->set_bearer_token_auth(word("token"));
+    } else {
+      return fail(Code::kCorrupt, "publish", "{}: it says neither socket nor url", file.string());
+    }
+    run.client_->set_read_timeout(std::chrono::minutes(10));
+    run.client_->set_default_headers({{"Host", "localhost"}});
+    return run;
+  }
+
+  Result<json> status() { return said(client_->Get("/v1/status")); }
+
+  Result<json> publish(std::uint64_t version, const fs::path& policy) {
+    return said(client_->Post(fmt::format("/v1/policy/{}", version), json{{"path", fs::absolute(policy).string()}}.dump(),
+                              "application/json"));
+  }
+
+ private:
+  static Result<json> said(const httplib::Result& result) {
+    if (!result) return fail(Code::kUnavailable, "publish", "the learner does not answer: {}", httplib::to_string(result.error()));
+    json body = json::parse(result->body, nullptr, false);
+    if (result->status == 200 && body.is_object()) return body;
+    if (body.is_object() && body.contains("error")) {
+      const Code code = result->status == 400   ? Code::kInvalid
+                        : result->status == 409 ? Code::kStale
+                                                : Code::kUnavailable;
+      return Error{code, "publish", body["error"].value("message", "")};
+    }
+    return fail(Code::kUnavailable, "publish", "the learner answers with HTTP {}", result->status);
+  }
+
+  std::unique_ptr<httplib::Client> client_;
+};
+
+// The number that ends a name, as of step_12, checkpoint-12, global_step12.
+std::optional<std::uint64_t> number_of(const std::string& name) {
+  const std::size_t digits = name.size() - std::min(name.size(), name.find_last_not_of("0123456789") + 1);
+  if (digits == 0 || digits > 12) return std::nullopt;
+  return std::stoull(name.substr(name.size() - digits));
+}
+
+// A Hugging Face folder in it, or the checkpoint itself.
+fs::path weights_of(const fs::path& checkpoint) {
+  for (const char* below : {"", "hf", "huggingface", "model", "weights"})
+    for (const char* file : {"model.safetensors", delta::kCheckpointIndexName})
+      if (std::error_code error; fs::exists(checkpoint / below / file, error)) return checkpoint / below;
+  return checkpoint;
+}
+
+// When anything below it was last written; nothing while files come and go.
+std::optional<fs::file_time_type> last_write(const fs::path& folder) {
+  std::error_code error;
+  fs::file_time_type newest = fs::last_write_time(folder, error);
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    newest = std::max(newest, it->last_write_time(error));
+  return error ? std::nullopt : std::optional(newest);
+}
+
+int watch(Run& run, const Arguments& a) {
+  const std::atomic<bool>& stop = stop_on_signals();
+  std::map<std::uint64_t, std::string> told;  // what was said of a version
+  for (bool first = true; !stop; first = false) {
+    const auto status = run.status();
+    if (!status) {
+      if (first) return complain("publish", status.error());
+      say("the learner is gone: done\n");
+      return 0;
+    }
+    const json wanted = (*status)["version_wanted"];
+    std::error_code error;
+    std::map<std::uint64_t, fs::path> found;
+    for (fs::directory_iterator it(a.watch, error), end; !error && it != end; it.increment(error))
+      if (const auto version = number_of(it->path().filename().string()); version && it->is_directory(error))
+        found.emplace(*version, it->path());
+    if (error && first) return complain("publish", fail(Code::kNotFound, "watch", "{}: {}", a.watch, error.message()));
+    for (const auto& [version, path] : found) {
+      if (!wanted.is_number() || version != wanted.get<std::uint64_t>()) continue;
+      const auto written = last_write(path);
+      if (!written || fs::file_time_type::clock::now() - *written < kSettled) continue;
+      const fs::path weights = weights_of(path);
+      const auto done = delta::Checkpoint::open(weights) ? run.publish(version, weights) : Result<json>(fail(
+                            Code::kUnavailable, "publish", "{} is not complete yet", weights.string()));
+      const std::string what = done ? fmt::format("version {} is published from {}", version, weights.string()) : done.error().message();
+      if (std::exchange(told[version], what) != what) say("{}\n", what);
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+  return 0;
+}
+
+int publish(const Arguments& a) {
+  if (a.watch.empty() == a.policy.empty() || (a.watch.empty() && a.version == 0))
+    return complain("publish", fail(Code::kInvalid, "publish", "expected a policy and its --version, or --watch FOLDER"));
+  const auto folder = find_run(a.run);
+  if (!folder) return complain("publish", folder.error());
+  auto run = Run::open(*folder);
+  if (!run) return complain("publish", run.error());
+  if (!a.watch.empty()) return watch(*run, a);
+  const auto done = run->publish(a.version, a.policy);
+  if (!done) return complain("publish", done.error());
+  fmt::print("version {} of {}: taken, it is published once its learner step is done\n", a.version, folder->filename().string());
+  return 0;
+}
+
+}  // namespace
+
+void add_publish(Verb& app, int& exit) {
+  auto* verb = app.add_verb("publish", "Hand a policy that another trainer has saved to its run");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("run", a->run, "the run's name or folder")->required();
+  verb->add_option("policy", a->policy, "a Hugging Face folder or a .safetensors file of the run's model, bf16 or fp32");
+  verb->add_option("--version", a->version, "the learner steps that have made it");
+  verb->add_option("--watch", a->watch, "a folder into which a trainer saves: each subfolder whose name ends in a number is that version, "
+                                        "and published when it is complete and the learner waits for it");
+  verb->footer(
+      "The run's learner has `learner.trainer: external` (docs/trainers.md).\n"
+      "  echoline publish quickstart saved/step_7 --version 7\n"
+      "  echoline publish quickstart --watch saved");
+  verb->callback([a, &exit] { exit = publish(*a); });
+}
+
+}  // namespace echoline::cli

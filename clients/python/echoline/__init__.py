@@ -1,0 +1,6 @@
+"""Trains the policy of an echoline run: takes batches, publishes policies. See docs/trainers.md."""
+from .batch import Batch
+from .client import Client, Error, Stale, Status
+from .safetensors import Tensor, pack, unpack
+
+__all__ = ["Batch", "Client", "Error", "Stale", "Status", "Tensor", "pack", "unpack"]

@@ -1,0 +1,34 @@
+"""The trajectories of one learner step."""
+from __future__ import annotations
+
+import json
+from typing import Any, List, Mapping
+
+from .safetensors import Tensor, unpack
+
+
+class Batch:
+    """What `Client.take()` returns. n trajectories of whole groups, their tokens in a row (docs/trainers.md has the table):
+
+    prompt_tokens [P], prompt_ends [n], response_tokens, logprobs, versions, loss_mask [N], response_ends [n], group, member,
+    worker, reward, correct, finished [n].
+    """
+
+    def __init__(self, lease: str, step: int, data: bytes):
+        self.lease, self.step = lease, step
+        self.tensors: Mapping[str, Tensor]
+        self.tensors, metadata = unpack(data)
+        self.problems: List[str] = json.loads(metadata["problems"])
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    def __getitem__(self, name: str) -> memoryview:
+        """The values of a tensor as Python numbers."""
+        return self.tensors[name].values()
+
+    def numpy(self, name: str) -> Any:
+        return self.tensors[name].numpy()
+
+    def torch(self, name: str) -> Any:
+        return self.tensors[name].torch()

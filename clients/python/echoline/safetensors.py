@@ -1,0 +1,84 @@
+"""The safetensors format with nothing but the standard library."""
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any, Mapping, NamedTuple, Tuple
+
+SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4,
+         "F32": 4, "I64": 8, "U64": 8, "F64": 8}
+_FORMATS = {"U8": "B", "BOOL": "B", "I8": "b", "I16": "h", "U16": "H", "I32": "i", "U32": "I", "F32": "f", "I64": "q", "U64": "Q",
+            "F64": "d"}
+
+
+class Tensor(NamedTuple):
+    dtype: str  # a name of SIZES
+    shape: Tuple[int, ...]
+    data: memoryview  # row-major, little endian
+
+    def values(self) -> memoryview:
+        """The elements in a row, as Python numbers; not for BF16, F16 and F8, which Python has no numbers for."""
+        return self.data.cast("B").cast(_FORMATS[self.dtype])
+
+    def numpy(self) -> Any:
+        """As a numpy array that shares the memory."""
+        import numpy
+
+        names = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4", "U32": "<u4",
+                 "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
+        return numpy.frombuffer(self.data, dtype=names[self.dtype]).reshape(self.shape)
+
+    def torch(self) -> Any:
+        """As a torch tensor of its own."""
+        import torch
+
+        if self.dtype == "BF16":
+            bits = torch.frombuffer(bytearray(self.data), dtype=torch.int16)
+            return bits.view(torch.bfloat16).reshape(self.shape)
+        return torch.from_numpy(self.numpy().copy())
+
+
+def of_torch(value: Any) -> Tensor:
+    """A torch tensor as it is sent: floating point numbers as BF16."""
+    import torch
+
+    value = value.detach().to("cpu")
+    if value.is_floating_point():
+        value = value.to(torch.bfloat16).contiguous().view(torch.int16)
+        return Tensor("BF16", tuple(value.shape), memoryview(value.numpy()).cast("B"))
+    raise TypeError(f"a policy has floating point tensors, found {value.dtype}")
+
+
+def pack(tensors: Mapping[str, Tensor]) -> bytes:
+    header, at, parts = {}, 0, []
+    for name in sorted(tensors, key=lambda n: (-SIZES[tensors[n].dtype], n)):  # every tensor is aligned
+        tensor = tensors[name]
+        size = SIZES[tensor.dtype] * math.prod(tensor.shape)
+        if tensor.data.nbytes != size:
+            raise ValueError(f"{name}: {tensor.data.nbytes} bytes, expected {size}")
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at += size
+        parts.append(tensor.data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([struct.pack("<Q", len(text)), text, *parts])
+
+
+def unpack(data: bytes) -> Tuple[Mapping[str, Tensor], Mapping[str, str]]:
+    """The tensors, which share the memory of `data`, and the metadata. ValueError for anything else."""
+    view = memoryview(data)
+    if len(view) < 8:
+        raise ValueError(f"a safetensors file has at least 8 bytes, found {len(view)}")
+    (length,) = struct.unpack_from("<Q", view)
+    if length > len(view) - 8:
+        raise ValueError(f"the header is said to have {length} bytes, {len(view) - 8} are there")
+    header = json.loads(bytes(view[8:8 + length]))
+    metadata = header.pop("__metadata__", {})
+    body, tensors = view[8 + length:], {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= len(body) or end - begin != SIZES[entry["dtype"]] * math.prod(entry["shape"]):
+            raise ValueError(f"tensor {name}: bytes {begin} to {end} of {len(body)} are not its shape {entry['shape']}")
+        tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), body[begin:end])
+    return tensors, metadata

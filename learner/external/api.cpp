@@ -1,0 +1,255 @@
+#include "learner/external/api.hpp"
+
+#include <httplib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <charconv>
+#include <cmath>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "learner/run_record.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using httplib::Request;
+using httplib::Response;
+using nlohmann::json;
+
+constexpr std::size_t kFiguresMax = 64, kFigureNameMax = 64;
+constexpr double kWaitMax_s = 60, kLeaseDefault_s = 600, kLeaseMax_s = 86'400;
+constexpr std::size_t kThreads = 4;
+constexpr const char* kJson = "application/json";
+constexpr const char* kBytes = "application/octet-stream";
+
+int http_status(Code code) {
+  switch (code) {
+    case Code::kInvalid:
+      return 400;
+    case Code::kNotFound:
+      return 404;
+    case Code::kStale:
+    case Code::kUnavailable:
+      return 409;
+    case Code::kExhausted:
+      return 507;
+    default:
+      return 500;
+  }
+}
+
+void answer(Response& response, const json& value) { response.set_content(json_text(value) + "\n", kJson); }
+
+void answer(Response& response, const Error& error) {
+  response.status = http_status(error.code);
+  answer(response, json{{"error", {{"code", to_string(error.code)}, {"message", error.message()}}}});
+}
+
+// A number of seconds among the words behind the '?'.
+Result<double> seconds_in(const Request& request, const char* name, double otherwise, double most) {
+  if (!request.has_param(name)) return otherwise;
+  const std::string text = request.get_param_value(name);
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < 0 || value > most)
+    return fail(Code::kInvalid, name, "expected seconds from 0 to {}, found '{}'", most, printable(text));
+  return value;
+}
+
+Result<std::uint64_t> whole_number(const std::string& text, const char* what) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size())
+    return fail(Code::kInvalid, what, "expected a whole number, found '{}'", printable(text));
+  return value;
+}
+
+// {"figures": {name: number}}; an empty body says nothing.
+Result<json> figures_of(const std::string& body) {
+  if (body.empty()) return json::object();
+  const json parsed = json::parse(body, nullptr, false);
+  const auto wrong = [](std::string_view found) {
+    return fail(Code::kInvalid, "consume", "expected {{\"figures\": {{name: number, ...}}}} with at most {} numbers, found {}",
+                kFiguresMax, found);
+  };
+  if (!parsed.is_object()) return wrong("no JSON object");
+  const json figures = parsed.value("figures", json::object());
+  if (!figures.is_object() || figures.size() > kFiguresMax) return wrong("other figures");
+  for (const auto& [name, value] : figures.items())
+    if (name.empty() || name.size() > kFigureNameMax || !value.is_number() || !std::isfinite(value.get<double>()))
+      return wrong("'" + printable(name.substr(0, kFigureNameMax)) + "'");
+  return figures;
+}
+
+bool same(std::string_view a, std::string_view b) {  // in a time that does not tell where they differ
+  unsigned different = a.size() != b.size();
+  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) different |= static_cast<unsigned>(a[i] ^ b[i]);
+  return different == 0;
+}
+
+}  // namespace
+
+struct Api::State {
+  ApiOptions options;
+  Exchange& exchange;
+  httplib::Server server;
+  std::thread thread;
+  json address;
+  std::string token;  // empty: on a socket
+
+  State(ApiOptions o, Exchange& e) : options(std::move(o)), exchange(e) {}
+
+  Status listen() {
+    server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+    server.set_payload_max_length(options.body_max.count);
+    ECHO_TRY(options.listen == "socket" ? listen_on_socket() : listen_on_loopback());
+    routes();
+    thread = std::thread([this] { server.listen_after_bind(); });
+    return ok();
+  }
+
+  // In a folder for its owner only: from the first moment on nobody else can connect.
+  Status listen_on_socket() {
+    const std::filesystem::path folder = std::filesystem::absolute(options.folder) / "trainer", path = folder / "api.sock";
+    if (path.string().size() >= sizeof(sockaddr_un::sun_path))
+      return fail(Code::kInvalid, "learner.api", "{}: the path of a socket has at most {} bytes; set `run.folder` to a shorter one, or "
+                  "`learner.api` to 127.0.0.1:PORT", path.string(), sizeof(sockaddr_un::sun_path) - 1);
+    ECHO_TRY(make_folders(folder));
+    std::error_code error;
+    std::filesystem::permissions(folder, std::filesystem::perms::owner_all, error);
+    if (error) return fail(Code::kIo, "learner.api", "{}: {}", folder.string(), error.message());
+    std::filesystem::remove(path, error);  // of an earlier process
+    server.set_address_family(AF_UNIX);
+    if (!server.bind_to_port(path.string().c_str(), 1)) return fail(Code::kIo, "learner.api", "cannot listen on {}", path.string());
+    address = json{{"socket", path.string()}};
+    return ok();
+  }
+
+  Status listen_on_loopback() {
+    constexpr std::string_view kHost = "127.0.0.1:";
+    const auto port = options.listen.starts_with(kHost) ? whole_number(options.listen.substr(kHost.size()), "learner.api")
+                                                        : Result<std::uint64_t>(65'536);
+    if (!port || *port > 65'535)
+      return fail(Code::kInvalid, "learner.api", "expected `socket` or 127.0.0.1:PORT, found '{}': the API is for this machine only",
+                  options.listen);
+    const int bound = *port == 0                                                   ? server.bind_to_any_port("127.0.0.1")
+                      : server.bind_to_port("127.0.0.1", static_cast<int>(*port)) ? static_cast<int>(*port)
+                                                                                  : -1;
+    if (bound <= 0) return fail(Code::kInvalid, "learner.api", "cannot listen on {}: is the port in use?", options.listen);
+    std::random_device unforeseeable;
+    for (int i = 0; i < 8; ++i) token += fmt::format("{:08x}", unforeseeable());
+    address = json{{"url", fmt::format("http://127.0.0.1:{}", bound)}, {"token", token}};
+    return ok();
+  }
+
+  void routes() {
+    server.set_pre_routing_handler([this](const Request& request, Response& response) {
+      if (token.empty() || same(request.get_header_value("Authorization"), "Bearer " + token))
+        return httplib::Server::HandlerResponse::Unhandled;
+      response.status = 401;
+      answer(response, json{{"error", {{"code", "unauthorized"}, {"message", "expected the header 'Authorization: Bearer TOKEN' with the "
+                                                                              "token of the run's trainer-api.json"}}}});
+      return httplib::Server::HandlerResponse::Handled;
+    });
+    server.set_error_handler([](const Request& request, Response& response) {
+      if (!response.body.empty()) return;
+      answer(response, json{{"error", {{"code", "http"}, {"message", fmt::format("{} {} is not understood (HTTP {}); docs/trainers.md "
+                                                                                  "has the calls", request.method,
+                                                                                  printable(request.path), response.status)}}}});
+    });
+    server.set_exception_handler([](const Request&, Response& response, std::exception_ptr) {
+      answer(response, fail(Code::kInternal, "trainer api", "a call failed for lack of memory"));
+    });
+    const auto route = [](auto work) {
+      return [work](const Request& request, Response& response) {
+        if (const Status done = work(request, response); !done) answer(response, done.error());
+      };
+    };
+    server.Get("/v1/status", route([this](const Request&, Response& response) -> Status {
+      json status = options.about;
+      status.update(exchange.status());
+      answer(response, status);
+      return ok();
+    }));
+    server.Get("/v1/metrics", route([this](const Request& request, Response& response) -> Status {
+      std::uint64_t after = 0;
+      if (request.has_param("after")) {
+        ECHO_ASSIGN(after, whole_number(request.get_param_value("after"), "after"));
+      }
+      ECHO_ASSIGN(std::vector<json> rows, read_json_lines(options.folder / "metrics.jsonl"));
+      rows.erase(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(after, rows.size())));
+      answer(response, rows);
+      return ok();
+    }));
+    server.Post("/v1/batch", route([this](const Request& request, Response& response) -> Status {
+      ECHO_ASSIGN(const double wait, seconds_in(request, "wait_s", 0, kWaitMax_s));
+      ECHO_ASSIGN(const double lease, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
+      const bool takeover = request.get_param_value("takeover") == "1";
+      ECHO_ASSIGN(const auto taken, exchange.take(from_seconds(wait), from_seconds(lease), takeover));
+      response.status = taken ? 200 : 204;
+      if (!taken) return ok();
+      response.set_header("X-Echoline-Lease", taken->lease);
+      response.set_header("X-Echoline-Step", std::to_string(taken->step));
+      response.set_content_provider(taken->bytes->size(), kBytes,
+                                    [bytes = taken->bytes](std::size_t at, std::size_t size, httplib::DataSink& sink) {
+                                      return sink.write(bytes->data() + at, size);
+                                    });
+      return ok();
+    }));
+    server.Post(R"(/v1/batch/([0-9a-f]+)/(renew|consume|return))", route([this](const Request& request, Response& response) -> Status {
+      const std::string lease = request.matches[1], what = request.matches[2];
+      if (what == "renew") {
+        ECHO_ASSIGN(const double time, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
+        ECHO_TRY(exchange.renew(lease, from_seconds(time)));
+      } else if (what == "return") {
+        ECHO_TRY(exchange.give_back(lease));
+      } else {
+        ECHO_ASSIGN(json figures, figures_of(request.body));
+        ECHO_TRY(exchange.consume(lease, std::move(figures)));
+      }
+      answer(response, exchange.status());
+      return ok();
+    }));
+    server.Post(R"(/v1/policy/([0-9]+))", route([this](const Request& request, Response& response) -> Status {
+      ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
+      if (request.get_header_value("Content-Type").starts_with(kJson)) {
+        const json body = json::parse(request.body, nullptr, false);
+        if (!body.is_object() || !body.contains("path") || !body["path"].is_string())
+          return fail(Code::kInvalid, "publish", "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}", kBytes);
+        ECHO_ASSIGN(delta::OwnedState policy, options.read_policy(body["path"].get<std::string>()));
+        ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
+      } else {
+        ECHO_ASSIGN(delta::OwnedState policy, options.parse_policy(request.body));
+        ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
+      }
+      answer(response, exchange.status());
+      return ok();
+    }));
+  }
+};
+
+Api::Api(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Result<std::unique_ptr<Api>> Api::start(ApiOptions options, Exchange& exchange) {
+  auto state = std::make_unique<State>(std::move(options), exchange);
+  ECHO_TRY(state->listen());
+  return std::unique_ptr<Api>(new Api(std::move(state)));
+}
+
+Api::~Api() {
+  state_->exchange.stop();
+  state_->server.stop();
+  if (state_->thread.joinable()) state_->thread.join();
+  std::error_code error;
+  if (state_->address.contains("socket")) std::filesystem::remove(state_->address["socket"].get<std::string>(), error);
+}
+
+const nlohmann::json& Api::address() const { return state_->address; }
+
+}  // namespace echoline::learner

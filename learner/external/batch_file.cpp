@@ -1,0 +1,64 @@
+#include "learner/external/batch_file.hpp"
+
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "delta/safetensors.hpp"
+
+namespace echoline::learner {
+namespace {
+
+template <class T>
+delta::TensorView tensor(const char* name, delta::DType dtype, const std::vector<T>& values) {
+  return {name, dtype, {static_cast<std::int64_t>(values.size())}, std::as_bytes(std::span(values))};
+}
+
+}  // namespace
+
+Result<std::string> pack_batch(const std::vector<schema::Trajectory>& batch) {
+  using delta::DType;
+  if (batch.empty()) return fail(Code::kInvalid, "pack batch", "it is empty");
+  std::vector<std::int32_t> prompt, response;
+  std::vector<float> logprobs;
+  std::vector<double> reward;
+  std::vector<std::int64_t> prompt_ends, response_ends, versions, group, member, worker;
+  std::vector<std::uint8_t> loss_mask, correct, finished;
+  nlohmann::json problems = nlohmann::json::array();
+  for (const schema::Trajectory& t : batch) {
+    prompt.insert(prompt.end(), t.prompt_tokens().begin(), t.prompt_tokens().end());
+    response.insert(response.end(), t.response_tokens().begin(), t.response_tokens().end());
+    logprobs.insert(logprobs.end(), t.logprobs().begin(), t.logprobs().end());
+    for (const schema::VersionSpan& span : t.spans())
+      versions.insert(versions.end(), span.end() - span.begin(), static_cast<std::int64_t>(span.version()));
+    if (t.loss_mask().empty())
+      loss_mask.insert(loss_mask.end(), static_cast<std::size_t>(t.response_tokens_size()), 1);
+    else
+      loss_mask.insert(loss_mask.end(), t.loss_mask().begin(), t.loss_mask().end());
+    prompt_ends.push_back(static_cast<std::int64_t>(prompt.size()));
+    response_ends.push_back(static_cast<std::int64_t>(response.size()));
+    group.push_back(static_cast<std::int64_t>(t.group()));
+    member.push_back(t.member());
+    worker.push_back(static_cast<std::int64_t>(t.worker()));
+    reward.push_back(t.reward());
+    correct.push_back(t.correct());
+    finished.push_back(t.finished());
+    problems.push_back(t.problem_id());
+  }
+  const delta::StateView tensors{tensor("prompt_tokens", DType::kI32, prompt),
+                                 tensor("prompt_ends", DType::kI64, prompt_ends),
+                                 tensor("response_tokens", DType::kI32, response),
+                                 tensor("response_ends", DType::kI64, response_ends),
+                                 tensor("logprobs", DType::kF32, logprobs),
+                                 tensor("versions", DType::kI64, versions),
+                                 tensor("loss_mask", DType::kU8, loss_mask),
+                                 tensor("group", DType::kI64, group),
+                                 tensor("member", DType::kI64, member),
+                                 tensor("worker", DType::kI64, worker),
+                                 tensor("reward", DType::kF64, reward),
+                                 tensor("correct", DType::kU8, correct),
+                                 tensor("finished", DType::kU8, finished)};
+  return delta::safetensors_bytes(
+      tensors, {{"problems", problems.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}});
+}
+
+}  // namespace echoline::learner

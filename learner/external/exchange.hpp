@@ -1,0 +1,90 @@
+// Where the service and an external trainer meet: one batch at a time is offered, taken under a lease, and consumed or given
+// back; policies come the other way.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "base/clock.hpp"
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "delta/tensor.hpp"
+
+namespace echoline::learner {
+
+struct ExchangeOptions {
+  std::uint64_t publish_every = 1;  // κ
+  std::uint64_t steps_total = 1;
+};
+
+struct TakenBatch {
+  std::string lease;       // names this taking of it
+  std::uint64_t step = 0;  // that consuming it will have done
+  std::shared_ptr<const std::string> bytes;
+};
+
+// Thread-safe: the service's thread offers and waits, those of the API do the rest. Waits end with stop().
+class Exchange {
+ public:
+  // The policy after `steps_done` steps is known and need not be published.
+  Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done);
+
+  // ---- the service's thread ----
+
+  // The batch of learner step `step`, counted from 1.
+  void offer(std::uint64_t step, std::shared_ptr<const std::string> batch);
+  // What the trainer said of it once it has consumed it; nothing when `wait` is over first.
+  std::optional<nlohmann::json> wait_consumed(Duration wait);
+  // The policy of a version that is to be published; nothing when `wait` is over first.
+  std::optional<delta::OwnedState> wait_policy(Version version, Duration wait);
+  void stop();
+
+  // ---- the API's threads ----
+
+  // Nothing when there is no batch after `wait`. It is this trainer's until `lease` is over, then anybody's. kUnavailable: another
+  // one has it, unless `takeover` is wanted: that one's lease ends.
+  Result<std::optional<TakenBatch>> take(Duration wait, Duration lease, bool takeover);
+  // The lease holds for `lease` from now.
+  Status renew(const std::string& lease, Duration time);
+  // It was trained on; returns the learner steps done. `figures`: numbers by name. kStale: the lease is not the batch's any more.
+  Result<std::uint64_t> consume(const std::string& lease, nlohmann::json figures);
+  // Somebody else may have it.
+  Status give_back(const std::string& lease);
+  // The policy after `version` learner steps, of the step done or the one under way. kStale: it is published or passed by; kInvalid:
+  // it is not that far, or a version that is not published (κ).
+  Status publish(Version version, delta::OwnedState policy);
+
+  // steps, batch (none, waiting, taken) with its step, the version waited for or null, the newest published or null.
+  nlohmann::json status() const;
+
+ private:
+  struct Batch {
+    std::uint64_t step = 0;
+    std::shared_ptr<const std::string> bytes;
+    std::string lease;  // empty: nobody has it
+    TimePoint until{};
+    std::optional<nlohmann::json> figures;  // it is consumed
+  };
+  bool taken(TimePoint now) const { return batch_ && !batch_->lease.empty() && now < batch_->until; }
+  Status holds(const std::string& lease) const;
+  bool publishes(std::uint64_t version) const {
+    return version % options_.publish_every == 0 || version == options_.steps_total;
+  }
+
+  const ExchangeOptions options_;
+  const Clock& clock_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  std::uint64_t steps_;  // done
+  std::optional<Batch> batch_;
+  std::optional<std::pair<Version, delta::OwnedState>> policy_;  // waits for the service
+  std::optional<Version> wanted_, published_;
+  bool stopped_ = false;
+};
+
+}  // namespace echoline::learner

@@ -1,0 +1,124 @@
+// A run whose trainer is another program: examples/pytorch_grpo.py on Debian's PyTorch, and what saves checkpoints into a folder.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/cli/program.hpp"
+
+extern char** environ;
+
+namespace echoline::testing {
+namespace {
+
+using nlohmann::json;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+// Debian's, whatever else is called so.
+constexpr const char* kPython = "/usr/bin/python3";
+
+class Python {
+ public:
+  explicit Python(const std::vector<std::string>& arguments) {
+    std::vector<char*> words{const_cast<char*>(kPython)};
+    for (const std::string& word : arguments) words.push_back(const_cast<char*>(word.c_str()));
+    words.push_back(nullptr);
+    if (posix_spawn(&pid_, kPython, nullptr, nullptr, words.data(), environ) != 0) pid_ = -1;
+  }
+  ~Python() {
+    if (pid_ > 0) kill(), ::waitpid(pid_, nullptr, 0);
+  }
+  void kill() const { ::kill(pid_, SIGKILL); }
+  int wait() {
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+std::vector<std::string> up(const fs::path& folder, std::vector<std::string> more = {}) {
+  std::vector<std::string> arguments{"up", "configs/quickstart.yaml", "--json",
+                                     "--set", "run.folder=" + folder.string(),
+                                     "--set", "learner.trainer=external",
+                                     "--set", "rollout.prompts_per_step=32",
+                                     "--set", "run.steps=6",
+                                     "--set", "learner.checkpoint_every=2"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+std::uint64_t step_of(const fs::path& run) {
+  const json status = json_file(run / "status.json");
+  return status.is_object() ? status.value("step", std::uint64_t{0}) : 0;
+}
+
+class ExternalTrainer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (Python({"-c", "import torch"}).wait() != 0) GTEST_SKIP() << "PyTorch is not installed (apt-get install python3-torch)";
+  }
+  Python trainer() const { return Python({"examples/pytorch_grpo.py", run_.string()}); }
+
+  const TemporaryFolder folder_;
+  const fs::path run_ = folder_.path() / "quickstart";
+};
+
+TEST_F(ExternalTrainer, DrivesTheQuickstartsFleetAndMayCrash) {
+  Program program(up(folder_.path()));
+  {
+    Python first = trainer();
+    ASSERT_TRUE(eventually(seconds(120), [&] { return step_of(run_) >= 2; })) << program.wait(seconds(1)).err;
+    first.kill();
+  }
+  Python second = trainer();
+  const Outcome outcome = program.wait(seconds(120));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(second.wait(), 0);
+  const json report = json_file(run_ / "report.json");
+  EXPECT_EQ(report.at("ended"), "completed");
+  EXPECT_EQ(report.at("steps"), 6);
+  EXPECT_TRUE(report.at("weights").at("all_workers_identical").get<bool>());
+  EXPECT_EQ(report.at("weights").at("version"), 6);
+  std::size_t told = 0;
+  for (const json& row : json_lines(run_ / "metrics.jsonl"))
+    if (row.at("kind") == "step") told += row.contains("updates");  // the trainer's own figure
+  EXPECT_EQ(told, 6u);
+  EXPECT_FALSE(fs::exists(run_ / "trainer-api.json"));
+}
+
+TEST_F(ExternalTrainer, ALearnerThatWasKilledGoesOnFromWhatWasPublished) {
+  {
+    Program program(up(folder_.path()));
+    Python first = trainer();
+    ASSERT_TRUE(eventually(seconds(120), [&] { return step_of(run_) >= 3; }));
+    for (const auto& [offer, pid] : rented_processes(run_)) ::kill(pid, SIGKILL);
+    program.signal(SIGKILL);
+  }
+  fs::remove(run_ / "trainer-api.json");  // what is left of it leads nowhere
+  Program program(up(folder_.path(), {"--resume"}));
+  Python second = trainer();
+  const Outcome outcome = program.wait(seconds(120));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(json_file(run_ / "report.json").at("steps"), 6);
+  EXPECT_EQ(second.wait(), 0);
+}
+
+TEST(Publish, SaysWhatIsMissing) {
+  EXPECT_EQ(run_program({"publish", "nowhere", "x", "--version", "1"}).status, 2);
+  const TemporaryFolder folder;
+  fs::create_directories(folder.path() / "run");
+  EXPECT_THAT(run_program({"publish", (folder.path() / "run").string(), "x"}).err, HasSubstr("--version"));
+}
+
+}  // namespace
+}  // namespace echoline::testing

@@ -1,0 +1,278 @@
+// What an external trainer meets: batches as bytes, leases, policies, and the HTTP interface around them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <httplib.h>
+#include <sys/socket.h>
+
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "delta/safetensors.hpp"
+#include "learner/external/api.hpp"
+#include "learner/external/batch_file.hpp"
+#include "learner/external/exchange.hpp"
+#include "model/policy.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using nlohmann::json;
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class TestClock final : public Clock {
+ public:
+  TimePoint now() const override { return at; }
+  double unix_seconds() const override { return 0; }
+  TimePoint at{seconds(1000)};
+};
+
+std::shared_ptr<const std::string> bytes(const char* text) { return std::make_shared<const std::string>(text); }
+
+delta::OwnedState tiny_policy() {
+  static const std::vector<std::byte> two(2, std::byte{1});
+  auto state = delta::OwnedState::zeros_like({{"w", delta::DType::kBF16, {1}, two}});
+  return *std::move(state);
+}
+
+schema::Trajectory trajectory(std::uint64_t group, std::vector<std::uint32_t> prompt, std::vector<std::uint32_t> response) {
+  schema::Trajectory t;
+  t.set_problem_id(fmt::format("p{}", group));
+  t.set_group(group);
+  for (const auto token : prompt) t.add_prompt_tokens(token);
+  for (const auto token : response) t.add_response_tokens(token), t.add_logprobs(-0.5f);
+  schema::VersionSpan* span = t.add_spans();
+  span->set_end(static_cast<std::uint32_t>(response.size()));
+  span->set_version(3);
+  t.set_reward(0.25);
+  return t;
+}
+
+TEST(BatchFile, IsASafetensorsFileOfTheTrajectoriesInTheirOrder) {
+  const auto file = pack_batch({trajectory(7, {1, 2}, {3}), trajectory(8, {4}, {5, 6})});
+  ASSERT_TRUE(file.has_value());
+  const auto content = delta::parse_safetensors(std::as_bytes(std::span(*file)), "batch");
+  ASSERT_TRUE(content.has_value()) << content.error().message();
+  const auto values = [&]<class T>(const char* name, T) {
+    for (const delta::TensorView& t : content->tensors)
+      if (t.name == name) {
+        std::vector<T> all(t.bytes.size() / sizeof(T));
+        std::memcpy(all.data(), t.bytes.data(), t.bytes.size());
+        return all;
+      }
+    return std::vector<T>();
+  };
+  EXPECT_THAT(values("prompt_tokens", std::int32_t{}), ElementsAre(1, 2, 4));
+  EXPECT_THAT(values("prompt_ends", std::int64_t{}), ElementsAre(2, 3));
+  EXPECT_THAT(values("response_tokens", std::int32_t{}), ElementsAre(3, 5, 6));
+  EXPECT_THAT(values("response_ends", std::int64_t{}), ElementsAre(1, 3));
+  EXPECT_THAT(values("logprobs", 0.0f), ElementsAre(-0.5f, -0.5f, -0.5f));
+  EXPECT_THAT(values("versions", std::int64_t{}), ElementsAre(3, 3, 3));
+  EXPECT_THAT(values("loss_mask", std::uint8_t{}), ElementsAre(1, 1, 1));
+  EXPECT_THAT(values("group", std::int64_t{}), ElementsAre(7, 8));
+  EXPECT_THAT(values("reward", 0.0), ElementsAre(0.25, 0.25));
+  EXPECT_EQ(content->metadata.at("problems"), R"(["p7","p8"])");
+  EXPECT_FALSE(pack_batch({}).has_value());
+}
+
+TEST(Exchange, ABatchIsOneTrainersUntilItsLeaseEnds) {
+  TestClock clock;
+  Exchange exchange({1, 10}, clock, 0);
+  EXPECT_FALSE(exchange.take({}, seconds(10), false)->has_value()) << "there is none yet";
+  exchange.offer(1, bytes("one"));
+  const auto first = *exchange.take({}, seconds(10), false);
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(*first->bytes, "one");
+  EXPECT_EQ(exchange.take({}, seconds(10), false).error().code, Code::kUnavailable);
+  clock.at += seconds(8);
+  ASSERT_TRUE(exchange.renew(first->lease, seconds(10)).has_value());
+  clock.at += seconds(8);
+  EXPECT_EQ(exchange.take({}, seconds(10), false).error().code, Code::kUnavailable);
+  clock.at += seconds(3);
+  const auto second = *exchange.take({}, seconds(10), false);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(exchange.consume(first->lease, {}).error().code, Code::kStale);
+  const auto third = *exchange.take({}, seconds(10), true);
+  ASSERT_TRUE(third.has_value()) << "taken over";
+  EXPECT_EQ(exchange.give_back(second->lease).error().code, Code::kStale);
+  ASSERT_TRUE(exchange.give_back(third->lease).has_value());
+  const auto fourth = *exchange.take({}, seconds(10), false);
+  ASSERT_TRUE(fourth.has_value());
+  EXPECT_FALSE(exchange.wait_consumed({}).has_value());
+  EXPECT_EQ(*exchange.consume(fourth->lease, {{"loss", 0.5}}), 1u);
+  EXPECT_EQ(exchange.consume(fourth->lease, {}).error().code, Code::kStale) << "once";
+  EXPECT_EQ(exchange.wait_consumed({}), (json{{"loss", 0.5}}));
+}
+
+TEST(Exchange, TakesThePolicyOfTheStepDoneOrUnderWay) {
+  TestClock clock;
+  Exchange exchange({2, 5}, clock, 0);
+  EXPECT_EQ(exchange.publish(Version{0}, tiny_policy()).error().code, Code::kStale) << "known from the start";
+  EXPECT_THAT(exchange.publish(Version{2}, tiny_policy()).error().message(), HasSubstr("consume a batch"));
+  const auto train = [&](std::uint64_t step) {
+    exchange.offer(step, bytes("b"));
+    EXPECT_TRUE(exchange.consume((*exchange.take({}, seconds(10), false))->lease, {}).has_value());
+    EXPECT_TRUE(exchange.wait_consumed({}).has_value());
+  };
+  train(1);
+  EXPECT_THAT(exchange.publish(Version{1}, tiny_policy()).error().message(), HasSubstr("publish_every"));
+  exchange.offer(2, bytes("b"));
+  ASSERT_TRUE(exchange.publish(Version{2}, tiny_policy()).has_value()) << "before the batch is consumed";
+  EXPECT_FALSE(exchange.wait_policy(Version{4}, {}).has_value());
+  EXPECT_TRUE(exchange.wait_policy(Version{2}, {}).has_value());
+  EXPECT_EQ(exchange.publish(Version{2}, tiny_policy()).error().code, Code::kStale);
+  EXPECT_TRUE(exchange.consume((*exchange.take({}, seconds(10), false))->lease, {}).has_value());
+  EXPECT_TRUE(exchange.wait_consumed({}).has_value());
+  train(3);
+  train(4);
+  EXPECT_EQ(exchange.status()["version_wanted"], 4);
+  train(5);
+  EXPECT_TRUE(exchange.publish(Version{5}, tiny_policy()).has_value()) << "the last one always is";
+}
+
+class ApiTest : public testing::Test {
+ protected:
+  void start(const std::string& listen) {
+    std::filesystem::create_directories(folder_);
+    std::ofstream(folder_ / "metrics.jsonl") << "{\"a\":1}\n{\"a\":2}\n";
+    ApiOptions options;
+    options.listen = listen;
+    options.folder = folder_;
+    options.body_max = {1 << 20};
+    options.about = {{"run", "x"}};
+    options.parse_policy = [](const std::string& body) -> Result<delta::OwnedState> {
+      ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(body)), "policy"));
+      return delta::OwnedState::zeros_like(content.tensors);
+    };
+    options.read_policy = [](const std::filesystem::path& path) -> Result<delta::OwnedState> {
+      return fail(Code::kNotFound, "read policy", "{}", path.string());
+    };
+    auto api = Api::start(std::move(options), exchange_);
+    ASSERT_TRUE(api.has_value()) << api.error().message();
+    api_ = *std::move(api);
+  }
+  void TearDown() override {
+    api_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  const std::filesystem::path folder_ = std::filesystem::temp_directory_path() / fmt::format("api_test_{}", ::getpid());
+  TestClock clock_;
+  Exchange exchange_{{1, 10}, clock_, 0};
+  std::unique_ptr<Api> api_;
+};
+
+TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
+  start("socket");
+  const std::string path = api_->address()["socket"];
+  EXPECT_EQ(std::filesystem::status(std::filesystem::path(path).parent_path()).permissions(), std::filesystem::perms::owner_all);
+  httplib::Client client(path, 1);
+  client.set_address_family(AF_UNIX);
+  EXPECT_EQ(client.Post("/v1/batch")->status, 204);
+  exchange_.offer(1, bytes("bytes of a batch"));
+  const auto taken = client.Post("/v1/batch?wait_s=5&lease_s=30");
+  ASSERT_EQ(taken->status, 200);
+  EXPECT_EQ(taken->body, "bytes of a batch");
+  EXPECT_EQ(taken->get_header_value("X-Echoline-Step"), "1");
+  EXPECT_EQ(client.Post("/v1/batch")->status, 409);
+  const std::string lease = taken->get_header_value("X-Echoline-Lease");
+  const std::string consume = "/v1/batch/" + lease + "/consume";
+  for (const char* wrong : {"[]", "{", R"({"figures": {"loss": "low"}})", R"({"figures": {"": 1}})", R"({"figures": [1]})"})
+    EXPECT_EQ(client.Post(consume, wrong, "application/json")->status, 400) << wrong;
+  const auto done = client.Post(consume, R"({"figures": {"loss": 0.5}})", "application/json");
+  EXPECT_EQ(done->status, 200);
+  EXPECT_EQ(json::parse(done->body)["steps"], 1);
+  const auto again = client.Post(consume, "", "application/json");
+  EXPECT_EQ(again->status, 409);
+  EXPECT_EQ(json::parse(again->body)["error"]["code"], "stale");
+  EXPECT_EQ(exchange_.wait_consumed({}), (json{{"loss", 0.5}}));
+
+  const delta::OwnedState policy = tiny_policy();
+  const std::string file = *delta::safetensors_bytes(policy.view());
+  EXPECT_EQ(client.Post("/v1/policy/1", "no tensors", "application/octet-stream")->status, 400);
+  EXPECT_EQ(client.Post("/v1/policy/1", R"({"path": "/nowhere"})", "application/json")->status, 404);
+  EXPECT_EQ(client.Post("/v1/policy/2", file, "application/octet-stream")->status, 400) << "not that far";
+  EXPECT_EQ(client.Post("/v1/policy/1", file, "application/octet-stream")->status, 200);
+  EXPECT_TRUE(exchange_.wait_policy(Version{1}, {}).has_value());
+
+  EXPECT_EQ(json::parse(client.Get("/v1/status")->body)["run"], "x");
+  EXPECT_EQ(json::parse(client.Get("/v1/metrics?after=1")->body), (json::array({{{"a", 2}}})));
+  EXPECT_EQ(client.Get("/v1/metrics?after=x")->status, 400);
+  EXPECT_EQ(client.Post("/v1/batch?wait_s=-1")->status, 400);
+  EXPECT_EQ(client.Get("/v2/nothing")->status, 404);
+  EXPECT_THAT(client.Get("/v2/nothing")->body, HasSubstr("docs/trainers.md"));
+}
+
+TEST_F(ApiTest, OnLoopbackATokenIsNeeded) {
+  start("127.0.0.1:0");
+  httplib::Client client(api_->address()["url"].get<std::string>());
+  EXPECT_EQ(client.Get("/v1/status")->status, 401);
+  client.set_bearer_token_auth("wrong");
+  EXPECT_EQ(client.Get("/v1/status")->status, 401);
+  client.set_bearer_token_auth(api_->address()["token"].get<std::string>());
+  EXPECT_EQ(client.Get("/v1/status")->status, 200);
+}
+
+TEST_F(ApiTest, ListensNowhereElse) {
+  for (const char* listen : {"0.0.0.0:0", "example.org:1", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:x", ""}) {
+    const auto api = Api::start({.listen = listen, .folder = folder_, .body_max = {}, .about = {}, .parse_policy = {}, .read_policy = {}},
+                                exchange_);
+    ASSERT_FALSE(api.has_value()) << listen;
+    EXPECT_THAT(api.error().message(), HasSubstr("127.0.0.1:PORT")) << listen;
+  }
+}
+
+TEST_F(ApiTest, EndsWhileATrainerWaits) {
+  start("socket");
+  const std::string path = api_->address()["socket"];
+  std::thread waiting([&] {
+    httplib::Client client(path, 1);
+    client.set_address_family(AF_UNIX);
+    client.set_read_timeout(60);
+    client.Post("/v1/batch?wait_s=60");
+  });
+  while (exchange_.status()["batch"] != "none") std::this_thread::yield();
+  api_.reset();
+  waiting.join();
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(PolicyOf, RoundsAndChecksWhatATrainerSaves) {
+  const auto config = model::preset("tiny-64");
+  ASSERT_TRUE(config.has_value());
+  const auto policy = model::init_policy(*config, 1);
+  ASSERT_TRUE(policy.has_value());
+  const delta::StateView view = policy->view();
+  const auto same = model::policy_of(view, *config);
+  ASSERT_TRUE(same.has_value());
+  EXPECT_EQ(delta::OwnedState(*model::policy_of(view, *config)).digest(), delta::OwnedState(*model::init_policy(*config, 1)).digest());
+  // As fp32, a bit above the middle of two bf16 values: rounded up.
+  std::vector<std::vector<float>> values;
+  delta::StateView wide = view;
+  for (delta::TensorView& t : wide) {
+    values.emplace_back(t.bytes.size() / 2, 1.0f + 0.0040f);
+    t.dtype = delta::DType::kF32;
+    t.bytes = std::as_bytes(std::span(values.back()));
+  }
+  const auto rounded = model::policy_of(wide, *config);
+  ASSERT_TRUE(rounded.has_value());
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, rounded->bytes(0).data(), 2);
+  EXPECT_EQ(bits, 0x3f81);
+  values[0][0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(model::policy_of(wide, *config).error().message(), HasSubstr("nan"));
+  delta::StateView fewer = view;
+  fewer.pop_back();
+  EXPECT_THAT(model::policy_of(fewer, *config).error().message(), HasSubstr("is missing"));
+}
+
+}  // namespace
+}  // namespace echoline::learner
