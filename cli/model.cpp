@@ -5,6 +5,7 @@
 #include "cli/model_verbs.hpp"
 #include "cli/verbs.hpp"
 #include "model/policy.hpp"
+#include "model/training_memory.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -16,10 +17,6 @@ struct InitArguments {
 
 Status init_model(const InitArguments& a) {
   ECHO_ASSIGN(const model::ModelFiles files, model::ModelFiles::of_preset(a.preset));
-  if (files.config.vocab_size > 4096)
-    return fail(Code::kInvalid, "model init",
-                "preset '{}' needs the tokenizer of a published model; only tiny-* and bytes-* come with their own",
-                a.preset);
   if (std::filesystem::exists(std::filesystem::path(a.output) / "config.json"))
     return fail(Code::kInvalid, "model init", "{} holds a model already; choose another folder", a.output);
   ECHO_ASSIGN(const delta::OwnedState policy, model::init_policy(files.config, a.seed));
@@ -28,8 +25,30 @@ Status init_model(const InitArguments& a) {
 
 struct InfoArguments {
   std::string folder, preset;
-  bool json = false;
+  bool json = false, train = false, bf16 = false, int8 = false, recompute = false, reference = false;
+  std::int64_t microbatch_tokens = 8192, tokens = 1024;
 };
+
+// What a learner step takes with these settings, part by part.
+int train_info(const InfoArguments& a, const model::ModelConfig& config) {
+  const model::TrainingMemory m = model::training_memory(
+      config, {a.bf16, a.int8, a.reference, a.recompute, a.microbatch_tokens, std::min(a.tokens, config.positions_max)});
+  const std::pair<const char*, Bytes> parts[] = {{"weights", m.weights},         {"gradients", m.gradients},
+                                                 {"optimizer", m.optimizer},     {"activations", m.activations},
+                                                 {"passing", m.passing},         {"total", m.total()}};
+  if (a.json) {
+    nlohmann::json out{{"schema_version", 1}, {"parameters", config.parameters()}};
+    for (const auto& [name, size] : parts) out[fmt::format("{}_bytes", name)] = size.count;
+    fmt::print("{}\n", out.dump(2));
+    return 0;
+  }
+  const char* meanings[] = {a.reference ? "the policy's, and the reference policy's" : "the policy's", "summed in fp32",
+                            "masters and two moments", "kept for the gradient, of one micro-batch",
+                            "logits, gradients on their way", "the most at any moment of a learner step"};
+  std::size_t i = 0;
+  for (const auto& [name, size] : parts) fmt::print("{:<14}{:<12}({})\n", name, to_text(size), meanings[i++]);
+  return 0;
+}
 
 int info(const InfoArguments& a) {
   if (a.folder.empty() == a.preset.empty())
@@ -40,12 +59,17 @@ int info(const InfoArguments& a) {
     if (!preset) return complain("model info", preset.error());
     config = *preset;
   } else {
+    if (a.train) {  // for which the shape is enough
+      const auto shape = model::ModelConfig::from_file(std::filesystem::path(a.folder) / "config.json");
+      return shape ? train_info(a, *shape) : complain("model info", shape.error());
+    }
     const auto files = model::ModelFiles::read(a.folder);
     if (!files) return complain("model info", files.error());
     if (const Status checked = model::check_weights(a.folder, files->config); !checked)
       return complain("model info", checked.error());
     config = files->config;
   }
+  if (a.train) return train_info(a, *config);
   const model::MemoryEstimate memory = model::memory_estimate(*config);
   if (a.json) {
     fmt::print("{}\n", nlohmann::json{{"schema_version", 1},
@@ -98,6 +122,13 @@ void add_model(Verb& app, int& exit) {
   show->add_option("folder", s->folder, "Hugging Face model directory");
   show->add_option("--preset", s->preset, "instead of a folder, one of: " + names);
   show->add_flag("--json", s->json, "print JSON");
+  show->add_flag("--train", s->train, "what memory a learner step takes, with the settings below");
+  show->add_flag("--bf16", s->bf16, "learner.compute: bf16");
+  show->add_flag("--int8", s->int8, "learner.moments: int8");
+  show->add_flag("--recompute", s->recompute, "learner.recompute: true");
+  show->add_flag("--reference", s->reference, "learner.kl_coefficient above 0");
+  show->add_option("--microbatch-tokens", s->microbatch_tokens, "learner.microbatch_tokens")->positive();
+  show->add_option("--tokens", s->tokens, "of the longest prompt and response together")->positive();
   show->callback([s, &exit] { exit = info(*s); });
   add_model_use(*verb, exit);
 }

@@ -24,12 +24,26 @@ endif()
 
 if(ECHOLINE_TORCH AND "model" IN_LIST ECHOLINE_CONFIGURED)
   # libtorch, wrapped: SYSTEM includes, no flags leaked from TorchConfig, and only for libraries that ask for it (TORCH).
-  find_package(Torch REQUIRED)
+  # Debian's, one below CMAKE_PREFIX_PATH, or else the one of the Python package.
+  find_package(Torch QUIET)
+  if(NOT Torch_FOUND)
+    find_package(Python3 COMPONENTS Interpreter)
+    if(Python3_FOUND)
+      execute_process(COMMAND ${Python3_EXECUTABLE} -c "import torch; print(torch.utils.cmake_prefix_path)"
+        OUTPUT_VARIABLE python_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+      list(APPEND CMAKE_PREFIX_PATH ${python_torch})
+    endif()
+    find_package(Torch REQUIRED)
+  endif()
   add_library(echoline_torch INTERFACE)
   target_include_directories(echoline_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
   target_link_libraries(echoline_torch INTERFACE ${TORCH_LIBRARIES})
   # What the compiler does anyway; said once more, it keeps files from using the precompiled headers of all others.
   get_target_property(options torch INTERFACE_COMPILE_OPTIONS)
+  if("-D_GLIBCXX_USE_CXX11_ABI=0" IN_LIST options)
+    message(FATAL_ERROR "${TORCH_LIBRARY} was built for the C++ ABI of before 2015, and nothing else here is: take PyTorch 2.6 or "
+      "newer, or a libtorch archive that says cxx11-abi")
+  endif()
   list(REMOVE_ITEM options -D_GLIBCXX_USE_CXX11_ABI=1)
   set_target_properties(torch PROPERTIES INTERFACE_COMPILE_OPTIONS "${options}")
 endif()

@@ -48,13 +48,28 @@ class Preflighter {
                         static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
       const bool local = config_.fleet.provider == ProviderKind::kLocal && result_.plan;
       const std::size_t workers = local ? result_.plan->plan.chosen().size() : 0;
-      result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have}));
+      result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have}, training_shape()));
     }
     result_.prompt_tokens = prompt_tokens_;
     return std::move(result_);
   }
 
  private:
+  model::TrainingShape training_shape() const {
+    const LearnerSection& learner = config_.learner;
+    model::TrainingShape shape;
+    shape.bf16 = learner.compute == Compute::kBf16;
+    shape.int8_moments = learner.optimizer.moments == Moments::kInt8;
+    shape.reference = learner.loss.kl_coefficient > 0;
+    shape.recompute = learner.recompute;
+    const auto tokens = static_cast<std::int64_t>(prompt_tokens_ + config_.rollout.response_tokens_max);
+    const auto rows = static_cast<std::int64_t>(config_.rollout.trajectories_per_step() / learner.minibatches) + 1;
+    shape.sequence_tokens = std::min(tokens, model_->positions_max);
+    shape.microbatch_tokens = std::min(learner.microbatch_tokens, rows * shape.sequence_tokens);
+    shape.on_device = learner.device != "cpu";
+    shape.optimizer_on_host = learner.optimizer.on_host;
+    return shape;
+  }
   void add(std::string name, Verdict verdict, std::string detail, Code code = Code::kInvalid) {
     result_.checks.push_back({std::move(name), verdict, std::move(detail), code});
   }
@@ -247,7 +262,8 @@ Status Preflight::status() const {
   return Error{infeasible ? Code::kInfeasible : Code::kInvalid, "", text};
 }
 
-Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have) {
+Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
+                   const model::TrainingShape& training) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
   // Beside what training takes: the policy that was published last, which the next one is compared with; the way back
   // from there, and an older policy that is restored for who missed some; and what is kept for late workers (a small
@@ -256,11 +272,15 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
                               Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
   const Bytes published{static_cast<std::uint64_t>((2 + Publisher::kWayBackShare) *
                                                    static_cast<double>(needs.policy_bf16.count))};
-  const Bytes learner = needs.training + published + kept;
+  const model::TrainingMemory takes = model::training_memory(model, training);
+  Bytes here = takes.total();  // of this machine's memory, not a device's
+  if (training.on_device) here = training.optimizer_on_host ? takes.optimizer : Bytes{0};
+  const Bytes learner = here + published + kept;
   if (learner > have)
     return {"memory", Verdict::kFailed,
-            fmt::format("training this model takes {} of memory, and this machine has {}", to_text(learner),
-                        to_text(have))};
+            fmt::format("training this model takes {} of memory, and this machine has {}: learner.recompute, "
+                        "learner.moments, learner.compute and learner.microbatch_tokens change that (docs/models.md)",
+                        to_text(learner), to_text(have))};
   const Bytes workers{local_workers * 3 * needs.policy_bf16.count};  // fp32 weights, and the policy as it was received
   return {"memory", learner + workers > have ? Verdict::kWarning : Verdict::kOk,
           fmt::format("training takes {}{}, this machine has {}", to_text(learner),

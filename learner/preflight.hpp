@@ -9,6 +9,7 @@
 #include "base/result.hpp"
 #include "learner/planning.hpp"
 #include "learner/run_config.hpp"
+#include "model/training_memory.hpp"
 
 namespace echoline::learner {
 
@@ -38,8 +39,9 @@ Preflight preflight(const RunConfig& config, const std::filesystem::path& plan =
 Status can_listen(const std::string& host, std::uint16_t port);
 
 // Whether a machine with so much memory can be the learner of such a model, with so many workers on it. `store`:
-// network.store.
-Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have);
+// network.store; `training` as the run file has it.
+Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
+                   const model::TrainingShape& training = {});
 
 // What one group can take on its way to the learner.
 Bytes submission_bytes_max(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);

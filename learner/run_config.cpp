@@ -121,7 +121,7 @@ void read_warm_start(ConfigSection s, WarmStartSection& c) {
   s.read("learning_rate", c.learning_rate, {.min = 0.0, .max = 1.0}, "of its updates");
 }
 
-void read_learner(ConfigSection s, LearnerSection& c) {
+void read_learner(ConfigSection s, const RunSection& run, LearnerSection& c) {
   s.read_choice("trainer", c.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
                 "what trains: this program, or one of the user's own that takes batches and publishes policies over `api` "
                 "(docs/trainers.md); of what follows only `api`, `checkpoint_every`, `checkpoints_kept` and `usd_per_hour` then "
@@ -185,6 +185,11 @@ void read_learner(ConfigSection s, LearnerSection& c) {
   s.read("learning_rate", c.optimizer.learning_rate, {.min = 0.0, .max = 1.0}, "of AdamW, after the warmup");
   s.read("learning_rate_warmup_steps", c.optimizer.warmup_updates, {.min = 0, .max = 1'000'000},
          "updates over which the rate rises from 0");
+  s.read_choice("learning_rate_schedule", c.optimizer.schedule,
+                {{"constant", Schedule::kConstant}, {"linear", Schedule::kLinear}, {"cosine", Schedule::kCosine}},
+                "then it stays (constant), or falls until the last of run.steps, evenly (linear) or as half a cosine");
+  s.read("learning_rate_final", c.optimizer.final_share, {.min = 0.0, .max = 1.0},
+         "the share of `learning_rate` to which it falls");
   s.read("beta1", c.optimizer.beta1, {.min = 0.0, .max = 0.9999}, "of AdamW: memory of the gradient's mean");
   s.read("beta2", c.optimizer.beta2, {.min = 0.0, .max = 0.99999}, "of AdamW: memory of the gradient's square");
   s.read("weight_decay", c.optimizer.weight_decay, {.min = 0.0, .max = 10.0}, "of AdamW");
@@ -197,7 +202,32 @@ void read_learner(ConfigSection s, LearnerSection& c) {
   s.read("truncated_penalty", c.truncated_penalty, {.min = 0.0, .max = 1000.0},
          "what `truncated: penalty` subtracts from the reward");
   s.read("minibatches", c.minibatches, {.min = 1, .max = 64}, "updates in a learner step");
+  c.optimizer.updates_expected = static_cast<std::int64_t>(run.steps * c.minibatches);
+  if (c.optimizer.schedule != Schedule::kConstant && c.optimizer.updates_expected <= c.optimizer.warmup_updates)
+    s.error("learning_rate_schedule",
+            fmt::format("the warm-up takes {} updates, and the run makes {}: nothing is left to fall in",
+                        c.optimizer.warmup_updates, c.optimizer.updates_expected));
   s.read("threads", c.threads, {.min = 1, .max = 1024}, "of the learner's computation");
+  s.read("device", c.device, "where the learner computes: cpu, cuda, or cuda:N for one of several");
+  if (c.device != "cpu" && c.device != "cuda" &&
+      !(c.device.starts_with("cuda:") && c.device.size() <= 7 &&
+        std::all_of(c.device.begin() + 5, c.device.end(), [](unsigned char ch) { return std::isdigit(ch) != 0; }) &&
+        c.device.size() > 5))
+    s.error("device", fmt::format("expected cpu, cuda or cuda:N, found '{}'", c.device));
+  c.compute = c.device == "cpu" ? Compute::kFp32 : Compute::kBf16;
+  s.read_choice("compute", c.compute, {{"fp32", Compute::kFp32}, {"bf16", Compute::kBf16}},
+                {"the type of weights and activations in training; masters are fp32 in any case, and the policy is bf16",
+                 "fp32 on a CPU, bf16 on a GPU"});
+  s.read("microbatch_tokens", c.microbatch_tokens, {.min = 1, .max = 1 << 30},
+         "tokens, padding included, that go forward and backward at a time; gradients of a batch add up over as many such "
+         "parts as it needs. `echoline model info --train` says what memory they take");
+  s.read("recompute", c.recompute,
+         "keep only what goes from layer to layer, and compute the rest again for the gradient: a third more time, far "
+         "less memory");
+  s.read_choice("moments", c.optimizer.moments, {{"fp32", Moments::kFp32}, {"int8", Moments::kInt8}},
+                "what AdamW keeps its two moments in: 8 bytes a parameter, or 2");
+  s.read("optimizer_on_host", c.optimizer.on_host,
+         "keep masters and moments in the host's memory and update there, where `device` is a GPU");
   s.read("checkpoint_every", c.checkpoint_every, {.min = 1, .max = 1'000'000},
          "learner steps from one checkpoint to the next; the last step always has one");
   s.read("checkpoints_kept", c.checkpoints_kept, {.min = 1, .max = 1000}, "the newest; older ones are removed");
@@ -381,7 +411,7 @@ void read_all(ConfigSection root, RunConfig& c) {
                   c.evaluation);
   read_rollout(root.section("rollout", "How responses are generated."), c.rollout);
   read_staleness(root.section("staleness", "How old a policy may be whose trajectories are trained on."), c.staleness);
-  read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.learner);
+  read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.run, c.learner);
   c.learner.loss.fixed_length = c.rollout.response_tokens_max;
   read_network(root.section("network", "How policies and trajectories travel."), c.network);
   read_fleet(root.section("fleet", "What is rented."), c.fleet);

@@ -92,6 +92,10 @@ struct LearnerSection {
   double truncated_penalty = 1.0;
   std::uint32_t minibatches = 1;        // updates per learner step
   int threads = 1;                      // of libtorch
+  std::string device = "cpu";           // cpu, cuda, cuda:N
+  Compute compute = Compute::kFp32;
+  std::int64_t microbatch_tokens = 8192;  // padded
+  bool recompute = false;
   std::uint32_t checkpoint_every = 10;  // steps
   std::uint32_t checkpoints_kept = 2;
   std::optional<double> usd_per_hour;  // the learner's own machine, part of plan and report; absent: not known

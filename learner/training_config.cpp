@@ -87,6 +87,9 @@ Status validate(const OptimizerConfig& config) {
   if (!(config.weight_decay >= 0)) return bad("weight_decay", "at least 0", config.weight_decay);
   if (!(config.gradient_norm_max > 0)) return bad("gradient_norm_max", "above 0", config.gradient_norm_max);
   if (config.warmup_updates < 0) return bad("warmup_updates", "at least 0", static_cast<double>(config.warmup_updates));
+  if (!(config.final_share >= 0 && config.final_share <= 1)) return bad("final_share", "in [0, 1]", config.final_share);
+  if (config.schedule != Schedule::kConstant && config.updates_expected <= config.warmup_updates)
+    return bad("updates_expected", "more than the warm-up's", static_cast<double>(config.updates_expected));
   return ok();
 }
 

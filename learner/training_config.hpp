@@ -51,6 +51,9 @@ inline bool needs_proximal(const LossConfig& config) {
 std::optional<LossConfig> loss_named(std::string_view name);
 const std::vector<std::string_view>& loss_names();
 
+enum class Schedule { kConstant, kLinear, kCosine };  // of the learning rate, after the warm-up
+enum class Moments { kFp32, kInt8 };                  // what the moments of AdamW are kept in
+
 struct OptimizerConfig {
   double learning_rate = 1e-3;
   double beta1 = 0.9;
@@ -59,7 +62,14 @@ struct OptimizerConfig {
   double weight_decay = 0.0;
   double gradient_norm_max = 1.0;
   std::int64_t warmup_updates = 0;  // update n of the first `warmup_updates` runs at n/warmup_updates of the rate
+  Schedule schedule = Schedule::kConstant;
+  std::int64_t updates_expected = 0;  // at which the decay ends, at `final_share` of the rate
+  double final_share = 0.0;           // in [0, 1]
+  Moments moments = Moments::kFp32;
+  bool on_host = false;  // masters and moments in the host's memory, where the parameters are on a device
 };
+
+enum class Compute { kFp32, kBf16 };  // weights and activations in training
 
 // kInvalid with the name and the value of the first setting out of range.
 Status validate(const OptimizerConfig& config);

@@ -1,5 +1,6 @@
 #include "model/config.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -70,23 +71,29 @@ Result<Token> token_of(const char* name, const json& value) {
   return value.get<Token>();
 }
 
+constexpr std::pair<Family, const char*> kFamilies[] = {
+    {Family::kQwen3, "Qwen3ForCausalLM"}, {Family::kQwen2, "Qwen2ForCausalLM"}, {Family::kLlama, "LlamaForCausalLM"}};
+
 // What this model does not implement must be off.
-Status supported(Fields& fields) {
+Status supported(Fields& fields, ModelConfig& c) {
   const json* type = fields.get("model_type");
-  if (!type || *type != "qwen3") {
-    return bad("'model_type' is {}, expected \"qwen3\", the only family implemented", type ? type->dump() : "missing");
-  }
-  if (const json* scaling = fields.get("rope_scaling")) {
-    return bad("'rope_scaling' is {}, expected null: scaled rotary positions are not implemented", scaling->dump());
+  bool known = false;
+  for (const auto& [family, architecture] : kFamilies)
+    if (type && *type == family_name(family)) c.family = family, known = true;
+  if (!known) {
+    return bad("'model_type' is {}, expected \"qwen3\", \"qwen2\" or \"llama\", the families implemented",
+               type ? type->dump() : "missing");
   }
   if (const json* act = fields.get("hidden_act"); act && *act != "silu") {
     return bad("'hidden_act' is {}, expected \"silu\"", act->dump());
   }
-  bool bias = false, sliding = false;
-  fields.boolean("attention_bias", bias);
+  bool bias = false, sliding = false, mlp_bias = false;
+  fields.boolean("mlp_bias", mlp_bias);
+  if (c.family != Family::kQwen2) fields.boolean("attention_bias", bias);
   fields.boolean("use_sliding_window", sliding);
   ECHO_TRY(fields.status());
-  if (bias) return bad("'attention_bias' is true, expected false: biases are not implemented");
+  if (bias) return bad("'attention_bias' is true, expected false: biases of this family are not implemented");
+  if (mlp_bias) return bad("'mlp_bias' is true, expected false: biases of the MLP are not implemented");
   if (sliding) return bad("'use_sliding_window' is true, expected false: sliding windows are not implemented");
   for (const char* name : {"torch_dtype", "dtype"}) {
     const json* dtype = fields.get(name);
@@ -97,21 +104,55 @@ Status supported(Fields& fields) {
   return ok();
 }
 
+// Of 'rope_scaling', or in newer exports of 'rope_parameters'.
+Result<std::optional<RopeScaling>> scaling_of(const char* name, const json& object) {
+  if (!object.is_object()) return bad("'{}' is {}, expected an object", name, object.dump());
+  Fields fields(object);
+  const json* type = fields.get("rope_type");
+  if (!type) type = fields.get("type");  // older exports
+  if (!type || *type == "default") return std::optional<RopeScaling>();
+  if (*type != "llama3")
+    return bad("'{}.rope_type' is {}, expected \"default\" or \"llama3\": other scalings are not implemented", name,
+               type->dump());
+  RopeScaling scaling;
+  for (const char* required : {"factor", "low_freq_factor", "high_freq_factor"})
+    if (!fields.get(required)) return bad("'{}.{}' is missing, expected a number", name, required);
+  fields.number("factor", scaling.factor);
+  fields.number("low_freq_factor", scaling.low_freq_factor);
+  fields.number("high_freq_factor", scaling.high_freq_factor);
+  fields.integer("original_max_position_embeddings", scaling.original_positions);
+  ECHO_TRY(fields.status());
+  return std::optional(scaling);
+}
+
 }  // namespace
+
+const char* family_name(Family family) {
+  switch (family) {
+    case Family::kQwen2:
+      return "qwen2";
+    case Family::kLlama:
+      return "llama";
+    default:
+      return "qwen3";
+  }
+}
 
 Result<ModelConfig> ModelConfig::from_json(std::string_view text) {
   const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!root.is_object())
     return bad("expected a JSON object, found {}", root.is_discarded() ? "malformed JSON" : root.type_name());
   Fields fields(root);
-  ECHO_TRY(supported(fields));
   ModelConfig c;
+  ECHO_TRY(supported(fields, c));
   fields.integer("vocab_size", c.vocab_size);
   fields.integer("hidden_size", c.hidden_size);
   fields.integer("intermediate_size", c.intermediate_size);
   fields.integer("num_hidden_layers", c.layers);
   fields.integer("num_attention_heads", c.heads);
-  fields.integer("num_key_value_heads", c.kv_heads);
+  c.kv_heads = c.heads;
+  fields.integer("num_key_value_heads", c.kv_heads, /*required=*/c.family == Family::kQwen3);
+  if (c.family != Family::kQwen3 && c.heads > 0) c.head_dim = c.hidden_size / c.heads;
   fields.integer("head_dim", c.head_dim, /*required=*/false);
   fields.integer("max_position_embeddings", c.positions_max, /*required=*/false);
   fields.number("rms_norm_eps", c.rms_norm_eps);
@@ -122,12 +163,12 @@ Result<ModelConfig> ModelConfig::from_json(std::string_view text) {
   if (const json* rope = fields.get("rope_parameters")) {
     if (!rope->is_object()) return bad("'rope_parameters' is {}, expected an object", rope->dump());
     Fields nested(*rope);
-    const json* type = nested.get("rope_type");
-    if (type && *type != "default") {
-      return bad("'rope_parameters.rope_type' is {}, expected \"default\"", type->dump());
-    }
+    ECHO_ASSIGN(c.rope_scaling, scaling_of("rope_parameters", *rope));
     nested.number("rope_theta", c.rope_theta);
     ECHO_TRY(nested.status());
+  }
+  if (const json* scaling = fields.get("rope_scaling")) {
+    ECHO_ASSIGN(c.rope_scaling, scaling_of("rope_scaling", *scaling));
   }
   ECHO_TRY(fields.status());
   if (const json* eos = fields.get("eos_token_id")) {
@@ -157,8 +198,9 @@ Result<ModelConfig> ModelConfig::from_file(const std::filesystem::path& path) {
 
 std::string ModelConfig::to_json() const {
   nlohmann::ordered_json j = {
-      {"architectures", {"Qwen3ForCausalLM"}},
-      {"model_type", "qwen3"},
+      {"architectures", {std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                      [&](const auto& known) { return known.first == family; })->second}},
+      {"model_type", family_name(family)},
       {"vocab_size", vocab_size},
       {"hidden_size", hidden_size},
       {"intermediate_size", intermediate_size},
@@ -179,6 +221,12 @@ std::string ModelConfig::to_json() const {
       {"torch_dtype", "bfloat16"},
       {"use_cache", true},
   };
+  if (rope_scaling)
+    j["rope_scaling"] = {{"rope_type", "llama3"},
+                         {"factor", rope_scaling->factor},
+                         {"low_freq_factor", rope_scaling->low_freq_factor},
+                         {"high_freq_factor", rope_scaling->high_freq_factor},
+                         {"original_max_position_embeddings", rope_scaling->original_positions}};
   if (eos.size() == 1) j["eos_token_id"] = eos.front();
   if (eos.size() > 1) j["eos_token_id"] = eos;
   if (bos) j["bos_token_id"] = *bos;
@@ -209,6 +257,15 @@ Status ModelConfig::validate() const {
   const auto positive = [](double x) { return std::isfinite(x) && x > 0; };
   if (!positive(rms_norm_eps)) return bad("'rms_norm_eps' is {}, expected a positive number", rms_norm_eps);
   if (!positive(rope_theta)) return bad("'rope_theta' is {}, expected a positive number", rope_theta);
+  if (rope_scaling) {
+    const RopeScaling& r = *rope_scaling;
+    const bool sound = positive(r.factor) && positive(r.low_freq_factor) && positive(r.high_freq_factor) &&
+                       r.low_freq_factor < r.high_freq_factor && r.original_positions >= 1;
+    if (!sound)
+      return bad("'rope_scaling' has factor {}, low_freq_factor {}, high_freq_factor {} and "
+                 "original_max_position_embeddings {}, expected positive numbers, the low factor below the high one",
+                 r.factor, r.low_freq_factor, r.high_freq_factor, r.original_positions);
+  }
   if (!positive(initializer_range))
     return bad("'initializer_range' is {}, expected a positive number", initializer_range);
   for (const Token token : eos) {
@@ -220,7 +277,8 @@ Status ModelConfig::validate() const {
 }
 
 std::uint64_t ModelConfig::parameters() const {
-  const std::int64_t attention = hidden_size * head_dim * 2 * (heads + kv_heads) + 2 * head_dim;
+  const std::int64_t attention = hidden_size * head_dim * 2 * (heads + kv_heads) + (qk_norm() ? 2 * head_dim : 0) +
+                                 (qkv_bias() ? (heads + 2 * kv_heads) * head_dim : 0);
   const std::int64_t layer = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size;
   const std::int64_t embeddings = vocab_size * hidden_size * (tie_embeddings ? 1 : 2);
   return static_cast<std::uint64_t>(layers * layer + embeddings + hidden_size);
@@ -280,6 +338,29 @@ ModelConfig qwen3(ModelConfig c, bool tied) {
   return c;
 }
 
+ModelConfig qwen2_5_half_b() {
+  ModelConfig c = qwen3(shape(896, 4864, 24, 14, 2), true);
+  c.family = Family::kQwen2;
+  c.head_dim = 64;
+  c.positions_max = 32768;
+  return c;
+}
+
+ModelConfig llama_3_2_1b() {
+  ModelConfig c = shape(2048, 8192, 16, 32, 8);
+  c.family = Family::kLlama;
+  c.vocab_size = 128256;
+  c.eos = {128001};
+  c.bos = 128000;
+  c.head_dim = 64;
+  c.positions_max = 131072;
+  c.rms_norm_eps = 1e-5;
+  c.rope_theta = 5e5;
+  c.rope_scaling = RopeScaling{32, 1, 4, 8192};
+  c.tie_embeddings = true;
+  return c;
+}
+
 const std::vector<std::pair<std::string, ModelConfig>>& presets() {
   static const std::vector<std::pair<std::string, ModelConfig>> all = {
       {"tiny-64", tiny_64()},
@@ -291,6 +372,8 @@ const std::vector<std::pair<std::string, ModelConfig>>& presets() {
       {"qwen3-1.7b", qwen3(shape(2048, 6144, 28, 16, 8), true)},
       {"qwen3-4b", qwen3(shape(2560, 9728, 36, 32, 8), true)},
       {"qwen3-8b", qwen3(shape(4096, 12288, 36, 32, 8), false)},
+      {"qwen2.5-0.5b", qwen2_5_half_b()},
+      {"llama-3.2-1b", llama_3_2_1b()},
   };
   return all;
 }

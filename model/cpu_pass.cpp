@@ -38,8 +38,9 @@ void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y,
   });
 }
 
-// A norm's weight as fp32; `kept` holds it where it had to be converted.
+// A vector of weights as fp32, null where there is none; `kept` holds it where it had to be converted.
 const float* widened(const Tensor& weight, Tensor& kept) {
+  if (!weight.defined()) return nullptr;
   kept = weight.to(torch::kFloat);
   return kept.data_ptr<float>();
 }
@@ -81,7 +82,7 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
   float* const head_at = qkv.data_ptr<float>();
   float* const gate_at = gates.data_ptr<float>();
   std::vector<float> scratch;
-  Tensor kept, kept_too;
+  Tensor kept, kept_too, kept_bias;
   const auto norm = [&](const Tensor& weight) {
     const float* const w = widened(weight, kept);
     each_row(rows, hidden,
@@ -93,7 +94,10 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
     multiply(norm_at, rows, layer.qkv, head_at, false, scratch);
     const float* const q_norm = widened(layer.q_norm, kept);
     const float* const k_norm = widened(layer.k_norm, kept_too);
+    const float* const bias = widened(layer.qkv_bias, kept_bias);
     each_row(rows, (heads + kv) * dim, [&](std::int64_t r) {
+      const std::int64_t width = (heads + 2 * kv) * dim;
+      for (std::int64_t c = 0; bias != nullptr && c < width; ++c) head_at[r * width + c] += bias[c];
       for (std::int64_t h = 0; h < heads + kv; ++h)
         kernel.rotate(head_at + (r * (heads + 2 * kv) + h) * dim, h < heads ? q_norm : k_norm, dim, eps,
                       cos.data_ptr<float>() + r * dim, sin.data_ptr<float>() + r * dim);

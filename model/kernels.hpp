@@ -19,7 +19,7 @@ struct Kernels {
   void (*interleave)(const float* x, std::int64_t rows, std::int64_t in, float* out);
   // out = x / rms(x) * weight
   void (*rms_norm)(const float* x, const float* weight, std::int64_t count, float eps, float* out);
-  // The same in place for a head, then rotated: x * cos + (halves of x exchanged) * sin.
+  // The same in place for a head, not where `weight` is null; then rotated: x * cos + (halves of x exchanged) * sin.
   void (*rotate)(float* x, const float* weight, std::int64_t dim, float eps, const float* cos, const float* sin);
   // gate = silu(gate) * up
   void (*gate)(float* gate, const float* up, std::int64_t count);

@@ -151,9 +151,12 @@ void rms_norm(const float* x, const float* weight, std::int64_t count, float eps
 
 void rotate(float* x, const float* weight, std::int64_t dim, float eps, const float* cos, const float* sin) {
   const std::int64_t half = dim / 2;
-  const float scale = 1 / std::sqrt(sum_of_squares(x, dim) / static_cast<float>(dim) + eps);
+  if (weight != nullptr) {
+    const float scale = 1 / std::sqrt(sum_of_squares(x, dim) / static_cast<float>(dim) + eps);
+    for (std::int64_t i = 0; i < dim; ++i) x[i] = x[i] * scale * weight[i];
+  }
   for (std::int64_t i = 0; i < half; ++i) {
-    const float a = x[i] * scale * weight[i], b = x[i + half] * scale * weight[i + half];
+    const float a = x[i], b = x[i + half];
     x[i] = a * cos[i] + b * sin[i];
     x[i + half] = b * cos[i + half] + a * sin[i + half];
   }

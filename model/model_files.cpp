@@ -146,7 +146,7 @@ Result<ModelFiles> ModelFiles::make(const ModelConfig& config, const Tokenizer& 
 
 Result<ModelFiles> ModelFiles::of_preset(std::string_view name) {
   ECHO_ASSIGN(ModelConfig config, preset(name));
-  const bool bytes = name.starts_with("bytes-");
+  const bool bytes = !name.starts_with("tiny-");
   ECHO_ASSIGN(const Tokenizer tokenizer, bytes ? Tokenizer::bytes() : Tokenizer::characters(kCharacterAlphabet));
   config.eos = {*tokenizer.end_of_text()};  // a preset of a published shape has the ids of a tokenizer it lacks
   return make(config, tokenizer);

@@ -26,8 +26,15 @@ Result<delta::StateView> tensors_of(const ModelConfig& c) {
     add(layer + "self_attn.k_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
     add(layer + "self_attn.v_proj.weight", {c.kv_heads * c.head_dim, c.hidden_size});
     add(layer + "self_attn.o_proj.weight", {c.hidden_size, c.heads * c.head_dim});
-    add(layer + "self_attn.q_norm.weight", {c.head_dim});
-    add(layer + "self_attn.k_norm.weight", {c.head_dim});
+    if (c.qkv_bias()) {
+      add(layer + "self_attn.q_proj.bias", {c.heads * c.head_dim});
+      add(layer + "self_attn.k_proj.bias", {c.kv_heads * c.head_dim});
+      add(layer + "self_attn.v_proj.bias", {c.kv_heads * c.head_dim});
+    }
+    if (c.qk_norm()) {
+      add(layer + "self_attn.q_norm.weight", {c.head_dim});
+      add(layer + "self_attn.k_norm.weight", {c.head_dim});
+    }
     add(layer + "mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size});
     add(layer + "mlp.up_proj.weight", {c.intermediate_size, c.hidden_size});
     add(layer + "mlp.down_proj.weight", {c.hidden_size, c.intermediate_size});
@@ -67,7 +74,7 @@ Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t s
                                      [](const auto& t, const std::string& name) { return t.name < name; });
     const std::span<std::byte> bytes = state.mutable_bytes(static_cast<std::size_t>(at - layout.begin()));
     for (std::size_t i = 0; i < bytes.size(); i += 2) {
-      std::uint16_t value = to_bf16(1.0f);
+      std::uint16_t value = to_bf16(tensor.name.ends_with(".bias") ? 0.0f : 1.0f);
       if (tensor.shape.size() > 1) {
         const std::uint64_t bits = random.next();
         const std::int64_t sum = std::int64_t(bits & 0xffff) + std::int64_t(bits >> 16 & 0xffff) +
@@ -104,8 +111,8 @@ Status check_state(const delta::StateView& stored, const delta::StateView& layou
   }
   for (const delta::TensorView& tensor : stored) {
     if (!find_tensor(layout, tensor.name) && !(config.tie_embeddings && tensor.name == "lm_head.weight"))
-      return fail(Code::kInvalid, where, "tensor '{}' is unknown to a qwen3 model of {} layers", tensor.name,
-                  config.layers);
+      return fail(Code::kInvalid, where, "tensor '{}' is unknown to a {} model of {} layers", tensor.name,
+                  family_name(config.family), config.layers);
   }
   return ok();
 }

@@ -11,8 +11,8 @@ namespace echoline::model {
 // Names, types (bf16) and shapes of the policy of `config`, canonical; the views hold no bytes.
 Result<delta::StateView> policy_layout(const ModelConfig& config);
 
-// A fresh policy: every matrix normal(0, initializer_range), every norm 1, rounded to bf16; the same numbers for the same seed
-// on every machine. kInvalid for an impossible shape.
+// A fresh policy: every matrix normal(0, initializer_range), every norm 1, every bias 0, rounded to bf16; the same numbers for the
+// same seed on every machine. kInvalid for an impossible shape.
 Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t seed);
 
 // Whether the folder holds weights (bf16 or fp32) of this shape: names, shapes and types of every shard, without reading the

@@ -1,6 +1,8 @@
 #include "model/transformer.hpp"
 
 #include <dlfcn.h>
+#include <torch/cuda.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +17,7 @@ using torch::Tensor;
 namespace {
 
 constexpr std::int64_t kQueriesMax = 256;  // whose scores exist at a time, where no gradient needs them
-constexpr std::int64_t kLogitsMax = std::int64_t{1} << 26;  // logits held at a time by token_logprobs(): 256 MiB
+constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits held at a time by token_logprobs(): 128 MiB
 
 // Registers a parameter under a dotted name, making the modules on the way.
 void register_path(torch::nn::Module& root, const std::string& path, const Tensor& tensor) {
@@ -55,14 +57,20 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
   const bool aliased = !torch::GradMode::is_enabled() && layer.q.data_ptr() == layer.qkv.data_ptr();
   const Tensor qkv_weight = aliased ? layer.qkv : torch::cat({layer.q, layer.k, layer.v});
-  const Tensor qkv = product(rms_norm(x, layer.input_norm, config.rms_norm_eps), qkv_weight);
+  Tensor qkv = product(rms_norm(x, layer.input_norm, config.rms_norm_eps), qkv_weight);
+  if (layer.qkv_bias.defined()) {
+    const Tensor bias = aliased ? layer.qkv_bias : torch::cat({layer.q_bias, layer.k_bias, layer.v_bias});
+    qkv = qkv + bias.to(qkv.scalar_type());
+  }
 
   // Norm and rotation of queries and keys together. The mean goes through a product: reductions over short rows are
   // slow on a CPU.
   Tensor qk = qkv.narrow(1, 0, (heads + kv) * dim).view({pass.batch, pass.tokens, heads + kv, dim}).to(torch::kFloat);
-  const Tensor mean = torch::matmul(qk.square(), torch::full({dim, 1}, 1.0 / double(dim), qk.options()));
-  const Tensor norms = torch::cat({layer.q_norm.expand({heads, dim}), layer.k_norm.expand({kv, dim})});
-  qk = qk * torch::rsqrt(mean + config.rms_norm_eps) * norms;
+  if (layer.q_norm.defined()) {
+    const Tensor mean = torch::matmul(qk.square(), torch::full({dim, 1}, 1.0 / double(dim), qk.options()));
+    const Tensor norms = torch::cat({layer.q_norm.expand({heads, dim}), layer.k_norm.expand({kv, dim})});
+    qk = qk * torch::rsqrt(mean + config.rms_norm_eps) * norms;
+  }
   qk = torch::addcmul(qk * pass.cos, qk.roll(dim / 2, -1), pass.sin).to(qkv.scalar_type());
   const Tensor v = qkv.narrow(1, (heads + kv) * dim, kv * dim).view({pass.batch, pass.tokens, kv, dim});
 
@@ -72,6 +80,33 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
   const Tensor z = rms_norm(y, layer.post_norm, config.rms_norm_eps);
   return y + product(torch::silu(product(z, layer.gate)) * product(z, layer.up), layer.down);
 }
+
+// One layer of which only the input is kept: it is run again when its gradient is asked for, and the weights' gradients are
+// added up then. The model outlives the pass.
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const ModelConfig* config,
+                        const Transformer::Layer* layer, const Pass* pass) {
+    context->save_for_backward({x, pass->cos, pass->sin});
+    context->saved_data["config"] = reinterpret_cast<std::int64_t>(config);
+    context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
+    context->saved_data["batch"] = pass->batch;
+    context->saved_data["tokens"] = pass->tokens;
+    return decode(*config, *pass, 0, *layer, x);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto integer = [&](const char* name) { return context->saved_data[name].toInt(); };
+    const Pass pass{integer("batch"), integer("tokens"), saved[1], saved[2], nullptr};
+    const Tensor x = saved[0].detach().requires_grad_(true);
+    torch::AutoGradMode with_gradients(true);
+    const Tensor y = decode(*reinterpret_cast<const ModelConfig*>(integer("config")), pass, 0,
+                            *reinterpret_cast<const Transformer::Layer*>(integer("layer")), x);
+    torch::autograd::backward({y}, {gradients[0]});
+    return {x.grad(), Tensor(), Tensor(), Tensor()};
+  }
+};
 
 // log softmax(hidden @ weight^T / temperature) at the targets. Logits are made for a bounded number of rows at a time
 // and made again in the backward pass, so a long batch never holds [rows, vocab] at once.
@@ -83,12 +118,13 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     std::vector<Tensor> logprobs, entropies;
     for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
       const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
+      // Not more than two tensors of [rows, vocabulary] at any moment.
       const Tensor log_p = torch::linear(hidden.narrow(0, begin, rows), weight.to(hidden.scalar_type()))
                                .to(torch::kFloat)
                                .div_(temperature)
                                .log_softmax(-1);
       logprobs.push_back(log_p.gather(1, targets.narrow(0, begin, rows).unsqueeze(1)).squeeze(1));
-      entropies.push_back((log_p.exp() * log_p).sum(-1).neg());
+      entropies.push_back(log_p.exp().mul_(log_p).sum(-1).neg());
     }
     const auto join = [&](const std::vector<Tensor>& parts) {
       return parts.empty() ? torch::zeros({0}, hidden.options().dtype(torch::kFloat)) : torch::cat(parts);
@@ -187,8 +223,16 @@ Transformer::Transformer(const ModelConfig& config, torch::Device device, std::o
     l.k = add(layer + "self_attn.k_proj.weight", qkv.narrow(0, q_rows, kv_rows).detach());
     l.v = add(layer + "self_attn.v_proj.weight", qkv.narrow(0, q_rows + kv_rows, kv_rows).detach());
     l.o = add(layer + "self_attn.o_proj.weight", torch::empty({hidden, q_rows}, options));
-    l.q_norm = add(layer + "self_attn.q_norm.weight", torch::empty({dim}, options));
-    l.k_norm = add(layer + "self_attn.k_norm.weight", torch::empty({dim}, options));
+    if (config.qkv_bias()) {
+      l.qkv_bias = torch::empty({q_rows + 2 * kv_rows}, options);
+      l.q_bias = add(layer + "self_attn.q_proj.bias", l.qkv_bias.narrow(0, 0, q_rows).detach());
+      l.k_bias = add(layer + "self_attn.k_proj.bias", l.qkv_bias.narrow(0, q_rows, kv_rows).detach());
+      l.v_bias = add(layer + "self_attn.v_proj.bias", l.qkv_bias.narrow(0, q_rows + kv_rows, kv_rows).detach());
+    }
+    if (config.qk_norm()) {
+      l.q_norm = add(layer + "self_attn.q_norm.weight", torch::empty({dim}, options));
+      l.k_norm = add(layer + "self_attn.k_norm.weight", torch::empty({dim}, options));
+    }
     l.gate = add(layer + "mlp.gate_proj.weight", torch::empty({inner, hidden}, options));
     l.up = add(layer + "mlp.up_proj.weight", torch::empty({inner, hidden}, options));
     l.down = add(layer + "mlp.down_proj.weight", torch::empty({hidden, inner}, options));
@@ -215,7 +259,14 @@ void Transformer::grow_rope(std::int64_t positions) {
   const std::int64_t half = config_.head_dim / 2;
   // Angles in double; query and key each carry a factor head_dim^(-1/4), together the scale of the scores.
   const Tensor pairs = torch::arange(half, torch::kDouble) * (-2.0 * std::log(config_.rope_theta) / double(2 * half));
-  const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), pairs.exp());
+  Tensor turns = pairs.exp();  // radians a position
+  if (config_.rope_scaling) {
+    const RopeScaling& r = *config_.rope_scaling;
+    const Tensor in_original = turns * (double(r.original_positions) / (2 * std::acos(-1.0)));  // whole turns
+    const Tensor kept = ((in_original - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)).clamp(0, 1);
+    turns = turns * (kept + (1 - kept) / r.factor);
+  }
+  const Tensor angles = torch::outer(torch::arange(rows, torch::kDouble), turns);
   const double scale = std::pow(double(config_.head_dim), -0.25);
   const Tensor cos = angles.cos() * scale, sin = angles.sin() * scale;
   rope_cos_ = torch::cat({cos, cos}, 1).to(torch::kFloat).to(device());
@@ -223,6 +274,10 @@ void Transformer::grow_rope(std::int64_t positions) {
 }
 
 Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, Attention* attention) {
+  return through_layers(ids, positions, attention, /*wide=*/true);
+}
+
+Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, Attention* attention, bool wide) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
   Pass pass{ids.size(0), ids.size(1), {}, {}, attention};
   if (positions.defined()) {
@@ -238,12 +293,14 @@ Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, At
     pass.sin = rope_sin_.narrow(0, 0, pass.tokens).unsqueeze(1);
   }
   Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
-  const bool plain = x.is_cpu() && !torch::GradMode::is_enabled();
+  const bool gradients = torch::GradMode::is_enabled(), plain = wide && x.is_cpu() && !gradients;
   if (plain) x = x.to(torch::kFloat);
   if (plain && attention && positions.defined() && pass.tokens == 1) {
     cpu_pass(config_, layers_, x, pass.cos, pass.sin, *attention);
   } else {
-    for (std::size_t i = 0; i < layers_.size(); ++i) x = decode(config_, pass, i, layers_[i], x);
+    for (std::size_t i = 0; i < layers_.size(); ++i)
+      x = recompute_ && gradients && !attention ? Recomputed::apply(x, &config_, &layers_[i], &pass)
+                                                : decode(config_, pass, i, layers_[i], x);
   }
   return rms_norm(x, norm_, config_.rms_norm_eps).view({pass.batch, pass.tokens, config_.hidden_size});
 }
@@ -255,12 +312,12 @@ Tensor Transformer::logits(const Tensor& hidden) const {
 
 Tensor Transformer::forward(const Tensor& ids) { return logits(hidden_states(ids)); }
 
-TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, const Tensor& mask) {
+TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, const Tensor& mask, bool as_trained) {
   TORCH_CHECK(ids.dim() == 2 && ids.size(1) >= 2, "ids is not [batch, at least 2 tokens]");
   TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
   const std::int64_t last = ids.size(1) - 1;
   const std::vector<std::int64_t> shape{ids.size(0), last};
-  Tensor hidden = hidden_states(ids.narrow(1, 0, last)).flatten(0, 1);
+  Tensor hidden = through_layers(ids.narrow(1, 0, last), {}, nullptr, /*wide=*/!as_trained).flatten(0, 1);
   Tensor targets = ids.narrow(1, 1, last).reshape({-1});
   if (!mask.defined()) {
     const auto scores = LinearLogprob::apply(hidden, lm_head_, targets, temperature);
@@ -272,6 +329,20 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
       LinearLogprob::apply(hidden.index_select(0, chosen), lm_head_, targets.index_select(0, chosen), temperature);
   const Tensor zeros = torch::zeros({shape[0] * last}, scores[0].options().requires_grad(false));
   return {zeros.index_copy(0, chosen, scores[0]).view(shape), zeros.index_copy(0, chosen, scores[1]).view(shape)};
+}
+
+Result<torch::Device> device_named(const std::string& name) {
+  constexpr auto kOperation = "choose device";
+  if (name == "cpu") return torch::Device(torch::kCPU);
+  const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() <= 7 &&
+                        std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (name != "cuda" && !numbered)
+    return fail(Code::kInvalid, kOperation, "expected cpu, cuda or cuda:N, found '{}'", name);
+  const int index = numbered ? std::stoi(name.substr(5)) : 0, devices = static_cast<int>(torch::cuda::device_count());
+  if (index >= devices)
+    return fail(Code::kUnavailable, kOperation, "{} is not there: libtorch {} sees {} CUDA devices", name, TORCH_VERSION,
+                devices);
+  return torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
 Result<std::shared_ptr<Transformer>> create(const ModelConfig& config, torch::Device device,

@@ -1,9 +1,10 @@
-// The Qwen3 decoder on libtorch, with Hugging Face's parameter names.
+// The decoder of the Qwen3, Qwen2 and Llama families on libtorch, with Hugging Face's parameter names.
 //
-// RMSNorm, rotary positions, grouped-query attention with a per-head norm on queries and keys, SwiGLU; no biases.
-// Parameters are fp32 on a CPU, holding values that are exact in bf16 once a policy was loaded, and bf16 on CUDA, which
+// RMSNorm, rotary positions, grouped-query attention, SwiGLU. Qwen3 has a norm on every head of queries and keys, Qwen2 a
+// bias on queries, keys and values, Llama 3 slowed rotations for long texts. Parameters are fp32 on a CPU, holding values that are exact in bf16 once a policy was loaded, and bf16 on CUDA, which
 // then computes in it. A CPU that only generates may keep them in bf16: without gradients it computes in fp32 all the
-// same, with the same results, and reads half the bytes.
+// same, with the same results, and reads half the bytes. With gradients everything is computed in the parameters' type
+// (norms, rotations, softmax over the vocabulary and sums of gradients in fp32).
 #pragma once
 #include <memory>
 #include <optional>
@@ -53,10 +54,15 @@ class Transformer : public torch::nn::Module {
   // Hidden states [..., hidden] -> logits fp32 [..., vocab].
   torch::Tensor logits(const torch::Tensor& hidden) const;
 
+  // Gradients from now on at the price of a second pass: of each layer only its input is kept, the rest is computed again.
+  void recompute_layers(bool on) { recompute_ = on; }
+
   // Scores the tokens of right-padded ids [batch, tokens] under softmax(logits / temperature). Only entries where
   // `mask` (bool [batch, tokens - 1]; undefined: all) is true are computed, the others are 0. Logits exist for a
   // bounded number of positions at a time, in the backward pass too.
-  TokenScores token_logprobs(const torch::Tensor& ids, double temperature = 1.0, const torch::Tensor& mask = {});
+  // `as_trained`: in the parameters' type without gradients too, for comparison with scores that have them.
+  TokenScores token_logprobs(const torch::Tensor& ids, double temperature = 1.0, const torch::Tensor& mask = {},
+                             bool as_trained = false);
 
   const ModelConfig& config() const { return config_; }
   torch::Device device() const;
@@ -68,8 +74,10 @@ class Transformer : public torch::nn::Module {
   ModelConfig config_;
   torch::Tensor embedding_, norm_, lm_head_;  // lm_head_ is embedding_ when tied
   std::vector<Layer> layers_;
+  bool recompute_ = false;
   torch::Tensor rope_cos_, rope_sin_;  // fp32 [positions, head_dim], grown on demand
   void grow_rope(std::int64_t positions);
+  torch::Tensor through_layers(const torch::Tensor& ids, const torch::Tensor& positions, Attention* attention, bool wide);
 };
 
 // Threads that one operation may use, in libtorch and in its BLAS, for the whole process. Several processes on one
@@ -78,6 +86,9 @@ void use_threads(int threads);
 
 // fp32 on a CPU, bf16 elsewhere.
 torch::ScalarType compute_dtype(const torch::Device& device);
+
+// "cpu", "cuda" or "cuda:N". kInvalid for another name, kUnavailable where there is no such device.
+Result<torch::Device> device_named(const std::string& name);
 
 // Uninitialised weights, for a policy that is loaded next; compute_dtype(device) unless given. kInvalid for an
 // impossible shape.

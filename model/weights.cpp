@@ -85,8 +85,8 @@ Status load_policy(Transformer& model, const delta::StateView& state) {
       const auto it = std::lower_bound(parameters.begin(), parameters.end(), name,
                                        [](const auto& p, std::string_view n) { return p.first < n; });
       if (it == parameters.end() || it->first != name) {
-        return fail(Code::kInvalid, kOperation, "tensor '{}' is unknown to a qwen3 model of {} layers", tensor.name,
-                    model.config().layers);
+        return fail(Code::kInvalid, kOperation, "tensor '{}' is unknown to a {} model of {} layers", tensor.name,
+                    family_name(model.config().family), model.config().layers);
       }
       if (it->second.sizes() != tensor.shape) {
         return fail(Code::kInvalid, kOperation, "tensor '{}' has shape {}, expected {}", tensor.name,
@@ -158,11 +158,12 @@ Status load_changes(Transformer& model, const delta::StateView& state, std::span
   });
 }
 
-Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device) {
+Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device,
+                               std::optional<torch::ScalarType> dtype) {
   ECHO_ASSIGN(ModelFiles files, ModelFiles::read(folder));
   ECHO_ASSIGN(const auto checkpoint, delta::Checkpoint::open(folder));
   ECHO_ASSIGN(auto transformer, guarded("load model", [&]() -> Result<std::shared_ptr<Transformer>> {
-                return std::make_shared<Transformer>(files.config, device);
+                return std::make_shared<Transformer>(files.config, device, dtype);
               }));
   if (const Status loaded = load_policy(*transformer, checkpoint.view()); !loaded) {
     return fail(loaded.error().code, folder.string(), "{}", loaded.error().detail);
@@ -170,8 +171,9 @@ Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Devic
   return LoadedModel{std::move(transformer), std::move(files)};
 }
 
-Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed, torch::Device device) {
-  ECHO_ASSIGN(std::shared_ptr<Transformer> model, create(config, device));
+Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed, torch::Device device,
+                                          std::optional<torch::ScalarType> dtype) {
+  ECHO_ASSIGN(std::shared_ptr<Transformer> model, create(config, device, dtype));
   ECHO_ASSIGN(const delta::OwnedState policy, init_policy(config, seed));
   ECHO_TRY(load_policy(*model, policy.view()));
   return model;

@@ -27,7 +27,8 @@ Status load_changes(Transformer& model, const delta::StateView& state, std::span
 
 // With the values of init_policy().
 Result<std::shared_ptr<Transformer>> init(const ModelConfig& config, std::uint64_t seed,
-                                          torch::Device device = torch::kCPU);
+                                          torch::Device device = torch::kCPU,
+                                          std::optional<torch::ScalarType> dtype = std::nullopt);
 
 // What a Hugging Face directory holds.
 struct LoadedModel {
@@ -36,6 +37,8 @@ struct LoadedModel {
 };
 
 // Reads ModelFiles and model.safetensors or its shards. kNotFound or kInvalid name the file, tensor or field.
-Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device = torch::kCPU);
+// The weights' type is compute_dtype(device) unless given.
+Result<LoadedModel> load_model(const std::filesystem::path& folder, torch::Device device = torch::kCPU,
+                               std::optional<torch::ScalarType> dtype = std::nullopt);
 
 }  // namespace echoline::model

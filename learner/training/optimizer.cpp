@@ -4,11 +4,61 @@
 #include <cmath>
 
 namespace echoline::learner {
+namespace {
+
+constexpr std::int64_t kBlock = 256;              // values that share a scale
+constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // values updated at a time: bounds memory, fits caches
+constexpr double kSteps1 = 127, kSteps2 = 255;
+
+std::int64_t blocks(std::int64_t values) { return (values + kBlock - 1) / kBlock; }
+
+// [values] -> [blocks, kBlock], with zeros behind the end.
+torch::Tensor in_blocks(const torch::Tensor& flat) {
+  const std::int64_t missing = blocks(flat.numel()) * kBlock - flat.numel();
+  return (missing > 0 ? torch::constant_pad_nd(flat, {0, missing}) : flat).view({-1, kBlock});
+}
+
+// Where between two codes a value is rounded up: every place of a block goes evenly through [0, 1) from update to update.
+torch::Tensor thresholds(std::int64_t updates, const torch::Device& device) {
+  const torch::Tensor at = torch::arange(kBlock, torch::TensorOptions().dtype(torch::kFloat64).device(device));
+  return (at * 0.7548776662466927 + static_cast<double>(updates) * 0.5698402909980532).frac().to(torch::kFloat32);
+}
+
+torch::Tensor decode1(const torch::Tensor& codes, const torch::Tensor& scales) {
+  const torch::Tensor root = in_blocks(codes.to(torch::kFloat32)).div_(kSteps1);
+  return root.mul(root.abs()).mul_(scales.unsqueeze(1)).view({-1}).narrow(0, 0, codes.numel());
+}
+
+torch::Tensor decode2(const torch::Tensor& codes, const torch::Tensor& scales) {
+  const torch::Tensor root = in_blocks(codes.to(torch::kFloat32)).div_(kSteps2);
+  return root.square().square_().mul_(scales.unsqueeze(1)).view({-1}).narrow(0, 0, codes.numel());
+}
+
+void encode1(const torch::Tensor& values, const torch::Tensor& codes, const torch::Tensor& scales,
+             const torch::Tensor& threshold) {
+  const torch::Tensor rows = in_blocks(values);
+  scales.copy_(rows.abs().amax(1));
+  const torch::Tensor share = rows / scales.clamp_min(1e-30f).unsqueeze(1);
+  const torch::Tensor steps = share.sign().mul_(share.abs().sqrt_()).mul_(kSteps1).add_(threshold).floor_();
+  codes.copy_(steps.clamp_(-kSteps1, kSteps1).view({-1}).narrow(0, 0, codes.numel()));
+}
+
+// No value that is not zero becomes zero: it is divided by.
+void encode2(const torch::Tensor& values, const torch::Tensor& codes, const torch::Tensor& scales,
+             const torch::Tensor& threshold) {
+  const torch::Tensor rows = in_blocks(values);
+  scales.copy_(rows.amax(1));
+  const torch::Tensor share = rows / scales.clamp_min(1e-30f).unsqueeze(1);
+  const torch::Tensor steps = share.sqrt().sqrt_().mul_(kSteps2).add_(threshold).floor_();
+  codes.copy_(steps.clamp_(0, kSteps2).maximum((share > 0).to(torch::kFloat32)).view({-1}).narrow(0, 0, codes.numel()));
+}
+
+}  // namespace
 
 AdamW::AdamW(const NamedParameters& parameters, const OptimizerConfig& config) {
   slots_.reserve(parameters.size());
   for (const auto& [name, parameter] : parameters) {
-    Slot slot{name, parameter, {}, {}, {}, {}};
+    Slot slot{name, parameter, {}, {}, {}, {}, {}, {}};
     slots_.push_back(std::move(slot));
   }
   reset(config);
@@ -19,9 +69,14 @@ void AdamW::reset(const OptimizerConfig& config) {
   config_ = config;
   updates_ = 0;
   for (Slot& slot : slots_) {
-    slot.master = slot.parameter.detach().to(torch::kFloat32).clone().contiguous();
-    slot.moment1 = torch::zeros_like(slot.master);
-    slot.moment2 = torch::zeros_like(slot.master);
+    const torch::Device device = config_.on_host ? torch::Device(torch::kCPU) : slot.parameter.device();
+    slot.master = slot.parameter.detach().to(device, torch::kFloat32).clone().contiguous();
+    const auto zeros = [&](torch::ScalarType type) { return torch::zeros_like(slot.master, type); };
+    const bool coded = config_.moments == Moments::kInt8;
+    slot.moment1 = zeros(coded ? torch::kInt8 : torch::kFloat32);
+    slot.moment2 = zeros(coded ? torch::kUInt8 : torch::kFloat32);
+    slot.scale1 = coded ? torch::zeros({blocks(slot.master.numel())}, slot.master.options()) : torch::Tensor();
+    slot.scale2 = coded ? torch::zeros_like(slot.scale1) : torch::Tensor();
   }
   publish();
 }
@@ -35,7 +90,7 @@ void AdamW::gather_gradients() {
   torch::NoGradGuard no_gradient;
   for (Slot& slot : slots_) {
     const torch::Tensor fresh = slot.parameter.grad();
-    if (!fresh.defined()) continue;
+    if (!fresh.defined() || fresh.scalar_type() == torch::kFloat32) continue;
     slot.parameter.mutable_grad().reset();
     if (slot.gradient.defined())
       slot.gradient.add_(fresh);
@@ -52,36 +107,67 @@ void AdamW::clear_gradients() {
 }
 
 double AdamW::rate() const {
-  if (updates_ >= config_.warmup_updates) return config_.learning_rate;
-  return config_.learning_rate * static_cast<double>(updates_ + 1) / static_cast<double>(config_.warmup_updates);
+  const OptimizerConfig& c = config_;
+  if (updates_ < c.warmup_updates)
+    return c.learning_rate * static_cast<double>(updates_ + 1) / static_cast<double>(c.warmup_updates);
+  if (c.schedule == Schedule::kConstant) return c.learning_rate;
+  const double done = std::min(1.0, static_cast<double>(updates_ - c.warmup_updates) /
+                                        static_cast<double>(c.updates_expected - c.warmup_updates));
+  const double left = c.schedule == Schedule::kLinear ? 1 - done : (1 + std::cos(done * std::acos(-1.0))) / 2;
+  return c.learning_rate * (c.final_share + (1 - c.final_share) * left);
+}
+
+void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, double rate) {
+  const auto n = static_cast<double>(updates_);
+  const double correction1 = 1.0 - std::pow(config_.beta1, n), correction2 = 1.0 - std::pow(config_.beta2, n);
+  const bool decays = slot.master.dim() >= 2 && config_.weight_decay > 0, coded = slot.scale1.defined();
+  const torch::Device device = slot.master.device();
+  const torch::Tensor threshold = coded ? thresholds(updates_, device) : torch::Tensor();
+  const torch::Tensor gradients = gradient.reshape({-1}), parameters = slot.parameter.detach().view({-1});
+  for (std::int64_t begin = 0; begin < gradients.numel(); begin += kChunk) {
+    const std::int64_t count = std::min(kChunk, gradients.numel() - begin);
+    const auto part = [&](const torch::Tensor& t) { return t.view({-1}).narrow(0, begin, count); };
+    const auto scales = [&](const torch::Tensor& t) { return t.narrow(0, begin / kBlock, blocks(count)); };
+    torch::Tensor g = gradients.narrow(0, begin, count).to(device);
+    if (scale < 1.0) g = g * scale;
+    const torch::Tensor m = coded ? decode1(part(slot.moment1), scales(slot.scale1)) : part(slot.moment1);
+    const torch::Tensor v = coded ? decode2(part(slot.moment2), scales(slot.scale2)) : part(slot.moment2);
+    const torch::Tensor master = part(slot.master);
+    m.mul_(config_.beta1).add_(g, 1.0 - config_.beta1);
+    v.mul_(config_.beta2).addcmul_(g, g, 1.0 - config_.beta2);
+    const torch::Tensor denominator = (v / correction2).sqrt_().add_(config_.epsilon);
+    if (decays) master.mul_(1.0 - rate * config_.weight_decay);
+    master.addcdiv_(m, denominator, -rate / correction1);
+    if (coded) {
+      encode1(m, part(slot.moment1), scales(slot.scale1), threshold);
+      encode2(v, part(slot.moment2), scales(slot.scale2), threshold);
+    }
+    parameters.narrow(0, begin, count).copy_(master.to(torch::kBFloat16));
+  }
 }
 
 UpdateReport AdamW::step() {
   torch::NoGradGuard no_gradient;
   gather_gradients();
+  const auto gradient_of = [](Slot& slot) { return slot.gradient.defined() ? slot.gradient : slot.parameter.grad(); };
   double squared_norm = 0;
   for (Slot& slot : slots_) {
-    if (!slot.gradient.defined()) slot.gradient = torch::zeros_like(slot.master);
-    const double norm = slot.gradient.norm().item<double>();
+    const torch::Tensor gradient = gradient_of(slot);
+    if (!gradient.defined()) continue;
+    const double norm = gradient.norm().item<double>();
     squared_norm += norm * norm;
   }
   UpdateReport report{std::sqrt(squared_norm), rate(), std::isfinite(squared_norm)};
   if (report.applied) {
     ++updates_;
     const double scale = std::min(1.0, config_.gradient_norm_max / std::max(report.gradient_norm, 1e-300));
-    const auto n = static_cast<double>(updates_);
-    const double correction1 = 1.0 - std::pow(config_.beta1, n);
-    const double correction2 = 1.0 - std::pow(config_.beta2, n);
     for (Slot& slot : slots_) {
-      const torch::Tensor gradient = scale < 1.0 ? slot.gradient.mul_(scale) : slot.gradient;
-      slot.moment1.mul_(config_.beta1).add_(gradient, 1.0 - config_.beta1);
-      slot.moment2.mul_(config_.beta2).addcmul_(gradient, gradient, 1.0 - config_.beta2);
-      const torch::Tensor denominator = (slot.moment2 / correction2).sqrt_().add_(config_.epsilon);
-      if (slot.master.dim() >= 2 && config_.weight_decay > 0)
-        slot.master.mul_(1.0 - report.learning_rate * config_.weight_decay);
-      slot.master.addcdiv_(slot.moment1, denominator, -report.learning_rate / correction1);
+      const torch::Tensor gradient = gradient_of(slot);
+      update(slot, gradient.defined() ? gradient : torch::zeros_like(slot.parameter, torch::kFloat32), scale,
+             report.learning_rate);
+      slot.parameter.mutable_grad().reset();
+      slot.gradient.reset();
     }
-    publish();
   }
   clear_gradients();
   return report;

@@ -48,12 +48,16 @@ Status PolicyToTrain::load_model() {
   model::use_threads(host_.config.learner.threads);
   model::keep_freed_memory();
   torch::manual_seed(static_cast<std::uint64_t>(host_.config.run.seed));
+  const LearnerSection& learner = host_.config.learner;
+  ECHO_ASSIGN(const torch::Device device, model::device_named(learner.device));
+  const auto type = learner.compute == Compute::kBf16 ? torch::kBFloat16 : torch::kFloat;
   if (host_.config.model.path) {
-    ECHO_ASSIGN(model::LoadedModel loaded, model::load_model(*host_.config.model.path));
+    ECHO_ASSIGN(model::LoadedModel loaded, model::load_model(*host_.config.model.path, device, type));
     model_ = loaded.transformer;
   } else {
-    ECHO_ASSIGN(model_, model::init(host_.task.files.config, host_.config.run.seed));
+    ECHO_ASSIGN(model_, model::init(host_.task.files.config, host_.config.run.seed, device, type));
   }
+  model_->recompute_layers(learner.recompute);
   checkpoint_of_.config_digest = config_digest(host_.config, host_.task.files.config);
   return ok();
 }
@@ -64,6 +68,7 @@ Status PolicyToTrain::create_trainer(bool resumed) {
   trainer.optimizer = host_.config.learner.optimizer;
   trainer.temperature = host_.config.rollout.temperature;
   trainer.minibatches = host_.config.learner.minibatches;
+  trainer.microbatch_tokens_max = host_.config.learner.microbatch_tokens;
   trainer.truncated = host_.config.learner.truncated;
   trainer.truncated_penalty = host_.config.learner.truncated_penalty;
   trainer.seed = host_.config.run.seed;
@@ -119,7 +124,9 @@ Status PolicyToTrain::warm_start() {
   WarmStartConfig warm;
   warm.optimizer = host_.config.learner.optimizer;
   warm.optimizer.learning_rate = section.learning_rate;
+  warm.optimizer.schedule = Schedule::kConstant;
   warm.steps_max = section.steps_max;
+  warm.microbatch_tokens_max = host_.config.learner.microbatch_tokens;
   warm.batch_problems = section.batch;
   warm.target_accuracy = section.target_accuracy;
   warm.response_tokens_max = host_.config.rollout.response_tokens_max;

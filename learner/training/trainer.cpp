@@ -227,8 +227,9 @@ void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
   torch::NoGradGuard no_gradient;
   for (const auto& part : microbatches(rows, config_.microbatch_tokens_max)) {
     const PaddedRows padded = pad(part, model_->device());
-    const torch::Tensor scores =
-        model_->token_logprobs(padded.ids, config_.temperature, padded.mask > 0).logprobs.to(torch::kCPU).contiguous();
+    const torch::Tensor scores = model_->token_logprobs(padded.ids, config_.temperature, padded.mask > 0, /*as_trained=*/true)
+                                     .logprobs.to(torch::kCPU)
+                                     .contiguous();
     for (std::size_t i = 0; i < part.size(); ++i) {
       TrainingRow& row = *part[i];
       const float* first = scores.data_ptr<float>() + static_cast<std::int64_t>(i) * scores.size(1) + row.prompt - 1;
@@ -246,7 +247,7 @@ UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSiz
     LossInputs inputs{scores.logprobs, padded.proximal, padded.behaviour, {}, padded.advantages, padded.mask};
     if (reference_ != nullptr) {
       torch::NoGradGuard no_gradient;
-      inputs.reference_log_probs = reference_->token_logprobs(padded.ids, config_.temperature, counted).logprobs;
+      inputs.reference_log_probs = reference_->token_logprobs(padded.ids, config_.temperature, counted, /*as_trained=*/true).logprobs;
     }
     LossResult result = policy_loss(inputs, minibatch, config_.loss);
     result.loss.backward();

@@ -25,6 +25,25 @@ delta::TensorView view_of(std::string name, const torch::Tensor& tensor, delta::
           std::span(static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes())};
 }
 
+delta::DType stored_type(const torch::Tensor& tensor) {
+  if (tensor.scalar_type() == torch::kInt8) return delta::DType::kI8;
+  return tensor.scalar_type() == torch::kUInt8 ? delta::DType::kU8 : delta::DType::kF32;
+}
+
+// What an optimizer keeps, by the names that it has in a checkpoint.
+std::vector<std::pair<std::string, torch::Tensor>> stored_tensors(const AdamW& optimizer) {
+  std::vector<std::pair<std::string, torch::Tensor>> tensors;
+  for (const AdamW::Slot& slot : optimizer.slots()) {
+    tensors.emplace_back("master/" + slot.name, slot.master);
+    tensors.emplace_back("moment1/" + slot.name, slot.moment1);
+    tensors.emplace_back("moment2/" + slot.name, slot.moment2);
+    if (!slot.scale1.defined()) continue;
+    tensors.emplace_back("scale1/" + slot.name, slot.scale1);
+    tensors.emplace_back("scale2/" + slot.name, slot.scale2);
+  }
+  return tensors;
+}
+
 // The trainer's tensors in CPU memory, and views of them.
 struct Snapshot {
   std::vector<torch::Tensor> memory;
@@ -37,11 +56,7 @@ Result<Snapshot> snapshot(const Trainer& trainer) {
     result.memory.push_back(tensor.to(torch::kCPU).contiguous());
     result.view.push_back(view_of(std::move(name), result.memory.back(), dtype));
   };
-  for (const AdamW::Slot& slot : trainer.optimizer().slots()) {
-    add("master/" + slot.name, slot.master, delta::DType::kF32);
-    add("moment1/" + slot.name, slot.moment1, delta::DType::kF32);
-    add("moment2/" + slot.name, slot.moment2, delta::DType::kF32);
-  }
+  for (const auto& [name, tensor] : stored_tensors(trainer.optimizer())) add(name, tensor, stored_type(tensor));
   add(std::string(kGenerator), at::detail::getDefaultCPUGenerator().get_state(), delta::DType::kU8);
   ECHO_ASSIGN(result.view, delta::canonical(std::move(result.view)));
   return result;
@@ -75,19 +90,17 @@ Result<StoredState> read_state(const fs::path& path, const Trainer& trainer, con
   return StoredState{json["steps"], json["updates"], json["tensors_digest"]};
 }
 
-// The stored tensor `name` as a torch tensor that borrows the mapped file; kInvalid unless type and shape match.
-Result<torch::Tensor> stored(const delta::StateView& state, const std::string& name, const torch::Tensor& like,
+// The bytes of the stored tensor `name`; kInvalid unless type and shape match.
+Result<std::span<const std::byte>> stored(const delta::StateView& state, const std::string& name, const torch::Tensor& like,
                              delta::DType dtype, const fs::path& path) {
   const auto it = std::lower_bound(state.begin(), state.end(), name,
                                    [](const delta::TensorView& view, const std::string& n) { return view.name < n; });
   if (it == state.end() || it->name != name || it->dtype != dtype || it->shape != like.sizes().vec())
     return fail(Code::kInvalid, "load checkpoint",
                 "{} has no tensor {} of type {} and the model's shape: was it made "
-                "with another model?",
+                "with another model, or other learner.moments?",
                 path.string(), name, delta::dtype_name(dtype));
-  torch::Tensor copy = torch::empty(like.sizes(), torch::TensorOptions().dtype(like.dtype()));
-  std::memcpy(copy.data_ptr(), it->bytes.data(), it->bytes.size());
-  return copy;
+  return it->bytes;
 }
 
 }  // namespace
@@ -128,27 +141,29 @@ Result<std::int64_t> restore(const fs::path& folder, Trainer& trainer, const Che
   if (digest.hex() != state.tensors_digest)
     return fail(Code::kCorrupt, kOperation, "{}: digest {}, {} says {}", path.string(), digest.hex(), kCheckpointState,
                 state.tensors_digest);
-  std::vector<torch::Tensor> restored;
-  const auto& slots = trainer.optimizer().slots();
-  for (const AdamW::Slot& slot : slots) {
-    for (const char* kind : {"master/", "moment1/", "moment2/"}) {
-      ECHO_ASSIGN(auto tensor, stored(file->view(), kind + slot.name, slot.master, delta::DType::kF32, path));
-      restored.push_back(std::move(tensor));
-    }
+  std::vector<std::pair<torch::Tensor, std::span<const std::byte>>> copies;
+  for (const auto& [name, tensor] : stored_tensors(trainer.optimizer())) {
+    ECHO_ASSIGN(const auto bytes, stored(file->view(), name, tensor, stored_type(tensor), path));
+    copies.emplace_back(tensor, bytes);
   }
   auto generator = at::detail::getDefaultCPUGenerator();
-  ECHO_ASSIGN(const auto generator_state,
-              stored(file->view(), std::string(kGenerator), generator.get_state(), delta::DType::kU8, path));
-  if (file->view().size() != restored.size() + 1)
+  const torch::Tensor generator_state = generator.get_state().clone();
+  ECHO_ASSIGN(const auto generator_bytes,
+              stored(file->view(), std::string(kGenerator), generator_state, delta::DType::kU8, path));
+  if (file->view().size() != copies.size() + 1)
     return fail(Code::kInvalid, kOperation, "{} has {} tensors, this model needs {}: was it made with another model?",
-                path.string(), file->view().size(), restored.size() + 1);
+                path.string(), file->view().size(), copies.size() + 1);
   torch::NoGradGuard no_gradient;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    AdamW::Slot& slot = trainer.optimizer().slots()[i];
-    slot.master.copy_(restored[3 * i]);
-    slot.moment1.copy_(restored[3 * i + 1]);
-    slot.moment2.copy_(restored[3 * i + 2]);
+  for (const auto& [tensor, bytes] : copies) {
+    if (tensor.is_cpu()) {
+      std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+      continue;
+    }
+    const torch::Tensor host = torch::empty(tensor.sizes(), torch::TensorOptions().dtype(tensor.scalar_type()));
+    std::memcpy(host.data_ptr(), bytes.data(), bytes.size());
+    torch::Tensor(tensor).copy_(host);
   }
+  std::memcpy(generator_state.data_ptr(), generator_bytes.data(), generator_bytes.size());
   generator.set_state(generator_state);
   trainer.optimizer().set_updates(state.updates);
   trainer.optimizer().publish();

@@ -1,7 +1,8 @@
 // Everything a trainer needs to go on after a crash as if nothing had happened, bit for bit.
 //
 // Beside what every checkpoint has (learner/checkpoint_folder.hpp):
-//   step-000000012/trainer.safetensors   master/<name>, moment1/<name>, moment2/<name> (F32), torch_generator (U8)
+//   step-000000012/trainer.safetensors   master/<name>, moment1/<name>, moment2/<name> (F32), torch_generator (U8);
+//                                        8-bit moments are I8 and U8, with scale1/<name>, scale2/<name> (F32)
 //   step-000000012/trainer.json          format, steps, updates, seed, config digest, digests of the tensors, of the
 //                                        policy and of the reference policy ("" without one)
 //   reference.safetensors                the reference policy of a KL term, with its digest in the metadata

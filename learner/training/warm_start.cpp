@@ -9,8 +9,6 @@
 namespace echoline::learner {
 namespace {
 
-constexpr std::size_t kMicrobatchTokensMax = 8192;  // padded; bounds memory
-
 struct Row {
   std::vector<model::Token> tokens;
   std::size_t prompt = 0;
@@ -62,7 +60,7 @@ Padded pad(std::span<const Row> rows, const torch::Device& device) {
 }
 
 // The gradient of the mean cross-entropy of all response tokens, in as many passes as memory asks for. The mean.
-double backward(model::Transformer& model, const std::vector<Row>& rows, AdamW& optimizer) {
+double backward(model::Transformer& model, const std::vector<Row>& rows, AdamW& optimizer, std::size_t tokens_max) {
   std::size_t tokens = 0;
   for (const Row& row : rows) tokens += row.tokens.size() - row.prompt;
   double total = 0;
@@ -70,7 +68,7 @@ double backward(model::Transformer& model, const std::vector<Row>& rows, AdamW& 
     std::size_t last = first, width = 0;
     while (last < rows.size()) {
       width = std::max(width, rows[last].tokens.size());
-      if (last > first && (last + 1 - first) * width > kMicrobatchTokensMax) break;
+      if (last > first && (last + 1 - first) * width > tokens_max) break;
       ++last;
     }
     const Padded batch = pad(std::span(rows).subspan(first, last - first), model.device());
@@ -96,6 +94,7 @@ Status validate(const WarmStartConfig& config) {
   ECHO_TRY(positive("batch_problems", config.batch_problems));
   ECHO_TRY(positive("probe_every", config.probe_every));
   ECHO_TRY(positive("probe_problems", config.probe_problems));
+  ECHO_TRY(positive("microbatch_tokens_max", config.microbatch_tokens_max));
   ECHO_TRY(positive("response_tokens_max", config.response_tokens_max));
   if (!(config.target_accuracy > 0 && config.target_accuracy <= 1))
     return fail(Code::kInvalid, "warm start settings", "target_accuracy must be in (0, 1], found {}",
@@ -120,7 +119,7 @@ Result<WarmStartReport> warm_start(model::Transformer& model, const model::Phras
   while (report.steps < config.steps_max && !report.reached) {
     ECHO_ASSIGN(const auto rows, demonstrations(adapter, phrasing, next, config.batch_problems));
     next += static_cast<std::uint64_t>(config.batch_problems);
-    const double loss = backward(model, rows, optimizer);
+    const double loss = backward(model, rows, optimizer, static_cast<std::size_t>(config.microbatch_tokens_max));
     optimizer.step();
     ++report.steps;
     if (report.steps % config.probe_every != 0 && report.steps != config.steps_max) continue;

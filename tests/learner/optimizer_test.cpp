@@ -95,6 +95,64 @@ TEST(AdamW, SmallUpdatesAddUpInTheMasters) {
   EXPECT_NEAR(first_change, 20, 1);  // half a step below 1 is 2^-9 = 0.00195
 }
 
+TEST(AdamW, TheRateRisesAndFallsByItsSchedule) {
+  const auto rates = [](Schedule schedule, double final_share) {
+    OptimizerConfig config{};
+    config.learning_rate = 0.8;
+    config.warmup_updates = 2;
+    config.schedule = schedule;
+    config.updates_expected = 6;
+    config.final_share = final_share;
+    torch::Tensor p = torch::zeros({1}).requires_grad_();
+    AdamW optimizer({{"p", p}}, config);
+    std::vector<double> all;
+    for (int n = 0; n < 8; ++n) {
+      p.mutable_grad() = torch::ones({1});
+      all.push_back(optimizer.step().learning_rate);
+    }
+    return all;
+  };
+  const auto expect = [](const std::vector<double>& got, const std::vector<double>& want) {
+    ASSERT_EQ(got.size(), want.size());
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-12) << i;
+  };
+  expect(rates(Schedule::kConstant, 0), {0.4, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8});
+  expect(rates(Schedule::kLinear, 0.5), {0.4, 0.8, 0.8, 0.7, 0.6, 0.5, 0.4, 0.4});
+  const double half = 0.4 * std::sqrt(0.5);
+  expect(rates(Schedule::kCosine, 0), {0.4, 0.8, 0.8, 0.4 + half, 0.4, 0.4 - half, 0.0, 0.0});
+}
+
+// Noisy gradients of a bowl, some elements a thousand times as steep as others: 8 bits come as close as 32.
+TEST(AdamW, MomentsInEightBitsDoNearlyAsWell) {
+  torch::manual_seed(5);
+  const torch::Tensor wanted = torch::randn({3, 700}), steep = torch::pow(10.0, torch::rand({3, 700}) * 3 - 1.5);
+  const auto distance = [&](Moments moments, double beta2) {
+    OptimizerConfig config{};
+    config.learning_rate = 0.02;
+    config.beta2 = beta2;
+    config.gradient_norm_max = 1e6;
+    config.schedule = Schedule::kLinear;
+    config.updates_expected = 400;
+    config.moments = moments;
+    torch::manual_seed(6);
+    torch::Tensor p = torch::zeros({3, 700}).requires_grad_();
+    AdamW optimizer({{"p", p}}, config);
+    for (int n = 0; n < 400; ++n) {
+      p.mutable_grad() = steep * (optimizer.slots()[0].master - wanted + 0.3 * torch::randn({3, 700}));
+      optimizer.step();
+    }
+    const AdamW::Slot& slot = optimizer.slots()[0];
+    EXPECT_EQ(slot.moment1.element_size(), moments == Moments::kInt8 ? 1 : 4);
+    EXPECT_EQ(slot.moment2.element_size(), moments == Moments::kInt8 ? 1 : 4);
+    return (slot.master - wanted).square().mean().sqrt().item<double>();
+  };
+  for (const double beta2 : {0.95, 0.999}) {  // at 0.999 a change is a sixteenth of a step
+    const double exact = distance(Moments::kFp32, beta2), coded = distance(Moments::kInt8, beta2);
+    EXPECT_LT(exact, 0.1);
+    EXPECT_LT(coded, 1.2 * exact) << beta2;
+  }
+}
+
 TEST(AdamW, GradientsThatAreNotFiniteChangeNothing) {
   torch::Tensor p = torch::tensor({1.0f, 2.0f}).requires_grad_();
   AdamW optimizer({{"p", p}}, OptimizerConfig{});

@@ -331,8 +331,32 @@ TEST_F(TrainerTest, ReferencePolicyHoldsTheLearnerBack) {
   EXPECT_LT(held_reward, free_reward - 0.2);
 }
 
-TEST_F(TrainerTest, CheckpointContinuesBitForBit) {
+TEST_F(TrainerTest, LearnsInBf16WithMomentsInEightBitsAndRecomputedLayers) {
   TrainerConfig config = settings();
+  config.optimizer.moments = Moments::kInt8;
+  config.microbatch_tokens_max = 40;
+  const auto model = std::make_shared<model::Transformer>(tiny_model(2)->config(), torch::kCPU, torch::kBFloat16);
+  ASSERT_TRUE(model::load_policy(*model, model::export_policy(*tiny_model(2))->view()));
+  model->recompute_layers(true);
+  const auto learner = trainer(model, config);
+  double first = 0, last = 0;
+  for (std::uint64_t step = 0; step < 30; ++step) {
+    const auto report = learner->step(rollouts(*model, step));
+    ASSERT_TRUE(report) << report.error().message();
+    (step == 0 ? first : last) = report->reward_mean;
+  }
+  EXPECT_LT(first, 0.3);
+  EXPECT_GT(last, 0.8);
+}
+
+class CheckpointOfMoments : public TrainerTest, public ::testing::WithParamInterface<Moments> {};
+INSTANTIATE_TEST_SUITE_P(Moments, CheckpointOfMoments, ::testing::Values(Moments::kFp32, Moments::kInt8));
+
+TEST_P(CheckpointOfMoments, CheckpointContinuesBitForBit) {
+  TrainerConfig config = settings();
+  config.optimizer.moments = GetParam();
+  config.optimizer.schedule = Schedule::kCosine;
+  config.optimizer.updates_expected = 20;
   config.minibatches = 2;
   config.optimizer.warmup_updates = 9;
   const auto model = tiny_model(9);
@@ -356,7 +380,16 @@ TEST_F(TrainerTest, CheckpointContinuesBitForBit) {
     EXPECT_TRUE(torch::equal(a.master, b.master)) << a.name;
     EXPECT_TRUE(torch::equal(a.moment1, b.moment1)) << a.name;
     EXPECT_TRUE(torch::equal(a.moment2, b.moment2)) << a.name;
+    if (GetParam() == Moments::kInt8) {
+      EXPECT_TRUE(torch::equal(a.scale1, b.scale1) && torch::equal(a.scale2, b.scale2)) << a.name;
+    }
   }
+  // Moments of another kind are not taken for these.
+  config.optimizer.moments = GetParam() == Moments::kInt8 ? Moments::kFp32 : Moments::kInt8;
+  const auto other = trainer(tiny_model(1), config);
+  const auto refused = load_checkpoint(folder_, *other, {"abc", ""});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("learner.moments"), std::string::npos) << refused.error().message();
 }
 
 TEST_F(TrainerTest, CheckpointRestoresTheTorchGenerator) {

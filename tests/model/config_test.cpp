@@ -43,6 +43,8 @@ TEST(Config, ParameterCountsOfThePublishedModels) {
   EXPECT_EQ(preset("qwen3-0.6b")->parameters(), 596049920u);
   EXPECT_EQ(preset("qwen3-1.7b")->parameters(), 1720574976u);
   EXPECT_EQ(preset("qwen3-4b")->parameters(), 4022468096u);
+  EXPECT_EQ(preset("qwen2.5-0.5b")->parameters(), 494032768u);
+  EXPECT_EQ(preset("llama-3.2-1b")->parameters(), 1235814400u);
 }
 
 TEST(Config, MemoryEstimates) {
@@ -50,6 +52,48 @@ TEST(Config, MemoryEstimates) {
   EXPECT_EQ(m.policy_bf16.count, 2 * 8190735360u);
   EXPECT_EQ(m.training.count, 16 * 8190735360u);
   EXPECT_EQ(m.kv_cache_per_token.count, 2u * 36 * 8 * 128 * 2);  // 144 KiB
+}
+
+// config.json as published.
+TEST(Config, ReadsTheOtherFamilies) {
+  const auto qwen = ModelConfig::from_json(R"({"architectures":["Qwen2ForCausalLM"],"attention_dropout":0.0,
+    "bos_token_id":151643,"eos_token_id":151645,"hidden_act":"silu","hidden_size":896,"initializer_range":0.02,
+    "intermediate_size":4864,"max_position_embeddings":32768,"max_window_layers":21,"model_type":"qwen2",
+    "num_attention_heads":14,"num_hidden_layers":24,"num_key_value_heads":2,"rms_norm_eps":1e-06,"rope_theta":1000000.0,
+    "sliding_window":32768,"tie_word_embeddings":true,"torch_dtype":"bfloat16","transformers_version":"4.43.1",
+    "use_cache":true,"use_sliding_window":false,"vocab_size":151936})");
+  ASSERT_TRUE(qwen) << qwen.error().message();
+  EXPECT_EQ(*qwen, preset("qwen2.5-0.5b").value());
+  auto llama = nlohmann::json::parse(R"({"architectures":["LlamaForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
+    "bos_token_id":128000,"eos_token_id":128001,"head_dim":64,"hidden_act":"silu","hidden_size":2048,
+    "initializer_range":0.02,"intermediate_size":8192,"max_position_embeddings":131072,"mlp_bias":false,
+    "model_type":"llama","num_attention_heads":32,"num_hidden_layers":16,"num_key_value_heads":8,"pretraining_tp":1,
+    "rms_norm_eps":1e-05,"rope_scaling":{"factor":32.0,"high_freq_factor":4.0,"low_freq_factor":1.0,
+    "original_max_position_embeddings":8192,"rope_type":"llama3"},"rope_theta":500000.0,"tie_word_embeddings":true,
+    "torch_dtype":"bfloat16","transformers_version":"4.45.0.dev0","use_cache":true,"vocab_size":128256})");
+  EXPECT_EQ(ModelConfig::from_json(llama.dump()).value(), preset("llama-3.2-1b").value());
+  // The instruct models end a text in three ways; older ones share no heads and say no head_dim.
+  llama["eos_token_id"] = {128001, 128008, 128009};
+  llama.erase("num_key_value_heads");
+  llama.erase("head_dim");
+  const auto config = ModelConfig::from_json(llama.dump());
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->eos, (std::vector<Token>{128001, 128008, 128009}));
+  EXPECT_EQ(config->kv_heads, 32);
+  EXPECT_EQ(config->head_dim, 64);
+  const auto refuses = [&](const char* name, nlohmann::json value) {
+    auto changed = llama;
+    changed[name] = std::move(value);
+    const auto parsed = ModelConfig::from_json(changed.dump());
+    ASSERT_FALSE(parsed) << name;
+    EXPECT_NE(parsed.error().detail.find(name), std::string::npos) << parsed.error().detail;
+  };
+  refuses("attention_bias", true);
+  refuses("mlp_bias", true);
+  refuses("rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}});
+  refuses("rope_scaling", {{"rope_type", "llama3"}, {"factor", 2.0}});
+  refuses("rope_scaling", {{"rope_type", "llama3"}, {"factor", 0.0}, {"low_freq_factor", 1}, {"high_freq_factor", 4},
+                           {"original_max_position_embeddings", 8192}});
 }
 
 TEST(Config, RoundTripsThroughJson) {
@@ -79,7 +123,7 @@ TEST(Config, AcceptsBothNamesOfTheDtypeAndNestedRope) {
 }
 
 TEST(Config, RefusesWhatItDoesNotImplement) {
-  refused("model_type", "llama");
+  refused("model_type", "gemma");
   refused("model_type", nullptr);
   refused("rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}});
   refused("attention_bias", true);

@@ -27,6 +27,14 @@ inline ModelConfig small_config(bool tied) {
   return c;
 }
 
+// The same of another family; rotations of Llama such that one stays, one is slowed down, and one is in between.
+inline ModelConfig small_config(Family family, bool tied) {
+  ModelConfig c = small_config(tied);
+  c.family = family;
+  if (family == Family::kLlama) c.rope_scaling = RopeScaling{4, 1, 4, 40};
+  return c;
+}
+
 // init() plus norms that are not 1, so that a wrong or forgotten norm weight shows.
 inline std::shared_ptr<Transformer> random_model(const ModelConfig& config, std::uint64_t seed) {
   auto model = init(config, seed).value();

@@ -28,14 +28,27 @@ Vector rms_norm(const Vector& x, const Vector& weight, double eps) {
   return y;
 }
 
-// One head: norm, then rotation of the pairs (i, i + dim / 2) by position * theta^(-2i / dim).
-Vector head(const Vector& all, std::size_t index, std::size_t dim, const Vector& norm, const ModelConfig& c,
+// Radians a position by which pair i is rotated; as transformers describes Llama 3's: by wavelength, in three ranges.
+double turn(const ModelConfig& c, std::size_t i, std::size_t dim) {
+  const double plain = std::pow(c.rope_theta, -2.0 * double(i) / double(dim));
+  if (!c.rope_scaling) return plain;
+  const RopeScaling& r = *c.rope_scaling;
+  const double wavelength = 2 * std::acos(-1.0) / plain, original = double(r.original_positions);
+  if (wavelength < original / r.high_freq_factor) return plain;
+  if (wavelength > original / r.low_freq_factor) return plain / r.factor;
+  const double smooth = (original / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
+  return (1 - smooth) * plain / r.factor + smooth * plain;
+}
+
+// One head: norm where the family has one, then rotation of the pairs (i, i + dim / 2).
+Vector head(const Vector& all, std::size_t index, std::size_t dim, const Vector* norm, const ModelConfig& c,
             std::size_t position) {
   const auto begin = all.begin() + std::ptrdiff_t(index * dim);
-  const Vector x = rms_norm(Vector(begin, begin + std::ptrdiff_t(dim)), norm, c.rms_norm_eps);
+  Vector x(begin, begin + std::ptrdiff_t(dim));
+  if (norm) x = rms_norm(x, *norm, c.rms_norm_eps);
   Vector y(dim);
   for (std::size_t i = 0; i < dim / 2; ++i) {
-    const double angle = double(position) * std::pow(c.rope_theta, -2.0 * double(i) / double(dim));
+    const double angle = double(position) * turn(c, i, dim);
     y[i] = x[i] * std::cos(angle) - x[i + dim / 2] * std::sin(angle);
     y[i + dim / 2] = x[i + dim / 2] * std::cos(angle) + x[i] * std::sin(angle);
   }
@@ -66,21 +79,28 @@ Rows logits(const ModelConfig& c, const Weights& w, const std::vector<Token>& to
     const auto weight = [&](const char* name) -> const Vector& {
       return w.at("model.layers." + std::to_string(n) + "." + name + ".weight");
     };
+    const auto norm = [&](const char* name) { return c.family == Family::kQwen3 ? &weight(name) : nullptr; };
+    const auto biased = [&](const char* name, Vector y) {
+      if (c.family != Family::kQwen2) return y;
+      const Vector& bias = w.at("model.layers." + std::to_string(n) + "." + name + ".bias");
+      for (std::size_t i = 0; i < y.size(); ++i) y[i] += bias.at(i);
+      return y;
+    };
     Rows q(count), k(count), v(count);
     for (std::size_t t = 0; t < count; ++t) {
       const Vector y = rms_norm(x[t], weight("input_layernorm"), c.rms_norm_eps);
-      q[t] = product(weight("self_attn.q_proj"), y);
-      k[t] = product(weight("self_attn.k_proj"), y);
-      v[t] = product(weight("self_attn.v_proj"), y);
+      q[t] = biased("self_attn.q_proj", product(weight("self_attn.q_proj"), y));
+      k[t] = biased("self_attn.k_proj", product(weight("self_attn.k_proj"), y));
+      v[t] = biased("self_attn.v_proj", product(weight("self_attn.v_proj"), y));
     }
     for (std::size_t t = 0; t < count; ++t) {
       Vector mixed(heads * dim);
       for (std::size_t h = 0; h < heads; ++h) {
         const std::size_t shared = h / (heads / kv_heads);
-        const Vector query = head(q[t], h, dim, weight("self_attn.q_norm"), c, t);
+        const Vector query = head(q[t], h, dim, norm("self_attn.q_norm"), c, t);
         Vector scores;
         for (std::size_t s = 0; s <= t; ++s) {
-          const Vector key = head(k[s], shared, dim, weight("self_attn.k_norm"), c, s);
+          const Vector key = head(k[s], shared, dim, norm("self_attn.k_norm"), c, s);
           double dot = 0;
           for (std::size_t i = 0; i < dim; ++i) dot += query[i] * key[i];
           scores.push_back(dot / std::sqrt(double(dim)));

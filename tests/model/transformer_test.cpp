@@ -8,12 +8,18 @@ namespace {
 
 using torch::Tensor;
 
-class Shapes : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Embeddings, Shapes, testing::Bool(),
-                         [](const auto& p) { return p.param ? "tied" : "untied"; });
+class Shapes : public testing::TestWithParam<std::tuple<Family, bool>> {
+ protected:
+  static ModelConfig config() { return small_config(std::get<0>(GetParam()), std::get<1>(GetParam())); }
+};
+INSTANTIATE_TEST_SUITE_P(Embeddings, Shapes,
+                         testing::Combine(testing::Values(Family::kQwen3, Family::kQwen2, Family::kLlama), testing::Bool()),
+                         [](const auto& p) {
+                           return fmt::format("{}_{}", family_name(std::get<0>(p.param)), std::get<1>(p.param) ? "tied" : "untied");
+                         });
 
 TEST_P(Shapes, LogitsMatchThePlainReference) {
-  const ModelConfig config = small_config(GetParam());
+  const ModelConfig config = this->config();
   const auto model = random_model(config, 5);
   const std::vector<std::vector<Token>> rows = {{3, 1, 4, 1, 5, 9, 2, 6}, {18, 0, 0, 7, 7, 7, 2, 11}};
   const auto weights = reference_weights(*model);
@@ -50,12 +56,48 @@ TEST(Transformer, ParameterNamesAreThoseOfHuggingFace) {
   EXPECT_EQ(untied.size(), 3u + 2 * 11);
 }
 
-TEST(Transformer, ParameterCountMatchesTheConfiguration) {
-  for (const bool tied : {true, false}) {
-    const ModelConfig config = small_config(tied);
-    std::uint64_t count = 0;
-    for (const Tensor& p : init(config, 1).value()->parameters()) count += static_cast<std::uint64_t>(p.numel());
-    EXPECT_EQ(count, config.parameters());
+TEST_P(Shapes, ParameterCountMatchesTheConfiguration) {
+  const ModelConfig config = this->config();
+  std::uint64_t count = 0;
+  for (const Tensor& p : init(config, 1).value()->parameters()) count += static_cast<std::uint64_t>(p.numel());
+  EXPECT_EQ(count, config.parameters());
+}
+
+// Only the inputs of layers are kept, and the gradients are the same.
+TEST_P(Shapes, RecomputedLayersHaveTheSameGradients) {
+  for (const auto type : {torch::kFloat, torch::kBFloat16}) {
+    Transformer model(config(), torch::kCPU, type);
+    ASSERT_TRUE(load_policy(model, export_policy(*random_model(config(), 11))->view()));
+    const Tensor ids = ids_of({{2, 7, 1, 8, 2}, {8, 1, 8, 2, 8}});
+    const auto gradients = [&](bool recompute) {
+      model.recompute_layers(recompute);
+      model.zero_grad();
+      for (int twice = 0; twice < 2; ++twice) model.token_logprobs(ids, 0.8).logprobs.sum().backward();
+      std::map<std::string, Tensor> out;
+      for (const auto& item : model.named_parameters()) out[item.key()] = item.value().grad().clone();
+      return out;
+    };
+    const auto kept = gradients(false), again = gradients(true);
+    for (const auto& [name, want] : kept) {
+      EXPECT_GT(want.abs().max().item<double>(), 1e-3) << name;
+      EXPECT_LT(distance(again.at(name), want), 1e-5 * want.abs().max().item<double>()) << name;
+    }
+  }
+}
+
+// Pages, products of few rows and rotations of the generating pass have every family's parts too.
+TEST_P(Shapes, GeneratesWithTheProbabilitiesOfAForwardPass) {
+  const auto model = random_model(config(), 7);
+  const auto drawn = generate(*model, {{1, 2, 3}, {4}}, {.tokens_max = 24, .seed = 5});
+  ASSERT_TRUE(drawn) << drawn.error().message();
+  const std::vector<std::vector<Token>> prompts{{1, 2, 3}, {4}};
+  for (std::size_t row = 0; row < 2; ++row) {
+    std::vector<Token> all = prompts[row];
+    all.insert(all.end(), (*drawn)[row].tokens.begin(), (*drawn)[row].tokens.end());
+    const Tensor scores = model->token_logprobs(ids_of({all})).logprobs[0];
+    const auto skip = std::int64_t(prompts[row].size()) - 1;
+    for (std::size_t t = 0; t < (*drawn)[row].logprobs.size(); ++t)
+      EXPECT_NEAR((*drawn)[row].logprobs[t], scores[skip + std::int64_t(t)].item<double>(), 2e-5);
   }
 }
 
@@ -95,7 +137,7 @@ TEST(Transformer, TokenLogprobsMatchTheReference) {
 // Gradients of a weighted sum of log-probabilities: the hand-written backward pass against autograd through
 // forward(), and autograd against finite differences of the plain reference.
 TEST_P(Shapes, GradientsOfTokenLogprobs) {
-  const ModelConfig config = small_config(GetParam());
+  const ModelConfig config = this->config();
   const auto model = random_model(config, 11);
   const std::vector<std::vector<Token>> rows = {{2, 7, 1, 8, 2}, {8, 1, 8, 2, 8}};
   const Tensor ids = ids_of(rows);

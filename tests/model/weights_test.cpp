@@ -218,6 +218,25 @@ TEST_F(Folder, RoundTripIsExact) {
   }
 }
 
+TEST_F(Folder, EveryFamilyComesBackFromShards) {
+  for (const Family family : {Family::kQwen2, Family::kLlama}) {
+    ModelConfig config = character_config(family == Family::kLlama);
+    config.family = family;
+    if (family == Family::kLlama) config.rope_scaling = RopeScaling{};
+    const auto model = random_model(config, 40);
+    const fs::path folder = folder_ / family_name(family);
+    ASSERT_TRUE(save_model(folder, ModelFiles::make(config, characters()).value(), export_policy(*model)->view(), {4000}));
+    EXPECT_TRUE(fs::exists(folder / "model.safetensors.index.json"));
+    const auto loaded = load_model(folder);
+    ASSERT_TRUE(loaded) << loaded.error().message();
+    EXPECT_EQ(loaded->transformer->config(), config);
+    EXPECT_TRUE(same_weights(*model, *loaded->transformer));
+    const auto parameters = model->named_parameters();
+    EXPECT_EQ(parameters.contains("model.layers.1.self_attn.k_proj.bias"), family == Family::kQwen2);
+    EXPECT_FALSE(parameters.contains("model.layers.1.self_attn.k_norm.weight"));
+  }
+}
+
 TEST_F(Folder, EveryIdOfBothConfigsEndsAText) {
   const auto eos = [&] { return load_model(folder_)->files.eos; };
   saved(folder_, true);

@@ -1,0 +1,141 @@
+// A published shape with random weights on this machine: loads, generates, makes a GRPO step, and what the delta between the
+// policies before and after it costs; with seconds and the most memory, beside what `echoline model info --train` says.
+//
+//   echoline model init --preset qwen3-0.6b -o DIR
+//   real_size_bench --model DIR [--bf16] [--int8] [--recompute] [--responses 8] [--prompt 384] [--response 128]
+//                   [--microbatch-tokens 512] [--threads 2] [--rate 3e-6]
+//
+// Without --model: a tiny preset, so that it cannot rot.
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "base/clock.hpp"
+#include "base/random.hpp"
+#include "delta/patch.hpp"
+#include "learner/training/trainer.hpp"
+#include "model/generate.hpp"
+#include "model/runtime.hpp"
+#include "model/training_memory.hpp"
+#include "model/weights.hpp"
+
+namespace echoline {
+namespace {
+
+template <class T>
+T must(Result<T> result) {
+  if (!result) {
+    fmt::print(stderr, "real_size_bench: {}\n", result.error().message());
+    std::exit(exit_code(result.error().code));
+  }
+  return std::move(result).value();
+}
+
+double peak_gb() {  // of the process, ever
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024 / 1e9;
+}
+
+class Stopwatch {
+ public:
+  void lap(const char* what) {
+    const TimePoint now = clock_.now();
+    fmt::print("{:<28}{:>9.2f} s   peak {:.2f} GB\n", what, seconds(now - start_), peak_gb());
+    std::fflush(stdout);
+    start_ = clock_.now();
+  }
+
+ private:
+  SystemClock clock_;
+  TimePoint start_ = clock_.now();
+};
+
+}  // namespace
+}  // namespace echoline
+
+int main(int argc, char** argv) {
+  using namespace echoline;
+  std::string folder;
+  bool bf16 = false, int8 = false, recompute = false;
+  std::int64_t responses = 8, prompt_tokens = 24, response_tokens = 8, microbatch = 64, threads = 1;
+  double rate = 3e-6;
+  CLI::App app("A learner step at a real size");
+  app.add_option("--model", folder);
+  app.add_flag("--bf16", bf16);
+  app.add_flag("--int8", int8);
+  app.add_flag("--recompute", recompute);
+  app.add_option("--responses", responses);
+  app.add_option("--prompt", prompt_tokens);
+  app.add_option("--response", response_tokens);
+  app.add_option("--microbatch-tokens", microbatch);
+  app.add_option("--threads", threads);
+  app.add_option("--rate", rate);
+  CLI11_PARSE(app, argc, argv);
+
+  model::use_threads(static_cast<int>(threads));
+  Stopwatch watch;
+  const auto type = bf16 ? torch::kBFloat16 : torch::kFloat;
+  std::shared_ptr<model::Transformer> policy =
+      folder.empty() ? must(model::init(must(model::preset("tiny-64")), 1, torch::kCPU, type))
+                     : must(model::load_model(folder, torch::kCPU, type)).transformer;
+  const model::ModelConfig config = policy->config();
+  watch.lap("load");
+
+  Random random(1);
+  std::vector<model::Token> prompt;
+  for (std::int64_t i = 0; i < prompt_tokens; ++i) prompt.push_back(static_cast<model::Token>(random.below(static_cast<std::uint64_t>(config.vocab_size))));
+  model::Sampling sampling;
+  sampling.tokens_max = response_tokens;
+  sampling.seed = 1;
+  const auto drawn = must(model::generate(*policy, std::vector(static_cast<std::size_t>(responses), prompt), sampling));
+  watch.lap("generate");
+
+  learner::TrainerConfig settings;
+  settings.loss = *learner::loss_named("grpo");
+  settings.optimizer.learning_rate = rate;
+  settings.optimizer.moments = int8 ? learner::Moments::kInt8 : learner::Moments::kFp32;
+  settings.microbatch_tokens_max = microbatch;
+  policy->recompute_layers(recompute);
+  const auto trainer = must(learner::Trainer::create(policy, settings));
+  std::vector<schema::Trajectory> batch;
+  for (std::size_t i = 0; i < drawn.size(); ++i) {
+    schema::Trajectory t;
+    t.set_group(1);
+    t.set_reward(i % 2 == 0 ? 1 : 0);
+    t.set_finished(true);
+    t.mutable_prompt_tokens()->Add(prompt.begin(), prompt.end());
+    t.mutable_response_tokens()->Add(drawn[i].tokens.begin(), drawn[i].tokens.end());
+    t.mutable_logprobs()->Add(drawn[i].logprobs.begin(), drawn[i].logprobs.end());
+    batch.push_back(std::move(t));
+  }
+  watch.lap("masters and moments");
+  const auto report = must(trainer->step(batch));
+  watch.lap("GRPO step");
+  const double measured = peak_gb();
+  const auto predicted = model::training_memory(config, {bf16, int8, false, recompute, microbatch, prompt_tokens + response_tokens});
+  fmt::print("memory of a step             predicted {:.2f} GB (tensors), measured {:.2f} GB (process)\n",
+             static_cast<double>(predicted.total().count) / 1e9, measured);
+  fmt::print("gradient norm {:.3g}, ratio {:.5f}, behaviour KL {:.2g}, entropy {:.3f}\n", report.gradient_norm,
+             report.ratio_mean, report.behaviour_kl, report.entropy);
+
+  auto before = must(trainer->policy());
+  watch.lap("export");
+  must(trainer->step(batch));
+  watch.lap("GRPO step again");
+  auto after = must(trainer->policy());
+  watch.lap("export");
+  std::vector<std::byte> patch;
+  const auto stats = must(delta::write_delta(before.view(), after.view(), [&](std::span<const std::byte> bytes) {
+    patch.insert(patch.end(), bytes.begin(), bytes.end());
+    return ok();
+  }));
+  watch.lap("encode the delta");
+  fmt::print("delta                        {:.2f} MB of {:.0f} MB, {:.2f} % of the values changed\n",
+             static_cast<double>(patch.size()) / 1e6, static_cast<double>(stats.state_bytes) / 1e6, 100 * stats.density());
+  if (const Status applied = delta::apply_delta(patch, before); !applied)
+    return fmt::print(stderr, "{}\n", applied.error().message()), 1;
+  watch.lap("apply it, digest proven");
+  if (before.digest() != after.digest()) return fmt::print(stderr, "the digests differ\n"), 1;
+}
