@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "data_plane/trajectory.hpp"
-#include "model/response.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -97,11 +96,10 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
     if (const Status status = options_.trainable(t); !status)
       return because("malformed", false, "{}", status.error().detail);
 
-  const std::vector<model::Token>& eos = phrasing_.eos();
-  const auto end = std::find_first_of(response.begin(), response.end(), eos.begin(), eos.end());
-  const bool finished = end != response.end();
-  if (finished && end + 1 != response.end())
-    return because("malformed", false, "it goes on after token {}, which ends a response", *end);
+  const auto end = phrasing_.end(response);
+  const bool finished = end.has_value();
+  if (finished && *end != response.size())
+    return because("malformed", false, "it goes on after token {}, which ends a response", response[*end - 1]);
   if (!finished && t.response_tokens_size() != options_.response_tokens_max)
     return because("malformed", false, "it is cut after {} tokens, expected an end or {} tokens",
                    t.response_tokens_size(), options_.response_tokens_max);

@@ -24,8 +24,9 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config) {
   return model;
 }
 
-Result<model::Phrasing> run_phrasing(const TaskSection& task, const model::ModelFiles& files) {
-  return model::Phrasing::make(files, {task.prompt, task.chat, task.system, task.chat_options_json});
+Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::ModelFiles& files) {
+  const TaskSection& task = config.task;
+  return model::Phrasing::make(files, {task.prompt, task.chat, task.system, task.chat_options_json, config.rollout.stop});
 }
 
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {

@@ -22,7 +22,7 @@ struct RunPlan {
 Result<model::ModelConfig> run_model_config(const RunConfig& config);
 
 // How the run puts its problems to the model.
-Result<model::Phrasing> run_phrasing(const TaskSection& task, const model::ModelFiles& files);
+Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::ModelFiles& files);
 
 // What the run asks of a plan.
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,

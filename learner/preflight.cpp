@@ -88,7 +88,7 @@ class Preflighter {
                 folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*config_.model.preset));
     if (folder) ECHO_TRY(model::check_weights(*folder, files.config));
     model_ = files.config;
-    ECHO_ASSIGN(phrasing_, run_phrasing(config_.task, files));
+    ECHO_ASSIGN(phrasing_, run_phrasing(config_, files));
     return ok();
   }
 

@@ -5,6 +5,7 @@
 
 #include "base/config.hpp"
 #include "data_plane/adapters/adapter.hpp"
+#include "model/phrasing.hpp"
 #include "overlay/trust/authority.hpp"
 #include "replay_buffer/rules.hpp"
 
@@ -77,6 +78,11 @@ void read_rollout(ConfigSection s, RolloutSection& c) {
          "and from those that are at least this part as likely as the likeliest; 0: from all");
   s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000},
          "a response that has not ended by then is cut");
+  s.read("stop", c.stop, {"a response ends when its text contains one of these, such as [\"</answer>\"]; it stays part of the text", "none"});
+  for (const std::string& stop : c.stop)
+    if (stop.empty() || stop.size() > model::kStopBytesMax || c.stop.size() > model::kStopsMax)
+      s.error("stop", fmt::format("expected at most {} texts of 1 to {} bytes, found {} of them, one '{}'", model::kStopsMax, model::kStopBytesMax,
+                                  c.stop.size(), stop));
   s.read_choice("on_new_policy", c.on_new_policy,
                 {{"continue", schema::ON_NEW_POLICY_CONTINUE},
                  {"finish", schema::ON_NEW_POLICY_FINISH},

@@ -57,6 +57,7 @@ struct RolloutSection {
   std::uint32_t top_k = 0;  // 0: all
   double min_p = 0;
   std::uint32_t response_tokens_max = 64;
+  std::vector<std::string> stop;  // strings that end a response
   schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
   // A worker's right to a group ends after twice the time it needs for response_tokens_max tokens, as measured on it, but
   // not before lease_min; every sign of progress renews it. lease_first: before anything was measured. lease_max: the

@@ -8,7 +8,7 @@ namespace echoline::learner {
 Result<RunTask> RunTask::read(const RunConfig& config) {
   ECHO_ASSIGN(model::ModelFiles files, config.model.path ? model::ModelFiles::read(*config.model.path)
                                                          : model::ModelFiles::of_preset(*config.model.preset));
-  ECHO_ASSIGN(model::Phrasing phrasing, run_phrasing(config.task, files));
+  ECHO_ASSIGN(model::Phrasing phrasing, run_phrasing(config, files));
   ECHO_ASSIGN(auto adapter, data_plane::make_adapter(config.task.adapter, config.task.options_json, config.run.seed));
   std::vector<schema::Problem> evaluation = adapter->evaluation();
   if (config.evaluation.problems && *config.evaluation.problems < evaluation.size())

@@ -1,8 +1,7 @@
 #include "model/phrasing.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
-
-#include "model/response.hpp"
 
 namespace echoline::model {
 namespace {
@@ -27,6 +26,7 @@ Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& styl
   if (!options.empty() && !style.chat) return bad("task.chat_options needs task.chat");
   variables.update(options);
   ordered_json parts = {{"text", style.text}};
+  if (!style.stop.empty()) parts["stop"] = style.stop;
   if (style.chat) {
     parts["chat_template"] = *files.chat_template;
     parts["system"] = style.system;
@@ -51,6 +51,13 @@ Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eo
   if (phrasing.text_.find(kPromptPlace) == std::string::npos)
     return bad("task.prompt is '{}', expected a text with {} where the problem goes", phrasing.text_.substr(0, 200),
                kPromptPlace);
+  const ordered_json stops = parts.contains("stop") ? parts["stop"] : ordered_json::array();
+  if (!stops.is_array() || stops.size() > kStopsMax) return bad("expected at most {} stop strings, found {}", kStopsMax, stops.dump().substr(0, 200));
+  for (const ordered_json& stop : stops) {
+    if (!stop.is_string() || stop.get_ref<const std::string&>().empty() || stop.get_ref<const std::string&>().size() > kStopBytesMax)
+      return bad("rollout.stop: expected texts of 1 to {} bytes, found {}", kStopBytesMax, stop.dump().substr(0, 200));
+    phrasing.stop_.push_back(stop.get<std::string>());
+  }
   if (!text("chat_template", phrasing.template_text_)) return phrasing;
   text("system", phrasing.system_);
   if (parts.contains("variables") && parts["variables"].is_object())
@@ -61,6 +68,7 @@ Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eo
 
 std::string Phrasing::prompt_json() const {
   ordered_json parts = {{"text", text_}};
+  if (!stop_.empty()) parts["stop"] = stop_;
   if (template_) {
     parts["chat_template"] = template_text_;
     parts["system"] = system_;
@@ -87,8 +95,33 @@ Result<std::vector<Token>> Phrasing::prompt(std::string_view problem) const {
   return tokenizer_.encode(text);
 }
 
+std::optional<std::size_t> Phrasing::end(std::span<const Token> response, std::size_t known) const {
+  std::size_t longest = 0;
+  for (const std::string& stop : stop_) longest = std::max(longest, stop.size());
+  std::string text;  // what a stop string may begin in, and what comes after it
+  for (std::size_t i = std::min(known, response.size()); i > 0 && text.size() + 1 < longest; --i)
+    text = tokenizer_.decode(response.subspan(i - 1, 1)) + text;
+  for (std::size_t i = known; i < response.size(); ++i) {
+    if (std::find(eos_.begin(), eos_.end(), response[i]) != eos_.end()) return i + 1;
+    if (longest == 0) continue;
+    if (text.size() >= longest) text.erase(0, text.size() - (longest - 1));
+    text += tokenizer_.decode(response.subspan(i, 1));
+    for (const std::string& stop : stop_)
+      if (text.find(stop) != std::string::npos) return i + 1;
+  }
+  return std::nullopt;
+}
+
 std::string Phrasing::answer(std::span<const Token> response) const {
-  return response_text(tokenizer_, response, eos_);
+  const auto ends = end(response);
+  if (ends) response = response.first(*ends);
+  const bool by_token = ends && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end();
+  std::string text = tokenizer_.decode(by_token ? response.first(response.size() - 1) : response);
+  std::size_t most = text.size();  // a token may go on after the stop string that it completes
+  for (const std::string& stop : stop_)
+    if (const std::size_t at = text.find(stop); at != std::string::npos) most = std::min(most, at + stop.size());
+  text.resize(most);
+  return text;
 }
 
 }  // namespace echoline::model

@@ -21,7 +21,10 @@ struct PromptStyle {
   bool chat = false;                     // as the message of a user, in the model's chat template
   std::string system;                    // a message before it; needs `chat`
   std::string chat_options_json = "{}";  // more names for the template, such as enable_thinking
+  std::vector<std::string> stop = {};    // a response ends when its text contains one of these
 };
+
+inline constexpr std::size_t kStopsMax = 16, kStopBytesMax = 64;
 
 // Immutable and cheap to copy; may be used from several threads at once.
 class Phrasing {
@@ -36,16 +39,21 @@ class Phrasing {
   // The text and the tokens that the model continues. kInvalid for a prompt the template or the tokenizer refuses.
   Result<std::string> prompt_text(std::string_view problem) const;
   Result<std::vector<Token>> prompt(std::string_view problem) const;
-  // What is graded of a response: its text without the token that ends it.
+  // How many tokens of a response there are until it ends: with an ending token, or with the one that completes a stop string in
+  // its text. Absent: neither is there. The first `known` tokens are known not to end it.
+  std::optional<std::size_t> end(std::span<const Token> response, std::size_t known = 0) const;
+  // What is graded of a response: its text up to its end, without the token that ends it, with the stop string that does.
   std::string answer(std::span<const Token> response) const;
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const std::vector<Token>& eos() const { return eos_; }
+  const std::vector<std::string>& stop() const { return stop_; }
 
  private:
   Phrasing(Tokenizer tokenizer, std::vector<Token> eos) : tokenizer_(std::move(tokenizer)), eos_(std::move(eos)) {}
   Tokenizer tokenizer_;
   std::vector<Token> eos_;
+  std::vector<std::string> stop_;
   std::string text_, system_, variables_json_;
   std::string template_text_;
   std::optional<ChatTemplate> template_;  // absent: the text as it is

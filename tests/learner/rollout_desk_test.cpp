@@ -402,6 +402,42 @@ TEST_F(DeskTest, ABrokenDriverIsNoAttackUntilItGoesOn) {
 }
 
 // Whatever would stop the trainer, or teach it something that was not sampled, is refused by its lease.
+// A response may end with a stop string instead of a token, there and nowhere else.
+TEST_F(DeskTest, AStopStringEndsAResponse) {
+  const auto stopping = *model::Phrasing::from_parts(tokenizer_, {*tokenizer_.end_of_text()}, R"({"text": "{prompt}", "stop": ["!?"]})");
+  Door door(door_, *adapter_, stopping);
+  const auto taken = [&](const std::string& text, bool finished) {
+    schema::Lease lease;
+    lease.set_id(1);
+    lease.set_group(1);
+    lease.set_rollouts(1);
+    lease.set_version(1);
+    lease.set_policy_digest(digest_bytes());
+    *lease.mutable_problem() = *adapter_->problem(1);
+    schema::Submission submission = made(lease);
+    schema::Trajectory& t = *submission.mutable_trajectories(0);
+    const auto tokens = *tokenizer_.encode(text);
+    t.clear_response_tokens();
+    t.clear_logprobs();
+    for (const model::Token token : tokens) t.add_response_tokens(static_cast<std::uint32_t>(token)), t.add_logprobs(-0.5f);
+    t.mutable_spans(0)->set_end(static_cast<std::uint32_t>(tokens.size()));
+    t.set_finished(finished);
+    t.set_text(stopping.answer(tokens));
+    const data_plane::Score score = adapter_->score(lease.problem(), t.text());
+    t.set_reward(score.reward);
+    t.set_correct(score.correct);
+    t.clear_components();
+    for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
+    const auto refused = door.refusal(submission);
+    return refused ? refused->detail : std::string("taken");
+  };
+  EXPECT_EQ(taken("12!?", true), "taken");
+  EXPECT_EQ(taken("12345678", false), "taken") << "cut at the limit";
+  EXPECT_NE(taken("12!?", false), "taken");
+  EXPECT_NE(taken("12!?3", true), "taken") << "it goes on";
+  EXPECT_NE(taken("12!", true), "taken");
+}
+
 TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
   options_.lookahead_steps = 2;
   struct Case {

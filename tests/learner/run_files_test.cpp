@@ -120,6 +120,14 @@ TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
   EXPECT_NE(config.error().detail.find("--set network.uplink"), std::string::npos) << config.error().detail;
 }
 
+TEST_F(RunFilesTest, StopStringsAreBounded) {
+  const auto config = load_run_config("configs/quickstart.yaml", {{"rollout.stop", "[\"</a>\", \"zz\"]"}});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_THAT(config->rollout.stop, ElementsAre("</a>", "zz"));
+  EXPECT_FALSE(load_run_config("configs/quickstart.yaml", {{"rollout.stop", "[\"\"]"}}));
+  EXPECT_FALSE(load_run_config("configs/quickstart.yaml", {{"rollout.stop", "[" + std::string(65, 'x') + "]"}}));
+}
+
 TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
   const auto refused = [&](std::vector<std::pair<std::string, std::string>> overrides) {
     const auto config = load_run_config("configs/quickstart.yaml", overrides);

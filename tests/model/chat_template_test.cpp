@@ -213,6 +213,31 @@ ModelFiles files(std::string_view chat_template = "") {
   return made;
 }
 
+TEST(Phrasing, AResponseEndsWithATokenOrAStopString) {
+  PromptStyle style;
+  style.stop = {"</a>", "zz"};
+  const Phrasing made = Phrasing::make(files(), style).value();
+  const Phrasing phrasing = Phrasing::from_parts(made.tokenizer(), made.eos(), made.prompt_json()).value();
+  const auto tokens = [&](std::string_view text) { return phrasing.tokenizer().encode(text).value(); };
+  struct Case {
+    std::string text, answer;
+    std::optional<std::size_t> end;  // characters are tokens
+  };
+  for (const Case& c : std::vector<Case>{{"no", "no", std::nullopt}, {"<a>7</a>", "<a>7</a>", 8}, {"7</a>more", "7</a>", 5}, {"zzz", "zz", 2},
+                                         {"</a", "</a", std::nullopt}, {"7<|endoftext|>", "7", 2}, {"7</a><|endoftext|>", "7</a>", 5},
+                                         {"7<|endoftext|></a>", "7", 2}, {"", "", std::nullopt}}) {
+    EXPECT_EQ(phrasing.end(tokens(c.text)), c.end) << c.text;
+    EXPECT_EQ(phrasing.answer(tokens(c.text)), c.answer) << c.text;
+    // Token by token, as an engine asks.
+    const auto all = tokens(c.text);
+    std::optional<std::size_t> first;
+    for (std::size_t n = 1; n <= all.size() && !first; ++n) first = phrasing.end(std::span(all).first(n), n - 1);
+    EXPECT_EQ(first, c.end) << c.text;
+  }
+  for (const char* stop : {R"([""])", R"([1])", R"("x")", R"(["01234567890123456789012345678901234567890123456789012345678901234"])"})
+    EXPECT_FALSE(Phrasing::from_parts(made.tokenizer(), made.eos(), std::string(R"({"text": "{prompt}", "stop": )") + stop + "}")) << stop;
+}
+
 TEST(Phrasing, FormsPromptsInOneWayEverywhere) {
   PromptStyle style;
   EXPECT_EQ(Phrasing::make(files(), style)->prompt_text("1+1=").value(), "1+1=");

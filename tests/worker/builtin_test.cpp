@@ -77,6 +77,18 @@ TEST_F(BuiltinTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
   EXPECT_EQ(response.spans[1].end, 40u);
 }
 
+TEST_F(BuiltinTest, AStopStringEndsAResponse) {
+  BuiltinOptions options;
+  options.model = config_;
+  options.ends = [](std::span<const model::Token> response) { return response.size() == 3; };
+  engine_ = *make_builtin_engine(options);
+  install(1, 1);
+  engine_->submit({1, {1, 2, 3}, 10, 1});
+  const auto all = finish();
+  EXPECT_EQ(all.at(1)->tokens.size(), 3u);
+  EXPECT_TRUE(all.at(1)->ended);
+}
+
 TEST_F(BuiltinTest, WhatCannotBeAnsweredSaysWhyAndHurtsNobody) {
   engine_->submit({1, {}, 5, 1});
   engine_->submit({2, {1, 2}, 5, 1});

@@ -196,6 +196,26 @@ TEST_P(RemoteTest, AnswersAreTakenOverAsTheyAre) {
   EXPECT_EQ(sampling.at("stop_token_ids"), nlohmann::json(task_.phrasing->eos()));
 }
 
+// Where the text says so, whatever the server makes of it.
+TEST_P(RemoteTest, StopStringsEndResponses) {
+  attach();
+  no_end();
+  install(policies_.snapshot(1));
+  submit(1, 20);
+  const Response whole = *finish().at(1);
+  const std::string stop = task_.phrasing->tokenizer().decode(std::span(whole.tokens).subspan(4, 2));
+  task_.phrasing = *model::Phrasing::from_parts(task_.phrasing->tokenizer(), task_.phrasing->eos(),
+                                                nlohmann::json{{"text", "{prompt}"}, {"stop", {stop}}}.dump());
+  submit(1, 20);
+  const Response stopped = *finish().at(1);
+  EXPECT_TRUE(stopped.ended);
+  EXPECT_EQ(stopped.tokens, std::vector<model::Token>(whole.tokens.begin(), whole.tokens.begin() + 6));
+  EXPECT_EQ(stopped.logprobs.size(), 6u);
+  EXPECT_EQ(stopped.spans.back().end, 6u);
+  const nlohmann::json asked = nlohmann::json::parse(server_->last(draw_path()));
+  EXPECT_EQ((GetParam() == Speaks::kSglang ? asked.at("sampling_params") : asked).at("stop"), nlohmann::json{stop});
+}
+
 TEST_P(RemoteTest, LongResponsesAreAskedForInPieces) {
   attach();
   no_end();

@@ -12,6 +12,7 @@ class Builtin final : public Engine {
  public:
   Builtin(std::shared_ptr<model::Transformer> model, const BuiltinOptions& options)
       : sampling_(options.sampling),
+        ends_(options.ends),
         batch_(model, {.rows_max = static_cast<std::int64_t>(options.rows_max), .cache_max = options.cache_max}),
         installer_(std::move(model), static_cast<unsigned>(options.threads)) {}
 
@@ -19,7 +20,7 @@ class Builtin final : public Engine {
   std::size_t inside() const override { return batch_.running() + batch_.waiting() + refused_.size(); }
 
   void submit(Sequence sequence) override {
-    model::Sequence s{sequence.id, std::move(sequence.prompt), sampling_};
+    model::Sequence s{sequence.id, std::move(sequence.prompt), sampling_, ends_};
     s.sampling.tokens_max = sequence.tokens_max;
     s.sampling.seed = sequence.seed;
     if (Status added = batch_.add(std::move(s)); !added) refused_.push_back({sequence.id, std::move(added).error()});
@@ -55,13 +56,14 @@ class Builtin final : public Engine {
   static Outcome outcome(model::Ended&& ended) {
     if (!ended.generation) return {ended.id, std::move(ended.generation).error()};
     Response response{std::move(ended.generation->tokens), std::move(ended.generation->logprobs), {},
-                      ended.generation->finish == model::Finish::kEos};
+                      ended.generation->finish == model::Finish::kEos || ended.generation->finish == model::Finish::kStopped};
     for (const model::Span& span : ended.spans) response.spans.push_back({Version{span.version}, span.end});
     return {ended.id, std::move(response)};
   }
 
   const SystemClock clock_;
   model::Sampling sampling_;
+  std::function<bool(std::span<const model::Token>)> ends_;
   model::RunningBatch batch_;
   Installer installer_;
   std::vector<Outcome> refused_;  // by add(), to be told by poll()

@@ -1,6 +1,8 @@
 // The engine that comes with echoline: the Qwen3-family transformer of model/, one running batch.
 #pragma once
+#include <functional>
 #include <memory>
+#include <span>
 
 #include "model/config.hpp"
 #include "model/generation.hpp"
@@ -11,6 +13,7 @@ namespace echoline::worker {
 struct BuiltinOptions {
   model::ModelConfig model;
   model::Sampling sampling;   // of every sequence, but for its seed and tokens_max
+  std::function<bool(std::span<const model::Token> response)> ends;  // whether its last token ends it; empty: ending tokens alone
   int threads = 1;            // of libtorch
   std::size_t rows_max = 256; // sequences at once
   Bytes cache_max{std::uint64_t{4} << 30};  // their keys and values

@@ -14,6 +14,10 @@ Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task
   b.sampling.top_k = task.spec.top_k();
   b.sampling.min_p = task.spec.min_p();
   b.sampling.eos = task.phrasing->eos();
+  if (!task.phrasing->stop().empty())
+    b.ends = [phrasing = *task.phrasing](std::span<const model::Token> response) {
+      return phrasing.end(response, response.size() - 1).has_value();
+    };
   b.threads = options.threads;
   b.rows_max = options.rollouts_at_once;
   b.cache_max = options.cache_max.value_or(b.cache_max);

@@ -25,6 +25,7 @@ struct Draw {
   std::uint64_t seed = 0;
   double temperature = 1;
   std::vector<model::Token> ends;  // a response ends with the first of these
+  std::vector<std::string> stop;   // or when its text contains one of these
 };
 
 struct Piece {

@@ -454,6 +454,7 @@ class Remote final : public Engine {
     draw.seed = drawn == 0 ? live.sequence.seed : mix64(live.sequence.seed ^ static_cast<std::uint64_t>(drawn));
     draw.temperature = task_.spec.temperature();
     draw.ends = task_.phrasing->eos();
+    draw.stop = task_.phrasing->stop();
     return draw;
   }
 
@@ -528,11 +529,19 @@ class Remote final : public Engine {
       if (ends && i + 1 < count) return wrong(fmt::format("it goes on after token {}, which ends a response", piece.tokens[i]));
       live.response.ended = ends;
     }
-    if (!piece.aborted && !live.response.ended && std::ssize(piece.tokens) < asked.tokens_max)
+    // A stop string that only the server sees ends nothing, and it is asked to go on.
+    const bool stopped = !asked.stop.empty() && count > 0;
+    if (!piece.aborted && !live.response.ended && !stopped && std::ssize(piece.tokens) < asked.tokens_max)
       return wrong(fmt::format("it stops after {} of {} tokens, and none of them ends a response of this run", count, asked.tokens_max));
     if (count == 0) return ok();
+    const std::size_t before = live.response.tokens.size();
     live.response.tokens.insert(live.response.tokens.end(), piece.tokens.begin(), piece.tokens.end());
     for (const double logprob : piece.logprobs) live.response.logprobs.push_back(static_cast<float>(std::min(logprob, 0.0)));
+    if (const auto end = task_.phrasing->end(live.response.tokens, before)) {
+      live.response.ended = true;
+      live.response.tokens.resize(*end);  // servers may notice a stop string some tokens late
+      live.response.logprobs.resize(*end);
+    }
     std::vector<Span>& spans = live.response.spans;
     if (spans.empty() || spans.back().version != *version_) spans.push_back({*version_, 0});
     spans.back().end = live.response.tokens.size();

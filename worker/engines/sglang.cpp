@@ -38,9 +38,9 @@ class Sglang final : public Protocol {
   Call health() const override { return {"GET", "/health", ""}; }
 
   Call draw(const Draw& d) const override {
-    return generate({{"input_ids", d.context},
-                     {"sampling_params", sampling(d.temperature, d.tokens_max, d.seed, d.ends)},
-                     {"return_logprob", true}});
+    json params = sampling(d.temperature, d.tokens_max, d.seed, d.ends);
+    if (!d.stop.empty()) params["stop"] = d.stop;
+    return generate({{"input_ids", d.context}, {"sampling_params", params}, {"return_logprob", true}});
   }
   Result<Piece> drawn(const Draw&, std::string_view body) const override {
     ECHO_ASSIGN(const json answer, parse_answer(body));

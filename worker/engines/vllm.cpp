@@ -25,6 +25,7 @@ class Vllm final : public Protocol {
     body["logprobs"] = 0;
     body["ignore_eos"] = d.ends.empty();
     if (!d.ends.empty()) body["stop_token_ids"] = d.ends;
+    if (!d.stop.empty()) body["stop"] = d.stop, body["include_stop_str_in_output"] = true;
     return post("/v1/completions", body);
   }
   Result<Piece> drawn(const Draw& d, std::string_view body) const override {
