@@ -261,6 +261,7 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
       close_upstream(parent->second);
       return open_upstream(parent->second, now);
     }
+    if (stalled_since_ != kNever) stalled_since_ = now;  // it gets its time, whatever was said while it was being looked for
     helper_.emplace();
     helper_->parent = help->from;
     helper_->grant = help->grant;

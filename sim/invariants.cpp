@@ -302,6 +302,8 @@ void Invariants::check_learner() {
     violated(kBudget, fmt::format("the learner remembers {} publications for one child", stats.known_publications));
   for (const WorkerView& view : stats.workers) {
     const auto worker = fleet_.worker_of(view.info.id);
+    if (view.quarantined && !stats.topology.children_of(view.info.id).empty())
+      violated(kBlame, fmt::format("worker {} is quarantined and has children", view.info.id));
     if (view.quarantined && worker && slanderers_ < 2 && !fleet_.worker(*worker).options.malice.any())
       violated(kBlame, fmt::format("worker {} is quarantined, though it is honest", *worker));
   }
@@ -314,9 +316,13 @@ void Invariants::check_learner() {
 
 void Invariants::check_liveness() {
   if (const std::string who = without_place(); peace_ && !who.empty()) violated(kPresence, who);
+  std::set<WorkerId> quarantined;  // their children are told to leave them, which may take its time to arrive
+  if (const LearnerCore* learner = fleet_.learner())
+    for (const WorkerView& view : learner->stats().workers)
+      if (view.quarantined) quarantined.insert(view.info.id);
   if (peace_)
     for (const auto& [pair, bad] : bad_chunks_)
-      if (bad >= kBadChunksNoticed)
+      if (bad >= kBadChunksNoticed && !quarantined.contains(pair.first))
         violated(kBlame, fmt::format("worker {} forwarded {} bad chunks to worker {}, and they were not parted",
                                      pair.first, bad, pair.second));
   const auto newest = fleet_.newest();

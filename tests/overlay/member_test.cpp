@@ -715,6 +715,27 @@ TEST(Member, DialsAChildThatCannotReachIt) {
   EXPECT_EQ(m.all<act::Dial>().size(), 2u + 1 + 3);
 }
 
+// A long path: before the helper has said a word, the parent has answered what it was told of the call.
+TEST(Member, AHelperGetsItsTimeWhateverAParentSaysMeanwhile) {
+  Member m;
+  m.newest = Version{5};
+  m.pass(kBeat);
+  m.tell(m.parent, CannotServe{Version{5}, false});
+  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  m.pass(kBeat);
+  m.tell(m.parent, CannotServe{Version{5}, false});
+  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
+  const ConnId helper = m.last<act::Dial>()->conn;
+  m.core.on_connected(helper, m.now);
+  m.take();
+  for (int beat = 0; beat < 8; ++beat) {  // longer than from one call for help to the next
+    m.pass(kBeat);
+    if (!m.closed(helper)) m.tell(helper, EdgeStatus{});
+  }
+  EXPECT_FALSE(m.closed(helper));
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+}
+
 TEST(Member, AsksTheLearnerWhenItsParentCannotServe) {
   Member m;
   m.tell(m.parent, CannotServe{Version{5}, false});
