@@ -37,11 +37,12 @@ class Run {
     const fs::path file = folder / learner::kTrainerAddressFile;
     auto text = read_file(file, 1 << 16);
     if (!text)
-      return fail(Code::kUnavailable, "publish", "{}: no learner with `learner.trainer: external` runs there ({})", folder.string(),
-                  text.error().detail);
+      return fail(Code::kUnavailable, "publish", "{}: no learner with `learner.trainer: external` runs there ({})",
+                  folder.string(), text.error().detail);
     const json address = json::parse(*text, nullptr, false);
     const auto word = [&](const char* key) {
-      return address.is_object() && address.contains(key) && address[key].is_string() ? address[key].get<std::string>() : std::string();
+      return address.is_object() && address.contains(key) && address[key].is_string() ? address[key].get<std::string>()
+                                                                                      : std::string();
     };
     Run run;
     if (const std::string socket = word("socket"); !socket.empty()) {
@@ -61,13 +62,14 @@ class Run {
   Result<json> status() { return said(client_->Get("/v1/status")); }
 
   Result<json> publish(std::uint64_t version, const fs::path& policy) {
-    return said(client_->Post(fmt::format("/v1/policy/{}", version), json{{"path", fs::absolute(policy).string()}}.dump(),
-                              "application/json"));
+    return said(client_->Post(fmt::format("/v1/policy/{}", version),
+                              json{{"path", fs::absolute(policy).string()}}.dump(), "application/json"));
   }
 
  private:
   static Result<json> said(const httplib::Result& result) {
-    if (!result) return fail(Code::kUnavailable, "publish", "the learner does not answer: {}", httplib::to_string(result.error()));
+    if (!result)
+      return fail(Code::kUnavailable, "publish", "the learner does not answer: {}", httplib::to_string(result.error()));
     json body = json::parse(result->body, nullptr, false);
     if (result->status == 200 && body.is_object()) return body;
     if (body.is_object() && body.contains("error")) {
@@ -106,13 +108,25 @@ std::optional<fs::file_time_type> last_write(const fs::path& folder) {
   return error ? std::nullopt : std::optional(newest);
 }
 
-int watch(Run& run, const Arguments& a) {
+// Whoever watches may have come before the learner.
+std::optional<Run> wait_for_learner(const Arguments& a, const std::atomic<bool>& stop) {
+  for (bool told = false; !stop; std::this_thread::sleep_for(kLook)) {
+    const auto folder = find_run(a.run);
+    auto run = folder ? Run::open(*folder) : Result<Run>(folder.error());
+    if (run && run->status()) return *std::move(run);
+    if (!std::exchange(told, true)) say("waiting for a learner of {} with `learner.trainer: external`\n", a.run);
+  }
+  return std::nullopt;
+}
+
+int watch(const Arguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
+  std::optional<Run> run = wait_for_learner(a, stop);
+  if (!run) return 0;
   std::map<std::uint64_t, std::string> told;  // what was said of a version
   for (bool first = true; !stop; first = false) {
-    const auto status = run.status();
+    const auto status = run->status();
     if (!status) {
-      if (first) return complain("publish", status.error());
       say("the learner is gone: done\n");
       return 0;
     }
@@ -128,9 +142,12 @@ int watch(Run& run, const Arguments& a) {
       const auto written = last_write(path);
       if (!written || fs::file_time_type::clock::now() - *written < kSettled) continue;
       const fs::path weights = weights_of(path);
-      const auto done = delta::Checkpoint::open(weights) ? run.publish(version, weights) : Result<json>(fail(
-                            Code::kUnavailable, "publish", "{} is not complete yet", weights.string()));
-      const std::string what = done ? fmt::format("version {} is published from {}", version, weights.string()) : done.error().message();
+      const auto done =
+          delta::Checkpoint::open(weights)
+              ? run->publish(version, weights)
+              : Result<json>(fail(Code::kUnavailable, "publish", "{} is not complete yet", weights.string()));
+      const std::string what =
+          done ? fmt::format("version {} is published from {}", version, weights.string()) : done.error().message();
       if (std::exchange(told[version], what) != what) say("{}\n", what);
     }
     std::this_thread::sleep_for(kLook);
@@ -140,15 +157,17 @@ int watch(Run& run, const Arguments& a) {
 
 int publish(const Arguments& a) {
   if (a.watch.empty() == a.policy.empty() || (a.watch.empty() && a.version == 0))
-    return complain("publish", fail(Code::kInvalid, "publish", "expected a policy and its --version, or --watch FOLDER"));
+    return complain("publish",
+                    fail(Code::kInvalid, "publish", "expected a policy and its --version, or --watch FOLDER"));
+  if (!a.watch.empty()) return watch(a);
   const auto folder = find_run(a.run);
   if (!folder) return complain("publish", folder.error());
   auto run = Run::open(*folder);
   if (!run) return complain("publish", run.error());
-  if (!a.watch.empty()) return watch(*run, a);
   const auto done = run->publish(a.version, a.policy);
   if (!done) return complain("publish", done.error());
-  fmt::print("version {} of {}: taken, it is published once its learner step is done\n", a.version, folder->filename().string());
+  fmt::print("version {} of {}: taken, it is published once its learner step is done\n", a.version,
+             folder->filename().string());
   return 0;
 }
 
@@ -158,10 +177,12 @@ void add_publish(Verb& app, int& exit) {
   auto* verb = app.add_verb("publish", "Hand a policy that another trainer has saved to its run");
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "the run's name or folder")->required();
-  verb->add_option("policy", a->policy, "a Hugging Face folder or a .safetensors file of the run's model, bf16 or fp32");
+  verb->add_option("policy", a->policy,
+                   "a Hugging Face folder or a .safetensors file of the run's model, bf16 or fp32");
   verb->add_option("--version", a->version, "the learner steps that have made it");
-  verb->add_option("--watch", a->watch, "a folder into which a trainer saves: each subfolder whose name ends in a number is that version, "
-                                        "and published when it is complete and the learner waits for it");
+  verb->add_option("--watch", a->watch,
+                   "a folder into which a trainer saves: each subfolder whose name ends in a number is that version, "
+                   "and published when it is complete and the learner waits for it");
   verb->footer(
       "The run's learner has `learner.trainer: external` (docs/trainers.md).\n"
       "  echoline publish quickstart saved/step_7 --version 7\n"

@@ -75,8 +75,9 @@ Result<json> figures_of(const std::string& body) {
   if (body.empty()) return json::object();
   const json parsed = json::parse(body, nullptr, false);
   const auto wrong = [](std::string_view found) {
-    return fail(Code::kInvalid, "consume", "expected {{\"figures\": {{name: number, ...}}}} with at most {} numbers, found {}",
-                kFiguresMax, found);
+    return fail(Code::kInvalid, "consume",
+                "expected {{\"figures\": {{name: number, ...}}}} with at most {} numbers, found {}", kFiguresMax,
+                found);
   };
   if (!parsed.is_object()) return wrong("no JSON object");
   const json figures = parsed.value("figures", json::object());
@@ -116,32 +117,38 @@ struct Api::State {
 
   // In a folder for its owner only: from the first moment on nobody else can connect.
   Status listen_on_socket() {
-    const std::filesystem::path folder = std::filesystem::absolute(options.folder) / "trainer", path = folder / "api.sock";
+    const std::filesystem::path folder = std::filesystem::absolute(options.folder) / "trainer",
+                                path = folder / "api.sock";
     if (path.string().size() >= sizeof(sockaddr_un::sun_path))
-      return fail(Code::kInvalid, "learner.api", "{}: the path of a socket has at most {} bytes; set `run.folder` to a shorter one, or "
-                  "`learner.api` to 127.0.0.1:PORT", path.string(), sizeof(sockaddr_un::sun_path) - 1);
+      return fail(Code::kInvalid, "learner.api",
+                  "{}: the path of a socket has at most {} bytes; set `run.folder` to a shorter one, or "
+                  "`learner.api` to 127.0.0.1:PORT",
+                  path.string(), sizeof(sockaddr_un::sun_path) - 1);
     ECHO_TRY(make_folders(folder));
     std::error_code error;
     std::filesystem::permissions(folder, std::filesystem::perms::owner_all, error);
     if (error) return fail(Code::kIo, "learner.api", "{}: {}", folder.string(), error.message());
     std::filesystem::remove(path, error);  // of an earlier process
     server.set_address_family(AF_UNIX);
-    if (!server.bind_to_port(path.string().c_str(), 1)) return fail(Code::kIo, "learner.api", "cannot listen on {}", path.string());
+    if (!server.bind_to_port(path.string().c_str(), 1))
+      return fail(Code::kIo, "learner.api", "cannot listen on {}", path.string());
     address = json{{"socket", path.string()}};
     return ok();
   }
 
   Status listen_on_loopback() {
     constexpr std::string_view kHost = "127.0.0.1:";
-    const auto port = options.listen.starts_with(kHost) ? whole_number(options.listen.substr(kHost.size()), "learner.api")
-                                                        : Result<std::uint64_t>(65'536);
+    const auto port = options.listen.starts_with(kHost)
+                          ? whole_number(options.listen.substr(kHost.size()), "learner.api")
+                          : Result<std::uint64_t>(65'536);
     if (!port || *port > 65'535)
-      return fail(Code::kInvalid, "learner.api", "expected `socket` or 127.0.0.1:PORT, found '{}': the API is for this machine only",
-                  options.listen);
-    const int bound = *port == 0                                                   ? server.bind_to_any_port("127.0.0.1")
+      return fail(Code::kInvalid, "learner.api",
+                  "expected `socket` or 127.0.0.1:PORT, found '{}': the API is for this machine only", options.listen);
+    const int bound = *port == 0                                                  ? server.bind_to_any_port("127.0.0.1")
                       : server.bind_to_port("127.0.0.1", static_cast<int>(*port)) ? static_cast<int>(*port)
                                                                                   : -1;
-    if (bound <= 0) return fail(Code::kInvalid, "learner.api", "cannot listen on {}: is the port in use?", options.listen);
+    if (bound <= 0)
+      return fail(Code::kInvalid, "learner.api", "cannot listen on {}: is the port in use?", options.listen);
     std::random_device unforeseeable;
     for (int i = 0; i < 8; ++i) token += fmt::format("{:08x}", unforeseeable());
     address = json{{"url", fmt::format("http://127.0.0.1:{}", bound)}, {"token", token}};
@@ -153,15 +160,20 @@ struct Api::State {
       if (token.empty() || same(request.get_header_value("Authorization"), "Bearer " + token))
         return httplib::Server::HandlerResponse::Unhandled;
       response.status = 401;
-      answer(response, json{{"error", {{"code", "unauthorized"}, {"message", "expected the header 'Authorization: Bearer TOKEN' with the "
-                                                                              "token of the run's trainer-api.json"}}}});
+      answer(response, json{{"error",
+                             {{"code", "unauthorized"},
+                              {"message",
+                               "expected the header 'Authorization: Bearer TOKEN' with the "
+                               "token of the run's trainer-api.json"}}}});
       return httplib::Server::HandlerResponse::Handled;
     });
     server.set_error_handler([](const Request& request, Response& response) {
       if (!response.body.empty()) return;
-      answer(response, json{{"error", {{"code", "http"}, {"message", fmt::format("{} {} is not understood (HTTP {}); docs/trainers.md "
-                                                                                  "has the calls", request.method,
-                                                                                  printable(request.path), response.status)}}}});
+      answer(response, json{{"error",
+                             {{"code", "http"},
+                              {"message", fmt::format("{} {} is not understood (HTTP {}); docs/trainers.md "
+                                                      "has the calls",
+                                                      request.method, printable(request.path), response.status)}}}});
     });
     server.set_exception_handler([](const Request&, Response& response, std::exception_ptr) {
       answer(response, fail(Code::kInternal, "trainer api", "a call failed for lack of memory"));
@@ -172,65 +184,70 @@ struct Api::State {
       };
     };
     server.Get("/v1/status", route([this](const Request&, Response& response) -> Status {
-      json status = options.about;
-      status.update(exchange.status());
-      answer(response, status);
-      return ok();
-    }));
+                 json status = options.about;
+                 status.update(exchange.status());
+                 answer(response, status);
+                 return ok();
+               }));
     server.Get("/v1/metrics", route([this](const Request& request, Response& response) -> Status {
-      std::uint64_t after = 0;
-      if (request.has_param("after")) {
-        ECHO_ASSIGN(after, whole_number(request.get_param_value("after"), "after"));
-      }
-      ECHO_ASSIGN(std::vector<json> rows, read_json_lines(options.folder / "metrics.jsonl"));
-      rows.erase(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(after, rows.size())));
-      answer(response, rows);
-      return ok();
-    }));
+                 std::uint64_t after = 0;
+                 if (request.has_param("after")) {
+                   ECHO_ASSIGN(after, whole_number(request.get_param_value("after"), "after"));
+                 }
+                 ECHO_ASSIGN(std::vector<json> rows, read_json_lines(options.folder / "metrics.jsonl"));
+                 rows.erase(rows.begin(),
+                            rows.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(after, rows.size())));
+                 answer(response, rows);
+                 return ok();
+               }));
     server.Post("/v1/batch", route([this](const Request& request, Response& response) -> Status {
-      ECHO_ASSIGN(const double wait, seconds_in(request, "wait_s", 0, kWaitMax_s));
-      ECHO_ASSIGN(const double lease, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
-      const bool takeover = request.get_param_value("takeover") == "1";
-      ECHO_ASSIGN(const auto taken, exchange.take(from_seconds(wait), from_seconds(lease), takeover));
-      response.status = taken ? 200 : 204;
-      if (!taken) return ok();
-      response.set_header("X-Echoline-Lease", taken->lease);
-      response.set_header("X-Echoline-Step", std::to_string(taken->step));
-      response.set_content_provider(taken->bytes->size(), kBytes,
-                                    [bytes = taken->bytes](std::size_t at, std::size_t size, httplib::DataSink& sink) {
-                                      return sink.write(bytes->data() + at, size);
-                                    });
-      return ok();
-    }));
-    server.Post(R"(/v1/batch/([0-9a-f]+)/(renew|consume|return))", route([this](const Request& request, Response& response) -> Status {
-      const std::string lease = request.matches[1], what = request.matches[2];
-      if (what == "renew") {
-        ECHO_ASSIGN(const double time, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
-        ECHO_TRY(exchange.renew(lease, from_seconds(time)));
-      } else if (what == "return") {
-        ECHO_TRY(exchange.give_back(lease));
-      } else {
-        ECHO_ASSIGN(json figures, figures_of(request.body));
-        ECHO_TRY(exchange.consume(lease, std::move(figures)));
-      }
-      answer(response, exchange.status());
-      return ok();
-    }));
+                  ECHO_ASSIGN(const double wait, seconds_in(request, "wait_s", 0, kWaitMax_s));
+                  ECHO_ASSIGN(const double lease, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
+                  const bool takeover = request.get_param_value("takeover") == "1";
+                  ECHO_ASSIGN(const auto taken, exchange.take(from_seconds(wait), from_seconds(lease), takeover));
+                  response.status = taken ? 200 : 204;
+                  if (!taken) return ok();
+                  response.set_header("X-Echoline-Lease", taken->lease);
+                  response.set_header("X-Echoline-Step", std::to_string(taken->step));
+                  response.set_content_provider(
+                      taken->bytes->size(), kBytes,
+                      [bytes = taken->bytes](std::size_t at, std::size_t size, httplib::DataSink& sink) {
+                        return sink.write(bytes->data() + at, size);
+                      });
+                  return ok();
+                }));
+    server.Post(R"(/v1/batch/([0-9a-f]+)/(renew|consume|return))",
+                route([this](const Request& request, Response& response) -> Status {
+                  const std::string lease = request.matches[1], what = request.matches[2];
+                  if (what == "renew") {
+                    ECHO_ASSIGN(const double time, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
+                    ECHO_TRY(exchange.renew(lease, from_seconds(time)));
+                  } else if (what == "return") {
+                    ECHO_TRY(exchange.give_back(lease));
+                  } else {
+                    ECHO_ASSIGN(json figures, figures_of(request.body));
+                    ECHO_TRY(exchange.consume(lease, std::move(figures)));
+                  }
+                  answer(response, exchange.status());
+                  return ok();
+                }));
     server.Post(R"(/v1/policy/([0-9]+))", route([this](const Request& request, Response& response) -> Status {
-      ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
-      if (request.get_header_value("Content-Type").starts_with(kJson)) {
-        const json body = json::parse(request.body, nullptr, false);
-        if (!body.is_object() || !body.contains("path") || !body["path"].is_string())
-          return fail(Code::kInvalid, "publish", "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}", kBytes);
-        ECHO_ASSIGN(delta::OwnedState policy, options.read_policy(body["path"].get<std::string>()));
-        ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
-      } else {
-        ECHO_ASSIGN(delta::OwnedState policy, options.parse_policy(request.body));
-        ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
-      }
-      answer(response, exchange.status());
-      return ok();
-    }));
+                  ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
+                  if (request.get_header_value("Content-Type").starts_with(kJson)) {
+                    const json body = json::parse(request.body, nullptr, false);
+                    if (!body.is_object() || !body.contains("path") || !body["path"].is_string())
+                      return fail(Code::kInvalid, "publish",
+                                  "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}",
+                                  kBytes);
+                    ECHO_ASSIGN(delta::OwnedState policy, options.read_policy(body["path"].get<std::string>()));
+                    ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
+                  } else {
+                    ECHO_ASSIGN(delta::OwnedState policy, options.parse_policy(request.body));
+                    ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
+                  }
+                  answer(response, exchange.status());
+                  return ok();
+                }));
   }
 };
 

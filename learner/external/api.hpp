@@ -13,7 +13,8 @@
 namespace echoline::learner {
 
 struct ApiOptions {
-  // "socket": a unix socket in `folder`, for its owner only; or HOST:PORT of this machine, with a token. Port 0: any free one.
+  // "socket": a unix socket in `folder`, for its owner only; or HOST:PORT of this machine, with a token. Port 0: any
+  // free one.
   std::string listen = "socket";
   std::filesystem::path folder;  // of the run
   Bytes body_max{1ull << 40};

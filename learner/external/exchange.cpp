@@ -59,8 +59,8 @@ Result<std::optional<TakenBatch>> Exchange::take(Duration wait, Duration lease, 
   const TimePoint now = clock_.now();
   if (taken(now) && !takeover)
     return fail(Code::kUnavailable, "take batch",
-                "another trainer has the batch of step {} for {} more; if it has crashed, take it over (takeover)", batch_->step,
-                to_text(batch_->until - now));
+                "another trainer has the batch of step {} for {} more; if it has crashed, take it over (takeover)",
+                batch_->step, to_text(batch_->until - now));
   batch_->lease = new_lease();
   batch_->until = now + lease;
   return std::optional(TakenBatch{batch_->lease, batch_->step, batch_->bytes});
@@ -68,8 +68,10 @@ Result<std::optional<TakenBatch>> Exchange::take(Duration wait, Duration lease, 
 
 Status Exchange::holds(const std::string& lease) const {
   if (!lease.empty() && batch_ && !batch_->figures && batch_->lease == lease) return ok();
-  return fail(Code::kStale, "find batch",
-              "no batch is leased as '{}': it was consumed, given back, or taken over by another trainer; take the next one", lease);
+  return fail(
+      Code::kStale, "find batch",
+      "no batch is leased as '{}': it was consumed, given back, or taken over by another trainer; take the next one",
+      lease);
 }
 
 Status Exchange::renew(const std::string& lease, Duration time) {
@@ -104,9 +106,11 @@ Status Exchange::publish(Version version, delta::OwnedState policy) {
     return fail(Code::kStale, "publish", "version {} is published or passed by: {} learner steps are done", v, steps_);
   if (const std::uint64_t most = steps_ + (batch_ && !batch_->figures ? 1 : 0); v > most)
     return fail(Code::kInvalid, "publish",
-                "version {} is the policy after {} learner steps, and {} are done: consume a batch for each step first", v, v, steps_);
+                "version {} is the policy after {} learner steps, and {} are done: consume a batch for each step first",
+                v, v, steps_);
   if (!publishes(v))
-    return fail(Code::kInvalid, "publish", "version {} is not published: every {} steps one is (staleness.publish_every)", v,
+    return fail(Code::kInvalid, "publish",
+                "version {} is not published: every {} steps one is (staleness.publish_every)", v,
                 options_.publish_every);
   policy_.emplace(version, std::move(policy));
   changed_.notify_all();
@@ -117,11 +121,14 @@ nlohmann::json Exchange::status() const {
   const std::lock_guard lock(mutex_);
   const TimePoint now = clock_.now();
   const bool there = batch_ && !batch_->figures;
-  nlohmann::json status = {{"steps", steps_},
-                           {"batch", !there ? "none" : taken(now) ? "taken" : "waiting"},
-                           {"batch_step", there ? nlohmann::json(batch_->step) : nlohmann::json(nullptr)},
-                           {"version_wanted", wanted_ && !policy_ ? nlohmann::json(wanted_->value) : nlohmann::json(nullptr)},
-                           {"version_published", published_ ? nlohmann::json(published_->value) : nlohmann::json(nullptr)}};
+  nlohmann::json status = {
+      {"steps", steps_},
+      {"batch", !there       ? "none"
+                : taken(now) ? "taken"
+                             : "waiting"},
+      {"batch_step", there ? nlohmann::json(batch_->step) : nlohmann::json(nullptr)},
+      {"version_wanted", wanted_ && !policy_ ? nlohmann::json(wanted_->value) : nlohmann::json(nullptr)},
+      {"version_published", published_ ? nlohmann::json(published_->value) : nlohmann::json(nullptr)}};
   return status;
 }
 

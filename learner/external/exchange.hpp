@@ -1,5 +1,5 @@
-// Where the service and an external trainer meet: one batch at a time is offered, taken under a lease, and consumed or given
-// back; policies come the other way.
+// Where the service and an external trainer meet: one batch at a time is offered, taken under a lease, and consumed or
+// given back; policies come the other way.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -45,17 +45,18 @@ class Exchange {
 
   // ---- the API's threads ----
 
-  // Nothing when there is no batch after `wait`. It is this trainer's until `lease` is over, then anybody's. kUnavailable: another
-  // one has it, unless `takeover` is wanted: that one's lease ends.
+  // Nothing when there is no batch after `wait`. It is this trainer's until `lease` is over, then anybody's.
+  // kUnavailable: another one has it, unless `takeover` is wanted: that one's lease ends.
   Result<std::optional<TakenBatch>> take(Duration wait, Duration lease, bool takeover);
   // The lease holds for `lease` from now.
   Status renew(const std::string& lease, Duration time);
-  // It was trained on; returns the learner steps done. `figures`: numbers by name. kStale: the lease is not the batch's any more.
+  // It was trained on; returns the learner steps done. `figures`: numbers by name. kStale: the lease is not the batch's
+  // any more.
   Result<std::uint64_t> consume(const std::string& lease, nlohmann::json figures);
   // Somebody else may have it.
   Status give_back(const std::string& lease);
-  // The policy after `version` learner steps, of the step done or the one under way. kStale: it is published or passed by; kInvalid:
-  // it is not that far, or a version that is not published (κ).
+  // The policy after `version` learner steps, of the step done or the one under way. kStale: it is published or passed
+  // by; kInvalid: it is not that far, or a version that is not published (κ).
   Status publish(Version version, delta::OwnedState policy);
 
   // steps, batch (none, waiting, taken) with its step, the version waited for or null, the newest published or null.

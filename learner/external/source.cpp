@@ -34,11 +34,12 @@ class External final : public PolicySource {
     if (host_.config.learner.warm_start.enabled)
       log::warn("learner.warm_start is the built-in trainer's, and left out: begin from `model.path` instead");
     if (resume) {
-      ECHO_ASSIGN(const Resumed resumed, read_newest_checkpoint(checkpoints(), [&](const std::filesystem::path& folder) {
-        return read_checkpoint(folder);
-      }));
+      ECHO_ASSIGN(const Resumed resumed,
+                  read_newest_checkpoint(checkpoints(),
+                                         [&](const std::filesystem::path& folder) { return read_checkpoint(folder); }));
       for (const Resumed::Damaged& damaged : resumed.damaged) {
-        log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name, damaged.reason);
+        log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
+                  damaged.reason);
         host_.record.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
       }
       steps_ = static_cast<std::uint64_t>(resumed.step);
@@ -104,8 +105,9 @@ class External final : public PolicySource {
                                     {"policy_digest", policy_->digest().hex()}};
       return write_file_atomic(folder / kCheckpointState, json_text(state, 2) + "\n");
     };
-    ECHO_ASSIGN(const std::filesystem::path saved, add_checkpoint(checkpoints(), static_cast<std::int64_t>(policy_version_.value),
-                                                                  host_.config.learner.checkpoints_kept, write));
+    ECHO_ASSIGN(const std::filesystem::path saved,
+                add_checkpoint(checkpoints(), static_cast<std::int64_t>(policy_version_.value),
+                               host_.config.learner.checkpoints_kept, write));
     saved_ = policy_version_;
     return model::place_directory(saved / kCheckpointModel, host_.record.folder() / "model", /*link=*/true);
   }
@@ -116,10 +118,12 @@ class External final : public PolicySource {
     ApiOptions api;
     api.listen = host_.config.learner.api;
     api.folder = host_.record.folder();
-    api.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count + (1 << 20)};  // as fp32, and more
+    api.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count +
+                    (1 << 20)};  // as fp32, and more
     api.about = about();
     api.parse_policy = [this](const std::string& bytes) -> Result<delta::OwnedState> {
-      ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
+      ECHO_ASSIGN(const auto content,
+                  delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
       return model::policy_of(content.tensors, host_.task.files.config);
     };
     api.read_policy = [this](const std::filesystem::path& path) { return read_policy(path); };
@@ -153,8 +157,8 @@ class External final : public PolicySource {
     ECHO_ASSIGN(const nlohmann::json state, read_checkpoint_state(folder));
     ECHO_ASSIGN(delta::OwnedState policy, read_policy(folder / kCheckpointModel));
     if (state["policy_digest"] != policy.digest().hex())
-      return fail(Code::kCorrupt, "resume", "{}: its policy has the digest {} instead of {}", folder.string(), policy.digest().hex(),
-                  state["policy_digest"].get<std::string>());
+      return fail(Code::kCorrupt, "resume", "{}: its policy has the digest {} instead of {}", folder.string(),
+                  policy.digest().hex(), state["policy_digest"].get<std::string>());
     policy_ = std::move(policy);
     policy_version_ = Version{state["steps"].get<std::uint64_t>()};
     return state["steps"].get<std::int64_t>();
@@ -163,7 +167,8 @@ class External final : public PolicySource {
   static Result<delta::OwnedState> copy_of(const delta::OwnedState& state) {
     const delta::StateView view = state.view();
     ECHO_ASSIGN(delta::OwnedState copy, delta::OwnedState::zeros_like(view));
-    for (std::size_t i = 0; i < view.size(); ++i) std::memcpy(copy.mutable_bytes(i).data(), view[i].bytes.data(), view[i].bytes.size());
+    for (std::size_t i = 0; i < view.size(); ++i)
+      std::memcpy(copy.mutable_bytes(i).data(), view[i].bytes.data(), view[i].bytes.size());
     copy.seal();
     return copy;
   }

@@ -6,7 +6,8 @@
 
 namespace echoline::learner {
 
-// In the run's folder, while the run goes on: where the API is, for clients. {"socket": path} or {"url": ..., "token": ...}.
+// In the run's folder, while the run goes on: where the API is, for clients. {"socket": path} or {"url": ..., "token":
+// ...}.
 inline constexpr const char* kTrainerAddressFile = "trainer-api.json";
 
 // A SourceMaker: serves the API, and waits for a trainer at every step.

@@ -1,4 +1,5 @@
-// A run whose trainer is another program: examples/pytorch_grpo.py on Debian's PyTorch, and what saves checkpoints into a folder.
+// A run whose trainer is another program: examples/pytorch_grpo.py on Debian's PyTorch, and what saves checkpoints into
+// a folder.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -47,12 +48,19 @@ class Python {
 };
 
 std::vector<std::string> up(const fs::path& folder, std::vector<std::string> more = {}) {
-  std::vector<std::string> arguments{"up", "configs/quickstart.yaml", "--json",
-                                     "--set", "run.folder=" + folder.string(),
-                                     "--set", "learner.trainer=external",
-                                     "--set", "rollout.prompts_per_step=32",
-                                     "--set", "run.steps=6",
-                                     "--set", "learner.checkpoint_every=2"};
+  std::vector<std::string> arguments{"up",
+                                     "configs/quickstart.yaml",
+                                     "--json",
+                                     "--set",
+                                     "run.folder=" + folder.string(),
+                                     "--set",
+                                     "learner.trainer=external",
+                                     "--set",
+                                     "rollout.prompts_per_step=32",
+                                     "--set",
+                                     "run.steps=6",
+                                     "--set",
+                                     "learner.checkpoint_every=2"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -65,7 +73,8 @@ std::uint64_t step_of(const fs::path& run) {
 class ExternalTrainer : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (Python({"-c", "import torch"}).wait() != 0) GTEST_SKIP() << "PyTorch is not installed (apt-get install python3-torch)";
+    if (Python({"-c", "import torch"}).wait() != 0)
+      GTEST_SKIP() << "PyTorch is not installed (apt-get install python3-torch)";
   }
   Python trainer() const { return Python({"examples/pytorch_grpo.py", run_.string()}); }
 
@@ -111,6 +120,41 @@ TEST_F(ExternalTrainer, ALearnerThatWasKilledGoesOnFromWhatWasPublished) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(json_file(run_ / "report.json").at("steps"), 6);
   EXPECT_EQ(second.wait(), 0);
+}
+
+// Takes batches, and saves a copy of the policy it began with for every version that is wanted, the file last.
+constexpr const char* kSavingTrainer = R"(
+import os, shutil, sys
+sys.path.insert(0, "clients/python")
+import echoline
+run, saved = sys.argv[1:]
+client = echoline.Client(run, patience=120)
+while True:
+    status = client.status()
+    folder = os.path.join(saved, f"step_{status.steps}", "hf")
+    if status.version_wanted == status.steps and not os.path.exists(folder):
+        os.makedirs(folder)
+        shutil.copy(os.path.join(status.raw["model"], "model.safetensors"), folder)
+    if status.steps >= status.steps_total:
+        break
+    batch = client.take(wait=0.2)
+    if batch is not None:
+        client.consume(batch)
+)";
+
+TEST(Publish, WatchesAFolderThatAnotherTrainerSavesInto) {
+  const TemporaryFolder folder;
+  const fs::path run = folder.path() / "quickstart", saved = folder.path() / "saved";
+  fs::create_directories(saved);
+  Program watch({"publish", run.string(), "--watch", saved.string()});  // it may come first
+  const Python trainer({"-c", kSavingTrainer, run.string(), saved.string()});
+  Program program(up(folder.path(), {"--set", "run.steps=2"}));
+  const Outcome outcome = program.wait(seconds(120));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(json_file(run / "report.json").at("weights").at("version"), 2);
+  const Outcome watched = watch.wait(seconds(60));
+  EXPECT_EQ(watched.status, 0);
+  EXPECT_THAT(watched.err, HasSubstr("version 1 is published from"));
 }
 
 TEST(Publish, SaysWhatIsMissing) {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <httplib.h>
 #include <sys/socket.h>
-
 #include <unistd.h>
 
 #include <cstring>
@@ -43,7 +42,8 @@ delta::OwnedState tiny_policy() {
   return *std::move(state);
 }
 
-schema::Trajectory trajectory(std::uint64_t group, std::vector<std::uint32_t> prompt, std::vector<std::uint32_t> response) {
+schema::Trajectory trajectory(std::uint64_t group, std::vector<std::uint32_t> prompt,
+                              std::vector<std::uint32_t> response) {
   schema::Trajectory t;
   t.set_problem_id(fmt::format("p{}", group));
   t.set_group(group);
@@ -173,7 +173,8 @@ class ApiTest : public testing::Test {
 TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   start("socket");
   const std::string path = api_->address()["socket"];
-  EXPECT_EQ(std::filesystem::status(std::filesystem::path(path).parent_path()).permissions(), std::filesystem::perms::owner_all);
+  EXPECT_EQ(std::filesystem::status(std::filesystem::path(path).parent_path()).permissions(),
+            std::filesystem::perms::owner_all);
   httplib::Client client(path, 1);
   client.set_address_family(AF_UNIX);
   EXPECT_EQ(client.Post("/v1/batch")->status, 204);
@@ -185,7 +186,8 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   EXPECT_EQ(client.Post("/v1/batch")->status, 409);
   const std::string lease = taken->get_header_value("X-Echoline-Lease");
   const std::string consume = "/v1/batch/" + lease + "/consume";
-  for (const char* wrong : {"[]", "{", R"({"figures": {"loss": "low"}})", R"({"figures": {"": 1}})", R"({"figures": [1]})"})
+  for (const char* wrong :
+       {"[]", "{", R"({"figures": {"loss": "low"}})", R"({"figures": {"": 1}})", R"({"figures": [1]})"})
     EXPECT_EQ(client.Post(consume, wrong, "application/json")->status, 400) << wrong;
   const auto done = client.Post(consume, R"({"figures": {"loss": 0.5}})", "application/json");
   EXPECT_EQ(done->status, 200);
@@ -223,8 +225,9 @@ TEST_F(ApiTest, OnLoopbackATokenIsNeeded) {
 
 TEST_F(ApiTest, ListensNowhereElse) {
   for (const char* listen : {"0.0.0.0:0", "example.org:1", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:x", ""}) {
-    const auto api = Api::start({.listen = listen, .folder = folder_, .body_max = {}, .about = {}, .parse_policy = {}, .read_policy = {}},
-                                exchange_);
+    const auto api = Api::start(
+        {.listen = listen, .folder = folder_, .body_max = {}, .about = {}, .parse_policy = {}, .read_policy = {}},
+        exchange_);
     ASSERT_FALSE(api.has_value()) << listen;
     EXPECT_THAT(api.error().message(), HasSubstr("127.0.0.1:PORT")) << listen;
   }
@@ -253,7 +256,8 @@ TEST(PolicyOf, RoundsAndChecksWhatATrainerSaves) {
   const delta::StateView view = policy->view();
   const auto same = model::policy_of(view, *config);
   ASSERT_TRUE(same.has_value());
-  EXPECT_EQ(delta::OwnedState(*model::policy_of(view, *config)).digest(), delta::OwnedState(*model::init_policy(*config, 1)).digest());
+  EXPECT_EQ(delta::OwnedState(*model::policy_of(view, *config)).digest(),
+            delta::OwnedState(*model::init_policy(*config, 1)).digest());
   // As fp32, a bit above the middle of two bf16 values: rounded up.
   std::vector<std::vector<float>> values;
   delta::StateView wide = view;
