@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <random>
@@ -101,6 +102,7 @@ struct Api::State {
   Exchange& exchange;
   httplib::Server server;
   std::thread thread;
+  std::atomic<bool> ended = false;
   json address;
   std::string token;  // empty: on a socket
 
@@ -111,7 +113,11 @@ struct Api::State {
     server.set_payload_max_length(options.body_max.count);
     ECHO_TRY(options.listen == "socket" ? listen_on_socket() : listen_on_loopback());
     routes();
-    thread = std::thread([this] { server.listen_after_bind(); });
+    thread = std::thread([this] {
+      server.listen_after_bind();
+      ended = true;
+    });
+    while (!server.is_running() && !ended) std::this_thread::yield();  // before that, stop() would be lost
     return ok();
   }
 
