@@ -221,4 +221,13 @@ void StateWriter::remember(OwnedState& state, std::vector<std::vector<Digest>> l
     if (state.tensors_[i].sealed) state.tensors_[i].leaves = std::move(leaves[i]);
 }
 
+Result<OwnedState> copy_of(const StateView& state) {
+  ECHO_ASSIGN(const StateView sorted, canonical(state));
+  ECHO_ASSIGN(OwnedState copy, OwnedState::zeros_like(sorted));
+  for (std::size_t i = 0; i < sorted.size(); ++i)
+    std::copy(sorted[i].bytes.begin(), sorted[i].bytes.end(), copy.mutable_bytes(i).begin());
+  copy.seal();
+  return copy;
+}
+
 }  // namespace echoline::delta

@@ -121,4 +121,7 @@ class OwnedState {
   std::uint64_t total_bytes_ = 0;
 };
 
+// A state with the same tensors. Errors of canonical() and zeros_like().
+Result<OwnedState> copy_of(const StateView& state);
+
 }  // namespace echoline::delta

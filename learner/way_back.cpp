@@ -1,22 +1,8 @@
 #include "learner/way_back.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 namespace echoline::learner {
-namespace {
-
-Result<delta::OwnedState> copy_of(const delta::OwnedState& state) {
-  ECHO_ASSIGN(delta::OwnedState copy, delta::OwnedState::zeros_like(state.view()));
-  for (std::size_t i = 0; i < state.size(); ++i)
-    if (const auto bytes = state.bytes(i); !bytes.empty())
-      std::memcpy(copy.mutable_bytes(i).data(), bytes.data(), bytes.size());
-  copy.seal();
-  return copy;
-}
-
-}  // namespace
-
 Status WayBack::add(const Policy& older, const Policy& newer, std::uint64_t bytes_max) {
   if (!steps_.empty() && steps_.front().from != older.version) steps_.clear();
   Step step{newer.version, older.version, older.digest, {}};
@@ -58,7 +44,7 @@ Result<Policy> WayBack::restore(Version to, const Policy& newest) const {
   };
   ECHO_TRY(delta::fold_deltas(patches, keep, nullptr, options_));
   Policy policy{to, last->digest, {}};
-  ECHO_ASSIGN(policy.state, copy_of(newest.state));
+  ECHO_ASSIGN(policy.state, delta::copy_of(newest.state.view()));
   delta::DecodeOptions decoding;
   decoding.threads = options_.threads;
   ECHO_TRY(delta::apply_delta(patch, policy.state, decoding));

@@ -15,6 +15,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "learner/run_record.hpp"
+#include "overlay/trust/secret.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -89,12 +90,6 @@ Result<json> figures_of(const std::string& body) {
   return figures;
 }
 
-bool same(std::string_view a, std::string_view b) {  // in a time that does not tell where they differ
-  unsigned different = a.size() != b.size();
-  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) different |= static_cast<unsigned>(a[i] ^ b[i]);
-  return different == 0;
-}
-
 }  // namespace
 
 struct Api::State {
@@ -104,7 +99,7 @@ struct Api::State {
   std::thread thread;
   std::atomic<bool> ended = false;
   json address;
-  std::string token;  // empty: on a socket
+  overlay::trust::Secret wanted;  // the header that shows the token; empty: on a socket
 
   State(ApiOptions o, Exchange& e) : options(std::move(o)), exchange(e) {}
 
@@ -156,14 +151,16 @@ struct Api::State {
     if (bound <= 0)
       return fail(Code::kInvalid, "learner.api", "cannot listen on {}: is the port in use?", options.listen);
     std::random_device unforeseeable;
+    std::string token;
     for (int i = 0; i < 8; ++i) token += fmt::format("{:08x}", unforeseeable());
+    wanted = overlay::trust::Secret("Bearer " + token);
     address = json{{"url", fmt::format("http://127.0.0.1:{}", bound)}, {"token", token}};
     return ok();
   }
 
   void routes() {
     server.set_pre_routing_handler([this](const Request& request, Response& response) {
-      if (token.empty() || same(request.get_header_value("Authorization"), "Bearer " + token))
+      if (wanted.empty() || wanted == overlay::trust::Secret(request.get_header_value("Authorization")))
         return httplib::Server::HandlerResponse::Unhandled;
       response.status = 401;
       answer(response, json{{"error",
@@ -239,18 +236,18 @@ struct Api::State {
                 }));
     server.Post(R"(/v1/policy/([0-9]+))", route([this](const Request& request, Response& response) -> Status {
                   ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
+                  delta::OwnedState policy;
                   if (request.get_header_value("Content-Type").starts_with(kJson)) {
                     const json body = json::parse(request.body, nullptr, false);
                     if (!body.is_object() || !body.contains("path") || !body["path"].is_string())
                       return fail(Code::kInvalid, "publish",
                                   "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}",
                                   kBytes);
-                    ECHO_ASSIGN(delta::OwnedState policy, options.read_policy(body["path"].get<std::string>()));
-                    ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
+                    ECHO_ASSIGN(policy, options.read_policy(body["path"].get<std::string>()));
                   } else {
-                    ECHO_ASSIGN(delta::OwnedState policy, options.parse_policy(request.body));
-                    ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
+                    ECHO_ASSIGN(policy, options.parse_policy(request.body));
                   }
+                  ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
                   answer(response, exchange.status());
                   return ok();
                 }));

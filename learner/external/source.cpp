@@ -2,8 +2,6 @@
 
 #include <sys/stat.h>
 
-#include <cstring>
-
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
@@ -86,7 +84,7 @@ class External final : public PolicySource {
       if (host_.stop) return std::optional<delta::OwnedState>();
       ECHO_TRY(wait_on(fmt::format("waiting for the trainer to publish version {}", version.value)));
     }
-    ECHO_ASSIGN(delta::OwnedState copy, copy_of(*policy_));
+    ECHO_ASSIGN(delta::OwnedState copy, delta::copy_of(policy_->view()));
     return std::optional(std::move(copy));
   }
 
@@ -162,15 +160,6 @@ class External final : public PolicySource {
     policy_ = std::move(policy);
     policy_version_ = Version{state["steps"].get<std::uint64_t>()};
     return state["steps"].get<std::int64_t>();
-  }
-
-  static Result<delta::OwnedState> copy_of(const delta::OwnedState& state) {
-    const delta::StateView view = state.view();
-    ECHO_ASSIGN(delta::OwnedState copy, delta::OwnedState::zeros_like(view));
-    for (std::size_t i = 0; i < view.size(); ++i)
-      std::memcpy(copy.mutable_bytes(i).data(), view[i].bytes.data(), view[i].bytes.size());
-    copy.seal();
-    return copy;
   }
 
   nlohmann::json about() const {

@@ -27,13 +27,4 @@ inline Result<std::vector<std::byte>> encode_snapshot(const StateView& cur, cons
   return in_memory([&](const PatchSink& sink) { return write_snapshot(cur, sink, options); }, stats);
 }
 
-inline Result<OwnedState> copy_of(const StateView& source) {
-  ECHO_ASSIGN(const StateView sorted, canonical(source));
-  ECHO_ASSIGN(OwnedState state, OwnedState::zeros_like(sorted));
-  for (std::size_t i = 0; i < sorted.size(); ++i)
-    std::copy(sorted[i].bytes.begin(), sorted[i].bytes.end(), state.mutable_bytes(i).begin());
-  state.seal();
-  return state;
-}
-
 }  // namespace echoline::delta

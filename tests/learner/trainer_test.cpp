@@ -105,6 +105,18 @@ std::string policy_digest(const Trainer& trainer) {
   return policy->digest().hex();
 }
 
+// 30 steps, from hardly any reward to nearly all.
+void expect_learns(Trainer& learner, model::Transformer& model) {
+  double first = 0, last = 0;
+  for (std::uint64_t step = 0; step < 30; ++step) {
+    const auto report = learner.step(rollouts(model, step));
+    ASSERT_TRUE(report) << report.error().message();
+    (step == 0 ? first : last) = report->reward_mean;
+  }
+  EXPECT_LT(first, 0.3);
+  EXPECT_GT(last, 0.8);
+}
+
 class TrainerTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -141,14 +153,7 @@ TEST_F(TrainerTest, OnPolicyRatioIsOneAtTheSamplingTemperature) {
 TEST_F(TrainerTest, RewardRises) {
   const auto model = tiny_model(2);
   const auto learner = trainer(model, settings());
-  double first = 0, last = 0;
-  for (std::uint64_t step = 0; step < 30; ++step) {
-    const auto report = learner->step(rollouts(*model, step));
-    ASSERT_TRUE(report) << report.error().message();
-    (step == 0 ? first : last) = report->reward_mean;
-  }
-  EXPECT_LT(first, 0.3);
-  EXPECT_GT(last, 0.8);
+  expect_learns(*learner, *model);
   EXPECT_EQ(learner->steps(), 30);
 }
 
@@ -339,14 +344,7 @@ TEST_F(TrainerTest, LearnsInBf16WithMomentsInEightBitsAndRecomputedLayers) {
   ASSERT_TRUE(model::load_policy(*model, model::export_policy(*tiny_model(2))->view()));
   model->recompute_layers(true);
   const auto learner = trainer(model, config);
-  double first = 0, last = 0;
-  for (std::uint64_t step = 0; step < 30; ++step) {
-    const auto report = learner->step(rollouts(*model, step));
-    ASSERT_TRUE(report) << report.error().message();
-    (step == 0 ? first : last) = report->reward_mean;
-  }
-  EXPECT_LT(first, 0.3);
-  EXPECT_GT(last, 0.8);
+  expect_learns(*learner, *model);
 }
 
 class CheckpointOfMoments : public TrainerTest, public ::testing::WithParamInterface<Moments> {};

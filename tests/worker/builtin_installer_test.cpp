@@ -7,19 +7,10 @@
 #include "model/weights.hpp"
 #include "overlay/sizes.hpp"
 #include "tests/delta/in_memory.hpp"
+#include "tests/worker/publication.hpp"
 
 namespace echoline::worker {
 namespace {
-
-overlay::Publication publication(std::uint64_t version, std::optional<std::uint64_t> base,
-                                 std::vector<std::byte> payload, const delta::Digest& digest) {
-  overlay::Publication p;
-  p.version = Version{version};
-  if (base) p.base = Version{*base};
-  p.policy_digest = digest.bytes;
-  p.payload = overlay::Payload({overlay::Slice(std::move(payload))});
-  return p;
-}
 
 std::vector<std::byte> bytes_of(const overlay::Publication& p) {
   const overlay::Slice whole = *p.payload.bytes();

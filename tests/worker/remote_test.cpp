@@ -15,6 +15,7 @@
 #include "delta/patch.hpp"
 #include "engine_server.hpp"
 #include "tests/delta/in_memory.hpp"
+#include "tests/worker/publication.hpp"
 #include "worker/engines/child.hpp"
 #include "worker/engines/policy_folder.hpp"
 #include "worker/groups.hpp"
@@ -28,16 +29,6 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 
 constexpr Duration kSlice = milliseconds(20);
-
-overlay::Publication publication(std::uint64_t version, std::optional<std::uint64_t> base, std::vector<std::byte> payload,
-                                 const delta::Digest& digest) {
-  overlay::Publication p;
-  p.version = Version{version};
-  if (base) p.base = Version{*base};
-  p.policy_digest = digest.bytes;
-  p.payload = overlay::Payload({overlay::Slice(std::move(payload))});
-  return p;
-}
 
 // Policies of one tensor, and what leads from one to the next.
 class Policies {
