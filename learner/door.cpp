@@ -28,6 +28,19 @@ Refusal because(std::string_view reason, bool forged, fmt::format_string<Args...
   return {reason, fmt::format(format, std::forward<Args>(args)...), forged};
 }
 
+// The policy's turns, by the loss mask; none where it does not begin and end with one.
+std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t, std::span<const model::Token> response) {
+  if (t.loss_mask_size() == 0) return {response};
+  std::vector<std::span<const model::Token>> turns;
+  const auto drawn = [&](std::size_t i) { return t.loss_mask(static_cast<int>(i)) != 0; };
+  if (!drawn(0) || !drawn(response.size() - 1)) return {};
+  for (std::size_t begin = 0, end = 0; begin < response.size(); begin = end) {
+    while (end < response.size() && drawn(end) == drawn(begin)) ++end;
+    if (drawn(begin)) turns.push_back(response.subspan(begin, end - begin));
+  }
+  return turns;
+}
+
 }  // namespace
 
 Door::Door(DoorOptions options, const data_plane::Adapter& adapter, model::Phrasing phrasing)
@@ -96,22 +109,71 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
     if (const Status status = options_.trainable(t); !status)
       return because("malformed", false, "{}", status.error().detail);
 
-  const auto end = phrasing_.end(response);
-  const bool finished = end.has_value();
-  if (finished && *end != response.size())
-    return because("malformed", false, "it goes on after token {}, which ends a response", response[*end - 1]);
-  if (!finished && t.response_tokens_size() != options_.response_tokens_max)
-    return because("malformed", false, "it is cut after {} tokens, expected an end or {} tokens",
-                   t.response_tokens_size(), options_.response_tokens_max);
-  if (finished != t.finished())
-    return because("malformed", false, "finished is {}, its last token says {}", t.finished(), finished);
+  const auto turns = turns_of(t, response);
+  if (turns.empty() || turns.size() > data_plane::kTurnsMax)
+    return because("malformed", false, "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
+                   data_plane::kTurnsMax);
+  if (auto refused = wrong_end(t, turns)) return refused;
+  if (adapter_.repeatable() != data_plane::Repeatable::kCheaply) return std::nullopt;
+  return wrong_score(t, question, response, turns);
+}
 
-  if (!adapter_.deterministic()) return std::nullopt;
-  if (t.loss_mask_size() != 0)
-    return because("malformed", false, "a loss mask, expected none: every token of this task is the policy's");
-  const std::string text = phrasing_.answer(response);
+// Whether every turn ends as one does: by itself, or because there was no more room.
+std::optional<Refusal> Door::wrong_end(const schema::Trajectory& t, std::span<const std::span<const model::Token>> turns) const {
+  for (const auto turn : turns) {
+    const bool last = &turn == &turns.back();
+    const auto end = phrasing_.end(turn);
+    if (end && *end != turn.size())
+      return because("malformed", false, "it goes on after token {}, which ends a response", turn[*end - 1]);
+    const bool full = (last && t.response_tokens_size() == options_.response_tokens_max) ||
+                      (options_.turn_tokens_max > 0 && std::ssize(turn) == options_.turn_tokens_max);
+    if (!end && !full)
+      return because("malformed", false, "it is cut after {} tokens, expected an end or {} tokens", turn.size(),
+                     last ? options_.response_tokens_max : options_.turn_tokens_max);
+    if (last && t.finished() && !end)
+      return because("malformed", false, "finished is true, its last token says false");
+  }
+  return std::nullopt;
+}
+
+// Whether the task says the same of the policy's turns.
+std::optional<Refusal> Door::wrong_score(const schema::Trajectory& t, const Question& question,
+                                         std::span<const model::Token> response,
+                                         std::span<const std::span<const model::Token>> turns) const {
+  auto episode = adapter_.begin(question.problem, data_plane::episode_seed(options_.seed, t.group(), t.member()));
+  if (!episode) return because("malformed", false, "its task cannot be begun: {}", episode.error().message());
+  data_plane::Score score;
+  bool finished = false;
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    const auto turn = turns[i];
+    const bool last = i + 1 == turns.size();
+    auto step = data_plane::step_and_wait(**episode, phrasing_.answer(turn));
+    if (!step) return because("malformed", false, "its task cannot go on: {}", step.error().message());
+    data_plane::add(score, step->score);
+    if (step->done) {
+      if (!last) return because("wrong score", true, "it goes on after its task was done");
+      finished = phrasing_.end(turn).has_value();
+      break;
+    }
+    const auto told = phrasing_.follow_up(turn, step->observation);
+    if (!told) return because("malformed", false, "what it is told has no tokens: {}", told.error().message());
+    const auto begin = static_cast<std::size_t>(turn.data() + turn.size() - response.data());
+    const std::int64_t room = options_.response_tokens_max - static_cast<std::int64_t>(begin) - std::ssize(*told);
+    if (last && room > 0 && turns.size() < data_plane::kTurnsMax)
+      return because("malformed", false, "it stops after {} turns with room for {} tokens, its task goes on", turns.size(), room);
+    if (last) {
+      data_plane::add(score, (*episode)->cut());
+      break;
+    }
+    const std::size_t observed = static_cast<std::size_t>(turns[i + 1].data() - response.data()) - begin;
+    if (!std::ranges::equal(response.subspan(begin, observed), *told))
+      return because("wrong score", true, "the {} tokens that it was told after turn {} are not the {} of its task", observed, i + 1,
+                     told->size());
+  }
+  if (t.finished() != finished)
+    return because("malformed", false, "finished is {}, its last token says {}", t.finished(), finished);
+  const std::string text = turns.size() > 1 ? phrasing_.tokenizer().decode(response) : phrasing_.answer(response);
   if (t.text() != text) return because("wrong score", true, "its text is not what its tokens stand for");
-  const data_plane::Score score = adapter_.score(question.problem, text);
   if (!same(t.reward(), score.reward) || t.correct() != score.correct)
     return because("wrong score", true, "reward {} ({}), expected {} ({})", t.reward(),
                    t.correct() ? "correct" : "wrong", score.reward, score.correct ? "correct" : "wrong");

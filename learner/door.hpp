@@ -23,6 +23,8 @@ struct DoorOptions {
   std::int64_t vocab_size = 0;
   std::int64_t positions_max = 0;
   std::int64_t response_tokens_max = 0;
+  std::int64_t turn_tokens_max = 0;  // of one turn; 0: what response_tokens_max leaves
+  std::uint64_t seed = 0;            // the run's
   // What training refuses is refused here, so that it cannot end the run there.
   std::function<Status(const schema::Trajectory&)> trainable;
 };
@@ -70,6 +72,9 @@ class Door {
 
  private:
   std::optional<Refusal> refusal(const schema::Trajectory& trajectory, const Question& question) const;
+  std::optional<Refusal> wrong_end(const schema::Trajectory& trajectory, std::span<const std::span<const model::Token>> turns) const;
+  std::optional<Refusal> wrong_score(const schema::Trajectory& trajectory, const Question& question,
+                                     std::span<const model::Token> response, std::span<const std::span<const model::Token>> turns) const;
 
   DoorOptions options_;
   const data_plane::Adapter& adapter_;

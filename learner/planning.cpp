@@ -26,7 +26,7 @@ Result<model::ModelConfig> run_model_config(const RunConfig& config) {
 
 Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::ModelFiles& files) {
   const TaskSection& task = config.task;
-  return model::Phrasing::make(files, {task.prompt, task.chat, task.system, task.chat_options_json, config.rollout.stop});
+  return model::Phrasing::make(files, {task.prompt, task.chat, task.system, task.chat_options_json, config.rollout.stop, task.turn});
 }
 
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {

@@ -52,6 +52,9 @@ void read_task(ConfigSection s, TaskSection& c) {
   s.read("prompt", c.prompt, "text around a problem; {prompt} is where the problem goes");
   if (c.prompt.find("{prompt}") == std::string::npos)
     s.error("prompt", fmt::format("expected a text with {{prompt}} where the problem goes, found '{}'", c.prompt));
+  s.read("turn", c.turn, "without `chat`: text around what the policy is told between two turns; {observation} is where that goes");
+  if (c.turn.find("{observation}") == std::string::npos)
+    s.error("turn", fmt::format("expected a text with {{observation}} where that goes, found '{}'", c.turn));
   s.read("chat", c.chat,
          "put it into the model's chat template, as the message of a user, with the beginning of an answer");
   s.read("system", c.system, "a message before it; needs `chat`");
@@ -77,7 +80,8 @@ void read_rollout(ConfigSection s, RolloutSection& c) {
   s.read("min_p", c.min_p, {.min = 0.0, .max = 1.0},
          "and from those that are at least this part as likely as the likeliest; 0: from all");
   s.read("response_tokens_max", c.response_tokens_max, {.min = 1, .max = 1'000'000},
-         "a response that has not ended by then is cut");
+         "a response that has not ended by then is cut; in a task of many turns, all of them and what the policy is told between them");
+  s.read("turn_tokens_max", c.turn_tokens_max, {.min = 1, .max = 1'000'000}, {"so does a turn that has not ended by then", "what is left of the response"});
   s.read("stop", c.stop, {"a response ends when its text contains one of these, such as [\"</answer>\"]; it stays part of the text", "none"});
   for (const std::string& stop : c.stop)
     if (stop.empty() || stop.size() > model::kStopBytesMax || c.stop.size() > model::kStopsMax)

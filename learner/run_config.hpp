@@ -38,6 +38,7 @@ struct TaskSection {
   std::string options_json = "{}";  // the adapter's own configuration
   // How a problem is put to the model (model/phrasing.hpp).
   std::string prompt = "{prompt}";       // the problem goes where {prompt} stands
+  std::string turn = "\n{observation}\n";  // without `chat`: between a turn and the next
   bool chat = false;                     // in the model's chat template, as the message of a user
   std::string system;                    // the message before it; needs `chat`
   std::string chat_options_json = "{}";  // more names for the template, such as enable_thinking
@@ -57,6 +58,7 @@ struct RolloutSection {
   std::uint32_t top_k = 0;  // 0: all
   double min_p = 0;
   std::uint32_t response_tokens_max = 64;
+  std::optional<std::uint32_t> turn_tokens_max;
   std::vector<std::string> stop;  // strings that end a response
   schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
   // A worker's right to a group ends after twice the time it needs for response_tokens_max tokens, as measured on it, but

@@ -21,6 +21,8 @@ Door RunTask::door(const RunConfig& config) const {
   options.vocab_size = files.config.vocab_size;
   options.positions_max = files.config.positions_max;
   options.response_tokens_max = config.rollout.response_tokens_max;
+  options.turn_tokens_max = config.rollout.turn_tokens_max.value_or(0);
+  options.seed = config.run.seed;
   options.trainable = [shape = files.config](const schema::Trajectory& t) { return check_trainable(t, shape); };
   return Door(std::move(options), *adapter, phrasing);
 }

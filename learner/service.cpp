@@ -139,6 +139,7 @@ class Service {
     spec.set_top_k(config_.rollout.top_k);
     spec.set_min_p(config_.rollout.min_p);
     spec.set_on_new_policy(config_.rollout.on_new_policy);
+    spec.set_turn_tokens_max(config_.rollout.turn_tokens_max.value_or(0));
     spec.set_response_tokens_max(config_.rollout.response_tokens_max);
     schema::LearnerMessage message;
     ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));

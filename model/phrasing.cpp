@@ -8,6 +8,18 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// Stands for a response where a template shows what comes after one.
+constexpr std::string_view kAnyResponse = "(any response)";
+
+// `text` with `what` in every place of `place`.
+std::string filled(std::string_view text, std::string_view place, std::string_view what) {
+  std::string all;
+  std::size_t begin = 0;
+  for (std::size_t at; (at = text.find(place, begin)) != std::string::npos; begin = at + place.size())
+    all.append(text.substr(begin, at - begin)).append(what);
+  return all.append(text.substr(begin));
+}
+
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kInvalid, "prompt", format, std::forward<Args>(args)...);
@@ -25,7 +37,7 @@ Result<Phrasing> Phrasing::make(const ModelFiles& files, const PromptStyle& styl
   if (!options.is_object()) return bad("task.chat_options is {}, expected names and values", options.dump());
   if (!options.empty() && !style.chat) return bad("task.chat_options needs task.chat");
   variables.update(options);
-  ordered_json parts = {{"text", style.text}};
+  ordered_json parts = {{"text", style.text}, {"turn", style.turn}};
   if (!style.stop.empty()) parts["stop"] = style.stop;
   if (style.chat) {
     parts["chat_template"] = *files.chat_template;
@@ -51,6 +63,10 @@ Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eo
   if (phrasing.text_.find(kPromptPlace) == std::string::npos)
     return bad("task.prompt is '{}', expected a text with {} where the problem goes", phrasing.text_.substr(0, 200),
                kPromptPlace);
+  text("turn", phrasing.turn_);
+  if (phrasing.turn_.find(kObservationPlace) == std::string::npos)
+    return bad("task.turn is '{}', expected a text with {} where the observation goes", phrasing.turn_.substr(0, 200),
+               kObservationPlace);
   const ordered_json stops = parts.contains("stop") ? parts["stop"] : ordered_json::array();
   if (!stops.is_array() || stops.size() > kStopsMax) return bad("expected at most {} stop strings, found {}", kStopsMax, stops.dump().substr(0, 200));
   for (const ordered_json& stop : stops) {
@@ -67,7 +83,7 @@ Result<Phrasing> Phrasing::from_parts(Tokenizer tokenizer, std::vector<Token> eo
 }
 
 std::string Phrasing::prompt_json() const {
-  ordered_json parts = {{"text", text_}};
+  ordered_json parts = {{"text", text_}, {"turn", turn_}};
   if (!stop_.empty()) parts["stop"] = stop_;
   if (template_) {
     parts["chat_template"] = template_text_;
@@ -78,11 +94,7 @@ std::string Phrasing::prompt_json() const {
 }
 
 Result<std::string> Phrasing::prompt_text(std::string_view problem) const {
-  std::string text;
-  std::size_t begin = 0;
-  for (std::size_t at; (at = text_.find(kPromptPlace, begin)) != std::string::npos; begin = at + kPromptPlace.size())
-    text += text_.substr(begin, at - begin) + std::string(problem);
-  text += text_.substr(begin);
+  std::string text = filled(text_, kPromptPlace, problem);
   if (!template_) return text;
   std::vector<ChatMessage> messages;
   if (!system_.empty()) messages.push_back({"system", system_});
@@ -93,6 +105,21 @@ Result<std::string> Phrasing::prompt_text(std::string_view problem) const {
 Result<std::vector<Token>> Phrasing::prompt(std::string_view problem) const {
   ECHO_ASSIGN(const std::string text, prompt_text(problem));
   return tokenizer_.encode(text);
+}
+
+Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, std::string_view observation) const {
+  if (!template_) return tokenizer_.encode(filled(turn_, kObservationPlace, observation));
+  const std::vector<ChatMessage> messages{
+      {"user", "?"}, {"assistant", std::string(kAnyResponse)}, {"user", std::string(observation)}};
+  ECHO_ASSIGN(const std::string all, template_->render(messages, /*add_generation_prompt=*/true, variables_json_));
+  const std::size_t at = all.find(kAnyResponse);
+  if (at == std::string::npos) return bad("the chat template does not show what the assistant has said before");
+  std::string_view after = std::string_view(all).substr(at + kAnyResponse.size());
+  if (!response.empty() && std::find(eos_.begin(), eos_.end(), response.back()) != eos_.end()) {
+    const std::string end = tokenizer_.decode(response.last(1));  // is there already
+    if (!end.empty() && after.starts_with(end)) after.remove_prefix(end.size());
+  }
+  return tokenizer_.encode(after);
 }
 
 std::optional<std::size_t> Phrasing::end(std::span<const Token> response, std::size_t known) const {

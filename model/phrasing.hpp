@@ -14,6 +14,7 @@
 namespace echoline::model {
 
 inline constexpr std::string_view kPromptPlace = "{prompt}";
+inline constexpr std::string_view kObservationPlace = "{observation}";
 
 // What a run wants of its prompts.
 struct PromptStyle {
@@ -22,6 +23,7 @@ struct PromptStyle {
   std::string system;                    // a message before it; needs `chat`
   std::string chat_options_json = "{}";  // more names for the template, such as enable_thinking
   std::vector<std::string> stop = {};    // a response ends when its text contains one of these
+  std::string turn = "\n{observation}\n";  // without `chat`: between a response and the next goes what the policy is told
 };
 
 inline constexpr std::size_t kStopsMax = 16, kStopBytesMax = 64;
@@ -39,6 +41,9 @@ class Phrasing {
   // The text and the tokens that the model continues. kInvalid for a prompt the template or the tokenizer refuses.
   Result<std::string> prompt_text(std::string_view problem) const;
   Result<std::vector<Token>> prompt(std::string_view problem) const;
+  // What goes between a response and the next one: the tokens of an observation, as the message of a user where this is a chat. The
+  // tokens before stay as they are. `response`: the one before, with the token that ended it. kInvalid as above.
+  Result<std::vector<Token>> follow_up(std::span<const Token> response, std::string_view observation) const;
   // How many tokens of a response there are until it ends: with an ending token, or with the one that completes a stop string in
   // its text. Absent: neither is there. The first `known` tokens are known not to end it.
   std::optional<std::size_t> end(std::span<const Token> response, std::size_t known = 0) const;
@@ -54,7 +59,7 @@ class Phrasing {
   Tokenizer tokenizer_;
   std::vector<Token> eos_;
   std::vector<std::string> stop_;
-  std::string text_, system_, variables_json_;
+  std::string text_, turn_ = PromptStyle().turn, system_, variables_json_;
   std::string template_text_;
   std::optional<ChatTemplate> template_;  // absent: the text as it is
 };

@@ -25,6 +25,7 @@ constexpr double kAheadSeconds = 0.25;  // that a machine held to a speed has wo
 constexpr Duration kHandOverMax = std::chrono::seconds(10);
 constexpr Duration kFinishMax = std::chrono::seconds(8);  // of what it has leases for, when it is asked to stop
 constexpr std::uint32_t kGroupsPerRequestMax = 64;
+constexpr std::size_t kAtTaskMax = 4096;  // rollouts whose task is thinking, beside those that the engine has
 
 struct Joined {
   WorkerId id;
@@ -39,7 +40,8 @@ struct Disconnected {
   std::string reason;
   bool in_order = false;
 };
-using Event = std::variant<Joined, overlay::Publication, Message, Away, Disconnected>;
+struct TaskAnswered {};
+using Event = std::variant<Joined, overlay::Publication, Message, Away, Disconnected, TaskAnswered>;
 
 class Agent {
  public:
@@ -98,8 +100,8 @@ class Agent {
       if (ended_ || !engine_) continue;
       ECHO_TRY(install_pending());
       begin_groups();
-      for (Outcome& outcome : engine_->poll(kSlice))
-        if (auto ended = groups_->take(std::move(outcome))) settle(std::move(*ended));
+      for (Outcome& outcome : engine_->poll(kSlice)) groups_->take(std::move(outcome));
+      advance_groups();
       ECHO_TRY(engine_->state());
       hand_in();
       tell_progress();
@@ -179,7 +181,7 @@ class Agent {
         if (task_) break;  // told again after it was away
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(task_, make_task(std::move(spec)));
-        groups_.emplace(*task_, id_);
+        groups_.emplace(*task_, id_, [this] { mailbox_.try_push(TaskAnswered{}); });
         ECHO_ASSIGN(engine_, options_.engine(*task_, {&stop_, [this] { tell_progress(); }}));
         log::info("task '{}', model of {} parameters", task_->spec.adapter_name(), task_->model.parameters());
         break;
@@ -263,13 +265,15 @@ class Agent {
     return rollouts;
   }
   bool has_room() const {
-    return engine_ && engine_->version() && !finishing() && under_way() + task_->spec.group_size() <= rollouts_at_once();
+    return engine_ && engine_->version() && !finishing() && for_engine() + task_->spec.group_size() <= rollouts_at_once();
   }
+  // Those whose task is thinking keep no engine busy.
+  std::size_t for_engine() const { return under_way() - std::min(groups_->at_task(), kAtTaskMax); }
 
   void request_work() {
     const TimePoint now = clock_.now();
     if (!has_room() || now < asking_.not_before() || now < ask_at_) return;
-    const std::size_t groups = (rollouts_at_once() - under_way()) / task_->spec.group_size();
+    const std::size_t groups = (rollouts_at_once() - for_engine()) / task_->spec.group_size();
     schema::WorkerMessage message;
     schema::WorkRequest& request = *message.mutable_request();
     request.set_version(engine_->version()->value);
@@ -291,6 +295,12 @@ class Agent {
       for (Sequence& sequence : std::get<std::vector<Sequence>>(begun)) engine_->submit(std::move(sequence));
     }
     leases_.clear();
+  }
+
+  void advance_groups() {
+    Groups::Advance advance = groups_->advance();
+    for (Groups::Ended& ended : advance.ended) settle(std::move(ended));
+    for (Sequence& sequence : advance.next) engine_->submit(std::move(sequence));
   }
 
   // Nothing comes of the groups under way: the learner gives them to somebody else.
@@ -340,7 +350,7 @@ class Agent {
     const TimePoint now = clock_.now();
     if (was_working_) busy_s_ += seconds(now - noted_at_);
     noted_at_ = now;
-    was_working_ = engine_->inside() > 0 || !held_.empty();
+    was_working_ = !groups_->empty() || !held_.empty();
   }
 
   void tell_progress() {
@@ -353,7 +363,7 @@ class Agent {
     for (const std::uint64_t lease : groups_->leases()) progress.add_leases(lease);
     for (const Held& held : held_) progress.add_leases(held.submission.lease());
     if (progress.leases().empty()) return;
-    if (!held_.empty()) ++waits_;
+    if (!held_.empty() || groups_->at_task() > 0) ++waits_;
     progress.set_progress(engine_->progress() + waits_);
     say(message);
   }
@@ -392,7 +402,7 @@ class Agent {
   TimePoint finish_by_ = kNever;  // asked to stop
   Duration progress_every_ = std::chrono::seconds(3);
   TimePoint progress_due_{};
-  std::uint64_t waits_ = 0;  // told of while something was held
+  std::uint64_t waits_ = 0;  // told of while something was held, or a task was thinking
   TimePoint noted_at_{};
   bool was_working_ = false;  // then
   double busy_s_ = 0;

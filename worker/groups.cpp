@@ -39,41 +39,139 @@ Result<Task> make_task(schema::RunSpec spec) {
   return task;
 }
 
+Groups::Groups(const Task& task, WorkerId worker, std::function<void()> wake)
+    : task_(task), worker_(worker), answers_(std::make_shared<Answers>()) {
+  answers_->wake = std::move(wake);
+}
+
 std::variant<std::vector<Sequence>, schema::WorkFailed> Groups::begin(schema::Lease lease, TimePoint now) {
   auto prompt = task_.phrasing->prompt(lease.problem().prompt());
   if (!prompt) return failure(lease, schema::WORK_FAILURE_PROMPT, prompt.error().message());
-  const std::uint64_t id = lease.id();
-  Group& group = groups_[id];
-  group.begun = now;
-  group.responses.resize(lease.rollouts());
-  group.missing = lease.rollouts();
-  std::vector<Sequence> sequences;
+  Group group;
   for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
-    const std::uint64_t seed = mix64(task_.spec.seed() ^ (mix64(id) + member));
-    sequences_[next_] = {id, member};
-    sequences.push_back({next_++, *prompt, task_.spec.response_tokens_max(), seed});
+    auto episode = task_.adapter->begin(lease.problem(), data_plane::episode_seed(task_.spec.seed(), lease.group(), member));
+    if (!episode) return failure(lease, schema::WORK_FAILURE_SCORING, episode.error().message());
+    group.members.emplace_back().episode = *std::move(episode);
   }
+  group.begun = now;
+  group.missing = lease.rollouts();
   group.prompt = std::move(*prompt);
+  const std::uint64_t id = lease.id();
   group.lease = std::move(lease);
+  groups_[id] = std::move(group);
+  std::vector<Sequence> sequences;
+  for (std::size_t member = 0; member < groups_[id].members.size(); ++member) sequences.push_back(next_turn(id, member));
   return sequences;
 }
 
-std::optional<Groups::Ended> Groups::take(Outcome outcome) {
+std::int64_t Groups::room(const Member& member) const {
+  return std::int64_t{task_.spec.response_tokens_max()} - std::ssize(member.tokens);
+}
+
+Sequence Groups::next_turn(std::uint64_t lease, std::size_t which) {
+  const Group& group = groups_.at(lease);
+  const Member& member = group.members[which];
+  Sequence sequence{next_++, group.prompt, room(member), mix64(task_.spec.seed() ^ (mix64(lease) + which))};
+  if (task_.spec.turn_tokens_max() > 0)
+    sequence.tokens_max = std::min<std::int64_t>(sequence.tokens_max, task_.spec.turn_tokens_max());
+  if (member.turns > 0) sequence.seed = mix64(sequence.seed + member.turns);
+  sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
+  sequences_[sequence.id] = {lease, which};
+  return sequence;
+}
+
+void Groups::take(Outcome outcome) {
   const auto place = sequences_.find(outcome.id);
-  if (place == sequences_.end()) return std::nullopt;
-  const auto [lease, member] = place->second;
-  sequences_.erase(place);
+  if (place == sequences_.end()) return;
+  const std::uint64_t lease = place->second.lease;
   Group& group = groups_.at(lease);
-  if (outcome.response) {
-    group.responses[member] = std::move(*outcome.response);
-    if (--group.missing > 0) return std::nullopt;
+  if (!outcome.response) {
+    sequences_.erase(place);
+    return end(lease, failure(group.lease, kind_of(outcome.response.error()), outcome.response.error().message()));
   }
-  Ended ended{group.begun,
-              outcome.response ? settle(group)
-                               : failure(group.lease, kind_of(outcome.response.error()), outcome.response.error().message()),
-              {}};
+  place->second.at_task = true;
+  Member& member = group.members[place->second.member];
+  Response& turn = *outcome.response;
+  std::string text = task_.phrasing->answer(turn.tokens);
+  const std::size_t before = member.tokens.size();
+  for (const Span& span : turn.spans) {
+    if (!member.spans.empty() && member.spans.back().version == span.version) member.spans.pop_back();
+    member.spans.push_back({span.version, before + span.end});
+  }
+  member.tokens.insert(member.tokens.end(), turn.tokens.begin(), turn.tokens.end());
+  for (const float logprob : turn.logprobs) member.logprobs.push_back(std::min(logprob, 0.0f));
+  member.drawn.resize(member.tokens.size(), true);
+  member.ended = turn.ended;
+  ++member.turns;
+  const auto answer = [answers = answers_, id = outcome.id](Result<data_plane::Step> step) {
+    bool first = false;
+    {
+      const std::lock_guard lock(answers->mutex);
+      first = answers->given.empty();
+      answers->given.emplace_back(id, std::move(step));
+    }
+    if (first && answers->wake) answers->wake();
+  };
+  try {
+    member.episode->step(std::move(text), answer);
+  } catch (const std::exception& error) {
+    sequences_.erase(outcome.id);
+    end(lease, failure(group.lease, schema::WORK_FAILURE_SCORING, error.what()));
+  }
+}
+
+Groups::Advance Groups::advance() {
+  std::vector<std::pair<std::uint64_t, Result<data_plane::Step>>> given;
+  {
+    const std::lock_guard lock(answers_->mutex);
+    given.swap(answers_->given);
+  }
+  Advance advance;
+  for (auto& [id, step] : given) {
+    const auto found = sequences_.find(id);
+    if (found == sequences_.end()) continue;
+    const Place place = found->second;
+    sequences_.erase(found);
+    Group& group = groups_.at(place.lease);
+    auto goes_on = step ? go_on(group.members[place.member], *std::move(step)) : Result<bool>(std::move(step).error());
+    if (!goes_on)
+      end(place.lease, failure(group.lease, schema::WORK_FAILURE_SCORING, goes_on.error().message()));
+    else if (*goes_on)
+      advance.next.push_back(next_turn(place.lease, place.member));
+    else if (--group.missing == 0)
+      end(place.lease, std::nullopt);
+  }
+  advance.ended = std::exchange(ended_, {});
+  std::erase_if(advance.next, [&](const Sequence& sequence) {
+    if (sequences_.contains(sequence.id)) return false;
+    for (Ended& ended : advance.ended) std::erase(ended.abandoned, sequence.id);  // its group failed before it came inside
+    return true;
+  });
+  return advance;
+}
+
+Result<bool> Groups::go_on(Member& member, data_plane::Step step) const {
+  data_plane::add(member.score, step.score);
+  if (step.done) return false;
+  ECHO_ASSIGN(const auto told, task_.phrasing->follow_up(member.tokens, step.observation));
+  if (told.empty()) return fail(Code::kInvalid, "task", "an observation without tokens");
+  if (room(member) <= std::ssize(told) || member.turns >= data_plane::kTurnsMax) {
+    data_plane::add(member.score, member.episode->cut());
+    member.ended = false;
+    return false;
+  }
+  member.tokens.insert(member.tokens.end(), told.begin(), told.end());
+  member.logprobs.resize(member.tokens.size(), 0.0f);
+  member.drawn.resize(member.tokens.size(), false);
+  member.spans.back().end = member.tokens.size();
+  return true;
+}
+
+void Groups::end(std::uint64_t lease, std::optional<schema::WorkFailed> failed) {
+  const Group& group = groups_.at(lease);
+  Ended ended{group.begun, failed ? Settled(*std::move(failed)) : Settled(submission(group)), {}};
   ended.abandoned = forget(lease);
-  return ended;
+  ended_.push_back(std::move(ended));
 }
 
 std::vector<std::uint64_t> Groups::leases() const {
@@ -84,13 +182,19 @@ std::vector<std::uint64_t> Groups::leases() const {
 
 std::size_t Groups::rollouts() const {
   std::size_t all = 0;
-  for (const auto& [lease, group] : groups_) all += group.responses.size();
+  for (const auto& [lease, group] : groups_) all += group.members.size();
   return all;
+}
+
+std::size_t Groups::at_task() const {
+  return static_cast<std::size_t>(
+      std::count_if(sequences_.begin(), sequences_.end(), [](const auto& sequence) { return sequence.second.at_task; }));
 }
 
 std::vector<std::uint64_t> Groups::drop() {
   std::vector<std::uint64_t> inside;
-  for (const auto& [id, place] : sequences_) inside.push_back(id);
+  for (const auto& [id, place] : sequences_)
+    if (!place.at_task) inside.push_back(id);
   sequences_.clear();
   groups_.clear();
   return inside;
@@ -100,48 +204,44 @@ std::vector<std::uint64_t> Groups::forget(std::uint64_t lease) {
   std::vector<std::uint64_t> inside;
   std::erase_if(sequences_, [&](const auto& sequence) {
     if (sequence.second.lease != lease) return false;
-    inside.push_back(sequence.first);
+    if (!sequence.second.at_task) inside.push_back(sequence.first);
     return true;
   });
   groups_.erase(lease);
   return inside;
 }
 
-Settled Groups::settle(const Group& group) const {
+schema::Submission Groups::submission(const Group& group) const {
   const schema::Lease& lease = group.lease;
   schema::Submission submission;
   submission.set_lease(lease.id());
-  try {
-    for (std::size_t member = 0; member < group.responses.size(); ++member) {
-      const Response& response = *group.responses[member];
-      const std::string text = task_.phrasing->answer(response.tokens);
-      const data_plane::Score score = task_.adapter->score(lease.problem(), text);
-      schema::Trajectory& t = *submission.add_trajectories();
-      t.set_id(fmt::format("{}/{}", lease.id(), member));
-      t.set_problem_id(lease.problem().id());
-      t.set_group(lease.group());
-      t.set_member(static_cast<std::uint32_t>(member));
-      for (const model::Token token : group.prompt) t.add_prompt_tokens(static_cast<std::uint32_t>(token));
-      for (const model::Token token : response.tokens) t.add_response_tokens(static_cast<std::uint32_t>(token));
-      for (const float logprob : response.logprobs) t.add_logprobs(std::min(logprob, 0.0f));
-      std::size_t begin = 0;
-      for (const Span& span : response.spans) {
-        schema::VersionSpan& s = *t.add_spans();
-        s.set_begin(static_cast<std::uint32_t>(std::exchange(begin, span.end)));
-        s.set_end(static_cast<std::uint32_t>(span.end));
-        s.set_version(span.version.value);
-      }
-      t.set_reward(score.reward);
-      for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
-      t.set_policy_digest(lease.policy_digest());
-      t.set_lease(lease.id());
-      t.set_worker(worker_.value);
-      t.set_finished(response.ended);
-      t.set_text(text);
-      t.set_correct(score.correct);
+  for (std::size_t number = 0; number < group.members.size(); ++number) {
+    const Member& member = group.members[number];
+    schema::Trajectory& t = *submission.add_trajectories();
+    t.set_id(fmt::format("{}/{}", lease.id(), number));
+    t.set_problem_id(lease.problem().id());
+    t.set_group(lease.group());
+    t.set_member(static_cast<std::uint32_t>(number));
+    for (const model::Token token : group.prompt) t.add_prompt_tokens(static_cast<std::uint32_t>(token));
+    for (const model::Token token : member.tokens) t.add_response_tokens(static_cast<std::uint32_t>(token));
+    for (const float logprob : member.logprobs) t.add_logprobs(logprob);
+    if (member.turns > 1)
+      for (const bool drawn : member.drawn) t.add_loss_mask(drawn ? 1 : 0);
+    std::size_t begin = 0;
+    for (const Span& span : member.spans) {
+      schema::VersionSpan& s = *t.add_spans();
+      s.set_begin(static_cast<std::uint32_t>(std::exchange(begin, span.end)));
+      s.set_end(static_cast<std::uint32_t>(span.end));
+      s.set_version(span.version.value);
     }
-  } catch (const std::exception& error) {
-    return failure(lease, schema::WORK_FAILURE_SCORING, error.what());
+    t.set_reward(member.score.reward);
+    for (const auto& [name, value] : member.score.components) (*t.mutable_components())[name] = value;
+    t.set_policy_digest(lease.policy_digest());
+    t.set_lease(lease.id());
+    t.set_worker(worker_.value);
+    t.set_finished(member.ended);
+    t.set_text(member.turns > 1 ? task_.phrasing->tokenizer().decode(member.tokens) : task_.phrasing->answer(member.tokens));
+    t.set_correct(member.score.correct);
   }
   return submission;
 }

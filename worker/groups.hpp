@@ -1,8 +1,10 @@
-// Groups in the making: from a lease to sequences for an engine, from what came of them to a scored submission. No network
-// and no engine.
+// Groups in the making: from a lease to sequences for an engine, from what came of them to the task and back to the engine
+// turn by turn, and to a scored submission. No network and no engine.
 #pragma once
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <variant>
 #include <vector>
@@ -30,50 +32,82 @@ Result<Task> make_task(schema::RunSpec spec);
 // What the learner is to be told of a lease.
 using Settled = std::variant<schema::Submission, schema::WorkFailed>;
 
-// A group fails as a whole and alone: with the first of its sequences that does, or where it cannot be scored. One thread.
+// A group fails as a whole and alone: with the first of its sequences that does, or where its task does. What a task is asked
+// is answered on any thread; everything else is one thread's.
 class Groups {
  public:
-  // The task must outlive it.
-  Groups(const Task& task, WorkerId worker) : task_(task), worker_(worker) {}
+  // `wake` is called on a task's thread when advance() has something to do; it may be empty. The task must outlive the groups.
+  Groups(const Task& task, WorkerId worker, std::function<void()> wake = {});
 
   // The sequences of a group, in order, or why there are none.
   std::variant<std::vector<Sequence>, schema::WorkFailed> begin(schema::Lease lease, TimePoint now);
+  // A turn has been drawn, and goes to its task. A sequence that is not known is one that was abandoned.
+  void take(Outcome outcome);
 
   struct Ended {
     TimePoint begun;
     Settled what;
-    std::vector<std::uint64_t> abandoned;  // sequences that are still inside
+    std::vector<std::uint64_t> abandoned;  // sequences that are still inside the engine
   };
-  // Nothing while others of its group are outstanding. A sequence that is not known is one that was abandoned.
-  std::optional<Ended> take(Outcome outcome);
+  struct Advance {
+    std::vector<Sequence> next;  // turns that follow
+    std::vector<Ended> ended;
+  };
+  // What has come of take() and of tasks since.
+  Advance advance();
 
   std::vector<std::uint64_t> leases() const;
   std::size_t rollouts() const;  // of all groups, however many of them are finished
+  std::size_t at_task() const;   // those whose task is thinking
   bool empty() const { return groups_.empty(); }
-  // All groups are forgotten; their sequences are returned.
+  // All groups are forgotten; their sequences inside the engine are returned.
   std::vector<std::uint64_t> drop();
 
  private:
+  struct Member {
+    std::unique_ptr<data_plane::Episode> episode;
+    std::vector<model::Token> tokens;  // of turns and observations
+    std::vector<float> logprobs;
+    std::vector<bool> drawn;  // by the policy
+    std::vector<Span> spans;
+    std::size_t turns = 0;
+    data_plane::Score score;
+    bool ended = false;  // its last turn, by itself
+  };
   struct Group {
     schema::Lease lease;
     std::vector<model::Token> prompt;
     TimePoint begun;
-    std::vector<std::optional<Response>> responses;  // by member
+    std::vector<Member> members;
     std::size_t missing = 0;
   };
   struct Place {
     std::uint64_t lease = 0;
     std::size_t member = 0;
+    bool at_task = false;  // not inside the engine
+  };
+  // Where tasks leave their answers; outlives the groups, in case a task does.
+  struct Answers {
+    std::mutex mutex;
+    std::vector<std::pair<std::uint64_t, Result<data_plane::Step>>> given;  // by sequence; at most one each
+    std::function<void()> wake;
   };
 
-  Settled settle(const Group& group) const;
+  Sequence next_turn(std::uint64_t lease, std::size_t member);
+  std::int64_t room(const Member& member) const;
+  // Goes on with a member; false when it has ended.
+  Result<bool> go_on(Member& member, data_plane::Step step) const;
+  void end(std::uint64_t lease, std::optional<schema::WorkFailed> failed);
+  schema::Submission submission(const Group& group) const;
   std::vector<std::uint64_t> forget(std::uint64_t lease);
 
   const Task& task_;
   WorkerId worker_;
   std::map<std::uint64_t, Group> groups_;     // by lease
-  std::map<std::uint64_t, Place> sequences_;  // that are inside, by id
+  std::map<std::uint64_t, Place> sequences_;  // inside the engine or at their task, by id
   std::uint64_t next_ = 0;
+  std::vector<Ended> ended_;
+  std::shared_ptr<Answers> answers_;
 };
 
 }  // namespace echoline::worker

@@ -1,6 +1,7 @@
-// The seam to a task: where problems come from and what a response is worth.
+// The seam to a task: where problems come from, what the policy is told, and what a response is worth.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,9 +19,54 @@ class ConfigSection;
 namespace echoline::data_plane {
 
 struct Score {
-  double reward = 0;
+  double reward = 0;                         // finite
   std::map<std::string, double> components;  // named parts, for reports
   bool correct = false;                      // the verdict an evaluation counts
+};
+
+// Adds up rewards and components; the verdict of `step` is the one that counts.
+void add(Score& episode, const Score& step);
+
+inline constexpr std::size_t kTurnsMax = 1024;  // of an episode
+
+// What comes of a response.
+struct Step {
+  Score score;              // for this response. An episode's rewards and components are added up; its last verdict counts
+  bool done = true;         // no more is asked
+  std::string observation;  // else: what the policy is told next, a message of the user
+};
+
+// One try at a problem, begun with the problem's prompt: the policy answers, is told more, answers again, until it is done.
+// One thread at a time; destroying it ends whatever it has asked of others.
+class Episode {
+ public:
+  // Called once for every step, on the thread that called step() or another; never after the episode has been destroyed.
+  using Done = std::function<void(Result<Step>)>;
+
+  virtual ~Episode() = default;
+  // Takes the policy's response (text without the token that ends it), and says what comes of it when that is known. An error
+  // means that the task failed, not the policy: the rollout is given back. Not called again before `done` was, or after the
+  // last step.
+  virtual void step(std::string response, Done done) = 0;
+  // What is due besides where there is no room to go on although it is not done, such as what was staked.
+  virtual Score cut() { return {}; }
+};
+
+// An episode whose steps are quick and need nobody else.
+class QuickEpisode : public Episode {
+ public:
+  void step(std::string response, Done done) final { done(take(response)); }
+  virtual Result<Step> take(std::string_view response) = 0;
+};
+
+// The step, waited for.
+Result<Step> step_and_wait(Episode& episode, std::string response);
+
+// Whether the learner can find out for itself what a worker says that a response is worth.
+enum class Repeatable {
+  kCheaply,  // the same everywhere, in microseconds and at most linear time: all that is handed in is checked
+  kCostly,   // the same everywhere, but it takes longer: a share is checked
+  kNot,      // it may differ from one time to the next
 };
 
 // Every method is const, deterministic and safe to call from several threads at once.
@@ -36,16 +82,22 @@ class Adapter {
   // Held-out problems, the same for the same seed, none of which problem() ever returns. Empty for scoring only.
   virtual std::vector<Problem> evaluation() const = 0;
 
-  // Grades a response (text without the end-of-text token) from the problem alone; needs no data file.
-  virtual Score score(const Problem& problem, std::string_view response) const = 0;
+  // A task of one response: grades it (text without the end-of-text token) from the problem alone; needs no data file. An
+  // error means that it cannot be graded, which is not the policy's fault.
+  virtual Result<Score> score(const Problem& problem, std::string_view response) const;
 
-  // Whether score() gives the same everywhere, in microseconds and at most linear time: the learner then scores what
-  // workers hand in again and believes nobody.
-  virtual bool deterministic() const { return true; }
+  // Begins an episode at the problem's prompt. What happens in it depends on the problem, `seed` and the responses alone, and
+  // needs no data file. By default one response is score()d. The adapter must outlive it.
+  virtual Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const;
+
+  virtual Repeatable repeatable() const { return Repeatable::kCheaply; }
 
   // A response worth imitating, for a supervised warm start; absent when the task has none for this problem.
   virtual std::optional<std::string> demonstration(const Problem& problem) const = 0;
 };
+
+// The seed of a member's episode: the same for its worker and for a learner that looks at it again.
+std::uint64_t episode_seed(std::uint64_t run_seed, std::uint64_t group, std::uint32_t member);
 
 // kProblems: the learner's side, data files are read. kScoring: the worker's side, no data file is touched.
 enum class AdapterUse { kProblems, kScoring };

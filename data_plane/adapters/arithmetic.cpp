@@ -62,11 +62,11 @@ class Arithmetic final : public Adapter {
     return problems;
   }
 
-  Score score(const Problem& problem, std::string_view response) const override {
+  Result<Score> score(const Problem& problem, std::string_view response) const override {
     const std::string_view answer = trimmed(response);
     const bool correct = !problem.reference().empty() && answer == problem.reference();
     const double digits = digits_right(answer, problem.reference());
-    return {correct ? 1.0 : partial_credit_ * digits, {{"exact", correct ? 1.0 : 0.0}, {"digits", digits}}, correct};
+    return Score{correct ? 1.0 : partial_credit_ * digits, {{"exact", correct ? 1.0 : 0.0}, {"digits", digits}}, correct};
   }
 
   // Right, or (carries_forgotten > 0) the sum of a careless teacher whom a policy has to outgrow.

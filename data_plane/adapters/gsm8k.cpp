@@ -121,12 +121,12 @@ class Gsm8k final : public Adapter {
     return problems;
   }
 
-  Score score(const Problem& problem, std::string_view response) const override {
+  Result<Score> score(const Problem& problem, std::string_view response) const override {
     const std::string_view graded = last_characters(response, kGradedCharacters);
     const auto strict = strict_answer(graded);
     const auto answer = flexible_ ? flexible_answer(graded) : strict;
     const bool correct = answer && *answer == problem.reference();
-    return {correct ? 1.0 : 0.0, {{"exact", correct ? 1.0 : 0.0}, {"format", strict ? 1.0 : 0.0}}, correct};
+    return Score{correct ? 1.0 : 0.0, {{"exact", correct ? 1.0 : 0.0}, {"format", strict ? 1.0 : 0.0}}, correct};
   }
 
   std::optional<std::string> demonstration(const Problem& problem) const override {

@@ -149,6 +149,7 @@ Status PolicyToTrain::evaluate(const char* when) {
   host_.phase(fmt::format("evaluating {} training", when));
   EvaluationOptions options;
   options.response_tokens_max = host_.config.rollout.response_tokens_max;
+  options.turn_tokens_max = host_.config.rollout.turn_tokens_max.value_or(0);
   options.interrupted = [this] { return host_.stop.load(); };
   const auto result = learner::evaluate(*model_, host_.task.phrasing, *host_.task.adapter, host_.task.evaluation, options);
   if (!result && result.error().code == Code::kCancelled) return ok();

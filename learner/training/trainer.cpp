@@ -1,8 +1,11 @@
 #include "learner/training/trainer.hpp"
 
 #include <algorithm>
+#include <condition_variable>
+#include <deque>
 #include <exception>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -322,6 +325,37 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
   return fail(Code::kInternal, "learner step", "{}", error.what());
 }
 
+namespace {
+
+// A problem on its way through evaluation.
+struct Attempt {
+  std::unique_ptr<data_plane::Episode> episode;
+  std::vector<model::Token> tokens;  // prompt, turns and what was told between them
+  std::size_t prompt = 0, turns = 0;
+  data_plane::Score score;
+};
+
+// The steps of attempts after their turns, all at a time.
+std::vector<Result<data_plane::Step>> step_all(std::span<Attempt* const> attempts, std::vector<std::string> texts) {
+  std::mutex mutex;
+  std::condition_variable told;
+  std::vector<std::optional<Result<data_plane::Step>>> steps(attempts.size());
+  std::size_t missing = attempts.size();
+  for (std::size_t i = 0; i < attempts.size(); ++i)
+    attempts[i]->episode->step(std::move(texts[i]), [&, i](Result<data_plane::Step> step) {
+      const std::lock_guard lock(mutex);
+      steps[i] = std::move(step);
+      if (--missing == 0) told.notify_one();
+    });
+  std::unique_lock lock(mutex);
+  told.wait(lock, [&] { return missing == 0; });
+  std::vector<Result<data_plane::Step>> all;
+  for (auto& step : steps) all.push_back(*std::move(step));
+  return all;
+}
+
+}  // namespace
+
 Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& phrasing,
                             const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,
                             const EvaluationOptions& options) {
@@ -329,42 +363,70 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
   if (options.batch_rows < 1)
     return fail(Code::kInvalid, "evaluate", "batch_rows must be at least 1, found {}", options.batch_rows);
   Evaluation evaluation;
-  std::vector<std::vector<model::Token>> asked;  // a problem that cannot be asked counts as answered wrongly
-  std::vector<const schema::Problem*> of;
+  std::deque<Attempt> attempts;  // a problem that cannot be asked counts as answered wrongly
   const std::int64_t room = model.config().positions_max - options.response_tokens_max;
-  for (const schema::Problem& problem : problems) {
-    auto prompt = phrasing.prompt(problem.prompt());
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    auto prompt = phrasing.prompt(problems[i].prompt());
     if (!prompt || prompt->empty() || std::ssize(*prompt) > room) continue;
-    asked.push_back(*std::move(prompt));
-    of.push_back(&problem);
+    ECHO_ASSIGN(auto episode, adapter.begin(problems[i], data_plane::episode_seed(options.seed, i, 0)));
+    const std::size_t tokens = prompt->size();
+    attempts.push_back({std::move(episode), *std::move(prompt), tokens, 0, {}});
   }
-  if (asked.empty())
+  if (attempts.empty())
     return fail(Code::kInvalid, "evaluate", "none of the {} problems can be put to the model and leaves room for {} tokens",
                 problems.size(), options.response_tokens_max);
   evaluation.problems = std::ssize(problems);
-  for (std::size_t first = 0; first < asked.size();) {
+  std::deque<Attempt*> waiting;  // for the model
+  for (Attempt& attempt : attempts) waiting.push_back(&attempt);
+  for (std::uint64_t drawn = 0; !waiting.empty();) {
+    std::vector<Attempt*> batch;
     std::vector<std::vector<model::Token>> prompts;
     std::size_t longest = 0;
-    while (first + prompts.size() < asked.size()) {
-      const auto& prompt = asked[first + prompts.size()];
-      longest = std::max(longest, prompt.size());
+    std::int64_t least_room = options.response_tokens_max;
+    const auto room_of = [&](const Attempt& attempt) {
+      const std::int64_t left = options.response_tokens_max - std::ssize(attempt.tokens) + static_cast<std::int64_t>(attempt.prompt);
+      return options.turn_tokens_max > 0 ? std::min(left, options.turn_tokens_max) : left;
+    };
+    while (!waiting.empty()) {
+      Attempt* attempt = waiting.front();
+      longest = std::max(longest, attempt->tokens.size());
       const std::size_t rows = prompts.size() + 1;
-      if (rows > 1 && (rows > static_cast<std::size_t>(options.batch_rows) || rows * longest * longest > kAttendedMax))
+      if (rows > 1 && (rows > static_cast<std::size_t>(options.batch_rows) || rows * longest * longest > kAttendedMax ||
+                       room_of(*attempt) != least_room))
         break;
-      prompts.push_back(prompt);
+      least_room = room_of(*attempt);
+      waiting.pop_front();
+      batch.push_back(attempt);
+      prompts.push_back(attempt->tokens);
     }
     model::Sampling sampling;
     sampling.temperature = options.temperature;
-    sampling.tokens_max = options.response_tokens_max;
+    sampling.tokens_max = least_room;
     sampling.eos = phrasing.eos();
-    sampling.seed = mix64(options.seed) + first;
+    sampling.seed = mix64(options.seed) + drawn;
     ECHO_ASSIGN(const auto generations, model::generate(model, prompts, sampling, options.interrupted));
     if (options.interrupted && options.interrupted())
-      return fail(Code::kCancelled, "evaluate", "stopped after {} problems", first);
-    for (const model::Generation& generation : generations) {
-      const auto score = adapter.score(*of[first++], phrasing.answer(generation.tokens));
-      evaluation.correct += score.correct ? 1 : 0;
-      evaluation.reward_mean += score.reward;
+      return fail(Code::kCancelled, "evaluate", "stopped after {} of {} turns", drawn, drawn + waiting.size() + batch.size());
+    drawn += batch.size();
+    std::vector<std::string> texts;
+    for (const model::Generation& generation : generations) texts.push_back(phrasing.answer(generation.tokens));
+    auto steps = step_all(batch, std::move(texts));
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (!steps[i]) return std::move(steps[i]).error();
+      Attempt& attempt = *batch[i];
+      attempt.tokens.insert(attempt.tokens.end(), generations[i].tokens.begin(), generations[i].tokens.end());
+      data_plane::add(attempt.score, steps[i]->score);
+      if (!steps[i]->done) {
+        ECHO_ASSIGN(const auto told, phrasing.follow_up(attempt.tokens, steps[i]->observation));
+        attempt.tokens.insert(attempt.tokens.end(), told.begin(), told.end());
+        if (room_of(attempt) > 0 && ++attempt.turns < data_plane::kTurnsMax) {
+          waiting.push_back(&attempt);
+          continue;
+        }
+        data_plane::add(attempt.score, attempt.episode->cut());
+      }
+      evaluation.correct += attempt.score.correct ? 1 : 0;
+      evaluation.reward_mean += attempt.score.reward;
     }
   }
   evaluation.reward_mean /= static_cast<double>(evaluation.problems);

@@ -110,13 +110,14 @@ struct Evaluation {
 
 struct EvaluationOptions {
   std::int64_t response_tokens_max = 64;
+  std::int64_t turn_tokens_max = 0;  // of one turn; 0: what is left
   double temperature = 0;         // 0: greedy
   std::uint64_t seed = 0;         // for temperatures above 0
   std::int64_t batch_rows = 256;  // problems generated at once, fewer where prompts are long; bounds memory
   std::function<bool()> interrupted = {};
 };
 
-// One response per problem; one that the tokenizer refuses or that leaves no room for a response counts as answered
+// One try per problem; one that the tokenizer refuses or that leaves no room for a response counts as answered
 // wrongly. kInvalid when that are all of them; errors of generate(); kCancelled when interrupted.
 Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& phrasing,
                             const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems,

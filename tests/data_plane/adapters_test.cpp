@@ -38,9 +38,9 @@ Problem with_reference(const std::string& reference) {
 TEST(Registry, UnknownNameSuggestsAndLists) {
   const std::string message = error_of("aritmetic", "");
   EXPECT_NE(message.find("did you mean 'arithmetic'?"), std::string::npos) << message;
-  EXPECT_NE(message.find("known: arithmetic, gsm8k"), std::string::npos) << message;
+  EXPECT_NE(message.find("known: arithmetic, gsm8k, guess"), std::string::npos) << message;
   EXPECT_EQ(error_of("chess_endgames", "").find("did you mean"), std::string::npos);
-  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "gsm8k"}));
+  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "gsm8k", "guess"}));
 }
 
 TEST(Registry, WrongConfigurationIsNamed) {
@@ -132,7 +132,7 @@ TEST(Arithmetic, AnswersAreRight) {
     const std::int64_t expected = prompt[at] == '+' ? a + b : prompt[at] == '-' ? a - b : a * b;
     EXPECT_EQ(problem.reference(), std::to_string(expected)) << prompt;
     EXPECT_EQ(prompt.back(), '=');
-    EXPECT_TRUE(adapter->score(problem, *adapter->demonstration(problem)).correct);
+    EXPECT_TRUE(adapter->score(problem, *adapter->demonstration(problem))->correct);
   }
 }
 
@@ -160,17 +160,17 @@ TEST(Arithmetic, GradesExactly) {
   const auto adapter = made("arithmetic", R"({"partial_credit":0.5})", 1, AdapterUse::kScoring);
   const Problem problem = with_reference("95");
   for (const char* right : {"95", " 95", "95\n", "\t95 \r\n"}) {
-    const Score score = adapter->score(problem, right);
+    const Score score = *adapter->score(problem, right);
     EXPECT_TRUE(score.correct) << right;
     EXPECT_EQ(score.reward, 1);
     EXPECT_EQ(score.components.at("digits"), 1);
   }
   for (const char* wrong : {"", " ", "9", "955", "095", "+95", "9 5", "95.", "-95", "x"})
-    EXPECT_FALSE(adapter->score(problem, wrong).correct) << wrong;
-  EXPECT_EQ(adapter->score(problem, "94").reward, 0.25);
-  EXPECT_EQ(adapter->score(problem, "955").components.at("digits"), 2.0 / 3);
-  EXPECT_EQ(made("arithmetic", "")->score(problem, "94").reward, 0);
-  EXPECT_FALSE(adapter->score(Problem(), "").correct);  // a problem without a reference is never solved
+    EXPECT_FALSE(adapter->score(problem, wrong)->correct) << wrong;
+  EXPECT_EQ(adapter->score(problem, "94")->reward, 0.25);
+  EXPECT_EQ(adapter->score(problem, "955")->components.at("digits"), 2.0 / 3);
+  EXPECT_EQ(made("arithmetic", "")->score(problem, "94")->reward, 0);
+  EXPECT_FALSE(adapter->score(Problem(), "")->correct);  // a problem without a reference is never solved
 }
 
 TEST(Gsm8k, GradesByTheRule) {
@@ -208,12 +208,12 @@ TEST(Gsm8k, GradesByTheRule) {
            {"", false, false},
            {"...,,,", false, false},
        }) {
-    EXPECT_EQ(strict->score(with_reference("1800"), c.response).correct, c.strict) << c.response;
-    EXPECT_EQ(flexible->score(with_reference("1800"), c.response).correct, c.flexible) << c.response;
+    EXPECT_EQ(strict->score(with_reference("1800"), c.response)->correct, c.strict) << c.response;
+    EXPECT_EQ(flexible->score(with_reference("1800"), c.response)->correct, c.flexible) << c.response;
   }
-  EXPECT_TRUE(strict->score(with_reference("-3"), "#### -3").correct);
-  EXPECT_TRUE(flexible->score(with_reference("-3"), "it is -3.").correct);
-  EXPECT_EQ(strict->score(with_reference("3"), "#### 4").components.at("format"), 1);
+  EXPECT_TRUE(strict->score(with_reference("-3"), "#### -3")->correct);
+  EXPECT_TRUE(flexible->score(with_reference("-3"), "it is -3.")->correct);
+  EXPECT_EQ(strict->score(with_reference("3"), "#### 4")->components.at("format"), 1);
 }
 
 TEST(Gsm8k, ScoringNeedsNoFiles) {
@@ -285,10 +285,10 @@ TEST(Gsm8kData, EveryReferenceAnswerIsCorrectAndEveryOtherNumberWrong) {
     trained.insert(problem.id());
     const auto answer = adapter->demonstration(problem);
     ASSERT_TRUE(answer);
-    ASSERT_TRUE(adapter->score(problem, *answer).correct) << *answer;
-    ASSERT_FALSE(adapter->score(problem, *answer + "1").correct) << *answer;
-    ASSERT_FALSE(adapter->score(problem, "#### 1" + problem.reference()).correct);
-    ASSERT_FALSE(adapter->score(problem, problem.reference()).correct);
+    ASSERT_TRUE(adapter->score(problem, *answer)->correct) << *answer;
+    ASSERT_FALSE(adapter->score(problem, *answer + "1")->correct) << *answer;
+    ASSERT_FALSE(adapter->score(problem, "#### 1" + problem.reference())->correct);
+    ASSERT_FALSE(adapter->score(problem, problem.reference())->correct);
   }
   EXPECT_EQ(trained.size(), 7473u);
   EXPECT_FALSE(adapter->demonstration(evaluation[0]));
@@ -300,7 +300,7 @@ TEST(Gsm8kData, EveryReferenceAnswerIsCorrectAndEveryOtherNumberWrong) {
     ASSERT_TRUE(std::getline(file, line));
     const auto row = nlohmann::json::parse(line);
     ASSERT_EQ(row["question"], problem.prompt());
-    ASSERT_TRUE(adapter->score(problem, row["answer"].get<std::string>()).correct);
+    ASSERT_TRUE(adapter->score(problem, row["answer"].get<std::string>())->correct);
   }
 }
 

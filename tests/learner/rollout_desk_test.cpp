@@ -122,7 +122,7 @@ class DeskTest : public ::testing::Test {
       }
       t.add_spans()->set_end(static_cast<std::uint32_t>(response.size()));
       t.mutable_spans(0)->set_version(lease.version());
-      const data_plane::Score score = adapter_->score(lease.problem(), text);
+      const data_plane::Score score = *adapter_->score(lease.problem(), text);
       t.set_reward(score.reward);
       t.set_correct(score.correct);
       for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
@@ -423,7 +423,7 @@ TEST_F(DeskTest, AStopStringEndsAResponse) {
     t.mutable_spans(0)->set_end(static_cast<std::uint32_t>(tokens.size()));
     t.set_finished(finished);
     t.set_text(stopping.answer(tokens));
-    const data_plane::Score score = adapter_->score(lease.problem(), t.text());
+    const data_plane::Score score = *adapter_->score(lease.problem(), t.text());
     t.set_reward(score.reward);
     t.set_correct(score.correct);
     t.clear_components();

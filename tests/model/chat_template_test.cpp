@@ -256,6 +256,31 @@ TEST(Phrasing, FormsPromptsInOneWayEverywhere) {
   EXPECT_EQ(told.prompt_json(), phrasing.prompt_json());
 }
 
+TEST(Phrasing, WhatIsToldBetweenTurnsGoesOnFromWhatIsThere) {
+  const auto text = [](const Phrasing& phrasing, std::string_view response, std::string_view told) {
+    return phrasing.tokenizer().decode(*phrasing.follow_up(*phrasing.tokenizer().encode(response), told));
+  };
+  PromptStyle style;
+  EXPECT_EQ(text(Phrasing::make(files(), style).value(), "7<|endoftext|>", "no"), "\nno\n");
+  style.turn = "\nQ: {observation}\nA:";
+  EXPECT_EQ(text(Phrasing::make(files(), style).value(), "7", "no"), "\nQ: no\nA:");
+  style.chat = true;
+  style.system = "Count.";
+  ModelFiles with = files("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+                          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+  with.eos = {256, 258};
+  const Phrasing made = Phrasing::make(with, style).value();
+  const Phrasing phrasing = Phrasing::from_parts(made.tokenizer(), made.eos(), made.prompt_json()).value();
+  const std::string after = "\n<|im_start|>user\n(any response)<|im_end|>\n<|im_start|>assistant\n";
+  EXPECT_EQ(text(phrasing, "7<|im_end|>", "(any response)"), after) << "the token that ends it is there already";
+  EXPECT_EQ(text(phrasing, "7", "(any response)"), "<|im_end|>" + after) << "it is not: the turn was cut";
+  EXPECT_EQ(text(phrasing, "7<|endoftext|>", "(any response)"), "<|im_end|>" + after);
+  style.turn = "nowhere";
+  EXPECT_FALSE(Phrasing::make(with, style));
+  const Phrasing forgetful = Phrasing::make(files("{{ messages[-1].content }}"), [] { PromptStyle s; s.chat = true; return s; }()).value();
+  EXPECT_FALSE(forgetful.follow_up({}, "no")) << "its template does not show what was said before";
+}
+
 TEST(Phrasing, RefusesWhatCannotWork) {
   const auto refused = [](const ModelFiles& with, PromptStyle style, const char* says) {
     const auto made = Phrasing::make(with, style);

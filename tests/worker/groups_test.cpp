@@ -26,14 +26,53 @@ class Broken final : public data_plane::Adapter {
   std::string_view name() const override { return "broken"; }
   Result<schema::Problem> problem(std::uint64_t index) const override { return sound_->problem(index); }
   std::vector<schema::Problem> evaluation() const override { return {}; }
-  data_plane::Score score(const schema::Problem& problem, std::string_view response) const override {
+  Result<data_plane::Score> score(const schema::Problem& problem, std::string_view response) const override {
     if (problem.id() == "unscorable") throw std::runtime_error("no verdict");
+    if (problem.id() == "ungradable") return fail(Code::kUnavailable, "grade", "why not");
     return sound_->score(problem, response);
   }
   std::optional<std::string> demonstration(const schema::Problem&) const override { return std::nullopt; }
 
  private:
   std::unique_ptr<data_plane::Adapter> sound_;
+};
+
+// Two numbers are asked for, one after the other; thinks until it is told to answer.
+class TwoQuestions final : public data_plane::Adapter {
+ public:
+  struct Thought {
+    data_plane::Episode::Done done;
+    data_plane::Step step;
+  };
+  class Two final : public data_plane::Episode {
+   public:
+    Two(std::vector<Thought>& thoughts, std::uint64_t seed) : thoughts_(thoughts), seed_(seed) {}
+    void step(std::string response, Done done) override {
+      data_plane::Step step;
+      step.done = ++turns_ == 2;
+      step.score = {response == "7" ? 1.0 : 0.0, {{"right", 1.0}}, response == "7"};
+      if (!step.done) step.observation = std::to_string(seed_ % 10);
+      thoughts_.push_back({std::move(done), std::move(step)});
+    }
+    data_plane::Score cut() override { return {-2, {}, false}; }
+
+   private:
+    std::vector<Thought>& thoughts_;
+    std::uint64_t seed_;
+    int turns_ = 0;
+  };
+
+  explicit TwoQuestions(std::vector<Thought>& thoughts) : thoughts_(thoughts) {}
+  std::string_view name() const override { return "two"; }
+  Result<schema::Problem> problem(std::uint64_t) const override { return schema::Problem(); }
+  std::vector<schema::Problem> evaluation() const override { return {}; }
+  Result<std::unique_ptr<data_plane::Episode>> begin(const schema::Problem&, std::uint64_t seed) const override {
+    return std::unique_ptr<data_plane::Episode>(std::make_unique<Two>(thoughts_, seed));
+  }
+  std::optional<std::string> demonstration(const schema::Problem&) const override { return std::nullopt; }
+
+ private:
+  std::vector<Thought>& thoughts_;
 };
 
 class GroupsTest : public ::testing::Test {
@@ -68,6 +107,14 @@ class GroupsTest : public ::testing::Test {
     auto begun = groups_->begin(lease, kNow);
     return std::get<std::vector<Sequence>>(std::move(begun));
   }
+  std::optional<Groups::Ended> take(Outcome outcome) {
+    groups_->take(std::move(outcome));
+    Groups::Advance advance = groups_->advance();
+    EXPECT_THAT(advance.next, IsEmpty());
+    EXPECT_LE(advance.ended.size(), 1u);
+    if (advance.ended.empty()) return std::nullopt;
+    return std::move(advance.ended.front());
+  }
   Outcome answered(std::uint64_t id, const std::string& text = "7") const {
     Response r{*task_.phrasing->tokenizer().encode(text), {}, {}, true};
     r.tokens.push_back(task_.phrasing->eos().front());
@@ -93,8 +140,8 @@ TEST_F(GroupsTest, AGroupIsHandedInWhenItsLastResponseIsThere) {
   const auto others = begin(lease(2, "1+1="));
   EXPECT_THAT(groups_->leases(), ElementsAre(1u, 2u));
   EXPECT_EQ(groups_->rollouts(), 2u * kGroup);
-  for (const std::size_t member : {2u, 0u, 3u}) EXPECT_FALSE(groups_->take(answered(sequences[member].id)));
-  auto ended = groups_->take(answered(sequences[1].id, "8"));
+  for (const std::size_t member : {2u, 0u, 3u}) EXPECT_FALSE(take(answered(sequences[member].id)));
+  auto ended = take(answered(sequences[1].id, "8"));
   ASSERT_TRUE(ended);
   EXPECT_EQ(ended->begun, kNow);
   EXPECT_THAT(ended->abandoned, IsEmpty());
@@ -121,9 +168,9 @@ TEST_F(GroupsTest, OneBadGroupDoesNotTakeTheOthersWithIt) {
   EXPECT_TRUE(groups_->empty());
   const auto good = begin(lease(2, "1")), memory = begin(lease(3, "2")), broken = begin(lease(4, "3")),
              unscorable = begin(lease(5, "4", "unscorable")), too_long = begin(lease(6, "5"));
-  EXPECT_FALSE(groups_->take(answered(memory[1].id)));
+  EXPECT_FALSE(take(answered(memory[1].id)));
   const auto failure = [&](std::uint64_t id, Code code) {
-    auto ended = groups_->take({id, fail(code, "generate", "why")});
+    auto ended = take({id, fail(code, "generate", "why")});
     EXPECT_THAT(ended->abandoned.size(), kGroup - (id == memory[0].id ? 2 : 1));
     EXPECT_THAT(std::get<schema::WorkFailed>(ended->what).detail(), HasSubstr("why"));
     return std::get<schema::WorkFailed>(ended->what).failure();
@@ -131,22 +178,96 @@ TEST_F(GroupsTest, OneBadGroupDoesNotTakeTheOthersWithIt) {
   EXPECT_EQ(failure(memory[0].id, Code::kExhausted), schema::WORK_FAILURE_MEMORY);
   EXPECT_EQ(failure(broken[3].id, Code::kCorrupt), schema::WORK_FAILURE_GENERATION);
   EXPECT_EQ(failure(too_long[0].id, Code::kInvalid), schema::WORK_FAILURE_PROMPT);
-  EXPECT_FALSE(groups_->take(answered(memory[2].id))) << "what is abandoned may still come";
+  EXPECT_FALSE(take(answered(memory[2].id))) << "what is abandoned may still come";
   std::optional<Groups::Ended> ended;
-  for (const Sequence& s : unscorable) ended = groups_->take(answered(s.id));
-  EXPECT_EQ(std::get<schema::WorkFailed>(ended->what).failure(), schema::WORK_FAILURE_SCORING);
-  for (const Sequence& s : good) ended = groups_->take(answered(s.id));
+  for (const auto& sequences : {unscorable, begin(lease(7, "4", "ungradable"))}) {
+    ended = take(answered(sequences[0].id));
+    ASSERT_TRUE(ended);
+    EXPECT_EQ(std::get<schema::WorkFailed>(ended->what).failure(), schema::WORK_FAILURE_SCORING);
+    EXPECT_EQ(ended->abandoned.size(), kGroup - 1);
+  }
+  for (const Sequence& s : good) ended = take(answered(s.id));
   EXPECT_EQ(std::get<schema::Submission>(ended->what).lease(), 2u);
   EXPECT_TRUE(groups_->empty());
 }
 
+TEST_F(GroupsTest, TurnsFollowEachOtherAndWhatThePolicyIsToldIsNotItsOwn) {
+  std::vector<TwoQuestions::Thought> thoughts;
+  task_.adapter = std::make_unique<TwoQuestions>(thoughts);
+  task_.spec.set_response_tokens_max(10);
+  task_.spec.set_turn_tokens_max(4);
+  const auto sequences = begin(lease(1, "3+4="));
+  EXPECT_EQ(sequences[0].tokens_max, 4);
+  for (const Sequence& s : sequences) groups_->take(answered(s.id));
+  EXPECT_EQ(groups_->at_task(), kGroup);
+  EXPECT_THAT(groups_->advance().next, IsEmpty()) << "tasks still think";
+  ASSERT_EQ(thoughts.size(), kGroup);
+  for (auto& thought : std::exchange(thoughts, {})) thought.done(std::move(thought.step));
+  Groups::Advance second = groups_->advance();
+  ASSERT_EQ(second.next.size(), kGroup);
+  EXPECT_EQ(groups_->at_task(), 0u);
+  for (std::uint32_t member = 0; member < kGroup; ++member) {
+    const Sequence& s = second.next[member];
+    const std::string told = std::to_string(data_plane::episode_seed(5, 1, member) % 10);
+    EXPECT_EQ(task_.phrasing->tokenizer().decode(s.prompt), "3+4=7<|endoftext|>\n" + told + "\n");
+    EXPECT_EQ(s.tokens_max, 4) << "5 of 10 tokens are left";
+    EXPECT_NE(s.seed, sequences[member].seed);
+    Outcome outcome = answered(s.id, member == 0 ? "8" : "7");
+    outcome.response->spans = {{Version{5}, 2}};
+    groups_->take(std::move(outcome));
+  }
+  for (auto& thought : std::exchange(thoughts, {})) thought.done(std::move(thought.step));
+  Groups::Advance last = groups_->advance();
+  ASSERT_EQ(last.ended.size(), 1u);
+  const auto& submission = std::get<schema::Submission>(last.ended[0].what);
+  for (const schema::Trajectory& t : submission.trajectories()) {
+    EXPECT_TRUE(data_plane::check(t)) << data_plane::check(t).error().message();
+    EXPECT_THAT(t.loss_mask(), ElementsAre(1, 1, 0, 0, 0, 1, 1));
+    EXPECT_EQ(t.logprobs(2), 0.0f);
+    EXPECT_EQ(t.reward(), t.member() == 0 ? 1.0 : 2.0);
+    EXPECT_EQ(t.correct(), t.member() != 0);
+    EXPECT_EQ(t.components().at("right"), 2.0);
+    EXPECT_TRUE(t.finished());
+    ASSERT_EQ(t.spans_size(), 2);
+    EXPECT_EQ(t.spans(0).end(), 1u);
+    EXPECT_EQ(t.spans(1).end(), 7u);
+  }
+}
+
+TEST_F(GroupsTest, AnEpisodeWithoutRoomIsCut) {
+  std::vector<TwoQuestions::Thought> thoughts;
+  task_.adapter = std::make_unique<TwoQuestions>(thoughts);
+  task_.spec.set_response_tokens_max(5);
+  for (const Sequence& s : begin(lease(1, "3+4="))) groups_->take(answered(s.id));
+  for (auto& thought : std::exchange(thoughts, {})) thought.done(std::move(thought.step));
+  Groups::Advance advance = groups_->advance();
+  EXPECT_THAT(advance.next, IsEmpty());
+  ASSERT_EQ(advance.ended.size(), 1u);
+  const schema::Trajectory& t = std::get<schema::Submission>(advance.ended[0].what).trajectories(0);
+  EXPECT_EQ(t.reward(), -1.0);
+  EXPECT_EQ(t.response_tokens_size(), 2);
+  EXPECT_EQ(t.loss_mask_size(), 0);
+  EXPECT_FALSE(t.finished());
+}
+
+TEST_F(GroupsTest, WhoseGroupIsForgottenMayStillBeAnswered) {
+  std::vector<TwoQuestions::Thought> thoughts;
+  task_.adapter = std::make_unique<TwoQuestions>(thoughts);
+  const auto sequences = begin(lease(1, "3+4="));
+  for (const Sequence& s : sequences) groups_->take(answered(s.id));
+  EXPECT_THAT(groups_->drop(), IsEmpty()) << "none is inside the engine";
+  groups_.emplace(task_, WorkerId{9});
+  for (auto& thought : thoughts) thought.done(std::move(thought.step));
+  EXPECT_THAT(groups_->advance().ended, IsEmpty());
+}
+
 TEST_F(GroupsTest, WhatIsDroppedIsForgotten) {
   const auto first = begin(lease(1, "1")), second = begin(lease(2, "2"));
-  EXPECT_FALSE(groups_->take(answered(first[0].id)));
+  EXPECT_FALSE(take(answered(first[0].id)));
   EXPECT_EQ(groups_->drop().size(), 2 * kGroup - 1);
   EXPECT_TRUE(groups_->empty());
   EXPECT_EQ(groups_->rollouts(), 0u);
-  EXPECT_FALSE(groups_->take(answered(second[0].id)));
+  EXPECT_FALSE(take(answered(second[0].id)));
   EXPECT_NE(begin(lease(1, "1"))[0].id, first[0].id);
 }
 

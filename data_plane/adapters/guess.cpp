@@ -1,0 +1,116 @@
+// Guess a number: "20-35:" wants a number from 20 to 35; the policy is told '+' (it is higher) or '-' (it is lower) and
+// guesses again. The smallest task of many turns that has something to learn: halving what is left.
+#include <algorithm>
+#include <charconv>
+
+#include "base/random.hpp"
+#include "data_plane/adapters/adapter_config.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+struct Options {
+  std::uint64_t number_max = 99, range = 16, guesses = 5, evaluation_problems = 256;
+  double guess_cost = 0.05;
+
+  std::uint64_t space() const { return (number_max - range + 2) * range; }
+
+  void read(ConfigSection s, AdapterUse) {
+    s.read("number_max", number_max, {.min = 9, .max = 999'999'999}, "the largest number; the least is 0");
+    s.read("range", range, {.min = 2, .max = 1'000'000}, "how many numbers it may be, one after the other, told in the prompt");
+    s.read("guesses", guesses, {.min = 1, .max = 64}, "after so many it is over");
+    s.read("guess_cost", guess_cost, {.min = 0.0, .max = 1.0}, "of every guess but the first; the right number is worth 1");
+    s.read("evaluation_problems", evaluation_problems, {.min = 1, .max = 100'000},
+           "problems held out of training, the same for the same seed; at most half of all there are");
+    if (range > number_max + 1)
+      s.error("range", fmt::format("there are only {} numbers from 0 to number_max", number_max + 1));
+    else if (evaluation_problems > space() / 2)
+      s.error("evaluation_problems", fmt::format("{} of only {} problems in all; raise number_max or lower it", evaluation_problems, space()));
+  }
+};
+
+std::optional<std::uint64_t> number_in(std::string_view text) {
+  const auto begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos) return std::nullopt;
+  const auto end = text.find_last_not_of(" \t\r\n") + 1;
+  std::uint64_t number = 0;
+  const auto read = std::from_chars(text.data() + begin, text.data() + end, number);
+  if (read.ec != std::errc{} || read.ptr != text.data() + end) return std::nullopt;
+  return number;
+}
+
+class Guessing final : public QuickEpisode {
+ public:
+  Guessing(const Options& options, std::uint64_t wanted) : options_(options), wanted_(wanted) {}
+
+  Result<Step> take(std::string_view response) override {
+    const auto guess = number_in(response);
+    ++guesses_;
+    Step step;
+    step.score.correct = guess == wanted_;
+    step.score.reward = (step.score.correct ? 1.0 : 0.0) - (guesses_ > 1 ? options_.guess_cost : 0.0);
+    step.score.components = {{"guesses", 1.0}, {"found", step.score.correct ? 1.0 : 0.0}, {"no number", guess ? 0.0 : 1.0}};
+    step.done = step.score.correct || guesses_ == options_.guesses;
+    if (!step.done) step.observation = !guess ? "?" : *guess < wanted_ ? "+" : "-";
+    return step;
+  }
+
+ private:
+  const Options options_;
+  const std::uint64_t wanted_;
+  std::uint64_t guesses_ = 0;
+};
+
+class Guess final : public Adapter {
+ public:
+  Guess(const Options& options, std::uint64_t seed) : options_(options), key_(mix64(seed)) {}
+
+  std::string_view name() const override { return "guess"; }
+  Result<Problem> problem(std::uint64_t index) const override {
+    return at(options_.evaluation_problems +
+              shuffled_cycle(index, options_.space() - options_.evaluation_problems, key_ + 1));
+  }
+  std::vector<Problem> evaluation() const override {
+    std::vector<Problem> problems;
+    for (std::uint64_t i = 0; i < options_.evaluation_problems; ++i) problems.push_back(at(i));
+    return problems;
+  }
+  Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
+    const auto wanted = number_in(problem.reference());
+    if (!wanted) return fail(Code::kInvalid, "guess", "'{}': expected a number to be guessed, found '{}'", problem.id(), problem.reference());
+    return std::unique_ptr<Episode>(std::make_unique<Guessing>(options_, *wanted));
+  }
+  // The first of the guesses that halve what is left.
+  std::optional<std::string> demonstration(const Problem& problem) const override {
+    std::uint64_t low = 0;
+    if (std::from_chars(problem.prompt().data(), problem.prompt().data() + problem.prompt().size(), low).ec != std::errc{})
+      return std::nullopt;
+    return std::to_string(low + options_.range / 2);
+  }
+
+ private:
+  // Problem at `place` of the permuted space.
+  Problem at(std::uint64_t place) const {
+    const std::uint64_t number = permuted(place, options_.space(), key_);
+    const std::uint64_t low = number / options_.range, wanted = low + number % options_.range;
+    Problem problem;
+    problem.set_id(fmt::format("guess/{}-{}/{}", low, low + options_.range - 1, wanted));
+    problem.set_prompt(fmt::format("{}-{}=", low, low + options_.range - 1));
+    problem.set_reference(std::to_string(wanted));
+    return problem;
+  }
+
+  const Options options_;
+  const std::uint64_t key_;
+};
+
+}  // namespace
+
+const BuiltIn kGuess{"guess", "A number to be guessed in several turns, by what is told of each guess; the right one is worth 1",
+                     [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); },
+                     [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
+                       ECHO_ASSIGN(const Options o, options_from_json<Options>("guess", json, use));
+                       return std::unique_ptr<Adapter>(std::make_unique<Guess>(o, seed));
+                     }};
+
+}  // namespace echoline::data_plane
