@@ -120,8 +120,9 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
 
 // Whether every turn ends as one does: by itself, or because there was no more room.
 std::optional<Refusal> Door::wrong_end(const schema::Trajectory& t, std::span<const std::span<const model::Token>> turns) const {
-  for (const auto turn : turns) {
-    const bool last = &turn == &turns.back();
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    const auto turn = turns[i];
+    const bool last = i + 1 == turns.size();
     const auto end = phrasing_.end(turn);
     if (end && *end != turn.size())
       return because("malformed", false, "it goes on after token {}, which ends a response", turn[*end - 1]);

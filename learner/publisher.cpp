@@ -53,7 +53,8 @@ Result<PublishReport> Publisher::publish(Version version, delta::OwnedState poli
   next->state = std::move(policy);
   {
     const std::lock_guard lock(mutex_);
-    before_ = std::exchange(newest_, std::move(next));
+    auto before = std::exchange(newest_, std::move(next));
+    if (!before_) before_ = std::move(before);  // else a longer step leads back, past a version that cannot be restored
   }
   wake_.notify_all();
   return report;

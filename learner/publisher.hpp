@@ -57,7 +57,7 @@ class Publisher {
   overlay::LearnerNode* node_ = nullptr;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::shared_ptr<const Policy> newest_, before_;  // before_: no step leads back to it yet; guarded by mutex_
+  std::shared_ptr<const Policy> newest_, before_;  // before_: the oldest that no step leads back to yet; guarded by mutex_
   std::set<std::optional<Version>> wanted_;           // guarded by mutex_
   std::atomic<bool> stopping_ = false;                // written under mutex_
   WayBack way_back_;                                  // of the thread

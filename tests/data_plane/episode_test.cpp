@@ -60,6 +60,7 @@ class EpisodeTest : public ::testing::Test {
         if (!ends) text.pop_back();
         worker::Response r{*tokenizer_.encode(text), {}, {}, ends};
         if (ends) r.tokens.push_back(*tokenizer_.end_of_text());
+        if (!ends) r.tokens.resize(std::min(r.tokens.size(), static_cast<std::size_t>(s.tokens_max)));
         EXPECT_LE(std::ssize(r.tokens), s.tokens_max);
         r.logprobs.assign(r.tokens.size(), -0.5f);
         r.spans = {{Version{1}, r.tokens.size()}};

@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Problem problem;
   problem.set_reference("-1200");
   for (const auto& adapter : adapters) {
-    const Score score = adapter->score(problem, bytes);
+    const Score score = *adapter->score(problem, bytes);
     ECHO_CHECK(score.reward >= 0 && score.reward <= 1 && (score.reward == 1) == score.correct, "reward {}",
                score.reward);
   }
