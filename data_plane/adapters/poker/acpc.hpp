@@ -1,0 +1,121 @@
+// The text protocol of the Annual Computer Poker Competition, version 2.0.0: both sides of it, without sockets.
+//
+//   player: VERSION:2.0.0
+//   dealer: MATCHSTATE:<position>:<hand>:<betting>:<cards>     after every action, to both; and when the hand is over
+//   player: MATCHSTATE:<position>:<hand>:<betting>:<cards>:<action>     when it is its turn
+//
+// Betting is "f", "c" and "r<chips put in over the whole hand>", rounds separated by '/'. Cards are those of position 0 and 1,
+// separated by '|' (as far as they may be seen), and after each '/' those of a round. Lines end in "\r\n"; those that begin
+// with '#' or ';' are comments. At the end the dealer's summary is "SCORE:<chips>|<chips>:<name>|<name>".
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.hpp"
+#include "data_plane/adapters/poker/match.hpp"
+
+namespace echoline::data_plane::poker {
+
+inline constexpr std::string_view kAcpcVersion = "VERSION:2.0.0";
+inline constexpr std::size_t kAcpcLineBytesMax = 16 * 1024;  // the longest hand under Rules::check() is shorter
+inline constexpr std::uint64_t kAcpcHandsMax = 10'000'000;
+
+// A state as one line gives it.
+struct MatchState {
+  int position = 0;
+  std::uint64_t hand = 0;
+  Betting betting;
+  Hole own;
+  std::optional<Hole> other;
+  std::vector<Card> board;
+
+  View view() const { return {position, betting, own, other, board}; }
+};
+
+// "MATCHSTATE:0:30:cc/r250c/:9s8h|/8c8d5c/6s", without an end of line.
+std::string match_state_line(const View& view, std::uint64_t hand);
+
+// Parses such a line, with or without an end of line, and plays its betting by the rules: what comes back can be reached.
+// kInvalid with the place and what was expected there.
+Result<MatchState> parse_match_state(std::string_view line, const Rules& rules);
+
+// "f", "c" or "r600"; whether it is legal is for Betting to say.
+Result<Action> parse_action(std::string_view text);
+
+// A player's side. What it is told may come from anywhere.
+class AcpcClient {
+ public:
+  // `player` must outlive it. `seed` is of what the player draws.
+  AcpcClient(Player& player, const Rules& rules, std::uint64_t seed) : player_(player), rules_(rules), seed_(seed) {}
+
+  // What to send before anything else.
+  std::string greeting() const;
+  // Takes a line of the dealer; returns what to answer ("" for nothing). Fails on what is no state of these rules, and where the
+  // player does.
+  Result<std::string> take(std::string_view line);
+
+  std::uint64_t hands() const { return hands_; }  // that have ended
+  Chips won() const { return won_; }
+
+ private:
+  void settle(const MatchState& state);
+
+  Player& player_;
+  Rules rules_;
+  std::uint64_t seed_, hands_ = 0;
+  std::optional<std::uint64_t> settled_;  // the last hand counted: its end is told once or twice
+  Chips won_ = 0;
+};
+
+// The dealer's side, for two seats. Seats take turns in the positions: seat s is in position (s + hand) mod 2.
+class AcpcDealer {
+ public:
+  struct Options {
+    Rules rules = {};
+    std::uint64_t hands = 1000, seed = 1;
+    std::array<std::string, 2> names{"one", "two"};
+  };
+  struct Line {
+    int seat;
+    std::string text;  // with its end of line
+  };
+
+  // kInvalid where rules, hands (1 to kAcpcHandsMax) or names (1 to 64 letters, digits, '_', '-' and '.') cannot be used.
+  static Result<AcpcDealer> make(Options options);
+
+  // Takes a line of a seat; returns what is to be sent, to whom. The match begins when both have said their version.
+  // An answer to another state than the present one, and a comment, are ignored. An action that is not legal counts as a fault
+  // and becomes a check, or a fold where something is owed. Fails on a seat that does not speak the protocol.
+  Result<std::vector<Line>> take(int seat, std::string_view line);
+
+  bool done() const { return hand_ == options_.hands; }
+  // The seat that has to act; nothing before the match and after it.
+  std::optional<int> waits_for() const;
+  std::uint64_t hand() const { return hand_; }
+  std::array<std::uint64_t, 2> faults() const { return faults_; }
+  std::array<Chips, 2> won() const { return {won_by_seat_0_, -won_by_seat_0_}; }
+  // "SCORE:-150|150:one|two".
+  std::string score_line() const;
+
+ private:
+  explicit AcpcDealer(Options options);
+  int position_of(int seat) const { return static_cast<int>((static_cast<std::uint64_t>(seat) + hand_) % 2); }
+  std::string state_line(int seat) const;
+  void show(std::vector<Line>& lines) const;
+  Status greet(int seat, std::string_view line);
+  void deal();
+
+  Options options_;
+  std::array<bool, 2> greeted_{};
+  Betting betting_;
+  Deal deal_;
+  std::uint64_t hand_ = 0;
+  std::array<std::uint64_t, 2> faults_{};
+  Chips won_by_seat_0_ = 0;
+};
+
+}  // namespace echoline::data_plane::poker

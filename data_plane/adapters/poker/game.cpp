@@ -1,0 +1,123 @@
+#include "data_plane/adapters/poker/game.hpp"
+
+#include <algorithm>
+
+#include "data_plane/adapters/poker/evaluator.hpp"
+
+namespace echoline::data_plane::poker {
+
+Status Rules::check() const {
+  if (small_blind < 1 || small_blind > big_blind)
+    return fail(Code::kInvalid, "", "small blind {}: expected 1 to the big blind, {}", small_blind, big_blind);
+  if (stack <= big_blind || stack > kStackMax || stack / big_blind > kStackInBigBlindsMax)
+    return fail(Code::kInvalid, "", "stack {}: expected more than the big blind, {}, and at most {} of them and {} chips", stack,
+                big_blind, kStackInBigBlindsMax, kStackMax);
+  return ok();
+}
+
+std::string to_string(Action action) {
+  if (action.kind == Action::Kind::kRaise) return fmt::format("r{}", action.to);
+  return action.kind == Action::Kind::kFold ? "f" : "c";
+}
+
+bool Legal::allows(Action action) const {
+  switch (action.kind) {
+    case Action::Kind::kFold:
+      return owed > 0;
+    case Action::Kind::kCall:
+      return true;
+    case Action::Kind::kRaise:
+      return raise && action.to >= raise->front() && action.to <= raise->back();
+  }
+  return false;
+}
+
+Action Legal::raise_near(Chips to) const {
+  return raise ? Action::raise(std::clamp(to, raise->front(), raise->back())) : Action::call();
+}
+
+std::string to_string(const Legal& legal) {
+  std::string text = legal.owed > 0 ? fmt::format("fold, call {}", legal.owed) : "check";
+  if (legal.raise) text += fmt::format(" or raise to {} ... {}", legal.raise->front(), legal.raise->back());
+  return text;
+}
+
+void Betting::restart() {
+  put_in_ = {rules_.big_blind, rules_.small_blind};
+  raise_least_ = 2 * rules_.big_blind;
+  round_ = acted_ = 0;
+  to_act_ = 1;
+  over_ = false;
+  folded_.reset();
+  steps_.clear();
+}
+
+Legal Betting::legal() const {
+  ECHO_CHECK(!over_);
+  const Chips most = std::max(put_in_[0], put_in_[1]);
+  Legal legal{most - put_in(to_act_), {}};
+  if (most < rules_.stack) legal.raise = {std::min(raise_least_, rules_.stack), rules_.stack};
+  return legal;
+}
+
+Status Betting::act(Action action) {
+  if (over_) return fail(Code::kInvalid, "", "'{}' after the hand was over", to_string(action));
+  if (const Legal may = legal(); !may.allows(action))
+    return fail(Code::kInvalid, "", "'{}' is not legal here, which is {}", to_string(action), to_string(may));
+  const Chips most = std::max(put_in_[0], put_in_[1]);
+  Chips& own = put_in_[static_cast<std::size_t>(to_act_)];
+  steps_.push_back({round_, to_act_, action});
+  ++acted_;
+  if (action.kind == Action::Kind::kFold) {
+    folded_ = to_act_;
+    over_ = true;
+    return ok();
+  }
+  if (action.kind == Action::Kind::kRaise) {  // an all-in below a full raise leaves the smallest one as it is
+    raise_least_ = std::max(raise_least_, 2 * action.to - most);
+    own = action.to;
+  } else {
+    own = most;
+    if (acted_ >= 2) {
+      next_round();
+      return ok();
+    }
+  }
+  to_act_ = 1 - to_act_;
+  return ok();
+}
+
+void Betting::next_round() {
+  if (put_in_[0] == rules_.stack) round_ = kRounds - 1;  // the rest of the board is dealt without betting
+  over_ = round_ == kRounds - 1;
+  if (over_) return;
+  ++round_;
+  to_act_ = acted_ = 0;
+  raise_least_ = put_in_[0] + rules_.big_blind;
+}
+
+Deal Deal::draw(Random& random) {
+  Deck deck;
+  Deal deal;
+  for (Hole& hole : deal.holes)
+    for (Card& card : hole) card = deck.draw(random);
+  for (Card& card : deal.board) card = deck.draw(random);
+  return deal;
+}
+
+Chips won_by_first(const Betting& betting, const Deal& deal) {
+  ECHO_CHECK(betting.over());
+  if (const auto loser = betting.folded()) return *loser == 0 ? -betting.put_in(0) : betting.put_in(1);
+  const CardSet board(deal.board);
+  const auto first = evaluate(board | CardSet(deal.holes[0])), second = evaluate(board | CardSet(deal.holes[1]));
+  return first == second ? 0 : first > second ? betting.put_in(1) : -betting.put_in(0);
+}
+
+View view_of(const Betting& betting, const Deal& deal, int position) {
+  const auto own = static_cast<std::size_t>(position);
+  return {position, betting, deal.holes[own],
+          betting.showdown() ? std::optional(deal.holes[1 - own]) : std::nullopt,
+          std::span(deal.board).first(board_size(betting.round()))};
+}
+
+}  // namespace echoline::data_plane::poker

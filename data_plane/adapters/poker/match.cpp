@@ -1,0 +1,64 @@
+#include "data_plane/adapters/poker/match.hpp"
+
+#include <cmath>
+
+namespace echoline::data_plane::poker {
+namespace {
+
+// Mean and variance of numbers as they come (Welford).
+class Moments {
+ public:
+  void add(double x) {
+    const double off = x - mean_;
+    mean_ += off / static_cast<double>(++count_);
+    squares_ += off * (x - mean_);
+  }
+  double mean() const { return mean_; }
+  double standard_error() const {
+    if (count_ < 2) return 0;
+    const auto n = static_cast<double>(count_);
+    return std::sqrt(squares_ / (n - 1) / n);
+  }
+
+ private:
+  std::uint64_t count_ = 0;
+  double mean_ = 0, squares_ = 0;
+};
+
+}  // namespace
+
+HandRandom::HandRandom(std::uint64_t seed, std::uint64_t hand)
+    : deal(seed, 3 * hand), position{Random(seed, 3 * hand + 1), Random(seed, 3 * hand + 2)} {}
+
+Result<Chips> play_hand(Betting& betting, const Deal& deal, const std::array<Player*, 2>& at_position,
+                        std::array<Random, 2>& random) {
+  betting.restart();
+  while (!betting.over()) {
+    const auto position = static_cast<std::size_t>(betting.to_act());
+    ECHO_ASSIGN(const Action action, at_position[position]->decide(view_of(betting, deal, betting.to_act()), random[position]));
+    ECHO_TRY(betting.act(action));
+  }
+  return won_by_first(betting, deal);
+}
+
+Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& rules, std::uint64_t pairs, std::uint64_t seed) {
+  ECHO_TRY(rules.check());
+  if (pairs == 0) return fail(Code::kInvalid, "", "a match needs at least one pair of hands");
+  Betting betting(rules);
+  Moments pair_mean, as_big_blind, as_small_blind;
+  const double unit = static_cast<double>(rules.big_blind) / 100;  // chips to big blinds per hundred hands
+  for (std::uint64_t pair = 0; pair < pairs; ++pair) {
+    HandRandom luck(seed, pair);
+    const Deal deal = Deal::draw(luck.deal);
+    auto draws = luck.position, draws_again = luck.position;
+    ECHO_ASSIGN(const Chips one_way, play_hand(betting, deal, {&first, &second}, draws));
+    ECHO_ASSIGN(const Chips other_way, play_hand(betting, deal, {&second, &first}, draws_again));
+    const double big = static_cast<double>(one_way) / unit, small = static_cast<double>(-other_way) / unit;
+    as_big_blind.add(big);
+    as_small_blind.add(small);
+    pair_mean.add((big + small) / 2);
+  }
+  return MatchResult{2 * pairs, pair_mean.mean(), 1.96 * pair_mean.standard_error(), {as_big_blind.mean(), as_small_blind.mean()}};
+}
+
+}  // namespace echoline::data_plane::poker

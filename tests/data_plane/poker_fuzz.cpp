@@ -1,0 +1,66 @@
+// Any bytes as a line of the ACPC protocol, to either side of it.
+#include <cstdint>
+#include <string_view>
+
+#include "data_plane/adapters/poker/acpc.hpp"
+
+using namespace echoline;
+using namespace echoline::data_plane::poker;
+
+namespace {
+
+void read_as_state(std::string_view line, const Rules& rules) {
+  const auto state = parse_match_state(line, rules);
+  if (!state) return;
+  const std::string written = match_state_line(state->view(), state->hand);
+  const auto again = parse_match_state(written, rules);
+  ECHO_CHECK(again && again->betting == state->betting && match_state_line(again->view(), again->hand) == written);
+  if (state->betting.over()) return;
+  Betting goes_on = state->betting;
+  ECHO_CHECK(goes_on.act(Action::call()).has_value());
+}
+
+void say_to_a_client(std::string_view line) {
+  const auto player = *make_player("random");
+  AcpcClient client(*player, {}, 1);
+  const auto answer = client.take(line);
+  if (answer && !answer->empty()) ECHO_CHECK(answer->starts_with("MATCHSTATE:") && answer->ends_with("\r\n"));
+}
+
+// Lines of whoever has to act; "!" stands for the state that it was told, and ':'.
+void say_to_a_dealer(std::string_view bytes) {
+  auto dealer = *AcpcDealer::make({.hands = 3});
+  std::array<std::string, 2> states;
+  const auto say = [&](int seat, std::string_view line) {
+    const auto lines = dealer.take(seat, line);
+    if (!lines) return false;
+    for (const auto& said : *lines) {
+      ECHO_CHECK(said.text.size() <= kAcpcLineBytesMax && said.text.ends_with("\r\n"));
+      ECHO_CHECK(parse_match_state(said.text, {}).has_value());
+      states[static_cast<std::size_t>(said.seat)] = said.text.substr(0, said.text.size() - 2);
+    }
+    ECHO_CHECK(dealer.won()[0] + dealer.won()[1] == 0);
+    return true;
+  };
+  for (int seat = 0; seat < 2; ++seat) ECHO_CHECK(say(seat, kAcpcVersion));
+  while (!bytes.empty() && !dealer.done()) {
+    const auto end = std::min(bytes.find('\n'), bytes.size() - 1);
+    std::string line(bytes.substr(0, end + 1));
+    bytes.remove_prefix(end + 1);
+    const int seat = dealer.waits_for().value();
+    if (line.starts_with('!')) line = states[static_cast<std::size_t>(seat)] + ":" + line.substr(1);
+    if (!say(seat, line)) return;
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  read_as_state(bytes, {});
+  read_as_state(bytes, {7, 1, 2});
+  if (const auto action = parse_action(bytes)) ECHO_CHECK(to_string(*action) == bytes);
+  say_to_a_client(bytes);
+  say_to_a_dealer(bytes);
+  return 0;
+}
