@@ -93,6 +93,7 @@ class AcpcDealer {
   Result<std::vector<Line>> take(int seat, std::string_view line);
 
   bool done() const { return hand_ == options_.hands; }
+  bool greeted(int seat) const { return greeted_[static_cast<std::size_t>(seat)]; }
   // The seat that has to act; nothing before the match and after it.
   std::optional<int> waits_for() const;
   std::uint64_t hand() const { return hand_; }
