@@ -48,6 +48,7 @@ int main(int argc, char** argv) {
   add_bundle(app, exit);
   add_doctor(app, exit);
   add_delta(app, exit);
+  add_adapter(app, exit);
   add_completion(app, exit);
   add_man(app, exit);
   const std::vector<std::string> verbs = app.verbs();

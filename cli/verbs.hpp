@@ -27,6 +27,7 @@ void add_status(Verb& app, int& exit);
 void add_report(Verb& app, int& exit);
 void add_doctor(Verb& app, int& exit);
 void add_delta(Verb& app, int& exit);
+void add_adapter(Verb& app, int& exit);
 void add_ledger(Verb& app, int& exit);
 void add_down(Verb& app, int& exit);
 void add_bundle(Verb& app, int& exit);

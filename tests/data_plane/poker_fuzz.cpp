@@ -1,8 +1,9 @@
-// Any bytes as a line of the ACPC protocol, to either side of it.
+// Any bytes as a line of the ACPC protocol, to either side of it, and as the answer of a language model.
 #include <cstdint>
 #include <string_view>
 
 #include "data_plane/adapters/poker/acpc.hpp"
+#include "data_plane/adapters/poker/wording.hpp"
 
 using namespace echoline;
 using namespace echoline::data_plane::poker;
@@ -53,6 +54,19 @@ void say_to_a_dealer(std::string_view bytes) {
   }
 }
 
+void answer_with(std::string_view response) {
+  Betting betting(Rules{});
+  for (int turn = 0; turn < 3 && !betting.over(); ++turn) {
+    const Legal legal = betting.legal();
+    if (const auto action = parse_answer(response, legal)) {
+      ECHO_CHECK(legal.allows(*action) && parse_answer(answer(*action, legal), legal) == action);
+      ECHO_CHECK(betting.act(*action).has_value());
+    } else {
+      ECHO_CHECK(betting.act(Action::call()).has_value());
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -62,5 +76,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto action = parse_action(bytes)) ECHO_CHECK(to_string(*action) == bytes);
   say_to_a_client(bytes);
   say_to_a_dealer(bytes);
+  answer_with(bytes);
   return 0;
 }

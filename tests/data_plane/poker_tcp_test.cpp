@@ -79,7 +79,7 @@ TEST(PokerTcp, WhoDoesNotPlayEndsTheMatchByName) {
         }
       },
       200ms);
-  EXPECT_NE(talks.detail.find("says much"), std::string::npos) << talks.detail;
+  EXPECT_NE(talks.detail.find("in the time allowed"), std::string::npos) << talks.detail;
 
   const Error endless = with_guest(
       [](LineSocket& socket) {

@@ -218,7 +218,7 @@ Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration
   // One line of a seat, and what the dealer has to tell the seats then.
   const auto turn = [&](int seat, TimePoint deadline) -> Result<bool> {
     if (kClock.now() > deadline)
-      return at_seat(seat, fail(Code::kUnavailable, "", "says much, but not what was asked in the time allowed"));
+      return at_seat(seat, fail(Code::kUnavailable, "", "says much, but nothing that was asked for in the time allowed"));
     const auto line = seats[static_cast<std::size_t>(seat)]->hear(deadline);
     if (!line) return at_seat(seat, line.error());
     const auto lines = dealer.take(seat, *line);

@@ -1,0 +1,13 @@
+// echoline adapter: the tasks themselves, without a run.
+#include "cli/adapter_verbs.hpp"
+#include "cli/verbs.hpp"
+
+namespace echoline::cli {
+
+void add_adapter(Verb& app, int& exit) {
+  auto* adapter = app.add_verb("adapter", "Try tasks without a run");
+  adapter->needs_verb();
+  add_adapter_poker(*adapter, exit);
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,168 @@
+// echoline adapter poker: matches between the built-in players, and with players and dealers elsewhere over the ACPC protocol.
+#include <nlohmann/json.hpp>
+
+#include "cli/adapter_verbs.hpp"
+#include "cli/output.hpp"
+#include "cli/verbs.hpp"
+#include "data_plane/adapters/poker/acpc_tcp.hpp"
+
+namespace echoline::cli {
+namespace {
+
+using namespace data_plane::poker;
+using nlohmann::json;
+
+struct Table {
+  Rules rules;
+  std::uint64_t seed = 1;
+  bool json = false;
+
+  void add_options(Verb& verb, const std::string& seed_meaning) {
+    verb.add_option("--stack", rules.stack, "chips of both players at the beginning of every hand")->show_default();
+    verb.add_option("--small-blind", rules.small_blind, "chips")->show_default();
+    verb.add_option("--big-blind", rules.big_blind, "chips")->show_default();
+    verb.add_option("--seed", seed, seed_meaning)->show_default();
+    verb.add_flag("--json", json, "print JSON");
+  }
+  double bb_per_100(Chips won, std::uint64_t hands) const {
+    return hands == 0 ? 0 : 100.0 * static_cast<double>(won) / static_cast<double>(rules.big_blind) / static_cast<double>(hands);
+  }
+};
+
+void print(const json& object) { fmt::print("{}\n", object.dump(2)); }
+
+// echoline adapter poker match
+struct MatchArguments {
+  Table table;
+  std::string first, second;
+  std::uint64_t pairs = 10'000;
+};
+
+Status run_match_verb(const MatchArguments& a) {
+  ECHO_ASSIGN(const auto first, make_player(a.first));
+  ECHO_ASSIGN(const auto second, make_player(a.second));
+  ECHO_ASSIGN(const MatchResult result, duplicate_match(*first, *second, a.table.rules, a.pairs, a.table.seed));
+  if (a.table.json)
+    print({{"schema_version", 1},
+           {"first", a.first},
+           {"second", a.second},
+           {"hands", result.hands},
+           {"bb_per_100", result.bb_per_100},
+           {"bb_per_100_half_width_95", result.bb_per_100_half_width},
+           {"bb_per_100_as_big_blind", result.bb_per_100_at[0]},
+           {"bb_per_100_as_small_blind", result.bb_per_100_at[1]}});
+  else
+    fmt::print("{} wins {:.1f} +- {:.1f} big blinds per 100 hands (95 %) from {}\n{} hands; as the big blind {:.1f}, as the small blind {:.1f}\n",
+               a.first, result.bb_per_100, result.bb_per_100_half_width, a.second, result.hands, result.bb_per_100_at[0],
+               result.bb_per_100_at[1]);
+  return ok();
+}
+
+// echoline adapter poker serve
+struct ServeArguments {
+  Table table;
+  std::string player, bind = "127.0.0.1", patience = "1 min";
+  std::uint16_t port = 0;
+  std::uint64_t hands = 1000;
+};
+
+Status serve(const ServeArguments& a) {
+  ECHO_ASSIGN(const Duration patience, parse_duration(a.patience));
+  AcpcDealer::Options options{.rules = a.table.rules, .hands = a.hands, .seed = a.table.seed};
+  if (!a.player.empty()) options.names[1] = a.player;
+  ECHO_ASSIGN(AcpcDealer dealer, AcpcDealer::make(options));
+  ECHO_ASSIGN(const auto listener, Listener::open(a.bind, a.port));
+  say("{} port {}: {}\n", a.bind, listener->port(), a.player.empty() ? "waiting for two players" : "waiting for a player");
+  std::unique_ptr<Player> own;
+  std::array<std::unique_ptr<Seat>, 2> seats;
+  if (!a.player.empty()) {
+    ECHO_ASSIGN(own, make_player(a.player));
+    seats[1] = seat_of(*own, a.table.rules, a.table.seed);
+  }
+  for (auto& seat : seats)
+    if (!seat) {
+      ECHO_ASSIGN(auto guest, listener->accept(SystemClock().now() + patience));
+      seat = seat_of(std::move(guest));
+    }
+  ECHO_TRY(run_match(dealer, {seats[0].get(), seats[1].get()}, patience));
+  const auto won = dealer.won();
+  if (a.table.json)
+    print({{"schema_version", 1},
+           {"hands", dealer.hand()},
+           {"names", options.names},
+           {"chips", won},
+           {"bb_per_100", {a.table.bb_per_100(won[0], dealer.hand()), a.table.bb_per_100(won[1], dealer.hand())}},
+           {"illegal_actions", dealer.faults()}});
+  else
+    fmt::print("{}\n", dealer.score_line());
+  return ok();
+}
+
+// echoline adapter poker join
+struct JoinArguments {
+  Table table;
+  std::string dealer, player = "tight", patience = "10 min";
+};
+
+Status join(const JoinArguments& a) {
+  ECHO_ASSIGN(const Duration patience, parse_duration(a.patience));
+  ECHO_TRY(a.table.rules.check());
+  ECHO_ASSIGN(const auto player, make_player(a.player));
+  ECHO_ASSIGN(const auto dealer, LineSocket::connect(a.dealer, patience));
+  AcpcClient client(*player, a.table.rules, a.table.seed);
+  ECHO_TRY(play_at(*dealer, client, patience));
+  const double bb_per_100 = a.table.bb_per_100(client.won(), client.hands());
+  if (a.table.json)
+    print({{"schema_version", 1}, {"hands", client.hands()}, {"chips", client.won()}, {"bb_per_100", bb_per_100}});
+  else
+    fmt::print("{} hands, {} chips: {:.1f} big blinds per 100 hands\n", client.hands(), client.won(), bb_per_100);
+  return ok();
+}
+
+int finished(std::string_view verb, const Status& status) { return status ? 0 : complain(verb, status.error()); }
+
+void add_match(Verb& poker, int& exit) {
+  auto* verb = poker.add_verb("match", "How much better one built-in player is: every deal is played from both positions");
+  auto a = std::make_shared<MatchArguments>();
+  verb->add_option("first", a->first, "whose winnings are told")->required()->one_of(player_names());
+  verb->add_option("second", a->second, "the other one")->required()->one_of(player_names());
+  verb->add_option("--pairs", a->pairs, "deals, each of which is two hands")->positive()->show_default();
+  a->table.add_options(*verb, "the same seed gives the same hands");
+  verb->callback([a, &exit] { exit = finished("adapter poker match", run_match_verb(*a)); });
+}
+
+void add_serve(Verb& poker, int& exit) {
+  auto* verb = poker.add_verb("serve", "Deal a match to players that connect over TCP (ACPC protocol 2.0.0)");
+  auto a = std::make_shared<ServeArguments>();
+  verb->add_option("--port", a->port, "0: any free one, which is told on stderr")->show_default();
+  verb->add_option("--bind", a->bind, "address of this machine to listen on; what is sent is not encrypted")->show_default();
+  verb->add_option("--player", a->player, "has the second seat; without it, both are for those who connect, in that order")
+      ->one_of(player_names());
+  verb->add_option("--hands", a->hands, "of the match")->positive()->show_default();
+  verb->add_option("--patience", a->patience, "how long a player may take to come, and for each action")->show_default();
+  a->table.add_options(*verb, "the same seed gives the same deals");
+  verb->footer("Example: echoline adapter poker serve --port 18791 --player tight --hands 3000");
+  verb->callback([a, &exit] { exit = finished("adapter poker serve", serve(*a)); });
+}
+
+void add_join(Verb& poker, int& exit) {
+  auto* verb = poker.add_verb("join", "Play at the table of a dealer elsewhere (ACPC protocol 2.0.0), until it ends");
+  auto a = std::make_shared<JoinArguments>();
+  verb->add_option("dealer", a->dealer, "HOST:PORT")->required();
+  verb->add_option("--player", a->player, "who plays")->one_of(player_names())->show_default();
+  verb->add_option("--patience", a->patience, "how long the dealer may take, each time")->show_default();
+  a->table.add_options(*verb, "of what the player draws at random");
+  verb->callback([a, &exit] { exit = finished("adapter poker join", join(*a)); });
+}
+
+}  // namespace
+
+void add_adapter_poker(Verb& adapter, int& exit) {
+  auto* poker = adapter.add_verb("poker", "Heads-up no-limit hold'em: players against each other, here or over the ACPC protocol");
+  poker->needs_verb();
+  add_match(*poker, exit);
+  add_serve(*poker, exit);
+  add_join(*poker, exit);
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,127 @@
+#include "data_plane/adapters/poker/wording.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include "data_plane/adapters/poker/evaluator.hpp"
+
+namespace echoline::data_plane::poker {
+namespace {
+
+constexpr std::string_view kBegin = "<action>", kEnd = "</action>", kRaise = "raise ";
+constexpr std::size_t kActionBytesMax = 64;
+constexpr std::array<std::string_view, kRounds> kRoundNames = {"before the flop", "flop", "turn", "river"};
+
+bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+// Without space around it, in lower case.
+std::string plain(std::string_view text) {
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  std::string lower(text);
+  for (char& c : lower)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return lower;
+}
+
+std::optional<Chips> number(std::string_view digits) {
+  Chips value = 0;
+  const char* const end = digits.data() + digits.size();
+  if (digits.empty() || digits[0] == '-') return std::nullopt;
+  const auto read = std::from_chars(digits.data(), end, value);
+  return read.ec == std::errc{} && read.ptr == end ? std::optional(value) : std::nullopt;
+}
+
+std::optional<std::string_view> last_action(std::string_view response) {
+  const auto end = response.rfind(kEnd);
+  const auto begin = end == std::string_view::npos ? end : response.substr(0, end).rfind(kBegin);
+  if (begin == std::string_view::npos) return std::nullopt;
+  const std::size_t from = begin + kBegin.size();
+  return end - from > kActionBytesMax ? std::nullopt : std::optional(response.substr(from, end - from));
+}
+
+// "before the flop: you raise to 300, your opponent calls; flop: ..."
+std::string betting_so_far(const View& view) {
+  std::string text;
+  int round = -1;
+  std::array<Chips, 2> in = {view.betting.rules().big_blind, view.betting.rules().small_blind};
+  for (const auto& [at, position, action] : view.betting.steps()) {
+    text += at == round ? ", " : text.empty() ? "" : "; ";
+    if (at != round) text += fmt::format("{}: ", kRoundNames[static_cast<std::size_t>(at)]);
+    round = at;
+    const bool own = position == view.position;
+    const auto verb = [&](std::string_view word) { return fmt::format("{} {}{}", own ? "you" : "your opponent", word, own ? "" : "s"); };
+    Chips& mine = in[static_cast<std::size_t>(position)];
+    const Chips other = in[static_cast<std::size_t>(1 - position)];
+    if (action.kind == Action::Kind::kFold) text += verb("fold");
+    if (action.kind == Action::Kind::kCall) text += verb(other > mine ? "call" : "check");
+    if (action.kind == Action::Kind::kRaise) text += fmt::format("{} to {}", verb("raise"), action.to);
+    mine = action.kind == Action::Kind::kRaise ? action.to : action.kind == Action::Kind::kCall ? other : mine;
+  }
+  return text.empty() ? "none" : text;
+}
+
+std::string choices(const Legal& legal) {
+  std::string text = legal.owed > 0 ? fmt::format("fold, call ({} more)", legal.owed) : "check";
+  if (legal.raise && legal.raise->front() == legal.raise->back()) text += fmt::format(", raise {}", legal.raise->front());
+  if (legal.raise && legal.raise->front() < legal.raise->back())
+    text += fmt::format(", raise N with N from {} to {}", legal.raise->front(), legal.raise->back());
+  return text;
+}
+
+}  // namespace
+
+std::string explain(const Rules& rules, std::uint64_t hands) {
+  return fmt::format(
+      "You play heads-up no-limit Texas hold'em{}. The blinds are {} and {}; both players begin every hand with {} chips. "
+      "The small blind acts first before the flop, the big blind after it. You want to win as many chips as possible.\n"
+      "End each answer with one of your choices, such as <action>call</action> or <action>raise {}</action>. "
+      "The number of a raise is what you have then put in over the whole hand. "
+      "An answer without a possible action counts as a check, or as a fold where there is something to call.",
+      hands > 1 ? fmt::format(", {} hands", hands) : "", rules.small_blind, rules.big_blind, rules.stack, 3 * rules.big_blind);
+}
+
+std::string describe(const View& view, std::uint64_t hand, std::uint64_t hands) {
+  const Legal legal = view.betting.legal();
+  const Chips in = view.betting.put_in(view.position);
+  return fmt::format(
+      "{}You are the {} blind.\nYour cards: {}\nBoard: {}\nBetting: {}\n"
+      "The pot is {}; you have put in {} and have {} left.\nYour choices: {}",
+      hands > 1 ? fmt::format("Hand {} of {}. ", hand, hands) : "", view.position == 0 ? "big" : "small",
+      to_string(view.own, " "), view.board.empty() ? "none" : to_string(view.board, " "), betting_so_far(view),
+      view.betting.pot(), in, view.betting.rules().stack - in, choices(legal));
+}
+
+std::string describe_end(const View& view, Chips won) {
+  const auto outcome = won > 0 ? fmt::format("You win {}.", won) : won < 0 ? fmt::format("You lose {}.", -won) : "The pot is split.";
+  if (const auto folded = view.betting.folded())
+    return fmt::format("{}. {}", *folded == view.position ? "You fold" : "Your opponent folds", outcome);
+  const auto hand = [&](const Hole& hole) {
+    const HandValue value = evaluate(CardSet(view.board) | CardSet(hole));
+    return fmt::format("{} ({})", to_string(hole, " "), to_string(value.category()));
+  };
+  return fmt::format("Showdown on {}: you have {}, your opponent {}. {}", to_string(view.board, " "), hand(view.own),
+                     hand(view.other.value()), outcome);
+}
+
+std::optional<Action> parse_answer(std::string_view response, const Legal& legal) {
+  const auto written = last_action(response);
+  if (!written) return std::nullopt;
+  const std::string text = plain(*written);
+  if (text == "fold" && legal.owed > 0) return Action::fold();
+  if (text == (legal.owed > 0 ? "call" : "check")) return Action::call();
+  if (!text.starts_with(kRaise)) return std::nullopt;
+  const auto to = number(std::string_view(text).substr(kRaise.size()));
+  return to && legal.allows(Action::raise(*to)) ? std::optional(Action::raise(*to)) : std::nullopt;
+}
+
+std::string answer(Action action, const Legal& legal) {
+  const auto text = [&]() -> std::string {
+    if (action.kind == Action::Kind::kRaise) return fmt::format("{}{}", kRaise, action.to);
+    if (action.kind == Action::Kind::kFold) return "fold";
+    return legal.owed > 0 ? "call" : "check";
+  };
+  return fmt::format("{}{}{}", kBegin, text(), kEnd);
+}
+
+}  // namespace echoline::data_plane::poker
