@@ -1,4 +1,5 @@
-// echoline adapter poker: matches between the built-in players, and with players and dealers elsewhere over the ACPC protocol.
+// echoline adapter poker: matches between the built-in players, and with players and dealers elsewhere over the ACPC
+// protocol.
 #include <nlohmann/json.hpp>
 
 #include "cli/adapter_verbs.hpp"
@@ -25,7 +26,9 @@ struct Table {
     verb.add_flag("--json", json, "print JSON");
   }
   double bb_per_100(Chips won, std::uint64_t hands) const {
-    return hands == 0 ? 0 : 100.0 * static_cast<double>(won) / static_cast<double>(rules.big_blind) / static_cast<double>(hands);
+    return hands == 0
+               ? 0
+               : 100.0 * static_cast<double>(won) / static_cast<double>(rules.big_blind) / static_cast<double>(hands);
   }
 };
 
@@ -52,9 +55,11 @@ Status run_match_verb(const MatchArguments& a) {
            {"bb_per_100_as_big_blind", result.bb_per_100_at[0]},
            {"bb_per_100_as_small_blind", result.bb_per_100_at[1]}});
   else
-    fmt::print("{} wins {:.1f} +- {:.1f} big blinds per 100 hands (95 %) from {}\n{} hands; as the big blind {:.1f}, as the small blind {:.1f}\n",
-               a.first, result.bb_per_100, result.bb_per_100_half_width, a.second, result.hands, result.bb_per_100_at[0],
-               result.bb_per_100_at[1]);
+    fmt::print(
+        "{} wins {:.1f} +- {:.1f} big blinds per 100 hands (95 %) from {}\n{} hands; as the big blind {:.1f}, as the "
+        "small blind {:.1f}\n",
+        a.first, result.bb_per_100, result.bb_per_100_half_width, a.second, result.hands, result.bb_per_100_at[0],
+        result.bb_per_100_at[1]);
   return ok();
 }
 
@@ -72,7 +77,8 @@ Status serve(const ServeArguments& a) {
   if (!a.player.empty()) options.names[1] = a.player;
   ECHO_ASSIGN(AcpcDealer dealer, AcpcDealer::make(options));
   ECHO_ASSIGN(const auto listener, Listener::open(a.bind, a.port));
-  say("{} port {}: {}\n", a.bind, listener->port(), a.player.empty() ? "waiting for two players" : "waiting for a player");
+  say("{} port {}: {}\n", a.bind, listener->port(),
+      a.player.empty() ? "waiting for two players" : "waiting for a player");
   std::unique_ptr<Player> own;
   std::array<std::unique_ptr<Seat>, 2> seats;
   if (!a.player.empty()) {
@@ -122,7 +128,8 @@ Status join(const JoinArguments& a) {
 int finished(std::string_view verb, const Status& status) { return status ? 0 : complain(verb, status.error()); }
 
 void add_match(Verb& poker, int& exit) {
-  auto* verb = poker.add_verb("match", "How much better one built-in player is: every deal is played from both positions");
+  auto* verb =
+      poker.add_verb("match", "How much better one built-in player is: every deal is played from both positions");
   auto a = std::make_shared<MatchArguments>();
   verb->add_option("first", a->first, "whose winnings are told")->required()->one_of(player_names());
   verb->add_option("second", a->second, "the other one")->required()->one_of(player_names());
@@ -135,11 +142,14 @@ void add_serve(Verb& poker, int& exit) {
   auto* verb = poker.add_verb("serve", "Deal a match to players that connect over TCP (ACPC protocol 2.0.0)");
   auto a = std::make_shared<ServeArguments>();
   verb->add_option("--port", a->port, "0: any free one, which is told on stderr")->show_default();
-  verb->add_option("--bind", a->bind, "address of this machine to listen on; what is sent is not encrypted")->show_default();
-  verb->add_option("--player", a->player, "has the second seat; without it, both are for those who connect, in that order")
+  verb->add_option("--bind", a->bind, "address of this machine to listen on; what is sent is not encrypted")
+      ->show_default();
+  verb->add_option("--player", a->player,
+                   "has the second seat; without it, both are for those who connect, in that order")
       ->one_of(player_names());
   verb->add_option("--hands", a->hands, "of the match")->positive()->show_default();
-  verb->add_option("--patience", a->patience, "how long a player may take to come, and for each action")->show_default();
+  verb->add_option("--patience", a->patience, "how long a player may take to come, and for each action")
+      ->show_default();
   a->table.add_options(*verb, "the same seed gives the same deals");
   verb->footer("Example: echoline adapter poker serve --port 18791 --player tight --hands 3000");
   verb->callback([a, &exit] { exit = finished("adapter poker serve", serve(*a)); });
@@ -158,7 +168,8 @@ void add_join(Verb& poker, int& exit) {
 }  // namespace
 
 void add_adapter_poker(Verb& adapter, int& exit) {
-  auto* poker = adapter.add_verb("poker", "Heads-up no-limit hold'em: players against each other, here or over the ACPC protocol");
+  auto* poker = adapter.add_verb(
+      "poker", "Heads-up no-limit hold'em: players against each other, here or over the ACPC protocol");
   poker->needs_verb();
   add_match(*poker, exit);
   add_serve(*poker, exit);

@@ -38,9 +38,9 @@ Problem with_reference(const std::string& reference) {
 TEST(Registry, UnknownNameSuggestsAndLists) {
   const std::string message = error_of("aritmetic", "");
   EXPECT_NE(message.find("did you mean 'arithmetic'?"), std::string::npos) << message;
-  EXPECT_NE(message.find("known: arithmetic, gsm8k, guess"), std::string::npos) << message;
+  EXPECT_NE(message.find("known: arithmetic, gsm8k, guess, poker"), std::string::npos) << message;
   EXPECT_EQ(error_of("chess_endgames", "").find("did you mean"), std::string::npos);
-  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "gsm8k", "guess"}));
+  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "gsm8k", "guess", "poker"}));
 }
 
 TEST(Registry, WrongConfigurationIsNamed) {

@@ -123,18 +123,18 @@ TEST(Acpc, IllegalAnswersAreFaultsAndOldOnesAreIgnored) {
   ASSERT_EQ(begin.size(), 2u);
   EXPECT_EQ(dealer.waits_for(), 1);  // in hand 0 seat 1 has the small blind
   const std::string state = begin[1].text.substr(0, begin[1].text.size() - 2);
-  EXPECT_TRUE(dealer.take(0, begin[0].text)->empty());          // not its turn
-  EXPECT_FALSE(dealer.take(1, "hello"));                        // no protocol at all
+  EXPECT_TRUE(dealer.take(0, begin[0].text)->empty());  // not its turn
+  EXPECT_FALSE(dealer.take(1, "hello"));                // no protocol at all
   const auto next = *dealer.take(1, state + ":c\r\n");
   ASSERT_EQ(next.size(), 2u);
-  EXPECT_TRUE(dealer.take(1, state + ":c")->empty());           // said already
+  EXPECT_TRUE(dealer.take(1, state + ":c")->empty());  // said already
   const std::string option = next[0].text.substr(0, next[0].text.size() - 2);
-  const auto flop = *dealer.take(0, option + ":f");             // nothing owed: a check instead
+  const auto flop = *dealer.take(0, option + ":f");  // nothing owed: a check instead
   EXPECT_EQ(dealer.faults(), (std::array<std::uint64_t, 2>{1, 0}));
   ASSERT_EQ(flop.size(), 2u);
   EXPECT_NE(flop[0].text.find(":cc/:"), std::string::npos);
   const std::string on_flop = flop[0].text.substr(0, flop[0].text.size() - 2);
-  EXPECT_TRUE(dealer.take(0, state + ":c").has_value());        // an earlier state, though another's
+  EXPECT_TRUE(dealer.take(0, state + ":c").has_value());  // an earlier state, though another's
   const auto bet = *dealer.take(0, on_flop + ":r500");
   const auto end = *dealer.take(1, bet[1].text.substr(0, bet[1].text.size() - 2) + ":x");  // something owed: a fold
   EXPECT_EQ(dealer.faults(), (std::array<std::uint64_t, 2>{1, 1}));

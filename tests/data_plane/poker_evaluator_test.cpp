@@ -17,7 +17,8 @@ CardSet set_of(std::string_view text) {
   return cards;
 }
 
-// Five cards as a list that compares as they do: the category, then ranks by how often they occur and how high they are.
+// Five cards as a list that compares as they do: the category, then ranks by how often they occur and how high they
+// are.
 using Reference = std::array<int, 6>;
 Reference reference(const std::array<Card, 5>& cards) {
   std::array<int, kRanks> times{};
@@ -141,7 +142,7 @@ TEST(Cards, EveryPlaceInADealIsEqualForEveryCard) {
 TEST(Equity, IsWhatCountingGives) {
   Random random(4);
   const Hole aces{*parse_card('A', 'c'), *parse_card('A', 'd')}, worst{*parse_card('7', 'c'), *parse_card('2', 'd')};
-  EXPECT_NEAR(equity(aces, {}, 40'000, random), 0.852, 0.01);   // the published shares against random cards
+  EXPECT_NEAR(equity(aces, {}, 40'000, random), 0.852, 0.01);  // the published shares against random cards
   EXPECT_NEAR(equity(worst, {}, 40'000, random), 0.346, 0.01);
   const std::array<Card, 5> royal{Card(12, 3), Card(11, 3), Card(10, 3), Card(9, 3), Card(8, 3)};
   EXPECT_EQ(equity(aces, royal, 100, random), 0.5);  // everybody plays the board

@@ -26,8 +26,8 @@ using Raise = std::optional<std::array<Chips, 2>>;
 TEST(Rules, BlindsAndStackAreChecked) {
   EXPECT_TRUE(Rules{}.check());
   EXPECT_TRUE((Rules{3, 1, 2}.check()));
-  for (const Rules& wrong : {Rules{20'000, 0, 100}, Rules{20'000, 101, 100}, Rules{100, 50, 100}, Rules{200'000, 50, 100},
-                             Rules{2'000'000'000, 5'000'000, 10'000'000}, Rules{-5, 50, 100}})
+  for (const Rules& wrong : {Rules{20'000, 0, 100}, Rules{20'000, 101, 100}, Rules{100, 50, 100},
+                             Rules{200'000, 50, 100}, Rules{2'000'000'000, 5'000'000, 10'000'000}, Rules{-5, 50, 100}})
     EXPECT_FALSE(wrong.check()) << wrong.stack << ' ' << wrong.small_blind << ' ' << wrong.big_blind;
 }
 
@@ -41,8 +41,8 @@ TEST(Game, TurnsAndSmallestRaises) {
   EXPECT_EQ(played("c").legal().raise, (Raise{{200, 20'000}}));
   EXPECT_EQ(played("cc").to_act(), 0);  // the big blind begins on the flop
   EXPECT_EQ(played("cc").round(), 1);
-  EXPECT_EQ(played("cc").legal().raise, (Raise{{200, 20'000}}));  // 100 put in, and a big blind
-  EXPECT_EQ(played("r250").legal().raise, (Raise{{400, 20'000}}));   // 2 x 250 - 100
+  EXPECT_EQ(played("cc").legal().raise, (Raise{{200, 20'000}}));    // 100 put in, and a big blind
+  EXPECT_EQ(played("r250").legal().raise, (Raise{{400, 20'000}}));  // 2 x 250 - 100
   EXPECT_EQ(played("r250r1000").legal().raise, (Raise{{1750, 20'000}}));
   EXPECT_EQ(played("r250c").legal().raise, (Raise{{350, 20'000}}));  // a new round: a big blind again
   EXPECT_EQ(played("r250cr500").legal().raise, (Raise{{750, 20'000}}));
@@ -174,7 +174,8 @@ TEST(Game, ChipsAreConservedAndOnlyLegalActionsAreTakenWithEveryPlayer) {
     std::uint64_t showdowns = 0, folds = 0;
     for (std::uint64_t hand = 0; hand < 100'000; ++hand) {
       const Chips big = 2 + shape.between(0, 200);
-      const Rules rules{big + 1 + shape.between(0, hand % 2 == 0 ? 5 * big : 999 * big - 1), 1 + shape.between(0, big - 1), big};
+      const Rules rules{big + 1 + shape.between(0, hand % 2 == 0 ? 5 * big : 999 * big - 1),
+                        1 + shape.between(0, big - 1), big};
       ASSERT_TRUE(rules.check());
       Betting betting(rules);
       HandRandom luck(17, hand);
@@ -210,17 +211,17 @@ TEST(Players, TheTightOneFollowsItsRules) {
     const Betting betting = played(actions);
     return to_string(*tight->decide(view_of(betting, deal, betting.to_act()), random));
   };
-  EXPECT_EQ(says("KcKd AcAd 2c3h4d9s9h", ""), "r300");           // 20 points, to three big blinds
-  EXPECT_EQ(says("KcKd 7h2s 2c3h4d9s9h", ""), "f");              // -1 point
-  EXPECT_EQ(says("KcKd 7d5d 2c3h4d9s9h", ""), "c");              // 6 points
-  EXPECT_EQ(says("7h2s AcAd 2c3h4d9s9h", "c"), "c");             // a check is free
+  EXPECT_EQ(says("KcKd AcAd 2c3h4d9s9h", ""), "r300");  // 20 points, to three big blinds
+  EXPECT_EQ(says("KcKd 7h2s 2c3h4d9s9h", ""), "f");     // -1 point
+  EXPECT_EQ(says("KcKd 7d5d 2c3h4d9s9h", ""), "c");     // 6 points
+  EXPECT_EQ(says("7h2s AcAd 2c3h4d9s9h", "c"), "c");    // a check is free
   EXPECT_EQ(says("7h2s AcAd 2c3h4d9s9h", "r300"), "f");
-  EXPECT_EQ(says("TcTd AcAd 2c3h4d9s9h", "r300"), "c");          // 10 points
-  EXPECT_EQ(says("TcTd AcAd 2c3h4d9s9h", "r20000"), "f");        // but not for all
+  EXPECT_EQ(says("TcTd AcAd 2c3h4d9s9h", "r300"), "c");    // 10 points
+  EXPECT_EQ(says("TcTd AcAd 2c3h4d9s9h", "r20000"), "f");  // but not for all
   EXPECT_EQ(says("AcAd TcTd 2c3h4d9s9h", "r20000"), "c");
-  EXPECT_EQ(says("AcAd KcKd AhAs2c4d9s", "cc"), "r300");         // nearly certain: by the pot
+  EXPECT_EQ(says("AcAd KcKd AhAs2c4d9s", "cc"), "r300");  // nearly certain: by the pot
   EXPECT_EQ(says("KcKd AcAd AhAs2c4d9s", "ccr20000"), "c");
-  EXPECT_EQ(says("7h2s KcKd AhAs9c4d9s", "cc"), "c");           // nothing, for nothing
+  EXPECT_EQ(says("7h2s KcKd AhAs9c4d9s", "cc"), "c");  // nothing, for nothing
   EXPECT_EQ(says("KcKd 7h2s AhAs9c4d9s", "ccr300"), "f");
 }
 

@@ -1,6 +1,8 @@
 // Hold'em as a task: what is said, what is understood, and what an episode is worth.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/adapters/poker/match.hpp"
 #include "data_plane/adapters/poker/wording.hpp"
@@ -8,7 +10,8 @@
 namespace echoline::data_plane::poker {
 namespace {
 
-constexpr Legal kFacingABet{200, std::array<Chips, 2>{500, 20'000}}, kFree{0, std::array<Chips, 2>{200, 20'000}}, kAllIn{500, {}};
+constexpr Legal kFacingABet{200, std::array<Chips, 2>{500, 20'000}}, kFree{0, std::array<Chips, 2>{200, 20'000}},
+    kAllIn{500, {}};
 
 std::string understood(std::string_view response, const Legal& legal) {
   const auto action = parse_answer(response, legal);
@@ -21,12 +24,12 @@ TEST(Wording, TheLastActionCounts) {
   EXPECT_EQ(understood("<action>fold <action>CALL</action>", kFacingABet), "c");
   EXPECT_EQ(understood("<action>check</action>", kFree), "c");
   EXPECT_EQ(understood("<action>fold</action>", kFacingABet), "f");
-  for (const char* wrong : {"", "call", "<action>call", "call</action>", "</action><action>", "<action></action>",
-                            "<action>check</action>", "<action>bet 500</action>", "<action>raise</action>",
-                            "<action>raise 499</action>", "<action>raise 20001</action>", "<action>raise -500</action>",
-                            "<action>raise 500.0</action>", "<action>raise 5e2</action>", "<action>raise 500 chips</action>",
-                            "<action>raise 99999999999999999999</action>", "<action>raise  600</action>",
-                            "<action>call</action> and <action>dance</action>", "<Action>call</Action>"})
+  for (const char* wrong :
+       {"", "call", "<action>call", "call</action>", "</action><action>", "<action></action>", "<action>check</action>",
+        "<action>bet 500</action>", "<action>raise</action>", "<action>raise 499</action>",
+        "<action>raise 20001</action>", "<action>raise -500</action>", "<action>raise 500.0</action>",
+        "<action>raise 5e2</action>", "<action>raise 500 chips</action>", "<action>raise 99999999999999999999</action>",
+        "<action>raise  600</action>", "<action>call</action> and <action>dance</action>", "<Action>call</Action>"})
     EXPECT_EQ(understood(wrong, kFacingABet), "-") << wrong;
   EXPECT_EQ(understood("<action>fold</action>", kFree), "-");
   EXPECT_EQ(understood("<action>call</action>", kFree), "-");
@@ -40,16 +43,20 @@ TEST(Wording, EveryLegalActionIsUnderstoodAsItIsWritten) {
     for (const Action action : {Action::fold(), Action::call(), Action::raise(500), Action::raise(20'000)}) {
       const auto again = parse_answer("I think ... " + answer(action, legal), legal);
       EXPECT_EQ(again.has_value(), legal.allows(action)) << answer(action, legal);
-      if (again) EXPECT_EQ(*again, action);
+      if (again) {
+        EXPECT_EQ(*again, action);
+      }
     }
 }
 
 TEST(Wording, AStateIsDescribed) {
   Betting betting(Rules{});
-  for (const Action action : {Action::call(), Action::call(), Action::call(), Action::raise(300)}) ASSERT_TRUE(betting.act(action));
+  for (const Action action : {Action::call(), Action::call(), Action::call(), Action::raise(300)})
+    ASSERT_TRUE(betting.act(action));
   Deal deal;
   deal.holes = {Hole{*parse_card('9', 's'), *parse_card('8', 'h')}, Hole{*parse_card('A', 'c'), *parse_card('K', 'd')}};
-  deal.board = {*parse_card('8', 'c'), *parse_card('8', 'd'), *parse_card('5', 'c'), *parse_card('6', 's'), *parse_card('2', 'c')};
+  deal.board = {*parse_card('8', 'c'), *parse_card('8', 'd'), *parse_card('5', 'c'), *parse_card('6', 's'),
+                *parse_card('2', 'c')};
   EXPECT_EQ(describe(view_of(betting, deal, 0), 1, 1),
             "You are the big blind.\nYour cards: 9s 8h\nBoard: 8c 8d 5c\n"
             "Betting: before the flop: your opponent calls, you check; flop: you check, your opponent raises to 300\n"
@@ -67,6 +74,166 @@ TEST(Wording, AStateIsDescribed) {
   ASSERT_TRUE(short_one.act(Action::fold()));
   EXPECT_EQ(describe_end(view_of(short_one, deal, 0), -100), "You fold. You lose 100.");
   EXPECT_EQ(describe_end(view_of(short_one, deal, 1), 100), "Your opponent folds. You win 100.");
+}
+
+std::unique_ptr<Adapter> made(std::string_view options, std::uint64_t seed = 1) {
+  auto adapter = make_adapter("poker", options, seed);
+  EXPECT_TRUE(adapter) << adapter.error().message();
+  return std::move(adapter).value();
+}
+
+// A text as a policy that reads its choices and nothing else: any of them, by chance.
+std::string any_choice(std::string_view told, Random& random) {
+  const std::string_view choices = told.substr(told.rfind("Your choices: "));
+  const bool owed = choices.find("call") != std::string_view::npos;
+  std::vector<std::string> possible{owed ? "call" : "check"};
+  if (owed) possible.emplace_back("fold");
+  if (const auto raise = choices.find("raise N with N from "); raise != std::string_view::npos) {
+    const Chips least = std::stoll(std::string(choices.substr(raise + 20)));
+    const Chips most = std::stoll(std::string(choices.substr(choices.rfind(' ') + 1)));
+    possible.push_back(fmt::format("raise {}", random.between(least, most)));
+  } else if (const auto all_in = choices.find("raise "); all_in != std::string_view::npos) {
+    possible.emplace_back(choices.substr(all_in));
+  }
+  return fmt::format("<action>{}</action>", possible[random.below(possible.size())]);
+}
+
+struct Played {
+  Score score;
+  std::vector<std::string> told;
+  bool operator==(const Played& other) const {
+    return score.reward == other.score.reward && score.components == other.score.components &&
+           score.correct == other.score.correct && told == other.told;
+  }
+};
+
+template <class Policy>
+Played play(const Adapter& adapter, const Problem& problem, Policy policy, std::size_t turns_max = kTurnsMax) {
+  Played played;
+  const auto episode = adapter.begin(problem, 0);
+  EXPECT_TRUE(episode) << episode.error().message();
+  played.told.push_back(problem.prompt());
+  for (bool done = false; !done;) {
+    if (played.told.size() > turns_max) {
+      add(played.score, (*episode)->cut());
+      break;
+    }
+    const auto step = step_and_wait(**episode, policy(std::string_view(played.told.back())));
+    EXPECT_TRUE(step) << step.error().message();
+    add(played.score, step->score);
+    done = step->done;
+    if (!done) played.told.push_back(step->observation);
+  }
+  return played;
+}
+
+TEST(PokerTask, WhatIsOfferedIsTakenAndAnswersAloneDecide) {
+  for (const char* opponent : {"caller", "random", "tight"}) {
+    const auto adapter = made(fmt::format(R"({{"opponent":"{}","hands":4,"stack":3000}})", opponent));
+    for (std::uint64_t index = 0; index < 300; ++index) {
+      const Problem problem = adapter->problem(index).value();
+      Random random(index), again(index);
+      const Played one = play(*adapter, problem, [&](auto told) { return any_choice(told, random); });
+      const Played other = play(*made(fmt::format(R"({{"opponent":"{}","hands":4,"stack":3000}})", opponent)), problem,
+                                [&](auto told) { return any_choice(told, again); });
+      ASSERT_EQ(one, other) << problem.id();
+      ASSERT_EQ(one.score.components.at("faults"), 0) << one.told.back();
+      ASSERT_NEAR(one.score.reward, one.score.components.at("won_bb") - one.score.components.at("baseline_bb"), 1e-9);
+      ASSERT_LE(std::abs(one.score.components.at("won_bb")), 30);
+      ASSERT_EQ(one.score.correct, one.score.components.at("won_bb") > 0);
+    }
+  }
+}
+
+TEST(PokerTask, TheBaselinesOwnActionsAreWorthNothing) {
+  // Whoever plays as the baseline does wins what it wins, in both positions and over several hands.
+  const auto adapter = made(R"({"opponent":"tight","baseline":"caller","hands":6})");
+  for (std::uint64_t index = 0; index < 100; ++index) {
+    const Played played = play(*adapter, adapter->problem(index).value(), [](std::string_view told) {
+      return told.substr(told.rfind("Your choices: ")).find("call") != std::string_view::npos
+                 ? "<action>call</action>"
+                 : "<action>check</action>";
+    });
+    ASSERT_NEAR(played.score.reward, 0, 1e-9) << index;
+  }
+}
+
+TEST(PokerTask, AFaultIsACheckOrAFoldAndCosts) {
+  const auto adapter = made(R"({"opponent":"caller","baseline":"none","format_penalty":2,"evaluation_problems":2})");
+  const auto deals = adapter->evaluation();
+  EXPECT_NE(deals[0].prompt().find("You are the big blind."), std::string::npos);
+  EXPECT_NE(deals[1].prompt().find("You are the small blind."), std::string::npos);
+  // The small blind owes: it folds at once.
+  const Played folded = play(*adapter, deals[1], [](auto) { return "I do not know"; });
+  EXPECT_EQ(folded.score.components,
+            (std::map<std::string, double>{{"won_bb", -0.5}, {"baseline_bb", 0}, {"faults", 1}}));
+  EXPECT_EQ(folded.score.reward, -2.5);
+  EXPECT_FALSE(folded.score.correct);
+  // The big blind owes a caller nothing: four checks, and a showdown over one big blind.
+  const Played checked = play(*adapter, deals[0], [](auto) { return "<action>fold</action>"; });
+  EXPECT_EQ(checked.score.components.at("faults"), 4);
+  EXPECT_EQ(checked.score.reward, checked.score.components.at("won_bb") - 8);
+  EXPECT_LE(std::abs(checked.score.components.at("won_bb")), 1);
+  ASSERT_EQ(checked.told.size(), 4u);
+  EXPECT_TRUE(checked.told[1].starts_with("That is none of your choices: you check.\nYou are the big blind.\n"))
+      << checked.told[1];
+}
+
+TEST(PokerTask, WhoHasNoRoomLeftFolds) {
+  const auto adapter = made(R"({"opponent":"caller","baseline":"none","stack":1000,"evaluation_problems":2})");
+  const auto call = [](auto told) {
+    return told.find("call (") != std::string_view::npos ? "<action>call</action>" : "<action>raise 300</action>";
+  };
+  const Played cut = play(*adapter, adapter->evaluation()[0], call, 1);
+  EXPECT_EQ(cut.score.reward, -3);
+  EXPECT_FALSE(cut.score.correct);
+}
+
+TEST(PokerTask, ProblemsAreReproducedHeldOutAndFromBothPositions) {
+  const auto a = made("{}", 5), b = made("{}", 5), c = made("{}", 6);
+  int differ = 0;
+  std::set<std::string> held_out;
+  for (const Problem& problem : a->evaluation()) held_out.insert(problem.reference());
+  EXPECT_EQ(held_out.size(), 256u);
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    const Problem problem = a->problem(i).value();
+    EXPECT_EQ(problem.SerializeAsString(), b->problem(i)->SerializeAsString());
+    EXPECT_FALSE(held_out.contains(problem.reference()));
+    EXPECT_NE(problem.prompt().find(i % 2 == 0 ? "You are the big blind." : "You are the small blind."),
+              std::string::npos);
+    differ += problem.prompt() != c->problem(i)->prompt();
+    const auto shown = a->demonstration(problem);
+    ASSERT_TRUE(shown);
+    const auto first = step_and_wait(**a->begin(problem, 0), *shown);
+    EXPECT_EQ(first->score.components.at("faults"), 0) << *shown;
+  }
+  EXPECT_GT(differ, 190);
+}
+
+TEST(PokerTask, AProblemFromElsewhereIsChecked) {
+  const auto adapter = made("{}");
+  for (const char* wrong : {"", "1", "1:", ":1", "1:2", "1:01", "-1:0", "99999999999999999999:0", "x:0", "1:0 "}) {
+    Problem problem;
+    problem.set_reference(wrong);
+    EXPECT_FALSE(adapter->begin(problem, 0)) << wrong;
+    EXPECT_FALSE(adapter->demonstration(problem)) << wrong;
+  }
+  EXPECT_FALSE(adapter->score(Problem(), "<action>call</action>"));
+}
+
+TEST(PokerTask, WrongOptionsAreNamed) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({"opponent":"shark"})", "opponent: expected one of caller, random, tight"},
+      {R"({"stack":100})", "expected more than the big blind, 100"},
+      {R"({"small_blind":200})", "expected 1 to the big blind"},
+      {R"({"evaluation_problems":3})", "expected an even number"},
+      {R"({"hands":0})", "hands: expected"},
+  };
+  for (const auto& [options, expected] : cases) {
+    const auto adapter = make_adapter("poker", options, 1);
+    ASSERT_FALSE(adapter) << options;
+    EXPECT_NE(adapter.error().message().find(expected), std::string::npos) << adapter.error().message();
+  }
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ Error with_guest(Guest guest, Duration patience) {
   auto dealer = *AcpcDealer::make({.hands = 2});
   const auto caller = *make_player("caller");
   const auto listener = *Listener::open("127.0.0.1", 0);
-  std::thread elsewhere([&] { guest(**LineSocket::connect(fmt::format("127.0.0.1:{}", listener->port()), kPatience)); });
+  std::thread elsewhere(
+      [&] { guest(**LineSocket::connect(fmt::format("127.0.0.1:{}", listener->port()), kPatience)); });
   Status played;
   {
     const auto one = seat_of(*listener->accept(kClock.now() + kPatience)), two = seat_of(*caller, {}, 1);
@@ -62,7 +63,8 @@ Error with_guest(Guest guest, Duration patience) {
 
 // Until the dealer has closed, or something is wrong: reads what comes.
 void listen_on(LineSocket& socket) {
-  for (auto line = socket.receive(kClock.now() + kPatience); line && *line;) line = socket.receive(kClock.now() + kPatience);
+  for (auto line = socket.receive(kClock.now() + kPatience); line && *line;)
+    line = socket.receive(kClock.now() + kPatience);
 }
 
 TEST(PokerTcp, WhoDoesNotPlayEndsTheMatchByName) {
@@ -70,7 +72,8 @@ TEST(PokerTcp, WhoDoesNotPlayEndsTheMatchByName) {
   EXPECT_EQ(silent.code, Code::kUnavailable);
   EXPECT_NE(silent.detail.find("seat 0"), std::string::npos) << silent.detail;
 
-  const Error gone = with_guest([](LineSocket& socket) { (void)socket.send("VERSION:2.0.0\r\n", kClock.now() + 1s); }, kPatience);
+  const Error gone =
+      with_guest([](LineSocket& socket) { (void)socket.send("VERSION:2.0.0\r\n", kClock.now() + 1s); }, kPatience);
   EXPECT_NE(gone.detail.find("has left"), std::string::npos) << gone.detail;
 
   const Error talks = with_guest(

@@ -19,7 +19,8 @@ bool says_nothing(std::string_view line) { return line.empty() || line.starts_wi
 
 bool is_name(std::string_view name) {
   const auto allowed = [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-' || c == '.';
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-' ||
+           c == '.';
   };
   return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), allowed);
 }
@@ -64,7 +65,8 @@ Result<AcpcDealer> AcpcDealer::make(Options options) {
     return fail(Code::kInvalid, "", "{} hands: expected 1 to {}", options.hands, kAcpcHandsMax);
   for (const std::string& name : options.names)
     if (!is_name(name))
-      return fail(Code::kInvalid, "", "name '{}': expected 1 to 64 letters, digits, '_', '-' and '.'", printable(name, 80));
+      return fail(Code::kInvalid, "", "name '{}': expected 1 to 64 letters, digits, '_', '-' and '.'",
+                  printable(name, 80));
   return AcpcDealer(std::move(options));
 }
 
@@ -91,7 +93,8 @@ void AcpcDealer::show(std::vector<Line>& lines) const {
 
 Status AcpcDealer::greet(int seat, std::string_view line) {
   if (line != kAcpcVersion)
-    return fail(Code::kInvalid, "poker dealer", "seat {}: expected '{}' first, found '{}'", seat, kAcpcVersion, printable(line, 64));
+    return fail(Code::kInvalid, "poker dealer", "seat {}: expected '{}' first, found '{}'", seat, kAcpcVersion,
+                printable(line, 64));
   greeted_[static_cast<std::size_t>(seat)] = true;
   return ok();
 }

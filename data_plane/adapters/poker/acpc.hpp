@@ -4,9 +4,9 @@
 //   dealer: MATCHSTATE:<position>:<hand>:<betting>:<cards>     after every action, to both; and when the hand is over
 //   player: MATCHSTATE:<position>:<hand>:<betting>:<cards>:<action>     when it is its turn
 //
-// Betting is "f", "c" and "r<chips put in over the whole hand>", rounds separated by '/'. Cards are those of position 0 and 1,
-// separated by '|' (as far as they may be seen), and after each '/' those of a round. Lines end in "\r\n"; those that begin
-// with '#' or ';' are comments. At the end the dealer's summary is "SCORE:<chips>|<chips>:<name>|<name>".
+// Betting is "f", "c" and "r<chips put in over the whole hand>", rounds separated by '/'. Cards are those of position 0
+// and 1, separated by '|' (as far as they may be seen), and after each '/' those of a round. Lines end in "\r\n"; those
+// that begin with '#' or ';' are comments. At the end the dealer's summary is "SCORE:<chips>|<chips>:<name>|<name>".
 #pragma once
 #include <array>
 #include <cstdint>
@@ -39,8 +39,8 @@ struct MatchState {
 // "MATCHSTATE:0:30:cc/r250c/:9s8h|/8c8d5c/6s", without an end of line.
 std::string match_state_line(const View& view, std::uint64_t hand);
 
-// Parses such a line, with or without an end of line, and plays its betting by the rules: what comes back can be reached.
-// kInvalid with the place and what was expected there.
+// Parses such a line, with or without an end of line, and plays its betting by the rules: what comes back can be
+// reached. kInvalid with the place and what was expected there.
 Result<MatchState> parse_match_state(std::string_view line, const Rules& rules);
 
 // "f", "c" or "r600"; whether it is legal is for Betting to say.
@@ -54,8 +54,8 @@ class AcpcClient {
 
   // What to send before anything else.
   std::string greeting() const;
-  // Takes a line of the dealer; returns what to answer ("" for nothing). Fails on what is no state of these rules, and where the
-  // player does.
+  // Takes a line of the dealer; returns what to answer ("" for nothing). Fails on what is no state of these rules, and
+  // where the player does.
   Result<std::string> take(std::string_view line);
 
   std::uint64_t hands() const { return hands_; }  // that have ended
@@ -84,12 +84,13 @@ class AcpcDealer {
     std::string text;  // with its end of line
   };
 
-  // kInvalid where rules, hands (1 to kAcpcHandsMax) or names (1 to 64 letters, digits, '_', '-' and '.') cannot be used.
+  // kInvalid where rules, hands (1 to kAcpcHandsMax) or names (1 to 64 letters, digits, '_', '-' and '.') cannot be
+  // used.
   static Result<AcpcDealer> make(Options options);
 
   // Takes a line of a seat; returns what is to be sent, to whom. The match begins when both have said their version.
-  // An answer to another state than the present one, and a comment, are ignored. An action that is not legal counts as a fault
-  // and becomes a check, or a fold where something is owed. Fails on a seat that does not speak the protocol.
+  // An answer to another state than the present one, and a comment, are ignored. An action that is not legal counts as
+  // a fault and becomes a check, or a fold where something is owed. Fails on a seat that does not speak the protocol.
   Result<std::vector<Line>> take(int seat, std::string_view line);
 
   bool done() const { return hand_ == options_.hands; }

@@ -44,8 +44,8 @@ class Reader {
     return to ? std::optional(Action::raise(*to)) : std::nullopt;
   }
   Error wrong(std::string_view expected) const {
-    return fail(Code::kInvalid, "poker state", "character {}: expected {}, found '{}', in '{}'", line_.size() - rest_.size() + 1,
-                expected, printable(rest_, 16), printable(line_, 256));
+    return fail(Code::kInvalid, "poker state", "character {}: expected {}, found '{}', in '{}'",
+                line_.size() - rest_.size() + 1, expected, printable(rest_, 16), printable(line_, 256));
   }
 
  private:
@@ -77,7 +77,8 @@ Status read_betting(Reader& in, Betting& betting) {
     const auto action = in.action();
     if (!action) return in.wrong("an action (f, c or r<chips>) or ':'");
     const int round = betting.round();
-    if (const auto done = betting.act(*action); !done) return in.wrong(fmt::format("something else before this ({})", done.error().detail));
+    if (const auto done = betting.act(*action); !done)
+      return in.wrong(fmt::format("something else before this ({})", done.error().detail));
     for (int i = round; i < betting.round(); ++i)
       if (!in.take("/")) return in.wrong("'/', since a round has ended");
   }
@@ -87,7 +88,8 @@ Status read_betting(Reader& in, Betting& betting) {
 Status read_cards(Reader& in, std::span<Card> cards, CardSet& seen) {
   for (Card& card : cards) {
     const auto read = in.card();
-    if (!read || seen.contains(*read)) return in.wrong(read ? "another card: this one is there twice" : "a card such as Td");
+    if (!read || seen.contains(*read))
+      return in.wrong(read ? "another card: this one is there twice" : "a card such as Td");
     seen.add(card = *read);
   }
   return ok();

@@ -107,7 +107,8 @@ class RemoteSeat final : public Seat {
 
 class OwnSeat final : public Seat {
  public:
-  OwnSeat(Player& player, const Rules& rules, std::uint64_t seed) : client_(player, rules, seed), says_{client_.greeting()} {}
+  OwnSeat(Player& player, const Rules& rules, std::uint64_t seed)
+      : client_(player, rules, seed), says_{client_.greeting()} {}
   Status tell(const std::string& line, TimePoint) override {
     ECHO_ASSIGN(says_, client_.take(line));
     return ok();
@@ -140,7 +141,8 @@ Result<std::unique_ptr<LineSocket>> LineSocket::connect(std::string_view endpoin
     last = finish_connecting(fd, *one, deadline);
     if (last) return socket;
   }
-  return fail(Code::kUnavailable, kOperation, "{}: {}; is a dealer there?", printable(endpoint, 256), last.error().detail);
+  return fail(Code::kUnavailable, kOperation, "{}: {}; is a dealer there?", printable(endpoint, 256),
+              last.error().detail);
 }
 
 Status LineSocket::send(std::string_view text, TimePoint deadline) {
@@ -212,13 +214,16 @@ Result<std::unique_ptr<LineSocket>> Listener::accept(TimePoint deadline) {
 std::unique_ptr<Seat> seat_of(Player& player, const Rules& rules, std::uint64_t seed) {
   return std::make_unique<OwnSeat>(player, rules, seed);
 }
-std::unique_ptr<Seat> seat_of(std::unique_ptr<LineSocket> socket) { return std::make_unique<RemoteSeat>(std::move(socket)); }
+std::unique_ptr<Seat> seat_of(std::unique_ptr<LineSocket> socket) {
+  return std::make_unique<RemoteSeat>(std::move(socket));
+}
 
 Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration patience) {
   // One line of a seat, and what the dealer has to tell the seats then.
   const auto turn = [&](int seat, TimePoint deadline) -> Result<bool> {
     if (kClock.now() > deadline)
-      return at_seat(seat, fail(Code::kUnavailable, "", "says much, but nothing that was asked for in the time allowed"));
+      return at_seat(seat,
+                     fail(Code::kUnavailable, "", "says much, but nothing that was asked for in the time allowed"));
     const auto line = seats[static_cast<std::size_t>(seat)]->hear(deadline);
     if (!line) return at_seat(seat, line.error());
     const auto lines = dealer.take(seat, *line);

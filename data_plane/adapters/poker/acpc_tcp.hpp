@@ -23,8 +23,8 @@ class LineSocket {
 
   // kUnavailable where the other end does not take it by `deadline`, or is gone.
   Status send(std::string_view text, TimePoint deadline);
-  // The next line with its end; nothing where the other end has closed. kUnavailable where none comes by `deadline`; kExhausted
-  // where a line is longer than kAcpcLineBytesMax.
+  // The next line with its end; nothing where the other end has closed. kUnavailable where none comes by `deadline`;
+  // kExhausted where a line is longer than kAcpcLineBytesMax.
   Result<std::optional<std::string>> receive(TimePoint deadline);
 
  private:
@@ -57,8 +57,8 @@ class Seat {
 std::unique_ptr<Seat> seat_of(Player& player, const Rules& rules, std::uint64_t seed);
 std::unique_ptr<Seat> seat_of(std::unique_ptr<LineSocket> socket);
 
-// Runs the match to its end. Each seat has `patience` for every action, whatever else it says meanwhile; who takes longer,
-// leaves or does not speak the protocol ends the match with an error that names the seat.
+// Runs the match to its end. Each seat has `patience` for every action, whatever else it says meanwhile; who takes
+// longer, leaves or does not speak the protocol ends the match with an error that names the seat.
 Status run_match(AcpcDealer& dealer, const std::array<Seat*, 2>& seats, Duration patience);
 
 // Plays at somebody else's table until the dealer closes, for which it may take `patience` each time.

@@ -21,7 +21,7 @@ Ranks highest(Ranks ranks, int count) {
 // The highest rank that ends a straight, 0 without one. The ace counts below the deuce as well.
 Ranks straight(Ranks ranks) {
   const Ranks from_ace = ranks << 1 | ranks >> 12;
-  const Ranks pairs = from_ace & from_ace >> 1;             // two in a row begin here
+  const Ranks pairs = from_ace & from_ace >> 1;                    // two in a row begin here
   return std::bit_floor(pairs & pairs >> 2 & from_ace >> 4) << 3;  // bit i of from_ace is rank i - 1
 }
 
@@ -39,8 +39,9 @@ Ranks suited(CardSet cards) {
 }  // namespace
 
 std::string_view to_string(Category category) {
-  constexpr std::array<std::string_view, 9> kNames = {"high card", "pair",       "two pair",       "three of a kind", "straight",
-                                                      "flush",     "full house", "four of a kind", "straight flush"};
+  constexpr std::array<std::string_view, 9> kNames = {"high card",       "pair",           "two pair",
+                                                      "three of a kind", "straight",       "flush",
+                                                      "full house",      "four of a kind", "straight flush"};
   return kNames[static_cast<std::size_t>(category)];
 }
 

@@ -10,8 +10,9 @@ Status Rules::check() const {
   if (small_blind < 1 || small_blind > big_blind)
     return fail(Code::kInvalid, "", "small blind {}: expected 1 to the big blind, {}", small_blind, big_blind);
   if (stack <= big_blind || stack > kStackMax || stack / big_blind > kStackInBigBlindsMax)
-    return fail(Code::kInvalid, "", "stack {}: expected more than the big blind, {}, and at most {} of them and {} chips", stack,
-                big_blind, kStackInBigBlindsMax, kStackMax);
+    return fail(Code::kInvalid, "",
+                "stack {}: expected more than the big blind, {}, and at most {} of them and {} chips", stack, big_blind,
+                kStackInBigBlindsMax, kStackMax);
   return ok();
 }
 
@@ -115,8 +116,7 @@ Chips won_by_first(const Betting& betting, const Deal& deal) {
 
 View view_of(const Betting& betting, const Deal& deal, int position) {
   const auto own = static_cast<std::size_t>(position);
-  return {position, betting, deal.holes[own],
-          betting.showdown() ? std::optional(deal.holes[1 - own]) : std::nullopt,
+  return {position, betting, deal.holes[own], betting.showdown() ? std::optional(deal.holes[1 - own]) : std::nullopt,
           std::span(deal.board).first(board_size(betting.round()))};
 }
 

@@ -1,7 +1,8 @@
 // Heads-up no-limit hold'em: exact rules of one hand, as the Annual Computer Poker Competition plays it.
 //
-// Position 0 posts the big blind and acts first after the flop; position 1 posts the small blind and acts first before it.
-// Both begin every hand with the same stack, so what both have put in at showdown is equal and a split pot leaves no odd chip.
+// Position 0 posts the big blind and acts first after the flop; position 1 posts the small blind and acts first before
+// it. Both begin every hand with the same stack, so what both have put in at showdown is equal and a split pot leaves
+// no odd chip.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -42,7 +43,7 @@ std::string to_string(Action action);
 
 // What the player whose turn it is may do. A call is always legal, a fold where something is owed.
 struct Legal {
-  Chips owed = 0;                          // to call; 0: it is a check
+  Chips owed = 0;                             // to call; 0: it is a check
   std::optional<std::array<Chips, 2>> raise;  // least and most; nothing where the other one is all-in
   bool allows(Action action) const;
   // The raise nearest to this one; a call where no raise is legal.
@@ -70,14 +71,14 @@ class Betting {
 
   const Rules& rules() const { return rules_; }
   bool over() const { return over_; }
-  std::optional<int> folded() const { return folded_; }     // who has folded
+  std::optional<int> folded() const { return folded_; }  // who has folded
   bool showdown() const { return over_ && !folded_; }
-  int to_act() const { return to_act_; }                    // requires !over()
-  int round() const { return round_; }                      // 3 as well after an all-in was called
+  int to_act() const { return to_act_; }  // requires !over()
+  int round() const { return round_; }    // 3 as well after an all-in was called
   Chips put_in(int position) const { return put_in_[static_cast<std::size_t>(position)]; }
   Chips pot() const { return put_in_[0] + put_in_[1]; }
   std::span<const Step> steps() const { return steps_; }
-  Legal legal() const;                                      // requires !over()
+  Legal legal() const;  // requires !over()
   // kInvalid, and nothing has happened, where the action is not legal or the hand is over.
   Status act(Action action);
 

@@ -35,13 +35,15 @@ Result<Chips> play_hand(Betting& betting, const Deal& deal, const std::array<Pla
   betting.restart();
   while (!betting.over()) {
     const auto position = static_cast<std::size_t>(betting.to_act());
-    ECHO_ASSIGN(const Action action, at_position[position]->decide(view_of(betting, deal, betting.to_act()), random[position]));
+    ECHO_ASSIGN(const Action action,
+                at_position[position]->decide(view_of(betting, deal, betting.to_act()), random[position]));
     ECHO_TRY(betting.act(action));
   }
   return won_by_first(betting, deal);
 }
 
-Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& rules, std::uint64_t pairs, std::uint64_t seed) {
+Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& rules, std::uint64_t pairs,
+                                    std::uint64_t seed) {
   ECHO_TRY(rules.check());
   if (pairs == 0) return fail(Code::kInvalid, "", "a match needs at least one pair of hands");
   Betting betting(rules);
@@ -58,7 +60,8 @@ Result<MatchResult> duplicate_match(Player& first, Player& second, const Rules& 
     as_small_blind.add(small);
     pair_mean.add((big + small) / 2);
   }
-  return MatchResult{2 * pairs, pair_mean.mean(), 1.96 * pair_mean.standard_error(), {as_big_blind.mean(), as_small_blind.mean()}};
+  return MatchResult{
+      2 * pairs, pair_mean.mean(), 1.96 * pair_mean.standard_error(), {as_big_blind.mean(), as_small_blind.mean()}};
 }
 
 }  // namespace echoline::data_plane::poker

@@ -88,7 +88,8 @@ struct Known {
   std::string_view name;
   std::unique_ptr<Player> (*make)();
 };
-constexpr std::array<Known, 3> kKnown = {{{"caller", made<Caller>}, {"random", made<RandomPlayer>}, {"tight", made<TightPlayer>}}};
+constexpr std::array<Known, 3> kKnown = {
+    {{"caller", made<Caller>}, {"random", made<RandomPlayer>}, {"tight", made<TightPlayer>}}};
 
 }  // namespace
 

@@ -9,8 +9,8 @@
 
 namespace echoline::data_plane::poker {
 
-// Something that plays; one thread at a time. A policy or a server of language models is one too, which is why deciding can
-// fail; the built-in ones never do.
+// Something that plays; one thread at a time. A policy or a server of language models is one too, which is why deciding
+// can fail; the built-in ones never do.
 class Player {
  public:
   virtual ~Player() = default;
@@ -26,8 +26,8 @@ class Player {
 Result<std::unique_ptr<Player>> make_player(std::string_view name);
 std::vector<std::string> player_names();
 
-// The share of the pot that `own` wins against cards nobody has seen: the mean over `deals` random ways to deal the other
-// player's cards and the rest of the board. `board` holds 0, 3, 4 or 5 cards.
+// The share of the pot that `own` wins against cards nobody has seen: the mean over `deals` random ways to deal the
+// other player's cards and the rest of the board. `board` holds 0, 3, 4 or 5 cards.
 double equity(const Hole& own, std::span<const Card> board, int deals, Random& random);
 
 // Points of the Chen formula for two hole cards, twice: 40 for a pair of aces, -2 for 7 2 of two suits.

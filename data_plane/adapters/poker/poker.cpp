@@ -1,9 +1,11 @@
-// Heads-up no-limit hold'em as a task: an episode is one hand or several, against a built-in player, each answer one action.
+// Heads-up no-limit hold'em as a task: an episode is one hand or several, against a built-in player, each answer one
+// action.
 //
-// The cards, and what the opponent draws at random, belong to the problem: all members of a group sit in the same position with
-// the same cards, and answers alone decide. A hand in which the opponent folds before the policy has anything to say is dealt
-// anew. Rewards are big blinds won per hand, less what the baseline player wins with the same cards in the same position, less
-// a penalty for every answer that is no legal action; such an answer is a check, or a fold where something is owed.
+// The cards, and what the opponent draws at random, belong to the problem: all members of a group sit in the same
+// position with the same cards, and answers alone decide. A hand in which the opponent folds before the policy has
+// anything to say is dealt anew. Rewards are big blinds won per hand, less what the baseline player wins with the same
+// cards in the same position, less a penalty for every answer that is no legal action; such an answer is a check, or a
+// fold where something is owed.
 #include <charconv>
 
 #include "base/text.hpp"
@@ -39,7 +41,8 @@ struct Options {
     s.read("evaluation_problems", evaluation_problems, {.min = 2, .max = 100'000},
            "problems held out of training, the same for the same seed; an even number, as both positions are played");
     if (const auto sound = rules.check(); !sound) s.error("stack", sound.error().detail);
-    if (evaluation_problems % 2 != 0) s.error("evaluation_problems", "expected an even number: both positions are played");
+    if (evaluation_problems % 2 != 0)
+      s.error("evaluation_problems", "expected an even number: both positions are played");
   }
 };
 
@@ -53,11 +56,13 @@ Result<Seating> parse_seating(std::string_view text) {
   Seating seating;
   const char* const end = text.data() + text.size();
   const auto deals = std::from_chars(text.data(), end, seating.deals);
-  if (deals.ec == std::errc{} && end - deals.ptr == 2 && *deals.ptr == ':' && (deals.ptr[1] == '0' || deals.ptr[1] == '1')) {
+  if (deals.ec == std::errc{} && end - deals.ptr == 2 && *deals.ptr == ':' &&
+      (deals.ptr[1] == '0' || deals.ptr[1] == '1')) {
     seating.position = deals.ptr[1] - '0';
     return seating;
   }
-  return fail(Code::kInvalid, "poker", "'{}': expected the number of the deals, ':' and the position, 0 or 1", printable(text, 64));
+  return fail(Code::kInvalid, "poker", "'{}': expected the number of the deals, ':' and the position, 0 or 1",
+              printable(text, 64));
 }
 
 class PokerEpisode final : public QuickEpisode {
@@ -83,7 +88,8 @@ class PokerEpisode final : public QuickEpisode {
     ECHO_TRY(betting_.act(action));
     ECHO_TRY(let_opponent_act());
     Step step{.score = scored(0, 0, answered ? 0 : 1), .done = false, .observation = {}};
-    if (!answered) step.observation = fmt::format("That is none of your choices: you {}.\n", legal.owed > 0 ? "fold" : "check");
+    if (!answered)
+      step.observation = fmt::format("That is none of your choices: you {}.\n", legal.owed > 0 ? "fold" : "check");
     if (betting_.over()) {
       ECHO_TRY(end_hand(step));
     } else {
@@ -94,8 +100,11 @@ class PokerEpisode final : public QuickEpisode {
 
   // Who does not go on gives up what has been put in.
   Score cut() override {
+    const Chips won = -betting_.put_in(position());
     const auto baseline = baseline_result();
-    return scored(-betting_.put_in(position()), baseline ? *baseline : 0, 0);
+    Score score = scored(won, baseline ? *baseline : 0, 0);
+    score.correct = won_ + won > 0;
+    return score;
   }
 
  private:
@@ -153,17 +162,18 @@ class PokerEpisode final : public QuickEpisode {
 
   // Chips of one hand as a part of the episode's score.
   Score scored(Chips won, Chips baseline, int faults) const {
-    const double hands = static_cast<double>(options_.hands), unit = hands * static_cast<double>(options_.rules.big_blind);
+    const double hands = static_cast<double>(options_.hands),
+                 unit = hands * static_cast<double>(options_.rules.big_blind);
     const double won_bb = static_cast<double>(won) / unit, baseline_bb = static_cast<double>(baseline) / unit;
     return {won_bb - baseline_bb - options_.format_penalty * faults / hands,
             {{"won_bb", won_bb}, {"baseline_bb", baseline_bb}, {"faults", faults}},
             false};
   }
 
-  const Options& options_;
+  const Options options_;
   Seating seating_;
   std::unique_ptr<Player> opponent_, baseline_;
-  HandRandom luck_;               // of the hand, before anything was drawn but the cards
+  HandRandom luck_;  // of the hand, before anything was drawn but the cards
   std::array<Random, 2> draws_ = luck_.position;
   Betting betting_;
   Deal deal_;

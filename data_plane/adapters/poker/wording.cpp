@@ -50,7 +50,9 @@ std::string betting_so_far(const View& view) {
     if (at != round) text += fmt::format("{}: ", kRoundNames[static_cast<std::size_t>(at)]);
     round = at;
     const bool own = position == view.position;
-    const auto verb = [&](std::string_view word) { return fmt::format("{} {}{}", own ? "you" : "your opponent", word, own ? "" : "s"); };
+    const auto verb = [&](std::string_view word) {
+      return fmt::format("{} {}{}", own ? "you" : "your opponent", word, own ? "" : "s");
+    };
     Chips& mine = in[static_cast<std::size_t>(position)];
     const Chips other = in[static_cast<std::size_t>(1 - position)];
     if (action.kind == Action::Kind::kFold) text += verb("fold");
@@ -63,7 +65,8 @@ std::string betting_so_far(const View& view) {
 
 std::string choices(const Legal& legal) {
   std::string text = legal.owed > 0 ? fmt::format("fold, call ({} more)", legal.owed) : "check";
-  if (legal.raise && legal.raise->front() == legal.raise->back()) text += fmt::format(", raise {}", legal.raise->front());
+  if (legal.raise && legal.raise->front() == legal.raise->back())
+    text += fmt::format(", raise {}", legal.raise->front());
   if (legal.raise && legal.raise->front() < legal.raise->back())
     text += fmt::format(", raise N with N from {} to {}", legal.raise->front(), legal.raise->back());
   return text;
@@ -73,12 +76,14 @@ std::string choices(const Legal& legal) {
 
 std::string explain(const Rules& rules, std::uint64_t hands) {
   return fmt::format(
-      "You play heads-up no-limit Texas hold'em{}. The blinds are {} and {}; both players begin every hand with {} chips. "
+      "You play heads-up no-limit Texas hold'em{}. The blinds are {} and {}; both players begin every hand with {} "
+      "chips. "
       "The small blind acts first before the flop, the big blind after it. You want to win as many chips as possible.\n"
       "End each answer with one of your choices, such as <action>call</action> or <action>raise {}</action>. "
       "The number of a raise is what you have then put in over the whole hand. "
       "An answer without a possible action counts as a check, or as a fold where there is something to call.",
-      hands > 1 ? fmt::format(", {} hands", hands) : "", rules.small_blind, rules.big_blind, rules.stack, 3 * rules.big_blind);
+      hands > 1 ? fmt::format(", {} hands", hands) : "", rules.small_blind, rules.big_blind, rules.stack,
+      3 * rules.big_blind);
 }
 
 std::string describe(const View& view, std::uint64_t hand, std::uint64_t hands) {
@@ -93,7 +98,9 @@ std::string describe(const View& view, std::uint64_t hand, std::uint64_t hands) 
 }
 
 std::string describe_end(const View& view, Chips won) {
-  const auto outcome = won > 0 ? fmt::format("You win {}.", won) : won < 0 ? fmt::format("You lose {}.", -won) : "The pot is split.";
+  const auto outcome = won > 0   ? fmt::format("You win {}.", won)
+                       : won < 0 ? fmt::format("You lose {}.", -won)
+                                 : "The pot is split.";
   if (const auto folded = view.betting.folded())
     return fmt::format("{}. {}", *folded == view.position ? "You fold" : "Your opponent folds", outcome);
   const auto hand = [&](const Hole& hole) {

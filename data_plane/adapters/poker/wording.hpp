@@ -17,9 +17,9 @@ std::string describe(const View& view, std::uint64_t hand, std::uint64_t hands);
 // How a hand has ended, for its player: "Your opponent folds. You win 100."
 std::string describe_end(const View& view, Chips won);
 
-// The action of the last "<action>...</action>": fold, check, call or "raise N" (N chips put in over the whole hand), in any
-// case. Nothing where there is none, where it says something else, or where it is not legal now: with something owed there is
-// no check, without no call.
+// The action of the last "<action>...</action>": fold, check, call or "raise N" (N chips put in over the whole hand),
+// in any case. Nothing where there is none, where it says something else, or where it is not legal now: with something
+// owed there is no check, without no call.
 std::optional<Action> parse_answer(std::string_view response, const Legal& legal);
 
 // "<action>raise 600</action>": what parse_answer() reads as this action.
