@@ -341,9 +341,9 @@ Result<Assign> read(const wire::Assign& w) {
 void write_to(wire::ControlMessage& out, const SignedGrant& m) { write(m, *out.mutable_grant()); }
 void write_to(wire::ControlMessage& out, const Release& m) {
   out.mutable_release()->set_child(m.child.value);
-  out.mutable_release()->set_issued_unix_ms(m.issued_unix_ms);
+  out.mutable_release()->set_issued(m.issued);
 }
-Result<Release> read(const wire::Release& w) { return Release{WorkerId{w.child()}, w.issued_unix_ms()}; }
+Result<Release> read(const wire::Release& w) { return Release{WorkerId{w.child()}, w.issued()}; }
 
 void write_to(wire::ControlMessage& out, const DialChild& m) {
   auto& w = *out.mutable_dial_child();

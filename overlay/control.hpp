@@ -97,7 +97,7 @@ struct Assign {
 // Learner -> parent: what was granted to this child until then has ended.
 struct Release {
   WorkerId child;
-  std::uint64_t issued_unix_ms = 0;
+  std::uint64_t issued = 0;
 };
 // Learner -> parent: open the connection to this child.
 struct DialChild {

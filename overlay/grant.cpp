@@ -18,7 +18,7 @@ SignedGrant sign(const Grant& g, const trust::SigningKey& key) {
   wire::GrantBody w;
   w.set_run_id(g.run_id);
   w.set_child(g.child.value);
-  w.set_issued_unix_ms(g.issued_unix_ms);
+  w.set_issued(g.issued);
   w.set_expires_unix_ms(g.expires_unix_ms);
   w.set_stripes(g.stripes);
   for (const Grant::From& from : g.from) {
@@ -40,7 +40,7 @@ Result<Grant> open(const Checker& checker, const SignedGrant& message) {
   if (!w.ParseFromString(message.body)) return bad(fmt::format("{} bytes are not readable", message.body.size()));
   if (w.run_id() != checker.run_id())
     return bad(fmt::format("expected one of run '{}', found one of run '{}'", checker.run_id(), w.run_id()));
-  Grant g{w.run_id(), WorkerId{w.child()}, w.issued_unix_ms(), w.expires_unix_ms(), w.stripes(), {}, {}, w.full_only()};
+  Grant g{w.run_id(), WorkerId{w.child()}, w.issued(), w.expires_unix_ms(), w.stripes(), {}, {}, w.full_only()};
   for (const wire::GrantFrom& from : w.from()) {
     if (!StripeMask::valid(g.stripes, from.stripes()))
       return bad(fmt::format("the stripes {:#x} are none of {}", from.stripes(), g.stripes));
@@ -58,7 +58,7 @@ Status GrantBook::check(const Grant& g, WorkerId child, std::uint64_t now_unix_m
   if (now_unix_ms >= g.expires_unix_ms)
     return fail(Code::kStale, kOperation, "it ended {} ms ago by the learner's clock", now_unix_ms - g.expires_unix_ms);
   const auto released = released_.find(child);
-  if (released != released_.end() && g.issued_unix_ms <= released->second.first && !g.catch_up_to)
+  if (released != released_.end() && g.issued <= released->second.first && !g.catch_up_to)
     return fail(Code::kStale, kOperation, "the learner has given the child another parent since");
   return ok();
 }
@@ -86,7 +86,7 @@ Status GrantBook::show_anew(WorkerId child, const SignedGrant& as_signed, std::u
   const auto it = shown_.find({child, false});
   if (it == shown_.end() || grant.catch_up_to)
     return fail(Code::kInvalid, kOperation, "it is not one that goes on");
-  if (grant.issued_unix_ms >= it->second.grant.issued_unix_ms) it->second = {as_signed, std::move(grant)};
+  if (grant.issued >= it->second.grant.issued) it->second = {as_signed, std::move(grant)};
   return ok();
 }
 
@@ -100,9 +100,9 @@ Status GrantBook::check_wanted(WorkerId child, const StripeMask& wanted) const {
               wanted.wanted, wanted.stripes);
 }
 
-void GrantBook::release(WorkerId child, std::uint64_t issued_unix_ms, std::uint64_t forget_at_unix_ms) {
+void GrantBook::release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms) {
   if (released_.size() >= kReleasedMax) released_.erase(released_.begin());
-  released_[child] = {issued_unix_ms, forget_at_unix_ms};
+  released_[child] = {issued, forget_at_unix_ms};
 }
 
 std::vector<std::pair<WorkerId, bool>> GrantBook::take_ended(std::uint64_t now_unix_ms) {

@@ -14,7 +14,8 @@ struct Grant {
   };
   std::string run_id;
   WorkerId child;
-  std::uint64_t issued_unix_ms = 0, expires_unix_ms = 0;  // by the learner's clock
+  std::uint64_t issued = 0;           // LearnerCore::issue_time
+  std::uint64_t expires_unix_ms = 0;  // by the learner's clock
   std::uint32_t stripes = 1;
   std::vector<From> from;
   std::optional<Version> catch_up_to;  // to be helped to this version, by the one parent named
@@ -44,7 +45,7 @@ class GrantBook {
   Status show_anew(WorkerId child, const SignedGrant& grant, std::uint64_t now_unix_ms);
   Status check_wanted(WorkerId child, const StripeMask& wanted) const;
   // The learner has given the child other parents: what was issued until then ends here.
-  void release(WorkerId child, std::uint64_t issued_unix_ms, std::uint64_t forget_at_unix_ms);
+  void release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms);
   // Children whose grants have ended (second: that were helped), forgotten here.
   std::vector<std::pair<WorkerId, bool>> take_ended(std::uint64_t now_unix_ms);
   void forget(WorkerId child, bool helped) { shown_.erase({child, helped}); }

@@ -23,7 +23,6 @@ LearnerCore::LearnerCore(LearnerConfig config)
   if (config_.state) state_ = *config_.state;
   state_.run_id = config_.authority->run_id();
   state_.port = config_.self.port;
-  beacon_sequence_ = state_.beacon_reserved;
   for (const auto& [id, known] : state_.known) ids_[known.key] = id;
   ids_.erase(trust::PublicKey{});
   auto& published = state_.published;
@@ -46,8 +45,8 @@ void LearnerCore::start(TimePoint now) {
   ECHO_CHECK(certificate.has_value(), "{}", certificate ? "" : certificate.error().message());
   actions_.push_back(act::UseCertificate{std::move(*certificate), config_.authority->certificate()});
   beat_at_ = now + config_.heartbeat;
-  next_beacon_sequence(now);
-  save(now);
+  issue_ahead_ = std::max(state_.issue_reserved, unix_ms(now)) - unix_ms(now);
+  issue_time(now);  // reserves those that follow, and so saves
 }
 
 // ---- the application ----
@@ -122,6 +121,7 @@ LearnerStats LearnerCore::stats() const {
 
 void LearnerCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   excuse_pause(now);
+  if (!stands_) return close(conn);  // it comes again
   for (const ConnId other : strangers_.add(conn, peer, now + kHandshakeTimeout)) close(other);
 }
 
@@ -417,6 +417,7 @@ void LearnerCore::on_saved(const Status& status, TimePoint now) {
 }
 
 void LearnerCore::after_saved(TimePoint now) {
+  stands_ = true;
   for (PendingEnrolment& e : std::exchange(enrolling_, {})) {
     strangers_.erase(e.conn);
     e.answer.unix_ms = unix_ms(now);
@@ -430,7 +431,7 @@ void LearnerCore::make_beacon(TimePoint now) {
   Beacon beacon;
   beacon.run_id = state_.run_id;
   beacon.epoch = state_.epoch;
-  beacon.sequence = next_beacon_sequence(now);
+  beacon.sequence = issue_time(now);
   beacon.issued_unix_ms = unix_ms(now);
   beacon.expires_unix_ms = beacon.issued_unix_ms + static_cast<std::uint64_t>(seconds(kBeaconLifetime) * 1e3);
   beacon.newest = newest();

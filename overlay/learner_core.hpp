@@ -104,6 +104,9 @@ class LearnerCore final : public Core {
   const chains::Topology& topology() const { return topology_; }
   const LearnerState& state() const { return state_; }
   std::uint64_t epoch() const { return state_.epoch; }
+  // Of what is issued now: milliseconds since 1970, but strictly later than all that this run has issued so far, wherever
+  // the clock has gone between two processes of it.
+  std::uint64_t issue_time(TimePoint now);
 
   void on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) override;
   void on_connected(ConnId conn, TimePoint now) override;
@@ -213,7 +216,6 @@ class LearnerCore final : public Core {
   void revoke(WorkerId id, TimePoint now);
   WorkerSet revoked_workers() const;
   void forget_ended(TimePoint now);
-  std::uint64_t next_beacon_sequence(TimePoint now);
 
   // Reachability (learner_reach.cpp).
   Endpoint reached_at(WorkerId id, const Endpoint& named, const std::string& comes_from) const;
@@ -252,8 +254,8 @@ class LearnerCore final : public Core {
   void move_back(WorkerId id, TimePoint now);
   void take_out(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
-  void grant(Worker& worker, Assign& assign, TimePoint now) const;
-  SignedGrant sign_grant(WorkerId child, Grant what, TimePoint now) const;
+  void grant(Worker& worker, Assign& assign, TimePoint now);
+  SignedGrant sign_grant(WorkerId child, Grant what, TimePoint now);
   void grant_anew(TimePoint now);
   chains::ChainWorker chain_worker(const Worker& worker, TimePoint now) const;
   std::vector<chains::ChainWorker> chain_workers(TimePoint now) const;
@@ -309,7 +311,9 @@ class LearnerCore final : public Core {
   std::optional<CatchUp> catch_up_;                    // asked for, or being made
   bool saving_ = false, save_again_ = false;
   std::optional<SignedBeacon> beacon_;
-  std::uint64_t beacon_sequence_ = 0;
+  std::uint64_t issued_ = 0, issue_ahead_ = 0;  // issue_time: the last one, and by how much it is ahead of the clock
+  // Its epoch and the issue times that it is about to use are on disk: before that it speaks to nobody.
+  bool stands_ = false;
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
   TimePoint forget_at_{};

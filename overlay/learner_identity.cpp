@@ -12,7 +12,7 @@ constexpr std::size_t kKnownMax = 100'000;
 constexpr std::size_t kAnswersKept = 4096;
 constexpr double kReturnMax_s = 24 * 3600;  // after its certificate has ended, a machine may still come back
 constexpr Duration kForgetPause = std::chrono::minutes(1);
-constexpr std::uint64_t kReservedSequences = 3'600'000;  // an hour of the clock that numbers beacons
+constexpr std::uint64_t kIssueReserved = 3'600'000;  // an hour ahead
 
 }  // namespace
 
@@ -145,14 +145,14 @@ void LearnerCore::forget_ended(TimePoint now) {
   }
 }
 
-// Beacons grow also where the clock goes back between two processes: numbers are reserved on disk before they are used.
-std::uint64_t LearnerCore::next_beacon_sequence(TimePoint now) {
-  beacon_sequence_ = std::max(beacon_sequence_ + 1, unix_ms(now));
-  if (beacon_sequence_ >= state_.beacon_reserved) {
-    state_.beacon_reserved = beacon_sequence_ + kReservedSequences;
+// What comes is reserved on disk long before it is used.
+std::uint64_t LearnerCore::issue_time(TimePoint now) {
+  issued_ = std::max(issued_ + 1, unix_ms(now) + issue_ahead_);
+  if (issued_ + kIssueReserved / 2 >= state_.issue_reserved) {
+    state_.issue_reserved = issued_ + kIssueReserved;
     save(now);
   }
-  return beacon_sequence_;
+  return issued_;
 }
 
 }  // namespace echoline::overlay

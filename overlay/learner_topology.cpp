@@ -172,7 +172,7 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
         const bool stays = std::any_of(assign.parents.begin(), assign.parents.end(),
                                        [&](const Parent& q) { return q.worker == p.worker; });
         if (former != workers_.end() && !stays)
-          send_control(former->second.control, Release{id, unix_ms(now) - 1}, now);
+          send_control(former->second.control, Release{id, issued_ - 1}, now);
       }
     worker.assigned = std::move(assign);
     send_control(worker.control, *worker.assigned, now);
@@ -180,7 +180,7 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
   actions_.push_back(act::TopologyChanged{topology_});
 }
 
-void LearnerCore::grant(Worker& worker, Assign& assign, TimePoint now) const {
+void LearnerCore::grant(Worker& worker, Assign& assign, TimePoint now) {
   Grant what;
   what.stripes = assign.stripes;
   for (const Parent& p : assign.parents) what.from.push_back({p.worker, p.stripes});
@@ -189,11 +189,11 @@ void LearnerCore::grant(Worker& worker, Assign& assign, TimePoint now) const {
 }
 
 // Run, child and times are filled in here.
-SignedGrant LearnerCore::sign_grant(WorkerId child, Grant what, TimePoint now) const {
+SignedGrant LearnerCore::sign_grant(WorkerId child, Grant what, TimePoint now) {
   what.run_id = state_.run_id;
   what.child = child;
-  what.issued_unix_ms = unix_ms(now);
-  what.expires_unix_ms = what.issued_unix_ms + grant_lifetime_ms(config_.away_max);
+  what.issued = issue_time(now);
+  what.expires_unix_ms = unix_ms(now) + grant_lifetime_ms(config_.away_max);
   return sign(what, config_.authority->key());
 }
 

@@ -75,6 +75,7 @@ void MemberCore::install_failed(Version version, const std::string& why, TimePoi
   repair_ = std::max({version, position_->version, newest_.value_or(version)});
   position_.reset();
   staged_.reset();
+  most_chunks_.clear();
   stalled_since_ = now;
   deliver(now);  // a full snapshot may already be here
   if (!position_) need_help(*repair_, now);
@@ -241,7 +242,7 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
   }
   if (const auto* renewed = std::get_if<Renewed>(&message)) return on_renewed(*renewed, now);
   if (const auto* release = std::get_if<Release>(&message)) {
-    grants_.release(release->child, release->issued_unix_ms, learner_unix_ms(now) + grant_lifetime_ms(away_max_));
+    grants_.release(release->child, release->issued, learner_unix_ms(now) + grant_lifetime_ms(away_max_));
     return drop_ungranted(now);
   }
   if (const auto* notice = std::get_if<Notice>(&message))
@@ -390,7 +391,7 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
   beacon_ = as_signed;
   beacon_sequence_ = beacon->sequence;
   begin_epoch(beacon->epoch, now);
-  if (store_.erase_abandoned(beacon->newest, beacon->issued_unix_ms)) store_changed(now);
+  if (store_.erase_abandoned(beacon->newest, beacon->sequence)) store_changed(now);
   newest_ = std::max(beacon->newest, store_.newest());  // an absent one is the least
   if (repair_ && newest_) repair_ = std::min(*repair_, *newest_);
   if (newest_ && (!position_ || position_->version < *newest_)) {

@@ -41,6 +41,7 @@ class MemberCore final : public Core {
   static constexpr Duration kTroublePause = std::chrono::minutes(1);  // before the learner is told the same again
   static constexpr Duration kBarred = std::chrono::minutes(1);  // of a child that asked for too much
   static constexpr std::size_t kAskersMax = 1024;
+  static constexpr std::size_t kKeysKept = 256;
   static constexpr Duration kDrainMax = std::chrono::seconds(10);
   static constexpr int kReturnsRefusedMax = 2;  // the certificate may have been good, and the connection bad
   static constexpr Duration kClockTold = std::chrono::minutes(1);  // by which a clock is wrong, before it is said
@@ -145,6 +146,7 @@ class MemberCore final : public Core {
   void on_announcement(Upstream* up, const SignedAnnouncement& as_signed, TimePoint now);
   void on_manifest(Upstream* up, const SignedManifest& as_signed, TimePoint now);
   bool leads_on(const PublicationKey& key) const;
+  bool farther(const StoredPublication& stored);
   void on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now);
   void forged(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
   void store_changed(TimePoint now);
@@ -202,6 +204,7 @@ class MemberCore final : public Core {
   TimePoint save_retry_at_ = kNever;
   int install_failures_ = 0;
   int refusals_ = 0;  // of the store, since something was activated
+  std::map<PublicationKey, std::uint32_t> most_chunks_;  // that were here, of each
   int calls_ = 0;     // for help, after which nothing was heard, since the last progress towards the newest version
   std::map<std::string, TimePoint> troubles_;  // told to the learner, and when
   std::string application_;

@@ -52,6 +52,7 @@ void MemberCore::begin_epoch(std::uint64_t epoch, TimePoint now) {
   staged_.reset();
   repair_.reset();
   newest_.reset();
+  most_chunks_.clear();
   if (helper_) end_help(now);
   for (auto& [id, up] : parents_) tell_have(up, now);
   store_changed(now);
@@ -64,17 +65,12 @@ void MemberCore::on_announcement(Upstream* up, const SignedAnnouncement& as_sign
   const PublicationKey& key = announcement->key;
   if (announcement->epoch > epoch_) begin_epoch(announcement->epoch, now);
   if (position_ && key.version <= position_->version) return;
-  // Only a helper may send what is older than the floor, as the way to something newer.
-  const auto& floor = config_.state.floor;
-  // Without a position it may be the first part of the way back to the floor: nothing below that is ever activated.
-  const bool below_floor =
-      announcement->epoch < epoch_ || (floor && position_ && floor->epoch == epoch_ && key.version < floor->version);
+  // What is older than the floor may be part of the way back to it: nothing below it is ever activated.
   const bool expired = up && announcement->expires_unix_ms < learner_unix_ms(now);
-  const bool on_the_way = up && up->catch_up_to && announcement->epoch == epoch_;
-  if ((below_floor && !on_the_way) || expired) {
+  if (announcement->epoch < epoch_ || expired) {
     ++refused_;
     return log::warn("worker {}: {} is refused: it is {}", id_, to_text(key),
-                     expired ? "expired" : "older than what was active here");
+                     expired ? "expired" : "of an epoch that is over");
   }
   if (const Status begun = store_.begin(*announcement, as_signed); !begun)
     return log::debug("worker {}: {}", id_, begun.error().message());
@@ -109,6 +105,15 @@ bool MemberCore::leads_on(const PublicationKey& key) const {
   return reached.contains(*key.base);
 }
 
+// Whether more of it is here than of any publication with its key since something was activated, or dropped here.
+bool MemberCore::farther(const StoredPublication& stored) {
+  if (most_chunks_.size() >= kKeysKept && !most_chunks_.contains(stored.key())) most_chunks_.clear();
+  std::uint32_t& most = most_chunks_[stored.key()];
+  if (stored.have.count() <= most) return false;
+  most = stored.have.count();
+  return true;
+}
+
 void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now) {
   const std::size_t bytes = frame.body.size();
   if (up) {
@@ -141,6 +146,7 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
           complain(put.error().message() + "; left out for now", now);
         }
         if (stored) store_.erase(PublicationKey(stored->key()));
+        most_chunks_.clear();
         if (stalled_since_ == kNever) stalled_since_ = now;
         return store_changed(now);
       default:
@@ -153,7 +159,8 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     ++duplicates_;
     return;
   }
-  if (stalled_since_ != kNever && leads_on) {  // what comes later is of no use without it
+  // What comes later is of no use without it. A publication that ended, and comes again, is none the further for it.
+  if (stalled_since_ != kNever && leads_on && farther(*stored)) {
     stalled_since_ = now;
     parents_got_time_ = false;
     calls_ = 0;
@@ -231,6 +238,7 @@ void MemberCore::activate(TimePoint now) {
                   [&](const act::Deliver& d) { return d.spooled && !store_.find(*d.spooled); })) {
     position_ = staged_->before;  // the disk lost it while the floor was being saved
     staged_.reset();
+    most_chunks_.clear();
     stalled_since_ = now;
     return need_help(*newest_, now);
   }
@@ -242,6 +250,7 @@ void MemberCore::activate(TimePoint now) {
   staged_.reset();
   repair_.reset();
   refusals_ = calls_ = 0;
+  most_chunks_.clear();
   stalled_since_ = newest_ && position_->version < *newest_ ? now : kNever;
   store_.erase_partial_up_to(position_->version);
   store_changed(now);
@@ -262,6 +271,7 @@ void MemberCore::on_unspooled(const PublicationId& id, std::uint32_t chunk, Resu
   if (state_ == State::kGone) return;
   if (!store_.on_unspooled(id, chunk, data ? *std::move(data) : Slice())) {
     log::error("worker {}: the disk gave back other bytes than it was given; the publication is dropped", id_);
+    most_chunks_.clear();
     for (auto& [parent, up] : parents_) tell_have(up, now);
     store_changed(now);
   }

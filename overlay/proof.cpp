@@ -104,7 +104,7 @@ SignedAnnouncement sign(const Announcement& a, const trust::SigningKey& key) {
   if (a.key.base) w.set_base(a.key.base->value);
   w.set_base_digest(raw(a.base_digest));
   w.set_chunk_bytes(a.chunk_bytes);
-  w.set_issued_unix_ms(a.issued_unix_ms);
+  w.set_issued(a.issued);
   w.set_expires_unix_ms(a.expires_unix_ms);
   w.set_epoch(a.epoch);
   return sign_body<SignedAnnouncement>(w, kAnnouncement, key);
@@ -190,7 +190,7 @@ Result<Announcement> Checker::open(const SignedAnnouncement& message) const {
   a.chunk_bytes = w.chunk_bytes();
   if (a.chunk_bytes < kChunkBytesMin || a.chunk_bytes > kChunkBytesMax)
     return bad("expected a chunk of {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax, a.chunk_bytes);
-  a.issued_unix_ms = w.issued_unix_ms();
+  a.issued = w.issued();
   a.expires_unix_ms = w.expires_unix_ms();
   a.epoch = w.epoch();
   return a;

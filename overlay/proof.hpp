@@ -19,7 +19,8 @@ struct Announcement {
   PublicationKey key;
   Digest base_digest{};  // of the policy it must be installed on; zeros for a full snapshot
   std::uint32_t chunk_bytes = 0;
-  std::uint64_t issued_unix_ms = 0, expires_unix_ms = 0;
+  std::uint64_t issued = 0;           // LearnerCore::issue_time
+  std::uint64_t expires_unix_ms = 0;  // by the learner's clock
   friend bool operator==(const Announcement&, const Announcement&) = default;
 };
 
@@ -60,7 +61,7 @@ class WorkerSet {
 struct Beacon {
   std::string run_id;
   std::uint64_t epoch = 0;
-  std::uint64_t sequence = 0;  // grows over the whole run, across restarts of the learner
+  std::uint64_t sequence = 0;  // LearnerCore::issue_time
   std::uint64_t issued_unix_ms = 0, expires_unix_ms = 0;
   std::optional<Version> newest;
   WorkerSet revoked;

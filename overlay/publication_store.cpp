@@ -31,7 +31,7 @@ Status PublicationStore::begin(const Announcement& announcement, const SignedAnn
   const PublicationId id = id_of(as_signed);
   if (StoredPublication* known = find(announcement.key)) {
     if (known->id == id) return ok();
-    known->contested = !known->complete && announcement.issued_unix_ms <= known->announcement.issued_unix_ms;
+    known->contested = !known->complete && announcement.issued <= known->announcement.issued;
     if (known->complete || known->contested)
       return fail(Code::kStale, "announce publication", "{} was announced before", to_text(announcement.key));
     erase(PublicationKey(announcement.key));
@@ -335,12 +335,12 @@ bool PublicationStore::erase_expired(std::uint64_t unix_ms, Version keep_from) {
   return erased;
 }
 
-bool PublicationStore::erase_abandoned(std::optional<Version> newest, std::uint64_t unix_ms) {
+bool PublicationStore::erase_abandoned(std::optional<Version> newest, std::uint64_t issue_time) {
   bool erased = false;
   while (!entries_.empty()) {
     const StoredPublication& last = entries_.rbegin()->second;
     if (newest && last.key().version <= *newest) break;
-    if (last.complete || last.announcement.issued_unix_ms + kAbandonedAfterMs > unix_ms) break;
+    if (last.complete || last.announcement.issued + kAbandonedAfterMs > issue_time) break;
     erase(PublicationKey(last.key()));
     erased = true;
   }

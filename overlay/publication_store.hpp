@@ -99,9 +99,9 @@ class PublicationStore {
 
   // Drops what nobody would take any more. True: something went.
   bool erase_expired(std::uint64_t unix_ms, Version keep_from);
-  // Drops what was announced some time before `unix_ms`, is not whole, and is newer than what the learner called the
+  // Drops what was announced some time before `issue_time`, is not whole, and is newer than what the learner called the
   // newest at that time: it has taken that back. True: something went.
-  bool erase_abandoned(std::optional<Version> newest, std::uint64_t unix_ms);
+  bool erase_abandoned(std::optional<Version> newest, std::uint64_t issue_time);
   // Drops what is not whole and stands in the way of an older publication of the same key: the others may have that one
   // whole, from before the learner restarted. True: something went.
   bool erase_contested();

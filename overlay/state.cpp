@@ -123,7 +123,7 @@ std::string encode(const LearnerState& s) {
     c.set_broken(static_cast<std::uint32_t>(kept.broken.count));
     c.set_broken_at_ms(kept.broken.at_ms);
   }
-  w.set_beacon_reserved(s.beacon_reserved);
+  w.set_issue_reserved(s.issue_reserved);
   return wrap(kLearnerMagic, w);
 }
 
@@ -160,7 +160,7 @@ Result<LearnerState> decode_learner_state(std::string_view bytes) {
     if (!copy(k.public_key(), worker.key.bytes))
       return fail(Code::kCorrupt, kOperation, "a public key of {} bytes", k.public_key().size());
   }
-  s.beacon_reserved = w.beacon_reserved();
+  s.issue_reserved = w.issue_reserved();
   for (const wire::Installed& p : w.published())
     if (!copy(p.policy_digest(), s.published[Version{p.version()}]))
       return fail(Code::kCorrupt, kOperation, "a policy digest of {} bytes", p.policy_digest().size());

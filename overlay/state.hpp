@@ -42,7 +42,7 @@ struct LearnerState {
   std::uint64_t epoch = 0;
   std::uint16_t port = 0;  // where it listened, so that its workers find it again
   std::map<WorkerId, KnownWorker> known;
-  std::uint64_t beacon_reserved = 0;  // all sequence numbers of beacons so far are below
+  std::uint64_t issue_reserved = 0;  // all issue times so far are below
   std::map<WorkerId, Conduct::Kept> conduct;  // of those of whom there is something to remember
   friend bool operator==(const LearnerState&, const LearnerState&) = default;
 };

@@ -200,9 +200,10 @@ void Fleet::publish(const PublishSpec& spec) {
     a.base_digest = policies_.at(*spec.base);
   }
   a.chunk_bytes = options_.learner.chunk_bytes;
-  a.issued_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
+  world_.call(learner_host_, [&](TimePoint now) { a.issued = learner()->issue_time(now); });
   a.expires_unix_ms =
-      a.issued_unix_ms + static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
+      static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
+      static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
   making->digest = new_digest(a.key.version);
   making->sealer.emplace(a, authority_->key());
   truth_.begin(making->sealer->id(), a);
@@ -292,9 +293,10 @@ void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t process
     a.key = {need.current, need.from};
     if (need.from) a.base_digest = policies_.at(*need.from);
     a.chunk_bytes = options_.learner.chunk_bytes;
-    a.issued_unix_ms = static_cast<std::uint64_t>(learner_unix_s() * 1e3);
+    world_.call(learner_host_, [&](TimePoint now) { a.issued = learner()->issue_time(now); });
     a.expires_unix_ms =
-        a.issued_unix_ms + static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
+        static_cast<std::uint64_t>(learner_unix_s() * 1e3) +
+        static_cast<std::uint64_t>(seconds(options_.learner.publication_lifetime) * 1e3);
     making->sealer.emplace(a, authority_->key());
     world_.note(fmt::format("the learner provides {} to catch up with", to_text(a.key)));
     world_.call(learner_host_,

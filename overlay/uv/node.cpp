@@ -329,16 +329,18 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
   announcement.key = {head.version, head.base};
   announcement.base_digest = head.base ? head.base_digest : Digest{};
   announcement.chunk_bytes = static_cast<std::uint32_t>(impl_->options.chunk.count);
-  announcement.issued_unix_ms = static_cast<std::uint64_t>(SystemClock().unix_seconds() * 1e3);
-  announcement.expires_unix_ms =
-      announcement.issued_unix_ms + static_cast<std::uint64_t>(seconds(impl_->options.publication_lifetime) * 1e3);
+  announcement.expires_unix_ms = static_cast<std::uint64_t>(
+      (SystemClock().unix_seconds() + seconds(impl_->options.publication_lifetime)) * 1e3);
   if (head.base && *head.base >= head.version)
     return fail(Code::kInvalid, "publish", "{}: the base must be older", to_text(announcement.key));
-  auto writer = std::make_unique<PublicationWriter::Impl>(
-      PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key())});
+  std::unique_ptr<PublicationWriter::Impl> writer;
   Status begun = fail(Code::kCancelled, "publish", "the node has stopped");
-  impl_->driver->post_and_wait(
-      [&](TimePoint now) { begun = impl_->core->begin(announcement, writer->sealer.opening(), head.catch_up, now); });
+  impl_->driver->post_and_wait([&](TimePoint now) {
+    announcement.issued = impl_->core->issue_time(now);
+    writer = std::make_unique<PublicationWriter::Impl>(
+        PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key())});
+    begun = impl_->core->begin(announcement, writer->sealer.opening(), head.catch_up, now);
+  });
   if (!begun) return begun.error();
   return std::unique_ptr<PublicationWriter>(new PublicationWriter(std::move(writer)));
 }

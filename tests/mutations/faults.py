@@ -144,7 +144,7 @@ FAULTS = [
           "overlay_core_test"),
     Fault("a grant never ends", GRANT, "if (now_unix_ms >= g.expires_unix_ms)", "if (false)", "overlay_core_test", True),
     Fault("a child that was given another parent stays", GRANT,
-          "g.issued_unix_ms <= released->second.first && !g.catch_up_to", "false", "overlay_core_test"),
+          "g.issued <= released->second.first && !g.catch_up_to", "false", "overlay_core_test"),
     # Who comes back, from wherever and whenever.
     Fault("a worker's clock is not set by the learner's", MEMBER,
           "  clock_offset_ms_ = static_cast<std::int64_t>(welcome.unix_ms) - static_cast<std::int64_t>(unix_ms(now));\n", "",

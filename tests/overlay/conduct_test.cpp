@@ -254,14 +254,15 @@ TEST(LearnerConduct, SurvivesTheLearner) {
   LearnerConfig config = Desk::config(8);
   config.durable = true;
   Desk desk(config);
-  desk.join_all(4);
   desk.core.on_saved(ok(), desk.now);
+  desk.join_all(4);
   bad(desk, 2, 1);
   desk.core.on_saved(ok(), desk.now);
   bad(desk, 3, 1);
   for (int i = 0; i < 4; ++i) desk.core.on_saved(ok(), desk.now), desk.take();
   config.state = *decode_learner_state(desk.all<act::SaveState>().back().bytes);
   Desk again(config);
+  again.core.on_saved(ok(), again.now);
   again.join_all(4);
   EXPECT_THAT(quarantined(again), ElementsAre(1));
   EXPECT_EQ(again.chain().back(), 1u);

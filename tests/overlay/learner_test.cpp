@@ -322,7 +322,7 @@ TEST(Learner, GrantsAnewBeforeAGrantEnds) {
   EXPECT_EQ(desk.said<Release>(1)[0].child, WorkerId{2});
 }
 
-TEST(Learner, BeaconsGrowThoughTheClockGoesBack) {
+TEST(Learner, WhatItIssuesIsLaterThoughTheClockGoesBack) {
   const Checker checker("run", made_authority().public_key());
   Desk before;
   const ConnId conn = before.join(1);
@@ -333,6 +333,30 @@ TEST(Learner, BeaconsGrowThoughTheClockGoesBack) {
   Desk after(std::move(c));
   EXPECT_GT(checker.open(after.said<SignedBeacon>(after.join(1)).at(0))->sequence,
             checker.open(before.said<SignedBeacon>(conn).back())->sequence);
+  const std::uint64_t last = after.core.issue_time(after.now);
+  EXPECT_GT(last, before.core.issue_time(before.now));
+  EXPECT_GT(after.core.issue_time(after.now), last);
+  after.pass(seconds(10));
+  EXPECT_GE(after.core.issue_time(after.now), last + 9'000) << "it goes on with the clock";
+}
+
+// It began an epoch, told a worker, could not save it, and began the one before again after its death.
+TEST(Learner, SpeaksToNobodyBeforeItsStateIsOnDisk) {
+  LearnerConfig c = Desk::config(16);
+  c.durable = true;
+  Desk desk(std::move(c));
+  const auto refused = [&] {
+    const ConnId conn = desk.comes({trust::PeerIdentity::Kind::kWorker, WorkerId{1}});
+    const auto closed = desk.all<act::Close>();
+    return !closed.empty() && closed.back().conn == conn;
+  };
+  EXPECT_TRUE(refused());
+  desk.core.on_saved(fail(Code::kUnavailable, "save state", "input/output error"), desk.now);
+  EXPECT_TRUE(refused());
+  desk.pass(seconds(2));
+  desk.core.on_saved(ok(), desk.now);
+  EXPECT_FALSE(refused());
+  EXPECT_THAT(desk.said<SignedBeacon>(desk.join(1)), SizeIs(1));
 }
 
 TEST(Learner, BeaconsGrowAcrossRestarts) {

@@ -69,7 +69,7 @@ inline Announcement made_announcement(const PublicationKey& key, const MadeOptio
   a.key = key;
   if (key.base) a.base_digest = options.base_digest.value_or(digest_of(key.base->value));
   a.chunk_bytes = options.chunk_bytes;
-  a.issued_unix_ms = static_cast<std::uint64_t>(options.issued_unix_s * 1e3);
+  a.issued = static_cast<std::uint64_t>(options.issued_unix_s * 1e3);
   a.expires_unix_ms = static_cast<std::uint64_t>((options.issued_unix_s + options.lifetime_s) * 1e3);
   return a;
 }

@@ -34,6 +34,7 @@ struct Member {
   ConnId parent{};
   std::vector<Action> actions;
   TimePoint now = TimePoint(std::chrono::seconds(1));
+  bool saves = true;  // what it wants on disk is there at once
 
   explicit Member(MemberConfig c = config(), double learner_unix_s = kMadeUnix_s, bool joined = true,
                   Bytes learners_policy = {})
@@ -57,7 +58,7 @@ struct Member {
   void take() {
     for (bool again = true; std::exchange(again, false);)
       for (Action& a : core.take_actions()) {
-        if (std::holds_alternative<act::SaveState>(a)) {
+        if (saves && std::holds_alternative<act::SaveState>(a)) {
           core.on_saved(ok(), now);
           again = true;
         }
@@ -93,7 +94,11 @@ struct Member {
     const auto ms = static_cast<std::uint64_t>(kMadeUnix_s * 1e3 + echoline::seconds(now.time_since_epoch()) * 1e3);
     return {"run", 0, sequence, ms, ms + 60'000, newest, {}};
   }
-  SignedBeacon beacon_now() { return sign(beacon(++sequence), made_key("authority")); }
+  SignedBeacon beacon_now() {
+    Beacon b = beacon(0);
+    b.sequence = sequence = std::max(sequence + 1, b.issued_unix_ms);
+    return sign(b, made_key("authority"));
+  }
   std::uint64_t sequence = 0;
   std::optional<Version> newest;  // as the learner's beacons say
 

@@ -159,6 +159,42 @@ TEST(Member, DoesNotReadFasterThanItsDiskWrites) {
   EXPECT_TRUE(m.last<act::SetReading>()->on);
 }
 
+// Its floor had been saved, and what leads there was not on its disk any more: its parents bring it again.
+TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
+  MemberConfig c = config();
+  c.store = {Bytes{5000}, Bytes{1 << 20}, true};
+  c.durable = true;
+  Member m(c);
+  const Made first = make(delta(2, 1), 10'000), second = make(delta(3, 2), 500);
+  const auto written = [&] {
+    for (const auto& s : m.all<act::Spool>())
+      if (s.chunk) m.core.on_spooled(s.publication, *s.chunk, ok(), m.now);
+    m.take();
+  };
+  m.core.on_saved(ok(), m.now);
+  m.whole(make(full(1), 500));
+  ASSERT_THAT(m.delivered(), ElementsAre(full(1)));
+  m.saves = false;
+  m.tell(m.parent, second.opening);
+  m.frame(m.parent, second.chunk(0));
+  m.tell(m.parent, second.closing);
+  m.tell(m.parent, first.opening);
+  for (std::size_t i = 0; i < first.chunks.size(); ++i) {
+    written();
+    m.frame(m.parent, first.chunk(i));
+  }
+  written();
+  m.tell(m.parent, first.closing);
+  ASSERT_TRUE(std::holds_alternative<act::SaveState>(m.actions.back())) << "versions 2 and 3 are staged";
+  m.core.on_unspooled(first.id, 0, Slice(std::vector<std::byte>(3)), m.now);
+  m.core.on_saved(ok(), m.now);
+  m.saves = true;
+  m.take();
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
+  m.whole(first);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1), delta(3, 2)));
+}
+
 TEST(Member, DialsAnewWhenItsMessagesAreNotTaken) {
   Member m;
   const Slice message{std::vector<std::byte>(kMessageBytesMax / 4)};

@@ -356,6 +356,34 @@ TEST(Member, ForgetsWhatTheLearnerTookBack) {
   EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
 }
 
+// The beacon's number is later than all that came before, wherever the learner's clock has gone.
+TEST(Member, ForgetsWhatTheLearnerTookBackThoughItsClockWentBack) {
+  Member m;
+  const Made taken_back = make(full(3), 3000);
+  m.tell(m.parent, taken_back.opening);
+  m.frame(m.parent, taken_back.chunk(0));
+  Beacon beacon = m.beacon(taken_back.announcement.issued + 10'000);
+  beacon.issued_unix_ms -= 3 * 3'600'000;
+  m.tell(kControl, sign(beacon, made_key("authority")));
+  EXPECT_EQ(m.core.stats().memory.count, 0u);
+}
+
+// Each time it ends before it is whole, the same chunks come again: no progress.
+TEST(Member, AsksForHelpThoughItsPublicationBeginsAnewAgainAndAgain) {
+  Member m;
+  m.newest = Version{3};
+  for (int i = 0; i < 6; ++i) {
+    MadeOptions again;
+    again.issued_unix_s += i;
+    const Made made = make(full(3), 3000, again);
+    m.tell(m.parent, made.opening);
+    m.frame(m.parent, made.chunk(0));
+    EXPECT_EQ(m.core.stats().memory.count, made.chunk(0).body.size());
+    m.pass(kBeat * MemberCore::kStallHeartbeats / 4);
+  }
+  EXPECT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+}
+
 // The learner signed the version again after a restart, and then nobody had more of that than this worker, while all
 // others have the one from before it whole.
 TEST(Member, LetsGoOfANewerCopyThatNobodyFinishes) {

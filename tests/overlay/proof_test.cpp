@@ -311,7 +311,7 @@ LearnerState learner_state() {
   s.port = 7070;
   s.known = {{WorkerId{1}, {"vast-1", made_key("one").public_key(), 1'700'003'600, "gpu.example"}},
              {WorkerId{4}, {std::string("\xff\0", 2), {}, 0, ""}}};
-  s.beacon_reserved = 1ull << 41;
+  s.issue_reserved = 1ull << 41;
   return s;
 }
 
