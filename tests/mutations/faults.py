@@ -20,6 +20,7 @@ MEMBER, MEMBER_PUB = "overlay/member_core.cpp", "overlay/member_publications.cpp
 LEARNER_PUB, PRESENCE = "overlay/learner_publications.cpp", "overlay/learner_presence.cpp"
 TOPOLOGY, CONDUCT = "overlay/learner_topology.cpp", "overlay/conduct.cpp"
 LEARNER_CONDUCT, GRANT = "overlay/learner_conduct.cpp", "overlay/grant.cpp"
+LEARNER, LEARNER_IDENTITY = "overlay/learner_core.cpp", "overlay/learner_identity.cpp"
 EDGES, REACH, UPSTREAM = "overlay/member_edges.cpp", "overlay/learner_reach.cpp", "overlay/upstream.hpp"
 
 FAULTS = [
@@ -101,6 +102,10 @@ FAULTS = [
           "overlay_core_test"),
     Fault("bad chunks are not told of", MEMBER_PUB, " tell_learner(Poisoned{", " if (false) tell_learner(Poisoned{",
           "overlay_core_test", True),
+    Fault("what comes again and again is progress", MEMBER_PUB, "leads_on && farther(*stored)", "leads_on", "overlay_core_test"),
+    Fault("nothing older than the floor is taken from parents", MEMBER_PUB, "if (announcement->epoch < epoch_ || expired) {",
+          "if (announcement->epoch < epoch_ || expired ||\n      (config_.state.floor && position_ && key.version < config_.state.floor->version)) {",
+          "overlay_core_test"),
     Fault("an epoch leaves what was stored", MEMBER_PUB,
           "while (!store_.entries().empty()) store_.erase(PublicationKey(store_.entries().begin()->first));", "",
           "overlay_core_test", True),
@@ -115,6 +120,11 @@ FAULTS = [
     Fault("an installation of an earlier epoch counts", MEMBER, "if (void_.contains(version)) {", "if (false) {",
           "overlay_core_test"),
     # What the learner believes and does.
+    Fault("the learner speaks before its state is on disk", LEARNER, "if (!stands_) return close(conn);", "", "overlay_core_test"),
+    Fault("what is issued follows the learner's clock", LEARNER, "std::max(state_.issue_reserved, unix_ms(now)) - unix_ms(now)",
+          "0", "overlay_core_test"),
+    Fault("two things are issued at once", LEARNER_IDENTITY, "std::max(issued_ + 1, unix_ms(now) + issue_ahead_)",
+          "std::max(issued_, unix_ms(now) + issue_ahead_)", "overlay_core_test"),
     Fault("an acknowledgement of an earlier epoch counts", LEARNER_PUB, "if (ack.epoch != state_.epoch) return;", "",
           "overlay_core_test"),
     Fault("a version goes backwards in the learner's eyes", LEARNER_PUB,
