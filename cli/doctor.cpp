@@ -9,6 +9,7 @@
 #include "base/files.hpp"
 #include "cli/built_in.hpp"
 #include "cli/verbs.hpp"
+#include "data_plane/sandbox/sandbox.hpp"
 #include "learner/preflight.hpp"
 #include "overlay/uv/node.hpp"
 #include "provisioner/ledger.hpp"
@@ -69,6 +70,13 @@ Check check_network() {
   return {"network", Verdict::kOk, "listening works on " + overlay::to_text((*node)->endpoint())};
 }
 
+// Only tasks that run programs need it, so its absence is no failure here.
+Check check_sandbox() {
+  const auto pool = sandbox::Pool::start();
+  if (!pool) return {"sandbox", Verdict::kWarning, "no task that runs programs: " + pool.error().detail};
+  return {"sandbox", Verdict::kOk, "programs that nobody trusts can be locked up"};
+}
+
 // What `plan` and `up` check as well, and the file itself.
 std::vector<Check> check_run(const Arguments& a) {
   const auto read = [&]() -> Result<learner::RunConfig> {
@@ -83,7 +91,7 @@ std::vector<Check> check_run(const Arguments& a) {
 }
 
 int run(const Arguments& a) {
-  std::vector<Check> checks{check_machine(), check_disk(), check_database(), check_network(), check_torch()};
+  std::vector<Check> checks{check_machine(), check_disk(), check_database(), check_network(), check_sandbox(), check_torch()};
   if (!a.config.empty())
     for (Check& check : check_run(a)) checks.push_back(std::move(check));
   bool failed = false;

@@ -13,6 +13,7 @@ packages=(
   libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-dev
   libcurl4-openssl-dev libcpp-httplib-dev  # providers and external trainers over HTTP
   librust-blake3-dev  # the C sources of BLAKE3
+  libseccomp-dev bubblewrap  # programs that nobody trusts; a worker needs bubblewrap for tasks that run some
   # planning, program, tests
   libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev
   openssh-server  # what providers are tested against

@@ -41,6 +41,9 @@ TEST(Registry, UnknownNameSuggestsAndLists) {
   EXPECT_NE(message.find("known: arithmetic, gsm8k, guess, poker"), std::string::npos) << message;
   EXPECT_EQ(error_of("chess_endgames", "").find("did you mean"), std::string::npos);
   EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "gsm8k", "guess", "poker"}));
+  EXPECT_NE(message.find("known: arithmetic, code, gsm8k, guess"), std::string::npos) << message;
+  EXPECT_EQ(error_of("chess_endgames", "").find("did you mean"), std::string::npos);
+  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "code", "gsm8k", "guess"}));
 }
 
 TEST(Registry, WrongConfigurationIsNamed) {

@@ -1,0 +1,319 @@
+// Programs: MBPP and HumanEval as JSON Lines; a response's program is worth what of the tests it passes (grader.hpp).
+//
+// MBPP (Austin et al. 2021, arXiv:2108.07732): {text or prompt, code, test_list, test_setup_code, test_imports}, where the first
+// three have to be there. HumanEval (Chen et al. 2021, arXiv:2107.03374): {prompt, test, entry_point, canonical_solution}.
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "base/files.hpp"
+#include "base/random.hpp"
+#include "data_plane/adapters/adapter_config.hpp"
+#include "data_plane/adapters/code/episodes.hpp"
+#include "data_plane/adapters/code/extract.hpp"
+#include "data_plane/adapters/code/grader.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kOperation = "code";
+constexpr std::uint64_t kFileBytesMax = 256u << 20;
+constexpr std::size_t kPromptMax = 256u << 10, kReferenceMax = 64u << 10;  // schema.proto
+constexpr std::string_view kListedPrompt =
+    "{task}\nThe function must pass these tests:\n```python\n{tests}\n```\nAnswer with the program in one block of Python.";
+constexpr std::string_view kFunctionPrompt =
+    "Complete this Python function.\n```python\n{task}\n```\nAnswer with the whole function in one block of Python.";
+
+// PULSE, equation 21 (Miahi and Belilovsky 2026, arXiv:2602.03839).
+constexpr double kTests = 0.7, kSyntax = 0.1, kFormat = 0.1, kThinking = 0.1;
+
+enum class Reward { kPulse, kFraction };
+
+struct Options {
+  std::filesystem::path train;
+  std::optional<std::filesystem::path> held_out;
+  double held_out_fraction = 0.1;
+  std::optional<std::string> prompt;
+  Reward reward = Reward::kPulse;
+  GraderOptions grader;
+
+  void read(ConfigSection s, AdapterUse use) {
+    constexpr const char* kTrain = "JSON Lines file to train on, in the form of MBPP or HumanEval (docs/tasks.md)";
+    if (use == AdapterUse::kProblems)
+      s.require("train", train, kTrain);
+    else
+      s.read("train", train, kTrain);
+    s.read("held_out", held_out, "the same for evaluation; what is in it is never trained on");
+    const bool both = s.has("held_out") && s.has("held_out_fraction");
+    s.read("held_out_fraction", held_out_fraction, {.min = 0.001, .max = 0.9},
+           "without `held_out`: this share of the problems in `train` is held out, the same for the same seed");
+    if (both) s.error("held_out_fraction", "expected 'held_out' or 'held_out_fraction', not both");
+    s.read("prompt", prompt,
+           {"what the policy is told: {task} stands for the problem's text or the beginning of its function, {tests} for its tests",
+            "asks for one block of Python; `\"{task}\"` for a model that continues text"});
+    if (prompt && prompt->find("{task}") == std::string::npos) s.error("prompt", "expected a text with {task} in it");
+    s.read_choice("reward", reward, {{"pulse", Reward::kPulse}, {"fraction", Reward::kFraction}},
+                  "what a response is worth: 0.7 of the tests passed, and 0.1 each for a program that is Python, stands in a closed "
+                  "block, and follows thinking (pulse), or the fraction of the tests passed (fraction)");
+    s.read("python", grader.python, "the interpreter on whatever machine grades, Python 3.8 or newer; what is in the folder above its own can be read by programs");
+    s.read("test_time", grader.test_time, {.min = std::chrono::milliseconds(100), .max = std::chrono::minutes(10)},
+           "what one test may take, and all that a program does before the first");
+    s.read("time", grader.time, {.min = std::chrono::milliseconds(100), .max = std::chrono::hours(1)}, "what all tests of a program may take");
+    s.read("memory", grader.memory, {.min = Bytes{64u << 20}, .max = Bytes{1ull << 40}}, "what a program may use, its files included");
+    s.read("parallel", grader.parallel, {.min = 1, .max = 256}, "programs that a worker grades at a time");
+  }
+};
+
+struct Row {
+  std::string task, tests;  // for the prompt
+  std::string reference;    // JSON; what Grader takes
+  std::string solution;
+  bool function = false;  // HumanEval
+};
+
+class Reader {
+ public:
+  Reader(const json& row, std::string_view where) : row_(row), where_(where) {}
+
+  Result<Row> read() const {
+    if (!row_.is_object()) return wrong("expected a JSON object in the form of MBPP or HumanEval");
+    return row_.contains("entry_point") ? function() : listed();
+  }
+
+ private:
+  Error wrong(std::string_view why) const { return fail(Code::kInvalid, "read code", "{}: {}", where_, why); }
+
+  Result<std::string> text(const char* key) const {
+    const auto it = row_.find(key);
+    if (it == row_.end() || !it->is_string()) return wrong(fmt::format("expected a string '{}'", key));
+    return it->get<std::string>();
+  }
+
+  Result<std::vector<std::string>> texts(const char* key) const {
+    const auto it = row_.find(key);
+    std::vector<std::string> all;
+    if (it != row_.end() && it->is_array())
+      for (const json& each : *it)
+        if (each.is_string()) all.push_back(each.get<std::string>());
+    if (it == row_.end() || !it->is_array() || all.size() != it->size()) return wrong(fmt::format("expected a list of strings '{}'", key));
+    return all;
+  }
+
+  Result<Row> function() const {
+    ECHO_ASSIGN(const std::string prompt, text("prompt"));
+    ECHO_ASSIGN(const std::string test, text("test"));
+    ECHO_ASSIGN(const std::string entry_point, text("entry_point"));
+    ECHO_ASSIGN(const std::string solution, text("canonical_solution"));
+    if (!defines(prompt, entry_point)) return wrong(fmt::format("the prompt does not begin a function '{}'", entry_point.substr(0, 64)));
+    return Row{prompt, test, text_of({{"prompt", prompt}, {"test", test}, {"entry_point", entry_point}}), prompt + solution, true};
+  }
+
+  Result<Row> listed() const {
+    ECHO_ASSIGN(const std::string task, text(row_.contains("text") ? "text" : "prompt"));
+    ECHO_ASSIGN(const std::string code, text("code"));
+    ECHO_ASSIGN(const std::vector<std::string> tests, texts("test_list"));
+    std::vector<std::string> imports;
+    if (row_.contains("test_imports")) {
+      ECHO_ASSIGN(imports, texts("test_imports"));
+    }
+    std::string setup;
+    if (row_.contains("test_setup_code")) {
+      ECHO_ASSIGN(setup, text("test_setup_code"));
+    }
+    if (tests.empty()) return wrong("'test_list' is empty");
+    return Row{task, fmt::format("{}", fmt::join(tests, "\n")),
+               text_of({{"tests", tests}, {"imports", imports}, {"setup", setup}, {"code", code}}), code, false};
+  }
+
+  static std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+  const json& row_;
+  const std::string_view where_;
+};
+
+void replace_all(std::string& text, std::string_view what, std::string_view with) {
+  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + with.size())) text.replace(at, what.size(), with);
+}
+
+Result<std::vector<Row>> read_rows(const std::filesystem::path& path) {
+  ECHO_ASSIGN(const std::string content, read_file(path, kFileBytesMax));
+  if (content.starts_with("\x1f\x8b"))
+    return fail(Code::kInvalid, "read code", "{}: is compressed; unpack it first: gunzip {}", path.string(), path.string());
+  std::vector<Row> rows;
+  std::size_t line_number = 0;
+  for (std::size_t begin = 0; begin < content.size();) {
+    const std::size_t end = std::min(content.find('\n', begin), content.size());
+    const std::string_view line = std::string_view(content).substr(begin, end - begin);
+    begin = end + 1;
+    ++line_number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const std::string where = fmt::format("{}:{}", path.string(), line_number);
+    ECHO_ASSIGN(Row row, Reader(json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false), where).read());
+    if (row.reference.size() > kReferenceMax)
+      return fail(Code::kInvalid, "read code", "{}: tests and what belongs to them have {} bytes, at most {}", where, row.reference.size(), kReferenceMax);
+    rows.push_back(std::move(row));
+  }
+  if (rows.empty()) return fail(Code::kInvalid, "read code", "{}: no problems in it", path.string());
+  return rows;
+}
+
+class CodeTask final : public Adapter {
+ public:
+  CodeTask(Options options, std::uint64_t seed) : options_(std::move(options)), key_(mix64(seed)), threads_(options_.grader.parallel) {}
+
+  ~CodeTask() override {
+    if (grader_) grader_->stop();  // or the threads would take as long as what they grade
+  }
+
+  Status open() {
+    ECHO_ASSIGN(train_, read_rows(options_.train));
+    if (options_.held_out) {
+      ECHO_ASSIGN(held_out_, read_rows(*options_.held_out));
+      std::set<std::string_view> known;
+      for (const Row& row : held_out_) known.insert(row.task);
+      std::erase_if(train_, [&](const Row& row) { return known.contains(row.task); });
+      if (train_.empty())
+        return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", options_.train.string(), options_.held_out->string());
+    } else {
+      ECHO_TRY(hold_out());
+    }
+    for (std::size_t i = 0; i < train_.size() + held_out_.size(); ++i) {
+      const Problem p = i < train_.size() ? made("train", i, train_[i]) : made("test", i - train_.size(), held_out_[i - train_.size()]);
+      if (p.prompt().size() > kPromptMax)
+        return fail(Code::kInvalid, "", "problem '{}' has a prompt of {} bytes, at most {}", p.id(), p.prompt().size(), kPromptMax);
+    }
+    return ok();
+  }
+
+  std::string_view name() const override { return "code"; }
+  // A program may do something else each time, and take longer on one machine than on another: whoever graded it again and found
+  // something else would accuse the innocent.
+  Repeatable repeatable() const override { return Repeatable::kNot; }
+
+  Result<Problem> problem(std::uint64_t index) const override {
+    if (train_.empty()) return fail(Code::kUnavailable, kOperation, "this adapter was made for scoring; it has read no problems");
+    const std::uint64_t row = shuffled_cycle(index, train_.size(), key_);
+    return made("train", row, train_[row]);
+  }
+
+  std::vector<Problem> evaluation() const override {
+    std::vector<Problem> problems;
+    for (std::size_t i = 0; i < held_out_.size(); ++i) problems.push_back(made("test", i, held_out_[i]));
+    return problems;
+  }
+
+  Result<Score> score(const Problem& problem, std::string_view response) const override {
+    const Extracted found = extract_code(response);
+    Grade grade;
+    if (!found.code.empty()) {
+      ECHO_ASSIGN(const std::string program, program_of(problem, found.code));
+      ECHO_ASSIGN(Grader* const grader, this->grader());
+      ECHO_ASSIGN(grade, grader->grade(problem.reference(), program));
+    }
+    const double tests = grade.tests == 0 ? 0 : static_cast<double>(grade.passed) / static_cast<double>(grade.tests);
+    const double syntax = grade.compiles, format = found.fenced, thinking = found.thinking;
+    const double pulse = kTests * tests + kSyntax * syntax + kFormat * format + kThinking * thinking;
+    return Score{options_.reward == Reward::kPulse ? pulse : tests,
+                 {{"tests", tests}, {"syntax", syntax}, {"format", format}, {"thinking", thinking}},
+                 grade.tests > 0 && grade.passed == grade.tests};
+  }
+
+  // Graded on threads of its own, beside whatever else the caller has to do.
+  Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
+    return graded_beside(threads_, [this, problem](const std::string& response) { return score(problem, response); });
+  }
+
+  std::optional<std::string> demonstration(const Problem& problem) const override {
+    constexpr std::string_view kPrefix = "code/train/";
+    if (!problem.id().starts_with(kPrefix)) return std::nullopt;
+    std::size_t row = 0;
+    const char* const end = problem.id().data() + problem.id().size();
+    const auto parsed = std::from_chars(problem.id().data() + kPrefix.size(), end, row);
+    if (parsed.ec != std::errc{} || parsed.ptr != end || row >= train_.size()) return std::nullopt;
+    const std::string& solution = train_[row].solution;
+    return fmt::format("```python\n{}{}```\n", solution, solution.ends_with('\n') ? "" : "\n");
+  }
+
+  // Begins what grades, unless it has begun. Its failure is not final: another time may find the machine less busy.
+  Result<Grader*> grader() const {
+    const std::lock_guard lock(mutex_);
+    if (!grader_) {
+      ECHO_ASSIGN(grader_, Grader::start(options_.grader));
+    }
+    return grader_.get();
+  }
+
+ private:
+  // A share of the rows, chosen by the seed.
+  Status hold_out() {
+    const auto count = static_cast<std::size_t>(static_cast<double>(train_.size()) * options_.held_out_fraction);
+    if (count == 0 || count == train_.size())
+      return fail(Code::kInvalid, "", "{}: held_out_fraction {} of {} problems leaves none to {}; choose another, or a file in held_out", options_.train.string(),
+                  options_.held_out_fraction, train_.size(), count == 0 ? "evaluate with" : "train on");
+    std::vector<Row> rows(train_.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[permuted(i, rows.size(), key_)] = std::move(train_[i]);
+    train_.assign(std::make_move_iterator(rows.begin() + static_cast<std::ptrdiff_t>(count)), std::make_move_iterator(rows.end()));
+    rows.resize(count);
+    // What stands twice is on one side only.
+    std::set<std::string_view> known;
+    for (const Row& row : rows) known.insert(row.task);
+    std::erase_if(train_, [&](const Row& row) { return known.contains(row.task); });
+    held_out_ = std::move(rows);
+    if (!train_.empty()) return ok();
+    return fail(Code::kInvalid, "", "{}: every problem is the same as one that is held out", options_.train.string());
+  }
+
+  Problem made(std::string_view split, std::uint64_t number, const Row& row) const {
+    std::string prompt = options_.prompt ? *options_.prompt : std::string(row.function ? kFunctionPrompt : kListedPrompt);
+    // {tests} first: what a task says of braces stays as it is.
+    replace_all(prompt, "{tests}", row.tests);
+    if (const auto at = prompt.find("{task}"); at != std::string::npos) prompt.replace(at, 6, row.task);
+    Problem problem;
+    problem.set_id(fmt::format("code/{}/{}", split, number));
+    problem.set_prompt(std::move(prompt));
+    problem.set_reference(row.reference);
+    return problem;
+  }
+
+  // MBPP: imports and the response's code. HumanEval: the function's beginning, then the whole function or what follows it.
+  static Result<std::string> program_of(const Problem& problem, const std::string& code) {
+    const auto task = json::parse(problem.reference(), nullptr, /*allow_exceptions=*/false);
+    const auto text = [&](const char* key) { return task[key].is_string() ? task[key].get<std::string>() : std::string(); };
+    if (!task.is_object()) return fail(Code::kInvalid, kOperation, "'{}': its reference holds no tests", problem.id());
+    if (task.contains("prompt") && task.contains("entry_point")) {
+      const std::string prompt = text("prompt");
+      return defines(code, text("entry_point")) ? prompt + "\n" + code : prompt + code;
+    }
+    std::string program;
+    if (task.contains("imports") && task["imports"].is_array())
+      for (const json& line : task["imports"])
+        if (line.is_string()) program += line.get<std::string>() + "\n";
+    return program + code;
+  }
+
+  const Options options_;
+  const std::uint64_t key_;
+  std::vector<Row> train_, held_out_;
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<Grader> grader_;
+  mutable Threads threads_;  // last: they grade until they are gone
+};
+
+Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
+  ECHO_ASSIGN(Options options, options_from_json<Options>("code", options_json, use));
+  auto task = std::make_unique<CodeTask>(std::move(options), seed);
+  if (use == AdapterUse::kProblems)
+    ECHO_TRY(task->open());
+  else
+    ECHO_TRY(task->grader());  // a worker that cannot grade says so before it generates anything
+  return std::unique_ptr<Adapter>(std::move(task));
+}
+
+}  // namespace
+
+const BuiltIn kCode{"code", "Programs in Python for the problems of MBPP, HumanEval or files like theirs; run in a sandbox, and worth what they pass of the tests",
+                    [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+
+}  // namespace echoline::data_plane

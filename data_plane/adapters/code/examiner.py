@@ -1,0 +1,235 @@
+# Asks a program the questions of a problem's tests and judges the answers. It is never in one process or sandbox with the program:
+# of that it sees only data, so that neither what the program prints nor what it does to its own interpreter can pass a test.
+import ast
+import builtins
+import random
+
+from values import *
+
+lines = Lines(0, os.dup(1))
+os.dup2(2, 1)  # what tests print is nobody's message
+
+
+class Gone(BaseException):
+    """The program ended, or took too long."""
+
+
+class Raised(Exception):
+    """The program raised an error that Python itself does not have."""
+
+
+class Thing:
+    """An object that stays with the program. What it holds can be asked for; whether it is equal to another cannot, for that is
+    something the tests have to find out."""
+
+    def __init__(self, reference):
+        object.__setattr__(self, "_reference", reference)
+
+    def __call__(self, *args, **named):
+        return ask("call", self, *args, **named)
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return ask("get", self, name)
+
+    def __setattr__(self, name, value):
+        ask("set", self, name, value)
+
+    def __iter__(self):
+        return Thing(ask_raw("iter", self)["value"])
+
+    def __next__(self):
+        return ask("next", self)
+
+    def __len__(self):
+        return ask("len", self)
+
+    def __bool__(self):
+        return bool(ask("bool", self))
+
+    def __str__(self):
+        return str(ask("str", self))
+
+    def __repr__(self):
+        return str(ask("repr", self))
+
+    def __getitem__(self, key):
+        return ask("item", self, key)
+
+    def __setitem__(self, key, value):
+        ask("set_item", self, key, value)
+
+    def __contains__(self, value):
+        return bool(ask("contains", self, value))
+
+
+def refer(value):
+    raise CannotTravel("tests hand over data and what the program gave them, not " + type(value).__name__)
+
+
+def encode_argument(value):
+    if isinstance(value, Thing):
+        return object.__getattribute__(value, "_reference")
+    if type(value) is list:
+        return [encode_argument(each) for each in value]
+    if type(value) is tuple:
+        return {"tuple": [encode_argument(each) for each in value]}
+    if type(value) is dict:
+        return {"dict": [[encode_argument(k), encode_argument(v)] for k, v in value.items()]}
+    return encode(value, refer)
+
+
+def resolve(kind, inner):
+    if kind == "object" and type(inner) is int:
+        return Thing({kind: inner})
+    raise ValueError("not a value: " + kind)
+
+
+def exception(names, text):
+    for name in names:
+        kind = getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            return kind(text)
+    return Raised(text)
+
+
+def ask_raw(do, *args, **named):
+    request = {"do": do, "args": [encode_argument(each) for each in args],
+               "named": {name: encode_argument(value) for name, value in named.items()}}
+    lines.put("C" + json.dumps(request))
+    line = lines.get()
+    if line[:1] != "R":
+        raise Gone()
+    answer = json.loads(line[1:])
+    for place, value in answer.get("changed", {}).items():
+        change(args[int(place)], decode(value, resolve))
+    if "raised" in answer:
+        raise exception(answer["raised"], answer["text"])
+    return answer
+
+
+def ask(do, *args, **named):
+    return decode(ask_raw(do, *args, **named)["value"], resolve)
+
+
+def change(mine, now):
+    if type(mine) is list and type(now) is list or type(mine) is bytearray and type(now) is bytearray:
+        mine[:] = now
+    elif type(mine) in (dict, set) and type(now) is type(mine):
+        mine.clear()
+        mine.update(now)
+
+
+def names_bound(tree):
+    """Names that top-level statements define, and those that they import."""
+    defined, imported = set(), set()
+    for statement in tree.body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            defined.add(statement.name)
+        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+            imported.update((each.asname or each.name).split(".")[0] for each in statement.names)
+        else:
+            defined.update(n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return defined, imported
+
+
+def names_read(tree):
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def run_imports(tree, namespace):
+    for statement in tree.body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            try:
+                exec(compile(ast.Module([statement], []), "imports", "exec"), namespace)
+            except Exception:
+                pass  # of a library that is not here; a test that needs it fails
+
+
+def is_check(statement):
+    """Whether a statement tests something; a definition does when it is called, and `assert True` does not."""
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return False
+    return any(isinstance(n, ast.Assert) and not isinstance(n.test, ast.Constant) for n in ast.walk(statement))
+
+
+def is_idle(statement):
+    return isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant)
+
+
+def tests_of_function(task):
+    """HumanEval: the assertions of check(candidate), each with what prepares it."""
+    tree = ast.parse(task["test"])
+    check = next(s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "check")
+    kept, bodies = [], []
+    for statement in check.body:
+        if is_check(statement):
+            bodies.append(kept + [statement])
+        elif not is_idle(statement):
+            kept = kept + [statement]
+    check_body = check.body
+    for body in bodies or [check_body]:
+        check.body = body
+        yield compile(tree, "test", "exec")
+
+
+def run_function(task, code):
+    namespace = {"__name__": "test"}
+    exec(task["prompt"], namespace)  # helpers that tests use as well
+    exec(code, namespace)
+    namespace[task["entry_point"]] = function = Thing({"name": task["entry_point"]})
+    namespace["check"](function)
+
+
+def tests_of_list(task):
+    """MBPP: one after another."""
+    for test in task["tests"]:
+        yield compile(test, "test", "exec")
+
+
+def run_listed(task, code):
+    setup = ast.parse("\n".join(task["imports"]) + "\n" + task["setup"])
+    reference = ast.parse(task["code"])
+    defined, imported = names_bound(reference)
+    own, own_imports = names_bound(setup)
+    read = names_read(setup) | {n for test in task["tests"] for n in names_read(ast.parse(test))}
+    namespace = {"__name__": "test"}
+    run_imports(reference, namespace)
+    for name in read:
+        # What the tests ask for is what the reference solution defines, or nobody else has.
+        if name in defined or not (name in imported or hasattr(builtins, name) or name in own or name in own_imports):
+            namespace[name] = Thing({"name": name})
+    exec(compile(setup, "setup", "exec"), namespace)
+    exec(code, namespace)
+
+
+def examine(task):
+    several, run = (tests_of_function, run_function) if "entry_point" in task else (tests_of_list, run_listed)
+    try:
+        tests = list(several(task))
+    except Exception as error:
+        return lines.put("X" + json.dumps("%s: %s" % (type(error).__name__, error)))
+    lines.put("N%d" % len(tests))
+    for number in range(task["first"], len(tests)):
+        lines.put("B%d" % number)
+        lines.get()
+        random.seed(0)
+        try:
+            run(task, tests[number])
+            passed = True
+        except (Exception, Gone, SystemExit, KeyboardInterrupt):
+            passed = False
+        lines.put("V%d" % passed)
+    lines.put("E")
+
+
+lines.put("hello")
+while True:
+    task = json.loads(lines.get())
+    child = os.fork()  # what a data set's tests do to their interpreter is over with them
+    if child == 0:
+        examine(task)
+        os._exit(0)
+    os.waitpid(child, 0)
+    lines.put("done")

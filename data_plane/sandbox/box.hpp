@@ -1,0 +1,77 @@
+// One program in its sandbox, as the pool's thread sees it, and what it shares with a Process. Private to this folder.
+#pragma once
+#include <poll.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "base/clock.hpp"
+#include "data_plane/sandbox/control_group.hpp"
+#include "data_plane/sandbox/usage.hpp"
+
+namespace echoline::sandbox {
+
+// Between the pool's thread and whoever holds the Process.
+struct Shared {
+  Fd in, out;  // of the holder alone
+  Limits limits;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool stop = false;
+  std::optional<End> end;
+};
+
+struct Process::Impl {
+  Impl(std::shared_ptr<Shared> with, std::weak_ptr<Fd> wakes) : shared(std::move(with)), waker(std::move(wakes)) {}
+  void ask_to_stop();
+
+  std::shared_ptr<Shared> shared;
+  std::weak_ptr<Fd> waker;
+  std::string unread;  // of its output, without a whole line
+};
+
+class Box {
+ public:
+  // `filter` outlives it.
+  Box(Limits limits, Launched launched, std::optional<ControlGroups::Group> group, const std::string& filter);
+
+  // For a program that stays.
+  std::shared_ptr<Shared> share();
+  bool stays() const { return shared_ != nullptr; }
+
+  // Adds what it waits for; when it has to be stepped at the latest.
+  TimePoint add_to(std::vector<pollfd>& fds) const;
+  // Reads, looks, ends what went too far. True once, when no process of it is left.
+  bool step(TimePoint now);
+  void kill(Why why);
+  bool ended() const { return ended_; }
+  // Tells whoever waits, after step() was true.
+  void report();
+
+  std::function<void(Result<End>)> done;  // of a program that runs to its end
+
+ private:
+  void read_status(TimePoint now);
+  void release(pid_t first, TimePoint now);
+  void read_output(Fd& fd, std::string& text, bool keep_end);
+  void look(TimePoint now);
+  void take_end();
+
+  const Limits limits_;
+  const std::string& filter_;
+  Launched launched_;
+  std::optional<ControlGroups::Group> group_;
+  std::shared_ptr<Shared> shared_;
+  std::optional<Watch> watch_;
+  Fd first_;  // pidfd of process 1 inside
+  std::string status_;
+  TimePoint begun_, deadline_, next_look_;
+  Duration between_looks_;
+  bool released_ = false, ended_ = false;
+  std::optional<Why> killed_;
+  std::optional<Error> error_;
+  End end_;
+};
+
+}  // namespace echoline::sandbox

@@ -1,0 +1,96 @@
+#include "data_plane/sandbox/control_group.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <sstream>
+
+#include "base/files.hpp"
+
+namespace echoline::sandbox {
+namespace {
+
+constexpr std::size_t kFileMax = 1u << 20;
+
+// The word `name` among those of a file.
+bool has_word(const std::filesystem::path& file, std::string_view name) {
+  const auto text = read_file(file, kFileMax);
+  if (!text) return false;
+  std::istringstream words(*text);
+  for (std::string word; words >> word;)
+    if (word == name) return true;
+  return false;
+}
+
+bool write_value(const std::filesystem::path& file, const std::string& value) {
+  const Fd fd(::open(file.c_str(), O_WRONLY | O_CLOEXEC));
+  return fd && ::write(fd.get(), value.data(), value.size()) == static_cast<ssize_t>(value.size());
+}
+
+// "0::/user.slice/session" of /proc/self/cgroup, as a path below the mount.
+std::optional<std::filesystem::path> own_group(const std::filesystem::path& file) {
+  const auto text = read_file(file, kFileMax);
+  if (!text) return std::nullopt;
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("0::/") && line.find("/..") == std::string::npos) return line.substr(4);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<ControlGroups> ControlGroups::make(const std::filesystem::path& mounted,
+                                                 const std::filesystem::path& own) {
+  static std::atomic<unsigned> made = 0;
+  auto group = own_group(own);
+  if (!group) return std::nullopt;
+  while (!group->empty()) {
+    group = group->parent_path();
+    const auto place = mounted / *group;
+    if (!has_word(place / "cgroup.subtree_control", "memory") || !has_word(place / "cgroup.subtree_control", "pids"))
+      continue;
+    const auto folder = place / fmt::format("echoline-sandbox-{}-{}", ::getpid(), made++);
+    if (::mkdir(folder.c_str(), 0755) != 0) continue;
+    ControlGroups groups(folder);
+    if (write_value(folder / "cgroup.subtree_control", "+memory +pids")) return groups;
+  }
+  return std::nullopt;
+}
+
+ControlGroups::ControlGroups(ControlGroups&& other) noexcept
+    : folder_(std::exchange(other.folder_, {})), made_(other.made_) {}
+
+ControlGroups::~ControlGroups() {
+  if (!folder_.empty()) ::rmdir(folder_.c_str());
+}
+
+std::optional<ControlGroups::Group> ControlGroups::make(const Limits& limits) {
+  Group group{folder_ / std::to_string(made_++), {}};
+  if (::mkdir(group.folder.c_str(), 0755) != 0) return std::nullopt;
+  write_value(group.folder / "memory.swap.max", "0");  // absent where there is no swap
+  write_value(group.folder / "memory.oom.group", "1");
+  // Somewhat later than Watch, which can tell how much it was; two processes are bubblewrap's.
+  const bool limited =
+      write_value(group.folder / "memory.max", std::to_string(limits.memory.count + limits.memory.count / 4)) &&
+      write_value(group.folder / "pids.max", std::to_string(limits.processes + 2));
+  group.procs = Fd(::open((group.folder / "cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
+  if (limited && group.procs) return group;
+  remove(group);
+  return std::nullopt;
+}
+
+bool ControlGroups::ran_out_of_memory(const Group& group) {
+  const auto text = read_file(group.folder / "memory.events", kFileMax);
+  if (!text) return false;
+  std::istringstream words(*text);
+  std::string name;
+  std::uint64_t count = 0;
+  while (words >> name >> count)
+    if (name == "oom_kill" && count > 0) return true;
+  return false;
+}
+
+void ControlGroups::remove(const Group& group) { ::rmdir(group.folder.c_str()); }
+
+}  // namespace echoline::sandbox

@@ -1,0 +1,97 @@
+#include "data_plane/sandbox/filter.hpp"
+
+#include <sched.h>
+#include <seccomp.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "base/files.hpp"
+
+namespace echoline::sandbox {
+namespace {
+
+// Names, because libseccomp's header of this machine need not know all that the kernel has; those unknown to it are
+// unknown to programs built here as well, and what came into the kernel later needs privileges that nobody has inside.
+constexpr const char* kRefused[] = {
+    // other processes
+    "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd", "move_pages",
+    "migrate_pages",
+    // namespaces and mounts
+    "unshare", "setns", "mount", "umount", "umount2", "pivot_root", "chroot", "fsopen", "fsconfig", "fsmount", "fspick",
+    "open_tree", "move_mount", "mount_setattr", "name_to_handle_at", "open_by_handle_at", "fanotify_init",
+    "fanotify_mark",
+    // keys, and doors into the kernel
+    "keyctl", "add_key", "request_key", "bpf", "perf_event_open", "userfaultfd", "lookup_dcookie", "syslog", "acct",
+    "quotactl", "quotactl_fd", "init_module", "finit_module", "delete_module", "create_module", "get_kernel_syms",
+    "query_module", "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "nfsservctl", "sysfs", "_sysctl",
+    "uselib", "vserver", "bdflush",
+    // devices, clocks, names
+    "iopl", "ioperm", "modify_ldt", "vm86", "vm86old", "settimeofday", "clock_settime", "clock_settime64", "stime",
+    "adjtimex", "clock_adjtime", "clock_adjtime64", "sethostname", "setdomainname", "vhangup",
+    // memory that belongs to no process
+    "shmget", "msgget", "semget", "mq_open", "memfd_secret"};
+
+// Programs know what to do instead when the kernel has none of these.
+constexpr const char* kAbsent[] = {"clone3", "memfd_create", "io_uring_setup", "io_uring_enter", "io_uring_register"};
+
+constexpr unsigned long kNamespaceFlags =
+    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+
+struct Release {
+  void operator()(scmp_filter_ctx context) const { seccomp_release(context); }
+};
+
+// 0, or what libseccomp says. A call that this architecture lacks needs no rule.
+int add(scmp_filter_ctx context, std::uint32_t action, const char* name) {
+  const int number = seccomp_syscall_resolve_name(name);
+  if (number == __NR_SCMP_ERROR) return 0;
+  const int added = seccomp_rule_add(context, action, number, 0);
+  return added == -EDOM ? 0 : added;
+}
+
+int add_rules(scmp_filter_ctx context) {
+  const auto refused = SCMP_ACT_ERRNO(EPERM), absent = SCMP_ACT_ERRNO(ENOSYS);
+  int wrong = 0;
+  const auto note = [&](int result) { wrong = wrong ? wrong : result; };
+  for (const char* name : kRefused) note(add(context, refused, name));
+  for (const char* name : kAbsent) note(add(context, absent, name));
+  for (unsigned flag = 1; flag != 0; flag <<= 1)
+    if (kNamespaceFlags & flag)
+      note(seccomp_rule_add(context, refused, SCMP_SYS(clone), 1, SCMP_CMP(0, SCMP_CMP_MASKED_EQ, flag, flag)));
+  // What a descriptor is asked is 32 bits of a 64-bit register, whose other half the kernel does not look at.
+  for (const unsigned long request : {TIOCSTI, TIOCLINUX})
+    note(seccomp_rule_add(context, refused, SCMP_SYS(ioctl), 1, SCMP_CMP(1, SCMP_CMP_MASKED_EQ, 0xffffffffu, request)));
+  for (const int call : {SCMP_SYS(socket), SCMP_SYS(socketpair)})
+    note(seccomp_rule_add(context, refused, call, 1, SCMP_CMP(0, SCMP_CMP_NE, AF_UNIX)));
+  // Memory that is shared and has no name stays when the process that has filled it ends, so nobody would be charged
+  // for it.
+  constexpr unsigned kSharedUnnamed = MAP_SHARED | MAP_ANONYMOUS;
+  note(seccomp_rule_add(context, refused, SCMP_SYS(mmap), 1,
+                        SCMP_CMP(3, SCMP_CMP_MASKED_EQ, kSharedUnnamed, kSharedUnnamed)));
+  return wrong;
+}
+
+}  // namespace
+
+Result<std::string> system_call_filter() {
+  constexpr std::string_view kOperation = "make a system call filter";
+  const std::unique_ptr<void, Release> context(seccomp_init(SCMP_ACT_ALLOW));
+  if (!context) return fail(Code::kUnavailable, kOperation, "libseccomp makes none on this machine");
+  int wrong = seccomp_attr_set(context.get(), SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
+  if (wrong == 0) wrong = add_rules(context.get());
+  const Descriptor file(::memfd_create("filter", MFD_CLOEXEC));
+  if (wrong == 0) wrong = seccomp_export_bpf(context.get(), file.get());
+  if (wrong != 0) return fail(Code::kUnavailable, kOperation, "libseccomp: {}", std::strerror(-wrong));
+  std::string filter(static_cast<std::size_t>(std::max<off_t>(0, ::lseek(file.get(), 0, SEEK_END))), '\0');
+  if (filter.empty() || ::pread(file.get(), filter.data(), filter.size(), 0) != static_cast<ssize_t>(filter.size()))
+    return fail(Code::kIo, kOperation, "the filter cannot be read back");
+  return filter;
+}
+
+}  // namespace echoline::sandbox

@@ -1,0 +1,110 @@
+#include "data_plane/sandbox/usage.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <charconv>
+
+namespace echoline::sandbox {
+namespace {
+
+constexpr std::uint64_t kInodeBytes = 1024;  // what the kernel keeps per file of /tmp, about
+
+struct Close {
+  void operator()(DIR* folder) const { ::closedir(folder); }
+};
+
+// The beginning of a file of /proc, which gives it whole if it is short.
+std::string_view read_start(int folder, const char* name, char* block, std::size_t size) {
+  const Fd file(::openat(folder, name, O_RDONLY | O_CLOEXEC));
+  if (!file) return {};
+  const ssize_t n = ::read(file.get(), block, size);
+  return n > 0 ? std::string_view(block, static_cast<std::size_t>(n)) : std::string_view();
+}
+
+std::uint64_t next_number(std::string_view& text) {
+  std::size_t at = 0;
+  while (at < text.size() && (text[at] < '0' || text[at] > '9')) ++at;
+  std::uint64_t value = 0;
+  const auto end = std::from_chars(text.data() + at, text.data() + text.size(), value).ptr;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return value;
+}
+
+// Pages that belong to the process itself; those it shares with others that forked from it count here for each.
+std::uint64_t own_bytes(int process, std::uint64_t page) {
+  char block[256];
+  std::string_view text = read_start(process, "statm", block, sizeof block);
+  next_number(text);
+  const std::uint64_t resident = next_number(text), shared = next_number(text);
+  return resident > shared ? (resident - shared) * page : 0;
+}
+
+// The same with each page divided by those who have it.
+std::uint64_t fair_bytes(int process) {
+  char block[4096];
+  std::string_view text = read_start(process, "smaps_rollup", block, sizeof block);
+  const auto at = text.find("\nPss_Anon:");
+  if (at == std::string_view::npos) return own_bytes(process, static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
+  text.remove_prefix(at);
+  return next_number(text) * 1024;
+}
+
+// Ticks of its own and of children that it has waited for.
+std::uint64_t ticks(int process) {
+  char block[1024];
+  std::string_view text = read_start(process, "stat", block, sizeof block);
+  const auto name_end = text.rfind(')');  // the name may hold anything
+  if (name_end == std::string_view::npos) return 0;
+  text.remove_prefix(name_end);
+  std::uint64_t sum = 0;
+  for (int field = 4; field <= 17; ++field) {  // 3 is a letter, and the only negative one gives its digits
+    const std::uint64_t value = next_number(text);
+    if (field >= 14) sum += value;
+  }
+  return sum;
+}
+
+}  // namespace
+
+bool Watch::open() {
+  if (processes_) return true;
+  Fd processes(::open(fmt::format("/proc/{}/root/proc", first_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Fd scratch(::open(fmt::format("/proc/{}/root/tmp", first_).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  struct stat inside {
+  }, outside{};
+  if (!processes || !scratch || ::fstat(processes.get(), &inside) != 0 || ::stat("/proc", &outside) != 0) return false;
+  if (inside.st_dev == outside.st_dev) return false;  // it has not left this machine's root yet
+  processes_ = std::move(processes);
+  scratch_ = std::move(scratch);
+  return true;
+}
+
+std::optional<Usage> Watch::look(Bytes enough) {
+  if (!open()) return std::nullopt;
+  const int again = ::openat(processes_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, Close> folder(again >= 0 ? ::fdopendir(again) : nullptr);
+  struct statvfs scratch {};
+  if (!folder || ::fstatvfs(scratch_.get(), &scratch) != 0) return std::nullopt;
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const auto tick = static_cast<std::uint64_t>(::sysconf(_SC_CLK_TCK));
+  const std::uint64_t in_scratch =
+      (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize + (scratch.f_files - scratch.f_ffree) * kInodeBytes;
+  std::uint64_t own = in_scratch, fair = in_scratch, all_ticks = 0;
+  std::vector<Fd> processes;
+  while (const dirent* entry = ::readdir(folder.get())) {
+    if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
+    Fd process(::openat(processes_.get(), entry->d_name, O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!process) continue;
+    own += own_bytes(process.get(), page);
+    all_ticks += ticks(process.get());
+    processes.push_back(std::move(process));
+  }
+  if (own > enough.count)
+    for (const Fd& process : processes) fair += fair_bytes(process.get());
+  return Usage{{own > enough.count ? fair : own}, std::chrono::nanoseconds(std::chrono::seconds(1)) / tick * all_ticks};
+}
+
+}  // namespace echoline::sandbox
