@@ -34,7 +34,7 @@ void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   for (const model::Token token : phrasing.eos()) spec.add_eos(static_cast<std::uint32_t>(token));
   spec.set_prompt_json(phrasing.prompt_json());
   spec.set_adapter_name(config.task.adapter);
-  spec.set_adapter_config_json(config.task.options_json);
+  spec.set_adapter_config_json(adapter->options_for_workers(config.task.options_json));
 }
 
 }  // namespace echoline::learner

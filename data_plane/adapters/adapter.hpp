@@ -92,6 +92,9 @@ class Adapter {
 
   virtual Repeatable repeatable() const { return Repeatable::kCheaply; }
 
+  // The options that a worker's copy is made from, `own` being this one's: where a task needs a file there, what it holds.
+  virtual std::string options_for_workers(std::string own) const { return own; }
+
   // A response worth imitating, for a supervised warm start; absent when the task has none for this problem.
   virtual std::optional<std::string> demonstration(const Problem& problem) const = 0;
 };

@@ -1,0 +1,256 @@
+"""Tasks for echoline in Python. One file, no dependencies, any Python from 3.8 on.
+
+A task of one response:
+
+    import echoline_task as task
+
+    PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b)} for a in range(10) for b in range(10)]
+
+    @task.score
+    def score(problem, response):
+        return 1.0 if response.strip() == problem["reference"] else 0.0
+
+    task.run(problems=PROBLEMS[20:], evaluation=PROBLEMS[:20])
+
+A task of many turns is a class: its object is an episode, and step(response) says what comes of a response.
+
+    class Guess:
+        def __init__(self, problem, seed, settings): ...
+        def step(self, response):
+            return {"reward": 0.0, "done": False, "observation": "higher"}
+
+    task.run(episode=Guess, problems=..., evaluation=...)
+
+Functions written for other trainers are used as they are: `verl(compute_score)`, `trl(reward_function)`,
+`openrlhf(AgentInstance)` and `rubric([(function, weight), ...])` make the first or the second kind of them.
+
+A score is a number, or a mapping with `reward` and, as one likes, `components` (named numbers), `correct` (what an
+evaluation counts; else whether the reward is 1 or more). What a function raises is an error of the task: its rollout is
+given back and counted, and earns nothing. Standard output belongs to the protocol: print() goes to standard error, which is
+the task's log.
+"""
+import inspect
+import json
+import os
+import sys
+import traceback
+
+PROTOCOL = 1
+settings = {}  # of the run file's task.options.settings, once run() has been told
+seed = 0  # of the run
+
+_score = None
+
+
+def score(function):
+    """Makes `function(problem, response)` the task's score. A list of problems and one of responses where it is marked with
+    `function.batched = True`; it then returns a list."""
+    global _score
+    _score = function
+    return function
+
+
+def run(problems=None, evaluation=None, *, episode=None, score=None, name="", deterministic=True):
+    """Answers requests until there are no more. `problems`, `evaluation`: sequences (anything with len() and []) of mappings
+    with `prompt` and, as one likes, `id`, `reference`, `metadata`; or functions of no arguments that make one.
+    `deterministic`: the same responses are worth the same wherever and whenever they are looked at."""
+    requests, answers = _channels()
+    task = _Task(problems, evaluation, episode, score or _score, name, deterministic)
+    for line in requests:
+        request = json.loads(line)
+        try:
+            result = task.answer(request)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"id": request.get("id"), "error": _words(error)}
+        else:
+            if "id" not in request:
+                continue
+            answer = {"id": request["id"], "result": result}
+        answers.write(json.dumps(answer, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        answers.flush()
+
+
+def verl(compute_score):
+    """The score of `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which is a number or a mapping with
+    `score`. A problem's `metadata` may hold `data_source` and `extra_info`; `reference` is the ground truth."""
+
+    def scored(problem, response):
+        metadata = problem.get("metadata") or {}
+        value = compute_score(metadata.get("data_source", ""), response, problem.get("reference", ""), metadata.get("extra_info"))
+        if not isinstance(value, dict):
+            return float(value)
+        rest = {k: float(v) for k, v in value.items() if k not in ("score", "acc") and isinstance(v, (int, float))}
+        result = {"reward": float(value["score"]), "components": rest}
+        if "acc" in value:
+            result["correct"] = bool(value["acc"])
+        return result
+
+    return scored
+
+
+def trl(function):
+    """The score of TRL's `function(prompts, completions, completion_ids=..., **columns)`, which returns a list of numbers. Columns are
+    what a problem's `metadata` holds, and `reference` as `answer` unless that is among them. What is asked for as completions
+    is text; the function's `conversational = True` makes them messages of an assistant."""
+    accepts_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    wanted = set(inspect.signature(function).parameters)
+
+    def scored(problems, responses):
+        prompts, completions = [p["prompt"] for p in problems], list(responses)
+        if getattr(function, "conversational", False):
+            prompts = [[{"role": "user", "content": p}] for p in prompts]
+            completions = [[{"role": "assistant", "content": c}] for c in completions]
+        columns = [{"answer": p.get("reference", ""), **(p.get("metadata") or {})} for p in problems]
+        names = {name for row in columns for name in row}
+        arguments = {name: [row.get(name) for row in columns] for name in names if accepts_all or name in wanted}
+        if "completion_ids" in wanted:
+            arguments["completion_ids"] = [[] for _ in responses]
+        # None: this function has nothing to say of it.
+        return [0.0 if value is None else float(value) for value in function(prompts=prompts, completions=completions, **arguments)]
+
+    scored.batched = True
+    return scored
+
+
+def rubric(functions):
+    """A weighted sum of functions, each of any of the arguments prompt, completion (messages), answer, state, info, response
+    (text), problem; [(function, weight), ...]. Every function is a component by its name."""
+    wanted = [(f, w, set(inspect.signature(f).parameters)) for f, w in functions]
+
+    def scored(problem, response):
+        metadata = problem.get("metadata") or {}
+        given = {
+            "prompt": [{"role": "user", "content": problem["prompt"]}],
+            "completion": [{"role": "assistant", "content": response}],
+            "answer": problem.get("reference", ""), "state": {}, "info": metadata, "response": response, "problem": problem,
+        }
+        total, components = 0.0, {}
+        for function, weight, names in wanted:
+            keywords = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+            value = float(function(**{k: v for k, v in given.items() if keywords or k in names}))
+            components[function.__name__] = value
+            total += weight * value
+        return {"reward": total, "components": components}
+
+    return scored
+
+
+def openrlhf(agent):
+    """An episode of OpenRLHF's agents: a class with `reset(states, **kwargs)` and `step(states, **kwargs)`, plain or async. step() gets
+    observation_text, action_text and label, and returns rewards, scores, environment_feedback and done."""
+    import asyncio
+
+    def value(result):
+        return asyncio.run(result) if inspect.isawaitable(result) else result
+
+    def number(x):
+        return float(x.item() if hasattr(x, "item") else x)
+
+    class Episode:
+        def __init__(self, problem, seed, settings):
+            self.label = problem.get("reference", "")
+            self.agent = agent()
+            first = value(self.agent.reset({"observation": problem["prompt"], "label": self.label}))
+            self.observation = first.get("observation", problem["prompt"]) if isinstance(first, dict) else problem["prompt"]
+
+        def step(self, response):
+            said = value(self.agent.step({"observation_text": self.observation, "action_text": response, "label": self.label}))
+            told = said.get("environment_feedback", "")
+            self.observation += response + told
+            return {"reward": number(said["rewards"]), "done": bool(said.get("done", True)), "observation": told,
+                    "correct": number(said.get("scores", said["rewards"])) >= 1}
+
+    return Episode
+
+
+class _Task:
+    def __init__(self, problems, evaluation, episode, score, name, deterministic):
+        if (episode is None) == (score is None):
+            raise TypeError("a task has a score or an episode, and not both")
+        self.problems, self.evaluation = problems, evaluation
+        self.episode, self.score = episode, score
+        self.name, self.deterministic = name, deterministic
+        self.episodes = {}
+
+    def answer(self, request):
+        method = request["method"]
+        if method == "hello":
+            return self.hello(request)
+        if method == "ping":
+            return {}
+        if method == "close":
+            for number in request["episodes"]:
+                self.episodes.pop(number, None)
+            return {}
+        if method == "cancel":
+            return {}
+        items = request["items"]
+        if method in ("problems", "evaluation"):
+            rows = self.rows(method)
+            return {"items": [{"problems": [rows[row] for row in item["rows"]]} for item in items]}
+        if method == "score":
+            return {"items": self.scores(items)}
+        if method == "step":
+            return {"items": [self.attempt(self.step, item) for item in items]}
+        raise ValueError(f"unknown method {method!r}")
+
+    def hello(self, request):
+        global settings, seed
+        if request["protocol"] != PROTOCOL:
+            raise ValueError(f"this is protocol {PROTOCOL}, asked for {request['protocol']}")
+        settings, seed = request["settings"], request["seed"]
+        return {"protocol": PROTOCOL, "name": self.name, "turns": self.episode is not None, "deterministic": self.deterministic,
+                "problems": len(self.rows("problems")), "evaluation": len(self.rows("evaluation"))}
+
+    def rows(self, which):
+        rows = getattr(self, which)
+        if callable(rows):
+            rows = rows()
+            setattr(self, which, rows)
+        return rows if rows is not None else ()
+
+    def scores(self, items):
+        if not getattr(self.score, "batched", False):
+            return [self.attempt(lambda i: _result(self.score(i["problem"], i["response"])), item) for item in items]
+        values = self.score([i["problem"] for i in items], [i["response"] for i in items])
+        if len(values) != len(items):
+            raise ValueError(f"{len(values)} scores for {len(items)} responses")
+        return [self.attempt(_result, value) for value in values]
+
+    def step(self, item):
+        number = item["episode"]
+        if "problem" in item:
+            self.episodes[number] = self.episode(item["problem"], item["seed"], settings)
+        if number not in self.episodes:
+            raise KeyError(f"no episode {number}")
+        result = _result(self.episodes[number].step(item["response"]))
+        if result.setdefault("done", True):
+            del self.episodes[number]
+        return result
+
+    @staticmethod
+    def attempt(function, item):
+        try:
+            result = function(item)
+            json.dumps(result, allow_nan=False)
+            return result
+        except Exception as error:
+            traceback.print_exc()
+            return {"error": _words(error)}
+
+
+def _result(value):
+    return dict(value) if isinstance(value, dict) else {"reward": float(value)}
+
+
+def _words(error):
+    return f"{type(error).__name__}: {error}"
+
+
+def _channels():
+    """Requests and answers; from now on print() and whatever else writes to standard output goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return os.fdopen(os.dup(0), "rb"), answers

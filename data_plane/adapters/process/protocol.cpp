@@ -1,0 +1,196 @@
+#include "data_plane/adapters/process/protocol.hpp"
+
+#include <cmath>
+
+namespace echoline::data_plane::process {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kWordsMax = 1024;
+constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;
+constexpr int kDepthMax = 64;
+
+template <class... Args>
+Error bad(fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kCorrupt, "task's answer", format, std::forward<Args>(args)...);
+}
+
+std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string shown(const json& value) { return written(value).substr(0, 80); }
+
+// A parser that recurses must not be handed a tower of brackets; those inside strings count as well.
+bool too_deep(std::string_view text) {
+  int depth = 0;
+  for (const char c : text) {
+    if (c == '[' || c == '{') ++depth;
+    if (c == ']' || c == '}') --depth;
+    if (depth > kDepthMax && (c == '[' || c == '{')) return true;
+  }
+  return false;
+}
+
+json to_json(const Problem& problem) {
+  json item{{"id", problem.id()}, {"prompt", problem.prompt()}, {"reference", problem.reference()}};
+  if (!problem.metadata_json().empty()) item["metadata"] = json::parse(problem.metadata_json(), nullptr, false);
+  return item;
+}
+
+Result<double> finite(const json& item, const char* key) {
+  const auto found = item.find(key);
+  if (found == item.end() || !found->is_number() || !std::isfinite(found->get<double>()))
+    return bad("expected a finite number '{}', found {}", key, shown(item));
+  return found->get<double>();
+}
+
+Result<bool> flag(const json& item, const char* key, bool fallback) {
+  const auto found = item.find(key);
+  if (found == item.end()) return fallback;
+  if (!found->is_boolean()) return bad("'{}' is {}, expected true or false", key, shown(*found));
+  return found->get<bool>();
+}
+
+Result<std::string> text(const json& item, const char* key, std::size_t bytes_max, bool required = false) {
+  const auto found = item.find(key);
+  if (found == item.end() && !required) return std::string();
+  if (found == item.end() || !found->is_string()) return bad("expected a text '{}', found {}", key, shown(item));
+  const auto& value = found->get_ref<const std::string&>();
+  if (value.size() > bytes_max) return bad("'{}' has {} bytes, at most {} are allowed", key, value.size(), bytes_max);
+  return value;
+}
+
+Result<std::uint64_t> count(const json& item, const char* key) {
+  const auto found = item.find(key);
+  if (found == item.end()) return std::uint64_t{0};
+  if (!found->is_number_unsigned()) return bad("'{}' is {}, expected a whole number", key, shown(*found));
+  return found->get<std::uint64_t>();
+}
+
+}  // namespace
+
+std::string_view to_string(Method method) {
+  switch (method) {
+    case Method::kProblems:
+      return "problems";
+    case Method::kEvaluation:
+      return "evaluation";
+    case Method::kScore:
+      return "score";
+    case Method::kStep:
+      return "step";
+  }
+  return "";
+}
+
+std::string hello_request(std::uint64_t id, std::uint64_t seed, std::string_view settings_json) {
+  json settings = json::parse(settings_json, nullptr, false);
+  if (!settings.is_object()) settings = json::object();
+  return written({{"id", id}, {"method", "hello"}, {"protocol", kProtocol}, {"seed", seed}, {"settings", std::move(settings)}}) + "\n";
+}
+
+std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<json>& items) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count();
+  return written({{"id", id}, {"method", to_string(method)}, {"deadline_ms", ms}, {"items", items}}) + "\n";
+}
+
+std::string close_notice(const std::vector<std::uint64_t>& episodes) {
+  return written({{"method", "close"}, {"episodes", episodes}}) + "\n";
+}
+
+json score_item(const Problem& problem, std::string_view response) {
+  return {{"problem", to_json(problem)}, {"response", response}};
+}
+
+json step_item(std::uint64_t episode, std::string_view response, const Problem* problem, std::uint64_t seed) {
+  json item{{"episode", episode}, {"response", response}};
+  if (problem) item["problem"] = to_json(*problem), item["seed"] = seed;
+  return item;
+}
+
+Result<json> read_answer(std::string_view line, std::uint64_t id) {
+  if (too_deep(line)) return bad("nested deeper than {}", kDepthMax);
+  json answer = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  if (!answer.is_object()) return bad("expected a JSON object on a line of its own, found '{}'", json(line.substr(0, 80)).dump(-1, ' ', true, json::error_handler_t::replace));
+  const auto of = answer.find("id");
+  if (of == answer.end() || !of->is_number_unsigned() || of->get<std::uint64_t>() != id)
+    return bad("expected the answer to request {}, found {}", id, shown(answer));
+  if (const auto error = answer.find("error"); error != answer.end())
+    return fail(Code::kUnavailable, "task", "{}", (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kWordsMax));
+  const auto result = answer.find("result");
+  if (result == answer.end() || !result->is_object()) return bad("expected an object 'result' or an 'error', found {}", shown(answer));
+  return std::move(*result);
+}
+
+Result<Hello> read_hello(const json& result) {
+  const auto protocol = result.find("protocol");
+  if (protocol == result.end() || *protocol != kProtocol)
+    return bad("expected protocol {}, found {}", kProtocol, protocol == result.end() ? "none" : shown(*protocol));
+  Hello hello;
+  ECHO_ASSIGN(hello.name, text(result, "name", kNameBytesMax));
+  ECHO_ASSIGN(hello.turns, flag(result, "turns", false));
+  ECHO_ASSIGN(hello.deterministic, flag(result, "deterministic", false));
+  ECHO_ASSIGN(hello.problems, count(result, "problems"));
+  ECHO_ASSIGN(hello.evaluation, count(result, "evaluation"));
+  return hello;
+}
+
+Result<std::vector<Result<json>>> read_items(const json& result, std::size_t expected) {
+  const auto items = result.find("items");
+  if (items == result.end() || !items->is_array() || items->size() != expected)
+    return bad("expected {} 'items', found {}", expected,
+               items != result.end() && items->is_array() ? std::to_string(items->size()) : shown(result));
+  std::vector<Result<json>> all;
+  all.reserve(expected);
+  for (const json& item : *items) {
+    if (!item.is_object()) {
+      all.emplace_back(bad("expected an object, found {}", shown(item)));
+    } else if (const auto error = item.find("error"); error != item.end()) {
+      all.emplace_back(fail(Code::kUnavailable, "task", "{}", (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kWordsMax)));
+    } else {
+      all.emplace_back(item);
+    }
+  }
+  return all;
+}
+
+Result<Score> read_score(const json& item) {
+  Score score;
+  ECHO_ASSIGN(score.reward, finite(item, "reward"));
+  ECHO_ASSIGN(score.correct, flag(item, "correct", score.reward >= 1));
+  const auto components = item.find("components");
+  if (components == item.end()) return score;
+  if (!components->is_object() || components->size() > kComponentsMax)
+    return bad("'components' is {}, expected at most {} named numbers", shown(*components), kComponentsMax);
+  for (const auto& [name, value] : components->items()) {
+    if (name.empty() || name.size() > kNameBytesMax || !value.is_number() || !std::isfinite(value.get<double>()))
+      return bad("component '{}' is {}, expected a name of 1 to {} bytes and a finite number", name.substr(0, 80), shown(value), kNameBytesMax);
+    score.components[name] = value.get<double>();
+  }
+  return score;
+}
+
+Result<Step> read_step(const json& item) {
+  Step step;
+  ECHO_ASSIGN(step.score, read_score(item));
+  ECHO_ASSIGN(step.done, flag(item, "done", true));
+  ECHO_ASSIGN(step.observation, text(item, "observation", kPromptBytesMax));
+  return step;
+}
+
+Result<Problem> read_problem(const json& item, std::string_view fallback_id) {
+  Problem problem;
+  ECHO_ASSIGN(std::string id, text(item, "id", kNameBytesMax));
+  ECHO_ASSIGN(std::string prompt, text(item, "prompt", kPromptBytesMax, /*required=*/true));
+  ECHO_ASSIGN(std::string reference, text(item, "reference", kReferenceBytesMax));
+  problem.set_id(id.empty() ? std::string(fallback_id) : std::move(id));
+  problem.set_prompt(std::move(prompt));
+  problem.set_reference(std::move(reference));
+  if (const auto metadata = item.find("metadata"); metadata != item.end()) {
+    problem.set_metadata_json(written(*metadata));
+    if (problem.metadata_json().size() > kReferenceBytesMax)
+      return bad("'metadata' has {} bytes, at most {} are allowed", problem.metadata_json().size(), kReferenceBytesMax);
+  }
+  return problem;
+}
+
+}  // namespace echoline::data_plane::process

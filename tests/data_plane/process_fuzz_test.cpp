@@ -1,0 +1,39 @@
+// Answers of a task's program, spoilt in a thousand ways.
+#include <gtest/gtest.h>
+
+#include "base/random.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace echoline {
+namespace {
+
+TEST(ProcessAnswers, SpoiltAnswersAreRefusedOrRead) {
+  const std::string seeds[] = {
+      R"({"id":7,"result":{"protocol":1,"name":"x","turns":true,"deterministic":false,"problems":3,"evaluation":2}})",
+      R"({"id":7,"result":{"items":[{"reward":1e3,"components":{"a":-0.5},"correct":false,"done":false,"observation":"o"}]}})",
+      R"({"id":7,"result":{"items":[{"prompt":"p","id":"i","reference":"r","metadata":{"a":[1]}},{"error":"why"}]}})",
+      R"({"id":7,"error":{"message":"no"}})"};
+  Random random(5, 0);
+  for (int round = 0; round < 20'000; ++round) {
+    std::string line = seeds[random.below(std::size(seeds))];
+    for (std::uint64_t i = random.below(4); i > 0; --i) {
+      const std::size_t at = random.below(line.size());
+      switch (random.below(3)) {
+        case 0:
+          line[at] = static_cast<char>(random.below(256));
+          break;
+        case 1:
+          line.erase(at, 1 + random.below(8));
+          break;
+        default:
+          line.insert(at, line.substr(random.below(line.size()), random.below(12)));
+      }
+      if (line.empty()) line = "{";
+    }
+    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(line.data()), line.size());
+  }
+}
+
+}  // namespace
+}  // namespace echoline
