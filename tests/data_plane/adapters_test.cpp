@@ -38,12 +38,9 @@ Problem with_reference(const std::string& reference) {
 TEST(Registry, UnknownNameSuggestsAndLists) {
   const std::string message = error_of("aritmetic", "");
   EXPECT_NE(message.find("did you mean 'arithmetic'?"), std::string::npos) << message;
-  EXPECT_NE(message.find("known: arithmetic, gsm8k, guess, poker"), std::string::npos) << message;
+  EXPECT_NE(message.find("known: arithmetic, code, countdown, dapo_math, gsm8k, guess, jsonl, math, poker, process"), std::string::npos) << message;
   EXPECT_EQ(error_of("chess_endgames", "").find("did you mean"), std::string::npos);
-  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "gsm8k", "guess", "poker"}));
-  EXPECT_NE(message.find("known: arithmetic, code, gsm8k, guess"), std::string::npos) << message;
-  EXPECT_EQ(error_of("chess_endgames", "").find("did you mean"), std::string::npos);
-  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "code", "gsm8k", "guess"}));
+  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "code", "countdown", "dapo_math", "gsm8k", "guess", "jsonl", "math", "poker", "process"}));
 }
 
 TEST(Registry, WrongConfigurationIsNamed) {
@@ -179,27 +176,28 @@ TEST(Arithmetic, GradesExactly) {
 TEST(Gsm8k, GradesByTheRule) {
   const auto strict = made("gsm8k", "", 1, AdapterUse::kScoring);
   const auto flexible = made("gsm8k", R"({"mode":"flexible"})", 1, AdapterUse::kScoring);
+  const auto last_number = made("gsm8k", R"({"mode":"last_number"})", 1, AdapterUse::kScoring);
   const std::string filler(300, 'x');
   struct Case {
     std::string response;
-    bool strict, flexible;
+    bool strict, flexible, last_number;
   };
   for (const Case& c : std::vector<Case>{
-           {"#### 1800", true, true},
-           {"so it is 1,800.\n#### 1,800", true, true},
-           {"#### 5\nno, #### 1800", true, true},
-           {"#### 1800\nno, #### 5", false, false},
-           {"#### 1800 and 7 more", true, false},
-           {"the answer is 1800", false, true},
-           {"the answer is 1,800.", false, true},
-           {"####1800", false, true},
-           {"#### $1800", false, true},
-           {"#### -1800", false, false},
-           {"##### 1800", true, true},
-           {"#### 1800#### ", true, true},
-           {"#### 1800.0", false, false},
-           {"#### 1800" + filler, false, false},
-           {"#### 1800" + filler.substr(9), true, true},
+           {"#### 1800", true, true, true},
+           {"so it is 1,800.\n#### 1,800", true, false, true},
+           {"#### 5\nno, #### 1800", true, true, true},
+           {"#### 1800\nno, #### 5", false, false, false},
+           {"#### 1800 and 7 more", true, false, false},
+           {"the answer is 1800", false, true, true},
+           {"the answer is 1,800.", false, false, true},
+           {"####1800", false, true, true},
+           {"#### $1800", false, true, true},
+           {"#### -1800", false, false, false},
+           {"##### 1800", true, true, true},
+           {"#### 1800#### ", true, true, true},
+           {"#### 1800.0", false, false, false},
+           {"#### 1800" + filler, false, false, false},
+           {"#### 1800" + filler.substr(9), true, true, true},
            // Characters are counted, not bytes.
            {"#### 1800" +
                 [] {
@@ -207,15 +205,17 @@ TEST(Gsm8k, GradesByTheRule) {
                   for (int i = 0; i < 291; ++i) s += "\xc3\xa9";
                   return s;
                 }(),
-            true, true},
-           {"", false, false},
-           {"...,,,", false, false},
+            true, true, true},
+           {"", false, false, false},
+           {"...,,,", false, false, false},
        }) {
     EXPECT_EQ(strict->score(with_reference("1800"), c.response)->correct, c.strict) << c.response;
     EXPECT_EQ(flexible->score(with_reference("1800"), c.response)->correct, c.flexible) << c.response;
+    EXPECT_EQ(last_number->score(with_reference("1800"), c.response)->correct, c.last_number) << c.response;
   }
   EXPECT_TRUE(strict->score(with_reference("-3"), "#### -3")->correct);
-  EXPECT_TRUE(flexible->score(with_reference("-3"), "it is -3.")->correct);
+  EXPECT_TRUE(last_number->score(with_reference("-3"), "it is -3.")->correct);
+  EXPECT_TRUE(flexible->score(with_reference("-3"), "it is -3")->correct);
   EXPECT_EQ(strict->score(with_reference("3"), "#### 4")->components.at("format"), 1);
 }
 
@@ -227,7 +227,7 @@ TEST(Gsm8k, ScoringNeedsNoFiles) {
   const auto missing = make_adapter("gsm8k", R"({"train":"/nowhere/a.jsonl","test":"/nowhere/b.jsonl"})", 1);
   EXPECT_EQ(missing.error().code, Code::kNotFound);
   EXPECT_NE(error_of("gsm8k", "{}").find("missing required key 'train'"), std::string::npos);
-  EXPECT_NE(error_of("gsm8k", R"({"mode":"lax"})").find("expected one of strict, flexible"), std::string::npos);
+  EXPECT_NE(error_of("gsm8k", R"({"mode":"lax"})").find("expected one of strict, flexible, last_number"), std::string::npos);
 }
 
 class Gsm8kFiles : public testing::Test {

@@ -1,0 +1,327 @@
+// Countdown: reach a target from given numbers with + - * /. Problems are generated from an expression, so every target
+// can be reached. Which problems (numbers, in whatever order, and target) are held out says a hash of them and the
+// seed.
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "base/random.hpp"
+#include "data_plane/adapters/adapter_config.hpp"
+#include "data_plane/adapters/maths/expression.hpp"
+#include "data_plane/adapters/maths/reward.hpp"
+#include "data_plane/adapters/maths/text.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+using maths::kCountdownNumberMax;
+using maths::kCountdownNumbersMax;
+using maths::Reached;
+using maths::Verdict;
+
+constexpr std::uint64_t kHeldOutOf = 8;      // one problem in so many is held out
+constexpr std::uint64_t kDrawsMax = 10'000;  // for one problem
+constexpr std::uint64_t kTargetMax = 1'000'000;
+constexpr std::uint64_t kHeadroom = 10;  // on the way to a target, over it; products stay far inside 64 bits
+constexpr std::string_view kOpen = "<answer>", kClose = "</answer>";
+constexpr std::string_view kNumbersPlace = "{numbers}", kTargetPlace = "{target}";
+
+enum class Form { kBare, kTagged };
+enum class Use { kAll, kAny };
+
+struct Options {
+  std::uint64_t numbers = 4, number_max = 99, target_max = 100, evaluation_problems = 256;
+  std::vector<std::string> operations{"+", "-", "*", "/"};
+  Use use = Use::kAll;
+  Form form = Form::kTagged;
+  std::optional<std::string> prompt;
+  maths::RewardWeights reward;
+  double allowed = 0;
+
+  void read(ConfigSection s, AdapterUse) {
+    s.read("numbers", numbers, {.min = 2, .max = kCountdownNumbersMax}, "how many numbers a problem has");
+    s.read("number_max", number_max, {.min = 2, .max = kCountdownNumberMax}, "the largest of them; the least is 1");
+    s.read("target_max", target_max, {.min = 2, .max = kTargetMax}, "the largest target; the least is 1");
+    s.read("operations", operations, "signs that expressions may have: \"+\", \"-\", \"*\", \"/\", each at most once");
+    std::set<std::string> seen;
+    for (const std::string& name : operations) {
+      if (name != "+" && name != "-" && name != "*" && name != "/")
+        s.error("operations", fmt::format("holds '{}', expected \"+\", \"-\", \"*\" or \"/\"", name.substr(0, 16)));
+      if (!seen.insert(name).second) s.error("operations", fmt::format("holds '{}' twice", name.substr(0, 16)));
+    }
+    if (operations.empty()) s.error("operations", "expected a non-empty list");
+    s.read_choice("use", use, {{"all", Use::kAll}, {"any", Use::kAny}},
+                  "whether an expression must have every number exactly once, or each at most once");
+    s.read_choice("form", form, {{"tagged", Form::kTagged}, {"bare", Form::kBare}},
+                  "where the expression is: between the last `<answer>` and `</answer>`, or the whole response");
+    s.read("prompt", prompt,
+           {"text of a problem; {numbers} and {target} are where those go", "a sentence that says what is allowed"});
+    for (const std::string_view place : {kNumbersPlace, kTargetPlace})
+      if (prompt && prompt->find(place) == std::string::npos)
+        s.error("prompt", fmt::format("expected a text with {}", place));
+    s.read("evaluation_problems", evaluation_problems, {.min = 50, .max = 100'000},
+           "problems held out of training, the same for the same seed");
+    ConfigSection parts =
+        s.section("reward", "What a response is worth: right or wrong, and more by what it looks like.");
+    reward.read(parts);
+    parts.read("allowed", allowed, {.min = 0.0, .max = 1.0},
+               "added for an expression of the numbers and operations that are allowed, whatever it equals");
+  }
+};
+
+std::string default_prompt(const Options& o) {
+  return fmt::format(
+      "Make {} from the numbers {} with {} and brackets. Use every number {} once. Write only the expression{}.",
+      kTargetPlace, kNumbersPlace, fmt::join(o.operations, " "), o.use == Use::kAll ? "exactly" : "at most",
+      o.form == Form::kTagged ? fmt::format(", between {} and {}", kOpen, kClose) : "");
+}
+
+// What a problem is graded against; in its reference as "target number number ...".
+struct Round {
+  std::uint64_t target = 0;
+  std::vector<std::uint32_t> numbers;
+
+  std::string reference() const { return fmt::format("{} {}", target, fmt::join(numbers, " ")); }
+
+  static std::optional<Round> parse(std::string_view text) {
+    std::vector<std::uint64_t> values;
+    const char* at = text.data();
+    const char* const end = at + text.size();
+    for (;;) {
+      std::uint64_t value = 0;
+      const auto [stop, error] = std::from_chars(at, end, value);
+      if (error != std::errc{} || values.size() > kCountdownNumbersMax) return std::nullopt;
+      values.push_back(value);
+      if (stop == end) break;
+      if (*stop != ' ') return std::nullopt;
+      at = stop + 1;
+    }
+    Round round{values[0], {}};
+    if (values.size() < 2 || values.size() > kCountdownNumbersMax + 1 || round.target > kTargetMax) return std::nullopt;
+    for (std::size_t i = 1; i < values.size(); ++i) {
+      if (values[i] > kCountdownNumberMax) return std::nullopt;
+      round.numbers.push_back(static_cast<std::uint32_t>(values[i]));
+    }
+    return round;
+  }
+};
+
+struct Drawn {
+  Round round;
+  std::string expression;
+};
+
+// An expression in the making: first the numbers, then what two parts before it were joined to.
+struct Part {
+  std::uint64_t value = 0;
+  char operation = 0;  // 0: a number
+  std::size_t left = 0, right = 0;
+};
+
+std::string text_of(const std::vector<Part>& parts, std::size_t at) {
+  const Part& part = parts[at];
+  if (part.operation == 0) return std::to_string(part.value);
+  const bool product = part.operation == '*' || part.operation == '/';
+  const auto operand = [&](std::size_t which, bool right) {
+    const char inner = parts[which].operation;
+    const bool sum = inner == '+' || inner == '-';
+    const bool bracket =
+        product ? sum || (right && part.operation == '/' && inner != 0) : sum && right && part.operation == '-';
+    const std::string text = text_of(parts, which);
+    return bracket ? "(" + text + ")" : text;
+  };
+  return operand(part.left, false) + part.operation + operand(part.right, true);
+}
+
+class Countdown final : public Adapter {
+ public:
+  Countdown(Options options, std::uint64_t seed) : o_(std::move(options)), key_(mix64(seed)) {
+    for (const std::string& operation : o_.operations) operations_ += operation;
+    prompt_ = o_.prompt.value_or(default_prompt(o_));
+  }
+
+  // Draws what is held out, and enough to know that training has something to draw from.
+  Status prepare() {
+    Random random(key_, 1);
+    std::set<std::pair<std::vector<std::uint32_t>, std::uint64_t>> seen;
+    for (std::uint64_t tries = 0; held_out_.size() < o_.evaluation_problems; ++tries) {
+      const auto drawn = tries < kDrawsMax + 100 * o_.evaluation_problems ? draw(random, true) : std::nullopt;
+      if (!drawn)
+        return fail(Code::kInvalid, "countdown",
+                    "found only {} different problems to hold out, expected evaluation_problems = {}; raise numbers, "
+                    "number_max or "
+                    "target_max, or lower evaluation_problems",
+                    held_out_.size(), o_.evaluation_problems);
+      std::vector<std::uint32_t> sorted = drawn->round.numbers;
+      std::sort(sorted.begin(), sorted.end());
+      if (seen.emplace(std::move(sorted), drawn->round.target).second)
+        held_out_.push_back(made(fmt::format("countdown/test/{}", held_out_.size()), drawn->round));
+    }
+    return problem(0) ? ok() : Status(problem(0).error());
+  }
+
+  std::string_view name() const override { return "countdown"; }
+
+  Result<Problem> problem(std::uint64_t index) const override {
+    if (held_out_.empty())
+      return fail(Code::kUnavailable, "countdown problem",
+                  "this adapter was made for scoring; it knows no held-out problems");
+    const auto drawn = training(index);
+    if (!drawn)
+      return fail(Code::kInvalid, "countdown",
+                  "no problem in {} draws reaches a target of at most {}; raise target_max", kDrawsMax, o_.target_max);
+    return made(fmt::format("countdown/train/{}", index), drawn->round);
+  }
+
+  std::vector<Problem> evaluation() const override { return held_out_; }
+
+  Result<Score> score(const Problem& problem, std::string_view response) const override {
+    Verdict verdict;
+    Reached reached = Reached::kNothing;
+    const auto round = Round::parse(problem.reference());
+    const auto place = expression(response);
+    if (round && place) {
+      reached = maths::evaluate(response.substr(place->first, place->second - place->first),
+                                {round->numbers, operations_, o_.use == Use::kAll}, round->target);
+      verdict.correct = reached == Reached::kTarget;
+      if (reached != Reached::kNothing) verdict.answer = response.substr(place->first, place->second - place->first);
+      if (o_.form == Form::kTagged)
+        verdict.trailing = maths::count_characters(response.substr(place->second + kClose.size()));
+    }
+    Score score = o_.reward.score(verdict, response);
+    const bool allowed = reached == Reached::kTarget || reached == Reached::kElsewhere;
+    score.components["allowed"] = allowed ? 1 : 0;
+    if (allowed) score.reward += o_.allowed;
+    return score;
+  }
+
+  std::optional<std::string> demonstration(const Problem& problem) const override {
+    constexpr std::string_view kPrefix = "countdown/train/";
+    if (!problem.id().starts_with(kPrefix)) return std::nullopt;
+    const char* const end = problem.id().data() + problem.id().size();
+    std::uint64_t index = 0;
+    const auto [stop, error] = std::from_chars(problem.id().data() + kPrefix.size(), end, index);
+    if (error != std::errc{} || stop != end) return std::nullopt;
+    const auto drawn = training(index);
+    if (!drawn || drawn->round.reference() != problem.reference()) return std::nullopt;
+    return o_.form == Form::kBare ? drawn->expression : fmt::format("{}{}{}", kOpen, drawn->expression, kClose);
+  }
+
+ private:
+  std::optional<Drawn> training(std::uint64_t index) const {
+    Random random(key_ + 1, index);
+    return draw(random, false);
+  }
+
+  std::optional<Drawn> draw(Random& random, bool held_out) const {
+    for (std::uint64_t tries = 0; tries < kDrawsMax; ++tries) {
+      std::optional<Drawn> drawn = draw_once(random);
+      if (drawn && is_held_out(drawn->round) == held_out) return drawn;
+    }
+    return std::nullopt;
+  }
+
+  // Joins two parts after another until one is left. On the way there are positive whole numbers only, not much above
+  // what is wanted, so that few draws are in vain.
+  std::optional<Drawn> draw_once(Random& random) const {
+    Drawn drawn;
+    std::vector<Part> parts;
+    std::vector<std::size_t> open;  // parts not yet joined
+    for (std::uint64_t i = 0; i < o_.numbers; ++i) {
+      const std::uint64_t number = 1 + random.below(o_.number_max);
+      drawn.round.numbers.push_back(static_cast<std::uint32_t>(number));
+      open.push_back(parts.size());
+      parts.push_back({number});
+    }
+    while (open.size() > 1) {
+      const auto take = [&] {
+        const auto at = open.begin() + static_cast<std::ptrdiff_t>(random.below(open.size()));
+        const std::size_t part = *at;
+        open.erase(at);
+        return part;
+      };
+      const std::size_t a = take(), b = take();
+      const std::uint64_t limit = open.empty() ? o_.target_max : kHeadroom * std::max(o_.target_max, o_.number_max);
+      const auto joined = join(random, parts, a, b, limit);
+      if (!joined) return std::nullopt;
+      open.push_back(parts.size());
+      parts.push_back(*joined);
+    }
+    drawn.round.target = parts.back().value;
+    if (drawn.round.target > o_.target_max) return std::nullopt;
+    drawn.expression = text_of(parts, parts.size() - 1);
+    return drawn;
+  }
+
+  // By one of the operations that give a positive whole number of at most `limit`, if there is one.
+  std::optional<Part> join(Random& random, const std::vector<Part>& parts, std::size_t a, std::size_t b,
+                           std::uint64_t limit) const {
+    if (parts[a].value < parts[b].value) std::swap(a, b);
+    const std::uint64_t large = parts[a].value, small = parts[b].value;
+    Part possible[4]{};
+    std::size_t count = 0;
+    for (const char operation : operations_) {
+      if ((operation == '-' && large == small) || (operation == '/' && large % small != 0)) continue;
+      const std::uint64_t value = operation == '+'   ? large + small
+                                  : operation == '-' ? large - small
+                                  : operation == '*' ? large * small
+                                                     : large / small;
+      if (value > limit) continue;
+      const bool turned = (operation == '+' || operation == '*') && random.below(2) == 0;
+      possible[count++] = {value, operation, turned ? b : a, turned ? a : b};
+    }
+    if (count == 0) return std::nullopt;
+    return possible[random.below(count)];
+  }
+
+  bool is_held_out(const Round& round) const {
+    std::vector<std::uint32_t> sorted = round.numbers;
+    std::sort(sorted.begin(), sorted.end());
+    std::uint64_t hash = mix64(key_ ^ round.target);
+    for (const std::uint32_t number : sorted) hash = mix64(hash ^ number);
+    return hash % kHeldOutOf == 0;
+  }
+
+  // Where the expression of a response begins and ends.
+  std::optional<std::pair<std::size_t, std::size_t>> expression(std::string_view response) const {
+    if (o_.form == Form::kBare) return std::pair{std::size_t{0}, response.size()};
+    const std::size_t close = response.rfind(kClose);
+    const std::size_t open = close == std::string_view::npos ? close : response.substr(0, close).rfind(kOpen);
+    if (open == std::string_view::npos) return std::nullopt;
+    return std::pair{open + kOpen.size(), close};
+  }
+
+  Problem made(std::string id, const Round& round) const {
+    std::string text = prompt_;
+    const auto fill = [&](std::string_view place, const std::string& with) {
+      for (std::size_t at = text.find(place); at != std::string::npos; at = text.find(place, at + with.size()))
+        text.replace(at, place.size(), with);
+    };
+    fill(kNumbersPlace, fmt::format("{}", fmt::join(round.numbers, ", ")));
+    fill(kTargetPlace, std::to_string(round.target));
+    Problem problem;
+    problem.set_id(std::move(id));
+    problem.set_prompt(std::move(text));
+    problem.set_reference(round.reference());
+    return problem;
+  }
+
+  Options o_;
+  std::string operations_, prompt_;
+  std::uint64_t key_;
+  std::vector<Problem> held_out_;
+};
+
+Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed, AdapterUse use) {
+  ECHO_ASSIGN(Options o, options_from_json<Options>("countdown", json, use));
+  auto countdown = std::make_unique<Countdown>(std::move(o), seed);
+  if (use == AdapterUse::kProblems) ECHO_TRY(countdown->prepare());
+  return std::unique_ptr<Adapter>(std::move(countdown));
+}
+
+}  // namespace
+
+const BuiltIn kCountdown{"countdown", "Make a number from others with + - * /; an expression that equals it is worth 1",
+                         [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+
+}  // namespace echoline::data_plane

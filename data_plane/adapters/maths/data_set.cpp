@@ -1,0 +1,173 @@
+#include "data_plane/adapters/maths/data_set.hpp"
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "base/random.hpp"
+
+namespace echoline::data_plane::maths {
+namespace {
+
+class DataSet final : public Adapter {
+ public:
+  DataSet(std::string name, Rule rule, RewardWeights reward, std::uint64_t seed)
+      : name_(std::move(name)), rule_(rule), reward_(reward), key_(mix64(seed)) {}
+
+  Status open(const DataSetOptions& options, const RowReader& reader) {
+    ECHO_ASSIGN(train_, RowFile::open(options.train, reader));
+    if (options.held_out) {
+      ECHO_ASSIGN(const RowFile held_out, RowFile::open(*options.held_out, reader));
+      ECHO_TRY(hold_out(held_out));
+      std::unordered_set<std::uint64_t> prompts;
+      for (std::size_t i = 0; i < held_out.size(); ++i) prompts.insert(held_out.prompt(i));
+      (void)train_->split([&](std::uint64_t prompt) { return prompts.contains(prompt); });
+      if (train_->size() == 0)
+        return fail(Code::kInvalid, "", "every problem of '{}' is held out in '{}'", options.train.string(),
+                    options.held_out->string());
+      return ok();
+    }
+    // By the prompt's hash, so that a prompt is on one side only, wherever its rows stand.
+    const double share = options.held_out_fraction;
+    ECHO_TRY(hold_out(train_->split(
+        [&](std::uint64_t prompt) { return static_cast<double>(mix64(prompt ^ key_) >> 11) * 0x1.0p-53 < share; })));
+    if (train_->size() == 0 || held_out_.empty())
+      return fail(Code::kInvalid, "",
+                  "{}: held_out_fraction = {} leaves {} problems to train on and {} to evaluate with; "
+                  "choose another one, or a file in held_out",
+                  options.train.string(), share, train_->size(), held_out_.size());
+    return ok();
+  }
+
+  std::string_view name() const override { return name_; }
+
+  Result<Problem> problem(std::uint64_t index) const override {
+    if (!train_)
+      return fail(Code::kUnavailable, name_ + " problem", "this adapter was made for scoring; it has read no problems");
+    const std::size_t row = shuffled_cycle(index, train_->size(), key_);
+    ECHO_ASSIGN(Row read, train_->row(row));
+    return made("train", train_->line(row), std::move(read));
+  }
+
+  std::vector<Problem> evaluation() const override { return held_out_; }
+
+  Result<Score> score(const Problem& problem, std::string_view response) const override {
+    Verdict verdict = grade(rule_, response, problem.reference());
+    verdict.correct = verdict.correct && !problem.reference().empty();
+    return reward_.score(verdict, response);
+  }
+
+  std::optional<std::string> demonstration(const Problem& problem) const override {
+    const std::string prefix = name_ + "/train/";
+    if (!train_ || !problem.id().starts_with(prefix)) return std::nullopt;
+    const char* const end = problem.id().data() + problem.id().size();
+    std::uint32_t line = 0;
+    const auto [stop, error] = std::from_chars(problem.id().data() + prefix.size(), end, line);
+    if (error != std::errc{} || stop != end) return std::nullopt;
+    const auto index = train_->at_line(line);
+    if (!index) return std::nullopt;
+    auto row = train_->row(*index);
+    if (!row) return std::nullopt;
+    std::string worked = std::move(row->demonstration);
+    if (grade(rule_, worked, row->reference).correct) return worked;
+    if (!worked.empty()) worked += '\n';
+    return worked + stated(rule_, row->reference);
+  }
+
+ private:
+  Status hold_out(const RowFile& rows) {
+    if (rows.size() > kHeldOutMax)
+      return fail(Code::kInvalid, "", "{}: {} problems to evaluate with, at most {}; hold out fewer",
+                  rows.path().string(), rows.size(), kHeldOutMax);
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      ECHO_ASSIGN(Row row, rows.row(i));
+      bytes += row.prompt.size() + row.reference.size();
+      if (bytes > kHeldOutBytesMax)
+        return fail(Code::kInvalid, "", "{}: more than {} MiB of problems to evaluate with; hold out fewer",
+                    rows.path().string(), kHeldOutBytesMax >> 20);
+      held_out_.push_back(made("test", rows.line(i), std::move(row)));
+    }
+    return ok();
+  }
+
+  Problem made(std::string_view split, std::uint32_t line, Row row) const {
+    Problem problem;
+    problem.set_id(fmt::format("{}/{}/{}", name_, split, line));
+    problem.set_prompt(std::move(row.prompt));
+    problem.set_reference(std::move(row.reference));
+    return problem;
+  }
+
+  std::string name_;
+  Rule rule_;
+  RewardWeights reward_;
+  std::uint64_t key_;
+  std::optional<RowFile> train_;  // absent: for scoring only
+  std::vector<Problem> held_out_;
+};
+
+}  // namespace
+
+std::string stated(Rule rule, std::string_view answer) {
+  switch (rule) {
+    case Rule::kGsm8kStrict:
+      return fmt::format("#### {}", answer);
+    case Rule::kMathDapo:
+      return fmt::format("Answer: {}", answer);
+    case Rule::kMathDapoBoxed:
+    case Rule::kMathReward:
+    case Rule::kHendrycksMath:
+      return fmt::format("\\boxed{{{}}}", answer);
+    case Rule::kGsm8kFlexible:
+    case Rule::kLastNumber:
+    case Rule::kExact:
+      break;
+  }
+  return std::string(answer);
+}
+
+void DataSetOptions::read_files(ConfigSection& s, AdapterUse use, const char* train_meaning) {
+  if (use == AdapterUse::kProblems)
+    s.require("train", train, train_meaning);
+  else
+    s.read("train", train, train_meaning);
+  s.read("held_out", held_out, "the same for evaluation; what is in it is never trained on");
+  const bool both = s.has("held_out") && s.has("held_out_fraction");
+  s.read("held_out_fraction", held_out_fraction, {.min = 0.0001, .max = 0.5},
+         "without `held_out`: about this share of the problems in `train` is held out, the same for the same seed");
+  if (both) s.error("held_out_fraction", "expected 'held_out' or 'held_out_fraction', not both");
+}
+
+void DataSetOptions::read_two_files(ConfigSection& s, AdapterUse use, const char* train_meaning,
+                                    const char* held_out_key, const char* held_out_meaning) {
+  std::filesystem::path test;
+  for (const auto& [key, path, meaning] :
+       {std::tuple{"train", &train, train_meaning}, {held_out_key, &test, held_out_meaning}}) {
+    if (use == AdapterUse::kProblems)
+      s.require(key, *path, meaning);
+    else
+      s.read(key, *path, meaning);
+  }
+  held_out = test;
+}
+
+void DataSetOptions::read_reward(ConfigSection& s) {
+  reward.read(s.section("reward", "What a response is worth: right or wrong, and more by what it looks like."));
+}
+
+Result<std::unique_ptr<Adapter>> make_data_set(std::string name, const DataSetOptions& options, const RowReader& reader,
+                                               std::uint64_t seed, AdapterUse use) {
+  auto set = std::make_unique<DataSet>(std::move(name), options.rule, options.reward, seed);
+  if (use == AdapterUse::kProblems)
+    ECHO_TRY(set->open(options, [reader, rule = options.rule](const nlohmann::json& json) -> Result<Row> {
+      ECHO_ASSIGN(Row row, reader(json));
+      if (!grade(rule, stated(rule, row.reference), row.reference).correct)
+        return fail(Code::kInvalid, "", "no response can be right: by this rule even '{}' is not the answer '{}'",
+                    stated(rule, row.reference).substr(0, 80), row.reference.substr(0, 80));
+      return row;
+    }));
+  return std::unique_ptr<Adapter>(std::move(set));
+}
+
+}  // namespace echoline::data_plane::maths

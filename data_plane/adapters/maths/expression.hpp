@@ -1,0 +1,37 @@
+// Expressions over given numbers, evaluated exactly. Private to data_plane/adapters/.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace echoline::data_plane::maths {
+
+// With these limits no numerator or denominator leaves 128 bits: n numbers up to m make at most 2^(n-1) m^n, which
+// is 1.3e34.
+inline constexpr std::size_t kCountdownNumbersMax = 8;
+inline constexpr std::uint32_t kCountdownNumberMax = 10'000;
+inline constexpr std::size_t kExpressionBytesMax = 1024, kExpressionDepthMax = 64;
+
+// What expressions may be made of.
+struct Game {
+  std::span<const std::uint32_t> numbers;  // at most kCountdownNumbersMax of at most kCountdownNumberMax each
+  std::string_view operations = "+-*/";
+  bool all = true;  // every number exactly once; false: at most once
+};
+
+enum class Reached {
+  kTarget,
+  kElsewhere,  // another value, a fraction, or a division by zero
+  kForbidden,  // an expression, but with numbers or operations that are not allowed
+  kNothing,    // no expression
+};
+
+// Whether `text` is an expression of the game that equals `target`: sums, differences, products, quotients, brackets
+// and a
+// '-' in front, with white space between; U+2212, U+00D7 and U+00F7 count as '-', '*' and '/'. Any bytes are allowed;
+// an expression has at most kExpressionBytesMax of them, with brackets and signs at most kExpressionDepthMax deep.
+// Linear time.
+Reached evaluate(std::string_view text, const Game& game, std::uint64_t target);
+
+}  // namespace echoline::data_plane::maths

@@ -1,0 +1,177 @@
+// The rule of MATH (Hendrycks et al. 2021, arXiv:2103.03874), as its authors evaluate it and as verl trains with it.
+// The last box counts, by matching braces; what is in it and the reference are normalised() and compared. Where the
+// normalisation is not defined ("\sqrt" at the end, two units), the two are compared as they stand.
+#include <algorithm>
+
+#include "data_plane/adapters/maths/rules.hpp"
+#include "data_plane/adapters/maths/text.hpp"
+
+namespace echoline::data_plane::maths {
+namespace {
+
+enum class Variant { kHendrycks, kVerl };
+constexpr std::size_t kIntegerDigitsMax = 4300;  // more are not read as a number, by default, since Python 3.11
+
+struct Box {
+  std::string_view content;
+  std::string_view behind;
+};
+
+// By matching braces from the last "\boxed" on, or where there is none from the last "\fbox". Braces may stand anywhere
+// behind it, but only what begins "\boxed{" is an answer: an \fbox never is.
+std::optional<Box> last_box(std::string_view text) {
+  constexpr std::string_view kCommand = "\\boxed{";
+  std::size_t at = text.rfind("\\boxed");
+  if (at == std::string_view::npos) at = text.rfind("\\fbox");
+  std::int64_t open = 0;
+  for (std::size_t i = at; at != std::string_view::npos && i < text.size(); ++i) {
+    if (text[i] == '{') ++open;
+    if (text[i] != '}' || --open != 0) continue;
+    const std::string_view box = text.substr(at, i + 1 - at);
+    if (!box.starts_with(kCommand)) return std::nullopt;
+    return Box{box.substr(kCommand.size(), box.size() - 1 - kCommand.size()), text.substr(i + 1)};
+  }
+  return std::nullopt;
+}
+
+// verl's: "\boxed " without braces, up to the next '$', goes before every box with braces.
+std::optional<Box> last_box_or_bare(std::string_view text) {
+  constexpr std::string_view kBare = "\\boxed ";
+  const std::size_t at = text.rfind(kBare);
+  if (at == std::string_view::npos) return last_box(text);
+  const std::string_view behind = text.substr(at + kBare.size());
+  const std::size_t end = std::min(behind.find('$'), behind.size());
+  return Box{behind.substr(0, end), behind.substr(end)};
+}
+
+struct Replacement {
+  CharacterView from, to;
+};
+// In this order: each works on what those before it have left.
+constexpr Replacement kBeforeUnits[] = {
+    {U"\n", U""},     {U"\\!", U""},     {U"\\\\", U"\\"},    {U"tfrac", U"frac"}, {U"dfrac", U"frac"},
+    {U"\\left", U""}, {U"\\right", U""}, {U"^{\\circ}", U""}, {U"^\\circ", U""},   {U"\\$", U""},
+};
+constexpr Replacement kAfterUnits[] = {{U"\\%", U""}, {U" .", U" 0."}, {U"{.", U"{0."}};
+
+void replace(Characters& text, const Replacement& replacement) {
+  if (text.find(replacement.from) != Characters::npos) text = replaced(text, replacement.from, replacement.to);
+}
+
+// "\sqrta" becomes "\sqrt{a}". Absent: nothing, or another root, follows one.
+std::optional<Characters> braced_roots(CharacterView text) {
+  constexpr CharacterView kCommand = U"\\sqrt";
+  Characters result;
+  for (std::size_t at = text.find(kCommand); at != CharacterView::npos; at = text.find(kCommand)) {
+    result += text.substr(0, at + kCommand.size());
+    text.remove_prefix(at + kCommand.size());
+    if (text.empty() || text.starts_with(kCommand)) return std::nullopt;
+    if (text[0] == U'{') continue;
+    result += U'{';
+    result += text[0];
+    result += U'}';
+    text.remove_prefix(1);
+  }
+  result += text;
+  return result;
+}
+
+// "\fracab" becomes "\frac{a}{b}", "\fraca{b}" "\frac{a}{b}". As it was where one character follows a fraction; absent
+// where none does.
+std::optional<Characters> braced_fractions(CharacterView text) {
+  constexpr CharacterView kCommand = U"\\frac";
+  Characters result;
+  CharacterView rest = text;
+  for (std::size_t at = rest.find(kCommand); at != CharacterView::npos; at = rest.find(kCommand)) {
+    result += rest.substr(0, at + kCommand.size());
+    rest.remove_prefix(at + kCommand.size());
+    const CharacterView part = rest.substr(0, rest.find(kCommand));
+    if (part.empty()) return std::nullopt;
+    if (part[0] == U'{') continue;
+    if (part.size() < 2) {
+      result.assign(text);
+      return result;
+    }
+    result += U'{';
+    result += part[0];
+    result += U'}';
+    rest.remove_prefix(1);
+    if (part[1] == U'{') continue;
+    result += U'{';
+    result += part[1];
+    result += U'}';
+    rest.remove_prefix(1);
+  }
+  result += rest;
+  return result;
+}
+
+// A whole number as it is written by a program: no sign but '-', no zeros in front.
+bool is_plain_integer(CharacterView text) {
+  const bool negative = text.starts_with(U'-');
+  if (negative) text.remove_prefix(1);
+  if (text.empty() || text.size() > kIntegerDigitsMax || (text[0] == U'0' && (text.size() > 1 || negative)))
+    return false;
+  return std::all_of(text.begin(), text.end(), [](char32_t c) { return c >= U'0' && c <= U'9'; });
+}
+
+Characters quotient_as_fraction(Characters text) {
+  const std::size_t slash = text.find(U'/');
+  if (slash == Characters::npos) return text;
+  const CharacterView over = CharacterView(text).substr(0, slash), under = CharacterView(text).substr(slash + 1);
+  if (!is_plain_integer(over) || !is_plain_integer(under)) return text;
+  Characters fraction = U"\\frac{";
+  fraction += over;
+  fraction += U"}{";
+  fraction += under;
+  fraction += U'}';
+  return fraction;
+}
+
+std::optional<Characters> normalised(Characters text, Variant variant) {
+  for (const Replacement& r : kBeforeUnits) replace(text, r);
+  constexpr CharacterView kUnit = U"\\text{ ";
+  if (occurrences(text, kUnit) > 1) return std::nullopt;
+  text.resize(std::min(text.find(kUnit), text.size()));
+  // The authors remove "\\%" twice: what is left of a first one may make a second. verl begins with two backslashes.
+  replace(text, variant == Variant::kVerl ? Replacement{U"\\\\%", U""} : Replacement{U"\\%", U""});
+  for (const Replacement& r : kAfterUnits) replace(text, r);
+  if (text.empty()) return text;
+  if (text[0] == U'.') text.insert(text.begin(), U'0');
+  if (const std::size_t sign = text.find(U'='); sign <= 2 && text.find(U'=', sign + 1) == Characters::npos)
+    text.erase(0, sign + 1);
+  auto rooted = braced_roots(text);
+  if (!rooted) return std::nullopt;
+  std::erase(*rooted, U' ');
+  auto divided = braced_fractions(*rooted);
+  if (!divided) return std::nullopt;
+  if (*divided == U"0.5") *divided = U"\\frac{1}{2}";
+  return quotient_as_fraction(std::move(*divided));
+}
+
+Verdict compared(const std::optional<Box>& box, std::string_view reference, Variant variant) {
+  if (!box) return {};
+  const Characters answer = decode(box->content), wanted = decode(reference);
+  const auto a = normalised(answer, variant);
+  const auto b = a ? normalised(wanted, variant) : std::nullopt;
+  const bool defined = a && b;
+  return {defined ? *a == *b : answer == wanted, encode(defined ? *a : answer), count_characters(box->behind)};
+}
+
+}  // namespace
+
+Verdict math_reward(std::string_view response, std::string_view reference) {
+  return compared(last_box_or_bare(response), reference, Variant::kVerl);
+}
+
+Verdict hendrycks_math(std::string_view response, std::string_view reference) {
+  return compared(last_box(response), reference, Variant::kHendrycks);
+}
+
+std::optional<std::string> boxed_answer(std::string_view solution) {
+  const auto box = last_box_or_bare(solution);
+  if (!box) return std::nullopt;
+  return std::string(box->content);
+}
+
+}  // namespace echoline::data_plane::maths

@@ -1,0 +1,250 @@
+// math_dapo of verl, with the normalisation of the Minerva paper (Lewkowycz et al. 2022, appendix D.1;
+// arXiv:2206.14858).
+//
+// Of the last 300 characters, the last "Answer:" that is not itself inside an answer counts, upper or lower case, white
+// space allowed before the colon; the answer is what follows in that line, or in the next one that has something.
+// Answer and reference are compared after the steps of normalised().
+#include <algorithm>
+
+#include "data_plane/adapters/maths/rules.hpp"
+#include "data_plane/adapters/maths/text.hpp"
+
+namespace echoline::data_plane::maths {
+namespace {
+
+constexpr std::size_t kGradedCharacters = 300;
+constexpr std::size_t kBoxCharacters = 100;
+constexpr std::string_view kBox = "\\boxed{";
+constexpr CharacterView kNoAnswer = U"[INVALID]";  // what is compared when there is none
+
+struct Replacement {
+  CharacterView from, to;
+};
+// In this order: each works on what those before it have left.
+constexpr Replacement kReplacements[] = {
+    {U"an ", U""},
+    {U"a ", U""},
+    {U".$", U"$"},
+    {U"\\$", U""},
+    {U"\\ ", U""},
+    {U" ", U""},
+    {U"mbox", U"text"},
+    {U",\\text{and}", U","},
+    {U"\\text{and}", U","},
+    {U"\\text{m}", U"\\text{}"},
+    {U"square", U""},
+    {U"ways", U""},
+    {U"integers", U""},
+    {U"dollars", U""},
+    {U"mph", U""},
+    {U"inches", U""},
+    {U"hours", U""},
+    {U"km", U""},
+    {U"units", U""},
+    {U"\\ldots", U""},
+    {U"sue", U""},
+    {U"points", U""},
+    {U"feet", U""},
+    {U"minutes", U""},
+    {U"digits", U""},
+    {U"cents", U""},
+    {U"degrees", U""},
+    {U"cm", U""},
+    {U"gm", U""},
+    {U"pounds", U""},
+    {U"meters", U""},
+    {U"meals", U""},
+    {U"edges", U""},
+    {U"students", U""},
+    {U"childrentickets", U""},
+    {U"multiples", U""},
+    {U"\\text{s}", U""},
+    {U"\\text{.}", U""},
+    {U"\\text{\ns}", U""},
+    {U"\\text{}^2", U""},
+    {U"\\text{}^3", U""},
+    {U"\\text{\n}", U""},
+    {U"\\text{}", U""},
+    {U"\\mathrm{th}", U""},
+    {U"^\\circ", U""},
+    {U"^{\\circ}", U""},
+    {U"\\;", U""},
+    {U",\\!", U""},
+    {U"{,}", U""},
+    {U"\"", U""},
+    {U"\\dots", U""},
+};
+
+// Applies `change` to every line by itself.
+template <class Change>
+Characters line_by_line(CharacterView text, Change change) {
+  Characters result;
+  for (;;) {
+    const std::size_t end = text.find(U'\n');
+    change(text.substr(0, end), result);
+    if (end == CharacterView::npos) return result;
+    result += U'\n';
+    text.remove_prefix(end + 1);
+  }
+}
+
+// A line with two '$' or more becomes what is between the first two.
+void keep_formula(CharacterView line, Characters& result) {
+  const std::size_t open = line.find(U'$');
+  const std::size_t close = open == CharacterView::npos ? open : line.find(U'$', open + 1);
+  result += close == CharacterView::npos ? line : line.substr(open, close + 1 - open);
+}
+
+// "\text{...}" becomes its content up to the first '}' of the line; `command` ends in '{'.
+void unwrap(CharacterView line, CharacterView command, Characters& result) {
+  for (;;) {
+    const std::size_t at = line.find(command);
+    const std::size_t close = at == CharacterView::npos ? at : line.find(U'}', at + command.size());
+    if (close == CharacterView::npos) break;
+    result += line.substr(0, at);
+    result += line.substr(at + command.size(), close - at - command.size());
+    line.remove_prefix(close + 1);
+  }
+  result += line;
+}
+
+// The first "\boxed{" of a line and the line's last '}' go; not "\boxed{" behind it.
+void unbox(CharacterView line, Characters& result) {
+  constexpr CharacterView kCommand = U"\\boxed{";
+  const std::size_t at = line.find(kCommand);
+  const std::size_t close = line.rfind(U'}');
+  if (at == CharacterView::npos || close == CharacterView::npos || close < at + kCommand.size()) {
+    result += line;
+    return;
+  }
+  result += line.substr(0, at);
+  result += line.substr(at + kCommand.size(), close - at - kCommand.size());
+  result += line.substr(close + 1);
+}
+
+// "fracab" becomes "frac{a}{b}": a is anything but '{', b anything but a line's end.
+Characters braced_fractions(CharacterView text) {
+  constexpr CharacterView kCommand = U"frac";
+  Characters result;
+  for (std::size_t at = text.find(kCommand); at != CharacterView::npos; at = text.find(kCommand)) {
+    const std::size_t a = at + kCommand.size(), b = a + 1;
+    if (b >= text.size() || text[a] == U'{' || text[b] == U'\n') {
+      result += text.substr(0, a);
+      text.remove_prefix(a);
+      continue;
+    }
+    result += text.substr(0, a);
+    result += U'{';
+    result += text[a];
+    result += U"}{";
+    result += text[b];
+    result += U'}';
+    text.remove_prefix(b + 1);
+  }
+  result += text;
+  return result;
+}
+
+// "sqrta" becomes "sqrt{a}".
+Characters braced_roots(CharacterView text) {
+  constexpr CharacterView kCommand = U"sqrt";
+  Characters result;
+  for (std::size_t at = text.find(kCommand); at != CharacterView::npos; at = text.find(kCommand)) {
+    const std::size_t a = at + kCommand.size();
+    result += text.substr(0, a);
+    text.remove_prefix(a);
+    if (text.empty() || text[0] == U'{') continue;
+    result += U'{';
+    result += text[0];
+    result += U'}';
+    text.remove_prefix(1);
+  }
+  result += text;
+  return result;
+}
+
+Characters normalised(CharacterView answer) {
+  if (const std::size_t sign = answer.rfind(U'='); sign != CharacterView::npos) answer.remove_prefix(sign + 1);
+  Characters text(answer);
+  for (const auto& [from, to] : kReplacements)
+    if (text.find(from) != Characters::npos) text = replaced(text, from, to);
+  text = line_by_line(text, keep_formula);
+  for (const CharacterView command : {U"\\text{", U"\\textbf{", U"\\overline{"})
+    text = line_by_line(text, [&](CharacterView line, Characters& result) { unwrap(line, command, result); });
+  text = line_by_line(text, unbox);
+  text = braced_roots(braced_fractions(text));
+  std::erase(text, U'$');
+  Characters number = text;
+  std::erase(number, U',');
+  if (!number.empty() && std::all_of(number.begin(), number.end(), is_digit)) text = std::move(number);
+  return Characters(trimmed(text));
+}
+
+bool same_letter(char32_t c, char lower) {
+  const auto small = static_cast<char32_t>(lower);
+  return c == small || c == small - (U'a' - U'A') || (lower == 's' && c == 0x17f);  // the long s folds to s
+}
+
+struct Place {
+  std::size_t begin = 0, end = 0;
+};
+
+// What follows an "Answer:" that begins at `at`.
+std::optional<Place> answer_at(CharacterView text, std::size_t at) {
+  for (const char letter : std::string_view("answer")) {
+    if (at == text.size() || !same_letter(text[at], letter)) return std::nullopt;
+    ++at;
+  }
+  while (at < text.size() && is_space(text[at])) ++at;
+  if (at == text.size() || text[at] != U':') return std::nullopt;
+  const std::size_t behind = ++at;
+  while (at < text.size() && is_space(text[at])) ++at;
+  if (at == text.size()) {  // nothing but white space: the last of it that ends no line, with what follows that
+    while (at > behind && text[at - 1] == U'\n') --at;
+    if (at == behind) return std::nullopt;
+    --at;
+  }
+  const std::size_t end = std::min(text.find(U'\n', at), text.size());
+  return Place{at, end};
+}
+
+std::optional<Place> last_answer(CharacterView text) {
+  std::optional<Place> last;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto found = answer_at(text, at);
+    if (found) last = found;
+    at = found ? found->end : at + 1;
+  }
+  return last;
+}
+
+}  // namespace
+
+Verdict math_dapo(std::string_view response, std::string_view reference) {
+  const Characters text = decode(last_characters(response, kGradedCharacters));
+  const auto place = last_answer(text);
+  const Characters answer =
+      normalised(place ? CharacterView(text).substr(place->begin, place->end - place->begin) : kNoAnswer);
+  Verdict verdict{answer == normalised(decode(reference))};
+  if (place) {
+    verdict.answer = encode(answer);
+    verdict.trailing = text.size() - place->end;
+  }
+  return verdict;
+}
+
+Verdict math_dapo_boxed(std::string_view response, std::string_view reference) {
+  const std::string_view text = last_characters(last_characters(response, kGradedCharacters), kBoxCharacters);
+  const std::size_t at = text.rfind(kBox);
+  std::uint64_t open = 0;
+  for (std::size_t i = at; at != std::string_view::npos && i < text.size(); ++i) {
+    if (text[i] == '{') ++open;
+    if (text[i] != '}' || --open > 0) continue;
+    std::string answer = encode(decode(text.substr(at + kBox.size(), i - at - kBox.size())));
+    const bool correct = answer == encode(decode(reference));
+    return {correct, std::move(answer), count_characters(text.substr(i + 1))};
+  }
+  return {};
+}
+
+}  // namespace echoline::data_plane::maths

@@ -1,0 +1,194 @@
+#include "data_plane/adapters/maths/rows.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "base/random.hpp"
+
+namespace echoline::data_plane::maths {
+namespace {
+
+constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;  // schema.proto
+constexpr std::size_t kBlock = 1u << 20;
+constexpr std::size_t kDepthMax = 64;
+
+std::uint64_t hash_of(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
+
+struct Digest {
+  std::uint64_t low, high;
+  bool operator==(const Digest&) const = default;
+};
+struct DigestHash {
+  std::size_t operator()(const Digest& digest) const { return digest.low; }
+};
+
+Digest digest_of(const Row& row) {
+  const XXH128_hash_t prompt = XXH3_128bits(row.prompt.data(), row.prompt.size());
+  const XXH128_hash_t reference = XXH3_128bits(row.reference.data(), row.reference.size());
+  return {mix64(prompt.low64) + reference.low64, mix64(prompt.high64) + reference.high64};
+}
+
+// Whether more brackets are open at a time than any row has use for; reading those would take much memory and time.
+bool too_deep(std::string_view line) {
+  std::size_t depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size() && depth <= kDepthMax; ++i) {
+    const char c = line[i];
+    if (quoted && c == '\\') ++i;
+    if (c == '"') quoted = !quoted;
+    if (!quoted && (c == '{' || c == '[')) ++depth;
+    if (!quoted && (c == '}' || c == ']') && depth > 0) --depth;
+  }
+  return depth > kDepthMax;
+}
+
+const nlohmann::json* value_at(const nlohmann::json& row, std::string_view key) {
+  const nlohmann::json* value = &row;
+  if (const auto whole = row.find(std::string(key)); whole != row.end()) return &*whole;
+  for (;;) {
+    const std::size_t dot = key.find('.');
+    if (!value->is_object()) return nullptr;
+    const auto next = value->find(std::string(key.substr(0, dot)));
+    if (next == value->end()) return nullptr;
+    value = &*next;
+    if (dot == std::string_view::npos) return value;
+    key.remove_prefix(dot + 1);
+  }
+}
+
+// Calls `each` with every line, its offset and number. False from it ends the reading.
+template <class Each>
+Status lines(const std::filesystem::path& path, int fd, Each each) {
+  std::string pending;  // what is read and not yet a line
+  std::uint64_t offset = 0, number = 0;
+  std::vector<char> block(kBlock);
+  for (bool more = true; more;) {
+    const ssize_t n = ::read(fd, block.data(), block.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error("read rows", path);
+    more = n > 0;
+    pending.append(block.data(), static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+    std::size_t begin = 0;
+    while (begin < pending.size()) {
+      const std::size_t end = std::min(pending.find('\n', begin), pending.size());
+      if (end - begin > kRowBytesMax)
+        return fail(Code::kInvalid, "read rows", "{}:{}: longer than {} MiB, the limit of a row", path.string(),
+                    number + 1, kRowBytesMax >> 20);
+      if (end == pending.size() && more) break;
+      if (++number > UINT32_MAX)
+        return fail(Code::kExhausted, "read rows", "{}: more than {} lines; split it", path.string(), UINT32_MAX);
+      ECHO_TRY(each(std::string_view(pending).substr(begin, end - begin), offset + begin,
+                    static_cast<std::uint32_t>(number)));
+      begin = std::min(end + 1, pending.size());
+    }
+    offset += begin;
+    pending.erase(0, begin);
+  }
+  return ok();
+}
+
+}  // namespace
+
+Result<std::string> text_at(const nlohmann::json& row, std::string_view key) {
+  const nlohmann::json* value = value_at(row, key);
+  if (value != nullptr && value->is_string()) return value->get<std::string>();
+  return fail(Code::kInvalid, "", "expected a string '{}'{}", key,
+              value == nullptr ? "" : fmt::format(", found {}", value->type_name()));
+}
+
+Result<std::string> text_or_number_at(const nlohmann::json& row, std::string_view key) {
+  const nlohmann::json* value = value_at(row, key);
+  if (value != nullptr && value->is_number_integer()) return value->dump();
+  return text_at(row, key);
+}
+
+Result<std::string> prompt_at(const nlohmann::json& row, std::string_view key) {
+  const nlohmann::json* value = value_at(row, key);
+  if (value == nullptr || !value->is_array()) return text_at(row, key);
+  if (value->size() != 1 || !value->front().is_object() || value->front().value("role", nlohmann::json()) != "user")
+    return fail(Code::kInvalid, "", "expected one message of the role 'user' in '{}'", key);
+  return text_at(value->front(), "content");
+}
+
+Result<Row> read_row(std::string_view line, const RowReader& reader) {
+  if (too_deep(line)) return fail(Code::kInvalid, "", "expected at most {} brackets within each other", kDepthMax);
+  const auto json = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return fail(Code::kInvalid, "", "expected a JSON object");
+  ECHO_ASSIGN(Row row, reader(json));
+  for (const auto& [what, text, bytes_max] :
+       {std::tuple{"prompt", &row.prompt, kPromptBytesMax}, std::tuple{"answer", &row.reference, kReferenceBytesMax}}) {
+    if (text->empty()) return fail(Code::kInvalid, "", "the {} is empty", what);
+    if (text->size() > bytes_max)
+      return fail(Code::kInvalid, "", "a {} of {} bytes, expected {} KiB at most", what, text->size(), bytes_max >> 10);
+  }
+  return row;
+}
+
+Result<RowFile> RowFile::open(const std::filesystem::path& path, RowReader reader) {
+  const auto file = std::make_shared<const Descriptor>(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file->get() < 0) return os_error("read rows", path);
+  struct stat info {};
+  if (::fstat(file->get(), &info) != 0) return os_error("read rows", path);
+  if (!S_ISREG(info.st_mode)) return fail(Code::kIo, "read rows", "{}: expected a file of JSON Lines", path.string());
+  RowFile rows(path, file, std::move(reader));
+  std::unordered_set<Digest, DigestHash> seen;
+  ECHO_TRY(lines(path, file->get(), [&](std::string_view line, std::uint64_t offset, std::uint32_t number) -> Status {
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return ok();
+    const auto row = read_row(line, rows.reader_);
+    if (!row) return fail(Code::kInvalid, "read rows", "{}:{}: {}", path.string(), number, row.error().detail);
+    if (!seen.insert(digest_of(*row)).second) {
+      ++rows.repeated_;
+      return ok();
+    }
+    if (rows.places_.size() == kRowsMax)
+      return fail(Code::kExhausted, "read rows", "{}:{}: more than {} different rows; split the file", path.string(),
+                  number, kRowsMax);
+    rows.places_.push_back({offset, hash_of(row->prompt), static_cast<std::uint32_t>(line.size()), number});
+    return ok();
+  }));
+  if (rows.places_.empty()) return fail(Code::kInvalid, "read rows", "{}: no problems in it", path.string());
+  rows.places_.shrink_to_fit();
+  return rows;
+}
+
+Result<Row> RowFile::row(std::size_t index) const {
+  const Place& place = places_[index];
+  std::string line(place.bytes, '\0');
+  for (std::size_t done = 0; done < line.size();) {
+    const ssize_t n =
+        ::pread(file_->get(), line.data() + done, line.size() - done, static_cast<off_t>(place.offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error("read rows", path_);
+    if (n == 0) break;
+    done += static_cast<std::size_t>(n);
+  }
+  auto row = read_row(line, reader_);
+  if (!row || hash_of(row->prompt) != place.prompt)
+    return fail(Code::kCorrupt, "read rows",
+                "{}:{}: the file has changed since it was opened; start again with one that stays", path_.string(),
+                place.line);
+  return row;
+}
+
+std::optional<std::size_t> RowFile::at_line(std::uint32_t line) const {
+  const auto place = std::lower_bound(places_.begin(), places_.end(), line,
+                                      [](const Place& p, std::uint32_t wanted) { return p.line < wanted; });
+  if (place == places_.end() || place->line != line) return std::nullopt;
+  return static_cast<std::size_t>(place - places_.begin());
+}
+
+RowFile RowFile::split(const std::function<bool(std::uint64_t prompt)>& chosen) {
+  RowFile other(path_, file_, reader_);
+  for (const Place& place : places_)
+    if (chosen(place.prompt)) other.places_.push_back(place);
+  std::erase_if(places_, [&](const Place& place) { return chosen(place.prompt); });
+  return other;
+}
+
+}  // namespace echoline::data_plane::maths

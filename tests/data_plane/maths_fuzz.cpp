@@ -1,0 +1,48 @@
+// Any bytes as a response and a reference of every rule for mathematics, and as an expression; checks what must hold
+// for every input. libFuzzer calls it when ECHOLINE_FUZZ is on, maths_test on spoiled responses in every ordinary test
+// run.
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "data_plane/adapters/maths/expression.hpp"
+#include "data_plane/adapters/maths/rules.hpp"
+#include "data_plane/adapters/maths/text.hpp"
+
+using namespace echoline;
+using namespace echoline::data_plane::maths;
+
+// The first byte says how much of the rest is the reference.
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const std::size_t split = std::min<std::size_t>(data[0], bytes.size());
+  const std::string_view reference = bytes.substr(0, split), response = bytes.substr(split);
+
+  const Characters text = decode(response);
+  ECHO_CHECK(decode(encode(text)) == text && count_characters(response) == text.size());
+  for (const std::size_t count : {0, 1, 5, 300}) {
+    const std::string_view end = last_characters(response, count);
+    const std::size_t kept = std::min(count, text.size());
+    ECHO_CHECK(response.ends_with(end) && decode(end) == text.substr(text.size() - kept), "{} characters", count);
+  }
+
+  for (const Rule rule : {Rule::kGsm8kStrict, Rule::kGsm8kFlexible, Rule::kLastNumber, Rule::kMathDapo,
+                          Rule::kMathDapoBoxed, Rule::kMathReward, Rule::kHendrycksMath, Rule::kExact}) {
+    const Verdict verdict = grade(rule, response, reference);
+    ECHO_CHECK(verdict.trailing <= text.size());
+    // Only where "nothing" is what is asked for can it be right to say nothing.
+    if (verdict.correct && !verdict.answer)
+      ECHO_CHECK(rule == Rule::kExact || (rule == Rule::kMathDapo && reference.find("[INVALID]") != reference.npos));
+  }
+  if (const auto boxed = boxed_answer(response)) ECHO_CHECK(response.find(*boxed) != response.npos);
+
+  static constexpr std::uint32_t kNumbers[] = {1, 2, 3, 7, 10'000};
+  const Game game{kNumbers, "+-*/", split % 2 == 0};
+  const Reached reached = evaluate(response, game, 7);
+  if (response.size() + 2 <= kExpressionBytesMax && reached != Reached::kNothing) {
+    ECHO_CHECK(evaluate(std::string(response) + " ", game, 7) == reached);
+    ECHO_CHECK(evaluate(std::string(response) + "+", game, 7) == Reached::kNothing);
+  }
+  return 0;
+}
