@@ -13,7 +13,7 @@ struct Runtime {
 Runtime runtime();
 
 // For processes that compute in tensors all day: freed memory stays in the process instead of going back to the system
-// after every operation. Call once, at start.
+// after every operation, but for the largest blocks (200 MiB). Call once, at start.
 void keep_freed_memory();
 
 }  // namespace echoline::model

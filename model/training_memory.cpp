@@ -1,11 +1,14 @@
 #include "model/training_memory.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace echoline::model {
 namespace {
 
 constexpr std::int64_t kLogits = std::int64_t{1} << 25;  // that transformer.cpp holds at a time
+constexpr double kProgram = 250e6;                     // with its libraries, measured
+constexpr double kUpdated = 1 << 20;                   // values that the optimiser updates at a time
 
 Bytes bytes(double count) { return Bytes{static_cast<std::uint64_t>(count)}; }
 
@@ -30,10 +33,17 @@ TrainingMemory training_memory(const ModelConfig& c, const TrainingShape& s) {
   const double in_layer = tokens * (norms + rotated + attended + mlp) + (q + 2 * kv) * hidden * element;
   const double between = tokens * hidden * element;
 
-  // The head: twice the logits of a part of the rows, and its weight's gradient.
-  const double logits = std::min(tokens, std::max(1.0, static_cast<double>(kLogits) / vocabulary)) * vocabulary;
+  // The head: twice the logits of a part of the rows; its weight's gradient, an fp32 sum where there are several parts.
+  const double part = std::max(1.0, std::floor(static_cast<double>(kLogits) / vocabulary));
+  const bool several = tokens > part;
+  const double logits = std::min(tokens, part) * vocabulary;
   const double table = vocabulary * hidden;
-  const double head = logits * 4 * (s.bf16 ? 2.5 : 2) + table * (s.bf16 ? 6 : 4) + 3 * between;
+  const double shown = logits * (s.bf16 ? 10 : 8);
+  const double head = 3 * between + (several ? std::max(shown + 4 * table, table * (s.bf16 ? 6 : 4))
+                                             : std::max(shown, (logits + table) * element));
+  // A look at responses before the step, in fp32 on a CPU; and an update, a part of the largest tensor at a time.
+  const double look = 8 * logits + (s.bf16 ? 4 * table : 0);
+  const double update = std::min(kUpdated, std::max(table, inner * hidden)) * (s.int8_moments ? 38 : 14);
   // The last moment: the embedding's gradient, beside the head's where they are one tensor; bf16 gradients are not summed yet.
   const double last = (c.tie_embeddings ? 2 : 1) * table * element + (s.bf16 ? 2 * parameters : 0);
   // The first layers' gradients: one layer's activations, and gradients of it on their way.
@@ -46,13 +56,14 @@ TrainingMemory training_memory(const ModelConfig& c, const TrainingShape& s) {
   m.optimizer = bytes(parameters * (4 + (s.int8_moments ? 2 * (1 + 4.0 / 256) : 8)));
   if (s.recompute) {
     m.activations = bytes(layers * between);
-    m.passing = bytes(std::max({head, last, of_layers + 1.25 * in_layer}));
+    m.passing = bytes(std::max({head, last, of_layers + 1.25 * in_layer, look - layers * between, update - layers * between}));
   } else {
     m.activations = bytes(layers * in_layer);
     m.passing = bytes(head);
-    const double kept_at_last = std::max(last, of_layers + in_layer);
+    const double kept_at_last = std::max({last, of_layers + in_layer, look, update});
     if (kept_at_last > layers * in_layer + head) m.passing = bytes(kept_at_last - layers * in_layer);
   }
+  m.program = bytes(kProgram);
   return m;
 }
 

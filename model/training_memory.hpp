@@ -24,10 +24,12 @@ struct TrainingMemory {
   Bytes optimizer;    // masters and moments
   Bytes activations;  // kept for the gradient, of one micro-batch
   Bytes passing;      // logits, gradients on their way: what else is there at the worst moment
-  Bytes total() const { return weights + gradients + optimizer + activations + passing; }
+  Bytes program;      // this program and its libraries, and what the allocator keeps between tensors
+  Bytes tensors() const { return weights + gradients + optimizer + activations + passing; }
+  Bytes total() const { return tensors() + program; }
 };
 
-// The most at any moment of a learner step of several micro-batches, in tensors; the process itself comes on top.
+// The most at any moment of a learner step of several micro-batches.
 TrainingMemory training_memory(const ModelConfig& config, const TrainingShape& shape);
 
 }  // namespace echoline::model

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::int64_t kQueriesMax = 256;  // whose scores exist at a time, where no gradient needs them
 constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits held at a time by token_logprobs(): 128 MiB
+constexpr std::int64_t kAddedMax = std::int64_t{1} << 22;   // values of a product that are added to a sum at a time
 
 // Registers a parameter under a dotted name, making the modules on the way.
 void register_path(torch::nn::Module& root, const std::string& path, const Tensor& tensor) {
@@ -108,6 +109,15 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
   }
 };
 
+// sum += d^T rows, some of its rows at a time: a product in bf16 is widened for the addition.
+void add_product(const Tensor& sum, const Tensor& d, const Tensor& rows) {
+  const std::int64_t count_max = std::max<std::int64_t>(1, kAddedMax / sum.size(1));
+  for (std::int64_t begin = 0; begin < sum.size(0); begin += count_max) {
+    const std::int64_t count = std::min(count_max, sum.size(0) - begin);
+    sum.narrow(0, begin, count).add_(d.narrow(1, begin, count).t().mm(rows));
+  }
+}
+
 // log softmax(hidden @ weight^T / temperature) at the targets. Logits are made for a bounded number of rows at a time
 // and made again in the backward pass, so a long batch never holds [rows, vocab] at once.
 struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
@@ -142,7 +152,8 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
     const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2];
     const double temperature = context->saved_data["temperature"].toDouble();
     Tensor hidden_gradient = torch::zeros_like(hidden);
-    Tensor weight_gradient = torch::zeros_like(weight, torch::kFloat);  // a sum over many parts
+    const bool whole = hidden.size(0) > 0 && hidden.size(0) <= rows_max(weight);
+    Tensor weight_gradient = whole ? Tensor() : torch::zeros_like(weight, torch::kFloat);  // a sum over many parts
     for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
       const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
       const Tensor part = hidden.narrow(0, begin, rows);
@@ -152,11 +163,12 @@ struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
       d.scatter_add_(1, targets.narrow(0, begin, rows).unsqueeze(1), scale);
       d = d.to(weight.scalar_type());
       hidden_gradient.narrow(0, begin, rows).copy_(d.mm(weight));
-      if (d.scalar_type() == torch::kFloat) {
+      if (whole)
+        weight_gradient = d.t().mm(part);
+      else if (d.scalar_type() == torch::kFloat)
         weight_gradient.addmm_(d.t(), part);
-      } else {
-        weight_gradient.add_(d.t().mm(part));
-      }
+      else
+        add_product(weight_gradient, d, part);
     }
     return {hidden_gradient, weight_gradient.to(weight.scalar_type()), Tensor(), Tensor()};
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace echoline::learner {
 namespace {
@@ -58,7 +59,7 @@ void encode2(const torch::Tensor& values, const torch::Tensor& codes, const torc
 AdamW::AdamW(const NamedParameters& parameters, const OptimizerConfig& config) {
   slots_.reserve(parameters.size());
   for (const auto& [name, parameter] : parameters) {
-    Slot slot{name, parameter, {}, {}, {}, {}, {}, {}};
+    Slot slot{name, parameter, {}, {}, {}, {}, {}, {}, false};
     slots_.push_back(std::move(slot));
   }
   reset(config);
@@ -77,6 +78,9 @@ void AdamW::reset(const OptimizerConfig& config) {
     slot.moment2 = zeros(coded ? torch::kUInt8 : torch::kFloat32);
     slot.scale1 = coded ? torch::zeros({blocks(slot.master.numel())}, slot.master.options()) : torch::Tensor();
     slot.scale2 = coded ? torch::zeros_like(slot.scale1) : torch::Tensor();
+    slot.gathered = false;
+    if (slot.parameter.scalar_type() != torch::kFloat32 && !slot.gradient.defined())
+      slot.gradient = torch::zeros_like(slot.parameter, torch::kFloat32);
   }
   publish();
 }
@@ -92,17 +96,22 @@ void AdamW::gather_gradients() {
     const torch::Tensor fresh = slot.parameter.grad();
     if (!fresh.defined() || fresh.scalar_type() == torch::kFloat32) continue;
     slot.parameter.mutable_grad().reset();
-    if (slot.gradient.defined())
-      slot.gradient.add_(fresh);
-    else
-      slot.gradient = fresh.to(torch::kFloat32);
+    if (!std::exchange(slot.gathered, true)) {
+      slot.gradient.copy_(fresh);
+      continue;
+    }
+    const torch::Tensor sum = slot.gradient.view({-1}), addend = fresh.reshape({-1});
+    for (std::int64_t begin = 0; begin < sum.numel(); begin += kChunk) {  // what is added is widened first
+      const std::int64_t count = std::min(kChunk, sum.numel() - begin);
+      sum.narrow(0, begin, count).add_(addend.narrow(0, begin, count));
+    }
   }
 }
 
 void AdamW::clear_gradients() {
   for (Slot& slot : slots_) {
     slot.parameter.mutable_grad().reset();
-    slot.gradient.reset();
+    slot.gathered = false;
   }
 }
 
@@ -149,7 +158,7 @@ void AdamW::update(Slot& slot, const torch::Tensor& gradient, double scale, doub
 UpdateReport AdamW::step() {
   torch::NoGradGuard no_gradient;
   gather_gradients();
-  const auto gradient_of = [](Slot& slot) { return slot.gradient.defined() ? slot.gradient : slot.parameter.grad(); };
+  const auto gradient_of = [](Slot& slot) { return slot.gathered ? slot.gradient : slot.parameter.grad(); };
   double squared_norm = 0;
   for (Slot& slot : slots_) {
     const torch::Tensor gradient = gradient_of(slot);
@@ -166,7 +175,6 @@ UpdateReport AdamW::step() {
       update(slot, gradient.defined() ? gradient : torch::zeros_like(slot.parameter, torch::kFloat32), scale,
              report.learning_rate);
       slot.parameter.mutable_grad().reset();
-      slot.gradient.reset();
     }
   }
   clear_gradients();

@@ -41,7 +41,10 @@ class AdamW {
     torch::Tensor master;            // fp32, same shape
     torch::Tensor moment1, moment2;  // fp32, same shape; or int8 and uint8 codes
     torch::Tensor scale1, scale2;    // fp32, of each block of codes; undefined for fp32 moments
-    torch::Tensor gradient;          // fp32 sum of what gather_gradients() took; undefined: nothing yet
+    // fp32 sum of what gather_gradients() took, if it took any: kept from step to step, or it would come to lie among what passes,
+    // and leave holes there. Undefined for fp32 parameters, which add up by themselves.
+    torch::Tensor gradient;
+    bool gathered = false;
   };
 
   // Masters start as the parameters' values; the parameters are then rounded to bf16.

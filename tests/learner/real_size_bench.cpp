@@ -5,11 +5,15 @@
 //   real_size_bench --model DIR [--bf16] [--int8] [--recompute] [--responses 8] [--prompt 384] [--response 128]
 //                   [--microbatch-tokens 512] [--threads 2] [--rate 3e-6]
 //
-// Without --model: a tiny preset, so that it cannot rot.
-#include <sys/resource.h>
+// Without --model: --preset NAME (a tiny one unless given, so that it cannot rot) with fresh weights and, if wanted, --layers N
+// instead of its own.
+#include <malloc.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
 
 #include "base/clock.hpp"
 #include "base/random.hpp"
@@ -19,6 +23,7 @@
 #include "model/runtime.hpp"
 #include "model/training_memory.hpp"
 #include "model/weights.hpp"
+#include "tests/learner/tensor_count.hpp"
 
 namespace echoline {
 namespace {
@@ -32,22 +37,35 @@ T must(Result<T> result) {
   return std::move(result).value();
 }
 
-double peak_gb() {  // of the process, ever
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) * 1024 / 1e9;
+double status_gb(const char* key) {  // of a line like "VmHWM:   2144 kB"
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(key)) return std::stod(line.substr(std::strlen(key))) * 1024 / 1e9;
+  return 0;
 }
 
+// Seconds and memory of one part of the work after the other.
 class Stopwatch {
  public:
-  void lap(const char* what) {
+  explicit Stopwatch(TensorCount& tensors) : tensors_(tensors) {
+    fmt::print("{:<22}{:>10}{:>12}{:>10}{:>13}{:>10}{:>10}\n", "GB", "seconds", "most here", "tensors", "afterwards", "tensors", "malloc");
+  }
+  // Returns the most that the process had.
+  double lap(const char* what) {
     const TimePoint now = clock_.now();
-    fmt::print("{:<28}{:>9.2f} s   peak {:.2f} GB\n", what, seconds(now - start_), peak_gb());
+    const double most = status_gb("VmHWM:");
+    const struct mallinfo2 heap = ::mallinfo2();
+    fmt::print("{:<22}{:>10.2f}{:>12.2f}{:>10.2f}{:>13.2f}{:>10.2f}{:>10.2f}\n", what, seconds(now - start_), most, tensors_.most() / 1e9,
+               status_gb("VmRSS:"), tensors_.now() / 1e9, static_cast<double>(heap.uordblks + heap.hblkhd) / 1e9);
     std::fflush(stdout);
+    std::ofstream("/proc/self/clear_refs") << "5";  // the process's high-water mark starts anew
+    tensors_.forget_most();
     start_ = clock_.now();
+    return most;
   }
 
  private:
+  TensorCount& tensors_;
   SystemClock clock_;
   TimePoint start_ = clock_.now();
 };
@@ -57,12 +75,15 @@ class Stopwatch {
 
 int main(int argc, char** argv) {
   using namespace echoline;
-  std::string folder;
+  std::string folder, preset = "tiny-64";
+  std::int64_t layers = 0;
   bool bf16 = false, int8 = false, recompute = false;
   std::int64_t responses = 8, prompt_tokens = 24, response_tokens = 8, microbatch = 64, threads = 1;
   double rate = 3e-6;
   CLI::App app("A learner step at a real size");
   app.add_option("--model", folder);
+  app.add_option("--preset", preset);
+  app.add_option("--layers", layers);
   app.add_flag("--bf16", bf16);
   app.add_flag("--int8", int8);
   app.add_flag("--recompute", recompute);
@@ -75,11 +96,16 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   model::use_threads(static_cast<int>(threads));
-  Stopwatch watch;
+  model::keep_freed_memory();
+  const auto tensors = std::make_shared<TensorCount>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, tensors);
+  Stopwatch watch(*tensors);
   const auto type = bf16 ? torch::kBFloat16 : torch::kFloat;
-  std::shared_ptr<model::Transformer> policy =
-      folder.empty() ? must(model::init(must(model::preset("tiny-64")), 1, torch::kCPU, type))
-                     : must(model::load_model(folder, torch::kCPU, type)).transformer;
+  model::ModelConfig shape = must(model::preset(preset));
+  if (layers > 0) shape.layers = layers;
+  const std::shared_ptr<model::Transformer> policy = folder.empty()
+                                                         ? must(model::init(shape, 1, torch::kCPU, type))
+                                                         : must(model::load_model(folder, torch::kCPU, type)).transformer;
   const model::ModelConfig config = policy->config();
   watch.lap("load");
 
@@ -112,11 +138,10 @@ int main(int argc, char** argv) {
   }
   watch.lap("masters and moments");
   const auto report = must(trainer->step(batch));
-  watch.lap("GRPO step");
-  const double measured = peak_gb();
+  const double measured = watch.lap("GRPO step");
   const auto predicted = model::training_memory(config, {bf16, int8, false, recompute, microbatch, prompt_tokens + response_tokens});
-  fmt::print("memory of a step             predicted {:.2f} GB (tensors), measured {:.2f} GB (process)\n",
-             static_cast<double>(predicted.total().count) / 1e9, measured);
+  fmt::print("memory of a step: predicted {:.2f} GB, {:.2f} of them tensors; the process took {:.2f} GB\n",
+             static_cast<double>(predicted.total().count) / 1e9, static_cast<double>(predicted.tensors().count) / 1e9, measured);
   fmt::print("gradient norm {:.3g}, ratio {:.5f}, behaviour KL {:.2g}, entropy {:.3f}\n", report.gradient_norm,
              report.ratio_mean, report.behaviour_kl, report.entropy);
 
