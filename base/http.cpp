@@ -2,6 +2,7 @@
 
 #include <curl/curl.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -126,6 +127,9 @@ std::vector<HttpAnswer> HttpClient::arrived() {
       long status = 0;
       curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
       answer.status = static_cast<int>(status);
+      curl_off_t wait_s = 0;
+      curl_easy_getinfo(handle, CURLINFO_RETRY_AFTER, &wait_s);
+      answer.retry_after = std::chrono::seconds(std::clamp<curl_off_t>(wait_s, 0, 86'400));
       answer.body = std::move(it->second->answer);
       answer.sent = true;
     } else {

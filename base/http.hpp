@@ -24,6 +24,7 @@ struct HttpAnswer {
   std::string body;     // of any type: a proxy in between answers in its own words
   std::string trouble;  // why no answer came
   bool sent = false;    // the request may have arrived; false: certainly not
+  Duration retry_after{};  // that the other side wants to be left alone for; 0: it does not say
 };
 
 struct HttpLimits {

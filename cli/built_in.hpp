@@ -7,6 +7,7 @@
 #include "learner/policy_source.hpp"
 #include "learner/preflight.hpp"
 #include "model/generation.hpp"
+#include "model/questions.hpp"
 #include "worker/engines/make.hpp"
 
 namespace echoline::cli {
@@ -18,6 +19,7 @@ decltype(worker::EngineOptions::builtin) built_in_engine();
 // Of a model's folder; kInvalid in a program without libtorch.
 Result<model::Generation> ask(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
                               const model::Sampling& sampling);
+Status ask_all(const std::filesystem::path& folder, const model::Questions& questions);
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
                                  const std::vector<model::Token>& continuation, double temperature);
 

@@ -13,6 +13,8 @@ Result<model::Generation> ask(const std::filesystem::path& folder, const std::ve
   return model::ask(folder, prompt, sampling);
 }
 
+Status ask_all(const std::filesystem::path& folder, const model::Questions& questions) { return model::ask_all(folder, questions); }
+
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
                                  const std::vector<model::Token>& continuation, double temperature) {
   return model::score(folder, prompt, continuation, temperature);

@@ -17,6 +17,8 @@ Result<model::Generation> ask(const std::filesystem::path&, const std::vector<mo
   return needs_torch();
 }
 
+Status ask_all(const std::filesystem::path&, const model::Questions&) { return needs_torch(); }
+
 Result<std::vector<float>> score(const std::filesystem::path&, const std::vector<model::Token>&,
                                  const std::vector<model::Token>&, double) {
   return needs_torch();

@@ -1,6 +1,7 @@
 #include "model/ask.hpp"
 
 #include "model/generate.hpp"
+#include "model/running_batch.hpp"
 #include "model/weights.hpp"
 
 namespace echoline::model {
@@ -9,6 +10,25 @@ Result<Generation> ask(const std::filesystem::path& folder, const std::vector<To
   ECHO_ASSIGN(const LoadedModel loaded, load_model(folder));
   ECHO_ASSIGN(auto generations, generate(*loaded.transformer, {prompt}, sampling));
   return std::move(generations.front());
+}
+
+Status ask_all(const std::filesystem::path& folder, const Questions& questions) {
+  use_threads(questions.threads);
+  ECHO_ASSIGN(const torch::Device device, device_named(questions.device));
+  ECHO_ASSIGN(const LoadedModel loaded, load_model(folder, device, torch::kBFloat16));
+  RunningBatch batch(loaded.transformer, {.rows_max = static_cast<std::int64_t>(questions.at_once)});
+  for (bool all = false; !all || batch.running() + batch.waiting() > 0;) {
+    while (!all && batch.running() + batch.waiting() < questions.at_once) {
+      std::optional<Question> question = questions.next();
+      all = !question;
+      if (all) break;
+      const std::uint64_t id = question->id;
+      if (Status added = batch.add({id, std::move(question->prompt), question->sampling, questions.ends}); !added)
+        ECHO_TRY(questions.hear(id, std::move(added).error()));
+    }
+    for (Ended& ended : batch.step()) ECHO_TRY(questions.hear(ended.id, std::move(ended.generation)));
+  }
+  return ok();
 }
 
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<Token>& prompt,

@@ -4,11 +4,15 @@
 #include <vector>
 
 #include "model/generation.hpp"
+#include "model/questions.hpp"
 
 namespace echoline::model {
 
 // Errors of load_model() and generate().
 Result<Generation> ask(const std::filesystem::path& folder, const std::vector<Token>& prompt, const Sampling& sampling);
+
+// Asks them all. Errors of load_model() and device_named(), and what `hear` says.
+Status ask_all(const std::filesystem::path& folder, const Questions& questions);
 
 // Log-probability of each token of `continuation` after `prompt`, as ask() gives it for tokens it has drawn; nats.
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<Token>& prompt,

@@ -1,7 +1,5 @@
 #include "provisioner/providers/vast.hpp"
 
-#include <sys/stat.h>
-
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -13,9 +11,9 @@
 #include <set>
 #include <thread>
 
-#include "base/files.hpp"
 #include "base/http.hpp"
 #include "base/log.hpp"
+#include "base/secret.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -144,23 +142,10 @@ Result<json> body_of(const LaunchSpec& spec) {
 }  // namespace
 
 Result<std::string> read_vast_key(const std::filesystem::path& file) {
-  std::string key, place = "VAST_API_KEY";
-  if (const char* given = std::getenv("VAST_API_KEY"); given != nullptr) {
-    key = given;
-  } else if (!file.empty()) {
-    place = file.string();
-    struct stat info {};
-    if (::stat(file.c_str(), &info) != 0) return os_error(kOperation, file);
-    if ((info.st_mode & 077) != 0)
-      return fail(Code::kInvalid, kOperation, "{}: others can read this key; chmod 600 it", place);
-    ECHO_ASSIGN(key, read_file(file, 4096));
-    key = key.substr(0, key.find_first_of("\r\n"));
-  } else {
+  ECHO_ASSIGN(std::string key, read_secret("VAST_API_KEY", file));
+  if (key.empty())
     return fail(Code::kInvalid, kOperation,
                 "no key: set VAST_API_KEY, or name a file of mode 600 that holds it in fleet.vast.key_file");
-  }
-  const bool plain = std::all_of(key.begin(), key.end(), [](unsigned char c) { return c > ' ' && c < 127; });
-  if (key.empty() || !plain) return fail(Code::kInvalid, kOperation, "{} holds no key: expected one plain word", place);
   return key;
 }
 

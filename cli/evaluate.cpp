@@ -1,0 +1,244 @@
+// echoline evaluate: what a policy, or a model behind a server, makes of a task's held-out problems.
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/clock.hpp"
+#include "base/secret.hpp"
+#include "cli/built_in.hpp"
+#include "cli/output.hpp"
+#include "cli/signals.hpp"
+#include "cli/verbs.hpp"
+#include "learner/checkpoint_folder.hpp"
+#include "learner/held_out.hpp"
+#include "learner/planning.hpp"
+
+namespace echoline::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint32_t kSamplesMax = 4096;
+
+struct Arguments {
+  std::string run, config, policy, url, model, api, key_file, device = "cpu";
+  std::vector<std::string> overrides;
+  std::optional<std::string> checkpoint;
+  std::size_t samples = 1, problems = 0, at_once = 0, tries = 8;
+  double temperature = -1, timeout_s = 600;
+  std::int64_t tokens_max = 0;
+  std::uint64_t seed = 0;
+  bool as_json = false;
+};
+
+// What is evaluated, on what.
+struct Subject {
+  learner::RunConfig config;
+  std::string name;  // for people
+  std::filesystem::path policy;  // a Hugging Face directory; empty: a server
+  std::optional<model::Phrasing> phrasing;
+  std::unique_ptr<data_plane::Adapter> adapter;
+  std::vector<schema::Problem> problems;
+};
+
+Result<std::filesystem::path> stored_policy(const Arguments& a, const std::filesystem::path& run, std::string& name) {
+  std::optional<std::int64_t> step;
+  if (a.checkpoint) {
+    if (a.checkpoint->empty() || a.checkpoint->size() > 18 || a.checkpoint->find_first_not_of("0123456789") != std::string::npos)
+      return fail(Code::kInvalid, "evaluate", "--checkpoint: expected a number of learner steps, found '{}'", *a.checkpoint);
+    step = std::stoll(*a.checkpoint);
+  }
+  ECHO_ASSIGN(const learner::StoredPolicy policy, learner::find_policy(run / "checkpoints", step));
+  name = fmt::format("{}, step {}", run.filename().string(), policy.step);
+  return policy.model;
+}
+
+Result<Subject> subject(const Arguments& a) {
+  Subject s;
+  const bool server = !a.url.empty();
+  if (!a.run.empty() && !a.config.empty())
+    return fail(Code::kInvalid, "evaluate", "expected a run or --config RUNFILE, found both");
+  if (!a.policy.empty() + a.checkpoint.has_value() + server > 1)
+    return fail(Code::kInvalid, "evaluate", "--checkpoint, --policy and --url each say what is evaluated: give one of them");
+  if (server == a.model.empty()) return fail(Code::kInvalid, "evaluate", "--url and --model go together: the server's address, and its name of the model");
+  std::filesystem::path run;
+  if (a.config.empty()) {
+    ECHO_ASSIGN(run, find_run(a.run));
+  }
+  ECHO_ASSIGN(const auto overrides, parse_overrides(a.overrides));
+  ECHO_ASSIGN(s.config, learner::load_run_config(a.config.empty() ? run / "config.yaml" : std::filesystem::path(a.config), overrides));
+  if (server) {
+    s.name = fmt::format("{} at {}", a.model, a.url);
+  } else if (!a.policy.empty()) {
+    s.policy = s.name = a.policy;
+  } else if (!run.empty()) {
+    ECHO_ASSIGN(s.policy, stored_policy(a, run, s.name));
+  } else if (s.config.model.path && !a.checkpoint) {
+    s.policy = *s.config.model.path;
+    s.name = s.policy.string();
+  } else {
+    return fail(Code::kInvalid, "evaluate", "{}: which policy? Name a run instead, or give --policy DIR or --url", a.config);
+  }
+  if (!a.api.empty() && !server) return fail(Code::kInvalid, "evaluate", "--api says how a server is asked: it needs --url");
+  if (!server || (a.api.empty() ? !s.config.task.chat : a.api == "completions")) {  // in the tokens and the template of the model
+    std::optional<std::filesystem::path> folder = s.config.model.path;
+    if (!s.policy.empty()) folder = s.policy;
+    auto files = folder ? model::ModelFiles::read(*folder) : model::ModelFiles::of_preset(*s.config.model.preset);
+    if (!files) return as_mistake(std::move(files).error());
+    ECHO_ASSIGN(s.phrasing, learner::run_phrasing(s.config, *files));
+  }
+  ECHO_ASSIGN(s.adapter, data_plane::make_adapter(s.config.task.adapter, s.config.task.options_json, s.config.run.seed));
+  s.problems = s.adapter->evaluation();
+  std::size_t most = s.config.evaluation.problems.value_or(std::numeric_limits<std::uint32_t>::max());
+  if (a.problems > 0) most = a.problems;
+  if (most < s.problems.size()) s.problems.resize(most);
+  if (s.problems.empty()) return fail(Code::kInvalid, "evaluate", "the task '{}' has no held-out problems", s.config.task.adapter);
+  return s;
+}
+
+Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQuestions& q, learner::HeldOut& held_out) {
+  const std::uint64_t total = std::uint64_t{s.problems.size()} * q.samples;
+  std::uint64_t next = 0;
+  model::Questions questions;
+  questions.device = a.device;
+  questions.threads = s.config.learner.threads;
+  if (a.at_once > 0) questions.at_once = a.at_once;
+  if (!s.phrasing->stop().empty())
+    questions.ends = [&](std::span<const model::Token> response) { return s.phrasing->end(response, response.size() - 1).has_value(); };
+  questions.next = [&]() -> std::optional<model::Question> {
+    for (; next < total; ++next) {
+      const std::size_t problem = next / q.samples;
+      auto prompt = s.phrasing->prompt(s.problems[problem].prompt());
+      if (!prompt) {
+        held_out.refused(problem, prompt.error().message());
+        continue;
+      }
+      model::Question question{next, std::move(*prompt), {}};
+      question.sampling.temperature = q.temperature;
+      question.sampling.top_p = q.top_p;
+      question.sampling.tokens_max = q.tokens_max;
+      question.sampling.eos = s.phrasing->eos();
+      question.sampling.seed = learner::seed_of(q, problem, static_cast<std::uint32_t>(next % q.samples));
+      ++next;
+      return question;
+    }
+    return std::nullopt;
+  };
+  questions.hear = [&](std::uint64_t id, Result<model::Generation> generation) -> Status {
+    if (q.interrupted()) return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
+    const std::size_t problem = id / q.samples;
+    if (!generation && generation.error().code == Code::kInvalid) {  // too long for it
+      held_out.refused(problem, generation.error().message());
+    } else if (!generation) {
+      return std::move(generation).error();
+    } else {
+      held_out.answered(problem, s.phrasing->answer(generation->tokens), generation->finish != model::Finish::kLength,
+                        std::ssize(generation->tokens));
+    }
+    q.progress(held_out.answers());
+    return ok();
+  };
+  return ask_all(s.policy, questions);
+}
+
+Status ask_url(const Subject& s, const Arguments& a, const learner::HeldOutQuestions& q, learner::HeldOut& held_out) {
+  TextServerOptions options;
+  options.url = a.url;
+  options.model = a.model;
+  options.chat = !s.phrasing;
+  if (a.at_once > 0) options.at_once = a.at_once;
+  options.timeout = from_seconds(a.timeout_s);
+  options.tries_max = static_cast<int>(a.tries);
+  ECHO_ASSIGN(options.key, read_secret("ECHOLINE_API_KEY", a.key_file));
+  const SystemClock clock;
+  ECHO_ASSIGN(TextServer server, TextServer::make(std::move(options), clock));
+  return learner::ask_server(server, s.config, s.phrasing ? &*s.phrasing : nullptr, s.problems, q, held_out);
+}
+
+std::string number(const json& value, int digits) {
+  return value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), digits) : "-";
+}
+
+void print(const Subject& s, const json& r) {
+  fmt::print("{} on {} held-out problems of '{}'\n", s.name, r.at("problems").get<std::uint64_t>(), s.config.task.adapter);
+  fmt::print("{:<18}{}  (95 %: {} to {})\n", "accuracy", number(r.at("accuracy"), 3), number(r.at("accuracy_low"), 3), number(r.at("accuracy_high"), 3));
+  for (const json& pass : r.at("pass_at"))
+    fmt::print("{:<18}{}\n", fmt::format("pass@{}", pass.at("k").get<std::uint64_t>()), number(pass.at("share"), 3));
+  fmt::print("{:<18}{}\n", "reward", number(r.at("reward_mean"), 3));
+  const json& tokens = r.at("response_tokens");
+  fmt::print("{:<18}mean {}, median {}, 95 % {}, most {};  {} % cut at the limit\n", "response tokens", number(tokens.at("mean"), 1),
+             number(tokens.at("p50"), 0), number(tokens.at("p95"), 0), number(tokens.at("max"), 0), number(100 * r.at("truncated_fraction").get<double>(), 1));
+  for (const auto& [why, count] : r.at("refused").items()) fmt::print("{:<18}{} answers: {}\n", "refused", count.get<std::uint64_t>(), why);
+  fmt::print("{:<18}{}\n", "seconds", number(r.at("seconds"), 1));
+}
+
+Result<json> evaluate(const Arguments& a, Subject& s) {
+  ECHO_ASSIGN(s, subject(a));
+  const std::atomic<bool>& stop = stop_on_signals();
+  learner::HeldOutQuestions q;
+  q.samples = static_cast<std::uint32_t>(a.samples);
+  q.temperature = a.temperature >= 0 ? a.temperature : a.samples > 1 ? s.config.rollout.temperature : 0;
+  q.top_p = q.temperature > 0 ? s.config.rollout.top_p : 1;
+  q.tokens_max = a.tokens_max > 0 ? a.tokens_max : s.config.rollout.response_tokens_max;
+  q.seed = a.seed;
+  if (q.samples > 1 && q.temperature == 0)
+    return fail(Code::kInvalid, "evaluate", "{} samples at temperature 0 are {} times the same", q.samples, q.samples);
+  q.interrupted = [&] { return stop.load(); };
+  const SystemClock clock;
+  const TimePoint start = clock.now();
+  TimePoint told = start;
+  const std::uint64_t total = std::uint64_t{s.problems.size()} * q.samples;
+  q.progress = [&](std::uint64_t answers) {
+    if (clock.now() - told < std::chrono::seconds(5)) return;
+    told = clock.now();
+    say("{} of {} answers\n", answers, total);
+  };
+  learner::HeldOut held_out(*s.adapter, s.problems, q.samples);
+  ECHO_TRY(s.policy.empty() ? ask_url(s, a, q, held_out) : ask_policy(s, a, q, held_out));
+  json result = held_out.result();
+  result["schema_version"] = 1;
+  result["task"] = s.config.task.adapter;
+  result["subject"] = s.name;
+  result["temperature"] = q.temperature;
+  result["seconds"] = seconds(clock.now() - start);
+  return result;
+}
+
+}  // namespace
+
+void add_evaluate(Verb& app, int& exit) {
+  auto* verb = app.add_verb("evaluate", "Score held-out problems with a policy, or with a model behind a server");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("run", a->run, "name or folder of a run (default: the newest), whose newest checkpoint is evaluated");
+  verb->add_option("--checkpoint", a->checkpoint, "the policy of another of its checkpoints: its learner steps");
+  verb->add_option("--config", a->config, "a run file instead of a run: its task, and the model it names");
+  verb->add_option("--set", a->overrides, "override a key of the run file, e.g. --set rollout.response_tokens_max=512")->one_value_each();
+  verb->add_option("--policy", a->policy, "a Hugging Face model directory instead");
+  verb->add_option("--url", a->url, "a server with OpenAI's interface instead, e.g. http://127.0.0.1:8000/v1");
+  verb->add_option("--model", a->model, "with --url: the model, as the server calls it");
+  verb->add_option("--api", a->api, "with --url: how it is asked (default: chat where the run file has task.chat)")->one_of({"chat", "completions"});
+  verb->add_option("--key-file", a->key_file, "with --url: a file of mode 600 that holds the key; or set ECHOLINE_API_KEY");
+  verb->add_option("--concurrency", a->at_once, "questions at a time (default: 64, of a server 16)")->range<std::size_t>(1, 1024);
+  verb->add_option("--timeout", a->timeout_s, "with --url: seconds until an answer is given up")->range(0.001, 86'400.0)->show_default();
+  verb->add_option("--tries", a->tries, "with --url: of each question, where the server is busy, away or answers by halves")->range<std::size_t>(1, 100)->show_default();
+  verb->add_option("--device", a->device, "for a policy: cpu, cuda or cuda:N")->show_default();
+  verb->add_option("--samples", a->samples, "answers to each problem; with more than one: pass@k")->range<std::size_t>(1, kSamplesMax)->show_default();
+  verb->add_option("--temperature", a->temperature, "default: 0, the most likely tokens; with --samples that of the run")->range(0.0, 100.0);
+  verb->add_option("--max-tokens", a->tokens_max, "longest answer (default: rollout.response_tokens_max)")->range(1, 1'000'000);
+  verb->add_option("--problems", a->problems, "the first so many (default: as evaluation.problems says)")->range<std::size_t>(1, 1u << 30);
+  verb->add_option("--seed", a->seed, "of the sampling");
+  verb->add_flag("--json", a->as_json, "print JSON (docs/engines.md has the fields)");
+  verb->footer(
+      "  echoline evaluate quickstart\n"
+      "  echoline evaluate quickstart --checkpoint 60 --samples 8\n"
+      "  echoline evaluate --config configs/quickstart.yaml --url http://127.0.0.1:8000/v1 --model qwen3 --api chat");
+  verb->callback([a, &exit] {
+    Subject s;
+    const auto result = evaluate(*a, s);
+    exit = result ? 0 : complain("evaluate", result.error());
+    if (!result) return;
+    if (a->as_json) fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));
+    else print(s, *result);
+  });
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,157 @@
+#include "learner/held_out.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/random.hpp"
+#include "base/text.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;
+
+std::string task_text(const TaskSection& task, const std::string& problem) {
+  std::string text = task.prompt;
+  const std::size_t at = text.find(model::kPromptPlace);
+  return at == std::string::npos ? problem : text.replace(at, model::kPromptPlace.size(), problem);
+}
+
+}  // namespace
+
+Interval wilson_interval(double share, double trials) {
+  if (!(trials > 0)) return {0, 1};
+  constexpr double z = 1.959963984540054;
+  const double square = z * z / trials, middle = (share + square / 2) / (1 + square);
+  const double half = z / (1 + square) * std::sqrt(share * (1 - share) / trials + square / (4 * trials));
+  return {std::max(0.0, middle - half), std::min(1.0, middle + half)};
+}
+
+double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k) {
+  ECHO_CHECK(k >= 1 && k <= n && correct <= n, "pass@{} of {} correct in {}", k, correct, n);
+  double none = 1;
+  for (std::uint64_t i = 0; i < k; ++i) {
+    if (n - correct <= i) return 1;
+    none *= static_cast<double>(n - correct - i) / static_cast<double>(n - i);
+  }
+  return 1 - none;
+}
+
+HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples)
+    : adapter_(adapter), problems_(problems), samples_(samples), correct_(problems.size()) {}
+
+void HeldOut::answered(std::size_t problem, std::string_view text, bool finished, std::optional<std::int64_t> tokens) {
+  const data_plane::Score score = adapter_.score(problems_.at(problem), text);
+  ++answers_;
+  correct_[problem] += score.correct ? 1 : 0;
+  reward_ += score.reward;
+  unfinished_ += finished ? 0 : 1;
+  if (tokens) lengths_.push_back(static_cast<double>(*tokens));
+}
+
+void HeldOut::refused(std::size_t problem, const std::string& why) {
+  ++answers_;
+  ++refused_[refused_.size() < kReasonsMax ? printable(why, kReasonBytesMax) : "others"];
+  reward_ += adapter_.score(problems_.at(problem), "").reward;
+}
+
+json HeldOut::result() const {
+  const auto n = static_cast<double>(problems_.size()), answers = static_cast<double>(answers_);
+  double correct = 0;
+  for (const std::uint64_t c : correct_) correct += static_cast<double>(c);
+  const double accuracy = answers_ ? correct / answers : 0;
+  // Answers to one problem resemble each other: they count as so many independent ones as their means spread.
+  double spread = 0;
+  for (const std::uint64_t c : correct_) spread += std::pow(static_cast<double>(c) / samples_ - accuracy, 2);
+  double trials = n;
+  if (samples_ > 1 && n > 1 && spread > 0) trials = std::clamp(accuracy * (1 - accuracy) * n * (n - 1) / spread, n, n * samples_);
+  const Interval interval = wilson_interval(accuracy, trials);
+  json passes = json::array();
+  for (std::uint64_t k = 1; samples_ > 1; k = std::min<std::uint64_t>(2 * k, samples_)) {
+    double sum = 0;
+    for (const std::uint64_t c : correct_) sum += pass_at(samples_, c, k);
+    passes.push_back({{"k", k}, {"share", sum / n}});
+    if (k == samples_) break;
+  }
+  std::vector<double> lengths = lengths_;
+  std::sort(lengths.begin(), lengths.end());
+  double tokens = 0;
+  for (const double length : lengths) tokens += length;
+  const auto quantile = [&](double q) {
+    return lengths.empty() ? json(nullptr) : json(lengths[std::min(lengths.size() - 1, static_cast<std::size_t>(q * static_cast<double>(lengths.size())))]);
+  };
+  return {{"problems", problems_.size()},
+          {"samples", samples_},
+          {"accuracy", accuracy},
+          {"accuracy_low", interval.low},
+          {"accuracy_high", interval.high},
+          {"pass_at", passes},
+          {"reward_mean", answers_ ? reward_ / answers : 0},
+          {"response_tokens", {{"known", lengths.size()}, {"mean", lengths.empty() ? json(nullptr) : json(tokens / static_cast<double>(lengths.size()))},
+                               {"p50", quantile(0.5)}, {"p95", quantile(0.95)}, {"max", lengths.empty() ? json(nullptr) : json(lengths.back())}}},
+          {"truncated_fraction", answers_ ? static_cast<double>(unfinished_) / answers : 0},
+          {"refused", refused_}};
+}
+
+std::uint64_t seed_of(const HeldOutQuestions& questions, std::size_t problem, std::uint32_t sample) {
+  // Servers differ in how large a seed may be; all take 31 bits.
+  return Random(questions.seed, std::uint64_t{problem} * 65'536 + sample).next() >> 33;
+}
+
+std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::vector<std::string>& stops) {
+  std::size_t end = std::string_view::npos;
+  for (const std::string& stop : stops)
+    if (const std::size_t at = text.find(stop); at != std::string_view::npos) end = std::min(end, at + stop.size());
+  return {text.substr(0, end), end != std::string_view::npos};
+}
+
+Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing, const std::vector<schema::Problem>& problems,
+                  const HeldOutQuestions& questions, HeldOut& held_out) {
+  const std::uint64_t total = std::uint64_t{problems.size()} * questions.samples;
+  std::uint64_t next = 0;  // asked so far; an id says problem and sample
+  while (held_out.answers() < total) {
+    if (questions.interrupted && questions.interrupted())
+      return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
+    for (; next < total && server.inside() < TextServer::kInsideMax / 64; ++next) {
+      const std::size_t problem = next / questions.samples;
+      TextQuestion question;
+      question.id = next;
+      question.tokens_max = questions.tokens_max;
+      question.temperature = questions.temperature;
+      question.top_p = questions.top_p;
+      if (questions.temperature > 0) question.seed = seed_of(questions, problem, static_cast<std::uint32_t>(next % questions.samples));
+      if (phrasing != nullptr) {
+        auto text = phrasing->prompt_text(problems[problem].prompt());
+        if (!text) {
+          held_out.refused(problem, text.error().message());
+          continue;
+        }
+        question.prompt = std::move(*text);
+      } else {
+        if (!config.task.system.empty()) question.messages.push_back({"system", config.task.system});
+        question.messages.push_back({"user", task_text(config.task, problems[problem].prompt())});
+        question.template_options_json = config.task.chat_options_json;
+      }
+      ECHO_TRY(server.submit(std::move(question)));
+    }
+    for (TextServer::Ended& ended : server.poll(std::chrono::milliseconds(200))) {
+      const std::size_t problem = ended.id / questions.samples;
+      if (ended.answer) {
+        const auto [text, stopped] = up_to_stop(ended.answer->text, config.rollout.stop);
+        // How many tokens what was cut off had is not known.
+        const bool whole = text.size() == ended.answer->text.size();
+        held_out.answered(problem, text, ended.answer->finished || stopped, whole ? ended.answer->tokens : std::nullopt);
+      } else if (ended.single) {
+        held_out.refused(problem, ended.answer.error().message());
+      } else {
+        return std::move(ended.answer).error();
+      }
+    }
+    if (questions.progress) questions.progress(held_out.answers());
+  }
+  return ok();
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,49 @@
+// A server on loopback that speaks OpenAI's interface as documented (chat completions, completions, models, errors) and misbehaves on
+// request as real ones do.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace echoline {
+
+struct OpenAiServerOptions {
+  std::string model = "tiny", key = {};  // empty: none is asked for
+  bool wants_completion_tokens = false;  // as newer models of OpenAI: max_tokens is refused
+  std::size_t context_max = 4096;        // characters of a prompt
+  // What the model says to the text, or to the last message; a token is a character.
+  std::function<std::string(const std::string& text, const nlohmann::json& body)> says = {};
+};
+
+// What happens to a request instead of an answer.
+struct OpenAiFault {
+  // "status": answers `status` | "html": 200, a proxy's page | "disconnect": in the middle of the body | "half": JSON that breaks off | "null_reason":
+  // no finish_reason | "no_choices" | "error": 200, with an error in it | "hang": for `hangs`, and answers then
+  std::string what;
+  int times = 1;
+  int status = 503;
+  int retry_after_s = 0;  // 0: not said
+  std::string body = {};  // of "status"; empty: an error as OpenAI has it
+  std::chrono::milliseconds hangs{0};
+};
+
+class OpenAiServer {
+ public:
+  explicit OpenAiServer(OpenAiServerOptions options);
+  ~OpenAiServer();
+  std::string url() const;  // with /v1
+  void fault(OpenAiFault fault);
+  int requests() const;
+  int at_once_most() const;
+  nlohmann::json last() const;  // body of the last request
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace echoline

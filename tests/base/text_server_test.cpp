@@ -1,0 +1,223 @@
+// Texts from servers that speak OpenAI's interface, over loopback, and what becomes of their moods.
+#include "base/text_server.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/random.hpp"
+#include "openai_server.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace echoline {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using std::chrono::milliseconds;
+
+std::string reversed(const std::string& text, const json&) { return {text.rbegin(), text.rend()}; }
+
+class TextServerTest : public ::testing::Test {
+ protected:
+  void start(OpenAiServerOptions options = {}) {
+    if (!options.says) options.says = reversed;
+    server_.emplace(std::move(options));
+    options_.url = server_->url();
+    options_.model = "tiny";
+    options_.retry_first = milliseconds(1);
+    options_.retry_max = milliseconds(20);
+  }
+  TextServer client() { return *TextServer::make(options_, clock_); }
+  Result<TextAnswer> ask(const std::string& text, std::int64_t tokens_max = 64) {
+    TextServer client = this->client();
+    return client.ask(question(7, text, tokens_max));
+  }
+  TextQuestion question(std::uint64_t id, const std::string& text, std::int64_t tokens_max = 64) const {
+    TextQuestion q;
+    q.id = id;
+    (options_.chat ? q.messages.emplace_back(TextMessage{"user", ""}).content : q.prompt) = text;
+    q.tokens_max = tokens_max;
+    q.seed = 5;
+    return q;
+  }
+  std::string refused(const std::string& text = "abc") {
+    const auto answer = ask(text);
+    return answer ? "an answer: " + answer->text : answer.error().message();
+  }
+
+  SystemClock clock_;
+  TextServerOptions options_;
+  std::optional<OpenAiServer> server_;
+};
+
+TEST_F(TextServerTest, SpeaksChatAndCompletions) {
+  start();
+  const auto chat = ask("abc");
+  ASSERT_TRUE(chat) << chat.error().message();
+  EXPECT_EQ(chat->text, "cba");
+  EXPECT_TRUE(chat->finished);
+  EXPECT_EQ(chat->tokens, 3);
+  EXPECT_EQ(server_->last()["messages"], (json::array({{{"role", "user"}, {"content", "abc"}}})));
+  EXPECT_EQ(server_->last()["seed"], 5);
+  options_.chat = false;
+  const auto cut = ask("abcdef", 2);
+  ASSERT_TRUE(cut) << cut.error().message();
+  EXPECT_EQ(cut->text, "fe");
+  EXPECT_FALSE(cut->finished);
+  EXPECT_EQ(server_->last()["prompt"], "abcdef");
+}
+
+TEST_F(TextServerTest, WaitsOutWhatIsTemporary) {
+  start();
+  for (const OpenAiFault& fault : std::vector<OpenAiFault>{
+           {"status", 2, 503}, {"status", 1, 429}, {"status", 1, 500}, {"html"}, {"disconnect"}, {"half"}, {"null_reason"}, {"no_choices"}, {"error"}}) {
+    const int before = server_->requests();
+    server_->fault(fault);
+    EXPECT_EQ(refused(), "an answer: cba") << fault.what << " " << fault.status;
+    EXPECT_EQ(server_->requests() - before, fault.times + 1) << fault.what;
+  }
+}
+
+TEST_F(TextServerTest, GivesUpAfterItsTriesAndSaysWhy) {
+  start();
+  options_.tries_max = 3;
+  server_->fault({"status", 3, 503});
+  EXPECT_THAT(refused(), HasSubstr("HTTP 503: it is not so well (3 times)"));
+  server_->fault({"html", 3});
+  EXPECT_THAT(refused(), HasSubstr("502 Bad Gateway"));
+  server_->fault({"null_reason", 3});
+  EXPECT_THAT(refused(), HasSubstr("half an answer"));
+  server_->fault({.what = "hang", .times = 3, .hangs = std::chrono::seconds(60)});
+  options_.timeout = milliseconds(30);
+  EXPECT_THAT(refused(), HasSubstr("imeout"));
+  options_.timeout = std::chrono::minutes(1);
+  EXPECT_EQ(refused(), "an answer: cba") << "and the next one is served";
+}
+
+TEST_F(TextServerTest, ComesBackWhenTheServerSaysSo) {
+  start();
+  options_.retry_max = std::chrono::seconds(2);
+  server_->fault({.what = "status", .status = 429, .retry_after_s = 1});
+  const TimePoint begin = clock_.now();
+  EXPECT_EQ(refused(), "an answer: cba");
+  EXPECT_GE(clock_.now() - begin, milliseconds(900));
+}
+
+TEST_F(TextServerTest, WhatConcernsAllEndsAll) {
+  start({.key = "secret"});
+  options_.key = "wrong";
+  options_.at_once = 2;
+  TextServer client = this->client();
+  for (std::uint64_t id = 0; id < 100; ++id) ASSERT_TRUE(client.submit(question(id, "abc")));
+  std::size_t ended = 0;
+  while (client.inside() > 0)
+    for (const TextServer::Ended& one : client.poll(milliseconds(50))) {
+      ++ended;
+      EXPECT_EQ(one.answer.error().code, Code::kInvalid);
+      EXPECT_FALSE(one.single);
+      EXPECT_THAT(one.answer.error().message(), HasSubstr("refuses the key: Incorrect API key"));
+      EXPECT_THAT(one.answer.error().message(), testing::Not(HasSubstr("wrong")));
+    }
+  EXPECT_EQ(ended, 100u);
+  EXPECT_LE(server_->requests(), 4) << "it is not asked a hundred times";
+  options_.key = "";
+  EXPECT_THAT(refused(), HasSubstr("without a key"));
+  options_.key = "secret";
+  EXPECT_EQ(refused(), "an answer: cba");
+  options_.model = "other";
+  EXPECT_THAT(refused(), HasSubstr("no model 'other' is there"));
+  options_.model = "tiny";
+  server_->fault({"status", 1, 429, 0, R"({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}})"});
+  EXPECT_THAT(refused(), HasSubstr("nothing left: You exceeded"));
+  server_->fault({"status", 1, 301});
+  EXPECT_THAT(refused(), HasSubstr("sends elsewhere"));
+  server_->fault({"status", 1, 404, 0, R"({"object": "error", "message": "The model does not exist.", "code": 404})"});
+  EXPECT_THAT(refused(), HasSubstr("The model does not exist.")) << "as vLLM has it";
+  server_->fault({"status", 1, 404, 0, R"({"detail": "Not Found"})"});
+  EXPECT_THAT(refused(), HasSubstr("Not Found"));
+}
+
+TEST_F(TextServerTest, WhatConcernsAQuestionEndsThatOneAlone) {
+  start({.context_max = 10});
+  TextServer client = this->client();
+  ASSERT_TRUE(client.submit(question(1, "far too long for it")));
+  ASSERT_TRUE(client.submit(question(2, "abc")));
+  std::map<std::uint64_t, TextServer::Ended> ended;
+  while (client.inside() > 0)
+    for (TextServer::Ended& one : client.poll(milliseconds(50))) ended.emplace(one.id, std::move(one));
+  EXPECT_TRUE(ended.at(1).single);
+  EXPECT_THAT(ended.at(1).answer.error().message(), HasSubstr("maximum context length is 10"));
+  EXPECT_EQ(ended.at(2).answer->text, "cba");
+}
+
+TEST_F(TextServerTest, FindsOutHowTheLimitIsCalled) {
+  start({.wants_completion_tokens = true});
+  TextServer client = this->client();
+  for (std::uint64_t id = 0; id < 20; ++id) ASSERT_TRUE(client.submit(question(id, "abcdef", 4)));
+  std::size_t right = 0;
+  while (client.inside() > 0)
+    for (const TextServer::Ended& one : client.poll(milliseconds(50))) right += one.answer && one.answer->text == "fedc";
+  EXPECT_EQ(right, 20u);
+}
+
+TEST_F(TextServerTest, AsksSoManyAtATimeAndForgetsWhatIsCancelled) {
+  start();
+  options_.at_once = 3;
+  TextServer client = this->client();
+  server_->fault({.what = "hang", .times = 3, .hangs = milliseconds(20)});
+  for (std::uint64_t id = 0; id < 40; ++id) ASSERT_TRUE(client.submit(question(id, fmt::format("{}", 100 + id))));
+  client.cancel(39);
+  std::map<std::uint64_t, std::string> texts;
+  while (client.inside() > 0)
+    for (TextServer::Ended& one : client.poll(milliseconds(50))) texts[one.id] = one.answer->text;
+  EXPECT_EQ(texts.size(), 39u);
+  for (const auto& [id, text] : texts) EXPECT_EQ(text, reversed(fmt::format("{}", 100 + id), {}));
+  EXPECT_LE(server_->at_once_most(), 3);
+  EXPECT_GE(server_->at_once_most(), 2);
+}
+
+TEST_F(TextServerTest, AnAddressWhereNobodyAnswersIsGivenUpSoon) {
+  start();
+  server_.reset();
+  const auto answer = ask("abc");
+  EXPECT_EQ(answer.error().code, Code::kUnavailable);
+  EXPECT_THAT(answer.error().message(), HasSubstr("(3 times)"));
+}
+
+TEST_F(TextServerTest, OptionsThatAreNoneAreRefused) {
+  start();
+  for (const char* url : {"", "127.0.0.1:8000", "ftp://x"}) {
+    TextServerOptions options = options_;
+    options.url = url;
+    EXPECT_EQ(TextServer::make(options, clock_).error().code, Code::kInvalid) << url;
+  }
+  options_.model = "";
+  EXPECT_THAT(TextServer::make(options_, clock_).error().message(), HasSubstr("/v1/models lists them"));
+}
+
+TEST(TextServerParser, SurvivesAnyBytes) {
+  const std::string answers[] = {
+      R"({"choices":[{"index":0,"message":{"role":"assistant","content":"abc"},"text":"abc","finish_reason":"stop"}],"usage":{"completion_tokens":3}})",
+      R"({"error":{"message":"no","type":"t","param":"max_tokens","code":"insufficient_quota"}})"};
+  Random random(1);
+  for (const std::string& answer : answers) {
+    for (int i = 0; i < 3000; ++i) {
+      std::string body = answer;
+      for (std::uint64_t n = random.below(5); n > 0; --n) {
+        const std::size_t at = random.below(body.size());
+        if (random.below(3) == 0) body.erase(at, 1 + random.below(10));
+        else body[at] = static_cast<char>(random.below(256));
+        if (body.empty()) break;
+      }
+      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(body.data()), body.size());
+    }
+  }
+  EXPECT_EQ(parse_text_answer(R"({"choices":[{"message":{"content":null,"refusal":"no"},"finish_reason":"stop"}]})", true)->text, "");
+  EXPECT_FALSE(parse_text_answer(R"({"choices":[{"text":null,"finish_reason":"stop"}]})", false));
+}
+
+}  // namespace
+}  // namespace echoline

@@ -1,0 +1,101 @@
+// What answers to held-out problems are worth, whoever gave them.
+#include "learner/held_out.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/random.hpp"
+
+namespace echoline::learner {
+namespace {
+
+TEST(HeldOut, IntervalsAreWilsons) {
+  const Interval half = wilson_interval(0.5, 10);
+  EXPECT_NEAR(half.low, 0.2366, 1e-4);
+  EXPECT_NEAR(half.high, 0.7634, 1e-4);
+  const Interval none = wilson_interval(0, 10);
+  EXPECT_NEAR(none.low, 0, 1e-12);
+  EXPECT_NEAR(none.high, 0.2775, 1e-4);
+  EXPECT_EQ(wilson_interval(0.5, 0).high, 1);
+}
+
+// Against counting every choice of k among n.
+TEST(HeldOut, PassAtKCountsChoices) {
+  for (unsigned n = 1; n <= 8; ++n)
+    for (unsigned correct = 0; correct <= n; ++correct)
+      for (unsigned k = 1; k <= n; ++k) {
+        unsigned chosen = 0, hits = 0;
+        for (unsigned set = 0; set < 1u << n; ++set)
+          if (static_cast<unsigned>(__builtin_popcount(set)) == k) ++chosen, hits += (set & ((1u << correct) - 1)) != 0;
+        EXPECT_NEAR(pass_at(n, correct, k), static_cast<double>(hits) / chosen, 1e-12) << n << " " << correct << " " << k;
+      }
+}
+
+class HeldOutTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto adapter = data_plane::make_adapter("arithmetic", R"({"operations": ["+"], "evaluation_problems": 200})", 3);
+    ASSERT_TRUE(adapter) << adapter.error().message();
+    adapter_ = *std::move(adapter);
+    problems_ = adapter_->evaluation();
+  }
+  void answer(HeldOut& held_out, std::size_t problem, bool right) {
+    held_out.answered(problem, right ? problems_[problem].reference() : "wrong", true, right ? 2 : 6);
+  }
+  std::unique_ptr<data_plane::Adapter> adapter_;
+  std::vector<schema::Problem> problems_;
+};
+
+TEST_F(HeldOutTest, CountsAnswersLengthsAndRefusals) {
+  problems_.resize(10);
+  HeldOut held_out(*adapter_, problems_, 1);
+  for (std::size_t i = 0; i < 8; ++i) answer(held_out, i, i < 4);
+  held_out.answered(8, "12345", false, std::nullopt);
+  held_out.refused(9, "too long\nfor it");
+  const auto r = held_out.result();
+  EXPECT_EQ(r["accuracy"], 0.4);
+  EXPECT_EQ(r["reward_mean"], 0.4);
+  EXPECT_NEAR(r["accuracy_low"].get<double>(), wilson_interval(0.4, 10).low, 1e-12);
+  EXPECT_TRUE(r["pass_at"].empty());
+  EXPECT_EQ(r["response_tokens"]["known"], 8);
+  EXPECT_EQ(r["response_tokens"]["mean"], 4);
+  EXPECT_EQ(r["response_tokens"]["max"], 6);
+  EXPECT_EQ(r["truncated_fraction"], 0.1);
+  EXPECT_EQ(r["refused"], (nlohmann::json{{R"(too long\nfor it)", 1}}));
+}
+
+// An interval is as wide as the problems' number says where answers to one are all alike, and as narrow as that of all answers where
+// they have nothing in common.
+TEST_F(HeldOutTest, AnswersToOneProblemCountForAsMuchAsTheyTell) {
+  HeldOut alike(*adapter_, problems_, 8), unlike(*adapter_, problems_, 8);
+  Random random(5);
+  double correct = 0;
+  for (std::size_t i = 0; i < problems_.size(); ++i)
+    for (int k = 0; k < 8; ++k) {
+      answer(alike, i, i % 2 == 0);
+      const bool right = random.below(2) == 0;
+      correct += right;
+      answer(unlike, i, right);
+    }
+  const auto a = alike.result(), u = unlike.result();
+  const auto width = [](const auto& r) { return r["accuracy_high"].template get<double>() - r["accuracy_low"].template get<double>(); };
+  const auto wilson_width = [](double share, double n) { return wilson_interval(share, n).high - wilson_interval(share, n).low; };
+  EXPECT_NEAR(width(a), wilson_width(0.5, 200), 0.002);
+  EXPECT_NEAR(width(u), wilson_width(correct / 1600, 1600), 0.008);
+  EXPECT_EQ(a["pass_at"].back()["share"], 0.5) << "the same problems every time";
+  EXPECT_EQ(a["pass_at"].back()["k"], 8);
+  EXPECT_NEAR(u["pass_at"].back()["share"].get<double>(), 1 - 1.0 / 256, 0.02);
+  EXPECT_EQ(u["pass_at"].size(), 4u) << "1, 2, 4, 8";
+}
+
+TEST(HeldOut, ATextEndsBehindItsFirstStopString) {
+  EXPECT_EQ(up_to_stop("a b</x> c", {"</x>", "zz"}), (std::pair<std::string_view, bool>{"a b</x>", true}));
+  EXPECT_EQ(up_to_stop("aXbYc", {"Yc", "Xb"}).first, "aXb");
+  EXPECT_EQ(up_to_stop("abc", {"x"}), (std::pair<std::string_view, bool>{"abc", false}));
+  EXPECT_EQ(up_to_stop("abc", {}).first, "abc");
+}
+
+}  // namespace
+}  // namespace echoline::learner
