@@ -55,22 +55,16 @@ class Qwen3:
 
 
 def rows_of(batch):
-    """Per response, padded: tokens [n, T] behind their prompts, and at [n, T - 1] the targets' mask and behaviour log-probabilities."""
-    prompt_ends, response_ends = batch["prompt_ends"].tolist(), batch["response_ends"].tolist()
-    prompts, responses, logprobs = batch.torch("prompt_tokens"), batch.torch("response_tokens"), batch.torch("logprobs")
-    counts = batch.torch("loss_mask").float()
-    p = [b - a for a, b in zip([0] + prompt_ends, prompt_ends)]
-    r = [b - a for a, b in zip([0] + response_ends, response_ends)]
-    length = max(a + b for a, b in zip(p, r))
-    tokens = torch.zeros(len(batch), length, dtype=torch.long)
-    mask, behaviour = torch.zeros(len(batch), length - 1), torch.zeros(len(batch), length - 1)
-    for i in range(len(batch)):
-        response = slice(response_ends[i] - r[i], response_ends[i])
-        tokens[i, :p[i]] = prompts[prompt_ends[i] - p[i]:prompt_ends[i]]
-        tokens[i, p[i]:p[i] + r[i]] = responses[response]
-        mask[i, p[i] - 1:p[i] + r[i] - 1] = counts[response]
-        behaviour[i, p[i] - 1:p[i] + r[i] - 1] = logprobs[response]
-    return tokens, mask, behaviour
+    """Padded: tokens [n, T]; and [n, T - 1]: where the targets are response tokens, which count, their behaviour log-probabilities."""
+    lengths = lambda ends: [end - begin for begin, end in zip([0, *ends], ends)]
+    prompts, responses = (batch.torch(name + "_tokens").split(lengths(batch[name + "_ends"])) for name in ("prompt", "response"))
+    tokens = torch.nn.utils.rnn.pad_sequence([torch.cat(row).long() for row in zip(prompts, responses)], batch_first=True)
+    at = torch.zeros(len(batch), tokens.shape[1] - 1, dtype=torch.bool)
+    for row, prompt, response in zip(at, prompts, responses):
+        row[len(prompt) - 1:len(prompt) + len(response) - 1] = True
+    mask, behaviour = torch.zeros(at.shape), torch.zeros(at.shape)
+    mask[at], behaviour[at] = batch.torch("loss_mask").float(), batch.torch("logprobs")
+    return tokens, at, mask, behaviour
 
 
 def advantages_of(batch):
@@ -81,6 +75,17 @@ def advantages_of(batch):
     centred = reward - (torch.zeros_like(count).index_add(0, group, reward) / count)[group]
     deviation = (torch.zeros_like(count).index_add(0, group, centred.square()) / count).sqrt()[group]
     return centred / (deviation + 1e-6)
+
+
+def answers(model, held_out):
+    """The most likely response to each held-out problem, token by token; what follows its end is for the learner to leave out."""
+    prompts, most = [torch.tensor(p["prompt_tokens"]) for p in held_out["problems"]], held_out["response_tokens_max"]
+    ends, every = torch.tensor([len(p) for p in prompts]), torch.arange(len(prompts))
+    tokens = F.pad(torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), (0, most))
+    with torch.no_grad():
+        for step in range(most):
+            tokens[every, ends + step] = model(tokens[:, :-1])[every, ends + step - 1].argmax(-1)
+    return {p["id"]: row[end:end + most].tolist() for p, row, end in zip(held_out["problems"], tokens, ends)}
 
 
 def main():
@@ -105,18 +110,23 @@ def main():
         status = client.status()
         if status.version_wanted == status.steps:
             client.publish(status.steps, model.weights)
+        if status.evaluation_wanted == status.steps:
+            accuracy = client.evaluated(status.steps, answers(model, client.held_out()))
+            print(f"step {status.steps}: accuracy {accuracy:.3f} on held-out problems", flush=True)
         if status.steps >= status.steps_total:
             break
         batch = client.take(wait=10, takeover=True)
         if batch is None:
             continue
-        tokens, mask, behaviour = rows_of(batch)
+        tokens, at, mask, behaviour = rows_of(batch)
+        scores, entropies = torch.full(at.shape, torch.nan), torch.full(at.shape, torch.nan)
         advantage = advantages_of(batch)[:, None]
         losses, norms = [], []
         informative = (advantage[:, 0] != 0).nonzero()[:, 0]  # the others' rewards say nothing
         for rows in informative.split(math.ceil(len(batch) / a.minibatches)) if len(informative) else ():
-            logits = model(tokens[rows, :-1]) / status.raw["temperature"]
-            logprobs = logits.log_softmax(-1).gather(-1, tokens[rows, 1:, None])[..., 0]
+            everything = (model(tokens[rows, :-1]) / status.raw["temperature"]).log_softmax(-1)
+            logprobs = everything.gather(-1, tokens[rows, 1:, None])[..., 0]
+            scores[rows], entropies[rows] = logprobs.detach(), -(everything.exp() * everything).sum(-1).detach()
             ratio = (logprobs - behaviour[rows]).exp()
             clipped = ratio.clamp(1 - a.clip[0], 1 + a.clip[1])
             loss = -(torch.minimum(ratio * advantage[rows], clipped * advantage[rows]) * mask[rows]).sum() / mask[rows].sum()
@@ -127,6 +137,7 @@ def main():
             warmup.step()
             losses.append(float(loss))
         figures = {"loss": sum(losses) / len(losses), "gradient_norm": sum(norms) / len(norms)} if losses else {}
+        client.score(batch, scores[at], entropies[at])
         client.consume(batch, {"updates": len(losses), **figures})
         print(f"step {batch.step}: reward {batch.torch('reward').mean():.3f}", flush=True)
 

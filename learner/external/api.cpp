@@ -160,8 +160,10 @@ struct Api::State {
 
   void routes() {
     server.set_pre_routing_handler([this](const Request& request, Response& response) {
-      if (wanted.empty() || wanted == overlay::trust::Secret(request.get_header_value("Authorization")))
+      if (wanted.empty() || wanted == overlay::trust::Secret(request.get_header_value("Authorization"))) {
+        exchange.heard();
         return httplib::Server::HandlerResponse::Unhandled;
+      }
       response.status = 401;
       answer(response, json{{"error",
                              {{"code", "unauthorized"},
@@ -232,6 +234,29 @@ struct Api::State {
                     ECHO_TRY(exchange.consume(lease, std::move(figures)));
                   }
                   answer(response, exchange.status());
+                  return ok();
+                }));
+    server.Post(R"(/v1/batch/([0-9a-f]+)/scores)", route([this](const Request& request, Response& response) -> Status {
+                  const std::string lease = request.matches[1];
+                  ECHO_ASSIGN(const std::size_t tokens, exchange.tokens(lease));
+                  ECHO_ASSIGN(TokenScores scores, parse_scores(request.body, tokens));
+                  ECHO_TRY(exchange.score(lease, std::move(scores)));
+                  answer(response, exchange.status());
+                  return ok();
+                }));
+    server.Get("/v1/evaluation", route([this](const Request&, Response& response) -> Status {
+                 exchange.evaluates();
+                 answer(response, options.held_out());
+                 return ok();
+               }));
+    server.Post(R"(/v1/evaluation/([0-9]+))", route([this](const Request& request, Response& response) -> Status {
+                  ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
+                  ECHO_ASSIGN(PolicyEvaluation evaluation, options.grade(json::parse(request.body, nullptr, false)));
+                  evaluation.version = Version{version};
+                  ECHO_TRY(exchange.evaluated(evaluation));
+                  json status = exchange.status();
+                  status["accuracy"] = evaluation.accuracy;
+                  answer(response, status);
                   return ok();
                 }));
     server.Post(R"(/v1/policy/([0-9]+))", route([this](const Request& request, Response& response) -> Status {

@@ -22,6 +22,10 @@ struct ApiOptions {
   // Bytes of a safetensors file, or a path of one or of a folder, as a policy of the run. Of any thread.
   std::function<Result<delta::OwnedState>(const std::string& bytes)> parse_policy;
   std::function<Result<delta::OwnedState>(const std::filesystem::path& path)> read_policy;
+  // What a trainer has to know that evaluates, and what its answers are worth: {"responses": {problem: tokens or text}}, or its own
+  // word {"accuracy", "problems", "reward_mean"}. Of any thread.
+  std::function<nlohmann::json()> held_out;
+  std::function<Result<PolicyEvaluation>(const nlohmann::json& body)> grade;
 };
 
 // Answers on threads of its own until it is destroyed.

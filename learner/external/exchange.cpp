@@ -7,6 +7,8 @@
 namespace echoline::learner {
 namespace {
 
+constexpr std::size_t kEvaluationsMax = 64;  // that the service has not looked at yet
+
 std::string new_lease() {
   std::random_device unforeseeable;
   return fmt::format("{:08x}{:08x}", unforeseeable(), unforeseeable());
@@ -15,20 +17,23 @@ std::string new_lease() {
 }  // namespace
 
 Exchange::Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done)
-    : options_(options), clock_(clock), steps_(steps_done), published_(Version{steps_done}) {}
+    : options_(options), clock_(clock), steps_(steps_done), published_(Version{steps_done}) {
+  if (steps_done == 0) to_evaluate_ = Version{0};
+}
 
-void Exchange::offer(std::uint64_t step, std::shared_ptr<const std::string> batch) {
+void Exchange::offer(std::uint64_t step, std::shared_ptr<const std::string> batch, std::size_t tokens) {
   const std::lock_guard lock(mutex_);
   ECHO_CHECK(step == steps_ + 1, "step {} is offered after {}", step, steps_);
-  batch_ = Batch{step, std::move(batch), {}, {}, {}};
+  batch_ = Batch{step, std::move(batch), tokens};
   changed_.notify_all();
 }
 
-std::optional<nlohmann::json> Exchange::wait_consumed(Duration wait) {
+std::optional<Consumed> Exchange::wait_consumed(Duration wait) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, wait, [&] { return stopped_ || (batch_ && batch_->figures); });
   if (!batch_ || !batch_->figures) return std::nullopt;
-  return std::exchange(batch_, std::nullopt)->figures;
+  Batch batch = *std::exchange(batch_, std::nullopt);
+  return Consumed{std::move(*batch.figures), std::move(batch.scores)};
 }
 
 std::optional<delta::OwnedState> Exchange::wait_policy(Version version, Duration wait) {
@@ -43,6 +48,17 @@ std::optional<delta::OwnedState> Exchange::wait_policy(Version version, Duration
   policy_.reset();
   changed_.notify_all();
   return state;
+}
+
+std::vector<PolicyEvaluation> Exchange::wait_evaluations(Duration wait) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, wait, [&] { return stopped_ || !evaluations_.empty(); });
+  return std::exchange(evaluations_, {});
+}
+
+bool Exchange::evaluation_comes(Duration patience) const {
+  const std::lock_guard lock(mutex_);
+  return !stopped_ && evaluates_ && to_evaluate_ == Version{steps_} && clock_.now() - heard_ < patience;
 }
 
 void Exchange::stop() {
@@ -87,8 +103,22 @@ Result<std::uint64_t> Exchange::consume(const std::string& lease, nlohmann::json
   batch_->figures = std::move(figures);
   steps_ = batch_->step;
   if (publishes(steps_)) wanted_ = Version{steps_};
+  to_evaluate_ = evaluates(steps_) ? std::optional(Version{steps_}) : std::nullopt;
   changed_.notify_all();
   return steps_;
+}
+
+Status Exchange::score(const std::string& lease, TokenScores scores) {
+  const std::lock_guard lock(mutex_);
+  ECHO_TRY(holds(lease));
+  batch_->scores = std::move(scores);
+  return ok();
+}
+
+Result<std::size_t> Exchange::tokens(const std::string& lease) const {
+  const std::lock_guard lock(mutex_);
+  ECHO_TRY(holds(lease));
+  return batch_->tokens;
 }
 
 Status Exchange::give_back(const std::string& lease) {
@@ -117,6 +147,29 @@ Status Exchange::publish(Version version, delta::OwnedState policy) {
   return ok();
 }
 
+void Exchange::heard() {
+  const std::lock_guard lock(mutex_);
+  heard_ = clock_.now();
+}
+
+void Exchange::evaluates() {
+  const std::lock_guard lock(mutex_);
+  evaluates_ = true;
+}
+
+Status Exchange::evaluated(const PolicyEvaluation& evaluation) {
+  const std::lock_guard lock(mutex_);
+  if (evaluation.version.value > steps_)
+    return fail(Code::kInvalid, "evaluate", "version {} is the policy after as many learner steps, and {} are done", evaluation.version.value, steps_);
+  if (evaluations_.size() >= kEvaluationsMax)
+    return fail(Code::kExhausted, "evaluate", "{} evaluations wait to be written down; come back later", evaluations_.size());
+  evaluates_ = true;
+  evaluations_.push_back(evaluation);
+  if (to_evaluate_ == evaluation.version) to_evaluate_.reset();
+  changed_.notify_all();
+  return ok();
+}
+
 nlohmann::json Exchange::status() const {
   const std::lock_guard lock(mutex_);
   const TimePoint now = clock_.now();
@@ -128,7 +181,8 @@ nlohmann::json Exchange::status() const {
                              : "waiting"},
       {"batch_step", there ? nlohmann::json(batch_->step) : nlohmann::json(nullptr)},
       {"version_wanted", wanted_ && !policy_ ? nlohmann::json(wanted_->value) : nlohmann::json(nullptr)},
-      {"version_published", published_ ? nlohmann::json(published_->value) : nlohmann::json(nullptr)}};
+      {"version_published", published_ ? nlohmann::json(published_->value) : nlohmann::json(nullptr)},
+      {"evaluation_wanted", to_evaluate_ ? nlohmann::json(to_evaluate_->value) : nlohmann::json(nullptr)}};
   return status;
 }
 

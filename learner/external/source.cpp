@@ -2,6 +2,8 @@
 
 #include <sys/stat.h>
 
+#include <cmath>
+
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
@@ -11,12 +13,16 @@
 #include "learner/external/api.hpp"
 #include "learner/external/batch_file.hpp"
 #include "learner/external/exchange.hpp"
+#include "learner/external/scores.hpp"
+#include "learner/held_out.hpp"
 #include "model/policy.hpp"
 
 namespace echoline::learner {
 namespace {
 
 constexpr Duration kPoll = std::chrono::milliseconds(200);
+// With a trainer that evaluates and has said nothing: it may be at it, or gone.
+constexpr Duration kEvaluationPatience = std::chrono::minutes(10);
 
 class External final : public PolicySource {
  public:
@@ -32,15 +38,15 @@ class External final : public PolicySource {
     if (host_.config.learner.warm_start.enabled)
       log::warn("learner.warm_start is the built-in trainer's, and left out: begin from `model.path` instead");
     if (resume) {
-      ECHO_ASSIGN(const Resumed resumed,
-                  read_newest_checkpoint(checkpoints(),
-                                         [&](const std::filesystem::path& folder) { return read_checkpoint(folder); }));
-      for (const Resumed::Damaged& damaged : resumed.damaged) {
+      const auto resumed = read_newest_checkpoint(checkpoints(), [&](const auto& folder) { return read_checkpoint(folder); });
+      if (!resumed)
+        return fail(resumed.error().code, resumed.error().operation, "{}{}", resumed.error().detail, earlier_hint(host_.record.folder()));
+      for (const Resumed::Damaged& damaged : resumed->damaged) {
         log::warn("checkpoint {} is damaged and was left aside as damaged-{}: {}", damaged.name, damaged.name,
                   damaged.reason);
         host_.record.event("checkpoint_damaged", {{"checkpoint", damaged.name}, {"reason", damaged.reason}});
       }
-      steps_ = static_cast<std::uint64_t>(resumed.step);
+      steps_ = static_cast<std::uint64_t>(resumed->step);
       saved_ = Version{steps_};
       host_.record.event("resumed", {{"step", steps_}});
     } else if (host_.config.model.path) {
@@ -48,7 +54,8 @@ class External final : public PolicySource {
     } else {
       ECHO_ASSIGN(policy_, model::init_policy(host_.task.files.config, host_.config.run.seed));
     }
-    exchange_.emplace(ExchangeOptions{host_.config.staleness.publish_every, host_.config.run.steps}, clock_, steps_);
+    exchange_.emplace(ExchangeOptions{host_.config.staleness.publish_every, host_.config.run.steps, host_.config.evaluation.every}, clock_,
+                      steps_);
     return resume ? serve() : ok();
   }
 
@@ -62,11 +69,22 @@ class External final : public PolicySource {
 
   Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) override {
     ECHO_ASSIGN(std::string bytes, pack_batch(batch));
-    exchange_->offer(steps_ + 1, std::make_shared<const std::string>(std::move(bytes)));
+    std::size_t tokens = 0;
+    for (const schema::Trajectory& t : batch) tokens += static_cast<std::size_t>(t.response_tokens_size());
+    exchange_->offer(steps_ + 1, std::make_shared<const std::string>(std::move(bytes)), tokens);
     for (;;) {
-      if (auto figures = exchange_->wait_consumed(kPoll)) {
+      auto consumed = exchange_->wait_consumed(kPoll);
+      note_evaluations({});
+      if (consumed) {
         ++steps_;
-        return std::optional(TrainedStep{std::move(*figures), {}});
+        TrainedStep done{std::move(consumed->figures), {}};
+        if (consumed->scores) {
+          Scored seen = scored(batch, *consumed->scores);
+          done.scrutiny = std::move(seen.scrutiny);
+          seen.figures.update(done.figures);  // the trainer's own word first
+          done.figures = std::move(seen.figures);
+        }
+        return std::optional(std::move(done));
       }
       if (host_.stop) return std::optional<TrainedStep>();
       ECHO_TRY(wait_on(fmt::format("step {}: the batch {} trainer", steps_ + 1,
@@ -88,8 +106,21 @@ class External final : public PolicySource {
     return std::optional(std::move(copy));
   }
 
-  Status step_done() override { return ok(); }
-  Status evaluate(const char*) override { return ok(); }
+  Status step_done() override {
+    note_evaluations({});
+    return ok();
+  }
+
+  // A trainer evaluates when it likes; only at the end it is waited for.
+  Status evaluate(const char*) override {
+    note_evaluations({});
+    while (!host_.stop && exchange_->evaluation_comes(kEvaluationPatience)) {
+      ECHO_TRY(wait_on(fmt::format("waiting for the trainer's evaluation of version {}", steps_)));
+      note_evaluations(kPoll);
+    }
+    note_evaluations({});
+    return ok();
+  }
   const std::map<std::string, double>& accuracy() const override { return accuracy_; }
 
   // Of the newest policy that was published, which is not the newest step's where κ > 1.
@@ -124,6 +155,8 @@ class External final : public PolicySource {
                   delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
       return model::policy_of(content.tensors, host_.task.files.config);
     };
+    api.held_out = [this] { return held_out(); };
+    api.grade = [this](const nlohmann::json& body) { return grade(body); };
     api.read_policy = [this](const std::filesystem::path& path) { return read_policy(path); };
     ECHO_ASSIGN(api_, Api::start(std::move(api), *exchange_));
     // The token in it is a secret.
@@ -133,6 +166,88 @@ class External final : public PolicySource {
     ECHO_TRY(written);
     log::info("waiting for a trainer: {} says where", address_file().string());
     return ok();
+  }
+
+  void note_evaluations(Duration wait) {
+    for (const PolicyEvaluation& e : exchange_->wait_evaluations(wait)) {
+      const std::uint64_t step = e.version.value;
+      const char* when = step == 0 ? "before" : step >= host_.config.run.steps ? "after" : "during";
+      nlohmann::json row = {{"when", when}, {"step", step}, {"accuracy", e.accuracy}, {"problems", e.problems}};
+      if (e.reward_mean) row["reward_mean"] = *e.reward_mean;
+      host_.record.metric("evaluation", std::move(row));
+      accuracy_[when] = e.accuracy;
+      log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems, as the trainer evaluates", when, step, e.accuracy, e.problems);
+    }
+  }
+
+  // The problems as the model is asked them. What stands behind the end of a response does not count, so nobody has to know the ends.
+  nlohmann::json held_out() const {
+    nlohmann::json problems = nlohmann::json::array();
+    for (const schema::Problem& problem : host_.task.evaluation) {
+      const auto text = host_.task.phrasing.prompt_text(problem.prompt());
+      const auto tokens = host_.task.phrasing.prompt(problem.prompt());
+      if (text && tokens) problems.push_back({{"id", problem.id()}, {"prompt", *text}, {"prompt_tokens", *tokens}});
+    }
+    return {{"response_tokens_max", host_.config.rollout.response_tokens_max},
+            {"eos", host_.task.phrasing.eos()},
+            {"stop", host_.task.phrasing.stop()},
+            {"problems", std::move(problems)}};
+  }
+
+  Result<PolicyEvaluation> grade(const nlohmann::json& body) const {
+    if (!body.is_object()) return fail(Code::kInvalid, "evaluate", "expected {{\"responses\": {{problem: tokens or text}}}} or {{\"accuracy\", \"problems\"}}");
+    return body.contains("responses") ? graded(body["responses"]) : reported(body);
+  }
+
+  // A problem without a response counts as answered wrongly.
+  Result<PolicyEvaluation> graded(const nlohmann::json& responses) const {
+    const std::vector<schema::Problem>& problems = host_.task.evaluation;
+    if (!responses.is_object() || responses.size() > problems.size())
+      return fail(Code::kInvalid, "evaluate", "expected responses by problem, at most {}", problems.size());
+    double correct = 0, reward = 0;
+    std::size_t found = 0;
+    for (const schema::Problem& problem : problems) {
+      std::string text;
+      if (const auto it = responses.find(problem.id()); it != responses.end()) {
+        ++found;
+        ECHO_ASSIGN(text, response_text(problem.id(), *it));
+      }
+      const data_plane::Score score = host_.task.adapter->score(problem, text);
+      correct += score.correct ? 1 : 0;
+      reward += score.reward;
+    }
+    if (found != responses.size())
+      return fail(Code::kInvalid, "evaluate", "{} of the responses are to no held-out problem: GET /v1/evaluation lists them", responses.size() - found);
+    const auto n = static_cast<double>(problems.size());
+    return PolicyEvaluation{{}, correct / n, reward / n, problems.size()};
+  }
+
+  Result<std::string> response_text(const std::string& problem, const nlohmann::json& response) const {
+    if (response.is_string()) {
+      const std::string text = response.get<std::string>();
+      return std::string(up_to_stop(text, host_.task.phrasing.stop()).first);
+    }
+    std::vector<model::Token> tokens;
+    bool sound = response.is_array() && response.size() <= host_.config.rollout.response_tokens_max;
+    for (std::size_t i = 0; sound && i < response.size(); ++i) {
+      sound = response[i].is_number_integer() && response[i] >= 0 && response[i] < host_.task.files.config.vocab_size;
+      if (sound) tokens.push_back(response[i].get<model::Token>());
+    }
+    if (!sound)
+      return fail(Code::kInvalid, "evaluate", "{}: expected a text, or at most {} tokens of the vocabulary", problem,
+                  host_.config.rollout.response_tokens_max);
+    return host_.task.phrasing.answer(tokens);
+  }
+
+  static Result<PolicyEvaluation> reported(const nlohmann::json& body) {
+    const auto number = [&](const char* name) -> std::optional<double> {
+      const auto it = body.find(name);
+      return it != body.end() && it->is_number() && std::isfinite(it->get<double>()) ? std::optional(it->get<double>()) : std::nullopt;
+    };
+    const auto accuracy = number("accuracy"), problems = number("problems");
+    if (!accuracy || *accuracy < 0 || *accuracy > 1 || !problems || *problems < 1 || *problems > 1e9)
+      return fail(Code::kInvalid, "evaluate", "expected responses, or an accuracy from 0 to 1 and how many problems it is of");
+    return PolicyEvaluation{{}, *accuracy, number("reward_mean"), static_cast<std::uint64_t>(*problems)};
   }
 
   // What the service has to say while a trainer is waited for. An error ends the run, which can go on from here.
@@ -187,7 +302,7 @@ class External final : public PolicySource {
   std::optional<Version> saved_;
   std::optional<Exchange> exchange_;
   std::unique_ptr<Api> api_;
-  const std::map<std::string, double> accuracy_;
+  std::map<std::string, double> accuracy_;  // by when
 };
 
 }  // namespace

@@ -102,6 +102,21 @@ TEST_F(ExternalTrainer, DrivesTheQuickstartsFleetAndMayCrash) {
   for (const json& row : json_lines(run_ / "metrics.jsonl"))
     if (row.at("kind") == "step") told += row.contains("updates");  // the trainer's own figure
   EXPECT_EQ(told, 6u);
+  std::size_t scored = 0;
+  for (const json& row : json_lines(run_ / "metrics.jsonl"))
+    if (row.at("kind") == "step" && row.value("scored_responses", 0) > 0) {
+      ++scored;
+      EXPECT_GT(row.at("entropy"), 0);
+      EXPECT_LT(row.at("behaviour_kl"), 0.5) << "its log-probabilities are those of the workers' policies";
+    }
+  EXPECT_GT(scored, 0u);
+  // The trainer's answers, graded by the learner, are what this program's own engine says of the same policies.
+  const json eval = report.at("eval");
+  EXPECT_TRUE(eval.at("before").is_number() && eval.at("after").is_number()) << eval.dump();
+  EXPECT_EQ(eval.at("problems"), 256);
+  const Outcome evaluated = run_program({"evaluate", run_.string(), "--json"});
+  ASSERT_EQ(evaluated.status, 0) << evaluated.err;
+  EXPECT_NEAR(json::parse(evaluated.out).at("accuracy").get<double>(), eval.at("after").get<double>(), 0.02);
   EXPECT_FALSE(fs::exists(run_ / "trainer-api.json"));
 }
 

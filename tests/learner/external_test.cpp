@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -40,6 +41,13 @@ delta::OwnedState tiny_policy() {
   static const std::vector<std::byte> two(2, std::byte{1});
   auto state = delta::OwnedState::zeros_like({{"w", delta::DType::kBF16, {1}, two}});
   return *std::move(state);
+}
+
+std::string scores_file(const std::vector<float>& logprobs, const std::vector<float>& entropies = {}) {
+  delta::StateView tensors{{"logprobs", delta::DType::kF32, {std::ssize(logprobs)}, std::as_bytes(std::span(logprobs))}};
+  if (!entropies.empty())
+    tensors.push_back({"entropies", delta::DType::kF32, {std::ssize(entropies)}, std::as_bytes(std::span(entropies))});
+  return *delta::safetensors_bytes(tensors);
 }
 
 schema::Trajectory trajectory(std::uint64_t group, std::vector<std::uint32_t> prompt,
@@ -87,7 +95,7 @@ TEST(Exchange, ABatchIsOneTrainersUntilItsLeaseEnds) {
   TestClock clock;
   Exchange exchange({1, 10}, clock, 0);
   EXPECT_FALSE(exchange.take({}, seconds(10), false)->has_value()) << "there is none yet";
-  exchange.offer(1, bytes("one"));
+  exchange.offer(1, bytes("one"), 2);
   const auto first = *exchange.take({}, seconds(10), false);
   ASSERT_TRUE(first.has_value());
   EXPECT_EQ(*first->bytes, "one");
@@ -109,7 +117,7 @@ TEST(Exchange, ABatchIsOneTrainersUntilItsLeaseEnds) {
   EXPECT_FALSE(exchange.wait_consumed({}).has_value());
   EXPECT_EQ(*exchange.consume(fourth->lease, {{"loss", 0.5}}), 1u);
   EXPECT_EQ(exchange.consume(fourth->lease, {}).error().code, Code::kStale) << "once";
-  EXPECT_EQ(exchange.wait_consumed({}), (json{{"loss", 0.5}}));
+  EXPECT_EQ(exchange.wait_consumed({})->figures, (json{{"loss", 0.5}}));
 }
 
 TEST(Exchange, TakesThePolicyOfTheStepDoneOrUnderWay) {
@@ -118,13 +126,13 @@ TEST(Exchange, TakesThePolicyOfTheStepDoneOrUnderWay) {
   EXPECT_EQ(exchange.publish(Version{0}, tiny_policy()).error().code, Code::kStale) << "known from the start";
   EXPECT_THAT(exchange.publish(Version{2}, tiny_policy()).error().message(), HasSubstr("consume a batch"));
   const auto train = [&](std::uint64_t step) {
-    exchange.offer(step, bytes("b"));
+    exchange.offer(step, bytes("b"), 0);
     EXPECT_TRUE(exchange.consume((*exchange.take({}, seconds(10), false))->lease, {}).has_value());
     EXPECT_TRUE(exchange.wait_consumed({}).has_value());
   };
   train(1);
   EXPECT_THAT(exchange.publish(Version{1}, tiny_policy()).error().message(), HasSubstr("publish_every"));
-  exchange.offer(2, bytes("b"));
+  exchange.offer(2, bytes("b"), 0);
   ASSERT_TRUE(exchange.publish(Version{2}, tiny_policy()).has_value()) << "before the batch is consumed";
   EXPECT_FALSE(exchange.wait_policy(Version{4}, {}).has_value());
   EXPECT_TRUE(exchange.wait_policy(Version{2}, {}).has_value());
@@ -155,6 +163,11 @@ class ApiTest : public testing::Test {
     options.read_policy = [](const std::filesystem::path& path) -> Result<delta::OwnedState> {
       return fail(Code::kNotFound, "read policy", "{}", path.string());
     };
+    options.held_out = [] { return json{{"problems", json::array()}}; };
+    options.grade = [](const json& body) -> Result<PolicyEvaluation> {
+      if (!body.is_object()) return fail(Code::kInvalid, "evaluate", "no object");
+      return PolicyEvaluation{{}, body.value("accuracy", 0.0), {}, 10};
+    };
     auto api = Api::start(std::move(options), exchange_);
     ASSERT_TRUE(api.has_value()) << api.error().message();
     api_ = *std::move(api);
@@ -166,7 +179,7 @@ class ApiTest : public testing::Test {
 
   const std::filesystem::path folder_ = std::filesystem::temp_directory_path() / fmt::format("api_test_{}", ::getpid());
   TestClock clock_;
-  Exchange exchange_{{1, 10}, clock_, 0};
+  Exchange exchange_{{1, 10, 4}, clock_, 0};
   std::unique_ptr<Api> api_;
 };
 
@@ -178,14 +191,17 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   httplib::Client client(path, 1);
   client.set_address_family(AF_UNIX);
   EXPECT_EQ(client.Post("/v1/batch")->status, 204);
-  exchange_.offer(1, bytes("bytes of a batch"));
+  exchange_.offer(1, bytes("bytes of a batch"), 2);
   const auto taken = client.Post("/v1/batch?wait_s=5&lease_s=30");
   ASSERT_EQ(taken->status, 200);
   EXPECT_EQ(taken->body, "bytes of a batch");
   EXPECT_EQ(taken->get_header_value("X-Echoline-Step"), "1");
   EXPECT_EQ(client.Post("/v1/batch")->status, 409);
   const std::string lease = taken->get_header_value("X-Echoline-Lease");
-  const std::string consume = "/v1/batch/" + lease + "/consume";
+  const std::string consume = "/v1/batch/" + lease + "/consume", score = "/v1/batch/" + lease + "/scores";
+  EXPECT_EQ(client.Post("/v1/batch/00/scores", scores_file({-0.5f, -1.5f}), "application/octet-stream")->status, 409);
+  EXPECT_EQ(client.Post(score, scores_file({-0.5f}), "application/octet-stream")->status, 400) << "of two tokens";
+  EXPECT_EQ(client.Post(score, scores_file({-0.5f, -1.5f}), "application/octet-stream")->status, 200);
   for (const char* wrong :
        {"[]", "{", R"({"figures": {"loss": "low"}})", R"({"figures": {"": 1}})", R"({"figures": [1]})"})
     EXPECT_EQ(client.Post(consume, wrong, "application/json")->status, 400) << wrong;
@@ -195,7 +211,9 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   const auto again = client.Post(consume, "", "application/json");
   EXPECT_EQ(again->status, 409);
   EXPECT_EQ(json::parse(again->body)["error"]["code"], "stale");
-  EXPECT_EQ(exchange_.wait_consumed({}), (json{{"loss", 0.5}}));
+  const auto consumed = exchange_.wait_consumed({});
+  EXPECT_EQ(consumed->figures, (json{{"loss", 0.5}}));
+  EXPECT_THAT(consumed->scores->logprobs, ElementsAre(-0.5f, -1.5f));
 
   const delta::OwnedState policy = tiny_policy();
   const std::string file = *delta::safetensors_bytes(policy.view());
@@ -213,6 +231,91 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   EXPECT_THAT(client.Get("/v2/nothing")->body, HasSubstr("docs/trainers.md"));
 }
 
+TEST_F(ApiTest, AnEvaluationIsWantedBeforeTheFirstStepAndWhereTheRunSaysSo) {
+  start("socket");
+  httplib::Client client(api_->address()["socket"].get<std::string>(), 1);
+  client.set_address_family(AF_UNIX);
+  const auto status = [&] { return json::parse(client.Get("/v1/status")->body); };
+  EXPECT_EQ(status()["evaluation_wanted"], 0);
+  EXPECT_FALSE(exchange_.evaluation_comes(seconds(60))) << "nobody has said that they evaluate";
+  EXPECT_EQ(client.Get("/v1/evaluation")->status, 200);
+  EXPECT_TRUE(exchange_.evaluation_comes(seconds(60)));
+  clock_.at += seconds(61);
+  EXPECT_FALSE(exchange_.evaluation_comes(seconds(60))) << "it is gone";
+  EXPECT_EQ(client.Post("/v1/evaluation/0", "[]", "application/json")->status, 400);
+  EXPECT_EQ(client.Post("/v1/evaluation/1", R"({"accuracy": 0.5})", "application/json")->status, 400) << "no such policy yet";
+  const auto done = client.Post("/v1/evaluation/0", R"({"accuracy": 0.5})", "application/json");
+  EXPECT_EQ(json::parse(done->body)["accuracy"], 0.5);
+  EXPECT_FALSE(exchange_.evaluation_comes(seconds(60)));
+  EXPECT_TRUE(status()["evaluation_wanted"].is_null());
+  const auto heard = exchange_.wait_evaluations({});
+  ASSERT_EQ(heard.size(), 1u);
+  EXPECT_EQ(heard[0].version, Version{0});
+  EXPECT_EQ(heard[0].accuracy, 0.5);
+  EXPECT_TRUE(exchange_.wait_evaluations({}).empty());
+  for (std::uint64_t step = 1; step <= 10; ++step) {
+    exchange_.offer(step, bytes("b"), 0);
+    ASSERT_TRUE(exchange_.consume((*exchange_.take({}, seconds(10), false))->lease, {}).has_value());
+    ASSERT_TRUE(exchange_.wait_consumed({}).has_value());
+    EXPECT_EQ(status()["evaluation_wanted"], step % 4 == 0 || step == 10 ? json(step) : json(nullptr)) << step;
+  }
+}
+
+TEST(Scores, AreReadOnlyForTheBatchTheyAreOf) {
+  const auto read = parse_scores(scores_file({-1, NAN, -3}, {0.5f, NAN, 1}), 3);
+  ASSERT_TRUE(read.has_value()) << read.error().message();
+  EXPECT_EQ(read->logprobs[2], -3);
+  EXPECT_EQ(read->entropies[0], 0.5f);
+  EXPECT_TRUE(parse_scores(scores_file({-1, -INFINITY}), 2).has_value()) << "an impossible token";
+  const std::pair<std::string, const char*> wrong[] = {{scores_file({-1}), "F32 [3]"},
+                                                       {scores_file({-1, -1, 2}), "above 0"},
+                                                       {scores_file({-1, -1, -1}, {1, 1}), "F32 [3]"},
+                                                       {scores_file({-1, -1, -1}, {1, -1, 1}), "entropy"},
+                                                       {*delta::safetensors_bytes({}), "logprobs is missing"},
+                                                       {*delta::safetensors_bytes(tiny_policy().view()), "found 'w'"},
+                                                       {"no tensors", "scores that were sent"}};
+  for (const auto& [file, words] : wrong) {
+    const auto refused = parse_scores(file, 3);
+    ASSERT_FALSE(refused.has_value()) << words;
+    EXPECT_EQ(refused.error().code, Code::kInvalid);
+    EXPECT_THAT(refused.error().message(), HasSubstr(words));
+  }
+}
+
+// What the trainer's model says tells who made answers up, by the same rule as with the built-in trainer.
+TEST(Scores, TellWhoseResponsesAreNotThePolicys) {
+  std::vector<schema::Trajectory> batch;
+  TokenScores scores;
+  for (std::uint64_t worker = 1; worker <= 4; ++worker)
+    for (int i = 0; i < 8; ++i) {
+      schema::Trajectory t = trajectory(1, {1}, {2, 3, 4});  // each says -0.5 of its tokens
+      t.set_worker(worker);
+      t.add_loss_mask(1), t.add_loss_mask(1), t.add_loss_mask(0);
+      batch.push_back(t);
+      for (const float p : {-0.5f, -0.6f}) scores.logprobs.push_back(worker == 3 ? -9 : p), scores.entropies.push_back(0.5f);
+      scores.logprobs.push_back(NAN), scores.entropies.push_back(NAN);  // not trained on, not needed
+    }
+  batch.push_back(trajectory(2, {1}, {5}));
+  batch.back().set_worker(9);
+  scores.logprobs.push_back(NAN), scores.entropies.push_back(NAN);
+  const Scored found = scored(batch, scores);
+  EXPECT_EQ(found.figures["scored_responses"], 32);
+  EXPECT_NEAR(found.figures["entropy"].get<double>(), 0.5, 1e-6);
+  EXPECT_FALSE(found.scrutiny.contains(WorkerId{9})) << "nothing was said of its response";
+  EXPECT_EQ(found.scrutiny.at(WorkerId{1}).responses, 8u);
+  EXPECT_NEAR(found.scrutiny.at(WorkerId{1}).surprise, 8 * 0.05, 1e-5);
+  EXPECT_NEAR(found.scrutiny.at(WorkerId{1}).dispute, 8 * 0.05, 1e-5);
+  EXPECT_NEAR(found.scrutiny.at(WorkerId{3}).dispute, 8 * 8.5, 1e-4);
+  Credibility credibility;
+  std::vector<Credibility::Verdict> verdicts;
+  for (std::uint64_t step = 1; step <= Credibility::kInARow; ++step) {
+    EXPECT_TRUE(verdicts.empty());
+    verdicts = credibility.judge(found.scrutiny, step);
+  }
+  ASSERT_EQ(verdicts.size(), 1u);
+  EXPECT_EQ(verdicts[0].worker, WorkerId{3});
+}
+
 TEST_F(ApiTest, OnLoopbackATokenIsNeeded) {
   start("127.0.0.1:0");
   httplib::Client client(api_->address()["url"].get<std::string>());
@@ -226,7 +329,7 @@ TEST_F(ApiTest, OnLoopbackATokenIsNeeded) {
 TEST_F(ApiTest, ListensNowhereElse) {
   for (const char* listen : {"0.0.0.0:0", "example.org:1", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:x", ""}) {
     const auto api = Api::start(
-        {.listen = listen, .folder = folder_, .body_max = {}, .about = {}, .parse_policy = {}, .read_policy = {}},
+        {.listen = listen, .folder = folder_, .body_max = {}, .about = {}, .parse_policy = {}, .read_policy = {}, .held_out = {}, .grade = {}},
         exchange_);
     ASSERT_FALSE(api.has_value()) << listen;
     EXPECT_THAT(api.error().message(), HasSubstr("127.0.0.1:PORT")) << listen;

@@ -35,6 +35,7 @@ class Status:
     batch: str  # none, waiting, taken
     version_wanted: Optional[int]  # that the learner waits for
     version_published: int
+    evaluation_wanted: Optional[int]  # the version whose answers to held-out problems the run would like to have
     raw: Mapping[str, Any]  # everything, the model's configuration and the sampling included
 
 
@@ -71,7 +72,8 @@ class Client:
 
     def status(self) -> Status:
         raw = self._json("GET", "/v1/status")
-        return Status(raw["steps"], raw["steps_total"], raw["batch"], raw["version_wanted"], raw["version_published"], raw)
+        return Status(raw["steps"], raw["steps_total"], raw["batch"], raw["version_wanted"], raw["version_published"],
+                      raw.get("evaluation_wanted"), raw)
 
     def metrics(self, after: int = 0) -> List[Dict[str, Any]]:
         """The rows of the run's metrics.jsonl, without the first `after`."""
@@ -92,6 +94,15 @@ class Client:
     def renew(self, batch: Batch, lease: float = 600.0) -> None:
         self._json("POST", f"/v1/batch/{batch.lease}/renew?lease_s={lease:.3f}")
 
+    def score(self, batch: Batch, logprobs: Any, entropies: Any = None) -> None:
+        """What the trainer's model says of each response token of the batch, in its order, before it is consumed: log-probabilities at
+        the run's temperature, NaN where none was computed, and if at hand the entropies there. The learner then sees which workers make
+        their responses up. Sequences of numbers, numpy or torch."""
+        tensors = {"logprobs": safetensors.of_floats(logprobs)}
+        if entropies is not None:
+            tensors["entropies"] = safetensors.of_floats(entropies)
+        self._json("POST", f"/v1/batch/{batch.lease}/scores", safetensors.pack(tensors), "application/octet-stream")
+
     def consume(self, batch: Batch, figures: Optional[Mapping[str, float]] = None) -> Status:
         """It was trained on: nobody gets it again. The figures become part of the step's row in metrics.jsonl."""
         body = json.dumps({"figures": {name: float(value) for name, value in (figures or {}).items()}}, allow_nan=False)
@@ -111,6 +122,17 @@ class Client:
         tensors = {name: value if isinstance(value, safetensors.Tensor) else safetensors.of_torch(value)
                    for name, value in policy.items()}
         self._json("POST", f"/v1/policy/{version}", safetensors.pack(tensors), "application/octet-stream")
+
+    def held_out(self) -> Dict[str, Any]:
+        """The held-out problems: `problems` with `id`, `prompt`, `prompt_tokens`; `response_tokens_max`, `eos`, `stop`. Who asks for them is
+        waited for at the end of the run."""
+        return self._json("GET", "/v1/evaluation")
+
+    def evaluated(self, version: int, responses: Optional[Mapping[str, Any]] = None, **figures: float) -> float:
+        """The responses of the policy of `version` to the held-out problems by id, tokens or texts, which the learner grades (what
+        stands behind the end of one does not count); or figures of one's own: accuracy, problems, reward_mean. Returns the accuracy."""
+        body = json.dumps({"responses": dict(responses)} if responses is not None else figures, allow_nan=False)
+        return self._json("POST", f"/v1/evaluation/{version}", body.encode())["accuracy"]
 
     def _json(self, method: str, path: str, body: Optional[bytes] = None, kind: str = "application/json") -> Any:
         return json.loads(self._call(method, path, body, kind)[1])

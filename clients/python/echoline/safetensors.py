@@ -50,6 +50,14 @@ def of_torch(value: Any) -> Tensor:
     raise TypeError(f"a policy has floating point tensors, found {value.dtype}")
 
 
+def of_floats(values: Any) -> Tensor:
+    """Numbers in a row (a sequence, numpy, torch) as F32."""
+    if hasattr(values, "detach"):
+        values = values.detach().to("cpu").numpy()
+    data = memoryview(values.astype("<f4").tobytes() if hasattr(values, "astype") else struct.pack(f"<{len(values)}f", *values))
+    return Tensor("F32", (data.nbytes // 4,), data)
+
+
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
     header, at, parts = {}, 0, []
     for name in sorted(tensors, key=lambda n: (-SIZES[tensors[n].dtype], n)):  # every tensor is aligned

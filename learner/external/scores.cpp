@@ -1,0 +1,83 @@
+#include "learner/external/scores.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <span>
+
+#include "delta/safetensors.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr double kLogRatioMax = 20;  // as in the loss: what follows from it stays finite
+constexpr double kLogprobMin = -100;  // an impossible token is a very unlikely one
+
+Result<std::vector<float>> values_of(const delta::TensorView& tensor, std::size_t tokens) {
+  if (tensor.dtype != delta::DType::kF32 || tensor.shape != std::vector<std::int64_t>{static_cast<std::int64_t>(tokens)})
+    return fail(Code::kInvalid, "scores", "{}: expected F32 [{}], one number for each response token of the batch, found {} [{}]", tensor.name, tokens,
+                delta::dtype_name(tensor.dtype), fmt::join(tensor.shape, ", "));
+  std::vector<float> values(tokens);
+  if (tokens > 0) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+  return values;
+}
+
+}  // namespace
+
+Result<TokenScores> parse_scores(const std::string& bytes, std::size_t tokens) {
+  ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the scores that were sent"));
+  TokenScores scores;
+  for (const delta::TensorView& tensor : content.tensors) {
+    if (tensor.name != "logprobs" && tensor.name != "entropies")
+      return fail(Code::kInvalid, "scores", "expected the tensors logprobs and entropies, found '{}'", tensor.name);
+    std::vector<float>& into = tensor.name == "logprobs" ? scores.logprobs : scores.entropies;
+    ECHO_ASSIGN(into, values_of(tensor, tokens));
+  }
+  if (scores.logprobs.size() != tokens) return fail(Code::kInvalid, "scores", "the tensor logprobs is missing");
+  for (const float p : scores.logprobs)
+    if (p > 1e-3f) return fail(Code::kInvalid, "scores", "a log-probability is {}, which is above 0", p);
+  for (const float h : scores.entropies)
+    if (h < -1e-3f || std::isinf(h)) return fail(Code::kInvalid, "scores", "an entropy is {}, expected a number from 0", h);
+  return scores;
+}
+
+Scored scored(const std::vector<schema::Trajectory>& batch, const TokenScores& scores) {
+  Scored found;
+  double entropy = 0, behaviour_kl = 0;
+  std::uint64_t all_tokens = 0, responses = 0;
+  const bool with_entropy = !scores.entropies.empty();
+  std::size_t first = 0;  // of the response
+  for (const schema::Trajectory& t : batch) {
+    const std::size_t begin = first;
+    first += static_cast<std::size_t>(t.response_tokens_size());
+    double surprise = 0, dispute = 0, spread = 0, drift_kl = 0;
+    std::uint64_t tokens = 0;
+    bool whole = true;
+    for (int i = 0; i < t.response_tokens_size() && whole; ++i) {
+      if (t.loss_mask_size() != 0 && t.loss_mask(i) == 0) continue;
+      const double logprob = std::max<double>(scores.logprobs[begin + static_cast<std::size_t>(i)], kLogprobMin);
+      const double h = with_entropy ? scores.entropies[begin + static_cast<std::size_t>(i)] : 0;
+      whole = !std::isnan(scores.logprobs[begin + static_cast<std::size_t>(i)]) && !std::isnan(h);
+      const double drift = std::clamp(logprob - t.logprobs(i), -kLogRatioMax, kLogRatioMax);
+      ++tokens;
+      surprise += with_entropy ? -logprob - h : 0;
+      dispute += std::abs(logprob - t.logprobs(i));
+      spread += h;
+      drift_kl += std::expm1(drift) - drift;
+    }
+    if (!whole || tokens == 0) continue;
+    Scrutiny& s = found.scrutiny[WorkerId{t.worker()}];
+    ++s.responses;
+    s.surprise += surprise / static_cast<double>(tokens);
+    s.dispute += dispute / static_cast<double>(tokens);
+    entropy += spread, behaviour_kl += drift_kl;
+    all_tokens += tokens, ++responses;
+  }
+  found.figures = {{"scored_responses", responses}};
+  if (all_tokens == 0) return found;
+  found.figures["behaviour_kl"] = behaviour_kl / static_cast<double>(all_tokens);
+  if (with_entropy) found.figures["entropy"] = entropy / static_cast<double>(all_tokens);
+  return found;
+}
+
+}  // namespace echoline::learner
