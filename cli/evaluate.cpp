@@ -1,5 +1,7 @@
 // echoline evaluate: what a policy, or a model behind a server, makes of a task's held-out problems.
 #include <cstdio>
+#include <deque>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/clock.hpp"
@@ -96,8 +98,32 @@ Result<Subject> subject(const Arguments& a) {
 }
 
 Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQuestions& q, learner::HeldOut& held_out) {
+  struct Asked {
+    std::vector<model::Token> tokens;
+    std::size_t prompt = 0, turns = 0;
+  };
   const std::uint64_t total = std::uint64_t{s.problems.size()} * q.samples;
+  std::map<std::uint64_t, Asked> asked;
+  std::deque<std::uint64_t> again;  // their next turns
   std::uint64_t next = 0;
+  const auto room = [&](const Asked& one) {
+    const std::int64_t left = q.tokens_max - std::ssize(one.tokens) + static_cast<std::int64_t>(one.prompt);
+    return q.turn_tokens_max > 0 ? std::min(left, q.turn_tokens_max) : left;
+  };
+  const auto question = [&](std::uint64_t id) {
+    const Asked& one = asked.at(id);
+    model::Question question{id, one.tokens, {}};
+    question.sampling.temperature = q.temperature;
+    question.sampling.top_p = q.top_p;
+    question.sampling.tokens_max = room(one);
+    question.sampling.eos = s.phrasing->eos();
+    question.sampling.seed = learner::seed_of(q, id, one.turns);
+    return question;
+  };
+  const auto refused = [&](std::uint64_t id, const Error& why) {
+    held_out.refused(id, why.message());
+    asked.erase(id);
+  };
   model::Questions questions;
   questions.device = a.device;
   questions.threads = s.config.learner.threads;
@@ -105,36 +131,52 @@ Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQu
   if (!s.phrasing->stop().empty())
     questions.ends = [&](std::span<const model::Token> response) { return s.phrasing->end(response, response.size() - 1).has_value(); };
   questions.next = [&]() -> std::optional<model::Question> {
-    for (; next < total; ++next) {
-      const std::size_t problem = next / q.samples;
-      auto prompt = s.phrasing->prompt(s.problems[problem].prompt());
-      if (!prompt) {
-        held_out.refused(problem, prompt.error().message());
-        continue;
+    if (!again.empty()) {
+      const std::uint64_t id = again.front();
+      again.pop_front();
+      return question(id);
+    }
+    while (next < total) {
+      const std::uint64_t id = next++;
+      auto prompt = s.phrasing->prompt(s.problems[id / q.samples].prompt());
+      if (prompt) {
+        const std::size_t tokens = prompt->size();
+        asked[id] = {*std::move(prompt), tokens, 0};
+        return question(id);
       }
-      model::Question question{next, std::move(*prompt), {}};
-      question.sampling.temperature = q.temperature;
-      question.sampling.top_p = q.top_p;
-      question.sampling.tokens_max = q.tokens_max;
-      question.sampling.eos = s.phrasing->eos();
-      question.sampling.seed = learner::seed_of(q, problem, static_cast<std::uint32_t>(next % q.samples));
-      ++next;
-      return question;
+      refused(id, prompt.error());
     }
     return std::nullopt;
   };
   questions.hear = [&](std::uint64_t id, Result<model::Generation> generation) -> Status {
     if (q.interrupted()) return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
-    const std::size_t problem = id / q.samples;
-    if (!generation && generation.error().code == Code::kInvalid) {  // too long for it
-      held_out.refused(problem, generation.error().message());
-    } else if (!generation) {
-      return std::move(generation).error();
-    } else {
-      held_out.answered(problem, s.phrasing->answer(generation->tokens), generation->finish != model::Finish::kLength,
-                        std::ssize(generation->tokens));
+    if (!generation) {
+      if (generation.error().code != Code::kInvalid) return std::move(generation).error();
+      refused(id, generation.error());  // too long for it
+      return ok();
     }
+    ECHO_ASSIGN(const auto told, held_out.answered(id, s.phrasing->answer(generation->tokens), generation->finish != model::Finish::kLength,
+                                                   std::ssize(generation->tokens)));
     q.progress(held_out.answers());
+    if (!told) {
+      asked.erase(id);
+      return ok();
+    }
+    Asked& one = asked.at(id);
+    one.tokens.insert(one.tokens.end(), generation->tokens.begin(), generation->tokens.end());
+    auto more = s.phrasing->follow_up(one.tokens, *told);
+    if (!more) {
+      refused(id, more.error());
+      return ok();
+    }
+    one.tokens.insert(one.tokens.end(), more->begin(), more->end());
+    ++one.turns;
+    if (room(one) > 0) {
+      again.push_back(id);
+    } else {
+      held_out.cut(id);
+      asked.erase(id);
+    }
     return ok();
   };
   return ask_all(s.policy, questions);
@@ -179,6 +221,7 @@ Result<json> evaluate(const Arguments& a, Subject& s) {
   q.temperature = a.temperature >= 0 ? a.temperature : a.samples > 1 ? s.config.rollout.temperature : 0;
   q.top_p = q.temperature > 0 ? s.config.rollout.top_p : 1;
   q.tokens_max = a.tokens_max > 0 ? a.tokens_max : s.config.rollout.response_tokens_max;
+  q.turn_tokens_max = s.config.rollout.turn_tokens_max.value_or(0);
   q.seed = a.seed;
   if (q.samples > 1 && q.temperature == 0)
     return fail(Code::kInvalid, "evaluate", "{} samples at temperature 0 are {} times the same", q.samples, q.samples);
@@ -192,7 +235,7 @@ Result<json> evaluate(const Arguments& a, Subject& s) {
     told = clock.now();
     say("{} of {} answers\n", answers, total);
   };
-  learner::HeldOut held_out(*s.adapter, s.problems, q.samples);
+  learner::HeldOut held_out(*s.adapter, s.problems, q.samples, q.seed);
   ECHO_TRY(s.policy.empty() ? ask_url(s, a, q, held_out) : ask_policy(s, a, q, held_out));
   json result = held_out.result();
   result["schema_version"] = 1;

@@ -39,22 +39,48 @@ double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k) {
   return 1 - none;
 }
 
-HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples)
-    : adapter_(adapter), problems_(problems), samples_(samples), correct_(problems.size()) {}
+HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples, std::uint64_t seed)
+    : adapter_(adapter), problems_(problems), samples_(samples), seed_(seed), correct_(problems.size()) {}
 
-void HeldOut::answered(std::size_t problem, std::string_view text, bool finished, std::optional<std::int64_t> tokens) {
-  const data_plane::Score score = adapter_.score(problems_.at(problem), text);
-  ++answers_;
-  correct_[problem] += score.correct ? 1 : 0;
-  reward_ += score.reward;
-  unfinished_ += finished ? 0 : 1;
-  if (tokens) lengths_.push_back(static_cast<double>(*tokens));
+Result<std::optional<std::string>> HeldOut::answered(std::uint64_t id, std::string_view text, bool finished, std::optional<std::int64_t> tokens) {
+  Answer& answer = begun_[id];
+  if (!answer.episode) {
+    const std::uint64_t problem = id / samples_;
+    ECHO_ASSIGN(answer.episode, adapter_.begin(problems_.at(problem), data_plane::episode_seed(seed_, problem, static_cast<std::uint32_t>(id % samples_))));
+  }
+  answer.finished = finished;
+  answer.tokens = answer.tokens && tokens ? std::optional(*answer.tokens + *tokens) : std::nullopt;
+  ECHO_ASSIGN(data_plane::Step step, data_plane::step_and_wait(*answer.episode, std::string(text)));
+  data_plane::add(answer.score, step.score);
+  if (!step.done && ++answer.turns < data_plane::kTurnsMax) return std::optional(std::move(step.observation));
+  if (!step.done) {
+    cut(id);
+    return std::optional<std::string>();
+  }
+  end(id, answer);
+  return std::optional<std::string>();
 }
 
-void HeldOut::refused(std::size_t problem, const std::string& why) {
+void HeldOut::cut(std::uint64_t id) {
+  Answer& answer = begun_.at(id);
+  data_plane::add(answer.score, answer.episode->cut());
+  answer.finished = false;
+  end(id, answer);
+}
+
+void HeldOut::end(std::uint64_t id, const Answer& answer) {
+  ++answers_;
+  correct_[id / samples_] += answer.score.correct ? 1 : 0;
+  reward_ += answer.score.reward;
+  unfinished_ += answer.finished ? 0 : 1;
+  if (answer.tokens) lengths_.push_back(static_cast<double>(*answer.tokens));
+  begun_.erase(id);
+}
+
+void HeldOut::refused(std::uint64_t id, const std::string& why) {
   ++answers_;
   ++refused_[refused_.size() < kReasonsMax ? printable(why, kReasonBytesMax) : "others"];
-  reward_ += adapter_.score(problems_.at(problem), "").reward;
+  begun_.erase(id);
 }
 
 json HeldOut::result() const {
@@ -95,9 +121,9 @@ json HeldOut::result() const {
           {"refused", refused_}};
 }
 
-std::uint64_t seed_of(const HeldOutQuestions& questions, std::size_t problem, std::uint32_t sample) {
+std::uint64_t seed_of(const HeldOutQuestions& questions, std::uint64_t id, std::size_t turn) {
   // Servers differ in how large a seed may be; all take 31 bits.
-  return Random(questions.seed, std::uint64_t{problem} * 65'536 + sample).next() >> 33;
+  return Random(questions.seed, mix64(id) + turn).next() >> 33;
 }
 
 std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::vector<std::string>& stops) {
@@ -110,44 +136,60 @@ std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::v
 Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing, const std::vector<schema::Problem>& problems,
                   const HeldOutQuestions& questions, HeldOut& held_out) {
   const std::uint64_t total = std::uint64_t{problems.size()} * questions.samples;
-  std::uint64_t next = 0;  // asked so far; an id says problem and sample
+  std::map<std::uint64_t, std::vector<TextMessage>> chats;  // so far, of the answers that are not through
+  const auto ask = [&](std::uint64_t id, std::string prompt) {
+    TextQuestion question;
+    question.id = id;
+    question.tokens_max = questions.turn_tokens_max > 0 ? std::min(questions.turn_tokens_max, questions.tokens_max) : questions.tokens_max;
+    question.temperature = questions.temperature;
+    question.top_p = questions.top_p;
+    const auto chat = chats.find(id);
+    if (questions.temperature > 0) question.seed = seed_of(questions, id, chat == chats.end() ? 0 : chat->second.size());
+    question.prompt = std::move(prompt);
+    if (chat != chats.end()) {
+      question.messages = chat->second;
+      question.template_options_json = config.task.chat_options_json;
+    }
+    return server.submit(std::move(question));
+  };
+  std::uint64_t next = 0;  // asked so far
   while (held_out.answers() < total) {
     if (questions.interrupted && questions.interrupted())
       return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
     for (; next < total && server.inside() < TextServer::kInsideMax / 64; ++next) {
-      const std::size_t problem = next / questions.samples;
-      TextQuestion question;
-      question.id = next;
-      question.tokens_max = questions.tokens_max;
-      question.temperature = questions.temperature;
-      question.top_p = questions.top_p;
-      if (questions.temperature > 0) question.seed = seed_of(questions, problem, static_cast<std::uint32_t>(next % questions.samples));
-      if (phrasing != nullptr) {
-        auto text = phrasing->prompt_text(problems[problem].prompt());
-        if (!text) {
-          held_out.refused(problem, text.error().message());
-          continue;
-        }
-        question.prompt = std::move(*text);
+      const std::string& problem = problems[next / questions.samples].prompt();
+      if (phrasing == nullptr) {
+        std::vector<TextMessage>& chat = chats[next];
+        if (!config.task.system.empty()) chat.push_back({"system", config.task.system});
+        chat.push_back({"user", task_text(config.task, problem)});
+        ECHO_TRY(ask(next, {}));
+      } else if (auto text = phrasing->prompt_text(problem)) {
+        ECHO_TRY(ask(next, std::move(*text)));
       } else {
-        if (!config.task.system.empty()) question.messages.push_back({"system", config.task.system});
-        question.messages.push_back({"user", task_text(config.task, problems[problem].prompt())});
-        question.template_options_json = config.task.chat_options_json;
+        held_out.refused(next, text.error().message());
       }
-      ECHO_TRY(server.submit(std::move(question)));
     }
     for (TextServer::Ended& ended : server.poll(std::chrono::milliseconds(200))) {
-      const std::size_t problem = ended.id / questions.samples;
-      if (ended.answer) {
-        const auto [text, stopped] = up_to_stop(ended.answer->text, config.rollout.stop);
-        // How many tokens what was cut off had is not known.
-        const bool whole = text.size() == ended.answer->text.size();
-        held_out.answered(problem, text, ended.answer->finished || stopped, whole ? ended.answer->tokens : std::nullopt);
-      } else if (ended.single) {
-        held_out.refused(problem, ended.answer.error().message());
-      } else {
-        return std::move(ended.answer).error();
+      if (!ended.answer) {
+        if (!ended.single) return std::move(ended.answer).error();
+        held_out.refused(ended.id, ended.answer.error().message());
+        chats.erase(ended.id);
+        continue;
       }
+      const auto [text, stopped] = up_to_stop(ended.answer->text, config.rollout.stop);
+      // How many tokens what was cut off had is not known.
+      const bool whole = text.size() == ended.answer->text.size();
+      ECHO_ASSIGN(std::optional<std::string> told, held_out.answered(ended.id, text, ended.answer->finished || stopped, whole ? ended.answer->tokens : std::nullopt));
+      const auto chat = chats.find(ended.id);
+      if (!told) {
+        chats.erase(ended.id);
+        continue;
+      }
+      if (chat == chats.end())
+        return fail(Code::kInvalid, "evaluate", "the task '{}' goes on after the first answer: ask the server for chats (--api chat)", config.task.adapter);
+      chat->second.push_back({"assistant", std::string(text)});
+      chat->second.push_back({"user", std::move(*told)});
+      ECHO_TRY(ask(ended.id, {}));
     }
     if (questions.progress) questions.progress(held_out.answers());
   }

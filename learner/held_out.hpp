@@ -28,14 +28,18 @@ Interval wilson_interval(double share, double trials);
 // arXiv:2107.03374.
 double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k);
 
-// Collects answers, `samples` to each problem, in any order.
+// Collects answers, `samples` to each problem, in any order. An answer has one turn, or as many as its task.
 class HeldOut {
  public:
-  // Both outlive it.
-  HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples);
-  void answered(std::size_t problem, std::string_view text, bool finished, std::optional<std::int64_t> tokens);
+  // Both outlive it. Episodes begin with seeds that follow from `seed`.
+  HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples, std::uint64_t seed);
+  // The next turn of answer `id` (< problems × samples; id / samples is its problem). What the model is told next, or nothing: that
+  // was the last turn. An error is the task's, not the model's.
+  Result<std::optional<std::string>> answered(std::uint64_t id, std::string_view text, bool finished, std::optional<std::int64_t> tokens);
+  // There is no room for the turn that comes next: the answer ends here.
+  void cut(std::uint64_t id);
   // It could not be put to the model, or was refused: counts as answered wrongly, and is counted.
-  void refused(std::size_t problem, const std::string& why);
+  void refused(std::uint64_t id, const std::string& why);
 
   std::uint64_t answers() const { return answers_; }
   // Accuracy is the mean over all answers; its interval takes answers to one problem for as alike as they are. Fields as in
@@ -43,9 +47,20 @@ class HeldOut {
   nlohmann::json result() const;
 
  private:
+  struct Answer {
+    std::unique_ptr<data_plane::Episode> episode;
+    data_plane::Score score;
+    std::optional<std::int64_t> tokens = 0;  // absent: not known of every turn
+    std::size_t turns = 0;
+    bool finished = true;
+  };
+  void end(std::uint64_t id, const Answer& answer);
+
   const data_plane::Adapter& adapter_;
   const std::vector<schema::Problem>& problems_;
   const std::uint32_t samples_;
+  const std::uint64_t seed_;
+  std::map<std::uint64_t, Answer> begun_;
   std::vector<std::uint64_t> correct_;  // by problem
   std::vector<double> lengths_;         // tokens, of those that are known
   std::map<std::string, std::uint64_t> refused_;
@@ -56,17 +71,18 @@ class HeldOut {
 struct HeldOutQuestions {
   std::uint32_t samples = 1;
   double temperature = 0, top_p = 1;
-  std::int64_t tokens_max = 64;
-  std::uint64_t seed = 0;  // with temperature
+  std::int64_t tokens_max = 64;       // of all turns, with what is told between them
+  std::int64_t turn_tokens_max = 0;  // of one of them; 0: what the others leave
+  std::uint64_t seed = 0;            // of the sampling, and of what happens in the tasks
   std::function<bool()> interrupted = {};
   std::function<void(std::uint64_t answers)> progress = {};  // hears of it a few times a second
 };
 
-// The seed of an answer: another one for each.
-std::uint64_t seed_of(const HeldOutQuestions& questions, std::size_t problem, std::uint32_t sample);
+// The seed of a turn of an answer: another one for each.
+std::uint64_t seed_of(const HeldOutQuestions& questions, std::uint64_t id, std::size_t turn);
 
 // Asks a server all problems: as chat messages in the style of the run's task, or, where `phrasing` is given, as the text that it
-// makes. A response ends behind the first of the run's stop strings, here, since servers leave them out. Ends with the first error that is not
+// makes (kInvalid where the task has further turns). A response ends behind the first of the run's stop strings, here, since servers leave them out. Ends with the first error that is not
 // a single question's: kUnavailable, kInvalid and so on, as TextServer says; kCancelled when interrupted.
 Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing, const std::vector<schema::Problem>& problems,
                   const HeldOutQuestions& questions, HeldOut& held_out);

@@ -17,15 +17,15 @@ Status ask_all(const std::filesystem::path& folder, const Questions& questions) 
   ECHO_ASSIGN(const torch::Device device, device_named(questions.device));
   ECHO_ASSIGN(const LoadedModel loaded, load_model(folder, device, torch::kBFloat16));
   RunningBatch batch(loaded.transformer, {.rows_max = static_cast<std::int64_t>(questions.at_once)});
-  for (bool all = false; !all || batch.running() + batch.waiting() > 0;) {
-    while (!all && batch.running() + batch.waiting() < questions.at_once) {
+  for (;;) {
+    while (batch.running() + batch.waiting() < questions.at_once) {
       std::optional<Question> question = questions.next();
-      all = !question;
-      if (all) break;
+      if (!question) break;
       const std::uint64_t id = question->id;
       if (Status added = batch.add({id, std::move(question->prompt), question->sampling, questions.ends}); !added)
         ECHO_TRY(questions.hear(id, std::move(added).error()));
     }
+    if (batch.running() + batch.waiting() == 0) break;
     for (Ended& ended : batch.step()) ECHO_TRY(questions.hear(ended.id, std::move(ended.generation)));
   }
   return ok();

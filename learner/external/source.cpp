@@ -212,7 +212,7 @@ class External final : public PolicySource {
         ++found;
         ECHO_ASSIGN(text, response_text(problem.id(), *it));
       }
-      const data_plane::Score score = host_.task.adapter->score(problem, text);
+      ECHO_ASSIGN(const data_plane::Score score, host_.task.adapter->score(problem, text));
       correct += score.correct ? 1 : 0;
       reward += score.reward;
     }

@@ -42,7 +42,12 @@ class HeldOutTest : public ::testing::Test {
     problems_ = adapter_->evaluation();
   }
   void answer(HeldOut& held_out, std::size_t problem, bool right) {
-    held_out.answered(problem, right ? problems_[problem].reference() : "wrong", true, right ? 2 : 6);
+    answer(held_out, problem, 0, 1, right);
+  }
+  void answer(HeldOut& held_out, std::size_t problem, int sample, int samples, bool right) {
+    const auto told = held_out.answered(problem * samples + sample, right ? problems_[problem].reference() : "wrong", true, right ? 2 : 6);
+    ASSERT_TRUE(told) << told.error().message();
+    EXPECT_EQ(*told, std::nullopt);
   }
   std::unique_ptr<data_plane::Adapter> adapter_;
   std::vector<schema::Problem> problems_;
@@ -50,9 +55,9 @@ class HeldOutTest : public ::testing::Test {
 
 TEST_F(HeldOutTest, CountsAnswersLengthsAndRefusals) {
   problems_.resize(10);
-  HeldOut held_out(*adapter_, problems_, 1);
+  HeldOut held_out(*adapter_, problems_, 1, 0);
   for (std::size_t i = 0; i < 8; ++i) answer(held_out, i, i < 4);
-  held_out.answered(8, "12345", false, std::nullopt);
+  ASSERT_TRUE(held_out.answered(8, "12345", false, std::nullopt));
   held_out.refused(9, "too long\nfor it");
   const auto r = held_out.result();
   EXPECT_EQ(r["accuracy"], 0.4);
@@ -69,15 +74,15 @@ TEST_F(HeldOutTest, CountsAnswersLengthsAndRefusals) {
 // An interval is as wide as the problems' number says where answers to one are all alike, and as narrow as that of all answers where
 // they have nothing in common.
 TEST_F(HeldOutTest, AnswersToOneProblemCountForAsMuchAsTheyTell) {
-  HeldOut alike(*adapter_, problems_, 8), unlike(*adapter_, problems_, 8);
+  HeldOut alike(*adapter_, problems_, 8, 0), unlike(*adapter_, problems_, 8, 0);
   Random random(5);
   double correct = 0;
   for (std::size_t i = 0; i < problems_.size(); ++i)
     for (int k = 0; k < 8; ++k) {
-      answer(alike, i, i % 2 == 0);
+      answer(alike, i, k, 8, i % 2 == 0);
       const bool right = random.below(2) == 0;
       correct += right;
-      answer(unlike, i, right);
+      answer(unlike, i, k, 8, right);
     }
   const auto a = alike.result(), u = unlike.result();
   const auto width = [](const auto& r) { return r["accuracy_high"].template get<double>() - r["accuracy_low"].template get<double>(); };
@@ -88,6 +93,23 @@ TEST_F(HeldOutTest, AnswersToOneProblemCountForAsMuchAsTheyTell) {
   EXPECT_EQ(a["pass_at"].back()["k"], 8);
   EXPECT_NEAR(u["pass_at"].back()["share"].get<double>(), 1 - 1.0 / 256, 0.02);
   EXPECT_EQ(u["pass_at"].size(), 4u) << "1, 2, 4, 8";
+}
+
+// Guessing a number takes several turns: what the model is told between them comes back, and the answer counts once.
+TEST(HeldOut, AnAnswerHasAsManyTurnsAsItsTask) {
+  const auto adapter = data_plane::make_adapter("guess", "", 3);
+  ASSERT_TRUE(adapter) << adapter.error().message();
+  const std::vector<schema::Problem> problems = (*adapter)->evaluation();
+  HeldOut held_out(**adapter, problems, 1, 7);
+  const auto told = held_out.answered(0, "hm", true, 1);
+  ASSERT_TRUE(told) << told.error().message();
+  ASSERT_TRUE(told->has_value());
+  EXPECT_EQ(held_out.answers(), 0u);
+  held_out.cut(0);
+  EXPECT_EQ(held_out.answers(), 1u);
+  const auto r = held_out.result();
+  EXPECT_EQ(r["response_tokens"]["max"], 1);
+  EXPECT_GT(r["truncated_fraction"], 0);
 }
 
 TEST(HeldOut, ATextEndsBehindItsFirstStopString) {
