@@ -1,6 +1,7 @@
 // echoline learner, echoline worker: the two processes of a run.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -144,8 +145,11 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
   if (a.rollouts_per_s > 0) options.rollouts_per_s_max = a.rollouts_per_s;
   const auto report = worker::run_agent(options, stop);
   if (!report) return complain("worker", report.error());
-  log::info("{} rollouts accepted, {} leases refused, {} versions installed; ended: {}", report->rollouts,
-            report->refused, report->versions, report->reason);
+  const double versions = static_cast<double>(std::max<std::uint64_t>(1, report->versions));
+  log::info("{} rollouts accepted, {} leases refused, {} versions installed (in the mean {:.1f} ms each, {:.1f} ms after they had "
+            "come); ended: {}",
+            report->rollouts, report->refused, report->versions, 1e3 * seconds(report->install_times) / versions,
+            1e3 * seconds(report->install_waits) / versions, report->reason);
   if (!report->in_order)
     return complain("worker", fail(Code::kUnavailable, "work", "it ended before the run did: {}", report->reason));
   return 0;

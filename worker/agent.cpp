@@ -40,8 +40,12 @@ struct Disconnected {
   std::string reason;
   bool in_order = false;
 };
+struct Arrived {
+  overlay::Publication publication;
+  TimePoint at;
+};
 struct TaskAnswered {};
-using Event = std::variant<Joined, overlay::Publication, Message, Away, Disconnected, TaskAnswered>;
+using Event = std::variant<Joined, Arrived, Message, Away, Disconnected, TaskAnswered>;
 
 class Agent {
  public:
@@ -66,7 +70,10 @@ class Agent {
     node_options.disk_max = options_.disk_max;
     overlay::WorkerEvents events;
     events.joined = [this](WorkerId id, const std::string&) { post(Joined{id}); };
-    events.publication = [this](const overlay::Publication& p) { post(p); };
+    events.publication = [this](const overlay::Publication& p) {
+      news_ = true;  // before it can be taken, or it would stay
+      post(Arrived{p, clock_.now()});
+    };
     events.message = [this](std::string bytes) { post(Message{std::move(bytes)}); };
     events.away = [this](const std::string& reason) { post(Away{reason}); };
     events.disconnected = [this](const std::string& reason, bool in_order) { post(Disconnected{reason, in_order}); };
@@ -153,8 +160,9 @@ class Agent {
       id_ = joined->id;
       log::info("joined as worker {} ({})", id_, options_.name);
       asking_.joined();
-    } else if (auto* publication = std::get_if<overlay::Publication>(&event)) {
-      pending_.push_back(std::move(*publication));
+    } else if (auto* arrived = std::get_if<Arrived>(&event)) {
+      news_ = false;
+      pending_.push_back(std::move(*arrived));
     } else if (auto* message = std::get_if<Message>(&event)) {
       return handle_message(message->bytes);
     } else if (auto* away = std::get_if<Away>(&event)) {
@@ -182,7 +190,7 @@ class Agent {
         ECHO_ASSIGN(auto spec, data_plane::unpack_run_spec(message.run_spec()));
         ECHO_ASSIGN(task_, make_task(std::move(spec)));
         groups_.emplace(*task_, id_, [this] { mailbox_.try_push(TaskAnswered{}); });
-        ECHO_ASSIGN(engine_, options_.engine(*task_, {&stop_, [this] { tell_progress(); }}));
+        ECHO_ASSIGN(engine_, options_.engine(*task_, {&stop_, [this] { tell_progress(); }, &news_}));
         log::info("task '{}', model of {} parameters", task_->spec.adapter_name(), task_->model.parameters());
         break;
       }
@@ -228,13 +236,16 @@ class Agent {
         break;
     }
     while (!pending_.empty()) {
-      overlay::Publication publication = std::move(pending_.front());
+      auto [publication, arrived] = std::move(pending_.front());
       pending_.pop_front();
+      const TimePoint begun = clock_.now();
       if (!pending_.empty()) publication.activate = false;  // the next is here already
       const Status installed = engine_->install(publication);
       if (installed) {
-        ++report_.versions;
         if (publication.activate) node_->installed(publication.version, publication.policy_digest);
+        ++report_.versions;
+        report_.install_waits += begun - arrived;
+        report_.install_times += clock_.now() - begun;
       } else if (!stop_) {
         log::warn("{}", installed.error().message());
         node_->install_failed(publication.version, installed.error().message());
@@ -383,12 +394,13 @@ class Agent {
   SystemClock clock_;
   BoundedQueue<Event> mailbox_;
   std::atomic<bool> overflowed_ = false;
+  std::atomic<bool> news_ = false;  // the mailbox has a publication
   std::unique_ptr<overlay::WorkerNode> node_;
   WorkerId id_;
   std::optional<Task> task_;
   std::unique_ptr<Engine> engine_;
   std::optional<Groups> groups_;
-  std::deque<overlay::Publication> pending_;  // complete and in order
+  std::deque<Arrived> pending_;               // complete and in order
   std::deque<schema::Lease> leases_;          // granted, not begun
   struct Held {
     TimePoint due;

@@ -33,6 +33,8 @@ struct AgentReport {
   std::uint64_t rollouts = 0;  // acknowledged by the learner
   std::uint64_t refused = 0;   // returned but not accepted
   std::uint64_t versions = 0;  // installed
+  Duration install_waits{};    // of all of them: from the complete publication until its installation began,
+  Duration install_times{};    // and from then until it was in place and told
   std::string reason;          // why it ended
   bool in_order = true;        // the run has ended, or it was asked to stop; false: it lost its learner for good
 };

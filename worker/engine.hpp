@@ -44,10 +44,11 @@ struct Outcome {
   Result<Response> response;
 };
 
-// What an engine that has to wait for others needs of the worker.
+// What an engine needs of the worker.
 struct EngineHost {
   const std::atomic<bool>* stop = nullptr;  // ends every wait
-  std::function<void()> waiting;            // called several times a second meanwhile
+  std::function<void()> waiting;            // called several times a second while it waits for others
+  const std::atomic<bool>* news = nullptr;  // a new policy is there: poll() comes back after the token it is at
 };
 
 // One thread. What goes wrong with a sequence is its outcome and hurts no other one.
@@ -61,7 +62,8 @@ class Engine {
   virtual std::size_t inside() const = 0;
   // Those of equal prompts that are submitted together share the reading of it.
   virtual void submit(Sequence sequence) = 0;
-  // Works, or waits for whoever does, until something has come of a sequence or about `time` is over; nothing inside: at once.
+  // Works, or waits for whoever does, until something has come of a sequence, about `time` is over or there is news; nothing
+  // inside: at once.
   virtual std::vector<Outcome> poll(Duration time) = 0;
   virtual void abort(std::uint64_t id) = 0;  // nothing comes of it
   // Grows with every token and other step of work, so that others see that it gets on.

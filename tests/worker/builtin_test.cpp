@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 
 #include "delta/patch.hpp"
@@ -75,6 +76,23 @@ TEST_F(BuiltinTest, WhatIsUnderWayGoesOnUnderTheNewPolicy) {
   EXPECT_GT(response.spans[0].end, 0u);
   EXPECT_LT(response.spans[0].end, 40u);
   EXPECT_EQ(response.spans[1].end, 40u);
+}
+
+TEST_F(BuiltinTest, NewsEndAPollAfterTheTokenThatIsBeingDrawn) {
+  std::atomic<bool> news = true;
+  BuiltinOptions options;
+  options.model = config_;
+  options.news = &news;
+  engine_ = *make_builtin_engine(options);
+  install(1, 1);
+  engine_->submit({1, {1, 2, 3}, 40, 1});
+  const std::uint64_t before = engine_->progress();
+  EXPECT_TRUE(engine_->poll(std::chrono::hours(1)).empty());
+  EXPECT_EQ(engine_->progress(), before + 1);
+  news = false;
+  const auto outcomes = engine_->poll(std::chrono::hours(1));
+  ASSERT_EQ(outcomes.size(), 1u);
+  EXPECT_EQ(outcomes[0].response->tokens.size(), 40u);
 }
 
 TEST_F(BuiltinTest, AStopStringEndsAResponse) {

@@ -14,7 +14,8 @@ class Builtin final : public Engine {
       : sampling_(options.sampling),
         ends_(options.ends),
         batch_(model, {.rows_max = static_cast<std::int64_t>(options.rows_max), .cache_max = options.cache_max}),
-        installer_(std::move(model), static_cast<unsigned>(options.threads)) {}
+        installer_(std::move(model), static_cast<unsigned>(options.threads)),
+        news_(options.news) {}
 
   std::size_t capacity() const override { return batch_.rows_max(); }
   std::size_t inside() const override { return batch_.running() + batch_.waiting() + refused_.size(); }
@@ -32,7 +33,7 @@ class Builtin final : public Engine {
     while (outcomes.empty() && inside() > 0) {
       for (model::Ended& ended : batch_.step()) outcomes.push_back(outcome(std::move(ended)));
       ++progress_;
-      if (clock_.now() >= end) break;
+      if (clock_.now() >= end || (news_ && news_->load(std::memory_order_relaxed))) break;
     }
     return outcomes;
   }
@@ -66,6 +67,7 @@ class Builtin final : public Engine {
   std::function<bool(std::span<const model::Token>)> ends_;
   model::RunningBatch batch_;
   Installer installer_;
+  const std::atomic<bool>* news_;  // may be null
   std::vector<Outcome> refused_;  // by add(), to be told by poll()
   std::uint64_t progress_ = 0;
 };

@@ -1,5 +1,6 @@
 // The engine that comes with echoline: the Qwen3-family transformer of model/, one running batch.
 #pragma once
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <span>
@@ -17,6 +18,7 @@ struct BuiltinOptions {
   int threads = 1;            // of libtorch
   std::size_t rows_max = 256; // sequences at once
   Bytes cache_max{std::uint64_t{4} << 30};  // their keys and values
+  const std::atomic<bool>* news = nullptr;  // as EngineHost's
 };
 
 // Draws by itself, in the thread that calls poll(). kExhausted: the weights do not fit into memory.

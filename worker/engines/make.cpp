@@ -6,7 +6,7 @@
 namespace echoline::worker {
 namespace {
 
-Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task& task) {
+Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task& task, const EngineHost& host) {
   BuiltinOptions b;
   b.model = task.model;
   b.sampling.temperature = task.spec.temperature();
@@ -21,6 +21,7 @@ Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task
   b.threads = options.threads;
   b.rows_max = options.rollouts_at_once;
   b.cache_max = options.cache_max.value_or(b.cache_max);
+  b.news = host.news;
   return options.builtin(b);
 }
 
@@ -45,7 +46,7 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
   if (!options.url.empty() && options.url.find("://") == std::string::npos)
     return fail(Code::kInvalid, kOperation, "expected an address like http://127.0.0.1:30000, found '{}'", options.url);
   return EngineMaker([options = std::move(options)](const Task& task, const EngineHost& host) {
-    return options.kind == EngineKind::kBuiltin ? builtin(options, task) : make_remote_engine(options, task, host);
+    return options.kind == EngineKind::kBuiltin ? builtin(options, task, host) : make_remote_engine(options, task, host);
   });
 }
 
