@@ -62,11 +62,11 @@ double Conduct::weight_against(WorkerId id, std::uint64_t now_ms) const {
   return weight;
 }
 
-std::size_t Conduct::accused_alone(WorkerId id, std::uint64_t now_ms) const {
+std::size_t Conduct::accused_alone(WorkerId id, std::uint64_t now_ms, const Here& here) const {
   const Record& record = records_.at(id);
   std::size_t alone = 0;
   for (const auto& [of, word] : record.kept.bad_chunks_of) {
-    if (!believed(record, word, now_ms) || quarantined(of, now_ms)) continue;
+    if (!believed(record, word, now_ms) || quarantined(of, now_ms) || (here && !here(of))) continue;
     alone += std::none_of(records_.begin(), records_.end(), [&](const auto& other) {
       const auto& words = other.second.kept.bad_chunks_of;
       const auto same = words.find(of);
@@ -89,7 +89,7 @@ std::size_t Conduct::vouching_for(WorkerId id, std::uint64_t now_ms) const {
   }));
 }
 
-Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms) {
+Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms, const Here& here) {
   Record& accuser = of(child, now_ms);
   if (quarantined(child, now_ms) || quarantined(parent, now_ms)) return Ruling::kNothing;
   say(accuser.kept.bad_chunks_of, parent);
@@ -98,7 +98,7 @@ Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_
   word.at_ms = now_ms;
   if (word.count >= kBadChunksMax) return Ruling::kNothing;  // said before
   if (++word.count < kBadChunksMax) return Ruling::kNothing;
-  if (accused_alone(child, now_ms) > kAccusedAloneMax) {
+  if (accused_alone(child, now_ms, here) > kAccusedAloneMax) {
     accuser.kept.slanders = true;
     accuser.kept.quarantined_until_ms = std::max(accuser.kept.quarantined_until_ms, now_ms + kWordMemoryMs);
     return Ruling::kChild;

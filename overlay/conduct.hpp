@@ -10,6 +10,7 @@
 // What a worker says in no known form is its own doing, and may be a broken driver's: it is counted, and the fifth ends it.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -80,7 +81,10 @@ class Conduct {
   std::size_t size() const { return records_.size(); }
 
   // A child says that a parent sent a chunk whose proof fails. kParent and kChild: that one has been quarantined.
-  Ruling bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms);
+  // here: who is a member now, or everybody. Nobody is left who could bear out what is said of one that has gone: it
+  // makes no liar of its accuser.
+  using Here = std::function<bool(WorkerId)>;
+  Ruling bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms, const Here& here = nullptr);
   // An edge failed though both ends live. kParent and kChild: that one has lost a role.
   Ruling edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms);
   // A child has installed what came over its edge from this parent. True: the parent has a better role now.
@@ -108,7 +112,7 @@ class Conduct {
   bool believed(const Record& record, const Word& word, std::uint64_t now_ms) const;
   double weight_against(WorkerId id, std::uint64_t now_ms) const;
   std::size_t words_of(const Record& record, std::uint64_t now_ms) const;
-  std::size_t accused_alone(WorkerId id, std::uint64_t now_ms) const;
+  std::size_t accused_alone(WorkerId id, std::uint64_t now_ms, const Here& here) const;
   std::size_t vouching_for(WorkerId id, std::uint64_t now_ms) const;
   std::set<WorkerId> failed_with(WorkerId id, std::uint64_t now_ms) const;
   void step_down(WorkerId id, std::uint64_t now_ms);

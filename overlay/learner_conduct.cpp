@@ -112,7 +112,8 @@ void LearnerCore::on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint
     return on_unfounded(child, poisoned.parent, now);
   if (poisoned.parent == kLearnerId) return;
   log::warn("worker {} -> {}: bad chunk {}", poisoned.parent, accuser, poisoned.index);
-  switch (conduct_.bad_chunk(accuser, poisoned.parent, unix_ms(now))) {
+  const auto here = [this](WorkerId id) { return workers_.contains(id); };
+  switch (conduct_.bad_chunk(accuser, poisoned.parent, unix_ms(now), here)) {
     case Conduct::Ruling::kNothing:
       return;
     case Conduct::Ruling::kPart:

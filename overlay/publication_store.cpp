@@ -230,16 +230,17 @@ void PublicationStore::on_spooled(const PublicationId& id, std::uint32_t index, 
   const auto writing = writing_.find({id, index});
   if (writing != writing_.end() && --writing->second > 0) return;
   if (writing != writing_.end()) writing_.erase(writing);
-  if (key == keys_.end()) return;
-  StoredPublication& entry = entries_.at(key->second);
-  if (!entry.have.contains(index)) return;
+  StoredPublication* const entry = key == keys_.end() ? nullptr : &entries_.at(key->second);
+  const bool kept = entry && entry->have.contains(index);  // or it was dropped meanwhile
   if (!written) {
-    unwritten_.insert({id, index});
+    if (kept) unwritten_.insert({id, index});
     return;
   }
-  entry.chunks[index].on_disk = true;
-  resident_.emplace_back(id, index);
-  if (disk_failed_) try_disk_again();
+  if (kept) {
+    entry->chunks[index].on_disk = true;
+    resident_.emplace_back(id, index);
+  }
+  if (disk_failed_) try_disk_again();  // it takes something, whatever that was
   evict();
 }
 

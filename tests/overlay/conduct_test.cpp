@@ -80,6 +80,19 @@ TEST(Conduct, WhoAccusesManyWhomNobodyElseAccusesLies) {
   EXPECT_EQ(accuse(8, 1), Ruling::kPart) << "nor does its word help another's";
 }
 
+// Two machines that come again under new identities, and one child that says what is true of each of them.
+TEST(Conduct, WhatIsSaidOfThoseThatHaveGoneMakesNoLiar) {
+  Conduct c(kBeat);
+  const auto accuse = [&](std::uint64_t child, std::uint64_t parent, std::uint64_t gone) {
+    const auto here = [&](WorkerId each) { return each.value > gone; };
+    c.bad_chunk(id(child), id(parent), kThen, here);
+    return c.bad_chunk(id(child), id(parent), kThen, here);
+  };
+  for (std::uint64_t parent = 1; parent <= 20; ++parent)
+    EXPECT_EQ(accuse(90, parent, parent - std::min<std::uint64_t>(parent, 2)), Ruling::kPart) << parent;
+  EXPECT_EQ(accuse(90, 21, 18), Ruling::kChild) << "three are here: somebody else should know of them";
+}
+
 // Two that agree do not take away from many what they get on with: they are parted from it, and that is all.
 TEST(Conduct, WhoServesMoreThanAccuseIsNotCondemned) {
   Conduct c(kBeat);
@@ -233,6 +246,18 @@ TEST(LearnerConduct, BadChunksPartAndWhomSeveralAccuseForwardsNoMore) {
   bad(desk, 2, 4);   // not an edge of this worker
   bad(desk, 2, 99);  // nobody
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 4, 1));
+}
+
+TEST(LearnerConduct, WhoHasGoneMakesNoLiarOfItsAccuser) {
+  Desk desk(8);
+  desk.join_all(4);
+  bad(desk, 2, 1);
+  desk.core.expel(id(1), "it floods", desk.now);
+  ASSERT_THAT(desk.chain(), ElementsAre(3, 2, 4));
+  bad(desk, 2, 3);
+  ASSERT_THAT(desk.chain(), ElementsAre(3, 4, 2));
+  bad(desk, 2, 4);
+  EXPECT_THAT(quarantined(desk), IsEmpty()) << "two are here that nobody else accuses";
 }
 
 // Eight messages and three reconnections once quarantined four honest workers.

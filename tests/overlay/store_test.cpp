@@ -346,6 +346,26 @@ TEST(PublicationStore, WhatTheDiskDidNotTakeIsWrittenWhenItIsTriedAgain) {
   EXPECT_TRUE(kept.entry(full(3)).chunks[0].on_disk);
 }
 
+// What is larger than memory is dropped while the disk has failed, and whatever the disk took of it came too late for it:
+// the disk works again all the same, and the publication finds room when it comes again.
+TEST(PublicationStore, ADiskWorksAgainThoughWhatItTookWasDroppedMeanwhile) {
+  Kept kept(kSmallMemory);
+  const Made made = make(full(3), 40'000);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  ASSERT_TRUE(kept.put(made.chunk(0)).has_value());
+  kept.store.on_spooled(made.id, 0, false);
+  Status room = ok();
+  for (std::uint32_t i = 1; room; ++i)
+    if (const auto put = kept.put(made.chunk(i)); !put) room = put.error();
+  EXPECT_EQ(room.error().code, Code::kExhausted);
+  kept.store.erase(full(3));
+  EXPECT_TRUE(kept.store.disk_failed());
+  kept.store.on_spooled(made.id, 1, true);
+  EXPECT_FALSE(kept.store.disk_failed());
+  kept.take<act::Spool>();
+  EXPECT_NO_FATAL_FAILURE(kept.spool(made, made.chunks.size()));
+}
+
 // A disk that is full does not become busy with what it does not take.
 TEST(PublicationStore, OfWhatTheDiskDidNotTakeLittleIsOfferedAgain) {
   Kept kept({Bytes{100'000}, Bytes{100'000}, true});
