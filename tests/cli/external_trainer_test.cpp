@@ -83,7 +83,13 @@ class ExternalTrainer : public ::testing::Test {
 };
 
 TEST_F(ExternalTrainer, DrivesTheQuickstartsFleetAndMayCrash) {
-  Program program(up(folder_.path()));
+  // A model that answers some of the problems: where none of a group is right, there is nothing to learn or to compare.
+  const Outcome warm = run_program({"up", "configs/quickstart.yaml", "--json", "--set", "run.folder=" + folder_.path().string(),
+                                    "--set", "run.name=warm", "--set", "run.steps=1", "--set", "rollout.prompts_per_step=32",
+                                    "--set", "learner.warm_start.steps_max=320"});
+  ASSERT_EQ(warm.status, 0) << warm.err;
+  Program program(up(folder_.path(), {"--set", "model.preset=null", "--set",
+                                      "model.path=" + (folder_.path() / "warm" / "model").string()}));
   {
     Python first = trainer();
     ASSERT_TRUE(eventually(seconds(120), [&] { return step_of(run_) >= 2; })) << program.wait(seconds(1)).err;
@@ -112,7 +118,8 @@ TEST_F(ExternalTrainer, DrivesTheQuickstartsFleetAndMayCrash) {
   EXPECT_GT(scored, 0u);
   // The trainer's answers, graded by the learner, are what this program's own engine says of the same policies.
   const json eval = report.at("eval");
-  EXPECT_TRUE(eval.at("before").is_number() && eval.at("after").is_number()) << eval.dump();
+  EXPECT_GT(eval.at("before"), 0);
+  EXPECT_GT(eval.at("after"), 0);
   EXPECT_EQ(eval.at("problems"), 256);
   const Outcome evaluated = run_program({"evaluate", run_.string(), "--json"});
   ASSERT_EQ(evaluated.status, 0) << evaluated.err;
