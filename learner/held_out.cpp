@@ -72,6 +72,7 @@ void HeldOut::end(std::uint64_t id, const Answer& answer) {
   ++answers_;
   correct_[id / samples_] += answer.score.correct ? 1 : 0;
   reward_ += answer.score.reward;
+  for (const auto& [name, value] : answer.score.components) components_[name] += value;
   unfinished_ += answer.finished ? 0 : 1;
   if (answer.tokens) lengths_.push_back(static_cast<double>(*answer.tokens));
   begun_.erase(id);
@@ -108,6 +109,8 @@ json HeldOut::result() const {
   const auto quantile = [&](double q) {
     return lengths.empty() ? json(nullptr) : json(lengths[std::min(lengths.size() - 1, static_cast<std::size_t>(q * static_cast<double>(lengths.size())))]);
   };
+  json components = json::object();
+  for (const auto& [name, sum_of] : components_) components[name] = sum_of / answers;
   return {{"problems", problems_.size()},
           {"samples", samples_},
           {"accuracy", accuracy},
@@ -115,6 +118,7 @@ json HeldOut::result() const {
           {"accuracy_high", interval.high},
           {"pass_at", passes},
           {"reward_mean", answers_ ? reward_ / answers : 0},
+          {"components", components},
           {"response_tokens", {{"known", lengths.size()}, {"mean", lengths.empty() ? json(nullptr) : json(tokens / static_cast<double>(lengths.size()))},
                                {"p50", quantile(0.5)}, {"p95", quantile(0.95)}, {"max", lengths.empty() ? json(nullptr) : json(lengths.back())}}},
           {"truncated_fraction", answers_ ? static_cast<double>(unfinished_) / answers : 0},

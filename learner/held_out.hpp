@@ -66,6 +66,7 @@ class HeldOut {
   std::map<std::string, std::uint64_t> refused_;
   std::uint64_t answers_ = 0, unfinished_ = 0;
   double reward_ = 0;
+  std::map<std::string, double> components_;  // sums
 };
 
 struct HeldOutQuestions {

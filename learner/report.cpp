@@ -170,8 +170,12 @@ json make_report(const ReportInput& input) {
                     {"after", accuracy(rows.eval_after)},
                     {"problems", rows.eval_before.is_object() ? rows.eval_before.at("problems") : json(nullptr)},
                     {"by_step", json::array()}};
-  for (const auto& [step, row] : rows.evaluations)
-    report["eval"]["by_step"].push_back({{"step", step}, {"accuracy", row.at("accuracy")}});
+  for (const auto& [step, row] : rows.evaluations) {
+    json evaluation = {{"step", step}, {"accuracy", row.at("accuracy")}};
+    for (const char* key : {"reward_mean", "components"})
+      if (row.contains(key)) evaluation[key] = row.at(key);
+    report["eval"]["by_step"].push_back(std::move(evaluation));
+  }
   if (rows.warm_start.is_object())
     report["warm_start"] = {{"steps", rows.warm_start.at("steps")}, {"seconds", rows.warm_start.at("seconds")}};
   report["learner"] = {{"step_seconds_median", quantile(walls, 0.5)},

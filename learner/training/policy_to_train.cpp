@@ -158,6 +158,7 @@ Status PolicyToTrain::evaluate(const char* when) {
                                 {"step", steps()},
                                 {"accuracy", result->accuracy()},
                                 {"reward_mean", result->reward_mean},
+                                {"components", result->components},
                                 {"problems", result->problems}});
   accuracy_[when] = result->accuracy();
   log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems", when, steps(), result->accuracy(),

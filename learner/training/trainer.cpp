@@ -427,9 +427,12 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
       }
       evaluation.correct += attempt.score.correct ? 1 : 0;
       evaluation.reward_mean += attempt.score.reward;
+      for (const auto& [name, value] : attempt.score.components) evaluation.components[name] += value;
     }
   }
-  evaluation.reward_mean /= static_cast<double>(evaluation.problems);
+  const auto all = static_cast<double>(evaluation.problems);
+  evaluation.reward_mean /= all;
+  for (auto& [name, value] : evaluation.components) value /= all;
   return evaluation;
 }
 

@@ -105,6 +105,7 @@ struct Evaluation {
   std::int64_t problems = 0;
   std::int64_t correct = 0;
   double reward_mean = 0;
+  std::map<std::string, double> components;  // of the reward, their means
   double accuracy() const { return problems == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(problems); }
 };
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "data_plane/adapters/code/extract.hpp"
@@ -238,12 +239,28 @@ TEST_F(Grading, TheSameEveryTimeAndFromSeveralThreads) {
   std::atomic<int> same = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
-    threads.emplace_back([&] {
-      const auto again = grader_->grade(task.dump(), program);
+    threads.emplace_back([&, i] {
+      const auto again = grader_->grade(task.dump(), fmt::format("{}\n# {}", program, i));  // not one that it remembers
       same += again && again->passed == once.passed;
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(same, 4);
+}
+
+TEST_F(Grading, AProgramIsRunOnceForATask) {
+  const json task = listed({"assert f() == 1"});
+  const std::string chance = "import os\nx = os.urandom(1)[0] % 2\ndef f(): return x";
+  const std::string once = shown(grade(task, chance));
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(shown(grade(task, chance)), once);
+  // Another task, or another program, is another matter; so is one that ended before it had answered.
+  std::set<std::string> tasks, deaths;
+  for (int i = 0; i < 64 && tasks.size() < 2; ++i) tasks.insert(shown(grade(listed({fmt::format("assert f() == 1  # {}", i)}), chance)));
+  EXPECT_EQ(tasks.size(), 2u);
+  const std::string dies = chance + "\ndef f():\n  if x: os._exit(1)\n  return 1";
+  for (int i = 0; i < 64 && deaths.size() < 1; ++i)
+    if (const Grade grade_of = grade(task, dies); grade_of.passed == 0) deaths.insert(shown(grade_of));
+  for (int i = 0; i < 64 && deaths.size() < 2; ++i) deaths.insert(shown(grade(task, dies)));
+  EXPECT_EQ(deaths.size(), 2u);
 }
 
 }  // namespace

@@ -56,8 +56,14 @@ void say_to_a_dealer(std::string_view bytes) {
 
 void answer_with(std::string_view response) {
   Betting betting(Rules{});
+  Random cards(response.size());
+  const Deal deal = Deal::draw(cards);
   for (int turn = 0; turn < 3 && !betting.over(); ++turn) {
     const Legal legal = betting.legal();
+    const View view = view_of(betting, deal, betting.to_act());
+    if (const auto action = parse_letter(response, view)) {
+      ECHO_CHECK(legal.allows(*action) && parse_letter(letter(*action, view), view) == action);
+    }
     if (const auto action = parse_answer(response, legal)) {
       ECHO_CHECK(legal.allows(*action) && parse_answer(answer(*action, legal), legal) == action);
       ECHO_CHECK(betting.act(*action).has_value());

@@ -76,6 +76,38 @@ TEST(Wording, AStateIsDescribed) {
   EXPECT_EQ(describe_end(view_of(short_one, deal, 1), 100), "Your opponent folds. You win 100.");
 }
 
+TEST(Wording, TerseIsOneLineAndOneLetter) {
+  Betting betting(Rules{});
+  Deal deal;
+  deal.holes = {Hole{*parse_card('9', 's'), *parse_card('8', 'h')}, Hole{*parse_card('A', 'c'), *parse_card('K', 'd')}};
+  deal.board = {*parse_card('8', 'c'), *parse_card('8', 'd'), *parse_card('5', 'c'), *parse_card('6', 's'),
+                *parse_card('2', 'c')};
+  EXPECT_EQ(describe_tersely(view_of(betting, deal, 1)), "s AcKd - - 0.5 1.5: ");
+  for (const Action action : {Action::call(), Action::call(), Action::call(), Action::raise(300)})
+    ASSERT_TRUE(betting.act(action));
+  const View big = view_of(betting, deal, 0);
+  EXPECT_EQ(describe_tersely(big), "b 9s8h 8c8d5c Cc/cR 2 4: ");
+  const auto read = [&](std::string_view response) {
+    const auto action = parse_letter(response, big);
+    return action ? to_string(*action) : "-";
+  };
+  // 100 are in, 200 owed: the pot of 400, the call, and their sum again.
+  EXPECT_EQ(read("f") + read("c") + read("r") + read("p") + read("a"), "fcr500r900r20000");
+  EXPECT_EQ(read("I call: c\n"), "c");
+  for (const char* wrong : {"", " ", "x", "C", "cx", "1"}) EXPECT_EQ(read(wrong), "-") << wrong;
+  EXPECT_EQ(letter(Action::raise(600), big), "r");
+  EXPECT_EQ(letter(Action::raise(1500), big), "p");
+  EXPECT_EQ(letter(Action::raise(15'000), big), "a");
+  EXPECT_EQ(letter(Action::fold(), big) + letter(Action::call(), big), "fc");
+  ASSERT_TRUE(betting.act(Action::raise(20'000)));
+  const View small = view_of(betting, deal, 1);
+  EXPECT_EQ(describe_tersely(small), "s AcKd 8c8d5c cC/CrR 197 203: ");
+  EXPECT_FALSE(parse_letter("a", small)) << "the other one is all-in";
+  Betting free(Rules{});
+  ASSERT_TRUE(free.act(Action::call()));
+  EXPECT_FALSE(parse_letter("f", view_of(free, deal, 0))) << "nothing is owed";
+}
+
 std::unique_ptr<Adapter> made(std::string_view options, std::uint64_t seed = 1) {
   auto adapter = make_adapter("poker", options, seed);
   EXPECT_TRUE(adapter) << adapter.error().message();
@@ -142,6 +174,28 @@ TEST(PokerTask, WhatIsOfferedIsTakenAndAnswersAloneDecide) {
       ASSERT_LE(std::abs(one.score.components.at("won_bb")), 30);
       ASSERT_EQ(one.score.correct, one.score.components.at("won_bb") > 0);
     }
+  }
+}
+
+TEST(PokerTask, TersePolicyPlaysTheSameGame) {
+  const auto adapter = made(R"({"opponent":"tight","hands":3,"wording":"terse"})");
+  const auto full = made(R"({"opponent":"tight","hands":3})");
+  for (std::uint64_t index = 0; index < 100; ++index) {
+    const Problem problem = adapter->problem(index).value(), told = full->problem(index).value();
+    EXPECT_EQ(problem.reference(), told.reference());
+    ASSERT_LT(problem.prompt().size(), 40u);
+    const Played terse = play(*adapter, problem, [](auto) { return "c"; });
+    const Played same = play(*full, told, [](std::string_view text) {
+      return text.substr(text.rfind("Your choices: ")).find("call") != std::string_view::npos ? "<action>call</action>"
+                                                                                             : "<action>check</action>";
+    });
+    ASSERT_EQ(terse.score.reward, same.score.reward);
+    ASSERT_EQ(terse.score.components, same.score.components);
+    ASSERT_EQ(terse.told.size(), same.told.size());
+    const auto shown = adapter->demonstration(problem);
+    ASSERT_TRUE(shown && shown->size() == 1);
+    EXPECT_EQ(step_and_wait(**adapter->begin(problem, 0), *shown)->score.components.at("faults"), 0) << *shown;
+    EXPECT_EQ(step_and_wait(**adapter->begin(problem, 0), "?")->score.components.at("faults"), 1);
   }
 }
 

@@ -352,7 +352,8 @@ TEST_F(RunFilesTest, ReportAddsUp) {
                     {"density", 0.1}},
                    {{"kind", "broadcast"}, {"version", 2}, {"t_b_seconds", 1.5}, {"workers", 9}, {"acknowledged", 8}},
                    {{"kind", "evaluation"}, {"when", "during"}, {"step", 1}, {"accuracy", 0.5}, {"problems", 256}},
-                   {{"kind", "evaluation"}, {"when", "after"}, {"step", 2}, {"accuracy", 0.75}, {"problems", 256}}};
+                   {{"kind", "evaluation"}, {"when", "after"}, {"step", 2}, {"accuracy", 0.75}, {"problems", 256}, {"reward_mean", 1.5},
+                    {"components", {{"won_bb", 0.5}}}}};
   input.wall_seconds = 12;
   input.fleet.usd = 0.5;
   WorkerEntry worker;
@@ -375,7 +376,8 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   EXPECT_EQ(report.at("reward"), json({{"first", 0.2}, {"last", 0.4}}));
   EXPECT_EQ(report.at("eval"),
             json::parse(R"({"before": 0.25, "after": 0.75, "problems": 256, "by_step": [{"step": 0, "accuracy": 0.25},
-                            {"step": 1, "accuracy": 0.5}, {"step": 2, "accuracy": 0.75}]})"));
+                            {"step": 1, "accuracy": 0.5}, {"step": 2, "accuracy": 0.75, "reward_mean": 1.5,
+                            "components": {"won_bb": 0.5}}]})"));
   EXPECT_EQ(report.at("staleness").at("max"), 2);
   EXPECT_DOUBLE_EQ(report.at("staleness").at("mean"), 6.0 / 8);
   EXPECT_DOUBLE_EQ(report.at("learner").at("idle_fraction"), 0.4);

@@ -5,6 +5,8 @@
 #include <condition_variable>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/text.hpp"
@@ -15,6 +17,7 @@ namespace {
 
 constexpr std::string_view kOperation = "grade code";
 constexpr std::size_t kLineMax = 4u << 20, kTestsMax = 10'000;
+constexpr std::size_t kRememberedBytes = 32u << 20;
 constexpr auto kStart = std::chrono::seconds(60);  // for an interpreter to begin, however busy the machine is
 
 using sandbox::Process;
@@ -32,10 +35,33 @@ std::string json_text(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
+// Grades by task and program, the younger half of those that fit at least. One thread at a time.
+class Memory {
+ public:
+  std::optional<Grade> find(const std::string& key) const {
+    for (const auto* half : {&young_, &old_})
+      if (const auto it = half->find(key); it != half->end()) return it->second;
+    return std::nullopt;
+  }
+  void keep(std::string key, const Grade& grade) {
+    const std::size_t bytes = key.size() + grade.trouble.size() + sizeof(Grade) + 64;
+    if (bytes_ + bytes > kRememberedBytes / 2) {
+      old_ = std::exchange(young_, {});
+      bytes_ = 0;
+    }
+    if (bytes <= kRememberedBytes / 2 && young_.emplace(std::move(key), grade).second) bytes_ += bytes;
+  }
+
+ private:
+  std::unordered_map<std::string, Grade> young_, old_;
+  std::size_t bytes_ = 0;  // of the young ones
+};
+
 }  // namespace
 
 struct Grader::Impl {
   GraderOptions options;
+  Memory memory;
   std::unique_ptr<sandbox::Pool> pool;
 
   std::mutex mutex;
@@ -167,13 +193,14 @@ class Grading {
     deadline_ = now() + options_.test_time;
     const auto compiled = ask(program_);
     grade_.compiles = compiled && *compiled == "compiled";
-    if (!grade_.compiles) return trouble("syntax error");
+    if (!grade_.compiles) return trouble("syntax error", !compiled);
     const auto loaded = ask("run");
     if (loaded && *loaded == "loaded") return true;
-    return trouble(loaded ? "it fails before the first test" : "before the first test: " + loaded.error().detail);
+    return trouble(loaded ? "it fails before the first test" : "before the first test: " + loaded.error().detail, !loaded);
   }
 
-  bool trouble(std::string what) {
+  bool trouble(std::string what, bool late = false) {
+    grade_.late |= late;
     if (grade_.trouble.empty()) grade_.trouble = printable(what, 200);
     candidate_.reset();
     return false;
@@ -262,7 +289,8 @@ class Grading {
   void note_at(std::size_t test, std::string_view what) {
     if (grade_.trouble.empty()) grade_.trouble = fmt::format("test {}: {}", test + 1, what);
   }
-  void trouble_at(std::size_t test, const std::string& what) { trouble(fmt::format("test {}: {}", test + 1, what)); }
+  // Never remembered: what ended the program, or took too long, may not another time.
+  void trouble_at(std::size_t test, const std::string& what) { trouble(fmt::format("test {}: {}", test + 1, what), true); }
 
   const GraderOptions& options_;
   const std::string program_;
@@ -299,9 +327,18 @@ void Grader::stop() {
 }
 
 Result<Grade> Grader::grade(std::string_view task, std::string_view program) {
+  std::string key = fmt::format("{}:{}{}", task.size(), task, program);
+  {
+    const std::lock_guard lock(impl_->mutex);
+    if (auto grade = impl_->memory.find(key)) return *std::move(grade);
+  }
   if (!impl_->take_turn()) return fail(Code::kCancelled, kOperation, "the grader is being shut down");
   auto grade = Grading(*impl_, impl_->options, program).run(task);
   impl_->end_turn();
+  if (grade && !grade->late) {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->memory.keep(std::move(key), *grade);
+  }
   return grade;
 }
 

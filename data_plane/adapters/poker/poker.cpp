@@ -26,6 +26,7 @@ struct Options {
   std::string_view opponent = "tight", baseline = "tight";
   std::uint64_t hands = 1, evaluation_problems = 256;
   double format_penalty = 1;
+  bool terse = false;
 
   void read(ConfigSection s, AdapterUse) {
     s.read_choice("opponent", opponent, {{"caller", "caller"}, {"random", "random"}, {"tight", "tight"}},
@@ -38,6 +39,8 @@ struct Options {
     s.read("big_blind", rules.big_blind, {.min = 1, .max = kStackMax}, "and the other; rewards are counted in these");
     s.read("format_penalty", format_penalty, {.min = 0.0, .max = 1000.0},
            "big blinds that an answer costs which is no legal action");
+    s.read_choice("wording", terse, {{"full", false}, {"terse", true}},
+                  "how hands are told and answered: in words, or terse, a line and a letter, for models that read no prose");
     s.read("evaluation_problems", evaluation_problems, {.min = 2, .max = 100'000},
            "problems held out of training, the same for the same seed; an even number, as both positions are played");
     if (const auto sound = rules.check(); !sound) s.error("stack", sound.error().detail);
@@ -79,16 +82,18 @@ class PokerEpisode final : public QuickEpisode {
   }
 
   View view() const { return view_of(betting_, deal_, position()); }
-  std::string description() const { return describe(view(), hand_ + 1, options_.hands); }
+  std::string description() const {
+    return options_.terse ? describe_tersely(view()) : describe(view(), hand_ + 1, options_.hands);
+  }
 
   Result<Step> take(std::string_view response) override {
     const Legal legal = betting_.legal();
-    const auto answered = parse_answer(response, legal);
+    const auto answered = options_.terse ? parse_letter(response, view()) : parse_answer(response, legal);
     const Action action = answered.value_or(legal.owed > 0 ? Action::fold() : Action::call());
     ECHO_TRY(betting_.act(action));
     ECHO_TRY(let_opponent_act());
     Step step{.score = scored(0, 0, answered ? 0 : 1), .done = false, .observation = {}};
-    if (!answered)
+    if (!answered && !options_.terse)
       step.observation = fmt::format("That is none of your choices: you {}.\n", legal.owed > 0 ? "fold" : "check");
     if (betting_.over()) {
       ECHO_TRY(end_hand(step));
@@ -140,12 +145,12 @@ class PokerEpisode final : public QuickEpisode {
     add(step.score, scored(won, baseline, 0));
     won_ += won;
     step.score.correct = won_ > 0;
-    step.observation += describe_end(view(), won);
+    if (!options_.terse) step.observation += describe_end(view(), won);
     step.done = hand_ + 1 == options_.hands;
     if (step.done) return ok();
     ++hand_;
     ECHO_TRY(deal());
-    step.observation += "\n\n" + description();
+    step.observation += (options_.terse ? "" : "\n\n") + description();
     return ok();
   }
 
@@ -218,7 +223,8 @@ class Poker final : public Adapter {
     Random random(seating->deals);
     const View view = (*episode)->view();
     const auto action = (*teacher)->decide(view, random);
-    return action ? std::optional(answer(*action, view.betting.legal())) : std::nullopt;
+    if (!action) return std::nullopt;
+    return options_.terse ? letter(*action, view) : answer(*action, view.betting.legal());
   }
 
  private:
@@ -226,7 +232,8 @@ class Poker final : public Adapter {
     ECHO_ASSIGN(const auto episode, PokerEpisode::begin(options_, seating));
     Problem problem;
     problem.set_id(std::move(id));
-    problem.set_prompt(fmt::format("{}\n\n{}", explain(options_.rules, options_.hands), episode->description()));
+    problem.set_prompt(options_.terse ? episode->description()
+                                      : fmt::format("{}\n\n{}", explain(options_.rules, options_.hands), episode->description()));
     problem.set_reference(fmt::format("{}:{}", seating.deals, seating.position));
     return problem;
   }

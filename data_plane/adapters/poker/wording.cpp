@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
+#include <utility>
 
 #include "data_plane/adapters/poker/evaluator.hpp"
 
@@ -72,6 +74,24 @@ std::string choices(const Legal& legal) {
   return text;
 }
 
+// "2", "1.5": of chips, in big blinds, rounded to a tenth.
+std::string in_big_blinds(Chips chips, const Rules& rules) {
+  const Chips tenths = (20 * chips + rules.big_blind) / (2 * rules.big_blind);
+  return tenths % 10 == 0 ? fmt::format("{}", tenths / 10) : fmt::format("{}.{}", tenths / 10, tenths % 10);
+}
+
+// What is to be called, and the pot once more on top.
+Chips pot_raise(const View& view, const Legal& legal) {
+  return view.betting.put_in(view.position) + legal.owed + view.betting.pot() + legal.owed;
+}
+
+// What the letters r, p and a raise to; requires that a raise is legal.
+std::array<std::pair<char, Action>, 3> lettered_raises(const View& view, const Legal& legal) {
+  return {{{'r', Action::raise(legal.raise->front())},
+           {'p', legal.raise_near(pot_raise(view, legal))},
+           {'a', Action::raise(legal.raise->back())}}};
+}
+
 }  // namespace
 
 std::string explain(const Rules& rules, std::uint64_t hands) {
@@ -129,6 +149,41 @@ std::string answer(Action action, const Legal& legal) {
     return legal.owed > 0 ? "call" : "check";
   };
   return fmt::format("{}{}{}", kBegin, text(), kEnd);
+}
+
+std::string describe_tersely(const View& view) {
+  const Rules& rules = view.betting.rules();
+  std::string betting;
+  int round = 0;
+  for (const auto& [at, position, action] : view.betting.steps()) {
+    betting.append(static_cast<std::size_t>(at - std::exchange(round, at)), '/');
+    const char c = to_string(action)[0];
+    betting += position == view.position ? c : static_cast<char>(c - 'a' + 'A');
+  }
+  return fmt::format("{} {} {} {} {} {}: ", view.position == 0 ? 'b' : 's', to_string(view.own, ""),
+                     view.board.empty() ? "-" : to_string(view.board, ""), betting.empty() ? "-" : betting,
+                     in_big_blinds(view.betting.legal().owed, rules), in_big_blinds(view.betting.pot(), rules));
+}
+
+std::optional<Action> parse_letter(std::string_view response, const View& view) {
+  while (!response.empty() && is_space(response.back())) response.remove_suffix(1);
+  if (response.empty()) return std::nullopt;
+  const Legal legal = view.betting.legal();
+  const char c = response.back();
+  if (c == 'c') return Action::call();
+  if (c == 'f' && legal.owed > 0) return Action::fold();
+  if (legal.raise) {
+    for (const auto& [name, raise] : lettered_raises(view, legal))
+      if (c == name) return raise;
+  }
+  return std::nullopt;
+}
+
+std::string letter(Action action, const View& view) {
+  if (action.kind != Action::Kind::kRaise) return to_string(action);
+  const auto raises = lettered_raises(view, view.betting.legal());
+  const auto away = [&](const auto& raise) { return std::abs(raise.second.to - action.to); };
+  return std::string(1, std::ranges::min_element(raises, {}, away)->first);
 }
 
 }  // namespace echoline::data_plane::poker
