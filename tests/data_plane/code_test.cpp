@@ -256,9 +256,11 @@ TEST_F(Grading, AProgramIsRunOnceForATask) {
   std::set<std::string> tasks, deaths;
   for (int i = 0; i < 64 && tasks.size() < 2; ++i) tasks.insert(shown(grade(listed({fmt::format("assert f() == 1  # {}", i)}), chance)));
   EXPECT_EQ(tasks.size(), 2u);
-  const std::string dies = chance + "\ndef f():\n  if x: os._exit(1)\n  return 1";
-  for (int i = 0; i < 64 && deaths.size() < 1; ++i)
-    if (const Grade grade_of = grade(task, dies); grade_of.passed == 0) deaths.insert(shown(grade_of));
+  std::string dies;
+  for (int i = 0; i < 64 && deaths.empty(); ++i) {
+    dies = fmt::format("{}\ndef f():\n  if x: os._exit(1)\n  return 1  # {}", chance, i);
+    if (const Grade died = grade(task, dies); died.passed == 0) deaths.insert(shown(died));
+  }
   for (int i = 0; i < 64 && deaths.size() < 2; ++i) deaths.insert(shown(grade(task, dies)));
   EXPECT_EQ(deaths.size(), 2u);
 }
