@@ -46,6 +46,12 @@ bool Conduct::believed(const Record& record, const Word& word, std::uint64_t now
   return word.count >= kBadChunksMax && within(word.at_ms, kWordMemoryMs, now_ms) && !record.kept.slanders;
 }
 
+// What somebody says who is quarantined parts the two, and condemns nobody.
+bool Conduct::weighs(const Record& record, const Word& word, std::uint64_t now_ms) const {
+  const std::uint64_t until = record.kept.quarantined_until_ms;
+  return believed(record, word, now_ms) && (now_ms >= until || word.at_ms + kWordMemoryMs < until);
+}
+
 // Of how many others it speaks ill: the more they are, the less each word weighs.
 std::size_t Conduct::words_of(const Record& record, std::uint64_t now_ms) const {
   return static_cast<std::size_t>(
@@ -57,7 +63,7 @@ double Conduct::weight_against(WorkerId id, std::uint64_t now_ms) const {
   double weight = 0;
   for (const auto& [accuser, record] : records_)
     if (const auto word = record.kept.bad_chunks_of.find(id);
-        word != record.kept.bad_chunks_of.end() && believed(record, word->second, now_ms))
+        word != record.kept.bad_chunks_of.end() && weighs(record, word->second, now_ms))
       weight += 1.0 / static_cast<double>(std::max<std::size_t>(1, words_of(record, now_ms)));
   return weight;
 }
@@ -91,7 +97,7 @@ std::size_t Conduct::vouching_for(WorkerId id, std::uint64_t now_ms) const {
 
 Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms, const Here& here) {
   Record& accuser = of(child, now_ms);
-  if (quarantined(child, now_ms) || quarantined(parent, now_ms)) return Ruling::kNothing;
+  if (accuser.kept.slanders || quarantined(parent, now_ms)) return Ruling::kNothing;
   say(accuser.kept.bad_chunks_of, parent);
   Word& word = accuser.kept.bad_chunks_of[parent];
   if (!within(word.at_ms, kWordMemoryMs, now_ms)) word.count = 0;
@@ -105,7 +111,7 @@ Conduct::Ruling Conduct::bad_chunk(WorkerId child, WorkerId parent, std::uint64_
   }
   constexpr double kRounding = 1e-9;
   const double needed = std::max(kWeightToCondemn, static_cast<double>(vouching_for(parent, now_ms)));
-  if (weight_against(parent, now_ms) < needed - kRounding) return Ruling::kPart;
+  if (quarantined(child, now_ms) || weight_against(parent, now_ms) < needed - kRounding) return Ruling::kPart;
   of(parent, now_ms).kept.quarantined_until_ms = now_ms + kWordMemoryMs;
   return Ruling::kParent;
 }

@@ -5,7 +5,8 @@
 // parts the two, and nothing more: they are not put together again, and the accuser does not
 // stand better than before. Fault is found where several independent words meet, and no more children got on with the
 // accused lately: in the parent that several children complain of, or in the child that complains of several parents whom
-// nobody else accuses.
+// nobody else accuses. Who is quarantined may have been wronged, and a bad parent is none the better for that: its word
+// still parts, but finds nobody at fault.
 //
 // What a worker says in no known form is its own doing, and may be a broken driver's: it is counted, and the fifth ends it.
 #pragma once
@@ -110,6 +111,7 @@ class Conduct {
 
  private:
   bool believed(const Record& record, const Word& word, std::uint64_t now_ms) const;
+  bool weighs(const Record& record, const Word& word, std::uint64_t now_ms) const;
   double weight_against(WorkerId id, std::uint64_t now_ms) const;
   std::size_t words_of(const Record& record, std::uint64_t now_ms) const;
   std::size_t accused_alone(WorkerId id, std::uint64_t now_ms, const Here& here) const;

@@ -209,6 +209,8 @@ FAULTS = [
     Fault("accuser and accused stay together", CONDUCT,
           "if (believed(record, word, now_ms) && !quarantined(parent, now_ms)) pairs.insert", "if (false) pairs.insert",
           "overlay_core_test"),
+    Fault("who is quarantined is not heard of bad chunks", CONDUCT, "if (accuser.kept.slanders || quarantined(parent, now_ms))",
+          "if (quarantined(child, now_ms) || quarantined(parent, now_ms))", "overlay_core_test"),
     Fault("conduct dies with the learner's process", CONDUCT, "if (!kept.clean()) all.emplace(id, std::move(kept));", "",
           "overlay_core_test"),
     Fault("the same failure counts many times", CONDUCT,

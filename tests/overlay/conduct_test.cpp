@@ -93,6 +93,25 @@ TEST(Conduct, WhatIsSaidOfThoseThatHaveGoneMakesNoLiar) {
   EXPECT_EQ(accuse(90, 21, 18), Ruling::kChild) << "three are here: somebody else should know of them";
 }
 
+TEST(Conduct, WhoIsQuarantinedIsStillPartedFromWhomItAccuses) {
+  Conduct conduct(kBeat);
+  for (const std::uint64_t child : {2, 3})
+    for (int i = 0; i < 2; ++i) conduct.bad_chunk(WorkerId{child}, WorkerId{1}, kThen);
+  ASSERT_TRUE(conduct.quarantined(WorkerId{1}, kThen + 1));
+  EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kNothing);
+  EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{4}, kThen + 1), Ruling::kPart);
+  EXPECT_TRUE(conduct.apart(WorkerId{1}, WorkerId{4}, kThen + 1));
+  // It weighs nothing: one more word is a single one.
+  conduct.bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2);
+  EXPECT_EQ(conduct.bad_chunk(WorkerId{5}, WorkerId{4}, kThen + 2), Ruling::kPart);
+  // And it may not go on for ever: who accuses many alone lies.
+  for (const std::uint64_t parent : {6, 7})
+    for (int i = 0; i < 2; ++i) conduct.bad_chunk(WorkerId{1}, WorkerId{parent}, kThen + 3);
+  conduct.bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4);
+  EXPECT_EQ(conduct.bad_chunk(WorkerId{1}, WorkerId{8}, kThen + 4), Ruling::kChild);
+  EXPECT_FALSE(conduct.apart(WorkerId{1}, WorkerId{6}, kThen + 4));
+}
+
 // Two that agree do not take away from many what they get on with: they are parted from it, and that is all.
 TEST(Conduct, WhoServesMoreThanAccuseIsNotCondemned) {
   Conduct c(kBeat);
