@@ -115,8 +115,10 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   std::map<WorkerId, WorkerLink> link_of;
   for (const WorkerLink& link : links) link_of[link.id] = link;
 
-  // A sender's uplink is shared by its edges in all stripes, and every stripe carries its share of the payload.
-  const std::size_t stripes = topology.stripes();
+  // A sender's uplink is shared by its edges in all stripes, and every stripe carries its share of the chunks: a payload
+  // of fewer chunks than there are stripes leaves some empty.
+  const std::uint64_t chunks = chunk_count(payload, chunk);
+  const std::size_t stripes = static_cast<std::size_t>(std::clamp<std::uint64_t>(chunks, 1, topology.stripes()));
   std::vector<std::vector<Edge>> edges;
   std::map<WorkerId, std::vector<double>> wanted;  // by sender, over its edges in their order
   for (std::size_t s = 0; s < stripes; ++s)
@@ -138,10 +140,15 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
     shares[from] = {fair.begin(), fair.end()};
   }
 
-  const Way start({(payload.count + stripes - 1) / stripes}, chunk);
+  const auto share = [&](std::size_t s) {  // chunks s, s + stripes, ..., of which the very last may be shorter
+    const std::uint64_t count = chunks / stripes + (s < chunks % stripes);
+    const bool has_last = chunks > 0 && s == (chunks - 1) % stripes;
+    return Bytes{count * chunk.count - (has_last ? chunks * chunk.count - payload.count : 0)};
+  };
   std::map<WorkerId, Duration> last;
-  for (const auto& stripe : edges) {
-    std::map<WorkerId, Way> ways{{kLearnerId, start}};  // to everybody; a parent comes before its children
+  for (std::size_t s = 0; s < stripes; ++s) {
+    const auto& stripe = edges[s];
+    std::map<WorkerId, Way> ways{{kLearnerId, Way(share(s), chunk)}};  // to everybody; a parent comes before its children
     for (const Edge& edge : stripe) {
       const Hop next{BitRate{shares.at(edge.from).front()}, link_of.at(edge.to).delay};
       shares.at(edge.from).pop_front();

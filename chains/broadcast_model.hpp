@@ -45,7 +45,7 @@ struct BroadcastTimes {
 };
 
 // Completion time of every worker of a topology, all of its stripes. Everybody's uplink is shared max-min fairly by its
-// children, of which none takes more than its downlink, shared evenly by the stripes. Errors (kInvalid):
+// children, of which none takes more than its downlink, shared evenly by the stripes that carry anything. Errors (kInvalid):
 // a worker without a link or with a rate that is not positive, chunk 0. The topology must be valid (validate()).
 Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk, BitRate learner_up,
                                       std::span<const WorkerLink> links);

@@ -21,6 +21,8 @@ Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker
   if (!positive(learner_up))
     return fail(Code::kInvalid, kOperation, "the learner's uplink must be positive, found {} bit/s",
                 learner_up.bits_per_s);
+  if (policy == TopologyPolicy::kAuto)
+    return fail(Code::kInvalid, kOperation, "'auto' is no topology: what it stands for depends on the payload");
   if (policy == TopologyPolicy::kEcho2 && !positive(chain_rate))
     return fail(Code::kInvalid, kOperation, "the rate of one chain must be positive, found {} bit/s",
                 chain_rate.bits_per_s);
@@ -121,6 +123,7 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
       break;
     case TopologyPolicy::kStripes:
     case TopologyPolicy::kTrees:
+    case TopologyPolicy::kAuto:
       break;
   }
   for (auto it = order.begin(); it != order.end(); ++it)

@@ -17,7 +17,8 @@ namespace echoline::chains {
 // unequal uplinks. star: the learner serves everybody. stripes: several sets of chains, each for a share of the
 // chunks, so that a fast worker forwards more shares than a slow one (formula 4.6 with one child per stripe). trees: as
 // stripes, but a worker may have several children in one, so that it can send more than one copy (formula 4.6).
-enum class TopologyPolicy { kEcho2, kBestChains, kStar, kStripes, kTrees };
+// auto: whichever of these brings a payload to a fleet soonest (choice.hpp); no topology has it.
+enum class TopologyPolicy { kEcho2, kBestChains, kStar, kStripes, kTrees, kAuto };
 
 std::string_view to_string(TopologyPolicy policy);
 Result<TopologyPolicy> parse_topology_policy(std::string_view text);  // the names of the enumerators above

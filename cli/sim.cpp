@@ -34,6 +34,8 @@ Result<Row> simulate(const Arguments& a, std::size_t workers, const std::string&
   sim::BroadcastScenario scenario;
   scenario.workers = workers;
   ECHO_ASSIGN(scenario.topology, chains::parse_topology_policy(topology));
+  if (scenario.topology == chains::TopologyPolicy::kAuto)
+    return fail(Code::kInvalid, "--topologies", "name those to compare: echo2, best_chains, star, stripes, trees");
   scenario.seed = a.seed;
   ECHO_ASSIGN(scenario.learner_up, parse_bit_rate(a.learner_up));
   ECHO_ASSIGN(const BitRate rate, parse_bit_rate(a.worker_rate));

@@ -264,12 +264,13 @@ void read_network(ConfigSection s, NetworkSection& c) {
          "the piece in which a publication is proven and passed on");
   using chains::TopologyPolicy;
   s.read_choice("topology", c.topology,
-                {{"trees", TopologyPolicy::kTrees},
+                {{"auto", TopologyPolicy::kAuto},
+                 {"trees", TopologyPolicy::kTrees},
                  {"stripes", TopologyPolicy::kStripes},
                  {"best_chains", TopologyPolicy::kBestChains},
                  {"echo2", TopologyPolicy::kEcho2},
                  {"star", TopologyPolicy::kStar}},
-                "who sends to whom: a tree for each share of the chunks (trees), chains for each (stripes), as many "
+                "who sends to whom: whichever of the others the plan expects to be soonest for its fleet and a delta (auto), a tree for each share of the chunks (trees), chains for each (stripes), as many "
                 "chains as are fastest (best_chains), B / b chains as ECHO-2 has them (echo2), or the learner to "
                 "everybody (star)");
   s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},

@@ -111,7 +111,7 @@ struct NetworkSection {
   std::optional<BitRate> uplink;       // B, the learner's; absent: unlimited
   std::optional<BitRate> worker_rate;  // b, cap of each worker's up and down link; absent: the offer's own
   Bytes chunk{32 * 1024};
-  chains::TopologyPolicy topology = chains::TopologyPolicy::kTrees;
+  chains::TopologyPolicy topology = chains::TopologyPolicy::kAuto;
   Duration delay_expected{};  // one way, for planning only
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away: its leases return
   Duration silence_min = std::chrono::seconds(2);        // before it is silent: its place is given to others

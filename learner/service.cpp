@@ -172,7 +172,12 @@ class Service {
     o.limits.up = config_.network.uplink;
     if (config_.network.worker_rate) o.chain_rate = *config_.network.worker_rate;
     o.chunk = config_.network.chunk;
-    o.policy = config_.network.topology;
+    // Without a plan nobody knows what the fleet will be.
+    const chains::Topology& planned = plan_.plan.topology;
+    if (config_.network.topology != chains::TopologyPolicy::kAuto)
+      o.policy = config_.network.topology;
+    else if (planned.size() > 0)
+      o.policy = planned.policy;
     o.heartbeat_timeout = config_.network.heartbeat_timeout;
     o.silence_min = config_.network.silence_min;
     o.heartbeat = std::min<Duration>(o.heartbeat, o.heartbeat_timeout / 4);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "chains/broadcast_model.hpp"
+#include "chains/choice.hpp"
 #include "chains/planner.hpp"
 #include "chains/score.hpp"
 #include "provisioner/allocation.hpp"
@@ -159,10 +160,17 @@ class Planner {
       workers.push_back({WorkerId{m + 1}, o_up, o_down, chains::peer_score(stated), true, true});
       s.links.push_back({WorkerId{m + 1}, o_up, o_down, request_.delay});
     }
-    ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, request_.worker_cap.value_or(slowest_up), workers,
-                                                request_.topology, request_.active_fraction));
-    ECHO_ASSIGN(s.times,
-                chains::broadcast_time(s.topology, request_.delta_bytes, request_.chunk, request_.learner_up, s.links));
+    const BitRate chain_rate = request_.worker_cap.value_or(slowest_up);
+    if (request_.topology == chains::TopologyPolicy::kAuto) {
+      const chains::Cargo cargo{request_.delta_bytes, request_.chunk, request_.active_fraction};
+      ECHO_ASSIGN(chains::Choice choice, chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, cargo));
+      s.topology = std::move(choice.topology);
+      s.times = std::move(choice.times);
+    } else {
+      ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, chain_rate, workers, request_.topology,
+                                                  request_.active_fraction));
+      ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, request_.chunk, request_.learner_up, s.links));
+    }
     s.broadcast_time = s.times.fraction(request_.active_fraction) + request_.install_time;
     return ok();
   }

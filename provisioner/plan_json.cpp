@@ -254,7 +254,7 @@ void read_topology(const Reader& r, std::size_t workers, chains::Topology& t) {
   using chains::TopologyPolicy;
   std::string policy;
   r.text("policy", policy);
-  if (auto parsed = chains::parse_topology_policy(policy))
+  if (auto parsed = chains::parse_topology_policy(policy); parsed && *parsed != chains::TopologyPolicy::kAuto)
     t.policy = *parsed;
   else
     r.wrong("policy", "a topology", json(policy));

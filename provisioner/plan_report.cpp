@@ -158,7 +158,8 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
                    exact_usd_per_hour ? fmt::format(", {:.1f} % above the optimum", above(*exact_usd_per_hour)) : ""));
   line(fmt::format("staleness: at worst {} steps (lookahead {}), budget {}", staleness_worst, request.lookahead,
                    request.staleness_budget));
-  line(fmt::format("topology ({}): {}", chains::to_string(topology.policy), topology.to_short_text()));
+  line(fmt::format("topology ({}{}): {}", request.topology == chains::TopologyPolicy::kAuto ? "auto: " : "", chains::to_string(topology.policy),
+                   topology.to_short_text()));
   for (const std::string& note : notes) line("note: " + note);
   line("");
   out += machines_table(*this, most);

@@ -2,11 +2,68 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <ctime>
+#include <map>
 
 #include "tests/chains/random_fleets.hpp"
 
 using namespace echoline;
 using namespace echoline::chains;
+
+namespace {
+
+// What auto takes where payloads are small and every hop takes 40 ms: how often which, and T_b of trees over it.
+void small_payloads(std::size_t fleets, double quorum) {
+  fmt::print("\nchunks of 256 KiB, 40 ms to a neighbour: what is soonest, and T_b of trees over it, median and 95th percentile\n\n");
+  for (const std::uint64_t bytes : {10'000ull, 300'000ull, 3'000'000ull, 30'000'000ull, 1'000'000'000ull}) {
+    Random random(1);
+    std::map<std::string_view, std::size_t> chosen;
+    std::vector<double> over;
+    for (std::size_t i = 0; i < fleets; ++i) {
+      RandomFleet fleet = random_fleet(random, false, i % 2 == 0);
+      for (WorkerLink& link : fleet.links) link.delay = std::chrono::milliseconds(40);
+      const auto choice = choose_topology(fleet.learner_up, BitRate::from_mbit_per_s(50), fleet.workers, fleet.links,
+                                          {Bytes{bytes}, Bytes{256 * 1024}, quorum});
+      ++chosen[to_string(choice->topology.policy)];
+      for (const Candidate& c : choice->candidates)
+        if (c.policy == TopologyPolicy::kTrees) over.push_back(seconds(c.predicted) / seconds(choice->predicted));
+    }
+    std::sort(over.begin(), over.end());
+    fmt::print("{:>14} bytes: {:.2f}, {:.2f};", bytes, quantile(over, 0.5), quantile(over, 0.95));
+    for (const auto& [name, count] : chosen) fmt::print(" {} {}", name, count);
+    fmt::print("\n");
+  }
+}
+
+// The time of a choice, against that of sorting as many workers.
+void planning() {
+  fmt::print("\nchoosing: milliseconds of CPU, and times those of sorting the workers by name\n\n");
+  for (const std::size_t n : {std::size_t{100}, std::size_t{1'000}, std::size_t{10'000}}) {
+    Random random(2);
+    RandomFleet fleet;
+    for (std::uint64_t id = 1; id <= n; ++id) {
+      const BitRate up = BitRate::from_mbit_per_s(5 * std::pow(100.0, random.uniform())), down{up.bits_per_s * 4};
+      fleet.workers.push_back({WorkerId{id}, up, down, random.uniform(), true, true});
+      fleet.links.push_back({WorkerId{id}, up, down, {}});
+    }
+    const auto cpu = [] { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; };
+    std::vector<std::string> names;
+    for (const ChainWorker& w : fleet.workers) names.push_back(fmt::format("{}", mix64(w.id.value)));
+    const double begin = cpu();
+    for (int i = 0; i < 10; ++i) {
+      auto copy = names;
+      std::sort(copy.begin(), copy.end());
+    }
+    const double sorted = cpu();
+    const auto choice = choose_topology(fleet.learner_up, BitRate::from_mbit_per_s(50), fleet.workers, fleet.links,
+                                        {Bytes{100'000'000}, Bytes{256 * 1024}, 0.9});
+    ECHO_CHECK(choice.has_value());
+    const double chose = cpu() - sorted;
+    fmt::print("{:>7} workers: {:>8.1f} ms, {:.0f} x\n", n, 1e3 * chose, chose / std::max(1e-9, (sorted - begin) / 10));
+  }
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Topologies in random fleets, by formula");
@@ -18,7 +75,7 @@ int main(int argc, char** argv) {
   fmt::print("{} fleets, q = {}: T_b over the bound, median and 95th percentile\n\n", fleets, quorum);
   fmt::print("{:<12}{:>18}{:>18}{:>18}{:>18}\n", "", "unequal links", "straggler *", "scarce uplinks", "straggler *");
   for (const TopologyPolicy policy : {TopologyPolicy::kStar, TopologyPolicy::kEcho2, TopologyPolicy::kBestChains,
-                                      TopologyPolicy::kStripes, TopologyPolicy::kTrees}) {
+                                      TopologyPolicy::kStripes, TopologyPolicy::kTrees, TopologyPolicy::kAuto}) {
     fmt::print("{:<12}", to_string(policy));
     for (const bool scarce : {false, true})
       for (const bool straggler : {false, true}) {
@@ -28,5 +85,7 @@ int main(int argc, char** argv) {
     fmt::print("\n");
   }
   fmt::print("\n* of all but the straggler, over the bound without it\n");
+  small_payloads(fleets, quorum);
+  planning();
   return 0;
 }

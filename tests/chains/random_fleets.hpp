@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "chains/broadcast_model.hpp"
-#include "chains/planner.hpp"
+#include "chains/choice.hpp"
 
 namespace echoline::chains {
 
@@ -35,10 +34,13 @@ inline RandomFleet random_fleet(Random& random, bool straggler, bool scarce) {
 
 // T_b at the quorum q over the bound for it, by formula; of everybody but the last worker where `but_the_last`.
 inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, double q, bool but_the_last) {
-  const Bytes payload{1'000'000'000};
-  const auto topology = plan_chains(fleet.learner_up, BitRate::from_mbit_per_s(50), fleet.workers, policy, q);
-  ECHO_CHECK(topology.has_value());
-  auto times = broadcast_time(*topology, payload, Bytes{16 * 1024}, fleet.learner_up, fleet.links);
+  const Bytes payload{1'000'000'000}, chunk{16 * 1024};
+  const BitRate chain_rate = BitRate::from_mbit_per_s(50);
+  const auto topology =
+      policy == TopologyPolicy::kAuto
+          ? choose_topology(fleet.learner_up, chain_rate, fleet.workers, fleet.links, {payload, chunk, q})->topology
+          : plan_chains(fleet.learner_up, chain_rate, fleet.workers, policy, q).value();
+  auto times = broadcast_time(topology, payload, chunk, fleet.learner_up, fleet.links);
   ECHO_CHECK(times.has_value());
   std::vector<WorkerLink> links = fleet.links;
   if (but_the_last) {
