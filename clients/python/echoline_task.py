@@ -24,6 +24,9 @@ A task of many turns is a class: its object is an episode, and step(response) sa
 Functions written for other trainers are used as they are: `verl(compute_score)`, `trl(reward_function)`,
 `openrlhf(AgentInstance)` and `rubric([(function, weight), ...])` make the first or the second kind of them.
 
+A problem may have `demonstration`, an answer worth imitating for the warm start. A step that is not done may have `cut`: a
+score, due besides where there is no room for another one.
+
 A score is a number, or a mapping with `reward` and, as one likes, `components` (named numbers), `correct` (what an
 evaluation counts; else whether the reward is 1 or more). What a function raises is an error of the task: its rollout is
 given back and counted, and earns nothing. Standard output belongs to the protocol: print() goes to standard error, which is

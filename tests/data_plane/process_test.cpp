@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 constexpr std::string_view kSum = R"(
 import echoline_task as task
-PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b)} for a in range(10) for b in range(10)]
+PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b), "demonstration": f"{a + b}"} for a in range(10) for b in range(10)]
 
 @task.score
 def score(problem, response):
@@ -79,6 +79,8 @@ TEST_F(ProcessTest, ATaskInPythonHasProblemsAndScores) {
   EXPECT_TRUE(seen.begin()->starts_with("sums/problems/"));
   const Problem problem = *adapter->problem(5);
   EXPECT_EQ(problem.id(), made(kSum)->problem(5)->id());
+  EXPECT_EQ(adapter->demonstration(problem), problem.reference());
+  EXPECT_FALSE(adapter->demonstration(adapter->evaluation()[3]));
   EXPECT_EQ(what_comes_of(*adapter, problem, problem.reference()), "1 correct");
   EXPECT_EQ(what_comes_of(*adapter, problem, "x"), "0");
   EXPECT_THAT(what_comes_of(*adapter, problem, "raise"), HasSubstr("ValueError: cannot read it"));
@@ -129,7 +131,8 @@ class Guess:
         if response == "die":
             import os; os._exit(1)
         found = response == str(self.wanted)
-        return {"reward": float(found), "done": found or self.left == 0, "observation": "+" if int(response) < self.wanted else "-"}
+        return {"reward": float(found), "done": found or self.left == 0, "observation": "+" if int(response) < self.wanted else "-",
+                "cut": {"reward": -float(self.left), "components": {"unused": self.left}}}
 
 task.run(episode=Guess, problems=[{"prompt": "?", "reference": "5"}], deterministic=False)
 )";
@@ -148,6 +151,8 @@ TEST_F(ProcessTest, EpisodesOfManyTurns) {
   };
   for (std::size_t i = 0; i < episodes.size(); ++i) EXPECT_EQ(say(i, std::to_string(i % 10)), i % 10 == 5 ? "1" : i % 10 < 5 ? "0 +" : "0 -");
   EXPECT_EQ(say(0, "4"), "0 +");
+  EXPECT_EQ(episodes[0]->cut().reward, -1) << "what is due if no room is left now";
+  EXPECT_EQ(episodes[7]->cut().components.at("unused"), 2);
   EXPECT_EQ(say(0, "5"), "1");
   EXPECT_EQ(say(1, "4"), "0 +");
   EXPECT_EQ(say(1, "6"), "0") << "over";

@@ -134,6 +134,7 @@ struct Asked {
   std::mutex mutex;
   bool wanted = true;
   std::optional<std::uint64_t> life;
+  Score cut;  // due where no room is left now
 };
 
 class ProcessEpisode final : public Episode {
@@ -153,7 +154,7 @@ class ProcessEpisode final : public Episode {
     call.done = [asked = asked_, turns = turns_, over = &done_, done = std::move(done)](Result<json> item) {
       const std::lock_guard lock(asked->mutex);
       if (!asked->wanted) return;
-      auto step = read(std::move(item), turns);
+      auto step = read(std::move(item), turns, asked->cut);
       if (step && step->done) *over = true;
       done(std::move(step));
     };
@@ -171,11 +172,18 @@ class ProcessEpisode final : public Episode {
     }
     connection_.ask(std::move(call));
   }
+  Score cut() override {
+    const std::lock_guard lock(asked_->mutex);
+    return asked_->cut;
+  }
 
  private:
-  static Result<Step> read(Result<json> item, bool turns) {
+  static Result<Step> read(Result<json> item, bool turns, Score& cut) {
     if (!item) return std::move(item).error();
-    if (turns) return process::read_step(*item);
+    if (turns) {
+      ECHO_ASSIGN(cut, process::read_cut(*item));
+      return process::read_step(*item);
+    }
     ECHO_ASSIGN(Score score, process::read_score(*item));
     return Step{std::move(score), true, {}};
   }
@@ -201,12 +209,15 @@ class Process final : public Adapter {
     if (hello_.problems == 0) return fail(Code::kUnavailable, "problem", "the task '{}' has none", hello_.name);
     const std::lock_guard lock(mutex_);
     if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
-    if (problems_.size() >= kRemembered) problems_.clear();
+    if (problems_.size() >= kRemembered) problems_.clear(), demonstrations_.clear();
     // Those that follow are wanted next.
     json rows = json::array();
     for (std::uint64_t i = 0; i < kAhead; ++i) rows.push_back(shuffled_cycle(index + i, hello_.problems, key_));
-    ECHO_ASSIGN(const auto made, ask_for(*programs_, process::Method::kProblems, rows, name_of(hello_)));
-    for (std::uint64_t i = 0; i < kAhead; ++i) problems_[index + i] = made[i];
+    ECHO_ASSIGN(auto made, ask_for(*programs_, process::Method::kProblems, rows, name_of(hello_)));
+    for (std::uint64_t i = 0; i < kAhead; ++i) {
+      if (made[i].demonstration) demonstrations_[made[i].problem.id()] = *std::move(made[i].demonstration);
+      problems_[index + i] = std::move(made[i].problem);
+    }
     return problems_.at(index);
   }
   std::vector<Problem> evaluation() const override { return evaluation_; }
@@ -215,21 +226,26 @@ class Process final : public Adapter {
     return std::unique_ptr<Episode>(std::make_unique<ProcessEpisode>(programs_, problem, seed, hello_.turns));
   }
   Repeatable repeatable() const override { return hello_.deterministic ? Repeatable::kCostly : Repeatable::kNot; }
-  std::optional<std::string> demonstration(const Problem&) const override { return std::nullopt; }
+  // Of a problem that was asked for lately.
+  std::optional<std::string> demonstration(const Problem& problem) const override {
+    const std::lock_guard lock(mutex_);
+    const auto known = demonstrations_.find(problem.id());
+    return known == demonstrations_.end() ? std::nullopt : std::optional(known->second);
+  }
   std::string options_for_workers(std::string) const override { return for_workers_; }
 
   static std::string name_of(const process::Hello& hello) { return hello.name.empty() ? "task" : hello.name; }
 
   // Problems by their rows.
-  static Result<std::vector<Problem>> ask_for(Programs& programs, process::Method method, const json& rows, const std::string& name) {
-    std::vector<Problem> problems;
+  static Result<std::vector<process::OwnProblem>> ask_for(Programs& programs, process::Method method, const json& rows, const std::string& name) {
+    std::vector<process::OwnProblem> problems;
     ECHO_ASSIGN(const json answer, programs.first().ask_and_wait(method, {{"rows", rows}}));
     const auto items = answer.find("problems");
     if (items == answer.end() || !items->is_array() || items->size() != rows.size())
       return fail(Code::kCorrupt, "task's answer", "expected {} 'problems' for as many rows", rows.size());
     for (std::size_t i = 0; i < rows.size(); ++i) {
       if (!(*items)[i].is_object()) return fail(Code::kCorrupt, "task's answer", "problem {} is no object", rows[i].dump());
-      ECHO_ASSIGN(Problem problem, process::read_problem((*items)[i], fmt::format("{}/{}/{}", name, to_string(method), rows[i].get<std::uint64_t>())));
+      ECHO_ASSIGN(auto problem, process::read_problem((*items)[i], fmt::format("{}/{}/{}", name, to_string(method), rows[i].get<std::uint64_t>())));
       problems.push_back(std::move(problem));
     }
     return problems;
@@ -242,7 +258,8 @@ class Process final : public Adapter {
   const std::string for_workers_;
   const std::uint64_t key_;
   mutable std::mutex mutex_;
-  mutable std::map<std::uint64_t, Problem> problems_;  // by index; guarded by mutex_
+  mutable std::map<std::uint64_t, Problem> problems_;           // by index; guarded by mutex_
+  mutable std::map<std::string, std::string> demonstrations_;  // by problem; guarded by mutex_
 };
 
 // The options as workers read them: with what the files hold instead of where they are.
@@ -277,7 +294,7 @@ Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64
       json rows = json::array();
       for (; row < hello.evaluation && rows.size() < kAhead; ++row) rows.push_back(row);
       ECHO_ASSIGN(auto some, Process::ask_for(*programs, process::Method::kEvaluation, rows, Process::name_of(hello)));
-      std::move(some.begin(), some.end(), std::back_inserter(evaluation));
+      for (process::OwnProblem& own : some) evaluation.push_back(std::move(own.problem));
     }
   }
   return std::unique_ptr<Adapter>(std::make_unique<Process>(std::move(programs), hello, std::move(evaluation), for_workers(options_json, contents), seed));

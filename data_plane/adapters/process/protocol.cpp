@@ -19,13 +19,22 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 std::string shown(const json& value) { return written(value).substr(0, 80); }
 
-// A parser that recurses must not be handed a tower of brackets; those inside strings count as well.
+// A parser that recurses must not be handed a tower of brackets. Those inside strings are none.
 bool too_deep(std::string_view text) {
   int depth = 0;
-  for (const char c : text) {
-    if (c == '[' || c == '{') ++depth;
-    if (c == ']' || c == '}') --depth;
-    if (depth > kDepthMax && (c == '[' || c == '{')) return true;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\') ++i;
+      if (c == '"') quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kDepthMax) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
   }
   return false;
 }
@@ -177,8 +186,16 @@ Result<Step> read_step(const json& item) {
   return step;
 }
 
-Result<Problem> read_problem(const json& item, std::string_view fallback_id) {
-  Problem problem;
+Result<Score> read_cut(const json& item) {
+  const auto cut = item.find("cut");
+  if (cut == item.end()) return Score{};
+  if (!cut->is_object()) return bad("'cut' is {}, expected an object", shown(*cut));
+  return read_score(*cut);
+}
+
+Result<OwnProblem> read_problem(const json& item, std::string_view fallback_id) {
+  OwnProblem own;
+  Problem& problem = own.problem;
   ECHO_ASSIGN(std::string id, text(item, "id", kNameBytesMax));
   ECHO_ASSIGN(std::string prompt, text(item, "prompt", kPromptBytesMax, /*required=*/true));
   ECHO_ASSIGN(std::string reference, text(item, "reference", kReferenceBytesMax));
@@ -190,7 +207,10 @@ Result<Problem> read_problem(const json& item, std::string_view fallback_id) {
     if (problem.metadata_json().size() > kReferenceBytesMax)
       return bad("'metadata' has {} bytes, at most {} are allowed", problem.metadata_json().size(), kReferenceBytesMax);
   }
-  return problem;
+  if (item.contains("demonstration")) {
+    ECHO_ASSIGN(own.demonstration, text(item, "demonstration", kReferenceBytesMax));
+  }
+  return own;
 }
 
 }  // namespace echoline::data_plane::process

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,12 @@ struct Hello {
   std::uint64_t problems = 0, evaluation = 0;
 };
 
+// A problem as its task has it: with a response worth imitating, which workers need not know.
+struct OwnProblem {
+  Problem problem;
+  std::optional<std::string> demonstration;
+};
+
 // Requests, each a line with its end. `settings_json` is what the run file has for the task.
 std::string hello_request(std::uint64_t id, std::uint64_t seed, std::string_view settings_json);
 std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<nlohmann::json>& items);
@@ -47,7 +54,9 @@ Result<Hello> read_hello(const nlohmann::json& result);
 Result<std::vector<Result<nlohmann::json>>> read_items(const nlohmann::json& result, std::size_t count);
 Result<Score> read_score(const nlohmann::json& item);
 Result<Step> read_step(const nlohmann::json& item);
+// What is due besides where the episode ends after this step for want of room.
+Result<Score> read_cut(const nlohmann::json& item);
 // `fallback_id` where it has none.
-Result<Problem> read_problem(const nlohmann::json& item, std::string_view fallback_id);
+Result<OwnProblem> read_problem(const nlohmann::json& item, std::string_view fallback_id);
 
 }  // namespace echoline::data_plane::process

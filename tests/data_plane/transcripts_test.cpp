@@ -1,0 +1,217 @@
+// The transcripts in FORMAT.md are what the connection really writes and reads, and what the Python helper answers.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <future>
+#include <sstream>
+
+#include "data_plane/adapters/process/connection.hpp"
+#include "data_plane/adapters/process/python_helper.hpp"
+
+namespace echoline::data_plane::process {
+namespace {
+
+using nlohmann::json;
+
+struct Transcript {
+  std::string task;                // in Python
+  std::vector<std::string> lines;  // "> request", "< answer"
+};
+
+// From the documentation, by name.
+std::map<std::string, Transcript> transcripts() {
+  std::ifstream file("data_plane/adapters/process/FORMAT.md");
+  std::map<std::string, Transcript> all;
+  std::string task, block;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("```")) {
+      block = block.empty() ? line.substr(3) : "";
+      if (block == "python task") task.clear();
+      if (block.starts_with("transcript ")) all[block.substr(11)].task = task;
+    } else if (block == "python task") {
+      task += line + "\n";
+    } else if (block.starts_with("transcript ")) {
+      all[block.substr(11)].lines.push_back(line);
+    }
+  }
+  return all;
+}
+
+// Plays the program's part, and ends when it is told anything else.
+constexpr std::string_view kReplay = R"(
+import sys
+for line in open("/task/transcript", encoding="utf-8").read().splitlines():
+    if line.startswith("> "):
+        found = sys.stdin.buffer.readline().decode().rstrip("\n")
+        if found != line[2:]:
+            sys.exit(f"expected {line[2:]}\nfound    {found}")
+    else:
+        sys.stdout.buffer.write(line[2:].encode() + b"\n")
+        sys.stdout.flush()
+sys.stdin.read()
+)";
+
+class Transcripts : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto pool = sandbox::Pool::start();
+    if (!pool) GTEST_SKIP() << pool.error().message();
+    pool_ = *std::move(pool);
+    all_ = transcripts();
+  }
+  static sandbox::Command python(std::string_view script) {
+    sandbox::Command command;
+    command.argv = {"/usr/bin/python3", "/task/script.py"};
+    command.environment = {{"PYTHONPATH", "/task"}};
+    command.files = {{"/task/script.py", std::string(script)}, {"/task/echoline_task.py", std::string(kPythonHelper)}};
+    command.limits.wall.reset();
+    command.limits.cpu.reset();
+    return command;
+  }
+  std::unique_ptr<Connection> replay(const std::string& name, const std::string& settings) {
+    ConnectionOptions options;
+    options.command = python(kReplay);
+    for (const std::string& line : all_[name].lines) options.command.files["/task/transcript"] += line + "\n";
+    options.seed = 7;
+    options.settings_json = settings;
+    return std::make_unique<Connection>(*pool_, options);
+  }
+  // Asks one thing, and then, before anything else can be asked, several at once: one request.
+  using Answers = std::vector<Result<json>>;
+  static Answers ask_then(Connection& connection, Method first, const json& item,
+                          const std::function<std::vector<Connection::Call>(const json&)>& then) {
+    auto all = std::make_shared<std::promise<Answers>>();
+    auto answers = std::make_shared<Answers>();
+    Connection::Call call;
+    call.method = first;
+    call.item = item;
+    call.done = [&connection, all, answers, then](Result<json> answer) {
+      if (!answer) return all->set_value({answer.error()});
+      auto calls = then(*answer);
+      for (Connection::Call& next : calls) {
+        next.done = [all, answers, count = calls.size()](Result<json> of) {
+          answers->push_back(std::move(of));
+          if (answers->size() == count) all->set_value(*answers);
+        };
+        connection.ask(std::move(next));
+      }
+    };
+    connection.ask(std::move(call));
+    return all->get_future().get();
+  }
+
+  std::unique_ptr<sandbox::Pool> pool_;
+  std::map<std::string, Transcript> all_;
+};
+
+std::vector<Problem> problems_in(const json& item, const std::vector<std::string>& ids) {
+  std::vector<Problem> problems;
+  for (const json& one : item.at("problems")) problems.push_back(read_problem(one, ids.at(problems.size()))->problem);
+  return problems;
+}
+
+TEST_F(Transcripts, OfOneResponseIsWhatTheConnectionSays) {
+  const auto connection = replay("one response", R"({"level": 2})");
+  const auto hello = connection->hello();
+  ASSERT_TRUE(hello) << hello.error().message();
+  EXPECT_EQ(hello->name, "twos");
+  EXPECT_TRUE(hello->deterministic);
+  EXPECT_FALSE(hello->turns);
+  EXPECT_EQ(hello->problems, 8u);
+  EXPECT_EQ(hello->evaluation, 1u);
+  const auto evaluation = connection->ask_and_wait(Method::kEvaluation, {{"rows", json::array({0})}});
+  ASSERT_TRUE(evaluation) << evaluation.error().message();
+  EXPECT_EQ(read_problem(evaluation->at("problems").at(0), "x")->demonstration, "2");
+  const auto answers =
+      ask_then(*connection, Method::kProblems, {{"rows", json::array({5, 0})}}, [](const json& answer) {
+        const auto problems = problems_in(answer, {"twos/problems/5", "twos/problems/0"});
+        std::vector<Connection::Call> calls(2);
+        calls[0].item = score_item(problems[0], "8");
+        calls[1].item = score_item(problems[1], "\"é\n");
+        return calls;
+      });
+  ASSERT_EQ(answers.size(), 2u) << answers[0].error().message();
+  EXPECT_EQ(read_score(*answers[0])->reward, 1);
+  EXPECT_TRUE(read_score(*answers[0])->correct);
+  EXPECT_EQ(read_score(*answers[1])->components.at("length"), 3);
+  EXPECT_FALSE(read_score(*answers[1])->correct);
+}
+
+TEST_F(Transcripts, OfManyTurnsIsWhatTheConnectionSays) {
+  const auto connection = replay("many turns", "{}");
+  const auto hello = connection->hello();
+  ASSERT_TRUE(hello) << hello.error().message();
+  EXPECT_TRUE(hello->turns);
+  std::uint64_t life = 0;
+  const auto answers = ask_then(*connection, Method::kProblems, {{"rows", json::array({0})}}, [&](const json& answer) {
+    const auto problems = problems_in(answer, {"guess/problems/0"});
+    std::vector<Connection::Call> calls(2);
+    for (std::uint64_t i = 0; i < 2; ++i) {
+      calls[i].method = Method::kStep;
+      calls[i].item = step_item(i + 1, i == 0 ? "5" : "five", &problems[0], 40 + i);
+      calls[i].told_life = [&](std::uint64_t now) { life = now; };
+    }
+    return calls;
+  });
+  ASSERT_EQ(answers.size(), 2u) << answers[0].error().message();
+  const auto step = read_step(*answers[0]);
+  EXPECT_FALSE(step->done);
+  EXPECT_EQ(step->observation, "higher");
+  EXPECT_EQ(step->score.reward, -0.25);
+  EXPECT_EQ(read_cut(*answers[0])->reward, -1);
+  EXPECT_EQ(answers[1].error().code, Code::kUnavailable);
+  connection->close(2, life);
+  const auto last = connection->ask_and_wait(Method::kStep, step_item(1, "6", nullptr, 0));
+  ASSERT_TRUE(last) << last.error().message();
+  EXPECT_TRUE(read_step(*last)->done);
+  EXPECT_EQ(read_cut(*last)->reward, 0);
+}
+
+// Key order and numbers' form are the helper's own; what they say is the same.
+TEST_F(Transcripts, AreWhatThePythonHelperAnswers) {
+  ASSERT_EQ(all_.size(), 2u);
+  for (const auto& [name, transcript] : all_) {
+    auto program = pool_->launch(python(transcript.task));
+    ASSERT_TRUE(program) << program.error().message();
+    int answers = 0;
+    for (const std::string& line : transcript.lines) {
+      if (line.starts_with("> ")) {
+        ASSERT_TRUE(program->write(line.substr(2) + "\n", std::chrono::seconds(30)));
+        continue;
+      }
+      const auto answer = program->read_line(kLineBytesMax, std::chrono::seconds(30));
+      ASSERT_TRUE(answer) << name << ": " << answer.error().message() << " " << program->wait().err;
+      EXPECT_EQ(json::parse(*answer), json::parse(line.substr(2))) << name;
+      ++answers;
+    }
+    EXPECT_GE(answers, 3) << name;
+  }
+}
+
+// What the page says of requests that the connection does not send.
+TEST_F(Transcripts, ReservedMethodsAreAnsweredByThePythonHelper) {
+  auto program = pool_->launch(python(all_["one response"].task));
+  ASSERT_TRUE(program) << program.error().message();
+  for (const auto& [line, expected] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"method":"cancel"})"
+            "\n"
+            R"({"id":1,"method":"ping"})",
+            R"({"id":1,"result":{}})"},
+           {R"({"id":2,"method":"sing","items":[]})", R"({"id":2,"error":"ValueError: unknown method 'sing'"})"}}) {
+    ASSERT_TRUE(program->write(line + "\n", std::chrono::seconds(30)));
+    const auto answer = program->read_line(kLineBytesMax, std::chrono::seconds(30));
+    ASSERT_TRUE(answer) << answer.error().message();
+    EXPECT_EQ(json::parse(*answer), json::parse(expected));
+  }
+}
+
+TEST(ProcessProtocol, BracketsInTextsAreNoDepth) {
+  const std::string text(200, '[');
+  const auto answer = read_answer(
+      json{{"id", 1}, {"result", {{"items", json::array({{{"reward", 1}, {"note", text + "\\\"{"}}})}}}}.dump(), 1);
+  EXPECT_TRUE(answer) << answer.error().message();
+  EXPECT_FALSE(read_answer("{\"id\":1,\"result\":{\"a\":" + text + std::string(200, ']') + "}}", 1));
+}
+
+}  // namespace
+}  // namespace echoline::data_plane::process
