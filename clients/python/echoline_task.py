@@ -21,8 +21,8 @@ A task of many turns is a class: its object is an episode, and step(response) sa
 
     task.run(episode=Guess, problems=..., evaluation=...)
 
-Functions written for other trainers are used as they are: `verl(compute_score)`, `trl(reward_function)`,
-`openrlhf(AgentInstance)` and `rubric([(function, weight), ...])` make the first or the second kind of them.
+Functions written for other trainers are used as they are, async ones too: `verl(compute_score)`, `trl(reward_function)`,
+`openrlhf(reward_func)` and `rubric(functions, weights)` make a score of them, `openrlhf(AgentInstance)` an episode.
 
 A problem may have `demonstration`, an answer worth imitating for the warm start. A step that is not done may have `cut`: a
 score, due besides where there is no room for another one.
@@ -75,16 +75,17 @@ def run(problems=None, evaluation=None, *, episode=None, score=None, name="", de
 
 
 def verl(compute_score):
-    """The score of `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which is a number or a mapping with
-    `score`. A problem's `metadata` may hold `data_source` and `extra_info`; `reference` is the ground truth."""
+    """The score of verl's `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, which is a number or a mapping
+    with `score`. A problem's `metadata` may hold `data_source` and `extra_info`; `reference` is the ground truth."""
 
     def scored(problem, response):
         metadata = problem.get("metadata") or {}
-        value = compute_score(metadata.get("data_source", ""), response, problem.get("reference", ""), metadata.get("extra_info"))
+        value = _value(compute_score(data_source=metadata.get("data_source", ""), solution_str=response,
+                                     ground_truth=problem.get("reference", ""), extra_info=metadata.get("extra_info")))
         if not isinstance(value, dict):
-            return float(value)
+            return _number(value)
         rest = {k: float(v) for k, v in value.items() if k not in ("score", "acc") and isinstance(v, (int, float))}
-        result = {"reward": float(value["score"]), "components": rest}
+        result = {"reward": _number(value["score"]), "components": rest}
         if "acc" in value:
             result["correct"] = bool(value["acc"])
         return result
@@ -109,29 +110,37 @@ def trl(function):
         arguments = {name: [row.get(name) for row in columns] for name in names if accepts_all or name in wanted}
         if "completion_ids" in wanted:
             arguments["completion_ids"] = [[] for _ in responses]
+        if "trainer_state" in wanted:
+            arguments["trainer_state"] = None
         # None: this function has nothing to say of it.
-        return [0.0 if value is None else float(value) for value in function(prompts=prompts, completions=completions, **arguments)]
+        return [0.0 if value is None else _number(value) for value in _value(function(prompts=prompts, completions=completions, **arguments))]
 
     scored.batched = True
     return scored
 
 
-def rubric(functions):
-    """A weighted sum of functions, each of any of the arguments prompt, completion (messages), answer, state, info, response
-    (text), problem; [(function, weight), ...]. Every function is a component by its name."""
-    wanted = [(f, w, set(inspect.signature(f).parameters)) for f, w in functions]
+def rubric(functions, weights=None):
+    """The weighted sum of functions as for verifiers' Rubric(funcs, weights), each of any of the arguments prompt and completion
+    (messages), answer, state, info, task, response (text), problem. Weights are 1 unless told, or stand beside the functions: [(function,
+    weight), ...]. Every function is a component by its name. `state` is one mapping for all functions and a single response."""
+    pairs = [f if isinstance(f, tuple) else (f, 1.0 if weights is None else weights[i]) for i, f in enumerate(functions)]
+    wanted = []
+    for function, weight in pairs:
+        parameters = inspect.signature(function).parameters
+        everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        wanted.append((function, float(weight), None if everything else set(parameters)))
 
     def scored(problem, response):
         metadata = problem.get("metadata") or {}
-        given = {
+        state = {
             "prompt": [{"role": "user", "content": problem["prompt"]}],
             "completion": [{"role": "assistant", "content": response}],
-            "answer": problem.get("reference", ""), "state": {}, "info": metadata, "response": response, "problem": problem,
+            "answer": problem.get("reference", ""), "info": metadata, "task": metadata.get("task", "default"),
         }
+        given = {**state, "state": state, "response": response, "problem": problem}
         total, components = 0.0, {}
         for function, weight, names in wanted:
-            keywords = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-            value = float(function(**{k: v for k, v in given.items() if keywords or k in names}))
+            value = _number(_value(function(**(given if names is None else {k: v for k, v in given.items() if k in names}))))
             components[function.__name__] = value
             total += weight * value
         return {"reward": total, "components": components}
@@ -139,32 +148,68 @@ def rubric(functions):
     return scored
 
 
-def openrlhf(agent):
-    """An episode of OpenRLHF's agents: a class with `reset(states, **kwargs)` and `step(states, **kwargs)`, plain or async. step() gets
-    observation_text, action_text and label, and returns rewards, scores, environment_feedback and done."""
-    import asyncio
-
-    def value(result):
-        return asyncio.run(result) if inspect.isawaitable(result) else result
-
-    def number(x):
-        return float(x.item() if hasattr(x, "item") else x)
+def openrlhf(it):
+    """Of OpenRLHF's `reward_func(queries, prompts, labels)`, which returns `rewards` and, as it likes, `scores` and `extra_logs` of as many
+    numbers: a score. Of its agents, a class with `reset(states, **kwargs)` and `step(states, **kwargs)`: an episode; step() gets
+    observation_text, action_text and label, and returns rewards, scores, environment_feedback and done. Numbers may be tensors."""
+    if not inspect.isclass(it):
+        return _openrlhf_function(it)
+    agent = it
 
     class Episode:
         def __init__(self, problem, seed, settings):
             self.label = problem.get("reference", "")
             self.agent = agent()
-            first = value(self.agent.reset({"observation": problem["prompt"], "label": self.label}))
+            first = _value(self.agent.reset({"observation": problem["prompt"], "label": self.label}))
             self.observation = first.get("observation", problem["prompt"]) if isinstance(first, dict) else problem["prompt"]
 
         def step(self, response):
-            said = value(self.agent.step({"observation_text": self.observation, "action_text": response, "label": self.label}))
+            said = _value(self.agent.step({"observation_text": self.observation, "action_text": response, "label": self.label}))
             told = said.get("environment_feedback", "")
             self.observation += response + told
-            return {"reward": number(said["rewards"]), "done": bool(said.get("done", True)), "observation": told,
-                    "correct": number(said.get("scores", said["rewards"])) >= 1}
+            return {"reward": _number(said["rewards"]), "done": bool(said.get("done", True)), "observation": told,
+                    "correct": _number(said.get("scores", said["rewards"])) >= 1}
 
     return Episode
+
+
+def _openrlhf_function(function):
+    def scored(problems, responses):
+        prompts = [p["prompt"] for p in problems]
+        said = _value(function([p + r for p, r in zip(prompts, responses)], prompts, [p.get("reference", "") for p in problems]))
+        if not isinstance(said, dict):
+            said = {"rewards": said}
+        results = [{"reward": _number(reward)} for reward in said["rewards"]]
+        for result, score in zip(results, said.get("scores", ())):
+            result["correct"] = _number(score) >= 1
+        for name, values in said.get("extra_logs", {}).items():
+            if hasattr(values, "__len__") and len(values) == len(results):
+                for result, value in zip(results, values):
+                    result.setdefault("components", {})[name] = _number(value)
+        return results
+
+    scored.batched = True
+    return scored
+
+
+def _number(x):
+    return float(x.item() if hasattr(x, "item") else x)
+
+
+_loop = None
+
+
+def _value(result):
+    """What an async function comes to; what another one has come to."""
+    global _loop
+    if not inspect.isawaitable(result):
+        return result
+    if _loop is None:
+        import asyncio
+
+        _loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(_loop)
+    return _loop.run_until_complete(result)
 
 
 class _Task:
