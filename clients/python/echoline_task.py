@@ -70,7 +70,7 @@ def run(problems=None, evaluation=None, *, episode=None, score=None, name="", de
             if "id" not in request:
                 continue
             answer = {"id": request["id"], "result": result}
-        answers.write(json.dumps(answer, separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        answers.write(_line(answer))
         answers.flush()
 
 
@@ -280,12 +280,26 @@ class _Task:
     @staticmethod
     def attempt(function, item):
         try:
-            result = function(item)
-            json.dumps(result, allow_nan=False)
-            return result
+            return function(item)
         except Exception as error:
             traceback.print_exc()
             return {"error": _words(error)}
+
+
+_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+def _line(answer):
+    """An item that JSON cannot say is an error of its own."""
+    try:
+        text = _json.encode(answer)
+    except (TypeError, ValueError, RecursionError):
+        items = answer.get("result", {}).get("items")
+        if items is None:
+            raise
+        answer["result"]["items"] = [item if "error" in item else _Task.attempt(lambda i: _json.encode(i) and i, item) for item in items]
+        text = _json.encode(answer)
+    return text.encode() + b"\n"
 
 
 def _result(value):
@@ -301,4 +315,4 @@ def _channels():
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    return os.fdopen(os.dup(0), "rb"), answers
+    return os.fdopen(os.dup(0), "rb", 1 << 20), answers

@@ -5,6 +5,7 @@
 #include <future>
 #include <sstream>
 
+#include "base/random.hpp"
 #include "data_plane/adapters/process/connection.hpp"
 #include "data_plane/adapters/process/python_helper.hpp"
 
@@ -78,7 +79,7 @@ class Transcripts : public ::testing::Test {
   }
   // Asks one thing, and then, before anything else can be asked, several at once: one request.
   using Answers = std::vector<Result<json>>;
-  static Answers ask_then(Connection& connection, Method first, const json& item,
+  static Answers ask_then(Connection& connection, Method first, const std::string& item,
                           const std::function<std::vector<Connection::Call>(const json&)>& then) {
     auto all = std::make_shared<std::promise<Answers>>();
     auto answers = std::make_shared<Answers>();
@@ -119,17 +120,16 @@ TEST_F(Transcripts, OfOneResponseIsWhatTheConnectionSays) {
   EXPECT_FALSE(hello->turns);
   EXPECT_EQ(hello->problems, 8u);
   EXPECT_EQ(hello->evaluation, 1u);
-  const auto evaluation = connection->ask_and_wait(Method::kEvaluation, {{"rows", json::array({0})}});
+  const auto evaluation = connection->ask_and_wait(Method::kEvaluation, R"({"rows":[0]})");
   ASSERT_TRUE(evaluation) << evaluation.error().message();
   EXPECT_EQ(read_problem(evaluation->at("problems").at(0), "x")->demonstration, "2");
-  const auto answers =
-      ask_then(*connection, Method::kProblems, {{"rows", json::array({5, 0})}}, [](const json& answer) {
-        const auto problems = problems_in(answer, {"twos/problems/5", "twos/problems/0"});
-        std::vector<Connection::Call> calls(2);
-        calls[0].item = score_item(problems[0], "8");
-        calls[1].item = score_item(problems[1], "\"é\n");
-        return calls;
-      });
+  const auto answers = ask_then(*connection, Method::kProblems, R"({"rows":[5,0]})", [](const json& answer) {
+    const auto problems = problems_in(answer, {"twos/problems/5", "twos/problems/0"});
+    std::vector<Connection::Call> calls(2);
+    calls[0].item = score_item(problems[0], "8");
+    calls[1].item = score_item(problems[1], "\"é\n");
+    return calls;
+  });
   ASSERT_EQ(answers.size(), 2u) << answers[0].error().message();
   EXPECT_EQ(read_score(*answers[0])->reward, 1);
   EXPECT_TRUE(read_score(*answers[0])->correct);
@@ -143,7 +143,7 @@ TEST_F(Transcripts, OfManyTurnsIsWhatTheConnectionSays) {
   ASSERT_TRUE(hello) << hello.error().message();
   EXPECT_TRUE(hello->turns);
   std::uint64_t life = 0;
-  const auto answers = ask_then(*connection, Method::kProblems, {{"rows", json::array({0})}}, [&](const json& answer) {
+  const auto answers = ask_then(*connection, Method::kProblems, R"({"rows":[0]})", [&](const json& answer) {
     const auto problems = problems_in(answer, {"guess/problems/0"});
     std::vector<Connection::Call> calls(2);
     for (std::uint64_t i = 0; i < 2; ++i) {
@@ -202,6 +202,30 @@ TEST_F(Transcripts, ReservedMethodsAreAnsweredByThePythonHelper) {
     const auto answer = program->read_line(kLineBytesMax, std::chrono::seconds(30));
     ASSERT_TRUE(answer) << answer.error().message();
     EXPECT_EQ(json::parse(*answer), json::parse(expected));
+  }
+}
+
+// Texts go the quick way; the slow one says whether rightly.
+TEST(ProcessProtocol, AnyTextIsWrittenAsJson) {
+  Random random(3, 0);
+  const std::string_view pieces[] = {"plain text ", "\"",   "\\",       "\n",   "\x01",     "\x7f", "é", "日本",
+                                     "😀",           "\xff", "\xe2\x82", "\xc3", "\x80\x80", " ",    "a"};
+  for (int round = 0; round < 20'000; ++round) {
+    std::string text;
+    for (std::uint64_t i = random.below(12); i > 0; --i) text += pieces[random.below(std::size(pieces))];
+    Problem problem;
+    problem.set_id("i");
+    problem.set_prompt(text);
+    problem.set_metadata_json(R"({"b": [1, null], "a": "x"})");
+    json expected{{"problem",
+                   {{"id", "i"}, {"prompt", text}, {"reference", ""}, {"metadata", {{"b", {1, nullptr}}, {"a", "x"}}}}},
+                  {"response", text}};
+    ASSERT_EQ(score_item(problem, text), expected.dump(-1, ' ', false, json::error_handler_t::replace));
+    expected["seed"] = 5, expected["episode"] = 7;
+    const std::string step = step_item(7, text, &problem, 5);
+    ASSERT_EQ(step, expected.dump(-1, ' ', false, json::error_handler_t::replace));
+    ASSERT_EQ(request(9, Method::kStep, std::chrono::milliseconds(20), {step, step}),
+              fmt::format("{{\"deadline_ms\":20,\"id\":9,\"items\":[{0},{0}],\"method\":\"step\"}}\n", step));
   }
 }
 

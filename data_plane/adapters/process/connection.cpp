@@ -49,7 +49,7 @@ void Connection::ask(Call call) {
   call.done(fail(Code::kExhausted, "task", "{} calls wait for it already", options_.waiting_max));
 }
 
-Result<nlohmann::json> Connection::ask_and_wait(Method method, nlohmann::json item) {
+Result<nlohmann::json> Connection::ask_and_wait(Method method, std::string item) {
   auto promise = std::make_shared<std::promise<Result<nlohmann::json>>>();
   Call call;
   call.method = method;
@@ -179,12 +179,12 @@ void Connection::serve(std::vector<Call> batch) {
   }
   if (known.empty()) return;
   tell_closed();
-  std::vector<nlohmann::json> items;
-  for (Call& call : known) items.push_back(call.item);
+  std::vector<std::string_view> items;
+  for (const Call& call : known) items.push_back(call.item);
   const std::uint64_t id = next_id_++;
   const auto line = exchange(request(id, known.front().method, options_.deadline, items), options_.deadline);
-  const auto answer = line ? read_answer(*line, id) : Result<nlohmann::json>(line.error());
-  auto all = answer ? read_items(*answer, known.size()) : Result<std::vector<Result<nlohmann::json>>>(answer.error());
+  auto answer = line ? read_answer(*line, id) : Result<nlohmann::json>(line.error());
+  auto all = answer ? read_items(*std::move(answer), known.size()) : Result<std::vector<Result<nlohmann::json>>>(answer.error());
   if (!all) {
     // An error in so many words is an answer; after anything else nothing more is to be expected of it.
     const bool in_words = line && !answer && answer.error().code == Code::kUnavailable;

@@ -48,7 +48,7 @@ class Connection {
   // it needs, as told by `told_life`; another one knows nothing of it.
   struct Call {
     Method method = Method::kScore;
-    nlohmann::json item;
+    std::string item;  // JSON
     Done done;
     bool repeatable = true;
     std::optional<std::uint64_t> life;
@@ -56,7 +56,7 @@ class Connection {
     bool alone = false;
   };
   void ask(Call call);
-  Result<nlohmann::json> ask_and_wait(Method method, nlohmann::json item);
+  Result<nlohmann::json> ask_and_wait(Method method, std::string item);
   // It need not be remembered any more, in that life.
   void close(std::uint64_t episode, std::uint64_t life);
 

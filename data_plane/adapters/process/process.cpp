@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <span>
 
 #include "base/files.hpp"
 #include "base/random.hpp"
@@ -211,7 +212,7 @@ class Process final : public Adapter {
     if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
     if (problems_.size() >= kRemembered) problems_.clear(), demonstrations_.clear();
     // Those that follow are wanted next.
-    json rows = json::array();
+    std::vector<std::uint64_t> rows;
     for (std::uint64_t i = 0; i < kAhead; ++i) rows.push_back(shuffled_cycle(index + i, hello_.problems, key_));
     ECHO_ASSIGN(auto made, ask_for(*programs_, process::Method::kProblems, rows, name_of(hello_)));
     for (std::uint64_t i = 0; i < kAhead; ++i) {
@@ -237,15 +238,15 @@ class Process final : public Adapter {
   static std::string name_of(const process::Hello& hello) { return hello.name.empty() ? "task" : hello.name; }
 
   // Problems by their rows.
-  static Result<std::vector<process::OwnProblem>> ask_for(Programs& programs, process::Method method, const json& rows, const std::string& name) {
+  static Result<std::vector<process::OwnProblem>> ask_for(Programs& programs, process::Method method, std::span<const std::uint64_t> rows, const std::string& name) {
     std::vector<process::OwnProblem> problems;
-    ECHO_ASSIGN(const json answer, programs.first().ask_and_wait(method, {{"rows", rows}}));
+    ECHO_ASSIGN(const json answer, programs.first().ask_and_wait(method, process::rows_item(rows)));
     const auto items = answer.find("problems");
     if (items == answer.end() || !items->is_array() || items->size() != rows.size())
       return fail(Code::kCorrupt, "task's answer", "expected {} 'problems' for as many rows", rows.size());
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (!(*items)[i].is_object()) return fail(Code::kCorrupt, "task's answer", "problem {} is no object", rows[i].dump());
-      ECHO_ASSIGN(auto problem, process::read_problem((*items)[i], fmt::format("{}/{}/{}", name, to_string(method), rows[i].get<std::uint64_t>())));
+      if (!(*items)[i].is_object()) return fail(Code::kCorrupt, "task's answer", "problem {} is no object", rows[i]);
+      ECHO_ASSIGN(auto problem, process::read_problem((*items)[i], fmt::format("{}/{}/{}", name, to_string(method), rows[i])));
       problems.push_back(std::move(problem));
     }
     return problems;
@@ -291,7 +292,7 @@ Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64
     if (hello.evaluation > kEvaluationMax)
       return fail(Code::kInvalid, "task", "{} problems to evaluate on, at most {} are allowed", hello.evaluation, kEvaluationMax);
     for (std::uint64_t row = 0; row < hello.evaluation;) {
-      json rows = json::array();
+      std::vector<std::uint64_t> rows;
       for (; row < hello.evaluation && rows.size() < kAhead; ++row) rows.push_back(row);
       ECHO_ASSIGN(auto some, Process::ask_for(*programs, process::Method::kEvaluation, rows, Process::name_of(hello)));
       for (process::OwnProblem& own : some) evaluation.push_back(std::move(own.problem));

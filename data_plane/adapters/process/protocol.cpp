@@ -1,6 +1,9 @@
 #include "data_plane/adapters/process/protocol.hpp"
 
+#include <fmt/ranges.h>
+
 #include <cmath>
+#include <cstring>
 
 namespace echoline::data_plane::process {
 namespace {
@@ -39,10 +42,48 @@ bool too_deep(std::string_view text) {
   return false;
 }
 
-json to_json(const Problem& problem) {
-  json item{{"id", problem.id()}, {"prompt", problem.prompt()}, {"reference", problem.reference()}};
-  if (!problem.metadata_json().empty()) item["metadata"] = json::parse(problem.metadata_json(), nullptr, false);
-  return item;
+// Whether none of eight bytes has to be escaped or looked at: printable ASCII but '"' and '\\'.
+bool plain(const char* at) {
+  constexpr std::uint64_t kOnes = 0x0101010101010101, kTops = 0x8080808080808080;
+  std::uint64_t word = 0;
+  std::memcpy(&word, at, sizeof word);
+  const auto below = [word](std::uint64_t n) { return (word - kOnes * n) & ~word; };
+  const auto equals = [word](std::uint64_t c) { return ((word ^ kOnes * c) - kOnes) & ~(word ^ kOnes * c); };
+  return ((word | below(0x20) | equals('"') | equals('\\')) & kTops) == 0;
+}
+
+// A text as JSON, bytes that are no UTF-8 replaced. Responses are long and mostly plain: those are copied as they stand.
+void quote(std::string& out, std::string_view text) {
+  out += '"';
+  std::size_t from = 0;
+  while (from < text.size()) {
+    std::size_t to = from;
+    while (to + 8 <= text.size() && plain(text.data() + to)) to += 8;
+    const auto is_plain = [&] { return text[to] >= 0x20 && static_cast<unsigned char>(text[to]) < 0x80 && text[to] != '"' && text[to] != '\\'; };
+    while (to < text.size() && is_plain()) ++to;
+    out.append(text.substr(from, to - from));
+    from = to;
+    while (to < text.size() && !is_plain()) ++to;
+    if (to == from) continue;
+    const std::string rest = written(text.substr(from, to - from));
+    out.append(rest, 1, rest.size() - 2);
+    from = to;
+  }
+  out += '"';
+}
+
+void append(std::string& out, std::string_view key, std::string_view text) {
+  out += key;
+  quote(out, text);
+}
+
+void append(std::string& out, const Problem& problem) {
+  append(out, R"({"id":)", problem.id());
+  if (!problem.metadata_json().empty())
+    if (const json metadata = json::parse(problem.metadata_json(), nullptr, false); !metadata.is_discarded()) out += ",\"metadata\":" + written(metadata);
+  append(out, R"(,"prompt":)", problem.prompt());
+  append(out, R"(,"reference":)", problem.reference());
+  out += '}';
 }
 
 Result<double> finite(const json& item, const char* key) {
@@ -97,22 +138,42 @@ std::string hello_request(std::uint64_t id, std::uint64_t seed, std::string_view
   return written({{"id", id}, {"method", "hello"}, {"protocol", kProtocol}, {"seed", seed}, {"settings", std::move(settings)}}) + "\n";
 }
 
-std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<json>& items) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count();
-  return written({{"id", id}, {"method", to_string(method)}, {"deadline_ms", ms}, {"items", items}}) + "\n";
+std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<std::string_view>& items) {
+  std::string line = fmt::format(R"({{"deadline_ms":{},"id":{},"items":[)", std::chrono::duration_cast<std::chrono::milliseconds>(deadline).count(), id);
+  std::size_t size = line.size() + 64;
+  for (const std::string_view item : items) size += item.size() + 1;
+  line.reserve(size);
+  for (const std::string_view item : items) line.append(item), line += ',';
+  if (!items.empty()) line.pop_back();
+  line += fmt::format("],\"method\":\"{}\"}}\n", to_string(method));
+  return line;
 }
 
 std::string close_notice(const std::vector<std::uint64_t>& episodes) {
   return written({{"method", "close"}, {"episodes", episodes}}) + "\n";
 }
 
-json score_item(const Problem& problem, std::string_view response) {
-  return {{"problem", to_json(problem)}, {"response", response}};
+std::string rows_item(std::span<const std::uint64_t> rows) { return fmt::format("{{\"rows\":[{}]}}", fmt::join(rows, ",")); }
+
+std::string score_item(const Problem& problem, std::string_view response) {
+  std::string item;
+  item.reserve(problem.prompt().size() + response.size() + 256);
+  item += R"({"problem":)";
+  append(item, problem);
+  append(item, R"(,"response":)", response);
+  item += '}';
+  return item;
 }
 
-json step_item(std::uint64_t episode, std::string_view response, const Problem* problem, std::uint64_t seed) {
-  json item{{"episode", episode}, {"response", response}};
-  if (problem) item["problem"] = to_json(*problem), item["seed"] = seed;
+std::string step_item(std::uint64_t episode, std::string_view response, const Problem* problem, std::uint64_t seed) {
+  std::string item = fmt::format(R"({{"episode":{})", episode);
+  if (problem) {
+    item += R"(,"problem":)";
+    append(item, *problem);
+  }
+  append(item, R"(,"response":)", response);
+  if (problem) item += fmt::format(R"(,"seed":{})", seed);
+  item += '}';
   return item;
 }
 
@@ -143,20 +204,20 @@ Result<Hello> read_hello(const json& result) {
   return hello;
 }
 
-Result<std::vector<Result<json>>> read_items(const json& result, std::size_t expected) {
+Result<std::vector<Result<json>>> read_items(json result, std::size_t expected) {
   const auto items = result.find("items");
   if (items == result.end() || !items->is_array() || items->size() != expected)
     return bad("expected {} 'items', found {}", expected,
                items != result.end() && items->is_array() ? std::to_string(items->size()) : shown(result));
   std::vector<Result<json>> all;
   all.reserve(expected);
-  for (const json& item : *items) {
+  for (json& item : *items) {
     if (!item.is_object()) {
       all.emplace_back(bad("expected an object, found {}", shown(item)));
     } else if (const auto error = item.find("error"); error != item.end()) {
       all.emplace_back(fail(Code::kUnavailable, "task", "{}", (error->is_string() ? error->get<std::string>() : written(*error)).substr(0, kWordsMax)));
     } else {
-      all.emplace_back(item);
+      all.emplace_back(std::move(item));
     }
   }
   return all;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,13 +37,14 @@ struct OwnProblem {
 
 // Requests, each a line with its end. `settings_json` is what the run file has for the task.
 std::string hello_request(std::uint64_t id, std::uint64_t seed, std::string_view settings_json);
-std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<nlohmann::json>& items);
+std::string request(std::uint64_t id, Method method, Duration deadline, const std::vector<std::string_view>& items);
 std::string close_notice(const std::vector<std::uint64_t>& episodes);
 
-// Items of requests.
-nlohmann::json score_item(const Problem& problem, std::string_view response);
+// Items of requests, as JSON.
+std::string rows_item(std::span<const std::uint64_t> rows);
+std::string score_item(const Problem& problem, std::string_view response);
 // `problem` only with the first response of an episode.
-nlohmann::json step_item(std::uint64_t episode, std::string_view response, const Problem* problem, std::uint64_t seed);
+std::string step_item(std::uint64_t episode, std::string_view response, const Problem* problem, std::uint64_t seed);
 
 // The `result` of the answer to request `id`. kUnavailable with the task's words where it answers with an error; kCorrupt:
 // not JSON, nested deeper than 64, or of another request.
@@ -51,7 +53,7 @@ Result<nlohmann::json> read_answer(std::string_view line, std::uint64_t id);
 Result<Hello> read_hello(const nlohmann::json& result);
 // One for each of `count`; kCorrupt unless there are so many. One may be an error of its own, which is kUnavailable with the
 // task's words, or kCorrupt.
-Result<std::vector<Result<nlohmann::json>>> read_items(const nlohmann::json& result, std::size_t count);
+Result<std::vector<Result<nlohmann::json>>> read_items(nlohmann::json result, std::size_t count);
 Result<Score> read_score(const nlohmann::json& item);
 Result<Step> read_step(const nlohmann::json& item);
 // What is due besides where the episode ends after this step for want of room.
