@@ -28,7 +28,7 @@ struct BuiltIn {
   void (*read_options)(ConfigSection options);
   Result<std::unique_ptr<Adapter>> (*make)(std::string_view options_json, std::uint64_t seed, AdapterUse use);
 };
-extern const BuiltIn kArithmetic, kCode, kCountdown, kDapoMath, kGsm8k, kGuess, kJsonl, kMath, kPoker, kProcess;
+extern const BuiltIn kArithmetic, kCode, kCountdown, kDapoMath, kGsm8k, kGuess, kJsonl, kLibrary, kMath, kPoker, kProcess;
 
 // Options from their JSON text, with the reader of an adapter.
 template <class Options>

@@ -95,7 +95,7 @@ void add_devices(Words& words) {
 Status add_files(Words& words, Handed& handed, const Command& command, bool binds_descriptors) {
   const auto add = [&](const std::string& path, std::string_view content) -> Status {
     ECHO_ASSIGN(Fd file, memory_file(content));
-    words.add("--perms", "0444", "--file", handed.add(std::move(file)), path);
+    words.add("--perms", "0555", "--file", handed.add(std::move(file)), path);
     return ok();
   };
   ECHO_TRY(add("/etc/passwd", kPasswd));

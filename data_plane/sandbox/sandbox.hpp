@@ -37,7 +37,7 @@ struct Limits {
 struct Command {
   std::vector<std::string> argv;                   // the program by its absolute path
   std::map<std::string, std::string> environment;  // all of it, beside PATH, HOME and PWD
-  std::map<std::string, std::string> files;        // absolute path inside, and what the file holds; for reading
+  std::map<std::string, std::string> files;        // absolute path inside, and what the file holds; to read and to run
   // Folders and files of this machine that can be read at the same place inside, beside the system's. Others must be
   // allowed to read what is in them, but not to come by there.
   std::vector<std::filesystem::path> read_only;

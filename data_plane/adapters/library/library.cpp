@@ -1,0 +1,59 @@
+// A task that is a shared library with a C interface (clients/c/echoline_task.h). It could do everything that the process it is loaded by can, and its
+// mistakes would end that process; so a small program of ours loads it, in the sandbox in which tasks that are programs run.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "data_plane/adapters/library/elf.hpp"
+#include "data_plane/adapters/library/host.hpp"
+#include "data_plane/adapters/process/task.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t kLibraryBytesMax = 16u << 20;
+
+struct Options {
+  std::filesystem::path library;
+  std::string contents_json = "{}";
+  process::TaskOptions task;
+
+  void read(ConfigSection s, AdapterUse use) {
+    if (use == AdapterUse::kProblems)
+      s.require("library", library, "the shared library's file; it travels with the run to the workers, machines of the same kind");
+    else
+      contents_json = s.json("contents", "what the file holds");
+    task.read(s);
+  }
+};
+
+Result<std::string> contents_from(const std::string& text) {
+  const json contents = json::parse(text, nullptr, false);
+  if (!contents.is_object() || !contents.contains("library") || !contents["library"].is_string())
+    return fail(Code::kInvalid, "task", "expected what the library's file holds");
+  return library::from_digits(contents["library"].get_ref<const std::string&>());
+}
+
+Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
+  ECHO_ASSIGN(const Options o, options_from_json<Options>("library", options_json, use));
+  const std::string name = use == AdapterUse::kProblems ? o.library.string() : "the task's library";
+  auto bytes = use == AdapterUse::kProblems ? read_file(name, kLibraryBytesMax) : contents_from(o.contents_json);
+  if (!bytes) return use == AdapterUse::kProblems ? as_mistake(std::move(bytes).error()) : std::move(bytes).error();
+  ECHO_TRY(library::check_library(*bytes, name));
+  json options = json::parse(options_json, nullptr, false);
+  options.erase("library");
+  options["contents"] = {{"library", library::to_digits(*bytes)}};
+  sandbox::Command command;
+  command.argv = {"/task/host", "/task/library.so"};
+  command.files = {{"/task/host", std::string(library::host_program())}, {"/task/library.so", *std::move(bytes)}};
+  return process::make_task("library", std::move(command), o.task, options.dump(), seed, use);
+}
+
+}  // namespace
+
+const BuiltIn kLibrary{"library", "A shared library of your own, by a C interface (docs/tasks.md)",
+                       [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+
+}  // namespace echoline::data_plane

@@ -1,0 +1,172 @@
+// Tasks that are shared libraries: the example does what it says, and what others do wrong is an error of theirs alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "base/random.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "data_plane/adapters/library/elf.hpp"
+#include "data_plane/sandbox/sandbox.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace echoline::data_plane {
+namespace {
+
+using ::testing::HasSubstr;
+using nlohmann::json;
+
+class LibraryTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { sandboxed_ = sandbox::Pool::start().has_value(); }
+  void SetUp() override {
+    if (!sandboxed_) GTEST_SKIP() << sandbox::Pool::start().error().message();
+    std::string name = (std::filesystem::temp_directory_path() / "echoline-library-XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  void TearDown() override {
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+  static std::string options(const std::string& library, json more = json::object()) {
+    more["library"] = library;
+    return more.dump();
+  }
+  static std::unique_ptr<Adapter> made(const std::string& library, const json& more = json::object()) {
+    auto adapter = make_adapter("library", options(library, more), 3);
+    EXPECT_TRUE(adapter) << adapter.error().message();
+    return adapter ? *std::move(adapter) : nullptr;
+  }
+  static std::string why(const std::string& library, const json& more = json::object()) {
+    const auto adapter = make_adapter("library", options(library, more), 3);
+    return adapter ? "made" : adapter.error().message();
+  }
+  static std::string says(const Adapter& adapter, const std::string& response) {
+    const auto step = step_and_wait(**adapter.begin(*adapter.problem(0), 1), response);
+    if (!step) return step.error().message();
+    return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation);
+  }
+  // A library of this text.
+  std::string compiled(const std::string& text, const std::string& flags = "") {
+    const std::string source = folder_ / "task.c", library = folder_ / "task.so";
+    std::ofstream(source) << text;
+    const std::string command = fmt::format("cc -shared -fPIC {} -I clients/c -o '{}' '{}' 2>&1", flags, library, source);
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+    return library;
+  }
+
+  static inline bool sandboxed_ = false;
+  std::filesystem::path folder_;
+};
+
+TEST_F(LibraryTest, TheExampleIsATask) {
+  const auto adapter = made(ECHOLINE_SUMS_TASK, {{"settings", {{"largest", 20}}}});
+  ASSERT_TRUE(adapter);
+  EXPECT_EQ(adapter->name(), "library");
+  EXPECT_EQ(adapter->repeatable(), Repeatable::kCostly);
+  EXPECT_EQ(adapter->evaluation().size(), 64u);
+  std::set<std::string> prompts;
+  for (const Problem& problem : adapter->evaluation()) prompts.insert(problem.prompt());
+  for (std::uint64_t i = 0; i < 21 * 21 - 64; ++i) {
+    const Problem problem = *adapter->problem(i);
+    prompts.insert(problem.prompt());
+    const auto episode = *adapter->begin(problem, 1);
+    const auto step = step_and_wait(*episode, *adapter->demonstration(problem));
+    ASSERT_TRUE(step && step->done && step->score.correct) << problem.prompt();
+    EXPECT_EQ(step->score.components.at("digits"), static_cast<double>(problem.reference().size()));
+  }
+  EXPECT_EQ(prompts.size(), 21u * 21u) << "each once, and none of those held out";
+  EXPECT_EQ(says(*adapter, "no"), "0");
+  EXPECT_THAT(why(ECHOLINE_SUMS_TASK, {{"settings", {{"largest", 5000}}}}), HasSubstr("expected a setting 'largest' from 9 to 999"));
+}
+
+TEST_F(LibraryTest, TravelsToWorkers) {
+  const auto learner = made(ECHOLINE_SUMS_TASK);
+  ASSERT_TRUE(learner);
+  const std::string told = learner->options_for_workers("");
+  EXPECT_EQ(told.find(ECHOLINE_SUMS_TASK), std::string::npos);
+  const auto worker = make_adapter("library", told, 3, AdapterUse::kScoring);
+  ASSERT_TRUE(worker) << worker.error().message();
+  const Problem problem = *learner->problem(0);
+  EXPECT_TRUE(step_and_wait(**(*worker)->begin(problem, 1), problem.reference())->score.correct);
+  json spoilt = json::parse(told);
+  spoilt["contents"]["library"] = "7f4x";
+  EXPECT_THAT(make_adapter("library", spoilt.dump(), 3, AdapterUse::kScoring).error().message(), HasSubstr("hexadecimal"));
+  EXPECT_THAT(make_adapter("library", "{}", 3, AdapterUse::kScoring).error().message(), HasSubstr("what the library's file holds"));
+}
+
+TEST_F(LibraryTest, WhatALibraryDoesWrongIsItsError) {
+  const auto adapter = made(ECHOLINE_HOSTILE_TASK, {{"deadline", "700 ms"}});
+  ASSERT_TRUE(adapter);
+  EXPECT_EQ(says(*adapter, "well"), "1 correct");
+  EXPECT_EQ(says(*adapter, "print"), "1 correct") << "standard output is not the protocol's";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"nan", "expected a finite number"},
+      {"verdict", "the verdict is 9"},
+      {"null", "'observation' is NULL with a size of 5"},
+      {"endless", "'observation' has 18446744073709551615 bytes, at most 262144 are allowed"},
+      {"bytes", "'observation' is no UTF-8"},
+      {"components", "3 components at NULL"},
+      {"many", "100 components, at most 64"},
+      {"nameless", "expected a name and a finite number"},
+      {"silent", "step() returned 3 and does not say why"},
+      {"words", "no such \xef\xbf\xbd move"},
+      {"crash", ""},
+      {"exit", ""},
+      {"hang", "no answer within"},
+  };
+  for (const auto& [deed, expected] : cases) {
+    EXPECT_THAT(says(*adapter, deed), HasSubstr(expected)) << deed;
+    EXPECT_EQ(says(*adapter, "well"), "1 correct") << "after " << deed;
+  }
+  const auto episode = *adapter->begin(*adapter->problem(0), 1);
+  EXPECT_EQ(step_and_wait(*episode, "more")->observation, "go on");
+  EXPECT_EQ(episode->cut().reward, -2);
+  EXPECT_THAT(why(ECHOLINE_HOSTILE_TASK, {{"settings", {{"a", 1}}}}), HasSubstr("xxxx"));
+}
+
+TEST_F(LibraryTest, WhatIsNoTaskSaysWhy) {
+  std::ifstream in("tests/data_plane/hostile_task.c");
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::vector<std::pair<std::string, std::string>> deeds = {
+      {"table.abi = 7", "expected ABI 1, found 7"},
+      {"return NULL", "it has no ABI 1"},
+      {"table.size = 40", "its table has 40 bytes"},
+      {"table.problem = NULL", "lacks one of open, close, problem_count and problem"},
+      {"table.step = NULL", "has not all of begin, step and destroy"},
+      {"table.begin = NULL, table.step = NULL, table.destroy = NULL", "either score or begin"},
+      {"table.name = NULL, table.problem_count = NULL", "lacks one of"},
+      {"table.name = \\\"\\\\xff\\\"", "'name' is no UTF-8"},
+  };
+  for (const auto& [deed, expected] : deeds) EXPECT_THAT(why(compiled(text, fmt::format("\"-DDEED={}\"", deed))), HasSubstr(expected)) << deed;
+  EXPECT_THAT(why(compiled("int nothing;")), HasSubstr("exports no function 'echoline_task'"));
+  EXPECT_THAT(why(compiled("int missing(void); int f(void) { return missing(); }")), HasSubstr("undefined symbol: missing"));
+  EXPECT_THAT(why("docs/tasks.md"), HasSubstr("found another kind of file"));
+  EXPECT_THAT(why("/nowhere.so"), HasSubstr("/nowhere.so"));
+  EXPECT_THAT(make_adapter("library", "{}", 3).error().message(), HasSubstr("library"));
+  std::string other = *read_file(ECHOLINE_SUMS_TASK, 16u << 20);
+  other[18] = 20, other[19] = 0;  // e_machine: PowerPC
+  std::ofstream(folder_ / "other.so") << other;
+  EXPECT_THAT(why(folder_ / "other.so"), HasSubstr("found one for machine 20"));
+  other = *read_file(ECHOLINE_SUMS_TASK, 16u << 20);
+  std::ofstream(folder_ / "half.so") << other.substr(0, other.size() / 4);
+  EXPECT_NE(why(folder_ / "half.so"), "made");
+}
+
+TEST(LibraryFile, SpoiltFilesAreRefusedOrRead) {
+  Random random(7, 0);
+  std::string file(80, '\0');
+  file.replace(0, 7, "\x7f"
+                     "ELF\x02\x01\x01");
+  for (int round = 0; round < 5000; ++round) {
+    std::string spoilt = file.substr(0, random.below(81));
+    for (char& c : spoilt)
+      if (random.below(8) == 0) c = static_cast<char>(random.below(256));
+    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(spoilt.data()), spoilt.size());
+  }
+}
+
+}  // namespace
+}  // namespace echoline::data_plane
