@@ -33,7 +33,10 @@ extern const BuiltIn kArithmetic, kCode, kCountdown, kDapoMath, kGsm8k, kGuess, 
 // Options from their JSON text, with the reader of an adapter.
 template <class Options>
 Result<Options> options_from_json(std::string_view adapter, std::string_view json, AdapterUse use) {
-  ECHO_ASSIGN(ConfigFile file, ConfigFile::parse(json, fmt::format("options of {}", adapter)));
+  // What workers get may hold files, and is larger than a user's configuration may be; it is JSON as written here.
+  const bool data = use == AdapterUse::kScoring && !json.empty();
+  const std::string name = fmt::format("options of {}", adapter);
+  ECHO_ASSIGN(ConfigFile file, data ? ConfigFile::parse_json(json, name) : ConfigFile::parse(json, name));
   Options options;
   options.read(file.root(), use);
   ECHO_TRY(file.finish());

@@ -50,18 +50,14 @@ struct Figures {
   double beyond() const { return score - function; }
 };
 
-Result<Figures> measured(const std::filesystem::path& folder, std::size_t batch, std::size_t bytes, int rounds) {
-  std::ofstream(folder / "task.py") << fmt::format(kScript, batch, bytes);
-  const std::string options = nlohmann::json{{"script", (folder / "task.py").string()}, {"batch", batch}}.dump();
-  ECHO_ASSIGN(const auto adapter, make_adapter("process", options, 1));
-  ECHO_ASSIGN(const Problem problem, adapter->problem(0));
-  const std::string response(bytes, 'r');
+// Seconds a score, asked for `batch` at a time.
+Result<double> seconds_a_score(const Adapter& adapter, const Problem& problem, const std::string& response, std::size_t batch, int rounds) {
   const auto round = [&]() -> Status {
     std::vector<std::unique_ptr<Episode>> episodes;
     std::atomic<std::size_t> done = 0;
     std::atomic<bool> failed = false;
     for (std::size_t i = 0; i < batch; ++i) {
-      ECHO_ASSIGN(auto episode, adapter->begin(problem, i));
+      ECHO_ASSIGN(auto episode, adapter.begin(problem, i));
       episodes.push_back(std::move(episode));
     }
     for (auto& episode : episodes)
@@ -79,9 +75,27 @@ Result<Figures> measured(const std::filesystem::path& folder, std::size_t batch,
     seconds.push_back(bench::seconds_of([&] { status = round(); }) / static_cast<double>(batch));
     ECHO_TRY(status);
   }
+  return bench::median(std::move(seconds));
+}
+
+Result<Figures> measured(const std::filesystem::path& folder, std::size_t batch, std::size_t bytes, int rounds) {
+  std::ofstream(folder / "task.py") << fmt::format(kScript, batch, bytes);
+  const std::string options = nlohmann::json{{"script", (folder / "task.py").string()}, {"batch", batch}}.dump();
+  ECHO_ASSIGN(const auto adapter, make_adapter("process", options, 1));
+  ECHO_ASSIGN(const Problem problem, adapter->problem(0));
+  Figures figures;
+  ECHO_ASSIGN(figures.score, seconds_a_score(*adapter, problem, std::string(bytes, 'r'), batch, rounds));
   ECHO_ASSIGN(const auto last, adapter->begin(problem, 0));
   ECHO_ASSIGN(const Step own, step_and_wait(*last, "measure"));
-  return Figures{bench::median(std::move(seconds)), own.score.components.at("function"), own.score.components.at("json")};
+  figures.function = own.score.components.at("function");
+  figures.json = own.score.components.at("json");
+  return figures;
+}
+
+Result<double> measured_library(std::size_t batch, std::size_t bytes, int rounds) {
+  ECHO_ASSIGN(const auto adapter, make_adapter("library", nlohmann::json{{"library", ECHOLINE_SUMS_TASK}, {"batch", batch}}.dump(), 1));
+  ECHO_ASSIGN(const Problem problem, adapter->problem(0));
+  return seconds_a_score(*adapter, problem, std::string(bytes, 'r'), batch, rounds);
 }
 
 }  // namespace
@@ -97,17 +111,19 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   std::string name = (std::filesystem::temp_directory_path() / "echoline-bench-XXXXXX").string();
   const std::filesystem::path folder = ::mkdtemp(name.data());
-  fmt::print("{:<20}{:>12}{:>14}{:>14}{:>16}\n", "response, bytes", "us a score", "the function", "beyond it", "over its JSON");
+  fmt::print("{:<20}{:>12}{:>14}{:>14}{:>16}{:>16}\n", "response, bytes", "us a score", "the function", "beyond it", "over its JSON", "library in C");
   int status = 0;
+  const int rounds = smoke ? 20 : 1000;
   for (const std::size_t bytes : {16u, 1024u, 8192u}) {
-    const auto figures = measured(folder, batch, bytes, smoke ? 20 : 1000);
-    if (!figures) {
-      fmt::print(stderr, "{}\n", figures.error().message());
+    const auto figures = measured(folder, batch, bytes, rounds);
+    const auto library = measured_library(batch, bytes, rounds);
+    if (!figures || !library) {
+      fmt::print(stderr, "{}\n", (figures ? library.error() : figures.error()).message());
       status = 1;
       break;
     }
     const double ratio = figures->beyond() / figures->json;
-    fmt::print("{:<20}{:>12.2f}{:>14.2f}{:>14.2f}{:>16.2f}\n", bytes, 1e6 * figures->score, 1e6 * figures->function, 1e6 * figures->beyond(), ratio);
+    fmt::print("{:<20}{:>12.2f}{:>14.2f}{:>14.2f}{:>16.2f}{:>16.2f}\n", bytes, 1e6 * figures->score, 1e6 * figures->function, 1e6 * figures->beyond(), ratio, 1e6 * *library);
     if (ratio_max > 0 && ratio > ratio_max) {
       fmt::print(stderr, "expected at most {} times what JSON needs\n", ratio_max);
       status = 1;

@@ -91,6 +91,10 @@ TEST_F(LibraryTest, TravelsToWorkers) {
   ASSERT_TRUE(worker) << worker.error().message();
   const Problem problem = *learner->problem(0);
   EXPECT_TRUE(step_and_wait(**(*worker)->begin(problem, 1), problem.reference())->score.correct);
+  const std::string padded = folder_ / "padded.so";
+  std::ofstream(padded) << *read_file(ECHOLINE_SUMS_TASK, 16u << 20) << std::string(3u << 20, 'x');
+  const auto large = make_adapter("library", made(padded)->options_for_workers(""), 3, AdapterUse::kScoring);
+  EXPECT_TRUE(large) << large.error().message().substr(0, 300);
   json spoilt = json::parse(told);
   spoilt["contents"]["library"] = "7f4x";
   EXPECT_THAT(make_adapter("library", spoilt.dump(), 3, AdapterUse::kScoring).error().message(), HasSubstr("hexadecimal"));

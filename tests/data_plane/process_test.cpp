@@ -91,6 +91,11 @@ TEST_F(ProcessTest, AScriptTravelsToWorkers) {
   const std::string options = script(kSum, R"("settings": {"level": 3})");
   const auto learner = *make_adapter("process", options, 3);
   const std::string told = learner->options_for_workers(options);
+  std::ofstream(folder_ / "large.txt") << std::string(1000u << 10, 'x');
+  std::ofstream(folder_ / "larger.txt") << std::string(1000u << 10, 'y');
+  const std::string with_files = script(kSum, R"("files": ["large.txt", "larger.txt"])");
+  const auto large = make_adapter("process", (*make_adapter("process", with_files, 3))->options_for_workers(with_files), 3, AdapterUse::kScoring);
+  EXPECT_TRUE(large) << large.error().message().substr(0, 300);
   std::filesystem::remove(folder_ / "task.py");
   const auto worker = make_adapter("process", told, 3, AdapterUse::kScoring);
   ASSERT_TRUE(worker) << worker.error().message();

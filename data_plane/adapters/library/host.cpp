@@ -240,6 +240,7 @@ int main(int argc, char** argv) {
   const int answers = ::dup(1);
   const int nothing = ::open("/dev/null", O_RDONLY);
   if (requests == nullptr || answers < 0 || ::dup2(2, 1) < 0 || (nothing >= 0 && ::dup2(nothing, 0) < 0)) return 2;
+  ::setvbuf(requests, nullptr, _IOFBF, 1u << 20);
   std::unique_ptr<Library> library;
   char* line = nullptr;
   std::size_t room = 0;
