@@ -1,7 +1,6 @@
 #include "learner/door.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "data_plane/trajectory.hpp"
 
@@ -9,49 +8,29 @@ namespace echoline::learner {
 namespace {
 
 constexpr std::size_t kQuestionsMax = 65'536;  // remembered at once
-constexpr double kScoreTolerance = 1e-9;       // the same sum in another order
 constexpr std::uint32_t kMalformedMax = 5;
 constexpr std::uint32_t kForgivenAfter = 20;  // submissions accepted
 constexpr std::uint32_t kFailuresInARowMax = 8;
 constexpr std::uint32_t kSetAsideInARowMax = 256;
 constexpr Allowance kTalk{2000, 100};  // a worker without work asks 25 times a second
 
-bool same(double a, double b) { return std::abs(a - b) <= kScoreTolerance * std::max({1.0, std::abs(a), std::abs(b)}); }
-
 bool same_tokens(const google::protobuf::RepeatedField<std::uint32_t>& found, std::span<const model::Token> expected) {
   return std::equal(found.begin(), found.end(), expected.begin(), expected.end(),
                     [](std::uint32_t a, model::Token b) { return static_cast<std::int64_t>(a) == b; });
 }
 
-template <class... Args>
-Refusal because(std::string_view reason, bool forged, fmt::format_string<Args...> format, Args&&... args) {
-  return {reason, fmt::format(format, std::forward<Args>(args)...), forged};
-}
-
-// The policy's turns, by the loss mask; none where it does not begin and end with one.
-std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t, std::span<const model::Token> response) {
-  if (t.loss_mask_size() == 0) return {response};
-  std::vector<std::span<const model::Token>> turns;
-  const auto drawn = [&](std::size_t i) { return t.loss_mask(static_cast<int>(i)) != 0; };
-  if (!drawn(0) || !drawn(response.size() - 1)) return {};
-  for (std::size_t begin = 0, end = 0; begin < response.size(); begin = end) {
-    while (end < response.size() && drawn(end) == drawn(begin)) ++end;
-    if (drawn(begin)) turns.push_back(response.subspan(begin, end - begin));
-  }
-  return turns;
-}
-
 }  // namespace
 
 Door::Door(DoorOptions options, const data_plane::Adapter& adapter, model::Phrasing phrasing)
-    : options_(std::move(options)), adapter_(adapter), phrasing_(std::move(phrasing)) {}
+    : options_(std::move(options)),
+      look_(std::make_shared<SecondLook>(adapter, std::move(phrasing), options_.seed, options_.response_tokens_max)) {}
 
 Result<const Question*> Door::question(GroupId group) {
   constexpr std::string_view kOperation = "problem";
   if (const auto known = questions_.find(group); known != questions_.end()) return known->second.get();
   Question question;
-  ECHO_ASSIGN(question.problem, adapter_.problem(group.value));
-  auto prompt = phrasing_.prompt(question.problem.prompt());
+  ECHO_ASSIGN(question.problem, problem(group));
+  auto prompt = look_->phrasing().prompt(question.problem.prompt());
   if (!prompt)
     return fail(Code::kInvalid, kOperation, "'{}': its prompt has no tokens: {}", question.problem.id(),
                 prompt.error().detail);
@@ -98,24 +77,24 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
   if (t.response_tokens_size() > options_.response_tokens_max)
     return because("malformed", false, "{} response tokens, at most {} were asked for", t.response_tokens_size(),
                    options_.response_tokens_max);
-  std::vector<model::Token> response;
-  response.reserve(static_cast<std::size_t>(t.response_tokens_size()));
-  for (const std::uint32_t token : t.response_tokens()) {
+  for (const std::uint32_t token : t.response_tokens())
     if (token >= static_cast<std::uint64_t>(options_.vocab_size))
       return because("malformed", false, "token {}, the vocabulary ends at {}", token, options_.vocab_size - 1);
-    response.push_back(static_cast<model::Token>(token));
-  }
   if (options_.trainable)
     if (const Status status = options_.trainable(t); !status)
       return because("malformed", false, "{}", status.error().detail);
 
+  const std::vector<model::Token> response = response_of(t);
   const auto turns = turns_of(t, response);
   if (turns.empty() || turns.size() > data_plane::kTurnsMax)
     return because("malformed", false, "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
                    data_plane::kTurnsMax);
   if (auto refused = wrong_end(t, turns)) return refused;
-  if (adapter_.repeatable() != data_plane::Repeatable::kCheaply) return std::nullopt;
-  return wrong_score(t, question, response, turns);
+  if (t.text() != look_->text(response, turns.size())) return because("wrong score", true, "its text is not what its tokens stand for");
+  if (look_->adapter().repeatable(question.problem) != data_plane::Repeatable::kCheaply) return std::nullopt;
+  const auto found = look_->find(t, question.problem);
+  if (!found) return because("malformed", false, "its task cannot be asked: {}", found.error().message());
+  return found->refusal ? found->refusal : SecondLook::difference(t, found->score);
 }
 
 // Whether every turn ends as one does: by itself, or because there was no more room.
@@ -123,7 +102,7 @@ std::optional<Refusal> Door::wrong_end(const schema::Trajectory& t, std::span<co
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const auto turn = turns[i];
     const bool last = i + 1 == turns.size();
-    const auto end = phrasing_.end(turn);
+    const auto end = look_->phrasing().end(turn);
     if (end && *end != turn.size())
       return because("malformed", false, "it goes on after token {}, which ends a response", turn[*end - 1]);
     const bool full = (last && t.response_tokens_size() == options_.response_tokens_max) ||
@@ -134,56 +113,6 @@ std::optional<Refusal> Door::wrong_end(const schema::Trajectory& t, std::span<co
     if (last && t.finished() && !end)
       return because("malformed", false, "finished is true, its last token says false");
   }
-  return std::nullopt;
-}
-
-// Whether the task says the same of the policy's turns.
-std::optional<Refusal> Door::wrong_score(const schema::Trajectory& t, const Question& question,
-                                         std::span<const model::Token> response,
-                                         std::span<const std::span<const model::Token>> turns) const {
-  auto episode = adapter_.begin(question.problem, data_plane::episode_seed(options_.seed, t.group(), t.member()));
-  if (!episode) return because("malformed", false, "its task cannot be begun: {}", episode.error().message());
-  data_plane::Score score;
-  bool finished = false;
-  for (std::size_t i = 0; i < turns.size(); ++i) {
-    const auto turn = turns[i];
-    const bool last = i + 1 == turns.size();
-    auto step = data_plane::step_and_wait(**episode, phrasing_.answer(turn));
-    if (!step) return because("malformed", false, "its task cannot go on: {}", step.error().message());
-    data_plane::add(score, step->score);
-    if (step->done) {
-      if (!last) return because("wrong score", true, "it goes on after its task was done");
-      finished = phrasing_.end(turn).has_value();
-      break;
-    }
-    const auto told = phrasing_.follow_up(turn, step->observation);
-    if (!told) return because("malformed", false, "what it is told has no tokens: {}", told.error().message());
-    const auto begin = static_cast<std::size_t>(turn.data() + turn.size() - response.data());
-    const std::int64_t room = options_.response_tokens_max - static_cast<std::int64_t>(begin) - std::ssize(*told);
-    if (last && room > 0 && turns.size() < data_plane::kTurnsMax)
-      return because("malformed", false, "it stops after {} turns with room for {} tokens, its task goes on", turns.size(), room);
-    if (last) {
-      data_plane::add(score, (*episode)->cut());
-      break;
-    }
-    const std::size_t observed = static_cast<std::size_t>(turns[i + 1].data() - response.data()) - begin;
-    if (!std::ranges::equal(response.subspan(begin, observed), *told))
-      return because("wrong score", true, "the {} tokens that it was told after turn {} are not the {} of its task", observed, i + 1,
-                     told->size());
-  }
-  if (t.finished() != finished)
-    return because("malformed", false, "finished is {}, its last token says {}", t.finished(), finished);
-  const std::string text = turns.size() > 1 ? phrasing_.tokenizer().decode(response) : phrasing_.answer(response);
-  if (t.text() != text) return because("wrong score", true, "its text is not what its tokens stand for");
-  if (!same(t.reward(), score.reward) || t.correct() != score.correct)
-    return because("wrong score", true, "reward {} ({}), expected {} ({})", t.reward(),
-                   t.correct() ? "correct" : "wrong", score.reward, score.correct ? "correct" : "wrong");
-  bool components = static_cast<std::size_t>(t.components_size()) == score.components.size();
-  for (const auto& [name, value] : score.components) {
-    const auto found = t.components().find(name);
-    components = components && found != t.components().end() && same(found->second, value);
-  }
-  if (!components) return because("wrong score", true, "the parts of its reward are not those of this task");
   return std::nullopt;
 }
 

@@ -14,6 +14,7 @@
 #include "base/result.hpp"
 #include "base/token_bucket.hpp"
 #include "data_plane/adapters/adapter.hpp"
+#include "learner/second_look.hpp"
 #include "model/phrasing.hpp"
 #include "replay_buffer/job_ledger.hpp"
 
@@ -38,16 +39,6 @@ struct Question {
   std::vector<model::Token> prompt;  // the problem's prompt in the learner's own tokens
 };
 
-// Why a submission is not taken in. The reasons are stable, reports count by them:
-// "malformed": it breaks the form of trajectories, or leaves the vocabulary, the positions or the length of the run.
-// "wrong prompt", "wrong score": its prompt, text or score are not what the learner finds itself, which an intact worker
-// of this release cannot produce.
-struct Refusal {
-  std::string_view reason;
-  std::string detail;
-  bool forged = false;  // not an accident
-};
-
 // One thread, the desk's. Looking at a trajectory of three tokens takes 0.5 µs, at one of 1000 tokens 15 µs: decoding is
 // most of it, and linear.
 class Door {
@@ -57,7 +48,7 @@ class Door {
 
   // kInvalid when no worker could generate it: its prompt has no tokens, or leaves no room for a response.
   Result<const Question*> question(GroupId group);
-  Result<schema::Problem> problem(GroupId group) const { return adapter_.problem(group.value); }
+  Result<schema::Problem> problem(GroupId group) const { return look_->adapter().problem(group.value); }
   // Called when the group is settled.
   void forget(GroupId group) { questions_.erase(group); }
 
@@ -67,18 +58,18 @@ class Door {
 
   std::optional<Refusal> refusal(const schema::Submission& submission);
 
+  // What the learner scores with, for others to use as well.
+  std::shared_ptr<const SecondLook> second_look() const { return look_; }
+
   // Why stored trajectories cannot be trained on.
   Status trainable(std::span<const schema::Trajectory> group) const;
 
  private:
   std::optional<Refusal> refusal(const schema::Trajectory& trajectory, const Question& question) const;
   std::optional<Refusal> wrong_end(const schema::Trajectory& trajectory, std::span<const std::span<const model::Token>> turns) const;
-  std::optional<Refusal> wrong_score(const schema::Trajectory& trajectory, const Question& question,
-                                     std::span<const model::Token> response, std::span<const std::span<const model::Token>> turns) const;
 
   DoorOptions options_;
-  const data_plane::Adapter& adapter_;
-  model::Phrasing phrasing_;
+  std::shared_ptr<const SecondLook> look_;
   std::map<GroupId, std::unique_ptr<Question>> questions_;  // those asked and not settled, within a limit
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <future>
+#include <random>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
@@ -111,6 +112,9 @@ Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
   ledger.pacing.trajectories_per_step = options_.prompts_per_step * options_.group_size;
   ECHO_ASSIGN(ledger_, replay_buffer::JobLedger::open(*buffer_, ledger));
   for (const auto& [worker, kept] : ledger_->misconduct()) conduct_.restore(worker, kept);
+  std::random_device unforeseeable;
+  const std::uint64_t secret = (std::uint64_t{unforeseeable()} << 32) | unforeseeable();
+  regrader_ = std::make_unique<Regrader>(door_.second_look(), secret, [this] { queue_.try_push(Item(Task([] {}))); });
   step_ = resume_step;
   ECHO_TRY(buffer_->rewind(resume_step));
   ECHO_ASSIGN(const std::uint64_t released, ledger_->release_all());  // workers end with their learner
@@ -138,8 +142,10 @@ void RolloutDesk::loop() {
     handle_requests(std::move(messages));
     if (const auto expired = ledger_->expire(unix_seconds()); !expired) log::error("{}", expired.error().message());
     tell_idle();
+    expel_liars();
     offer_batch();
   }
+  regrader_.reset();
   ledger_.reset();  // on this thread, which owns the database
   buffer_.reset();
 }
@@ -199,6 +205,15 @@ void RolloutDesk::expel(WorkerId worker, const std::string& reason) {
     barred_.emplace(worker, reason);
   }
   events_.misbehaved(worker, reason);
+}
+
+// Whose rewards are not what the learner finds, again and again. What waits of it is not trained on.
+void RolloutDesk::expel_liars() {
+  for (const RegradingCounts::Expelled& liar : regrader_->newly_found()) {
+    log::warn("worker {}: {}", liar.worker, liar.reason);
+    expel(liar.worker, liar.reason);
+    if (const Status discarded = discard_of(liar.worker, "wrong score"); !discarded) log::error("{}", discarded.error().message());
+  }
 }
 
 bool RolloutDesk::is_barred(WorkerId worker) {
@@ -330,7 +345,13 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
       const replay_buffer::Misconduct before = conduct_.of(worker);
       conduct_.accepted(worker);
       if (conduct_.of(worker) != before) keep_conduct(worker);
-      if (submission.trajectories_size() > 0) door_.forget(GroupId{submission.trajectories(0).group()});
+      if (submission.trajectories_size() > 0) {
+        const GroupId group{submission.trajectories(0).group()};
+        const auto asked = door_.question(group);
+        if (asked && door_.second_look()->adapter().repeatable((*asked)->problem) == data_plane::Repeatable::kCostly)
+          regrader_->taken_in(worker, (*asked)->problem, submission);
+        door_.forget(group);
+      }
       events_.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()), verdict.held_s);
     }
     const bool idle_talk = !verdict.accepted || verdict.duplicate;
@@ -491,6 +512,7 @@ void RolloutDesk::offer_batch() {
   {
     const std::lock_guard lock(batch_mutex_);
     if (!wanted_ || wanted_->step != step) return;
+    in_training_ = answer ? (*answer)->ids() : std::vector<GroupId>();
     wanted_->answer = std::move(answer);
     wanted_->answered = true;
   }
@@ -514,6 +536,7 @@ Result<std::optional<replay_buffer::Batch>> RolloutDesk::wait_batch(std::uint64_
 Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batch) {
   return call<void>([&]() -> Status {
     ECHO_TRY(buffer_->consume(step, batch.ids()));
+    in_training_.clear();
     step_ = step + 1;
     const double now = unix_seconds();
     if (consumed_at_s_ && now > *consumed_at_s_) {
@@ -522,6 +545,7 @@ Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batc
       step_seconds_ = step_seconds_ ? kStepMemory * *step_seconds_ + (1 - kStepMemory) * took : took;
     }
     consumed_at_s_ = now;
+    if (step_seconds_) regrader_->step_measured(*step_seconds_, std::uint64_t{options_.prompts_per_step} * options_.group_size);
     ECHO_ASSIGN(const std::uint64_t dropped, buffer_->drop_stale(step_));
     if (dropped > 0) log::warn("{} trajectories became too stale before step {} could use them", dropped, step_);
     return ok();
@@ -536,11 +560,14 @@ Status RolloutDesk::prune(std::uint64_t step) {
 }
 
 Status RolloutDesk::disown(WorkerId worker) {
-  return call<void>([&]() -> Status {
-    ECHO_ASSIGN(const std::uint64_t discarded, buffer_->discard_of(worker, "not of the policy"));
-    if (discarded > 0) log::warn("worker {}: {} groups that wait are discarded", worker, discarded);
-    return ok();
-  });
+  return call<void>([&]() -> Status { return discard_of(worker, "not of the policy"); });
+}
+
+// What is being trained on now can no longer be taken back.
+Status RolloutDesk::discard_of(WorkerId worker, std::string_view reason) {
+  ECHO_ASSIGN(const std::uint64_t discarded, buffer_->discard_of(worker, reason, in_training_));
+  if (discarded > 0) log::warn("worker {}: {} groups that wait are discarded", worker, discarded);
+  return ok();
 }
 
 Result<DeskCounts> RolloutDesk::counts() {
@@ -549,6 +576,7 @@ Result<DeskCounts> RolloutDesk::counts() {
     ECHO_ASSIGN(counts.buffer, buffer_->counts(step_));
     ECHO_ASSIGN(counts.leases, ledger_->counts());
     counts.refused = refused_;
+    counts.regrading = regrader_->state();
     return counts;
   });
 }

@@ -20,6 +20,7 @@
 #include "base/result.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/door.hpp"
+#include "learner/regrader.hpp"
 #include "overlay/types.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "replay_buffer/job_ledger.hpp"
@@ -58,6 +59,7 @@ struct DeskCounts {
   replay_buffer::Counts buffer;
   replay_buffer::LedgerCounts leases;
   std::map<std::string, std::uint64_t> refused;  // submissions by reason
+  Regrader::State regrading;
 };
 
 // Owns the replay buffer and the job ledger on a thread of its own; every method is thread-safe. Messages wait in a
@@ -113,6 +115,8 @@ class RolloutDesk {
   void keep_conduct(WorkerId worker);
   void tell_idle();
   void expel(WorkerId worker, const std::string& reason);
+  void expel_liars();
+  Status discard_of(WorkerId worker, std::string_view reason);
   bool is_barred(WorkerId worker);
   void was_read(WorkerId worker, std::size_t bytes);
   void tell_off_talker(WorkerId worker);
@@ -166,6 +170,8 @@ class RolloutDesk {
   TimePoint last_tick_ = opened_;
   std::set<WorkerId> told_slow_, retired_;
   std::uint64_t told_set_aside_ = 0;
+  std::vector<GroupId> in_training_;  // of the batch that was given out last, until it is consumed
+  std::unique_ptr<Regrader> regrader_;
 
   struct Wanted {
     std::uint64_t step = 0;

@@ -1,5 +1,7 @@
 #include "replay_buffer/buffer.hpp"
 
+#include <algorithm>
+
 #include "replay_buffer/store.hpp"
 
 namespace echoline::replay_buffer {
@@ -100,13 +102,14 @@ Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
   return ok();
 }
 
-Result<std::uint64_t> ReplayBuffer::discard_of(WorkerId worker, std::string_view reason) {
+Result<std::uint64_t> ReplayBuffer::discard_of(WorkerId worker, std::string_view reason, std::span<const GroupId> kept) {
   store_->check_thread();
   std::vector<GroupId> groups;
   ECHO_TRY(store_->database->each(
-      "SELECT group_id FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL AND EXISTS (SELECT 1 FROM lease "
-      "WHERE lease.group_id = groups.group_id AND worker = ?1 AND state = 1)",
+      "SELECT group_id FROM groups WHERE " ECHO_WAITING " AND (SELECT worker FROM lease WHERE lease.group_id = groups.group_id "
+      "AND state = 1 ORDER BY lease_id DESC LIMIT 1) = ?1",
       [&](const Row& row) { groups.push_back(GroupId{row.integer(0)}); }, worker.value));
+  std::erase_if(groups, [&](GroupId group) { return std::ranges::find(kept, group) != kept.end(); });
   for (const GroupId group : groups) ECHO_TRY(discard(group, reason));
   return std::uint64_t{groups.size()};
 }

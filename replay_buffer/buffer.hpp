@@ -94,8 +94,8 @@ class ReplayBuffer {
   // group goes to the pool, because the problem may be sound.
   Status discard(GroupId group, std::string_view reason);
 
-  // Likewise all that was leased to this worker and waits; how many groups.
-  Result<std::uint64_t> discard_of(WorkerId worker, std::string_view reason);
+  // Likewise all that this worker has handed in and that waits, but for `kept`; how many groups.
+  Result<std::uint64_t> discard_of(WorkerId worker, std::string_view reason, std::span<const GroupId> kept = {});
 
   Result<Counts> counts(std::uint64_t step);
 

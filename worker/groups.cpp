@@ -242,6 +242,7 @@ schema::Submission Groups::submission(const Group& group) const {
     t.set_finished(member.ended);
     t.set_text(member.turns > 1 ? task_.phrasing->tokenizer().decode(member.tokens) : task_.phrasing->answer(member.tokens));
     t.set_correct(member.score.correct);
+    t.set_late(member.score.late);
   }
   return submission;
 }

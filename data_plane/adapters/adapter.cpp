@@ -4,9 +4,12 @@
 #include <mutex>
 
 #include "base/random.hpp"
+#include "base/units.hpp"
 
 namespace echoline::data_plane {
 namespace {
+
+constexpr Duration kStopEvery = std::chrono::milliseconds(100);  // a request to stop is noticed
 
 class OneResponse final : public QuickEpisode {
  public:
@@ -27,6 +30,7 @@ void add(Score& episode, const Score& step) {
   episode.reward += step.reward;
   for (const auto& [name, value] : step.components) episode.components[name] += value;
   episode.correct = step.correct;
+  episode.late = episode.late || step.late;
 }
 
 Result<Score> Adapter::score(const Problem& problem, std::string_view) const {
@@ -37,18 +41,24 @@ Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uin
   return std::unique_ptr<Episode>(std::make_unique<OneResponse>(*this, problem));
 }
 
-Result<Step> step_and_wait(Episode& episode, std::string response) {
-  std::mutex mutex;
-  std::condition_variable told;
-  std::optional<Result<Step>> result;
-  episode.step(std::move(response), [&](Result<Step> step) {
-    const std::lock_guard lock(mutex);
-    result = std::move(step);
-    told.notify_one();
+Result<Step> step_and_wait(Episode& episode, std::string response, const std::atomic<bool>* stop) {
+  struct Told {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Result<Step>> result;
+  };
+  const auto told = std::make_shared<Told>();  // an episode that is not waited for may tell later
+  episode.step(std::move(response), [told](Result<Step> step) {
+    const std::lock_guard lock(told->mutex);
+    told->result = std::move(step);
+    told->changed.notify_one();
   });
-  std::unique_lock lock(mutex);
-  told.wait(lock, [&] { return result.has_value(); });
-  return *std::move(result);
+  std::unique_lock lock(told->mutex);
+  const auto there = [&] { return told->result.has_value(); };
+  if (stop == nullptr) told->changed.wait(lock, there);
+  while (!told->changed.wait_for(lock, kStopEvery, there))
+    if (*stop) return fail(Code::kCancelled, "task", "it is not waited for any more");
+  return *std::move(told->result);
 }
 
 std::uint64_t episode_seed(std::uint64_t run_seed, std::uint64_t group, std::uint32_t member) {

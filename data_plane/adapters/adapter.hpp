@@ -1,5 +1,6 @@
 // The seam to a task: where problems come from, what the policy is told, and what a response is worth.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -22,9 +23,11 @@ struct Score {
   double reward = 0;                         // finite
   std::map<std::string, double> components;  // named parts, for reports
   bool correct = false;                      // the verdict an evaluation counts
+  // Time ran out over it: where there is more of it, or a faster machine, it may be worth more, but never less.
+  bool late = false;
 };
 
-// Adds up rewards and components; the verdict of `step` is the one that counts.
+// Adds up rewards and components; the verdict of `step` is the one that counts; late as soon as one of them was.
 void add(Score& episode, const Score& step);
 
 inline constexpr std::size_t kTurnsMax = 1024;  // of an episode
@@ -59,13 +62,13 @@ class QuickEpisode : public Episode {
   virtual Result<Step> take(std::string_view response) = 0;
 };
 
-// The step, waited for.
-Result<Step> step_and_wait(Episode& episode, std::string response);
+// The step, waited for; kCancelled where `stop` turned true before it was there: then the episode is only good for being destroyed.
+Result<Step> step_and_wait(Episode& episode, std::string response, const std::atomic<bool>* stop = nullptr);
 
 // Whether the learner can find out for itself what a worker says that a response is worth.
 enum class Repeatable {
   kCheaply,  // the same everywhere, in microseconds and at most linear time: all that is handed in is checked
-  kCostly,   // the same everywhere, but it takes longer: a share is checked
+  kCostly,   // the same everywhere unless it was late, but it takes longer: checked beside, all or a share of it
   kNot,      // it may differ from one time to the next
 };
 
@@ -90,7 +93,7 @@ class Adapter {
   // needs no data file. By default one response is score()d. The adapter must outlive it.
   virtual Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const;
 
-  virtual Repeatable repeatable() const { return Repeatable::kCheaply; }
+  virtual Repeatable repeatable(const Problem&) const { return Repeatable::kCheaply; }
 
   // The options that a worker's copy is made from, `own` being this one's: where a task needs a file there, what it holds.
   virtual std::string options_for_workers(std::string own) const { return own; }

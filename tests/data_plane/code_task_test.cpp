@@ -128,7 +128,7 @@ TEST_F(CodeTask, AResponseIsWorthItsParts) {
   const std::string file = write("rows.jsonl", {mbpp(1), mbpp(2)});
   const auto problems = made({{"train", file}, {"held_out_fraction", 0.5}});
   const auto pulse = made(json::object(), AdapterUse::kScoring), fraction = made({{"reward", "fraction"}}, AdapterUse::kScoring);
-  EXPECT_EQ(pulse->repeatable(), Repeatable::kNot);
+  EXPECT_EQ(pulse->repeatable({}), Repeatable::kCostly);
   EXPECT_EQ(pulse->problem(0).error().code, Code::kUnavailable);
   const Problem problem = *problems->problem(0);
   const std::string right = *problems->demonstration(problem);

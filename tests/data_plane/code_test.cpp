@@ -64,7 +64,7 @@ TEST(Extract, DefinitionsStandAtTheMargin) {
 class Grading : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    auto grader = Grader::start({.test_time = seconds(20), .time = seconds(60), .memory = {256u << 20}, .parallel = 2});
+    auto grader = Grader::start({.test_time = seconds(20), .time = seconds(60), .memory = {256u << 20}, .parallel = 2, .remember = true});
     if (grader)
       grader_ = std::move(*grader);
     else

@@ -65,7 +65,7 @@ TEST_F(LibraryTest, TheExampleIsATask) {
   const auto adapter = made(ECHOLINE_SUMS_TASK, {{"settings", {{"largest", 20}}}});
   ASSERT_TRUE(adapter);
   EXPECT_EQ(adapter->name(), "library");
-  EXPECT_EQ(adapter->repeatable(), Repeatable::kCostly);
+  EXPECT_EQ(adapter->repeatable({}), Repeatable::kCostly);
   EXPECT_EQ(adapter->evaluation().size(), 64u);
   std::set<std::string> prompts;
   for (const Problem& problem : adapter->evaluation()) prompts.insert(problem.prompt());

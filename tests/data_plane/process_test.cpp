@@ -70,7 +70,7 @@ class ProcessTest : public ::testing::Test {
 TEST_F(ProcessTest, ATaskInPythonHasProblemsAndScores) {
   const auto adapter = made(kSum);
   ASSERT_TRUE(adapter);
-  EXPECT_EQ(adapter->repeatable(), Repeatable::kCostly);
+  EXPECT_EQ(adapter->repeatable({}), Repeatable::kCostly);
   EXPECT_EQ(adapter->evaluation().size(), 20u);
   EXPECT_EQ(adapter->evaluation()[3].prompt(), "0+3=");
   std::set<std::string> seen;
@@ -145,7 +145,7 @@ task.run(episode=Guess, problems=[{"prompt": "?", "reference": "5"}], determinis
 TEST_F(ProcessTest, EpisodesOfManyTurns) {
   const auto adapter = made(kTurns, R"("settings": {"guesses": 3})");
   ASSERT_TRUE(adapter);
-  EXPECT_EQ(adapter->repeatable(), Repeatable::kNot);
+  EXPECT_EQ(adapter->repeatable({}), Repeatable::kNot);
   const Problem problem = *adapter->problem(0);
   std::vector<std::unique_ptr<Episode>> episodes;
   for (int i = 0; i < 50; ++i) episodes.push_back(*adapter->begin(problem, 1));

@@ -188,9 +188,9 @@ class CodeTask final : public Adapter {
   }
 
   std::string_view name() const override { return "code"; }
-  // A program may do something else each time, and take longer on one machine than on another: whoever graded it again and found
-  // something else would accuse the innocent.
-  Repeatable repeatable() const override { return Repeatable::kNot; }
+  // Nearly always: a program may do something else each time. Who grades it again has to make sure before anybody is accused
+  // (learner/regrading.hpp).
+  Repeatable repeatable(const Problem&) const override { return Repeatable::kCostly; }
 
   Result<Problem> problem(std::uint64_t index) const override {
     if (train_.empty()) return fail(Code::kUnavailable, kOperation, "this adapter was made for scoring; it has read no problems");
@@ -217,7 +217,7 @@ class CodeTask final : public Adapter {
     const double pulse = kTests * tests + kSyntax * syntax + kFormat * format + kThinking * thinking;
     return Score{options_.reward == Reward::kPulse ? pulse : tests,
                  {{"tests", tests}, {"syntax", syntax}, {"format", format}, {"thinking", thinking}},
-                 grade.tests > 0 && grade.passed == grade.tests};
+                 grade.tests > 0 && grade.passed == grade.tests, grade.late};
   }
 
   // Graded on threads of its own, beside whatever else the caller has to do.
@@ -303,6 +303,7 @@ class CodeTask final : public Adapter {
 
 Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
   ECHO_ASSIGN(Options options, options_from_json<Options>("code", options_json, use));
+  options.grader.remember = use == AdapterUse::kScoring;  // a learner's second look has to be one
   auto task = std::make_unique<CodeTask>(std::move(options), seed);
   if (use == AdapterUse::kProblems)
     ECHO_TRY(task->open());

@@ -199,8 +199,8 @@ class Grading {
     return trouble(loaded ? "it fails before the first test" : "before the first test: " + loaded.error().detail, !loaded);
   }
 
-  bool trouble(std::string what, bool late = false) {
-    grade_.late |= late;
+  bool trouble(std::string what, bool again = false) {
+    grade_.again |= again;
     if (grade_.trouble.empty()) grade_.trouble = printable(what, 200);
     candidate_.reset();
     return false;
@@ -210,8 +210,9 @@ class Grading {
   Result<std::string> ask(std::string_view line) {
     const auto left = [&] { return std::max(Duration::zero(), std::min(deadline_, end_) - now()); };
     Status sent = candidate_->write(std::string(line) + "\n", left());
-    if (!sent) return std::move(sent).error();
-    return candidate_->read_line(kLineMax, left());
+    auto answer = sent ? candidate_->read_line(kLineMax, left()) : Result<std::string>(std::move(sent).error());
+    if (!answer && answer.error().code == Code::kStale) grade_.late = true;
+    return answer;
   }
 
   // Goes through the tests from `first` on. Where to go on: after the last, or after one that the examiner did not survive, which
@@ -226,6 +227,7 @@ class Grading {
     for (;;) {
       const auto line = examiner.read_line(kLineMax, current ? std::max(Duration::zero(), deadline_ - now()) + options_.test_time : Duration(kStart));
       if (!line && current) {
+        grade_.late = grade_.late || line.error().code == Code::kStale;
         trouble_at(*current, "its answers are too much for the test");
         return *current + 1;
       }
@@ -261,6 +263,7 @@ class Grading {
         default: return fail(Code::kCorrupt, kOperation, "the examiner said '{}'", printable(*line, 100));
       }
       if (!taken && current) {  // it hangs over what it was answered
+        grade_.late = grade_.late || taken.error().code == Code::kStale;
         trouble_at(*current, "its answers are too much for the test");
         return *current + 1;
       }
@@ -269,6 +272,7 @@ class Grading {
 
   // A program for the next test, loaded anew where the last one was too much for it.
   Status prepare(std::size_t) {
+    if (now() >= end_) grade_.late = true;
     if (!candidate_ && !given_up_ && now() < end_) {
       ECHO_ASSIGN(const bool loaded, load());
       given_up_ = !loaded;
@@ -335,7 +339,7 @@ Result<Grade> Grader::grade(std::string_view task, std::string_view program) {
   if (!impl_->take_turn()) return fail(Code::kCancelled, kOperation, "the grader is being shut down");
   auto grade = Grading(*impl_, impl_->options, program).run(task);
   impl_->end_turn();
-  if (grade && !grade->late) {
+  if (impl_->options.remember && grade && !grade->late && !grade->again) {
     const std::lock_guard lock(impl_->mutex);
     impl_->memory.keep(std::move(key), *grade);
   }

@@ -19,12 +19,14 @@ struct GraderOptions {
   Duration time = std::chrono::seconds(30);      // of all
   Bytes memory{512u << 20};                      // of a program
   std::size_t parallel = 4;                      // programs that are graded at a time; others wait
+  bool remember = false;                         // what came of a program is not found out again for the same task
 };
 
 struct Grade {
   bool compiles = false;
   std::size_t passed = 0, tests = 0;  // no tests where the program did not even load
-  bool late = false;                  // it was ended, or took too long: another time it might not be
+  bool late = false;                  // something took too long: a faster machine might find more passed
+  bool again = false;                 // it was ended, or late: another time it might not be
   std::string trouble;                // what went wrong first, for people: "syntax error", "test 3: took longer than 5 s"
 };
 
@@ -37,7 +39,8 @@ class Grader {
 
   // `task`: a JSON object of {prompt, test, entry_point} or {tests, imports, setup, code}. An error means that the program could not
   // be graded; whatever the program itself does is a grade. kInvalid for tests that are none, kCancelled when the grader ends.
-  // The same program for the same task is not run again while its grade is remembered (32 MiB of them), unless it was late.
+  // With `remember` the same program for the same task is not run again while its grade is known (32 MiB of them), unless it was
+  // ended or late.
   Result<Grade> grade(std::string_view task, std::string_view program);
   // Ends what is under way: whoever waits gets kCancelled or kUnavailable soon, now and later.
   void stop();

@@ -128,7 +128,8 @@ class Task final : public Adapter {
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const override {
     return std::unique_ptr<Episode>(std::make_unique<TaskEpisode>(programs_, problem, seed, hello_.turns));
   }
-  Repeatable repeatable() const override { return hello_.deterministic ? Repeatable::kCostly : Repeatable::kNot; }
+  bool one_response() const override { return !hello_.turns; }
+  Repeatable repeatable(const Problem&) const override { return hello_.deterministic ? Repeatable::kCostly : Repeatable::kNot; }
   // Of a problem that was asked for lately.
   std::optional<std::string> demonstration(const Problem& problem) const override {
     const std::lock_guard lock(mutex_);

@@ -1,0 +1,67 @@
+#include "learner/regrading.hpp"
+
+#include <algorithm>
+
+#include "base/result.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr double kMemory = 0.98;  // weight of the past in what one look takes
+
+}  // namespace
+
+double Regrading::share() const {
+  if (!step_seconds_ || !seconds_each_ || *seconds_each_ <= 0) return 1;
+  return std::min(1.0, kShareOfStep * *step_seconds_ / (*seconds_each_ * static_cast<double>(step_responses_)));
+}
+
+bool Regrading::wanted(WorkerId worker) {
+  ++counts_.responses;
+  if (records_.size() >= kWorkersMax && !records_.contains(worker)) records_.erase(records_.begin());
+  Record& record = records_[worker];
+  const bool drawn = random_.uniform() < share();
+  if (record.expelled || (record.chosen >= kFirst && record.differences == 0 && !drawn)) return false;
+  ++record.chosen;
+  ++counts_.chosen;
+  return true;
+}
+
+void Regrading::step_measured(double seconds, std::uint64_t responses) {
+  step_seconds_ = seconds;
+  step_responses_ = std::max<std::uint64_t>(1, responses);
+}
+
+std::optional<std::string> Regrading::judge(WorkerId worker, const Regraded& regraded) {
+  using Verdict = Regraded::Verdict;
+  ++counts_.graded;
+  counts_.seconds += regraded.seconds;
+  seconds_each_ = seconds_each_ ? kMemory * *seconds_each_ + (1 - kMemory) * regraded.seconds : regraded.seconds;
+  Record& record = records_[worker];
+  switch (regraded.verdict) {
+    case Verdict::kUnsettled:
+      ++counts_.unsettled;
+      return std::nullopt;
+    case Verdict::kLate:
+      ++counts_.late;
+      return std::nullopt;
+    case Verdict::kImpossible:
+      ++counts_.impossible;
+      return std::nullopt;
+    case Verdict::kSame:
+      if (record.differences > 0 && ++record.same >= kForgivenAfter) record.same = 0, --record.differences;
+      return std::nullopt;
+    case Verdict::kDifferent:
+      break;
+  }
+  ++counts_.different;
+  record.same = 0;
+  if (record.expelled || ++record.differences < kDifferencesMax) return std::nullopt;
+  record.expelled = true;
+  counts_.expelled.push_back({worker, fmt::format("wrong score: {} of its responses were graded again, twice each, and are worth something "
+                                                  "else than it says; the last one: {}",
+                                                  record.differences, regraded.detail)});
+  return counts_.expelled.back().reason;
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,180 @@
+// A rollout desk with real storage and no network, and workers that talk to it. For tests.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+
+#include "data_plane/trajectory.hpp"
+#include "learner/batch.hpp"
+#include "learner/rollout_desk.hpp"
+
+namespace echoline::learner {
+
+inline constexpr Duration kWait = std::chrono::seconds(10);
+
+class DeskTest : public ::testing::Test {
+ protected:
+  DeskTest() {
+    std::string name = (std::filesystem::temp_directory_path() / "echoline-desk-XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+    options_.file = folder_ / "replay.sqlite";
+    options_.prompts_per_step = 2;
+    options_.group_size = 2;
+    options_.staleness_budget = 2;
+    options_.lookahead_steps = 1;
+    options_.steps_total = 4;
+    options_.lease.first_groups = 64;
+    adapter_ = *data_plane::make_adapter("arithmetic", "{}", 1);
+    digest_[0] = std::byte{7};
+    shape_.vocab_size = tokenizer_.size();
+    shape_.positions_max = 32;
+    door_.vocab_size = shape_.vocab_size;
+    door_.positions_max = shape_.positions_max;
+    door_.response_tokens_max = 8;
+    door_.trainable = [this](const schema::Trajectory& t) { return check_trainable(t, shape_); };
+  }
+  ~DeskTest() override {
+    desk_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  void open(std::uint64_t step) {
+    desk_.reset();
+    DeskEvents events;
+    events.send = [this](WorkerId, std::string bytes) {
+      const std::lock_guard lock(mutex_);
+      received_.push_back(*data_plane::parse_learner_message(bytes));
+      changed_.notify_all();
+    };
+    events.accepted = [this](WorkerId, std::uint64_t rollouts, double) {
+      const std::lock_guard lock(mutex_);
+      accepted_ += rollouts;
+    };
+    events.misbehaved = [this](WorkerId, const std::string& reason) {
+      if (reason.find("wait to be read") != std::string::npos) {
+        flooded_ = 1;
+        return;
+      }
+      const std::lock_guard lock(mutex_);
+      misbehaved_ = reason;
+      changed_.notify_all();
+    };
+    events.leaving = [this](WorkerId worker) {
+      const std::lock_guard lock(mutex_);
+      leaving_.push_back(worker.value);
+    };
+    events.drained = [this](WorkerId worker) {
+      const std::lock_guard lock(mutex_);
+      drained_.push_back(worker.value);
+    };
+    events.set_aside = [this](const GroupSetAside& group) {
+      const std::lock_guard lock(mutex_);
+      set_aside_.push_back(group);
+    };
+    auto desk = RolloutDesk::open(options_, Door(door_, *adapter_, phrasing_), step, std::move(events));
+    ASSERT_TRUE(desk) << desk.error().message();
+    desk_ = std::move(*desk);
+    desk_->published(Version{step}, digest_);
+  }
+
+  schema::LearnerMessage next_message() {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, kWait, [this] { return !received_.empty(); }));
+    if (received_.empty()) return {};
+    schema::LearnerMessage message = std::move(received_.front());
+    received_.erase(received_.begin());
+    return message;
+  }
+
+  std::string digest_bytes() const { return {reinterpret_cast<const char*>(digest_.data()), digest_.size()}; }
+
+  schema::WorkGrant ask(std::uint64_t version, std::uint32_t groups, WorkerId worker = WorkerId{1}) {
+    schema::WorkerMessage message;
+    message.mutable_request()->set_version(version);
+    message.mutable_request()->set_policy_digest(digest_bytes());
+    message.mutable_request()->set_groups_max(groups);
+    desk_->receive(worker, message.SerializeAsString());
+    return next_message().grant();
+  }
+
+  // What an honest worker hands in: the right answer, and wrong ones from all members but the first.
+  schema::Submission made(const schema::Lease& lease, WorkerId worker = WorkerId{1}) {
+    schema::Submission submission;
+    submission.set_lease(lease.id());
+    for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
+      schema::Trajectory& t = *submission.add_trajectories();
+      t.set_id(std::to_string(lease.id()) + "/" + std::to_string(member));
+      t.set_problem_id(lease.problem().id());
+      t.set_group(lease.group());
+      t.set_member(member);
+      const std::vector<model::Token> prompt = *tokenizer_.encode(lease.problem().prompt());
+      for (const model::Token token : prompt) t.add_prompt_tokens(static_cast<std::uint32_t>(token));
+      const std::string text = member == 0 ? lease.problem().reference() : "x";
+      std::vector<model::Token> response = *tokenizer_.encode(text);
+      response.push_back(*tokenizer_.end_of_text());
+      for (const model::Token token : response) {
+        t.add_response_tokens(static_cast<std::uint32_t>(token));
+        t.add_logprobs(-0.5f);
+      }
+      t.add_spans()->set_end(static_cast<std::uint32_t>(response.size()));
+      t.mutable_spans(0)->set_version(lease.version());
+      const data_plane::Score score = *adapter_->score(lease.problem(), text);
+      t.set_reward(score.reward);
+      t.set_correct(score.correct);
+      for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
+      t.set_text(text);
+      t.set_finished(true);
+      t.set_policy_digest(lease.policy_digest());
+      t.set_lease(lease.id());
+      t.set_worker(worker.value);
+    }
+    return submission;
+  }
+
+  schema::SubmissionAck hand_in(const schema::Submission& submission, WorkerId worker = WorkerId{1}) {
+    schema::WorkerMessage message;
+    *message.mutable_submission() = submission;
+    desk_->receive(worker, message.SerializeAsString());
+    return next_message().ack();
+  }
+  schema::SubmissionAck hand_in(const schema::Lease& lease) { return hand_in(made(lease)); }
+
+  void give_back(const schema::Lease& lease, WorkerId worker, schema::WorkFailure failure) {
+    schema::WorkerMessage message;
+    message.mutable_failed()->set_lease(lease.id());
+    message.mutable_failed()->set_failure(failure);
+    message.mutable_failed()->set_detail("because\nof this");
+    desk_->receive(worker, message.SerializeAsString());
+  }
+
+  std::string misbehaved() {
+    (void)desk_->counts();  // everything before it has been handled
+    const std::lock_guard lock(mutex_);
+    return std::exchange(misbehaved_, {});
+  }
+
+  const model::Tokenizer tokenizer_ = *model::Tokenizer::characters(model::kCharacterAlphabet);
+  const model::Phrasing phrasing_ =
+      *model::Phrasing::from_parts(tokenizer_, {*tokenizer_.end_of_text()}, R"({"text": "{prompt}"})");
+  model::ModelConfig shape_;
+  DoorOptions door_;
+  std::vector<GroupSetAside> set_aside_;
+  std::filesystem::path folder_;
+  DeskOptions options_;
+  std::unique_ptr<data_plane::Adapter> adapter_;
+  overlay::Digest digest_{};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<schema::LearnerMessage> received_;
+  std::uint64_t accepted_ = 0;
+  std::string misbehaved_;
+  std::vector<std::uint64_t> leaving_, drained_;
+  std::atomic<int> flooded_ = 0;
+  std::unique_ptr<RolloutDesk> desk_;
+};
+
+}  // namespace echoline::learner

@@ -1,0 +1,299 @@
+// Rewards of tasks whose grading takes long: which are graded again, what convicts a worker and what does not, and that nobody
+// waits for it.
+#include "learner/regrading.hpp"
+
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "tests/learner/desk.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using ::testing::HasSubstr;
+using Verdict = Regraded::Verdict;
+
+Regraded took(double seconds, Verdict verdict = Verdict::kSame) { return {verdict, "reward 1, expected 0", seconds}; }
+
+TEST(Regrading, LooksAtEverythingWhileThatTakesATwentiethOfAStep) {
+  Regrading regrading(1);
+  EXPECT_EQ(regrading.share(), 1);
+  regrading.step_measured(10, 100);
+  EXPECT_EQ(regrading.share(), 1) << "nothing is known of what it takes";
+  regrading.judge(WorkerId{1}, took(0.005));
+  EXPECT_EQ(regrading.share(), 1) << "0.5 s of 10 s";
+  regrading.step_measured(10, 1000);
+  EXPECT_NEAR(regrading.share(), 0.1, 1e-9) << "5 s of 10 s";
+  for (int i = 0; i < 300; ++i) regrading.judge(WorkerId{1}, took(0.05));
+  EXPECT_NEAR(regrading.share(), 0.01, 1e-3);
+  regrading.step_measured(100, 1000);
+  EXPECT_NEAR(regrading.share(), 0.1, 1e-2);
+}
+
+TEST(Regrading, ChoosesAShareThatNobodyForesees) {
+  const auto chosen = [](std::uint64_t secret) {
+    Regrading regrading(secret);
+    regrading.step_measured(10, 1000);
+    regrading.judge(WorkerId{9}, took(0.005));
+    std::set<int> numbers;
+    for (int i = 0; i < 10'000; ++i)
+      if (regrading.wanted(WorkerId{1})) numbers.insert(i);
+    EXPECT_EQ(regrading.counts().chosen, numbers.size());
+    return numbers;
+  };
+  const std::set<int> one = chosen(1), other = chosen(2);
+  EXPECT_NEAR(static_cast<double>(one.size()), 1000, 150);
+  for (int i = 0; i < static_cast<int>(Regrading::kFirst); ++i) EXPECT_TRUE(one.contains(i)) << "the first ones always";
+  std::size_t both = 0;
+  for (const int number : one) both += other.contains(number);
+  EXPECT_LT(both, 200u) << "a tenth of a tenth, and the first ones";
+}
+
+TEST(Regrading, WhoDiffersThreeTimesHasToGoAndIsLookedAtCloselyBefore) {
+  Regrading regrading(1);
+  regrading.step_measured(1, 1000);
+  regrading.judge(WorkerId{9}, took(10));  // a share of nearly nothing
+  const WorkerId liar{1}, other{2};
+  for (std::uint64_t i = 0; i < Regrading::kFirst; ++i) EXPECT_TRUE(regrading.wanted(liar) && regrading.wanted(other));
+  EXPECT_FALSE(regrading.judge(liar, took(1, Verdict::kDifferent)));
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(regrading.wanted(liar));
+  EXPECT_FALSE(regrading.wanted(other));
+  EXPECT_FALSE(regrading.judge(liar, took(1, Verdict::kDifferent)));
+  const auto reason = regrading.judge(liar, took(1, Verdict::kDifferent));
+  ASSERT_TRUE(reason);
+  EXPECT_THAT(*reason, HasSubstr("wrong score: 3 of its responses"));
+  EXPECT_THAT(*reason, HasSubstr("reward 1, expected 0"));
+  EXPECT_FALSE(regrading.judge(liar, took(1, Verdict::kDifferent))) << "once";
+  EXPECT_FALSE(regrading.wanted(liar));
+  ASSERT_EQ(regrading.counts().expelled.size(), 1u);
+  EXPECT_EQ(regrading.counts().expelled[0].worker, liar);
+}
+
+TEST(Regrading, WhatMayBeNobodysFaultConvictsNobody) {
+  Regrading regrading(1);
+  const WorkerId slow{1}, unlucky{2};
+  for (int i = 0; i < 1000; ++i)
+    for (const Verdict verdict : {Verdict::kLate, Verdict::kUnsettled, Verdict::kImpossible}) EXPECT_FALSE(regrading.judge(slow, took(1, verdict)));
+  EXPECT_EQ(regrading.counts().late, 1000u);
+  EXPECT_EQ(regrading.counts().unsettled, 1000u);
+  EXPECT_EQ(regrading.counts().impossible, 1000u);
+  // One difference in more than a hundred responses may be chance.
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_FALSE(regrading.judge(unlucky, took(1, Verdict::kDifferent)));
+    for (std::uint64_t right = 0; right < Regrading::kForgivenAfter; ++right) EXPECT_FALSE(regrading.judge(unlucky, took(1)));
+  }
+}
+
+// Arithmetic whose grading is said to take long, and does what the test wants besides.
+class CostlyTask final : public data_plane::Adapter {
+ public:
+  CostlyTask() : inner_(*data_plane::make_adapter("arithmetic", "{}", 1)) {}
+  std::string_view name() const override { return "costly"; }
+  Result<schema::Problem> problem(std::uint64_t index) const override { return inner_->problem(index); }
+  std::vector<schema::Problem> evaluation() const override { return {}; }
+  std::optional<std::string> demonstration(const schema::Problem&) const override { return std::nullopt; }
+  data_plane::Repeatable repeatable(const schema::Problem&) const override { return data_plane::Repeatable::kCostly; }
+  Result<data_plane::Score> score(const schema::Problem& problem, std::string_view response) const override {
+    ECHO_ASSIGN(data_plane::Score score, inner_->score(problem, response));
+    const int look = ++looks;
+    if (seen) seen(look);
+    return change ? change(look, std::move(score)) : score;
+  }
+  mutable std::atomic<int> looks = 0;
+  std::function<void(int)> seen;
+  std::function<Result<data_plane::Score>(int, data_plane::Score)> change;
+
+ private:
+  const std::unique_ptr<data_plane::Adapter> inner_;
+};
+
+class RegradingDesk : public DeskTest {
+ protected:
+  RegradingDesk() {
+    options_.prompts_per_step = 8;
+    options_.steps_total = 64;
+    auto task = std::make_unique<CostlyTask>();
+    task_ = task.get();
+    adapter_ = std::move(task);
+  }
+  // The regrader uses the adapter.
+  ~RegradingDesk() override { desk_.reset(); }
+
+  void until(const std::function<bool(const Regrader::State&)>& so) {
+    for (int i = 0; i < 10'000 && !so(desk_->counts()->regrading); ++i) std::this_thread::yield();
+    EXPECT_TRUE(so(desk_->counts()->regrading)) << desk_->counts()->regrading.counts.graded;
+  }
+  void until_graded(std::uint64_t responses) {
+    until([&](const Regrader::State& state) { return state.counts.graded >= responses; });
+  }
+  static schema::Submission boasting(schema::Submission submission) {
+    for (schema::Trajectory& t : *submission.mutable_trajectories()) t.set_reward(1), t.set_correct(true), (*t.mutable_components())["exact"] = 1;
+    return submission;
+  }
+
+  CostlyTask* task_;
+};
+
+TEST_F(RegradingDesk, AWorkerThatClaimsMoreIsExpelledAndNothingOfItIsTrainedOn) {
+  open(0);
+  const WorkerId honest{1}, liar{2};
+  const schema::WorkGrant mine = ask(0, 2, honest), its = ask(0, 3, liar);
+  ASSERT_EQ(mine.leases_size(), 2);
+  ASSERT_EQ(its.leases_size(), 3);
+  for (const schema::Lease& lease : mine.leases()) EXPECT_TRUE(hand_in(made(lease, honest), honest).accepted());
+  for (const schema::Lease& lease : its.leases()) EXPECT_TRUE(hand_in(boasting(made(lease, liar)), liar).accepted()) << "nobody waits for the graders";
+  until_graded(10);
+  until([&](const Regrader::State& state) { return !state.counts.expelled.empty(); });
+  EXPECT_THAT(misbehaved(), HasSubstr("expected 0 (wrong)"));
+  const DeskCounts counts = *desk_->counts();
+  EXPECT_EQ(counts.regrading.counts.different, 3u) << "of each group the second response is wrong";
+  EXPECT_EQ(counts.regrading.counts.responses, 10u);
+  EXPECT_EQ(counts.regrading.share, 1);
+  EXPECT_EQ(counts.buffer.rejected.at("wrong score"), 6u);
+  EXPECT_EQ(counts.buffer.stored, 4u) << "what the honest one made";
+  EXPECT_EQ(task_->looks, 10 + 3 + 5 * 2) << "differences twice; what this test scored";
+  // Others are asked for its groups.
+  const schema::WorkGrant again = ask(0, 1, honest);
+  ASSERT_EQ(again.leases_size(), 1);
+  EXPECT_EQ(again.leases(0).group(), its.leases(0).group());
+}
+
+TEST_F(RegradingDesk, ASlowWorkerIsNoLiar) {
+  open(0);
+  const WorkerId slow{3};
+  const schema::WorkGrant grant = ask(0, 6, slow);
+  ASSERT_EQ(grant.leases_size(), 6);
+  for (const schema::Lease& lease : grant.leases()) {
+    schema::Submission submission = made(lease, slow);
+    schema::Trajectory& t = *submission.mutable_trajectories(0);  // right, but its machine had no time to see that
+    t.set_reward(0), t.set_correct(false), t.set_late(true);
+    (*t.mutable_components())["exact"] = 0;
+    EXPECT_TRUE(hand_in(submission, slow).accepted());
+  }
+  until_graded(12);
+  EXPECT_EQ(misbehaved(), "");
+  const RegradingCounts counts = desk_->counts()->regrading.counts;
+  EXPECT_EQ(counts.late, 6u);
+  EXPECT_EQ(counts.different, 0u);
+  EXPECT_EQ(desk_->counts()->buffer.stored, 12u);
+}
+
+TEST_F(RegradingDesk, NorIsOneThatIsFasterThanTheLearner) {
+  open(0);
+  const schema::WorkGrant grant = ask(0, 6);
+  std::vector<schema::Submission> submissions;
+  for (const schema::Lease& lease : grant.leases()) submissions.push_back(made(lease));
+  task_->change = [](int, data_plane::Score score) -> Result<data_plane::Score> {
+    if (score.correct) score = {0, {{"exact", 0}}, false, true};
+    return score;
+  };
+  for (const schema::Submission& submission : submissions) EXPECT_TRUE(hand_in(submission).accepted());
+  until_graded(12);
+  EXPECT_EQ(misbehaved(), "");
+  EXPECT_EQ(desk_->counts()->regrading.counts.late, 6u);
+}
+
+TEST_F(RegradingDesk, ToSayThatTimeRanOutIsNoExcuseForMore) {
+  open(0);
+  const schema::WorkGrant grant = ask(0, 3);
+  for (const schema::Lease& lease : grant.leases()) {
+    schema::Submission submission = boasting(made(lease));
+    for (schema::Trajectory& t : *submission.mutable_trajectories()) t.set_late(true);
+    hand_in(submission);
+  }
+  until([&](const Regrader::State& state) { return !state.counts.expelled.empty(); });
+}
+
+TEST_F(RegradingDesk, AProgramThatDoesSomethingElseEachTimeConvictsNobody) {
+  open(0);
+  const schema::WorkGrant grant = ask(0, 6);
+  std::vector<schema::Submission> submissions;
+  for (const schema::Lease& lease : grant.leases()) submissions.push_back(made(lease));
+  task_->change = [](int look, data_plane::Score score) -> Result<data_plane::Score> {
+    score.reward = 0.001 * look;
+    return score;
+  };
+  for (const schema::Submission& submission : submissions) EXPECT_TRUE(hand_in(submission).accepted());
+  until_graded(12);
+  EXPECT_EQ(misbehaved(), "");
+  EXPECT_EQ(desk_->counts()->regrading.counts.unsettled, 12u);
+}
+
+TEST_F(RegradingDesk, WhereTheLearnerCannotGradeWorkersAreBelieved) {
+  open(0);
+  const schema::WorkGrant grant = ask(0, 2);
+  std::vector<schema::Submission> submissions;
+  for (const schema::Lease& lease : grant.leases()) submissions.push_back(boasting(made(lease)));
+  task_->change = [](int, data_plane::Score) -> Result<data_plane::Score> { return fail(Code::kUnavailable, "grade", "no sandbox here"); };
+  for (const schema::Submission& submission : submissions) EXPECT_TRUE(hand_in(submission).accepted());
+  until_graded(4);
+  EXPECT_EQ(misbehaved(), "");
+  EXPECT_EQ(desk_->counts()->regrading.counts.impossible, 4u);
+}
+
+// Neither acknowledgements nor steps wait while the grader hangs, and what waits for it is bounded.
+TEST_F(RegradingDesk, NobodyWaitsForAGraderThatHangs) {
+  options_.prompts_per_step = 400;
+  options_.lease.first_groups = 1000;
+  open(0);
+  const schema::WorkGrant grant = ask(0, 256), more = ask(0, 256), rest = ask(0, 256);
+  std::vector<schema::Submission> submissions;
+  for (const auto* each : {&grant, &more, &rest})
+    for (const schema::Lease& lease : each->leases()) submissions.push_back(made(lease));
+  ASSERT_GE(submissions.size(), 600u);
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool go_on = false;
+  task_->seen = [&](int) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return go_on; });
+  };
+  for (const schema::Submission& submission : submissions) ASSERT_TRUE(hand_in(submission).accepted());
+  const auto batch = desk_->wait_batch(0, kWait);
+  ASSERT_TRUE(batch && batch->has_value());
+  ASSERT_TRUE(desk_->consume(0, **batch));
+  const Regrader::State state = desk_->counts()->regrading;
+  EXPECT_EQ(state.counts.graded, 0u);
+  EXPECT_LE(state.waiting, Regrader::kWaitingMax);
+  EXPECT_EQ(state.counts.left_out + state.waiting, 2 * submissions.size());
+  EXPECT_GT(state.counts.left_out, 0u);
+  {
+    const std::lock_guard lock(mutex);
+    go_on = true;
+  }
+  changed.notify_all();
+}
+
+// A batch that is being trained on stays what it is, and the step ends as it should.
+TEST_F(RegradingDesk, WhatIsBeingTrainedOnIsNotTakenAway) {
+  options_.prompts_per_step = 3;
+  open(0);
+  const schema::WorkGrant grant = ask(0, 6);
+  ASSERT_EQ(grant.leases_size(), 6);
+  std::vector<schema::Submission> submissions;
+  for (const schema::Lease& lease : grant.leases()) submissions.push_back(boasting(made(lease)));
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool go_on = false;
+  task_->seen = [&](int) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return go_on; });
+  };
+  for (const schema::Submission& submission : submissions) ASSERT_TRUE(hand_in(submission).accepted());
+  const auto batch = desk_->wait_batch(0, kWait);
+  ASSERT_TRUE(batch && batch->has_value());
+  {
+    const std::lock_guard lock(mutex);
+    go_on = true;
+  }
+  changed.notify_all();
+  until([&](const Regrader::State& state) { return !state.counts.expelled.empty(); });
+  EXPECT_NE(misbehaved(), "");
+  EXPECT_EQ(desk_->counts()->buffer.rejected.at("wrong score"), 6u) << "the other three groups";
+  EXPECT_TRUE(desk_->consume(0, **batch));
+  EXPECT_EQ(desk_->counts()->buffer.consumed, 6u);
+}
+
+}  // namespace
+}  // namespace echoline::learner
