@@ -90,11 +90,15 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
     return because("malformed", false, "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
                    data_plane::kTurnsMax);
   if (auto refused = wrong_end(t, turns)) return refused;
+  std::optional<data_plane::Score> expected;
+  if (look_->adapter().repeatable(question.problem) == data_plane::Repeatable::kCheaply) {
+    auto found = look_->find(t, question.problem);
+    if (!found) return because("malformed", false, "its task cannot be asked: {}", found.error().message());
+    if (found->refusal) return std::move(found->refusal);
+    expected = std::move(found->score);
+  }
   if (t.text() != look_->text(response, turns.size())) return because("wrong score", true, "its text is not what its tokens stand for");
-  if (look_->adapter().repeatable(question.problem) != data_plane::Repeatable::kCheaply) return std::nullopt;
-  const auto found = look_->find(t, question.problem);
-  if (!found) return because("malformed", false, "its task cannot be asked: {}", found.error().message());
-  return found->refusal ? found->refusal : SecondLook::difference(t, found->score);
+  return expected ? SecondLook::difference(t, *expected) : std::nullopt;
 }
 
 // Whether every turn ends as one does: by itself, or because there was no more room.

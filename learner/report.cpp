@@ -105,6 +105,21 @@ json worker_json(const WorkerEntry& w) {
           {"lost", w.lost}};
 }
 
+json regrading_json(const RegradingCounts& c) {
+  json expelled = json::array();
+  for (const auto& [worker, reason] : c.expelled) expelled.push_back({{"worker", worker.value}, {"reason", reason}});
+  return {{"responses", c.responses},
+          {"graded", c.graded},
+          {"share", c.responses > 0 ? json(static_cast<double>(c.graded) / static_cast<double>(c.responses)) : json(nullptr)},
+          {"seconds", c.seconds},
+          {"different", c.different},
+          {"unsettled", c.unsettled},
+          {"late", c.late},
+          {"impossible", c.impossible},
+          {"left_out", c.left_out},
+          {"expelled", std::move(expelled)}};
+}
+
 json learning_json(const std::vector<json>& metrics, const Rows& rows) {
   const auto ends = [&](const char* key) {
     const auto values = rows.values(rows.steps, key);
@@ -186,6 +201,7 @@ json make_report(const ReportInput& input) {
   std::uint64_t set_aside = 0;
   for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
   report["groups_set_aside"] = {{"count", set_aside}, {"by_reason", input.groups_set_aside}};
+  report["regrading"] = regrading_json(input.regrading);
   report["broadcast"] = {
       {"publications", rows.publications.size() + (rows.snapshot.is_object() ? 1 : 0)},
       {"full_bytes", full},
@@ -292,6 +308,15 @@ std::string report_text(const json& r) {
   if (const json& aside = r.value("groups_set_aside", json::object()); aside.value("count", 0) > 0)
     line("set aside", fmt::format("{} groups that could not be generated {}", aside.at("count").get<std::uint64_t>(),
                                   aside.at("by_reason").dump()));
+  if (const json& again = r.value("regrading", json::object()); again.value("responses", 0) > 0) {
+    line("regraded", fmt::format("{} of {} responses ({:.1f} %) in {:.1f} s; {} differed, {} each time otherwise, {} late, {} failed",
+                                     again.at("graded").get<std::uint64_t>(), again.at("responses").get<std::uint64_t>(),
+                                     100 * again.at("share").get<double>(), again.at("seconds").get<double>(),
+                                     again.at("different").get<std::uint64_t>(), again.at("unsettled").get<std::uint64_t>(),
+                                     again.at("late").get<std::uint64_t>(), again.at("impossible").get<std::uint64_t>()));
+    for (const json& gone : again.at("expelled"))
+      line("", fmt::format("worker {} expelled: {}", gone.at("worker").get<std::uint64_t>(), gone.at("reason").get<std::string>()));
+  }
   line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
                                 b.at("publications").get<std::uint64_t>(), bytes(b.at("full_bytes")),
                                 bytes(b.at("delta_bytes_mean")), number(b.at("compression_ratio"), "{:.1f}")));

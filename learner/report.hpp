@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "learner/regrading.hpp"
 #include "learner/run_config.hpp"
 #include "overlay/types.hpp"
 #include "provisioner/fleet_driver.hpp"
@@ -44,6 +45,7 @@ struct ReportInput {
   std::string ended;                                   // "completed", or why it ended early
   nlohmann::json rejected = nlohmann::json::object();  // trajectories or submissions by reason
   std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
+  RegradingCounts regrading;
 };
 
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.

@@ -251,7 +251,10 @@ class Service {
       workers_[worker].rollouts += rollouts;
       meters_[worker].accepted(rollouts, held_s);
     };
-    events.misbehaved = [this](WorkerId worker, const std::string& reason) { node_->expel(worker, reason); };
+    events.misbehaved = [this](WorkerId worker, const std::string& reason) {
+      node_->expel(worker, reason);
+      record_->event("expelled", {{"worker", worker.value}, {"reason", printable(reason)}});
+    };
     events.leaving = [this](WorkerId worker) {
       log::info("worker {} was told to end, and finishes what it has", worker);
       if (fleet_ready_) fleet_->leaving(worker);
@@ -539,6 +542,7 @@ class Service {
           if (n > 0) rejected[reason] = n;
         for (const auto& [reason, n] : counts->refused) rejected["refused: " + reason] = n;
         input.groups_set_aside = counts->leases.set_aside;
+        input.regrading = counts->regrading.counts;
       }
     }
     refresh_workers();

@@ -494,7 +494,9 @@ class Insider {
     ECHO_ASSIGN(const auto prompt, phrasing_->prompt(lease.problem().prompt()));
     const std::vector<model::Token> response{phrasing_->eos().front()};
     const std::string text = phrasing_->answer(response);
-    const data_plane::Score score = *adapter_->score(lease.problem(), text);
+    ECHO_ASSIGN(const auto episode, adapter_->begin(lease.problem(), 0));
+    ECHO_ASSIGN(const data_plane::Step step, data_plane::step_and_wait(*episode, text));
+    const data_plane::Score& score = step.score;
     for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
       schema::Trajectory& t = *submission.add_trajectories();
       t.set_id(fmt::format("{}/{}", lease.id(), member));
