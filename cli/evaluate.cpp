@@ -206,6 +206,9 @@ void print(const Subject& s, const json& r) {
   for (const json& pass : r.at("pass_at"))
     fmt::print("{:<18}{}\n", fmt::format("pass@{}", pass.at("k").get<std::uint64_t>()), number(pass.at("share"), 3));
   fmt::print("{:<18}{}\n", "reward", number(r.at("reward_mean"), 3));
+  if (r.contains("by_task"))
+    for (const auto& [task, of] : r.at("by_task").items())
+      fmt::print("{:<18}{} of {} answers, reward {}\n", task, number(of.at("accuracy"), 3), of.at("answers").get<std::uint64_t>(), number(of.at("reward_mean"), 3));
   const json& tokens = r.at("response_tokens");
   fmt::print("{:<18}mean {}, median {}, 95 % {}, most {};  {} % cut at the limit\n", "response tokens", number(tokens.at("mean"), 1),
              number(tokens.at("p50"), 0), number(tokens.at("p95"), 0), number(tokens.at("max"), 0), number(100 * r.at("truncated_fraction").get<double>(), 1));

@@ -55,6 +55,14 @@ Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_token
   return Bytes{std::min(data_plane::TrajectoryLimits{}.message_max.count, group_size * each)};
 }
 
+schema::Problem Door::shown(const schema::Problem& problem) const {
+  if (!unscored(problem)) return problem;
+  schema::Problem shown;
+  shown.set_id(problem.id());
+  shown.set_prompt(problem.prompt());
+  return shown;
+}
+
 std::optional<Refusal> Door::refusal(const schema::Submission& submission) {
   for (const schema::Trajectory& t : submission.trajectories()) {
     if (const Status form = data_plane::check(t); !form) return because("malformed", false, "{}", form.error().detail);
@@ -90,6 +98,14 @@ std::optional<Refusal> Door::refusal(const schema::Trajectory& t, const Question
     return because("malformed", false, "its loss mask does not begin and end with the policy's tokens, in 1 to {} turns",
                    data_plane::kTurnsMax);
   if (auto refused = wrong_end(t, turns)) return refused;
+  if (unscored(question.problem)) {
+    if (turns.size() != 1) return because("malformed", false, "{} turns, its task has one", turns.size());
+    if (t.finished() != look_->phrasing().end(response).has_value())
+      return because("malformed", false, "finished is {}, its last token says {}", t.finished(), !t.finished());
+    if (t.reward() != 0 || t.correct() || t.late() || !t.components().empty()) return because("malformed", false, "it brings a score that nobody asked for");
+    if (t.text() != look_->text(response, 1)) return because("wrong score", true, "its text is not what its tokens stand for");
+    return std::nullopt;
+  }
   std::optional<data_plane::Score> expected;
   if (look_->adapter().repeatable(question.problem) == data_plane::Repeatable::kCheaply) {
     auto found = look_->find(t, question.problem);
@@ -150,9 +166,9 @@ bool Conduct::failed(WorkerId worker) {
   return record.failures >= kFailuresInARowMax && successes_ > record.successes_at_first;
 }
 
-void Conduct::accepted(WorkerId worker) {
+void Conduct::accepted(WorkerId worker, bool sound) {
   ++successes_;
-  failed_in_a_row_ = 0;
+  if (sound) failed_in_a_row_ = 0;
   const auto it = records_.find(worker);
   if (it == records_.end()) return;
   Record& record = it->second;

@@ -26,6 +26,7 @@ struct DoorOptions {
   std::int64_t response_tokens_max = 0;
   std::int64_t turn_tokens_max = 0;  // of one turn; 0: what response_tokens_max leaves
   std::uint64_t seed = 0;            // the run's
+  std::function<bool(const schema::Problem&)> unscored;  // whether workers hand in text without a score; empty: never
   // What training refuses is refused here, so that it cannot end the run there.
   std::function<Status(const schema::Trajectory&)> trainable;
 };
@@ -56,6 +57,10 @@ class Door {
     return worker_message_max(options_.positions_max, options_.response_tokens_max, group_size);
   }
 
+  // Whether the learner alone scores what comes of this problem, and what workers may see of it.
+  bool unscored(const schema::Problem& problem) const { return options_.unscored && options_.unscored(problem); }
+  schema::Problem shown(const schema::Problem& problem) const;
+
   std::optional<Refusal> refusal(const schema::Submission& submission);
 
   // What the learner scores with, for others to use as well.
@@ -85,7 +90,9 @@ class Conduct {
   bool malformed(WorkerId worker);
   // A group failed on it; true when the worker is to blame.
   bool failed(WorkerId worker);
-  void accepted(WorkerId worker);
+  // What it handed in was taken in; `sound`: and is good for something, as it stands.
+  void accepted(WorkerId worker, bool sound = true);
+  void scored() { failed_in_a_row_ = 0; }
 
   // A message that brought no trajectories: a request, a sign of progress, a result that was there already. True when it
   // was one of too many.

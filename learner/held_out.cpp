@@ -40,7 +40,7 @@ double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k) {
 }
 
 HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples, std::uint64_t seed)
-    : adapter_(adapter), problems_(problems), samples_(samples), seed_(seed), correct_(problems.size()) {}
+    : adapter_(adapter), problems_(problems), samples_(samples), seed_(seed), correct_(problems.size()), several_(adapter.name() == data_plane::kSeveral) {}
 
 Result<std::optional<std::string>> HeldOut::answered(std::uint64_t id, std::string_view text, bool finished, std::optional<std::int64_t> tokens) {
   Answer& answer = begun_[id];
@@ -73,6 +73,7 @@ void HeldOut::end(std::uint64_t id, const Answer& answer) {
   correct_[id / samples_] += answer.score.correct ? 1 : 0;
   reward_ += answer.score.reward;
   for (const auto& [name, value] : answer.score.components) components_[name] += value;
+  if (several_) by_task_.note(problems_[id / samples_].id(), answer.score.correct, answer.score.reward);
   unfinished_ += answer.finished ? 0 : 1;
   if (answer.tokens) lengths_.push_back(static_cast<double>(*answer.tokens));
   begun_.erase(id);
@@ -80,6 +81,7 @@ void HeldOut::end(std::uint64_t id, const Answer& answer) {
 
 void HeldOut::refused(std::uint64_t id, const std::string& why) {
   ++answers_;
+  if (several_) by_task_.note(problems_[id / samples_].id(), false, 0);
   ++refused_[refused_.size() < kReasonsMax ? printable(why, kReasonBytesMax) : "others"];
   begun_.erase(id);
 }
@@ -111,7 +113,7 @@ json HeldOut::result() const {
   };
   json components = json::object();
   for (const auto& [name, sum_of] : components_) components[name] = sum_of / answers;
-  return {{"problems", problems_.size()},
+  json result{{"problems", problems_.size()},
           {"samples", samples_},
           {"accuracy", accuracy},
           {"accuracy_low", interval.low},
@@ -123,6 +125,8 @@ json HeldOut::result() const {
                                {"p50", quantile(0.5)}, {"p95", quantile(0.95)}, {"max", lengths.empty() ? json(nullptr) : json(lengths.back())}}},
           {"truncated_fraction", answers_ ? static_cast<double>(unfinished_) / answers : 0},
           {"refused", refused_}};
+  if (several_) result["by_task"] = by_task_.figures("answers");
+  return result;
 }
 
 std::uint64_t seed_of(const HeldOutQuestions& questions, std::uint64_t id, std::size_t turn) {

@@ -12,6 +12,7 @@
 
 #include "base/text_server.hpp"
 #include "data_plane/adapters/adapter.hpp"
+#include "learner/by_task.hpp"
 #include "learner/run_config.hpp"
 #include "model/phrasing.hpp"
 
@@ -64,6 +65,8 @@ class HeldOut {
   std::vector<std::uint64_t> correct_;  // by problem
   std::vector<double> lengths_;         // tokens, of those that are known
   std::map<std::string, std::uint64_t> refused_;
+  const bool several_;  // tasks
+  ByTask by_task_;
   std::uint64_t answers_ = 0, unfinished_ = 0;
   double reward_ = 0;
   std::map<std::string, double> components_;  // sums

@@ -102,7 +102,7 @@ class Preflighter {
   }
 
   void check_task() {
-    auto adapter = data_plane::make_adapter(config_.task.adapter, config_.task.options_json, config_.run.seed);
+    auto adapter = run_adapter(config_);
     if (!adapter) {
       note("task", as_mistake(std::move(adapter).error()), "");
       return;

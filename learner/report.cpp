@@ -191,6 +191,25 @@ json make_report(const ReportInput& input) {
       if (row.contains(key)) evaluation[key] = row.at(key);
     report["eval"]["by_step"].push_back(std::move(evaluation));
   }
+  for (const auto& task : config.task.several) {
+    const auto of = [&](const json& row, const char* figure) {
+      const json by_task = row.is_object() ? row.value("by_task", json::object()) : json::object();
+      return by_task.contains(task.name) ? by_task.at(task.name).at(figure) : json(nullptr);
+    };
+    report["eval"]["by_task"][task.name] = {{"before", of(rows.eval_before, "accuracy")},
+                                            {"after", of(rows.eval_after, "accuracy")},
+                                            {"problems", of(rows.eval_before, "problems")}};
+    json first, last;  // a step may have none of a task
+    std::uint64_t responses = 0;
+    for (const auto& [step, row] : rows.steps) {
+      const json reward = of(row, "reward_mean");
+      if (reward.is_null()) continue;
+      if (first.is_null()) first = reward;
+      last = reward;
+      responses += of(row, "responses").get<std::uint64_t>();
+    }
+    report["reward"]["by_task"][task.name] = {{"first", first}, {"last", last}, {"responses", responses}};
+  }
   if (rows.warm_start.is_object())
     report["warm_start"] = {{"steps", rows.warm_start.at("steps")}, {"seconds", rows.warm_start.at("seconds")}};
   report["learner"] = {{"step_seconds_median", quantile(walls, 0.5)},
@@ -202,6 +221,7 @@ json make_report(const ReportInput& input) {
   for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
   report["groups_set_aside"] = {{"count", set_aside}, {"by_reason", input.groups_set_aside}};
   report["regrading"] = regrading_json(input.regrading);
+  report["scoring"] = {{"responses", input.scoring.responses}, {"failed_groups", input.scoring.failed_groups}, {"seconds", input.scoring.seconds}};
   report["broadcast"] = {
       {"publications", rows.publications.size() + (rows.snapshot.is_object() ? 1 : 0)},
       {"full_bytes", full},
@@ -294,6 +314,13 @@ std::string report_text(const json& r) {
        fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number(eval.at("before"), "{:.3f}"),
                    number(eval.at("after"), "{:.3f}"), number(eval.at("problems"), "{:.0f}"),
                    number(r.at("reward").at("first"), "{:.3f}"), number(r.at("reward").at("last"), "{:.3f}")));
+  if (eval.contains("by_task"))
+    for (const auto& [task, of] : eval.at("by_task").items()) {
+      const json& reward = r.at("reward").at("by_task").at(task);
+      line("", fmt::format("{}: {} -> {} on {};  reward {} -> {} in {} responses", task, number(of.at("before"), "{:.3f}"), number(of.at("after"), "{:.3f}"),
+                           number(of.at("problems"), "{:.0f}"), number(reward.at("first"), "{:.3f}"), number(reward.at("last"), "{:.3f}"),
+                           number(reward.at("responses"), "{:.0f}")));
+    }
   line(
       "learner",
       fmt::format("step {} s (training {} s), idle {} of the time", number(learner.at("step_seconds_median"), "{:.2f}"),
@@ -317,6 +344,9 @@ std::string report_text(const json& r) {
     for (const json& gone : again.at("expelled"))
       line("", fmt::format("worker {} expelled: {}", gone.at("worker").get<std::uint64_t>(), gone.at("reason").get<std::string>()));
   }
+  if (const json& scoring = r.value("scoring", json::object()); scoring.value("responses", 0) + scoring.value("failed_groups", 0) > 0)
+    line("scored here", fmt::format("{} responses in {:.1f} s; {} groups failed", scoring.at("responses").get<std::uint64_t>(),
+                                    scoring.at("seconds").get<double>(), scoring.at("failed_groups").get<std::uint64_t>()));
   line("broadcast", fmt::format("{} publications; full {}, delta {} on average ({}x smaller)",
                                 b.at("publications").get<std::uint64_t>(), bytes(b.at("full_bytes")),
                                 bytes(b.at("delta_bytes_mean")), number(b.at("compression_ratio"), "{:.1f}")));

@@ -8,6 +8,7 @@
 
 #include "learner/regrading.hpp"
 #include "learner/run_config.hpp"
+#include "learner/scorer.hpp"
 #include "overlay/types.hpp"
 #include "provisioner/fleet_driver.hpp"
 #include "provisioner/plan.hpp"
@@ -46,6 +47,7 @@ struct ReportInput {
   nlohmann::json rejected = nlohmann::json::object();  // trajectories or submissions by reason
   std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
   RegradingCounts regrading;
+  ScorerCounts scoring;
 };
 
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.

@@ -114,7 +114,9 @@ Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
   for (const auto& [worker, kept] : ledger_->misconduct()) conduct_.restore(worker, kept);
   std::random_device unforeseeable;
   const std::uint64_t secret = (std::uint64_t{unforeseeable()} << 32) | unforeseeable();
-  regrader_ = std::make_unique<Regrader>(door_.second_look(), secret, [this] { queue_.try_push(Item(Task([] {}))); });
+  const auto wake = [this] { queue_.try_push(Item(Task([] {}))); };
+  regrader_ = std::make_unique<Regrader>(door_.second_look(), secret, wake);
+  scorer_ = std::make_unique<Scorer>(door_.second_look(), wake);
   step_ = resume_step;
   ECHO_TRY(buffer_->rewind(resume_step));
   ECHO_ASSIGN(const std::uint64_t released, ledger_->release_all());  // workers end with their learner
@@ -143,9 +145,11 @@ void RolloutDesk::loop() {
     if (const auto expired = ledger_->expire(unix_seconds()); !expired) log::error("{}", expired.error().message());
     tell_idle();
     expel_liars();
+    score();
     offer_batch();
   }
   regrader_.reset();
+  scorer_.reset();
   ledger_.reset();  // on this thread, which owns the database
   buffer_.reset();
 }
@@ -214,6 +218,46 @@ void RolloutDesk::expel_liars() {
     expel(liar.worker, liar.reason);
     if (const Status discarded = discard_of(liar.worker, "wrong score"); !discarded) log::error("{}", discarded.error().message());
   }
+}
+
+// Groups whose workers hand in text only: what is stored without a score goes to the scorer, as much as it takes at a time.
+void RolloutDesk::score() {
+  for (Scorer::Done& done : scorer_->done()) {
+    unscored_wait_ = true;
+    if (const Status taken = take_scores(std::move(done)); !taken) log::error("scores not stored: {}", taken.error().message());
+  }
+  if (!unscored_wait_) return;
+  if (const Status fed = feed_scorer(); !fed) log::error("{}", fed.error().message());
+}
+
+Status RolloutDesk::take_scores(Scorer::Done done) {
+  if (done.status) {
+    ECHO_ASSIGN(const bool wanted, buffer_->scored(done.group));
+    if (wanted) conduct_.scored();
+    return ok();
+  }
+  // Nobody's answer is worth nothing because a grader failed.
+  const std::string detail = printable(done.status.error().message());
+  log::warn("group {} could not be scored: {}", done.group.id, detail);
+  ECHO_TRY(buffer_->discard(done.group.id, text_of(schema::WORK_FAILURE_SCORING)));
+  ECHO_TRY(ledger_->unscorable(done.group.id, WorkerId{done.group.trajectories.front().worker()}, text_of(schema::WORK_FAILURE_SCORING), detail));
+  tell_set_aside();
+  return ok();
+}
+
+Status RolloutDesk::feed_scorer() {
+  const std::size_t room = scorer_->room();
+  if (room == 0) return ok();  // it is asked again when something is done
+  ECHO_ASSIGN(std::vector<replay_buffer::Group> groups, buffer_->unscored(room, scorer_->inside()));
+  unscored_wait_ = groups.size() == room;
+  for (replay_buffer::Group& group : groups) {
+    auto problem = door_.problem(group.id);
+    if (problem)
+      scorer_->add(std::move(group), *std::move(problem));
+    else
+      ECHO_TRY(take_scores({std::move(group), std::move(problem).error()}));
+  }
+  return ok();
 }
 
 bool RolloutDesk::is_barred(WorkerId worker) {
@@ -316,6 +360,20 @@ std::optional<Refusal> RolloutDesk::unpublished(const schema::Submission& submis
   return std::nullopt;
 }
 
+void RolloutDesk::note_taken_in(WorkerId worker, const schema::Submission& submission) {
+  if (submission.trajectories_size() == 0) return;
+  const GroupId group{submission.trajectories(0).group()};
+  const auto asked = door_.question(group);
+  const bool unscored = asked && door_.unscored((*asked)->problem);
+  const replay_buffer::Misconduct before = conduct_.of(worker);
+  conduct_.accepted(worker, !unscored);
+  if (conduct_.of(worker) != before) keep_conduct(worker);
+  unscored_wait_ = unscored_wait_ || unscored;
+  if (asked && !unscored && door_.second_look()->adapter().repeatable((*asked)->problem) == data_plane::Repeatable::kCostly)
+    regrader_->taken_in(worker, (*asked)->problem, submission);
+  door_.forget(group);
+}
+
 void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions) {
   std::vector<replay_buffer::Delivery> deliveries;
   std::vector<std::optional<Refusal>> refusals;
@@ -323,8 +381,12 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
     refusals.push_back(door_.refusal(submission));
     if (!refusals.back()) refusals.back() = unpublished(submission);
     const auto& refused = refusals.back();
+    const auto brings_no_score = [&](const schema::Submission& s) {
+      const auto asked = refused || s.trajectories().empty() ? Result<const Question*>(nullptr) : door_.question(GroupId{s.trajectories(0).group()});
+      return asked && *asked != nullptr && door_.unscored((*asked)->problem);
+    };
     deliveries.push_back({worker, &submission, refused ? refused->reason : std::string_view(),
-                          refused ? refused->detail : std::string()});
+                          refused ? refused->detail : std::string(), brings_no_score(submission)});
   }
   const auto verdicts = ledger_->submit(deliveries, step_, unix_seconds());
   if (!verdicts) {
@@ -342,16 +404,7 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
     events_.send(worker, message.SerializeAsString());
     if (!verdict.accepted) ++refused_[verdict.reason];
     if (verdict.accepted && !verdict.duplicate) {
-      const replay_buffer::Misconduct before = conduct_.of(worker);
-      conduct_.accepted(worker);
-      if (conduct_.of(worker) != before) keep_conduct(worker);
-      if (submission.trajectories_size() > 0) {
-        const GroupId group{submission.trajectories(0).group()};
-        const auto asked = door_.question(group);
-        if (asked && door_.second_look()->adapter().repeatable((*asked)->problem) == data_plane::Repeatable::kCostly)
-          regrader_->taken_in(worker, (*asked)->problem, submission);
-        door_.forget(group);
-      }
+      note_taken_in(worker, submission);
       events_.accepted(worker, static_cast<std::uint64_t>(submission.trajectories_size()), verdict.held_s);
     }
     const bool idle_talk = !verdict.accepted || verdict.duplicate;
@@ -462,7 +515,8 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
       lease.set_policy_digest(record.policy_digest);
       lease.set_expires_unix_s(record.expires_unix_s);
       lease.set_group(record.group.value);
-      *lease.mutable_problem() = (*question)->problem;
+      *lease.mutable_problem() = door_.shown((*question)->problem);
+      lease.set_unscored(door_.unscored((*question)->problem));
       lease.set_rollouts(record.rollouts);
       shortest_s = shortest_s == 0 ? record.lease_s : std::min(shortest_s, record.lease_s);
     }
@@ -577,6 +631,7 @@ Result<DeskCounts> RolloutDesk::counts() {
     ECHO_ASSIGN(counts.leases, ledger_->counts());
     counts.refused = refused_;
     counts.regrading = regrader_->state();
+    counts.scoring = scorer_->counts();
     return counts;
   });
 }

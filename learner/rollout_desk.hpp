@@ -21,6 +21,7 @@
 #include "data_plane/trajectory.hpp"
 #include "learner/door.hpp"
 #include "learner/regrader.hpp"
+#include "learner/scorer.hpp"
 #include "overlay/types.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "replay_buffer/job_ledger.hpp"
@@ -60,6 +61,7 @@ struct DeskCounts {
   replay_buffer::LedgerCounts leases;
   std::map<std::string, std::uint64_t> refused;  // submissions by reason
   Regrader::State regrading;
+  ScorerCounts scoring;
 };
 
 // Owns the replay buffer and the job ledger on a thread of its own; every method is thread-safe. Messages wait in a
@@ -116,11 +118,15 @@ class RolloutDesk {
   void tell_idle();
   void expel(WorkerId worker, const std::string& reason);
   void expel_liars();
+  void score();
+  Status take_scores(Scorer::Done done);
+  Status feed_scorer();
   Status discard_of(WorkerId worker, std::string_view reason);
   bool is_barred(WorkerId worker);
   void was_read(WorkerId worker, std::size_t bytes);
   void tell_off_talker(WorkerId worker);
   void note_malformed(WorkerId worker, const std::string& what);
+  void note_taken_in(WorkerId worker, const schema::Submission& submission);
   void take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions);
   std::optional<Refusal> unpublished(const schema::Submission& submission) const;
   void take_back(WorkerId worker, const schema::WorkFailed& failure);
@@ -172,6 +178,8 @@ class RolloutDesk {
   std::uint64_t told_set_aside_ = 0;
   std::vector<GroupId> in_training_;  // of the batch that was given out last, until it is consumed
   std::unique_ptr<Regrader> regrader_;
+  std::unique_ptr<Scorer> scorer_;
+  bool unscored_wait_ = true;  // some group may
 
   struct Wanted {
     std::uint64_t step = 0;

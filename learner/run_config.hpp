@@ -10,6 +10,7 @@
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "chains/topology.hpp"
+#include "data_plane/adapters/adapter.hpp"
 #include "data_plane/schema.pb.h"
 #include "learner/training_config.hpp"
 #include "provisioner/offers.hpp"
@@ -34,8 +35,12 @@ struct ModelSection {
 };
 
 struct TaskSection {
-  std::string adapter;
+  std::string adapter;  // data_plane::kSeveral where the run has several
   std::string options_json = "{}";  // the adapter's own configuration
+  bool scored_by_workers = true;
+  std::vector<data_plane::TaskOfSeveral> several;
+  // Whether workers hand in text only, which the learner scores; by a problem's id.
+  bool scored_by_learner(std::string_view problem_id) const;
   // How a problem is put to the model (model/phrasing.hpp).
   std::string prompt = "{prompt}";       // the problem goes where {prompt} stands
   std::string turn = "\n{observation}\n";  // without `chat`: between a turn and the next

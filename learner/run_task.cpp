@@ -1,15 +1,23 @@
 #include "learner/run_task.hpp"
 
+#include <algorithm>
+
 #include "learner/batch.hpp"
 #include "learner/planning.hpp"
 
 namespace echoline::learner {
 
+Result<std::unique_ptr<data_plane::Adapter>> run_adapter(const RunConfig& config) {
+  ECHO_ASSIGN(auto adapter, data_plane::make_adapter(config.task.adapter, config.task.options_json, config.run.seed));
+  if (!config.task.scored_by_workers) ECHO_TRY(data_plane::can_be_scored_later(*adapter));
+  return adapter;
+}
+
 Result<RunTask> RunTask::read(const RunConfig& config) {
   ECHO_ASSIGN(model::ModelFiles files, config.model.path ? model::ModelFiles::read(*config.model.path)
                                                          : model::ModelFiles::of_preset(*config.model.preset));
   ECHO_ASSIGN(model::Phrasing phrasing, run_phrasing(config, files));
-  ECHO_ASSIGN(auto adapter, data_plane::make_adapter(config.task.adapter, config.task.options_json, config.run.seed));
+  ECHO_ASSIGN(auto adapter, run_adapter(config));
   std::vector<schema::Problem> evaluation = adapter->evaluation();
   if (config.evaluation.problems && *config.evaluation.problems < evaluation.size())
     evaluation.resize(*config.evaluation.problems);
@@ -23,6 +31,7 @@ Door RunTask::door(const RunConfig& config) const {
   options.response_tokens_max = config.rollout.response_tokens_max;
   options.turn_tokens_max = config.rollout.turn_tokens_max.value_or(0);
   options.seed = config.run.seed;
+  options.unscored = [task = config.task](const schema::Problem& problem) { return task.scored_by_learner(problem.id()); };
   options.trainable = [shape = files.config](const schema::Trajectory& t) { return check_trainable(t, shape); };
   return Door(std::move(options), *adapter, phrasing);
 }
@@ -33,6 +42,11 @@ void RunTask::describe(const RunConfig& config, schema::RunSpec& spec) const {
   spec.set_tokenizer_json(phrasing.tokenizer().to_json());
   for (const model::Token token : phrasing.eos()) spec.add_eos(static_cast<std::uint32_t>(token));
   spec.set_prompt_json(phrasing.prompt_json());
+  // What may hold secrets stays here.
+  const auto& several = config.task.several;
+  const bool scored_there = several.empty() ? config.task.scored_by_workers
+                                            : std::ranges::any_of(several, [](const auto& task) { return task.scored_by_workers; });
+  if (!scored_there) return;
   spec.set_adapter_name(config.task.adapter);
   spec.set_adapter_config_json(adapter->options_for_workers(config.task.options_json));
 }

@@ -12,6 +12,9 @@
 
 namespace echoline::learner {
 
+// The run's task, its problems and all.
+Result<std::unique_ptr<data_plane::Adapter>> run_adapter(const RunConfig& config);
+
 struct RunTask {
   static Result<RunTask> read(const RunConfig& config);
 

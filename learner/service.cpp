@@ -16,6 +16,7 @@
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/batch.hpp"
+#include "learner/by_task.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "learner/market.hpp"
 #include "learner/planning.hpp"
@@ -495,6 +496,11 @@ class Service {
     if (going_on) ECHO_TRY(policy_->step_done());
     const TimePoint end = clock_.now();
     json row = batch_figures(trajectories);
+    if (!config_.task.several.empty()) {
+      ByTask by_task;
+      for (const schema::Trajectory& t : trajectories) by_task.note(t.problem_id(), t.correct(), t.reward());
+      row["by_task"] = by_task.figures("responses");
+    }
     row.update(done->figures);  // the trainer knows better what it trained on
     reward_ = row.at("reward_mean");
     wait_seconds_ += seconds(waited - start);
@@ -543,6 +549,7 @@ class Service {
         for (const auto& [reason, n] : counts->refused) rejected["refused: " + reason] = n;
         input.groups_set_aside = counts->leases.set_aside;
         input.regrading = counts->regrading.counts;
+        input.scoring = counts->scoring;
       }
     }
     refresh_workers();

@@ -52,7 +52,7 @@ Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint3
     Batch batch{step, {}};
     ECHO_TRY(store_->database->each(
         "SELECT group_id, version FROM groups WHERE " ECHO_WAITING
-        " AND members = ?1 AND version >= ?2 "
+        " AND members = ?1 AND version >= ?2 AND unscored = 0 "
         "ORDER BY version, group_id LIMIT ?3",
         [&](const Row& row) {
           batch.groups.push_back({GroupId{row.integer(0)}, Version{row.integer(1)}, {}});
@@ -100,6 +100,47 @@ Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
   store_->totals.rows -= deleted;
   store_->totals.bytes -= bytes.value_or(0);
   return ok();
+}
+
+Result<std::vector<Group>> ReplayBuffer::unscored(std::size_t most, const std::set<GroupId>& known) {
+  store_->check_thread();
+  Batch batch;
+  ECHO_TRY(store_->database->each(
+      "SELECT group_id, version FROM groups WHERE unscored = 1 AND " ECHO_WAITING " AND members = ?1 ORDER BY version, group_id LIMIT ?2",
+      [&](const Row& row) {
+        const GroupId id{row.integer(0)};
+        if (!known.contains(id) && batch.groups.size() < most) batch.groups.push_back({id, Version{row.integer(1)}, {}});
+      },
+      store_->options.group_size, most + known.size()));
+  for (;;) {
+    for (Group& group : batch.groups) group.trajectories.clear();
+    ECHO_ASSIGN(const std::optional<GroupId> unreadable, read_groups(batch));
+    if (!unreadable) return std::move(batch.groups);
+    ECHO_TRY(discard(*unreadable, "unreadable"));
+    std::erase_if(batch.groups, [&](const Group& group) { return group.id == *unreadable; });
+  }
+}
+
+Result<bool> ReplayBuffer::scored(const Group& group) {
+  store_->check_thread();
+  Database& db = *store_->database;
+  ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
+  ECHO_TRY(db.run("UPDATE groups SET unscored = 0 WHERE group_id = ?1 AND unscored = 1 AND " ECHO_WAITING, group.id.value));
+  if (db.changes() == 0) return false;
+  std::uint64_t before = 0, after = 0;
+  for (const Trajectory& t : group.trajectories) {
+    ECHO_TRY(data_plane::check(t, store_->options.limits));
+    const std::string body = t.SerializeAsString();
+    ECHO_ASSIGN(const auto bytes, db.one("SELECT length(body) FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
+    if (!bytes) return false;  // the group was generated anew
+    ECHO_TRY(db.run("UPDATE trajectory SET body = ?3 WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value, Blob{body}));
+    before += *bytes;
+    after += body.size();
+  }
+  ECHO_TRY(db.run("DELETE FROM failure WHERE group_id = ?1", group.id.value));
+  ECHO_TRY(transaction.commit());
+  store_->totals.bytes += after - before;
+  return true;
 }
 
 Result<std::uint64_t> ReplayBuffer::discard_of(WorkerId worker, std::string_view reason, std::span<const GroupId> kept) {
@@ -170,13 +211,15 @@ Result<Counts> ReplayBuffer::counts(std::uint64_t step) {
   Counts counts;
   counts.stored = store_->totals.rows;
   ECHO_TRY(db.each(
-      "SELECT members = ?1, count(*), sum(members) FROM groups WHERE " ECHO_WAITING
+      "SELECT (members = ?1) + (members = ?1 AND unscored), count(*), sum(members) FROM groups WHERE " ECHO_WAITING
       " AND version >= ?2 "
       "GROUP BY 1",
       [&](const Row& row) {
-        if (row.integer(0) != 0) {
+        if (row.integer(0) == 1) {
           counts.admissible_groups = row.integer(1);
           counts.admissible_trajectories = row.integer(2);
+        } else if (row.integer(0) == 2) {
+          counts.unscored_groups = row.integer(1);
         } else {
           counts.incomplete_groups = row.integer(1);
         }

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,6 +53,7 @@ struct Counts {
   std::uint64_t admissible_groups = 0;  // whole, unconsumed, fresh enough at the step asked about
   std::uint64_t admissible_trajectories = 0;
   std::uint64_t incomplete_groups = 0;            // waiting for members
+  std::uint64_t unscored_groups = 0;              // whole, waiting for the learner's scores
   std::uint64_t consumed = 0;                     // trajectories ever consumed (and not given back by rewind)
   std::map<std::string, std::uint64_t> rejected;  // trajectories by reason; "stale" is what drop_stale() counted
 };
@@ -93,6 +95,12 @@ class ReplayBuffer {
   // A stored group that cannot be trained on: its trajectories are deleted and counted as rejected for `reason`; the
   // group goes to the pool, because the problem may be sound.
   Status discard(GroupId group, std::string_view reason);
+
+  // Groups that wait for the learner's scores, oldest version first, but for those in `known`; at most `most`.
+  Result<std::vector<Group>> unscored(std::size_t most, const std::set<GroupId>& known = {});
+  // Their scores are there: the bodies are replaced in one transaction, and the group may be sampled. False where it does not wait
+  // for them any more.
+  Result<bool> scored(const Group& group);
 
   // Likewise all that this worker has handed in and that waits, but for `kept`; how many groups.
   Result<std::uint64_t> discard_of(WorkerId worker, std::string_view reason, std::span<const GroupId> kept = {});

@@ -149,6 +149,13 @@ class JobLedger::Impl {
     return true;
   }
 
+  Status unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail) {
+    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
+    ECHO_TRY(note_failure(group, worker, 1, 0));
+    ECHO_TRY(judge(group, reason, detail));
+    return transaction.commit();
+  }
+
   Result<std::uint64_t> give_back(WorkerId worker, std::span<const LeaseId> ids) {
     ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     std::uint64_t returned = 0;
@@ -533,7 +540,10 @@ class JobLedger::Impl {
       if (!*stored) return refused("malformed", fmt::format("trajectory '{}' stands twice", trajectory.id()));
     }
     ECHO_TRY(end(*lease, LeaseState::kSettled));
-    ECHO_TRY(db_.run("DELETE FROM failure WHERE group_id = ?1", lease->group.value));
+    if (delivery.unscored)
+      ECHO_TRY(db_.run("UPDATE groups SET unscored = 1 WHERE group_id = ?1", lease->group.value));
+    else
+      ECHO_TRY(db_.run("DELETE FROM failure WHERE group_id = ?1", lease->group.value));
     ECHO_TRY(db_.run("UPDATE lease SET settled_unix_s = ?2 WHERE lease_id = ?1", lease->id.value, now));
     settled.push_back({lease->worker, lease->granted_unix_s, longest(submission), verdict_index});
     verdict.accepted = true;
@@ -626,6 +636,11 @@ const std::map<WorkerId, Misconduct>& JobLedger::misconduct() const { return imp
 Status JobLedger::keep(WorkerId worker, const Misconduct& misconduct) {
   impl_->check_thread();
   return impl_->keep(worker, misconduct);
+}
+
+Status JobLedger::unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail) {
+  impl_->check_thread();
+  return impl_->unscorable(group, worker, reason, detail);
 }
 
 Result<std::uint64_t> JobLedger::release_worker(WorkerId worker, double now_unix_s) {

@@ -12,7 +12,8 @@ constexpr const char* kSchema[] = {
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID",
     "CREATE TABLE rejected(reason TEXT PRIMARY KEY, trajectories INTEGER NOT NULL) STRICT, WITHOUT ROWID",
     "CREATE TABLE groups(group_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, members INTEGER NOT NULL, "
-    "consumed_step INTEGER, dropped_step INTEGER) STRICT",
+    "consumed_step INTEGER, dropped_step INTEGER, unscored INTEGER NOT NULL DEFAULT 0) STRICT",
+    "CREATE INDEX groups_unscored ON groups(version, group_id) WHERE unscored = 1",
     "CREATE INDEX groups_waiting ON groups(version, group_id) WHERE consumed_step IS NULL AND dropped_step IS NULL",
     "CREATE INDEX groups_consumed ON groups(consumed_step) WHERE consumed_step IS NOT NULL",
     "CREATE INDEX groups_dropped ON groups(dropped_step) WHERE dropped_step IS NOT NULL",
@@ -33,9 +34,9 @@ constexpr const char* kSchema[] = {
     "INSERT INTO meta VALUES('next_group', 0), ('next_lease', 1), ('pruned_consumed', 0), ('leases_settled', 0), "
     "('leases_expired', 0), ('leases_released', 0)",
     "PRAGMA application_id = 1162037327",
-    "PRAGMA user_version = 3",
+    "PRAGMA user_version = 4",
 };
-static_assert(kApplicationId == 1162037327 && kSchemaVersion == 3);
+static_assert(kApplicationId == 1162037327 && kSchemaVersion == 4);
 
 }  // namespace
 

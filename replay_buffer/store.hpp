@@ -8,7 +8,7 @@
 
 namespace echoline::replay_buffer {
 
-inline constexpr std::uint64_t kSchemaVersion = 3;
+inline constexpr std::uint64_t kSchemaVersion = 4;
 
 class Store {
  public:

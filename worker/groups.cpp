@@ -20,6 +20,18 @@ schema::WorkFailed failure(const schema::Lease& lease, schema::WorkFailure kind,
   return failed;
 }
 
+// Of a task that the learner scores: one response, and nothing comes of it here.
+class Unscored final : public data_plane::QuickEpisode {
+ public:
+  Result<data_plane::Step> take(std::string_view) override { return data_plane::Step{}; }
+};
+
+Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const schema::Lease& lease, std::uint32_t member) {
+  if (lease.unscored()) return std::unique_ptr<data_plane::Episode>(std::make_unique<Unscored>());
+  if (!task.adapter) return fail(Code::kInvalid, "task", "the learner scores what comes of this run, but not of '{}'", lease.problem().id());
+  return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member));
+}
+
 schema::WorkFailure kind_of(const Error& error) {
   if (error.code == Code::kExhausted) return schema::WORK_FAILURE_MEMORY;
   return error.code == Code::kInvalid ? schema::WORK_FAILURE_PROMPT : schema::WORK_FAILURE_GENERATION;
@@ -33,8 +45,10 @@ Result<Task> make_task(schema::RunSpec spec) {
   ECHO_ASSIGN(model::Tokenizer tokenizer, model::Tokenizer::from_json(spec.tokenizer_json()));
   ECHO_ASSIGN(task.phrasing, model::Phrasing::from_parts(std::move(tokenizer), {spec.eos().begin(), spec.eos().end()},
                                                          spec.prompt_json()));
-  ECHO_ASSIGN(task.adapter, data_plane::make_adapter(spec.adapter_name(), spec.adapter_config_json(), spec.seed(),
-                                                     data_plane::AdapterUse::kScoring));
+  if (!spec.adapter_name().empty()) {
+    ECHO_ASSIGN(task.adapter, data_plane::make_adapter(spec.adapter_name(), spec.adapter_config_json(), spec.seed(),
+                                                       data_plane::AdapterUse::kScoring));
+  }
   task.spec = std::move(spec);
   return task;
 }
@@ -49,7 +63,7 @@ std::variant<std::vector<Sequence>, schema::WorkFailed> Groups::begin(schema::Le
   if (!prompt) return failure(lease, schema::WORK_FAILURE_PROMPT, prompt.error().message());
   Group group;
   for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
-    auto episode = task_.adapter->begin(lease.problem(), data_plane::episode_seed(task_.spec.seed(), lease.group(), member));
+    auto episode = episode_of(task_, lease, member);
     if (!episode) return failure(lease, schema::WORK_FAILURE_SCORING, episode.error().message());
     group.members.emplace_back().episode = *std::move(episode);
   }

@@ -22,7 +22,7 @@ namespace echoline::worker {
 // What the run told this worker, made usable.
 struct Task {
   schema::RunSpec spec;
-  std::unique_ptr<data_plane::Adapter> adapter;
+  std::unique_ptr<data_plane::Adapter> adapter;  // null: the learner scores everything
   std::optional<model::Phrasing> phrasing;
   model::ModelConfig model;
 };

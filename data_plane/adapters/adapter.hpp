@@ -95,6 +95,9 @@ class Adapter {
 
   virtual Repeatable repeatable(const Problem&) const { return Repeatable::kCheaply; }
 
+  // Whether every try is one response, so that it can be scored by somebody else, later.
+  virtual bool one_response() const { return true; }
+
   // The options that a worker's copy is made from, `own` being this one's: where a task needs a file there, what it holds.
   virtual std::string options_for_workers(std::string own) const { return own; }
 
@@ -115,6 +118,25 @@ Result<std::string> read_adapter_options(std::string_view name, ConfigSection& t
 // Makes a built-in adapter from its options (a JSON object; "" means {}). kInvalid with all that is wrong with them.
 Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view config_json, std::uint64_t seed,
                                               AdapterUse use = AdapterUse::kProblems);
+
+// Of a task whose responses its learner scores: kInvalid where what the policy is told depends on what it has answered.
+Status can_be_scored_later(const Adapter& adapter);
+// Whether that is so of a built-in adapter whatever its options.
+bool has_many_turns(std::string_view name);
+
+// Several tasks in one run, drawn by weight; ids of problems begin with "<name>:". Weights are whole numbers.
+struct TaskOfSeveral {
+  std::string name, adapter, options_json = "{}";
+  std::uint64_t weight = 1;
+  std::string prompt = "{prompt}";  // around its problems
+  bool scored_by_workers = true;
+};
+inline constexpr std::string_view kSeveral = "several";  // make_adapter() knows it, run files do not: they list `tasks`
+inline constexpr std::size_t kTasksMax = 64, kTaskNameBytesMax = 32;
+inline constexpr std::uint64_t kTaskWeightMax = 1000;
+std::string several_options(const std::vector<TaskOfSeveral>& tasks);
+// The name of a problem's task, by its id; the whole id where it has none.
+std::string_view task_of(std::string_view problem_id);
 
 // Built-in adapters, in alphabetical order.
 std::vector<std::string> adapter_names();

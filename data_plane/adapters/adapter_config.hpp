@@ -27,7 +27,9 @@ struct BuiltIn {
   const char* meaning;
   void (*read_options)(ConfigSection options);
   Result<std::unique_ptr<Adapter>> (*make)(std::string_view options_json, std::uint64_t seed, AdapterUse use);
+  bool many_turns = false;
 };
+Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std::uint64_t seed, AdapterUse use);
 extern const BuiltIn kArithmetic, kCode, kCountdown, kDapoMath, kGsm8k, kGuess, kJsonl, kLibrary, kMath, kPoker, kProcess;
 
 // Options from their JSON text, with the reader of an adapter.

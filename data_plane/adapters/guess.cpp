@@ -66,6 +66,7 @@ class Guess final : public Adapter {
   Guess(const Options& options, std::uint64_t seed) : options_(options), key_(mix64(seed)) {}
 
   std::string_view name() const override { return "guess"; }
+  bool one_response() const override { return false; }
   Result<Problem> problem(std::uint64_t index) const override {
     return at(options_.evaluation_problems +
               shuffled_cycle(index, options_.space() - options_.evaluation_problems, key_ + 1));
@@ -111,6 +112,7 @@ const BuiltIn kGuess{"guess", "A number to be guessed in several turns, by what 
                      [](std::string_view json, std::uint64_t seed, AdapterUse use) -> Result<std::unique_ptr<Adapter>> {
                        ECHO_ASSIGN(const Options o, options_from_json<Options>("guess", json, use));
                        return std::unique_ptr<Adapter>(std::make_unique<Guess>(o, seed));
-                     }};
+                     },
+                     /*many_turns=*/true};
 
 }  // namespace echoline::data_plane

@@ -31,8 +31,19 @@ Result<std::string> read_adapter_options(std::string_view name, ConfigSection& t
 
 Result<std::unique_ptr<Adapter>> make_adapter(std::string_view name, std::string_view options_json, std::uint64_t seed,
                                               AdapterUse use) {
+  if (name == kSeveral) return make_several(options_json, seed, use);
   ECHO_ASSIGN(const BuiltIn* adapter, find(name));
   return adapter->make(options_json, seed, use);
+}
+
+bool has_many_turns(std::string_view name) {
+  const auto adapter = find(name);
+  return adapter && (*adapter)->many_turns;
+}
+
+Status can_be_scored_later(const Adapter& adapter) {
+  if (adapter.one_response()) return ok();
+  return fail(Code::kInvalid, "scored_by", "'{}' has many turns, and what the policy is told depends on its answers: workers score it", adapter.name());
 }
 
 }  // namespace echoline::data_plane

@@ -14,6 +14,7 @@
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "delta/tensor.hpp"
+#include "learner/by_task.hpp"
 #include "learner/external/scores.hpp"
 
 namespace echoline::learner {
@@ -36,6 +37,7 @@ struct PolicyEvaluation {
   double accuracy = 0;
   std::optional<double> reward_mean;
   std::uint64_t problems = 0;
+  ByTask by_task = {};  // of answers to several tasks
 };
 
 struct TakenBatch {

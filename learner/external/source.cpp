@@ -174,6 +174,7 @@ class External final : public PolicySource {
       const char* when = step == 0 ? "before" : step >= host_.config.run.steps ? "after" : "during";
       nlohmann::json row = {{"when", when}, {"step", step}, {"accuracy", e.accuracy}, {"problems", e.problems}};
       if (e.reward_mean) row["reward_mean"] = *e.reward_mean;
+      if (!e.by_task.empty()) row["by_task"] = e.by_task.figures("problems");
       host_.record.metric("evaluation", std::move(row));
       accuracy_[when] = e.accuracy;
       log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems, as the trainer evaluates", when, step, e.accuracy, e.problems);
@@ -205,6 +206,8 @@ class External final : public PolicySource {
     if (!responses.is_object() || responses.size() > problems.size())
       return fail(Code::kInvalid, "evaluate", "expected responses by problem, at most {}", problems.size());
     double correct = 0, reward = 0;
+    const bool several = host_.task.adapter->name() == data_plane::kSeveral;
+    ByTask by_task;
     std::size_t found = 0;
     for (const schema::Problem& problem : problems) {
       std::string text;
@@ -215,11 +218,12 @@ class External final : public PolicySource {
       ECHO_ASSIGN(const data_plane::Score score, host_.task.adapter->score(problem, text));
       correct += score.correct ? 1 : 0;
       reward += score.reward;
+      if (several) by_task.note(problem.id(), score.correct, score.reward);
     }
     if (found != responses.size())
       return fail(Code::kInvalid, "evaluate", "{} of the responses are to no held-out problem: GET /v1/evaluation lists them", responses.size() - found);
     const auto n = static_cast<double>(problems.size());
-    return PolicyEvaluation{{}, correct / n, reward / n, problems.size()};
+    return PolicyEvaluation{{}, correct / n, reward / n, problems.size(), std::move(by_task)};
   }
 
   Result<std::string> response_text(const std::string& problem, const nlohmann::json& response) const {
@@ -247,7 +251,7 @@ class External final : public PolicySource {
     const auto accuracy = number("accuracy"), problems = number("problems");
     if (!accuracy || *accuracy < 0 || *accuracy > 1 || !problems || *problems < 1 || *problems > 1e9)
       return fail(Code::kInvalid, "evaluate", "expected responses, or an accuracy from 0 to 1 and how many problems it is of");
-    return PolicyEvaluation{{}, *accuracy, number("reward_mean"), static_cast<std::uint64_t>(*problems)};
+    return PolicyEvaluation{{}, *accuracy, number("reward_mean"), static_cast<std::uint64_t>(*problems), {}};
   }
 
   // What the service has to say while a trainer is waited for. An error ends the run, which can go on from here.

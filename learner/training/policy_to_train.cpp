@@ -154,12 +154,13 @@ Status PolicyToTrain::evaluate(const char* when) {
   const auto result = learner::evaluate(*model_, host_.task.phrasing, *host_.task.adapter, host_.task.evaluation, options);
   if (!result && result.error().code == Code::kCancelled) return ok();
   if (!result) return result.error();
-  host_.record.metric("evaluation", {{"when", when},
-                                {"step", steps()},
-                                {"accuracy", result->accuracy()},
-                                {"reward_mean", result->reward_mean},
-                                {"components", result->components},
-                                {"problems", result->problems}});
+  nlohmann::json row = {{"when", when},
+                        {"step", steps()},
+                        {"accuracy", result->accuracy()},
+                        {"reward_mean", result->reward_mean},
+                        {"problems", result->problems}};
+  if (!result->by_task.empty()) row["by_task"] = result->by_task.figures("problems");
+  host_.record.metric("evaluation", std::move(row));
   accuracy_[when] = result->accuracy();
   log::info("accuracy {} training, step {}: {:.3f} on {} held-out problems", when, steps(), result->accuracy(),
             result->problems);

@@ -331,7 +331,7 @@ namespace {
 struct Attempt {
   std::unique_ptr<data_plane::Episode> episode;
   std::vector<model::Token> tokens;  // prompt, turns and what was told between them
-  std::size_t prompt = 0, turns = 0;
+  std::size_t prompt = 0, turns = 0, problem = 0;
   data_plane::Score score;
 };
 
@@ -365,12 +365,16 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
   Evaluation evaluation;
   std::deque<Attempt> attempts;  // a problem that cannot be asked counts as answered wrongly
   const std::int64_t room = model.config().positions_max - options.response_tokens_max;
+  const bool several = adapter.name() == data_plane::kSeveral;
   for (std::size_t i = 0; i < problems.size(); ++i) {
     auto prompt = phrasing.prompt(problems[i].prompt());
-    if (!prompt || prompt->empty() || std::ssize(*prompt) > room) continue;
+    if (!prompt || prompt->empty() || std::ssize(*prompt) > room) {
+      if (several) evaluation.by_task.note(problems[i].id(), false, 0);
+      continue;
+    }
     ECHO_ASSIGN(auto episode, adapter.begin(problems[i], data_plane::episode_seed(options.seed, i, 0)));
     const std::size_t tokens = prompt->size();
-    attempts.push_back({std::move(episode), *std::move(prompt), tokens, 0, {}});
+    attempts.push_back({std::move(episode), *std::move(prompt), tokens, 0, i, {}});
   }
   if (attempts.empty())
     return fail(Code::kInvalid, "evaluate", "none of the {} problems can be put to the model and leaves room for {} tokens",
@@ -428,6 +432,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
       evaluation.correct += attempt.score.correct ? 1 : 0;
       evaluation.reward_mean += attempt.score.reward;
       for (const auto& [name, value] : attempt.score.components) evaluation.components[name] += value;
+      if (several) evaluation.by_task.note(problems[attempt.problem].id(), attempt.score.correct, attempt.score.reward);
     }
   }
   const auto all = static_cast<double>(evaluation.problems);

@@ -10,6 +10,7 @@
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/trajectory.hpp"
 #include "delta/tensor.hpp"
+#include "learner/by_task.hpp"
 #include "learner/credibility.hpp"
 #include "learner/training/loss.hpp"
 #include "learner/training/optimizer.hpp"
@@ -106,6 +107,7 @@ struct Evaluation {
   std::int64_t correct = 0;
   double reward_mean = 0;
   std::map<std::string, double> components;  // of the reward, their means
+  ByTask by_task;  // empty where there is one
   double accuracy() const { return problems == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(problems); }
 };
 

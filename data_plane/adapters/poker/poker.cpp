@@ -191,6 +191,7 @@ class Poker final : public Adapter {
   Poker(const Options& options, std::uint64_t seed) : options_(options), seed_(seed) {}
 
   std::string_view name() const override { return "poker"; }
+  bool one_response() const override { return false; }
 
   Result<Problem> problem(std::uint64_t index) const override {
     const Seating seating{mix64(mix64(seed_ ^ kTraining) + index), static_cast<int>(index % 2)};
@@ -250,6 +251,6 @@ Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed,
 }  // namespace
 
 const BuiltIn kPoker{"poker", "Heads-up no-limit hold'em against a built-in player; the reward is big blinds won",
-                     [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+                     [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make, /*many_turns=*/true};
 
 }  // namespace echoline::data_plane

@@ -1,0 +1,176 @@
+// Several tasks in one run, as one adapter: problems are drawn by weight, and their ids say whose they are ("sums:arithmetic/1+2").
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "base/config.hpp"
+#include "base/random.hpp"
+#include "data_plane/adapters/adapter_config.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kPlace = "{prompt}";
+constexpr std::size_t kIdMax = 128, kPromptMax = 256u << 10;  // schema.proto
+
+struct Part {
+  std::string name;
+  std::unique_ptr<Adapter> adapter;
+  std::string adapter_name, options_json;
+  std::uint64_t weight = 1, before = 0;  // slots of a round, and those of the parts before it
+  std::string head, tail;                // around its problems
+  bool scored_by_workers = true;
+};
+
+class Several final : public Adapter {
+ public:
+  Several(std::vector<Part> parts, std::uint64_t seed) : parts_(std::move(parts)), key_(mix64(seed ^ 0x7461736b73ull)) {
+    std::uint64_t divisor = 0;
+    for (const Part& part : parts_) divisor = std::gcd(divisor, part.weight);
+    for (Part& part : parts_) {
+      part.weight /= divisor;
+      part.before = std::exchange(slots_, slots_ + part.weight);
+    }
+  }
+
+  std::string_view name() const override { return kSeveral; }
+
+  // Rounds of as many problems as all weights together, each in an order of its own. So every part goes through its own problems
+  // without leaving any out, and has its share of every round.
+  Result<Problem> problem(std::uint64_t index) const override {
+    const std::uint64_t round = index / slots_, slot = shuffled_cycle(index, slots_, key_);
+    const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return slot < p.before + p.weight; });
+    ECHO_ASSIGN(Problem problem, part->adapter->problem(round * part->weight + slot - part->before));
+    return own(*part, std::move(problem));
+  }
+
+  // In turn, so that the first so many are of all of them.
+  std::vector<Problem> evaluation() const override {
+    std::vector<std::vector<Problem>> of;
+    std::size_t longest = 0;
+    for (const Part& part : parts_) {
+      of.push_back(part.adapter->evaluation());
+      longest = std::max(longest, of.back().size());
+    }
+    std::vector<Problem> all;
+    for (std::size_t i = 0; i < longest; ++i)
+      for (std::size_t p = 0; p < parts_.size(); ++p)
+        if (i < of[p].size())
+          if (auto problem = own(parts_[p], std::move(of[p][i]))) all.push_back(*std::move(problem));
+    return all;
+  }
+
+  Result<Score> score(const Problem& problem, std::string_view response) const override {
+    ECHO_ASSIGN(const Part* part, part_of(problem));
+    return part->adapter->score(as_its(*part, problem), response);
+  }
+  Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const override {
+    ECHO_ASSIGN(const Part* part, part_of(problem));
+    return part->adapter->begin(as_its(*part, problem), seed);
+  }
+  Repeatable repeatable(const Problem& problem) const override {
+    const auto part = part_of(problem);
+    return part ? (*part)->adapter->repeatable(as_its(**part, problem)) : Repeatable::kNot;
+  }
+  std::optional<std::string> demonstration(const Problem& problem) const override {
+    const auto part = part_of(problem);
+    return part ? (*part)->adapter->demonstration(as_its(**part, problem)) : std::nullopt;
+  }
+
+  // Only of those that workers score.
+  std::string options_for_workers(std::string) const override {
+    json tasks = json::array();
+    for (const Part& part : parts_)
+      if (part.scored_by_workers)
+        tasks.push_back({{"name", part.name},
+                         {"adapter", part.adapter_name},
+                         {"prompt", part.head + std::string(kPlace) + part.tail},
+                         {"options", json::parse(part.adapter->options_for_workers(part.options_json), nullptr, false)}});
+    return json{{"tasks", std::move(tasks)}}.dump();
+  }
+
+ private:
+  Result<Problem> own(const Part& part, Problem problem) const {
+    problem.set_id(fmt::format("{}:{}", part.name, problem.id()));
+    if (!part.head.empty() || !part.tail.empty()) problem.set_prompt(part.head + problem.prompt() + part.tail);
+    if (problem.id().size() > kIdMax || problem.prompt().size() > kPromptMax)
+      return fail(Code::kInvalid, "problem", "'{}': an id of {} bytes and a prompt of {}, expected at most {} and {}", problem.id().substr(0, kIdMax),
+                  problem.id().size(), problem.prompt().size(), kIdMax, kPromptMax);
+    return problem;
+  }
+
+  Result<const Part*> part_of(const Problem& problem) const {
+    const std::string_view name = task_of(problem.id());
+    for (const Part& part : parts_)
+      if (part.name == name) return &part;
+    return fail(Code::kInvalid, "task", "'{}' is of no task that is scored here", problem.id());
+  }
+
+  // As the part itself has made it.
+  static Problem as_its(const Part& part, const Problem& problem) {
+    Problem its = problem;
+    its.set_id(problem.id().substr(part.name.size() + 1));
+    const std::string& prompt = problem.prompt();
+    if (prompt.size() >= part.head.size() + part.tail.size() && prompt.starts_with(part.head) && prompt.ends_with(part.tail))
+      its.set_prompt(prompt.substr(part.head.size(), prompt.size() - part.head.size() - part.tail.size()));
+    return its;
+  }
+
+  std::vector<Part> parts_;
+  const std::uint64_t key_;
+  std::uint64_t slots_ = 0;  // of a round
+};
+
+}  // namespace
+
+std::string_view task_of(std::string_view problem_id) { return problem_id.substr(0, problem_id.find(':')); }
+
+std::string several_options(const std::vector<TaskOfSeveral>& tasks) {
+  json all = json::array();
+  for (const TaskOfSeveral& task : tasks)
+    all.push_back({{"name", task.name},
+                   {"adapter", task.adapter},
+                   {"weight", task.weight},
+                   {"prompt", task.prompt},
+                   {"scored_by", task.scored_by_workers ? "worker" : "learner"},
+                   {"options", json::parse(task.options_json, nullptr, false)}});
+  return json{{"tasks", std::move(all)}}.dump();
+}
+
+Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
+  ECHO_ASSIGN(ConfigFile file, ConfigFile::parse_json(options_json, "options of several tasks"));
+  ConfigSection root = file.root();
+  std::vector<Part> parts;
+  for (ConfigSection s : root.sections("tasks")) {
+    Part part;
+    std::string prompt(kPlace);
+    s.require("name", part.name);
+    s.require("adapter", part.adapter_name);
+    s.read("weight", part.weight, {.min = 1, .max = kTaskWeightMax});
+    s.read("prompt", prompt);
+    s.read_choice("scored_by", part.scored_by_workers, {{"worker", true}, {"learner", false}});
+    part.options_json = s.json("options");
+    const auto place = prompt.find(kPlace);
+    if (place == std::string::npos) {
+      s.error("prompt", "expected a text with {prompt} in it");
+      continue;
+    }
+    part.head = prompt.substr(0, place);
+    part.tail = prompt.substr(place + kPlace.size());
+    parts.push_back(std::move(part));
+  }
+  ECHO_TRY(file.finish());
+  if (parts.size() > kTasksMax) return fail(Code::kInvalid, "tasks", "{} of them, at most {} are allowed", parts.size(), kTasksMax);
+  if (parts.empty() && use == AdapterUse::kProblems) return fail(Code::kInvalid, "tasks", "expected at least one");
+  for (Part& part : parts) {
+    auto made = make_adapter(part.adapter_name, part.options_json, seed, use);
+    if (!made) return fail(made.error().code, made.error().operation, "task '{}': {}", part.name, made.error().detail);
+    part.adapter = *std::move(made);
+    if (!part.scored_by_workers) ECHO_TRY(can_be_scored_later(*part.adapter));
+  }
+  return std::unique_ptr<Adapter>(std::make_unique<Several>(std::move(parts), seed));
+}
+
+}  // namespace echoline::data_plane
