@@ -13,6 +13,7 @@
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/publisher.hpp"
+#include "learner/run_task.hpp"
 #include "model/phrasing.hpp"
 #include "model/policy.hpp"
 #include "overlay/sizes.hpp"

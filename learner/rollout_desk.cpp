@@ -236,6 +236,8 @@ Status RolloutDesk::take_scores(Scorer::Done done) {
     if (wanted) conduct_.scored();
     return ok();
   }
+  ECHO_ASSIGN(const bool wanted, buffer_->awaits_scores(done.group));
+  if (!wanted) return ok();
   // Nobody's answer is worth nothing because a grader failed.
   const std::string detail = printable(done.status.error().message());
   log::warn("group {} could not be scored: {}", done.group.id, detail);
@@ -360,11 +362,18 @@ std::optional<Refusal> RolloutDesk::unpublished(const schema::Submission& submis
   return std::nullopt;
 }
 
+// Its text is all there is: the learner scores it.
+bool RolloutDesk::is_unscored(const schema::Submission& submission) {
+  if (submission.trajectories().empty()) return false;
+  const auto asked = door_.question(GroupId{submission.trajectories(0).group()});
+  return asked && door_.unscored((*asked)->problem);
+}
+
 void RolloutDesk::note_taken_in(WorkerId worker, const schema::Submission& submission) {
   if (submission.trajectories_size() == 0) return;
   const GroupId group{submission.trajectories(0).group()};
   const auto asked = door_.question(group);
-  const bool unscored = asked && door_.unscored((*asked)->problem);
+  const bool unscored = is_unscored(submission);
   const replay_buffer::Misconduct before = conduct_.of(worker);
   conduct_.accepted(worker, !unscored);
   if (conduct_.of(worker) != before) keep_conduct(worker);
@@ -381,12 +390,8 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
     refusals.push_back(door_.refusal(submission));
     if (!refusals.back()) refusals.back() = unpublished(submission);
     const auto& refused = refusals.back();
-    const auto brings_no_score = [&](const schema::Submission& s) {
-      const auto asked = refused || s.trajectories().empty() ? Result<const Question*>(nullptr) : door_.question(GroupId{s.trajectories(0).group()});
-      return asked && *asked != nullptr && door_.unscored((*asked)->problem);
-    };
     deliveries.push_back({worker, &submission, refused ? refused->reason : std::string_view(),
-                          refused ? refused->detail : std::string(), brings_no_score(submission)});
+                          refused ? refused->detail : std::string(), !refused && is_unscored(submission)});
   }
   const auto verdicts = ledger_->submit(deliveries, step_, unix_seconds());
   if (!verdicts) {

@@ -126,6 +126,7 @@ class RolloutDesk {
   void was_read(WorkerId worker, std::size_t bytes);
   void tell_off_talker(WorkerId worker);
   void note_malformed(WorkerId worker, const std::string& what);
+  bool is_unscored(const schema::Submission& submission);
   void note_taken_in(WorkerId worker, const schema::Submission& submission);
   void take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions);
   std::optional<Refusal> unpublished(const schema::Submission& submission) const;

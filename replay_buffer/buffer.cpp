@@ -121,25 +121,34 @@ Result<std::vector<Group>> ReplayBuffer::unscored(std::size_t most, const std::s
   }
 }
 
+Result<bool> ReplayBuffer::awaits_scores(const Group& group) {
+  store_->check_thread();
+  Database& db = *store_->database;
+  ECHO_ASSIGN(const auto waits, db.one("SELECT 1 FROM groups WHERE group_id = ?1 AND unscored = 1 AND " ECHO_WAITING, group.id.value));
+  if (!waits) return false;
+  for (const Trajectory& t : group.trajectories) {
+    ECHO_ASSIGN(const auto stored, db.one("SELECT 1 FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
+    if (!stored) return false;  // the group was generated anew
+  }
+  return true;
+}
+
 Result<bool> ReplayBuffer::scored(const Group& group) {
   store_->check_thread();
   Database& db = *store_->database;
+  for (const Trajectory& t : group.trajectories) ECHO_TRY(data_plane::check(t, store_->options.limits));
   ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
-  ECHO_TRY(db.run("UPDATE groups SET unscored = 0 WHERE group_id = ?1 AND unscored = 1 AND " ECHO_WAITING, group.id.value));
-  if (db.changes() == 0) return false;
-  std::uint64_t before = 0, after = 0;
-  for (const Trajectory& t : group.trajectories) {
-    ECHO_TRY(data_plane::check(t, store_->options.limits));
-    const std::string body = t.SerializeAsString();
-    ECHO_ASSIGN(const auto bytes, db.one("SELECT length(body) FROM trajectory WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value));
-    if (!bytes) return false;  // the group was generated anew
-    ECHO_TRY(db.run("UPDATE trajectory SET body = ?3 WHERE id = ?1 AND group_id = ?2", t.id(), group.id.value, Blob{body}));
-    before += *bytes;
-    after += body.size();
-  }
+  ECHO_ASSIGN(const bool wanted, awaits_scores(group));
+  if (!wanted) return false;
+  constexpr const char* kBytes = "SELECT sum(length(body)) FROM trajectory WHERE group_id = ?1";
+  ECHO_ASSIGN(const auto before, db.one(kBytes, group.id.value));
+  for (const Trajectory& t : group.trajectories)
+    ECHO_TRY(db.run("UPDATE trajectory SET body = ?2 WHERE id = ?1", t.id(), Blob{t.SerializeAsString()}));
+  ECHO_ASSIGN(const auto after, db.one(kBytes, group.id.value));
+  ECHO_TRY(db.run("UPDATE groups SET unscored = 0 WHERE group_id = ?1", group.id.value));
   ECHO_TRY(db.run("DELETE FROM failure WHERE group_id = ?1", group.id.value));
   ECHO_TRY(transaction.commit());
-  store_->totals.bytes += after - before;
+  store_->totals.bytes += after.value_or(0) - before.value_or(0);
   return true;
 }
 

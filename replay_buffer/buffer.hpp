@@ -98,8 +98,10 @@ class ReplayBuffer {
 
   // Groups that wait for the learner's scores, oldest version first, but for those in `known`; at most `most`.
   Result<std::vector<Group>> unscored(std::size_t most, const std::set<GroupId>& known = {});
-  // Their scores are there: the bodies are replaced in one transaction, and the group may be sampled. False where it does not wait
-  // for them any more.
+  // Whether these very trajectories still do.
+  Result<bool> awaits_scores(const Group& group);
+  // Their scores are there: the bodies are replaced in one transaction, and the group may be sampled. False where they are not waited
+  // for any more.
   Result<bool> scored(const Group& group);
 
   // Likewise all that this worker has handed in and that waits, but for `kept`; how many groups.

@@ -1,0 +1,143 @@
+// Several tasks as one: who is asked how often, whose a problem is, and what workers get to see.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "data_plane/adapters/adapter.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+using ::testing::HasSubstr;
+using nlohmann::json;
+
+const TaskOfSeveral kSums{"sums", "arithmetic", R"({"operations": ["+"]})", 3, "Sum: {prompt}!", true};
+const TaskOfSeveral kGames{"games", "guess", "{}", 1, "{prompt}", true};
+const TaskOfSeveral kSecret{"secret", "arithmetic", R"({"operations": ["*"]})", 2, "{prompt}", false};
+
+std::unique_ptr<Adapter> made(const std::vector<TaskOfSeveral>& tasks, std::uint64_t seed = 1, AdapterUse use = AdapterUse::kProblems) {
+  auto adapter = make_adapter(kSeveral, several_options(tasks), seed, use);
+  EXPECT_TRUE(adapter) << adapter.error().message();
+  return adapter ? *std::move(adapter) : nullptr;
+}
+
+TEST(Several, ProblemsAreDrawnByWeightAndFollowFromSeedAndIndexAlone) {
+  const auto adapter = made({kSums, kGames, kSecret}), again = made({kSums, kGames, kSecret}), other = made({kSums, kGames, kSecret}, 2);
+  std::map<std::string, int> drawn;
+  std::set<std::string> orders;
+  bool differs = false;
+  for (std::uint64_t round = 0; round < 50; ++round) {
+    std::map<std::string, int> in_round;
+    std::string order;
+    for (std::uint64_t index = 6 * round; index < 6 * round + 6; ++index) {
+      const Problem problem = *adapter->problem(index);
+      EXPECT_EQ(problem.SerializeAsString(), again->problem(index)->SerializeAsString());
+      differs = differs || problem.id() != other->problem(index)->id();
+      const std::string task(task_of(problem.id()));
+      ++drawn[task], ++in_round[task];
+      order += task.substr(0, 2);
+    }
+    orders.insert(order);
+    EXPECT_EQ(in_round, (std::map<std::string, int>{{"sums", 3}, {"games", 1}, {"secret", 2}})) << "every round has the weights";
+  }
+  EXPECT_TRUE(differs);
+  EXPECT_GT(orders.size(), 10u) << "rounds have orders of their own";
+  EXPECT_EQ(drawn["sums"], 150);
+}
+
+// No problem of a task is left out or comes twice before all of them have come.
+TEST(Several, EveryTaskGoesThroughItsProblems) {
+  const auto alone = *make_adapter("arithmetic", R"({"operations": ["+"], "operand_max": 30})", 7);
+  TaskOfSeveral few = kSums;
+  few.options_json = R"({"operations": ["+"], "operand_max": 30})", few.weight = 400, few.prompt = "{prompt}";
+  TaskOfSeveral half = kGames;
+  half.weight = 600;  // 2 to 3, once the common divisor is out
+  const auto adapter = made({few, half}, 7);
+  std::multiset<std::string> expected, found;
+  for (std::uint64_t i = 0; i < 200; ++i) expected.insert("sums:" + alone->problem(i)->id());
+  for (std::uint64_t i = 0; i < 500; ++i)
+    if (const Problem problem = *adapter->problem(i); task_of(problem.id()) == "sums") found.insert(problem.id());
+  EXPECT_EQ(found, expected);
+}
+
+TEST(Several, EachTaskScoresItsOwn) {
+  const auto adapter = made({kSums, kGames});
+  bool sum = false, game = false;
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    const Problem problem = *adapter->problem(i);
+    const auto episode = *adapter->begin(problem, 3);
+    const Step step = *step_and_wait(*episode, problem.reference());
+    EXPECT_TRUE(step.score.correct) << problem.id();
+    EXPECT_EQ(adapter->repeatable(problem), Repeatable::kCheaply);
+    if (task_of(problem.id()) == "sums") {
+      sum = true;
+      EXPECT_THAT(problem.prompt(), ::testing::StartsWith("Sum: "));
+      EXPECT_THAT(problem.prompt(), ::testing::EndsWith("=!"));
+      EXPECT_EQ(adapter->score(problem, problem.reference())->reward, 1);
+      EXPECT_EQ(adapter->demonstration(problem), problem.reference());
+    } else {
+      game = true;
+      EXPECT_FALSE(adapter->score(problem, "1")) << "it has many turns";
+    }
+  }
+  EXPECT_TRUE(sum && game);
+  Problem stranger;
+  stranger.set_id("other:1");
+  EXPECT_EQ(adapter->begin(stranger, 1).error().code, Code::kInvalid);
+  EXPECT_EQ(adapter->repeatable(stranger), Repeatable::kNot);
+}
+
+TEST(Several, TheFirstHeldOutProblemsAreOfAllTasks) {
+  const auto adapter = made({kSums, kGames, kSecret});
+  const auto problems = adapter->evaluation();
+  std::set<std::string> ids, first;
+  for (const Problem& problem : problems) EXPECT_TRUE(ids.insert(problem.id()).second);
+  for (std::size_t i = 0; i < 3; ++i) first.emplace(task_of(problems[i].id()));
+  EXPECT_EQ(first.size(), 3u);
+  std::set<std::string> trained;
+  for (std::uint64_t i = 0; i < 600; ++i) EXPECT_FALSE(ids.contains(adapter->problem(i)->id()));
+}
+
+TEST(Several, WorkersGetWhatTheyScoreAndNothingElse) {
+  TaskOfSeveral secret = kSecret;
+  secret.options_json = R"({"operations": ["*"], "operand_max": 54321})";
+  const auto learner = made({kSums, secret});
+  const std::string told = learner->options_for_workers("");
+  EXPECT_EQ(told.find("secret"), std::string::npos) << told;
+  EXPECT_EQ(told.find("54321"), std::string::npos) << told;
+  const auto worker = made({kSums}, 1, AdapterUse::kScoring);
+  auto from_options = make_adapter(kSeveral, told, 1, AdapterUse::kScoring);
+  ASSERT_TRUE(from_options) << from_options.error().message();
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    const Problem problem = *learner->problem(i);
+    const auto score = (*from_options)->begin(problem, 1);
+    EXPECT_EQ(score.has_value(), task_of(problem.id()) == "sums");
+    if (score) {
+      EXPECT_TRUE(step_and_wait(**score, problem.reference())->score.correct);
+    }
+  }
+}
+
+TEST(Several, WhatIsWrongWithThemIsSaid) {
+  const auto error = [](const std::string& options) {
+    const auto adapter = make_adapter(kSeveral, options, 1);
+    return adapter ? std::string() : adapter.error().message();
+  };
+  EXPECT_THAT(error("{}"), HasSubstr("at least one"));
+  EXPECT_THAT(error("[]"), HasSubstr("expected an object"));
+  EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetik"}]})"), HasSubstr("task 'a': unknown adapter 'arithmetik'"));
+  EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetic", "weight": 0}]})"), HasSubstr("weight"));
+  EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetic", "prompt": "x"}]})"), HasSubstr("{prompt}"));
+  TaskOfSeveral game = kGames;
+  game.scored_by_workers = false;
+  EXPECT_THAT(error(several_options({game})), HasSubstr("many turns"));
+  EXPECT_THAT(error(several_options(std::vector<TaskOfSeveral>(65, kSums))), HasSubstr("at most 64"));
+  EXPECT_TRUE(has_many_turns("guess") && has_many_turns("poker"));
+  EXPECT_FALSE(has_many_turns("arithmetic") || has_many_turns("nothing"));
+}
+
+}  // namespace
+}  // namespace echoline::data_plane
