@@ -110,7 +110,10 @@ class Preflighter {
     }
     adapter_ = std::move(*adapter);
     evaluation_ = adapter_->evaluation();
-    note("task", ok(), fmt::format("{}, {} held-out problems", config_.task.adapter, evaluation_.size()));
+    std::vector<std::string> names;
+    for (const data_plane::TaskOfSeveral& task : config_.task.several) names.push_back(task.name);
+    if (names.empty()) names.push_back(config_.task.adapter);
+    note("task", ok(), fmt::format("{}, {} held-out problems", fmt::join(names, ", "), evaluation_.size()));
   }
 
   // Prompts as the model sees them: whether they can be put in its tokens, and leave room for a response.

@@ -120,6 +120,56 @@ TEST_F(RunFilesTest, OverridesAreNamedInErrors) {
   EXPECT_NE(config.error().detail.find("--set network.uplink"), std::string::npos) << config.error().detail;
 }
 
+TEST_F(RunFilesTest, SeveralTasksAreReadWhereTheyStand) {
+  const auto written = [&](const std::string& tasks) {
+    std::ifstream in("configs/quickstart.yaml");
+    std::string text((std::istreambuf_iterator<char>(in)), {});
+    const auto task = text.find("\ntask:"), next = text.find("\n\n", task);
+    text.replace(task, next - task, "\ntask: {prompt: \"{prompt}\"}\n" + tasks);
+    std::filesystem::create_directories(folder_ / "offers");
+    std::filesystem::copy("configs/offers/quickstart.json", folder_ / "offers", std::filesystem::copy_options::overwrite_existing);
+    std::ofstream(folder_ / "several.yaml") << text;
+    return load_run_config(folder_ / "several.yaml");
+  };
+  const auto config = written("tasks:\n  - {adapter: arithmetic, weight: 3}\n  - {adapter: guess, name: games}\n"
+                              "  - {adapter: arithmetic, name: secret, scored_by: learner, prompt: \"({prompt})\", options: {digits: 1}}\n");
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->task.adapter, data_plane::kSeveral);
+  ASSERT_EQ(config->task.several.size(), 3u);
+  EXPECT_EQ(config->task.several[0].name, "arithmetic");
+  EXPECT_EQ(config->task.several[0].weight, 3u);
+  EXPECT_EQ(config->task.several[2].prompt, "({prompt})");
+  EXPECT_TRUE(config->task.scored_by_learner("secret:arithmetic/1+1"));
+  EXPECT_FALSE(config->task.scored_by_learner("games:guess/1"));
+  EXPECT_FALSE(config->task.scored_by_learner("nothing"));
+  std::ofstream(folder_ / "resolved.yaml") << config->resolved_yaml;
+  const auto again = load_run_config(folder_ / "resolved.yaml");
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again->task.options_json, config->task.options_json);
+  EXPECT_EQ(again->resolved_yaml, config->resolved_yaml);
+  ASSERT_TRUE(data_plane::make_adapter(config->task.adapter, config->task.options_json, 1));
+  for (const auto& [tasks, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"tasks: []\n", "expected 1 to 64 tasks, found 0"},
+           {"tasks:\n  - {adapter: aritmetic}\n", "did you mean 'arithmetic'?"},
+           {"tasks:\n  - {weight: 2}\n", "expected the name of an adapter"},
+           {"tasks:\n  - {adapter: arithmetic, weight: 0.5}\n", "weight"},
+           {"tasks:\n  - {adapter: arithmetic}\n  - {adapter: arithmetic}\n", "two tasks are called 'arithmetic'"},
+           {"tasks:\n  - {adapter: arithmetic, name: \"a:b\"}\n", "expected at most 32 letters"},
+           {"tasks:\n  - {adapter: guess, scored_by: learner}\n", "guess has many turns"},
+           {"tasks:\n  - {adapter: arithmetic, options: {digit: 1}}\n", "did you mean 'digits'?"}}) {
+    const auto wrong = written(tasks);
+    ASSERT_FALSE(wrong) << tasks;
+    EXPECT_NE(wrong.error().detail.find(expected), std::string::npos) << wrong.error().detail;
+    EXPECT_NE(wrong.error().detail.find("several.yaml:"), std::string::npos) << wrong.error().detail;
+  }
+  const auto both = load_run_config(folder_ / "several.yaml", {{"task.adapter", "arithmetic"}});
+  ASSERT_FALSE(both);
+  EXPECT_NE(both.error().detail.find("this one has `tasks`"), std::string::npos) << both.error().detail;
+  const auto turns = load_run_config("configs/quickstart.yaml", {{"task.adapter", "guess"}, {"task.options", "{}"}, {"task.scored_by", "learner"}});
+  ASSERT_FALSE(turns);
+  EXPECT_NE(turns.error().detail.find("many turns"), std::string::npos) << turns.error().detail;
+}
+
 TEST_F(RunFilesTest, StopStringsAreBounded) {
   const auto config = load_run_config("configs/quickstart.yaml", {{"rollout.stop", "[\"</a>\", \"zz\"]"}});
   ASSERT_TRUE(config) << config.error().message();
