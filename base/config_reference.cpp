@@ -83,6 +83,7 @@ std::string reference_json(std::span<const ConfigKey> keys) {
 std::string reference_yaml(std::span<const ConfigKey> keys) {
   std::string out;
   std::string off;  // the section that is commented out as a whole
+  std::string in_list;
   for (const ConfigKey& key : keys) {
     const auto depth = static_cast<std::size_t>(std::count(key.path.begin(), key.path.end(), '.'));
     const std::string indent(2 * depth, ' ');
@@ -95,7 +96,9 @@ std::string reference_yaml(std::span<const ConfigKey> keys) {
       continue;
     }
     out += wrapped(indent + "# ", fmt::format("{} [{}]", key.meaning, facts(key)));
-    out += fmt::format("{}{}{}:{}\n", indent, key.required && off.empty() ? "" : "#", name,
+    const std::string list = key.path.substr(0, key.path.rfind('.'));
+    const char* item = !list.ends_with("[]") ? "" : std::exchange(in_list, list) == list ? "  " : "- ";
+    out += fmt::format("{}{}{}{}:{}\n", indent, key.required && off.empty() ? "" : "#", item, name,
                        key.fallback_is_value && !key.fallback.empty() ? " " + key.fallback : "");
   }
   return out.empty() ? out : out.substr(out.front() == '\n' ? 1 : 0);

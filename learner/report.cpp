@@ -336,7 +336,7 @@ std::string report_text(const json& r) {
     line("set aside", fmt::format("{} groups that could not be generated {}", aside.at("count").get<std::uint64_t>(),
                                   aside.at("by_reason").dump()));
   if (const json& again = r.value("regrading", json::object()); again.value("responses", 0) > 0) {
-    line("regraded", fmt::format("{} of {} responses ({:.1f} %) in {:.1f} s; {} differed, {} each time otherwise, {} late, {} failed",
+    line("regraded", fmt::format("{} of {} responses ({:.1f} %) in {:.1f} s; {} differed, {} unsettled, {} late, {} impossible",
                                      again.at("graded").get<std::uint64_t>(), again.at("responses").get<std::uint64_t>(),
                                      100 * again.at("share").get<double>(), again.at("seconds").get<double>(),
                                      again.at("different").get<std::uint64_t>(), again.at("unsettled").get<std::uint64_t>(),

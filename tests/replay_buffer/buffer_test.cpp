@@ -186,7 +186,7 @@ TEST_F(Buffer, RefusesOtherFilesWithAdvice) {
     sqlite3_close(db);
   };
   execute("PRAGMA user_version = 7");
-  EXPECT_NE(opened(kGroup).error().message().find("schema version 7, this release reads 3"), std::string::npos);
+  EXPECT_NE(opened(kGroup).error().message().find("schema version 7, this release reads 4"), std::string::npos);
   execute("PRAGMA application_id = 1");
   EXPECT_NE(opened(kGroup).error().message().find("another program"), std::string::npos);
   EXPECT_EQ(ReplayBuffer::open("/nowhere/at/all", options_for(1, 1)).error().code, Code::kIo);

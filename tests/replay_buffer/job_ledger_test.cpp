@@ -54,6 +54,67 @@ TEST_F(Ledger, GrantsInOrderUpToThePacing) {
   EXPECT_FALSE(ledger_->grant({kAda, Version{0}, "", 1}, 0, 1000));
 }
 
+TEST_F(Ledger, AGroupWithoutScoresIsKeptAndNotTrainedOnBeforeItHasThem) {
+  const auto leases = grant(kAda, 3);
+  std::vector<schema::Submission> submissions;
+  for (const LeaseRecord& lease : leases) {
+    submissions.push_back(submission_for(lease));
+    for (Trajectory& t : *submissions.back().mutable_trajectories()) t.set_reward(0);
+  }
+  for (const schema::Submission& submission : submissions) {
+    const Delivery delivery{kAda, &submission, {}, {}, /*unscored=*/true};
+    EXPECT_TRUE(must(ledger_->submit({&delivery, 1}, 0, 1001))[0].accepted);
+  }
+  reopen();
+  EXPECT_FALSE(must(buffer_->sample(0, 1)));
+  EXPECT_EQ(must(buffer_->counts(0)).unscored_groups, 3u);
+  EXPECT_EQ(must(buffer_->counts(0)).admissible_groups, 0u);
+  auto waiting = must(buffer_->unscored(2));
+  ASSERT_EQ(waiting.size(), 2u);
+  EXPECT_EQ(must(buffer_->unscored(9, {waiting[0].id, waiting[1].id})).size(), 1u);
+  ASSERT_EQ(waiting[0].trajectories.size(), kGroup);
+  for (Trajectory& t : waiting[0].trajectories) t.set_reward(0.5), (*t.mutable_components())["tests"] = 0.5;
+  EXPECT_TRUE(must(buffer_->scored(waiting[0])));
+  EXPECT_FALSE(must(buffer_->scored(waiting[0]))) << "once";
+  const auto batch = must(buffer_->sample(0, 1));
+  ASSERT_TRUE(batch);
+  EXPECT_EQ(batch->groups[0].trajectories[1].reward(), 0.5);
+  EXPECT_TRUE(submit(kAda, submissions[0]).duplicate) << "the same text again is the same";
+  // One is discarded and generated anew: scores of the first try are nobody's.
+  must(buffer_->discard(waiting[1].id, "wrong score"));
+  EXPECT_FALSE(must(buffer_->awaits_scores(waiting[1])));
+  const LeaseRecord again = grant(kBob, 1)[0];
+  EXPECT_EQ(again.group, waiting[1].id);
+  const schema::Submission anew = submission_for(again);
+  const Delivery delivery{kBob, &anew, {}, {}, true};
+  EXPECT_TRUE(must(ledger_->submit({&delivery, 1}, 0, 1002))[0].accepted);
+  EXPECT_FALSE(must(buffer_->scored(waiting[1])));
+  EXPECT_EQ(must(buffer_->counts(0)).unscored_groups, 2u);
+  reopen();
+  EXPECT_EQ(must(buffer_->counts(0)).stored, 3 * kGroup) << "sizes still add up";
+}
+
+TEST_F(Ledger, WhatCannotBeScoredTwiceIsSetAside) {
+  const auto tried = [&](WorkerId worker) {
+    const LeaseRecord lease = grant(worker, 1)[0];
+    const schema::Submission submission = submission_for(lease);
+    const Delivery delivery{worker, &submission, {}, {}, true};
+    EXPECT_TRUE(must(ledger_->submit({&delivery, 1}, 0, 1001))[0].accepted);
+    must(buffer_->discard(lease.group, "scoring failed"));
+    must(ledger_->unscorable(lease.group, worker, "scoring failed", "no sandbox"));
+    return lease.group;
+  };
+  const GroupId group = tried(kAda);
+  EXPECT_TRUE(ledger_->newly_set_aside().empty());
+  EXPECT_EQ(tried(kBob), group) << "somebody else tries";
+  const auto aside = ledger_->newly_set_aside();
+  ASSERT_EQ(aside.size(), 1u);
+  EXPECT_EQ(aside[0].group, group);
+  EXPECT_EQ(aside[0].detail, "no sandbox");
+  EXPECT_NE(grant(kAda, 1)[0].group, group);
+  EXPECT_EQ(must(buffer_->counts(0)).rejected.at("scoring failed"), 2 * kGroup);
+}
+
 TEST_F(Ledger, SubmissionIsStoredSettledAndCountedOnce) {
   const auto lease = grant(kAda, 1)[0];
   const auto submission = submission_for(lease);
