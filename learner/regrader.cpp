@@ -15,7 +15,8 @@ bool explained_by_time(const schema::Trajectory& t, const data_plane::Score& fou
 
 }  // namespace
 
-Regraded regrade(const SecondLook& look, const schema::Trajectory& t, const schema::Problem& problem, const std::atomic<bool>* stop) {
+Regraded regrade(const SecondLook& look, const schema::Trajectory& t, const schema::Problem& problem,
+                 const std::atomic<bool>* stop) {
   using Verdict = Regraded::Verdict;
   const auto first = look.find(t, problem, stop);
   if (!first) return {Verdict::kImpossible, first.error().message()};
@@ -26,13 +27,16 @@ Regraded regrade(const SecondLook& look, const schema::Trajectory& t, const sche
   const auto second = look.find(t, problem, stop);
   if (!second) return {Verdict::kImpossible, second.error().message()};
   if (!second->refusal && explained_by_time(t, second->score)) return {Verdict::kLate, detail};
-  const bool again = first->refusal && second->refusal ? first->refusal->detail == second->refusal->detail
-                                                       : !first->refusal && !second->refusal && SecondLook::same(first->score, second->score);
+  const bool again = first->refusal && second->refusal
+                         ? first->refusal->detail == second->refusal->detail
+                         : !first->refusal && !second->refusal && SecondLook::same(first->score, second->score);
   return {again ? Verdict::kDifferent : Verdict::kUnsettled, detail};
 }
 
 Regrader::Regrader(std::shared_ptr<const SecondLook> look, std::uint64_t secret, std::function<void()> wake)
-    : look_(std::move(look)), wake_(std::move(wake)), regrading_(secret), queue_(kWaitingMax), thread_([this] { loop(); }) {}
+    : look_(std::move(look)), wake_(std::move(wake)), regrading_(secret), queue_(kWaitingMax), thread_([this] {
+        loop();
+      }) {}
 
 Regrader::~Regrader() {
   stop_ = true;
@@ -86,7 +90,8 @@ void Regrader::loop() {
     regraded.detail = printable(regraded.detail);
     if (regraded.verdict == Regraded::Verdict::kDifferent) log::warn("worker {}: {}", item->worker, regraded.detail);
     if (regraded.verdict == Regraded::Verdict::kImpossible && !std::exchange(told_impossible_, true))
-      log::warn("rewards cannot be graded again here, and workers are believed as far as that is so: {}", regraded.detail);
+      log::warn("rewards cannot be graded again here, and workers are believed as far as that is so: {}",
+                regraded.detail);
     bool found = false;
     {
       const std::lock_guard lock(mutex_);

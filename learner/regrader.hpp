@@ -15,8 +15,8 @@
 
 namespace echoline::learner {
 
-// What the learner finds of one response, looking twice where it has to. Nothing that time alone explains is held against anybody:
-// it makes a response worth less, never more.
+// What the learner finds of one response, looking twice where it has to. Nothing that time alone explains is held
+// against anybody: it makes a response worth less, never more.
 Regraded regrade(const SecondLook& look, const schema::Trajectory& trajectory, const schema::Problem& problem,
                  const std::atomic<bool>* stop = nullptr);
 
@@ -54,11 +54,11 @@ class Regrader {
   const std::shared_ptr<const SecondLook> look_;
   const std::function<void()> wake_;
   mutable std::mutex mutex_;
-  Regrading regrading_;                                // guarded by mutex_
-  std::vector<RegradingCounts::Expelled> found_;       // guarded by mutex_; each worker once
-  std::size_t waiting_ = 0, waiting_bytes_ = 0;        // guarded by mutex_
+  Regrading regrading_;                           // guarded by mutex_
+  std::vector<RegradingCounts::Expelled> found_;  // guarded by mutex_; each worker once
+  std::size_t waiting_ = 0, waiting_bytes_ = 0;   // guarded by mutex_
   std::atomic<bool> stop_ = false;
-  bool told_impossible_ = false;                       // the thread's
+  bool told_impossible_ = false;  // the thread's
   BoundedQueue<Item> queue_;
   std::thread thread_;  // last: it uses all of the above
 };

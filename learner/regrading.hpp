@@ -1,5 +1,5 @@
-// Which rewards of workers the learner grades again where that takes long (Repeatable::kCostly), and what follows of what it
-// finds. Pure. Private to learner/.
+// Which rewards of workers the learner grades again where that takes long (Repeatable::kCostly), and what follows of
+// what it finds. Pure. Private to learner/.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -40,15 +40,15 @@ struct RegradingCounts {
   std::vector<Expelled> expelled;
 };
 
-// All responses while grading them takes less than a twentieth of a learner step, otherwise as large a share as that allows.
-// Which ones nobody can foresee: `secret` is not the run's seed, which workers know. Of every worker the first ones are looked
-// at, and all of one that was found to differ, until it is forgiven.
+// All responses while grading them takes less than a twentieth of a learner step, otherwise as large a share as that
+// allows. Which ones nobody can foresee: `secret` is not the run's seed, which workers know. Of every worker the first
+// ones are looked at, and all of one that was found to differ, until it is forgiven.
 class Regrading {
  public:
   static constexpr double kShareOfStep = 0.05;
   static constexpr std::uint64_t kFirst = 8;
-  // A program that a policy wrote may do something else each time, and two looks that agree with each other by chance convict
-  // nobody: it takes three such responses, and one is forgiven for every hundred that are as the worker said.
+  // A program that a policy wrote may do something else each time, and two looks that agree with each other by chance
+  // convict nobody: it takes three such responses, and one is forgiven for every hundred that are as the worker said.
   static constexpr std::uint32_t kDifferencesMax = 3;
   static constexpr std::uint64_t kForgivenAfter = 100;
   static constexpr std::size_t kWorkersMax = 65'536;  // remembered at once

@@ -39,7 +39,8 @@ void Scorer::add(replay_buffer::Group group, schema::Problem problem) {
   work->missing = group.trajectories.size();
   work->group = std::move(group);
   work->problem = std::move(problem);
-  for (std::size_t member = 0, members = work->missing; member < members; ++member) queue_.try_push(Item{work, member});  // refused only when it is closed
+  for (std::size_t member = 0, members = work->missing; member < members; ++member)
+    queue_.try_push(Item{work, member});  // refused only when it is closed
 }
 
 std::vector<Scorer::Done> Scorer::done() {

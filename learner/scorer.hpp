@@ -1,4 +1,5 @@
-// Scores groups whose workers hand in text only (`scored_by: learner`), on threads beside the rollout desk. Private to learner/.
+// Scores groups whose workers hand in text only (`scored_by: learner`), on threads beside the rollout desk. Private to
+// learner/.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -25,8 +26,8 @@ struct ScorerCounts {
 // Thread-safe. A response is scored once; an error of its task fails its group.
 class Scorer {
  public:
-  static constexpr std::size_t kGroupsMax = 64;   // at a time; others wait where they are stored
-  static constexpr std::size_t kThreads = 16;     // the task's own limits hold besides (`parallel`, `processes`)
+  static constexpr std::size_t kGroupsMax = 64;  // at a time; others wait where they are stored
+  static constexpr std::size_t kThreads = 16;    // the task's own limits hold besides (`parallel`, `processes`)
 
   // `wake` is called on a thread of the scorer when done() has something to tell; must not block.
   Scorer(std::shared_ptr<const SecondLook> look, std::function<void()> wake);
@@ -59,9 +60,9 @@ class Scorer {
   const std::shared_ptr<const SecondLook> look_;
   const std::function<void()> wake_;
   mutable std::mutex mutex_;
-  std::set<GroupId> inside_;     // guarded by mutex_
-  std::vector<Done> done_;       // guarded by mutex_; of groups that are inside_
-  ScorerCounts counts_;          // guarded by mutex_
+  std::set<GroupId> inside_;  // guarded by mutex_
+  std::vector<Done> done_;    // guarded by mutex_; of groups that are inside_
+  ScorerCounts counts_;       // guarded by mutex_
   std::atomic<bool> stop_ = false;
   BoundedQueue<Item> queue_;
   std::vector<std::thread> threads_;  // last: they use all of the above; begun with the first group

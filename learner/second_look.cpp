@@ -21,7 +21,8 @@ std::vector<model::Token> response_of(const schema::Trajectory& t) {
   return response;
 }
 
-std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t, std::span<const model::Token> response) {
+std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t,
+                                                    std::span<const model::Token> response) {
   if (t.loss_mask_size() == 0) return {response};
   std::vector<std::span<const model::Token>> turns;
   const auto drawn = [&](std::size_t i) { return t.loss_mask(static_cast<int>(i)) != 0; };
@@ -33,7 +34,8 @@ std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t,
   return turns;
 }
 
-Result<SecondLook::Found> SecondLook::find(const schema::Trajectory& t, const schema::Problem& problem, const std::atomic<bool>* stop) const {
+Result<SecondLook::Found> SecondLook::find(const schema::Trajectory& t, const schema::Problem& problem,
+                                           const std::atomic<bool>* stop) const {
   const std::vector<model::Token> response = response_of(t);
   const auto turns = turns_of(t, response);
   const auto refused = [](Refusal refusal) { return Found{{}, std::move(refusal)}; };
@@ -54,14 +56,16 @@ Result<SecondLook::Found> SecondLook::find(const schema::Trajectory& t, const sc
     const auto begin = static_cast<std::size_t>(turn.data() + turn.size() - response.data());
     const std::int64_t room = response_tokens_max_ - static_cast<std::int64_t>(begin) - std::ssize(told);
     if (last && room > 0 && turns.size() < data_plane::kTurnsMax)
-      return refused(because("malformed", false, "it stops after {} turns with room for {} tokens, its task goes on", turns.size(), room));
+      return refused(because("malformed", false, "it stops after {} turns with room for {} tokens, its task goes on",
+                             turns.size(), room));
     if (last) {
       data_plane::add(found.score, episode->cut());
       break;
     }
     const std::size_t observed = static_cast<std::size_t>(turns[i + 1].data() - response.data()) - begin;
     if (!std::ranges::equal(std::span(response).subspan(begin, observed), told))
-      return refused(because("wrong score", true, "the {} tokens that it was told after turn {} are not the {} of its task", observed, i + 1,
+      return refused(because("wrong score", true,
+                             "the {} tokens that it was told after turn {} are not the {} of its task", observed, i + 1,
                              told.size()));
   }
   if (t.finished() != finished)
@@ -71,7 +75,8 @@ Result<SecondLook::Found> SecondLook::find(const schema::Trajectory& t, const sc
 
 std::optional<Refusal> SecondLook::difference(const schema::Trajectory& t, const data_plane::Score& score) {
   if (!learner::same(t.reward(), score.reward) || t.correct() != score.correct)
-    return because("wrong score", true, "reward {} ({}), expected {} ({})", t.reward(), verdict(t.correct()), score.reward, verdict(score.correct));
+    return because("wrong score", true, "reward {} ({}), expected {} ({})", t.reward(), verdict(t.correct()),
+                   score.reward, verdict(score.correct));
   bool components = static_cast<std::size_t>(t.components_size()) == score.components.size();
   for (const auto& [name, value] : score.components) {
     const auto found = t.components().find(name);
@@ -83,8 +88,9 @@ std::optional<Refusal> SecondLook::difference(const schema::Trajectory& t, const
 
 bool SecondLook::same(const data_plane::Score& a, const data_plane::Score& b) {
   return learner::same(a.reward, b.reward) && a.correct == b.correct &&
-         std::ranges::equal(a.components, b.components,
-                            [](const auto& x, const auto& y) { return x.first == y.first && learner::same(x.second, y.second); });
+         std::ranges::equal(a.components, b.components, [](const auto& x, const auto& y) {
+           return x.first == y.first && learner::same(x.second, y.second);
+         });
 }
 
 }  // namespace echoline::learner

@@ -15,8 +15,8 @@ namespace echoline::learner {
 
 // Why a submission is not taken in. The reasons are stable, reports count by them:
 // "malformed": it breaks the form of trajectories, or leaves the vocabulary, the positions or the length of the run.
-// "wrong prompt", "wrong score": its prompt, text or score are not what the learner finds itself, which an intact worker
-// of this release cannot produce.
+// "wrong prompt", "wrong score": its prompt, text or score are not what the learner finds itself, which an intact
+// worker of this release cannot produce.
 struct Refusal {
   std::string_view reason;
   std::string detail;
@@ -28,15 +28,21 @@ Refusal because(std::string_view reason, bool forged, fmt::format_string<Args...
   return {reason, fmt::format(format, std::forward<Args>(args)...), forged};
 }
 
-// The tokens of a response, and the policy's turns in it by the loss mask: none where it does not begin and end with one.
+// The tokens of a response, and the policy's turns in it by the loss mask: none where it does not begin and end with
+// one.
 std::vector<model::Token> response_of(const schema::Trajectory& trajectory);
-std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& trajectory, std::span<const model::Token> response);
+std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& trajectory,
+                                                    std::span<const model::Token> response);
 
 // Immutable; may be used from several threads at once. The adapter must outlive it.
 class SecondLook {
  public:
-  SecondLook(const data_plane::Adapter& adapter, model::Phrasing phrasing, std::uint64_t run_seed, std::int64_t response_tokens_max)
-      : adapter_(adapter), phrasing_(std::move(phrasing)), run_seed_(run_seed), response_tokens_max_(response_tokens_max) {}
+  SecondLook(const data_plane::Adapter& adapter, model::Phrasing phrasing, std::uint64_t run_seed,
+             std::int64_t response_tokens_max)
+      : adapter_(adapter),
+        phrasing_(std::move(phrasing)),
+        run_seed_(run_seed),
+        response_tokens_max_(response_tokens_max) {}
 
   struct Found {
     data_plane::Score score;
@@ -44,7 +50,8 @@ class SecondLook {
   };
   // Of a trajectory that passed data_plane::check and whose turns are some. An error is the task's, and nobody's fault.
   // kCancelled where `stop` turns true first.
-  Result<Found> find(const schema::Trajectory& trajectory, const schema::Problem& problem, const std::atomic<bool>* stop = nullptr) const;
+  Result<Found> find(const schema::Trajectory& trajectory, const schema::Problem& problem,
+                     const std::atomic<bool>* stop = nullptr) const;
 
   // In what the trajectory's score is another one; nothing: in nothing that counts.
   static std::optional<Refusal> difference(const schema::Trajectory& trajectory, const data_plane::Score& score);

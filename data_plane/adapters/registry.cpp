@@ -43,7 +43,7 @@ bool has_many_turns(std::string_view name) {
 
 Status can_be_scored_later(const Adapter& adapter) {
   if (adapter.one_response()) return ok();
-  return fail(Code::kInvalid, "scored_by", "'{}' has many turns, and what the policy is told depends on its answers: workers score it", adapter.name());
+  return fail(Code::kInvalid, "task.scored_by", "'{}' has many turns, and what the policy is told depends on its answers: workers score it", adapter.name());
 }
 
 }  // namespace echoline::data_plane

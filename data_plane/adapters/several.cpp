@@ -1,4 +1,5 @@
-// Several tasks in one run, as one adapter: problems are drawn by weight, and their ids say whose they are ("sums:arithmetic/1+2").
+// Several tasks in one run, as one adapter: problems are drawn by weight, and their ids say whose they are
+// ("sums:arithmetic/1+2").
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -37,11 +38,12 @@ class Several final : public Adapter {
 
   std::string_view name() const override { return kSeveral; }
 
-  // Rounds of as many problems as all weights together, each in an order of its own. So every part goes through its own problems
-  // without leaving any out, and has its share of every round.
+  // Rounds of as many problems as all weights together, each in an order of its own. So every part goes through its own
+  // problems without leaving any out, and has its share of every round.
   Result<Problem> problem(std::uint64_t index) const override {
     const std::uint64_t round = index / slots_, slot = shuffled_cycle(index, slots_, key_);
-    const auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return slot < p.before + p.weight; });
+    const auto part =
+        std::find_if(parts_.begin(), parts_.end(), [&](const Part& p) { return slot < p.before + p.weight; });
     ECHO_ASSIGN(Problem problem, part->adapter->problem(round * part->weight + slot - part->before));
     return own(*part, std::move(problem));
   }
@@ -84,10 +86,11 @@ class Several final : public Adapter {
     json tasks = json::array();
     for (const Part& part : parts_)
       if (part.scored_by_workers)
-        tasks.push_back({{"name", part.name},
-                         {"adapter", part.adapter_name},
-                         {"prompt", part.head + std::string(kPlace) + part.tail},
-                         {"options", json::parse(part.adapter->options_for_workers(part.options_json), nullptr, false)}});
+        tasks.push_back(
+            {{"name", part.name},
+             {"adapter", part.adapter_name},
+             {"prompt", part.head + std::string(kPlace) + part.tail},
+             {"options", json::parse(part.adapter->options_for_workers(part.options_json), nullptr, false)}});
     return json{{"tasks", std::move(tasks)}}.dump();
   }
 
@@ -96,8 +99,8 @@ class Several final : public Adapter {
     problem.set_id(fmt::format("{}:{}", part.name, problem.id()));
     if (!part.head.empty() || !part.tail.empty()) problem.set_prompt(part.head + problem.prompt() + part.tail);
     if (problem.id().size() > kIdMax || problem.prompt().size() > kPromptMax)
-      return fail(Code::kInvalid, "problem", "'{}': an id of {} bytes and a prompt of {}, expected at most {} and {}", problem.id().substr(0, kIdMax),
-                  problem.id().size(), problem.prompt().size(), kIdMax, kPromptMax);
+      return fail(Code::kInvalid, "problem", "'{}': an id of {} bytes and a prompt of {}, expected at most {} and {}",
+                  problem.id().substr(0, kIdMax), problem.id().size(), problem.prompt().size(), kIdMax, kPromptMax);
     return problem;
   }
 
@@ -113,7 +116,8 @@ class Several final : public Adapter {
     Problem its = problem;
     its.set_id(problem.id().substr(part.name.size() + 1));
     const std::string& prompt = problem.prompt();
-    if (prompt.size() >= part.head.size() + part.tail.size() && prompt.starts_with(part.head) && prompt.ends_with(part.tail))
+    if (prompt.size() >= part.head.size() + part.tail.size() && prompt.starts_with(part.head) &&
+        prompt.ends_with(part.tail))
       its.set_prompt(prompt.substr(part.head.size(), prompt.size() - part.head.size() - part.tail.size()));
     return its;
   }
@@ -162,7 +166,8 @@ Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std
     parts.push_back(std::move(part));
   }
   ECHO_TRY(file.finish());
-  if (parts.size() > kTasksMax) return fail(Code::kInvalid, "tasks", "{} of them, at most {} are allowed", parts.size(), kTasksMax);
+  if (parts.size() > kTasksMax)
+    return fail(Code::kInvalid, "tasks", "{} of them, at most {} are allowed", parts.size(), kTasksMax);
   if (parts.empty() && use == AdapterUse::kProblems) return fail(Code::kInvalid, "tasks", "expected at least one");
   for (Part& part : parts) {
     auto made = make_adapter(part.adapter_name, part.options_json, seed, use);

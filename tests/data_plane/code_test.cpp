@@ -209,10 +209,15 @@ TEST_F(Grading, WhatIsTooMuchForAProgramOrATestIsItsOwn) {
     const Grade some = graded(std::string("def f(x):\n  if x == 1:\n    ") + first + "\n  return x");
     EXPECT_EQ(shown(some), "2/3") << first << ": " << some.trouble;
     EXPECT_TRUE(some.trouble.starts_with("test 1: ")) << some.trouble;
+    const std::string_view what(first);
+    if (what.find("1 <<") == what.npos) EXPECT_EQ(some.late, what == "while True: pass" || what.ends_with("sleep(1000)")) << first;
   }
   EXPECT_TRUE(graded("while True: pass").trouble.starts_with("before the first test: "));
   const Grade slow = graded("import time\ndef f(x): time.sleep(1000)");
   EXPECT_EQ(shown(slow), "0/3");
+  EXPECT_TRUE(slow.late);
+  EXPECT_FALSE(graded("def f(x): return x").late);
+  EXPECT_FALSE(graded("def f(x): return 0").late);
   // Answers that a test chokes on, and answers without end.
   EXPECT_EQ(graded("def f(x): return 'x' * (8 << 20) if x < 3 else x").passed, 1u);
   const json loop = listed({"assert len(list(f())) == 1", "assert g() == 1", "assert sum(h()) == 1", "assert g() == 1"});

@@ -11,21 +11,23 @@
 namespace echoline::data_plane {
 namespace {
 
-using ::testing::HasSubstr;
 using nlohmann::json;
+using ::testing::HasSubstr;
 
 const TaskOfSeveral kSums{"sums", "arithmetic", R"({"operations": ["+"]})", 3, "Sum: {prompt}!", true};
 const TaskOfSeveral kGames{"games", "guess", "{}", 1, "{prompt}", true};
 const TaskOfSeveral kSecret{"secret", "arithmetic", R"({"operations": ["*"]})", 2, "{prompt}", false};
 
-std::unique_ptr<Adapter> made(const std::vector<TaskOfSeveral>& tasks, std::uint64_t seed = 1, AdapterUse use = AdapterUse::kProblems) {
+std::unique_ptr<Adapter> made(const std::vector<TaskOfSeveral>& tasks, std::uint64_t seed = 1,
+                              AdapterUse use = AdapterUse::kProblems) {
   auto adapter = make_adapter(kSeveral, several_options(tasks), seed, use);
   EXPECT_TRUE(adapter) << adapter.error().message();
   return adapter ? *std::move(adapter) : nullptr;
 }
 
 TEST(Several, ProblemsAreDrawnByWeightAndFollowFromSeedAndIndexAlone) {
-  const auto adapter = made({kSums, kGames, kSecret}), again = made({kSums, kGames, kSecret}), other = made({kSums, kGames, kSecret}, 2);
+  const auto adapter = made({kSums, kGames, kSecret}), again = made({kSums, kGames, kSecret}),
+             other = made({kSums, kGames, kSecret}, 2);
   std::map<std::string, int> drawn;
   std::set<std::string> orders;
   bool differs = false;
@@ -41,7 +43,8 @@ TEST(Several, ProblemsAreDrawnByWeightAndFollowFromSeedAndIndexAlone) {
       order += task.substr(0, 2);
     }
     orders.insert(order);
-    EXPECT_EQ(in_round, (std::map<std::string, int>{{"sums", 3}, {"games", 1}, {"secret", 2}})) << "every round has the weights";
+    EXPECT_EQ(in_round, (std::map<std::string, int>{{"sums", 3}, {"games", 1}, {"secret", 2}}))
+        << "every round has the weights";
   }
   EXPECT_TRUE(differs);
   EXPECT_GT(orders.size(), 10u) << "rounds have orders of their own";
@@ -128,7 +131,8 @@ TEST(Several, WhatIsWrongWithThemIsSaid) {
   };
   EXPECT_THAT(error("{}"), HasSubstr("at least one"));
   EXPECT_THAT(error("[]"), HasSubstr("expected an object"));
-  EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetik"}]})"), HasSubstr("task 'a': unknown adapter 'arithmetik'"));
+  EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetik"}]})"),
+              HasSubstr("task 'a': unknown adapter 'arithmetik'"));
   EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetic", "weight": 0}]})"), HasSubstr("weight"));
   EXPECT_THAT(error(R"({"tasks": [{"name": "a", "adapter": "arithmetic", "prompt": "x"}]})"), HasSubstr("{prompt}"));
   TaskOfSeveral game = kGames;

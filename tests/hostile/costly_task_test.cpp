@@ -1,5 +1,6 @@
-// A running fleet whose tasks are a program (its grading takes long, so that the learner grades it again beside everything else), one
-// that the learner alone scores, and sums; and a machine in it that claims every answer was right.
+// A running fleet whose tasks are a program (its grading takes long, so that the learner grades it again beside
+// everything else), one that the learner alone scores, and sums; and a machine in it that claims every answer was
+// right.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -55,8 +56,8 @@ class CostlyTask : public ::testing::Test {
   }
   std::vector<std::string> up(const std::string& file, const std::vector<std::string>& settings) {
     std::vector<std::string> arguments{"up", file, "--json"};
-    std::vector<std::string> all{"run.folder=" + folder_.path().string(), fmt::format("network.port={}", port_), "rollout.prompts_per_step=16",
-                                 "evaluation.problems=12"};
+    std::vector<std::string> all{"run.folder=" + folder_.path().string(), fmt::format("network.port={}", port_),
+                                 "rollout.prompts_per_step=16", "evaluation.problems=12"};
     all.insert(all.end(), settings.begin(), settings.end());
     for (const std::string& setting : all) {
       arguments.emplace_back("--set");
@@ -85,8 +86,10 @@ TEST_F(CostlyTask, WhoLiesAboutItIsFoundBesideTraining) {
   options.name = "wrong-rewards";
   options.length = seconds(20);
   for (const char* instance : {"-0", "-1"})
-    options.tokens.emplace_back(
-        overlay::trust::issue_token(*authority, options.name + instance, overlay::trust::random_nonce(), SystemClock().unix_seconds())->reveal());
+    options.tokens.emplace_back(overlay::trust::issue_token(*authority, options.name + instance,
+                                                            overlay::trust::random_nonce(),
+                                                            SystemClock().unix_seconds())
+                                    ->reveal());
   const auto outcome = hostile::attack("wrong-rewards", options);
   ASSERT_TRUE(outcome) << outcome.error().message();
   EXPECT_TRUE(outcome->at("barred").get<bool>()) << outcome->dump();
@@ -104,7 +107,8 @@ TEST_F(CostlyTask, WhoLiesAboutItIsFoundBesideTraining) {
   EXPECT_EQ(regrading.at("impossible"), 0) << regrading.dump();
   EXPECT_EQ(report.at("fleet").at("workers_lost"), 0) << "no honest worker";
   bool told = false;
-  for (const json& event : json_lines(run_ / "events.jsonl")) told = told || (event.at("event") == "expelled" && event.at("worker") == outcome->at("worker"));
+  for (const json& event : json_lines(run_ / "events.jsonl"))
+    told = told || (event.at("event") == "expelled" && event.at("worker") == outcome->at("worker"));
   EXPECT_TRUE(told);
 }
 
@@ -112,7 +116,8 @@ TEST_F(CostlyTask, SeveralTasksShareARunWhoeverScoresThem) {
   Program program(up(run_file("tasks:\n"
                               "  - {adapter: arithmetic, weight: 2, options: {operations: [\"+\"]}}\n"
                               "  - {adapter: process, options: {script: task.py}}\n"
-                              "  - {adapter: process, name: hidden, scored_by: learner, options: {script: task.py, settings: {key: xyzzy-secret}}}\n"),
+                              "  - {adapter: process, name: hidden, scored_by: learner, options: {script: task.py, "
+                              "settings: {key: xyzzy-secret}}}\n"),
                      {"run.steps=4"}));
   const Outcome ended = program.wait(seconds(120));
   const json report = json::parse(ended.out, nullptr, false);
@@ -122,7 +127,8 @@ TEST_F(CostlyTask, SeveralTasksShareARunWhoeverScoresThem) {
   EXPECT_EQ(reward.at("arithmetic").at("responses"), 4 * 8 * 8) << reward.dump();
   EXPECT_EQ(reward.at("process").at("responses"), 4 * 4 * 8);
   EXPECT_EQ(reward.at("hidden").at("responses"), 4 * 4 * 8);
-  for (const char* task : {"arithmetic", "process", "hidden"}) EXPECT_EQ(report.at("eval").at("by_task").at(task).at("problems"), 4) << task;
+  for (const char* task : {"arithmetic", "process", "hidden"})
+    EXPECT_EQ(report.at("eval").at("by_task").at(task).at("problems"), 4) << task;
   EXPECT_GE(report.at("scoring").at("responses"), 4 * 4 * 8);
   EXPECT_EQ(report.at("scoring").at("failed_groups"), 0);
   EXPECT_GE(report.at("regrading").at("responses"), 4 * 4 * 8);

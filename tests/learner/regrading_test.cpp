@@ -1,5 +1,5 @@
-// Rewards of tasks whose grading takes long: which are graded again, what convicts a worker and what does not, and that nobody
-// waits for it.
+// Rewards of tasks whose grading takes long: which are graded again, what convicts a worker and what does not, and that
+// nobody waits for it.
 #include "learner/regrading.hpp"
 
 #include <gmock/gmock.h>
@@ -74,14 +74,16 @@ TEST(Regrading, WhatMayBeNobodysFaultConvictsNobody) {
   Regrading regrading(1);
   const WorkerId slow{1}, unlucky{2};
   for (int i = 0; i < 1000; ++i)
-    for (const Verdict verdict : {Verdict::kLate, Verdict::kUnsettled, Verdict::kImpossible}) EXPECT_FALSE(regrading.judge(slow, took(1, verdict)));
+    for (const Verdict verdict : {Verdict::kLate, Verdict::kUnsettled, Verdict::kImpossible})
+      EXPECT_FALSE(regrading.judge(slow, took(1, verdict)));
   EXPECT_EQ(regrading.counts().late, 1000u);
   EXPECT_EQ(regrading.counts().unsettled, 1000u);
   EXPECT_EQ(regrading.counts().impossible, 1000u);
   // One difference in more than a hundred responses may be chance.
   for (int i = 0; i < 20; ++i) {
     EXPECT_FALSE(regrading.judge(unlucky, took(1, Verdict::kDifferent)));
-    for (std::uint64_t right = 0; right < Regrading::kForgivenAfter; ++right) EXPECT_FALSE(regrading.judge(unlucky, took(1)));
+    for (std::uint64_t right = 0; right < Regrading::kForgivenAfter; ++right)
+      EXPECT_FALSE(regrading.judge(unlucky, took(1)));
   }
 }
 
@@ -136,7 +138,8 @@ class RegradingDesk : public DeskTest {
     until([&](const Regrader::State& state) { return state.counts.graded >= responses; });
   }
   static schema::Submission boasting(schema::Submission submission) {
-    for (schema::Trajectory& t : *submission.mutable_trajectories()) t.set_reward(1), t.set_correct(true), (*t.mutable_components())["exact"] = 1;
+    for (schema::Trajectory& t : *submission.mutable_trajectories())
+      t.set_reward(1), t.set_correct(true), (*t.mutable_components())["exact"] = 1;
     return submission;
   }
 
@@ -150,7 +153,8 @@ TEST_F(RegradingDesk, AWorkerThatClaimsMoreIsExpelledAndNothingOfItIsTrainedOn) 
   ASSERT_EQ(mine.leases_size(), 2);
   ASSERT_EQ(its.leases_size(), 3);
   for (const schema::Lease& lease : mine.leases()) EXPECT_TRUE(hand_in(made(lease, honest), honest).accepted());
-  for (const schema::Lease& lease : its.leases()) EXPECT_TRUE(hand_in(boasting(made(lease, liar)), liar).accepted()) << "nobody waits for the graders";
+  for (const schema::Lease& lease : its.leases())
+    EXPECT_TRUE(hand_in(boasting(made(lease, liar)), liar).accepted()) << "nobody waits for the graders";
   until_graded(10);
   EXPECT_THAT(blamed(), HasSubstr("expected 0 (wrong)"));
   const DeskCounts counts = *desk_->counts();
@@ -232,7 +236,9 @@ TEST_F(RegradingDesk, WhereTheLearnerCannotGradeWorkersAreBelieved) {
   const schema::WorkGrant grant = ask(0, 2);
   std::vector<schema::Submission> submissions;
   for (const schema::Lease& lease : grant.leases()) submissions.push_back(boasting(made(lease)));
-  task_->change = [](int, data_plane::Score) -> Result<data_plane::Score> { return fail(Code::kUnavailable, "grade", "no sandbox here"); };
+  task_->change = [](int, data_plane::Score) -> Result<data_plane::Score> {
+    return fail(Code::kUnavailable, "grade", "no sandbox here");
+  };
   for (const schema::Submission& submission : submissions) EXPECT_TRUE(hand_in(submission).accepted());
   until_graded(4);
   EXPECT_EQ(misbehaved(), "");

@@ -1,9 +1,8 @@
-// Tasks that the learner alone scores: what workers see of them, that groups wait for their scores and nobody for the scorer, and that
-// a grader that fails is nobody's reward of 0.
-#include "learner/scorer.hpp"
-
+// Tasks that the learner alone scores: what workers see of them, that groups wait for their scores and nobody for the
+// scorer, and that a grader that fails is nobody's reward of 0.
 #include <gmock/gmock.h>
 
+#include "learner/scorer.hpp"
 #include "tests/learner/desk.hpp"
 #include "worker/groups.hpp"
 
@@ -67,7 +66,8 @@ class ScoringDesk : public DeskTest {
     const bool goes_on = std::exchange(task_->go_on, true), broken = std::exchange(task_->broken, false);
     schema::Submission submission = made(whole);
     task_->set(goes_on, broken);
-    for (schema::Trajectory& t : *submission.mutable_trajectories()) t.set_reward(0), t.set_correct(false), t.clear_components();
+    for (schema::Trajectory& t : *submission.mutable_trajectories())
+      t.set_reward(0), t.set_correct(false), t.clear_components();
     return submission;
   }
   schema::SubmissionAck hand_in_text(const schema::Lease& lease) { return hand_in(text_only(lease)); }
@@ -106,7 +106,8 @@ TEST_F(ScoringDesk, GroupsWaitForTheirScoresAndNobodyElseDoes) {
   task_->set(false);
   open(0);
   const schema::WorkGrant grant = ask(0, 2);
-  for (const schema::Lease& lease : grant.leases()) EXPECT_TRUE(hand_in_text(lease).accepted()) << "stored, and acknowledged";
+  for (const schema::Lease& lease : grant.leases())
+    EXPECT_TRUE(hand_in_text(lease).accepted()) << "stored, and acknowledged";
   EXPECT_FALSE(desk_->wait_batch(0, std::chrono::milliseconds(1))->has_value());
   EXPECT_EQ(desk_->counts()->buffer.unscored_groups, 2u);
   EXPECT_EQ(desk_->counts()->buffer.admissible_groups, 0u);
@@ -201,7 +202,8 @@ TEST(ScoringWorker, HandsInText) {
   EXPECT_EQ(submission.trajectories(0).reward(), 0);
   EXPECT_TRUE(submission.trajectories(0).components().empty());
   lease.set_id(5), lease.set_unscored(false);
-  EXPECT_TRUE(std::holds_alternative<schema::WorkFailed>(groups.begin(lease, TimePoint()))) << "somebody has to score it";
+  EXPECT_TRUE(std::holds_alternative<schema::WorkFailed>(groups.begin(lease, TimePoint())))
+      << "somebody has to score it";
 }
 
 }  // namespace
