@@ -6,8 +6,6 @@
 namespace echoline::learner {
 namespace {
 
-constexpr Duration kPoll = std::chrono::seconds(1);
-
 // Whether it explains the difference that time ran out over one of the two: that one is worth less.
 bool explained_by_time(const schema::Trajectory& t, const data_plane::Score& found) {
   return (t.late() && t.reward() <= found.reward) || (found.late && found.reward <= t.reward());
@@ -34,32 +32,58 @@ Regraded regrade(const SecondLook& look, const schema::Trajectory& t, const sche
 }
 
 Regrader::Regrader(std::shared_ptr<const SecondLook> look, std::uint64_t secret, std::function<void()> wake)
-    : look_(std::move(look)), wake_(std::move(wake)), regrading_(secret), queue_(kWaitingMax), thread_([this] {
-        loop();
-      }) {}
+    : look_(std::move(look)), wake_(std::move(wake)), regrading_(secret), thread_([this] { loop(); }) {}
 
 Regrader::~Regrader() {
-  stop_ = true;
-  queue_.close();
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
   thread_.join();
+}
+
+bool Regrader::has_room(WorkerId worker, std::size_t bytes) const {
+  const auto of_worker = waiting_.find(worker);
+  return items_ < kWaitingMax && bytes_ + bytes <= kWaitingBytesMax &&
+         (of_worker == waiting_.end() || of_worker->second.size() < kWaitingOfWorkerMax);
 }
 
 void Regrader::taken_in(WorkerId worker, const schema::Problem& problem, const schema::Submission& submission) {
   const auto shared = std::make_shared<const schema::Problem>(problem);
+  const std::lock_guard lock(mutex_);
   for (const schema::Trajectory& t : submission.trajectories()) {
-    Item item{worker, shared, {}, t.ByteSizeLong() + shared->ByteSizeLong()};
-    {
-      const std::lock_guard lock(mutex_);
-      if (!regrading_.wanted(worker)) continue;
-      if (waiting_ >= kWaitingMax || waiting_bytes_ + item.bytes > kWaitingBytesMax) {
-        regrading_.left_out();
-        continue;
-      }
-      ++waiting_, waiting_bytes_ += item.bytes;
+    if (!regrading_.wanted(worker)) continue;
+    const std::size_t bytes = t.ByteSizeLong() + shared->ByteSizeLong();
+    if (!has_room(worker, bytes)) {
+      regrading_.left_out();
+      continue;
     }
-    item.trajectory = t;
-    queue_.try_push(std::move(item));  // refused only when it is closed
+    waiting_[worker].push_back({worker, shared, t, bytes});
+    ++items_, bytes_ += bytes;
   }
+  changed_.notify_one();
+}
+
+void Regrader::forget(WorkerId worker) {
+  const auto of_worker = waiting_.find(worker);
+  if (of_worker == waiting_.end()) return;
+  for (const Item& item : of_worker->second) --items_, bytes_ -= item.bytes;
+  waiting_.erase(of_worker);
+}
+
+std::optional<Regrader::Item> Regrader::take() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
+  if (stop_) return std::nullopt;  // what waits is not looked at any more
+  auto of_worker = waiting_.upper_bound(turn_);
+  if (of_worker == waiting_.end()) of_worker = waiting_.begin();
+  turn_ = of_worker->first;
+  Item item = std::move(of_worker->second.front());
+  of_worker->second.pop_front();
+  if (of_worker->second.empty()) waiting_.erase(of_worker);
+  --items_, bytes_ -= item.bytes;
+  return item;
 }
 
 void Regrader::step_measured(double seconds, std::uint64_t responses) {
@@ -74,15 +98,12 @@ std::vector<RegradingCounts::Expelled> Regrader::newly_found() {
 
 Regrader::State Regrader::state() const {
   const std::lock_guard lock(mutex_);
-  return {regrading_.counts(), regrading_.share(), waiting_};
+  return {regrading_.counts(), regrading_.share(), items_};
 }
 
 void Regrader::loop() {
   const SystemClock clock;
-  for (;;) {
-    const auto item = queue_.pop(kPoll);
-    if (queue_.closed()) return;  // what waits is not looked at any more
-    if (!item) continue;
+  while (const auto item = take()) {
     const TimePoint begun = clock.now();
     Regraded regraded = regrade(*look_, item->trajectory, *item->problem, &stop_);
     if (stop_) return;
@@ -95,10 +116,10 @@ void Regrader::loop() {
     bool found = false;
     {
       const std::lock_guard lock(mutex_);
-      --waiting_, waiting_bytes_ -= item->bytes;
       if (auto reason = regrading_.judge(item->worker, regraded)) {
         found_.push_back({item->worker, *std::move(reason)});
         found = true;
+        forget(item->worker);
       }
     }
     if (found) wake_();

@@ -11,16 +11,23 @@ constexpr double kMemory = 0.98;  // weight of the past in what one look takes
 
 }  // namespace
 
-double Regrading::share() const {
-  if (!step_seconds_ || !seconds_each_ || *seconds_each_ <= 0) return 1;
-  return std::min(1.0, kShareOfStep * *step_seconds_ / (*seconds_each_ * static_cast<double>(step_responses_)));
+double Regrading::share_at(std::optional<double> seconds_each) const {
+  if (!step_seconds_ || !seconds_each || *seconds_each <= 0) return 1;
+  return std::min(1.0, kShareOfStep * *step_seconds_ / (*seconds_each * static_cast<double>(step_responses_)));
+}
+
+double Regrading::share() const { return share_at(seconds_each_); }
+
+double Regrading::share(WorkerId worker) const {
+  const auto known = records_.find(worker);
+  return known != records_.end() && known->second.seconds_each ? share_at(known->second.seconds_each) : share();
 }
 
 bool Regrading::wanted(WorkerId worker) {
   ++counts_.responses;
   if (records_.size() >= kWorkersMax && !records_.contains(worker)) records_.erase(records_.begin());
   Record& record = records_[worker];
-  const bool drawn = random_.uniform() < share();
+  const bool drawn = random_.uniform() < share(worker);
   if (record.expelled || (record.chosen >= kFirst && record.differences == 0 && !drawn)) return false;
   ++record.chosen;
   ++counts_.chosen;
@@ -36,8 +43,9 @@ std::optional<std::string> Regrading::judge(WorkerId worker, const Regraded& reg
   using Verdict = Regraded::Verdict;
   ++counts_.graded;
   counts_.seconds += regraded.seconds;
-  seconds_each_ = seconds_each_ ? kMemory * *seconds_each_ + (1 - kMemory) * regraded.seconds : regraded.seconds;
   Record& record = records_[worker];
+  for (std::optional<double>* mean : {&seconds_each_, &record.seconds_each})
+    *mean = *mean ? kMemory * **mean + (1 - kMemory) * regraded.seconds : regraded.seconds;
   switch (regraded.verdict) {
     case Verdict::kUnsettled:
       ++counts_.unsettled;

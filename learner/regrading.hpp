@@ -64,20 +64,25 @@ class Regrading {
   // What came of it; why the worker has to go, when it has to now.
   std::optional<std::string> judge(WorkerId worker, const Regraded& regraded);
 
-  double share() const;  // of what is looked at whoever it is from
+  // Of the responses of a worker whose first ones were looked at; as it is without knowing whose. A worker whose
+  // responses take longer than those of others is looked at less, and nobody else is for it.
+  double share(WorkerId worker) const;
+  double share() const;
   const RegradingCounts& counts() const { return counts_; }
 
  private:
   struct Record {
     std::uint64_t chosen = 0, same = 0;  // `same` since it was last found to differ, or forgiven
     std::uint32_t differences = 0;
+    std::optional<double> seconds_each;
     bool expelled = false;
   };
+  double share_at(std::optional<double> seconds_each) const;
   Random random_;
   std::map<WorkerId, Record> records_;
   std::optional<double> step_seconds_;
   std::uint64_t step_responses_ = 1;
-  std::optional<double> seconds_each_;  // recent mean
+  std::optional<double> seconds_each_;  // of one look, recent mean
   RegradingCounts counts_;
 };
 
