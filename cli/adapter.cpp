@@ -7,6 +7,7 @@ namespace echoline::cli {
 void add_adapter(Verb& app, int& exit) {
   auto* adapter = app.add_verb("adapter", "Try tasks without a run");
   adapter->needs_verb();
+  add_adapter_list(*adapter, exit);
   add_adapter_poker(*adapter, exit);
 }
 

@@ -32,6 +32,31 @@ int flush_output(int exit) {
   return 1;
 }
 
+std::string wrapped(std::string_view text, std::size_t first, std::size_t rest, std::size_t columns) {
+  const auto width = [](std::string_view word) {
+    return static_cast<std::size_t>(std::count_if(word.begin(), word.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; }));
+  };
+  std::string out(first, ' ');
+  std::size_t used = first;
+  bool begun = false;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    if (begun && used + 1 + width(word) > columns) {
+      out += "\n" + std::string(rest, ' ');
+      used = rest;
+    } else if (begun) {
+      out += ' ';
+      ++used;
+    }
+    out += word;
+    used += width(word);
+    begun = true;
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out + "\n";
+}
+
 std::string shell_word(std::string_view word) {
   const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || std::string_view("-_./=:@%+,").find(static_cast<char>(c)) != std::string_view::npos;

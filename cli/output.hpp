@@ -22,6 +22,9 @@ void open_standard_files();
 // has gone away is no news.
 int flush_output(int exit);
 
+// Lines of at most `columns` characters where the words allow it, the first indented by `first`, the others by `rest`; ends with a newline.
+std::string wrapped(std::string_view text, std::size_t first, std::size_t rest, std::size_t columns);
+
 // A word as a shell reads it back, in quotes where it needs them.
 std::string shell_word(std::string_view word);
 // "echoline VERB CONFIG --set a=b --resume": the command that goes on with a run.

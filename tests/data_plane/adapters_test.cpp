@@ -9,6 +9,7 @@
 #include "base/config.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/adapters/adapter_config.hpp"
+#include "data_plane/adapters/kinds.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -305,6 +306,20 @@ TEST(Gsm8kData, EveryReferenceAnswerIsCorrectAndEveryOtherNumberWrong) {
     ASSERT_EQ(row["question"], problem.prompt());
     ASSERT_TRUE(adapter->score(problem, row["answer"].get<std::string>())->correct);
   }
+}
+
+TEST(Adapters, WhatIsSaidOfAKindIsSo) {
+  std::vector<std::string> names;
+  for (const AdapterKind& kind : adapter_kinds()) {
+    names.emplace_back(kind.name);
+    EXPECT_FALSE(kind.meaning.empty());
+    if (!kind.turns || kind.file || kind.sandbox) continue;
+    const auto adapter = made(kind.name, "{}");
+    ASSERT_TRUE(adapter);
+    EXPECT_EQ(adapter->repeatable(), kind.repeatable) << kind.name;
+    EXPECT_EQ(adapter->score(*adapter->problem(0), "").has_value(), !*kind.turns) << kind.name;
+  }
+  EXPECT_EQ(names, adapter_names());
 }
 
 }  // namespace

@@ -1,0 +1,124 @@
+// echoline adapter list: which tasks are built in, and what the options of one are.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/config_reference.hpp"
+#include "cli/adapter_verbs.hpp"
+#include "cli/live_table.hpp"
+#include "cli/output.hpp"
+#include "cli/verbs.hpp"
+#include "data_plane/adapters/kinds.hpp"
+#include "learner/run_config.hpp"
+
+namespace echoline::cli {
+namespace {
+
+using data_plane::AdapterKind;
+using nlohmann::json;
+
+struct Arguments {
+  std::string name;
+  bool as_json = false;
+};
+
+std::string turns(const AdapterKind& kind) { return !kind.turns ? "as told" : *kind.turns ? "many" : "one"; }
+std::string repeatable(const AdapterKind& kind) { return kind.repeatable ? std::string(to_string(*kind.repeatable)) : "as told"; }
+std::string needs(const AdapterKind& kind) {
+  return kind.file && kind.sandbox ? "file, sandbox" : kind.file ? "file" : kind.sandbox ? "sandbox" : "-";
+}
+
+json as_json(const AdapterKind& kind) {
+  return {{"name", kind.name},
+          {"meaning", kind.meaning},
+          {"turns", kind.turns ? json(*kind.turns ? "many" : "one") : json(nullptr)},
+          {"repeatable", kind.repeatable ? json(to_string(*kind.repeatable)) : json(nullptr)},
+          {"needs_file", kind.file},
+          {"needs_sandbox", kind.sandbox}};
+}
+
+std::vector<ConfigKey> options_of(std::string_view name) {
+  std::vector<ConfigKey> keys;
+  for (ConfigKey& key : learner::run_file_keys())
+    if (key.when == fmt::format("adapter: {}", name)) keys.push_back(std::move(key));
+  return keys;
+}
+
+void print_all(const std::vector<AdapterKind>& kinds) {
+  const auto columns = screen_columns();
+  const bool narrow = columns && *columns < 100;
+  fmt::print("{:<11} {:<8} {:<11} {}\n", "adapter", "turns", "repeatable", narrow ? "needs" : "needs         meaning");
+  for (const AdapterKind& kind : kinds) {
+    const std::string head = fmt::format("{:<11} {:<8} {:<11} {:<14}", kind.name, turns(kind), repeatable(kind), needs(kind));
+    if (narrow)
+      fmt::print("{}\n{}", head.substr(0, head.find_last_not_of(' ') + 1), wrapped(kind.meaning, 2, 2, *columns));
+    else
+      fmt::print("{}{}", head, columns ? wrapped(kind.meaning, 0, head.size(), *columns - head.size()) : std::string(kind.meaning) + "\n");
+  }
+  fmt::print("\n{}", wrapped("`echoline adapter list NAME` has the options of one; docs/run-file.md those of all.", 0, 0, columns.value_or(120)));
+}
+
+void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
+  const std::size_t columns = screen_columns().value_or(120);
+  fmt::print("{}", wrapped(fmt::format("{}: {}", kind.name, kind.meaning), 0, 2, columns));
+  fmt::print("turns: {}; repeatable: {}; needs: {}\n", turns(kind), repeatable(kind), needs(kind));
+  for (const ConfigKey& key : options) {
+    if (key.type == "section") {
+      if (key.path != "task.options") fmt::print("\n{}", wrapped(fmt::format("{}: {}", key.path, key.meaning), 0, 2, columns));
+      continue;
+    }
+    const std::string fallback = key.required ? "required" : key.fallback.empty() ? "" : "default " + key.fallback;
+    std::string facts = key.type;
+    for (const std::string& fact : {key.range, fallback})
+      if (!fact.empty()) facts += "; " + fact;
+    fmt::print("\n{}{}", wrapped(fmt::format("{}  ({})", key.path, facts), 0, 4, columns), wrapped(key.meaning, 2, 2, columns));
+  }
+}
+
+Status list(const Arguments& a) {
+  const std::vector<AdapterKind> kinds = data_plane::adapter_kinds();
+  if (a.name.empty()) {
+    if (!a.as_json) {
+      print_all(kinds);
+      return ok();
+    }
+    json rows = json::array();
+    for (const AdapterKind& kind : kinds) rows.push_back(as_json(kind));
+    fmt::print("{}\n", json{{"schema_version", 1}, {"adapters", rows}}.dump(2));
+    return ok();
+  }
+  const auto kind = std::ranges::find(kinds, a.name, &AdapterKind::name);
+  if (kind == kinds.end()) {
+    const std::vector<std::string> names = data_plane::adapter_names();
+    return fail(Code::kInvalid, "", "no adapter is called '{}'{}; `echoline adapter list` has all", a.name, did_you_mean(a.name, names));
+  }
+  const std::vector<ConfigKey> options = options_of(kind->name);
+  if (!a.as_json) {
+    print_one(*kind, options);
+    return ok();
+  }
+  json described = as_json(*kind);
+  described["schema_version"] = 1;
+  described["options"] = json::parse(reference_json(options)).at("keys");
+  fmt::print("{}\n", described.dump(2));
+  return ok();
+}
+
+}  // namespace
+
+void add_adapter_list(Verb& adapter, int& exit) {
+  auto* verb = adapter.add_verb("list", "The tasks that are built in, or the options of one");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("name", a->name, "the adapter whose options are wanted");
+  verb->add_flag("--json", a->as_json, "print JSON");
+  verb->footer(
+      "  echoline adapter list\n"
+      "  echoline adapter list countdown\n"
+      "turns: how many answers an episode has. repeatable: whether a learner can find a score again (cheaply, costly), or has\n"
+      "to believe it (not). needs: a file of problems, a sandbox (bubblewrap) where responses are graded.");
+  verb->callback([a, &exit] {
+    const Status done = list(*a);
+    exit = done ? 0 : complain("adapter list", done.error());
+  });
+}
+
+}  // namespace echoline::cli
