@@ -8,6 +8,7 @@ void add_adapter(Verb& app, int& exit) {
   auto* adapter = app.add_verb("adapter", "Try tasks without a run");
   adapter->needs_verb();
   add_adapter_list(*adapter, exit);
+  add_adapter_check(*adapter, exit);
   add_adapter_poker(*adapter, exit);
 }
 

@@ -14,12 +14,13 @@ struct Row {
 
 constexpr Row kRows[] = {
     {&kArithmetic, false, Repeatable::kCheaply, false, false},
-    {&kCode, false, Repeatable::kNot, true, true},
+    {&kCode, false, Repeatable::kCostly, true, true},
     {&kCountdown, false, Repeatable::kCheaply, false, false},
     {&kDapoMath, false, Repeatable::kCheaply, true, false},
     {&kGsm8k, false, Repeatable::kCheaply, true, false},
     {&kGuess, true, Repeatable::kCheaply, false, false},
     {&kJsonl, false, Repeatable::kCheaply, true, false},
+    {&kLibrary, std::nullopt, std::nullopt, true, true},
     {&kMath, false, Repeatable::kCheaply, true, false},
     {&kPoker, true, Repeatable::kCheaply, false, false},
     {&kProcess, std::nullopt, std::nullopt, false, true},

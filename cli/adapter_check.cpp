@@ -1,0 +1,220 @@
+// echoline adapter check: what is wrong with a task, before a run finds it. A process of its own tries it, so that a task that
+// crashes or hangs is told of like any other.
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "cli/adapter_verbs.hpp"
+#include "cli/output.hpp"
+#include "cli/task_choice.hpp"
+#include "cli/verbs.hpp"
+#include "data_plane/adapters/check/check.hpp"
+
+namespace echoline::cli {
+namespace {
+
+using data_plane::CheckReport;
+using data_plane::Finding;
+using nlohmann::json;
+
+struct Arguments {
+  TaskWords words;
+  double time_s = 20, patience_s = 120;
+  std::size_t problems = 64, batch = 64;
+  bool as_json = false;
+};
+
+std::string line_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"; }
+
+void put(int to, const std::string& line) {
+  for (std::size_t at = 0; at < line.size();) {
+    const ssize_t written = ::write(to, line.data() + at, line.size() - at);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) ::_exit(1);  // nobody listens any more
+    at += static_cast<std::size_t>(written);
+  }
+}
+
+json as_json(const Finding& f) {
+  json finding{{"check", f.check}, {"wrong", f.wrong}, {"what", f.what}};
+  if (!f.problem.empty()) finding["problem"] = f.problem;
+  if (!f.response.empty()) finding["response"] = f.response;
+  return finding;
+}
+
+// The process that tries it. Says on `to` what it is about to do, and in the end what it has found.
+[[noreturn]] void try_it(const Arguments& a, const TaskChoice& choice, int to) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  log::configure(log::Level::kOff, "check");
+  data_plane::CheckOptions options;
+  options.name = choice.task.adapter;
+  options.options_json = choice.task.options_json;
+  options.seed = choice.seed;
+  options.time = from_seconds(a.time_s);
+  options.problems = a.problems;
+  options.batch = a.batch;
+  options.doing = [to](std::string_view what, std::string_view problem, std::string_view response) {
+    put(to, line_of({{"doing", what}, {"problem", problem}, {"response", response}}));
+  };
+  const SystemClock clock;
+  const auto report = data_plane::check_adapter(options, clock);
+  json said;
+  if (report) {
+    said = {{"facts", report->facts}, {"further", report->further}, {"findings", json::array()}};
+    for (const Finding& finding : report->findings) said["findings"].push_back(as_json(finding));
+  } else {
+    said = {{"error", {{"code", static_cast<int>(report.error().code)}, {"operation", report.error().operation}, {"detail", report.error().detail}}}};
+  }
+  put(to, line_of(said));
+  ::_exit(0);
+}
+
+std::string how_it_ended(int status) {
+  if (WIFSIGNALED(status)) return fmt::format("it was ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
+  return fmt::format("it ended this program with status {}", WEXITSTATUS(status));
+}
+
+// What the other process said: {facts, findings, further}.
+Result<json> listen(pid_t child, int from, Duration patience) {
+  std::string received;
+  json doing = {{"doing", "starting"}, {"problem", ""}, {"response", ""}};
+  const bool shows = ::isatty(STDERR_FILENO) == 1;
+  const auto lost = [&](std::string what) {
+    Finding f{"calls", true, fmt::format("{}: {}", doing.value("doing", ""), what), doing.value("problem", ""), doing.value("response", "")};
+    return json{{"facts", json::object()}, {"further", json::object()}, {"findings", {as_json(f)}}};
+  };
+  const auto reap = [&] {
+    int status = 0;
+    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    return status;
+  };
+  for (;;) {
+    pollfd waits{from, POLLIN, 0};
+    const int ready = ::poll(&waits, 1, static_cast<int>(std::min(seconds(patience) * 1000, 2e9)));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0) {
+      ::kill(child, SIGKILL);
+      reap();
+      return lost(fmt::format("it hangs: nothing came of it for {}", to_text(patience)));
+    }
+    char bytes[1 << 16];
+    const ssize_t got = ::read(from, bytes, sizeof bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return lost(how_it_ended(reap()));
+    received.append(bytes, static_cast<std::size_t>(got));
+    for (std::size_t end = 0; (end = received.find('\n')) != std::string::npos;) {
+      json said = json::parse(received.substr(0, end), nullptr, false);
+      received.erase(0, end + 1);
+      if (!said.is_object()) return lost("it wrote where it must not");
+      if (said.contains("doing")) {
+        if (shows && said.value("doing", "") != doing.value("doing", "")) say("\r\033[K{:.70}", said.value("doing", ""));
+        doing = std::move(said);
+        continue;
+      }
+      if (shows) say("\r\033[K");
+      reap();
+      if (const auto error = said.find("error"); error != said.end())
+        return as_mistake(Error{static_cast<Code>(error->value("code", 0)), error->value("operation", ""), error->value("detail", "")});
+      return said;
+    }
+  }
+}
+
+Result<json> check(const Arguments& a, const TaskChoice& choice) {
+  int ends[2];
+  if (::pipe(ends) != 0) return fail(Code::kIo, "check", "pipe: {}", std::strerror(errno));
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child < 0) return fail(Code::kIo, "check", "fork: {}", std::strerror(errno));
+  if (child == 0) {
+    ::close(ends[0]);
+    try_it(a, choice, ends[1]);
+  }
+  ::close(ends[1]);
+  auto said = listen(child, ends[0], from_seconds(a.patience_s));
+  ::close(ends[0]);
+  return said;
+}
+
+std::string quick(double us) { return us >= 1e6 ? fmt::format("{:.2f} s", us / 1e6) : us >= 1000 ? fmt::format("{:.1f} ms", us / 1000) : fmt::format("{:.1f} us", us); }
+
+void print_facts(const TaskChoice& choice, const json& f) {
+  fmt::print("{}, seed {}\n", choice.label, choice.seed);
+  if (f.contains("start_seconds")) fmt::print("{:<15}{}\n", "ready after", quick(1e6 * f.at("start_seconds").get<double>()));
+  if (f.contains("problems")) fmt::print("{:<15}{} looked at, {} different\n", "problems", f.at("problems").dump(), f.at("problems_different").dump());
+  if (f.contains("held_out"))
+    fmt::print("{:<15}{}; looked for among {} training problems\n", "held out", f.at("held_out").dump(), f.value("compared_with_held_out", 0));
+  if (f.contains("demonstrations")) {
+    const json& d = f.at("demonstrations");
+    const auto tried = d.at("tried").get<std::uint64_t>(), many = d.at("first_of_many_turns").get<std::uint64_t>();
+    fmt::print("{:<15}{}\n", "demonstrations", tried > 0   ? fmt::format("{} of {} are correct", d.at("correct").dump(), tried)
+                                               : many > 0 ? fmt::format("{} first turns of several", many)
+                                                          : "none");
+  }
+  if (f.contains("responses")) {
+    const json& r = f.at("responses");
+    fmt::print("{:<15}{} kinds to {} problems; {} scores, {} failures, {} different rewards; repeatable: {}\n", "responses", r.at("kinds").dump(), r.at("problems").dump(),
+               r.at("scores").dump(), r.at("failed").dump(), r.at("rewards").dump(), f.value("repeatable", ""));
+  }
+  if (f.contains("episodes")) fmt::print("{:<15}{} played, the longest of {} turns\n", "episodes", f.at("episodes").at("played").dump(), f.at("episodes").at("longest").dump());
+  if (f.contains("speed")) {
+    const json& s = f.at("speed");
+    fmt::print("{:<15}median {}, p99 {}; {} at a time: {:.0f} per second\n", "speed", quick(s.at("median_us")), quick(s.at("p99_us")), s.at("batch").dump(), s.at("per_s").get<double>());
+  }
+}
+
+void print_findings(const json& said, bool wrong) {
+  for (const json& f : said.at("findings")) {
+    if (f.at("wrong").get<bool>() != wrong) continue;
+    fmt::print("{} ({}): {}\n", wrong ? "WRONG" : "note", f.at("check").get<std::string>(), f.at("what").get<std::string>());
+    if (f.contains("problem")) fmt::print("    problem {}{}\n", f.at("problem").get<std::string>(), f.contains("response") ? ", response '" + f.at("response").get<std::string>() + "'" : "");
+    else if (f.contains("response")) fmt::print("    response '{}'\n", f.at("response").get<std::string>());
+  }
+}
+
+int run(const Arguments& a) {
+  const auto failed = [&](const Error& error) { return complain("adapter check", error); };
+  const auto choice = choose_task(a.words);
+  if (!choice) return failed(choice.error());
+  auto said = check(a, *choice);
+  if (!said) return failed(said.error());
+  const bool sound = std::ranges::none_of(said->at("findings"), [](const json& f) { return f.at("wrong").get<bool>(); });
+  if (a.as_json) {
+    json report = said->at("facts");
+    report.update({{"schema_version", 1}, {"task", choice->label}, {"seed", choice->seed}, {"sound", sound}, {"findings", said->at("findings")}, {"further", said->at("further")}});
+    fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
+    return sound ? 0 : 1;
+  }
+  print_facts(*choice, said->at("facts"));
+  print_findings(*said, true);
+  print_findings(*said, false);
+  for (const auto& [check, count] : said->at("further").items()) fmt::print("and {} more of '{}'\n", count.dump(), check);
+  fmt::print("{}\n", sound ? "nothing is wrong with it" : "it is not fit for a run");
+  return sound ? 0 : 1;
+}
+
+}  // namespace
+
+void add_adapter_check(Verb& adapter, int& exit) {
+  auto* verb = adapter.add_verb("check", "Try a task as a run uses it, and say what is wrong");
+  auto a = std::make_shared<Arguments>();
+  a->words.add_options(*verb);
+  verb->add_option("--seconds", a->time_s, "about how long; a slow task is looked at less closely")->range(0.1, 86'400.0)->show_default();
+  verb->add_option("--problems", a->problems, "how many training problems are looked at")->range<std::size_t>(1, 4096)->show_default();
+  verb->add_option("--batch", a->batch, "responses at a time when the speed is measured")->range<std::size_t>(1, 65'536)->show_default();
+  verb->add_option("--patience", a->patience_s, "seconds until a call that does not come back is said to hang")->range(0.1, 86'400.0)->show_default();
+  verb->add_flag("--json", a->as_json, "print JSON (docs/tasks.md has the fields)");
+  verb->footer(task_examples("check") + "\nExit code 0: nothing is wrong; 1: something is; 2: it cannot be made from these options.");
+  verb->callback([a, &exit] { exit = run(*a); });
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,125 @@
+#include "cli/task_choice.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/suggest.hpp"
+#include "cli/verbs.hpp"
+#include "data_plane/adapters/adapter.hpp"
+
+namespace echoline::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::string_view kOperation = "task";
+
+Result<std::uint64_t> number(const std::string& text, const char* name) {
+  if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos)
+    return fail(Code::kInvalid, kOperation, "{}: expected a whole number, found '{}'", name, text);
+  return std::strtoull(text.c_str(), nullptr, 10);
+}
+
+// A program's absolute path: the system's, which workers have and a sandbox can read, before others in PATH.
+Result<fs::path> program(const std::string& word) {
+  if (word.find('/') != std::string::npos) return fs::absolute(word).lexically_normal();
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(std::string("/usr/bin:/bin:") + (path ? path : ""));
+  std::error_code ignored;
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (!folder.empty() && fs::is_regular_file(fs::path(folder) / word, ignored)) return fs::absolute(fs::path(folder) / word);
+  return fail(Code::kInvalid, kOperation, "there is no program '{}' in PATH", word);
+}
+
+bool of_system(const fs::path& path) {
+  return std::ranges::any_of(std::initializer_list<const char*>{"/usr/", "/bin/", "/lib/", "/lib64/"}, [&](const char* folder) { return path.string().starts_with(folder); });
+}
+
+// `[INTERPRETER [ARGUMENT...]] SCRIPT`, or a program that is no script, as options of the adapter `process`.
+Status add_command(const std::vector<std::string>& words, json& options) {
+  if (options.contains("command") || options.contains("script"))
+    return fail(Code::kInvalid, kOperation, "--options has a command or script already: leave one of them out");
+  std::error_code ignored;
+  const bool script = fs::is_regular_file(words.back(), ignored) && (words.size() > 1 || words.back().ends_with(".py"));
+  if (script) options["script"] = fs::absolute(words.back()).lexically_normal().string();
+  const std::vector<std::string> rest(words.begin(), words.end() - (script ? 1 : 0));
+  if (rest.empty()) return ok();
+  ECHO_ASSIGN(const fs::path path, program(rest.front()));
+  if (!fs::exists(path, ignored)) return fail(Code::kInvalid, kOperation, "{}: there is no such program", path.string());
+  json command = json::array({path.string()});
+  for (std::size_t i = 1; i < rest.size(); ++i) command.push_back(rest[i]);
+  options["command"] = std::move(command);
+  if (of_system(path)) return ok();
+  const auto allowed = fs::status(path.parent_path(), ignored).permissions();
+  if ((allowed & fs::perms::others_read) == fs::perms::none || (allowed & fs::perms::others_exec) == fs::perms::none)
+    return fail(Code::kInvalid, kOperation, "{}: the sandbox's user may not read this folder; chmod o+rx, or take a program of /usr/bin", path.parent_path().string());
+  options["readable"].push_back(path.parent_path().string());
+  return ok();
+}
+
+Result<TaskChoice> of_adapter(const TaskWords& words) {
+  TaskChoice choice;
+  choice.task.adapter = choice.label = words.task;
+  if (!words.overrides.empty()) return fail(Code::kInvalid, kOperation, "--set is for keys of a run file: give --options to an adapter");
+  json options = json::object();
+  if (!words.options.empty()) {
+    options = json::parse(words.options, nullptr, false);
+    if (!options.is_object()) return fail(Code::kInvalid, kOperation, "--options: expected a JSON object such as '{{\"digits\": 2}}', found '{}'", words.options.substr(0, 200));
+  }
+  if (!words.command.empty()) {
+    if (words.task != "process") return fail(Code::kInvalid, kOperation, "'{}' is no program: what is behind -- is for the adapter `process`", words.task);
+    ECHO_TRY(add_command(words.command, options));
+    choice.label = fmt::format("process ({})", words.command.back());
+  }
+  choice.task.options_json = options.dump(-1, ' ', false, json::error_handler_t::replace);
+  return choice;
+}
+
+Result<TaskChoice> of_file(const TaskWords& words, const fs::path& path) {
+  if (!words.options.empty()) return fail(Code::kInvalid, kOperation, "{} has the options of its task: change one by --set task.options.NAME=VALUE", path.string());
+  if (!words.command.empty()) return fail(Code::kInvalid, kOperation, "{} names its task: what is behind -- is for `process`", path.string());
+  ECHO_ASSIGN(const auto overrides, parse_overrides(words.overrides));
+  ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(path, overrides));
+  return TaskChoice{config.task, config.run.seed, fmt::format("{} of {}", config.task.adapter, path.string())};
+}
+
+}  // namespace
+
+void TaskWords::add_options(Verb& verb) {
+  verb.add_option("task", task, "a run file, the folder of a run, or the name of an adapter")->required();
+  verb.add_option("command", command, "behind `process --`: the program that is the task, such as python3 task.py");
+  verb.add_option("--options", options, "of an adapter, as JSON; `echoline adapter list NAME` has them");
+  verb.add_option("--set", overrides, "override a key of the run file, e.g. --set task.options.digits=2")->one_value_each();
+  verb.add_option("--seed", seed, "of the problems (default: the run's, else 1)");
+}
+
+Result<TaskChoice> choose_task(const TaskWords& words) {
+  std::error_code ignored;
+  const auto names = data_plane::adapter_names();
+  const bool named = std::ranges::find(names, words.task) != names.end();
+  fs::path path = words.task;
+  if (fs::is_directory(path, ignored) && !named) path /= "config.yaml";
+  Result<TaskChoice> choice = [&]() -> Result<TaskChoice> {
+    if (named) return of_adapter(words);
+    if (fs::exists(path, ignored)) return of_file(words, path);
+    return fail(Code::kInvalid, kOperation, "'{}' is neither a run file nor an adapter{}; `echoline adapter list` has the adapters", words.task, did_you_mean(words.task, names));
+  }();
+  if (choice && words.seed) {
+    ECHO_ASSIGN(choice->seed, number(*words.seed, "--seed"));
+  }
+  return choice;
+}
+
+std::string task_examples(std::string_view verb) {
+  return fmt::format(
+      "  echoline adapter {0} configs/quickstart.yaml\n"
+      "  echoline adapter {0} countdown --options '{{\"numbers\": 3}}'\n"
+      "  echoline adapter {0} process -- python3 task.py",
+      verb);
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,72 @@
+#include "data_plane/adapters/check/probes.hpp"
+
+#include <set>
+
+#include "base/random.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+constexpr std::size_t kHuge = 1u << 20;
+
+std::string repeated(std::string_view piece, std::size_t bytes) {
+  std::string text;
+  text.reserve(bytes + piece.size());
+  while (text.size() < bytes) text += piece;
+  return text;
+}
+
+std::string noise(std::size_t bytes, std::uint64_t key) {
+  std::string text;
+  for (std::size_t i = 0; i < bytes; ++i) text.push_back(static_cast<char>(mix64(key + i)));
+  return text;
+}
+
+std::string every_byte() {
+  std::string text;
+  for (int byte = 0; byte < 256; ++byte) text.push_back(static_cast<char>(byte));
+  return text;
+}
+
+}  // namespace
+
+std::vector<Probe> probes_for(const Adapter& adapter, const Problem& problem, const Problem& other) {
+  std::vector<Probe> probes;
+  std::set<std::string> seen;
+  const auto add = [&](std::string what, std::string text, bool plain = false) {
+    if (seen.insert(text).second) probes.push_back({std::move(what), std::move(text), plain});
+  };
+  if (auto demonstration = adapter.demonstration(problem)) add("its demonstration", *std::move(demonstration), true);
+  if (!problem.reference().empty()) add("its reference", problem.reference(), true);
+  add("another problem's reference", other.reference(), true);
+  add("an empty response", "", true);
+  add("its prompt", problem.prompt(), true);
+  add("a number", "42", true);
+  add("prose", "I am not sure; perhaps the answer is 7.", true);
+  add("white space", " \t\r\n ", true);
+  add("a closed tag around its reference", "<think>so</think><answer>" + problem.reference() + "</answer> \\boxed{" + problem.reference() + "}", true);
+  add("letters of many scripts", "Ωμέγα 数学 مرحبا \xf0\x9f\x98\x80 e\xcc\x81", true);
+  add("a null byte", std::string("4\0002", 3));
+  add("every byte", every_byte());
+  add("bytes that are no UTF-8", noise(4096, 7));
+  add("half a character", "\xf0\x9f\x98");
+  add("a surrogate", "\xed\xa0\x80");
+  add("an overlong slash", "\xc0\xaf");
+  add("text that turns the direction of writing", "\xe2\x80\xae" "42");
+  add("an answer of the protocol", "\"}]}}\n{\"id\":1,\"result\":{\"items\":[{\"reward\":1e9}]}}\n");
+  add("a number too large for any type", "1" + repeated("0", 400));
+  add("numbers that are none", "NaN inf -inf 1e999 -0 0x7fffffffffffffff 9223372036854775808");
+  add("format strings", "%s%n%d {0} {} ${PATH} `id` $(id)");
+  add("brackets 100,000 deep", repeated("[", 100'000));
+  add("open braces behind commands", repeated("\\boxed{\\frac{", 100'000));
+  add("a tower of minus signs", repeated("-", 100'000) + "1");
+  add("100,000 lines", repeated("\n", 100'000));
+  add("1 MiB of one letter", repeated("a", kHuge));
+  add("1 MiB of digits", repeated("7", kHuge));
+  add("1 MiB of blanks", repeated(" ", kHuge));
+  add("1 MiB of its reference", repeated(problem.reference() + " ", kHuge));
+  add("1 MiB of bytes", noise(kHuge, 11));
+  return probes;
+}
+
+}  // namespace echoline::data_plane

@@ -1,0 +1,19 @@
+// Responses that a policy may write, from right to hostile. Private to data_plane/.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "data_plane/adapters/adapter.hpp"
+
+namespace echoline::data_plane {
+
+struct Probe {
+  std::string what;  // "1 MiB of digits"
+  std::string text;
+  bool plain = false;  // any task should be able to say what it is worth
+};
+
+// `other`: another problem. The same for the same problems.
+std::vector<Probe> probes_for(const Adapter& adapter, const Problem& problem, const Problem& other);
+
+}  // namespace echoline::data_plane

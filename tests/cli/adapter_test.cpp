@@ -1,0 +1,127 @@
+// The verbs around tasks, from the outside: built-in ones, and a program in Python.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "data_plane/sandbox/sandbox.hpp"
+#include "tests/cli/program.hpp"
+
+namespace echoline::testing {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kSums = R"(
+import echoline_task as task
+PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b)} for a in range(10) for b in range(10)]
+
+@task.score
+def score(problem, response):
+    return {"reward": float(response.strip() == problem["reference"]), "components": {"digits": float(response.isdigit())}}
+
+task.run(problems=PROBLEMS[20:], evaluation=PROBLEMS[:20], name="sums")
+)";
+
+constexpr const char* kFaulty = R"(
+import echoline_task as task, os, random
+PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b)} for a in range(10) for b in range(10)]
+
+@task.score
+def score(problem, response):
+    if len(response) > 100000:
+        os._exit(3)
+    return random.random() + int(response or 0)
+
+task.run(problems=PROBLEMS, evaluation=PROBLEMS[:20], name="sums")
+)";
+
+class AdapterVerbs : public ::testing::Test {
+ protected:
+  std::string file(const std::string& name, const std::string& text) const {
+    const auto path = folder_.path() / name;
+    std::ofstream(path) << text;
+    return path.string();
+  }
+  static bool sandboxed() { return sandbox::Pool::start().has_value(); }
+  TemporaryFolder folder_;
+};
+
+TEST_F(AdapterVerbs, ListHasEveryAdapterAndTheOptionsOfOne) {
+  const Outcome all = run_program({"adapter", "list", "--json"});
+  ASSERT_EQ(all.status, 0) << all.err;
+  const json list = json::parse(all.out);
+  EXPECT_EQ(list["schema_version"], 1);
+  std::vector<std::string> names;
+  for (const json& row : list["adapters"]) names.push_back(row["name"]);
+  EXPECT_THAT(names, ::testing::IsSupersetOf({"arithmetic", "guess", "jsonl", "poker", "process"}));
+  EXPECT_THAT(run_program({"adapter", "list"}).out, AllOf(HasSubstr("gsm8k"), HasSubstr("file, sandbox")));
+  const Outcome one = run_program({"adapter", "list", "countdown"});
+  EXPECT_THAT(one.out, AllOf(HasSubstr("task.options.target_max"), HasSubstr("task.options.reward.allowed")));
+  const Outcome unknown = run_program({"adapter", "list", "gsm8"});
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("did you mean 'gsm8k'?"));
+}
+
+TEST_F(AdapterVerbs, CheckFindsNothingInASoundTask) {
+  const Outcome run_file = run_program({"adapter", "check", "configs/quickstart.yaml", "--seconds", "2", "--json"});
+  ASSERT_EQ(run_file.status, 0) << run_file.err << run_file.out;
+  const json report = json::parse(run_file.out);
+  EXPECT_EQ(report["sound"], true);
+  for (const json& finding : report["findings"]) EXPECT_EQ(finding["check"], "demonstrations") << "its teacher forgets carries: " << finding;
+  EXPECT_GT(report["speed"]["per_s"], 100.0);
+  if (!sandboxed()) GTEST_SKIP() << "no sandbox";
+  const Outcome script = run_program({"adapter", "check", "process", "--seconds", "5", "--", "python3", file("sums.py", kSums)});
+  EXPECT_EQ(script.status, 0) << script.err << script.out;
+  EXPECT_THAT(script.out, AllOf(HasSubstr("nothing is wrong with it"), HasSubstr("held out       20"), HasSubstr("repeatable: costly")));
+}
+
+TEST_F(AdapterVerbs, CheckSaysWhatIsWrongAndWhere) {
+  if (!sandboxed()) GTEST_SKIP() << "no sandbox";
+  const std::string script = file("faulty.py", kFaulty);
+  const Outcome outcome = run_program({"adapter", "check", "process", "--json", "--seconds", "4", "--", "python3", script});
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report["sound"], false);
+  std::map<std::string, std::string> found;
+  for (const json& f : report["findings"]) found[f["check"]] += fmt::format("{} [{}] [{}]\n", f["what"].get<std::string>(), f.value("problem", ""), f.value("response", ""));
+  EXPECT_THAT(found["held out"], HasSubstr("under another id [sums/problems/"));
+  EXPECT_THAT(found["scores"], HasSubstr("not repeatable although it says it is"));
+  EXPECT_THAT(found["failures"], HasSubstr("ValueError: invalid literal for int()"));
+  EXPECT_THAT(found["breaks"], HasSubstr("it ended"));
+  const Outcome text = run_program({"adapter", "check", "process", "--seconds", "2", "--", "python3", script});
+  EXPECT_THAT(text.out, AllOf(HasSubstr("WRONG (scores)"), HasSubstr("it is not fit for a run")));
+}
+
+TEST_F(AdapterVerbs, CheckTellsOfATaskThatHangs) {
+  if (!sandboxed()) GTEST_SKIP() << "no sandbox";
+  const Outcome outcome = run_program({"adapter", "check", "process", "--patience", "1", "--", "python3", file("hangs.py", "import time\ntime.sleep(600)\n")});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("making the task: it hangs: nothing came of it for 1 s"));
+}
+
+TEST_F(AdapterVerbs, WhatCannotBeATaskIsRefused) {
+  const auto error_of = [](std::vector<std::string> words, int status = 2) {
+    const Outcome outcome = run_program(words);
+    EXPECT_EQ(outcome.status, status) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    return outcome.err;
+  };
+  EXPECT_THAT(error_of({"adapter", "check", "arithmetik"}), HasSubstr("did you mean 'arithmetic'?"));
+  EXPECT_THAT(error_of({"adapter", "check", "arithmetic", "--options", "[1]"}), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(error_of({"adapter", "check", "arithmetic", "--options", R"({"digit": 2})"}), HasSubstr("did you mean 'digits'?"));
+  EXPECT_THAT(error_of({"adapter", "check", "arithmetic", "--", "x"}), HasSubstr("adapter `process`"));
+  EXPECT_THAT(error_of({"adapter", "check", "configs/quickstart.yaml", "--options", "{}"}), HasSubstr("--set task.options"));
+  EXPECT_THAT(error_of({"adapter", "check", "configs/quickstart.yaml", "--set", "task.options.digit=3"}), HasSubstr("digit"));
+  EXPECT_THAT(error_of({"adapter", "check", "gsm8k", "--options", R"({"train": "/nowhere/x.jsonl", "test": "/nowhere/y.jsonl"})"}), HasSubstr("/nowhere/"));
+  EXPECT_THAT(error_of({"adapter", "check", "process", "--", "no-such-program"}), HasSubstr("no program 'no-such-program' in PATH"));
+  const std::string broken = file("run.yaml", "run: {name: x}\ntask:\n  adapter: arithmetic\n  options: {digits: 12}\n");
+  EXPECT_THAT(error_of({"adapter", "check", broken}), HasSubstr("run.yaml:4:"));
+}
+
+}  // namespace
+}  // namespace echoline::testing
