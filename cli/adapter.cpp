@@ -9,6 +9,7 @@ void add_adapter(Verb& app, int& exit) {
   adapter->needs_verb();
   add_adapter_list(*adapter, exit);
   add_adapter_check(*adapter, exit);
+  add_adapter_play(*adapter, exit);
   add_adapter_poker(*adapter, exit);
 }
 

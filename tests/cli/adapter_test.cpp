@@ -1,6 +1,8 @@
 // The verbs around tasks, from the outside: built-in ones, and a program in Python.
 #include <gmock/gmock.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -102,6 +104,38 @@ TEST_F(AdapterVerbs, CheckTellsOfATaskThatHangs) {
   const Outcome outcome = run_program({"adapter", "check", "process", "--patience", "1", "--", "python3", file("hangs.py", "import time\ntime.sleep(600)\n")});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.out, HasSubstr("making the task: it hangs: nothing came of it for 1 s"));
+}
+
+// The program with a file as its standard input.
+Outcome with_input(const std::vector<std::string>& words, const std::string& input) {
+  const int before = ::dup(STDIN_FILENO), file = ::open(input.c_str(), O_RDONLY);
+  ::dup2(file, STDIN_FILENO);
+  Outcome outcome = run_program(words, std::chrono::seconds(60), /*own_input=*/true);
+  ::dup2(before, STDIN_FILENO);
+  ::close(before);
+  ::close(file);
+  return outcome;
+}
+
+TEST_F(AdapterVerbs, PlayTakesResponsesFromAFile) {
+  const std::string guesses = file("guesses", "500\nx\x1b[2J\n25\n");
+  const Outcome played = with_input({"adapter", "play", "guess", "--reveal", "--seed", "1"}, guesses);
+  ASSERT_EQ(played.status, 0) << played.err;
+  EXPECT_THAT(played.out, AllOf(HasSubstr("19-34="), HasSubstr("> 500"), HasSubstr("[turn 2: reward -0.05"), HasSubstr("--- correct, reward 0.9 in 3 turns"), HasSubstr("--- reference\n25")));
+  EXPECT_THAT(played.out, AllOf(Not(HasSubstr("\x1b")), HasSubstr("x\\x1b[2J"))) << "a terminal obeys nothing of it";
+  const Outcome cut = with_input({"adapter", "play", "guess", "--json"}, file("few", "1"));
+  ASSERT_EQ(cut.status, 0);
+  const json episode = json::parse(cut.out);
+  EXPECT_EQ(episode["done"], false);
+  EXPECT_EQ(episode["turns"].size(), 1u);
+  EXPECT_EQ(episode["turns"][0]["observation"], "+");
+  const Outcome whole = with_input({"adapter", "play", "arithmetic", "--json", "--ends", "input"}, file("lines", "1\n\n2\n"));
+  EXPECT_EQ(json::parse(whole.out)["turns"][0]["response"], "1\n\n2");
+  const Outcome paragraph = with_input({"adapter", "play", "arithmetic", "--json", "--ends", "empty"}, file("paragraph", "1\n2\n\n3\n"));
+  EXPECT_EQ(json::parse(paragraph.out)["turns"][0]["response"], "1\n2");
+  const Outcome far = run_program({"adapter", "play", "guess", "--held-out", "--problem", "256"});
+  EXPECT_EQ(far.status, 2);
+  EXPECT_THAT(far.err, HasSubstr("256 held-out problems, counted from 0"));
 }
 
 TEST_F(AdapterVerbs, WhatCannotBeATaskIsRefused) {

@@ -30,7 +30,7 @@ std::filesystem::path temporary_file() {
 
 }  // namespace
 
-Program::Program(const std::vector<std::string>& arguments) : out_(temporary_file()), err_(temporary_file()) {
+Program::Program(const std::vector<std::string>& arguments, bool own_input) : out_(temporary_file()), err_(temporary_file()) {
   std::vector<std::string> full{ECHOLINE_PROGRAM};
   full.insert(full.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
@@ -38,7 +38,7 @@ Program::Program(const std::vector<std::string>& arguments) : out_(temporary_fil
   argv.push_back(nullptr);
   pid_ = ::fork();
   if (pid_ == 0) {
-    ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
+    if (!own_input) ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
     ::dup2(::open(out_.c_str(), O_WRONLY), STDOUT_FILENO);
     ::dup2(::open(err_.c_str(), O_WRONLY), STDERR_FILENO);
     ::execv(argv[0], argv.data());
@@ -73,8 +73,8 @@ Outcome Program::wait(std::chrono::seconds limit) {
   return {status, slurp(out_), slurp(err_)};
 }
 
-Outcome run_program(const std::vector<std::string>& arguments, std::chrono::seconds limit) {
-  Program program(arguments);
+Outcome run_program(const std::vector<std::string>& arguments, std::chrono::seconds limit, bool own_input) {
+  Program program(arguments, own_input);
   return program.wait(limit);
 }
 

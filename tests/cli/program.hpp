@@ -22,7 +22,8 @@ struct Outcome {
 // A run of the program with captured output. The destructor kills what still runs.
 class Program {
  public:
-  explicit Program(const std::vector<std::string>& arguments);
+  // Its standard input is empty, or this process's own.
+  explicit Program(const std::vector<std::string>& arguments, bool own_input = false);
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -38,7 +39,8 @@ class Program {
   std::filesystem::path out_, err_;
 };
 
-Outcome run_program(const std::vector<std::string>& arguments, std::chrono::seconds limit = std::chrono::seconds(60));
+Outcome run_program(const std::vector<std::string>& arguments, std::chrono::seconds limit = std::chrono::seconds(60),
+                    bool own_input = false);
 
 // Asks `condition` every few milliseconds until it holds (true) or `limit` is over (false).
 bool eventually(std::chrono::seconds limit, const std::function<bool()>& condition);

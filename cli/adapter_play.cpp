@@ -1,0 +1,191 @@
+// echoline adapter play: a person, or a file, takes the policy's place at a task.
+#include <unistd.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/text.hpp"
+#include "cli/adapter_verbs.hpp"
+#include "cli/output.hpp"
+#include "cli/task_choice.hpp"
+#include "cli/verbs.hpp"
+#include "data_plane/adapters/adapter.hpp"
+
+namespace echoline::cli {
+namespace {
+
+using data_plane::Score;
+using data_plane::Step;
+using nlohmann::json;
+
+constexpr std::string_view kOperation = "adapter play";
+constexpr std::size_t kResponseBytesMax = 4u << 20;  // TrajectoryLimits::text_max
+
+struct Arguments {
+  TaskWords words;
+  std::uint64_t problem = 0;
+  std::string ends = "line";
+  bool held_out = false, reveal = false, as_json = false;
+};
+
+// What is said goes to stdout, or beside the JSON.
+class Table {
+ public:
+  explicit Table(bool as_json) : to_(as_json ? stderr : stdout), asks_(::isatty(STDIN_FILENO) == 1) {}
+
+  // Line by line: what a terminal would obey stands escaped.
+  void show(std::string_view text) const {
+    while (!text.empty()) {
+      const std::size_t end = std::min(text.find('\n'), text.size());
+      std::string_view line = text.substr(0, end);
+      if (line.ends_with('\r')) line.remove_suffix(1);
+      write(printable(line, kResponseBytesMax) + "\n");
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+  }
+  void head(std::string_view who) const { write(fmt::format("--- {}\n", who)); }
+  void write(const std::string& text) const {
+    std::fwrite(text.data(), 1, text.size(), to_);
+    std::fflush(to_);
+  }
+
+  // The next response; absent at the end of the input. kInvalid where it is too long.
+  Result<std::optional<std::string>> response(const std::string& ends) const {
+    if (asks_) say("{}", ends == "line" ? "> " : ends == "empty" ? "(an empty line ends the response)\n" : "(Ctrl-D ends the response)\n");
+    std::string text;
+    for (bool any = false;; any = true) {
+      bool ended = false;
+      const std::size_t begin = text.size();
+      for (;;) {
+        const int c = std::getchar();
+        ended = c == EOF;
+        if (ended || c == '\n') break;
+        if (text.size() >= kResponseBytesMax) return fail(Code::kInvalid, kOperation, "a response of more than {}", to_text(Bytes{kResponseBytesMax}));
+        text.push_back(static_cast<char>(c));
+      }
+      if (std::ferror(stdin) != 0) return fail(Code::kIo, kOperation, "standard input cannot be read");
+      const bool nothing = text.size() == begin;
+      if (ended && nothing) {
+        if (!any) return std::optional<std::string>();
+        break;
+      }
+      if (ended || ends == "line") return std::optional(std::move(text));
+      if (ends == "empty" && nothing) break;
+      text.push_back('\n');
+    }
+    if (text.ends_with('\n')) text.pop_back();
+    return std::optional(std::move(text));
+  }
+  // A file's responses belong into what is read afterwards.
+  bool echoes() const { return !asks_; }
+
+ private:
+  std::FILE* const to_;
+  const bool asks_;
+};
+
+std::string parts(const Score& score) {
+  std::string text;
+  for (const auto& [name, value] : score.components) text += fmt::format("  {} {:g}", printable(name, 40), value);
+  return text;
+}
+
+json as_json(const Score& score) { return {{"reward", score.reward}, {"components", score.components}, {"correct", score.correct}}; }
+
+std::string around(std::string text, std::string_view place, const std::string& what) {
+  const std::size_t at = text.find(place);
+  return at == std::string::npos ? text + what : text.replace(at, place.size(), what);
+}
+
+Result<data_plane::Problem> chosen_problem(const Arguments& a, const data_plane::Adapter& adapter) {
+  if (!a.held_out) return adapter.problem(a.problem);
+  auto problems = adapter.evaluation();
+  if (a.problem >= problems.size()) return fail(Code::kInvalid, kOperation, "--problem {}: the task has {} held-out problems, counted from 0", a.problem, problems.size());
+  return std::move(problems[a.problem]);
+}
+
+Status play(const Arguments& a) {
+  ECHO_ASSIGN(const TaskChoice choice, choose_task(a.words));
+  auto made = data_plane::make_adapter(choice.task.adapter, choice.task.options_json, choice.seed);
+  if (!made) return as_mistake(std::move(made).error());
+  const auto adapter = *std::move(made);
+  ECHO_ASSIGN(const auto problem, chosen_problem(a, *adapter));
+  ECHO_ASSIGN(const auto episode, adapter->begin(problem, data_plane::episode_seed(choice.seed, a.problem, 0)));
+
+  const Table table(a.as_json);
+  const bool chat = choice.task.chat;
+  table.head(fmt::format("{}: problem {}, seed {}", printable(choice.label), printable(problem.id(), 128), choice.seed));
+  if (!choice.task.system.empty()) {
+    table.head("system");
+    table.show(choice.task.system);
+  }
+  if (chat) table.head("user");
+  table.show(around(choice.task.prompt, "{prompt}", problem.prompt()));
+  Score total;
+  json turns = json::array();
+  bool done = false;
+  while (!done && turns.size() < data_plane::kTurnsMax) {
+    if (chat) table.head("assistant");
+    ECHO_ASSIGN(auto response, table.response(a.ends));
+    if (!response) break;
+    if (table.echoes()) table.show(chat ? *response : "> " + *response);
+    auto step = data_plane::step_and_wait(*episode, *response);
+    if (!step) return fail(step.error().code, kOperation, "turn {} of '{}': {}", turns.size() + 1, problem.id(), step.error().message());
+    data_plane::add(total, step->score);
+    done = step->done;
+    table.write(fmt::format("[turn {}: reward {:g}{}{}]\n", turns.size() + 1, step->score.reward, parts(step->score), done ? "" : "; it goes on"));
+    turns.push_back(as_json(step->score));
+    turns.back().update({{"response", *response}, {"done", done}});
+    if (done) break;
+    turns.back()["observation"] = step->observation;
+    if (chat) table.head("user");
+    table.show(step->observation);
+  }
+  if (!done) {
+    const Score cut = episode->cut();
+    const bool correct = total.correct;
+    data_plane::add(total, cut);
+    total.correct = correct;
+    if (table.echoes() || turns.empty()) table.write("\n");
+    table.write(fmt::format("[{}: reward {:g}{}]\n", turns.size() == data_plane::kTurnsMax ? "that were all turns there may be" : "the input ends here, the task does not", cut.reward, parts(cut)));
+  }
+  table.head(fmt::format("{}, reward {:g} in {} turn{}{}", total.correct ? "correct" : "not correct", total.reward, turns.size(), turns.size() == 1 ? "" : "s", parts(total)));
+  if (a.reveal) {
+    table.head("reference");
+    table.show(problem.reference());
+    if (const auto demonstration = adapter->demonstration(problem)) {
+      table.head("demonstration");
+      table.show(*demonstration);
+    }
+  }
+  if (a.as_json) {
+    json result = as_json(total);
+    result.update({{"schema_version", 1}, {"task", choice.label}, {"seed", choice.seed}, {"problem", problem.id()}, {"prompt", problem.prompt()}, {"done", done}, {"turns", turns}});
+    if (a.reveal) result["reference"] = problem.reference();
+    fmt::print("{}\n", result.dump(2, ' ', false, json::error_handler_t::replace));
+  }
+  return ok();
+}
+
+}  // namespace
+
+void add_adapter_play(Verb& adapter, int& exit) {
+  auto* verb = adapter.add_verb("play", "Take the policy's place at a problem: what it is told, and what answers are worth");
+  auto a = std::make_shared<Arguments>();
+  a->words.add_options(*verb);
+  verb->add_option("--problem", a->problem, "number of the training problem")->show_default();
+  verb->add_flag("--held-out", a->held_out, "of the held-out problems instead");
+  verb->add_option("--ends", a->ends, "what ends a response: a line's end, an empty line, or the end of the input (Ctrl-D)")->one_of({"line", "empty", "input"})->show_default();
+  verb->add_flag("--reveal", a->reveal, "show the reference in the end");
+  verb->add_flag("--json", a->as_json, "print the episode as JSON in the end, and all else on stderr");
+  verb->footer(
+      "  echoline adapter play guess\n"
+      "  echoline adapter play run.yaml --held-out --problem 3 --reveal\n"
+      "  echoline adapter play code.yaml --ends input < solution.md");
+  verb->callback([a, &exit] {
+    const Status done = play(*a);
+    exit = done ? 0 : complain(kOperation, done.error());
+  });
+}
+
+}  // namespace echoline::cli
