@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   add_publish(app, exit);
   add_model(app, exit);
   add_evaluate(app, exit);
+  add_rescore(app, exit);
   add_config(app, exit);
   add_sim(app, exit);
   add_status(app, exit);

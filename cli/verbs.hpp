@@ -20,6 +20,7 @@ void add_plan(Verb& app, int& exit);
 void add_apply(Verb& app, int& exit);
 void add_model(Verb& app, int& exit);
 void add_evaluate(Verb& app, int& exit);
+void add_rescore(Verb& app, int& exit);
 void add_config(Verb& app, int& exit);
 void add_completion(Verb& app, int& exit);
 void add_man(Verb& app, int& exit);

@@ -26,7 +26,7 @@ std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t,
   if (t.loss_mask_size() == 0) return {response};
   std::vector<std::span<const model::Token>> turns;
   const auto drawn = [&](std::size_t i) { return t.loss_mask(static_cast<int>(i)) != 0; };
-  if (!drawn(0) || !drawn(response.size() - 1)) return {};
+  if (response.empty() || !drawn(0) || !drawn(response.size() - 1)) return {};
   for (std::size_t begin = 0, end = 0; begin < response.size(); begin = end) {
     while (end < response.size() && drawn(end) == drawn(begin)) ++end;
     if (drawn(begin)) turns.push_back(response.subspan(begin, end - begin));

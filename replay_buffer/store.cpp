@@ -3,7 +3,6 @@
 namespace echoline::replay_buffer {
 namespace {
 
-constexpr std::uint64_t kApplicationId = 0x4543484f;      // "ECHO"
 constexpr std::uint64_t kCheckedBytesMax = 256ull << 20;  // larger files are not read through at open
 constexpr std::string_view kOpen = "open replay buffer";
 

@@ -9,6 +9,7 @@
 namespace echoline::replay_buffer {
 
 inline constexpr std::uint64_t kSchemaVersion = 4;
+inline constexpr std::uint64_t kApplicationId = 0x4543484f;  // "ECHO"
 
 class Store {
  public:

@@ -1,0 +1,95 @@
+#include "learner/rescore.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "learner/second_look.hpp"
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::string_view kOperation = "rescore";
+constexpr std::size_t kReasonsMax = 16, kReasonBytes = 160, kPartsMax = 256;
+
+bool same(double a, double b) { return std::abs(a - b) <= 1e-9 * std::max({1.0, std::abs(a), std::abs(b)}); }
+
+// The problem as the grading task has it, else as the run had it.
+Result<schema::Problem> problem_of(const Grader& grader, const schema::Trajectory& t) {
+  std::string found = "none";
+  for (const data_plane::Adapter* adapter : {grader.task, grader.problems}) {
+    if (adapter == nullptr) continue;
+    auto problem = adapter->problem(t.group());
+    if (problem && problem->id() == t.problem_id()) return problem;
+    if (problem) found = "another one";
+  }
+  return fail(Code::kNotFound, kOperation, "its problem is not known: the task has {} at its place", found);
+}
+
+}  // namespace
+
+Result<Regraded> grade_again(const Grader& grader, const schema::Trajectory& t) {
+  ECHO_ASSIGN(const schema::Problem problem, problem_of(grader, t));
+  std::vector<std::string> responses;
+  if (t.loss_mask_size() == 0) {
+    responses.push_back(t.text());
+  } else {
+    ECHO_ASSIGN(const model::Phrasing* phrasing, grader.phrasing());
+    std::vector<model::Token> tokens;
+    for (const std::uint32_t token : t.response_tokens()) tokens.push_back(static_cast<model::Token>(token));
+    for (const auto turn : turns_of(t, tokens)) responses.push_back(phrasing->answer(turn));
+    if (responses.empty()) return fail(Code::kCorrupt, kOperation, "its loss mask does not begin and end with the policy's tokens");
+  }
+  ECHO_ASSIGN(const auto episode, grader.task->begin(problem, data_plane::episode_seed(grader.seed, t.group(), t.member())));
+  Regraded again;
+  bool done = false;
+  for (again.turns = 0; again.turns < responses.size() && !done; ++again.turns) {
+    ECHO_ASSIGN(const data_plane::Step step, data_plane::step_and_wait(*episode, responses[again.turns]));
+    data_plane::add(again.score, step.score);
+    done = step.done;
+  }
+  again.ended_early = done && again.turns < responses.size();
+  if (!done) data_plane::add(again.score, episode->cut());
+  if (!std::isfinite(again.score.reward)) return fail(Code::kCorrupt, kOperation, "its reward is now {}", again.score.reward);
+  return again;
+}
+
+std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<Regraded>& again) {
+  if (!again) {
+    const std::string reason = again.error().message().substr(0, kReasonBytes);
+    const bool room = sums_.ungraded.size() < kReasonsMax || sums_.ungraded.contains(reason);
+    ++sums_.ungraded[room ? reason : "others"];
+    return std::nullopt;
+  }
+  const data_plane::Score& score = again->score;
+  ++sums_.graded;
+  sums_.reward_old += t.reward(), sums_.reward_new += score.reward;
+  sums_.correct_old += t.correct() ? 1 : 0, sums_.correct_new += score.correct ? 1 : 0;
+  const auto part = [&](const std::string& name) -> RescoreSum::Part* {
+    if (sums_.parts.size() >= kPartsMax && !sums_.parts.contains(name)) return nullptr;
+    return &sums_.parts[name];
+  };
+  for (const auto& [name, value] : t.components())
+    if (auto* p = part(name)) ++p->rollouts_old, p->mean_old += value;
+  for (const auto& [name, value] : score.components)
+    if (auto* p = part(name)) ++p->rollouts_new, p->mean_new += value;
+  const bool agree = same(t.reward(), score.reward) && t.correct() == score.correct;
+  if (!agree) return false;
+  ++sums_.agree;
+  bool parts = static_cast<std::size_t>(t.components_size()) == score.components.size();
+  for (const auto& [name, value] : score.components) {
+    const auto found = t.components().find(name);
+    parts = parts && found != t.components().end() && same(found->second, value);
+  }
+  if (!parts) ++sums_.components_differ;
+  return true;
+}
+
+RescoreSum RescoreSums::sum() const {
+  RescoreSum sum = sums_;
+  const double n = static_cast<double>(std::max<std::uint64_t>(sum.graded, 1));
+  for (double* value : {&sum.reward_old, &sum.reward_new, &sum.correct_old, &sum.correct_new}) *value /= n;
+  for (auto& [name, part] : sum.parts) part.mean_old /= n, part.mean_new /= n;
+  return sum;
+}
+
+}  // namespace echoline::learner
