@@ -10,6 +10,8 @@ void add_adapter(Verb& app, int& exit) {
   add_adapter_list(*adapter, exit);
   add_adapter_check(*adapter, exit);
   add_adapter_play(*adapter, exit);
+  add_adapter_bench(*adapter, exit);
+  add_adapter_new(*adapter, exit);
   add_adapter_poker(*adapter, exit);
 }
 

@@ -60,10 +60,10 @@ class Table {
         const int c = std::getchar();
         ended = c == EOF;
         if (ended || c == '\n') break;
-        if (text.size() >= kResponseBytesMax) return fail(Code::kInvalid, kOperation, "a response of more than {}", to_text(Bytes{kResponseBytesMax}));
+        if (text.size() >= kResponseBytesMax) return fail(Code::kInvalid, "", "a response of more than {}", to_text(Bytes{kResponseBytesMax}));
         text.push_back(static_cast<char>(c));
       }
-      if (std::ferror(stdin) != 0) return fail(Code::kIo, kOperation, "standard input cannot be read");
+      if (std::ferror(stdin) != 0) return fail(Code::kIo, "", "standard input cannot be read");
       const bool nothing = text.size() == begin;
       if (ended && nothing) {
         if (!any) return std::optional<std::string>();
@@ -100,7 +100,7 @@ std::string around(std::string text, std::string_view place, const std::string& 
 Result<data_plane::Problem> chosen_problem(const Arguments& a, const data_plane::Adapter& adapter) {
   if (!a.held_out) return adapter.problem(a.problem);
   auto problems = adapter.evaluation();
-  if (a.problem >= problems.size()) return fail(Code::kInvalid, kOperation, "--problem {}: the task has {} held-out problems, counted from 0", a.problem, problems.size());
+  if (a.problem >= problems.size()) return fail(Code::kInvalid, "", "--problem {}: the task has {} held-out problems, counted from 0", a.problem, problems.size());
   return std::move(problems[a.problem]);
 }
 
@@ -130,7 +130,7 @@ Status play(const Arguments& a) {
     if (!response) break;
     if (table.echoes()) table.show(chat ? *response : "> " + *response);
     auto step = data_plane::step_and_wait(*episode, *response);
-    if (!step) return fail(step.error().code, kOperation, "turn {} of '{}': {}", turns.size() + 1, problem.id(), step.error().message());
+    if (!step) return fail(step.error().code, "", "turn {} of '{}': {}", turns.size() + 1, problem.id(), step.error().message());
     data_plane::add(total, step->score);
     done = step->done;
     table.write(fmt::format("[turn {}: reward {:g}{}{}]\n", turns.size() + 1, step->score.reward, parts(step->score), done ? "" : "; it goes on"));

@@ -48,9 +48,9 @@ Result<std::unique_ptr<data_plane::Adapter>> made(const learner::TaskSection& ta
 }
 
 Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) {
-  if (!a.adapter.empty() && !a.config.empty()) return fail(Code::kInvalid, kOperation, "expected --adapter or --config, found both");
-  if (!a.options.empty() && a.adapter.empty()) return fail(Code::kInvalid, kOperation, "--options are those of an --adapter: name it");
-  if (!a.overrides.empty() && a.config.empty()) return fail(Code::kInvalid, kOperation, "--set is for keys of a run file: give it with --config");
+  if (!a.adapter.empty() && !a.config.empty()) return fail(Code::kInvalid, "", "expected --adapter or --config, found both");
+  if (!a.options.empty() && a.adapter.empty()) return fail(Code::kInvalid, "", "--options are those of an --adapter: name it");
+  if (!a.overrides.empty() && a.config.empty()) return fail(Code::kInvalid, "", "--set is for keys of a run file: give it with --config");
   ECHO_ASSIGN(g.run, learner::load_run_config(run / "config.yaml"));
   if (a.adapter.empty() && a.config.empty()) {
     ECHO_ASSIGN(g.task, made(g.run.task, g.run.run.seed));
@@ -71,8 +71,12 @@ Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) 
   // Problems may be the run's: then the task needs no files of its own.
   auto with_problems = made(task, g.run.run.seed);
   if (with_problems) g.task = *std::move(with_problems);
-  else if (auto alone = data_plane::make_adapter(task.adapter, task.options_json, g.run.run.seed, data_plane::AdapterUse::kScoring)) g.task = *std::move(alone);
-  else return std::move(with_problems).error();
+  else if (auto alone = data_plane::make_adapter(task.adapter, task.options_json, g.run.run.seed, data_plane::AdapterUse::kScoring)) {
+    say("the problems are the run's, because {} has none: {}\n", task.adapter, with_problems.error().message());
+    g.task = *std::move(alone);
+  } else {
+    return std::move(with_problems).error();
+  }
   auto own = made(g.run.task, g.run.run.seed);
   if (own) g.own = *std::move(own);
   else say("the run's own task cannot be made, so problems have to be those of {}: {}\n", g.name, own.error().message());
@@ -124,7 +128,7 @@ class Rescoring {
   Status run(replay_buffer::Stored& stored) {
     if (!a_.out.empty()) {
       out_.open(a_.out, std::ios::binary | std::ios::trunc);
-      if (!out_) return fail(Code::kIo, kOperation, "{}: cannot be written", a_.out);
+      if (!out_) return fail(Code::kIo, "", "{}: cannot be written", a_.out);
     }
     ECHO_ASSIGN(unreadable, stored.each(a_.rollouts, [this](StoredTrajectory t) -> Status {
       bytes_ += t.trajectory.ByteSizeLong();
@@ -132,7 +136,7 @@ class Rescoring {
       return window_.size() < kWindow && bytes_ < kWindowBytes ? ok() : grade();
     }));
     ECHO_TRY(grade());
-    if (out_.is_open() && !out_.flush()) return fail(Code::kIo, kOperation, "{}: cannot be written to its end", a_.out);
+    if (out_.is_open() && !out_.flush()) return fail(Code::kIo, "", "{}: cannot be written to its end", a_.out);
     return ok();
   }
 
@@ -161,7 +165,7 @@ class Rescoring {
       json row = row_of(window_[i], again, agrees);
       if (out_.is_open()) {
         out_ << row.dump(-1, ' ', false, json::error_handler_t::replace) << '\n';
-        if (!out_) return fail(Code::kIo, kOperation, "{}: cannot be written", a_.out);
+        if (!out_) return fail(Code::kIo, "", "{}: cannot be written", a_.out);
       }
       if (show) differing.push_back(std::move(row));
     }
@@ -234,7 +238,7 @@ Status rescore(const Arguments& a) {
   const json result = result_of(run, graders, counts, rescoring);
   if (a.as_json) fmt::print("{}\n", result.dump(2, ' ', false, json::error_handler_t::replace));
   else print(result);
-  if (result.at("graded") == 0 && !result.at("ungraded").empty()) return fail(Code::kUnavailable, kOperation, "none of the rollouts could be graded");
+  if (result.at("graded") == 0 && !result.at("ungraded").empty()) return fail(Code::kUnavailable, "", "none of the rollouts could be graded");
   return ok();
 }
 

@@ -16,11 +16,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::string_view kOperation = "task";
-
 Result<std::uint64_t> number(const std::string& text, const char* name) {
   if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos)
-    return fail(Code::kInvalid, kOperation, "{}: expected a whole number, found '{}'", name, text);
+    return fail(Code::kInvalid, "", "{}: expected a whole number, found '{}'", name, text);
   return std::strtoull(text.c_str(), nullptr, 10);
 }
 
@@ -32,7 +30,7 @@ Result<fs::path> program(const std::string& word) {
   std::error_code ignored;
   for (std::string folder; std::getline(folders, folder, ':');)
     if (!folder.empty() && fs::is_regular_file(fs::path(folder) / word, ignored)) return fs::absolute(fs::path(folder) / word);
-  return fail(Code::kInvalid, kOperation, "there is no program '{}' in PATH", word);
+  return fail(Code::kInvalid, "", "there is no program '{}' in PATH", word);
 }
 
 bool of_system(const fs::path& path) {
@@ -42,21 +40,21 @@ bool of_system(const fs::path& path) {
 // `[INTERPRETER [ARGUMENT...]] SCRIPT`, or a program that is no script, as options of the adapter `process`.
 Status add_command(const std::vector<std::string>& words, json& options) {
   if (options.contains("command") || options.contains("script"))
-    return fail(Code::kInvalid, kOperation, "--options has a command or script already: leave one of them out");
+    return fail(Code::kInvalid, "", "--options has a command or script already: leave one of them out");
   std::error_code ignored;
   const bool script = fs::is_regular_file(words.back(), ignored) && (words.size() > 1 || words.back().ends_with(".py"));
   if (script) options["script"] = fs::absolute(words.back()).lexically_normal().string();
   const std::vector<std::string> rest(words.begin(), words.end() - (script ? 1 : 0));
   if (rest.empty()) return ok();
   ECHO_ASSIGN(const fs::path path, program(rest.front()));
-  if (!fs::exists(path, ignored)) return fail(Code::kInvalid, kOperation, "{}: there is no such program", path.string());
+  if (!fs::exists(path, ignored)) return fail(Code::kInvalid, "", "{}: there is no such program", path.string());
   json command = json::array({path.string()});
   for (std::size_t i = 1; i < rest.size(); ++i) command.push_back(rest[i]);
   options["command"] = std::move(command);
   if (of_system(path)) return ok();
   const auto allowed = fs::status(path.parent_path(), ignored).permissions();
   if ((allowed & fs::perms::others_read) == fs::perms::none || (allowed & fs::perms::others_exec) == fs::perms::none)
-    return fail(Code::kInvalid, kOperation, "{}: the sandbox's user may not read this folder; chmod o+rx, or take a program of /usr/bin", path.parent_path().string());
+    return fail(Code::kInvalid, "", "{}: the sandbox's user may not read this folder; chmod o+rx, or take a program of /usr/bin", path.parent_path().string());
   options["readable"].push_back(path.parent_path().string());
   return ok();
 }
@@ -64,14 +62,14 @@ Status add_command(const std::vector<std::string>& words, json& options) {
 Result<TaskChoice> of_adapter(const TaskWords& words) {
   TaskChoice choice;
   choice.task.adapter = choice.label = words.task;
-  if (!words.overrides.empty()) return fail(Code::kInvalid, kOperation, "--set is for keys of a run file: give --options to an adapter");
+  if (!words.overrides.empty()) return fail(Code::kInvalid, "", "--set is for keys of a run file: give --options to an adapter");
   json options = json::object();
   if (!words.options.empty()) {
     options = json::parse(words.options, nullptr, false);
-    if (!options.is_object()) return fail(Code::kInvalid, kOperation, "--options: expected a JSON object such as '{{\"digits\": 2}}', found '{}'", words.options.substr(0, 200));
+    if (!options.is_object()) return fail(Code::kInvalid, "", "--options: expected a JSON object such as '{{\"digits\": 2}}', found '{}'", words.options.substr(0, 200));
   }
   if (!words.command.empty()) {
-    if (words.task != "process") return fail(Code::kInvalid, kOperation, "'{}' is no program: what is behind -- is for the adapter `process`", words.task);
+    if (words.task != "process") return fail(Code::kInvalid, "", "'{}' is no program: what is behind -- is for the adapter `process`", words.task);
     ECHO_TRY(add_command(words.command, options));
     choice.label = fmt::format("process ({})", words.command.back());
   }
@@ -80,8 +78,8 @@ Result<TaskChoice> of_adapter(const TaskWords& words) {
 }
 
 Result<TaskChoice> of_file(const TaskWords& words, const fs::path& path) {
-  if (!words.options.empty()) return fail(Code::kInvalid, kOperation, "{} has the options of its task: change one by --set task.options.NAME=VALUE", path.string());
-  if (!words.command.empty()) return fail(Code::kInvalid, kOperation, "{} names its task: what is behind -- is for `process`", path.string());
+  if (!words.options.empty()) return fail(Code::kInvalid, "", "{} has the options of its task: change one by --set task.options.NAME=VALUE", path.string());
+  if (!words.command.empty()) return fail(Code::kInvalid, "", "{} names its task: what is behind -- is for `process`", path.string());
   ECHO_ASSIGN(const auto overrides, parse_overrides(words.overrides));
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(path, overrides));
   return TaskChoice{config.task, config.run.seed, fmt::format("{} of {}", config.task.adapter, path.string())};
@@ -106,7 +104,7 @@ Result<TaskChoice> choose_task(const TaskWords& words) {
   Result<TaskChoice> choice = [&]() -> Result<TaskChoice> {
     if (named) return of_adapter(words);
     if (fs::exists(path, ignored)) return of_file(words, path);
-    return fail(Code::kInvalid, kOperation, "'{}' is neither a run file nor an adapter{}; `echoline adapter list` has the adapters", words.task, did_you_mean(words.task, names));
+    return fail(Code::kInvalid, "", "'{}' is neither a run file nor an adapter{}; `echoline adapter list` has the adapters", words.task, did_you_mean(words.task, names));
   }();
   if (choice && words.seed) {
     ECHO_ASSIGN(choice->seed, number(*words.seed, "--seed"));

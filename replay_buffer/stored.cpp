@@ -77,6 +77,7 @@ Result<std::unique_ptr<Stored>> Stored::open(const fs::path& file, const fs::pat
   if (application != kApplicationId) return fail(Code::kInvalid, kOpen, "{}: an SQLite file of another program", file.string());
   if (version != kSchemaVersion)
     return fail(Code::kInvalid, kOpen, "{}: written with schema version {}, this release reads {}", file.string(), version.value_or(0), kSchemaVersion);
+  fs::remove_all(stored->folder_, ec);  // both files are open: nothing is left of them, however this process ends
   return stored;
 }
 

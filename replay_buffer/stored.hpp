@@ -32,7 +32,7 @@ struct StoredCounts {
 // One thread.
 class Stored {
  public:
-  // Copies `file` with its write-ahead log into a folder of its own below `scratch`, which goes with the object. A learner that
+  // Copies `file` with its write-ahead log into a folder of its own below `scratch`, which is gone when it has been opened. A learner that
   // writes meanwhile makes it start again: kUnavailable after many tries. kNotFound without the file, kCorrupt and kInvalid as
   // ReplayBuffer::open, kExhausted when the copy does not fit.
   static Result<std::unique_ptr<Stored>> open(const std::filesystem::path& file, const std::filesystem::path& scratch = std::filesystem::temp_directory_path());

@@ -1,8 +1,10 @@
 // The file is read beside whoever writes it, whole transactions only, and stays as it is.
 #include <sys/wait.h>
 
+#include <array>
 #include <csignal>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "replay_buffer/stored.hpp"
@@ -56,7 +58,7 @@ TEST(Stored, LeavesNothingBehindAndChangesNothing) {
   const std::string before = text();
   {
     const auto stored = must(Stored::open(folder.file(), scratch));
-    EXPECT_FALSE(std::filesystem::is_empty(scratch));
+    EXPECT_TRUE(std::filesystem::is_empty(scratch)) << "however the reader ends";
     EXPECT_EQ(all_of(*stored).size(), 3u);
   }
   EXPECT_TRUE(std::filesystem::is_empty(scratch));
@@ -79,12 +81,16 @@ TEST(Stored, HoldsWholeTransactionsWhileALearnerWrites) {
     auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
     for (std::uint64_t group = 0;; ++group) {
       auto trajectories = group_of(group, 1, kGroup);
-      for (auto& t : trajectories) t.set_text(std::string(50'000, static_cast<char>('a' + group % 26)));
+      for (auto& t : trajectories) t.set_text(std::string(5'000, static_cast<char>('a' + group % 26)));
       if (!buffer->add(trajectories)) ::_exit(1);
     }
   }
   std::size_t last = 0, copies = 0;
-  while (copies < 30 && last < 3000) {
+  std::set<std::string> logs;  // by their salts
+  while ((copies < 5 || logs.size() < 3) && copies < 500) {
+    std::array<char, 32> header{};
+    std::ifstream(folder.file().string() + "-wal", std::ios::binary).read(header.data(), header.size());
+    logs.emplace(header.data(), header.size());
     auto stored = Stored::open(folder.file());
     if (!stored) {
       EXPECT_EQ(stored.error().code, Code::kUnavailable) << stored.error().message();
@@ -94,7 +100,7 @@ TEST(Stored, HoldsWholeTransactionsWhileALearnerWrites) {
     EXPECT_EQ(all.size() % kGroup, 0u) << "groups are added in one transaction";
     EXPECT_GE(all.size(), last);
     for (const StoredTrajectory& t : all)
-      EXPECT_EQ(t.trajectory.text(), std::string(50'000, static_cast<char>('a' + t.trajectory.group() % 26)));
+      EXPECT_EQ(t.trajectory.text(), std::string(5'000, static_cast<char>('a' + t.trajectory.group() % 26)));
     last = all.size();
     ++copies;
   }

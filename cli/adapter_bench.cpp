@@ -1,0 +1,120 @@
+// echoline adapter bench: what grading costs, beside what the cheapest grader costs in the same process.
+#include <nlohmann/json.hpp>
+
+#include "cli/adapter_verbs.hpp"
+#include "cli/output.hpp"
+#include "cli/task_choice.hpp"
+#include "cli/verbs.hpp"
+#include "data_plane/adapters/check/speed.hpp"
+
+namespace echoline::cli {
+namespace {
+
+using data_plane::Question;
+using data_plane::Speed;
+using nlohmann::json;
+
+constexpr std::string_view kOperation = "adapter bench";
+
+struct Arguments {
+  TaskWords words;
+  std::size_t batch = 64, problems = 64;
+  double time_s = 4;
+  bool as_json = false;
+};
+
+// The responses of problems: right where that is known, and not.
+std::vector<Question> questions_of(const data_plane::Adapter& adapter, std::size_t problems, std::size_t& failed) {
+  std::vector<Question> questions;
+  for (std::uint64_t i = 0; i < problems; ++i) {
+    const auto problem = adapter.problem(i);
+    if (!problem) {
+      ++failed;
+      continue;
+    }
+    questions.push_back({*problem, adapter.demonstration(*problem).value_or(problem->reference())});
+    questions.push_back({*problem, "42"});
+  }
+  return questions;
+}
+
+// What the seam itself costs, and the smallest of graders: text beside text.
+struct Exact final : data_plane::Adapter {
+  std::string_view name() const override { return "exact"; }
+  Result<data_plane::Problem> problem(std::uint64_t) const override { return data_plane::Problem(); }
+  std::vector<data_plane::Problem> evaluation() const override { return {}; }
+  std::optional<std::string> demonstration(const data_plane::Problem&) const override { return std::nullopt; }
+  Result<data_plane::Score> score(const data_plane::Problem& problem, std::string_view response) const override {
+    data_plane::Score score;
+    score.correct = response == problem.reference();
+    score.reward = score.correct ? 1 : 0;
+    return score;
+  }
+};
+
+json as_json(const Speed& s) {
+  return {{"calls", s.calls}, {"failed", s.failed}, {"median_us", s.median_us}, {"p99_us", s.p99_us}, {"max_us", s.max_us}, {"batched", s.batched}, {"per_s", s.per_s}};
+}
+
+Result<json> bench(const Arguments& a, const TaskChoice& choice) {
+  const SystemClock clock;
+  const TimePoint start = clock.now();
+  auto made = data_plane::make_adapter(choice.task.adapter, choice.task.options_json, choice.seed);
+  if (!made) return as_mistake(std::move(made).error());
+  const double start_s = seconds(clock.now() - start);
+  std::size_t failed = 0;
+  const auto questions = questions_of(**made, a.problems, failed);
+  if (questions.empty()) return fail(Code::kUnavailable, "", "none of {} problems could be had", failed);
+  const Duration time = from_seconds(a.time_s);
+  (void)data_plane::measure_speed(**made, questions, a.batch, time / 20, clock);  // warm
+  const Speed task = data_plane::measure_speed(**made, questions, a.batch, time * 3 / 4, clock);
+  const Exact exact;
+  (void)data_plane::measure_speed(exact, questions, a.batch, time / 40, clock);
+  const Speed baseline = data_plane::measure_speed(exact, questions, a.batch, time / 4, clock);
+  if (task.failed == task.calls + task.batched) return fail(Code::kUnavailable, "", "every response made the task fail; `echoline adapter check` says how");
+  json result = as_json(task);
+  result.update({{"schema_version", 1},
+                 {"task", choice.label},
+                 {"seed", choice.seed},
+                 {"batch", a.batch},
+                 {"start_seconds", start_s},
+                 {"baseline", as_json(baseline)},
+                 {"median_over_baseline", task.median_us / std::max(baseline.median_us, 1e-6)},
+                 {"per_s_of_baseline", task.per_s / std::max(baseline.per_s, 1e-6)}});
+  return result;
+}
+
+void print(const json& r) {
+  const auto row = [](const std::string& name, const json& s) {
+    fmt::print("{:<28}{:>10.2f}{:>10.2f}{:>12.2f}{:>14.0f}\n", name, s.at("median_us").get<double>(), s.at("p99_us").get<double>(), s.at("max_us").get<double>(), s.at("per_s").get<double>());
+  };
+  fmt::print("{}, seed {}: ready after {:.3f} s\n\n", r.at("task").get<std::string>(), r.at("seed").dump(), r.at("start_seconds").get<double>());
+  fmt::print("{:<28}{:>10}{:>10}{:>12}{:>14}\n", "", "median us", "p99 us", "most us", fmt::format("{} a time, /s", r.at("batch").dump()));
+  row("a step of the task", r);
+  row("text compared with text", r.at("baseline"));
+  fmt::print("{:<28}{:>10.1f}{:>36.4f}\n", "task over that", r.at("median_over_baseline").get<double>(), r.at("per_s_of_baseline").get<double>());
+  if (r.at("failed") != 0) fmt::print("\n{} of {} responses made it fail\n", r.at("failed").dump(), r.at("calls").get<std::uint64_t>() + r.at("batched").get<std::uint64_t>());
+}
+
+}  // namespace
+
+void add_adapter_bench(Verb& adapter, int& exit) {
+  auto* verb = adapter.add_verb("bench", "How long a task takes for a response, and how many it grades per second");
+  auto a = std::make_shared<Arguments>();
+  a->words.add_options(*verb);
+  verb->add_option("--batch", a->batch, "responses at a time, for the rate")->range<std::size_t>(1, 65'536)->show_default();
+  verb->add_option("--problems", a->problems, "training problems that are asked in turn")->range<std::size_t>(1, 65'536)->show_default();
+  verb->add_option("--seconds", a->time_s, "about how long")->range(0.1, 3600.0)->show_default();
+  verb->add_flag("--json", a->as_json, "print JSON (docs/tasks.md has the fields)");
+  verb->footer(task_examples("bench") + "\nBeside it stands what comparing two texts costs through the same seam, in the same process.");
+  verb->callback([a, &exit] {
+    const auto choice = choose_task(a->words);
+    const auto result = choice ? bench(*a, *choice) : Result<json>(choice.error());
+    exit = result ? 0 : complain(kOperation, result.error());
+    if (!result) return;
+    if (a->as_json) fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));
+    else print(*result);
+  });
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,170 @@
+// echoline adapter new: a task of the user's own to begin with, and a run file for it.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/files.hpp"
+#include "cli/adapter_verbs.hpp"
+#include "cli/output.hpp"
+#include "cli/verbs.hpp"
+
+namespace echoline::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kOperation = "adapter new";
+
+struct Arguments {
+  std::string name, folder = ".";
+  bool python = false, turns = false, as_json = false;
+};
+
+// {name} stands for the task's name in all of them.
+constexpr std::string_view kPython = R"("""{name}: a task for echoline. Try it with: echoline adapter check {name}.yaml"""
+import echoline_task as task
+
+# What a problem has beside its prompt is for score(): reference (a text), metadata (anything JSON has).
+PROBLEMS = [{"prompt": f"{a}+{b}=", "reference": str(a + b)} for a in range(20) for b in range(20)]
+
+
+@task.score
+def score(problem, response):
+    """What a response is worth. It gets whatever a policy writes: what it raises is an error of the task."""
+    right = response.strip() == problem["reference"]
+    number = response.strip().isdecimal()
+    return {"reward": 1.0 if right else 0.0, "components": {"number": float(number)}, "correct": right}
+
+
+# None of the problems to evaluate on may be among those to train on.
+task.run(problems=PROBLEMS[40:], evaluation=PROBLEMS[:40], name="{name}")
+)";
+
+constexpr std::string_view kPythonTurns = R"("""{name}: a task of many turns for echoline. Try it with: echoline adapter check {name}.yaml"""
+import echoline_task as task
+
+PROBLEMS = [{"prompt": f"{low}-{low + 9}=", "reference": str(low + n)} for low in range(40) for n in range(10)]
+
+
+class Episode:
+    """One try at a problem. What depends on chance takes it from `seed`, so that an episode can be played again."""
+
+    def __init__(self, problem, seed, settings):
+        self.wanted, self.left = int(problem["reference"]), 4
+
+    def step(self, response):
+        """What comes of a response, which is whatever a policy writes."""
+        self.left -= 1
+        text = response.strip()
+        guess = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+        right = guess == self.wanted
+        told = "?" if guess is None else "+" if guess < self.wanted else "-"
+        return {"reward": 1.0 if right else 0.0, "correct": right, "done": right or self.left == 0, "observation": told}
+
+
+task.run(episode=Episode, problems=PROBLEMS[40:], evaluation=PROBLEMS[:40], name="{name}")
+)";
+
+constexpr std::string_view kRunFile = R"(# A run of the task in {script}. `echoline config reference --yaml` has every key.
+run: {name: {name}, seed: 1, steps: 20}
+model: {preset: tiny-64}         # path: a Hugging Face directory instead
+task:
+  adapter: process
+  options:
+    script: {script}             # it travels to the workers, with `files` beside it
+    # settings: {level: 1}       # echoline_task.settings, once it runs
+    # deadline: 30 s             # for an answer
+rollout: {prompts_per_step: 16, group_size: 8, response_tokens_max: {tokens}}
+staleness: {budget: 3}
+fleet: {offers: {name}.offers.json, provider: local, step_time_expected: 1 s}
+)";
+
+constexpr std::string_view kOffers = R"({"schema_version": 1, "offers": [
+  {"id": "here", "provider": "local", "host": "here", "gpu": "none", "gpu_count": 1, "vram_gb": 8, "up_mbit_per_s": 100, "down_mbit_per_s": 100,
+   "reliability": 0.99, "duration_days_max": 1, "rollouts_per_s": 500, "rollouts_source": "profile", "gpu_usd_per_hour": 0.01,
+   "storage_usd_per_hour": 0, "upload_usd_per_gb": 0, "download_usd_per_gb": 0}
+]}
+)";
+
+std::string filled(std::string_view text, const std::vector<std::pair<std::string, std::string>>& names) {
+  std::string out(text);
+  for (const auto& [name, value] : names)
+    for (std::size_t at = 0; (at = out.find(name, at)) != std::string::npos; at += value.size()) out.replace(at, name.size(), value);
+  return out;
+}
+
+struct NewFile {
+  fs::path path;
+  std::string text;
+};
+
+std::vector<NewFile> files_of(const Arguments& a) {
+  const std::string script = a.name + ".py";
+  const auto with = [&](std::string_view text) {
+    return filled(text, {{"{name}", a.name}, {"{script}", script}, {"{tokens}", a.turns ? "32, turn_tokens_max: 4" : "6"}});
+  };
+  const fs::path folder = a.folder;
+  return {{folder / script, with(a.turns ? kPythonTurns : kPython)}, {folder / (a.name + ".yaml"), with(kRunFile)}, {folder / (a.name + ".offers.json"), std::string(kOffers)}};
+}
+
+bool usable(const std::string& name) {
+  return !name.empty() && name.size() <= 64 && name.front() >= 'a' && name.front() <= 'z' && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == std::string::npos;
+}
+
+// Never over a file that is there.
+Status write_new(const NewFile& file) {
+  const int fd = ::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return fail(errno == EEXIST ? Code::kInvalid : Code::kIo, "", "{}: {}", file.path.string(), std::strerror(errno));
+  const bool written = ::write(fd, file.text.data(), file.text.size()) == static_cast<ssize_t>(file.text.size());
+  const int error = errno;
+  if (::close(fd) != 0 || !written) return fail(Code::kIo, "", "{}: {}", file.path.string(), std::strerror(error));
+  return ok();
+}
+
+Status begin(const Arguments& a) {
+  if (!usable(a.name)) return fail(Code::kInvalid, "", "expected a name of small letters, digits, '_' and '-' that begins with a letter, such as sums; found '{}'", a.name.substr(0, 80));
+  if (!a.python) return fail(Code::kInvalid, "", "in which language? Give --python");
+  const std::vector<NewFile> files = files_of(a);
+  std::string there;
+  std::error_code ignored;
+  for (const NewFile& file : files)
+    if (fs::exists(fs::symlink_status(file.path, ignored))) there += (there.empty() ? "" : ", ") + file.path.string();
+  if (!there.empty()) return fail(Code::kInvalid, "", "{} is there already and stays as it is; choose another name or --dir", there);
+  ECHO_TRY(make_folders(a.folder));
+  nlohmann::json names = nlohmann::json::array();
+  for (const NewFile& file : files) {
+    ECHO_TRY(write_new(file));
+    names.push_back(file.path.string());
+    if (!a.as_json) fmt::print("{}\n", file.path.string());
+  }
+  if (a.as_json) fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"files", names}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  const std::string run_file = shell_word(files[1].path.string());
+  say("next: echoline adapter check {0}\n      echoline adapter play {0}\n      echoline up {0}\n", run_file);
+  return ok();
+}
+
+}  // namespace
+
+void add_adapter_new(Verb& adapter, int& exit) {
+  auto* verb = adapter.add_verb("new", "Write a task of your own to begin with, and a run file for it");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("name", a->name, "the task's, and that of its files")->required();
+  verb->add_flag("--python", a->python, "in Python, by echoline_task");
+  verb->add_flag("--turns", a->turns, "of many turns");
+  verb->add_option("--dir", a->folder, "where the files go")->show_default();
+  verb->add_flag("--json", a->as_json, "print the names of the files as JSON");
+  verb->footer(
+      "  echoline adapter new sums --python\n"
+      "  echoline adapter new maze --python --turns --dir tasks\n"
+      "Files that are there are never written over.");
+  verb->callback([a, &exit] {
+    const Status done = begin(*a);
+    exit = done ? 0 : complain(kOperation, done.error());
+  });
+}
+
+}  // namespace echoline::cli
