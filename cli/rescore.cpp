@@ -17,7 +17,7 @@
 namespace echoline::cli {
 namespace {
 
-using learner::Regraded;
+using learner::Rescored;
 using nlohmann::json;
 using replay_buffer::StoredTrajectory;
 
@@ -100,7 +100,7 @@ json as_json(double reward, bool correct, const auto& components) {
   return {{"reward", reward}, {"correct", correct}, {"components", parts}};
 }
 
-json row_of(const StoredTrajectory& s, const Result<Regraded>& again, std::optional<bool> agrees) {
+json row_of(const StoredTrajectory& s, const Result<Rescored>& again, std::optional<bool> agrees) {
   const auto& t = s.trajectory;
   json row{{"id", t.id()}, {"group", t.group()}, {"member", t.member()}, {"problem", t.problem_id()}, {"worker", t.worker()}, {"finished", t.finished()},
            {"consumed_step", s.consumed_step ? json(*s.consumed_step) : json(nullptr)}, {"stale", s.stale}, {"response", t.text()}, {"old", as_json(t.reward(), t.correct(), t.components())}};
@@ -146,7 +146,7 @@ class Rescoring {
 
  private:
   Status grade() {
-    std::vector<std::optional<Result<Regraded>>> grades(window_.size());
+    std::vector<std::optional<Result<Rescored>>> grades(window_.size());
     std::atomic<std::size_t> next = 0;
     {
       std::vector<std::thread> threads;
@@ -157,7 +157,7 @@ class Rescoring {
       for (std::thread& thread : threads) thread.join();
     }
     for (std::size_t i = 0; i < window_.size(); ++i) {
-      const Result<Regraded>& again = *grades[i];
+      const Result<Rescored>& again = *grades[i];
       const auto agrees = sums.add(window_[i].trajectory, again);
       if (again && again->ended_early) ++ended_early;
       const bool show = agrees == false && differing.size() < a_.shown;
@@ -175,7 +175,7 @@ class Rescoring {
   }
 
   const Arguments& a_;
-  learner::Grader grader_;
+  learner::RescoreTask grader_;
   std::ofstream out_;
   std::vector<StoredTrajectory> window_;
   std::size_t bytes_ = 0;

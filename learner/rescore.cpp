@@ -14,7 +14,7 @@ constexpr std::size_t kReasonsMax = 16, kReasonBytes = 160, kPartsMax = 256;
 bool same(double a, double b) { return std::abs(a - b) <= 1e-9 * std::max({1.0, std::abs(a), std::abs(b)}); }
 
 // The problem as the grading task has it, else as the run had it.
-Result<schema::Problem> problem_of(const Grader& grader, const schema::Trajectory& t) {
+Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Trajectory& t) {
   std::string found = "none";
   for (const data_plane::Adapter* adapter : {grader.task, grader.problems}) {
     if (adapter == nullptr) continue;
@@ -27,7 +27,7 @@ Result<schema::Problem> problem_of(const Grader& grader, const schema::Trajector
 
 }  // namespace
 
-Result<Regraded> grade_again(const Grader& grader, const schema::Trajectory& t) {
+Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory& t) {
   ECHO_ASSIGN(const schema::Problem problem, problem_of(grader, t));
   std::vector<std::string> responses;
   if (t.loss_mask_size() == 0) {
@@ -40,7 +40,7 @@ Result<Regraded> grade_again(const Grader& grader, const schema::Trajectory& t) 
     if (responses.empty()) return fail(Code::kCorrupt, kOperation, "its loss mask does not begin and end with the policy's tokens");
   }
   ECHO_ASSIGN(const auto episode, grader.task->begin(problem, data_plane::episode_seed(grader.seed, t.group(), t.member())));
-  Regraded again;
+  Rescored again;
   bool done = false;
   for (again.turns = 0; again.turns < responses.size() && !done; ++again.turns) {
     ECHO_ASSIGN(const data_plane::Step step, data_plane::step_and_wait(*episode, responses[again.turns]));
@@ -53,7 +53,7 @@ Result<Regraded> grade_again(const Grader& grader, const schema::Trajectory& t) 
   return again;
 }
 
-std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<Regraded>& again) {
+std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<Rescored>& again) {
   if (!again) {
     const std::string reason = again.error().message().substr(0, kReasonBytes);
     const bool room = sums_.ungraded.size() < kReasonsMax || sums_.ungraded.contains(reason);
