@@ -629,6 +629,30 @@ Status ConfigFile::set(std::string_view dotted_key, std::string_view text) {
   return ok();
 }
 
+ConfigFile ConfigFile::split(std::string_view key) {
+  ECHO_CHECK(!state_->root_section, "split() comes before the first read");
+  auto state = std::make_unique<ConfigState>();
+  state->name = state_->name;
+  state->folder = state_->folder;
+  state->set_keys = state_->set_keys;
+  state->root.kind = Kind::kMapping;
+  state->root.place = state_->root.place;
+  ConfigNode& root = state_->root;
+  const auto it = std::find(root.keys.begin(), root.keys.end(), key);
+  if (it != root.keys.end()) {
+    const auto at = it - root.keys.begin();
+    state->root.keys.push_back(*it);
+    state->root.key_places.push_back(root.key_places[static_cast<std::size_t>(at)]);
+    state->root.children.push_back(std::move(root.children[static_cast<std::size_t>(at)]));
+    root.keys.erase(it);
+    root.key_places.erase(root.key_places.begin() + at);
+    root.children.erase(root.children.begin() + at);
+  }
+  return ConfigFile(std::move(state));
+}
+
+std::string ConfigFile::text() const { return to_yaml(state_->root); }
+
 Status ConfigFile::finish() {
   std::vector<ConfigProblem> problems = state_->problems;
   if (state_->root_section) find_unknown_keys(*state_->root_section, problems);

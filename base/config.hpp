@@ -213,6 +213,11 @@ class ConfigFile {
   // Overrides or adds one key before anything is read; problems with it are reported as `--set a.b: ...`. The text is
   // taken as it stands; lists and mappings are written in brackets: [a, b], {a: 1}.
   Status set(std::string_view dotted_key, std::string_view text);
+  // Takes a key of the root out of the file, before anything is read: a file with that key alone, whose places are still
+  // those of the whole; empty where there is none.
+  ConfigFile split(std::string_view key);
+  // As YAML, as it was parsed and set, whether it was read or not.
+  std::string text() const;
 
   // kInvalid with every problem so far, one per line in file order; call it after all reads.
   Status finish();

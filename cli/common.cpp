@@ -1,3 +1,7 @@
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -66,6 +70,14 @@ Result<std::filesystem::path> find_run(const std::string& name_or_path) {
   if (!newest)
     return fail(Code::kInvalid, "find run", "no run below ./runs; name one, or start one with `echoline up`");
   return *newest;
+}
+
+bool is_running(const std::filesystem::path& folder) {
+  const int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
+  ::close(fd);
+  return held;
 }
 
 Result<nlohmann::json> read_json_object(const std::filesystem::path& path) {

@@ -1,8 +1,4 @@
 // echoline status, echoline report: how a run stands, and what it did.
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -22,15 +18,6 @@ struct Arguments {
   std::string run, svg;
   bool json = false;
 };
-
-// Whether a learner holds the run's lock right now.
-bool is_running(const std::filesystem::path& folder) {
-  const int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return false;
-  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
-  ::close(fd);
-  return held;
-}
 
 int status(const Arguments& a) {
   const auto folder = find_run(a.run);

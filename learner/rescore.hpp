@@ -13,7 +13,7 @@
 
 namespace echoline::learner {
 
-struct Grader {
+struct RescoreTask {
   std::uint64_t seed = 1;                        // of the run
   const data_plane::Adapter* task = nullptr;     // grades
   const data_plane::Adapter* problems = nullptr;  // the run's own: where `task` has none, or others; may be absent
@@ -22,14 +22,14 @@ struct Grader {
 };
 
 // A rollout's second grade. `ended`: another task was done before its last turn.
-struct Regraded {
+struct Rescored {
   data_plane::Score score;
   std::size_t turns = 1;
   bool ended_early = false;
 };
 
 // An error says why there is no grade: the problem is not known, its tokens do not read as turns, or the task fails.
-Result<Regraded> grade_again(const Grader& grader, const schema::Trajectory& t);
+Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory& t);
 
 // What comes of many.
 struct RescoreSum {
@@ -48,7 +48,7 @@ struct RescoreSum {
 class RescoreSums {
  public:
   // Whether both grades agree; absent: there is no second one.
-  std::optional<bool> add(const schema::Trajectory& t, const Result<Regraded>& again);
+  std::optional<bool> add(const schema::Trajectory& t, const Result<Rescored>& again);
   RescoreSum sum() const;
 
  private:

@@ -419,6 +419,7 @@ Result<RunConfig> load_run_config(const std::filesystem::path& path,
   if (!loaded) return as_mistake(std::move(loaded).error());
   ConfigFile file = std::move(*loaded);
   for (const auto& [key, value] : overrides) ECHO_TRY(file.set(key, value));
+  (void)file.split("sweep");  // of what else there are runs: `echoline sweep` reads it
   RunConfig config;
   read_all(file.root(), config);
   ECHO_TRY(file.finish());

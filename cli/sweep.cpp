@@ -1,0 +1,146 @@
+// echoline sweep: runs that differ in some keys, side by side.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/files.hpp"
+#include "cli/live_table.hpp"
+#include "cli/output.hpp"
+#include "cli/signals.hpp"
+#include "cli/sweep_results.hpp"
+#include "cli/verbs.hpp"
+#include "learner/run_record.hpp"
+
+namespace echoline::cli {
+namespace {
+
+struct Arguments {
+  std::string config, out, limit = "24 h";
+  std::vector<std::string> over, measures;
+  unsigned seeds = 0, jobs = 0;
+  bool real = false, simulated = false, json = false;
+};
+
+// A line at the bottom of a terminal that says how the sweep stands, below lines that stay.
+class Progress {
+ public:
+  void line(const std::string& text) {
+    clear();
+    say("{}\n", text);
+  }
+  void state(const std::string& text) {
+    const auto screen = screen_of(stderr);
+    if (!screen || text == shown_) return;
+    clear();
+    shown_ = text;
+    say("{}", text.substr(0, screen->columns > 1 ? screen->columns - 1 : 0));
+  }
+  void clear() {
+    if (!shown_.empty()) say("\r\x1b[K");
+    shown_.clear();
+  }
+
+ private:
+  std::string shown_;
+};
+
+Result<SweepPlan> plan(const Arguments& a, const std::string& version) {
+  if (a.real && a.simulated) return fail(Code::kInvalid, "sweep", "expected --real or --sim, found both");
+  SweepArguments sweep;
+  sweep.config = a.config;
+  const std::filesystem::path out =
+      a.out.empty() ? std::filesystem::path("sweeps") / sweep.config.stem() : std::filesystem::path(a.out);
+  sweep.out = std::filesystem::absolute(out).lexically_normal();
+  sweep.over = a.over;
+  sweep.measures = a.measures;
+  sweep.seeds = a.seeds;
+  if (a.real) sweep.kind = SweepKind::kReal;
+  if (a.simulated) sweep.kind = SweepKind::kSimulated;
+  sweep.version = version;
+  return plan_sweep(sweep);
+}
+
+Status write_results(const SweepPlan& plan, const SweepResults& results) {
+  ECHO_TRY(write_file_atomic(plan.out / "sweep.csv", to_csv(results)));
+  return write_file_atomic(plan.out / "sweep.json", learner::json_text(to_json(results), 2) + "\n");
+}
+
+int sweep(const Arguments& a, const std::string& version) {
+  const std::atomic<bool>& stop = stop_on_signals();
+  const auto refuse = [&](const Error& error) {
+    return a.json ? complain_json("sweep", error) : complain("sweep", error);
+  };
+  SweepRunnerOptions options;
+  const auto limit = parse_duration(a.limit);
+  if (!limit || *limit <= Duration(0))
+    return refuse(fail(Code::kInvalid, "--limit", "{}", limit ? "expected more than nothing" : limit.error().detail));
+  const auto planned = plan(a, version);
+  if (!planned) return refuse(planned.error());
+  const bool simulated = planned->kind == SweepKind::kSimulated;
+  options.program = own_program();
+  options.limit = *limit;
+  options.jobs = a.jobs > 0 ? a.jobs : simulated ? std::max(1u, std::thread::hardware_concurrency()) : 1;
+  Progress progress;
+  options.line = [&](const std::string& text) { progress.line(text); };
+  options.state = [&](const std::string& text) { progress.state(text); };
+  say("{} cells, {} seeds each; {}\n", planned->cells.size(), planned->seeds, planned->out.string());
+  const SystemClock clock;
+  const auto outcomes = run_sweep(*planned, options, clock, stop);
+  progress.clear();
+  if (!outcomes) return refuse(outcomes.error());
+
+  const SweepResults results = collect(*planned, *outcomes);
+  const Status written = write_results(*planned, results);
+  if (a.json)
+    fmt::print("{}\n", learner::json_text(to_json(results), 2));
+  else
+    fmt::print("{}", to_table(results, screen_columns().value_or(160)));
+  if (!written) return complain("sweep", written.error());
+  const auto count = [&](SweepEnd end) {
+    return std::count_if(outcomes->begin(), outcomes->end(), [&](const auto& o) { return o.second.end == end; });
+  };
+  if (const auto failed = count(SweepEnd::kFailed); failed > 0)
+    say("{} of {} runs failed: {} says why, the same command tries them again\n", failed, outcomes->size(),
+        (planned->out / "sweep.json").string());
+  if (const auto left = count(SweepEnd::kNotRun); left > 0)
+    say("stopped with {} of {} runs to go; the same command goes on\n", left, outcomes->size());
+  return count(SweepEnd::kFailed) + count(SweepEnd::kNotRun) > 0 ? 1 : 0;
+}
+
+}  // namespace
+
+void add_sweep(Verb& app, int& exit, const std::string& version) {
+  auto* verb = app.add_verb("sweep", "Run a file with several values of some keys, and compare");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("config", a->config,
+                   "run file, or scenario of `echoline sim run`; its section `sweep` may say what varies")
+      ->required();
+  verb->add_option("--over", a->over,
+                   "KEY=V1,V2,...: a key and its values; every combination of several keys is a cell")
+      ->one_value_each();
+  verb->add_option("--seeds", a->seeds, "runs of every cell, from the seed of the file on")
+      ->range(1u, unsigned(kSweepSeedsMax));
+  verb->add_flag("--real", a->real, "run with `echoline up`");
+  verb->add_flag("--sim", a->simulated, "run with `echoline sim run`; default for a file with a section `simulation`");
+  verb->add_option("--jobs", a->jobs, "runs at a time; default: one real one, or a simulated one for each core")
+      ->range(1u, 1024u);
+  verb->add_option("--limit", a->limit, "the longest that a run may take")->show_default();
+  verb->add_option("--measure", a->measures, "one more field of the report to compare, such as fleet.workers_lost")
+      ->one_value_each();
+  verb->add_option("-o,--out", a->out, "folder of the results; default: sweeps/<name of the file>");
+  verb->add_flag("--json", a->json, "print sweep.json instead of the table");
+  verb->footer(
+      "Values are as in a run file, 1..5 is a range, and other swept keys can be calculated with; S, kappa and G stand "
+      "for\n"
+      "staleness.budget, staleness.publish_every and rollout.group_size.\n"
+      "Example: echoline sweep configs/quickstart.yaml --over S=1,3,6 --over 'kappa=1,max(1, S-1)' --seeds 3\n"
+      "What has run is not run again: the same command goes on after Ctrl-C or a crash. The folder holds sweep.html, "
+      "sweep.csv and\n"
+      "sweep.json; docs/sweeps.md says more.");
+  verb->callback([a, version, &exit] { exit = sweep(*a, version); });
+}
+
+}  // namespace echoline::cli
