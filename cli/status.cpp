@@ -7,6 +7,7 @@
 #include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/plot.hpp"
+#include "cli/run_page.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
 #include "learner/run_record.hpp"
@@ -16,6 +17,7 @@ namespace {
 
 struct Arguments {
   std::string run, svg;
+  std::optional<std::string> html;
   bool json = false;
 };
 
@@ -45,9 +47,40 @@ Status write_plot(const std::filesystem::path& folder, const std::string& file) 
   return write_file_atomic(file, run_svg(folder.filename().string(), metrics));
 }
 
+// Rows of a JSON Lines file that may not be there.
+Result<std::vector<nlohmann::json>> rows_of(const std::filesystem::path& path) {
+  auto rows = learner::read_json_lines(path);
+  if (!rows && rows.error().code == Code::kNotFound) return std::vector<nlohmann::json>();
+  return rows;
+}
+
+// Also while it runs: what is not there yet is left out.
+Result<std::filesystem::path> write_page(const std::filesystem::path& folder, const std::string& file) {
+  const std::filesystem::path path = file.empty() ? folder / "report.html" : std::filesystem::path(file);
+  if (std::filesystem::is_directory(path))
+    return fail(Code::kInvalid, "--html", "{} is a folder, expected a file; a run is named first: `echoline report RUN --html`", path.string());
+  RunFiles run;
+  run.name = std::filesystem::absolute(folder).lexically_normal().filename().string();
+  auto report = read_json_object(folder / "report.json");
+  if (report)
+    run.report = *std::move(report);
+  else if (report.error().code != Code::kNotFound)
+    return std::move(report).error();
+  ECHO_ASSIGN(run.metrics, rows_of(folder / "metrics.jsonl"));
+  ECHO_ASSIGN(run.events, rows_of(folder / "events.jsonl"));
+  ECHO_TRY(write_file_atomic(path, run_page(run, built_in_charts())));
+  return path;
+}
+
 int report(const Arguments& a) {
   const auto folder = find_run(a.run);
   if (!folder) return complain("report", folder.error());
+  if (a.html) {
+    const auto written = write_page(*folder, *a.html);
+    if (!written) return complain("report", written.error());
+    fmt::print("{}\n", written->string());
+    return 0;
+  }
   if (!a.svg.empty()) {
     const Status written = write_plot(*folder, a.svg);
     return written ? 0 : complain("report", written.error());
@@ -82,6 +115,10 @@ void add_report(Verb& app, int& exit) {
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print report.json");
   verb->add_option("--svg", a->svg, "draw the run into this SVG file instead; works while it runs, too");
+  verb->add_option("--html", a->html, "write the run as a page that needs nothing beside itself into this file, default: report.html in its folder")
+      ->expected(0, 1);
+  verb->footer("Examples: echoline report quickstart --html\n"
+               "          echoline report runs/quickstart --svg quickstart.svg");
   verb->callback([a, &exit] { exit = report(*a); });
 }
 

@@ -10,6 +10,7 @@
 #include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/signals.hpp"
+#include "cli/sweep_page.hpp"
 #include "cli/sweep_results.hpp"
 #include "cli/verbs.hpp"
 #include "learner/run_record.hpp"
@@ -65,6 +66,7 @@ Result<SweepPlan> plan(const Arguments& a, const std::string& version) {
 
 Status write_results(const SweepPlan& plan, const SweepResults& results) {
   ECHO_TRY(write_file_atomic(plan.out / "sweep.csv", to_csv(results)));
+  ECHO_TRY(write_file_atomic(plan.out / "sweep.html", sweep_page(results, built_in_charts())));
   return write_file_atomic(plan.out / "sweep.json", learner::json_text(to_json(results), 2) + "\n");
 }
 

@@ -19,7 +19,7 @@ using nlohmann::json;
 
 constexpr std::size_t kProblemsShown = 10;
 // What a sweep gives every run itself.
-constexpr const char* kOwnKeys[] = {"run.name", "run.folder", "run.seed"};
+constexpr const char* kOwnKeys[] = {"run.name", "run.folder", "run.seed", "simulation.seed"};
 
 struct SweepSection {
   std::vector<SweepAxis> axes;
@@ -37,7 +37,7 @@ Result<std::string> value_text(const json& value) {
 // A file's own paths refer to its folder, those of the command line to the working directory.
 const std::set<std::string>& path_keys() {
   static const std::set<std::string> keys = [] {
-    std::set<std::string> found;
+    std::set<std::string> found{"simulation.tokens.histogram", "simulation.churn.trace"};
     for (const ConfigKey& key : learner::run_file_keys())
       if (key.type == "path") found.insert(key.path);
     return found;
@@ -225,7 +225,11 @@ class Resolver {
       ECHO_TRY(file.set(key, path_keys().contains(key) ? placed(value, "") : value));
     (void)file.split("sweep");
     ECHO_TRY(file.finish());
-    seed = look_up<std::uint64_t>(look, "run.seed").value_or(1);
+    for (const char* key : {"simulation.seed", "run.seed"})
+      if (const auto given = look_up<std::uint64_t>(look, key)) {
+        seed = *given;
+        break;
+      }
     return file.text();
   }
 

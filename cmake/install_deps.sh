@@ -16,6 +16,7 @@ packages=(
   libseccomp-dev bubblewrap  # programs that nobody trusts; a worker needs bubblewrap for tasks that run some
   # planning, program, tests
   libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libjs-chart.js  # plots of sweep.html and of echoline report --html
   openssh-server  # what providers are tested against
   zstd  # echoline bundle
 )

@@ -1,0 +1,195 @@
+#include "cli/sweep_page.hpp"
+
+#include <algorithm>
+
+#include "cli/sweep_expression.hpp"
+
+namespace echoline::cli {
+namespace {
+
+constexpr std::size_t kSeriesMax = 24;
+
+std::string value_of(const SweepCell& cell, const std::string& key) {
+  const auto it = std::find_if(cell.values.begin(), cell.values.end(), [&](const auto& v) { return v.first == key; });
+  return it == cell.values.end() ? "-" : it->second;
+}
+
+std::optional<double> number_of(const std::string& text) {
+  const auto expression = Expression::parse(text);
+  if (!expression || !expression->names().empty()) return std::nullopt;
+  const auto value = expression->value([](const std::string&) { return std::nullopt; });
+  return value ? std::optional(*value) : std::nullopt;
+}
+
+// Where the cells stand on the axis of the first key: by their number, or by the order of the values.
+struct Axis {
+  std::string title;
+  std::vector<std::string> categories;
+  std::vector<double> x;  // by row
+};
+
+Axis axis_of(const SweepResults& results) {
+  Axis axis;
+  if (results.plan->keys.empty()) {
+    axis.categories = {"as it is"};
+    axis.x.assign(results.rows.size(), 0);
+    return axis;
+  }
+  const std::string& key = results.plan->keys.front();
+  axis.title = short_key(key);
+  std::vector<std::string> values;
+  bool numbers = true;
+  for (const SweepRow& row : results.rows) {
+    values.push_back(value_of(*row.cell, key));
+    numbers = numbers && number_of(values.back()).has_value();
+  }
+  for (const std::string& value : values) {
+    if (numbers) {
+      axis.x.push_back(*number_of(value));
+      continue;
+    }
+    auto it = std::find(axis.categories.begin(), axis.categories.end(), value);
+    axis.x.push_back(static_cast<double>(it - axis.categories.begin()));
+    if (it == axis.categories.end()) axis.categories.push_back(value);
+  }
+  return axis;
+}
+
+// What a line stands for: the values of all keys but the first.
+std::string line_of(const SweepResults& results, const SweepRow& row) {
+  std::string name;
+  for (std::size_t k = 1; k < results.plan->keys.size(); ++k)
+    name += fmt::format("{}{}={}", name.empty() ? "" : " ", short_key(results.plan->keys[k]),
+                        value_of(*row.cell, results.plan->keys[k]));
+  return name;
+}
+
+std::string link_to(const SweepRow& row) {
+  return row.cell->runs.empty() ? "" : fmt::format("cells/{}/", row.cell->runs.front().digest);
+}
+
+PlotPoint point(const SweepRow& row, const Estimate& y, double x) {
+  PlotPoint p{x, y.mean, {}, {}, row.cell->name(), link_to(row)};
+  if (y.half_width) p.low = y.mean - *y.half_width, p.high = y.mean + *y.half_width;
+  return p;
+}
+
+Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) {
+  Plot plot{fmt::format("{} ({})", results.measures[m].title, results.measures[m].meaning),
+            axis.title,
+            results.measures[m].title,
+            axis.categories,
+            {}};
+  for (std::size_t r = 0; r < results.rows.size(); ++r) {
+    const SweepRow& row = results.rows[r];
+    if (!row.measures[m]) continue;
+    const std::string name = line_of(results, row);
+    auto it = std::find_if(plot.series.begin(), plot.series.end(), [&](const PlotSeries& s) { return s.name == name; });
+    if (it == plot.series.end()) {
+      if (plot.series.size() == kSeriesMax) continue;
+      it = plot.series.insert(it, PlotSeries{name, {}, true});
+    }
+    it->points.push_back(point(row, *row.measures[m], axis.x[r]));
+  }
+  for (PlotSeries& series : plot.series)
+    std::stable_sort(series.points.begin(), series.points.end(),
+                     [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+  return plot;
+}
+
+Plot front_plot(const SweepResults& results) {
+  const auto index_of = [&](const std::string& field) {
+    return static_cast<std::size_t>(std::find_if(results.measures.begin(), results.measures.end(),
+                                                 [&](const Measure& m) { return m.field == field; }) -
+                                    results.measures.begin());
+  };
+  const std::size_t x = index_of(results.pareto_x), y = index_of(results.pareto_y);
+  Plot plot{fmt::format("{} against {}: no cell is better in both than those on the line", results.measures[y].title,
+                        results.measures[x].title),
+            results.measures[x].title,
+            results.measures[y].title,
+            {},
+            {{"not beaten", {}, true}, {"the others", {}, false}}};
+  for (std::size_t r = 0; r < results.rows.size(); ++r) {
+    const SweepRow& row = results.rows[r];
+    if (!row.measures[x] || !row.measures[y]) continue;
+    const bool front = std::find(results.pareto.begin(), results.pareto.end(), r) != results.pareto.end();
+    plot.series[front ? 0 : 1].points.push_back(point(row, *row.measures[y], row.measures[x]->mean));
+  }
+  auto& line = plot.series.front().points;
+  std::stable_sort(line.begin(), line.end(), [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+  return plot;
+}
+
+void add_table(Page& page, const SweepResults& results) {
+  std::vector<std::string> titles;
+  for (const std::string& key : results.plan->keys) titles.push_back(short_key(key));
+  titles.emplace_back("runs");
+  for (const Measure& m : results.measures) titles.push_back(m.title);
+  std::vector<std::vector<PageCell>> rows;
+  for (const SweepRow& row : results.rows) {
+    auto& cells = rows.emplace_back();
+    for (const std::string& key : results.plan->keys) cells.push_back({value_of(*row.cell, key), "", true});
+    cells.push_back({fmt::format("{} of {}", row.runs_done(), row.outcomes.size()), "", true});
+    for (const auto& e : row.measures) cells.push_back({e ? estimate_text(*e) : "-", "", true});
+  }
+  page.heading("Cells");
+  page.table(titles, rows);
+}
+
+std::string_view state_of(const SweepOutcome& outcome) {
+  switch (outcome.end) {
+    case SweepEnd::kNotRun:
+      return "not run";
+    case SweepEnd::kFailed:
+      return "failed";
+    default:
+      return "done";
+  }
+}
+
+void add_runs(Page& page, const SweepResults& results) {
+  std::vector<std::vector<PageCell>> rows;
+  for (const SweepRow& row : results.rows)
+    for (std::size_t i = 0; i < row.outcomes.size(); ++i) {
+      const SweepRun& run = row.cell->runs[i];
+      const bool done = state_of(*row.outcomes[i]) == "done";
+      rows.push_back({{row.cell->name(), "", false},
+                      {std::to_string(run.seed), "", true},
+                      {std::string(state_of(*row.outcomes[i])),
+                       done ? fmt::format("cells/{}/report.json", run.digest) : "", false},
+                      {"config.yaml", fmt::format("cells/{}/config.yaml", run.digest), false},
+                      {"folder", fmt::format("cells/{}/", run.digest), false},
+                      {row.outcomes[i]->log.empty() ? "" : "log", fmt::format("logs/{}.log", run.digest), false},
+                      {row.outcomes[i]->why, "", false}});
+    }
+  page.heading("Runs");
+  page.table({"cell", "seed", "state", "file", "folder", "log", "why"}, rows);
+}
+
+}  // namespace
+
+std::string sweep_page(const SweepResults& results, const ChartLibrary& charts) {
+  const SweepPlan& plan = *results.plan;
+  Page page(fmt::format("Sweep of {}", plan.config.filename().string()));
+  std::size_t done = 0, runs = 0;
+  for (const SweepRow& row : results.rows) done += row.runs_done(), runs += row.outcomes.size();
+  std::string keys;
+  for (const std::string& key : plan.keys) keys += (keys.empty() ? "" : ", ") + key;
+  page.facts({{"runs", plan.kind == SweepKind::kReal ? "real" : "simulated"},
+              {"swept", keys.empty() ? "nothing but the seed" : keys},
+              {"cells", std::to_string(plan.cells.size())},
+              {"seeds each", std::to_string(plan.seeds)},
+              {"done", fmt::format("{} of {}", done, runs)}});
+  if (plan.seeds > 1) page.paragraph("Intervals are 95 % intervals of the mean over seeds, by Student's t.");
+  const Axis axis = axis_of(results);
+  std::vector<Plot> plots;
+  if (!results.pareto.empty()) plots.push_back(front_plot(results));
+  for (std::size_t m = 0; m < results.measures.size(); ++m) plots.push_back(measure_plot(results, m, axis));
+  page.plots(std::move(plots));
+  add_table(page, results);
+  add_runs(page, results);
+  return page.finish(charts);
+}
+
+}  // namespace echoline::cli
