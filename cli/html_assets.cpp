@@ -100,7 +100,7 @@ constexpr std::string_view kScript = R"((() => {
   };
   const paint = chart => {
     chart.data.datasets.forEach((set, i) => {
-      set.borderColor = set.backgroundColor = colour('--c' + i % 8);
+      set.borderColor = set.backgroundColor = set.pointBackgroundColor = set.pointBorderColor = colour('--c' + i % 8);
     });
     for (const axis of Object.values(chart.options.scales)) {
       axis.grid.color = axis.grid.borderColor = colour('--line');
@@ -133,7 +133,7 @@ constexpr std::string_view kScript = R"((() => {
           y: axis(plot.y, { suggestedMin: low >= 0 && low < high / 2 ? 0 : low, suggestedMax: high }),
         },
         plugins: {
-          legend: { display: plot.series.length > 1 || plot.series[0].name !== '', position: 'bottom', labels: { boxWidth: 14, boxHeight: 2 } },
+          legend: { display: plot.series.length > 1, position: 'bottom', labels: { boxWidth: 14, boxHeight: 2 } },
           tooltip: {
             callbacks: {
               title: items => items.map(item => (plot.x ? plot.x + ' ' : '') + short(item.raw.x)),

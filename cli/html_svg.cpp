@@ -63,7 +63,7 @@ std::string plot_svg(const Plot& plot) {
   const double bottom = kHeight - kAxis, width = kWidth - kLeft - kRight;
   const auto px = [&](double x) { return kLeft + (x - xs.low) / (xs.high - xs.low) * width; };
   const auto py = [&](double y) { return bottom - (y - ys.low) / (ys.high - ys.low) * (bottom - kTop); };
-  const bool named = plot.series.size() > 1 || !plot.series.front().name.empty();
+  const bool named = plot.series.size() > 1;
   const double height = kHeight + (named ? kLegendRow * static_cast<double>(plot.series.size()) : 0);
   std::string out = fmt::format("<svg viewBox='0 0 {} {}' role='img'>\n", kWidth, height);
   const double y_tick = tick_of(ys.high - ys.low);

@@ -156,7 +156,7 @@ std::optional<double> measured(const json& report, const std::string& field) {
   if (field != "steps_per_s") return number_at(report, field);
   const auto steps = number_at(report, "steps"), wall = number_at(report, "wall_seconds");
   const double seconds = wall.value_or(0) - number_at(report, "warm_start.seconds").value_or(0);
-  if (!steps || seconds <= 0) return std::nullopt;
+  if (!steps || seconds <= 0 || !std::isfinite(*steps / seconds)) return std::nullopt;
   return *steps / seconds;
 }
 
