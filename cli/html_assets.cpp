@@ -98,28 +98,24 @@ constexpr std::string_view kScript = R"((() => {
       });
     },
   };
-  const paint = chart => {
-    chart.data.datasets.forEach((set, i) => {
-      set.borderColor = set.backgroundColor = set.pointBackgroundColor = set.pointBorderColor = colour('--c' + i % 8);
-    });
-    for (const axis of Object.values(chart.options.scales)) {
-      axis.grid.color = axis.grid.borderColor = colour('--line');
-      axis.ticks.color = axis.title.color = colour('--soft');
-    }
-    chart.options.plugins.legend.labels.color = colour('--text');
-    chart.update('none');
-  };
-  const axis = (title, more) => ({ title: { display: title !== '', text: title }, grid: {}, ticks: {}, ...more });
-  const charts = plots.map((plot, i) => {
+  const axis = (title, more) => ({
+    title: { display: title !== '', text: title, color: colour('--soft') },
+    grid: { color: colour('--line'), borderColor: colour('--line') },
+    ticks: { color: colour('--soft') },
+    ...more,
+  });
+  const draw = (plot, i) => {
     const many = plot.series.some(s => s.points.length > 60);
     const all = plot.series.flatMap(s => s.points).flatMap(p => p.low === undefined ? [p.y] : [p.low, p.high, p.y]);
     const low = Math.min(...all), high = Math.max(...all);
-    const chart = new Chart(document.getElementById('plot' + i), {
+    return new Chart(document.getElementById('plot' + i), {
       type: 'line',
       plugins: [intervals],
       data: {
-        datasets: plot.series.map(s => ({
+        datasets: plot.series.map((s, k) => ({
           label: s.name,
+          borderColor: colour('--c' + k % 8), backgroundColor: colour('--c' + k % 8),
+          pointBorderColor: colour('--c' + k % 8), pointBackgroundColor: colour('--c' + k % 8),
           data: s.points.map(p => ({ ...p, x: plot.categories ? plot.categories[p.x] : p.x })),
           showLine: s.joined, borderWidth: 1.6, tension: 0,
           pointRadius: s.joined ? (many ? 0 : 3) : 4.5, pointHitRadius: 8, pointHoverRadius: 6,
@@ -133,7 +129,7 @@ constexpr std::string_view kScript = R"((() => {
           y: axis(plot.y, { suggestedMin: low >= 0 && low < high / 2 ? 0 : low, suggestedMax: high }),
         },
         plugins: {
-          legend: { display: plot.series.length > 1, position: 'bottom', labels: { boxWidth: 14, boxHeight: 2 } },
+          legend: { display: plot.series.length > 1, position: 'bottom', labels: { boxWidth: 14, boxHeight: 2, color: colour('--text') } },
           tooltip: {
             callbacks: {
               title: items => items.map(item => (plot.x ? plot.x + ' ' : '') + short(item.raw.x)),
@@ -154,10 +150,12 @@ constexpr std::string_view kScript = R"((() => {
         },
       },
     });
-    paint(chart);
-    return chart;
+  };
+  let charts = plots.map(draw);
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+    charts.forEach(chart => chart.destroy());
+    charts = plots.map(draw);
   });
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => charts.forEach(paint));
 })();
 )";
 
