@@ -49,7 +49,7 @@ constexpr std::string_view kStyle = R"(:root {
 body { margin: 2rem auto; max-width: 84rem; padding: 0 1.2rem; background: var(--back); color: var(--text);
        font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-a { color: var(--link); }
+a { color: var(--link); } td a { white-space: nowrap; }
 p, dd, td { overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: .4rem 1.5rem; }
 dl div { display: flex; justify-content: space-between; gap: 1rem; border-bottom: 1px solid var(--line); }
@@ -105,7 +105,7 @@ constexpr std::string_view kScript = R"((() => {
     ...more,
   });
   const draw = (plot, i) => {
-    const many = plot.series.some(s => s.points.length > 60);
+    const many = plot.series.some(s => s.points.length > 30);
     const all = plot.series.flatMap(s => s.points).flatMap(p => p.low === undefined ? [p.y] : [p.low, p.high, p.y]);
     const low = Math.min(...all), high = Math.max(...all);
     return new Chart(document.getElementById('plot' + i), {
@@ -125,7 +125,7 @@ constexpr std::string_view kScript = R"((() => {
         animation: false, maintainAspectRatio: false, responsive: true,
         interaction: { mode: 'nearest', intersect: false },
         scales: {
-          x: axis(plot.x, plot.categories ? { type: 'category', labels: plot.categories, offset: true } : { type: 'linear', grace: many ? 0 : '3%' }),
+          x: axis(plot.x, plot.categories ? { type: 'category', labels: plot.categories, offset: true } : { type: 'linear', ...(many ? { bounds: 'data' } : { grace: '3%' }) }),
           y: axis(plot.y, { suggestedMin: low >= 0 && low < high / 2 ? 0 : low, suggestedMax: high }),
         },
         plugins: {

@@ -52,6 +52,12 @@ std::string number_text(const json& object, std::string_view path, const char* f
   return n ? fmt::format(fmt::runtime(format), *n) : "-";
 }
 
+// "0.1 to 0.9", or "-".
+std::string from_to(const json& object, std::string_view first, std::string_view last) {
+  const std::string a = number_text(object, first), b = number_text(object, last);
+  return a == b ? a : fmt::format("{} to {}", a, b);
+}
+
 std::string bytes_text(const json& object, std::string_view path) {
   const auto n = number(object, path);
   return n && *n >= 0 && *n < 1e18 ? to_text(Bytes{static_cast<std::uint64_t>(*n)}) : "-";
@@ -68,8 +74,8 @@ void add_facts(Page& page, const json& r) {
        fmt::format("{} of {}", number_text(r, "steps", "{:.0f}"), number_text(r, "steps_planned", "{:.0f}"))},
       {"time", fmt::format("{} s", number_text(r, "wall_seconds", "{:.1f}"))},
       {"seed", number_text(r, "seed", "{:.0f}")},
-      {"reward, first to last", fmt::format("{} to {}", number_text(r, "reward.first"), number_text(r, "reward.last"))},
-      {"held-out accuracy", fmt::format("{} to {}", number_text(r, "eval.before"), number_text(r, "eval.after"))},
+      {"reward, first to last", from_to(r, "reward.first", "reward.last")},
+      {"held-out accuracy", from_to(r, "eval.before", "eval.after")},
       {"learner idle", number_text(r, "learner.idle_fraction", "{:.3f}")},
       {"median step", fmt::format("{} s", number_text(r, "learner.step_seconds_median"))},
       {"staleness, mean and 95 %", fmt::format("{} and {} of {}", number_text(r, "staleness.mean"),

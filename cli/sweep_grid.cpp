@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <set>
 
 #include "base/suggest.hpp"
 #include "base/text.hpp"
@@ -14,6 +13,7 @@ namespace echoline::cli {
 namespace {
 
 constexpr std::size_t kValuesTextMax = 64 << 10;
+constexpr std::size_t kWaysMax = 16;  // of writing a cell
 constexpr std::size_t kStepsMax = 100 * kSweepCellsMax;
 constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kShort{
     {{"S", "staleness.budget"}, {"kappa", "staleness.publish_every"}, {"G", "rollout.group_size"}}};
@@ -102,22 +102,22 @@ struct Assignment {
 class Enumeration {
  public:
   Enumeration(const std::vector<Assignment>& assignments, const std::vector<std::string>& keys, const Numbers& fixed,
-              const std::function<Status(KeyValues)>& add, std::size_t& steps)
+              const std::function<Status(KeyValues values, KeyValues given)>& add, std::size_t& steps)
       : assignments_(assignments), keys_(keys), fixed_(fixed), add_(add), steps_(steps) {}
 
   Status run() {
     if (++steps_ > kStepsMax)
       return fail(Code::kInvalid, "sweep", "there are too many combinations to look at: expected at most {} cells",
                   kSweepCellsMax);
-    if (values_.size() == assignments_.size()) return add_(in_order());
+    if (values_.size() == assignments_.size()) return add_(in_order(&Value::text), in_order(&Value::given));
     const Assignment* next = nullptr;
     for (const Assignment& a : assignments_)
       if (next == nullptr && !values_.contains(a.key) && ready(a)) next = &a;
     if (next == nullptr) return circle();
     const Item& item = *next->item;
-    if (item.numbers.empty()) return with(*next, item.text);
+    if (item.numbers.empty()) return with(*next, {item.text, item.text});
     ECHO_ASSIGN(const double first, number(*next, item.numbers.front()));
-    if (item.numbers.size() == 1) return with(*next, number_text(first));
+    if (item.numbers.size() == 1) return with(*next, {number_text(first), item.text});
     ECHO_ASSIGN(const double last, number(*next, item.numbers.back()));
     if (first != std::floor(first) || last != std::floor(last))
       return about(
@@ -126,11 +126,15 @@ class Enumeration {
       return about(*next, fmt::format("expected a range of at most {} numbers, found {} to {}", kSweepCellsMax,
                                       number_text(first), number_text(last)));
     for (double n = first; n <= last; n += 1)
-      ECHO_TRY(with(*next, number_text(n)));  // none where the last is below the first
+      ECHO_TRY(with(*next, {number_text(n), number_text(n)}));  // none where the last is below the first
     return ok();
   }
 
  private:
+  struct Value {
+    std::string text, given;
+  };
+
   static Error about(const Assignment& a, std::string_view why) {
     return fail(Code::kInvalid, "", "{}: {}: {}", *a.said, a.item->text, why);
   }
@@ -155,7 +159,7 @@ class Enumeration {
       const std::string key = full_key(name);
       const auto it = values_.find(key);
       if (it == values_.end()) return fixed_(key);
-      const auto plain = Expression::parse(it->second);
+      const auto plain = Expression::parse(it->second.text);
       if (!plain || !plain->names().empty()) return std::nullopt;
       const auto n = plain->value([](const std::string&) { return std::nullopt; });
       return n ? std::optional(*n) : std::nullopt;
@@ -164,26 +168,26 @@ class Enumeration {
     return value;
   }
 
-  Status with(const Assignment& a, const std::string& value) {
+  Status with(const Assignment& a, const Value& value) {
     values_[a.key] = value;
     const Status status = run();
     values_.erase(a.key);
     return status;
   }
 
-  KeyValues in_order() const {
+  KeyValues in_order(std::string Value::*what) const {
     KeyValues out;
     for (const std::string& key : keys_)
-      if (const auto it = values_.find(key); it != values_.end()) out.emplace_back(key, it->second);
+      if (const auto it = values_.find(key); it != values_.end()) out.emplace_back(key, it->second.*what);
     return out;
   }
 
   const std::vector<Assignment>& assignments_;
   const std::vector<std::string>& keys_;
   const Numbers& fixed_;
-  const std::function<Status(KeyValues)>& add_;
+  const std::function<Status(KeyValues values, KeyValues given)>& add_;
   std::size_t& steps_;  // of all choices
-  std::map<std::string, std::string> values_;
+  std::map<std::string, Value> values_;
 };
 
 }  // namespace
@@ -252,7 +256,7 @@ std::vector<std::string> swept_keys(const std::vector<SweepAxis>& axes) {
   return keys;
 }
 
-Result<std::vector<KeyValues>> expand(const std::vector<SweepAxis>& axes, const Numbers& fixed) {
+Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const Numbers& fixed) {
   const std::vector<std::string> keys = swept_keys(axes);
   if (keys.size() > kSweptKeysMax)
     return fail(Code::kInvalid, "sweep", "expected at most {} swept keys, found {}", kSweptKeysMax, keys.size());
@@ -282,13 +286,16 @@ Result<std::vector<KeyValues>> expand(const std::vector<SweepAxis>& axes, const 
       }
     }
   }
-  std::vector<KeyValues> cells;
-  std::set<KeyValues> seen;
-  const std::function<Status(KeyValues)> add = [&](KeyValues values) -> Status {
-    if (!seen.insert(values).second) return ok();
-    if (cells.size() == kSweepCellsMax)
+  std::vector<GridCell> cells;
+  std::map<KeyValues, std::size_t> seen;
+  const std::function<Status(KeyValues, KeyValues)> add = [&](KeyValues values, KeyValues given) -> Status {
+    const auto [it, fresh] = seen.emplace(values, cells.size());
+    if (fresh && cells.size() == kSweepCellsMax)
       return fail(Code::kInvalid, "sweep", "expected at most {} cells", kSweepCellsMax);
-    cells.push_back(std::move(values));
+    if (fresh) cells.push_back({std::move(values), {}});
+    auto& ways = cells[it->second].given;
+    if (std::find(ways.begin(), ways.end(), given) == ways.end() && ways.size() < kWaysMax)
+      ways.push_back(std::move(given));
     return ok();
   };
   std::size_t steps = 0;

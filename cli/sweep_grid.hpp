@@ -37,9 +37,15 @@ Result<std::vector<std::string>> split_values(std::string_view text);
 // All keys, in the order in which the axes name them.
 std::vector<std::string> swept_keys(const std::vector<SweepAxis>& axes);
 
+// A combination. Several ways of writing may come to it: with S = 2, kappa is 1 as "1" and as "S-1".
+struct GridCell {
+  KeyValues values;
+  std::vector<KeyValues> given;  // texts as they were given, but numbers of a range one by one
+};
+
 // The combinations, in order, each once. `fixed` gives the number that a key has which is not swept, where it has one.
 // kInvalid for values that cannot be worked out, with the axis and the text that says so.
-Result<std::vector<KeyValues>> expand(const std::vector<SweepAxis>& axes,
-                                      const std::function<std::optional<double>(const std::string& key)>& fixed);
+Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes,
+                                     const std::function<std::optional<double>(const std::string& key)>& fixed);
 
 }  // namespace echoline::cli

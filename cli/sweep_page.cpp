@@ -55,13 +55,18 @@ Axis axis_of(const SweepResults& results) {
   return axis;
 }
 
-// What a line stands for: the values of all keys but the first.
-std::string line_of(const SweepResults& results, const SweepRow& row) {
-  std::string name;
-  for (std::size_t k = 1; k < results.plan->keys.size(); ++k)
-    name += fmt::format("{}{}={}", name.empty() ? "" : " ", short_key(results.plan->keys[k]),
-                        value_of(*row.cell, results.plan->keys[k]));
-  return name;
+// What a line stands for: the values of all keys but the first, as they were written, so that "kappa=S-1" is one line.
+std::vector<std::string> lines_of(const SweepResults& results, const SweepRow& row) {
+  std::vector<std::string> names;
+  for (const KeyValues& given : row.cell->given) {
+    std::string name;
+    for (const auto& [key, text] : given)
+      if (key != results.plan->keys.front())
+        name += fmt::format("{}{}={}", name.empty() ? "" : " ", short_key(key), text);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+  }
+  if (names.empty()) names.emplace_back();
+  return names;
 }
 
 std::string link_to(const SweepRow& row) {
@@ -74,22 +79,24 @@ PlotPoint point(const SweepRow& row, const Estimate& y, double x) {
   return p;
 }
 
+std::string caption(const Measure& m) {
+  return m.title == m.meaning ? m.title : fmt::format("{} ({})", m.title, m.meaning);
+}
+
 Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) {
-  Plot plot{fmt::format("{} ({})", results.measures[m].title, results.measures[m].meaning),
-            axis.title,
-            results.measures[m].title,
-            axis.categories,
-            {}};
+  Plot plot{caption(results.measures[m]), axis.title, results.measures[m].title, axis.categories, {}};
   for (std::size_t r = 0; r < results.rows.size(); ++r) {
     const SweepRow& row = results.rows[r];
     if (!row.measures[m]) continue;
-    const std::string name = line_of(results, row);
-    auto it = std::find_if(plot.series.begin(), plot.series.end(), [&](const PlotSeries& s) { return s.name == name; });
-    if (it == plot.series.end()) {
-      if (plot.series.size() == kSeriesMax) continue;
-      it = plot.series.insert(it, PlotSeries{name, {}, true});
+    for (const std::string& name : lines_of(results, row)) {
+      auto it =
+          std::find_if(plot.series.begin(), plot.series.end(), [&](const PlotSeries& s) { return s.name == name; });
+      if (it == plot.series.end()) {
+        if (plot.series.size() == kSeriesMax) continue;
+        it = plot.series.insert(it, PlotSeries{name, {}, true});
+      }
+      it->points.push_back(point(row, *row.measures[m], axis.x[r]));
     }
-    it->points.push_back(point(row, *row.measures[m], axis.x[r]));
   }
   for (PlotSeries& series : plot.series)
     std::stable_sort(series.points.begin(), series.points.end(),

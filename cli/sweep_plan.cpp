@@ -291,7 +291,7 @@ Result<SweepPlan> plan_sweep(const SweepArguments& a) {
   plan.measures.insert(plan.measures.end(), a.measures.begin(), a.measures.end());
   plan.kind = a.kind.value_or(file.root().has("simulation") ? SweepKind::kSimulated : SweepKind::kReal);
   ECHO_ASSIGN(auto cells, expand(axes, [&](const std::string& key) { return look_up<double>(file, key); }));
-  for (KeyValues& values : cells) plan.cells.push_back({std::move(values), {}});
+  for (GridCell& cell : cells) plan.cells.push_back({std::move(cell.values), std::move(cell.given), {}});
   ECHO_TRY(check(plan));
 
   Resolver resolver(a, plan.kind);

@@ -33,7 +33,8 @@ struct SweepRun {
 };
 
 struct SweepCell {
-  KeyValues values;  // of the swept keys
+  KeyValues values;              // of the swept keys
+  std::vector<KeyValues> given;  // how they were written (GridCell)
   std::vector<SweepRun> runs;
   std::string name() const;  // "S=3 kappa=1"
 };

@@ -217,7 +217,7 @@ std::string estimate_text(const Estimate& e) {
     return e.half_width ? fmt::format("{:.3g} ± {:.2g}", e.mean, *e.half_width) : fmt::format("{:.3g}", e.mean);
   int decimals = decimals_of(size);
   if (!e.half_width) return fmt::format("{:.{}f}", e.mean, decimals);
-  if (*e.half_width > 0) decimals = std::max(0, std::min(9, decimals_of(*e.half_width) - 1));
+  if (*e.half_width > 1e-9 * size) decimals = std::max(0, std::min(9, decimals_of(*e.half_width) - 1));
   return fmt::format("{:.{}f} ± {:.{}f}", e.mean, decimals, *e.half_width, decimals);
 }
 

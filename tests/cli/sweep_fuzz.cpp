@@ -47,6 +47,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return 0;
   }
   expect(!cells->empty() && cells->size() <= kSweepCellsMax, "a bounded number of cells");
-  for (const KeyValues& cell : *cells) expect(cell.size() <= swept_keys(axes).size(), "keys of the axes alone");
+  for (const GridCell& cell : *cells)
+    expect(cell.values.size() <= swept_keys(axes).size() && !cell.given.empty(),
+           "keys of the axes alone, and how they were given");
   return 0;
 }

@@ -32,6 +32,7 @@ TEST(Estimates, AreStudents) {
   EXPECT_EQ(estimate_text({3, 0.12345, 0.0123}), "0.123 ± 0.012");
   EXPECT_EQ(estimate_text({3, 1234.5, 20.0}), "1234 ± 20");
   EXPECT_EQ(estimate_text({3, 0, 0}), "0 ± 0");
+  EXPECT_EQ(estimate_text({3, 23.0 / 6, 1e-16}), "3.83 ± 0.00");
   EXPECT_EQ(estimate_text({1, 5e-9, {}}), "5e-09");
   EXPECT_EQ(estimate_text({2, -1e300, 1e299}), "-1e+300 ± 1e+299");
 }
@@ -60,7 +61,8 @@ class Results : public testing::Test {
     plan_.seeds = 2;
     for (const char* budget : {"1", "3"})
       for (const char* topology : {"trees", "</script><script>alert(1)</script>"}) {
-        SweepCell cell{{{"staleness.budget", budget}, {"network.topology", topology}}, {}};
+        const KeyValues values{{"staleness.budget", budget}, {"network.topology", topology}};
+        SweepCell cell{values, {values}, {}};
         for (std::uint64_t seed = 1; seed <= 2; ++seed) {
           const std::string digest = fmt::format("{:032x}", 100 * plan_.cells.size() + seed);
           cell.runs.push_back({seed, digest, folder_.path() / "cells" / digest, ""});

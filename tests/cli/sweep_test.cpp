@@ -79,8 +79,8 @@ std::string cells_of(const std::vector<std::string>& over) {
       expand(axes, [](const std::string& key) { return key == "run.steps" ? std::optional(40.0) : std::nullopt; });
   if (!cells) return cells.error().detail;
   std::string out;
-  for (const KeyValues& values : *cells) {
-    for (const auto& [key, value] : values) out += short_key(key) + "=" + value + " ";
+  for (const GridCell& cell : *cells) {
+    for (const auto& [key, value] : cell.values) out += short_key(key) + "=" + value + " ";
     out += "| ";
   }
   return out;
@@ -96,6 +96,16 @@ TEST(Grid, IsEveryCombinationOnce) {
             "S=2 kappa=1 | S=2 kappa=2 | S=3 kappa=1 | S=3 kappa=2 | S=3 kappa=3 | ");
   EXPECT_EQ(cells_of({"S=run.steps/10"}), "S=4 | ");  // a number of the file
   EXPECT_EQ(cells_of({"S=1,1,2-1"}), "S=1 | ");
+}
+
+TEST(Grid, RemembersHowACellWasWritten) {
+  const std::vector<SweepAxis> axes{*parse_over("S=2,3"), *parse_over("kappa=1,S-1")};
+  const auto cells = expand(axes, [](const std::string&) { return std::nullopt; });
+  ASSERT_TRUE(cells);
+  ASSERT_EQ(cells->size(), 3u);
+  ASSERT_EQ(cells->at(0).given.size(), 2u);
+  EXPECT_EQ(cells->at(0).given[1].back().second, "S-1");
+  EXPECT_EQ(cells->at(2).given[0].back().second, "S-1");
 }
 
 TEST(Grid, TakesTextsAsTheyStand) {
