@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
       "  echoline up configs/quickstart.yaml        rent, train, report\n"
       "  echoline up configs/quickstart.yaml --resume   go on after a crash or Ctrl-C\n"
       "  echoline report quickstart                 what a run did and cost\n"
-      "  echoline sweep configs/quickstart.yaml --over staleness.budget=1,3,6   runs that differ in this, side by side\n"
+      "  echoline sweep configs/quickstart.yaml --over staleness.budget=3,6   runs that differ in this, side by side\n"
       "  echoline down quickstart                   end it, and release everything it has rented\n"
       "  echoline delta diff OLD NEW -o PATCH       what changed between two checkpoints; see delta --help\n"
       "Data goes to stdout, progress to stderr; --json gives machines the same data.\n"

@@ -138,7 +138,7 @@ void add_sweep(Verb& app, int& exit, const std::string& version) {
       "Values are as in a run file, 1..5 is a range, and other swept keys can be calculated with; S, kappa and G stand "
       "for\n"
       "staleness.budget, staleness.publish_every and rollout.group_size.\n"
-      "Example: echoline sweep configs/quickstart.yaml --over S=1,3,6 --over 'kappa=1,max(1, S-1)' --seeds 3\n"
+      "Example: echoline sweep configs/quickstart.yaml --over S=3,6 --over 'kappa=1,S-1' --seeds 3\n"
       "What has run is not run again: the same command goes on after Ctrl-C or a crash. The folder holds sweep.html, "
       "sweep.csv and\n"
       "sweep.json; docs/sweeps.md says more.");

@@ -9,10 +9,7 @@ namespace {
 
 constexpr std::size_t kSeriesMax = 24;
 
-std::string value_of(const SweepCell& cell, const std::string& key) {
-  const auto it = std::find_if(cell.values.begin(), cell.values.end(), [&](const auto& v) { return v.first == key; });
-  return it == cell.values.end() ? "-" : it->second;
-}
+std::string value_of(const SweepCell& cell, const std::string& key) { return cell.value(key).value_or("-"); }
 
 std::optional<double> number_of(const std::string& text) {
   const auto expression = Expression::parse(text);
@@ -144,31 +141,20 @@ void add_table(Page& page, const SweepResults& results) {
   page.table(titles, rows);
 }
 
-std::string_view state_of(const SweepOutcome& outcome) {
-  switch (outcome.end) {
-    case SweepEnd::kNotRun:
-      return "not run";
-    case SweepEnd::kFailed:
-      return "failed";
-    default:
-      return "done";
-  }
-}
-
 void add_runs(Page& page, const SweepResults& results) {
   std::vector<std::vector<PageCell>> rows;
   for (const SweepRow& row : results.rows)
     for (std::size_t i = 0; i < row.outcomes.size(); ++i) {
       const SweepRun& run = row.cell->runs[i];
-      const bool done = state_of(*row.outcomes[i]) == "done";
-      rows.push_back({{row.cell->name(), "", false},
-                      {std::to_string(run.seed), "", true},
-                      {std::string(state_of(*row.outcomes[i])),
-                       done ? fmt::format("cells/{}/report.json", run.digest) : "", false},
-                      {"config.yaml", fmt::format("cells/{}/config.yaml", run.digest), false},
-                      {"folder", fmt::format("cells/{}/", run.digest), false},
-                      {row.outcomes[i]->log.empty() ? "" : "log", fmt::format("logs/{}.log", run.digest), false},
-                      {row.outcomes[i]->why, "", false}});
+      const std::string_view state = to_string(row.outcomes[i]->end);
+      rows.push_back(
+          {{row.cell->name(), "", false},
+           {std::to_string(run.seed), "", true},
+           {std::string(state), state == "done" ? fmt::format("cells/{}/report.json", run.digest) : "", false},
+           {"config.yaml", fmt::format("cells/{}/config.yaml", run.digest), false},
+           {"folder", fmt::format("cells/{}/", run.digest), false},
+           {row.outcomes[i]->log.empty() ? "" : "log", fmt::format("logs/{}.log", run.digest), false},
+           {row.outcomes[i]->why, "", false}});
     }
   page.heading("Runs");
   page.table({"cell", "seed", "state", "file", "folder", "log", "why"}, rows);

@@ -263,6 +263,11 @@ std::string SweepCell::name() const {
   return text.empty() ? "as it is" : text;
 }
 
+std::optional<std::string> SweepCell::value(const std::string& key) const {
+  const auto it = std::find_if(values.begin(), values.end(), [&](const auto& v) { return v.first == key; });
+  return it == values.end() ? std::nullopt : std::optional(it->second);
+}
+
 Result<SweepPlan> plan_sweep(const SweepArguments& a) {
   ECHO_ASSIGN(ConfigFile file, load(a.config));
   ECHO_ASSIGN(SweepSection section, read_section(file, a.config));

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct SweepCell {
   std::vector<KeyValues> given;  // how they were written (GridCell)
   std::vector<SweepRun> runs;
   std::string name() const;  // "S=3 kappa=1"
+  std::optional<std::string> value(const std::string& key) const;
 };
 
 struct SweepPlan {

@@ -94,19 +94,6 @@ std::string csv_word(const std::string& text) {
   return quoted + "\"";
 }
 
-std::string_view word_of(SweepEnd end) {
-  switch (end) {
-    case SweepEnd::kNotRun:
-      return "not run";
-    case SweepEnd::kCached:
-    case SweepEnd::kDone:
-      return "done";
-    case SweepEnd::kFailed:
-      return "failed";
-  }
-  return "";
-}
-
 void find_front(SweepResults& results) {
   const auto index_of = [&](std::string_view field) {
     const auto it = std::find_if(results.measures.begin(), results.measures.end(),
@@ -136,6 +123,19 @@ void find_front(SweepResults& results) {
 }
 
 }  // namespace
+
+std::string_view to_string(SweepEnd end) {
+  switch (end) {
+    case SweepEnd::kNotRun:
+      return "not run";
+    case SweepEnd::kCached:
+    case SweepEnd::kDone:
+      return "done";
+    case SweepEnd::kFailed:
+      return "failed";
+  }
+  return "";
+}
 
 std::optional<Estimate> estimate(const std::vector<double>& values) {
   if (values.empty()) return std::nullopt;
@@ -317,8 +317,10 @@ nlohmann::json to_json(const SweepResults& results) {
     for (std::size_t i = 0; i < row.outcomes.size(); ++i) {
       const SweepOutcome& outcome = *row.outcomes[i];
       const SweepRun& run = row.cell->runs[i];
-      json entry{
-          {"seed", run.seed}, {"digest", run.digest}, {"folder", run.folder.string()}, {"state", word_of(outcome.end)}};
+      json entry{{"seed", run.seed},
+                 {"digest", run.digest},
+                 {"folder", run.folder.string()},
+                 {"state", to_string(outcome.end)}};
       if (outcome.end == SweepEnd::kFailed) entry["why"] = outcome.why;
       if (!outcome.log.empty()) entry["log"] = outcome.log.string();
       entry["measures"] = json::object();

@@ -12,6 +12,9 @@ namespace echoline::cli {
 
 inline constexpr int kSweepSchemaVersion = 1;
 
+// "done", "failed", "not run".
+std::string_view to_string(SweepEnd end);
+
 struct Measure {
   std::string field;  // dotted, of the report (docs/report.md); "steps_per_s" follows from several
   std::string title;  // of a column
