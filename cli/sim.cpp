@@ -1,4 +1,4 @@
-// echoline sim: fleets that no one can rent, simulated with the protocol cores that run in production.
+// echoline sim: fleets that no one can rent, simulated with the cores that run in production.
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -6,6 +6,7 @@
 #include "base/log.hpp"
 #include "chains/planner.hpp"
 #include "cli/output.hpp"
+#include "cli/sim_run.hpp"
 #include "cli/sim_soak.hpp"
 #include "cli/verbs.hpp"
 #include "sim/broadcast_scenario.hpp"
@@ -214,8 +215,10 @@ void add_sim(Verb& app, int& exit) {
       "--chunk '1 MiB'\n"
       "          echoline sim --workers 10000 --topologies echo2 --learner-up '16 Gbit/s' --worker-rate '1 Gbit/s' "
       "--payload '200 MB' --chunk '1 MiB' --heartbeat '5 s'\n"
+      "          echoline sim run configs/sim/small.yaml\n"
       "          echoline sim soak --seeds 1000\n"
       "          echoline sim market --seeds 1000");
+  add_sim_run(*verb, exit);
   add_sim_soak(*verb, exit);
   market::add_verb(*verb, exit);
   verb->callback([a, verb, &exit] {

@@ -73,7 +73,13 @@ provisioner::ProviderOptions provider_options(const RunConfig& config) {
 
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens) {
-  const double full_bytes = static_cast<double>(model.parameters()) * 2;  // bf16
+  provisioner::PlanRequest request = plan_request(config, static_cast<double>(model.parameters()));
+  request.gpu_memory_min = gpu_memory_needed(config, model, prompt_tokens);
+  return request;
+}
+
+provisioner::PlanRequest plan_request(const RunConfig& config, double parameters) {
+  const double full_bytes = parameters * 2;  // bf16
   provisioner::PlanRequest request;
   request.pace.rollouts_per_step = static_cast<double>(config.rollout.trajectories_per_step());
   request.pace.publish_every = static_cast<int>(config.staleness.publish_every);
@@ -101,7 +107,6 @@ provisioner::PlanRequest plan_request(const RunConfig& config, const model::Mode
   request.workers_max = config.fleet.workers_max;
   request.reliability_min = config.fleet.reliability_min;
   request.duration_min = config.fleet.duration_min;
-  request.gpu_memory_min = gpu_memory_needed(config, model, prompt_tokens);
   request.provider = provider_name(config);
   request.budget_usd_per_hour = config.fleet.usd_per_hour_max;
   request.budget_usd = config.fleet.usd_max;

@@ -28,6 +28,9 @@ Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::Model
 provisioner::PlanRequest plan_request(const RunConfig& config, const model::ModelConfig& model,
                                       std::uint64_t prompt_tokens);
 
+// The same where nothing is known of the model but its size: whatever memory a GPU has will do.
+provisioner::PlanRequest plan_request(const RunConfig& config, double parameters);
+
 // For a model of this shape and prompts of up to so many tokens. kInvalid for a bad offers file; kInfeasible when no
 // fleet meets the target, with the ways out.
 Result<RunPlan> plan_run(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);

@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "base/config.hpp"
+#include "chains/planner.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "learner/task_config.hpp"
 #include "model/phrasing.hpp"
@@ -280,7 +281,8 @@ void read_assume(ConfigSection s, provisioner::Assumptions& c) {
          {"longest rental", "such offers are left out where fleet.duration_min is given"});
 }
 
-void read_fleet(ConfigSection s, FleetSection& c) {
+// `simulated`: offers may be made up elsewhere, and there may be more workers than anybody has rented.
+void read_fleet(ConfigSection s, FleetSection& c, bool simulated = false) {
   std::optional<std::filesystem::path> offers;
   s.read("offers", offers,
          {"file of the machines that can be rented; see configs/offers/README.md", "fleet.search is needed"});
@@ -288,8 +290,10 @@ void read_fleet(ConfigSection s, FleetSection& c) {
          "ask vast.ai (fleet.vast.url) what can be rented, instead of reading a file; this needs no key");
   s.read("search_every", c.search_every, {.min = std::chrono::seconds(10), .max = std::chrono::hours(24)},
          "how often vast.ai is asked again while the run goes on; a file is read again when it has changed");
-  if (offers.has_value() == c.search)
-    s.error(offers ? "search" : "", "expected exactly one of 'offers' (a file) and 'search: true'");
+  if (simulated ? c.search : offers.has_value() == c.search)
+    s.error(offers || simulated ? "search" : "",
+            simulated ? "a simulated market is not searched: name a file of offers, or make some up under simulation.market"
+                      : "expected exactly one of 'offers' (a file) and 'search: true'");
   c.offers = offers.value_or(std::filesystem::path{});
   using provisioner::OfferFormat;
   s.read_choice("offers_format", c.offers_format,
@@ -362,7 +366,8 @@ void read_fleet(ConfigSection s, FleetSection& c) {
          {"of an offer, which must then state its own", "any"});
   s.read("duration_min", c.duration_min, {.min = Duration(0), .max = std::chrono::hours(24 * 3650)},
          {"an offer must be there for so long, and must say so", "any"});
-  s.read("workers_max", c.workers_max, {.min = 1, .max = 4096}, "rented at the same time");
+  s.read("workers_max", c.workers_max, {.min = 1, .max = simulated ? static_cast<std::uint32_t>(chains::kChainWorkersMax) : 4096},
+         "rented at the same time");
   s.read("join_timeout", c.join_timeout, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
          "a rented worker that has not joined by then is returned, and another rented in its place");
   s.read("away_max", c.away_max, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
@@ -407,6 +412,19 @@ void read_all(ConfigSection root, RunConfig& c) {
 }
 
 }  // namespace
+
+void read_simulated_run(ConfigSection root, RunConfig& c) {
+  read_run(root.section("run"), c.run);
+  if (root.has("model")) read_model(root.section("model"), c.model);
+  if (root.has("task")) read_task(root.section("task"), c.task);
+  if (root.has("evaluation")) read_evaluation(root.section("evaluation"), c.evaluation);
+  read_rollout(root.section("rollout"), c.rollout);
+  read_staleness(root.section("staleness"), c.staleness);
+  read_learner(root.section("learner"), c.run, c.learner);
+  read_network(root.section("network"), c.network);
+  read_fleet(root.section("fleet"), c.fleet, true);
+  if (root.has("worker")) read_worker(root.section("worker"), c.rollout, c.worker);
+}
 
 std::vector<std::string> WorkerSection::arguments() const {
   if (engine == "builtin") return {};

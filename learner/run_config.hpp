@@ -17,6 +17,7 @@
 
 namespace echoline {
 struct ConfigKey;
+class ConfigSection;
 }
 
 namespace echoline::learner {
@@ -193,6 +194,10 @@ struct RunConfig {
 // working directory.
 Result<RunConfig> load_run_config(const std::filesystem::path& path,
                                   const std::vector<std::pair<std::string, std::string>>& overrides = {});
+
+// The sections of a run file that a simulated run has as well, from a file that the caller has opened. model, task, evaluation
+// and worker may be absent; so may fleet.offers, where offers are made up elsewhere.
+void read_simulated_run(ConfigSection root, RunConfig& config);
 
 // Every key of a run file with its meaning, as the reader has it; those of the built-in adapters included.
 std::vector<ConfigKey> run_file_keys();

@@ -1,4 +1,4 @@
-// How fast one worker is, from its own results. Private to this folder.
+// How fast one worker is, from its own results.
 #pragma once
 #include <cstdint>
 #include <deque>

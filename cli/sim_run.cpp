@@ -1,0 +1,84 @@
+#include "cli/sim_run.hpp"
+
+#include <cstdio>
+
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "cli/output.hpp"
+#include "cli/sim_run_report.hpp"
+#include "cli/verbs.hpp"
+
+namespace echoline::cli {
+namespace {
+
+struct Arguments {
+  std::string scenario, out;
+  std::vector<std::string> overrides;
+  std::optional<std::string> seed;
+  bool json = false;
+};
+
+std::string lines_of(const std::vector<nlohmann::json>& rows) {
+  std::string text;
+  for (const nlohmann::json& row : rows) text += row.dump() + "\n";
+  return text;
+}
+
+Status write_all(const std::filesystem::path& folder, const nlohmann::json& report, const std::vector<nlohmann::json>& metrics,
+                 const sim::RunResult& result) {
+  ECHO_TRY(make_folders(folder));
+  ECHO_TRY(write_file_atomic(folder / "metrics.jsonl", lines_of(thinned(metrics, result.steps))));
+  std::vector<nlohmann::json> events;
+  for (const sim::SimDecision& d : result.decisions)
+    events.push_back({{"unix_s", d.at_s}, {"event", d.what}, {"offer", d.offer}, {"detail", d.why}});
+  ECHO_TRY(write_file_atomic(folder / "events.jsonl", lines_of(events)));
+  return write_file_atomic(folder / "report.json", report.dump(2) + "\n");
+}
+
+int run(const Arguments& a) {
+  log::configure(log::Level::kError, "sim");
+  const auto refuse = [&](const Error& error) { return a.json ? complain_json("sim run", error) : complain("sim run", error); };
+  auto overrides = parse_overrides(a.overrides);
+  if (!overrides) return refuse(overrides.error());
+  if (a.seed) overrides->emplace_back("simulation.seed", *a.seed);
+  auto scenario = load_sim_run(a.scenario, *overrides);
+  if (!scenario) return refuse(scenario.error());
+  const auto result = sim::simulate_run(scenario->scenario);
+  if (!result) return refuse(result.error());
+  const auto metrics = sim_run_metrics(*result);
+  const nlohmann::json report = sim_run_report(*scenario, *result, metrics);
+  if (!a.out.empty())
+    if (const Status written = write_all(a.out, report, metrics, *result); !written) return refuse(written.error());
+  if (a.json) {
+    fmt::print("{}\n", report.dump(2));
+  } else {
+    fmt::print("{}", sim_run_table(report));
+    if (!result->plan_trouble.empty()) say("no plan: {}\n", result->plan_trouble);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_sim_run(Verb& sim, int& exit) {
+  auto* verb = sim.add_verb("run", "A whole training run: what it would cost, and whether the learner would wait");
+  auto a = std::make_shared<Arguments>();
+  verb->add_option("scenario", a->scenario, "run file with a section `simulation`, e.g. configs/sim/small.yaml")->required();
+  verb->add_option("--set", a->overrides, "override a key, e.g. --set staleness.budget=0 or --set simulation.churn.per_hour=0.5")
+      ->one_value_each();
+  verb->add_option("--seed", a->seed, "instead of simulation.seed; the same seed gives the same report");
+  verb->add_option("--out", a->out, "write report.json, metrics.jsonl and events.jsonl into this folder");
+  verb->add_flag("--json", a->json, "print the report (docs/report.md), or what is wrong, as JSON");
+  verb->footer(
+      "What is rented, who gets work and what is trained on is decided by the code that decides it in a run; machines, the market,\n"
+      "the learner's steps and misfortune are made up by the scenario (docs/simulation.md).\n"
+      "Examples: echoline sim run configs/sim/small.yaml\n"
+      "          echoline sim run configs/sim/regions.yaml --out /tmp/regions --set simulation.churn.per_hour=0.3\n"
+      "What if:  --set network.topology=star                 the learner sends to everybody\n"
+      "          --set simulation.activation=random          whatever comes is rented, instead of the cheapest\n"
+      "          --set simulation.publish=snapshot           the whole policy every time\n"
+      "          --set staleness.budget=0 --set staleness.lookahead=0    every step waits for its own policy's rollouts");
+  verb->callback([a, &exit] { exit = run(*a); });
+}
+
+}  // namespace echoline::cli

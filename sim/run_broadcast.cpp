@@ -1,0 +1,114 @@
+#include "sim/run_broadcast.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "chains/score.hpp"
+
+namespace echoline::sim {
+
+void RunBroadcast::add(const Receiver& receiver) {
+  members_[receiver.id] = receiver;
+  ++changed_;
+}
+
+void RunBroadcast::remove(WorkerId id) { changed_ += members_.erase(id); }
+
+Duration RunBroadcast::delay(std::uint32_t from, std::uint32_t to) const {
+  return scenario_.delays.empty() ? scenario_.request.delay : scenario_.delays[from][to];
+}
+
+Status RunBroadcast::plan() {
+  const provisioner::PlanRequest& request = scenario_.request;
+  BitRate slowest = members_.begin()->second.up, fastest = slowest;
+  std::vector<double> ups;
+  for (const auto& [id, r] : members_) {
+    slowest = std::min(slowest, r.up);
+    fastest = std::max(fastest, r.up);
+    ups.push_back(r.up.bits_per_s);
+  }
+  std::nth_element(ups.begin(), ups.begin() + static_cast<std::ptrdiff_t>(ups.size() / 2), ups.end());
+  usual_up_ = {ups[ups.size() / 2]};
+  std::vector<chains::ChainWorker> workers;
+  for (const auto& [id, r] : members_) {
+    constexpr std::uint32_t kStated = 1000;
+    const chains::PeerStats stated{r.up, request.worker_cap.value_or(fastest), kStated,
+                                   static_cast<std::uint32_t>(std::lround(r.reliability * kStated)), Duration{}};
+    workers.push_back({id, r.up, r.down, chains::peer_score(stated), true, true});
+  }
+  ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, request.worker_cap.value_or(slowest), workers, request.topology,
+                                             request.active_fraction));
+  links_.clear();
+  copies_.clear();
+  std::size_t from_learner = 0;
+  std::map<WorkerId, std::size_t> shares;
+  const auto parents = topology_.parents();
+  for (const auto& [id, of] : parents) {
+    const Receiver& r = members_.at(id);
+    Duration longest{};
+    for (const WorkerId parent : of) {
+      if (parent == kLearnerId) ++from_learner;
+      else ++shares[parent];
+      const std::uint32_t region = parent == kLearnerId ? scenario_.learner_region : members_.at(parent).region;
+      longest = std::max(longest, delay(region, r.region));
+    }
+    links_.push_back({id, r.up, r.down, longest});
+  }
+  for (const auto& [id, n] : shares) copies_[id] = static_cast<double>(n) / topology_.stripes();
+  learner_copies_ = static_cast<double>(from_learner) / topology_.stripes();
+  depth_ = topology_.depth();
+  ++planned_;
+  changed_ = 0;
+  payload_ = {};
+  return ok();
+}
+
+Status RunBroadcast::prepare(Bytes payload) {
+  if (members_.empty()) {
+    topology_ = {};
+    times_ = {};
+    links_.clear();
+    copies_.clear();
+    learner_copies_ = 0;
+    first_ = half_ = quorum_ = {};
+    payload_ = {};
+    changed_ = 1;
+    return ok();
+  }
+  if (links_.empty() || changed_ * 100 > members_.size()) ECHO_TRY(plan());
+  if (payload_ == payload) return ok();
+  const provisioner::PlanRequest& request = scenario_.request;
+  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, payload, request.chunk, request.learner_up, links_));
+  payload_ = payload;
+  first_ = Duration::max();
+  for (const chains::Completion& c : times_.workers) first_ = std::min(first_, c.time);
+  half_ = times_.fraction(0.5);
+  quorum_ = times_.fraction(request.active_fraction);
+  return ok();
+}
+
+Duration RunBroadcast::time_of(WorkerId id) const {
+  const auto it = std::lower_bound(times_.workers.begin(), times_.workers.end(), id, [](const auto& c, auto v) { return c.id < v; });
+  if (it != times_.workers.end() && it->id == id) return it->time;
+  const auto member = members_.find(id);
+  if (member == members_.end()) return half_;
+  const double alone = static_cast<double>(payload_.count) / member->second.down.bytes_per_s();
+  return std::max(half_, from_seconds(alone));
+}
+
+Duration RunBroadcast::lower_bound() const {
+  return chains::lower_bound(payload_, scenario_.request.learner_up, links_, scenario_.request.active_fraction);
+}
+
+double RunBroadcast::copies_of(WorkerId id) const {
+  const auto it = copies_.find(id);
+  return it == copies_.end() ? 0 : it->second;
+}
+
+Duration RunBroadcast::from_a_neighbour(Bytes payload, const Receiver& receiver) const {
+  const BitRate up = usual_up_.bits_per_s > 0 ? usual_up_ : scenario_.request.learner_up;
+  const double rate = std::min(up, receiver.down).bytes_per_s();
+  return from_seconds(static_cast<double>(payload.count) / rate) + delay(receiver.region, receiver.region);
+}
+
+}  // namespace echoline::sim

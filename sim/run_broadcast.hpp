@@ -1,0 +1,65 @@
+// When a publication reaches whom: chains' planner and broadcast-time model, in place of the protocol. Private to sim/.
+#pragma once
+#include <map>
+#include <vector>
+
+#include "chains/broadcast_model.hpp"
+#include "chains/planner.hpp"
+#include "sim/run_scenario.hpp"
+
+namespace echoline::sim {
+
+struct Receiver {
+  WorkerId id;
+  BitRate up, down;
+  std::uint32_t region = 0;
+  double reliability = 1;
+};
+
+class RunBroadcast {
+ public:
+  explicit RunBroadcast(const RunScenario& scenario) : scenario_(scenario) {}
+
+  void add(const Receiver& receiver);
+  void remove(WorkerId id);
+  std::size_t size() const { return members_.size(); }
+
+  // Times for a payload of this size to whoever is there. The topology is planned anew where more than a hundredth of its workers
+  // have come or gone since; until then who has gone is left out, and who has come is as late as half of the others.
+  Status prepare(Bytes payload);
+  // Of prepare(): from the start until this worker holds all of it.
+  Duration time_of(WorkerId id) const;
+  // Until the first worker holds it: for so long the learner's links are taken, and the next one waits.
+  Duration first() const { return first_; }
+  Duration quorum() const { return quorum_; }
+  Duration lower_bound() const;
+  // How many whole payloads they send.
+  double copies_of(WorkerId id) const;
+  double learner_copies() const { return learner_copies_; }
+  // How long a newcomer waits for a payload that a neighbour has.
+  Duration from_a_neighbour(Bytes payload, const Receiver& receiver) const;
+
+  const chains::Topology& topology() const { return topology_; }
+  std::size_t depth() const { return depth_; }
+  std::uint64_t planned() const { return planned_; }
+
+ private:
+  Status plan();
+  Duration delay(std::uint32_t from, std::uint32_t to) const;
+
+  const RunScenario& scenario_;
+  std::map<WorkerId, Receiver> members_;
+  std::size_t changed_ = 0;
+  chains::Topology topology_;
+  std::vector<chains::WorkerLink> links_;
+  std::map<WorkerId, double> copies_;
+  double learner_copies_ = 0;
+  std::size_t depth_ = 0;
+  std::uint64_t planned_ = 0;
+  Bytes payload_;
+  chains::BroadcastTimes times_;
+  Duration first_{}, half_{}, quorum_{};
+  BitRate usual_up_;
+};
+
+}  // namespace echoline::sim

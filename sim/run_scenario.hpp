@@ -1,0 +1,165 @@
+// A whole training run, simulated: the production cores decide what is rented, who gets work and what is trained on; workers,
+// the market, the learner's steps and misfortune are made up. docs/simulation.md says what is abstracted, and how.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "provisioner/fleet_core.hpp"
+#include "provisioner/plan.hpp"
+#include "replay_buffer/rules.hpp"
+#include "sim/draws.hpp"
+
+namespace echoline::sim {
+
+enum class OnNewPolicy { kContinue, kFinish, kAbort };
+enum class Activation { kCheapest, kRandom };
+enum class Publishes { kDelta, kSnapshot };
+
+// What can be rented, as the market states it, and what it is in truth.
+struct RunOffer {
+  provisioner::Offer offer;
+  std::uint32_t region = 0;   // of RunScenario::regions
+  double rate_share = 1;      // of the throughput that it promises
+};
+
+// Machines that somebody takes away at one time.
+struct Preemption {
+  Duration at{};                        // after the run began
+  double share = 1;                     // of the machines that work then
+  std::optional<std::uint32_t> region;  // absent: of all
+};
+
+struct RunChurn {
+  double per_hour = 0;            // of each machine that works
+  double announced = 0;           // share of the losses that are told of before
+  Duration notice = std::chrono::seconds(30);      // so long before
+  Duration returns_after = std::chrono::hours(1);  // then what was taken away is offered again
+  std::vector<Preemption> preemptions;             // ascending
+};
+
+struct RunFaults {
+  double never_joins = 0;  // share of the machines that are paid for and never come to work
+  double refused = 0;      // share of the attempts to rent that fail
+  double hangs_per_hour = 0;  // of each worker: it is heard no more, and costs on
+};
+
+struct RunScenario {
+  std::uint64_t seed = 1;
+  std::uint64_t steps = 100;
+  // R, kappa, T, S, L, sizes, links, topology, budgets: what the planner is asked. The core's rules follow from it.
+  provisioner::PlanRequest request;
+  std::vector<RunOffer> offers;
+
+  std::uint32_t prompts_per_step = 32, group_size = 8;
+  replay_buffer::Pacing pacing;
+  replay_buffer::LeaseLength lease;
+  OnNewPolicy on_new_policy = OnNewPolicy::kContinue;
+  // Tokens of a response: `tokens`, or `token_histogram` where it is given; at most lease.tokens_max.
+  Lognormal tokens;
+  std::optional<Histogram> token_histogram;
+  std::uint32_t groups_at_once = 2;              // that a worker holds: one that it is at, and the next
+  std::optional<double> sequence_tokens_per_s;  // the most that a single response gets of a machine
+
+  Duration step_time{};      // of the learner, without waiting
+  double step_s_per_token = 0;  // and so much for each token that it trains on
+
+  Bytes full_bytes;
+  std::vector<Bytes> delta_bytes;  // of the first publication, the second, ...; the last counts for all that follow
+  Publishes publishes = Publishes::kDelta;
+  Activation activation = Activation::kCheapest;
+
+  Lognormal boot_s{30, 30};  // from asking for a machine until its worker calls
+  Duration heartbeat_timeout = std::chrono::seconds(3);
+  Duration stalled_after = std::chrono::minutes(5);
+  Duration search_every = std::chrono::minutes(5);
+  bool replace_lost = true;
+  std::optional<double> learner_usd_per_hour;
+
+  std::vector<std::string> regions{""};
+  std::uint32_t learner_region = 0;
+  std::vector<std::vector<Duration>> delays;  // one way, by regions; empty: request.delay everywhere
+  RunChurn churn;
+  RunFaults faults;
+  Duration time_max = std::chrono::hours(24 * 365);  // of virtual time; then the run is over, wherever it is
+};
+
+struct SimStep {
+  std::uint64_t step = 0;  // from 1
+  double at_s = 0, wait_s = 0, train_s = 0;
+  std::map<std::uint64_t, std::uint64_t> staleness;  // of what was trained on, by age
+  std::uint64_t tokens = 0, mixed = 0;
+  double tokens_mean = 0;
+  std::size_t working = 0, joining = 0;
+  double rollouts_per_s = 0, target_rollouts_per_s = 0;  // that work, and are wanted
+  std::uint64_t waiting = 0, in_flight = 0;              // rollouts in the buffer, and under leases
+  double usd = 0, usd_per_hour = 0;
+};
+
+struct SimPublication {
+  std::uint64_t version = 0;
+  double at_s = 0;
+  bool snapshot = false;
+  Bytes bytes, learner_bytes;
+  std::optional<double> t_b_s;
+  double lower_bound_s = 0, predicted_s = 0;  // without installing
+  std::size_t workers = 0, installed = 0;     // when T_b was taken
+  std::size_t depth = 0;
+};
+
+struct SimMachine {
+  std::string offer;
+  std::uint32_t region = 0;
+  double usd_per_hour = 0;
+  double from_s = 0, to_s = 0;  // that it was paid for
+  std::uint64_t rollouts = 0;   // accepted
+  double bytes_in = 0, bytes_forwarded = 0, usd_traffic = 0;
+  std::uint64_t version = 0;
+  std::uint64_t worker = 0;  // 0: it never joined
+  bool lost = false;
+};
+
+struct SimDecision {
+  double at_s = 0;
+  std::string what, offer, why;
+};
+
+struct RunResult {
+  provisioner::Plan plan;      // as far as there is one
+  std::string plan_trouble;    // why no plan was possible: then everything that may be rented is
+  std::string ended;           // completed, budget, nothing left, time
+  double wall_s = 0, begun_s = 0;  // begun: the first snapshot was published
+  std::uint64_t steps = 0, version = 0;
+  std::vector<SimStep> by_step;
+  std::vector<SimPublication> publications;
+  std::vector<SimMachine> machines;  // every one that was paid for, in the order of renting
+  std::vector<SimDecision> decisions;                  // the first kDecisionsKept
+  std::map<std::string, std::uint64_t> decision_counts;
+  std::map<std::string, std::uint64_t> rejected, unfinished;  // rollouts by reason: not trained on; of leases without a result
+  std::map<std::uint64_t, double> in_flight, in_queue;  // rollouts by age, on the average over the steps
+  std::uint64_t groups_set_aside = 0;
+  std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;
+  double usd_fleet = 0, usd_rent = 0, usd_traffic = 0, usd_learner = 0, machine_hours = 0;
+  double learner_bytes_sent = 0;
+  double busy_s = 0, present_s = 0;     // of all workers: generating, and there
+  std::vector<double> recoveries_s;    // after losses: from too little capacity until there was enough again
+  std::size_t workers_most = 0;
+  std::string topology;
+  std::uint64_t events = 0, topologies_planned = 0, publications_merged = 0;
+  double tokens_generated = 0, tokens_trained = 0;
+};
+
+inline constexpr std::size_t kDecisionsKept = 2000;
+
+// Of a response, as drawn: the lengths are cut at the longest that is allowed.
+double mean_tokens(const RunScenario& scenario);
+
+// Deterministic in the scenario. kInvalid for a scenario that makes no sense.
+Result<RunResult> simulate_run(const RunScenario& scenario, const std::function<void(std::uint64_t step)>& progress = {});
+
+}  // namespace echoline::sim

@@ -1,0 +1,688 @@
+#include <algorithm>
+#include <cmath>
+#include <deque>
+
+#include "provisioner/capacity.hpp"
+#include "sim/event_queue.hpp"
+#include "sim/run_broadcast.hpp"
+#include "sim/run_desk.hpp"
+#include "sim/run_fleet.hpp"
+#include "sim/run_plan.hpp"
+#include "sim/run_scenario.hpp"
+
+namespace echoline::sim {
+namespace {
+
+using namespace provisioner;
+
+constexpr double kNeverS = 1e18;
+constexpr std::size_t kMachinesPerTick = 2000;  // the core is called every second, and every 5 for 10,000 machines
+constexpr std::size_t kTailsMax = 64;           // groups of which only the longest responses are missing, of one worker
+constexpr double kStuckAfter = 6 * 3600;        // of waiting, where nothing is rented and nothing can be
+
+enum Kind : std::uint32_t { kTick, kJoins, kSynced, kServed, kHandIn, kDelivered, kInstalled, kEnding, kDies, kHangs, kNoticed,
+                            kGivenUp, kTrained, kLinksFree, kPreempts };
+enum class State { kBooting, kSyncing, kWorking, kDead };
+
+struct Work {
+  std::uint64_t lease = 0, version = 0;
+  std::uint32_t tokens = 0, longest = 0;
+};
+
+struct SimWorker {
+  Ticket ticket = 0;
+  std::size_t offer = 0;
+  double tokens_per_s = 0, promised = 0;
+  State state = State::kBooting;
+  bool hung = false, draining = false, drained = false;
+  std::uint64_t version = 0, delivered = 0;  // installed; held
+  std::uint64_t not_before = 0;              // of publications: it was not there for older ones
+  bool installing = false, install_waits = false, serving = false;
+  double ends_s = 0, began_s = 0;            // of what it is at
+  std::uint32_t turn = 0;                    // of kServed events: others are void
+  std::deque<Work> queue;                    // the first is being generated
+  std::size_t tails = 0;
+  std::map<std::uint64_t, Work> handing_in;  // by lease
+  std::uint64_t idle_since = 0;              // place among those who wait for work; 0: it does not
+  double joined_s = 0, busy_s = 0;
+  double received = 0, forwarded = 0;
+};
+
+struct Open {  // a publication whose T_b is not known yet
+  std::size_t index = 0;  // of RunResult::publications
+  std::size_t targets = 0, installed = 0;
+};
+
+struct Waiting {  // a publication that waits for the learner's links
+  std::uint64_t version = 0;
+  double at_s = 0;
+  Bytes bytes;
+  bool snapshot = false;
+};
+
+class Simulation {
+ public:
+  Simulation(const RunScenario& scenario, const std::function<void(std::uint64_t)>& progress)
+      : s_(scenario), progress_(progress), desk_({scenario.pacing, scenario.lease, scenario.group_size}), broadcast_(scenario),
+        lengths_(scenario.seed, 31), fates_(scenario.seed, 32) {}
+
+  Result<RunResult> run() {
+    ECHO_ASSIGN(RunStart start, plan_simulated_run(s_));
+    result_.plan = std::move(start.plan);
+    result_.plan_trouble = std::move(start.trouble);
+    result_.planned = start.wanted.size();
+    tokens_mean_ = mean_tokens(s_);
+    fleet_.emplace(s_, start.rules, start.wanted,
+                   RunFleet::Hooks{[this](Ticket ticket, std::size_t offer, double at) { booting(ticket, offer, at); },
+                                   [this](Ticket ticket) { returned(ticket); }, [this](WorkerId id) { drain(id); }},
+                   result_);
+    wanted_ = start.wanted.size();
+    target_ = start.rules_target;
+    push(0, kTick, 0);
+    for (std::size_t i = 0; i < s_.churn.preemptions.size(); ++i) push(seconds(s_.churn.preemptions[i].at), kPreempts, 0, i);
+    const double time_max = seconds(s_.time_max);
+    while (result_.ended.empty() && !queue_.empty()) {
+      const Event event = queue_.pop();
+      now_ = seconds(event.at.time_since_epoch());
+      if (now_ > time_max) result_.ended = "time";
+      else ECHO_TRY(handle(event));
+      ++result_.events;
+    }
+    finish();
+    return std::move(result_);
+  }
+
+ private:
+  static TimePoint time_of(double s) { return TimePoint(from_seconds(std::min(s, 9e9))); }
+  void push(double at, Kind kind, std::size_t worker, std::uint64_t a = 0) {
+    if (at < kNeverS) queue_.push(time_of(std::max(at, now_)), kind, static_cast<std::uint32_t>(worker), a, 0);
+  }
+  WorkerId id_of(std::size_t w) const { return WorkerId{w + 1}; }
+  SimWorker& worker(WorkerId id) { return workers_[id.value - 1]; }
+  void hear(const FleetEvent& event) { fleet_->hear(event, now_); }
+  Receiver receiver(std::size_t w) const {
+    const RunOffer& o = s_.offers[workers_[w].offer];
+    return {id_of(w), link(o.offer.up, s_.request.assume.up), link(o.offer.down, s_.request.assume.down), o.region,
+            o.offer.reliability.value_or(1)};
+  }
+  BitRate link(std::optional<BitRate> stated, std::optional<BitRate> assumed) const {
+    const BitRate rate = stated ? *stated : assumed.value_or(s_.request.learner_up);
+    return s_.request.worker_cap ? std::min(rate, *s_.request.worker_cap) : rate;
+  }
+
+  Status handle(const Event& e) {
+    const std::size_t w = e.host;
+    switch (static_cast<Kind>(e.kind)) {
+      case kTick: return tick();
+      case kJoins: return joins(w), ok();
+      case kSynced: return synced(w), ok();
+      case kServed: return served(w, static_cast<std::uint32_t>(e.a)), ok();
+      case kHandIn: return hand_in(w, e.a), ok();
+      case kDelivered: return delivered(w, e.a), ok();
+      case kInstalled: return installed(w, e.a), ok();
+      case kEnding: return ending(w), ok();
+      case kDies: return dies(w), ok();
+      case kHangs: return hangs(w), ok();
+      case kNoticed: return noticed(w), ok();
+      case kGivenUp: return given_up(w), ok();
+      case kTrained: return trained();
+      case kLinksFree: return links_free();
+      case kPreempts: return preempts(e.a), ok();
+    }
+    return ok();
+  }
+
+  // ---- the fleet ----
+
+  Status tick() {
+    fleet_->tick(now_);
+    desk_.expire(now_);
+    mind_capacity();
+    if (!begun_) ECHO_TRY(perhaps_begin());
+    if (begun_) {
+      serve_idle();
+      try_step();
+    }
+    mind_end();
+    const double every = std::clamp(static_cast<double>(working_) / kMachinesPerTick, 1.0, seconds(rules::kStepMax));
+    push(now_ + every, kTick, 0);
+    return ok();
+  }
+
+  void booting(Ticket ticket, std::size_t offer, double joins_s) {
+    SimWorker worker;
+    worker.ticket = ticket;
+    worker.offer = offer;
+    worker.promised = s_.offers[offer].offer.rollouts_per_s;
+    worker.tokens_per_s = worker.promised * s_.offers[offer].rate_share * tokens_mean_;
+    workers_.push_back(std::move(worker));
+    by_ticket_[ticket] = workers_.size() - 1;
+    push(joins_s, kJoins, workers_.size() - 1);
+  }
+
+  void joins(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    if (worker.state != State::kBooting) return;
+    worker.state = State::kSyncing;
+    worker.joined_s = now_;
+    broadcast_.add(receiver(w));
+    fleet_->machine(worker.ticket).worker = w + 1;
+    hear(fleet::Joined{id_of(w), s_.offers[worker.offer].offer.id});
+    const RunChurn& churn = s_.churn;
+    if (churn.per_hour > 0) {
+      const double dies_s = now_ + fates_.exponential(3600 / churn.per_hour);
+      if (fates_.chance(churn.announced)) push(dies_s - seconds(churn.notice), kEnding, w);
+      push(dies_s, kDies, w);
+    }
+    if (s_.faults.hangs_per_hour > 0) push(now_ + fates_.exponential(3600 / s_.faults.hangs_per_hour), kHangs, w);
+    if (begun_) sync(w);
+  }
+
+  // A newcomer gets the newest policy that is out from somebody who has it.
+  void sync(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    worker.delivered = newest_out_;
+    worker.not_before = newest_out_ + 1;
+    const double takes = seconds(broadcast_.from_a_neighbour(s_.full_bytes, receiver(w)) + s_.request.install_time);
+    moved(w, static_cast<double>(s_.full_bytes.count), 0);
+    push(now_ + takes, kSynced, w, newest_out_);
+  }
+
+  void synced(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    if (worker.state != State::kSyncing) return;
+    worker.version = std::max(worker.version, worker.delivered);
+    starts_working(w);
+  }
+
+  void starts_working(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    worker.state = State::kWorking;
+    ++working_;
+    working_rate_ += worker.promised;
+    result_.workers_most = std::max(result_.workers_most, working_);
+    ask(w);
+  }
+
+  void leaves(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    if (worker.state == State::kDead) return;
+    if (worker.state == State::kWorking) {
+      --working_;
+      working_rate_ -= worker.promised;
+      settle_busy(worker);
+    }
+    if (worker.state != State::kBooting) {
+      result_.present_s += now_ - worker.joined_s;
+      result_.busy_s += worker.busy_s;
+      broadcast_.remove(id_of(w));
+      for (auto it = open_.begin(); it != open_.end();) {
+        const std::uint64_t version = it->first;
+        const bool waited_for = worker.not_before <= version && worker.version < version;
+        if (waited_for && it->second.targets > 0) --it->second.targets;
+        it = waited_for && quorum_reached(it->second) ? open_.erase(it) : std::next(it);
+      }
+    }
+    fleet_->machine(worker.ticket).version = worker.version;
+    worker.state = State::kDead;
+    ++worker.turn;
+    no_longer_idle(worker);
+    worker.queue.clear();
+    worker.handing_in.clear();
+    worker.queue.shrink_to_fit();
+  }
+
+  void settle_busy(SimWorker& worker) {
+    if (!worker.serving) return;
+    worker.busy_s += std::max(0.0, std::min(now_, worker.ends_s) - worker.began_s);
+    worker.serving = false;
+  }
+
+  // Its provider has ended it because it was asked to.
+  void returned(Ticket ticket) {
+    const auto it = by_ticket_.find(ticket);
+    if (it == by_ticket_.end()) return;
+    const std::size_t w = it->second;
+    leaves(w);
+    desk_.release_worker(w + 1);
+    by_ticket_.erase(it);
+  }
+
+  void ending(std::size_t w) {
+    if (workers_[w].state == State::kDead || closing_) return;
+    hear(fleet::Ending{workers_[w].ticket, "it will be taken back", true});
+  }
+  void dies(std::size_t w) {
+    if (workers_[w].state == State::kDead) return;
+    leaves(w);
+    push(now_ + seconds(s_.heartbeat_timeout), kNoticed, w);
+  }
+  void noticed(std::size_t w) {
+    desk_.release_worker(w + 1);
+    fleet_->taken(workers_[w].ticket, true, now_);
+    by_ticket_.erase(workers_[w].ticket);
+  }
+  void hangs(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    if (worker.state == State::kDead) return;
+    leaves(w);
+    worker.hung = true;
+    push(now_ + seconds(s_.stalled_after), kGivenUp, w);
+    desk_.release_worker(w + 1);
+  }
+  void given_up(std::size_t w) { hear(fleet::Left{id_of(w), "away for too long"}); }
+
+  void preempts(std::size_t i) {
+    const Preemption& p = s_.churn.preemptions[i];
+    for (std::size_t w = 0; w < workers_.size(); ++w) {
+      const bool there = workers_[w].state == State::kWorking || workers_[w].state == State::kSyncing;
+      if (!there || (p.region && s_.offers[workers_[w].offer].region != *p.region)) continue;
+      if (fates_.chance(p.share)) dies(w);
+    }
+  }
+
+  void drain(WorkerId id) {
+    SimWorker& worker = this->worker(id);
+    if (worker.state == State::kDead) return;
+    worker.draining = true;
+    no_longer_idle(worker);
+    perhaps_drained(id.value - 1);
+  }
+  void perhaps_drained(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    if (!worker.draining || worker.drained || worker.state == State::kDead || !worker.queue.empty() || !worker.handing_in.empty()) return;
+    worker.drained = true;
+    drained_.push_back(id_of(w));
+  }
+
+  // From too little capacity until there is enough again, once there was.
+  void mind_capacity() {
+    while (!drained_.empty()) {  // the core is not called while it speaks
+      const WorkerId id = drained_.front();
+      drained_.pop_front();
+      hear(fleet::Drained{id});
+    }
+    const bool enough = working_rate_ >= target_ * (1 - rules::kDeadband);
+    if (enough) was_enough_ = true;
+    if (!was_enough_ || closing_) return;
+    if (!enough && !short_since_s_) short_since_s_ = now_;
+    if (enough && short_since_s_) {
+      result_.recoveries_s.push_back(now_ - *short_since_s_);
+      short_since_s_.reset();
+    }
+  }
+
+  void mind_end() {
+    if (working_ > 0 || training_) {
+      alone_since_s_.reset();
+      return;
+    }
+    if (!alone_since_s_) alone_since_s_ = now_;
+    if (fleet_->empty() && fleet_->numbers().money_spent) result_.ended = "the budget is spent";
+    else if (now_ - *alone_since_s_ >= kStuckAfter) result_.ended = "no workers";
+  }
+
+  // ---- publications ----
+
+  Status perhaps_begin() {
+    const std::size_t there = broadcast_.size();
+    const bool all = there >= std::max<std::size_t>(1, wanted_);
+    if (there == 0 || (!all && now_ < seconds(s_.request.boot_max))) return ok();
+    begun_ = true;
+    result_.begun_s = now_;
+    wait_from_s_ = now_;
+    hear(fleet::Waiting{true});
+    for (std::size_t w = 0; w < workers_.size(); ++w) workers_[w].not_before = 0;
+    return publish({0, now_, s_.full_bytes, true});
+  }
+
+  Status publish_step() {
+    const std::uint64_t nth = publications_made_++;
+    Bytes delta = s_.delta_bytes.empty() ? s_.full_bytes : s_.delta_bytes[std::min<std::size_t>(nth, s_.delta_bytes.size() - 1)];
+    if (s_.publishes == Publishes::kSnapshot) delta = s_.full_bytes;
+    Waiting next{desk_.step(), now_, delta, s_.publishes == Publishes::kSnapshot};
+    if (!links_busy_) return publish(next);
+    if (waiting_) {  // the learner's links are behind: what waits goes out as one
+      ++result_.publications_merged;
+      next.bytes = Bytes{std::min(next.snapshot ? next.bytes.count : waiting_->bytes.count + next.bytes.count, s_.full_bytes.count)};
+      next.at_s = waiting_->at_s;
+    }
+    waiting_ = next;
+    return ok();
+  }
+
+  Status publish(const Waiting& what) {
+    ECHO_TRY(broadcast_.prepare(what.bytes));
+    newest_out_ = what.version;
+    result_.version = what.version;
+    SimPublication row;
+    row.version = what.version;
+    row.at_s = what.at_s;
+    row.snapshot = what.snapshot;
+    row.bytes = what.bytes;
+    const double bytes = static_cast<double>(what.bytes.count);
+    row.learner_bytes = Bytes{static_cast<std::uint64_t>(bytes * broadcast_.learner_copies())};
+    result_.learner_bytes_sent += bytes * broadcast_.learner_copies();
+    row.predicted_s = seconds(broadcast_.quorum());
+    if (broadcast_.size() > 0) row.lower_bound_s = seconds(broadcast_.lower_bound());
+    row.depth = broadcast_.depth();
+    Open open{result_.publications.size()};
+    for (std::size_t w = first_alive(); w < workers_.size(); ++w) {
+      SimWorker& worker = workers_[w];
+      const bool first = what.version == 0 && worker.state == State::kSyncing;
+      if (!first && worker.state != State::kWorking) {
+        // What it is being sent is followed by this one.
+        if (worker.state == State::kSyncing) worker.not_before = what.version + 1, late_.push_back({w, what.version});
+        continue;
+      }
+      ++open.targets;
+      moved(w, bytes, bytes * broadcast_.copies_of(id_of(w)));
+      push(now_ + seconds(broadcast_.time_of(id_of(w))), kDelivered, w, what.version);
+    }
+    row.workers = open.targets;
+    result_.publications.push_back(row);
+    if (open.targets > 0) open_[what.version] = open;
+    for (const auto& [w, version] : std::exchange(late_, {}))
+      push(now_ + seconds(broadcast_.time_of(id_of(w))), kDelivered, w, version);
+    links_busy_ = true;
+    push(now_ + seconds(broadcast_.size() > 0 ? broadcast_.first() : Duration{}), kLinksFree, 0);
+    return ok();
+  }
+
+  Status links_free() {
+    links_busy_ = false;
+    if (!waiting_) return ok();
+    const Waiting next = *std::exchange(waiting_, std::nullopt);
+    return publish(next);
+  }
+
+  std::size_t first_alive() {
+    while (first_alive_ < workers_.size() && workers_[first_alive_].state == State::kDead) ++first_alive_;
+    return first_alive_;
+  }
+
+  void moved(std::size_t w, double received, double forwarded) {
+    SimWorker& worker = workers_[w];
+    worker.received += received;
+    worker.forwarded += forwarded;
+    fleet_->traffic(worker.ticket, received, forwarded);
+    hear(fleet::Moved{id_of(w), Bytes{static_cast<std::uint64_t>(worker.received)}, Bytes{static_cast<std::uint64_t>(worker.forwarded)}});
+  }
+
+  void delivered(std::size_t w, std::uint64_t version) {
+    SimWorker& worker = workers_[w];
+    if (worker.state == State::kDead || version < worker.delivered) return;
+    worker.delivered = std::max(worker.delivered, version);
+    if (worker.state == State::kSyncing && version > 0) return;  // installed with what it is being sent
+    if (worker.state == State::kSyncing) return push(now_ + seconds(s_.request.install_time), kInstalled, w, version);
+    if (s_.on_new_policy == OnNewPolicy::kFinish && !worker.queue.empty()) {
+      worker.install_waits = true;
+      return;
+    }
+    install(w);
+  }
+
+  void install(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    worker.install_waits = false;
+    if (worker.installing) return;  // the newest is installed when that is done
+    worker.installing = true;
+    no_longer_idle(worker);
+    if (s_.on_new_policy == OnNewPolicy::kAbort) {
+      settle_busy(worker);
+      ++worker.turn;
+      for (const Work& work : std::exchange(worker.queue, {})) desk_.give_back(work.lease);
+      for (const auto& [lease, work] : std::exchange(worker.handing_in, {})) desk_.give_back(lease);
+    }
+    const double takes = seconds(s_.request.install_time);
+    if (worker.serving) {  // it stands still meanwhile
+      worker.busy_s -= takes;
+      worker.ends_s += takes;
+      push(worker.ends_s, kServed, w, ++worker.turn);
+    }
+    push(now_ + takes, kInstalled, w, worker.delivered);
+  }
+
+  void installed(std::size_t w, std::uint64_t version) {
+    SimWorker& worker = workers_[w];
+    if (worker.state == State::kDead) return;
+    const std::uint64_t before = worker.version;
+    worker.version = std::max(worker.version, version);
+    worker.installing = false;
+    for (auto it = open_.begin(); it != open_.end();) {
+      const bool counts = it->first <= worker.version && it->first >= worker.not_before && (it->first > before || worker.state == State::kSyncing);
+      it->second.installed += counts ? 1 : 0;
+      it = counts && quorum_reached(it->second) ? open_.erase(it) : std::next(it);
+    }
+    if (worker.state == State::kSyncing) return starts_working(w);
+    if (worker.delivered > worker.version) return install(w);
+    serve(w);
+    ask(w);
+  }
+
+  bool quorum_reached(const Open& open) {
+    if (open.targets == 0) return true;  // nobody is left
+    if (open.installed < chains::counted(s_.request.active_fraction, open.targets)) return false;
+    SimPublication& row = result_.publications[open.index];
+    row.t_b_s = now_ - row.at_s;
+    row.installed = open.installed;
+    row.workers = open.targets;
+    // Of deltas: they are what the run's rate is planned by.
+    if (!row.snapshot || s_.publishes == Publishes::kSnapshot) measured_.push_back({from_seconds(*row.t_b_s), row.bytes});
+    return true;
+  }
+
+  // ---- work ----
+
+  void no_longer_idle(SimWorker& worker) {
+    if (worker.idle_since == 0) return;
+    idle_.erase(worker.idle_since);
+    worker.idle_since = 0;
+  }
+
+  // As many groups as it may hold; whether it got one.
+  bool ask(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    if (worker.state != State::kWorking || worker.draining || worker.installing || worker.install_waits) return false;
+    if (worker.queue.size() >= s_.groups_at_once || worker.tails >= kTailsMax) return false;
+    const auto leases = desk_.grant(w + 1, worker.version, s_.groups_at_once - worker.queue.size(), now_);
+    for (const DeskLease& lease : leases) worker.queue.push_back(draw(lease));
+    if (worker.queue.size() < s_.groups_at_once) {
+      if (worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
+    } else {
+      no_longer_idle(worker);
+    }
+    serve(w);
+    return !leases.empty();
+  }
+
+  Work draw(const DeskLease& lease) {
+    Work work{lease.id, lease.version};
+    const double most = s_.lease.tokens_max;
+    for (std::uint32_t i = 0; i < s_.group_size; ++i) {
+      const double drawn = s_.token_histogram ? lengths_.of(*s_.token_histogram) : lengths_.lognormal(s_.tokens);
+      const auto tokens = static_cast<std::uint32_t>(std::clamp(std::floor(drawn + 0.5), 1.0, most));
+      work.tokens += tokens;
+      work.longest = std::max(work.longest, tokens);
+    }
+    return work;
+  }
+
+  // Who waited longest comes first.
+  void serve_idle() {
+    std::vector<std::size_t> order;
+    for (const auto& [since, w] : idle_) order.push_back(w);
+    for (const std::size_t w : order) {
+      if (desk_.closed(newest_out_)) return;
+      if (!desk_.closed(workers_[w].version)) ask(w);
+    }
+  }
+
+  void serve(std::size_t w) {
+    SimWorker& worker = workers_[w];
+    if (worker.serving || worker.installing || worker.queue.empty() || worker.state != State::kWorking) return;
+    worker.serving = true;
+    worker.began_s = now_;
+    worker.ends_s = now_ + worker.queue.front().tokens / worker.tokens_per_s;
+    push(worker.ends_s, kServed, w, ++worker.turn);
+  }
+
+  void served(std::size_t w, std::uint32_t turn) {
+    SimWorker& worker = workers_[w];
+    if (worker.state != State::kWorking || turn != worker.turn) return;
+    const double began = worker.began_s;
+    settle_busy(worker);
+    const Work work = worker.queue.front();
+    worker.queue.pop_front();
+    worker.handing_in[work.lease] = work;
+    ++worker.tails;
+    const double longest_s = s_.sequence_tokens_per_s ? work.longest / *s_.sequence_tokens_per_s : 0;
+    const double ends = std::max(now_, began + longest_s);
+    if (ends > now_) push(ends, kHandIn, w, work.lease);
+    else hand_in(w, work.lease);
+    if (worker.install_waits && worker.queue.empty()) install(w);
+    serve(w);
+    ask(w);
+  }
+
+  void hand_in(std::size_t w, std::uint64_t lease) {
+    SimWorker& worker = workers_[w];
+    const auto it = worker.handing_in.find(lease);
+    if (it == worker.handing_in.end()) return;
+    const Work work = it->second;
+    worker.handing_in.erase(it);
+    --worker.tails;
+    result_.tokens_generated += work.tokens;
+    DeskGroup group;
+    group.worker = w + 1;
+    group.tokens = work.tokens;
+    group.mixed = worker.version > work.version;
+    const auto taken = desk_.submit(lease, group, work.longest, now_);
+    if (taken) {
+      fleet_->machine(worker.ticket).rollouts += s_.group_size;
+      hear(fleet::Beat{id_of(w), static_cast<double>(s_.group_size), taken->held_s});
+    }
+    perhaps_drained(w);
+    try_step();
+  }
+
+  // ---- the learner ----
+
+  void try_step() {
+    if (!begun_ || training_ || desk_.step() >= s_.steps) return;
+    const auto batch = desk_.batch(s_.prompts_per_step, now_);
+    if (!batch) return;
+    training_ = true;
+    hear(fleet::Waiting{false});
+    SimStep row;
+    row.step = desk_.step() + 1;
+    row.wait_s = now_ - wait_from_s_;
+    const std::uint64_t step = desk_.step();
+    for (const DeskGroup& group : *batch) {
+      row.staleness[step - std::min(step, group.version)] += s_.group_size;
+      row.tokens += group.tokens;
+      row.mixed += group.mixed ? s_.group_size : 0;
+    }
+    row.tokens_mean = static_cast<double>(row.tokens) / (static_cast<double>(batch->size()) * s_.group_size);
+    row.train_s = seconds(s_.step_time) + s_.step_s_per_token * static_cast<double>(row.tokens);
+    result_.tokens_trained += static_cast<double>(row.tokens);
+    for (const auto& [age, n] : desk_.in_flight_by_age()) result_.in_flight[age] += static_cast<double>(n);
+    for (const auto& [age, n] : desk_.waiting_by_age()) result_.in_queue[age] += static_cast<double>(n);
+    row.waiting = desk_.waiting();
+    row.in_flight = desk_.in_flight();
+    desk_.consumed(now_);
+    step_ = std::move(row);
+    push(now_ + step_.train_s, kTrained, 0);
+    serve_idle();
+  }
+
+  Status trained() {
+    training_ = false;
+    wait_from_s_ = now_;
+    hear(fleet::StepMeasured{from_seconds(step_.train_s)});
+    while (!measured_.empty()) {
+      hear(fleet::BroadcastMeasured{measured_.front().first, measured_.front().second});
+      measured_.pop_front();
+    }
+    const FleetNumbers numbers = fleet_->numbers();
+    target_ = numbers.target_rollouts_per_s;
+    step_.at_s = now_;
+    step_.working = working_;
+    step_.joining = numbers.joining;
+    step_.rollouts_per_s = working_rate_;
+    step_.target_rollouts_per_s = target_;
+    step_.usd = fleet_->usd(now_);
+    step_.usd_per_hour = fleet_->usd_per_hour() + s_.learner_usd_per_hour.value_or(0);
+    result_.by_step.push_back(std::exchange(step_, {}));
+    result_.steps = desk_.step();
+    if (progress_) progress_(result_.steps);
+    if (desk_.step() >= s_.steps) {
+      result_.ended = "completed";
+      return ok();
+    }
+    if (desk_.step() % static_cast<std::uint64_t>(s_.request.pace.publish_every) == 0) ECHO_TRY(publish_step());
+    hear(fleet::Waiting{true});
+    serve_idle();
+    try_step();
+    return ok();
+  }
+
+  // Everything goes back.
+  void finish() {
+    closing_ = true;
+    result_.wall_s = now_;
+    const FleetNumbers numbers = fleet_->numbers();
+    result_.started = numbers.started;
+    result_.lost = numbers.lost;
+    result_.replaced = numbers.replaced;
+    result_.rejected = desk_.rejected();
+    result_.unfinished = desk_.unfinished();
+    result_.groups_set_aside = desk_.set_aside();
+    result_.topology = broadcast_.size() > 0 ? broadcast_.topology().to_short_text() : "";
+    result_.topologies_planned = broadcast_.planned();
+    const double steps = std::max<double>(1, static_cast<double>(result_.by_step.size()));
+    for (auto* ages : {&result_.in_flight, &result_.in_queue})
+      for (auto& [age, n] : *ages) n /= steps;
+    result_.usd_learner = s_.learner_usd_per_hour.value_or(0) * now_ / 3600;
+    fleet_->close("the run has ended", now_);
+    for (const double until = now_ + 600; now_ < until && !fleet_->empty(); now_ += 1) fleet_->tick(now_);
+    for (std::size_t w = 0; w < workers_.size(); ++w) leaves(w);
+  }
+
+  const RunScenario& s_;
+  const std::function<void(std::uint64_t)>& progress_;
+  RunResult result_;
+  EventQueue queue_;
+  RunDesk desk_;
+  RunBroadcast broadcast_;
+  std::optional<RunFleet> fleet_;
+  Draws lengths_, fates_;
+  double now_ = 0, tokens_mean_ = 1;
+  std::size_t wanted_ = 0;
+
+  std::vector<SimWorker> workers_;  // by WorkerId, from 1; those that are gone too
+  std::map<Ticket, std::size_t> by_ticket_;
+  std::size_t working_ = 0, first_alive_ = 0;
+  double working_rate_ = 0, target_ = 0;
+  std::deque<WorkerId> drained_;
+  std::map<std::uint64_t, std::size_t> idle_;
+  std::uint64_t idle_places_ = 0;
+
+  bool begun_ = false, training_ = false, closing_ = false, was_enough_ = false, links_busy_ = false;
+  double wait_from_s_ = 0;
+  SimStep step_;
+  std::optional<double> short_since_s_, alone_since_s_;
+  std::uint64_t newest_out_ = 0, publications_made_ = 0;
+  std::optional<Waiting> waiting_;
+  std::map<std::uint64_t, Open> open_;  // by version
+  std::vector<std::pair<std::size_t, std::uint64_t>> late_;
+  std::deque<std::pair<Duration, Bytes>> measured_;
+};
+
+}  // namespace
+
+Result<RunResult> simulate_run(const RunScenario& scenario, const std::function<void(std::uint64_t)>& progress) {
+  return Simulation(scenario, progress).run();
+}
+
+}  // namespace echoline::sim
