@@ -13,6 +13,8 @@ using namespace provisioner;
 constexpr std::string_view kOperation = "simulate a run";
 constexpr int kDrawn = 20'000;  // responses from which the mean is taken
 constexpr double kRandomSpread = 1000;
+constexpr std::size_t kPlannedMax = 1024;  // machines that provisioner/plan searches for
+constexpr int kRounds = 8;
 
 Status check(const RunScenario& s) {
   const auto invalid = [](std::string_view what) { return fail(Code::kInvalid, kOperation, "{}", what); };
@@ -29,7 +31,63 @@ Status check(const RunScenario& s) {
   return ok();
 }
 
+Duration half_period(const RunScenario& s) { return s.request.pace.publish_every * s.request.pace.step_time / 2; }
+
+// Offers with the least price per rollout, until they are enough, as many as may be.
+std::vector<std::size_t> cheapest(const RunScenario& s, const std::vector<Offer>& offers, double enough) {
+  std::vector<std::size_t> order(offers.size()), chosen;
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto unit = [&](std::size_t i) { return offers[i].usd_per_hour_known() / std::max(offers[i].rollouts_per_s, 1e-12); };
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return unit(a) < unit(b); });
+  double rate = 0, usd = 0;
+  for (const std::size_t i : order) {
+    const double price = s.offers[i].offer.usd_per_hour_known();
+    if (chosen.size() == s.request.workers_max || rate >= enough) break;
+    if (!(offers[i].rollouts_per_s > 0) || (s.request.budget_usd_per_hour && usd + price > *s.request.budget_usd_per_hour)) continue;
+    chosen.push_back(i);
+    rate += offers[i].rollouts_per_s;
+    usd += price;
+  }
+  return chosen;
+}
+
+// For more machines than the planner's search is meant for: the same fixed point of target, set and broadcast, by price alone.
+Result<Plan> plan_by_price(const RunScenario& s, const std::vector<Offer>& offers, std::vector<std::size_t>& wanted) {
+  Plan plan;
+  plan.request = s.request;
+  plan.method = "by price";
+  Duration assumed{};
+  for (int round = 0; round < kRounds; ++round) {
+    ECHO_ASSIGN(plan.target, capacity_target(s.request.pace, assumed, s.request.headroom));
+    wanted = cheapest(s, offers, plan.target.provisioned_rollouts_per_s);
+    RunBroadcast broadcast(s);
+    plan.rollouts_per_s = 0;
+    for (std::size_t k = 0; k < wanted.size(); ++k) {
+      const RunOffer& o = s.offers[wanted[k]];
+      broadcast.add(receiver_of(s, o, WorkerId{k + 1}));
+      plan.rollouts_per_s += o.offer.rollouts_per_s;
+    }
+    ECHO_TRY(broadcast.prepare(s.request.delta_bytes));
+    const Duration t_b = broadcast.quorum() + s.request.install_time;
+    if (t_b <= assumed) break;
+    assumed = t_b;
+  }
+  plan.broadcast_time = assumed;
+  plan.staleness_worst = s.request.staleness_worst ? s.request.staleness_worst(1) : s.request.staleness_budget;
+  if (plan.rollouts_per_s >= plan.target.provisioned_rollouts_per_s * (1 - 1e-9)) return plan;
+  return fail(Code::kInfeasible, "plan", "at least {:.4g} rollouts/s are needed, and {} machines give {:.4g}",
+              plan.target.provisioned_rollouts_per_s, wanted.size(), plan.rollouts_per_s);
+}
+
 }  // namespace
+
+Receiver receiver_of(const RunScenario& s, const RunOffer& o, WorkerId id) {
+  const auto link = [&](std::optional<BitRate> stated, std::optional<BitRate> assumed) {
+    const BitRate rate = stated ? *stated : assumed.value_or(s.request.learner_up);
+    return s.request.worker_cap ? std::min(rate, *s.request.worker_cap) : rate;
+  };
+  return {id, link(o.offer.up, s.request.assume.up), link(o.offer.down, s.request.assume.down), o.region, o.offer.reliability.value_or(1)};
+}
 
 double mean_tokens(const RunScenario& s) {
   Draws draws(1, 41);  // the same for every seed: what machines promise does not depend on it
@@ -56,7 +114,8 @@ Result<RunStart> plan_simulated_run(const RunScenario& s) {
       offers.back().bid_usd_per_hour_min.reset();
     }
   }
-  auto plan = make_plan(s.request, offers);
+  const bool large = s.request.workers_max > kPlannedMax;
+  auto plan = large ? plan_by_price(s, offers, start.wanted) : make_plan(s.request, offers);
   FleetRules& rules = start.rules;
   rules.pace = s.request.pace;
   rules.payload = s.request.delta_bytes;
@@ -69,37 +128,24 @@ Result<RunStart> plan_simulated_run(const RunScenario& s) {
   rules.boot_max = s.request.boot_max;
   rules.stalled_after = s.stalled_after;
   rules.replace_lost = s.replace_lost;
-  const Duration period = s.request.pace.publish_every * s.request.pace.step_time;
   if (plan) {
     start.plan = std::move(*plan);
     rules.broadcast_time = start.plan.broadcast_time;
     for (const PlanRow* row : start.plan.chosen()) start.wanted.push_back(index.at(row->offer.id));
-    if (s.activation == Activation::kRandom) {
-      start.plan.usd_per_hour.expected = 0;
-      for (const std::size_t i : start.wanted) start.plan.usd_per_hour.expected += s.offers[i].offer.usd_per_hour_known();
-    }
   } else {
     if (plan.error().code != Code::kInfeasible) return std::move(plan).error();
     start.trouble = plan.error().message();
     start.plan.request = s.request;
-    std::vector<std::size_t> order(offers.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    const auto unit = [&](std::size_t i) { return offers[i].usd_per_hour_known() / std::max(offers[i].rollouts_per_s, 1e-12); };
-    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return unit(a) < unit(b); });
-    double rate = 0, usd = 0;
-    ECHO_ASSIGN(start.plan.target, capacity_target(s.request.pace, period / 2, s.request.headroom));
-    for (const std::size_t i : order) {
-      const double price = s.offers[i].offer.usd_per_hour_known();
-      if (start.wanted.size() == s.request.workers_max || rate >= start.plan.target.provisioned_rollouts_per_s) break;
-      if (!(offers[i].rollouts_per_s > 0) || (s.request.budget_usd_per_hour && usd + price > *s.request.budget_usd_per_hour)) continue;
-      start.wanted.push_back(i);
-      rate += offers[i].rollouts_per_s;
-      usd += price;
-    }
-    start.plan.rollouts_per_s = rate;
-    start.plan.usd_per_hour.expected = usd;
-    start.plan.broadcast_time = rules.broadcast_time = period / 2;  // the most that the core plans for
+    ECHO_ASSIGN(start.plan.target, capacity_target(s.request.pace, half_period(s), s.request.headroom));
+    start.wanted = cheapest(s, offers, start.plan.target.provisioned_rollouts_per_s);
+    start.plan.broadcast_time = rules.broadcast_time = half_period(s);  // the most that the core plans for
     start.plan.staleness_worst = s.request.staleness_budget;
+    start.plan.rollouts_per_s = 0;
+    for (const std::size_t i : start.wanted) start.plan.rollouts_per_s += offers[i].rollouts_per_s;
+  }
+  if (!plan || s.activation == Activation::kRandom || large) {
+    start.plan.usd_per_hour.expected = 0;
+    for (const std::size_t i : start.wanted) start.plan.usd_per_hour.expected += s.offers[i].offer.usd_per_hour_known();
   }
   ECHO_ASSIGN(const CapacityTarget target, capacity_target(rules.pace, rules.broadcast_time, rules.headroom));
   start.rules_target = target.provisioned_rollouts_per_s;

@@ -100,15 +100,7 @@ class Simulation {
   WorkerId id_of(std::size_t w) const { return WorkerId{w + 1}; }
   SimWorker& worker(WorkerId id) { return workers_[id.value - 1]; }
   void hear(const FleetEvent& event) { fleet_->hear(event, now_); }
-  Receiver receiver(std::size_t w) const {
-    const RunOffer& o = s_.offers[workers_[w].offer];
-    return {id_of(w), link(o.offer.up, s_.request.assume.up), link(o.offer.down, s_.request.assume.down), o.region,
-            o.offer.reliability.value_or(1)};
-  }
-  BitRate link(std::optional<BitRate> stated, std::optional<BitRate> assumed) const {
-    const BitRate rate = stated ? *stated : assumed.value_or(s_.request.learner_up);
-    return s_.request.worker_cap ? std::min(rate, *s_.request.worker_cap) : rate;
-  }
+  Receiver receiver(std::size_t w) const { return receiver_of(s_, s_.offers[workers_[w].offer], id_of(w)); }
 
   Status handle(const Event& e) {
     const std::size_t w = e.host;
