@@ -374,8 +374,7 @@ class FleetCore {
   void mind_surplus();
   void rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces);
   std::vector<std::string> choose(double missing) const;
-  bool affordable(double more_usd_per_hour) const;
-  bool fits(const FleetOffer& offer, const std::vector<const FleetOffer*>& others) const;
+  bool affordable(double usd_per_hour) const;  // of all that would be rented then
   std::size_t rentals_allowed() const;
   double rate_of(const Machine& machine) const;
   bool counts(const Machine& machine) const;

@@ -22,6 +22,40 @@ T median(const std::deque<T>& samples) {
   return *middle;
 }
 
+// What is rented, found by what keeps others from being rented beside it. Offers are added for as long as it lives.
+class Beside {
+ public:
+  explicit Beside(std::optional<std::size_t> per_host_max) : per_host_max_(per_host_max) {}
+
+  void add(const FleetOffer& offer) {
+    ids_.insert(offer.id);
+    if (!offer.host.empty()) hosts_[{offer.provider, offer.host}].push_back(offer.gpus);
+    if (!offer.owner.empty()) ++owners_[{offer.provider, offer.owner}];
+  }
+
+  // Never twice, no GPU twice, not too many of one host.
+  bool fits(const FleetOffer& offer) const {
+    if (ids_.contains(offer.id)) return false;
+    std::size_t of_host = 0;
+    if (const auto it = hosts_.find({offer.provider, offer.host}); it != hosts_.end()) {
+      if (std::any_of(it->second.begin(), it->second.end(), [&](auto gpus) { return (gpus & offer.gpus) != 0; })) return false;
+      of_host = it->second.size();
+    }
+    if (!offer.owner.empty()) {
+      const auto it = owners_.find({offer.provider, offer.owner});
+      of_host = it == owners_.end() ? 0 : it->second;
+    }
+    return !per_host_max_ || of_host < *per_host_max_;
+  }
+
+ private:
+  using Name = std::pair<std::string_view, std::string_view>;  // after its provider's
+  const std::optional<std::size_t> per_host_max_;
+  std::set<std::string_view> ids_;
+  std::map<Name, std::vector<std::uint64_t>> hosts_;  // GPUs
+  std::map<Name, std::size_t> owners_;
+};
+
 }  // namespace
 
 // ---- what is there, and what should be ----
@@ -247,8 +281,7 @@ void FleetCore::mind_budgets() {
   }
 }
 
-bool FleetCore::affordable(double more_usd_per_hour) const {
-  const double per_hour = usd_per_hour() + more_usd_per_hour;
+bool FleetCore::affordable(double per_hour) const {
   if (rules_.usd_per_hour_max && per_hour > *rules_.usd_per_hour_max * (1 + 1e-9)) return false;
   // What could not be kept for as long as it takes to be of use is not rented.
   const Duration least = rules::kReserve + 2 * rules_.boot_max;
@@ -296,7 +329,7 @@ void FleetCore::rent_wanted() {
     const bool adopted = std::any_of(machines_.begin(), machines_.end(), [](const auto& m) { return m.second.adopt; });
     if (adopted && expected() >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband)) continue;
     const double price = price_of(entry->second.offer);
-    if (machines_.size() >= rules_.machines_max || !affordable(price)) {
+    if (machines_.size() >= rules_.machines_max || !affordable(usd_per_hour() + price)) {
       note_once("budget", id, fmt::format("it was planned, and ${:.4g} an hour more are not allowed; {}", price, numbers_text()));
       continue;
     }
@@ -306,23 +339,11 @@ void FleetCore::rent_wanted() {
   wanted_ = std::move(later);
 }
 
-// Whether it may be rented beside others: never twice, no GPU twice, not too many of one host.
-bool FleetCore::fits(const FleetOffer& offer, const std::vector<const FleetOffer*>& others) const {
-  std::size_t of_host = 0;
-  for (const FleetOffer* other : others) {
-    if (other->id == offer.id) return false;
-    if (other->provider != offer.provider) continue;
-    const bool same_machine = !offer.host.empty() && other->host == offer.host;
-    if (same_machine && (other->gpus & offer.gpus) != 0) return false;
-    of_host += offer.owner.empty() ? (same_machine ? 1 : 0) : (other->owner == offer.owner ? 1 : 0);
-  }
-  return !rules_.per_host_max || of_host < *rules_.per_host_max;
-}
-
 // The cheapest of what can be had that fills the gap.
 std::vector<std::string> FleetCore::choose(double missing) const {
-  std::vector<const FleetOffer*> rented;
-  for (const auto& [key, machine] : machines_) rented.push_back(&machine.offer);
+  Beside rented(rules_.per_host_max);
+  for (const auto& [key, machine] : machines_) rented.add(machine.offer);
+  const double per_hour = usd_per_hour();
   struct Choice {
     const FleetOffer* offer;
     Candidate candidate;
@@ -331,7 +352,7 @@ std::vector<std::string> FleetCore::choose(double missing) const {
   std::map<std::string, std::uint32_t> machines;
   for (const auto& [id, entry] : book_) {
     const FleetOffer& offer = entry.offer;
-    if (!available(entry) || !affordable(price_of(offer)) || !fits(offer, rented)) continue;
+    if (!available(entry) || !affordable(per_hour + price_of(offer)) || !rented.fits(offer)) continue;
     Candidate c;
     c.rollouts_per_s = offer.rollouts_per_s * share_of(offer);
     // Every time it failed makes it twice as dear: what has not been tried comes first.
@@ -365,9 +386,9 @@ std::vector<std::string> FleetCore::choose(double missing) const {
   for (const std::size_t i : order) {
     const FleetOffer& offer = *choices[i].offer;
     if (chosen.size() == most) break;
-    if (!affordable(more + price_of(offer)) || !fits(offer, rented)) continue;
+    if (!affordable(per_hour + (more + price_of(offer))) || !rented.fits(offer)) continue;
     more += price_of(offer);
-    rented.push_back(&offer);
+    rented.add(offer);
     chosen.push_back(offer.id);
   }
   return chosen;
