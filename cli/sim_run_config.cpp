@@ -13,6 +13,7 @@ namespace {
 
 constexpr double kBytesPerChange = 0.7;
 constexpr std::size_t kRegionsMax = 64;
+constexpr std::uint64_t kStepsMax = 1'000'000, kMachinesMax = 100'000;
 const Limits<BitRate> kLink{.min = BitRate{1000}, .max = BitRate{1e12}};
 
 struct Kind {  // of machines that are made up
@@ -44,13 +45,21 @@ struct Read {  // the section `simulation`, before it is put together with the r
   std::string learner_region;
 };
 
+// Half of the values lie below the median: what is above 95 of 100 is at most so many times that.
+constexpr double kSpreadMax = 1000;
+void check_spread(ConfigSection& s, const char* key_p95, double median, double p95) {
+  if (p95 > median && !(median > 0)) s.error(key_p95, "expected nothing, or a median above 0");
+  else if (p95 < median || p95 > kSpreadMax * median)
+    s.error(key_p95, fmt::format("expected the median, {}, to {:.0f} times that, found {}", median, kSpreadMax, p95));
+}
+
 // `key`, and what 95 of 100 stay below where `key`_p95 is given.
 void read_spread(ConfigSection& s, const char* key, const char* key_p95, sim::Lognormal& value, Limits<double> limits, ConfigDoc doc) {
   s.require(key, value.median, limits, doc);
   std::optional<double> p95;
   s.read(key_p95, p95, limits, {"above which 5 of 100 lie, when it is not the same for all", "all alike"});
   value.p95 = p95.value_or(value.median);
-  if (value.p95 < value.median) s.error(key_p95, fmt::format("expected at least the median {}, found {}", value.median, value.p95));
+  check_spread(s, key_p95, value.median, value.p95);
 }
 void read_link(ConfigSection& s, const char* key, const char* key_p95, sim::Lognormal& value, ConfigDoc doc) {
   BitRate rate;
@@ -58,7 +67,7 @@ void read_link(ConfigSection& s, const char* key, const char* key_p95, sim::Logn
   s.require(key, rate, kLink, doc);
   s.read(key_p95, p95, kLink, {"above which 5 of 100 lie, when it is not the same for all", "all alike"});
   value = {rate.bits_per_s, p95.value_or(rate).bits_per_s};
-  if (value.p95 < value.median) s.error(key_p95, fmt::format("expected at least the median {}, found {}", to_text(rate), to_text(*p95)));
+  check_spread(s, key_p95, value.median, value.p95);
 }
 
 void read_market(ConfigSection s, Read& c) {
@@ -130,13 +139,17 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   if (file) tokens.read("median", c.tokens_median, {.min = 1.0, .max = 1e7});
   else tokens.require("median", c.tokens_median, {.min = 1.0, .max = 1e7}, "half of the responses are shorter");
   tokens.read("p95", c.tokens_p95, {.min = 1.0, .max = 1e7}, {"above which 5 of 100 lie; lengths are lognormal", "all are alike"});
-  if (c.tokens_p95 && *c.tokens_p95 < c.tokens_median) tokens.error("p95", fmt::format("expected at least the median {}, found {}", c.tokens_median, *c.tokens_p95));
+  if (c.tokens_p95 && !file) check_spread(tokens, "p95", c.tokens_median, *c.tokens_p95);
   if (file && (tokens.has("median") || c.tokens_p95)) tokens.error("histogram", "expected either a histogram or a median");
   read_misfortune(s.section("churn", "Machines that are taken away."), s.section("faults", "What else goes wrong."), c);
   read_market(s, c);
   for (const double d : c.densities)
     if (!(d >= 0 && d <= 1)) s.error("densities", fmt::format("expected numbers from 0 to 1, found {}", d));
-  if (c.boot_p95 && *c.boot_p95 < c.boot) s.error("boot_p95", fmt::format("expected at least `boot`, {}, found {}", to_text(c.boot), to_text(*c.boot_p95)));
+  if (c.boot_p95) check_spread(s, "boot_p95", seconds(c.boot), seconds(*c.boot_p95));
+  if (config.run.steps > kStepsMax) s.error("", fmt::format("run.steps: a simulated run has at most {} steps, found {}", kStepsMax, config.run.steps));
+  std::uint64_t machines = 0;
+  for (const Kind& kind : c.market) machines += kind.count;
+  if (machines > kMachinesMax) s.error("market", fmt::format("expected at most {} machines in all, found {}", kMachinesMax, machines));
   // Who goes by chance knows no prices, and cannot mind them.
   if (r.activation == sim::Activation::kRandom && (config.fleet.usd_per_hour_max || config.fleet.usd_max))
     s.error("activation", "random: who does not look at prices cannot keep to fleet.usd_per_hour_max and usd_max; leave them out");

@@ -6,6 +6,11 @@
 #include "chains/score.hpp"
 
 namespace echoline::sim {
+namespace {
+
+constexpr double kLongest = 1e9;  // seconds, so that times can be added
+
+}  // namespace
 
 void RunBroadcast::add(const Receiver& receiver) {
   members_[receiver.id] = receiver;
@@ -81,7 +86,10 @@ Status RunBroadcast::prepare(Bytes payload) {
   ECHO_ASSIGN(times_, chains::broadcast_time(topology_, payload, request.chunk, request.learner_up, links_));
   payload_ = payload;
   first_ = Duration::max();
-  for (const chains::Completion& c : times_.workers) first_ = std::min(first_, c.time);
+  for (chains::Completion& c : times_.workers) {
+    c.time = std::min(c.time, from_seconds(kLongest));
+    first_ = std::min(first_, c.time);
+  }
   half_ = times_.fraction(0.5);
   quorum_ = times_.fraction(request.active_fraction);
   return ok();
@@ -108,7 +116,7 @@ double RunBroadcast::copies_of(WorkerId id) const {
 Duration RunBroadcast::from_a_neighbour(Bytes payload, const Receiver& receiver) const {
   const BitRate up = usual_up_.bits_per_s > 0 ? usual_up_ : scenario_.request.learner_up;
   const double rate = std::min(up, receiver.down).bytes_per_s();
-  return from_seconds(static_cast<double>(payload.count) / rate) + delay(receiver.region, receiver.region);
+  return from_seconds(std::min(kLongest, static_cast<double>(payload.count) / rate)) + delay(receiver.region, receiver.region);
 }
 
 }  // namespace echoline::sim

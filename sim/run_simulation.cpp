@@ -18,7 +18,9 @@ using namespace provisioner;
 constexpr double kNeverS = 1e18;
 constexpr std::size_t kMachinesPerTick = 2000;  // the core is called every second, and every 5 for 10,000 machines
 constexpr std::size_t kTailsMax = 64;           // groups of which only the longest responses are missing, of one worker
-constexpr double kStuckAfter = 6 * 3600;        // of waiting, where nothing is rented and nothing can be
+constexpr double kStuckAfter = 6 * 3600;        // without a worker
+constexpr double kWaitMax = 24 * 3600;          // for one batch, or 100 steps if that is longer
+constexpr std::size_t kWorkersMax = 2'000'000;  // of a run, those that were lost included
 
 enum Kind : std::uint32_t { kTick, kJoins, kSynced, kServed, kHandIn, kDelivered, kInstalled, kEnding, kDies, kHangs, kNoticed,
                             kGivenUp, kTrained, kLinksFree, kPreempts };
@@ -305,6 +307,8 @@ class Simulation {
   }
 
   void mind_end() {
+    if (begun_ && !training_ && now_ - wait_from_s_ > std::max(kWaitMax, 100 * seconds(s_.step_time))) result_.ended = "the learner waited for a day";
+    if (workers_.size() > kWorkersMax) result_.ended = fmt::format("{} machines were rented", workers_.size());
     if (working_ > 0 || training_) {
       alone_since_s_.reset();
       return;

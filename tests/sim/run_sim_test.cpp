@@ -1,0 +1,381 @@
+// Whole runs under virtual time: what must hold of them whatever the scenario, and what a researcher would expect of them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "sim/broadcast_scenario.hpp"
+#include "sim/run_scenario.hpp"
+
+namespace echoline::sim {
+namespace {
+
+using std::chrono::hours;
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+// Machines of 2 rollouts/s for $0.20 an hour; 160 rollouts every 20 s, so five of them keep the learner busy.
+RunScenario scenario(std::size_t machines = 20) {
+  RunScenario s;
+  s.steps = 40;
+  s.prompts_per_step = 20;
+  s.group_size = 8;
+  s.pacing = {3, 2, 160, s.steps};
+  s.lease.tokens_max = 4000;
+  s.tokens = {500, 900};
+  s.step_time = seconds(20);
+  s.full_bytes = Bytes{200'000'000};
+  s.delta_bytes = {Bytes{8'000'000}};
+  s.boot_s = {20, 40};
+  s.heartbeat_timeout = seconds(3);
+  s.learner_usd_per_hour = 1.5;
+  provisioner::PlanRequest& r = s.request;
+  r.pace = {160, 1, s.step_time};
+  r.staleness_budget = 3;
+  r.lookahead = 2;
+  r.group_size = 8;
+  r.headroom = 0.2;
+  r.delta_bytes = s.delta_bytes.front();
+  r.full_bytes = s.full_bytes;
+  r.learner_up = BitRate::from_mbit_per_s(400);
+  r.chunk = Bytes{256 * 1024};
+  r.delay = milliseconds(10);
+  r.install_time = milliseconds(500);
+  r.boot_max = minutes(3);
+  r.workers_max = 64;
+  for (std::size_t i = 0; i < machines; ++i) {
+    RunOffer o;
+    o.offer.id = "m" + std::to_string(i + 1);
+    o.offer.provider = "sim";
+    o.offer.up = o.offer.down = BitRate::from_mbit_per_s(100);
+    o.offer.rollouts_per_s = 2;
+    o.offer.rollouts_source = provisioner::RateSource::kMeasured;
+    o.offer.gpu_usd_per_hour = 0.2;
+    o.offer.storage_usd_per_hour = 0;
+    o.offer.upload_usd_per_gb = 0.01;
+    o.offer.download_usd_per_gb = 0.005;
+    o.offer.reliability = 1;
+    s.offers.push_back(std::move(o));
+  }
+  return s;
+}
+
+RunResult simulated(const RunScenario& s) {
+  auto result = simulate_run(s);
+  EXPECT_TRUE(result.has_value()) << (result ? "" : result.error().message());
+  return result ? std::move(*result) : RunResult{};
+}
+
+// Of the steps after the first few, which wait for machines to boot.
+double idle(const RunResult& r, std::size_t from = 5) {
+  double waits = 0, all = 0;
+  for (std::size_t i = from; i < r.by_step.size(); ++i) waits += r.by_step[i].wait_s, all += r.by_step[i].wait_s + r.by_step[i].train_s;
+  return all > 0 ? waits / all : 1;
+}
+
+std::uint64_t oldest(const RunResult& r) {
+  std::uint64_t age = 0;
+  for (const SimStep& step : r.by_step)
+    for (const auto& [a, n] : step.staleness) age = std::max(age, a);
+  return age;
+}
+
+// Everything that is told of a run, to the last bit.
+std::string fingerprint(const RunResult& r) {
+  std::string text = fmt::format("{} {} {} {} {} {}\n", r.ended, r.wall_s, r.usd_fleet, r.events, r.learner_bytes_sent, r.topology);
+  for (const SimStep& s : r.by_step) text += fmt::format("{} {} {} {} {} {}\n", s.step, s.at_s, s.wait_s, s.tokens, s.usd, s.working);
+  for (const SimPublication& p : r.publications) text += fmt::format("{} {} {}\n", p.version, p.at_s, p.t_b_s.value_or(-1));
+  for (const SimMachine& m : r.machines) text += fmt::format("{} {} {} {} {}\n", m.offer, m.from_s, m.to_s, m.rollouts, m.bytes_in);
+  for (const SimDecision& d : r.decisions) text += fmt::format("{} {} {} {}\n", d.at_s, d.what, d.offer, d.why);
+  return text;
+}
+
+TEST(RunSim, TheSameSeedGivesTheSameRunAndAnotherSeedAnother) {
+  RunScenario s = scenario();
+  s.churn.per_hour = 1;
+  const std::string first = fingerprint(simulated(s));
+  EXPECT_EQ(fingerprint(simulated(s)), first);
+  s.seed = 2;
+  EXPECT_NE(fingerprint(simulated(s)), first);
+}
+
+TEST(RunSim, DoesEveryStepAndTrainsOnTheRightNumberOfRollouts) {
+  const RunScenario s = scenario();
+  const RunResult r = simulated(s);
+  EXPECT_EQ(r.ended, "completed");
+  EXPECT_EQ(r.plan_trouble, "");
+  ASSERT_EQ(r.by_step.size(), s.steps);
+  std::uint64_t generated = 0, trained = 0;
+  for (const SimStep& step : r.by_step) {
+    std::uint64_t rollouts = 0;
+    for (const auto& [age, n] : step.staleness) rollouts += n;
+    EXPECT_EQ(rollouts, 160u) << step.step;
+    trained += rollouts;
+  }
+  for (const SimMachine& m : r.machines) generated += m.rollouts;
+  EXPECT_GE(generated, trained);
+  EXPECT_EQ(r.publications.size(), s.steps);  // version 0, and after every step but the last
+  EXPECT_EQ(r.version, s.steps - 1);
+}
+
+TEST(RunSim, TheLearnerNeverWaitsWithPlentyAndWaitsTheMoreTheLessThereIs) {
+  RunScenario s = scenario();
+  s.request.headroom = 1;
+  EXPECT_LT(idle(simulated(s)), 0.02);
+  // Four machines make half of what five do in 20 s beside a broadcast; two a quarter.
+  std::vector<double> idles;
+  for (const std::size_t machines : {6, 4, 3, 2, 1}) {
+    idles.push_back(idle(simulated(scenario(machines))));
+    if (idles.size() > 1) {
+      EXPECT_GT(idles.back(), idles[idles.size() - 2]) << machines;
+    }
+  }
+  // With one machine of 2 rollouts/s a step of 160 takes 80 s, of which the learner trains 20.
+  EXPECT_NEAR(idles.back(), 0.75, 0.05);
+}
+
+TEST(RunSim, StrictlyOnPolicyTheLearnerWaitsForEveryBatch) {
+  RunScenario s = scenario();
+  s.pacing.staleness_budget = s.pacing.lookahead_steps = 0;
+  s.request.staleness_budget = s.request.lookahead = 0;
+  const RunResult r = simulated(s);
+  EXPECT_EQ(oldest(r), 0u);
+  EXPECT_GT(idle(r), 0.3);  // the batch itself takes most of a step
+  for (const SimStep& step : r.by_step) EXPECT_GT(step.wait_s, 0) << step.step;
+}
+
+TEST(RunSim, NothingStalerThanTheBudgetIsTrainedOn) {
+  for (const std::uint32_t budget : {1u, 2u, 4u}) {
+    RunScenario s = scenario();
+    s.churn.per_hour = 4;
+    s.pacing.staleness_budget = budget;
+    s.pacing.lookahead_steps = budget;
+    s.request.staleness_budget = static_cast<int>(budget);
+    // Workers of very different speeds: results overtake each other.
+    for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.rollouts_per_s = i % 3 == 0 ? 0.3 : 3;
+    for (const std::uint64_t seed : {1, 2, 3}) {
+      s.seed = seed;
+      EXPECT_LE(oldest(simulated(s)), budget) << seed;
+    }
+  }
+}
+
+TEST(RunSim, DollarsAreHoursTimesPriceAndBytesTimesPrice) {
+  RunScenario s = scenario();
+  s.churn.per_hour = 2;
+  s.faults.never_joins = 0.1;
+  const RunResult r = simulated(s);
+  double rent = 0, traffic = 0, hours = 0;
+  for (const SimMachine& m : r.machines) {
+    EXPECT_GE(m.to_s, m.from_s) << m.offer;
+    EXPECT_GT(m.to_s, 0) << m.offer << " was never given back";
+    hours += (m.to_s - m.from_s) / 3600;
+    rent += m.usd_per_hour * (m.to_s - m.from_s) / 3600;
+    traffic += (m.bytes_in * 0.005 + m.bytes_forwarded * 0.01) / 1e9;
+  }
+  EXPECT_GT(rent, 0);
+  EXPECT_NEAR(r.usd_rent, rent, 1e-6);
+  EXPECT_NEAR(r.usd_traffic, traffic, 1e-6);
+  EXPECT_NEAR(r.usd_fleet, rent + traffic, 1e-6);
+  EXPECT_NEAR(r.machine_hours, hours, 1e-6);
+  EXPECT_NEAR(r.usd_learner, 1.5 * r.wall_s / 3600, 1e-9);
+}
+
+// Every byte that a worker received was sent by the learner or by a worker.
+TEST(RunSim, BytesAreConserved) {
+  RunScenario s = scenario();
+  const RunResult r = simulated(s);
+  double in = 0, forwarded = 0, joined = 0;
+  for (const SimMachine& m : r.machines) in += m.bytes_in, forwarded += m.bytes_forwarded;
+  for (const SimPublication& p : r.publications) joined += static_cast<double>(p.workers) * static_cast<double>(p.bytes.count);
+  EXPECT_NEAR(in, joined, 1);
+  EXPECT_NEAR(in, forwarded + r.learner_bytes_sent, 1);
+}
+
+TEST(RunSim, WhatIsTakenAwayIsReplacedAndCapacityComesBack) {
+  RunScenario s = scenario();
+  s.steps = s.pacing.steps_total.emplace(120);
+  s.churn.per_hour = 6;
+  const RunResult r = simulated(s);
+  EXPECT_EQ(r.ended, "completed");
+  EXPECT_GT(r.lost, 5u);
+  // What is missing within the deadband is not missing, and what is rented may be faster than what was lost.
+  EXPECT_GE(r.replaced, r.lost / 2);
+  ASSERT_FALSE(r.recoveries_s.empty());
+  for (const double took : r.recoveries_s) EXPECT_LT(took, 400);  // noticed, booted and sent the policy, some of them twice
+  EXPECT_GT(r.unfinished.at("worker lost"), 0u);
+
+  s.churn.per_hour = 0;
+  s.churn.preemptions = {{minutes(10), 0.5, std::nullopt}};
+  const RunResult p = simulated(s);
+  EXPECT_GE(p.lost, 1u);
+  EXPECT_EQ(p.replaced, p.lost);
+}
+
+TEST(RunSim, LossesThatAreAnnouncedCostLessWork) {
+  RunScenario s = scenario();
+  s.steps = s.pacing.steps_total.emplace(120);
+  s.churn.per_hour = 10;
+  const auto lost_work = [&] {
+    std::uint64_t lost = 0;
+    for (const auto& [reason, n] : simulated(s).unfinished) lost += n;
+    return lost;
+  };
+  const std::uint64_t sudden = lost_work();
+  s.churn.announced = 1;
+  s.churn.notice = minutes(1);
+  EXPECT_LT(lost_work(), sudden / 2);
+}
+
+TEST(RunSim, AStarAndWholePoliciesTakeLonger) {
+  RunScenario s = scenario();
+  const auto t_b = [&] {
+    const RunResult r = simulated(s);
+    EXPECT_TRUE(r.publications.at(10).t_b_s.has_value());
+    return r.publications.at(10).t_b_s.value_or(0);
+  };
+  const double trees = t_b();
+  s.request.topology = chains::TopologyPolicy::kStar;
+  EXPECT_GT(t_b(), trees);
+  s.request.topology = chains::TopologyPolicy::kTrees;
+  s.publishes = Publishes::kSnapshot;
+  s.request.delta_bytes = s.full_bytes;
+  EXPECT_GT(t_b(), 10 * trees);
+}
+
+TEST(RunSim, WhoRentsAtRandomPaysMore) {
+  RunScenario s = scenario(60);
+  for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.gpu_usd_per_hour = 0.1 + 0.01 * static_cast<double>(i);
+  const RunResult cheapest = simulated(s);
+  s.activation = Activation::kRandom;
+  const RunResult random = simulated(s);
+  EXPECT_GT(random.usd_rent, 1.5 * cheapest.usd_rent);
+  EXPECT_NEAR(random.usd_rent, [&] {
+    double usd = 0;
+    for (const SimMachine& m : random.machines) usd += m.usd_per_hour * (m.to_s - m.from_s) / 3600;
+    return usd;
+  }(), 1e-6);
+}
+
+TEST(RunSim, TheBudgetEndsTheRunAndIsKept) {
+  RunScenario s = scenario();
+  s.request.budget_usd = 0.6;
+  s.steps = s.pacing.steps_total.emplace(100'000);
+  const RunResult r = simulated(s);
+  EXPECT_EQ(r.ended, "the budget is spent");
+  EXPECT_LE(r.usd_fleet + r.usd_learner, 0.65);
+  EXPECT_GT(r.usd_fleet, 0.1);
+}
+
+TEST(RunSim, WithoutAnythingThatWorksARunEnds) {
+  RunScenario s = scenario(3);
+  s.faults.never_joins = 1;
+  const RunResult r = simulated(s);
+  EXPECT_EQ(r.ended, "no workers");
+  EXPECT_EQ(r.steps, 0u);
+  EXPECT_GT(r.usd_rent, 0);
+}
+
+TEST(RunSim, HungWorkersAreGivenUpAndReplaced) {
+  RunScenario s = scenario();
+  s.steps = s.pacing.steps_total.emplace(150);
+  s.faults.hangs_per_hour = 3;
+  s.stalled_after = minutes(2);
+  const RunResult r = simulated(s);
+  EXPECT_EQ(r.ended, "completed");
+  EXPECT_GT(r.lost, 3u);
+  EXPECT_LT(idle(r), 0.3);
+}
+
+TEST(RunSim, EveryPolicyForNewPoliciesFinishes) {
+  for (const OnNewPolicy policy : {OnNewPolicy::kContinue, OnNewPolicy::kFinish, OnNewPolicy::kAbort}) {
+    RunScenario s = scenario();
+    s.on_new_policy = policy;
+    s.churn.per_hour = 2;
+    const RunResult r = simulated(s);
+    EXPECT_EQ(r.ended, "completed") << static_cast<int>(policy);
+    EXPECT_EQ(r.unfinished.contains("given back"), policy == OnNewPolicy::kAbort);
+    std::uint64_t mixed = 0;
+    for (const SimStep& step : r.by_step) mixed += step.mixed;
+    EXPECT_EQ(mixed > 0, policy == OnNewPolicy::kContinue);
+  }
+}
+
+TEST(RunSim, FarRegionsMakeTheBroadcastLonger) {
+  RunScenario s = scenario();
+  s.regions = {"near", "far"};
+  for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].region = i % 2;
+  const auto t_b = [&](Duration far) {
+    s.delays = {{milliseconds(5), far}, {far, milliseconds(5)}};
+    return simulated(s).publications.at(10).t_b_s.value_or(0);
+  };
+  EXPECT_GT(t_b(milliseconds(400)), t_b(milliseconds(5)) + 0.3);
+}
+
+TEST(RunSim, SaysWhatMakesNoSense) {
+  RunScenario s = scenario();
+  s.offers.clear();
+  EXPECT_EQ(simulate_run(s).error().code, Code::kInvalid);
+  s = scenario();
+  s.offers.push_back(s.offers.front());
+  EXPECT_EQ(simulate_run(s).error().message(), "simulate a run: offer 'm1' is there twice");
+  s = scenario();
+  s.full_bytes = {};
+  EXPECT_EQ(simulate_run(s).error().code, Code::kInvalid);
+}
+
+// The planner's model stands for the protocol: the cores themselves, over the same links, take about as long.
+TEST(RunSim, BroadcastTimesAreThoseOfTheProtocol) {
+  struct Fleet {
+    std::size_t workers;
+    double up, down;
+    chains::TopologyPolicy topology;
+  };
+  for (const Fleet& f : {Fleet{4, 50, 100, chains::TopologyPolicy::kTrees}, Fleet{12, 80, 80, chains::TopologyPolicy::kTrees},
+                         Fleet{12, 80, 80, chains::TopologyPolicy::kEcho2}, Fleet{12, 80, 80, chains::TopologyPolicy::kStar},
+                         Fleet{30, 40, 200, chains::TopologyPolicy::kTrees}, Fleet{24, 40, 60, chains::TopologyPolicy::kStripes}}) {
+    BroadcastScenario real;
+    real.workers = f.workers;
+    real.learner_up = BitRate::from_mbit_per_s(400);
+    for (std::size_t w = 0; w < f.workers; ++w) {
+      const double factor = 0.7 + 0.6 * static_cast<double>(w % 4) / 3;
+      real.worker_links.push_back({BitRate::from_mbit_per_s(f.up * factor), BitRate::from_mbit_per_s(f.down * factor)});
+    }
+    real.limits_in_cores = true;  // workers say what their links carry
+    real.delay = milliseconds(10);
+    real.chain_rate = BitRate::from_mbit_per_s(f.up * 0.7);
+    real.payload = Bytes{40'000'000};
+    real.delta = Bytes{20'000'000};
+    real.chunk = Bytes{128 * 1024};
+    real.publications = 2;
+    real.one_at_a_time = true;
+    real.topology = f.topology;
+    const auto protocol = simulate_broadcast(real);
+    ASSERT_TRUE(protocol.has_value());
+    ASSERT_TRUE(protocol->finished) << protocol->unfinished;
+
+    RunScenario s = scenario(f.workers);
+    s.steps = s.pacing.steps_total.emplace(4);
+    s.request.topology = f.topology;
+    s.request.install_time = {};
+    s.request.chunk = real.chunk;
+    s.request.headroom = 1000;  // everybody is rented
+    s.request.workers_max = f.workers;
+    s.delta_bytes = {Bytes{20'000'000}};
+    s.request.delta_bytes = s.delta_bytes.front();
+    for (std::size_t w = 0; w < f.workers; ++w) {
+      s.offers[w].offer.up = real.worker_links[w].up;
+      s.offers[w].offer.down = real.worker_links[w].down;
+    }
+    const RunResult simulation = simulated(s);
+    ASSERT_GE(simulation.publications.size(), 3u);
+    ASSERT_EQ(simulation.publications[1].workers, f.workers);
+    ASSERT_TRUE(simulation.publications[1].t_b_s && protocol->publications[1].t_b);
+    const double model = *simulation.publications[1].t_b_s, cores = echoline::seconds(*protocol->publications[1].t_b);
+    std::printf("%zu workers, %s: model %.3f s, protocol %.3f s\n", f.workers, std::string(chains::to_string(f.topology)).c_str(), model, cores);
+    EXPECT_NEAR(model / cores, 1, 0.15) << f.workers << " workers, " << chains::to_string(f.topology);
+  }
+}
+
+}  // namespace
+}  // namespace echoline::sim
