@@ -416,7 +416,7 @@ void read_all(ConfigSection root, RunConfig& c) {
 void read_simulated_run(ConfigSection root, RunConfig& c) {
   read_run(root.section("run"), c.run);
   if (root.has("model")) read_model(root.section("model"), c.model);
-  if (root.has("task")) read_task(root.section("task"), c.task);
+  if (root.has("task") || root.has("tasks")) read_tasks(root, c.task);
   if (root.has("evaluation")) read_evaluation(root.section("evaluation"), c.evaluation);
   read_rollout(root.section("rollout"), c.rollout);
   read_staleness(root.section("staleness"), c.staleness);

@@ -316,7 +316,7 @@ TEST(Adapters, WhatIsSaidOfAKindIsSo) {
     if (!kind.turns || kind.file || kind.sandbox) continue;
     const auto adapter = made(kind.name, "{}");
     ASSERT_TRUE(adapter);
-    EXPECT_EQ(adapter->repeatable(), kind.repeatable) << kind.name;
+    EXPECT_EQ(adapter->repeatable({}), kind.repeatable) << kind.name;
     EXPECT_EQ(adapter->score(*adapter->problem(0), "").has_value(), !*kind.turns) << kind.name;
   }
   EXPECT_EQ(names, adapter_names());

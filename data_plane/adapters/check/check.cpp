@@ -85,8 +85,8 @@ class Check {
     doing("making the task");
     ECHO_ASSIGN(a_, making(o_.options_json, AdapterUse::kProblems));
     report_.facts["start_seconds"] = seconds(clock_.now() - start_);
-    repeatable_ = a_->repeatable() != Repeatable::kNot;
-    report_.facts["repeatable"] = to_string(a_->repeatable());
+    repeatable_ = a_->repeatable({}) != Repeatable::kNot;
+    report_.facts["repeatable"] = to_string(a_->repeatable({}));
     doing("making it once more");
     if (auto again = making(o_.options_json, AdapterUse::kProblems)) b_ = *std::move(again);
     else wrong("problems", fmt::format("it cannot be made a second time: {}", again.error().message()));
@@ -193,7 +193,7 @@ class Check {
     auto step = first_step(*a_, problem, probe.text, probe.what);
     const Duration took = clock_.now() - before;
     slowest_ = std::max(slowest_, took);
-    if (took > kSlow && a_->repeatable() == Repeatable::kCheaply)
+    if (took > kSlow && a_->repeatable(problem) == Repeatable::kCheaply)
       note("speed", fmt::format("{} takes {:.1f} s, although it says that a score is a matter of microseconds", probe.what, seconds(took)), problem.id(), probe.text);
     sound_step(step, problem, probe.text, probe.plain, probe.what);
     return step;
