@@ -173,7 +173,9 @@ Result<std::unique_ptr<Adapter>> make_several(std::string_view options_json, std
     auto made = make_adapter(part.adapter_name, part.options_json, seed, use);
     if (!made) return fail(made.error().code, made.error().operation, "task '{}': {}", part.name, made.error().detail);
     part.adapter = *std::move(made);
-    if (!part.scored_by_workers) ECHO_TRY(can_be_scored_later(*part.adapter));
+    if (part.scored_by_workers) continue;
+    if (const Status later = can_be_scored_later(*part.adapter); !later)
+      return fail(later.error().code, "task.scored_by", "task '{}': {}", part.name, later.error().detail);
   }
   return std::unique_ptr<Adapter>(std::make_unique<Several>(std::move(parts), seed));
 }

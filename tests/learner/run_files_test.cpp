@@ -132,7 +132,7 @@ TEST_F(RunFilesTest, SeveralTasksAreReadWhereTheyStand) {
     return load_run_config(folder_ / "several.yaml");
   };
   const auto config = written("tasks:\n  - {adapter: arithmetic, weight: 3}\n  - {adapter: guess, name: games}\n"
-                              "  - {adapter: arithmetic, name: secret, scored_by: learner, prompt: \"({prompt})\", options: {digits: 1}}\n");
+                              "  - {adapter: arithmetic, name: secret, scored_by: learner, prompt: \"({prompt})\", options: {digits: 3}}\n");
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_EQ(config->task.adapter, data_plane::kSeveral);
   ASSERT_EQ(config->task.several.size(), 3u);
