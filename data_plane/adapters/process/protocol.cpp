@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "data_plane/adapters/json_depth.hpp"
+
 namespace echoline::data_plane::process {
 namespace {
 
@@ -12,7 +14,6 @@ using nlohmann::json;
 
 constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kWordsMax = 1024;
 constexpr std::size_t kPromptBytesMax = 256u << 10, kReferenceBytesMax = 64u << 10;
-constexpr int kDepthMax = 64;
 
 template <class... Args>
 Error bad(fmt::format_string<Args...> format, Args&&... args) {
@@ -21,26 +22,6 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 
 std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 std::string shown(const json& value) { return written(value).substr(0, 80); }
-
-// A parser that recurses must not be handed a tower of brackets. Those inside strings are none.
-bool too_deep(std::string_view text) {
-  int depth = 0;
-  bool quoted = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted) {
-      if (c == '\\') ++i;
-      if (c == '"') quoted = false;
-    } else if (c == '"') {
-      quoted = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > kDepthMax) return true;
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return false;
-}
 
 // Whether none of eight bytes has to be escaped or looked at: printable ASCII but '"' and '\\'.
 bool plain(const char* at) {
@@ -178,7 +159,7 @@ std::string step_item(std::uint64_t episode, std::string_view response, const Pr
 }
 
 Result<json> read_answer(std::string_view line, std::uint64_t id) {
-  if (too_deep(line)) return bad("nested deeper than {}", kDepthMax);
+  if (nests_too_deep(line)) return bad("nested deeper than {}", kJsonDepthMax);
   json answer = json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object()) return bad("expected a JSON object on a line of its own, found '{}'", json(line.substr(0, 80)).dump(-1, ' ', true, json::error_handler_t::replace));
   const auto of = answer.find("id");

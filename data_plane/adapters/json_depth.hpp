@@ -1,0 +1,30 @@
+// How deep JSON nests, before a parser or writer that recurses sees it. Private to data_plane/.
+#pragma once
+#include <cstddef>
+#include <string_view>
+
+namespace echoline::data_plane {
+
+inline constexpr int kJsonDepthMax = 64;
+
+// Brackets inside strings are none.
+inline bool nests_too_deep(std::string_view text) {
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\') ++i;
+      if (c == '"') quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kJsonDepthMax) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
+}
+
+}  // namespace echoline::data_plane

@@ -1,0 +1,198 @@
+#include "data_plane/adapters/openenv/client.hpp"
+
+#include <openssl/ssl.h>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/host_name_verification.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/ssl.hpp>
+#include <boost/beast/websocket.hpp>
+#include <boost/beast/websocket/ssl.hpp>
+#include <thread>
+
+namespace echoline::data_plane::openenv {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace websocket = beast::websocket;
+using boost::system::error_code;
+using tcp = asio::ip::tcp;
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  virtual ~Session() = default;
+  virtual void ask(std::string message, Client::Done done) = 0;
+  virtual void end() = 0;
+};
+
+namespace {
+
+template <class Stream>
+class Connected final : public Session {
+ public:
+  template <class... Args>
+  Connected(asio::io_context& io, const ClientOptions& options, Args&... args)
+      : options_(options), resolver_(io), timer_(io), stream_(io, args...) {}
+
+  void ask(std::string message, Client::Done done) override {
+    message_ = std::move(message);
+    done_ = std::move(done);
+    timer_.expires_after(options_.deadline);
+    timer_.async_wait([self = self()](error_code error) {
+      if (!error) self->finish(fail(Code::kStale, "environment", "no answer within {} from {}", to_text(self->options_.deadline), self->options_.endpoint.url()));
+    });
+    if (over_) return finish(fail(Code::kUnavailable, "environment", "its session has ended"));
+    busy_ = true;
+    if (open_) return write();
+    const Endpoint& to = options_.endpoint;
+    resolver_.async_resolve(to.host, to.port, [self = self()](error_code error, const tcp::resolver::results_type& places) {
+      if (error) return self->no("find the host", error);
+      beast::get_lowest_layer(self->stream_).async_connect(places, [self](error_code refused, const tcp::endpoint&) {
+        if (refused) return self->no("connect", refused);
+        self->secure();
+      });
+    });
+  }
+
+  void end() override {
+    done_ = {};
+    timer_.cancel();
+    if (!open_ || over_ || busy_) return close();
+    over_ = true;
+    message_ = close_message();
+    // It need not answer; but a write that never ends must end.
+    timer_.expires_after(std::chrono::seconds(2));
+    timer_.async_wait([self = self()](error_code) { self->close(); });
+    stream_.async_write(asio::buffer(message_), [self = self()](error_code, std::size_t) { self->timer_.cancel(); });
+  }
+
+ private:
+  std::shared_ptr<Connected> self() { return std::static_pointer_cast<Connected>(shared_from_this()); }
+
+  void secure() {
+    if constexpr (std::is_same_v<Stream, beast::ssl_stream<beast::tcp_stream>>) {
+      auto& tls = stream_.next_layer();
+      SSL_set_tlsext_host_name(tls.native_handle(), options_.endpoint.host.c_str());
+      tls.set_verify_callback(asio::ssl::host_name_verification(options_.endpoint.host));
+      tls.async_handshake(asio::ssl::stream_base::client, [self = self()](error_code error) {
+        if (error) return self->no("agree on TLS", error);
+        self->shake_hands();
+      });
+    } else {
+      shake_hands();
+    }
+  }
+
+  void shake_hands() {
+    const Endpoint& to = options_.endpoint;
+    stream_.set_option(websocket::stream_base::decorator([](websocket::request_type& request) { request.set(beast::http::field::user_agent, "echoline"); }));
+    stream_.read_message_max(options_.answer_max);
+    const std::string host = (to.host.find(':') == std::string::npos ? to.host : "[" + to.host + "]") + ":" + to.port;
+    stream_.async_handshake(said_, host, to.target, [self = self()](error_code error) {
+      if (error == websocket::error::upgrade_declined) {
+        const int status = self->said_.result_int();
+        const bool busy = status == 429 || status >= 500;
+        return self->finish(fail(busy ? Code::kUnavailable : Code::kNotFound, "environment", "expected the sessions of an OpenEnv server at {}, found HTTP {}",
+                                 self->options_.endpoint.url(), status));
+      }
+      if (error) return self->no("open a WebSocket", error);
+      self->open_ = true;
+      self->write();
+    });
+  }
+
+  void write() {
+    stream_.text(true);
+    stream_.async_write(asio::buffer(message_), [self = self()](error_code error, std::size_t) {
+      if (error) return self->no("write", error);
+      self->stream_.async_read(self->buffer_, [self](error_code ended, std::size_t) {
+        if (ended) return self->no("read", ended);
+        std::string answer = beast::buffers_to_string(self->buffer_.data());
+        self->buffer_.consume(self->buffer_.size());
+        self->finish(std::move(answer));
+      });
+    });
+  }
+
+  void no(const char* what, error_code error) {
+    if (error == websocket::error::message_too_big || error == websocket::error::buffer_overflow)
+      return finish(fail(Code::kCorrupt, "environment", "its answer is longer than {} bytes", options_.answer_max));
+    finish(fail(Code::kUnavailable, "environment", "{}: cannot {}: {}", options_.endpoint.url(), what, error.message()));
+  }
+
+  void finish(Result<std::string> answer) {
+    timer_.cancel();
+    busy_ = false;
+    if (!answer) close();
+    if (auto done = std::exchange(done_, {})) done(std::move(answer));
+  }
+
+  void close() {
+    over_ = true;
+    resolver_.cancel();
+    error_code ignored;
+    beast::get_lowest_layer(stream_).socket().close(ignored);
+  }
+
+  const ClientOptions& options_;
+  tcp::resolver resolver_;
+  asio::steady_timer timer_;
+  websocket::stream<Stream> stream_;
+  websocket::response_type said_;
+  beast::flat_buffer buffer_;
+  std::string message_;
+  Client::Done done_;
+  bool open_ = false, over_ = false, busy_ = false;
+};
+
+}  // namespace
+
+struct Client::Impl {
+  explicit Impl(ClientOptions with) : options(std::move(with)) {
+    tls.set_default_verify_paths();
+    tls.set_verify_mode(asio::ssl::verify_peer);
+    thread = std::thread([this] { io.run(); });
+  }
+  ~Impl() {
+    io.stop();
+    thread.join();
+  }
+
+  const ClientOptions options;
+  asio::io_context io{1};
+  asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
+  asio::ssl::context tls{asio::ssl::context::tls_client};
+  std::thread thread;
+};
+
+Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Client::~Client() = default;
+
+std::shared_ptr<Session> Client::session() {
+  if (impl_->options.endpoint.tls)
+    return std::make_shared<Connected<beast::ssl_stream<beast::tcp_stream>>>(impl_->io, impl_->options, impl_->tls);
+  return std::make_shared<Connected<beast::tcp_stream>>(impl_->io, impl_->options);
+}
+
+void Client::ask(const std::shared_ptr<Session>& session, std::string message, Done done) {
+  asio::post(impl_->io, [session, message = std::move(message), done = std::move(done)]() mutable { session->ask(std::move(message), std::move(done)); });
+}
+
+void Client::end(const std::shared_ptr<Session>& session) {
+  asio::post(impl_->io, [session] { session->end(); });
+}
+
+void Client::run_after(Duration delay, std::function<void()> what) {
+  asio::post(impl_->io, [this, delay, what = std::move(what)]() mutable {
+    auto timer = std::make_shared<asio::steady_timer>(impl_->io, delay);
+    timer->async_wait([timer, what = std::move(what)](error_code error) {
+      if (!error) what();
+    });
+  });
+}
+
+}  // namespace echoline::data_plane::openenv

@@ -1,0 +1,282 @@
+// Environments behind a server that speaks OpenEnv's protocol: a problem is a seed, an episode a session of its own.
+#include <deque>
+#include <future>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "base/random.hpp"
+#include "data_plane/adapters/adapter_config.hpp"
+#include "data_plane/adapters/openenv/client.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+constexpr std::size_t kRemembered = 4096, kWaitingMax = 65'536;
+constexpr Duration kPauseFirst = std::chrono::milliseconds(500), kPauseMax = std::chrono::seconds(30);
+
+struct Options {
+  std::string url, action = "message", observation, reset_json = "{}";
+  std::uint64_t problems = 100'000, evaluation_problems = 64;
+  std::uint32_t sessions = 8, tries = 5;
+  Duration deadline = std::chrono::seconds(60);
+  double correct_at = 1;
+
+  void read(ConfigSection s, AdapterUse) {
+    s.require("url", url, "of the server, http or https; workers have to reach it as well");
+    s.read("action", action, "the field of an action that is the policy's response; empty: the response is the action itself, as a JSON object");
+    s.read("observation", observation, {"the part of an observation that the policy is told, dots lead into mappings", "all of it, as JSON"});
+    reset_json = s.json("reset", "what a reset takes besides the seed");
+    s.read("problems", problems, {.min = 1, .max = 1'000'000'000}, "seeds to train with, those after the held-out ones");
+    s.read("evaluation_problems", evaluation_problems, {.min = 0, .max = 100'000}, "held-out seeds, from 0 on");
+    s.read("sessions", sessions, {.min = 1, .max = 1024}, "episodes that a worker has under way at the server; others wait");
+    s.read("tries", tries, {.min = 1, .max = 20}, "of a reset, with growing pauses; what fails later gives the rollout back");
+    s.read("deadline", deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)}, "for an answer");
+    s.read("correct_at", correct_at, "what the rewards of an episode add up to, at least, where it counts as right");
+    if (!url.empty())
+      if (const auto to = openenv::endpoint(url); !to) s.error("url", to.error().detail);
+  }
+};
+
+// The sessions there are, and who waits for one.
+class Environment {
+ public:
+  Environment(const Options& o, openenv::Endpoint to)
+      : options(o), client({.endpoint = std::move(to), .deadline = o.deadline}) {}
+
+  // False: too many wait.
+  bool acquire(std::function<void()> then) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (open_ == options.sessions) {
+        if (waiting_.size() == kWaitingMax) return false;
+        waiting_.push_back(std::move(then));
+        return true;
+      }
+      ++open_;
+    }
+    then();
+    return true;
+  }
+  void release() {
+    std::function<void()> next;
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty()) {
+        --open_;
+        return;
+      }
+      next = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+    next();
+  }
+
+  const Options options;
+
+ private:
+  std::mutex mutex_;
+  std::size_t open_ = 0;                        // guarded by mutex_
+  std::deque<std::function<void()>> waiting_;   // guarded by mutex_
+
+ public:
+  openenv::Client client;  // last: its thread ends first
+};
+
+// A session, from its reset on. What is asked for is answered once, unless it has been left.
+class Talk : public std::enable_shared_from_this<Talk> {
+ public:
+  using Done = std::function<void(Result<openenv::Observed>)>;
+
+  Talk(Environment& environment, std::uint64_t seed) : environment_(environment), seed_(seed) {}
+
+  void begin(Done done) {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = std::move(done);
+    }
+    if (!environment_.acquire([self = shared_from_this()] { self->come_in(); }))
+      answer(fail(Code::kExhausted, "environment", "{} episodes wait for a session already", kWaitingMax));
+  }
+  void step(std::string message, Done done) {
+    const std::lock_guard lock(mutex_);
+    done_ = std::move(done);
+    environment_.client.ask(session_, std::move(message), [self = shared_from_this()](Result<std::string> said) { self->answer(self->read(std::move(said))); });
+  }
+  void leave() {
+    std::shared_ptr<openenv::Session> session;
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = {};
+      left_ = true;
+      session = std::move(session_);
+      if (!std::exchange(inside_, false)) return;
+    }
+    if (session) environment_.client.end(session);
+    environment_.release();
+  }
+
+ private:
+  Result<openenv::Observed> read(Result<std::string> said) const {
+    if (!said) return std::move(said).error();
+    return openenv::read_message(*said, environment_.options.observation);
+  }
+  void come_in() {
+    bool wanted = false;
+    {
+      const std::lock_guard lock(mutex_);
+      wanted = inside_ = !left_;
+    }
+    if (wanted)
+      reset(1, kPauseFirst);
+    else
+      environment_.release();
+  }
+  void reset(std::uint32_t attempt, Duration pause) {
+    const std::lock_guard lock(mutex_);
+    if (left_) return;
+    session_ = environment_.client.session();
+    environment_.client.ask(session_, openenv::reset_message(environment_.options.reset_json, seed_), [self = shared_from_this(), attempt, pause](Result<std::string> said) {
+      auto observed = self->read(std::move(said));
+      const bool again = !observed && (observed.error().code == Code::kUnavailable || observed.error().code == Code::kExhausted || observed.error().code == Code::kStale);
+      if (!again || attempt >= self->environment_.options.tries) return self->answer(std::move(observed));
+      self->environment_.client.run_after(pause, [self, attempt, pause] { self->reset(attempt + 1, std::min(pause * 2, kPauseMax)); });
+    });
+  }
+  // What is done with it happens under the lock: whoever leaves waits for that, and hears nothing afterwards.
+  void answer(Result<openenv::Observed> observed) {
+    const std::lock_guard lock(mutex_);
+    if (auto done = std::exchange(done_, {})) done(std::move(observed));
+  }
+
+  Environment& environment_;
+  const std::uint64_t seed_;
+  std::recursive_mutex mutex_;
+  std::shared_ptr<openenv::Session> session_;  // guarded by mutex_
+  Done done_;                                  // guarded by mutex_
+  bool inside_ = false, left_ = false;         // guarded by mutex_
+};
+
+class EnvironmentEpisode final : public Episode {
+ public:
+  EnvironmentEpisode(Environment& environment, const Problem& problem, std::uint64_t seed)
+      : environment_(environment), prompt_(problem.prompt()), talk_(std::make_shared<Talk>(environment, seed)) {}
+  ~EnvironmentEpisode() override { talk_->leave(); }
+
+  void step(std::string response, Done done) override {
+    auto message = openenv::step_message(environment_.options.action, response);
+    if (!message) return done(Step{{0, {{"no action", 1.0}}, false}, true, {}});
+    const auto said = [this, done](Result<openenv::Observed> observed) {
+      if (!observed) return done(std::move(observed).error());
+      reward_ += observed->reward;
+      done(Step{{observed->reward, {}, reward_ >= environment_.options.correct_at}, observed->done, std::move(observed->text)});
+    };
+    if (std::exchange(begun_, true)) return talk_->step(*std::move(message), said);
+    talk_->begin([this, said, done, message = *std::move(message)](Result<openenv::Observed> first) {
+      if (first && first->text != prompt_)
+        first = fail(Code::kUnavailable, "environment", "it begins with '{}' where the same seed began with '{}' before", first->text.substr(0, 120), prompt_.substr(0, 120));
+      if (!first) return done(std::move(first).error());
+      talk_->step(message, said);
+    });
+  }
+
+ private:
+  Environment& environment_;
+  const std::string prompt_;
+  const std::shared_ptr<Talk> talk_;
+  bool begun_ = false;
+  double reward_ = 0;
+};
+
+class OpenEnv final : public Adapter {
+ public:
+  OpenEnv(const Options& options, openenv::Endpoint to, std::uint64_t seed) : environment_(std::make_unique<Environment>(options, std::move(to))), key_(mix64(seed)) {}
+
+  std::string_view name() const override { return "openenv"; }
+
+  Result<Problem> problem(std::uint64_t index) const override {
+    const Options& o = environment_->options;
+    const std::lock_guard lock(mutex_);
+    if (const auto known = problems_.find(index); known != problems_.end()) return known->second;
+    if (problems_.size() >= kRemembered) problems_.clear();
+    std::vector<std::uint64_t> seeds;  // those that follow are wanted next
+    for (std::uint64_t i = 0; i < o.sessions; ++i) seeds.push_back(o.evaluation_problems + shuffled_cycle(index + i, o.problems, key_));
+    ECHO_ASSIGN(auto begun, begin_all(seeds));
+    for (std::size_t i = 0; i < begun.size(); ++i) problems_[index + i] = std::move(begun[i]);
+    return problems_.at(index);
+  }
+  std::vector<Problem> evaluation() const override { return evaluation_; }
+  Status read_evaluation() {
+    for (std::uint64_t first = 0; first < environment_->options.evaluation_problems;) {
+      std::vector<std::uint64_t> seeds;
+      while (first < environment_->options.evaluation_problems && seeds.size() < environment_->options.sessions) seeds.push_back(first++);
+      ECHO_ASSIGN(auto begun, begin_all(seeds));
+      std::move(begun.begin(), begun.end(), std::back_inserter(evaluation_));
+    }
+    return ok();
+  }
+
+  Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
+    const std::string& seed = problem.reference();
+    if (seed.empty() || seed.size() > 18 || seed.find_first_not_of("0123456789") != std::string::npos)
+      return fail(Code::kInvalid, "openenv", "'{}': expected a seed, found '{}'", problem.id(), seed.substr(0, 80));
+    return std::unique_ptr<Episode>(std::make_unique<EnvironmentEpisode>(*environment_, problem, std::stoull(seed)));
+  }
+  Repeatable repeatable(const Problem&) const override { return Repeatable::kNot; }
+  bool one_response() const override { return false; }
+  std::optional<std::string> demonstration(const Problem&) const override { return std::nullopt; }
+
+ private:
+  Result<std::vector<Problem>> begin_all(const std::vector<std::uint64_t>& seeds) const {
+    std::vector<std::shared_ptr<Talk>> talks;
+    std::vector<std::future<Result<openenv::Observed>>> all;
+    for (const std::uint64_t seed : seeds) {
+      auto promise = std::make_shared<std::promise<Result<openenv::Observed>>>();
+      all.push_back(promise->get_future());
+      talks.push_back(std::make_shared<Talk>(*environment_, seed));
+      talks.back()->begin([promise](Result<openenv::Observed> first) { promise->set_value(std::move(first)); });
+    }
+    std::vector<Problem> problems;
+    std::optional<Error> error;
+    for (std::size_t i = 0; i < seeds.size(); ++i) {
+      auto first = all[i].get();
+      talks[i]->leave();
+      if (first && first->done) first = fail(Code::kInvalid, "openenv", "seed {}: the environment is done before it was asked anything", seeds[i]);
+      if (first && first->text.empty()) first = fail(Code::kInvalid, "openenv", "seed {}: an empty observation; task.options.observation names its text", seeds[i]);
+      if (!first) {
+        error = std::move(first).error();
+        continue;
+      }
+      Problem problem;
+      problem.set_id(fmt::format("openenv/{}", seeds[i]));
+      problem.set_prompt(first->text);
+      problem.set_reference(std::to_string(seeds[i]));
+      problems.push_back(std::move(problem));
+    }
+    if (error) return *std::move(error);
+    return problems;
+  }
+
+  const std::unique_ptr<Environment> environment_;
+  const std::uint64_t key_;
+  std::vector<Problem> evaluation_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::uint64_t, Problem> problems_;  // by index; guarded by mutex_
+};
+
+Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
+  ECHO_ASSIGN(const Options o, options_from_json<Options>("openenv", options_json, use));
+  ECHO_ASSIGN(auto to, openenv::endpoint(o.url));
+  auto adapter = std::make_unique<OpenEnv>(o, std::move(to), seed);
+  if (use == AdapterUse::kProblems) {
+    ECHO_TRY(adapter->read_evaluation());
+  }
+  return std::unique_ptr<Adapter>(std::move(adapter));
+}
+
+}  // namespace
+
+const BuiltIn kOpenEnv{"openenv", "An environment behind a server that speaks OpenEnv's protocol (docs/tasks.md)",
+                       [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+
+}  // namespace echoline::data_plane

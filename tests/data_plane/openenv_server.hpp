@@ -1,0 +1,39 @@
+// A server on loopback that speaks OpenEnv's protocol (sessions over WebSocket at /ws) and misbehaves on request. Its environment: a number from 1
+// to 9 that follows from the seed is to be guessed; observations are {"prompt", "hint"}.
+#pragma once
+#include <atomic>
+#include <list>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace echoline {
+
+class OpenEnvServer {
+ public:
+  OpenEnvServer();
+  ~OpenEnvServer();
+  std::string url() const;
+  // What happens to the next `times` messages of type `on` ("reset", "step"): "garbage", "huge", "close", "slow", "binary", "error", "full", "untyped", "no reward",
+  // "nan", "other start".
+  void misbehave(std::string how, std::string on, int times);
+  int number(std::uint64_t seed) const { return static_cast<int>(seed * 7 % 9) + 1; }
+  std::atomic<int> resets = 0, sessions = 0, most_sessions = 0, good_byes = 0;
+
+ private:
+  struct Impl;
+  void serve(int fd);
+  std::string fault(const std::string& type);
+
+  int listener_ = -1;
+  int port_ = 0;
+  std::atomic<bool> stopping_ = false;
+  std::mutex mutex_;
+  std::string how_, on_;  // guarded by mutex_
+  int times_ = 0;         // guarded by mutex_
+  std::list<std::thread> threads_;
+  std::list<int> open_;  // guarded by mutex_
+  std::thread accepts_;
+};
+
+}  // namespace echoline

@@ -1,0 +1,186 @@
+// Environments behind a server of OpenEnv: episodes of many turns, and servers that fail in every way.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <httplib.h>
+
+#include <future>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/random.hpp"
+#include "data_plane/adapters/adapter.hpp"
+#include "data_plane/adapters/openenv/messages.hpp"
+#include "tests/data_plane/openenv_server.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+namespace echoline::data_plane {
+namespace {
+
+using ::testing::HasSubstr;
+using nlohmann::json;
+
+std::string options(const std::string& url, const json& more = json::object()) {
+  json all{{"url", url}, {"observation", "prompt"}, {"evaluation_problems", 4}, {"problems", 20}, {"sessions", 3}, {"deadline", "500 ms"}, {"tries", 1}};
+  all.update(more);
+  return all.dump();
+}
+
+std::unique_ptr<Adapter> made(const std::string& url, const json& more = json::object()) {
+  auto adapter = make_adapter("openenv", options(url, more), 3);
+  EXPECT_TRUE(adapter) << adapter.error().message();
+  return adapter ? *std::move(adapter) : nullptr;
+}
+
+std::string why(const std::string& url, const json& more = json::object()) {
+  const auto adapter = make_adapter("openenv", options(url, more), 3);
+  return adapter ? "made" : adapter.error().message();
+}
+
+std::string said(Episode& episode, const std::string& response) {
+  const auto step = step_and_wait(episode, response);
+  if (!step) return step.error().message();
+  return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation);
+}
+
+TEST(OpenEnv, EpisodesOfManyTurns) {
+  OpenEnvServer server;
+  const auto adapter = made(server.url(), {{"reset", {{"level", 2}}}});
+  ASSERT_TRUE(adapter);
+  EXPECT_EQ(adapter->repeatable(), Repeatable::kNot);
+  const auto held_out = adapter->evaluation();
+  ASSERT_EQ(held_out.size(), 4u);
+  EXPECT_EQ(held_out[3].prompt(), "Guess 3, level 2");
+  std::set<std::string> ids{held_out[0].id(), held_out[1].id(), held_out[2].id(), held_out[3].id()};
+  for (std::uint64_t i = 0; i < 20; ++i) ids.insert(adapter->problem(i)->id());
+  EXPECT_EQ(ids.size(), 24u) << "each once, none held out";
+  const Problem problem = held_out[2];
+  const int wanted = server.number(2);
+  const auto episode = *adapter->begin(problem, 1);
+  EXPECT_EQ(said(*episode, std::to_string(wanted - 1)), "0 higher");
+  EXPECT_EQ(said(*episode, std::to_string(wanted + 1)), "0 lower");
+  EXPECT_EQ(said(*episode, std::to_string(wanted)), "1 correct");
+  const auto lost = *adapter->begin(problem, 1);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(said(*lost, "99"), "0 lower");
+  EXPECT_EQ(said(*lost, "99"), "0") << "done";
+  EXPECT_LE(server.most_sessions, 4) << "sessions: 3, and one that is ending";
+}
+
+TEST(OpenEnv, ManyEpisodesShareAFewSessions) {
+  OpenEnvServer server;
+  const auto adapter = made(server.url(), {{"deadline", "20 s"}});
+  ASSERT_TRUE(adapter);
+  const Problem problem = adapter->evaluation()[0];
+  std::vector<std::unique_ptr<Episode>> episodes;
+  std::vector<std::future<std::string>> ends;
+  for (int i = 0; i < 40; ++i) episodes.push_back(*adapter->begin(problem, 1));
+  episodes[5]->step("1", [](Result<Step>) {});
+  episodes[5].reset();  // whether it has a session or waits for one
+  for (int i = 0; i < 40; ++i) {
+    if (i == 5) continue;
+    auto promise = std::make_shared<std::promise<std::string>>();
+    ends.push_back(promise->get_future());
+    episodes[static_cast<std::size_t>(i)]->step(std::to_string(server.number(0)), [promise](Result<Step> step) {
+      promise->set_value(step ? fmt::format("{}", step->score.reward) : step.error().message());
+    });
+  }
+  // A session is free when an episode is.
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < 40; ++i) {
+    if (i == 5) continue;
+    EXPECT_EQ(ends[next++].get(), "1");
+    episodes[i].reset();
+  }
+}
+
+TEST(OpenEnv, AServerThatFailsIsAnErrorOfTheTask) {
+  OpenEnvServer server;
+  const auto adapter = made(server.url());
+  ASSERT_TRUE(adapter);
+  const Problem problem = adapter->evaluation()[0];
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"garbage", "expected a JSON object"},  {"huge", "longer than 1048576 bytes"}, {"close", "cannot read"},
+      {"slow", "no answer within 500 ms"},    {"error", "it broke"},                 {"full", "CAPACITY_REACHED"},
+      {"untyped", "expected 'type'"},         {"no reward", "the reward is \"much\""}, {"nan", "expected a JSON object"},
+  };
+  for (const auto& [how, expected] : cases)
+    for (const char* on : {"reset", "step"}) {
+      server.misbehave(how, on, 1);
+      EXPECT_THAT(said(**adapter->begin(problem, 1), "x"), HasSubstr(expected)) << how << " on " << on;
+      server.misbehave("", "", 0);
+      EXPECT_EQ(said(**adapter->begin(problem, 1), std::to_string(server.number(0))), "1 correct") << "after " << how;
+    }
+  server.misbehave("other start", "reset", 1);
+  EXPECT_THAT(said(**adapter->begin(problem, 1), "x"), HasSubstr("it begins with 'Guess 1000, level 0' where the same seed began with 'Guess 0, level 0'"));
+}
+
+TEST(OpenEnv, AResetIsTriedAgain) {
+  OpenEnvServer server;
+  const auto adapter = made(server.url(), {{"tries", 3}});
+  ASSERT_TRUE(adapter);
+  const Problem problem = adapter->evaluation()[0];
+  for (const char* how : {"close", "full", "error"}) {
+    server.misbehave(how, "reset", 1);
+    EXPECT_EQ(said(**adapter->begin(problem, 1), std::to_string(server.number(0))), "1 correct") << how;
+  }
+  server.misbehave("close", "step", 1);
+  EXPECT_THAT(said(**adapter->begin(problem, 1), "x"), HasSubstr("cannot read")) << "what has begun cannot be repeated";
+}
+
+TEST(OpenEnv, ActionsThatAreObjects) {
+  OpenEnvServer server;
+  const auto adapter = made(server.url(), {{"action", ""}});
+  ASSERT_TRUE(adapter);
+  const Problem problem = adapter->evaluation()[0];
+  EXPECT_EQ(said(**adapter->begin(problem, 1), fmt::format(R"({{"message": "{}"}})", server.number(0))), "1 correct");
+  EXPECT_EQ(said(**adapter->begin(problem, 1), "no object"), "0") << "the policy's fault, and over";
+}
+
+TEST(OpenEnv, WhatIsNoSuchServerSaysWhy) {
+  httplib::Server plain;
+  const int port = plain.bind_to_any_port("127.0.0.1");
+  std::thread thread([&] { plain.listen_after_bind(); });
+  EXPECT_THAT(why(fmt::format("http://127.0.0.1:{}", port)), HasSubstr("expected the sessions of an OpenEnv server at ws://127.0.0.1"));
+  EXPECT_THAT(why(fmt::format("https://127.0.0.1:{}", port)), HasSubstr("cannot agree on TLS"));
+  plain.stop();
+  thread.join();
+  EXPECT_THAT(why(fmt::format("http://127.0.0.1:{}", port)), HasSubstr("cannot connect"));
+  EXPECT_THAT(why("http://nobody.invalid:80"), HasSubstr("nobody.invalid"));
+  EXPECT_THAT(why("ftp://x"), HasSubstr("expected a URL such as"));
+  EXPECT_THAT(why(""), HasSubstr("url"));
+  OpenEnvServer server;
+  EXPECT_THAT(why(server.url(), {{"observation", "promt"}}), HasSubstr("the observation has no 'promt'"));
+  EXPECT_THAT(why(server.url(), {{"observation", ""}}), "made");
+}
+
+TEST(OpenEnvMessages, Endpoints) {
+  const auto url = [](std::string_view text) {
+    const auto to = openenv::endpoint(text);
+    return to ? to->url() : "none";
+  };
+  EXPECT_EQ(url("http://a:8000"), "ws://a:8000/ws");
+  EXPECT_EQ(url("https://a.b/x/"), "wss://a.b:443/x/ws");
+  EXPECT_EQ(url("ws://a/ws"), "ws://a:80/ws");
+  EXPECT_EQ(url("http://[::1]:9"), "ws://::1:9/ws");
+  for (const char* wrong : {"a:8000", "http://", "http://a:", "http://a:99999", "http://a:8x", "http://u@a", "http://a/?x", "http://[::1", "http://a b"}) EXPECT_EQ(url(wrong), "none") << wrong;
+}
+
+TEST(OpenEnvMessages, SpoiltOnesAreRefusedOrRead) {
+  const std::string seeds[] = {R"({"type":"observation","data":{"observation":{"a":{"b":"text"}},"reward":0.5,"done":true}})",
+                               R"({"type":"error","data":{"message":"m","code":"CAPACITY_REACHED"}})", "https://[::1]:8000/a/ws"};
+  Random random(11, 0);
+  for (int round = 0; round < 20'000; ++round) {
+    std::string text = seeds[random.below(std::size(seeds))];
+    for (std::uint64_t i = random.below(4); i > 0 && !text.empty(); --i) {
+      const std::size_t at = random.below(text.size());
+      if (random.below(2) == 0)
+        text[at] = static_cast<char>(random.below(256));
+      else
+        text.erase(at, 1 + random.below(8));
+    }
+    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+  }
+}
+
+}  // namespace
+}  // namespace echoline::data_plane
