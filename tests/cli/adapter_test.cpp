@@ -4,11 +4,16 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 
+#include "data_plane/adapters/adapter.hpp"
 #include "data_plane/sandbox/sandbox.hpp"
+#include "replay_buffer/buffer.hpp"
 #include "tests/cli/program.hpp"
+#include "tests/data_plane/trajectories.hpp"
 
 namespace echoline::testing {
 namespace {
@@ -136,6 +141,124 @@ TEST_F(AdapterVerbs, PlayTakesResponsesFromAFile) {
   const Outcome far = run_program({"adapter", "play", "guess", "--held-out", "--problem", "256"});
   EXPECT_EQ(far.status, 2);
   EXPECT_THAT(far.err, HasSubstr("256 held-out problems, counted from 0"));
+}
+
+TEST_F(AdapterVerbs, ANewTaskIsSoundAndIsNeverWrittenOver) {
+  const std::string folder = (folder_.path() / "tasks").string();
+  const Outcome made = run_program({"adapter", "new", "sums", "--python", "--dir", folder, "--json"});
+  ASSERT_EQ(made.status, 0) << made.err;
+  EXPECT_EQ(json::parse(made.out)["files"].size(), 3u);
+  EXPECT_THAT(made.err, HasSubstr("echoline adapter check " + folder + "/sums.yaml"));
+  std::ofstream(folder + "/sums.py", std::ios::app) << "# mine\n";
+  const Outcome again = run_program({"adapter", "new", "sums", "--python", "--dir", folder});
+  EXPECT_EQ(again.status, 2);
+  EXPECT_THAT(again.err, HasSubstr("sums.py, "));
+  std::ifstream script(folder + "/sums.py");
+  const std::string text{std::istreambuf_iterator<char>(script), {}};
+  EXPECT_THAT(text, HasSubstr("# mine"));
+  EXPECT_LT(std::count(text.begin(), text.end(), '\n'), 30);
+  EXPECT_THAT(run_program({"adapter", "new", "../x", "--python", "--dir", folder}).err, HasSubstr("found '../x'"));
+  EXPECT_EQ(run_program({"adapter", "new", "sums", "--dir", folder}).status, 2);
+  EXPECT_EQ(run_program({"plan", folder + "/sums.yaml"}).status, 0) << "it can be run";
+  if (!sandboxed()) GTEST_SKIP() << "no sandbox";
+  ASSERT_EQ(run_program({"adapter", "new", "maze", "--python", "--turns", "--dir", folder}).status, 0);
+  for (const char* name : {"sums", "maze"}) {
+    const Outcome checked = run_program({"adapter", "check", folder + "/" + name + ".yaml", "--seconds", "6", "--json"});
+    ASSERT_EQ(checked.status, 0) << checked.err << checked.out;
+    EXPECT_EQ(json::parse(checked.out)["findings"].size(), 0u) << checked.out;
+  }
+}
+
+TEST_F(AdapterVerbs, BenchHasARatio) {
+  const Outcome outcome = run_program({"adapter", "bench", "countdown", "--seconds", "0.5", "--batch", "8", "--json"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json r = json::parse(outcome.out);
+  EXPECT_GT(r["calls"], 100);
+  EXPECT_EQ(r["failed"], 0);
+  EXPECT_LE(r["median_us"], r["p99_us"]);
+  EXPECT_GT(r["median_over_baseline"], 0.0);
+  EXPECT_EQ(r["batch"], 8);
+  EXPECT_THAT(run_program({"adapter", "bench", "guess", "--seconds", "0.2"}).out, HasSubstr("task over that"));
+}
+
+class RescoreVerb : public AdapterVerbs {
+ protected:
+  // A run of the quickstart's task with `groups` of two rollouts, the second of which is right.
+  void SetUp() override {
+    std::ifstream in("configs/quickstart.yaml");
+    std::string config{std::istreambuf_iterator<char>(in), {}};
+    const std::string relative = "offers/quickstart.json";
+    config.replace(config.find(relative), relative.size(), std::filesystem::absolute("configs/" + relative).string());
+    run_ = (folder_.path() / "run").string();
+    std::filesystem::create_directories(run_);
+    std::ofstream(run_ + "/config.yaml") << config;
+    std::ofstream(run_ + "/status.json") << "{}";
+    const auto task = *data_plane::make_adapter("arithmetic", R"({"operations": ["+"]})", 7);
+    replay_buffer::BufferOptions options;
+    options.group_size = 2;
+    auto buffer = *replay_buffer::ReplayBuffer::open(run_ + "/replay.sqlite", options);
+    for (std::uint64_t group = 0; group < 30; ++group) {
+      const auto problem = *task->problem(group);
+      std::vector<data_plane::Trajectory> both;
+      for (std::uint32_t member = 0; member < 2; ++member) {
+        auto t = data_plane::sound_trajectory(group, member, 1, group);
+        t.set_problem_id(problem.id());
+        t.set_text(member == 1 ? problem.reference() : "about " + problem.reference());
+        const auto score = *task->score(problem, t.text());
+        t.set_reward(score.reward);
+        t.set_correct(score.correct);
+        t.clear_components();
+        for (const auto& [name, value] : score.components) (*t.mutable_components())[name] = value;
+        both.push_back(std::move(t));
+      }
+      ASSERT_TRUE(buffer->add(both));
+    }
+    ASSERT_TRUE(buffer->consume(1, std::vector{GroupId{0}, GroupId{1}}));
+    ASSERT_TRUE(buffer->prune(2));
+  }
+  std::string run_;
+};
+
+TEST_F(RescoreVerb, GradesWhatIsStoredByTheRunsTaskAndByAnother) {
+  const Outcome own = run_program({"rescore", run_, "--json"});
+  ASSERT_EQ(own.status, 0) << own.err;
+  const json same = json::parse(own.out);
+  EXPECT_EQ(same["graded"], 56);
+  EXPECT_EQ(same["agree"], 56);
+  EXPECT_EQ(same["stored"]["pruned"], 4);
+  EXPECT_EQ(same["reward"]["old"], 0.5);
+  const std::string out = (folder_.path() / "grades.jsonl").string();
+  const Outcome rule = run_program({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rule": "last_number"})", "--out", out, "--show", "2", "--json"});
+  ASSERT_EQ(rule.status, 0) << rule.err;
+  const json r = json::parse(rule.out);
+  EXPECT_EQ(r["agree"], 28);
+  EXPECT_EQ(r["reward"]["new"], 1.0);
+  EXPECT_EQ(r["differing"].size(), 2u);
+  EXPECT_EQ(r["components"]["exact"]["new"], nullptr);
+  const auto rows = json_lines(out);
+  ASSERT_EQ(rows.size(), 56u);
+  EXPECT_EQ(rows[0]["group"], 2);
+  EXPECT_EQ(rows[0]["agrees"], false);
+  EXPECT_EQ(rows[0]["new"]["correct"], true);
+  EXPECT_THAT(run_program({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rule": "last_number"})"}).out, AllOf(HasSubstr("28 agree of 56 (50.00 %)"), HasSubstr("reward 0, now 1 (correct)"), HasSubstr("4 that were trained on have been pruned")));
+  EXPECT_EQ(json::parse(run_program({"rescore", run_, "--rollouts", "6", "--json"}).out)["graded"], 6);
+}
+
+TEST_F(RescoreVerb, SaysWhatIsWrong) {
+  const auto error_of = [](std::vector<std::string> words, int status) {
+    const Outcome outcome = run_program(words);
+    EXPECT_EQ(outcome.status, status) << outcome.err;
+    return outcome.err;
+  };
+  EXPECT_THAT(error_of({"rescore", run_, "--options", "{}"}, 2), HasSubstr("--adapter"));
+  EXPECT_THAT(error_of({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rul": "exact"})"}, 2), HasSubstr("did you mean 'rule'?"));
+  EXPECT_THAT(error_of({"rescore", run_, "--adapter", "exact"}, 2), HasSubstr("unknown adapter"));
+  EXPECT_THAT(error_of({"rescore", run_, "--out", "/nowhere/x"}, 1), HasSubstr("/nowhere/x"));
+  EXPECT_THAT(error_of({"rescore", "nowhere"}, 2), HasSubstr("nowhere"));
+  std::filesystem::resize_file(run_ + "/replay.sqlite", 5000);
+  EXPECT_THAT(error_of({"rescore", run_}, 1), HasSubstr("not a sound SQLite file"));
+  std::filesystem::remove(run_ + "/replay.sqlite");
+  EXPECT_THAT(error_of({"rescore", run_}, 1), HasSubstr("replay.sqlite"));
 }
 
 TEST_F(AdapterVerbs, WhatCannotBeATaskIsRefused) {
