@@ -277,7 +277,7 @@ Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const N
           return fail(Code::kInvalid, "", "{}: {}", axis.said, status.error().detail);
         if (const auto [it, fresh] = axis_of.emplace(key, &axis); !fresh && it->second != &axis)
           return fail(Code::kInvalid, "", "{}: '{}' is already swept by {}", axis.said, key, it->second->said);
-        const auto is_key = [&](const auto& each) { return each.first == key; };
+        const auto is_key = [&name = key](const auto& each) { return each.first == name; };
         if (std::any_of(points.back().begin(), points.back().end(), is_key))
           return fail(Code::kInvalid, "", "{}: '{}' is there twice", axis.said, key);
         auto item = reader.read(text);
