@@ -118,11 +118,15 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
     region["usd"] = region["usd"].get<double>() + m.usd_per_hour * (m.to_s - m.from_s) / 3600 + m.usd_traffic;
   }
   const auto share = [](double part, double of) { return of > 0 ? json(part / of) : json(nullptr); };
+  double later_waits = 0, later_all = 0;  // the first step waits for the first policy to arrive
+  for (const sim::SimStep& step : r.by_step)
+    if (step.step > 1) later_waits += step.wait_s, later_all += step.wait_s + step.train_s;
   report["simulation"] = {
       {"seed", run.scenario.seed},
       {"parameters", run.parameters},
       {"delta_bytes_first", run.scenario.delta_bytes.front().count},
       {"begun_seconds", r.begun_s},
+      {"idle_fraction_after_first_step", share(later_waits, later_all)},
       {"plan", r.plan_trouble.empty() ? json("as planned") : json(r.plan_trouble)},
       {"events", r.events},
       {"topologies_planned", r.topologies_planned},
@@ -179,8 +183,9 @@ std::string sim_run_table(const json& r) {
   const auto line = [&](std::string_view label, const std::string& text) { out += fmt::format("{:<13}{}\n", label, text); };
   out += fmt::format("{}: {} of {} steps in {} ({}), simulated\n", r.at("run").get<std::string>(), r.at("steps").get<std::uint64_t>(),
                      r.at("steps_planned").get<std::uint64_t>(), duration(r.at("wall_seconds")), r.at("ended").get<std::string>());
-  line("learner", fmt::format("idle {}; step {}, training {}", percent(learner.at("idle_fraction")),
-                              duration(learner.at("step_seconds_median")), duration(learner.at("train_seconds_median"))));
+  line("learner", fmt::format("idle {}, {} after the first step", percent(learner.at("idle_fraction")),
+                              percent(s.at("idle_fraction_after_first_step"))));
+  line("", fmt::format("step {}, training {}", duration(learner.at("step_seconds_median")), duration(learner.at("train_seconds_median"))));
   line("cost", fmt::format("${} ({} fleet, {} learner)", number(cost.at("usd_total"), "{:.2f}"), number(cost.at("usd_fleet"), "{:.2f}"),
                            number(cost.at("usd_learner"), "{:.2f}")));
   line("", fmt::format("rent ${}, traffic ${}", number(s.at("cost").at("usd_rent"), "{:.2f}"), number(s.at("cost").at("usd_traffic"), "{:.2f}")));

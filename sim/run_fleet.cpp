@@ -12,6 +12,7 @@ constexpr double kNeverS = 1e18;
 constexpr double kAnswersAfter = 2;       // seconds that a provider takes
 constexpr double kBytesPerGb = 1e9;
 constexpr std::size_t kPage = 512;        // offers that a search brings: the core looks at no more
+constexpr std::uint64_t kPlannedKept = 200;
 constexpr double kRandomSpread = 1000;    // of the prices that a random activation goes by
 
 TimePoint time_of(double s) { return TimePoint(std::chrono::hours(1) + from_seconds(s)); }
@@ -183,8 +184,9 @@ void RunFleet::act(const fleet::BookEnd& end) {
 void RunFleet::act(const fleet::Drain& drain) { hooks_.drain(drain.worker); }
 
 void RunFleet::act(const fleet::Note& note) {
-  ++result_.decision_counts[note.what];
-  if (result_.decisions.size() < kDecisionsKept) result_.decisions.push_back({now_, note.what, note.offer, note.why});
+  const std::uint64_t nth = ++result_.decision_counts[note.what];
+  // What was planned comes first, and is not all there is to tell.
+  if (result_.decisions.size() < kDecisionsKept && !(note.what == "planned" && nth > kPlannedKept)) result_.decisions.push_back({now_, note.what, note.offer, note.why});
   if (note.what == "lost" && note.ticket != 0) machine(note.ticket).lost = true;
 }
 
