@@ -47,7 +47,7 @@ TEST(OpenEnv, EpisodesOfManyTurns) {
   OpenEnvServer server;
   const auto adapter = made(server.url(), {{"reset", {{"level", 2}}}});
   ASSERT_TRUE(adapter);
-  EXPECT_EQ(adapter->repeatable(), Repeatable::kNot);
+  EXPECT_EQ(adapter->repeatable({}), Repeatable::kNot);
   const auto held_out = adapter->evaluation();
   ASSERT_EQ(held_out.size(), 4u);
   EXPECT_EQ(held_out[3].prompt(), "Guess 3, level 2");

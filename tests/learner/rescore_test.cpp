@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 
 struct Rescore : ::testing::Test {
   static std::unique_ptr<data_plane::Adapter> made(const char* name, const char* options = "{}") { return *data_plane::make_adapter(name, options, 3); }
-  Grader grader(const data_plane::Adapter& task, const data_plane::Adapter* own = nullptr) {
+  RescoreTask grader(const data_plane::Adapter& task, const data_plane::Adapter* own = nullptr) {
     return {3, &task, own, [this]() -> Result<const model::Phrasing*> {
               if (!phrasing_) {
                 ECHO_ASSIGN(const auto files, model::ModelFiles::of_preset("tiny-64"));
@@ -77,7 +77,7 @@ TEST_F(Rescore, SaysWhyThereIsNoGrade) {
 
 TEST_F(Rescore, EpisodesGoTurnByTurn) {
   const auto task = made("guess");
-  Grader g = grader(*task);
+  RescoreTask g = grader(*task);
   const auto& phrasing = **g.phrasing();
   schema::Trajectory t = rollout(*made("arithmetic"), 2, "");
   t.set_problem_id(task->problem(2)->id());
