@@ -222,7 +222,11 @@ TEST(PlanRun, FollowsTheRunFile) {
     EXPECT_TRUE(plan) << plan.error().message();
     return std::move(plan->plan);
   };
-  EXPECT_EQ(planned({}).topology.policy, chains::TopologyPolicy::kTrees);
+  // Auto is one of the others, and no slower than any.
+  const provisioner::Plan automatic = planned({});
+  EXPECT_EQ(automatic.request.topology, chains::TopologyPolicy::kAuto);
+  EXPECT_EQ(automatic.topology.policy, chains::TopologyPolicy::kStripes);
+  EXPECT_LT(automatic.broadcast_time, planned({{"network.topology", "trees"}}).broadcast_time);
   EXPECT_EQ(planned({{"network.topology", "trees"}}).topology.policy, chains::TopologyPolicy::kTrees);
   EXPECT_EQ(planned({{"network.topology", "star"}}).topology.depth(), 1u);
   EXPECT_EQ(planned({{"staleness.lookahead", "5"}}).staleness_worst, 6);

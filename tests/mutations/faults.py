@@ -191,8 +191,8 @@ FAULTS = [
     Fault("what a child lists is never forgotten", EDGE,
           "  std::erase_if(edge.known, [&](const auto& known) { return store_.find(known.first) == nullptr; });\n", "", "overlay_parts_test"),
     # How the learner judges.
-    Fault("one word condemns", CONDUCT, "if (weight_against(parent, now_ms) < needed - kRounding)",
-          "if (false && weight_against(parent, now_ms) < needed - kRounding)", "overlay_core_test", True),
+    Fault("one word condemns", CONDUCT, "if (quarantined(child, now_ms) || weight_against(parent, now_ms) < needed - kRounding)",
+          "if (quarantined(child, now_ms))", "overlay_core_test", True),
     Fault("nobody speaks for the accused", CONDUCT, "static_cast<double>(vouching_for(parent, now_ms))", "0.0", "overlay_core_test"),
     Fault("what is in no known form has no end", CONDUCT, "return ++said.count >= kBrokenMax;", "return false;", "overlay_core_test"),
     Fault("anybody may be accused", LEARNER_CONDUCT,
