@@ -56,7 +56,7 @@ void Regrader::taken_in(WorkerId worker, const schema::Problem& problem, const s
     if (!regrading_.wanted(worker)) continue;
     const std::size_t bytes = t.ByteSizeLong() + shared->ByteSizeLong();
     if (!has_room(worker, bytes)) {
-      regrading_.left_out();
+      regrading_.left_out(worker);
       continue;
     }
     waiting_[worker].push_back({worker, shared, t, bytes});

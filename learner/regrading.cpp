@@ -7,20 +7,26 @@
 namespace echoline::learner {
 namespace {
 
-constexpr double kMemory = 0.98;  // weight of the past in what one look takes
+constexpr std::uint64_t kRecent = 50;  // looks
 
 }  // namespace
 
-double Regrading::share_at(std::optional<double> seconds_each) const {
-  if (!step_seconds_ || !seconds_each || *seconds_each <= 0) return 1;
-  return std::min(1.0, kShareOfStep * *step_seconds_ / (*seconds_each * static_cast<double>(step_responses_)));
+void Regrading::Mean::add(double seconds) {
+  ++count;
+  value += (seconds - value) / static_cast<double>(std::min(count, kRecent));
+}
+
+double Regrading::share_at(const Mean& seconds_each) const {
+  if (!step_seconds_ || seconds_each.value <= 0) return 1;
+  return std::min(1.0, kShareOfStep * *step_seconds_ / (seconds_each.value * static_cast<double>(step_responses_)));
 }
 
 double Regrading::share() const { return share_at(seconds_each_); }
 
 double Regrading::share(WorkerId worker) const {
   const auto known = records_.find(worker);
-  return known != records_.end() && known->second.seconds_each ? share_at(known->second.seconds_each) : share();
+  return known != records_.end() && known->second.seconds_each.count > 0 ? share_at(known->second.seconds_each)
+                                                                         : share();
 }
 
 bool Regrading::wanted(WorkerId worker) {
@@ -34,6 +40,11 @@ bool Regrading::wanted(WorkerId worker) {
   return true;
 }
 
+void Regrading::left_out(WorkerId worker) {
+  ++counts_.left_out;
+  --records_[worker].chosen;  // the first ones are those that were looked at
+}
+
 void Regrading::step_measured(double seconds, std::uint64_t responses) {
   step_seconds_ = seconds;
   step_responses_ = std::max<std::uint64_t>(1, responses);
@@ -44,8 +55,8 @@ std::optional<std::string> Regrading::judge(WorkerId worker, const Regraded& reg
   ++counts_.graded;
   counts_.seconds += regraded.seconds;
   Record& record = records_[worker];
-  for (std::optional<double>* mean : {&seconds_each_, &record.seconds_each})
-    *mean = *mean ? kMemory * **mean + (1 - kMemory) * regraded.seconds : regraded.seconds;
+  seconds_each_.add(regraded.seconds);
+  record.seconds_each.add(regraded.seconds);
   switch (regraded.verdict) {
     case Verdict::kUnsettled:
       ++counts_.unsettled;

@@ -58,7 +58,7 @@ class Regrading {
   // A response of this worker was taken in; whether it is to be looked at.
   bool wanted(WorkerId worker);
   // It will not be: too many wait.
-  void left_out() { ++counts_.left_out; }
+  void left_out(WorkerId worker);
   // A learner step as measured, for which so many responses are needed.
   void step_measured(double seconds, std::uint64_t responses);
   // What came of it; why the worker has to go, when it has to now.
@@ -71,18 +71,24 @@ class Regrading {
   const RegradingCounts& counts() const { return counts_; }
 
  private:
+  // Of what one look takes, lately.
+  struct Mean {
+    double value = 0;
+    std::uint64_t count = 0;
+    void add(double seconds);
+  };
   struct Record {
     std::uint64_t chosen = 0, same = 0;  // `same` since it was last found to differ, or forgiven
     std::uint32_t differences = 0;
-    std::optional<double> seconds_each;
+    Mean seconds_each;
     bool expelled = false;
   };
-  double share_at(std::optional<double> seconds_each) const;
+  double share_at(const Mean& seconds_each) const;
   Random random_;
   std::map<WorkerId, Record> records_;
   std::optional<double> step_seconds_;
   std::uint64_t step_responses_ = 1;
-  std::optional<double> seconds_each_;  // of one look, recent mean
+  Mean seconds_each_;
   RegradingCounts counts_;
 };
 

@@ -36,6 +36,15 @@ std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t,
 
 Result<SecondLook::Found> SecondLook::find(const schema::Trajectory& t, const schema::Problem& problem,
                                            const std::atomic<bool>* stop) const {
+  try {
+    return play(t, problem, stop);
+  } catch (const std::exception& error) {
+    return fail(Code::kUnavailable, "task", "{}", error.what());
+  }
+}
+
+Result<SecondLook::Found> SecondLook::play(const schema::Trajectory& t, const schema::Problem& problem,
+                                           const std::atomic<bool>* stop) const {
   const std::vector<model::Token> response = response_of(t);
   const auto turns = turns_of(t, response);
   const auto refused = [](Refusal refusal) { return Found{{}, std::move(refusal)}; };

@@ -66,6 +66,9 @@ class SecondLook {
   }
 
  private:
+  Result<Found> play(const schema::Trajectory& trajectory, const schema::Problem& problem,
+                     const std::atomic<bool>* stop) const;
+
   const data_plane::Adapter& adapter_;
   const model::Phrasing phrasing_;
   const std::uint64_t run_seed_;

@@ -250,7 +250,8 @@ TEST_F(RegradingDesk, WhereTheLearnerCannotGradeWorkersAreBelieved) {
   const schema::WorkGrant grant = ask(0, 2);
   std::vector<schema::Submission> submissions;
   for (const schema::Lease& lease : grant.leases()) submissions.push_back(boasting(made(lease)));
-  task_->change = [](int, data_plane::Score) -> Result<data_plane::Score> {
+  task_->change = [](int look, data_plane::Score) -> Result<data_plane::Score> {
+    if (look % 2 == 0) throw std::runtime_error("a grader that throws");
     return fail(Code::kUnavailable, "grade", "no sandbox here");
   };
   for (const schema::Submission& submission : submissions) EXPECT_TRUE(hand_in(submission).accepted());
