@@ -19,6 +19,7 @@ struct Exchange {
   std::string body, answer;
   std::size_t answer_max = 0;
   bool too_long = false;
+  bool cookies = false;
 };
 
 std::size_t take(char* data, std::size_t size, std::size_t count, void* exchange) {
@@ -29,6 +30,23 @@ std::size_t take(char* data, std::size_t size, std::size_t count, void* exchange
   }
   e->answer.append(data, size * count);
   return size * count;
+}
+
+// "name=value; name=value" of what the server has set, newest last; its lines are those of Netscape's cookie files.
+std::string cookies_of(CURL* handle) {
+  constexpr std::size_t kBytesMax = 16u << 10;
+  curl_slist* list = nullptr;
+  if (curl_easy_getinfo(handle, CURLINFO_COOKIELIST, &list) != CURLE_OK) return "";
+  const Headers owner(list);
+  std::string cookies;
+  for (; list; list = list->next) {
+    std::string_view line = list->data;
+    for (int field = 0; field < 5; ++field) line.remove_prefix(std::min(line.find('\t'), line.size() - 1) + 1);
+    const auto tab = line.find('\t');
+    if (tab == std::string_view::npos || cookies.size() + line.size() > kBytesMax) continue;
+    cookies += fmt::format("{}{}={}", cookies.empty() ? "" : "; ", line.substr(0, tab), line.substr(tab + 1));
+  }
+  return cookies;
 }
 
 }  // namespace
@@ -86,6 +104,11 @@ std::uint64_t HttpClient::send(const HttpRequest& request) {
   curl_easy_setopt(handle, CURLOPT_TIMEOUT_MS, static_cast<long>(ms));
   curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, take);
   curl_easy_setopt(handle, CURLOPT_WRITEDATA, exchange.get());
+  if (request.cookies) {
+    exchange->cookies = true;
+    curl_easy_setopt(handle, CURLOPT_COOKIEFILE, "");
+    if (!request.cookies->empty()) curl_easy_setopt(handle, CURLOPT_COOKIE, request.cookies->c_str());
+  }
   if (!exchange->body.empty() || request.method == "POST") {  // a length of 0 is said, too
     curl_easy_setopt(handle, CURLOPT_POSTFIELDS, exchange->body.c_str());
     curl_easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(exchange->body.size()));
@@ -131,6 +154,7 @@ std::vector<HttpAnswer> HttpClient::arrived() {
       curl_easy_getinfo(handle, CURLINFO_RETRY_AFTER, &wait_s);
       answer.retry_after = std::chrono::seconds(std::clamp<curl_off_t>(wait_s, 0, 86'400));
       answer.body = std::move(it->second->answer);
+      if (it->second->cookies) answer.cookies = cookies_of(handle);
       answer.sent = true;
     } else {
       answer.trouble = it->second->too_long ? fmt::format("its answer is longer than {} bytes", it->second->answer_max)

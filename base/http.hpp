@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,7 @@ struct HttpRequest {
   std::string url;
   std::string body;       // JSON; "" for none
   Duration timeout{};     // 0: the client's
+  std::optional<std::string> cookies = {};  // "name=value; name=value", kept up with by the answer; absent: none are taken
 };
 
 struct HttpAnswer {
@@ -24,6 +26,7 @@ struct HttpAnswer {
   std::string body;     // of any type: a proxy in between answers in its own words
   std::string trouble;  // why no answer came
   bool sent = false;    // the request may have arrived; false: certainly not
+  std::string cookies;     // of a request that had some, or none so far, and takes them
   Duration retry_after{};  // that the other side wants to be left alone for; 0: it does not say
 };
 

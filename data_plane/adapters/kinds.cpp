@@ -22,6 +22,7 @@ constexpr Row kRows[] = {
     {&kJsonl, false, Repeatable::kCheaply, true, false},
     {&kLibrary, std::nullopt, std::nullopt, true, true},
     {&kMath, false, Repeatable::kCheaply, true, false},
+    {&kNemoGym, std::nullopt, Repeatable::kNot, true, false},
     {&kOpenEnv, std::nullopt, Repeatable::kNot, false, false},
     {&kPoker, true, Repeatable::kCheaply, false, false},
     {&kProcess, std::nullopt, std::nullopt, false, true},

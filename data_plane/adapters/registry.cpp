@@ -6,7 +6,7 @@
 namespace echoline::data_plane {
 namespace {
 
-constexpr const BuiltIn* kBuiltIn[] = {&kArithmetic, &kCode, &kCountdown, &kDapoMath, &kGsm8k, &kGuess, &kJsonl, &kLibrary, &kMath, &kOpenEnv, &kPoker, &kProcess};
+constexpr const BuiltIn* kBuiltIn[] = {&kArithmetic, &kCode, &kCountdown, &kDapoMath, &kGsm8k, &kGuess, &kJsonl, &kLibrary, &kMath, &kNemoGym, &kOpenEnv, &kPoker, &kProcess};
 
 Result<const BuiltIn*> find(std::string_view name) {
   for (const BuiltIn* adapter : kBuiltIn)

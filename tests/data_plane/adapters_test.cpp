@@ -39,9 +39,9 @@ Problem with_reference(const std::string& reference) {
 TEST(Registry, UnknownNameSuggestsAndLists) {
   const std::string message = error_of("aritmetic", "");
   EXPECT_NE(message.find("did you mean 'arithmetic'?"), std::string::npos) << message;
-  EXPECT_NE(message.find("known: arithmetic, code, countdown, dapo_math, gsm8k, guess, jsonl, library, math, openenv, poker, process"), std::string::npos) << message;
+  EXPECT_NE(message.find("known: arithmetic, code, countdown, dapo_math, gsm8k, guess, jsonl, library, math, nemo_gym, openenv, poker, process"), std::string::npos) << message;
   EXPECT_EQ(error_of("chess_endgames", "").find("did you mean"), std::string::npos);
-  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "code", "countdown", "dapo_math", "gsm8k", "guess", "jsonl", "library", "math", "openenv", "poker", "process"}));
+  EXPECT_EQ(adapter_names(), (std::vector<std::string>{"arithmetic", "code", "countdown", "dapo_math", "gsm8k", "guess", "jsonl", "library", "math", "nemo_gym", "openenv", "poker", "process"}));
 }
 
 TEST(Registry, WrongConfigurationIsNamed) {

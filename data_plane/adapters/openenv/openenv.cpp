@@ -169,6 +169,7 @@ class EnvironmentEpisode final : public Episode {
     const auto said = [this, done](Result<openenv::Observed> observed) {
       if (!observed) return done(std::move(observed).error());
       reward_ += observed->reward;
+      if (observed->done) talk_->leave();  // somebody waits for its session
       done(Step{{observed->reward, {}, reward_ >= environment_.options.correct_at}, observed->done, std::move(observed->text)});
     };
     if (std::exchange(begun_, true)) return talk_->step(*std::move(message), said);

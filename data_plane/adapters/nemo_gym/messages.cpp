@@ -1,0 +1,90 @@
+#include "data_plane/adapters/nemo_gym/messages.hpp"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "data_plane/adapters/json_depth.hpp"
+
+namespace echoline::data_plane::nemo_gym {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kComponentsMax = 64, kNameBytesMax = 128, kWordsMax = 1024;
+
+std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string shown(const json& value) { return written(value).substr(0, 120); }
+
+template <class... Args>
+Error bad(fmt::format_string<Args...> format, Args&&... args) {
+  return fail(Code::kCorrupt, "verdict", format, std::forward<Args>(args)...);
+}
+
+// A text, or a list of parts that are texts.
+std::string content_of(const json& message) {
+  const auto content = message.find("content");
+  if (content == message.end()) return "";
+  if (content->is_string()) return content->get<std::string>();
+  std::string text;
+  if (content->is_array())
+    for (const json& part : *content)
+      if (part.is_object() && part.contains("text") && part["text"].is_string()) text += part["text"].get<std::string>();
+  return text;
+}
+
+}  // namespace
+
+Result<maths::Row> read_row(const json& row) {
+  const auto expected = [](std::string_view found) {
+    return fail(Code::kInvalid, "", "expected 'responses_create_params.input', a text or a list of one message of the user, found {}", found);
+  };
+  const auto params = row.find("responses_create_params");
+  if (params == row.end() || !params->is_object() || !params->contains("input")) return expected("none");
+  const json& input = params->at("input");
+  maths::Row read;
+  if (input.is_string()) {
+    read.prompt = input.get<std::string>();
+  } else {
+    if (!input.is_array() || input.size() != 1 || !input[0].is_object() || input[0].value("role", json()) != "user") return expected(shown(input));
+    read.prompt = content_of(input[0]);
+  }
+  if (read.prompt.empty()) return expected("no text");
+  read.reference = written(row);
+  return read;
+}
+
+Result<std::string> verify_body(const Problem& problem, std::string_view response) {
+  json body = nests_too_deep(problem.reference()) ? json() : json::parse(problem.reference(), nullptr, false);
+  if (!body.is_object() || !body.contains("responses_create_params"))
+    return fail(Code::kInvalid, "nemo_gym", "'{}': expected a row of a data set as its reference", problem.id());
+  const json message{{"id", "msg_1"}, {"type", "message"}, {"role", "assistant"}, {"status", "completed"},
+                     {"content", json::array({{{"type", "output_text"}, {"text", response}, {"annotations", json::array()}}})}};
+  body["response"] = {{"id", "resp_1"}, {"object", "response"}, {"created_at", 0}, {"model", "policy"}, {"output", json::array({message})},
+                      {"parallel_tool_calls", true}, {"tool_choice", "auto"}, {"tools", json::array()}};
+  return written(body);
+}
+
+Result<Score> read_verdict(std::string_view body, double correct_at) {
+  if (nests_too_deep(body)) return bad("nested deeper than {}", kJsonDepthMax);
+  const json said = json::parse(body, nullptr, false);
+  if (!said.is_object()) return bad("expected a JSON object, found '{}'", shown(json(body.substr(0, 120))));
+  const auto reward = said.find("reward");
+  if (reward == said.end() || !reward->is_number() || !std::isfinite(reward->get<double>()))
+    return bad("expected a finite number 'reward', found {}", reward == said.end() ? "none" : shown(*reward));
+  if (said.value("mask_sample", json()) == true)
+    return fail(Code::kUnavailable, "verdict", "the server says that its reward means nothing: {}", written(said.value("failure_reason", said.value("failure_kind", json("no reason given")))).substr(0, kWordsMax));
+  Score score;
+  score.reward = reward->get<double>();
+  score.correct = score.reward >= correct_at;
+  if (const auto parts = said.find("reward_components"); parts != said.end() && !parts->is_null()) {
+    if (!parts->is_object() || parts->size() > kComponentsMax) return bad("'reward_components' is {}, expected at most {} named numbers", shown(*parts), kComponentsMax);
+    for (const auto& [name, value] : parts->items()) {
+      if (name.empty() || name.size() > kNameBytesMax || !value.is_number() || !std::isfinite(value.get<double>()))
+        return bad("component '{}' is {}, expected a name of 1 to {} bytes and a finite number", name.substr(0, 80), shown(value), kNameBytesMax);
+      score.components[name] = value.get<double>();
+    }
+  }
+  return score;
+}
+
+}  // namespace echoline::data_plane::nemo_gym

@@ -1,0 +1,93 @@
+// Data sets of NeMo Gym, verified by one of its resources servers: a response of one turn is sent there, and its reward comes back.
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "data_plane/adapters/maths/data_set.hpp"
+#include "data_plane/adapters/nemo_gym/messages.hpp"
+#include "data_plane/adapters/nemo_gym/verifier.hpp"
+
+namespace echoline::data_plane {
+namespace {
+
+struct Options : maths::DataSetOptions {
+  nemo_gym::VerifierOptions verifier;
+  double correct_at = 1;
+
+  void read(ConfigSection s, AdapterUse use) {
+    s.require("url", verifier.url, "of the resources server, http or https; workers have to reach it as well");
+    read_files(s, use, "a data set of NeMo Gym, JSON Lines: {responses_create_params: {input}, ...}");
+    s.read("sessions", verifier.sessions, "each response has a session of its own: /seed_session comes before /verify");
+    s.read("at_once", verifier.at_once, {.min = 1, .max = 1024}, "requests that a worker has under way");
+    s.read("tries", verifier.tries, {.min = 1, .max = 20}, "of what fails for a while, with growing pauses");
+    s.read("deadline", verifier.deadline, {.min = std::chrono::milliseconds(10), .max = std::chrono::hours(1)}, "for an answer");
+    s.read("correct_at", correct_at, "the least reward that counts as right");
+    if (!verifier.url.empty() && !verifier.url.starts_with("http://") && !verifier.url.starts_with("https://"))
+      s.error("url", fmt::format("expected a URL such as http://host:8000, found '{}'", verifier.url.substr(0, 200)));
+    verifier.url = service_url(verifier.url);
+    rule = maths::Rule::kExact;  // of nothing: rows are only read and dealt out
+  }
+};
+
+class Verified final : public Episode {
+ public:
+  Verified(nemo_gym::Verifier& verifier, Problem problem, double correct_at) : verifier_(verifier), problem_(std::move(problem)), correct_at_(correct_at) {}
+  ~Verified() override {
+    const std::lock_guard lock(asked_->mutex);
+    asked_->wanted = false;
+  }
+
+  void step(std::string response, Done done) override {
+    auto body = nemo_gym::verify_body(problem_, response);
+    if (!body) return done(std::move(body).error());
+    verifier_.ask(problem_.reference(), *std::move(body), [asked = asked_, correct_at = correct_at_, done = std::move(done)](const Result<std::string>& answer) {
+      const std::lock_guard lock(asked->mutex);
+      if (!asked->wanted) return;
+      if (!answer) return done(answer.error());
+      auto score = nemo_gym::read_verdict(*answer, correct_at);
+      if (!score) return done(std::move(score).error());
+      done(Step{*std::move(score), true, {}});
+    });
+  }
+
+ private:
+  struct Asked {
+    std::mutex mutex;
+    bool wanted = true;
+  };
+  nemo_gym::Verifier& verifier_;
+  const Problem problem_;
+  const double correct_at_;
+  const std::shared_ptr<Asked> asked_ = std::make_shared<Asked>();
+};
+
+class NemoGym final : public Adapter {
+ public:
+  NemoGym(const Options& options, std::unique_ptr<Adapter> rows) : rows_(std::move(rows)), correct_at_(options.correct_at), verifier_(options.verifier) {}
+
+  std::string_view name() const override { return "nemo_gym"; }
+  Result<Problem> problem(std::uint64_t index) const override { return rows_->problem(index); }
+  std::vector<Problem> evaluation() const override { return rows_->evaluation(); }
+  Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t) const override {
+    return std::unique_ptr<Episode>(std::make_unique<Verified>(verifier_, problem, correct_at_));
+  }
+  Repeatable repeatable(const Problem&) const override { return Repeatable::kNot; }
+  std::optional<std::string> demonstration(const Problem&) const override { return std::nullopt; }
+
+ private:
+  const std::unique_ptr<Adapter> rows_;
+  const double correct_at_;
+  mutable nemo_gym::Verifier verifier_;
+};
+
+Result<std::unique_ptr<Adapter>> make(std::string_view options_json, std::uint64_t seed, AdapterUse use) {
+  ECHO_ASSIGN(const Options o, options_from_json<Options>("nemo_gym", options_json, use));
+  ECHO_ASSIGN(auto rows, maths::make_data_set("nemo_gym", o, nemo_gym::read_row, seed, use));
+  return std::unique_ptr<Adapter>(std::make_unique<NemoGym>(o, std::move(rows)));
+}
+
+}  // namespace
+
+const BuiltIn kNemoGym{"nemo_gym", "A data set of NeMo Gym, verified by one of its resources servers (docs/tasks.md)",
+                       [](ConfigSection s) { Options().read(s, AdapterUse::kProblems); }, make};
+
+}  // namespace echoline::data_plane

@@ -1,0 +1,71 @@
+// Asks a resources server of NeMo Gym, many things at a time, patiently, on a thread of its own. Private to data_plane/.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/http.hpp"
+
+namespace echoline::data_plane::nemo_gym {
+
+struct VerifierOptions {
+  std::string url;
+  bool sessions = true;  // /seed_session comes before /verify
+  std::size_t at_once = 16;
+  std::uint32_t tries = 5;
+  Duration deadline = std::chrono::seconds(60);  // of a request
+  Duration pause_first = std::chrono::milliseconds(500), pause_max = std::chrono::seconds(30);
+};
+
+// Thread-safe. What is temporary (no connection, no answer in time, 408, 409, 425, 429, 5xx) is tried again from the session on, later every time and
+// not before the server wants it (Retry-After).
+class Verifier {
+ public:
+  static constexpr std::size_t kInsideMax = 65'536;
+
+  // The answer to /verify. kUnavailable: not after all tries; kInvalid: the server refuses it, in its words; kExhausted: kInsideMax are inside;
+  // kCancelled: the run ends.
+  using Done = std::function<void(Result<std::string>)>;
+
+  explicit Verifier(VerifierOptions options);
+  ~Verifier();
+  Verifier(const Verifier&) = delete;
+  Verifier& operator=(const Verifier&) = delete;
+  // `done` is called once, on the verifier's thread, and must not block.
+  void ask(std::string seed_body, std::string verify_body, Done done);
+
+ private:
+  struct Asked {
+    std::string seed_body, verify_body, cookies;
+    Done done;
+    bool seeded = false;
+    std::uint32_t tries = 0;
+    TimePoint not_before{};
+  };
+  void work();
+  void send(Asked asked);
+  void hear(HttpAnswer answer);
+  void again(Asked asked, std::string why, Duration at_least);
+
+  const VerifierOptions options_;
+  const SystemClock clock_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Asked> new_;   // guarded by mutex_
+  std::size_t inside_ = 0;  // guarded by mutex_
+  bool stopping_ = false;   // guarded by mutex_
+
+  // The thread's own.
+  HttpClient http_;
+  std::deque<Asked> waiting_;
+  std::map<std::uint64_t, Asked> sent_;  // by request
+  std::thread thread_;
+};
+
+}  // namespace echoline::data_plane::nemo_gym
