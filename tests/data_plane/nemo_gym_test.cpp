@@ -23,6 +23,7 @@ using nlohmann::json;
 class ResourcesServer {
  public:
   ResourcesServer() {
+    server_.new_task_queue = [] { return new httplib::ThreadPool(32); };  // a connection that is kept alive keeps a thread
     server_.Post("/seed_session", [this](const httplib::Request& request, httplib::Response& response) {
       const json row = json::parse(request.body);
       if (misbehaves("/seed_session", response)) return;

@@ -1,5 +1,5 @@
 // What is said to a resources server of NeMo Gym, and what it says. Forms requests and reads answers; trusts none. Private to data_plane/.
-// Of NeMo Gym 0.2 to 0.7 (NVIDIA-NeMo/Gym, nemo_gym/base_resources_server.py and responses_api_agents/simple_agent/app.py): POST /seed_session with the
+// As in NVIDIA-NeMo/Gym, nemo_gym/base_resources_server.py and responses_api_agents/simple_agent/app.py (commits 011c3386, 00be44f9): POST /seed_session with the
 // row of the data set, then POST /verify with the row and `response`, an object of OpenAI's Responses API; the session is in cookies.
 #pragma once
 #include <nlohmann/json_fwd.hpp>

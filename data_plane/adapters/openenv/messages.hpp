@@ -1,6 +1,6 @@
 // What is said to an OpenEnv server, and what it says. Forms messages and reads answers; trusts none. Private to data_plane/.
-// Of OpenEnv 0.2 and 0.3 (meta-pytorch/OpenEnv, src/openenv/core/env_server/types.py): a session is a WebSocket connection at /ws; over HTTP every request
-// meets a new environment, which cannot hold an episode.
+// As in meta-pytorch/OpenEnv, src/openenv/core/env_server/{types,http_server}.py (commits 42f4a83f, 16602b4d): a session is a WebSocket connection at /ws; over
+// HTTP every request meets a new environment, which cannot hold an episode.
 #pragma once
 #include <cstdint>
 #include <string>
