@@ -76,7 +76,7 @@ Result<json> bench(const Arguments& a, const TaskChoice& choice) {
   result.update({{"schema_version", 1},
                  {"task", choice.label},
                  {"seed", choice.seed},
-                 {"batch", a.batch},
+                 {"batch", task.batch},
                  {"start_seconds", start_s},
                  {"baseline", as_json(baseline)},
                  {"median_over_baseline", task.median_us / std::max(baseline.median_us, 1e-6)},

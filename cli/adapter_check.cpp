@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -181,12 +182,28 @@ void print_findings(const json& said, bool wrong) {
   }
 }
 
+// A program that is often near its deadline is ended by a busy machine.
+void compare_with_deadline(const TaskChoice& choice, json& said) {
+  const json options = json::parse(choice.task.options_json, nullptr, false);
+  const json& facts = said.at("facts");
+  if (choice.task.adapter != "process" || !options.is_object() || !facts.contains("responses") || !facts.contains("speed")) return;
+  const auto deadline = parse_duration(options.value("deadline", "30 s"));
+  if (!deadline) return;
+  const auto note = [&](std::string what) { said["findings"].push_back(as_json(Finding{"speed", false, std::move(what), {}, {}})); };
+  const double slowest = facts.at("responses").value("slowest_seconds", 0.0), half = seconds(*deadline) / 2;
+  if (slowest > half && slowest < 2 * half) note(fmt::format("the slowest response took {:.2f} s of the {} that there are for an answer (deadline)", slowest, to_text(*deadline)));
+  const double batch = options.value("batch", 64.0), together = batch * facts.at("speed").value("median_us", 0.0) / 1e6;
+  if (together > half)
+    note(fmt::format("{} responses in a request would take {:.1f} s, for which there are {}: lower task.options.batch or raise its deadline", batch, together, to_text(*deadline)));
+}
+
 int run(const Arguments& a) {
   const auto failed = [&](const Error& error) { return complain("adapter check", error); };
   const auto choice = choose_task(a.words);
   if (!choice) return failed(choice.error());
   auto said = check(a, *choice);
   if (!said) return failed(said.error());
+  compare_with_deadline(*choice, *said);
   const bool sound = std::ranges::none_of(said->at("findings"), [](const json& f) { return f.at("wrong").get<bool>(); });
   if (a.as_json) {
     json report = said->at("facts");

@@ -455,7 +455,7 @@ class Check {
       for (const std::string& response : {problem.reference(), std::string("42")}) questions.push_back({problem, response});
     doing("measuring");
     const Speed s = measure_speed(*a_, questions, o_.batch, o_.time / 10, clock_);
-    report_.facts["speed"] = {{"calls", s.calls}, {"median_us", s.median_us}, {"p99_us", s.p99_us}, {"max_us", s.max_us}, {"batch", o_.batch}, {"per_s", s.per_s}};
+    report_.facts["speed"] = {{"calls", s.calls}, {"median_us", s.median_us}, {"p99_us", s.p99_us}, {"max_us", s.max_us}, {"batch", s.batch}, {"per_s", s.per_s}};
     if (s.failed > 0) note("speed", fmt::format("{} of {} plain responses failed while it was measured", s.failed, s.calls + s.batched));
   }
 

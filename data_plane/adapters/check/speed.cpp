@@ -56,6 +56,9 @@ Speed measure_speed(const Adapter& adapter, const std::vector<Question>& questio
   speed.median_us = us(took.size() / 2);
   speed.p99_us = us(took.size() * 99 / 100);
   speed.max_us = us(took.size() - 1);
+  const double room = 4e6 * seconds(time) / std::max(speed.median_us, 1e-3);
+  if (room < static_cast<double>(batch)) batch = std::max<std::size_t>(1, static_cast<std::size_t>(room));
+  speed.batch = batch;
   const TimePoint second = clock.now();
   Duration together{};
   while (speed.batched < kCallsMax && (speed.batched == 0 || together < time / 2)) {
