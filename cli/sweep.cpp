@@ -18,6 +18,8 @@
 namespace echoline::cli {
 namespace {
 
+constexpr Duration kResultsEvery = std::chrono::minutes(1);
+
 struct Arguments {
   std::string config, out, limit = "24 h";
   std::vector<std::string> over, measures;
@@ -90,6 +92,15 @@ int sweep(const Arguments& a, const std::string& version) {
   options.state = [&](const std::string& text) { progress.state(text); };
   say("{} cells, {} seeds each; {}\n", planned->cells.size(), planned->seeds, planned->out.string());
   const SystemClock clock;
+  // Long sweeps can be looked at while they go on; reading all reports must not take more than a little of the time.
+  TimePoint due{};
+  options.some = [&](const SweepOutcomes& known) {
+    const TimePoint begun = clock.now();
+    if (begun < due) return;
+    if (const Status written = write_results(*planned, collect(*planned, known)); !written)
+      progress.line(written.error().message());
+    due = clock.now() + std::max<Duration>(kResultsEvery, 20 * (clock.now() - begun));
+  };
   const auto outcomes = run_sweep(*planned, options, clock, stop);
   progress.clear();
   if (!outcomes) return refuse(outcomes.error());

@@ -154,6 +154,7 @@ class Runner {
       if (!end) continue;
       finish(*a, *end);
       a.reset();
+      options_.some(outcomes_);
     }
     std::erase(active_, nullptr);
   }

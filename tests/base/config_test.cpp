@@ -597,6 +597,25 @@ TEST(Config, TextStaysTextInResolvedJson) {
   EXPECT_EQ(adapter.resolved_json(), R"({"name":"007","yes":true,"list":["1e3"],"count":3})");
 }
 
+TEST(Config, AKeyOfTheRootCanBeReadApart) {
+  ConfigFile file = parsed("a: 1\nextra:\n  b: x\n  wrong: 2\nc: 3\n");
+  ASSERT_TRUE(file.set("c", "4"));
+  ConfigFile extra = file.split("extra");
+  EXPECT_EQ(file.text(), "a: 1\nc: 4\n");
+  int a = 0, c = 0;
+  file.root().read("a", a);
+  file.root().read("c", c);
+  EXPECT_EQ(problems(file), "");
+  EXPECT_EQ(c, 4);
+  int b = 0;
+  extra.root().section("extra").read("b", b);
+  EXPECT_EQ(problems(extra), "run.yaml:3:6: extra.b: expected a whole number from -2147483648 to 2147483647, found 'x'\n"
+                             "run.yaml:4:3: unknown key 'extra.wrong'");
+  ConfigFile none = parsed("a: 1\n").split("extra");
+  EXPECT_FALSE(none.root().has("extra"));
+  EXPECT_EQ(problems(none), "");
+}
+
 TEST(Suggest, FindsTypingMistakesOnly) {
   const std::vector<std::string> words{"staleness", "steps", "publish_every", "seed"};
   EXPECT_EQ(suggest("stalness", words), "staleness");
