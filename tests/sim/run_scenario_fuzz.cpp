@@ -1,0 +1,43 @@
+// Reads any bytes as a scenario of `echoline sim run`, and as the tables that one can name. libFuzzer calls it when ECHOLINE_FUZZ is
+// on; run_scenario_test calls it on mutated scenarios in every ordinary test run.
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cli/sim_run_config.hpp"
+#include "sim/run_tables.hpp"
+
+using namespace echoline;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const auto expect = [&](bool holds, const char* what, std::string_view more = "") {
+    ECHO_CHECK(holds, "{}\n--- input\n{}\n--- {}", what, text, more);
+  };
+  const auto run = cli::parse_sim_run(text, "fuzz");
+  if (run) {
+    const sim::RunScenario& s = run->scenario;
+    expect(!s.offers.empty() && s.offers.size() <= 1'000'000, "offers");
+    expect(s.delays.empty() || s.delays.size() == s.regions.size(), "delays");
+    for (const sim::RunOffer& o : s.offers) expect(o.region < s.regions.size() && o.rate_share > 0, "a region", o.offer.id);
+    expect(!s.delta_bytes.empty() && s.request.delta_bytes.count > 0 && s.full_bytes.count > 0, "bytes");
+  } else {
+    expect(!run.error().message().empty(), "a reason");
+  }
+  const std::vector<std::string> regions{"here", "there"};
+  const auto placed = [&](const Error& error) { return error.code == Code::kInvalid && error.detail.starts_with("fuzz:"); };
+  if (const auto lengths = sim::parse_lengths(text, "fuzz")) {
+    expect(!lengths->values.empty() && lengths->values.size() == lengths->until.size() && lengths->until.back() > 0, "weights");
+  } else {
+    expect(placed(lengths.error()), "a place", lengths.error().detail);
+  }
+  if (const auto trace = sim::parse_preemptions(text, "fuzz", regions)) {
+    for (std::size_t i = 0; i < trace->size(); ++i) {
+      expect((*trace)[i].share >= 0 && (*trace)[i].share <= 1, "a share");
+      expect(i == 0 || (*trace)[i].at >= (*trace)[i - 1].at, "in order");
+    }
+  } else {
+    expect(placed(trace.error()), "a place", trace.error().detail);
+  }
+  return 0;
+}
