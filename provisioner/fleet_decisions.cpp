@@ -1,5 +1,6 @@
 // What is there, what should be, and what follows from the difference.
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "base/result.hpp"
@@ -51,7 +52,7 @@ class Beside {
  private:
   using Name = std::pair<std::string_view, std::string_view>;  // after its provider's
   const std::optional<std::size_t> per_host_max_;
-  std::set<std::string_view> ids_;
+  std::unordered_set<std::string_view> ids_;
   std::map<Name, std::vector<std::uint64_t>> hosts_;  // GPUs
   std::map<Name, std::size_t> owners_;
 };

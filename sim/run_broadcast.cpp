@@ -8,7 +8,8 @@
 namespace echoline::sim {
 namespace {
 
-constexpr double kLongest = 1e9;  // seconds, so that times can be added
+constexpr double kLongest = 1e9;           // seconds, so that times can be added
+constexpr std::size_t kChangedShare = 20;  // planned anew where one in so many has come or gone
 
 }  // namespace
 
@@ -80,7 +81,7 @@ Status RunBroadcast::prepare(Bytes payload) {
     changed_ = 1;
     return ok();
   }
-  if (links_.empty() || changed_ * 100 > members_.size()) ECHO_TRY(plan());
+  if (links_.empty() || changed_ * kChangedShare > members_.size()) ECHO_TRY(plan());
   if (payload_ == payload) return ok();
   const provisioner::PlanRequest& request = scenario_.request;
   ECHO_ASSIGN(times_, chains::broadcast_time(topology_, payload, request.chunk, request.learner_up, links_));

@@ -24,7 +24,7 @@ class RunBroadcast {
   void remove(WorkerId id);
   std::size_t size() const { return members_.size(); }
 
-  // Times for a payload of this size to whoever is there. The topology is planned anew where more than a hundredth of its workers
+  // Times for a payload of this size to whoever is there. The topology is planned anew where more than a twentieth of its workers
   // have come or gone since; until then who has gone is left out, and who has come is as late as half of the others.
   Status prepare(Bytes payload);
   // Of prepare(): from the start until this worker holds all of it.

@@ -14,6 +14,7 @@ constexpr double kStepMemory = 0.7;         // as in learner/rollout_desk
 // The medians over all workers are taken anew for every grant in a small fleet, and after so long in a large one.
 constexpr std::size_t kSmallFleet = 128;
 constexpr double kUsualEvery = 5;
+constexpr double kLookAgain = 0.5;  // in a large fleet, whether work would still be stranded
 
 }  // namespace
 
@@ -199,6 +200,7 @@ void RunDesk::expire(double now) {
 std::optional<std::vector<DeskGroup>> RunDesk::batch(std::uint64_t groups, double now) {
   note_overdue(now);
   if (waiting_fresh_ < groups) return std::nullopt;
+  if (stranded_since_s_ > 0 && known_.size() > kSmallFleet && now < look_again_s_) return std::nullopt;
   std::map<std::uint64_t, std::uint64_t> left_out;  // live leases of who is not waited for, by version
   for (auto it = not_waited_for_until_s_.begin(); it != not_waited_for_until_s_.end();) {
     if (now >= it->second) {
@@ -218,6 +220,7 @@ std::optional<std::vector<DeskGroup>> RunDesk::batch(std::uint64_t groups, doubl
   }
   if (stranded(options_.pacing, step_, ascending) > 0) {
     if (stranded_since_s_ == 0) stranded_since_s_ = now;
+    look_again_s_ = now + kLookAgain;
     return std::nullopt;
   }
   if (stranded_since_s_ > 0) stranded_s_ += now - std::exchange(stranded_since_s_, 0);

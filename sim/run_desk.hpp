@@ -101,7 +101,7 @@ class RunDesk {
   DeskOptions options_;
   std::uint64_t step_ = 0;
   std::optional<double> step_s_, consumed_at_s_, fresh_s_;
-  double stranded_since_s_ = 0, stranded_s_ = 0;
+  double stranded_since_s_ = 0, stranded_s_ = 0, look_again_s_ = 0;
   std::unordered_map<std::uint64_t, DeskLease> live_;  // only ever looked up: nobody sees its order
   std::map<std::uint64_t, Known> known_;
   std::map<std::uint64_t, Stock> stock_;  // by version
