@@ -150,11 +150,11 @@ TEST_F(Simulated, CtrlCEndsWhatRunsAndLeavesWhatIsDone) {
   simulator("[ $seed = 2 ] && exec sleep 1000");
   Program sweep(words());
   ASSERT_TRUE(eventually(seconds(60), [&] { return reports().size() == 4 && starts().size() == 6; }));
-  const Outcome busy = run_program(words());  // meanwhile nobody else works there
+  const Outcome busy = run_program(words(), seconds(180));  // meanwhile nobody else works there
   EXPECT_EQ(busy.status, 1);
   EXPECT_THAT(busy.err, HasSubstr("another echoline sweep works in"));
   sweep.signal(SIGINT);
-  const Outcome outcome = sweep.wait(seconds(30));
+  const Outcome outcome = sweep.wait(seconds(120));
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.err, HasSubstr("stopped with 4 of 8 runs to go; the same command goes on"));
   EXPECT_THAT(outcome.out, HasSubstr("1 of 2"));
