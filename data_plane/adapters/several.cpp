@@ -107,7 +107,7 @@ class Several final : public Adapter {
   Result<const Part*> part_of(const Problem& problem) const {
     const std::string_view name = task_of(problem.id());
     for (const Part& part : parts_)
-      if (part.name == name) return &part;
+      if (part.name == name && problem.id().size() > name.size()) return &part;
     return fail(Code::kInvalid, "task", "'{}' is of no task that is scored here", problem.id());
   }
 

@@ -38,5 +38,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ECHO_CHECK(score.reward >= 0 && score.reward <= 1 && (score.reward == 1) == score.correct, "reward {}",
                score.reward);
   }
+
+  // Whose a problem is stands in its id, whatever that is.
+  static const auto several =
+      std::move(make_adapter(kSeveral, several_options({{"sums", "arithmetic"}}), 1, AdapterUse::kScoring)).value();
+  for (const std::string& id : {std::string(bytes), "sums:" + std::string(bytes), std::string("sums")}) {
+    problem.set_id(id);
+    problem.set_prompt(std::string(bytes));
+    ECHO_CHECK(several->score(problem, bytes).has_value() == id.starts_with("sums:"), "{}", id.size());
+    (void)several->demonstration(problem);
+  }
   return 0;
 }
