@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chains/choice.hpp"
 #include "chains/score.hpp"
 
 namespace echoline::sim {
@@ -42,8 +43,21 @@ Status RunBroadcast::plan() {
                                    static_cast<std::uint32_t>(std::lround(r.reliability * kStated)), Duration{}};
     workers.push_back({id, r.up, r.down, chains::peer_score(stated), true, true});
   }
-  ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, request.worker_cap.value_or(slowest), workers, request.topology,
-                                             request.active_fraction));
+  const BitRate chain_rate = request.worker_cap.value_or(slowest);
+  chains::TopologyPolicy policy = request.topology;
+  if (policy == chains::TopologyPolicy::kAuto) {  // a plan chooses for the whole fleet; here that comes one by one
+    if (!chosen_ || members_.size() >= 2 * chosen_for_) {
+      std::vector<chains::WorkerLink> links;
+      for (const auto& [id, r] : members_) links.push_back({id, r.up, r.down, request.delay});
+      ECHO_ASSIGN(const chains::Choice choice,
+                  chains::choose_topology(request.learner_up, chain_rate, workers, links,
+                                          {request.delta_bytes, request.chunk, request.active_fraction}));
+      chosen_ = choice.topology.policy;
+      chosen_for_ = members_.size();
+    }
+    policy = *chosen_;
+  }
+  ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.active_fraction));
   links_.clear();
   copies_.clear();
   std::size_t from_learner = 0;

@@ -1,6 +1,7 @@
 // When a publication reaches whom: chains' planner and broadcast-time model, in place of the protocol. Private to sim/.
 #pragma once
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "chains/broadcast_model.hpp"
@@ -50,6 +51,8 @@ class RunBroadcast {
   const RunScenario& scenario_;
   std::map<WorkerId, Receiver> members_;
   std::size_t changed_ = 0;
+  std::optional<chains::TopologyPolicy> chosen_;  // what auto stands for, in a fleet of that size
+  std::size_t chosen_for_ = 0;
   chains::Topology topology_;
   std::vector<chains::WorkerLink> links_;
   std::map<WorkerId, double> copies_;
