@@ -53,7 +53,8 @@ struct Exact final : data_plane::Adapter {
 };
 
 json as_json(const Speed& s) {
-  return {{"calls", s.calls}, {"failed", s.failed}, {"median_us", s.median_us}, {"p99_us", s.p99_us}, {"max_us", s.max_us}, {"batched", s.batched}, {"per_s", s.per_s}};
+  return {{"calls", s.calls},   {"failed", s.failed},   {"median_us", s.median_us}, {"p99_us", s.p99_us},
+          {"max_us", s.max_us}, {"batched", s.batched}, {"per_s", s.per_s}};
 }
 
 Result<json> bench(const Arguments& a, const TaskChoice& choice) {
@@ -71,7 +72,8 @@ Result<json> bench(const Arguments& a, const TaskChoice& choice) {
   const Exact exact;
   (void)data_plane::measure_speed(exact, questions, a.batch, time / 40, clock);
   const Speed baseline = data_plane::measure_speed(exact, questions, a.batch, time / 4, clock);
-  if (task.failed == task.calls + task.batched) return fail(Code::kUnavailable, "", "every response made the task fail; `echoline adapter check` says how");
+  if (task.failed == task.calls + task.batched)
+    return fail(Code::kUnavailable, "", "every response made the task fail; `echoline adapter check` says how");
   json result = as_json(task);
   result.update({{"schema_version", 1},
                  {"task", choice.label},
@@ -86,14 +88,20 @@ Result<json> bench(const Arguments& a, const TaskChoice& choice) {
 
 void print(const json& r) {
   const auto row = [](const std::string& name, const json& s) {
-    fmt::print("{:<28}{:>10.2f}{:>10.2f}{:>12.2f}{:>14.0f}\n", name, s.at("median_us").get<double>(), s.at("p99_us").get<double>(), s.at("max_us").get<double>(), s.at("per_s").get<double>());
+    fmt::print("{:<28}{:>10.2f}{:>10.2f}{:>12.2f}{:>14.0f}\n", name, s.at("median_us").get<double>(),
+               s.at("p99_us").get<double>(), s.at("max_us").get<double>(), s.at("per_s").get<double>());
   };
-  fmt::print("{}, seed {}: ready after {:.3f} s\n\n", r.at("task").get<std::string>(), r.at("seed").dump(), r.at("start_seconds").get<double>());
-  fmt::print("{:<28}{:>10}{:>10}{:>12}{:>14}\n", "", "median us", "p99 us", "most us", fmt::format("{} a time, /s", r.at("batch").dump()));
+  fmt::print("{}, seed {}: ready after {:.3f} s\n\n", r.at("task").get<std::string>(), r.at("seed").dump(),
+             r.at("start_seconds").get<double>());
+  fmt::print("{:<28}{:>10}{:>10}{:>12}{:>14}\n", "", "median us", "p99 us", "most us",
+             fmt::format("{} a time, /s", r.at("batch").dump()));
   row("a step of the task", r);
   row("text compared with text", r.at("baseline"));
-  fmt::print("{:<28}{:>10.1f}{:>36.4f}\n", "task over that", r.at("median_over_baseline").get<double>(), r.at("per_s_of_baseline").get<double>());
-  if (r.at("failed") != 0) fmt::print("\n{} of {} responses made it fail\n", r.at("failed").dump(), r.at("calls").get<std::uint64_t>() + r.at("batched").get<std::uint64_t>());
+  fmt::print("{:<28}{:>10.1f}{:>36.4f}\n", "task over that", r.at("median_over_baseline").get<double>(),
+             r.at("per_s_of_baseline").get<double>());
+  if (r.at("failed") != 0)
+    fmt::print("\n{} of {} responses made it fail\n", r.at("failed").dump(),
+               r.at("calls").get<std::uint64_t>() + r.at("batched").get<std::uint64_t>());
 }
 
 }  // namespace
@@ -102,18 +110,25 @@ void add_adapter_bench(Verb& adapter, int& exit) {
   auto* verb = adapter.add_verb("bench", "How long a task takes for a response, and how many it grades per second");
   auto a = std::make_shared<Arguments>();
   a->words.add_options(*verb);
-  verb->add_option("--batch", a->batch, "responses at a time, for the rate")->range<std::size_t>(1, 65'536)->show_default();
-  verb->add_option("--problems", a->problems, "training problems that are asked in turn")->range<std::size_t>(1, 65'536)->show_default();
+  verb->add_option("--batch", a->batch, "responses at a time, for the rate")
+      ->range<std::size_t>(1, 65'536)
+      ->show_default();
+  verb->add_option("--problems", a->problems, "training problems that are asked in turn")
+      ->range<std::size_t>(1, 65'536)
+      ->show_default();
   verb->add_option("--seconds", a->time_s, "about how long")->range(0.1, 3600.0)->show_default();
   verb->add_flag("--json", a->as_json, "print JSON (docs/tasks.md has the fields)");
-  verb->footer(task_examples("bench") + "\nBeside it stands what comparing two texts costs through the same seam, in the same process.");
+  verb->footer(task_examples("bench") +
+               "\nBeside it stands what comparing two texts costs through the same seam, in the same process.");
   verb->callback([a, &exit] {
     const auto choice = choose_task(a->words);
     const auto result = choice ? bench(*a, *choice) : Result<json>(choice.error());
     exit = result ? 0 : complain(kOperation, result.error());
     if (!result) return;
-    if (a->as_json) fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));
-    else print(*result);
+    if (a->as_json)
+      fmt::print("{}\n", result->dump(2, ' ', false, json::error_handler_t::replace));
+    else
+      print(*result);
   });
 }
 

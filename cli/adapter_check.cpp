@@ -1,5 +1,5 @@
-// echoline adapter check: what is wrong with a task, before a run finds it. A process of its own tries it, so that a task that
-// crashes or hangs is told of like any other.
+// echoline adapter check: what is wrong with a task, before a run finds it. A process of its own tries it, so that a
+// task that crashes or hangs is told of like any other.
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -72,14 +72,18 @@ json as_json(const Finding& f) {
     said = {{"facts", report->facts}, {"further", report->further}, {"findings", json::array()}};
     for (const Finding& finding : report->findings) said["findings"].push_back(as_json(finding));
   } else {
-    said = {{"error", {{"code", static_cast<int>(report.error().code)}, {"operation", report.error().operation}, {"detail", report.error().detail}}}};
+    said = {{"error",
+             {{"code", static_cast<int>(report.error().code)},
+              {"operation", report.error().operation},
+              {"detail", report.error().detail}}}};
   }
   put(to, line_of(said));
   ::_exit(0);
 }
 
 std::string how_it_ended(int status) {
-  if (WIFSIGNALED(status)) return fmt::format("it was ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
+  if (WIFSIGNALED(status))
+    return fmt::format("it was ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
   return fmt::format("it ended this program with status {}", WEXITSTATUS(status));
 }
 
@@ -89,7 +93,8 @@ Result<json> listen(pid_t child, int from, Duration patience) {
   json doing = {{"doing", "starting"}, {"problem", ""}, {"response", ""}};
   const bool shows = ::isatty(STDERR_FILENO) == 1;
   const auto lost = [&](std::string what) {
-    Finding f{"calls", true, fmt::format("{}: {}", doing.value("doing", ""), what), doing.value("problem", ""), doing.value("response", "")};
+    Finding f{"calls", true, fmt::format("{}: {}", doing.value("doing", ""), what), doing.value("problem", ""),
+              doing.value("response", "")};
     return json{{"facts", json::object()}, {"further", json::object()}, {"findings", {as_json(f)}}};
   };
   const auto reap = [&] {
@@ -117,14 +122,16 @@ Result<json> listen(pid_t child, int from, Duration patience) {
       received.erase(0, end + 1);
       if (!said.is_object()) return lost("it wrote where it must not");
       if (said.contains("doing")) {
-        if (shows && said.value("doing", "") != doing.value("doing", "")) say("\r\033[K{:.70}", said.value("doing", ""));
+        if (shows && said.value("doing", "") != doing.value("doing", ""))
+          say("\r\033[K{:.70}", said.value("doing", ""));
         doing = std::move(said);
         continue;
       }
       if (shows) say("\r\033[K");
       reap();
       if (const auto error = said.find("error"); error != said.end())
-        return as_mistake(Error{static_cast<Code>(error->value("code", 0)), error->value("operation", ""), error->value("detail", "")});
+        return as_mistake(Error{static_cast<Code>(error->value("code", 0)), error->value("operation", ""),
+                                error->value("detail", "")});
       return said;
     }
   }
@@ -146,39 +153,56 @@ Result<json> check(const Arguments& a, const TaskChoice& choice) {
   return said;
 }
 
-std::string quick(double us) { return us >= 1e6 ? fmt::format("{:.2f} s", us / 1e6) : us >= 1000 ? fmt::format("{:.1f} ms", us / 1000) : fmt::format("{:.1f} us", us); }
+std::string quick(double us) {
+  return us >= 1e6    ? fmt::format("{:.2f} s", us / 1e6)
+         : us >= 1000 ? fmt::format("{:.1f} ms", us / 1000)
+                      : fmt::format("{:.1f} us", us);
+}
 
 void print_facts(const TaskChoice& choice, const json& f) {
   fmt::print("{}, seed {}\n", choice.label, choice.seed);
-  if (f.contains("start_seconds")) fmt::print("{:<15}{}\n", "ready after", quick(1e6 * f.at("start_seconds").get<double>()));
-  if (f.contains("problems")) fmt::print("{:<15}{} looked at, {} different\n", "problems", f.at("problems").dump(), f.at("problems_different").dump());
+  if (f.contains("start_seconds"))
+    fmt::print("{:<15}{}\n", "ready after", quick(1e6 * f.at("start_seconds").get<double>()));
+  if (f.contains("problems"))
+    fmt::print("{:<15}{} looked at, {} different\n", "problems", f.at("problems").dump(),
+               f.at("problems_different").dump());
   if (f.contains("held_out"))
-    fmt::print("{:<15}{}; looked for among {} training problems\n", "held out", f.at("held_out").dump(), f.value("compared_with_held_out", 0));
+    fmt::print("{:<15}{}; looked for among {} training problems\n", "held out", f.at("held_out").dump(),
+               f.value("compared_with_held_out", 0));
   if (f.contains("demonstrations")) {
     const json& d = f.at("demonstrations");
     const auto tried = d.at("tried").get<std::uint64_t>(), many = d.at("first_of_many_turns").get<std::uint64_t>();
-    fmt::print("{:<15}{}\n", "demonstrations", tried > 0   ? fmt::format("{} of {} are correct", d.at("correct").dump(), tried)
-                                               : many > 0 ? fmt::format("{} first turns of several", many)
-                                                          : "none");
+    fmt::print("{:<15}{}\n", "demonstrations",
+               tried > 0  ? fmt::format("{} of {} are correct", d.at("correct").dump(), tried)
+               : many > 0 ? fmt::format("{} first turns of several", many)
+                          : "none");
   }
   if (f.contains("responses")) {
     const json& r = f.at("responses");
-    fmt::print("{:<15}{} kinds to {} problems; {} scores, {} failures, {} different rewards; repeatable: {}\n", "responses", r.at("kinds").dump(), r.at("problems").dump(),
-               r.at("scores").dump(), r.at("failed").dump(), r.at("rewards").dump(), f.value("repeatable", ""));
+    fmt::print("{:<15}{} kinds to {} problems; {} scores, {} failures, {} different rewards; repeatable: {}\n",
+               "responses", r.at("kinds").dump(), r.at("problems").dump(), r.at("scores").dump(), r.at("failed").dump(),
+               r.at("rewards").dump(), f.value("repeatable", ""));
   }
-  if (f.contains("episodes")) fmt::print("{:<15}{} played, the longest of {} turns\n", "episodes", f.at("episodes").at("played").dump(), f.at("episodes").at("longest").dump());
+  if (f.contains("episodes"))
+    fmt::print("{:<15}{} played, the longest of {} turns\n", "episodes", f.at("episodes").at("played").dump(),
+               f.at("episodes").at("longest").dump());
   if (f.contains("speed")) {
     const json& s = f.at("speed");
-    fmt::print("{:<15}median {}, p99 {}; {} at a time: {:.0f} per second\n", "speed", quick(s.at("median_us")), quick(s.at("p99_us")), s.at("batch").dump(), s.at("per_s").get<double>());
+    fmt::print("{:<15}median {}, p99 {}; {} at a time: {:.0f} per second\n", "speed", quick(s.at("median_us")),
+               quick(s.at("p99_us")), s.at("batch").dump(), s.at("per_s").get<double>());
   }
 }
 
 void print_findings(const json& said, bool wrong) {
   for (const json& f : said.at("findings")) {
     if (f.at("wrong").get<bool>() != wrong) continue;
-    fmt::print("{} ({}): {}\n", wrong ? "WRONG" : "note", f.at("check").get<std::string>(), f.at("what").get<std::string>());
-    if (f.contains("problem")) fmt::print("    problem {}{}\n", f.at("problem").get<std::string>(), f.contains("response") ? ", response '" + f.at("response").get<std::string>() + "'" : "");
-    else if (f.contains("response")) fmt::print("    response '{}'\n", f.at("response").get<std::string>());
+    fmt::print("{} ({}): {}\n", wrong ? "WRONG" : "note", f.at("check").get<std::string>(),
+               f.at("what").get<std::string>());
+    if (f.contains("problem"))
+      fmt::print("    problem {}{}\n", f.at("problem").get<std::string>(),
+                 f.contains("response") ? ", response '" + f.at("response").get<std::string>() + "'" : "");
+    else if (f.contains("response"))
+      fmt::print("    response '{}'\n", f.at("response").get<std::string>());
   }
 }
 
@@ -186,15 +210,24 @@ void print_findings(const json& said, bool wrong) {
 void compare_with_deadline(const TaskChoice& choice, json& said) {
   const json options = json::parse(choice.task.options_json, nullptr, false);
   const json& facts = said.at("facts");
-  if (choice.task.adapter != "process" || !options.is_object() || !facts.contains("responses") || !facts.contains("speed")) return;
+  if (choice.task.adapter != "process" || !options.is_object() || !facts.contains("responses") ||
+      !facts.contains("speed"))
+    return;
   const auto deadline = parse_duration(options.value("deadline", "30 s"));
   if (!deadline) return;
-  const auto note = [&](std::string what) { said["findings"].push_back(as_json(Finding{"speed", false, std::move(what), {}, {}})); };
+  const auto note = [&](std::string what) {
+    said["findings"].push_back(as_json(Finding{"speed", false, std::move(what), {}, {}}));
+  };
   const double slowest = facts.at("responses").value("slowest_seconds", 0.0), half = seconds(*deadline) / 2;
-  if (slowest > half && slowest < 2 * half) note(fmt::format("the slowest response took {:.2f} s of the {} that there are for an answer (deadline)", slowest, to_text(*deadline)));
+  if (slowest > half && slowest < 2 * half)
+    note(fmt::format("the slowest response took {:.2f} s of the {} that there are for an answer (deadline)", slowest,
+                     to_text(*deadline)));
   const double batch = options.value("batch", 64.0), together = batch * facts.at("speed").value("median_us", 0.0) / 1e6;
   if (together > half)
-    note(fmt::format("{} responses in a request would take {:.1f} s, for which there are {}: lower task.options.batch or raise its deadline", batch, together, to_text(*deadline)));
+    note(
+        fmt::format("{} responses in a request would take {:.1f} s, for which there are {}: lower task.options.batch "
+                    "or raise its deadline",
+                    batch, together, to_text(*deadline)));
 }
 
 int run(const Arguments& a) {
@@ -204,17 +237,24 @@ int run(const Arguments& a) {
   auto said = check(a, *choice);
   if (!said) return failed(said.error());
   compare_with_deadline(*choice, *said);
-  const bool sound = std::ranges::none_of(said->at("findings"), [](const json& f) { return f.at("wrong").get<bool>(); });
+  const bool sound =
+      std::ranges::none_of(said->at("findings"), [](const json& f) { return f.at("wrong").get<bool>(); });
   if (a.as_json) {
     json report = said->at("facts");
-    report.update({{"schema_version", 1}, {"task", choice->label}, {"seed", choice->seed}, {"sound", sound}, {"findings", said->at("findings")}, {"further", said->at("further")}});
+    report.update({{"schema_version", 1},
+                   {"task", choice->label},
+                   {"seed", choice->seed},
+                   {"sound", sound},
+                   {"findings", said->at("findings")},
+                   {"further", said->at("further")}});
     fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
     return sound ? 0 : 1;
   }
   print_facts(*choice, said->at("facts"));
   print_findings(*said, true);
   print_findings(*said, false);
-  for (const auto& [check, count] : said->at("further").items()) fmt::print("and {} more of '{}'\n", count.dump(), check);
+  for (const auto& [check, count] : said->at("further").items())
+    fmt::print("and {} more of '{}'\n", count.dump(), check);
   fmt::print("{}\n", sound ? "nothing is wrong with it" : "it is not fit for a run");
   return sound ? 0 : 1;
 }
@@ -225,12 +265,21 @@ void add_adapter_check(Verb& adapter, int& exit) {
   auto* verb = adapter.add_verb("check", "Try a task as a run uses it, and say what is wrong");
   auto a = std::make_shared<Arguments>();
   a->words.add_options(*verb);
-  verb->add_option("--seconds", a->time_s, "about how long; a slow task is looked at less closely")->range(0.1, 86'400.0)->show_default();
-  verb->add_option("--problems", a->problems, "how many training problems are looked at")->range<std::size_t>(1, 4096)->show_default();
-  verb->add_option("--batch", a->batch, "responses at a time when the speed is measured")->range<std::size_t>(1, 65'536)->show_default();
-  verb->add_option("--patience", a->patience_s, "seconds until a call that does not come back is said to hang")->range(0.1, 86'400.0)->show_default();
+  verb->add_option("--seconds", a->time_s, "about how long; a slow task is looked at less closely")
+      ->range(0.1, 86'400.0)
+      ->show_default();
+  verb->add_option("--problems", a->problems, "how many training problems are looked at")
+      ->range<std::size_t>(1, 4096)
+      ->show_default();
+  verb->add_option("--batch", a->batch, "responses at a time when the speed is measured")
+      ->range<std::size_t>(1, 65'536)
+      ->show_default();
+  verb->add_option("--patience", a->patience_s, "seconds until a call that does not come back is said to hang")
+      ->range(0.1, 86'400.0)
+      ->show_default();
   verb->add_flag("--json", a->as_json, "print JSON (docs/tasks.md has the fields)");
-  verb->footer(task_examples("check") + "\nExit code 0: nothing is wrong; 1: something is; 2: it cannot be made from these options.");
+  verb->footer(task_examples("check") +
+               "\nExit code 0: nothing is wrong; 1: something is; 2: it cannot be made from these options.");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 

@@ -22,7 +22,9 @@ struct Arguments {
 };
 
 std::string turns(const AdapterKind& kind) { return !kind.turns ? "as told" : *kind.turns ? "many" : "one"; }
-std::string repeatable(const AdapterKind& kind) { return kind.repeatable ? std::string(to_string(*kind.repeatable)) : "as told"; }
+std::string repeatable(const AdapterKind& kind) {
+  return kind.repeatable ? std::string(to_string(*kind.repeatable)) : "as told";
+}
 std::string needs(const AdapterKind& kind) {
   return kind.file && kind.sandbox ? "file, sandbox" : kind.file ? "file" : kind.sandbox ? "sandbox" : "-";
 }
@@ -48,13 +50,17 @@ void print_all(const std::vector<AdapterKind>& kinds) {
   const bool narrow = columns && *columns < 100;
   fmt::print("{:<11} {:<8} {:<11} {}\n", "adapter", "turns", "repeatable", narrow ? "needs" : "needs         meaning");
   for (const AdapterKind& kind : kinds) {
-    const std::string head = fmt::format("{:<11} {:<8} {:<11} {:<14}", kind.name, turns(kind), repeatable(kind), needs(kind));
+    const std::string head =
+        fmt::format("{:<11} {:<8} {:<11} {:<14}", kind.name, turns(kind), repeatable(kind), needs(kind));
     if (narrow)
       fmt::print("{}\n{}", head.substr(0, head.find_last_not_of(' ') + 1), wrapped(kind.meaning, 2, 2, *columns));
     else
-      fmt::print("{}{}", head, columns ? wrapped(kind.meaning, 0, head.size(), *columns - head.size()) : std::string(kind.meaning) + "\n");
+      fmt::print(
+          "{}{}", head,
+          columns ? wrapped(kind.meaning, 0, head.size(), *columns - head.size()) : std::string(kind.meaning) + "\n");
   }
-  fmt::print("\n{}", wrapped("`echoline adapter list NAME` has the options of one; docs/run-file.md those of all.", 0, 0, columns.value_or(120)));
+  fmt::print("\n{}", wrapped("`echoline adapter list NAME` has the options of one; docs/run-file.md those of all.", 0,
+                             0, columns.value_or(120)));
 }
 
 void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
@@ -63,14 +69,16 @@ void print_one(const AdapterKind& kind, const std::vector<ConfigKey>& options) {
   fmt::print("turns: {}; repeatable: {}; needs: {}\n", turns(kind), repeatable(kind), needs(kind));
   for (const ConfigKey& key : options) {
     if (key.type == "section") {
-      if (key.path != "task.options") fmt::print("\n{}", wrapped(fmt::format("{}: {}", key.path, key.meaning), 0, 2, columns));
+      if (key.path != "task.options")
+        fmt::print("\n{}", wrapped(fmt::format("{}: {}", key.path, key.meaning), 0, 2, columns));
       continue;
     }
     const std::string fallback = key.required ? "required" : key.fallback.empty() ? "" : "default " + key.fallback;
     std::string facts = key.type;
     for (const std::string& fact : {key.range, fallback})
       if (!fact.empty()) facts += "; " + fact;
-    fmt::print("\n{}{}", wrapped(fmt::format("{}  ({})", key.path, facts), 0, 4, columns), wrapped(key.meaning, 2, 2, columns));
+    fmt::print("\n{}{}", wrapped(fmt::format("{}  ({})", key.path, facts), 0, 4, columns),
+               wrapped(key.meaning, 2, 2, columns));
   }
 }
 
@@ -89,7 +97,8 @@ Status list(const Arguments& a) {
   const auto kind = std::ranges::find(kinds, a.name, &AdapterKind::name);
   if (kind == kinds.end()) {
     const std::vector<std::string> names = data_plane::adapter_names();
-    return fail(Code::kInvalid, "", "no adapter is called '{}'{}; `echoline adapter list` has all", a.name, did_you_mean(a.name, names));
+    return fail(Code::kInvalid, "", "no adapter is called '{}'{}; `echoline adapter list` has all", a.name,
+                did_you_mean(a.name, names));
   }
   const std::vector<ConfigKey> options = options_of(kind->name);
   if (!a.as_json) {
@@ -113,7 +122,8 @@ void add_adapter_list(Verb& adapter, int& exit) {
   verb->footer(
       "  echoline adapter list\n"
       "  echoline adapter list countdown\n"
-      "turns: how many answers an episode has. repeatable: whether a learner can find a score again (cheaply, costly), or has\n"
+      "turns: how many answers an episode has. repeatable: whether a learner can find a score again (cheaply, costly), "
+      "or has\n"
       "to believe it (not). needs: a file of problems, a sandbox (bubblewrap) where responses are graded.");
   verb->callback([a, &exit] {
     const Status done = list(*a);

@@ -25,7 +25,8 @@ struct Arguments {
 };
 
 // {name} stands for the task's name in all of them.
-constexpr std::string_view kPython = R"("""{name}: a task for echoline. Try it with: echoline adapter check {name}.yaml"""
+constexpr std::string_view kPython =
+    R"("""{name}: a task for echoline. Try it with: echoline adapter check {name}.yaml"""
 import echoline_task as task
 
 # What a problem has beside its prompt is for score(): reference (a text), metadata (anything JSON has).
@@ -44,7 +45,8 @@ def score(problem, response):
 task.run(problems=PROBLEMS[40:], evaluation=PROBLEMS[:40], name="{name}")
 )";
 
-constexpr std::string_view kPythonTurns = R"("""{name}: a task of many turns for echoline. Try it with: echoline adapter check {name}.yaml"""
+constexpr std::string_view kPythonTurns =
+    R"("""{name}: a task of many turns for echoline. Try it with: echoline adapter check {name}.yaml"""
 import echoline_task as task
 
 PROBLEMS = [{"prompt": f"{low}-{low + 9}=", "reference": str(low + n)} for low in range(40) for n in range(10)]
@@ -69,7 +71,8 @@ class Episode:
 task.run(episode=Episode, problems=PROBLEMS[40:], evaluation=PROBLEMS[:40], name="{name}")
 )";
 
-constexpr std::string_view kRunFile = R"(# A run of the task in {script}. `echoline config reference --yaml` has every key.
+constexpr std::string_view kRunFile =
+    R"(# A run of the task in {script}. `echoline config reference --yaml` has every key.
 run: {name: {name}, seed: 1, steps: 20}
 model: {preset: tiny-64}         # path: a Hugging Face directory instead
 task:
@@ -93,7 +96,8 @@ constexpr std::string_view kOffers = R"({"schema_version": 1, "offers": [
 std::string filled(std::string_view text, const std::vector<std::pair<std::string, std::string>>& names) {
   std::string out(text);
   for (const auto& [name, value] : names)
-    for (std::size_t at = 0; (at = out.find(name, at)) != std::string::npos; at += value.size()) out.replace(at, name.size(), value);
+    for (std::size_t at = 0; (at = out.find(name, at)) != std::string::npos; at += value.size())
+      out.replace(at, name.size(), value);
   return out;
 }
 
@@ -105,20 +109,25 @@ struct NewFile {
 std::vector<NewFile> files_of(const Arguments& a) {
   const std::string script = a.name + ".py";
   const auto with = [&](std::string_view text) {
-    return filled(text, {{"{name}", a.name}, {"{script}", script}, {"{tokens}", a.turns ? "32, turn_tokens_max: 4" : "6"}});
+    return filled(text,
+                  {{"{name}", a.name}, {"{script}", script}, {"{tokens}", a.turns ? "32, turn_tokens_max: 4" : "6"}});
   };
   const fs::path folder = a.folder;
-  return {{folder / script, with(a.turns ? kPythonTurns : kPython)}, {folder / (a.name + ".yaml"), with(kRunFile)}, {folder / (a.name + ".offers.json"), std::string(kOffers)}};
+  return {{folder / script, with(a.turns ? kPythonTurns : kPython)},
+          {folder / (a.name + ".yaml"), with(kRunFile)},
+          {folder / (a.name + ".offers.json"), std::string(kOffers)}};
 }
 
 bool usable(const std::string& name) {
-  return !name.empty() && name.size() <= 64 && name.front() >= 'a' && name.front() <= 'z' && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == std::string::npos;
+  return !name.empty() && name.size() <= 64 && name.front() >= 'a' && name.front() <= 'z' &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == std::string::npos;
 }
 
 // Never over a file that is there.
 Status write_new(const NewFile& file) {
   const int fd = ::open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return fail(errno == EEXIST ? Code::kInvalid : Code::kIo, "", "{}: {}", file.path.string(), std::strerror(errno));
+  if (fd < 0)
+    return fail(errno == EEXIST ? Code::kInvalid : Code::kIo, "", "{}: {}", file.path.string(), std::strerror(errno));
   const bool written = ::write(fd, file.text.data(), file.text.size()) == static_cast<ssize_t>(file.text.size());
   const int error = errno;
   if (::close(fd) != 0 || !written) return fail(Code::kIo, "", "{}: {}", file.path.string(), std::strerror(error));
@@ -126,14 +135,19 @@ Status write_new(const NewFile& file) {
 }
 
 Status begin(const Arguments& a) {
-  if (!usable(a.name)) return fail(Code::kInvalid, "", "expected a name of small letters, digits, '_' and '-' that begins with a letter, such as sums; found '{}'", a.name.substr(0, 80));
+  if (!usable(a.name))
+    return fail(
+        Code::kInvalid, "",
+        "expected a name of small letters, digits, '_' and '-' that begins with a letter, such as sums; found '{}'",
+        a.name.substr(0, 80));
   if (!a.python) return fail(Code::kInvalid, "", "in which language? Give --python");
   const std::vector<NewFile> files = files_of(a);
   std::string there;
   std::error_code ignored;
   for (const NewFile& file : files)
     if (fs::exists(fs::symlink_status(file.path, ignored))) there += (there.empty() ? "" : ", ") + file.path.string();
-  if (!there.empty()) return fail(Code::kInvalid, "", "{} is there already and stays as it is; choose another name or --dir", there);
+  if (!there.empty())
+    return fail(Code::kInvalid, "", "{} is there already and stays as it is; choose another name or --dir", there);
   ECHO_TRY(make_folders(a.folder));
   nlohmann::json names = nlohmann::json::array();
   for (const NewFile& file : files) {
@@ -141,7 +155,9 @@ Status begin(const Arguments& a) {
     names.push_back(file.path.string());
     if (!a.as_json) fmt::print("{}\n", file.path.string());
   }
-  if (a.as_json) fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"files", names}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  if (a.as_json)
+    fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"files", names}}.dump(
+                           2, ' ', false, nlohmann::json::error_handler_t::replace));
   const std::string run_file = shell_word(files[1].path.string());
   say("next: echoline adapter check {0}\n      echoline adapter play {0}\n      echoline up {0}\n", run_file);
   return ok();

@@ -51,7 +51,10 @@ class Table {
 
   // The next response; absent at the end of the input. kInvalid where it is too long.
   Result<std::optional<std::string>> response(const std::string& ends) const {
-    if (asks_) say("{}", ends == "line" ? "> " : ends == "empty" ? "(an empty line ends the response)\n" : "(Ctrl-D ends the response)\n");
+    if (asks_)
+      say("{}", ends == "line"    ? "> "
+                : ends == "empty" ? "(an empty line ends the response)\n"
+                                  : "(Ctrl-D ends the response)\n");
     std::string text;
     for (bool any = false;; any = true) {
       bool ended = false;
@@ -60,7 +63,8 @@ class Table {
         const int c = std::getchar();
         ended = c == EOF;
         if (ended || c == '\n') break;
-        if (text.size() >= kResponseBytesMax) return fail(Code::kInvalid, "", "a response of more than {}", to_text(Bytes{kResponseBytesMax}));
+        if (text.size() >= kResponseBytesMax)
+          return fail(Code::kInvalid, "", "a response of more than {}", to_text(Bytes{kResponseBytesMax}));
         text.push_back(static_cast<char>(c));
       }
       if (std::ferror(stdin) != 0) return fail(Code::kIo, "", "standard input cannot be read");
@@ -90,7 +94,9 @@ std::string parts(const Score& score) {
   return text;
 }
 
-json as_json(const Score& score) { return {{"reward", score.reward}, {"components", score.components}, {"correct", score.correct}}; }
+json as_json(const Score& score) {
+  return {{"reward", score.reward}, {"components", score.components}, {"correct", score.correct}};
+}
 
 std::string around(std::string text, std::string_view place, const std::string& what) {
   const std::size_t at = text.find(place);
@@ -100,7 +106,9 @@ std::string around(std::string text, std::string_view place, const std::string& 
 Result<data_plane::Problem> chosen_problem(const Arguments& a, const data_plane::Adapter& adapter) {
   if (!a.held_out) return adapter.problem(a.problem);
   auto problems = adapter.evaluation();
-  if (a.problem >= problems.size()) return fail(Code::kInvalid, "", "--problem {}: the task has {} held-out problems, counted from 0", a.problem, problems.size());
+  if (a.problem >= problems.size())
+    return fail(Code::kInvalid, "", "--problem {}: the task has {} held-out problems, counted from 0", a.problem,
+                problems.size());
   return std::move(problems[a.problem]);
 }
 
@@ -114,7 +122,8 @@ Status play(const Arguments& a) {
 
   const Table table(a.as_json);
   const bool chat = choice.task.chat;
-  table.head(fmt::format("{}: problem {}, seed {}", printable(choice.label), printable(problem.id(), 128), choice.seed));
+  table.head(
+      fmt::format("{}: problem {}, seed {}", printable(choice.label), printable(problem.id(), 128), choice.seed));
   if (!choice.task.system.empty()) {
     table.head("system");
     table.show(choice.task.system);
@@ -130,10 +139,12 @@ Status play(const Arguments& a) {
     if (!response) break;
     if (table.echoes()) table.show(chat ? *response : "> " + *response);
     auto step = data_plane::step_and_wait(*episode, *response);
-    if (!step) return fail(step.error().code, "", "turn {} of '{}': {}", turns.size() + 1, problem.id(), step.error().message());
+    if (!step)
+      return fail(step.error().code, "", "turn {} of '{}': {}", turns.size() + 1, problem.id(), step.error().message());
     data_plane::add(total, step->score);
     done = step->done;
-    table.write(fmt::format("[turn {}: reward {:g}{}{}]\n", turns.size() + 1, step->score.reward, parts(step->score), done ? "" : "; it goes on"));
+    table.write(fmt::format("[turn {}: reward {:g}{}{}]\n", turns.size() + 1, step->score.reward, parts(step->score),
+                            done ? "" : "; it goes on"));
     turns.push_back(as_json(step->score));
     turns.back().update({{"response", *response}, {"done", done}});
     if (done) break;
@@ -147,9 +158,13 @@ Status play(const Arguments& a) {
     data_plane::add(total, cut);
     total.correct = correct;
     if (table.echoes() || turns.empty()) table.write("\n");
-    table.write(fmt::format("[{}: reward {:g}{}]\n", turns.size() == data_plane::kTurnsMax ? "that were all turns there may be" : "the input ends here, the task does not", cut.reward, parts(cut)));
+    table.write(fmt::format("[{}: reward {:g}{}]\n",
+                            turns.size() == data_plane::kTurnsMax ? "that were all turns there may be"
+                                                                  : "the input ends here, the task does not",
+                            cut.reward, parts(cut)));
   }
-  table.head(fmt::format("{}, reward {:g} in {} turn{}{}", total.correct ? "correct" : "not correct", total.reward, turns.size(), turns.size() == 1 ? "" : "s", parts(total)));
+  table.head(fmt::format("{}, reward {:g} in {} turn{}{}", total.correct ? "correct" : "not correct", total.reward,
+                         turns.size(), turns.size() == 1 ? "" : "s", parts(total)));
   if (a.reveal) {
     table.head("reference");
     table.show(problem.reference());
@@ -160,7 +175,13 @@ Status play(const Arguments& a) {
   }
   if (a.as_json) {
     json result = as_json(total);
-    result.update({{"schema_version", 1}, {"task", choice.label}, {"seed", choice.seed}, {"problem", problem.id()}, {"prompt", problem.prompt()}, {"done", done}, {"turns", turns}});
+    result.update({{"schema_version", 1},
+                   {"task", choice.label},
+                   {"seed", choice.seed},
+                   {"problem", problem.id()},
+                   {"prompt", problem.prompt()},
+                   {"done", done},
+                   {"turns", turns}});
     if (a.reveal) result["reference"] = problem.reference();
     fmt::print("{}\n", result.dump(2, ' ', false, json::error_handler_t::replace));
   }
@@ -170,12 +191,16 @@ Status play(const Arguments& a) {
 }  // namespace
 
 void add_adapter_play(Verb& adapter, int& exit) {
-  auto* verb = adapter.add_verb("play", "Take the policy's place at a problem: what it is told, and what answers are worth");
+  auto* verb =
+      adapter.add_verb("play", "Take the policy's place at a problem: what it is told, and what answers are worth");
   auto a = std::make_shared<Arguments>();
   a->words.add_options(*verb);
   verb->add_option("--problem", a->problem, "number of the training problem")->show_default();
   verb->add_flag("--held-out", a->held_out, "of the held-out problems instead");
-  verb->add_option("--ends", a->ends, "what ends a response: a line's end, an empty line, or the end of the input (Ctrl-D)")->one_of({"line", "empty", "input"})->show_default();
+  verb->add_option("--ends", a->ends,
+                   "what ends a response: a line's end, an empty line, or the end of the input (Ctrl-D)")
+      ->one_of({"line", "empty", "input"})
+      ->show_default();
   verb->add_flag("--reveal", a->reveal, "show the reference in the end");
   verb->add_flag("--json", a->as_json, "print the episode as JSON in the end, and all else on stderr");
   verb->footer(

@@ -1,4 +1,6 @@
 // echoline rescore: grades the rollouts that a run has stored once more, by its own task or another one.
+#include "learner/rescore.hpp"
+
 #include <atomic>
 #include <cstdio>
 #include <fstream>
@@ -10,7 +12,6 @@
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
 #include "learner/planning.hpp"
-#include "learner/rescore.hpp"
 #include "learner/run_config.hpp"
 #include "model/model_files.hpp"
 
@@ -48,9 +49,12 @@ Result<std::unique_ptr<data_plane::Adapter>> made(const learner::TaskSection& ta
 }
 
 Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) {
-  if (!a.adapter.empty() && !a.config.empty()) return fail(Code::kInvalid, "", "expected --adapter or --config, found both");
-  if (!a.options.empty() && a.adapter.empty()) return fail(Code::kInvalid, "", "--options are those of an --adapter: name it");
-  if (!a.overrides.empty() && a.config.empty()) return fail(Code::kInvalid, "", "--set is for keys of a run file: give it with --config");
+  if (!a.adapter.empty() && !a.config.empty())
+    return fail(Code::kInvalid, "", "expected --adapter or --config, found both");
+  if (!a.options.empty() && a.adapter.empty())
+    return fail(Code::kInvalid, "", "--options are those of an --adapter: name it");
+  if (!a.overrides.empty() && a.config.empty())
+    return fail(Code::kInvalid, "", "--set is for keys of a run file: give it with --config");
   ECHO_ASSIGN(g.run, learner::load_run_config(run / "config.yaml"));
   if (a.adapter.empty() && a.config.empty()) {
     ECHO_ASSIGN(g.task, made(g.run.task, g.run.run.seed));
@@ -70,23 +74,28 @@ Status choose(const Arguments& a, const std::filesystem::path& run, Graders& g) 
   }
   // Problems may be the run's: then the task needs no files of its own.
   auto with_problems = made(task, g.run.run.seed);
-  if (with_problems) g.task = *std::move(with_problems);
-  else if (auto alone = data_plane::make_adapter(task.adapter, task.options_json, g.run.run.seed, data_plane::AdapterUse::kScoring)) {
+  if (with_problems)
+    g.task = *std::move(with_problems);
+  else if (auto alone = data_plane::make_adapter(task.adapter, task.options_json, g.run.run.seed,
+                                                 data_plane::AdapterUse::kScoring)) {
     say("the problems are the run's, because {} has none: {}\n", task.adapter, with_problems.error().message());
     g.task = *std::move(alone);
   } else {
     return std::move(with_problems).error();
   }
   auto own = made(g.run.task, g.run.run.seed);
-  if (own) g.own = *std::move(own);
-  else say("the run's own task cannot be made, so problems have to be those of {}: {}\n", g.name, own.error().message());
+  if (own)
+    g.own = *std::move(own);
+  else
+    say("the run's own task cannot be made, so problems have to be those of {}: {}\n", g.name, own.error().message());
   return ok();
 }
 
 Result<const model::Phrasing*> phrasing_of(Graders& g) {
   std::call_once(g.read, [&] {
     g.phrasing = [&]() -> Result<model::Phrasing> {
-      ECHO_ASSIGN(const model::ModelFiles files, g.run.model.path ? model::ModelFiles::read(*g.run.model.path) : model::ModelFiles::of_preset(*g.run.model.preset));
+      ECHO_ASSIGN(const model::ModelFiles files, g.run.model.path ? model::ModelFiles::read(*g.run.model.path)
+                                                                  : model::ModelFiles::of_preset(*g.run.model.preset));
       return learner::run_phrasing(g.run, files);
     }();
   });
@@ -102,8 +111,16 @@ json as_json(double reward, bool correct, const auto& components) {
 
 json row_of(const StoredTrajectory& s, const Result<Rescored>& again, std::optional<bool> agrees) {
   const auto& t = s.trajectory;
-  json row{{"id", t.id()}, {"group", t.group()}, {"member", t.member()}, {"problem", t.problem_id()}, {"worker", t.worker()}, {"finished", t.finished()},
-           {"consumed_step", s.consumed_step ? json(*s.consumed_step) : json(nullptr)}, {"stale", s.stale}, {"response", t.text()}, {"old", as_json(t.reward(), t.correct(), t.components())}};
+  json row{{"id", t.id()},
+           {"group", t.group()},
+           {"member", t.member()},
+           {"problem", t.problem_id()},
+           {"worker", t.worker()},
+           {"finished", t.finished()},
+           {"consumed_step", s.consumed_step ? json(*s.consumed_step) : json(nullptr)},
+           {"stale", s.stale},
+           {"response", t.text()},
+           {"old", as_json(t.reward(), t.correct(), t.components())}};
   if (!again) {
     row["error"] = again.error().message();
     return row;
@@ -152,7 +169,8 @@ class Rescoring {
       std::vector<std::thread> threads;
       for (std::size_t i = 0; i < std::min(a_.parallel, window_.size()); ++i)
         threads.emplace_back([&] {
-          for (std::size_t at = 0; (at = next++) < window_.size();) grades[at] = learner::grade_again(grader_, window_[at].trajectory);
+          for (std::size_t at = 0; (at = next++) < window_.size();)
+            grades[at] = learner::grade_again(grader_, window_[at].trajectory);
         });
       for (std::thread& thread : threads) thread.join();
     }
@@ -181,14 +199,22 @@ class Rescoring {
   std::size_t bytes_ = 0;
 };
 
-json result_of(const std::filesystem::path& run, const Graders& g, const replay_buffer::StoredCounts& counts, const Rescoring& r) {
+json result_of(const std::filesystem::path& run, const Graders& g, const replay_buffer::StoredCounts& counts,
+               const Rescoring& r) {
   const learner::RescoreSum sum = r.sums.sum();
   json parts = json::object();
-  for (const auto& [name, part] : sum.parts) parts[name] = {{"old", part.rollouts_old > 0 ? json(part.mean_old) : json(nullptr)}, {"new", part.rollouts_new > 0 ? json(part.mean_new) : json(nullptr)}};
+  for (const auto& [name, part] : sum.parts)
+    parts[name] = {{"old", part.rollouts_old > 0 ? json(part.mean_old) : json(nullptr)},
+                   {"new", part.rollouts_new > 0 ? json(part.mean_new) : json(nullptr)}};
   return {{"schema_version", 1},
           {"run", run.string()},
           {"task", g.name},
-          {"stored", {{"trajectories", counts.trajectories}, {"groups", counts.groups}, {"pruned", counts.pruned}, {"rejected", counts.rejected}, {"unreadable", r.unreadable}}},
+          {"stored",
+           {{"trajectories", counts.trajectories},
+            {"groups", counts.groups},
+            {"pruned", counts.pruned},
+            {"rejected", counts.rejected},
+            {"unreadable", r.unreadable}}},
           {"graded", sum.graded},
           {"agree", sum.agree},
           {"components_differ", sum.components_differ},
@@ -200,29 +226,42 @@ json result_of(const std::filesystem::path& run, const Graders& g, const replay_
           {"differing", r.differing}};
 }
 
-std::string mean(const json& value) { return value.is_number() ? fmt::format("{:10.4f}", value.get<double>()) : fmt::format("{:>10}", "-"); }
+std::string mean(const json& value) {
+  return value.is_number() ? fmt::format("{:10.4f}", value.get<double>()) : fmt::format("{:>10}", "-");
+}
 
 void print(const json& r) {
   const json& stored = r.at("stored");
   const auto graded = r.at("graded").get<std::uint64_t>(), agree = r.at("agree").get<std::uint64_t>();
-  fmt::print("{}: {} rollouts of {} groups are stored; {} that were trained on have been pruned\n", printable(r.at("run").get<std::string>()), stored.at("trajectories").dump(),
-             stored.at("groups").dump(), stored.at("pruned").dump());
-  for (const auto& [reason, count] : stored.at("rejected").items()) fmt::print("not there: {} rejected ({})\n", count.dump(), printable(reason));
-  if (stored.at("unreadable") != 0) fmt::print("not looked at: {} that cannot be read\n", stored.at("unreadable").dump());
-  fmt::print("graded by {}: {} agree of {}{}\n", printable(r.at("task").get<std::string>()), agree, graded, graded > 0 ? fmt::format(" ({:.2f} %)", 100.0 * static_cast<double>(agree) / static_cast<double>(graded)) : "");
-  if (r.at("components_differ") != 0) fmt::print("{} of those agree but for the parts of their rewards\n", r.at("components_differ").dump());
+  fmt::print("{}: {} rollouts of {} groups are stored; {} that were trained on have been pruned\n",
+             printable(r.at("run").get<std::string>()), stored.at("trajectories").dump(), stored.at("groups").dump(),
+             stored.at("pruned").dump());
+  for (const auto& [reason, count] : stored.at("rejected").items())
+    fmt::print("not there: {} rejected ({})\n", count.dump(), printable(reason));
+  if (stored.at("unreadable") != 0)
+    fmt::print("not looked at: {} that cannot be read\n", stored.at("unreadable").dump());
+  fmt::print(
+      "graded by {}: {} agree of {}{}\n", printable(r.at("task").get<std::string>()), agree, graded,
+      graded > 0 ? fmt::format(" ({:.2f} %)", 100.0 * static_cast<double>(agree) / static_cast<double>(graded)) : "");
+  if (r.at("components_differ") != 0)
+    fmt::print("{} of those agree but for the parts of their rewards\n", r.at("components_differ").dump());
   if (r.at("ended_early") != 0) fmt::print("{} have turns after the task is done\n", r.at("ended_early").dump());
-  for (const auto& [reason, count] : r.at("ungraded").items()) fmt::print("not graded: {}: {}\n", count.dump(), printable(reason));
+  for (const auto& [reason, count] : r.at("ungraded").items())
+    fmt::print("not graded: {}: {}\n", count.dump(), printable(reason));
   if (graded > 0) {
     fmt::print("\n{:<24}{:>10}{:>10}\n", "mean", "old", "new");
-    for (const char* name : {"reward", "correct"}) fmt::print("{:<24}{}{}\n", name, mean(r.at(name).at("old")), mean(r.at(name).at("new")));
-    for (const auto& [name, part] : r.at("components").items()) fmt::print("  {:<22}{}{}\n", printable(name, 22), mean(part.at("old")), mean(part.at("new")));
+    for (const char* name : {"reward", "correct"})
+      fmt::print("{:<24}{}{}\n", name, mean(r.at(name).at("old")), mean(r.at(name).at("new")));
+    for (const auto& [name, part] : r.at("components").items())
+      fmt::print("  {:<22}{}{}\n", printable(name, 22), mean(part.at("old")), mean(part.at("new")));
   }
   for (const json& row : r.at("differing")) {
     const json &before = row.at("old"), &now = row.at("new");
     const auto verdict = [](const json& grade) { return grade.at("correct").get<bool>() ? " (correct)" : ""; };
-    fmt::print("\n{} of group {}, worker {}, problem {}: reward {:g}{}, now {:g}{}\n  '{}'\n", printable(row.at("id").get<std::string>(), 128), row.at("group").dump(), row.at("worker").dump(), printable(row.at("problem").get<std::string>(), 128),
-               before.at("reward").get<double>(), verdict(before), now.at("reward").get<double>(), verdict(now), printable(row.at("response").get<std::string>(), 300));
+    fmt::print("\n{} of group {}, worker {}, problem {}: reward {:g}{}, now {:g}{}\n  '{}'\n",
+               printable(row.at("id").get<std::string>(), 128), row.at("group").dump(), row.at("worker").dump(),
+               printable(row.at("problem").get<std::string>(), 128), before.at("reward").get<double>(), verdict(before),
+               now.at("reward").get<double>(), verdict(now), printable(row.at("response").get<std::string>(), 300));
   }
 }
 
@@ -236,9 +275,12 @@ Status rescore(const Arguments& a) {
   Rescoring rescoring(a, graders);
   ECHO_TRY(rescoring.run(**stored));
   const json result = result_of(run, graders, counts, rescoring);
-  if (a.as_json) fmt::print("{}\n", result.dump(2, ' ', false, json::error_handler_t::replace));
-  else print(result);
-  if (result.at("graded") == 0 && !result.at("ungraded").empty()) return fail(Code::kUnavailable, "", "none of the rollouts could be graded");
+  if (a.as_json)
+    fmt::print("{}\n", result.dump(2, ' ', false, json::error_handler_t::replace));
+  else
+    print(result);
+  if (result.at("graded") == 0 && !result.at("ungraded").empty())
+    return fail(Code::kUnavailable, "", "none of the rollouts could be graded");
   return ok();
 }
 

@@ -29,12 +29,14 @@ Result<fs::path> program(const std::string& word) {
   std::istringstream folders(std::string("/usr/bin:/bin:") + (path ? path : ""));
   std::error_code ignored;
   for (std::string folder; std::getline(folders, folder, ':');)
-    if (!folder.empty() && fs::is_regular_file(fs::path(folder) / word, ignored)) return fs::absolute(fs::path(folder) / word);
+    if (!folder.empty() && fs::is_regular_file(fs::path(folder) / word, ignored))
+      return fs::absolute(fs::path(folder) / word);
   return fail(Code::kInvalid, "", "there is no program '{}' in PATH", word);
 }
 
 bool of_system(const fs::path& path) {
-  return std::ranges::any_of(std::initializer_list<const char*>{"/usr/", "/bin/", "/lib/", "/lib64/"}, [&](const char* folder) { return path.string().starts_with(folder); });
+  return std::ranges::any_of(std::initializer_list<const char*>{"/usr/", "/bin/", "/lib/", "/lib64/"},
+                             [&](const char* folder) { return path.string().starts_with(folder); });
 }
 
 // `[INTERPRETER [ARGUMENT...]] SCRIPT`, or a program that is no script, as options of the adapter `process`.
@@ -54,7 +56,9 @@ Status add_command(const std::vector<std::string>& words, json& options) {
   if (of_system(path)) return ok();
   const auto allowed = fs::status(path.parent_path(), ignored).permissions();
   if ((allowed & fs::perms::others_read) == fs::perms::none || (allowed & fs::perms::others_exec) == fs::perms::none)
-    return fail(Code::kInvalid, "", "{}: the sandbox's user may not read this folder; chmod o+rx, or take a program of /usr/bin", path.parent_path().string());
+    return fail(Code::kInvalid, "",
+                "{}: the sandbox's user may not read this folder; chmod o+rx, or take a program of /usr/bin",
+                path.parent_path().string());
   options["readable"].push_back(path.parent_path().string());
   return ok();
 }
@@ -62,14 +66,18 @@ Status add_command(const std::vector<std::string>& words, json& options) {
 Result<TaskChoice> of_adapter(const TaskWords& words) {
   TaskChoice choice;
   choice.task.adapter = choice.label = words.task;
-  if (!words.overrides.empty()) return fail(Code::kInvalid, "", "--set is for keys of a run file: give --options to an adapter");
+  if (!words.overrides.empty())
+    return fail(Code::kInvalid, "", "--set is for keys of a run file: give --options to an adapter");
   json options = json::object();
   if (!words.options.empty()) {
     options = json::parse(words.options, nullptr, false);
-    if (!options.is_object()) return fail(Code::kInvalid, "", "--options: expected a JSON object such as '{{\"digits\": 2}}', found '{}'", words.options.substr(0, 200));
+    if (!options.is_object())
+      return fail(Code::kInvalid, "", "--options: expected a JSON object such as '{{\"digits\": 2}}', found '{}'",
+                  words.options.substr(0, 200));
   }
   if (!words.command.empty()) {
-    if (words.task != "process") return fail(Code::kInvalid, "", "'{}' is no program: what is behind -- is for the adapter `process`", words.task);
+    if (words.task != "process")
+      return fail(Code::kInvalid, "", "'{}' is no program: what is behind -- is for the adapter `process`", words.task);
     ECHO_TRY(add_command(words.command, options));
     choice.label = fmt::format("process ({})", words.command.back());
   }
@@ -78,8 +86,11 @@ Result<TaskChoice> of_adapter(const TaskWords& words) {
 }
 
 Result<TaskChoice> of_file(const TaskWords& words, const fs::path& path) {
-  if (!words.options.empty()) return fail(Code::kInvalid, "", "{} has the options of its task: change one by --set task.options.NAME=VALUE", path.string());
-  if (!words.command.empty()) return fail(Code::kInvalid, "", "{} names its task: what is behind -- is for `process`", path.string());
+  if (!words.options.empty())
+    return fail(Code::kInvalid, "", "{} has the options of its task: change one by --set task.options.NAME=VALUE",
+                path.string());
+  if (!words.command.empty())
+    return fail(Code::kInvalid, "", "{} names its task: what is behind -- is for `process`", path.string());
   ECHO_ASSIGN(const auto overrides, parse_overrides(words.overrides));
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(path, overrides));
   return TaskChoice{config.task, config.run.seed, fmt::format("{} of {}", config.task.adapter, path.string())};
@@ -91,7 +102,8 @@ void TaskWords::add_options(Verb& verb) {
   verb.add_option("task", task, "a run file, the folder of a run, or the name of an adapter")->required();
   verb.add_option("command", command, "behind `process --`: the program that is the task, such as python3 task.py");
   verb.add_option("--options", options, "of an adapter, as JSON; `echoline adapter list NAME` has them");
-  verb.add_option("--set", overrides, "override a key of the run file, e.g. --set task.options.digits=2")->one_value_each();
+  verb.add_option("--set", overrides, "override a key of the run file, e.g. --set task.options.digits=2")
+      ->one_value_each();
   verb.add_option("--seed", seed, "of the problems (default: the run's, else 1)");
 }
 
@@ -104,7 +116,9 @@ Result<TaskChoice> choose_task(const TaskWords& words) {
   Result<TaskChoice> choice = [&]() -> Result<TaskChoice> {
     if (named) return of_adapter(words);
     if (fs::exists(path, ignored)) return of_file(words, path);
-    return fail(Code::kInvalid, "", "'{}' is neither a run file nor an adapter{}; `echoline adapter list` has the adapters", words.task, did_you_mean(words.task, names));
+    return fail(Code::kInvalid, "",
+                "'{}' is neither a run file nor an adapter{}; `echoline adapter list` has the adapters", words.task,
+                did_you_mean(words.task, names));
   }();
   if (choice && words.seed) {
     ECHO_ASSIGN(choice->seed, number(*words.seed, "--seed"));

@@ -1,5 +1,5 @@
-// Which task a verb below `echoline adapter` is about: that of a run file or run, a built-in adapter with options, or a program.
-// Private to cli/.
+// Which task a verb below `echoline adapter` is about: that of a run file or run, a built-in adapter with options, or a
+// program. Private to cli/.
 #pragma once
 #include <optional>
 #include <string>

@@ -26,15 +26,17 @@ std::string log_header(const fs::path& log) {
 
 fs::path log_of(const fs::path& file) { return file.string() + "-wal"; }
 
-// While the log does not begin anew, every page of the file that may have changed is in it: the file as it was copied, pages
-// torn or not, and the log after it are the state of the last whole transaction in the log.
+// While the log does not begin anew, every page of the file that may have changed is in it: the file as it was copied,
+// pages torn or not, and the log after it are the state of the last whole transaction in the log.
 Result<bool> copied(const fs::path& file, const fs::path& to) {
   const auto copy = [](const fs::path& from, const fs::path& into) -> Status {
     std::error_code ec;
     fs::remove(into, ec);
     if (!fs::copy_file(from, into, ec)) {
-      if (ec == std::errc::no_such_file_or_directory) return fail(Code::kNotFound, kOpen, "{}: {}", from.string(), ec.message());
-      return fail(ec == std::errc::no_space_on_device ? Code::kExhausted : Code::kIo, kOpen, "{}: cannot be copied to {}: {}", from.string(), into.string(), ec.message());
+      if (ec == std::errc::no_such_file_or_directory)
+        return fail(Code::kNotFound, kOpen, "{}: {}", from.string(), ec.message());
+      return fail(ec == std::errc::no_space_on_device ? Code::kExhausted : Code::kIo, kOpen,
+                  "{}: cannot be copied to {}: {}", from.string(), into.string(), ec.message());
     }
     return ok();
   };
@@ -50,8 +52,8 @@ Status enough_room(const fs::path& file, const fs::path& scratch) {
   const std::uint64_t size = fs::file_size(file, ec);
   const fs::space_info room = fs::space(scratch, ec);
   if (!ec && room.available < size + size / 8)
-    return fail(Code::kExhausted, kOpen, "{}: a copy to read takes {}, {} has {}; set TMPDIR to another place", file.string(), to_text(Bytes{size + size / 8}),
-                scratch.string(), to_text(Bytes{room.available}));
+    return fail(Code::kExhausted, kOpen, "{}: a copy to read takes {}, {} has {}; set TMPDIR to another place",
+                file.string(), to_text(Bytes{size + size / 8}), scratch.string(), to_text(Bytes{room.available}));
   return ok();
 }
 
@@ -63,20 +65,26 @@ Result<std::unique_ptr<Stored>> Stored::open(const fs::path& file, const fs::pat
   ECHO_TRY(enough_room(file, scratch));
   std::unique_ptr<Stored> stored(new Stored);
   std::string folder = (scratch / "echoline-replay-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) return fail(Code::kIo, kOpen, "{}: no folder can be made there", scratch.string());
+  if (::mkdtemp(folder.data()) == nullptr)
+    return fail(Code::kIo, kOpen, "{}: no folder can be made there", scratch.string());
   stored->folder_ = folder;
   const fs::path copy = stored->folder_ / "replay.sqlite";
   bool whole = false;
   for (int tried = 0; tried < kTries && !whole; ++tried) {
     ECHO_ASSIGN(whole, copied(file, copy));
   }
-  if (!whole) return fail(Code::kUnavailable, kOpen, "{}: its learner writes faster than it can be copied; try again, or wait for the run's end", file.string());
+  if (!whole)
+    return fail(Code::kUnavailable, kOpen,
+                "{}: its learner writes faster than it can be copied; try again, or wait for the run's end",
+                file.string());
   ECHO_ASSIGN(stored->database_, Database::open(copy));
   ECHO_ASSIGN(const auto application, stored->database_->one("PRAGMA application_id"));
   ECHO_ASSIGN(const auto version, stored->database_->one("PRAGMA user_version"));
-  if (application != kApplicationId) return fail(Code::kInvalid, kOpen, "{}: an SQLite file of another program", file.string());
+  if (application != kApplicationId)
+    return fail(Code::kInvalid, kOpen, "{}: an SQLite file of another program", file.string());
   if (version != kSchemaVersion)
-    return fail(Code::kInvalid, kOpen, "{}: written with schema version {}, this release reads {}", file.string(), version.value_or(0), kSchemaVersion);
+    return fail(Code::kInvalid, kOpen, "{}: written with schema version {}, this release reads {}", file.string(),
+                version.value_or(0), kSchemaVersion);
   fs::remove_all(stored->folder_, ec);  // both files are open: nothing is left of them, however this process ends
   return stored;
 }
@@ -89,11 +97,16 @@ Stored::~Stored() {
 
 Result<StoredCounts> Stored::counts() {
   StoredCounts counts;
-  ECHO_TRY(database_->each("SELECT (SELECT count(*) FROM trajectory), (SELECT count(*) FROM groups), (SELECT count(*) FROM set_aside)",
-                           [&](const Row& row) { counts.trajectories = row.integer(0), counts.groups = row.integer(1), counts.set_aside = row.integer(2); }));
-  ECHO_TRY(database_->each("SELECT key, value FROM meta WHERE key IN ('group_size', 'pruned_consumed')",
-                           [&](const Row& row) { (row.bytes(0) == "group_size" ? counts.group_size : counts.pruned) = row.integer(1); }));
-  ECHO_TRY(database_->each("SELECT reason, trajectories FROM rejected", [&](const Row& row) { counts.rejected[std::string(row.bytes(0))] = row.integer(1); }));
+  ECHO_TRY(database_->each(
+      "SELECT (SELECT count(*) FROM trajectory), (SELECT count(*) FROM groups), (SELECT count(*) FROM set_aside)",
+      [&](const Row& row) {
+        counts.trajectories = row.integer(0), counts.groups = row.integer(1), counts.set_aside = row.integer(2);
+      }));
+  ECHO_TRY(database_->each(
+      "SELECT key, value FROM meta WHERE key IN ('group_size', 'pruned_consumed')",
+      [&](const Row& row) { (row.bytes(0) == "group_size" ? counts.group_size : counts.pruned) = row.integer(1); }));
+  ECHO_TRY(database_->each("SELECT reason, trajectories FROM rejected",
+                           [&](const Row& row) { counts.rejected[std::string(row.bytes(0))] = row.integer(1); }));
   return counts;
 }
 
@@ -107,7 +120,8 @@ Result<std::uint64_t> Stored::each(std::uint64_t most, const std::function<Statu
         if (!told) return;
         StoredTrajectory stored;
         const std::string_view body = row.bytes(0);
-        if (!stored.trajectory.ParseFromArray(body.data(), static_cast<int>(body.size())) || !data_plane::check(stored.trajectory)) {
+        if (!stored.trajectory.ParseFromArray(body.data(), static_cast<int>(body.size())) ||
+            !data_plane::check(stored.trajectory)) {
           ++unreadable;
           return;
         }

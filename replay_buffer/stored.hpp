@@ -1,5 +1,5 @@
-// What a replay buffer's file holds, read beside the learner that writes it: from a copy that is made for it, so nothing is
-// locked and nothing changes, whether a learner runs, has ended or was killed.
+// What a replay buffer's file holds, read beside the learner that writes it: from a copy that is made for it, so
+// nothing is locked and nothing changes, whether a learner runs, has ended or was killed.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -32,14 +32,16 @@ struct StoredCounts {
 // One thread.
 class Stored {
  public:
-  // Copies `file` with its write-ahead log into a folder of its own below `scratch`, which is gone when it has been opened. A learner that
-  // writes meanwhile makes it start again: kUnavailable after many tries. kNotFound without the file, kCorrupt and kInvalid as
-  // ReplayBuffer::open, kExhausted when the copy does not fit.
-  static Result<std::unique_ptr<Stored>> open(const std::filesystem::path& file, const std::filesystem::path& scratch = std::filesystem::temp_directory_path());
+  // Copies `file` with its write-ahead log into a folder of its own below `scratch`, which is gone when it has been
+  // opened. A learner that writes meanwhile makes it start again: kUnavailable after many tries. kNotFound without the
+  // file, kCorrupt and kInvalid as ReplayBuffer::open, kExhausted when the copy does not fit.
+  static Result<std::unique_ptr<Stored>> open(
+      const std::filesystem::path& file, const std::filesystem::path& scratch = std::filesystem::temp_directory_path());
   ~Stored();
 
   Result<StoredCounts> counts();
-  // The newest `most` trajectories (0: all) by group and member. An error of `each` ends it. How many could not be read.
+  // The newest `most` trajectories (0: all) by group and member. An error of `each` ends it. How many could not be
+  // read.
   Result<std::uint64_t> each(std::uint64_t most, const std::function<Status(StoredTrajectory)>& each);
 
  private:

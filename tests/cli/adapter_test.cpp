@@ -1,6 +1,8 @@
 // The verbs around tasks, from the outside: built-in ones, and a program in Python.
-#include <gmock/gmock.h>
+#include "data_plane/adapters/adapter.hpp"
+
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -9,7 +11,6 @@
 #include <fstream>
 #include <iterator>
 
-#include "data_plane/adapters/adapter.hpp"
 #include "data_plane/sandbox/sandbox.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "tests/cli/program.hpp"
@@ -79,23 +80,29 @@ TEST_F(AdapterVerbs, CheckFindsNothingInASoundTask) {
   ASSERT_EQ(run_file.status, 0) << run_file.err << run_file.out;
   const json report = json::parse(run_file.out);
   EXPECT_EQ(report["sound"], true);
-  for (const json& finding : report["findings"]) EXPECT_EQ(finding["check"], "demonstrations") << "its teacher forgets carries: " << finding;
+  for (const json& finding : report["findings"])
+    EXPECT_EQ(finding["check"], "demonstrations") << "its teacher forgets carries: " << finding;
   EXPECT_GT(report["speed"]["per_s"], 100.0);
   if (!sandboxed()) GTEST_SKIP() << "no sandbox";
-  const Outcome script = run_program({"adapter", "check", "process", "--seconds", "5", "--", "python3", file("sums.py", kSums)});
+  const Outcome script =
+      run_program({"adapter", "check", "process", "--seconds", "5", "--", "python3", file("sums.py", kSums)});
   EXPECT_EQ(script.status, 0) << script.err << script.out;
-  EXPECT_THAT(script.out, AllOf(HasSubstr("nothing is wrong with it"), HasSubstr("held out       20"), HasSubstr("repeatable: costly")));
+  EXPECT_THAT(script.out, AllOf(HasSubstr("nothing is wrong with it"), HasSubstr("held out       20"),
+                                HasSubstr("repeatable: costly")));
 }
 
 TEST_F(AdapterVerbs, CheckSaysWhatIsWrongAndWhere) {
   if (!sandboxed()) GTEST_SKIP() << "no sandbox";
   const std::string script = file("faulty.py", kFaulty);
-  const Outcome outcome = run_program({"adapter", "check", "process", "--json", "--seconds", "4", "--", "python3", script});
+  const Outcome outcome =
+      run_program({"adapter", "check", "process", "--json", "--seconds", "4", "--", "python3", script});
   EXPECT_EQ(outcome.status, 1) << outcome.err;
   const json report = json::parse(outcome.out);
   EXPECT_EQ(report["sound"], false);
   std::map<std::string, std::string> found;
-  for (const json& f : report["findings"]) found[f["check"]] += fmt::format("{} [{}] [{}]\n", f["what"].get<std::string>(), f.value("problem", ""), f.value("response", ""));
+  for (const json& f : report["findings"])
+    found[f["check"]] +=
+        fmt::format("{} [{}] [{}]\n", f["what"].get<std::string>(), f.value("problem", ""), f.value("response", ""));
   EXPECT_THAT(found["held out"], HasSubstr("under another id [sums/problems/"));
   EXPECT_THAT(found["scores"], HasSubstr("not repeatable although it says it is"));
   EXPECT_THAT(found["failures"], HasSubstr("ValueError: invalid literal for int()"));
@@ -106,7 +113,8 @@ TEST_F(AdapterVerbs, CheckSaysWhatIsWrongAndWhere) {
 
 TEST_F(AdapterVerbs, CheckTellsOfATaskThatHangs) {
   if (!sandboxed()) GTEST_SKIP() << "no sandbox";
-  const Outcome outcome = run_program({"adapter", "check", "process", "--patience", "1", "--", "python3", file("hangs.py", "import time\ntime.sleep(600)\n")});
+  const Outcome outcome = run_program({"adapter", "check", "process", "--patience", "1", "--", "python3",
+                                       file("hangs.py", "import time\ntime.sleep(600)\n")});
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.out, HasSubstr("making the task: it hangs: nothing came of it for 1 s"));
 }
@@ -126,7 +134,8 @@ TEST_F(AdapterVerbs, PlayTakesResponsesFromAFile) {
   const std::string guesses = file("guesses", "500\nx\x1b[2J\n25\n");
   const Outcome played = with_input({"adapter", "play", "guess", "--reveal", "--seed", "1"}, guesses);
   ASSERT_EQ(played.status, 0) << played.err;
-  EXPECT_THAT(played.out, AllOf(HasSubstr("19-34="), HasSubstr("> 500"), HasSubstr("[turn 2: reward -0.05"), HasSubstr("--- correct, reward 0.9 in 3 turns"), HasSubstr("--- reference\n25")));
+  EXPECT_THAT(played.out, AllOf(HasSubstr("19-34="), HasSubstr("> 500"), HasSubstr("[turn 2: reward -0.05"),
+                                HasSubstr("--- correct, reward 0.9 in 3 turns"), HasSubstr("--- reference\n25")));
   EXPECT_THAT(played.out, AllOf(Not(HasSubstr("\x1b")), HasSubstr("x\\x1b[2J"))) << "a terminal obeys nothing of it";
   const Outcome cut = with_input({"adapter", "play", "guess", "--json"}, file("few", "1"));
   ASSERT_EQ(cut.status, 0);
@@ -134,9 +143,11 @@ TEST_F(AdapterVerbs, PlayTakesResponsesFromAFile) {
   EXPECT_EQ(episode["done"], false);
   EXPECT_EQ(episode["turns"].size(), 1u);
   EXPECT_EQ(episode["turns"][0]["observation"], "+");
-  const Outcome whole = with_input({"adapter", "play", "arithmetic", "--json", "--ends", "input"}, file("lines", "1\n\n2\n"));
+  const Outcome whole =
+      with_input({"adapter", "play", "arithmetic", "--json", "--ends", "input"}, file("lines", "1\n\n2\n"));
   EXPECT_EQ(json::parse(whole.out)["turns"][0]["response"], "1\n\n2");
-  const Outcome paragraph = with_input({"adapter", "play", "arithmetic", "--json", "--ends", "empty"}, file("paragraph", "1\n2\n\n3\n"));
+  const Outcome paragraph =
+      with_input({"adapter", "play", "arithmetic", "--json", "--ends", "empty"}, file("paragraph", "1\n2\n\n3\n"));
   EXPECT_EQ(json::parse(paragraph.out)["turns"][0]["response"], "1\n2");
   const Outcome far = run_program({"adapter", "play", "guess", "--held-out", "--problem", "256"});
   EXPECT_EQ(far.status, 2);
@@ -163,7 +174,8 @@ TEST_F(AdapterVerbs, ANewTaskIsSoundAndIsNeverWrittenOver) {
   if (!sandboxed()) GTEST_SKIP() << "no sandbox";
   ASSERT_EQ(run_program({"adapter", "new", "maze", "--python", "--turns", "--dir", folder}).status, 0);
   for (const char* name : {"sums", "maze"}) {
-    const Outcome checked = run_program({"adapter", "check", folder + "/" + name + ".yaml", "--seconds", "6", "--json"});
+    const Outcome checked =
+        run_program({"adapter", "check", folder + "/" + name + ".yaml", "--seconds", "6", "--json"});
     ASSERT_EQ(checked.status, 0) << checked.err << checked.out;
     EXPECT_EQ(json::parse(checked.out)["findings"].size(), 0u) << checked.out;
   }
@@ -228,7 +240,8 @@ TEST_F(RescoreVerb, GradesWhatIsStoredByTheRunsTaskAndByAnother) {
   EXPECT_EQ(same["stored"]["pruned"], 4);
   EXPECT_EQ(same["reward"]["old"], 0.5);
   const std::string out = (folder_.path() / "grades.jsonl").string();
-  const Outcome rule = run_program({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rule": "last_number"})", "--out", out, "--show", "2", "--json"});
+  const Outcome rule = run_program({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rule": "last_number"})",
+                                    "--out", out, "--show", "2", "--json"});
   ASSERT_EQ(rule.status, 0) << rule.err;
   const json r = json::parse(rule.out);
   EXPECT_EQ(r["agree"], 28);
@@ -240,7 +253,9 @@ TEST_F(RescoreVerb, GradesWhatIsStoredByTheRunsTaskAndByAnother) {
   EXPECT_EQ(rows[0]["group"], 2);
   EXPECT_EQ(rows[0]["agrees"], false);
   EXPECT_EQ(rows[0]["new"]["correct"], true);
-  EXPECT_THAT(run_program({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rule": "last_number"})"}).out, AllOf(HasSubstr("28 agree of 56 (50.00 %)"), HasSubstr("reward 0, now 1 (correct)"), HasSubstr("4 that were trained on have been pruned")));
+  EXPECT_THAT(run_program({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rule": "last_number"})"}).out,
+              AllOf(HasSubstr("28 agree of 56 (50.00 %)"), HasSubstr("reward 0, now 1 (correct)"),
+                    HasSubstr("4 that were trained on have been pruned")));
   EXPECT_EQ(json::parse(run_program({"rescore", run_, "--rollouts", "6", "--json"}).out)["graded"], 6);
 }
 
@@ -251,7 +266,8 @@ TEST_F(RescoreVerb, SaysWhatIsWrong) {
     return outcome.err;
   };
   EXPECT_THAT(error_of({"rescore", run_, "--options", "{}"}, 2), HasSubstr("--adapter"));
-  EXPECT_THAT(error_of({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rul": "exact"})"}, 2), HasSubstr("did you mean 'rule'?"));
+  EXPECT_THAT(error_of({"rescore", run_, "--adapter", "jsonl", "--options", R"({"rul": "exact"})"}, 2),
+              HasSubstr("did you mean 'rule'?"));
   EXPECT_THAT(error_of({"rescore", run_, "--adapter", "exact"}, 2), HasSubstr("unknown adapter"));
   EXPECT_THAT(error_of({"rescore", run_, "--out", "/nowhere/x"}, 1), HasSubstr("/nowhere/x"));
   EXPECT_THAT(error_of({"rescore", "nowhere"}, 2), HasSubstr("nowhere"));
@@ -270,13 +286,20 @@ TEST_F(AdapterVerbs, WhatCannotBeATaskIsRefused) {
   };
   EXPECT_THAT(error_of({"adapter", "check", "arithmetik"}), HasSubstr("did you mean 'arithmetic'?"));
   EXPECT_THAT(error_of({"adapter", "check", "arithmetic", "--options", "[1]"}), HasSubstr("expected a JSON object"));
-  EXPECT_THAT(error_of({"adapter", "check", "arithmetic", "--options", R"({"digit": 2})"}), HasSubstr("did you mean 'digits'?"));
+  EXPECT_THAT(error_of({"adapter", "check", "arithmetic", "--options", R"({"digit": 2})"}),
+              HasSubstr("did you mean 'digits'?"));
   EXPECT_THAT(error_of({"adapter", "check", "arithmetic", "--", "x"}), HasSubstr("adapter `process`"));
-  EXPECT_THAT(error_of({"adapter", "check", "configs/quickstart.yaml", "--options", "{}"}), HasSubstr("--set task.options"));
-  EXPECT_THAT(error_of({"adapter", "check", "configs/quickstart.yaml", "--set", "task.options.digit=3"}), HasSubstr("digit"));
-  EXPECT_THAT(error_of({"adapter", "check", "gsm8k", "--options", R"({"train": "/nowhere/x.jsonl", "test": "/nowhere/y.jsonl"})"}), HasSubstr("/nowhere/"));
-  EXPECT_THAT(error_of({"adapter", "check", "process", "--", "no-such-program"}), HasSubstr("no program 'no-such-program' in PATH"));
-  const std::string broken = file("run.yaml", "run: {name: x}\ntask:\n  adapter: arithmetic\n  options: {digits: 12}\n");
+  EXPECT_THAT(error_of({"adapter", "check", "configs/quickstart.yaml", "--options", "{}"}),
+              HasSubstr("--set task.options"));
+  EXPECT_THAT(error_of({"adapter", "check", "configs/quickstart.yaml", "--set", "task.options.digit=3"}),
+              HasSubstr("digit"));
+  EXPECT_THAT(error_of({"adapter", "check", "gsm8k", "--options",
+                        R"({"train": "/nowhere/x.jsonl", "test": "/nowhere/y.jsonl"})"}),
+              HasSubstr("/nowhere/"));
+  EXPECT_THAT(error_of({"adapter", "check", "process", "--", "no-such-program"}),
+              HasSubstr("no program 'no-such-program' in PATH"));
+  const std::string broken =
+      file("run.yaml", "run: {name: x}\ntask:\n  adapter: arithmetic\n  options: {digits: 12}\n");
   EXPECT_THAT(error_of({"adapter", "check", broken}), HasSubstr("run.yaml:4:"));
 }
 

@@ -1,4 +1,6 @@
 // What is wrong with a task is found, and nothing is found wrong with a sound one.
+#include "data_plane/adapters/check/check.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +9,6 @@
 #include <thread>
 
 #include "base/random.hpp"
-#include "data_plane/adapters/check/check.hpp"
 #include "data_plane/adapters/check/speed.hpp"
 
 namespace echoline::data_plane {
@@ -17,8 +18,26 @@ using ::testing::HasSubstr;
 
 // What is wrong with a task that is sound but for that.
 enum class Fault {
-  kNone, kProblemsChange, kIdsTwice, kNoPrompt, kLeak, kHeldOutChanges, kDemonstration, kReward, kPart, kFailsOnNothing, kFailsOnBytes, kBreaks, kFlaky,
-  kWorkerDiffers, kShared, kEndless, kObservation, kEpisodesMix, kCut, kNothingToLearn
+  kNone,
+  kProblemsChange,
+  kIdsTwice,
+  kNoPrompt,
+  kLeak,
+  kHeldOutChanges,
+  kDemonstration,
+  kReward,
+  kPart,
+  kFailsOnNothing,
+  kFailsOnBytes,
+  kBreaks,
+  kFlaky,
+  kWorkerDiffers,
+  kShared,
+  kEndless,
+  kObservation,
+  kEpisodesMix,
+  kCut,
+  kNothingToLearn
 };
 
 struct Task final : Adapter {
@@ -28,7 +47,8 @@ struct Task final : Adapter {
     const std::uint64_t row = index % 1000;
     Problem p;
     p.set_id(fault == Fault::kIdsTwice ? "t/0" : fmt::format("t/{}", row));
-    if (fault != Fault::kNoPrompt) p.set_prompt(fmt::format("{}?", row + (fault == Fault::kProblemsChange ? 1000 * start : 0)));
+    if (fault != Fault::kNoPrompt)
+      p.set_prompt(fmt::format("{}?", row + (fault == Fault::kProblemsChange ? 1000 * start : 0)));
     if (fault == Fault::kLeak && row == 17) p.set_prompt("-3?");
     p.set_reference(p.prompt().substr(0, p.prompt().find('?')));
     return p;
@@ -45,9 +65,12 @@ struct Task final : Adapter {
     return all;
   }
   Result<Score> score(const Problem& p, std::string_view response) const override {
-    if (fault == Fault::kFailsOnNothing && response.empty()) return fail(Code::kUnavailable, "task", "there is nothing");
-    if (fault == Fault::kFailsOnBytes && response.find('\xff') != std::string_view::npos) return fail(Code::kUnavailable, "task", "no text");
-    if (fault == Fault::kBreaks && response.size() > 100'000 && !broken.exchange(true)) return fail(Code::kStale, "task", "no answer within 30 s");
+    if (fault == Fault::kFailsOnNothing && response.empty())
+      return fail(Code::kUnavailable, "task", "there is nothing");
+    if (fault == Fault::kFailsOnBytes && response.find('\xff') != std::string_view::npos)
+      return fail(Code::kUnavailable, "task", "no text");
+    if (fault == Fault::kBreaks && response.size() > 100'000 && !broken.exchange(true))
+      return fail(Code::kStale, "task", "no answer within 30 s");
     broken = false;
     Score score;
     score.correct = fault != Fault::kNothingToLearn && response == p.reference();
@@ -193,7 +216,8 @@ TEST(Check, BuiltInTasksAreSound) {
     options.time = std::chrono::seconds(3);
     const auto report = check_adapter(options, clock);
     ASSERT_TRUE(report) << report.error().message();
-    for (const Finding& f : report->findings) EXPECT_FALSE(f.wrong) << name << ": " << f.check << ": " << f.what << " [" << f.response << "]";
+    for (const Finding& f : report->findings)
+      EXPECT_FALSE(f.wrong) << name << ": " << f.check << ": " << f.what << " [" << f.response << "]";
   }
 }
 

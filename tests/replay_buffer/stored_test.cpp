@@ -1,4 +1,6 @@
 // The file is read beside whoever writes it, whole transactions only, and stays as it is.
+#include "replay_buffer/stored.hpp"
+
 #include <sys/wait.h>
 
 #include <array>
@@ -7,7 +9,6 @@
 #include <set>
 #include <sstream>
 
-#include "replay_buffer/stored.hpp"
 #include "tests/replay_buffer/fixtures.hpp"
 
 namespace echoline::replay_buffer {
@@ -17,7 +18,8 @@ constexpr std::uint32_t kGroup = 3;
 
 std::vector<StoredTrajectory> all_of(Stored& stored, std::uint64_t most = 0) {
   std::vector<StoredTrajectory> all;
-  EXPECT_EQ(must(stored.each(most, [&](StoredTrajectory t) -> Status { return all.push_back(std::move(t)), ok(); })), 0u);
+  EXPECT_EQ(must(stored.each(most, [&](StoredTrajectory t) -> Status { return all.push_back(std::move(t)), ok(); })),
+            0u);
   return all;
 }
 
@@ -72,7 +74,8 @@ TEST(Stored, RefusesWhatIsNoBuffer) {
   EXPECT_EQ(Stored::open(folder.file()).error().code, Code::kCorrupt);
 }
 
-// A writer whose log begins anew many times; each copy holds whole groups, more from one to the next, and ends with the writer killed.
+// A writer whose log begins anew many times; each copy holds whole groups, more from one to the next, and ends with the
+// writer killed.
 TEST(Stored, HoldsWholeTransactionsWhileALearnerWrites) {
   const TemporaryFolder folder;
   { must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2))); }

@@ -7,7 +7,9 @@
 
 #include "base/random.hpp"
 #include "base/text.hpp"
+#include "data_plane/adapters/check/findings.hpp"
 #include "data_plane/adapters/check/probes.hpp"
+#include "data_plane/adapters/check/problems.hpp"
 #include "data_plane/adapters/check/speed.hpp"
 #include "data_plane/adapters/kinds.hpp"
 
@@ -16,14 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kShown = 96, kOfAKind = 3;
-constexpr std::size_t kIdBytes = 128, kPromptBytes = 256u << 10, kOtherBytes = 64u << 10;  // schema.proto, Problem
-constexpr std::uint64_t kCompared = 4096;  // training problems that held-out ones are looked for among
 constexpr Duration kSlow = std::chrono::seconds(1), kComesBack = std::chrono::seconds(10);
-
-bool utf8(const std::string& text) {
-  return json(text).dump(-1, ' ', false, json::error_handler_t::ignore) == json(text).dump(-1, ' ', false, json::error_handler_t::replace);
-}
 
 std::string score_text(const Score& score) {
   std::string parts;
@@ -39,8 +34,9 @@ std::string text_of(const Result<Step>& step) {
 
 bool same(const Result<Step>& a, const Result<Step>& b) {
   if (!a || !b) return a.has_value() == b.has_value();
-  return a->score.reward == b->score.reward && a->score.correct == b->score.correct && a->score.components == b->score.components &&
-         a->done == b->done && (a->done || a->observation == b->observation);
+  return a->score.reward == b->score.reward && a->score.correct == b->score.correct &&
+         a->score.components == b->score.components && a->done == b->done &&
+         (a->done || a->observation == b->observation);
 }
 
 // Not in words of the task's: its program ended, hung or talked nonsense.
@@ -57,21 +53,21 @@ bool broke(const Error& error) {
 
 class Check {
  public:
-  Check(const CheckOptions& o, const Clock& clock) : o_(o), clock_(clock) {}
+  Check(const CheckOptions& o, const Clock& clock) : o_(o), clock_(clock), found_(o.doing) {}
 
   Result<CheckReport> run() {
     ECHO_TRY(make());
-    problems();
+    problems_ = check_problems(found_, o_, *a_, b_.get());
     if (!problems_.empty()) {
-      held_out();
+      check_held_out(found_, o_, clock_, *a_, b_.get());
       demonstrations();
       responses();
       episodes();
       from_threads();
       speed();
     }
-    report_.facts["seconds"] = seconds(clock_.now() - start_);
-    return std::move(report_);
+    found_.report.facts["seconds"] = seconds(clock_.now() - start_);
+    return std::move(found_.report);
   }
 
  private:
@@ -82,105 +78,29 @@ class Check {
       if (o_.make) return o_.make(options, use);
       return make_adapter(o_.name, options, o_.seed, use);
     };
-    doing("making the task");
+    found_.doing("making the task");
     ECHO_ASSIGN(a_, making(o_.options_json, AdapterUse::kProblems));
-    report_.facts["start_seconds"] = seconds(clock_.now() - start_);
+    found_.report.facts["start_seconds"] = seconds(clock_.now() - start_);
     repeatable_ = a_->repeatable({}) != Repeatable::kNot;
-    report_.facts["repeatable"] = to_string(a_->repeatable({}));
-    doing("making it once more");
-    if (auto again = making(o_.options_json, AdapterUse::kProblems)) b_ = *std::move(again);
-    else wrong("problems", fmt::format("it cannot be made a second time: {}", again.error().message()));
-    doing("making a worker's copy");
-    if (auto copy = making(a_->options_for_workers(o_.options_json), AdapterUse::kScoring)) worker_ = *std::move(copy);
-    else wrong("worker", fmt::format("a worker's copy cannot be made: {}", copy.error().message()));
+    found_.report.facts["repeatable"] = to_string(a_->repeatable({}));
+    found_.doing("making it once more");
+    if (auto again = making(o_.options_json, AdapterUse::kProblems))
+      b_ = *std::move(again);
+    else
+      found_.wrong("problems", fmt::format("it cannot be made a second time: {}", again.error().message()));
+    found_.doing("making a worker's copy");
+    if (auto copy = making(a_->options_for_workers(o_.options_json), AdapterUse::kScoring))
+      worker_ = *std::move(copy);
+    else
+      found_.wrong("worker", fmt::format("a worker's copy cannot be made: {}", copy.error().message()));
     return ok();
-  }
-
-  // --- problems ---
-
-  void problems() {
-    std::vector<std::uint64_t> indices;
-    for (std::uint64_t i = 0; i < o_.problems; ++i) indices.push_back(i);
-    indices.push_back(1'000'003);
-    indices.push_back(std::uint64_t{1} << 40);  // they never end
-    std::map<std::string, std::string> by_id;
-    for (const std::uint64_t index : indices) {
-      doing(fmt::format("asking for problem {}", index));
-      auto problem = a_->problem(index);
-      if (!problem) {
-        wrong("problems", fmt::format("there is no problem {}: {}", index, problem.error().message()));
-        continue;
-      }
-      well_formed(*problem, "problems");
-      const auto [known, fresh] = by_id.emplace(problem->id(), problem->SerializeAsString());
-      if (!fresh && known->second != problem->SerializeAsString()) wrong("problems", "two different problems have this id", problem->id());
-      if (index < o_.problems) problems_.push_back(*std::move(problem));
-      else far_.emplace_back(index, *std::move(problem));
-    }
-    report_.facts["problems"] = indices.size();
-    report_.facts["problems_different"] = by_id.size();
-    for (std::size_t i = problems_.size(); i-- > 0;) {  // in another order, and by another start
-      const auto index = static_cast<std::uint64_t>(i);
-      if (problems_.size() == o_.problems) asked_again(*a_, index, problems_[i], "asked a second time");
-      if (problems_.size() == o_.problems && b_) asked_again(*b_, index, problems_[i], "after a second start with the same seed");
-    }
-    for (const auto& [index, problem] : far_)
-      if (b_) asked_again(*b_, index, problem, "after a second start with the same seed");
-  }
-
-  void asked_again(const Adapter& adapter, std::uint64_t index, const Problem& first, std::string_view when) {
-    doing(fmt::format("asking for problem {} {}", index, when));
-    const auto again = adapter.problem(index);
-    if (!again) wrong("problems", fmt::format("problem {} {}: {}", index, when, again.error().message()), first.id());
-    else if (again->id() != first.id()) wrong("problems", fmt::format("problem {} is '{}' {}", index, printable(again->id(), 60), when), first.id());
-    else if (again->SerializeAsString() != first.SerializeAsString()) wrong("problems", fmt::format("problem {} says something else {}", index, when), first.id());
-  }
-
-  void well_formed(const Problem& p, const char* check) {
-    const auto bad = [&](std::string what) { wrong(check, std::move(what), p.id()); };
-    if (p.id().empty() || p.id().size() > kIdBytes) bad(fmt::format("its id has {} bytes, expected 1 to {}", p.id().size(), kIdBytes));
-    if (p.prompt().empty()) bad("it has no prompt");
-    if (p.prompt().size() > kPromptBytes) bad(fmt::format("its prompt has {} bytes, at most {} are allowed", p.prompt().size(), kPromptBytes));
-    if (p.reference().size() > kOtherBytes) bad(fmt::format("its reference has {} bytes, at most {} are allowed", p.reference().size(), kOtherBytes));
-    if (p.metadata_json().size() > kOtherBytes) bad(fmt::format("its metadata has {} bytes, at most {} are allowed", p.metadata_json().size(), kOtherBytes));
-    if (!p.metadata_json().empty() && json::parse(p.metadata_json(), nullptr, false).is_discarded()) bad("its metadata is no JSON");
-    if (!utf8(p.prompt()) || !utf8(p.id()) || !utf8(p.reference())) bad("it is no UTF-8");
-  }
-
-  void held_out() {
-    doing("asking for the held-out problems");
-    const std::vector<Problem> first = a_->evaluation();
-    report_.facts["held_out"] = first.size();
-    if (first.empty()) return note("held out", "there are no held-out problems: nothing can be evaluated");
-    const auto as_before = [&](const Adapter& adapter, std::string_view when) {
-      const std::vector<Problem> again = adapter.evaluation();
-      if (again.size() != first.size()) return wrong("held out", fmt::format("{} problems {}, {} before", again.size(), when, first.size()));
-      for (std::size_t i = 0; i < first.size(); ++i)
-        if (again[i].SerializeAsString() != first[i].SerializeAsString()) return wrong("held out", fmt::format("the problem at place {} is another one {}", i, when), first[i].id());
-    };
-    as_before(*a_, "asked a second time");
-    if (b_) as_before(*b_, "after a second start with the same seed");
-    std::set<std::string> ids, texts;
-    const auto text = [](const Problem& p) { return p.prompt() + '\0' + p.reference() + '\0' + p.metadata_json(); };
-    for (const Problem& p : first) {
-      well_formed(p, "held out");
-      if (!ids.insert(p.id()).second) wrong("held out", "its id stands there twice", p.id());
-      texts.insert(text(p));
-    }
-    std::uint64_t compared = 0;
-    for (const TimePoint until = clock_.now() + o_.time / 6; compared < kCompared && (compared < o_.problems || clock_.now() < until); ++compared) {
-      const auto p = a_->problem(compared);
-      if (!p) break;
-      if (ids.contains(p->id())) wrong("held out", fmt::format("it is held out, and training problem {} as well", compared), p->id());
-      else if (texts.contains(text(*p))) wrong("held out", fmt::format("training problem {} is a held-out one under another id", compared), p->id());
-    }
-    report_.facts["compared_with_held_out"] = compared;
   }
 
   // --- what responses are worth ---
 
-  Result<Step> first_step(const Adapter& adapter, const Problem& problem, const std::string& response, std::string_view what) {
-    doing(what, problem.id(), shown(response));
+  Result<Step> first_step(const Adapter& adapter, const Problem& problem, const std::string& response,
+                          std::string_view what) {
+    found_.doing(what, problem.id(), found_.shown(response));
     ++asked_;
     auto episode = adapter.begin(problem, o_.seed);
     if (!episode) return std::move(episode).error();
@@ -194,50 +114,79 @@ class Check {
     const Duration took = clock_.now() - before;
     slowest_ = std::max(slowest_, took);
     if (took > kSlow && a_->repeatable(problem) == Repeatable::kCheaply)
-      note("speed", fmt::format("{} takes {:.1f} s, although it says that a score is a matter of microseconds", probe.what, seconds(took)), problem.id(), probe.text);
+      found_.note("speed",
+                  fmt::format("{} takes {:.1f} s, although it says that a score is a matter of microseconds",
+                              probe.what, seconds(took)),
+                  problem.id(), probe.text);
     sound_step(step, problem, probe.text, probe.plain, probe.what);
     return step;
   }
 
-  void sound_step(const Result<Step>& step, const Problem& problem, const std::string& response, bool plain, std::string_view what) {
+  void sound_step(const Result<Step>& step, const Problem& problem, const std::string& response, bool plain,
+                  std::string_view what) {
     if (!step) {
       ++failed_;
       const Error& error = step.error();
-      if (error.detail.empty()) wrong("failures", fmt::format("without a word, at {}", what), problem.id(), response);
-      else if (broke(error)) wrong("breaks", fmt::format("at {}: {}", what, error.message()), problem.id(), response);
-      else if (plain) wrong("failures", fmt::format("at {}: {}", what, error.message()), problem.id(), response);
-      else note("failures", fmt::format("the rollout is given back, at {}: {}", what, error.message()), problem.id(), response);
+      if (error.detail.empty())
+        found_.wrong("failures", fmt::format("without a word, at {}", what), problem.id(), response);
+      else if (broke(error))
+        found_.wrong("breaks", fmt::format("at {}: {}", what, error.message()), problem.id(), response);
+      else if (plain)
+        found_.wrong("failures", fmt::format("at {}: {}", what, error.message()), problem.id(), response);
+      else
+        found_.note("failures", fmt::format("the rollout is given back, at {}: {}", what, error.message()),
+                    problem.id(), response);
       return;
     }
     sound(step->score, problem, response);
     if (!step->done && step->observation.size() > kPromptBytes)
-      wrong("episodes", fmt::format("an observation has {} bytes, at most {} are allowed", step->observation.size(), kPromptBytes), problem.id(), response);
-    if (!step->done && !utf8(step->observation)) wrong("episodes", "an observation is no UTF-8", problem.id(), response);
+      found_.wrong(
+          "episodes",
+          fmt::format("an observation has {} bytes, at most {} are allowed", step->observation.size(), kPromptBytes),
+          problem.id(), response);
+    if (!step->done && !utf8(step->observation))
+      found_.wrong("episodes", "an observation is no UTF-8", problem.id(), response);
   }
 
   void sound(const Score& score, const Problem& problem, const std::string& response) {
     const TrajectoryLimits limits;
-    if (!std::isfinite(score.reward)) wrong("rewards", fmt::format("its reward is {}, expected a finite number", score.reward), problem.id(), response);
+    if (!std::isfinite(score.reward))
+      found_.wrong("rewards", fmt::format("its reward is {}, expected a finite number", score.reward), problem.id(),
+                   response);
     if (score.components.size() > limits.components_max)
-      wrong("rewards", fmt::format("its reward has {} parts, at most {} are allowed", score.components.size(), limits.components_max), problem.id(), response);
+      found_.wrong("rewards",
+                   fmt::format("its reward has {} parts, at most {} are allowed", score.components.size(),
+                               limits.components_max),
+                   problem.id(), response);
     for (const auto& [name, value] : score.components) {
       if (name.empty() || name.size() > limits.name_bytes_max)
-        wrong("rewards", fmt::format("a part of its reward has a name of {} bytes, expected 1 to {}", name.size(), limits.name_bytes_max), problem.id(), response);
-      if (!std::isfinite(value)) wrong("rewards", fmt::format("the part '{}' of its reward is {}, expected a finite number", printable(name, 40), value), problem.id(), response);
+        found_.wrong("rewards",
+                     fmt::format("a part of its reward has a name of {} bytes, expected 1 to {}", name.size(),
+                                 limits.name_bytes_max),
+                     problem.id(), response);
+      if (!std::isfinite(value))
+        found_.wrong(
+            "rewards",
+            fmt::format("the part '{}' of its reward is {}, expected a finite number", printable(name, 40), value),
+            problem.id(), response);
     }
     rewards_.insert(std::isfinite(score.reward) ? score.reward : 0);
   }
 
-  void differs(const char* check, std::string_view when, const Result<Step>& first, const Result<Step>& again, const Problem& problem, const std::string& response) {
+  void differs(const char* check, std::string_view when, const Result<Step>& first, const Result<Step>& again,
+               const Problem& problem, const std::string& response) {
     ++differences_;
     if (!repeatable_ || flaky_) return;
     flaky_ = check == std::string_view("scores");  // what differs by itself differs elsewhere as well
-    wrong(check, fmt::format("not repeatable although it says it is: {}, and {} {}", text_of(first), text_of(again), when), problem.id(), response);
+    found_.wrong(
+        check,
+        fmt::format("not repeatable although it says it is: {}, and {} {}", text_of(first), text_of(again), when),
+        problem.id(), response);
   }
 
   // A program that was ended is started anew after a pause.
   bool recovers(const Problem& problem) {
-    doing("waiting for it to come back", problem.id());
+    found_.doing("waiting for it to come back", problem.id());
     for (const TimePoint until = clock_.now() + kComesBack;;) {
       auto episode = a_->begin(problem, o_.seed);
       if (episode && step_and_wait(**episode, "42")) return true;
@@ -251,7 +200,7 @@ class Check {
     Finding worst;
     for (const Problem& problem : problems_) {
       if (tried >= 8 && clock_.now() - start_ > o_.time / 3) break;
-      doing("asking for a demonstration", problem.id());
+      found_.doing("asking for a demonstration", problem.id());
       const auto demonstration = a_->demonstration(problem);
       if (!demonstration) continue;
       const auto step = first_step(*a_, problem, *demonstration, "its demonstration");
@@ -259,21 +208,26 @@ class Check {
       if (step && !step->done) ++first_of_many;
       if (!step || !step->done) continue;
       ++tried;
-      if (step->score.correct) ++right;
-      else if (worst.problem.empty()) worst = {"demonstrations", true, text_of(step), problem.id(), shown(*demonstration)};
+      if (step->score.correct)
+        ++right;
+      else if (worst.problem.empty())
+        worst = {"demonstrations", true, text_of(step), problem.id(), found_.shown(*demonstration)};
     }
-    report_.facts["demonstrations"] = {{"tried", tried}, {"correct", right}, {"first_of_many_turns", first_of_many}};
+    found_.report.facts["demonstrations"] = {
+        {"tried", tried}, {"correct", right}, {"first_of_many_turns", first_of_many}};
     if (right == tried || first_of_many > 0) return;  // a first turn may be good without being right
     worst.wrong = right == 0;
-    worst.what = fmt::format("{} of {} demonstrations are not correct; the first is worth {}", tried - right, tried, worst.what);
-    add(std::move(worst));
+    worst.what =
+        fmt::format("{} of {} demonstrations are not correct; the first is worth {}", tried - right, tried, worst.what);
+    found_.add(std::move(worst));
   }
 
   void from_threads() {
     std::vector<std::pair<const Problem*, std::string>> asked;
     for (std::size_t i = 0; i < problems_.size(); ++i) {
       const Problem& other = problems_[(i + 1) % problems_.size()];
-      for (const std::string& response : {problems_[i].reference(), other.reference(), std::string("42")}) asked.emplace_back(&problems_[i], response);
+      for (const std::string& response : {problems_[i].reference(), other.reference(), std::string("42")})
+        asked.emplace_back(&problems_[i], response);
     }
     std::vector<Result<Step>> alone;
     for (const auto& [problem, response] : asked) {
@@ -282,7 +236,7 @@ class Check {
     }
     asked.erase(asked.begin() + static_cast<std::ptrdiff_t>(alone.size()), asked.end());
     std::vector<std::vector<std::pair<std::size_t, Result<Step>>>> others(o_.threads);
-    doing(fmt::format("scoring from {} threads at once", o_.threads));
+    found_.doing(fmt::format("scoring from {} threads at once", o_.threads));
     {
       std::vector<std::thread> threads;
       const TimePoint until = clock_.now() + o_.time / 8;
@@ -291,7 +245,8 @@ class Check {
           for (std::size_t i = 0; i < asked.size() && (i < 3 || clock_.now() < until); ++i) {
             const std::size_t at = (i + t * asked.size() / o_.threads) % asked.size();
             auto episode = a_->begin(*asked[at].first, o_.seed);
-            others[t].emplace_back(at, episode ? step_and_wait(**episode, asked[at].second) : Result<Step>(episode.error()));
+            others[t].emplace_back(
+                at, episode ? step_and_wait(**episode, asked[at].second) : Result<Step>(episode.error()));
             (void)a_->problem(i % o_.problems);
           }
         });
@@ -300,9 +255,11 @@ class Check {
     for (const auto& thread : others)
       for (const auto& [at, step] : thread) {
         ++asked_;
-        if (!same(alone[at], step)) differs("threads", fmt::format("from one of {} threads", o_.threads), alone[at], step, *asked[at].first, asked[at].second);
+        if (!same(alone[at], step))
+          differs("threads", fmt::format("from one of {} threads", o_.threads), alone[at], step, *asked[at].first,
+                  asked[at].second);
       }
-    report_.facts["threads"] = o_.threads;
+    found_.report.facts["threads"] = o_.threads;
   }
 
   void responses() {
@@ -318,7 +275,8 @@ class Check {
         const auto first = looked_at(problem, probe);
         if (!first && broke(first.error())) {  // it would take as long once more
           if (recovers(problem)) continue;
-          wrong("breaks", "it does not come back after that; other responses were not tried", problem.id(), probe.text);
+          found_.wrong("breaks", "it does not come back after that; other responses were not tried", problem.id(),
+                       probe.text);
           break;
         }
         const auto again = first_step(*a_, problem, probe.text, probe.what);
@@ -328,11 +286,21 @@ class Check {
         if (!same(first, there)) differs("worker", "by a worker's copy", first, there, problem, probe.text);
       }
       kinds = std::max(kinds, tried);
-      if (i == 0 && tried < probes.size()) note("speed", fmt::format("only {} of {} kinds of responses could be tried within the time; --seconds gives more", tried, probes.size()));
+      if (i == 0 && tried < probes.size())
+        found_.note("speed",
+                    fmt::format("only {} of {} kinds of responses could be tried within the time; --seconds gives more",
+                                tried, probes.size()));
     }
-    report_.facts["responses"] = {{"kinds", kinds}, {"problems", put_to}, {"scores", asked_}, {"failed", failed_}, {"differences", differences_},
-                                  {"rewards", rewards_.size()}, {"slowest_seconds", seconds(slowest_)}};
-    if (rewards_.size() == 1) note("rewards", fmt::format("whatever is answered is worth {}: there may be nothing to learn", *rewards_.begin()));
+    found_.report.facts["responses"] = {{"kinds", kinds},
+                                        {"problems", put_to},
+                                        {"scores", asked_},
+                                        {"failed", failed_},
+                                        {"differences", differences_},
+                                        {"rewards", rewards_.size()},
+                                        {"slowest_seconds", seconds(slowest_)}};
+    if (rewards_.size() == 1)
+      found_.note("rewards",
+                  fmt::format("whatever is answered is worth {}: there may be nothing to learn", *rewards_.begin()));
   }
 
   // --- episodes of many turns ---
@@ -359,10 +327,11 @@ class Check {
     }
   }
 
-  Played play(const Adapter& adapter, const Problem& problem, std::uint64_t seed, const std::vector<std::string>* as_before) {
+  Played play(const Adapter& adapter, const Problem& problem, std::uint64_t seed,
+              const std::vector<std::string>* as_before) {
     Played played;
     Random random(seed);
-    doing("beginning an episode", problem.id());
+    found_.doing("beginning an episode", problem.id());
     auto episode = adapter.begin(problem, seed);
     if (!episode) {
       played.steps.emplace_back(episode.error());
@@ -371,7 +340,7 @@ class Check {
     while (played.steps.size() < kTurnsMax && !played.ended) {
       if (as_before && played.steps.size() == as_before->size()) break;
       const std::string response = as_before ? (*as_before)[played.steps.size()] : guess(problem, random);
-      doing(fmt::format("turn {} of an episode", played.steps.size() + 1), problem.id(), shown(response));
+      found_.doing(fmt::format("turn {} of an episode", played.steps.size() + 1), problem.id(), found_.shown(response));
       played.responses.push_back(response);
       played.steps.push_back(step_and_wait(**episode, response));
       const auto& step = played.steps.back();
@@ -383,11 +352,13 @@ class Check {
     return played;
   }
 
-  void replayed(const char* check, std::string_view when, const Played& first, const Played& again, const Problem& problem) {
+  void replayed(const char* check, std::string_view when, const Played& first, const Played& again,
+                const Problem& problem) {
     for (std::size_t i = 0; i < first.steps.size(); ++i) {
       if (i < again.steps.size() && same(first.steps[i], again.steps[i])) continue;
       if (i >= again.steps.size()) return;
-      return differs(check, fmt::format("in turn {} of the same episode{}", i + 1, when), first.steps[i], again.steps[i], problem, first.responses.at(i));
+      return differs(check, fmt::format("in turn {} of the same episode{}", i + 1, when), first.steps[i],
+                     again.steps[i], problem, first.responses.at(i));
     }
   }
 
@@ -399,17 +370,21 @@ class Check {
       const Played first = play(*a_, problem, seed, nullptr);
       longest = std::max<std::uint64_t>(longest, first.steps.size());
       for (std::size_t t = 0; t < first.steps.size(); ++t)
-        sound_step(first.steps[t], problem, t < first.responses.size() ? first.responses[t] : "", true, fmt::format("turn {} of an episode", t + 1));
-      if (first.steps.size() == kTurnsMax && !first.ended) wrong("episodes", fmt::format("it has not ended after {} turns, the most there may be", kTurnsMax), problem.id());
+        sound_step(first.steps[t], problem, t < first.responses.size() ? first.responses[t] : "", true,
+                   fmt::format("turn {} of an episode", t + 1));
+      if (first.steps.size() == kTurnsMax && !first.ended)
+        found_.wrong("episodes", fmt::format("it has not ended after {} turns, the most there may be", kTurnsMax),
+                     problem.id());
       replayed("episodes", " played again", first, play(*a_, problem, seed, &first.responses), problem);
-      if (worker_) replayed("worker", " on a worker's copy", first, play(*worker_, problem, seed, &first.responses), problem);
+      if (worker_)
+        replayed("worker", " on a worker's copy", first, play(*worker_, problem, seed, &first.responses), problem);
       if (first.steps.size() > 1) {
         side_by_side(problem, seed, first);
         cut(problem, seed, first);
       }
       abandoned(problem, seed);
     }
-    report_.facts["episodes"] = {{"played", count}, {"turns", turns_}, {"longest", longest}};
+    found_.report.facts["episodes"] = {{"played", count}, {"turns", turns_}, {"longest", longest}};
   }
 
   // Two of the same, turn by turn: one must not know of the other.
@@ -418,9 +393,12 @@ class Check {
     if (!one || !other) return;
     for (std::size_t t = 0; t < first.responses.size() && !late(1.0); ++t)
       for (auto* episode : {&one, &other}) {
-        doing(fmt::format("turn {} of two episodes side by side", t + 1), problem.id(), shown(first.responses[t]));
+        found_.doing(fmt::format("turn {} of two episodes side by side", t + 1), problem.id(),
+                     found_.shown(first.responses[t]));
         const auto step = step_and_wait(***episode, first.responses[t]);
-        if (!same(first.steps[t], step)) return differs("episodes", fmt::format("in turn {} beside another episode", t + 1), first.steps[t], step, problem, first.responses[t]);
+        if (!same(first.steps[t], step))
+          return differs("episodes", fmt::format("in turn {} beside another episode", t + 1), first.steps[t], step,
+                         problem, first.responses[t]);
       }
   }
 
@@ -431,7 +409,7 @@ class Check {
       if (!episode) return std::nullopt;
       for (std::size_t t = 0; t < (first.steps.size() - 1) / 2 + 1 && t < first.steps.size() - 1; ++t)
         if (!step_and_wait(**episode, first.responses[t])) return std::nullopt;
-      doing("an episode without room to go on", problem.id());
+      found_.doing("an episode without room to go on", problem.id());
       return (*episode)->cut();
     };
     const auto one = cut_once(), again = cut_once();
@@ -439,56 +417,44 @@ class Check {
     sound(*one, problem, "");
     if (one->reward != again->reward || one->components != again->components) {
       ++differences_;
-      if (repeatable_) wrong("episodes", fmt::format("not repeatable although it says it is: cut off it is worth {}, and {} the second time", score_text(*one), score_text(*again)), problem.id());
+      if (repeatable_)
+        found_.wrong(
+            "episodes",
+            fmt::format("not repeatable although it says it is: cut off it is worth {}, and {} the second time",
+                        score_text(*one), score_text(*again)),
+            problem.id());
     }
   }
 
   // Nobody waits for it any more.
   void abandoned(const Problem& problem, std::uint64_t seed) {
-    doing("an episode that is given up while it is asked", problem.id());
+    found_.doing("an episode that is given up while it is asked", problem.id());
     if (auto episode = a_->begin(problem, seed)) (*episode)->step("42", [](const Result<Step>&) {});
   }
 
   void speed() {
     std::vector<Question> questions;
     for (const Problem& problem : problems_)
-      for (const std::string& response : {problem.reference(), std::string("42")}) questions.push_back({problem, response});
-    doing("measuring");
+      for (const std::string& response : {problem.reference(), std::string("42")})
+        questions.push_back({problem, response});
+    found_.doing("measuring");
     const Speed s = measure_speed(*a_, questions, o_.batch, o_.time / 10, clock_);
-    report_.facts["speed"] = {{"calls", s.calls}, {"median_us", s.median_us}, {"p99_us", s.p99_us}, {"max_us", s.max_us}, {"batch", s.batch}, {"per_s", s.per_s}};
-    if (s.failed > 0) note("speed", fmt::format("{} of {} plain responses failed while it was measured", s.failed, s.calls + s.batched));
+    found_.report.facts["speed"] = {{"calls", s.calls},   {"median_us", s.median_us}, {"p99_us", s.p99_us},
+                                    {"max_us", s.max_us}, {"batch", s.batch},         {"per_s", s.per_s}};
+    if (s.failed > 0)
+      found_.note("speed",
+                  fmt::format("{} of {} plain responses failed while it was measured", s.failed, s.calls + s.batched));
   }
 
-  // --- what is found ---
-
-  void add(Finding finding) {
-    const std::string kind = finding.check + (finding.wrong ? "!" : "");
-    if (++found_[kind] > kOfAKind) ++report_.further[finding.check];
-    else report_.findings.push_back(std::move(finding));
-  }
-  void wrong(const char* check, std::string what, const std::string& problem = {}, const std::string& response = {}) {
-    add({check, true, printable(what, 600), printable(problem, kIdBytes), shown(response)});
-  }
-  void note(const char* check, std::string what, const std::string& problem = {}, const std::string& response = {}) {
-    add({check, false, printable(what, 600), printable(problem, kIdBytes), shown(response)});
-  }
-  static std::string shown(const std::string& response) {
-    return response.size() > kShown ? fmt::format("{} ({} bytes)", printable(response, kShown), response.size()) : printable(response, kShown);
-  }
-  void doing(std::string_view what, std::string_view problem = {}, std::string_view response = {}) {
-    if (o_.doing) o_.doing(what, problem, response);
-  }
   bool late(double share) const { return seconds(clock_.now() - start_) > share * seconds(o_.time); }
 
   const CheckOptions& o_;
   const Clock& clock_;
   const TimePoint start_ = clock_.now();
-  CheckReport report_;
+  Findings found_;
   Made a_, b_, worker_;
   bool repeatable_ = true, flaky_ = false;
   std::vector<Problem> problems_;
-  std::vector<std::pair<std::uint64_t, Problem>> far_;
-  std::map<std::string, std::uint64_t> found_;
   std::set<double> rewards_;
   std::uint64_t asked_ = 0, failed_ = 0, differences_ = 0, turns_ = 0;
   Duration slowest_{};
@@ -496,10 +462,8 @@ class Check {
 
 }  // namespace
 
-bool CheckReport::sound() const {
-  return std::ranges::none_of(findings, [](const Finding& finding) { return finding.wrong; });
+Result<CheckReport> check_adapter(const CheckOptions& options, const Clock& clock) {
+  return Check(options, clock).run();
 }
-
-Result<CheckReport> check_adapter(const CheckOptions& options, const Clock& clock) { return Check(options, clock).run(); }
 
 }  // namespace echoline::data_plane

@@ -1,8 +1,8 @@
-// Tries a task as a run uses it: problems and held-out problems, what responses of every kind are worth, here, on a worker's
-// copy and from several threads, episodes played again, and how quick all that is.
+// Tries a task as a run uses it: problems and held-out problems, what responses of every kind are worth, here, on a
+// worker's copy and from several threads, episodes played again, and how quick all that is.
 //
-// It calls the task on this process's own account: a task that crashes or hangs takes the caller along. Whoever wants to
-// outlive that runs it in a process of its own and listens to `doing`.
+// It calls the task on this process's own account: a task that crashes or hangs takes the caller along. Whoever wants
+// to outlive that runs it in a process of its own and listens to `doing`.
 #pragma once
 #include <functional>
 #include <map>
@@ -17,8 +17,8 @@ namespace echoline::data_plane {
 
 // Something that a user should know.
 struct Finding {
-  std::string check;     // what was looked at: "problems", "held out", "demonstrations", "rewards", "failures", "breaks", "scores"
-                         // (found again), "worker" (by a worker's copy), "episodes", "threads", "speed"
+  std::string check;  // what was looked at: "problems", "held out", "demonstrations", "rewards", "failures", "breaks",
+                      // "scores" (found again), "worker" (by a worker's copy), "episodes", "threads", "speed"
   bool wrong = true;     // a run would suffer; else it may be meant so
   std::string what;      // one line
   std::string problem;   // its id; empty: none

@@ -10,7 +10,8 @@ namespace {
 constexpr std::size_t kCallsMax = 200'000;  // of each half
 
 // All at once; how many failed.
-std::uint64_t ask_together(const Adapter& adapter, const std::vector<Question>& questions, std::size_t from, std::size_t batch) {
+std::uint64_t ask_together(const Adapter& adapter, const std::vector<Question>& questions, std::size_t from,
+                           std::size_t batch) {
   std::mutex mutex;
   std::condition_variable changed;
   std::size_t left = batch;
@@ -38,7 +39,8 @@ std::uint64_t ask_together(const Adapter& adapter, const std::vector<Question>& 
 
 }  // namespace
 
-Speed measure_speed(const Adapter& adapter, const std::vector<Question>& questions, std::size_t batch, Duration time, const Clock& clock) {
+Speed measure_speed(const Adapter& adapter, const std::vector<Question>& questions, std::size_t batch, Duration time,
+                    const Clock& clock) {
   Speed speed;
   std::vector<Duration> took;
   const TimePoint start = clock.now();

@@ -23,8 +23,9 @@ struct Question {
   std::string response;
 };
 
-// Asks for about `time`, half of it one by one and half `batch` at a time; fewer where so many would take several times as long.
-// `questions` must not be empty.
-Speed measure_speed(const Adapter& adapter, const std::vector<Question>& questions, std::size_t batch, Duration time, const Clock& clock);
+// Asks for about `time`, half of it one by one and half `batch` at a time; fewer where so many would take several times
+// as long. `questions` must not be empty.
+Speed measure_speed(const Adapter& adapter, const std::vector<Question>& questions, std::size_t batch, Duration time,
+                    const Clock& clock);
 
 }  // namespace echoline::data_plane

@@ -1,0 +1,40 @@
+// What is found wrong with a task, collected. Private to data_plane/.
+#pragma once
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "data_plane/adapters/check/check.hpp"
+
+namespace echoline::data_plane {
+
+inline constexpr std::size_t kIdBytes = 128, kPromptBytes = 256u << 10,
+                             kOtherBytes = 64u << 10;  // schema.proto, Problem
+
+bool utf8(const std::string& text);
+
+class Findings {
+ public:
+  explicit Findings(std::function<void(std::string_view, std::string_view, std::string_view)> doing)
+      : doing_(std::move(doing)) {}
+
+  void wrong(const char* check, const std::string& what, const std::string& problem = {},
+             const std::string& response = {});
+  void note(const char* check, const std::string& what, const std::string& problem = {},
+            const std::string& response = {});
+  void add(Finding finding);
+  // Before what might not come back.
+  void doing(std::string_view what, std::string_view problem = {}, std::string_view response = {}) const {
+    if (doing_) doing_(what, problem, response);
+  }
+  static std::string shown(const std::string& response);  // printable, shortened
+
+  CheckReport report;
+
+ private:
+  std::function<void(std::string_view, std::string_view, std::string_view)> doing_;
+  std::map<std::string, std::uint64_t> by_kind_;
+};
+
+}  // namespace echoline::data_plane
