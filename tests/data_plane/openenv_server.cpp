@@ -73,6 +73,7 @@ void OpenEnvServer::serve(int fd) {
   const int now = ++sessions;
   for (int most = most_sessions; now > most && !most_sessions.compare_exchange_weak(most, now);) {
   }
+  bool counted = true;
   try {
     boost::asio::io_context io;
     beast::websocket::stream<boost::asio::ip::tcp::socket> stream(io);
@@ -86,6 +87,7 @@ void OpenEnvServer::serve(int fd) {
       const std::string type = message.at("type");
       if (type == "close") {
         ++good_byes;
+        --sessions, counted = false;  // before the connection ends, as OpenEnv does
         break;
       }
       const std::string how = fault(type);
@@ -121,7 +123,7 @@ void OpenEnvServer::serve(int fd) {
   } catch (const std::exception&) {
     // It has gone, or is no WebSocket.
   }
-  --sessions;
+  if (counted) --sessions;
   const std::lock_guard lock(mutex_);
   open_.remove(fd);
   ::close(fd);

@@ -26,10 +26,12 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   virtual ~Session() = default;
   virtual void ask(std::string message, Client::Done done) = 0;
-  virtual void end() = 0;
+  virtual void end(std::function<void()> then) = 0;
 };
 
 namespace {
+
+constexpr Duration kPatience = std::chrono::seconds(2);  // for a server to end a session
 
 template <class Stream>
 class Connected final : public Session {
@@ -58,16 +60,24 @@ class Connected final : public Session {
     });
   }
 
-  void end() override {
+  void end(std::function<void()> then) override {
     done_ = {};
     timer_.cancel();
-    if (!open_ || over_ || busy_) return close();
+    if (!open_ || over_ || busy_) {
+      close();
+      return then();
+    }
     over_ = true;
+    then_ = std::move(then);
     message_ = close_message();
-    // It need not answer; but a write that never ends must end.
-    timer_.expires_after(std::chrono::seconds(2));
-    timer_.async_wait([self = self()](error_code) { self->close(); });
-    stream_.async_write(asio::buffer(message_), [self = self()](error_code, std::size_t) { self->timer_.cancel(); });
+    timer_.expires_after(kPatience);
+    timer_.async_wait([self = self()](error_code error) {
+      if (!error) self->gone();
+    });
+    stream_.async_write(asio::buffer(message_), [self = self()](error_code error, std::size_t) {
+      if (error) return self->gone();
+      self->stream_.async_read(self->buffer_, [self](error_code, std::size_t) { self->gone(); });  // its end
+    });
   }
 
  private:
@@ -131,6 +141,12 @@ class Connected final : public Session {
     if (auto done = std::exchange(done_, {})) done(std::move(answer));
   }
 
+  void gone() {
+    timer_.cancel();
+    close();
+    if (const auto then = std::exchange(then_, {})) then();
+  }
+
   void close() {
     over_ = true;
     resolver_.cancel();
@@ -146,6 +162,7 @@ class Connected final : public Session {
   beast::flat_buffer buffer_;
   std::string message_;
   Client::Done done_;
+  std::function<void()> then_;
   bool open_ = false, over_ = false, busy_ = false;
 };
 
@@ -182,8 +199,8 @@ void Client::ask(const std::shared_ptr<Session>& session, std::string message, D
   asio::post(impl_->io, [session, message = std::move(message), done = std::move(done)]() mutable { session->ask(std::move(message), std::move(done)); });
 }
 
-void Client::end(const std::shared_ptr<Session>& session) {
-  asio::post(impl_->io, [session] { session->end(); });
+void Client::end(const std::shared_ptr<Session>& session, std::function<void()> then) {
+  asio::post(impl_->io, [session, then = std::move(then)]() mutable { session->end(std::move(then)); });
 }
 
 void Client::run_after(Duration delay, std::function<void()> what) {

@@ -112,8 +112,9 @@ class Talk : public std::enable_shared_from_this<Talk> {
       session = std::move(session_);
       if (!std::exchange(inside_, false)) return;
     }
-    if (session) environment_.client.end(session);
-    environment_.release();
+    if (!session) return environment_.release();
+    // A server counts it until then, and has no room for the next.
+    environment_.client.end(session, [&environment = environment_] { environment.release(); });
   }
 
  private:
