@@ -1,5 +1,6 @@
 // Reads any bytes as a scenario of `echoline sim run`, and as the tables that one can name. libFuzzer calls it when ECHOLINE_FUZZ is
 // on; run_scenario_test calls it on mutated scenarios in every ordinary test run.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,6 +22,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     expect(s.delays.empty() || s.delays.size() == s.regions.size(), "delays");
     for (const sim::RunOffer& o : s.offers) expect(o.region < s.regions.size() && o.rate_share > 0, "a region", o.offer.id);
     expect(!s.delta_bytes.empty() && s.request.delta_bytes.count > 0 && s.full_bytes.count > 0, "bytes");
+    if (s.offers.size() <= 64 && s.prompts_per_step * std::uint64_t{s.group_size} <= 4096) {  // the beginning of the run itself
+      sim::RunScenario few = s;
+      few.time_max = std::min<Duration>(few.time_max, std::chrono::minutes(12));
+      few.steps = std::min<std::uint64_t>(few.steps, 8);
+      const auto result = sim::simulate_run(few);
+      expect(result.has_value() ? !result->ended.empty() : !result.error().message().empty(), "an end");
+    }
   } else {
     expect(!run.error().message().empty(), "a reason");
   }

@@ -137,7 +137,7 @@ TEST(SimRunConfig, EveryKeyIsDocumented) {
 }
 
 TEST(SimRunConfig, AnyBytesAreReadOrRefused) {
-  std::vector<std::string> seeds{kScenario, "tokens,weight\n100,3\n200,1\n", "60,0.5\n90,1,there\n"};
+  std::vector<std::string> seeds{kScenario, kScenario, "tokens,weight\n100,3\n200,1\n", "60,0.5\n90,1,there\n"};
   for (const char* name : {"configs/sim/small.yaml", "configs/sim/regions.yaml"}) {
     const auto text = read_file(name);
     ASSERT_TRUE(text.has_value());
