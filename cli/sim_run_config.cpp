@@ -311,6 +311,7 @@ Result<SimRun> read(ConfigFile file) {
   if (c.market.empty() == run.config.fleet.offers.empty())
     simulation.error("market", "expected exactly one of fleet.offers (a file) and simulation.market (made up)");
   ECHO_TRY(file.finish());
+  run.config.resolved_yaml = file.resolved();
   run.scenario = c.scenario;
   if (c.parameters) {
     run.parameters = *c.parameters;
@@ -328,6 +329,7 @@ Result<SimRun> load_sim_run(const std::filesystem::path& path, const std::vector
   auto loaded = ConfigFile::load(path);
   if (!loaded) return as_mistake(std::move(loaded).error());
   for (const auto& [key, value] : overrides) ECHO_TRY(loaded->set(key, value));
+  (void)loaded->split("sweep");  // of what else there are runs: `echoline sweep` reads it
   return read(std::move(*loaded));
 }
 

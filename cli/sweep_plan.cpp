@@ -8,6 +8,7 @@
 #include "base/config.hpp"
 #include "base/files.hpp"
 #include "base/text.hpp"
+#include "cli/sim_run_config.hpp"
 #include "cli/sweep_expression.hpp"
 #include "delta/digest.hpp"
 #include "learner/run_config.hpp"
@@ -37,9 +38,10 @@ Result<std::string> value_text(const json& value) {
 // A file's own paths refer to its folder, those of the command line to the working directory.
 const std::set<std::string>& path_keys() {
   static const std::set<std::string> keys = [] {
-    std::set<std::string> found{"simulation.tokens.histogram", "simulation.churn.trace"};
-    for (const ConfigKey& key : learner::run_file_keys())
-      if (key.type == "path") found.insert(key.path);
+    std::set<std::string> found;
+    for (const auto& keys : {learner::run_file_keys(), simulation_keys()})
+      for (const ConfigKey& key : keys)
+        if (key.type == "path") found.insert(key.path);
     return found;
   }();
   return keys;
@@ -109,15 +111,14 @@ Result<ConfigFile> load(const std::filesystem::path& path) {
   return file;
 }
 
-// The value of a dotted key of a file that nobody has read yet.
-template <class T>
-std::optional<T> look_up(ConfigFile& file, std::string_view key) {
+// The number at a dotted key of a file.
+std::optional<double> look_up(ConfigFile& file, std::string_view key) {
   ConfigSection section = file.root();
   for (std::size_t dot; (dot = key.find('.')) != std::string_view::npos; key.remove_prefix(dot + 1)) {
     if (dot == 0) return std::nullopt;
     section = section.section(key.substr(0, dot));
   }
-  std::optional<T> value;
+  std::optional<double> value;
   if (!key.empty()) section.read(key, value);
   return value;
 }
@@ -183,7 +184,9 @@ class Resolver {
       ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(a_.config, cell.values));
       first = config.run.seed;
     } else {
-      ECHO_ASSIGN(scenario, resolve_scenario(cell, first));
+      ECHO_ASSIGN(SimRun run, load_sim_run(a_.config, cell.values));
+      first = run.scenario.seed;
+      scenario = std::move(run.config.resolved_yaml);
     }
     for (std::uint32_t i = 0; i < seeds; ++i) {
       SweepRun run;
@@ -212,25 +215,6 @@ class Resolver {
     values.emplace_back("run.folder", folder.string());
     ECHO_ASSIGN(learner::RunConfig config, learner::load_run_config(a_.config, values));
     return std::move(config.resolved_yaml);
-  }
-
-  // Its keys are read by who simulates it. Paths that a run file has become absolute, for it will stand elsewhere.
-  Result<std::string> resolve_scenario(const SweepCell& cell, std::uint64_t& seed) const {
-    ECHO_ASSIGN(ConfigFile file, load(a_.config));
-    ECHO_ASSIGN(ConfigFile look, load(a_.config));
-    for (const std::string& key : path_keys())
-      if (const auto path = look_up<std::string>(look, key); path && !path->empty())
-        ECHO_TRY(file.set(key, placed(*path, a_.config)));
-    for (const auto& [key, value] : cell.values)
-      ECHO_TRY(file.set(key, path_keys().contains(key) ? placed(value, "") : value));
-    (void)file.split("sweep");
-    ECHO_TRY(file.finish());
-    for (const char* key : {"simulation.seed", "run.seed"})
-      if (const auto given = look_up<std::uint64_t>(look, key)) {
-        seed = *given;
-        break;
-      }
-    return file.text();
   }
 
   const SweepArguments& a_;
@@ -295,7 +279,7 @@ Result<SweepPlan> plan_sweep(const SweepArguments& a) {
   plan.measures = section.measures;
   plan.measures.insert(plan.measures.end(), a.measures.begin(), a.measures.end());
   plan.kind = a.kind.value_or(file.root().has("simulation") ? SweepKind::kSimulated : SweepKind::kReal);
-  ECHO_ASSIGN(auto cells, expand(axes, [&](const std::string& key) { return look_up<double>(file, key); }));
+  ECHO_ASSIGN(auto cells, expand(axes, [&](const std::string& key) { return look_up(file, key); }));
   for (GridCell& cell : cells) plan.cells.push_back({std::move(cell.values), std::move(cell.given), {}});
   ECHO_TRY(check(plan));
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <random>
 
+#include "cli/sim_run_config.hpp"
 #include "cli/sweep_expression.hpp"
 #include "cli/sweep_grid.hpp"
 #include "cli/sweep_page.hpp"
@@ -290,18 +291,25 @@ TEST_F(Plans, MistakesHaveTheirPlace) {
   EXPECT_EQ(all.find("surprise"), all.rfind("surprise")) << "once for all cells:\n" << all;
 }
 
-TEST_F(Plans, ScenariosKeepWhatOnlyASimulationKnows) {
-  text_ += "\nsimulation:\n  churn: {per_hour: 0.5, trace: churn.csv}\n";
-  SweepArguments a = arguments();
-  a.over = {"simulation.churn.per_hour=0.5,1"};
+TEST_F(Plans, ScenariosAreReadByTheSimulator) {
+  std::ofstream(folder_.path() / "churn.csv") << "60,0.5\n";
+  text_ += "\nsimulation:\n  seed: 11\n  tokens: {median: 20}\n  churn: {per_hour: 0.5, trace: churn.csv}\n";
+  SweepArguments a = arguments("\nsweep:\n  over: {simulation.churn.per_hour: [0.5, 1]}\n");
   const SweepPlan p = plan(a);
   EXPECT_EQ(p.kind, SweepKind::kSimulated);
   const std::string& config = p.cells.at(1).runs.at(0).config;
-  EXPECT_THAT(config, HasSubstr("per_hour: 1"));
+  EXPECT_THAT(config, HasSubstr("per_hour: 1\n"));
   EXPECT_THAT(config, HasSubstr("trace: " + (folder_.path() / "churn.csv").string()));
   EXPECT_THAT(config, HasSubstr("offers: " + (folder_.path() / "offers/quickstart.json").string()));
-  EXPECT_EQ(p.cells[1].runs[0].seed, 7u);
+  EXPECT_EQ(p.cells[1].runs[0].seed, 11u);
   EXPECT_NE(p.cells[0].runs[0].digest, p.cells[1].runs[0].digest);
+  // What a cell resolves to is a scenario again, and comes to the same.
+  const auto again = parse_sim_run(config, "cell");
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again->config.resolved_yaml, config);
+  a.over = {"simulation.chrun.per_hour=1"};
+  EXPECT_THAT(refusal(a),
+              HasSubstr("--over simulation.chrun.per_hour=1: unknown key 'simulation.chrun'; did you mean 'churn'?"));
 }
 
 }  // namespace
