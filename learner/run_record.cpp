@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "base/clock.hpp"
 #include "base/files.hpp"
@@ -66,7 +68,8 @@ std::string earlier_hint(const std::filesystem::path& folder) {
                      earlier, folder.string());
 }
 
-Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& folder, bool resume) {
+Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& folder, bool resume,
+                                                   Duration patience) {
   std::unique_ptr<RunRecord> record(new RunRecord);
   record->folder_ = folder;
   if (resume && !std::filesystem::exists(folder / "metrics.jsonl"))
@@ -77,7 +80,15 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
     record->lock_ = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (record->lock_ < 0)
       return fail(Code::kIo, "lock run", "{}: {}", (folder / "lock").string(), std::strerror(errno));
-    if (::flock(record->lock_, LOCK_EX | LOCK_NB) != 0)
+    // Whoever had it may be about to end: a learner whose `up` was killed finishes its step first.
+    const auto end = std::chrono::steady_clock::now() + patience;
+    bool taken = ::flock(record->lock_, LOCK_EX | LOCK_NB) == 0;
+    if (!taken && patience > Duration::zero()) log::info("waiting for the process that writes {}", folder.string());
+    while (!taken && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      taken = ::flock(record->lock_, LOCK_EX | LOCK_NB) == 0;
+    }
+    if (!taken)
       return fail(Code::kUnavailable, "lock run",
                   "{} is being written by another echoline; stop it or choose another "
                   "run.name",

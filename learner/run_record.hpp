@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/result.hpp"
 #include "learner/alarms.hpp"
 
@@ -22,7 +23,9 @@ class RunRecord {
   // Opens the run's folder for writing. `resume`: go on with what is there (kNotFound when there is nothing);
   // otherwise an earlier run of the same name is kept beside it as <name>.1, <name>.2, ... kUnavailable when another
   // process runs it right now.
-  static Result<std::unique_ptr<RunRecord>> open(const std::filesystem::path& folder, bool resume);
+  // `patience`: how long to wait for a process that holds the lock, and may be about to end.
+  static Result<std::unique_ptr<RunRecord>> open(const std::filesystem::path& folder, bool resume,
+                                                 Duration patience = {});
   ~RunRecord();
 
   const std::filesystem::path& folder() const { return folder_; }

@@ -39,6 +39,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr Duration kLockPatience = std::chrono::seconds(20);  // with a run that its last process is about to leave
 constexpr Duration kPoll = std::chrono::milliseconds(200);
 constexpr Duration kStatusEvery = std::chrono::milliseconds(500);
 constexpr Duration kFinalAckWait = std::chrono::seconds(30);
@@ -64,7 +65,7 @@ class Service {
     ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
     for (const provisioner::PlanRow& row : plan_.plan.rows) offers_.emplace(row.offer.id, &row.offer);
     if (options_.planned) options_.planned(plan_.plan);
-    ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume));
+    ECHO_ASSIGN(record_, RunRecord::open(config_.run_folder(), options_.resume, options_.resume ? kLockPatience : Duration{}));
     ECHO_ASSIGN(run_clock_, RunClock::open(record_->folder(), config_.learner.usd_per_hour, options_.resume, clock_));
     if (!record_->moved_to().empty()) {
       log::info("the earlier run was moved to {}", record_->moved_to().string());
