@@ -1,4 +1,4 @@
-# cmake --install: bin/echoline, share/echoline/configs, share/doc/echoline, and what the program says of itself: manual
+# cmake --install: bin/echoline, include/echoline_task.h, share/echoline/configs, share/doc/echoline, and what the program says of itself: manual
 # pages and shell completion. Everything else is linked in or a system
 # library, so the program needs no RPATH.
 include(GNUInstallDirs)
@@ -10,6 +10,7 @@ if(TARGET echoline)
       install(FILES ${CMAKE_SOURCE_DIR}/${file} DESTINATION ${CMAKE_INSTALL_DOCDIR})
     endif()
   endforeach()
+  install(FILES ${CMAKE_SOURCE_DIR}/clients/c/echoline_task.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
   set(self "execute_process(COMMAND $<TARGET_FILE:echoline>")
   set(share "\"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}")

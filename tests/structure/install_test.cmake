@@ -7,6 +7,7 @@ if(NOT status EQUAL 0)
   message(FATAL_ERROR "cmake --install failed:\n${output}")
 endif()
 foreach(file bin/echoline share/echoline/configs/quickstart.yaml share/man/man1/echoline-up.1 share/doc/echoline/docs/run-file.md
+        include/echoline_task.h
         share/bash-completion/completions/echoline share/zsh/site-functions/_echoline
         share/fish/vendor_completions.d/echoline.fish)
   if(NOT EXISTS ${PREFIX}/${file})
