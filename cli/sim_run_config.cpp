@@ -304,6 +304,8 @@ Result<SimRun> read(ConfigFile file) {
   SimRun run;
   learner::read_simulated_run(file.root(), run.config);
   Read c;
+  if (!file.root().has("simulation"))
+    file.root().error("", "expected a section `simulation` that says what the world is like; configs/sim/small.yaml has one");
   ConfigSection simulation = file.root().section("simulation");
   read_simulation(simulation, run.config, c);
   const bool model = run.config.model.preset || run.config.model.path;

@@ -85,6 +85,7 @@ TEST(SimRunConfig, SaysWhereAndWhatIsWrong) {
   says(with(kScenario, "steps: 20", "steps: 2000000"), "at most 1000000 steps");
   says(with(with(kScenario, "density: 0.05", "activation: random"), "headroom: 0.2", "headroom: 0.2, usd_max: 5"), "leave them out");
   says(with(kScenario, "simulation:", "simulaton:"), "unknown key 'simulaton'");
+  says(with(kScenario, "simulation:", "simulaton:"), "expected a section `simulation`");
 }
 
 TEST(SimRunTables, ReadsLengthsAndPreemptions) {
