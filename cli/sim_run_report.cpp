@@ -170,8 +170,8 @@ std::string histogram(const json& ages) {
   std::string text;
   std::size_t shown = 0;
   for (const auto& [age, n] : sorted)
-    if (shown++ < 6) text += fmt::format("{}{}: {:.0f} %", text.empty() ? "" : "  ", age, 100 * n / std::max(all, 1e-12));
-  return text.empty() ? "-" : text + (sorted.size() > 6 ? "  .." : "");
+    if (shown++ < 5) text += fmt::format("{}{}: {:.0f} %", text.empty() ? "" : "  ", age, 100 * n / std::max(all, 1e-12));
+  return text.empty() ? "-" : text + (sorted.size() > 5 ? "  .." : "");
 }
 
 }  // namespace
