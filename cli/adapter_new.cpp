@@ -9,6 +9,7 @@
 
 #include "base/files.hpp"
 #include "cli/adapter_verbs.hpp"
+#include "cli/c_task.hpp"
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
 
@@ -21,7 +22,7 @@ constexpr std::string_view kOperation = "adapter new";
 
 struct Arguments {
   std::string name, folder = ".";
-  bool python = false, turns = false, as_json = false;
+  bool python = false, c = false, turns = false, as_json = false;
 };
 
 // {name} stands for the task's name in all of them.
@@ -76,15 +77,27 @@ constexpr std::string_view kRunFile =
 run: {name: {name}, seed: 1, steps: 20}
 model: {preset: tiny-64}         # path: a Hugging Face directory instead
 task:
-  adapter: process
+  adapter: {adapter}
   options:
-    script: {script}             # it travels to the workers, with `files` beside it
-    # settings: {level: 1}       # echoline_task.settings, once it runs
+{options}
     # deadline: 30 s             # for an answer
 rollout: {prompts_per_step: 16, group_size: 8, response_tokens_max: {tokens}}
 staleness: {budget: 3}
 fleet: {offers: {name}.offers.json, provider: local, step_time_expected: 1 s}
 )";
+
+constexpr std::string_view kPythonOptions =
+    R"(    script: {name}.py            # it travels to the workers, with `files` beside it
+    # settings: {level: 1}       # echoline_task.settings, once it runs)";
+constexpr std::string_view kCOptions =
+    R"(    library: {name}.so           # it travels to the workers, machines of the same kind
+    settings: {largest: 99}      # what open_task() is given)";
+
+// What is said of the example where it lies in echoline's sources, and here.
+const std::vector<std::pair<std::string, std::string>> kExampleHere = {
+    {"-I clients/c -o libsums.so examples/sums_task.c", "-o {name}.so {name}.c"},
+    {"library: libsums.so", "library: {name}.so"},
+    {"\"sums\"", "\"{name}\""}};
 
 constexpr std::string_view kOffers = R"({"schema_version": 1, "offers": [
   {"id": "here", "provider": "local", "host": "here", "gpu": "none", "gpu_count": 1, "vram_gb": 8, "up_mbit_per_s": 100, "down_mbit_per_s": 100,
@@ -107,15 +120,21 @@ struct NewFile {
 };
 
 std::vector<NewFile> files_of(const Arguments& a) {
-  const std::string script = a.name + ".py";
+  const std::string source = a.name + (a.c ? ".c" : ".py");
   const auto with = [&](std::string_view text) {
-    return filled(text,
-                  {{"{name}", a.name}, {"{script}", script}, {"{tokens}", a.turns ? "32, turn_tokens_max: 4" : "6"}});
+    return filled(text, {{"{options}", std::string(a.c ? kCOptions : kPythonOptions)},
+                         {"{adapter}", a.c ? "library" : "process"},
+                         {"{script}", source},
+                         {"{tokens}", a.turns ? "32, turn_tokens_max: 4" : "6"},
+                         {"{name}", a.name}});
   };
   const fs::path folder = a.folder;
-  return {{folder / script, with(a.turns ? kPythonTurns : kPython)},
-          {folder / (a.name + ".yaml"), with(kRunFile)},
-          {folder / (a.name + ".offers.json"), std::string(kOffers)}};
+  const std::string example = a.c ? filled(kCExample, kExampleHere) : std::string(a.turns ? kPythonTurns : kPython);
+  std::vector<NewFile> files = {{folder / source, with(example)},
+                                {folder / (a.name + ".yaml"), with(kRunFile)},
+                                {folder / (a.name + ".offers.json"), std::string(kOffers)}};
+  if (a.c) files.push_back({folder / "echoline_task.h", std::string(kCHeader)});
+  return files;
 }
 
 bool usable(const std::string& name) {
@@ -140,7 +159,8 @@ Status begin(const Arguments& a) {
         Code::kInvalid, "",
         "expected a name of small letters, digits, '_' and '-' that begins with a letter, such as sums; found '{}'",
         a.name.substr(0, 80));
-  if (!a.python) return fail(Code::kInvalid, "", "in which language? Give --python");
+  if (a.python == a.c) return fail(Code::kInvalid, "", "in which language? Give --python or --c");
+  if (a.c && a.turns) return fail(Code::kInvalid, "", "--turns is of --python; echoline_task.h says what a library of many turns has");
   const std::vector<NewFile> files = files_of(a);
   std::string there;
   std::error_code ignored;
@@ -159,6 +179,8 @@ Status begin(const Arguments& a) {
     fmt::print("{}\n", nlohmann::json{{"schema_version", 1}, {"files", names}}.dump(
                            2, ' ', false, nlohmann::json::error_handler_t::replace));
   const std::string run_file = shell_word(files[1].path.string());
+  if (a.c)
+    say("first: cc -shared -fPIC -O2 -o {} {}\n", shell_word((fs::path(a.folder) / (a.name + ".so")).string()), shell_word(files[0].path.string()));
   say("next: echoline adapter check {0}\n      echoline adapter play {0}\n      echoline up {0}\n", run_file);
   return ok();
 }
@@ -170,12 +192,14 @@ void add_adapter_new(Verb& adapter, int& exit) {
   auto a = std::make_shared<Arguments>();
   verb->add_option("name", a->name, "the task's, and that of its files")->required();
   verb->add_flag("--python", a->python, "in Python, by echoline_task");
+  verb->add_flag("--c", a->c, "in C, as a shared library");
   verb->add_flag("--turns", a->turns, "of many turns");
   verb->add_option("--dir", a->folder, "where the files go")->show_default();
   verb->add_flag("--json", a->as_json, "print the names of the files as JSON");
   verb->footer(
       "  echoline adapter new sums --python\n"
       "  echoline adapter new maze --python --turns --dir tasks\n"
+      "  echoline adapter new sums --c && cc -shared -fPIC -O2 -o sums.so sums.c\n"
       "Files that are there are never written over.");
   verb->callback([a, &exit] {
     const Status done = begin(*a);

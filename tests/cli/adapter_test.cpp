@@ -171,9 +171,12 @@ TEST_F(AdapterVerbs, ANewTaskIsSoundAndIsNeverWrittenOver) {
   EXPECT_THAT(run_program({"adapter", "new", "../x", "--python", "--dir", folder}).err, HasSubstr("found '../x'"));
   EXPECT_EQ(run_program({"adapter", "new", "sums", "--dir", folder}).status, 2);
   EXPECT_EQ(run_program({"plan", folder + "/sums.yaml"}).status, 0) << "it can be run";
+  EXPECT_EQ(run_program({"adapter", "new", "both", "--python", "--c", "--dir", folder}).status, 2);
   if (!sandboxed()) GTEST_SKIP() << "no sandbox";
   ASSERT_EQ(run_program({"adapter", "new", "maze", "--python", "--turns", "--dir", folder}).status, 0);
-  for (const char* name : {"sums", "maze"}) {
+  ASSERT_EQ(run_program({"adapter", "new", "quick", "--c", "--dir", folder}).status, 0);
+  ASSERT_EQ(std::system(fmt::format("cc -shared -fPIC -O2 -Wall -Werror -o {0}/quick.so {0}/quick.c", folder).c_str()), 0);
+  for (const char* name : {"sums", "maze", "quick"}) {
     const Outcome checked =
         run_program({"adapter", "check", folder + "/" + name + ".yaml", "--seconds", "6", "--json"});
     ASSERT_EQ(checked.status, 0) << checked.err << checked.out;
