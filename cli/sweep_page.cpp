@@ -18,7 +18,15 @@ std::optional<double> number_of(const std::string& text) {
   return value ? std::optional(*value) : std::nullopt;
 }
 
-// Where the cells stand on the axis of the first key: by their number, or by the order of the values.
+// The first key that has several values, or the first one.
+const std::string& axis_key(const SweepResults& results) {
+  for (const std::string& key : results.plan->keys)
+    for (const SweepRow& row : results.rows)
+      if (value_of(*row.cell, key) != value_of(*results.rows.front().cell, key)) return key;
+  return results.plan->keys.front();
+}
+
+// Where the cells stand on the axis of that key: by their number, or by the order of the values.
 struct Axis {
   std::string title;
   std::vector<std::string> categories;
@@ -32,7 +40,7 @@ Axis axis_of(const SweepResults& results) {
     axis.x.assign(results.rows.size(), 0);
     return axis;
   }
-  const std::string& key = results.plan->keys.front();
+  const std::string& key = axis_key(results);
   axis.title = short_key(key);
   std::vector<std::string> values;
   bool numbers = true;
@@ -52,13 +60,13 @@ Axis axis_of(const SweepResults& results) {
   return axis;
 }
 
-// What a line stands for: the values of all keys but the first, as they were written, so that "kappa=S-1" is one line.
+// What a line stands for: the values of all keys but the axis's, as they were written, so that "kappa=S-1" is one line.
 std::vector<std::string> lines_of(const SweepResults& results, const SweepRow& row) {
   std::vector<std::string> names;
   for (const KeyValues& given : row.cell->given) {
     std::string name;
     for (const auto& [key, text] : given)
-      if (key != results.plan->keys.front())
+      if (key != axis_key(results))
         name += fmt::format("{}{}={}", name.empty() ? "" : " ", short_key(key), text);
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
