@@ -10,6 +10,7 @@
 #include "cli/task_choice.hpp"
 #include "cli/verbs.hpp"
 #include "data_plane/adapters/adapter.hpp"
+#include "learner/held_out.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -98,11 +99,6 @@ json as_json(const Score& score) {
   return {{"reward", score.reward}, {"components", score.components}, {"correct", score.correct}};
 }
 
-std::string around(std::string text, std::string_view place, const std::string& what) {
-  const std::size_t at = text.find(place);
-  return at == std::string::npos ? text + what : text.replace(at, place.size(), what);
-}
-
 Result<data_plane::Problem> chosen_problem(const Arguments& a, const data_plane::Adapter& adapter) {
   if (!a.held_out) return adapter.problem(a.problem);
   auto problems = adapter.evaluation();
@@ -129,7 +125,7 @@ Status play(const Arguments& a) {
     table.show(choice.task.system);
   }
   if (chat) table.head("user");
-  table.show(around(choice.task.prompt, "{prompt}", problem.prompt()));
+  table.show(learner::task_text(choice.task, problem.prompt()));
   Score total;
   json turns = json::array();
   bool done = false;

@@ -10,13 +10,6 @@ namespace {
 
 using nlohmann::json;
 
-json quantile(std::vector<double> values, double q) {
-  if (values.empty()) return nullptr;
-  std::sort(values.begin(), values.end());
-  const double rank = std::ceil(q * static_cast<double>(values.size()));
-  return values[std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)))];
-}
-
 json ages(const auto& histogram) {
   json object = json::object();
   for (const auto& [age, n] : histogram) object[std::to_string(age)] = n;
@@ -142,9 +135,9 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
         {"workers_left_out", joined - std::min(joined, kWorkersListed)}}},
       {"recovery",
        {{"count", r.recoveries_s.size()},
-        {"seconds_median", quantile(r.recoveries_s, 0.5)},
-        {"seconds_p95", quantile(r.recoveries_s, 0.95)},
-        {"seconds_max", quantile(r.recoveries_s, 1)}}},
+        {"seconds_median", learner::quantile(r.recoveries_s, 0.5)},
+        {"seconds_p95", learner::quantile(r.recoveries_s, 0.95)},
+        {"seconds_max", learner::quantile(r.recoveries_s, 1)}}},
       {"cost", {{"usd_rent", r.usd_rent}, {"usd_traffic", r.usd_traffic}}},
       {"regions", by_region},
       {"decisions", r.decision_counts}};

@@ -28,7 +28,7 @@ const std::string& axis_key(const SweepResults& results) {
 
 // Where the cells stand on the axis of that key: by their number, or by the order of the values.
 struct Axis {
-  std::string title;
+  std::string key, title;
   std::vector<std::string> categories;
   std::vector<double> x;  // by row
 };
@@ -40,7 +40,7 @@ Axis axis_of(const SweepResults& results) {
     axis.x.assign(results.rows.size(), 0);
     return axis;
   }
-  const std::string& key = axis_key(results);
+  const std::string& key = axis.key = axis_key(results);
   axis.title = short_key(key);
   std::vector<std::string> values;
   bool numbers = true;
@@ -61,12 +61,12 @@ Axis axis_of(const SweepResults& results) {
 }
 
 // What a line stands for: the values of all keys but the axis's, as they were written, so that "kappa=S-1" is one line.
-std::vector<std::string> lines_of(const SweepResults& results, const SweepRow& row) {
+std::vector<std::string> lines_of(const Axis& axis, const SweepRow& row) {
   std::vector<std::string> names;
   for (const KeyValues& given : row.cell->given) {
     std::string name;
     for (const auto& [key, text] : given)
-      if (key != axis_key(results))
+      if (key != axis.key)
         name += fmt::format("{}{}={}", name.empty() ? "" : " ", short_key(key), text);
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
@@ -93,7 +93,7 @@ Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) 
   for (std::size_t r = 0; r < results.rows.size(); ++r) {
     const SweepRow& row = results.rows[r];
     if (!row.measures[m]) continue;
-    for (const std::string& name : lines_of(results, row)) {
+    for (const std::string& name : lines_of(axis, row)) {
       auto it =
           std::find_if(plot.series.begin(), plot.series.end(), [&](const PlotSeries& s) { return s.name == name; });
       if (it == plot.series.end()) {

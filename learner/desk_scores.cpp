@@ -22,7 +22,7 @@ void RolloutDesk::note_taken_in(WorkerId worker, const schema::Submission& submi
   if (submission.trajectories_size() == 0) return;
   const GroupId group{submission.trajectories(0).group()};
   const auto asked = door_.question(group);
-  const bool unscored = is_unscored(submission);
+  const bool unscored = asked && door_.unscored((*asked)->problem);
   const replay_buffer::Misconduct before = conduct_.of(worker);
   conduct_.accepted(worker, !unscored);
   if (conduct_.of(worker) != before) keep_conduct(worker);

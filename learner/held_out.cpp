@@ -13,13 +13,13 @@ using nlohmann::json;
 
 constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;
 
+}  // namespace
+
 std::string task_text(const TaskSection& task, const std::string& problem) {
   std::string text = task.prompt;
   const std::size_t at = text.find(model::kPromptPlace);
   return at == std::string::npos ? problem : text.replace(at, model::kPromptPlace.size(), problem);
 }
-
-}  // namespace
 
 Interval wilson_interval(double share, double trials) {
   if (!(trials > 0)) return {0, 1};

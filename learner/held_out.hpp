@@ -18,6 +18,9 @@
 
 namespace echoline::learner {
 
+// A problem in the text that the run has around it.
+std::string task_text(const TaskSection& task, const std::string& problem);
+
 struct Interval {
   double low = 0, high = 0;
 };

@@ -12,14 +12,6 @@ namespace {
 
 using nlohmann::json;
 
-// The value below which a fraction q of the values lies (nearest rank); null without values.
-json quantile(std::vector<double> values, double q) {
-  if (values.empty()) return nullptr;
-  std::sort(values.begin(), values.end());
-  const double rank = std::ceil(q * static_cast<double>(values.size()));
-  return values[std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)))];
-}
-
 json mean(const std::vector<double>& values) {
   if (values.empty()) return nullptr;
   double sum = 0;
@@ -143,6 +135,13 @@ json learning_json(const std::vector<json>& metrics, const Rows& rows) {
 }
 
 }  // namespace
+
+json quantile(std::vector<double> values, double q) {
+  if (values.empty()) return nullptr;
+  std::sort(values.begin(), values.end());
+  const double rank = std::ceil(q * static_cast<double>(values.size()));
+  return values[std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)))];
+}
 
 json make_report(const ReportInput& input) {
   const RunConfig& config = *input.config;

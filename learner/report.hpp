@@ -50,6 +50,9 @@ struct ReportInput {
   ScorerCounts scoring;
 };
 
+// The value below which a fraction q of the values lies (nearest rank); null without values.
+nlohmann::json quantile(std::vector<double> values, double q);
+
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.
 nlohmann::json make_report(const ReportInput& input);
 

@@ -11,8 +11,6 @@ namespace {
 constexpr std::string_view kOperation = "rescore";
 constexpr std::size_t kReasonsMax = 16, kReasonBytes = 160, kPartsMax = 256;
 
-bool same(double a, double b) { return std::abs(a - b) <= 1e-9 * std::max({1.0, std::abs(a), std::abs(b)}); }
-
 // The problem as the grading task has it, else as the run had it.
 Result<schema::Problem> problem_of(const RescoreTask& grader, const schema::Trajectory& t) {
   std::string found = "none";
@@ -34,8 +32,7 @@ Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory
     responses.push_back(t.text());
   } else {
     ECHO_ASSIGN(const model::Phrasing* phrasing, grader.phrasing());
-    std::vector<model::Token> tokens;
-    for (const std::uint32_t token : t.response_tokens()) tokens.push_back(static_cast<model::Token>(token));
+    const std::vector<model::Token> tokens = response_of(t);
     for (const auto turn : turns_of(t, tokens)) responses.push_back(phrasing->answer(turn));
     if (responses.empty()) return fail(Code::kCorrupt, kOperation, "its loss mask does not begin and end with the policy's tokens");
   }
@@ -72,15 +69,9 @@ std::optional<bool> RescoreSums::add(const schema::Trajectory& t, const Result<R
     if (auto* p = part(name)) ++p->rollouts_old, p->mean_old += value;
   for (const auto& [name, value] : score.components)
     if (auto* p = part(name)) ++p->rollouts_new, p->mean_new += value;
-  const bool agree = same(t.reward(), score.reward) && t.correct() == score.correct;
-  if (!agree) return false;
+  if (!same_verdict(t, score)) return false;
   ++sums_.agree;
-  bool parts = static_cast<std::size_t>(t.components_size()) == score.components.size();
-  for (const auto& [name, value] : score.components) {
-    const auto found = t.components().find(name);
-    parts = parts && found != t.components().end() && same(found->second, value);
-  }
-  if (!parts) ++sums_.components_differ;
+  if (!same_parts(t, score)) ++sums_.components_differ;
   return true;
 }
 

@@ -34,6 +34,18 @@ std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& t,
   return turns;
 }
 
+bool same_verdict(const schema::Trajectory& t, const data_plane::Score& score) {
+  return same(t.reward(), score.reward) && t.correct() == score.correct;
+}
+
+bool same_parts(const schema::Trajectory& t, const data_plane::Score& score) {
+  if (static_cast<std::size_t>(t.components_size()) != score.components.size()) return false;
+  return std::ranges::all_of(score.components, [&](const auto& part) {
+    const auto found = t.components().find(part.first);
+    return found != t.components().end() && same(found->second, part.second);
+  });
+}
+
 Result<SecondLook::Found> SecondLook::find(const schema::Trajectory& t, const schema::Problem& problem,
                                            const std::atomic<bool>* stop) const {
   try {
@@ -83,15 +95,10 @@ Result<SecondLook::Found> SecondLook::play(const schema::Trajectory& t, const sc
 }
 
 std::optional<Refusal> SecondLook::difference(const schema::Trajectory& t, const data_plane::Score& score) {
-  if (!learner::same(t.reward(), score.reward) || t.correct() != score.correct)
+  if (!same_verdict(t, score))
     return because("wrong score", true, "reward {} ({}), expected {} ({})", t.reward(), verdict(t.correct()),
                    score.reward, verdict(score.correct));
-  bool components = static_cast<std::size_t>(t.components_size()) == score.components.size();
-  for (const auto& [name, value] : score.components) {
-    const auto found = t.components().find(name);
-    components = components && found != t.components().end() && learner::same(found->second, value);
-  }
-  if (!components) return because("wrong score", true, "the parts of its reward are not those of this task");
+  if (!same_parts(t, score)) return because("wrong score", true, "the parts of its reward are not those of this task");
   return std::nullopt;
 }
 

@@ -34,6 +34,10 @@ std::vector<model::Token> response_of(const schema::Trajectory& trajectory);
 std::vector<std::span<const model::Token>> turns_of(const schema::Trajectory& trajectory,
                                                     std::span<const model::Token> response);
 
+// Whether the trajectory's score is this one: reward and verdict, and its named parts.
+bool same_verdict(const schema::Trajectory& trajectory, const data_plane::Score& score);
+bool same_parts(const schema::Trajectory& trajectory, const data_plane::Score& score);
+
 // Immutable; may be used from several threads at once. The adapter must outlive it.
 class SecondLook {
  public:

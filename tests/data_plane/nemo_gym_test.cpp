@@ -8,10 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "base/random.hpp"
 #include "data_plane/adapters/adapter.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/data_plane/spoilt.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -236,18 +234,7 @@ TEST_F(NemoGymTest, WhatCannotBeSaysWhy) {
 TEST(NemoGymMessages, SpoiltOnesAreRefusedOrRead) {
   const std::string seeds[] = {R"({"reward":0.5,"reward_components":{"a":1},"mask_sample":false,"failure_reason":null})",
                                R"({"responses_create_params":{"input":[{"role":"user","content":[{"type":"input_text","text":"t"}]}]},"expected_answer":"4"})"};
-  Random random(13, 0);
-  for (int round = 0; round < 20'000; ++round) {
-    std::string text = seeds[random.below(std::size(seeds))];
-    for (std::uint64_t i = random.below(4); i > 0 && !text.empty(); --i) {
-      const std::size_t at = random.below(text.size());
-      if (random.below(2) == 0)
-        text[at] = static_cast<char>(random.below(256));
-      else
-        text.erase(at, 1 + random.below(8));
-    }
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
-  }
+  feed_spoilt(seeds, 13);
 }
 
 }  // namespace

@@ -7,12 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "base/random.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/adapters/openenv/messages.hpp"
 #include "tests/data_plane/openenv_server.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/data_plane/spoilt.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -169,18 +167,7 @@ TEST(OpenEnvMessages, Endpoints) {
 TEST(OpenEnvMessages, SpoiltOnesAreRefusedOrRead) {
   const std::string seeds[] = {R"({"type":"observation","data":{"observation":{"a":{"b":"text"}},"reward":0.5,"done":true}})",
                                R"({"type":"error","data":{"message":"m","code":"CAPACITY_REACHED"}})", "https://[::1]:8000/a/ws"};
-  Random random(11, 0);
-  for (int round = 0; round < 20'000; ++round) {
-    std::string text = seeds[random.below(std::size(seeds))];
-    for (std::uint64_t i = random.below(4); i > 0 && !text.empty(); --i) {
-      const std::size_t at = random.below(text.size());
-      if (random.below(2) == 0)
-        text[at] = static_cast<char>(random.below(256));
-      else
-        text.erase(at, 1 + random.below(8));
-    }
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
-  }
+  feed_spoilt(seeds, 11);
 }
 
 }  // namespace
