@@ -57,6 +57,8 @@ Status GrantBook::check(const Grant& g, WorkerId child, std::uint64_t now_unix_m
     return fail(Code::kInvalid, kOperation, "it names other parents");
   if (now_unix_ms >= g.expires_unix_ms)
     return fail(Code::kStale, kOperation, "it ended {} ms ago by the learner's clock", now_unix_ms - g.expires_unix_ms);
+  if (g.issued < ended_until_)
+    return fail(Code::kStale, kOperation, "it was issued {} ms before all that can still be valid", ended_until_ - g.issued);
   const auto released = released_.find(child);
   if (released != released_.end() && g.issued <= released->second.first && !g.catch_up_to)
     return fail(Code::kStale, kOperation, "the learner has given the child another parent since");

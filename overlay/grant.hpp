@@ -2,6 +2,8 @@
 // twice as long as a worker is kept while it is away, and is given anew at half of that, so a fleet without its learner
 // goes on forwarding for at least as long as its workers wait. Pure.
 #pragma once
+#include <algorithm>
+
 #include "overlay/proof.hpp"
 
 namespace echoline::overlay {
@@ -44,6 +46,9 @@ class GrantBook {
   // One that was shown is followed by another.
   Status show_anew(WorkerId child, const SignedGrant& grant, std::uint64_t now_unix_ms);
   Status check_wanted(WorkerId child, const StripeMask& wanted) const;
+  // The learner's clock can go back, what it issues (LearnerCore::issue_time) cannot: a grant issued a lifetime before
+  // what was last heard of it has ended, whatever the clock says.
+  void heard(std::uint64_t issued, std::uint64_t lifetime_ms) { ended_until_ = std::max(ended_until_, issued - std::min(issued, lifetime_ms)); }
   // The learner has given the child other parents: what was issued until then ends here.
   void release(WorkerId child, std::uint64_t issued, std::uint64_t forget_at_unix_ms);
   // Children whose grants have ended (second: that were helped), forgotten here.
@@ -60,6 +65,7 @@ class GrantBook {
 
   const Checker& checker_;
   WorkerId self_;
+  std::uint64_t ended_until_ = 0;  // by the time of issue
   std::map<std::pair<WorkerId, bool>, Shown> shown_;  // by child, and whether it is helped
   std::map<WorkerId, std::pair<std::uint64_t, std::uint64_t>> released_;  // issued until, to be forgotten at
 };

@@ -390,6 +390,7 @@ void MemberCore::on_beacon(const Signed& as_signed, TimePoint now, bool first_ha
   }
   beacon_ = as_signed;
   beacon_sequence_ = beacon->sequence;
+  grants_.heard(beacon->sequence, grant_lifetime_ms(away_max_));
   begin_epoch(beacon->epoch, now);
   if (store_.erase_abandoned(beacon->newest, beacon->sequence)) store_changed(now);
   newest_ = std::max(beacon->newest, store_.newest());  // an absent one is the least

@@ -240,7 +240,9 @@ void MemberCore::activate(TimePoint now) {
     staged_.reset();
     most_chunks_.clear();
     stalled_since_ = now;
-    return need_help(*newest_, now);
+    deliver(now);  // what came meanwhile, if that goes without it
+    if (!staged_) need_help(*newest_, now);
+    return;
   }
   config_.state.floor = staged_->last;
   for (act::Deliver& delivery : staged_->deliveries) {

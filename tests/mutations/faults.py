@@ -153,6 +153,8 @@ FAULTS = [
     Fault("a grant is good at any parent", GRANT, "return f.parent == self_; }))", "return f.parent == self_; }) && false)",
           "overlay_core_test"),
     Fault("a grant never ends", GRANT, "if (now_unix_ms >= g.expires_unix_ms)", "if (false)", "overlay_core_test", True),
+    Fault("a grant that has ended is good again when the clock goes back", GRANT, "if (g.issued < ended_until_)", "if (false)",
+          "overlay_core_test"),
     Fault("a child that was given another parent stays", GRANT,
           "g.issued <= released->second.first && !g.catch_up_to", "false", "overlay_core_test"),
     # Who comes back, from wherever and whenever.
@@ -185,6 +187,8 @@ FAULTS = [
           "void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {\n  excuse_pause(now);\n",
           "void LearnerCore::on_closed(ConnId conn, const std::string& reason, TimePoint now) {\n", "overlay_core_test"),
     Fault("what comes later keeps its room", STORE, "later_may_go && used", "false && later_may_go && used", "overlay_parts_test"),
+    Fault("what came while the disk lost what was staged lies there", MEMBER_PUB, "    deliver(now);  // what came meanwhile, if that", "    // if that",
+          "overlay_core_test"),
     Fault("a full disk is offered everything again", STORE, "offered < 2", "offered < 1'000'000", "overlay_parts_test"),
     Fault("a snapshot finds no room beside what was made for one", LEARNER_PUB,
           "if (status || !key.full() || key.version != newest()) return status;", "return status;", "overlay_core_test"),

@@ -195,6 +195,33 @@ TEST(Member, ComesBackToItsFloorThoughItsDiskLostTheWayThere) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1), delta(3, 2)));
 }
 
+// What was staged is lost while its floor is being saved, and all that goes without it is here already: no chunk will come.
+TEST(Member, InstallsWhatCameWhileTheDiskLostWhatWasStaged) {
+  MemberConfig c = config();
+  c.store = {Bytes{5000}, Bytes{1 << 20}, true};
+  c.durable = true;
+  Member m(c);
+  const Made first = make(full(1), 10'000);
+  m.core.on_saved(ok(), m.now);
+  m.saves = false;
+  m.tell(m.parent, first.opening);
+  for (std::size_t i = 0; i < first.chunks.size(); ++i) {
+    m.frame(m.parent, first.chunk(i));
+    for (const auto& s : m.all<act::Spool>())
+      if (s.chunk) m.core.on_spooled(s.publication, *s.chunk, ok(), m.now);
+    m.take();
+  }
+  m.tell(m.parent, first.closing);
+  ASSERT_TRUE(std::holds_alternative<act::SaveState>(m.actions.back())) << "version 1 is staged";
+  m.core.on_unspooled(first.id, 0, Slice(std::vector<std::byte>(3)), m.now);
+  m.whole(make(full(4), 500));
+  EXPECT_THAT(m.delivered(), IsEmpty());
+  m.saves = true;
+  m.core.on_saved(ok(), m.now);
+  m.take();
+  EXPECT_THAT(m.delivered(), ElementsAre(full(4)));
+}
+
 TEST(Member, DialsAnewWhenItsMessagesAreNotTaken) {
   Member m;
   const Slice message{std::vector<std::byte>(kMessageBytesMax / 4)};

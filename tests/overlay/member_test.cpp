@@ -585,6 +585,19 @@ TEST(Member, ServesAChildAsLongAsTheLearnerWantsItTo) {
   EXPECT_FALSE(n.closed(ConnId{6})) << "and back again";
 }
 
+TEST(Member, AGrantThatHasEndedStaysEndedWhenTheLearnersClockGoesBack) {
+  Member m;
+  const auto served = [&](ConnId conn, double issued_unix_s) {
+    m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
+    m.tell(conn, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7, {.issued_unix_s = issued_unix_s, .lifetime_s = 36'000})});
+    return !m.closed(conn);
+  };
+  EXPECT_TRUE(served(ConnId{2}, kMadeUnix_s - 7'200)) << "its time has not come, by the clock";
+  m.tell(kControl, SignedBeacon{m.beacon_now()});
+  EXPECT_FALSE(served(ConnId{4}, kMadeUnix_s - 7'200)) << "what the learner has issued since is later by more than a lifetime";
+  EXPECT_TRUE(served(ConnId{6}, kMadeUnix_s));
+}
+
 TEST(Member, ShowsItsGrantAndTheOneThatFollows) {
   Member m;
   const SignedGrant first = made_grant(7, 4), second = made_grant(7, 4, {.issued_unix_s = kMadeUnix_s + 60});
