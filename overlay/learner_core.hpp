@@ -177,6 +177,7 @@ class LearnerCore final : public Core {
     chains::Topology topology;
   };
   struct Closing {  // its digest is being saved
+    Version version;
     Manifest manifest;
     SignedManifest as_signed;
   };

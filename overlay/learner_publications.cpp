@@ -119,7 +119,7 @@ Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_si
                 to_hex(it->second), to_hex(manifest.policy_digest));
   }
   if (state_.published.size() > kVersionsKept) state_.published.erase(state_.published.begin());
-  closing_.push_back({manifest, as_signed});
+  closing_.push_back({version, manifest, as_signed});
   if (added)
     save(now);
   else if (!saving_ && save_retry_at_ == kNever)
@@ -139,10 +139,8 @@ void LearnerCore::abandon(const PublicationId& id, TimePoint now) {
 void LearnerCore::close_finished(TimePoint now) {
   for (const Closing& c : std::exchange(closing_, {})) {
     const auto closed = store_.close(c.manifest, c.as_signed);
-    if (!closed) log::error("{}", closed.error().message());
-    const StoredPublication* stored = store_.find(c.manifest.publication);
-    if (!stored) continue;
-    edges_.reach(stored->key().version);
+    if (!closed) log::error("version {}: {}", c.version, closed.error().message());
+    edges_.reach(c.version);  // also where it has expired meanwhile: it is published, and something has to lead there
   }
   edges_.on_store_changed(now);
   ask_for_catch_up(now);

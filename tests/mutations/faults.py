@@ -189,6 +189,8 @@ FAULTS = [
     Fault("what comes later keeps its room", STORE, "later_may_go && used", "false && later_may_go && used", "overlay_parts_test"),
     Fault("what came while the disk lost what was staged lies there", MEMBER_PUB, "    deliver(now);  // what came meanwhile, if that", "    // if that",
           "overlay_core_test"),
+    Fault("what expired before it was saved is forgotten", LEARNER_PUB, "edges_.reach(c.version);",
+          "if (store_.find(c.manifest.publication)) edges_.reach(c.version);", "overlay_core_test"),
     Fault("a full disk is offered everything again", STORE, "offered < 2", "offered < 1'000'000", "overlay_parts_test"),
     Fault("a snapshot finds no room beside what was made for one", LEARNER_PUB,
           "if (status || !key.full() || key.version != newest()) return status;", "return status;", "overlay_core_test"),

@@ -298,6 +298,23 @@ TEST(Overlay, WhereNothingHelpsTheLearnerProvidesASnapshot) {
   EXPECT_EQ(hall.learner().all<act::NeedCatchUp>().size(), 1u);
 }
 
+// What was to be published expired while its digest could not be saved. It is published all the same once it can be.
+TEST(Overlay, WhatExpiredBeforeItWasSavedIsProvidedAnew) {
+  Hall hall;
+  hall.join_all(2);
+  MadeOptions soon_over;
+  soon_over.lifetime_s = seconds(hall.now().time_since_epoch()) + 20;
+  ASSERT_TRUE(hall.publish(make(full(0), 1'000, soon_over)).has_value());
+  ASSERT_TRUE(hall.run_until([&] { return hall.all_have(0); }));
+  hall.learner().disk_fails = true;
+  ASSERT_TRUE(hall.publish(make(delta(1, 0), 500, soon_over)).has_value());
+  hall.run_for(std::chrono::seconds(25));
+  ASSERT_TRUE(hall.learner().all<act::NeedCatchUp>().empty());
+  hall.learner().disk_fails = false;
+  ASSERT_TRUE(hall.run_until([&] { return hall.all_have(1); }));
+  EXPECT_FALSE(hall.learner().all<act::NeedCatchUp>().empty());
+}
+
 // One delta from where the worker stands, whichever that is; several workers at several versions get one each.
 TEST(Overlay, WhoMissedManyVersionsGetsOneDeltaFromTheLearner) {
   Hall hall([](LearnerConfig& c) { c.policy = chains::TopologyPolicy::kStar; });
