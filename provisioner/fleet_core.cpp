@@ -79,11 +79,11 @@ void FleetCore::on(const fleet::Booked& e) {
   Machine* machine = rented_as(e.offer);
   if (machine == nullptr || machine->state != MachineState::kAsked || machine->unwanted) {
     actions_.push_back(fleet::BookEnd{e.ticket, machine ? machine->why : "nobody wants it any more", false});
-    if (machine != nullptr && machine->state == MachineState::kAsked) machines_.erase(key_of(*machine));
+    if (machine != nullptr && machine->state == MachineState::kAsked) erase(*machine);
     return;
   }
   machine->ticket = e.ticket;
-  by_ticket_[e.ticket] = key_of(*machine);
+  by_ticket_[e.ticket] = machine->key;
   move(*machine, MachineState::kStarting);
   machine->answered = false;
   ++started_;
@@ -96,15 +96,13 @@ void FleetCore::on(const fleet::BookingFailed& e) {
   note("failed", e.offer, "not booked, so not rented: " + e.why);
   blame(*machine, false);
   loss_to_replace_ = true;
-  machines_.erase(key_of(*machine));
+  erase(*machine);
 }
 
 void FleetCore::on(const fleet::Recovered& e) {
   if (of(e.ticket) != nullptr) return;
-  const std::uint64_t key = next_++;
-  Machine& machine = machines_[key];
-  by_ticket_[e.ticket] = key;
-  machine.offer = e.offer;
+  Machine& machine = add(e.offer);
+  by_ticket_[e.ticket] = machine.key;
   machine.ticket = e.ticket;
   machine.instance = e.instance;
   machine.state = MachineState::kDoubtful;
@@ -119,9 +117,8 @@ void FleetCore::on(const fleet::Recovered& e) {
 void FleetCore::on(const fleet::Started& e) {
   Machine* machine = of(e.ticket);
   if (machine == nullptr) {  // given up long ago: whatever it is, it goes
-    const std::uint64_t key = next_++;
-    machine = &machines_[key];
-    by_ticket_[e.ticket] = key;
+    machine = &add({});
+    by_ticket_[e.ticket] = machine->key;
     machine->ticket = e.ticket;
     machine->state = MachineState::kDoubtful;
     machine->since = machine->asked = now_;
@@ -245,7 +242,7 @@ void FleetCore::on(const fleet::Joined& e) {
   if (machine->worker && *machine->worker != e.worker) by_worker_.erase(*machine->worker);
   machine->worker = e.worker;
   progressed(*machine);
-  by_worker_[e.worker] = key_of(*machine);
+  by_worker_[e.worker] = machine->key;
   if (machine->state == MachineState::kDraining) actions_.push_back(fleet::Drain{e.worker, machine->why});  // back, and told anew
   if (machine->state != MachineState::kBooting) return;
   move(*machine, MachineState::kWorking);
@@ -385,12 +382,22 @@ FleetCore::Machine* FleetCore::rented_as(const std::string& offer) {
   return const_cast<Machine*>(std::as_const(*this).machine_of(offer));
 }
 
-std::uint64_t FleetCore::key_of(const Machine& machine) const {
-  return std::find_if(machines_.begin(), machines_.end(), [&](const auto& entry) { return &entry.second == &machine; })->first;
+FleetCore::Machine& FleetCore::add(const FleetOffer& offer) {
+  Machine& machine = machines_[next_];
+  machine.key = next_++;
+  machine.offer = offer;
+  by_offer_.emplace(offer.id, machine.key);
+  return machine;
+}
+
+void FleetCore::erase(const Machine& machine) {
+  by_offer_.erase({machine.offer.id, machine.key});
+  machines_.erase(std::uint64_t{machine.key});
 }
 
 FleetCore::Machine* FleetCore::dearest(const std::function<bool(const Machine&)>& meant) {
-  const auto unit_cost = [&](const Machine& machine) { return price_of(machine) / std::max(rate_of(machine), 1e-12); };
+  const double scale = traffic_scale();
+  const auto unit_cost = [&](const Machine& machine) { return price_of(machine, scale) / std::max(rate_of(machine), 1e-12); };
   Machine* found = nullptr;
   for (auto& [key, machine] : machines_)
     if (meant(machine) && (found == nullptr || unit_cost(machine) > unit_cost(*found))) found = &machine;
@@ -398,9 +405,8 @@ FleetCore::Machine* FleetCore::dearest(const std::function<bool(const Machine&)>
 }
 
 const FleetCore::Machine* FleetCore::machine_of(const std::string& offer) const {
-  for (const auto& [key, machine] : machines_)
-    if (machine.offer.id == offer) return &machine;
-  return nullptr;
+  const auto it = by_offer_.lower_bound({offer, 0});
+  return it == by_offer_.end() || it->first != offer ? nullptr : &machines_.at(it->second);
 }
 
 const FleetCore::Machine* FleetCore::machine_of(Ticket ticket) const {
@@ -484,9 +490,8 @@ void FleetCore::forget(Machine& machine, const std::string& why, bool ran) {
   if (machine.worker) by_worker_.erase(*machine.worker);
   const auto it = by_ticket_.find(machine.ticket);
   ECHO_CHECK(it != by_ticket_.end());
-  const std::uint64_t key = it->second;
   by_ticket_.erase(it);
-  machines_.erase(key);
+  erase(machine);
 }
 
 void FleetCore::lose(Machine& machine, const std::string& what, const std::string& why) {

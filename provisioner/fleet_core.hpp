@@ -256,6 +256,7 @@ struct FleetNumbers {
 class FleetCore {
  public:
   struct Machine {
+    std::uint64_t key = 0;  // of machines()
     FleetOffer offer;
     Ticket ticket = 0;
     InstanceId instance;
@@ -343,7 +344,8 @@ class FleetCore {
   Machine* of(Ticket ticket);
   Machine* of(WorkerId worker);
   Machine* rented_as(const std::string& offer);
-  std::uint64_t key_of(const Machine& machine) const;
+  Machine& add(const FleetOffer& offer);
+  void erase(const Machine& machine);
   // The one that costs most per rollout of those that may be meant; null: none.
   Machine* dearest(const std::function<bool(const Machine&)>& meant);
   void move(Machine& machine, MachineState to);
@@ -385,7 +387,8 @@ class FleetCore {
   Bytes payload() const;
   double traffic_scale() const;  // what traffic costs, as measured, against the plan
   double price_of(const FleetOffer& offer) const;  // an hour, traffic included
-  double price_of(const Machine& machine) const;
+  double price_of(const Machine& machine) const { return price_of(machine, traffic_scale()); }
+  static double price_of(const Machine& machine, double traffic_scale);
   double usd_per_hour() const;
   double spent() const;
   double idle() const;
@@ -400,6 +403,7 @@ class FleetCore {
   std::map<std::string, double> shares_;  // by host_of(): what it keeps of its promises
   std::vector<std::string> wanted_;
   std::map<std::uint64_t, Machine> machines_;  // by a number of their own, which grows
+  std::set<std::pair<std::string, std::uint64_t>> by_offer_;  // the offers' ids
   std::map<Ticket, std::uint64_t> by_ticket_;
   std::map<WorkerId, std::uint64_t> by_worker_;
   std::uint64_t next_ = 1;

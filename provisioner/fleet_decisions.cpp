@@ -115,14 +115,14 @@ double FleetCore::price_of(const FleetOffer& offer) const {
   return offer.usd_per_hour + offer.traffic_usd_per_hour * traffic_scale();
 }
 
-double FleetCore::price_of(const Machine& machine) const {
-  if (machine.traffic_usd_per_hour) return machine.offer.usd_per_hour + *machine.traffic_usd_per_hour;
-  return price_of(machine.offer);
+double FleetCore::price_of(const Machine& machine, double traffic_scale) {
+  return machine.offer.usd_per_hour + machine.traffic_usd_per_hour.value_or(machine.offer.traffic_usd_per_hour * traffic_scale);
 }
 
 double FleetCore::usd_per_hour() const {
+  const double scale = traffic_scale();
   double total = 0;
-  for (const auto& [key, machine] : machines_) total += price_of(machine);
+  for (const auto& [key, machine] : machines_) total += price_of(machine, scale);
   return total;
 }
 
@@ -203,7 +203,8 @@ void FleetCore::retarget() {
 
 void FleetCore::mind_time_limits() {
   std::vector<std::uint64_t> keys;
-  for (const auto& [key, machine] : machines_) keys.push_back(key);
+  for (const auto& [key, machine] : machines_)
+    if (machine.state != MachineState::kWorking) keys.push_back(key);
   for (const std::uint64_t key : keys) {
     Machine& machine = machines_.at(key);
     const Duration waited = now_ - machine.asked;
@@ -269,9 +270,10 @@ void FleetCore::mind_budgets() {
     return;
   }
   while (rules_.usd_per_hour_max) {
+    const double scale = traffic_scale();
     double total = 0;
     for (const auto& [key, machine] : machines_)
-      if (counts(machine)) total += price_of(machine);
+      if (counts(machine)) total += price_of(machine, scale);
     Machine* const dearest = this->dearest([&](const Machine& machine) { return counts(machine); });
     if (dearest == nullptr || total <= *rules_.usd_per_hour_max * (1 + 1e-9)) break;
     note("released", dearest->offer.id,
@@ -302,8 +304,7 @@ std::size_t FleetCore::rentals_allowed() const {
 
 void FleetCore::rent(const std::string& offer, const std::string& what, const std::string& why, bool replaces) {
   const FleetOffer& chosen = book_.find(offer)->second.offer;
-  Machine& machine = machines_[next_++];
-  machine.offer = chosen;
+  Machine& machine = add(chosen);
   machine.share = share_of(chosen);
   machine.since = machine.asked = now_;
   replaced_ += replaces ? 1 : 0;
@@ -313,6 +314,8 @@ void FleetCore::rent(const std::string& offer, const std::string& what, const st
 
 // What the plan chose comes first. Where an earlier process left machines that are used, only what they lack.
 void FleetCore::rent_wanted() {
+  if (wanted_.empty()) return;
+  const bool adopted = std::any_of(machines_.begin(), machines_.end(), [](const auto& m) { return m.second.adopt; });
   std::vector<std::string> later;
   for (const std::string& id : std::exchange(wanted_, {})) {
     const Machine* machine = rented_as(id);
@@ -327,7 +330,6 @@ void FleetCore::rent_wanted() {
       loss_to_replace_ = true;
     }
     if (machine != nullptr || entry == book_.end()) continue;
-    const bool adopted = std::any_of(machines_.begin(), machines_.end(), [](const auto& m) { return m.second.adopt; });
     if (adopted && expected() >= target_.provisioned_rollouts_per_s * (1 - rules::kDeadband)) continue;
     const double price = price_of(entry->second.offer);
     if (machines_.size() >= rules_.machines_max || !affordable(usd_per_hour() + price)) {
