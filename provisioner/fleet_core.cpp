@@ -285,7 +285,13 @@ void FleetCore::on(const fleet::Beat& e) {
 
 void FleetCore::on(const fleet::Moved& e) {
   Machine* machine = of(e.worker);
-  if (machine == nullptr || machine->samples.empty()) return;
+  if (machine == nullptr) return;
+  if (machine->samples.empty()) {  // what it says it has received counts up to a snapshot, and once
+    const Bytes part{rules_.snapshot.count / rules::kArrivalParts};
+    if (part == Bytes{} || e.received.count < machine->received_then.count + part.count || machine->received_then >= rules_.snapshot) return;
+    machine->received_then = e.received;
+    return progressed(*machine);
+  }
   auto& traffic = machine->traffic;
   if (!traffic.empty() && (e.received < traffic.back().received || e.forwarded < traffic.back().forwarded)) traffic.clear();
   const Duration period = rules_.pace.publish_every * step_time();

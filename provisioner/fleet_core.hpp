@@ -39,6 +39,7 @@ struct FleetRules {
   LearnerPace pace;           // as planned; T until it has been measured
   Duration broadcast_time{};  // T_b, until it has been measured
   Bytes payload{};            // of a publication, until it has been measured; 0: what traffic costs stays as planned
+  Bytes snapshot{};           // what a newcomer has to receive before it can hand in anything; 0: nothing
   double headroom = 0.10;     // of the target above M*
   double group_size = 1;      // rollouts that one worker generates as a unit
   std::size_t machines_max = 64;
@@ -66,6 +67,7 @@ inline constexpr std::size_t kRentalsPerMinute = 4;  // or a quarter of machines
 inline constexpr std::size_t kPaceSamples = 15;      // the median of so many measured T and T_b counts
 inline constexpr std::size_t kPaceSamplesMin = 5;
 inline constexpr double kLied = 0.7;  // who does less than this of what was promised is taken at what it did
+inline constexpr std::uint64_t kArrivalParts = 8;  // of a snapshot: a newcomer that has received another one is not stalled
 inline constexpr Duration kDrain = std::chrono::minutes(2);  // for handing in what was begun, before a machine is let go
 inline constexpr Duration kTrafficWindow = std::chrono::minutes(5);  // of a worker's measured traffic; five periods if longer
 inline constexpr Duration kReserve = std::chrono::minutes(3);  // of the total budget, kept for giving everything back
@@ -278,8 +280,9 @@ class FleetCore {
     std::deque<Sample> samples;
     std::optional<double> measured;  // rollouts/s, of them
     double unfinished_s = 0;  // worked on what it has not handed in yet
-    double rollouts_then = 0;  // of the whole fleet, when it last handed in something
+    double rollouts_then = 0;  // of the whole fleet, when it last handed in something, or was seen to receive its first policy
     Duration worked_then{};
+    Bytes received_then{};  // of that policy
     struct Traffic {
       TimePoint at;
       Bytes received, forwarded;

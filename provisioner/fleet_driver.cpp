@@ -26,6 +26,7 @@ FleetRules rules_of(const FleetOptions& options) {
   rules.pace = request.pace;
   rules.broadcast_time = options.plan.broadcast_time;
   rules.payload = request.delta_bytes;
+  rules.snapshot = request.full_bytes;
   rules.headroom = request.headroom;
   rules.group_size = request.group_size;
   rules.machines_max = request.workers_max;

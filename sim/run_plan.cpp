@@ -119,6 +119,7 @@ Result<RunStart> plan_simulated_run(const RunScenario& s) {
   FleetRules& rules = start.rules;
   rules.pace = s.request.pace;
   rules.payload = s.request.delta_bytes;
+  rules.snapshot = s.full_bytes;
   rules.headroom = s.request.headroom;
   rules.group_size = s.request.group_size;
   rules.machines_max = s.request.workers_max;

@@ -20,9 +20,10 @@ constexpr std::size_t kMachinesPerTick = 2000;  // the core is called every seco
 constexpr std::size_t kTailsMax = 64;           // groups of which only the longest responses are missing, of one worker
 constexpr double kStuckAfter = 6 * 3600;        // without a worker
 constexpr double kWaitMax = 24 * 3600;          // for one batch, or 100 steps if that is longer
+constexpr int kArrivals = 8;                    // parts in which a newcomer's first policy is counted
 constexpr std::size_t kWorkersMax = 2'000'000;  // of a run, those that were lost included
 
-enum Kind : std::uint32_t { kTick, kJoins, kSynced, kServed, kHandIn, kDelivered, kInstalled, kEnding, kDies, kHangs, kNoticed,
+enum Kind : std::uint32_t { kTick, kJoins, kArrives, kSynced, kServed, kHandIn, kDelivered, kInstalled, kEnding, kDies, kHangs, kNoticed,
                             kGivenUp, kTrained, kLinksFree, kPreempts };
 enum class State { kBooting, kSyncing, kWorking, kDead };
 
@@ -39,6 +40,7 @@ struct SimWorker {
   bool hung = false, draining = false, drained = false;
   std::uint64_t version = 0, delivered = 0;  // installed; held
   std::uint64_t not_before = 0;              // of publications: it was not there for older ones
+  bool of_the_first = false;                 // but for the first one, where it was
   bool installing = false, install_waits = false, serving = false;
   double ends_s = 0, began_s = 0;            // of what it is at
   std::uint32_t turn = 0;                    // of kServed events: others are void
@@ -109,6 +111,7 @@ class Simulation {
     switch (static_cast<Kind>(e.kind)) {
       case kTick: return tick();
       case kJoins: return joins(w), ok();
+      case kArrives: return arrives(w), ok();
       case kSynced: return synced(w), ok();
       case kServed: return served(w, static_cast<std::uint32_t>(e.a)), ok();
       case kHandIn: return hand_in(w, e.a), ok();
@@ -177,9 +180,15 @@ class Simulation {
     SimWorker& worker = workers_[w];
     worker.delivered = newest_out_;
     worker.not_before = newest_out_ + 1;
-    const double takes = seconds(broadcast_.from_a_neighbour(s_.full_bytes, receiver(w)) + s_.request.install_time);
-    moved(w, static_cast<double>(s_.full_bytes.count), 0);
-    push(now_ + takes, kSynced, w, newest_out_);
+    const double takes = seconds(broadcast_.from_a_neighbour(s_.full_bytes, receiver(w)));
+    receives_first(w, takes);
+    push(now_ + takes + seconds(s_.request.install_time), kSynced, w, newest_out_);
+  }
+  void receives_first(std::size_t w, double takes) {
+    for (int part = 1; part <= kArrivals; ++part) push(now_ + takes * part / kArrivals, kArrives, w);
+  }
+  void arrives(std::size_t w) {
+    if (workers_[w].state != State::kDead) moved(w, static_cast<double>(s_.full_bytes.count) / kArrivals, 0);
   }
 
   void synced(std::size_t w) {
@@ -198,6 +207,10 @@ class Simulation {
     ask(w);
   }
 
+  static bool was_there(const SimWorker& worker, std::uint64_t version) {
+    return version >= worker.not_before || (version == 0 && worker.of_the_first);
+  }
+
   void leaves(std::size_t w) {
     SimWorker& worker = workers_[w];
     if (worker.state == State::kDead) return;
@@ -212,7 +225,7 @@ class Simulation {
       broadcast_.remove(id_of(w));
       for (auto it = open_.begin(); it != open_.end();) {
         const std::uint64_t version = it->first;
-        const bool waited_for = worker.not_before <= version && worker.version < version;
+        const bool waited_for = was_there(worker, version) && (worker.version < version || worker.state == State::kSyncing);
         if (waited_for && it->second.targets > 0) --it->second.targets;
         it = waited_for && quorum_reached(it->second) ? open_.erase(it) : std::next(it);
       }
@@ -372,8 +385,11 @@ class Simulation {
         continue;
       }
       ++open.targets;
-      moved(w, bytes, bytes * broadcast_.copies_of(id_of(w)));
-      push(now_ + seconds(broadcast_.time_of(id_of(w))), kDelivered, w, what.version);
+      const double takes = seconds(broadcast_.time_of(id_of(w)));
+      worker.of_the_first |= first;
+      if (first) receives_first(w, takes);
+      moved(w, first ? 0 : bytes, bytes * broadcast_.copies_of(id_of(w)));
+      push(now_ + takes, kDelivered, w, what.version);
     }
     row.workers = open.targets;
     result_.publications.push_back(row);
@@ -407,10 +423,14 @@ class Simulation {
 
   void delivered(std::size_t w, std::uint64_t version) {
     SimWorker& worker = workers_[w];
-    if (worker.state == State::kDead || version < worker.delivered) return;
+    if (worker.state == State::kDead) return;
+    const bool newest = version >= worker.delivered;
     worker.delivered = std::max(worker.delivered, version);
-    if (worker.state == State::kSyncing && version > 0) return;  // installed with what it is being sent
-    if (worker.state == State::kSyncing) return push(now_ + seconds(s_.request.install_time), kInstalled, w, version);
+    if (worker.state == State::kSyncing) {  // what came meanwhile is installed with the first
+      if (version == 0) push(now_ + seconds(s_.request.install_time), kInstalled, w, worker.delivered);
+      return;
+    }
+    if (!newest) return;
     if (s_.on_new_policy == OnNewPolicy::kFinish && !worker.queue.empty()) {
       worker.install_waits = true;
       return;
@@ -422,8 +442,7 @@ class Simulation {
     SimWorker& worker = workers_[w];
     worker.install_waits = false;
     if (worker.installing) return;  // the newest is installed when that is done
-    worker.installing = true;
-    no_longer_idle(worker);
+    worker.installing = true;  // its request for work waits on, where there is one
     if (s_.on_new_policy == OnNewPolicy::kAbort) {
       settle_busy(worker);
       ++worker.turn;
@@ -446,7 +465,7 @@ class Simulation {
     worker.version = std::max(worker.version, version);
     worker.installing = false;
     for (auto it = open_.begin(); it != open_.end();) {
-      const bool counts = it->first <= worker.version && it->first >= worker.not_before && (it->first > before || worker.state == State::kSyncing);
+      const bool counts = it->first <= worker.version && was_there(worker, it->first) && (it->first > before || worker.state == State::kSyncing);
       it->second.installed += counts ? 1 : 0;
       it = counts && quorum_reached(it->second) ? open_.erase(it) : std::next(it);
     }

@@ -589,6 +589,32 @@ TEST_F(Fleet, AWorkerThatHandsInNothingWhileOthersDoIsReplaced) {
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
 }
 
+// A policy of gigabytes over a home uplink takes longer than a stalled worker is borne with.
+TEST_F(Fleet, ANewcomerIsNotStalledWhileItReceivesItsFirstPolicy) {
+  rules.snapshot = Bytes{8'000'000};
+  make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
+  const auto receives = [&](int s, std::uint64_t per_s) {
+    beat("a", 60, 1);
+    if (tickets.contains("b")) tell(fleet::Moved{worker("b"), Bytes{s * per_s}, Bytes{}});
+  };
+  pass(minutes(32), [&](int s) { receives(s, 4'167); });  // whole after 32 minutes
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+  pass(minutes(4), [&](int s) { receives(32 * 60 + s, 4'167); });
+  EXPECT_THAT(asked_to_stop, IsEmpty()) << "it has five minutes for its first group";
+  pass(minutes(2), [&](int s) { receives(36 * 60 + s, 4'167); });
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"])) << "what it receives besides is no sign of work";
+}
+
+TEST_F(Fleet, ANewcomerThatHardlyReceivesAnythingIsReplaced) {
+  rules.snapshot = Bytes{8'000'000};
+  make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
+  pass(minutes(5) + seconds(5), [&](int s) {
+    beat("a", 60, 1);
+    if (tickets.contains("b")) tell(fleet::Moved{worker("b"), Bytes{s * 3'000ull}, Bytes{}});
+  });
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"]));
+}
+
 TEST_F(Fleet, TheBudgetPerHourIsNeverPassed) {
   rules.usd_per_hour_max = 0.35;
   make({offer("a", 40, 0.1), offer("b", 40, 0.1), offer("c", 40, 0.2), offer("d", 40, 0.1)}, {"a", "b", "c"});
