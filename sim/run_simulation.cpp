@@ -502,6 +502,7 @@ class Simulation {
     if (worker.queue.size() >= s_.groups_at_once || worker.tails >= kTailsMax) return false;
     const auto leases = desk_.grant(w + 1, worker.version, s_.groups_at_once - worker.queue.size(), now_);
     for (const DeskLease& lease : leases) worker.queue.push_back(draw(lease));
+    if (!leases.empty()) no_longer_idle(worker);  // it has had its turn
     if (worker.queue.size() < s_.groups_at_once) {
       if (worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
     } else {
