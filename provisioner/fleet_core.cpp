@@ -398,7 +398,7 @@ FleetCore::Machine& FleetCore::add(const FleetOffer& offer) {
 
 void FleetCore::erase(const Machine& machine) {
   by_offer_.erase({machine.offer.id, machine.key});
-  machines_.erase(std::uint64_t{machine.key});
+  machines_.erase(std::uint64_t{machine.key});  // a copy: the key goes with its machine
 }
 
 FleetCore::Machine* FleetCore::dearest(const std::function<bool(const Machine&)>& meant) {

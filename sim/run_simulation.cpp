@@ -20,7 +20,6 @@ constexpr std::size_t kMachinesPerTick = 2000;  // the core is called every seco
 constexpr std::size_t kTailsMax = 64;           // groups of which only the longest responses are missing, of one worker
 constexpr double kStuckAfter = 6 * 3600;        // without a worker
 constexpr double kWaitMax = 24 * 3600;          // for one batch, or 100 steps if that is longer
-constexpr int kArrivals = 8;                    // parts in which a newcomer's first policy is counted
 constexpr std::size_t kWorkersMax = 2'000'000;  // of a run, those that were lost included
 
 enum Kind : std::uint32_t { kTick, kJoins, kArrives, kSynced, kServed, kHandIn, kDelivered, kInstalled, kEnding, kDies, kHangs, kNoticed,
@@ -185,10 +184,11 @@ class Simulation {
     push(now_ + takes + seconds(s_.request.install_time), kSynced, w, newest_out_);
   }
   void receives_first(std::size_t w, double takes) {
-    for (int part = 1; part <= kArrivals; ++part) push(now_ + takes * part / kArrivals, kArrives, w);
+    for (std::uint64_t part = 1; part <= rules::kArrivalParts; ++part)
+      push(now_ + takes * static_cast<double>(part) / static_cast<double>(rules::kArrivalParts), kArrives, w);
   }
   void arrives(std::size_t w) {
-    if (workers_[w].state != State::kDead) moved(w, static_cast<double>(s_.full_bytes.count) / kArrivals, 0);
+    if (workers_[w].state != State::kDead) moved(w, static_cast<double>(s_.full_bytes.count) / static_cast<double>(rules::kArrivalParts), 0);
   }
 
   void synced(std::size_t w) {
@@ -503,11 +503,7 @@ class Simulation {
     const auto leases = desk_.grant(w + 1, worker.version, s_.groups_at_once - worker.queue.size(), now_);
     for (const DeskLease& lease : leases) worker.queue.push_back(draw(lease));
     if (!leases.empty()) no_longer_idle(worker);  // it has had its turn
-    if (worker.queue.size() < s_.groups_at_once) {
-      if (worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
-    } else {
-      no_longer_idle(worker);
-    }
+    if (worker.queue.size() < s_.groups_at_once && worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
     serve(w);
     return !leases.empty();
   }
