@@ -194,8 +194,8 @@ TEST_F(Sandbox, TooMuchMemory) {
   const End end = run(command);
   EXPECT_EQ(end.why, Why::kMemory) << end.words();
   EXPECT_LT(end.memory.count, 1u << 30);
-  // Many that stay below it each.
-  command = shell("for i in 1 2 3 4 5 6; do (x=$(head -c 15000000 /dev/urandom | base64); sleep 5) & done; wait");
+  // Many that stay below it each. (A subshell becomes its last command and drops what it holds: hence the ":".)
+  command = shell("for i in 1 2 3 4 5 6; do (x=$(head -c 15000000 /dev/urandom | base64); sleep 5; :) & done; wait");
   command.limits.memory = {64u << 20};
   EXPECT_EQ(run(command).why, Why::kMemory);
   command = attempt({"memory_at_once"});
@@ -203,7 +203,7 @@ TEST_F(Sandbox, TooMuchMemory) {
   EXPECT_EQ(run(command).out, "stopped\n");
   expect_stopped({"hidden_memory"});
   // A process that has forked shares what it holds with its children, which is no more memory.
-  command = shell("x=$(head -c 20000000 /dev/urandom | base64 -w0); for i in 1 2 3 4; do (sleep 0.3) & done; wait");
+  command = shell("x=$(head -c 20000000 /dev/urandom | base64 -w0); for i in 1 2 3 4; do (sleep 0.3; :) & done; wait");
   command.limits.memory = {160u << 20};
   EXPECT_EQ(run(command).words(), "exited with status 0");
 }
