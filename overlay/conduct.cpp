@@ -140,7 +140,8 @@ void Conduct::step_down(WorkerId id, std::uint64_t now_ms) {
   for (auto& [child, other] : records_) other.failures_of.erase(id);
 }
 
-Conduct::Ruling Conduct::edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms) {
+Conduct::Ruling Conduct::edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms,
+                                     int weighs) {
   Record& reporter = of(child, now_ms);
   if (reporter.kept.slanders) return Ruling::kNothing;
   say(reporter.failures_of, parent);
@@ -150,8 +151,9 @@ Conduct::Ruling Conduct::edge_failed(WorkerId child, WorkerId parent, TimePoint 
   word.at_ms = now_ms;
   ++of(parent, now_ms).attempts;
   if (word.count >= kFailuresInARow) return Ruling::kNothing;  // they are apart, as far as that could be done
-  if (word.count + 1 >= kFailuresInARow && !reporter.partings.take(now)) return Ruling::kNothing;
-  if (++word.count < kFailuresInARow) return Ruling::kNothing;
+  if (word.count + weighs >= kFailuresInARow && !reporter.partings.take(now)) return Ruling::kNothing;
+  word.count += weighs;
+  if (word.count < kFailuresInARow) return Ruling::kNothing;
   const std::size_t of_parent = failed_with(parent, now_ms).size(), of_child = failed_with(child, now_ms).size();
   if (of_parent >= 2 && of_parent > of_child) {
     step_down(parent, now_ms);

@@ -27,6 +27,7 @@ class Conduct {
  public:
   static constexpr int kBadChunksMax = 2;        // of one parent, unproven, before its child and it are parted
   static constexpr int kFailuresInARow = 3;      // of one edge, before its ends are parted
+  static constexpr int kStallWeighs = 2;         // of them: nothing came over it for a whole stall time
   static constexpr double kWeightToCondemn = 2;  // of words; one weighs 1 by who accuses nobody else
   static constexpr std::size_t kAccusedAloneMax = 2;  // by one worker: accuses more whom nobody else does: it lies
   static constexpr int kBrokenMax = 5;                // messages in no known form, within a day
@@ -87,7 +88,8 @@ class Conduct {
   using Here = std::function<bool(WorkerId)>;
   Ruling bad_chunk(WorkerId child, WorkerId parent, std::uint64_t now_ms, const Here& here = nullptr);
   // An edge failed though both ends live. kParent and kChild: that one has lost a role.
-  Ruling edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms);
+  // weighs: as so many failures in a row.
+  Ruling edge_failed(WorkerId child, WorkerId parent, TimePoint now, std::uint64_t now_ms, int weighs = 1);
   // A child has installed what came over its edge from this parent. True: the parent has a better role now.
   bool delivered(WorkerId parent, WorkerId child, std::uint64_t now_ms);
 

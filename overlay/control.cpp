@@ -361,9 +361,10 @@ void write_to(wire::ControlMessage& out, const NeedHelp& m) {
   w.set_target(m.target.value);
   w.set_full_only(m.full_only);
   if (m.position) w.set_position(m.position->value);
+  w.set_stalled(m.stalled);
 }
 Result<NeedHelp> read(const wire::NeedHelp& w) {
-  NeedHelp m{Version{w.target()}, w.full_only(), {}};
+  NeedHelp m{Version{w.target()}, w.full_only(), {}, w.stalled()};
   if (w.has_position()) m.position = Version{w.position()};
   return m;
 }

@@ -109,6 +109,7 @@ struct NeedHelp {
   Version target;
   bool full_only = false;
   std::optional<Version> position;
+  bool stalled = false;  // they, or whoever was to help, have brought nothing for long; otherwise one of them says so
 };
 struct Help {
   Parent from;

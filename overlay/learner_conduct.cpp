@@ -86,20 +86,65 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     const auto planned = planned_rate(*edge, child, topology_.copies_sent_by(failed.parent));
     if (silent_to.size() >= 2 && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
   }
-  switch (conduct_.edge_failed(id, failed.parent, now, unix_ms(now))) {
+  const Conduct::Ruling ruling = conduct_.edge_failed(id, failed.parent, now, unix_ms(now));
+  const bool its_turn = ruling == Conduct::Ruling::kNothing && parent_dials_.contains({failed.parent, id});
+  if (its_turn && !not_before(child.view.info.data, now))
+    send_control(parent->second.control, DialChild{id, child.view.info.data}, now);  // opens the connection again
+  on_failed_edge(id, failed.parent, ruling, now);
+}
+
+void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now) {
+  switch (ruling) {
     case Conduct::Ruling::kNothing:
-      // Its turn to open the connection again.
-      if (parent_dials_.contains({failed.parent, id}) && !not_before(child.view.info.data, now))
-        send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
       return;
     case Conduct::Ruling::kPart:
-      return put_apart(id, failed.parent, now);
+      return put_apart(child, parent, now);
     case Conduct::Ruling::kParent:
-      log::warn("worker {} is moved behind the others: it failed to forward", failed.parent);
-      return move_back(failed.parent, now);
+      log::warn("worker {} is moved behind the others: it failed to forward", parent);
+      return move_back(parent, now);
     case Conduct::Ruling::kChild:
-      log::warn("worker {} is moved behind the others: its edges fail, whoever its parent is", id);
-      return move_back(id, now);
+      log::warn("worker {} is moved behind the others: its edges fail, whoever its parent is", child);
+      return move_back(child, now);
+  }
+}
+
+// ---- nothing comes ----
+
+// Whether a parent has, by its own word, what this child lacks of what is to come over their edge.
+bool LearnerCore::holds_back(const Parent& parent, const Worker& child) const {
+  const auto sender = workers_.find(parent.worker);
+  if (sender == workers_.end() || sender->second.silent) return false;
+  const Worker& from = sender->second;
+  return std::any_of(child.progress.begin(), child.progress.end(), [&](const auto& has) {
+    const StoredPublication* stored = store_.find(has.first);
+    if (!stored || (child.view.installed && stored->key().version <= *child.view.installed)) return false;
+    const auto said = from.progress.find(has.first);
+    const bool whole = from.view.installed && *from.view.installed >= stored->key().version;
+    for (std::uint32_t s = 0; s < has.second.size(); ++s) {
+      if (has.second.size() != topology_.stripes() || !(parent.stripes >> s & 1)) continue;
+      const std::uint32_t at_parent = whole ? stored->have.count_of({topology_.stripes(), std::uint64_t{1} << s})
+                                      : said != from.progress.end() && s < said->second.size() ? said->second[s]
+                                                                                               : 0;
+      if (at_parent > has.second[s]) return true;
+    }
+    return false;
+  });
+}
+
+// It has had nothing of use for long. That is as good as an edge that fails, with everyone who says that he holds what it
+// lacks: with a helper, who was chosen for that, or with its parents.
+void LearnerCore::on_stalled(const Worker& child, TimePoint now) {
+  const WorkerId id = child.view.info.id;
+  std::vector<WorkerId> idle;
+  if (child.helper && *child.helper != kLearnerId) {
+    idle.push_back(*child.helper);
+  } else if (!child.helper && child.assigned) {
+    for (const Parent& p : child.assigned->parents)
+      if (p.worker != kLearnerId && holds_back(p, child)) idle.push_back(p.worker);
+  }
+  for (const WorkerId parent : idle) {
+    log::warn("worker {} waits in vain for what its {} {} holds", id, child.helper ? "helper" : "parent", parent);
+    on_failed_edge(id, parent, conduct_.edge_failed(id, parent, now, unix_ms(now), Conduct::kStallWeighs), now);
   }
 }
 

@@ -273,6 +273,9 @@ class LearnerCore final : public Core {
   void on_broken(WorkerId id, const std::string& what, TimePoint now);
   void on_unfounded(Worker& accuser, WorkerId of, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
+  void on_stalled(const Worker& child, TimePoint now);
+  bool holds_back(const Parent& parent, const Worker& child) const;
+  void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);
   TimePoint earliest_silence(const Worker& worker) const {
     return worker.heard + std::min(config_.silence_min, config_.heartbeat_timeout);

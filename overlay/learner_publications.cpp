@@ -264,6 +264,7 @@ void LearnerCore::end_catch_up(TimePoint now) {
 // helped least. The learner's own uplink counts twice: it helps where a new snapshot is far cheaper than what there is,
 // or where all others have twice as many to help.
 void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint now) {
+  if (need.stalled) on_stalled(worker, now);
   end_help(worker);
   if (!newest()) return;
   Version target = std::min(need.target, *newest());  // what is beyond was taken back
@@ -275,11 +276,12 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   const double snapshots = EdgeSender::kHandOverFactor * static_cast<double>(snapshot.value_or(0)) *
                            static_cast<double>(1 + std::count_if(workers_.begin(), workers_.end(), helped));
   struct Candidate {
+    bool failed;  // at forwarding: it has nobody to forward to, and climbs by helping where nobody else can
     std::uint64_t cost;
     std::size_t children;
     WorkerId id;
     bool operator<(const Candidate& o) const {
-      return std::tie(cost, children, id) < std::tie(o.cost, o.children, o.id);
+      return std::tie(failed, cost, children, id) < std::tie(o.failed, o.cost, o.children, o.id);
     }
   };
   std::optional<Candidate> best;
@@ -290,7 +292,9 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
     if (worker.helpers_tried.contains(id)) continue;
     const auto cost = cheapest_way(other.holdings, need.position, target, need.full_only);
     if (!cost) continue;
-    const Candidate candidate{*cost * (1 + other.helps), other.edges.size() + other.helps, id};
+    const Conduct::Record* record = conduct_.find(id);
+    const bool failed = record && record->ladder.role() == chains::Role::kRolloutOnly;
+    const Candidate candidate{failed, *cost * (1 + other.helps), other.edges.size() + other.helps, id};
     if (snapshot && static_cast<double>(candidate.cost) > snapshots) continue;
     if (other.helps >= kHelpedMax) {
       busy = true;

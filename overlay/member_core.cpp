@@ -259,6 +259,7 @@ void MemberCore::on_control(const ControlMessage& message, TimePoint now) {
     // back may not be its parent any more.
     const auto parent = parents_.find(help->from.worker);
     if (assigned_ && parent != parents_.end() && parents_.size() == 1 && !help->full_only && parent->second.up()) {
+      lost_here_ = false;
       close_upstream(parent->second);
       return open_upstream(parent->second, now);
     }
@@ -600,7 +601,7 @@ void MemberCore::on_timer(TimePoint now) {
           end_help(now);
         }
         if (store_.erase_contested()) store_changed(now);
-        need_help(*newest_, now);
+        need_help(*newest_, now, !lost_here_);
       }
     }
   }

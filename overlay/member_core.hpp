@@ -137,7 +137,7 @@ class MemberCore final : public Core {
   std::vector<Progress> progress() const;
   void drop_revoked();
   void drop_ungranted(TimePoint now);
-  void need_help(Version target, TimePoint now);
+  void need_help(Version target, TimePoint now, bool stalled = false);
   void end_help(TimePoint now);
   void watch_edges(TimePoint now);
 
@@ -183,6 +183,7 @@ class MemberCore final : public Core {
   TimePoint learner_heard_{}, join_deadline_ = kNever, away_until_ = kNever, redial_at_ = kNever, beat_at_ = kNever,
       answer_by_ = kNever;
   bool parents_got_time_ = false;  // since stalled_since_
+  bool lost_here_ = false;  // what parents have sent, which they will not send again, since something was activated
   TimePoint stalled_since_ = kNever,  // the last progress towards the newest version; kNever: it is here
       help_asked_at_ = kNever, drain_until_ = kNever;
   int redials_ = 0;

@@ -218,7 +218,7 @@ void MemberCore::watch_edges(TimePoint now) {
 // ---- help ----
 
 // The parents cannot bring this worker to `target`: the learner names somebody who can.
-void MemberCore::need_help(Version target, TimePoint now) {
+void MemberCore::need_help(Version target, TimePoint now, bool stalled) {
   if (helper_ || state_ != State::kJoined) return;
   if (const TimePoint again = help_asked_at_ + heartbeat_ * 4; help_asked_at_ != kNever && now < again) {
     stalled_since_ = std::min(stalled_since_, again - stall_time());
@@ -227,7 +227,7 @@ void MemberCore::need_help(Version target, TimePoint now) {
   help_asked_at_ = now;
   const bool full_only = repair_ && !position_;
   log::info("worker {}: asking for help to reach version {}", id_, target);
-  tell_learner(NeedHelp{target, full_only, position_ ? std::optional(position_->version) : std::nullopt}, now);
+  tell_learner(NeedHelp{target, full_only, position_ ? std::optional(position_->version) : std::nullopt, stalled}, now);
 }
 
 void MemberCore::end_help(TimePoint now) {

@@ -53,6 +53,7 @@ void MemberCore::begin_epoch(std::uint64_t epoch, TimePoint now) {
   repair_.reset();
   newest_.reset();
   most_chunks_.clear();
+  lost_here_ = false;
   if (helper_) end_help(now);
   for (auto& [id, up] : parents_) tell_have(up, now);
   store_changed(now);
@@ -147,6 +148,7 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
         }
         if (stored) store_.erase(PublicationKey(stored->key()));
         most_chunks_.clear();
+        lost_here_ = true;
         if (stalled_since_ == kNever) stalled_since_ = now;
         return store_changed(now);
       default:
@@ -159,8 +161,10 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     ++duplicates_;
     return;
   }
-  // What comes later is of no use without it. A publication that ended, and comes again, is none the further for it.
-  if (stalled_since_ != kNever && leads_on && farther(*stored)) {
+  // What comes later is of no use without it. A publication that ended, and comes again, is none the further for it; nor
+  // do parents bring anything to its end who take what was lost here for sent.
+  const bool can_end = !lost_here_ || (up && up->catch_up_to);
+  if (stalled_since_ != kNever && leads_on && farther(*stored) && can_end) {
     stalled_since_ = now;
     parents_got_time_ = false;
     calls_ = 0;
@@ -239,6 +243,7 @@ void MemberCore::activate(TimePoint now) {
     position_ = staged_->before;  // the disk lost it while the floor was being saved
     staged_.reset();
     most_chunks_.clear();
+    lost_here_ = true;
     stalled_since_ = now;
     deliver(now);  // what came meanwhile, if that goes without it
     if (!staged_) need_help(*newest_, now);
@@ -252,6 +257,7 @@ void MemberCore::activate(TimePoint now) {
   staged_.reset();
   repair_.reset();
   refusals_ = calls_ = 0;
+  lost_here_ = false;
   most_chunks_.clear();
   stalled_since_ = newest_ && position_->version < *newest_ ? now : kNever;
   store_.erase_partial_up_to(position_->version);
@@ -274,6 +280,7 @@ void MemberCore::on_unspooled(const PublicationId& id, std::uint32_t chunk, Resu
   if (!store_.on_unspooled(id, chunk, data ? *std::move(data) : Slice())) {
     log::error("worker {}: the disk gave back other bytes than it was given; the publication is dropped", id_);
     most_chunks_.clear();
+    lost_here_ = true;
     for (auto& [parent, up] : parents_) tell_have(up, now);
     store_changed(now);
   }

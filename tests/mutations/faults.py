@@ -223,4 +223,11 @@ FAULTS = [
           "if (word.count > 0 && now_ms < word.at_ms + kFailureSpacingMs) return Ruling::kNothing;", "", "overlay_core_test"),
     Fault("floods have no end", LEARNER_CONDUCT, "  expel(id, \"it says too much: of \" + budget.told(kind), now);\n", "",
           "overlay_core_test", True),
+    Fault("what was lost here is waited for as long as anything comes", MEMBER_PUB,
+          "const bool can_end = !lost_here_ || (up && up->catch_up_to);", "const bool can_end = true;", "overlay_core_test"),
+    Fault("who waits in vain for what its parent holds goes on waiting", LEARNER_PUB,
+          "if (need.stalled) on_stalled(worker, now);", "", "overlay_core_test"),
+    Fault("who failed at forwarding helps before the others", LEARNER_PUB,
+          "const bool failed = record && record->ladder.role() == chains::Role::kRolloutOnly;", "const bool failed = false;",
+          "overlay_core_test"),
 ]

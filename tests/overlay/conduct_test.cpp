@@ -344,6 +344,76 @@ TEST(LearnerConduct, NobodyIsSeedForAccusing) {
   EXPECT_THAT(desk.core.topology().children_of(id(1)), testing::Not(testing::Contains(id(2))));
 }
 
+// A parent that sends nothing of small publications, which no rate of a hop shows: its child is helped each time.
+TEST(LearnerConduct, WhoseChildWaitsInVainForWhatItHoldsIsPutApartFromIt) {
+  for (const bool holds : {true, false}) {
+    Desk desk(8);
+    desk.join_all(3);
+    ASSERT_THAT(desk.chain(), ElementsAre(1, 2, 3));
+    for (std::uint64_t version = 0; version < 4; ++version) {
+      EXPECT_THAT(desk.chain(), holds && version == 2 ? ElementsAre(1, 3, 2) : ElementsAre(1, 2, 3)) << version;
+      if (holds && version == 2) break;
+      const Made made = make(full(version), 3000);
+      ASSERT_TRUE(desk.publish(made).has_value());
+      Heartbeat lacks, has;
+      lacks.progress = {{made.id, {0}}};
+      has.progress = {{made.id, {3}}};
+      desk.tell(1, holds ? has : lacks);
+      desk.tell(2, lacks);
+      desk.tell(2, NeedHelp{Version{version}, false, {}, true});
+      desk.tell(2, Installed{Version{version}, digest_of(version), 0});  // helped by the learner
+      desk.pass(seconds(1));
+    }
+  }
+}
+
+TEST(LearnerConduct, AHelperThatBringsNothingIsNotSentAgain) {
+  Desk desk(8);
+  desk.join_all(3);
+  std::vector<WorkerId> helpers;
+  for (std::uint64_t version = 0; version < 4; ++version) {
+    ASSERT_TRUE(desk.publish(make(full(version), 3000)).has_value());
+    Heartbeat beat;
+    beat.holdings = {{full(version), 3000}};
+    desk.tell(3, beat);
+    desk.tell(2, NeedHelp{Version{version}, false, {}});
+    helpers.push_back(desk.said<Help>(std::uint64_t{2}).back().from.worker);
+    desk.pass(seconds(1));
+    desk.tell(2, NeedHelp{Version{version}, false, {}, true});
+    desk.tell(2, Installed{Version{version}, digest_of(version), 0});
+    desk.pass(seconds(1));
+  }
+  EXPECT_THAT(helpers, ElementsAre(id(3), id(3), kLearnerId, kLearnerId));
+}
+
+// Those who failed at forwarding help where nobody else can.
+TEST(LearnerConduct, WhoFailedHelpsAfterTheOthers) {
+  LearnerConfig config = Desk::config(8);
+  config.policy = chains::TopologyPolicy::kTrees;
+  Desk desk(config);
+  desk.join_all(8);
+  const WorkerId failed = desk.core.topology().parents().at(id(8)).at(0);
+  ASSERT_NE(failed, kLearnerId);
+  const auto& leaves = desk.core.topology().leaves_only;
+  for (int round = 0; round < 8 && std::find(leaves.begin(), leaves.end(), failed) == leaves.end(); ++round)
+    for (const WorkerId child : desk.core.topology().children_of(failed))
+      for (int i = 0; i < 3; ++i, desk.pass(milliseconds(300)))
+        desk.tell(child.value, EdgeFailed{failed, EdgeTroubleKind::kLost, "reset"});
+  ASSERT_NE(std::find(leaves.begin(), leaves.end(), failed), leaves.end());
+  const auto other = [&](int n) {  // the n-th that has not failed
+    for (std::uint64_t i = 1;; ++i)
+      if (id(i) != failed && n-- == 0) return i;
+  };
+  ASSERT_TRUE(desk.publish(make(full(0), 10)).has_value());
+  Heartbeat cheap, dear;
+  cheap.holdings = {{full(0), 10}};
+  dear.holdings = {{full(0), 15}};
+  desk.tell(failed.value, cheap);
+  desk.tell(other(1), dear);
+  desk.tell(other(0), NeedHelp{Version{0}, false, {}});
+  EXPECT_EQ(desk.said<Help>(other(0)).back().from.worker, id(other(1)));
+}
+
 TEST(LearnerConduct, WhoFailedClimbsByWhatItDeliversAndIsTriedAgain) {
   LearnerConfig config = Desk::config(8);
   config.policy = chains::TopologyPolicy::kTrees;

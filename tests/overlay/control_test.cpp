@@ -101,7 +101,7 @@ TEST(Control, MembershipSurvivesTheWire) {
   const DialChild child = round_trip(DialChild{WorkerId{6}, {"h", 2}});
   EXPECT_EQ(child.worker, WorkerId{6});
   EXPECT_EQ(child.endpoint, (Endpoint{"h", 2}));
-  const NeedHelp need = round_trip(NeedHelp{Version{9}, true, Version{7}});
+  const NeedHelp need = round_trip(NeedHelp{Version{9}, true, Version{7}, true});
   EXPECT_EQ(need.target, Version{9});
   EXPECT_TRUE(need.full_only);
   EXPECT_EQ(need.position, Version{7});

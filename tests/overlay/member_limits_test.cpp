@@ -128,6 +128,38 @@ TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
 }
 
+// Its parents take for sent what it had no room for. One that is dialled anew goes on bringing a little, which the rest
+// does not follow.
+TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
+  MemberConfig c = config();
+  c.store.memory_max = {5000};
+  Member m(c);
+  m.newest = Version{0};
+  const Made made = make(full(0), 6000);
+  m.tell(m.parent, made.opening);
+  for (std::size_t i = 0; i < made.chunks.size(); ++i) m.frame(m.parent, made.chunk(i));
+  EXPECT_EQ(m.core.stats().memory.count, 0u) << "it was dropped";
+  for (std::size_t i = 0; i < 4 && m.said<NeedHelp>(kControl).empty(); ++i) {
+    m.pass(kBeat * (MemberCore::kStallHeartbeats - 1));
+    m.tell(m.parent, made.opening);
+    m.frame(m.parent, made.chunk(i));
+  }
+  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_FALSE(m.said<NeedHelp>(kControl)[0].stalled) << "its parents are not to blame";
+  m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{0}, false});
+  const ConnId helper = m.last<act::Dial>()->conn;
+  m.core.on_connected(helper, m.now);
+  m.tell(helper, made.opening);
+  for (const std::size_t i : {3, 4}) {  // a slow one gets its time
+    for (int beat = 0; beat < MemberCore::kStallHeartbeats; ++beat) {
+      m.pass(kBeat);
+      m.tell(helper, EdgeStatus{});
+    }
+    m.frame(helper, made.chunk(i));
+  }
+  EXPECT_FALSE(m.closed(helper));
+}
+
 TEST(Member, ItsStoreFollowsThePolicysSizeUnlessTheUserSaysOtherwise) {
   const std::size_t large = 2'000'000;  // does not fit what it begins with
   MemberConfig c = config();

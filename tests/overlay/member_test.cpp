@@ -341,6 +341,7 @@ TEST(Member, AsksForHelpWhenItHearsOfAVersionThatNobodySends) {
   m.pass(kBeat * 4);
   ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
   EXPECT_EQ(m.said<NeedHelp>(kControl)[0].target, Version{3});
+  EXPECT_TRUE(m.said<NeedHelp>(kControl)[0].stalled);
 }
 
 TEST(Member, ForgetsWhatTheLearnerTookBack) {
@@ -783,6 +784,7 @@ TEST(Member, AsksTheLearnerWhenItsParentCannotServe) {
   ASSERT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
   m.tell(m.parent, CannotServe{Version{5}, false});  // said again: asked once
   EXPECT_EQ(m.said<NeedHelp>(kControl).size(), 1u);
+  EXPECT_FALSE(m.said<NeedHelp>(kControl)[0].stalled) << "its parent says so";
   m.tell(kControl, Help{{WorkerId{6}, {"10.0.0.6", 1}, 1, false}, Version{5}, false});
   const act::Dial dial = *m.last<act::Dial>();
   EXPECT_EQ(dial.to, (Endpoint{"10.0.0.6", 1}));
