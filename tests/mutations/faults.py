@@ -228,6 +228,6 @@ FAULTS = [
     Fault("who waits in vain for what its parent holds goes on waiting", LEARNER_PUB,
           "if (need.stalled) on_stalled(worker, now);", "", "overlay_core_test"),
     Fault("who failed at forwarding helps before the others", LEARNER_PUB,
-          "const bool failed = record && record->ladder.role() == chains::Role::kRolloutOnly;", "const bool failed = false;",
+          "const Candidate candidate{failed, ", "const Candidate candidate{failed && false, ",
           "overlay_core_test"),
 ]
