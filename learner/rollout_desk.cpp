@@ -432,8 +432,10 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
   double shortest_s = 0;
   for (int round = 0; round < kRefillsMax && grant.leases().empty() && can_generate_; ++round) {
     ECHO_ASSIGN(const auto leases,
-                ledger_->grant({worker, version, digests_.at(version), request.groups_max(), step_seconds_}, step_,
-                               unix_seconds()));
+                ledger_->grant({worker, version, digests_.at(version), request.groups_max(), step_seconds_,
+                                digests_.rbegin()->first},
+                               step_, unix_seconds()));
+    if (events_.turned_away && ledger_->turned_away(worker)) events_.turned_away(worker);
     if (leases.empty()) break;
     for (const replay_buffer::LeaseRecord& record : leases) {
       const auto question = door_.question(record.group);

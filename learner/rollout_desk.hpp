@@ -52,6 +52,7 @@ struct DeskEvents {
   std::function<void(WorkerId, std::uint64_t rollouts, double held_s)> accepted;
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
   std::function<void(const GroupSetAside&)> set_aside;
+  std::function<void(WorkerId)> turned_away;  // it asked, held nothing, and there was nothing for anybody; may be empty
   std::function<void(WorkerId)> leaving;  // it was told to end, and finishes what it has; may be empty
   std::function<void(WorkerId)> drained;  // one that retire() was called for has handed in all; may be empty, may come again
 };

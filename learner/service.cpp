@@ -253,6 +253,10 @@ class Service {
       workers_[worker].rollouts += rollouts;
       meters_[worker].accepted(rollouts, held_s);
     };
+    events.turned_away = [this](WorkerId worker) {
+      const std::lock_guard lock(mutex_);
+      meters_[worker].turned_away();
+    };
     events.misbehaved = [this](WorkerId worker, const std::string& reason) {
       node_->expel(worker, reason);
       record_->event("expelled", {{"worker", worker.value}, {"reason", printable(reason)}});
@@ -655,7 +659,7 @@ class Service {
       const std::lock_guard lock(mutex_);
       progress = meters_[id].heard(*vitals, clock_.now());
     }
-    if (fleet_ready_) fleet_->beat(id, progress.rollouts, progress.busy_s, bytes_in, bytes_forwarded);
+    if (fleet_ready_) fleet_->beat({id, progress.rollouts, progress.busy_s, progress.turned_away}, bytes_in, bytes_forwarded);
   }
 
   void broadcast_done(const overlay::BroadcastReport& report) {

@@ -13,7 +13,7 @@ void WorkerMeter::accepted(std::uint64_t rollouts, double held_s) {
 WorkerMeter::Progress WorkerMeter::heard(const schema::Vitals& vitals, TimePoint now) {
   constexpr Duration kToldWithin = std::chrono::seconds(10);
   if (since_ == kNever) since_ = now;
-  if (pending_.rollouts == 0) return {};
+  if (pending_.rollouts == 0) return {0, 0, std::exchange(pending_.turned_away, false)};
   // What it counts starts anew with its process.
   const double told_s = vitals.busy_s() - (vitals.busy_s() < told_busy_s_ ? 0 : told_busy_s_);
   const double passed_s = seconds(now - since_);

@@ -15,10 +15,12 @@ class WorkerMeter {
  public:
   struct Progress {
     double rollouts = 0, busy_s = 0;
+    bool turned_away = false;  // it asked for work, and there was none for anybody
   };
 
   // The desk took in rollouts of a batch for which the worker had leases for `held_s` more.
   void accepted(std::uint64_t rollouts, double held_s);
+  void turned_away() { pending_.turned_away = true; }
   // Its latest heartbeat; what has come since the last call.
   Progress heard(const schema::Vitals& vitals, TimePoint now);
   // It is back after it was away: what it tells of the time before says nothing of how fast it is.

@@ -71,13 +71,9 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     if (is_silent_to(parent->second, now)) silence(failed.parent, "it is silent to its child and to the learner", now);
     return;
   }
-  if (failed.kind == EdgeTroubleKind::kUnreachable) probe(parent->second, now);
-  if (failed.kind == EdgeTroubleKind::kUnreachable && child.reachable &&
-      parent_dials_.insert({failed.parent, id}).second) {
-    for (Parent& p : child.assigned->parents)
-      if (p.worker == failed.parent) p.dials = true;
-    send_control(parent->second.control, DialChild{id, child.view.info.data}, now);
-    return send_control(child.control, *child.assigned, now);
+  if (failed.kind == EdgeTroubleKind::kUnreachable) {
+    probe(parent->second, now);
+    if (other_end_dials(child, *parent, now)) return;
   }
   if (failed.kind == EdgeTroubleKind::kSilent && !conduct_.quarantined(id, unix_ms(now))) {
     auto& silent_to = parent->second.silent_to;
@@ -87,10 +83,30 @@ void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePo
     if (silent_to.size() >= 2 && planned) return on_slow_hop({{failed.parent, id}, BitRate{0}, *planned}, now);
   }
   const Conduct::Ruling ruling = conduct_.edge_failed(id, failed.parent, now, unix_ms(now));
-  const bool its_turn = ruling == Conduct::Ruling::kNothing && parent_dials_.contains({failed.parent, id});
-  if (its_turn && !not_before(child.view.info.data, now))
+  const bool dials = ruling == Conduct::Ruling::kNothing && parent_dials(failed.parent, id);
+  if (dials && failed.kind != EdgeTroubleKind::kUnreachable && !not_before(child.view.info.data, now))
     send_control(parent->second.control, DialChild{id, child.view.info.data}, now);  // opens the connection again
   on_failed_edge(id, failed.parent, ruling, now);
+}
+
+bool LearnerCore::parent_dials(WorkerId parent, WorkerId child) const {
+  const auto turn = dial_turns_.find({parent, child});
+  return turn != dial_turns_.end() && turn->second;
+}
+
+// One end could not open the edge: the other one tries, in turns for as long as they are together, for what keeps either from
+// the other may pass. A child that nobody can reach has to try itself. True where the parent tries for the first time:
+// nothing has failed yet.
+bool LearnerCore::other_end_dials(Worker& child, std::pair<const WorkerId, Worker>& parent, TimePoint now) {
+  const auto [turn, first] = dial_turns_.try_emplace({parent.first, child.view.info.id}, false);
+  const bool was = turn->second;
+  turn->second = !was && child.reachable && (first || !not_before(child.view.info.data, now));
+  if (turn->second == was) return false;
+  for (Parent& p : child.assigned->parents)
+    if (p.worker == parent.first) p.dials = turn->second;
+  if (turn->second) send_control(parent.second.control, DialChild{child.view.info.id, child.view.info.data}, now);
+  send_control(child.control, *child.assigned, now);
+  return first && turn->second;
 }
 
 void LearnerCore::on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now) {

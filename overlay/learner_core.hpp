@@ -273,6 +273,8 @@ class LearnerCore final : public Core {
   void on_broken(WorkerId id, const std::string& what, TimePoint now);
   void on_unfounded(Worker& accuser, WorkerId of, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
+  bool parent_dials(WorkerId parent, WorkerId child) const;
+  bool other_end_dials(Worker& child, std::pair<const WorkerId, Worker>& parent, TimePoint now);
   void on_stalled(const Worker& child, TimePoint now);
   bool holds_back(const Parent& parent, const Worker& child) const;
   void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
@@ -296,7 +298,7 @@ class LearnerCore final : public Core {
   Strangers strangers_;
   std::map<WorkerId, Worker> workers_, away_;  // connected, and out of reach
   std::map<ConnId, WorkerId> control_, dial_backs_;
-  std::set<std::pair<WorkerId, WorkerId>> parent_dials_;  // edges (parent, child) that the child could not open
+  std::map<std::pair<WorkerId, WorkerId>, bool> dial_turns_;  // edges (parent, child) that could not be opened; true: the parent's
   std::map<WorkerId, TimePoint> suspected_;               // children at a slow hop, until when that is remembered
   std::uint64_t joined_ = 0, lost_ = 0, quarantined_ = 0, floods_ = 0;
   std::size_t assembling_ = 0;  // bytes

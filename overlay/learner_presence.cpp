@@ -35,7 +35,7 @@ void LearnerCore::lose_place(Worker& worker, TimePoint now) {
   worker.edges.clear();
   worker.holdings.clear();
   hops_.forget(id);
-  std::erase_if(parent_dials_, [&](const auto& edge) { return edge.first == id || edge.second == id; });
+  std::erase_if(dial_turns_, [&](const auto& turn) { return turn.first.first == id || turn.first.second == id; });
   for (const ConnId edge : edges_.connections_of(id)) {
     edges_.close(edge);
     close(edge);

@@ -156,7 +156,7 @@ void LearnerCore::set_topology(chains::Topology topology, TimePoint now) {
     Assign assign;
     assign.stripes = stripes;
     for (const auto& [parent, mask] : masks) {
-      const bool dials = parent_dials_.contains({parent, id});
+      const bool dials = parent_dials(parent, id);
       const Endpoint& endpoint = parent == kLearnerId ? config_.self : workers_.at(parent).view.info.data;
       assign.parents.push_back({parent, endpoint, mask, dials});
     }

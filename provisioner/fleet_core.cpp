@@ -253,6 +253,7 @@ void FleetCore::on(const fleet::Beat& e) {
   Machine* machine = of(e.worker);
   if (machine == nullptr || !(e.rollouts >= 0) || !(e.busy_s >= 0)) return;
   machine->unfinished_s += e.busy_s;
+  if (e.turned_away) progressed(*machine);
   if (e.rollouts == 0) return;
   rollouts_ += e.rollouts;
   // Time in which nobody hands in anything (a long learner step) says nothing of who hands in nothing.

@@ -147,6 +147,7 @@ struct Joined {
 struct Beat {
   WorkerId worker;
   double rollouts = 0, busy_s = 0;
+  bool turned_away = false;  // it asked for work, had none, and there was none for anybody
 };
 // The bytes that it has received and forwarded since its process started.
 struct Moved {
@@ -280,7 +281,9 @@ class FleetCore {
     std::deque<Sample> samples;
     std::optional<double> measured;  // rollouts/s, of them
     double unfinished_s = 0;  // worked on what it has not handed in yet
-    double rollouts_then = 0;  // of the whole fleet, when it last handed in something, or was seen to receive its first policy
+    // Of the whole fleet, when it last handed in something, or was seen to receive its first policy, or to ask for work
+    // that nobody could be given.
+    double rollouts_then = 0;
     Duration worked_then{};
     Bytes received_then{};  // of that policy
     struct Traffic {

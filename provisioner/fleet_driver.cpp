@@ -90,9 +90,9 @@ void FleetDriver::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void FleetDriver::beat(WorkerId worker, double rollouts, double busy_s, Bytes received, Bytes forwarded) {
-  queue_.try_push(Input(Traffic{worker, received, forwarded, clock_.now()}));
-  tell(fleet::Beat{worker, rollouts, busy_s});
+void FleetDriver::beat(const fleet::Beat& beat, Bytes received, Bytes forwarded) {
+  queue_.try_push(Input(Traffic{beat.worker, received, forwarded, clock_.now()}));
+  tell(beat);
 }
 
 Status FleetDriver::open_on_thread() {

@@ -64,9 +64,8 @@ class FleetDriver {
 
   void joined(WorkerId worker, const std::string& offer) { tell(fleet::Joined{worker, offer}); }  // also when it is back
   void left(WorkerId worker, const std::string& why) { tell(fleet::Left{worker, why}); }          // for good
-  // From every heartbeat: rollouts accepted and seconds spent generating since the last one, and the bytes that it has
-  // received and forwarded since it joined.
-  void beat(WorkerId worker, double rollouts, double busy_s, Bytes received, Bytes forwarded);
+  // And the bytes that it has received and forwarded since it joined.
+  void beat(const fleet::Beat& beat, Bytes received, Bytes forwarded);
   void leaving(WorkerId worker) { tell(fleet::Leaving{worker}); }  // told to end by whoever runs its machine
   void drained(WorkerId worker) { tell(fleet::Drained{worker}); }
   void learner_waits(bool now_waits) { tell(fleet::Waiting{now_waits}); }

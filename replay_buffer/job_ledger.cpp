@@ -16,7 +16,7 @@ constexpr std::size_t kDetailBytesMax = 512;   // of a failure, as kept
 // What the ledger knows about a worker that is there; in memory only, a restart measures anew.
 struct Known {
   WorkerPace pace;
-  bool too_slow = false;             // at its last request
+  bool too_slow = false, turned_away = false;  // at its last request
   std::uint64_t trusted = 0;         // groups that it may hold by what it has handed in
   double accounted_until_unix_s = 0;  // of the time in which it had leases
 };
@@ -78,6 +78,8 @@ class JobLedger::Impl {
                   options_.leases_live_max - std::min<std::uint64_t>(live, options_.leases_live_max),
                   held_max - std::min(live_of_worker, held_max),
                   known.too_slow ? 0 : room(options_.pacing, step, request.version, ahead) / group_size});
+    known.turned_away = request.groups_max > 0 && live_of_worker == 0 &&
+                        room(options_.pacing, step, request.newest.value_or(request.version), ahead) < group_size;
     std::vector<LeaseRecord> leases;
     if (wanted > 0) {
       ECHO_ASSIGN(const std::vector<GroupId> groups, take_groups(wanted, request.worker, live_of_worker == 0));
@@ -184,6 +186,11 @@ class JobLedger::Impl {
   std::optional<double> too_slow(WorkerId worker) const {
     const auto known = known_.find(worker);
     return known != known_.end() && known->second.too_slow ? known->second.pace.batch_seconds() : std::nullopt;
+  }
+
+  bool turned_away(WorkerId worker) const {
+    const auto known = known_.find(worker);
+    return known != known_.end() && known->second.turned_away;
   }
 
   std::vector<Idler> newly_idle() { return std::exchange(newly_idle_, {}); }
@@ -702,5 +709,6 @@ Status JobLedger::set_aside(LeaseId lease, std::string_view reason, std::string 
 std::vector<SetAside> JobLedger::newly_set_aside() { return impl_->newly_set_aside(); }
 
 std::optional<double> JobLedger::too_slow(WorkerId worker) const { return impl_->too_slow(worker); }
+bool JobLedger::turned_away(WorkerId worker) const { return impl_->turned_away(worker); }
 
 }  // namespace echoline::replay_buffer

@@ -32,6 +32,7 @@ struct GrantRequest {
   std::string policy_digest;
   std::uint32_t groups_max = 1;
   std::optional<double> step_seconds = std::nullopt;  // a learner step, as measured; absent: not yet
+  std::optional<Version> newest = std::nullopt;       // that workers may have; absent: this one
 };
 
 // A worker hands in the trajectories of one lease.
@@ -151,6 +152,9 @@ class JobLedger {
   // What the worker's latest batches took from grant to result, when the last grant() gave it nothing for being too
   // slow; absent otherwise.
   std::optional<double> too_slow(WorkerId worker) const;
+  // At its last grant() it held nothing and got nothing, because nobody could have been given anything, whatever their
+  // speed and policy: that it hands in nothing is not its doing.
+  bool turned_away(WorkerId worker) const;
 
  private:
   class Impl;

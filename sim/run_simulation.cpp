@@ -612,6 +612,9 @@ class Simulation {
     training_ = false;
     wait_from_s_ = now_;
     hear(fleet::StepMeasured{from_seconds(step_.train_s)});
+    if (desk_.closed(newest_out_))
+      for (const auto& [since, w] : idle_)
+        if (workers_[w].queue.empty() && workers_[w].handing_in.empty()) hear(fleet::Beat{id_of(w), 0, 0, true});
     while (!measured_.empty()) {
       hear(fleet::BroadcastMeasured{measured_.front().first, measured_.front().second});
       measured_.pop_front();

@@ -63,6 +63,10 @@ class DeskTest : public ::testing::Test {
       misbehaved_ = reason;
       changed_.notify_all();
     };
+    events.turned_away = [this](WorkerId worker) {
+      const std::lock_guard lock(mutex_);
+      turned_away_.push_back(worker.value);
+    };
     events.leaving = [this](WorkerId worker) {
       const std::lock_guard lock(mutex_);
       leaving_.push_back(worker.value);
@@ -172,7 +176,7 @@ class DeskTest : public ::testing::Test {
   std::vector<schema::LearnerMessage> received_;
   std::uint64_t accepted_ = 0;
   std::string misbehaved_;
-  std::vector<std::uint64_t> leaving_, drained_;
+  std::vector<std::uint64_t> leaving_, drained_, turned_away_;
   std::atomic<int> flooded_ = 0;
   std::unique_ptr<RolloutDesk> desk_;
 };

@@ -35,6 +35,9 @@ TEST_F(DeskTest, HandsOutNoMoreThanTheLookaheadAndTheRunAllow) {
   EXPECT_EQ(ask(0, 64).leases_size(), 4);  // two steps of two groups
   const schema::WorkGrant nothing = ask(0, 64);
   EXPECT_EQ(nothing.leases_size(), 0);
+  EXPECT_TRUE(turned_away_.empty()) << "it holds all there is";
+  EXPECT_EQ(ask(0, 1, WorkerId{2}).leases_size(), 0);
+  EXPECT_EQ(turned_away_, std::vector<std::uint64_t>{2});
   EXPECT_GT(nothing.retry_after_ms(), 0u);
   open(3);  // the last of four steps
   EXPECT_EQ(ask(3, 64).leases_size(), 2);
@@ -452,6 +455,9 @@ TEST(WorkerMeterTest, AWorkersSpeedIsWhatWasSeenOfIt) {
   EXPECT_EQ(heard(mute, 0).busy_s, 12);
   honest.accepted(10, 3);
   EXPECT_EQ(heard(honest, 2).busy_s, 2) << "a new process counts from zero";
+  honest.turned_away();
+  EXPECT_TRUE(heard(honest, 2).turned_away);
+  EXPECT_FALSE(heard(honest, 2).turned_away) << "told once";
 }
 
 // The batch it was at when it was stopped took all that time, and nobody wants its results any more.

@@ -230,4 +230,6 @@ FAULTS = [
     Fault("who failed at forwarding helps before the others", LEARNER_PUB,
           "const Candidate candidate{failed, ", "const Candidate candidate{failed && false, ",
           "overlay_core_test"),
+    Fault("whose turn it is to dial never changes back", LEARNER_CONDUCT, "turn->second = !was && child.reachable",
+          "turn->second = child.reachable", "overlay_core_test"),
 ]

@@ -589,6 +589,19 @@ TEST_F(Fleet, AWorkerThatHandsInNothingWhileOthersDoIsReplaced) {
   EXPECT_THAT(rented, ElementsAre("a", "b", "c"));
 }
 
+// Where there is more than the run uses, whoever has each policy last finds nothing to do.
+TEST_F(Fleet, WhoAsksForWorkThatNobodyCanBeGivenIsNotStalled) {
+  make({offer("a", 60, 0.1), offer("b", 60, 0.2), offer("c", 60, 0.3)}, {"a", "b"});
+  pass(minutes(20), [&](int s) {
+    beat("a", 60, 1);
+    if (tickets.contains("b")) tell(fleet::Beat{worker("b"), 0, 0, s % 120 == 0});
+  });
+  EXPECT_THAT(asked_to_stop, IsEmpty());
+  EXPECT_THAT(rented, ElementsAre("a", "b"));
+  pass(minutes(5) + seconds(5), [&](int) { beat("a", 60, 1); });
+  EXPECT_THAT(asked_to_stop, ElementsAre(tickets["b"])) << "there is work, and it hands in nothing";
+}
+
 // A policy of gigabytes over a home uplink takes longer than a stalled worker is borne with.
 TEST_F(Fleet, ANewcomerIsNotStalledWhileItReceivesItsFirstPolicy) {
   rules.snapshot = Bytes{8'000'000};

@@ -354,6 +354,28 @@ TEST_F(Ledger, NobodyHoardsAndNobodyGetsWorkItCannotDoInTime) {
   EXPECT_EQ(ask(4.0), 1u);
 }
 
+// Whoever holds nothing because all that may be asked for is with others is not to blame; who comes with a policy that is
+// of use no more, while there is work for the newest, is.
+TEST_F(Ledger, ItIsSaidWhoIsTurnedAwayBecauseNobodyCouldBeGivenAnything) {
+  options_.pacing = {2, 0, 4};  // one batch in stock
+  reopen();
+  const auto ask = [&](WorkerId worker, std::uint64_t version, std::uint64_t newest, std::uint64_t step, std::uint32_t groups = 1) {
+    const GrantRequest request{worker, Version{version}, "digest", groups, {}, Version{newest}};
+    return must(ledger_->grant(request, step, 1000)).size();
+  };
+  EXPECT_FALSE(ledger_->turned_away(kBob));
+  EXPECT_EQ(ask(kBob, 0, 9, 9), 0u);
+  EXPECT_FALSE(ledger_->turned_away(kBob)) << "there is work for version 9";
+  EXPECT_GT(ask(kAda, 9, 9, 9, 8), 0u);
+  EXPECT_FALSE(ledger_->turned_away(kAda));
+  EXPECT_EQ(ask(kAda, 9, 9, 9, 8), 0u);
+  EXPECT_FALSE(ledger_->turned_away(kAda)) << "it holds all there is";
+  EXPECT_EQ(ask(kBob, 9, 9, 9), 0u);
+  EXPECT_TRUE(ledger_->turned_away(kBob));
+  EXPECT_EQ(ask(kBob, 9, 9, 9, 0), 0u);
+  EXPECT_FALSE(ledger_->turned_away(kBob)) << "it wants nothing";
+}
+
 // What a worker may hold grows with what it has handed in, and falls with every batch that lapses.
 TEST_F(Ledger, ANewcomerGetsLittleAndEarnsMore) {
   options_.pacing = {2, 2, 32};  // 48 groups in stock, 16 a step
