@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/breadth_first_search.hpp>
+#include <boost/graph/graphviz.hpp>
 #include <map>
 #include <set>
+#include <sstream>
 
 namespace echoline::chains {
 namespace {
@@ -85,6 +87,35 @@ Status validate(const Topology& topology, std::span<const WorkerId> workers) {
                     name_of(edge.to));
   }
   return ok();
+}
+
+std::string to_dot(const Topology& topology, const std::function<std::string(WorkerId)>& label) {
+  using Drawing = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, WorkerId, std::size_t>;
+  Drawing drawing;
+  std::map<WorkerId, std::size_t> vertex_of{{kLearnerId, boost::add_vertex(kLearnerId, drawing)}};
+  for (const WorkerId id : topology.workers()) vertex_of[id] = boost::add_vertex(id, drawing);
+  std::map<std::pair<WorkerId, WorkerId>, std::size_t> stripes;
+  for (std::size_t s = 0; s < topology.stripes(); ++s)
+    for (const Edge& edge : edges_of(topology, s)) ++stripes[{edge.from, edge.to}];
+  for (const auto& [edge, count] : stripes) boost::add_edge(vertex_of.at(edge.first), vertex_of.at(edge.second), count, drawing);
+
+  const auto& leaves = topology.leaves_only;
+  const auto worker = [&](std::ostream& out, std::size_t vertex) {
+    const WorkerId id = drawing[vertex];
+    const std::string more = label(id), name = id == kLearnerId ? "learner" : fmt::format("{}", id);
+    out << "[label=" << boost::escape_dot_string(more.empty() ? name : name + "\\n" + more);
+    if (id == kLearnerId) out << ", shape=doubleoctagon";
+    if (std::binary_search(leaves.begin(), leaves.end(), id)) out << ", style=dashed";
+    out << "]";
+  };
+  const auto sends = [&](std::ostream& out, const Drawing::edge_descriptor& edge) {
+    if (topology.stripes() > 1) out << "[label=\"" << drawing[edge] << "/" << topology.stripes() << "\"]";
+  };
+  const auto page = [](std::ostream& out) { out << "rankdir=LR;\nnode [shape=box];\n"; };
+  const auto number = [](std::size_t vertex) { return vertex; };
+  std::ostringstream out;
+  boost::write_graphviz(out, drawing, worker, sends, page, boost::make_function_property_map<std::size_t>(number));
+  return out.str();
 }
 
 }  // namespace echoline::chains

@@ -17,7 +17,7 @@ namespace {
 struct Arguments {
   std::string config, offers, explain, output;
   std::vector<std::string> overrides, assume;
-  bool json = false, sensitivity = false;
+  bool json = false, sensitivity = false, dot = false;
 };
 
 // What other settings would come to. For a plan that there is none of: its request and offers are put together again.
@@ -66,6 +66,10 @@ int run(const Arguments& a) {
       fmt::print("{}", explained->to_text(screen_columns()));
     return 0;
   }
+  if (a.dot) {
+    fmt::print("{}", plan.to_dot());
+    return 0;
+  }
   std::optional<std::vector<provisioner::Variation>> other;
   if (a.sensitivity) {
     auto varied = variations(*config, checked);
@@ -98,6 +102,7 @@ void add_plan(Verb& app, int& exit) {
   verb->add_flag("--sensitivity", a->sensitivity, "say as well what another S, kappa, uplink or price would come to");
   verb->add_option("-o,--output", a->output, "write the plan to this file, for `echoline apply`");
   verb->add_flag("--json", a->json, "print the plan, or what is wrong, as JSON");
+  verb->add_flag("--dot", a->dot, "print who would send to whom, for Graphviz");
   verb->footer("Nothing is rented. Exits with 3 when no fleet can keep the learner busy, and names the ways out.");
   verb->callback([a, &exit] { exit = run(*a); });
 }

@@ -9,6 +9,7 @@
 #include "cli/sim_run.hpp"
 #include "cli/sim_soak.hpp"
 #include "cli/verbs.hpp"
+#include "overlay/sizes.hpp"
 #include "sim/broadcast_scenario.hpp"
 #include "sim/market.hpp"
 
@@ -43,6 +44,8 @@ Result<Row> simulate(const Arguments& a, std::size_t workers, const std::string&
   scenario.worker_link = {rate, rate};
   scenario.chain_rate = rate;
   ECHO_ASSIGN(scenario.payload, parse_bytes(a.payload));
+  scenario.learner_store = overlay::learner_store_bytes(scenario.payload);
+  scenario.worker_store = overlay::worker_memory_bytes(scenario.payload, false);
   ECHO_ASSIGN(scenario.chunk, parse_bytes(a.chunk));
   ECHO_ASSIGN(scenario.delay, parse_duration(a.delay));
   ECHO_ASSIGN(scenario.jitter, parse_duration(a.jitter));

@@ -18,12 +18,18 @@ namespace {
 struct Arguments {
   std::string run, svg;
   std::optional<std::string> html;
-  bool json = false;
+  bool json = false, dot = false;
 };
 
 int status(const Arguments& a) {
   const auto folder = find_run(a.run);
   if (!folder) return complain("status", folder.error());
+  if (a.dot) {
+    const auto drawn = read_file(*folder / "topology.dot");
+    if (!drawn) return complain("status", drawn.error());
+    fmt::print("{}", *drawn);
+    return 0;
+  }
   auto object = read_json_object(*folder / "status.json");
   if (!object) return complain("status", object.error());
   const bool running = is_running(*folder);
@@ -106,6 +112,7 @@ void add_status(Verb& app, int& exit) {
   auto a = std::make_shared<Arguments>();
   verb->add_option("run", a->run, "name or folder of the run; default: the newest below ./runs");
   verb->add_flag("--json", a->json, "print JSON");
+  verb->add_flag("--dot", a->dot, "print who sends to whom, for Graphviz: echoline status --dot | dot -Tsvg > topology.svg");
   verb->callback([a, &exit] { exit = status(*a); });
 }
 

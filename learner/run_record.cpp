@@ -166,6 +166,10 @@ void RunRecord::status(const nlohmann::json& status) {
     log::warn("{}", written.error().message());
 }
 
+void RunRecord::topology(const std::string& dot) {
+  if (const Status written = write_file_atomic(folder_ / "topology.dot", dot); !written) log::warn("{}", written.error().message());
+}
+
 Status RunRecord::report(const nlohmann::json& report) {
   return write_file_atomic(folder_ / "report.json", json_text(report, 2) + "\n");
 }

@@ -43,6 +43,8 @@ class RunRecord {
   Status written() const;
   // Replaces status.json.
   void status(const nlohmann::json& status);
+  // Replaces topology.dot.
+  void topology(const std::string& dot);
   Status report(const nlohmann::json& report);
 
  private:

@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "chains/broadcast_model.hpp"
+#include "chains/fleet_graph.hpp"
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/batch.hpp"
@@ -722,6 +723,8 @@ class Service {
       w.quarantined = view.quarantined;
     }
     topology_ = stats.topology.to_short_text();
+    const std::string drawn = chains::to_dot(stats.topology, [&](WorkerId id) { return id == kLearnerId ? "" : workers_[id].offer; });
+    if (record_ && drawn != std::exchange(drawn_, drawn)) record_->topology(drawn);
     const auto seeds = stats.topology.children_of(kLearnerId);
     seeds_ = {seeds.begin(), seeds.end()};
   }
@@ -823,7 +826,7 @@ class Service {
   std::unique_ptr<overlay::LearnerNode> node_;
   std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage; guarded by mutex_
 
-  std::string phase_, topology_;
+  std::string phase_, topology_, drawn_;
   std::set<WorkerId> seeds_;  // of the topology; workers that the learner itself sends to
   TimePoint status_due_{};
   double reward_ = 0, wait_seconds_ = 0, training_seconds_ = 0;

@@ -142,6 +142,8 @@ struct Plan {
   // ASCII; the tables take at most 80 columns. `now_unix_s`: to tell the age of the offers. `columns`, from 40 on: of the screen;
   // lines are folded and tables leave columns out.
   std::string to_table(std::optional<double> now_unix_s = {}, std::optional<std::size_t> columns = {}) const;
+  // Who would send to whom, for Graphviz.
+  std::string to_dot() const;
 };
 
 inline constexpr std::size_t kRowsWritten = 2000;

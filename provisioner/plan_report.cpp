@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chains/fleet_graph.hpp"
 #include "provisioner/plan.hpp"
 #include "provisioner/text_table.hpp"
 
@@ -171,6 +172,12 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
     out += others_table(*this, most);
   }
   return out;
+}
+
+std::string Plan::to_dot() const {
+  std::map<WorkerId, std::string> offers;
+  for (const PlanRow* row : chosen()) offers[*row->worker] = row->offer.id;
+  return chains::to_dot(topology, [&](WorkerId id) { return offers[id]; });
 }
 
 }  // namespace echoline::provisioner

@@ -50,5 +50,23 @@ TEST(Validate, ChecksChainsLeavesAndMembers) {
   EXPECT_THAT(validate(t, std::vector{id(1), id(2)}).error().detail, HasSubstr("2 parents"));
 }
 
+TEST(ToDot, DrawsWhoSendsToWhom) {
+  Topology t;
+  t.policy = TopologyPolicy::kTrees;
+  t.chains = {{id(1), id(2)}, {id(3)}};
+  t.further = {{{id(1), id(2), id(3)}}};
+  t.leaves_only = {id(3)};
+  t.grafts.resize(2);
+  const std::string dot = to_dot(t, [](WorkerId w) { return w == id(1) ? std::string("a \"fast\" one") : ""; });
+  EXPECT_THAT(dot, HasSubstr("digraph"));
+  EXPECT_THAT(dot, HasSubstr(R"(0[label=learner, shape=doubleoctagon])"));
+  EXPECT_THAT(dot, HasSubstr(R"(1[label="1\na \"fast\" one"])"));
+  EXPECT_THAT(dot, HasSubstr(R"(3[label=3, style=dashed])"));
+  EXPECT_THAT(dot, HasSubstr(R"(0->1 [label="2/2"])"));
+  EXPECT_THAT(dot, HasSubstr(R"(1->2 [label="2/2"])"));
+  EXPECT_THAT(dot, HasSubstr(R"(0->3 [label="1/2"])"));
+  EXPECT_THAT(dot, HasSubstr(R"(2->3 [label="1/2"])"));
+}
+
 }  // namespace
 }  // namespace echoline::chains

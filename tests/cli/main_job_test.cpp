@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/clock.hpp"
+#include "base/files.hpp"
 #include "provisioner/ledger.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "tests/cli/program.hpp"
@@ -141,6 +142,7 @@ void expect_documented(const json& value, const std::string& text, const std::st
 void expect_run_documented(const std::filesystem::path& run) {
   auto page = sections_of("docs/run-folder.md");
   expect_documented(json_file(run / "status.json"), page["status.json"], "status.json");
+  EXPECT_NE(read_file(run / "topology.dot")->find("label=learner"), std::string::npos);
   std::set<std::string> seen;
   for (const json& row : json_lines(run / "metrics.jsonl")) {
     const std::string kind = row.at("kind");

@@ -255,5 +255,39 @@ TEST(RealSweep, RunsRunFilesAndGoesOnWithThem) {
   }
 }
 
+// docs/papers.md says what these print: T_b of every cell, as its tables have it.
+TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
+  TemporaryFolder folder;
+  const std::string page = read("docs/papers.md");
+  const auto t_b = [&](const std::string& name) {
+    const Outcome swept = run_program({"sweep", "configs/papers/" + name + ".yaml", "--out", (folder.path() / name).string(), "--json"});
+    EXPECT_EQ(swept.status, 0) << swept.err;
+    std::vector<double> seconds;
+    const json result = json::parse(swept.out, nullptr, false);
+    if (result.is_object())
+      for (const json& cell : result.at("cells")) seconds.push_back(cell.at("measures").at("broadcast.t_b_seconds_median").at("mean"));
+    return seconds;
+  };
+  std::vector<std::string> rows;
+  const auto bandwidth = t_b("sparrowrl-bandwidth");
+  ASSERT_EQ(bandwidth.size(), 8u);
+  rows.push_back(fmt::format("| 100 Gbit/s | 1.3 | {:.2f} | | {:.2f} |", bandwidth[0], bandwidth[1]));
+  rows.push_back(fmt::format("| 10 Gbit/s | 17.3 | {:.1f} | 0.25 | {:.2f} |", bandwidth[2], bandwidth[3]));
+  rows.push_back(fmt::format("| {:.0f} | 4.71, in several streams 2.90 | {:.2f} |", bandwidth[4], bandwidth[5]));
+  rows.push_back(fmt::format("| 250 Mbit/s | 566 | {:.0f} | | {:.2f} |", bandwidth[6], bandwidth[7]));
+  const auto decoupled = t_b("decoupled-publication");
+  ASSERT_EQ(decoupled.size(), 3u);
+  for (const auto& [seconds, told] : {std::pair(decoupled[0], "6,120"), {decoupled[1], "2,076"}, {decoupled[2], "615"}}) {
+    std::string digits = told;
+    std::erase(digits, ',');
+    EXPECT_NEAR(seconds, std::stod(digits), 0.5);
+    rows.push_back(fmt::format("| {} |", told));
+  }
+  const auto deltas = t_b("fireworks-deltas");
+  ASSERT_EQ(deltas.size(), 2u);
+  rows.push_back(fmt::format("| {:.0f} s | {:.0f} s |", deltas[0], deltas[1]));
+  for (const std::string& row : rows) EXPECT_NE(page.find(row), std::string::npos) << row;
+}
+
 }  // namespace
 }  // namespace echoline::testing

@@ -124,7 +124,7 @@ Result<std::vector<schema::Trajectory>> rollouts(model::Transformer& actor, cons
   std::vector<schema::Trajectory> batch;
   for (std::size_t i = 0; i < generations.size(); ++i) {
     const std::size_t g = i / static_cast<std::size_t>(r.group_size);
-    const auto score = adapter.score(problems[g], phrasing.answer(generations[i].tokens));
+    ECHO_ASSIGN(const data_plane::Score score, adapter.score(problems[g], phrasing.answer(generations[i].tokens)));
     schema::Trajectory t;
     t.set_id(fmt::format("{}/{}", index + g, i));
     t.set_group(index + g);

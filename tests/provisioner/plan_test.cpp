@@ -123,6 +123,12 @@ TEST(MakePlan, RentsTheCheapestThatMeetTheTargetOfTheirOwnBroadcast) {
   EXPECT_EQ(plan.topology.size(), chosen_ids(plan).size());
 }
 
+TEST(MakePlan, DrawsWhoSendsToWhom) {
+  const Plan plan = planned(request(), {offer("a", 200, 0.1), offer("b", 200, 0.2)});
+  const std::string dot = plan.to_dot();
+  for (const PlanRow* row : plan.chosen()) EXPECT_NE(dot.find("\\n" + row->offer.id), std::string::npos) << dot;
+}
+
 TEST(MakePlan, KeepsEveryOfferWithAReason) {
   auto r = request();
   r.reliability_min = 0.95;
