@@ -112,9 +112,8 @@ std::string to_dot(const Topology& topology, const std::function<std::string(Wor
     if (topology.stripes() > 1) out << "[label=\"" << drawing[edge] << "/" << topology.stripes() << "\"]";
   };
   const auto page = [](std::ostream& out) { out << "rankdir=LR;\nnode [shape=box];\n"; };
-  const auto number = [](std::size_t vertex) { return vertex; };
   std::ostringstream out;
-  boost::write_graphviz(out, drawing, worker, sends, page, boost::make_function_property_map<std::size_t>(number));
+  boost::write_graphviz(out, drawing, worker, sends, page);
   return out.str();
 }
 

@@ -277,7 +277,7 @@ TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
   rows.push_back(fmt::format("| 250 Mbit/s | 566 | {:.0f} | | {:.2f} |", bandwidth[6], bandwidth[7]));
   const auto decoupled = t_b("decoupled-publication");
   ASSERT_EQ(decoupled.size(), 3u);
-  for (const auto& [seconds, told] : {std::pair(decoupled[0], "6,120"), {decoupled[1], "2,076"}, {decoupled[2], "615"}}) {
+  for (const auto& [seconds, told] : {std::pair(decoupled[0], "6,120"), std::pair(decoupled[1], "2,076"), std::pair(decoupled[2], "615")}) {
     std::string digits = told;
     std::erase(digits, ',');
     EXPECT_NEAR(seconds, std::stod(digits), 0.5);
