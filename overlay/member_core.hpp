@@ -183,7 +183,7 @@ class MemberCore final : public Core {
   TimePoint learner_heard_{}, join_deadline_ = kNever, away_until_ = kNever, redial_at_ = kNever, beat_at_ = kNever,
       answer_by_ = kNever;
   bool parents_got_time_ = false;  // since stalled_since_
-  bool lost_here_ = false;  // what parents have sent, which they will not send again, since something was activated
+  bool lost_here_ = false;  // what leads on, which parents take for sent, since something was activated
   TimePoint stalled_since_ = kNever,  // the last progress towards the newest version; kNever: it is here
       help_asked_at_ = kNever, drain_until_ = kNever;
   int redials_ = 0;

@@ -144,11 +144,11 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
         }
         if (leads_on) {
           ++refusals_;
+          lost_here_ = true;
           complain(put.error().message() + "; left out for now", now);
         }
         if (stored) store_.erase(PublicationKey(stored->key()));
         most_chunks_.clear();
-        lost_here_ = true;
         if (stalled_since_ == kNever) stalled_since_ = now;
         return store_changed(now);
       default:

@@ -160,6 +160,28 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   EXPECT_FALSE(m.closed(helper));
 }
 
+// What comes after a slow snapshot finds no room meanwhile: that says nothing of the snapshot's parents.
+TEST(Member, WaitsForASlowSnapshotThoughWhatFollowsHasNoRoom) {
+  MemberConfig c = config();
+  c.store.memory_max = {5000};
+  Member m(c);
+  m.newest = Version{2};
+  const Made slow = make(full(0), 4000), later = make(delta(2, 1), 4000);
+  m.tell(m.parent, slow.opening);
+  m.frame(m.parent, slow.chunk(0));
+  m.frame(m.parent, slow.chunk(1));
+  m.tell(m.parent, later.opening);
+  for (std::size_t i = 0; i < later.chunks.size(); ++i) m.frame(m.parent, later.chunk(i));
+  EXPECT_EQ(m.core.stats().memory.count, 2048u) << "it was dropped";
+  for (const std::size_t i : {2, 3}) {
+    m.pass(kBeat * (MemberCore::kStallHeartbeats - 1));
+    m.frame(m.parent, slow.chunk(i));
+  }
+  EXPECT_THAT(m.said<NeedHelp>(kControl), IsEmpty());
+  m.tell(m.parent, slow.closing);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0)));
+}
+
 TEST(Member, ItsStoreFollowsThePolicysSizeUnlessTheUserSaysOtherwise) {
   const std::size_t large = 2'000'000;  // does not fit what it begins with
   MemberConfig c = config();
