@@ -145,7 +145,7 @@ class MemberCore final : public Core {
   void begin_epoch(std::uint64_t epoch, TimePoint now);
   void on_announcement(Upstream* up, const SignedAnnouncement& as_signed, TimePoint now);
   void on_manifest(Upstream* up, const SignedManifest& as_signed, TimePoint now);
-  bool leads_on(const PublicationKey& key) const;
+  std::optional<Version> leads_on_from(const PublicationKey& key) const;
   bool farther(const StoredPublication& stored);
   void on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now);
   void forged(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);

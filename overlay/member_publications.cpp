@@ -95,15 +95,25 @@ void MemberCore::on_manifest(Upstream* up, const SignedManifest& as_signed, Time
   if (*closed) deliver(now);
 }
 
-// Whether it starts from where this worker stands, or will stand when it is as far again as it has been.
-bool MemberCore::leads_on(const PublicationKey& key) const {
-  if (position_) return key.full() || key.base == position_->version;
+// Whether it starts from where this worker stands, or will stand when it is as far again as it has been: then, the least
+// version that is still needed for it.
+std::optional<Version> MemberCore::leads_on_from(const PublicationKey& key) const {
+  if (position_) {
+    if (key.full()) return key.version;
+    return key.base == position_->version ? std::optional(Version{position_->version.value + 1}) : std::nullopt;
+  }
   const auto starts = [&](const PublicationKey& each) { return each.full() && (!repair_ || each.version >= *repair_); };
-  if (key.full()) return starts(key);
-  std::set<Version> reached;
-  for (const auto& [each, stored] : store_.entries())
-    if (stored.complete && (starts(each) || (each.base && reached.contains(*each.base)))) reached.insert(each.version);
-  return reached.contains(*key.base);
+  if (key.full()) return starts(key) ? std::optional(key.version) : std::nullopt;
+  std::map<Version, Version> begins;  // of what can be reached with what is here: with which snapshot, the newest
+  for (const auto& [each, stored] : store_.entries()) {
+    const auto before = each.base ? begins.find(*each.base) : begins.end();
+    if (!stored.complete || (!starts(each) && before == begins.end())) continue;
+    const Version from = starts(each) ? each.version : before->second;
+    Version& begin = begins.try_emplace(each.version, from).first->second;
+    begin = std::max(begin, from);
+  }
+  const auto begin = begins.find(*key.base);
+  return begin == begins.end() ? std::nullopt : std::optional(begin->second);
 }
 
 // Whether more of it is here than of any publication with its key since something was activated, or dropped here.
@@ -122,13 +132,15 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     up->chunk_bytes += bytes;
   }
   const StoredPublication* stored = store_.find(frame.chunk.publication);
+  const auto begins = stored ? leads_on_from(stored->key()) : std::nullopt;
+  const bool leads_on = begins.has_value();
   Version keep_from{stored && stored->key().full() ? stored->key().version.value
+                    : begins                       ? begins->value
                     : position_                    ? position_->version.value + 1
                                                    : 0};
   // What waits for the floor to be saved is still needed.
   if (staged_) keep_from = std::min(keep_from, staged_->deliveries.front().publication.version);
-  const bool leads_on = stored && this->leads_on(stored->key());
-  const auto put = store_.put(frame, keep_from);
+  const auto put = store_.put(frame, keep_from, leads_on && !staged_);
   if (!put) {
     switch (put.error().code) {
       case Code::kCorrupt:

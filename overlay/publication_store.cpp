@@ -84,7 +84,7 @@ Status PublicationStore::prove(const StoredPublication& p, const Frame& frame, t
   return ok();
 }
 
-Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version keep_from) {
+Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version keep_from, bool at_once) {
   const ChunkHead& head = frame.chunk;
   const auto key = keys_.find(head.publication);
   if (key == keys_.end())
@@ -93,7 +93,7 @@ Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version 
   if (entry.have.contains(head.index)) return Put::kDuplicate;
   StoredChunk chunk{frame.head, frame.body, head.length, {}, false};
   ECHO_TRY(prove(entry, frame, chunk.hash));
-  ECHO_TRY(make_room(head.length, entry.key(), keep_from, true));
+  ECHO_TRY(make_room(head.length, entry.key(), keep_from, true, at_once));
   keep(entry, head.index, std::move(chunk));
   ECHO_ASSIGN(const bool complete, finish(entry));
   return complete ? Put::kCompleted : Put::kAdded;
@@ -102,7 +102,7 @@ Result<PublicationStore::Put> PublicationStore::put(const Frame& frame, Version 
 Status PublicationStore::add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
                                  Version keep_from) {
   StoredPublication& entry = entries_.at(keys_.at(id));
-  ECHO_TRY(make_room(head.length, entry.key(), keep_from, false));
+  ECHO_TRY(make_room(head.length, entry.key(), keep_from, false, false));
   keep(entry, head.index, {Slice(encode_chunk_head(head)), std::move(data), head.length, hash, false});
   return ok();
 }
@@ -172,7 +172,7 @@ Result<bool> PublicationStore::finish(StoredPublication& entry) {
 // Whole publications go, oldest first, when the budget for all of them is spent: the disk's, or memory's without one;
 // then, if they may, those that cannot be installed before this one, newest first.
 Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from,
-                                   bool later_may_go) {
+                                   bool later_may_go, bool at_once) {
   const bool disk = limits_.disk && !disk_failed_;
   if (disk) evict();
   const Bytes most = disk ? limits_.disk_max : limits_.memory_max;
@@ -183,10 +183,10 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
     if (key != for_key) erase(key);
   }
   // What can be installed at once makes whatever leads to the same version otherwise superfluous as well.
-  const bool at_once = for_key.base && for_key.base->value + 1 == keep_from.value;
+  const Version stays = at_once && for_key.base ? *for_key.base : for_key.version;
   for (auto it = entries_.end(); later_may_go && used + bytes > most.count && it != entries_.begin();) {
     const PublicationKey last = std::prev(it)->first;
-    if (last.full() || (last.version <= for_key.version && !at_once)) break;
+    if (last.full() || last.version <= stays) break;
     if (last == for_key)
       --it;
     else

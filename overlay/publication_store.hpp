@@ -69,8 +69,9 @@ class PublicationStore {
   enum class Put { kAdded, kCompleted, kDuplicate };
   // Proves the chunk and keeps it. kNotFound: not announced. kCorrupt: the proof fails (nothing changes), or the whole
   // is not what the manifest says (the publication is then dropped). kExhausted: no room even after dropping
-  // publications below `keep_from`, oldest first, and deltas above this one, newest first.
-  Result<Put> put(const Frame& chunk, Version keep_from);
+  // publications below `keep_from`, oldest first, and deltas above this one, newest first; above its base where `at_once` says
+  // that it can be installed as soon as it is whole.
+  Result<Put> put(const Frame& chunk, Version keep_from, bool at_once = false);
   // A chunk of the learner's own making, with what seal() gave.
   Status add_own(const PublicationId& id, const ChunkHead& head, const trust::Hash& hash, Slice data,
                  Version keep_from);
@@ -120,7 +121,8 @@ class PublicationStore {
     trust::Hash root;
   };
   Status prove(const StoredPublication& publication, const Frame& chunk, trust::Hash& hash);
-  Status make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from, bool later_may_go);
+  Status make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from, bool later_may_go,
+                   bool at_once);
   void keep(StoredPublication& publication, std::uint32_t index, StoredChunk chunk);
   Result<bool> finish(StoredPublication& publication);
   void evict();

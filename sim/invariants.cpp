@@ -290,6 +290,18 @@ std::string Invariants::without_place() const {
   return "";
 }
 
+// Several that send what their children cannot take, and no more honest workers than they are: of each of them an honest one may be
+// the only one to speak, and then it passes for the liar.
+bool Invariants::honest_are_outnumbered() const {
+  std::size_t corrupt = 0, honest = 0;
+  for (std::size_t i = 0; i < fleet_.workers(); ++i) {
+    const MaliceOptions& malice = fleet_.worker(i).options.malice;
+    corrupt += malice.flip_share > 0 || malice.forge_share > 0;
+    honest += !malice.any();
+  }
+  return corrupt > Conduct::kAccusedAloneMax && honest <= corrupt;
+}
+
 void Invariants::check_learner() {
   if (!fleet_.wrong().empty() && std::none_of(violations_.begin(), violations_.end(),
                                               [](const Violation& v) { return v.rule == std::string(kSound); }))
@@ -304,7 +316,8 @@ void Invariants::check_learner() {
     const auto worker = fleet_.worker_of(view.info.id);
     if (view.quarantined && !stats.topology.children_of(view.info.id).empty())
       violated(kBlame, fmt::format("worker {} is quarantined and has children", view.info.id));
-    if (view.quarantined && worker && slanderers_ < 2 && !fleet_.worker(*worker).options.malice.any())
+    if (view.quarantined && worker && slanderers_ < 2 && !fleet_.worker(*worker).options.malice.any() &&
+        !honest_are_outnumbered())
       violated(kBlame, fmt::format("worker {} is quarantined, though it is honest", *worker));
   }
   const auto allowed =
@@ -322,7 +335,7 @@ void Invariants::check_liveness() {
       if (view.quarantined) quarantined.insert(view.info.id);
   if (peace_)
     for (const auto& [pair, bad] : bad_chunks_)
-      if (bad >= kBadChunksNoticed && !quarantined.contains(pair.first))
+      if (bad >= kBadChunksNoticed && !quarantined.contains(pair.first) && !honest_are_outnumbered())
         violated(kBlame, fmt::format("worker {} forwarded {} bad chunks to worker {}, and they were not parted",
                                      pair.first, bad, pair.second));
   const auto newest = fleet_.newest();

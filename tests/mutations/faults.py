@@ -232,4 +232,6 @@ FAULTS = [
           "overlay_core_test"),
     Fault("whose turn it is to dial never changes back", LEARNER_CONDUCT, "turn->second = !was && child.reachable",
           "turn->second = child.reachable", "overlay_core_test"),
+    Fault("whoever stands nowhere gives up nothing for the way back", MEMBER_PUB, ": begins                       ? begins->value",
+          ": false                        ? begins->value", "overlay_core_test"),
 ]

@@ -160,6 +160,22 @@ TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
   EXPECT_FALSE(m.closed(helper));
 }
 
+// It comes back to less than it has been at, with all that it kept: what the way from there does not need makes room for it.
+TEST(Member, TheWayBackToItsFloorGetsTheRoomOfOtherWays) {
+  MemberConfig c = config();
+  c.store.memory_max = {10'000};
+  c.state.floor = Installed{Version{7}, digest_of(7), 0};
+  Member m(c);
+  m.newest = Version{8};
+  m.whole(make(full(0), 3000));
+  m.whole(make(full(1), 3000));
+  m.whole(make(delta(2, 1), 1000));
+  m.whole(make(delta(3, 2), 2000));
+  EXPECT_THAT(m.delivered(), IsEmpty());
+  m.whole(make(delta(8, 2), 5000));
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1), delta(2, 1), delta(8, 2)));
+}
+
 // What comes after a slow snapshot finds no room meanwhile: that says nothing of the snapshot's parents.
 TEST(Member, WaitsForASlowSnapshotThoughWhatFollowsHasNoRoom) {
   MemberConfig c = config();

@@ -19,12 +19,14 @@ struct Kept {
 
   Status begin(const Made& made) { return store.begin(made.announcement, made.opening); }
   Result<bool> close(const Made& made) { return store.close(made.manifest, made.closing); }
-  Result<Put> put(const Frame& chunk, std::uint64_t keep_from = 0) { return store.put(chunk, Version{keep_from}); }
+  Result<Put> put(const Frame& chunk, std::uint64_t keep_from = 0, bool at_once = false) {
+    return store.put(chunk, Version{keep_from}, at_once);
+  }
   // All of it; the error of the chunk that failed.
-  Status whole(const Made& made, std::uint64_t keep_from = 0) {
+  Status whole(const Made& made, std::uint64_t keep_from = 0, bool at_once = false) {
     ECHO_TRY(begin(made));
     for (std::size_t i = 0; i < made.chunks.size(); ++i)
-      if (const auto added = put(made.chunk(i), keep_from); !added) return added.error();
+      if (const auto added = put(made.chunk(i), keep_from, at_once); !added) return added.error();
     if (const auto closed = close(made); !closed) return closed.error();
     return ok();
   }
@@ -386,7 +388,7 @@ TEST(PublicationStore, WhatCanBeInstalledAtOnceGetsTheRoomOfOtherWays) {
   Kept kept({Bytes{20'000}, {}, false});
   for (std::uint64_t v = 4; v <= 5; ++v) ASSERT_TRUE(kept.whole(make(delta(v, v - 1), 9000), 3).has_value());
   const Made at_once = make(delta(5, 2), 15'000);
-  ASSERT_TRUE(kept.whole(at_once, 3).has_value());
+  ASSERT_TRUE(kept.whole(at_once, 3, true).has_value());
   EXPECT_TRUE(kept.entry(delta(5, 2)).complete);
 }
 
