@@ -762,34 +762,6 @@ TEST(Learner, LetsTheParentDialWhereTheChildCannotAndDemotesIfThatFailsToo) {
   EXPECT_THAT(desk.chain(), ElementsAre(3, 2, 1));
 }
 
-// What kept the child from its parent may be over, and the parent may never reach it.
-TEST(Learner, BothEndsOfAnEdgeTryInTurns) {
-  Desk desk(8);
-  desk.join_all(2);
-  const auto fails = [&] {
-    desk.pass(seconds(5));
-    desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
-    const Parent parent = desk.said<Assign>(std::uint64_t{2}).back().parents.at(0);
-    EXPECT_EQ(parent.worker, WorkerId{1});
-    return parent.dials;
-  };
-  EXPECT_TRUE(fails());
-  EXPECT_FALSE(fails());
-  EXPECT_TRUE(fails());
-  EXPECT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(2));
-}
-
-TEST(Learner, WhoCannotBeReachedTriesItself) {
-  Desk desk(8);
-  desk.join(1);
-  desk.join(2, false);
-  desk.pass(2 * LearnerCore::kPlanDelay);
-  for (int i = 0; i < 2; ++i, desk.pass(seconds(5)))
-    desk.tell(2, EdgeFailed{WorkerId{1}, EdgeTroubleKind::kUnreachable, "no route"});
-  EXPECT_THAT(desk.said<DialChild>(std::uint64_t{1}), SizeIs(0));
-  EXPECT_FALSE(desk.said<Assign>(std::uint64_t{2}).back().parents.at(0).dials);
-}
-
 TEST(Learner, AParentThatIsSilentToChildAndLearnerLosesItsPlace) {
   Desk desk(8);
   desk.join_all(2);

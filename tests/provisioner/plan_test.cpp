@@ -124,7 +124,7 @@ TEST(MakePlan, RentsTheCheapestThatMeetTheTargetOfTheirOwnBroadcast) {
 }
 
 TEST(MakePlan, DrawsWhoSendsToWhom) {
-  const Plan plan = planned(request(), {offer("a", 200, 0.1), offer("b", 200, 0.2)});
+  const Plan plan = planned(request(), {offer("a", 400, 0.1), offer("b", 400, 0.2)});
   const std::string dot = plan.to_dot();
   for (const PlanRow* row : plan.chosen()) EXPECT_NE(dot.find("\\n" + row->offer.id), std::string::npos) << dot;
 }
