@@ -56,7 +56,7 @@ bool LearnerCore::is_silent_to(const Worker& parent, TimePoint now) const {
          now >= std::max(parent.heard + kSilentBeats * config_.heartbeat, earliest_silence(parent));
 }
 
-// Both ends live, the edge does not. Where only the child could not open it, the parent tries; a parent that is silent
+// Both ends live, the edge does not. Where it cannot be opened, both try in turns; a parent that is silent
 // to its child and to the learner loses its place; one that is silent to several children has no uplink to speak of;
 // otherwise, after the third time, the two are put apart, and who fails with several others falls a role.
 void LearnerCore::on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now) {
