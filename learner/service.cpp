@@ -619,6 +619,7 @@ class Service {
       w.away = w.lost = false;
       w.id = id;
       w.offer = name;
+      drawn_.reset();  // it has a name now
       if (const provisioner::Offer* offer = offer_of(w)) w.price_usd_per_hour = offer->usd_per_hour();
     }
     if (desk_ready_) desk_->worker_joined(id);
@@ -714,6 +715,7 @@ class Service {
   void refresh_workers() {
     if (!node_) return;
     const overlay::LearnerStats stats = node_->stats();
+    draw(stats.topology);
     const std::lock_guard lock(mutex_);
     floods_ = stats.floods;
     for (const overlay::WorkerView& view : stats.workers) {
@@ -723,10 +725,20 @@ class Service {
       w.quarantined = view.quarantined;
     }
     topology_ = stats.topology.to_short_text();
-    const std::string drawn = chains::to_dot(stats.topology, [&](WorkerId id) { return id == kLearnerId ? "" : workers_[id].offer; });
-    if (record_ && drawn != std::exchange(drawn_, drawn)) record_->topology(drawn);
     const auto seeds = stats.topology.children_of(kLearnerId);
     seeds_ = {seeds.begin(), seeds.end()};
+  }
+
+  // Only what has changed: a large fleet's drawing takes a while, and is not written while others wait for the lock.
+  void draw(const chains::Topology& topology) {
+    std::string dot;
+    {
+      const std::lock_guard lock(mutex_);
+      if (drawn_ == topology) return;
+      dot = chains::to_dot(topology, [&](WorkerId id) { return id == kLearnerId ? "" : workers_[id].offer; });
+      drawn_ = topology;
+    }
+    record_->topology(dot);
   }
 
   void phase(const std::string& text) {
@@ -826,7 +838,8 @@ class Service {
   std::unique_ptr<overlay::LearnerNode> node_;
   std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage; guarded by mutex_
 
-  std::string phase_, topology_, drawn_;
+  std::string phase_, topology_;
+  std::optional<chains::Topology> drawn_;  // as topology.dot has it; guarded by mutex_
   std::set<WorkerId> seeds_;  // of the topology; workers that the learner itself sends to
   TimePoint status_due_{};
   double reward_ = 0, wait_seconds_ = 0, training_seconds_ = 0;

@@ -50,7 +50,6 @@ class Invariants final : public Observer, public FleetObserver {
   // Looked at now and then, and once at the end.
   void check_learner();
   // Somebody who takes itself for a member and has no place with the learner, and why; empty: nobody.
-  bool honest_are_outnumbered() const;
   std::string without_place() const;
   // Faults are over: every worker that runs and can reach the learner has reached the newest version.
   void check_liveness();
@@ -69,6 +68,8 @@ class Invariants final : public Observer, public FleetObserver {
   const Counts& counts() const { return counts_; }
 
  private:
+  bool honest_are_outnumbered() const;
+
   // What one child of the learner has, as far as the learner can know.
   struct Child {
     std::uint64_t process = 0;
