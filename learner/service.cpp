@@ -673,6 +673,9 @@ class Service {
         links.push_back({id, link_rate(id, true), link_rate(id, false), Duration(0)});
     }
     const BitRate up = config_.network.uplink.value_or(BitRate{1e12});
+    // For as many as T_b counts: in a small fleet that may be fewer than q says.
+    const double counted = std::clamp(static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers)),
+                                      1e-9, config_.network.quorum);
     json row = {{"version", report.version.value},
                 {"snapshot", !report.base.has_value()},
                 {"payload_bytes", report.payload.count},
@@ -682,9 +685,9 @@ class Service {
                 {"depth", report.depth},
                 {"learner_bytes", report.learner_bytes_sent.count},
                 {"lower_bound_seconds",
-                 seconds(chains::lower_bound(report.payload, up, links, config_.network.quorum))}};
+                 seconds(chains::lower_bound(report.payload, up, links, counted))}};
     const auto predicted = chains::broadcast_time(report.topology, report.payload, config_.network.chunk, up, links);
-    if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(config_.network.quorum));
+    if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted));
     last_t_b_seconds_ = seconds(report.t_b);
     record_->metric("broadcast", std::move(row));
   }

@@ -61,6 +61,8 @@ class LearnerCore final : public Core {
   // Once most have a version: so many times as long as they took, and a little, before nobody waits for the others.
   static constexpr int kStragglerFactor = 4;
   static constexpr Duration kStragglerPatience = std::chrono::seconds(5);
+  // As late as all others together, times this, before one alone is left out of T_b.
+  static constexpr double kAloneFactor = 1.5;
   // Publications whose T_b is still open; older ones are given up.
   static constexpr std::size_t kBroadcastsMax = 64;
   static constexpr std::size_t kHelpedMax = 8;  // workers that one worker helps at a time
@@ -169,7 +171,8 @@ class LearnerCore final : public Core {
     std::optional<Version> base;
     PublicationId id{};
     TimePoint published;
-    TimePoint last_ack{};  // of one of those below
+    TimePoint last_ack{}, ack_before{};  // of those below, the last two
+    WorkerId acked_last{};
     // Those that were there when it was published, but for those that let an earlier one wait in vain.
     std::set<WorkerId> active, waiting;
     std::set<WorkerId> stragglers;  // they were there, too
@@ -238,9 +241,10 @@ class LearnerCore final : public Core {
 
   // Publications (learner_publications.cpp).
   void on_ack(Worker& worker, const Installed& ack, TimePoint now);
+  bool last_is_alone(const Broadcast& broadcast, TimePoint now) const;
   void check_broadcasts(TimePoint now);
   void give_up_waiting(TimePoint now);
-  void report(const Broadcast& broadcast, TimePoint until);
+  void report(const Broadcast& broadcast, TimePoint until, std::size_t acknowledged);
   void close_finished(TimePoint now);
   void ask_for_catch_up(TimePoint now);
   void end_catch_up(TimePoint now);

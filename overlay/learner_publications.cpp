@@ -171,16 +171,45 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (!worker.assigned && config_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   for (Broadcast& b : broadcasts_)
-    if (b.version <= ack.version && b.waiting.erase(id) > 0) b.last_ack = now;
+    if (b.version <= ack.version && b.waiting.erase(id) > 0) b.ack_before = std::exchange(b.last_ack, now), b.acked_last = id;
   check_broadcasts(now);
 }
 
-// A broadcast is done once ceil(q * n) of the workers that were active when it was published and still live have it.
+// Whether one machine alone says that a broadcast took long: the last of at least three, with q < 1, which is everybody in
+// a fleet of up to nine, came more than half again as late as all others, and as its place and link explain. What is rented
+// follows from T_b.
+bool LearnerCore::last_is_alone(const Broadcast& b, TimePoint now) const {
+  const std::size_t n = b.active.size();
+  if (n < 3 || config_.quorum >= 1 || !b.waiting.empty() || chains::counted(config_.quorum, n) < n) return false;
+  if (b.ack_before <= b.published || !b.active.contains(b.acked_last)) return false;
+  double expected = 1;
+  std::vector<chains::WorkerLink> links;
+  for (const auto& [id, worker] : workers_) {
+    const chains::ChainWorker w = chain_worker(worker, now);
+    links.push_back({id, w.up, w.down, Duration{}});
+  }
+  if (const StoredPublication* stored = store_.find(b.id))
+    if (const auto times = chains::broadcast_time(b.topology, {stored->bytes}, {stored->announcement.chunk_bytes}, learner_up(), links)) {
+      Duration others{}, last{};
+      for (const chains::Completion& c : times->workers)
+        if (Duration& slowest = c.id == b.acked_last ? last : others; b.active.contains(c.id)) slowest = std::max(slowest, c.time);
+      if (others > Duration{}) expected = std::max(1.0, seconds(last) / seconds(others));
+    }
+  return seconds(b.last_ack - b.published) > kAloneFactor * expected * seconds(b.ack_before - b.published);
+}
+
+// A broadcast is done once ceil(q * n) of the workers that were active when it was published and still live have it. One
+// that is alone in being late, or leaves, delays the report and not what it says.
 void LearnerCore::check_broadcasts(TimePoint now) {
   std::erase_if(broadcasts_, [&](const Broadcast& b) {
-    if (b.active.empty()) return true;
-    if (b.active.size() - b.waiting.size() < chains::counted(config_.quorum, b.active.size())) return false;
-    report(b, now);
+    const std::size_t n = b.active.size();
+    if (n == 0) return true;
+    const std::size_t have = n - b.waiting.size();
+    if (have < chains::counted(config_.quorum, n)) return false;
+    if (last_is_alone(b, now))
+      report(b, b.ack_before, have - 1);
+    else
+      report(b, b.last_ack > b.published ? b.last_ack : now, have);
     return true;
   });
 }
@@ -196,19 +225,19 @@ void LearnerCore::give_up_waiting(TimePoint now) {
       if (const auto worker = workers_.find(id); worker != workers_.end() && !std::exchange(worker->second.straggles, true))
         log::warn("worker {} has not acknowledged version {} {} after the others: broadcasts do not wait for it", id,
                   b.version, echoline::to_text(now - b.last_ack));
-    report(b, b.last_ack);
+    report(b, b.last_ack, have);
     return true;
   });
 }
 
-void LearnerCore::report(const Broadcast& b, TimePoint until) {
+void LearnerCore::report(const Broadcast& b, TimePoint until, std::size_t acknowledged) {
   BroadcastReport report;
   report.version = b.version;
   report.base = b.base;
   if (const StoredPublication* stored = store_.find(b.id)) report.payload = {stored->bytes};
   report.t_b = until - b.published;
   report.workers = b.active.size() + b.stragglers.size();
-  report.acknowledged = b.active.size() - b.waiting.size();
+  report.acknowledged = acknowledged;
   report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.wire_bytes_before};
   report.depth = b.topology.depth();
   report.topology = b.topology;

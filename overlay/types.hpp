@@ -87,7 +87,7 @@ struct BroadcastReport {
   Bytes payload;
   Duration t_b{};             // begin of the publication until the quorum had acknowledged the installation
   std::size_t workers = 0;    // active when it was published
-  std::size_t acknowledged = 0;  // of them, when T_b was taken: all but a few that nobody waits for
+  std::size_t acknowledged = 0;  // of them, at that time: all but a few that nobody waits for, or one that is far behind
   Bytes learner_bytes_sent;   // bytes that left the learner on its data connections meanwhile, headers included
   chains::Topology topology;  // when it was published
   std::size_t depth = 0;      // longest way from the learner, in hops

@@ -549,6 +549,14 @@ class Insider {
   std::unique_ptr<overlay::WorkerNode> node_;
 };
 
+// Nothing: a member that holds a place, forwards, and acknowledges what it has as soon as it has it. It computes nothing.
+Result<Outcome> no_attack(const AttackOptions& options) {
+  Insider insider(options);
+  ECHO_TRY(insider.begin());
+  while (insider.going_on()) std::this_thread::sleep_for(milliseconds(20));
+  return insider.outcome;
+}
+
 // Asks for everything, tells of progress, returns nothing.
 Result<Outcome> hoard(const AttackOptions& options) {
   Insider insider(options);
@@ -622,6 +630,7 @@ Result<Outcome> talk(const AttackOptions& options) {
 
 using Attack = Result<Outcome> (*)(const AttackOptions&);
 constexpr std::pair<std::string_view, Attack> kAttacks[] = {
+    {kNoAttack, no_attack},
     {"bad-goodbye", bad_goodbye}, {"bad-heartbeat", bad_heartbeat},       {"hoard", hoard},
     {"slander", slander},         {"renew-flood", renew_flood},           {"have-flood", have_flood},
     {"talk", talk},               {"idle-connections", idle_connections}, {"unassigned-child", unassigned_child},
@@ -633,7 +642,8 @@ constexpr std::pair<std::string_view, Attack> kAttacks[] = {
 
 std::vector<std::string> attack_names() {
   std::vector<std::string> names;
-  for (const auto& [name, run] : kAttacks) names.emplace_back(name);
+  for (const auto& [name, run] : kAttacks)
+    if (name != kNoAttack) names.emplace_back(name);
   return names;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.hpp"
@@ -16,7 +17,10 @@ struct AttackOptions {
   Duration length = std::chrono::seconds(10);  // at most; an attacker that is thrown out ends earlier
 };
 
-// The names, in the order of docs/threats.md.
+// A member that keeps to the protocol and computes nothing: what an attacker is held against, as it holds the same place.
+inline constexpr std::string_view kNoAttack = "none";
+
+// The names of attacks, in the order of docs/threats.md.
 std::vector<std::string> attack_names();
 
 // {"attack", "worker", "messages", "bytes", "goodbye", "barred", "seconds"}: what it sent, what it was told last, whether it

@@ -10,8 +10,8 @@ int main(int argc, char** argv) {
   using namespace echoline;
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() < 5) {
-    fmt::print(stderr, "usage: hostile_worker ATTACK HOST:PORT NAME SECONDS TOKEN..; attacks: {}\n",
-               fmt::join(hostile::attack_names(), " "));
+    fmt::print(stderr, "usage: hostile_worker ATTACK HOST:PORT NAME SECONDS TOKEN..; attacks: {}\nor {}: a member that does nothing else\n",
+               fmt::join(hostile::attack_names(), " "), hostile::kNoAttack);
     return 2;
   }
   log::configure(log::Level::kOff, "hostile");

@@ -236,4 +236,10 @@ FAULTS = [
           "turn->second = child.reachable", "overlay_core_test"),
     Fault("whoever stands nowhere gives up nothing for the way back", MEMBER_PUB, ": begins                       ? begins->value",
           ": false                        ? begins->value", "overlay_core_test"),
+    Fault("one late machine says how long a broadcast takes", LEARNER_PUB, "if (last_is_alone(b, now))", "if (false)",
+          "overlay_core_test"),
+    Fault("a slow link's worker is left out of T_b", LEARNER_PUB, "expected = std::max(1.0, seconds(last) / seconds(others))",
+          "expected = 1", "overlay_core_test"),
+    Fault("who leaves a broadcast says how long it took", LEARNER_PUB, "b.last_ack > b.published ? b.last_ack : now, have",
+          "now, have", "overlay_core_test"),
 ]

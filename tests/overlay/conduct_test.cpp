@@ -734,5 +734,58 @@ TEST(LearnerConduct, AWorkerThatNeverAcknowledgesHidesNoBroadcastTime) {
   }
 }
 
+TEST(LearnerConduct, OneThatIsAloneInBeingLateSaysNothingOfABroadcast) {
+  struct Case {
+    const char* what;
+    std::uint64_t workers;
+    std::vector<std::uint64_t> late;
+    BitRate down_of_last;
+    double quorum;
+    std::size_t acknowledged;
+    Duration t_b;
+  };
+  const BitRate fast = BitRate::from_mbit_per_s(8);
+  const auto ms = [](int n) { return milliseconds(n); };
+  for (const Case& c : {Case{"one late", 5, {5}, fast, 0.9, 4, ms(40)}, {"one late of three", 3, {3}, fast, 0.9, 2, ms(20)},
+                        {"a slow link explains it", 5, {5}, BitRate::from_mbit_per_s(0.1), 0.9, 5, ms(540)},
+                        {"two late", 5, {4}, fast, 0.9, 5, ms(540)}, {"one late of two", 2, {2}, fast, 0.9, 2, ms(510)},
+                        {"everybody is wanted", 5, {5}, fast, 1.0, 5, ms(540)}, {"nobody late", 5, {}, fast, 0.9, 5, ms(50)}}) {
+    SCOPED_TRACE(c.what);
+    auto config = Desk::config(8);
+    config.quorum = c.quorum;
+    Desk desk(std::move(config));
+    for (std::uint64_t worker = 1; worker <= c.workers; ++worker)
+      desk.join(worker, true, worker == c.workers ? c.down_of_last : fast);
+    desk.pass(2 * LearnerCore::kPlanDelay);
+    for (std::uint64_t version = 0; version < 3; ++version) {
+      ASSERT_TRUE(desk.publish(make(version ? delta(version, version - 1) : full(0), 1000)).has_value());
+      for (std::uint64_t worker = 1; worker <= c.workers; ++worker) {
+        desk.now += std::ranges::count(c.late, worker) ? milliseconds(500) : milliseconds(10);
+        desk.tell(worker, Installed{Version{version}, digest_of(version), 0});
+      }
+      const auto done = desk.all<act::BroadcastDone>();
+      ASSERT_THAT(done, SizeIs(version + 1));
+      EXPECT_EQ(done.back().report.t_b, c.t_b);
+      EXPECT_EQ(done.back().report.workers, c.workers);
+      EXPECT_EQ(done.back().report.acknowledged, c.acknowledged);
+    }
+  }
+}
+
+TEST(LearnerConduct, WhoLeavesABroadcastSaysNothingOfItsTime) {
+  Desk desk(8);
+  desk.join_all(4);
+  ASSERT_TRUE(desk.publish(make(full(0), 1000)).has_value());
+  for (const std::uint64_t worker : {1, 2, 3}) {
+    desk.now += milliseconds(10);
+    desk.tell(worker, Installed{Version{0}, digest_of(0), 0});
+  }
+  desk.now += milliseconds(700);
+  desk.tell(4, Goodbye{"done"});
+  const auto done = desk.all<act::BroadcastDone>();
+  ASSERT_THAT(done, SizeIs(1));
+  EXPECT_EQ(done.back().report.t_b, milliseconds(30));
+}
+
 }  // namespace
 }  // namespace echoline::overlay
