@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -126,6 +127,30 @@ Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const De
 // element that changes, its value and four bytes.
 Result<std::vector<TensorWrite>> apply_delta_and_tell(std::span<const std::byte> patch, OwnedState& state,
                                                       const DecodeOptions& options = {});
+
+// A delta that is resolved while it arrives: each part of it as soon as all of that part is there, so that little is left
+// to do once the last byte has come. Holds what apply_delta() would, and of the bytes no more than one segment. One thread.
+class IncomingDelta {
+ public:
+  // `state` must not change until this is done; it lives longer.
+  explicit IncomingDelta(OwnedState& state, const DecodeOptions& options = {});
+  ~IncomingDelta();
+  IncomingDelta(IncomingDelta&&) noexcept;
+  IncomingDelta& operator=(IncomingDelta&&) noexcept;
+
+  // The next bytes of the patch, in order, however they are cut. After an error this is of no more use: kInvalid when it
+  // is a snapshot or of another model, kCorrupt, kExhausted.
+  Status add(std::span<const std::byte> bytes);
+  std::uint64_t bytes() const;  // added so far
+  // All bytes were added. Proves what resolve_delta() does, turns the state into the result, and returns what was
+  // written; once, whatever comes of it. On failure the state is as before; a state that is not the base may look like a
+  // corrupt patch, too.
+  Result<std::vector<TensorWrite>> apply();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 // The state a snapshot holds, its digest verified. kInvalid for a delta.
 Result<OwnedState> decode_snapshot(std::span<const std::byte> patch, const DecodeOptions& options = {});

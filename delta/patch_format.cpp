@@ -32,21 +32,20 @@ struct Frame {
   ByteSpan checksum;
 };
 
-Result<Frame> read_frame(Reader& reader) {
+// The frame at the front of the rest, or none where it is not whole. `at`: its place in the patch.
+Result<std::optional<Frame>> read_frame(Reader& reader, std::uint64_t at) {
   const ByteSpan start = reader.rest();
   Frame frame;
   frame.type = reader.number<std::uint8_t>();
   frame.body = reader.bytes(reader.number<std::uint32_t>());
   const std::size_t length = start.size() - reader.rest().size();
   frame.checksum = reader.bytes(kChecksumBytes);
-  if (reader.failed()) return corrupt(fmt::format("it ends within a frame, {} bytes from the end", start.size()));
+  if (reader.failed()) return std::optional<Frame>();
   const Digest sum = digest_bytes(start.first(length));
   if (!std::equal(frame.checksum.begin(), frame.checksum.end(), sum.bytes.begin()))
-    return corrupt(
-        fmt::format("the checksum of the frame that begins {} bytes from the end does not match: it was damaged; "
-                    "fetch it again",
-                    start.size()));
-  return frame;
+    return corrupt(fmt::format("the checksum of the frame that begins at byte {} does not match: it was damaged; fetch "
+                               "it again", at));
+  return std::optional(frame);
 }
 
 Result<PatchTensor> parse_table_entry(Reader& reader) {
@@ -66,99 +65,6 @@ Result<PatchTensor> parse_table_entry(Reader& reader) {
   if (!bytes) return corrupt(fmt::format("tensor '{}': {}", t.name, bytes.error().detail));
   t.elements = *bytes / dtype_bytes(t.dtype);
   return t;
-}
-
-// Kind and tensors.
-Status parse_header(ByteSpan body, const DecodeOptions& options, PatchInfo& info) {
-  const auto beyond = [](std::string_view what, std::uint64_t found, std::uint64_t max) {
-    return fail(Code::kExhausted, "read patch", "{} {}, the limit is {}", found, what, max);
-  };
-  Reader reader(body);
-  const auto kind = reader.number<std::uint8_t>();
-  const auto tensors = reader.number<std::uint32_t>();
-  if (reader.failed()) return corrupt("the header is cut short");
-  if (kind != 1 && kind != 2) return corrupt(fmt::format("unknown patch kind {}", kind));
-  info.kind = static_cast<PatchKind>(kind);
-  if (tensors > options.tensors_max) return beyond("tensors", tensors, options.tensors_max);
-  ECHO_ASSIGN(const Stream stream, read_stream(reader, 0, UINT64_MAX));
-  if (!reader.rest().empty()) return corrupt("the header has bytes after the tensor table");
-  if (stream.raw_bytes > options.table_bytes_max)
-    return beyond("bytes of tensor table", stream.raw_bytes, options.table_bytes_max);
-  ByteVector table(stream.raw_bytes);
-  ECHO_TRY(expand_stream(stream, table));
-  Reader entries(table);
-  for (std::uint32_t i = 0; i < tensors; ++i) {
-    ECHO_ASSIGN(PatchTensor t, parse_table_entry(entries));
-    if (!info.tensors.empty() && t.name <= info.tensors.back().name)
-      return corrupt("the tensor table is not in canonical order");
-    const std::uint64_t bytes = t.elements * dtype_bytes(t.dtype);
-    if (info.kind == PatchKind::kSnapshot && bytes > options.state_bytes_max - info.state_bytes)
-      return beyond("bytes of state at least", info.state_bytes + bytes, options.state_bytes_max);
-    info.state_bytes += bytes;
-    info.elements += t.elements;
-    info.tensors.push_back(std::move(t));
-  }
-  if (!entries.rest().empty()) return corrupt("the tensor table has bytes after its last entry");
-  return ok();
-}
-
-Status add_segment(const Frame& frame, ParsedPatch& parsed) {
-  ECHO_ASSIGN(Segment segment, read_segment(frame.body));
-  PatchInfo& info = parsed.info;
-  if (segment.tensor >= info.tensors.size())
-    return corrupt(fmt::format("a segment of tensor {}, there are {}", segment.tensor, info.tensors.size()));
-  PatchTensor& t = info.tensors[static_cast<std::size_t>(segment.tensor)];
-  const std::uint64_t bytes = t.elements * dtype_bytes(t.dtype);
-  if (segment.index >= segment_count(bytes))
-    return corrupt(fmt::format("tensor '{}' has no segment {}", t.name, segment.index));
-  if (!parsed.segments.empty()) {
-    const Segment& last = parsed.segments.back();
-    if (std::pair(segment.tensor, segment.index) <= std::pair(last.tensor, last.index))
-      return corrupt("the segments are not in order");
-  }
-  const std::uint64_t elements = segment_range(bytes, segment.index).byte_count / dtype_bytes(t.dtype);
-  for (const Layer& layer : segment.layers) {
-    if (layer.changed == 0 || layer.changed > elements)
-      return corrupt(
-          fmt::format("tensor '{}': a segment declares {} changes of {} elements", t.name, layer.changed, elements));
-    t.changed += layer.changed;
-    t.bound_bits += std::min(layer.bound_bits, std::uint64_t{1} << 40);
-  }
-  if (info.kind == PatchKind::kSnapshot &&
-      (segment.layers.size() != 1 || segment.layers.front().coding != LayerCoding::kDense))
-    return corrupt(fmt::format("tensor '{}' of a snapshot is not whole", t.name));
-  t.payload_bytes += frame.body.size();
-  parsed.segments.push_back(std::move(segment));
-  return ok();
-}
-
-Status check_trailer(ByteSpan body, ByteSpan checksums, ParsedPatch& parsed) {
-  Reader reader(body);
-  PatchInfo& info = parsed.info;
-  Digest base, chain;
-  for (Digest* d : {&base, &info.result}) std::ranges::copy(reader.bytes(d->bytes.size()), d->bytes.begin());
-  const auto state_bytes = reader.number<std::uint64_t>();
-  const auto elements = reader.number<std::uint64_t>();
-  const auto changed = reader.number<std::uint64_t>();
-  const auto segments = reader.number<std::uint64_t>();
-  std::ranges::copy(reader.bytes(chain.bytes.size()), chain.bytes.begin());
-  if (reader.failed() || !reader.rest().empty()) return corrupt("the trailer is malformed");
-  if (info.kind == PatchKind::kDelta) info.base = base;
-  if (info.kind == PatchKind::kSnapshot && base != Digest{}) return corrupt("a snapshot names a base");
-  for (const PatchTensor& t : info.tensors) {
-    info.changed += t.changed;
-    info.payload_bytes += t.payload_bytes;
-    info.bound_bits += t.bound_bits;
-  }
-  if (state_bytes != info.state_bytes || elements != info.elements || changed != info.changed)
-    return corrupt("the trailer and the segments disagree on the number of elements");
-  if (segments != parsed.segments.size() || chain != digest_bytes(checksums))
-    return corrupt(
-        fmt::format("the trailer promises {} segments, {} of them are there", segments, parsed.segments.size()));
-  std::uint64_t whole = 0;
-  for (const PatchTensor& t : info.tensors) whole += segment_count(t.elements * dtype_bytes(t.dtype));
-  if (info.kind == PatchKind::kSnapshot && segments != whole) return corrupt("the snapshot is not whole");
-  return ok();
 }
 
 }  // namespace
@@ -222,33 +128,153 @@ Status PatchWriter::finish(PatchStats& stats) {
   return ok();
 }
 
-Result<ParsedPatch> parse_patch(ByteSpan patch, const DecodeOptions& options) {
-  Reader reader(patch);
-  const ByteSpan magic = reader.bytes(kMagic.size());
-  if (!std::ranges::equal(magic, as_byte_span(kMagic))) return corrupt("these bytes are not a patch (wrong magic)");
-  const auto version = reader.number<std::uint16_t>();
-  if (version != kFormatVersion)
-    return corrupt(fmt::format("patch format version {}, this program reads version {}", version, kFormatVersion));
-  ParsedPatch parsed;
-  ByteVector checksums;
-  for (bool first = true;; first = false) {
-    ECHO_ASSIGN(const Frame frame, read_frame(reader));
-    if (first != (frame.type == kHeaderFrame)) return corrupt("the header is not the first frame");
-    if (frame.type == kTrailerFrame) {
-      ECHO_TRY(check_trailer(frame.body, checksums, parsed));
-      break;
-    }
-    put_bytes(checksums, frame.checksum);
-    if (frame.type == kHeaderFrame) {
-      ECHO_TRY(parse_header(frame.body, options, parsed.info));
-    } else if (frame.type == kSegmentFrame) {
-      ECHO_TRY(add_segment(frame, parsed));
-    } else {
-      return corrupt(fmt::format("unknown frame type {}", frame.type));
+Status PatchParser::add_header(ByteSpan body) {
+  PatchInfo& info = info_;
+  const auto beyond = [](std::string_view what, std::uint64_t found, std::uint64_t max) {
+    return fail(Code::kExhausted, "read patch", "{} {}, the limit is {}", found, what, max);
+  };
+  Reader reader(body);
+  const auto kind = reader.number<std::uint8_t>();
+  const auto tensors = reader.number<std::uint32_t>();
+  if (reader.failed()) return corrupt("the header is cut short");
+  if (kind != 1 && kind != 2) return corrupt(fmt::format("unknown patch kind {}", kind));
+  info.kind = static_cast<PatchKind>(kind);
+  if (tensors > options_.tensors_max) return beyond("tensors", tensors, options_.tensors_max);
+  ECHO_ASSIGN(const Stream stream, read_stream(reader, 0, UINT64_MAX));
+  if (!reader.rest().empty()) return corrupt("the header has bytes after the tensor table");
+  if (stream.raw_bytes > options_.table_bytes_max)
+    return beyond("bytes of tensor table", stream.raw_bytes, options_.table_bytes_max);
+  ByteVector table(stream.raw_bytes);
+  ECHO_TRY(expand_stream(stream, table));
+  Reader entries(table);
+  for (std::uint32_t i = 0; i < tensors; ++i) {
+    ECHO_ASSIGN(PatchTensor t, parse_table_entry(entries));
+    if (!info.tensors.empty() && t.name <= info.tensors.back().name)
+      return corrupt("the tensor table is not in canonical order");
+    const std::uint64_t bytes = t.elements * dtype_bytes(t.dtype);
+    if (info.kind == PatchKind::kSnapshot && bytes > options_.state_bytes_max - info.state_bytes)
+      return beyond("bytes of state at least", info.state_bytes + bytes, options_.state_bytes_max);
+    info.state_bytes += bytes;
+    info.elements += t.elements;
+    info.tensors.push_back(std::move(t));
+  }
+  if (!entries.rest().empty()) return corrupt("the tensor table has bytes after its last entry");
+  return ok();
+}
+
+Result<Segment> PatchParser::add_segment(ByteSpan body) {
+  ECHO_ASSIGN(Segment segment, read_segment(body));
+  PatchInfo& info = info_;
+  if (segment.tensor >= info.tensors.size())
+    return corrupt(fmt::format("a segment of tensor {}, there are {}", segment.tensor, info.tensors.size()));
+  PatchTensor& t = info.tensors[static_cast<std::size_t>(segment.tensor)];
+  const std::uint64_t bytes = t.elements * dtype_bytes(t.dtype);
+  if (segment.index >= segment_count(bytes))
+    return corrupt(fmt::format("tensor '{}' has no segment {}", t.name, segment.index));
+  const std::pair place(segment.tensor, segment.index);
+  if (last_ && place <= *last_) return corrupt("the segments are not in order");
+  const std::uint64_t elements = segment_range(bytes, segment.index).byte_count / dtype_bytes(t.dtype);
+  for (const Layer& layer : segment.layers) {
+    if (layer.changed == 0 || layer.changed > elements)
+      return corrupt(
+          fmt::format("tensor '{}': a segment declares {} changes of {} elements", t.name, layer.changed, elements));
+    t.changed += layer.changed;
+    t.bound_bits += std::min(layer.bound_bits, std::uint64_t{1} << 40);
+  }
+  if (info.kind == PatchKind::kSnapshot &&
+      (segment.layers.size() != 1 || segment.layers.front().coding != LayerCoding::kDense))
+    return corrupt(fmt::format("tensor '{}' of a snapshot is not whole", t.name));
+  t.payload_bytes += body.size();
+  last_ = place;
+  ++segments_;
+  return segment;
+}
+
+Status PatchParser::check_trailer(ByteSpan body) {
+  Reader reader(body);
+  PatchInfo& info = info_;
+  Digest base, chain;
+  for (Digest* d : {&base, &info.result}) std::ranges::copy(reader.bytes(d->bytes.size()), d->bytes.begin());
+  const auto state_bytes = reader.number<std::uint64_t>();
+  const auto elements = reader.number<std::uint64_t>();
+  const auto changed = reader.number<std::uint64_t>();
+  const auto segments = reader.number<std::uint64_t>();
+  std::ranges::copy(reader.bytes(chain.bytes.size()), chain.bytes.begin());
+  if (reader.failed() || !reader.rest().empty()) return corrupt("the trailer is malformed");
+  if (info.kind == PatchKind::kDelta) info.base = base;
+  if (info.kind == PatchKind::kSnapshot && base != Digest{}) return corrupt("a snapshot names a base");
+  for (const PatchTensor& t : info.tensors) {
+    info.changed += t.changed;
+    info.payload_bytes += t.payload_bytes;
+    info.bound_bits += t.bound_bits;
+  }
+  if (state_bytes != info.state_bytes || elements != info.elements || changed != info.changed)
+    return corrupt("the trailer and the segments disagree on the number of elements");
+  if (segments != segments_ || chain != digest_bytes(checksums_))
+    return corrupt(
+        fmt::format("the trailer promises {} segments, {} of them are there", segments, segments_));
+  std::uint64_t whole = 0;
+  for (const PatchTensor& t : info.tensors) whole += segment_count(t.elements * dtype_bytes(t.dtype));
+  if (info.kind == PatchKind::kSnapshot && segments != whole) return corrupt("the snapshot is not whole");
+  return ok();
+}
+
+Result<std::size_t> PatchParser::take(ByteSpan bytes, std::vector<Segment>& segments) {
+  constexpr std::size_t kStartBytes = kMagic.size() + sizeof kFormatVersion;
+  Reader reader(bytes);
+  if (!magic_) {
+    const ByteSpan start = bytes.first(std::min(bytes.size(), kMagic.size()));
+    if (!std::ranges::equal(start, as_byte_span(kMagic).first(start.size())))
+      return corrupt("these bytes are not a patch (wrong magic)");
+    if (bytes.size() < kStartBytes) return std::size_t{0};
+    reader.bytes(kMagic.size());
+    if (const auto version = reader.number<std::uint16_t>(); version != kFormatVersion)
+      return corrupt(fmt::format("patch format version {}, this program reads version {}", version, kFormatVersion));
+    magic_ = true;
+  }
+  const auto used = [&] { return bytes.size() - reader.rest().size(); };
+  std::size_t whole = used();
+  for (; !ended_; whole = used()) {
+    ECHO_ASSIGN(const std::optional<Frame> frame, read_frame(reader, taken_ + whole));
+    if (!frame) break;
+    if (begun_ == (frame->type == kHeaderFrame)) return corrupt("the header is not the first frame");
+    if (frame->type != kTrailerFrame) put_bytes(checksums_, frame->checksum);
+    switch (frame->type) {
+      case kHeaderFrame:
+        ECHO_TRY(add_header(frame->body));
+        begun_ = true;
+        break;
+      case kSegmentFrame: {
+        ECHO_ASSIGN(Segment segment, add_segment(frame->body));
+        segments.push_back(std::move(segment));
+        break;
+      }
+      case kTrailerFrame:
+        ECHO_TRY(check_trailer(frame->body));
+        ended_ = true;
+        break;
+      default:
+        return corrupt(fmt::format("unknown frame type {}", frame->type));
     }
   }
-  if (!reader.rest().empty()) return corrupt("there are bytes after the trailer");
-  parsed.info.patch_bytes = patch.size();
+  taken_ += whole;
+  info_.patch_bytes = taken_;
+  return whole;
+}
+
+Status PatchParser::check_whole(std::size_t size) const {
+  if (!magic_) return corrupt(fmt::format("it ends after {} bytes, before it has begun", size));
+  if (!ended_) return corrupt(fmt::format("it ends after {} bytes, within the frame that begins at byte {}", size, taken_));
+  if (taken_ != size) return corrupt(fmt::format("there are {} bytes after the trailer", size - taken_));
+  return ok();
+}
+
+Result<ParsedPatch> parse_patch(ByteSpan patch, const DecodeOptions& options) {
+  PatchParser parser(options);
+  ParsedPatch parsed;
+  ECHO_TRY(parser.take(patch, parsed.segments));
+  ECHO_TRY(parser.check_whole(patch.size()));
+  parsed.info = std::move(parser.info());
   return parsed;
 }
 

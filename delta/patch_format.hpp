@@ -35,6 +35,32 @@ struct ParsedPatch {
 };
 Result<ParsedPatch> parse_patch(ByteSpan patch, const DecodeOptions& options);
 
+// The same, a frame after the other as they arrive.
+class PatchParser {
+ public:
+  explicit PatchParser(const DecodeOptions& options) : options_(options) {}
+  // `bytes` begin where the frames of the last call ended. Takes all frames that are whole, up to the trailer; returns
+  // their size. Segments are views into `bytes`. kCorrupt; nothing may be taken after that.
+  Result<std::size_t> take(ByteSpan bytes, std::vector<Segment>& segments);
+  bool begun() const { return begun_; }  // the header was there: kind and tensors are known
+  bool ended() const { return ended_; }  // the trailer was there, and promises what has come
+  // kCorrupt, with what is missing, unless it ended with the last byte of `size`.
+  Status check_whole(std::size_t size) const;
+  PatchInfo& info() { return info_; }
+
+ private:
+  Status add_header(ByteSpan body);
+  Result<Segment> add_segment(ByteSpan body);
+  Status check_trailer(ByteSpan body);
+
+  DecodeOptions options_;
+  PatchInfo info_;
+  ByteVector checksums_;
+  std::uint64_t taken_ = 0, segments_ = 0;
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> last_;  // tensor and index of the last segment
+  bool magic_ = false, begun_ = false, ended_ = false;
+};
+
 // The part of a tensor that a segment covers.
 struct SegmentRange {
   std::uint64_t first_byte = 0;

@@ -37,47 +37,79 @@ Error stale(const Digest& found, const Digest& expected) {
               expected.hex());
 }
 
+// Decodes segments that lie in `segments` on top of `state`, and gives what they become to `sink`, one thread at a time.
+class Resolver {
+ public:
+  Resolver(unsigned threads, Ticker* ticker) : ticker_(ticker), decoders_(std::clamp(threads, 1u, 256u)) {}
+
+  Status resolve(const std::vector<Segment>& segments, const StateView& state, std::vector<std::vector<Digest>>& leaves,
+                 const WriteSink& sink) {
+    std::mutex mutex;
+    std::optional<Error> failed;
+    for_each_parallel(segments.size(), static_cast<unsigned>(decoders_.size()), [&](unsigned self, std::size_t i) {
+      {
+        const std::lock_guard lock(mutex);
+        if (failed) return;
+      }
+      if (!decoders_[self]) decoders_[self] = std::make_unique<SegmentDecoder>();
+      const Segment& segment = segments[i];
+      const auto t = static_cast<std::size_t>(segment.tensor);
+      const auto [first, count] = segment_range(state[t].bytes.size(), segment.index);
+      Replacement replacement;
+      Status status = decoders_[self]->decode(segment, state[t].bytes.subspan(first, count), state[t].dtype,
+                                              replacement, leaves[t].data() + first / kLeafBytes);
+      {
+        const std::lock_guard lock(mutex);
+        if (status)
+          status = sink({t, first, count, dtype_bytes(state[t].dtype), replacement.whole,
+                         std::move(replacement.positions), std::move(replacement.values)});
+        if (!status && !failed) failed = std::move(status).error();
+      }
+      ticker_->add(count);
+    });
+    if (failed) return *failed;
+    return ok();
+  }
+
+ private:
+  Ticker* ticker_;
+  std::vector<std::unique_ptr<SegmentDecoder>> decoders_;
+};
+
+Error is_a_snapshot() {
+  return fail(Code::kInvalid, "apply delta", "this patch is a snapshot; it replaces a state, it does not apply to one");
+}
+
+Status check_result(const StateView& state, const std::vector<std::vector<Digest>>& leaves, const PatchInfo& info) {
+  if (const Digest found = combine_leaves(state, leaves); found != info.result)
+    return fail(Code::kCorrupt, "apply delta",
+                "the result would have digest {}, the patch promised {}; the state was left as it was", found.hex(),
+                info.result.hex());
+  return ok();
+}
+
+void write(OwnedState& state, const std::vector<TensorWrite>& writes, std::vector<std::vector<Digest>> leaves,
+           unsigned threads) {
+  for_each_parallel(writes.size(), threads, [&](unsigned, std::size_t i) {
+    const TensorWrite& w = writes[i];
+    w.write_to(StateWriter::memory(state, w.tensor).subspan(w.first_byte, w.byte_count));
+  });
+  StateWriter::remember(state, std::move(leaves));
+}
+
 // `leaves` are those of `state`, which is canonical.
 Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std::vector<Digest>> leaves,
                          const WriteSink& sink, const DecodeOptions& options) {
   ECHO_ASSIGN(ParsedPatch parsed, parse_patch(patch, options));
   const PatchInfo& info = parsed.info;
   if (info.kind != PatchKind::kDelta)
-    return fail(Code::kInvalid, "apply delta",
-                "this patch is a snapshot; it replaces a state, it does not apply to one");
+    return is_a_snapshot();
   ECHO_TRY(check_tensors_match(info, state));
   if (const Digest found = combine_leaves(state, leaves); found != *info.base) return stale(found, *info.base);
 
-  std::mutex mutex;
-  std::optional<Error> failed;
   Ticker ticker(options.progress, info.state_bytes);
-  std::vector<std::unique_ptr<SegmentDecoder>> decoders(std::clamp(options.threads, 1u, 256u));
-  for_each_parallel(parsed.segments.size(), static_cast<unsigned>(decoders.size()), [&](unsigned self, std::size_t i) {
-    {
-      const std::lock_guard lock(mutex);
-      if (failed) return;
-    }
-    if (!decoders[self]) decoders[self] = std::make_unique<SegmentDecoder>();
-    const Segment& segment = parsed.segments[i];
-    const auto t = static_cast<std::size_t>(segment.tensor);
-    const auto [first, count] = segment_range(state[t].bytes.size(), segment.index);
-    Replacement replacement;
-    Status status = decoders[self]->decode(segment, state[t].bytes.subspan(first, count), state[t].dtype, replacement,
-                                           leaves[t].data() + first / kLeafBytes);
-    {
-      const std::lock_guard lock(mutex);
-      if (status)
-        status = sink({t, first, count, dtype_bytes(state[t].dtype), replacement.whole,
-                       std::move(replacement.positions), std::move(replacement.values)});
-      if (!status && !failed) failed = std::move(status).error();
-    }
-    ticker.add(count);
-  });
-  if (failed) return *failed;
-  if (const Digest found = combine_leaves(state, leaves); found != info.result)
-    return fail(Code::kCorrupt, "apply delta",
-                "the result would have digest {}, the patch promised {}; the state was left as it was", found.hex(),
-                info.result.hex());
+  ECHO_TRY(Resolver(options.threads, &ticker).resolve(parsed.segments, state, leaves, sink));
+  ECHO_TRY(check_result(state, leaves, info));
   return Resolved{std::move(parsed.info), std::move(leaves)};
 }
 
@@ -89,11 +121,7 @@ Result<std::vector<TensorWrite>> apply(ByteSpan patch, OwnedState& state, const 
   };
   ECHO_ASSIGN(Resolved resolved,
               resolve(patch, state.view(), StateWriter::leaves(state, options.threads), keep, options));
-  for_each_parallel(writes.size(), options.threads, [&](unsigned, std::size_t i) {
-    const TensorWrite& w = writes[i];
-    w.write_to(StateWriter::memory(state, w.tensor).subspan(w.first_byte, w.byte_count));
-  });
-  StateWriter::remember(state, std::move(resolved.leaves));
+  write(state, writes, std::move(resolved.leaves), options.threads);
   return writes;
 }
 
@@ -161,6 +189,83 @@ Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const De
 Result<std::vector<TensorWrite>> apply_delta_and_tell(std::span<const std::byte> patch, OwnedState& state,
                                                       const DecodeOptions& options) {
   return guarded("apply delta", [&] { return apply(patch, state, options); });
+}
+
+struct IncomingDelta::Impl {
+  Impl(OwnedState& s, const DecodeOptions& o)
+      : state(s), view(s.view()), options(o), parser(o), ticker(options.progress, s.total_bytes()),
+        resolver(o.threads, &ticker) {}
+
+  Status add(ByteSpan bytes) {
+    if (broken || parser.ended())
+      return fail(Code::kCorrupt, "read patch", "{} bytes come after the {}", bytes.size(), broken ? "error" : "trailer");
+    added += bytes.size();
+    broken = true;  // unless it comes to the end
+    if (pending.empty()) {
+      ECHO_ASSIGN(const std::size_t taken, take(bytes));
+      pending.assign(bytes.begin() + static_cast<std::ptrdiff_t>(taken), bytes.end());
+    } else {
+      put_bytes(pending, bytes);
+      ECHO_ASSIGN(const std::size_t taken, take(pending));
+      pending.erase(pending.begin(), pending.begin() + static_cast<std::ptrdiff_t>(taken));
+    }
+    broken = false;
+    return ok();
+  }
+
+  Result<std::size_t> take(ByteSpan bytes) {
+    std::vector<Segment> segments;
+    const bool begun = parser.begun();
+    ECHO_ASSIGN(const std::size_t taken, parser.take(bytes, segments));
+    if (!begun && parser.begun()) {
+      if (parser.info().kind != PatchKind::kDelta) return is_a_snapshot();
+      ECHO_TRY(check_tensors_match(parser.info(), view));
+      leaves = StateWriter::leaves(state, options.threads);
+      base = combine_leaves(view, leaves);
+    }
+    ECHO_TRY(resolver.resolve(segments, view, leaves, [this](TensorWrite&& write) {
+      writes.push_back(std::move(write));
+      return ok();
+    }));
+    return taken;
+  }
+
+  Result<std::vector<TensorWrite>> apply() {
+    if (broken) return fail(Code::kCorrupt, "apply delta", "it could not be read");
+    broken = true;
+    ECHO_TRY(parser.check_whole(added));
+    if (base != *parser.info().base) return stale(base, *parser.info().base);
+    ECHO_TRY(check_result(view, leaves, parser.info()));
+    write(state, writes, std::move(leaves), options.threads);
+    return std::move(writes);
+  }
+
+  OwnedState& state;
+  const StateView view;
+  const DecodeOptions options;
+  PatchParser parser;
+  Ticker ticker;
+  Resolver resolver;
+  ByteVector pending;  // of a frame that is not whole
+  std::vector<std::vector<Digest>> leaves;
+  Digest base;
+  std::vector<TensorWrite> writes;
+  std::uint64_t added = 0;
+  bool broken = false;
+};
+
+IncomingDelta::IncomingDelta(OwnedState& state, const DecodeOptions& options)
+    : impl_(std::make_unique<Impl>(state, options)) {}
+IncomingDelta::~IncomingDelta() = default;
+IncomingDelta::IncomingDelta(IncomingDelta&&) noexcept = default;
+IncomingDelta& IncomingDelta::operator=(IncomingDelta&&) noexcept = default;
+
+Status IncomingDelta::add(std::span<const std::byte> bytes) {
+  return guarded("read patch", [&] { return impl_->add(bytes); });
+}
+std::uint64_t IncomingDelta::bytes() const { return impl_->added; }
+Result<std::vector<TensorWrite>> IncomingDelta::apply() {
+  return guarded("apply delta", [&] { return impl_->apply(); });
 }
 
 Result<OwnedState> decode_snapshot(std::span<const std::byte> patch, const DecodeOptions& options) {

@@ -136,6 +136,9 @@ struct Deliver {
   std::optional<PublicationId> spooled;
   std::uint64_t bytes = 0;
 };
+struct DeliverPart {  // where MemberConfig::delivers_parts
+  PublicationPart part;
+};
 struct Message {
   std::string bytes;
 };
@@ -153,6 +156,6 @@ struct Disconnected {  // the last action of a core
 using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate,
                             act::SaveState, act::Spool, act::Unspool, act::DropSpool, act::Joined,
                             act::WorkerAway, act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::HeardFrom, act::BroadcastDone, act::TopologyChanged, act::NeedCatchUp,
-                            act::FoundSlowHop, act::Welcomed, act::Deliver, act::Message, act::Away, act::Disconnected>;
+                            act::FoundSlowHop, act::Welcomed, act::Deliver, act::DeliverPart, act::Message, act::Away, act::Disconnected>;
 
 }  // namespace echoline::overlay

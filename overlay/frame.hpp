@@ -12,6 +12,7 @@
 #include "overlay/slice.hpp"
 #include "overlay/trust/hash.hpp"
 #include "overlay/trust/signature.hpp"
+#include "overlay/types.hpp"
 
 namespace echoline::overlay {
 
@@ -28,9 +29,6 @@ inline constexpr std::size_t kApplicationBytesMax = 64 * 1024;  // one frame: a 
 inline constexpr std::size_t kChunkBytesMax = 1024 * 1024;
 inline constexpr std::size_t kChunkBytesMin = 1024;
 inline constexpr std::uint32_t kChunksMax = 1u << 20;  // of one publication
-
-// Names one publication: the first 16 bytes of the BLAKE3 of its signed announcement.
-using PublicationId = std::array<std::byte, 16>;
 
 // What a publication brings: a version may travel as a full snapshot and as deltas on different bases.
 struct PublicationKey {

@@ -28,6 +28,7 @@ struct MemberConfig {
   bool durable = false;  // act::SaveState is carried out; otherwise nothing survives a restart
   Duration join_timeout = std::chrono::seconds(10);
   std::optional<Duration> away_max;  // without the learner, before the worker gives up; absent: what the learner says
+  bool delivers_parts = false;       // act::DeliverPart comes while a delta arrives
 };
 
 class MemberCore final : public Core {
@@ -150,6 +151,7 @@ class MemberCore final : public Core {
   void on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now);
   void forged(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
   void store_changed(TimePoint now);
+  void deliver_parts(const StoredPublication& stored);
   void deliver(TimePoint now);
   void activate(TimePoint now);
   void hold_or_resume_reading();
@@ -201,6 +203,11 @@ class MemberCore final : public Core {
   std::optional<Installed> installed_;
   std::set<Version> given_, void_;  // to the application and not yet installed: of this epoch, of earlier ones
   std::optional<Staged> staged_;    // waits for the floor to be saved
+  struct {
+    PublicationId id{};
+    std::uint32_t chunks = 0;
+    std::uint64_t bytes = 0;
+  } parts_;  // delivered of what arrives
   bool saving_ = false, save_again_ = false, reading_held_ = false, welcomed_once_ = false;
   TimePoint save_retry_at_ = kNever;
   int install_failures_ = 0;

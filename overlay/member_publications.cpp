@@ -182,6 +182,7 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     calls_ = 0;
   }
   edges_.on_chunk_arrived(now);
+  deliver_parts(*stored);
   if (*put == PublicationStore::Put::kCompleted) {
     store_changed(now);
     deliver(now);
@@ -196,6 +197,18 @@ void MemberCore::store_changed(TimePoint now) {
 }
 
 // ---- to the application ----
+
+// What has come of the next delta, without gaps, so that the application need not begin with it when all has come.
+void MemberCore::deliver_parts(const StoredPublication& stored) {
+  if (!config_.delivers_parts || staged_ || !position_ || stored.key().base != position_->version) return;
+  if (stored.announcement.base_digest != position_->policy_digest) return;
+  if (parts_.id != stored.id) parts_ = {stored.id, 0, 0};
+  for (; parts_.chunks < stored.chunks.size() && !stored.chunks[parts_.chunks].data.empty(); ++parts_.chunks) {
+    const Slice& data = stored.chunks[parts_.chunks].data;
+    actions_.push_back(act::DeliverPart{{stored.id, stored.key().version, *stored.key().base, parts_.bytes, data}});
+    parts_.bytes += data.size();
+  }
+}
 
 // Stages everything that can now be installed: the newest full snapshot ahead, then deltas from there. What is staged
 // becomes the floor, on disk first, and only then goes to the application: verify, persist, activate.

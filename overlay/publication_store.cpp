@@ -265,6 +265,7 @@ bool PublicationStore::on_unspooled(const PublicationId& id, std::uint32_t index
 
 std::optional<act::Deliver> PublicationStore::delivery(StoredPublication& entry) {
   act::Deliver deliver;
+  deliver.publication.id = entry.id;
   deliver.publication.version = entry.key().version;
   deliver.publication.base = entry.key().base;
   deliver.publication.policy_digest = entry.manifest->policy_digest;

@@ -39,6 +39,9 @@ inline constexpr std::size_t kMessageBytesMax = 64 * 1024 * 1024;
 using Digest = std::array<std::byte, 16>;
 std::string to_hex(const Digest& digest);
 
+// Names one publication: the first 16 bytes of the BLAKE3 of its signed announcement.
+using PublicationId = std::array<std::byte, 16>;
+
 // The bytes of a publication as a worker received them: pieces in memory, or one file when they are too many for it.
 class Payload {
  public:
@@ -63,6 +66,7 @@ class Payload {
 
 // One policy version as it travels: a full snapshot (no base), or a delta that needs `base` installed first.
 struct Publication {
+  PublicationId id{};
   Version version;
   std::optional<Version> base;
   Digest policy_digest{};  // digest of the policy after installation; the application's own, opaque here
@@ -70,6 +74,16 @@ struct Publication {
   // False for what only leads to a newer version that is delivered right behind it: install it, but let nothing
   // be generated with it.
   bool activate = true;
+};
+
+// Bytes of a delta that is not whole yet, on the version that was delivered last: proven to be the learner's, but nothing
+// says yet that the rest will come. Those of one publication come in order, from the first byte on, as far as they are in
+// memory.
+struct PublicationPart {
+  PublicationId id{};
+  Version version, base;
+  std::uint64_t offset = 0;  // of its first byte in the payload
+  Slice bytes;
 };
 
 // A worker as the learner knows it.

@@ -323,7 +323,7 @@ void Fleet::deliver(std::size_t i, act::Deliver delivery) {
     wrong_ = fmt::format("worker {} was given version {} on {}, but has {}", i, p.version, *p.base,
                          w.given ? fmt::format("version {}", *w.given) : "nothing");
   w.given = p.version;
-  Publication installed{p.version, p.base, p.policy_digest, {}, p.activate};
+  Publication installed{p.id, p.version, p.base, p.policy_digest, {}, p.activate};
   // What it makes of the payload does not have the digest that was announced, where that was damaged on its own disk.
   bool sound = true;
   if (delivery.spooled && world_.disk(w.host).rotten()) {

@@ -18,6 +18,7 @@ namespace echoline::worker {
 namespace {
 
 constexpr std::size_t kMailboxMax = 4096;
+constexpr std::uint64_t kPartsBytesMax = 64u << 20;
 constexpr Duration kPoll = std::chrono::milliseconds(100);  // how often a stop request is noticed
 constexpr Duration kSlice = std::chrono::milliseconds(10);  // for which the engine works before others are heard
 constexpr Duration kAskEvery = std::chrono::milliseconds(50);
@@ -45,7 +46,31 @@ struct Arrived {
   TimePoint at;
 };
 struct TaskAnswered {};
-using Event = std::variant<Joined, Arrived, Message, Away, Disconnected, TaskAnswered>;
+struct PartsArrived {};
+using Event = std::variant<Joined, Arrived, Message, Away, Disconnected, TaskAnswered, PartsArrived>;
+
+// Bytes of publications on their way, from the loop thread to the agent's. What is too much is left out: install() has it all.
+class Parts {
+ public:
+  // True: there were none.
+  bool push(const overlay::PublicationPart& part) {
+    const std::lock_guard lock(mutex_);
+    if (bytes_ + part.bytes.size() > kPartsBytesMax) return false;
+    bytes_ += part.bytes.size();
+    parts_.push_back(part);
+    return parts_.size() == 1;
+  }
+  std::vector<overlay::PublicationPart> take() {
+    const std::lock_guard lock(mutex_);
+    bytes_ = 0;
+    return std::exchange(parts_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<overlay::PublicationPart> parts_;
+  std::uint64_t bytes_ = 0;
+};
 
 class Agent {
  public:
@@ -73,6 +98,9 @@ class Agent {
     events.publication = [this](const overlay::Publication& p) {
       news_ = true;  // before it can be taken, or it would stay
       post(Arrived{p, clock_.now()});
+    };
+    events.part = [this](const overlay::PublicationPart& part) {
+      if (parts_.push(part)) post(PartsArrived{});
     };
     events.message = [this](std::string bytes) { post(Message{std::move(bytes)}); };
     events.away = [this](const std::string& reason) { post(Away{reason}); };
@@ -106,6 +134,7 @@ class Agent {
       ECHO_TRY(wait_for_event(next_wake()));
       if (ended_ || !engine_) continue;
       ECHO_TRY(install_pending());
+      for (const overlay::PublicationPart& part : parts_.take()) engine_->arriving(part);
       begin_groups();
       for (Outcome& outcome : engine_->poll(kSlice)) groups_->take(std::move(outcome));
       advance_groups();
@@ -395,6 +424,7 @@ class Agent {
   BoundedQueue<Event> mailbox_;
   std::atomic<bool> overflowed_ = false;
   std::atomic<bool> news_ = false;  // the mailbox has a publication
+  Parts parts_;
   std::unique_ptr<overlay::WorkerNode> node_;
   WorkerId id_;
   std::optional<Task> task_;

@@ -395,6 +395,7 @@ struct WorkerNode::Impl {
     std::visit(Overloaded{
                    [&](const act::Welcomed& a) { call(events.joined, a.self, a.welcome); },
                    [&](const act::Deliver& a) { call(events.publication, a.publication); },
+                   [&](const act::DeliverPart& a) { call(events.part, a.part); },
                    [&](const act::Message& a) { call(events.message, a.bytes); },
                    [&](const act::Away& a) { call(events.away, a.reason); },
                    [&](const act::Disconnected& a) { call(events.disconnected, a.reason, a.in_order); },
@@ -463,6 +464,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   config.durable = disk_view != nullptr;
   config.join_timeout = options.join_timeout;
   config.away_max = options.away_max;
+  config.delivers_parts = static_cast<bool>(impl->events.part);
   impl->core = std::make_unique<MemberCore>(std::move(config));
   if (disk_view) {
     const TimePoint now = SystemClock().now();

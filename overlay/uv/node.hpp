@@ -152,6 +152,7 @@ struct WorkerEvents {  // each may be empty
   std::function<void(WorkerId, const std::string& welcome_bytes)> joined;
   // Complete, verified, and in an order that can be installed: a delta comes right after its base was delivered.
   std::function<void(const Publication&)> publication;
+  std::function<void(const PublicationPart&)> part;  // of one that arrives, before it is complete
   std::function<void(std::string bytes)> message;
   // The learner is out of reach: messages sent to it are lost until joined() comes again.
   std::function<void(const std::string& reason)> away;

@@ -54,6 +54,7 @@ struct Case {
   delta::Digest prev_digest;
   Times copy_s;
   Times bound_s, counting_s;  // the bound in a pass of its own; encoding that takes its counts in passing
+  Times left_s;               // to apply our delta, once the last of its parts has come
   std::map<std::string, Line> lines;
   delta::OwnedState target;  // where deltas are applied and copies go
 };
@@ -212,6 +213,27 @@ void apply_benchmark(benchmark::State& state, Cases& cases, std::size_t index, c
   count(state, c, line);
 }
 
+// As a worker applies it: parts come one after the other, and only what is left to do after the last of them is waited for.
+void arriving_benchmark(benchmark::State& state, Cases& cases, std::size_t index, unsigned threads) {
+  constexpr std::size_t kPart = 256 * 1024;
+  Case& c = cases.at(index);
+  const Blob blob = Codec{}.encode(c, threads, Base::kKnown);
+  for ([[maybe_unused]] auto _ : state) {
+    rewind(c, Base::kKnown);
+    delta::IncomingDelta incoming(c.target, {.threads = threads});
+    std::span<const std::byte> rest(blob);
+    for (; rest.size() > kPart; rest = rest.subspan(kPart)) must(incoming.add(rest.first(kPart)));
+    const double s = seconds_of([&] {
+      must(incoming.add(rest));
+      (void)must(incoming.apply());
+    });
+    state.SetIterationTime(s);
+    c.left_s[threads].push_back(s);
+  }
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(c.pair.cur.total_bytes()));
+  state.SetLabel(c.pair.name);
+}
+
 void copy_benchmark(benchmark::State& state, Cases& cases, std::size_t index, unsigned threads) {
   Case& c = cases.at(index);
   const auto target = writable(c.target);
@@ -275,6 +297,9 @@ void add_benchmarks(Cases& cases) {
       add(fmt::format("{}encode and count/threads:{}", prefix, t),
           [&cases, i, t](benchmark::State& s) { counting_benchmark(s, cases, i, t); });
     }
+    for (const unsigned t : cases.settings().threads)
+      add(fmt::format("{}{}/apply what is left/threads:{}", prefix, kOurs, t),
+          [&cases, i, t](benchmark::State& s) { arriving_benchmark(s, cases, i, t); });
     for (const Codec& codec : codecs()) {
       for (const Base base : {Base::kKnown, Base::kUnknown}) {
         if (codec.peer && base == Base::kUnknown) continue;
@@ -354,6 +379,10 @@ void Cases::print(const Case& c) const {
         fmt::print(table_file,
                    "; the bound takes {:.2f} of that encoding's time in passing, {:.2f} in a pass of its own",
                    median(c.counting_s.at(t)) / median(plain.at(t)) - 1, median(c.bound_s.at(t)) / median(plain.at(t)));
+      const Times& whole = times_of(ours->second.apply_s, Base::kKnown);
+      if (whole.contains(t) && c.left_s.contains(t))
+        fmt::print(table_file, "; applied as it comes, {:.1f} ms of {:.1f} ms are left after the last 256 KiB",
+                   1e3 * median(c.left_s.at(t)), 1e3 * median(whole.at(t)));
     }
     fmt::print(table_file, "\n");
   }

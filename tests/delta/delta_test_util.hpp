@@ -42,6 +42,19 @@ inline void fill_random(OwnedState& state, Random& random) {
   state.seal();
 }
 
+// As apply_delta() where the patch arrives in parts of at most `part` bytes.
+inline Status apply_in_parts(std::span<const std::byte> patch, OwnedState& state, std::size_t part, Random& random,
+                             const DecodeOptions& options = {}) {
+  IncomingDelta incoming(state, options);
+  while (!patch.empty()) {
+    const std::size_t size = std::min<std::size_t>(patch.size(), 1 + random.below(part));
+    ECHO_TRY(incoming.add(patch.first(size)));
+    patch = patch.subspan(size);
+  }
+  ECHO_TRY(incoming.apply());
+  return ok();
+}
+
 // Flips a random bit of each element with probability `density`; gives how many elements changed.
 inline std::uint64_t flip_elements(OwnedState& state, double density, Random& random) {
   std::uint64_t changed = 0;

@@ -1,5 +1,6 @@
 // Fuzz target: bytes as a patch, as they are and with a right checksum. Nothing may crash, a failed apply must leave
 // the state alone, and what is accepted must have the promised digest.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -35,6 +36,14 @@ void try_patch(std::span<const std::byte> patch) {
   const Status applied = apply_delta(patch, state, kLimits);
   require(!applied || (info && *digest_state(state.view()) == info->result));
   require(applied || *digest_state(state.view()) == before);
+  OwnedState arriving = base_state();
+  IncomingDelta incoming(arriving, kLimits);
+  Status added = ok();
+  for (std::size_t at = 0, size = 1; added && at < patch.size(); at += size, size = size * 3 % 61 + 1)
+    added = incoming.add(patch.subspan(at, std::min(size, patch.size() - at)));
+  const bool came = added && incoming.apply();
+  require(came == applied.has_value());
+  require(*digest_state(arriving.view()) == *digest_state(state.view()));
   const auto decoded = decode_snapshot(patch, kLimits);
   require(!decoded || (info && *digest_state(decoded->view()) == info->result));
 }

@@ -113,6 +113,11 @@ TEST_F(Mutations, OfDeltasAndFolds) {
     ASSERT_TRUE(same_bytes(state.view(), status ? cur_.view() : prev_.view())) << "round " << round;
     if (status) state = copy(prev_.view());
     ASSERT_EQ(state.digest(), base);
+    if (round % 8) continue;
+    const Status in_parts = apply_in_parts(damaged, state, 64, random, limits_);
+    ASSERT_EQ(in_parts.has_value(), status.has_value()) << "round " << round;
+    ASSERT_TRUE(same_bytes(state.view(), in_parts ? cur_.view() : prev_.view())) << "round " << round;
+    if (in_parts) state = copy(prev_.view());
   }
   EXPECT_LT(accepted, kDeltaRounds / 5);  // edits of fields that only inform, or that are undone by another
   EXPECT_GT(decoded, kDeltaRounds / 10);  // damage that got past the parser

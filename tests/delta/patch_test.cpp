@@ -87,6 +87,36 @@ TEST(Patch, RoundTripsRandomStates) {
   }
 }
 
+TEST(Patch, WhatArrivesIsResolvedBeforeTheRestIsThere) {
+  Random random(5);
+  const std::int64_t elements = 3 * (1 << 22);
+  OwnedState prev = zeros({spec("a", DType::kBF16, {elements}), spec("b", DType::kBF16, {elements})});
+  OwnedState cur = copy(prev.view());
+  flip_elements(cur, 0.001, random);
+  const Blob patch = delta_of(prev, cur);
+  std::uint64_t resolved = 0;
+  const DecodeOptions options{.progress = [&](std::uint64_t done, std::uint64_t) { resolved = done; }};
+  OwnedState state = copy(prev.view());
+  IncomingDelta incoming(state, options);
+  const std::span<const std::byte> bytes(patch);
+  for (std::size_t at = 0; at < bytes.size(); at += 1000) {
+    ASSERT_TRUE(incoming.add(bytes.subspan(at, std::min<std::size_t>(1000, bytes.size() - at))));
+    EXPECT_EQ(incoming.bytes(), std::min(at + 1000, bytes.size()));
+    const double arrived = static_cast<double>(incoming.bytes()) / static_cast<double>(bytes.size());
+    EXPECT_GE(static_cast<double>(resolved) / static_cast<double>(prev.total_bytes()), arrived - 0.2);
+    EXPECT_TRUE(same_bytes(state.view(), prev.view()));
+  }
+  EXPECT_EQ(resolved, prev.total_bytes());
+  const auto writes = incoming.apply();
+  ASSERT_TRUE(writes) << writes.error().message();
+  EXPECT_TRUE(same_bytes(state.view(), cur.view()));
+  EXPECT_EQ(state.digest(), *digest_state(cur.view()));
+  OwnedState whole = copy(prev.view());
+  EXPECT_EQ(writes->size(), apply_delta_and_tell(patch, whole)->size());
+  EXPECT_FALSE(incoming.apply()) << "once";
+  EXPECT_FALSE(incoming.add(bytes.first(1))) << "nothing comes after the trailer";
+}
+
 TEST(Patch, RoundTripsTensorsOfSeveralSegments) {
   Random random(3);
   const std::int64_t elements = 2 * (1 << 22) + 5;
@@ -270,8 +300,16 @@ class Refusals : public ::testing::Test {
     if (!status) {
       EXPECT_EQ(state.digest(), before);
     }
+    OwnedState arriving = copy(prev_.view());
+    const Status in_parts = apply_in_parts(patch, arriving, 1 + random_.below(200), random_);
+    EXPECT_EQ(in_parts.has_value(), status.has_value());
+    if (!status && !in_parts) {
+      EXPECT_EQ(in_parts.error().code, status.error().code);
+    }
+    EXPECT_TRUE(same_bytes(arriving.view(), state.view()));
     return status;
   }
+  Random random_{8};
   OwnedState prev_, cur_;
   Blob delta_, snapshot_;
 };

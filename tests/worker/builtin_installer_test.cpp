@@ -83,6 +83,66 @@ TEST_F(InstallerTest, AnotherPolicyThanAnnouncedIsRefused) {
   EXPECT_TRUE(installer_.install(snapshot_));
 }
 
+// Parts of at most `size` bytes of `of`, as if they were of the publication `id`.
+std::vector<overlay::PublicationPart> parts_of(const overlay::Publication& of, std::size_t size) {
+  std::vector<overlay::PublicationPart> parts;
+  const overlay::Slice all(bytes_of(of));
+  for (std::size_t at = 0; at < all.size(); at += size)
+    parts.push_back({of.id, of.version, *of.base, at, all.part(at, std::min(size, all.size() - at))});
+  return parts;
+}
+
+TEST_F(InstallerTest, WhatHasComeOfADeltaIsUsed) {
+  delta_.id = {std::byte{4}};
+  const auto parts = parts_of(delta_, 100);
+  ASSERT_GT(parts.size(), 3u);
+  const overlay::Digest before = first_.digest().bytes;
+  const auto arrive = [&](std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) installer_.arriving(parts[i]);
+    EXPECT_EQ(installer_.digest(), installer_.version() ? before : overlay::Digest{}) << "nothing is installed by it";
+  };
+  arrive(parts.size());  // on nothing
+  EXPECT_EQ(installer_.install(delta_).error().code, Code::kStale);
+  for (const std::size_t n : {parts.size(), parts.size() / 2, std::size_t{1}}) {
+    ASSERT_TRUE(installer_.install(snapshot_));
+    arrive(n);
+    ASSERT_TRUE(installer_.install(delta_));
+    EXPECT_EQ(installer_.digest(), second_.digest().bytes);
+  }
+  // What was resolved is used: a payload that begins with other bytes than have come is not looked at again there.
+  ASSERT_TRUE(installer_.install(snapshot_));
+  arrive(2);
+  std::vector<std::byte> other = bytes_of(delta_);
+  other[150] ^= std::byte{1};
+  overlay::Publication begun = publication(4, 3, other, second_.digest());
+  EXPECT_FALSE(installer_.install(begun)) << "of another publication";
+  arrive(2);
+  begun.id = delta_.id;
+  EXPECT_TRUE(installer_.install(begun));
+}
+
+TEST_F(InstallerTest, WhatHasComeOfSomethingElseDoesNotMatter) {
+  delta_.id = {std::byte{4}};
+  const auto parts = parts_of(delta_, 100);
+  ASSERT_TRUE(installer_.install(snapshot_));
+  std::vector<std::vector<overlay::PublicationPart>> others(4, parts);
+  others[0].erase(others[0].begin() + 1);  // a gap
+  others[1].erase(others[1].begin());      // no beginning
+  for (overlay::PublicationPart& part : others[2]) part.id = {std::byte{9}};
+  std::vector<std::byte> garbage(100, std::byte{7});
+  others[3][1].bytes = overlay::Slice(garbage);
+  for (const auto& other : others) {
+    for (const overlay::PublicationPart& part : other) installer_.arriving(part);
+    ASSERT_TRUE(installer_.install(delta_));
+    EXPECT_EQ(installer_.digest(), second_.digest().bytes);
+    ASSERT_TRUE(installer_.install(snapshot_));
+  }
+  // Nor does what came before a snapshot.
+  for (const overlay::PublicationPart& part : parts) installer_.arriving(part);
+  ASSERT_TRUE(installer_.install(snapshot_));
+  ASSERT_TRUE(installer_.install(delta_));
+}
+
 TEST_F(InstallerTest, APolicyOfAnotherModelIsRefused) {
   const auto other = *model::export_policy(**model::init(*model::preset("tiny-128"), 1));
   auto copy = *delta::copy_of(other.view());

@@ -45,6 +45,7 @@ class Builtin final : public Engine {
 
   std::uint64_t progress() const override { return progress_; }
 
+  void arriving(const overlay::PublicationPart& part) override { installer_.arriving(part); }
   Status install(const overlay::Publication& publication) override {
     ECHO_TRY(installer_.install(publication));
     batch_.weights_are(publication.version.value);

@@ -1,6 +1,8 @@
 #include "worker/engines/builtin_installer.hpp"
 
-#include "delta/patch.hpp"
+#include <algorithm>
+#include <utility>
+
 #include "model/weights.hpp"
 
 namespace echoline::worker {
@@ -15,10 +17,18 @@ Status check_digest(delta::OwnedState& state, const overlay::Publication& public
 
 }  // namespace
 
+void Installer::arriving(const overlay::PublicationPart& part) {
+  if (version_ != part.base) return;
+  if (part.offset == 0) incoming_.emplace(Incoming{part.id, delta::IncomingDelta(state_, {.threads = threads_})});
+  if (!incoming_ || incoming_->id != part.id || incoming_->delta.bytes() != part.offset) return;
+  if (!incoming_->delta.add(part.bytes.bytes())) incoming_.reset();  // install() will say what is wrong
+}
+
 Status Installer::install(const overlay::Publication& publication) {
-  ECHO_ASSIGN(const overlay::Slice payload, publication.payload.bytes());
+  std::optional<Incoming> incoming = std::exchange(incoming_, std::nullopt);
   const delta::DecodeOptions decode{.threads = threads_};
   if (!publication.base) {
+    ECHO_ASSIGN(const overlay::Slice payload, publication.payload.bytes());
     ECHO_ASSIGN(delta::OwnedState fresh, delta::decode_snapshot(payload.bytes(), decode));
     ECHO_TRY(check_digest(fresh, publication));
     ECHO_TRY(model::load_policy(*model_, fresh.view()));
@@ -28,7 +38,14 @@ Status Installer::install(const overlay::Publication& publication) {
       return fail(Code::kStale, "install policy", "version {} is a delta on version {}, but {} is installed",
                   publication.version, *publication.base,
                   version_ ? fmt::format("version {}", *version_) : std::string("nothing"));
-    ECHO_ASSIGN(const auto written, delta::apply_delta_and_tell(payload.bytes(), state_, decode));
+    if (!incoming || incoming->id != publication.id) incoming.emplace(Incoming{publication.id, delta::IncomingDelta(state_, decode)});
+    std::uint64_t here = incoming->delta.bytes();  // of it: the rest follows
+    ECHO_TRY(publication.payload.visit([&](std::span<const std::byte> piece) -> Status {
+      const std::size_t known = std::min<std::uint64_t>(here, piece.size());
+      here -= known;
+      return known == piece.size() ? ok() : incoming->delta.add(piece.subspan(known));
+    }));
+    ECHO_ASSIGN(const auto written, incoming->delta.apply());
     // It has verified its own result digest; this ties it to the publication's.
     if (const Status same = check_digest(state_, publication); !same) {
       version_.reset();  // the state is a policy, but not the one that was announced: only a snapshot helps now

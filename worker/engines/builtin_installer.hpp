@@ -5,7 +5,7 @@
 
 #include "base/ids.hpp"
 #include "base/result.hpp"
-#include "delta/tensor.hpp"
+#include "delta/patch.hpp"
 #include "model/transformer.hpp"
 #include "overlay/types.hpp"
 
@@ -16,6 +16,9 @@ class Installer {
  public:
   explicit Installer(std::shared_ptr<model::Transformer> model, unsigned threads = 1)
       : model_(std::move(model)), threads_(threads) {}
+
+  // Resolves what has come of a delta on the installed version; anything else is not looked at.
+  void arriving(const overlay::PublicationPart& part);
 
   // Installs a snapshot, or a delta on top of the installed version. The digest of the result must be the one the
   // publication names. kStale: the delta needs another base; kCorrupt: bytes or digest are wrong; kInvalid: the
@@ -31,6 +34,11 @@ class Installer {
   delta::OwnedState state_;  // the policy as published, bf16; the model holds the same values in its compute type
   std::optional<Version> version_;
   overlay::Digest digest_{};
+  struct Incoming {
+    overlay::PublicationId id;
+    delta::IncomingDelta delta;  // of state_
+  };
+  std::optional<Incoming> incoming_;
 };
 
 }  // namespace echoline::worker
