@@ -5,6 +5,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "cli/output.hpp"
+#include "cli/sim_run_like.hpp"
 #include "cli/sim_run_report.hpp"
 #include "cli/verbs.hpp"
 
@@ -12,7 +13,7 @@ namespace echoline::cli {
 namespace {
 
 struct Arguments {
-  std::string scenario, out;
+  std::string scenario, like, out;
   std::vector<std::string> overrides;
   std::optional<std::string> seed;
   bool json = false;
@@ -40,19 +41,32 @@ int run(const Arguments& a) {
   const auto refuse = [&](const Error& error) { return a.json ? complain_json("sim run", error) : complain("sim run", error); };
   auto overrides = parse_overrides(a.overrides);
   if (!overrides) return refuse(overrides.error());
+  if (a.scenario.empty() == a.like.empty())
+    return refuse(fail(Code::kInvalid, "sim run", "expected either a scenario file or --like with a run"));
+  std::optional<LikeRun> like;
+  if (!a.like.empty()) {
+    const auto folder = find_run(a.like);
+    if (!folder) return refuse(folder.error());
+    auto found = like_run(*folder);
+    if (!found) return refuse(found.error());
+    like = std::move(*found);
+    overrides->insert(overrides->begin(), like->world.begin(), like->world.end());
+  }
   if (a.seed) overrides->emplace_back("simulation.seed", *a.seed);
-  auto scenario = load_sim_run(a.scenario, *overrides);
+  auto scenario = load_sim_run(like ? like->config.string() : a.scenario, *overrides);
   if (!scenario) return refuse(scenario.error());
   const auto result = sim::simulate_run(scenario->scenario);
   if (!result) return refuse(result.error());
   const auto metrics = sim_run_metrics(*result);
-  const nlohmann::json report = sim_run_report(*scenario, *result, metrics);
+  nlohmann::json report = sim_run_report(*scenario, *result, metrics);
+  if (like) report["simulation"]["like"] = compare(*like, report, metrics);
   if (!a.out.empty())
     if (const Status written = write_all(a.out, report, metrics, *result); !written) return refuse(written.error());
   if (a.json) {
     fmt::print("{}\n", report.dump(2));
   } else {
     fmt::print("{}", sim_run_table(report));
+    if (like) fmt::print("{}", comparison_table(report["simulation"]["like"]));
     if (!result->plan_trouble.empty()) say("no plan: {}\n", result->plan_trouble);
   }
   return 0;
@@ -63,7 +77,8 @@ int run(const Arguments& a) {
 void add_sim_run(Verb& sim, int& exit) {
   auto* verb = sim.add_verb("run", "A whole training run: what it would cost, and whether the learner would wait");
   auto a = std::make_shared<Arguments>();
-  verb->add_option("scenario", a->scenario, "run file with a section `simulation`, e.g. configs/sim/small.yaml")->required();
+  verb->add_option("scenario", a->scenario, "run file with a section `simulation`, e.g. configs/sim/small.yaml");
+  verb->add_option("--like", a->like, "instead: a run that has ended, with what it measured; prints both beside each other");
   verb->add_option("--set", a->overrides, "override a key, e.g. --set staleness.budget=0 or --set simulation.churn.per_hour=0.5")
       ->one_value_each();
   verb->add_option("--seed", a->seed, "instead of simulation.seed; the same seed gives the same report");
@@ -73,6 +88,7 @@ void add_sim_run(Verb& sim, int& exit) {
       "What is rented, who gets work and what is trained on is decided by the code that decides it in a run; machines, the market,\n"
       "the learner's steps and misfortune are made up by the scenario (docs/simulation.md).\n"
       "Examples: echoline sim run configs/sim/small.yaml\n"
+      "          echoline sim run --like quickstart --set staleness.budget=1     what another budget would have cost\n"
       "          echoline sim run configs/sim/regions.yaml --out /tmp/regions --set simulation.churn.per_hour=0.3\n"
       "What if:  --set network.topology=star                 the learner sends to everybody\n"
       "          --set simulation.activation=random          whatever comes is rented, instead of the cheapest\n"

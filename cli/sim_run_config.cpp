@@ -33,7 +33,8 @@ struct Read {  // the section `simulation`, before it is put together with the r
   std::optional<double> parameters, density;
   std::vector<double> densities;
   double bytes_per_change = kBytesPerChange;
-  std::optional<Duration> step_time;
+  std::optional<Duration> step_time, install_time;
+  bool delta_expected = false;  // fleet.delta_ratio_expected was stated
   Duration step_time_per_1k_tokens{}, boot = std::chrono::seconds(30);
   std::optional<Duration> boot_p95;
   double tokens_median = 0;
@@ -123,10 +124,16 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   s.read_choice("activation", r.activation, {{"cheapest", sim::Activation::kCheapest}, {"random", sim::Activation::kRandom}},
                 "what is rented: what costs least per rollout (cheapest), or whatever comes (random)");
   s.read("step_time", c.step_time, {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
-         {"T, a learner step without waiting", "fleet.step_time_expected"});
+         {"T, a learner step without waiting, as it turns out; the plan is made with what is expected", "fleet.step_time_expected"});
   s.read("step_time_per_1k_tokens", c.step_time_per_1k_tokens, {.min = Duration(0), .max = std::chrono::hours(1)},
          "and so much more for every 1,000 tokens that it trains on");
+  s.read("install_time", c.install_time, {.min = Duration(0), .max = std::chrono::hours(1)},
+         {"what installing a policy takes, as it turns out", "fleet.install_time_expected"});
+  s.read("wire_overhead", r.wire_overhead, {.min = 0.0, .max = 1.0},
+         "what headers and encryption add to every byte that is sent; 0.05 is what real nodes reckon with");
   s.read("groups_at_once", r.groups_at_once, {.min = 1, .max = 1024}, "groups that a worker holds: the one it is at, and the next");
+  s.read("work_ahead", r.work_ahead, {.min = Duration(0), .max = std::chrono::hours(1)},
+         "or as many more than one as it does in this time, where that is more");
   s.read("sequence_tokens_per_s", r.sequence_tokens_per_s, {.min = 1e-3, .max = 1e6},
          {"the most that a single response gets of a machine; a long one is then late however fast the machine is", "no limit"});
   s.read("rate_error", c.rate_error, {.min = 0.0, .max = 0.95}, "machines do so much more or less than they promise, at most; 0.1 is a tenth");
@@ -263,6 +270,7 @@ Status put_together(const Read& c, SimRun& run) {
     ECHO_ASSIGN(s.token_histogram, sim::parse_lengths(*text, c.lengths->string()));
   }
   s.tokens = {c.tokens_median, c.tokens_p95.value_or(c.tokens_median)};
+  s.install_time = c.install_time;
   s.step_time = c.step_time.value_or(config.fleet.step_time_expected);
   s.step_s_per_token = seconds(c.step_time_per_1k_tokens) / 1000;
   s.boot_s = {seconds(c.boot), seconds(c.boot_p95.value_or(c.boot))};
@@ -294,8 +302,9 @@ Status put_together(const Read& c, SimRun& run) {
   if (c.densities.empty() && c.density) s.delta_bytes = {delta_of(run.parameters, *c.density, c.bytes_per_change)};
   for (const double density : c.densities) s.delta_bytes.push_back(delta_of(run.parameters, density, c.bytes_per_change));
   if (s.delta_bytes.empty()) s.delta_bytes = {s.request.delta_bytes};
-  s.request.delta_bytes = s.publishes == sim::Publishes::kSnapshot ? s.full_bytes : s.delta_bytes.front();
-  s.request.pace.step_time = s.step_time + from_seconds(s.step_s_per_token * tokens_mean * s.request.pace.rollouts_per_step);
+  if (s.publishes == sim::Publishes::kSnapshot) s.request.delta_bytes = s.full_bytes;
+  else if (!c.delta_expected) s.request.delta_bytes = s.delta_bytes.front();  // else the plan is made with what is expected
+  s.request.pace.step_time = config.fleet.step_time_expected + from_seconds(s.step_s_per_token * tokens_mean * s.request.pace.rollouts_per_step);
   s.request.run_time = from_seconds(static_cast<double>(s.steps) * seconds(s.request.pace.step_time));
   return ok();
 }
@@ -308,6 +317,7 @@ Result<SimRun> read(ConfigFile file) {
     file.root().error("", "expected a section `simulation` that says what the world is like; configs/sim/small.yaml has one");
   ConfigSection simulation = file.root().section("simulation");
   read_simulation(simulation, run.config, c);
+  c.delta_expected = file.root().section("fleet").has("delta_ratio_expected");
   const bool model = run.config.model.preset || run.config.model.path;
   if (!c.parameters && !model) simulation.error("parameters", "needed where there is no section `model`: how many the model has");
   if (c.market.empty() == run.config.fleet.offers.empty())

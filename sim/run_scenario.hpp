@@ -64,11 +64,14 @@ struct RunScenario {
   Lognormal tokens;
   std::optional<Histogram> token_histogram;
   std::uint32_t groups_at_once = 2;              // that a worker holds: one that it is at, and the next
+  Duration work_ahead{};                         // or as many more than one as it does in this time, where that is more
   std::optional<double> sequence_tokens_per_s;  // the most that a single response gets of a machine
 
-  Duration step_time{};      // of the learner, without waiting
+  Duration step_time{};      // of the learner, without waiting; request.pace has what the plan is made with
+  std::optional<Duration> install_time;  // what it takes; absent: as planned, request.install_time
   double step_s_per_token = 0;  // and so much for each token that it trains on
 
+  double wire_overhead = 0;  // that headers and encryption add to every byte sent; plans and bounds do not count it
   Bytes full_bytes;
   std::vector<Bytes> delta_bytes;  // of the first publication, the second, ...; the last counts for all that follow
   Publishes publishes = Publishes::kDelta;

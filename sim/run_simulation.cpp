@@ -17,6 +17,7 @@ using namespace provisioner;
 
 constexpr double kNeverS = 1e18;
 constexpr std::size_t kMachinesPerTick = 2000;  // the core is called every second, and every 5 for 10,000 machines
+constexpr double kGroupsHeldMax = 1024;
 constexpr std::size_t kTailsMax = 64;           // groups of which only the longest responses are missing, of one worker
 constexpr double kStuckAfter = 6 * 3600;        // without a worker
 constexpr double kWaitMax = 24 * 3600;          // for one batch, or 100 steps if that is longer
@@ -181,7 +182,7 @@ class Simulation {
     worker.not_before = newest_out_ + 1;
     const double takes = seconds(broadcast_.from_a_neighbour(s_.full_bytes, receiver(w)));
     receives_first(w, takes);
-    push(now_ + takes + seconds(s_.request.install_time), kSynced, w, newest_out_);
+    push(now_ + takes + install_s(), kSynced, w, newest_out_);
   }
   void receives_first(std::size_t w, double takes) {
     for (std::uint64_t part = 1; part <= rules::kArrivalParts; ++part)
@@ -427,7 +428,7 @@ class Simulation {
     const bool newest = version >= worker.delivered;
     worker.delivered = std::max(worker.delivered, version);
     if (worker.state == State::kSyncing) {  // what came meanwhile is installed with the first
-      if (version == 0) push(now_ + seconds(s_.request.install_time), kInstalled, w, worker.delivered);
+      if (version == 0) push(now_ + install_s(), kInstalled, w, worker.delivered);
       return;
     }
     if (!newest) return;
@@ -437,6 +438,8 @@ class Simulation {
     }
     install(w);
   }
+
+  double install_s() const { return seconds(s_.install_time.value_or(s_.request.install_time)); }
 
   void install(std::size_t w) {
     SimWorker& worker = workers_[w];
@@ -449,7 +452,7 @@ class Simulation {
       for (const Work& work : std::exchange(worker.queue, {})) desk_.give_back(work.lease);
       for (const auto& [lease, work] : std::exchange(worker.handing_in, {})) desk_.give_back(lease);
     }
-    const double takes = seconds(s_.request.install_time);
+    const double takes = install_s();
     if (worker.serving) {  // it stands still meanwhile
       worker.busy_s -= takes;
       worker.ends_s += takes;
@@ -495,15 +498,21 @@ class Simulation {
     worker.idle_since = 0;
   }
 
+  std::size_t groups_held(const SimWorker& worker) const {
+    const double ahead = worker.promised * seconds(s_.work_ahead) / s_.group_size;
+    return std::max<std::size_t>(s_.groups_at_once, 1 + static_cast<std::size_t>(std::min(ahead, kGroupsHeldMax)));
+  }
+
   // As many groups as it may hold; whether it got one.
   bool ask(std::size_t w) {
     SimWorker& worker = workers_[w];
+    const std::size_t most = groups_held(worker);
     if (worker.state != State::kWorking || worker.draining || worker.installing || worker.install_waits) return false;
-    if (worker.queue.size() >= s_.groups_at_once || worker.tails >= kTailsMax) return false;
-    const auto leases = desk_.grant(w + 1, worker.version, s_.groups_at_once - worker.queue.size(), now_);
+    if (worker.queue.size() >= most || worker.tails >= kTailsMax) return false;
+    const auto leases = desk_.grant(w + 1, worker.version, most - worker.queue.size(), now_);
     for (const DeskLease& lease : leases) worker.queue.push_back(draw(lease));
     if (!leases.empty()) no_longer_idle(worker);  // it has had its turn
-    if (worker.queue.size() < s_.groups_at_once && worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
+    if (worker.queue.size() < most && worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
     serve(w);
     return !leases.empty();
   }

@@ -22,7 +22,6 @@ constexpr std::uint64_t kPartsBytesMax = 64u << 20;
 constexpr Duration kPoll = std::chrono::milliseconds(100);  // how often a stop request is noticed
 constexpr Duration kSlice = std::chrono::milliseconds(10);  // for which the engine works before others are heard
 constexpr Duration kAskEvery = std::chrono::milliseconds(50);
-constexpr double kAheadSeconds = 0.25;  // that a machine held to a speed has work beyond the group it is at
 constexpr Duration kHandOverMax = std::chrono::seconds(10);
 constexpr Duration kFinishMax = std::chrono::seconds(8);  // of what it has leases for, when it is asked to stop
 constexpr std::uint32_t kGroupsPerRequestMax = 64;

@@ -13,6 +13,8 @@
 
 namespace echoline::worker {
 
+inline constexpr double kAheadSeconds = 0.25;  // that a machine held to a speed has work beyond the group it is at
+
 struct AgentOptions {
   overlay::Endpoint learner;
   overlay::trust::Secret token;  // to enrol with; not needed while `folder` holds a valid certificate

@@ -21,10 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// 66 bytes of TCP, IP and Ethernet headers for every 1448, 22 of TLS for every 16 KiB, and acknowledgements. Without it
-// the limit would be above what the link carries, and TCP would decide who is served, instead of the uplink.
-constexpr double kWireOverhead = 0.05;
-
 template <class... F>
 struct Overloaded : F... {
   using F::operator()...;

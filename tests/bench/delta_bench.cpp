@@ -215,7 +215,7 @@ void apply_benchmark(benchmark::State& state, Cases& cases, std::size_t index, c
 
 // As a worker applies it: parts come one after the other, and only what is left to do after the last of them is waited for.
 void arriving_benchmark(benchmark::State& state, Cases& cases, std::size_t index, unsigned threads) {
-  constexpr std::size_t kPart = 256 * 1024;
+  constexpr std::size_t kPart = 32 * 1024;  // as network.chunk
   Case& c = cases.at(index);
   const Blob blob = Codec{}.encode(c, threads, Base::kKnown);
   for ([[maybe_unused]] auto _ : state) {
@@ -381,7 +381,7 @@ void Cases::print(const Case& c) const {
                    median(c.counting_s.at(t)) / median(plain.at(t)) - 1, median(c.bound_s.at(t)) / median(plain.at(t)));
       const Times& whole = times_of(ours->second.apply_s, Base::kKnown);
       if (whole.contains(t) && c.left_s.contains(t))
-        fmt::print(table_file, "; applied as it comes, {:.1f} ms of {:.1f} ms are left after the last 256 KiB",
+        fmt::print(table_file, "; applied as it comes, {:.1f} ms of {:.1f} ms are left after the last 32 KiB",
                    1e3 * median(c.left_s.at(t)), 1e3 * median(whole.at(t)));
     }
     fmt::print(table_file, "\n");

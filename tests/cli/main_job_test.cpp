@@ -234,6 +234,18 @@ TEST(MainJob, LearnsThoughAnInteriorWorkerIsKilledHalfWay) {
   }
   for (const auto& [offer, process] : rented_processes(run)) EXPECT_FALSE(alive(process)) << offer;
 
+  // The same run, simulated with what it measured.
+  const Outcome simulated = run_program({"sim", "run", "--like", run.string(), "--json"});
+  ASSERT_EQ(simulated.status, 0) << simulated.err;
+  const json like = json::parse(simulated.out), both = like.at("simulation").at("like");
+  EXPECT_EQ(like.at("steps"), report.at("steps"));
+  EXPECT_EQ(both.at("fleet.workers_started").at("real"), report.at("fleet").at("workers_started"));
+  EXPECT_EQ(both.at("fleet.workers_started").at("simulated"), report.at("fleet").at("workers_planned")) << "nobody kills one there";
+  EXPECT_GT(both.at("broadcast.t_b_seconds_median").at("simulated"), 0);
+  EXPECT_NEAR(like.at("broadcast").at("delta_bytes_mean").get<double>(), report.at("broadcast").at("delta_bytes_mean").get<double>(),
+              0.05 * report.at("broadcast").at("delta_bytes_mean").get<double>());
+  EXPECT_LE(both.at("staleness.total_variation"), 1);
+
   // The model comes out, and answers sums with numbers.
   const std::string model = (folder.path() / "exported").string();
   const std::vector<std::string> take{"model", "export", run.string() + "@" + std::to_string(report.at("steps").get<int>()), "-o", model, "--json"};

@@ -75,12 +75,64 @@ TEST(SimRun, KeepsMetricsOfLongRunsShort) {
   EXPECT_EQ(rows.back().at("step"), 3000);
 }
 
+// A run of which little is left but what --like needs.
+TEST(SimRun, IsToldWhatAnotherRunMeasured) {
+  TemporaryFolder folder;
+  const auto write = [&](const char* name, const std::string& text) { std::ofstream(folder.path() / name) << text; };
+  const std::string offers = std::filesystem::absolute("configs/offers/quickstart.json").string();
+  write("config.yaml", "run: {name: r, steps: 8}\nmodel: {preset: tiny-64}\ntask: {adapter: arithmetic}\nstaleness: {budget: 3}\n"
+                       "rollout: {prompts_per_step: 64, group_size: 8}\nnetwork: {uplink: 24 Mbit/s}\n"
+                       "fleet: {offers: " + offers + ", provider: local, step_time_expected: 1 s, delta_ratio_expected: 3}\n");
+  std::string metrics = R"({"kind":"publication","version":0,"snapshot":true,"state_bytes":400000,"patch_bytes":300000})" "\n";
+  for (int step = 1; step <= 8; ++step) {
+    metrics += R"({"kind":"publication","version":)" + std::to_string(step) + R"(,"snapshot":false,"state_bytes":400000,"patch_bytes":50000})" "\n";
+    metrics += R"({"kind":"step","step":)" + std::to_string(step) + R"(,"step_seconds":2.5,"wait_seconds":0.5,"response_tokens":5120,)"
+               R"("response_tokens_mean":10,"staleness":{"1":256,"2":256}})" "\n";
+  }
+  write("metrics.jsonl", metrics);
+  write("events.jsonl", R"({"event":"rented","offer":"q01","unix_s":100})" "\n" R"({"event":"joined","offer":"q01","unix_s":107})" "\n");
+  write("report.json", R"({"learner":{"idle_fraction":0.25},"staleness":{"mean":1.5}})");
+  const auto simulate = [&](std::vector<std::string> more = {}) {
+    std::vector<std::string> words{"sim", "run", "--like", folder.path().string(), "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = run_program(words);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(outcome.out);
+  };
+  const json report = simulate();
+  EXPECT_DOUBLE_EQ(report.at("learner").at("train_seconds_median").get<double>(), 2.0);
+  EXPECT_NEAR(report.at("broadcast").at("delta_bytes_mean").get<double>(), 50000, 1);
+  EXPECT_EQ(report.at("simulation").at("parameters"), 200000);
+  const json both = report.at("simulation").at("like");
+  EXPECT_EQ(both.at("learner.idle_fraction").at("real"), 0.25);
+  EXPECT_EQ(both.at("learner.idle_fraction").at("simulated"), report.at("learner").at("idle_fraction"));
+  EXPECT_TRUE(both.at("cost.usd_fleet").at("real").is_null());
+  EXPECT_GT(both.at("staleness.total_variation"), 0);
+  // What is said besides counts more; the plan is made with what was expected then.
+  EXPECT_EQ(simulate({"--set", "simulation.step_time=4 s"}).at("learner").at("train_seconds_median"), 4.0);
+  EXPECT_GT(simulate({"--set", "fleet.step_time_expected=250 ms"}).at("fleet").at("workers_planned"), report.at("fleet").at("workers_planned"));
+  const Outcome table = run_program({"sim", "run", "--like", folder.path().string()});
+  EXPECT_NE(table.out.find("real"), std::string::npos) << table.out;
+  for (std::istringstream lines(table.out); !lines.eof();) {
+    std::string line;
+    std::getline(lines, line);
+    EXPECT_LE(line.size(), 60u) << line;
+  }
+  write("metrics.jsonl", metrics.substr(0, 300));
+  const Outcome little = run_program({"sim", "run", "--like", folder.path().string()});
+  EXPECT_EQ(little.status, 2);
+  EXPECT_NE(little.err.find("too little"), std::string::npos) << little.err;
+}
+
 TEST(SimRun, SaysWhatIsWrongWithAScenario) {
   const Outcome wrong = run_program({"sim", "run", "configs/sim/small.yaml", "--set", "simulation.churn.per_huor=1"});
   EXPECT_EQ(wrong.status, 2);
   EXPECT_NE(wrong.err.find("did you mean 'per_hour'?"), std::string::npos) << wrong.err;
   EXPECT_EQ(run_program({"sim", "run", "configs/quickstart.yaml"}).status, 2);
   EXPECT_EQ(run_program({"sim", "run", "/nowhere.yaml"}).status, 2);
+  EXPECT_EQ(run_program({"sim", "run"}).status, 2);
+  EXPECT_EQ(run_program({"sim", "run", "configs/sim/small.yaml", "--like", "x"}).status, 2);
+  EXPECT_NE(run_program({"sim", "run", "--like", "/nowhere"}).status, 0);
   const Outcome full = run_program({"sim", "run", "configs/sim/small.yaml", "--out", "/proc/nowhere"});
   EXPECT_EQ(full.status, 1);
   EXPECT_EQ(full.out, "");

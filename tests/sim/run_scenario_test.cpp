@@ -63,6 +63,26 @@ TEST(SimRunConfig, ReadsAScenario) {
   EXPECT_EQ(result->ended, "completed");
 }
 
+TEST(SimRunConfig, PlansWithWhatIsExpectedAndSimulatesWhatIsSo) {
+  const auto plain = parse_sim_run(kScenario, "s.yaml");
+  ASSERT_TRUE(plain.has_value());
+  EXPECT_EQ(plain->scenario.step_time, std::chrono::seconds(20));
+  EXPECT_FALSE(plain->scenario.install_time);
+  std::string text = with(kScenario, "headroom: 0.2", "headroom: 0.2, install_time_expected: 1 s, delta_ratio_expected: 4");
+  text = with(text, "  density: 0.05", "  density: 0.05\n  step_time: 5 s\n  install_time: 2 s\n  work_ahead: 3 s\n  wire_overhead: 0.05");
+  const auto run = parse_sim_run(text, "s.yaml");
+  ASSERT_TRUE(run.has_value()) << run.error().message();
+  const sim::RunScenario& s = run->scenario;
+  EXPECT_EQ(s.step_time, std::chrono::seconds(5));
+  EXPECT_EQ(s.request.pace.step_time, std::chrono::seconds(20));
+  EXPECT_EQ(s.install_time, std::chrono::seconds(2));
+  EXPECT_EQ(s.request.install_time, std::chrono::seconds(1));
+  EXPECT_EQ(s.delta_bytes.front(), Bytes{3'500'001});
+  EXPECT_EQ(s.request.delta_bytes, Bytes{50'000'001});
+  EXPECT_EQ(s.work_ahead, std::chrono::seconds(3));
+  EXPECT_EQ(s.wire_overhead, 0.05);
+}
+
 TEST(SimRunConfig, SaysWhereAndWhatIsWrong) {
   const auto says = [](const std::string& text, std::string_view what) {
     const std::string found = problem(text);

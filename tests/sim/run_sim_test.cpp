@@ -90,6 +90,27 @@ std::string fingerprint(const RunResult& r) {
   return text;
 }
 
+double in_flight(const RunResult& r) {
+  double sum = 0;
+  for (const SimStep& step : r.by_step) sum += static_cast<double>(step.in_flight);
+  return sum / static_cast<double>(r.by_step.size());
+}
+
+TEST(RunSim, WhatTurnsOutOtherwiseThanPlanned) {
+  const RunResult plain = simulated(scenario());
+  RunScenario s = scenario();
+  s.install_time = seconds(4);
+  EXPECT_NEAR(*simulated(s).publications.at(10).t_b_s - *plain.publications.at(10).t_b_s, 3.5, 1e-6) << "of which the plan knows 0.5";
+  s = scenario();
+  s.wire_overhead = 0.25;
+  const double transfer = *plain.publications.at(10).t_b_s - 0.5;
+  EXPECT_NEAR((*simulated(s).publications.at(10).t_b_s - 0.5) / transfer, 1.25, 0.05) << "but for the way and the last chunk";
+  EXPECT_EQ(simulated(s).publications.at(10).bytes, plain.publications.at(10).bytes);
+  s = scenario();
+  s.work_ahead = seconds(16);  // 2 rollouts/s: four groups of 8 more
+  EXPECT_GT(in_flight(simulated(s)), 1.5 * in_flight(plain));
+}
+
 TEST(RunSim, TheSameSeedGivesTheSameRunAndAnotherSeedAnother) {
   RunScenario s = scenario();
   s.churn.per_hour = 1;
