@@ -259,15 +259,16 @@ TEST(RealSweep, RunsRunFilesAndGoesOnWithThem) {
 TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
   TemporaryFolder folder;
   const std::string page = read("docs/papers.md");
-  const auto t_b = [&](const std::string& name) {
-    const Outcome swept = run_program({"sweep", "configs/papers/" + name + ".yaml", "--out", (folder.path() / name).string(), "--json"});
-    EXPECT_EQ(swept.status, 0) << swept.err;
-    std::vector<double> seconds;
-    const json result = json::parse(swept.out, nullptr, false);
+  const auto swept = [&](const std::string& name, const char* measure) {
+    const Outcome outcome = run_program({"sweep", "configs/papers/" + name + ".yaml", "--out", (folder.path() / name).string(), "--json"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    std::vector<double> values;
+    const json result = json::parse(outcome.out, nullptr, false);
     if (result.is_object())
-      for (const json& cell : result.at("cells")) seconds.push_back(cell.at("measures").at("broadcast.t_b_seconds_median").at("mean"));
-    return seconds;
+      for (const json& cell : result.at("cells")) values.push_back(cell.at("measures").at(measure).at("mean"));
+    return values;
   };
+  const auto t_b = [&](const std::string& name) { return swept(name, "broadcast.t_b_seconds_median"); };
   std::vector<std::string> rows;
   const auto bandwidth = t_b("sparrowrl-bandwidth");
   ASSERT_EQ(bandwidth.size(), 8u);
@@ -286,6 +287,14 @@ TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
   const auto deltas = t_b("fireworks-deltas");
   ASSERT_EQ(deltas.size(), 2u);
   rows.push_back(fmt::format("| {:.0f} s | {:.0f} s |", deltas[0], deltas[1]));
+  // By link: whole policies with either coding, which does not matter to them, then deltas with theirs and with ours.
+  const auto waits = swept("pulse-bandwidth", "simulation.idle_fraction_after_first_step");
+  ASSERT_EQ(waits.size(), 16u);
+  for (std::size_t link = 0; link < 4; ++link) {
+    EXPECT_EQ(waits[4 * link], waits[4 * link + 1]);
+    rows.push_back(fmt::format("{:.1f} % | {:.1f} % | {:.1f} % |", 100 - 100 * waits[4 * link], 100 - 100 * waits[4 * link + 2],
+                               100 - 100 * waits[4 * link + 3]));
+  }
   for (const std::string& row : rows) EXPECT_NE(page.find(row), std::string::npos) << row;
 }
 
