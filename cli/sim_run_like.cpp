@@ -17,7 +17,11 @@ using nlohmann::json;
 
 constexpr std::size_t kStepsMin = 5;
 
+// Files of a run may have been written by anybody: what is none counts as absent.
 double number(const json& row, const char* key) { return row.contains(key) && row.at(key).is_number() ? row.at(key).get<double>() : 0; }
+std::string text(const json& row, const char* key) {
+  return row.contains(key) && row.at(key).is_string() ? row.at(key).get<std::string>() : "";
+}
 
 double median(std::vector<double> values) {
   const json m = learner::quantile(std::move(values), 0.5);
@@ -29,8 +33,9 @@ std::map<std::string, double> ages(const std::vector<json>& metrics) {
   std::map<std::string, double> share;
   double all = 0;
   for (const json& row : metrics)
-    if (row.value("kind", "") == "step" && row.contains("staleness"))
-      for (const auto& [age, n] : row.at("staleness").items()) share[age] += n.get<double>(), all += n.get<double>();
+    if (text(row, "kind") == "step" && row.contains("staleness") && row.at("staleness").is_object())
+      for (const auto& [age, n] : row.at("staleness").items())
+        if (n.is_number()) share[age] += n.get<double>(), all += n.get<double>();
   for (auto& [age, n] : share) n /= std::max(all, 1.0);
   return share;
 }
@@ -40,7 +45,7 @@ std::vector<double> boots(const std::vector<json>& events) {
   std::map<std::string, double> rented;
   std::vector<double> all;
   for (const json& e : events) {
-    const std::string what = e.value("event", ""), offer = e.value("offer", "");
+    const std::string what = text(e, "event"), offer = text(e, "offer");
     if (what == "rented") rented[offer] = number(e, "unix_s");
     if (const auto at = rented.find(offer); what == "joined" && at != rented.end()) {
       all.push_back(number(e, "unix_s") - at->second);
@@ -56,8 +61,11 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   LikeRun run;
   run.config = folder / "config.yaml";
   ECHO_ASSIGN(run.metrics, learner::read_json_lines(folder / "metrics.jsonl"));
-  ECHO_ASSIGN(const std::string text, read_file(folder / "report.json", std::uint64_t{64} << 20));
-  run.report = json::parse(text, nullptr, false);
+  const auto report = read_file(folder / "report.json", std::uint64_t{64} << 20);
+  if (!report && report.error().code == Code::kNotFound)
+    return fail(Code::kNotFound, "sim run", "{} has no report.json: the run has not ended; `echoline status` says how it stands", folder.string());
+  if (!report) return report.error();
+  run.report = json::parse(*report, nullptr, false);
   if (!run.report.is_object()) return fail(Code::kCorrupt, "sim run", "{}: no JSON object", (folder / "report.json").string());
   ECHO_ASSIGN(const auto events, learner::read_json_lines(folder / "events.jsonl"));
 
@@ -65,10 +73,11 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   double parameters = 0, tokens = 0, rollouts = 0;
   std::map<std::uint64_t, double> deltas;  // a resumed run may have published a version twice
   for (const json& row : run.metrics) {
-    const std::string kind = row.value("kind", "");
+    const std::string kind = text(row, "kind");
     if (kind == "publication") {
       parameters = std::max(parameters, number(row, "state_bytes") / 2);
-      if (!row.value("snapshot", false)) deltas[row.value("version", std::uint64_t{0})] = number(row, "patch_bytes");
+      const bool snapshot = row.contains("snapshot") && row.at("snapshot") == true;
+      if (!snapshot) deltas[static_cast<std::uint64_t>(std::clamp(number(row, "version"), 0.0, 1e15))] = number(row, "patch_bytes");
     } else if (kind == "step") {
       steps.push_back(number(row, "step_seconds") - number(row, "wait_seconds"));
       if (const double mean = number(row, "response_tokens_mean"); mean > 0)
@@ -85,13 +94,19 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   set("wire_overhead", fmt::format("{}", overlay::kWireOverhead));
   std::string densities;
   for (const auto& [version, bytes] : deltas)
-    densities += fmt::format("{}{:.9f}", densities.empty() ? "" : ", ", std::min(1.0, bytes / parameters));
+    densities += fmt::format("{}{:.9f}", densities.empty() ? "" : ", ", std::clamp(bytes / parameters, 0.0, 1.0));
   set("densities", "[" + densities + "]");
   set("step_time", time(median(steps)));
   set("tokens.median", fmt::format("{:.3f}", std::max(1.0, tokens / rollouts)));
   // Processes of this machine are held to the speed of their offers, and ask for that much ahead.
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(run.config));
   if (config.fleet.provider == learner::ProviderKind::kLocal) set("work_ahead", time(worker::kAheadSeconds));
+  std::vector<double> installs;
+  if (run.report.contains("workers") && run.report.at("workers").is_array())
+    for (const json& worker : run.report.at("workers"))
+      if (worker.is_object() && worker.contains("install_seconds_mean") && worker.at("install_seconds_mean").is_number())
+        installs.push_back(number(worker, "install_seconds_mean"));
+  if (!installs.empty()) set("install_time", time(median(std::move(installs))));
   if (auto seconds = boots(events); !seconds.empty()) set("boot", time(median(std::move(seconds))));
   return run;
 }
@@ -102,7 +117,7 @@ json compare(const LikeRun& real, const json& report, const std::vector<json>& m
                                      {"learner", "step_seconds_median"}, {"cost", "usd_fleet"}, {"cost", "usd_per_1k_rollouts"},
                                      {"fleet", "workers_started"}, {"staleness", "mean"}, {"staleness", "p95"}}) {
     const auto of = [&, section = section, key = key](const json& r) {
-      return r.contains(section) && r.at(section).contains(key) ? r.at(section).at(key) : json(nullptr);
+      return r.contains(section) && r.at(section).is_object() && r.at(section).contains(key) ? r.at(section).at(key) : json(nullptr);
     };
     both[std::string(section) + "." + key] = {{"real", of(real.report)}, {"simulated", of(report)}};
   }

@@ -179,6 +179,9 @@ Result<schema::Vitals> parse_vitals(std::string_view bytes) {
   if (!(vitals.busy_s() >= 0 && vitals.busy_s() <= kBusySecondsMax) || vitals.rollouts() > kRolloutsMax)
     return fail(Code::kInvalid, "parse Vitals", "{} rollouts in {} s, expected at most {} in 0 .. {:.0f} s",
                 vitals.rollouts(), vitals.busy_s(), kRolloutsMax, kBusySecondsMax);
+  if (!(vitals.install_s() >= 0 && vitals.install_s() <= kBusySecondsMax) || vitals.policies() > kRolloutsMax)
+    return fail(Code::kInvalid, "parse Vitals", "{} policies installed in {} s, expected at most {} in 0 .. {:.0f} s",
+                vitals.policies(), vitals.install_s(), kRolloutsMax, kBusySecondsMax);
   return vitals;
 }
 

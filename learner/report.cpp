@@ -91,6 +91,7 @@ json worker_json(const WorkerEntry& w) {
           {"rollouts", w.rollouts},
           {"bytes_in", w.bytes_in},
           {"bytes_forwarded", w.bytes_forwarded},
+          {"install_seconds_mean", w.install_seconds_mean ? json(*w.install_seconds_mean) : json(nullptr)},
           {"version", w.version ? json(w.version->value) : json(nullptr)},
           {"digest", w.version ? json(overlay::to_hex(w.digest)) : json(nullptr)},
           {"away", w.away},

@@ -660,6 +660,8 @@ class Service {
     {
       const std::lock_guard lock(mutex_);
       progress = meters_[id].heard(*vitals, clock_.now());
+      if (vitals->policies() > 0)
+        workers_[id].install_seconds_mean = vitals->install_s() / static_cast<double>(vitals->policies());
     }
     if (fleet_ready_) fleet_->beat({id, progress.rollouts, progress.busy_s, progress.turned_away}, bytes_in, bytes_forwarded);
   }

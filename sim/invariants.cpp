@@ -66,6 +66,7 @@ void Invariants::on_bad_chunk(HostId from, HostId to, const Frame& frame) {
              fmt::format("host {} sent host {} a chunk {} that the learner never made", from, to, frame.chunk.index));
   const auto parent = fleet_.worker_on(from), child = fleet_.worker_on(to);
   if (!peace_ || !parent || !child || !honest(to) || !fleet_.worker(*child).joined) return;
+  if (world_.paused(fleet_.learner_host())) return;  // it hears of it later, and nobody else parts them
   const MemberCore* member = fleet_.member(*child);
   if (member) suspected_ = {*child, fleet_.worker(*parent).id(), member->stats().chunks_corrupt};
 }
@@ -152,11 +153,13 @@ void Invariants::on_step(HostId host) {
 void Invariants::check_budget(std::size_t worker, const StoreLimits& limits, std::uint64_t memory, std::uint64_t disk,
                               bool disk_failed) {
   const std::uint64_t slack = limits.disk ? kSlackChunks * fleet_.chunk_bytes() : 0;
+  // Budgets count what chunks hold; on a disk each lies with its head and proof.
+  const std::uint64_t heads = (limits.disk_max.count / fleet_.chunk_bytes() + 1) * kChunkHeadBytesMax;
   // What the disk did not take has to be in memory, together with the rest of its publication.
   const std::uint64_t memory_max = limits.memory_max.count + (limits.disk && disk_failed ? limits.disk_max.count : 0);
   if (memory > memory_max + slack)
     violated(kBudget, fmt::format("worker {} holds {} bytes in memory, allowed are {}", worker, memory, memory_max));
-  if (disk > limits.disk_max.count + slack)
+  if (disk > limits.disk_max.count + slack + heads)
     violated(kBudget,
              fmt::format("worker {} holds {} bytes on disk, allowed are {}", worker, disk, limits.disk_max.count));
 }

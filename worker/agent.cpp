@@ -381,6 +381,8 @@ class Agent {
     schema::Vitals vitals;
     vitals.set_rollouts(generated_);
     vitals.set_busy_s(busy_s_);
+    vitals.set_policies(report_.versions);
+    vitals.set_install_s(seconds(report_.install_waits + report_.install_times));
     node_->set_heartbeat(vitals.SerializeAsString());
   }
 

@@ -91,7 +91,8 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
   }
   write("metrics.jsonl", metrics);
   write("events.jsonl", R"({"event":"rented","offer":"q01","unix_s":100})" "\n" R"({"event":"joined","offer":"q01","unix_s":107})" "\n");
-  write("report.json", R"({"learner":{"idle_fraction":0.25},"staleness":{"mean":1.5}})");
+  write("report.json", R"({"learner":{"idle_fraction":0.25},"staleness":{"mean":1.5},)"
+                       R"("workers":[{"install_seconds_mean":0.125},{"install_seconds_mean":0.25},{"install_seconds_mean":0.5},{}]})");
   const auto simulate = [&](std::vector<std::string> more = {}) {
     std::vector<std::string> words{"sim", "run", "--like", folder.path().string(), "--json"};
     words.insert(words.end(), more.begin(), more.end());
@@ -108,6 +109,9 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
   EXPECT_EQ(both.at("learner.idle_fraction").at("simulated"), report.at("learner").at("idle_fraction"));
   EXPECT_TRUE(both.at("cost.usd_fleet").at("real").is_null());
   EXPECT_GT(both.at("staleness.total_variation"), 0);
+  // Of what the workers say, the median.
+  EXPECT_NEAR(report.at("broadcast").at("t_b_seconds_median").get<double>(),
+              simulate({"--set", "simulation.install_time=1.25 s"}).at("broadcast").at("t_b_seconds_median").get<double>() - 1, 1e-3);
   // What is said besides counts more; the plan is made with what was expected then.
   EXPECT_EQ(simulate({"--set", "simulation.step_time=4 s"}).at("learner").at("train_seconds_median"), 4.0);
   EXPECT_GT(simulate({"--set", "fleet.step_time_expected=250 ms"}).at("fleet").at("workers_planned"), report.at("fleet").at("workers_planned"));
@@ -118,6 +122,17 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
     std::getline(lines, line);
     EXPECT_LE(line.size(), 60u) << line;
   }
+  // What somebody else has written into its files is no internal error.
+  write("events.jsonl", R"({"event":5,"offer":3})" "\n");
+  write("metrics.jsonl", metrics + R"({"kind":7})" "\n" R"({"kind":"step","staleness":[],"step_seconds":"x"})" "\n"
+                         R"({"kind":"publication","version":"x","snapshot":3,"patch_bytes":-1})" "\n");
+  write("report.json", R"({"learner":3})");
+  EXPECT_EQ(simulate().at("steps"), 8);
+  std::filesystem::remove(folder.path() / "report.json");
+  const Outcome running = run_program({"sim", "run", "--like", folder.path().string()});
+  EXPECT_NE(running.status, 0);
+  EXPECT_NE(running.err.find("has not ended"), std::string::npos) << running.err;
+  write("report.json", "{}");
   write("metrics.jsonl", metrics.substr(0, 300));
   const Outcome little = run_program({"sim", "run", "--like", folder.path().string()});
   EXPECT_EQ(little.status, 2);

@@ -125,7 +125,7 @@ TEST(Messages, LimitsAndEmptyBodies) {
 }
 
 // A heartbeat says two numbers, and nothing that a report or the fleet could stumble over.
-TEST(Messages, VitalsAreTwoSoundNumbers) {
+TEST(Messages, VitalsAreSoundNumbers) {
   EXPECT_EQ(parse_vitals("")->rollouts(), 0u);
   schema::Vitals vitals;
   vitals.set_rollouts(40);
@@ -140,6 +140,16 @@ TEST(Messages, VitalsAreTwoSoundNumbers) {
   vitals.set_busy_s(1);
   vitals.set_rollouts(~std::uint64_t{0});
   EXPECT_EQ(parse_vitals(vitals.SerializeAsString()).error().code, Code::kInvalid);
+  vitals.set_rollouts(1);
+  vitals.set_policies(~std::uint64_t{0});
+  EXPECT_EQ(parse_vitals(vitals.SerializeAsString()).error().code, Code::kInvalid);
+  vitals.set_policies(3);
+  for (const double install_s : {-1.0, std::nan(""), HUGE_VAL, 1e11}) {
+    vitals.set_install_s(install_s);
+    EXPECT_EQ(parse_vitals(vitals.SerializeAsString()).error().code, Code::kInvalid) << install_s;
+  }
+  vitals.set_install_s(0.5);
+  EXPECT_EQ(parse_vitals(vitals.SerializeAsString())->policies(), 3u);
   EXPECT_EQ(parse_vitals(R"({"rollouts":"x"})").error().code, Code::kCorrupt);
   EXPECT_EQ(parse_vitals(std::string(300, '\0')).error().code, Code::kExhausted);
   Random random(3);

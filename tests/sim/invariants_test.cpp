@@ -155,7 +155,12 @@ TEST_F(Watched, MoreMemoryThanAllowed) {
 }
 
 TEST_F(Watched, MoreDiskThanAllowed) {
-  invariants_.check_budget(0, {Bytes{1'000'000}, Bytes{5'000'000}, true}, 0, 9'000'000, false);
+  const StoreLimits limits{Bytes{1'000'000}, Bytes{5'000'000}, true};
+  // Heads and proofs come on top: here of chunks of the fleet's size.
+  const std::uint64_t heads = 5'000'000 / fleet_.chunk_bytes() * kChunkHeadBytesMax;
+  invariants_.check_budget(0, limits, 0, 5'000'000 + heads, false);
+  EXPECT_THAT(broken(), testing::IsEmpty());
+  invariants_.check_budget(0, limits, 0, 5'000'000 + heads + 42 * fleet_.chunk_bytes(), false);
   EXPECT_EQ(broken(), std::set<std::string>{Invariants::kBudget});
 }
 
@@ -222,6 +227,25 @@ TEST_F(Watched, SomebodyForwardsBadChunksAndStays) {
   }
   invariants_.check_liveness();
   EXPECT_TRUE(broken().contains(Invariants::kBlame));
+}
+
+TEST_F(Watched, WhatHappensWhileTheLearnerIsPausedIsNotItsFault) {
+  const std::size_t poisoner = inner_worker();
+  MaliceOptions malice;
+  malice.flip_share = 1;
+  corrupt(poisoner, malice);
+  invariants_.faults_are_over();
+  publish();
+  run(milliseconds(50));  // seeds have something to forward
+  world_.pause(fleet_.learner_host(), world_.now() + seconds(8));
+  run(seconds(40));
+  std::uint64_t corrupt_chunks = 0;
+  for (std::size_t i = 0; i < fleet_.workers(); ++i)
+    if (fleet_.member(i)) corrupt_chunks += fleet_.member(i)->stats().chunks_corrupt;
+  EXPECT_GE(corrupt_chunks, 8u) << "it was asked again and again";
+  invariants_.check_liveness();
+  for (const Violation& v : invariants_.violations())  // who is quarantined for it passes for honest here
+    EXPECT_EQ(v.text.find("were not parted"), std::string::npos) << v.text;
 }
 
 TEST_F(Watched, AnIntruderAsksEverybodyAndGetsNothing) {
