@@ -237,12 +237,12 @@ TEST_F(Watched, WhatHappensWhileTheLearnerIsPausedIsNotItsFault) {
   invariants_.faults_are_over();
   publish();
   run(milliseconds(50));  // seeds have something to forward
-  world_.pause(fleet_.learner_host(), world_.now() + seconds(8));
-  run(seconds(40));
-  std::uint64_t corrupt_chunks = 0;
+  world_.pause(fleet_.learner_host(), world_.now() + seconds(30));
+  run(seconds(60));
+  std::uint64_t most = 0;
   for (std::size_t i = 0; i < fleet_.workers(); ++i)
-    if (fleet_.member(i)) corrupt_chunks += fleet_.member(i)->stats().chunks_corrupt;
-  EXPECT_GE(corrupt_chunks, 8u) << "it was asked again and again";
+    if (fleet_.member(i)) most = std::max(most, fleet_.member(i)->stats().chunks_corrupt);
+  EXPECT_GE(most, 10u) << "it was dialled again and again";
   invariants_.check_liveness();
   for (const Violation& v : invariants_.violations())  // who is quarantined for it passes for honest here
     EXPECT_EQ(v.text.find("were not parted"), std::string::npos) << v.text;
