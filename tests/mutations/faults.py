@@ -134,7 +134,7 @@ FAULTS = [
           "if (!added && it->second != manifest.policy_digest) {", "if (false) {", "overlay_core_test"),
     Fault("the digest is not on disk when a publication closes", LEARNER_PUB, "  if (added)\n    save(now);\n  else if",
           "  if (added && false)\n    save(now);\n  else if", "overlay_core_test", True),
-    Fault("the quorum is everybody", LEARNER_PUB, "chains::counted(config_.quorum, b.active.size())", "chains::counted(1.0, b.active.size())",
+    Fault("the quorum is everybody", LEARNER_PUB, "have < chains::counted(config_.quorum, n)", "have < chains::counted(1.0, n)",
           "overlay_core_test"),
     Fault("nobody asks for a snapshot", LEARNER_PUB, "actions_.push_back(act::NeedCatchUp{key.version, key.base});", "",
           "overlay_core_test", True),

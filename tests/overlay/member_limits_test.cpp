@@ -370,5 +370,53 @@ TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
   EXPECT_FALSE(m.closed(ConnId{106}));
 }
 
+TEST(Member, DeliversWhatHasComeOfTheNextDelta) {
+  auto with_parts = config();
+  with_parts.delivers_parts = true;
+  Member m(std::move(with_parts));
+  const auto come = [&] {  // what is deliver_parts of so far, by version
+    std::map<std::uint64_t, std::vector<std::byte>> bytes;
+    for (const auto& p : m.all<act::DeliverPart>()) {
+      auto& so_far = bytes[p.part.version.value];
+      EXPECT_EQ(p.part.offset, so_far.size());
+      EXPECT_EQ(p.part.base.value + 1, p.part.version.value);
+      so_far.insert(so_far.end(), p.part.bytes.bytes().begin(), p.part.bytes.bytes().end());
+    }
+    return bytes;
+  };
+  const Made first = make(delta(1, 0), 3500), second = make(delta(2, 1), 3500);
+  m.tell(m.parent, first.opening);
+  m.frame(m.parent, first.chunk(0));  // on what is not there
+  m.whole(make(full(0), 3000));
+  EXPECT_THAT(come(), IsEmpty()) << "nor is a snapshot delivered in parts";
+  m.frame(m.parent, first.chunk(2));
+  EXPECT_EQ(come().at(1).size(), 1024u) << "up to the gap";
+  m.tell(m.parent, second.opening);
+  m.frame(m.parent, second.chunk(0));
+  EXPECT_FALSE(come().contains(2));
+  m.frame(m.parent, first.chunk(1));
+  EXPECT_EQ(come().at(1).size(), 3072u);
+  m.frame(m.parent, first.chunk(1));
+  m.frame(m.parent, first.chunk(3));
+  EXPECT_EQ(come().at(1), first.payload);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0))) << "it is not closed";
+  m.tell(m.parent, first.closing);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0)));
+  EXPECT_EQ(m.all<act::Deliver>().back().publication.id, first.id);
+  for (std::size_t i = 1; i < second.chunks.size(); ++i) m.frame(m.parent, second.chunk(i));
+  EXPECT_EQ(come().at(2), second.payload);
+  // On another version 2 than the one here: of no use.
+  m.tell(m.parent, second.closing);
+  const Made other = make(delta(3, 2), 3500, {.base_digest = digest_of(99)});
+  m.tell(m.parent, other.opening);
+  m.frame(m.parent, other.chunk(0));
+  EXPECT_FALSE(come().contains(3));
+
+  Member without;
+  without.whole(make(full(0), 3000));
+  without.whole(make(delta(1, 0), 3500));
+  EXPECT_THAT(without.all<act::DeliverPart>(), IsEmpty());
+}
+
 }  // namespace
 }  // namespace echoline::overlay
