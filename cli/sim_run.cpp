@@ -53,7 +53,7 @@ int run(const Arguments& a) {
     overrides->insert(overrides->begin(), like->world.begin(), like->world.end());
   }
   if (a.seed) overrides->emplace_back("simulation.seed", *a.seed);
-  auto scenario = load_sim_run(like ? like->config.string() : a.scenario, *overrides);
+  auto scenario = load_sim_run(ConfigFile::load(like ? like->config.string() : a.scenario), *overrides);
   if (!scenario) return refuse(scenario.error());
   const auto result = sim::simulate_run(scenario->scenario);
   if (!result) return refuse(result.error());

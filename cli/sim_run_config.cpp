@@ -337,17 +337,11 @@ Result<SimRun> read(ConfigFile file) {
 
 }  // namespace
 
-Result<SimRun> load_sim_run(const std::filesystem::path& path, const std::vector<std::pair<std::string, std::string>>& overrides) {
-  auto loaded = ConfigFile::load(path);
+Result<SimRun> load_sim_run(Result<ConfigFile> loaded, const std::vector<std::pair<std::string, std::string>>& overrides) {
   if (!loaded) return as_mistake(std::move(loaded).error());
   for (const auto& [key, value] : overrides) ECHO_TRY(loaded->set(key, value));
   (void)loaded->split("sweep");  // of what else there are runs: `echoline sweep` reads it
   return read(std::move(*loaded));
-}
-
-Result<SimRun> parse_sim_run(std::string_view text, std::string name) {
-  ECHO_ASSIGN(ConfigFile file, ConfigFile::parse(text, std::move(name)));
-  return read(std::move(file));
 }
 
 std::vector<ConfigKey> simulation_keys() {

@@ -1,6 +1,5 @@
 // A scenario file of `echoline sim run`: a run file, and what is made up of the world (docs/simulation.md).
 #pragma once
-#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,10 +17,8 @@ struct SimRun {
   bool prices_known = true;
 };
 
-// kInvalid with every problem as `file:line:col: message`.
-Result<SimRun> load_sim_run(const std::filesystem::path& path, const std::vector<std::pair<std::string, std::string>>& overrides = {});
-// The same for text already read; relative paths then refer to the working directory.
-Result<SimRun> parse_sim_run(std::string_view text, std::string name);
+// From ConfigFile::load() or parse(). kInvalid with every problem as `file:line:col: message`.
+Result<SimRun> load_sim_run(Result<ConfigFile> file, const std::vector<std::pair<std::string, std::string>>& overrides = {});
 
 // Every key of the section `simulation`.
 std::vector<ConfigKey> simulation_keys();

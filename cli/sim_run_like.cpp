@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "base/files.hpp"
+#include "cli/verbs.hpp"
 #include "learner/report.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
@@ -61,12 +61,11 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   LikeRun run;
   run.config = folder / "config.yaml";
   ECHO_ASSIGN(run.metrics, learner::read_json_lines(folder / "metrics.jsonl"));
-  const auto report = read_file(folder / "report.json", std::uint64_t{64} << 20);
+  auto report = read_json_object(folder / "report.json");
   if (!report && report.error().code == Code::kNotFound)
     return fail(Code::kNotFound, "sim run", "{} has no report.json: the run has not ended; `echoline status` says how it stands", folder.string());
   if (!report) return report.error();
-  run.report = json::parse(*report, nullptr, false);
-  if (!run.report.is_object()) return fail(Code::kCorrupt, "sim run", "{}: no JSON object", (folder / "report.json").string());
+  run.report = std::move(*report);
   ECHO_ASSIGN(const auto events, learner::read_json_lines(folder / "events.jsonl"));
 
   std::vector<double> steps;

@@ -184,7 +184,7 @@ class Resolver {
       ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(a_.config, cell.values));
       first = config.run.seed;
     } else {
-      ECHO_ASSIGN(SimRun run, load_sim_run(a_.config, cell.values));
+      ECHO_ASSIGN(SimRun run, load_sim_run(ConfigFile::load(a_.config), cell.values));
       first = run.scenario.seed;
       scenario = std::move(run.config.resolved_yaml);
     }

@@ -182,6 +182,8 @@ bool LearnerCore::last_is_alone(const Broadcast& b, TimePoint now) const {
   const std::size_t n = b.active.size();
   if (n < 3 || config_.quorum >= 1 || !b.waiting.empty() || chains::counted(config_.quorum, n) < n) return false;
   if (b.ack_before <= b.published || !b.active.contains(b.acked_last)) return false;
+  const double late = seconds(b.last_ack - b.published) / seconds(b.ack_before - b.published);
+  if (late <= kAloneFactor) return false;
   double expected = 1;
   std::vector<chains::WorkerLink> links;
   for (const auto& [id, worker] : workers_) {
@@ -195,7 +197,7 @@ bool LearnerCore::last_is_alone(const Broadcast& b, TimePoint now) const {
         if (Duration& slowest = c.id == b.acked_last ? last : others; b.active.contains(c.id)) slowest = std::max(slowest, c.time);
       if (others > Duration{}) expected = std::max(1.0, seconds(last) / seconds(others));
     }
-  return seconds(b.last_ack - b.published) > kAloneFactor * expected * seconds(b.ack_before - b.published);
+  return late > kAloneFactor * expected;
 }
 
 // A broadcast is done once ceil(q * n) of the workers that were active when it was published and still live have it. One

@@ -304,7 +304,7 @@ TEST_F(Plans, ScenariosAreReadByTheSimulator) {
   EXPECT_EQ(p.cells[1].runs[0].seed, 11u);
   EXPECT_NE(p.cells[0].runs[0].digest, p.cells[1].runs[0].digest);
   // What a cell resolves to is a scenario again, and comes to the same.
-  const auto again = parse_sim_run(config, "cell");
+  const auto again = load_sim_run(ConfigFile::parse(config, "cell"));
   ASSERT_TRUE(again) << again.error().message();
   EXPECT_EQ(again->config.resolved_yaml, config);
   a.over = {"simulation.chrun.per_hour=1"};

@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto expect = [&](bool holds, const char* what, std::string_view more = "") {
     ECHO_CHECK(holds, "{}\n--- input\n{}\n--- {}", what, text, more);
   };
-  const auto run = cli::parse_sim_run(text, "fuzz");
+  const auto run = cli::load_sim_run(ConfigFile::parse(text, "fuzz"));
   if (run) {
     const sim::RunScenario& s = run->scenario;
     expect(!s.offers.empty() && s.offers.size() <= 1'000'000, "offers");

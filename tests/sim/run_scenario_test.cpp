@@ -36,14 +36,14 @@ std::string with(std::string text, std::string_view from, std::string_view to) {
 }
 
 std::string problem(const std::string& text) {
-  const auto run = parse_sim_run(text, "s.yaml");
+  const auto run = load_sim_run(ConfigFile::parse(text, "s.yaml"));
   if (run) return "";
   EXPECT_EQ(run.error().code, Code::kInvalid);
   return run.error().message();
 }
 
 TEST(SimRunConfig, ReadsAScenario) {
-  const auto run = parse_sim_run(kScenario, "s.yaml");
+  const auto run = load_sim_run(ConfigFile::parse(kScenario, "s.yaml"));
   ASSERT_TRUE(run.has_value()) << run.error().message();
   const sim::RunScenario& s = run->scenario;
   EXPECT_EQ(s.offers.size(), 8u);
@@ -64,13 +64,13 @@ TEST(SimRunConfig, ReadsAScenario) {
 }
 
 TEST(SimRunConfig, PlansWithWhatIsExpectedAndSimulatesWhatIsSo) {
-  const auto plain = parse_sim_run(kScenario, "s.yaml");
+  const auto plain = load_sim_run(ConfigFile::parse(kScenario, "s.yaml"));
   ASSERT_TRUE(plain.has_value());
   EXPECT_EQ(plain->scenario.step_time, std::chrono::seconds(20));
   EXPECT_FALSE(plain->scenario.install_time);
   std::string text = with(kScenario, "headroom: 0.2", "headroom: 0.2, install_time_expected: 1 s, delta_ratio_expected: 4");
   text = with(text, "  density: 0.05", "  density: 0.05\n  step_time: 5 s\n  install_time: 2 s\n  work_ahead: 3 s\n  wire_overhead: 0.05");
-  const auto run = parse_sim_run(text, "s.yaml");
+  const auto run = load_sim_run(ConfigFile::parse(text, "s.yaml"));
   ASSERT_TRUE(run.has_value()) << run.error().message();
   const sim::RunScenario& s = run->scenario;
   EXPECT_EQ(s.step_time, std::chrono::seconds(5));
