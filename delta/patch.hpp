@@ -123,10 +123,6 @@ Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateVie
 // resolved and proven before the first is written, so on any failure the state is as before. The caller must not be
 // writing to `state` through spans of mutable_bytes() meanwhile.
 Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const DecodeOptions& options = {});
-// The same; returns what was written, for who holds the state a second time. It is in memory meanwhile in any case: of an
-// element that changes, its value and four bytes.
-Result<std::vector<TensorWrite>> apply_delta_and_tell(std::span<const std::byte> patch, OwnedState& state,
-                                                      const DecodeOptions& options = {});
 
 // A delta that is resolved while it arrives: each part of it as soon as all of that part is there, so that little is left
 // to do once the last byte has come. Holds what apply_delta() would, and of the bytes no more than one segment. One thread.
@@ -143,7 +139,8 @@ class IncomingDelta {
   Status add(std::span<const std::byte> bytes);
   std::uint64_t bytes() const;  // added so far
   // All bytes were added. Proves what resolve_delta() does, turns the state into the result, and returns what was
-  // written; once, whatever comes of it. On failure the state is as before; a state that is not the base may look like a
+  // written, for who holds the state a second time; of an element that changes, its value and four bytes. Once, whatever
+  // comes of it. On failure the state is as before; a state that is not the base may look like a
   // corrupt patch, too.
   Result<std::vector<TensorWrite>> apply();
 

@@ -113,7 +113,7 @@ Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std
   return Resolved{std::move(parsed.info), std::move(leaves)};
 }
 
-Result<std::vector<TensorWrite>> apply(ByteSpan patch, OwnedState& state, const DecodeOptions& options) {
+Status apply(ByteSpan patch, OwnedState& state, const DecodeOptions& options) {
   std::vector<TensorWrite> writes;
   const auto keep = [&](TensorWrite&& write) {
     writes.push_back(std::move(write));
@@ -122,7 +122,7 @@ Result<std::vector<TensorWrite>> apply(ByteSpan patch, OwnedState& state, const 
   ECHO_ASSIGN(Resolved resolved,
               resolve(patch, state.view(), StateWriter::leaves(state, options.threads), keep, options));
   write(state, writes, std::move(resolved.leaves), options.threads);
-  return writes;
+  return ok();
 }
 
 Result<OwnedState> decode(ByteSpan patch, const DecodeOptions& options) {
@@ -182,12 +182,6 @@ Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateVie
 }
 
 Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const DecodeOptions& options) {
-  ECHO_TRY(apply_delta_and_tell(patch, state, options));
-  return ok();
-}
-
-Result<std::vector<TensorWrite>> apply_delta_and_tell(std::span<const std::byte> patch, OwnedState& state,
-                                                      const DecodeOptions& options) {
   return guarded("apply delta", [&] { return apply(patch, state, options); });
 }
 

@@ -206,7 +206,6 @@ class MemberCore final : public Core {
   struct {
     PublicationId id{};
     std::uint32_t chunks = 0;
-    std::uint64_t bytes = 0;
   } parts_;  // delivered of what arrives
   bool saving_ = false, save_again_ = false, reading_held_ = false, welcomed_once_ = false;
   TimePoint save_retry_at_ = kNever;

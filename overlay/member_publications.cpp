@@ -202,11 +202,11 @@ void MemberCore::store_changed(TimePoint now) {
 void MemberCore::deliver_parts(const StoredPublication& stored) {
   if (!config_.delivers_parts || staged_ || !position_ || stored.key().base != position_->version) return;
   if (stored.announcement.base_digest != position_->policy_digest) return;
-  if (parts_.id != stored.id) parts_ = {stored.id, 0, 0};
+  if (parts_.id != stored.id) parts_ = {stored.id, 0};
   for (; parts_.chunks < stored.chunks.size() && !stored.chunks[parts_.chunks].data.empty(); ++parts_.chunks) {
-    const Slice& data = stored.chunks[parts_.chunks].data;
-    actions_.push_back(act::DeliverPart{{stored.id, stored.key().version, *stored.key().base, parts_.bytes, data}});
-    parts_.bytes += data.size();
+    const std::uint64_t offset = std::uint64_t{parts_.chunks} * stored.announcement.chunk_bytes;
+    actions_.push_back(act::DeliverPart{
+        {stored.id, stored.key().version, *stored.key().base, offset, stored.chunks[parts_.chunks].data}});
   }
 }
 

@@ -98,8 +98,8 @@ Status RunBroadcast::prepare(Bytes payload) {
   if (links_.empty() || changed_ * kChangedShare > members_.size()) ECHO_TRY(plan());
   if (payload_ == payload) return ok();
   const provisioner::PlanRequest& request = scenario_.request;
-  const Bytes on_the_wire{static_cast<std::uint64_t>(static_cast<double>(payload.count) * (1 + scenario_.wire_overhead))};
-  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, on_the_wire, request.chunk, request.learner_up, links_));
+  const Bytes sent{static_cast<std::uint64_t>(on_the_wire(payload))};
+  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, request.chunk, request.learner_up, links_));
   payload_ = payload;
   first_ = Duration::max();
   for (chains::Completion& c : times_.workers) {
@@ -111,12 +111,16 @@ Status RunBroadcast::prepare(Bytes payload) {
   return ok();
 }
 
+double RunBroadcast::on_the_wire(Bytes payload) const {
+  return static_cast<double>(payload.count) * (1 + scenario_.wire_overhead);
+}
+
 Duration RunBroadcast::time_of(WorkerId id) const {
   const auto it = std::lower_bound(times_.workers.begin(), times_.workers.end(), id, [](const auto& c, auto v) { return c.id < v; });
   if (it != times_.workers.end() && it->id == id) return it->time;
   const auto member = members_.find(id);
   if (member == members_.end()) return half_;
-  const double alone = static_cast<double>(payload_.count) * (1 + scenario_.wire_overhead) / member->second.down.bytes_per_s();
+  const double alone = on_the_wire(payload_) / member->second.down.bytes_per_s();
   return std::max(half_, from_seconds(alone));
 }
 

@@ -47,6 +47,7 @@ class RunBroadcast {
  private:
   Status plan();
   Duration delay(std::uint32_t from, std::uint32_t to) const;
+  double on_the_wire(Bytes payload) const;  // bytes, with what headers and encryption add
 
   const RunScenario& scenario_;
   std::map<WorkerId, Receiver> members_;

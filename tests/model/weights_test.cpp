@@ -124,7 +124,9 @@ TEST(Policy, LoadsWhatChangedAndTouchesNothingElse) {
     next.seal();
     const auto patch = *delta::encode_delta(old.view(), next.view());
     auto state = *delta::copy_of(old.view());
-    const auto written = delta::apply_delta_and_tell(patch, state);
+    delta::IncomingDelta incoming(state);
+    ASSERT_TRUE(incoming.add(patch));
+    const auto written = incoming.apply();
     ASSERT_TRUE(written) << written.error().message();
     EXPECT_EQ(state.digest(), next.digest());
 
