@@ -12,9 +12,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <mutex>
 #include <sstream>
 #include <thread>
 
@@ -274,13 +276,13 @@ TEST_F(Sandbox, SystemCallsOfNoUseAreRefused) {
 TEST_F(Sandbox, NoMoreRunAtATimeThanMay) {
   // Two block; a third, quick one has to wait for the first of them to end.
   std::mutex mutex;
+  std::condition_variable one_more;
   std::vector<std::string> order;
-  std::promise<void> all;
   const auto done = [&](std::string name) {
     return [&, name](const Result<End>&) {
       const std::lock_guard lock(mutex);
       order.push_back(name);
-      if (order.size() == 3) all.set_value();
+      one_more.notify_one();  // with the lock: whoever waits goes on, and away with both, when it is given back
     };
   };
   Command slow = shell("read line"), slower = shell("sleep 60");
@@ -290,7 +292,8 @@ TEST_F(Sandbox, NoMoreRunAtATimeThanMay) {
   ASSERT_TRUE(pool_->run(slow, "", done("slow")));
   ASSERT_TRUE(pool_->run(slower, "", done("slower")));
   ASSERT_TRUE(pool_->run(shell("true"), "", done("quick")));
-  all.get_future().wait();
+  std::unique_lock lock(mutex);
+  one_more.wait(lock, [&] { return order.size() == 3; });
   EXPECT_EQ(order, (std::vector<std::string>{"slow", "quick", "slower"}));
 }
 
