@@ -14,11 +14,12 @@ struct Allowance {
 class TokenBucket {
  public:
   explicit TokenBucket(const Allowance& allowance) : allowance_(allowance), tokens_(allowance.burst) {}
-  bool take(TimePoint now) {
+  // Takes `weight`, or nothing; what weighs more than the burst is not to be had.
+  bool take(TimePoint now, double weight = 1) {
     tokens_ = std::min(allowance_.burst, tokens_ + allowance_.per_s * std::max(0.0, seconds(now - at_)));
     at_ = std::max(at_, now);
-    if (tokens_ < 1) return false;
-    tokens_ -= 1;
+    if (tokens_ < weight) return false;
+    tokens_ -= weight;
     return true;
   }
 

@@ -41,10 +41,11 @@ MessageBudget::MessageBudget(Duration heartbeat) {
   }
 }
 
-MessageBudget::Verdict MessageBudget::take(Kind kind, TimePoint now) {
-  if (buckets_[static_cast<std::size_t>(kind)].take(now)) return Verdict::kTake;
+MessageBudget::Verdict MessageBudget::take(Kind kind, TimePoint now, std::size_t bytes) {
+  const double weight = 1 + static_cast<double>(bytes / kBytesPerMessage);
+  if (buckets_[static_cast<std::size_t>(kind)].take(now, weight)) return Verdict::kTake;
   ++dropped_total_;
-  return dropped_.take(now) ? Verdict::kDrop : Verdict::kTooMuch;
+  return dropped_.take(now, weight) ? Verdict::kDrop : Verdict::kTooMuch;
 }
 
 MessageBudget::Verdict MessageBudget::unfounded(TimePoint now) {

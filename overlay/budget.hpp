@@ -30,12 +30,14 @@ class MessageBudget {
   static constexpr std::size_t kKinds = 13;
   // Dropped messages before the sender has to go.
   static constexpr Allowance kDropped{128, 2};
+  // Of a long message, which weigh as much as another one.
+  static constexpr std::size_t kBytesPerMessage = 2048;
 
   // `heartbeat`: the interval by which what is said regularly is said.
   explicit MessageBudget(Duration heartbeat);
 
   enum class Verdict { kTake, kDrop, kTooMuch };
-  Verdict take(Kind kind, TimePoint now);
+  Verdict take(Kind kind, TimePoint now, std::size_t bytes = 0);
   // A message that nothing it could know speaks for: weighs as much as kUnfounded that were dropped. kDrop or kTooMuch.
   static constexpr int kUnfounded = 12;
   Verdict unfounded(TimePoint now);

@@ -17,9 +17,9 @@ constexpr int kSilentBeats = 4;
 // ---- how much ----
 
 // True: it may be heard. A worker that goes on although it is not is expelled: its Worker is gone then.
-bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now) {
+bool LearnerCore::within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now, std::size_t bytes) {
   MessageBudget& budget = conduct_.of(id, unix_ms(now)).budget;
-  switch (budget.take(kind, now)) {
+  switch (budget.take(kind, now, bytes)) {
     case MessageBudget::Verdict::kTake:
       return true;
     case MessageBudget::Verdict::kDrop:

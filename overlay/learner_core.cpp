@@ -225,9 +225,12 @@ void LearnerCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame
   if (state_.revoked.contains(stranger.peer.identity.worker))
     return refuse(conn, "the certificate of this worker was revoked", now);
   if (auto* have = std::get_if<Have>(&*message); have && stranger.hello) {
+    const WorkerId who = stranger.peer.identity.worker;
     PeerHello hello = *stranger.hello;
     hello.have = std::move(*have);
-    return open_edge(conn, stranger.peer.identity.worker, std::move(hello), now);
+    if (!within_budget(who, MessageBudget::Kind::kHave, now, frame.body.size()))
+      return refuse(conn, fmt::format("worker {} says too much", who), now);
+    return open_edge(conn, who, std::move(hello), now);
   }
   if (stranger.hello) return refuse(conn, "it did not say what it holds", now);
   if (auto* hello = std::get_if<Hello>(&*message)) return admit_worker(conn, stranger, std::move(*hello), now);
@@ -278,7 +281,8 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   worker.view.installed.reset();
   worker.reachable = true;
   worker.draining = false;
-  if (hello.installed && hello.installed->epoch == state_.epoch) {
+  const bool installed = hello.installed && hello.installed->epoch == state_.epoch;
+  if (installed && is_published(*hello.installed)) {
     worker.view.installed = hello.installed->version;
     worker.view.installed_digest = hello.installed->policy_digest;
   }
@@ -306,12 +310,15 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
                  now);
   probe(worker, now);
   plan_soon(now);
+  if (installed && !worker.view.installed) on_broken(id, never_published(*hello.installed), now);
 }
 
 void LearnerCore::admit_edge(ConnId conn, WorkerId id, PeerHello hello, TimePoint now) {
   const auto it = workers_.find(id);
   if (hello.run_id != state_.run_id || it == workers_.end())
     return refuse(conn, fmt::format("worker {} has not joined this run", id), now);
+  if (!within_budget(id, MessageBudget::Kind::kHave, now))
+    return refuse(conn, fmt::format("worker {} says too much", id), now);
   if (const Status granted = grants_.show(id, hello, unix_ms(now)); !granted)
     return refuse(conn, fmt::format("worker {}: {}", id, granted.error().message()), now);
   if (!hello.catch_up_to && !it->second.edge_from(kLearnerId))
@@ -353,7 +360,7 @@ void LearnerCore::on_edge(ConnId conn, const Frame& frame, TimePoint now) {
   auto message = decode_control(frame.body.bytes());
   if (!message) return broken(message.error().message());
   const auto kind = MessageBudget::kind_of(*message);
-  if (kind && !within_budget(child, *kind, now)) return;
+  if (kind && !within_budget(child, *kind, now, frame.body.size())) return;
   if (auto* have = std::get_if<Have>(&*message)) {
     const Status granted = edges_.helps(conn) ? ok() : grants_.check_wanted(child, have->wanted);
     if (!granted) return drop(fmt::format("worker {}: {}", child, granted.error().message()));

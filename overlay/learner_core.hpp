@@ -240,6 +240,8 @@ class LearnerCore final : public Core {
   void watch_presence(TimePoint now);
 
   // Publications (learner_publications.cpp).
+  bool is_published(const Installed& what) const;
+  static std::string never_published(const Installed& what);
   void on_ack(Worker& worker, const Installed& ack, TimePoint now);
   bool last_is_alone(const Broadcast& broadcast, TimePoint now) const;
   void check_broadcasts(TimePoint now);
@@ -273,7 +275,7 @@ class LearnerCore final : public Core {
   void on_slow_hop(const HopMonitor::Finding& finding, TimePoint now);
 
   // Conduct (learner_conduct.cpp).
-  bool within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now);
+  bool within_budget(WorkerId id, MessageBudget::Kind kind, TimePoint now, std::size_t bytes = 0);
   void on_broken(WorkerId id, const std::string& what, TimePoint now);
   void on_unfounded(Worker& accuser, WorkerId of, TimePoint now);
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);

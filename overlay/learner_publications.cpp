@@ -148,11 +148,26 @@ void LearnerCore::close_finished(TimePoint now) {
 
 // ---- acknowledgements ----
 
+// Whether a worker can have installed that: the digest, which proves what it generates with, is that of the version. Of what
+// was published so long ago that it is forgotten nobody knows.
+bool LearnerCore::is_published(const Installed& what) const {
+  const auto& known = state_.published;
+  const auto it = known.find(what.version);
+  if (it == known.end()) return !known.empty() && what.version < known.begin()->first;
+  return it->second == what.policy_digest;
+}
+
+std::string LearnerCore::never_published(const Installed& what) {
+  return fmt::format("it says that it has installed version {} with digest {}, which was never published", what.version,
+                     to_hex(what.policy_digest));
+}
+
 void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   const WorkerId id = worker.view.info.id;
   if (ack.epoch != state_.epoch) return;  // of what was disowned
   if (!newest() || ack.version > *newest())
     return lose(id, fmt::format("it acknowledged version {}, which is not published", ack.version), true, now);
+  if (!is_published(ack)) return on_broken(id, never_published(ack), now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
   const bool newer = worker.view.installed != ack.version;
   worker.view.installed = ack.version;

@@ -475,7 +475,8 @@ void MemberCore::on_saved(const Status& status, TimePoint now) {
 void MemberCore::on_accepted(ConnId conn, const PeerInfo& peer, TimePoint now) {
   excuse_pause(now);
   const bool known = peer.identity.kind != trust::PeerIdentity::Kind::kNobody;
-  if (state_ == State::kGone || !known || revoked_.contains(peer.identity.worker)) return close(conn);
+  const WorkerId who = peer.identity.worker;
+  if (state_ == State::kGone || !known || revoked_.contains(who) || is_barred(who, now)) return close(conn);
   meet(conn, peer, now);
 }
 

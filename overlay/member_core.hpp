@@ -123,6 +123,8 @@ class MemberCore final : public Core {
   void open_child(ConnId conn, WorkerId child, PeerHello hello, TimePoint now);
   void on_child(ConnId conn, const Frame& frame, TimePoint now);
   Asker& asker(WorkerId child, TimePoint now);
+  bool is_barred(WorkerId child, TimePoint now) const;
+  bool within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now);
   void on_upstream(Upstream& up, ConnId conn, Frame frame, TimePoint now);
   void open_upstream(Upstream& up, TimePoint now);
   void add_streams(Upstream& up, std::uint32_t wanted, TimePoint now);

@@ -259,7 +259,8 @@ void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame&
     if (hello->run_id != config_.state.run_id) return refuse(fmt::format("it belongs to run '{}'", hello->run_id));
     if (stranger.hello || who == kLearnerId || who == id_ || revoked_.contains(who))
       return refuse("it cannot be a child");
-    if (now < asker(who, now).barred_until) return refuse("it said too much not long ago");
+    if (is_barred(who, now) || !within_budget(who, MessageBudget::Kind::kHave, frame.body.size(), now))
+      return refuse("it says too much");
     if (const Status granted = grants_.show(who, *hello, learner_unix_ms(now)); !granted)
       return refuse(granted.error().message());
     actions_.push_back(act::Admit{conn});  // what it says of its chunks may be long
@@ -267,6 +268,7 @@ void MemberCore::on_stranger(ConnId conn, const Stranger& stranger, const Frame&
     return open_child(conn, who, std::move(*hello), now);
   }
   if (auto* have = std::get_if<Have>(&*message); have && stranger.hello) {
+    if (!within_budget(who, MessageBudget::Kind::kHave, frame.body.size(), now)) return refuse("it says too much");
     PeerHello hello = *stranger.hello;
     hello.have = std::move(*have);
     return open_child(conn, who, std::move(hello), now);
@@ -308,6 +310,27 @@ MemberCore::Asker& MemberCore::asker(WorkerId child, TimePoint now) {
   return askers_.try_emplace(child, Asker{MessageBudget(heartbeat_), {}}).first->second;
 }
 
+bool MemberCore::is_barred(WorkerId child, TimePoint now) const {
+  const auto known = askers_.find(child);
+  return known != askers_.end() && now < known->second.barred_until;
+}
+
+// Whether it is to be heard. What it says comes by the same downlink as publications, so it counts by its length, too; who
+// goes on beyond that is no child for a while.
+bool MemberCore::within_budget(WorkerId child, MessageBudget::Kind kind, std::size_t bytes, TimePoint now) {
+  Asker& from = asker(child, now);
+  const auto verdict = from.budget.take(kind, now, bytes);
+  if (verdict != MessageBudget::Verdict::kTooMuch) return verdict == MessageBudget::Verdict::kTake;
+  from.barred_until = now + kBarred;
+  log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", id_, child, echoline::to_text(kBarred),
+            from.budget.told(kind));
+  for (const ConnId each : edges_.connections_of(child)) {
+    edges_.close(each);
+    close(each);
+  }
+  return false;
+}
+
 void MemberCore::on_child(ConnId conn, const Frame& frame, TimePoint now) {
   const auto refuse = [&](const std::string& why) {
     log::warn("worker {}: closing a child's connection: {}", id_, why);
@@ -319,21 +342,8 @@ void MemberCore::on_child(ConnId conn, const Frame& frame, TimePoint now) {
   auto message = decode_control(frame.body.bytes());
   if (!message) return refuse(message.error().message());
   const WorkerId who = *edges_.child_of(conn);
-  if (const auto kind = MessageBudget::kind_of(*message)) {
-    Asker& from = asker(who, now);
-    const auto verdict = from.budget.take(*kind, now);
-    if (verdict == MessageBudget::Verdict::kDrop) return;
-    if (verdict == MessageBudget::Verdict::kTooMuch) {
-      from.barred_until = now + kBarred;
-      log::warn("worker {}: worker {} is no child for {}: it says too much: of {}", id_, who,
-                echoline::to_text(kBarred), from.budget.told(*kind));
-      for (const ConnId each : edges_.connections_of(who)) {
-        edges_.close(each);
-        close(each);
-      }
-      return;
-    }
-  }
+  const auto kind = MessageBudget::kind_of(*message);
+  if (kind && !within_budget(who, *kind, frame.body.size(), now)) return;
   if (auto* have = std::get_if<Have>(&*message)) {
     const Status granted = edges_.helps(conn) ? ok() : grants_.check_wanted(who, have->wanted);
     if (!granted) return refuse(granted.error().message());

@@ -18,6 +18,7 @@
 #include "data_plane/trajectory.hpp"
 #include "model/phrasing.hpp"
 #include "overlay/control.hpp"
+#include "overlay/proof.hpp"
 #include "overlay/uv/node.hpp"
 #include "tests/hostile/peer.hpp"
 
@@ -66,7 +67,6 @@ class Raw {
     h.set_name("hostile\x1b[2J\n");
     h.mutable_data()->set_host(data_.host);
     h.mutable_data()->set_port(data_.port);
-    if (up_bits_per_s_ > 0) h.set_up_bits_per_s(up_bits_per_s_);
     peer_->send(hello);
     const auto answer = peer_->receive(std::chrono::seconds(5));
     if (!answer || !answer->has_welcome())
@@ -124,18 +124,18 @@ class Raw {
   Random random{7};
   const AttackOptions& options_;
   const TimePoint end_;
-  double up_bits_per_s_ = 0;  // as it says, as the next
   overlay::Endpoint data_{"127.0.0.1", 9};
   Identity identity_;
   std::unique_ptr<Peer> peer_;
 };
 
-// A member that says it has installed whatever there is, so that it is given a place; knows its parents.
+// A member that has parents like any other, and learns from them what a policy's digest is: it says it has installed
+// whatever there is, keeps nothing and forwards nothing.
 class Child : public Raw {
  public:
   using Raw::Raw;
 
-  // What has come from the learner, and a heartbeat when it is time.
+  // What has come from the learner and from the parents, and a heartbeat when it is time.
   void live() {
     if (kClock.now() >= beat_) {
       wire::ControlMessage heartbeat;
@@ -147,12 +147,28 @@ class Child : public Raw {
       if (message->has_assign()) assign_ = message->assign();
       wire::BeaconBody beacon;
       if (!message->has_beacon() || !beacon.ParseFromString(message->beacon().body()) || !beacon.has_newest()) continue;
-      wire::ControlMessage ack;
-      ack.mutable_ack()->set_version(beacon.newest());
-      ack.mutable_ack()->set_epoch(beacon.epoch());
-      ack.mutable_ack()->set_policy_digest(std::string(sizeof(overlay::Digest), 'x'));
-      peer_->send(ack);
+      if (!acknowledged_) acknowledged_ = beacon.newest();  // so that what comes next leads on
+      newest_ = beacon.newest();
+      epoch_ = beacon.epoch();
     }
+    if (kClock.now() >= redial_) {
+      redial_ = kClock.now() + milliseconds(200);
+      for (const wire::Parent& parent : assign_.parents()) {
+        auto& edge = edges_[parent.worker()];
+        if (edge && edge->open()) continue;
+        if (auto opened = edge_to(parent)) edge = std::move(*opened);
+      }
+    }
+    for (const auto& [parent, edge] : edges_)
+      if (edge) hear(*edge);
+    const auto digest = digests_.find(newest_);
+    if (!acknowledged_ || newest_ <= *acknowledged_ || digest == digests_.end()) return;
+    wire::ControlMessage ack;
+    ack.mutable_ack()->set_version(newest_);
+    ack.mutable_ack()->set_epoch(epoch_);
+    ack.mutable_ack()->set_policy_digest(digest->second);
+    peer_->send(ack);
+    acknowledged_ = newest_;
   }
   bool going_on() const { return peer_->open() && peer_->goodbye().empty() && kClock.now() < end_; }
   void wait_for_parents() {
@@ -162,6 +178,11 @@ class Child : public Raw {
     }
   }
   const wire::Assign& assign() const { return assign_; }
+  // To a parent, if it is open.
+  Peer* edge(std::uint64_t parent) {
+    const auto it = edges_.find(parent);
+    return it != edges_.end() && it->second && it->second->open() ? it->second.get() : nullptr;
+  }
 
   // A connection for data to a parent that the learner has named.
   Result<std::unique_ptr<Peer>> edge_to(const wire::Parent& parent) { return edge_to(parent, identity_, true); }
@@ -178,13 +199,33 @@ class Child : public Raw {
     if (with_grant) *h.mutable_grant() = assign_.grant();
     h.mutable_have()->set_stripes(assign_.stripes());
     h.mutable_have()->set_wanted(parent.stripes());
+    if (acknowledged_) h.mutable_have()->set_position(*acknowledged_);
     peer->send(hello);
     return peer;
   }
 
  private:
+  void hear(Peer& edge) {
+    while (const auto message = edge.receive(milliseconds(0))) {
+      wire::AnnouncementBody announced;
+      wire::ManifestBody closed;
+      if (message->has_announcement() && announced.ParseFromString(message->announcement().body())) {
+        const auto id = overlay::id_of(overlay::SignedAnnouncement{{message->announcement().body(), {}}});
+        versions_[std::string(reinterpret_cast<const char*>(id.data()), id.size())] = announced.version();
+      }
+      if (message->has_manifest() && closed.ParseFromString(message->manifest().body()))
+        if (const auto of = versions_.find(closed.publication()); of != versions_.end())
+          digests_[of->second] = closed.policy_digest();
+    }
+  }
+
   wire::Assign assign_;
-  TimePoint beat_{};
+  TimePoint beat_{}, redial_{};
+  std::map<std::uint64_t, std::unique_ptr<Peer>> edges_;
+  std::map<std::string, std::uint64_t> versions_;  // of publications
+  std::map<std::uint64_t, std::string> digests_;   // of versions
+  std::optional<std::uint64_t> acknowledged_;
+  std::uint64_t newest_ = 0, epoch_ = 0;
 };
 
 Result<Outcome> bad_goodbye(const AttackOptions& options) {
@@ -251,11 +292,8 @@ Result<Outcome> renew_flood(const AttackOptions& options) {
 // A child that the learner has sent to its parents claims to hold what nobody has published.
 Result<Outcome> have_flood(const AttackOptions& options) {
   Child child(options);
-  child.up_bits_per_s_ = 1e10;  // worth being fed by the learner itself
   ECHO_TRY(child.begin());
   child.wait_for_parents();
-  std::map<std::uint64_t, std::unique_ptr<Peer>> edges;
-  TimePoint redial{};
   wire::ControlMessage m;  // a list as long as one may be, of other publications every time
   for (int i = 0; i < 250; ++i) {
     wire::HaveItem& item = *m.mutable_have()->add_items();
@@ -264,25 +302,22 @@ Result<Outcome> have_flood(const AttackOptions& options) {
   }
   while (child.going_on()) {
     child.live();
-    const bool again = kClock.now() >= redial;
-    if (again) redial = kClock.now() + milliseconds(200);
+    const std::uint64_t before = child.outcome.messages;
     for (const wire::Parent& parent : child.assign().parents()) {
-      auto& edge = edges[parent.worker()];
-      if ((!edge || !edge->open()) && again)
-        if (auto opened = child.edge_to(parent)) edge = std::move(*opened);
-      if (!edge || !edge->open()) continue;
+      Peer* const edge = child.edge(parent.worker());
+      if (!edge) continue;
       m.mutable_have()->set_stripes(child.assign().stripes());
       m.mutable_have()->set_wanted(parent.stripes());
       for (wire::HaveItem& item : *m.mutable_have()->mutable_items()) {
         item.set_publication(random_bytes(child.random, 16));
         item.set_version(1'000'000 + child.random.below(1'000'000));
       }
-      if (edge->send(m)) {
-        ++child.outcome.messages;
-        child.outcome.bytes += m.ByteSizeLong();
-      }
-      edge->drain();
+      if (!edge->send(m)) continue;
+      ++child.outcome.messages;
+      child.outcome.bytes += m.ByteSizeLong();
     }
+    // Nobody takes anything: the cores it would wait on belong to its victims here.
+    if (child.outcome.messages == before) std::this_thread::sleep_for(milliseconds(1));
   }
   child.end();
   return child.outcome;

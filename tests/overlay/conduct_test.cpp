@@ -527,6 +527,28 @@ void garbage(Desk& desk, std::uint64_t worker) {
   desk.take();
 }
 
+// Nobody has to be believed what it has: the digest of a policy is known to whoever has it.
+TEST(LearnerConduct, WhatWasNeverPublishedIsInstalledByNobody) {
+  Desk desk;
+  desk.join_all(2);
+  ASSERT_TRUE(desk.publish(make(full(1), 10)).has_value());
+  ASSERT_TRUE(desk.publish(make(delta(3, 1), 10)).has_value());
+  const auto installed = [&] { return desk.core.stats().workers[0].installed; };
+  desk.tell(1, Installed{Version{3}, digest_of(1), 0});
+  desk.tell(1, Installed{Version{2}, digest_of(2), 0});
+  EXPECT_EQ(installed(), std::nullopt);
+  EXPECT_THAT(desk.all<act::Acked>(), IsEmpty());
+  desk.tell(1, Installed{Version{1}, digest_of(1), 0});
+  EXPECT_EQ(installed(), Version{1});
+  desk.join(1, true, kMegabytePerS, Installed{Version{3}, digest_of(7), 0});
+  EXPECT_EQ(installed(), std::nullopt) << "coming anew makes it no truer";
+  EXPECT_TRUE(desk.has(id(1)));
+  for (int i = 0; i < 2; ++i) desk.tell(1, Installed{Version{3}, digest_of(1), 0});
+  EXPECT_FALSE(desk.has(id(1)));
+  EXPECT_THAT(desk.lost(1), HasSubstr("which was never published, as often as never happens by chance"));
+  EXPECT_TRUE(desk.has(id(2)));
+}
+
 TEST(LearnerConduct, WhatIsInNoKnownFormIsCountedBeforeItIsPunished) {
   LearnerConfig config = Desk::config(8);
   config.check_heartbeat = [](std::string_view bytes) -> Status {
@@ -599,6 +621,22 @@ TEST(Budget, IsFarAboveWhatAWorkerNeedsAndEndsFloods) {
   EXPECT_LE(taken, 4);
   EXPECT_LE(dropped, 300);
   EXPECT_EQ(budget.told(MessageBudget::Kind::kRenew), "renewals: at most 4 at once and 1 a minute");
+}
+
+TEST(Budget, LongMessagesCountByTheirLength) {
+  const auto heard = [](std::size_t bytes) {  // within a minute, or until it has to go
+    MessageBudget budget(kBeat);
+    std::size_t sum = 0;
+    for (TimePoint now{}; now < TimePoint(seconds(60)); now += milliseconds(5)) {
+      const auto verdict = budget.take(MessageBudget::Kind::kHave, now, bytes);
+      if (verdict == MessageBudget::Verdict::kTooMuch) return std::pair(sum, true);
+      sum += verdict == MessageBudget::Verdict::kTake ? bytes : 0;
+    }
+    return std::pair(sum, false);
+  };
+  EXPECT_TRUE(heard(132'000).second);
+  EXPECT_LE(heard(132'000).first, 600'000u);
+  EXPECT_LE(heard(2'000).first, 1'000'000u) << "nor does it help to make them short";
 }
 
 TEST(LearnerConduct, AFloodEndsInAnExpulsionWithAReason) {

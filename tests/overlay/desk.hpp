@@ -49,13 +49,14 @@ struct Desk {
     return conn;
   }
   // Worker `id` joins; it can be dialled back.
-  ConnId join(std::uint64_t id, bool reachable = true, BitRate down = kMegabytePerS) {
+  ConnId join(std::uint64_t id, bool reachable = true, BitRate down = kMegabytePerS,
+              std::optional<Installed> installed = {}) {
     trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
     identity.key = made_key("worker " + std::to_string(id)).public_key();
     const std::string host = "10.0.0." + std::to_string(id);
     const ConnId conn = comes(identity, host);
     control[WorkerId{id}] = conn;
-    tell(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, down, {}});
+    tell(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, down, installed});
     const ConnId back = all<act::Dial>().back().conn;
     if (reachable)
       core.on_connected(back, now);

@@ -361,13 +361,46 @@ TEST(Member, AChildThatAsksForTooMuchIsNoChildForAWhile) {
   for (int i = 0; i < 20'000 && !m.closed(child); ++i) m.tell(child, Have{});
   EXPECT_TRUE(m.closed(child));
   EXPECT_FALSE(m.closed(other));
-  accept(ConnId{104}, WorkerId{9});
-  m.tell(ConnId{104}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
-  EXPECT_TRUE(m.closed(ConnId{104}));
+  m.core.on_accepted(ConnId{104}, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
+  m.take();
+  EXPECT_TRUE(m.closed(ConnId{104})) << "before it has said anything";
   m.pass(MemberCore::kBarred);
   accept(ConnId{106}, WorkerId{9});
   m.tell(ConnId{106}, PeerHello{"run", 0, {}, false, {}, made_grant(9, 7)});
   EXPECT_FALSE(m.closed(ConnId{106}));
+}
+
+// The longest lists that may be, as the first or a later word, would fill a downlink long before they are many.
+TEST(Member, LongListsCountByTheirLength) {
+  Have longest;
+  for (std::uint64_t version = 1; version <= 250; ++version) {
+    ChunkSet chunks;
+    for (std::uint32_t chunk = 0; chunk < 4096; chunk += 2) chunks.insert(chunk);
+    PublicationId id{};
+    id[0] = static_cast<std::byte>(version);
+    longest.items[full(version)] = {id, chunks, false};
+  }
+  const auto heard = [&](bool reconnects) {
+    Member m;
+    ConnId conn{100};
+    int lists = 0;
+    for (; lists < 1000; ++lists, m.pass(milliseconds(100))) {
+      if (lists == 0 || reconnects) {
+        conn = ConnId{conn.value + 2};
+        m.core.on_accepted(conn, {"10.0.0.9", {trust::PeerIdentity::Kind::kWorker, WorkerId{9}}}, m.now);
+        m.take();
+        if (m.closed(conn)) break;
+        PeerHello hello{"run", 0, {}, false, {}, made_grant(9, 7)};
+        hello.have_follows = true;
+        m.tell(conn, hello);
+      }
+      m.tell(conn, longest);
+      if (!reconnects && m.closed(conn)) break;
+    }
+    return lists;
+  };
+  EXPECT_LE(heard(false), 10);
+  EXPECT_LE(heard(true), 10);
 }
 
 TEST(Member, DeliversWhatHasComeOfTheNextDelta) {
