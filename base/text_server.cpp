@@ -62,7 +62,7 @@ std::string text_request(const TextServerOptions& options, const TextQuestion& q
   if (question.seed) body["seed"] = *question.seed;
   if (options.chat) {
     body["messages"] = json::array();
-    for (const TextMessage& m : question.messages) body["messages"].push_back({{"role", m.role}, {"content", m.content}});
+    for (const ChatMessage& m : question.messages) body["messages"].push_back({{"role", m.role}, {"content", m.content}});
     const json extra = json::parse(question.template_options_json, nullptr, false);
     if (extra.is_object() && !extra.empty()) body["chat_template_kwargs"] = extra;
   } else {

@@ -13,6 +13,7 @@
 #include "base/clock.hpp"
 #include "base/http.hpp"
 #include "base/result.hpp"
+#include "base/told.hpp"
 
 namespace echoline {
 
@@ -28,13 +29,9 @@ struct TextServerOptions {
   Duration retry_max = std::chrono::minutes(1);
 };
 
-struct TextMessage {
-  std::string role, content;  // "system", "user", "assistant"
-};
-
 struct TextQuestion {
   std::uint64_t id = 0;
-  std::vector<TextMessage> messages;     // with `chat`
+  std::vector<ChatMessage> messages;     // with `chat`
   std::string prompt;                    // otherwise: the text to continue
   std::string template_options_json;     // with `chat`: chat_template_kwargs, as vLLM and SGLang take them; empty: not sent
   std::int64_t tokens_max = 64;

@@ -9,7 +9,7 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
                                std::optional<TopologyPolicy> present) {
   ECHO_CHECK(!workers.empty(), "no workers to choose a topology for");
   std::vector<TopologyPolicy> policies = {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains};
-  if (workers.size() <= kStarMax) policies.push_back(TopologyPolicy::kStar);
+  if (workers.size() <= kStarMax || present == TopologyPolicy::kStar) policies.push_back(TopologyPolicy::kStar);
   if (present == TopologyPolicy::kEcho2) policies.push_back(*present);
 
   std::optional<Choice> best;
@@ -22,8 +22,8 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
     one.predicted = one.times.fraction(cargo.quorum);
     candidates.push_back({policy, one.predicted});
     // What is preferred counts as so much sooner than it is.
-    const bool preferred = policy == present.value_or(TopologyPolicy::kTrees);
-    const double weighed = seconds(one.predicted) * (!preferred ? 1 : present ? kSoonerToMove : kSoonerToLeaveTrees);
+    const double preference = policy == present ? kSoonerToMove : policy == TopologyPolicy::kTrees ? kSoonerToLeaveTrees : 1;
+    const double weighed = seconds(one.predicted) * preference;
     if (best && weighed >= best_weighed) continue;
     best = std::move(one);
     best_weighed = weighed;

@@ -10,6 +10,7 @@
 #include "cli/task_choice.hpp"
 #include "cli/verbs.hpp"
 #include "data_plane/adapters/adapter.hpp"
+#include "data_plane/told.hpp"
 #include "learner/held_out.hpp"
 
 namespace echoline::cli {
@@ -42,6 +43,15 @@ class Table {
       if (line.ends_with('\r')) line.remove_suffix(1);
       write(printable(line, kResponseBytesMax) + "\n");
       text.remove_prefix(std::min(end + 1, text.size()));
+    }
+  }
+  // What the policy is told: in a chat who says what, else the text.
+  void tell(const Told& told, bool chat) const {
+    if (told.messages.empty() && chat) head("user");
+    if (told.messages.empty() || !chat) return show(told.text);
+    for (const ChatMessage& message : told.messages) {
+      head(message.role);
+      show(message.content);
     }
   }
   void head(std::string_view who) const { write(fmt::format("--- {}\n", who)); }
@@ -120,12 +130,9 @@ Status play(const Arguments& a) {
   const bool chat = choice.task.chat;
   table.head(
       fmt::format("{}: problem {}, seed {}", printable(choice.label), printable(problem.id(), 128), choice.seed));
-  if (!choice.task.system.empty()) {
-    table.head("system");
-    table.show(choice.task.system);
-  }
-  if (chat) table.head("user");
-  table.show(learner::task_text(choice.task, problem.prompt()));
+  table.tell(chat ? Told(learner::task_messages(choice.task, problem))
+                  : model::conversation(problem.prompt(), choice.task.prompt, {}).back().content,
+             chat);
   Score total;
   json turns = json::array();
   bool done = false;
@@ -144,9 +151,14 @@ Status play(const Arguments& a) {
     turns.push_back(as_json(step->score));
     turns.back().update({{"response", *response}, {"done", done}});
     if (done) break;
-    turns.back()["observation"] = step->observation;
-    if (chat) table.head("user");
-    table.show(step->observation);
+    if (step->aside) {
+      turns.back()["aside"] = data_plane::to_json(*step->aside);
+      table.head("for somebody else");
+      table.tell(*step->aside, chat);
+      continue;
+    }
+    turns.back()["observation"] = data_plane::to_json(step->observation);
+    table.tell(step->observation, chat);
   }
   if (!done) {
     const Score cut = episode->cut();
@@ -175,7 +187,7 @@ Status play(const Arguments& a) {
                    {"task", choice.label},
                    {"seed", choice.seed},
                    {"problem", problem.id()},
-                   {"prompt", problem.prompt()},
+                   {"prompt", data_plane::to_json(data_plane::prompt_of(problem))},
                    {"done", done},
                    {"turns", turns}});
     if (a.reveal) result["reference"] = problem.reference();

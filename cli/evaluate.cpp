@@ -10,6 +10,7 @@
 #include "cli/output.hpp"
 #include "cli/signals.hpp"
 #include "cli/verbs.hpp"
+#include "data_plane/told.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "learner/held_out.hpp"
 #include "learner/planning.hpp"
@@ -138,7 +139,7 @@ Status ask_policy(const Subject& s, const Arguments& a, const learner::HeldOutQu
     }
     while (next < total) {
       const std::uint64_t id = next++;
-      auto prompt = s.phrasing->prompt(s.problems[id / q.samples].prompt());
+      auto prompt = s.phrasing->prompt(data_plane::prompt_of(s.problems[id / q.samples]));
       if (prompt) {
         const std::size_t tokens = prompt->size();
         asked[id] = {*std::move(prompt), tokens, 0};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "data_plane/told.hpp"
 #include "data_plane/trajectory.hpp"
 
 namespace echoline::learner {
@@ -30,7 +31,7 @@ Result<const Question*> Door::question(GroupId group) {
   if (const auto known = questions_.find(group); known != questions_.end()) return known->second.get();
   Question question;
   ECHO_ASSIGN(question.problem, problem(group));
-  auto prompt = look_->phrasing().prompt(question.problem.prompt());
+  auto prompt = look_->phrasing().prompt(data_plane::prompt_of(question.problem));
   if (!prompt)
     return fail(Code::kInvalid, kOperation, "'{}': its prompt has no tokens: {}", question.problem.id(),
                 prompt.error().detail);
@@ -60,6 +61,7 @@ schema::Problem Door::shown(const schema::Problem& problem) const {
   schema::Problem shown;
   shown.set_id(problem.id());
   shown.set_prompt(problem.prompt());
+  *shown.mutable_messages() = problem.messages();
   return shown;
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/random.hpp"
 #include "base/text.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -15,10 +16,8 @@ constexpr std::size_t kReasonBytesMax = 200, kReasonsMax = 16;
 
 }  // namespace
 
-std::string task_text(const TaskSection& task, const std::string& problem) {
-  std::string text = task.prompt;
-  const std::size_t at = text.find(model::kPromptPlace);
-  return at == std::string::npos ? problem : text.replace(at, model::kPromptPlace.size(), problem);
+std::vector<ChatMessage> task_messages(const TaskSection& task, const schema::Problem& problem) {
+  return model::conversation(data_plane::prompt_of(problem), task.prompt, task.system);
 }
 
 Interval wilson_interval(double share, double trials) {
@@ -42,7 +41,7 @@ double pass_at(std::uint64_t n, std::uint64_t correct, std::uint64_t k) {
 HeldOut::HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples, std::uint64_t seed)
     : adapter_(adapter), problems_(problems), samples_(samples), seed_(seed), correct_(problems.size()), several_(adapter.name() == data_plane::kSeveral) {}
 
-Result<std::optional<std::string>> HeldOut::answered(std::uint64_t id, std::string_view text, bool finished, std::optional<std::int64_t> tokens) {
+Result<std::optional<Told>> HeldOut::answered(std::uint64_t id, std::string_view text, bool finished, std::optional<std::int64_t> tokens) {
   Answer& answer = begun_[id];
   if (!answer.episode) {
     const std::uint64_t problem = id / samples_;
@@ -51,14 +50,15 @@ Result<std::optional<std::string>> HeldOut::answered(std::uint64_t id, std::stri
   answer.finished = finished;
   answer.tokens = answer.tokens && tokens ? std::optional(*answer.tokens + *tokens) : std::nullopt;
   ECHO_ASSIGN(data_plane::Step step, data_plane::step_and_wait(*answer.episode, std::string(text)));
+  if (step.aside) return data_plane::cannot_ask_aside();
   data_plane::add(answer.score, step.score);
   if (!step.done && ++answer.turns < data_plane::kTurnsMax) return std::optional(std::move(step.observation));
   if (!step.done) {
     cut(id);
-    return std::optional<std::string>();
+    return std::optional<Told>();
   }
   end(id, answer);
-  return std::optional<std::string>();
+  return std::optional<Told>();
 }
 
 void HeldOut::cut(std::uint64_t id) {
@@ -144,7 +144,7 @@ std::pair<std::string_view, bool> up_to_stop(std::string_view text, const std::v
 Status ask_server(TextServer& server, const RunConfig& config, const model::Phrasing* phrasing, const std::vector<schema::Problem>& problems,
                   const HeldOutQuestions& questions, HeldOut& held_out) {
   const std::uint64_t total = std::uint64_t{problems.size()} * questions.samples;
-  std::map<std::uint64_t, std::vector<TextMessage>> chats;  // so far, of the answers that are not through
+  std::map<std::uint64_t, std::vector<ChatMessage>> chats;  // so far, of the answers that are not through
   const auto ask = [&](std::uint64_t id, std::string prompt) {
     TextQuestion question;
     question.id = id;
@@ -165,13 +165,11 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
     if (questions.interrupted && questions.interrupted())
       return fail(Code::kCancelled, "evaluate", "stopped after {} of {} answers", held_out.answers(), total);
     for (; next < total && server.inside() < TextServer::kInsideMax / 64; ++next) {
-      const std::string& problem = problems[next / questions.samples].prompt();
+      const schema::Problem& problem = problems[next / questions.samples];
       if (phrasing == nullptr) {
-        std::vector<TextMessage>& chat = chats[next];
-        if (!config.task.system.empty()) chat.push_back({"system", config.task.system});
-        chat.push_back({"user", task_text(config.task, problem)});
+        chats[next] = task_messages(config.task, problem);
         ECHO_TRY(ask(next, {}));
-      } else if (auto text = phrasing->prompt_text(problem)) {
+      } else if (auto text = phrasing->prompt_text(data_plane::prompt_of(problem))) {
         ECHO_TRY(ask(next, std::move(*text)));
       } else {
         held_out.refused(next, text.error().message());
@@ -187,7 +185,7 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
       const auto [text, stopped] = up_to_stop(ended.answer->text, config.rollout.stop);
       // How many tokens what was cut off had is not known.
       const bool whole = text.size() == ended.answer->text.size();
-      ECHO_ASSIGN(std::optional<std::string> told, held_out.answered(ended.id, text, ended.answer->finished || stopped, whole ? ended.answer->tokens : std::nullopt));
+      ECHO_ASSIGN(std::optional<Told> told, held_out.answered(ended.id, text, ended.answer->finished || stopped, whole ? ended.answer->tokens : std::nullopt));
       const auto chat = chats.find(ended.id);
       if (!told) {
         chats.erase(ended.id);
@@ -196,7 +194,10 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
       if (chat == chats.end())
         return fail(Code::kInvalid, "evaluate", "the task '{}' goes on after the first answer: ask the server for chats (--api chat)", config.task.adapter);
       chat->second.push_back({"assistant", std::string(text)});
-      chat->second.push_back({"user", std::move(*told)});
+      if (told->messages.empty())
+        chat->second.push_back({"user", std::move(told->text)});
+      else
+        chat->second.insert(chat->second.end(), told->messages.begin(), told->messages.end());
       ECHO_TRY(ask(ended.id, {}));
     }
     if (questions.progress) questions.progress(held_out.answers());

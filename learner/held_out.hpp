@@ -18,8 +18,8 @@
 
 namespace echoline::learner {
 
-// A problem in the text that the run has around it.
-std::string task_text(const TaskSection& task, const std::string& problem);
+// A problem in the text that the run has around it, as a conversation.
+std::vector<ChatMessage> task_messages(const TaskSection& task, const schema::Problem& problem);
 
 struct Interval {
   double low = 0, high = 0;
@@ -39,7 +39,7 @@ class HeldOut {
   HeldOut(const data_plane::Adapter& adapter, const std::vector<schema::Problem>& problems, std::uint32_t samples, std::uint64_t seed);
   // The next turn of answer `id` (< problems × samples; id / samples is its problem). What the model is told next, or nothing: that
   // was the last turn. An error is the task's, not the model's.
-  Result<std::optional<std::string>> answered(std::uint64_t id, std::string_view text, bool finished, std::optional<std::int64_t> tokens);
+  Result<std::optional<Told>> answered(std::uint64_t id, std::string_view text, bool finished, std::optional<std::int64_t> tokens);
   // There is no room for the turn that comes next: the answer ends here.
   void cut(std::uint64_t id);
   // It could not be put to the model, or was refused: counts as answered wrongly, and is counted.

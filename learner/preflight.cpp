@@ -11,6 +11,7 @@
 
 #include "base/files.hpp"
 #include "data_plane/adapters/adapter.hpp"
+#include "data_plane/told.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/publisher.hpp"
 #include "learner/run_task.hpp"
@@ -125,7 +126,7 @@ class Preflighter {
     std::string first_unwritable, first_too_long;
     const auto room = static_cast<std::uint64_t>(model_->positions_max);
     for (const schema::Problem& problem : problems) {
-      const auto tokens = phrasing_->prompt(problem.prompt());
+      const auto tokens = phrasing_->prompt(data_plane::prompt_of(problem));
       if (!tokens) {
         if (++unwritable == 1) first_unwritable = fmt::format("{}: {}", problem.id(), tokens.error().message());
         continue;

@@ -22,6 +22,7 @@ struct WorkerEntry {
   std::optional<double> price_usd_per_hour;  // machine and disk; absent: not stated
   std::uint64_t rollouts = 0;  // accepted
   std::uint64_t bytes_in = 0, bytes_forwarded = 0;
+  Duration delay{};  // one way from the learner; zero: not known
   std::optional<double> install_seconds_mean;  // as it says: from a complete policy until it is in place
   std::optional<Version> version;
   overlay::Digest digest{};

@@ -41,6 +41,7 @@ Result<Rescored> grade_again(const RescoreTask& grader, const schema::Trajectory
   bool done = false;
   for (again.turns = 0; again.turns < responses.size() && !done; ++again.turns) {
     ECHO_ASSIGN(const data_plane::Step step, data_plane::step_and_wait(*episode, responses[again.turns]));
+    if (step.aside) return data_plane::cannot_ask_aside();
     data_plane::add(again.score, step.score);
     done = step.done;
   }

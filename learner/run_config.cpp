@@ -248,7 +248,7 @@ void read_network(ConfigSection s, NetworkSection& c) {
                  {"best_chains", TopologyPolicy::kBestChains},
                  {"echo2", TopologyPolicy::kEcho2},
                  {"star", TopologyPolicy::kStar}},
-                "who sends to whom: whichever of the others the plan expects to be soonest for its fleet and a delta (auto), a tree for each share of the chunks (trees), chains for each (stripes), as many "
+                "who sends to whom: whichever of the others is expected to be soonest, for the planned fleet first and then for who is there (auto), a tree for each share of the chunks (trees), chains for each (stripes), as many "
                 "chains as are fastest (best_chains), B / b chains as ECHO-2 has them (echo2), or the learner to "
                 "everybody (star)");
   s.read("delay_expected", c.delay_expected, {.min = Duration(0), .max = std::chrono::seconds(60)},

@@ -67,6 +67,7 @@ Result<SecondLook::Found> SecondLook::play(const schema::Trajectory& t, const sc
     const auto turn = turns[i];
     const bool last = i + 1 == turns.size();
     ECHO_ASSIGN(const data_plane::Step step, data_plane::step_and_wait(*episode, phrasing_.answer(turn), stop));
+    if (step.aside) return data_plane::cannot_ask_aside();
     data_plane::add(found.score, step.score);
     if (step.done) {
       if (!last) return refused(because("wrong score", true, "it goes on after its task was done"));

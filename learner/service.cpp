@@ -181,6 +181,7 @@ class Service {
       o.policy = config_.network.topology;
     else if (planned.size() > 0)
       o.policy = planned.policy;
+    o.chooses_policy = config_.network.topology == chains::TopologyPolicy::kAuto;
     o.heartbeat_timeout = config_.network.heartbeat_timeout;
     o.silence_min = config_.network.silence_min;
     o.heartbeat = std::min<Duration>(o.heartbeat, o.heartbeat_timeout / 4);
@@ -201,9 +202,7 @@ class Service {
       return ok();
     };
     // What machines call themselves and say is shown from here on: in the log, in files, on terminals.
-    events.heartbeat = [this](WorkerId id, Bytes bytes_in, Bytes bytes_forwarded, const std::string& application) {
-      heartbeat(id, bytes_in, bytes_forwarded, application);
-    };
+    events.heartbeat = [this](const overlay::HeardFrom& beat) { heartbeat(beat); };
     events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member.id, printable(member.name)); };
     events.away = [this](WorkerId id, const std::string& reason) { worker_away(id, printable(reason)); };
     events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, printable(reason)); };
@@ -226,6 +225,7 @@ class Service {
     };
     events.broadcast_done = [this](const overlay::BroadcastReport& report) { broadcast_done(report); };
     events.need_catch_up = [this](Version, std::optional<Version> from) { publisher_.request_catch_up(from); };
+    events.chose_topology = [this](const std::string& text) { record_->event("topology", {{"what", text}}); };
     events.slow_hop = [this](const overlay::SlowHop& hop) { record_->event("slow_hop", {{"hop", hop.text}}); };
     // A worker may join before start() has returned; callbacks that use the node wait for it.
     const std::lock_guard starting(node_mutex_);
@@ -653,8 +653,9 @@ class Service {
   }
 
   // From every heartbeat of every worker to the fleet, past no other thread: however long a step takes, who works is seen.
-  void heartbeat(WorkerId id, Bytes bytes_in, Bytes bytes_forwarded, const std::string& application) {
-    const auto vitals = data_plane::parse_vitals(application);
+  void heartbeat(const overlay::HeardFrom& beat) {
+    const WorkerId id = beat.worker;
+    const auto vitals = data_plane::parse_vitals(beat.application);
     if (!vitals) return;  // checked when it came
     WorkerMeter::Progress progress;
     {
@@ -663,7 +664,7 @@ class Service {
       if (vitals->policies() > 0)
         workers_[id].install_seconds_mean = vitals->install_s() / static_cast<double>(vitals->policies());
     }
-    if (fleet_ready_) fleet_->beat({id, progress.rollouts, progress.busy_s, progress.turned_away}, bytes_in, bytes_forwarded);
+    if (fleet_ready_) fleet_->beat({id, progress.rollouts, progress.busy_s, progress.turned_away}, beat.bytes_in, beat.bytes_forwarded, beat.bytes_delivered);
   }
 
   void broadcast_done(const overlay::BroadcastReport& report) {
@@ -672,7 +673,7 @@ class Service {
     {
       const std::lock_guard lock(mutex_);
       for (const WorkerId id : report.topology.workers())
-        links.push_back({id, link_rate(id, true), link_rate(id, false), Duration(0)});
+        links.push_back({id, link_rate(id, true), link_rate(id, false), workers_[id].delay});
     }
     const BitRate up = config_.network.uplink.value_or(BitRate{1e12});
     // For as many as T_b counts: in a small fleet that may be fewer than q says.
@@ -728,6 +729,7 @@ class Service {
       w.bytes_in = view.bytes_in.count;
       w.bytes_forwarded = view.bytes_forwarded.count;
       w.quarantined = view.quarantined;
+      w.delay = view.delay.value_or(Duration{});
     }
     topology_ = stats.topology.to_short_text();
     const auto seeds = stats.topology.children_of(kLearnerId);

@@ -12,13 +12,9 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "base/told.hpp"
 
 namespace echoline::model {
-
-struct ChatMessage {
-  std::string role;  // system, user or assistant
-  std::string content;
-};
 
 // Immutable and cheap to copy; may be used from several threads at once.
 class ChatTemplate {

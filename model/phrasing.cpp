@@ -93,24 +93,31 @@ std::string Phrasing::prompt_json() const {
   return parts.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-Result<std::string> Phrasing::prompt_text(std::string_view problem) const {
-  std::string text = filled(text_, kPromptPlace, problem);
-  if (!template_) return text;
-  std::vector<ChatMessage> messages;
-  if (!system_.empty()) messages.push_back({"system", system_});
-  messages.push_back({"user", std::move(text)});
-  return template_->render(messages, /*add_generation_prompt=*/true, variables_json_);
+std::vector<ChatMessage> conversation(const Told& prompt, std::string_view text, std::string_view system) {
+  std::vector<ChatMessage> messages = prompt.messages;
+  if (messages.empty()) messages.push_back({"user", prompt.text});
+  if (ChatMessage& last = messages.back(); last.role == "user") last.content = filled(text, kPromptPlace, last.content);
+  if (!system.empty() && messages.front().role != "system") messages.insert(messages.begin(), {"system", std::string(system)});
+  return messages;
 }
 
-Result<std::vector<Token>> Phrasing::prompt(std::string_view problem) const {
+Result<std::string> Phrasing::prompt_text(const Told& problem) const {
+  if (!template_) return filled(text_, kPromptPlace, problem.text);
+  return template_->render(conversation(problem, text_, system_), /*add_generation_prompt=*/true, variables_json_);
+}
+
+Result<std::vector<Token>> Phrasing::prompt(const Told& problem) const {
   ECHO_ASSIGN(const std::string text, prompt_text(problem));
   return tokenizer_.encode(text);
 }
 
-Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, std::string_view observation) const {
-  if (!template_) return tokenizer_.encode(filled(turn_, kObservationPlace, observation));
-  const std::vector<ChatMessage> messages{
-      {"user", "?"}, {"assistant", std::string(kAnyResponse)}, {"user", std::string(observation)}};
+Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, const Told& observation) const {
+  if (!template_) return tokenizer_.encode(filled(turn_, kObservationPlace, observation.text));
+  std::vector<ChatMessage> messages{{"user", "?"}, {"assistant", std::string(kAnyResponse)}};
+  if (observation.messages.empty())
+    messages.push_back({"user", observation.text});
+  else
+    messages.insert(messages.end(), observation.messages.begin(), observation.messages.end());
   ECHO_ASSIGN(const std::string all, template_->render(messages, /*add_generation_prompt=*/true, variables_json_));
   const std::size_t at = all.find(kAnyResponse);
   if (at == std::string::npos) return bad("the chat template does not show what the assistant has said before");

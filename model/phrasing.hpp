@@ -26,6 +26,9 @@ struct PromptStyle {
   std::string turn = "\n{observation}\n";  // without `chat`: between a response and the next goes what the policy is told
 };
 
+// A prompt as a conversation: `text` is around what the user said last, and `system` first where the prompt has no such message.
+std::vector<ChatMessage> conversation(const Told& prompt, std::string_view text, std::string_view system);
+
 inline constexpr std::size_t kStopsMax = 16, kStopBytesMax = 64;
 
 // Immutable and cheap to copy; may be used from several threads at once.
@@ -39,11 +42,11 @@ class Phrasing {
   std::string prompt_json() const;
 
   // The text and the tokens that the model continues. kInvalid for a prompt the template or the tokenizer refuses.
-  Result<std::string> prompt_text(std::string_view problem) const;
-  Result<std::vector<Token>> prompt(std::string_view problem) const;
-  // What goes between a response and the next one: the tokens of an observation, as the message of a user where this is a chat. The
-  // tokens before stay as they are. `response`: the one before, with the token that ended it. kInvalid as above.
-  Result<std::vector<Token>> follow_up(std::span<const Token> response, std::string_view observation) const;
+  Result<std::string> prompt_text(const Told& problem) const;
+  Result<std::vector<Token>> prompt(const Told& problem) const;
+  // What goes between a response and the next one: the tokens of an observation, where this is a chat as its messages or that of a
+  // user. The tokens before stay as they are. `response`: the one before, with the token that ended it. kInvalid as above.
+  Result<std::vector<Token>> follow_up(std::span<const Token> response, const Told& observation) const;
   // How many tokens of a response there are until it ends: with an ending token, or with the one that completes a stop string in
   // its text. Absent: neither is there. The first `known` tokens are known not to end it.
   std::optional<std::size_t> end(std::span<const Token> response, std::size_t known = 0) const;

@@ -102,12 +102,7 @@ struct MessageFrom {
   WorkerId worker;
   std::string bytes;
 };
-// A heartbeat, where the application wants to hear of them.
-struct HeardFrom {
-  WorkerId worker;
-  Bytes bytes_in, bytes_forwarded;
-  std::string application;
-};
+using overlay::HeardFrom;  // where the application wants to hear of heartbeats
 struct BroadcastDone {
   BroadcastReport report;
 };
@@ -119,6 +114,10 @@ struct TopologyChanged {
 struct NeedCatchUp {
   Version current;
   std::optional<Version> from;  // absent: a full snapshot
+};
+// The fleet is moved to another kind of topology.
+struct ChoseTopology {
+  std::string text;  // which, and why
 };
 struct FoundSlowHop {
   SlowHop hop;
@@ -156,6 +155,6 @@ struct Disconnected {  // the last action of a core
 using Action = std::variant<act::Dial, act::Send, act::Close, act::Admit, act::SetReading, act::UseCertificate,
                             act::SaveState, act::Spool, act::Unspool, act::DropSpool, act::Joined,
                             act::WorkerAway, act::Lost, act::TroubleOf, act::Acked, act::MessageFrom, act::HeardFrom, act::BroadcastDone, act::TopologyChanged, act::NeedCatchUp,
-                            act::FoundSlowHop, act::Welcomed, act::Deliver, act::DeliverPart, act::Message, act::Away, act::Disconnected>;
+                            act::ChoseTopology, act::FoundSlowHop, act::Welcomed, act::Deliver, act::DeliverPart, act::Message, act::Away, act::Disconnected>;
 
 }  // namespace echoline::overlay

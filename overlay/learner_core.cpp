@@ -18,8 +18,9 @@ LearnerCore::LearnerCore(LearnerConfig config)
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.catch_ups_on_demand),
       strangers_(config_.core.connections),
-      grants_(*config_.checker, kLearnerId) {
-  topology_.policy = config_.policy;
+      grants_(*config_.checker, kLearnerId),
+      policy_(config_.policy) {
+  topology_.policy = policy_;
   if (config_.state) state_ = *config_.state;
   state_.run_id = config_.authority->run_id();
   state_.port = config_.self.port;
@@ -133,6 +134,11 @@ void LearnerCore::on_connected(ConnId conn, TimePoint now) {
   if (it == dial_backs_.end()) return;
   const WorkerId id = it->second;
   dial_backs_.erase(it);
+  if (const auto worker = workers_.find(id); worker != workers_.end()) {
+    // A segment there and one back, and the same for TLS.
+    const Duration one_way = (now - worker->second.dialled_back_at) / 4;
+    worker->second.view.delay = std::min(worker->second.view.delay.value_or(one_way), one_way);
+  }
   probed(id, std::nullopt, now);
 }
 
@@ -468,6 +474,7 @@ void LearnerCore::beat(TimePoint now) {
   watch_conduct(now);
   give_up_waiting(now);
   watch_hops(now);
+  choose_policy(now);
 }
 
 void LearnerCore::on_timer(TimePoint now) {

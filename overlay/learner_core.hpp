@@ -36,6 +36,9 @@ struct LearnerConfig {
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
   std::size_t chains_max = 8;  // when limits.up is absent
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
+  // It is the first of them: another is taken where the model expects it to be so much sooner for those who are there
+  // (chains/choice.hpp).
+  bool chooses_policy = false;
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
   Duration silence_min{};                                // before it is silent, whatever was learned; at most that
@@ -70,6 +73,10 @@ class LearnerCore final : public Core {
   static constexpr Duration kPlanDelay = std::chrono::milliseconds(20);
   // Trees are planned anew so far apart at least, in heartbeats, doubled while it happens again and again.
   static constexpr int kPlanPauseBeats = 2, kPlanPauseBeatsMax = 128;
+  // How far apart topologies are compared, in heartbeats and by the fleet's size; and how often in a row another one has to
+  // come out before everybody is moved.
+  static constexpr int kChooseBeats = 60, kSoonerInARow = 3;
+  static constexpr Duration kChoosePerWorker = std::chrono::milliseconds(10);
   static constexpr Duration kPlanDelayPerWorker = std::chrono::microseconds(100);
   static constexpr Duration kSlowMemory = std::chrono::seconds(60);      // how long a slow uplink is held against
   static constexpr Duration kAccusationTime = std::chrono::seconds(60);  // for what a former parent has sent
@@ -149,6 +156,7 @@ class LearnerCore final : public Core {
     }
     TimePoint grant_at = kNever;  // when what it is assigned is granted anew
     std::optional<ConnId> dial_back;
+    TimePoint dialled_back_at{};
     TimePoint probe_at = kNever;  // when it is dialled back again
     bool reachable = true;  // until dialling back has failed
     bool draining = false;
@@ -258,6 +266,7 @@ class LearnerCore final : public Core {
   void plan_anew(TimePoint now);
   chains::MendedTrees mended_trees(std::optional<WorkerId> moved, TimePoint now) const;
   void set_mended(chains::MendedTrees mended, TimePoint now);
+  void choose_policy(TimePoint now);
   void move_back(WorkerId id, TimePoint now);
   void take_out(WorkerId id, TimePoint now);
   void set_topology(chains::Topology topology, TimePoint now);
@@ -269,6 +278,8 @@ class LearnerCore final : public Core {
   bool catching_up(const Worker& worker) const;
   std::set<WorkerId> those_behind() const;
   BitRate learner_up() const;
+  void count_delivered(const Worker& child, const PublicationId& id, const std::vector<std::uint32_t>& before,
+                       const std::vector<std::uint32_t>& now_there);
   void on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now);
   void watch_hops(TimePoint now);
   std::optional<BitRate> planned_rate(const Parent& parent, const Worker& child, double copies) const;
@@ -326,6 +337,9 @@ class LearnerCore final : public Core {
   std::uint64_t issued_ = 0, issue_ahead_ = 0;  // issue_time: the last one, and by how much it is ahead of the clock
   // Its epoch and the issue times that it is about to use are on disk: before that it speaks to nobody.
   bool stands_ = false;
+  chains::TopologyPolicy policy_;
+  TimePoint choose_at_ = kNever;
+  int sooner_ = 0;  // times in a row that another one was
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
   TimePoint forget_at_{};

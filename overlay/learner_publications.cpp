@@ -170,6 +170,13 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (!is_published(ack)) return on_broken(id, never_published(ack), now);
   if (worker.view.installed && ack.version < *worker.view.installed) return;
   const bool newer = worker.view.installed != ack.version;
+  for (auto& [id_of_it, chunks] : worker.progress) {  // what was on its way has come
+    const StoredPublication* stored = store_.find(id_of_it);
+    if (!stored || stored->key().version > ack.version || chunks.size() != topology_.stripes()) continue;
+    std::vector<std::uint32_t> all;
+    for (std::uint32_t s = 0; s < chunks.size(); ++s) all.push_back(stored->have.count_of({topology_.stripes(), std::uint64_t{1} << s}));
+    count_delivered(worker, id_of_it, std::exchange(chunks, all), all);
+  }
   worker.view.installed = ack.version;
   worker.view.installed_digest = ack.policy_digest;
   worker.helpers_tried.clear();
@@ -183,7 +190,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (newer)
     for (const WorkerId sender : senders) credit(sender, id, now);
   if (newer) worker.straggles = false;
-  if (!worker.assigned && config_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
+  if (!worker.assigned && policy_ == chains::TopologyPolicy::kTrees) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   for (Broadcast& b : broadcasts_)
     if (b.version <= ack.version && b.waiting.erase(id) > 0) b.ack_before = std::exchange(b.last_ack, now), b.acked_last = id;

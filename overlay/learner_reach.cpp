@@ -36,6 +36,7 @@ void LearnerCore::probe(Worker& worker, TimePoint now) {
     probes_.insert({worker.probe_at, id});
     return;
   }
+  worker.dialled_back_at = now;
   worker.dial_back = dial(worker.view.info.data, act::Service::kData, id);
   dial_backs_[*worker.dial_back] = id;
 }

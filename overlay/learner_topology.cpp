@@ -1,7 +1,9 @@
 // The learner's topology: who forwards to whom, and how it is mended.
 #include <algorithm>
+#include <ranges>
 
 #include "base/log.hpp"
+#include "chains/choice.hpp"
 #include "overlay/catch_up.hpp"
 #include "overlay/learner_core.hpp"
 
@@ -36,7 +38,7 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   w.id = info.id;
   w.down = info.down.value_or(kUnlimited);
   // In trees nobody is asked for more than one copy whose uplink is not known; elsewhere nobody is anyway.
-  const bool trees = config_.policy == chains::TopologyPolicy::kTrees;
+  const bool trees = policy_ == chains::TopologyPolicy::kTrees;
   w.up = info.up.value_or(trees ? std::min(learner_up(), w.down) : kUnlimited);
   const bool slow = worker.slow_until && now < *worker.slow_until;
   if (slow && worker.slow_up) w.up = std::min(w.up, *worker.slow_up);
@@ -74,7 +76,7 @@ std::set<WorkerId> LearnerCore::those_behind() const {
 
 std::vector<chains::ChainWorker> LearnerCore::chain_workers(TimePoint now) const {
   std::set<WorkerId> leaves;  // in trees anybody can be one for a while
-  if (config_.policy == chains::TopologyPolicy::kTrees) leaves = those_behind();
+  if (policy_ == chains::TopologyPolicy::kTrees) leaves = those_behind();
   std::vector<chains::ChainWorker> all;
   for (const auto& [id, worker] : workers_) {
     if (worker.silent || (leaves.contains(id) && worker.helper && !worker.assigned)) continue;
@@ -95,7 +97,7 @@ void LearnerCore::plan_anew(TimePoint now) {
   plan_at_ = kNever;
   using enum chains::TopologyPolicy;
   const bool under_way = newest_ && topology_.size() > 0;
-  if (under_way && config_.policy == kTrees) {
+  if (under_way && policy_ == kTrees) {
     if (base_of_newest())
       for (const WorkerId id : those_behind())
         if (Worker& worker = workers_.at(id); !worker.assigned && !worker.helper)
@@ -107,13 +109,13 @@ void LearnerCore::plan_anew(TimePoint now) {
     plan_pause_ =
         quiet ? kPlanPauseBeats * config_.heartbeat : std::min(2 * plan_pause_, kPlanPauseBeatsMax * config_.heartbeat);
     plan_not_before_ = now + plan_pause_;
-  } else if (under_way && config_.policy != kBestChains && config_.policy != kStripes) {
+  } else if (under_way && policy_ != kBestChains && policy_ != kStripes) {
     chains::Topology next = topology_;
     for (const auto& [id, worker] : workers_)
       if (!topology_.contains(id) && !worker.silent) next = chains::append(next, chain_worker(worker, now));
     return set_topology(std::move(next), now);
   }
-  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), config_.policy,
+  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), policy_,
                                      config_.quorum);
   ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
   set_topology(std::move(*planned), now);
@@ -128,18 +130,66 @@ void LearnerCore::set_mended(chains::MendedTrees mended, TimePoint now) {
   set_topology(std::move(mended.topology), now);
 }
 
+// The fleet is another one than was planned for, or its links are. All topologies are compared by the same model; who does not
+// say what its uplink is counts as in trees. Between broadcasts, so that nobody is moved in the middle of one, unless there is
+// always one under way.
+void LearnerCore::choose_policy(TimePoint now) {
+  if (!config_.chooses_policy) return;
+  const Duration pause = std::max<Duration>(kChooseBeats * config_.heartbeat,
+                                            kChoosePerWorker * static_cast<std::int64_t>(workers_.size()));
+  if (choose_at_ == kNever) choose_at_ = now + pause;
+  if (now < choose_at_ || (!broadcasts_.empty() && now < choose_at_ + pause)) return;
+  choose_at_ = now + pause;
+  const StoredPublication* carried = nullptr;  // a delta is what it usually is
+  for (const auto& [key, stored] : std::views::reverse(std::as_const(store_).entries()))
+    if (stored.complete && (!carried || (key.base && carried->key().full()))) carried = &stored;
+  std::vector<chains::ChainWorker> workers = chain_workers(now);
+  if (!carried || workers.empty()) return;
+  std::vector<Duration> delays;  // where nobody could measure it, it is as usual
+  for (const auto& [id, worker] : workers_)
+    if (worker.view.delay) delays.push_back(*worker.view.delay);
+  const auto middle = delays.begin() + static_cast<std::ptrdiff_t>(delays.size() / 2);
+  if (!delays.empty()) std::nth_element(delays.begin(), middle, delays.end());
+  const Duration usual = delays.empty() ? Duration{} : *middle;
+  std::vector<chains::WorkerLink> links;
+  for (chains::ChainWorker& w : workers) {
+    const WorkerView& view = workers_.at(w.id).view;
+    if (!view.info.up) w.up = std::min({w.up, learner_up(), w.down});
+    links.push_back({w.id, w.up, w.down, view.delay.value_or(usual)});
+  }
+  auto choice = chains::choose_topology(learner_up(), config_.chain_rate, workers, links,
+                                        {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.quorum}, policy_);
+  if (!choice || choice->topology.policy == policy_) {
+    sooner_ = 0;
+    return;
+  }
+  if (++sooner_ < kSoonerInARow) return;
+  sooner_ = 0;
+  const auto present = std::find_if(choice->candidates.begin(), choice->candidates.end(),
+                                    [&](const chains::Candidate& c) { return c.policy == policy_; });
+  const std::string text = fmt::format(
+      "topology {} instead of {}: it is expected to bring {} to {} workers in {} instead of {}, and nothing could in less than {}",
+      to_string(choice->topology.policy), to_string(policy_), echoline::to_text(Bytes{carried->bytes}), workers.size(),
+      echoline::to_text(choice->predicted), echoline::to_text(present->predicted), echoline::to_text(choice->lower_bound));
+  log::info("{}", text);
+  actions_.push_back(act::ChoseTopology{text});
+  policy_ = choice->topology.policy;
+  set_topology(std::move(choice->topology), now);
+  plan_soon(now);  // whoever has no place in it yet
+}
+
 // Behind the others, where fewest wait for it; what it may do there follows from its record.
 void LearnerCore::move_back(WorkerId id, TimePoint now) {
   if (!topology_.contains(id)) return;
-  if (config_.policy == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(id, now), now);
-  if (config_.policy == chains::TopologyPolicy::kStripes) return plan_anew(now);  // what it can carry has changed
+  if (policy_ == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(id, now), now);
+  if (policy_ == chains::TopologyPolicy::kStripes) return plan_anew(now);  // what it can carry has changed
   set_topology(chains::append(chains::detach(topology_, id), chain_worker(workers_.at(id), now)), now);
 }
 
 // A worker that is gone, from its place; who is left gets its children.
 void LearnerCore::take_out(WorkerId id, TimePoint now) {
   if (!topology_.contains(id)) return;
-  if (config_.policy == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(std::nullopt, now), now);
+  if (policy_ == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(std::nullopt, now), now);
   set_topology(chains::detach(topology_, id), now);
 }
 
@@ -215,6 +265,20 @@ void LearnerCore::grant_anew(TimePoint now) {
 
 // ---- what workers report ----
 
+// The other end of what a parent says that it forwards. Helpers are not counted: what they send is not what they can.
+void LearnerCore::count_delivered(const Worker& child, const PublicationId& id, const std::vector<std::uint32_t>& before,
+                                  const std::vector<std::uint32_t>& now_there) {
+  const StoredPublication* stored = store_.find(id);
+  if (!stored || !child.assigned || child.helper || before.size() != now_there.size() || now_there.size() != child.assigned->stripes) return;
+  for (const Parent& p : child.assigned->parents) {
+    const auto parent = workers_.find(p.worker);
+    if (parent == workers_.end()) continue;
+    for (std::uint32_t s = 0; s < now_there.size(); ++s)
+      if ((p.stripes >> s & 1) && now_there[s] > before[s])
+        parent->second.view.bytes_delivered += Bytes{std::uint64_t{now_there[s] - before[s]} * stored->announcement.chunk_bytes};
+  }
+}
+
 void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint now) {
   worker.silence.heard(now);
   worker.view.bytes_in = {beat.chunk_bytes_in};
@@ -225,14 +289,18 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   const Status sound = config_.check_heartbeat ? config_.check_heartbeat(beat.application) : ok();
   if (sound) worker.view.app_bytes = beat.application;
   if (sound && config_.tells_heartbeats)
-    actions_.push_back(act::HeardFrom{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded, beat.application});
-  worker.progress.clear();
-  for (const Progress& p : beat.progress) worker.progress[p.publication] = p.chunks;
+    actions_.push_back(act::HeardFrom{worker.view.info.id, worker.view.bytes_in, worker.view.bytes_forwarded, worker.view.bytes_delivered, beat.application});
+  const auto before = std::exchange(worker.progress, {});
+  for (const Progress& p : beat.progress) {
+    const auto known = before.find(p.publication);
+    count_delivered(worker, p.publication, known == before.end() ? std::vector<std::uint32_t>(p.chunks.size()) : known->second, p.chunks);
+    worker.progress[p.publication] = p.chunks;
+  }
   worker.edges.clear();
   for (const EdgeReport& report : beat.edges) worker.edges[report.child] = report;
   worker.holdings.clear();
   for (const Holding& holding : beat.holdings) worker.holdings[holding.key] = holding.payload_bytes;
-  if (!worker.assigned && config_.policy == chains::TopologyPolicy::kTrees &&
+  if (!worker.assigned && policy_ == chains::TopologyPolicy::kTrees &&
       !(worker.helper && catching_up(worker)))
     plan_soon(now);
   if (!sound) on_broken(worker.view.info.id, "its heartbeat: " + sound.error().message(), now);
@@ -350,7 +418,7 @@ void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now)
   worker.slow_until = now + kSlowMemory;
   hops_.forget(blamed);
   move_back(blamed, now);
-  if (config_.policy != chains::TopologyPolicy::kTrees) return;
+  if (policy_ != chains::TopologyPolicy::kTrees) return;
   stripes_lag_ = true;
   plan_soon(now);
 }

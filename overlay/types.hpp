@@ -112,12 +112,21 @@ struct WorkerView {
   std::optional<Version> installed;  // as acknowledged
   Digest installed_digest{};
   Bytes bytes_in, bytes_forwarded;  // chunk bytes received and forwarded, by its own heartbeats
+  Bytes bytes_delivered;            // that its children say came from it
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0;
   std::optional<BitRate> forwarding_rate;  // measured by the worker while it had chunks to forward
   bool silent = false;                     // not heard for too long: it has no place in the topology
   bool reachable = false;                  // dialled back at its advertised address
+  std::optional<Duration> delay;           // one way from the learner, as dialling it back has shown
   bool quarantined = false;                // forwards nothing, by what several say of it or it says of many
   std::string app_bytes;                   // the application's part of its last heartbeat
+};
+
+// A worker's heartbeat that is as it should be.
+struct HeardFrom {
+  WorkerId worker;
+  Bytes bytes_in, bytes_forwarded, bytes_delivered;  // as in its view
+  std::string application;                           // what rides on it
 };
 
 // A hop that was found to hold a broadcast back, and was routed around.

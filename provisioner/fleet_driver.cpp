@@ -90,8 +90,8 @@ void FleetDriver::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void FleetDriver::beat(const fleet::Beat& beat, Bytes received, Bytes forwarded) {
-  queue_.try_push(Input(Traffic{beat.worker, received, forwarded, clock_.now()}));
+void FleetDriver::beat(const fleet::Beat& beat, Bytes received, Bytes forwarded, Bytes delivered) {
+  queue_.try_push(Input(Traffic{beat.worker, received, forwarded, delivered, clock_.now()}));
   tell(beat);
 }
 
@@ -382,7 +382,7 @@ void FleetDriver::count(const Traffic& traffic) {
   account.received_unbooked += since(traffic.received, account.received);
   account.forwarded_unbooked += since(traffic.forwarded, account.forwarded);
   account.down.heard(traffic.received, traffic.at);
-  account.up.heard(traffic.forwarded, traffic.at);
+  account.up.heard(std::min(traffic.forwarded, traffic.delivered), traffic.at);  // as both ends say
   account.received = traffic.received;
   account.forwarded = traffic.forwarded;
 }

@@ -64,8 +64,8 @@ class FleetDriver {
 
   void joined(WorkerId worker, const std::string& offer) { tell(fleet::Joined{worker, offer}); }  // also when it is back
   void left(WorkerId worker, const std::string& why) { tell(fleet::Left{worker, why}); }          // for good
-  // And the bytes that it has received and forwarded since it joined.
-  void beat(const fleet::Beat& beat, Bytes received, Bytes forwarded);
+  // And the bytes that it has received and forwarded since it joined, by its own word, and that others say came from it.
+  void beat(const fleet::Beat& beat, Bytes received, Bytes forwarded, Bytes delivered);
   void leaving(WorkerId worker) { tell(fleet::Leaving{worker}); }  // told to end by whoever runs its machine
   void drained(WorkerId worker) { tell(fleet::Drained{worker}); }
   void learner_waits(bool now_waits) { tell(fleet::Waiting{now_waits}); }
@@ -78,7 +78,7 @@ class FleetDriver {
  private:
   struct Traffic {
     WorkerId worker;
-    Bytes received, forwarded;
+    Bytes received, forwarded, delivered;
     TimePoint at;
   };
   struct Refreshed {

@@ -63,6 +63,7 @@ FleetOptions Stage::fleet_options(const BroadcastScenario& s) {
   else
     o.learner.link = {limits.up, limits.down};
   o.learner.policy = s.topology;
+  o.learner.chooses_policy = s.chooses_topology;
   o.learner.chain_rate = s.chain_rate;
   o.learner.chains_max = static_cast<std::size_t>(std::max(1.0, s.learner_up.bits_per_s / s.chain_rate.bits_per_s));
   o.learner.heartbeat = s.heartbeat;

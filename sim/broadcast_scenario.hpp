@@ -34,6 +34,7 @@ struct BroadcastScenario {
   Duration publish_every = std::chrono::seconds(1);
   bool one_at_a_time = false;  // so long after the one before has reached its quorum, instead
   chains::TopologyPolicy topology = chains::TopologyPolicy::kEcho2;
+  bool chooses_topology = false;  // that is the first; another is taken where it is expected to be so much sooner
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
   double quorum = 0.9;
   Bytes learner_store{1ull << 30}, worker_store{256ull << 20};

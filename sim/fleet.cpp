@@ -101,6 +101,7 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   config.chain_rate = o.chain_rate;
   config.chains_max = o.chains_max;
   config.policy = o.policy;
+  config.chooses_policy = o.chooses_policy;
   config.heartbeat = o.heartbeat;
   config.heartbeat_timeout = o.heartbeat_timeout;
   config.away_max = o.away_max;

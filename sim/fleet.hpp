@@ -22,6 +22,7 @@ struct LearnerOptions {
   overlay::LinkLimits limits;  // held by the core
   Duration clock_skew{};
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
+  bool chooses_policy = false;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
   std::size_t chains_max = 8;
   Duration heartbeat = std::chrono::milliseconds(500), heartbeat_timeout = std::chrono::seconds(3);

@@ -45,13 +45,13 @@ Status RunBroadcast::plan() {
   }
   const BitRate chain_rate = request.worker_cap.value_or(slowest);
   chains::TopologyPolicy policy = request.topology;
-  if (policy == chains::TopologyPolicy::kAuto) {  // a plan chooses for the whole fleet; here that comes one by one
-    if (!chosen_ || members_.size() >= 2 * chosen_for_) {
+  if (policy == chains::TopologyPolicy::kAuto) {  // compared where the fleet has become another one, as the learner does at all times
+    if (!chosen_ || members_.size() >= 2 * chosen_for_ || 2 * members_.size() <= chosen_for_) {
       std::vector<chains::WorkerLink> links;
       for (const auto& [id, r] : members_) links.push_back({id, r.up, r.down, request.delay});
       ECHO_ASSIGN(const chains::Choice choice,
                   chains::choose_topology(request.learner_up, chain_rate, workers, links,
-                                          {request.delta_bytes, request.chunk, request.active_fraction}));
+                                          {request.delta_bytes, request.chunk, request.active_fraction}, chosen_));
       chosen_ = choice.topology.policy;
       chosen_for_ = members_.size();
     }

@@ -52,6 +52,7 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
   if (dice.chance(0.05)) o.clock_skew = dice.time(-hours(12), hours(12));
   using enum chains::TopologyPolicy;
   o.policy = dice.pick({kTrees, kTrees, kTrees, kEcho2, kEcho2, kBestChains, kStar, kStripes});
+  o.chooses_policy = dice.chance(0.3);
   o.chain_rate = BitRate::from_mbit_per_s(dice.spread(4, 40));
   o.chains_max = static_cast<std::size_t>(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0));
   o.heartbeat = dice.time(milliseconds(100), milliseconds(500));

@@ -4,6 +4,7 @@
 
 #include "base/log.hpp"
 #include "base/random.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -59,7 +60,7 @@ Groups::Groups(const Task& task, WorkerId worker, std::function<void()> wake)
 }
 
 std::variant<std::vector<Sequence>, schema::WorkFailed> Groups::begin(schema::Lease lease, TimePoint now) {
-  auto prompt = task_.phrasing->prompt(lease.problem().prompt());
+  auto prompt = task_.phrasing->prompt(data_plane::prompt_of(lease.problem()));
   if (!prompt) return failure(lease, schema::WORK_FAILURE_PROMPT, prompt.error().message());
   Group group;
   for (std::uint32_t member = 0; member < lease.rollouts(); ++member) {
@@ -86,12 +87,31 @@ Sequence Groups::next_turn(std::uint64_t lease, std::size_t which) {
   const Group& group = groups_.at(lease);
   const Member& member = group.members[which];
   Sequence sequence{next_++, group.prompt, room(member), mix64(task_.spec.seed() ^ (mix64(lease) + which))};
+  if (member.turns + member.asides > 0) sequence.seed = mix64(sequence.seed + member.turns + member.asides);
+  if (member.aside.empty()) {
+    sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
+  } else {
+    sequence.prompt = member.aside;
+    sequence.tokens_max = std::min<std::int64_t>(task_.spec.response_tokens_max(), task_.model.positions_max - std::ssize(member.aside));
+  }
   if (task_.spec.turn_tokens_max() > 0)
     sequence.tokens_max = std::min<std::int64_t>(sequence.tokens_max, task_.spec.turn_tokens_max());
-  if (member.turns > 0) sequence.seed = mix64(sequence.seed + member.turns);
-  sequence.prompt.insert(sequence.prompt.end(), member.tokens.begin(), member.tokens.end());
   sequences_[sequence.id] = {lease, which};
   return sequence;
+}
+
+// A turn of the policy's own.
+void Groups::note(Member& member, const Response& turn) {
+  const std::size_t before = member.tokens.size();
+  for (const Span& span : turn.spans) {
+    if (!member.spans.empty() && member.spans.back().version == span.version) member.spans.pop_back();
+    member.spans.push_back({span.version, before + span.end});
+  }
+  member.tokens.insert(member.tokens.end(), turn.tokens.begin(), turn.tokens.end());
+  for (const float logprob : turn.logprobs) member.logprobs.push_back(std::min(logprob, 0.0f));
+  member.drawn.resize(member.tokens.size(), true);
+  member.ended = turn.ended;
+  ++member.turns;
 }
 
 void Groups::take(Outcome outcome) {
@@ -107,16 +127,10 @@ void Groups::take(Outcome outcome) {
   Member& member = group.members[place->second.member];
   Response& turn = *outcome.response;
   std::string text = task_.phrasing->answer(turn.tokens);
-  const std::size_t before = member.tokens.size();
-  for (const Span& span : turn.spans) {
-    if (!member.spans.empty() && member.spans.back().version == span.version) member.spans.pop_back();
-    member.spans.push_back({span.version, before + span.end});
-  }
-  member.tokens.insert(member.tokens.end(), turn.tokens.begin(), turn.tokens.end());
-  for (const float logprob : turn.logprobs) member.logprobs.push_back(std::min(logprob, 0.0f));
-  member.drawn.resize(member.tokens.size(), true);
-  member.ended = turn.ended;
-  ++member.turns;
+  if (!member.aside.empty())
+    member.aside.clear();
+  else
+    note(member, turn);
   const auto answer = [answers = answers_, id = outcome.id](Result<data_plane::Step> step) {
     bool first = false;
     {
@@ -167,13 +181,21 @@ Groups::Advance Groups::advance() {
 Result<bool> Groups::go_on(Member& member, data_plane::Step step) const {
   data_plane::add(member.score, step.score);
   if (step.done) return false;
-  ECHO_ASSIGN(const auto told, task_.phrasing->follow_up(member.tokens, step.observation));
-  if (told.empty()) return fail(Code::kInvalid, "task", "an observation without tokens");
-  if (room(member) <= std::ssize(told) || member.turns >= data_plane::kTurnsMax) {
+  const auto cut = [&] {
     data_plane::add(member.score, member.episode->cut());
     member.ended = false;
     return false;
+  };
+  if (step.aside) {
+    if (++member.asides >= data_plane::kTurnsMax) return cut();
+    ECHO_ASSIGN(member.aside, task_.phrasing->prompt(*step.aside));
+    if (member.aside.empty() || std::ssize(member.aside) >= task_.model.positions_max)
+      return fail(Code::kInvalid, "task", "what it asks aside has {} tokens, expected 1 to {}", member.aside.size(), task_.model.positions_max - 1);
+    return true;
   }
+  ECHO_ASSIGN(const auto told, task_.phrasing->follow_up(member.tokens, step.observation));
+  if (told.empty()) return fail(Code::kInvalid, "task", "an observation without tokens");
+  if (room(member) <= std::ssize(told) || member.turns >= data_plane::kTurnsMax) return cut();
   member.tokens.insert(member.tokens.end(), told.begin(), told.end());
   member.logprobs.resize(member.tokens.size(), 0.0f);
   member.drawn.resize(member.tokens.size(), false);

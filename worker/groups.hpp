@@ -70,7 +70,8 @@ class Groups {
     std::vector<float> logprobs;
     std::vector<bool> drawn;  // by the policy
     std::vector<Span> spans;
-    std::size_t turns = 0;
+    std::vector<model::Token> aside;  // what is asked in between, of the policy in somebody else's place; empty: nothing
+    std::size_t turns = 0, asides = 0;
     data_plane::Score score;
     bool ended = false;  // its last turn, by itself
   };
@@ -95,6 +96,7 @@ class Groups {
 
   Sequence next_turn(std::uint64_t lease, std::size_t member);
   std::int64_t room(const Member& member) const;
+  static void note(Member& member, const Response& turn);
   // Goes on with a member; false when it has ended.
   Result<bool> go_on(Member& member, data_plane::Step step) const;
   void end(std::uint64_t lease, std::optional<schema::WorkFailed> failed);

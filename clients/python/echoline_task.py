@@ -24,6 +24,9 @@ A task of many turns is a class: its object is an episode, and step(response) sa
 Functions written for other trainers are used as they are, async ones too: `verl(compute_score)`, `trl(reward_function)`,
 `openrlhf(reward_func)` and `rubric(functions, weights)` make a score of them, `openrlhf(AgentInstance)` an episode.
 
+A prompt or an observation is a text, or a list of messages, `{"role": "user", "content": "..."}`, where a role is system, user,
+assistant or tool; an observation holds only what is new.
+
 A problem may have `demonstration`, an answer worth imitating for the warm start. A step that is not done may have `cut`: a
 score, due besides where there is no room for another one.
 
@@ -101,10 +104,11 @@ def trl(function):
     wanted = set(inspect.signature(function).parameters)
 
     def scored(problems, responses):
-        prompts, completions = [p["prompt"] for p in problems], list(responses)
         if getattr(function, "conversational", False):
-            prompts = [[{"role": "user", "content": p}] for p in prompts]
-            completions = [[{"role": "assistant", "content": c}] for c in completions]
+            prompts = [_messages(p["prompt"]) for p in problems]
+            completions = [[{"role": "assistant", "content": r}] for r in responses]
+        else:
+            prompts, completions = [_text(p["prompt"]) for p in problems], list(responses)
         columns = [{"answer": p.get("reference", ""), **(p.get("metadata") or {})} for p in problems]
         names = {name for row in columns for name in row}
         arguments = {name: [row.get(name) for row in columns] for name in names if accepts_all or name in wanted}
@@ -133,7 +137,7 @@ def rubric(functions, weights=None):
     def scored(problem, response):
         metadata = problem.get("metadata") or {}
         state = {
-            "prompt": [{"role": "user", "content": problem["prompt"]}],
+            "prompt": _messages(problem["prompt"]),
             "completion": [{"role": "assistant", "content": response}],
             "answer": problem.get("reference", ""), "info": metadata, "task": metadata.get("task", "default"),
         }
@@ -160,8 +164,9 @@ def openrlhf(it):
         def __init__(self, problem, seed, settings):
             self.label = problem.get("reference", "")
             self.agent = agent()
-            first = _value(self.agent.reset({"observation": problem["prompt"], "label": self.label}))
-            self.observation = first.get("observation", problem["prompt"]) if isinstance(first, dict) else problem["prompt"]
+            prompt = _text(problem["prompt"])
+            first = _value(self.agent.reset({"observation": prompt, "label": self.label}))
+            self.observation = first.get("observation", prompt) if isinstance(first, dict) else prompt
 
         def step(self, response):
             said = _value(self.agent.step({"observation_text": self.observation, "action_text": response, "label": self.label}))
@@ -175,7 +180,7 @@ def openrlhf(it):
 
 def _openrlhf_function(function):
     def scored(problems, responses):
-        prompts = [p["prompt"] for p in problems]
+        prompts = [_text(p["prompt"]) for p in problems]
         said = _value(function([p + r for p, r in zip(prompts, responses)], prompts, [p.get("reference", "") for p in problems]))
         if not isinstance(said, dict):
             said = {"rewards": said}
@@ -190,6 +195,14 @@ def _openrlhf_function(function):
 
     scored.batched = True
     return scored
+
+
+def _messages(told):
+    return told if isinstance(told, list) else [{"role": "user", "content": told}]
+
+
+def _text(told):
+    return told if isinstance(told, str) else "\n\n".join(message["content"] for message in told)
 
 
 def _number(x):

@@ -41,6 +41,10 @@ Result<std::unique_ptr<Episode>> Adapter::begin(const Problem& problem, std::uin
   return std::unique_ptr<Episode>(std::make_unique<OneResponse>(*this, problem));
 }
 
+Error cannot_ask_aside() {
+  return fail(Code::kInvalid, "task", "it has the policy answer for others than itself, which only workers of a run can do");
+}
+
 Result<Step> step_and_wait(Episode& episode, std::string response, const std::atomic<bool>* stop) {
   struct Told {
     std::mutex mutex;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "base/told.hpp"
 #include "data_plane/trajectory.hpp"
 
 namespace echoline {
@@ -34,10 +35,16 @@ inline constexpr std::size_t kTurnsMax = 1024;  // of an episode
 
 // What comes of a response.
 struct Step {
-  Score score;              // for this response. An episode's rewards and components are added up; its last verdict counts
-  bool done = true;         // no more is asked
-  std::string observation;  // else: what the policy is told next, a message of the user
+  Score score;       // for this response. An episode's rewards and components are added up; its last verdict counts
+  bool done = true;  // no more is asked
+  Told observation;  // else: what the policy is told next
+  // Before that somebody else has to decide whom the policy plays as well, such as the other player of a game: it is asked
+  // this, a prompt of its own, and what it answers is the next step. Nothing of it is trained on.
+  std::optional<Told> aside = {};
 };
+
+// Of whoever has nobody to ask aside.
+Error cannot_ask_aside();
 
 // One try at a problem, begun with the problem's prompt: the policy answers, is told more, answers again, until it is done.
 // One thread at a time; destroying it ends whatever it has asked of others.

@@ -51,7 +51,7 @@ class Guessing final : public QuickEpisode {
     step.score.reward = (step.score.correct ? 1.0 : 0.0) - (guesses_ > 1 ? options_.guess_cost : 0.0);
     step.score.components = {{"guesses", 1.0}, {"found", step.score.correct ? 1.0 : 0.0}, {"no number", guess ? 0.0 : 1.0}};
     step.done = step.score.correct || guesses_ == options_.guesses;
-    if (!step.done) step.observation.push_back(!guess ? '?' : *guess < wanted_ ? '+' : '-');
+    if (!step.done) step.observation.text.push_back(!guess ? '?' : *guess < wanted_ ? '+' : '-');
     return step;
   }
 

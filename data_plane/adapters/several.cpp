@@ -7,6 +7,7 @@
 #include "base/config.hpp"
 #include "base/random.hpp"
 #include "data_plane/adapters/adapter_config.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -97,7 +98,8 @@ class Several final : public Adapter {
  private:
   Result<Problem> own(const Part& part, Problem problem) const {
     problem.set_id(fmt::format("{}:{}", part.name, problem.id()));
-    if (!part.head.empty() || !part.tail.empty()) problem.set_prompt(part.head + problem.prompt() + part.tail);
+    if (!part.head.empty() || !part.tail.empty())
+      change_last(problem, [&](std::string& text) { text = part.head + text + part.tail; });
     if (problem.id().size() > kIdMax || problem.prompt().size() > kPromptMax)
       return fail(Code::kInvalid, "problem", "'{}': an id of {} bytes and a prompt of {}, expected at most {} and {}",
                   problem.id().substr(0, kIdMax), problem.id().size(), problem.prompt().size(), kIdMax, kPromptMax);
@@ -115,11 +117,25 @@ class Several final : public Adapter {
   static Problem as_its(const Part& part, const Problem& problem) {
     Problem its = problem;
     its.set_id(problem.id().substr(part.name.size() + 1));
-    const std::string& prompt = problem.prompt();
-    if (prompt.size() >= part.head.size() + part.tail.size() && prompt.starts_with(part.head) &&
-        prompt.ends_with(part.tail))
-      its.set_prompt(prompt.substr(part.head.size(), prompt.size() - part.head.size() - part.tail.size()));
+    if (part.head.empty() && part.tail.empty()) return its;
+    change_last(its, [&](std::string& text) {
+      if (text.size() >= part.head.size() + part.tail.size() && text.starts_with(part.head) && text.ends_with(part.tail))
+        text = text.substr(part.head.size(), text.size() - part.head.size() - part.tail.size());
+    });
     return its;
+  }
+
+  // The text of a prompt; of messages that of the last, if it is a user's.
+  template <class Change>
+  static void change_last(Problem& problem, Change change) {
+    Told told = prompt_of(problem);
+    if (told.messages.empty()) {
+      change(told.text);
+    } else if (told.messages.back().role == "user") {
+      change(told.messages.back().content);
+      told = Told(std::move(told.messages));
+    }
+    set_prompt(problem, std::move(told));
   }
 
   std::vector<Part> parts_;

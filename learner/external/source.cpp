@@ -7,6 +7,7 @@
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "data_plane/told.hpp"
 #include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
 #include "learner/checkpoint_folder.hpp"
@@ -185,8 +186,8 @@ class External final : public PolicySource {
   nlohmann::json held_out() const {
     nlohmann::json problems = nlohmann::json::array();
     for (const schema::Problem& problem : host_.task.evaluation) {
-      const auto text = host_.task.phrasing.prompt_text(problem.prompt());
-      const auto tokens = host_.task.phrasing.prompt(problem.prompt());
+      const auto text = host_.task.phrasing.prompt_text(data_plane::prompt_of(problem));
+      const auto tokens = host_.task.phrasing.prompt(data_plane::prompt_of(problem));
       if (text && tokens) problems.push_back({{"id", problem.id()}, {"prompt", *text}, {"prompt_tokens", *tokens}});
     }
     return {{"response_tokens_max", host_.config.rollout.response_tokens_max},

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/random.hpp"
+#include "data_plane/told.hpp"
 #include "learner/batch.hpp"
 #include "model/generate.hpp"
 #include "model/weights.hpp"
@@ -367,7 +368,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
   const std::int64_t room = model.config().positions_max - options.response_tokens_max;
   const bool several = adapter.name() == data_plane::kSeveral;
   for (std::size_t i = 0; i < problems.size(); ++i) {
-    auto prompt = phrasing.prompt(problems[i].prompt());
+    auto prompt = phrasing.prompt(data_plane::prompt_of(problems[i]));
     if (!prompt || prompt->empty() || std::ssize(*prompt) > room) {
       if (several) evaluation.by_task.note(problems[i].id(), false, 0);
       continue;
@@ -417,6 +418,7 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
     auto steps = step_all(batch, std::move(texts));
     for (std::size_t i = 0; i < batch.size(); ++i) {
       if (!steps[i]) return std::move(steps[i]).error();
+      if (steps[i]->aside) return data_plane::cannot_ask_aside();
       Attempt& attempt = *batch[i];
       attempt.tokens.insert(attempt.tokens.end(), generations[i].tokens.begin(), generations[i].tokens.end());
       data_plane::add(attempt.score, steps[i]->score);

@@ -4,6 +4,7 @@
 #include <exception>
 #include <span>
 
+#include "data_plane/told.hpp"
 #include "learner/training/trainer.hpp"
 
 namespace echoline::learner {
@@ -27,7 +28,7 @@ Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, cons
           "adapter {} has no demonstration for problem {}: choose another adapter or start from a trained model",
           adapter.name(), problem.id());
     Row row;
-    auto prompt = phrasing.prompt(problem.prompt());
+    auto prompt = phrasing.prompt(data_plane::prompt_of(problem));
     const auto answer = phrasing.tokenizer().encode(*response);
     if (!prompt || prompt->empty() || !answer) continue;  // not in this model's tokens: it is set aside in training, too
     row.tokens = *std::move(prompt);

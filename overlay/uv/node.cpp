@@ -160,13 +160,12 @@ struct LearnerNode::Impl {
                    [&](const act::WorkerAway& a) { call(events.away, a.worker, a.reason); },
                    [&](const act::Lost& a) { call(events.lost, a.worker, a.reason); },
                    [&](const act::TroubleOf& a) { call(events.trouble, a.worker, a.text); },
-                   [&](const act::HeardFrom& a) {
-                     call(events.heartbeat, a.worker, a.bytes_in, a.bytes_forwarded, a.application);
-                   },
+                   [&](const act::HeardFrom& a) { call(events.heartbeat, a); },
                    [&](const act::Acked& a) { call(events.acked, a.worker, a.version, a.policy_digest); },
                    [&](const act::MessageFrom& a) { call(events.message, a.worker, a.bytes); },
                    [&](const act::BroadcastDone& a) { call(events.broadcast_done, a.report); },
                    [&](const act::TopologyChanged& a) { call(events.topology_changed, a.topology); },
+                   [&](const act::ChoseTopology& a) { call(events.chose_topology, a.text); },
                    [&](const act::FoundSlowHop& a) { call(events.slow_hop, a.hop); },
                    [&](const act::NeedCatchUp& a) { call(events.need_catch_up, a.current, a.from); },
                    [](const auto&) {},
@@ -288,6 +287,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.chain_rate = o.chain_rate;
   config.chains_max = o.chains_max;
   config.policy = o.policy;
+  config.chooses_policy = o.chooses_policy;
   config.heartbeat = o.heartbeat;
   config.heartbeat_timeout = o.heartbeat_timeout;
   config.silence_min = o.silence_min;

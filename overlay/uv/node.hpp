@@ -29,6 +29,7 @@ struct LearnerOptions {
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))
   std::size_t chains_max = 8;                        // when limits.up is absent
   chains::TopologyPolicy policy = chains::TopologyPolicy::kTrees;
+  bool chooses_policy = false;  // it is the first of them; see LearnerConfig
   Bytes chunk{64 * 1024};  // unit that is proven and forwarded; 1 KiB .. 1 MiB
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
@@ -53,9 +54,7 @@ struct LearnerEvents {  // each may be empty
   std::function<std::string(const MemberInfo&)> welcome;
   // Whether what rides on a worker's heartbeat is as it should be; of what is not, the fifth ends the membership.
   std::function<Status(std::string_view)> check_heartbeat;
-  // Every heartbeat that is as it should be: what rides on it, and the bytes of chunks that the worker has received and
-  // forwarded since its process began.
-  std::function<void(WorkerId, Bytes bytes_in, Bytes bytes_forwarded, const std::string& application)> heartbeat;
+  std::function<void(const HeardFrom&)> heartbeat;
   std::function<void(const MemberInfo&)> joined;  // again when it came back after away()
   // Out of reach: what it was doing is void. Its place is kept for away_max; then it is lost.
   std::function<void(WorkerId, const std::string& reason)> away;
@@ -69,6 +68,7 @@ struct LearnerEvents {  // each may be empty
   std::function<void(const BroadcastReport&)> broadcast_done;
   std::function<void(const chains::Topology&)> topology_changed;
   std::function<void(const SlowHop&)> slow_hop;
+  std::function<void(const std::string&)> chose_topology;
   // Somebody needs a publication that is not there to catch up: answer with one of `current`, a delta from a version
   // that can be restored (see restorable_from()) or, where `from` is absent, a full snapshot.
   std::function<void(Version current, std::optional<Version> from)> need_catch_up;

@@ -38,7 +38,7 @@ class TextServerTest : public ::testing::Test {
   TextQuestion question(std::uint64_t id, const std::string& text, std::int64_t tokens_max = 64) const {
     TextQuestion q;
     q.id = id;
-    (options_.chat ? q.messages.emplace_back(TextMessage{"user", ""}).content : q.prompt) = text;
+    (options_.chat ? q.messages.emplace_back(ChatMessage{"user", ""}).content : q.prompt) = text;
     q.tokens_max = tokens_max;
     q.seed = 5;
     return q;

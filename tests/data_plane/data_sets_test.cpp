@@ -12,6 +12,7 @@
 #include "base/random.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/adapters/maths/data_set.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -124,6 +125,19 @@ TEST_F(DataSets, DapoRowsCountOnceHoweverOftenTheyStandThere) {
   EXPECT_EQ(*adapter->demonstration(problem), "Answer: " + problem.reference());
 }
 
+TEST_F(DataSets, ConversationsArePromptsAsTheyAre) {
+  const json talk = json::array({{{"role", "system"}, {"content", "Be brief."}}, {{"role", "user"}, {"content", "Capital of France?"}}});
+  const json more = json::array({{{"role", "user"}, {"content", "Capital of Italy?"}}, {{"role", "assistant"}, {"content", "Rome"}}});
+  const auto adapter = made("jsonl", {{"train", write("talk.jsonl", std::vector<json>{{{"prompt", talk}, {"answer", "Paris"}}})},
+                                      {"held_out", write("text.jsonl", std::vector<json>{{{"prompt", "Capital of Spain?"}, {"answer", "Madrid"}}})}});
+  ASSERT_NE(adapter, nullptr);
+  EXPECT_EQ(prompt_of(*adapter->problem(0)).messages, (std::vector<ChatMessage>{{"system", "Be brief."}, {"user", "Capital of France?"}}));
+  EXPECT_TRUE(prompt_of(adapter->evaluation()[0]).messages.empty());
+  const auto refused = make_adapter("jsonl", json{{"train", write("bad.jsonl", std::vector<json>{{{"prompt", more}, {"answer", "Rome"}}})}, {"held_out_fraction", 0.5}}.dump(), 1);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("bad.jsonl:1: 'prompt': the last message has the role 'assistant'"), std::string::npos) << refused.error().message();
+}
+
 TEST_F(DataSets, AnyFileWithKeysARuleAndATemplate) {
   const std::string train =
       write("any.jsonl",
@@ -187,12 +201,10 @@ TEST_F(DataSets, ABadRowIsNamedByFileAndLine) {
       {good + R"({"prompt":7,"answer":"1"})", ":2: expected a string 'prompt', found number"},
       {good + R"({"prompt":"","answer":"1"})", ":2: the prompt is empty"},
       {good + R"({"prompt":"p","answer":""})", ":2: "},
-      {good + R"({"prompt":[],"answer":"1"})", ":2: expected one message of the role 'user' in 'prompt'"},
-      {good + R"({"prompt":[{"role":"system","content":"s"},{"role":"user","content":"u"}],"answer":"1"})",
-       ":2: expected one message"},
-      {good + R"({"prompt":[{"role":"system","content":"s"}],"answer":"1"})", ":2: expected one message"},
-      {good + R"({"prompt":[{"role":"user"}],"answer":"1"})", ":2: expected a string 'content'"},
-      {good + R"({"prompt":[7],"answer":"1"})", ":2: expected one message"},
+      {good + R"({"prompt":[],"answer":"1"})", ":2: 'prompt': expected a text or a list of 1 to 256 messages, found []"},
+      {good + R"({"prompt":[{"role":"system","content":"s"}],"answer":"1"})", ":2: 'prompt': the last message has the role 'system'"},
+      {good + R"({"prompt":[{"role":"user"}],"answer":"1"})", ":2: 'prompt': expected the 'content' of a message"},
+      {good + R"({"prompt":[7],"answer":"1"})", ":2: 'prompt': expected a message with the 'role'"},
       {good + R"({"prompt":"p","answer":"\ud800"})", ":2: expected a JSON object"},
       {good + "{\"prompt\":\"\xff\",\"answer\":\"1\"}", ":2: expected a JSON object"},
       {good + R"({"prompt":"p","answer":")" + std::string(65'537, '1') + "\"}", "expected 64 KiB at most"},
@@ -327,7 +339,7 @@ TEST_F(DataSets, RewardsAreSumsOfNamedParts) {
 // Whatever stands in a line, reading it ends in a row within its limits or an error.
 TEST(Rows, SurviveSpoiledBytes) {
   const maths::RowReader reader = [](const json& row) -> Result<maths::Row> {
-    ECHO_ASSIGN(std::string prompt, maths::prompt_at(row, "prompt"));
+    ECHO_ASSIGN(Told prompt, maths::prompt_at(row, "prompt"));
     ECHO_ASSIGN(std::string answer, maths::text_or_number_at(row, "reward_model.ground_truth"));
     return maths::Row{std::move(prompt), std::move(answer)};
   };
@@ -342,7 +354,7 @@ TEST(Rows, SurviveSpoiledBytes) {
     if (random.below(4) == 0) line.resize(random.below(line.size()));
     const auto row = maths::read_row(line, reader);
     refused += !row;
-    EXPECT_TRUE(!row || (!row->prompt.empty() && !row->reference.empty()));
+    EXPECT_TRUE(!row || (!row->prompt.text.empty() && !row->reference.empty()));
   }
   EXPECT_GT(refused, 10'000);
   EXPECT_FALSE(maths::read_row(std::string(maths::kRowBytesMax, '['), reader));

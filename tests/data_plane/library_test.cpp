@@ -46,7 +46,7 @@ class LibraryTest : public ::testing::Test {
   static std::string says(const Adapter& adapter, const std::string& response) {
     const auto step = step_and_wait(**adapter.begin(*adapter.problem(0), 1), response);
     if (!step) return step.error().message();
-    return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation);
+    return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation.text);
   }
   // A library of this text.
   std::string compiled(const std::string& text, const std::string& flags = "") {
@@ -126,7 +126,7 @@ TEST_F(LibraryTest, WhatALibraryDoesWrongIsItsError) {
     EXPECT_EQ(says(*adapter, "well"), "1 correct") << "after " << deed;
   }
   const auto episode = *adapter->begin(*adapter->problem(0), 1);
-  EXPECT_EQ(step_and_wait(*episode, "more")->observation, "go on");
+  EXPECT_EQ(step_and_wait(*episode, "more")->observation.text, "go on");
   EXPECT_EQ(episode->cut().reward, -2);
   EXPECT_THAT(why(ECHOLINE_HOSTILE_TASK, {{"settings", {{"a", 1}}}}), HasSubstr("xxxx"));
 }

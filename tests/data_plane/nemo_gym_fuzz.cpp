@@ -12,6 +12,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Problem problem;
   problem.set_reference(std::string(text));
   if (const auto body = nemo_gym::verify_body(problem, text)) ECHO_CHECK(nlohmann::json::accept(*body));
-  if (const auto row = maths::read_row(text, nemo_gym::read_row)) ECHO_CHECK(!row->prompt.empty());
+  if (const auto row = maths::read_row(text, nemo_gym::read_row)) ECHO_CHECK(!row->prompt.text.empty());
   return 0;
 }

@@ -222,8 +222,8 @@ TEST_F(NemoGymTest, WhatCannotBeSaysWhy) {
   };
   EXPECT_THAT(why("ftp://x"), HasSubstr("expected a URL such as"));
   EXPECT_THAT(why(""), HasSubstr("url"));
-  std::ofstream(folder_ / "bad.jsonl") << R"({"responses_create_params": {"input": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]}})" << "\n";
-  EXPECT_THAT(why("http://x", {{"train", (folder_ / "bad.jsonl").string()}}), HasSubstr("bad.jsonl:1: expected 'responses_create_params.input'"));
+  std::ofstream(folder_ / "bad.jsonl") << R"({"responses_create_params": {"input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}})" << "\n";
+  EXPECT_THAT(why("http://x", {{"train", (folder_ / "bad.jsonl").string()}}), HasSubstr("bad.jsonl:1: 'responses_create_params.input': the last message has the role 'assistant'"));
   const auto adapter = made("http://127.0.0.1:9");
   EXPECT_THAT(says(*adapter, *adapter->problem(0), "x"), HasSubstr("http://127.0.0.1:9/seed_session: "));
   Problem other;

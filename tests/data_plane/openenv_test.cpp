@@ -38,7 +38,7 @@ std::string why(const std::string& url, const json& more = json::object()) {
 std::string said(Episode& episode, const std::string& response) {
   const auto step = step_and_wait(episode, response);
   if (!step) return step.error().message();
-  return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation);
+  return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation.text);
 }
 
 TEST(OpenEnv, EpisodesOfManyTurns) {

@@ -1,4 +1,5 @@
 // Hold'em as a task: what is said, what is understood, and what an episode is worth.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -154,7 +155,7 @@ Played play(const Adapter& adapter, const Problem& problem, Policy policy, std::
     EXPECT_TRUE(step) << step.error().message();
     add(played.score, step->score);
     done = step->done;
-    if (!done) played.told.push_back(step->observation);
+    if (!done) played.told.push_back(step->observation.text);
   }
   return played;
 }
@@ -196,6 +197,66 @@ TEST(PokerTask, TersePolicyPlaysTheSameGame) {
     ASSERT_TRUE(shown && shown->size() == 1);
     EXPECT_EQ(step_and_wait(**adapter->begin(problem, 0), *shown)->score.components.at("faults"), 0) << *shown;
     EXPECT_EQ(step_and_wait(**adapter->begin(problem, 0), "?")->score.components.at("faults"), 1);
+  }
+}
+
+constexpr auto kCalls = [](std::string_view told) {
+  return told.substr(told.rfind("Your choices: ")).find("call") != std::string_view::npos ? "<action>call</action>" : "<action>check</action>";
+};
+
+// Both players' actions by the same function; what the one opposite was asked, too.
+template <class Policy>
+Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std::string>& asides, Policy policy) {
+  Played played;
+  const auto episode = adapter.begin(problem, 0);
+  std::string asked = problem.prompt();
+  played.told.push_back(asked);
+  for (bool done = false; !done;) {
+    const auto step = step_and_wait(**episode, policy(std::string_view(asked)));
+    EXPECT_TRUE(step) << step.error().message();
+    add(played.score, step->score);
+    done = step->done;
+    if (step->aside)
+      asides.push_back(asked = step->aside->text);
+    else if (!done)
+      played.told.push_back(asked = step->observation.text);
+  }
+  return played;
+}
+
+TEST(PokerTask, ThePolicySitsOppositeItself) {
+  const std::string rest = R"("evaluation_opponent":"caller","hands":4,"stack":3000})";
+  const auto itself = made(R"({"opponent":"policy",)" + rest), caller = made(R"({"opponent":"caller",)" + rest);
+  for (std::uint64_t index = 0; index < 100; ++index) {
+    const Problem problem = itself->problem(index).value();
+    EXPECT_EQ(problem.prompt(), caller->problem(index)->prompt());
+    EXPECT_EQ(itself->repeatable(problem), Repeatable::kNot);
+    // Who calls whatever comes is the caller, wherever it sits.
+    std::vector<std::string> asides;
+    Played both = play_both(*itself, problem, asides, kCalls);
+    EXPECT_EQ(both.score.components.at("opponent_faults"), 0);
+    both.score.components.erase("opponent_faults");
+    EXPECT_EQ(both, play(*caller, problem, kCalls));
+    ASSERT_FALSE(asides.empty());
+    for (const std::string& aside : asides) {
+      EXPECT_THAT(aside, ::testing::StartsWith("You play heads-up")) << "all that somebody has to know who was told nothing yet";
+      const auto cards = [](const std::string& told) { return told.substr(told.rfind("Your cards: "), 17); };
+      EXPECT_NE(cards(aside), cards(problem.prompt()));
+    }
+    // Anything at all: what one wins the other has lost, and faults are whose they are.
+    Random random(index), again(index);
+    std::vector<std::string> first, second;
+    const Played one = play_both(*itself, problem, first, [&](auto told) { return any_choice(told, random); });
+    EXPECT_EQ(one, play_both(*itself, problem, second, [&](auto told) { return any_choice(told, again); }));
+    EXPECT_EQ(first, second);
+    EXPECT_LE(std::abs(one.score.components.at("won_bb")), 30);
+    std::vector<std::string> asked;
+    const Played faulty = play_both(*itself, problem, asked, [&](auto told) { return asked.empty() ? std::string(kCalls(told)) : "?"; });
+    EXPECT_GT(faulty.score.components.at("opponent_faults"), 0);
+  }
+  for (const Problem& problem : itself->evaluation()) {
+    EXPECT_EQ(itself->repeatable(problem), Repeatable::kCheaply);
+    EXPECT_EQ(play(*itself, problem, kCalls), play(*caller, problem, kCalls)) << "nobody is asked aside where it is evaluated";
   }
 }
 

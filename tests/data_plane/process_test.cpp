@@ -7,6 +7,7 @@
 
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/sandbox/sandbox.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -60,7 +61,7 @@ class ProcessTest : public ::testing::Test {
     const auto episode = *adapter.begin(problem, 1);
     const auto step = step_and_wait(*episode, response);
     if (!step) return std::string(to_string(step.error().code)) + ": " + step.error().message();
-    return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation);
+    return fmt::format("{}{}{}", step->score.reward, step->score.correct ? " correct" : "", step->done ? "" : " " + step->observation.text);
   }
 
   static inline bool sandboxed_ = false;
@@ -152,7 +153,7 @@ TEST_F(ProcessTest, EpisodesOfManyTurns) {
   const auto say = [&](std::size_t which, const std::string& text) {
     const auto step = step_and_wait(*episodes[which], text);
     if (!step) return step.error().message();
-    return fmt::format("{}{}", step->score.reward, step->done ? "" : " " + step->observation);
+    return fmt::format("{}{}", step->score.reward, step->done ? "" : " " + step->observation.text);
   };
   for (std::size_t i = 0; i < episodes.size(); ++i) EXPECT_EQ(say(i, std::to_string(i % 10)), i % 10 == 5 ? "1" : i % 10 < 5 ? "0 +" : "0 -");
   EXPECT_EQ(say(0, "4"), "0 +");
@@ -165,6 +166,30 @@ TEST_F(ProcessTest, EpisodesOfManyTurns) {
   EXPECT_THAT(say(3, "4"), HasSubstr("started anew")) << "what it knew is gone";
   episodes.push_back(*adapter->begin(problem, 1));
   EXPECT_EQ(say(50, "5"), "1") << "and new episodes begin";
+}
+
+TEST_F(ProcessTest, EpisodesThatSpeakInMessages) {
+  const auto adapter = made(R"(
+import echoline_task as task
+
+class Search:
+    def __init__(self, problem, seed, settings):
+        self.prompt = problem["prompt"]
+    def step(self, response):
+        if response != "search":
+            return {"reward": float(response == self.prompt[1]["content"])}
+        return {"reward": 0.0, "done": False, "observation": [{"role": "tool", "content": "3 pages"}, {"role": "user", "content": "Well?"}]}
+
+task.run(episode=Search, problems=[{"prompt": [{"role": "system", "content": "Search."}, {"role": "user", "content": "Who?"}]}])
+)");
+  ASSERT_TRUE(adapter);
+  const Problem problem = *adapter->problem(0);
+  EXPECT_EQ(prompt_of(problem).messages, (std::vector<ChatMessage>{{"system", "Search."}, {"user", "Who?"}}));
+  const auto episode = *adapter->begin(problem, 1);
+  const auto told = step_and_wait(*episode, "search");
+  ASSERT_TRUE(told) << told.error().message();
+  EXPECT_EQ(told->observation.messages, (std::vector<ChatMessage>{{"tool", "3 pages"}, {"user", "Well?"}}));
+  EXPECT_EQ(step_and_wait(*episode, "Who?")->score.reward, 1) << "it is given its prompt as it gave it";
 }
 
 // Functions as they are written for other trainers.

@@ -36,7 +36,7 @@ class TaskDocs : public ::testing::Test {
     if (!step) return step.error().message();
     std::string text = fmt::format("{:.2f}{}", step->score.reward, step->score.correct ? " correct" : "");
     for (const auto& [name, value] : step->score.components) text += fmt::format(" {}={:.2f}", name, value);
-    return text + (step->done ? "" : " " + step->observation);
+    return text + (step->done ? "" : " " + step->observation.text);
   }
   // Problem `wanted`, wherever the shuffle has put it.
   static Problem with_prompt(const Adapter& adapter, const std::string& wanted) {
@@ -65,8 +65,8 @@ TEST_F(TaskDocs, EveryTaskOnThePageDoesWhatItSays) {
   ASSERT_TRUE(guess);
   const auto episode = *guess->begin(*guess->problem(0), 1);
   const int wanted = std::stoi(guess->problem(0)->reference());
-  EXPECT_EQ(step_and_wait(*episode, "0")->observation, "higher");
-  EXPECT_EQ(step_and_wait(*episode, "10")->observation, "lower");
+  EXPECT_EQ(step_and_wait(*episode, "0")->observation.text, "higher");
+  EXPECT_EQ(step_and_wait(*episode, "10")->observation.text, "lower");
   EXPECT_EQ(episode->cut().reward, -0.1);
   const auto last = *step_and_wait(*episode, std::to_string(wanted));
   EXPECT_TRUE(last.done && last.score.correct);

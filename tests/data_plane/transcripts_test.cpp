@@ -156,7 +156,7 @@ TEST_F(Transcripts, OfManyTurnsIsWhatTheConnectionSays) {
   ASSERT_EQ(answers.size(), 2u) << answers[0].error().message();
   const auto step = read_step(*answers[0]);
   EXPECT_FALSE(step->done);
-  EXPECT_EQ(step->observation, "higher");
+  EXPECT_EQ(step->observation.text, "higher");
   EXPECT_EQ(step->score.reward, -0.25);
   EXPECT_EQ(read_cut(*answers[0])->reward, -1);
   EXPECT_EQ(answers[1].error().code, Code::kUnavailable);

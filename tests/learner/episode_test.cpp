@@ -136,7 +136,7 @@ TEST(Episodes, AreTheSameForTheSameSeed) {
       const auto episode = *adapter->begin(problem, data_plane::episode_seed(3, index, 1));
       for (int turn = 0; turn < 64; ++turn) {
         const auto step = *data_plane::step_and_wait(*episode, std::to_string(turn * 7 + static_cast<int>(index)));
-        all += fmt::format("{} {} {};", step.score.reward, step.done, step.observation);
+        all += fmt::format("{} {} {};", step.score.reward, step.done, step.observation.text);
         if (step.done) break;
       }
       return all;
@@ -154,7 +154,7 @@ TEST(Episodes, HalvingWhatIsLeftFindsEveryNumber) {
     for (int turn = 0; turn < 5; ++turn, guess = low + (high - low) / 2) {
       step = *data_plane::step_and_wait(*episode, std::to_string(guess));
       if (step.done) break;
-      (step.observation == "+" ? low : high) = guess + (step.observation == "+" ? 1 : 0);
+      (step.observation.text == "+" ? low : high) = guess + (step.observation.text == "+" ? 1 : 0);
     }
     EXPECT_TRUE(step.score.correct) << problem.id();
   }

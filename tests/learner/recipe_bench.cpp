@@ -13,6 +13,7 @@
 #include <map>
 
 #include "base/random.hpp"
+#include "data_plane/told.hpp"
 #include "learner/training/trainer.hpp"
 #include "learner/training/warm_start.hpp"
 #include "model/generate.hpp"
@@ -111,7 +112,7 @@ Result<std::vector<schema::Trajectory>> rollouts(model::Transformer& actor, cons
   std::vector<std::vector<model::Token>> prompts;
   for (std::int64_t g = 0; g < groups; ++g) {
     ECHO_ASSIGN(auto problem, adapter.problem(index + static_cast<std::uint64_t>(g)));
-    ECHO_ASSIGN(const auto prompt, phrasing.prompt(problem.prompt()));
+    ECHO_ASSIGN(const auto prompt, phrasing.prompt(data_plane::prompt_of(problem)));
     prompts.insert(prompts.end(), static_cast<std::size_t>(r.group_size), prompt);
     problems.push_back(std::move(problem));
   }

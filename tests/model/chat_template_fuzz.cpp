@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ECHO_CHECK(parsed.error().code == Code::kInvalid, "{}", parsed.error().message());
     return 0;
   }
-  const std::vector<model::ChatMessage> messages = {{"system", "s"}, {"user", "u\n"}};
+  const std::vector<ChatMessage> messages = {{"system", "s"}, {"user", "u\n"}};
   const auto first = parsed->render(messages, true, R"({"x": {"a": [1, "b"]}, "bos_token": "<s>"})");
   const auto second = parsed->render(messages, true, R"({"x": {"a": [1, "b"]}, "bos_token": "<s>"})");
   ECHO_CHECK(first.has_value() == second.has_value() && (!first || *first == *second), "two renderings differ");

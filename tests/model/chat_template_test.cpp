@@ -281,6 +281,23 @@ TEST(Phrasing, WhatIsToldBetweenTurnsGoesOnFromWhatIsThere) {
   EXPECT_FALSE(forgetful.follow_up({}, "no")) << "its template does not show what was said before";
 }
 
+TEST(Phrasing, MessagesKeepTheirRoles) {
+  const Told question(std::vector<ChatMessage>{{"user", "Hi"}, {"assistant", "Yes?"}, {"user", "2+2"}});
+  const Told result(std::vector<ChatMessage>{{"tool", "four"}, {"user", "Sure?"}});
+  PromptStyle style;
+  style.text = "Q: {prompt}";
+  const Phrasing plain = Phrasing::make(files(), style).value();
+  EXPECT_EQ(plain.prompt_text(question).value(), "Q: Hi\n\nYes?\n\n2+2");
+  EXPECT_EQ(plain.tokenizer().decode(*plain.follow_up({}, result)), "\nfour\n\nSure?\n");
+  style.chat = true;
+  style.system = "Count.";
+  const Phrasing chat = Phrasing::make(files("{% for m in messages %}{{ m.role }}>{{ m.content }}|{% endfor %}"), style).value();
+  EXPECT_EQ(chat.prompt_text(question).value(), "system>Count.|user>Hi|assistant>Yes?|user>Q: 2+2|");
+  const Told own(std::vector<ChatMessage>{{"system", "Think."}, {"user", "2+2"}, {"tool", "four"}});
+  EXPECT_EQ(chat.prompt_text(own).value(), "system>Think.|user>2+2|tool>four|") << "its own system message, and nobody asks around a result";
+  EXPECT_EQ(chat.tokenizer().decode(*chat.follow_up({}, result)), "|tool>four|user>Sure?|");
+}
+
 TEST(Phrasing, RefusesWhatCannotWork) {
   const auto refused = [](const ModelFiles& with, PromptStyle style, const char* says) {
     const auto made = Phrasing::make(with, style);

@@ -19,7 +19,7 @@ EDGE, UPLINK, CATCH_UP = "overlay/edge_sender.cpp", "overlay/uplink.cpp", "overl
 MEMBER, MEMBER_PUB = "overlay/member_core.cpp", "overlay/member_publications.cpp"
 LEARNER_PUB, PRESENCE = "overlay/learner_publications.cpp", "overlay/learner_presence.cpp"
 TOPOLOGY, CONDUCT = "overlay/learner_topology.cpp", "overlay/conduct.cpp"
-LEARNER_CONDUCT, GRANT = "overlay/learner_conduct.cpp", "overlay/grant.cpp"
+LEARNER_CONDUCT, GRANT, BUDGET = "overlay/learner_conduct.cpp", "overlay/grant.cpp", "overlay/budget.cpp"
 LEARNER, LEARNER_IDENTITY = "overlay/learner_core.cpp", "overlay/learner_identity.cpp"
 EDGES, REACH, UPSTREAM = "overlay/member_edges.cpp", "overlay/learner_reach.cpp", "overlay/upstream.hpp"
 
@@ -223,6 +223,21 @@ FAULTS = [
           "overlay_core_test"),
     Fault("the same failure counts many times", CONDUCT,
           "if (word.count > 0 && now_ms < word.at_ms + kFailureSpacingMs) return Ruling::kNothing;", "", "overlay_core_test"),
+    Fault("a topology is left in the middle of a broadcast", TOPOLOGY, "now < choose_at_ || (!broadcasts_.empty() && now < choose_at_ + pause)",
+          "now < choose_at_", "overlay_core_test"),
+    Fault("a topology is left that was slower once", TOPOLOGY, "  if (++sooner_ < kSoonerInARow) return;\n", "", "overlay_core_test"),
+    Fault("what has come is counted twice", LEARNER_PUB, "count_delivered(worker, id_of_it, std::exchange(chunks, all), all);",
+          "count_delivered(worker, id_of_it, chunks, all);", "overlay_core_test"),
+    Fault("a long message counts as a short one", BUDGET,
+          "const double weight = 1 + static_cast<double>(bytes / kBytesPerMessage);", "const double weight = 1; (void)bytes;",
+          "overlay_core_test"),
+    Fault("the first list of a child does not count", EDGES,
+          "    if (!within_budget(who, MessageBudget::Kind::kHave, frame.body.size(), now)) return refuse(\"it says too much\");\n", "",
+          "overlay_core_test"),
+    Fault("a barred child is met again", MEMBER, " || is_barred(who, now)) return close(conn);", ") return close(conn);", "overlay_core_test"),
+    Fault("anything passes for installed", LEARNER_PUB, "return it->second == what.policy_digest;", "return true;", "overlay_core_test"),
+    Fault("whoever joins is believed what it has", LEARNER, "if (installed && is_published(*hello.installed)) {", "if (installed) {",
+          "overlay_core_test"),
     Fault("floods have no end", LEARNER_CONDUCT, "  expel(id, \"it says too much: of \" + budget.told(kind), now);\n", "",
           "overlay_core_test", True),
     Fault("what was lost here is waited for as long as anything comes", MEMBER_PUB,

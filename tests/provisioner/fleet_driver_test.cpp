@@ -108,7 +108,7 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
   EXPECT_EQ(fleet.summary().started, 2u);
   fleet.joined(WorkerId{1}, "a");
   fleet.joined(WorkerId{2}, "b");
-  fleet.beat({WorkerId{1}, 600, 10}, {1'000'000}, {500'000});
+  fleet.beat({WorkerId{1}, 600, 10}, {1'000'000}, {500'000}, {500'000});
   ASSERT_TRUE(eventually([&] { return fleet.summary().numbers.working == 2; }));
   // Its process dies: it is booked, its worker is given up, another is rented in its place.
   pid_t pid = 0;
@@ -151,7 +151,8 @@ TEST_F(DriverOfFleet, RentsBooksReplacesAndGivesBack) {
   EXPECT_THAT(decided, testing::IsSupersetOf({"planned", "lost", "replaced"}));
 }
 
-// What came and went in the heartbeats of a worker is what its host's links can do at least; later plans know it.
+// What came and went in the heartbeats of a worker, and what others say came from it, is what its host's links can do at
+// least; later plans know it.
 TEST_F(DriverOfFleet, NotesWhatLinksHaveShown) {
   auto fleet = FleetDriver::start(options({offer("a"), offer("b")}));
   ASSERT_TRUE(fleet) << fleet.error().message();
@@ -160,7 +161,7 @@ TEST_F(DriverOfFleet, NotesWhatLinksHaveShown) {
   const TimePoint begin = clock.now();
   while (clock.now() - begin < LinkMeter::kLeast + std::chrono::milliseconds(300)) {
     const auto bytes = static_cast<std::uint64_t>(echoline::seconds(clock.now() - begin) * 1e6);
-    (*fleet)->beat({WorkerId{1}, 0, 0}, {2 * bytes}, {bytes});
+    (*fleet)->beat({WorkerId{1}, 0, 0}, {2 * bytes}, {3 * bytes}, {bytes});
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   (*fleet)->stop();

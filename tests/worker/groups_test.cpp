@@ -250,6 +250,61 @@ TEST_F(GroupsTest, AnEpisodeWithoutRoomIsCut) {
   EXPECT_FALSE(t.finished());
 }
 
+// A game of two: whoever sits opposite is the policy as well, and nothing that it says there is trained on.
+class Opposite final : public data_plane::Adapter {
+ public:
+  class Game final : public data_plane::QuickEpisode {
+   public:
+    Result<data_plane::Step> take(std::string_view response) override {
+      said_.emplace_back(response);
+      if (said_.size() == 1) return data_plane::Step{{}, false, {}, Told("9?")};
+      if (said_.size() == 2) return data_plane::Step{{0.5, {}, false}, false, said_[1], {}};
+      return data_plane::Step{{said_[2] == "6" ? 1.0 : 0.0, {}, true}, true, {}, {}};
+    }
+
+   private:
+    std::vector<std::string> said_;
+  };
+  std::string_view name() const override { return "opposite"; }
+  Result<schema::Problem> problem(std::uint64_t) const override { return schema::Problem(); }
+  std::vector<schema::Problem> evaluation() const override { return {}; }
+  Result<std::unique_ptr<data_plane::Episode>> begin(const schema::Problem&, std::uint64_t) const override {
+    return std::unique_ptr<data_plane::Episode>(std::make_unique<Game>());
+  }
+  std::optional<std::string> demonstration(const schema::Problem&) const override { return std::nullopt; }
+};
+
+TEST_F(GroupsTest, WhatIsAskedAsideIsNotTrainedOn) {
+  task_.adapter = std::make_unique<Opposite>();
+  task_.spec.set_response_tokens_max(10);
+  task_.spec.set_turn_tokens_max(4);
+  const auto text = [&](const Sequence& s) { return task_.phrasing->tokenizer().decode(s.prompt); };
+  for (const Sequence& s : begin(lease(1, "3+4="))) groups_->take(answered(s.id, "7"));
+  const auto aside = groups_->advance().next;
+  ASSERT_EQ(aside.size(), kGroup);
+  for (const Sequence& s : aside) {
+    EXPECT_EQ(text(s), "9?") << "a prompt of its own";
+    EXPECT_EQ(s.tokens_max, 4);
+    groups_->take(answered(s.id, "5"));
+  }
+  const auto own = groups_->advance().next;
+  ASSERT_EQ(own.size(), kGroup);
+  for (const Sequence& s : own) {
+    EXPECT_EQ(text(s), "3+4=7<|endoftext|>\n5\n");
+    Outcome outcome = answered(s.id, "6");
+    outcome.response->spans = {{Version{5}, 2}};
+    groups_->take(std::move(outcome));
+  }
+  const auto last = groups_->advance();
+  ASSERT_EQ(last.ended.size(), 1u);
+  for (const schema::Trajectory& t : std::get<schema::Submission>(last.ended[0].what).trajectories()) {
+    EXPECT_TRUE(data_plane::check(t)) << data_plane::check(t).error().message();
+    EXPECT_EQ(t.text(), "7<|endoftext|>\n5\n6<|endoftext|>");
+    EXPECT_THAT(t.loss_mask(), ElementsAre(1, 1, 0, 0, 0, 1, 1));
+    EXPECT_EQ(t.reward(), 1.5);
+  }
+}
+
 TEST_F(GroupsTest, WhoseGroupIsForgottenMayStillBeAnswered) {
   std::vector<TwoQuestions::Thought> thoughts;
   task_.adapter = std::make_unique<TwoQuestions>(thoughts);

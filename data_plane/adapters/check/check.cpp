@@ -29,7 +29,7 @@ std::string score_text(const Score& score) {
 std::string text_of(const Result<Step>& step) {
   if (!step) return "an error (" + printable(step.error().message(), 160) + ")";
   if (step->done) return score_text(step->score);
-  return fmt::format("{}, then '{}'", score_text(step->score), printable(step->observation, 60));
+  return fmt::format("{}, then '{}'", score_text(step->score), printable(step->observation.text, 60));
 }
 
 bool same(const Result<Step>& a, const Result<Step>& b) {
@@ -139,12 +139,12 @@ class Check {
       return;
     }
     sound(step->score, problem, response);
-    if (!step->done && step->observation.size() > kPromptBytes)
+    if (!step->done && step->observation.text.size() > kPromptBytes)
       found_.wrong(
           "episodes",
-          fmt::format("an observation has {} bytes, at most {} are allowed", step->observation.size(), kPromptBytes),
+          fmt::format("an observation has {} bytes, at most {} are allowed", step->observation.text.size(), kPromptBytes),
           problem.id(), response);
-    if (!step->done && !utf8(step->observation))
+    if (!step->done && !utf8(step->observation.text))
       found_.wrong("episodes", "an observation is no UTF-8", problem.id(), response);
   }
 

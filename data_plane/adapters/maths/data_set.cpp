@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/random.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::data_plane::maths {
 namespace {
@@ -82,7 +83,7 @@ class DataSet final : public Adapter {
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       ECHO_ASSIGN(Row row, rows.row(i));
-      bytes += row.prompt.size() + row.reference.size();
+      bytes += row.prompt.text.size() + row.reference.size();
       if (bytes > kHeldOutBytesMax)
         return fail(Code::kInvalid, "", "{}: more than {} MiB of problems to evaluate with; hold out fewer",
                     rows.path().string(), kHeldOutBytesMax >> 20);
@@ -94,7 +95,7 @@ class DataSet final : public Adapter {
   Problem made(std::string_view split, std::uint32_t line, Row row) const {
     Problem problem;
     problem.set_id(fmt::format("{}/{}/{}", name_, split, line));
-    problem.set_prompt(std::move(row.prompt));
+    set_prompt(problem, std::move(row.prompt));
     problem.set_reference(std::move(row.reference));
     return problem;
   }

@@ -75,7 +75,7 @@ struct DapoOptions : DataSetOptions {
 };
 
 Result<Row> dapo_row(const nlohmann::json& json) {
-  ECHO_ASSIGN(std::string prompt, maths::prompt_at(json, "prompt"));
+  ECHO_ASSIGN(Told prompt, maths::prompt_at(json, "prompt"));
   ECHO_ASSIGN(std::string answer, maths::text_or_number_at(json, "reward_model.ground_truth"));
   return Row{std::move(prompt), std::move(answer)};
 }
@@ -122,7 +122,7 @@ struct JsonlOptions : DataSetOptions {
     read_files(s, use, "JSON Lines file to train on: one object a line; repeated rows count once");
     const bool both = s.has("prompt") && s.has("template");
     s.read("prompt", prompt,
-           "key of the prompt: a string, or a list of one message {role: user, content}; dots lead into mappings");
+           "key of the prompt: a text, or a list of messages {role, content}; dots lead into mappings");
     s.read("answer", answer, "key of the answer that a response is held against, a string or a whole number");
     s.read("template", prompt_template,
            "instead of `prompt`: a text with {key} where the value of a key of the row goes; a brace itself is {{");
@@ -141,9 +141,14 @@ maths::RowReader jsonl_reader(const JsonlOptions& o) {
   std::optional<Template> filled;
   if (o.prompt_template) filled = Template::parse(*o.prompt_template);
   return [filled, prompt = o.prompt, answer = o.answer](const nlohmann::json& json) -> Result<Row> {
-    ECHO_ASSIGN(std::string text, filled ? filled->filled(json) : maths::prompt_at(json, prompt));
+    Told told;
+    if (filled) {
+      ECHO_ASSIGN(told, filled->filled(json));
+    } else {
+      ECHO_ASSIGN(told, maths::prompt_at(json, prompt));
+    }
     ECHO_ASSIGN(std::string reference, maths::text_or_number_at(json, answer));
-    return Row{std::move(text), std::move(reference)};
+    return Row{std::move(told), std::move(reference)};
   };
 }
 

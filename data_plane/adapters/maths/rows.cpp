@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "base/random.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::data_plane::maths {
 namespace {
@@ -29,7 +30,7 @@ struct DigestHash {
 };
 
 Digest digest_of(const Row& row) {
-  const XXH128_hash_t prompt = XXH3_128bits(row.prompt.data(), row.prompt.size());
+  const XXH128_hash_t prompt = XXH3_128bits(row.prompt.text.data(), row.prompt.text.size());
   const XXH128_hash_t reference = XXH3_128bits(row.reference.data(), row.reference.size());
   return {mix64(prompt.low64) + reference.low64, mix64(prompt.high64) + reference.high64};
 }
@@ -108,12 +109,16 @@ Result<std::string> text_or_number_at(const nlohmann::json& row, std::string_vie
   return text_at(row, key);
 }
 
-Result<std::string> prompt_at(const nlohmann::json& row, std::string_view key) {
+Result<Told> prompt_at(const nlohmann::json& row, std::string_view key) {
   const nlohmann::json* value = value_at(row, key);
-  if (value == nullptr || !value->is_array()) return text_at(row, key);
-  if (value->size() != 1 || !value->front().is_object() || value->front().value("role", nlohmann::json()) != "user")
-    return fail(Code::kInvalid, "", "expected one message of the role 'user' in '{}'", key);
-  return text_at(value->front(), "content");
+  if (value == nullptr || !value->is_array()) {
+    ECHO_ASSIGN(std::string text, text_at(row, key));
+    return Told(std::move(text));
+  }
+  auto told = read_told(*value, kPromptBytesMax);
+  if (!told) return fail(Code::kInvalid, "", "'{}': {}", key, told.error().detail);
+  if (told->messages.size() == 1 && told->messages.front().role == "user") return Told(told->text);  // the same, in fewer words
+  return told;
 }
 
 Result<Row> read_row(std::string_view line, const RowReader& reader) {
@@ -122,7 +127,7 @@ Result<Row> read_row(std::string_view line, const RowReader& reader) {
   if (!json.is_object()) return fail(Code::kInvalid, "", "expected a JSON object");
   ECHO_ASSIGN(Row row, reader(json));
   for (const auto& [what, text, bytes_max] :
-       {std::tuple{"prompt", &row.prompt, kPromptBytesMax}, std::tuple{"answer", &row.reference, kReferenceBytesMax}}) {
+       {std::tuple{"prompt", &row.prompt.text, kPromptBytesMax}, std::tuple{"answer", &row.reference, kReferenceBytesMax}}) {
     if (text->empty()) return fail(Code::kInvalid, "", "the {} is empty", what);
     if (text->size() > bytes_max)
       return fail(Code::kInvalid, "", "a {} of {} bytes, expected {} KiB at most", what, text->size(), bytes_max >> 10);
@@ -149,7 +154,7 @@ Result<RowFile> RowFile::open(const std::filesystem::path& path, RowReader reade
     if (rows.places_.size() == kRowsMax)
       return fail(Code::kExhausted, "read rows", "{}:{}: more than {} different rows; split the file", path.string(),
                   number, kRowsMax);
-    rows.places_.push_back({offset, hash_of(row->prompt), static_cast<std::uint32_t>(line.size()), number});
+    rows.places_.push_back({offset, hash_of(row->prompt.text), static_cast<std::uint32_t>(line.size()), number});
     return ok();
   }));
   if (rows.places_.empty()) return fail(Code::kInvalid, "read rows", "{}: no problems in it", path.string());
@@ -169,7 +174,7 @@ Result<Row> RowFile::row(std::size_t index) const {
     done += static_cast<std::size_t>(n);
   }
   auto row = read_row(line, reader_);
-  if (!row || hash_of(row->prompt) != place.prompt)
+  if (!row || hash_of(row->prompt.text) != place.prompt)
     return fail(Code::kCorrupt, "read rows",
                 "{}:{}: the file has changed since it was opened; start again with one that stays", path_.string(),
                 place.line);

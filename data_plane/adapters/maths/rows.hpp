@@ -13,6 +13,7 @@
 
 #include "base/files.hpp"
 #include "base/result.hpp"
+#include "base/told.hpp"
 
 namespace echoline::data_plane::maths {
 
@@ -21,7 +22,7 @@ inline constexpr std::size_t kRowsMax = 20'000'000;    // different ones in a fi
 
 // A problem as a data set has it.
 struct Row {
-  std::string prompt;
+  Told prompt;
   std::string reference;
   std::string demonstration = {};  // a worked answer; empty where the set has none
 };
@@ -36,8 +37,8 @@ Result<Row> read_row(std::string_view line, const RowReader& reader);
 Result<std::string> text_at(const nlohmann::json& row, std::string_view key);
 // The same where a whole number will do as well: its digits.
 Result<std::string> text_or_number_at(const nlohmann::json& row, std::string_view key);
-// The same for a prompt: a string, or a list of one message {role: user, content}.
-Result<std::string> prompt_at(const nlohmann::json& row, std::string_view key);
+// The same for a prompt: a string, or a list of messages.
+Result<Told> prompt_at(const nlohmann::json& row, std::string_view key);
 
 class RowFile {
  public:

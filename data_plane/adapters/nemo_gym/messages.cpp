@@ -20,35 +20,14 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
   return fail(Code::kCorrupt, "verdict", format, std::forward<Args>(args)...);
 }
 
-// A text, or a list of parts that are texts.
-std::string content_of(const json& message) {
-  const auto content = message.find("content");
-  if (content == message.end()) return "";
-  if (content->is_string()) return content->get<std::string>();
-  std::string text;
-  if (content->is_array())
-    for (const json& part : *content)
-      if (part.is_object() && part.contains("text") && part["text"].is_string()) text += part["text"].get<std::string>();
-  return text;
-}
-
 }  // namespace
 
 Result<maths::Row> read_row(const json& row) {
-  const auto expected = [](std::string_view found) {
-    return fail(Code::kInvalid, "", "expected 'responses_create_params.input', a text or a list of one message of the user, found {}", found);
-  };
   const auto params = row.find("responses_create_params");
-  if (params == row.end() || !params->is_object() || !params->contains("input")) return expected("none");
-  const json& input = params->at("input");
+  if (params == row.end() || !params->is_object() || !params->contains("input"))
+    return fail(Code::kInvalid, "", "expected 'responses_create_params.input', a text or a list of messages, found none");
   maths::Row read;
-  if (input.is_string()) {
-    read.prompt = input.get<std::string>();
-  } else {
-    if (!input.is_array() || input.size() != 1 || !input[0].is_object() || input[0].value("role", json()) != "user") return expected(shown(input));
-    read.prompt = content_of(input[0]);
-  }
-  if (read.prompt.empty()) return expected("no text");
+  ECHO_ASSIGN(read.prompt, maths::prompt_at(row, "responses_create_params.input"));
   read.reference = written(row);
   return read;
 }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data_plane/adapters/json_depth.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::data_plane::openenv {
 namespace {
@@ -23,7 +24,8 @@ Error bad(fmt::format_string<Args...> format, Args&&... args) {
 std::string written(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 std::string shown(const json& value) { return written(value).substr(0, 120); }
 
-Result<std::string> text_of(const json& observation, std::string_view key) {
+// What is a list of messages is told as such; whatever else is no text, as JSON.
+Result<Told> told_of(const json& observation, std::string_view key) {
   const json* part = &observation;
   for (std::string_view left = key; !left.empty();) {
     const auto dot = std::min(left.find('.'), left.size());
@@ -32,9 +34,10 @@ Result<std::string> text_of(const json& observation, std::string_view key) {
     part = &*found;
     left.remove_prefix(std::min(dot + 1, left.size()));
   }
-  std::string text = part->is_string() ? part->get<std::string>() : written(*part);
-  if (text.size() > kTextBytesMax) return bad("an observation of {} bytes, at most {} are allowed", text.size(), kTextBytesMax);
-  return text;
+  const bool messages = part->is_array() && !part->empty() && part->front().is_object() && part->front().contains("role");
+  auto told = read_told(part->is_string() || messages ? *part : json(written(*part)), kTextBytesMax);
+  if (!told) return bad("an observation: {}", told.error().detail);
+  return told;
 }
 
 }  // namespace
@@ -106,7 +109,7 @@ Result<Observed> read_message(std::string_view message, std::string_view key) {
   const auto observation = data->find("observation"), reward = data->find("reward"), done = data->find("done");
   if (observation == data->end()) return bad("expected an 'observation' in its data, found {}", shown(*data));
   Observed observed;
-  ECHO_ASSIGN(observed.text, text_of(*observation, key));
+  ECHO_ASSIGN(observed.told, told_of(*observation, key));
   if (reward != data->end() && reward->is_boolean()) {
     observed.reward = reward->get<bool>() ? 1 : 0;
   } else if (reward != data->end() && !reward->is_null()) {

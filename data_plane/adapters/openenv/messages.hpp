@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/result.hpp"
+#include "base/told.hpp"
 
 namespace echoline::data_plane::openenv {
 
@@ -20,7 +21,7 @@ struct Endpoint {
 Result<Endpoint> endpoint(std::string_view url);
 
 struct Observed {
-  std::string text;  // what is told to the policy
+  Told told;
   double reward = 0;
   bool done = false;
 };

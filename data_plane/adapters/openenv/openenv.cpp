@@ -8,6 +8,7 @@
 #include "base/random.hpp"
 #include "data_plane/adapters/adapter_config.hpp"
 #include "data_plane/adapters/openenv/client.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -161,7 +162,7 @@ class Talk : public std::enable_shared_from_this<Talk> {
 class EnvironmentEpisode final : public Episode {
  public:
   EnvironmentEpisode(Environment& environment, const Problem& problem, std::uint64_t seed)
-      : environment_(environment), prompt_(problem.prompt()), talk_(std::make_shared<Talk>(environment, seed)) {}
+      : environment_(environment), prompt_(prompt_of(problem)), talk_(std::make_shared<Talk>(environment, seed)) {}
   ~EnvironmentEpisode() override { talk_->leave(); }
 
   void step(std::string response, Done done) override {
@@ -171,12 +172,12 @@ class EnvironmentEpisode final : public Episode {
       if (!observed) return done(std::move(observed).error());
       reward_ += observed->reward;
       if (observed->done) talk_->leave();  // somebody waits for its session
-      done(Step{{observed->reward, {}, reward_ >= environment_.options.correct_at}, observed->done, std::move(observed->text)});
+      done(Step{{observed->reward, {}, reward_ >= environment_.options.correct_at}, observed->done, std::move(observed->told)});
     };
     if (std::exchange(begun_, true)) return talk_->step(*std::move(message), said);
     talk_->begin([this, said, done, message = *std::move(message)](Result<openenv::Observed> first) {
-      if (first && first->text != prompt_)
-        first = fail(Code::kUnavailable, "environment", "it begins with '{}' where the same seed began with '{}' before", first->text.substr(0, 120), prompt_.substr(0, 120));
+      if (first && first->told != prompt_)
+        first = fail(Code::kUnavailable, "environment", "it begins with '{}' where the same seed began with '{}' before", first->told.text.substr(0, 120), prompt_.text.substr(0, 120));
       if (!first) return done(std::move(first).error());
       talk_->step(message, said);
     });
@@ -184,7 +185,7 @@ class EnvironmentEpisode final : public Episode {
 
  private:
   Environment& environment_;
-  const std::string prompt_;
+  const Told prompt_;
   const std::shared_ptr<Talk> talk_;
   bool begun_ = false;
   double reward_ = 0;
@@ -244,14 +245,14 @@ class OpenEnv final : public Adapter {
       auto first = all[i].get();
       talks[i]->leave();
       if (first && first->done) first = fail(Code::kInvalid, "openenv", "seed {}: the environment is done before it was asked anything", seeds[i]);
-      if (first && first->text.empty()) first = fail(Code::kInvalid, "openenv", "seed {}: an empty observation; task.options.observation names its text", seeds[i]);
+      if (first && first->told.text.empty()) first = fail(Code::kInvalid, "openenv", "seed {}: an empty observation; task.options.observation names its text", seeds[i]);
       if (!first) {
         error = std::move(first).error();
         continue;
       }
       Problem problem;
       problem.set_id(fmt::format("openenv/{}", seeds[i]));
-      problem.set_prompt(first->text);
+      set_prompt(problem, std::move(first->told));
       problem.set_reference(std::to_string(seeds[i]));
       problems.push_back(std::move(problem));
     }

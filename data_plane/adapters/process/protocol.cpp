@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "data_plane/adapters/json_depth.hpp"
+#include "data_plane/told.hpp"
 
 namespace echoline::data_plane::process {
 namespace {
@@ -62,7 +63,10 @@ void append(std::string& out, const Problem& problem) {
   append(out, R"({"id":)", problem.id());
   if (!problem.metadata_json().empty())
     if (const json metadata = json::parse(problem.metadata_json(), nullptr, false); !metadata.is_discarded()) out += ",\"metadata\":" + written(metadata);
-  append(out, R"(,"prompt":)", problem.prompt());
+  if (problem.messages().empty())
+    append(out, R"(,"prompt":)", problem.prompt());
+  else
+    out += R"(,"prompt":)" + written(to_json(prompt_of(problem)));
   append(out, R"(,"reference":)", problem.reference());
   out += '}';
 }
@@ -81,13 +85,19 @@ Result<bool> flag(const json& item, const char* key, bool fallback) {
   return found->get<bool>();
 }
 
-Result<std::string> text(const json& item, const char* key, std::size_t bytes_max, bool required = false) {
+Result<std::string> text(const json& item, const char* key, std::size_t bytes_max) {
   const auto found = item.find(key);
-  if (found == item.end() && !required) return std::string();
-  if (found == item.end() || !found->is_string()) return bad("expected a text '{}', found {}", key, shown(item));
+  if (found == item.end()) return std::string();
+  if (!found->is_string()) return bad("expected a text '{}', found {}", key, shown(item));
   const auto& value = found->get_ref<const std::string&>();
   if (value.size() > bytes_max) return bad("'{}' has {} bytes, at most {} are allowed", key, value.size(), bytes_max);
   return value;
+}
+
+Result<Told> told(const json& value, const char* key) {
+  auto read = read_told(value, kPromptBytesMax);
+  if (!read) return bad("'{}': {}", key, read.error().detail);
+  return read;
 }
 
 Result<std::uint64_t> count(const json& item, const char* key) {
@@ -224,7 +234,9 @@ Result<Step> read_step(const json& item) {
   Step step;
   ECHO_ASSIGN(step.score, read_score(item));
   ECHO_ASSIGN(step.done, flag(item, "done", true));
-  ECHO_ASSIGN(step.observation, text(item, "observation", kPromptBytesMax));
+  if (const auto observation = item.find("observation"); observation != item.end()) {
+    ECHO_ASSIGN(step.observation, told(*observation, "observation"));
+  }
   return step;
 }
 
@@ -239,10 +251,12 @@ Result<OwnProblem> read_problem(const json& item, std::string_view fallback_id) 
   OwnProblem own;
   Problem& problem = own.problem;
   ECHO_ASSIGN(std::string id, text(item, "id", kNameBytesMax));
-  ECHO_ASSIGN(std::string prompt, text(item, "prompt", kPromptBytesMax, /*required=*/true));
+  const auto prompt = item.find("prompt");
+  if (prompt == item.end()) return bad("expected a 'prompt', found {}", shown(item));
+  ECHO_ASSIGN(Told said, told(*prompt, "prompt"));
   ECHO_ASSIGN(std::string reference, text(item, "reference", kReferenceBytesMax));
   problem.set_id(id.empty() ? std::string(fallback_id) : std::move(id));
-  problem.set_prompt(std::move(prompt));
+  set_prompt(problem, std::move(said));
   problem.set_reference(std::move(reference));
   if (const auto metadata = item.find("metadata"); metadata != item.end()) {
     problem.set_metadata_json(written(*metadata));

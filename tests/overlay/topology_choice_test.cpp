@@ -1,0 +1,132 @@
+// The kind of topology follows the fleet: compared at leisure, moved where another is so much sooner several times in a row.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/overlay/desk.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using chains::TopologyPolicy;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+struct Choosing : Desk {
+  explicit Choosing(TopologyPolicy policy, double up_mbit = 8) : Desk(made(policy, up_mbit)) {}
+  static LearnerConfig made(TopologyPolicy policy, double up_mbit) {
+    LearnerConfig c = config(up_mbit);
+    c.policy = policy;
+    c.chooses_policy = true;
+    return c;
+  }
+  Duration pause() const { return LearnerCore::kChooseBeats * LearnerConfig{}.heartbeat; }
+  void everybody_has(std::uint64_t version) {
+    for (const auto& [id, conn] : control) tell(id.value, Installed{Version{version}, digest_of(version), 0});
+  }
+  TopologyPolicy policy() const { return core.topology().policy; }
+  std::vector<act::ChoseTopology> chosen() const { return all<act::ChoseTopology>(); }
+};
+
+TEST(TopologyChoice, AnotherKindIsTakenWhenItWasSoonerThreeTimes) {
+  Choosing desk(TopologyPolicy::kStar);  // eight copies over the learner's uplink, where one would do
+  desk.join_all(8);
+  desk.pass(5 * desk.pause());
+  EXPECT_THAT(desk.chosen(), IsEmpty()) << "nobody knows what there is to carry";
+  ASSERT_TRUE(desk.publish(make(full(0), 300'000)).has_value());
+  desk.everybody_has(0);
+  desk.pass((LearnerCore::kSoonerInARow - 2) * desk.pause());
+  EXPECT_EQ(desk.policy(), TopologyPolicy::kStar);
+  desk.pass(3 * desk.pause());
+  EXPECT_NE(desk.policy(), TopologyPolicy::kStar);
+  ASSERT_THAT(desk.chosen(), SizeIs(1));
+  EXPECT_THAT(desk.chosen()[0].text, HasSubstr(" instead of star: it is expected to bring 300 kB to 8 workers in "));
+  desk.pass(20 * desk.pause());
+  EXPECT_THAT(desk.chosen(), SizeIs(1)) << "and they stay";
+  for (const auto& [id, conn] : desk.control)
+    EXPECT_THAT(desk.said<Assign>(conn).back().parents, ::testing::Not(IsEmpty()));
+}
+
+TEST(TopologyChoice, WhatIsALittleSoonerMovesNobody) {
+  for (const TopologyPolicy policy : {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains}) {
+    Choosing desk(policy, 64);
+    desk.join_all(3);
+    ASSERT_TRUE(desk.publish(make(full(0), 300'000)).has_value());
+    desk.everybody_has(0);
+    desk.pass(10 * desk.pause());
+    EXPECT_EQ(desk.policy(), policy);
+  }
+}
+
+TEST(TopologyChoice, NobodyIsMovedInTheMiddleOfABroadcast) {
+  Choosing desk(TopologyPolicy::kStar);
+  desk.join_all(8);
+  ASSERT_TRUE(desk.publish(make(full(0), 60'000)).has_value());
+  desk.everybody_has(0);
+  desk.pass(2 * desk.pause());
+  ASSERT_TRUE(desk.publish(make(delta(1, 0), 60'000)).has_value());
+  desk.pass(desk.pause() + milliseconds(500));
+  EXPECT_EQ(desk.policy(), TopologyPolicy::kStar);
+  desk.everybody_has(1);
+  desk.pass(2 * desk.pause());
+  EXPECT_NE(desk.policy(), TopologyPolicy::kStar);
+}
+
+TEST(TopologyChoice, UnlessOneIsAlwaysUnderWay) {
+  Choosing desk(TopologyPolicy::kStar);
+  desk.join_all(8);
+  ASSERT_TRUE(desk.publish(make(full(0), 60'000)).has_value());
+  for (std::uint64_t version = 1; version < 12; ++version) {
+    ASSERT_TRUE(desk.publish(make(delta(version, version - 1), 60'000)).has_value());
+    desk.everybody_has(version - 1);
+    desk.pass(desk.pause());
+  }
+  EXPECT_NE(desk.policy(), TopologyPolicy::kStar);
+}
+
+TEST(TopologyChoice, OnlyWhereItWasAskedFor) {
+  LearnerConfig c = Desk::config(8);
+  c.policy = TopologyPolicy::kStar;
+  Desk desk(std::move(c));
+  desk.join_all(8);
+  ASSERT_TRUE(desk.publish(make(full(0), 300'000)).has_value());
+  for (std::uint64_t id = 1; id <= 8; ++id) desk.tell(id, Installed{Version{0}, digest_of(0), 0});
+  desk.pass(seconds(600));
+  EXPECT_EQ(desk.core.topology().policy, TopologyPolicy::kStar);
+}
+
+// What an uplink carries is known at its other end.
+TEST(LearnerRates, WhatAParentHasDeliveredItsChildrenSay) {
+  LearnerConfig c = Desk::config(8);
+  c.tells_heartbeats = true;
+  Desk desk(std::move(c));
+  desk.join_all(2);
+  ASSERT_EQ(desk.chain(), (std::vector<std::uint64_t>{1, 2}));
+  const Made made = make(full(0), 100'000);
+  ASSERT_TRUE(desk.publish(made).has_value());
+  const auto delivered = [&] { return desk.core.stats().workers[0].bytes_delivered.count; };
+  const auto beat = [&](std::uint64_t worker, std::uint32_t chunks) {
+    Heartbeat heartbeat;
+    heartbeat.chunk_bytes_forwarded = 1'000'000'000;
+    heartbeat.progress = {{made.id, {chunks}}};
+    desk.tell(worker, heartbeat);
+  };
+  beat(1, 50);
+  EXPECT_EQ(delivered(), 0u) << "what it has itself it had from the learner";
+  beat(2, 20);
+  beat(2, 20);
+  EXPECT_EQ(delivered(), 20 * 1024u);
+  beat(2, 30);
+  EXPECT_EQ(delivered(), 30 * 1024u);
+  desk.tell(2, Installed{Version{0}, digest_of(0), 0});
+  EXPECT_EQ(delivered(), made.chunks.size() * 1024u) << "and the rest has come since";
+  beat(2, static_cast<std::uint32_t>(made.chunks.size()));
+  EXPECT_EQ(delivered(), made.chunks.size() * 1024u);
+  beat(1, 50);
+  EXPECT_EQ(desk.all<act::HeardFrom>().back().bytes_delivered.count, delivered());
+}
+
+}  // namespace
+}  // namespace echoline::overlay
