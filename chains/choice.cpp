@@ -22,8 +22,8 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
     one.predicted = one.times.fraction(cargo.quorum);
     candidates.push_back({policy, one.predicted});
     // What is preferred counts as so much sooner than it is.
-    const double preference = policy == present ? kSoonerToMove : policy == TopologyPolicy::kTrees ? kSoonerToLeaveTrees : 1;
-    const double weighed = seconds(one.predicted) * preference;
+    const bool preferred = policy == present.value_or(TopologyPolicy::kTrees);
+    const double weighed = seconds(one.predicted) * (!preferred ? 1 : present ? kSoonerToMove : kSoonerToLeaveTrees);
     if (best && weighed >= best_weighed) continue;
     best = std::move(one);
     best_weighed = weighed;
