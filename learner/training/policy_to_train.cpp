@@ -159,6 +159,7 @@ Status PolicyToTrain::evaluate(const char* when) {
                         {"accuracy", result->accuracy()},
                         {"reward_mean", result->reward_mean},
                         {"problems", result->problems}};
+  if (!result->components.empty()) row["components"] = result->components;
   if (!result->by_task.empty()) row["by_task"] = result->by_task.figures("problems");
   host_.record.metric("evaluation", std::move(row));
   accuracy_[when] = result->accuracy();

@@ -19,7 +19,7 @@ std::string calls(std::string_view told) {
 
 std::unique_ptr<Adapter> poker(json options) {
   options.update({{"hands", 3}, {"evaluation_opponent", "caller"}, {"evaluation_problems", 4}});
-  auto made = make_adapter("poker", options.dump(), 1);
+  auto made = make_adapter("poker", options.dump(), 1, AdapterUse::kScoring);
   EXPECT_TRUE(made) << made.error().message();
   return made ? std::move(*made) : nullptr;
 }
@@ -56,6 +56,7 @@ TEST(AsideServer, AModelBehindAServerSitsOpposite) {
       EXPECT_EQ(reward(*served, *served->problem(index)), reward(*caller, *caller->problem(index))) << "it plays as the caller does";
     EXPECT_GT(asked.exchange(0), 20);
     for (const Problem& problem : served->evaluation()) reward(*served, problem);
+    reward(**make_adapter("poker", at(server, api).dump(), 1), *served->problem(0));  // as the learner has it
     EXPECT_EQ(asked, 0) << "nor is it asked where the policy is evaluated";
   }
 }

@@ -226,7 +226,9 @@ Played play_both(const Adapter& adapter, const Problem& problem, std::vector<std
 
 TEST(PokerTask, ThePolicySitsOppositeItself) {
   const std::string rest = R"("evaluation_opponent":"caller","hands":4,"stack":3000})";
-  const auto itself = made(R"({"opponent":"policy",)" + rest), caller = made(R"({"opponent":"caller",)" + rest);
+  const auto itself = *make_adapter("poker", R"({"opponent":"policy",)" + rest, 1, AdapterUse::kScoring), caller = made(R"({"opponent":"caller",)" + rest);
+  const auto learners = made(R"({"opponent":"policy",)" + rest);
+  EXPECT_EQ(play(*learners, *learners->problem(3), kCalls), play(*caller, *caller->problem(3), kCalls)) << "a learner asks nobody";
   for (std::uint64_t index = 0; index < 100; ++index) {
     const Problem problem = itself->problem(index).value();
     EXPECT_EQ(problem.prompt(), caller->problem(index)->prompt());

@@ -5,8 +5,8 @@
 // position with the same cards, and answers alone decide. A hand in which the opponent folds before the policy has
 // anything to say is dealt anew. Rewards are big blinds won per hand, less what the baseline player wins with the same
 // cards in the same position, less a penalty for every answer that is no legal action; such an answer is a check, or a
-// fold where something is owed. An opponent that has to be asked is not asked before the policy was: until then, and against
-// the baseline, the opponent of evaluations sits there.
+// fold where something is owed. An opponent that has to be asked is asked by workers alone, and not before the policy was: until
+// then, against the baseline, and wherever the learner plays, the opponent of evaluations sits there.
 #include <charconv>
 
 #include "base/text.hpp"
@@ -225,8 +225,8 @@ class PokerEpisode final : public QuickEpisode {
 
 class Poker final : public Adapter {
  public:
-  Poker(const Options& options, std::uint64_t seed, std::unique_ptr<AsideServer> server)
-      : options_(options), seed_(seed), server_(std::move(server)) {}
+  Poker(const Options& options, std::uint64_t seed, bool asks, std::unique_ptr<AsideServer> server)
+      : options_(options), seed_(seed), asks_(asks), server_(std::move(server)) {}
 
   std::string_view name() const override { return "poker"; }
   bool one_response() const override { return false; }
@@ -248,13 +248,9 @@ class Poker final : public Adapter {
 
   Result<std::unique_ptr<Episode>> begin(const Problem& problem, std::uint64_t seed) const override {
     ECHO_ASSIGN(const Seating seating, parse_seating(problem.reference()));
-    const bool asks = options_.asked != Asked::kNobody && !problem.id().starts_with(kHeldOut);
+    const bool asks = asks_ && !problem.id().starts_with(kHeldOut);
     ECHO_ASSIGN(std::unique_ptr<Episode> episode, PokerEpisode::begin(options_, seating, asks));
-    if (asks && options_.asked == Asked::kServer) {
-      if (!server_) return fail(Code::kInvalid, "poker", "this adapter was not made for playing");
-      return server_->answering(std::move(episode), seed);
-    }
-    return episode;
+    return asks && server_ ? server_->answering(std::move(episode), seed) : std::move(episode);
   }
 
   // Nobody else knows what somebody who was asked has answered.
@@ -288,16 +284,19 @@ class Poker final : public Adapter {
 
   Options options_;
   std::uint64_t seed_;
-  std::unique_ptr<AsideServer> server_;  // who sits opposite
+  const bool asks_;
+  std::unique_ptr<AsideServer> server_;  // who is asked; none: the policy
 };
 
 Result<std::unique_ptr<Adapter>> make(std::string_view json, std::uint64_t seed, AdapterUse use) {
   ECHO_ASSIGN(const Options options, options_from_json<Options>("poker", json, use));
+  const bool asks = options.asked != Asked::kNobody && use == AdapterUse::kScoring;
   std::unique_ptr<AsideServer> server;
   if (options.asked == Asked::kServer) {
-    ECHO_ASSIGN(server, AsideServer::start(options.server));
+    ECHO_ASSIGN(server, AsideServer::start(options.server));  // on a learner it only says what is wrong with it
+    if (!asks) server.reset();
   }
-  return std::unique_ptr<Adapter>(std::make_unique<Poker>(options, seed, std::move(server)));
+  return std::unique_ptr<Adapter>(std::make_unique<Poker>(options, seed, asks, std::move(server)));
 }
 
 }  // namespace
