@@ -123,10 +123,10 @@ TEST_F(ScoringDesk, ALearnerThatStartsAgainScoresWhatWaits) {
   open(0);
   const schema::WorkGrant grant = ask(0, 2);
   for (const schema::Lease& lease : grant.leases()) EXPECT_TRUE(hand_in_text(lease).accepted());
-  task_->set(true, true);  // whatever comes of them while the desk closes is not kept
-  task_->set(false);
-  std::thread closing([&] { task_->set(true); });
-  closing.join();
+  EXPECT_EQ(desk_->counts()->buffer.unscored_groups, 2u);
+  std::thread grader([&] { task_->set(true); });  // what is being graded comes before the desk has closed, or to nobody
+  desk_.reset();
+  grader.join();
   open(0);
   const auto batch = desk_->wait_batch(0, kWait);
   ASSERT_TRUE(batch && batch->has_value());
