@@ -131,6 +131,12 @@ bool LearnerCore::holds_back(const Parent& parent, const Worker& child) const {
   const auto sender = workers_.find(parent.worker);
   if (sender == workers_.end() || sender->second.silent) return false;
   const Worker& from = sender->second;
+  const auto untold = [&](const auto& holding) {  // what leads on, and of which nothing has come, not even that it is there
+    const PublicationKey& key = holding.first;
+    const StoredPublication* stored = key.base && key.base == child.view.installed ? store_.find(key) : nullptr;
+    return stored && !child.progress.contains(stored->id);
+  };
+  if (std::any_of(from.holdings.begin(), from.holdings.end(), untold)) return true;
   return std::any_of(child.progress.begin(), child.progress.end(), [&](const auto& has) {
     const StoredPublication* stored = store_.find(has.first);
     if (!stored || (child.view.installed && stored->key().version <= *child.view.installed)) return false;
@@ -148,8 +154,9 @@ bool LearnerCore::holds_back(const Parent& parent, const Worker& child) const {
 }
 
 // It has had nothing of use for long. That is as good as an edge that fails, with everyone who says that he holds what it
-// lacks: with a helper, who was chosen for that, or with its parents.
-void LearnerCore::on_stalled(const Worker& child, TimePoint now) {
+// lacks: with a helper, who was chosen for that, or with its parents. None of them is sent to help now: that would hide what
+// does not come over the edge.
+void LearnerCore::on_stalled(Worker& child, TimePoint now) {
   const WorkerId id = child.view.info.id;
   std::vector<WorkerId> idle;
   if (child.helper && *child.helper != kLearnerId) {
@@ -160,6 +167,7 @@ void LearnerCore::on_stalled(const Worker& child, TimePoint now) {
   }
   for (const WorkerId parent : idle) {
     log::warn("worker {} waits in vain for what its {} {} holds", id, child.helper ? "helper" : "parent", parent);
+    child.helpers_tried.insert(parent);
     on_failed_edge(id, parent, conduct_.edge_failed(id, parent, now, unix_ms(now), Conduct::kStallWeighs), now);
   }
 }

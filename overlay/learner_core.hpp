@@ -292,7 +292,7 @@ class LearnerCore final : public Core {
   void on_edge_failed(Worker& child, const EdgeFailed& failed, TimePoint now);
   bool parent_dials(WorkerId parent, WorkerId child) const;
   bool other_end_dials(Worker& child, std::pair<const WorkerId, Worker>& parent, TimePoint now);
-  void on_stalled(const Worker& child, TimePoint now);
+  void on_stalled(Worker& child, TimePoint now);
   bool holds_back(const Parent& parent, const Worker& child) const;
   void on_failed_edge(WorkerId child, WorkerId parent, Conduct::Ruling ruling, TimePoint now);
   void on_poisoned(Worker& child, const Poisoned& poisoned, TimePoint now);

@@ -395,6 +395,29 @@ TEST(LearnerConduct, WhoseChildWaitsInVainForWhatItHoldsIsPutApartFromIt) {
   }
 }
 
+// A parent that says nothing of a publication, and one whose other messages keep it from being said.
+TEST(LearnerConduct, WhoIsNotEvenToldOfItIsPutApartLikewise) {
+  for (const bool holds : {true, false}) {
+    Desk desk(8);
+    desk.join_all(3);
+    ASSERT_TRUE(desk.publish(make(full(0), 3000)).has_value());
+    for (std::uint64_t worker = 1; worker <= 3; ++worker) desk.tell(worker, Installed{Version{0}, digest_of(0), 0});
+    for (std::uint64_t version = 1; version < 4; ++version) {
+      EXPECT_THAT(desk.chain(), holds && version == 3 ? ElementsAre(1, 3, 2) : ElementsAre(1, 2, 3)) << version;
+      if (holds && version == 3) break;
+      ASSERT_TRUE(desk.publish(make(delta(version, version - 1), 3000)).has_value());
+      Heartbeat has;
+      has.holdings = {{delta(version, version - 1), 3000}};
+      desk.tell(1, holds ? has : Heartbeat{});
+      desk.tell(3, has);  // helps
+      desk.tell(2, Heartbeat{});
+      desk.tell(2, NeedHelp{Version{version}, false, Version{version - 1}, true});
+      desk.tell(2, Installed{Version{version}, digest_of(version), 0});
+      desk.pass(seconds(1));
+    }
+  }
+}
+
 TEST(LearnerConduct, AHelperThatBringsNothingIsNotSentAgain) {
   Desk desk(8);
   desk.join_all(3);
