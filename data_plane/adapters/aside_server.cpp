@@ -22,6 +22,8 @@ void AsideServerOptions::read(ConfigSection s) {
   s.read_choice("api", chat, {{"chat", true}, {"completions", false}}, "messages in the server's own chat template, or a text to continue");
   s.read("tokens_max", tokens_max, {.min = 1, .max = 1 << 20}, "tokens of an answer");
   s.read("temperature", temperature, {.min = 0.0, .max = 10.0}, "that it draws with");
+  s.read("deadline", deadline, {.min = std::chrono::milliseconds(1), .max = std::chrono::hours(1)}, "for an answer");
+  s.read("tries", tries, {.min = 1, .max = 100}, "attempts at an answer, with growing pauses; then the rollout is given back");
 }
 
 struct AsideServer::Impl {
@@ -149,6 +151,8 @@ Result<std::unique_ptr<AsideServer>> AsideServer::start(const AsideServerOptions
   text.url = options.url.value_or("");
   text.model = options.model.value_or("");
   text.chat = options.chat;
+  text.timeout = options.deadline;
+  text.tries_max = options.tries;
   ECHO_ASSIGN(TextServer server, TextServer::make(std::move(text), impl->clock));
   impl->server.emplace(std::move(server));
   impl->thread = std::thread([raw = impl.get()] {

@@ -12,6 +12,8 @@ struct AsideServerOptions {
   bool chat = true;
   std::int64_t tokens_max = 64;  // of an answer
   double temperature = 1;
+  Duration deadline = std::chrono::seconds(60);  // of a request
+  int tries = 3;
 
   void read(ConfigSection s);
 };

@@ -71,6 +71,16 @@ TEST(AsideServer, OneThatFailsIsAnErrorOfTheTask) {
   while (step && !step->done) step = step_and_wait(*episode, calls(step->observation.text));
   ASSERT_FALSE(step);
   EXPECT_THAT(step.error().message(), HasSubstr("who is asked aside does not answer"));
+  // Nor is one waited for that never answers.
+  server.fault({.what = "hang", .times = 100, .hangs = std::chrono::milliseconds(2000)});
+  json impatient = at(server);
+  impatient["server"].update({{"deadline", "20 ms"}, {"tries", 1}});
+  const auto hangs = poker(impatient);
+  const auto waits = *hangs->begin(problem, 1);
+  step = step_and_wait(*waits, calls(problem.prompt()));
+  while (step && !step->done) step = step_and_wait(*waits, calls(step->observation.text));
+  ASSERT_FALSE(step);
+  EXPECT_THAT(step.error().message(), HasSubstr("who is asked aside does not answer"));
 }
 
 // Whoever leaves while somebody is asked hears nothing of it.
