@@ -214,6 +214,7 @@ class MemberCore final : public Core {
   int install_failures_ = 0;
   int refusals_ = 0;  // of the store, since something was activated
   std::map<PublicationKey, std::uint32_t> most_chunks_;  // that were here, of each
+  TokenBucket failures_told_{{128, 8}};  // half of what the learner takes: many parents may fail at once
   int calls_ = 0;     // for help, after which nothing was heard, since the last progress towards the newest version
   std::map<std::string, TimePoint> troubles_;  // told to the learner, and when
   std::string application_;

@@ -89,7 +89,7 @@ void MemberCore::upstream_failed(Upstream& up, EdgeTroubleKind kind, const std::
   }
   up.redial_at = now + std::min<Duration>(kRedialMax, kRedialFirst * (1 << std::min(up.failures, 10)));
   // Of parents from before it came back the learner may know nothing.
-  if (up.parent.worker != kLearnerId && assigned_) tell_learner(EdgeFailed{up.parent.worker, kind, reason}, now);
+  if (up.parent.worker != kLearnerId && assigned_ && failures_told_.take(now)) tell_learner(EdgeFailed{up.parent.worker, kind, reason}, now);
 }
 
 void MemberCore::close_upstream(Upstream& up) {

@@ -114,7 +114,7 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
     else
       wrong_ = "the learner's state file cannot be read: " + state.error().message();
   }
-  if (!config.state && learner_processes_ == 0) {  // ids of workers that are members from the start
+  if (!config.state) {  // ids of workers that are members from the start, and of the intruder, are not given again
     config.state.emplace();
     config.state->run_id = kRunId;
     config.state->next_worker = config.state->next_serial = 1'000'000;

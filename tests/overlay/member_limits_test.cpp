@@ -403,6 +403,30 @@ TEST(Member, LongListsCountByTheirLength) {
   EXPECT_LE(heard(true), 10);
 }
 
+// A machine without files loses all its parents at once, again and again: it says less of that than the learner takes.
+TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
+  Member m;
+  std::vector<Parent> parents;
+  for (std::uint64_t i = 0; i < 64; ++i) parents.push_back({WorkerId{100 + i}, {"10.0.0.5", 1}, std::uint64_t{1} << i, false});
+  m.actions.clear();
+  m.assign(parents, 64);
+  MessageBudget learners(kBeat);
+  std::size_t failed = 0, told = 0;
+  for (const TimePoint end = m.now + seconds(20); m.now < end; m.pass(milliseconds(50))) {
+    const auto dials = m.all<act::Dial>();
+    m.actions.clear();
+    for (const act::Dial& dial : dials) {
+      m.core.on_closed(dial.conn, "too many open files", m.now);
+      ++failed;
+    }
+    m.take();
+    for (std::size_t n = m.said<EdgeFailed>(kControl).size(); n > 0; --n, ++told)
+      EXPECT_EQ(learners.take(MessageBudget::Kind::kEdgeFailed, m.now), MessageBudget::Verdict::kTake);
+  }
+  EXPECT_GT(failed, 600u);
+  EXPECT_GT(told, 100u);
+}
+
 TEST(Member, DeliversWhatHasComeOfTheNextDelta) {
   auto with_parts = config();
   with_parts.delivers_parts = true;
