@@ -194,10 +194,7 @@ Status ask_server(TextServer& server, const RunConfig& config, const model::Phra
       if (chat == chats.end())
         return fail(Code::kInvalid, "evaluate", "the task '{}' goes on after the first answer: ask the server for chats (--api chat)", config.task.adapter);
       chat->second.push_back({"assistant", std::string(text)});
-      if (told->messages.empty())
-        chat->second.push_back({"user", std::move(told->text)});
-      else
-        chat->second.insert(chat->second.end(), told->messages.begin(), told->messages.end());
+      for (ChatMessage& message : model::conversation(*told, model::kPromptPlace, {})) chat->second.push_back(std::move(message));
       ECHO_TRY(ask(ended.id, {}));
     }
     if (questions.progress) questions.progress(held_out.answers());

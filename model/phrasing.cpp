@@ -113,11 +113,8 @@ Result<std::vector<Token>> Phrasing::prompt(const Told& problem) const {
 
 Result<std::vector<Token>> Phrasing::follow_up(std::span<const Token> response, const Told& observation) const {
   if (!template_) return tokenizer_.encode(filled(turn_, kObservationPlace, observation.text));
-  std::vector<ChatMessage> messages{{"user", "?"}, {"assistant", std::string(kAnyResponse)}};
-  if (observation.messages.empty())
-    messages.push_back({"user", observation.text});
-  else
-    messages.insert(messages.end(), observation.messages.begin(), observation.messages.end());
+  std::vector<ChatMessage> messages = conversation(observation, kPromptPlace, {});
+  messages.insert(messages.begin(), {{"user", "?"}, {"assistant", std::string(kAnyResponse)}});
   ECHO_ASSIGN(const std::string all, template_->render(messages, /*add_generation_prompt=*/true, variables_json_));
   const std::size_t at = all.find(kAnyResponse);
   if (at == std::string::npos) return bad("the chat template does not show what the assistant has said before");
