@@ -18,9 +18,8 @@ LearnerCore::LearnerCore(LearnerConfig config)
       store_({config_.store_bytes_max, {}, false}, *config_.checker, actions_),
       edges_(store_, uplink_, config_.catch_ups_on_demand),
       strangers_(config_.core.connections),
-      grants_(*config_.checker, kLearnerId),
-      policy_(config_.policy) {
-  topology_.policy = policy_;
+      grants_(*config_.checker, kLearnerId) {
+  topology_.policy = config_.policy;
   if (config_.state) state_ = *config_.state;
   state_.run_id = config_.authority->run_id();
   state_.port = config_.self.port;

@@ -310,7 +310,7 @@ class LearnerCore final : public Core {
   Conduct conduct_;
   PublicationStore store_;
   EdgeSender edges_;
-  chains::Topology topology_;
+  chains::Topology topology_;  // its policy is the one that it is mended and planned by
   HopMonitor hops_;
   Strangers strangers_;
   std::map<WorkerId, Worker> workers_, away_;  // connected, and out of reach
@@ -337,7 +337,6 @@ class LearnerCore final : public Core {
   std::uint64_t issued_ = 0, issue_ahead_ = 0;  // issue_time: the last one, and by how much it is ahead of the clock
   // Its epoch and the issue times that it is about to use are on disk: before that it speaks to nobody.
   bool stands_ = false;
-  chains::TopologyPolicy policy_;
   TimePoint choose_at_ = kNever;
   int sooner_ = 0;  // times in a row that another one was
   TimePoint plan_not_before_{};  // trees

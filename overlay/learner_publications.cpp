@@ -190,7 +190,7 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (newer)
     for (const WorkerId sender : senders) credit(sender, id, now);
   if (newer) worker.straggles = false;
-  if (!worker.assigned && policy_ == chains::TopologyPolicy::kTrees) plan_soon(now);
+  if (!worker.assigned && topology_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   for (Broadcast& b : broadcasts_)
     if (b.version <= ack.version && b.waiting.erase(id) > 0) b.ack_before = std::exchange(b.last_ack, now), b.acked_last = id;

@@ -38,7 +38,7 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   w.id = info.id;
   w.down = info.down.value_or(kUnlimited);
   // In trees nobody is asked for more than one copy whose uplink is not known; elsewhere nobody is anyway.
-  const bool trees = policy_ == chains::TopologyPolicy::kTrees;
+  const bool trees = topology_.policy == chains::TopologyPolicy::kTrees;
   w.up = info.up.value_or(trees ? std::min(learner_up(), w.down) : kUnlimited);
   const bool slow = worker.slow_until && now < *worker.slow_until;
   if (slow && worker.slow_up) w.up = std::min(w.up, *worker.slow_up);
@@ -76,7 +76,7 @@ std::set<WorkerId> LearnerCore::those_behind() const {
 
 std::vector<chains::ChainWorker> LearnerCore::chain_workers(TimePoint now) const {
   std::set<WorkerId> leaves;  // in trees anybody can be one for a while
-  if (policy_ == chains::TopologyPolicy::kTrees) leaves = those_behind();
+  if (topology_.policy == chains::TopologyPolicy::kTrees) leaves = those_behind();
   std::vector<chains::ChainWorker> all;
   for (const auto& [id, worker] : workers_) {
     if (worker.silent || (leaves.contains(id) && worker.helper && !worker.assigned)) continue;
@@ -97,7 +97,7 @@ void LearnerCore::plan_anew(TimePoint now) {
   plan_at_ = kNever;
   using enum chains::TopologyPolicy;
   const bool under_way = newest_ && topology_.size() > 0;
-  if (under_way && policy_ == kTrees) {
+  if (under_way && topology_.policy == kTrees) {
     if (base_of_newest())
       for (const WorkerId id : those_behind())
         if (Worker& worker = workers_.at(id); !worker.assigned && !worker.helper)
@@ -109,13 +109,13 @@ void LearnerCore::plan_anew(TimePoint now) {
     plan_pause_ =
         quiet ? kPlanPauseBeats * config_.heartbeat : std::min(2 * plan_pause_, kPlanPauseBeatsMax * config_.heartbeat);
     plan_not_before_ = now + plan_pause_;
-  } else if (under_way && policy_ != kBestChains && policy_ != kStripes) {
+  } else if (under_way && topology_.policy != kBestChains && topology_.policy != kStripes) {
     chains::Topology next = topology_;
     for (const auto& [id, worker] : workers_)
       if (!topology_.contains(id) && !worker.silent) next = chains::append(next, chain_worker(worker, now));
     return set_topology(std::move(next), now);
   }
-  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), policy_,
+  auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), topology_.policy,
                                      config_.quorum);
   ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
   set_topology(std::move(*planned), now);
@@ -158,22 +158,21 @@ void LearnerCore::choose_policy(TimePoint now) {
     links.push_back({w.id, w.up, w.down, view.delay.value_or(usual)});
   }
   auto choice = chains::choose_topology(learner_up(), config_.chain_rate, workers, links,
-                                        {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.quorum}, policy_);
-  if (!choice || choice->topology.policy == policy_) {
+                                        {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.quorum}, topology_.policy);
+  if (!choice || choice->topology.policy == topology_.policy) {
     sooner_ = 0;
     return;
   }
   if (++sooner_ < kSoonerInARow) return;
   sooner_ = 0;
   const auto present = std::find_if(choice->candidates.begin(), choice->candidates.end(),
-                                    [&](const chains::Candidate& c) { return c.policy == policy_; });
+                                    [&](const chains::Candidate& c) { return c.policy == topology_.policy; });
   const std::string text = fmt::format(
       "topology {} instead of {}: it is expected to bring {} to {} workers in {} instead of {}, and nothing could in less than {}",
-      to_string(choice->topology.policy), to_string(policy_), echoline::to_text(Bytes{carried->bytes}), workers.size(),
+      to_string(choice->topology.policy), to_string(topology_.policy), echoline::to_text(Bytes{carried->bytes}), workers.size(),
       echoline::to_text(choice->predicted), echoline::to_text(present->predicted), echoline::to_text(choice->lower_bound));
   log::info("{}", text);
   actions_.push_back(act::ChoseTopology{text});
-  policy_ = choice->topology.policy;
   set_topology(std::move(choice->topology), now);
   plan_soon(now);  // whoever has no place in it yet
 }
@@ -181,15 +180,15 @@ void LearnerCore::choose_policy(TimePoint now) {
 // Behind the others, where fewest wait for it; what it may do there follows from its record.
 void LearnerCore::move_back(WorkerId id, TimePoint now) {
   if (!topology_.contains(id)) return;
-  if (policy_ == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(id, now), now);
-  if (policy_ == chains::TopologyPolicy::kStripes) return plan_anew(now);  // what it can carry has changed
+  if (topology_.policy == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(id, now), now);
+  if (topology_.policy == chains::TopologyPolicy::kStripes) return plan_anew(now);  // what it can carry has changed
   set_topology(chains::append(chains::detach(topology_, id), chain_worker(workers_.at(id), now)), now);
 }
 
 // A worker that is gone, from its place; who is left gets its children.
 void LearnerCore::take_out(WorkerId id, TimePoint now) {
   if (!topology_.contains(id)) return;
-  if (policy_ == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(std::nullopt, now), now);
+  if (topology_.policy == chains::TopologyPolicy::kTrees) return set_mended(mended_trees(std::nullopt, now), now);
   set_topology(chains::detach(topology_, id), now);
 }
 
@@ -300,7 +299,7 @@ void LearnerCore::on_heartbeat(Worker& worker, const Heartbeat& beat, TimePoint 
   for (const EdgeReport& report : beat.edges) worker.edges[report.child] = report;
   worker.holdings.clear();
   for (const Holding& holding : beat.holdings) worker.holdings[holding.key] = holding.payload_bytes;
-  if (!worker.assigned && policy_ == chains::TopologyPolicy::kTrees &&
+  if (!worker.assigned && topology_.policy == chains::TopologyPolicy::kTrees &&
       !(worker.helper && catching_up(worker)))
     plan_soon(now);
   if (!sound) on_broken(worker.view.info.id, "its heartbeat: " + sound.error().message(), now);
@@ -418,7 +417,7 @@ void LearnerCore::on_slow_hop(const HopMonitor::Finding& finding, TimePoint now)
   worker.slow_until = now + kSlowMemory;
   hops_.forget(blamed);
   move_back(blamed, now);
-  if (policy_ != chains::TopologyPolicy::kTrees) return;
+  if (topology_.policy != chains::TopologyPolicy::kTrees) return;
   stripes_lag_ = true;
   plan_soon(now);
 }
