@@ -4,11 +4,14 @@
 #include <cmath>
 #include <deque>
 #include <map>
+#include <utility>
 
 #include "chains/fleet_graph.hpp"
 
 namespace echoline::chains {
 namespace {
+
+constexpr std::string_view kOperation = "predict broadcast";
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
 
@@ -71,20 +74,35 @@ std::size_t counted(double q, std::size_t n) {
   return static_cast<std::size_t>(std::max(1.0, std::ceil(q * static_cast<double>(n) - 1e-9)));
 }
 
-Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q) {
+Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q, const Regions& regions) {
   if (workers.empty()) return Duration{};
-  const std::size_t k = counted(q, workers.size());
+  const std::size_t n = workers.size(), k = counted(q, n);
   const double f = as_double(payload);
   const double b = learner_up.bytes_per_s();
+  std::vector<BitRate> up(std::max<std::size_t>(1, regions.ways.size()));  // by region
+  std::vector<std::size_t> there(up.size());
+  const auto region_of = [&](const WorkerLink& w) { return regions.several() ? w.region : 0; };
   double sum_up = 0;
-  std::vector<double> down;
   for (const WorkerLink& w : workers) {
     sum_up += w.up.bytes_per_s();
-    down.push_back(w.down.bytes_per_s());
+    up.at(region_of(w)).bits_per_s += w.up.bits_per_s;
+    ++there[region_of(w)];
   }
+  const std::vector<BitRate> into = inflow(regions, learner_up, up);
+  std::vector<double> down;
+  for (const WorkerLink& w : workers) down.push_back(std::min(w.down, into[region_of(w)]).bytes_per_s());
   const auto slowest = down.end() - static_cast<std::ptrdiff_t>(k);
   std::nth_element(down.begin(), slowest, down.end());
-  return from_seconds(std::max({f / b, f / *slowest, static_cast<double>(k) * f / (b + sum_up)}));
+  double bound = std::max({f / b, f / *slowest, static_cast<double>(k) * f / (b + sum_up)});
+  for (std::size_t to = 0; regions.several() && to < up.size(); ++to) {
+    if (there[to] + k <= n) continue;
+    double sent = up[to].bytes_per_s() + (to == regions.learner ? b : 0);  // there, and to there
+    for (std::size_t from = 0; from < up.size(); ++from)
+      if (from != to)
+        sent += std::min(regions.ways[from][to].rate.bytes_per_s(), up[from].bytes_per_s() + (from == regions.learner ? b : 0));
+    bound = std::max(bound, static_cast<double>(there[to] + k - n) * f / sent);
+  }
+  return from_seconds(bound);
 }
 
 std::uint64_t chunk_count(Bytes payload, Bytes chunk) {
@@ -107,38 +125,91 @@ Duration BroadcastTimes::of(WorkerId id) const {
   return it->time;
 }
 
+namespace {
+
+// An edge of a stripe, as its rate is worked out.
+struct Flow {
+  Edge edge;
+  double wanted;  // at most, bit/s: its receiver's share
+  double rate = 0;
+};
+
+// Shares the uplinks, and then the ways between regions. What a way does not let through is left to the sender's other
+// children, in a second round; a third would change little.
+Status share_links(std::vector<Flow>& flows, BitRate learner_up, const std::map<WorkerId, WorkerLink>& link_of, const Regions& regions) {
+  std::map<WorkerId, std::vector<std::size_t>> of_sender;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::size_t>> of_way;
+  const auto region_of = [&](WorkerId id) { return id == kLearnerId ? regions.learner : link_of.at(id).region; };
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    of_sender[flows[i].edge.from].push_back(i);
+    if (!regions.several()) continue;
+    const std::pair way{region_of(flows[i].edge.from), region_of(flows[i].edge.to)};
+    if (way.first != way.second && std::isfinite(regions.rate(way.first, way.second).bits_per_s)) of_way[way].push_back(i);
+  }
+  std::vector<double> wants;
+  const auto share = [&](double total, const std::vector<std::size_t>& among, const auto& want) {
+    wants.clear();
+    for (const std::size_t i : among) wants.push_back(want(flows[i]));
+    return fair_shares(total, wants);
+  };
+  const auto uplinks = [&]() -> Status {
+    for (const auto& [from, edges] : of_sender) {
+      const BitRate up = from == kLearnerId ? learner_up : link_of.at(from).up;
+      if (!(up.bits_per_s > 0))
+        return fail(Code::kInvalid, kOperation, "worker {} sends at {} bit/s: the uplink of a parent must be positive",
+                    from, up.bits_per_s);
+      const std::vector<double> shares = share(up.bits_per_s, edges, [](const Flow& f) { return f.wanted; });
+      for (std::size_t k = 0; k < edges.size(); ++k) flows[edges[k]].rate = shares[k];
+    }
+    return ok();
+  };
+  ECHO_TRY(uplinks());
+  if (of_way.empty()) return ok();
+  const auto ways = [&] {
+    for (const auto& [way, edges] : of_way) {
+      const std::vector<double> shares =
+          share(regions.rate(way.first, way.second).bits_per_s, edges, [](const Flow& f) { return f.rate; });
+      for (std::size_t k = 0; k < edges.size(); ++k)
+        if (shares[k] < flows[edges[k]].rate) flows[edges[k]].rate = flows[edges[k]].wanted = shares[k];
+    }
+  };
+  ways();
+  ECHO_TRY(uplinks());
+  ways();
+  return ok();
+}
+
+}  // namespace
+
 Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, Bytes chunk, BitRate learner_up,
-                                      std::span<const WorkerLink> links) {
-  constexpr std::string_view kOperation = "predict broadcast";
+                                      std::span<const WorkerLink> links, const Regions& regions) {
   if (chunk.count == 0) return fail(Code::kInvalid, kOperation, "the chunk size must be positive");
   if (!(learner_up.bits_per_s > 0)) return fail(Code::kInvalid, kOperation, "the learner's uplink must be positive");
   std::map<WorkerId, WorkerLink> link_of;
-  for (const WorkerLink& link : links) link_of[link.id] = link;
+  for (const WorkerLink& link : links) {
+    if (regions.several() && link.region >= regions.ways.size())
+      return fail(Code::kInvalid, kOperation, "worker {} stands in region {} of {}", link.id, link.region, regions.ways.size());
+    link_of[link.id] = link;
+  }
 
   // A sender's uplink is shared by its edges in all stripes, and every stripe carries its share of the chunks: a payload
   // of fewer chunks than there are stripes leaves some empty.
   const std::uint64_t chunks = chunk_count(payload, chunk);
   const std::size_t stripes = static_cast<std::size_t>(std::clamp<std::uint64_t>(chunks, 1, topology.stripes()));
-  std::vector<std::vector<Edge>> edges;
-  std::map<WorkerId, std::vector<double>> wanted;  // by sender, over its edges in their order
-  for (std::size_t s = 0; s < stripes; ++s)
-    for (const Edge& edge : edges.emplace_back(edges_of(topology, s))) {
+  std::vector<Flow> flows;  // stripe by stripe, in the order of its edges
+  std::vector<std::size_t> ends;
+  for (std::size_t s = 0; s < stripes; ++s) {
+    for (const Edge& edge : edges_of(topology, s)) {
       const auto link = link_of.find(edge.to);
       if (link == link_of.end()) return fail(Code::kInvalid, kOperation, "worker {} has no link rates", edge.to);
       if (!(link->second.down.bits_per_s > 0))
         return fail(Code::kInvalid, kOperation, "worker {} receives at {} bit/s: its downlink must be positive",
                     edge.to, link->second.down.bits_per_s);
-      wanted[edge.from].push_back(link->second.down.bits_per_s / static_cast<double>(stripes));
+      flows.push_back({edge, link->second.down.bits_per_s / static_cast<double>(stripes)});
     }
-  std::map<WorkerId, std::deque<double>> shares;
-  for (const auto& [from, wants] : wanted) {
-    const BitRate up = from == kLearnerId ? learner_up : link_of.at(from).up;
-    if (!(up.bits_per_s > 0))
-      return fail(Code::kInvalid, kOperation, "worker {} sends at {} bit/s: the uplink of a parent must be positive",
-                  from, up.bits_per_s);
-    const std::vector<double> fair = fair_shares(up.bits_per_s, wants);
-    shares[from] = {fair.begin(), fair.end()};
+    ends.push_back(flows.size());
   }
+  ECHO_TRY(share_links(flows, learner_up, link_of, regions));
 
   const auto share = [&](std::size_t s) {  // chunks s, s + stripes, ..., of which the very last may be shorter
     const std::uint64_t count = chunks / stripes + (s < chunks % stripes);
@@ -146,15 +217,16 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
     return Bytes{count * chunk.count - (has_last ? chunks * chunk.count - payload.count : 0)};
   };
   std::map<WorkerId, Duration> last;
-  for (std::size_t s = 0; s < stripes; ++s) {
-    const auto& stripe = edges[s];
+  for (std::size_t s = 0, at = 0; s < stripes; ++s) {
     std::map<WorkerId, Way> ways{{kLearnerId, Way(share(s), chunk)}};  // to everybody; a parent comes before its children
-    for (const Edge& edge : stripe) {
-      const Hop next{BitRate{shares.at(edge.from).front()}, link_of.at(edge.to).delay};
-      shares.at(edge.from).pop_front();
+    for (; at < ends[s]; ++at) {
+      const auto& [edge, wanted, rate] = flows[at];
+      if (!(rate > 0)) return fail(Code::kInvalid, kOperation, "nothing gets from {} to {}", edge.from, edge.to);
+      const WorkerLink& to = link_of.at(edge.to);
+      const std::uint32_t from = edge.from == kLearnerId ? regions.learner : link_of.at(edge.from).region;
       Way way = ways.at(edge.from);
-      Duration& at = last[edge.to];
-      at = std::max(at, from_seconds(way.pass(next)));
+      Duration& done = last[edge.to];
+      done = std::max(done, from_seconds(way.pass({BitRate{rate}, regions.delay(from, to.region, to.delay)})));
       ways.emplace(edge.to, way);
     }
   }

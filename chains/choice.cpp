@@ -6,7 +6,7 @@ namespace echoline::chains {
 
 Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
                                std::span<const WorkerLink> links, const Cargo& cargo,
-                               std::optional<TopologyPolicy> present) {
+                               std::optional<TopologyPolicy> present, const Regions& regions) {
   ECHO_CHECK(!workers.empty(), "no workers to choose a topology for");
   std::vector<TopologyPolicy> policies = {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains};
   if (workers.size() <= kStarMax || present == TopologyPolicy::kStar) policies.push_back(TopologyPolicy::kStar);
@@ -17,8 +17,8 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
   std::vector<Candidate> candidates;
   for (const TopologyPolicy policy : policies) {
     Choice one;
-    ECHO_ASSIGN(one.topology, plan_chains(learner_up, chain_rate, workers, policy, cargo.quorum));
-    ECHO_ASSIGN(one.times, broadcast_time(one.topology, cargo.payload, cargo.chunk, learner_up, links));
+    ECHO_ASSIGN(one.topology, plan_chains(learner_up, chain_rate, workers, policy, cargo.quorum, regions));
+    ECHO_ASSIGN(one.times, broadcast_time(one.topology, cargo.payload, cargo.chunk, learner_up, links, regions));
     one.predicted = one.times.fraction(cargo.quorum);
     candidates.push_back({policy, one.predicted});
     // What is preferred counts as so much sooner than it is.
@@ -31,7 +31,7 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.predicted < b.predicted; });
   best->candidates = std::move(candidates);
-  best->lower_bound = lower_bound(cargo.payload, learner_up, links, cargo.quorum);
+  best->lower_bound = lower_bound(cargo.payload, learner_up, links, cargo.quorum, regions);
   return *std::move(best);
 }
 

@@ -38,6 +38,6 @@ inline constexpr double kSoonerToMove = 0.8;
 inline constexpr std::size_t kStarMax = 64;
 Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
                                std::span<const WorkerLink> links, const Cargo& cargo,
-                               std::optional<TopologyPolicy> present = {});
+                               std::optional<TopologyPolicy> present = {}, const Regions& regions = {});
 
 }  // namespace echoline::chains

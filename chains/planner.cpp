@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "chains/fleet_graph.hpp"
+#include "chains/relays.hpp"
 #include "chains/stripes.hpp"
 #include "chains/trees.hpp"
 
@@ -14,6 +15,9 @@ namespace {
 
 // A rate ratio that misses an integer by rounding alone still counts as that integer.
 constexpr double kRounding = 1e-9;
+// Trees that take no notice of regions have to be so much faster: relays are near, and ways between regions may have others
+// on them.
+constexpr double kWorthNoRelays = 0.98;
 
 Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers, TopologyPolicy policy) {
   constexpr std::string_view kOperation = "plan chains";
@@ -40,6 +44,23 @@ Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker
   std::sort(ids.begin(), ids.end());
   if (const auto twice = std::adjacent_find(ids.begin(), ids.end()); twice != ids.end())
     return fail(Code::kInvalid, kOperation, "worker {} is listed twice", *twice);
+  return ok();
+}
+
+Status check(const Regions& regions, std::span<const ChainWorker> workers) {
+  constexpr std::string_view kOperation = "plan chains";
+  if (!regions.several()) return ok();
+  const std::size_t n = regions.ways.size();
+  if (n > kRegionsMax || regions.learner >= n)
+    return fail(Code::kInvalid, kOperation, "the learner stands in region {} of {}, of which {} may be", regions.learner, n, kRegionsMax);
+  for (const auto& row : regions.ways) {
+    if (row.size() != n) return fail(Code::kInvalid, kOperation, "ways to {} of {} regions", row.size(), n);
+    for (const RegionWay& way : row)
+      if (!(way.rate.bits_per_s > 0))
+        return fail(Code::kInvalid, kOperation, "a way between regions must carry something, found {} bit/s", way.rate.bits_per_s);
+  }
+  for (const ChainWorker& w : workers)
+    if (w.region >= n) return fail(Code::kInvalid, kOperation, "worker {} stands in region {} of {}", w.id, w.region, n);
   return ok();
 }
 
@@ -100,8 +121,9 @@ std::size_t best_chain_count(BitRate learner_up, std::span<const ChainWorker> wo
 }
 
 Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers,
-                             TopologyPolicy policy, double quorum) {
+                             TopologyPolicy policy, double quorum, const Regions& regions) {
   ECHO_TRY(check(learner_up, chain_rate, workers, policy));
+  ECHO_TRY(check(regions, workers));
   std::vector<ChainWorker> order(workers.begin(), workers.end());
   std::sort(order.begin(), order.end(), stands_before);
   const auto first_leaf = std::find_if(order.begin(), order.end(), [](const auto& w) { return !w.may_forward; });
@@ -133,10 +155,21 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
     if (policy == TopologyPolicy::kStripes) {
       build_stripes(plan_stripes(learner_up, order), order, topology);
     } else {
-      const TreePlan plan = plan_trees(learner_up, order, quorum);
+      TreePlan plan = plan_trees(learner_up, order, quorum);
       build_trees(plan, learner_up, order, topology);
+      std::vector<bool> late = std::move(plan.late);
+      if (spread_out(order, regions)) {
+        RelayPlan relays = plan_relays(learner_up, order, quorum, regions);
+        Topology over_regions = topology;
+        build_relays(relays, learner_up, order, regions, over_regions);
+        const auto rate = [&](const Topology& t) { return steady_rate(t, learner_up, order, quorum, regions).bits_per_s; };
+        if (rate(over_regions) >= kWorthNoRelays * rate(topology)) {
+          topology = std::move(over_regions);
+          late = std::move(relays.late);
+        }
+      }
       for (std::size_t i = 0; i < order.size(); ++i)
-        if (plan.late[i] && order[i].may_forward) topology.leaves_only.push_back(order[i].id);
+        if (late[i] && order[i].may_forward) topology.leaves_only.push_back(order[i].id);
       std::sort(topology.leaves_only.begin(), topology.leaves_only.end());
     }
     topology.chains_wanted = topology.chains.size();

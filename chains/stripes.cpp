@@ -47,34 +47,35 @@ std::vector<std::size_t> forwards_of(std::size_t s, std::vector<std::size_t> for
   return forwards;
 }
 
-}  // namespace
-
-std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, std::size_t children_max,
-                                          BitRate learner_up, std::span<const ChainWorker> workers) {
+// How many children every worker's uplink, and last the learner's, carries while all receive at `rate`, counted in
+// every stripe.
+std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, BitRate learner_up,
+                                          std::span<const ChainWorker> workers, const StripeLimits& limits) {
   const double q = std::max(rate.bits_per_s, 1.0) / static_cast<double>(stripes);
   const auto carried = [&](BitRate up, std::size_t most) {
     return static_cast<std::size_t>(std::min(std::floor(up.bits_per_s / q * kRounding), static_cast<double>(most)));
   };
   std::vector<std::size_t> children;
   for (const ChainWorker& w : workers)
-    children.push_back(carried(w.usable_up(), std::min(stripes * children_max, kPlannedChildrenMax)));
+    children.push_back(carried(w.usable_up(), std::min(stripes * limits.children_max, kPlannedChildrenMax)));
   children.push_back(carried(learner_up, stripes * workers.size()));
   return children;
 }
 
-BitRate best_rate(std::size_t stripes, std::size_t children_max, BitRate learner_up,
-                  std::span<const ChainWorker> workers, BitRate others) {
+}  // namespace
+
+BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits) {
   double low = 0, high = learner_up.bits_per_s, sum_up = learner_up.bits_per_s;
   for (const ChainWorker& w : workers) {
     high = std::min(high, w.down.bits_per_s);
     sum_up += w.usable_up().bits_per_s;
   }
-  if (others.bits_per_s > 0) {
-    const double left = kSharedOut * sum_up - others.bits_per_s;
+  if (limits.others.bits_per_s > 0) {
+    const double left = kSharedOut * sum_up - limits.others.bits_per_s;
     high = std::min(high, std::max(1.0, left / static_cast<double>(workers.size())));
   }
   const auto feeds_all = [&](double rate) {
-    return all_fed(stripes, children_carried({rate}, stripes, children_max, learner_up, workers));
+    return all_fed(stripes, children_carried({rate}, stripes, learner_up, workers, limits));
   };
   if (feeds_all(high)) return {high};
   for (int i = 0; i < kBisections; ++i) {
@@ -84,26 +85,30 @@ BitRate best_rate(std::size_t stripes, std::size_t children_max, BitRate learner
   return {low};
 }
 
-StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, std::size_t children_max,
-                        BitRate others) {
+StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits) {
   ECHO_CHECK(!workers.empty());
   std::map<std::size_t, BitRate> rates;  // by stripes
-  for (std::size_t s = children_max == 1 ? 1 : kTreeStripesMin; s <= kPlannedStripesMax; s *= 2)
-    rates[s] = best_rate(s, children_max, learner_up, workers, others);
+  for (std::size_t s = limits.children_max == 1 ? 1 : kTreeStripesMin; s <= kPlannedStripesMax; s *= 2)
+    rates[s] = best_rate(s, learner_up, workers, limits);
   BitRate best{0};
   for (const auto& [s, rate] : rates) best = std::max(best, rate);
   const auto chosen = std::find_if(rates.begin(), rates.end(), [&](const auto& of) {
     return of.second.bits_per_s * kWorthMoreStripes >= best.bits_per_s;
   });
+  return plan_at(chosen->second, chosen->first, learner_up, workers, limits);
+}
+
+StripePlan plan_at(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
+                   const StripeLimits& limits) {
   StripePlan plan;
-  plan.stripes = chosen->first;
-  plan.rate = chosen->second;
-  if (plan.rate.bits_per_s > 0) {
-    plan.forwards = forwards_of(plan.stripes,
-                                children_carried(plan.rate, plan.stripes, children_max, learner_up, workers), workers);
-  } else {  // nobody may forward: the learner serves everybody
+  plan.stripes = stripes;
+  plan.rate = rate;
+  std::vector<std::size_t> carried = children_carried(rate, stripes, learner_up, workers, limits);
+  plan.carried = std::accumulate(carried.begin(), carried.end() - 1, std::size_t{0});
+  if (rate.bits_per_s > 0)
+    plan.forwards = forwards_of(stripes, std::move(carried), workers);
+  else  // nobody may forward: the learner serves everybody
     plan.forwards.assign(workers.size(), 0);
-  }
   return plan;
 }
 

@@ -20,27 +20,31 @@ inline constexpr std::size_t kPlannedChildrenMax = 64;  // of a worker in all st
 // Of all uplinks together, what can be given to edges of different rates: the rest is in pieces too small for one.
 inline constexpr double kSharedOut = 0.95;
 
+// What a plan may use.
+struct StripeLimits {
+  std::size_t children_max = 1;  // of a worker in one stripe
+  BitRate others{};              // what the uplinks carry besides, to workers that are not among these
+};
+
 struct StripePlan {
   std::size_t stripes = 1;            // a power of two
   BitRate rate;                       // at which every worker receives, all stripes together
   std::vector<std::size_t> forwards;  // for each worker, its children, counted in every stripe
+  std::size_t carried = 0;            // children that all of their uplinks would carry
 };
 
 // The highest rate r, up to rounding, for which with q = r/s and c children a worker may have in a stripe:
 // sum_i min(s*c, floor(u_i/q)) + floor(B/q) >= s*N, no stripe without a seed, and r <= min(B, d_min); with as few
-// stripes as come within 3 % of the best. Workers that may not forward count as uplink 0. Requires at least one worker.
-// `others`: what the uplinks carry besides, to workers not among these: N r + others <= kSharedOut (B + sum u).
-StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, std::size_t children_max = 1,
-                        BitRate others = {});
+// stripes as come within 3 % of the best. Workers that may not forward count as uplink 0. What is carried for others:
+// N r + others <= kSharedOut (B + sum u). Requires at least one worker.
+StripePlan plan_stripes(BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits = {});
+
+// For a given rate and number of stripes. It may leave more to be fed by the learner than its uplink carries.
+StripePlan plan_at(BitRate rate, std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers,
+                   const StripeLimits& limits);
 
 // The rate of such a plan with so many stripes.
-BitRate best_rate(std::size_t stripes, std::size_t children_max, BitRate learner_up,
-                  std::span<const ChainWorker> workers, BitRate others = {});
-
-// How many children every worker's uplink, and last the learner's, carries while all receive at `rate`, counted in
-// every stripe.
-std::vector<std::size_t> children_carried(BitRate rate, std::size_t stripes, std::size_t children_max,
-                                          BitRate learner_up, std::span<const ChainWorker> workers);
+BitRate best_rate(std::size_t stripes, BitRate learner_up, std::span<const ChainWorker> workers, const StripeLimits& limits);
 
 // Sets the chains of every stripe, for workers in the order in which they should stand and a plan for one child.
 void build_stripes(const StripePlan& plan, std::span<const ChainWorker> workers, Topology& topology);

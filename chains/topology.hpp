@@ -31,6 +31,7 @@ struct ChainWorker {
   double score = 0;         // peer_score(); higher stands nearer to the learner
   bool may_forward = true;  // false: receives only (Role::kRolloutOnly)
   bool may_seed = true;     // false: placed behind every worker that may (Role::kTail)
+  std::uint32_t region = 0; // of Regions::ways
 
   BitRate usable_up() const { return may_forward ? up : BitRate{0}; }
 };

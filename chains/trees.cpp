@@ -1,6 +1,7 @@
 #include "chains/trees.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <map>
@@ -9,6 +10,7 @@
 #include <tuple>
 
 #include "chains/broadcast_model.hpp"
+#include "chains/relays.hpp"
 
 namespace echoline::chains {
 namespace {
@@ -34,28 +36,46 @@ BitRate taken_by_late(std::span<const ChainWorker> workers, const std::vector<bo
   return sum;
 }
 
+// What each worker is sent to, at which rate, and who is late.
+struct Aims {
+  std::vector<bool> late;
+  std::vector<BitRate> rates;
+  std::vector<RelayPaths> paths;  // of the stripes, in several regions (relays.hpp)
+};
+
+// All at one rate, and who is late as it can.
+Aims aims_of(BitRate rate, std::span<const ChainWorker> workers, std::vector<bool> late) {
+  Aims aims{std::move(late), {}, {}};
+  for (std::size_t i = 0; i < workers.size(); ++i)
+    aims.rates.push_back(aims.late[i] ? std::min(rate, workers[i].down) : rate);
+  return aims;
+}
+
 // Workers are numbered as they are given, and the learner comes last.
 class Mending {
  public:
-  Mending(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, std::vector<bool> late,
-          std::optional<WorkerId> moved)
+  Mending(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, Aims aims,
+          std::optional<WorkerId> moved, const Regions& regions = {})
       : workers_(workers),
+        regions_(regions),
         learner_(workers.size()),
-        late_(std::move(late)),
+        late_(std::move(aims.late)),
+        paths_(std::move(aims.paths)),
         parents_(topology.stripes(), std::vector<std::size_t>(workers.size(), kNobody)),
         load_(workers.size() + 1, 0),
         sent_(workers.size() + 1, 0) {
-    const std::size_t s = parents_.size();
-    rate_ = std::max(1.0, best_rate(s, kTreeChildrenMax, learner_up, those_in_time(workers, late_),
-                                    taken_by_late(workers, late_))
-                              .bits_per_s);
     for (std::size_t i = 0; i < workers.size(); ++i) {
       up_.push_back(late_[i] ? 0 : workers[i].usable_up().bits_per_s);
-      edge_.push_back((late_[i] ? std::min(rate_, workers[i].down.bits_per_s) : rate_) / static_cast<double>(s));
+      edge_.push_back(aims.rates[i].bits_per_s / static_cast<double>(parents_.size()));
+      places_ = std::max<std::size_t>(places_, place(i) + 1);
     }
     up_.push_back(learner_up.bits_per_s);
+    places_ = std::max<std::size_t>(places_, place(learner_) + 1);
+    crossing_.assign(places_, std::vector<double>(places_, 0));
     keep(topology, moved);
-    for (std::vector<std::size_t>& parents : parents_) mend(parents);
+    // Who brings a region what it lacks in one stripe comes before all that would be fed besides in another.
+    for (std::size_t s = 0; s < parents_.size() && places_ > 1; ++s) mend(s, true);
+    for (std::size_t s = 0; s < parents_.size(); ++s) mend(s, false);
     for (std::vector<std::size_t>& parents : parents_) hang_late(parents);
   }
 
@@ -110,15 +130,26 @@ class Mending {
     return children;
   }
 
+  // Where somebody stands.
+  std::uint32_t place(std::size_t i) const {
+    return !regions_.several() ? 0 : i == learner_ ? regions_.learner : workers_[i].region;
+  }
+
   // Whether a parent's uplink carries one more, while all receive at this part of the best rate.
   bool carries(std::size_t parent, std::size_t child, double part) const {
     return (load_[parent] + edge_[child]) * part <= up_[parent] * kRounding &&
            (parent == learner_ || sent_[parent] < std::min(parents_.size() * kTreeChildrenMax, kPlannedChildrenMax));
   }
+  // And the way there.
+  bool crosses(std::size_t parent, std::size_t child, double part) const {
+    const auto from = place(parent), to = place(child);
+    return (crossing_[from][to] + edge_[child]) * part <= regions_.rate(from, to).bits_per_s * kRounding;
+  }
 
   void feed(std::vector<std::size_t>& parents, std::size_t child, std::size_t parent) {
     parents[child] = parent;
     load_[parent] += edge_[child];
+    crossing_[place(parent)][place(child)] += edge_[child];
     ++sent_[parent];
   }
 
@@ -132,12 +163,15 @@ class Mending {
         for (const auto& [id, parents] : before) {
           const auto child = number.find(id), parent = number.find(parents[j]);
           if (child == number.end() || parent == number.end() || late_[child->second] != late) continue;
-          if (carries(parent->second, child->second, kKept)) feed(parents_[j], child->second, parent->second);
+          if (carries(parent->second, child->second, kKept) && crosses(parent->second, child->second, kKept))
+            feed(parents_[j], child->second, parent->second);
         }
   }
 
   // One stripe: whoever is cut off from the learner is hung up again, with all that hangs on it.
-  void mend(std::vector<std::size_t>& parents) {
+  void mend(std::size_t stripe, bool relays) {
+    std::vector<std::size_t>& parents = parents_[stripe];
+    const RelayPaths* paths = paths_.empty() ? nullptr : &paths_[stripe % paths_.size()];
     auto children = children_of(parents);
     std::vector<std::size_t> orphans, depth(workers_.size() + 1, kNobody);
     for (std::size_t i = 0; i < parents.size(); ++i)
@@ -146,7 +180,7 @@ class Mending {
     std::stable_sort(orphans.begin(), orphans.end(), [&](auto a, auto b) { return spare(a) > spare(b); });
 
     using Open = std::set<std::pair<std::size_t, std::size_t>>;  // those that may have a place, by depth
-    Open open, open_at_most;
+    std::vector<Open> open(places_), open_at_most(places_);      // by where they stand
     const auto below = [&](std::size_t top) {  // and itself
       std::vector<std::size_t> all{top};
       for (std::size_t k = 0; k < all.size(); ++k)
@@ -157,8 +191,8 @@ class Mending {
       depth[top] = at;
       for (const std::size_t i : below(top)) {
         if (i != top) depth[i] = depth[parents[i]] + 1;
-        open.emplace(depth[i], i);
-        open_at_most.emplace(depth[i], i);
+        open[place(i)].emplace(depth[i], i);
+        open_at_most[place(i)].emplace(depth[i], i);
       }
     };
     // Uplinks fill and never empty again here, so who has no place now is not asked again.
@@ -167,7 +201,7 @@ class Mending {
         const std::size_t i = it->second;
         if (!carries(i, child, part) || (i != learner_ && children[i].size() >= kTreeChildrenMax))
           it = from.erase(it);
-        else if (i == learner_ && !learner_too)
+        else if ((i == learner_ && !learner_too) || !crosses(i, child, part))
           ++it;
         else
           return i;
@@ -175,21 +209,49 @@ class Mending {
       return kNobody;
     };
     reached(learner_, 0);
-    for (const std::size_t orphan : orphans) {
+    const auto hang = [&](std::size_t orphan) {
       std::size_t parent = kNobody;
-      if (!workers_[orphan].may_seed) parent = nearest(open, orphan, 1, false);
-      if (parent == kNobody) parent = nearest(open, orphan, 1, true);
-      if (parent == kNobody) parent = nearest(open_at_most, orphan, kKept, true);
-      if (parent == kNobody) parent = least_asked(depth, children);
+      const std::size_t home = place(orphan);
+      const auto abroad = [&](auto& from, double part) {  // where it should come from before others
+        for (std::size_t k = 0; k <= places_ && parent == kNobody && places_ > 1; ++k)
+          if (const std::size_t there = k == 0 ? paths->from[home] : k - 1; there != home) parent = nearest(from[there], orphan, part, true);
+      };
+      if (!workers_[orphan].may_seed) parent = nearest(open[home], orphan, 1, false);
+      if (parent == kNobody) parent = nearest(open[home], orphan, 1, true);
+      if (parent == kNobody) abroad(open, 1);
+      if (parent == kNobody) parent = nearest(open_at_most[home], orphan, kKept, true);
+      if (parent == kNobody) abroad(open_at_most, kKept);
+      if (parent == kNobody) parent = least_asked(orphan, depth, children);
       feed(parents, orphan, parent);
       children[parent].push_back(orphan);
       reached(orphan, depth[parent] + 1);
-    }
+    };
+    if (relays) return hang_relays(*paths, orphans, below, depth, hang);
+    for (const std::size_t orphan : orphans)
+      if (depth[orphan] == kNobody) hang(orphan);
   }
 
-  std::size_t least_asked(const std::vector<std::size_t>& depth,
+  // In every region where nobody is reached the one that most hang on.
+  void hang_relays(const RelayPaths& paths, const std::vector<std::size_t>& orphans, const auto& below, const std::vector<std::size_t>& depth, const auto& hang) const {
+    std::vector<std::size_t> relay(places_, kNobody), behind(places_, 0);
+    std::vector<bool> entered(places_, false);
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      if (depth[i] != kNobody) entered[place(i)] = true;
+    for (const std::size_t orphan : orphans)
+      if (const std::size_t n = below(orphan).size(); !entered[place(orphan)] && n > behind[place(orphan)]) {
+        relay[place(orphan)] = orphan;
+        behind[place(orphan)] = n;
+      }
+    for (const std::uint32_t region : paths.order)
+      if (relay[region] != kNobody) hang(relay[region]);
+  }
+
+  std::size_t least_asked(std::size_t child, const std::vector<std::size_t>& depth,
                           const std::vector<std::vector<std::size_t>>& children) const {
-    const auto load = [&](std::size_t i) { return (load_[i] + rate_ / static_cast<double>(parents_.size())) / up_[i]; };
+    const auto load = [&](std::size_t i) {
+      const auto from = place(i), to = place(child);
+      return std::max((load_[i] + edge_[child]) / up_[i], (crossing_[from][to] + edge_[child]) / regions_.rate(from, to).bits_per_s);
+    };
     std::size_t best = learner_;
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (depth[i] != kNobody && up_[i] > 0 && children[i].size() < kTreeChildrenMax && load(i) < load(best)) best = i;
@@ -204,29 +266,42 @@ class Mending {
       if (parents[i] == kNobody) late.push_back(i);
     }
     if (late.empty()) return;
-    std::set<std::pair<double, std::size_t>> by_spare;  // negated: most first
+    std::vector<std::set<std::pair<double, std::size_t>>> by_spare(places_);  // where they stand; negated: most first
     const auto spare = [&](std::size_t i) { return up_[i] - load_[i]; };
     for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (up_[i] > 0 && children[i] < kTreeChildrenMax) by_spare.emplace(-spare(i), i);
+      if (up_[i] > 0 && children[i] < kTreeChildrenMax) by_spare[place(i)].emplace(-spare(i), i);
+    // Who has most to spare there, if its uplink and the way carry one more.
+    const auto carrying = [&](std::size_t there, std::size_t child) {
+      const auto& open = by_spare[there];
+      return !open.empty() && carries(open.begin()->second, child, 1) && crosses(open.begin()->second, child, 1);
+    };
     for (const std::size_t child : late) {
+      const std::size_t home = place(child);
+      std::size_t there = home;
+      for (std::size_t k = 0; k < places_ && places_ > 1 && !carrying(there, child); ++k)
+        if (carrying(k, child)) there = k;
+      if (by_spare[there].empty()) there = place(learner_);
+      auto& open = by_spare[there];
       std::size_t parent = learner_;
-      if (!by_spare.empty() &&
-          (carries(by_spare.begin()->second, child, 1) || spare(learner_) <= -by_spare.begin()->first)) {
-        parent = by_spare.begin()->second;
-        by_spare.erase(by_spare.begin());
+      if (!open.empty() && (carrying(there, child) || home != place(learner_) || spare(learner_) <= -open.begin()->first)) {
+        parent = open.begin()->second;
+        open.erase(open.begin());
       }
       feed(parents, child, parent);
-      if (parent != learner_ && ++children[parent] < kTreeChildrenMax) by_spare.emplace(-spare(parent), parent);
+      if (parent != learner_ && ++children[parent] < kTreeChildrenMax) open.emplace(-spare(parent), parent);
     }
   }
 
   std::span<const ChainWorker> workers_;
+  const Regions regions_;
   std::size_t learner_;
+  std::size_t places_ = 1;  // regions where anybody stands, and those numbered before them
   std::vector<bool> late_;
-  double rate_ = 0;                                // bit/s, of those in time
+  std::vector<RelayPaths> paths_;
   std::vector<std::vector<std::size_t>> parents_;  // by stripe and worker
   std::vector<double> up_, edge_;                  // bit/s: for sending, and what one edge to it carries
   std::vector<double> load_;                       // bit/s, of the edges to its children
+  std::vector<std::vector<double>> crossing_;      // bit/s, from region to region
   std::vector<std::size_t> sent_;                  // children in all stripes
 };
 
@@ -277,9 +352,11 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
 
 TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
   TreePlan plan;
+  StripeLimits limits;
   plan.late = late_workers(learner_up, workers, quorum);
-  plan.stripes = plan_stripes(learner_up, those_in_time(workers, plan.late), kTreeChildrenMax,
-                              taken_by_late(workers, plan.late));
+  limits.children_max = kTreeChildrenMax;
+  limits.others = taken_by_late(workers, plan.late);
+  plan.stripes = plan_stripes(learner_up, those_in_time(workers, plan.late), limits);
   return plan;
 }
 
@@ -337,24 +414,65 @@ void build(const StripePlan& plan, std::span<const ChainWorker> workers, Topolog
 void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, Topology& topology) {
   const auto in_time = those_in_time(workers, plan.late);
   build(plan.stripes, in_time, topology);
-  if (in_time.size() < workers.size()) Mending(topology, learner_up, workers, plan.late, {}).write(topology);
+  if (in_time.size() < workers.size())
+    Mending(topology, learner_up, workers, aims_of({std::max(1.0, plan.stripes.rate.bits_per_s)}, workers, plan.late), {}).write(topology);
+}
+
+void grow_trees(BitRate rate, std::size_t stripes, BitRate source, std::span<const ChainWorker> workers, BitRate others,
+                Topology& topology) {
+  StripeLimits limits;
+  limits.children_max = kTreeChildrenMax;
+  StripePlan plan = plan_at(rate, stripes, source, workers, limits);
+  // Of what they carry and do not need themselves anyway.
+  const auto edges = static_cast<std::size_t>(std::ceil(others.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) / kRounding));
+  const std::size_t carried = plan.carried, kept = carried - std::min(carried, edges);
+  std::size_t total = std::accumulate(plan.forwards.begin(), plan.forwards.end(), std::size_t{0});
+  for (; total > kept; --total) --*std::max_element(plan.forwards.begin(), plan.forwards.end());
+  build(plan, workers, topology);
+}
+
+void hang_up(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, const Regions& regions, Topology& topology) {
+  Mending(topology, learner_up, workers, {plan.late, plan.rates, plan.stripes}, {}, regions).write(topology);
+}
+
+BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, double quorum, const Regions& regions) {
+  constexpr Bytes kLarge{std::uint64_t{1} << 40}, kChunk{std::uint64_t{1} << 20};
+  std::vector<WorkerLink> links;
+  for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, {}, w.region});
+  const auto times = broadcast_time(topology, kLarge, kChunk, learner_up, links, regions);
+  return times ? BitRate::from_bytes_per_s(static_cast<double>(kLarge.count) / seconds(times->fraction(quorum))) : BitRate{1};
 }
 
 MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
-                       double quorum, std::optional<WorkerId> moved) {
+                       double quorum, std::optional<WorkerId> moved, const Regions& regions) {
   ECHO_CHECK(topology.policy == TopologyPolicy::kTrees && topology.size() > 0);
   MendedTrees mended;
   mended.topology.policy = TopologyPolicy::kTrees;
   if (workers.empty()) return mended;
-  const TreePlan best = plan_trees(learner_up, workers, quorum);
-  const Mending mending(topology, learner_up, workers, best.late, moved);
+  const bool relays = spread_out(workers, regions);
+  Aims aims;
+  Topology anew = mended.topology;
+  if (relays) {
+    const RelayPlan best = plan_relays(learner_up, workers, quorum, regions);
+    build_relays(best, learner_up, workers, regions, anew);
+    aims = {best.late, best.rates, best.stripes};
+  } else {
+    const TreePlan best = plan_trees(learner_up, workers, quorum);
+    mended.best = best.stripes.rate;
+    StripeLimits limits;
+    limits.children_max = kTreeChildrenMax;
+    limits.others = taken_by_late(workers, best.late);
+    const BitRate rate = best_rate(topology.stripes(), learner_up, those_in_time(workers, best.late), limits);
+    aims = aims_of({std::max(1.0, rate.bits_per_s)}, workers, best.late);
+  }
+  for (std::size_t i = 0; i < workers.size(); ++i)
+    if (!workers[i].may_forward || aims.late[i]) mended.topology.leaves_only.push_back(workers[i].id);
+  std::sort(mended.topology.leaves_only.begin(), mended.topology.leaves_only.end());
+  const Mending mending(topology, learner_up, workers, std::move(aims), moved, relays ? regions : Regions{});
   mending.write(mended.topology);
   mended.topology.chains_wanted = mended.topology.chains.size();
-  for (std::size_t i = 0; i < workers.size(); ++i)
-    if (!workers[i].may_forward || best.late[i]) mended.topology.leaves_only.push_back(workers[i].id);
-  std::sort(mended.topology.leaves_only.begin(), mended.topology.leaves_only.end());
-  mended.rate = mending.rate();
-  mended.best = best.stripes.rate;
+  mended.rate = relays ? steady_rate(mended.topology, learner_up, workers, quorum, regions) : mending.rate();
+  if (relays) mended.best = steady_rate(anew, learner_up, workers, quorum, regions);
   return mended;
 }
 

@@ -11,14 +11,14 @@ namespace {
 const BitRate kChainRate = BitRate::from_mbit_per_s(50);
 
 Choice choice_of(const RandomFleet& fleet, const Cargo& cargo, std::optional<TopologyPolicy> present = {}) {
-  auto choice = choose_topology(fleet.learner_up, kChainRate, fleet.workers, fleet.links, cargo, present);
+  auto choice = choose_topology(fleet.learner_up, kChainRate, fleet.workers, fleet.links, cargo, present, fleet.regions);
   EXPECT_TRUE(choice) << choice.error().message();
   return std::move(choice).value();
 }
 
 Duration time_of(const RandomFleet& fleet, TopologyPolicy policy, const Cargo& cargo) {
-  const auto topology = plan_chains(fleet.learner_up, kChainRate, fleet.workers, policy, cargo.quorum).value();
-  return broadcast_time(topology, cargo.payload, cargo.chunk, fleet.learner_up, fleet.links)->fraction(cargo.quorum);
+  const auto topology = plan_chains(fleet.learner_up, kChainRate, fleet.workers, policy, cargo.quorum, fleet.regions).value();
+  return broadcast_time(topology, cargo.payload, cargo.chunk, fleet.learner_up, fleet.links, fleet.regions)->fraction(cargo.quorum);
 }
 
 // So many workers with the same links, and a delay to each.
@@ -36,7 +36,7 @@ TEST(Choice, IsWithinTwoPercentOfTheBestInRandomFleets) {
   Random random(5);
   std::vector<double> over_bound;
   for (int i = 0; i < 500; ++i) {
-    const RandomFleet fleet = random_fleet(random, i % 4 == 1, i % 2 == 0);
+    const RandomFleet fleet = random_regions(random, i % 4 == 1, i % 2 == 0);
     const Cargo cargo{Bytes{1'000 + random.below(200'000'000)}, Bytes{16'384u << (2 * random.below(4))}, 0.9};
     const Choice choice = choice_of(fleet, cargo);
     Duration best = choice.predicted;

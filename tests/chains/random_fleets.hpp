@@ -13,6 +13,7 @@ struct RandomFleet {
   BitRate learner_up = BitRate::from_mbit_per_s(100);
   std::vector<ChainWorker> workers;
   std::vector<WorkerLink> links;
+  Regions regions;
 };
 
 // 2 to 100 workers with uplinks of 5 to 500 Mbit/s, slow ones as likely as fast ones, and downlinks of one to ten times
@@ -32,22 +33,39 @@ inline RandomFleet random_fleet(Random& random, bool straggler, bool scarce) {
   return fleet;
 }
 
+// The same in one to four regions, with ways between them of 50 to 2000 Mbit/s, narrow ones as likely as wide ones, and 20 to
+// 120 ms long.
+inline RandomFleet random_regions(Random& random, bool straggler, bool scarce) {
+  RandomFleet fleet = random_fleet(random, straggler, scarce);
+  const std::size_t n = 1 + random.below(4);
+  if (n == 1) return fleet;
+  fleet.regions.ways.assign(n, std::vector<RegionWay>(n));
+  for (std::size_t a = 0; a < n; ++a)
+    for (std::size_t b = 0; b < n; ++b) {
+      if (a != b) fleet.regions.ways[a][b].rate = BitRate::from_mbit_per_s(50 * std::pow(40, random.uniform()));
+      fleet.regions.ways[a][b].delay = std::chrono::milliseconds(a == b ? 2 : 20 + random.below(100));
+    }
+  for (std::size_t i = 0; i < fleet.workers.size(); ++i)
+    fleet.workers[i].region = fleet.links[i].region = static_cast<std::uint32_t>(random.below(n));
+  return fleet;
+}
+
 // T_b at the quorum q over the bound for it, by formula; of everybody but the last worker where `but_the_last`.
 inline double time_over_bound(const RandomFleet& fleet, TopologyPolicy policy, double q, bool but_the_last) {
   const Bytes payload{1'000'000'000}, chunk{16 * 1024};
   const BitRate chain_rate = BitRate::from_mbit_per_s(50);
   const auto topology =
       policy == TopologyPolicy::kAuto
-          ? choose_topology(fleet.learner_up, chain_rate, fleet.workers, fleet.links, {payload, chunk, q})->topology
-          : plan_chains(fleet.learner_up, chain_rate, fleet.workers, policy, q).value();
-  auto times = broadcast_time(topology, payload, chunk, fleet.learner_up, fleet.links);
+          ? choose_topology(fleet.learner_up, chain_rate, fleet.workers, fleet.links, {payload, chunk, q}, {}, fleet.regions)->topology
+          : plan_chains(fleet.learner_up, chain_rate, fleet.workers, policy, q, fleet.regions).value();
+  auto times = broadcast_time(topology, payload, chunk, fleet.learner_up, fleet.links, fleet.regions);
   ECHO_CHECK(times.has_value());
   std::vector<WorkerLink> links = fleet.links;
   if (but_the_last) {
     times->workers.pop_back();
     links.pop_back();
   }
-  return seconds(times->fraction(q)) / seconds(lower_bound(payload, fleet.learner_up, links, q));
+  return seconds(times->fraction(q)) / seconds(lower_bound(payload, fleet.learner_up, links, q, fleet.regions));
 }
 
 // Over so many random fleets, ascending.

@@ -1,0 +1,243 @@
+// Workers in several regions: what reaches them at most, and trees that cross between them once.
+#include "chains/regions.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "chains/fleet_graph.hpp"
+#include "chains/relays.hpp"
+#include "chains/trees.hpp"
+#include "tests/chains/random_fleets.hpp"
+
+namespace echoline::chains {
+namespace {
+
+using std::chrono::milliseconds;
+
+BitRate mbit(double rate) { return BitRate::from_mbit_per_s(rate); }
+
+// Mbit/s from each to each; what is on the diagonal does not count.
+Regions regions_of(const std::vector<std::vector<double>>& rates) {
+  Regions regions;
+  for (std::size_t a = 0; a < rates.size(); ++a) {
+    auto& ways = regions.ways.emplace_back(rates.size());
+    for (std::size_t b = 0; b < rates.size(); ++b)
+      if (a != b) ways[b].rate = mbit(rates[a][b]);
+  }
+  return regions;
+}
+
+// So many workers in each region, the learner alone in the first.
+RandomFleet fleet_of(const std::vector<std::size_t>& counts, double up, double down = 1000) {
+  RandomFleet fleet;
+  for (std::uint32_t region = 0; region < counts.size(); ++region)
+    for (std::size_t i = 0; i < counts[region]; ++i) {
+      const WorkerId id{fleet.workers.size() + 1};
+      fleet.workers.push_back({id, mbit(up), mbit(down), 1, true, true, region});
+      fleet.links.push_back({id, mbit(up), mbit(down), {}, region});
+    }
+  return fleet;
+}
+
+Topology trees(const RandomFleet& fleet, double quorum = 1) {
+  auto planned = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kTrees, quorum, fleet.regions);
+  EXPECT_TRUE(planned) << planned.error().message();
+  return *std::move(planned);
+}
+
+// Payloads that cross from each region to each other.
+std::map<std::pair<std::uint32_t, std::uint32_t>, double> crossings(const Topology& topology, const RandomFleet& fleet) {
+  std::map<WorkerId, std::uint32_t> region{{kLearnerId, fleet.regions.learner}};
+  for (const ChainWorker& w : fleet.workers) region[w.id] = w.region;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, double> crossed;
+  for (const auto& [id, parents] : topology.parents())
+    for (const WorkerId parent : parents)
+      if (region.at(parent) != region.at(id)) crossed[{region.at(parent), region.at(id)}] += 1.0 / topology.stripes();
+  return crossed;
+}
+
+double into(const std::map<std::pair<std::uint32_t, std::uint32_t>, double>& crossed, std::uint32_t region) {
+  double all = 0;
+  for (const auto& [way, payloads] : crossed)
+    if (way.second == region) all += payloads;
+  return all;
+}
+
+TEST(Regions, WhatReachesARegionIsTheMaximumFlow) {
+  // From 0 to 2 there are 10 straight and 30 by way of 1, whose workers send 25 in all; the learner itself sends 100.
+  const Regions regions = regions_of({{0, 30, 10}, {5, 0, 40}, {5, 5, 0}});
+  const std::vector<BitRate> up = {mbit(0), mbit(25), mbit(500)};
+  const auto flow = inflow(regions, mbit(100), up);
+  EXPECT_NEAR(flow[0].mbit_per_s(), 100, 1e-3);
+  EXPECT_NEAR(flow[1].mbit_per_s(), 30 + 5, 1e-3);  // and what comes back from 2
+  EXPECT_NEAR(flow[2].mbit_per_s(), 10 + 25, 1e-3);
+  EXPECT_NEAR(inflow(regions, mbit(8), up)[2].mbit_per_s(), 8, 1e-3);  // never more than the learner sends
+  EXPECT_NEAR(inflow({}, mbit(8), std::vector{mbit(1)})[0].mbit_per_s(), 8, 1e-3);
+}
+
+TEST(Regions, NoBroadcastIsFasterThanTheWaysLet) {
+  RandomFleet fleet = fleet_of({1, 4}, 100);
+  fleet.learner_up = mbit(1000);
+  fleet.regions = regions_of({{0, 20}, {20, 0}});
+  const Bytes payload{10'000'000};  // 80 Mbit
+  const auto bound = [&](double q) { return seconds(lower_bound(payload, fleet.learner_up, fleet.links, q, fleet.regions)); };
+  EXPECT_NEAR(bound(1), 4, 1e-6);
+  EXPECT_NEAR(bound(0.2), 0.08, 1e-6);  // whoever stands near the learner is enough
+  // Where nobody passes anything on, all four have to be sent to over the way.
+  for (WorkerLink& link : fleet.links) link.up = mbit(1e-6);
+  EXPECT_NEAR(bound(1), 16, 1e-3);
+  EXPECT_NEAR(bound(0.6), 8, 1e-3);
+}
+
+TEST(Regions, AWayIsSharedByAllThatCrossesIt) {
+  RandomFleet fleet = fleet_of({1, 3}, 100);
+  fleet.learner_up = mbit(1000);
+  fleet.regions = regions_of({{0, 30}, {30, 0}});
+  fleet.regions.ways[0][1].delay = milliseconds(100);
+  const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
+  const auto times = broadcast_time(star, Bytes{1'250'000}, Bytes{1'250'000}, fleet.learner_up, fleet.links, fleet.regions).value();
+  EXPECT_NEAR(seconds(times.of(WorkerId{1})), 10.0 / 970, 1e-6);
+  for (const std::uint64_t id : {2, 3, 4}) EXPECT_NEAR(seconds(times.of(WorkerId{id})), 1.1, 1e-6);
+}
+
+TEST(Regions, WhatAWayDoesNotLetThroughOthersOfTheSenderGet) {
+  RandomFleet fleet = fleet_of({1, 1}, 100);
+  fleet.learner_up = mbit(100);
+  fleet.regions = regions_of({{0, 10}, {10, 0}});
+  const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
+  const auto times = broadcast_time(star, Bytes{1'125'000}, Bytes{1'125'000}, fleet.learner_up, fleet.links, fleet.regions).value();
+  EXPECT_NEAR(seconds(times.of(WorkerId{1})), 0.1, 1e-6);  // at 90 Mbit/s
+  EXPECT_NEAR(seconds(times.of(WorkerId{2})), 0.9, 1e-6);
+}
+
+TEST(Relays, APayloadCrossesToEveryRegionOnce) {
+  RandomFleet fleet = fleet_of({10, 12, 8, 20}, 200);
+  fleet.learner_up = mbit(500);
+  fleet.regions = regions_of({{0, 100, 100, 100}, {100, 0, 100, 100}, {100, 100, 0, 100}, {100, 100, 100, 0}});
+  const Topology topology = trees(fleet);
+  const auto crossed = crossings(topology, fleet);
+  for (const std::uint32_t region : {1, 2, 3}) EXPECT_NEAR(into(crossed, region), 1, 1e-9) << topology.to_text();
+  EXPECT_EQ(into(crossed, 0), 0);
+  const auto times = broadcast_time(topology, Bytes{100'000'000}, Bytes{65'536}, fleet.learner_up, fleet.links, fleet.regions).value();
+  EXPECT_LT(seconds(times.last()), 1.1 * seconds(lower_bound(Bytes{100'000'000}, fleet.learner_up, fleet.links, 1, fleet.regions)));
+  // A star of the same workers sends 40 over three ways.
+  const Topology star = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kStar).value();
+  EXPECT_NEAR(into(crossings(star, fleet), 3), 20, 1e-9);
+}
+
+TEST(Relays, TwoNarrowWaysCarryMoreThanOne) {
+  // 40 straight and 40 by way of region 1, whose own way is wide.
+  RandomFleet fleet = fleet_of({4, 4, 4}, 300);
+  fleet.learner_up = mbit(400);
+  fleet.regions = regions_of({{0, 1000, 40}, {1000, 0, 40}, {40, 40, 0}});
+  const auto times = broadcast_time(trees(fleet), Bytes{50'000'000}, Bytes{16'384}, fleet.learner_up, fleet.links, fleet.regions).value();
+  const double rate = 400 / seconds(times.of(WorkerId{9}));  // Mbit/s
+  EXPECT_GT(rate, 75);
+  EXPECT_LT(rate, 81);
+  EXPECT_GT(400 / seconds(times.of(WorkerId{1})), 200);  // who is near waits for none of it
+}
+
+TEST(Relays, WhoCannotPassOnIsSentToFromElsewhere) {
+  RandomFleet fleet = fleet_of({6, 5}, 300);
+  fleet.learner_up = mbit(500);
+  for (ChainWorker& w : fleet.workers)
+    if (w.region == 1) w.may_forward = false;
+  fleet.regions = regions_of({{0, 400}, {400, 0}});
+  const Topology topology = trees(fleet);
+  EXPECT_NEAR(into(crossings(topology, fleet), 1), 5, 1e-9);
+  const auto times = broadcast_time(topology, Bytes{50'000'000}, Bytes{16'384}, fleet.learner_up, fleet.links, fleet.regions).value();
+  EXPECT_GT(400 / seconds(times.last()), 65);  // Mbit/s, of the 80 that the way leaves to each
+}
+
+TEST(Relays, ThereAreNoneWhereAllStandInOnePlace) {
+  RandomFleet fleet = fleet_of({3, 3}, 100);
+  EXPECT_FALSE(spread_out(fleet.workers, {}));
+  fleet.regions = regions_of({{0, 10}, {10, 0}});
+  EXPECT_TRUE(spread_out(fleet.workers, fleet.regions));
+  for (ChainWorker& w : fleet.workers) w.region = 0;
+  EXPECT_FALSE(spread_out(fleet.workers, fleet.regions));
+  EXPECT_EQ(trees(fleet).to_text(), plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kTrees).value().to_text());
+}
+
+TEST(Relays, RegionsThatAreNotThereAreNamed) {
+  RandomFleet fleet = fleet_of({1, 1}, 100);
+  const auto error = [&] {
+    const auto planned = plan_chains(fleet.learner_up, mbit(10), fleet.workers, TopologyPolicy::kTrees, 1, fleet.regions);
+    return planned ? std::string() : planned.error().message();
+  };
+  fleet.regions = regions_of({{0, 0}, {10, 0}});
+  EXPECT_THAT(error(), testing::HasSubstr("must carry something, found 0 bit/s"));
+  fleet.regions.ways[0][1].rate = mbit(10);
+  fleet.workers[1].region = 2;
+  EXPECT_THAT(error(), testing::HasSubstr("worker 2 stands in region 2 of 2"));
+  fleet.workers[1].region = 1;
+  EXPECT_EQ(error(), "");
+  fleet.regions.ways[1].pop_back();
+  EXPECT_THAT(error(), testing::HasSubstr("ways to 1 of 2 regions"));
+  fleet.regions.learner = 7;
+  EXPECT_THAT(error(), testing::HasSubstr("the learner stands in region 7 of 2"));
+}
+
+TEST(Relays, AreWithinReachOfTheBoundInRandomFleets) {
+  Random random(5);
+  std::vector<double> over_bound;
+  for (int i = 0; i < 500; ++i) {
+    const RandomFleet fleet = random_regions(random, i % 4 == 1, i % 2 == 0);
+    const Topology topology = trees(fleet);
+    std::vector<WorkerId> ids;
+    for (const ChainWorker& w : fleet.workers) ids.push_back(w.id);
+    ASSERT_TRUE(validate(topology, ids)) << "fleet " << i;
+    over_bound.push_back(time_over_bound(fleet, TopologyPolicy::kAuto, 1, false));
+    ASSERT_GE(over_bound.back(), 0.999) << "fleet " << i;
+  }
+  std::sort(over_bound.begin(), over_bound.end());
+  EXPECT_LE(quantile(over_bound, 0.5), 1.10);
+  EXPECT_LE(quantile(over_bound, 0.95), 1.25);
+}
+
+// Workers come and go for a while; what is left is always trees that reach everybody, in their region where that is possible.
+TEST(Relays, AreMendedInTheirRegion) {
+  Random random(11);
+  RandomFleet fleet = fleet_of({8, 8, 8}, 200);
+  fleet.learner_up = mbit(400);
+  fleet.regions = regions_of({{0, 90, 90}, {90, 0, 90}, {90, 90, 0}});
+  Topology topology = trees(fleet);
+  std::uint64_t next = 100;
+  for (int step = 0; step < 200; ++step) {
+    if (fleet.workers.size() > 15 && random.uniform() < 0.5) {
+      fleet.workers.erase(fleet.workers.begin() + static_cast<std::ptrdiff_t>(random.below(fleet.workers.size())));
+    } else {
+      ChainWorker joiner{WorkerId{next++}, mbit(200), mbit(1000), 1, true, true, static_cast<std::uint32_t>(random.below(3))};
+      fleet.workers.push_back(joiner);
+    }
+    const MendedTrees mended = mend_trees(topology, fleet.learner_up, fleet.workers, 1, {}, fleet.regions);
+    std::vector<WorkerId> ids;
+    for (const ChainWorker& w : fleet.workers) ids.push_back(w.id);
+    ASSERT_TRUE(validate(mended.topology, ids)) << "step " << step;
+    topology = mended.slow() ? trees(fleet) : mended.topology;
+    const auto crossed = crossings(topology, fleet);
+    for (const std::uint32_t region : {1, 2}) ASSERT_LE(into(crossed, region), 1.5) << "step " << step << ": " << topology.to_text();
+  }
+}
+
+TEST(Relays, ARelayThatGoesIsFollowedByAnotherOfItsRegion) {
+  RandomFleet fleet = fleet_of({3, 6}, 300);
+  fleet.learner_up = mbit(200);
+  fleet.regions = regions_of({{0, 50}, {50, 0}});
+  Topology topology = trees(fleet);
+  std::set<WorkerId> relays;
+  for (const auto& [id, parents] : topology.parents())
+    for (const WorkerId parent : parents)
+      if (id.value > 3 && parent.value <= 3) relays.insert(id);
+  ASSERT_FALSE(relays.empty());
+  std::erase_if(fleet.workers, [&](const ChainWorker& w) { return w.id == *relays.begin(); });
+  const MendedTrees mended = mend_trees(topology, fleet.learner_up, fleet.workers, 1, {}, fleet.regions);
+  EXPECT_NEAR(into(crossings(mended.topology, fleet), 1), 1, 1e-9) << mended.topology.to_text();
+  EXPECT_FALSE(mended.slow());
+}
+
+}  // namespace
+}  // namespace echoline::chains
