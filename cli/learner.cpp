@@ -51,7 +51,7 @@ int run_learner_verb(const LearnerArguments& a) {
 }
 
 struct WorkerArguments {
-  std::string join, name = "worker", token, token_file, folder, bind, advertise, up, down;
+  std::string join, place, name = "worker", token, token_file, folder, bind, advertise, up, down;
   std::string away_max, memory_max, disk_max, cache_max, engine_name = "builtin", engine_folder, patience;
   std::uint16_t port = 0;
   double rollouts_per_s = 0;
@@ -130,6 +130,7 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
               "--advertise HOST:PORT lets it forward",
               listening.host);
   options.name = a.name;
+  options.place = a.place;
   engine.kind = a.engine_name == "sglang" ? worker::EngineKind::kSglang
                 : a.engine_name == "vllm" ? worker::EngineKind::kVllm
                                           : worker::EngineKind::kBuiltin;
@@ -183,6 +184,7 @@ void add_worker(Verb& app, int& exit) {
   auto a = std::make_shared<WorkerArguments>();
   verb->add_option("--join", a->join, "the learner, HOST:PORT; HOST is an address or a name")->required();
   verb->add_option("--name", a->name, "what the learner calls this worker: its offer id");
+  verb->add_option("--place", a->place, "where it stands, as network.regions has it, e.g. 'DE'; default: what its offer says");
   verb->add_option("--token", a->token, "join token; other users of this machine can see it here: prefer the next two");
   verb->add_option("--token-file", a->token_file,
                    "file with the join token; without both, the variable ECHOLINE_TOKEN");

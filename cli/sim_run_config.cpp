@@ -12,7 +12,6 @@ namespace echoline::cli {
 namespace {
 
 constexpr double kBytesPerChange = 0.7;
-constexpr std::size_t kRegionsMax = 64;
 constexpr std::uint64_t kStepsMax = 1'000'000, kMachinesMax = 100'000;
 const Limits<BitRate> kLink{.min = BitRate{1000}, .max = BitRate{1e12}};
 
@@ -21,11 +20,6 @@ struct Kind {  // of machines that are made up
   std::uint32_t count = 1;
   sim::Lognormal usd_per_hour{}, tokens_per_s{}, up{}, down{};
   double upload_usd_per_gb = 0, download_usd_per_gb = 0, reliability = 1;
-};
-
-struct Delay {
-  std::string from, to;
-  Duration one_way{};
 };
 
 struct Read {  // the section `simulation`, before it is put together with the rest
@@ -42,8 +36,6 @@ struct Read {  // the section `simulation`, before it is put together with the r
   std::optional<std::filesystem::path> lengths, preemptions;
   double rate_error = 0;
   std::vector<Kind> market;
-  std::vector<Delay> delays;
-  std::string learner_region;
 };
 
 // Half of the values lie below the median: what is above 95 of 100 is at most so many times that.
@@ -71,7 +63,7 @@ void read_link(ConfigSection& s, const char* key, const char* key_p95, sim::Logn
   check_spread(s, key_p95, value.median, value.p95);
 }
 
-void read_market(ConfigSection s, Read& c) {
+void read_market(ConfigSection s, const provisioner::RegionMap& map, Read& c) {
   for (ConfigSection kind : s.sections("market", "machines that can be rented, made up kind by kind, where fleet.offers names no file")) {
     Kind k;
     kind.read("region", k.region, {"where they stand; a name of your own", "one region for all"});
@@ -84,16 +76,13 @@ void read_market(ConfigSection s, Read& c) {
     kind.read("upload_usd_per_gb", k.upload_usd_per_gb, usd, "price of what they send; 1 GB is 10^9 bytes");
     kind.read("download_usd_per_gb", k.download_usd_per_gb, usd, "price of what they receive");
     kind.read("reliability", k.reliability, {.min = 0.0, .max = 1.0}, "as the market states it; it moves a worker in the topology");
+      if (!map.regions.empty() && !k.region.empty() && !map.find(k.region)) {
+      std::vector<std::string> names;
+      for (const provisioner::Region& r : map.regions) names.push_back(r.name);
+      kind.error("region", fmt::format("none of network.regions has the place '{}'{}", k.region, did_you_mean(k.region, names)));
+    }
     c.market.push_back(std::move(k));
   }
-  for (ConfigSection pair : s.sections("delays", "one-way delays between regions, both ways; network.delay_expected for others")) {
-    Delay d;
-    pair.require("from", d.from, "a region");
-    pair.require("to", d.to, "another, or the same");
-    pair.require("one_way", d.one_way, {.min = Duration(0), .max = std::chrono::seconds(60)}, "half of what ping says");
-    c.delays.push_back(std::move(d));
-  }
-  s.read("learner_region", c.learner_region, {"where the learner stands", "the first region"});
 }
 
 void read_misfortune(ConfigSection churn, ConfigSection faults, Read& c) {
@@ -149,7 +138,7 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
   if (c.tokens_p95 && !file) check_spread(tokens, "p95", c.tokens_median, *c.tokens_p95);
   if (file && (tokens.has("median") || c.tokens_p95)) tokens.error("histogram", "expected either a histogram or a median");
   read_misfortune(s.section("churn", "Machines that are taken away."), s.section("faults", "What else goes wrong."), c);
-  read_market(s, c);
+  read_market(s, config.network.regions, c);
   for (const double d : c.densities)
     if (!(d >= 0 && d <= 1)) s.error("densities", fmt::format("expected numbers from 0 to 1, found {}", d));
   if (c.boot_p95) check_spread(s, "boot_p95", seconds(c.boot), seconds(*c.boot_p95));
@@ -221,29 +210,6 @@ Status read_offers(const learner::RunConfig& config, double parameters, double t
   return ok();
 }
 
-Status set_regions(const Read& c, Duration delay, sim::RunScenario& s) {
-  constexpr std::string_view kOperation = "simulation";
-  if (s.regions.size() > kRegionsMax && !c.delays.empty())
-    return fail(Code::kInvalid, kOperation, "delays between {} regions; at most {} can be told apart", s.regions.size(), kRegionsMax);
-  const auto known = [&](const std::string& name) -> Result<std::size_t> {
-    const auto it = std::find(s.regions.begin(), s.regions.end(), name);
-    if (it == s.regions.end()) return fail(Code::kInvalid, kOperation, "no machine is in region '{}'{}", name, did_you_mean(name, s.regions));
-    return static_cast<std::size_t>(it - s.regions.begin());
-  };
-  if (!c.learner_region.empty()) {
-    ECHO_ASSIGN(const std::size_t region, known(c.learner_region));
-    s.learner_region = static_cast<std::uint32_t>(region);
-  }
-  if (c.delays.empty()) return ok();
-  s.delays.assign(s.regions.size(), std::vector<Duration>(s.regions.size(), delay));
-  for (const Delay& d : c.delays) {
-    ECHO_ASSIGN(const std::size_t from, known(d.from));
-    ECHO_ASSIGN(const std::size_t to, known(d.to));
-    s.delays[from][to] = s.delays[to][from] = d.one_way;
-  }
-  return ok();
-}
-
 // What a payload of so many changes has, at most a snapshot's size.
 Bytes delta_of(double parameters, double density, double bytes_per_change) {
   return Bytes{static_cast<std::uint64_t>(std::min(2 * parameters, parameters * density * bytes_per_change)) + 1};
@@ -284,7 +250,6 @@ Status put_together(const Read& c, SimRun& run) {
   if (c.market.empty()) ECHO_TRY(read_offers(config, run.parameters, tokens_mean, s));
   else make_market(c, tokens_mean, s);
   if (s.regions.empty()) s.regions.push_back("");
-  ECHO_TRY(set_regions(c, config.network.delay_expected, s));
   sim::Draws errors(s.seed, 12);
   for (sim::RunOffer& o : s.offers) {
     if (c.rate_error > 0) o.rate_share = 1 + c.rate_error * (2 * errors.uniform() - 1);

@@ -140,6 +140,7 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
         {"seconds_max", learner::quantile(r.recoveries_s, 1)}}},
       {"cost", {{"usd_rent", r.usd_rent}, {"usd_traffic", r.usd_traffic}}},
       {"regions", by_region},
+      {"crossing_bytes_sent", static_cast<std::uint64_t>(r.crossing_bytes_sent)},
       {"decisions", r.decision_counts}};
   return report;
 }
@@ -204,6 +205,8 @@ std::string sim_run_table(const json& r) {
   line("", fmt::format("T_b {}, p95 {}; bound {}", duration(b.at("t_b_seconds_median")), duration(b.at("t_b_seconds_p95")),
                        duration(b.at("lower_bound_seconds"))));
   line("", fmt::format("the learner sent {}", bytes(b.at("learner_bytes_sent"))));
+  if (s.at("crossing_bytes_sent").get<std::uint64_t>() > 0)
+    line("", fmt::format("{} crossed from one region to another", bytes(s.at("crossing_bytes_sent"))));
   for (const auto& [name, region] : s.at("regions").items())
     line("  " + name.substr(0, 10), fmt::format("{} machines, {} rollouts, ${:.2f}", region.at("machines").get<std::uint64_t>(),
                                                 region.at("rollouts").get<std::uint64_t>(), region.at("usd").get<double>()));

@@ -100,6 +100,7 @@ provisioner::PlanRequest plan_request(const RunConfig& config, double parameters
   request.worker_cap = config.network.worker_rate;
   request.chunk = config.network.chunk;
   request.delay = config.network.delay_expected;
+  request.regions = config.network.regions;
   request.install_time = config.fleet.install_time_expected;
   request.boot_max = config.fleet.join_timeout;
   request.active_fraction = config.network.quorum;

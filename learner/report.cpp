@@ -87,6 +87,7 @@ json staleness_json(const RunConfig& config, const Rows& rows, const json& rejec
 json worker_json(const WorkerEntry& w) {
   return {{"id", w.id.value},
           {"offer", w.offer},
+          {"region", w.region_name.empty() ? json(nullptr) : json(w.region_name)},
           {"price_usd_per_hour", w.price_usd_per_hour ? json(*w.price_usd_per_hour) : json(nullptr)},
           {"rollouts", w.rollouts},
           {"bytes_in", w.bytes_in},

@@ -23,6 +23,8 @@ struct WorkerEntry {
   std::uint64_t rollouts = 0;  // accepted
   std::uint64_t bytes_in = 0, bytes_forwarded = 0;
   Duration delay{};  // one way from the learner; zero: not known
+  std::uint32_t region = 0;  // of network.regions, and its name; "" where there are none
+  std::string region_name;
   std::optional<double> install_seconds_mean;  // as it says: from a complete policy until it is in place
   std::optional<Version> version;
   overlay::Digest digest{};

@@ -14,6 +14,7 @@
 #include "data_plane/schema.pb.h"
 #include "learner/training_config.hpp"
 #include "provisioner/offers.hpp"
+#include "provisioner/regions.hpp"
 
 namespace echoline {
 struct ConfigKey;
@@ -118,7 +119,8 @@ struct NetworkSection {
   std::optional<BitRate> worker_rate;  // b, cap of each worker's up and down link; absent: the offer's own
   Bytes chunk{32 * 1024};
   chains::TopologyPolicy topology = chains::TopologyPolicy::kAuto;
-  Duration delay_expected{};  // one way, for planning only
+  Duration delay_expected{};  // one way where the regions do not say it, for planning only
+  provisioner::RegionMap regions;
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away: its leases return
   Duration silence_min = std::chrono::seconds(2);        // before it is silent: its place is given to others
   // Recent publications that the learner keeps in memory for late workers; absent: by the policy's size.

@@ -190,6 +190,7 @@ class Service {
     o.policy_bytes = {2 * model.parameters()};  // bf16
     o.store_bytes_max = config_.network.store;
     o.quorum = config_.network.quorum;
+    o.regions = config_.network.regions.ways;
     o.run_id = config_.run.name;
     o.folder = record_->folder() / "overlay";
     o.bundle = config_.fleet.bundle.value_or(std::filesystem::path{});
@@ -201,9 +202,10 @@ class Service {
       ECHO_TRY(data_plane::parse_vitals(bytes));
       return ok();
     };
+    events.region_of = [this](const overlay::MemberInfo& member) { return region_of(printable(member.name), member.place); };
     // What machines call themselves and say is shown from here on: in the log, in files, on terminals.
     events.heartbeat = [this](const overlay::HeardFrom& beat) { heartbeat(beat); };
-    events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member.id, printable(member.name)); };
+    events.joined = [this](const overlay::MemberInfo& member) { worker_joined(member); };
     events.away = [this](WorkerId id, const std::string& reason) { worker_away(id, printable(reason)); };
     events.lost = [this](WorkerId id, const std::string& reason) { worker_lost(id, printable(reason)); };
     events.trouble = [this](WorkerId id, const std::string& said) {
@@ -607,7 +609,10 @@ class Service {
 
   // --- Called on the overlay's thread ---
 
-  void worker_joined(WorkerId id, const std::string& name) {
+  void worker_joined(const overlay::MemberInfo& member) {
+    const WorkerId id = member.id;
+    const std::string name = printable(member.name);
+    const std::uint32_t region = region_of(name, member.place);
     { const std::lock_guard started(node_mutex_); }
     bool back = false;
     {
@@ -619,11 +624,15 @@ class Service {
       w.away = w.lost = false;
       w.id = id;
       w.offer = name;
+      w.region = region;
+      if (const auto& regions = config_.network.regions.regions; !regions.empty()) w.region_name = regions[region].name;
       drawn_.reset();  // it has a name now
       if (const provisioner::Offer* offer = offer_of(w)) w.price_usd_per_hour = offer->usd_per_hour();
     }
     if (desk_ready_) desk_->worker_joined(id);
-    record_->event(back ? "back" : "joined", {{"worker", id.value}, {"offer", name}});
+    json event{{"worker", id.value}, {"offer", name}};
+    if (!config_.network.regions.regions.empty()) event["region"] = config_.network.regions.regions[region].name;
+    record_->event(back ? "back" : "joined", std::move(event));
     if (back) log::info("worker {} ({}) is back", id, name);
     if (fleet_ready_) fleet_->joined(id, name);
   }
@@ -673,9 +682,10 @@ class Service {
     {
       const std::lock_guard lock(mutex_);
       for (const WorkerId id : report.topology.workers())
-        links.push_back({id, link_rate(id, true), link_rate(id, false), workers_[id].delay});
+        links.push_back({id, link_rate(id, true), link_rate(id, false), workers_[id].delay, workers_[id].region});
     }
     const BitRate up = config_.network.uplink.value_or(BitRate{1e12});
+    const chains::Regions& ways = config_.network.regions.ways;
     // For as many as T_b counts: in a small fleet that may be fewer than q says.
     const double counted = std::clamp(static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers)),
                                       1e-9, config_.network.quorum);
@@ -688,18 +698,27 @@ class Service {
                 {"depth", report.depth},
                 {"learner_bytes", report.learner_bytes_sent.count},
                 {"lower_bound_seconds",
-                 seconds(chains::lower_bound(report.payload, up, links, counted))}};
-    const auto predicted = chains::broadcast_time(report.topology, report.payload, config_.network.chunk, up, links);
+                 seconds(chains::lower_bound(report.payload, up, links, counted, ways))}};
+    const auto predicted = chains::broadcast_time(report.topology, report.payload, config_.network.chunk, up, links, ways);
     if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted));
     last_t_b_seconds_ = seconds(report.t_b);
     record_->metric("broadcast", std::move(row));
   }
 
   // What a worker was rented as; null for one that joined by hand. A market has many thousand offers. Needs mutex_.
-  const provisioner::Offer* offer_of(const WorkerEntry& worker) const {
-    if (const auto rented = rented_.find(worker.offer); rented != rented_.end()) return &rented->second;
-    const auto found = offers_.find(worker.offer);
+  const provisioner::Offer* offer_of(const WorkerEntry& worker) const { return offer_named(worker.offer); }
+  const provisioner::Offer* offer_named(const std::string& name) const {
+    if (const auto rented = rented_.find(name); rented != rented_.end()) return &rented->second;
+    const auto found = offers_.find(name);
     return found == offers_.end() ? nullptr : found->second;
+  }
+
+  // Where a worker stands, by what it says or else by what it was rented as.
+  std::uint32_t region_of(const std::string& name, const std::string& place) {
+    if (!place.empty()) return config_.network.regions.of(place);
+    const std::lock_guard lock(mutex_);
+    const provisioner::Offer* offer = offer_named(name);
+    return config_.network.regions.of(offer ? offer->place : std::string());
   }
 
   // Planned link rate of a worker, by its offer. Needs mutex_.

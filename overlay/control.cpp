@@ -271,6 +271,7 @@ void write_to(wire::ControlMessage& out, const Hello& m) {
   if (m.up) w.set_up_bits_per_s(m.up->bits_per_s);
   if (m.down) w.set_down_bits_per_s(m.down->bits_per_s);
   if (m.installed) write(*m.installed, *w.mutable_installed());
+  if (!m.place.empty()) w.set_place(line(m.place));
 }
 Result<Hello> read(const wire::Hello& w) {
   ECHO_TRY(check_protocol(w.protocol()));
@@ -283,6 +284,7 @@ Result<Hello> read(const wire::Hello& w) {
   if (w.has_installed()) {
     ECHO_ASSIGN(m.installed, read(w.installed()));
   }
+  ECHO_ASSIGN(m.place, line_of(w.place(), "place"));
   return m;
 }
 

@@ -71,6 +71,7 @@ struct Hello {
   Endpoint data;
   std::optional<BitRate> up, down;
   std::optional<Installed> installed;
+  std::string place{};  // where it says that it stands; "" where it does not say
 };
 struct Welcome {
   WorkerId worker;

@@ -269,7 +269,7 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   remember(stranger.peer.identity, hello.name);
   const Endpoint named = std::exchange(hello.data, reached_at(id, hello.data, stranger.peer.host));
   hello.name = state_.known.at(id).name;
-  const MemberInfo info{id, hello.name, hello.data, hello.up, hello.down};
+  const MemberInfo info{id, hello.name, hello.data, hello.up, hello.down, std::move(hello.place)};
   const std::string application = config_.welcome ? config_.welcome(info) : std::string();
   if (application.size() > kWelcomeBytesMax) {
     log::error(
@@ -283,6 +283,8 @@ void LearnerCore::admit_worker(ConnId conn, const Stranger& stranger, Hello hell
   if (auto back = away_.extract(id)) workers_.insert(std::move(back));
   Worker& worker = workers_[id];
   worker.view.info = info;
+  worker.region = config_.region_of ? config_.region_of(info) : config_.regions.learner;
+  ECHO_CHECK(!config_.regions.several() || worker.region < config_.regions.ways.size());
   worker.view.installed.reset();
   worker.reachable = true;
   worker.draining = false;

@@ -12,6 +12,7 @@
 
 #include "chains/apart.hpp"
 #include "chains/planner.hpp"
+#include "chains/regions.hpp"
 #include "chains/score.hpp"
 #include "chains/trees.hpp"
 #include "overlay/conduct.hpp"
@@ -44,6 +45,8 @@ struct LearnerConfig {
   Duration silence_min{};                                // before it is silent, whatever was learned; at most that
   Duration away_max = std::chrono::minutes(5);           // before who is away is gone
   double quorum = 0.9;
+  chains::Regions regions;  // where the learner and its workers stand
+  std::function<std::uint32_t(const MemberInfo&)> region_of;  // may be empty: all with the learner; pure
   Bytes store_bytes_max{1ull << 30};
   Bytes policy_bytes{};  // size of the policy, for workers; zero: not known
   std::size_t message_bytes_max = kMessageBytesMax;  // of a worker; what is longer is not kept
@@ -133,6 +136,7 @@ class LearnerCore final : public Core {
  private:
   struct Worker {
     WorkerView view;
+    std::uint32_t region = 0;  // of LearnerConfig::regions
     ConnId control;
     MessageQueue messages;
     MessageAssembler incoming;

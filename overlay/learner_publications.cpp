@@ -210,10 +210,11 @@ bool LearnerCore::last_is_alone(const Broadcast& b, TimePoint now) const {
   std::vector<chains::WorkerLink> links;
   for (const auto& [id, worker] : workers_) {
     const chains::ChainWorker w = chain_worker(worker, now);
-    links.push_back({id, w.up, w.down, Duration{}});
+    links.push_back({id, w.up, w.down, Duration{}, w.region});
   }
   if (const StoredPublication* stored = store_.find(b.id))
-    if (const auto times = chains::broadcast_time(b.topology, {stored->bytes}, {stored->announcement.chunk_bytes}, learner_up(), links)) {
+    if (const auto times = chains::broadcast_time(b.topology, {stored->bytes}, {stored->announcement.chunk_bytes}, learner_up(), links,
+                                                    config_.regions)) {
       Duration others{}, last{};
       for (const chains::Completion& c : times->workers)
         if (Duration& slowest = c.id == b.acked_last ? last : others; b.active.contains(c.id)) slowest = std::max(slowest, c.time);

@@ -46,6 +46,7 @@ chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint no
   const chains::Role role = record ? record->ladder.role() : chains::Role::kSeed;
   const bool trusted = !conduct_.quarantined(info.id, unix_ms(now)) && !worker.draining && worker.reachable;
   w.may_forward = trusted && !slow && role != chains::Role::kRolloutOnly;
+  w.region = worker.region;
   w.may_seed = role == chains::Role::kSeed && !slow && !conduct_.accuses(info.id, unix_ms(now));
   return w;
 }
@@ -116,13 +117,13 @@ void LearnerCore::plan_anew(TimePoint now) {
     return set_topology(std::move(next), now);
   }
   auto planned = chains::plan_chains(learner_up(), config_.chain_rate, chain_workers(now), topology_.policy,
-                                     config_.quorum);
+                                     config_.quorum, config_.regions);
   ECHO_CHECK(planned.has_value(), "{}", planned ? "" : planned.error().message());  // the inputs were checked at hello
   set_topology(std::move(*planned), now);
 }
 
 chains::MendedTrees LearnerCore::mended_trees(std::optional<WorkerId> moved, TimePoint now) const {
-  return chains::mend_trees(topology_, learner_up(), chain_workers(now), config_.quorum, moved);
+  return chains::mend_trees(topology_, learner_up(), chain_workers(now), config_.quorum, moved, config_.regions);
 }
 
 void LearnerCore::set_mended(chains::MendedTrees mended, TimePoint now) {
@@ -155,10 +156,10 @@ void LearnerCore::choose_policy(TimePoint now) {
   for (chains::ChainWorker& w : workers) {
     const WorkerView& view = workers_.at(w.id).view;
     if (!view.info.up) w.up = std::min({w.up, learner_up(), w.down});
-    links.push_back({w.id, w.up, w.down, view.delay.value_or(usual)});
+    links.push_back({w.id, w.up, w.down, view.delay.value_or(usual), w.region});
   }
   auto choice = chains::choose_topology(learner_up(), config_.chain_rate, workers, links,
-                                        {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.quorum}, topology_.policy);
+                                        {{carried->bytes}, {carried->announcement.chunk_bytes}, config_.quorum}, topology_.policy, config_.regions);
   if (!choice || choice->topology.policy == topology_.policy) {
     sooner_ = 0;
     return;

@@ -498,7 +498,8 @@ void MemberCore::on_connected(ConnId conn, TimePoint now) {
     control_up_ = true;
     learner_heard_ = now;
     return send_control(
-        conn, Hello{config_.state.run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down, installed_},
+        conn, Hello{config_.state.run_id, config_.name, config_.data, up_.rate(), config_.core.limits.down, installed_,
+                    config_.place},
         now);
   }
   if (Upstream* up = upstream_of(conn)) upstream_opened(*up, *up->stream_of(conn), now);

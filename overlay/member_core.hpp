@@ -29,6 +29,7 @@ struct MemberConfig {
   Duration join_timeout = std::chrono::seconds(10);
   std::optional<Duration> away_max;  // without the learner, before the worker gives up; absent: what the learner says
   bool delivers_parts = false;       // act::DeliverPart comes while a delta arrives
+  std::string place{};               // where it stands, for the learner's regions; "": not said
 };
 
 class MemberCore final : public Core {

@@ -92,6 +92,7 @@ struct MemberInfo {
   std::string name;  // what the worker calls itself: its offer id
   Endpoint data;     // where other workers dial it for chunks
   std::optional<BitRate> up, down;
+  std::string place{};  // as it says; "" where it does not say
 };
 
 // One publication's broadcast, reported once the quorum of the workers active at publication has acknowledged it.

@@ -22,13 +22,6 @@ std::string not_stated(std::string_view what, std::string_view key) {
   return fmt::format("{} not stated (fleet.assume.{})", what, key);
 }
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
-bool contains(std::string_view text, std::string_view part) {
-  return std::search(text.begin(), text.end(), part.begin(), part.end(),
-                     [](char a, char b) { return lower(a) == lower(b); }) != text.end();
-}
-
 }  // namespace
 
 std::optional<BitRate> up_of(const PlanRequest& r, const Offer& o) { return capped(r, either(o.up, r.assume.up)); }
@@ -76,7 +69,7 @@ std::optional<std::string> defect_of(const PlanRequest& r, const Offer& o) {
     return fmt::format("of provider {}, this run rents from {}", o.provider, r.provider);
   if (!o.rentable) return "somebody else has it";
   if (!r.places.empty() &&
-      std::none_of(r.places.begin(), r.places.end(), [&](const auto& place) { return contains(o.place, place); }))
+      std::none_of(r.places.begin(), r.places.end(), [&](const auto& place) { return contains_place(o.place, place); }))
     return o.place.empty() ? std::string("place not stated, fleet.places asks for one")
                            : fmt::format("in {}, not in fleet.places", o.place);
   if (r.gpu_memory_min) {

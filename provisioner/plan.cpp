@@ -157,19 +157,21 @@ class Planner {
       const chains::PeerStats stated{
           o_up, request_.worker_cap.value_or(fastest_up), kStated,
           static_cast<std::uint32_t>(std::lround(reliability_of(request_, o).value_or(0) * kStated)), Duration{}};
-      workers.push_back({WorkerId{m + 1}, o_up, o_down, chains::peer_score(stated), true, true});
-      s.links.push_back({WorkerId{m + 1}, o_up, o_down, request_.delay});
+      const std::uint32_t region = request_.regions.of(o.place);
+      workers.push_back({WorkerId{m + 1}, o_up, o_down, chains::peer_score(stated), true, true, region});
+      s.links.push_back({WorkerId{m + 1}, o_up, o_down, request_.delay, region});
     }
     const BitRate chain_rate = request_.worker_cap.value_or(slowest_up);
+    const chains::Regions& ways = request_.regions.ways;
     if (request_.topology == chains::TopologyPolicy::kAuto) {
       const chains::Cargo cargo{request_.delta_bytes, request_.chunk, request_.active_fraction};
-      ECHO_ASSIGN(chains::Choice choice, chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, cargo));
+      ECHO_ASSIGN(chains::Choice choice, chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, cargo, {}, ways));
       s.topology = std::move(choice.topology);
       s.times = std::move(choice.times);
     } else {
       ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, chain_rate, workers, request_.topology,
-                                                  request_.active_fraction));
-      ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, request_.chunk, request_.learner_up, s.links));
+                                                  request_.active_fraction, ways));
+      ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, request_.chunk, request_.learner_up, s.links, ways));
     }
     s.broadcast_time = s.times.fraction(request_.active_fraction) + request_.install_time;
     return ok();
@@ -271,7 +273,7 @@ class Planner {
     plan.broadcast_time = assumed;
     plan.broadcast_time_last = s.times.last();
     plan.broadcast_lower_bound =
-        chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.active_fraction);
+        chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.active_fraction, request_.regions.ways);
     plan.settled = settled_;
     plan.topology = s.topology;
     plan.rollouts_per_s = s.set.rollouts_per_s;

@@ -15,6 +15,7 @@
 #include "chains/topology.hpp"
 #include "provisioner/capacity.hpp"
 #include "provisioner/offers.hpp"
+#include "provisioner/regions.hpp"
 
 namespace echoline::provisioner {
 
@@ -35,7 +36,8 @@ struct PlanRequest {
   BitRate learner_up;                 // B
   std::optional<BitRate> worker_cap;  // most a worker may send or receive; absent: what its offer states
   Bytes chunk{256 * 1024};
-  Duration delay{};              // one way, between any two neighbours
+  Duration delay{};              // one way, between any two neighbours whose regions do not say it
+  RegionMap regions;
   Duration boot_max = std::chrono::seconds(60);  // from asking for a machine until its worker has joined, at most
   Duration install_time{};       // part of T_b that is not transfer: waiting for a safe point, applying
   double active_fraction = 0.9;  // q of T_b

@@ -85,6 +85,28 @@ json chains_json(const chains::Chains& chains) {
   return out;
 }
 
+json regions_json(const RegionMap& map) {
+  json all = json::array();
+  for (const Region& r : map.regions) all.push_back({{"name", r.name}, {"places", r.places}});
+  return all;
+}
+
+// One for each pair of which anything is known.
+json ways_json(const RegionMap& map) {
+  json all = json::array();
+  for (std::size_t a = 0; a < map.ways.ways.size(); ++a)
+    for (std::size_t b = 0; b < map.ways.ways.size(); ++b) {
+      const chains::RegionWay& way = map.ways.ways[a][b];
+      const bool limited = std::isfinite(way.rate.bits_per_s);
+      if (!limited && !way.delay) continue;
+      all.push_back({{"from", map.regions[a].name},
+                     {"to", map.regions[b].name},
+                     {"mbit_per_s", limited ? json(tidy(way.rate.mbit_per_s())) : json()},
+                     {"delay_seconds", way.delay ? json(seconds(*way.delay)) : json()}});
+    }
+  return all;
+}
+
 json topology_json(const chains::Topology& t) {
   json further = json::array(), grafts = json::array(), leaves = json::array();
   for (const chains::Chains& stripe : t.further) further.push_back(chains_json(stripe));
@@ -250,6 +272,47 @@ bool read_chains(const json& j, std::size_t workers, chains::Chains& out) {
   return true;
 }
 
+// Plans of before there were regions have none.
+void read_regions(const Reader& r, RegionMap& map) {
+  if (r.absent("regions") || r.absent("ways")) return;
+  const json *regions = r.list("regions"), *ways = r.list("ways");
+  if (!regions || !ways || regions->empty()) return;
+  if (regions->size() > chains::kRegionsMax) return r.wrong("regions", "fewer regions", *regions);
+  const auto text = [](const json& j, const char* key) {
+    return j.is_object() && j.contains(key) && j.at(key).is_string() ? j.at(key).get<std::string>() : std::string();
+  };
+  const auto number = [&](const std::string& name) {
+    return static_cast<std::size_t>(
+        std::find_if(map.regions.begin(), map.regions.end(), [&](const Region& region) { return region.name == name; }) -
+        map.regions.begin());
+  };
+  for (const json& j : *regions) {
+    Region& region = map.regions.emplace_back(Region{text(j, "name"), {}});
+    if (region.name.empty() || !j.contains("places") || !j.at("places").is_array()) return r.wrong("regions", "a name and places", j);
+    for (const json& place : j.at("places"))
+      if (place.is_string()) region.places.push_back(place.get<std::string>());
+  }
+  std::string learner;
+  r.text("region", learner);
+  const std::size_t n = map.regions.size();
+  if (number(learner) == n) return r.wrong("region", "one of the regions", json(learner));
+  map.ways.learner = static_cast<std::uint32_t>(number(learner));
+  map.ways.ways.assign(n, std::vector<chains::RegionWay>(n));
+  for (const json& j : *ways) {
+    const std::size_t from = number(text(j, "from")), to = number(text(j, "to"));
+    if (from == n || to == n) return r.wrong("ways", "from and to of the regions", j);
+    chains::RegionWay& way = map.ways.ways[from][to];
+    if (const auto rate = j.find("mbit_per_s"); rate != j.end() && !rate->is_null()) {
+      if (!rate->is_number() || !(rate->get<double>() > 0)) return r.wrong("ways", "a rate above 0", *rate);
+      way.rate = BitRate::from_mbit_per_s(rate->get<double>());
+    }
+    if (const auto delay = j.find("delay_seconds"); delay != j.end() && !delay->is_null()) {
+      if (!delay->is_number() || !(delay->get<double>() >= 0) || delay->get<double>() > 3600) return r.wrong("ways", "a delay of up to an hour", *delay);
+      way.delay = from_seconds(delay->get<double>());
+    }
+  }
+}
+
 void read_topology(const Reader& r, std::size_t workers, chains::Topology& t) {
   using chains::TopologyPolicy;
   std::string policy;
@@ -319,6 +382,7 @@ void read_request(const Reader& r, PlanRequest& q) {
   r.text("provider", q.provider);
   if (!r.absent("gpu_bytes_min")) r.bytes("gpu_bytes_min", q.gpu_memory_min.emplace());
   r.texts("places", q.places);
+  read_regions(r, q.regions);
   r.optional("reliability_min", q.reliability_min, 0, 1);
   r.duration("duration_days_min", q.duration_min, 86400);
   r.rate("up_mbit_per_s_min", q.up_min);
@@ -444,6 +508,9 @@ nlohmann::json Plan::to_json() const {
             {"gpu_bytes_min", or_null(q.gpu_memory_min)},
             {"gpu_gb_min", or_null(gpu_gb)},
             {"places", q.places},
+            {"region", q.regions.regions.empty() ? json() : json(q.regions.regions[q.regions.ways.learner].name)},
+            {"regions", regions_json(q.regions)},
+            {"ways", ways_json(q.regions)},
             {"reliability_min", or_null(q.reliability_min)},
             {"duration_days_min", or_null(days_of(q.duration_min))},
             {"up_mbit_per_s_min", or_null(q.up_min)},

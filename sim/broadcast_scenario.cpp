@@ -19,7 +19,7 @@ constexpr Duration kLook = std::chrono::milliseconds(10);  // how often it is as
 class Stage final : public FleetObserver {
  public:
   explicit Stage(const BroadcastScenario& s)
-      : s_(s), world_({s.seed, s.delay, s.jitter}), fleet_(world_, fleet_options(s)) {
+      : s_(s), world_({s.seed, s.delay, s.jitter, s.regions}), fleet_(world_, fleet_options(s)) {
     fleet_.set_observer(this);
   }
   Result<BroadcastResult> run();
@@ -29,6 +29,7 @@ class Stage final : public FleetObserver {
  private:
   static FleetOptions fleet_options(const BroadcastScenario& s);
   LinkLimits link_of(std::size_t i) const { return i < s_.worker_links.size() ? s_.worker_links[i] : s_.worker_link; }
+  std::uint32_t region_of(std::size_t i) const { return i < s_.worker_regions.size() ? s_.worker_regions[i] : 0; }
   void add_worker();
   void publish(std::size_t index);
   bool live(std::size_t i) const { return world_.alive(fleet_.worker(i).host); }
@@ -69,6 +70,7 @@ FleetOptions Stage::fleet_options(const BroadcastScenario& s) {
   o.learner.heartbeat = s.heartbeat;
   o.learner.heartbeat_timeout = 6 * s.heartbeat;
   o.learner.quorum = s.quorum;
+  o.learner.regions = s.regions;
   o.learner.store = s.learner_store;
   o.learner.chunk_bytes = static_cast<std::uint32_t>(s.chunk.count);
   o.learner.durable = false;
@@ -84,6 +86,7 @@ void Stage::add_worker() {
     o.limits = limits;
   else
     o.link = {limits.up, limits.down};
+  o.region = region_of(fleet_.workers());
   o.enrol = false;
   o.store.memory_max = s_.worker_store;
   o.install_time = {};
@@ -271,12 +274,12 @@ Status Stage::predict() {
   const BitRate unlimited{1e12};
   for (std::size_t i = 0; i < s_.workers; ++i) {
     const LinkLimits limits = link_of(i);
-    links.push_back({fleet_.worker(i).id(), limits.up.value_or(unlimited), limits.down.value_or(unlimited), s_.delay});
+    links.push_back({fleet_.worker(i).id(), limits.up.value_or(unlimited), limits.down.value_or(unlimited), s_.delay, region_of(i)});
   }
   std::sort(links.begin(), links.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
-  result_.lower_bound = chains::lower_bound(s_.payload, s_.learner_up, links);
+  result_.lower_bound = chains::lower_bound(s_.payload, s_.learner_up, links, 1, s_.regions);
   result_.topology = planned_;
-  ECHO_ASSIGN(const auto times, chains::broadcast_time(planned_, s_.payload, s_.chunk, s_.learner_up, links));
+  ECHO_ASSIGN(const auto times, chains::broadcast_time(planned_, s_.payload, s_.chunk, s_.learner_up, links, s_.regions));
   result_.predicted = times.last();
   return ok();
 }

@@ -25,7 +25,9 @@ struct BroadcastScenario {
   std::vector<overlay::LinkLimits> worker_links;  // of the first workers, late ones included
   // True: the cores hold the limits (what a user's emulated WAN does) and the network is unlimited. False: the network.
   bool limits_in_cores = false;
-  Duration delay{};  // one way, between any two nodes
+  Duration delay{};  // one way, between any two nodes whose regions do not say it
+  chains::Regions regions;
+  std::vector<std::uint32_t> worker_regions;  // of the first workers; of all others 0
   Duration jitter{};
   Bytes payload{1'000'000};  // of the first publication, a full snapshot
   Bytes delta{200'000};      // of each further one, on the version before; zero: they are full snapshots as well

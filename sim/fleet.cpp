@@ -34,7 +34,7 @@ Fleet::Fleet(World& world, const FleetOptions& options)
   checker_ = std::make_shared<const RememberingChecker>(kRunId, authority_->key(), truth_);
   loot_->checker = checker_;
   world_.set_authority({kRunId, authority_->public_key()});
-  learner_host_ = world_.add_host(options_.learner.link, options_.learner.clock_skew);
+  learner_host_ = world_.add_host(options_.learner.link, options_.learner.clock_skew, options_.learner.regions.learner);
   learner_origin_unix_s_ = world_.unix_origin_s(learner_host_);
 }
 
@@ -106,6 +106,9 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   config.heartbeat_timeout = o.heartbeat_timeout;
   config.away_max = o.away_max;
   config.quorum = o.quorum;
+  config.regions = o.regions;
+  if (o.regions.several())
+    config.region_of = [](const MemberInfo& info) { return static_cast<std::uint32_t>(std::stoul(info.place)); };
   config.store_bytes_max = o.store;
   if (const auto& bytes = world_.disk(learner_host_).state()) {
     auto state = decode_learner_state(*bytes);

@@ -28,6 +28,7 @@ struct LearnerOptions {
   Duration heartbeat = std::chrono::milliseconds(500), heartbeat_timeout = std::chrono::seconds(3);
   Duration away_max = std::chrono::minutes(5);
   double quorum = 0.9;
+  chains::Regions regions;  // the world's; where the learner stands is said here
   Bytes store{1ull << 30};
   std::uint32_t chunk_bytes = 64 * 1024;
   bool durable = true;  // its state is on its disk
@@ -49,6 +50,7 @@ struct WorkerOptions {
   double install_failure_share = 0;
   Duration restart_after = std::chrono::seconds(1);  // when its process has ended by itself
   std::optional<std::size_t> files;                  // that its process can open
+  std::uint32_t region = 0;
 };
 
 struct FleetOptions {

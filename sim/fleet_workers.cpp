@@ -26,7 +26,7 @@ std::size_t Fleet::add_worker(const WorkerOptions& asked) {
   if (options.malice.slander) options.malice.parents = [this, i] { return parents_of(i); };
   auto worker = std::make_unique<Worker>();
   worker->options = options;
-  worker->host = world_.add_host(options.link, options.clock_skew);
+  worker->host = world_.add_host(options.link, options.clock_skew, options.region);
   worker->options.store.disk = options.disk;
   world_.set_nat(worker->host, options.nat);
   world_.disk(worker->host).configure(options.disk_options);
@@ -206,6 +206,7 @@ void Fleet::join(std::size_t i, WorkerState state) {
                       w.options.disk,
                       std::chrono::seconds(10),
                       std::nullopt};
+  if (options_.learner.regions.several()) config.place = std::to_string(w.options.region);
   auto process = std::make_unique<MemberProcess>(*this, i, std::move(config));
   MemberCore& core = process->core();
   world_.start(w.host, std::move(process));

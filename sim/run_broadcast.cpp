@@ -21,10 +21,6 @@ void RunBroadcast::add(const Receiver& receiver) {
 
 void RunBroadcast::remove(WorkerId id) { changed_ += members_.erase(id); }
 
-Duration RunBroadcast::delay(std::uint32_t from, std::uint32_t to) const {
-  return scenario_.delays.empty() ? scenario_.request.delay : scenario_.delays[from][to];
-}
-
 Status RunBroadcast::plan() {
   const provisioner::PlanRequest& request = scenario_.request;
   BitRate slowest = members_.begin()->second.up, fastest = slowest;
@@ -41,39 +37,34 @@ Status RunBroadcast::plan() {
     constexpr std::uint32_t kStated = 1000;
     const chains::PeerStats stated{r.up, request.worker_cap.value_or(fastest), kStated,
                                    static_cast<std::uint32_t>(std::lround(r.reliability * kStated)), Duration{}};
-    workers.push_back({id, r.up, r.down, chains::peer_score(stated), true, true});
+    workers.push_back({id, r.up, r.down, chains::peer_score(stated), true, true, r.region});
   }
+  links_.clear();
+  for (const auto& [id, r] : members_) links_.push_back({id, r.up, r.down, request.delay, r.region});
   const BitRate chain_rate = request.worker_cap.value_or(slowest);
   chains::TopologyPolicy policy = request.topology;
   if (policy == chains::TopologyPolicy::kAuto) {  // compared where the fleet has become another one, as the learner does at all times
     if (!chosen_ || members_.size() >= 2 * chosen_for_ || 2 * members_.size() <= chosen_for_) {
-      std::vector<chains::WorkerLink> links;
-      for (const auto& [id, r] : members_) links.push_back({id, r.up, r.down, request.delay});
       ECHO_ASSIGN(const chains::Choice choice,
-                  chains::choose_topology(request.learner_up, chain_rate, workers, links,
-                                          {request.delta_bytes, request.chunk, request.active_fraction}, chosen_));
+                  chains::choose_topology(request.learner_up, chain_rate, workers, links_,
+                                          {request.delta_bytes, request.chunk, request.active_fraction}, chosen_, request.regions.ways));
       chosen_ = choice.topology.policy;
       chosen_for_ = members_.size();
     }
     policy = *chosen_;
   }
-  ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.active_fraction));
-  links_.clear();
+  ECHO_ASSIGN(topology_, chains::plan_chains(request.learner_up, chain_rate, workers, policy, request.active_fraction, request.regions.ways));
   copies_.clear();
   std::size_t from_learner = 0;
   std::map<WorkerId, std::size_t> shares;
-  const auto parents = topology_.parents();
-  for (const auto& [id, of] : parents) {
-    const Receiver& r = members_.at(id);
-    Duration longest{};
+  std::size_t crossing = 0;
+  for (const auto& [id, of] : topology_.parents())
     for (const WorkerId parent : of) {
       if (parent == kLearnerId) ++from_learner;
       else ++shares[parent];
-      const std::uint32_t region = parent == kLearnerId ? scenario_.learner_region : members_.at(parent).region;
-      longest = std::max(longest, delay(region, r.region));
+      crossing += members_.at(id).region != (parent == kLearnerId ? request.regions.ways.learner : members_.at(parent).region);
     }
-    links_.push_back({id, r.up, r.down, longest});
-  }
+  crossing_ = static_cast<double>(crossing) / topology_.stripes();
   for (const auto& [id, n] : shares) copies_[id] = static_cast<double>(n) / topology_.stripes();
   learner_copies_ = static_cast<double>(from_learner) / topology_.stripes();
   depth_ = topology_.depth();
@@ -89,7 +80,7 @@ Status RunBroadcast::prepare(Bytes payload) {
     times_ = {};
     links_.clear();
     copies_.clear();
-    learner_copies_ = 0;
+    learner_copies_ = crossing_ = 0;
     first_ = half_ = quorum_ = {};
     payload_ = {};
     changed_ = 1;
@@ -99,7 +90,7 @@ Status RunBroadcast::prepare(Bytes payload) {
   if (payload_ == payload) return ok();
   const provisioner::PlanRequest& request = scenario_.request;
   const Bytes sent{static_cast<std::uint64_t>(on_the_wire(payload))};
-  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, request.chunk, request.learner_up, links_));
+  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, request.chunk, request.learner_up, links_, request.regions.ways));
   payload_ = payload;
   first_ = Duration::max();
   for (chains::Completion& c : times_.workers) {
@@ -125,7 +116,7 @@ Duration RunBroadcast::time_of(WorkerId id) const {
 }
 
 Duration RunBroadcast::lower_bound() const {
-  return chains::lower_bound(payload_, scenario_.request.learner_up, links_, scenario_.request.active_fraction);
+  return chains::lower_bound(payload_, scenario_.request.learner_up, links_, scenario_.request.active_fraction, scenario_.request.regions.ways);
 }
 
 double RunBroadcast::copies_of(WorkerId id) const {
@@ -136,7 +127,8 @@ double RunBroadcast::copies_of(WorkerId id) const {
 Duration RunBroadcast::from_a_neighbour(Bytes payload, const Receiver& receiver) const {
   const BitRate up = usual_up_.bits_per_s > 0 ? usual_up_ : scenario_.request.learner_up;
   const double rate = std::min(up, receiver.down).bytes_per_s();
-  return from_seconds(std::min(kLongest, static_cast<double>(payload.count) / rate)) + delay(receiver.region, receiver.region);
+  return from_seconds(std::min(kLongest, on_the_wire(payload) / rate)) +
+         scenario_.request.regions.ways.delay(receiver.region, receiver.region, scenario_.request.delay);
 }
 
 }  // namespace echoline::sim

@@ -13,7 +13,7 @@ namespace echoline::sim {
 struct Receiver {
   WorkerId id;
   BitRate up, down;
-  std::uint32_t region = 0;
+  std::uint32_t region = 0;  // of PlanRequest::regions
   double reliability = 1;
 };
 
@@ -37,6 +37,8 @@ class RunBroadcast {
   // How many whole payloads they send.
   double copies_of(WorkerId id) const;
   double learner_copies() const { return learner_copies_; }
+  // And how many go from one region to another.
+  double crossing_copies() const { return crossing_; }
   // How long a newcomer waits for a payload that a neighbour has.
   Duration from_a_neighbour(Bytes payload, const Receiver& receiver) const;
 
@@ -46,7 +48,6 @@ class RunBroadcast {
 
  private:
   Status plan();
-  Duration delay(std::uint32_t from, std::uint32_t to) const;
   double on_the_wire(Bytes payload) const;  // bytes, with what headers and encryption add
 
   const RunScenario& scenario_;
@@ -57,7 +58,7 @@ class RunBroadcast {
   chains::Topology topology_;
   std::vector<chains::WorkerLink> links_;
   std::map<WorkerId, double> copies_;
-  double learner_copies_ = 0;
+  double learner_copies_ = 0, crossing_ = 0;
   std::size_t depth_ = 0;
   std::uint64_t planned_ = 0;
   Bytes payload_;

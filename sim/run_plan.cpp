@@ -25,7 +25,7 @@ Status check(const RunScenario& s) {
   if (s.token_histogram && (s.token_histogram->values.empty() || !(s.token_histogram->until.back() > 0)))
     return invalid("the histogram of lengths is empty");
   if (s.groups_at_once == 0) return invalid("a worker holds at least one group");
-  if (s.regions.empty() || (!s.delays.empty() && s.delays.size() != s.regions.size())) return invalid("delays are not by region");
+  if (s.regions.empty()) return invalid("there is no region");
   for (const RunOffer& o : s.offers)
     if (o.region >= s.regions.size() || !(o.rate_share > 0)) return invalid("an offer is of no region, or does nothing");
   return ok();
@@ -86,7 +86,7 @@ Receiver receiver_of(const RunScenario& s, const RunOffer& o, WorkerId id) {
     const BitRate rate = stated ? *stated : assumed.value_or(s.request.learner_up);
     return s.request.worker_cap ? std::min(rate, *s.request.worker_cap) : rate;
   };
-  return {id, link(o.offer.up, s.request.assume.up), link(o.offer.down, s.request.assume.down), o.region, o.offer.reliability.value_or(1)};
+  return {id, link(o.offer.up, s.request.assume.up), link(o.offer.down, s.request.assume.down), s.request.regions.of(o.offer.place), o.offer.reliability.value_or(1)};
 }
 
 double mean_tokens(const RunScenario& s) {

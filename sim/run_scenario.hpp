@@ -85,8 +85,6 @@ struct RunScenario {
   std::optional<double> learner_usd_per_hour;
 
   std::vector<std::string> regions{""};
-  std::uint32_t learner_region = 0;
-  std::vector<std::vector<Duration>> delays;  // one way, by regions; empty: request.delay everywhere
   RunChurn churn;
   RunFaults faults;
   Duration time_max = std::chrono::hours(24 * 365);  // of virtual time; then the run is over, wherever it is
@@ -149,6 +147,7 @@ struct RunResult {
   std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;
   double usd_fleet = 0, usd_rent = 0, usd_traffic = 0, usd_learner = 0, machine_hours = 0;
   double learner_bytes_sent = 0;
+  double crossing_bytes_sent = 0;  // from one region to another
   double busy_s = 0, present_s = 0;     // of all workers: generating, and there
   std::vector<double> recoveries_s;    // after losses: from too little capacity until there was enough again
   std::size_t workers_most = 0;

@@ -373,6 +373,7 @@ class Simulation {
     const double bytes = static_cast<double>(what.bytes.count);
     row.learner_bytes = Bytes{static_cast<std::uint64_t>(bytes * broadcast_.learner_copies())};
     result_.learner_bytes_sent += bytes * broadcast_.learner_copies();
+    result_.crossing_bytes_sent += bytes * broadcast_.crossing_copies();
     row.predicted_s = seconds(broadcast_.quorum());
     if (broadcast_.size() > 0) row.lower_bound_s = seconds(broadcast_.lower_bound());
     row.depth = broadcast_.depth();

@@ -12,10 +12,11 @@ World::~World() = default;
 
 // ---- hosts ----
 
-HostId World::add_host(const AccessLink& link, Duration clock_skew) {
+HostId World::add_host(const AccessLink& link, Duration clock_skew, std::uint32_t region) {
   const std::size_t i = hosts_.size();
   auto host = std::make_unique<Host>(options_.seed, i);
   host->link = link;
+  host->region = region;
   host->unix_origin_s = options_.unix_origin_s + seconds(clock_skew);
   host->endpoint = {fmt::format("10.{}.{}.{}", i >> 16 & 255, i >> 8 & 255, i & 255), 7070};
   addresses_[host->endpoint.host] = i;
@@ -150,7 +151,7 @@ void World::heal(std::uint64_t number) {
       End &self = end(side), &peer = end(other(side));
       if (!connection->used || is_cut(peer.host, self.host)) continue;
       if (self.parked == 0 && self.held_bytes == 0) continue;
-      const TimePoint again = now_ + delay_and_jitter() + Duration(random_.below(1'000'000'000));  // a retransmission
+      const TimePoint again = now_ + delay_and_jitter(peer.host, self.host) + Duration(random_.below(1'000'000'000));  // a retransmission
       for (; self.parked > 0; --self.parked) push(again, kArrive, side);
       self.unread_bytes -= std::min(self.unread_bytes, std::exchange(self.held_bytes, 0));
       push(again, kWake, side);
@@ -310,9 +311,23 @@ void World::note(const std::string& text) {
   say("{}", text);
 }
 
-Duration World::delay_and_jitter() {
-  if (options_.jitter <= Duration{}) return options_.delay;
-  return options_.delay + Duration(random_.below(static_cast<std::uint64_t>(options_.jitter.count())));
+Duration World::delay(std::size_t from, std::size_t to) const {
+  return options_.regions.delay(hosts_[from]->region, hosts_[to]->region, options_.delay);
+}
+
+Duration World::delay_and_jitter(std::size_t from, std::size_t to) {
+  if (options_.jitter <= Duration{}) return delay(from, to);
+  return delay(from, to) + Duration(random_.below(static_cast<std::uint64_t>(options_.jitter.count())));
+}
+
+// When what has passed the uplink has passed the way between two regions as well.
+TimePoint World::crossed(std::size_t from, std::size_t to, std::size_t bytes, TimePoint through) {
+  const auto a = hosts_[from]->region, b = hosts_[to]->region;
+  const double rate = options_.regions.rate(a, b).bytes_per_s();
+  if (!std::isfinite(rate)) return through;
+  TimePoint& free = ways_free_[{a, b}];
+  free = std::max(free, through) + from_seconds(static_cast<double>(bytes) / rate);
+  return free;
 }
 
 // ---- cores ----

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "chains/regions.hpp"
 #include "overlay/core.hpp"
 #include "sim/disk.hpp"
 #include "sim/event_queue.hpp"
@@ -29,7 +30,9 @@ struct AccessLink {
 
 struct WorldOptions {
   std::uint64_t seed = 1;
-  Duration delay{}, jitter{};  // one way between any two hosts; up to `jitter` more, never reordering a connection
+  // One way between any two hosts whose regions do not say it; up to `jitter` more, never reordering a connection.
+  Duration delay{}, jitter{};
+  chains::Regions regions;  // what crosses from one to another shares the way's rate, first come, first served
   // TCP hides loss: with this probability a transfer, and what follows it on its connection, comes later by a
   // retransmission timeout or a few.
   double stall_share = 0;
@@ -85,7 +88,7 @@ class World {
   // Hosts show certificates and check them from now on; without an authority everybody is let through as nobody.
   void set_authority(RunAuthority authority) { authority_ = std::move(authority); }
 
-  HostId add_host(const AccessLink& link, Duration clock_skew = {});
+  HostId add_host(const AccessLink& link, Duration clock_skew = {}, std::uint32_t region = 0);
   overlay::Endpoint endpoint_of(HostId host) const;
   double unix_origin_s(HostId host) const;
   Disk& disk(HostId host);
@@ -223,7 +226,9 @@ class World {
   bool is_cut(std::size_t from, std::size_t to) const;
   void on_disk(std::size_t host);
 
-  Duration delay_and_jitter();
+  Duration delay(std::size_t from, std::size_t to) const;
+  Duration delay_and_jitter(std::size_t from, std::size_t to);
+  TimePoint crossed(std::size_t from, std::size_t to, std::size_t bytes, TimePoint through);
   void trace(std::uint64_t a, std::uint64_t b, std::uint64_t c);
   template <class... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) {
@@ -246,6 +251,7 @@ class World {
   std::unordered_map<std::uint64_t, std::function<void()>> scripts_;
   std::vector<std::unique_ptr<Host>> hosts_;
   std::unordered_map<std::string, std::size_t> addresses_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, TimePoint> ways_free_;  // between regions
   std::vector<std::unique_ptr<Connection>> connections_;  // by slot
   std::vector<std::size_t> free_slots_;
   std::uint64_t moves_ = 0;

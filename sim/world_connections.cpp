@@ -44,7 +44,7 @@ void World::dial(std::size_t h, const act::Dial& dial) {
   if (address == addresses_.end()) return fail_dial(side, "no route to host", now_ + options_.delay);
   end(other(side)).host = address->second;
   say("host {} dials host {} (connection {})", h, address->second, dial.conn);
-  push(now_ + delay_and_jitter(), kSyn, side);
+  push(now_ + delay_and_jitter(h, address->second), kSyn, side);
 }
 
 void World::fail_dial(const Side& dialler, std::string reason, TimePoint at) {
@@ -66,9 +66,9 @@ void World::on_syn(const Side& dialler) {
   }
   if (server.nat || fences_.contains({from, to}) || (!server.process && !server.powered))
     return fail_dial(dialler, "connection timed out", timeout);
-  if (!server.process) return fail_dial(dialler, "connection refused", now_ + options_.delay);
+  if (!server.process) return fail_dial(dialler, "connection refused", now_ + delay(from, to));
   end(other(dialler)).incarnation = server.incarnation;
-  push(now_ + 3 * options_.delay, kConnected, dialler);
+  push(now_ + 3 * delay(from, to), kConnected, dialler);
 }
 
 // The dialler has shaken hands and knows who answered; the other end comes to know the dialler a little later.
@@ -92,8 +92,8 @@ void World::on_connected(const Side& dialler) {
   }
   self.state = End::State::kOpen;
   peer.state = End::State::kOpening;
-  peer.last_arrival = peer.first_arrival = now_ + options_.delay;
-  push(now_ + options_.delay, kAccept, dialler);
+  peer.last_arrival = peer.first_arrival = now_ + delay(self.host, peer.host);
+  push(peer.last_arrival, kAccept, dialler);
   say("host {} connection {} is connected to host {}", self.host, self.id, peer.host);
   hosts_[self.host]->process->core().on_connected(self.id, now_);
   drain(self.host);

@@ -61,6 +61,7 @@ struct World::Connection {
 struct World::Host {
   Host(std::uint64_t seed, std::uint64_t index) : disk(seed, 1000 + index) {}
   AccessLink link;
+  std::uint32_t region = 0;
   overlay::Endpoint endpoint;
   double unix_origin_s = 0;
   Disk disk;

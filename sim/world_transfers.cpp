@@ -100,10 +100,11 @@ void World::launch(const Side& from, Transfer&& t) {
     self.untold.push(t.told_bytes);
     push(t.through, kSent, from);
   }
-  Duration late = delay_and_jitter();
+  Duration late = delay_and_jitter(self.host, peer.host);
   if (options_.stall_share > 0 && random_.uniform() < options_.stall_share)
     late += kRetransmission * (1 << random_.below(4));
-  t.there = std::max(t.through + late, peer.last_arrival);
+  const TimePoint crossed_at = t.last == Transfer::Last::kReset ? t.through : crossed(self.host, peer.host, bytes, t.through);
+  t.there = std::max(crossed_at + late, peer.last_arrival);
   peer.last_arrival = t.there;
   const TimePoint first = std::max({begin + late, t.there - (t.through - begin), peer.first_arrival});
   peer.first_arrival = first;
@@ -120,7 +121,7 @@ void World::on_sent(const Side& side) {
   Host& host = *hosts_[h];
   // Room for twice what the path holds, and at least what a system gives a slow one.
   const double path_bytes =
-      host.link.up ? host.link.up->bytes_per_s() * seconds(2 * (options_.delay + options_.jitter)) : 0;
+      host.link.up ? host.link.up->bytes_per_s() * seconds(2 * (delay(h, end(other(side)).host) + options_.jitter)) : 0;
   const std::size_t room = std::max<std::size_t>(256 * 1024, static_cast<std::size_t>(2 * path_bytes));
   while (host.process && side.connection->used) {
     End& self = end(side);
@@ -199,7 +200,7 @@ void World::read(Side to) {
       sender.held_bytes += take;
     } else {
       sender.unread_bytes -= std::min(sender.unread_bytes, take);
-      if (sender.through > 0) push(now_ + options_.delay, kWake, other(to));
+      if (sender.through > 0) push(now_ + delay(h, sender.host), kWake, other(to));
     }
     if (last != Transfer::Last::kNo) {
       if (last == Transfer::Last::kReset) sender.state = End::State::kClosed;

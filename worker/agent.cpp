@@ -83,6 +83,7 @@ class Agent {
     node_options.learner = options_.learner;
     node_options.bind_host = options_.bind_host;
     node_options.name = options_.name;
+    node_options.place = options_.place;
     node_options.token = options_.token;
     node_options.port = options_.port;
     node_options.advertise = options_.advertise;

@@ -22,6 +22,7 @@ struct AgentOptions {
   std::uint16_t port = 0;                      // 0: any free one
   std::optional<overlay::Endpoint> advertise;  // where others reach it, when a port is mapped
   std::string name = "worker";                 // its offer id, and the instance its token was issued for
+  std::string place;                           // where it stands; "": its offer says
   std::string folder;                          // keeps identity and chunks over restarts; empty: nowhere
   overlay::LinkLimits limits;
   std::optional<double> rollouts_per_s_max;  // generation speed is held to this (a rented machine's, emulated)

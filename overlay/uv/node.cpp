@@ -297,6 +297,8 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.policy_bytes = o.policy_bytes;
   config.catch_ups_on_demand = static_cast<bool>(impl->events.need_catch_up);
   config.welcome = impl->events.welcome;
+  config.regions = o.regions;
+  config.region_of = impl->events.region_of;
   config.check_heartbeat = impl->events.check_heartbeat;
   config.tells_heartbeats = static_cast<bool>(impl->events.heartbeat);
   config.message_bytes_max = std::min<std::uint64_t>(o.message_max.count, kMessageBytesMax);
@@ -461,6 +463,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   config.join_timeout = options.join_timeout;
   config.away_max = options.away_max;
   config.delivers_parts = static_cast<bool>(impl->events.part);
+  config.place = options.place;
   impl->core = std::make_unique<MemberCore>(std::move(config));
   if (disk_view) {
     const TimePoint now = SystemClock().now();

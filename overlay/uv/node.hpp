@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/result.hpp"
+#include "chains/regions.hpp"
 #include "chains/topology.hpp"
 #include "overlay/trust/token.hpp"
 #include "overlay/types.hpp"
@@ -36,6 +37,7 @@ struct LearnerOptions {
   Duration silence_min{};  // before a worker is silent, whatever was learned of its rhythm
   Duration away_max = std::chrono::minutes(5);           // before who is away is gone
   double quorum = 0.9;  // fraction q of the active workers that defines T_b
+  chains::Regions regions;  // where the learner and its workers stand
   std::string run_id;   // 1 to 64 printable characters
   Bytes policy_bytes;   // of the policy: what learner and workers have room for follows from it (overlay/sizes.hpp)
   std::optional<Bytes> store_bytes_max;  // recent publications kept for catching up; absent: by the policy's size
@@ -52,6 +54,8 @@ struct LearnerOptions {
 struct LearnerEvents {  // each may be empty
   // What a joining worker is told first; at most 192 KiB, or nobody can join.
   std::function<std::string(const MemberInfo&)> welcome;
+  // Where a joining worker stands, of LearnerOptions::regions; empty: all with the learner.
+  std::function<std::uint32_t(const MemberInfo&)> region_of;
   // Whether what rides on a worker's heartbeat is as it should be; of what is not, the fifth ends the membership.
   std::function<Status(std::string_view)> check_heartbeat;
   std::function<void(const HeardFrom&)> heartbeat;
@@ -142,6 +146,7 @@ struct WorkerOptions {
   std::uint16_t port = 0;               // 0: any free port
   std::optional<Endpoint> advertise;    // what others should dial, where a port is mapped; absent: the bound one
   std::string name;                     // its offer id, and the instance its token was issued for
+  std::string place;                    // where it stands, as the learner's regions know places; "": not said
   LinkLimits limits;
   std::optional<Bytes> memory_max;  // chunks kept in memory; absent: by the policy's size, as the next
   std::optional<Bytes> disk_max;    // publications kept in the folder

@@ -16,7 +16,11 @@ namespace {
 constexpr const char* kScenario = R"(run: {name: t, steps: 20}
 rollout: {prompts_per_step: 8, group_size: 4, response_tokens_max: 1000}
 staleness: {budget: 3}
-network: {uplink: 200 Mbit/s, delay_expected: 5 ms}
+network:
+  uplink: 200 Mbit/s
+  delay_expected: 5 ms
+  regions: [{name: here}, {name: far, places: [there, elsewhere]}]
+  ways: [{from: far, to: here, delay: 80 ms, rate: 20 Mbit/s}]
 fleet: {step_time_expected: 20 s, headroom: 0.2}
 simulation:
   parameters: 1e8
@@ -25,7 +29,6 @@ simulation:
   market:
     - {region: here, count: 3, usd_per_hour: 0.2, tokens_per_s: 200, up: 50 Mbit/s, down: 50 Mbit/s}
     - {region: there, count: 5, usd_per_hour: 0.1, usd_per_hour_p95: 0.3, tokens_per_s: 100, up: 50 Mbit/s, up_p95: 90 Mbit/s, down: 50 Mbit/s}
-  delays: [{from: here, to: there, one_way: 80 ms}]
   churn: {per_hour: 0.5}
 )";
 
@@ -49,8 +52,12 @@ TEST(SimRunConfig, ReadsAScenario) {
   EXPECT_EQ(s.offers.size(), 8u);
   EXPECT_EQ(s.regions, (std::vector<std::string>{"here", "there"}));
   EXPECT_EQ(s.offers[4].region, 1u);
-  EXPECT_EQ(s.delays[0][1], std::chrono::milliseconds(80));
-  EXPECT_EQ(s.delays[0][0], std::chrono::milliseconds(5));
+  const provisioner::RegionMap& regions = s.request.regions;
+  EXPECT_EQ(regions.of("there"), 1u);
+  EXPECT_EQ(regions.of("nowhere"), 0u);
+  EXPECT_EQ(regions.ways.ways[0][1].delay, std::chrono::milliseconds(80));
+  EXPECT_EQ(regions.ways.rate(0, 1), BitRate::from_mbit_per_s(20));
+  EXPECT_FALSE(regions.ways.ways[0][0].delay);
   EXPECT_EQ(s.full_bytes.count, 200'000'000u);
   EXPECT_EQ(s.delta_bytes, (std::vector<Bytes>{Bytes{3'500'001}}));  // 1e8 x 0.05 x 0.7
   EXPECT_EQ(s.request.delta_bytes, s.delta_bytes.front());

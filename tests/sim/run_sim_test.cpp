@@ -340,13 +340,25 @@ TEST(RunSim, EveryPolicyForNewPoliciesFinishes) {
 
 TEST(RunSim, FarRegionsMakeTheBroadcastLonger) {
   RunScenario s = scenario();
-  s.regions = {"near", "far"};
-  for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].region = i % 2;
-  const auto t_b = [&](Duration far) {
-    s.delays = {{milliseconds(5), far}, {far, milliseconds(5)}};
-    return simulated(s).publications.at(10).t_b_s.value_or(0);
+  s.request.regions.regions = {{"near", {"near"}}, {"far", {"far"}}};
+  s.request.regions.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
+  for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.place = i % 2 ? "far" : "near";
+  const auto run = [&](Duration far, BitRate rate) {
+    for (auto& way : {&s.request.regions.ways.ways[0][1], &s.request.regions.ways.ways[1][0]}) *way = {rate, far};
+    return simulated(s);
   };
-  EXPECT_GT(t_b(milliseconds(400)), t_b(milliseconds(5)) + 0.3);
+  const auto t_b = [](const RunResult& r) { return r.publications.at(10).t_b_s.value_or(0); };
+  const BitRate wide = BitRate::from_mbit_per_s(10'000), narrow = BitRate::from_mbit_per_s(5);
+  const RunResult near = run(milliseconds(5), wide);
+  EXPECT_GT(t_b(run(milliseconds(400), wide)), t_b(near) + 0.3);
+  // Over a narrow way every policy goes once, however many stand beyond it.
+  const RunResult once = run(milliseconds(5), narrow);
+  EXPECT_GT(t_b(once), t_b(near));
+  double published = 0;
+  for (const SimPublication& p : once.publications) published += static_cast<double>(p.bytes.count);
+  EXPECT_NEAR(once.crossing_bytes_sent / published, 1, 0.05);
+  s.request.topology = chains::TopologyPolicy::kStar;
+  EXPECT_GT(run(milliseconds(5), narrow).crossing_bytes_sent, 1.9 * once.crossing_bytes_sent);
 }
 
 TEST(RunSim, SaysWhatMakesNoSense) {
