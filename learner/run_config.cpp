@@ -247,7 +247,7 @@ void read_regions(ConfigSection& s, provisioner::RegionMap& map) {
     provisioner::Region r;
     region.require("name", r.name, "of your own");
     r.places = {r.name};
-    region.read("places", r.places, {"machines stand there whose offer states a place that contains one of these, or that say so themselves "
+    region.read("places", r.places, {"machines stand there whose offer states a place that contains one of these words, or that say so themselves "
                                      "(`echoline worker --place`); who is nowhere else stands with the learner", "its name"});
     map.regions.push_back(std::move(r));
     if (map.regions.size() > chains::kRegionsMax) {
@@ -409,7 +409,7 @@ void read_fleet(ConfigSection s, FleetSection& c, bool simulated = false) {
          {"offers of one host that are rented at the same time; where an offer does not say whose it is, of one "
           "machine",
           "unlimited"});
-  s.read("places", c.places, {"an offer's place must contain one of these, such as [SE, US]", "any"});
+  s.read("places", c.places, {"an offer's place must contain one of these words, such as [SE, US]", "any"});
   s.read("up_min", c.up_min, {.min = BitRate{0}, .max = BitRate{1e12}}, {"uplink of an offer", "any"});
   read_assume(s.section("assume", "What to take for what an offer does not state. It is never taken for 0."), c.assume);
   s.read("reliability_min", c.reliability_min, {.min = 0.0, .max = 1.0},

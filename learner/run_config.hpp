@@ -155,7 +155,7 @@ struct FleetSection {
   provisioner::Pricing pricing = provisioner::Pricing::kOnDemand;
   double bid_over_min = 0.10;                   // a bid is so much above the least one
   std::optional<std::uint32_t> per_host_max;    // offers of one owner, or machine where that is not stated
-  std::vector<std::string> places;              // an offer's place contains one of these; empty: any
+  std::vector<std::string> places;              // an offer's place contains one of these words; empty: any
   std::optional<BitRate> up_min;
   provisioner::Assumptions assume;              // for what offers do not state
   std::optional<double> reliability_min;  // of an offer, 0..1; offers that do not state it are then left out

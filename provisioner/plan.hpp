@@ -52,7 +52,7 @@ struct PlanRequest {
   std::optional<std::size_t> per_host_max;
   std::string provider;                 // who starts the workers; offers of others are not considered; "": any
   std::optional<Bytes> gpu_memory_min;  // of one GPU
-  std::vector<std::string> places;      // an offer's place must contain one of these; empty: any
+  std::vector<std::string> places;      // an offer's place must contain one of these words; empty: any
   // Offers below these are not considered, nor offers that state that they end before `run_time` is over.
   std::optional<double> reliability_min;
   std::optional<Duration> duration_min;

@@ -9,12 +9,13 @@
 
 namespace echoline::provisioner {
 
-// Whether a place, such as "Sweden, SE" or "eu-west-1b", contains this part; case does not count.
+// Whether a place, such as "Sweden, SE" or "eu-west-1b", contains these whole words: "SE" and "eu-west" are in them, "DE" and
+// "west-1" are not. Case does not count.
 bool contains_place(std::string_view place, std::string_view part);
 
 struct Region {
   std::string name;
-  std::vector<std::string> places;  // who states a place that contains one of these stands there
+  std::vector<std::string> places;  // who states a place that contains one of these words stands there
 };
 
 struct RegionMap {

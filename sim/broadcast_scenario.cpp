@@ -70,7 +70,7 @@ FleetOptions Stage::fleet_options(const BroadcastScenario& s) {
   o.learner.heartbeat = s.heartbeat;
   o.learner.heartbeat_timeout = 6 * s.heartbeat;
   o.learner.quorum = s.quorum;
-  o.learner.regions = s.regions;
+  if (s.regions_known) o.learner.regions = s.regions;
   o.learner.store = s.learner_store;
   o.learner.chunk_bytes = static_cast<std::uint32_t>(s.chunk.count);
   o.learner.durable = false;
@@ -265,6 +265,7 @@ void Stage::collect(TimePoint start) {
   for (const auto& [worker, malice] : poisoners_) result_.poisoned.push_back(malice->chunks_flipped());
   result_.snapshots_asked = fleet_.snapshots_asked();
   result_.virtual_time = world_.now() - start;
+  result_.crossed = {world_.bytes_crossed()};
   result_.trace_hash = world_.trace_hash();
   result_.events = world_.events();
 }

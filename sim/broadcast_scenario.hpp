@@ -28,6 +28,7 @@ struct BroadcastScenario {
   Duration delay{};  // one way, between any two nodes whose regions do not say it
   chains::Regions regions;
   std::vector<std::uint32_t> worker_regions;  // of the first workers; of all others 0
+  bool regions_known = true;                  // to the learner
   Duration jitter{};
   Bytes payload{1'000'000};  // of the first publication, a full snapshot
   Bytes delta{200'000};      // of each further one, on the version before; zero: they are full snapshots as well
@@ -67,6 +68,7 @@ struct BroadcastResult {
   Bytes learner_bytes_sent;            // everything that left the learner
   Bytes learner_chunk_bytes_sent;      // chunks alone
   Bytes worker_chunk_bytes_in;         // of all workers together
+  Bytes crossed;                       // everything that went from one region to another
   std::uint64_t chunks_delivered = 0;  // to applications, each checked against what the learner published
   std::uint64_t chunks_duplicate = 0, chunks_corrupt = 0, snapshots_asked = 0;
   std::size_t replaced = 0;

@@ -323,6 +323,7 @@ Duration World::delay_and_jitter(std::size_t from, std::size_t to) {
 // When what has passed the uplink has passed the way between two regions as well.
 TimePoint World::crossed(std::size_t from, std::size_t to, std::size_t bytes, TimePoint through) {
   const auto a = hosts_[from]->region, b = hosts_[to]->region;
+  if (a != b) crossed_ += bytes;
   const double rate = options_.regions.rate(a, b).bytes_per_s();
   if (!std::isfinite(rate)) return through;
   TimePoint& free = ways_free_[{a, b}];

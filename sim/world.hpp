@@ -157,6 +157,7 @@ class World {
   std::uint64_t trace_hash() const { return trace_; }
   std::uint64_t events() const { return events_; }
   std::uint64_t bytes_sent(HostId host) const;
+  std::uint64_t bytes_crossed() const { return crossed_; }  // from one region to another
 
  private:
   struct Transfer;
@@ -252,6 +253,7 @@ class World {
   std::vector<std::unique_ptr<Host>> hosts_;
   std::unordered_map<std::string, std::size_t> addresses_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, TimePoint> ways_free_;  // between regions
+  std::uint64_t crossed_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_;  // by slot
   std::vector<std::size_t> free_slots_;
   std::uint64_t moves_ = 0;

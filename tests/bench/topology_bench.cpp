@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <ctime>
 #include <map>
+#include <set>
 
 #include "tests/chains/random_fleets.hpp"
 
@@ -33,6 +34,49 @@ void small_payloads(std::size_t fleets, double quorum) {
     for (const auto& [name, count] : chosen) fmt::print(" {} {}", name, count);
     fmt::print("\n");
   }
+}
+
+// One to four regions with ways of 50 to 2000 Mbit/s between them: T_b over the bound, and how often a payload crosses to a
+// region that is not the learner's.
+void over_regions(double quorum) {
+  constexpr std::size_t kFleets = 500;
+  constexpr Bytes kPayload{1'000'000'000}, kChunk{16 * 1024};
+  fmt::print("\n{} fleets in one to four regions, q = {}: T_b over the bound (median, 95th percentile), crossings a region (median)\n\n", kFleets, quorum);
+  struct Row {
+    std::string_view name;
+    TopologyPolicy policy;
+    bool regions;
+    std::vector<double> over{}, crossings{};
+  };
+  std::vector<Row> rows{{"star", TopologyPolicy::kStar, true}, {"echo2", TopologyPolicy::kEcho2, true},
+                        {"best_chains", TopologyPolicy::kBestChains, true}, {"stripes", TopologyPolicy::kStripes, true},
+                        {"trees *", TopologyPolicy::kTrees, false}, {"trees", TopologyPolicy::kTrees, true}};
+  Random random(5);
+  for (std::size_t i = 0; i < kFleets; ++i) {
+    const RandomFleet fleet = random_regions(random, i % 4 == 1, i % 2 == 0);
+    const double bound = seconds(lower_bound(kPayload, fleet.learner_up, fleet.links, quorum, fleet.regions));
+    std::map<WorkerId, std::uint32_t> region{{kLearnerId, fleet.regions.learner}};
+    std::set<std::uint32_t> others;
+    for (const ChainWorker& w : fleet.workers)
+      if ((region[w.id] = w.region) != fleet.regions.learner) others.insert(w.region);
+    for (Row& row : rows) {
+      const Topology topology = plan_chains(fleet.learner_up, BitRate::from_mbit_per_s(50), fleet.workers, row.policy, quorum,
+                                            row.regions ? fleet.regions : Regions{}).value();
+      const auto times = broadcast_time(topology, kPayload, kChunk, fleet.learner_up, fleet.links, fleet.regions).value();
+      row.over.push_back(seconds(times.fraction(quorum)) / bound);
+      if (others.empty()) continue;
+      double shares = 0;
+      for (const auto& [id, parents] : topology.parents())
+        for (const WorkerId parent : parents) shares += region.at(id) != region.at(parent) && others.contains(region.at(id));
+      row.crossings.push_back(shares / topology.stripes() / static_cast<double>(others.size()));
+    }
+  }
+  for (Row& row : rows) {
+    std::sort(row.over.begin(), row.over.end());
+    std::sort(row.crossings.begin(), row.crossings.end());
+    fmt::print("{:<12}{:>10.3f}{:>8.3f}{:>10.2f}\n", row.name, quantile(row.over, 0.5), quantile(row.over, 0.95), quantile(row.crossings, 0.5));
+  }
+  fmt::print("\n* without notice of regions\n");
 }
 
 // The time of a choice, against that of sorting as many workers.
@@ -86,6 +130,8 @@ int main(int argc, char** argv) {
   }
   fmt::print("\n* of all but the straggler, over the bound without it\n");
   small_payloads(fleets, quorum);
+  over_regions(1);
+  over_regions(quorum);
   planning();
   return 0;
 }

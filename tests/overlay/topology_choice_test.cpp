@@ -49,6 +49,48 @@ TEST(TopologyChoice, AnotherKindIsTakenWhenItWasSoonerThreeTimes) {
     EXPECT_THAT(desk.said<Assign>(conn).back().parents, ::testing::Not(IsEmpty()));
 }
 
+// Three here and three far away: what they say of where they stand decides who has a policy from whom.
+TEST(TopologyChoice, WhoStandsFarAwayIsFedOnce) {
+  LearnerConfig c = Desk::config(64);
+  c.policy = TopologyPolicy::kTrees;
+  c.regions.ways.assign(2, std::vector<chains::RegionWay>(2));
+  c.regions.ways[0][1].rate = c.regions.ways[1][0].rate = BitRate::from_mbit_per_s(4);
+  c.region_of = [](const MemberInfo& info) { return info.place == "far" ? 1u : 0u; };
+  Desk desk(std::move(c));
+  const auto comes = [&](std::uint64_t id) {
+    trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
+    identity.key = made_key("worker " + std::to_string(id)).public_key();
+    const std::string host = "10.0.0." + std::to_string(id);
+    const ConnId conn = desk.control[WorkerId{id}] = desk.comes(identity, host);
+    desk.tell(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, kMegabytePerS, {}, id > 3 ? "far" : ""});
+    desk.core.on_connected(desk.all<act::Dial>().back().conn, desk.now);
+    desk.take();
+  };
+  const auto crossing = [&] {  // payloads
+    const chains::Topology& topology = desk.core.topology();
+    double shares = 0;
+    for (const auto& [id, parents] : topology.parents())
+      for (const WorkerId parent : parents) shares += (id.value > 3) != (parent.value > 3);
+    return shares / topology.stripes();
+  };
+  for (std::uint64_t id = 1; id <= 6; ++id) comes(id);
+  desk.pass(2 * LearnerCore::kPlanDelay);
+  EXPECT_EQ(desk.core.topology().size(), 6u);
+  EXPECT_NEAR(crossing(), 1, 1e-9) << desk.core.topology().to_text();
+  EXPECT_EQ(desk.core.stats().workers[5].info.place, "far");
+  ASSERT_TRUE(desk.publish(make(full(0), 300'000)).has_value());
+  // Whoever was the relay goes: another takes its place, and nothing more crosses.
+  WorkerId relay;
+  for (const auto& [id, parents] : desk.core.topology().parents())
+    if (id.value > 3 && parents.front().value <= 3) relay = id;
+  desk.core.on_closed(desk.control[relay], "reset", desk.now);
+  desk.take();
+  desk.control.erase(relay);
+  desk.pass(seconds(1));
+  EXPECT_EQ(desk.core.topology().size(), 5u);
+  EXPECT_NEAR(crossing(), 1, 1e-9) << desk.core.topology().to_text();
+}
+
 TEST(TopologyChoice, WhatIsALittleSoonerMovesNobody) {
   for (const TopologyPolicy policy : {TopologyPolicy::kTrees, TopologyPolicy::kStripes, TopologyPolicy::kBestChains}) {
     Choosing desk(policy, 64);

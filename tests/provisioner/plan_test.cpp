@@ -782,7 +782,11 @@ TEST(Output, APlanReadsBackToTheSame) {
     r.learner_up = BitRate::from_mbit_per_s(200);
     r.run_time = std::chrono::hours(2);
     r.assume.upload_usd_per_gb = 0.1;
-    r.places = {"S", "U", "C", "P", "D", "N", "F", "I", "E"};
+    r.places = {"SE", "US", "CA", "PL", "DE", "NL", "FR", "IS", "ES", "CZ", "FI"};
+    r.regions.regions = {{"here", {"US"}}, {"far", {"SE", "DE"}}};
+    r.regions.ways.ways.assign(2, std::vector<chains::RegionWay>(2));
+    r.regions.ways.ways[0][1].rate = BitRate::from_mbit_per_s(100);
+    r.regions.ways.ways[1][1].delay = milliseconds(3);
     Plan plan = planned(r, *offers);
     plan.market = {"market.json", "own", 1.7e9};
     const std::string text = plan.to_json().dump();

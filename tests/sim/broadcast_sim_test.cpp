@@ -243,6 +243,36 @@ TEST(BroadcastSim, TheTopologyFollowsTheFleet) {
   }
 }
 
+// Three regions with narrow ways between them. Who knows of them sends every payload over each way once, by the cores themselves.
+TEST(BroadcastSim, OverRegionsAPayloadGoesByRelays) {
+  BroadcastScenario s = homogeneous(18, 200, 60);
+  s.topology = chains::TopologyPolicy::kTrees;
+  s.limits_in_cores = true;
+  s.payload = s.delta = {6'000'000};
+  s.chunk = {32 * 1024};
+  s.publications = 3;
+  s.one_at_a_time = true;
+  s.delay = milliseconds(2);
+  s.regions.ways.assign(3, std::vector<chains::RegionWay>(3));
+  for (std::uint32_t a = 0; a < 3; ++a)
+    for (std::uint32_t b = 0; b < 3; ++b)
+      if (a != b) s.regions.ways[a][b] = {BitRate::from_mbit_per_s(30), milliseconds(40)};
+  for (std::size_t i = 0; i < s.workers; ++i) s.worker_regions.push_back(static_cast<std::uint32_t>(i % 3));
+  const BroadcastResult knows = run(s);
+  s.regions_known = false;
+  const BroadcastResult knows_not = run(s);
+  const double published = 3.0 * 6'000'000;
+  const auto last = [](const BroadcastResult& r) { return seconds(r.publications.back().t_b.value()); };
+  std::printf("T_b %.2f s, predicted %.2f, bound %.2f; crossed %.2f times; without: %.2f s, %.2f times\n", last(knows), seconds(knows.predicted),
+              seconds(knows.lower_bound), static_cast<double>(knows.crossed.count) / published, last(knows_not),
+              static_cast<double>(knows_not.crossed.count) / published);
+  EXPECT_LT(static_cast<double>(knows.crossed.count) / published, 2.2);  // to two regions, and what is said besides
+  EXPECT_GT(static_cast<double>(knows_not.crossed.count) / published, 6);
+  EXPECT_LT(last(knows), 1.25 * seconds(knows.predicted));
+  EXPECT_LT(last(knows), 0.5 * last(knows_not));
+  EXPECT_EQ(knows.chunks_duplicate, 0u);
+}
+
 TEST(BroadcastSim, UnderConstantDeathsTreesAreMendedInTime) {
   for (const std::uint64_t seed : {1}) {
     BroadcastScenario s = homogeneous(16, 100, 50);

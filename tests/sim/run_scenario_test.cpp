@@ -16,11 +16,7 @@ namespace {
 constexpr const char* kScenario = R"(run: {name: t, steps: 20}
 rollout: {prompts_per_step: 8, group_size: 4, response_tokens_max: 1000}
 staleness: {budget: 3}
-network:
-  uplink: 200 Mbit/s
-  delay_expected: 5 ms
-  regions: [{name: here}, {name: far, places: [there, elsewhere]}]
-  ways: [{from: far, to: here, delay: 80 ms, rate: 20 Mbit/s}]
+network: {uplink: 200 Mbit/s, delay_expected: 5 ms, regions: [{name: here}, {name: far, places: [there, elsewhere]}], ways: [{from: far, to: here, delay: 80 ms, rate: 20 Mbit/s}]}
 fleet: {step_time_expected: 20 s, headroom: 0.2}
 simulation:
   parameters: 1e8
@@ -106,7 +102,8 @@ TEST(SimRunConfig, SaysWhereAndWhatIsWrong) {
   says(with(kScenario, "usd_per_hour_p95: 0.3", "usd_per_hour_p95: 1000"), "to 1000 times that");
   says(with(kScenario, "{median: 100, p95: 400}", "{p95: 400}"), "median");
   says(with(kScenario, "{median: 100, p95: 400}", "{histogram: /nowhere/lengths.csv}"), "/nowhere/lengths.csv");
-  says(with(kScenario, "to: there", "to: thre"), "no machine is in region 'thre'; did you mean 'there'?");
+  says(with(kScenario, "to: here", "to: hre"), "no region 'hre' in network.regions; did you mean 'here'?");
+  says(with(kScenario, "region: there, c", "region: thre, c"), "none of network.regions has the place 'thre'");
   says(with(kScenario, "headroom: 0.2", "headroom: 0.2, offers: o.json"), "exactly one of fleet.offers (a file) and simulation.market");
   says(with(kScenario, "headroom: 0.2", "headroom: 0.2, search: true"), "a simulated market is not searched");
   says(with(kScenario, "steps: 20", "steps: 2000000"), "at most 1000000 steps");
