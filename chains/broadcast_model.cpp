@@ -4,6 +4,7 @@
 #include <cmath>
 #include <deque>
 #include <map>
+#include <numbers>
 #include <utility>
 
 #include "chains/fleet_graph.hpp"
@@ -108,6 +109,15 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
 std::uint64_t chunk_count(Bytes payload, Bytes chunk) {
   ECHO_CHECK(chunk.count > 0, "chunk size 0");
   return payload.count / chunk.count + (payload.count % chunk.count != 0);
+}
+
+Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound) {
+  const double f = as_double(payload), rate = bound > Duration{} ? f / seconds(bound) : 1e12;
+  const double hops = static_cast<double>(std::max<std::size_t>(2, topology.depth()) - 1);
+  const double best = std::sqrt(f * (kBytesPerChunk + kSecondsPerChunk * rate) / (hops * topology.stripes()));
+  std::uint64_t chunk = kBestChunkMin;
+  while (chunk < kBestChunkMax && best > static_cast<double>(chunk) * std::numbers::sqrt2) chunk *= 2;
+  return {chunk};
 }
 
 Duration BroadcastTimes::fraction(double q) const {

@@ -34,6 +34,14 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
 // Chunks a payload is cut into: ceil(F / c); 0 for an empty payload. `chunk` must be positive.
 std::uint64_t chunk_count(Bytes payload, Bytes chunk);
 
+// The chunk, a power of two, with which a payload F is there soonest over a topology of depth h and s stripes, at a rate r of
+// each receiver: the c that makes (F/c)(o/r + t) + (h - 1) s c/r least, which is what its chunks cost on the way and what the
+// first one takes from hop to hop. o and t: bytes that a chunk adds (its proof), and what a node spends on one
+// (overlay/FORMAT.md, docs/overlay.md). `bound`: lower_bound(), from which r follows.
+inline constexpr double kBytesPerChunk = 300, kSecondsPerChunk = 15e-6;
+inline constexpr std::uint64_t kBestChunkMin = 2 * 1024, kBestChunkMax = 1024 * 1024;
+Bytes best_chunk(Bytes payload, const Topology& topology, Duration bound);
+
 struct Completion {
   WorkerId id;
   Duration time;  // from the start of the broadcast until it holds the whole payload

@@ -12,13 +12,15 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
   if (workers.size() <= kStarMax || present == TopologyPolicy::kStar) policies.push_back(TopologyPolicy::kStar);
   if (present == TopologyPolicy::kEcho2) policies.push_back(*present);
 
+  const Duration bound = lower_bound(cargo.payload, learner_up, links, cargo.quorum, regions);
   std::optional<Choice> best;
   double best_weighed = 0;
   std::vector<Candidate> candidates;
   for (const TopologyPolicy policy : policies) {
     Choice one;
     ECHO_ASSIGN(one.topology, plan_chains(learner_up, chain_rate, workers, policy, cargo.quorum, regions));
-    ECHO_ASSIGN(one.times, broadcast_time(one.topology, cargo.payload, cargo.chunk, learner_up, links, regions));
+    one.chunk = cargo.chunk.count > 0 ? cargo.chunk : best_chunk(cargo.payload, one.topology, bound);
+    ECHO_ASSIGN(one.times, broadcast_time(one.topology, cargo.payload, one.chunk, learner_up, links, regions));
     one.predicted = one.times.fraction(cargo.quorum);
     candidates.push_back({policy, one.predicted});
     // What is preferred counts as so much sooner than it is.
@@ -31,7 +33,7 @@ Result<Choice> choose_topology(BitRate learner_up, BitRate chain_rate, std::span
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.predicted < b.predicted; });
   best->candidates = std::move(candidates);
-  best->lower_bound = lower_bound(cargo.payload, learner_up, links, cargo.quorum, regions);
+  best->lower_bound = bound;
   return *std::move(best);
 }
 

@@ -11,7 +11,8 @@ namespace echoline::chains {
 
 // What is broadcast, and when it has arrived.
 struct Cargo {
-  Bytes payload, chunk;
+  Bytes payload;
+  Bytes chunk;         // none: whichever is best for a topology (best_chunk())
   double quorum = 1;  // part of the workers that must hold it
 };
 
@@ -23,6 +24,7 @@ struct Candidate {
 struct Choice {
   Topology topology;  // of the policy that was chosen
   BroadcastTimes times;
+  Bytes chunk;  // with which it was predicted
   Duration predicted{};
   Duration lower_bound{};             // that no schedule can beat
   std::vector<Candidate> candidates;  // all that were looked at, the soonest first; trees before others of the same time

@@ -112,6 +112,8 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
                 "what goes out: what has changed (delta), or the whole policy every time (snapshot)");
   s.read_choice("activation", r.activation, {{"cheapest", sim::Activation::kCheapest}, {"random", sim::Activation::kRandom}},
                 "what is rented: what costs least per rollout (cheapest), or whatever comes (random)");
+  s.read_choice("shares", r.shares, {{"by_speed", sim::Shares::kBySpeed}, {"equal", sim::Shares::kEqual}},
+                "what a worker makes of a batch: as much as it can (by_speed), or as much as every other (equal)");
   s.read("step_time", c.step_time, {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
          {"T, a learner step without waiting, as it turns out; the plan is made with what is expected", "fleet.step_time_expected"});
   s.read("step_time_per_1k_tokens", c.step_time_per_1k_tokens, {.min = Duration(0), .max = std::chrono::hours(1)},

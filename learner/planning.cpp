@@ -98,7 +98,7 @@ provisioner::PlanRequest plan_request(const RunConfig& config, double parameters
   request.full_bytes = Bytes{static_cast<std::uint64_t>(full_bytes)};
   request.learner_up = config.network.uplink.value_or(kUplinkUnlimited);
   request.worker_cap = config.network.worker_rate;
-  request.chunk = config.network.chunk;
+  request.chunk = config.network.chunk.value_or(Bytes{});
   request.delay = config.network.delay_expected;
   request.regions = config.network.regions;
   request.install_time = config.fleet.install_time_expected;

@@ -176,10 +176,10 @@ class Preflighter {
   void check_publications() {
     const Bytes policy = model::memory_estimate(*model_).policy_bf16;
     const Bytes snapshot = overlay::publication_bytes_max(policy), chunk = overlay::chunk_bytes_min(policy);
-    if (config_.network.chunk < chunk)
+    if (config_.network.chunk && *config_.network.chunk < chunk)
       return add("publications", Verdict::kFailed,
                  fmt::format("a policy of {} needs network.chunk of at least {}, found {}", to_text(policy),
-                             to_text(chunk), to_text(config_.network.chunk)));
+                             to_text(chunk), to_text(*config_.network.chunk)));
     if (config_.network.store && *config_.network.store < snapshot)
       return add("publications", Verdict::kFailed,
                  fmt::format("a policy of {} needs network.store of at least {}, found {}; leave it out, and it follows "

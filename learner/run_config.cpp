@@ -288,7 +288,7 @@ void read_network(ConfigSection s, NetworkSection& c) {
   s.read("worker_rate", c.worker_rate, positive,
          {"b: the most that a worker sends, and the most that it receives", "the links of its offer"});
   s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}},
-         "the piece in which a publication is proven and passed on");
+         {"the piece in which a publication is proven and passed on", "by the payload, the fleet and its links"});
   using chains::TopologyPolicy;
   s.read_choice("topology", c.topology,
                 {{"auto", TopologyPolicy::kAuto},

@@ -117,7 +117,7 @@ struct NetworkSection {
   std::uint16_t port = 0;              // 0: any free port
   std::optional<BitRate> uplink;       // B, the learner's; absent: unlimited
   std::optional<BitRate> worker_rate;  // b, cap of each worker's up and down link; absent: the offer's own
-  Bytes chunk{32 * 1024};
+  std::optional<Bytes> chunk;          // absent: by payload and fleet
   chains::TopologyPolicy topology = chains::TopologyPolicy::kAuto;
   Duration delay_expected{};  // one way where the regions do not say it, for planning only
   provisioner::RegionMap regions;

@@ -696,10 +696,11 @@ class Service {
                 {"workers", report.workers},
                 {"acknowledged", report.acknowledged},
                 {"depth", report.depth},
+                {"chunk_bytes", report.chunk.count},
                 {"learner_bytes", report.learner_bytes_sent.count},
                 {"lower_bound_seconds",
                  seconds(chains::lower_bound(report.payload, up, links, counted, ways))}};
-    const auto predicted = chains::broadcast_time(report.topology, report.payload, config_.network.chunk, up, links, ways);
+    const auto predicted = chains::broadcast_time(report.topology, report.payload, report.chunk, up, links, ways);
     if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted));
     last_t_b_seconds_ = seconds(report.t_b);
     record_->metric("broadcast", std::move(row));

@@ -114,6 +114,9 @@ class LearnerCore final : public Core {
   void leave(TimePoint now);  // goodbye to everybody
   LearnerStats stats() const;
   const chains::Topology& topology() const { return topology_; }
+  // The chunk with which a publication of this kind should be there soonest (chains::best_chunk()): one as large as the last
+  // of its kind was, down the present topology. Never so small that a snapshot of the policy would have too many.
+  Bytes chunk_for(const PublicationKey& key, TimePoint now) const;
   const LearnerState& state() const { return state_; }
   std::uint64_t epoch() const { return state_.epoch; }
   // Of what is issued now: milliseconds since 1970, but strictly later than all that this run has issued so far, wherever

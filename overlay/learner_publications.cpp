@@ -6,6 +6,7 @@
 #include "chains/broadcast_model.hpp"
 #include "overlay/catch_up.hpp"
 #include "overlay/learner_core.hpp"
+#include "overlay/sizes.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -197,6 +198,20 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   check_broadcasts(now);
 }
 
+Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
+  constexpr std::uint64_t kDeltaUnknown = 8;  // part of the policy that the first delta is taken to have
+  Bytes payload = key.full() ? config_.policy_bytes : Bytes{config_.policy_bytes.count / kDeltaUnknown};
+  for (const auto& [known, stored] : std::views::reverse(std::as_const(store_).entries()))
+    if (stored.complete && known.full() == key.full()) {
+      payload = {stored.bytes};
+      break;
+    }
+  std::vector<chains::WorkerLink> links;
+  for (const chains::ChainWorker& w : chain_workers(now)) links.push_back({w.id, w.up, w.down, Duration{}, w.region});
+  const Duration bound = chains::lower_bound(payload, learner_up(), links, config_.quorum, config_.regions);
+  return std::max(chains::best_chunk(payload, topology_, bound), chunk_bytes_min(config_.policy_bytes));
+}
+
 // Whether one machine alone says that a broadcast took long: the last of at least three, with q < 1, which is everybody in
 // a fleet of up to nine, came more than half again as late as all others, and as its place and link explain. What is rented
 // follows from T_b.
@@ -259,7 +274,7 @@ void LearnerCore::report(const Broadcast& b, TimePoint until, std::size_t acknow
   BroadcastReport report;
   report.version = b.version;
   report.base = b.base;
-  if (const StoredPublication* stored = store_.find(b.id)) report.payload = {stored->bytes};
+  if (const StoredPublication* stored = store_.find(b.id)) report.payload = {stored->bytes}, report.chunk = {stored->announcement.chunk_bytes};
   report.t_b = until - b.published;
   report.workers = b.active.size() + b.stragglers.size();
   report.acknowledged = acknowledged;

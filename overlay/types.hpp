@@ -100,6 +100,7 @@ struct BroadcastReport {
   Version version;
   std::optional<Version> base;  // absent: a full snapshot
   Bytes payload;
+  Bytes chunk;               // of a piece of it
   Duration t_b{};             // begin of the publication until the quorum had acknowledged the installation
   std::size_t workers = 0;    // active when it was published
   std::size_t acknowledged = 0;  // of them, at that time: all but a few that nobody waits for, or one that is far behind

@@ -19,9 +19,6 @@ std::optional<double> reliability_of(const PlanRequest& request, const Offer& of
 // What the plan assumes of it, as keys of fleet.assume.
 std::vector<std::string> assumed_of(const PlanRequest& request, const Offer& offer);
 
-// Why it cannot be rented; absent where it can.
-std::optional<std::string> defect_of(const PlanRequest& request, const Offer& offer);
-
 // The bid for it under the request; absent on demand, or where no least bid is stated.
 std::optional<double> bid_for(const PlanRequest& request, const Offer& offer);
 

@@ -31,6 +31,7 @@ struct Solution {
   chains::Topology topology;
   std::vector<chains::WorkerLink> links;
   chains::BroadcastTimes times;
+  Bytes chunk;
   Duration broadcast_time{};
 };
 
@@ -61,7 +62,6 @@ class Planner {
     if (!(r.learner_up.bits_per_s > 0)) return invalid("the learner's uplink must be positive");
     if (r.worker_cap && !(r.worker_cap->bits_per_s > 0))
       return invalid("the cap on a worker's uplink must be positive");
-    if (r.chunk.count == 0) return invalid("the chunk size must be positive");
     if (r.delay < Duration{} || r.install_time < Duration{})
       return invalid("delay and install time must not be negative");
     if (!(r.active_fraction > 0 && r.active_fraction <= 1)) return invalid("q must be above 0 and at most 1");
@@ -168,10 +168,13 @@ class Planner {
       ECHO_ASSIGN(chains::Choice choice, chains::choose_topology(request_.learner_up, chain_rate, workers, s.links, cargo, {}, ways));
       s.topology = std::move(choice.topology);
       s.times = std::move(choice.times);
+      s.chunk = choice.chunk;
     } else {
       ECHO_ASSIGN(s.topology, chains::plan_chains(request_.learner_up, chain_rate, workers, request_.topology,
                                                   request_.active_fraction, ways));
-      ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, request_.chunk, request_.learner_up, s.links, ways));
+      const Duration bound = chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.active_fraction, ways);
+      s.chunk = request_.chunk.count > 0 ? request_.chunk : chains::best_chunk(request_.delta_bytes, s.topology, bound);
+      ECHO_ASSIGN(s.times, chains::broadcast_time(s.topology, request_.delta_bytes, s.chunk, request_.learner_up, s.links, ways));
     }
     s.broadcast_time = s.times.fraction(request_.active_fraction) + request_.install_time;
     return ok();
@@ -276,6 +279,7 @@ class Planner {
         chains::lower_bound(request_.delta_bytes, request_.learner_up, s.links, request_.active_fraction, request_.regions.ways);
     plan.settled = settled_;
     plan.topology = s.topology;
+    plan.chunk = s.chunk;
     plan.rollouts_per_s = s.set.rollouts_per_s;
     plan.method = s.method;
     plan.set_usd_per_hour = s.set.usd_per_hour;

@@ -35,7 +35,7 @@ struct PlanRequest {
   Bytes full_bytes;                   // a snapshot: what a worker receives once, when it joins
   BitRate learner_up;                 // B
   std::optional<BitRate> worker_cap;  // most a worker may send or receive; absent: what its offer states
-  Bytes chunk{256 * 1024};
+  Bytes chunk;                   // none: as is best for the payload and the fleet
   Duration delay{};              // one way, between any two neighbours whose regions do not say it
   RegionMap regions;
   Duration boot_max = std::chrono::seconds(60);  // from asking for a machine until its worker has joined, at most
@@ -114,6 +114,7 @@ struct Plan {
   std::vector<PlanRow> rows;         // every offer: chosen by rank, then others by rank, then not eligible
   std::uint64_t rows_left_out = 0;   // of a plan that was read back: rows that were not written
   std::vector<std::string> standby;  // offer ids to activate next, best first
+  Bytes chunk;                       // with which T_b is predicted
   chains::Topology topology;         // over the chosen rows' workers
   double rollouts_per_s = 0;         // of the chosen
   Spend usd_per_hour;                // of the fleet
@@ -153,6 +154,9 @@ inline constexpr std::size_t kRowsWritten = 2000;
 // Reads a plan.json; kNotFound or kIo when that fails, kInvalid when it is not a plan of this version. `document`
 // receives all that stands in it, of which the plan is a part.
 Result<Plan> load_plan(const std::filesystem::path& path, nlohmann::json* document = nullptr);
+
+// Why an offer cannot be rented under a request, whatever else is rented; absent where it can.
+std::optional<std::string> defect_of(const PlanRequest& request, const Offer& offer);
 
 // Solves set -> topology -> T_b -> M* -> set to a fixed point. Where that does not settle it keeps the smallest
 // T_b that its own set meets, says so in `notes` and clears `settled`. Errors: kInvalid for a request out of range;

@@ -362,7 +362,7 @@ void read_request(const Reader& r, PlanRequest& q) {
   r.rate("learner_up_mbit_per_s", up);
   q.learner_up = up.value_or(BitRate{});
   r.rate("worker_cap_mbit_per_s", q.worker_cap);
-  r.bytes("chunk_bytes", q.chunk);
+  if (!r.absent("chunk_bytes")) r.bytes("chunk_bytes", q.chunk);
   r.duration("delay_seconds", q.delay);
   r.duration("install_seconds", q.install_time);
   r.duration("boot_seconds_max", q.boot_max);
@@ -492,7 +492,8 @@ nlohmann::json Plan::to_json() const {
             {"full_bytes", q.full_bytes.count},
             {"learner_up_mbit_per_s", tidy(q.learner_up.mbit_per_s())},
             {"worker_cap_mbit_per_s", or_null(q.worker_cap)},
-            {"chunk_bytes", q.chunk.count},
+            {"chunk_bytes", q.chunk.count > 0 ? json(q.chunk.count) : json()},
+            {"t_b_chunk_bytes", chunk.count},
             {"delay_seconds", seconds(q.delay)},
             {"install_seconds", seconds(q.install_time)},
             {"boot_seconds_max", seconds(q.boot_max)},

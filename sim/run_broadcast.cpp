@@ -90,7 +90,7 @@ Status RunBroadcast::prepare(Bytes payload) {
   if (payload_ == payload) return ok();
   const provisioner::PlanRequest& request = scenario_.request;
   const Bytes sent{static_cast<std::uint64_t>(on_the_wire(payload))};
-  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, request.chunk, request.learner_up, links_, request.regions.ways));
+  ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, chunk_of(sent), request.learner_up, links_, request.regions.ways));
   payload_ = payload;
   first_ = Duration::max();
   for (chains::Completion& c : times_.workers) {
@@ -100,6 +100,12 @@ Status RunBroadcast::prepare(Bytes payload) {
   half_ = times_.fraction(0.5);
   quorum_ = times_.fraction(request.active_fraction);
   return ok();
+}
+
+Bytes RunBroadcast::chunk_of(Bytes sent) const {
+  const provisioner::PlanRequest& request = scenario_.request;
+  if (request.chunk.count > 0) return request.chunk;
+  return chains::best_chunk(sent, topology_, chains::lower_bound(sent, request.learner_up, links_, request.active_fraction, request.regions.ways));
 }
 
 double RunBroadcast::on_the_wire(Bytes payload) const {

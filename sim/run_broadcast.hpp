@@ -48,6 +48,7 @@ class RunBroadcast {
 
  private:
   Status plan();
+  Bytes chunk_of(Bytes sent) const;
   double on_the_wire(Bytes payload) const;  // bytes, with what headers and encryption add
 
   const RunScenario& scenario_;

@@ -71,6 +71,15 @@ std::uint64_t RunDesk::take_group() {
   return group;
 }
 
+// What others have lost is anybody's.
+std::uint64_t RunDesk::share_left(const Known& known) const {
+  if (!options_.equal_shares) return kLeasesLiveMax;
+  const std::uint64_t batches = step_ == 0 ? options_.pacing.lookahead_steps + 1 : 1;  // at first those in stock as well
+  const std::uint64_t groups = batches * options_.pacing.trajectories_per_step / options_.group_size, workers = known_.size();
+  const std::uint64_t share = (groups + workers - 1) / workers;
+  return share - std::min(share, known.given) + pool_.size();
+}
+
 std::vector<DeskLease> RunDesk::grant(std::uint64_t worker, std::uint64_t version, std::uint64_t groups_max, double now) {
   note_overdue(now);
   Known& known = known_of(worker);
@@ -88,7 +97,7 @@ std::vector<DeskLease> RunDesk::grant(std::uint64_t worker, std::uint64_t versio
   const std::uint64_t held_max = std::min(known.trusted, groups_held_max(groups, own, all));
   const std::uint64_t wanted =
       std::min({groups_max, std::uint64_t{kLeasesPerGrantMax}, kLeasesLiveMax - std::min<std::uint64_t>(live_.size(), kLeasesLiveMax),
-                held_max - std::min(known.live, held_max),
+                held_max - std::min(known.live, held_max), share_left(known),
                 known.too_slow ? 0 : room(options_.pacing, step_, Version{version}, stock) / options_.group_size});
   std::vector<DeskLease> leases;
   if (wanted == 0) return leases;
@@ -98,7 +107,7 @@ std::vector<DeskLease> RunDesk::grant(std::uint64_t worker, std::uint64_t versio
     DeskLease lease{next_lease_++, take_group(), worker, version, now, due, now + lease_s, lease_s, false};
     live_[lease.id] = lease;
     known.leases.push_back(lease.id);
-    ++known.live;
+    ++known.live, ++known.given;
     Stock& of = stock_[version];
     ++of.live, ++of.live_all, ++live_due_;
     due_.emplace(lease.due_s, lease.id);
@@ -240,6 +249,7 @@ std::uint64_t RunDesk::consumed(double now) {
     step_s_ = step_s_ ? kStepMemory * *step_s_ + (1 - kStepMemory) * took : took;
   }
   consumed_at_s_ = now;
+  for (auto& [worker, known] : known_) known.given = 0;
   std::uint64_t dropped = 0;
   for (auto it = stock_.begin(); it != stock_.end() && it->first < version_min();) {
     dropped += it->second.waiting.size();

@@ -19,6 +19,7 @@ struct DeskOptions {
   replay_buffer::Pacing pacing;
   replay_buffer::LeaseLength lease;
   std::uint32_t group_size = 8;
+  bool equal_shares = false;  // of every batch each worker makes as much as every other, however fast it is
 };
 
 struct DeskLease {
@@ -72,6 +73,7 @@ class RunDesk {
   struct Known {
     replay_buffer::WorkerPace pace;
     std::uint64_t trusted = 0, live = 0;
+    std::uint64_t given = 0;  // groups, since the last batch was taken
     double accounted_until_s = 0;
     bool too_slow = false;
     std::vector<std::uint64_t> leases;  // live
@@ -94,6 +96,7 @@ class RunDesk {
   void end(const DeskLease& lease, bool to_pool);
   void note_overdue(double now);
   std::uint64_t take_group();
+  std::uint64_t share_left(const Known& known) const;
 
   using Deadline = std::pair<double, std::uint64_t>;
   using Deadlines = std::priority_queue<Deadline, std::vector<Deadline>, std::greater<>>;

@@ -45,6 +45,8 @@ RunFleet::RunFleet(const RunScenario& scenario, const FleetRules& rules, const s
     lots_.push_back(std::move(lot));
   }
   back_s_.assign(lots_.size(), 0);
+  for (std::size_t i = 0; i < lots_.size(); ++i)
+    if (provisioner::defect_of(request, scenario.offers[i].offer)) back_s_[i] = kNeverS;  // nor would a plan
   order_.resize(lots_.size());
   std::iota(order_.begin(), order_.end(), std::size_t{0});
   const auto unit = [&](std::size_t i) { return lots_[i].all_usd_per_hour() / std::max(lots_[i].rollouts_per_s, 1e-12); };

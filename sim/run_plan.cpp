@@ -43,7 +43,8 @@ std::vector<std::size_t> cheapest(const RunScenario& s, const std::vector<Offer>
   for (const std::size_t i : order) {
     const double price = s.offers[i].offer.usd_per_hour_known();
     if (chosen.size() == s.request.workers_max || rate >= enough) break;
-    if (!(offers[i].rollouts_per_s > 0) || (s.request.budget_usd_per_hour && usd + price > *s.request.budget_usd_per_hour)) continue;
+    if (!(offers[i].rollouts_per_s > 0) || provisioner::defect_of(s.request, offers[i])) continue;
+    if (s.request.budget_usd_per_hour && usd + price > *s.request.budget_usd_per_hour) continue;
     chosen.push_back(i);
     rate += offers[i].rollouts_per_s;
     usd += price;

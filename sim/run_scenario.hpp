@@ -19,6 +19,7 @@ namespace echoline::sim {
 
 enum class OnNewPolicy { kContinue, kFinish, kAbort };
 enum class Activation { kCheapest, kRandom };
+enum class Shares { kBySpeed, kEqual };
 enum class Publishes { kDelta, kSnapshot };
 
 // What can be rented, as the market states it, and what it is in truth.
@@ -76,6 +77,7 @@ struct RunScenario {
   std::vector<Bytes> delta_bytes;  // of the first publication, the second, ...; the last counts for all that follow
   Publishes publishes = Publishes::kDelta;
   Activation activation = Activation::kCheapest;
+  Shares shares = Shares::kBySpeed;
 
   Lognormal boot_s{30, 30};  // from asking for a machine until its worker calls
   Duration heartbeat_timeout = std::chrono::seconds(3);

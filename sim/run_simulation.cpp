@@ -67,7 +67,7 @@ struct Waiting {  // a publication that waits for the learner's links
 class Simulation {
  public:
   Simulation(const RunScenario& scenario, const std::function<void(std::uint64_t)>& progress)
-      : s_(scenario), progress_(progress), desk_({scenario.pacing, scenario.lease, scenario.group_size}), broadcast_(scenario),
+      : s_(scenario), progress_(progress), desk_({scenario.pacing, scenario.lease, scenario.group_size, scenario.shares == Shares::kEqual}), broadcast_(scenario),
         lengths_(scenario.seed, 31), fates_(scenario.seed, 32) {}
 
   Result<RunResult> run() {

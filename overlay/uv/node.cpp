@@ -65,13 +65,13 @@ Status check(const LearnerOptions& o) {
   ECHO_TRY(check(o.limits));
   if (!(o.chain_rate.bits_per_s > 0))
     return fail(Code::kInvalid, op, "chain_rate must be positive, found {}", to_text(o.chain_rate));
-  if (o.chunk.count < kChunkBytesMin || o.chunk.count > kChunkBytesMax)
+  if (o.chunk && (o.chunk->count < kChunkBytesMin || o.chunk->count > kChunkBytesMax))
     return fail(Code::kInvalid, op, "chunk must be {} to {} bytes, found {}", kChunkBytesMin, kChunkBytesMax,
-                o.chunk.count);
+                o.chunk->count);
   const Bytes chunk = chunk_bytes_min(o.policy_bytes), store = publication_bytes_max(o.policy_bytes);
-  if (o.chunk.count < chunk.count)
+  if (o.chunk && o.chunk->count < chunk.count)
     return fail(Code::kInvalid, op, "chunk must be at least {} bytes for a policy of {}, found {}", chunk.count,
-                echoline::to_text(o.policy_bytes), o.chunk.count);
+                echoline::to_text(o.policy_bytes), o.chunk->count);
   if (o.store_bytes_max && o.policy_bytes.count > 0 && o.store_bytes_max->count < store.count)
     return fail(Code::kInvalid, op,
                 "the store must have room for a snapshot of the policy, which may have {}; found {}",
@@ -326,7 +326,6 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
   announcement.epoch = impl_->core->epoch();
   announcement.key = {head.version, head.base};
   announcement.base_digest = head.base ? head.base_digest : Digest{};
-  announcement.chunk_bytes = static_cast<std::uint32_t>(impl_->options.chunk.count);
   announcement.expires_unix_ms = static_cast<std::uint64_t>(
       (SystemClock().unix_seconds() + seconds(impl_->options.publication_lifetime)) * 1e3);
   if (head.base && *head.base >= head.version)
@@ -335,6 +334,8 @@ Result<std::unique_ptr<PublicationWriter>> LearnerNode::begin(const PublicationH
   Status begun = fail(Code::kCancelled, "publish", "the node has stopped");
   impl_->driver->post_and_wait([&](TimePoint now) {
     announcement.issued = impl_->core->issue_time(now);
+    const std::optional<Bytes>& chunk = impl_->options.chunk;
+    announcement.chunk_bytes = static_cast<std::uint32_t>((chunk ? *chunk : impl_->core->chunk_for(announcement.key, now)).count);
     writer = std::make_unique<PublicationWriter::Impl>(
         PublicationWriter::Impl{impl_.get(), Sealer(announcement, impl_->authority->key())});
     begun = impl_->core->begin(announcement, writer->sealer.opening(), head.catch_up, now);

@@ -31,7 +31,7 @@ struct LearnerOptions {
   std::size_t chains_max = 8;                        // when limits.up is absent
   chains::TopologyPolicy policy = chains::TopologyPolicy::kTrees;
   bool chooses_policy = false;  // it is the first of them; see LearnerConfig
-  Bytes chunk{64 * 1024};  // unit that is proven and forwarded; 1 KiB .. 1 MiB
+  std::optional<Bytes> chunk;  // unit that is proven and forwarded; 1 KiB .. 1 MiB; absent: as LearnerCore::chunk_for() has it
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration heartbeat_timeout = std::chrono::seconds(3);  // of silence, before a worker is away
   Duration silence_min{};  // before a worker is silent, whatever was learned of its rhythm

@@ -213,7 +213,7 @@ int learner(const LearnerArgs& args) {
       p["depth"] = reports[v].depth;
       std::vector<chains::WorkerLink> there;
       for (const WorkerId id : reports[v].topology.workers()) there.push_back(links.at(id));
-      const auto model = chains::broadcast_time(reports[v].topology, {args.payload}, options.chunk,
+      const auto model = chains::broadcast_time(reports[v].topology, {args.payload}, *options.chunk,
                                                 options.limits.up.value_or(BitRate{1e12}), there);
       if (model) p["model_seconds"] = seconds(model->fraction(1));  // formula 4.2
     }

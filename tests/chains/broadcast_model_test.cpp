@@ -219,5 +219,44 @@ TEST(BroadcastTime, RefusesWhatItCannotTime) {
   EXPECT_THAT(missing.error().detail, testing::HasSubstr("worker 2"));
 }
 
+// Against every other power of two, with what chunks cost counted by hand: none is much better.
+TEST(BestChunk, NoOtherIsMuchSooner) {
+  for (const std::uint64_t bytes : {10'000ull, 300'000ull, 20'000'000ull, 1'000'000'000ull})
+    for (const double up : {8.0, 100.0, 2000.0}) {
+      std::vector<ChainWorker> workers;
+      std::vector<WorkerLink> links;
+      for (std::uint64_t id = 1; id <= 40; ++id) {
+        workers.push_back({WorkerId{id}, BitRate::from_mbit_per_s(up), BitRate::from_mbit_per_s(4 * up), 1, true, true});
+        links.push_back({WorkerId{id}, workers.back().up, workers.back().down});
+      }
+      const BitRate learner{workers[0].up.bits_per_s * 2};
+      const auto topology = plan_chains(learner, workers[0].up, workers, TopologyPolicy::kTrees).value();
+      const auto takes = [&](Bytes chunk) {
+        const double chunks = static_cast<double>(bytes) / static_cast<double>(chunk.count);
+        const Bytes sent{static_cast<std::uint64_t>(static_cast<double>(bytes) + chunks * kBytesPerChunk)};
+        return seconds(broadcast_time(topology, sent, chunk, learner, links)->last()) + chunks * kSecondsPerChunk;
+      };
+      const Bytes best = best_chunk({bytes}, topology, lower_bound({bytes}, learner, links));
+      for (std::uint64_t other = kBestChunkMin; other <= kBestChunkMax; other *= 2)
+        EXPECT_LT(takes(best), 1.1 * takes({other})) << bytes << " bytes at " << up << " Mbit/s: " << best.count << " or " << other;
+    }
+}
+
+TEST(BestChunk, GrowsWithThePayloadAndStaysWithinItsLimits) {
+  const Topology topology = plan_chains(BitRate::from_mbit_per_s(100), BitRate::from_mbit_per_s(10),
+                                        std::vector<ChainWorker>{{WorkerId{1}, BitRate::from_mbit_per_s(50), BitRate::from_mbit_per_s(100), 1, true, true}},
+                                        TopologyPolicy::kTrees).value();
+  Bytes before;
+  for (std::uint64_t bytes = 1; bytes < 1ull << 46; bytes *= 8) {
+    const Bytes chunk = best_chunk({bytes}, topology, from_seconds(static_cast<double>(bytes) / 1e7));
+    EXPECT_GE(chunk, before);
+    EXPECT_GE(chunk.count, kBestChunkMin);
+    EXPECT_LE(chunk.count, kBestChunkMax);
+    before = chunk;
+  }
+  EXPECT_EQ(before.count, kBestChunkMax);
+  EXPECT_EQ(best_chunk({0}, topology, Duration{}).count, kBestChunkMin);
+}
+
 }  // namespace
 }  // namespace echoline::chains

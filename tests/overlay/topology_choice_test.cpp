@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "overlay/sizes.hpp"
 #include "tests/overlay/desk.hpp"
 
 namespace echoline::overlay {
@@ -89,6 +90,24 @@ TEST(TopologyChoice, WhoStandsFarAwayIsFedOnce) {
   desk.pass(seconds(1));
   EXPECT_EQ(desk.core.topology().size(), 5u);
   EXPECT_NEAR(crossing(), 1, 1e-9) << desk.core.topology().to_text();
+}
+
+// By the last publication of its kind; before there is one, by the policy.
+TEST(TopologyChoice, TheChunkFollowsThePayload) {
+  LearnerConfig c = Desk::config(64);
+  c.policy = TopologyPolicy::kTrees;
+  c.policy_bytes = {2'000'000'000};
+  Desk desk(std::move(c));
+  desk.join_all(6);
+  const auto chunk = [&](const PublicationKey& key) { return desk.core.chunk_for(key, desk.now).count; };
+  const std::uint64_t snapshot = chunk(full(0)), first_delta = chunk(delta(1, 0));
+  EXPECT_GT(snapshot, first_delta);
+  EXPECT_GE(first_delta, 32u * 1024);
+  ASSERT_TRUE(desk.publish(make(full(0), 400'000)).has_value());
+  ASSERT_TRUE(desk.publish(make(delta(1, 0), 30'000)).has_value());
+  EXPECT_LT(chunk(full(2)), snapshot);
+  EXPECT_LE(chunk(delta(2, 1)), chunk(full(2)));
+  EXPECT_GE(chunk(delta(2, 1)), chunk_bytes_min({2'000'000'000}).count);  // or a snapshot of the policy would have too many
 }
 
 TEST(TopologyChoice, WhatIsALittleSoonerMovesNobody) {

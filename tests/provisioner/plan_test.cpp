@@ -612,7 +612,6 @@ TEST(MakePlan, RefusesRequestsOutOfRange) {
   EXPECT_THAT(with([](auto& r) { r.delta_bytes = {}; }), HasSubstr("publication"));
   EXPECT_THAT(with([](auto& r) { r.learner_up = {}; }), HasSubstr("uplink"));
   EXPECT_THAT(with([](auto& r) { r.worker_cap = BitRate{}; }), HasSubstr("cap"));
-  EXPECT_THAT(with([](auto& r) { r.chunk = {}; }), HasSubstr("chunk"));
   EXPECT_THAT(with([](auto& r) { r.delay = seconds(-1); }), HasSubstr("delay"));
   EXPECT_THAT(with([](auto& r) { r.active_fraction = 0; }), HasSubstr("q "));
   EXPECT_THAT(with([](auto& r) { r.workers_max = 0; }), HasSubstr("workers_max"));

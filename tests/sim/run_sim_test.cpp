@@ -338,6 +338,25 @@ TEST(RunSim, EveryPolicyForNewPoliciesFinishes) {
   }
 }
 
+TEST(RunSim, WithEqualSharesEverybodyWaitsForTheSlowest) {
+  RunScenario s = scenario(4);  // all of them are needed
+  for (std::size_t i = 0; i < s.offers.size(); ++i) s.offers[i].offer.rollouts_per_s = i % 2 ? 0.5 : 2.5;
+  const auto took = [](const RunResult& r) { return r.by_step.back().at_s; };
+  const auto most_over_least = [](const RunResult& r) {
+    std::uint64_t most = 0, least = ~0ull;
+    for (const SimMachine& m : r.machines)
+      if (m.rollouts > 0) most = std::max(most, m.rollouts), least = std::min(least, m.rollouts);
+    return static_cast<double>(most) / static_cast<double>(least);
+  };
+  const RunResult by_speed = simulated(s);
+  s.shares = Shares::kEqual;
+  const RunResult equal = simulated(s);
+  EXPECT_EQ(equal.ended, "completed");
+  EXPECT_GT(took(equal), 1.2 * took(by_speed));
+  EXPECT_GT(most_over_least(by_speed), 3);
+  EXPECT_LT(most_over_least(equal), 1.5);
+}
+
 TEST(RunSim, FarRegionsMakeTheBroadcastLonger) {
   RunScenario s = scenario();
   s.request.regions.regions = {{"near", {"near"}}, {"far", {"far"}}};
