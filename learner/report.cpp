@@ -124,15 +124,18 @@ json learning_json(const std::vector<json>& metrics, const Rows& rows) {
   const auto norms = rows.values(rows.steps, "gradient_norm");
   Alarms alarms;
   std::map<std::string, std::uint64_t> begun;
+  std::uint64_t all = 0;
   for (const json& row : metrics)
-    for (const Alarm& alarm : alarms.hear(row)) ++begun[alarm.kind];
+    for (const Alarm& alarm : alarms.hear(row)) ++begun[alarm.kind], ++all;
   return {{"entropy", ends("entropy")},
           {"response_tokens_mean", ends("response_tokens_mean")},
           {"effective_sample_fraction_mean", mean(effective)},
           {"gradient_norm_max", quantile(norms, 1.0)},
           {"zero_advantage_fraction_mean", mean(rows.values(rows.steps, "zero_advantage_fraction"))},
+          {"clip_fraction_mean", mean(rows.values(rows.steps, "clip_fraction"))},
           {"behaviour_kl_mean", mean(rows.values(rows.steps, "behaviour_kl"))},
           {"reference_kl_last", ends("reference_kl").at("last")},
+          {"alarms_begun", effective.empty() ? json(nullptr) : json(all)},
           {"alarms", begun}};
 }
 

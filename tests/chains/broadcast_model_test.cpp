@@ -234,9 +234,9 @@ TEST(BestChunk, NoOtherIsMuchSooner) {
       const auto takes = [&](Bytes chunk) {
         const double chunks = static_cast<double>(bytes) / static_cast<double>(chunk.count);
         const Bytes sent{static_cast<std::uint64_t>(static_cast<double>(bytes) + chunks * kBytesPerChunk)};
-        return seconds(broadcast_time(topology, sent, chunk, learner, links)->last()) + chunks * kSecondsPerChunk;
+        return seconds(broadcast_time(topology, sent, chunk, learner, links).value().last()) + chunks * kSecondsPerChunk;
       };
-      const Bytes best = best_chunk({bytes}, topology, lower_bound({bytes}, learner, links));
+      const Bytes best = best_chunk(Bytes{bytes}, topology, lower_bound(Bytes{bytes}, learner, links));
       for (std::uint64_t other = kBestChunkMin; other <= kBestChunkMax; other *= 2)
         EXPECT_LT(takes(best), 1.1 * takes({other})) << bytes << " bytes at " << up << " Mbit/s: " << best.count << " or " << other;
     }
@@ -248,14 +248,14 @@ TEST(BestChunk, GrowsWithThePayloadAndStaysWithinItsLimits) {
                                         TopologyPolicy::kTrees).value();
   Bytes before;
   for (std::uint64_t bytes = 1; bytes < 1ull << 46; bytes *= 8) {
-    const Bytes chunk = best_chunk({bytes}, topology, from_seconds(static_cast<double>(bytes) / 1e7));
+    const Bytes chunk = best_chunk(Bytes{bytes}, topology, from_seconds(static_cast<double>(bytes) / 1e7));
     EXPECT_GE(chunk, before);
     EXPECT_GE(chunk.count, kBestChunkMin);
     EXPECT_LE(chunk.count, kBestChunkMax);
     before = chunk;
   }
   EXPECT_EQ(before.count, kBestChunkMax);
-  EXPECT_EQ(best_chunk({0}, topology, Duration{}).count, kBestChunkMin);
+  EXPECT_EQ(best_chunk(Bytes{0}, topology, Duration{}).count, kBestChunkMin);
 }
 
 }  // namespace
