@@ -9,7 +9,7 @@
 
 namespace echoline::chains {
 
-inline constexpr std::size_t kRegionsMax = 64;
+inline constexpr std::size_t kRegionsMax = 32;
 
 // From one region to another, one way.
 struct RegionWay {

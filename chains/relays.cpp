@@ -147,12 +147,15 @@ class Filling {
       in[0] = true;
       for (std::size_t last = 0;;) {
         for (std::size_t i = 1; i < n; ++i) {
-          if (in[i] || rates.into[last] < rates.into[i] * 0.999) continue;
+          // Faster than its own workers receive, the learner's region is left by what the learner itself sends.
+          const bool faster = rates.into[last] < rates.into[i] * 0.999;
+          if (in[i] || (faster && last != 0)) continue;
+          const double most = faster ? up_ - (vessels_[0].up.empty() ? 0 : rates.into[0]) - ways.onward[0] : kInfinite;
           const auto a = vessels_[last].region, b = vessels_[i].region;
           const double edge = rates.into[i] / static_cast<double>(stripes_), all = 4 * static_cast<double>(stripes_);
           const double way = regions_.rate(a, b).bits_per_s - ways.taken[a][b];
           const auto edges = [&](double rate) { return std::clamp(std::floor(std::min(rate, way) / edge * kRounding), 0.0, all); };
-          const Reach over{edges(left.spare[last]), edges(left.own[last]), far[last] - seconds(regions_.delay(a, b, {}))};
+          const Reach over{edges(std::min(most, left.spare[last])), edges(std::min(most, left.own[last])), far[last] - seconds(regions_.delay(a, b, {}))};
           if (over <= reach[i]) continue;
           reach[i] = over;
           from[i] = last;

@@ -198,6 +198,31 @@ TEST(Relays, AreWithinReachOfTheBoundInRandomFleets) {
   EXPECT_LE(quantile(over_bound, 0.95), 1.25);
 }
 
+// Nobody who forwards, links and ways of a kilobit, a learner with hardly an uplink: there are always trees that reach everybody.
+TEST(Relays, OddFleetsAreReachedAsWell) {
+  Random random(9);
+  for (int i = 0; i < 2000; ++i) {
+    RandomFleet fleet = random_regions(random, i % 3 == 0, i % 2 == 0);
+    while (fleet.workers.size() > 2 + static_cast<std::size_t>(i % 9)) fleet.workers.pop_back();
+    for (ChainWorker& w : fleet.workers) {
+      w.may_forward = random.uniform() < 0.7;
+      w.may_seed = random.uniform() < 0.8;
+      if (random.uniform() < 0.1) w.up = w.down = BitRate{1000};
+    }
+    if (fleet.regions.several()) fleet.regions.learner = static_cast<std::uint32_t>(random.below(fleet.regions.ways.size()));
+    for (auto& row : fleet.regions.ways)
+      for (RegionWay& way : row)
+        if (i % 5 == 0 && random.uniform() < 0.3) way.rate = BitRate{1000};
+    if (i % 11 == 0) fleet.learner_up = BitRate{1000};
+    const Topology topology = trees(fleet, 0.9);
+    const auto rest = std::span(fleet.workers).subspan(1);
+    const MendedTrees mended = mend_trees(topology, fleet.learner_up, rest, 0.9, {}, fleet.regions);
+    std::vector<WorkerId> ids;
+    for (const ChainWorker& w : rest) ids.push_back(w.id);
+    ASSERT_TRUE(validate(mended.topology, ids)) << "fleet " << i;
+  }
+}
+
 // Workers come and go for a while; what is left is always trees that reach everybody, in their region where that is possible.
 TEST(Relays, AreMendedInTheirRegion) {
   Random random(11);
