@@ -90,7 +90,8 @@ std::string reference_yaml(std::span<const ConfigKey> keys) {
     const std::string name = key.path.substr(key.path.rfind('.') + 1);
     if (!off.empty() && !key.path.starts_with(off)) off.clear();
     if (is_section(key)) {
-      if (key.presence || !key.when.empty()) off = key.path + (key.type == "list" ? "[]." : ".");
+      // A list may be empty, and what its elements require is asked for where there is one.
+      if (key.presence || !key.when.empty() || key.type == "list") off = key.path + (key.type == "list" ? "[]." : ".");
       out += "\n" + wrapped(indent + "# ", (key.when.empty() ? "" : "With `" + key.when + "`. ") + key.meaning);
       out += indent + (off.empty() ? "" : "#") + name + ":\n";
       continue;

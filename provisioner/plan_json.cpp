@@ -580,6 +580,7 @@ Result<Plan> Plan::from_json(const nlohmann::json& j) {
   header.duration("t_b_seconds", plan.broadcast_time);
   header.duration("t_b_last_seconds", plan.broadcast_time_last);
   header.duration("lower_bound_seconds", plan.broadcast_lower_bound);
+  if (!header.absent("t_b_chunk_bytes")) header.bytes("t_b_chunk_bytes", plan.chunk);
   header.number("required_rollouts_per_s", plan.target.required_rollouts_per_s, 0, 1e12);
   header.number("target_rollouts_per_s", plan.target.provisioned_rollouts_per_s, 0, 1e12);
   header.boolean("settled", plan.settled);

@@ -106,7 +106,7 @@ TEST_F(RunFilesTest, TheReferenceAsAFileLacksOnlyWhatIsRequired) {
   std::ofstream(folder_ / "run.yaml") << reference_yaml(run_file_keys());
   std::vector<std::pair<std::string, std::string>> given{{"model.preset", "tiny-64"}, {"fleet.offers", "3"}};
   for (const ConfigKey& key : run_file_keys())
-    if (key.required && key.when.empty())
+    if (key.required && key.when.empty() && key.path.find("[]") == std::string::npos)
       given.emplace_back(key.path, key.path == "task.adapter" ? "arithmetic" : key.type == "duration" ? "1 s" : "3");
   const auto config = load_run_config(folder_ / "run.yaml", given);
   EXPECT_TRUE(config) << config.error().message();
