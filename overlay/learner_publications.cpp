@@ -206,6 +206,7 @@ Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
       payload = {stored.bytes};
       break;
     }
+  if (payload.count == 0) return {64 * 1024};  // nothing is known of it
   std::vector<chains::WorkerLink> links;
   for (const chains::ChainWorker& w : chain_workers(now)) links.push_back({w.id, w.up, w.down, Duration{}, w.region});
   const Duration bound = chains::lower_bound(payload, learner_up(), links, config_.quorum, config_.regions);

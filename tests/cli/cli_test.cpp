@@ -221,7 +221,7 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
   ASSERT_EQ(planned.status, 0) << planned.err;
   EXPECT_NE(planned.out.find("traffic for nothing"), std::string::npos);
   EXPECT_NE(planned.err.find("echoline apply"), std::string::npos);
-  const Outcome why = run_program({"plan", file.path(), "--explain", "q05"});
+  const Outcome why = run_program({"plan", file.path(), "--explain", "q08"});
   EXPECT_NE(why.out.find("it would be rented at $"), std::string::npos) << why.out << why.err;
   const Outcome typo = run_program({"plan", file.path(), "--explain", "q5"});
   EXPECT_EQ(typo.status, 2);
