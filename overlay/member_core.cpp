@@ -591,6 +591,7 @@ void MemberCore::on_timer(TimePoint now) {
     if (stalled_since_ != kNever && newest_ && now - stalled_since_ >= stall_time()) {
       stalled_since_ = now;
       parents_got_time_ = false;
+      most_chunks_.clear();
       if (!position_ || position_->version < *newest_) {
         // The path may be that long: what is dialled anew comes behind all that is on it.
         const auto unheard = [](const Upstream& up) { return up.up() && !up.heard; };

@@ -43,7 +43,9 @@ class MemberCore final : public Core {
   static constexpr Duration kTroublePause = std::chrono::minutes(1);  // before the learner is told the same again
   static constexpr Duration kBarred = std::chrono::minutes(1);  // of a child that asked for too much
   static constexpr std::size_t kAskersMax = 1024;
-  static constexpr std::size_t kKeysKept = 256;
+  // Publications that may begin, until one is activated or help is asked for: parents that bring none of them to an end
+  // would otherwise keep it from asking for ever.
+  static constexpr std::size_t kBegunMax = 3;
   static constexpr Duration kDrainMax = std::chrono::seconds(10);
   static constexpr int kReturnsRefusedMax = 2;  // the certificate may have been good, and the connection bad
   static constexpr Duration kClockTold = std::chrono::minutes(1);  // by which a clock is wrong, before it is said

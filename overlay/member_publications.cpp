@@ -116,9 +116,10 @@ std::optional<Version> MemberCore::leads_on_from(const PublicationKey& key) cons
   return begin == begins.end() ? std::nullopt : std::optional(begin->second);
 }
 
-// Whether more of it is here than of any publication with its key since something was activated, or dropped here.
+// Whether more of it is here than of any publication with its key since something was activated, or dropped here, or help
+// was asked for; of the first few that began since then.
 bool MemberCore::farther(const StoredPublication& stored) {
-  if (most_chunks_.size() >= kKeysKept && !most_chunks_.contains(stored.key())) most_chunks_.clear();
+  if (most_chunks_.size() >= kBegunMax && !most_chunks_.contains(stored.key())) return false;
   std::uint32_t& most = most_chunks_[stored.key()];
   if (stored.have.count() <= most) return false;
   most = stored.have.count();
@@ -157,10 +158,10 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
         if (leads_on) {
           ++refusals_;
           lost_here_ = true;
+          most_chunks_.clear();
           complain(put.error().message() + "; left out for now", now);
         }
         if (stored) store_.erase(PublicationKey(stored->key()));
-        most_chunks_.clear();
         if (stalled_since_ == kNever) stalled_since_ = now;
         return store_changed(now);
       default:

@@ -147,6 +147,7 @@ FAULTS = [
     Fault("who is away is gone at once", PRESENCE, "if (now >= worker.away_since + config_.away_max)", "if (now >= worker.away_since)",
           "overlay_core_test", True),
     Fault("a pause of the learner's own is held against others", PRESENCE, "    worker.heard = std::min(worker.heard + late, now);  // it may have been heard since\n", "", "overlay_core_test"),
+    Fault("whatever begins is progress", MEMBER_PUB, "if (most_chunks_.size() >= kBegunMax &&", "if (false &&", "overlay_core_test"),
     # Over regions.
     Fault("the learner forgets where workers stand", TOPOLOGY, "  w.region = worker.region;\n", "", "overlay_core_test"),
     Fault("what crosses a way is not counted", TREES, "    crossing_[place(parent)][place(child)] += edge_[child];\n", "", "chains_test"),

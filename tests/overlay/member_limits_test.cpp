@@ -128,6 +128,23 @@ TEST(Member, TellsTheLearnerWhatItHasNoRoomForAndStays) {
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
 }
 
+// Snapshot after snapshot begins, none comes to an end.
+TEST(Member, AsksForHelpThoughSomethingNewBeginsAgainAndAgain) {
+  Member m;
+  m.whole(make(full(0), 100));
+  std::uint64_t version = 1;
+  for (; version < 3 * MemberCore::kBegunMax && m.said<NeedHelp>(kControl).empty(); ++version) {
+    m.newest = Version{version};
+    const Made made = make(full(version), 6000);
+    m.tell(m.parent, made.opening);
+    m.frame(m.parent, made.chunk(0));
+    m.pass(kBeat * (MemberCore::kStallHeartbeats - 1));
+  }
+  ASSERT_THAT(m.said<NeedHelp>(kControl), SizeIs(1));
+  EXPECT_TRUE(m.said<NeedHelp>(kControl)[0].stalled);
+  EXPECT_LE(version, MemberCore::kBegunMax + 3);
+}
+
 // Its parents take for sent what it had no room for. One that is dialled anew goes on bringing a little, which the rest
 // does not follow.
 TEST(Member, AsksForWhatItLostThoughAParentGoesOnBringingALittle) {
