@@ -37,12 +37,11 @@ std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::spa
   std::vector<BitRate> into(n, learner_up);
   if (!regions.several()) return into;
   // A region is two vertices, what comes in and what its workers send on. Behind them the learner, which stands in the midst of its
-  // own region, and before it its uplink.
-  Graph graph(2 * n + 2);
-  const std::size_t learner = 2 * n, uplink = 2 * n + 1;
+  // own region.
+  Graph graph(2 * n + 1);
+  const std::size_t learner = 2 * n;
   const auto in = [](std::size_t region) { return 2 * region; };
   const auto out = [](std::size_t region) { return 2 * region + 1; };
-  connect(graph, uplink, learner, whole(learner_up));
   connect(graph, learner, in(regions.learner), whole(learner_up));
   connect(graph, learner, out(regions.learner), whole(learner_up));
   for (std::size_t a = 0; a < n; ++a) {
@@ -56,7 +55,7 @@ std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::spa
   }
   for (std::size_t region = 0; region < n; ++region) {
     if (region == regions.learner) continue;
-    const double flow = static_cast<double>(boost::push_relabel_max_flow(graph, uplink, in(region)));
+    const double flow = static_cast<double>(boost::push_relabel_max_flow(graph, learner, in(region)));
     into[region] = std::min(learner_up, BitRate{flow});
   }
   return into;
