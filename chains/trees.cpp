@@ -36,6 +36,14 @@ BitRate taken_by_late(std::span<const ChainWorker> workers, const std::vector<bo
   return sum;
 }
 
+// For trees, whose uplinks carry so much besides.
+StripeLimits tree_limits(BitRate others = {}) {
+  StripeLimits limits;
+  limits.children_max = kTreeChildrenMax;
+  limits.others = others;
+  return limits;
+}
+
 // What each worker is sent to, at which rate, and who is late.
 struct Aims {
   std::vector<bool> late;
@@ -352,11 +360,8 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
 
 TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
   TreePlan plan;
-  StripeLimits limits;
   plan.late = late_workers(learner_up, workers, quorum);
-  limits.children_max = kTreeChildrenMax;
-  limits.others = taken_by_late(workers, plan.late);
-  plan.stripes = plan_stripes(learner_up, those_in_time(workers, plan.late), limits);
+  plan.stripes = plan_stripes(learner_up, those_in_time(workers, plan.late), tree_limits(taken_by_late(workers, plan.late)));
   return plan;
 }
 
@@ -420,9 +425,7 @@ void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const Chain
 
 void grow_trees(BitRate rate, std::size_t stripes, BitRate source, std::span<const ChainWorker> workers, BitRate others,
                 Topology& topology) {
-  StripeLimits limits;
-  limits.children_max = kTreeChildrenMax;
-  StripePlan plan = plan_at(rate, stripes, source, workers, limits);
+  StripePlan plan = plan_at(rate, stripes, source, workers, tree_limits());
   // Of what they carry and do not need themselves anyway.
   const auto edges = static_cast<std::size_t>(std::ceil(others.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) / kRounding));
   const std::size_t carried = plan.carried, kept = carried - std::min(carried, edges);
@@ -451,18 +454,17 @@ MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<c
   if (workers.empty()) return mended;
   const bool relays = spread_out(workers, regions);
   Aims aims;
-  Topology anew = mended.topology;
   if (relays) {
+    Topology anew = mended.topology;
     const RelayPlan best = plan_relays(learner_up, workers, quorum, regions);
     build_relays(best, learner_up, workers, regions, anew);
+    mended.best = steady_rate(anew, learner_up, workers, quorum, regions);
     aims = {best.late, best.rates, best.stripes};
   } else {
     const TreePlan best = plan_trees(learner_up, workers, quorum);
     mended.best = best.stripes.rate;
-    StripeLimits limits;
-    limits.children_max = kTreeChildrenMax;
-    limits.others = taken_by_late(workers, best.late);
-    const BitRate rate = best_rate(topology.stripes(), learner_up, those_in_time(workers, best.late), limits);
+    const BitRate rate = best_rate(topology.stripes(), learner_up, those_in_time(workers, best.late),
+                                   tree_limits(taken_by_late(workers, best.late)));
     aims = aims_of({std::max(1.0, rate.bits_per_s)}, workers, best.late);
   }
   for (std::size_t i = 0; i < workers.size(); ++i)
@@ -472,7 +474,6 @@ MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<c
   mending.write(mended.topology);
   mended.topology.chains_wanted = mended.topology.chains.size();
   mended.rate = relays ? steady_rate(mended.topology, learner_up, workers, quorum, regions) : mending.rate();
-  if (relays) mended.best = steady_rate(anew, learner_up, workers, quorum, regions);
   return mended;
 }
 

@@ -76,7 +76,7 @@ void read_market(ConfigSection s, const provisioner::RegionMap& map, Read& c) {
     kind.read("upload_usd_per_gb", k.upload_usd_per_gb, usd, "price of what they send; 1 GB is 10^9 bytes");
     kind.read("download_usd_per_gb", k.download_usd_per_gb, usd, "price of what they receive");
     kind.read("reliability", k.reliability, {.min = 0.0, .max = 1.0}, "as the market states it; it moves a worker in the topology");
-      if (!map.regions.empty() && !k.region.empty() && !map.find(k.region)) {
+    if (!map.regions.empty() && !k.region.empty() && !map.find(k.region)) {
       std::vector<std::string> names;
       for (const provisioner::Region& r : map.regions) names.push_back(r.name);
       kind.error("region", fmt::format("none of network.regions has the place '{}'{}", k.region, did_you_mean(k.region, names)));
