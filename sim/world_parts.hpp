@@ -71,7 +71,8 @@ struct World::Host {
   std::map<ConnId, Side> connections;
   std::string certificate;  // DER
   TimePoint down_free{}, timer_at = kNever, clogged_until{}, paused_until{};
-  Fifo<std::pair<Side, std::uint64_t>> sending;  // connections with something to send, and their generations, in turn
+  // Connections with something to send, and their generations, in turn; those that begin with a little go first.
+  Fifo<std::pair<Side, std::uint64_t>> begun, sending;
   bool up_busy = false;
   bool reading = true, draining = false, nat = false, powered = true;
   std::uint64_t bytes_sent = 0;

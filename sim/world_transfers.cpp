@@ -13,6 +13,8 @@ Duration time_for(std::size_t bytes, const std::optional<BitRate>& rate) {
   return rate ? from_seconds(static_cast<double>(bytes) / rate->bytes_per_s()) : Duration{};
 }
 
+// What a connection that had nothing to send gets at once: ten full packets, the initial quantum of Linux's sch_fq.
+constexpr std::size_t kBurst = 15'140;
 constexpr Duration kRetransmission = std::chrono::milliseconds(200);
 
 std::string describe(const Frame& frame) {
@@ -60,20 +62,22 @@ void World::transfer(const Side& from, Transfer&& t) {
   Host& host = *hosts_[self.host];
   if (t.last == Transfer::Last::kReset || (!host.link.up && host.clogged_until <= now_ && self.outbound.empty()))
     return launch(from, std::move(t));
+  if (self.outbound.empty())
+    (t.size() <= kBurst ? host.begun : host.sending).push({from, from.connection->generation});
   self.outbound.push(std::move(t));
-  if (self.outbound.size() == 1) host.sending.push({from, from.connection->generation});
   serve_uplink(self.host);
 }
 
-// Connections take turns, a transfer at a time: what a kernel's fair queue does for packets.
+// Connections take turns, a transfer at a time, as packets do in a kernel's fair queue; and as there, what begins with
+// no more than a burst need not wait for a turn of everybody else, which would here be a chunk of each.
 void World::serve_uplink(std::size_t h) {
   Host& host = *hosts_[h];
-  while (!host.up_busy && !host.sending.empty()) {
+  while (!host.up_busy && !(host.begun.empty() && host.sending.empty())) {
     if (host.clogged_until > now_) {
       host.up_busy = true;
       return push(host.clogged_until, kUplink, h);
     }
-    const auto [side, generation] = host.sending.pop();
+    const auto [side, generation] = (host.begun.empty() ? host.sending : host.begun).pop();
     if (side.connection->generation != generation || end(side).outbound.empty()) continue;
     End& self = end(side);
     Transfer t = self.outbound.pop();
