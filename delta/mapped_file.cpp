@@ -10,9 +10,9 @@
 
 namespace echoline::delta {
 
-Result<MappedFile> MappedFile::open(const std::filesystem::path& path, std::string_view operation) {
+Result<MappedFile> MappedFile::open(const std::filesystem::path& path, std::string_view operation, bool write) {
   // O_NONBLOCK: a pipe by that name is refused below instead of waited for.
-  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const Descriptor fd(::open(path.c_str(), (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
   if (fd.get() < 0 || ::fstat(fd.get(), &info) != 0) return os_error(operation, path);
   if (!S_ISREG(info.st_mode))
@@ -21,9 +21,9 @@ Result<MappedFile> MappedFile::open(const std::filesystem::path& path, std::stri
   MappedFile file;
   const auto size = static_cast<std::size_t>(info.st_size);
   if (size == 0) return file;
-  void* address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* address = ::mmap(nullptr, size, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd.get(), 0);
   if (address == MAP_FAILED) return os_error(operation, path);
-  file.bytes_ = {static_cast<const std::byte*>(address), size};
+  file.bytes_ = {static_cast<std::byte*>(address), size};
   return file;
 }
 
@@ -35,7 +35,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 MappedFile::~MappedFile() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+  if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
 }
 
 }  // namespace echoline::delta

@@ -130,6 +130,8 @@ class IncomingDelta {
  public:
   // `state` must not change until this is done; it lives longer.
   explicit IncomingDelta(OwnedState& state, const DecodeOptions& options = {});
+  // The same for a state whose memory somebody else writes: apply() returns what is to be written there. Canonical.
+  explicit IncomingDelta(StateView state, const DecodeOptions& options = {});
   ~IncomingDelta();
   IncomingDelta(IncomingDelta&&) noexcept;
   IncomingDelta& operator=(IncomingDelta&&) noexcept;
@@ -138,6 +140,7 @@ class IncomingDelta {
   // is a snapshot or of another model, kCorrupt, kExhausted.
   Status add(std::span<const std::byte> bytes);
   std::uint64_t bytes() const;  // added so far
+  std::optional<Digest> result() const;  // of the state afterwards, as the patch says at its end
   // All bytes were added. Proves what resolve_delta() does, turns the state into the result, and returns what was
   // written, for who holds the state a second time; of an element that changes, its value and four bytes. Once, whatever
   // comes of it. On failure the state is as before; a state that is not the base may look like a

@@ -76,6 +76,12 @@ class Resolver {
   std::vector<std::unique_ptr<SegmentDecoder>> decoders_;
 };
 
+std::uint64_t bytes_of(const StateView& state) {
+  std::uint64_t bytes = 0;
+  for (const TensorView& tensor : state) bytes += tensor.bytes.size();
+  return bytes;
+}
+
 Error is_a_snapshot() {
   return fail(Code::kInvalid, "apply delta", "this patch is a snapshot; it replaces a state, it does not apply to one");
 }
@@ -186,8 +192,8 @@ Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const De
 }
 
 struct IncomingDelta::Impl {
-  Impl(OwnedState& s, const DecodeOptions& o)
-      : state(s), view(s.view()), options(o), parser(o), ticker(options.progress, s.total_bytes()),
+  Impl(OwnedState* s, StateView v, const DecodeOptions& o)
+      : state(s), view(std::move(v)), options(o), parser(o), ticker(options.progress, bytes_of(view)),
         resolver(o.threads, &ticker) {}
 
   Status add(ByteSpan bytes) {
@@ -214,7 +220,7 @@ struct IncomingDelta::Impl {
     if (!begun && parser.begun()) {
       if (parser.info().kind != PatchKind::kDelta) return is_a_snapshot();
       ECHO_TRY(check_tensors_match(parser.info(), view));
-      leaves = StateWriter::leaves(state, options.threads);
+      leaves = state ? StateWriter::leaves(*state, options.threads) : leaves_of(view, options.threads);
       base = combine_leaves(view, leaves);
     }
     ECHO_TRY(resolver.resolve(segments, view, leaves, [this](TensorWrite&& write) {
@@ -230,11 +236,11 @@ struct IncomingDelta::Impl {
     ECHO_TRY(parser.check_whole(added));
     if (base != *parser.info().base) return stale(base, *parser.info().base);
     ECHO_TRY(check_result(view, leaves, parser.info()));
-    write(state, writes, std::move(leaves), options.threads);
+    if (state) write(*state, writes, std::move(leaves), options.threads);
     return std::move(writes);
   }
 
-  OwnedState& state;
+  OwnedState* const state;  // null: somebody else's memory
   const StateView view;
   const DecodeOptions options;
   PatchParser parser;
@@ -249,7 +255,9 @@ struct IncomingDelta::Impl {
 };
 
 IncomingDelta::IncomingDelta(OwnedState& state, const DecodeOptions& options)
-    : impl_(std::make_unique<Impl>(state, options)) {}
+    : impl_(std::make_unique<Impl>(&state, state.view(), options)) {}
+IncomingDelta::IncomingDelta(StateView state, const DecodeOptions& options)
+    : impl_(std::make_unique<Impl>(nullptr, std::move(state), options)) {}
 IncomingDelta::~IncomingDelta() = default;
 IncomingDelta::IncomingDelta(IncomingDelta&&) noexcept = default;
 IncomingDelta& IncomingDelta::operator=(IncomingDelta&&) noexcept = default;
@@ -258,6 +266,10 @@ Status IncomingDelta::add(std::span<const std::byte> bytes) {
   return guarded("read patch", [&] { return impl_->add(bytes); });
 }
 std::uint64_t IncomingDelta::bytes() const { return impl_->added; }
+std::optional<Digest> IncomingDelta::result() const {
+  if (!impl_->parser.ended()) return std::nullopt;
+  return impl_->parser.info().result;
+}
 Result<std::vector<TensorWrite>> IncomingDelta::apply() {
   return guarded("apply delta", [&] { return impl_->apply(); });
 }

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.hpp"
@@ -120,6 +121,10 @@ class OwnedState {
   std::vector<Tensor> tensors_;
   std::uint64_t total_bytes_ = 0;
 };
+
+// A state that several hold, and that does not change any more.
+using SharedState = std::shared_ptr<const OwnedState>;
+inline SharedState share(OwnedState state) { return std::make_shared<const OwnedState>(std::move(state)); }
 
 // A state with the same tensors. Errors of canonical() and zeros_like().
 Result<OwnedState> copy_of(const StateView& state);

@@ -49,9 +49,8 @@ class PolicySource {
   virtual Status begin() = 0;
   // Learner step steps() + 1, on whole groups. Nothing when asked to stop before it was done: nobody trained on them then.
   virtual Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) = 0;
-  // The policy of `version`, which is steps(), in bf16 with Hugging Face's names; nothing when asked to stop before there was
-  // one.
-  virtual Result<std::optional<delta::OwnedState>> policy(Version version) = 0;
+  // The policy of `version`, which is steps(), in bf16 with Hugging Face's names; null when asked to stop before there was one.
+  virtual Result<delta::SharedState> policy(Version version) = 0;
   // After a learner step and what was published of it: evaluates where the run wants it.
   virtual Status step_done() = 0;
   // Greedy accuracy on the held-out problems, into the metrics, where the source can tell. Asked to stop, it returns early.

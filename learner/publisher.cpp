@@ -19,7 +19,7 @@ void Publisher::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-Result<PublishReport> Publisher::publish(Version version, delta::OwnedState policy) {
+Result<PublishReport> Publisher::publish(Version version, delta::SharedState policy) {
   const SystemClock clock;
   const TimePoint start = clock.now();
   std::shared_ptr<const Policy> previous;
@@ -42,8 +42,8 @@ Result<PublishReport> Publisher::publish(Version version, delta::OwnedState poli
   // Chunks leave while later tensors are still being compared.
   ECHO_ASSIGN(const auto writer, node_->begin(head));
   const delta::PatchSink sink = [&](std::span<const std::byte> bytes) { return writer->write(bytes); };
-  ECHO_ASSIGN(report.stats, previous ? delta::write_delta(previous->state.view(), policy.view(), sink, options)
-                                     : delta::write_snapshot(policy.view(), sink, options_));
+  ECHO_ASSIGN(report.stats, previous ? delta::write_delta(previous->state->view(), policy->view(), sink, options)
+                                     : delta::write_snapshot(policy->view(), sink, options_));
   report.digest = report.stats.result.bytes;
   report.encode_seconds = seconds(clock.now() - start);
   ECHO_TRY(writer->finish(report.digest));
@@ -90,7 +90,7 @@ void Publisher::work() {
 }
 
 void Publisher::remember(const Policy& older, const Policy& newer) {
-  const auto bytes_max = static_cast<std::uint64_t>(kWayBackShare * static_cast<double>(newer.state.total_bytes()));
+  const auto bytes_max = static_cast<std::uint64_t>(kWayBackShare * static_cast<double>(newer.state->total_bytes()));
   if (const Status added = way_back_.add(older, newer, bytes_max); !added) {
     log::debug("version {}: {}", older.version, added.error().message());
     way_back_.clear();
@@ -117,7 +117,7 @@ Status Publisher::provide_delta(Version from, const Policy& source) {
   head.catch_up = true;
   ECHO_ASSIGN(const auto writer, node_->begin(head));
   ECHO_ASSIGN(const delta::PatchStats stats,
-              delta::write_delta(old.state.view(), source.state.view(), sink_of(*writer), options));
+              delta::write_delta(old.state->view(), source.state->view(), sink_of(*writer), options));
   log::info("one delta of {} leads from version {} to {}", to_text(Bytes{stats.patch_bytes}), from, source.version);
   return writer->finish(source.digest.bytes);
 }
@@ -127,7 +127,7 @@ Status Publisher::provide_snapshot(const Policy& source) {
   head.version = source.version;
   head.catch_up = true;
   ECHO_ASSIGN(const auto writer, node_->begin(head));
-  ECHO_TRY(delta::write_snapshot(source.state.view(), sink_of(*writer), options_));
+  ECHO_TRY(delta::write_snapshot(source.state->view(), sink_of(*writer), options_));
   return writer->finish(source.digest.bytes);
 }
 

@@ -38,7 +38,7 @@ class Publisher {
   // Where publications go; before the first publish().
   void attach(overlay::LearnerNode* node) { node_ = node; }
   // Encodes and hands over to the overlay, chunk by chunk; versions must grow.
-  Result<PublishReport> publish(Version version, delta::OwnedState policy);
+  Result<PublishReport> publish(Version version, delta::SharedState policy);
   // A delta from `from` to the newest publication will be handed to the overlay soon, or a full snapshot of it where
   // `from` is absent or cannot be restored; equal requests are merged.
   void request_catch_up(std::optional<Version> from);

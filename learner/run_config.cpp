@@ -111,6 +111,14 @@ void read_warm_start(ConfigSection s, WarmStartSection& c) {
   s.read("learning_rate", c.learning_rate, {.min = 0.0, .max = 1.0}, "of its updates");
 }
 
+void read_device(ConfigSection s, std::string& device, const char* description) {
+  s.read("device", device, description);
+  const bool numbered = device.starts_with("cuda:") && device.size() > 5 && device.size() <= 7 &&
+                        std::all_of(device.begin() + 5, device.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+  if (device != "cpu" && device != "cuda" && !numbered)
+    s.error("device", fmt::format("expected cpu, cuda or cuda:N, found '{}'", device));
+}
+
 void read_learner(ConfigSection s, const RunSection& run, LearnerSection& c) {
   s.read_choice("trainer", c.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
                 "what trains: this program, or one of the user's own that takes batches and publishes policies over `api` "
@@ -198,12 +206,7 @@ void read_learner(ConfigSection s, const RunSection& run, LearnerSection& c) {
             fmt::format("the warm-up takes {} updates, and the run makes {}: nothing is left to fall in",
                         c.optimizer.warmup_updates, c.optimizer.updates_expected));
   s.read("threads", c.threads, {.min = 1, .max = 1024}, "of the learner's computation");
-  s.read("device", c.device, "where the learner computes: cpu, cuda, or cuda:N for one of several");
-  if (c.device != "cpu" && c.device != "cuda" &&
-      !(c.device.starts_with("cuda:") && c.device.size() <= 7 &&
-        std::all_of(c.device.begin() + 5, c.device.end(), [](unsigned char ch) { return std::isdigit(ch) != 0; }) &&
-        c.device.size() > 5))
-    s.error("device", fmt::format("expected cpu, cuda or cuda:N, found '{}'", c.device));
+  read_device(s, c.device, "where the learner computes: cpu, cuda, or cuda:N for one of several");
   c.compute = c.device == "cpu" ? Compute::kFp32 : Compute::kBf16;
   s.read_choice("compute", c.compute, {{"fp32", Compute::kFp32}, {"bf16", Compute::kBf16}},
                 {"the type of weights and activations in training; masters are fp32 in any case, and the policy is bf16",
@@ -432,6 +435,9 @@ void read_worker(ConfigSection s, const RolloutSection& rollout, WorkerSection& 
          "the shell command that starts sglang or vllm; {model} stands for the directory of the policy, {port} for the port to listen on");
   s.read("engine_patience", c.engine_patience, {.min = std::chrono::seconds(1), .max = std::chrono::hours(24)},
          "how long its start, loading a policy, or an answer may take before it counts as hung");
+  read_device(s, c.device, "where the built-in engine computes: cpu, cuda, or cuda:N for one of several");
+  if (c.engine != "builtin" && c.device != "cpu")
+    s.error("device", "is for the built-in engine: the command that starts a server says where it computes");
   if (c.engine == "builtin") {
     if (!c.engine_command.empty()) s.error("engine_command", "is for an engine that is a server: set worker.engine as well");
     return;
@@ -477,7 +483,7 @@ void read_simulated_run(ConfigSection root, RunConfig& c) {
 }
 
 std::vector<std::string> WorkerSection::arguments() const {
-  if (engine == "builtin") return {};
+  if (engine == "builtin") return device == "cpu" ? std::vector<std::string>{} : std::vector<std::string>{"--device", device};
   return {"--engine", engine, "--engine-command", engine_command, "--engine-patience", fmt::format("{} s", seconds(engine_patience))};
 }
 

@@ -170,6 +170,7 @@ struct FleetSection {
 // What rented workers generate with.
 struct WorkerSection {
   std::string engine = "builtin";  // "builtin", "sglang", "vllm"
+  std::string device = "cpu";      // where the built-in engine computes: cpu, cuda, cuda:N
   std::string engine_command;      // starts the latter two
   Duration engine_patience = std::chrono::minutes(10);
   // Words that `echoline worker` takes for it.

@@ -422,10 +422,10 @@ class Service {
 
   // False when asked to stop before there was a policy.
   Result<bool> publish(Version version) {
-    ECHO_ASSIGN(std::optional<delta::OwnedState> policy, policy_->policy(version));
+    ECHO_ASSIGN(delta::SharedState policy, policy_->policy(version));
     if (!policy) return false;
     desk_->publishing(version);  // the first tokens of it may be here before all of it is there
-    ECHO_ASSIGN(const PublishReport report, publisher_.publish(version, std::move(*policy)));
+    ECHO_ASSIGN(const PublishReport report, publisher_.publish(version, std::move(policy)));
     {
       const std::lock_guard lock(mutex_);
       published_version_ = version;

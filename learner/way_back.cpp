@@ -15,7 +15,7 @@ Status WayBack::add(const Policy& older, const Policy& newer, std::uint64_t byte
   };
   delta::EncodeOptions options = options_;
   options.base = newer.digest;
-  ECHO_TRY(delta::write_delta(newer.state.view(), older.state.view(), keep, options));
+  ECHO_TRY(delta::write_delta(newer.state->view(), older.state->view(), keep, options));
   step.patch.shrink_to_fit();
   steps_.push_front(std::move(step));
   std::uint64_t bytes = 0;
@@ -43,12 +43,11 @@ Result<Policy> WayBack::restore(Version to, const Policy& newest) const {
     return ok();
   };
   ECHO_TRY(delta::fold_deltas(patches, keep, nullptr, options_));
-  Policy policy{to, last->digest, {}};
-  ECHO_ASSIGN(policy.state, delta::copy_of(newest.state.view()));
+  ECHO_ASSIGN(delta::OwnedState state, delta::copy_of(newest.state->view()));
   delta::DecodeOptions decoding;
   decoding.threads = options_.threads;
-  ECHO_TRY(delta::apply_delta(patch, policy.state, decoding));
-  return policy;
+  ECHO_TRY(delta::apply_delta(patch, state, decoding));
+  return Policy{to, last->digest, delta::share(std::move(state))};
 }
 
 }  // namespace echoline::learner

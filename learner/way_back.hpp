@@ -15,7 +15,7 @@ namespace echoline::learner {
 struct Policy {
   Version version;
   delta::Digest digest{};  // of `state`
-  delta::OwnedState state;
+  delta::SharedState state;
 };
 
 // One thread.

@@ -51,9 +51,11 @@ class External final : public PolicySource {
       saved_ = Version{steps_};
       host_.record.event("resumed", {{"step", steps_}});
     } else if (host_.config.model.path) {
-      ECHO_ASSIGN(policy_, read_policy(*host_.config.model.path));
+      ECHO_ASSIGN(delta::OwnedState policy, read_policy(*host_.config.model.path));
+      policy_ = delta::share(std::move(policy));
     } else {
-      ECHO_ASSIGN(policy_, model::init_policy(host_.task.files.config, host_.config.run.seed));
+      ECHO_ASSIGN(delta::OwnedState policy, model::init_policy(host_.task.files.config, host_.config.run.seed));
+      policy_ = delta::share(std::move(policy));
     }
     exchange_.emplace(ExchangeOptions{host_.config.staleness.publish_every, host_.config.run.steps, host_.config.evaluation.every}, clock_,
                       steps_);
@@ -93,18 +95,17 @@ class External final : public PolicySource {
     }
   }
 
-  Result<std::optional<delta::OwnedState>> policy(Version version) override {
+  Result<delta::SharedState> policy(Version version) override {
     while (policy_version_ != version) {  // the one to begin with is there
       if (auto published = exchange_->wait_policy(version, kPoll)) {
-        policy_ = std::move(*published);
+        policy_ = delta::share(std::move(*published));
         policy_version_ = version;
         continue;
       }
-      if (host_.stop) return std::optional<delta::OwnedState>();
+      if (host_.stop) return delta::SharedState();
       ECHO_TRY(wait_on(fmt::format("waiting for the trainer to publish version {}", version.value)));
     }
-    ECHO_ASSIGN(delta::OwnedState copy, delta::copy_of(policy_->view()));
-    return std::optional(std::move(copy));
+    return policy_;
   }
 
   Status step_done() override {
@@ -129,10 +130,11 @@ class External final : public PolicySource {
     if (!policy_ || saved_ == policy_version_) return ok();
     const auto write = [&](const std::filesystem::path& folder) -> Status {
       ECHO_TRY(model::save_model(folder / kCheckpointModel, host_.task.files, policy_->view()));
+      ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(policy_->view()));
       const nlohmann::json state = {{"format", kCheckpointFormat},
                                     {"trainer", "external"},
                                     {"steps", policy_version_.value},
-                                    {"policy_digest", policy_->digest().hex()}};
+                                    {"policy_digest", digest.hex()}};
       return write_file_atomic(folder / kCheckpointState, json_text(state, 2) + "\n");
     };
     ECHO_ASSIGN(const std::filesystem::path saved,
@@ -277,7 +279,7 @@ class External final : public PolicySource {
     if (state["policy_digest"] != policy.digest().hex())
       return fail(Code::kCorrupt, "resume", "{}: its policy has the digest {} instead of {}", folder.string(),
                   policy.digest().hex(), state["policy_digest"].get<std::string>());
-    policy_ = std::move(policy);
+    policy_ = delta::share(std::move(policy));
     policy_version_ = Version{state["steps"].get<std::uint64_t>()};
     return state["steps"].get<std::int64_t>();
   }
@@ -302,7 +304,7 @@ class External final : public PolicySource {
   const SourceHost host_;
   const SystemClock clock_;
   std::uint64_t steps_ = 0;
-  std::optional<delta::OwnedState> policy_;  // the newest published, or the one to begin with
+  delta::SharedState policy_;  // the newest published, or the one to begin with
   Version policy_version_;
   std::optional<Version> saved_;
   std::optional<Exchange> exchange_;

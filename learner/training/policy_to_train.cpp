@@ -85,6 +85,7 @@ Status PolicyToTrain::create_trainer(bool resumed) {
     ECHO_ASSIGN(checkpoint_of_.reference_digest, load_reference(checkpoints(host_.record), *reference));
   }
   ECHO_ASSIGN(trainer_, Trainer::create(model_, trainer, reference));
+  on_device_ = model::DeviceWeights::of(model_);
   return ok();
 }
 
@@ -190,9 +191,16 @@ Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema:
   return std::optional(std::move(done));
 }
 
-Result<std::optional<delta::OwnedState>> PolicyToTrain::policy(Version) {
-  ECHO_ASSIGN(std::optional<delta::OwnedState> policy, trainer_->policy());
-  return policy;
+Result<delta::SharedState> PolicyToTrain::policy(Version) {
+  if (on_device_) {
+    Result<delta::SharedState> policy = on_device_->policy();
+    if (policy || policy.error().code != Code::kExhausted) return policy;
+    log::warn("the GPU has no room to find out there what changes, so policies are copied as a whole from now on: {}",
+              policy.error().message());
+    on_device_.reset();
+  }
+  ECHO_ASSIGN(delta::OwnedState policy, trainer_->policy());
+  return delta::share(std::move(policy));
 }
 
 Status PolicyToTrain::step_done() {

@@ -9,6 +9,7 @@
 #include "learner/policy_source.hpp"
 #include "learner/training/trainer.hpp"
 #include "learner/training/trainer_checkpoint.hpp"
+#include "model/device_weights.hpp"
 #include "model/transformer.hpp"
 
 namespace echoline::learner {
@@ -21,7 +22,7 @@ class PolicyToTrain final : public PolicySource {
   std::uint64_t steps() const override { return trainer_ ? static_cast<std::uint64_t>(trainer_->steps()) : 0; }
   Status begin() override;
   Result<std::optional<TrainedStep>> step(const std::vector<schema::Trajectory>& batch) override;
-  Result<std::optional<delta::OwnedState>> policy(Version version) override;
+  Result<delta::SharedState> policy(Version version) override;
   Status step_done() override;
   Status evaluate(const char* when) override;
   Status checkpoint() override;
@@ -37,6 +38,7 @@ class PolicyToTrain final : public PolicySource {
   const SourceHost host_;
   std::shared_ptr<model::Transformer> model_;
   std::unique_ptr<Trainer> trainer_;
+  std::optional<model::DeviceWeights> on_device_;  // the model's, where it is on a GPU
   CheckpointOf checkpoint_of_;
   std::optional<std::int64_t> saved_step_;  // of the newest checkpoint
   std::map<std::string, double> accuracy_;

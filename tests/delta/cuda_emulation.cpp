@@ -30,6 +30,10 @@ void EmulatedMachine::release(Place place, std::byte* memory) {
 }
 
 bool EmulatedMachine::is_device(const std::byte* memory, std::uint64_t bytes) const {
+  if (auto adopted = adopted_.upper_bound(memory); adopted != adopted_.begin()) {
+    --adopted;
+    if (memory + bytes <= adopted->first + adopted->second) return true;
+  }
   auto block = blocks_.upper_bound(memory);
   if (block == blocks_.begin()) return false;
   --block;

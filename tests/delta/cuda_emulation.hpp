@@ -95,6 +95,8 @@ class EmulatedMachine final : public Machine {
     failures_left_ = count;
   }
   void stop_failing() { calls_until_failure_ = kNever; }
+  // Counts as device memory from now on; it is somebody else's.
+  void adopt(const void* memory, std::uint64_t bytes) { adopted_[static_cast<const std::byte*>(memory)] = bytes; }
   // Bytes that allocations of either place may still take.
   void limit_memory(std::uint64_t bytes) { bytes_left_ = bytes; }
   std::size_t blocks_allocated() const { return blocks_.size(); }
@@ -109,6 +111,7 @@ class EmulatedMachine final : public Machine {
 
   Random random_;
   std::map<const std::byte*, std::pair<Place, std::uint64_t>> blocks_;
+  std::map<const std::byte*, std::uint64_t> adopted_;
   std::deque<std::function<void()>> queue_;
   std::uint64_t done_ = 0;  // works of the queue, ever
   std::array<std::uint64_t, kMarks> marks_{};

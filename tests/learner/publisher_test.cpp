@@ -59,11 +59,11 @@ TEST(Publisher, AWorkerThatMissedManyVersionsGetsOneDelta) {
   std::optional<TestWorker> worker(std::in_place);
   worker->start(options);
   ASSERT_TRUE(worker->board.wait([&] { return worker->id.has_value(); }));
-  ASSERT_TRUE(publisher.publish(Version{0}, weights(0)).has_value());
+  ASSERT_TRUE(publisher.publish(Version{0}, delta::share(weights(0))).has_value());
   ASSERT_TRUE(all_have(0));
   worker.reset();
   std::uint64_t missed = 0;
-  for (std::uint64_t v = 1; v <= 6; ++v) missed += publisher.publish(Version{v}, weights(v))->stats.patch_bytes;
+  for (std::uint64_t v = 1; v <= 6; ++v) missed += publisher.publish(Version{v}, delta::share(weights(v)))->stats.patch_bytes;
 
   const std::uint64_t before = learner.node->stats().chunk_bytes_sent.count;
   worker.emplace();

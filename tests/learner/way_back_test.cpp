@@ -17,9 +17,9 @@ Policy stepped(const Policy* last, std::uint64_t version, double share) {
   Random random(7, version), places(7, 0);
   Policy policy{Version{version}, {}, {}};
   const delta::StateView layout{{"w", delta::DType::kBF16, {static_cast<std::int64_t>(kElements)}, {}}};
-  policy.state = delta::OwnedState::zeros_like(layout).value();
-  const auto bytes = policy.state.mutable_bytes(0);
-  if (last) std::memcpy(bytes.data(), last->state.bytes(0).data(), bytes.size());
+  delta::OwnedState state = delta::OwnedState::zeros_like(layout).value();
+  const auto bytes = state.mutable_bytes(0);
+  if (last) std::memcpy(bytes.data(), last->state->bytes(0).data(), bytes.size());
   for (std::size_t i = 0; i < kElements; ++i) {
     std::uint16_t w;
     std::memcpy(&w, bytes.data() + 2 * i, 2);
@@ -28,13 +28,14 @@ Policy stepped(const Policy* last, std::uint64_t version, double share) {
     if (last && random.uniform() < (restless ? 0.8 : 0.01 * share)) w = static_cast<std::uint16_t>(w ^ 1);
     std::memcpy(bytes.data() + 2 * i, &w, 2);
   }
-  policy.state.seal();
-  policy.digest = policy.state.digest();
+  state.seal();
+  policy.digest = state.digest();
+  policy.state = delta::share(std::move(state));
   return policy;
 }
 
 std::uint64_t delta_bytes(const Policy& from, const Policy& to) {
-  return delta::write_delta(from.state.view(), to.state.view(), [](auto) { return ok(); }).value().patch_bytes;
+  return delta::write_delta(from.state->view(), to.state->view(), [](auto) { return ok(); }).value().patch_bytes;
 }
 
 TEST(WayBack, RestoresEveryPolicyItReaches) {
@@ -52,8 +53,8 @@ TEST(WayBack, RestoresEveryPolicyItReaches) {
     const auto restored = way.restore(policies[i].version, policies[6]);
     ASSERT_TRUE(restored.has_value()) << restored.error().message();
     EXPECT_EQ(restored->digest, policies[i].digest);
-    EXPECT_EQ(restored->state.view()[0].bytes.size(), 2 * kElements);
-    EXPECT_EQ(std::memcmp(restored->state.bytes(0).data(), policies[i].state.bytes(0).data(), 2 * kElements), 0);
+    EXPECT_EQ(restored->state->view()[0].bytes.size(), 2 * kElements);
+    EXPECT_EQ(std::memcmp(restored->state->bytes(0).data(), policies[i].state->bytes(0).data(), 2 * kElements), 0);
     steps += delta_bytes(policies[i], policies[i + 1]);
   }
   EXPECT_LT(delta_bytes(policies[0], policies[6]), steps / 2);  // which is what it is for

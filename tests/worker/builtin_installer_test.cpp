@@ -7,15 +7,11 @@
 #include "model/weights.hpp"
 #include "overlay/sizes.hpp"
 #include "tests/delta/in_memory.hpp"
+#include "tests/model/on_device.hpp"
 #include "tests/worker/publication.hpp"
 
 namespace echoline::worker {
 namespace {
-
-std::vector<std::byte> bytes_of(const overlay::Publication& p) {
-  const overlay::Slice whole = *p.payload.bytes();
-  return {whole.bytes().begin(), whole.bytes().end()};
-}
 
 class InstallerTest : public ::testing::Test {
  protected:
@@ -55,6 +51,26 @@ TEST_F(InstallerTest, TheModelHoldsExactlyThePolicy) {
   EXPECT_EQ(model::export_policy(*model)->digest(), second_.digest());
 }
 
+TEST_F(InstallerTest, OnADeviceItIsTheSame) {
+  const auto model = *model::create(config_, torch::kCPU, torch::kBFloat16);
+  model::test::OnDevice device(model);
+  Installer installer(model, 1, device.attach());
+  ASSERT_TRUE(installer.install(snapshot_));
+  const unsigned kernels = device.machine().kernels_run();
+  ASSERT_TRUE(installer.install(delta_));
+  EXPECT_GT(device.machine().kernels_run(), kernels);
+  EXPECT_EQ(model::export_policy(*model)->digest(), second_.digest());
+
+  // One that fails leaves nothing that could be taken for a policy, until it works again and a snapshot comes.
+  ASSERT_TRUE(installer.install(snapshot_));
+  device.machine().fail_after(0, 1);
+  EXPECT_EQ(installer.install(delta_).error().code, Code::kUnavailable);
+  EXPECT_FALSE(installer.version());
+  ASSERT_TRUE(installer.install(snapshot_));
+  ASSERT_TRUE(installer.install(delta_));
+  EXPECT_EQ(model::export_policy(*model)->digest(), second_.digest());
+}
+
 TEST_F(InstallerTest, ADeltaNeedsItsBase) {
   EXPECT_EQ(installer_.install(delta_).error().code, Code::kStale);
   ASSERT_TRUE(installer_.install(snapshot_));
@@ -78,9 +94,8 @@ TEST_F(InstallerTest, AnotherPolicyThanAnnouncedIsRefused) {
   EXPECT_FALSE(installer_.version());
   ASSERT_TRUE(installer_.install(snapshot_));
   EXPECT_EQ(installer_.install(publication(4, 3, bytes_of(delta_), first_.digest())).error().code, Code::kCorrupt);
-  EXPECT_FALSE(installer_.version());  // only a snapshot helps now
-  EXPECT_FALSE(installer_.install(delta_));
-  EXPECT_TRUE(installer_.install(snapshot_));
+  EXPECT_EQ(installer_.version(), Version{3});
+  EXPECT_TRUE(installer_.install(delta_));  // the one before is as it was
 }
 
 // Parts of at most `size` bytes of `of`, as if they were of the publication `id`.

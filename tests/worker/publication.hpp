@@ -20,4 +20,9 @@ inline overlay::Publication publication(std::uint64_t version, std::optional<std
   return p;
 }
 
+inline std::vector<std::byte> bytes_of(const overlay::Publication& p) {
+  const overlay::Slice whole = *p.payload.bytes();
+  return {whole.bytes().begin(), whole.bytes().end()};
+}
+
 }  // namespace echoline::worker

@@ -531,6 +531,50 @@ TEST(PolicyFolder, IsItsOwnersAlone) {
   EXPECT_TRUE(fs::exists(where / "mine"));
 }
 
+// In parts, as they come over the network, and into the files at the end.
+TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
+  TemporaryFolder memory;
+  Policies policies(4);
+  auto folder = *PolicyFolder::make({}, {}, memory.path());
+  const auto in_files = [&] { return *delta::digest_state(delta::Checkpoint::open(folder->path())->view()); };
+  overlay::Publication second = policies.delta(1, 2);
+  second.id = {std::byte{2}};
+  const std::vector<std::byte> bytes = bytes_of(second);
+  const overlay::Slice all(bytes);
+  const auto arrive = [&](std::size_t end) {
+    for (std::size_t at = 0; at < end; at += 20)
+      folder->arriving({second.id, second.version, *second.base, at, all.part(at, std::min<std::size_t>(20, end - at))});
+  };
+  arrive(all.size());
+  EXPECT_EQ(folder->install(second).error().code, Code::kStale) << "on nothing";
+  ASSERT_TRUE(folder->install(policies.snapshot(1)));
+  for (const std::size_t come : {all.size(), all.size() / 2, std::size_t{0}}) {
+    arrive(come);
+    EXPECT_EQ(in_files(), policies.digest(1)) << "nothing is written before all is proven";
+    ASSERT_TRUE(folder->install(second)) << come;
+    EXPECT_EQ(in_files(), policies.digest(2));
+    ASSERT_TRUE(folder->install(policies.snapshot(1)));
+    EXPECT_EQ(in_files(), policies.digest(1));
+  }
+  // What has come is used: the same bytes are not looked at again.
+  arrive(60);
+  std::vector<std::byte> other = bytes;
+  other[40] ^= std::byte{1};
+  overlay::Publication begun = publication(2, 1, other, policies.digest(2));
+  EXPECT_FALSE(folder->install(begun)) << "of another publication";
+  EXPECT_EQ(in_files(), policies.digest(1));
+  EXPECT_EQ(folder->version(), Version{1});
+  arrive(60);
+  begun.id = second.id;
+  ASSERT_TRUE(folder->install(begun));
+  EXPECT_EQ(in_files(), policies.digest(2));
+  // Another policy than was announced.
+  EXPECT_EQ(folder->install(publication(3, 2, bytes_of(policies.delta(2, 3)), policies.digest(1))).error().code, Code::kCorrupt);
+  EXPECT_EQ(in_files(), policies.digest(2));
+  ASSERT_TRUE(folder->install(policies.delta(2, 3)));
+  EXPECT_EQ(in_files(), policies.digest(3));
+}
+
 TEST(PolicyFolder, WhatAKilledWorkerLeftIsRemoved) {
   TemporaryFolder memory;
   fs::create_directory(memory.path() / "echoline-engine-abcdef");

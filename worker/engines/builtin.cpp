@@ -14,7 +14,7 @@ class Builtin final : public Engine {
       : sampling_(options.sampling),
         ends_(options.ends),
         batch_(model, {.rows_max = static_cast<std::int64_t>(options.rows_max), .cache_max = options.cache_max}),
-        installer_(std::move(model), static_cast<unsigned>(options.threads)),
+        installer_(model, static_cast<unsigned>(options.threads), model::DeviceWeights::of(model)),
         news_(options.news) {}
 
   std::size_t capacity() const override { return batch_.rows_max(); }
@@ -78,9 +78,9 @@ class Builtin final : public Engine {
 Result<std::unique_ptr<Engine>> make_builtin_engine(const BuiltinOptions& options) {
   model::use_threads(options.threads);
   model::keep_freed_memory();
+  ECHO_ASSIGN(const torch::Device device, model::device_named(options.device));
   // The policy comes from the learner, in bf16.
-  ECHO_ASSIGN(std::shared_ptr<model::Transformer> model,
-              model::create(options.model, torch::kCPU, torch::kBFloat16));
+  ECHO_ASSIGN(std::shared_ptr<model::Transformer> model, model::create(options.model, device, torch::kBFloat16));
   return std::unique_ptr<Engine>(std::make_unique<Builtin>(std::move(model), options));
 }
 

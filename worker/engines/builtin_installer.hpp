@@ -6,16 +6,22 @@
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "delta/patch.hpp"
+#include "model/device_weights.hpp"
 #include "model/transformer.hpp"
 #include "overlay/types.hpp"
+#include "worker/engines/arriving_delta.hpp"
 
 namespace echoline::worker {
 
 // One thread, the one that generates: install() runs between two tokens.
 class Installer {
  public:
-  explicit Installer(std::shared_ptr<model::Transformer> model, unsigned threads = 1)
-      : model_(std::move(model)), threads_(threads) {}
+  // `on_device`: the model's weights, where a GPU has them.
+  explicit Installer(std::shared_ptr<model::Transformer> model, unsigned threads = 1,
+                     std::optional<model::DeviceWeights> on_device = std::nullopt)
+      : model_(std::move(model)), on_device_(std::move(on_device)), threads_(threads) {}
+  Installer(const Installer&) = delete;
+  Installer& operator=(const Installer&) = delete;
 
   // Resolves what has come of a delta on the installed version; anything else is not looked at.
   void arriving(const overlay::PublicationPart& part);
@@ -29,16 +35,16 @@ class Installer {
   const overlay::Digest& digest() const { return digest_; }
 
  private:
+  Status load_changes(std::span<const delta::TensorWrite> written);
+
   std::shared_ptr<model::Transformer> model_;
+  std::optional<model::DeviceWeights> on_device_;
   unsigned threads_;
   delta::OwnedState state_;  // the policy as published, bf16; the model holds the same values in its compute type
   std::optional<Version> version_;
   overlay::Digest digest_{};
-  struct Incoming {
-    overlay::PublicationId id;
-    delta::IncomingDelta delta;  // of state_
-  };
-  std::optional<Incoming> incoming_;
+  const ArrivingDelta::Begin begin_ = [this] { return delta::IncomingDelta(state_, {.threads = threads_}); };
+  ArrivingDelta arriving_;  // of state_
 };
 
 }  // namespace echoline::worker

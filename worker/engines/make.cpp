@@ -18,6 +18,7 @@ Result<std::unique_ptr<Engine>> builtin(const EngineOptions& options, const Task
     b.ends = [phrasing = *task.phrasing](std::span<const model::Token> response) {
       return phrasing.end(response, response.size() - 1).has_value();
     };
+  b.device = options.device;
   b.threads = options.threads;
   b.rows_max = options.rollouts_at_once;
   b.cache_max = options.cache_max.value_or(b.cache_max);
@@ -32,6 +33,8 @@ Result<EngineMaker> engine_maker(EngineOptions options) {
   const bool served = options.kind != EngineKind::kBuiltin;
   if (!served && (!options.command.empty() || !options.url.empty() || !options.folder.empty()))
     return fail(Code::kInvalid, kOperation, "a command, an address or a folder is for an engine that is a server: name it, sglang or vllm");
+  if (served && options.device != "cpu")
+    return fail(Code::kInvalid, kOperation, "a device is for the built-in engine: the command that starts a server says where it computes");
   if (!served && !options.builtin)
     return fail(Code::kInvalid, kOperation,
                 "this echoline was built without libtorch, and so without the built-in engine: use --engine sglang or vllm, or "

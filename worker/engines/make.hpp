@@ -20,6 +20,7 @@ struct EngineOptions {
 
   // Built in. It is empty in a program without libtorch, otherwise make_builtin_engine().
   std::function<Result<std::unique_ptr<Engine>>(const BuiltinOptions&)> builtin;
+  std::string device = "cpu";      // where it computes: cpu, cuda, cuda:N
   int threads = 1;                 // of libtorch
   std::optional<Bytes> cache_max;  // for keys and values; absent: as many as the engine takes
 

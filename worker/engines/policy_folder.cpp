@@ -5,10 +5,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/log.hpp"
-#include "delta/in_place.hpp"
 #include "delta/patch.hpp"
 
 namespace echoline::worker {
@@ -93,20 +93,19 @@ PolicyFolder::~PolicyFolder() {
   fs::remove(path_, ec);  // a mount point stays
 }
 
+void PolicyFolder::arriving(const overlay::PublicationPart& part) { arriving_.add(part, version_, begin_); }
+
 Status PolicyFolder::install(const overlay::Publication& publication) {
-  ECHO_ASSIGN(const overlay::Slice payload, publication.payload.bytes());
-  ECHO_ASSIGN(const delta::PatchInfo info, delta::inspect(payload.bytes()));
-  if (info.result.bytes != publication.policy_digest)
-    return fail(Code::kCorrupt, "install policy", "version {}: expected digest {}, found {}", publication.version,
-                overlay::to_hex(publication.policy_digest), info.result.hex());
   if (!publication.base) {
-    ECHO_TRY(install_snapshot(payload.bytes(), info.state_bytes));
+    arriving_.forget();
+    ECHO_TRY(install_snapshot(publication));
   } else {
-    if (version_ != publication.base)
-      return fail(Code::kStale, "install policy", "version {} is a delta on version {}, but {} is installed",
-                  publication.version, *publication.base,
-                  version_ ? fmt::format("version {}", *version_) : std::string("nothing"));
-    ECHO_TRY(delta::apply_in_place(path_, payload.bytes()));
+    ECHO_ASSIGN(const auto written, arriving_.finish(publication, version_, begin_));
+    version_.reset();
+    for (const delta::TensorWrite& write : written) {
+      const std::span<std::byte> file = files_[there_->place(write.tensor).file].mutable_bytes();
+      write.write_to(file.subspan(there_->place(write.tensor).first_byte + write.first_byte, write.byte_count));
+    }
   }
   version_ = publication.version;
   digest_ = publication.policy_digest;
@@ -115,29 +114,38 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
 
 // Over the tensors that are there, where they are the same ones. Nothing is written before the digest of all is proven, and a
 // crash on the way leaves a folder that is removed.
-Status PolicyFolder::install_snapshot(std::span<const std::byte> patch, std::uint64_t state_bytes) {
-  if (!version_) ECHO_TRY(check_room(state_bytes));
-  ECHO_ASSIGN(const delta::OwnedState state, delta::decode_snapshot(patch));
+Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
+  ECHO_ASSIGN(const overlay::Slice payload, publication.payload.bytes());
+  ECHO_ASSIGN(const delta::PatchInfo info, delta::inspect(payload.bytes()));
+  if (info.result.bytes != publication.policy_digest)
+    return fail(Code::kCorrupt, "install policy", "version {}: expected digest {}, found {}", publication.version,
+                overlay::to_hex(publication.policy_digest), info.result.hex());
+  if (!there_) ECHO_TRY(check_room(info.state_bytes));
+  ECHO_ASSIGN(const delta::OwnedState state, delta::decode_snapshot(payload.bytes()));
   const delta::StateView tensors = state.view();
-  if (!version_) return delta::write_checkpoint(path_, tensors);
-  ECHO_ASSIGN(const delta::Checkpoint there, delta::Checkpoint::open(path_));
+  if (!there_) {
+    ECHO_TRY(delta::write_checkpoint(path_, tensors));
+    return map_files();
+  }
   const auto same = [](const delta::TensorView& a, const delta::TensorView& b) {
     return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape;
   };
-  if (!std::equal(tensors.begin(), tensors.end(), there.view().begin(), there.view().end(), same))
+  if (!std::equal(tensors.begin(), tensors.end(), there_->view().begin(), there_->view().end(), same))
     return fail(Code::kInvalid, "install policy", "its tensors are not those of the policy before");
   version_.reset();
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const delta::Checkpoint::Place place = there.place(i);
-    const Descriptor file(::open(there.file_path(place.file).c_str(), O_WRONLY | O_CLOEXEC));
-    for (std::size_t done = 0; done < tensors[i].bytes.size();) {
-      const ssize_t n = ::pwrite(file.get(), tensors[i].bytes.data() + done, tensors[i].bytes.size() - done,
-                                 static_cast<off_t>(place.first_byte + done));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return os_error("install policy", there.file_path(place.file));
-      done += static_cast<std::size_t>(n);
-    }
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    std::ranges::copy(tensors[i].bytes, files_[there_->place(i).file].mutable_bytes().subspan(there_->place(i).first_byte).begin());
+  return ok();
+}
+
+Status PolicyFolder::map_files() {
+  ECHO_ASSIGN(delta::Checkpoint there, delta::Checkpoint::open(path_));
+  files_.clear();
+  for (std::size_t i = 0; i < there.file_count(); ++i) {
+    ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open_to_write(there.file_path(i), "install policy"));
+    files_.push_back(std::move(file));
   }
+  there_ = std::move(there);
   return ok();
 }
 

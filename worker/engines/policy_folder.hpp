@@ -5,11 +5,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/files.hpp"
 #include "base/ids.hpp"
 #include "base/result.hpp"
+#include "delta/checkpoint.hpp"
+#include "delta/mapped_file.hpp"
 #include "overlay/types.hpp"
+#include "worker/engines/arriving_delta.hpp"
 
 namespace echoline::worker {
 
@@ -17,7 +21,8 @@ namespace echoline::worker {
 inline constexpr const char* kMemoryFolder = "/dev/shm";
 
 // One thread. The folder is this object's alone, and goes with it; what a process left that was killed, the next one removes.
-// Its size is that of the policy. A snapshot takes as much memory again while it is decoded, a delta its journal.
+// Its size is that of the policy. A snapshot takes as much memory again while it is decoded, a delta 6 bytes for every value
+// that changes.
 class PolicyFolder {
  public:
   // `files`: configuration and tokenizer, by name. `where`: a folder that is empty, absent or one of these; empty: a new one in
@@ -29,6 +34,8 @@ class PolicyFolder {
   PolicyFolder(const PolicyFolder&) = delete;
   PolicyFolder& operator=(const PolicyFolder&) = delete;
 
+  // Resolves what has come of a delta on the installed version; nothing is written.
+  void arriving(const overlay::PublicationPart& part);
   // As Engine::install(), on the files; kExhausted: they do not fit. Whoever reads them must not be at it.
   Status install(const overlay::Publication& publication);
   std::optional<Version> version() const { return version_; }
@@ -39,14 +46,19 @@ class PolicyFolder {
 
  private:
   PolicyFolder() = default;
-  Status install_snapshot(std::span<const std::byte> patch, std::uint64_t state_bytes);
+  Status install_snapshot(const overlay::Publication& publication);
+  Status map_files();
   Status check_room(std::uint64_t bytes) const;
 
   std::filesystem::path path_;
   bool is_new_ = false;
   std::unique_ptr<Descriptor> lock_;
+  std::optional<delta::Checkpoint> there_;  // once there is a policy
+  std::vector<delta::MappedFile> files_;  // its own
   std::optional<Version> version_;
   overlay::Digest digest_{};
+  const ArrivingDelta::Begin begin_ = [this] { return delta::IncomingDelta(there_->view()); };
+  ArrivingDelta arriving_;  // of what is there
 };
 
 }  // namespace echoline::worker

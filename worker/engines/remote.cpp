@@ -107,6 +107,7 @@ class Remote final : public Engine {
 
   std::uint64_t progress() const override { return progress_; }
 
+  void arriving(const overlay::PublicationPart& part) override { folder_->arriving(part); }
   Status install(const overlay::Publication& publication) override {
     ECHO_TRY(state());
     if (phase_ == Phase::kWaking || phase_ == Phase::kLoading) rest();  // it may be reading the files

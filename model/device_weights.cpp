@@ -1,0 +1,97 @@
+#include "model/device_weights.hpp"
+
+#include <torch/cuda.h>
+
+#include <utility>
+
+#include "base/log.hpp"
+#include "model/policy.hpp"
+#include "model/weights.hpp"
+
+namespace echoline::model {
+namespace {
+
+// Kernels of libtorch run in queues of their own.
+void wait_for(const Transformer& model) {
+  if (model.device().is_cuda()) torch::cuda::synchronize(model.device().index());
+}
+
+// The weights where they are, as tensors of a policy.
+Result<delta::StateView> view_of(const Transformer& model) {
+  ECHO_ASSIGN(delta::StateView view, policy_layout(model.config()));
+  const auto parameters = model.named_parameters();
+  for (delta::TensorView& tensor : view) {
+    const torch::Tensor* weight = parameters.find(tensor.name);
+    ECHO_CHECK(weight != nullptr && weight->sizes() == tensor.shape, "{} is not as the policy has it", tensor.name);
+    if (weight->scalar_type() != torch::kBFloat16 || !weight->is_contiguous())
+      return fail(Code::kInvalid, "attach to weights", "'{}' is not in bf16, or not in one piece", tensor.name);
+    tensor.bytes = {static_cast<const std::byte*>(weight->data_ptr()), weight->nbytes()};
+  }
+  return view;
+}
+
+}  // namespace
+
+std::optional<DeviceWeights> DeviceWeights::of(std::shared_ptr<Transformer> model) {
+  if (!model->device().is_cuda() || model->dtype() != torch::kBFloat16) return std::nullopt;
+  delta::cuda::DeviceOptions options;
+  options.ordinal = model->device().index();
+  const auto made = [&]() -> Result<DeviceWeights> {
+    ECHO_ASSIGN(delta::cuda::Device device, delta::cuda::Device::open(options));
+    return attach(std::move(model), std::move(device));
+  };
+  Result<DeviceWeights> weights = made();
+  if (weights) return std::move(*weights);
+  log::info("weights cross between the GPU and the host as a whole: {}", weights.error().message());
+  return std::nullopt;
+}
+
+Result<DeviceWeights> DeviceWeights::attach(std::shared_ptr<Transformer> model, delta::cuda::Device device) {
+  ECHO_ASSIGN(const delta::StateView view, view_of(*model));
+  ECHO_ASSIGN(delta::cuda::DeviceState weights, device.attach(view));
+  return DeviceWeights(std::move(model), std::move(device), std::move(weights));
+}
+
+Status DeviceWeights::loaded() {
+  wait_for(*model_);
+  ECHO_ASSIGN(const delta::StateView view, view_of(*model_));
+  ECHO_ASSIGN(weights_, device_.attach(view));
+  return ok();
+}
+
+Result<delta::SharedState> DeviceWeights::policy() {
+  wait_for(*model_);
+  Result<delta::SharedState> policy = last_ ? changed_policy() : whole_policy();
+  if (policy) {
+    last_ = *policy;
+  } else {
+    last_.reset();
+    exported_.reset();
+  }
+  return policy;
+}
+
+Result<delta::SharedState> DeviceWeights::whole_policy() {
+  ECHO_ASSIGN(delta::OwnedState all, device_.download(weights_));
+  ECHO_ASSIGN(exported_, device_.upload(all.view()));
+  return delta::share(std::move(all));
+}
+
+Result<delta::SharedState> DeviceWeights::changed_policy() {
+  ECHO_ASSIGN(delta::OwnedState next, delta::copy_of(last_->view()));
+  ECHO_TRY(device_.extract(*exported_, weights_, [&](delta::TensorWrite&& write) {
+    write.write_to(next.mutable_bytes(write.tensor).subspan(write.first_byte, write.byte_count));
+    return ok();
+  }));
+  next.seal();
+  ECHO_TRY(device_.copy(weights_, *exported_));
+  return delta::share(std::move(next));
+}
+
+Status DeviceWeights::apply(std::span<const delta::TensorWrite> written, const delta::Digest& result) {
+  wait_for(*model_);
+  ECHO_TRY(device_.apply(written, result, weights_));
+  return ok();
+}
+
+}  // namespace echoline::model

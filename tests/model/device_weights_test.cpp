@@ -1,0 +1,96 @@
+// Weights on a GPU, which the CPU plays (tests/delta/cuda_emulation.hpp): what is exported and what is applied are those of
+// the CPU, bit for bit.
+#include "model/device_weights.hpp"
+
+#include <gtest/gtest.h>
+
+#include "delta/digest.hpp"
+#include "model/weights.hpp"
+#include "tests/model/on_device.hpp"
+
+namespace echoline::model {
+namespace {
+
+class DeviceWeightsTest : public ::testing::Test {
+ protected:
+  DeviceWeightsTest() : model_(*init(*preset("tiny-64"), 2, torch::kCPU, torch::kBFloat16)), device_(model_) {}
+
+  delta::Digest digest() { return export_policy(*model_)->digest(); }
+  // What a learner step does: some weights move, others by less than bf16 shows.
+  void train(double share) {
+    torch::NoGradGuard no_gradient;
+    for (torch::Tensor& weight : model_->parameters())
+      weight.add_((torch::rand(weight.sizes()) < share).to(torch::kBFloat16), 0.25);
+  }
+
+  std::shared_ptr<Transformer> model_;
+  test::OnDevice device_;
+};
+
+TEST_F(DeviceWeightsTest, APolicyIsTheOneBeforeAndWhatHasChanged) {
+  DeviceWeights weights = device_.attach();
+  const delta::SharedState first = weights.policy().value();
+  EXPECT_EQ(*delta::digest_state(first->view()), digest());
+  const delta::Digest before = digest();
+  for (const double share : {0.01, 0.0, 1.0}) {
+    train(share);
+    const delta::SharedState policy = weights.policy().value();
+    EXPECT_EQ(*delta::digest_state(policy->view()), digest()) << share;
+  }
+  EXPECT_EQ(*delta::digest_state(first->view()), before) << "who holds an older one keeps it";
+  EXPECT_NE(digest(), before);
+}
+
+TEST_F(DeviceWeightsTest, ChangesAreAppliedAndProven) {
+  DeviceWeights weights = device_.attach();
+  const auto old = *export_policy(*model_);
+  train(0.02);
+  const auto next = *export_policy(*model_);
+  ASSERT_TRUE(load_policy(*model_, old.view()));
+  ASSERT_TRUE(weights.loaded());
+  std::vector<delta::TensorWrite> written;
+  std::vector<std::byte> patch;
+  ASSERT_TRUE(delta::write_delta(old.view(), next.view(), [&](std::span<const std::byte> bytes) {
+    patch.insert(patch.end(), bytes.begin(), bytes.end());
+    return ok();
+  }));
+  ASSERT_TRUE(delta::resolve_delta(patch, old.view(), [&](delta::TensorWrite&& write) {
+    written.push_back(std::move(write));
+    return ok();
+  }));
+  const delta::Digest result = *delta::digest_state(next.view());
+  EXPECT_EQ(weights.apply(written, delta::Digest{}).error().code, Code::kCorrupt);
+  EXPECT_EQ(digest(), *delta::digest_state(old.view())) << "as before";
+  ASSERT_TRUE(weights.apply(written, result));
+  EXPECT_EQ(digest(), result);
+  EXPECT_EQ(weights.apply(written, *delta::digest_state(old.view())).error().code, Code::kCorrupt);
+  ASSERT_TRUE(weights.apply({}, result)) << "what is known of the memory is right";
+}
+
+TEST_F(DeviceWeightsTest, WithoutRoomNothingIsExported) {
+  DeviceWeights weights = device_.attach();
+  device_.machine().limit_memory(1000);
+  EXPECT_EQ(weights.policy().error().code, Code::kExhausted);
+  device_.machine().limit_memory(std::uint64_t{1} << 40);
+  EXPECT_EQ(*delta::digest_state(weights.policy().value()->view()), digest());
+}
+
+TEST_F(DeviceWeightsTest, AfterAFailureOfTheDeviceAPolicyIsExportedAgain) {
+  DeviceWeights weights = device_.attach();
+  ASSERT_TRUE(weights.policy());
+  train(0.05);
+  for (std::uint64_t calls = 0; calls < 6; ++calls) {
+    device_.machine().fail_after(calls, 1);
+    const auto failed = weights.policy();
+    device_.machine().stop_failing();
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().code, Code::kUnavailable);
+    EXPECT_EQ(*delta::digest_state(weights.policy().value()->view()), digest()) << calls;
+    train(0.05);
+  }
+}
+
+TEST_F(DeviceWeightsTest, AModelOnTheCpuHasNone) { EXPECT_FALSE(DeviceWeights::of(model_)); }
+
+}  // namespace
+}  // namespace echoline::model

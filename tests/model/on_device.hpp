@@ -1,0 +1,24 @@
+// A model whose memory counts as that of a device that the CPU plays.
+#pragma once
+#include <memory>
+#include <utility>
+
+#include "model/device_weights.hpp"
+#include "tests/delta/cuda_emulation.hpp"
+
+namespace echoline::model::test {
+
+class OnDevice {
+ public:
+  explicit OnDevice(std::shared_ptr<Transformer> model) : model_(std::move(model)) {
+    for (const torch::Tensor& weight : model_->parameters()) machine_->adopt(weight.data_ptr(), weight.nbytes());
+  }
+  DeviceWeights attach() { return DeviceWeights::attach(model_, delta::cuda::Device(machine_, {})).value(); }
+  delta::cuda::test::EmulatedMachine& machine() { return *machine_; }
+
+ private:
+  std::shared_ptr<Transformer> model_;
+  std::shared_ptr<delta::cuda::test::EmulatedMachine> machine_ = std::make_shared<delta::cuda::test::EmulatedMachine>(5);
+};
+
+}  // namespace echoline::model::test
