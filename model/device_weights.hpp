@@ -19,12 +19,13 @@ class DeviceWeights {
   // `model` has bf16 weights in the memory of `device`.
   static Result<DeviceWeights> attach(std::shared_ptr<Transformer> model, delta::cuda::Device device);
 
-  // For who trains. The weights as a policy, made from the one that was returned last and what has changed since, which is
-  // found on the device; the first time, and after a failure, all of them are fetched. Takes the weights' size once more there.
+  // For who trains. The weights as a policy, made from the one that was returned last and what has changed since, which
+  // is found on the device; the first time, and after a failure, all of them are fetched. Takes the weights' size once
+  // more there.
   Result<delta::SharedState> policy();
 
-  // For who generates. Puts `written` (delta::IncomingDelta) into the weights and proves that they are then the policy with
-  // the digest `result`; on failure they are as before, or the device has failed.
+  // For who generates. Puts `written` (delta::IncomingDelta) into the weights and proves that they are then the policy
+  // with the digest `result`; on failure they are as before, or the device has failed.
   Status apply(std::span<const delta::TensorWrite> written, const delta::Digest& result);
   // All weights have been written by somebody else, which also mends what a failure of the device left half done.
   Status loaded();
@@ -38,7 +39,7 @@ class DeviceWeights {
 
   std::shared_ptr<Transformer> model_;
   delta::cuda::Device device_;
-  delta::cuda::DeviceState weights_;                 // the model's own memory
+  delta::cuda::DeviceState weights_;                  // the model's own memory
   std::optional<delta::cuda::DeviceState> exported_;  // what `last_` holds, on the device
   delta::SharedState last_;
 };

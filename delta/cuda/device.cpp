@@ -111,6 +111,7 @@ Result<Device> Device::open(const DeviceOptions& options) {
 Device::Device(std::shared_ptr<Machine> machine, const DeviceOptions& options)
     : work_(std::make_unique<Work>(std::move(machine), options)) {}
 Device::Device(Device&&) noexcept = default;
+Device& Device::operator=(Device&&) noexcept = default;
 Device::~Device() = default;
 
 std::string_view Device::name() const { return work_->machine->name(); }

@@ -75,6 +75,7 @@ class Device {
   static Result<Device> open(const DeviceOptions& options = {});
   Device(std::shared_ptr<Machine> machine, const DeviceOptions& options);
   Device(Device&&) noexcept;
+  Device& operator=(Device&&) noexcept;
   ~Device();
 
   std::string_view name() const;

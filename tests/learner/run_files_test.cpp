@@ -186,6 +186,9 @@ TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
   const std::pair<std::string, std::string> vllm{"worker.engine", "vllm"}, command{"worker.engine_command", "vllm serve {model} --port {port}"};
   EXPECT_THAT(refused({vllm}), HasSubstr("{model}"));
   EXPECT_THAT(refused({vllm, {"worker.engine_command", "vllm serve {model}"}}), HasSubstr("{port}"));
+  EXPECT_THAT(load_run_config("configs/quickstart.yaml", {{"worker.device", "cuda:1"}})->worker.arguments(), ElementsAre("--device", "cuda:1"));
+  EXPECT_THAT(refused({{"worker.device", "gpu"}}), HasSubstr("cuda:N"));
+  EXPECT_THAT(refused({vllm, command, {"worker.device", "cuda"}}), HasSubstr("built-in"));
   EXPECT_THAT(refused({command}), HasSubstr("worker.engine"));
   EXPECT_THAT(refused({vllm, command, {"rollout.top_p", "0.9"}}), HasSubstr("rollout.top_p"));
   const auto config = load_run_config("configs/quickstart.yaml", {vllm, command});

@@ -18,7 +18,8 @@ class OnDevice {
 
  private:
   std::shared_ptr<Transformer> model_;
-  std::shared_ptr<delta::cuda::test::EmulatedMachine> machine_ = std::make_shared<delta::cuda::test::EmulatedMachine>(5);
+  std::shared_ptr<delta::cuda::test::EmulatedMachine> machine_ =
+      std::make_shared<delta::cuda::test::EmulatedMachine>(5);
 };
 
 }  // namespace echoline::model::test

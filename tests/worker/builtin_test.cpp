@@ -95,6 +95,15 @@ TEST_F(BuiltinTest, NewsEndAPollAfterTheTokenThatIsBeingDrawn) {
   EXPECT_EQ(outcomes[0].response->tokens.size(), 40u);
 }
 
+TEST_F(BuiltinTest, ADeviceThatIsNotThereIsAnError) {
+  BuiltinOptions options;
+  options.model = *model::preset("tiny-64");
+  options.device = "gpu";
+  EXPECT_EQ(make_builtin_engine(options).error().code, Code::kInvalid);
+  options.device = "cuda:99";
+  EXPECT_EQ(make_builtin_engine(options).error().code, Code::kUnavailable);
+}
+
 TEST_F(BuiltinTest, AStopStringEndsAResponse) {
   BuiltinOptions options;
   options.model = config_;

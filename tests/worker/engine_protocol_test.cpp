@@ -50,6 +50,8 @@ TEST(EngineMaker, OptionsThatDoNotGoTogetherAreRefused) {
   EXPECT_NE(refused([](auto& o) { o.kind = EngineKind::kVllm, o.command = "vllm serve {model}"; }), "");
   EXPECT_EQ(refused([](auto& o) { o.kind = EngineKind::kVllm, o.command = "vllm serve {model} --port {port}", o.builtin = {}; }), "");
   EXPECT_EQ(refused([](auto& o) { o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000"; }), "");
+  EXPECT_EQ(refused([](auto& o) { o.device = "cuda"; }), "");
+  EXPECT_NE(refused([](auto& o) { o.device = "cuda", o.kind = EngineKind::kSglang, o.url = "http://127.0.0.1:30000"; }), "");
 }
 
 // As the documentation of both has them.

@@ -17,8 +17,9 @@ Result<std::vector<delta::TensorWrite>> ArrivingDelta::finish(const overlay::Pub
   constexpr std::string_view kOperation = "install policy";
   std::optional<Incoming> incoming = std::exchange(incoming_, std::nullopt);
   if (installed != publication.base)
-    return fail(Code::kStale, kOperation, "version {} is a delta on version {}, but {} is installed", publication.version,
-                *publication.base, installed ? fmt::format("version {}", *installed) : std::string("nothing"));
+    return fail(Code::kStale, kOperation, "version {} is a delta on version {}, but {} is installed",
+                publication.version, *publication.base,
+                installed ? fmt::format("version {}", *installed) : std::string("nothing"));
   if (!incoming || incoming->id != publication.id) incoming.emplace(Incoming{publication.id, begin()});
   std::uint64_t here = incoming->delta.bytes();  // of it: the rest follows
   ECHO_TRY(publication.payload.visit([&](std::span<const std::byte> piece) -> Status {

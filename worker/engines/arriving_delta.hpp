@@ -18,10 +18,11 @@ class ArrivingDelta {
 
   // Resolves what has come of a delta on the `installed` version; anything else is not looked at.
   void add(const overlay::PublicationPart& part, std::optional<Version> installed, const Begin& begin);
-  // Resolves the rest of `publication` and applies it (delta::IncomingDelta::apply). kStale: the delta needs another base;
-  // kCorrupt: its bytes are wrong, or lead to another policy than was announced. What came of others is forgotten.
-  Result<std::vector<delta::TensorWrite>> finish(const overlay::Publication& publication, std::optional<Version> installed,
-                                                 const Begin& begin);
+  // Resolves the rest of `publication` and applies it (delta::IncomingDelta::apply). kStale: the delta needs another
+  // base; kCorrupt: its bytes are wrong, or lead to another policy than was announced. What came of others is
+  // forgotten.
+  Result<std::vector<delta::TensorWrite>> finish(const overlay::Publication& publication,
+                                                 std::optional<Version> installed, const Begin& begin);
   void forget() { incoming_.reset(); }
 
  private:
