@@ -1,9 +1,13 @@
 // echoline model init | info: make a model directory, or say what one holds and needs. model_use.cpp has the rest.
+#include <array>
+#include <bit>
 #include <cstdio>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "cli/model_verbs.hpp"
 #include "cli/verbs.hpp"
+#include "delta/checkpoint.hpp"
 #include "model/policy.hpp"
 #include "model/training_memory.hpp"
 
@@ -51,10 +55,34 @@ int train_info(const InfoArguments& a, const model::ModelConfig& config) {
   return 0;
 }
 
+// |w| below which 5, 50 and 95 of 100 values lie, of some 2^24 of them in a large model.
+std::array<float, 3> magnitudes(const delta::StateView& state) {
+  std::vector<std::uint64_t> counts(1u << 15);  // by exponent and seven bits, and so in order
+  std::uint64_t bytes = 0, all = 0;
+  for (const delta::TensorView& t : state) bytes += t.bytes.size();
+  const std::size_t every = bytes / (1u << 25) + 1;
+  for (const delta::TensorView& t : state) {
+    const std::size_t width = t.dtype == delta::DType::kBF16 ? 2 : 4;
+    for (std::size_t at = width - 2; at + 2 <= t.bytes.size(); at += every * width, ++all) {
+      std::uint16_t upper = 0;
+      std::memcpy(&upper, t.bytes.data() + at, sizeof upper);
+      ++counts[upper & 0x7fff];
+    }
+  }
+  constexpr std::array<std::uint64_t, 3> kOf100{5, 50, 95};
+  std::array<float, 3> found{};
+  std::uint64_t below = 0;
+  for (std::uint32_t i = 0, q = 0; q < found.size() && i < counts.size(); ++i)
+    for (below += counts[i]; q < found.size() && 100 * below >= kOf100[q] * all; ++q)
+      found[q] = std::bit_cast<float>(i << 16);
+  return found;
+}
+
 int info(const InfoArguments& a) {
   if (a.folder.empty() == a.preset.empty())
     return complain("model info", fail(Code::kInvalid, "", "expected a model folder or --preset, exactly one of them"));
   std::optional<model::ModelConfig> config;
+  std::optional<std::array<float, 3>> weights;
   if (!a.preset.empty()) {
     auto preset = model::preset(a.preset);
     if (!preset) return complain("model info", preset.error());
@@ -68,12 +96,18 @@ int info(const InfoArguments& a) {
     if (!files) return complain("model info", files.error());
     if (const Status checked = model::check_weights(a.folder, files->config); !checked)
       return complain("model info", checked.error());
+    const auto checkpoint = delta::Checkpoint::open(a.folder);
+    if (!checkpoint) return complain("model info", checkpoint.error());
     config = files->config;
+    weights = magnitudes(checkpoint->view());
   }
   if (a.train) return train_info(a, *config);
   const model::MemoryEstimate memory = model::memory_estimate(*config);
   if (a.json) {
+    nlohmann::json spread;
+    if (weights) spread = {{"p05", (*weights)[0]}, {"p50", (*weights)[1]}, {"p95", (*weights)[2]}};
     fmt::print("{}\n", nlohmann::json{{"schema_version", 1},
+                                      {"weight_magnitudes", spread},
                                       {"parameters", config->parameters()},
                                       {"layers", config->layers},
                                       {"hidden_size", config->hidden_size},
@@ -96,6 +130,9 @@ int info(const InfoArguments& a) {
   fmt::print("{:<22}{}  (policy and gradient bf16; masters and two moments fp32)\n", "training",
              to_text(memory.training));
   fmt::print("{:<22}{}\n", "KV cache per token", to_text(memory.kv_cache_per_token));
+  if (weights)
+    fmt::print("{:<22}half of them below {:.3g}, 5 % below {:.3g}, 5 % above {:.3g}\n", "magnitude of weights",
+               (*weights)[1], (*weights)[0], (*weights)[2]);
   return 0;
 }
 
@@ -118,7 +155,8 @@ void add_model(Verb& app, int& exit) {
     if (done) fmt::print("{}\n", i->output);
   });
 
-  auto* show = verb->add_verb("info", "Print parameters and memory; checks every shard of a directory");
+  auto* show = verb->add_verb(
+      "info", "Print parameters, memory and, of a directory whose shards it checks, how large the weights are");
   auto s = std::make_shared<InfoArguments>();
   show->add_option("folder", s->folder, "Hugging Face model directory");
   show->add_option("--preset", s->preset, "instead of a folder, one of: " + names);

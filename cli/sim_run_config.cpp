@@ -33,7 +33,7 @@ struct Read {  // the section `simulation`, before it is put together with the r
   std::optional<Duration> boot_p95;
   double tokens_median = 0;
   std::optional<double> tokens_p95;
-  std::optional<std::filesystem::path> lengths, preemptions;
+  std::optional<std::filesystem::path> lengths, preemptions, slowdowns;
   double rate_error = 0;
   std::vector<Kind> market;
 };
@@ -97,6 +97,10 @@ void read_misfortune(ConfigSection churn, ConfigSection faults, Read& c) {
   faults.read("refused", f.refused, {.min = 0.0, .max = 1.0}, "share of the attempts to rent that fail: somebody else was faster");
   faults.read("never_joins", f.never_joins, {.min = 0.0, .max = 1.0}, "share of the machines that are paid for and never come to work");
   faults.read("hangs_per_hour", f.hangs_per_hour, {.min = 0.0, .max = 3600.0}, "how often a worker is heard no more, while its machine costs on");
+  faults.read("slowdowns", c.slowdowns,
+              {"a file of rows `seconds,share,tokens,links,lasts[,region]`: that share of the machines then has so "
+               "much left of its tokens/s and of its links, for so many seconds (0: for good)",
+               "none"});
 }
 
 void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c) {
@@ -114,6 +118,9 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
                 "what is rented: what costs least per rollout (cheapest), or whatever comes (random)");
   s.read_choice("shares", r.shares, {{"by_speed", sim::Shares::kBySpeed}, {"equal", sim::Shares::kEqual}},
                 "what a worker makes of a batch: as much as it can (by_speed), or as much as every other (equal)");
+  s.read_choice("leases", r.leases, {{"in_time", sim::Leases::kInTime}, {"any_age", sim::Leases::kAnyAge}},
+                "what work is handed out: what can be trained on when it comes back (in_time), or any, of which what "
+                "has become too stale is rejected (any_age)");
   s.read("step_time", c.step_time, {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
          {"T, a learner step without waiting, as it turns out; the plan is made with what is expected", "fleet.step_time_expected"});
   s.read("step_time_per_1k_tokens", c.step_time_per_1k_tokens, {.min = Duration(0), .max = std::chrono::hours(1)},
@@ -261,6 +268,11 @@ Status put_together(const Read& c, SimRun& run) {
     auto text = read_file(*c.preemptions, sim::kTableBytesMax);
     if (!text) return as_mistake(std::move(text).error());
     ECHO_ASSIGN(s.churn.preemptions, sim::parse_preemptions(*text, c.preemptions->string(), s.regions));
+  }
+  if (c.slowdowns) {
+    auto text = read_file(*c.slowdowns, sim::kTableBytesMax);
+    if (!text) return as_mistake(std::move(text).error());
+    ECHO_ASSIGN(s.faults.slowdowns, sim::parse_slowdowns(*text, c.slowdowns->string(), s.regions));
   }
 
   s.request = learner::plan_request(config, run.parameters);

@@ -110,6 +110,12 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
     region["rollouts"] = region["rollouts"].get<std::uint64_t>() + m.rollouts;
     region["usd"] = region["usd"].get<double>() + m.usd_per_hour * (m.to_s - m.from_s) / 3600 + m.usd_traffic;
   }
+  std::map<std::uint64_t, std::uint64_t> handed_in = r.stale_by_age;  // by age when it was trained on or turned away
+  double too_stale = 0, all_ages = 0;
+  for (const auto& [age, n] : r.stale_by_age) too_stale += static_cast<double>(n);
+  for (const sim::SimStep& step : r.by_step)
+    for (const auto& [age, n] : step.staleness) handed_in[age] += n;
+  for (const auto& [age, n] : handed_in) all_ages += static_cast<double>(n);
   const auto share = [](double part, double of) { return of > 0 ? json(part / of) : json(nullptr); };
   double later_waits = 0, later_all = 0;  // the first step waits for the first policy to arrive
   for (const sim::SimStep& step : r.by_step)
@@ -124,7 +130,11 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
       {"events", r.events},
       {"topologies_planned", r.topologies_planned},
       {"publications_merged", r.publications_merged},
-      {"staleness", {{"in_flight", ages(r.in_flight)}, {"in_queue", ages(r.in_queue)}}},
+      {"staleness",
+       {{"in_flight", ages(r.in_flight)},
+        {"in_queue", ages(r.in_queue)},
+        {"handed_in", {{"p50", learner::quantile(handed_in, 0.5)}, {"p90", learner::quantile(handed_in, 0.9)}}},
+        {"admissible_fraction", share(all_ages - too_stale, all_ages)}}},
       {"rollouts_unfinished", unfinished},
       {"rollouts_unfinished_by_reason", r.unfinished},
       {"tokens", {{"generated", r.tokens_generated}, {"trained", r.tokens_trained}}},

@@ -47,6 +47,14 @@ struct Rows {
   }
 };
 
+json deviation(const std::vector<double>& values) {
+  if (values.empty()) return nullptr;
+  const double middle = mean(values).get<double>();
+  double squares = 0;
+  for (const double v : values) squares += (v - middle) * (v - middle);
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
 json last(const std::vector<double>& counts) {
   return counts.empty() ? json(nullptr) : json(static_cast<std::uint64_t>(counts.back()));
 }
@@ -67,18 +75,14 @@ json staleness_json(const RunConfig& config, const Rows& rows, const json& rejec
       count += n.get<std::uint64_t>();
       total += static_cast<double>(std::stoull(age)) * n.get<double>();
     }
-  json p95 = nullptr;
-  std::uint64_t below = 0;
-  for (const auto& [age, n] : histogram) {
-    below += n;
-    if (p95.is_null() && static_cast<double>(below) >= 0.95 * static_cast<double>(count)) p95 = age;
-  }
   std::uint64_t rejections = 0;
   for (const auto& [reason, n] : rejected.items()) rejections += n.get<std::uint64_t>();
   return {{"budget", config.staleness.budget},
           {"publish_every", config.staleness.publish_every},
           {"mean", count ? json(total / static_cast<double>(count)) : json(nullptr)},
-          {"p95", p95},
+          {"p50", quantile(histogram, 0.5)},
+          {"p90", quantile(histogram, 0.9)},
+          {"p95", quantile(histogram, 0.95)},
           {"max", histogram.empty() ? json(nullptr) : json(histogram.rbegin()->first)},
           {"rejected", rejections},
           {"rejected_by_reason", rejected}};
@@ -148,6 +152,14 @@ json quantile(std::vector<double> values, double q) {
   return values[std::min(values.size() - 1, static_cast<std::size_t>(std::max(0.0, rank - 1)))];
 }
 
+json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram, double q) {
+  std::uint64_t count = 0, below = 0;
+  for (const auto& [value, n] : histogram) count += n;
+  for (const auto& [value, n] : histogram)
+    if (n > 0 && static_cast<double>(below += n) >= q * static_cast<double>(count)) return value;
+  return nullptr;
+}
+
 json make_report(const ReportInput& input) {
   const RunConfig& config = *input.config;
   const provisioner::Plan& plan = *input.plan;
@@ -155,7 +167,8 @@ json make_report(const ReportInput& input) {
   const auto rewards = rows.values(rows.steps, "reward_mean");
   const auto waits = rows.values(rows.steps, "wait_seconds");
   const auto walls = rows.values(rows.steps, "step_seconds");
-  const auto delta_bytes = rows.values(rows.publications, "patch_bytes");
+  const auto delta_bytes = rows.values(rows.publications, "patch_bytes"),
+             densities = rows.values(rows.publications, "density");
   const json delta_mean = mean(delta_bytes);
   const json full = rows.snapshot.is_object() ? rows.snapshot.at("state_bytes") : json(nullptr);
   const double training_seconds = sum(walls);
@@ -234,7 +247,10 @@ json make_report(const ReportInput& input) {
       {"compression_ratio", delta_mean.is_number() && full.is_number() && delta_mean.get<double>() > 0
                                 ? json(full.get<double>() / delta_mean.get<double>())
                                 : json(nullptr)},
-      {"density_mean", mean(rows.values(rows.publications, "density"))},
+      {"density_mean", mean(densities)},
+      {"density_deviation", deviation(densities)},
+      {"density_min", quantile(densities, 0)},
+      {"density_max", quantile(densities, 1)},
       {"t_b_seconds_median", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.5)},
       {"t_b_seconds_p95", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.95)},
       {"workers", last(rows.values(rows.broadcasts, "workers"))},

@@ -56,6 +56,8 @@ struct ReportInput {
 
 // The value below which a fraction q of the values lies (nearest rank); null without values.
 nlohmann::json quantile(std::vector<double> values, double q);
+// The same of values that were seen so many times.
+nlohmann::json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram, double q);
 
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.
 nlohmann::json make_report(const ReportInput& input);

@@ -21,6 +21,14 @@ void RunBroadcast::add(const Receiver& receiver) {
 
 void RunBroadcast::remove(WorkerId id) { changed_ += members_.erase(id); }
 
+Status RunBroadcast::relink(const Receiver& receiver) {
+  members_[receiver.id] = receiver;
+  for (chains::WorkerLink& link : links_)
+    if (link.id == receiver.id) link.up = receiver.up, link.down = receiver.down;
+  ++unseen_;
+  return payload_.count > 0 ? reckon(payload_) : ok();
+}
+
 Status RunBroadcast::plan() {
   const provisioner::PlanRequest& request = scenario_.request;
   BitRate slowest = members_.begin()->second.up, fastest = slowest;
@@ -69,7 +77,7 @@ Status RunBroadcast::plan() {
   learner_copies_ = static_cast<double>(from_learner) / topology_.stripes();
   depth_ = topology_.depth();
   ++planned_;
-  changed_ = 0;
+  changed_ = unseen_ = 0;
   payload_ = {};
   return ok();
 }
@@ -87,7 +95,11 @@ Status RunBroadcast::prepare(Bytes payload) {
     return ok();
   }
   if (links_.empty() || changed_ * kChangedShare > members_.size()) ECHO_TRY(plan());
-  if (payload_ == payload) return ok();
+  changed_ += std::exchange(unseen_, 0);
+  return payload_ == payload ? ok() : reckon(payload);
+}
+
+Status RunBroadcast::reckon(Bytes payload) {
   const provisioner::PlanRequest& request = scenario_.request;
   const Bytes sent{static_cast<std::uint64_t>(on_the_wire(payload))};
   ECHO_ASSIGN(times_, chains::broadcast_time(topology_, sent, chunk_of(sent), request.learner_up, links_, request.regions.ways));

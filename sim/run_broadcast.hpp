@@ -23,6 +23,8 @@ class RunBroadcast {
 
   void add(const Receiver& receiver);
   void remove(WorkerId id);
+  // Its links carry something else from now on. Times follow at once, the topology once a publication has shown it.
+  Status relink(const Receiver& receiver);
   std::size_t size() const { return members_.size(); }
 
   // Times for a payload of this size to whoever is there. The topology is planned anew where more than a twentieth of its workers
@@ -48,12 +50,13 @@ class RunBroadcast {
 
  private:
   Status plan();
+  Status reckon(Bytes payload);
   Bytes chunk_of(Bytes sent) const;
   double on_the_wire(Bytes payload) const;  // bytes, with what headers and encryption add
 
   const RunScenario& scenario_;
   std::map<WorkerId, Receiver> members_;
-  std::size_t changed_ = 0;
+  std::size_t changed_ = 0, unseen_ = 0;  // since it was planned; of these, links that no publication has gone over yet
   std::optional<chains::TopologyPolicy> chosen_;  // what auto stands for, in a fleet of that size
   std::size_t chosen_for_ = 0;
   chains::Topology topology_;

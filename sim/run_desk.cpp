@@ -49,7 +49,7 @@ std::uint64_t RunDesk::version_min() const {
 std::uint64_t RunDesk::ahead() const { return (waiting_fresh_ + live_due_) * options_.group_size; }
 
 bool RunDesk::closed(std::uint64_t version) const {
-  return room(options_.pacing, step_, Version{version}, ahead()) < options_.group_size;
+  return room(minded_, step_, Version{version}, ahead()) < options_.group_size;
 }
 
 void RunDesk::note_overdue(double now) {
@@ -84,11 +84,11 @@ std::vector<DeskLease> RunDesk::grant(std::uint64_t worker, std::uint64_t versio
   note_overdue(now);
   Known& known = known_of(worker);
   const std::uint64_t stock = ahead();
-  if (step_s_) fresh_s_ = (options_.pacing.staleness_budget + 1.0) * *step_s_;
+  if (step_s_) fresh_s_ = (minded_.staleness_budget + 1.0) * *step_s_;
   const Usual& usual = this->usual(now);
   const std::optional<double> batch_s = known.pace.batch_seconds();
   known.too_slow = stock >= options_.pacing.trajectories_per_step && step_s_ && batch_s &&
-                   !in_time(options_.pacing, step_, Version{version}, *batch_s, *step_s_);
+                   !in_time(minded_, step_, Version{version}, *batch_s, *step_s_);
   const double average = usual.measured > 0 ? usual.sum / usual.measured : 1;
   const double all = usual.sum + (static_cast<double>(known_.size()) - usual.measured) * average;
   const std::uint64_t groups = (std::uint64_t{options_.pacing.lookahead_steps} + 1) *
@@ -96,9 +96,10 @@ std::vector<DeskLease> RunDesk::grant(std::uint64_t worker, std::uint64_t versio
   const double own = rate_that_counts(known.pace.groups_per_s().value_or(average), usual.groups_per_s);
   const std::uint64_t held_max = std::min(known.trusted, groups_held_max(groups, own, all));
   const std::uint64_t wanted =
-      std::min({groups_max, std::uint64_t{kLeasesPerGrantMax}, kLeasesLiveMax - std::min<std::uint64_t>(live_.size(), kLeasesLiveMax),
+      std::min({groups_max, std::uint64_t{kLeasesPerGrantMax},
+                kLeasesLiveMax - std::min<std::uint64_t>(live_.size(), kLeasesLiveMax),
                 held_max - std::min(known.live, held_max), share_left(known),
-                known.too_slow ? 0 : room(options_.pacing, step_, Version{version}, stock) / options_.group_size});
+                known.too_slow ? 0 : room(minded_, step_, Version{version}, stock) / options_.group_size});
   std::vector<DeskLease> leases;
   if (wanted == 0) return leases;
   const double lease_s = lease_seconds(options_.lease, known.pace.seconds_per_token(), usual.seconds_per_token);
@@ -142,7 +143,7 @@ std::optional<RunDesk::Taken> RunDesk::submit(std::uint64_t id, const DeskGroup&
   end(lease, !fresh);
   Known& known = known_of(lease.worker);
   if (!fresh) {
-    rejected_["stale"] += options_.group_size;
+    reject_stale(lease.version, 1);
     known.pace.handed_in(lease.granted_s, now, tokens_longest);
     return std::nullopt;
   }
@@ -227,7 +228,7 @@ std::optional<std::vector<DeskGroup>> RunDesk::batch(std::uint64_t groups, doubl
     const std::uint64_t live = it->second.live - (out == left_out.end() ? 0 : out->second);
     ascending.push_back({Version{it->first}, it->second.waiting.size() * options_.group_size, live * options_.group_size});
   }
-  if (stranded(options_.pacing, step_, ascending) > 0) {
+  if (stranded(minded_, step_, ascending) > 0) {
     if (stranded_since_s_ == 0) stranded_since_s_ = now;
     look_again_s_ = now + kLookAgain;
     return std::nullopt;
@@ -253,12 +254,18 @@ std::uint64_t RunDesk::consumed(double now) {
   std::uint64_t dropped = 0;
   for (auto it = stock_.begin(); it != stock_.end() && it->first < version_min();) {
     dropped += it->second.waiting.size();
+    reject_stale(it->first, it->second.waiting.size());
     waiting_fresh_ -= it->second.waiting.size();
     it->second.waiting.clear();
     it = it->second.live_all == 0 ? stock_.erase(it) : std::next(it);
   }
-  if (dropped > 0) rejected_["stale"] += dropped * options_.group_size;
   return dropped * options_.group_size;
+}
+
+void RunDesk::reject_stale(std::uint64_t version, std::uint64_t groups) {
+  if (groups == 0) return;
+  rejected_["stale"] += groups * options_.group_size;
+  stale_by_age_[step_ - std::min(step_, version)] += groups * options_.group_size;
 }
 
 std::uint64_t RunDesk::waiting() const { return waiting_fresh_ * options_.group_size; }

@@ -20,6 +20,7 @@ struct DeskOptions {
   replay_buffer::LeaseLength lease;
   std::uint32_t group_size = 8;
   bool equal_shares = false;  // of every batch each worker makes as much as every other, however fast it is
+  bool any_age = false;       // work is handed out, and trained on without waiting, whatever becomes too stale of it
 };
 
 struct DeskLease {
@@ -36,7 +37,9 @@ struct DeskGroup {
 
 class RunDesk {
  public:
-  explicit RunDesk(const DeskOptions& options) : options_(options) {}
+  explicit RunDesk(const DeskOptions& options) : options_(options), minded_(options.pacing) {
+    if (options.any_age) minded_.staleness_budget = kAnyAge;
+  }
 
   // As JobLedger::grant.
   std::vector<DeskLease> grant(std::uint64_t worker, std::uint64_t version, std::uint64_t groups_max, double now);
@@ -66,10 +69,13 @@ class RunDesk {
   std::uint64_t set_aside() const { return set_aside_; }
   // Rollouts by reason: generated and not trained on; of leases that ended without a result.
   const std::map<std::string, std::uint64_t>& rejected() const { return rejected_; }
+  // Of these, what was too stale, by its age when that was found.
+  const std::map<std::uint64_t, std::uint64_t>& stale_by_age() const { return stale_by_age_; }
   const std::map<std::string, std::uint64_t>& unfinished() const { return unfinished_; }
   bool too_slow(std::uint64_t worker) const;
 
  private:
+  static constexpr std::uint32_t kAnyAge = 1u << 30;
   struct Known {
     replay_buffer::WorkerPace pace;
     std::uint64_t trusted = 0, live = 0;
@@ -97,11 +103,13 @@ class RunDesk {
   void note_overdue(double now);
   std::uint64_t take_group();
   std::uint64_t share_left(const Known& known) const;
+  void reject_stale(std::uint64_t version, std::uint64_t groups);
 
   using Deadline = std::pair<double, std::uint64_t>;
   using Deadlines = std::priority_queue<Deadline, std::vector<Deadline>, std::greater<>>;
 
   DeskOptions options_;
+  replay_buffer::Pacing minded_;  // by what is handed out and waited for; options_.pacing says what may be trained on
   std::uint64_t step_ = 0;
   std::optional<double> step_s_, consumed_at_s_, fresh_s_;
   double stranded_since_s_ = 0, stranded_s_ = 0, look_again_s_ = 0;
@@ -116,6 +124,7 @@ class RunDesk {
   std::uint64_t next_lease_ = 1, next_group_ = 0, set_aside_ = 0;
   Usual usual_;
   std::map<std::string, std::uint64_t> rejected_, unfinished_;
+  std::map<std::uint64_t, std::uint64_t> stale_by_age_;
 };
 
 }  // namespace echoline::sim

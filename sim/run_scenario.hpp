@@ -21,6 +21,7 @@ enum class OnNewPolicy { kContinue, kFinish, kAbort };
 enum class Activation { kCheapest, kRandom };
 enum class Shares { kBySpeed, kEqual };
 enum class Publishes { kDelta, kSnapshot };
+enum class Leases { kInTime, kAnyAge };
 
 // What can be rented, as the market states it, and what it is in truth.
 struct RunOffer {
@@ -44,10 +45,20 @@ struct RunChurn {
   std::vector<Preemption> preemptions;             // ascending
 };
 
+// Machines that become slow at one time, and are not lost.
+struct Slowdown {
+  Duration at{};                        // after the run began
+  double share = 1;                     // of the machines that work then
+  double tokens = 1, links = 1;         // what is left of the tokens/s, and of both links
+  std::optional<Duration> lasts;        // absent: for good
+  std::optional<std::uint32_t> region;  // absent: of all
+};
+
 struct RunFaults {
   double never_joins = 0;  // share of the machines that are paid for and never come to work
   double refused = 0;      // share of the attempts to rent that fail
   double hangs_per_hour = 0;  // of each worker: it is heard no more, and costs on
+  std::vector<Slowdown> slowdowns;  // ascending
 };
 
 struct RunScenario {
@@ -78,6 +89,7 @@ struct RunScenario {
   Publishes publishes = Publishes::kDelta;
   Activation activation = Activation::kCheapest;
   Shares shares = Shares::kBySpeed;
+  Leases leases = Leases::kInTime;
 
   Lognormal boot_s{30, 30};  // from asking for a machine until its worker calls
   Duration heartbeat_timeout = std::chrono::seconds(3);
@@ -144,6 +156,7 @@ struct RunResult {
   std::vector<SimDecision> decisions;                  // the first kDecisionsKept
   std::map<std::string, std::uint64_t> decision_counts;
   std::map<std::string, std::uint64_t> rejected, unfinished;  // rollouts by reason: not trained on; of leases without a result
+  std::map<std::uint64_t, std::uint64_t> stale_by_age;        // of the rejected: what was too stale
   std::map<std::uint64_t, double> in_flight, in_queue;  // rollouts by age, on the average over the steps
   std::uint64_t groups_set_aside = 0;
   std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;

@@ -24,7 +24,7 @@ constexpr double kWaitMax = 24 * 3600;          // for one batch, or 100 steps i
 constexpr std::size_t kWorkersMax = 2'000'000;  // of a run, those that were lost included
 
 enum Kind : std::uint32_t { kTick, kJoins, kArrives, kSynced, kServed, kHandIn, kDelivered, kInstalled, kEnding, kDies, kHangs, kNoticed,
-                            kGivenUp, kTrained, kLinksFree, kPreempts };
+                            kGivenUp, kTrained, kLinksFree, kPreempts, kSlows, kRecovers };
 enum class State { kBooting, kSyncing, kWorking, kDead };
 
 struct Work {
@@ -32,10 +32,20 @@ struct Work {
   std::uint32_t tokens = 0, longest = 0;
 };
 
+struct Arrival {  // of the newest publication, at one worker
+  std::uint64_t version = 0;
+  double since_s = 0, left = 0, takes_s = 0;  // what was left of it then; all of it takes so long
+  bool here = true;
+  double ends_s() const { return since_s + left * takes_s; }
+};
+
 struct SimWorker {
   Ticket ticket = 0;
   std::size_t offer = 0;
   double tokens_per_s = 0, promised = 0;
+  double tokens_left = 1, links_left = 1;  // of its tokens/s and links, while it is slow
+  std::uint64_t slowed_by = 0;             // of the slowdowns, from 1; 0: none
+  Arrival arrival;
   State state = State::kBooting;
   bool hung = false, draining = false, drained = false;
   std::uint64_t version = 0, delivered = 0;  // installed; held
@@ -67,8 +77,13 @@ struct Waiting {  // a publication that waits for the learner's links
 class Simulation {
  public:
   Simulation(const RunScenario& scenario, const std::function<void(std::uint64_t)>& progress)
-      : s_(scenario), progress_(progress), desk_({scenario.pacing, scenario.lease, scenario.group_size, scenario.shares == Shares::kEqual}), broadcast_(scenario),
-        lengths_(scenario.seed, 31), fates_(scenario.seed, 32) {}
+      : s_(scenario),
+        progress_(progress),
+        desk_({scenario.pacing, scenario.lease, scenario.group_size, scenario.shares == Shares::kEqual,
+               scenario.leases == Leases::kAnyAge}),
+        broadcast_(scenario),
+        lengths_(scenario.seed, 31),
+        fates_(scenario.seed, 32) {}
 
   Result<RunResult> run() {
     ECHO_ASSIGN(RunStart start, plan_simulated_run(s_));
@@ -84,6 +99,7 @@ class Simulation {
     target_ = start.rules_target;
     push(0, kTick, 0);
     for (std::size_t i = 0; i < s_.churn.preemptions.size(); ++i) push(seconds(s_.churn.preemptions[i].at), kPreempts, 0, i);
+    for (std::size_t i = 0; i < s_.faults.slowdowns.size(); ++i) push(seconds(s_.faults.slowdowns[i].at), kSlows, 0, i);
     const double time_max = seconds(s_.time_max);
     while (result_.ended.empty() && !queue_.empty()) {
       const Event event = queue_.pop();
@@ -104,7 +120,12 @@ class Simulation {
   WorkerId id_of(std::size_t w) const { return WorkerId{w + 1}; }
   SimWorker& worker(WorkerId id) { return workers_[id.value - 1]; }
   void hear(const FleetEvent& event) { fleet_->hear(event, now_); }
-  Receiver receiver(std::size_t w) const { return receiver_of(s_, s_.offers[workers_[w].offer], id_of(w)); }
+  Receiver receiver(std::size_t w) const {
+    Receiver r = receiver_of(s_, s_.offers[workers_[w].offer], id_of(w));
+    r.up.bits_per_s *= workers_[w].links_left;
+    r.down.bits_per_s *= workers_[w].links_left;
+    return r;
+  }
 
   Status handle(const Event& e) {
     const std::size_t w = e.host;
@@ -125,6 +146,8 @@ class Simulation {
       case kTrained: return trained();
       case kLinksFree: return links_free();
       case kPreempts: return preempts(e.a), ok();
+      case kSlows: return slows(e.a);
+      case kRecovers: return workers_[w].slowed_by == e.a + 1 ? turns(w, 1, 1, 0) : ok();
     }
     return ok();
   }
@@ -203,7 +226,7 @@ class Simulation {
     SimWorker& worker = workers_[w];
     worker.state = State::kWorking;
     ++working_;
-    working_rate_ += worker.promised;
+    working_rate_ += worker.promised * worker.tokens_left;
     result_.workers_most = std::max(result_.workers_most, working_);
     ask(w);
   }
@@ -217,7 +240,7 @@ class Simulation {
     if (worker.state == State::kDead) return;
     if (worker.state == State::kWorking) {
       --working_;
-      working_rate_ -= worker.promised;
+      working_rate_ -= worker.promised * worker.tokens_left;
       settle_busy(worker);
     }
     if (worker.state != State::kBooting) {
@@ -283,10 +306,44 @@ class Simulation {
   void preempts(std::size_t i) {
     const Preemption& p = s_.churn.preemptions[i];
     for (std::size_t w = 0; w < workers_.size(); ++w) {
-      const bool there = workers_[w].state == State::kWorking || workers_[w].state == State::kSyncing;
-      if (!there || (p.region && s_.offers[workers_[w].offer].region != *p.region)) continue;
-      if (fates_.chance(p.share)) dies(w);
+      if (is_there(w, p.region) && fates_.chance(p.share)) dies(w);
     }
+  }
+  bool is_there(std::size_t w, std::optional<std::uint32_t> region) const {
+    const bool there = workers_[w].state == State::kWorking || workers_[w].state == State::kSyncing;
+    return there && (!region || s_.offers[workers_[w].offer].region == *region);
+  }
+
+  Status slows(std::size_t i) {
+    const Slowdown& slow = s_.faults.slowdowns[i];
+    for (std::size_t w = 0; w < workers_.size(); ++w) {
+      if (!is_there(w, slow.region) || !fates_.chance(slow.share)) continue;
+      ECHO_TRY(turns(w, slow.tokens, slow.links, i + 1));
+      if (slow.lasts) push(now_ + seconds(*slow.lasts), kRecovers, w, i);
+    }
+    return ok();
+  }
+  // What it is at goes on at its new speed, and so does what is being sent by way of it.
+  Status turns(std::size_t w, double tokens, double links, std::uint64_t slowed_by) {
+    SimWorker& worker = workers_[w];
+    if (worker.state == State::kDead) return ok();
+    if (worker.state == State::kWorking) working_rate_ += worker.promised * (tokens - worker.tokens_left);
+    if (worker.serving) {
+      worker.ends_s = now_ + std::max(0.0, worker.ends_s - now_) * worker.tokens_left / tokens;
+      push(worker.ends_s, kServed, w, ++worker.turn);
+    }
+    worker.tokens_left = tokens;
+    worker.slowed_by = slowed_by;
+    if (std::exchange(worker.links_left, links) == links) return ok();
+    ECHO_TRY(broadcast_.relink(receiver(w)));
+    for (std::size_t other = first_alive(); other < workers_.size(); ++other) {
+      Arrival& arrival = workers_[other].arrival;
+      if (arrival.here || arrival.version != newest_out_) continue;
+      arrival.left -= (now_ - arrival.since_s) / std::max(arrival.takes_s, 1e-9);
+      arrival = {arrival.version, now_, std::max(0.0, arrival.left), seconds(broadcast_.time_of(id_of(other))), false};
+      push(arrival.ends_s(), kDelivered, other, arrival.version);
+    }
+    return ok();
   }
 
   void drain(WorkerId id) {
@@ -391,6 +448,7 @@ class Simulation {
       worker.of_the_first |= first;
       if (first) receives_first(w, takes);
       moved(w, first ? 0 : bytes, bytes * broadcast_.copies_of(id_of(w)));
+      worker.arrival = {what.version, now_, 1, takes, false};
       push(now_ + takes, kDelivered, w, what.version);
     }
     row.workers = open.targets;
@@ -426,6 +484,12 @@ class Simulation {
   void delivered(std::size_t w, std::uint64_t version) {
     SimWorker& worker = workers_[w];
     if (worker.state == State::kDead) return;
+    if (worker.arrival.version == version) {
+      constexpr double kRounding = 1e-6;
+      if (worker.arrival.here || now_ + kRounding < worker.arrival.ends_s())
+        return;  // it came sooner, or takes longer by now
+      worker.arrival.here = true;
+    }
     const bool newest = version >= worker.delivered;
     worker.delivered = std::max(worker.delivered, version);
     if (worker.state == State::kSyncing) {  // what came meanwhile is installed with the first
@@ -545,7 +609,7 @@ class Simulation {
     if (worker.serving || worker.installing || worker.queue.empty() || worker.state != State::kWorking) return;
     worker.serving = true;
     worker.began_s = now_;
-    worker.ends_s = now_ + worker.queue.front().tokens / worker.tokens_per_s;
+    worker.ends_s = now_ + worker.queue.front().tokens / (worker.tokens_per_s * worker.tokens_left);
     push(worker.ends_s, kServed, w, ++worker.turn);
   }
 
@@ -558,7 +622,8 @@ class Simulation {
     worker.queue.pop_front();
     worker.handing_in[work.lease] = work;
     ++worker.tails;
-    const double longest_s = s_.sequence_tokens_per_s ? work.longest / *s_.sequence_tokens_per_s : 0;
+    const double longest_s =
+        s_.sequence_tokens_per_s ? work.longest / (*s_.sequence_tokens_per_s * worker.tokens_left) : 0;
     const double ends = std::max(now_, began + longest_s);
     if (ends > now_) push(ends, kHandIn, w, work.lease);
     else hand_in(w, work.lease);
@@ -661,6 +726,7 @@ class Simulation {
     result_.lost = numbers.lost;
     result_.replaced = numbers.replaced;
     result_.rejected = desk_.rejected();
+    result_.stale_by_age = desk_.stale_by_age();
     result_.unfinished = desk_.unfinished();
     result_.groups_set_aside = desk_.set_aside();
     result_.topology = broadcast_.size() > 0 ? broadcast_.topology().to_short_text() : "";

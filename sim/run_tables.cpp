@@ -72,6 +72,19 @@ class Table {
     problem(fmt::format("{}: expected a number from {} to {}, found '{}'", what, min, max, shown(cell)));
     return std::nullopt;
   }
+  // When a row happens, which is not before the row above it.
+  std::optional<double> time(std::string_view cell) {
+    const auto at = value(cell, "seconds", 0, 1e8);
+    if (at && *at < before_) problem(fmt::format("rows are in order of time: {} comes after {}", *at, before_));
+    return before_ = at.value_or(before_), at;
+  }
+  std::optional<std::uint32_t> region(std::string_view cell, std::span<const std::string> regions) {
+    if (cell.empty()) return std::nullopt;
+    for (std::size_t r = 0; r < regions.size(); ++r)
+      if (regions[r] == cell) return static_cast<std::uint32_t>(r);
+    problem(fmt::format("no region '{}'{}", shown(cell), did_you_mean(std::string(cell), regions)));
+    return std::nullopt;
+  }
   std::size_t rows() const { return rows_; }
   Status finish() {
     if (rows_ == 0 && problems_ == 0) problem(fmt::format("no rows; expected {}", form_));
@@ -82,6 +95,7 @@ class Table {
   std::string_view rest_, name_, form_;
   std::size_t line_ = 0, rows_ = 0, problems_ = 0;
   bool seen_ = false;
+  double before_ = 0;
   std::string text_;
 };
 
@@ -107,28 +121,39 @@ Result<Histogram> parse_lengths(std::string_view text, std::string_view name) {
 Result<std::vector<Preemption>> parse_preemptions(std::string_view text, std::string_view name, std::span<const std::string> regions) {
   Table table(text, name, "seconds,share or seconds,share,region");
   std::vector<Preemption> preemptions;
-  double before = 0;
   while (const auto cells = table.next()) {
     if (cells->size() < 2 || cells->size() > 3) {
       table.wrong_row();
       continue;
     }
-    const auto at = table.value((*cells)[0], "seconds", 0, 1e8);
-    const auto share = table.value((*cells)[1], "share", 0, 1);
-    if (!at || !share) continue;
-    if (*at < before) table.problem(fmt::format("rows are in order of time: {} comes after {}", *at, before));
-    before = *at;
-    Preemption p{from_seconds(*at), *share, std::nullopt};
-    if (cells->size() == 3 && !(*cells)[2].empty()) {
-      const std::string region((*cells)[2]);
-      for (std::size_t r = 0; r < regions.size(); ++r)
-        if (regions[r] == region) p.region = static_cast<std::uint32_t>(r);
-      if (!p.region) table.problem(fmt::format("no region '{}'{}", shown(region), did_you_mean(region, regions)));
-    }
-    preemptions.push_back(p);
+    const auto at = table.time((*cells)[0]), share = table.value((*cells)[1], "share", 0, 1);
+    if (at && share)
+      preemptions.push_back({from_seconds(*at), *share, table.region(cells->size() == 3 ? (*cells)[2] : "", regions)});
   }
   ECHO_TRY(table.finish());
   return preemptions;
+}
+
+Result<std::vector<Slowdown>> parse_slowdowns(std::string_view text, std::string_view name,
+                                              std::span<const std::string> regions) {
+  Table table(text, name, "seconds,share,tokens,links,lasts or seconds,share,tokens,links,lasts,region");
+  std::vector<Slowdown> slowdowns;
+  constexpr double kLeast = 0.001;  // what does less than that hangs
+  while (const auto cells = table.next()) {
+    if (cells->size() < 5 || cells->size() > 6) {
+      table.wrong_row();
+      continue;
+    }
+    const auto at = table.time((*cells)[0]), share = table.value((*cells)[1], "share", 0, 1),
+               tokens = table.value((*cells)[2], "tokens", kLeast, 1),
+               links = table.value((*cells)[3], "links", kLeast, 1), lasts = table.value((*cells)[4], "lasts", 0, 1e8);
+    if (!at || !share || !tokens || !links || !lasts) continue;
+    slowdowns.push_back({from_seconds(*at), *share, *tokens, *links,
+                         *lasts > 0 ? std::optional(from_seconds(*lasts)) : std::nullopt,
+                         table.region(cells->size() == 6 ? (*cells)[5] : "", regions)});
+  }
+  ECHO_TRY(table.finish());
+  return slowdowns;
 }
 
 }  // namespace echoline::sim

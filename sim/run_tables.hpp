@@ -1,4 +1,4 @@
-// The files that a simulated run can name: lengths of responses, and machines that were taken away.
+// The files that a simulated run can name: lengths of responses, and machines that were taken away or became slow.
 #pragma once
 #include <span>
 #include <string>
@@ -20,5 +20,9 @@ inline constexpr std::uint64_t kTableBytesMax = 64u << 20;
 Result<Histogram> parse_lengths(std::string_view text, std::string_view name);
 // seconds,share[,region]: at this time of the run that share of the machines that work (there) is taken away. Ascending.
 Result<std::vector<Preemption>> parse_preemptions(std::string_view text, std::string_view name, std::span<const std::string> regions);
+// seconds,share,tokens,links,lasts[,region]: at this time that share of the machines that work (there) has so much left
+// of its tokens/s and of its links, for so many seconds; 0: for good. Ascending.
+Result<std::vector<Slowdown>> parse_slowdowns(std::string_view text, std::string_view name,
+                                              std::span<const std::string> regions);
 
 }  // namespace echoline::sim

@@ -403,6 +403,7 @@ TEST_F(RunFilesTest, ReportAddsUp) {
                     {"state_bytes", 1000},
                     {"patch_bytes", 100},
                     {"density", 0.1}},
+                   {{"kind", "publication"}, {"version", 3}, {"snapshot", false}, {"patch_bytes", 100}, {"density", 0.3}},
                    {{"kind", "broadcast"}, {"version", 2}, {"t_b_seconds", 1.5}, {"workers", 9}, {"acknowledged", 8}},
                    {{"kind", "evaluation"}, {"when", "during"}, {"step", 1}, {"accuracy", 0.5}, {"problems", 256}},
                    {{"kind", "evaluation"}, {"when", "after"}, {"step", 2}, {"accuracy", 0.75}, {"problems", 256}, {"reward_mean", 1.5},
@@ -433,6 +434,12 @@ TEST_F(RunFilesTest, ReportAddsUp) {
                             "components": {"won_bb": 0.5}}]})"));
   EXPECT_EQ(report.at("staleness").at("max"), 2);
   EXPECT_DOUBLE_EQ(report.at("staleness").at("mean"), 6.0 / 8);
+  EXPECT_EQ(report.at("staleness").at("p50"), 1);
+  EXPECT_EQ(report.at("staleness").at("p90"), 2);
+  EXPECT_EQ(report.at("broadcast").at("density_min"), 0.1);
+  EXPECT_EQ(report.at("broadcast").at("density_max"), 0.3);
+  EXPECT_DOUBLE_EQ(report.at("broadcast").at("density_mean"), 0.2);
+  EXPECT_DOUBLE_EQ(report.at("broadcast").at("density_deviation"), 0.1);
   EXPECT_DOUBLE_EQ(report.at("learner").at("idle_fraction"), 0.4);
   EXPECT_DOUBLE_EQ(report.at("broadcast").at("compression_ratio"), 10.0);
   EXPECT_EQ(report.at("broadcast").at("acknowledged"), 8);

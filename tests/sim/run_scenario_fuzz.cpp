@@ -47,5 +47,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   } else {
     expect(placed(trace.error()), "a place", trace.error().detail);
   }
+  if (const auto slow = sim::parse_slowdowns(text, "fuzz", regions)) {
+    for (const sim::Slowdown& s : *slow) expect(s.share >= 0 && s.share <= 1 && s.tokens > 0 && s.links > 0, "shares");
+  } else {
+    expect(placed(slow.error()), "a place", slow.error().detail);
+  }
   return 0;
 }

@@ -112,7 +112,7 @@ TEST(SimRunConfig, SaysWhereAndWhatIsWrong) {
   says(with(kScenario, "simulation:", "simulaton:"), "expected a section `simulation`");
 }
 
-TEST(SimRunTables, ReadsLengthsAndPreemptions) {
+TEST(SimRunTables, ReadsLengthsPreemptionsAndSlowdowns) {
   const auto lengths = sim::parse_lengths("tokens,weight\n# a remark\n100, 3\n\n200,1 # and another\r\n", "l.csv");
   ASSERT_TRUE(lengths.has_value()) << lengths.error().message();
   EXPECT_EQ(lengths->values, (std::vector<double>{100, 200}));
@@ -122,6 +122,13 @@ TEST(SimRunTables, ReadsLengthsAndPreemptions) {
   ASSERT_TRUE(trace.has_value());
   EXPECT_EQ(trace->at(1).region, 1u);
   EXPECT_FALSE(trace->at(0).region.has_value());
+  const auto slow = sim::parse_slowdowns("seconds,share,tokens,links,lasts,region\n60,0.5,0.25,1,30\n90,1,1,0.1,0,there\n", "s.csv", regions);
+  ASSERT_TRUE(slow.has_value()) << slow.error().message();
+  EXPECT_EQ(slow->at(0).tokens, 0.25);
+  EXPECT_EQ(slow->at(0).lasts, std::chrono::seconds(30));
+  EXPECT_EQ(slow->at(1).links, 0.1);
+  EXPECT_FALSE(slow->at(1).lasts.has_value());
+  EXPECT_EQ(slow->at(1).region, 1u);
 }
 
 TEST(SimRunTables, SaysWhichLineIsWrong) {
@@ -133,6 +140,9 @@ TEST(SimRunTables, SaysWhichLineIsWrong) {
   EXPECT_EQ(sim::parse_lengths("1,0\n", "l.csv").error().message(), "l.csv:1: no row has a weight above 0");
   EXPECT_EQ(sim::parse_preemptions("9,0.5\n8,0.5\n", "p.csv", regions).error().message(), "p.csv:2: rows are in order of time: 8 comes after 9");
   EXPECT_EQ(sim::parse_preemptions("9,0.5,ther\n", "p.csv", regions).error().message(), "p.csv:1: no region 'ther'; did you mean 'there'?");
+  EXPECT_EQ(sim::parse_slowdowns("9,1,0.5\n", "s.csv", regions).error().message(),
+            "s.csv:1: expected seconds,share,tokens,links,lasts or seconds,share,tokens,links,lasts,region");
+  EXPECT_EQ(sim::parse_slowdowns("9,1,0,1,5\n", "s.csv", regions).error().message(), "s.csv:1: tokens: expected a number from 0.001 to 1, found '0'");
 }
 
 TEST(SimRunConfig, TheDrawnFollowTheirDistribution) {
@@ -162,7 +172,7 @@ TEST(SimRunConfig, EveryKeyIsDocumented) {
 }
 
 TEST(SimRunConfig, AnyBytesAreReadOrRefused) {
-  std::vector<std::string> seeds{kScenario, kScenario, "tokens,weight\n100,3\n200,1\n", "60,0.5\n90,1,there\n"};
+  std::vector<std::string> seeds{kScenario, kScenario, "tokens,weight\n100,3\n200,1\n", "60,0.5\n90,1,there\n", "60,0.5,0.5,1,0\n90,1,1,0.1,30,there\n"};
   for (const char* name : {"configs/sim/small.yaml", "configs/sim/regions.yaml"}) {
     const auto text = read_file(name);
     ASSERT_TRUE(text.has_value());

@@ -181,6 +181,71 @@ TEST(RunSim, NothingStalerThanTheBudgetIsTrainedOn) {
   }
 }
 
+TEST(RunSim, WorkOfAnyAgeIsHandedOutAndWhatIsTooStaleIsRejected) {
+  RunScenario s = scenario();
+  s.pacing.staleness_budget = 5;
+  s.request.staleness_budget = 5;
+  s.request.pace.publish_every = 4;
+  s.publishes = Publishes::kSnapshot;
+  s.request.topology = chains::TopologyPolicy::kStar;
+  for (std::size_t i = 0; i < s.offers.size(); i += 2) s.offers[i].offer.down = BitRate::from_mbit_per_s(16);  // 100 s: five steps
+  const RunResult in_time = simulated(s);
+  EXPECT_FALSE(in_time.rejected.contains("stale"));
+  EXPECT_TRUE(in_time.stale_by_age.empty());
+  s.leases = Leases::kAnyAge;
+  const RunResult any_age = simulated(s);
+  EXPECT_EQ(any_age.ended, "completed");
+  EXPECT_LE(oldest(any_age), 5u) << "the rules of the buffer are the same";
+  EXPECT_GT(any_age.rejected.at("stale"), 160u);
+  std::uint64_t stale = 0;
+  for (const auto& [age, n] : any_age.stale_by_age) stale += n;
+  EXPECT_EQ(stale, any_age.rejected.at("stale"));
+  EXPECT_GT(any_age.stale_by_age.begin()->first, 5u);
+}
+
+TEST(RunSim, WhatBecomesSlowIsMeasuredAndMadeUpFor) {
+  RunScenario s = scenario();
+  const std::size_t before = simulated(s).workers_most;
+  s.faults.slowdowns = {{minutes(5), 0.5, 0.2, 1, std::nullopt, std::nullopt}};
+  const RunResult r = simulated(s);
+  EXPECT_EQ(r.ended, "completed");
+  EXPECT_EQ(r.lost, 0u);
+  EXPECT_GT(r.decision_counts.at("demoted"), 0u) << "a machine that does less than 70 % of what it promised";
+  EXPECT_GT(r.decision_counts.at("added"), 0u);
+  EXPECT_GT(r.workers_most, before);
+  EXPECT_FALSE(r.recoveries_s.empty());
+  EXPECT_LT(idle(r, 30), 0.05);
+  // With nothing else to rent the learner waits, until they are fast again.
+  s.offers.resize(6);
+  const double all = idle(simulated(s), 30);
+  EXPECT_GT(all, 0.2);
+  s.faults.slowdowns.front().lasts = minutes(3);
+  const RunResult passes = simulated(s);
+  ASSERT_EQ(passes.recoveries_s.size(), 1u);
+  EXPECT_NEAR(passes.recoveries_s.front(), 180, 2);
+  EXPECT_LT(idle(passes, 30), 0.05);
+}
+
+TEST(RunSim, WhatIsUnderWayToASlowMachineTakesAsMuchLongerAsIsLeftOfIt) {
+  RunScenario s = scenario(1);
+  s.publishes = Publishes::kSnapshot;  // 16 s
+  s.request.topology = chains::TopologyPolicy::kStar;
+  const RunResult plain = simulated(s);
+  const SimPublication& p = plain.publications.at(5);
+  const double install = 0.5, takes = *p.t_b_s - install;
+  const auto with = [&](double links, std::optional<Duration> lasts) {
+    s.faults.slowdowns = {{from_seconds(p.at_s + takes / 4), 1, 1, links, lasts, std::nullopt}};
+    return simulated(s);
+  };
+  const RunResult slow = with(0.5, std::nullopt);
+  EXPECT_NEAR(*slow.publications.at(5).t_b_s, takes / 4 + 2 * takes * 3 / 4 + install, 0.1);
+  EXPECT_NEAR(*slow.publications.at(6).t_b_s, 2 * takes + install, 0.1);
+  EXPECT_EQ(*slow.publications.at(4).t_b_s, *plain.publications.at(4).t_b_s);
+  const RunResult passes = with(0.5, from_seconds(takes / 2));  // in which it gets a quarter
+  EXPECT_NEAR(*passes.publications.at(5).t_b_s, takes * 5 / 4 + install, 0.1);
+  EXPECT_NEAR(*passes.publications.at(6).t_b_s, *plain.publications.at(6).t_b_s, 0.1);
+}
+
 TEST(RunSim, DollarsAreHoursTimesPriceAndBytesTimesPrice) {
   RunScenario s = scenario();
   s.churn.per_hour = 2;
