@@ -1,4 +1,5 @@
 #include "cli/built_in.hpp"
+#include "delta/cuda/device.hpp"
 #include "learner/training/built_in.hpp"
 #include "model/ask.hpp"
 #include "model/runtime.hpp"
@@ -22,10 +23,14 @@ Result<std::vector<float>> score(const std::filesystem::path& folder, const std:
 
 learner::Check check_torch() {
   const model::Runtime runtime = model::runtime();
-  return {"libtorch", learner::Verdict::kOk,
-          fmt::format("{}, {} threads, {}", runtime.torch_version, runtime.threads,
-                      runtime.cuda_devices > 0 ? fmt::format("{} CUDA devices", runtime.cuda_devices)
-                                               : std::string("no CUDA device (the CPU is used)"))};
+  std::string devices = "no CUDA device (the CPU is used)";
+  if (runtime.cuda_devices > 0) {
+    const Status kernels = delta::cuda::device_available();
+    devices = fmt::format("{} CUDA devices; {}", runtime.cuda_devices,
+                          kernels ? "only changes of weights cross to them and back"
+                                  : "weights cross to them and back as a whole: " + kernels.error().message());
+  }
+  return {"libtorch", learner::Verdict::kOk, fmt::format("{}, {} threads, {}", runtime.torch_version, runtime.threads, devices)};
 }
 
 }  // namespace echoline::cli
