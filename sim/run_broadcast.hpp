@@ -56,7 +56,7 @@ class RunBroadcast {
 
   const RunScenario& scenario_;
   std::map<WorkerId, Receiver> members_;
-  std::size_t changed_ = 0, unseen_ = 0;  // since it was planned; of these, links that no publication has gone over yet
+  std::size_t changed_ = 0, unseen_ = 0;  // since it was planned; links that no publication has gone over yet
   std::optional<chains::TopologyPolicy> chosen_;  // what auto stands for, in a fleet of that size
   std::size_t chosen_for_ = 0;
   chains::Topology topology_;

@@ -284,8 +284,11 @@ TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
     EXPECT_NEAR(seconds, std::stod(digits), 0.5);
     rows.push_back(fmt::format("| {} |", told));
   }
-  const auto decoupled_by = [&](const char* measure) { return swept("decoupled-publication", measure); };  // they have run already
-  const auto p50 = decoupled_by("simulation.staleness.handed_in.p50"), p90 = decoupled_by("simulation.staleness.handed_in.p90"),
+  const auto decoupled_by = [&](const char* measure) {
+    return swept("decoupled-publication", measure);
+  };  // they have run already
+  const auto p50 = decoupled_by("simulation.staleness.handed_in.p50"),
+             p90 = decoupled_by("simulation.staleness.handed_in.p90"),
              fresh = decoupled_by("simulation.staleness.admissible_fraction"),
              waiting = decoupled_by("simulation.idle_fraction_after_first_step");
   const auto percent = [](double share) {
@@ -294,12 +297,14 @@ TEST(Papers, TheTablesAreWhatTheSweepsPrint) {
   for (std::size_t i = 0; i < 3; ++i) {  // as theirs hand out work, and as it is here
     std::string row;
     for (const std::size_t cell : {i + 3, i})
-      row += fmt::format("| {:.0f}, {:.0f} | {} | {} ", p50[cell], p90[cell], percent(fresh[cell]), percent(waiting[cell]));
+      row += fmt::format("| {:.0f}, {:.0f} | {} | {} ", p50[cell], p90[cell], percent(fresh[cell]),
+                         percent(waiting[cell]));
     rows.push_back(row + "|");
   }
   const auto faults = swept("echo2-one-fault", "broadcast.t_b_seconds_p95");
   ASSERT_EQ(faults.size(), 5u);
-  rows.push_back(fmt::format("| those after it | | {:.0f} s | {:.0f} s | {:.0f} s | {:.0f} s |", faults[1], faults[2], faults[3], faults[4]));
+  rows.push_back(fmt::format("| those after it | | {:.0f} s | {:.0f} s | {:.0f} s | {:.0f} s |", faults[1], faults[2],
+                             faults[3], faults[4]));
   const auto deltas = t_b("fireworks-deltas");
   ASSERT_EQ(deltas.size(), 2u);
   rows.push_back(fmt::format("| {:.0f} s | {:.0f} s |", deltas[0], deltas[1]));

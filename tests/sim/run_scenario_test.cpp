@@ -122,7 +122,8 @@ TEST(SimRunTables, ReadsLengthsPreemptionsAndSlowdowns) {
   ASSERT_TRUE(trace.has_value());
   EXPECT_EQ(trace->at(1).region, 1u);
   EXPECT_FALSE(trace->at(0).region.has_value());
-  const auto slow = sim::parse_slowdowns("seconds,share,tokens,links,lasts,region\n60,0.5,0.25,1,30\n90,1,1,0.1,0,there\n", "s.csv", regions);
+  const auto slow = sim::parse_slowdowns(
+      "seconds,share,tokens,links,lasts,region\n60,0.5,0.25,1,30\n90,1,1,0.1,0,there\n", "s.csv", regions);
   ASSERT_TRUE(slow.has_value()) << slow.error().message();
   EXPECT_EQ(slow->at(0).tokens, 0.25);
   EXPECT_EQ(slow->at(0).lasts, std::chrono::seconds(30));
@@ -142,7 +143,8 @@ TEST(SimRunTables, SaysWhichLineIsWrong) {
   EXPECT_EQ(sim::parse_preemptions("9,0.5,ther\n", "p.csv", regions).error().message(), "p.csv:1: no region 'ther'; did you mean 'there'?");
   EXPECT_EQ(sim::parse_slowdowns("9,1,0.5\n", "s.csv", regions).error().message(),
             "s.csv:1: expected seconds,share,tokens,links,lasts or seconds,share,tokens,links,lasts,region");
-  EXPECT_EQ(sim::parse_slowdowns("9,1,0,1,5\n", "s.csv", regions).error().message(), "s.csv:1: tokens: expected a number from 0.001 to 1, found '0'");
+  EXPECT_EQ(sim::parse_slowdowns("9,1,0,1,5\n", "s.csv", regions).error().message(),
+            "s.csv:1: tokens: expected a number from 0.001 to 1, found '0'");
 }
 
 TEST(SimRunConfig, TheDrawnFollowTheirDistribution) {
@@ -172,7 +174,8 @@ TEST(SimRunConfig, EveryKeyIsDocumented) {
 }
 
 TEST(SimRunConfig, AnyBytesAreReadOrRefused) {
-  std::vector<std::string> seeds{kScenario, kScenario, "tokens,weight\n100,3\n200,1\n", "60,0.5\n90,1,there\n", "60,0.5,0.5,1,0\n90,1,1,0.1,30,there\n"};
+  std::vector<std::string> seeds{kScenario, kScenario, "tokens,weight\n100,3\n200,1\n", "60,0.5\n90,1,there\n",
+                                 "60,0.5,0.5,1,0\n90,1,1,0.1,30,there\n"};
   for (const char* name : {"configs/sim/small.yaml", "configs/sim/regions.yaml"}) {
     const auto text = read_file(name);
     ASSERT_TRUE(text.has_value());

@@ -188,7 +188,8 @@ TEST(RunSim, WorkOfAnyAgeIsHandedOutAndWhatIsTooStaleIsRejected) {
   s.request.pace.publish_every = 4;
   s.publishes = Publishes::kSnapshot;
   s.request.topology = chains::TopologyPolicy::kStar;
-  for (std::size_t i = 0; i < s.offers.size(); i += 2) s.offers[i].offer.down = BitRate::from_mbit_per_s(16);  // 100 s: five steps
+  for (std::size_t i = 0; i < s.offers.size(); i += 2)
+    s.offers[i].offer.down = BitRate::from_mbit_per_s(16);  // 100 s: five steps
   const RunResult in_time = simulated(s);
   EXPECT_FALSE(in_time.rejected.contains("stale"));
   EXPECT_TRUE(in_time.stale_by_age.empty());
