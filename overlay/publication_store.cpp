@@ -170,7 +170,7 @@ Result<bool> PublicationStore::finish(StoredPublication& entry) {
 }
 
 // Whole publications go, oldest first, when the budget for all of them is spent: the disk's, or memory's without one;
-// then, if they may, those that cannot be installed before this one, newest first.
+// then what this one makes superfluous, and, if they may, those that cannot be installed before it, newest first.
 Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from,
                                    bool later_may_go, bool at_once) {
   const bool disk = limits_.disk && !disk_failed_;
@@ -182,7 +182,13 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
     if (key.version >= keep_from) break;
     if (key != for_key) erase(key);
   }
-  // What can be installed at once makes whatever leads to the same version otherwise superfluous as well.
+  // What can be installed at once makes whatever leads to the same version otherwise superfluous: snapshots that are not
+  // whole as well.
+  for (auto it = entries_.begin(); at_once && it != entries_.end() && used + bytes > most.count;) {
+    const auto& [key, stored] = *it++;
+    if (key.version > for_key.version) break;
+    if (key.full() && key != for_key && !stored.complete) erase(PublicationKey(key));
+  }
   const Version stays = at_once && for_key.base ? *for_key.base : for_key.version;
   for (auto it = entries_.end(); later_may_go && used + bytes > most.count && it != entries_.begin();) {
     const PublicationKey last = std::prev(it)->first;

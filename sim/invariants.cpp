@@ -345,7 +345,7 @@ void Invariants::check_liveness() {
   if (!newest) return;
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
     const Fleet::Worker& w = fleet_.worker(i);
-    if (!w.wanted || w.options.malice.floods() || w.options.malice.reconnect || (w.active && w.active->version == *newest)) continue;
+    if (!w.wanted || w.options.malice.starves_itself() || (w.active && w.active->version == *newest)) continue;
     violated(kLiveness,
              fmt::format("the worker on host {} ({}) has {}, the newest is version {}; {}{}", w.host.value,
                          to_text(w.options.malice), w.active ? fmt::format("version {}", w.active->version) : "nothing",

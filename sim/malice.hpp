@@ -29,6 +29,9 @@ struct MaliceOptions {
   bool reconnect = false;    // breaks its connections again and again, and goes on (the script does that)
   bool leak = false;         // gives what it was granted to an intruder
   bool floods() const { return flood || flood_of; }
+  // Cuts itself off from the newest version, which nobody owes it: it is not listened to, or gets what it asks for again
+  // before what it has not.
+  bool starves_itself() const { return floods() || reconnect || greedy; }
   bool any() const {
     return flip_share > 0 || replay_share > 0 || garbage_share > 0 || withhold_share > 0 || forge_share > 0 || freeze ||
            lie || greedy || slander || floods() || reconnect || leak;

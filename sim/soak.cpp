@@ -377,7 +377,7 @@ class Soak {
   bool caught_up() const {
     for (std::size_t i = 0; i < fleet_.workers(); ++i) {
       const Fleet::Worker& w = fleet_.worker(i);
-      if (w.wanted && !w.options.malice.floods() && !w.options.malice.reconnect && (!w.active || w.active->version != *fleet_.newest())) return false;
+      if (w.wanted && !w.options.malice.starves_itself() && (!w.active || w.active->version != *fleet_.newest())) return false;
     }
     return invariants_.without_place().empty();
   }

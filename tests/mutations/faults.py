@@ -68,6 +68,8 @@ FAULTS = [
     Fault("nothing is evicted", STORE, "memory_ > limits_.memory_max.count / 2 && !resident_.empty()",
           "false && !resident_.empty()", "overlay_parts_test", True),
     Fault("what is still needed makes room", STORE, "if (key.version >= keep_from) break;", "if (false && key.version >= keep_from) break;", "overlay_parts_test"),
+    Fault("snapshots that do not end keep their room", STORE, "if (key.full() && key != for_key && !stored.complete) erase",
+          "if (false) erase", "overlay_parts_test"),
     Fault("a chunk counts as on disk before it is", STORE, "chunk.on_disk = recovering_;", "chunk.on_disk = true;",
           "overlay_parts_test", True),
     Fault("what was taken back is kept", STORE, "if (newest && last.key().version <= *newest) break;", "if (newest || !newest) break;",

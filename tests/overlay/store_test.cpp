@@ -392,6 +392,30 @@ TEST(PublicationStore, WhatCanBeInstalledAtOnceGetsTheRoomOfOtherWays) {
   EXPECT_TRUE(kept.entry(delta(5, 2)).complete);
 }
 
+// Nor does it need snapshots that have begun and do not go on, older than what is here or of its own version.
+TEST(PublicationStore, WhatCanBeInstalledAtOnceGetsTheRoomOfSnapshotsThatDoNotEnd) {
+  Kept kept({Bytes{27'000}, {}, false});
+  ASSERT_TRUE(kept.whole(make(full(0), 9000)).has_value());
+  for (const std::uint64_t v : {1, 2, 3}) {
+    const Made snapshot = make(full(v), 9000);
+    ASSERT_TRUE(kept.begin(snapshot).has_value());
+    ASSERT_TRUE(kept.put(snapshot.chunk(0)).has_value());
+  }
+  const std::uint64_t begun = kept.entry(full(1)).bytes;
+  ASSERT_TRUE(kept.whole(make(delta(1, 0), 27'000 - 9000 - 3 * begun)).has_value());
+  EXPECT_EQ(kept.whole(make(delta(2, 1), begun)).error().code, Code::kExhausted);
+  kept.store.erase(delta(2, 1));
+  ASSERT_TRUE(kept.whole(make(delta(2, 1), begun), 0, true).has_value());
+  EXPECT_EQ(kept.store.find(full(1)), nullptr);
+  EXPECT_NE(kept.store.find(full(2)), nullptr);  // there is room
+  kept.store.erase(delta(2, 1));
+  ASSERT_TRUE(kept.whole(make(delta(2, 1), 2 * begun), 0, true).has_value());
+  EXPECT_EQ(kept.store.find(full(2)), nullptr);
+  EXPECT_NE(kept.store.find(full(3)), nullptr);  // may be what comes sooner
+  EXPECT_NE(kept.store.find(full(0)), nullptr);
+  EXPECT_NE(kept.store.find(delta(1, 0)), nullptr);
+}
+
 // What comes later cannot be installed before what is missing, and makes room for it.
 TEST(PublicationStore, WhatComesLaterMakesRoomForWhatComesBefore) {
   Kept kept({Bytes{20'000}, {}, false});
