@@ -169,28 +169,29 @@ Result<bool> PublicationStore::finish(StoredPublication& entry) {
   return true;
 }
 
-// Whole publications go, oldest first, when the budget for all of them is spent: the disk's, or memory's without one;
-// then what this one makes superfluous, and, if they may, those that cannot be installed before it, newest first.
+// Whole publications go, oldest first, when the budget for all of them is spent: the disk's, memory's without one, and both while
+// the disk does not take everything; then what this one makes superfluous, and, if they may, those that cannot be installed before
+// it, newest first.
 Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& for_key, Version keep_from,
                                    bool later_may_go, bool at_once) {
-  const bool disk = limits_.disk && !disk_failed_;
-  if (disk) evict();
-  const Bytes most = disk ? limits_.disk_max : limits_.memory_max;
-  const std::uint64_t& used = disk ? disk_ : memory_;
-  for (auto it = entries_.begin(); it != entries_.end() && used + bytes > most.count;) {
+  const bool memory = !limits_.disk || disk_failed_;
+  if (!memory) evict();
+  const auto memory_full = [&] { return memory && memory_ + bytes > limits_.memory_max.count; };
+  const auto full = [&] { return memory_full() || (limits_.disk && disk_ + bytes > limits_.disk_max.count); };
+  for (auto it = entries_.begin(); it != entries_.end() && full();) {
     const PublicationKey key = (it++)->first;
     if (key.version >= keep_from) break;
     if (key != for_key) erase(key);
   }
   // What can be installed at once makes whatever leads to the same version otherwise superfluous: snapshots that are not
   // whole as well.
-  for (auto it = entries_.begin(); at_once && it != entries_.end() && used + bytes > most.count;) {
+  for (auto it = entries_.begin(); at_once && it != entries_.end() && full();) {
     const auto& [key, stored] = *it++;
     if (key.version > for_key.version) break;
     if (key.full() && key != for_key && !stored.complete) erase(PublicationKey(key));
   }
   const Version stays = at_once && for_key.base ? *for_key.base : for_key.version;
-  for (auto it = entries_.end(); later_may_go && used + bytes > most.count && it != entries_.begin();) {
+  for (auto it = entries_.end(); later_may_go && full() && it != entries_.begin();) {
     const PublicationKey last = std::prev(it)->first;
     if (last.full() || last.version <= stays) break;
     if (last == for_key)
@@ -198,11 +199,10 @@ Status PublicationStore::make_room(std::uint64_t bytes, const PublicationKey& fo
     else
       erase(last);
   }
-  if (used + bytes > most.count)
-    return fail(Code::kExhausted, "store publication",
-                "{}: {} bytes are stored and still needed, at most {} may be: {}", to_text(for_key), used, most.count,
-                disk ? "raise the disk budget" : "raise the memory budget or give the node a state folder");
-  return ok();
+  if (!full()) return ok();
+  return fail(Code::kExhausted, "store publication", "{}: {} bytes are stored and still needed, at most {} may be: {}",
+              to_text(for_key), memory_full() ? memory_ : disk_, memory_full() ? limits_.memory_max.count : limits_.disk_max.count,
+              memory_full() ? "raise the memory budget or give the node a state folder" : "raise the disk budget");
 }
 
 void PublicationStore::evict() {

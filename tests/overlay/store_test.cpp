@@ -457,5 +457,22 @@ TEST(PublicationStore, KeepsToItsBudgetOfDisk) {
   EXPECT_LE(kept.store.disk().count, 5000u);
 }
 
+// One write that failed says nothing of the next: while a disk takes some things and not others, its budget holds as well.
+TEST(PublicationStore, KeepsToItsBudgetOfDiskWhileThatFailsNowAndThen) {
+  Kept kept({Bytes{10'000}, Bytes{5000}, true});
+  ASSERT_TRUE(kept.whole(make(full(0), 3000)).has_value());
+  kept.written();
+  const Made made = make(full(1), 3000);
+  ASSERT_TRUE(kept.begin(made).has_value());
+  ASSERT_TRUE(kept.put(made.chunk(0)).has_value());
+  kept.take<act::Spool>();
+  kept.store.on_spooled(made.id, 0, false);
+  EXPECT_TRUE(kept.store.disk_failed());
+  EXPECT_THAT(kept.put(made.chunk(1)).error().detail, HasSubstr("raise the disk budget"));
+  ASSERT_TRUE(kept.put(made.chunk(1), 1).has_value());
+  EXPECT_EQ(kept.store.find(full(0)), nullptr);
+  EXPECT_LE(kept.store.disk().count, 5000u);
+}
+
 }  // namespace
 }  // namespace echoline::overlay
