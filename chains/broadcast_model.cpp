@@ -12,6 +12,7 @@ namespace echoline::chains {
 namespace {
 
 constexpr std::string_view kOperation = "predict broadcast";
+constexpr double kSameBound = 1.0001;
 
 double as_double(Bytes b) { return static_cast<double>(b.count); }
 
@@ -74,19 +75,18 @@ std::size_t counted(double q, std::size_t n) {
   return static_cast<std::size_t>(std::max(1.0, std::ceil(q * static_cast<double>(n) - 1e-9)));
 }
 
-Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q, const Regions& regions) {
+Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLink> workers, double q,
+                     const Regions& regions) {
   if (workers.empty()) return Duration{};
   const std::size_t n = workers.size(), k = counted(q, n);
   const double f = as_double(payload);
   const double b = learner_up.bytes_per_s();
   std::vector<BitRate> up(std::max<std::size_t>(1, regions.ways.size()));  // by region
-  std::vector<std::size_t> there(up.size());
   const auto region_of = [&](const WorkerLink& w) { return regions.several() ? w.region : 0; };
   double sum_up = 0;
   for (const WorkerLink& w : workers) {
     sum_up += w.up.bytes_per_s();
     up.at(region_of(w)).bits_per_s += w.up.bits_per_s;
-    ++there[region_of(w)];
   }
   const std::vector<BitRate> into = inflow(regions, learner_up, up);
   std::vector<double> down;
@@ -94,13 +94,16 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
   const auto slowest = down.end() - static_cast<std::ptrdiff_t>(k);
   std::nth_element(down.begin(), slowest, down.end());
   double bound = std::max({f / b, f / *slowest, static_cast<double>(k) * f / (b + sum_up)});
-  for (std::size_t to = 0; regions.several() && to < up.size(); ++to) {
-    if (there[to] + k <= n) continue;
-    double sent = up[to].bytes_per_s() + (to == regions.learner ? b : 0);  // there, and to there
-    for (std::size_t from = 0; from < up.size(); ++from)
-      if (from != to)
-        sent += std::min(regions.ways[from][to].rate.bytes_per_s(), up[from].bytes_per_s() + (from == regions.learner ? b : 0));
-    bound = std::max(bound, static_cast<double>(there[to] + k - n) * f / sent);
+  // In several regions: k workers need k times the rate, no region takes more than its workers do, and at a lower rate
+  // none takes more.
+  if (regions.several()) up[regions.learner].bits_per_s += learner_up.bits_per_s;
+  for (double before = 0; regions.several() && bound > before * kSameBound;) {
+    before = bound;
+    std::vector<BitRate> taken(up.size());
+    for (std::size_t i = 0; i < n; ++i)
+      taken[region_of(workers[i])].bits_per_s += std::min(workers[i].down.bits_per_s, 8 * f / bound);
+    const double all = delivered(regions, up, taken) / 8;
+    bound = std::max(bound, static_cast<double>(k) * f / all);
   }
   return from_seconds(bound);
 }
@@ -145,7 +148,8 @@ struct Flow {
 
 // Shares the uplinks, and then the ways between regions. What a way does not let through is left to the sender's other
 // children, in a second round; a third would change little.
-Status share_links(std::vector<Flow>& flows, BitRate learner_up, const std::map<WorkerId, WorkerLink>& link_of, const Regions& regions) {
+Status share_links(std::vector<Flow>& flows, BitRate learner_up, const std::map<WorkerId, WorkerLink>& link_of,
+                   const Regions& regions) {
   std::map<WorkerId, std::vector<std::size_t>> of_sender;
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::size_t>> of_way;
   const auto region_of = [&](WorkerId id) { return id == kLearnerId ? regions.learner : link_of.at(id).region; };
@@ -153,7 +157,8 @@ Status share_links(std::vector<Flow>& flows, BitRate learner_up, const std::map<
     of_sender[flows[i].edge.from].push_back(i);
     if (!regions.several()) continue;
     const std::pair way{region_of(flows[i].edge.from), region_of(flows[i].edge.to)};
-    if (way.first != way.second && std::isfinite(regions.rate(way.first, way.second).bits_per_s)) of_way[way].push_back(i);
+    if (way.first != way.second && std::isfinite(regions.rate(way.first, way.second).bits_per_s))
+      of_way[way].push_back(i);
   }
   std::vector<double> wants;
   const auto share = [&](double total, const std::vector<std::size_t>& among, const auto& want) {
@@ -197,12 +202,13 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   std::map<WorkerId, WorkerLink> link_of;
   for (const WorkerLink& link : links) {
     if (regions.several() && link.region >= regions.ways.size())
-      return fail(Code::kInvalid, kOperation, "worker {} stands in region {} of {}", link.id, link.region, regions.ways.size());
+      return fail(Code::kInvalid, kOperation, "worker {} stands in region {} of {}", link.id, link.region,
+                  regions.ways.size());
     link_of[link.id] = link;
   }
 
-  // A sender's uplink is shared by its edges in all stripes, and every stripe carries its share of the chunks: a payload
-  // of fewer chunks than there are stripes leaves some empty.
+  // A sender's uplink is shared by its edges in all stripes, and every stripe carries its share of the chunks: a
+  // payload of fewer chunks than there are stripes leaves some empty.
   const std::uint64_t chunks = chunk_count(payload, chunk);
   const std::size_t stripes = static_cast<std::size_t>(std::clamp<std::uint64_t>(chunks, 1, topology.stripes()));
   std::vector<Flow> flows;  // stripe by stripe, in the order of its edges
@@ -227,7 +233,8 @@ Result<BroadcastTimes> broadcast_time(const Topology& topology, Bytes payload, B
   };
   std::map<WorkerId, Duration> last;
   for (std::size_t s = 0, at = 0; s < stripes; ++s) {
-    std::map<WorkerId, Way> ways{{kLearnerId, Way(share(s), chunk)}};  // to everybody; a parent comes before its children
+    std::map<WorkerId, Way> ways{
+        {kLearnerId, Way(share(s), chunk)}};  // to everybody; a parent comes before its children
     for (; at < ends[s]; ++at) {
       const auto& [edge, wanted, rate] = flows[at];
       if (!(rate > 0)) return fail(Code::kInvalid, kOperation, "nothing gets from {} to {}", edge.from, edge.to);

@@ -15,8 +15,8 @@ namespace {
 
 // A rate ratio that misses an integer by rounding alone still counts as that integer.
 constexpr double kRounding = 1e-9;
-// Trees that take no notice of regions have to be so much faster: relays are near, and ways between regions may have others
-// on them.
+// Trees that take no notice of regions have to be so much faster: relays are near, and ways between regions may have
+// others on them.
 constexpr double kWorthNoRelays = 0.98;
 
 Status check(BitRate learner_up, BitRate chain_rate, std::span<const ChainWorker> workers, TopologyPolicy policy) {
@@ -52,15 +52,18 @@ Status check(const Regions& regions, std::span<const ChainWorker> workers) {
   if (!regions.several()) return ok();
   const std::size_t n = regions.ways.size();
   if (n > kRegionsMax || regions.learner >= n)
-    return fail(Code::kInvalid, kOperation, "the learner stands in region {} of {}, of which {} may be", regions.learner, n, kRegionsMax);
+    return fail(Code::kInvalid, kOperation, "the learner stands in region {} of {}, of which {} may be",
+                regions.learner, n, kRegionsMax);
   for (const auto& row : regions.ways) {
     if (row.size() != n) return fail(Code::kInvalid, kOperation, "ways to {} of {} regions", row.size(), n);
     for (const RegionWay& way : row)
       if (!(way.rate.bits_per_s > 0))
-        return fail(Code::kInvalid, kOperation, "a way between regions must carry something, found {} bit/s", way.rate.bits_per_s);
+        return fail(Code::kInvalid, kOperation, "a way between regions must carry something, found {} bit/s",
+                    way.rate.bits_per_s);
   }
   for (const ChainWorker& w : workers)
-    if (w.region >= n) return fail(Code::kInvalid, kOperation, "worker {} stands in region {} of {}", w.id, w.region, n);
+    if (w.region >= n)
+      return fail(Code::kInvalid, kOperation, "worker {} stands in region {} of {}", w.id, w.region, n);
   return ok();
 }
 
@@ -159,13 +162,13 @@ Result<Topology> plan_chains(BitRate learner_up, BitRate chain_rate, std::span<c
       build_trees(plan, learner_up, order, topology);
       std::vector<bool> late = std::move(plan.late);
       if (spread_out(order, regions)) {
-        RelayPlan relays = plan_relays(learner_up, order, quorum, regions);
-        Topology over_regions = topology;
-        build_relays(relays, learner_up, order, regions, over_regions);
-        const auto rate = [&](const Topology& t) { return steady_rate(t, learner_up, order, quorum, regions).bits_per_s; };
-        if (rate(over_regions) >= kWorthNoRelays * rate(topology)) {
-          topology = std::move(over_regions);
-          late = std::move(relays.late);
+        RelayTrees relays = plan_relays(learner_up, order, quorum, regions);
+        if (relays.rate.bits_per_s >=
+            kWorthNoRelays * steady_rate(topology, learner_up, order, quorum, regions).bits_per_s) {
+          topology.chains = std::move(relays.topology.chains);
+          topology.further = std::move(relays.topology.further);
+          topology.grafts = std::move(relays.topology.grafts);
+          late = std::move(relays.plan.late);
         }
       }
       for (std::size_t i = 0; i < order.size(); ++i)

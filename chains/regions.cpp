@@ -36,8 +36,8 @@ std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::spa
   ECHO_CHECK(regions.learner < n && (!regions.several() || regions.ways.size() == n));
   std::vector<BitRate> into(n, learner_up);
   if (!regions.several()) return into;
-  // A region is two vertices, what comes in and what its workers send on. Behind them the learner, which stands in the midst of its
-  // own region.
+  // A region is two vertices, what comes in and what its workers send on. Behind them the learner, which stands in the
+  // midst of its own region.
   Graph graph(2 * n + 1);
   const std::size_t learner = 2 * n;
   const auto in = [](std::size_t region) { return 2 * region; };
@@ -61,16 +61,38 @@ std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::spa
   return into;
 }
 
-BitRate lent(const Regions& regions, std::span<const double> spare, const std::vector<std::vector<double>>& taken) {
-  const std::size_t n = spare.size(), lenders = n, needs = n + 1;
-  Graph graph(n + 2);
+double delivered(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> taken) {
+  const std::size_t n = up.size(), sent = 2 * n, received = 2 * n + 1;
+  Graph graph(2 * n + 2);
   for (std::size_t a = 0; a < n; ++a) {
-    if (spare[a] > 0) connect(graph, lenders, a, whole({spare[a]}));
-    if (spare[a] < 0) connect(graph, a, needs, whole({-spare[a]}));
-    for (std::size_t b = 0; b < n && spare[a] > 0; ++b)
-      if (spare[b] < 0) connect(graph, a, b, whole({regions.rate(a, b).bits_per_s - taken[a][b]}));
+    connect(graph, sent, a, whole(up[a]));
+    connect(graph, n + a, received, whole(taken[a]));
+    for (std::size_t b = 0; b < n; ++b) connect(graph, a, n + b, whole(std::min(up[a], regions.rate(a, b))));
   }
-  return {static_cast<double>(boost::push_relabel_max_flow(graph, lenders, needs))};
+  return static_cast<double>(boost::push_relabel_max_flow(graph, sent, received));
+}
+
+Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> through,
+             const std::vector<std::vector<double>>& taken) {
+  const std::size_t n = spare.size(), lenders = 2 * n, needs = 2 * n + 1;
+  Graph graph(2 * n + 2);
+  const auto in = [](std::size_t region) { return 2 * region; };
+  const auto out = [](std::size_t region) { return 2 * region + 1; };
+  for (std::size_t a = 0; a < n; ++a) {
+    if (spare[a] > 0) connect(graph, lenders, out(a), whole({spare[a]}));
+    if (spare[a] < 0) connect(graph, in(a), needs, whole({-spare[a]}));
+    connect(graph, in(a), out(a), whole({through[a]}));
+    for (std::size_t b = 0; b < n; ++b)
+      if (a != b) connect(graph, out(a), in(b), whole({regions.rate(a, b).bits_per_s - taken[a][b]}));
+  }
+  Lending found{static_cast<double>(boost::push_relabel_max_flow(graph, lenders, needs)),
+                {n, std::vector<double>(n, 0)}};
+  for (std::size_t a = 0; a < n; ++a)
+    for (const auto& edge : boost::make_iterator_range(boost::out_edges(out(a), graph)))
+      if (const Flow flow = get(boost::edge_capacity, graph, edge) - get(boost::edge_residual_capacity, graph, edge);
+          flow > 0)
+        found.over[a][boost::target(edge, graph) / 2] = static_cast<double>(flow);
+  return found;
 }
 
 }  // namespace echoline::chains

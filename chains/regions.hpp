@@ -30,13 +30,24 @@ struct Regions {
   }
 };
 
-// At most so much of what the learner sends reaches each region, over whichever regions: the maximum flow from the learner,
-// whose uplink is `learner_up`, through the ways and through what the workers of every region send together (`up`, by
-// region). Push-relabel (Goldberg and Tarjan, 1988).
+// At most so much of what the learner sends reaches each region, over whichever regions: the maximum flow from the
+// learner, whose uplink is `learner_up`, through the ways and through what the workers of every region send together
+// (`up`, by region). Push-relabel (Goldberg and Tarjan, 1988).
 std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::span<const BitRate> up);
 
-// How much of what some regions lack others can send to them, over what the ways still carry: by region, bit/s.
-// `spare` negative: so much is lacking there. `taken` of each way is in use, [from][to].
-BitRate lent(const Regions& regions, std::span<const double> spare, const std::vector<std::vector<double>>& taken);
+// How much all that receive get together, at most: the maximum flow from what is sent in every region (`up`, the
+// learner's own uplink among it), over the ways, to what is taken in there (`taken`), bit/s.
+double delivered(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> taken);
+
+// What some regions lack of uplink, and others send for them over what the ways still carry, so that as much as
+// possible comes to where it is lacking. One that is helped may help a third with what its own workers then need not
+// send (`through`, at most).
+struct Lending {
+  double all = 0;                         // bit/s
+  std::vector<std::vector<double>> over;  // [from][to], bit/s
+};
+// `spare` by region, bit/s; negative: so much is lacking there. `taken` of each way is in use, [from][to].
+Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> through,
+             const std::vector<std::vector<double>>& taken);
 
 }  // namespace echoline::chains

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include "chains/broadcast_model.hpp"
 #include "chains/trees.hpp"
@@ -17,6 +18,7 @@ constexpr double kRounding = 1 + 1e-9;
 constexpr double kWorthMoreStripes = 0.97;  // of the time with fewer
 constexpr double kWeightOfMean = 0.05;      // of the mean time, beside the quorum's
 constexpr int kBisections = 20;
+constexpr double kLessTried = 0.02;  // of the best rates, where trees do not come to them
 
 // A region as the rates see it.
 struct Vessel {
@@ -38,6 +40,7 @@ struct Ways {
   std::vector<std::vector<std::size_t>> order;  // by stripe: places
   std::vector<double> onward;                   // by place, bit/s
   std::vector<std::vector<double>> taken;       // of each way, by region
+  Lending lent;                                 // besides
 };
 
 class Filling {
@@ -81,10 +84,11 @@ class Filling {
     }
   }
 
-  // For rates that are served.
-  Ways ways(const Rates& rates) const {
+  // Nothing where these rates are not served; those that fill() found are.
+  std::optional<Ways> ways(const Rates& rates) const {
     Ways found;
-    ECHO_CHECK(find_ways(rates, capacities(rates), found) == kAll);
+    if (find_ways(rates, capacities(rates), found) != kAll) return std::nullopt;
+    found.lent = lend_over(rates, found);
     return found;
   }
 
@@ -128,8 +132,9 @@ class Filling {
     return order;
   }
 
-  // Stripe by stripe: from the learner's region to the next over whichever way leaves most, of the way itself and of the uplinks
-  // where it begins; the shortest where there is far more than that. A place for which there is no room; without one, kAll.
+  // Stripe by stripe: from the learner's region to the next over whichever way leaves most, of the way itself and of
+  // the uplinks where it begins; the shortest where there is far more than that. A place for which there is no room;
+  // without one, kAll.
   static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
   std::size_t find_ways(const Rates& rates, Capacities left, Ways& ways) const {
     const std::size_t n = vessels_.size();
@@ -154,8 +159,11 @@ class Filling {
           const auto a = vessels_[last].region, b = vessels_[i].region;
           const double edge = rates.into[i] / static_cast<double>(stripes_), all = 4 * static_cast<double>(stripes_);
           const double way = regions_.rate(a, b).bits_per_s - ways.taken[a][b];
-          const auto edges = [&](double rate) { return std::clamp(std::floor(std::min(rate, way) / edge * kRounding), 0.0, all); };
-          const Reach over{edges(std::min(most, left.spare[last])), edges(std::min(most, left.own[last])), far[last] - seconds(regions_.delay(a, b, {}))};
+          const auto edges = [&](double rate) {
+            return std::clamp(std::floor(std::min(rate, way) / edge * kRounding), 0.0, all);
+          };
+          const Reach over{edges(std::min(most, left.spare[last])), edges(std::min(most, left.own[last])),
+                           far[last] - seconds(regions_.delay(a, b, {}))};
           if (over <= reach[i]) continue;
           reach[i] = over;
           from[i] = last;
@@ -187,17 +195,28 @@ class Filling {
     Ways ways;
     if (find_ways(rates, c, ways) != kAll) return false;
     // The learner begins every stripe.
-    if (up_ < (vessels_[0].up.empty() ? *std::max_element(rates.into.begin(), rates.into.end()) : rates.into[0])) return false;
-    std::vector<double> spare(regions_.ways.size(), 0);
+    if (up_ < (vessels_[0].up.empty() ? *std::max_element(rates.into.begin(), rates.into.end()) : rates.into[0]))
+      return false;
     double lacking = 0, all = 0;
     for (std::size_t i = 0; i < vessels_.size(); ++i) {
       const double left = c.spare[i] - ways.onward[i];
-      spare[vessels_[i].region] = left;
       lacking -= std::min(left, 0.0);
       all += left;
     }
     if (lacking <= 1) return true;
-    return all > -1 && lent(regions_, spare, ways.taken).bits_per_s >= lacking / kRounding - 1;
+    return all > -1 && lend_over(rates, ways).all >= lacking / kRounding - 1;
+  }
+
+  // What regions send for others that lack something, besides what goes over these ways to relays.
+  Lending lend_over(const Rates& rates, const Ways& ways) const {
+    const Capacities c = capacities(rates);
+    std::vector<double> spare(regions_.ways.size(), 0), through(spare);
+    for (std::size_t i = 0; i < vessels_.size(); ++i) {
+      const double onward = ways.onward[i], needed = c.own[i] - c.spare[i];
+      spare[vessels_[i].region] = c.spare[i] - onward;
+      through[vessels_[i].region] = std::max(0.0, std::min(needed, c.own[i] - onward));
+    }
+    return lend(regions_, spare, through, ways.taken);
   }
 
   double up_;
@@ -222,6 +241,60 @@ double time_of(const Rates& rates, const std::vector<Vessel>& vessels, double qu
 // Hangs on nobody, until it is hung on somebody.
 constexpr WorkerId kNoRoot{std::numeric_limits<std::uint64_t>::max()};
 
+// At which a part `quorum` of them receives.
+BitRate nth_rate(std::vector<BitRate> rates, double quorum) {
+  const auto nth = rates.end() - static_cast<std::ptrdiff_t>(counted(quorum, rates.size()));
+  std::nth_element(rates.begin(), nth, rates.end());
+  return *nth;
+}
+
+// Each region's trees first, for those in time; then whoever begins one there is hung on its way in, or on whom there
+// is to help.
+void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers,
+                  const Regions& regions, Topology& topology) {
+  const std::size_t stripes = plan.stripes.size();
+  topology.policy = TopologyPolicy::kTrees;
+  topology.further.assign(stripes - 1, {});
+  topology.grafts.assign(stripes, {});
+  for (const std::uint32_t region : plan.stripes.front().order) {
+    std::vector<ChainWorker> there;
+    double others = std::accumulate(plan.crossing[region].begin(), plan.crossing[region].end(),
+                                    0.0);  // sent from here besides to those in time
+    for (std::size_t i = 0; i < workers.size(); ++i) {
+      if (workers[i].region == region && !plan.late[i]) there.push_back(workers[i]);
+      if (workers[i].region == region && plan.late[i]) others += plan.rates[i].bits_per_s;
+    }
+    if (there.empty()) continue;
+    const bool home = region == regions.learner;
+    const BitRate rate = plan.by_region[region];
+    double first = 0;  // of what the learner sends, for those here
+    if (home) {
+      double carried = learner_up.bits_per_s - others;
+      first = std::max(rate.bits_per_s, carried);
+      for (const ChainWorker& w : there) carried += w.usable_up().bits_per_s;
+      first = std::clamp(first, 0.0, std::max(0.0, carried));
+      others = std::max(0.0, others - (learner_up.bits_per_s - first));
+    }
+    Topology inner;
+    inner.policy = TopologyPolicy::kTrees;
+    grow_trees(rate, stripes, {std::max(rate.bits_per_s, first)}, there, {others}, inner);
+    const auto seeds = static_cast<std::size_t>(first / rate.bits_per_s * static_cast<double>(stripes) * kRounding);
+    for (std::size_t s = 0; s < stripes; ++s) {
+      std::size_t left = seeds / stripes + (s < seeds % stripes);
+      for (std::vector<WorkerId>& chain : inner.stripe(s)) {
+        WorkerId root = inner.root_of(s, chain.front());
+        if (root == kLearnerId && left-- == 0) {
+          root = kNoRoot;
+          left = 0;
+        }
+        if (root != kLearnerId) topology.grafts[s][chain.front()] = root;
+        topology.stripe(s).push_back(std::move(chain));
+      }
+    }
+  }
+  hang_up(plan, learner_up, workers, regions, topology);
+}
+
 }  // namespace
 
 bool spread_out(std::span<const ChainWorker> workers, const Regions& regions) {
@@ -229,12 +302,12 @@ bool spread_out(std::span<const ChainWorker> workers, const Regions& regions) {
          std::any_of(workers.begin(), workers.end(), [&](const ChainWorker& w) { return w.region != regions.learner; });
 }
 
-RelayPlan plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, double quorum, const Regions& regions) {
+RelayTrees plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
+                       const Regions& regions) {
   ECHO_CHECK(spread_out(workers, regions));
   std::map<std::uint32_t, std::vector<std::size_t>> members;
   for (std::size_t i = 0; i < workers.size(); ++i) members[workers[i].region].push_back(i);
-  RelayPlan plan;
-  plan.late.assign(workers.size(), false);
+  std::vector<bool> is_late(workers.size(), false);
   std::vector<Vessel> vessels{{regions.learner, {}, {}}};
   for (const auto& [region, of] : members) {
     Vessel& v = region == regions.learner ? vessels.front() : vessels.emplace_back(Vessel{region, {}, {}});
@@ -242,7 +315,7 @@ RelayPlan plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, 
     for (const std::size_t i : of) there.push_back(workers[i]);
     const std::vector<bool> late = late_workers(learner_up, there, quorum);
     for (std::size_t k = 0; k < of.size(); ++k) {
-      plan.late[of[k]] = late[k];
+      is_late[of[k]] = late[k];
       if (late[k]) {
         v.late.push_back(there[k].down.bits_per_s);
         continue;
@@ -262,68 +335,45 @@ RelayPlan plan_relays(BitRate learner_up, std::span<const ChainWorker> workers, 
     time = t;
     stripes = s;
   }
-  const Ways ways = Filling(learner_up, vessels, stripes, regions).ways(best);
-  plan.by_region.assign(regions.ways.size(), learner_up);
-  plan.onward.assign(regions.ways.size(), {});
-  for (std::size_t i = 0; i < vessels.size(); ++i) {
-    plan.by_region[vessels[i].region] = {best.inside[i]};
-    plan.onward[vessels[i].region] = {ways.onward[i]};
-  }
-  for (std::size_t s = 0; s < stripes; ++s) {
-    RelayPaths& paths = plan.stripes.emplace_back();
-    paths.from.assign(regions.ways.size(), regions.learner);
-    for (const std::size_t i : ways.order[s]) {
-      paths.from[vessels[i].region] = vessels[ways.from[s][i]].region;
-      paths.order.push_back(vessels[i].region);
-    }
-  }
-  for (std::size_t i = 0; i < workers.size(); ++i) {
-    const BitRate rate = plan.by_region[workers[i].region];
-    plan.rates.push_back(plan.late[i] ? std::min(rate, workers[i].down) : rate);
-  }
-  return plan;
-}
-
-// Each region's trees first, for those in time; then whoever begins one there is hung on its way in, or on whom there is to help.
-void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, const Regions& regions,
-                  Topology& topology) {
-  topology.chains.clear();
-  const std::size_t stripes = plan.stripes.size();
-  topology.further.assign(stripes - 1, {});
-  topology.grafts.assign(stripes, {});
-  for (const std::uint32_t region : plan.stripes.front().order) {
-    std::vector<ChainWorker> there;
-    double others = plan.onward[region].bits_per_s;  // which is sent from here besides to those in time
-    for (std::size_t i = 0; i < workers.size(); ++i) {
-      if (workers[i].region == region && !plan.late[i]) there.push_back(workers[i]);
-      if (workers[i].region == region && plan.late[i]) others += plan.rates[i].bits_per_s;
-    }
-    if (there.empty()) continue;
-    const bool home = region == regions.learner;
-    const BitRate rate = plan.by_region[region];
-    BitRate source = rate;
-    if (home) {
-      source.bits_per_s = std::max(rate.bits_per_s, learner_up.bits_per_s - others);
-      others = std::max(0.0, others - (learner_up.bits_per_s - source.bits_per_s));
-    }
-    Topology inner;
-    inner.policy = TopologyPolicy::kTrees;
-    grow_trees(rate, stripes, source, there, {others}, inner);
-    const auto seeds = home ? static_cast<std::size_t>(source.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) * kRounding) : 0;
+  const auto plan_for = [&](const Rates& rates, const Ways& ways) {
+    RelayPlan plan;
+    plan.late = is_late;
+    plan.by_region.assign(regions.ways.size(), learner_up);
+    for (std::size_t i = 0; i < vessels.size(); ++i) plan.by_region[vessels[i].region] = {rates.inside[i]};
+    plan.crossing = ways.taken;
+    for (std::size_t a = 0; a < plan.crossing.size(); ++a)
+      for (std::size_t b = 0; b < plan.crossing.size(); ++b) plan.crossing[a][b] += ways.lent.over[a][b];
     for (std::size_t s = 0; s < stripes; ++s) {
-      std::size_t left = seeds / stripes + (s < seeds % stripes);
-      for (std::vector<WorkerId>& chain : inner.stripe(s)) {
-        WorkerId root = inner.root_of(s, chain.front());
-        if (root == kLearnerId && left-- == 0) {
-          root = kNoRoot;
-          left = 0;
-        }
-        if (root != kLearnerId) topology.grafts[s][chain.front()] = root;
-        topology.stripe(s).push_back(std::move(chain));
+      RelayPaths& paths = plan.stripes.emplace_back();
+      paths.from.assign(regions.ways.size(), regions.learner);
+      for (const std::size_t i : ways.order[s]) {
+        paths.from[vessels[i].region] = vessels[ways.from[s][i]].region;
+        paths.order.push_back(vessels[i].region);
       }
     }
+    for (std::size_t i = 0; i < workers.size(); ++i) {
+      const BitRate rate = plan.by_region[workers[i].region];
+      plan.rates.push_back(plan.late[i] ? std::min(rate, workers[i].down) : rate);
+    }
+    return plan;
+  };
+  // Somebody is left over where every uplink is needed to the last bit, and halves what whoever takes it on has for
+  // others. So less is tried, as long as it may come to more.
+  RelayTrees found;
+  for (double part = 1; part > 0.9; part -= kLessTried) {
+    Rates rates = best;
+    for (double& rate : rates.into) rate *= part;
+    for (double& rate : rates.inside) rate *= part;
+    const auto ways = Filling(learner_up, vessels, stripes, regions).ways(rates);
+    ECHO_CHECK(ways || part < 1);
+    if (!ways) continue;
+    RelayTrees trees{plan_for(rates, *ways), {}, {}};
+    if (part < 1 && nth_rate(trees.plan.rates, quorum) <= found.rate) break;
+    build_relays(trees.plan, learner_up, workers, regions, trees.topology);
+    trees.rate = steady_rate(trees.topology, learner_up, workers, quorum, regions);
+    if (part == 1 || trees.rate > found.rate) found = std::move(trees);
   }
-  hang_up(plan, learner_up, workers, regions, topology);
+  return found;
 }
 
 }  // namespace echoline::chains

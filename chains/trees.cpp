@@ -48,12 +48,13 @@ StripeLimits tree_limits(BitRate others = {}) {
 struct Aims {
   std::vector<bool> late;
   std::vector<BitRate> rates;
-  std::vector<RelayPaths> paths;  // of the stripes, in several regions (relays.hpp)
+  std::vector<RelayPaths> paths;              // of the stripes, in several regions (relays.hpp)
+  std::vector<std::vector<double>> crossing;  // bit/s from region to region, likewise
 };
 
 // All at one rate, and who is late as it can.
 Aims aims_of(BitRate rate, std::span<const ChainWorker> workers, std::vector<bool> late) {
-  Aims aims{std::move(late), {}, {}};
+  Aims aims{std::move(late), {}, {}, {}};
   for (std::size_t i = 0; i < workers.size(); ++i)
     aims.rates.push_back(aims.late[i] ? std::min(rate, workers[i].down) : rate);
   return aims;
@@ -69,6 +70,7 @@ class Mending {
         learner_(workers.size()),
         late_(std::move(aims.late)),
         paths_(std::move(aims.paths)),
+        planned_(std::move(aims.crossing)),
         parents_(topology.stripes(), std::vector<std::size_t>(workers.size(), kNobody)),
         load_(workers.size() + 1, 0),
         sent_(workers.size() + 1, 0) {
@@ -83,6 +85,7 @@ class Mending {
     keep(topology, moved);
     // Who brings a region what it lacks in one stripe comes before all that would be fed besides in another.
     for (std::size_t s = 0; s < parents_.size() && places_ > 1; ++s) mend(s, true);
+    relayed_ = crossing_;
     for (std::size_t s = 0; s < parents_.size(); ++s) mend(s, false);
     for (std::vector<std::size_t>& parents : parents_) hang_late(parents);
   }
@@ -188,8 +191,9 @@ class Mending {
     std::stable_sort(orphans.begin(), orphans.end(), [&](auto a, auto b) { return spare(a) > spare(b); });
 
     using Open = std::set<std::pair<std::size_t, std::size_t>>;  // those that may have a place, by depth
-    std::vector<Open> open(places_), open_at_most(places_);      // by where they stand
-    const auto below = [&](std::size_t top) {  // and itself
+    std::vector<Open> open(places_);                             // by where they stand
+    Open open_at_most;                                           // where that is one place
+    const auto below = [&](std::size_t top) {                    // and itself
       std::vector<std::size_t> all{top};
       for (std::size_t k = 0; k < all.size(); ++k)
         all.insert(all.end(), children[all[k]].begin(), children[all[k]].end());
@@ -200,7 +204,7 @@ class Mending {
       for (const std::size_t i : below(top)) {
         if (i != top) depth[i] = depth[parents[i]] + 1;
         open[place(i)].emplace(depth[i], i);
-        open_at_most[place(i)].emplace(depth[i], i);
+        if (places_ == 1) open_at_most.emplace(depth[i], i);
       }
     };
     // Uplinks fill and never empty again here, so who has no place now is not asked again.
@@ -220,15 +224,19 @@ class Mending {
     const auto hang = [&](std::size_t orphan) {
       std::size_t parent = kNobody;
       const std::size_t home = place(orphan);
-      const auto abroad = [&](auto& from, double part) {  // where it should come from before others
-        for (std::size_t k = 0; k <= places_ && parent == kNobody && places_ > 1; ++k)
-          if (const std::size_t there = k == 0 ? paths->from[home] : k - 1; there != home) parent = nearest(from[there], orphan, part, true);
-      };
-      if (!workers_[orphan].may_seed) parent = nearest(open[home], orphan, 1, false);
+      // What others are to send here is taken before what is here: it is needed elsewhere.
+      for (std::size_t there = 0; there < planned_.size() && parent == kNobody && !relays; ++there)
+        if (there != home && there < places_ &&
+            crossing_[there][home] + edge_[orphan] <= due(there, home, stripe) * kRounding)
+          parent = nearest(open[there], orphan, 1, workers_[orphan].may_seed);
+      if (parent == kNobody && !workers_[orphan].may_seed) parent = nearest(open[home], orphan, 1, false);
       if (parent == kNobody) parent = nearest(open[home], orphan, 1, true);
-      if (parent == kNobody) abroad(open, 1);
-      if (parent == kNobody) parent = nearest(open_at_most[home], orphan, kKept, true);
-      if (parent == kNobody) abroad(open_at_most, kKept);
+      for (std::size_t k = 0; k <= places_ && parent == kNobody && places_ > 1; ++k)  // where it should come from first
+        if (const std::size_t there = k == 0 ? paths->from[home] : k - 1; there != home)
+          parent = nearest(open[there], orphan, 1, true);
+      // In one region the nearest; between several, where a way makes all behind it wait, whoever is asked for least
+      // too much.
+      if (parent == kNobody && places_ == 1) parent = nearest(open_at_most, orphan, kKept, true);
       if (parent == kNobody) parent = least_asked(orphan, depth, children);
       feed(parents, orphan, parent);
       children[parent].push_back(orphan);
@@ -239,8 +247,15 @@ class Mending {
       if (depth[orphan] == kNobody) hang(orphan);
   }
 
+  // What is to go over until this stripe: evenly.
+  double due(std::size_t from, std::size_t to, std::size_t stripe) const {
+    const double part = static_cast<double>(stripe + 1) / static_cast<double>(parents_.size());
+    return relayed_[from][to] + (planned_[from][to] - relayed_[from][to]) * part;
+  }
+
   // In every region where nobody is reached the one that most hang on.
-  void hang_relays(const RelayPaths& paths, const std::vector<std::size_t>& orphans, const auto& below, const std::vector<std::size_t>& depth, const auto& hang) const {
+  void hang_relays(const RelayPaths& paths, const std::vector<std::size_t>& orphans, const auto& below,
+                   const std::vector<std::size_t>& depth, const auto& hang) const {
     std::vector<std::size_t> relay(places_, kNobody), behind(places_, 0);
     std::vector<bool> entered(places_, false);
     for (std::size_t i = 0; i < workers_.size(); ++i)
@@ -250,15 +265,22 @@ class Mending {
         relay[place(orphan)] = orphan;
         behind[place(orphan)] = n;
       }
-    for (const std::uint32_t region : paths.order)
-      if (relay[region] != kNobody) hang(relay[region]);
+    for (const std::uint32_t region : paths.order) {
+      if (relay[region] == kNobody) continue;
+      // Where others are to feed the learner's own region, the learner itself is needed elsewhere.
+      double helped = 0;
+      for (std::size_t there = 0; there < places_; ++there)
+        if (there != region) helped += planned_[there][region] - crossing_[there][region];
+      if (region != place(learner_) || helped < edge_[relay[region]] / 2) hang(relay[region]);
+    }
   }
 
   std::size_t least_asked(std::size_t child, const std::vector<std::size_t>& depth,
                           const std::vector<std::vector<std::size_t>>& children) const {
     const auto load = [&](std::size_t i) {
       const auto from = place(i), to = place(child);
-      return std::max((load_[i] + edge_[child]) / up_[i], (crossing_[from][to] + edge_[child]) / regions_.rate(from, to).bits_per_s);
+      return std::max((load_[i] + edge_[child]) / up_[i],
+                      (crossing_[from][to] + edge_[child]) / regions_.rate(from, to).bits_per_s);
     };
     std::size_t best = learner_;
     for (std::size_t i = 0; i < workers_.size(); ++i)
@@ -291,7 +313,8 @@ class Mending {
       if (by_spare[there].empty()) there = place(learner_);
       auto& open = by_spare[there];
       std::size_t parent = learner_;
-      if (!open.empty() && (carrying(there, child) || home != place(learner_) || spare(learner_) <= -open.begin()->first)) {
+      if (!open.empty() &&
+          (carrying(there, child) || home != place(learner_) || spare(learner_) <= -open.begin()->first)) {
         parent = open.begin()->second;
         open.erase(open.begin());
       }
@@ -306,11 +329,12 @@ class Mending {
   std::size_t places_ = 1;  // regions where anybody stands, and those numbered before them
   std::vector<bool> late_;
   std::vector<RelayPaths> paths_;
-  std::vector<std::vector<std::size_t>> parents_;  // by stripe and worker
-  std::vector<double> up_, edge_;                  // bit/s: for sending, and what one edge to it carries
-  std::vector<double> load_;                       // bit/s, of the edges to its children
-  std::vector<std::vector<double>> crossing_;      // bit/s, from region to region
-  std::vector<std::size_t> sent_;                  // children in all stripes
+  std::vector<std::vector<double>> planned_, relayed_;  // as crossing_, which is relayed_ when all relays hang
+  std::vector<std::vector<std::size_t>> parents_;       // by stripe and worker
+  std::vector<double> up_, edge_;                       // bit/s: for sending, and what one edge to it carries
+  std::vector<double> load_;                            // bit/s, of the edges to its children
+  std::vector<std::vector<double>> crossing_;           // bit/s, from region to region
+  std::vector<std::size_t> sent_;                       // children in all stripes
 };
 
 }  // namespace
@@ -361,7 +385,8 @@ std::vector<bool> late_workers(BitRate learner_up, std::span<const ChainWorker> 
 TreePlan plan_trees(BitRate learner_up, std::span<const ChainWorker> workers, double quorum) {
   TreePlan plan;
   plan.late = late_workers(learner_up, workers, quorum);
-  plan.stripes = plan_stripes(learner_up, those_in_time(workers, plan.late), tree_limits(taken_by_late(workers, plan.late)));
+  plan.stripes =
+      plan_stripes(learner_up, those_in_time(workers, plan.late), tree_limits(taken_by_late(workers, plan.late)));
   return plan;
 }
 
@@ -420,30 +445,37 @@ void build_trees(const TreePlan& plan, BitRate learner_up, std::span<const Chain
   const auto in_time = those_in_time(workers, plan.late);
   build(plan.stripes, in_time, topology);
   if (in_time.size() < workers.size())
-    Mending(topology, learner_up, workers, aims_of({std::max(1.0, plan.stripes.rate.bits_per_s)}, workers, plan.late), {}).write(topology);
+    Mending(topology, learner_up, workers, aims_of({std::max(1.0, plan.stripes.rate.bits_per_s)}, workers, plan.late),
+            {})
+        .write(topology);
 }
 
 void grow_trees(BitRate rate, std::size_t stripes, BitRate source, std::span<const ChainWorker> workers, BitRate others,
                 Topology& topology) {
   StripePlan plan = plan_at(rate, stripes, source, workers, tree_limits());
   // Of what they carry and do not need themselves anyway.
-  const auto edges = static_cast<std::size_t>(std::ceil(others.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) / kRounding));
+  const auto edges = static_cast<std::size_t>(
+      std::ceil(others.bits_per_s / rate.bits_per_s * static_cast<double>(stripes) / kRounding));
   const std::size_t carried = plan.carried, kept = carried - std::min(carried, edges);
   std::size_t total = std::accumulate(plan.forwards.begin(), plan.forwards.end(), std::size_t{0});
   for (; total > kept; --total) --*std::max_element(plan.forwards.begin(), plan.forwards.end());
   build(plan, workers, topology);
 }
 
-void hang_up(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, const Regions& regions, Topology& topology) {
-  Mending(topology, learner_up, workers, {plan.late, plan.rates, plan.stripes}, {}, regions).write(topology);
+void hang_up(const RelayPlan& plan, BitRate learner_up, std::span<const ChainWorker> workers, const Regions& regions,
+             Topology& topology) {
+  Mending(topology, learner_up, workers, {plan.late, plan.rates, plan.stripes, plan.crossing}, {}, regions)
+      .write(topology);
 }
 
-BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, double quorum, const Regions& regions) {
+BitRate steady_rate(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers, double quorum,
+                    const Regions& regions) {
   constexpr Bytes kLarge{std::uint64_t{1} << 40}, kChunk{std::uint64_t{1} << 20};
   std::vector<WorkerLink> links;
   for (const ChainWorker& w : workers) links.push_back({w.id, w.up, w.down, {}, w.region});
   const auto times = broadcast_time(topology, kLarge, kChunk, learner_up, links, regions);
-  return times ? BitRate::from_bytes_per_s(static_cast<double>(kLarge.count) / seconds(times->fraction(quorum))) : BitRate{1};
+  return times ? BitRate::from_bytes_per_s(static_cast<double>(kLarge.count) / seconds(times->fraction(quorum)))
+               : BitRate{1};
 }
 
 MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<const ChainWorker> workers,
@@ -455,11 +487,9 @@ MendedTrees mend_trees(const Topology& topology, BitRate learner_up, std::span<c
   const bool relays = spread_out(workers, regions);
   Aims aims;
   if (relays) {
-    Topology anew = mended.topology;
-    const RelayPlan best = plan_relays(learner_up, workers, quorum, regions);
-    build_relays(best, learner_up, workers, regions, anew);
-    mended.best = steady_rate(anew, learner_up, workers, quorum, regions);
-    aims = {best.late, best.rates, best.stripes};
+    const RelayTrees anew = plan_relays(learner_up, workers, quorum, regions);
+    mended.best = anew.rate;
+    aims = {anew.plan.late, anew.plan.rates, anew.plan.stripes, anew.plan.crossing};
   } else {
     const TreePlan best = plan_trees(learner_up, workers, quorum);
     mended.best = best.stripes.rate;

@@ -129,7 +129,14 @@ void Disk::on_crash(TimePoint now) {
 
 void Disk::on_power_loss(TimePoint now) {
   on_crash(now);
-  for (auto& [id, spool] : spools_) damage(spool, now);
+  for (auto& [id, spool] : spools_) {
+    damage(spool, now);
+    std::uint64_t known = 0, there = 0;
+    for (const Frame& frame : read_spool(id))
+      if (frame.type == FrameType::kChunk) known += frame.body.size();
+    for (const auto& [offset, piece] : spool.payload) there += piece.data.size();
+    remains_ += there - std::min(there, known);
+  }
   std::erase_if(spools_, [](const auto& s) { return s.second.log.empty() && s.second.payload.empty(); });
 }
 
@@ -173,7 +180,7 @@ void Disk::wipe() {
   queue_.clear();
   state_.reset();
   spools_.clear();
-  bytes_ = 0;
+  bytes_ = remains_ = 0;
 }
 
 std::size_t Disk::rot(std::size_t pieces) {

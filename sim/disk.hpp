@@ -75,6 +75,8 @@ class Disk {
   bool write_failed() const { return write_failed_; }
   // All payload bytes of all spools.
   std::uint64_t bytes() const { return bytes_; }
+  // Of these at most, what a power loss has left of chunks whose records it took: nobody knows of it until it is written again.
+  std::uint64_t remains() const { return remains_; }
   // Data pieces of a spool by offset, in order.
   std::vector<overlay::Slice> pieces(const overlay::PublicationId& id) const;
 
@@ -100,7 +102,7 @@ class Disk {
   TimePoint free_at_{};
   std::optional<std::string> state_;
   std::map<overlay::PublicationId, Spool> spools_;
-  std::uint64_t bytes_ = 0;
+  std::uint64_t bytes_ = 0, remains_ = 0;
   bool write_failed_ = false, rotten_ = false;
 };
 

@@ -54,7 +54,8 @@ void Invariants::on_frame(HostId from, HostId to, std::optional<WorkerId> as, co
   if (!to_intruder && to != learner) return;
   const auto message = decode_control(frame.body.bytes());
   if (!message) return;
-  if (to_intruder && (std::holds_alternative<SignedAnnouncement>(*message) || std::holds_alternative<SignedManifest>(*message)))
+  if (to_intruder &&
+      (std::holds_alternative<SignedAnnouncement>(*message) || std::holds_alternative<SignedManifest>(*message)))
     violated(kGranted, fmt::format("host {} took a machine that the learner never sent there for its child", from));
   if (const auto worker = fleet_.worker_on(from); worker && to == learner)
     on_message_to_learner(*worker, as.value_or(fleet_.worker(*worker).id()), *message);
@@ -102,7 +103,8 @@ void Invariants::on_flood(WorkerId from, const ControlMessage& message) {
   if (flood.budget.take(*kind, world_.now()) != MessageBudget::Verdict::kTooMuch) return;
   counts_.floods += ++flood.too_many == 1;
   if (flood.too_many == kTooManyHeard)
-    violated(kFlood, fmt::format("worker {} has said {} messages more than it may, and is still heard", from, flood.too_many));
+    violated(kFlood,
+             fmt::format("worker {} has said {} messages more than it may, and is still heard", from, flood.too_many));
 }
 
 void Invariants::on_message_to_learner(std::size_t worker, WorkerId as, const ControlMessage& message) {
@@ -141,10 +143,12 @@ void Invariants::on_step(HostId host) {
   if (const auto worker = fleet_.worker_on(host))
     if (const MemberCore* member = fleet_.member(*worker)) {
       const WorkerStats stats = member->stats();
-      check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count, world_.disk(host).bytes(),
+      check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count,
+                   world_.disk(host).bytes() - std::min(world_.disk(host).bytes(), world_.disk(host).remains()),
                    world_.disk(host).write_failed());
       if (stats.known_publications > kKnownMax)
-        violated(kBudget, fmt::format("worker {} remembers {} publications for one child", *worker, stats.known_publications));
+        violated(kBudget,
+                 fmt::format("worker {} remembers {} publications for one child", *worker, stats.known_publications));
       judge_bad_chunk(*worker, stats);
     }
   if (++steps_ % kStepsPerLook == 0) check_learner();
@@ -270,9 +274,8 @@ void Invariants::on_lost(WorkerId id, const std::string& reason) {
   const Duration away = world_.now() - p.away_since, kept = fleet_.learner_options().away_max;
   if (p.there) violated(kPresence, fmt::format("worker {} is gone without having been away: {}", id, reason));
   if (!p.there && away < kept)
-    violated(kPresence,
-             fmt::format("worker {} is gone after {}, its place is kept for {}", id, echoline::to_text(away),
-                         echoline::to_text(kept)));
+    violated(kPresence, fmt::format("worker {} is gone after {}, its place is kept for {}", id, echoline::to_text(away),
+                                    echoline::to_text(kept)));
 }
 
 std::string Invariants::without_place() const {
@@ -293,8 +296,8 @@ std::string Invariants::without_place() const {
   return "";
 }
 
-// Several that send what their children cannot take, and no more honest workers than they are: of each of them an honest one may be
-// the only one to speak, and then it passes for the liar.
+// Several that send what their children cannot take, and no more honest workers than they are: of each of them an
+// honest one may be the only one to speak, and then it passes for the liar.
 bool Invariants::honest_are_outnumbered() const {
   std::size_t corrupt = 0, honest = 0;
   for (std::size_t i = 0; i < fleet_.workers(); ++i) {
