@@ -35,7 +35,8 @@ Result<std::string> read_content(const json& message) {
 
 Result<ChatMessage> read_message(const json& message) {
   const auto role = message.is_object() ? message.find("role") : message.end();
-  if (role == message.end() || std::find(kRoles.begin(), kRoles.end(), *role) == kRoles.end())
+  if (role == message.end() || !role->is_string() ||
+      std::find(kRoles.begin(), kRoles.end(), role->get_ref<const std::string&>()) == kRoles.end())
     return bad("expected a message with the 'role' {}, found {}", fmt::join(kRoles, ", "), shown(message));
   if (const auto calls = message.find("tool_calls"); calls != message.end() && !calls->empty())
     return bad("a message with 'tool_calls' cannot be told to a policy: write the call into its content, found {}", shown(message));

@@ -9,24 +9,14 @@
 #include <set>
 #include <thread>
 
+#include "tests/base/thread_each.hpp"
+
 namespace echoline {
 namespace {
 
 using httplib::Request;
 using httplib::Response;
 using nlohmann::json;
-
-// A thread for every connection: an idle one keeps nobody waiting.
-class ThreadEach final : public httplib::TaskQueue {
- public:
-  void enqueue(std::function<void()> serve) override { threads_.emplace_back(std::move(serve)); }
-  void shutdown() override {
-    for (std::thread& thread : threads_) thread.join();
-  }
-
- private:
-  std::list<std::thread> threads_;
-};
 
 void put(Response& response, const json& body, int status = 200) {
   response.status = status;

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <condition_variable>
 #include <limits>
-#include <list>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -16,28 +15,13 @@
 #include "base/random.hpp"
 #include "delta/checkpoint.hpp"
 #include "delta/digest.hpp"
+#include "tests/base/thread_each.hpp"
 
 namespace echoline::worker {
 
 using httplib::Request;
 using httplib::Response;
 using nlohmann::json;
-
-namespace {
-
-// A thread for every connection: an idle one keeps nobody waiting.
-class ThreadEach final : public httplib::TaskQueue {
- public:
-  void enqueue(std::function<void()> serve) override { threads_.emplace_back(std::move(serve)); }
-  void shutdown() override {
-    for (std::thread& thread : threads_) thread.join();
-  }
-
- private:
-  std::list<std::thread> threads_;
-};
-
-}  // namespace
 
 struct EngineServer::Impl {
   Speaks speaks;
