@@ -327,7 +327,12 @@ TEST(RunningBatch, LogitsThatAreNotFiniteEndTheirSequenceOnly) {
 struct Scarce : c10::Allocator {
   explicit Scarce(std::size_t bytes) : most(bytes), real(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, 1); }
   ~Scarce() override { c10::SetCPUAllocator(real, 1); }
+#if TORCH_VERSION_MAJOR >= 2
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+  c10::DataPtr allocate(std::size_t bytes) override {
+#else
   c10::DataPtr allocate(std::size_t bytes) const override {
+#endif
     TORCH_CHECK(bytes <= most, "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes, " bytes.");
     return real->allocate(bytes);
   }
