@@ -2,6 +2,7 @@
 #pragma once
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -2,6 +2,7 @@
 #include "model/running_batch.hpp"
 
 #include <c10/core/CPUAllocator.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cmath>
