@@ -69,7 +69,7 @@ FAULTS = [
           "false && !resident_.empty()", "overlay_parts_test", True),
     Fault("what is still needed makes room", STORE, "if (key.version >= keep_from) break;", "if (false && key.version >= keep_from) break;", "overlay_parts_test"),
     Fault("a disk that fails now and then has no budget", STORE, "memory_full() || (limits_.disk && disk_",
-          "memory_full() || (limits_.disk && !memory && disk_", "overlay_parts_test", True),
+          "memory_full() || (limits_.disk && !memory && disk_", "overlay_parts_test"),
     Fault("snapshots that do not end keep their room", STORE, "if (key.full() && key != for_key && !stored.complete) erase",
           "if (false) erase", "overlay_parts_test"),
     Fault("a chunk counts as on disk before it is", STORE, "chunk.on_disk = recovering_;", "chunk.on_disk = true;",
