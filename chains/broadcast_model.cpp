@@ -94,16 +94,15 @@ Duration lower_bound(Bytes payload, BitRate learner_up, std::span<const WorkerLi
   const auto slowest = down.end() - static_cast<std::ptrdiff_t>(k);
   std::nth_element(down.begin(), slowest, down.end());
   double bound = std::max({f / b, f / *slowest, static_cast<double>(k) * f / (b + sum_up)});
-  // In several regions: k workers need k times the rate, no region takes more than its workers do, and at a lower rate
-  // none takes more.
-  if (regions.several()) up[regions.learner].bits_per_s += learner_up.bits_per_s;
-  for (double before = 0; regions.several() && bound > before * kSameBound;) {
+  if (!regions.several()) return from_seconds(bound);
+  // k workers need k times the rate, no region takes more than its workers do, and at a lower rate none takes more.
+  up[regions.learner].bits_per_s += learner_up.bits_per_s;
+  for (double before = 0; bound > before * kSameBound;) {
     before = bound;
+    const BitRate rate = BitRate::from_bytes_per_s(f / bound);
     std::vector<BitRate> taken(up.size());
-    for (std::size_t i = 0; i < n; ++i)
-      taken[region_of(workers[i])].bits_per_s += std::min(workers[i].down.bits_per_s, 8 * f / bound);
-    const double all = delivered(regions, up, taken) / 8;
-    bound = std::max(bound, static_cast<double>(k) * f / all);
+    for (const WorkerLink& w : workers) taken[w.region].bits_per_s += std::min(w.down, rate).bits_per_s;
+    bound = std::max(bound, static_cast<double>(k) * f / delivered(regions, up, taken).bytes_per_s());
   }
   return from_seconds(bound);
 }

@@ -61,7 +61,7 @@ std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::spa
   return into;
 }
 
-double delivered(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> taken) {
+BitRate delivered(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> taken) {
   const std::size_t n = up.size(), sent = 2 * n, received = 2 * n + 1;
   Graph graph(2 * n + 2);
   for (std::size_t a = 0; a < n; ++a) {
@@ -69,7 +69,7 @@ double delivered(const Regions& regions, std::span<const BitRate> up, std::span<
     connect(graph, n + a, received, whole(taken[a]));
     for (std::size_t b = 0; b < n; ++b) connect(graph, a, n + b, whole(std::min(up[a], regions.rate(a, b))));
   }
-  return static_cast<double>(boost::push_relabel_max_flow(graph, sent, received));
+  return {static_cast<double>(boost::push_relabel_max_flow(graph, sent, received))};
 }
 
 Lending lend(const Regions& regions, std::span<const double> spare, std::span<const double> through,

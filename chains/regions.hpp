@@ -36,8 +36,8 @@ struct Regions {
 std::vector<BitRate> inflow(const Regions& regions, BitRate learner_up, std::span<const BitRate> up);
 
 // How much all that receive get together, at most: the maximum flow from what is sent in every region (`up`, the
-// learner's own uplink among it), over the ways, to what is taken in there (`taken`), bit/s.
-double delivered(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> taken);
+// learner's own uplink among it), over the ways, to what is taken in there (`taken`).
+BitRate delivered(const Regions& regions, std::span<const BitRate> up, std::span<const BitRate> taken);
 
 // What some regions lack of uplink, and others send for them over what the ways still carry, so that as much as
 // possible comes to where it is lacking. One that is helped may help a third with what its own workers then need not

@@ -87,8 +87,9 @@ class Filling {
   // Nothing where these rates are not served; those that fill() found are.
   std::optional<Ways> ways(const Rates& rates) const {
     Ways found;
-    if (find_ways(rates, capacities(rates), found) != kAll) return std::nullopt;
-    found.lent = lend_over(rates, found);
+    const Capacities c = capacities(rates);
+    if (find_ways(rates, c, found) != kAll) return std::nullopt;
+    found.lent = lend_over(c, found);
     return found;
   }
 
@@ -204,12 +205,11 @@ class Filling {
       all += left;
     }
     if (lacking <= 1) return true;
-    return all > -1 && lend_over(rates, ways).all >= lacking / kRounding - 1;
+    return all > -1 && lend_over(c, ways).all >= lacking / kRounding - 1;
   }
 
   // What regions send for others that lack something, besides what goes over these ways to relays.
-  Lending lend_over(const Rates& rates, const Ways& ways) const {
-    const Capacities c = capacities(rates);
+  Lending lend_over(const Capacities& c, const Ways& ways) const {
     std::vector<double> spare(regions_.ways.size(), 0), through(spare);
     for (std::size_t i = 0; i < vessels_.size(); ++i) {
       const double onward = ways.onward[i], needed = c.own[i] - c.spare[i];
@@ -267,7 +267,8 @@ void build_relays(const RelayPlan& plan, BitRate learner_up, std::span<const Cha
     if (there.empty()) continue;
     const bool home = region == regions.learner;
     const BitRate rate = plan.by_region[region];
-    double first = 0;  // of what the learner sends, for those here
+    double first =
+        0;  // of what the learner sends, for those here: all that they, with it, do not have to send to others
     if (home) {
       double carried = learner_up.bits_per_s - others;
       first = std::max(rate.bits_per_s, carried);

@@ -267,11 +267,10 @@ class Mending {
       }
     for (const std::uint32_t region : paths.order) {
       if (relay[region] == kNobody) continue;
-      // Where others are to feed the learner's own region, the learner itself is needed elsewhere.
-      double helped = 0;
-      for (std::size_t there = 0; there < places_; ++there)
+      double helped = 0;  // the learner's own region, by others: the learner itself is needed elsewhere
+      for (std::size_t there = 0; there < places_ && region == place(learner_); ++there)
         if (there != region) helped += planned_[there][region] - crossing_[there][region];
-      if (region != place(learner_) || helped < edge_[relay[region]] / 2) hang(relay[region]);
+      if (helped < edge_[relay[region]] / 2) hang(relay[region]);
     }
   }
 

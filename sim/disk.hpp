@@ -1,6 +1,7 @@
 // A host's simulated disk: the state file and the spools of publications, with delays, errors, a full disk, and what a
 // crash leaves of writes that were under way. Pure: the world asks it and calls the core.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -75,8 +76,8 @@ class Disk {
   bool write_failed() const { return write_failed_; }
   // All payload bytes of all spools.
   std::uint64_t bytes() const { return bytes_; }
-  // Of these at most, what a power loss has left of chunks whose records it took: nobody knows of it until it is written again.
-  std::uint64_t remains() const { return remains_; }
+  // Of these at least, those that somebody knows of: without what a power loss has left of chunks whose records it took.
+  std::uint64_t known_bytes() const { return bytes_ - std::min(bytes_, remains_); }
   // Data pieces of a spool by offset, in order.
   std::vector<overlay::Slice> pieces(const overlay::PublicationId& id) const;
 

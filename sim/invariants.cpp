@@ -143,8 +143,7 @@ void Invariants::on_step(HostId host) {
   if (const auto worker = fleet_.worker_on(host))
     if (const MemberCore* member = fleet_.member(*worker)) {
       const WorkerStats stats = member->stats();
-      check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count,
-                   world_.disk(host).bytes() - std::min(world_.disk(host).bytes(), world_.disk(host).remains()),
+      check_budget(*worker, fleet_.worker(*worker).options.store, stats.memory.count, world_.disk(host).known_bytes(),
                    world_.disk(host).write_failed());
       if (stats.known_publications > kKnownMax)
         violated(kBudget,
