@@ -44,6 +44,7 @@ struct CoreOptions {
 class Core {
  public:
   static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
+  static constexpr int kHelpBeats = 4;  // heartbeats between two calls for help of one worker
 
   explicit Core(const CoreOptions& options)
       : up_(options.limits.up, options.wire_overhead),

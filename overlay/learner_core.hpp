@@ -180,6 +180,7 @@ class LearnerCore final : public Core {
     std::set<WorkerId> helpers_tried;
     std::optional<WorkerId> helper;  // whom it was sent to, until it installs something or asks again
     std::size_t helps = 0;           // workers sent to it
+    std::optional<Version> helped_to;  // by the learner, or on the way there
   };
   struct Broadcast {
     Version version;
@@ -267,6 +268,7 @@ class LearnerCore final : public Core {
   void end_catch_up(TimePoint now);
   void on_need_help(Worker& worker, const NeedHelp& need, TimePoint now);
   void end_help(Worker& worker);
+  bool begin_help(Worker& worker, const NeedHelp& need, Version target, TimePoint now);
 
   // Topology (learner_topology.cpp).
   void plan_soon(TimePoint now);
@@ -348,6 +350,7 @@ class LearnerCore final : public Core {
   int sooner_ = 0;  // times in a row that another one was
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
+  TimePoint helps_until_{};  // by when its uplink could have sent what it has begun to help with
   TimePoint forget_at_{};
   bool stripes_lag_ = false;  // behind a slow hop: mended trees would end with these alone
   TimePoint beat_at_ = kNever, plan_at_ = kNever, save_retry_at_ = kNever;

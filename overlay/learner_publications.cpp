@@ -330,6 +330,26 @@ void LearnerCore::end_catch_up(TimePoint now) {
   if (from && !(made && made->key().base == from)) edges_.no_delta_from(*from, now);
 }
 
+// Whether the learner begins to help one more, which then counts. One uplink serves all whom it helps: were they dozens at
+// once, none of them would soon have the whole, and be able to help others. So it begins with no more than it can send by
+// the time that who has to wait asks again, and two snapshots. What was begun counts, once per worker and version: those
+// who never finish, or ask again and again, keep nobody waiting.
+bool LearnerCore::begin_help(Worker& worker, const NeedHelp& need, Version target, TimePoint now) {
+  if (worker.helped_to >= target) return true;
+  std::map<PublicationKey, std::uint64_t> whole;
+  for (const auto& [key, stored] : store_.entries())
+    if (stored.complete) whole[key] = stored.bytes;
+  const std::uint64_t snapshot = store_.full_bytes_hint().value_or(0);
+  std::uint64_t bytes = cheapest_way(whole, need.position, target, need.full_only).value_or(snapshot);
+  if (config_.catch_ups_on_demand && snapshot > 0) bytes = std::min(bytes, snapshot);
+  const auto takes = [&](std::uint64_t n) { return from_seconds(static_cast<double>(n) / learner_up().bytes_per_s()); };
+  const TimePoint begins = std::max(helps_until_, now);
+  if (begins - now > kHelpBeats * config_.heartbeat + takes(2 * std::max(bytes, snapshot))) return false;
+  helps_until_ = begins + takes(bytes);
+  worker.helped_to = target;
+  return true;
+}
+
 // The cheapest way, by bytes, over what somebody holds whole; among equals whoever has nobody to forward to, and has
 // helped least. The learner's own uplink counts twice: it helps where a new snapshot is far cheaper than what there is,
 // or where all others have twice as many to help.
@@ -374,7 +394,7 @@ void LearnerCore::on_need_help(Worker& worker, const NeedHelp& need, TimePoint n
   }
   Help help{{}, target, need.full_only};
   help.from.stripes = 1;
-  if (!best && busy) return;  // they will have time when it asks again
+  if (!best && (busy || !begin_help(worker, need, target, now))) return;  // there will be time when it asks again
   if (best) {
     worker.helper = best->id;
     ++workers_.at(best->id).helps;

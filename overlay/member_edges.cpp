@@ -220,7 +220,7 @@ void MemberCore::watch_edges(TimePoint now) {
 // The parents cannot bring this worker to `target`: the learner names somebody who can.
 void MemberCore::need_help(Version target, TimePoint now, bool stalled) {
   if (helper_ || state_ != State::kJoined) return;
-  if (const TimePoint again = help_asked_at_ + heartbeat_ * 4; help_asked_at_ != kNever && now < again) {
+  if (const TimePoint again = help_asked_at_ + kHelpBeats * heartbeat_; help_asked_at_ != kNever && now < again) {
     stalled_since_ = std::min(stalled_since_, again - stall_time());
     return;
   }

@@ -861,6 +861,34 @@ TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
   EXPECT_EQ(waiting, 11 - LearnerCore::kHelpedMax);
 }
 
+// With one uplink for all, dozens at once would all have the whole late; what it has begun to send counts, not who has it.
+TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
+  LearnerConfig c = Desk::config(8);
+  c.catch_ups_on_demand = false;
+  Desk desk(std::move(c));
+  desk.join_all(40);
+  const Made made = make(full(0), 1'000'000, {.chunk_bytes = 65536});  // one second of the uplink
+  ASSERT_TRUE(desk.publish(made).has_value());
+  const auto helped_of = [&](std::uint64_t first, std::uint64_t last) {
+    std::size_t helped = 0;
+    for (std::uint64_t id = first; id <= last; ++id) {
+      const std::size_t before = desk.said<Help>(id).size();
+      desk.tell(id, NeedHelp{Version{0}, false, {}});
+      helped += desk.said<Help>(id).size() - before;
+    }
+    return helped;
+  };
+  // One now, two for the two seconds until the others ask again, and two more.
+  EXPECT_EQ(helped_of(1, 20), 5u);
+  EXPECT_EQ(helped_of(1, 20), 5u);  // the same ones, who have asked before
+  desk.now += milliseconds(2500);
+  EXPECT_EQ(helped_of(21, 40), 2u);
+  Heartbeat beat;  // who has the whole helps others at once
+  beat.holdings = {{{Version{0}, {}}, 1'000'000}};
+  desk.tell(1, beat);
+  EXPECT_EQ(helped_of(31, 40), LearnerCore::kHelpedMax);
+}
+
 TEST(Learner, DrainsByMovingAWorkerBehindTheOthers) {
   Desk desk(8);
   desk.join_all(3);
