@@ -221,19 +221,27 @@ class Mending {
       return kNobody;
     };
     reached(learner_, 0);
+    // The regions that a parent is looked for in, one after the other, and whether it may be the learner.
+    const auto ways_to = [&](std::size_t orphan) {
+      const std::size_t home = place(orphan);
+      const bool may_seed = workers_[orphan].may_seed;
+      std::vector<std::pair<std::size_t, bool>> ways;
+      // What others are to send here is taken before what is here: it is needed elsewhere.
+      for (std::size_t there = 0; there < std::min(planned_.size(), places_) && !relays; ++there)
+        if (there != home && crossing_[there][home] + edge_[orphan] <= due(there, home, stripe) * kRounding)
+          ways.emplace_back(there, may_seed);
+      if (!may_seed) ways.emplace_back(home, false);
+      ways.emplace_back(home, true);
+      if (places_ == 1) return ways;
+      ways.emplace_back(paths->from[home], true);
+      for (std::size_t there = 0; there < places_; ++there)
+        if (there != home) ways.emplace_back(there, true);
+      return ways;
+    };
     const auto hang = [&](std::size_t orphan) {
       std::size_t parent = kNobody;
-      const std::size_t home = place(orphan);
-      // What others are to send here is taken before what is here: it is needed elsewhere.
-      for (std::size_t there = 0; there < planned_.size() && parent == kNobody && !relays; ++there)
-        if (there != home && there < places_ &&
-            crossing_[there][home] + edge_[orphan] <= due(there, home, stripe) * kRounding)
-          parent = nearest(open[there], orphan, 1, workers_[orphan].may_seed);
-      if (parent == kNobody && !workers_[orphan].may_seed) parent = nearest(open[home], orphan, 1, false);
-      if (parent == kNobody) parent = nearest(open[home], orphan, 1, true);
-      for (std::size_t k = 0; k <= places_ && parent == kNobody && places_ > 1; ++k)  // where it should come from first
-        if (const std::size_t there = k == 0 ? paths->from[home] : k - 1; there != home)
-          parent = nearest(open[there], orphan, 1, true);
+      for (const auto& [there, learner_too] : ways_to(orphan))
+        if (parent == kNobody) parent = nearest(open[there], orphan, 1, learner_too);
       // In one region the nearest; between several, where a way makes all behind it wait, whoever is asked for least
       // too much.
       if (parent == kNobody && places_ == 1) parent = nearest(open_at_most, orphan, kKept, true);
