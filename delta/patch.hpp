@@ -152,6 +152,26 @@ class IncomingDelta {
   std::unique_ptr<Impl> impl_;
 };
 
+// A snapshot that is decoded while it arrives. Holds the state, and of the bytes no more than one segment. One thread.
+class IncomingSnapshot {
+ public:
+  explicit IncomingSnapshot(const DecodeOptions& options = {});
+  ~IncomingSnapshot();
+  IncomingSnapshot(IncomingSnapshot&&) noexcept;
+  IncomingSnapshot& operator=(IncomingSnapshot&&) noexcept;
+
+  // As of IncomingDelta; kInvalid for a delta.
+  Status add(std::span<const std::byte> bytes);
+  std::uint64_t bytes() const;
+  std::optional<Digest> result() const;
+  // All bytes were added: the state, its digest verified. Once.
+  Result<OwnedState> finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 // The state a snapshot holds, its digest verified. kInvalid for a delta.
 Result<OwnedState> decode_snapshot(std::span<const std::byte> patch, const DecodeOptions& options = {});
 

@@ -131,38 +131,57 @@ Status apply(ByteSpan patch, OwnedState& state, const DecodeOptions& options) {
   return ok();
 }
 
-Result<OwnedState> decode(ByteSpan patch, const DecodeOptions& options) {
-  ECHO_ASSIGN(const ParsedPatch parsed, parse_patch(patch, options));
-  const PatchInfo& info = parsed.info;
-  if (info.kind != PatchKind::kSnapshot)
-    return fail(Code::kInvalid, "decode snapshot",
-                "this patch is a delta to the state with digest {}; it needs that "
-                "state to apply to",
-                info.base->hex());
-  StateView like;
-  for (const PatchTensor& t : info.tensors) like.push_back({t.name, t.dtype, t.shape, {}});
-  ECHO_ASSIGN(OwnedState state, OwnedState::zeros_like(like));
-  std::mutex mutex;
-  std::optional<Error> failed;
-  Ticker ticker(options.progress, info.state_bytes);
-  for_each_parallel(parsed.segments.size(), options.threads, [&](unsigned, std::size_t i) {
-    const Segment& segment = parsed.segments[i];
-    const auto t = static_cast<std::size_t>(segment.tensor);
-    const std::span<std::byte> memory = StateWriter::memory(state, t);
-    const auto [first, count] = segment_range(memory.size(), segment.index);
-    Status status = decode_dense(segment.layers.front().payload, info.tensors[t].dtype, memory.subspan(first, count));
-    if (!status) {
-      const std::lock_guard lock(mutex);
-      if (!failed) failed = std::move(status).error();
+// The bytes of a patch, however they are cut, as segments that are whole.
+class Incoming {
+ public:
+  explicit Incoming(const DecodeOptions& options) : parser_(options) {}
+
+  // `resolve` takes segments, which are views into what came; the patch has begun by then.
+  template <class Resolve>
+  Status add(ByteSpan bytes, Resolve&& resolve) {
+    if (broken_ || parser_.ended())
+      return fail(Code::kCorrupt, "read patch", "{} bytes come after the {}", bytes.size(),
+                  broken_ ? "error" : "trailer");
+    added_ += bytes.size();
+    broken_ = true;  // unless it comes to the end
+    const auto take = [&](ByteSpan from) -> Result<std::size_t> {
+      std::vector<Segment> segments;
+      ECHO_ASSIGN(const std::size_t taken, parser_.take(from, segments));
+      if (parser_.begun()) ECHO_TRY(resolve(segments));
+      return taken;
+    };
+    if (pending_.empty()) {
+      ECHO_ASSIGN(const std::size_t taken, take(bytes));
+      pending_.assign(bytes.begin() + static_cast<std::ptrdiff_t>(taken), bytes.end());
+    } else {
+      put_bytes(pending_, bytes);
+      ECHO_ASSIGN(const std::size_t taken, take(pending_));
+      pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(taken));
     }
-    ticker.add(count);
-  });
-  if (failed) return *failed;
-  if (const Digest found = state.digest(options.threads); found != info.result)
-    return fail(Code::kCorrupt, "decode snapshot", "the state has digest {}, the patch promised {}", found.hex(),
-                info.result.hex());
-  return state;
-}
+    broken_ = false;
+    return ok();
+  }
+
+  // kCorrupt unless all of it was added. Once.
+  Status end() {
+    if (broken_) return fail(Code::kCorrupt, "read patch", "it could not be read");
+    broken_ = true;
+    return parser_.check_whole(added_);
+  }
+
+  std::uint64_t bytes() const { return added_; }
+  const PatchInfo& info() { return parser_.info(); }
+  std::optional<Digest> result() {
+    if (!parser_.ended()) return std::nullopt;
+    return info().result;
+  }
+
+ private:
+  PatchParser parser_;
+  ByteVector pending_;  // of a frame that is not whole
+  std::uint64_t added_ = 0;
+  bool broken_ = false;
+};
 
 }  // namespace
 
@@ -193,49 +212,31 @@ Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const De
 
 struct IncomingDelta::Impl {
   Impl(OwnedState* s, StateView v, const DecodeOptions& o)
-      : state(s), view(std::move(v)), options(o), parser(o), ticker(options.progress, bytes_of(view)),
+      : state(s), view(std::move(v)), options(o), incoming(o), ticker(options.progress, bytes_of(view)),
         resolver(o.threads, &ticker) {}
 
   Status add(ByteSpan bytes) {
-    if (broken || parser.ended())
-      return fail(Code::kCorrupt, "read patch", "{} bytes come after the {}", bytes.size(), broken ? "error" : "trailer");
-    added += bytes.size();
-    broken = true;  // unless it comes to the end
-    if (pending.empty()) {
-      ECHO_ASSIGN(const std::size_t taken, take(bytes));
-      pending.assign(bytes.begin() + static_cast<std::ptrdiff_t>(taken), bytes.end());
-    } else {
-      put_bytes(pending, bytes);
-      ECHO_ASSIGN(const std::size_t taken, take(pending));
-      pending.erase(pending.begin(), pending.begin() + static_cast<std::ptrdiff_t>(taken));
-    }
-    broken = false;
+    return incoming.add(bytes, [this](const std::vector<Segment>& segments) -> Status {
+      if (!std::exchange(begun, true)) ECHO_TRY(begin());
+      return resolver.resolve(segments, view, leaves, [this](TensorWrite&& write) {
+        writes.push_back(std::move(write));
+        return ok();
+      });
+    });
+  }
+
+  Status begin() {
+    if (incoming.info().kind != PatchKind::kDelta) return is_a_snapshot();
+    ECHO_TRY(check_tensors_match(incoming.info(), view));
+    leaves = state ? StateWriter::leaves(*state, options.threads) : leaves_of(view, options.threads);
+    base = combine_leaves(view, leaves);
     return ok();
   }
 
-  Result<std::size_t> take(ByteSpan bytes) {
-    std::vector<Segment> segments;
-    const bool begun = parser.begun();
-    ECHO_ASSIGN(const std::size_t taken, parser.take(bytes, segments));
-    if (!begun && parser.begun()) {
-      if (parser.info().kind != PatchKind::kDelta) return is_a_snapshot();
-      ECHO_TRY(check_tensors_match(parser.info(), view));
-      leaves = state ? StateWriter::leaves(*state, options.threads) : leaves_of(view, options.threads);
-      base = combine_leaves(view, leaves);
-    }
-    ECHO_TRY(resolver.resolve(segments, view, leaves, [this](TensorWrite&& write) {
-      writes.push_back(std::move(write));
-      return ok();
-    }));
-    return taken;
-  }
-
   Result<std::vector<TensorWrite>> apply() {
-    if (broken) return fail(Code::kCorrupt, "apply delta", "it could not be read");
-    broken = true;
-    ECHO_TRY(parser.check_whole(added));
-    if (base != *parser.info().base) return stale(base, *parser.info().base);
-    ECHO_TRY(check_result(view, leaves, parser.info()));
+    ECHO_TRY(incoming.end());
+    if (base != *incoming.info().base) return stale(base, *incoming.info().base);
+    ECHO_TRY(check_result(view, leaves, incoming.info()));
     if (state) write(*state, writes, std::move(leaves), options.threads);
     return std::move(writes);
   }
@@ -243,15 +244,13 @@ struct IncomingDelta::Impl {
   OwnedState* const state;  // null: somebody else's memory
   const StateView view;
   const DecodeOptions options;
-  PatchParser parser;
+  Incoming incoming;
   Ticker ticker;
   Resolver resolver;
-  ByteVector pending;  // of a frame that is not whole
+  bool begun = false;
   std::vector<std::vector<Digest>> leaves;
   Digest base;
   std::vector<TensorWrite> writes;
-  std::uint64_t added = 0;
-  bool broken = false;
 };
 
 IncomingDelta::IncomingDelta(OwnedState& state, const DecodeOptions& options)
@@ -265,17 +264,92 @@ IncomingDelta& IncomingDelta::operator=(IncomingDelta&&) noexcept = default;
 Status IncomingDelta::add(std::span<const std::byte> bytes) {
   return guarded("read patch", [&] { return impl_->add(bytes); });
 }
-std::uint64_t IncomingDelta::bytes() const { return impl_->added; }
-std::optional<Digest> IncomingDelta::result() const {
-  if (!impl_->parser.ended()) return std::nullopt;
-  return impl_->parser.info().result;
-}
+std::uint64_t IncomingDelta::bytes() const { return impl_->incoming.bytes(); }
+std::optional<Digest> IncomingDelta::result() const { return impl_->incoming.result(); }
 Result<std::vector<TensorWrite>> IncomingDelta::apply() {
   return guarded("apply delta", [&] { return impl_->apply(); });
 }
 
+struct IncomingSnapshot::Impl {
+  explicit Impl(const DecodeOptions& o) : options(o), incoming(o) {}
+
+  Status add(ByteSpan bytes) {
+    return incoming.add(bytes, [this](const std::vector<Segment>& segments) -> Status {
+      if (!state) ECHO_TRY(begin());
+      return resolve(segments);
+    });
+  }
+
+  Status begin() {
+    const PatchInfo& info = incoming.info();
+    if (info.kind != PatchKind::kSnapshot)
+      return fail(Code::kInvalid, "decode snapshot", "this patch is a delta; it needs the state that it applies to");
+    StateView like;
+    for (const PatchTensor& t : info.tensors) like.push_back({t.name, t.dtype, t.shape, {}});
+    ECHO_ASSIGN(state, OwnedState::zeros_like(like));
+    leaves = places_for_leaves(state->view());
+    ticker.emplace(options.progress, info.state_bytes);
+    return ok();
+  }
+
+  Status resolve(const std::vector<Segment>& segments) {
+    std::mutex mutex;
+    std::optional<Error> failed;
+    for_each_parallel(segments.size(), options.threads, [&](unsigned, std::size_t i) {
+      const auto t = static_cast<std::size_t>(segments[i].tensor);
+      const std::span<std::byte> tensor = StateWriter::memory(*state, t);
+      const auto [first, count] = segment_range(tensor.size(), segments[i].index);
+      const std::span<std::byte> part = tensor.subspan(first, count);
+      Status status = decode_dense(segments[i].layers.front().payload, incoming.info().tensors[t].dtype, part);
+      if (status) {
+        digest_leaves(part, leaves[t].data() + first / kLeafBytes);
+      } else {
+        const std::lock_guard lock(mutex);
+        if (!failed) failed = std::move(status).error();
+      }
+      ticker->add(count);
+    });
+    if (failed) return *failed;
+    return ok();
+  }
+
+  Result<OwnedState> finish() {
+    ECHO_TRY(incoming.end());
+    const PatchInfo& info = incoming.info();
+    if (info.changed != info.elements)
+      return fail(Code::kCorrupt, "decode snapshot", "it has {} of {} elements", info.changed, info.elements);
+    if (const Digest found = combine_leaves(state->view(), leaves); found != info.result)
+      return fail(Code::kCorrupt, "decode snapshot", "the state has digest {}, the patch promised {}", found.hex(),
+                  info.result.hex());
+    StateWriter::remember(*state, std::move(leaves));
+    return std::move(*state);
+  }
+
+  const DecodeOptions options;
+  Incoming incoming;
+  std::optional<OwnedState> state;  // once the patch has begun
+  std::vector<std::vector<Digest>> leaves;
+  std::optional<Ticker> ticker;
+};
+
+IncomingSnapshot::IncomingSnapshot(const DecodeOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+IncomingSnapshot::~IncomingSnapshot() = default;
+IncomingSnapshot::IncomingSnapshot(IncomingSnapshot&&) noexcept = default;
+IncomingSnapshot& IncomingSnapshot::operator=(IncomingSnapshot&&) noexcept = default;
+
+Status IncomingSnapshot::add(std::span<const std::byte> bytes) {
+  return guarded("read patch", [&] { return impl_->add(bytes); });
+}
+std::uint64_t IncomingSnapshot::bytes() const { return impl_->incoming.bytes(); }
+std::optional<Digest> IncomingSnapshot::result() const { return impl_->incoming.result(); }
+Result<OwnedState> IncomingSnapshot::finish() {
+  return guarded("decode snapshot", [&] { return impl_->finish(); });
+}
+
 Result<OwnedState> decode_snapshot(std::span<const std::byte> patch, const DecodeOptions& options) {
-  return guarded("decode snapshot", [&] { return decode(patch, options); });
+  IncomingSnapshot incoming(options);
+  ECHO_TRY(incoming.add(patch));
+  return incoming.finish();
 }
 
 }  // namespace echoline::delta

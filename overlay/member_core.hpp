@@ -28,7 +28,7 @@ struct MemberConfig {
   bool durable = false;  // act::SaveState is carried out; otherwise nothing survives a restart
   Duration join_timeout = std::chrono::seconds(10);
   std::optional<Duration> away_max;  // without the learner, before the worker gives up; absent: what the learner says
-  bool delivers_parts = false;       // act::DeliverPart comes while a delta arrives
+  bool delivers_parts = false;       // act::DeliverPart comes while a publication arrives
   std::string place{};               // where it stands, for the learner's regions; "": not said
 };
 
@@ -156,6 +156,7 @@ class MemberCore final : public Core {
   void on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoint now);
   void forged(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
   void store_changed(TimePoint now);
+  bool comes_next(const StoredPublication& stored) const;
   void deliver_parts(const StoredPublication& stored);
   void deliver(TimePoint now);
   void activate(TimePoint now);

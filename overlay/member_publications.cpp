@@ -199,15 +199,25 @@ void MemberCore::store_changed(TimePoint now) {
 
 // ---- to the application ----
 
-// What has come of the next delta, without gaps, so that the application need not begin with it when all has come.
+// A delta from here, or the first snapshot.
+bool MemberCore::comes_next(const StoredPublication& stored) const {
+  if (!position_) return stored.key().full();
+  return stored.key().base == position_->version && stored.announcement.base_digest == position_->policy_digest;
+}
+
+// What has come of it, without gaps, so that the application need not begin with it when all has come. Where several arrive
+// beside each other, of the first.
 void MemberCore::deliver_parts(const StoredPublication& stored) {
-  if (!config_.delivers_parts || staged_ || !position_ || stored.key().base != position_->version) return;
-  if (stored.announcement.base_digest != position_->policy_digest) return;
-  if (parts_.id != stored.id) parts_ = {stored.id, 0};
+  if (!config_.delivers_parts || staged_ || !comes_next(stored)) return;
+  if (parts_.id != stored.id) {
+    const StoredPublication* first = std::as_const(store_).find(parts_.id);
+    if (first && !first->complete && comes_next(*first)) return;
+    parts_ = {stored.id, 0};
+  }
   for (; parts_.chunks < stored.chunks.size() && !stored.chunks[parts_.chunks].data.empty(); ++parts_.chunks) {
     const std::uint64_t offset = std::uint64_t{parts_.chunks} * stored.announcement.chunk_bytes;
     actions_.push_back(act::DeliverPart{
-        {stored.id, stored.key().version, *stored.key().base, offset, stored.chunks[parts_.chunks].data}});
+        {stored.id, stored.key().version, stored.key().base, offset, stored.chunks[parts_.chunks].data}});
   }
 }
 

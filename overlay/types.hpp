@@ -76,12 +76,13 @@ struct Publication {
   bool activate = true;
 };
 
-// Bytes of a delta that is not whole yet, on the version that was delivered last: proven to be the learner's, but nothing
-// says yet that the rest will come. Those of one publication come in order, from the first byte on, as far as they are in
-// memory.
+// Bytes of what is not whole yet, a delta on the version that was delivered last or, before anything was, a snapshot: proven
+// to be the learner's, but nothing says yet that the rest will come. Those of one publication come in order, from the first
+// byte on, as far as they are in memory.
 struct PublicationPart {
   PublicationId id{};
-  Version version, base;
+  Version version;
+  std::optional<Version> base;
   std::uint64_t offset = 0;  // of its first byte in the payload
   Slice bytes;
 };

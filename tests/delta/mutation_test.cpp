@@ -131,6 +131,9 @@ TEST_F(Mutations, OfSnapshots) {
   for (int round = 0; round < kSnapshotRounds; ++round) {
     mutate(patch, random, damaged);
     const auto state = decode_snapshot(damaged, limits_);
+    IncomingSnapshot incoming(limits_);
+    const bool added = incoming.add(std::span(damaged).first(damaged.size() / 3)) && incoming.add(std::span(damaged).subspan(damaged.size() / 3));
+    ASSERT_EQ(added && incoming.finish(), state.has_value()) << "round " << round;
     accepted += state.has_value();
     if (!state) continue;
     ASSERT_TRUE(same_bytes(state->view(), cur_.view())) << "round " << round;

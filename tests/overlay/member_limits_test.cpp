@@ -444,16 +444,47 @@ TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
   EXPECT_GT(told, 100u);
 }
 
+TEST(Member, DeliversWhatHasComeOfTheFirstSnapshot) {
+  auto with_parts = config();
+  with_parts.delivers_parts = true;
+  Member m(std::move(with_parts));
+  const Made early = make(delta(1, 0), 3500), first = make(full(1), 3500), other = make(full(2), 3500);
+  m.tell(m.parent, early.opening);
+  m.frame(m.parent, early.chunk(0));
+  EXPECT_THAT(m.all<act::DeliverPart>(), IsEmpty()) << "on what is not there";
+  m.tell(m.parent, first.opening);
+  m.tell(m.parent, other.opening);
+  for (std::size_t i = 0; i < 3; ++i) {
+    m.frame(m.parent, first.chunk(i));
+    m.frame(m.parent, other.chunk(i));
+  }
+  std::vector<std::byte> come;
+  for (const auto& p : m.all<act::DeliverPart>()) {
+    EXPECT_EQ(p.part.id, first.id) << "one at a time";
+    EXPECT_EQ(p.part.base, std::nullopt);
+    EXPECT_EQ(p.part.offset, come.size());
+    come.insert(come.end(), p.part.bytes.bytes().begin(), p.part.bytes.bytes().end());
+  }
+  EXPECT_EQ(come.size(), 3072u);
+  m.frame(m.parent, first.chunk(3));
+  m.tell(m.parent, first.closing);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
+  const std::size_t before = m.all<act::DeliverPart>().size();
+  m.frame(m.parent, other.chunk(3));  // from now on deltas come
+  EXPECT_THAT(m.all<act::DeliverPart>(), SizeIs(before));
+}
+
 TEST(Member, DeliversWhatHasComeOfTheNextDelta) {
   auto with_parts = config();
   with_parts.delivers_parts = true;
   Member m(std::move(with_parts));
-  const auto come = [&] {  // what is deliver_parts of so far, by version
+  const auto come = [&] {  // what is delivered of deltas so far, by version
     std::map<std::uint64_t, std::vector<std::byte>> bytes;
     for (const auto& p : m.all<act::DeliverPart>()) {
+      if (!p.part.base) continue;
       auto& so_far = bytes[p.part.version.value];
       EXPECT_EQ(p.part.offset, so_far.size());
-      EXPECT_EQ(p.part.base.value + 1, p.part.version.value);
+      EXPECT_EQ(p.part.base->value + 1, p.part.version.value);
       so_far.insert(so_far.end(), p.part.bytes.bytes().begin(), p.part.bytes.bytes().end());
     }
     return bytes;
@@ -462,7 +493,7 @@ TEST(Member, DeliversWhatHasComeOfTheNextDelta) {
   m.tell(m.parent, first.opening);
   m.frame(m.parent, first.chunk(0));  // on what is not there
   m.whole(make(full(0), 3000));
-  EXPECT_THAT(come(), IsEmpty()) << "nor is a snapshot delivered in parts";
+  EXPECT_THAT(come(), IsEmpty());
   m.frame(m.parent, first.chunk(2));
   EXPECT_EQ(come().at(1).size(), 1024u) << "up to the gap";
   m.tell(m.parent, second.opening);

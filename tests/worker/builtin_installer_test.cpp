@@ -103,7 +103,7 @@ std::vector<overlay::PublicationPart> parts_of(const overlay::Publication& of, s
   std::vector<overlay::PublicationPart> parts;
   const overlay::Slice all(bytes_of(of));
   for (std::size_t at = 0; at < all.size(); at += size)
-    parts.push_back({of.id, of.version, *of.base, at, all.part(at, std::min(size, all.size() - at))});
+    parts.push_back({of.id, of.version, of.base, at, all.part(at, std::min(size, all.size() - at))});
   return parts;
 }
 
@@ -156,6 +156,29 @@ TEST_F(InstallerTest, WhatHasComeOfSomethingElseDoesNotMatter) {
   for (const overlay::PublicationPart& part : parts) installer_.arriving(part);
   ASSERT_TRUE(installer_.install(snapshot_));
   ASSERT_TRUE(installer_.install(delta_));
+}
+
+TEST_F(InstallerTest, WhatHasComeOfASnapshotIsUsed) {
+  snapshot_.id = {std::byte{3}};
+  const auto parts = parts_of(snapshot_, 1000);
+  ASSERT_GT(parts.size(), 3u);
+  for (const std::size_t n : {parts.size(), parts.size() / 2, std::size_t{1}}) {
+    Installer fresh(*model::create(config_));
+    for (std::size_t i = 0; i < n; ++i) fresh.arriving(parts[i]);
+    EXPECT_FALSE(fresh.version()) << "nothing is installed by it";
+    ASSERT_TRUE(fresh.install(snapshot_));
+    EXPECT_EQ(fresh.digest(), first_.digest().bytes);
+    EXPECT_TRUE(fresh.install(delta_));
+  }
+  // The bytes that have come are not looked at again; those of another publication are not used.
+  std::vector<std::byte> other = bytes_of(snapshot_);
+  other[1500] ^= std::byte{1};
+  overlay::Publication begun = publication(3, std::nullopt, other, first_.digest());
+  for (std::size_t i = 0; i < 2; ++i) installer_.arriving(parts[i]);
+  EXPECT_FALSE(installer_.install(begun));
+  for (std::size_t i = 0; i < 2; ++i) installer_.arriving(parts[i]);
+  begun.id = snapshot_.id;
+  EXPECT_TRUE(installer_.install(begun));
 }
 
 TEST_F(InstallerTest, APolicyOfAnotherModelIsRefused) {

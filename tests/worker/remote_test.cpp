@@ -543,7 +543,7 @@ TEST(PolicyFolder, ADeltaIsResolvedWhileItArrives) {
   const overlay::Slice all(bytes);
   const auto arrive = [&](std::size_t end) {
     for (std::size_t at = 0; at < end; at += 20)
-      folder->arriving({second.id, second.version, *second.base, at, all.part(at, std::min<std::size_t>(20, end - at))});
+      folder->arriving({second.id, second.version, second.base, at, all.part(at, std::min<std::size_t>(20, end - at))});
   };
   arrive(all.size());
   EXPECT_EQ(folder->install(second).error().code, Code::kStale) << "on nothing";

@@ -9,7 +9,7 @@
 #include "model/device_weights.hpp"
 #include "model/transformer.hpp"
 #include "overlay/types.hpp"
-#include "worker/engines/arriving_delta.hpp"
+#include "worker/engines/arriving_policy.hpp"
 
 namespace echoline::worker {
 
@@ -23,7 +23,7 @@ class Installer {
   Installer(const Installer&) = delete;
   Installer& operator=(const Installer&) = delete;
 
-  // Resolves what has come of a delta on the installed version; anything else is not looked at.
+  // Decodes what has come of a snapshot, or of a delta on the installed version; anything else is not looked at.
   void arriving(const overlay::PublicationPart& part);
 
   // Installs a snapshot, or a delta on top of the installed version. The digest of the result must be the one the
@@ -43,8 +43,7 @@ class Installer {
   delta::OwnedState state_;  // the policy as published, bf16; the model holds the same values in its compute type
   std::optional<Version> version_;
   overlay::Digest digest_{};
-  const ArrivingDelta::Begin begin_ = [this] { return delta::IncomingDelta(state_, {.threads = threads_}); };
-  ArrivingDelta arriving_;  // of state_
+  ArrivingPolicy arriving_{[this] { return delta::IncomingDelta(state_, {.threads = threads_}); }, {.threads = threads_}};
 };
 
 }  // namespace echoline::worker

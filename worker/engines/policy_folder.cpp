@@ -93,14 +93,13 @@ PolicyFolder::~PolicyFolder() {
   fs::remove(path_, ec);  // a mount point stays
 }
 
-void PolicyFolder::arriving(const overlay::PublicationPart& part) { arriving_.add(part, version_, begin_); }
+void PolicyFolder::arriving(const overlay::PublicationPart& part) { arriving_.add(part, version_); }
 
 Status PolicyFolder::install(const overlay::Publication& publication) {
   if (!publication.base) {
-    arriving_.forget();
     ECHO_TRY(install_snapshot(publication));
   } else {
-    ECHO_ASSIGN(const auto written, arriving_.finish(publication, version_, begin_));
+    ECHO_ASSIGN(const auto written, arriving_.apply_delta(publication, version_));
     version_.reset();
     for (const delta::TensorWrite& write : written) {
       const std::span<std::byte> file = files_[there_->place(write.tensor).file].mutable_bytes();
@@ -115,15 +114,10 @@ Status PolicyFolder::install(const overlay::Publication& publication) {
 // Over the tensors that are there, where they are the same ones. Nothing is written before the digest of all is proven, and a
 // crash on the way leaves a folder that is removed.
 Status PolicyFolder::install_snapshot(const overlay::Publication& publication) {
-  ECHO_ASSIGN(const overlay::Slice payload, publication.payload.bytes());
-  ECHO_ASSIGN(const delta::PatchInfo info, delta::inspect(payload.bytes()));
-  if (info.result.bytes != publication.policy_digest)
-    return fail(Code::kCorrupt, "install policy", "version {}: expected digest {}, found {}", publication.version,
-                overlay::to_hex(publication.policy_digest), info.result.hex());
-  if (!there_) ECHO_TRY(check_room(info.state_bytes));
-  ECHO_ASSIGN(const delta::OwnedState state, delta::decode_snapshot(payload.bytes()));
+  ECHO_ASSIGN(const delta::OwnedState state, arriving_.snapshot(publication));
   const delta::StateView tensors = state.view();
   if (!there_) {
+    ECHO_TRY(check_room(state.total_bytes()));
     ECHO_TRY(delta::write_checkpoint(path_, tensors));
     return map_files();
   }

@@ -13,7 +13,7 @@
 #include "delta/checkpoint.hpp"
 #include "delta/mapped_file.hpp"
 #include "overlay/types.hpp"
-#include "worker/engines/arriving_delta.hpp"
+#include "worker/engines/arriving_policy.hpp"
 
 namespace echoline::worker {
 
@@ -34,7 +34,7 @@ class PolicyFolder {
   PolicyFolder(const PolicyFolder&) = delete;
   PolicyFolder& operator=(const PolicyFolder&) = delete;
 
-  // Resolves what has come of a delta on the installed version; nothing is written.
+  // Decodes what has come of a snapshot, or of a delta on the installed version; nothing is written.
   void arriving(const overlay::PublicationPart& part);
   // As Engine::install(), on the files; kExhausted: they do not fit. Whoever reads them must not be at it.
   Status install(const overlay::Publication& publication);
@@ -57,8 +57,7 @@ class PolicyFolder {
   std::vector<delta::MappedFile> files_;  // its own
   std::optional<Version> version_;
   overlay::Digest digest_{};
-  const ArrivingDelta::Begin begin_ = [this] { return delta::IncomingDelta(there_->view()); };
-  ArrivingDelta arriving_;  // of what is there
+  ArrivingPolicy arriving_{[this] { return delta::IncomingDelta(there_->view()); }};
 };
 
 }  // namespace echoline::worker
