@@ -55,6 +55,7 @@ struct Case {
   Times copy_s;
   Times bound_s, counting_s;  // the bound in a pass of its own; encoding that takes its counts in passing
   Times left_s;               // to apply our delta, once the last of its parts has come
+  Times snapshot_s, snapshot_left_s;  // to decode a snapshot, whole and likewise
   std::map<std::string, Line> lines;
   delta::OwnedState target;  // where deltas are applied and copies go
 };
@@ -213,22 +214,45 @@ void apply_benchmark(benchmark::State& state, Cases& cases, std::size_t index, c
   count(state, c, line);
 }
 
+// Adds all but the last part to what decodes a patch while it arrives.
+std::span<const std::byte> add_parts(auto& incoming, std::span<const std::byte> patch) {
+  constexpr std::size_t kPart = 32 * 1024;  // as network.chunk
+  for (; patch.size() > kPart; patch = patch.subspan(kPart)) must(incoming.add(patch.first(kPart)));
+  return patch;
+}
+
 // As a worker applies it: parts come one after the other, and only what is left to do after the last of them is waited for.
 void arriving_benchmark(benchmark::State& state, Cases& cases, std::size_t index, unsigned threads) {
-  constexpr std::size_t kPart = 32 * 1024;  // as network.chunk
   Case& c = cases.at(index);
   const Blob blob = Codec{}.encode(c, threads, Base::kKnown);
   for ([[maybe_unused]] auto _ : state) {
     rewind(c, Base::kKnown);
     delta::IncomingDelta incoming(c.target, {.threads = threads});
-    std::span<const std::byte> rest(blob);
-    for (; rest.size() > kPart; rest = rest.subspan(kPart)) must(incoming.add(rest.first(kPart)));
+    const auto last = add_parts(incoming, blob);
     const double s = seconds_of([&] {
-      must(incoming.add(rest));
+      must(incoming.add(last));
       (void)must(incoming.apply());
     });
     state.SetIterationTime(s);
     c.left_s[threads].push_back(s);
+  }
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(c.pair.cur.total_bytes()));
+  state.SetLabel(c.pair.name);
+}
+
+void snapshot_benchmark(benchmark::State& state, Cases& cases, std::size_t index, unsigned threads) {
+  Case& c = cases.at(index);
+  const Blob blob = must(delta::encode_snapshot(c.pair.cur.view(), {.threads = threads}));
+  for ([[maybe_unused]] auto _ : state) {
+    c.snapshot_s[threads].push_back(seconds_of([&] { (void)must(delta::decode_snapshot(blob, {.threads = threads})); }));
+    delta::IncomingSnapshot incoming({.threads = threads});
+    const auto last = add_parts(incoming, blob);
+    const double s = seconds_of([&] {
+      must(incoming.add(last));
+      (void)must(incoming.finish());
+    });
+    state.SetIterationTime(s);
+    c.snapshot_left_s[threads].push_back(s);
   }
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(c.pair.cur.total_bytes()));
   state.SetLabel(c.pair.name);
@@ -297,9 +321,12 @@ void add_benchmarks(Cases& cases) {
       add(fmt::format("{}encode and count/threads:{}", prefix, t),
           [&cases, i, t](benchmark::State& s) { counting_benchmark(s, cases, i, t); });
     }
-    for (const unsigned t : cases.settings().threads)
+    for (const unsigned t : cases.settings().threads) {
       add(fmt::format("{}{}/apply what is left/threads:{}", prefix, kOurs, t),
           [&cases, i, t](benchmark::State& s) { arriving_benchmark(s, cases, i, t); });
+      add(fmt::format("{}{}/decode what is left/threads:{}", prefix, kOurs, t),
+          [&cases, i, t](benchmark::State& s) { snapshot_benchmark(s, cases, i, t); });
+    }
     for (const Codec& codec : codecs()) {
       for (const Base base : {Base::kKnown, Base::kUnknown}) {
         if (codec.peer && base == Base::kUnknown) continue;
@@ -383,6 +410,9 @@ void Cases::print(const Case& c) const {
       if (whole.contains(t) && c.left_s.contains(t))
         fmt::print(table_file, "; applied as it comes, {:.1f} ms of {:.1f} ms are left after the last 32 KiB",
                    1e3 * median(c.left_s.at(t)), 1e3 * median(whole.at(t)));
+      if (c.snapshot_s.contains(t))
+        fmt::print(table_file, ", and of a snapshot {:.1f} ms of {:.1f} ms", 1e3 * median(c.snapshot_left_s.at(t)),
+                   1e3 * median(c.snapshot_s.at(t)));
     }
     fmt::print(table_file, "\n");
   }
