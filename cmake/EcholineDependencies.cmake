@@ -54,6 +54,9 @@ if(ECHOLINE_TORCH AND "model" IN_LIST ECHOLINE_CONFIGURED)
   endif()
   list(REMOVE_ITEM options -D_GLIBCXX_USE_CXX11_ABI=1)
   set_target_properties(torch PROPERTIES INTERFACE_COMPILE_OPTIONS "${options}")
+  # One with CUDA chooses for all device code what GPUs it is for; ours is for those that EcholineCuda or the user has chosen.
+  unset(CMAKE_CUDA_ARCHITECTURES)
+  unset(CMAKE_CUDA_FLAGS)
 endif()
 
 echoline_precompiled(standard HEADERS ${ECHOLINE_STANDARD_HEADERS} USES fmt::fmt)
