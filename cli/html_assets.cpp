@@ -126,7 +126,7 @@ constexpr std::string_view kScript = R"((() => {
         interaction: { mode: 'nearest', intersect: false },
         scales: {
           x: axis(plot.x, plot.categories ? { type: 'category', labels: plot.categories, offset: true } : { type: 'linear', ...(many ? { bounds: 'data' } : { grace: '3%' }) }),
-          y: axis(plot.y, { suggestedMin: low >= 0 && low < high / 2 ? 0 : low, suggestedMax: high }),
+          y: axis(plot.y, { suggestedMin: low >= 0 && (low < high / 2 || low === high) ? 0 : low, suggestedMax: high }),
         },
         plugins: {
           legend: { display: plot.series.length > 1, position: 'bottom', labels: { boxWidth: 14, boxHeight: 2, color: colour('--text') } },

@@ -260,7 +260,8 @@ void add_events(Page& page, const std::vector<json>& events) {
 
 std::string run_page(const RunFiles& run, const ChartLibrary& charts) {
   const std::string name = text(run.report, "run");
-  Page page(fmt::format("Run {}", name == "-" ? run.name : name));
+  const bool simulated = at(run.report, "simulation").is_object();
+  Page page(fmt::format("{} {}", simulated ? "Simulated run" : "Run", name == "-" ? run.name : name));
   add_facts(page, run.report);
   add_plots(page, run.metrics);
   add_workers(page, run.report);

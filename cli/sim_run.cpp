@@ -5,6 +5,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "cli/output.hpp"
+#include "cli/run_page.hpp"
 #include "cli/sim_run_like.hpp"
 #include "cli/sim_run_report.hpp"
 #include "cli/verbs.hpp"
@@ -15,7 +16,7 @@ namespace {
 struct Arguments {
   std::string scenario, like, out;
   std::vector<std::string> overrides;
-  std::optional<std::string> seed;
+  std::optional<std::string> seed, html;
   bool json = false;
 };
 
@@ -25,15 +26,24 @@ std::string lines_of(const std::vector<nlohmann::json>& rows) {
   return text;
 }
 
-Status write_all(const std::filesystem::path& folder, const nlohmann::json& report, const std::vector<nlohmann::json>& metrics,
-                 const sim::RunResult& result) {
+Status write_all(const std::filesystem::path& folder, const RunFiles& files) {
   ECHO_TRY(make_folders(folder));
-  ECHO_TRY(write_file_atomic(folder / "metrics.jsonl", lines_of(thinned(metrics, result.steps))));
-  std::vector<nlohmann::json> events;
+  ECHO_TRY(write_file_atomic(folder / "metrics.jsonl", lines_of(files.metrics)));
+  ECHO_TRY(write_file_atomic(folder / "events.jsonl", lines_of(files.events)));
+  return write_file_atomic(folder / "report.json", files.report.dump(2) + "\n");
+}
+
+// Where the page goes: `file`, or else report.html beside the other files, or here.
+std::filesystem::path page_path(const std::string& file, const std::string& out) {
+  if (!file.empty()) return file;
+  return std::filesystem::path(out) / "report.html";
+}
+
+RunFiles files_of(nlohmann::json report, std::vector<nlohmann::json> metrics, const sim::RunResult& result) {
+  RunFiles files{"", std::move(report), thinned(std::move(metrics), result.steps), {}};
   for (const sim::SimDecision& d : result.decisions)
-    events.push_back({{"unix_s", d.at_s}, {"event", d.what}, {"offer", d.offer}, {"detail", d.why}});
-  ECHO_TRY(write_file_atomic(folder / "events.jsonl", lines_of(events)));
-  return write_file_atomic(folder / "report.json", report.dump(2) + "\n");
+    files.events.push_back({{"unix_s", d.at_s}, {"event", d.what}, {"offer", d.offer}, {"detail", d.why}});
+  return files;
 }
 
 int run(const Arguments& a) {
@@ -57,11 +67,15 @@ int run(const Arguments& a) {
   if (!scenario) return refuse(scenario.error());
   const auto result = sim::simulate_run(scenario->scenario);
   if (!result) return refuse(result.error());
-  const auto metrics = sim_run_metrics(*result);
+  auto metrics = sim_run_metrics(*result);
   nlohmann::json report = sim_run_report(*scenario, *result, metrics);
   if (like) report["simulation"]["like"] = compare(*like, report, metrics);
-  if (!a.out.empty())
-    if (const Status written = write_all(a.out, report, metrics, *result); !written) return refuse(written.error());
+  if (!a.out.empty() || a.html) {
+    const RunFiles files = files_of(report, std::move(metrics), *result);
+    Status written = a.out.empty() ? ok() : write_all(a.out, files);
+    if (written && a.html) written = write_file_atomic(page_path(*a.html, a.out), run_page(files, built_in_charts()));
+    if (!written) return refuse(written.error());
+  }
   if (a.json) {
     fmt::print("{}\n", report.dump(2));
   } else {
@@ -83,13 +97,15 @@ void add_sim_run(Verb& sim, int& exit) {
       ->one_value_each();
   verb->add_option("--seed", a->seed, "instead of simulation.seed; the same seed gives the same report");
   verb->add_option("--out", a->out, "write report.json, metrics.jsonl and events.jsonl into this folder");
+  verb->add_option("--html", a->html, "write it as a page that needs nothing beside itself into this file, default: report.html, in the folder of --out")
+      ->expected(0, 1);
   verb->add_flag("--json", a->json, "print the report (docs/report.md), or what is wrong, as JSON");
   verb->footer(
       "What is rented, who gets work and what is trained on is decided by the code that decides it in a run; machines, the market,\n"
       "the learner's steps and misfortune are made up by the scenario (docs/simulation.md).\n"
       "Examples: echoline sim run configs/sim/small.yaml\n"
       "          echoline sim run --like quickstart --set staleness.budget=1     what another budget would have cost\n"
-      "          echoline sim run configs/sim/regions.yaml --out /tmp/regions --set simulation.churn.per_hour=0.3\n"
+      "          echoline sim run configs/sim/regions.yaml --html regions.html --set simulation.churn.per_hour=0.3\n"
       "What if:  --set network.topology=star                 the learner sends to everybody\n"
       "          --set simulation.activation=random          whatever comes is rented, instead of the cheapest\n"
       "          --set simulation.publish=snapshot           the whole policy every time\n"

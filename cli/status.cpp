@@ -8,6 +8,7 @@
 #include "cli/output.hpp"
 #include "cli/plot.hpp"
 #include "cli/run_page.hpp"
+#include "cli/sim_run_report.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
 #include "learner/run_record.hpp"
@@ -101,7 +102,7 @@ int report(const Arguments& a) {
   if (a.json)
     fmt::print("{}\n", object->dump(2));
   else
-    fmt::print("{}", learner::report_text(*object));
+    fmt::print("{}", object->contains("simulation") ? sim_run_table(*object) : learner::report_text(*object));
   return 0;
 }
 

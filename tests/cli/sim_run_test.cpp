@@ -65,6 +65,19 @@ TEST(SimRun, GivesTheSameReportAgainAndAnotherForAnotherSeed) {
   EXPECT_EQ(printed.out, text_of(folder.path() / "a" / "report.json"));
 }
 
+TEST(SimRun, IsShownAsARunIs) {
+  TemporaryFolder folder;
+  const std::string page = (folder.path() / "page.html").string(), out = (folder.path() / "out").string();
+  const Outcome ran = run_program({"sim", "run", "configs/sim/small.yaml", "--html", page, "--out", out});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  EXPECT_NE(text_of(page).find("Simulated run small"), std::string::npos);
+  const Outcome told = run_program({"report", out});
+  EXPECT_EQ(told.status, 0) << told.err;
+  EXPECT_EQ(told.out, ran.out);
+  ASSERT_EQ(run_program({"report", out, "--html"}).status, 0);
+  EXPECT_EQ(text_of(folder.path() / "out" / "report.html"), text_of(page));
+}
+
 TEST(SimRun, KeepsMetricsOfLongRunsShort) {
   TemporaryFolder folder;
   const Outcome outcome = run_program({"sim", "run", "configs/sim/small.yaml", "--set", "run.steps=3000", "--out", folder.path().string()});
