@@ -320,6 +320,7 @@ std::optional<OutFrame> EdgeSender::next_frame(Edge& edge, ConnId conn) {
       if (!chunk) return std::nullopt;  // it comes from disk
       known.insert(*index);
       chunk_bytes_ += chunk->length;
+      if (edge.catch_up_to) helped_bytes_ += chunk->length;
       return OutFrame{chunk->head, chunk->data};
     }
     if (has_all(edge, *stored))

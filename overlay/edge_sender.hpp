@@ -68,6 +68,7 @@ class EdgeSender {
   std::vector<EdgeReport> reports(TimePoint now) const;
 
   std::uint64_t chunk_bytes_sent() const { return chunk_bytes_; }  // chunk bytes without headers
+  std::uint64_t helped_bytes_sent() const { return helped_bytes_; }  // of these to children that are only helped
   // Remembered for the child for which most are: those that are in the store and those that it has listed last.
   std::size_t known_publications() const;
 
@@ -116,7 +117,7 @@ class EdgeSender {
   std::map<std::pair<WorkerId, bool>, Edge> edges_;  // by child, and whether it is helped
   std::map<ConnId, Line> lines_;
   std::vector<EdgeTrouble> troubles_;
-  std::uint64_t chunk_bytes_ = 0;
+  std::uint64_t chunk_bytes_ = 0, helped_bytes_ = 0;
   std::optional<Version> reach_, restorable_;
   std::set<Version> not_made_;  // deltas from there
 };

@@ -350,7 +350,11 @@ class LearnerCore final : public Core {
   int sooner_ = 0;  // times in a row that another one was
   TimePoint plan_not_before_{};  // trees
   Duration plan_pause_{};
-  TimePoint helps_until_{};  // by when its uplink could have sent what it has begun to help with
+  struct {
+    double bytes = 0;        // begun with, and neither sent since nor had the time to be
+    std::uint64_t sent = 0;  // to those helped, until then
+    TimePoint at{};
+  } helping_;
   TimePoint forget_at_{};
   bool stripes_lag_ = false;  // behind a slow hop: mended trees would end with these alone
   TimePoint beat_at_ = kNever, plan_at_ = kNever, save_retry_at_ = kNever;

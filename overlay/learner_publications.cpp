@@ -332,8 +332,9 @@ void LearnerCore::end_catch_up(TimePoint now) {
 
 // Whether the learner begins to help one more, which then counts. One uplink serves all whom it helps: were they dozens at
 // once, none of them would soon have the whole, and be able to help others. So it begins with no more than it can send by
-// the time that who has to wait asks again, and two snapshots. What was begun counts, once per worker and version: those
-// who never finish, or ask again and again, keep nobody waiting.
+// the time that who has to wait asks again, and two snapshots. That goes by what it sends, but is never slower than the
+// uplink is expected to be, and a worker counts once for a version: who takes nothing, or asks again and again, keeps nobody
+// waiting.
 bool LearnerCore::begin_help(Worker& worker, const NeedHelp& need, Version target, TimePoint now) {
   if (worker.helped_to >= target) return true;
   std::map<PublicationKey, std::uint64_t> whole;
@@ -342,10 +343,14 @@ bool LearnerCore::begin_help(Worker& worker, const NeedHelp& need, Version targe
   const std::uint64_t snapshot = store_.full_bytes_hint().value_or(0);
   std::uint64_t bytes = cheapest_way(whole, need.position, target, need.full_only).value_or(snapshot);
   if (config_.catch_ups_on_demand && snapshot > 0) bytes = std::min(bytes, snapshot);
-  const auto takes = [&](std::uint64_t n) { return from_seconds(static_cast<double>(n) / learner_up().bytes_per_s()); };
-  const TimePoint begins = std::max(helps_until_, now);
-  if (begins - now > kHelpBeats * config_.heartbeat + takes(2 * std::max(bytes, snapshot))) return false;
-  helps_until_ = begins + takes(bytes);
+
+  const double rate = learner_up().bytes_per_s();
+  const auto sent = static_cast<double>(edges_.helped_bytes_sent() - helping_.sent);
+  const double done = std::max(sent, seconds(now - helping_.at) * rate);
+  helping_ = {std::max(0.0, helping_.bytes - done), edges_.helped_bytes_sent(), now};
+  const auto most = static_cast<double>(std::max(bytes, snapshot));
+  if (helping_.bytes > seconds(kHelpBeats * config_.heartbeat) * rate + 2 * most) return false;
+  helping_.bytes += static_cast<double>(bytes);
   worker.helped_to = target;
   return true;
 }

@@ -258,7 +258,7 @@ FAULTS = [
     Fault("who waits in vain for what its parent holds goes on waiting", LEARNER_PUB,
           "if (need.stalled) on_stalled(worker, now);", "", "overlay_core_test"),
     Fault("the learner helps everybody at once", LEARNER_PUB,
-          "if (begins - now > kHelpBeats * config_.heartbeat + takes(2 * std::max(bytes, snapshot))) return false;",
+          "if (helping_.bytes > seconds(kHelpBeats * config_.heartbeat) * rate + 2 * most) return false;",
           "", "overlay_core_test"),
     Fault("who asks the learner again and again keeps the others waiting", LEARNER_PUB,
           "  worker.helped_to = target;\n  return true;", "  return true;", "overlay_core_test"),

@@ -889,6 +889,28 @@ TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
   EXPECT_EQ(helped_of(31, 40), LearnerCore::kHelpedMax);
 }
 
+// However wide its uplink is expected to be: what it sends to them counts.
+TEST(Learner, HelpsAsFastAsItSends) {
+  LearnerConfig c = Desk::config(8);
+  c.catch_ups_on_demand = false;
+  c.core.limits.up.reset();
+  c.chain_rate = BitRate::from_mbit_per_s(0.001);
+  Desk desk(std::move(c));
+  desk.join_all(12);
+  ASSERT_TRUE(desk.publish(make(full(0), 1'000'000, {.chunk_bytes = 65536})).has_value());
+  for (std::uint64_t id = 1; id <= 12; ++id) {
+    desk.tell(id, NeedHelp{Version{0}, false, {}});
+    ASSERT_THAT(desk.said<Help>(id), SizeIs(1)) << "those before it were sent all";
+    trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
+    identity.key = made_key("worker " + std::to_string(id)).public_key();
+    const ConnId edge = desk.comes(identity, "10.0.0." + std::to_string(id));
+    desk.tell(edge, PeerHello{"run", 0, Version{0}, false, {}, desk.said<Help>(id).back().grant});
+    for (int i = 0; i < 20; ++i) desk.core.on_sent(edge, Uplink::kWindowBytes, desk.now);
+    desk.take();
+  }
+  EXPECT_GE(desk.core.stats().chunk_bytes_sent.count, 12'000'000u);
+}
+
 TEST(Learner, DrainsByMovingAWorkerBehindTheOthers) {
   Desk desk(8);
   desk.join_all(3);
