@@ -50,7 +50,7 @@ void try_patch(std::span<const std::byte> patch) {
   added = ok();
   for (std::size_t at = 0, size = 1; added && at < patch.size(); at += size, size = size * 5 % 67 + 1)
     added = snapshot.add(patch.subspan(at, std::min(size, patch.size() - at)));
-  const auto in_parts = added ? snapshot.finish() : Result<OwnedState>(added.error());
+  auto in_parts = added ? snapshot.finish() : Result<OwnedState>(added.error());
   require(in_parts.has_value() == decoded.has_value());
   require(!in_parts || in_parts->digest() == *digest_state(decoded->view()));
 }
