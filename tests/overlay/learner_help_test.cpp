@@ -1,0 +1,106 @@
+// Whom the learner sends to whom when somebody lacks what its parents cannot bring.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/overlay/desk.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::SizeIs;
+
+// Whoever has it all helps few at a time; the next ones are sent elsewhere, or ask again later.
+TEST(Learner, SpreadsThoseWhoNeedHelp) {
+  Desk desk(8);
+  desk.join_all(20);
+  const Made made = make(full(0), 10);
+  ASSERT_TRUE(desk.publish(made).has_value());
+  for (const std::uint64_t holder : {1, 2}) {
+    Heartbeat beat;
+    beat.holdings = {{{Version{0}, {}}, 10}};
+    desk.tell(holder, beat);
+  }
+  std::map<WorkerId, std::size_t> helps;
+  for (std::uint64_t id = 3; id <= 20; ++id) {
+    desk.tell(id, NeedHelp{Version{0}, false, {}});
+    ++helps[desk.said<Help>(id).back().from.worker];
+  }
+  // The learner's uplink counts twice.
+  EXPECT_EQ(helps, (std::map<WorkerId, std::size_t>{{kLearnerId, 3}, {WorkerId{1}, 8}, {WorkerId{2}, 7}}));
+  desk.tell(3, Installed{Version{0}, digest_of(0), 0});
+  desk.tell(20, NeedHelp{Version{0}, false, {}});
+  EXPECT_THAT(desk.said<Help>(20), SizeIs(2));
+}
+
+// Who asks without end finds those who could help busy, and waits.
+TEST(Learner, AWorkerHelpsOnlySoManyAtATime) {
+  LearnerConfig c = Desk::config(8);
+  c.catch_ups_on_demand = false;
+  Desk desk(std::move(c));
+  desk.join_all(12);
+  const Made made = make(full(0), 10);
+  ASSERT_TRUE(desk.publish(made).has_value());
+  Heartbeat beat;
+  beat.holdings = {{{Version{0}, {}}, 10}};
+  desk.tell(1, beat);
+  std::size_t waiting = 0;
+  for (std::uint64_t id = 2; id <= 12; ++id) {
+    desk.tell(id, NeedHelp{Version{0}, false, {}});
+    waiting += desk.said<Help>(id).empty();
+  }
+  EXPECT_EQ(waiting, 11 - LearnerCore::kHelpedMax);
+}
+
+// With one uplink for all, dozens at once would all have the whole late; what it has begun to send counts, not who has it.
+TEST(Learner, ItselfHelpsOnlyAsManyAsItCanSendTo) {
+  LearnerConfig c = Desk::config(8);
+  c.catch_ups_on_demand = false;
+  Desk desk(std::move(c));
+  desk.join_all(40);
+  const Made made = make(full(0), 1'000'000, {.chunk_bytes = 65536});  // one second of the uplink
+  ASSERT_TRUE(desk.publish(made).has_value());
+  const auto helped_of = [&](std::uint64_t first, std::uint64_t last) {
+    std::size_t helped = 0;
+    for (std::uint64_t id = first; id <= last; ++id) {
+      const std::size_t before = desk.said<Help>(id).size();
+      desk.tell(id, NeedHelp{Version{0}, false, {}});
+      helped += desk.said<Help>(id).size() - before;
+    }
+    return helped;
+  };
+  // One now, two for the two seconds until the others ask again, and two more.
+  EXPECT_EQ(helped_of(1, 20), 5u);
+  EXPECT_EQ(helped_of(1, 20), 5u);  // the same ones, who have asked before
+  desk.now += milliseconds(2500);
+  EXPECT_EQ(helped_of(21, 40), 2u);
+  Heartbeat beat;  // who has the whole helps others at once
+  beat.holdings = {{{Version{0}, {}}, 1'000'000}};
+  desk.tell(1, beat);
+  EXPECT_EQ(helped_of(31, 40), LearnerCore::kHelpedMax);
+}
+
+// However wide its uplink is expected to be: what it sends to them counts.
+TEST(Learner, HelpsAsFastAsItSends) {
+  LearnerConfig c = Desk::config(8);
+  c.catch_ups_on_demand = false;
+  c.core.limits.up.reset();
+  c.chain_rate = BitRate::from_mbit_per_s(0.001);
+  Desk desk(std::move(c));
+  desk.join_all(12);
+  ASSERT_TRUE(desk.publish(make(full(0), 1'000'000, {.chunk_bytes = 65536})).has_value());
+  for (std::uint64_t id = 1; id <= 12; ++id) {
+    desk.tell(id, NeedHelp{Version{0}, false, {}});
+    ASSERT_THAT(desk.said<Help>(id), SizeIs(1)) << "those before it were sent all";
+    trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
+    identity.key = made_key("worker " + std::to_string(id)).public_key();
+    const ConnId edge = desk.comes(identity, "10.0.0." + std::to_string(id));
+    desk.tell(edge, PeerHello{"run", 0, Version{0}, false, {}, desk.said<Help>(id).back().grant});
+    for (int i = 0; i < 20; ++i) desk.core.on_sent(edge, Uplink::kWindowBytes, desk.now);
+    desk.take();
+  }
+  EXPECT_GE(desk.core.stats().chunk_bytes_sent.count, 12'000'000u);
+}
+
+}  // namespace
+}  // namespace echoline::overlay
