@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 
+#include "base/files.hpp"
 #include "base/units.hpp"
 
 namespace echoline::cli {
@@ -267,6 +268,15 @@ std::string run_page(const RunFiles& run, const ChartLibrary& charts) {
   add_workers(page, run.report);
   add_events(page, run.events);
   return page.finish(charts);
+}
+
+Result<std::filesystem::path> write_run_page(const RunFiles& run, const std::string& file,
+                                             const std::filesystem::path& folder) {
+  const std::filesystem::path path = file.empty() ? folder / "report.html" : std::filesystem::path(file);
+  if (std::filesystem::is_directory(path))
+    return fail(Code::kInvalid, "--html", "{} is a folder, expected a file; what the page shows is named before --html", path.string());
+  ECHO_TRY(write_file_atomic(path, run_page(run, built_in_charts())));
+  return path;
 }
 
 }  // namespace echoline::cli

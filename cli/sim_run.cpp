@@ -33,12 +33,6 @@ Status write_all(const std::filesystem::path& folder, const RunFiles& files) {
   return write_file_atomic(folder / "report.json", files.report.dump(2) + "\n");
 }
 
-// Where the page goes: `file`, or else report.html beside the other files, or here.
-std::filesystem::path page_path(const std::string& file, const std::string& out) {
-  if (!file.empty()) return file;
-  return std::filesystem::path(out) / "report.html";
-}
-
 RunFiles files_of(nlohmann::json report, std::vector<nlohmann::json> metrics, const sim::RunResult& result) {
   RunFiles files{"", std::move(report), thinned(std::move(metrics), result.steps), {}};
   for (const sim::SimDecision& d : result.decisions)
@@ -72,9 +66,10 @@ int run(const Arguments& a) {
   if (like) report["simulation"]["like"] = compare(*like, report, metrics);
   if (!a.out.empty() || a.html) {
     const RunFiles files = files_of(report, std::move(metrics), *result);
-    Status written = a.out.empty() ? ok() : write_all(a.out, files);
-    if (written && a.html) written = write_file_atomic(page_path(*a.html, a.out), run_page(files, built_in_charts()));
-    if (!written) return refuse(written.error());
+    if (!a.out.empty())
+      if (const Status written = write_all(a.out, files); !written) return refuse(written.error());
+    if (a.html)
+      if (const auto written = write_run_page(files, *a.html, a.out); !written) return refuse(written.error());
   }
   if (a.json) {
     fmt::print("{}\n", report.dump(2));

@@ -63,9 +63,6 @@ Result<std::vector<nlohmann::json>> rows_of(const std::filesystem::path& path) {
 
 // Also while it runs: what is not there yet is left out.
 Result<std::filesystem::path> write_page(const std::filesystem::path& folder, const std::string& file) {
-  const std::filesystem::path path = file.empty() ? folder / "report.html" : std::filesystem::path(file);
-  if (std::filesystem::is_directory(path))
-    return fail(Code::kInvalid, "--html", "{} is a folder, expected a file; a run is named first: `echoline report RUN --html`", path.string());
   RunFiles run;
   run.name = std::filesystem::absolute(folder).lexically_normal().filename().string();
   auto report = read_json_object(folder / "report.json");
@@ -75,8 +72,7 @@ Result<std::filesystem::path> write_page(const std::filesystem::path& folder, co
     return std::move(report).error();
   ECHO_ASSIGN(run.metrics, rows_of(folder / "metrics.jsonl"));
   ECHO_ASSIGN(run.events, rows_of(folder / "events.jsonl"));
-  ECHO_TRY(write_file_atomic(path, run_page(run, built_in_charts())));
-  return path;
+  return write_run_page(run, file, folder);
 }
 
 int report(const Arguments& a) {
