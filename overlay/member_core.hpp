@@ -209,10 +209,10 @@ class MemberCore final : public Core {
   std::optional<Installed> installed_;
   std::set<Version> given_, void_;  // to the application and not yet installed: of this epoch, of earlier ones
   std::optional<Staged> staged_;    // waits for the floor to be saved
-  struct {
+  struct Parts {  // delivered of what arrives
     PublicationId id{};
     std::uint32_t chunks = 0;
-  } parts_;  // delivered of what arrives
+  } snapshot_parts_, delta_parts_;
   bool saving_ = false, save_again_ = false, reading_held_ = false, welcomed_once_ = false;
   TimePoint save_retry_at_ = kNever;
   int install_failures_ = 0;

@@ -199,25 +199,27 @@ void MemberCore::store_changed(TimePoint now) {
 
 // ---- to the application ----
 
-// A delta from here, or the first snapshot.
+// A delta from here, or a snapshot: what is not whole is ahead of here.
 bool MemberCore::comes_next(const StoredPublication& stored) const {
-  if (!position_) return stored.key().full();
-  return stored.key().base == position_->version && stored.announcement.base_digest == position_->policy_digest;
+  const PublicationKey key = stored.key();
+  if (key.full()) return !repair_ || key.version >= *repair_;
+  return position_ && key.base == position_->version && stored.announcement.base_digest == position_->policy_digest;
 }
 
-// What has come of it, without gaps, so that the application need not begin with it when all has come. Where several arrive
-// beside each other, of the first.
+// What has come of it, without gaps, so that the application need not begin with it when all has come. Deltas may go on while
+// a snapshot arrives beside them; where several of either do, of the first.
 void MemberCore::deliver_parts(const StoredPublication& stored) {
   if (!config_.delivers_parts || staged_ || !comes_next(stored)) return;
-  if (parts_.id != stored.id) {
-    const StoredPublication* first = std::as_const(store_).find(parts_.id);
+  Parts& parts = stored.key().full() ? snapshot_parts_ : delta_parts_;
+  if (parts.id != stored.id) {
+    const StoredPublication* first = std::as_const(store_).find(parts.id);
     if (first && !first->complete && comes_next(*first)) return;
-    parts_ = {stored.id, 0};
+    parts = {stored.id, 0};
   }
-  for (; parts_.chunks < stored.chunks.size() && !stored.chunks[parts_.chunks].data.empty(); ++parts_.chunks) {
-    const std::uint64_t offset = std::uint64_t{parts_.chunks} * stored.announcement.chunk_bytes;
+  for (; parts.chunks < stored.chunks.size() && !stored.chunks[parts.chunks].data.empty(); ++parts.chunks) {
+    const std::uint64_t offset = std::uint64_t{parts.chunks} * stored.announcement.chunk_bytes;
     actions_.push_back(act::DeliverPart{
-        {stored.id, stored.key().version, stored.key().base, offset, stored.chunks[parts_.chunks].data}});
+        {stored.id, stored.key().version, stored.key().base, offset, stored.chunks[parts.chunks].data}});
   }
 }
 

@@ -76,9 +76,9 @@ struct Publication {
   bool activate = true;
 };
 
-// Bytes of what is not whole yet, a delta on the version that was delivered last or, before anything was, a snapshot: proven
-// to be the learner's, but nothing says yet that the rest will come. Those of one publication come in order, from the first
-// byte on, as far as they are in memory.
+// Bytes of what is not whole yet, a delta on the version that was delivered last or a snapshot of a later one: proven to be
+// the learner's, but nothing says yet that the rest will come. Those of one publication come in order, from the first byte
+// on, as far as they are in memory; a snapshot's may come between those of deltas.
 struct PublicationPart {
   PublicationId id{};
   Version version;

@@ -69,8 +69,9 @@ class Engine {
   // Grows with every token and other step of work, so that others see that it gets on.
   virtual std::uint64_t progress() const = 0;
 
-  // Bytes of what will be installed if the rest of it comes, a delta or the first snapshot. An engine may begin with it, so that install() has little
-  // left to do; what is under way is not touched. Parts may be missing; install() is given the whole publication.
+  // Bytes of what will be installed if the rest of it comes, a delta or a snapshot. An engine may begin with it, so that
+  // install() has little left to do; what is under way is not touched. Parts may be missing; install() is given the whole
+  // publication.
   virtual void arriving(const overlay::PublicationPart&) {}
   // A snapshot, or a delta on top of the installed version; the digest of the result is the one the publication names. What is
   // inside goes on under the new policy. kStale: the delta needs another base; kCorrupt: bytes or digest are wrong;

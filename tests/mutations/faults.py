@@ -95,6 +95,9 @@ FAULTS = [
     # What a worker does with it.
     Fault("a base with another digest is good enough", MEMBER_PUB,
           "if (key.base && next->announcement.base_digest != at->policy_digest) {", "if (false) {", "overlay_core_test"),
+    Fault("parts of a snapshot that does not repair are decoded", MEMBER_PUB, "!repair_ || key.version >= *repair_;", "true;", "overlay_core_test"),
+    Fault("a delta begins the snapshot beside it anew", MEMBER_PUB, "Parts& parts = stored.key().full() ? snapshot_parts_ : delta_parts_;",
+          "Parts& parts = delta_parts_;", "overlay_core_test"),
     Fault("a worker goes back below its floor", MEMBER_PUB,
           "if (same_epoch && at->version < floor->version) return;", "", "overlay_core_test", True),
     Fault("a version may come back with another digest", MEMBER_PUB,

@@ -469,9 +469,60 @@ TEST(Member, DeliversWhatHasComeOfTheFirstSnapshot) {
   m.frame(m.parent, first.chunk(3));
   m.tell(m.parent, first.closing);
   EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
-  const std::size_t before = m.all<act::DeliverPart>().size();
-  m.frame(m.parent, other.chunk(3));  // from now on deltas come
-  EXPECT_THAT(m.all<act::DeliverPart>(), SizeIs(before));
+}
+
+TEST(Member, DeliversWhatHasComeOfASnapshotAhead) {
+  auto with_parts = config();
+  with_parts.delivers_parts = true;
+  Member m(std::move(with_parts));
+  m.whole(make(full(3), 3500));
+  m.actions.clear();
+  const auto come = [&] {  // versions, in the order in which parts of them came
+    std::vector<std::uint64_t> versions;
+    std::map<PublicationId, std::uint64_t> bytes;
+    for (const auto& p : m.all<act::DeliverPart>()) {
+      EXPECT_EQ(p.part.offset, std::exchange(bytes[p.part.id], p.part.offset + p.part.bytes.size()));
+      versions.push_back(p.part.version.value);
+    }
+    return versions;
+  };
+  const Made old = make(full(2), 3500), ahead = make(full(7), 3500), next = make(delta(4, 3), 3500);
+  m.tell(m.parent, old.opening);
+  m.frame(m.parent, old.chunk(0));
+  EXPECT_THAT(come(), IsEmpty()) << "it is past that";
+  m.tell(m.parent, ahead.opening);
+  m.frame(m.parent, ahead.chunk(0));
+  m.tell(m.parent, next.opening);
+  for (std::size_t i = 0; i < 4; ++i) m.frame(m.parent, next.chunk(i));
+  m.frame(m.parent, ahead.chunk(1));
+  EXPECT_THAT(come(), ElementsAre(7, 4, 4, 4, 4, 7)) << "beside each other";
+  m.tell(m.parent, next.closing);
+  m.frame(m.parent, ahead.chunk(2));
+  m.frame(m.parent, ahead.chunk(3));
+  EXPECT_THAT(come(), ElementsAre(7, 4, 4, 4, 4, 7, 7, 7)) << "the delta does not begin it anew";
+  m.tell(m.parent, ahead.closing);
+  EXPECT_THAT(m.delivered(), ElementsAre(delta(4, 3), full(7)));
+}
+
+TEST(Member, DeliversNothingOfSnapshotsThatDoNotRepair) {
+  auto with_parts = config();
+  with_parts.delivers_parts = true;
+  Member m(std::move(with_parts));
+  m.whole(make(full(2), 3500));
+  m.whole(make(delta(3, 2), 3500));
+  m.core.installed(Version{2}, digest_of(2), m.now);
+  m.core.installed(Version{3}, digest_of(3), m.now);
+  m.whole(make(delta(4, 3), 3500));
+  m.core.install_failed(Version{4}, "it does not fit", m.now);
+  m.take();
+  m.actions.clear();
+  const Made before = make(full(3), 3500), repairs = make(full(4), 3500);
+  m.tell(m.parent, before.opening);
+  m.frame(m.parent, before.chunk(0));
+  EXPECT_THAT(m.all<act::DeliverPart>(), IsEmpty());
+  m.tell(m.parent, repairs.opening);
+  m.frame(m.parent, repairs.chunk(0));
+  EXPECT_THAT(m.all<act::DeliverPart>(), SizeIs(1));
 }
 
 TEST(Member, DeliversWhatHasComeOfTheNextDelta) {

@@ -181,6 +181,40 @@ TEST_F(InstallerTest, WhatHasComeOfASnapshotIsUsed) {
   EXPECT_TRUE(installer_.install(begun));
 }
 
+TEST_F(InstallerTest, ASnapshotArrivesBesideDeltas) {
+  overlay::Publication later = publication(5, std::nullopt, *delta::encode_snapshot(first_.view()), first_.digest());
+  later.id = {std::byte{5}};
+  const auto parts = parts_of(later, 1000);
+  delta_.id = {std::byte{4}};
+  const auto deltas = parts_of(delta_, 100);
+  ASSERT_TRUE(installer_.install(snapshot_));
+  installer_.arriving(parts[0]);
+  for (const overlay::PublicationPart& part : deltas) installer_.arriving(part);
+  installer_.arriving(parts[1]);
+  ASSERT_TRUE(installer_.install(delta_));
+  installer_.arriving(parts[2]);
+  // What came before the delta is still used: it is not looked at again.
+  std::vector<std::byte> other = bytes_of(later);
+  other[500] ^= std::byte{1};
+  overlay::Publication begun = publication(5, std::nullopt, other, first_.digest());
+  begun.id = later.id;
+  ASSERT_TRUE(installer_.install(begun));
+  EXPECT_EQ(installer_.version(), Version{5});
+  EXPECT_EQ(installer_.digest(), first_.digest().bytes);
+
+  // One that a delta has overtaken is forgotten.
+  ASSERT_TRUE(installer_.install(snapshot_));
+  begun.version = later.version = delta_.version;
+  for (overlay::PublicationPart part : parts) {
+    part.version = delta_.version;
+    installer_.arriving(part);
+  }
+  ASSERT_TRUE(installer_.install(delta_));
+  EXPECT_FALSE(installer_.install(begun));
+  EXPECT_EQ(installer_.version(), delta_.version);
+  EXPECT_TRUE(installer_.install(later));
+}
+
 TEST_F(InstallerTest, APolicyOfAnotherModelIsRefused) {
   const auto other = *model::export_policy(**model::init(*model::preset("tiny-128"), 1));
   auto copy = *delta::copy_of(other.view());

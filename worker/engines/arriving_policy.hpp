@@ -2,7 +2,6 @@
 #pragma once
 #include <functional>
 #include <optional>
-#include <variant>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -12,33 +11,35 @@
 
 namespace echoline::worker {
 
-// One thread.
+// A snapshot may arrive while deltas come and go beside it. One thread.
 class ArrivingPolicy {
  public:
   using BeginDelta = std::function<delta::IncomingDelta()>;  // on the policy that is installed
   explicit ArrivingPolicy(BeginDelta begin_delta, const delta::DecodeOptions& options = {})
       : begin_delta_(std::move(begin_delta)), options_(options) {}
 
-  // Decodes what has come of a snapshot, or of a delta on the `installed` version; of anything else nothing.
+  // Decodes what has come of a snapshot, or of a delta on the `installed` version; of anything else nothing. Of each kind, one.
   void add(const overlay::PublicationPart& part, std::optional<Version> installed);
   // These decode the rest of `publication`. kCorrupt: its bytes are wrong, or lead to another policy than was announced.
-  // What came of others is forgotten.
+  // What came of deltas, and of snapshots that are not newer, is forgotten.
   Result<delta::OwnedState> snapshot(const overlay::Publication& publication);
   // And applies it (delta::IncomingDelta::apply). kStale: the delta needs another base.
   Result<std::vector<delta::TensorWrite>> apply_delta(const overlay::Publication& publication,
                                                       std::optional<Version> installed);
 
  private:
+  template <class Patch>
   struct Incoming {
     overlay::PublicationId id;
-    std::variant<delta::IncomingSnapshot, delta::IncomingDelta> patch;
+    Version version;
+    Patch patch;
   };
-  Incoming begin(const overlay::PublicationId& id, bool snapshot) const;
-  Result<Incoming> whole(const overlay::Publication& publication);
+  delta::IncomingSnapshot begin_snapshot() const { return delta::IncomingSnapshot(options_); }
 
   BeginDelta begin_delta_;
   delta::DecodeOptions options_;
-  std::optional<Incoming> incoming_;
+  std::optional<Incoming<delta::IncomingSnapshot>> snapshot_;
+  std::optional<Incoming<delta::IncomingDelta>> delta_;
 };
 
 }  // namespace echoline::worker
