@@ -286,7 +286,7 @@ struct IncomingSnapshot::Impl {
       return fail(Code::kInvalid, "decode snapshot", "this patch is a delta; it needs the state that it applies to");
     StateView like;
     for (const PatchTensor& t : info.tensors) like.push_back({t.name, t.dtype, t.shape, {}});
-    ECHO_ASSIGN(state, OwnedState::zeros_like(like));
+    ECHO_ASSIGN(state, OwnedState::empty_like(like));
     leaves = places_for_leaves(state->view());
     ticker.emplace(options.progress, info.state_bytes);
     return ok();

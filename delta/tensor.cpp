@@ -135,7 +135,7 @@ Result<Digest> Digest::parse(std::string_view hex) {
 
 void OwnedState::Free::operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{64}); }
 
-Result<OwnedState> OwnedState::zeros_like(const StateView& like) {
+Result<OwnedState> OwnedState::empty_like(const StateView& like) {
   StateView sorted = like;
   ECHO_TRY(sort_by_name(sorted));
   OwnedState state;
@@ -151,7 +151,6 @@ Result<OwnedState> OwnedState::zeros_like(const StateView& like) {
                   "tensor '{}' needs {} bytes (after {} for the tensors before it), "
                   "more than this machine has free",
                   t.name, bytes, state.total_bytes_);
-    std::memset(memory, 0, bytes);
     state.tensors_.push_back(
         {std::move(t.name), t.dtype, std::move(t.shape), bytes, std::unique_ptr<std::byte[], Free>(memory), true, {}});
     state.total_bytes_ += bytes;
@@ -223,7 +222,7 @@ void StateWriter::remember(OwnedState& state, std::vector<std::vector<Digest>> l
 
 Result<OwnedState> copy_of(const StateView& state) {
   ECHO_ASSIGN(const StateView sorted, canonical(state));
-  ECHO_ASSIGN(OwnedState copy, OwnedState::zeros_like(sorted));
+  ECHO_ASSIGN(OwnedState copy, OwnedState::empty_like(sorted));
   for (std::size_t i = 0; i < sorted.size(); ++i)
     std::copy(sorted[i].bytes.begin(), sorted[i].bytes.end(), copy.mutable_bytes(i).begin());
   copy.seal();

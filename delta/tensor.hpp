@@ -83,9 +83,10 @@ struct Digest {
 class OwnedState {
  public:
   OwnedState() = default;
-  // Allocates zeroed tensors of the names, types and shapes in `like`; its bytes are not read and may be empty.
+  // Allocates tensors of the names, types and shapes in `like`, whose bytes are not read and may be empty. What is in them is
+  // anybody's guess: memory that is not written yet costs nothing.
   // kInvalid for a bad name or shape, kExhausted when memory runs out.
-  static Result<OwnedState> zeros_like(const StateView& like);
+  static Result<OwnedState> empty_like(const StateView& like);
 
   std::size_t size() const { return tensors_.size(); }
   std::uint64_t total_bytes() const { return total_bytes_; }
@@ -126,7 +127,7 @@ class OwnedState {
 using SharedState = std::shared_ptr<const OwnedState>;
 inline SharedState share(OwnedState state) { return std::make_shared<const OwnedState>(std::move(state)); }
 
-// A state with the same tensors. Errors of canonical() and zeros_like().
+// A state with the same tensors. Errors of canonical() and empty_like().
 Result<OwnedState> copy_of(const StateView& state);
 
 }  // namespace echoline::delta

@@ -63,7 +63,7 @@ Result<delta::StateView> policy_layout(const ModelConfig& config) {
 Result<delta::OwnedState> init_policy(const ModelConfig& config, std::uint64_t seed) try {
   ECHO_ASSIGN(const delta::StateView drawn, tensors_of(config));
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
-  ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::zeros_like(layout));
+  ECHO_ASSIGN(delta::OwnedState state, delta::OwnedState::empty_like(layout));
   // The sum of 4 x 16 uniform bits, centred and scaled to the standard deviation: normal enough for weights, in integer
   // arithmetic that no machine's mathematics library changes.
   const double unit = config.initializer_range / std::sqrt(4.0 * (65536.0 * 65536.0 - 1) / 12.0);
@@ -128,7 +128,7 @@ Status check_weights(const std::filesystem::path& folder, const ModelConfig& con
 Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config) {
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
   ECHO_TRY(check_state(state, layout, config, "read policy"));
-  ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::zeros_like(layout));
+  ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout));
   for (std::size_t i = 0; i < layout.size(); ++i) {
     const delta::TensorView& from = *find_tensor(state, layout[i].name);
     const std::span<std::byte> to = policy.mutable_bytes(i);

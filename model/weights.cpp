@@ -67,7 +67,7 @@ Status export_policy(const Transformer& model, delta::OwnedState& into) {
 
 Result<delta::OwnedState> export_policy(const Transformer& model) {
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(model.config()));
-  ECHO_ASSIGN(auto state, delta::OwnedState::zeros_like(layout));
+  ECHO_ASSIGN(auto state, delta::OwnedState::empty_like(layout));
   ECHO_TRY(export_policy(model, state));
   return state;
 }

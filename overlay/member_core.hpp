@@ -28,7 +28,7 @@ struct MemberConfig {
   bool durable = false;  // act::SaveState is carried out; otherwise nothing survives a restart
   Duration join_timeout = std::chrono::seconds(10);
   std::optional<Duration> away_max;  // without the learner, before the worker gives up; absent: what the learner says
-  bool delivers_parts = false;       // act::DeliverPart comes while a publication arrives
+  Bytes parts_unread_max{0};         // of act::DeliverPart, which come while a publication arrives; 0: none do
   std::string place{};               // where it stands, for the learner's regions; "": not said
 };
 
@@ -61,6 +61,7 @@ class MemberCore final : public Core {
   // application drops what it was already given, without a report, until a full snapshot is delivered.
   void installed(Version version, const Digest& policy_digest, TimePoint now);
   void install_failed(Version version, const std::string& why, TimePoint now);
+  void parts_read(std::uint64_t bytes);  // of act::DeliverPart: as many may follow
   // At most kMessageBytesMax (checked); dropped while the learner is away.
   void send_message(Slice bytes, TimePoint now);
   void set_heartbeat(std::string application) { application_ = std::move(application); }
@@ -157,7 +158,7 @@ class MemberCore final : public Core {
   void forged(Upstream* up, const PublicationId& id, std::uint32_t index, const std::string& what, TimePoint now);
   void store_changed(TimePoint now);
   bool comes_next(const StoredPublication& stored) const;
-  void deliver_parts(const StoredPublication& stored);
+  void deliver_parts(const PublicationId& id);
   void deliver(TimePoint now);
   void activate(TimePoint now);
   void hold_or_resume_reading();
@@ -213,6 +214,7 @@ class MemberCore final : public Core {
     PublicationId id{};
     std::uint32_t chunks = 0;
   } snapshot_parts_, delta_parts_;
+  std::uint64_t parts_unread_ = 0;  // bytes
   bool saving_ = false, save_again_ = false, reading_held_ = false, welcomed_once_ = false;
   TimePoint save_retry_at_ = kNever;
   int install_failures_ = 0;

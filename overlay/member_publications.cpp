@@ -183,7 +183,7 @@ void MemberCore::on_chunk(Upstream* up, ConnId conn, const Frame& frame, TimePoi
     calls_ = 0;
   }
   edges_.on_chunk_arrived(now);
-  deliver_parts(*stored);
+  deliver_parts(stored->id);
   if (*put == PublicationStore::Put::kCompleted) {
     store_changed(now);
     deliver(now);
@@ -199,28 +199,38 @@ void MemberCore::store_changed(TimePoint now) {
 
 // ---- to the application ----
 
-// A delta from here, or a snapshot: what is not whole is ahead of here.
+// A delta from here, or a snapshot ahead.
 bool MemberCore::comes_next(const StoredPublication& stored) const {
   const PublicationKey key = stored.key();
-  if (key.full()) return !repair_ || key.version >= *repair_;
+  if (key.full()) return position_ ? key.version > position_->version : !repair_ || key.version >= *repair_;
   return position_ && key.base == position_->version && stored.announcement.base_digest == position_->policy_digest;
 }
 
-// What has come of it, without gaps, so that the application need not begin with it when all has come. Deltas may go on while
-// a snapshot arrives beside them; where several of either do, of the first.
-void MemberCore::deliver_parts(const StoredPublication& stored) {
-  if (!config_.delivers_parts || staged_ || !comes_next(stored)) return;
-  Parts& parts = stored.key().full() ? snapshot_parts_ : delta_parts_;
-  if (parts.id != stored.id) {
+// What has come of it, without gaps, so that the application need not begin with it when all has come; no more than it can
+// follow. Deltas may go on while a snapshot arrives beside them; where several of either do, of the first.
+void MemberCore::deliver_parts(const PublicationId& id) {
+  const StoredPublication* named = std::as_const(store_).find(id);
+  if (!named || staged_ || !comes_next(*named)) return;
+  const PublicationKey key = named->key();
+  Parts& parts = key.full() ? snapshot_parts_ : delta_parts_;
+  if (parts.id != id) {
     const StoredPublication* first = std::as_const(store_).find(parts.id);
     if (first && !first->complete && comes_next(*first)) return;
-    parts = {stored.id, 0};
+    parts = {id, 0};
   }
-  for (; parts.chunks < stored.chunks.size() && !stored.chunks[parts.chunks].data.empty(); ++parts.chunks) {
+  StoredPublication& stored = *store_.find(key);
+  for (; parts_unread_ < config_.parts_unread_max.count && stored.have.contains(parts.chunks); ++parts.chunks) {
+    const StoredChunk* chunk = store_.fetch(stored, parts.chunks);
+    if (!chunk) return;  // it comes from disk
     const std::uint64_t offset = std::uint64_t{parts.chunks} * stored.announcement.chunk_bytes;
-    actions_.push_back(act::DeliverPart{
-        {stored.id, stored.key().version, stored.key().base, offset, stored.chunks[parts.chunks].data}});
+    actions_.push_back(act::DeliverPart{{id, key.version, key.base, offset, chunk->data}});
+    parts_unread_ += chunk->data.size();
   }
+}
+
+void MemberCore::parts_read(std::uint64_t bytes) {
+  parts_unread_ -= std::min(parts_unread_, bytes);
+  for (const PublicationId id : {delta_parts_.id, snapshot_parts_.id}) deliver_parts(id);
 }
 
 // Stages everything that can now be installed: the newest full snapshot ahead, then deltas from there. What is staged
@@ -323,6 +333,7 @@ void MemberCore::on_unspooled(const PublicationId& id, std::uint32_t chunk, Resu
     store_changed(now);
   }
   edges_.on_chunk_arrived(now);
+  if (id == delta_parts_.id || id == snapshot_parts_.id) deliver_parts(id);
   deliver(now);
 }
 

@@ -22,6 +22,9 @@ inline Bytes worker_memory_bytes(Bytes policy, bool disk) {
   return {disk || policy.count == 0 ? kLeast : most + std::max(kLeast, most / 2)};
 }
 
+// Parts of publications that arrive, on their way to a worker's engine. What it cannot follow waits where publications are kept.
+inline constexpr Bytes kPartsUnreadMax{64ull << 20};
+
 // What a worker keeps on its disk: snapshots, and deltas for those who come later. Whatever is there, until it has heard
 // how large the policy is.
 inline Bytes worker_disk_bytes(Bytes policy) {

@@ -18,7 +18,6 @@ namespace echoline::worker {
 namespace {
 
 constexpr std::size_t kMailboxMax = 4096;
-constexpr std::uint64_t kPartsBytesMax = 64u << 20;
 constexpr Duration kPoll = std::chrono::milliseconds(100);  // how often a stop request is noticed
 constexpr Duration kSlice = std::chrono::milliseconds(10);  // for which the engine works before others are heard
 constexpr Duration kAskEvery = std::chrono::milliseconds(50);
@@ -48,27 +47,23 @@ struct TaskAnswered {};
 struct PartsArrived {};
 using Event = std::variant<Joined, Arrived, Message, Away, Disconnected, TaskAnswered, PartsArrived>;
 
-// Bytes of publications on their way, from the loop thread to the agent's. What is too much is left out: install() has it all.
+// Bytes of publications on their way, from the loop thread to the agent's; the node bounds them (overlay::kPartsUnreadMax).
 class Parts {
  public:
   // True: there were none.
   bool push(const overlay::PublicationPart& part) {
     const std::lock_guard lock(mutex_);
-    if (bytes_ + part.bytes.size() > kPartsBytesMax) return false;
-    bytes_ += part.bytes.size();
     parts_.push_back(part);
     return parts_.size() == 1;
   }
   std::vector<overlay::PublicationPart> take() {
     const std::lock_guard lock(mutex_);
-    bytes_ = 0;
     return std::exchange(parts_, {});
   }
 
  private:
   std::mutex mutex_;
   std::vector<overlay::PublicationPart> parts_;
-  std::uint64_t bytes_ = 0;
 };
 
 class Agent {
@@ -134,7 +129,7 @@ class Agent {
       ECHO_TRY(wait_for_event(next_wake()));
       if (ended_ || !engine_) continue;
       ECHO_TRY(install_pending());
-      for (const overlay::PublicationPart& part : parts_.take()) engine_->arriving(part);
+      decode_arriving();
       begin_groups();
       for (Outcome& outcome : engine_->poll(kSlice)) groups_->take(std::move(outcome));
       advance_groups();
@@ -249,6 +244,16 @@ class Agent {
         break;
     }
     return ok();
+  }
+
+  void decode_arriving() {
+    const std::vector<overlay::PublicationPart> parts = parts_.take();
+    std::uint64_t bytes = 0;
+    for (const overlay::PublicationPart& part : parts) {
+      engine_->arriving(part);
+      bytes += part.bytes.size();
+    }
+    if (bytes > 0) node_->parts_read(bytes);
   }
 
   // What becomes of the responses under way when there is a new policy is for the run to say.

@@ -174,7 +174,7 @@ Result<double> Device::copy(const DeviceState& from, DeviceState& to) {
 
 Result<OwnedState> Device::download(const DeviceState& state) {
   ECHO_TRY(work_->check_ours(state, "download a state"));
-  ECHO_ASSIGN(OwnedState copy, OwnedState::zeros_like(state.layout()));
+  ECHO_ASSIGN(OwnedState copy, OwnedState::empty_like(state.layout()));
   const Settled settled(*work_->machine);
   for (std::size_t i = 0; i < state.size(); ++i)
     if (const auto bytes = state.tensors_[i].bytes; !bytes.empty())

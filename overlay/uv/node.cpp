@@ -463,7 +463,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options, Wor
   config.durable = disk_view != nullptr;
   config.join_timeout = options.join_timeout;
   config.away_max = options.away_max;
-  config.delivers_parts = static_cast<bool>(impl->events.part);
+  if (impl->events.part) config.parts_unread_max = kPartsUnreadMax;
   config.place = options.place;
   impl->core = std::make_unique<MemberCore>(std::move(config));
   if (disk_view) {
@@ -492,6 +492,9 @@ Status WorkerNode::send(std::string bytes) {
   return post_message(
       *impl_->driver, std::make_shared<const std::string>(std::move(bytes)),
       [core = impl_->core.get()](const Slice& message, TimePoint now) { core->send_message(message, now); });
+}
+void WorkerNode::parts_read(std::uint64_t bytes) {
+  impl_->driver->post([core = impl_->core.get(), bytes](TimePoint) { core->parts_read(bytes); });
 }
 void WorkerNode::set_heartbeat(std::string app_bytes) {
   if (app_bytes.size() > kHeartbeatApplicationBytesMax)

@@ -161,7 +161,8 @@ struct WorkerEvents {  // each may be empty
   std::function<void(WorkerId, const std::string& welcome_bytes)> joined;
   // Complete, verified, and in an order that can be installed: a delta comes right after its base was delivered.
   std::function<void(const Publication&)> publication;
-  std::function<void(const PublicationPart&)> part;  // of one that arrives, before it is complete
+  // Of one that arrives, before it is complete. No more than kPartsUnreadMax come until parts_read() says that they are used.
+  std::function<void(const PublicationPart&)> part;
   std::function<void(std::string bytes)> message;
   // The learner is out of reach: messages sent to it are lost until joined() comes again.
   std::function<void(const std::string& reason)> away;
@@ -181,6 +182,7 @@ class WorkerNode {
   // The delivered publication could not be installed: a full snapshot will be delivered instead. Until then, drop the
   // deltas that were already delivered, without a report. After three failures in a row the worker is disconnected.
   void install_failed(Version version, std::string why);
+  void parts_read(std::uint64_t bytes);
   // To the learner. kExhausted above kMessageBytesMax, kCancelled once the node has stopped.
   Status send(std::string bytes);
   void set_heartbeat(std::string app_bytes);  // rides on every heartbeat from now on; at most 64 KiB

@@ -45,7 +45,7 @@ delta::OwnedState random_weights(double mib, Random& random) {
   for (std::uint64_t t = 0; t < tensors; ++t)
     layout.push_back(
         {fmt::format("layer.{:04}", t), delta::DType::kBF16, {static_cast<std::int64_t>(elements / tensors)}, {}});
-  delta::OwnedState state = must(delta::OwnedState::zeros_like(layout));
+  delta::OwnedState state = must(delta::OwnedState::empty_like(layout));
   for (std::size_t t = 0; t < state.size(); ++t) {
     const auto bytes = state.mutable_bytes(t);
     for (std::size_t at = 0; at < bytes.size(); at += 8) {

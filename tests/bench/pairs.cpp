@@ -193,8 +193,8 @@ Result<Pair> make_pair(const PairOptions& options) {
 
   Pair pair;
   pair.learning_rate = rate;
-  ECHO_ASSIGN(pair.prev, delta::OwnedState::zeros_like(state));
-  ECHO_ASSIGN(pair.cur, delta::OwnedState::zeros_like(state));
+  ECHO_ASSIGN(pair.prev, delta::OwnedState::empty_like(state));
+  ECHO_ASSIGN(pair.cur, delta::OwnedState::empty_like(state));
   std::vector<std::span<std::byte>> prev, cur;
   for (std::size_t t = 0; t < state.size(); ++t) {
     prev.push_back(pair.prev.mutable_bytes(t));

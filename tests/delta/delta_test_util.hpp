@@ -25,8 +25,10 @@ inline TensorView spec(std::string name, DType dtype, std::vector<std::int64_t> 
 }
 
 inline OwnedState zeros(const StateView& like) {
-  auto state = OwnedState::zeros_like(like);
+  auto state = OwnedState::empty_like(like);
   EXPECT_TRUE(state) << (state ? "" : state.error().message());
+  for (std::size_t i = 0; i < state->size(); ++i) std::ranges::fill(state->mutable_bytes(i), std::byte{0});
+  state->seal();
   return std::move(state).value();
 }
 

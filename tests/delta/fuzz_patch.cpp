@@ -16,7 +16,7 @@ const DecodeOptions kLimits{.state_bytes_max = 1 << 22, .tensors_max = 4096, .ta
 
 // The base of the deltas in the corpus.
 OwnedState base_state() {
-  auto state = OwnedState::zeros_like({{"a", DType::kBF16, {40, 5}, {}}, {"b", DType::kF32, {9}, {}}});
+  auto state = OwnedState::empty_like({{"a", DType::kBF16, {40, 5}, {}}, {"b", DType::kF32, {9}, {}}});
   for (std::size_t t = 0; t < state->size(); ++t) {
     const auto bytes = state->mutable_bytes(t);
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 37 + t);

@@ -125,8 +125,8 @@ TEST(OwnedState, AllocatesAlignedZeroedSortedTensors) {
 }
 
 TEST(OwnedState, RefusesBadLayoutsAndImpossibleSizes) {
-  EXPECT_FALSE(OwnedState::zeros_like({spec("a", DType::kU8, {1}), spec("a", DType::kU8, {1})}));
-  const auto huge = OwnedState::zeros_like({spec("huge", DType::kF64, {1ll << 60})});
+  EXPECT_FALSE(OwnedState::empty_like({spec("a", DType::kU8, {1}), spec("a", DType::kU8, {1})}));
+  const auto huge = OwnedState::empty_like({spec("huge", DType::kF64, {1ll << 60})});
   ASSERT_FALSE(huge);
   EXPECT_EQ(huge.error().code, Code::kExhausted);
   EXPECT_THAT(huge.error().detail, HasSubstr("'huge'"));

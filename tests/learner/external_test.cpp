@@ -39,7 +39,7 @@ std::shared_ptr<const std::string> bytes(const char* text) { return std::make_sh
 
 delta::OwnedState tiny_policy() {
   static const std::vector<std::byte> two(2, std::byte{1});
-  auto state = delta::OwnedState::zeros_like({{"w", delta::DType::kBF16, {1}, two}});
+  auto state = delta::copy_of({{"w", delta::DType::kBF16, {1}, two}});
   return *std::move(state);
 }
 
@@ -158,7 +158,7 @@ class ApiTest : public testing::Test {
     options.about = {{"run", "x"}};
     options.parse_policy = [](const std::string& body) -> Result<delta::OwnedState> {
       ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(body)), "policy"));
-      return delta::OwnedState::zeros_like(content.tensors);
+      return delta::copy_of(content.tensors);
     };
     options.read_policy = [](const std::filesystem::path& path) -> Result<delta::OwnedState> {
       return fail(Code::kNotFound, "read policy", "{}", path.string());

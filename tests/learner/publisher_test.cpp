@@ -19,7 +19,7 @@ constexpr std::size_t kElements = 100'000;
 delta::OwnedState weights(std::uint64_t version) {
   Random random(3, 0);
   const delta::StateView layout{{"w", delta::DType::kBF16, {static_cast<std::int64_t>(kElements)}, {}}};
-  auto state = delta::OwnedState::zeros_like(layout).value();
+  auto state = delta::OwnedState::empty_like(layout).value();
   const auto bytes = state.mutable_bytes(0);
   for (std::size_t i = 0; i < kElements; ++i) {
     auto w = static_cast<std::uint16_t>(0x3c00 + random.below(0x0400));

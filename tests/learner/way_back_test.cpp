@@ -17,12 +17,12 @@ Policy stepped(const Policy* last, std::uint64_t version, double share) {
   Random random(7, version), places(7, 0);
   Policy policy{Version{version}, {}, {}};
   const delta::StateView layout{{"w", delta::DType::kBF16, {static_cast<std::int64_t>(kElements)}, {}}};
-  delta::OwnedState state = delta::OwnedState::zeros_like(layout).value();
+  delta::OwnedState state = delta::OwnedState::empty_like(layout).value();
   const auto bytes = state.mutable_bytes(0);
   if (last) std::memcpy(bytes.data(), last->state->bytes(0).data(), bytes.size());
   for (std::size_t i = 0; i < kElements; ++i) {
-    std::uint16_t w;
-    std::memcpy(&w, bytes.data() + 2 * i, 2);
+    std::uint16_t w = 0;
+    if (last) std::memcpy(&w, bytes.data() + 2 * i, 2);
     if (!last) w = static_cast<std::uint16_t>(0x3c00 + places.below(0x0400));
     const bool restless = places.uniform() < share;
     if (last && random.uniform() < (restless ? 0.8 : 0.01 * share)) w = static_cast<std::uint16_t>(w ^ 1);

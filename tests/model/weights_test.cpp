@@ -90,10 +90,10 @@ TEST(Policy, RoundsToNearestEvenInCanonicalOrder) {
   }
   EXPECT_EQ(policy.total_bytes(), 2 * model->config().parameters());
   // In place: the same bytes and digest; into a state of another shape: refused.
-  auto again = delta::OwnedState::zeros_like(layout).value();
+  auto again = delta::OwnedState::empty_like(layout).value();
   ASSERT_TRUE(export_policy(*model, again));
   EXPECT_EQ(again.digest(), policy.digest());
-  auto other = delta::OwnedState::zeros_like(policy_layout(small_config(false)).value()).value();
+  auto other = delta::OwnedState::empty_like(policy_layout(small_config(false)).value()).value();
   EXPECT_FALSE(export_policy(*model, other));
 }
 

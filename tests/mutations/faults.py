@@ -95,6 +95,10 @@ FAULTS = [
     # What a worker does with it.
     Fault("a base with another digest is good enough", MEMBER_PUB,
           "if (key.base && next->announcement.base_digest != at->policy_digest) {", "if (false) {", "overlay_core_test"),
+    Fault("parts of a snapshot that is behind are decoded", MEMBER_PUB, "position_ ? key.version > position_->version :", "position_ ? true :",
+          "overlay_core_test"),
+    Fault("parts come faster than they are read", MEMBER_PUB, "parts_unread_ < config_.parts_unread_max.count &&", "config_.parts_unread_max.count > 0 &&",
+          "overlay_core_test"),
     Fault("parts of a snapshot that does not repair are decoded", MEMBER_PUB, "!repair_ || key.version >= *repair_;", "true;", "overlay_core_test"),
     Fault("a delta begins the snapshot beside it anew", MEMBER_PUB, "Parts& parts = stored.key().full() ? snapshot_parts_ : delta_parts_;",
           "Parts& parts = delta_parts_;", "overlay_core_test"),

@@ -446,7 +446,7 @@ TEST(Member, SaysNoMoreOfFailedEdgesThanTheLearnerTakes) {
 
 TEST(Member, DeliversWhatHasComeOfTheFirstSnapshot) {
   auto with_parts = config();
-  with_parts.delivers_parts = true;
+  with_parts.parts_unread_max = Bytes{1 << 20};
   Member m(std::move(with_parts));
   const Made early = make(delta(1, 0), 3500), first = make(full(1), 3500), other = make(full(2), 3500);
   m.tell(m.parent, early.opening);
@@ -473,7 +473,7 @@ TEST(Member, DeliversWhatHasComeOfTheFirstSnapshot) {
 
 TEST(Member, DeliversWhatHasComeOfASnapshotAhead) {
   auto with_parts = config();
-  with_parts.delivers_parts = true;
+  with_parts.parts_unread_max = Bytes{1 << 20};
   Member m(std::move(with_parts));
   m.whole(make(full(3), 3500));
   m.actions.clear();
@@ -504,9 +504,35 @@ TEST(Member, DeliversWhatHasComeOfASnapshotAhead) {
   EXPECT_THAT(m.delivered(), ElementsAre(delta(4, 3), full(7)));
 }
 
+TEST(Member, DeliversNoMorePartsThanTheApplicationReads) {
+  auto with_parts = config();
+  with_parts.parts_unread_max = Bytes{2048};
+  Member m(std::move(with_parts));
+  const Made first = make(full(1), 7500);
+  const auto come = [&] { return m.all<act::DeliverPart>().size(); };
+  m.tell(m.parent, first.opening);
+  for (std::size_t i = 0; i < 5; ++i) m.frame(m.parent, first.chunk(i));
+  EXPECT_EQ(come(), 2u);
+  m.core.parts_read(1024);
+  m.take();
+  EXPECT_EQ(come(), 3u);
+  m.core.parts_read(std::uint64_t{1} << 40);
+  m.take();
+  EXPECT_EQ(come(), 5u) << "what has come";
+  for (std::size_t i = 5; i < 8; ++i) m.frame(m.parent, first.chunk(i));
+  m.core.parts_read(1024);
+  m.take();
+  EXPECT_EQ(come(), 6u);
+  m.tell(m.parent, first.closing);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
+  m.core.parts_read(2048);
+  m.take();
+  EXPECT_EQ(come(), 6u) << "it has all of it";
+}
+
 TEST(Member, DeliversNothingOfSnapshotsThatDoNotRepair) {
   auto with_parts = config();
-  with_parts.delivers_parts = true;
+  with_parts.parts_unread_max = Bytes{1 << 20};
   Member m(std::move(with_parts));
   m.whole(make(full(2), 3500));
   m.whole(make(delta(3, 2), 3500));
@@ -527,7 +553,7 @@ TEST(Member, DeliversNothingOfSnapshotsThatDoNotRepair) {
 
 TEST(Member, DeliversWhatHasComeOfTheNextDelta) {
   auto with_parts = config();
-  with_parts.delivers_parts = true;
+  with_parts.parts_unread_max = Bytes{1 << 20};
   Member m(std::move(with_parts));
   const auto come = [&] {  // what is delivered of deltas so far, by version
     std::map<std::uint64_t, std::vector<std::byte>> bytes;

@@ -36,7 +36,7 @@ class Policies {
   explicit Policies(std::size_t count) {
     for (std::size_t v = 0; v < count; ++v) {
       delta::StateView like{{"model.norm.weight", delta::DType::kBF16, {4096}, {}}};
-      delta::OwnedState state = *delta::OwnedState::zeros_like(like);
+      delta::OwnedState state = *delta::OwnedState::empty_like(like);
       auto bytes = state.mutable_bytes(0);
       for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(mix(i, i % 64 == 0 ? v : 0));
       state.seal();

@@ -34,9 +34,9 @@ Result<Patch> whole(auto incoming, const overlay::Publication& publication, cons
 }  // namespace
 
 void ArrivingPolicy::add(const overlay::PublicationPart& part, std::optional<Version> installed) {
-  if (!part.base)
+  if (!part.base && (!installed || part.version > *installed))
     add_part(snapshot_, part, [this] { return begin_snapshot(); });
-  else if (installed == part.base)
+  else if (part.base && installed == part.base)
     add_part(delta_, part, begin_delta_);
 }
 
