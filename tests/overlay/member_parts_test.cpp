@@ -1,0 +1,199 @@
+// What a worker's application is given of publications while they arrive.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/overlay/member.hpp"
+
+namespace echoline::overlay {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+MemberConfig with_parts(Bytes unread_max = {1 << 20}) {
+  MemberConfig c = config();
+  c.parts_unread_max = unread_max;
+  return c;
+}
+
+TEST(MemberParts, DeliversWhatHasComeOfTheFirstSnapshot) {
+  Member m(with_parts());
+  const Made early = make(delta(1, 0), 3500), first = make(full(1), 3500), other = make(full(2), 3500);
+  m.tell(m.parent, early.opening);
+  m.frame(m.parent, early.chunk(0));
+  EXPECT_THAT(m.all<act::DeliverPart>(), IsEmpty()) << "on what is not there";
+  m.tell(m.parent, first.opening);
+  m.tell(m.parent, other.opening);
+  for (std::size_t i = 0; i < 3; ++i) {
+    m.frame(m.parent, first.chunk(i));
+    m.frame(m.parent, other.chunk(i));
+  }
+  std::vector<std::byte> come;
+  for (const auto& p : m.all<act::DeliverPart>()) {
+    EXPECT_EQ(p.part.id, first.id) << "one at a time";
+    EXPECT_EQ(p.part.base, std::nullopt);
+    EXPECT_EQ(p.part.offset, come.size());
+    come.insert(come.end(), p.part.bytes.bytes().begin(), p.part.bytes.bytes().end());
+  }
+  EXPECT_EQ(come.size(), 3072u);
+  m.frame(m.parent, first.chunk(3));
+  m.tell(m.parent, first.closing);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
+}
+
+TEST(MemberParts, DeliversWhatHasComeOfASnapshotAhead) {
+  Member m(with_parts());
+  m.whole(make(full(3), 3500));
+  m.actions.clear();
+  const auto come = [&] {  // versions, in the order in which parts of them came
+    std::vector<std::uint64_t> versions;
+    std::map<PublicationId, std::uint64_t> bytes;
+    for (const auto& p : m.all<act::DeliverPart>()) {
+      EXPECT_EQ(p.part.offset, std::exchange(bytes[p.part.id], p.part.offset + p.part.bytes.size()));
+      versions.push_back(p.part.version.value);
+    }
+    return versions;
+  };
+  const Made old = make(full(2), 3500), ahead = make(full(7), 3500), next = make(delta(4, 3), 3500);
+  m.tell(m.parent, old.opening);
+  m.frame(m.parent, old.chunk(0));
+  EXPECT_THAT(come(), IsEmpty()) << "it is past that";
+  m.tell(m.parent, ahead.opening);
+  m.frame(m.parent, ahead.chunk(0));
+  m.tell(m.parent, next.opening);
+  for (std::size_t i = 0; i < 4; ++i) m.frame(m.parent, next.chunk(i));
+  m.frame(m.parent, ahead.chunk(1));
+  EXPECT_THAT(come(), ElementsAre(7, 4, 4, 4, 4, 7)) << "beside each other";
+  m.tell(m.parent, next.closing);
+  m.frame(m.parent, ahead.chunk(2));
+  m.frame(m.parent, ahead.chunk(3));
+  EXPECT_THAT(come(), ElementsAre(7, 4, 4, 4, 4, 7, 7, 7)) << "the delta does not begin it anew";
+  m.tell(m.parent, ahead.closing);
+  EXPECT_THAT(m.delivered(), ElementsAre(delta(4, 3), full(7)));
+}
+
+TEST(MemberParts, DeliversNoMorePartsThanTheApplicationReads) {
+  Member m(with_parts(Bytes{2048}));
+  const Made first = make(full(1), 7500);
+  const auto come = [&] { return m.all<act::DeliverPart>().size(); };
+  m.tell(m.parent, first.opening);
+  for (std::size_t i = 0; i < 5; ++i) m.frame(m.parent, first.chunk(i));
+  EXPECT_EQ(come(), 2u);
+  m.core.parts_read(1024);
+  m.take();
+  EXPECT_EQ(come(), 3u);
+  m.core.parts_read(std::uint64_t{1} << 40);
+  m.take();
+  EXPECT_EQ(come(), 5u) << "what has come";
+  for (std::size_t i = 5; i < 8; ++i) m.frame(m.parent, first.chunk(i));
+  m.core.parts_read(1024);
+  m.take();
+  EXPECT_EQ(come(), 6u);
+  m.tell(m.parent, first.closing);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(1)));
+  m.core.parts_read(2048);
+  m.take();
+  EXPECT_EQ(come(), 6u) << "it has all of it";
+}
+
+// What had to leave memory before the application came to it is read back, and only that.
+TEST(MemberParts, DeliversWhatIsOnDiskFromThere) {
+  MemberConfig c = with_parts(Bytes{1024});
+  c.store = {Bytes{3000}, Bytes{1 << 20}, true};
+  Member m(c);
+  const Made first = make(full(1), 7500);
+  const auto come = [&] { return m.all<act::DeliverPart>().size(); };
+  m.tell(m.parent, first.opening);
+  for (std::size_t i = 0; i < 5; ++i) {
+    m.frame(m.parent, first.chunk(i));
+    m.core.on_spooled(first.id, static_cast<std::uint32_t>(i), ok(), m.now);
+  }
+  EXPECT_EQ(come(), 1u);
+  EXPECT_THAT(m.all<act::Unspool>(), IsEmpty()) << "it is not asked for yet";
+  std::vector<std::byte> all;
+  const Slice payload(first.payload);
+  for (int i = 0; i < 20; ++i) {
+    for (const auto& p : m.all<act::DeliverPart>()) {
+      EXPECT_EQ(p.part.offset, all.size());
+      all.insert(all.end(), p.part.bytes.bytes().begin(), p.part.bytes.bytes().end());
+      m.core.parts_read(p.part.bytes.size());
+    }
+    const auto asked = m.all<act::Unspool>();
+    m.actions.clear();
+    for (const act::Unspool& u : asked)
+      m.core.on_unspooled(u.publication, u.chunk, payload.part(u.offset, u.length), m.now);
+    m.take();
+  }
+  EXPECT_THAT(all, SizeIs(5 * 1024));
+  EXPECT_TRUE(std::ranges::equal(all, std::span(first.payload).first(all.size())));
+}
+
+TEST(MemberParts, DeliversNothingOfSnapshotsThatDoNotRepair) {
+  Member m(with_parts());
+  m.whole(make(full(2), 3500));
+  m.whole(make(delta(3, 2), 3500));
+  m.core.installed(Version{2}, digest_of(2), m.now);
+  m.core.installed(Version{3}, digest_of(3), m.now);
+  m.whole(make(delta(4, 3), 3500));
+  m.core.install_failed(Version{4}, "it does not fit", m.now);
+  m.take();
+  m.actions.clear();
+  const Made before = make(full(3), 3500), repairs = make(full(4), 3500);
+  m.tell(m.parent, before.opening);
+  m.frame(m.parent, before.chunk(0));
+  EXPECT_THAT(m.all<act::DeliverPart>(), IsEmpty());
+  m.tell(m.parent, repairs.opening);
+  m.frame(m.parent, repairs.chunk(0));
+  EXPECT_THAT(m.all<act::DeliverPart>(), SizeIs(1));
+}
+
+TEST(MemberParts, DeliversWhatHasComeOfTheNextDelta) {
+  Member m(with_parts());
+  const auto come = [&] {  // what is delivered of deltas so far, by version
+    std::map<std::uint64_t, std::vector<std::byte>> bytes;
+    for (const auto& p : m.all<act::DeliverPart>()) {
+      if (!p.part.base) continue;
+      auto& so_far = bytes[p.part.version.value];
+      EXPECT_EQ(p.part.offset, so_far.size());
+      EXPECT_EQ(p.part.base->value + 1, p.part.version.value);
+      so_far.insert(so_far.end(), p.part.bytes.bytes().begin(), p.part.bytes.bytes().end());
+    }
+    return bytes;
+  };
+  const Made first = make(delta(1, 0), 3500), second = make(delta(2, 1), 3500);
+  m.tell(m.parent, first.opening);
+  m.frame(m.parent, first.chunk(0));  // on what is not there
+  m.whole(make(full(0), 3000));
+  EXPECT_THAT(come(), IsEmpty());
+  m.frame(m.parent, first.chunk(2));
+  EXPECT_EQ(come().at(1).size(), 1024u) << "up to the gap";
+  m.tell(m.parent, second.opening);
+  m.frame(m.parent, second.chunk(0));
+  EXPECT_FALSE(come().contains(2));
+  m.frame(m.parent, first.chunk(1));
+  EXPECT_EQ(come().at(1).size(), 3072u);
+  m.frame(m.parent, first.chunk(1));
+  m.frame(m.parent, first.chunk(3));
+  EXPECT_EQ(come().at(1), first.payload);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0))) << "it is not closed";
+  m.tell(m.parent, first.closing);
+  EXPECT_THAT(m.delivered(), ElementsAre(full(0), delta(1, 0)));
+  EXPECT_EQ(m.all<act::Deliver>().back().publication.id, first.id);
+  for (std::size_t i = 1; i < second.chunks.size(); ++i) m.frame(m.parent, second.chunk(i));
+  EXPECT_EQ(come().at(2), second.payload);
+  // On another version 2 than the one here: of no use.
+  m.tell(m.parent, second.closing);
+  const Made other = make(delta(3, 2), 3500, {.base_digest = digest_of(99)});
+  m.tell(m.parent, other.opening);
+  m.frame(m.parent, other.chunk(0));
+  EXPECT_FALSE(come().contains(3));
+
+  Member without;
+  without.whole(make(full(0), 3000));
+  without.whole(make(delta(1, 0), 3500));
+  EXPECT_THAT(without.all<act::DeliverPart>(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace echoline::overlay
