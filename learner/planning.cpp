@@ -10,8 +10,7 @@
 namespace echoline::learner {
 namespace {
 
-// What the planner takes for a learner without a stated uplink: a data-centre port.
-constexpr BitRate kUplinkUnlimited{1e10};
+constexpr BitRate kUnstated = BitRate{1e10};  // of a link that nobody has stated
 
 BitRate capped(BitRate rate, const std::optional<BitRate>& cap) { return cap ? std::min(rate, *cap) : rate; }
 
@@ -29,12 +28,14 @@ Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::Model
   return model::Phrasing::make(files, {task.prompt, task.chat, task.system, task.chat_options_json, config.rollout.stop, task.turn});
 }
 
+BitRate learner_up(const RunConfig& config) { return config.network.uplink.value_or(kUnstated); }
+
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.up.value_or(config.fleet.assume.up.value_or(kUplinkUnlimited)), config.network.worker_rate);
+  return capped(offer.up.value_or(config.fleet.assume.up.value_or(kUnstated)), config.network.worker_rate);
 }
 
 BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.down.value_or(config.fleet.assume.down.value_or(kUplinkUnlimited)), config.network.worker_rate);
+  return capped(offer.down.value_or(config.fleet.assume.down.value_or(kUnstated)), config.network.worker_rate);
 }
 
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {
@@ -96,7 +97,7 @@ provisioner::PlanRequest plan_request(const RunConfig& config, double parameters
   request.learner_usd_per_hour = config.learner.usd_per_hour;
   request.delta_bytes = Bytes{static_cast<std::uint64_t>(full_bytes / config.fleet.delta_ratio_expected) + 1};
   request.full_bytes = Bytes{static_cast<std::uint64_t>(full_bytes)};
-  request.learner_up = config.network.uplink.value_or(kUplinkUnlimited);
+  request.learner_up = learner_up(config);
   request.worker_cap = config.network.worker_rate;
   request.chunk = config.network.chunk.value_or(Bytes{});
   request.delay = config.network.delay_expected;

@@ -43,6 +43,7 @@ class Preflighter {
     check_store();
     note("port", can_listen(config_.network.bind, config_.network.port),
          config_.network.port == 0 ? "any free port" : fmt::format("{} is free", config_.network.port));
+    check_uplink();
     check_bundle();
     check_plan();
     if (model_) {
@@ -186,6 +187,15 @@ class Preflighter {
                              "the policy's size",
                              to_text(policy), to_text(snapshot), to_text(*config_.network.store)));
     add("publications", Verdict::kOk, fmt::format("a snapshot takes at most {}", to_text(snapshot)));
+  }
+
+  // The one link that everything passes; on one machine nobody knows what it carries.
+  void check_uplink() {
+    if (config_.network.uplink || config_.fleet.provider == ProviderKind::kLocal) return;
+    add("uplink", Verdict::kWarning,
+        fmt::format("network.uplink is not given: {} are planned with, and nothing holds the learner back; where it sends less, more "
+                    "workers are fed by it than should be, and T_b is longer",
+                    to_text(learner_up(config_))));
   }
 
   // Trajectories stay in the replay buffer until checkpoints have passed them.

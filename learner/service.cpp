@@ -173,7 +173,12 @@ class Service {
     o.bind_host = config_.network.bind;
     o.port = config_.network.port;
     o.limits.up = config_.network.uplink;
-    if (config_.network.worker_rate) o.chain_rate = *config_.network.worker_rate;
+    o.up_expected = learner_up(config_);
+    std::optional<BitRate> slowest = config_.network.worker_rate;  // as the plan has it
+    if (!slowest)
+      for (const provisioner::PlanRow* row : plan_.plan.chosen())
+        slowest = std::min(slowest.value_or(worker_up(config_, row->offer)), worker_up(config_, row->offer));
+    if (slowest) o.chain_rate = *slowest;
     o.chunk = config_.network.chunk;
     // Without a plan nobody knows what the fleet will be.
     const chains::Topology& planned = plan_.plan.topology;
@@ -684,7 +689,7 @@ class Service {
       for (const WorkerId id : report.topology.workers())
         links.push_back({id, link_rate(id, true), link_rate(id, false), workers_[id].delay, workers_[id].region});
     }
-    const BitRate up = config_.network.uplink.value_or(BitRate{1e12});
+    const BitRate up = learner_up(config_);
     const chains::Regions& ways = config_.network.regions.ways;
     // For as many as T_b counts: in a small fleet that may be fewer than q says.
     const double counted = std::clamp(static_cast<double>(report.acknowledged) / static_cast<double>(std::max<std::size_t>(1, report.workers)),

@@ -35,7 +35,9 @@ struct LearnerConfig {
   std::optional<Version> resumed_at;
   bool durable = false;  // act::SaveState is carried out
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
-  std::size_t chains_max = 8;  // when limits.up is absent
+  // When limits.up is absent: what the learner sends at least, and what topologies and predictions go by (absent: the same).
+  BitRate up_least = BitRate::from_mbit_per_s(64);
+  std::optional<BitRate> up_expected;
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
   // It is the first of them: another is taken where the model expects it to be so much sooner for those who are there
   // (chains/choice.hpp).

@@ -200,12 +200,15 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
 
 Bytes LearnerCore::chunk_for(const PublicationKey& key, TimePoint now) const {
   constexpr std::uint64_t kDeltaUnknown = 8;  // part of the policy that the first delta is taken to have
-  Bytes payload = key.full() ? config_.policy_bytes : Bytes{config_.policy_bytes.count / kDeltaUnknown};
-  for (const auto& [known, stored] : std::views::reverse(std::as_const(store_).entries()))
-    if (stored.complete && known.full() == key.full()) {
-      payload = {stored.bytes};
-      break;
-    }
+  constexpr std::uint64_t kDeltaLeast = 256;  // and any: after a step that changed nothing comes one that does
+  const std::uint64_t policy = config_.policy_bytes.count;
+  Bytes payload{0};
+  for (const auto& [known, stored] : store_.entries())
+    if (stored.complete && known.full() == key.full()) payload = std::max(payload, Bytes{stored.bytes});
+  if (payload.count == 0)
+    payload = {key.full() ? policy : policy / kDeltaUnknown};
+  else if (!key.full())
+    payload = std::max(payload, Bytes{policy / kDeltaLeast});
   if (payload.count == 0) return {64 * 1024};  // nothing is known of it
   std::vector<chains::WorkerLink> links;
   for (const chains::ChainWorker& w : chain_workers(now)) links.push_back({w.id, w.up, w.down, Duration{}, w.region});
@@ -333,7 +336,7 @@ void LearnerCore::end_catch_up(TimePoint now) {
 // Whether the learner begins to help one more, which then counts. One uplink serves all whom it helps: were they dozens at
 // once, none of them would soon have the whole, and be able to help others. So it begins with no more than it can send by
 // the time that who has to wait asks again, and two snapshots. That goes by what it sends, but is never slower than the
-// uplink is expected to be, and a worker counts once for a version: who takes nothing, or asks again and again, keeps nobody
+// uplink is at least, and a worker counts once for a version: who takes nothing, or asks again and again, keeps nobody
 // waiting.
 bool LearnerCore::begin_help(Worker& worker, const NeedHelp& need, Version target, TimePoint now) {
   if (worker.helped_to >= target) return true;
@@ -344,7 +347,7 @@ bool LearnerCore::begin_help(Worker& worker, const NeedHelp& need, Version targe
   std::uint64_t bytes = cheapest_way(whole, need.position, target, need.full_only).value_or(snapshot);
   if (config_.catch_ups_on_demand && snapshot > 0) bytes = std::min(bytes, snapshot);
 
-  const double rate = learner_up().bytes_per_s();
+  const double rate = up_.rate().value_or(config_.up_least).bytes_per_s();
   const auto sent = static_cast<double>(edges_.helped_bytes_sent() - helping_.sent);
   const double done = std::max(sent, seconds(now - helping_.at) * rate);
   helping_ = {std::max(0.0, helping_.bytes - done), edges_.helped_bytes_sent(), now};

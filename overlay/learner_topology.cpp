@@ -21,7 +21,7 @@ static_assert(kSuspicion > LearnerCore::kSlowMemory + std::chrono::seconds(10));
 }  // namespace
 
 BitRate LearnerCore::learner_up() const {
-  return up_.rate().value_or(BitRate{config_.chain_rate.bits_per_s * static_cast<double>(config_.chains_max)});
+  return up_.rate().value_or(config_.up_expected.value_or(config_.up_least));
 }
 
 chains::ChainWorker LearnerCore::chain_worker(const Worker& worker, TimePoint now) const {

@@ -1,6 +1,7 @@
 #include "sim/broadcast_scenario.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "chains/broadcast_model.hpp"
 #include "sim/fleet.hpp"
@@ -66,7 +67,7 @@ FleetOptions Stage::fleet_options(const BroadcastScenario& s) {
   o.learner.policy = s.topology;
   o.learner.chooses_policy = s.chooses_topology;
   o.learner.chain_rate = s.chain_rate;
-  o.learner.chains_max = static_cast<std::size_t>(std::max(1.0, s.learner_up.bits_per_s / s.chain_rate.bits_per_s));
+  o.learner.up_least = BitRate{s.chain_rate.bits_per_s * std::max(1.0, std::floor(s.learner_up.bits_per_s / s.chain_rate.bits_per_s))};
   o.learner.heartbeat = s.heartbeat;
   o.learner.heartbeat_timeout = 6 * s.heartbeat;
   o.learner.quorum = s.quorum;

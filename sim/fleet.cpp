@@ -99,7 +99,7 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   config.checker = checker_;
   config.durable = o.durable;
   config.chain_rate = o.chain_rate;
-  config.chains_max = o.chains_max;
+  config.up_least = o.up_least;
   config.policy = o.policy;
   config.chooses_policy = o.chooses_policy;
   config.heartbeat = o.heartbeat;

@@ -24,7 +24,7 @@ struct LearnerOptions {
   chains::TopologyPolicy policy = chains::TopologyPolicy::kEcho2;
   bool chooses_policy = false;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);
-  std::size_t chains_max = 8;
+  BitRate up_least = BitRate::from_mbit_per_s(64);  // where limits.up is absent
   Duration heartbeat = std::chrono::milliseconds(500), heartbeat_timeout = std::chrono::seconds(3);
   Duration away_max = std::chrono::minutes(5);
   double quorum = 0.9;

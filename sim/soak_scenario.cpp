@@ -54,7 +54,7 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
   o.policy = dice.pick({kTrees, kTrees, kTrees, kEcho2, kEcho2, kBestChains, kStar, kStripes});
   o.chooses_policy = dice.chance(0.3);
   o.chain_rate = BitRate::from_mbit_per_s(dice.spread(4, 40));
-  o.chains_max = static_cast<std::size_t>(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0));
+  o.up_least = BitRate{o.chain_rate.bits_per_s * std::floor(std::clamp(up.bits_per_s / o.chain_rate.bits_per_s, 1.0, 8.0))};
   o.heartbeat = dice.time(milliseconds(100), milliseconds(500));
   o.heartbeat_timeout = o.heartbeat * static_cast<std::int64_t>(4 + dice.below(4));
   if (dice.chance(0.5)) o.away_max = dice.time(seconds(10), seconds(60));

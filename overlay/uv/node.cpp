@@ -80,7 +80,8 @@ Status check(const LearnerOptions& o) {
     return fail(Code::kInvalid, op, "away_max must be at most a day, found {}", echoline::to_text(o.away_max));
   if (!(o.quorum > 0 && o.quorum <= 1))
     return fail(Code::kInvalid, op, "quorum must be above 0 and at most 1, found {}", o.quorum);
-  if (o.chains_max < 1) return fail(Code::kInvalid, op, "chains_max must be at least 1");
+  if (o.up_expected && !(o.up_expected->bits_per_s > 0))
+    return fail(Code::kInvalid, op, "up_expected must be positive, found {}", to_text(*o.up_expected));
   if (o.heartbeat < std::chrono::milliseconds(1) || o.heartbeat_timeout < 2 * o.heartbeat)
     return fail(Code::kInvalid, op, "heartbeat_timeout ({}) must be at least twice the heartbeat ({})",
                 echoline::to_text(o.heartbeat_timeout), echoline::to_text(o.heartbeat));
@@ -285,7 +286,7 @@ Result<std::unique_ptr<LearnerNode>> LearnerNode::start(LearnerOptions options, 
   config.resumed_at = o.resumed_at;
   config.durable = durable;
   config.chain_rate = o.chain_rate;
-  config.chains_max = o.chains_max;
+  config.up_expected = o.up_expected;
   config.policy = o.policy;
   config.chooses_policy = o.chooses_policy;
   config.heartbeat = o.heartbeat;

@@ -28,7 +28,7 @@ struct LearnerOptions {
   std::uint16_t port = 0;               // 0: any free port, see endpoint()
   LinkLimits limits;
   BitRate chain_rate = BitRate::from_mbit_per_s(8);  // b: rate a chain is planned for; chains = max(1, floor(up / b))
-  std::size_t chains_max = 8;                        // when limits.up is absent
+  std::optional<BitRate> up_expected;  // of the learner, when limits.up is absent; see LearnerConfig
   chains::TopologyPolicy policy = chains::TopologyPolicy::kTrees;
   bool chooses_policy = false;  // it is the first of them; see LearnerConfig
   std::optional<Bytes> chunk;  // unit that is proven and forwarded; 1 KiB .. 1 MiB; absent: as LearnerCore::chunk_for() has it

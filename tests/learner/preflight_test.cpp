@@ -144,6 +144,18 @@ TEST(Preflight, EverythingThatIsWrongAtOnce) {
     EXPECT_THAT(status.error().detail, HasSubstr(text));
 }
 
+TEST(Preflight, SaysWhatIsTakenForAnUplinkThatNobodyStated) {
+  const auto warned = [](const Preflight& result) {
+    return std::any_of(result.checks.begin(), result.checks.end(),
+                       [](const Check& c) { return c.name == "uplink" && c.verdict == Verdict::kWarning; });
+  };
+  EXPECT_FALSE(warned(preflight(quickstart({{"network.uplink", "null"}})))) << "workers are on this machine";
+  EXPECT_FALSE(warned(preflight(quickstart({{"fleet.provider", "none"}}))));
+  const Preflight unstated = preflight(quickstart({{"fleet.provider", "none"}, {"network.uplink", "null"}}));
+  ASSERT_TRUE(warned(unstated));
+  EXPECT_THAT(check(unstated, "uplink").detail, HasSubstr("10 Gbit/s"));
+}
+
 TEST(Preflight, ABundleIsThereAndCanBeUnpacked) {
   const overlay::TemporaryFolder folder;
   const auto verdict = [&](const std::string& name) {

@@ -59,7 +59,7 @@ struct TestLearner {
     o.heartbeat = std::chrono::milliseconds(200);
     o.heartbeat_timeout = std::chrono::seconds(10);
     o.chunk = {16 * 1024};
-    o.chains_max = 1;
+    o.up_expected = o.chain_rate;
     return o;
   }
   void start(LearnerOptions options = quick()) {

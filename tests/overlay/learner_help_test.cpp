@@ -85,7 +85,7 @@ TEST(Learner, HelpsAsFastAsItSends) {
   LearnerConfig c = Desk::config(8);
   c.catch_ups_on_demand = false;
   c.core.limits.up.reset();
-  c.chain_rate = BitRate::from_mbit_per_s(0.001);
+  c.up_least = BitRate::from_mbit_per_s(0.008);
   Desk desk(std::move(c));
   desk.join_all(12);
   ASSERT_TRUE(desk.publish(make(full(0), 1'000'000, {.chunk_bytes = 65536})).has_value());

@@ -34,7 +34,7 @@ class Watched : public testing::Test {
   }
   static FleetOptions fleet_options() {
     FleetOptions o;
-    o.learner.chains_max = 1;
+    o.learner.up_least = o.learner.chain_rate;
     o.learner.heartbeat_timeout = seconds(5);
     return o;
   }
