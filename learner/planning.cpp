@@ -10,7 +10,9 @@
 namespace echoline::learner {
 namespace {
 
-constexpr BitRate kUnstated = BitRate{1e10};  // of a link that nobody has stated
+// Of links that nobody has stated. The learner's feeds all: taken for wider than it is, it would be the slowest hop of everybody's way;
+// for narrower, workers forward a little more than they would have to.
+constexpr BitRate kLearnerUnstated{1e9}, kWorkerUnstated{1e10};
 
 BitRate capped(BitRate rate, const std::optional<BitRate>& cap) { return cap ? std::min(rate, *cap) : rate; }
 
@@ -28,14 +30,14 @@ Result<model::Phrasing> run_phrasing(const RunConfig& config, const model::Model
   return model::Phrasing::make(files, {task.prompt, task.chat, task.system, task.chat_options_json, config.rollout.stop, task.turn});
 }
 
-BitRate learner_up(const RunConfig& config) { return config.network.uplink.value_or(kUnstated); }
+BitRate learner_up(const RunConfig& config) { return config.network.uplink.value_or(kLearnerUnstated); }
 
 BitRate worker_up(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.up.value_or(config.fleet.assume.up.value_or(kUnstated)), config.network.worker_rate);
+  return capped(offer.up.value_or(config.fleet.assume.up.value_or(kWorkerUnstated)), config.network.worker_rate);
 }
 
 BitRate worker_down(const RunConfig& config, const provisioner::Offer& offer) {
-  return capped(offer.down.value_or(config.fleet.assume.down.value_or(kUnstated)), config.network.worker_rate);
+  return capped(offer.down.value_or(config.fleet.assume.down.value_or(kWorkerUnstated)), config.network.worker_rate);
 }
 
 Bytes gpu_memory_needed(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens) {

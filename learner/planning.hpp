@@ -47,7 +47,7 @@ inline std::uint64_t steps_kept(const RunConfig& config) {
   return std::uint64_t{config.learner.checkpoint_every} * (config.learner.checkpoints_kept + 2);
 }
 
-// What the learner is taken to send: as stated, or a data-centre port.
+// What the learner is taken to send: as stated, or 1 Gbit/s.
 BitRate learner_up(const RunConfig& config);
 
 // The rate a rented worker may send and receive at: its offer's, at most the run's cap.

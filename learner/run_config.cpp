@@ -287,7 +287,7 @@ void read_network(ConfigSection s, NetworkSection& c) {
   s.read("port", port, {.min = 0, .max = 65535}, "0: any free one");
   c.port = static_cast<std::uint16_t>(port);
   const Limits<BitRate> positive{.min = BitRate{1000}, .max = BitRate{1e12}};
-  s.read("uplink", c.uplink, positive, {"B: the most that the learner sends; without it nothing holds it back, and 10 Gbit/s are planned with", "unlimited"});
+  s.read("uplink", c.uplink, positive, {"B: the most that the learner sends; without it nothing holds it back, and 1 Gbit/s are planned with", "unlimited"});
   s.read("worker_rate", c.worker_rate, positive,
          {"b: the most that a worker sends, and the most that it receives", "the links of its offer"});
   s.read("chunk", c.chunk, {.min = Bytes{1024}, .max = Bytes{1u << 20}},
