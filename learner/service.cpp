@@ -174,11 +174,11 @@ class Service {
     o.port = config_.network.port;
     o.limits.up = config_.network.uplink;
     o.up_expected = learner_up(config_);
-    std::optional<BitRate> slowest = config_.network.worker_rate;  // as the plan has it
-    if (!slowest)
-      for (const provisioner::PlanRow* row : plan_.plan.chosen())
-        slowest = std::min(slowest.value_or(worker_up(config_, row->offer)), worker_up(config_, row->offer));
-    if (slowest) o.chain_rate = *slowest;
+    const auto up_of = [this](const provisioner::PlanRow* row) { return worker_up(config_, row->offer); };
+    if (config_.network.worker_rate)
+      o.chain_rate = *config_.network.worker_rate;
+    else if (const auto chosen = plan_.plan.chosen(); !chosen.empty())  // of the slowest, as the plan has it
+      o.chain_rate = up_of(*std::ranges::min_element(chosen, {}, up_of));
     o.chunk = config_.network.chunk;
     // Without a plan nobody knows what the fleet will be.
     const chains::Topology& planned = plan_.plan.topology;

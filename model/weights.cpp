@@ -142,13 +142,13 @@ Status load_changes(Transformer& model, const delta::StateView& state, std::span
       return load_policy(model, state);
   return guarded("load changes", [&]() -> Status {
     for (const delta::TensorWrite& write : written) {
-      const auto elements = static_cast<std::int64_t>(write.byte_count / 2);
       const Tensor& weight = parameters[write.tensor].second;
       if (weight.is_cpu() && weight.scalar_type() == torch::kBFloat16 && weight.is_contiguous()) {
         write.write_to({static_cast<std::byte*>(weight.data_ptr()) + write.first_byte, write.byte_count});
         continue;
       }
-      Tensor part = parameters[write.tensor].second.view(-1).narrow(0, static_cast<std::int64_t>(write.first_byte / 2), elements);
+      const auto elements = static_cast<std::int64_t>(write.byte_count / 2);
+      Tensor part = weight.view(-1).narrow(0, static_cast<std::int64_t>(write.first_byte / 2), elements);
       const auto count = static_cast<std::int64_t>(write.values.size() / 2);
       const Tensor values = borrow(write.values.data(), {count}, torch::kBFloat16);
       if (write.whole) {

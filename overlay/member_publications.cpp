@@ -209,12 +209,13 @@ bool MemberCore::comes_next(const StoredPublication& stored) const {
 // What has come of it, without gaps, so that the application need not begin with it when all has come; no more than it can
 // follow. Deltas may go on while a snapshot arrives beside them; where several of either do, of the first.
 void MemberCore::deliver_parts(const PublicationId& id) {
-  const StoredPublication* named = std::as_const(store_).find(id);
-  if (!named || staged_ || !comes_next(*named)) return;
+  if (config_.parts_unread_max.count == 0 || staged_) return;
+  const StoredPublication* named = store_.find(id);
+  if (!named || !comes_next(*named)) return;
   const PublicationKey key = named->key();
   Parts& parts = key.full() ? snapshot_parts_ : delta_parts_;
   if (parts.id != id) {
-    const StoredPublication* first = std::as_const(store_).find(parts.id);
+    const StoredPublication* first = store_.find(parts.id);
     if (first && !first->complete && comes_next(*first)) return;
     parts = {id, 0};
   }

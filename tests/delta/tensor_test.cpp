@@ -111,7 +111,7 @@ TEST(Digest, DoesNotDependOnTheOrderOfTheView) {
   EXPECT_EQ(*digest_state({first, second}), *digest_state({second, first}));
 }
 
-TEST(OwnedState, AllocatesAlignedZeroedSortedTensors) {
+TEST(OwnedState, AllocatesAlignedSortedTensors) {
   OwnedState state = zeros({spec("z", DType::kF32, {3}), spec("a", DType::kU8, {}), spec("m", DType::kF64, {0, 4})});
   ASSERT_EQ(state.size(), 3u);
   EXPECT_EQ(state.name(0), "a");

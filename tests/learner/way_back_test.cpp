@@ -22,8 +22,10 @@ Policy stepped(const Policy* last, std::uint64_t version, double share) {
   if (last) std::memcpy(bytes.data(), last->state->bytes(0).data(), bytes.size());
   for (std::size_t i = 0; i < kElements; ++i) {
     std::uint16_t w = 0;
-    if (last) std::memcpy(&w, bytes.data() + 2 * i, 2);
-    if (!last) w = static_cast<std::uint16_t>(0x3c00 + places.below(0x0400));
+    if (last)
+      std::memcpy(&w, bytes.data() + 2 * i, 2);
+    else
+      w = static_cast<std::uint16_t>(0x3c00 + places.below(0x0400));
     const bool restless = places.uniform() < share;
     if (last && random.uniform() < (restless ? 0.8 : 0.01 * share)) w = static_cast<std::uint16_t>(w ^ 1);
     std::memcpy(bytes.data() + 2 * i, &w, 2);

@@ -8,6 +8,10 @@ namespace {
 
 constexpr std::string_view kOperation = "install policy";
 
+auto begin_snapshot(const delta::DecodeOptions& options) {
+  return [&options] { return delta::IncomingSnapshot(options); };
+}
+
 template <class Incoming>
 void add_part(std::optional<Incoming>& incoming, const overlay::PublicationPart& part, const auto& begin) {
   if (part.offset == 0) incoming = Incoming{part.id, part.version, begin()};
@@ -35,7 +39,7 @@ Result<Patch> whole(auto incoming, const overlay::Publication& publication, cons
 
 void ArrivingPolicy::add(const overlay::PublicationPart& part, std::optional<Version> installed) {
   if (!part.base && (!installed || part.version > *installed))
-    add_part(snapshot_, part, [this] { return begin_snapshot(); });
+    add_part(snapshot_, part, begin_snapshot(options_));
   else if (part.base && installed == part.base)
     add_part(delta_, part, begin_delta_);
 }
@@ -43,7 +47,7 @@ void ArrivingPolicy::add(const overlay::PublicationPart& part, std::optional<Ver
 Result<delta::OwnedState> ArrivingPolicy::snapshot(const overlay::Publication& publication) {
   delta_.reset();
   ECHO_ASSIGN(auto patch, whole<delta::IncomingSnapshot>(std::exchange(snapshot_, std::nullopt), publication,
-                                                         [this] { return begin_snapshot(); }));
+                                                         begin_snapshot(options_)));
   return patch.finish();
 }
 

@@ -21,7 +21,7 @@ class ArrivingPolicy {
   // Decodes what has come of a snapshot, or of a delta on the `installed` version; of anything else nothing. Of each kind, one.
   void add(const overlay::PublicationPart& part, std::optional<Version> installed);
   // These decode the rest of `publication`. kCorrupt: its bytes are wrong, or lead to another policy than was announced.
-  // What came of deltas, and of snapshots that are not newer, is forgotten.
+  // What came of others is forgotten, but for a newer snapshot where a delta is applied.
   Result<delta::OwnedState> snapshot(const overlay::Publication& publication);
   // And applies it (delta::IncomingDelta::apply). kStale: the delta needs another base.
   Result<std::vector<delta::TensorWrite>> apply_delta(const overlay::Publication& publication,
@@ -34,7 +34,6 @@ class ArrivingPolicy {
     Version version;
     Patch patch;
   };
-  delta::IncomingSnapshot begin_snapshot() const { return delta::IncomingSnapshot(options_); }
 
   BeginDelta begin_delta_;
   delta::DecodeOptions options_;
