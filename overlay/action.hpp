@@ -109,8 +109,8 @@ struct BroadcastDone {
 struct TopologyChanged {
   chains::Topology topology;
 };
-// Somebody needs a publication that is not there to catch up: of `current`, as a delta from a version that can be
-// restored, or as a full snapshot. One at a time.
+// A late worker needs a publication that is not stored: of `current`, as the stored deltas from `from` folded into one, or as
+// a full snapshot. One at a time.
 struct NeedCatchUp {
   Version current;
   std::optional<Version> from;  // absent: a full snapshot

@@ -116,10 +116,15 @@ void write(const Installed& m, wire::Installed& w) {
   w.set_version(m.version.value);
   w.set_policy_digest(raw(m.policy_digest));
   w.set_epoch(m.epoch);
+  w.set_verify_ns(static_cast<std::uint64_t>(m.verify.count()));
+  w.set_install_ns(static_cast<std::uint64_t>(m.install.count()));
 }
 Result<Installed> read(const wire::Installed& w) {
+  const auto stage = [](std::uint64_t ns) {
+    return Duration(static_cast<std::int64_t>(std::min(ns, static_cast<std::uint64_t>(kStageMax.count()))));
+  };
   ECHO_ASSIGN(const Digest digest, array_of<Digest>(w.policy_digest(), "policy digest"));
-  return Installed{Version{w.version()}, digest, w.epoch()};
+  return Installed{Version{w.version()}, digest, w.epoch(), stage(w.verify_ns()), stage(w.install_ns())};
 }
 
 void write(const Parent& m, wire::Parent& w) {

@@ -23,6 +23,7 @@ inline constexpr std::size_t kSignedBytesMax = 64 * 1024;
 inline constexpr std::size_t kRevokedMax = 8192;  // ranges of workers in one beacon
 inline constexpr std::size_t kReportsMax = 256;   // edges, holdings, progress items in one message
 inline constexpr std::uint64_t kPolicyBytesMax = std::uint64_t{kChunksMax} * kChunkBytesMax;
+inline constexpr Duration kStageMax = std::chrono::hours(24);  // of an acknowledgement; a longer one counts as that
 
 // A message of the learner that any node can check and pass on: the body exactly as it was signed.
 struct Signed {
@@ -64,6 +65,9 @@ struct Installed {
   Version version;
   Digest policy_digest{};
   std::uint64_t epoch = 0;  // of the learner; see LearnerState
+  // In an acknowledgement, by the worker's clock: from the arrival of the last byte until the application was given the
+  // policy, and from then until it was active. At most kStageMax each.
+  Duration verify{}, install{};
   friend bool operator==(const Installed&, const Installed&) = default;
 };
 struct Hello {

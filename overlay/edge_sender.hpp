@@ -13,7 +13,7 @@ struct EdgeTrouble {
   WorkerId child;
   std::optional<Version> position;
   CannotServe what;
-  bool delta = false;  // one delta from `position` would do, and can be made
+  bool delta = false;  // one delta from `position` would do, and can be folded
 };
 
 class EdgeSender {
@@ -23,8 +23,8 @@ class EdgeSender {
   static constexpr double kSnapshotFactor = 1.25;
   // A worker's own bytes are cheaper than the learner's: it hands a child over only from here on.
   static constexpr double kHandOverFactor = 2.0;
-  // One delta is made of more than so many, where they have more than this part of a full snapshot's bytes: weights
-  // that change in several of them are sent once.
+  // More than this many deltas are folded into one, if they have more than this part of a full snapshot's bytes: the
+  // child then checks and installs them in one pass.
   static constexpr std::size_t kDeltasMax = 3;
   static constexpr double kDeltasShare = 0.05;
   static constexpr std::size_t kStreamsMax = 16;  // connections of one edge
@@ -58,7 +58,7 @@ class EdgeSender {
   // Children are to be brought to `version` at least, though it may have left the store.
   void reach(Version version) { reach_ = std::max(reach_.value_or(version), version); }
   void on_chunk_arrived(TimePoint now) { send_all(now); }
-  // Deltas can be made from here on (absent: from nowhere); with `snapshots_come` only.
+  // Stored deltas can be folded into one from this version on (absent: they cannot); with `snapshots_come` only.
   void restorable_from(std::optional<Version> oldest);
   // That was asked for and is not made: who stands there gets what there is.
   void no_delta_from(Version version, TimePoint now);

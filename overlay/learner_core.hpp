@@ -58,6 +58,9 @@ struct LearnerConfig {
   std::function<Status(std::string_view)> check_heartbeat;
   bool tells_heartbeats = false;                          // act::HeardFrom comes with every one
   bool catch_ups_on_demand = true;                        // somebody answers act::NeedCatchUp
+  // Most stored deltas that act::NeedCatchUp may ask to fold into one; fewer where they have more than 1/kFoldShare of
+  // policy_bytes together.
+  std::size_t folded_max = 64;
   std::function<std::string(const MemberInfo&)> welcome;  // may be empty; pure; at most kWelcomeBytesMax
 };
 
@@ -99,12 +102,14 @@ class LearnerCore final : public Core {
   // published. With `catch_up` it is one that helps late workers to a version already published.
   Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed, bool catch_up, TimePoint now);
   Status add(const PublicationId& id, std::vector<SealedChunk> chunks, TimePoint now);
-  // It counts as published once its digest is on disk. kInvalid: published before with another digest.
-  Status finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now);
+  // It counts as published once its digest is on disk. kInvalid: published before with another digest. `sealing`: the time
+  // that hashing and signing took since begin(), for BroadcastParts.
+  Status finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now, Duration sealing = {});
   // Takes back a publication that was not closed.
   void abandon(const PublicationId& id, TimePoint now);
-  // act::NeedCatchUp may ask for deltas that start at this version or later (absent: for none).
-  void restorable_from(std::optional<Version> oldest) { edges_.restorable_from(oldest); }
+  // The stored deltas that lead from version `from` to the newest. kNotFound: some are no longer stored, or they are more
+  // than may be folded.
+  Result<StoredDeltas> deltas_from(Version from) const;
   const Checker& checker() const { return *config_.checker; }
 
   // At most kMessageBytesMax (checked); nothing happens when the worker is not there.
@@ -189,7 +194,12 @@ class LearnerCore final : public Core {
     std::optional<Version> base;
     PublicationId id{};
     TimePoint published;
+    TimePoint encoded{}, closed{};  // the last byte was made; the manifest may leave
+    Duration sealing{};
     TimePoint last_ack{}, ack_before{};  // of those below, the last two
+    struct Stages {
+      Duration verify{}, install{}, acknowledge{};
+    } last_stages, stages_before;  // of these two
     WorkerId acked_last{};
     // Those that were there when it was published, but for those that let an earlier one wait in vain.
     std::set<WorkerId> active, waiting;
@@ -265,7 +275,9 @@ class LearnerCore final : public Core {
   void check_broadcasts(TimePoint now);
   void give_up_waiting(TimePoint now);
   void report(const Broadcast& broadcast, TimePoint until, std::size_t acknowledged);
+  static BroadcastParts parts_of(const Broadcast& broadcast, TimePoint until);
   void close_finished(TimePoint now);
+  std::vector<const StoredPublication*> deltas_back_to(Version from) const;
   void ask_for_catch_up(TimePoint now);
   void end_catch_up(TimePoint now);
   void on_need_help(Worker& worker, const NeedHelp& need, TimePoint now);

@@ -107,7 +107,7 @@ Status LearnerCore::add(const PublicationId& id, std::vector<SealedChunk> chunks
   return ok();
 }
 
-Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now) {
+Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_signed, TimePoint now, Duration sealing) {
   const StoredPublication* stored = store_.find(manifest.publication);
   if (!stored) return fail(Code::kNotFound, "publish", "a publication that was not begun, or was dropped, is closed");
   const Version version = stored->key().version;
@@ -120,6 +120,8 @@ Status LearnerCore::finish(const Manifest& manifest, const SignedManifest& as_si
                 to_hex(it->second), to_hex(manifest.policy_digest));
   }
   if (state_.published.size() > kVersionsKept) state_.published.erase(state_.published.begin());
+  for (Broadcast& b : broadcasts_)
+    if (b.id == manifest.publication) b.encoded = now, b.sealing = sealing;
   closing_.push_back({version, manifest, as_signed});
   if (added)
     save(now);
@@ -142,9 +144,46 @@ void LearnerCore::close_finished(TimePoint now) {
     const auto closed = store_.close(c.manifest, c.as_signed);
     if (!closed) log::error("version {}: {}", c.version, closed.error().message());
     edges_.reach(c.version);  // also where it has expired meanwhile: it is published, and something has to lead there
+    for (Broadcast& b : broadcasts_)
+      if (b.id == c.manifest.publication) b.closed = now;
   }
+  const auto deltas = deltas_back_to({});
+  edges_.restorable_from(deltas.empty() ? std::nullopt : deltas.back()->key().base);
   edges_.on_store_changed(now);
   ask_for_catch_up(now);
+}
+
+// The stored deltas that follow one another to the newest version, newest first: back to `from`, or as far as one fold may reach.
+std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) const {
+  std::vector<const StoredPublication*> deltas;
+  if (state_.published.empty()) return deltas;
+  Version at = state_.published.rbegin()->first;
+  const std::uint64_t policy = config_.policy_bytes.count;
+  std::uint64_t bytes = 0;
+  // Of a version's publications the delta with the latest base comes first here: the one that was published.
+  for (const auto& [key, stored] : std::views::reverse(store_.entries())) {
+    if (at <= from || deltas.size() >= config_.folded_max) break;
+    if (key.version > at) continue;
+    if (key.version < at || !key.base || !stored.complete) break;
+    if (policy > 0 && (bytes += stored.bytes) > policy / kFoldShare) break;
+    deltas.push_back(&stored);
+    at = *key.base;
+  }
+  return deltas;
+}
+
+Result<StoredDeltas> LearnerCore::deltas_from(Version from) const {
+  const auto deltas = deltas_back_to(from);
+  if (deltas.empty() || deltas.back()->key().base != from)
+    return fail(Code::kNotFound, "find deltas", "the deltas from version {} on are no longer stored, or too many to fold", from);
+  StoredDeltas found{from, deltas.front()->key().version, deltas.back()->announcement.base_digest,
+                     deltas.front()->manifest->policy_digest, {}};
+  for (const StoredPublication* delta : std::views::reverse(deltas)) {
+    std::vector<Slice> pieces;
+    for (const StoredChunk& chunk : delta->chunks) pieces.push_back(chunk.data);
+    found.deltas.emplace_back(std::move(pieces));
+  }
+  return found;
 }
 
 // ---- acknowledgements ----
@@ -194,7 +233,10 @@ void LearnerCore::on_ack(Worker& worker, const Installed& ack, TimePoint now) {
   if (!worker.assigned && topology_.policy == chains::TopologyPolicy::kTrees) plan_soon(now);
   actions_.push_back(act::Acked{id, ack.version, ack.policy_digest});
   for (Broadcast& b : broadcasts_)
-    if (b.version <= ack.version && b.waiting.erase(id) > 0) b.ack_before = std::exchange(b.last_ack, now), b.acked_last = id;
+    if (b.version <= ack.version && b.waiting.erase(id) > 0) {
+      b.ack_before = std::exchange(b.last_ack, now), b.acked_last = id;
+      b.stages_before = std::exchange(b.last_stages, {ack.verify, ack.install, worker.view.delay.value_or(Duration{})});
+    }
   check_broadcasts(now);
 }
 
@@ -274,12 +316,28 @@ void LearnerCore::give_up_waiting(TimePoint now) {
   });
 }
 
+// The worker's durations are its word: they get at most the time that there was.
+BroadcastParts LearnerCore::parts_of(const Broadcast& b, TimePoint until) {
+  const Broadcast::Stages& stages = until == b.ack_before && until < b.last_ack ? b.stages_before : b.last_stages;
+  Duration left = until - b.published;
+  const auto take = [&left](Duration part) { return part = std::clamp(part, Duration{}, left), left -= part, part; };
+  BroadcastParts parts;
+  parts.encode = take(b.encoded - b.published - b.sealing);
+  parts.seal = take(b.closed - b.published - parts.encode);
+  parts.install = take(stages.install);
+  parts.verify = take(stages.verify);
+  parts.acknowledge = take(stages.acknowledge);
+  parts.send = left;
+  return parts;
+}
+
 void LearnerCore::report(const Broadcast& b, TimePoint until, std::size_t acknowledged) {
   BroadcastReport report;
   report.version = b.version;
   report.base = b.base;
   if (const StoredPublication* stored = store_.find(b.id)) report.payload = {stored->bytes}, report.chunk = {stored->announcement.chunk_bytes};
   report.t_b = until - b.published;
+  report.parts = parts_of(b, until);
   report.workers = b.active.size() + b.stragglers.size();
   report.acknowledged = acknowledged;
   report.learner_bytes_sent = {edges_.chunk_bytes_sent() - b.wire_bytes_before};

@@ -53,12 +53,14 @@ void MemberCore::installed(Version version, const Digest& policy_digest, TimePoi
     void_.erase(void_.begin(), void_.upper_bound(version));
     return;
   }
+  const auto given = given_.find(version);
+  const Given from = given == given_.end() ? Given{now, {}} : given->second;
   given_.erase(given_.begin(), given_.upper_bound(version));
   if (state_ == State::kGone || !position_ || version > position_->version) return;  // of what was taken back
   install_failures_ = 0;
   if (installed_ && version < installed_->version) return;  // nobody sees a version go backwards
   installed_ = Installed{version, policy_digest, epoch_};
-  tell_learner(*installed_, now);
+  tell_learner(Installed{version, policy_digest, epoch_, from.verify, now - from.at}, now);
 }
 
 void MemberCore::install_failed(Version version, const std::string& why, TimePoint now) {
@@ -453,7 +455,7 @@ void MemberCore::save(TimePoint) {
   if (staged_) state.floor = staged_->last;
   state.beacon_sequence = beacon_sequence_;
   saving_ = true;
-  config_.state.floor = state.floor;
+  config_.state.floor = floor_saving_ = state.floor;
   actions_.push_back(act::SaveState{encode(state)});
 }
 
@@ -466,8 +468,10 @@ void MemberCore::on_saved(const Status& status, TimePoint now) {
     save_retry_at_ = now + kSaveRetry;
     return;
   }
-  if (std::exchange(save_again_, false)) return save(now);
-  if (staged_ && config_.state.floor == staged_->last) activate(now);
+  floor_on_disk_ = floor_saving_;
+  const bool again = std::exchange(save_again_, false);
+  if (staged_ && floor_on_disk_ == staged_->last) activate(now);
+  if (again) save(now);
 }
 
 // ---- connections ----

@@ -96,6 +96,7 @@ class MemberCore final : public Core {
     std::vector<act::Deliver> deliveries;
     Installed last;
     std::optional<Installed> before;  // position
+    TimePoint at;
   };
 
   // The learner (member_core.cpp).
@@ -160,6 +161,7 @@ class MemberCore final : public Core {
   bool comes_next(const StoredPublication& stored) const;
   void deliver_parts(const PublicationId& id);
   void deliver(TimePoint now);
+  void raise_floor(const PublicationId& id, TimePoint now);
   void activate(TimePoint now);
   void hold_or_resume_reading();
 
@@ -208,8 +210,14 @@ class MemberCore final : public Core {
   std::optional<Installed> position_;  // last staged for the application
   std::optional<Version> repair_;      // after a failed installation: the least version of the snapshot that repairs it
   std::optional<Installed> installed_;
-  std::set<Version> given_, void_;  // to the application and not yet installed: of this epoch, of earlier ones
+  struct Given {
+    TimePoint at;
+    Duration verify;  // before, since its last byte had come
+  };
+  std::map<Version, Given> given_;  // to the application and not yet installed, of this epoch
+  std::set<Version> void_;          // likewise, of earlier epochs
   std::optional<Staged> staged_;    // waits for the floor to be saved
+  std::optional<Installed> floor_saving_, floor_on_disk_;  // in the save under way, and in the last that succeeded
   struct Parts {  // delivered of what arrives
     PublicationId id{};
     std::uint32_t chunks = 0;

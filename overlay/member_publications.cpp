@@ -45,7 +45,7 @@ void MemberCore::begin_epoch(std::uint64_t epoch, TimePoint now) {
   if (epoch <= epoch_) return;
   log::warn("worker {}: the learner has begun epoch {}: what it published before is void", id_, epoch);
   epoch_ = epoch;
-  void_.merge(std::exchange(given_, {}));
+  for (const auto& [version, given] : std::exchange(given_, {})) void_.insert(version);
   while (!store_.entries().empty()) store_.erase(PublicationKey(store_.entries().begin()->first));
   position_.reset();
   installed_.reset();
@@ -92,7 +92,10 @@ void MemberCore::on_manifest(Upstream* up, const SignedManifest& as_signed, Time
     return;
   }
   store_changed(now);
-  if (*closed) deliver(now);
+  if (*closed)
+    deliver(now);
+  else
+    raise_floor(manifest->publication, now);
 }
 
 // Whether it starts from where this worker stands, or will stand when it is as far again as it has been: then, the least
@@ -234,6 +237,18 @@ void MemberCore::parts_read(std::uint64_t bytes) {
   for (const PublicationId id : {delta_parts_.id, snapshot_parts_.id}) deliver_parts(id);
 }
 
+// A delta on the present position is closed, so its version is published and its digest known. Raises the floor to it while
+// its last chunks arrive: once they are here, the worker need not wait for the disk.
+void MemberCore::raise_floor(const PublicationId& id, TimePoint now) {
+  const StoredPublication* stored = store_.find(id);
+  if (!config_.durable || staged_ || state_ == State::kIdle || !stored || !stored->key().base || !comes_next(*stored)) return;
+  const Installed next{stored->key().version, stored->manifest->policy_digest, epoch_};
+  auto& floor = config_.state.floor;
+  if (floor && floor->epoch == epoch_ && floor->version >= next.version) return;
+  floor = next;
+  save(now);
+}
+
 // Stages everything that can now be installed: the newest full snapshot ahead, then deltas from there. What is staged
 // becomes the floor, on disk first, and only then goes to the application: verify, persist, activate.
 void MemberCore::deliver(TimePoint now) {
@@ -278,12 +293,13 @@ void MemberCore::deliver(TimePoint now) {
   staged.deliveries.back().publication.activate = true;
   staged.last = *at;
   staged.before = position_;
+  staged.at = now;
   position_ = at;
   staged_ = std::move(staged);
-  if (config_.durable)
-    save(now);
-  else
+  if (!config_.durable || floor_on_disk_ == staged_->last)
     activate(now);
+  else if (!saving_ || floor_saving_ != staged_->last)
+    save(now);
 }
 
 void MemberCore::activate(TimePoint now) {
@@ -300,7 +316,7 @@ void MemberCore::activate(TimePoint now) {
   }
   config_.state.floor = staged_->last;
   for (act::Deliver& delivery : staged_->deliveries) {
-    given_.insert(delivery.publication.version);
+    given_.insert_or_assign(delivery.publication.version, Given{now, now - staged_->at});
     actions_.push_back(std::move(delivery));
   }
   staged_.reset();

@@ -15,6 +15,9 @@ inline Bytes learner_store_bytes(Bytes policy) {
   return {std::max<std::uint64_t>(1ull << 30, 2 * publication_bytes_max(policy).count)};
 }
 
+// Deltas that are folded into one for a late worker have at most this part of the policy's size, because folding copies them.
+inline constexpr std::uint64_t kFoldShare = 8;
+
 // What a worker keeps in memory: with a disk what has not been written yet; without one a snapshot and what follows it.
 inline Bytes worker_memory_bytes(Bytes policy, bool disk) {
   constexpr std::uint64_t kLeast = 256ull << 20;

@@ -96,6 +96,24 @@ struct MemberInfo {
   std::string place{};  // as it says; "" where it does not say
 };
 
+// Deltas that are stored, one after the other.
+struct StoredDeltas {
+  Version from, to;
+  Digest base_digest{}, digest{};  // of the policies before and after them
+  std::vector<Payload> deltas;
+};
+
+// Where the time T_b of one broadcast went, on the way of the worker that completed the quorum. The parts follow each other
+// and add up to T_b. A worker's clock is not the learner's, so it reports durations.
+struct BroadcastParts {
+  Duration encode{};       // until the last byte of the publication was made, without `seal`; the first chunks leave meanwhile
+  Duration seal{};         // hashing and signing of chunks meanwhile; then until the digest was on disk and the publication closed
+  Duration send{};         // then until the worker had its last byte: over all hops, with the proof at each of them
+  Duration verify{};       // then until its engine was given the policy: proof of what came last, the floor on disk
+  Duration install{};      // then until the policy was active: the token under way, decoding, the digest of the result
+  Duration acknowledge{};  // the way back to the learner: the delay that dialling the worker has shown
+};
+
 // One publication's broadcast, reported once the quorum of the workers active at publication has acknowledged it.
 struct BroadcastReport {
   Version version;
@@ -103,6 +121,7 @@ struct BroadcastReport {
   Bytes payload;
   Bytes chunk;               // of a piece of it
   Duration t_b{};             // begin of the publication until the quorum had acknowledged the installation
+  BroadcastParts parts;       // of t_b
   std::size_t workers = 0;    // active when it was published
   std::size_t acknowledged = 0;  // of them, at that time: all but a few that nobody waits for, or one that is far behind
   Bytes learner_bytes_sent;   // bytes that left the learner on its data connections meanwhile, headers included

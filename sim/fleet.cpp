@@ -110,6 +110,7 @@ void Fleet::start_learner(std::uint64_t versions_lost) {
   if (o.regions.several())
     config.region_of = [](const MemberInfo& info) { return static_cast<std::uint32_t>(std::stoul(info.place)); };
   config.store_bytes_max = o.store;
+  config.folded_max = o.folded_max;
   if (const auto& bytes = world_.disk(learner_host_).state()) {
     auto state = decode_learner_state(*bytes);
     if (state)
@@ -262,23 +263,21 @@ void Fleet::encode(const std::shared_ptr<Making>& making) {
     policies_[version] = m.digest;
     newest_ = version;
     made_.emplace_back(version, m.spec.bytes);
-    if (made_.size() > options_.learner.restorable + 1) made_.pop_front();
+    if (made_.size() > options_.learner.folded_max + 1) made_.pop_front();
   }
   world_.call(learner_host_, [&](TimePoint now) {
     const Status finished = learner()->finish(*manifest, closing, now);
     if (!finished && finished.error().code != Code::kNotFound) wrong_ = finished.error().message();
-    if (options_.learner.restorable > 0) learner()->restorable_from(made_.front().first);
   });
 }
 
-// Weights that changed in several versions are sent once: F (1 - prod(1 - b_i / F)) where changes fall independently.
+// A fold has the bytes of the deltas in it.
 std::uint64_t Fleet::catch_up_bytes(const act::NeedCatchUp& need) const {
-  const auto full = static_cast<double>(options_.learner.snapshot_bytes);
   if (!need.from) return options_.learner.snapshot_bytes;
-  double same = 1;
+  std::uint64_t sum = 0;
   for (const auto& [version, bytes] : made_)
-    if (version > *need.from && version <= need.current) same *= 1 - std::min(1.0, static_cast<double>(bytes) / full);
-  return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(full * (1 - same)));
+    if (version > *need.from && version <= need.current) sum += bytes;
+  return std::max<std::uint64_t>(1, sum);
 }
 
 void Fleet::provide_catch_up(const act::NeedCatchUp& need, std::uint64_t process) {

@@ -35,7 +35,7 @@ struct LearnerOptions {
   Duration publication_lifetime = std::chrono::hours(1);
   Duration snapshot_encode_time = std::chrono::milliseconds(50);
   std::uint64_t snapshot_bytes = 200'000;  // of snapshots provided on demand
-  std::size_t restorable = 0;              // so many versions back its application makes deltas on demand
+  std::size_t folded_max = 0;              // stored deltas that are folded into one on demand
 };
 
 struct WorkerOptions {

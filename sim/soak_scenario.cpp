@@ -63,7 +63,7 @@ void make_learner(LearnerOptions& o, Dice& dice, std::uint64_t full_bytes) {
   if (dice.chance(0.1)) o.publication_lifetime = dice.time(seconds(5), seconds(40));
   o.snapshot_bytes = full_bytes;
   o.snapshot_encode_time = dice.time(Duration{}, milliseconds(500));
-  if (dice.chance(0.6)) o.restorable = 1 + dice.below(20);
+  if (dice.chance(0.6)) o.folded_max = 1 + dice.below(20);
 }
 
 MaliceOptions make_malice(Dice& dice) {

@@ -184,6 +184,7 @@ struct PublicationWriter::Impl {
   LearnerNode::Impl* node;
   Sealer sealer;
   bool finished = false;
+  Duration sealing{};  // time that this thread has spent in the sealer
   std::shared_ptr<Refusal> refusal = std::make_shared<Refusal>();
 
   Status refused() const {
@@ -213,7 +214,10 @@ PublicationWriter::~PublicationWriter() {
 }
 
 Status PublicationWriter::write(std::span<const std::byte> bytes) {
+  const SystemClock clock;
+  const TimePoint begun = clock.now();
   ECHO_ASSIGN(auto chunks, impl_->sealer.write(bytes));
+  impl_->sealing += clock.now() - begun;
   return impl_->post(std::move(chunks));
 }
 
@@ -225,7 +229,7 @@ Status PublicationWriter::finish(const Digest& policy_digest) {
   impl_->node->driver->post_and_wait([&](TimePoint now) {
     const auto opened = impl_->node->core->checker().open(manifest);
     closed = impl_->refused();
-    if (closed) closed = opened ? impl_->node->core->finish(*opened, manifest, now) : Status(opened.error());
+    if (closed) closed = opened ? impl_->node->core->finish(*opened, manifest, now, impl_->sealing) : Status(opened.error());
   });
   impl_->finished = closed.has_value();
   return closed;
@@ -352,8 +356,10 @@ Status LearnerNode::publish(const PublicationHead& head, std::span<const std::by
   return writer->finish(policy_digest);
 }
 
-void LearnerNode::restorable_from(std::optional<Version> oldest) {
-  impl_->driver->post([core = impl_->core.get(), oldest](TimePoint) { core->restorable_from(oldest); });
+Result<StoredDeltas> LearnerNode::deltas_from(Version from) const {
+  Result<StoredDeltas> found = fail(Code::kCancelled, "find deltas", "the node has stopped");
+  impl_->driver->post_and_wait([&](TimePoint) { found = impl_->core->deltas_from(from); });
+  return found;
 }
 
 Status LearnerNode::send(WorkerId worker, std::string bytes) {

@@ -73,8 +73,8 @@ struct LearnerEvents {  // each may be empty
   std::function<void(const chains::Topology&)> topology_changed;
   std::function<void(const SlowHop&)> slow_hop;
   std::function<void(const std::string&)> chose_topology;
-  // Somebody needs a publication that is not there to catch up: answer with one of `current`, a delta from a version
-  // that can be restored (see restorable_from()) or, where `from` is absent, a full snapshot.
+  // A late worker needs a publication that is not stored: answer with one of `current`, the stored deltas from version
+  // `from` folded into one (deltas_from()) or, if `from` is absent, a full snapshot.
   std::function<void(Version current, std::optional<Version> from)> need_catch_up;
 };
 
@@ -117,8 +117,9 @@ class LearnerNode {
   Result<std::unique_ptr<PublicationWriter>> begin(const PublicationHead& head);
   // begin(), write(), finish(): for bytes that are all there.
   Status publish(const PublicationHead& head, std::span<const std::byte> payload, const Digest& policy_digest);
-  // From this version on the application can make deltas for need_catch_up (absent: it can make none).
-  void restorable_from(std::optional<Version> oldest);
+  // The stored deltas that lead from version `from` to the newest, as need_catch_up asks for them; waits for the loop.
+  // kNotFound: some are no longer stored.
+  Result<StoredDeltas> deltas_from(Version from) const;
   // kExhausted above kMessageBytesMax, kCancelled once the node has stopped; nothing happens when the worker is not
   // there. Messages take turns with chunks and count towards limits.up. The connection of a worker that leaves four of
   // the largest unread is given up.

@@ -317,9 +317,11 @@ TEST(Overlay, WhatExpiredBeforeItWasSavedIsProvidedAnew) {
 
 // One delta from where the worker stands, whichever that is; several workers at several versions get one each.
 TEST(Overlay, WhoMissedManyVersionsGetsOneDeltaFromTheLearner) {
-  Hall hall([](LearnerConfig& c) { c.policy = chains::TopologyPolicy::kStar; });
+  Hall hall([](LearnerConfig& c) {
+    c.policy = chains::TopologyPolicy::kStar;
+    c.folded_max = 64;
+  });
   const auto workers = hall.join_all(2);
-  hall.core().restorable_from(Version{0});
   std::vector<PublicationKey> asked;
   hall.on_need_catch_up = [&](const act::NeedCatchUp& need) {
     const PublicationKey key{need.current, need.from};
@@ -353,9 +355,9 @@ TEST(Overlay, AFailedInstallationIsRepairedByASnapshot) {
   ASSERT_TRUE(hall.publish(make(full(0), 5000)).has_value());
   ASSERT_TRUE(hall.publish(make(delta(1, 0), 5000)).has_value());
   ASSERT_TRUE(hall.run_until([&] { return hall.all_have(1); }));
+  worker.installs = true;
   worker.member().install_failed(Version{1}, "another result digest", hall.now());
   hall.settle(worker);
-  worker.installs = true;
   ASSERT_TRUE(hall.run_until([&] { return worker.delivered.back().key == full(1); }));
   ASSERT_TRUE(hall.run_until([&] { return !hall.learner().all<act::Acked>().empty(); }));
   EXPECT_EQ(hall.learner().all<act::Acked>()[0].version, Version{1});

@@ -33,6 +33,7 @@ void Hall::start_learner(std::optional<LearnerState> state, std::optional<Versio
   HallNode& node = learner();
   node.identity = {trust::PeerIdentity::Kind::kLearner, kLearnerId, 1, 1e10, authority_->public_key()};
   LearnerConfig config;
+  config.folded_max = 0;  // late workers get the deltas that are stored
   config.core.unix_origin_s = kUnixOrigin_s;
   config.self = node.endpoint;
   config.authority = authority_;

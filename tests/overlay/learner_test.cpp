@@ -445,6 +445,82 @@ TEST(Learner, MeasuresTheQuorumOfThoseWhoWereThere) {
   EXPECT_EQ(desk.all<act::Acked>().size(), 9u);
 }
 
+// The parts of T_b follow each other and add up to it; the worker that completed the quorum says what it took.
+TEST(Learner, SaysWhereTheTimeOfABroadcastWent) {
+  LearnerConfig c = Desk::config(16);
+  c.durable = true;
+  Desk desk(std::move(c));
+  desk.core.on_saved(ok(), desk.now);
+  const auto join = [&](std::uint64_t id) {  // dialling it back takes 8 ms: 2 ms one way
+    desk.next_conn += 2;
+    trust::PeerIdentity identity{trust::PeerIdentity::Kind::kWorker, WorkerId{id}};
+    identity.key = made_key("worker " + std::to_string(id)).public_key();
+    const std::string host = "10.0.0." + std::to_string(id);
+    const ConnId conn = desk.control[WorkerId{id}] = desk.comes(identity, host);
+    desk.tell(conn, Hello{"run", "w", {host, 9}, kMegabytePerS, kMegabytePerS, {}});
+    desk.now += milliseconds(8);
+    desk.core.on_connected(desk.all<act::Dial>().back().conn, desk.now);
+    desk.take();
+  };
+  join(1);
+  join(2);
+  const Made made = make(full(0), 1000);
+  ASSERT_TRUE(desk.core.begin(made.announcement, made.opening, false, desk.now).has_value());
+  ASSERT_TRUE(desk.core.add(made.id, made.chunks, desk.now).has_value());
+  desk.now += milliseconds(30);
+  ASSERT_TRUE(desk.core.finish(made.manifest, made.closing, desk.now, milliseconds(10)).has_value());
+  desk.now += milliseconds(5);
+  desk.core.on_saved(ok(), desk.now);
+  desk.now += milliseconds(40);
+  desk.tell(1, Installed{Version{0}, digest_of(0), 0, milliseconds(1), milliseconds(2)});
+  desk.now += milliseconds(25);
+  desk.tell(2, Installed{Version{0}, digest_of(0), 0, milliseconds(7), milliseconds(11)});
+  ASSERT_THAT(desk.all<act::BroadcastDone>(), SizeIs(1));
+  const BroadcastReport report = desk.all<act::BroadcastDone>()[0].report;
+  EXPECT_EQ(report.t_b, milliseconds(100));
+  EXPECT_EQ(report.parts.encode, milliseconds(20));
+  EXPECT_EQ(report.parts.seal, milliseconds(10 + 5));  // the chunks, and then the disk
+  EXPECT_EQ(report.parts.send, milliseconds(65 - 7 - 11 - 2));
+  EXPECT_EQ(report.parts.verify, milliseconds(7));
+  EXPECT_EQ(report.parts.install, milliseconds(11));
+  EXPECT_EQ(report.parts.acknowledge, milliseconds(2));
+
+  // A worker that says more than can be gets what there was.
+  ASSERT_TRUE(desk.publish(make(delta(1, 0), 1000)).has_value());
+  desk.core.on_saved(ok(), desk.now);
+  for (std::uint64_t id : {1, 2}) {
+    desk.now += milliseconds(10);
+    desk.tell(id, Installed{Version{1}, digest_of(1), 0, std::chrono::hours(1), milliseconds(15)});
+  }
+  const BroadcastParts parts = desk.all<act::BroadcastDone>().at(1).report.parts;
+  EXPECT_EQ(parts.install, milliseconds(15));
+  EXPECT_EQ(parts.verify, milliseconds(5));
+  EXPECT_EQ(parts.send + parts.acknowledge + parts.encode + parts.seal, Duration{});
+}
+
+TEST(Learner, FindsTheStoredDeltasThatLeadToTheNewest) {
+  LearnerConfig c = Desk::config(16);
+  c.folded_max = 4;
+  c.policy_bytes = {1'000'000};
+  Desk desk(std::move(c));
+  ASSERT_TRUE(desk.publish(make(full(0), 5000)).has_value());
+  for (std::uint64_t v = 1; v <= 6; ++v) ASSERT_TRUE(desk.publish(make(delta(v, v - 1), 1000 + v)).has_value());
+  ASSERT_TRUE(desk.publish(make(delta(6, 3), 1500), true).has_value());  // made for a late worker: the others are as good
+  const auto found = desk.core.deltas_from(Version{3});
+  ASSERT_TRUE(found.has_value()) << found.error().message();
+  EXPECT_EQ(found->from, Version{3});
+  EXPECT_EQ(found->to, Version{6});
+  EXPECT_EQ(found->base_digest, digest_of(3));
+  EXPECT_EQ(found->digest, digest_of(6));
+  ASSERT_THAT(found->deltas, SizeIs(3));
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(found->deltas[i].size(), 1004 + i);
+  EXPECT_TRUE(desk.core.deltas_from(Version{2}).has_value());
+  EXPECT_EQ(desk.core.deltas_from(Version{1}).error().code, Code::kNotFound);  // more than folded_max
+  EXPECT_EQ(desk.core.deltas_from(Version{6}).error().code, Code::kNotFound);
+  ASSERT_TRUE(desk.publish(make(delta(7, 6), 130'000)).has_value());  // an eighth of the policy is 125 kB
+  EXPECT_EQ(desk.core.deltas_from(Version{6}).error().code, Code::kNotFound);
+}
+
 TEST(Learner, TrustsOnlyAcknowledgementsThatCanBeTrue) {
   Desk desk;
   desk.join_all(2);

@@ -271,6 +271,92 @@ TEST(Member, SavesBeforeItActivates) {
                           [](const Action& a) { return std::holds_alternative<act::Deliver>(a); }));
 }
 
+// The floor is on disk before the last chunk of a delta is here: activating it need not wait for the disk.
+TEST(Member, SavesItsFloorWhileTheLastChunksArrive) {
+  MemberConfig c = config();
+  c.durable = true;
+  MemberCore core(c);
+  TimePoint now(seconds(1));
+  core.start(now);
+  const auto take = [&] {
+    std::pair<std::vector<WorkerState>, std::vector<act::Deliver>> found;
+    for (Action& a : core.take_actions()) {
+      if (const auto* s = std::get_if<act::SaveState>(&a)) found.first.push_back(*decode_worker_state(s->bytes));
+      if (auto* d = std::get_if<act::Deliver>(&a)) found.second.push_back(std::move(*d));
+    }
+    return found;
+  };
+  const auto tell = [&](ConnId conn, const ControlMessage& m) {
+    const Slice frame(encode_control(m));
+    core.on_frame(conn, {FrameType::kControl, frame.part(8, frame.size() - 8), {}, {}}, now);
+  };
+  core.on_saved(ok(), now);
+  core.on_connected(kControl, now);
+  tell(kControl, Welcome{kSelf, kBeat, seconds(9), static_cast<std::uint64_t>(kMadeUnix_s * 1e3), ""});
+  tell(kControl, Assign{1, {{kLearnerId, {"10.0.0.0", 1}, 1, false}}});
+  core.on_connected(ConnId{3}, now);
+  const Made first = make(full(0), 500), next = make(delta(1, 0), 3000), snapshot = make(full(2), 3000);
+  tell(ConnId{3}, first.opening);
+  core.on_frame(ConnId{3}, first.chunk(0), now);
+  tell(ConnId{3}, first.closing);
+  core.on_saved(ok(), now);
+  EXPECT_EQ(take().second.size(), 1u);
+
+  tell(ConnId{3}, next.opening);
+  tell(ConnId{3}, next.closing);
+  const auto [saved, none] = take();
+  ASSERT_EQ(saved.size(), 1u);
+  EXPECT_EQ(saved[0].floor, (Installed{Version{1}, digest_of(1), 0}));
+  EXPECT_TRUE(none.empty());
+  for (std::uint32_t i = 0; i + 1 < next.chunks.size(); ++i) core.on_frame(ConnId{3}, next.chunk(i), now);
+  core.on_saved(ok(), now);
+  EXPECT_TRUE(take().second.empty());
+  core.on_frame(ConnId{3}, next.chunk(static_cast<std::uint32_t>(next.chunks.size() - 1)), now);
+  const auto [again, delivered] = take();
+  EXPECT_TRUE(again.empty());
+  ASSERT_EQ(delivered.size(), 1u);
+  EXPECT_EQ(delivered[0].publication.version, Version{1});
+
+  // Of a snapshot ahead it is not raised early: deltas that come meanwhile have to pass.
+  tell(ConnId{3}, snapshot.opening);
+  tell(ConnId{3}, snapshot.closing);
+  EXPECT_TRUE(take().first.empty());
+  // Whole before the save has ended: it waits for that save, and needs no other.
+  const Made last = make(delta(2, 1), 500);
+  tell(ConnId{3}, last.opening);
+  tell(ConnId{3}, last.closing);
+  core.on_frame(ConnId{3}, last.chunk(0), now);
+  const auto [once, early] = take();
+  EXPECT_EQ(once.size(), 1u);
+  EXPECT_TRUE(early.empty());
+  core.on_saved(ok(), now);
+  const auto [more, late] = take();
+  EXPECT_TRUE(more.empty());
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_EQ(late[0].publication.version, Version{2});
+}
+
+TEST(Member, SaysHowLongItTookFromTheLastByteToTheActivePolicy) {
+  MemberConfig c = config();
+  c.durable = true;
+  Member m(c);
+  m.whole(make(full(0), 500));
+  m.core.installed(Version{0}, digest_of(0), m.now);
+  m.take();
+  const Made made = make(full(1), 500);
+  m.tell(m.parent, made.opening);
+  m.saves = false;
+  m.frame(m.parent, made.chunk(0));
+  m.tell(m.parent, made.closing);
+  m.now += milliseconds(3);
+  m.core.on_saved(ok(), m.now);
+  m.take();
+  m.now += milliseconds(5);
+  m.core.installed(Version{1}, digest_of(1), m.now);
+  m.take();
+  EXPECT_EQ(m.said<Installed>(kControl).back(), (Installed{Version{1}, digest_of(1), 0, milliseconds(3), milliseconds(5)}));
+}
+
 // ---- beacons ----
 
 TEST(Member, BelievesBeaconsForTheirSignatureOnly) {
