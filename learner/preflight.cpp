@@ -280,25 +280,25 @@ Status Preflight::status() const {
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
                    const model::TrainingShape& training) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
-  // Beside what training takes: the policy that was published last, which the next one is compared with; the way back
-  // from there, and an older policy that is restored for who missed some; and what is kept for late workers (a small
-  // policy leaves most of the store empty).
+  // Beside training: the newest published policy and the next, which is compared with it; the deltas that are being folded
+  // for a late worker; and the store (a small policy leaves most of it empty).
   const Bytes kept = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
                               Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
-  const Bytes published{static_cast<std::uint64_t>((2 + Publisher::kWayBackShare) *
-                                                   static_cast<double>(needs.policy_bf16.count))};
+  const Bytes published{static_cast<std::uint64_t>(Publisher::kPoliciesHeld * static_cast<double>(needs.policy_bf16.count))};
   const model::TrainingMemory takes = model::training_memory(model, training);
   Bytes here = takes.total();  // of this machine's memory, not a device's
   if (training.on_device) here = training.optimizer_on_host ? takes.optimizer : Bytes{0};
   const Bytes learner = here + published + kept;
+  const std::string parts = fmt::format("{} of it for the newest policy and the next while that is published, {} for publications that are "
+                                        "stored", to_text(published), to_text(kept));
   if (learner > have)
     return {"memory", Verdict::kFailed,
-            fmt::format("training this model takes {} of memory, and this machine has {}: learner.recompute, "
+            fmt::format("training this model takes {} of memory ({}), and this machine has {}: learner.recompute, "
                         "learner.moments, learner.compute and learner.microbatch_tokens change that (docs/models.md)",
-                        to_text(learner), to_text(have))};
+                        to_text(learner), parts, to_text(have))};
   const Bytes workers{local_workers * 3 * needs.policy_bf16.count};  // fp32 weights, and the policy as it was received
   return {"memory", learner + workers > have ? Verdict::kWarning : Verdict::kOk,
-          fmt::format("training takes {}{}, this machine has {}", to_text(learner),
+          fmt::format("training takes {} ({}){}, this machine has {}", to_text(learner), parts,
                       local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "",
                       to_text(have))};
 }

@@ -1,12 +1,13 @@
 #include "learner/publisher.hpp"
 
-#include "base/clock.hpp"
+#include <vector>
+
 #include "base/log.hpp"
 
 namespace echoline::learner {
 
-Publisher::Publisher(delta::EncodeOptions options)
-    : options_(options), way_back_(options), thread_([this] { work(); }) {}
+Publisher::Publisher(delta::EncodeOptions options, PublisherEvents events)
+    : options_(std::move(options)), events_(std::move(events)), thread_([this] { work(); }) {}
 
 Publisher::~Publisher() { stop(); }
 
@@ -16,48 +17,24 @@ void Publisher::stop() {
     stopping_ = true;
   }
   wake_.notify_all();
+  settled_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
-Result<PublishReport> Publisher::publish(Version version, delta::SharedState policy) {
-  const SystemClock clock;
-  const TimePoint start = clock.now();
-  std::shared_ptr<const Policy> previous;
+void Publisher::publish(Version version, delta::SharedState policy) {
   {
     const std::lock_guard lock(mutex_);
-    previous = newest_;
-  }
-  ECHO_CHECK(node_ != nullptr && (!previous || previous->version < version));
-  PublishReport report;
-  report.version = version;
-  report.snapshot = previous == nullptr;
-  delta::EncodeOptions options = options_;
-  if (previous) options.base = previous->digest;
-  overlay::PublicationHead head;
-  head.version = version;
-  if (previous) {
-    head.base = previous->version;
-    head.base_digest = previous->digest.bytes;
-  }
-  // Chunks leave while later tensors are still being compared.
-  ECHO_ASSIGN(const auto writer, node_->begin(head));
-  const delta::PatchSink sink = [&](std::span<const std::byte> bytes) { return writer->write(bytes); };
-  ECHO_ASSIGN(report.stats, previous ? delta::write_delta(previous->state->view(), policy->view(), sink, options)
-                                     : delta::write_snapshot(policy->view(), sink, options_));
-  report.digest = report.stats.result.bytes;
-  report.encode_seconds = seconds(clock.now() - start);
-  ECHO_TRY(writer->finish(report.digest));
-  auto next = std::make_shared<Policy>();
-  next->version = version;
-  next->digest = report.stats.result;
-  next->state = std::move(policy);
-  {
-    const std::lock_guard lock(mutex_);
-    auto before = std::exchange(newest_, std::move(next));
-    if (!before_) before_ = std::move(before);  // else a longer step leads back, past a version that cannot be restored
+    ECHO_CHECK(node_ != nullptr && !next_, "version {} comes before the one before is published", version);
+    next_ = Policy{version, {}, std::move(policy)};
   }
   wake_.notify_all();
-  return report;
+}
+
+Result<bool> Publisher::wait_until_published(Duration patience) {
+  std::unique_lock lock(mutex_);
+  settled_.wait_for(lock, patience, [this] { return !next_ || failure_ || stopping_; });
+  if (failure_) return *failure_;
+  return !next_;
 }
 
 void Publisher::request_catch_up(std::optional<Version> from) {
@@ -68,72 +45,104 @@ void Publisher::request_catch_up(std::optional<Version> from) {
   wake_.notify_all();
 }
 
+// A policy that waits is published before late workers are helped.
 void Publisher::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || (newest_ && (before_ || !wanted_.empty())); });
+    wake_.wait(lock, [this] { return stopping_ || (next_ && !failure_) || (newest_ && !wanted_.empty()); });
     if (stopping_) return;
-    const std::shared_ptr<const Policy> source = newest_;
-    if (const std::shared_ptr<const Policy> before = std::exchange(before_, nullptr)) {
+    if (next_ && !failure_) {
+      Policy next = *next_;
       lock.unlock();
-      remember(*before, *source);
+      const Result<PublishReport> published = encode(next);
+      if (published) {
+        next.digest = published->stats.result;
+        newest_ = std::move(next);  // the one before is let go
+        if (events_.published) events_.published(*published);
+      }
       lock.lock();
+      if (published)
+        next_.reset();
+      else if (!stopping_)
+        failure_ = published.error();
+      settled_.notify_all();
       continue;
     }
     const std::optional<Version> from = wanted_.extract(wanted_.begin()).value();
     lock.unlock();
-    if (const Status provided = provide(from, *source); !provided)
-      log::warn("catching up to version {}: {}", source->version, provided.error().message());
+    if (const Status provided = provide(from); !provided)
+      log::warn("catching up to version {}: {}", newest_->version, provided.error().message());
     lock.lock();
-    if (!from && source != newest_) wanted_.insert(from);  // overtaken by a publication: that one is needed as well
   }
 }
 
-void Publisher::remember(const Policy& older, const Policy& newer) {
-  const auto bytes_max = static_cast<std::uint64_t>(kWayBackShare * static_cast<double>(newer.state->total_bytes()));
-  if (const Status added = way_back_.add(older, newer, bytes_max); !added) {
-    log::debug("version {}: {}", older.version, added.error().message());
-    way_back_.clear();
-  }
-  node_->restorable_from(way_back_.oldest());
-}
-
-Status Publisher::provide(std::optional<Version> from, const Policy& source) {
-  if (!from) return provide_snapshot(source);
-  const Status provided = provide_delta(*from, source);
-  if (provided || stopping_) return provided;
-  log::warn("version {} cannot be restored ({}): a snapshot is made instead", *from, provided.error().message());
-  return provide_snapshot(source);
-}
-
-Status Publisher::provide_delta(Version from, const Policy& source) {
-  ECHO_ASSIGN(const Policy old, way_back_.restore(from, source));
+Result<PublishReport> Publisher::encode(const Policy& next) {
+  ECHO_CHECK(!newest_ || newest_->version < next.version, "version {} after version {}", next.version, newest_->version);
+  const SystemClock clock;
+  const TimePoint start = clock.now();
+  if (events_.begins) events_.begins(next.version);
+  PublishReport report;
+  report.version = next.version;
+  report.snapshot = !newest_;
   delta::EncodeOptions options = options_;
-  options.base = old.digest;
   overlay::PublicationHead head;
-  head.version = source.version;
-  head.base = from;
-  head.base_digest = old.digest.bytes;
-  head.catch_up = true;
+  head.version = next.version;
+  if (newest_) {
+    options.base = newest_->digest;
+    head.base = newest_->version;
+    head.base_digest = newest_->digest.bytes;
+  }
+  // Chunks leave while later tensors are still being compared.
   ECHO_ASSIGN(const auto writer, node_->begin(head));
-  ECHO_ASSIGN(const delta::PatchStats stats,
-              delta::write_delta(old.state->view(), source.state->view(), sink_of(*writer), options));
-  log::info("one delta of {} leads from version {} to {}", to_text(Bytes{stats.patch_bytes}), from, source.version);
-  return writer->finish(source.digest.bytes);
+  const delta::PatchSink sink = sink_of(*writer);
+  ECHO_ASSIGN(report.stats, newest_ ? delta::write_delta(newest_->state->view(), next.state->view(), sink, options)
+                                    : delta::write_snapshot(next.state->view(), sink, options));
+  report.digest = report.stats.result.bytes;
+  report.encode_seconds = seconds(clock.now() - start);
+  ECHO_TRY(writer->finish(report.digest));
+  return report;
 }
 
-Status Publisher::provide_snapshot(const Policy& source) {
+Status Publisher::provide(std::optional<Version> from) {
+  if (!from) return provide_snapshot();
+  const Status folded = fold_deltas(*from);
+  if (folded || stopping_) return folded;
+  log::warn("the deltas from version {} on cannot be folded ({}): a snapshot is made instead", *from, folded.error().message());
+  return provide_snapshot();
+}
+
+Status Publisher::fold_deltas(Version from) {
+  ECHO_ASSIGN(const overlay::StoredDeltas stored, node_->deltas_from(from));
+  std::vector<overlay::Slice> bytes;
+  std::vector<std::span<const std::byte>> patches;
+  for (const overlay::Payload& delta : stored.deltas) {
+    ECHO_ASSIGN(overlay::Slice whole, delta.bytes());
+    patches.push_back(bytes.emplace_back(std::move(whole)).bytes());
+  }
   overlay::PublicationHead head;
-  head.version = source.version;
+  head.version = stored.to;
+  head.base = from;
+  head.base_digest = stored.base_digest;
   head.catch_up = true;
   ECHO_ASSIGN(const auto writer, node_->begin(head));
-  ECHO_TRY(delta::write_snapshot(source.state->view(), sink_of(*writer), options_));
-  return writer->finish(source.digest.bytes);
+  ECHO_ASSIGN(const delta::PatchStats stats, delta::fold_deltas(patches, sink_of(*writer), nullptr, options_));
+  log::info("{} deltas are folded into one of {} from version {} to {}", patches.size(), to_text(Bytes{stats.patch_bytes}), from,
+            stored.to);
+  return writer->finish(stored.digest);
+}
+
+Status Publisher::provide_snapshot() {
+  overlay::PublicationHead head;
+  head.version = newest_->version;
+  head.catch_up = true;
+  ECHO_ASSIGN(const auto writer, node_->begin(head));
+  ECHO_TRY(delta::write_snapshot(newest_->state->view(), sink_of(*writer), options_));
+  return writer->finish(newest_->digest.bytes);
 }
 
 delta::PatchSink Publisher::sink_of(overlay::PublicationWriter& writer) const {
   return [this, &writer](std::span<const std::byte> bytes) {
-    return stopping_ ? Status(fail(Code::kCancelled, "catch up", "the run ends")) : writer.write(bytes);
+    return stopping_ ? Status(fail(Code::kCancelled, "publish", "the run ends")) : writer.write(bytes);
   };
 }
 

@@ -55,6 +55,23 @@ json deviation(const std::vector<double>& values) {
   return std::sqrt(squares / static_cast<double>(values.size()));
 }
 
+// The median of T_b, shared out among its parts as the mean broadcast was: the parts add up to it.
+json t_b_parts_json(const Rows& rows) {
+  std::map<std::string, double> shares;
+  double broadcasts = 0;
+  for (const auto& [version, row] : rows.broadcasts) {
+    const double t_b = row.value("t_b_seconds", 0.0);
+    if (!(t_b > 0) || !row.contains("t_b_parts")) continue;
+    for (const auto& [part, part_seconds] : row.at("t_b_parts").items()) shares[part] += part_seconds.get<double>() / t_b;
+    ++broadcasts;
+  }
+  if (broadcasts == 0) return nullptr;
+  const double median = quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.5).get<double>();
+  json parts;
+  for (const auto& [part, share] : shares) parts[part] = share / broadcasts * median;
+  return parts;
+}
+
 json last(const std::vector<double>& counts) {
   return counts.empty() ? json(nullptr) : json(static_cast<std::uint64_t>(counts.back()));
 }
@@ -231,6 +248,7 @@ json make_report(const ReportInput& input) {
     report["warm_start"] = {{"steps", rows.warm_start.at("steps")}, {"seconds", rows.warm_start.at("seconds")}};
   report["learner"] = {{"step_seconds_median", quantile(walls, 0.5)},
                        {"train_seconds_median", quantile(rows.values(rows.steps, "train_seconds"), 0.5)},
+                       {"publish_seconds_median", quantile(rows.values(rows.steps, "publish_seconds"), 0.5)},
                        {"idle_fraction", training_seconds > 0 ? json(sum(waits) / training_seconds) : json(nullptr)}};
   report["learning"] = learning_json(input.metrics, rows);
   report["staleness"] = staleness_json(config, rows, input.rejected);
@@ -253,6 +271,7 @@ json make_report(const ReportInput& input) {
       {"density_max", quantile(densities, 1)},
       {"t_b_seconds_median", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.5)},
       {"t_b_seconds_p95", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.95)},
+      {"t_b_parts", t_b_parts_json(rows)},
       {"workers", last(rows.values(rows.broadcasts, "workers"))},
       {"acknowledged", last(rows.values(rows.broadcasts, "acknowledged"))},
       {"lower_bound_seconds", quantile(rows.values(rows.broadcasts, "lower_bound_seconds"), 0.5)},
@@ -375,6 +394,12 @@ std::string report_text(const json& r) {
                        waited_for(b),
                        number(b.at("lower_bound_seconds"), "{:.3f}"), number(b.at("predicted_seconds"), "{:.3f}"),
                        bytes(b.at("learner_bytes_sent"))));
+  if (const json& parts = b.value("t_b_parts", json()); parts.is_object()) {
+    std::string text;
+    for (const char* part : {"encode", "seal", "send", "verify", "install", "acknowledge"})
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", part, number(parts.value(part, json()), "{:.3f}"));
+    line("", fmt::format("of T_b: {} s", text));
+  }
   line("", b.at("topology").get<std::string>());
   line("fleet", fmt::format("planned {}, started {}, lost {}, replaced {}", fleet.at("workers_planned").get<int>(),
                             fleet.at("workers_started").get<int>(), fleet.at("workers_lost").get<int>(),

@@ -99,6 +99,9 @@ class Service {
       ECHO_ASSIGN(going_on, train_one_step());
     }
     ECHO_TRY(checkpoint());
+    if (going_on) {
+      ECHO_ASSIGN(going_on, wait_until_published());
+    }
     if (!going_on || step_ < config_.run.steps) return finish("interrupted");
     wait_for_final_acks();
     ECHO_TRY(policy_->evaluate("after"));
@@ -425,19 +428,36 @@ class Service {
                 fleet_->summary().numbers.usd, step_);
   }
 
-  // False when asked to stop before there was a policy.
+  // Hands the policy to the publisher, which encodes it while training goes on. Waits while the policy before is still being
+  // encoded, because then there is no memory for a third. False when asked to stop before there was a policy.
   Result<bool> publish(Version version) {
+    ECHO_ASSIGN(const bool published, wait_until_published());
+    if (!published) return false;
     ECHO_ASSIGN(delta::SharedState policy, policy_->policy(version));
     if (!policy) return false;
-    desk_->publishing(version);  // the first tokens of it may be here before all of it is there
-    ECHO_ASSIGN(const PublishReport report, publisher_.publish(version, std::move(policy)));
+    publisher_.publish(version, std::move(policy));
+    return true;
+  }
+
+  // False when asked to stop before that.
+  Result<bool> wait_until_published() {
+    for (;;) {
+      ECHO_ASSIGN(const bool published, publisher_.wait_until_published(kPoll));
+      if (published) return true;
+      if (stop_) return false;
+      write_status("publishing");
+    }
+  }
+
+  // Called on the publisher's thread.
+  void published(const PublishReport& report) {
     {
       const std::lock_guard lock(mutex_);
-      published_version_ = version;
+      published_version_ = report.version;
       published_digest_ = report.digest;
     }
-    desk_->published(version, report.digest);
-    record_->metric("publication", {{"version", version.value},
+    desk_->published(report.version, report.digest);
+    record_->metric("publication", {{"version", report.version.value},
                                     {"snapshot", report.snapshot},
                                     {"state_bytes", report.stats.state_bytes},
                                     {"patch_bytes", report.stats.patch_bytes},
@@ -445,7 +465,6 @@ class Service {
                                     {"encode_seconds", report.encode_seconds},
                                     {"digest", overlay::to_hex(report.digest)}});
     last_delta_bytes_ = report.stats.patch_bytes;
-    return true;
   }
 
   // What rented workers on this machine keep: their identity and publications.
@@ -505,6 +524,7 @@ class Service {
     if (step_ % config_.staleness.publish_every == 0 || step_ == config_.run.steps) {
       ECHO_ASSIGN(going_on, publish(Version{step_}));
     }
+    const TimePoint handed_over = clock_.now();
     if (going_on && step_ % config_.learner.checkpoint_every == 0) ECHO_TRY(checkpoint());
     if (going_on) ECHO_TRY(policy_->step_done());
     const TimePoint end = clock_.now();
@@ -523,6 +543,7 @@ class Service {
                 {"staleness", ages},
                 {"wait_seconds", seconds(waited - start)},
                 {"train_seconds", seconds(trained - waited)},
+                {"publish_seconds", seconds(handed_over - trained)},
                 {"step_seconds", seconds(end - start)}});
     record_->metric("step", std::move(row));
     ECHO_TRY(record_->written());
@@ -707,6 +728,9 @@ class Service {
                  seconds(chains::lower_bound(report.payload, up, links, counted, ways))}};
     const auto predicted = chains::broadcast_time(report.topology, report.payload, report.chunk, up, links, ways);
     if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted));
+    const overlay::BroadcastParts& parts = report.parts;
+    row["t_b_parts"] = {{"encode", seconds(parts.encode)}, {"seal", seconds(parts.seal)},       {"send", seconds(parts.send)},
+                        {"verify", seconds(parts.verify)}, {"install", seconds(parts.install)}, {"acknowledge", seconds(parts.acknowledge)}};
     last_t_b_seconds_ = seconds(report.t_b);
     record_->metric("broadcast", std::move(row));
   }
@@ -798,7 +822,7 @@ class Service {
                    {"alarms", record_->alarms()},
                    {"accuracy", policy_ ? json(policy_->accuracy()) : json::object()},
                    {"idle_fraction", training_seconds_ > 0 ? wait_seconds_ / training_seconds_ : 0.0},
-                   {"delta_bytes", last_delta_bytes_},
+                   {"delta_bytes", last_delta_bytes_.load()},
                    {"t_b_seconds", last_t_b_seconds_.load()},
                    {"usd", fleet.usd + learner_usd.value_or(0)},
                    {"usd_fleet", fleet.usd},
@@ -860,12 +884,15 @@ class Service {
   bool finishing_ = false;                                      // workers leave because the run ends; guarded by mutex_
   std::atomic<bool> desk_ready_ = false, fleet_ready_ = false;  // desk_ and fleet_ may be used from callbacks
   std::atomic<double> last_t_b_seconds_ = 0;
+  std::atomic<std::uint64_t> last_delta_bytes_ = 0;
   std::uint64_t floods_ = 0;
 
   // Destroyed in reverse: the node's thread ends before what its callbacks use.
   std::unique_ptr<provisioner::FleetDriver> fleet_;
   std::unique_ptr<RolloutDesk> desk_;
-  Publisher publisher_{delta::EncodeOptions{.threads = static_cast<unsigned>(config_.learner.threads)}};
+  Publisher publisher_{delta::EncodeOptions{.threads = static_cast<unsigned>(config_.learner.threads)},
+                       {[this](Version version) { desk_->publishing(version); },  // its first tokens may be here before all of it has left
+                        [this](const PublishReport& report) { published(report); }}};
   std::mutex node_mutex_;  // held while node_ is being started
   std::unique_ptr<overlay::LearnerNode> node_;
   std::shared_ptr<const std::string> run_spec_;  // a LearnerMessage; guarded by mutex_
@@ -875,7 +902,6 @@ class Service {
   std::set<WorkerId> seeds_;  // of the topology; workers that the learner itself sends to
   TimePoint status_due_{};
   double reward_ = 0, wait_seconds_ = 0, training_seconds_ = 0;
-  std::uint64_t last_delta_bytes_ = 0;
 };
 
 }  // namespace

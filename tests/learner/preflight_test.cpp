@@ -207,6 +207,10 @@ TEST(Preflight, WhatDoesNotFitIsRefused) {
   EXPECT_EQ(memory_check(*large, {}, 0, Bytes{64'000'000'000}).verdict, Verdict::kFailed);
   EXPECT_EQ(memory_check(*large, {}, 0, Bytes{512'000'000'000}).verdict, Verdict::kOk);
   EXPECT_EQ(memory_check(*large, {}, 20, Bytes{512'000'000'000}).verdict, Verdict::kWarning);
+  // Two policies, and an eighth of one for deltas that are folded.
+  const Bytes published{static_cast<std::uint64_t>(2.125 * 2 * static_cast<double>(large->parameters()))};
+  EXPECT_THAT(memory_check(*large, {}, 0, Bytes{512'000'000'000}).detail,
+              HasSubstr("(" + to_text(published) + " of it for the newest policy and the next"));
 }
 
 TEST(Preflight, PromptsAreLookedAtAsTheModelSeesThem) {

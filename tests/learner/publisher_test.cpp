@@ -1,9 +1,10 @@
-// What the publisher makes for workers that missed some versions, over real sockets.
+// The publisher beside a trainer: what it makes, when, how often, and what it holds meanwhile; over real sockets.
 #include "learner/publisher.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <future>
 
 #include "base/random.hpp"
 #include "tests/overlay/board.hpp"
@@ -30,12 +31,37 @@ delta::OwnedState weights(std::uint64_t version) {
   return state;
 }
 
-TEST(Publisher, AWorkerThatMissedManyVersionsGetsOneDelta) {
+// A learner's node without workers, and what the publisher said.
+struct Published {
+  TestLearner learner;  // of which only the node is used
+  Board board;
+  std::vector<Version> begun;
+  std::vector<PublishReport> reports;
+
+  Published() { learner.node = LearnerNode::start(TestLearner::quick(), {}).value(); }
+  ~Published() { learner.node->stop(); }
+  PublisherEvents events() {
+    return {[this](Version version) { board.write([&] { begun.push_back(version); }); },
+            [this](const PublishReport& report) { board.write([&] { reports.push_back(report); }); }};
+  }
+};
+
+bool wait(Publisher& publisher) { return publisher.wait_until_published(kPatience).value(); }
+
+TEST(Publisher, AWorkerThatMissedManyVersionsGetsTheStoredDeltasInOne) {
   const TemporaryFolder folder;
   TestLearner learner;  // of which only the node is used
-  Publisher publisher({});
-  LearnerEvents events;
+  std::atomic<int> passes = 0;  // over all weights
+  delta::EncodeOptions encoding;
+  encoding.progress = [&](std::uint64_t done, std::uint64_t total) { passes += done == total; };
   Board board;
+  std::uint64_t missed = 0;
+  PublisherEvents told;
+  told.published = [&](const PublishReport& report) {
+    board.write([&] { missed += report.snapshot ? 0 : report.stats.patch_bytes; });
+  };
+  Publisher publisher(encoding, std::move(told));
+  LearnerEvents events;
   std::vector<std::optional<Version>> asked;
   std::map<WorkerId, Version> acked;
   events.need_catch_up = [&](Version, std::optional<Version> from) {
@@ -59,11 +85,14 @@ TEST(Publisher, AWorkerThatMissedManyVersionsGetsOneDelta) {
   std::optional<TestWorker> worker(std::in_place);
   worker->start(options);
   ASSERT_TRUE(worker->board.wait([&] { return worker->id.has_value(); }));
-  ASSERT_TRUE(publisher.publish(Version{0}, delta::share(weights(0))).has_value());
+  publisher.publish(Version{0}, delta::share(weights(0)));
+  ASSERT_TRUE(wait(publisher));
   ASSERT_TRUE(all_have(0));
   worker.reset();
-  std::uint64_t missed = 0;
-  for (std::uint64_t v = 1; v <= 6; ++v) missed += publisher.publish(Version{v}, delta::share(weights(v)))->stats.patch_bytes;
+  for (std::uint64_t v = 1; v <= 6; ++v) {
+    publisher.publish(Version{v}, delta::share(weights(v)));
+    ASSERT_TRUE(wait(publisher));
+  }
 
   const std::uint64_t before = learner.node->stats().chunk_bytes_sent.count;
   worker.emplace();
@@ -75,10 +104,98 @@ TEST(Publisher, AWorkerThatMissedManyVersionsGetsOneDelta) {
   delta::OwnedState state = weights(0);
   ASSERT_TRUE(delta::apply_delta(worker->payload(worker->got.size() - 1), state).has_value());
   EXPECT_EQ(state.digest(), weights(6).digest());
-  EXPECT_LT(learner.node->stats().chunk_bytes_sent.count - before, missed / 4);
+  EXPECT_LE(learner.node->stats().chunk_bytes_sent.count - before, board.read([&] { return missed; }));
+  EXPECT_EQ(passes, 7);  // one for each policy, none for the worker
   worker.reset();
   publisher.stop();
   learner.node->stop();
+}
+
+// Training goes on while a policy is encoded, which happens once and on another thread.
+TEST(Publisher, TheTrainerDoesNotWaitForTheEncoder) {
+  Published published;
+  std::promise<void> go_on;
+  std::shared_future<void> may_go_on = go_on.get_future().share();
+  std::set<std::thread::id> threads;
+  std::map<std::uint64_t, int> passes;  // by the state's size
+  delta::EncodeOptions encoding;
+  encoding.progress = [&](std::uint64_t done, std::uint64_t total) {
+    may_go_on.wait();
+    published.board.write([&] {
+      threads.insert(std::this_thread::get_id());
+      passes[total] += done == total;
+    });
+  };
+  Publisher publisher(encoding, published.events());
+  publisher.attach(published.learner.node.get());
+  publisher.publish(Version{3}, delta::share(weights(3)));  // returns
+  ASSERT_TRUE(published.board.wait([&] { return published.begun.size() == 1; }));
+  EXPECT_FALSE(publisher.wait_until_published(Duration{}).value());
+  EXPECT_TRUE(published.board.read([&] { return published.reports.empty(); }));
+  go_on.set_value();
+  ASSERT_TRUE(wait(publisher));
+  for (const std::uint64_t version : {4, 7}) {
+    publisher.publish(Version{version}, delta::share(weights(version)));
+    ASSERT_TRUE(wait(publisher));
+  }
+  publisher.stop();
+  EXPECT_EQ(published.begun, (std::vector<Version>{Version{3}, Version{4}, Version{7}}));
+  ASSERT_EQ(published.reports.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(published.reports[i].version, published.begun[i]);
+    EXPECT_EQ(published.reports[i].snapshot, i == 0);
+    EXPECT_EQ(published.reports[i].digest, weights(published.begun[i].value).digest().bytes);
+  }
+  EXPECT_EQ(threads.size(), 1u);
+  EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
+  EXPECT_EQ(passes, (std::map<std::uint64_t, int>{{2 * kElements, 3}}));
+}
+
+// The newest published policy and the next: what is older is let go.
+TEST(Publisher, HoldsTwoPoliciesAtMost) {
+  Published published;
+  Publisher publisher({}, published.events());
+  publisher.attach(published.learner.node.get());
+  std::weak_ptr<const delta::OwnedState> last;
+  for (std::uint64_t version = 0; version < 4; ++version) {
+    delta::SharedState policy = delta::share(weights(version));
+    const std::weak_ptr<const delta::OwnedState> before = std::exchange(last, policy);
+    publisher.publish(Version{version}, std::move(policy));
+    ASSERT_TRUE(wait(publisher));
+    EXPECT_TRUE(before.expired()) << version;
+    EXPECT_FALSE(last.expired()) << version;  // the next one is compared with it
+  }
+}
+
+TEST(Publisher, SaysThatAPolicyCouldNotBePublished) {
+  Published published;
+  Publisher publisher({}, published.events());
+  publisher.attach(published.learner.node.get());
+  publisher.publish(Version{0}, delta::share(weights(0)));
+  ASSERT_TRUE(wait(publisher));
+  const delta::StateView other{{"another", delta::DType::kBF16, {4}, {}}};
+  publisher.publish(Version{1}, delta::share(delta::OwnedState::empty_like(other).value()));
+  const auto failed = publisher.wait_until_published(kPatience);
+  ASSERT_FALSE(failed.has_value());
+  EXPECT_EQ(failed.error().code, Code::kInvalid);
+  EXPECT_EQ(published.board.read([&] { return published.reports.size(); }), 1u);
+}
+
+// A run that ends does not wait until a large policy is encoded.
+TEST(Publisher, StopsInTheMiddleOfAPolicy) {
+  Published published;
+  std::promise<void> stopped;
+  std::shared_future<void> has_stopped = stopped.get_future().share();
+  delta::EncodeOptions encoding;
+  encoding.progress = [&](std::uint64_t, std::uint64_t) { has_stopped.wait(); };
+  Publisher publisher(encoding, published.events());
+  publisher.attach(published.learner.node.get());
+  publisher.publish(Version{0}, delta::share(weights(0)));
+  std::thread stopping([&] { publisher.stop(); });
+  EXPECT_FALSE(publisher.wait_until_published(kPatience).value());  // it has been asked to stop by now
+  stopped.set_value();
+  stopping.join();
+  EXPECT_TRUE(published.reports.empty());
 }
 
 }  // namespace

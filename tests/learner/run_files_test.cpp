@@ -470,5 +470,32 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   EXPECT_FALSE(make_report(input).at("weights").at("all_workers_identical"));  // nobody to compare
 }
 
+// The mean share of each part, in seconds of the median T_b.
+TEST_F(RunFilesTest, TheReportSaysWhereTheTimeOfABroadcastGoes) {
+  const auto config = load_run_config("configs/quickstart.yaml");
+  ASSERT_TRUE(config);
+  const provisioner::Plan plan;
+  ReportInput input;
+  input.config = &*config;
+  input.plan = &plan;
+  EXPECT_TRUE(make_report(input).at("broadcast").at("t_b_parts").is_null());
+  const auto row = [](std::uint64_t version, double t_b, double encode, double send, double install) {
+    return json{{"kind", "broadcast"},
+                {"version", version},
+                {"t_b_seconds", t_b},
+                {"t_b_parts", {{"encode", encode}, {"seal", 0.0}, {"send", send}, {"verify", 0.0}, {"install", install}, {"acknowledge", 0.0}}}};
+  };
+  input.metrics = {row(1, 1.0, 0.1, 0.6, 0.3), row(2, 2.0, 0.2, 1.2, 0.6), row(3, 4.0, 2.0, 1.0, 1.0)};
+  const json report = make_report(input);
+  const json& parts = report.at("broadcast").at("t_b_parts");
+  EXPECT_EQ(report.at("broadcast").at("t_b_seconds_median"), 2.0);
+  double sum = 0;
+  for (const auto& [part, part_seconds] : parts.items()) sum += part_seconds.get<double>();
+  EXPECT_EQ(parts.size(), 6u);
+  EXPECT_NEAR(sum, 2.0, 1e-12);
+  EXPECT_NEAR(parts.at("encode").get<double>(), 2.0 * (0.1 + 0.1 + 0.5) / 3, 1e-12);
+  EXPECT_NE(report_text(report).find("of T_b: encode 0.467, seal 0.000"), std::string::npos) << report_text(report);
+}
+
 }  // namespace
 }  // namespace echoline::learner
