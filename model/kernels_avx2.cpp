@@ -6,8 +6,11 @@ constexpr int kLanes = 8;
 }  // namespace echoline::model
 
 #include "model/kernels.inl"
+#include "model/training_kernels.inl"
 
 namespace echoline::model {
 extern const Kernels kAvx2Kernels;
 const Kernels kAvx2Kernels = ECHOLINE_MODEL_KERNELS("avx2");
+extern const TrainingKernels kAvx2TrainingKernels;
+const TrainingKernels kAvx2TrainingKernels = ECHOLINE_TRAINING_KERNELS("avx2");
 }  // namespace echoline::model

@@ -6,8 +6,11 @@ constexpr int kLanes = 16;
 }  // namespace echoline::model
 
 #include "model/kernels.inl"
+#include "model/training_kernels.inl"
 
 namespace echoline::model {
 extern const Kernels kAvx512Kernels;
 const Kernels kAvx512Kernels = ECHOLINE_MODEL_KERNELS("avx512");
+extern const TrainingKernels kAvx512TrainingKernels;
+const TrainingKernels kAvx512TrainingKernels = ECHOLINE_TRAINING_KERNELS("avx512");
 }  // namespace echoline::model

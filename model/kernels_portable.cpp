@@ -6,8 +6,11 @@ constexpr int kLanes = 4;
 }  // namespace echoline::model
 
 #include "model/kernels.inl"
+#include "model/training_kernels.inl"
 
 namespace echoline::model {
 extern const Kernels kPortableKernels;
 const Kernels kPortableKernels = ECHOLINE_MODEL_KERNELS("portable");
+extern const TrainingKernels kPortableTrainingKernels;
+const TrainingKernels kPortableTrainingKernels = ECHOLINE_TRAINING_KERNELS("portable");
 }  // namespace echoline::model

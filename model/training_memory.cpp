@@ -17,32 +17,34 @@ Bytes bytes(double count) { return Bytes{static_cast<std::uint64_t>(count)}; }
 TrainingMemory training_memory(const ModelConfig& c, const TrainingShape& s) {
   const auto parameters = static_cast<double>(c.parameters());
   const double element = s.bf16 ? 2 : 4;
-  const double sequence = static_cast<double>(std::max<std::int64_t>(2, s.sequence_tokens) - 1);
-  const double rows = std::max(1.0, static_cast<double>(s.microbatch_tokens / std::max<std::int64_t>(2, s.sequence_tokens)));
-  const double tokens = rows * sequence;
+  // Sequences are packed: as many tokens as are allowed, or one longer sequence.
+  const auto tokens = static_cast<double>(std::max(s.microbatch_tokens, std::max<std::int64_t>(2, s.sequence_tokens) - 1));
   const auto hidden = static_cast<double>(c.hidden_size), inner = static_cast<double>(c.intermediate_size);
   const auto q = static_cast<double>(c.heads * c.head_dim), kv = static_cast<double>(c.kv_heads * c.head_dim);
   const auto layers = static_cast<double>(c.layers), vocabulary = static_cast<double>(c.vocab_size);
 
-  // Of one layer, for one token: two norms (input in fp32, normed, and scaled), queries and keys in fp32 as they are, squared
-  // and normed, then what attention reads and gives, its probabilities, and gate, silu, up and their product.
-  const double norms = 2 * hidden * (s.bf16 ? 4 + 2 * element : 3 * element);
-  const double rotated = (q + kv) * (c.qk_norm() ? 12 : 0) + (s.bf16 ? 0 : kv * element);
-  const double attended = (2 * q + 2 * kv) * element + static_cast<double>(c.heads) * sequence * element;
-  const double mlp = 4 * inner * element;
-  const double in_layer = tokens * (norms + rotated + attended + mlp) + (q + 2 * kv) * hidden * element;
+  // Of one layer, for one token. In fp32 on a CPU hand-written gradients need two norms' inputs and outputs, queries, keys and
+  // values before and after the rotation, what attention gives, gate, up and their product. Otherwise libtorch keeps fp32 copies
+  // in norms, and silu(gate).
+  const bool lean = !s.bf16 && !s.on_device;
+  const double norms = 2 * hidden * (lean ? 2 * element : 4 + 2 * element);
+  const double rotated = lean ? (q + 2 * kv) * element : (q + kv) * (c.qk_norm() ? 8 : 0);
+  const double attended = (2 * q + 2 * kv) * element + static_cast<double>(c.heads) * 4;
+  const double mlp = (lean ? 3 : 4) * inner * element;
+  const double in_layer = tokens * (norms + rotated + attended + mlp);
   const double between = tokens * hidden * element;
 
-  // The head: twice the logits of a part of the rows; its weight's gradient, an fp32 sum where there are several parts.
+  // The head: the logits of a part of the rows, in bf16 another time in fp32 (on a device in fp32 twice); its weight's gradient,
+  // an fp32 sum where there are several parts.
   const double part = std::max(1.0, std::floor(static_cast<double>(kLogits) / vocabulary));
   const bool several = tokens > part;
   const double logits = std::min(tokens, part) * vocabulary;
   const double table = vocabulary * hidden;
-  const double shown = logits * (s.bf16 ? 10 : 8);
+  const double shown = logits * (s.on_device ? 4 : 0) + logits * (s.bf16 ? 6 : 4);
   const double head = 3 * between + (several ? std::max(shown + 4 * table, table * (s.bf16 ? 6 : 4))
                                              : std::max(shown, (logits + table) * element));
   // A look at responses before the step, in fp32 on a CPU; and an update, a part of the largest tensor at a time.
-  const double look = 8 * logits + (s.bf16 ? 4 * table : 0);
+  const double look = 4 * logits + (s.bf16 ? 4 * table : 0);
   const double update = std::min(kUpdated, std::max(table, inner * hidden)) * (s.int8_moments ? 38 : 14);
   // The last moment: the embedding's gradient, beside the head's where they are one tensor; bf16 gradients are not summed yet.
   const double last = (c.tie_embeddings ? 2 : 1) * table * element + (s.bf16 ? 2 * parameters : 0);

@@ -12,8 +12,8 @@ struct TrainingShape {
   bool int8_moments = false;  // of AdamW
   bool reference = false;     // a second, frozen policy
   bool recompute = false;     // layers
-  std::int64_t microbatch_tokens = 8192;  // padded
-  std::int64_t sequence_tokens = 1024;    // of the longest prompt and response together
+  std::int64_t microbatch_tokens = 8192;
+  std::int64_t sequence_tokens = 1024;  // of the longest prompt and response together
   // Where it is; the sizes are the same.
   bool on_device = false, optimizer_on_host = false;
 };

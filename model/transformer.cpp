@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "model/cpu_pass.hpp"
+#include "model/training_ops.hpp"
 
 namespace echoline::model {
 
@@ -17,8 +18,6 @@ using torch::Tensor;
 namespace {
 
 constexpr std::int64_t kQueriesMax = 256;  // whose scores exist at a time, where no gradient needs them
-constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits held at a time by token_logprobs(): 128 MiB
-constexpr std::int64_t kAddedMax = std::int64_t{1} << 22;   // values of a product that are added to a sum at a time
 
 // Registers a parameter under a dotted name, making the modules on the way.
 void register_path(torch::nn::Module& root, const std::string& path, const Tensor& tensor) {
@@ -33,17 +32,12 @@ void register_path(torch::nn::Module& root, const std::string& path, const Tenso
   module->register_parameter(path.substr(begin), tensor);
 }
 
-// x / rms(x) * weight over the last dimension, computed in fp32.
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  const Tensor wide = x.to(torch::kFloat);
-  return (wide * torch::rsqrt(wide.square().mean(-1, true) + eps)).to(x.scalar_type()) * weight;
-}
-
 // What all layers share in one pass.
 struct Pass {
   std::int64_t batch, tokens;
-  Tensor cos, sin;  // [batch or 1, tokens, 1, head_dim]; sin with the sign of the rotation
-  Attention* attention;
+  Tensor cos, sin;  // [positions, head_dim]: of all tokens, or of the tokens of every row; sin with the sign of the rotation
+  Attention* attention;  // or null, and then
+  Tensor segments;       // of model/packed
 };
 
 // x weight^T. A CPU computes in fp32 with bf16 weights where no gradient wants them in one type.
@@ -56,30 +50,26 @@ Tensor product(const Tensor& x, const Tensor& weight) {
 Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, const Transformer::Layer& layer,
               const Tensor& x) {
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
-  const bool aliased = !torch::GradMode::is_enabled() && layer.q.data_ptr() == layer.qkv.data_ptr();
-  const Tensor qkv_weight = aliased ? layer.qkv : torch::cat({layer.q, layer.k, layer.v});
-  Tensor qkv = product(rms_norm(x, layer.input_norm, config.rms_norm_eps), qkv_weight);
+  const Tensor z0 = rms_norm(x, layer.input_norm, config.rms_norm_eps);
+  // Queries, keys and values are one product; few rows go through kernels that read the weights as they are.
+  Tensor qkv = few_rows(z0, layer.qkv) ? cpu_product(z0, layer.qkv)
+                                       : joint_product(z0, layer.qkv.to(z0.scalar_type()), layer.q, layer.k, layer.v);
   if (layer.qkv_bias.defined()) {
-    const Tensor bias = aliased ? layer.qkv_bias : torch::cat({layer.q_bias, layer.k_bias, layer.v_bias});
+    const Tensor bias = torch::GradMode::is_enabled() ? torch::cat({layer.q_bias, layer.k_bias, layer.v_bias}) : layer.qkv_bias;
     qkv = qkv + bias.to(qkv.scalar_type());
   }
-
-  // Norm and rotation of queries and keys together. The mean goes through a product: reductions over short rows are
-  // slow on a CPU.
-  Tensor qk = qkv.narrow(1, 0, (heads + kv) * dim).view({pass.batch, pass.tokens, heads + kv, dim}).to(torch::kFloat);
-  if (layer.q_norm.defined()) {
-    const Tensor mean = torch::matmul(qk.square(), torch::full({dim, 1}, 1.0 / double(dim), qk.options()));
-    const Tensor norms = torch::cat({layer.q_norm.expand({heads, dim}), layer.k_norm.expand({kv, dim})});
-    qk = qk * torch::rsqrt(mean + config.rms_norm_eps) * norms;
+  const Tensor rows =
+      rotate(qkv, {pass.cos, pass.sin, layer.q_norm, layer.k_norm, config.heads, config.kv_heads, config.rms_norm_eps});
+  Tensor mixed;
+  if (pass.attention) {
+    const Tensor in_batch = rows.view({pass.batch, pass.tokens, heads + 2 * kv, dim});
+    mixed = pass.attention->attend(index, in_batch.narrow(2, 0, heads), in_batch.narrow(2, heads, kv), in_batch.narrow(2, heads + kv, kv));
+  } else {
+    mixed = attend_packed(rows, heads, kv, pass.segments, attention_way(rows.device()));
   }
-  qk = torch::addcmul(qk * pass.cos, qk.roll(dim / 2, -1), pass.sin).to(qkv.scalar_type());
-  const Tensor v = qkv.narrow(1, (heads + kv) * dim, kv * dim).view({pass.batch, pass.tokens, kv, dim});
-
-  const Tensor q = qk.narrow(2, 0, heads), k = qk.narrow(2, heads, kv);
-  const Tensor mixed = pass.attention ? pass.attention->attend(index, q, k, v) : attend_causally(q, k, v);
   const Tensor y = x + product(mixed, layer.o);
   const Tensor z = rms_norm(y, layer.post_norm, config.rms_norm_eps);
-  return y + product(torch::silu(product(z, layer.gate)) * product(z, layer.up), layer.down);
+  return y + product(gated(product(z, layer.gate), product(z, layer.up)), layer.down);
 }
 
 // One layer of which only the input is kept: it is run again when its gradient is asked for, and the weights' gradients are
@@ -87,7 +77,7 @@ Tensor decode(const ModelConfig& config, const Pass& pass, std::size_t index, co
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const ModelConfig* config,
                         const Transformer::Layer* layer, const Pass* pass) {
-    context->save_for_backward({x, pass->cos, pass->sin});
+    context->save_for_backward({x, pass->cos, pass->sin, pass->segments});
     context->saved_data["config"] = reinterpret_cast<std::int64_t>(config);
     context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
     context->saved_data["batch"] = pass->batch;
@@ -99,78 +89,13 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const auto integer = [&](const char* name) { return context->saved_data[name].toInt(); };
-    const Pass pass{integer("batch"), integer("tokens"), saved[1], saved[2], nullptr};
+    const Pass pass{integer("batch"), integer("tokens"), saved[1], saved[2], nullptr, saved[3]};
     const Tensor x = saved[0].detach().requires_grad_(true);
     torch::AutoGradMode with_gradients(true);
     const Tensor y = decode(*reinterpret_cast<const ModelConfig*>(integer("config")), pass, 0,
                             *reinterpret_cast<const Transformer::Layer*>(integer("layer")), x);
     torch::autograd::backward({y}, {gradients[0]});
     return {x.grad(), Tensor(), Tensor(), Tensor()};
-  }
-};
-
-// sum += d^T rows, some of its rows at a time: a product in bf16 is widened for the addition.
-void add_product(const Tensor& sum, const Tensor& d, const Tensor& rows) {
-  const std::int64_t count_max = std::max<std::int64_t>(1, kAddedMax / sum.size(1));
-  for (std::int64_t begin = 0; begin < sum.size(0); begin += count_max) {
-    const std::int64_t count = std::min(count_max, sum.size(0) - begin);
-    sum.narrow(0, begin, count).add_(d.narrow(1, begin, count).t().mm(rows));
-  }
-}
-
-// log softmax(hidden @ weight^T / temperature) at the targets. Logits are made for a bounded number of rows at a time
-// and made again in the backward pass, so a long batch never holds [rows, vocab] at once.
-struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
-  static std::int64_t rows_max(const Tensor& weight) { return std::max<std::int64_t>(1, kLogitsMax / weight.size(0)); }
-
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& hidden,
-                                                const Tensor& weight, const Tensor& targets, double temperature) {
-    std::vector<Tensor> logprobs, entropies;
-    for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
-      const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
-      // Not more than two tensors of [rows, vocabulary] at any moment.
-      const Tensor log_p = torch::linear(hidden.narrow(0, begin, rows), weight.to(hidden.scalar_type()))
-                               .to(torch::kFloat)
-                               .div_(temperature)
-                               .log_softmax(-1);
-      logprobs.push_back(log_p.gather(1, targets.narrow(0, begin, rows).unsqueeze(1)).squeeze(1));
-      entropies.push_back(log_p.exp().mul_(log_p).sum(-1).neg());
-    }
-    const auto join = [&](const std::vector<Tensor>& parts) {
-      return parts.empty() ? torch::zeros({0}, hidden.options().dtype(torch::kFloat)) : torch::cat(parts);
-    };
-    context->save_for_backward({hidden, weight, targets});
-    context->saved_data["temperature"] = temperature;
-    Tensor entropy = join(entropies);
-    context->mark_non_differentiable({entropy});
-    return {join(logprobs), entropy};
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    const auto saved = context->get_saved_variables();
-    const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2];
-    const double temperature = context->saved_data["temperature"].toDouble();
-    Tensor hidden_gradient = torch::zeros_like(hidden);
-    const bool whole = hidden.size(0) > 0 && hidden.size(0) <= rows_max(weight);
-    Tensor weight_gradient = whole ? Tensor() : torch::zeros_like(weight, torch::kFloat);  // a sum over many parts
-    for (std::int64_t begin = 0; begin < hidden.size(0); begin += rows_max(weight)) {
-      const std::int64_t rows = std::min(rows_max(weight), hidden.size(0) - begin);
-      const Tensor part = hidden.narrow(0, begin, rows);
-      const Tensor scale = gradients[0].narrow(0, begin, rows).unsqueeze(1) / temperature;
-      // d log p[target] / d logit = (onehot - p) / temperature
-      Tensor d = torch::linear(part, weight).to(torch::kFloat).div_(temperature).softmax(-1).mul_(-scale);
-      d.scatter_add_(1, targets.narrow(0, begin, rows).unsqueeze(1), scale);
-      d = d.to(weight.scalar_type());
-      hidden_gradient.narrow(0, begin, rows).copy_(d.mm(weight));
-      if (whole)
-        weight_gradient = d.t().mm(part);
-      else if (d.scalar_type() == torch::kFloat)
-        weight_gradient.addmm_(d.t(), part);
-      else
-        add_product(weight_gradient, d, part);
-    }
-    return {hidden_gradient, weight_gradient.to(weight.scalar_type()), Tensor(), Tensor()};
   }
 };
 
@@ -186,15 +111,15 @@ torch::ScalarType compute_dtype(const torch::Device& device) {
   return device.is_cpu() ? torch::kFloat : torch::kBFloat16;
 }
 
-// Scores are laid out keys first: softmax over an inner dimension is several times faster on a CPU when rows are short.
 Tensor attend_causally(const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t batch = q.size(0), tokens = q.size(1), heads = q.size(2), dim = q.size(3);
   const std::int64_t kv_heads = k.size(2), group = heads / kv_heads;
+  if (q.is_cpu()) return attend_packed(torch::cat({q, k, v}, 2).flatten(0, 1), heads, kv_heads, uniform_segments(batch, tokens),
+                                        AttentionWay::kKernels);
   const Tensor keys = k.transpose(1, 2).flatten(0, 1), values = v.transpose(1, 2).flatten(0, 1);
-  const std::int64_t count_max = torch::GradMode::is_enabled() ? tokens : kQueriesMax;
   std::vector<Tensor> parts;
-  for (std::int64_t begin = 0; begin < tokens; begin += count_max) {
-    const std::int64_t count = std::min(count_max, tokens - begin), seen = begin + count;
+  for (std::int64_t begin = 0; begin < tokens; begin += kQueriesMax) {
+    const std::int64_t count = std::min(kQueriesMax, tokens - begin), seen = begin + count;
     const Tensor grouped = q.narrow(1, begin, count)
                                .reshape({batch, count, kv_heads, group, dim})
                                .permute({0, 2, 3, 1, 4})
@@ -286,23 +211,26 @@ void Transformer::grow_rope(std::int64_t positions) {
 }
 
 Tensor Transformer::hidden_states(const Tensor& ids, const Tensor& positions, Attention* attention) {
-  return through_layers(ids, positions, attention, /*wide=*/true);
+  return normed(through_layers(ids, positions, attention, {}, /*wide=*/true)).view({ids.size(0), ids.size(1), config_.hidden_size});
 }
 
-Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, Attention* attention, bool wide) {
+Tensor Transformer::normed(const Tensor& x) const { return rms_norm(x, norm_, config_.rms_norm_eps); }
+
+Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, Attention* attention, const Tensor& segments,
+                                   bool wide) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "ids is not int64 [batch, tokens]");
-  Pass pass{ids.size(0), ids.size(1), {}, {}, attention};
+  Pass pass{ids.size(0), ids.size(1), {}, {}, attention, segments};
+  if (!attention && !segments.defined()) pass.segments = uniform_segments(pass.batch, pass.tokens);
   if (positions.defined()) {
     TORCH_CHECK(positions.sizes() == ids.sizes(), "positions is not [batch, tokens]");
     grow_rope(positions.max().item<std::int64_t>() + 1);
     const Tensor flat = positions.reshape({-1}).to(device());
-    const std::vector<std::int64_t> shape{pass.batch, pass.tokens, 1, config_.head_dim};
-    pass.cos = rope_cos_.index_select(0, flat).view(shape);
-    pass.sin = rope_sin_.index_select(0, flat).view(shape);
+    pass.cos = rope_cos_.index_select(0, flat);
+    pass.sin = rope_sin_.index_select(0, flat);
   } else {
     grow_rope(pass.tokens);
-    pass.cos = rope_cos_.narrow(0, 0, pass.tokens).unsqueeze(1);
-    pass.sin = rope_sin_.narrow(0, 0, pass.tokens).unsqueeze(1);
+    pass.cos = rope_cos_.narrow(0, 0, pass.tokens);
+    pass.sin = rope_sin_.narrow(0, 0, pass.tokens);
   }
   Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
   const bool gradients = torch::GradMode::is_enabled(), plain = wide && x.is_cpu() && !gradients;
@@ -314,7 +242,7 @@ Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, A
       x = recompute_ && gradients && !attention ? Recomputed::apply(x, &config_, &layers_[i], &pass)
                                                 : decode(config_, pass, i, layers_[i], x);
   }
-  return rms_norm(x, norm_, config_.rms_norm_eps).view({pass.batch, pass.tokens, config_.hidden_size});
+  return x;
 }
 
 Tensor Transformer::logits(const Tensor& hidden) const {
@@ -329,18 +257,27 @@ TokenScores Transformer::token_logprobs(const Tensor& ids, double temperature, c
   TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
   const std::int64_t last = ids.size(1) - 1;
   const std::vector<std::int64_t> shape{ids.size(0), last};
-  Tensor hidden = through_layers(ids.narrow(1, 0, last), {}, nullptr, /*wide=*/!as_trained).flatten(0, 1);
-  Tensor targets = ids.narrow(1, 1, last).reshape({-1});
+  const Tensor hidden = through_layers(ids.narrow(1, 0, last), {}, nullptr, {}, /*wide=*/!as_trained);
+  const Tensor targets = ids.narrow(1, 1, last).reshape({-1});
   if (!mask.defined()) {
-    const auto scores = LinearLogprob::apply(hidden, lm_head_, targets, temperature);
-    return {scores[0].view(shape), scores[1].view(shape)};
+    const LinearScores scores = linear_scores(normed(hidden), lm_head_, targets, temperature);
+    return {scores.logprobs.view(shape), scores.entropy.view(shape)};
   }
   TORCH_CHECK(mask.sizes() == torch::IntArrayRef(shape), "mask is not [batch, tokens - 1]");
   const Tensor chosen = mask.reshape({-1}).nonzero().squeeze(1);
-  const auto scores =
-      LinearLogprob::apply(hidden.index_select(0, chosen), lm_head_, targets.index_select(0, chosen), temperature);
-  const Tensor zeros = torch::zeros({shape[0] * last}, scores[0].options().requires_grad(false));
-  return {zeros.index_copy(0, chosen, scores[0]).view(shape), zeros.index_copy(0, chosen, scores[1]).view(shape)};
+  const LinearScores scores =
+      linear_scores(normed(hidden.index_select(0, chosen)), lm_head_, targets.index_select(0, chosen), temperature);
+  const Tensor zeros = torch::zeros({shape[0] * last}, scores.logprobs.options().requires_grad(false));
+  return {zeros.index_copy(0, chosen, scores.logprobs).view(shape), zeros.index_copy(0, chosen, scores.entropy).view(shape)};
+}
+
+TokenScores Transformer::packed_logprobs(const PackedTokens& packed, double temperature, bool as_trained) {
+  TORCH_CHECK(temperature > 0, "temperature ", temperature, " is not positive");
+  const Tensor hidden = through_layers(packed.ids.unsqueeze(0), packed.positions.unsqueeze(0), nullptr, packed.segments,
+                                       /*wide=*/!as_trained);
+  const LinearScores scores =
+      linear_scores(normed(hidden.index_select(0, packed.scored)), lm_head_, packed.targets, temperature);
+  return {scores.logprobs, scores.entropy};
 }
 
 Result<torch::Device> device_named(const std::string& name) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "model/config.hpp"
+#include "model/packed.hpp"
 #include "model/torch.hpp"
 
 namespace echoline::model {
@@ -64,6 +65,9 @@ class Transformer : public torch::nn::Module {
   TokenScores token_logprobs(const torch::Tensor& ids, double temperature = 1.0, const torch::Tensor& mask = {},
                              bool as_trained = false);
 
+  // Scores packed sequences; both fields of the result are [scores], in the order of `packed`.
+  TokenScores packed_logprobs(const PackedTokens& packed, double temperature = 1.0, bool as_trained = false);
+
   const ModelConfig& config() const { return config_; }
   torch::Device device() const;
   torch::ScalarType dtype() const;
@@ -77,7 +81,11 @@ class Transformer : public torch::nn::Module {
   bool recompute_ = false;
   torch::Tensor rope_cos_, rope_sin_;  // fp32 [positions, head_dim], grown on demand
   void grow_rope(std::int64_t positions);
-  torch::Tensor through_layers(const torch::Tensor& ids, const torch::Tensor& positions, Attention* attention, bool wide);
+  // -> [batch * tokens, hidden], without the last norm. Without `attention`: each token to those that `segments` says
+  // (model/packed; undefined: to those before it in its row).
+  torch::Tensor through_layers(const torch::Tensor& ids, const torch::Tensor& positions, Attention* attention,
+                               const torch::Tensor& segments, bool wide);
+  torch::Tensor normed(const torch::Tensor& x) const;
 };
 
 // Threads that one operation may use, in libtorch and in its BLAS, for the whole process. Several processes on one

@@ -1,0 +1,75 @@
+#include "model/packed.hpp"
+
+#include <algorithm>
+
+namespace echoline::model {
+namespace {
+
+// Tokens up to the last one that is scored, at least prompt + 1 unless nothing is scored (then `prompt`).
+std::size_t tokens_used(const ScoredSequence& s) {
+  std::size_t end = s.tokens.size();
+  while (!s.mask.empty() && end > s.prompt && !(s.mask[end - s.prompt - 1] > 0)) --end;
+  return end;
+}
+
+}  // namespace
+
+PackedSize packed_size(const ScoredSequence& sequence) {
+  const auto used = static_cast<std::int64_t>(tokens_used(sequence)),
+             prompt = static_cast<std::int64_t>(sequence.prompt);
+  return {used - 1, used - prompt};
+}
+
+bool same_prompt(const ScoredSequence& a, const ScoredSequence& b) {
+  return a.prompt == b.prompt &&
+         std::equal(a.tokens.begin(), a.tokens.begin() + static_cast<std::ptrdiff_t>(a.prompt), b.tokens.begin());
+}
+
+// The last token of a shared prompt is not in the prefix but the first of every response's segment: then every score
+// has a token of its own, and gradients are added up in the same order on every device.
+PackedTokens pack(const std::vector<ScoredSequence>& sequences, const torch::Device& device) {
+  std::vector<std::int64_t> ids, positions, segments, scored, targets;
+  std::int64_t segment_count = 0;
+  const auto add = [&](const ScoredSequence& s, std::size_t begin, std::size_t end, std::int64_t prefix) {
+    const std::int64_t at = std::ssize(ids);
+    ids.insert(ids.end(), s.tokens.begin() + static_cast<std::ptrdiff_t>(begin),
+               s.tokens.begin() + static_cast<std::ptrdiff_t>(end));
+    for (std::size_t t = begin; t < end; ++t) positions.push_back(static_cast<std::int64_t>(t));
+    segments.insert(segments.end(), {at, static_cast<std::int64_t>(end - begin), prefix});
+    for (std::size_t t = std::max(begin + 1, s.prompt); t <= end && t < s.tokens.size(); ++t) {
+      if (!s.mask.empty() && !(s.mask[t - s.prompt] > 0)) continue;
+      scored.push_back(at + static_cast<std::int64_t>(t - begin) - 1);
+      targets.push_back(s.tokens[t]);
+    }
+    return segment_count++;
+  };
+  for (std::size_t i = 0; i < sequences.size();) {
+    std::size_t last = i + 1;
+    while (last < sequences.size() && same_prompt(sequences[i], sequences[last])) ++last;
+    const std::size_t prompt = sequences[i].prompt;
+    TORCH_CHECK(prompt >= 1, "a sequence to score has no prompt");
+    const bool shared = last > i + 1 && prompt > 1;
+    std::int64_t prefix = -1;
+    if (shared) prefix = add({sequences[i].tokens.first(prompt), prompt, {}}, 0, prompt - 1, -1);
+    for (; i < last; ++i) {
+      const std::size_t used = tokens_used(sequences[i]);
+      if (used > prompt) add(sequences[i], shared ? prompt - 1 : 0, used - 1, prefix);
+    }
+  }
+  const auto tensor = [](const std::vector<std::int64_t>& values) { return torch::tensor(values, torch::kLong); };
+  return {tensor(ids).to(device), tensor(positions), tensor(segments).view({-1, 3}), tensor(scored).to(device),
+          tensor(targets).to(device)};
+}
+
+torch::Tensor uniform_segments(std::int64_t batch, std::int64_t tokens) {
+  const torch::Tensor segments = torch::empty({batch, 3}, torch::kLong);
+  auto* at = segments.data_ptr<std::int64_t>();
+  for (std::int64_t row = 0; row < batch; ++row) {
+    *at++ = row * tokens;
+    *at++ = tokens;
+    *at++ = -1;
+  }
+  return segments;
+}
+
+}  // namespace echoline::model

@@ -1,0 +1,28 @@
+#include "model/training_kernels.hpp"
+
+#include "model/kernels.hpp"
+
+namespace echoline::model {
+
+#if defined(__x86_64__)
+extern const TrainingKernels kAvx512TrainingKernels, kAvx2TrainingKernels;
+#endif
+extern const TrainingKernels kPortableTrainingKernels;
+
+const TrainingKernels& training_kernels_beside(std::string_view name) {
+#if defined(__x86_64__)
+  if (name == kAvx2TrainingKernels.name) return kAvx2TrainingKernels;
+  if (name != kPortableTrainingKernels.name)
+    return kAvx512TrainingKernels;  // sets of more than AVX-512 have nothing to add here
+#else
+  (void)name;
+#endif
+  return kPortableTrainingKernels;
+}
+
+const TrainingKernels& training_kernels() {
+  static const TrainingKernels& chosen = training_kernels_beside(kernels().name);
+  return chosen;
+}
+
+}  // namespace echoline::model

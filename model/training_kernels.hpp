@@ -1,0 +1,56 @@
+// The arithmetic of a training pass on a CPU beside its matrix products, in fp32, forward and backward: attention,
+// norms, rotations, the gate and the softmax over the vocabulary. For the instruction sets of model/kernels. Private to
+// model/.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "model/segment.hpp"
+
+namespace echoline::model {
+
+// One key and value head of packed tokens and the `group` query heads that use it. Token t's queries are at q + t *
+// stride, `group` * dim floats, its key at k + t * stride and its value at v + t * stride.
+struct AttentionHead {
+  const float *q, *k, *v;
+  std::int64_t stride, group, dim;
+};
+
+struct TrainingKernels {
+  const char* name;
+  // Attention of `count` segments: a prefix segment and those that share it, or one segment alone. Token t's outputs go
+  // to out + t * out_stride (`group` * dim floats), the logarithms of its softmax sums to sums + t * sums_stride
+  // (`group`).
+  void (*attend)(const AttentionHead& head, const Segment* segments, std::int64_t count, float* out,
+                 std::int64_t out_stride, float* sums, std::int64_t sums_stride);
+  // Its gradients. `out` and `sums` are those of attend(), `out_gradient` is laid out as `out`; the gradients of
+  // queries, keys and values are written to dq, dk and dv, laid out as q, k and v.
+  void (*attend_backward)(const AttentionHead& head, const Segment* segments, std::int64_t count, const float* out,
+                          const float* out_gradient, std::int64_t out_stride, const float* sums,
+                          std::int64_t sums_stride, float* dq, float* dk, float* dv);
+  // dx = gradient of x / rms(x) * weight times dy; its part of the weight's gradient is added to dw.
+  void (*rms_norm_backward)(const float* x, const float* weight, const float* dy, std::int64_t count, float eps,
+                            float* dx, float* dw);
+  // The gradient of Kernels::rotate: dy becomes the gradient of x, which is the input; `weight` null: without a norm,
+  // dw unused.
+  void (*rotate_backward)(const float* x, const float* weight, std::int64_t dim, float eps, const float* cos,
+                          const float* sin, float* dy, float* dw);
+  // out = silu(gate) * up
+  void (*gate)(const float* gate, const float* up, std::int64_t count, float* out);
+  void (*gate_backward)(const float* gate, const float* up, const float* dy, std::int64_t count, float* d_gate,
+                        float* d_up);
+  // log softmax(scale * logits)[target], the entropy of the distribution, and the logarithm of the sum of exp(scale *
+  // logits).
+  void (*score)(const float* logits, std::int64_t count, float scale, std::int64_t target, float* logprob,
+                float* entropy, float* log_sum);
+  // logits = gradient * d log softmax(scale * logits)[target] / d logits
+  void (*score_backward)(float* logits, std::int64_t count, float scale, std::int64_t target, float log_sum,
+                         float gradient);
+};
+
+// For the same instruction set as kernels().
+const TrainingKernels& training_kernels();
+// Those beside the set of kernels of this name.
+const TrainingKernels& training_kernels_beside(std::string_view name);
+
+}  // namespace echoline::model

@@ -1,0 +1,542 @@
+#include "model/training_ops.hpp"
+
+#include <torch/version.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "model/kernels.hpp"
+#include "model/parallel.hpp"
+#include "model/training_kernels.hpp"
+
+namespace echoline::model {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+namespace {
+
+constexpr std::int64_t kPartValues = 1 << 15;  // values of an element-wise function that a thread takes at a time
+constexpr std::int64_t kPartRows =
+    64;  // whose gradients of a norm's weight are added up before the others': the same for any number of threads
+constexpr std::int64_t kQueriesMax = 256;  // tokens whose scores exist at a time, where libtorch's products make them
+constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits that exist at a time: 128 MiB
+constexpr std::int64_t kAddedMax = std::int64_t{1} << 22;   // values of a product that are added to a sum at a time
+
+bool by_kernels(const Tensor& x) { return x.is_cpu() && x.scalar_type() == torch::kFloat; }
+
+template <class F>
+void over_rows(std::int64_t rows, std::int64_t row_values, const F& f) {
+  parallel_for(rows, std::max<std::int64_t>(1, kPartValues / std::max<std::int64_t>(1, row_values)),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t row = begin; row < end; ++row) f(row);
+               });
+}
+
+// f(row, sum) adds to `sum`, `width` floats; the sums of all rows.
+template <class F>
+Tensor sum_over_rows(std::int64_t rows, std::int64_t width, const F& f) {
+  const std::int64_t parts = (rows + kPartRows - 1) / kPartRows;
+  const Tensor sums = torch::zeros({parts, width}, torch::kFloat);
+  float* const data = sums.data_ptr<float>();
+  parallel_for(parts, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t part = begin; part < end; ++part)
+      for (std::int64_t row = part * kPartRows; row < std::min(rows, (part + 1) * kPartRows); ++row)
+        f(row, data + part * width);
+  });
+  return sums.sum(0);
+}
+
+struct RmsNorm : torch::autograd::Function<RmsNorm> {
+  static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight, double eps) {
+    const Tensor x = input.contiguous(), out = torch::empty_like(x);
+    const std::int64_t width = x.size(-1);
+    const auto *from = x.data_ptr<float>(), *w = weight.data_ptr<float>();
+    auto* to = out.data_ptr<float>();
+    over_rows(x.numel() / width, width, [&](std::int64_t row) {
+      kernels().rms_norm(from + row * width, w, width, static_cast<float>(eps), to + row * width);
+    });
+    context->save_for_backward({x, weight});
+    context->saved_data["eps"] = eps;
+    return out;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &x = saved[0], dy = gradients[0].contiguous(), dx = torch::empty_like(x);
+    const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
+    const std::int64_t width = x.size(-1);
+    const auto *from = x.data_ptr<float>(), *w = saved[1].data_ptr<float>(), *slope = dy.data_ptr<float>();
+    auto* to = dx.data_ptr<float>();
+    const Tensor dw = sum_over_rows(x.numel() / width, width, [&](std::int64_t row, float* sum) {
+      training_kernels().rms_norm_backward(from + row * width, w, slope + row * width, width, eps, to + row * width,
+                                           sum);
+    });
+    return {dx, dw, Tensor()};
+  }
+};
+
+struct JointProduct : torch::autograd::Function<JointProduct> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& whole, const Tensor& q,
+                        const Tensor& k, const Tensor& v) {
+    context->save_for_backward({x, whole});
+    context->saved_data["rows"] = std::vector<std::int64_t>{q.size(0), k.size(0), v.size(0)};
+    return torch::linear(x, whole);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto parts = gradients[0].t().mm(saved[0]).split_with_sizes(context->saved_data["rows"].toIntVector());
+    return {gradients[0].mm(saved[1]), Tensor(), parts[0], parts[1], parts[2]};
+  }
+};
+
+// Where there are no norms of heads, q_norm and k_norm are empty: a Function takes no undefined tensors.
+struct Rotated : torch::autograd::Function<Rotated> {
+  static const float* norm_of(const Tensor& weight) { return weight.numel() > 0 ? weight.data_ptr<float>() : nullptr; }
+
+  static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& cos, const Tensor& sin,
+                        const Tensor& q_norm, const Tensor& k_norm, std::int64_t heads, std::int64_t kv_heads,
+                        double eps) {
+    const Tensor qkv = input.contiguous();
+    const std::int64_t tokens = qkv.size(0), all = heads + 2 * kv_heads, dim = qkv.size(1) / all;
+    const Tensor out = qkv.view({tokens, all, dim}).clone();
+    auto* to = out.data_ptr<float>();
+    const auto *c = cos.data_ptr<float>(), *s = sin.data_ptr<float>();
+    const float* const norms[] = {norm_of(q_norm), norm_of(k_norm)};
+    over_rows(tokens, all * dim, [&](std::int64_t t) {
+      const std::int64_t position = t % cos.size(0) * dim;
+      for (std::int64_t h = 0; h < heads + kv_heads; ++h)
+        kernels().rotate(to + (t * all + h) * dim, norms[h < heads ? 0 : 1], dim, static_cast<float>(eps), c + position,
+                         s + position);
+    });
+    context->save_for_backward({qkv, cos, sin, q_norm, k_norm});
+    context->saved_data["heads"] = heads;
+    context->saved_data["kv_heads"] = kv_heads;
+    context->saved_data["eps"] = eps;
+    return out;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &qkv = saved[0], &cos = saved[1], &q_norm = saved[3], &k_norm = saved[4];
+    const std::int64_t heads = context->saved_data["heads"].toInt(), kv_heads = context->saved_data["kv_heads"].toInt();
+    const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
+    const std::int64_t tokens = qkv.size(0), all = heads + 2 * kv_heads, dim = qkv.size(1) / all;
+    const Tensor d = gradients[0].reshape({tokens, all * dim}).clone(torch::MemoryFormat::Contiguous);
+    const auto *x = qkv.data_ptr<float>(), *c = cos.data_ptr<float>(), *s = saved[2].data_ptr<float>();
+    auto* const slope = d.data_ptr<float>();
+    const float* const norms[] = {norm_of(q_norm), norm_of(k_norm)};
+    const Tensor dw = sum_over_rows(tokens, 2 * dim, [&](std::int64_t t, float* sums) {
+      const std::int64_t position = t % cos.size(0) * dim;
+      for (std::int64_t h = 0; h < heads + kv_heads; ++h) {
+        const std::int64_t at = (t * all + h) * dim, of = h < heads ? 0 : 1;
+        training_kernels().rotate_backward(x + at, norms[of], dim, eps, c + position, s + position, slope + at,
+                                           sums + of * dim);
+      }
+    });
+    const bool normed = q_norm.numel() > 0;
+    return {d,
+            Tensor(),
+            Tensor(),
+            normed ? dw.narrow(0, 0, dim) : Tensor(),
+            normed ? dw.narrow(0, dim, dim) : Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor()};
+  }
+};
+
+struct Gated : torch::autograd::Function<Gated> {
+  static Tensor forward(AutogradContext* context, const Tensor& gate_input, const Tensor& up_input) {
+    const Tensor gate = gate_input.contiguous(), up = up_input.contiguous(), out = torch::empty_like(gate);
+    const auto *g = gate.data_ptr<float>(), *u = up.data_ptr<float>();
+    auto* to = out.data_ptr<float>();
+    parallel_for(gate.numel(), kPartValues, [&](std::int64_t begin, std::int64_t end) {
+      training_kernels().gate(g + begin, u + begin, end - begin, to + begin);
+    });
+    context->save_for_backward({gate, up});
+    return out;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor dy = gradients[0].contiguous(), d_gate = torch::empty_like(dy), d_up = torch::empty_like(dy);
+    const auto *g = saved[0].data_ptr<float>(), *u = saved[1].data_ptr<float>(), *slope = dy.data_ptr<float>();
+    auto *to_gate = d_gate.data_ptr<float>(), *to_up = d_up.data_ptr<float>();
+    parallel_for(dy.numel(), kPartValues, [&](std::int64_t begin, std::int64_t end) {
+      training_kernels().gate_backward(g + begin, u + begin, slope + begin, end - begin, to_gate + begin,
+                                       to_up + begin);
+    });
+    return {d_gate, d_up};
+  }
+};
+
+// Segments by prefix: consecutive ones, of which the first is the prefix of the others.
+struct Families {
+  const Segment* segments;
+  std::vector<std::int64_t> first;  // and the end behind the last
+  explicit Families(const Tensor& of) : segments(reinterpret_cast<const Segment*>(of.data_ptr<std::int64_t>())) {
+    static_assert(sizeof(Segment) == 3 * sizeof(std::int64_t));
+    for (std::int64_t s = 0; s < of.size(0); ++s)
+      if (segments[s].prefix < 0)
+        first.push_back(s);
+      else
+        TORCH_CHECK(!first.empty() && segments[s].prefix == first.back(), "segment ", s, " does not follow its prefix");
+    first.push_back(of.size(0));
+  }
+  std::int64_t count() const { return std::ssize(first) - 1; }
+  std::int64_t size(std::int64_t family) const {
+    return first[static_cast<std::size_t>(family) + 1] - first[static_cast<std::size_t>(family)];
+  }
+  const Segment* at(std::int64_t family) const { return segments + first[static_cast<std::size_t>(family)]; }
+};
+
+struct HeadCounts {
+  std::int64_t heads, kv_heads;
+  std::int64_t all() const { return heads + 2 * kv_heads; }
+  std::int64_t group() const { return heads / kv_heads; }
+};
+
+AttentionHead head_of(const float* qkv, HeadCounts n, std::int64_t dim, std::int64_t kv) {
+  return {qkv + kv * n.group() * dim,
+          qkv + (n.heads + kv) * dim,
+          qkv + (n.heads + n.kv_heads + kv) * dim,
+          n.all() * dim,
+          n.group(),
+          dim};
+}
+
+// Where the keys and values are that queries [t0, t0 + count) of a segment see, and which of their scores are ahead.
+struct Seen {
+  const Segment &own, *prefix;
+  std::int64_t t0, count;
+  std::int64_t before() const { return prefix ? prefix->count : 0; }
+  Tensor of(const Tensor& all) const {  // [tokens, kv_heads, dim] -> [kv_heads, seen, dim]
+    const Tensor here = all.narrow(0, own.begin, t0 + count);
+    return (prefix ? torch::cat({all.narrow(0, prefix->begin, prefix->count), here}) : here).transpose(0, 1);
+  }
+  void add(const Tensor& all, const Tensor& part) const {  // the reverse of of()
+    const Tensor rows = part.transpose(0, 1);
+    if (prefix) all.narrow(0, prefix->begin, prefix->count).add_(rows.narrow(0, 0, prefix->count));
+    all.narrow(0, own.begin, t0 + count).add_(rows.narrow(0, before(), t0 + count));
+  }
+  Tensor ahead(const Tensor& like, std::int64_t group) const {  // bool [group * count, seen]
+    return torch::ones({count, before() + t0 + count}, like.options().dtype(torch::kBool))
+        .triu(before() + t0 + 1)
+        .repeat({group, 1});
+  }
+};
+
+// Calls f(seen) for blocks of queries.
+template <class F>
+void over_blocks(const Tensor& segments, const F& f) {
+  const Families families(segments);
+  for (std::int64_t family = 0; family < families.count(); ++family)
+    for (std::int64_t s = 0; s < families.size(family); ++s) {
+      const Segment& own = families.at(family)[s];
+      for (std::int64_t t0 = 0; t0 < own.count; t0 += kQueriesMax)
+        f(Seen{own, s > 0 ? families.at(family) : nullptr, t0, std::min(kQueriesMax, own.count - t0)});
+    }
+}
+
+// [count, heads, ...] of a block of tokens -> [kv_heads, group * count, ...], and back.
+Tensor by_kv_head(const Tensor& rows, HeadCounts n) {
+  return rows.unflatten(1, {n.kv_heads, n.group()})
+      .permute({1, 2, 0, 3})
+      .reshape({n.kv_heads, n.group() * rows.size(0), rows.size(2)});
+}
+Tensor by_token(const Tensor& rows, HeadCounts n) {
+  return rows.unflatten(1, {n.group(), -1}).permute({2, 0, 1, 3}).flatten(1, 2);
+}
+
+struct PackedAttention : torch::autograd::Function<PackedAttention> {
+  static Tensor forward(AutogradContext* context, const Tensor& qkv, const Tensor& segments, std::int64_t heads,
+                        std::int64_t kv_heads, bool by_products) {
+    const HeadCounts n{heads, kv_heads};
+    const std::int64_t tokens = qkv.size(0), dim = qkv.size(2);
+    Tensor out, sums;
+    if (by_products) {
+      out = torch::empty({tokens, heads * dim}, qkv.options());
+      sums = torch::empty({tokens, heads, 1}, qkv.options().dtype(torch::kFloat));
+      const Tensor out_heads = out.view({tokens, heads, dim});
+      const Tensor q = qkv.narrow(1, 0, heads), k = qkv.narrow(1, heads, kv_heads),
+                   v = qkv.narrow(1, heads + kv_heads, kv_heads);
+      over_blocks(segments, [&](const Seen& seen) {
+        const Tensor scores =
+            torch::bmm(by_kv_head(q.narrow(0, seen.own.begin + seen.t0, seen.count), n), seen.of(k).transpose(1, 2))
+                .to(torch::kFloat)
+                .masked_fill_(seen.ahead(q, n.group()), -INFINITY);
+        const Tensor sum = scores.logsumexp(-1, true);
+        const Tensor mixed = torch::bmm((scores - sum).exp_().to(qkv.scalar_type()), seen.of(v));
+        out_heads.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(mixed, n));
+        sums.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(sum, n));
+      });
+    } else {
+      const Tensor wide = qkv.to(torch::kFloat).contiguous();
+      out = torch::empty({tokens, heads * dim}, wide.options());
+      sums = torch::empty({tokens, heads, 1}, wide.options());
+      const Families families(segments);
+      parallel_for(families.count() * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t task = begin; task < end; ++task) {
+          const std::int64_t kv = task / families.count(), family = task % families.count();
+          training_kernels().attend(head_of(wide.data_ptr<float>(), n, dim, kv), families.at(family),
+                                    families.size(family), out.data_ptr<float>() + kv * n.group() * dim, heads * dim,
+                                    sums.data_ptr<float>() + kv * n.group(), heads);
+        }
+      });
+      out = out.to(qkv.scalar_type());
+    }
+    context->save_for_backward({qkv, segments, out, sums});
+    context->saved_data["kv_heads"] = kv_heads;
+    context->saved_data["by_products"] = by_products;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &qkv = saved[0], &segments = saved[1], &sums = saved[3];
+    const std::int64_t kv_heads = context->saved_data["kv_heads"].toInt(), dim = qkv.size(2);
+    const std::int64_t heads = qkv.size(1) - 2 * kv_heads;
+    const HeadCounts n{heads, kv_heads};
+    const Tensor out = saved[2].view({-1, heads, dim}), slope = gradients[0].reshape(out.sizes());
+    Tensor d;
+    if (context->saved_data["by_products"].toBool()) {
+      d = torch::zeros(qkv.sizes(), qkv.options().dtype(torch::kFloat));
+      const auto parts = [&](const Tensor& t) {
+        return std::array{t.narrow(1, 0, heads), t.narrow(1, heads, kv_heads), t.narrow(1, heads + kv_heads, kv_heads)};
+      };
+      const auto [q, k, v] = parts(qkv);
+      const auto [dq, dk, dv] = parts(d);
+      const Tensor totals = (out.to(torch::kFloat) * slope.to(torch::kFloat)).sum(-1, true);
+      over_blocks(segments, [&](const Seen& seen) {
+        const auto rows = [&](const Tensor& t) {
+          return by_kv_head(t.narrow(0, seen.own.begin + seen.t0, seen.count), n);
+        };
+        const Tensor queries = rows(q), keys = seen.of(k), g = rows(slope);
+        const Tensor p = (torch::bmm(queries, keys.transpose(1, 2)).to(torch::kFloat) - rows(sums))
+                             .exp_()
+                             .masked_fill_(seen.ahead(q, n.group()), 0);
+        const Tensor ds =
+            (torch::bmm(g, seen.of(v).transpose(1, 2)).to(torch::kFloat) - rows(totals)).mul_(p).to(qkv.scalar_type());
+        seen.add(dv, torch::bmm(p.to(qkv.scalar_type()).transpose(1, 2), g));
+        seen.add(dk, torch::bmm(ds.transpose(1, 2), queries));
+        dq.narrow(0, seen.own.begin + seen.t0, seen.count).copy_(by_token(torch::bmm(ds, keys), n));
+      });
+    } else {
+      const Tensor wide = qkv.to(torch::kFloat).contiguous(), mixed = out.to(torch::kFloat),
+                   dy = slope.to(torch::kFloat).contiguous();
+      d = torch::empty_like(wide);
+      const Families families(segments);
+      parallel_for(families.count() * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t task = begin; task < end; ++task) {
+          const std::int64_t kv = task / families.count(), family = task % families.count(),
+                             first = kv * n.group() * dim;
+          float* const to = d.data_ptr<float>();
+          training_kernels().attend_backward(head_of(wide.data_ptr<float>(), n, dim, kv), families.at(family),
+                                             families.size(family), mixed.data_ptr<float>() + first,
+                                             dy.data_ptr<float>() + first, heads * dim,
+                                             sums.data_ptr<float>() + kv * n.group(), heads, to + first,
+                                             to + (heads + kv) * dim, to + (heads + kv_heads + kv) * dim);
+        }
+      });
+    }
+    return {d.to(qkv.scalar_type()), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 2)
+#define ECHOLINE_FUSED_ATTENTION 1
+// One call for a sequence alone; behind a prefix one for every block of queries, whose mask is [queries, keys].
+Tensor attend_fused(const Tensor& qkv, HeadCounts n, const Tensor& segments) {
+  const std::int64_t dim = qkv.size(2);
+  const Families families(segments);
+  std::vector<std::int64_t> counts;
+  for (std::int64_t s = 0; s < segments.size(0); ++s) counts.push_back(families.segments[s].count);
+  // Split once: gradients of parts of a tensor that were taken out one by one would each be as large as all of it.
+  const auto of = [&](std::int64_t first, std::int64_t heads) {
+    return qkv.narrow(1, first, heads).split_with_sizes(counts);
+  };
+  const auto q = of(0, n.heads), k = of(n.heads, n.kv_heads), v = of(n.heads + n.kv_heads, n.kv_heads);
+  const auto by_head = [&](const Tensor& rows, std::int64_t copies) {  // -> [1, heads, tokens, dim]
+    return (copies > 1 ? rows.repeat_interleave(copies, 1) : rows).transpose(0, 1).unsqueeze(0);
+  };
+  std::vector<Tensor> parts;
+  for (std::size_t s = 0; s < q.size(); ++s) {
+    const Segment& own = families.segments[s];
+    const auto prefix = static_cast<std::size_t>(std::max<std::int64_t>(0, own.prefix));
+    const std::int64_t before = own.prefix < 0 ? 0 : families.segments[prefix].count;
+    const auto seen = [&](const std::vector<Tensor>& all, std::int64_t end) {
+      return by_head(before > 0 ? torch::cat({all[prefix], all[s].narrow(0, 0, end)}) : all[s], n.group());
+    };
+    const std::int64_t step = before > 0 ? kQueriesMax : own.count;
+    for (std::int64_t t0 = 0; t0 < own.count; t0 += step) {
+      const std::int64_t count = std::min(step, own.count - t0);
+      std::optional<Tensor> mask;
+      if (before > 0)
+        mask = torch::ones({count, before + t0 + count}, qkv.options().dtype(torch::kBool)).tril(before + t0);
+      parts.push_back(at::scaled_dot_product_attention(by_head(q[s].narrow(0, t0, count), 1), seen(k, t0 + count),
+                                                       seen(v, t0 + count), mask, 0.0, /*is_causal=*/before == 0, 1.0)
+                          .squeeze(0)
+                          .transpose(0, 1));
+    }
+  }
+  return torch::cat(parts).reshape({qkv.size(0), n.heads * dim});
+}
+#endif
+
+// sum += d^T rows, some of its rows at a time: a product in bf16 is widened for the addition.
+void add_product(const Tensor& sum, const Tensor& d, const Tensor& rows) {
+  const std::int64_t count_max = std::max<std::int64_t>(1, kAddedMax / sum.size(1));
+  for (std::int64_t begin = 0; begin < sum.size(0); begin += count_max) {
+    const std::int64_t count = std::min(count_max, sum.size(0) - begin);
+    sum.narrow(0, begin, count).add_(d.narrow(1, begin, count).t().mm(rows));
+  }
+}
+
+// Logits are made for a bounded number of rows at a time. In the backward pass they are made again, unless all rows are
+// one part on a CPU: then they are kept until there.
+struct LinearLogprob : torch::autograd::Function<LinearLogprob> {
+  static std::int64_t rows_max(const Tensor& weight) { return std::max<std::int64_t>(1, kLogitsMax / weight.size(0)); }
+  static Tensor logits_of(const Tensor& hidden, const Tensor& weight) {
+    return torch::linear(hidden, weight.to(hidden.scalar_type())).to(torch::kFloat);
+  }
+
+  static variable_list forward(AutogradContext* context, const Tensor& hidden, const Tensor& weight,
+                               const Tensor& targets, double temperature) {
+    const std::int64_t rows = hidden.size(0), vocabulary = weight.size(0);
+    const Tensor logprobs = torch::empty({rows}, hidden.options().dtype(torch::kFloat).requires_grad(false));
+    const Tensor entropies = torch::empty_like(logprobs), log_sums = torch::empty_like(logprobs);
+    const bool keep = hidden.requires_grad() && hidden.is_cpu() && rows <= rows_max(weight);
+    for (std::int64_t begin = 0; begin < rows; begin += rows_max(weight)) {
+      const std::int64_t count = std::min(rows_max(weight), rows - begin);
+      Tensor logits = logits_of(hidden.narrow(0, begin, count), weight);
+      if (logits.is_cpu()) {
+        const auto* of = logits.data_ptr<float>();
+        over_rows(count, vocabulary, [&](std::int64_t row) {
+          const std::int64_t at = begin + row;
+          training_kernels().score(of + row * vocabulary, vocabulary, static_cast<float>(1 / temperature),
+                                   targets.data_ptr<std::int64_t>()[at], logprobs.data_ptr<float>() + at,
+                                   entropies.data_ptr<float>() + at, log_sums.data_ptr<float>() + at);
+        });
+        if (keep) context->saved_data["logits"] = logits;
+      } else {
+        // Not more than two tensors of [rows, vocabulary] at any moment.
+        const Tensor log_p = logits.div_(temperature).log_softmax(-1);
+        logits = Tensor();
+        logprobs.narrow(0, begin, count)
+            .copy_(log_p.gather(1, targets.narrow(0, begin, count).unsqueeze(1)).squeeze(1));
+        entropies.narrow(0, begin, count).copy_(log_p.exp().mul_(log_p).sum(-1).neg());
+      }
+    }
+    context->save_for_backward({hidden, weight, targets, log_sums});
+    context->saved_data["temperature"] = temperature;
+    context->mark_non_differentiable({entropies});
+    return {logprobs, entropies};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2], &log_sums = saved[3];
+    const double temperature = context->saved_data["temperature"].toDouble();
+    const std::int64_t rows = hidden.size(0), vocabulary = weight.size(0);
+    Tensor kept;  // overwritten below, so a second backward pass makes logits again
+    if (const auto at = context->saved_data.find("logits"); at != context->saved_data.end()) {
+      kept = at->second.toTensor();
+      context->saved_data.erase("logits");
+    }
+    const Tensor hidden_gradient = torch::empty_like(hidden);
+    const bool whole = rows > 0 && rows <= rows_max(weight);
+    Tensor weight_gradient = whole ? Tensor() : torch::zeros_like(weight, torch::kFloat);  // a sum over many parts
+    for (std::int64_t begin = 0; begin < rows; begin += rows_max(weight)) {
+      const std::int64_t count = std::min(rows_max(weight), rows - begin);
+      const Tensor part = hidden.narrow(0, begin, count);
+      const Tensor slopes = gradients[0].narrow(0, begin, count).contiguous();
+      Tensor d = kept.defined() ? kept : logits_of(part, weight);
+      kept = Tensor();
+      if (d.is_cpu()) {
+        auto* const of = d.data_ptr<float>();
+        over_rows(count, vocabulary, [&](std::int64_t row) {
+          const std::int64_t at = begin + row;
+          training_kernels().score_backward(of + row * vocabulary, vocabulary, static_cast<float>(1 / temperature),
+                                            targets.data_ptr<std::int64_t>()[at], log_sums.data_ptr<float>()[at],
+                                            slopes.data_ptr<float>()[row]);
+        });
+      } else {
+        // d log p[target] / d logit = (onehot - p) / temperature
+        const Tensor scale = slopes.unsqueeze(1) / temperature;
+        d = d.div_(temperature).softmax(-1).mul_(-scale);
+        d.scatter_add_(1, targets.narrow(0, begin, count).unsqueeze(1), scale);
+      }
+      d = d.to(weight.scalar_type());
+      hidden_gradient.narrow(0, begin, count).copy_(d.mm(weight));
+      if (whole)
+        weight_gradient = d.t().mm(part);
+      else if (d.scalar_type() == torch::kFloat)
+        weight_gradient.addmm_(d.t(), part);
+      else
+        add_product(weight_gradient, d, part);
+    }
+    return {hidden_gradient, weight_gradient.to(weight.scalar_type()), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  TORCH_CHECK(weight.numel() == x.size(-1), "a norm of ", weight.numel(), " weights for ", x.size(-1), " values");
+  if (by_kernels(x)) return RmsNorm::apply(x, weight.to(torch::kFloat), eps);
+  const Tensor wide = x.to(torch::kFloat);
+  return (wide * torch::rsqrt(wide.square().mean(-1, true) + eps)).to(x.scalar_type()) * weight;
+}
+
+Tensor joint_product(const Tensor& x, const Tensor& whole, const Tensor& q, const Tensor& k, const Tensor& v) {
+  return JointProduct::apply(x, whole, q, k, v);
+}
+
+Tensor rotate(const Tensor& qkv, const Rotation& r) {
+  const std::int64_t tokens = qkv.size(0), all = r.heads + 2 * r.kv_heads, turned = r.heads + r.kv_heads,
+                     dim = qkv.size(1) / all;
+  const auto wide = [](const Tensor& t) { return t.defined() ? t.to(torch::kFloat) : torch::empty({0}); };
+  if (by_kernels(qkv))
+    return Rotated::apply(qkv, r.cos, r.sin, wide(r.q_norm), wide(r.k_norm), r.heads, r.kv_heads, r.eps);
+  const Tensor rows = qkv.view({tokens, all, dim});
+  Tensor qk = rows.narrow(1, 0, turned).to(torch::kFloat);
+  if (r.q_norm.defined()) {
+    const Tensor norms = torch::cat({r.q_norm.expand({r.heads, dim}), r.k_norm.expand({r.kv_heads, dim})});
+    qk = qk * torch::rsqrt(qk.square().mean(-1, true) + r.eps) * norms;
+  }
+  const auto at = [&](const Tensor& turns) {
+    return (turns.size(0) == tokens ? turns : turns.repeat({tokens / turns.size(0), 1})).unsqueeze(1);
+  };
+  qk = torch::addcmul(qk * at(r.cos), qk.roll(dim / 2, -1), at(r.sin)).to(qkv.scalar_type());
+  return torch::cat({qk, rows.narrow(1, turned, r.kv_heads)}, 1);
+}
+
+Tensor gated(const Tensor& gate, const Tensor& up) {
+  return by_kernels(gate) ? Gated::apply(gate, up) : torch::silu(gate) * up;
+}
+
+AttentionWay attention_way(const torch::Device& device) {
+  if (device.is_cpu()) return AttentionWay::kKernels;
+#ifdef ECHOLINE_FUSED_ATTENTION
+  return AttentionWay::kFused;
+#else
+  return AttentionWay::kProducts;
+#endif
+}
+
+Tensor attend_packed(const Tensor& qkv, std::int64_t heads, std::int64_t kv_heads, const Tensor& segments,
+                     AttentionWay way) {
+  TORCH_CHECK(segments.is_cpu() && segments.select(1, 1).sum().item<std::int64_t>() == qkv.size(0),
+              "segments do not cover the tokens");
+#ifdef ECHOLINE_FUSED_ATTENTION
+  if (way == AttentionWay::kFused) return attend_fused(qkv, {heads, kv_heads}, segments);
+#endif
+  return PackedAttention::apply(qkv, segments, heads, kv_heads, way == AttentionWay::kProducts);
+}
+
+LinearScores linear_scores(const Tensor& hidden, const Tensor& weight, const Tensor& targets, double temperature) {
+  const auto scores = LinearLogprob::apply(hidden, weight, targets, temperature);
+  return {scores[0], scores[1]};
+}
+
+}  // namespace echoline::model
