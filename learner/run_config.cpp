@@ -212,8 +212,8 @@ void read_learner(ConfigSection s, const RunSection& run, LearnerSection& c) {
                 {"the type of weights and activations in training; masters are fp32 in any case, and the policy is bf16",
                  "fp32 on a CPU, bf16 on a GPU"});
   s.read("microbatch_tokens", c.microbatch_tokens, {.min = 1, .max = 1 << 30},
-         "tokens, padding included, that go forward and backward at a time; gradients of a batch add up over as many such "
-         "parts as it needs. `echoline model info --train` says what memory they take");
+         "tokens that go forward and backward at a time; a prompt that responses share counts once. The gradients of a batch "
+         "add up over as many such parts as it needs. `echoline model info --train` says what memory they take");
   s.read("recompute", c.recompute,
          "keep only what goes from layer to layer, and compute the rest again for the gradient: a third more time, far "
          "less memory");

@@ -104,7 +104,7 @@ struct LearnerSection {
   int threads = 1;                      // of libtorch
   std::string device = "cpu";           // cpu, cuda, cuda:N
   Compute compute = Compute::kFp32;
-  std::int64_t microbatch_tokens = 8192;  // padded
+  std::int64_t microbatch_tokens = 8192;
   bool recompute = false;
   std::uint32_t checkpoint_every = 10;  // steps
   std::uint32_t checkpoints_kept = 2;

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "base/random.hpp"
@@ -25,63 +26,86 @@ struct TrainingRow {
   std::vector<float> mask;
   double advantage = 0;
   WorkerId worker;
+  bool scrutinised = false;  // chosen to be looked at closely
 };
 
 namespace {
 
 using Groups = std::vector<std::vector<TrainingRow>>;
 
-// Responses that a step looks at closely: a part of them, so that it costs about a hundredth of its time, but enough of a
-// few workers' to tell.
+// Responses that a step looks at closely: a part of them, so that it costs about a hundredth of its time, but enough of
+// a few workers' to tell.
 constexpr std::size_t kScrutinisedPart = 32, kScrutinisedMin = 16;
 
 constexpr std::size_t kAttendedMax = 1 << 24;  // pairs of prompt tokens, of all rows of an evaluation batch
 
-// Right-padded tensors of some rows. Entry t of the [batch, tokens - 1] tensors belongs to token t + 1.
-struct PaddedRows {
-  torch::Tensor ids;  // int64 [batch, tokens]
+model::ScoredSequence sequence_of(const TrainingRow& row) { return {row.tokens, row.prompt, row.mask}; }
+
+// Some rows as the model and the loss take them. Tensors of the loss are [rows, width]: a row's response tokens,
+// right-padded.
+struct PackedRows {
+  model::PackedTokens tokens;
+  std::int64_t width = 0;
+  torch::Tensor place;  // int64 [scores]: where in [rows, width] each score of `tokens` belongs
   torch::Tensor behaviour, proximal, mask;
-  torch::Tensor advantages;  // [batch]
+  torch::Tensor advantages;  // [rows]
+
+  torch::Tensor spread(const torch::Tensor& scores) const {
+    return torch::zeros({mask.numel()}, scores.options().requires_grad(false))
+        .index_copy(0, place, scores)
+        .view(mask.sizes());
+  }
 };
 
-PaddedRows pad(const std::vector<TrainingRow*>& rows, const torch::Device& device) {
-  std::size_t width = 0;
-  for (const TrainingRow* row : rows) width = std::max(width, row->tokens.size());
-  const auto count = static_cast<std::int64_t>(rows.size());
-  const auto tokens = static_cast<std::int64_t>(width);
-  PaddedRows padded;
-  padded.ids = torch::zeros({count, tokens}, torch::kInt64);
-  padded.behaviour = torch::zeros({count, tokens - 1});
-  padded.proximal = torch::zeros({count, tokens - 1});
-  padded.mask = torch::zeros({count, tokens - 1});
-  padded.advantages = torch::zeros({count});
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const TrainingRow& row = *rows[i];
-    std::copy(row.tokens.begin(), row.tokens.end(), padded.ids.data_ptr<std::int64_t>() + i * width);
-    const std::size_t first = i * (width - 1) + row.prompt - 1;
-    const auto place = [first](const std::vector<float>& values, torch::Tensor& into) {
+PackedRows pack(const std::vector<TrainingRow*>& rows, const torch::Device& device) {
+  PackedRows packed;
+  std::vector<model::ScoredSequence> sequences;
+  for (const TrainingRow* row : rows) {
+    sequences.push_back(sequence_of(*row));
+    packed.width = std::max(packed.width, std::ssize(row->mask));
+  }
+  packed.tokens = model::pack(sequences, device);
+  const auto count = std::ssize(rows);
+  packed.behaviour = torch::zeros({count, packed.width});
+  packed.proximal = torch::zeros({count, packed.width});
+  packed.mask = torch::zeros({count, packed.width});
+  packed.advantages = torch::zeros({count});
+  std::vector<std::int64_t> place;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const TrainingRow& row = *rows[static_cast<std::size_t>(i)];
+    const std::int64_t first = i * packed.width;
+    const auto put = [first](const std::vector<float>& values, torch::Tensor& into) {
       std::copy(values.begin(), values.end(), into.data_ptr<float>() + first);
     };
-    place(row.behaviour, padded.behaviour);
-    place(row.proximal, padded.proximal);
-    place(row.mask, padded.mask);
-    padded.advantages.data_ptr<float>()[i] = static_cast<float>(row.advantage);
+    put(row.behaviour, packed.behaviour);
+    put(row.proximal, packed.proximal);
+    put(row.mask, packed.mask);
+    packed.advantages.data_ptr<float>()[i] = static_cast<float>(row.advantage);
+    for (std::int64_t t = 0; t < std::ssize(row.mask); ++t)
+      if (row.mask[static_cast<std::size_t>(t)] > 0) place.push_back(first + t);
   }
-  for (torch::Tensor* t : {&padded.ids, &padded.behaviour, &padded.proximal, &padded.mask, &padded.advantages})
+  packed.place = torch::tensor(place, torch::kLong);
+  for (torch::Tensor* t : {&packed.place, &packed.behaviour, &packed.proximal, &packed.mask, &packed.advantages})
     *t = t->to(device);
-  if (rows.front()->proximal.empty()) padded.proximal = torch::Tensor();
-  return padded;
+  if (rows.front()->proximal.empty()) packed.proximal = torch::Tensor();
+  return packed;
 }
 
-// Cuts rows into parts of at most `tokens_max` padded tokens each (or one row); rows of like length go together.
-std::vector<std::vector<TrainingRow*>> microbatches(std::vector<TrainingRow*> rows, std::int64_t tokens_max) {
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const TrainingRow* a, const TrainingRow* b) { return a->tokens.size() < b->tokens.size(); });
+// Cuts rows, in their order, into parts of at most `tokens_max` tokens each (or one row). Neighbours with the same
+// prompt share it.
+std::vector<std::vector<TrainingRow*>> microbatches(const std::vector<TrainingRow*>& rows, std::int64_t tokens_max) {
   std::vector<std::vector<TrainingRow*>> parts;
+  std::int64_t tokens = 0;  // of the last part
   for (TrainingRow* row : rows) {
-    const bool fits =
-        !parts.empty() && static_cast<std::int64_t>((parts.back().size() + 1) * row->tokens.size()) <= tokens_max;
-    if (!fits) parts.emplace_back();
+    const model::PackedSize size = model::packed_size(sequence_of(*row));
+    const bool shares = !parts.empty() && model::same_prompt(sequence_of(*parts.back().back()), sequence_of(*row));
+    const std::int64_t more = shares ? size.behind : size.alone;
+    if (parts.empty() || tokens + more > tokens_max) {
+      parts.emplace_back();
+      tokens = size.alone;
+    } else {
+      tokens += more;
+    }
     parts.back().push_back(row);
   }
   return parts;
@@ -99,6 +123,10 @@ TrainingRow lay_out(const schema::Trajectory& t) {
   return row;
 }
 
+std::int64_t counted_tokens(const TrainingRow& row) {
+  return static_cast<std::int64_t>(std::count_if(row.mask.begin(), row.mask.end(), [](float m) { return m > 0; }));
+}
+
 // Rows by group, in order of group id, with their advantages; the counts of `report` that need no training.
 Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model::ModelConfig& shape,
                        const TrainerConfig& config, StepReport& report) {
@@ -109,23 +137,22 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
   double reward_sum = 0, correct = 0, truncated = 0;
   for (const auto& [id, group] : members) {
     std::vector<double> rewards, lengths;
+    groups.emplace_back();
     for (const schema::Trajectory* t : group) {
-      lengths.push_back(t->response_tokens_size());
+      ECHO_TRY(check_trainable(*t, shape));
+      TrainingRow& row = groups.back().emplace_back(lay_out(*t));
+      if (config.truncated == Truncated::kMask && !t->finished()) row.mask.assign(row.mask.size(), 0.0f);
+      lengths.push_back(static_cast<double>(counted_tokens(row)));
       const bool penalised = config.truncated == Truncated::kPenalty && !t->finished();
       rewards.push_back(t->reward() - (penalised ? config.truncated_penalty : 0));
     }
     auto advantages = group_advantages(rewards, rewards.size(), config.loss, lengths);
     if (!advantages) return fail(Code::kInvalid, "learner step", "group {}: {}", id, advantages.error().detail);
-    groups.emplace_back();
     for (std::size_t i = 0; i < group.size(); ++i) {
-      ECHO_TRY(check_trainable(*group[i], shape));
-      TrainingRow row = lay_out(*group[i]);
-      row.advantage = (*advantages)[i];
-      if (config.truncated == Truncated::kMask && !group[i]->finished()) row.mask.assign(row.mask.size(), 0.0f);
+      groups.back()[i].advantage = (*advantages)[i];
       truncated += group[i]->finished() ? 0 : 1;
       reward_sum += group[i]->reward();
       correct += group[i]->correct() ? 1 : 0;
-      groups.back().push_back(std::move(row));
     }
   }
   const auto count = static_cast<double>(batch.size());
@@ -139,8 +166,23 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
 
 bool informative(const TrainingRow& row) { return row.advantage != 0; }
 
-std::int64_t counted_tokens(const TrainingRow& row) {
-  return static_cast<std::int64_t>(std::count_if(row.mask.begin(), row.mask.end(), [](float m) { return m > 0; }));
+// What the model says of those rows of `part` that were chosen for it.
+void look_closely(const std::vector<TrainingRow*>& part, const PackedRows& packed, const model::TokenScores& scores,
+                  std::map<WorkerId, Scrutiny>& found) {
+  torch::NoGradGuard no_gradient;
+  const torch::Tensor counted = (packed.mask > 0).to(torch::kFloat), tokens = counted.sum(1);
+  const torch::Tensor logprobs = packed.spread(scores.logprobs), entropy = packed.spread(scores.entropy);
+  const auto mean = [&](const torch::Tensor& values) {
+    return ((values * counted).sum(1) / tokens).to(torch::kCPU, torch::kDouble).contiguous();
+  };
+  const torch::Tensor surprise = mean(-logprobs - entropy), dispute = mean((logprobs - packed.behaviour).abs());
+  for (std::size_t i = 0; i < part.size(); ++i) {
+    if (!part[i]->scrutinised) continue;
+    Scrutiny& s = found[part[i]->worker];
+    ++s.responses;
+    s.surprise += surprise.data_ptr<double>()[i];
+    s.dispute += dispute.data_ptr<double>()[i];
+  }
 }
 
 // Fisher-Yates, the same on every machine.
@@ -189,40 +231,33 @@ Trainer::Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig&
 
 Result<delta::OwnedState> Trainer::policy() const { return model::export_policy(*model_); }
 
-// As many of each worker, drawn anew every step; those without a gradient, too.
-std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t step) {
+// As many of each worker, drawn anew every step; those without a gradient, too. `trained`: rows whose scores the first
+// update makes anyway, with the same arithmetic.
+std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t step,
+                                                 const std::vector<TrainingRow*>& trained) {
   std::map<WorkerId, std::vector<TrainingRow*>> of;
   std::size_t count = 0;
   for (auto& group : groups)
     for (TrainingRow& row : group)
       if (counted_tokens(row) > 0) of[row.worker].push_back(&row), ++count;
   Random random(config_.scrutiny_seed, static_cast<std::uint64_t>(step));
-  std::vector<TrainingRow*> chosen;
   for (auto& [worker, rows] : of) {
     const std::size_t each = std::max(kScrutinisedMin, count / kScrutinisedPart) / of.size();
     for (std::size_t k = 0; k < std::min(rows.size(), std::max<std::size_t>(1, each)); ++k) {
       std::swap(rows[k], rows[k + random.below(rows.size() - k)]);
-      chosen.push_back(rows[k]);
+      rows[k]->scrutinised = true;
     }
   }
+  const std::set<const TrainingRow*> later(trained.begin(), trained.end());
+  std::vector<TrainingRow*> now;
+  for (auto& group : groups)
+    for (TrainingRow& row : group)
+      if (row.scrutinised && !later.contains(&row)) now.push_back(&row);
   torch::NoGradGuard no_gradient;
   std::map<WorkerId, Scrutiny> found;
-  for (const auto& part : microbatches(chosen, config_.microbatch_tokens_max)) {
-    const PaddedRows padded = pad(part, model_->device());
-    const torch::Tensor counted = (padded.mask > 0).to(torch::kFloat);
-    const model::TokenScores scores = model_->token_logprobs(padded.ids, config_.temperature, padded.mask > 0);
-    const torch::Tensor tokens = counted.sum(1);
-    const auto mean = [&](const torch::Tensor& values) {
-      return ((values * counted).sum(1) / tokens).to(torch::kCPU, torch::kDouble).contiguous();
-    };
-    const torch::Tensor surprise = mean(-scores.logprobs - scores.entropy);
-    const torch::Tensor dispute = mean((scores.logprobs - padded.behaviour).abs());
-    for (std::size_t i = 0; i < part.size(); ++i) {
-      Scrutiny& s = found[part[i]->worker];
-      ++s.responses;
-      s.surprise += surprise.data_ptr<double>()[i];
-      s.dispute += dispute.data_ptr<double>()[i];
-    }
+  for (const auto& part : microbatches(now, config_.microbatch_tokens_max)) {
+    const PackedRows packed = pack(part, model_->device());
+    look_closely(part, packed, model_->packed_logprobs(packed.tokens, config_.temperature), found);
   }
   return found;
 }
@@ -230,33 +265,36 @@ std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t st
 void Trainer::record_proximal(const std::vector<TrainingRow*>& rows) {
   torch::NoGradGuard no_gradient;
   for (const auto& part : microbatches(rows, config_.microbatch_tokens_max)) {
-    const PaddedRows padded = pad(part, model_->device());
-    const torch::Tensor scores = model_->token_logprobs(padded.ids, config_.temperature, padded.mask > 0, /*as_trained=*/true)
-                                     .logprobs.to(torch::kCPU)
-                                     .contiguous();
+    const PackedRows packed = pack(part, model_->device());
+    const torch::Tensor scores =
+        packed.spread(model_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs)
+            .to(torch::kCPU)
+            .contiguous();
     for (std::size_t i = 0; i < part.size(); ++i) {
       TrainingRow& row = *part[i];
-      const float* first = scores.data_ptr<float>() + static_cast<std::int64_t>(i) * scores.size(1) + row.prompt - 1;
+      const float* first = scores.data_ptr<float>() + static_cast<std::int64_t>(i) * packed.width;
       row.proximal.assign(first, first + row.mask.size());
     }
   }
 }
 
 UpdateReport Trainer::update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
-                             double& loss) {
+                             double& loss, std::map<WorkerId, Scrutiny>* scrutiny) {
   for (const auto& part : microbatches(rows, config_.microbatch_tokens_max)) {
-    const PaddedRows padded = pad(part, model_->device());
-    const torch::Tensor counted = padded.mask > 0;
-    const model::TokenScores scores = model_->token_logprobs(padded.ids, config_.temperature, counted);
-    LossInputs inputs{scores.logprobs, padded.proximal, padded.behaviour, {}, padded.advantages, padded.mask};
+    const PackedRows packed = pack(part, model_->device());
+    const model::TokenScores scores = model_->packed_logprobs(packed.tokens, config_.temperature);
+    if (scrutiny != nullptr) look_closely(part, packed, scores, *scrutiny);
+    LossInputs inputs{
+        packed.spread(scores.logprobs), packed.proximal, packed.behaviour, {}, packed.advantages, packed.mask};
     if (reference_ != nullptr) {
       torch::NoGradGuard no_gradient;
-      inputs.reference_log_probs = reference_->token_logprobs(padded.ids, config_.temperature, counted, /*as_trained=*/true).logprobs;
+      inputs.reference_log_probs =
+          packed.spread(reference_->packed_logprobs(packed.tokens, config_.temperature, /*as_trained=*/true).logprobs);
     }
     LossResult result = policy_loss(inputs, minibatch, config_.loss);
     result.loss.backward();
     optimizer_.gather_gradients();
-    result.statistics.entropy_sum = (scores.entropy * padded.mask).sum().item<double>();
+    result.statistics.entropy_sum = scores.entropy.sum().item<double>();
     statistics += result.statistics;
     loss += result.loss.item<double>();
   }
@@ -278,7 +316,9 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
       if (counted_tokens(row) > 0 && (informative(row) || reference_ != nullptr)) trained.push_back(&row);
     }
   }
-  report.scrutiny = scrutinise(groups, report.step);
+  const bool same_arithmetic = model_->dtype() == torch::kFloat || !model_->device().is_cpu();
+  const bool scored_anyway = config_.minibatches == 1 && same_arithmetic;
+  report.scrutiny = scrutinise(groups, report.step, scored_anyway ? trained : std::vector<TrainingRow*>());
   const bool several_updates = config_.minibatches > 1 || config_.passes > 1;
   if (several_updates && needs_proximal(config_.loss) && !trained.empty()) record_proximal(trained);
 
@@ -300,7 +340,9 @@ Result<StepReport> Trainer::step(const std::vector<schema::Trajectory>& batch) t
         }
       }
       if (rows.empty()) continue;
-      const UpdateReport update_report = update(rows, size, statistics, report.loss);
+      const bool first = scored_anyway && pass == 0;
+      const UpdateReport update_report =
+          update(rows, size, statistics, report.loss, first ? &report.scrutiny : nullptr);
       ++(update_report.applied ? report.updates : report.updates_skipped);
       report.gradient_norm += update_report.gradient_norm;
       report.learning_rate = update_report.learning_rate;
@@ -378,8 +420,9 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
     attempts.push_back({std::move(episode), *std::move(prompt), tokens, 0, i, {}});
   }
   if (attempts.empty())
-    return fail(Code::kInvalid, "evaluate", "none of the {} problems can be put to the model and leaves room for {} tokens",
-                problems.size(), options.response_tokens_max);
+    return fail(Code::kInvalid, "evaluate",
+                "none of the {} problems can be put to the model and leaves room for {} tokens", problems.size(),
+                options.response_tokens_max);
   evaluation.problems = std::ssize(problems);
   std::deque<Attempt*> waiting;  // for the model
   for (Attempt& attempt : attempts) waiting.push_back(&attempt);
@@ -389,7 +432,8 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
     std::size_t longest = 0;
     std::int64_t least_room = options.response_tokens_max;
     const auto room_of = [&](const Attempt& attempt) {
-      const std::int64_t left = options.response_tokens_max - std::ssize(attempt.tokens) + static_cast<std::int64_t>(attempt.prompt);
+      const std::int64_t left =
+          options.response_tokens_max - std::ssize(attempt.tokens) + static_cast<std::int64_t>(attempt.prompt);
       return options.turn_tokens_max > 0 ? std::min(left, options.turn_tokens_max) : left;
     };
     while (!waiting.empty()) {
@@ -411,7 +455,8 @@ Result<Evaluation> evaluate(model::Transformer& model, const model::Phrasing& ph
     sampling.seed = mix64(options.seed) + drawn;
     ECHO_ASSIGN(const auto generations, model::generate(model, prompts, sampling, options.interrupted));
     if (options.interrupted && options.interrupted())
-      return fail(Code::kCancelled, "evaluate", "stopped after {} of {} turns", drawn, drawn + waiting.size() + batch.size());
+      return fail(Code::kCancelled, "evaluate", "stopped after {} of {} turns", drawn,
+                  drawn + waiting.size() + batch.size());
     drawn += batch.size();
     std::vector<std::string> texts;
     for (const model::Generation& generation : generations) texts.push_back(phrasing.answer(generation.tokens));

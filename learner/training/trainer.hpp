@@ -25,7 +25,7 @@ struct TrainerConfig {
   double temperature = 1.0;                   // as in sampling, or the importance ratios are wrong
   std::int64_t minibatches = 1;               // optimizer updates per pass over the batch; groups stay whole
   std::int64_t passes = 1;                    // over the batch, each in a fresh random order
-  std::int64_t microbatch_tokens_max = 8192;  // padded tokens in one forward and backward pass; bounds memory
+  std::int64_t microbatch_tokens_max = 8192;  // tokens in one forward and backward pass; bounds memory
   Truncated truncated = Truncated::kKeep;     // responses cut by the length limit
   double truncated_penalty = 1.0;             // subtracted from their reward by Truncated::kPenalty
   std::uint64_t seed = 0;
@@ -89,10 +89,11 @@ class Trainer {
  private:
   Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig& config,
           std::shared_ptr<model::Transformer> reference);
-  std::map<WorkerId, Scrutiny> scrutinise(std::vector<std::vector<TrainingRow>>& groups, std::int64_t step);
+  std::map<WorkerId, Scrutiny> scrutinise(std::vector<std::vector<TrainingRow>>& groups, std::int64_t step,
+                                          const std::vector<TrainingRow*>& trained);
   void record_proximal(const std::vector<TrainingRow*>& rows);
   UpdateReport update(const std::vector<TrainingRow*>& rows, MinibatchSize minibatch, LossStatistics& statistics,
-                      double& loss);
+                      double& loss, std::map<WorkerId, Scrutiny>* scrutiny);
 
   TrainerConfig config_;
   std::shared_ptr<model::Transformer> model_;

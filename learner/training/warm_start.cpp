@@ -11,7 +11,7 @@ namespace echoline::learner {
 namespace {
 
 struct Row {
-  std::vector<model::Token> tokens;
+  std::vector<std::int64_t> tokens;
   std::size_t prompt = 0;
 };
 
@@ -31,7 +31,7 @@ Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, cons
     auto prompt = phrasing.prompt(data_plane::prompt_of(problem));
     const auto answer = phrasing.tokenizer().encode(*response);
     if (!prompt || prompt->empty() || !answer) continue;  // not in this model's tokens: it is set aside in training, too
-    row.tokens = *std::move(prompt);
+    row.tokens.assign(prompt->begin(), prompt->end());
     row.prompt = row.tokens.size();
     row.tokens.insert(row.tokens.end(), answer->begin(), answer->end());
     row.tokens.push_back(phrasing.eos().front());
@@ -42,39 +42,21 @@ Result<std::vector<Row>> demonstrations(const data_plane::Adapter& adapter, cons
   return rows;
 }
 
-struct Padded {
-  torch::Tensor ids;   // int64 [batch, tokens], right-padded
-  torch::Tensor mask;  // bool [batch, tokens - 1]: entries that score a response token
-};
-
-Padded pad(std::span<const Row> rows, const torch::Device& device) {
-  std::size_t width = 0;
-  for (const Row& row : rows) width = std::max(width, row.tokens.size());
-  const auto count = static_cast<std::int64_t>(rows.size()), tokens = static_cast<std::int64_t>(width);
-  Padded result{torch::zeros({count, tokens}, torch::kInt64), torch::zeros({count, tokens - 1}, torch::kBool)};
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::copy(rows[i].tokens.begin(), rows[i].tokens.end(), result.ids.data_ptr<std::int64_t>() + i * width);
-    bool* mask = result.mask.data_ptr<bool>() + i * (width - 1);
-    std::fill(mask + rows[i].prompt - 1, mask + rows[i].tokens.size() - 1, true);
-  }
-  return {result.ids.to(device), result.mask.to(device)};
-}
-
 // The gradient of the mean cross-entropy of all response tokens, in as many passes as memory asks for. The mean.
 double backward(model::Transformer& model, const std::vector<Row>& rows, AdamW& optimizer, std::size_t tokens_max) {
   std::size_t tokens = 0;
   for (const Row& row : rows) tokens += row.tokens.size() - row.prompt;
   double total = 0;
   for (std::size_t first = 0; first < rows.size();) {
-    std::size_t last = first, width = 0;
-    while (last < rows.size()) {
-      width = std::max(width, rows[last].tokens.size());
-      if (last > first && (last + 1 - first) * width > tokens_max) break;
+    std::vector<model::ScoredSequence> part;
+    std::size_t last = first, taken = 0;
+    while (last < rows.size() && (last == first || taken + rows[last].tokens.size() <= tokens_max)) {
+      taken += rows[last].tokens.size();
+      part.push_back({rows[last].tokens, rows[last].prompt, {}});
       ++last;
     }
-    const Padded batch = pad(std::span(rows).subspan(first, last - first), model.device());
     const torch::Tensor loss =
-        -model.token_logprobs(batch.ids, 1.0, batch.mask).logprobs.sum() / static_cast<double>(tokens);
+        -model.packed_logprobs(model::pack(part, model.device())).logprobs.sum() / static_cast<double>(tokens);
     loss.backward();
     optimizer.gather_gradients();
     total += loss.item<double>();

@@ -1,0 +1,292 @@
+// Learner steps of every named loss on ragged rollouts of several turns, against gradients of a second implementation:
+// every trajectory alone through the model, and its loss written token by token from the formulas of the papers
+// (docs/losses.md has the references). Nothing of learner/training is used but the trainer under test.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/random.hpp"
+#include "learner/training/trainer.hpp"
+#include "model/weights.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using torch::Tensor;
+
+constexpr std::int64_t kVocabulary = 23, kFixedLength = 30;
+constexpr double kTemperature = 0.9, kCap = 2.0, kBeta1 = 0.9;
+
+std::shared_ptr<model::Transformer> fresh_model() {
+  model::ModelConfig shape;
+  shape.vocab_size = kVocabulary;
+  shape.hidden_size = 16;
+  shape.intermediate_size = 24;
+  shape.layers = 2;
+  shape.heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = 6;
+  shape.positions_max = 80;
+  shape.tie_embeddings = true;
+  shape.initializer_range = 0.3;
+  return model::init(shape, 21).value();
+}
+
+// Log-probabilities of the response's tokens, one trajectory at a time.
+std::vector<Tensor> response_logprobs(model::Transformer& model, const schema::Trajectory& t) {
+  std::vector<std::int64_t> ids(t.prompt_tokens().begin(), t.prompt_tokens().end());
+  ids.insert(ids.end(), t.response_tokens().begin(), t.response_tokens().end());
+  const Tensor log_p =
+      (model.forward(torch::tensor(ids, torch::kLong).unsqueeze(0))[0].to(torch::kDouble) / kTemperature)
+          .log_softmax(-1);
+  std::vector<Tensor> all;
+  for (int i = 0; i < t.response_tokens_size(); ++i)
+    all.push_back(log_p[t.prompt_tokens_size() + i - 1][static_cast<std::int64_t>(t.response_tokens(i))]);
+  return all;
+}
+
+// Four groups of two to six responses of one to four turns. What the environment says between the turns is masked and
+// has no log-probability; all rewards of the third group are equal. The behaviour policy differs from the model's.
+std::vector<schema::Trajectory> several_turns() {
+  Random random(6);
+  const auto model = fresh_model();
+  torch::NoGradGuard no_gradient;
+  std::vector<schema::Trajectory> batch;
+  for (std::uint64_t group = 0; group < 4; ++group) {
+    std::vector<std::uint32_t> prompt;
+    for (std::uint64_t t = 0; t < 1 + 4 * group; ++t)
+      prompt.push_back(static_cast<std::uint32_t>(random.below(kVocabulary)));
+    for (std::uint64_t member = 0; member < 2 + (group * 3) % 5; ++member) {
+      schema::Trajectory t;
+      t.set_id(fmt::format("{}-{}", group, member));
+      t.set_group(10 + group);
+      t.set_finished(member != 1);
+      t.set_reward(group == 2 ? 1.0 : static_cast<double>(random.below(5)) / 4);
+      t.mutable_prompt_tokens()->Add(prompt.begin(), prompt.end());
+      const std::uint64_t turns = 1 + random.below(4);
+      for (std::uint64_t turn = 0; turn < turns; ++turn) {
+        for (std::uint64_t k = 0; k < 1 + random.below(7); ++k) {
+          t.add_response_tokens(static_cast<std::uint32_t>(random.below(kVocabulary)));
+          t.add_loss_mask(1);
+        }
+        for (std::uint64_t k = 0; turn + 1 < turns && k < 1 + random.below(9); ++k) {
+          t.add_response_tokens(static_cast<std::uint32_t>(random.below(kVocabulary)));
+          t.add_loss_mask(0);
+        }
+      }
+      const auto now = response_logprobs(*model, t);
+      for (std::size_t i = 0; i < now.size(); ++i)
+        t.add_logprobs(t.loss_mask(static_cast<int>(i)) > 0
+                           ? static_cast<float>(now[i].item<double>() + 1.6 * random.uniform() - 0.8)
+                           : 0.0f);
+      batch.push_back(std::move(t));
+    }
+  }
+  std::swap(batch[0], batch[9]);  // groups may be torn apart
+  return batch;
+}
+
+// One response's counted tokens: log-probabilities now (with a gradient), when the step began, and as they were drawn.
+struct Response {
+  std::vector<Tensor> now;
+  std::vector<double> old, drawn;
+  double reward = 0, advantage = 0;
+  double tokens() const { return static_cast<double>(now.size()); }
+};
+
+Tensor constant(double value) { return torch::full({}, value, torch::kDouble); }
+double value_of(const Tensor& t) { return t.item<double>(); }
+Tensor smaller(const Tensor& a, const Tensor& b) { return value_of(a) < value_of(b) ? a : b; }
+Tensor clipped(const Tensor& x, double low, double high) {
+  return value_of(x) < low ? constant(low) : value_of(x) > high ? constant(high) : x;
+}
+
+void set_advantages(std::string_view name, std::vector<Response*>& group) {
+  const auto n = static_cast<double>(group.size());
+  double sum = 0, tokens = 0, weighted = 0, squares = 0;
+  for (const Response* r : group) sum += r->reward, tokens += r->tokens(), weighted += r->reward * r->tokens();
+  for (const Response* r : group) squares += (r->reward - sum / n) * (r->reward - sum / n);
+  const double deviation = std::sqrt(squares / n) + 1e-6;
+  for (Response* r : group) {
+    if (squares == 0)
+      r->advantage = 0;
+    else if (name == "rloo")  // the mean of the others
+      r->advantage = r->reward - (sum - r->reward) / (n - 1);
+    else if (name == "opo")  // every response weighs by the tokens that the policy drew
+      r->advantage = r->reward - weighted / tokens;
+    else if (name == "dr_grpo")
+      r->advantage = r->reward - sum / n;
+    else
+      r->advantage = (r->reward - sum / n) / deviation;
+  }
+}
+
+// What one response adds to the objective that is maximised, before it is divided by a count of the whole batch.
+Tensor objective(std::string_view name, const Response& r) {
+  const double a = r.advantage;
+  Tensor total = constant(0);
+  const auto weight_old = [&](std::size_t t) { return std::min(std::exp(r.old[t] - r.drawn[t]), kCap); };
+  const auto weight_now = [&](std::size_t t) { return std::min(std::exp(value_of(r.now[t]) - r.drawn[t]), kCap); };
+  const auto ratio = [&](std::size_t t) { return (r.now[t] - r.old[t]).exp(); };
+  if (name == "dapo" || name == "grpo" || name == "dr_grpo") {
+    const double high = name == "dapo" ? 1.28 : 1.2;
+    for (std::size_t t = 0; t < r.now.size(); ++t)
+      total = total + weight_old(t) * smaller(ratio(t) * a, clipped(ratio(t), 0.8, high) * a);
+    return name == "grpo" ? total / r.tokens() : total;
+  }
+  if (name == "gspo") {
+    Tensor mean = constant(0);
+    for (std::size_t t = 0; t < r.now.size(); ++t) mean = mean + (r.now[t] - r.old[t]) / r.tokens();
+    const Tensor s = mean.exp(), bounded = smaller(s * a, clipped(s, 1 - 3e-4, 1 + 4e-4) * a);
+    for (std::size_t t = 0; t < r.now.size(); ++t) total = total + weight_old(t) * bounded / r.tokens();
+    return total;
+  }
+  if (name == "cispo") {
+    for (std::size_t t = 0; t < r.now.size(); ++t)
+      total = total + weight_old(t) * std::min(value_of(ratio(t)), 5.0) * a * r.now[t];
+    return total;
+  }
+  if (name == "tis_sequence") {
+    double log_weight = 0;
+    for (std::size_t t = 0; t < r.now.size(); ++t) log_weight += value_of(r.now[t]) - r.drawn[t];
+    for (const Tensor& now : r.now) total = total + std::min(std::exp(log_weight), kCap) * a * now;
+    return total;
+  }
+  std::vector<bool> left(r.now.size(), true);
+  while (name == "m2po") {  // the largest leaves until the mean of squared log-ratios is at most 0.04
+    double sum = 0, count = 0, worst = 0;
+    std::size_t which = left.size();
+    for (std::size_t t = 0; t < left.size(); ++t) {
+      const double log_ratio = value_of(r.now[t]) - r.drawn[t];
+      if (!left[t]) continue;
+      sum += log_ratio * log_ratio, count += 1;
+      if (log_ratio * a > 0 && std::abs(log_ratio) > worst) worst = std::abs(log_ratio), which = t;
+    }
+    if (count == 0 || sum / count <= 0.04 || which == left.size()) break;
+    left[which] = false;
+  }
+  for (std::size_t t = 0; t < r.now.size(); ++t)  // rloo, opo, tis, m2po
+    if (left[t]) total = total + weight_now(t) * a * r.now[t];
+  return total;
+}
+
+double divisor(std::string_view name, double tokens, double sequences) {
+  if (name == "grpo" || name == "gspo" || name == "rloo" || name == "opo") return sequences;
+  if (name == "dr_grpo") return sequences * kFixedLength;
+  return tokens;
+}
+
+using Gradients = std::map<std::string, Tensor>;
+
+// The loss and its gradient at `model`; `before` is the model when the learner step began.
+double reference(std::string_view name, const std::vector<schema::Trajectory>& batch, model::Transformer& model,
+                 model::Transformer& before, Gradients& gradients) {
+  std::vector<Response> responses(batch.size());
+  std::map<std::uint64_t, std::vector<Response*>> groups;
+  double tokens = 0;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const auto now = response_logprobs(model, batch[i]), old = response_logprobs(before, batch[i]);
+    Response& r = responses[i];
+    r.reward = batch[i].reward();
+    for (std::size_t t = 0; t < now.size(); ++t) {
+      if (batch[i].loss_mask(static_cast<int>(t)) == 0) continue;
+      r.now.push_back(now[t]);
+      r.old.push_back(value_of(old[t]));
+      r.drawn.push_back(static_cast<double>(batch[i].logprobs(static_cast<int>(t))));
+    }
+    tokens += r.tokens();
+    groups[batch[i].group()].push_back(&r);
+  }
+  for (auto& [id, group] : groups) set_advantages(name, group);
+  Tensor loss = constant(0);
+  for (const Response& r : responses)
+    loss = loss - objective(name, r) / divisor(name, tokens, static_cast<double>(responses.size()));
+  model.zero_grad();
+  loss.backward();
+  for (const auto& item : model.named_parameters())
+    gradients[item.key()] = item.value().grad().to(torch::kDouble).clone();
+  return value_of(loss);
+}
+
+TrainerConfig settings(std::string_view name, std::int64_t passes) {
+  TrainerConfig config;
+  config.loss = *loss_named(name);
+  config.loss.fixed_length = kFixedLength;
+  config.temperature = kTemperature;
+  config.passes = passes;
+  config.microbatch_tokens_max = 60;  // groups are cut in the middle
+  config.optimizer.learning_rate = 0.02;
+  config.optimizer.beta1 = kBeta1;
+  config.optimizer.gradient_norm_max = 1e9;
+  return config;
+}
+
+Gradients first_moments(const Trainer& trainer) {
+  Gradients all;
+  for (const auto& slot : trainer.optimizer().slots()) all[slot.name] = slot.moment1.to(torch::kDouble);
+  return all;
+}
+
+// How far `got` is from `want`, as a share of its length.
+double error(const Gradients& got, const Gradients& want) {
+  double difference = 0, size = 0;
+  for (const auto& [name, gradient] : want) {
+    difference += (got.at(name) - gradient).square().sum().item<double>();
+    size += gradient.square().sum().item<double>();
+  }
+  return std::sqrt(difference / size);
+}
+
+class NamedLoss : public testing::TestWithParam<std::string_view> {
+ protected:
+  void SetUp() override { model::use_threads(1); }
+};
+INSTANTIATE_TEST_SUITE_P(All, NamedLoss, testing::ValuesIn(loss_names()),
+                         [](const auto& p) { return std::string(p.param); });
+
+TEST_P(NamedLoss, HasTheGradientOfItsFormulaOnRolloutsOfSeveralTurns) {
+  const auto batch = several_turns();
+  // The first update is at the policy of the step's beginning, the second away from it, where a trust region is met.
+  const auto model = fresh_model(), further = fresh_model();
+  const auto once = Trainer::create(model, settings(GetParam(), 1)).value(),
+             twice = Trainer::create(further, settings(GetParam(), 2)).value();
+  const auto report = once->step(batch), second_report = twice->step(batch);
+  ASSERT_TRUE(report && second_report);
+  Gradients first = first_moments(*once), second = first_moments(*twice);
+  for (auto& [name, gradient] : second) gradient = (gradient - kBeta1 * first.at(name)) / (1 - kBeta1);
+  for (auto& [name, gradient] : first) gradient = gradient / (1 - kBeta1);
+
+  Gradients want_first, want_second;
+  const double loss = reference(GetParam(), batch, *fresh_model(), *fresh_model(), want_first);
+  const double second_loss = reference(GetParam(), batch, *model, *fresh_model(), want_second);
+  EXPECT_LT(error(first, want_first), 1e-5);
+  EXPECT_LT(error(second, want_second), 1e-4);
+  EXPECT_NEAR(report->loss, loss, 1e-5 * std::max(1.0, std::abs(loss)));
+  EXPECT_NEAR(second_report->loss, (loss + second_loss) / 2, 1e-5 * std::max(1.0, std::abs(loss)));
+  EXPECT_GT(error(want_first, want_second), 0.01);  // the two tell different things
+  const auto config = settings(GetParam(), 2).loss;
+  if (config.trust_region == TrustRegion::kClip) {
+    EXPECT_GT(second_report->clip_fraction, 0);
+  }
+}
+
+// A response without a token that counts, because the length limit cut it, has no weight in the baseline by length.
+TEST(LengthWeightedBaseline, LeavesOutWhatTheLossLeavesOut) {
+  std::vector<schema::Trajectory> batch;
+  for (const schema::Trajectory& t : several_turns())
+    if (t.group() == 13) batch.push_back(t);
+  ASSERT_GE(batch.size(), 4u);
+  TrainerConfig config = settings("opo", 1);
+  config.truncated = Truncated::kMask;
+  const auto all = Trainer::create(fresh_model(), config).value();
+  ASSERT_TRUE(all->step(batch));
+  Gradients got = first_moments(*all), want;
+  for (auto& [name, gradient] : got) gradient = gradient / (1 - kBeta1) * static_cast<double>(batch.size());
+  std::erase_if(batch, [](const schema::Trajectory& t) { return !t.finished(); });
+  reference("opo", batch, *fresh_model(), *fresh_model(), want);
+  for (auto& [name, gradient] : want) gradient = gradient * static_cast<double>(batch.size());
+  EXPECT_LT(error(got, want), 1e-5);
+}
+
+}  // namespace
+}  // namespace echoline::learner
