@@ -7,6 +7,7 @@
 #include <deque>
 
 #include "base/clock.hpp"
+#include "delta/digest.hpp"
 #include "learner/publisher.hpp"
 #include "tests/bench/measure.hpp"
 #include "tests/bench/pairs.hpp"
