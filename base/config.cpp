@@ -245,6 +245,8 @@ std::string range_text(const Limits<T>& limits) {
   return limits.max ? "at most " + text(*limits.max) : "";
 }
 
+const char* const kAuto = "auto";  // ConfigSection::read_or_auto
+
 template <class T>
 std::string type_name() {
   if constexpr (std::same_as<T, bool>) return "true or false";
@@ -418,18 +420,28 @@ bool ConfigSection::read_number(std::string_view key, T& value, const Limits<T>&
   bool good = false;
   Limits<T> told = limits;
   if (std::is_unsigned_v<T> && !told.min) told.min = T{};
-  if (const ConfigNode* node = wanted(key, absent, doc, type_name<T>(), state_->file->data ? "" : range_text(told))) {
+  const bool may_be_auto = absent == Absent::kAuto;
+  const ConfigNode* node = wanted(key, absent, doc, type_name<T>() + (may_be_auto ? " or auto" : ""),
+                                  state_->file->data ? "" : range_text(told));
+  if (may_be_auto && node && node->kind == Kind::kScalar && node->text == kAuto) node = nullptr;
+  if (node) {
+    const std::string or_auto = may_be_auto ? "; `auto` is allowed as well" : "";
     T given{};
     if (Status status = convert(*node, given); !status) {
-      error(key, not_a_number(*node, limits, status.error().detail));
+      error(key, not_a_number(*node, limits, status.error().detail) + or_auto);
     } else if ((limits.min && given < *limits.min) || (limits.max && given > *limits.max)) {
-      error(key, expected(range_text(limits), *node).detail);
+      error(key, expected(range_text(limits), *node).detail + or_auto);
     } else {
       value = given;
       good = true;
     }
   }
   if (state_->file->data) return good;
+  if (may_be_auto) {
+    state_->tell(key).value = good ? resolved_node(value) : scalar_node(kAuto, true);
+    state_->tell(key).fallback = kAuto;
+    return good;
+  }
   if (good || absent != Absent::kNothing) state_->tell(key).value = resolved_node(value);
   if (absent == Absent::kDefault) state_->tell(key).fallback = state_->tell(key).value->text;
   return good;

@@ -123,6 +123,13 @@ class ConfigSection {
     if (read_text(key, given, value ? Absent::kDefault : Absent::kNothing, doc)) value = std::move(given);
   }
 
+  // A number, or the word `auto`, which is the default: `value` is set only where there is a number.
+  template <ConfigNumber T>
+  void read_or_auto(std::string_view key, std::optional<T>& value, std::type_identity_t<Limits<T>> limits, ConfigDoc doc = {}) {
+    T given{};
+    if (read_number(key, given, limits, Absent::kAuto, doc)) value = given;
+  }
+
   // Keys that must be there; a required string or path must not be empty either.
   template <ConfigNumber T>
   void require(std::string_view key, T& value, std::type_identity_t<Limits<T>> limits, ConfigDoc doc = {}) {
@@ -165,7 +172,8 @@ class ConfigSection {
   friend class ConfigFile;
   explicit ConfigSection(ConfigSectionState& state) : state_(&state) {}
 
-  enum class Absent { kDefault, kNothing, kError };  // what it means that a key is not there
+  // The meaning of an absent key. kAuto: the same as the value `auto`.
+  enum class Absent { kDefault, kNothing, kError, kAuto };
 
   // True when the key is present and right, so that `value` was set.
   template <class T>

@@ -123,8 +123,7 @@ void add_adapter_list(Verb& adapter, int& exit) {
       "  echoline adapter list\n"
       "  echoline adapter list countdown\n"
       "turns: how many answers an episode has. repeatable: whether a learner can find a score again (cheaply, costly), "
-      "or has\n"
-      "to believe it (not). needs: a file of problems, a sandbox (bubblewrap) where responses are graded.");
+      "or has to believe it (not). needs: a file of problems, a sandbox (bubblewrap) where responses are graded.");
   verb->callback([a, &exit] {
     const Status done = list(*a);
     exit = done ? 0 : complain("adapter list", done.error());

@@ -151,7 +151,7 @@ void add_serve(Verb& poker, int& exit) {
   verb->add_option("--patience", a->patience, "how long a player may take to come, and for each action")
       ->show_default();
   a->table.add_options(*verb, "the same seed gives the same deals");
-  verb->footer("Example: echoline adapter poker serve --port 18791 --player tight --hands 3000");
+  verb->footer("Example:\n  echoline adapter poker serve --port 18791 --player tight --hands 3000");
   verb->callback([a, &exit] { exit = finished("adapter poker serve", serve(*a)); });
 }
 

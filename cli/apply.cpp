@@ -40,9 +40,7 @@ Result<UpArguments> run_of(const nlohmann::json& document, const std::string& fi
 }
 
 int run(const Arguments& a) {
-  const auto refuse = [&](const Error& error) {
-    return a.json ? complain_json("apply", error) : complain("apply", error);
-  };
+  const auto refuse = [](const Error& error) { return complain("apply", error); };
   nlohmann::json document;
   auto planned = provisioner::load_plan(a.plan, &document);
   if (!planned) return refuse(as_mistake(planned.error()));

@@ -94,7 +94,9 @@ void add_bundle(Verb& app, int& exit) {
   auto out = std::make_shared<std::string>("echoline-worker.tar.zst");
   verb->add_option("-o,--output", *out, "the archive; its ending chooses the compression: .tar.zst, .tar.gz, .tar.xz");
   verb->footer(
-      "On the machine: tar xf echoline-worker.tar.zst && echoline-worker/bin/echoline worker --join HOST:PORT\n"
+      "On the machine:\n"
+      "  tar xf echoline-worker.tar.zst\n"
+      "  echoline-worker/bin/echoline worker --join HOST:PORT\n"
       "It needs a Linux kernel of this architecture and sh, and no library: C library and loader come along.");
   verb->callback([out, &exit] {
     const auto digest = make(*out);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
+#include "cli/json_errors.hpp"
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
 
@@ -18,12 +19,22 @@ std::filesystem::path own_program() {
   return bundled ? std::filesystem::path(bundled) : std::filesystem::read_symlink("/proc/self/exe");
 }
 
+namespace {
+
+bool json_wanted = false;
+
+}  // namespace
+
+void errors_as_json(bool wanted) { json_wanted = wanted; }
+
 int complain(std::string_view verb, const Error& error) {
-  say("echoline {}: {}\n", verb, error.message());
+  print_json_error(error);
+  say("echoline{}{}: {}\n", verb.empty() ? "" : " ", verb, error.message());
   return exit_code(error.code);
 }
 
-int complain_json(std::string_view verb, const Error& error) {
+void print_json_error(const Error& error) {
+  if (!json_wanted) return;
   nlohmann::json problems = nlohmann::json::array();
   const std::string message = error.message();
   for (std::size_t start = 0; start < message.size();) {
@@ -36,7 +47,6 @@ int complain_json(std::string_view verb, const Error& error) {
                                  {"error", {{"code", to_string(error.code)}, {"problems", problems}}}};
   // A path that is no UTF-8 may stand in a message.
   fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
-  return complain(verb, error);
 }
 
 Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const std::vector<std::string>& texts) {

@@ -161,9 +161,9 @@ void add_completion(Verb& app, int& exit) {
   auto shell = std::make_shared<std::string>();
   verb->add_option("shell", *shell, "bash, zsh or fish")->required()->one_of({"bash", "zsh", "fish"});
   verb->footer(
-      "  source <(echoline completion bash)            in ~/.bashrc\n"
-      "  echoline completion zsh > ~/.zfunc/_echoline  with ~/.zfunc in $fpath\n"
-      "  echoline completion fish | source             in ~/.config/fish/config.fish");
+      "  source <(echoline completion bash)            # in ~/.bashrc\n"
+      "  echoline completion zsh > ~/.zfunc/_echoline  # with ~/.zfunc in $fpath\n"
+      "  echoline completion fish | source             # in ~/.config/fish/config.fish");
   verb->callback([&app, shell, &exit] {
     std::vector<std::string> keys;
     for (const ConfigKey& key : learner::run_file_keys())

@@ -82,11 +82,13 @@ void add_delta(Verb& app, int& exit) {
   group->needs_verb();
   group->footer(
       "A checkpoint is a .safetensors file, or a Hugging Face folder with model.safetensors or indexed shards.\n"
-      "A patch is a delta, what changed between two checkpoints with the same tensors, or a snapshot, all of\n"
+      "A patch is a delta, what changed between two checkpoints with the same tensors, or a snapshot, all of "
       "one. Both are lossless to the bit and carry the digests of the checkpoints they lead from and to.\n"
       "Typical use:\n"
-      "  echoline delta diff old.safetensors new.safetensors -o new.patch    on the side that has both\n"
-      "  echoline delta apply old.safetensors new.patch -o new.safetensors   on the side that has the old one\n"
+      "  # on the side that has both\n"
+      "  echoline delta diff old.safetensors new.safetensors -o new.patch\n"
+      "  # on the side that has the old one\n"
+      "  echoline delta apply old.safetensors new.patch -o new.safetensors\n"
       "kB, MB, GB are 10^3, 10^6, 10^9 bytes. Exit codes: 0 done, 1 failed, 2 usage.");
   add_delta_diff(group, exit);
   add_delta_apply(group, exit);

@@ -216,13 +216,16 @@ void add_delta_diff(Verb* group, int& exit) {
   add_common(verb, a->common);
   verb->footer(
       "Reading the report:\n"
-      "  elements, changed   weights in all, and those whose bits differ; density is their ratio\n"
+      "  elements, changed   weights in all, and those whose bits differ; density is\n"
+      "                      their ratio\n"
       "  payload             bytes of the patch: what a receiver has to be sent\n"
-      "  entropy bound       bytes of an ideal coder that knows how often, and by how much, weights of each\n"
-      "                      magnitude change (delta/entropy.hpp); where rows differ, less is possible\n"
-      "  GB/s                10^9 bytes of dense weights per second, whatever the size of the patch\n"
-      "Before the patch gets its name it is read back and applied to PREV without writing anything, and the\n"
-      "digest of the result is compared: \"proven in\", apply_seconds in JSON. A snapshot is decoded for the same\n"
+      "  entropy bound       bytes of an ideal coder that knows how often, and by how\n"
+      "                      much, weights of each magnitude change (delta/entropy.hpp);\n"
+      "                      where rows differ, less is possible\n"
+      "  GB/s                10^9 bytes of dense weights per second, whatever the size\n"
+      "                      of the patch\n"
+      "Before the patch gets its name it is read back and applied to PREV without writing anything, and the "
+      "digest of the result is compared: \"proven in\", apply_seconds in JSON. A snapshot is decoded for the same "
       "purpose, in memory.\n"
       "Examples:\n"
       "  echoline delta diff step-100.safetensors step-101.safetensors -o 101.patch\n"
@@ -244,12 +247,13 @@ void add_delta_fold(Verb* group, int& exit) {
                    "checkpoint the first delta applies to: the fold gets as short as a direct delta");
   add_common(verb, a->common);
   verb->footer(
-      "Without --base no weights are needed: the parts lie side by side, about as long as they are together, and\n"
-      "are applied in one pass. With it, the changes are added up and encoded anew, and the fold is proven\n"
+      "Without --base no weights are needed: the parts lie side by side, about as long as they are together, and "
+      "are applied in one pass. With it, the changes are added up and encoded anew, and the fold is proven "
       "against the checkpoint.\n"
       "Examples:\n"
       "  echoline delta fold 101.patch 102.patch 103.patch -o 100-to-103.patch\n"
-      "  echoline delta fold 101.patch 102.patch -o 100-to-102.patch --base step-100.safetensors");
+      "  echoline delta fold 101.patch 102.patch -o 100-to-102.patch \\\n"
+      "    --base step-100.safetensors");
   verb->callback([a, &exit] {
     exit = report(
         "delta fold", *a, fold, [&](const FoldReport& r) { print_report(r, *a); }, kAlwaysDone);

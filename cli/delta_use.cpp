@@ -273,15 +273,15 @@ void add_delta_apply(Verb* group, int& exit) {
   verb->add_flag("--in-place", a->in_place, "change PREV itself")->excludes(output);
   add_common(verb, a->common);
   verb->footer(
-      "Everything is proven before anything takes effect: the patch by its checksums, PREV and the result by\n"
+      "Everything is proven before anything takes effect: the patch by its checksums, PREV and the result by "
       "their digests.\n"
-      "-o NEW appears complete or not at all. Headers, metadata and the order of tensors are those of PREV; of a\n"
-      "  folder, configuration, tokenizer and index are copied, subfolders and other weights are not. A snapshot\n"
-      "  without PREV becomes a file when NEW ends in .safetensors, a folder otherwise.\n"
-      "--in-place needs disk space for a journal: for each weight that changes four bytes and the weight itself.\n"
-      "  After a crash or power loss, the next `echoline delta` verb on PREV completes or discards the change;\n"
-      "  let it run before other programs read PREV. PREV must not be a link. When it is the result already,\n"
-      "  nothing is changed and that is no error.\n"
+      "-o NEW appears complete or not at all. Headers, metadata and the order of tensors are those of PREV; of a "
+      "folder, configuration, tokenizer and index are copied, subfolders and other weights are not. A snapshot "
+      "without PREV becomes a file when NEW ends in .safetensors, a folder otherwise.\n"
+      "--in-place needs disk space for a journal: for each weight that changes four bytes and the weight itself. "
+      "After a crash or power loss, the next `echoline delta` verb on PREV completes or discards the change; "
+      "let it run before other programs read PREV. PREV must not be a link. When it is the result already, "
+      "nothing is changed and that is no error.\n"
       "Examples:\n"
       "  echoline delta apply step-100.safetensors 101.patch -o step-101.safetensors\n"
       "  echoline delta apply /models/policy 101.patch --in-place\n"
@@ -304,7 +304,7 @@ void add_delta_verify(Verb* group, int& exit) {
       "base: the patch applies; all of it was decoded and leads to the promised digest. result: it has been applied.\n"
       "An interrupted `apply --in-place` is completed or discarded first. Nothing else is written.\n"
       "Exit codes: 0 base or result, 1 neither or damaged.\n"
-      "Example: echoline delta verify /models/policy 101.patch");
+      "Example:\n  echoline delta verify /models/policy 101.patch");
   verb->callback([a, &exit] {
     exit = report(
         "delta verify", *a, verify, [&](const VerifyReport& r) { print_report(r, *a); },
@@ -319,10 +319,10 @@ void add_delta_inspect(Verb* group, int& exit) {
   verb->add_flag("--all", a->all, fmt::format("every tensor, not only the {} that take the most bytes", kTensorsShown));
   add_common(verb, a->common, false);
   verb->footer(
-      "Columns: changed weights and their share of the tensor; bytes in the patch; bits per changed weight, and\n"
-      "as the bound the entropy of the changes under the encoder's model. In a fold, a weight counts once for\n"
+      "Columns: changed weights and their share of the tensor; bytes in the patch; bits per changed weight, and "
+      "as the bound the entropy of the changes under the encoder's model. In a fold, a weight counts once for "
       "each delta that changes it. JSON has every tensor, in order of name.\n"
-      "Example: echoline delta inspect 101.patch --all");
+      "Example:\n  echoline delta inspect 101.patch --all");
   verb->callback([a, &exit] {
     exit = report(
         "delta inspect", *a, inspect, [&](const InspectReport& r) { print_report(r, *a); }, kAlwaysDone);

@@ -277,7 +277,8 @@ void add_evaluate(Verb& app, int& exit) {
   verb->footer(
       "  echoline evaluate quickstart\n"
       "  echoline evaluate quickstart --checkpoint 60 --samples 8\n"
-      "  echoline evaluate --config configs/quickstart.yaml --url http://127.0.0.1:8000/v1 --model qwen3 --api chat");
+      "  echoline evaluate --config configs/quickstart.yaml \\\n"
+      "    --url http://127.0.0.1:8000/v1 --model qwen3 --api chat");
   verb->callback([a, &exit] {
     Subject s;
     const auto result = evaluate(*a, s);

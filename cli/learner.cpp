@@ -31,9 +31,7 @@ struct LearnerArguments {
 int run_learner_verb(const LearnerArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   log::configure(log::Level::kInfo, "learner");
-  const auto refuse = [&](const Error& error) {
-    return a.json ? complain_json("learner", error) : complain("learner", error);
-  };
+  const auto refuse = [](const Error& error) { return complain("learner", error); };
   const auto overrides = parse_overrides(a.overrides);
   if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
@@ -223,7 +221,8 @@ void add_worker(Verb& app, int& exit) {
                    "how long its start, loading a policy, or an answer may take before it counts as hung (default: 10 min)");
   verb->footer(
       "Example, with a token from `echoline token --instance my-gpu` on the learner's machine:\n"
-      "  ECHOLINE_TOKEN=... echoline worker --join 192.0.2.7:7070 --name my-gpu --bind :: --up '100 Mbit/s'");
+      "  ECHOLINE_TOKEN=... echoline worker --join 192.0.2.7:7070 --name my-gpu \\\n"
+      "    --bind :: --up '100 Mbit/s'");
   verb->callback([a, &exit] { exit = run_worker_verb(*a); });
 }
 

@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "base/suggest.hpp"
+#include "cli/json_errors.hpp"
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
 
@@ -17,18 +18,19 @@
 int main(int argc, char** argv) {
   using namespace echoline::cli;
   open_standard_files();
+  errors_as_json(std::find(argv, argv + argc, std::string_view("--json")) != argv + argc);
   Verb app("Post-train a language model with reinforcement learning on one learner and a rented rollout fleet.");
   app.version(std::string("echoline ") + ECHOLINE_VERSION);
   app.needs_verb();
   app.footer(
       "Typical use:\n"
-      "  echoline plan configs/quickstart.yaml      what would be rented, and why; nothing is started\n"
-      "  echoline up configs/quickstart.yaml        rent, train, report\n"
-      "  echoline up configs/quickstart.yaml --resume   go on after a crash or Ctrl-C\n"
-      "  echoline report quickstart                 what a run did and cost\n"
-      "  echoline sweep configs/quickstart.yaml --over staleness.budget=3,6   runs that differ in this, side by side\n"
-      "  echoline down quickstart                   end it, and release everything it has rented\n"
-      "  echoline delta diff OLD NEW -o PATCH       what changed between two checkpoints; see delta --help\n"
+      "  echoline plan configs/quickstart.yaml         # what would be rented, and why\n"
+      "  echoline up configs/quickstart.yaml           # rent, train, report\n"
+      "  echoline up configs/quickstart.yaml --resume  # go on after a crash or Ctrl-C\n"
+      "  echoline report quickstart                    # what a run did and cost\n"
+      "  echoline sweep configs/quickstart.yaml --over S=3,6   # runs, side by side\n"
+      "  echoline down quickstart                      # end it, release what it rented\n"
+      "  echoline delta diff OLD NEW -o PATCH          # between two checkpoints\n"
       "Data goes to stdout, progress to stderr; --json gives machines the same data.\n"
       "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 infeasible plan.");
   int exit = 0;
@@ -57,9 +59,9 @@ int main(int argc, char** argv) {
   add_man(app, exit);
   const std::vector<std::string> verbs = app.verbs();
   if (argc > 1 && argv[1][0] != '-' && std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
-    say("echoline: unknown verb '{}'{}; `echoline --help` lists them\n", argv[1],
-               echoline::did_you_mean(argv[1], verbs));
-    return 2;
+    const int refused = complain("", echoline::fail(echoline::Code::kInvalid, "", "unknown verb '{}'{}; `echoline --help` lists them",
+                                                    argv[1], echoline::did_you_mean(argv[1], verbs)));
+    return flush_output(refused);
   }
   try {
     if (const int refused = app.parse(argc, argv); refused != 0) exit = refused;
@@ -69,7 +71,7 @@ int main(int argc, char** argv) {
     if (system != nullptr && std::ferror(stdout) != 0)
       errno = system->code().value();
     else
-      say("echoline: internal error: {}\n", error.what());
+      complain("", echoline::fail(echoline::Code::kInternal, "internal error", "{}", error.what()));
     exit = 1;
   }
   return flush_output(exit);

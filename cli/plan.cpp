@@ -30,9 +30,7 @@ Result<std::vector<provisioner::Variation>> variations(const learner::RunConfig&
 }
 
 int run(const Arguments& a) {
-  const auto refuse = [&](const Error& error) {
-    return a.json ? complain_json("plan", error) : complain("plan", error);
-  };
+  const auto refuse = [](const Error& error) { return complain("plan", error); };
   std::vector<std::string> texts = a.overrides;
   if (!a.offers.empty()) texts.push_back("fleet.offers=" + a.offers);
   for (const std::string& text : a.assume) texts.push_back("fleet.assume." + text);

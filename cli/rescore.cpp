@@ -301,7 +301,8 @@ void add_rescore(Verb& app, int& exit) {
   verb->add_flag("--json", a->as_json, "print JSON (docs/tasks.md has the fields)");
   verb->footer(
       "  echoline rescore quickstart\n"
-      "  echoline rescore my-run --adapter math --options '{\"rule\": \"hendrycks_math\"}' --out grades.jsonl\n"
+      "  echoline rescore my-run --adapter math \\\n"
+      "    --options '{\"rule\": \"hendrycks_math\"}' --out grades.jsonl\n"
       "  echoline rescore my-run --config changed.yaml\n"
       "The run's database is copied to TMPDIR to be read; nothing of the run is changed.");
   verb->callback([a, &exit] {

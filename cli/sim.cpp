@@ -184,7 +184,7 @@ void add_verb(Verb& sim, int& exit) {
   auto* json = verb->add_flag("--json", a->json, "print JSON");
   verb->add_flag("--trace", a->trace, "tell everything that happens under the first seed")->excludes(json);
   verb->footer(
-      "Example: echoline sim market --seeds 20000\n"
+      "Example:\n  echoline sim market --seeds 20000\n"
       "A violated rule is told with the command that replays it; the exit code is 1 then.");
   verb->callback([a, &exit] { exit = run(*a); });
 }
@@ -214,13 +214,14 @@ void add_sim(Verb& app, int& exit) {
                  "workers say what their links carry and hold to it, as in a run with network.worker_rate");
   verb->add_flag("--json", a->json, "print JSON");
   verb->footer(
-      "Examples: echoline sim --workers 8,64 --learner-up '2 Gbit/s' --worker-rate '500 Mbit/s' --payload '2 GB' "
-      "--chunk '1 MiB'\n"
-      "          echoline sim --workers 10000 --topologies echo2 --learner-up '16 Gbit/s' --worker-rate '1 Gbit/s' "
-      "--payload '200 MB' --chunk '1 MiB' --heartbeat '5 s'\n"
-      "          echoline sim run configs/sim/small.yaml\n"
-      "          echoline sim soak --seeds 1000\n"
-      "          echoline sim market --seeds 1000");
+      "Examples:\n"
+      "  echoline sim --workers 8,64 --learner-up '2 Gbit/s' \\\n"
+      "    --worker-rate '500 Mbit/s' --payload '2 GB' --chunk '1 MiB'\n"
+      "  echoline sim --workers 10000 --topologies echo2 --learner-up '16 Gbit/s' \\\n"
+      "    --worker-rate '1 Gbit/s' --payload '200 MB' --chunk '1 MiB' --heartbeat '5 s'\n"
+      "  echoline sim run configs/sim/small.yaml\n"
+      "  echoline sim soak --seeds 1000\n"
+      "  echoline sim market --seeds 1000");
   add_sim_run(*verb, exit);
   add_sim_soak(*verb, exit);
   market::add_verb(*verb, exit);

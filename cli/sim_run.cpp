@@ -42,7 +42,7 @@ RunFiles files_of(nlohmann::json report, std::vector<nlohmann::json> metrics, co
 
 int run(const Arguments& a) {
   log::configure(log::Level::kError, "sim");
-  const auto refuse = [&](const Error& error) { return a.json ? complain_json("sim run", error) : complain("sim run", error); };
+  const auto refuse = [](const Error& error) { return complain("sim run", error); };
   auto overrides = parse_overrides(a.overrides);
   if (!overrides) return refuse(overrides.error());
   if (a.scenario.empty() == a.like.empty())
@@ -78,7 +78,9 @@ int run(const Arguments& a) {
     if (like) fmt::print("{}", comparison_table(report["simulation"]["like"]));
     if (!result->plan_trouble.empty()) say("no plan: {}\n", result->plan_trouble);
   }
-  return 0;
+  if (result->ended == "completed") return 0;
+  say("echoline sim run: it ended after {} of {} steps: {}\n", result->steps, scenario->scenario.steps, result->ended);
+  return 1;
 }
 
 }  // namespace
@@ -96,15 +98,19 @@ void add_sim_run(Verb& sim, int& exit) {
       ->expected(0, 1);
   verb->add_flag("--json", a->json, "print the report (docs/report.md), or what is wrong, as JSON");
   verb->footer(
-      "What is rented, who gets work and what is trained on is decided by the code that decides it in a run; machines, the market,\n"
-      "the learner's steps and misfortune are made up by the scenario (docs/simulation.md).\n"
-      "Examples: echoline sim run configs/sim/small.yaml\n"
-      "          echoline sim run --like quickstart --set staleness.budget=1     what another budget would have cost\n"
-      "          echoline sim run configs/sim/regions.yaml --html regions.html --set simulation.churn.per_hour=0.3\n"
-      "What if:  --set network.topology=star                 the learner sends to everybody\n"
-      "          --set simulation.activation=random          whatever comes is rented, instead of the cheapest\n"
-      "          --set simulation.publish=snapshot           the whole policy every time\n"
-      "          --set staleness.budget=0 --set staleness.lookahead=0    every step waits for its own policy's rollouts");
+      "The code of a run decides what is rented, which worker gets work and what is trained on. The scenario makes up machines, market, "
+      "learner steps and faults (docs/simulation.md). Exit code 1: the run did not get through its steps.\n"
+      "Examples:\n"
+      "  echoline sim run configs/sim/small.yaml\n"
+      "  echoline sim run --like quickstart --set staleness.budget=1  # another budget\n"
+      "  echoline sim run configs/sim/regions.yaml --html regions.html \\\n"
+      "    --set simulation.churn.per_hour=0.3\n"
+      "What if:\n"
+      "  --set network.topology=star         the learner sends to every worker\n"
+      "  --set simulation.activation=random  any offer is rented, not the cheapest\n"
+      "  --set simulation.publish=snapshot   the whole policy every time\n"
+      "  --set staleness.budget=0 --set staleness.lookahead=auto\n"
+      "                                      strictly on-policy: every step waits for it");
   verb->callback([a, &exit] { exit = run(*a); });
 }
 

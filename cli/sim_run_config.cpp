@@ -231,7 +231,7 @@ Status put_together(const Read& c, SimRun& run) {
   s.prompts_per_step = config.rollout.prompts_per_step;
   s.group_size = config.rollout.group_size;
   s.pacing.staleness_budget = config.staleness.budget;
-  s.pacing.lookahead_steps = config.staleness.lookahead;
+  s.pacing.lookahead_steps = config.staleness.lookahead_steps();
   s.pacing.trajectories_per_step = static_cast<std::uint32_t>(config.rollout.trajectories_per_step());
   s.pacing.steps_total = config.run.steps;
   s.lease = {seconds(config.rollout.lease_first), seconds(config.rollout.lease_min), seconds(config.rollout.lease_max),

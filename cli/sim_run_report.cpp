@@ -92,6 +92,7 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
   input.ended = r.ended;
   input.rejected = json::object();
   for (const auto& [reason, n] : r.rejected) input.rejected[reason] = n;
+  input.bound = r.bound;
   if (r.groups_set_aside > 0) input.groups_set_aside["worker lost"] = r.groups_set_aside;
   json report = learner::make_report(input);
   // Nobody has learned anything, and there are no weights to compare.
@@ -206,6 +207,7 @@ std::string sim_run_table(const json& r) {
                                  number(plan.at("provisioned_rollouts_per_s"), "{:.4g}"), number(plan.at("measured_rollouts_per_s"), "{:.4g}")));
   line("staleness", fmt::format("mean {}, p95 {}, max {} of {}", number(stale.at("mean"), "{:.2f}"), number(stale.at("p95"), "{:.0f}"),
                                 number(stale.at("max"), "{:.0f}"), stale.at("budget").get<std::uint64_t>()));
+  if (const std::string bound = learner::bound_text(stale); !bound.empty()) line("", bound);
   line("  in flight", histogram(s.at("staleness").at("in_flight")));
   line("  in queue", histogram(s.at("staleness").at("in_queue")));
   line("discarded", fmt::format("{} too late, {} never finished", stale.at("rejected").get<std::uint64_t>(),

@@ -120,7 +120,7 @@ void add_sim_soak(Verb& sim, int& exit) {
   auto* json = verb->add_flag("--json", a->json, "print JSON");
   verb->add_flag("--trace", a->trace, "tell everything that happens under the first seed")->excludes(json);
   verb->footer(
-      "Example: echoline sim soak --seeds 20000 --twice 100\n"
+      "Example:\n  echoline sim soak --seeds 20000 --twice 100\n"
       "A violated rule is told with the command that replays it; the exit code is 1 then.");
   verb->callback([a, &exit] { exit = run(*a); });
 }

@@ -121,8 +121,8 @@ void add_report(Verb& app, int& exit) {
   verb->add_option("--svg", a->svg, "draw the run into this SVG file instead; works while it runs, too");
   verb->add_option("--html", a->html, "write the run as a page that needs nothing beside itself into this file, default: report.html in its folder")
       ->expected(0, 1);
-  verb->footer("Examples: echoline report quickstart --html\n"
-               "          echoline report runs/quickstart --svg quickstart.svg");
+  verb->footer("Examples:\n  echoline report quickstart --html\n"
+               "  echoline report runs/quickstart --svg quickstart.svg");
   verb->callback([a, &exit] { exit = report(*a); });
 }
 

@@ -54,9 +54,7 @@ Result<SweepPlan> plan(const Arguments& a, const std::string& version) {
   if (a.real && a.simulated) return fail(Code::kInvalid, "sweep", "expected --real or --sim, found both");
   SweepArguments sweep;
   sweep.config = a.config;
-  const std::filesystem::path out =
-      a.out.empty() ? std::filesystem::path("sweeps") / sweep.config.stem() : std::filesystem::path(a.out);
-  sweep.out = std::filesystem::absolute(out).lexically_normal();
+  sweep.out = a.out.empty() ? default_sweep_folder(sweep.config) : std::filesystem::absolute(a.out).lexically_normal();
   sweep.over = a.over;
   sweep.measures = a.measures;
   sweep.seeds = a.seeds;
@@ -74,9 +72,7 @@ Status write_results(const SweepPlan& plan, const SweepResults& results) {
 
 int sweep(const Arguments& a, const std::string& version) {
   const std::atomic<bool>& stop = stop_on_signals();
-  const auto refuse = [&](const Error& error) {
-    return a.json ? complain_json("sweep", error) : complain("sweep", error);
-  };
+  const auto refuse = [](const Error& error) { return complain("sweep", error); };
   SweepRunnerOptions options;
   const auto limit = parse_duration(a.limit);
   if (!limit || *limit <= Duration(0))
@@ -106,12 +102,11 @@ int sweep(const Arguments& a, const std::string& version) {
   if (!outcomes) return refuse(outcomes.error());
 
   const SweepResults results = collect(*planned, *outcomes);
-  const Status written = write_results(*planned, results);
+  if (const Status written = write_results(*planned, results); !written) return refuse(written.error());
   if (a.json)
     fmt::print("{}\n", learner::json_text(to_json(results), 2));
   else
     fmt::print("{}", to_table(results, screen_columns().value_or(160)));
-  if (!written) return complain("sweep", written.error());
   const auto count = [&](SweepEnd end) {
     return std::count_if(outcomes->begin(), outcomes->end(), [&](const auto& o) { return o.second.end == end; });
   };
@@ -143,16 +138,16 @@ void add_sweep(Verb& app, int& exit, const std::string& version) {
   verb->add_option("--limit", a->limit, "the longest that a run may take")->show_default();
   verb->add_option("--measure", a->measures, "one more field of the report to compare, such as fleet.workers_lost")
       ->one_value_each();
-  verb->add_option("-o,--out", a->out, "folder of the results; default: sweeps/<name of the file>");
+  verb->add_option("-o,--out", a->out, "folder of the results; default: sweeps/<name of the file>, with a number behind it where that is another file's");
   verb->add_flag("--json", a->json, "print sweep.json instead of the table");
   verb->footer(
       "Values are as in a run file, 1..5 is a range, and other swept keys can be calculated with; S, kappa and G stand "
-      "for\n"
-      "staleness.budget, staleness.publish_every and rollout.group_size.\n"
-      "Example: echoline sweep configs/quickstart.yaml --over S=3,6 --over 'kappa=1,S-1' --seeds 3\n"
+      "for staleness.budget, staleness.publish_every and rollout.group_size.\n"
+      "Example:\n"
+      "  echoline sweep configs/quickstart.yaml --over S=3,6 --over 'kappa=1,S-1' \\\n"
+      "    --seeds 3\n"
       "What has run is not run again: the same command goes on after Ctrl-C or a crash. The folder holds sweep.html, "
-      "sweep.csv and\n"
-      "sweep.json; docs/sweeps.md says more.");
+      "sweep.csv and sweep.json; docs/sweeps.md says more.");
   verb->callback([a, version, &exit] { exit = sweep(*a, version); });
 }
 

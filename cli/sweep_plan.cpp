@@ -47,6 +47,10 @@ const std::set<std::string>& path_keys() {
   return keys;
 }
 
+std::string source_of(const std::filesystem::path& config) {
+  return std::filesystem::absolute(config).lexically_normal().string() + "\n";
+}
+
 std::string placed(const std::string& path, const std::filesystem::path& file) {
   return std::filesystem::absolute(file.parent_path() / path).lexically_normal().string();
 }
@@ -250,6 +254,22 @@ std::string SweepCell::name() const {
 std::optional<std::string> SweepCell::value(const std::string& key) const {
   const auto it = std::find_if(values.begin(), values.end(), [&](const auto& v) { return v.first == key; });
   return it == values.end() ? std::nullopt : std::optional(it->second);
+}
+
+std::filesystem::path default_sweep_folder(const std::filesystem::path& config) {
+  const std::filesystem::path first = std::filesystem::absolute("sweeps") / config.stem();
+  std::filesystem::path folder = first;
+  for (int n = 2;; ++n) {
+    const auto source = read_file(folder / kSweepSourceFile);
+    if (!source || *source == source_of(config)) return folder.lexically_normal();
+    folder = fmt::format("{}-{}", first.string(), n);
+  }
+}
+
+Status note_sweep_source(const SweepPlan& plan) {
+  std::error_code ec;
+  if (std::filesystem::exists(plan.out / kSweepSourceFile, ec)) return ok();
+  return write_file_atomic(plan.out / kSweepSourceFile, source_of(plan.config));
 }
 
 Result<SweepPlan> plan_sweep(const SweepArguments& a) {

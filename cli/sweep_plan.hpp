@@ -50,6 +50,15 @@ struct SweepPlan {
   std::vector<SweepCell> cells;
 };
 
+// The default folder of a sweep of this file: sweeps/<name of the file> in the working directory, or the first of <name>-2, -3,
+// ... that no sweep of another file has taken (kSweepSourceFile).
+std::filesystem::path default_sweep_folder(const std::filesystem::path& config);
+
+// A file in a sweep's folder that holds the absolute path of the run file or scenario.
+inline constexpr const char* kSweepSourceFile = "source";
+// Writes that file, unless it is there.
+Status note_sweep_source(const SweepPlan& plan);
+
 // Reads and resolves everything; starts and writes nothing. kInvalid with every problem: those of the file by their
 // place, those of swept values by the --over that sets them and the cell.
 Result<SweepPlan> plan_sweep(const SweepArguments& arguments);

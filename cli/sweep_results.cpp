@@ -142,7 +142,15 @@ std::string_view to_string(SweepEnd end) {
   return "";
 }
 
-std::optional<Estimate> estimate(const std::vector<double>& values) {
+Range range_of(std::string_view field) {
+  const auto has = [&](std::string_view word) { return field.find(word) != std::string_view::npos; };
+  if (field.starts_with("reward.")) return {};
+  const bool accuracy = field.starts_with("eval.") && (field.ends_with(".before") || field.ends_with(".after"));
+  if (accuracy || has("fraction") || has("density") || field.ends_with(".share")) return {0, 1};
+  return {0, std::nullopt};
+}
+
+std::optional<Estimate> estimate(const std::vector<double>& values, const Range& range) {
   if (values.empty()) return std::nullopt;
   Estimate e;
   e.n = values.size();
@@ -153,7 +161,10 @@ std::optional<Estimate> estimate(const std::vector<double>& values) {
   for (const double v : values) squares += (v - e.mean) * (v - e.mean);
   const double t = boost::math::quantile(boost::math::students_t(n - 1), 0.975);
   const double half = t * std::sqrt(squares / (n - 1) / n);
-  if (std::isfinite(half)) e.half_width = half;
+  if (!std::isfinite(half)) return e;
+  // A report that says the impossible itself is shown as it is.
+  const double low = range.min.value_or(-INFINITY), high = range.max.value_or(INFINITY);
+  e.interval = Interval{std::min(e.mean, std::max(low, e.mean - half)), std::max(e.mean, std::min(high, e.mean + half))};
   return e;
 }
 
@@ -207,7 +218,7 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
       std::vector<double> values;
       for (const auto& value : row.by_run[m])
         if (value) values.push_back(*value);
-      row.measures.push_back(estimate(values));
+      row.measures.push_back(estimate(values, range_of(measures[m].field)));
       kept.push_back(std::move(row.by_run[m]));
     }
     row.by_run = std::move(kept);
@@ -218,12 +229,19 @@ SweepResults collect(const SweepPlan& plan, const SweepOutcomes& outcomes) {
 
 std::string estimate_text(const Estimate& e) {
   const double size = std::abs(e.mean);
-  if (size >= 1e7 || (size > 0 && size < 1e-6))
-    return e.half_width ? fmt::format("{:.3g} ± {:.2g}", e.mean, *e.half_width) : fmt::format("{:.3g}", e.mean);
+  const double below = e.interval ? e.mean - e.interval->low : 0, above = e.interval ? e.interval->high - e.mean : 0;
+  const double half = std::max(below, above);
+  const bool cut = std::abs(above - below) > 1e-6 * half + 1e-12 * size;
+  if (size >= 1e7 || (size > 0 && size < 1e-6)) {
+    if (!e.interval) return fmt::format("{:.3g}", e.mean);
+    return cut ? fmt::format("{:.3g} ({:.2g} to {:.2g})", e.mean, e.interval->low, e.interval->high)
+               : fmt::format("{:.3g} ± {:.2g}", e.mean, half);
+  }
   int decimals = decimals_of(size);
-  if (!e.half_width) return fmt::format("{:.{}f}", e.mean, decimals);
-  if (*e.half_width > 1e-9 * size) decimals = std::max(0, std::min(9, decimals_of(*e.half_width) - 1));
-  return fmt::format("{:.{}f} ± {:.{}f}", e.mean, decimals, *e.half_width, decimals);
+  if (!e.interval) return fmt::format("{:.{}f}", e.mean, decimals);
+  if (half > 1e-9 * size) decimals = std::max(0, std::min(9, decimals_of(half) - 1));
+  if (cut) return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", e.mean, decimals, e.interval->low, decimals, e.interval->high, decimals);
+  return fmt::format("{:.{}f} ± {:.{}f}", e.mean, decimals, half, decimals);
 }
 
 std::string to_table(const SweepResults& results, std::size_t columns) {
@@ -280,7 +298,8 @@ std::string to_csv(const SweepResults& results) {
   add("runs_done");
   for (const Measure& m : results.measures) {
     add(m.field);
-    add(m.field + ".half_width");
+    add(m.field + ".low");
+    add(m.field + ".high");
   }
   out += "\n";
   for (const SweepRow& row : results.rows) {
@@ -294,7 +313,8 @@ std::string to_csv(const SweepResults& results) {
     add(std::to_string(row.runs_done()));
     for (const auto& e : row.measures) {
       add(e ? fmt::format("{}", e->mean) : "");
-      add(e && e->half_width ? fmt::format("{}", *e->half_width) : "");
+      add(e && e->interval ? fmt::format("{}", e->interval->low) : "");
+      add(e && e->interval ? fmt::format("{}", e->interval->high) : "");
     }
     out += "\n";
   }
@@ -340,7 +360,10 @@ nlohmann::json to_json(const SweepResults& results) {
       const auto& e = row.measures[m];
       if (!e) continue;
       cell["measures"][results.measures[m].field] = {
-          {"mean", e->mean}, {"half_width", e->half_width ? json(*e->half_width) : json(nullptr)}, {"n", e->n}};
+          {"mean", e->mean},
+          {"low", e->interval ? json(e->interval->low) : json(nullptr)},
+          {"high", e->interval ? json(e->interval->high) : json(nullptr)},
+          {"n", e->n}};
     }
     out["cells"].push_back(std::move(cell));
   }

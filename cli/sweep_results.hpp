@@ -10,7 +10,7 @@
 
 namespace echoline::cli {
 
-inline constexpr int kSweepSchemaVersion = 1;
+inline constexpr int kSweepSchemaVersion = 2;
 
 // "done", "failed", "not run".
 std::string_view to_string(SweepEnd end);
@@ -21,13 +21,24 @@ struct Measure {
   std::string meaning;
 };
 
-// Mean and half of the 95 % interval of the mean, by Student's t; no interval from a single value.
+// Values that a quantity can have.
+struct Range {
+  std::optional<double> min, max;
+};
+// Returns the range of a report's field, or of "steps_per_s": 0 to 1 for shares and accuracies, none for rewards, at least 0 for
+// all else.
+Range range_of(std::string_view field);
+
+struct Interval {
+  double low = 0, high = 0;
+};
+// A mean and its 95 % interval by Student's t, cut to the quantity's range. A single value has no interval.
 struct Estimate {
   std::size_t n = 0;
   double mean = 0;
-  std::optional<double> half_width;
+  std::optional<Interval> interval;
 };
-std::optional<Estimate> estimate(const std::vector<double>& values);
+std::optional<Estimate> estimate(const std::vector<double>& values, const Range& range = {});
 
 // A number of a report, by the name of a measure; absent where it is null, no finite number, or not there.
 std::optional<double> measured(const nlohmann::json& report, const std::string& field);
@@ -57,7 +68,7 @@ std::string to_table(const SweepResults& results, std::size_t columns);
 std::string to_csv(const SweepResults& results);
 nlohmann::json to_json(const SweepResults& results);
 
-// "0.1234", or "0.123 ± 0.004": as many digits as mean something.
+// "0.1234", "0.123 ± 0.004", or "0.95 (0.61 to 1)" where the interval was cut: as many digits as mean something.
 std::string estimate_text(const Estimate& e);
 
 }  // namespace echoline::cli

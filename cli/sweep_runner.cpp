@@ -76,6 +76,7 @@ class Runner {
 
   Result<SweepOutcomes> run() {
     ECHO_ASSIGN(const auto lock, take_lock(plan_.out));
+    ECHO_TRY(note_sweep_source(plan_));
     // All cells with the first seed come first, so that the whole picture is there early.
     for (std::uint32_t s = 0; s < plan_.seeds; ++s)
       for (const SweepCell& cell : plan_.cells) {

@@ -27,7 +27,7 @@ constexpr Duration kRedraw = std::chrono::milliseconds(250);
 int run_up(const UpArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
   const auto overrides = parse_overrides(a.overrides);
-  const auto refuse = [&](const Error& error) { return a.json ? complain_json("up", error) : complain("up", error); };
+  const auto refuse = [](const Error& error) { return complain("up", error); };
   if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
   if (!config) return refuse(config.error());
@@ -65,11 +65,9 @@ int run_up(const UpArguments& a) {
   }
   table.finish();
 
-  if (end->signal) {
-    say("echoline up: the learner was ended by signal {} ({}); go on with: {}\n", *end->signal,
-        ::strsignal(*end->signal), resume_command(a.config, a.overrides));
-    return 1;
-  }
+  if (end->signal)
+    return refuse(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); go on with: {}", *end->signal,
+                       ::strsignal(*end->signal), resume_command(a.config, a.overrides)));
   const std::filesystem::path path = folder / "report.json";
   if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // it has said why on stderr
   const auto report = read_json_object(path);

@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_tree.hpp"
+#include "cli/json_errors.hpp"
+#include "cli/output.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -27,6 +29,36 @@ void collect(const CLI::App& app, const std::string& path, std::vector<Command>&
   for (const CLI::App* verb : verbs) collect(*verb, path.empty() ? verb->get_name() : path + " " + verb->get_name(), out);
 }
 
+constexpr std::size_t kHelpColumns = 80;
+
+// Formats help pages kHelpColumns wide.
+class HelpPages : public CLI::Formatter {
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    std::string usage = CLI::Formatter::make_usage(app, std::move(name));
+    usage.erase(usage.find_last_not_of('\n') + 1);
+    return wrapped(usage, 0, 7, kHelpColumns);
+  }
+  std::string make_description(const CLI::App* app) const override {
+    return wrapped(app->get_description(), 0, 0, kHelpColumns);
+  }
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    return entry(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
+  }
+  std::string make_subcommand(const CLI::App* verb) const override {
+    return entry(verb->get_display_name(true), verb->get_description());
+  }
+
+  // Names on the left, the meaning in the column beside them.
+  std::string entry(const std::string& names, const std::string& meaning) const {
+    const std::size_t column = get_column_width();
+    std::string left = wrapped(names, 2, 4, kHelpColumns), right = wrapped(meaning, column, column, kHelpColumns);
+    const std::size_t used = left.size() - 1 - (left.rfind('\n', left.size() - 2) + 1);
+    if (meaning.empty() || used + 1 > column) return meaning.empty() ? left : left + right;
+    left.pop_back();
+    return left + right.substr(used);
+  }
+};
+
 }  // namespace
 
 VerbOption* VerbOption::required() { return option_->required(), this; }
@@ -45,7 +77,9 @@ VerbOption* VerbOption::range(Number least, Number most) {
 VerbOption* VerbOption::positive() { return option_->check(CLI::PositiveNumber), this; }
 VerbOption* VerbOption::non_negative() { return option_->check(CLI::NonNegativeNumber), this; }
 
-Verb::Verb(const std::string& meaning) : owned_(std::make_unique<CLI::App>(meaning)), app_(owned_.get()) {}
+Verb::Verb(const std::string& meaning) : owned_(std::make_unique<CLI::App>(meaning)), app_(owned_.get()) {
+  app_->formatter(std::make_shared<HelpPages>());  // those of its verbs as well
+}
 Verb::Verb(CLI::App* app) : app_(app) {}
 Verb::~Verb() = default;
 
@@ -64,7 +98,18 @@ VerbOption* Verb::add_flag(const std::string& names, bool& value, const std::str
   return keep(app_->add_flag(names, value, meaning));
 }
 
-void Verb::footer(const std::string& text) { app_->footer(text); }
+void Verb::footer(const std::string& text) {
+  std::string page;
+  for (std::size_t start = 0; start < text.size();) {
+    const std::size_t end = std::min(text.find('\n', start), text.size());
+    const std::string line = text.substr(start, end - start);
+    const std::size_t indent = std::min(line.find_first_not_of(' '), line.size());
+    page += wrapped(line.substr(indent), indent, indent, kHelpColumns);
+    start = end + 1;
+  }
+  page.pop_back();
+  app_->footer(page);
+}
 void Verb::version(const std::string& text) { app_->set_version_flag("--version", text); }
 void Verb::needs_verb() { app_->require_subcommand(1); }
 void Verb::callback(std::function<void()> run) { app_->callback(std::move(run)); }
@@ -82,7 +127,9 @@ int Verb::parse(int argc, const char* const* argv) {
     app_->parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
-    return app_->exit(error) == 0 ? 0 : 2;
+    if (app_->exit(error) == 0) return 0;  // --help, --version
+    print_json_error(fail(Code::kInvalid, "", "{}", error.what()));
+    return 2;
   }
 }
 

@@ -54,7 +54,8 @@ class Verb {
   template <class Value>
   VerbOption* add_option(const std::string& names, Value& value, const std::string& meaning);
   VerbOption* add_flag(const std::string& names, bool& value, const std::string& meaning);
-  void footer(const std::string& text);  // below --help
+  // Text below --help. Lines longer than a page is wide are wrapped, so a long example needs a backslash at each break.
+  void footer(const std::string& text);
   void version(const std::string& text);
   void needs_verb();  // one of its verbs has to be named
   void callback(std::function<void()> run);

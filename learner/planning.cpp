@@ -88,10 +88,10 @@ provisioner::PlanRequest plan_request(const RunConfig& config, double parameters
   request.pace.publish_every = static_cast<int>(config.staleness.publish_every);
   request.pace.step_time = config.fleet.step_time_expected;
   request.staleness_budget = static_cast<int>(config.staleness.budget);
-  request.lookahead = static_cast<int>(config.staleness.lookahead);
+  request.lookahead = static_cast<int>(config.staleness.lookahead_steps());
   request.staleness_worst = [s = config.staleness](int lag) {
     return static_cast<int>(
-        replay_buffer::staleness_worst(s.budget, s.publish_every, s.lookahead, static_cast<std::uint32_t>(lag)));
+        replay_buffer::staleness_worst(s.budget, s.publish_every, s.lookahead_steps(), static_cast<std::uint32_t>(lag)));
   };
   request.group_size = config.rollout.group_size;
   request.headroom = config.fleet.headroom;

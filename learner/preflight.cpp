@@ -41,6 +41,7 @@ class Preflighter {
     if (model_) check_messages();
     if (model_) check_publications();
     check_store();
+    check_settings();
     note("port", can_listen(config_.network.bind, config_.network.port),
          config_.network.port == 0 ? "any free port" : fmt::format("{} is free", config_.network.port));
     check_uplink();
@@ -201,7 +202,7 @@ class Preflighter {
   // Trajectories stay in the replay buffer until checkpoints have passed them.
   void check_store() {
     const std::uint64_t steps = std::min<std::uint64_t>(
-        config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every + config_.staleness.lookahead + 1);
+        config_.run.steps, steps_kept(config_) + config_.learner.checkpoint_every + config_.staleness.lookahead_steps() + 1);
     const std::uint64_t rows = steps * config_.rollout.trajectories_per_step();
     const std::uint64_t most = replay_buffer::BufferOptions{}.rows_max;
     if (rows > most)
@@ -211,6 +212,23 @@ class Preflighter {
                       rows, most));
     else
       add("store", Verdict::kOk, fmt::format("at most {} trajectories of {} in the replay buffer", rows, most));
+  }
+
+  // Warns of settings of the built-in trainer that are seldom meant.
+  void check_settings() {
+    if (config_.learner.trainer != TrainerKind::kBuiltIn) return;
+    const double rate = config_.learner.optimizer.learning_rate, usual = config_.model.default_learning_rate();
+    const double away = rate > usual ? rate / usual : usual / rate;
+    if (away >= kLearningRateFactorUsual)
+      add("learning rate", Verdict::kWarning,
+          fmt::format("learner.learning_rate {:g} is {:.3g} times {} {:g}, the default for {}: {}", rate, away, rate > usual ? "above" : "below",
+                      usual, config_.model.path ? "a model that is loaded (model.path)" : "a new model (model.preset)",
+                      rate > usual ? "it may destroy the model" : "the model may learn nothing"));
+    if (config_.rollout.truncates())
+      add("sampling", Verdict::kWarning,
+          fmt::format("rollout.top_p {:g}, top_k {} and min_p {:g} leave tokens out, but the loss is that of the whole distribution: its "
+                      "gradient is biased (docs/losses.md). 1, 0 and 0 leave none out",
+                      config_.rollout.top_p, config_.rollout.top_k, config_.rollout.min_p));
   }
 
   // What rented hosts fetch, and unpack with what they have.

@@ -16,7 +16,7 @@ namespace echoline::learner {
 enum class Verdict { kOk, kWarning, kFailed };
 
 struct Check {
-  std::string name;  // model, task, lengths, messages, publications, store, port, plan, memory
+  std::string name;  // model, task, lengths, messages, publications, store, learning rate, sampling, port, plan, memory
   Verdict verdict = Verdict::kOk;
   std::string detail;
   Code code = Code::kInvalid;  // of a failure

@@ -82,7 +82,9 @@ double sum(const std::vector<double>& values) {
   return total;
 }
 
-json staleness_json(const RunConfig& config, const Rows& rows, const json& rejected) {
+json staleness_json(const ReportInput& input, const Rows& rows) {
+  const StalenessSection& asked = input.config->staleness;
+  const json& rejected = input.rejected;
   std::map<std::uint64_t, std::uint64_t> histogram;  // steps stale -> trajectories
   std::uint64_t count = 0;
   double total = 0;
@@ -94,8 +96,11 @@ json staleness_json(const RunConfig& config, const Rows& rows, const json& rejec
     }
   std::uint64_t rejections = 0;
   for (const auto& [reason, n] : rejected.items()) rejections += n.get<std::uint64_t>();
-  return {{"budget", config.staleness.budget},
-          {"publish_every", config.staleness.publish_every},
+  return {{"budget", asked.budget},
+          {"publish_every", asked.publish_every},
+          {"lookahead", asked.lookahead_steps()},
+          {"steps_bound_by_budget", input.bound.of(replay_buffer::Bound::kBudget)},
+          {"steps_bound_by_lookahead", input.bound.of(replay_buffer::Bound::kLookahead)},
           {"mean", count ? json(total / static_cast<double>(count)) : json(nullptr)},
           {"p50", quantile(histogram, 0.5)},
           {"p90", quantile(histogram, 0.9)},
@@ -251,7 +256,7 @@ json make_report(const ReportInput& input) {
                        {"publish_seconds_median", quantile(rows.values(rows.steps, "publish_seconds"), 0.5)},
                        {"idle_fraction", training_seconds > 0 ? json(sum(waits) / training_seconds) : json(nullptr)}};
   report["learning"] = learning_json(input.metrics, rows);
-  report["staleness"] = staleness_json(config, rows, input.rejected);
+  report["staleness"] = staleness_json(input, rows);
   std::uint64_t set_aside = 0;
   for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
   report["groups_set_aside"] = {{"count", set_aside}, {"by_reason", input.groups_set_aside}};
@@ -339,6 +344,17 @@ std::string weights_text(const json& weights) {
 
 }  // namespace
 
+std::string bound_text(const json& staleness) {
+  const auto by_budget = staleness.value("steps_bound_by_budget", std::uint64_t{0});
+  const auto by_lookahead = staleness.value("steps_bound_by_lookahead", std::uint64_t{0});
+  std::string text;
+  if (by_budget > 0) text = fmt::format("S bound in {} steps", by_budget);
+  if (by_lookahead > 0)
+    text += fmt::format("{}the lookahead of {} {}in {}{}", text.empty() ? "" : ", ", staleness.value("lookahead", 0),
+                        text.empty() ? "bound " : "", by_lookahead, text.empty() ? " steps" : "");
+  return text;
+}
+
 std::string report_text(const json& r) {
   std::string out;
   const auto line = [&](std::string_view label, const std::string& text) {
@@ -371,6 +387,7 @@ std::string report_text(const json& r) {
                    number(stale.at("p95"), "{:.0f}"), number(stale.at("max"), "{:.0f}"), stale.at("budget").get<int>(),
                    stale.at("rejected").get<std::uint64_t>(),
                    stale.at("rejected_by_reason").empty() ? "" : stale.at("rejected_by_reason").dump()));
+  if (const std::string bound = bound_text(stale); !bound.empty()) line("", bound);
   if (const json& aside = r.value("groups_set_aside", json::object()); aside.value("count", 0) > 0)
     line("set aside", fmt::format("{} groups that could not be generated {}", aside.at("count").get<std::uint64_t>(),
                                   aside.at("by_reason").dump()));

@@ -12,6 +12,7 @@
 #include "overlay/types.hpp"
 #include "provisioner/fleet_driver.hpp"
 #include "provisioner/plan.hpp"
+#include "replay_buffer/rules.hpp"
 
 namespace echoline::learner {
 
@@ -50,6 +51,7 @@ struct ReportInput {
   std::string ended;                                   // "completed", or why it ended early
   nlohmann::json rejected = nlohmann::json::object();  // trajectories or submissions by reason
   std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
+  replay_buffer::BoundSteps bound;                        // what kept workers from taking more work
   RegradingCounts regrading;
   ScorerCounts scoring;
 };
@@ -61,6 +63,9 @@ nlohmann::json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram,
 
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.
 nlohmann::json make_report(const ReportInput& input);
+
+// "S bound in 12 steps, the lookahead of 2 in 3", of `staleness` of a report; empty where neither did.
+std::string bound_text(const nlohmann::json& staleness);
 
 // The report as a page of text, at most 100 columns.
 std::string report_text(const nlohmann::json& report);

@@ -94,13 +94,12 @@ void read_staleness(ConfigSection s, StalenessSection& c) {
                                   "before a publication trains on a policy that is {} steps old. Raise budget or lower "
                                   "publish_every",
                                   c.budget, least, least));
-  c.lookahead = replay_buffer::default_lookahead(c.budget, c.publish_every);
-  s.read("lookahead", c.lookahead, {.min = 0, .max = 1000},
-         {"steps that work may be handed out ahead of the step that will train on it, at most S; fewer keep data "
-          "fresher, too few leave the learner waiting",
-          "2, or what S leaves beyond `publish_every` - 1"});
+  s.read_or_auto("lookahead", c.lookahead, {.min = 0, .max = 1000},
+                 "batches of work that may be handed out ahead of the step that will train on them, at most S. `auto`: S, so that "
+                 "S alone bounds how old data gets. A smaller number keeps data fresher than S; 2 keep a learner as busy as more "
+                 "do, fewer leave it waiting");
   if (c.lookahead > c.budget)
-    s.error("lookahead", fmt::format("expected at most the budget S = {}, found {}", c.budget, c.lookahead));
+    s.error("lookahead", fmt::format("expected at most the budget S = {}, or `auto`, which follows it; found {}", c.budget, *c.lookahead));
 }
 
 void read_warm_start(ConfigSection s, WarmStartSection& c) {
@@ -119,7 +118,7 @@ void read_device(ConfigSection s, std::string& device, const char* description) 
     s.error("device", fmt::format("expected cpu, cuda or cuda:N, found '{}'", device));
 }
 
-void read_learner(ConfigSection s, const RunSection& run, LearnerSection& c) {
+void read_learner(ConfigSection s, const RunSection& run, const ModelSection& model, const RolloutSection& rollout, LearnerSection& c) {
   s.read_choice("trainer", c.trainer, {{"built_in", TrainerKind::kBuiltIn}, {"external", TrainerKind::kExternal}},
                 "what trains: this program, or one of the user's own that takes batches and publishes policies over `api` "
                 "(docs/trainers.md); of what follows only `api`, `checkpoint_every`, `checkpoints_kept` and `usd_per_hour` then "
@@ -127,6 +126,11 @@ void read_learner(ConfigSection s, const RunSection& run, LearnerSection& c) {
   s.read("api", c.api,
          "for an external trainer: `socket`, a unix socket in the run's folder, or 127.0.0.1:PORT with a token; the run's "
          "trainer-api.json says where it is");
+  if (c.trainer == TrainerKind::kExternal && rollout.truncates())
+    s.error("trainer",
+            fmt::format("an external trainer gets log-probabilities of the whole distribution, and rollout.top_p {}, top_k {} and min_p {} "
+                        "draw from a part of it: its importance weights would be wrong. Set them to 1, 0 and 0",
+                        rollout.top_p, rollout.top_k, rollout.min_p));
   std::string_view loss = loss_names().front();
   s.read_choice("loss", loss,
                 {{"dapo", "dapo"}, {"grpo", "grpo"}, {"dr_grpo", "dr_grpo"}, {"rloo", "rloo"}, {"opo", "opo"},
@@ -180,7 +184,9 @@ void read_learner(ConfigSection s, const RunSection& run, LearnerSection& c) {
          "beta: weight of the divergence from the policy before the first step; 0 keeps no reference policy");
   s.read_choice("kl_form", c.loss.kl_form, {{"k3", KlForm::kK3}, {"k2", KlForm::kK2}, {"k1", KlForm::kK1}},
                 "the estimate of that divergence: added to the loss (k3, k2), or taken off the reward of each token (k1)");
-  s.read("learning_rate", c.optimizer.learning_rate, {.min = 0.0, .max = 1.0}, "of AdamW, after the warmup");
+  c.optimizer.learning_rate = model.default_learning_rate();
+  s.read("learning_rate", c.optimizer.learning_rate, {.min = 0.0, .max = 1.0},
+         {"of AdamW, after the warmup", "`1e-6` for a model that is loaded (`model.path`), `1e-3` for a new one (`model.preset`)"});
   s.read("learning_rate_warmup_steps", c.optimizer.warmup_updates, {.min = 0, .max = 1'000'000},
          "updates over which the rate rises from 0");
   s.read_choice("learning_rate_schedule", c.optimizer.schedule,
@@ -446,7 +452,7 @@ void read_worker(ConfigSection s, const RolloutSection& rollout, WorkerSection& 
     if (c.engine_command.find(place) == std::string::npos)
       s.error("engine_command", fmt::format("expected the command that starts {}, with {{model}} and {{port}} in it; {} is missing", c.engine,
                                             place));
-  if (rollout.top_p < 1 || rollout.top_k > 0 || rollout.min_p > 0)
+  if (rollout.truncates())
     s.error("engine", fmt::format("{} does not say how likely a token was among those that rollout.top_p, top_k and min_p leave: leave "
                                   "none out (1, 0 and 0), or use the built-in engine",
                                   c.engine));
@@ -460,7 +466,7 @@ void read_all(ConfigSection root, RunConfig& c) {
                   c.evaluation);
   read_rollout(root.section("rollout", "How responses are generated."), c.rollout);
   read_staleness(root.section("staleness", "How old a policy may be whose trajectories are trained on."), c.staleness);
-  read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.run, c.learner);
+  read_learner(root.section("learner", "Loss, optimiser, checkpoints."), c.run, c.model, c.rollout, c.learner);
   c.learner.loss.fixed_length = c.rollout.response_tokens_max;
   read_network(root.section("network", "How policies and trajectories travel."), c.network);
   read_fleet(root.section("fleet", "What is rented."), c.fleet);
@@ -476,7 +482,7 @@ void read_simulated_run(ConfigSection root, RunConfig& c) {
   if (root.has("evaluation")) read_evaluation(root.section("evaluation"), c.evaluation);
   read_rollout(root.section("rollout"), c.rollout);
   read_staleness(root.section("staleness"), c.staleness);
-  read_learner(root.section("learner"), c.run, c.learner);
+  read_learner(root.section("learner"), c.run, c.model, c.rollout, c.learner);
   read_network(root.section("network"), c.network);
   read_fleet(root.section("fleet"), c.fleet, true);
   if (root.has("worker")) read_worker(root.section("worker"), c.rollout, c.worker);

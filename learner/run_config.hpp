@@ -34,6 +34,7 @@ struct ModelSection {
   // Exactly one of the two: a preset initialised from the seed, or a Hugging Face directory.
   std::optional<std::string> preset;
   std::optional<std::filesystem::path> path;
+  double default_learning_rate() const { return path ? kLearningRateOfLoadedModel : kLearningRateOfNewModel; }
 };
 
 struct TaskSection {
@@ -75,12 +76,14 @@ struct RolloutSection {
   Duration lease_min = std::chrono::seconds(10);
   Duration lease_max = std::chrono::hours(2);
   std::uint64_t trajectories_per_step() const { return std::uint64_t{prompts_per_step} * group_size; }
+  bool truncates() const { return top_p < 1 || top_k > 0 || min_p > 0; }  // tokens are drawn from a part of the distribution
 };
 
 struct StalenessSection {
   std::uint32_t budget = 3;         // S >= kappa - 1; 0: every step trains on rollouts of the policy it updates
   std::uint32_t publish_every = 1;  // kappa
-  std::uint32_t lookahead = 2;      // batches that may be handed out ahead of consumption, <= S
+  std::optional<std::uint32_t> lookahead;  // batches that may be handed out ahead of consumption, <= S; absent: S
+  std::uint32_t lookahead_steps() const { return lookahead.value_or(budget); }
 };
 
 struct WarmStartSection {

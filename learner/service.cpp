@@ -251,7 +251,7 @@ class Service {
     desk.prompts_per_step = config_.rollout.prompts_per_step;
     desk.group_size = config_.rollout.group_size;
     desk.staleness_budget = config_.staleness.budget;
-    desk.lookahead_steps = config_.staleness.lookahead;
+    desk.lookahead_steps = config_.staleness.lookahead_steps();
     desk.steps_total = config_.run.steps;
     desk.lease = {seconds(config_.rollout.lease_first), seconds(config_.rollout.lease_min),
                   seconds(config_.rollout.lease_max), config_.rollout.response_tokens_max};
@@ -582,6 +582,7 @@ class Service {
           if (n > 0) rejected[reason] = n;
         for (const auto& [reason, n] : counts->refused) rejected["refused: " + reason] = n;
         input.groups_set_aside = counts->leases.set_aside;
+        input.bound = counts->leases.bound;
         input.regrading = counts->regrading.counts;
         input.scoring = counts->scoring;
       }
@@ -766,9 +767,13 @@ class Service {
         std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) { return !entry.second.lost; }));
   }
 
-  // Takes what people see from the overlay's view of the workers.
+  // Takes what people see from the overlay's view of the workers. While the fleet is returned, its last state stays.
   void refresh_workers() {
     if (!node_) return;
+    {
+      const std::lock_guard lock(mutex_);
+      if (finishing_) return;
+    }
     const overlay::LearnerStats stats = node_->stats();
     draw(stats.topology);
     const std::lock_guard lock(mutex_);

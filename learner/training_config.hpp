@@ -54,8 +54,13 @@ const std::vector<std::string_view>& loss_names();
 enum class Schedule { kConstant, kLinear, kCosine };  // of the learning rate, after the warm-up
 enum class Moments { kFp32, kInt8 };                  // what the moments of AdamW are kept in
 
+// Defaults of learner.learning_rate. The rate that a new model needs destroys a pretrained one.
+inline constexpr double kLearningRateOfNewModel = 1e-3;
+inline constexpr double kLearningRateOfLoadedModel = 1e-6;
+inline constexpr double kLearningRateFactorUsual = 30;  // a rate this many times away from its default is warned of
+
 struct OptimizerConfig {
-  double learning_rate = 1e-3;
+  double learning_rate = kLearningRateOfNewModel;
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;

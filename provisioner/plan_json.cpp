@@ -4,7 +4,7 @@
 
 #include "base/files.hpp"
 #include "chains/fleet_graph.hpp"
-#include "provisioner/plan.hpp"
+#include "provisioner/plan_words.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -549,7 +549,11 @@ nlohmann::json Plan::to_json() const {
             {"greedy_usd_per_hour", greedy_usd_per_hour},
             {"lp_bound_usd_per_hour", lp_bound_usd_per_hour},
             {"exact_usd_per_hour", or_null(exact_usd_per_hour)}}},
-          {"staleness", {{"worst", staleness_worst}, {"needed", staleness_needed}, {"budget", q.staleness_budget}}},
+          {"staleness",
+           {{"worst", staleness_worst},
+            {"bound_by", staleness_bound_by(*this)},
+            {"needed", staleness_needed},
+            {"budget", q.staleness_budget}}},
           {"offers", offers},
           {"offers_left_out", rows_left_out + rows.size() - written},
           {"standby", next},

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "chains/fleet_graph.hpp"
-#include "provisioner/plan.hpp"
+#include "provisioner/plan_words.hpp"
 #include "provisioner/text_table.hpp"
 
 namespace echoline::provisioner {
@@ -157,8 +157,8 @@ std::string Plan::to_table(std::optional<double> now_unix_s, std::optional<std::
                      request.learner_usd_per_hour ? "" : " and the learner"));
   line(fmt::format("search: {}, {:.1f} % above the fractional bound{}", method, above(lp_bound_usd_per_hour),
                    exact_usd_per_hour ? fmt::format(", {:.1f} % above the optimum", above(*exact_usd_per_hour)) : ""));
-  line(fmt::format("staleness: at worst {} steps (lookahead {}), budget {}", staleness_worst, request.lookahead,
-                   request.staleness_budget));
+  line(fmt::format("staleness: at worst {} steps; {} bounds it (S {}, lookahead {})", staleness_worst,
+                   staleness_bound_by(*this) == "budget" ? "S" : "the lookahead", request.staleness_budget, request.lookahead));
   line(fmt::format("topology ({}{}): {}", request.topology == chains::TopologyPolicy::kAuto ? "auto: " : "", chains::to_string(topology.policy),
                    topology.to_short_text()));
   for (const std::string& note : notes) line("note: " + note);

@@ -73,11 +73,14 @@ class JobLedger::Impl {
     known.too_slow = ahead >= options_.pacing.trajectories_per_step && request.step_seconds && batch_s &&
                      !in_time(options_.pacing, step, request.version, *batch_s, *request.step_seconds);
     const std::uint64_t held_max = std::min(known.trusted, held_by(known, usual));
-    std::uint64_t wanted =
+    const std::uint64_t could_take =
         std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max},
                   options_.leases_live_max - std::min<std::uint64_t>(live, options_.leases_live_max),
-                  held_max - std::min(live_of_worker, held_max),
-                  known.too_slow ? 0 : room(options_.pacing, step, request.version, ahead) / group_size});
+                  held_max - std::min(live_of_worker, held_max)});
+    const std::uint64_t allowed = room(options_.pacing, step, request.version, ahead) / group_size;
+    if (allowed < could_take && !known.too_slow)
+      if (const auto bound = binding(options_.pacing, step, request.version)) bound_.note(*bound, step);
+    std::uint64_t wanted = known.too_slow ? 0 : std::min(could_take, allowed);
     known.turned_away = request.groups_max > 0 && live_of_worker == 0 &&
                         room(options_.pacing, step, request.newest.value_or(request.version), ahead) < group_size;
     std::vector<LeaseRecord> leases;
@@ -281,10 +284,11 @@ class JobLedger::Impl {
                  "(SELECT value FROM meta WHERE key = 'leases_expired'), "
                  "(SELECT value FROM meta WHERE key = 'leases_released')",
                  [&](const Row& row) {
-                   counts = {row.integer(0), row.integer(1), row.integer(2), row.integer(3), row.integer(4), {}};
+                   counts = {row.integer(0), row.integer(1), row.integer(2), row.integer(3), row.integer(4), {}, {}};
                  }));
     ECHO_TRY(db_.each("SELECT reason, count(*) FROM set_aside GROUP BY reason",
                       [&](const Row& row) { counts.set_aside[std::string(row.bytes(0))] = row.integer(1); }));
+    counts.bound = bound_;
     return counts;
   }
 
@@ -596,6 +600,7 @@ class JobLedger::Impl {
   Records records_;
   std::map<WorkerId, Known> known_;  // workers that asked for work and were not lost
   std::optional<double> fresh_s_;    // in which the learner does all the steps that may use what is granted now
+  BoundSteps bound_;
   std::vector<Idler> newly_idle_;
   std::vector<SetAside> newly_set_aside_;
 };

@@ -87,6 +87,7 @@ struct LedgerCounts {
   std::uint64_t expired = 0;
   std::uint64_t released = 0;
   std::map<std::string, std::uint64_t> set_aside = {};  // groups by reason, since the file was made
+  BoundSteps bound = {};  // what kept workers from more work, since the ledger was opened
 };
 
 // Times are seconds since 1970 (leases outlive a process). Thread: the buffer's owner thread. The buffer must outlive

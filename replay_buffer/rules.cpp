@@ -5,20 +5,46 @@
 
 namespace echoline::replay_buffer {
 
+namespace {
+
+// Learner steps, the current one included, whose batches may hold work of a version, by what each bound says.
+struct StepsAllowed {
+  std::uint64_t by_budget, by_lookahead, by_run;
+};
+
+StepsAllowed steps_allowed(const Pacing& pacing, std::uint64_t step, Version version) {
+  StepsAllowed allowed{0, std::uint64_t{pacing.lookahead_steps} + 1, UINT32_MAX};
+  if (version.value >= step)  // saturates far below overflow
+    allowed.by_budget = std::min<std::uint64_t>(version.value - step, 1u << 30) + pacing.staleness_budget + 1;
+  else if (admissible(step, version, pacing.staleness_budget))
+    allowed.by_budget = pacing.staleness_budget + 1 - (step - version.value);
+  if (pacing.steps_total) allowed.by_run = *pacing.steps_total > step ? *pacing.steps_total - step : 0;
+  return allowed;
+}
+
+}  // namespace
+
 bool admissible(std::uint64_t step, Version version, std::uint32_t staleness_budget) {
   return step <= version.value || step - version.value <= staleness_budget;
 }
 
 std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, std::uint64_t ahead) {
-  if (!admissible(step, version, pacing.staleness_budget)) return 0;
-  // Steps, the current one included, whose batches may hold this version; saturates far below overflow.
-  const std::uint64_t fresh_steps =
-      version.value >= step ? std::min<std::uint64_t>(version.value - step, 1u << 30) + pacing.staleness_budget + 1
-                            : pacing.staleness_budget + 1 - (step - version.value);
-  std::uint64_t steps = std::min<std::uint64_t>(fresh_steps, std::uint64_t{pacing.lookahead_steps} + 1);
-  if (pacing.steps_total) steps = std::min(steps, *pacing.steps_total > step ? *pacing.steps_total - step : 0);
-  const std::uint64_t bound = steps * pacing.trajectories_per_step;
+  const StepsAllowed allowed = steps_allowed(pacing, step, version);
+  const std::uint64_t bound =
+      std::min({allowed.by_budget, allowed.by_lookahead, allowed.by_run}) * pacing.trajectories_per_step;
   return bound > ahead ? bound - ahead : 0;
+}
+
+std::optional<Bound> binding(const Pacing& pacing, std::uint64_t step, Version version) {
+  const StepsAllowed allowed = steps_allowed(pacing, step, version);
+  if (allowed.by_run < std::min(allowed.by_budget, allowed.by_lookahead)) return std::nullopt;
+  return allowed.by_budget <= allowed.by_lookahead ? Bound::kBudget : Bound::kLookahead;
+}
+
+void BoundSteps::note(Bound bound, std::uint64_t step) {
+  Counted& counted = counted_[static_cast<std::size_t>(bound)];
+  if (counted.last != step) ++counted.steps;
+  counted.last = step;
 }
 
 std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const VersionStock> stock) {
@@ -40,11 +66,6 @@ std::uint32_t staleness_worst(std::uint32_t staleness_budget, std::uint32_t publ
                               std::uint32_t lookahead_steps, std::uint32_t lag_steps) {
   const std::uint64_t worst = std::uint64_t{publish_every} - 1 + lag_steps + lookahead_steps;
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(staleness_budget, worst));
-}
-
-std::uint32_t default_lookahead(std::uint32_t staleness_budget, std::uint32_t publish_every) {
-  constexpr std::uint32_t kFed = 2;
-  return std::min(kFed, staleness_budget - std::min(staleness_budget, staleness_budget_min(publish_every)));
 }
 
 std::uint32_t staleness_budget_min(std::uint32_t publish_every) { return publish_every - std::min(publish_every, 1u); }

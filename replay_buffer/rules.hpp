@@ -1,5 +1,7 @@
 // The rules of the job ledger as pure functions: pacing, lease length, acceptance, what one worker may hold, failures.
 #pragma once
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -36,6 +38,26 @@ struct Pacing {
 // being relative to the stock and not to v, it cannot starve a run with kappa > L.
 std::uint64_t room(const Pacing& pacing, std::uint64_t step, Version version, std::uint64_t ahead);
 
+// Returns which of S and L leaves less room for work of policy `version` at learner step t; S where both leave the same. Absent
+// if the end of the run leaves less than either.
+enum class Bound : std::uint8_t { kBudget, kLookahead };
+std::optional<Bound> binding(const Pacing& pacing, std::uint64_t step, Version version);
+
+// Counts the learner steps in which a worker got less work than it could take, by the bound that was the reason. A step counts
+// once for each bound.
+class BoundSteps {
+ public:
+  void note(Bound bound, std::uint64_t step);
+  std::uint64_t of(Bound bound) const { return counted_[static_cast<std::size_t>(bound)].steps; }
+
+ private:
+  struct Counted {
+    std::uint64_t steps = 0;
+    std::optional<std::uint64_t> last;
+  };
+  std::array<Counted, 2> counted_;
+};
+
 // Whole trajectories of one version: waiting in the buffer, and still being generated under live leases.
 struct VersionStock {
   Version version;
@@ -57,11 +79,6 @@ std::uint64_t stranded(const Pacing& pacing, std::uint64_t step, std::span<const
 // work under way included. S holds whatever happens: stranded() makes the learner wait.
 std::uint32_t staleness_worst(std::uint32_t staleness_budget, std::uint32_t publish_every,
                               std::uint32_t lookahead_steps, std::uint32_t lag_steps);
-
-// The lookahead of a run that names none: what keeps the learner fed, not what S would allow. While a batch is trained on
-// the next one is generated (one step); workers that finish at different times and the time T_b in which they have an
-// old policy need as much again. More than that only makes data older. Never so much that S would have to cut it.
-std::uint32_t default_lookahead(std::uint32_t staleness_budget, std::uint32_t publish_every);
 
 // The least S with which every step finds a policy that is fresh enough: the last step before a publication trains on
 // one that is kappa - 1 steps old. With S = 0 and kappa = 1 every step trains on rollouts of the very policy it updates.

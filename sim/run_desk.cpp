@@ -95,11 +95,14 @@ std::vector<DeskLease> RunDesk::grant(std::uint64_t worker, std::uint64_t versio
                                options_.pacing.trajectories_per_step / options_.group_size;
   const double own = rate_that_counts(known.pace.groups_per_s().value_or(average), usual.groups_per_s);
   const std::uint64_t held_max = std::min(known.trusted, groups_held_max(groups, own, all));
-  const std::uint64_t wanted =
+  const std::uint64_t could_take =
       std::min({groups_max, std::uint64_t{kLeasesPerGrantMax},
                 kLeasesLiveMax - std::min<std::uint64_t>(live_.size(), kLeasesLiveMax),
-                held_max - std::min(known.live, held_max), share_left(known),
-                known.too_slow ? 0 : room(minded_, step_, Version{version}, stock) / options_.group_size});
+                held_max - std::min(known.live, held_max), share_left(known)});
+  const std::uint64_t allowed = room(minded_, step_, Version{version}, stock) / options_.group_size;
+  if (allowed < could_take && !known.too_slow)
+    if (const auto bound = binding(minded_, step_, Version{version})) bound_.note(*bound, step_);
+  const std::uint64_t wanted = known.too_slow ? 0 : std::min(could_take, allowed);
   std::vector<DeskLease> leases;
   if (wanted == 0) return leases;
   const double lease_s = lease_seconds(options_.lease, known.pace.seconds_per_token(), usual.seconds_per_token);

@@ -72,6 +72,7 @@ class RunDesk {
   // Of these, what was too stale, by its age when that was found.
   const std::map<std::uint64_t, std::uint64_t>& stale_by_age() const { return stale_by_age_; }
   const std::map<std::string, std::uint64_t>& unfinished() const { return unfinished_; }
+  const replay_buffer::BoundSteps& bound() const { return bound_; }
   bool too_slow(std::uint64_t worker) const;
 
  private:
@@ -125,6 +126,7 @@ class RunDesk {
   Usual usual_;
   std::map<std::string, std::uint64_t> rejected_, unfinished_;
   std::map<std::uint64_t, std::uint64_t> stale_by_age_;
+  replay_buffer::BoundSteps bound_;
 };
 
 }  // namespace echoline::sim

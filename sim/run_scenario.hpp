@@ -159,6 +159,7 @@ struct RunResult {
   std::map<std::uint64_t, std::uint64_t> stale_by_age;        // of the rejected: what was too stale
   std::map<std::uint64_t, double> in_flight, in_queue;  // rollouts by age, on the average over the steps
   std::uint64_t groups_set_aside = 0;
+  replay_buffer::BoundSteps bound;  // what kept workers from more work
   std::uint64_t planned = 0, started = 0, lost = 0, replaced = 0;
   double usd_fleet = 0, usd_rent = 0, usd_traffic = 0, usd_learner = 0, machine_hours = 0;
   double learner_bytes_sent = 0;

@@ -729,6 +729,7 @@ class Simulation {
     result_.stale_by_age = desk_.stale_by_age();
     result_.unfinished = desk_.unfinished();
     result_.groups_set_aside = desk_.set_aside();
+    result_.bound = desk_.bound();
     result_.topology = broadcast_.size() > 0 ? broadcast_.topology().to_short_text() : "";
     result_.topologies_planned = broadcast_.planned();
     const double steps = std::max<double>(1, static_cast<double>(result_.by_step.size()));

@@ -16,6 +16,7 @@ struct Seen {
   bool on = true;
   std::string name = "plain";
   std::optional<Duration> wait;
+  std::optional<int> ahead;
   Bytes size{1024};
   BitRate uplink{8e6};
   std::vector<std::string> tags;
@@ -31,6 +32,7 @@ Seen read_all(ConfigSection section, int depth) {
   section.read("on", seen.on);
   section.read("name", seen.name);
   section.read("wait", seen.wait, {.max = Duration(1'000'000'000)});
+  section.read_or_auto("ahead", seen.ahead, {.min = -5, .max = 5});
   section.read("size", seen.size);
   section.read("uplink", seen.uplink);
   section.read("tags", seen.tags);

@@ -233,6 +233,35 @@ TEST(Config, OptionalsTakePresentValuesAndTheirLimits) {
   EXPECT_EQ(problems(file), "run.yaml:2:4: b: expected at most 10, found '100'");
 }
 
+TEST(Config, ANumberMayBeAuto) {
+  const auto read = [](std::string_view text, std::string& problem, std::string* resolved = nullptr) {
+    ConfigFile file = parsed(text);
+    std::optional<std::uint32_t> value;
+    file.root().read_or_auto("ahead", value, {.max = 10}, "batches");
+    problem = problems(file);
+    if (resolved) *resolved = file.resolved();
+    return value;
+  };
+  std::string problem, resolved;
+  for (const char* automatic : {"a: 1", "ahead: auto", "ahead: ~"}) {
+    EXPECT_FALSE(read(automatic, problem, &resolved)) << automatic;
+    EXPECT_NE(resolved.find("ahead: auto"), std::string::npos) << resolved;
+  }
+  EXPECT_EQ(read("ahead: 3", problem, &resolved), 3u);
+  EXPECT_EQ(problem, "");
+  EXPECT_NE(resolved.find("ahead: 3"), std::string::npos) << resolved;
+  EXPECT_FALSE(read("ahead: 11", problem));
+  EXPECT_EQ(problem, "run.yaml:1:8: ahead: expected at most 10, found '11'; `auto` is allowed as well");
+  EXPECT_FALSE(read("ahead: atuo", problem));
+  EXPECT_EQ(problem, "run.yaml:1:8: ahead: expected a whole number from 0 to 10, found 'atuo'; `auto` is allowed as well");
+  ConfigFile blank = ConfigFile::blank();
+  std::optional<std::uint32_t> ignored;
+  blank.root().read_or_auto("ahead", ignored, {.max = 10}, "batches");
+  EXPECT_EQ(blank.keys().at(0).type, "whole number or auto");
+  EXPECT_EQ(blank.keys().at(0).fallback, "auto");
+  EXPECT_EQ(blank.keys().at(0).range, "0 to 10");
+}
+
 enum class Planner { kStar, kChains };
 
 TEST(Config, ChoicesSuggest) {

@@ -52,7 +52,7 @@ void expect_refused(const std::vector<std::string>& arguments, const std::vector
 }
 
 TEST(BadInput, UnknownKeyWithASuggestion) {
-  const RunFile file("budget: 6 ", "budgte: 6 ");
+  const RunFile file("budget: 3 ", "budgte: 3 ");
   expect_refused({"up", file.path()}, {"run.yaml:", "unknown key 'staleness.budgte'; did you mean 'budget'?"});
 }
 
@@ -68,7 +68,7 @@ TEST(BadInput, MissingUnit) {
 
 TEST(BadInput, StalenessBudgetBelowPublishPeriod) {
   const RunFile file("publish_every: 1", "publish_every: 8");
-  expect_refused({"plan", file.path()}, {"run.yaml:", "S = 6", "(kappa) - 1 = 7"});
+  expect_refused({"plan", file.path()}, {"run.yaml:", "S = 3", "(kappa) - 1 = 7"});
 }
 
 TEST(BadInput, EveryProblemAtOnce) {
@@ -335,7 +335,7 @@ TEST(Doctor, ChecksMachineAndRunFile) {
   const Outcome outcome = run_program({"doctor", "configs/quickstart.yaml", "--json"});
   EXPECT_EQ(outcome.status, 0) << outcome.out;
   EXPECT_TRUE(json::parse(outcome.out).at("ok").get<bool>());
-  const RunFile file("budget: 6 ", "budgte: 6 ");
+  const RunFile file("budget: 3 ", "budgte: 3 ");
   const Outcome bad = run_program({"doctor", file.path(), "--json"});
   EXPECT_EQ(bad.status, 1);
   EXPECT_FALSE(json::parse(bad.out).at("ok").get<bool>());

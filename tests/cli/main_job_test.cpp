@@ -36,7 +36,7 @@ std::uint64_t step_of(const std::filesystem::path& run) {
 Result<std::unique_ptr<replay_buffer::ReplayBuffer>> open_buffer(const std::filesystem::path& run) {
   replay_buffer::BufferOptions options;
   options.group_size = 8;
-  options.staleness_budget = 6;
+  options.staleness_budget = 3;
   return replay_buffer::ReplayBuffer::open(run / "replay.sqlite", options);
 }
 
@@ -142,7 +142,9 @@ void expect_documented(const json& value, const std::string& text, const std::st
 void expect_run_documented(const std::filesystem::path& run) {
   auto page = sections_of("docs/run-folder.md");
   expect_documented(json_file(run / "status.json"), page["status.json"], "status.json");
-  EXPECT_NE(read_file(run / "topology.dot")->find("label=learner"), std::string::npos);
+  const std::string drawn = *read_file(run / "topology.dot");
+  EXPECT_NE(drawn.find("label=learner"), std::string::npos);
+  EXPECT_NE(drawn.find("->"), std::string::npos) << "the fleet as it was before it was returned:\n" << drawn;
   std::set<std::string> seen;
   for (const json& row : json_lines(run / "metrics.jsonl")) {
     const std::string kind = row.at("kind");

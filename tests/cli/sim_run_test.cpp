@@ -128,6 +128,8 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
   // What is said besides counts more; the plan is made with what was expected then.
   EXPECT_EQ(simulate({"--set", "simulation.step_time=4 s"}).at("learner").at("train_seconds_median"), 4.0);
   EXPECT_GT(simulate({"--set", "fleet.step_time_expected=250 ms"}).at("fleet").at("workers_planned"), report.at("fleet").at("workers_planned"));
+  // The example of `echoline sim run --help`.
+  EXPECT_EQ(simulate({"--set", "staleness.budget=1"}).at("staleness").at("lookahead"), 1);
   const Outcome table = run_program({"sim", "run", "--like", folder.path().string()});
   EXPECT_NE(table.out.find("real"), std::string::npos) << table.out;
   for (std::istringstream lines(table.out); !lines.eof();) {
@@ -150,6 +152,37 @@ TEST(SimRun, IsToldWhatAnotherRunMeasured) {
   const Outcome little = run_program({"sim", "run", "--like", folder.path().string()});
   EXPECT_EQ(little.status, 2);
   EXPECT_NE(little.err.find("too little"), std::string::npos) << little.err;
+}
+
+// The lookahead follows S, so S bounds ages, and the report says so.
+TEST(SimRun, AWiderBudgetGivesOlderData) {
+  const auto staleness = [](const std::string& budget, const std::string& lookahead) {
+    const Outcome outcome = run_program({"sim", "run", "configs/sim/small.yaml", "--json", "--set", "staleness.budget=" + budget, "--set",
+                                         "staleness.lookahead=" + lookahead});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return json::parse(outcome.out).at("staleness");
+  };
+  double before = 0;
+  for (const char* budget : {"1", "3", "11"}) {
+    const json found = staleness(budget, "auto");
+    EXPECT_GT(found.at("mean").get<double>(), before) << budget;
+    before = found.at("mean");
+    EXPECT_EQ(std::to_string(found.at("lookahead").get<int>()), budget);
+    EXPECT_GT(found.at("steps_bound_by_budget"), 0) << budget;
+    EXPECT_EQ(found.at("steps_bound_by_lookahead"), 0) << budget;
+  }
+  const json two = staleness("11", "2");
+  EXPECT_LT(two.at("mean").get<double>(), before);
+  EXPECT_GT(two.at("steps_bound_by_lookahead"), 0);
+  EXPECT_EQ(two.at("steps_bound_by_budget"), 0);
+}
+
+TEST(SimRun, ARunThatDoesNotGetThroughItsStepsIsAFailure) {
+  const Outcome outcome = run_program({"sim", "run", "configs/sim/small.yaml", "--json", "--set", "fleet.usd_max=0.01"});
+  EXPECT_EQ(outcome.status, 1);
+  const json report = json::parse(outcome.out);
+  EXPECT_EQ(report.at("steps"), 0);
+  EXPECT_NE(outcome.err.find("it ended after 0 of 60 steps: " + report.at("ended").get<std::string>()), std::string::npos) << outcome.err;
 }
 
 TEST(SimRun, SaysWhatIsWrongWithAScenario) {

@@ -24,17 +24,39 @@ TEST(Estimates, AreStudents) {
   EXPECT_FALSE(estimate({}));
   const auto one = estimate({3});
   EXPECT_EQ(one->mean, 3);
-  EXPECT_FALSE(one->half_width);
+  EXPECT_FALSE(one->interval);
   const auto three = estimate({1, 2, 3});
   EXPECT_DOUBLE_EQ(three->mean, 2);
-  EXPECT_NEAR(*three->half_width, 4.30265 / std::sqrt(3), 1e-4);  // t of 2 degrees of freedom at 0.975
+  EXPECT_NEAR(three->interval->high - 2, 4.30265 / std::sqrt(3), 1e-4);  // t of 2 degrees of freedom at 0.975
+  EXPECT_NEAR(2 - three->interval->low, 4.30265 / std::sqrt(3), 1e-4);
   EXPECT_EQ(estimate_text({1, 0.12345, {}}), "0.123");
-  EXPECT_EQ(estimate_text({3, 0.12345, 0.0123}), "0.123 ± 0.012");
-  EXPECT_EQ(estimate_text({3, 1234.5, 20.0}), "1234 ± 20");
-  EXPECT_EQ(estimate_text({3, 0, 0}), "0 ± 0");
-  EXPECT_EQ(estimate_text({3, 23.0 / 6, 1e-16}), "3.83 ± 0.00");
+  const auto around = [](double mean, double half) { return estimate_text({3, mean, Interval{mean - half, mean + half}}); };
+  EXPECT_EQ(around(0.12345, 0.0123), "0.123 ± 0.012");
+  EXPECT_EQ(around(1234.5, 20.0), "1234 ± 20");
+  EXPECT_EQ(around(0, 0), "0 ± 0");
+  EXPECT_EQ(around(23.0 / 6, 1e-16), "3.83 ± 0.00");
   EXPECT_EQ(estimate_text({1, 5e-9, {}}), "5e-09");
-  EXPECT_EQ(estimate_text({2, -1e300, 1e299}), "-1e+300 ± 1e+299");
+  EXPECT_EQ(around(-1e300, 1e299), "-1e+300 ± 1e+299");
+}
+
+TEST(Estimates, SayNothingImpossible) {
+  const auto accuracy = estimate({0.93, 0.97}, range_of("eval.after"));
+  EXPECT_NEAR(accuracy->interval->low, 0.95 - 12.7062 * 0.02, 1e-4);
+  EXPECT_EQ(accuracy->interval->high, 1);
+  EXPECT_EQ(estimate_text(*accuracy), "0.95 (0.70 to 1.00)");
+  const auto dollars = estimate({0.1, 0.3}, range_of("cost.usd_total"));
+  EXPECT_EQ(dollars->interval->low, 0);
+  EXPECT_NEAR(dollars->interval->high, 0.2 + 12.7062 * 0.1, 1e-4);
+  EXPECT_LT(estimate({-0.9, 0.1}, range_of("reward.last"))->interval->low, -1);
+  EXPECT_EQ(estimate({0.7, 0.7}, range_of("learner.idle_fraction"))->interval->high, 0.7);
+  EXPECT_EQ(estimate({-3, -1}, range_of("wall_seconds"))->interval->low, -2);  // the mean stays inside
+  for (const char* share : {"learner.idle_fraction", "learning.clip_fraction_mean", "eval.by_task.maths.before", "regrading.share",
+                            "broadcast.density_mean"})
+    EXPECT_EQ(range_of(share).max, 1) << share;
+  for (const char* more : {"steps_per_s", "eval.problems", "cost.usd_total", "staleness.mean"}) {
+    EXPECT_EQ(range_of(more).min, 0) << more;
+    EXPECT_FALSE(range_of(more).max) << more;
+  }
 }
 
 TEST(Reports, AreReadWithSuspicion) {
@@ -121,7 +143,7 @@ TEST_F(Results, CsvQuotesWhatItMust) {
   plan_.cells[0].values[1].second = "=HYPERLINK(\"x\"),1";
   fill();
   const std::string csv = to_csv(collect(plan_, outcomes_));
-  EXPECT_THAT(csv, HasSubstr("staleness.budget,network.topology,runs,runs_done,steps_per_s,steps_per_s.half_width,"));
+  EXPECT_THAT(csv, HasSubstr("staleness.budget,network.topology,runs,runs_done,steps_per_s,steps_per_s.low,steps_per_s.high,"));
   EXPECT_THAT(csv, HasSubstr("1,\"'=HYPERLINK(\"\"x\"\"),1\",2,2,"));
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 5);
 }
@@ -136,6 +158,8 @@ TEST_F(Results, JsonHasEverything) {
   const json& cell = j.at("cells").at(0);
   EXPECT_EQ(cell.at("values").at("staleness.budget"), "1");
   EXPECT_EQ(cell.at("measures").at("cost.usd_total").at("n"), 2);
+  EXPECT_EQ(cell.at("measures").at("cost.usd_total").at("low"), 0);  // 1.1 less 1.27
+  EXPECT_GT(cell.at("measures").at("cost.usd_total").at("high"), 2);
   EXPECT_EQ(cell.at("runs").at(1).at("measures").at("wall_seconds"), 12);
   EXPECT_EQ(j.at("cells").at(3).at("runs").at(0).at("state"), "failed");
   EXPECT_EQ(j.at("cells").at(3).at("runs").at(1).at("state"), "not run");

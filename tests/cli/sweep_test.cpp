@@ -166,7 +166,6 @@ class Plans : public testing::Test {
     std::filesystem::copy("configs/offers", folder_.path() / "offers");
     std::ifstream in("configs/quickstart.yaml");
     text_.assign(std::istreambuf_iterator<char>(in), {});
-    text_.erase(text_.find("  lookahead"), text_.find("\n", text_.find("  lookahead")) - text_.find("  lookahead") + 1);
   }
   SweepArguments arguments(const std::string& more = "") {
     std::ofstream(folder_.path() / "run.yaml") << text_ << more;
@@ -209,6 +208,28 @@ TEST_F(Plans, CellsAreRunFilesOfTheirOwn) {
   EXPECT_THAT(run.config, HasSubstr("seed: 8"));
   EXPECT_THAT(run.config, HasSubstr("name: " + run.digest));
   EXPECT_EQ(run.folder, a.out / "cells" / run.digest);
+}
+
+TEST_F(Plans, FilesOfOneNameHaveFoldersOfTheirOwn) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::create_directory(folder_.path() / "other");
+  SweepPlan first = {}, second = {};
+  first.config = folder_.path() / "run.yaml";
+  second.config = folder_.path() / "other" / "run.yaml";
+  std::filesystem::current_path(folder_.path());
+  const auto taken = [](SweepPlan& plan) {
+    plan.out = default_sweep_folder(plan.config);
+    std::filesystem::create_directories(plan.out);
+    EXPECT_TRUE(note_sweep_source(plan));
+    return plan.out;
+  };
+  const auto sweeps = std::filesystem::current_path() / "sweeps";
+  EXPECT_EQ(taken(first), sweeps / "run");
+  EXPECT_EQ(taken(second), sweeps / "run-2");
+  EXPECT_EQ(default_sweep_folder("other/../run.yaml"), sweeps / "run") << "the same file again";
+  EXPECT_EQ(default_sweep_folder("other/run.yaml"), sweeps / "run-2");
+  EXPECT_EQ(default_sweep_folder("other/run.yml"), sweeps / "run-3");
+  std::filesystem::current_path(before);
 }
 
 TEST_F(Plans, DigestsFollowFromWhatIsRun) {

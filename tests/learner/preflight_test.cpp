@@ -64,6 +64,24 @@ TEST(Preflight, TheQuickstartIsFine) {
   EXPECT_EQ(result.plan->plan.request.run_time, std::chrono::seconds(120));
 }
 
+TEST(Preflight, WarnsOfSettingsThatMislead) {
+  const auto warned = [](const std::string& name, const std::vector<std::pair<std::string, std::string>>& overrides) {
+    for (const Check& c : preflight(quickstart(overrides)).checks)
+      if (c.name == name && c.verdict == Verdict::kWarning) return c.detail;
+    return std::string();
+  };
+  const std::pair<std::string, std::string> loaded{"model", "{path: no-such-folder}"};
+  EXPECT_EQ(warned("learning rate", {}), "");
+  EXPECT_EQ(warned("learning rate", {{"learner.learning_rate", "0.029"}}), "");
+  EXPECT_THAT(warned("learning rate", {{"learner.learning_rate", "0.03"}}), HasSubstr("30 times above 0.001, the default for a new model"));
+  EXPECT_THAT(warned("learning rate", {{"learner.learning_rate", "1e-6"}}), HasSubstr("1e+03 times below 0.001"));
+  EXPECT_THAT(warned("learning rate", {loaded, {"learner.learning_rate", "1e-3"}}), HasSubstr("it may destroy the model"));
+  EXPECT_EQ(warned("learning rate", {loaded, {"learner.learning_rate", "2e-5"}}), "");
+  EXPECT_EQ(warned("learning rate", {loaded, {"learner.trainer", "external"}}), "") << "it has a rate of its own";
+  EXPECT_EQ(warned("sampling", {}), "");
+  EXPECT_THAT(warned("sampling", {{"rollout.top_p", "0.5"}}), HasSubstr("its gradient is biased"));
+}
+
 // What goes on has its plan: whatever the offers say by now. Only what it may cost is the run file's.
 TEST(Preflight, ARunThatGoesOnKeepsItsPlan) {
   const overlay::TemporaryFolder folder;
@@ -245,8 +263,18 @@ TEST(PlanRun, FollowsTheRunFile) {
   EXPECT_LT(automatic.broadcast_time, planned({{"network.topology", "trees"}}).broadcast_time);
   EXPECT_EQ(planned({{"network.topology", "trees"}}).topology.policy, chains::TopologyPolicy::kTrees);
   EXPECT_EQ(planned({{"network.topology", "star"}}).topology.depth(), 1u);
-  EXPECT_EQ(planned({{"staleness.lookahead", "5"}}).staleness_worst, 6);
-  EXPECT_EQ(planned({{"staleness.lookahead", "1"}}).staleness_worst, 3);
+  const provisioner::Plan wide = planned({{"staleness.budget", "6"}, {"staleness.lookahead", "5"}}),
+                          narrow = planned({{"staleness.budget", "6"}, {"staleness.lookahead", "1"}});
+  EXPECT_EQ(wide.staleness_worst, 6);
+  EXPECT_EQ(wide.to_json().at("staleness").at("bound_by"), "budget");
+  EXPECT_EQ(narrow.staleness_worst, 3);
+  EXPECT_EQ(narrow.to_json().at("staleness").at("bound_by"), "lookahead");
+  EXPECT_THAT(narrow.to_table(), HasSubstr("staleness: at worst 3 steps; the lookahead bounds it (S 6, lookahead 1)"));
+  for (const char* budget : {"1", "3", "11"}) {  // the lookahead follows
+    const provisioner::Plan follows = planned({{"staleness.lookahead", "auto"}, {"staleness.budget", budget}});
+    EXPECT_EQ(std::to_string(follows.staleness_worst), budget);
+    EXPECT_EQ(follows.to_json().at("staleness").at("bound_by"), "budget");
+  }
   const auto short_lived = planned({{"fleet.duration_min", "24 h"}});
   for (const auto& row : short_lived.rows)
     if (row.offer.id == "q17") {

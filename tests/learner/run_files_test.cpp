@@ -36,7 +36,7 @@ class RunFilesTest : public ::testing::Test {
 TEST_F(RunFilesTest, QuickstartReadsAndResolvesToItself) {
   const auto config = load_run_config("configs/quickstart.yaml");
   ASSERT_TRUE(config) << config.error().message();
-  EXPECT_EQ(config->staleness.budget, 6u);
+  EXPECT_EQ(config->staleness.budget, 3u);
   EXPECT_EQ(config->network.uplink, BitRate::from_mbit_per_s(24));
   EXPECT_TRUE(config->learner.warm_start.enabled);
   EXPECT_EQ(config->fleet.offers.filename(), "quickstart.json");
@@ -199,23 +199,59 @@ TEST_F(RunFilesTest, AnEngineThatIsAServerIsDescribedWhole) {
 
 TEST_F(RunFilesTest, StalenessFromStrictlyOnPolicyToWide) {
   const auto with = [](const std::string& budget, const std::string& kappa) {
-    std::filesystem::path copy = std::filesystem::temp_directory_path() / "echoline-staleness.yaml";
-    std::ifstream in("configs/quickstart.yaml");
-    std::ofstream out(copy);
-    for (std::string line; std::getline(in, line);)
-      if (line.find("lookahead:") == std::string::npos) out << line << '\n';
-    out.close();
-    return load_run_config(copy, {{"staleness.budget", budget}, {"staleness.publish_every", kappa},
-                                  {"fleet.offers", std::filesystem::absolute("configs/offers/quickstart.json").string()}});
+    return load_run_config("configs/quickstart.yaml", {{"staleness.budget", budget}, {"staleness.publish_every", kappa}});
   };
   const auto on_policy = with("0", "1");
   ASSERT_TRUE(on_policy) << on_policy.error().detail;
-  EXPECT_EQ(on_policy->staleness.lookahead, 0u);
-  EXPECT_EQ(with("1", "2")->staleness.lookahead, 0u);
-  EXPECT_EQ(with("11", "1")->staleness.lookahead, 2u);  // not S
+  EXPECT_EQ(on_policy->staleness.lookahead_steps(), 0u);
+  EXPECT_EQ(with("1", "2")->staleness.lookahead_steps(), 1u);
+  EXPECT_EQ(with("11", "1")->staleness.lookahead_steps(), 11u);
   const auto starved = with("1", "3");
   ASSERT_FALSE(starved);
   EXPECT_NE(starved.error().detail.find("below publish_every (kappa) - 1 = 2"), std::string::npos);
+}
+
+TEST_F(RunFilesTest, TheLookaheadFollowsTheBudgetUnlessItIsANumber) {
+  const auto read = [](std::vector<std::pair<std::string, std::string>> more) {
+    return load_run_config("configs/quickstart.yaml", std::move(more));
+  };
+  for (const char* budget : {"1", "3", "11"}) {
+    const auto config = read({{"staleness.budget", budget}, {"staleness.lookahead", "auto"}});
+    ASSERT_TRUE(config) << config.error().message();
+    EXPECT_EQ(std::to_string(config->staleness.lookahead_steps()), budget);
+    EXPECT_THAT(config->resolved_yaml, HasSubstr("lookahead: auto"));  // so that it follows where the file is changed again
+  }
+  EXPECT_EQ(read({{"staleness.budget", "11"}, {"staleness.lookahead", "2"}})->staleness.lookahead_steps(), 2u);
+  const auto above = read({{"staleness.budget", "1"}, {"staleness.lookahead", "2"}});
+  ASSERT_FALSE(above);
+  EXPECT_THAT(above.error().message(), HasSubstr("expected at most the budget S = 1, or `auto`, which follows it; found 2"));
+}
+
+TEST_F(RunFilesTest, TheLearningRateOfALoadedModelIsNotThatOfANewOne) {
+  std::ifstream in("configs/quickstart.yaml");
+  std::ofstream out(folder_ / "run.yaml");
+  for (std::string line; std::getline(in, line);)
+    if (!line.starts_with("  learning_rate:")) out << line << '\n';
+  out.close();
+  const std::pair<std::string, std::string> offers{"fleet.offers", std::filesystem::absolute("configs/offers/quickstart.json").string()};
+  const auto fresh = load_run_config(folder_ / "run.yaml", {offers});
+  ASSERT_TRUE(fresh) << fresh.error().message();
+  EXPECT_EQ(fresh->learner.optimizer.learning_rate, 1e-3);
+  const auto loaded = load_run_config(folder_ / "run.yaml", {offers, {"model", "{path: /models/qwen3}"}});
+  ASSERT_TRUE(loaded) << loaded.error().message();
+  EXPECT_EQ(loaded->learner.optimizer.learning_rate, 1e-6);
+  const auto given = load_run_config(folder_ / "run.yaml", {offers, {"model", "{path: /models/qwen3}"}, {"learner.learning_rate", "3e-5"}});
+  EXPECT_EQ(given->learner.optimizer.learning_rate, 3e-5);
+}
+
+TEST_F(RunFilesTest, AnExternalTrainerIsNotFedFromAPartOfTheDistribution) {
+  for (const auto& setting : {std::pair<std::string, std::string>{"rollout.top_p", "0.5"}, {"rollout.top_k", "20"}, {"rollout.min_p", "0.1"}}) {
+    EXPECT_TRUE(load_run_config("configs/quickstart.yaml", {setting}));
+    const auto refused = load_run_config("configs/quickstart.yaml", {setting, {"learner.trainer", "external"}});
+    ASSERT_FALSE(refused) << setting.first;
+    EXPECT_THAT(refused.error().message(), HasSubstr("learner.trainer: an external trainer gets log-probabilities of the whole distribution"));
+    EXPECT_THAT(refused.error().message(), HasSubstr("Set them to 1, 0 and 0"));
+  }
 }
 
 // The plan may not use the ledger's rules (provisioner/ stands below), so that both refuse the same is held here.

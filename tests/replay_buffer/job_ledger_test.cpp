@@ -54,6 +54,21 @@ TEST_F(Ledger, GrantsInOrderUpToThePacing) {
   EXPECT_FALSE(ledger_->grant({kAda, Version{0}, "", 1}, 0, 1000));
 }
 
+TEST_F(Ledger, StepsInWhichWorkersCouldHaveTakenMoreAreCountedByTheBound) {
+  const auto bound = [&](Bound which) { return must(ledger_->counts()).bound.of(which); };
+  grant(kAda, 2);
+  EXPECT_EQ(bound(Bound::kBudget) + bound(Bound::kLookahead), 0u) << "it got what it asked for";
+  grant(kBob, 100);
+  grant(kBob, 100);
+  EXPECT_EQ(bound(Bound::kBudget), 1u) << "S and the lookahead allow the same";
+  options_.pacing.lookahead_steps = 1;
+  reopen();
+  grant(kAda, 100, 2, 1000, 2);
+  grant(kBob, 100, 2, 1000, 2);
+  EXPECT_EQ(bound(Bound::kLookahead), 1u);
+  EXPECT_EQ(bound(Bound::kBudget), 0u) << "since the ledger was opened";
+}
+
 TEST_F(Ledger, AGroupWithoutScoresIsKeptAndNotTrainedOnBeforeItHasThem) {
   const auto leases = grant(kAda, 3);
   std::vector<schema::Submission> submissions;

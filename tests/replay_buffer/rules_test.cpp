@@ -97,18 +97,30 @@ TEST(Pacing, TheWorstStalenessIsWhatItAdmits) {
           ASSERT_EQ(found, worst) << "S " << budget << ", L " << lookahead << ", lag " << lag;
         }
   EXPECT_EQ(staleness_worst(11, 1, 11, 0), 11u);  // a lookahead of S fills S
-  EXPECT_EQ(staleness_worst(11, 1, default_lookahead(11, 1), 0), 2u);
-}
-
-TEST(Pacing, TheDefaultLookaheadFeedsTheLearnerAndLeavesRoomInS) {
-  EXPECT_EQ(default_lookahead(0, 1), 0u);  // strictly on-policy
-  EXPECT_EQ(default_lookahead(1, 1), 1u);
-  EXPECT_EQ(default_lookahead(3, 1), 2u);
-  EXPECT_EQ(default_lookahead(11, 1), 2u);
-  EXPECT_EQ(default_lookahead(3, 4), 0u);
-  EXPECT_EQ(default_lookahead(4, 4), 1u);
+  EXPECT_EQ(staleness_worst(11, 1, 2, 0), 2u);
   EXPECT_EQ(staleness_budget_min(1), 0u);
   EXPECT_EQ(staleness_budget_min(4), 3u);
+}
+
+TEST(Pacing, ItIsKnownWhichOfTheTwoBinds) {
+  const Pacing pacing{6, 2, 64, 100};
+  EXPECT_EQ(binding(pacing, 10, Version{10}), Bound::kLookahead);  // 3 batches, where S allows 7
+  EXPECT_EQ(binding(pacing, 10, Version{7}), Bound::kLookahead);   // where S allows 4
+  EXPECT_EQ(binding(pacing, 10, Version{6}), Bound::kBudget);      // both allow 3
+  EXPECT_EQ(binding(pacing, 10, Version{3}), Bound::kBudget);      // nothing that could be fresh enough
+  EXPECT_EQ(binding(pacing, 98, Version{98}), std::nullopt);       // the run needs two more batches
+  for (std::uint64_t age = 0; age <= 8; ++age)
+    EXPECT_EQ(binding({6, 6, 64}, 10, Version{10 - age}), Bound::kBudget) << "a lookahead of S never binds";
+}
+
+TEST(Pacing, AStepCountsOnceForEachBound) {
+  BoundSteps steps;
+  steps.note(Bound::kBudget, 0);
+  steps.note(Bound::kBudget, 0);
+  steps.note(Bound::kLookahead, 0);
+  steps.note(Bound::kBudget, 4);
+  EXPECT_EQ(steps.of(Bound::kBudget), 2u);
+  EXPECT_EQ(steps.of(Bound::kLookahead), 1u);
 }
 
 TEST(Lease, FollowsTheWorkersOwnTimePerToken) {

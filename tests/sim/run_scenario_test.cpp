@@ -58,7 +58,7 @@ TEST(SimRunConfig, ReadsAScenario) {
   EXPECT_EQ(s.delta_bytes, (std::vector<Bytes>{Bytes{3'500'001}}));  // 1e8 x 0.05 x 0.7
   EXPECT_EQ(s.request.delta_bytes, s.delta_bytes.front());
   EXPECT_EQ(s.pacing.trajectories_per_step, 32u);
-  EXPECT_EQ(s.pacing.lookahead_steps, 2u);
+  EXPECT_EQ(s.pacing.lookahead_steps, 3u);
   // 200 tokens/s at a mean of some 140 tokens.
   EXPECT_NEAR(s.offers[0].offer.rollouts_per_s * sim::mean_tokens(s), 200, 1e-9);
   const auto result = sim::simulate_run(s);

@@ -1,0 +1,14 @@
+// Words that a plan's JSON and its text share. Private to provisioner/.
+#pragma once
+#include <string_view>
+
+#include "provisioner/plan.hpp"
+
+namespace echoline::provisioner {
+
+// Which of S and the lookahead sets Plan::staleness_worst.
+inline std::string_view staleness_bound_by(const Plan& plan) {
+  return plan.staleness_worst < plan.request.staleness_budget ? "lookahead" : "budget";
+}
+
+}  // namespace echoline::provisioner
