@@ -19,8 +19,9 @@ using torch::autograd::variable_list;
 namespace {
 
 constexpr std::int64_t kPartValues = 1 << 15;  // values of an element-wise function that a thread takes at a time
-constexpr std::int64_t kPartRows =
-    64;  // whose gradients of a norm's weight are added up before the others': the same for any number of threads
+// Gradients of a norm's weight are added up for so many rows, and then over these parts: in the same order with any number
+// of threads.
+constexpr std::int64_t kPartRows = 64;
 constexpr std::int64_t kQueriesMax = 256;  // tokens whose scores exist at a time, where libtorch's products make them
 constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits that exist at a time: 128 MiB
 constexpr std::int64_t kAddedMax = std::int64_t{1} << 22;   // values of a product that are added to a sum at a time

@@ -19,8 +19,8 @@ struct Rotation {
   std::int64_t heads, kv_heads;
   double eps;
 };
-// qkv [tokens, (heads + 2 kv_heads) * dim] -> [tokens, heads + 2 kv_heads, dim]: queries and keys with norm and
-// rotation, values as they are.
+// Applies norm and rotation to queries and keys, and leaves values as they are: qkv [tokens, (heads + 2 kv_heads) * dim]
+// -> [tokens, heads + 2 kv_heads, dim].
 torch::Tensor rotate(const torch::Tensor& qkv, const Rotation& rotation);
 
 // silu(gate) * up

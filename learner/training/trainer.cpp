@@ -166,7 +166,7 @@ Result<Groups> lay_out(const std::vector<schema::Trajectory>& batch, const model
 
 bool informative(const TrainingRow& row) { return row.advantage != 0; }
 
-// What the model says of those rows of `part` that were chosen for it.
+// Adds the scores of those rows of `part` that were chosen for scrutiny to the figures of their workers.
 void look_closely(const std::vector<TrainingRow*>& part, const PackedRows& packed, const model::TokenScores& scores,
                   std::map<WorkerId, Scrutiny>& found) {
   torch::NoGradGuard no_gradient;
@@ -231,8 +231,8 @@ Trainer::Trainer(std::shared_ptr<model::Transformer> model, const TrainerConfig&
 
 Result<delta::OwnedState> Trainer::policy() const { return model::export_policy(*model_); }
 
-// As many of each worker, drawn anew every step; those without a gradient, too. `trained`: rows whose scores the first
-// update makes anyway, with the same arithmetic.
+// Chooses as many rows of each worker, anew every step and rows without a gradient too, and scores them. `trained`: rows
+// that the first update scores anyway, with the same arithmetic; they are left to it.
 std::map<WorkerId, Scrutiny> Trainer::scrutinise(Groups& groups, std::int64_t step,
                                                  const std::vector<TrainingRow*>& trained) {
   std::map<WorkerId, std::vector<TrainingRow*>> of;

@@ -188,7 +188,7 @@ struct Setup {
   }
 
   Step step() {
-    std::ofstream("/proc/self/clear_refs") << "5";  // the process's high-water mark starts anew
+    std::ofstream("/proc/self/clear_refs") << "5";  // resets the process's high-water mark
     const double before = status_bytes("VmRSS:");
     Step done;
     learner::StepReport report;

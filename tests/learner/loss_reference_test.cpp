@@ -1,6 +1,6 @@
 // Learner steps of every named loss on ragged rollouts of several turns, against gradients of a second implementation:
 // every trajectory alone through the model, and its loss written token by token from the formulas of the papers
-// (docs/losses.md has the references). Nothing of learner/training is used but the trainer under test.
+// (docs/losses.md has the references). The test uses no code of learner/training but the trainer.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -45,8 +45,8 @@ std::vector<Tensor> response_logprobs(model::Transformer& model, const schema::T
   return all;
 }
 
-// Four groups of two to six responses of one to four turns. What the environment says between the turns is masked and
-// has no log-probability; all rewards of the third group are equal. The behaviour policy differs from the model's.
+// Four groups of two to six responses of one to four turns. Observations between the turns are masked and have no
+// log-probability; all rewards of the third group are equal. The behaviour policy differs from the model's.
 std::vector<schema::Trajectory> several_turns() {
   Random random(6);
   const auto model = fresh_model();
@@ -121,7 +121,7 @@ void set_advantages(std::string_view name, std::vector<Response*>& group) {
   }
 }
 
-// What one response adds to the objective that is maximised, before it is divided by a count of the whole batch.
+// One response's term of the objective that is maximised, before the division by a count of the whole batch.
 Tensor objective(std::string_view name, const Response& r) {
   const double a = r.advantage;
   Tensor total = constant(0);

@@ -68,7 +68,7 @@ struct HeadShape {
 };
 const HeadShape kHeadShapes[] = {{4, 2, 6}, {8, 4, 64}, {6, 1, 16}, {1, 1, 20}, {2, 2, 128}};
 
-// Attention by a table of who sees whom, in fp64.
+// Attention with a mask of all pairs of tokens, in fp64.
 Tensor plain_attention(const Tensor& qkv, HeadShape n) {
   const Tensor segments = families();
   Tensor ahead = torch::ones({kFamilyTokens, kFamilyTokens}, torch::kBool);
@@ -121,7 +121,7 @@ TEST(PackedAttention, TakesBf16) {
   }
 }
 
-// Whatever is no number stays so, in the values and in the gradients, and only in what sees it.
+// A NaN in a key reaches the outputs of all tokens that attend to it, and no others.
 TEST(PackedAttention, NanReachesItsReadersOnly) {
   Tensor x = torch::randn({kFamilyTokens, 4, 8});
   x[80][2][3] = NAN;  // a key in the third segment
@@ -263,7 +263,7 @@ TEST_P(PackedScores, AreThoseOfSequencesOneByOneWithTheSameGradients) {
       Case c{shared, prompt, {}};
       for (std::size_t t = 0; t < 1 + random.below(20); ++t) {
         c.tokens.push_back(static_cast<std::int64_t>(random.below(19)));
-        c.mask.push_back(t % 5 == member ? 0 : 1);  // what somebody else said in between
+        c.mask.push_back(t % 5 == member ? 0 : 1);  // observations
       }
       c.mask[c.mask.size() / 2] = 1;
       cases.push_back(std::move(c));
