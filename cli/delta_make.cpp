@@ -3,6 +3,7 @@
 
 #include "cli/delta.hpp"
 #include "cli/signals.hpp"
+#include "delta/known_leaves.hpp"
 #include "delta/pending_file.hpp"
 
 namespace echoline::cli {
@@ -48,11 +49,12 @@ Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
     ECHO_TRY(check_stop(stop));
     return file.write(bytes);
   };
+  delta::LeafDigests prev_leaves;
   const delta::EncodeOptions encode{
       .threads = a.common.threads, .base = {}, .progress = bar.callback(), .count_entropy = true};
   bar.begin("encoding");
   const Stopwatch encoding;
-  auto stats = prev ? delta::write_delta((*prev)->view(), cur->view(), sink, encode)
+  auto stats = prev ? delta::write_delta((*prev)->view(), cur->view(), sink, encode, &prev_leaves)
                     : delta::write_snapshot(cur->view(), sink, encode);
   if (!stats) {
     if (stats.error().code != Code::kInvalid) return as_mistake(std::move(stats).error());
@@ -70,7 +72,7 @@ Result<DiffReport> diff(const DiffArguments& a, ProgressBar& bar) {
   const Stopwatch applying;
   if (prev) {
     const auto nowhere = [&](delta::TensorWrite&&) { return check_stop(stop); };
-    ECHO_TRY(delta::resolve_delta(patch.bytes(), (*prev)->view(), nowhere, decode));
+    ECHO_TRY(delta::resolve_delta(patch.bytes(), (*prev)->view(), std::move(prev_leaves), nowhere, decode));
   } else {
     ECHO_TRY(delta::decode_snapshot(patch.bytes(), decode));
   }

@@ -12,7 +12,7 @@ namespace echoline::delta {
 inline constexpr std::uint32_t kBlockElementsMax = 8192;
 inline constexpr std::uint32_t kBlockWordsMax = kBlockElementsMax / 32;
 inline constexpr std::size_t kPrefetchBytes = 16384;  // from a block to what is read after it
-inline constexpr std::uint32_t kSpareChanges = kBlockElementsMax + 64;
+inline constexpr std::uint32_t kSpareElements = 32;  // beyond the last element of a buffer: vectors are stored whole
 inline constexpr unsigned kClasses = 32;
 inline constexpr unsigned kRangesMax = 16;
 
@@ -25,6 +25,8 @@ inline constexpr unsigned kRansBits = 11;  // frequencies of a table add up to 2
 inline constexpr std::uint32_t kRansSlots = 1u << kRansBits;
 inline constexpr std::uint32_t kRansFloor = 1u << 15;  // states are at least this between symbols, and below 2^31
 inline constexpr unsigned kRansStates = 4;
+inline constexpr unsigned kWideStates = 64;  // of the stream that long runs of dense symbols have for themselves
+inline constexpr unsigned kEscape = 511;     // in a table entry: the token follows in the bits
 
 // Which class an element belongs to, by its old bits v: clamp(((v >> exponent_shift) & exponent_mask) - base, 0, 31);
 // which range a class belongs to; and how bits become ordered integers.
@@ -52,7 +54,7 @@ struct GapSink {
 };
 struct BlockSink {
   GapSink gap[kRangesMax];
-  std::uint16_t* dense = nullptr;  // range << kTokenBits | token; token 0 is "unchanged", t + 1 is step token t
+  std::uint16_t* dense = nullptr;  // range << kTokenBits | symbol; symbol 0 is "unchanged", t + 1 is step token t
   std::uint32_t dense_count = 0;
   std::uint64_t* dense_extras = nullptr;
   std::uint32_t dense_extra_count = 0;
@@ -79,6 +81,17 @@ struct RansReader {
   std::uint64_t at = 0;
   std::uint32_t turn = 0;  // the state of the next symbol
 };
+// The same with kWideStates states. Every run begins with state 0.
+struct WideRansReader {
+  alignas(64) std::uint32_t state[kWideStates] = {};
+  const std::byte* words = nullptr;
+  std::uint64_t word_count = 0;
+  std::uint64_t at = 0;
+};
+
+// How a symbol is written. Bits 0-31: reciprocal of its frequency f; 32-43: 2048 - f; 44-55: its first slot, plus 2047
+// when f is 1; 56-59: further bits to shift the quotient by. rans.cpp makes them.
+using RansCode = std::uint64_t;
 
 // The changes of a range coded by gaps, decoded: element of the range (counted over the segment), and signed step.
 struct GapSource {
@@ -91,12 +104,11 @@ struct GapSource {
 struct BlockSource {
   GapSource gap[kRangesMax];
   const RansEntry* dense_tables = nullptr;  // kRansSlots entries for each dense range
-  RansReader dense;
+  bool is_wide = false;                     // dense symbols come from `wide`, else from `narrow`
+  RansReader narrow;
+  WideRansReader wide;
   BitReader bits;
-  std::uint32_t* positions = nullptr;  // out: first + index of the element in its block
-  std::byte* values = nullptr;         // out: new bits
-  std::uint64_t count = 0;
-  std::uint64_t capacity = 0;  // changes at most; there is room for kSpareChanges more
+  bool malformed = false;
 };
 
 struct Kernels {
@@ -107,12 +119,22 @@ struct Kernels {
   // `sorted` is what sort() made of `prev`.
   void (*collect[4])(const std::byte* prev, const std::byte* cur, std::uint32_t count, const BlockModel& model,
                      const SortedBlock& sorted, const std::uint32_t* changed, BlockSink& sink);
-  // Appends the changes of the block; false when the source does not fit the old values. `sorted` is scratch.
-  bool (*resolve[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, std::uint32_t first,
-                     SortedBlock& sorted, BlockSource& source);
+  // Makes the new content of the block in `now`, which holds the old one. `sorted` is scratch.
+  void (*resolve[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
+                     BlockSource& source, std::byte* now);
+  // The elements that differ: first + index of each, and its new bits. Gives how many do. There is room for `count`, and
+  // kSpareElements more.
+  std::uint32_t (*extract[4])(const std::byte* old, const std::byte* now, std::uint32_t count, std::uint32_t first,
+                              std::uint32_t* positions, std::byte* values);
   // Adds, for each element, one to counts[(bits >> shift) & mask].
   void (*count_exponents[4])(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
                              std::uint64_t* counts);
+  // Writes runs of dense symbols (BlockSink::dense), the last run and symbol first, in front of `end`; `codes` has an
+  // entry for each value of a symbol. Gives the first word. Each symbol takes one word at most.
+  std::uint16_t* (*write_wide)(const std::uint16_t* symbols, const std::uint32_t* lengths, std::size_t runs,
+                               const RansCode* codes, std::uint32_t* states, std::uint16_t* end);
+  // Bit i % 32 of open[i / 32] says whether dense symbol i is at least limits[its range]. Reads kSpareElements more.
+  void (*find_open)(const std::uint16_t* symbols, std::size_t count, const std::uint16_t* limits, std::uint32_t* open);
   // XXH3-128 with seed 0.
   void (*hash)(const std::byte* bytes, std::size_t count, std::uint64_t* low, std::uint64_t* high);
 };

@@ -1,9 +1,12 @@
 #include "delta/dense.hpp"
 
+#define ZSTD_STATIC_LINKING_ONLY  // ZSTD_c_literalCompressionMode
 #include <zstd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cmath>
 #include <new>
 
 #include "delta/exponent.hpp"
@@ -61,23 +64,29 @@ Status expand_stream(const Stream& stream, std::span<std::byte> to) {
 }
 
 struct DenseEncoder::Context {
-  explicit Context(int level) : zstd(ZSTD_createCCtx()) {
+  explicit Context(int level) : level(level), zstd(ZSTD_createCCtx()) {
     if (!zstd) throw std::bad_alloc();
-    ZSTD_CCtx_setParameter(zstd, ZSTD_c_compressionLevel, level);
     ZSTD_CCtx_setParameter(zstd, ZSTD_c_contentSizeFlag, 0);  // the stream states it
+    ZSTD_CCtx_setParameter(zstd, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);  // negative levels leave it out
   }
   ~Context() { ZSTD_freeCCtx(zstd); }
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
+  const int level;  // of streams that are no planes
   ZSTD_CCtx* zstd;
   ByteVector scratch;  // compressed bytes
   ByteVector plane;
 };
 
-DenseEncoder::DenseEncoder(int zstd_level) : context_(std::make_unique<Context>(zstd_level)) {}
+DenseEncoder::DenseEncoder(int stream_level) : context_(std::make_unique<Context>(stream_level)) {}
 DenseEncoder::~DenseEncoder() = default;
 
 bool DenseEncoder::encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector& out) {
+  return encode_stream(raw, context_->level, bytes_max, out);
+}
+
+bool DenseEncoder::encode_stream(ByteSpan raw, int level, std::size_t bytes_max, ByteVector& out) {
+  ZSTD_CCtx_setParameter(context_->zstd, ZSTD_c_compressionLevel, level);
   // Room for a block beyond the limit, because zstd codes a block worse when the room is short; with it the result
   // is the same as with unlimited room, and a hopeless attempt still ends early.
   constexpr std::size_t kSlack = ZSTD_BLOCKSIZE_MAX + 1024;
@@ -100,6 +109,9 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector
 }
 
 bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out) {
+  // Exponents are short because some are frequent, not because they repeat. A level that hardly looks for repetitions is
+  // faster, and leaves more to the code of their frequencies.
+  constexpr int kPlaneLevel = -500;
   const std::size_t size = dtype_bytes(dtype);
   const std::size_t start = out.size();
   ByteVector& plane = context_->plane;
@@ -109,12 +121,37 @@ bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, 
     with_element_type(
         size, [&]<class T>(T) { copy_plane<T>(content.data(), plane.size(), p, is_float(dtype), plane.data()); });
     const std::size_t used = out.size() - start;
-    if (used > bytes_max || !encode_stream(plane, bytes_max - used, out)) {
+    if (used > bytes_max || !encode_stream(plane, kPlaneLevel, bytes_max - used, out)) {
       out.resize(start);
       return false;
     }
   }
   return true;
+}
+
+double DenseEncoder::estimate(ByteSpan content, DType dtype) {
+  constexpr std::size_t kSample = 128;
+  const std::size_t size = dtype_bytes(dtype), count = content.size() / size;
+  const std::size_t stride = std::max<std::size_t>(count / kSample, 1);
+  std::array<std::array<std::uint16_t, 256>, sizeof(std::uint64_t)> counts{};
+  double sampled = 0;
+  for (std::size_t i = 0; i < count; i += stride, ++sampled)
+    with_element_type(size, [&]<class T>(T) {
+      T bits = load<T>(content.data() + i * sizeof(T));
+      if (is_float(dtype)) bits = std::rotl(bits, 1);
+      for (std::size_t p = 0; p < sizeof(T); ++p) ++counts[p][static_cast<std::uint8_t>(bits >> (8 * p))];
+    });
+  static const auto n_log_n = [] {
+    std::array<double, 2 * kSample> values{};
+    for (std::size_t n = 1; n < values.size(); ++n) values[n] = static_cast<double>(n) * std::log2(static_cast<double>(n));
+    return values;
+  }();
+  double bits = 0;
+  for (std::size_t p = 0; p < size; ++p) {
+    bits += n_log_n[static_cast<std::size_t>(sampled)];
+    for (const std::uint16_t n : counts[p]) bits -= n_log_n[n];
+  }
+  return bits / 8 * static_cast<double>(count) / std::max(sampled, 1.0);
 }
 
 Status decode_dense(ByteSpan coded, DType dtype, std::span<std::byte> to) {

@@ -24,13 +24,16 @@ Status expand_stream(const Stream& stream, std::span<std::byte> to);
 // Keeps its working memory between calls. One per thread.
 class DenseEncoder {
  public:
-  explicit DenseEncoder(int zstd_level);
+  explicit DenseEncoder(int stream_level);
   ~DenseEncoder();
   // Appends the coding of `content`, or nothing and false when it takes more than `bytes_max`.
   bool encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out);
+  // About how many bytes encode() takes, from the values of some elements. Content that repeats itself takes less.
+  static double estimate(ByteSpan content, DType dtype);
   bool encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector& out);
 
  private:
+  bool encode_stream(ByteSpan raw, int level, std::size_t bytes_max, ByteVector& out);
   struct Context;
   std::unique_ptr<Context> context_;
 };

@@ -8,7 +8,7 @@ namespace echoline::delta {
 namespace {
 
 constexpr std::string_view kMagic = "ECHOPTCH";
-constexpr std::uint16_t kFormatVersion = 2;
+constexpr std::uint16_t kFormatVersion = 3;
 constexpr std::uint8_t kHeaderFrame = 'H', kSegmentFrame = 'S', kTrailerFrame = 'T';
 constexpr std::size_t kChecksumBytes = 8;
 

@@ -2,6 +2,7 @@
 #include <mutex>
 
 #include "delta/digest.hpp"
+#include "delta/known_leaves.hpp"
 #include "delta/parallel.hpp"
 #include "delta/patch_format.hpp"
 #include "delta/state_writer.hpp"
@@ -202,6 +203,15 @@ Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateVie
   return guarded("apply delta", [&]() -> Result<PatchInfo> {
     ECHO_ASSIGN(const StateView sorted, canonical(state));
     ECHO_ASSIGN(Resolved resolved, resolve(patch, sorted, leaves_of(sorted, options.threads), sink, options));
+    return std::move(resolved.info);
+  });
+}
+
+Result<PatchInfo> resolve_delta(std::span<const std::byte> patch, const StateView& state, LeafDigests leaves,
+                                const WriteSink& sink, const DecodeOptions& options) {
+  return guarded("apply delta", [&]() -> Result<PatchInfo> {
+    ECHO_ASSIGN(const StateView sorted, canonical(state));
+    ECHO_ASSIGN(Resolved resolved, resolve(patch, sorted, std::move(leaves), sink, options));
     return std::move(resolved.info);
   });
 }

@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <thread>
 
 #include "delta/digest.hpp"
+#include "delta/known_leaves.hpp"
 #include "delta/parallel.hpp"
 #include "delta/patch_format.hpp"
 
@@ -32,6 +34,46 @@ SegmentPlace place_of(const TensorView& tensor, std::uint64_t first_byte) {
           tensor.shape.empty() ? 0 : static_cast<std::uint64_t>(tensor.shape.back())};
 }
 
+// Adjacent tasks that one thread does.
+struct TaskGroup {
+  std::span<const SegmentTask> tasks;
+  std::uint64_t bytes = 0;
+};
+std::vector<TaskGroup> each_alone(const std::vector<SegmentTask>& tasks) {
+  std::vector<TaskGroup> groups;
+  for (const SegmentTask& task : tasks) groups.push_back({{&task, 1}, task.range.byte_count});
+  return groups;
+}
+// Small segments of a type together, so that what is done once for all of them costs each little: a mixture of experts
+// has thousands. The groups depend on nothing but the tensors.
+std::vector<TaskGroup> small_ones_together(const std::vector<SegmentTask>& tasks, const StateView& state) {
+  constexpr std::uint64_t kSmallBytes = 1u << 17;
+  std::vector<TaskGroup> groups;
+  for (const SegmentTask& task : tasks) {
+    const std::uint64_t bytes = task.range.byte_count;
+    if (!groups.empty() && bytes <= kSmallBytes) {
+      TaskGroup& last = groups.back();
+      const SegmentTask& before = last.tasks.back();
+      if (before.range.byte_count <= kSmallBytes && state[before.tensor].dtype == state[task.tensor].dtype &&
+          last.bytes + bytes <= kSegmentBytes) {
+        last = {{last.tasks.data(), last.tasks.size() + 1}, last.bytes + bytes};
+        continue;
+      }
+    }
+    groups.push_back({{&task, 1}, bytes});
+  }
+  return groups;
+}
+
+// Segments as they are handed on; those without layers leave nothing. Payloads that an encoder does not hold.
+struct CodedSegments {
+  std::vector<Segment> segments;
+  std::deque<ByteVector> payloads;
+  void own(Segment& segment) {
+    for (Layer& layer : segment.layers) layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
+  }
+};
+
 // Hands coded segments to the writer in order, whichever thread finishes first. A thread that is too far ahead waits,
 // so that only a few segments are held.
 class InOrder {
@@ -45,23 +87,19 @@ class InOrder {
     wake_.wait(lock, [&] { return failed_ || index < next_ + 2 * threads; });
     return !failed_;
   }
-  // `segment` without layers leaves nothing.
-  void leave(std::size_t index, std::uint64_t bytes, const Segment& segment) {
+  void leave(std::size_t index, std::uint64_t bytes, CodedSegments coded) {
     const std::lock_guard lock(mutex_);
     if (failed_) return;
     if (index != next_) {
-      held_.emplace(index, Held{segment, bytes, {}});
-      // Payloads die with the encoder's next segment, so a held one owns them.
-      std::vector<ByteVector>& payloads = held_.at(index).payloads;
-      for (Layer& layer : held_.at(index).segment.layers) {
-        payloads.emplace_back(layer.payload.begin(), layer.payload.end());
-        layer.payload = payloads.back();
-      }
+      // Payloads die with the encoder's next segment.
+      if (coded.payloads.empty())
+        for (Segment& segment : coded.segments) coded.own(segment);
+      held_.emplace(index, Held{std::move(coded), bytes});
       return;
     }
-    write(segment, bytes);
+    write(coded.segments, bytes);
     for (auto at = held_.begin(); at != held_.end() && at->first == next_ && !failed_; at = held_.erase(at))
-      write(at->second.segment, at->second.bytes);
+      write(at->second.coded.segments, at->second.bytes);
     wake_.notify_all();
   }
   void abandon(Error error) {
@@ -72,19 +110,19 @@ class InOrder {
 
  private:
   struct Held {
-    Segment segment;
+    CodedSegments coded;
     std::uint64_t bytes = 0;
-    std::vector<ByteVector> payloads;
   };
   void fail_with(Error error) {
     if (!failed_) failed_ = std::move(error);
     wake_.notify_all();
   }
-  void write(const Segment& segment, std::uint64_t bytes) {
+  void write(const std::vector<Segment>& segments, std::uint64_t bytes) {
     ++next_;
     done_bytes_ += bytes;
-    if (!segment.layers.empty())
-      if (Status status = writer_.add(segment); !status) return fail_with(std::move(status).error());
+    for (const Segment& segment : segments)
+      if (!segment.layers.empty())
+        if (Status status = writer_.add(segment); !status) return fail_with(std::move(status).error());
     if (progress_) progress_(done_bytes_, total_bytes_);
   }
   PatchWriter& writer_;
@@ -98,22 +136,22 @@ class InOrder {
   std::optional<Error> failed_;
 };
 
-// Runs work(worker, task) -> Result<Segment> for every task on several threads; `make_worker` makes what each thread
-// keeps to itself.
+// Runs work(worker, tasks) -> Result<CodedSegments> for every group on several threads; `make_worker` makes what each
+// thread keeps to itself.
 template <class MakeWorker, class Work>
-Status code_in_order(const std::vector<SegmentTask>& tasks, unsigned threads, InOrder& in_order,
+Status code_in_order(const std::vector<TaskGroup>& groups, unsigned threads, InOrder& in_order,
                      MakeWorker&& make_worker, Work&& work) {
   threads = std::clamp(threads, 1u, 256u);
   std::vector<decltype(make_worker())> workers(threads);
-  for_each_parallel(tasks.size(), threads, [&](unsigned self, std::size_t i) {
+  for_each_parallel(groups.size(), threads, [&](unsigned self, std::size_t i) {
     if (!in_order.enter(i, threads)) return;
     try {
       if (!workers[self]) workers[self] = make_worker();
-      Result<Segment> segment = work(*workers[self], tasks[i]);
-      if (segment) {
-        in_order.leave(i, tasks[i].range.byte_count, *segment);
+      Result<CodedSegments> coded = work(*workers[self], groups[i].tasks);
+      if (coded) {
+        in_order.leave(i, groups[i].bytes, *std::move(coded));
       } else {
-        in_order.abandon(std::move(segment).error());
+        in_order.abandon(std::move(coded).error());
       }
     } catch (...) {  // others must not wait for a thread that is gone
       in_order.abandon(fail(Code::kExhausted, "encode patch", "out of memory"));
@@ -159,7 +197,7 @@ struct DeltaWorker {
 };
 
 Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const PatchSink& sink,
-                            const EncodeOptions& options) {
+                            const EncodeOptions& options, LeafDigests* base_leaves) {
   PatchStats stats;
   count_state(cur, stats);
   PatchWriter writer(sink);
@@ -169,26 +207,39 @@ Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const P
   auto cur_leaves = places_for_leaves(cur);
   std::mutex mutex;  // for `counters`
   std::deque<EntropyCounter> counters;
+  const std::vector<SegmentTask> tasks = segment_tasks(cur);
   ECHO_TRY(code_in_order(
-      segment_tasks(cur), options.threads, in_order,
+      small_ones_together(tasks, cur), options.threads, in_order,
       [&] {
         auto worker = std::make_unique<DeltaWorker>(options.zstd_level);
         const std::lock_guard lock(mutex);
         if (options.count_entropy) worker->entropy = &counters.emplace_back();
         return worker;
       },
-      [&](DeltaWorker& worker, const SegmentTask& task) -> Result<Segment> {
-        const auto [first, count] = task.range;
-        const std::size_t leaf = first / kLeafBytes;
-        Segment segment{task.tensor, task.index, {}};
-        if (auto layer = worker.encoder.encode(
-                prev[task.tensor].bytes.subspan(first, count), cur[task.tensor].bytes.subspan(first, count),
-                place_of(cur[task.tensor], first), options.base ? nullptr : prev_leaves[task.tensor].data() + leaf,
-                cur_leaves[task.tensor].data() + leaf, worker.entropy))
-          segment.layers.push_back(*layer);
-        return segment;
+      [&](DeltaWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegments> {
+        const auto sides = [&](const SegmentTask& task) -> SegmentSides {
+          const auto [first, count] = task.range;
+          return {prev[task.tensor].bytes.subspan(first, count), cur[task.tensor].bytes.subspan(first, count)};
+        };
+        std::vector<SegmentSides> together;
+        if (group.size() > 1) std::ranges::transform(group, std::back_inserter(together), sides);
+        worker.encoder.share_model(together, cur[group.front().tensor].dtype);
+        CodedSegments coded;
+        for (const SegmentTask& task : group) {
+          const auto [before, now] = sides(task);
+          const std::size_t leaf = task.range.first_byte / kLeafBytes;
+          Segment segment{task.tensor, task.index, {}};
+          if (auto layer = worker.encoder.encode(before, now, place_of(cur[task.tensor], task.range.first_byte),
+                                                 options.base ? nullptr : prev_leaves[task.tensor].data() + leaf,
+                                                 cur_leaves[task.tensor].data() + leaf, worker.entropy))
+            segment.layers.push_back(*layer);
+          if (group.size() > 1) coded.own(segment);
+          coded.segments.push_back(std::move(segment));
+        }
+        return coded;
       }));
   stats.base = options.base ? *options.base : combine_leaves(prev, prev_leaves);
+  if (base_leaves) *base_leaves = std::move(prev_leaves);
   stats.result = combine_leaves(cur, cur_leaves);
   if (options.count_entropy) {
     EntropyCounter all;
@@ -206,13 +257,15 @@ Result<PatchStats> snapshot_of(const StateView& cur, const PatchSink& sink, cons
   ECHO_TRY(writer.begin(PatchKind::kSnapshot, cur, options.zstd_level));
   InOrder in_order(writer, stats.state_bytes, options.progress);
   auto leaves = places_for_leaves(cur);
+  const std::vector<SegmentTask> tasks = segment_tasks(cur);
   ECHO_TRY(code_in_order(
-      segment_tasks(cur), options.threads, in_order,
+      each_alone(tasks), options.threads, in_order,
       [&] { return std::make_unique<SegmentEncoder>(options.zstd_level); },
-      [&](SegmentEncoder& encoder, const SegmentTask& task) -> Result<Segment> {
+      [&](SegmentEncoder& encoder, std::span<const SegmentTask> group) -> Result<CodedSegments> {
+        const SegmentTask& task = group.front();
         const ByteSpan content = cur[task.tensor].bytes.subspan(task.range.first_byte, task.range.byte_count);
         digest_leaves(content, leaves[task.tensor].data() + task.range.first_byte / kLeafBytes);
-        return Segment{task.tensor, task.index, {encoder.encode_whole(content, cur[task.tensor].dtype)}};
+        return CodedSegments{{{task.tensor, task.index, {encoder.encode_whole(content, cur[task.tensor].dtype)}}}, {}};
       }));
   stats.result = combine_leaves(cur, leaves);
   ECHO_TRY(writer.finish(stats));
@@ -310,8 +363,9 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
   ECHO_TRY(writer.begin(PatchKind::kDelta, base, options.zstd_level));
   InOrder in_order(writer, stats.state_bytes, options.progress);
   ECHO_TRY(code_in_order(
-      tasks, options.threads, in_order, [&] { return std::make_unique<FoldWorker>(options.zstd_level); },
-      [&](FoldWorker& worker, const SegmentTask& task) -> Result<Segment> {
+      each_alone(tasks), options.threads, in_order, [&] { return std::make_unique<FoldWorker>(options.zstd_level); },
+      [&](FoldWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegments> {
+        const SegmentTask& task = group.front();
         const auto found =
             std::lower_bound(segments.begin(), segments.end(), std::pair(std::uint64_t{task.tensor}, task.index),
                              [](const Segment& s, const auto& key) { return std::pair(s.tensor, s.index) < key; });
@@ -326,7 +380,7 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
         if (auto layer = worker.encoder.encode(old, worker.content, place_of(tensor, task.range.first_byte), nullptr,
                                                nullptr, nullptr))
           segment.layers.push_back(*layer);
-        return segment;
+        return CodedSegments{{std::move(segment)}, {}};
       }));
   if (const Digest found = combine_leaves(base, leaves); found != stats.result)
     return fail(Code::kCorrupt, "fold deltas", "the deltas lead to digest {}, the last one promised {}", found.hex(),
@@ -339,11 +393,16 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
 
 Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
                                const EncodeOptions& options) {
+  return write_delta(prev, cur, sink, options, nullptr);
+}
+
+Result<PatchStats> write_delta(const StateView& prev, const StateView& cur, const PatchSink& sink,
+                               const EncodeOptions& options, LeafDigests* base_leaves) {
   return guarded("encode delta", [&]() -> Result<PatchStats> {
     ECHO_ASSIGN(const StateView before, canonical(prev));
     ECHO_ASSIGN(const StateView after, canonical(cur));
     ECHO_TRY(check_same_tensors(before, after));
-    return delta_of(before, after, sink, options);
+    return delta_of(before, after, sink, options, base_leaves);
   });
 }
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <numeric>
 
+#include "delta/token.hpp"
+
 namespace echoline::delta {
 
 Frequencies normalise(std::span<const std::uint64_t> weights) {
@@ -99,88 +101,88 @@ Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max) {
   return table;
 }
 
-void rans_table(const Frequencies& table, RansEntry* entries) {
-  for (std::uint32_t symbol = 0; symbol < table.size(); ++symbol)
-    for (std::uint32_t offset = 0; offset < table[symbol]; ++offset)
-      *entries++ = symbol << (2 * kRansBits) | (table[symbol] - 1u) << kRansBits | offset;
+void rans_table(const Frequencies& table, bool escape, RansEntry* entries) {
+  for (std::uint32_t s = 0; s < table.size(); ++s) {
+    const std::uint32_t symbol = escape && s + 1 == table.size() ? kEscape : s;
+    const RansEntry entry = symbol << (2 * kRansBits) | (table[s] - 1u) << kRansBits;
+    for (std::uint32_t offset = 0; offset < table[s]; ++offset) *entries++ = entry | offset;
+  }
+}
+
+// Division by the frequency is multiplication by its reciprocal (T. Granlund and P. Montgomery, "Division by invariant
+// integers using multiplication", 1994): exact for every 31-bit state. A frequency of 1 has none of 32 bits: its quotient
+// comes out one too small, which the start makes up for.
+void rans_codes(const Frequencies& table, RansCode* codes) {
+  std::uint64_t start = 0;
+  for (const std::uint64_t f : table) {
+    const std::uint64_t shift = f > 1 ? static_cast<std::uint64_t>(std::bit_width(f - 1)) - 1 : 0;
+    const std::uint64_t reciprocal = f > 1 ? ((std::uint64_t{1} << (32 + shift)) + f - 1) / f : ~0u;
+    *codes++ = reciprocal | (kRansSlots - f) << 32 | (start + (f == 1 ? kRansSlots - 1 : 0)) << 44 | shift << 56;
+    start += f;
+  }
+}
+
+std::uint16_t* RansWriter::end_of_words(std::size_t symbols) {
+  const std::size_t room = symbols * kRansBits / 16 + kWideStates + 1;
+  if (room > room_) words_ = std::make_unique_for_overwrite<std::uint16_t[]>(room_ = room + room / 4);
+  return words_.get() + room_;
 }
 
 namespace {
 
-// A symbol as the writer needs it. Division by the frequency is multiplication by its reciprocal (T. Granlund and
-// P. Montgomery, "Division by invariant integers using multiplication", 1994): exact for every 31-bit state.
-struct WriteSymbol {
-  std::uint64_t reciprocal = 0;
-  std::uint32_t start = 0;
-  std::uint32_t frequency = 0;
-  unsigned shift = 0;
+template <std::size_t kCount>
+void put_stream(const std::uint32_t (&states)[kCount], const std::uint16_t* from, const std::uint16_t* to,
+                ByteVector& out) {
+  put_bytes(out, std::as_bytes(std::span(states)));
+  put_bytes(out, std::as_bytes(std::span(from, to)));
+}
 
-  WriteSymbol() = default;
-  WriteSymbol(std::uint32_t first, std::uint32_t f) : start(first), frequency(f) {
-    if (f == 0) return;
-    shift = static_cast<unsigned>(std::bit_width(f - 1));
-    reciprocal = ((std::uint64_t{1} << (31 + shift)) + f - 1) / f;
-  }
-  std::uint32_t quotient(std::uint32_t state) const {
-    return static_cast<std::uint32_t>((state * reciprocal) >> (31 + shift));
-  }
-};
+template <std::size_t kCount>
+bool open_stream(ByteSpan bytes, std::uint32_t (&states)[kCount], const std::byte*& words, std::uint64_t& word_count) {
+  if (bytes.size() < sizeof states || bytes.size() % 2 != 0) return false;
+  std::memcpy(states, bytes.data(), sizeof states);
+  words = bytes.data() + sizeof states;
+  word_count = (bytes.size() - sizeof states) / 2;
+  return std::ranges::all_of(states, [](std::uint32_t s) { return s >= kRansFloor && s < kRansFloor << 16; });
+}
+
+template <class Reader>
+bool is_at_end(const Reader& reader) {
+  return reader.at == reader.word_count && std::ranges::all_of(reader.state, [](std::uint32_t s) { return s == kRansFloor; });
+}
 
 }  // namespace
 
-void rans_write(std::span<const RansRun> runs, ByteVector& out) {
+void RansWriter::write(std::span<const RansRun> runs, ByteVector& out) {
   std::uint32_t states[kRansStates];
   std::fill_n(states, kRansStates, kRansFloor);
   std::size_t total = 0;
   for (const RansRun& run : runs) total += run.symbols.size();
-  // At most 11 bits a symbol, written from the end.
-  std::vector<std::uint16_t> words(total * kRansBits / 16 + kRansStates + 1);
-  std::uint16_t* at = words.data() + words.size();
-  std::size_t tables_max = 0;
-  for (const RansRun& run : runs) tables_max = std::max(tables_max, run.tables.size());
-  std::vector<WriteSymbol> symbols(tables_max << kTokenBits);
-  for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
-    if (run->symbols.empty()) continue;
-    for (std::size_t t = 0; t < run->tables.size(); ++t) {
-      std::uint32_t start = 0;
-      for (std::size_t s = 0; s < run->tables[t].size(); ++s) {
-        symbols[t << kTokenBits | s] = WriteSymbol(start, run->tables[t][s]);
-        start += run->tables[t][s];
-      }
-    }
-    for (std::size_t i = run->symbols.size(); i-- > 0;) {
-      const WriteSymbol& symbol = symbols[run->symbols[i]];
-      std::uint32_t state = states[i % kRansStates];
-      // Written in any case, kept when the state is too large: whether it is cannot be predicted.
-      const bool spill = state >> (31 - kRansBits) >= symbol.frequency;
-      at[-1] = static_cast<std::uint16_t>(state);
-      at -= spill;
-      state = spill ? state >> 16 : state;
-      const std::uint32_t quotient = symbol.quotient(state);
-      states[i % kRansStates] = (quotient << kRansBits) + (state - quotient * symbol.frequency) + symbol.start;
-    }
-  }
-  for (const std::uint32_t state : states) put(out, state);
-  put_bytes(out, std::as_bytes(std::span(at, words.data() + words.size())));
+  std::uint16_t* const end = end_of_words(total);
+  std::uint16_t* at = end;
+  for (auto run = runs.rbegin(); run != runs.rend(); ++run)
+    for (std::size_t i = run->symbols.size(); i-- > 0;)
+      at -= rans_put(states[i % kRansStates], run->codes[run->symbols[i]], at - 1);
+  put_stream(states, at, end, out);
+}
+
+void RansWriter::write_wide(const std::uint16_t* symbols, std::span<const std::uint32_t> lengths, const RansCode* codes,
+                            ByteVector& out) {
+  std::uint32_t states[kWideStates];
+  std::fill_n(states, kWideStates, kRansFloor);
+  std::uint16_t* const end = end_of_words(std::accumulate(lengths.begin(), lengths.end(), std::size_t{0}));
+  const std::uint16_t* const at = kernels().write_wide(symbols, lengths.data(), lengths.size(), codes, states, end);
+  put_stream(states, at, end, out);
 }
 
 bool rans_open(ByteSpan bytes, RansReader& reader) {
-  constexpr std::size_t kStateBytes = 4 * kRansStates;
-  if (bytes.size() < kStateBytes || bytes.size() % 2 != 0) return false;
-  for (unsigned i = 0; i < kRansStates; ++i) {
-    reader.state[i] = load<std::uint32_t>(bytes.data() + 4 * i);
-    if (reader.state[i] < kRansFloor || reader.state[i] >= kRansFloor << 16) return false;
-  }
-  reader.words = bytes.data() + kStateBytes;
-  reader.word_count = (bytes.size() - kStateBytes) / 2;
-  reader.at = 0;
-  reader.turn = 0;
-  return true;
+  return open_stream(bytes, reader.state, reader.words, reader.word_count);
+}
+bool rans_open(ByteSpan bytes, WideRansReader& reader) {
+  return open_stream(bytes, reader.state, reader.words, reader.word_count);
 }
 
-bool rans_at_end(const RansReader& reader) {
-  return reader.at == reader.word_count &&
-         std::ranges::all_of(reader.state, [](std::uint32_t state) { return state == kRansFloor; });
-}
+bool rans_at_end(const RansReader& reader) { return is_at_end(reader); }
+bool rans_at_end(const WideRansReader& reader) { return is_at_end(reader); }
 
 }  // namespace echoline::delta

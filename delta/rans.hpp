@@ -1,7 +1,8 @@
-// Frequency tables and the writing side of the entropy coder: four interleaved rANS states (J. Duda, "Asymmetric
-// numeral systems", 2013) over static tables. Internal to this folder; FORMAT.md, "Symbols". Reading is in token.hpp.
+// Frequency tables and the writing side of the entropy coder: interleaved rANS states (J. Duda, "Asymmetric numeral
+// systems", 2013) over static tables. Internal to this folder; FORMAT.md, "Symbols". Reading is in token.hpp.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -27,21 +28,37 @@ void write_frequencies(const Frequencies& table, unsigned precision, BitWriter& 
 // Empty when malformed.
 Frequencies read_frequencies(BitReader& reader, std::size_t symbols_max);
 
-// Writes kRansSlots entries.
-void rans_table(const Frequencies& table, RansEntry* entries);
+// Writes kRansSlots entries. With `escape`, the last symbol of the table is kEscape.
+void rans_table(const Frequencies& table, bool escape, RansEntry* entries);
+// Writes an entry for each symbol of the table.
+void rans_codes(const Frequencies& table, RansCode* codes);
 
-// A run of symbols that starts with the first state again, and the tables they use: symbol s of table t is
-// t << kTokenBits | s.
+// A run of symbols that starts with the first state again; codes[s] is how symbol s is written.
 struct RansRun {
   std::span<const std::uint16_t> symbols;
-  std::span<const Frequencies> tables;
+  const RansCode* codes = nullptr;
 };
-// Appends four states and the words.
-void rans_write(std::span<const RansRun> runs, ByteVector& out);
+
+// Keeps its working memory between calls.
+class RansWriter {
+ public:
+  // Appends four states and the words.
+  void write(std::span<const RansRun> runs, ByteVector& out);
+  // Runs of one stream with kWideStates states: run r is the next lengths[r] of `symbols`.
+  void write_wide(const std::uint16_t* symbols, std::span<const std::uint32_t> lengths, const RansCode* codes,
+                  ByteVector& out);
+
+ private:
+  std::uint16_t* end_of_words(std::size_t symbols);  // room in front of it for the words of so many
+  std::unique_ptr<std::uint16_t[]> words_;
+  std::size_t room_ = 0;
+};
 
 // False when `bytes` are too few for the states.
 bool rans_open(ByteSpan bytes, RansReader& reader);
 // Every word was read, and the states are what the writer started from: the symbols are those that were written.
 bool rans_at_end(const RansReader& reader);
+bool rans_open(ByteSpan bytes, WideRansReader& reader);
+bool rans_at_end(const WideRansReader& reader);
 
 }  // namespace echoline::delta

@@ -25,6 +25,18 @@ void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, 
   with_element_type(element_bytes, [&]<class T>(T) { scatter<T>(to, origin, positions, values, count); });
 }
 
+// Elements of a leaf that differ.
+std::uint64_t count_changed(ByteSpan before, ByteSpan now, std::size_t element_bytes) {
+  if (now.data() == before.data()) return 0;
+  std::uint32_t bits[kBlockWordsMax];
+  std::uint64_t changed = 0;
+  const auto elements = static_cast<std::uint32_t>(now.size() / element_bytes);
+  for (std::uint32_t i = 0; i < elements; i += kBlockElementsMax)
+    changed += kernels().diff[width_index(element_bytes)](before.data() + i * element_bytes, now.data() + i * element_bytes,
+                                                          std::min(kBlockElementsMax, elements - i), bits);
+  return changed;
+}
+
 }  // namespace
 
 Result<Segment> read_segment(ByteSpan body) {
@@ -68,18 +80,7 @@ std::optional<Layer> SegmentEncoder::encode(ByteSpan prev, ByteSpan cur, const S
   const SparseCount count = sparse_.encode(prev, cur, place, prev_leaves, cur_leaves, entropy, sparse_bytes_);
   if (count.changed == 0) return std::nullopt;
   Layer layer{LayerCoding::kSparse, count.changed, count.bound_bits, sparse_bytes_};
-  // The whole content can only be shorter when the changes take much, or when it is very regular, which a piece of it
-  // shows.
-  constexpr std::size_t kProbeBytes = 16u << 10, kStreamBytes = 24;  // what a plane takes that holds next to nothing
-  bool promising = sparse_bytes_.size() > cur.size() / 24 || cur.size() <= kLeafBytes;
-  if (!promising && sparse_bytes_.size() > cur.size() / 8192) {
-    dense_bytes_.clear();
-    const std::size_t at = (cur.size() - kProbeBytes) / 2 / 8 * 8;
-    const std::size_t share = sparse_bytes_.size() * kProbeBytes / cur.size();
-    promising = dense_.encode(cur.subspan(at, kProbeBytes), place.dtype,
-                              2 * share + kStreamBytes * dtype_bytes(place.dtype), dense_bytes_);
-  }
-  if (promising) {
+  if (static_cast<double>(sparse_bytes_.size()) > dense_.estimate(cur, place.dtype)) {
     dense_bytes_.clear();
     if (dense_.encode(cur, place.dtype, sparse_bytes_.size() - 1, dense_bytes_))
       layer = {LayerCoding::kDense, count.changed, count.bound_bits, dense_bytes_};
@@ -116,52 +117,71 @@ Status SegmentDecoder::decode(const Segment& segment, ByteSpan old, DType dtype,
     digest_leaves(out.values, new_leaves);
     return ok();
   }
-  // The new content of a leaf is put together, hashed and forgotten while it is in the cache.
-  if (scratch_.size() < kLeafBytes) scratch_.resize(kLeafBytes);
-  const auto leaf_done = [&](std::size_t first_byte, std::size_t from, std::size_t to) {
-    if (from == to) return;
-    const ByteSpan leaf = old.subspan(first_byte, std::min(kLeafBytes, old.size() - first_byte));
-    std::copy(leaf.begin(), leaf.end(), scratch_.begin());
-    scatter(scratch_.data(), first_byte / size, changes_.positions.data() + from, changes_.values.data() + from * size,
-            to - from, size);
-    new_leaves[first_byte / kLeafBytes] = digest_bytes(ByteSpan(scratch_).first(leaf.size()));
+  begin(old.size() / size, layer.changed, size, out);
+  const auto leaf_done = [&](std::size_t first_byte, ByteSpan now) {
+    const ByteSpan before = old.subspan(first_byte, now.size());
+    if (now.data() != before.data()) new_leaves[first_byte / kLeafBytes] = digest_bytes(now);
+    return take(before, now, first_byte, size, out);
   };
-  ECHO_TRY(sparse_.decode(layer.payload, layer.changed, old, dtype, changes_, leaf_done));
-  out.whole = false;
-  const auto count = static_cast<std::ptrdiff_t>(changes_.count);
-  out.positions.assign(changes_.positions.begin(), changes_.positions.begin() + count);
-  out.values.assign(changes_.values.begin(), changes_.values.begin() + count * static_cast<std::ptrdiff_t>(size));
-  return ok();
+  return sparse_.decode(layer.payload, layer.changed, old, dtype, leaf_done);
+}
+
+// Prepares `out` for `changed` of `elements`. Where every third changes, all of them take less.
+void SegmentDecoder::begin(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out) {
+  out.whole = changed * (sizeof(std::uint32_t) + element_bytes) >= elements * element_bytes;
+  out.positions.clear();
+  out.values.clear();
+  if (!out.whole) out.positions.reserve(changed);
+  out.values.reserve((out.whole ? elements : changed) * element_bytes);
+}
+
+// Adds what changes in a leaf to `out`; gives how many elements do.
+std::uint64_t SegmentDecoder::take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes,
+                                   Replacement& out) {
+  if (out.whole) {
+    out.values.insert(out.values.end(), now.begin(), now.end());
+    return count_changed(before, now, element_bytes);
+  }
+  if (now.data() == before.data()) return 0;
+  positions_.resize(kLeafBytes + kSpareElements);
+  values_.resize(kLeafBytes + kSpareElements * sizeof(std::uint64_t));
+  const std::uint32_t changed =
+      kernels().extract[width_index(element_bytes)](before.data(), now.data(),
+                                                    static_cast<std::uint32_t>(now.size() / element_bytes),
+                                                    static_cast<std::uint32_t>(first_byte / element_bytes),
+                                                    positions_.data(), values_.data());
+  out.positions.insert(out.positions.end(), positions_.data(), positions_.data() + changed);
+  out.values.insert(out.values.end(), values_.data(), values_.data() + changed * element_bytes);
+  return changed;
 }
 
 // Several deltas in one: each layer is decoded on top of what the layers before it made.
 Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out,
                                      Digest* new_leaves) {
   const std::size_t size = dtype_bytes(dtype);
-  scratch_.assign(old.begin(), old.end());
-  std::vector<bool> touched(old.size() / size);
-  out.whole = false;
+  std::uint64_t changed = 0;
+  bool whole = false;
+  folded_.assign(old.begin(), old.end());
   for (const Layer& layer : segment.layers) {
+    changed += layer.changed;
     if (layer.coding == LayerCoding::kDense) {
-      out.whole = true;
-      ECHO_TRY(decode_dense(layer.payload, dtype, scratch_));
+      whole = true;
+      ECHO_TRY(decode_dense(layer.payload, dtype, folded_));
       continue;
     }
-    ECHO_TRY(sparse_.decode(layer.payload, layer.changed, scratch_, dtype, changes_, [](auto, auto, auto) {}));
-    scatter(scratch_.data(), 0, changes_.positions.data(), changes_.values.data(), changes_.count, size);
-    for (std::size_t i = 0; i < changes_.count; ++i) touched[changes_.positions[i]] = true;
+    ECHO_TRY(sparse_.decode(layer.payload, layer.changed, folded_, dtype, [&](std::size_t first_byte, ByteSpan now) {
+      std::byte* const before = folded_.data() + first_byte;
+      if (now.data() == before) return std::uint64_t{0};
+      const std::uint64_t count = count_changed({before, now.size()}, now, size);
+      std::copy(now.begin(), now.end(), before);
+      return count;
+    }));
   }
-  digest_leaves(scratch_, new_leaves);
-  if (out.whole) {
-    out.values = scratch_;
-    return ok();
-  }
-  out.positions.clear();
-  out.values.clear();
-  for (std::size_t i = 0; i < touched.size(); ++i) {
-    if (!touched[i]) continue;
-    out.positions.push_back(static_cast<std::uint32_t>(i));
-    put_bytes(out.values, ByteSpan(scratch_).subspan(i * size, size));
+  digest_leaves(folded_, new_leaves);
+  begin(old.size() / size, whole ? old.size() / size : std::min(changed, old.size() / size), size, out);
+  for (std::size_t at = 0; at < old.size(); at += kLeafBytes) {
+    const std::size_t count = std::min(kLeafBytes, old.size() - at);
+    take(old.subspan(at, count), ByteSpan(folded_).subspan(at, count), at, size, out);
   }
   return ok();
 }

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "delta/block.hpp"
 #include "delta/dense.hpp"
 #include "delta/sparse.hpp"
 
@@ -36,6 +37,7 @@ void write_segment(const Segment& segment, ByteVector& out);
 class SegmentEncoder {
  public:
   explicit SegmentEncoder(int zstd_level) : dense_(zstd_level) {}
+  void share_model(std::span<const SegmentSides> segments, DType dtype) { sparse_.share_model(segments, dtype); }
   // The shortest layer that turns `prev` into `cur`, its payload valid until the next call; none when nothing differs.
   // Digests of leaves and counts as in SparseEncoder::encode().
   std::optional<Layer> encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves,
@@ -51,7 +53,7 @@ class SegmentEncoder {
 // What a segment becomes: every byte anew, or some elements.
 struct Replacement {
   bool whole = false;
-  std::vector<std::uint32_t> positions;  // element within the segment; ascending order is not promised
+  std::vector<std::uint32_t> positions;  // element within the segment; ascending
   ByteVector values;
 };
 
@@ -68,9 +70,12 @@ class SegmentDecoder {
 
  private:
   Status decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
+  void begin(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out);
+  std::uint64_t take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes, Replacement& out);
   SparseDecoder sparse_;
-  Changes changes_;
-  ByteVector scratch_;
+  std::vector<std::uint32_t> positions_;  // of one leaf, and their values
+  ByteVector values_;
+  ByteVector folded_;
 };
 
 }  // namespace echoline::delta

@@ -22,6 +22,11 @@ struct SegmentPlace {
   std::uint64_t row_elements = 0;  // of the tensor's rows; density may differ from row to row
 };
 
+// A segment's content before and afterwards, of equal size.
+struct SegmentSides {
+  ByteSpan prev, cur;
+};
+
 struct SparseCount {
   std::uint64_t changed = 0;     // elements that differ
   std::uint64_t bound_bits = 0;  // entropy of where and how they differ, given each element's range of old values
@@ -32,6 +37,8 @@ class SparseEncoder {
  public:
   SparseEncoder();
   ~SparseEncoder();
+  // Segments of `dtype` are coded with one model from now on, fitted to a sample of these; without any, each with its own.
+  void share_model(std::span<const SegmentSides> segments, DType dtype);
   // Appends the coding of a segment, or nothing when no element differs. Both sides have equal size. Digests of the
   // leaves of either side, and the counts of the entropy bound, are taken on the way where a place for them is given.
   SparseCount encode(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, Digest* prev_leaves, Digest* cur_leaves,
@@ -42,25 +49,18 @@ class SparseEncoder {
   std::unique_ptr<State> state_;
 };
 
-// Elements of a segment that get new bits. The vectors only ever grow, so that their memory is used again.
-struct Changes {
-  std::size_t count = 0;
-  std::vector<std::uint32_t> positions;  // within the segment, in no order
-  ByteVector values;
-};
+// Called for each leaf of the segment, in order, with its new content, which is valid during the call; it is in `old`'s
+// memory when nothing changes in it. Gives how many elements of it change.
+using LeafDone = std::function<std::uint64_t(std::size_t first_byte, ByteSpan now)>;
 
-// Called for each leaf of the segment, in order: its first byte, and the changes [from, to) within it.
-using LeafDone = std::function<void(std::size_t first_byte, std::size_t from, std::size_t to)>;
-
-// Keeps its working memory between calls: some twenty bytes for each change. One per thread.
+// Keeps its working memory between calls: some twenty bytes for each change that is coded by gaps. One per thread.
 class SparseDecoder {
  public:
   SparseDecoder();
   ~SparseDecoder();
-  // Decodes `changed` changes of the segment whose old content is `old`. kCorrupt when the coding is malformed; then
-  // `out` holds nothing of use.
-  Status decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype, Changes& out,
-                const LeafDone& leaf_done);
+  // Decodes `changed` changes of the segment whose old content is `old`. kCorrupt when the coding is malformed; then what
+  // `leaf_done` was given is of no use.
+  Status decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype, const LeafDone& leaf_done);
 
  private:
   struct State;

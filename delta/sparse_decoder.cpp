@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 
+#include "delta/digest.hpp"
 #include "delta/sparse.hpp"
 #include "delta/sparse_format.hpp"
 #include "delta/token.hpp"
@@ -17,10 +18,11 @@ struct SparseDecoder::State {
   BlockModel model;
   BlockSource source;
   SortedBlock sorted;
+  std::vector<std::byte> leaf = std::vector<std::byte>(kLeafBytes);
   std::vector<std::uint8_t> block_symbols;
   std::array<std::vector<std::uint64_t>, kRangesMax> ranks, steps;
   std::array<std::array<RansEntry, kRansSlots>, kRangesMax> dense_tables;
-  std::array<RansEntry, kRansSlots> gap_table, step_table;
+  std::array<RansEntry, kRansSlots> block_table, step_table;
   std::vector<std::uint16_t> tokens;
 
   Status parse_model(BitReader& bits, DType dtype);
@@ -54,14 +56,15 @@ Status SparseDecoder::State::parse_model(BitReader& bits, DType dtype) {
 // Gaps and steps of one range, which has `elements` elements at most.
 Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, std::uint64_t elements,
                                          std::uint64_t count, std::uint64_t* ranks, std::uint64_t* steps) {
-  RansReader rans = source.dense;
+  const RansEntry* const gap_table = gap_entries(code.table);
+  RansReader rans = source.narrow;
   if (tokens.size() < count) tokens.resize(count);
   rans.turn = 0;
   std::uint64_t done = 0, high = 0, sum = 0;
   while (done < count) {  // again for as many gaps as escapes have taken the place of
     const std::uint64_t wanted = count - done;
     rans_read_run(
-        rans, wanted, [&](std::uint64_t) { return gap_table.data(); }, tokens.data());
+        rans, wanted, [&](std::uint64_t) { return gap_table; }, tokens.data());
     for (std::uint64_t i = 0; i < wanted; ++i) {
       high += tokens[i];
       sum += tokens[i];
@@ -74,7 +77,7 @@ Status SparseDecoder::State::decode_gaps(BitReader& bits, const GapCode& code, s
   rans.turn = 0;
   rans_read_run(
       rans, count, [&](std::uint64_t) { return step_table.data(); }, tokens.data());
-  source.dense = rans;
+  source.narrow = rans;
   std::uint64_t next = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
     ranks[i] = next + (ranks[i] << code.shift | get_bits(bits, code.shift));
@@ -92,7 +95,10 @@ Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::u
   Reader reader(coded);
   const ByteSpan bit_bytes = reader.bytes(reader.varint());
   source = {};
-  if (reader.failed() || !rans_open(reader.rest(), source.dense)) return corrupt("the bytes end within a segment");
+  const ByteSpan narrow = reader.bytes(reader.varint());
+  source.is_wide = !reader.rest().empty();
+  if (reader.failed() || !rans_open(narrow, source.narrow) || (source.is_wide && !rans_open(reader.rest(), source.wide)))
+    return corrupt("the bytes end within a segment");
   BitReader bits{bit_bytes.data(), bit_bytes.size(), 0};
   ECHO_TRY(parse_model(bits, dtype));
   const Frequencies symbols = read_frequencies(bits, kBlockSymbols);
@@ -114,18 +120,19 @@ Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::u
   }
   for (std::uint32_t r = 0; r < model.dense; ++r) {
     const bool given = get_bits(bits, 1) != 0;
-    const Frequencies table = given ? read_frequencies(bits, kTokensMax) : Frequencies{kRansSlots};
+    const bool escape = given && get_bits(bits, 1) != 0;
+    const Frequencies table = given ? read_frequencies(bits, kTokensMax + escape) : Frequencies{kRansSlots};
     if (table.empty()) return corrupt("a segment's table of steps is malformed");
-    rans_table(table, dense_tables[r].data());
+    rans_table(table, escape, dense_tables[r].data());
   }
   source.dense_tables = dense_tables.front().data();
-  rans_table(symbols, gap_table.data());
+  rans_table(symbols, false, block_table.data());
   block_symbols.clear();
   const std::size_t leaf_elements = kLeafBytes / dtype_bytes(dtype);
   for (std::uint64_t leaf = 0; leaf < elements; leaf += leaf_elements)
     for_each_block(grid, leaf, std::min<std::uint64_t>(leaf + leaf_elements, elements),
                    [&](std::uint64_t, std::uint32_t) {
-                     block_symbols.push_back(static_cast<std::uint8_t>(rans_read(source.dense, gap_table.data())));
+                     block_symbols.push_back(static_cast<std::uint8_t>(rans_read(source.narrow, block_table.data())));
                      return true;
                    });
   for (std::uint32_t r = model.dense; r < model.ranges; ++r) {
@@ -135,12 +142,11 @@ Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::u
     if (steps[r].size() < gap.count) steps[r].resize(gap.count);
     gap.ranks = ranks[r].data();
     gap.steps = steps[r].data();
-    rans_table(gap_frequencies()[codes[r].table], gap_table.data());
-    rans_table(step_frequencies[r], step_table.data());
+    rans_table(step_frequencies[r], false, step_table.data());
     ECHO_TRY(decode_gaps(bits, codes[r], elements, gap.count, ranks[r].data(), steps[r].data()));
   }
   if (exhausted(bits)) return corrupt("the bytes end within a segment's gaps");
-  source.dense.turn = 0;
+  source.narrow.turn = 0;
   source.bits = bits;
   return ok();
 }
@@ -148,7 +154,7 @@ Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::u
 SparseDecoder::SparseDecoder() : state_(std::make_unique<State>()) {}
 SparseDecoder::~SparseDecoder() = default;
 
-Status SparseDecoder::decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype, Changes& out,
+Status SparseDecoder::decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype,
                              const LeafDone& leaf_done) {
   const std::size_t size = dtype_bytes(dtype);
   const unsigned width = width_index(size);
@@ -156,27 +162,27 @@ Status SparseDecoder::decode(ByteSpan coded, std::uint64_t changed, ByteSpan old
   State& s = *state_;
   ECHO_CHECK(changed <= old.size() / size);
   ECHO_TRY(s.parse(coded, changed, old.size() / size, dtype));
-  if (out.positions.size() < changed + kSpareChanges) out.positions.resize(changed + kSpareChanges);
-  if (out.values.size() < (changed + kSpareChanges) * size) out.values.resize((changed + kSpareChanges) * size);
-  out.count = changed;
-  s.source.positions = out.positions.data();
-  s.source.values = out.values.data();
-  s.source.capacity = changed;
   const std::uint8_t* symbol = s.block_symbols.data();
-  bool fits = true;
-  for (std::size_t leaf = 0; fits && leaf < old.size(); leaf += kLeafBytes) {
-    const std::uint64_t before = s.source.count;
-    const std::size_t leaf_end = std::min(leaf + kLeafBytes, old.size());
-    fits = for_each_block(s.grid, leaf / size, leaf_end / size, [&](std::uint64_t first, std::uint32_t count) {
+  std::uint64_t done = 0;
+  for (std::size_t leaf = 0; leaf < old.size(); leaf += kLeafBytes) {
+    const ByteSpan before = old.subspan(leaf, std::min(kLeafBytes, old.size() - leaf));
+    ByteSpan now = before;
+    for_each_block(s.grid, leaf / size, (leaf + before.size()) / size, [&](std::uint64_t first, std::uint32_t count) {
       const unsigned chosen = *symbol++;
       if (chosen == kSymbolUntouched) return true;
-      const BlockModel model = model_for(s.model, chosen);
-      return k.resolve[width](old.data() + first * size, count, model, static_cast<std::uint32_t>(first), s.sorted,
-                              s.source);
+      if (now.data() == before.data()) {
+        std::copy(before.begin(), before.end(), s.leaf.begin());
+        now = ByteSpan(s.leaf).first(before.size());
+      }
+      k.resolve[width](old.data() + first * size, count, model_for(s.model, chosen), s.sorted, s.source,
+                       s.leaf.data() + (first * size - leaf));
+      return true;
     });
-    if (fits) leaf_done(leaf, before, s.source.count);
+    done += leaf_done(leaf, now);
+    if (done > changed) break;
   }
-  fits = fits && s.source.count == changed && rans_at_end(s.source.dense) && !exhausted(s.source.bits);
+  bool fits = done == changed && !s.source.malformed && rans_at_end(s.source.narrow) && !exhausted(s.source.bits);
+  if (s.source.is_wide) fits &= rans_at_end(s.source.wide);
   for (const GapSource& gap : s.source.gap) fits &= gap.at == gap.count;
   if (!fits) return corrupt("a segment does not fit the state it is applied to");
   return ok();

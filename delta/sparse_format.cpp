@@ -22,6 +22,15 @@ const std::array<Frequencies, kGapTables>& gap_frequencies() {
   return tables;
 }
 
+const RansEntry* gap_entries(unsigned table) {
+  static const auto entries = [] {
+    std::vector<RansEntry> made(kGapTables * kRansSlots);
+    for (unsigned i = 0; i < kGapTables; ++i) rans_table(gap_frequencies()[i], false, made.data() + i * kRansSlots);
+    return made;
+  }();
+  return entries.data() + table * kRansSlots;
+}
+
 BlockModel model_for(const BlockModel& model, unsigned symbol) {
   BlockModel m = model;
   const std::int64_t base = static_cast<std::int64_t>(model.base) + symbol - kSymbolUnshifted;

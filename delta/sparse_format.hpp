@@ -23,6 +23,7 @@ struct GapCode {
 };
 // Tables of gap tokens: geometric distributions whose means m are 2^((i + 1/2) / 8).
 const std::array<Frequencies, kGapTables>& gap_frequencies();
+const RansEntry* gap_entries(unsigned table);
 
 // Blocks end at multiples of the block length, counted over the tensor, and at the ends of leaves. Calls
 // f(first element, count) for each block of the leaf that starts at element `from` of the segment.

@@ -1,6 +1,8 @@
 #include "delta/sparse_model.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "delta/token.hpp"
 
@@ -52,7 +54,7 @@ double draft_cost(const ClassSample& sample, double scale) {
 
 SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uint32_t base, double elements,
                       double scale) {
-  constexpr double kDenseFrom = 1.0 / 7;
+  constexpr double kDenseFrom = 1.0 / 32;
   // A range costs time for every element, wherever its changes are; what that is worth in bits.
   const double gap_range_bits = elements / 4096;
   constexpr double kDenseRangeBits = 50;
@@ -69,31 +71,37 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
   std::vector<RangeDraft> drafts;
   for (unsigned c = 0; c < kClasses; ++c)
     drafts.push_back({classes[c], c + 1, c < dense_classes, draft_cost(classes[c], scale)});
-  while (drafts.size() > 1) {
-    std::size_t best = drafts.size();
-    double best_gain = 0;
-    RangeDraft best_joined;
-    for (std::size_t i = 0; i + 1 < drafts.size(); ++i) {
-      if (drafts[i].dense != drafts[i + 1].dense) continue;
-      RangeDraft both{{}, drafts[i + 1].bound, drafts[i].dense, 0};
-      if (drafts[i].sample.elements == 0 || drafts[i + 1].sample.elements == 0) {
-        both.sample = drafts[i].sample.elements == 0 ? drafts[i + 1].sample : drafts[i].sample;
-        both.cost = drafts[i].cost + drafts[i + 1].cost;
-      } else {
-        both.sample = joined(drafts[i].sample, drafts[i + 1].sample);
-        both.cost = draft_cost(both.sample, scale);
-      }
-      const double gain =
-          drafts[i].cost + drafts[i + 1].cost - both.cost + (drafts[i].dense ? kDenseRangeBits : gap_range_bits);
-      if (best == drafts.size() || gain > best_gain) {
-        best = i;
-        best_gain = gain;
-        best_joined = both;
-      }
+  // What draft i becomes together with the next one, and what that gains; neighbours of a joined pair are looked at anew.
+  struct Pair {
+    RangeDraft both;
+    double gain = 0;
+    bool allowed = false;
+  };
+  const auto pair_at = [&](std::size_t i) -> Pair {
+    const RangeDraft &a = drafts[i], &b = drafts[i + 1];
+    if (a.dense != b.dense) return {};
+    RangeDraft both{{}, b.bound, a.dense, 0};
+    if (a.sample.elements == 0 || b.sample.elements == 0) {
+      both.sample = a.sample.elements == 0 ? b.sample : a.sample;
+      both.cost = a.cost + b.cost;
+    } else {
+      both.sample = joined(a.sample, b.sample);
+      both.cost = draft_cost(both.sample, scale);
     }
-    if (best == drafts.size() || (best_gain <= 0 && drafts.size() <= kRangesMax)) break;
-    drafts[best] = best_joined;
-    drafts.erase(drafts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+    return {both, a.cost + b.cost - both.cost + (a.dense ? kDenseRangeBits : gap_range_bits), true};
+  };
+  std::vector<Pair> pairs;
+  for (std::size_t i = 0; i + 1 < drafts.size(); ++i) pairs.push_back(pair_at(i));
+  while (!pairs.empty()) {
+    const auto best = std::ranges::max_element(
+        pairs, {}, [](const Pair& p) { return p.allowed ? p.gain : -std::numeric_limits<double>::infinity(); });
+    if (!best->allowed || (best->gain <= 0 && drafts.size() <= kRangesMax)) break;
+    const auto i = static_cast<std::size_t>(best - pairs.begin());
+    drafts[i] = best->both;
+    drafts.erase(drafts.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+    pairs.erase(best);
+    if (i > 0) pairs[i - 1] = pair_at(i - 1);
+    if (i < pairs.size()) pairs[i] = pair_at(i);
   }
   model.block.ranges = static_cast<std::uint32_t>(drafts.size());
   unsigned c = 0;
@@ -117,19 +125,35 @@ struct Sample {
   double dispersion = 1;
 };
 
-// Looks at runs of elements spread evenly over the segment; with `touched`, at those in blocks of it that change.
+// What was seen of one segment or several.
+class Sampler {
+ public:
+  explicit Sampler(const ExponentField& field) : field_(field), by_exponent_(field.mask + 1) {
+    for (auto& counts : elements_) counts.resize(by_exponent_.size());
+  }
+  // Looks at some `wanted` elements, in runs spread evenly over the segment; with `touched`, at those in blocks of it that
+  // change.
+  template <class T>
+  void add(ByteSpan prev, ByteSpan cur, std::size_t wanted, const BlockGrid* touched);
+  Sample finish() &&;
+
+ private:
+  const ExponentField field_;
+  std::vector<ClassSample> by_exponent_;
+  std::array<std::vector<std::uint32_t>, 2> elements_;  // by exponent, in turns: one count would wait for itself
+  std::size_t looked_at_ = 0;
+  double runs_ = 0, changes_ = 0, squares_ = 0;
+};
+
 template <class T>
-Sample take_sample(ByteSpan prev, ByteSpan cur, const ExponentField& field, const BlockGrid* touched) {
+void Sampler::add(ByteSpan prev, ByteSpan cur, std::size_t wanted, const BlockGrid* touched) {
   constexpr std::size_t kRun = 32;
-  const bool is_float = field.mask != 0;
+  const bool is_float = field_.mask != 0;
   const std::size_t count = cur.size() / sizeof(T);
-  const std::size_t wanted = std::clamp<std::size_t>(count / 64, 4 * 1024, 32 * 1024);
   const std::size_t stride = std::max<std::size_t>(count / wanted, 1) * kRun;
-  Sample sample{std::vector<ClassSample>(field.mask + 1)};
-  double runs = 0, changes = 0, squares = 0;
   for (std::size_t at = 0; at < count; at += stride) {
     const std::size_t end = std::min(at + kRun, count);
-    sample.elements += end - at;
+    looked_at_ += end - at;
     __builtin_prefetch(prev.data() + (at + 12 * stride) * sizeof(T));
     __builtin_prefetch(cur.data() + (at + 12 * stride) * sizeof(T));
     if (touched) {
@@ -141,45 +165,41 @@ Sample take_sample(ByteSpan prev, ByteSpan cur, const ExponentField& field, cons
     double changed = 0;
     for (std::size_t i = at; i < end; ++i) {
       const T old = load<T>(prev.data() + i * sizeof(T)), now = load<T>(cur.data() + i * sizeof(T));
-      ClassSample& s = sample.by_exponent[static_cast<std::size_t>(old >> field.shift) & field.mask];
-      s.elements += 1;
+      const std::size_t exponent = static_cast<std::size_t>(old >> field_.shift) & field_.mask;
+      ++elements_[i % 2][exponent];
       if (old == now) continue;
+      ClassSample& s = by_exponent_[exponent];
       std::uint64_t magnitude = 0;
       s.changed += 1;
       s.tokens[std::min(change_token(old, now, is_float, magnitude), kSampledTokens - 1)] += 1;
       changed += 1;
     }
-    runs += 1;
-    changes += changed;
-    squares += changed * changed;
+    runs_ += 1;
+    changes_ += changed;
+    squares_ += changed * changed;
   }
-  const double mean = changes / std::max(runs, 1.0);
-  if (runs >= 64 && changes > 0) sample.dispersion = (squares / runs - mean * mean) / mean;
+}
+
+Sample Sampler::finish() && {
+  Sample sample{std::move(by_exponent_), looked_at_};
+  for (std::size_t e = 0; e <= field_.mask; ++e) sample.by_exponent[e].elements = elements_[0][e] + elements_[1][e];
+  const double mean = changes_ / std::max(runs_, 1.0);
+  if (runs_ >= 64 && changes_ > 0) sample.dispersion = (squares_ / runs_ - mean * mean) / mean;
   return sample;
 }
 
-// Blocks of whole rows where rows are of a useful size; of single rows where they differ.
-BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ) {
-  BlockGrid grid{kBlockElements, 0};
-  const std::uint64_t row = place.row_elements;
-  if (row > 0 && row < kBlockElements) {
-    grid.length = static_cast<std::uint32_t>(rows_differ && row >= kRowsAlone ? row : kBlockElements / row * row);
-  } else if (row >= kBlockElements && row < 4ull * kBlockElementsMax) {
-    const std::uint64_t parts = (row + kBlockElementsMax / 2) / kBlockElements;
-    grid.length = static_cast<std::uint32_t>((row + parts - 1) / std::max<std::uint64_t>(parts, 1));
-  }
-  grid.first = static_cast<std::uint32_t>(grid.length - place.first_element % grid.length);
-  return grid;
+template <class T>
+Sample take_sample(ByteSpan prev, ByteSpan cur, const ExponentField& field, const BlockGrid* touched) {
+  Sampler sampler(field);
+  sampler.add<T>(prev, cur, std::clamp<std::size_t>(cur.size() / sizeof(T) / 64, 4 * 1024, 32 * 1024), touched);
+  return std::move(sampler).finish();
 }
 
-template <class T>
-SparseModel sample_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {
-  constexpr double kRowsDiffer = 1.15, kRowsUntouched = 1.5;
-  const ExponentField field = exponent_field(place.dtype);
-  const std::size_t count = cur.size() / sizeof(T);
-  Sample sample = take_sample<T>(prev, cur, field, nullptr);
-  grid = choose_grid(place, sample.dispersion > kRowsDiffer);
-  if (sample.dispersion > kRowsUntouched) sample = take_sample<T>(prev, cur, field, &grid);
+constexpr double kRowsDiffer = 1.15, kRowsUntouched = 1.5;  // dispersions
+
+// For segments of `elements` elements of a type.
+SparseModel model_of(const Sample& sample, DType dtype, double elements) {
+  const ExponentField field = exponent_field(dtype);
   const std::vector<ClassSample>& by_exponent = sample.by_exponent;
   std::size_t highest = by_exponent.size() - 1;
   while (highest > 0 && by_exponent[highest].elements == 0) --highest;
@@ -190,12 +210,21 @@ SparseModel sample_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place,
     ClassSample& c = classes[std::min<std::size_t>(e > base ? e - base : 0, kClasses - 1)];
     c = joined(c, by_exponent[e]);
   }
-  SparseModel model = fit_model(classes, static_cast<std::uint32_t>(base), static_cast<double>(count),
-                                static_cast<double>(count) / static_cast<double>(sample.elements));
+  SparseModel model = fit_model(classes, static_cast<std::uint32_t>(base), elements,
+                                elements / std::max(1.0, static_cast<double>(sample.elements)));
   model.block.exponent_shift = field.shift;
   model.block.exponent_mask = field.mask;
-  model.block.is_float = is_float(place.dtype);
+  model.block.is_float = is_float(dtype);
   return model;
+}
+
+template <class T>
+SparseModel sample_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {
+  const ExponentField field = exponent_field(place.dtype);
+  Sample sample = take_sample<T>(prev, cur, field, nullptr);
+  grid = choose_grid(place, sample.dispersion > kRowsDiffer);
+  if (sample.dispersion > kRowsUntouched) sample = take_sample<T>(prev, cur, field, &grid);
+  return model_of(sample, place.dtype, static_cast<double>(cur.size() / sizeof(T)));
 }
 
 // Elements and changes of a block by class, counted from 16 classes below the model's first.
@@ -215,21 +244,25 @@ double likelihood(const BlockCounts& counts, const SparseModel& model, int shift
   return bits;
 }
 
-// All changes, and a part of the elements standing for all.
+// Of all elements, or of every eighth word of 32 of them standing for all.
 template <class T>
 BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const BlockModel& model,
                           const std::uint32_t* changed) {
-  const auto at = [&](std::uint32_t i) {
-    const auto exponent =
-        static_cast<std::int64_t>((load<T>(prev + i * sizeof(T)) >> model.exponent_shift) & model.exponent_mask);
-    return static_cast<std::size_t>(std::clamp<std::int64_t>(exponent - model.base + 16, 0, 63));
-  };
   const std::uint32_t every = count >= 2048 ? 8 : 1;
+  std::array<std::uint32_t, 64> elements{}, changes{};
+  for (std::uint32_t w = 0; w * 32 < count; w += every)
+    for (std::uint32_t i = w * 32; i < std::min(count, w * 32 + 32); ++i) {
+      const auto exponent =
+          static_cast<std::int64_t>((load<T>(prev + i * sizeof(T)) >> model.exponent_shift) & model.exponent_mask);
+      const auto at = static_cast<std::size_t>(std::clamp<std::int64_t>(exponent - model.base + 16, 0, 63));
+      ++elements[at];
+      changes[at] += changed[w] >> i % 32 & 1;
+    }
   BlockCounts counts;
-  for (std::uint32_t i = 0; i < count; i += every) counts.elements[at(i)] += every;
-  for (std::uint32_t w = 0; w * 32 < count; ++w)
-    for (std::uint32_t bits = changed[w]; bits != 0; bits &= bits - 1)
-      ++counts.changed[at(w * 32 + static_cast<std::uint32_t>(std::countr_zero(bits)))];
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    counts.elements[i] = every * elements[i];
+    counts.changed[i] = every * changes[i];
+  }
   const auto empty = [&](int i) {
     return counts.elements[static_cast<std::size_t>(i)] == 0 && counts.changed[static_cast<std::size_t>(i)] == 0;
   };
@@ -239,6 +272,34 @@ BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const Bloc
 }
 
 }  // namespace
+
+BlockGrid choose_grid(const SegmentPlace& place, bool rows_differ) {
+  BlockGrid grid{kBlockElements, 0};
+  const std::uint64_t row = place.row_elements;
+  if (row > 0 && row < kBlockElements) {
+    grid.length = static_cast<std::uint32_t>(rows_differ && row >= kRowsAlone ? row : kBlockElements / row * row);
+  } else if (row >= kBlockElements && row < 4ull * kBlockElementsMax) {
+    const std::uint64_t parts = (row + kBlockElementsMax / 2) / kBlockElements;
+    grid.length = static_cast<std::uint32_t>((row + parts - 1) / std::max<std::uint64_t>(parts, 1));
+  }
+  grid.first = static_cast<std::uint32_t>(grid.length - place.first_element % grid.length);
+  return grid;
+}
+
+SharedModel choose_shared_model(std::span<const SegmentSides> segments, DType dtype) {
+  constexpr std::size_t kSample = 32 * 1024, kOfOneMin = 32;
+  Sampler sampler(exponent_field(dtype));
+  const std::size_t wanted = std::max(kSample / std::max<std::size_t>(segments.size(), 1), kOfOneMin);
+  double elements = 0, count = 0;
+  for (const SegmentSides& s : segments) {
+    if (std::memcmp(s.prev.data(), s.cur.data(), s.cur.size()) == 0) continue;  // such as experts that saw no token
+    with_element_type(dtype_bytes(dtype), [&]<class T>(T) { sampler.add<T>(s.prev, s.cur, wanted, nullptr); });
+    elements += static_cast<double>(s.cur.size() / dtype_bytes(dtype));
+    count += 1;
+  }
+  const Sample sample = std::move(sampler).finish();
+  return {model_of(sample, dtype, elements / std::max(count, 1.0)), sample.dispersion > kRowsDiffer};
+}
 
 SparseModel choose_model(ByteSpan prev, ByteSpan cur, const SegmentPlace& place, BlockGrid& grid) {
   return with_element_type(dtype_bytes(place.dtype),

@@ -83,6 +83,32 @@ static inline unsigned rans_read(RansReader& reader, const RansEntry* table) {
   return entry >> (2 * kRansBits);
 }
 
+// Reads a run of `count` symbols; on entry symbols[i] is the number of the table of the i-th.
+static inline void rans_read_wide(WideRansReader& reader, std::uint32_t from, std::uint32_t count,
+                                  const RansEntry* tables, std::uint16_t* symbols) {
+  for (std::uint32_t i = from; i < count; ++i) {
+    std::uint32_t& state = reader.state[i % kWideStates];
+    const RansEntry entry = tables[symbols[i] * kRansSlots + (state & (kRansSlots - 1))];
+    std::uint16_t word = 0;
+    if (reader.at < reader.word_count) std::memcpy(&word, reader.words + 2 * reader.at, 2);
+    reader.at += rans_advance(state, entry, word);
+    symbols[i] = static_cast<std::uint16_t>(entry >> (2 * kRansBits));
+  }
+}
+
+// Moves a state past a symbol; gives whether that puts out its low word first.
+static inline bool rans_put(std::uint32_t& state, RansCode code, std::uint16_t* word) {
+  const auto rest = static_cast<std::uint32_t>(code >> 32);
+  const std::uint32_t others = rest & 0xfff;  // slots of other symbols
+  // Written in any case, kept when the state is too large: whether it is cannot be predicted.
+  const bool spill = (state + (others << (31 - kRansBits))) >> 31;
+  *word = static_cast<std::uint16_t>(state);
+  state = spill ? state >> 16 : state;
+  const auto high = static_cast<std::uint32_t>((state * (code & 0xffffffffu)) >> 32);
+  state += (rest >> 12 & 0xfff) + (high >> (rest >> 24)) * others;
+  return spill;
+}
+
 // Reads `count` symbols; table_of(i) is the table of the i-th. The four states stay in registers.
 template <class TableOf>
 static inline void rans_read_run(RansReader& reader, std::uint64_t count, TableOf&& table_of, std::uint16_t* symbols) {

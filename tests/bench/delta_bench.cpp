@@ -3,17 +3,23 @@
 //
 //   delta_bench                                  the standard pairs
 //   delta_bench --regime=pure --density=1.44     one of them
+//   delta_bench --tensor-elements=3500           in thousands of small tensors, as of a mixture of experts
+//   delta_bench --program=build/release/cli/echoline   `echoline delta diff` beside cp as well
 //   delta_bench --pair=FOLDER                    prev.safetensors and cur.safetensors
 //   delta_bench --benchmark_out=FILE             every measurement as JSON as well (Google Benchmark's options work)
 #include <benchmark/benchmark.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
 
 #include "delta/patch.hpp"
+#include "delta/safetensors.hpp"
 #include "tests/bench/measure.hpp"
 #include "tests/bench/pairs.hpp"
 #include "tests/bench/peers.hpp"
@@ -30,6 +36,8 @@ struct Settings {
   int repeats = 7;
   bool describe = false;
   bool memory = true;
+  std::string program;   // echoline, whose `delta diff` is measured beside cp where it is given
+  double ratio_min = 0;  // encoding and applying on one thread, of memcpy; less is a failure
 };
 
 using Times = std::map<unsigned, std::vector<double>>;  // seconds by thread count
@@ -56,6 +64,9 @@ struct Case {
   Times bound_s, counting_s;  // the bound in a pass of its own; encoding that takes its counts in passing
   Times left_s;               // to apply our delta, once the last of its parts has come
   Times snapshot_s, snapshot_left_s;  // to decode a snapshot, whole and likewise
+  Times snapshot_encode_s;
+  std::uint64_t snapshot_bytes = 0;
+  std::vector<double> files_copy_s, files_diff_s;  // cp of the new version's file, and `echoline delta diff` of both
   std::map<std::string, Line> lines;
   delta::OwnedState target;  // where deltas are applied and copies go
 };
@@ -242,8 +253,11 @@ void arriving_benchmark(benchmark::State& state, Cases& cases, std::size_t index
 
 void snapshot_benchmark(benchmark::State& state, Cases& cases, std::size_t index, unsigned threads) {
   Case& c = cases.at(index);
-  const Blob blob = must(delta::encode_snapshot(c.pair.cur.view(), {.threads = threads}));
+  Blob blob;
   for ([[maybe_unused]] auto _ : state) {
+    c.snapshot_encode_s[threads].push_back(
+        seconds_of([&] { blob = must(delta::encode_snapshot(c.pair.cur.view(), {.threads = threads})); }));
+    c.snapshot_bytes = blob.size();
     c.snapshot_s[threads].push_back(seconds_of([&] { (void)must(delta::decode_snapshot(blob, {.threads = threads})); }));
     delta::IncomingSnapshot incoming({.threads = threads});
     const auto last = add_parts(incoming, blob);
@@ -255,6 +269,32 @@ void snapshot_benchmark(benchmark::State& state, Cases& cases, std::size_t index
     c.snapshot_left_s[threads].push_back(s);
   }
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(c.pair.cur.total_bytes()));
+  state.SetLabel(c.pair.name);
+}
+
+// Files in the page cache, from the start of a program to its end.
+void files_benchmark(benchmark::State& state, Cases& cases, std::size_t index) {
+  Case& c = cases.at(index);
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / fmt::format("echoline-delta-bench-{}", ::getpid());
+  std::filesystem::create_directories(folder);
+  const auto path = [&](std::string_view name) { return (folder / name).string(); };
+  must(delta::write_safetensors(path("prev"), c.pair.prev.view()));
+  must(delta::write_safetensors(path("cur"), c.pair.cur.view()));
+  const auto run_program = [](const std::string& command) {
+    if (std::system(command.c_str()) != 0) give_up(fail(Code::kInternal, "delta_bench", "failed: {}", command));
+  };
+  const std::string copy = fmt::format("cp {} {}", path("cur"), path("copy"));
+  const std::string diff = fmt::format("{} delta diff {} {} -o {} --json > /dev/null", cases.settings().program,
+                                       path("prev"), path("cur"), path("patch"));
+  for ([[maybe_unused]] auto _ : state) {
+    c.files_copy_s.push_back(seconds_of([&] { run_program(copy); }));
+    const double s = seconds_of([&] { run_program(diff); });
+    state.SetIterationTime(s);
+    c.files_diff_s.push_back(s);
+    std::filesystem::remove(path("copy"));
+  }
+  std::filesystem::remove_all(folder);
   state.SetLabel(c.pair.name);
 }
 
@@ -327,6 +367,8 @@ void add_benchmarks(Cases& cases) {
       add(fmt::format("{}{}/decode what is left/threads:{}", prefix, kOurs, t),
           [&cases, i, t](benchmark::State& s) { snapshot_benchmark(s, cases, i, t); });
     }
+    if (!cases.settings().program.empty())
+      add(fmt::format("{}delta diff", prefix), [&cases, i](benchmark::State& s) { files_benchmark(s, cases, i); });
     for (const Codec& codec : codecs()) {
       for (const Base base : {Base::kKnown, Base::kUnknown}) {
         if (codec.peer && base == Base::kUnknown) continue;
@@ -414,9 +456,24 @@ void Cases::print(const Case& c) const {
         fmt::print(table_file, ", and of a snapshot {:.1f} ms of {:.1f} ms", 1e3 * median(c.snapshot_left_s.at(t)),
                    1e3 * median(c.snapshot_s.at(t)));
     }
+    if (c.snapshot_s.contains(t))
+      fmt::print(table_file, "\n    a snapshot takes {:.3f} of the weights: encode {}, decode {}",
+                 static_cast<double>(c.snapshot_bytes) / dense, speed(c, c.snapshot_encode_s, t),
+                 speed(c, c.snapshot_s, t));
     fmt::print(table_file, "\n");
   }
+  if (!c.files_diff_s.empty())
+    fmt::print(table_file, "  files: cp {:.0f} ms, delta diff {:.0f} ms, {:.2f} of its speed\n",
+               1e3 * median(c.files_copy_s), 1e3 * median(c.files_diff_s),
+               median(c.files_copy_s) / median(c.files_diff_s));
   std::fflush(table_file);
+  if (settings_.ratio_min == 0) return;
+  const Line& ours = c.lines.at(kOurs);
+  const double copy = median(c.copy_s.at(1));
+  for (const auto& [what, times] : {std::pair{"encoding", &ours.encode_s}, std::pair{"applying", &ours.apply_s}})
+    if (const double ratio = copy / median(times_of(*times, Base::kKnown).at(1)); ratio < settings_.ratio_min)
+      give_up(fail(Code::kInternal, "delta_bench", "{}: {} takes place at {:.3f} of memcpy, expected at least {}",
+                   c.pair.name, what, ratio, settings_.ratio_min));
 }
 
 // The tables say it better than one line per repetition does; errors are still shown.
@@ -476,6 +533,12 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   app.add_flag("--describe", settings.describe, "statistics of each pair");
   app.add_flag("--no-memory", no_memory, "leave out the measurement of the encoder's memory");
+  app.add_option("--tensor-elements", base.tensor_elements, "divide tensors into small ones of about so many elements")
+      ->check(CLI::Range(64, 1 << 30));
+  app.add_option("--program", settings.program, "the program echoline: measure `delta diff` beside cp")
+      ->check(CLI::ExistingFile);
+  app.add_option("--ratio-min", settings.ratio_min, "fail when encoding or applying on one thread is slower than this part of memcpy")
+      ->check(CLI::Range(0.0, 10.0));
   app.add_flag("--smoke", smoke, "a tiny pair of each regime, measured once: does it work at all?");
   try {
     app.parse(argc, argv);

@@ -92,7 +92,7 @@ struct RowMaker {
   }
 };
 
-delta::StateView layout(std::uint64_t elements) {
+delta::StateView layout(std::uint64_t elements, std::uint64_t tensor_elements) {
   // 61 h² elements: an embedding of 16 h² and three layers of 15 h².
   const double wanted = std::sqrt(static_cast<double>(elements) / 61.0) / 64.0;
   const std::int64_t h = 64 * std::max<std::int64_t>(1, std::llround(wanted));
@@ -114,6 +114,17 @@ delta::StateView layout(std::uint64_t elements) {
     add(layer + "input_layernorm.weight", {h});
     add(layer + "post_attention_layernorm.weight", {h});
   }
+  if (tensor_elements > 0) {
+    delta::StateView parts;
+    const std::int64_t rows = std::max<std::int64_t>(1, static_cast<std::int64_t>(tensor_elements) / h);
+    for (const auto& t : state)
+      for (std::int64_t at = 0; at < (t.shape.size() == 1 ? 1 : t.shape[0]); at += rows) {
+        std::vector<std::int64_t> shape = t.shape;
+        if (shape.size() > 1) shape[0] = std::min(rows, t.shape[0] - at);
+        parts.push_back({fmt::format("{}.{:06}", t.name, at), t.dtype, std::move(shape), {}});
+      }
+    state = std::move(parts);
+  }
   std::sort(state.begin(), state.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return state;
 }
@@ -124,7 +135,7 @@ std::vector<RowSpec> rows_of(const delta::StateView& state) {
     const bool is_norm = state[t].shape.size() == 1;
     const std::size_t count = is_norm ? 1 : static_cast<std::size_t>(state[t].shape[0]);
     for (std::size_t r = 0; r < count; ++r)
-      rows.push_back({t, r, is_norm, state[t].name == "model.embed_tokens.weight"});
+      rows.push_back({t, r, is_norm, state[t].name.starts_with("model.embed_tokens.weight")});
   }
   return rows;
 }
@@ -186,7 +197,7 @@ std::span<std::uint16_t> row_of(std::span<std::byte> tensor, const RowSpec& spec
 }  // namespace
 
 Result<Pair> make_pair(const PairOptions& options) {
-  const delta::StateView state = layout(options.elements);
+  const delta::StateView state = layout(options.elements, options.tensor_elements);
   const std::vector<RowSpec> rows = rows_of(state);
   const RowMaker maker(options);
   ECHO_ASSIGN(const float rate, search_rate(maker, state, rows));
@@ -210,6 +221,7 @@ Result<Pair> make_pair(const PairOptions& options) {
   pair.cur.seal();
   pair.name = fmt::format("{}, {:.2f} %", options.regime == Regime::kPureBf16 ? "pure bf16" : "fp32 master",
                           100 * options.density);
+  if (options.tensor_elements > 0) pair.name += fmt::format(", in {} tensors", state.size());
   if (options.row_spread > 0) pair.name += fmt::format(", row spread {}", options.row_spread);
   if (options.untouched_rows > 0)
     pair.name += fmt::format(", {:.0f} % of embedding untouched", 100 * options.untouched_rows);

@@ -25,6 +25,7 @@ struct PairOptions {
   int updates = 10;           // gradients the moments have seen, >= 1
   double row_spread = 0.0;    // σ of a log-normal factor on each row's updates
   double untouched_rows = 0;  // share of the embedding's rows that never had a gradient
+  std::uint64_t tensor_elements = 0;  // unless 0, rows of tensors are divided among tensors of about so many: experts
   unsigned threads = 2;       // the pair does not depend on it
 };
 

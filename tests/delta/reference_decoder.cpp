@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <optional>
 #include <stdexcept>
 
 namespace echoline::delta::reference {
@@ -133,16 +134,23 @@ struct Bits {
 };
 
 struct Symbols {
-  std::array<std::uint32_t, 4> x;
+  std::vector<std::uint32_t> x;
   Input words;
   unsigned turn = 0;
+  Symbols(std::size_t states, Input from) : x(states), words(from) {
+    for (auto& state : x) state = static_cast<std::uint32_t>(words.number(4));
+  }
   unsigned read(const std::vector<unsigned>& frequencies) {
-    std::uint32_t& state = x[turn++ % 4];
+    std::uint32_t& state = x[turn++ % x.size()];
     unsigned symbol = 0, begin = 0;
     while (begin + frequencies[symbol] <= state % 2048) begin += frequencies[symbol++];
     state = frequencies[symbol] * (state / 2048) + state % 2048 - begin;
     if (state < 32768) state = static_cast<std::uint32_t>(65536 * state + words.number(2));
     return symbol;
+  }
+  void require_end() const {
+    require(words.at == words.end, "words left");
+    for (const auto state : x) require(state == 32768, "final states");
   }
 };
 
@@ -205,11 +213,17 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
     gaps[r].table = static_cast<unsigned>(bits.get(5));
     gaps[r].step_table = bits.table();
   }
-  std::vector<std::vector<unsigned>> dense_tables;
-  for (std::uint64_t r = 0; r < dense; ++r)
-    dense_tables.push_back(bits.get(1) ? bits.table() : std::vector<unsigned>{2048});
-  Symbols symbols{{}, in};
-  for (auto& x : symbols.x) x = static_cast<std::uint32_t>(symbols.words.number(4));
+  struct DenseTable {
+    std::vector<unsigned> frequencies = {2048};
+    bool escape = false;
+  };
+  std::vector<DenseTable> dense_tables(dense);
+  for (DenseTable& t : dense_tables)
+    if (bits.get(1)) t = {.frequencies = {}, .escape = bits.get(1) == 1}, t.frequencies = bits.table();
+  const Bytes narrow = in.take(in.varint());
+  Symbols symbols(4, Input(narrow));
+  std::optional<Symbols> wide;
+  if (in.at != in.end) wide.emplace(64, in);
 
   struct Block {
     std::uint64_t begin, end;
@@ -248,6 +262,7 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
   std::uint64_t done = 0;
   for (const Block& block : blocks) {
     if (block.symbol == 0) continue;
+    if (wide) wide->turn = 0;
     const std::int64_t shifted = static_cast<std::int64_t>(base + block.symbol) - 8;
     const auto block_base = static_cast<std::uint64_t>(std::max<std::int64_t>(shifted, 0));
     for (std::uint64_t i = block.begin; i < block.end; ++i) {
@@ -257,7 +272,9 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
       std::uint64_t r = 0;
       while (bounds[r] <= c) ++r;
       if (r < dense) {
-        const unsigned symbol = symbols.read(dense_tables[r]);
+        const DenseTable& table = dense_tables[r];
+        unsigned symbol = (wide ? *wide : symbols).read(table.frequencies);
+        if (table.escape && symbol + 1 == table.frequencies.size()) symbol = static_cast<unsigned>(bits.get(9)) + 1;
         if (symbol == 0) continue;
         e.set(i, stepped(old, symbol - 1, bits, e.type));
         ++done;
@@ -273,8 +290,8 @@ void decode_sparse(Input in, std::uint64_t changed, const Elements& e) {
     }
   }
   require(done == changed, "number of changes");
-  require(symbols.words.at == symbols.words.end, "words left");
-  for (const auto x : symbols.x) require(x == 32768, "final states");
+  symbols.require_end();
+  if (wide) wide->require_end();
   require((bits.at + 7) / 8 == bits.bytes.size(), "bits left");
 }
 
@@ -285,7 +302,7 @@ State decode(std::span<const std::byte> patch, State state) {
   std::transform(patch.begin(), patch.end(), bytes.begin(), [](std::byte b) { return static_cast<std::uint8_t>(b); });
   Input in(bytes);
   const Bytes magic = in.take(8);
-  require(std::string(magic.begin(), magic.end()) == "ECHOPTCH" && in.number(2) == 2, "magic and version");
+  require(std::string(magic.begin(), magic.end()) == "ECHOPTCH" && in.number(2) == 3, "magic and version");
   for (;;) {
     const auto type = static_cast<char>(in.number(1));
     const Bytes body = in.take(in.number(4));
