@@ -12,7 +12,7 @@ namespace echoline::delta {
 inline constexpr std::uint32_t kBlockElementsMax = 8192;
 inline constexpr std::uint32_t kBlockWordsMax = kBlockElementsMax / 32;
 inline constexpr std::size_t kPrefetchBytes = 16384;  // from a block to what is read after it
-inline constexpr std::uint32_t kSpareElements = 32;  // beyond the last element of a buffer: vectors are stored whole
+inline constexpr std::uint32_t kSpareElements = 32;   // beyond the last element of a buffer: vectors are stored whole
 inline constexpr unsigned kClasses = 32;
 inline constexpr unsigned kRangesMax = 16;
 
@@ -122,15 +122,15 @@ struct Kernels {
   // Makes the new content of the block in `now`, which holds the old one. `sorted` is scratch.
   void (*resolve[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
                      BlockSource& source, std::byte* now);
-  // The elements that differ: first + index of each, and its new bits. Gives how many do. There is room for `count`, and
-  // kSpareElements more.
+  // The elements that differ: first + index of each, and its new bits. Gives how many do. There is room for `count`,
+  // and kSpareElements more.
   std::uint32_t (*extract[4])(const std::byte* old, const std::byte* now, std::uint32_t count, std::uint32_t first,
                               std::uint32_t* positions, std::byte* values);
   // Adds, for each element, one to counts[(bits >> shift) & mask].
   void (*count_exponents[4])(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
                              std::uint64_t* counts);
-  // Writes runs of dense symbols (BlockSink::dense), the last run and symbol first, in front of `end`; `codes` has an
-  // entry for each value of a symbol. Gives the first word. Each symbol takes one word at most.
+  // Writes runs of dense symbols (BlockSink::dense) in front of `end`, from the last run and symbol to the first.
+  // `codes` has an entry for each value of a symbol. Returns the first word. A symbol takes one word at most.
   std::uint16_t* (*write_wide)(const std::uint16_t* symbols, const std::uint32_t* lengths, std::size_t runs,
                                const RansCode* codes, std::uint32_t* states, std::uint16_t* end);
   // Bit i % 32 of open[i / 32] says whether dense symbol i is at least limits[its range]. Reads kSpareElements more.

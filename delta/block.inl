@@ -259,8 +259,8 @@ __m512i iota16() {
 }
 #endif
 
-// The numbers of the elements that `mask` has and `without`, unless null, has not; gives how many there are. There is room
-// for kSpareElements more.
+// The numbers of the elements that `mask` has and `without`, unless null, has not; gives how many there are. There is
+// room for kSpareElements more.
 std::uint32_t pick(const std::uint32_t* mask, const std::uint32_t* without, std::uint32_t words, std::uint16_t* index) {
   std::uint32_t count = 0;
   std::uint32_t w = 0;
@@ -357,8 +357,8 @@ struct Lanes16 {
 
 // ---- changes to tokens ----
 
-// For each element: range << kTokenBits | symbol, the symbol being 0 for an unchanged element and the step token plus one
-// otherwise; and its magnitude where the token leaves bits open. Gives the number of magnitudes.
+// For each element: range << kTokenBits | symbol, the symbol being 0 for an unchanged element and the step token plus
+// one otherwise; and its magnitude where the token leaves bits open. Gives the number of magnitudes.
 template <class T>
 std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const BlockModel& model,
                          std::uint16_t* symbols, std::uint64_t* extras) {
@@ -389,8 +389,7 @@ std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const
     for (std::uint32_t k = 0; k < extra_count; ++k) {
       const std::uint32_t at = large[k];
       const unsigned token = change_token(olds[at], now[at], model.is_float, extras[k]);
-      symbols[at] =
-          static_cast<std::uint16_t>(model.range_of[class_of(olds[at], model)] << kTokenBits | (token + 1));
+      symbols[at] = static_cast<std::uint16_t>(model.range_of[class_of(olds[at], model)] << kTokenBits | (token + 1));
     }
     return extra_count;
   }
@@ -563,8 +562,8 @@ void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tab
       const __m512i slot = _mm512_and_si512(state[v], slot_mask);
       const __m512i entry =
           _mm512_i32gather_epi32(_mm512_or_si512(_mm512_slli_epi32(range, kRansBits), slot), tables, 4);
-      const __m512i frequency = _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(entry, kRansBits), slot_mask),
-                                                 _mm512_set1_epi32(1));
+      const __m512i frequency =
+          _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(entry, kRansBits), slot_mask), _mm512_set1_epi32(1));
       const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state[v], kRansBits)),
                                             _mm512_and_si512(entry, slot_mask));
       const __mmask16 refill = _mm512_cmplt_epu32_mask(next, floor);
@@ -572,7 +571,8 @@ void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tab
           refill, _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words))));
       words += 2 * __builtin_popcount(refill);
       state[v] = _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(at),
+                          _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
     }
   }
   for (unsigned v = 0; v < kVectors; ++v) _mm512_store_si512(reader.state + 16 * v, state[v]);
@@ -589,8 +589,7 @@ void read_dense(const T* olds, std::uint32_t count, const BlockModel& model, Blo
 #if defined(__AVX512BW__)
   if constexpr (sizeof(T) == 2) {
     const Lanes16 lanes(model);
-    for (; i < count; i += 32)
-      _mm512_storeu_si512(symbols + i, lanes.range_of(_mm512_loadu_si512(olds + i)));
+    for (; i < count; i += 32) _mm512_storeu_si512(symbols + i, lanes.range_of(_mm512_loadu_si512(olds + i)));
   }
 #endif
   for (; i < count; ++i) symbols[i] = model.range_of[class_of(olds[i], model)];
@@ -618,12 +617,13 @@ T open_step(T old, unsigned symbol, const BlockModel& model, BlockSource& source
 }
 
 #if defined(__AVX512VBMI2__)
-// open_step() for sixteen 16-bit elements; false, and nothing done, where that takes the long way: an escape, a token of
-// wider types, or the end of the bits.
+// open_step() for sixteen 16-bit elements; false, and nothing done, where that takes the long way: an escape, a token
+// of wider types, or the end of the bits.
 bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, BlockSource& source) {
   const auto set = [](unsigned value) { return _mm512_set1_epi32(static_cast<int>(value)); };
   constexpr unsigned kLargest = 16 + 4 * (16 - 4) + 3;
-  const __m512i zero = _mm512_setzero_si512(), token = _mm512_sub_epi32(symbol, set(1)), above = _mm512_sub_epi32(token, set(16));
+  const __m512i zero = _mm512_setzero_si512(), token = _mm512_sub_epi32(symbol, set(1)),
+                above = _mm512_sub_epi32(token, set(16));
   if (_mm512_cmpgt_epu32_mask(token, set(kLargest)) != 0) return false;
   const __m512i length = _mm512_add_epi32(_mm512_srli_epi32(above, 2), set(2));
   __m512i end = _mm512_add_epi32(length, _mm512_alignr_epi32(length, zero, 15));  // sums up to each
@@ -635,8 +635,8 @@ bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, Bl
   if (first_byte + total / 8 + 8 > source.bits.byte_count) return false;
   const __m512i at = _mm512_add_epi32(_mm512_sub_epi32(end, length), set(static_cast<unsigned>(source.bits.at & 7)));
   const __m512i window = _mm512_i32gather_epi32(_mm512_srli_epi32(at, 3), source.bits.bytes + first_byte, 1);
-  const __m512i extra = _mm512_andnot_si512(_mm512_sllv_epi32(set(~0u), length),
-                                            _mm512_srlv_epi32(window, _mm512_and_si512(at, set(7))));
+  const __m512i extra =
+      _mm512_andnot_si512(_mm512_sllv_epi32(set(~0u), length), _mm512_srlv_epi32(window, _mm512_and_si512(at, set(7))));
   const __m512i head = _mm512_or_si512(set(2), _mm512_and_si512(_mm512_srli_epi32(above, 1), set(1)));
   const __m512i magnitude = _mm512_or_si512(_mm512_sllv_epi32(head, length), extra);
   const __m512i old = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(olds)));
@@ -644,8 +644,7 @@ bool open_steps(__m512i symbol, std::uint16_t* olds, const BlockModel& model, Bl
   const __mmask16 negative = _mm512_test_epi32_mask(old, set(top));
   const __mmask16 down = static_cast<__mmask16>(_mm512_test_epi32_mask(token, set(1)) ^ negative);
   const __m512i ordered = _mm512_mask_xor_epi32(_mm512_or_si512(old, set(top)), negative, old, set(0xffff));
-  const __m512i moved =
-      _mm512_mask_sub_epi32(_mm512_add_epi32(ordered, magnitude), down, ordered, magnitude);
+  const __m512i moved = _mm512_mask_sub_epi32(_mm512_add_epi32(ordered, magnitude), down, ordered, magnitude);
   const __mmask16 below_zero = model.is_float ? _mm512_testn_epi32_mask(moved, set(0x8000)) : 0;
   const __m512i now = _mm512_mask_xor_epi32(_mm512_andnot_si512(set(top), moved), below_zero, moved, set(0xffff));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(olds), _mm512_cvtepi32_epi16(now));
@@ -757,8 +756,8 @@ std::uint32_t extract(const std::byte* old, const std::byte* now, std::uint32_t 
       const std::uint32_t position = first + from + w * 32;
 #if defined(__AVX512VBMI2__)
       if constexpr (sizeof(T) == 2) {
-        const __m512i low = _mm512_add_epi32(
-            _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(static_cast<int>(position)));
+        const __m512i low = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                                             _mm512_set1_epi32(static_cast<int>(position)));
         const auto low_bits = static_cast<__mmask16>(bits), high_bits = static_cast<__mmask16>(bits >> 16);
         const auto low_count = static_cast<std::uint32_t>(__builtin_popcount(low_bits));
         _mm512_storeu_si512(positions + out, _mm512_maskz_compress_epi32(low_bits, low));

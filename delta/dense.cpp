@@ -66,7 +66,7 @@ Status expand_stream(const Stream& stream, std::span<std::byte> to) {
 struct DenseEncoder::Context {
   explicit Context(int level) : level(level), zstd(ZSTD_createCCtx()) {
     if (!zstd) throw std::bad_alloc();
-    ZSTD_CCtx_setParameter(zstd, ZSTD_c_contentSizeFlag, 0);  // the stream states it
+    ZSTD_CCtx_setParameter(zstd, ZSTD_c_contentSizeFlag, 0);                      // the stream states it
     ZSTD_CCtx_setParameter(zstd, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);  // negative levels leave it out
   }
   ~Context() { ZSTD_freeCCtx(zstd); }
@@ -109,8 +109,8 @@ bool DenseEncoder::encode_stream(ByteSpan raw, int level, std::size_t bytes_max,
 }
 
 bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, ByteVector& out) {
-  // Exponents are short because some are frequent, not because they repeat. A level that hardly looks for repetitions is
-  // faster, and leaves more to the code of their frequencies.
+  // Exponents are short because some are frequent, not because they repeat. A level that hardly looks for repetitions
+  // is faster, and leaves more to the code of their frequencies.
   constexpr int kPlaneLevel = -500;
   const std::size_t size = dtype_bytes(dtype);
   const std::size_t start = out.size();
@@ -143,7 +143,8 @@ double DenseEncoder::estimate(ByteSpan content, DType dtype) {
     });
   static const auto n_log_n = [] {
     std::array<double, 2 * kSample> values{};
-    for (std::size_t n = 1; n < values.size(); ++n) values[n] = static_cast<double>(n) * std::log2(static_cast<double>(n));
+    for (std::size_t n = 1; n < values.size(); ++n)
+      values[n] = static_cast<double>(n) * std::log2(static_cast<double>(n));
     return values;
   }();
   double bits = 0;

@@ -1,4 +1,5 @@
-// patch.hpp's calls for a program that makes a delta and proves it: what one of them hashes the other need not.
+// The calls of patch.hpp for a program that encodes a delta and then proves it: the proof takes over the digests of the
+// base that the encoder has computed.
 #pragma once
 #include <vector>
 
@@ -6,7 +7,7 @@
 
 namespace echoline::delta {
 
-// Of each tensor in canonical order, the digests of its leaves (digest.hpp).
+// The digests of each tensor's leaves (digest.hpp); tensors are in canonical order.
 using LeafDigests = std::vector<std::vector<Digest>>;
 
 // `base_leaves`, unless null, gets the digests of the previous state, or nothing where options.base is given.

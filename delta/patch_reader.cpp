@@ -38,7 +38,8 @@ Error stale(const Digest& found, const Digest& expected) {
               expected.hex());
 }
 
-// Decodes segments that lie in `segments` on top of `state`, and gives what they become to `sink`, one thread at a time.
+// Decodes segments that lie in `segments` on top of `state`, and gives what they become to `sink`, one thread at a
+// time.
 class Resolver {
  public:
   Resolver(unsigned threads, Ticker* ticker) : ticker_(ticker), decoders_(std::clamp(threads, 1u, 256u)) {}
@@ -109,8 +110,7 @@ Result<Resolved> resolve(ByteSpan patch, const StateView& state, std::vector<std
                          const WriteSink& sink, const DecodeOptions& options) {
   ECHO_ASSIGN(ParsedPatch parsed, parse_patch(patch, options));
   const PatchInfo& info = parsed.info;
-  if (info.kind != PatchKind::kDelta)
-    return is_a_snapshot();
+  if (info.kind != PatchKind::kDelta) return is_a_snapshot();
   ECHO_TRY(check_tensors_match(info, state));
   if (const Digest found = combine_leaves(state, leaves); found != *info.base) return stale(found, *info.base);
 
@@ -222,7 +222,11 @@ Status apply_delta(std::span<const std::byte> patch, OwnedState& state, const De
 
 struct IncomingDelta::Impl {
   Impl(OwnedState* s, StateView v, const DecodeOptions& o)
-      : state(s), view(std::move(v)), options(o), incoming(o), ticker(options.progress, bytes_of(view)),
+      : state(s),
+        view(std::move(v)),
+        options(o),
+        incoming(o),
+        ticker(options.progress, bytes_of(view)),
         resolver(o.threads, &ticker) {}
 
   Status add(ByteSpan bytes) {

@@ -44,8 +44,8 @@ std::vector<TaskGroup> each_alone(const std::vector<SegmentTask>& tasks) {
   for (const SegmentTask& task : tasks) groups.push_back({{&task, 1}, task.range.byte_count});
   return groups;
 }
-// Small segments of a type together, so that what is done once for all of them costs each little: a mixture of experts
-// has thousands. The groups depend on nothing but the tensors.
+// Groups of small segments of one type, which share a model: fitting one takes longer than coding such a segment, and a
+// mixture of experts has thousands. Groups follow from the tensors alone, so that the bytes do not depend on threads.
 std::vector<TaskGroup> small_ones_together(const std::vector<SegmentTask>& tasks, const StateView& state) {
   constexpr std::uint64_t kSmallBytes = 1u << 17;
   std::vector<TaskGroup> groups;
@@ -65,12 +65,13 @@ std::vector<TaskGroup> small_ones_together(const std::vector<SegmentTask>& tasks
   return groups;
 }
 
-// Segments as they are handed on; those without layers leave nothing. Payloads that an encoder does not hold.
+// Coded segments, and the payloads that the encoder does not hold. Segments without layers are not written.
 struct CodedSegments {
   std::vector<Segment> segments;
   std::deque<ByteVector> payloads;
   void own(Segment& segment) {
-    for (Layer& layer : segment.layers) layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
+    for (Layer& layer : segment.layers)
+      layer.payload = payloads.emplace_back(layer.payload.begin(), layer.payload.end());
   }
 };
 

@@ -110,8 +110,8 @@ void rans_table(const Frequencies& table, bool escape, RansEntry* entries) {
 }
 
 // Division by the frequency is multiplication by its reciprocal (T. Granlund and P. Montgomery, "Division by invariant
-// integers using multiplication", 1994): exact for every 31-bit state. A frequency of 1 has none of 32 bits: its quotient
-// comes out one too small, which the start makes up for.
+// integers using multiplication", 1994): exact for every 31-bit state. A frequency of 1 has none of 32 bits: its
+// quotient comes out one too small, which the start makes up for.
 void rans_codes(const Frequencies& table, RansCode* codes) {
   std::uint64_t start = 0;
   for (const std::uint64_t f : table) {
@@ -148,7 +148,8 @@ bool open_stream(ByteSpan bytes, std::uint32_t (&states)[kCount], const std::byt
 
 template <class Reader>
 bool is_at_end(const Reader& reader) {
-  return reader.at == reader.word_count && std::ranges::all_of(reader.state, [](std::uint32_t s) { return s == kRansFloor; });
+  return reader.at == reader.word_count &&
+         std::ranges::all_of(reader.state, [](std::uint32_t s) { return s == kRansFloor; });
 }
 
 }  // namespace

@@ -32,8 +32,9 @@ std::uint64_t count_changed(ByteSpan before, ByteSpan now, std::size_t element_b
   std::uint64_t changed = 0;
   const auto elements = static_cast<std::uint32_t>(now.size() / element_bytes);
   for (std::uint32_t i = 0; i < elements; i += kBlockElementsMax)
-    changed += kernels().diff[width_index(element_bytes)](before.data() + i * element_bytes, now.data() + i * element_bytes,
-                                                          std::min(kBlockElementsMax, elements - i), bits);
+    changed +=
+        kernels().diff[width_index(element_bytes)](before.data() + i * element_bytes, now.data() + i * element_bytes,
+                                                   std::min(kBlockElementsMax, elements - i), bits);
   return changed;
 }
 
@@ -145,11 +146,9 @@ std::uint64_t SegmentDecoder::take(ByteSpan before, ByteSpan now, std::size_t fi
   if (now.data() == before.data()) return 0;
   positions_.resize(kLeafBytes + kSpareElements);
   values_.resize(kLeafBytes + kSpareElements * sizeof(std::uint64_t));
-  const std::uint32_t changed =
-      kernels().extract[width_index(element_bytes)](before.data(), now.data(),
-                                                    static_cast<std::uint32_t>(now.size() / element_bytes),
-                                                    static_cast<std::uint32_t>(first_byte / element_bytes),
-                                                    positions_.data(), values_.data());
+  const std::uint32_t changed = kernels().extract[width_index(element_bytes)](
+      before.data(), now.data(), static_cast<std::uint32_t>(now.size() / element_bytes),
+      static_cast<std::uint32_t>(first_byte / element_bytes), positions_.data(), values_.data());
   out.positions.insert(out.positions.end(), positions_.data(), positions_.data() + changed);
   out.values.insert(out.values.end(), values_.data(), values_.data() + changed * element_bytes);
   return changed;

@@ -71,7 +71,8 @@ class SegmentDecoder {
  private:
   Status decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
   void begin(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out);
-  std::uint64_t take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes, Replacement& out);
+  std::uint64_t take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes,
+                     Replacement& out);
   SparseDecoder sparse_;
   std::vector<std::uint32_t> positions_;  // of one leaf, and their values
   ByteVector values_;

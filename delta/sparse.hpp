@@ -37,7 +37,8 @@ class SparseEncoder {
  public:
   SparseEncoder();
   ~SparseEncoder();
-  // Segments of `dtype` are coded with one model from now on, fitted to a sample of these; without any, each with its own.
+  // Segments of `dtype` are coded with one model from now on, fitted to a sample of these; without any, each with its
+  // own.
   void share_model(std::span<const SegmentSides> segments, DType dtype);
   // Appends the coding of a segment, or nothing when no element differs. Both sides have equal size. Digests of the
   // leaves of either side, and the counts of the entropy bound, are taken on the way where a place for them is given.
@@ -58,8 +59,8 @@ class SparseDecoder {
  public:
   SparseDecoder();
   ~SparseDecoder();
-  // Decodes `changed` changes of the segment whose old content is `old`. kCorrupt when the coding is malformed; then what
-  // `leaf_done` was given is of no use.
+  // Decodes `changed` changes of the segment whose old content is `old`. kCorrupt when the coding is malformed; then
+  // what `leaf_done` was given is of no use.
   Status decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype, const LeafDone& leaf_done);
 
  private:

@@ -97,7 +97,8 @@ Status SparseDecoder::State::parse(ByteSpan coded, std::uint64_t changed, std::u
   source = {};
   const ByteSpan narrow = reader.bytes(reader.varint());
   source.is_wide = !reader.rest().empty();
-  if (reader.failed() || !rans_open(narrow, source.narrow) || (source.is_wide && !rans_open(reader.rest(), source.wide)))
+  if (reader.failed() || !rans_open(narrow, source.narrow) ||
+      (source.is_wide && !rans_open(reader.rest(), source.wide)))
     return corrupt("the bytes end within a segment");
   BitReader bits{bit_bytes.data(), bit_bytes.size(), 0};
   ECHO_TRY(parse_model(bits, dtype));

@@ -67,13 +67,13 @@ unsigned SparseEncoder::State::sort_block(const SparseModel& model, const std::b
 
 namespace {
 
-// The symbols of dense ranges, `range << kTokenBits | symbol`, and of how many of them blocks consist.
+// The symbols of dense ranges, `range << kTokenBits | symbol`, and the number of them in each block.
 struct DenseSymbols {
   std::span<const std::uint16_t> symbols;  // kSpareElements more can be read
   std::span<const std::uint32_t> runs;
 };
 
-// Numbers of dense symbols. Of many, those of some blocks stand for all; then `is_sample`.
+// Counts of dense symbols: of all blocks, or of a sample of the blocks where there are many.
 struct DenseCounts {
   std::vector<std::uint32_t> of;  // range << kTokenBits | symbol
   bool is_sample = false;
@@ -105,7 +105,7 @@ DenseCounts count_dense(std::uint32_t ranges, const DenseSymbols& dense) {
   return {std::move(counts), every > 1};
 }
 
-// Weights of a dense range's table: symbols that are rarer than a table can say, and come last, are left to an escape.
+// Weights of a dense range's table. The last symbols, rarer than a table can express, share an escape.
 struct DenseTable {
   std::vector<std::uint64_t> weights;
   bool escape = false;
@@ -119,7 +119,8 @@ DenseTable fit_dense(std::span<const std::uint32_t> counts, bool is_sample) {
     if (2ull * kRansSlots * counts[s] > total) end = s + 1;
   DenseTable table;
   table.weights.assign(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(end));
-  const std::uint64_t others = std::accumulate(counts.begin() + static_cast<std::ptrdiff_t>(end), counts.end(), std::uint64_t{0});
+  const std::uint64_t others =
+      std::accumulate(counts.begin() + static_cast<std::ptrdiff_t>(end), counts.end(), std::uint64_t{0});
   table.escape = others > 0 || is_sample;
   if (is_sample)
     for (std::uint64_t& weight : table.weights) weight = std::max<std::uint64_t>(weight, 1);
@@ -161,7 +162,8 @@ class Assembly {
     const std::span<const std::uint16_t> steps(gap.tokens, gap.count);
     const std::vector<std::uint64_t> counts = counts_of(steps);
     runs_.push_back({steps, add_codes(put_table(counts))});
-    bound_ += bits_of(std::span<const std::uint64_t>(counts)) + bits_of<std::uint64_t>(std::array<std::uint64_t, 2>{gap.count, gap.seen - gap.count});
+    bound_ += bits_of(std::span<const std::uint64_t>(counts)) +
+              bits_of<std::uint64_t>(std::array<std::uint64_t, 2>{gap.count, gap.seen - gap.count});
     return code;
   }
   // Tables of the dense ranges.
@@ -225,7 +227,7 @@ class Assembly {
 
   // Appends everything; gives its entropy in bits.
   std::uint64_t finish(RansWriter& writer, ByteVector& out) && {
-    // What the states of the wide stream cost, of what it takes.
+    // The 64 states take 2 % of a stream of this many bits.
     constexpr double kWideFrom = 50 * 32 * kWideStates;
     const bool is_wide = dense_bits_ >= kWideFrom;
     if (!is_wide && !dense_.symbols.empty()) runs_.push_back({dense_.symbols, dense_codes_.data()});

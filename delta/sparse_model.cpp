@@ -71,7 +71,8 @@ SparseModel fit_model(const std::array<ClassSample, kClasses>& classes, std::uin
   std::vector<RangeDraft> drafts;
   for (unsigned c = 0; c < kClasses; ++c)
     drafts.push_back({classes[c], c + 1, c < dense_classes, draft_cost(classes[c], scale)});
-  // What draft i becomes together with the next one, and what that gains; neighbours of a joined pair are looked at anew.
+  // Draft i joined with the next one, and the bits that joining them saves. Joining a pair changes only its
+  // neighbours'.
   struct Pair {
     RangeDraft both;
     double gain = 0;
@@ -125,14 +126,14 @@ struct Sample {
   double dispersion = 1;
 };
 
-// What was seen of one segment or several.
+// Takes a sample of one segment or several.
 class Sampler {
  public:
   explicit Sampler(const ExponentField& field) : field_(field), by_exponent_(field.mask + 1) {
     for (auto& counts : elements_) counts.resize(by_exponent_.size());
   }
-  // Looks at some `wanted` elements, in runs spread evenly over the segment; with `touched`, at those in blocks of it that
-  // change.
+  // Looks at some `wanted` elements, in runs spread evenly over the segment; with `touched`, at those in blocks of it
+  // that change.
   template <class T>
   void add(ByteSpan prev, ByteSpan cur, std::size_t wanted, const BlockGrid* touched);
   Sample finish() &&;
@@ -244,7 +245,7 @@ double likelihood(const BlockCounts& counts, const SparseModel& model, int shift
   return bits;
 }
 
-// Of all elements, or of every eighth word of 32 of them standing for all.
+// Counts all elements, or every eighth word of 32 elements, weighted by eight.
 template <class T>
 BlockCounts count_classes(const std::byte* prev, std::uint32_t count, const BlockModel& model,
                           const std::uint32_t* changed) {

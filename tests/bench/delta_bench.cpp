@@ -61,8 +61,8 @@ struct Case {
   delta::StateEntropy bound;
   delta::Digest prev_digest;
   Times copy_s;
-  Times bound_s, counting_s;  // the bound in a pass of its own; encoding that takes its counts in passing
-  Times left_s;               // to apply our delta, once the last of its parts has come
+  Times bound_s, counting_s;          // the bound in a pass of its own; encoding that takes its counts in passing
+  Times left_s;                       // to apply our delta, once the last of its parts has come
   Times snapshot_s, snapshot_left_s;  // to decode a snapshot, whole and likewise
   Times snapshot_encode_s;
   std::uint64_t snapshot_bytes = 0;
@@ -232,7 +232,8 @@ std::span<const std::byte> add_parts(auto& incoming, std::span<const std::byte> 
   return patch;
 }
 
-// As a worker applies it: parts come one after the other, and only what is left to do after the last of them is waited for.
+// As a worker applies it: parts come one after the other, and only what is left to do after the last of them is waited
+// for.
 void arriving_benchmark(benchmark::State& state, Cases& cases, std::size_t index, unsigned threads) {
   Case& c = cases.at(index);
   const Blob blob = Codec{}.encode(c, threads, Base::kKnown);
@@ -258,7 +259,8 @@ void snapshot_benchmark(benchmark::State& state, Cases& cases, std::size_t index
     c.snapshot_encode_s[threads].push_back(
         seconds_of([&] { blob = must(delta::encode_snapshot(c.pair.cur.view(), {.threads = threads})); }));
     c.snapshot_bytes = blob.size();
-    c.snapshot_s[threads].push_back(seconds_of([&] { (void)must(delta::decode_snapshot(blob, {.threads = threads})); }));
+    c.snapshot_s[threads].push_back(
+        seconds_of([&] { (void)must(delta::decode_snapshot(blob, {.threads = threads})); }));
     delta::IncomingSnapshot incoming({.threads = threads});
     const auto last = add_parts(incoming, blob);
     const double s = seconds_of([&] {
@@ -537,7 +539,8 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(64, 1 << 30));
   app.add_option("--program", settings.program, "the program echoline: measure `delta diff` beside cp")
       ->check(CLI::ExistingFile);
-  app.add_option("--ratio-min", settings.ratio_min, "fail when encoding or applying on one thread is slower than this part of memcpy")
+  app.add_option("--ratio-min", settings.ratio_min,
+                 "fail when encoding or applying on one thread is slower than this part of memcpy")
       ->check(CLI::Range(0.0, 10.0));
   app.add_flag("--smoke", smoke, "a tiny pair of each regime, measured once: does it work at all?");
   try {

@@ -21,12 +21,12 @@ struct PairOptions {
   std::uint64_t elements = 64ull << 20;  // about
   std::uint64_t seed = 1;
   Regime regime = Regime::kPureBf16;
-  double density = 0.0144;    // share of elements that change; the learning rate for it is searched
-  int updates = 10;           // gradients the moments have seen, >= 1
-  double row_spread = 0.0;    // σ of a log-normal factor on each row's updates
-  double untouched_rows = 0;  // share of the embedding's rows that never had a gradient
+  double density = 0.0144;            // share of elements that change; the learning rate for it is searched
+  int updates = 10;                   // gradients the moments have seen, >= 1
+  double row_spread = 0.0;            // σ of a log-normal factor on each row's updates
+  double untouched_rows = 0;          // share of the embedding's rows that never had a gradient
   std::uint64_t tensor_elements = 0;  // unless 0, rows of tensors are divided among tensors of about so many: experts
-  unsigned threads = 2;       // the pair does not depend on it
+  unsigned threads = 2;               // the pair does not depend on it
 };
 
 struct Pair {
