@@ -8,14 +8,21 @@
 #include <cstring>
 #include <system_error>
 
+#include "base/os_code.hpp"
+
 namespace echoline {
 Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+Code os_code(int error) {
+  if (error == ENOENT) return Code::kNotFound;
+  return error == ENOSPC || error == EDQUOT || error == EFBIG ? Code::kExhausted : Code::kIo;
+}
+
 Error os_error(std::string_view operation, const std::filesystem::path& path) {
   const int e = errno;
-  return fail(e == ENOENT ? Code::kNotFound : Code::kIo, operation, "{}: {}", path.string(), std::strerror(e));
+  return fail(os_code(e), operation, "{}: {}", path.string(), std::strerror(e));
 }
 
 Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t bytes_max) {
@@ -65,7 +72,7 @@ Status write_file_atomic(const std::filesystem::path& path, std::string_view con
 Status make_folders(const std::filesystem::path& path) {
   std::error_code ec;
   std::filesystem::create_directories(path, ec);
-  if (ec) return fail(Code::kIo, "create folder", "{}: {}", path.string(), ec.message());
+  if (ec) return fail(os_code(ec.value()), "create folder", "{}: {}", path.string(), ec.message());
   return ok();
 }
 

@@ -3,12 +3,14 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
+#include "cli/built_in.hpp"
 #include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/up.hpp"
 #include "cli/verbs.hpp"
 #include "learner/market.hpp"
 #include "learner/planning.hpp"
+#include "learner/preflight.hpp"
 #include "provisioner/renewal.hpp"
 
 namespace echoline::cli {
@@ -50,6 +52,7 @@ int run(const Arguments& a) {
   if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(up->config, *overrides);
   if (!config) return refuse(config.error());
+  if (const Status checked = learner::preflight(*config, {built_in_trainer(), a.plan}).status(); !checked) return refuse(checked.error());
   const auto model = learner::run_model_config(*config);
   if (!model) return refuse(model.error());
   auto market = learner::run_market(*config, *model, planned->request);
@@ -74,6 +77,7 @@ int run(const Arguments& a) {
   up->plan = std::filesystem::absolute(a.plan).string() + ".applied";  // at today's prices
   if (const Status written = write_file_atomic(up->plan, today.dump(2) + "\n"); !written) return refuse(written.error());
   up->json = a.json;
+  up->again = "echoline apply " + shell_word(a.plan);
   return run_up(*up);
 }
 

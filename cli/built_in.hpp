@@ -13,7 +13,7 @@
 namespace echoline::cli {
 
 // Empty in a program without them.
-learner::SourceMaker built_in_trainer();
+learner::BuiltIn built_in_trainer();
 decltype(worker::EngineOptions::builtin) built_in_engine();
 
 // Of a model's folder; kInvalid in a program without libtorch.

@@ -86,7 +86,7 @@ std::vector<Check> check_run(const Arguments& a) {
   const auto config = read();
   if (!config) return {{"run file", Verdict::kFailed, config.error().message(), config.error().code}};
   std::vector<Check> checks{{"run file", Verdict::kOk, a.config}};
-  for (Check& check : learner::preflight(*config).checks) checks.push_back(std::move(check));
+  for (Check& check : learner::preflight(*config, {built_in_trainer()}).checks) checks.push_back(std::move(check));
   return checks;
 }
 

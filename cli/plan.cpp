@@ -4,6 +4,7 @@
 
 #include "base/clock.hpp"
 #include "base/files.hpp"
+#include "cli/built_in.hpp"
 #include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
@@ -38,7 +39,7 @@ int run(const Arguments& a) {
   if (!overrides) return refuse(overrides.error());
   const auto config = learner::load_run_config(a.config, *overrides);
   if (!config) return refuse(config.error());
-  const learner::Preflight checked = learner::preflight(*config);
+  const learner::Preflight checked = learner::preflight(*config, {built_in_trainer()});
   if (const Status status = checked.status(); !status) {
     const int code = refuse(status.error());
     if (a.sensitivity && status.error().code == Code::kInfeasible && !a.json)

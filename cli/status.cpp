@@ -9,6 +9,7 @@
 #include "cli/plot.hpp"
 #include "cli/run_page.hpp"
 #include "cli/sim_run_report.hpp"
+#include "cli/up.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
 #include "learner/run_record.hpp"
@@ -44,8 +45,7 @@ int status(const Arguments& a) {
   for (const std::string& line : status_lines(*object, {columns, 1u << 20})) fmt::print("{}\n", line);
   const std::string phase = object->value("phase", "");
   if (!running && phase != "completed" && phase != "interrupted")
-    fmt::print("its learner ended before the run did; go on with: {}\n",
-               resume_command((*folder / "config.yaml").string(), {}));
+    fmt::print("its learner ended before the run did; {}\n", next_command(*folder, (*folder / "config.yaml").string(), {}));
   return 0;
 }
 

@@ -14,8 +14,9 @@
 #include "cli/signals.hpp"
 #include "cli/up.hpp"
 #include "cli/verbs.hpp"
-#include "learner/run_config.hpp"
+#include "learner/checkpoint_folder.hpp"
 #include "learner/report.hpp"
+#include "learner/run_config.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -23,6 +24,14 @@ namespace {
 constexpr Duration kRedraw = std::chrono::milliseconds(250);
 
 }  // namespace
+
+std::string next_command(const std::filesystem::path& folder, const std::string& config, const std::vector<std::string>& overrides,
+                         const std::string& again) {
+  const std::string resume = resume_command(config, overrides);
+  if (learner::find_policy(folder / "checkpoints")) return "go on with: " + resume;
+  // The last word is --resume.
+  return "it has no checkpoint to go on from; start it again with: " + (again.empty() ? resume.substr(0, resume.rfind(' ')) : again);
+}
 
 int run_up(const UpArguments& a) {
   const std::atomic<bool>& stop = stop_on_signals();
@@ -65,15 +74,15 @@ int run_up(const UpArguments& a) {
   }
   table.finish();
 
+  const auto next = [&] { return next_command(folder, a.config, a.overrides, a.again); };
   if (end->signal)
-    return refuse(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); go on with: {}", *end->signal,
-                       ::strsignal(*end->signal), resume_command(a.config, a.overrides)));
+    return refuse(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal, ::strsignal(*end->signal), next()));
   const std::filesystem::path path = folder / "report.json";
   if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // it has said why on stderr
   const auto report = read_json_object(path);
   if (!report) return complain("up", report.error());
   if (!a.json) fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
-  if (asked) say("stopped; go on with: {}\n", resume_command(a.config, a.overrides));
+  if (asked) say("stopped; {}\n", next());
   return *end->status;
 }
 

@@ -6,7 +6,7 @@
 
 namespace echoline::cli {
 
-learner::SourceMaker built_in_trainer() { return learner::load_built_in; }
+learner::BuiltIn built_in_trainer() { return learner::built_in(); }
 decltype(worker::EngineOptions::builtin) built_in_engine() { return worker::make_builtin_engine; }
 
 Result<model::Generation> ask(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,

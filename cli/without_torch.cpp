@@ -10,7 +10,7 @@ Error needs_torch() {
 
 }  // namespace
 
-learner::SourceMaker built_in_trainer() { return {}; }
+learner::BuiltIn built_in_trainer() { return {}; }
 decltype(worker::EngineOptions::builtin) built_in_engine() { return {}; }
 
 Result<model::Generation> ask(const std::filesystem::path&, const std::vector<model::Token>&, const model::Sampling&) {

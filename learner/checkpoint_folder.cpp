@@ -4,13 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "base/files.hpp"
+#include "base/os_code.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -23,11 +22,8 @@ constexpr std::string_view kDamaged = "damaged-";
 constexpr std::string_view kLatest = "LATEST";
 
 Status sync_folder(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool synced = fd >= 0 && ::fsync(fd) == 0;
-  const int e = errno;
-  if (fd >= 0) ::close(fd);
-  if (!synced) return fail(Code::kIo, "sync folder", "{}: {}", path.string(), std::strerror(e));
+  const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() < 0 || ::fsync(folder.get()) != 0) return os_error("sync folder", path);
   return ok();
 }
 
@@ -35,7 +31,7 @@ Status rename_folder(const fs::path& from, const fs::path& to) {
   std::error_code ec;
   fs::rename(from, to, ec);
   if (ec)
-    return fail(Code::kIo, "save checkpoint", "cannot rename {} to {}: {}", from.string(), to.string(), ec.message());
+    return fail(os_code(ec.value()), "save checkpoint", "cannot rename {} to {}: {}", from.string(), to.string(), ec.message());
   return ok();
 }
 
@@ -103,11 +99,20 @@ Result<fs::path> add_checkpoint(const fs::path& folder, std::int64_t step, std::
   const fs::path temporary = folder / kTemporary;
   fs::remove_all(temporary);
   ECHO_TRY(make_folders(temporary));
-  ECHO_TRY(write(temporary));
   const fs::path complete = fresh_folder(folder, step);
-  ECHO_TRY(rename_folder(temporary, complete));
-  ECHO_TRY(sync_folder(folder));
-  ECHO_TRY(write_file_atomic(folder / kLatest, complete.filename().string() + "\n"));
+  const auto save = [&]() -> Status {
+    ECHO_TRY(write(temporary));
+    ECHO_TRY(rename_folder(temporary, complete));
+    ECHO_TRY(sync_folder(folder));
+    return write_file_atomic(folder / kLatest, complete.filename().string() + "\n");
+  };
+  if (const Status saved = save(); !saved) {
+    // What there is of it takes room that the run may need, and that the next attempt needs.
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    fs::remove_all(complete, ignored);
+    return saved.error();
+  }
   ECHO_TRY(prune(folder, complete.filename().string(), keep_last));
   return complete;
 } catch (const std::exception& error) {

@@ -22,6 +22,7 @@
 namespace echoline::learner {
 
 inline constexpr std::string_view kCheckpointState = "trainer.json", kCheckpointModel = "model";
+inline constexpr std::string_view kCheckpointReference = "reference.safetensors";  // beside the checkpoints: the policy to stay close to
 inline constexpr std::int64_t kCheckpointFormat = 2;  // format 1 had no model/ and no digests of policies
 
 // Has `write` fill a new folder below `folder` (made when absent), makes it the checkpoint of `step`, then removes all but the

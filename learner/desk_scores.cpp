@@ -38,8 +38,7 @@ void RolloutDesk::expel_liars() {
   for (const RegradingCounts::Expelled& liar : regrader_->newly_found()) {
     log::warn("worker {}: {}", liar.worker, liar.reason);
     expel(liar.worker, liar.reason);
-    if (const Status discarded = discard_of(liar.worker, "wrong score"); !discarded)
-      log::error("{}", discarded.error().message());
+    backlog_.push_back(Write{[this, worker = liar.worker] { return discard_of(worker, "wrong score"); }});
   }
 }
 
@@ -48,11 +47,12 @@ void RolloutDesk::expel_liars() {
 void RolloutDesk::score() {
   for (Scorer::Done& done : scorer_->done()) {
     unscored_wait_ = true;
-    if (const Status taken = take_scores(std::move(done)); !taken)
+    // Scores that could not be stored are found again: their groups still wait for them.
+    if (const Status taken = noted(take_scores(std::move(done))); !taken)
       log::error("scores not stored: {}", taken.error().message());
   }
   if (!unscored_wait_) return;
-  if (const Status fed = feed_scorer(); !fed) log::error("{}", fed.error().message());
+  if (const Status fed = noted(feed_scorer()); !fed) log::error("{}", fed.error().message());
 }
 
 Status RolloutDesk::take_scores(Scorer::Done done) {

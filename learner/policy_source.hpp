@@ -18,6 +18,7 @@
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
 #include "learner/run_task.hpp"
+#include "model/config.hpp"
 
 namespace echoline::learner {
 
@@ -64,8 +65,15 @@ class PolicySource {
 // Makes a source; with `resume`, as the run's newest checkpoint has it.
 using SourceMaker = std::function<Result<std::unique_ptr<PolicySource>>(const SourceHost& host, bool resume)>;
 
-// The maker of what the run file asks for. `built_in` is empty in a program without the built-in trainer: kInvalid for a run
-// that wants it.
-Result<SourceMaker> source_maker(const RunConfig& config, const SourceMaker& built_in);
+// The built-in trainer, as a program with libtorch has it; all empty in one without.
+struct BuiltIn {
+  SourceMaker load;
+  std::function<Status(const std::string& device)> can_compute_on;  // kInvalid says why not
+  // Of the settings that a checkpoint must agree with, as trainer.json has it under config_digest.
+  std::function<std::string(const RunConfig&, const model::ModelConfig&)> settings_digest;
+};
+
+// The maker of what the run file asks for; kInvalid for a run that wants the built-in trainer of a program that has none.
+Result<SourceMaker> source_maker(const RunConfig& config, const BuiltIn& built_in);
 
 }  // namespace echoline::learner

@@ -8,12 +8,14 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <set>
 
 #include "base/files.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/told.hpp"
 #include "data_plane/trajectory.hpp"
 #include "learner/publisher.hpp"
+#include "learner/resume.hpp"
 #include "learner/run_task.hpp"
 #include "model/phrasing.hpp"
 #include "model/policy.hpp"
@@ -32,10 +34,12 @@ constexpr std::size_t kTrajectoryBytes = 1024;    // what a trajectory takes bes
 // Runs the checks one after the other; what depends on something that failed is left out.
 class Preflighter {
  public:
-  Preflighter(const RunConfig& config, std::filesystem::path plan) : config_(config), stored_plan_(std::move(plan)) {}
+  Preflighter(const RunConfig& config, const PreflightFor& what) : config_(config), for_(what) {}
 
   Preflight run() {
     check_model();
+    if (for_.resume && model_) note("resume", check_resume(config_, *model_, for_.built_in), "it goes on from its newest checkpoint");
+    check_devices();
     check_task();
     if (model_ && phrasing_ && adapter_) check_lengths();
     if (model_) check_messages();
@@ -47,6 +51,7 @@ class Preflighter {
     check_uplink();
     check_bundle();
     check_plan();
+    if (result_.plan) check_providers();
     if (model_) {
       const auto have = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                         static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
@@ -117,6 +122,38 @@ class Preflighter {
     for (const data_plane::TaskOfSeveral& task : config_.task.several) names.push_back(task.name);
     if (names.empty()) names.push_back(config_.task.adapter);
     note("task", ok(), fmt::format("{}, {} held-out problems", fmt::join(names, ", "), evaluation_.size()));
+  }
+
+  // Where the learner computes, and workers that are started on this machine.
+  void check_devices() {
+    std::vector<std::string> devices;
+    const auto check = [&]() -> Status {
+      if (config_.learner.trainer == TrainerKind::kBuiltIn) {
+        ECHO_TRY(source_maker(config_, for_.built_in));
+        devices.push_back(config_.learner.device);
+        if (const Status usable = can_compute_on(config_.learner.device); !usable)
+          return fail(Code::kInvalid, "learner.device", "{}", usable.error().message());
+      }
+      const std::string& worker = config_.worker.device;
+      if (config_.fleet.provider == ProviderKind::kLocal && config_.worker.engine == "builtin")
+        if (const Status usable = can_compute_on(worker); !usable) return fail(Code::kInvalid, "worker.device", "{}", usable.error().message());
+      return ok();
+    };
+    note("trainer", check(), devices.empty() ? "an external one" : "the built-in one computes on " + devices.front());
+  }
+  Status can_compute_on(const std::string& device) const { return for_.built_in.can_compute_on ? for_.built_in.can_compute_on(device) : ok(); }
+
+  // Keys and files of the providers that are to be rented from.
+  void check_providers() {
+    if (config_.fleet.provider == ProviderKind::kNone) return;
+    std::set<std::string> seen;
+    for (const provisioner::PlanRow* row : result_.plan->plan.chosen()) {
+      if (!seen.insert(row->offer.provider).second) continue;
+      if (const auto made = provisioner::make_provider(row->offer.provider, provider_options(config_)); !made)
+        return add("providers", Verdict::kFailed, fmt::format("fleet: offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
+                                                              as_mistake(made.error()).message()));
+    }
+    add("providers", Verdict::kOk, fmt::format("{}", fmt::join(seen, ", ")));
   }
 
   // Prompts as the model sees them: whether they can be put in its tokens, and leave room for a response.
@@ -257,9 +294,8 @@ class Preflighter {
         note("plan", as_mistake(offers.error()), "");
       return;
     }
-    auto plan = stored_plan_.empty() || !std::filesystem::exists(stored_plan_)
-                    ? plan_run(config_, *model_, prompt_tokens_)
-                    : stored_plan(config_, stored_plan_);
+    auto plan = for_.plan.empty() || !std::filesystem::exists(for_.plan) ? plan_run(config_, *model_, prompt_tokens_)
+                                                                         : stored_plan(config_, for_.plan);
     if (!plan) {
       note("plan", plan.error(), "");
       return;
@@ -272,7 +308,7 @@ class Preflighter {
   }
 
   const RunConfig& config_;
-  const std::filesystem::path stored_plan_;
+  const PreflightFor& for_;
   Preflight result_;
   std::optional<model::ModelConfig> model_;
   std::optional<model::Phrasing> phrasing_;
@@ -321,9 +357,7 @@ Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, 
                       to_text(have))};
 }
 
-Preflight preflight(const RunConfig& config, const std::filesystem::path& plan) {
-  return Preflighter(config, plan).run();
-}
+Preflight preflight(const RunConfig& config, const PreflightFor& what) { return Preflighter(config, what).run(); }
 
 Status can_listen(const std::string& host, std::uint16_t port) {
   ECHO_ASSIGN(const std::string numeric, overlay::resolve(host));

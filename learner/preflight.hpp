@@ -8,6 +8,7 @@
 
 #include "base/result.hpp"
 #include "learner/planning.hpp"
+#include "learner/policy_source.hpp"
 #include "learner/run_config.hpp"
 #include "model/training_memory.hpp"
 
@@ -16,7 +17,7 @@ namespace echoline::learner {
 enum class Verdict { kOk, kWarning, kFailed };
 
 struct Check {
-  std::string name;  // model, task, lengths, messages, publications, store, learning rate, sampling, port, plan, memory
+  std::string name;  // resume, trainer, model, task, lengths, messages, publications, store, learning rate, sampling, port, plan, providers, memory
   Verdict verdict = Verdict::kOk;
   std::string detail;
   Code code = Code::kInvalid;  // of a failure
@@ -30,10 +31,16 @@ struct Preflight {
   Status status() const;
 };
 
+struct PreflightFor {
+  BuiltIn built_in;                 // the built-in trainer, as this program has it
+  std::filesystem::path plan = {};  // if the file exists, it is the run's plan, and offers are not read
+  bool resume = false;
+};
+
 // Reads everything that the run file names: the model's folder (its weights by their headers only), the task's data, the
-// offers. Takes the learner's port for a moment. Where `plan` is a file that is there, the run has that plan, and its offers are
-// not read; the run file's budgets count.
-Preflight preflight(const RunConfig& config, const std::filesystem::path& plan = {});
+// offers, devices, keys of providers. Takes the learner's port for a moment; changes nothing. The run file's budgets replace those of
+// PreflightFor::plan.
+Preflight preflight(const RunConfig& config, const PreflightFor& what);
 
 // kInvalid unless a learner could listen there; port 0 is any.
 Status can_listen(const std::string& host, std::uint16_t port);

@@ -22,6 +22,7 @@ json mean(const std::vector<double>& values) {
 // The measurements of a run by kind. A step that was done again after a resume counts as it was done last.
 struct Rows {
   std::map<std::uint64_t, json> steps, publications, broadcasts, evaluations;
+  json settings_changed = json::array();
   json eval_before = nullptr, eval_after = nullptr, snapshot = nullptr, warm_start = nullptr;
 
   explicit Rows(const std::vector<json>& metrics) {
@@ -31,6 +32,8 @@ struct Rows {
       if (kind == "publication") (row.value("snapshot", false) ? snapshot : publications[row.at("version")]) = row;
       if (kind == "broadcast" && !row.value("snapshot", false)) broadcasts[row.at("version")] = row;
       if (kind == "warm_start") warm_start = row;
+      if (kind == "setting_changed")
+        settings_changed.push_back({{"key", row.at("key")}, {"old", row.at("old")}, {"new", row.at("new")}, {"step", row.at("step")}});
       if (kind == "evaluation") {
         evaluations[row.value("step", std::uint64_t{0})] = row;
         if (row.value("when", "") == "before") eval_before = row;
@@ -217,6 +220,7 @@ json make_report(const ReportInput& input) {
   report["steps"] = input.steps_done;
   report["steps_planned"] = config.run.steps;
   report["wall_seconds"] = input.wall_seconds;
+  report["settings_changed"] = rows.settings_changed;
   report["reward"] = {{"first", rewards.empty() ? json(nullptr) : json(rewards.front())},
                       {"last", rewards.empty() ? json(nullptr) : json(rewards.back())}};
   const auto accuracy = [](const json& row) { return row.is_object() ? row.at("accuracy") : json(nullptr); };
@@ -365,6 +369,11 @@ std::string report_text(const json& r) {
   out += fmt::format("{}: {} of {} steps in {} s ({})\n", r.at("run").get<std::string>(),
                      r.at("steps").get<std::uint64_t>(), r.at("steps_planned").get<std::uint64_t>(),
                      number(r.at("wall_seconds"), "{:.0f}"), r.at("ended").get<std::string>());
+  for (const json& change : r.value("settings_changed", json::array())) {
+    const auto value = [&](const char* which) { return change.at(which).is_string() ? change.at(which).get<std::string>() : std::string("not given"); };
+    line("changed", fmt::format("{}: {} -> {}, from step {} on", change.at("key").get<std::string>(), value("old"), value("new"),
+                                change.at("step").get<std::uint64_t>()));
+  }
   line("accuracy",
        fmt::format("{} -> {} on {} held-out problems;  reward {} -> {}", number(eval.at("before"), "{:.3f}"),
                    number(eval.at("after"), "{:.3f}"), number(eval.at("problems"), "{:.0f}"),

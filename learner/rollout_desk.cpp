@@ -55,7 +55,7 @@ std::string digest_bytes(const overlay::Digest& digest) {
 }  // namespace
 
 RolloutDesk::RolloutDesk(const DeskOptions& options, Door door, DeskEvents events)
-    : options_(options), events_(std::move(events)), queue_(kQueueMax), door_(std::move(door)) {
+    : options_(options), events_(std::move(events)), queue_(kQueueMax), door_(std::move(door)), patience_(options.database_patience) {
   limits_.message_max = door_.message_max(options.group_size);
   waiting_bytes_max_ =
       std::clamp<std::size_t>(kWaitingLongest * limits_.message_max.count, kWaitingBytesMin, kWaitingBytesMax);
@@ -90,13 +90,70 @@ void RolloutDesk::stop() {
 
 double RolloutDesk::unix_seconds() const { return opened_unix_s_ + seconds(clock_.now() - opened_); }
 
+// The time that leases are compared with. It stands still while the database cannot store.
+double RolloutDesk::lease_time() const { return held_up_ ? opened_unix_s_ + seconds(last_tick_ - opened_) : unix_seconds(); }
+
 // A stopped process or a busy disk: what workers handed in meanwhile is still to be read.
 void RolloutDesk::excuse_pause() {
   const TimePoint now = clock_.now();
-  const Duration late = now - std::exchange(last_tick_, now) - kTick;
-  if (late < kPauseMin) return;
-  log::info("the rollout desk was held up for {}: no lease ends for that", to_text(late));
-  if (const auto excused = ledger_->excuse(seconds(late), unix_seconds()); !excused) log::error("{}", excused.error().message());
+  const Duration late = now - last_tick_ - kTick;
+  if (late >= kPauseMin) {
+    log::info("the rollout desk was held up for {}: no lease ends for that", to_text(late));
+    const auto excused = ledger_->excuse(seconds(late), unix_seconds());
+    if (!excused && must_wait(excused.error())) return;
+    if (!excused) log::error("{}", excused.error().message());
+  }
+  last_tick_ = now;
+}
+
+// Notes an error of the database and holds the desk up. False when the error is of another kind.
+bool RolloutDesk::must_wait(const Error& error) {
+  const TimePoint now = clock_.now();
+  const DiskPatience::Verdict verdict = patience_.after(error, now);
+  if (verdict == DiskPatience::Verdict::kNotOfTheDisk) return false;
+  held_up_ = now + options_.retry_every;
+  is_held_up_ = true;
+  if (!std::exchange(told_held_up_, true) && events_.held_up) events_.held_up(&error);
+  if (verdict == DiskPatience::Verdict::kGiveUp && database_) {
+    database_ = error;
+    is_given_up_ = true;
+  }
+  return true;
+}
+
+Status RolloutDesk::noted(Status status) {
+  if (!status) (void)must_wait(status.error());
+  return status;
+}
+
+// Ends the hold-up when the database stores again that leases last longer by the time that has passed.
+void RolloutDesk::try_again() {
+  const TimePoint now = clock_.now();
+  if (!database_ || now < *held_up_) return;
+  const Duration passed = now - last_tick_;
+  const auto excused = ledger_->excuse(seconds(passed), unix_seconds());
+  if (!excused && must_wait(excused.error())) return;
+  if (!excused) log::error("{}", excused.error().message());
+  stranded_s_ += seconds(passed);  // no part of how long a step takes
+  last_tick_ = now;
+  held_up_.reset();
+  is_held_up_ = false;
+  release_overflowed();
+}
+
+// These workers sent more than the desk keeps while it is held up. Their groups go to other workers, without blame.
+void RolloutDesk::release_overflowed() {
+  std::set<WorkerId> workers;
+  {
+    const std::lock_guard lock(waiting_mutex_);
+    workers.swap(overflowed_);
+  }
+  for (const WorkerId worker : workers)
+    backlog_.push_back(Write{[this, worker]() -> Status {
+      ECHO_ASSIGN(const std::uint64_t leases, ledger_->give_back_all(worker));
+      log::warn("worker {} sent more messages than are kept while the database could not store; {} of its groups go to other workers", worker, leases);
+      return ok();
+    }});
 }
 
 Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
@@ -126,32 +183,62 @@ Status RolloutDesk::open_on_thread(std::uint64_t resume_step) {
 
 void RolloutDesk::loop() {
   for (;;) {
-    std::optional<Item> first = queue_.pop(kTick);
-    if (!first && queue_.closed()) break;
-    excuse_pause();
-    std::vector<Incoming> messages;
-    std::optional<Item> item = std::move(first);
-    while (item) {
-      if (auto* task = std::get_if<Task>(&*item)) {
-        handle_requests(std::exchange(messages, {}));
+    std::optional<Item> item = queue_.pop(kTick);
+    if (!item && queue_.closed()) break;
+    if (held_up_)
+      try_again();
+    else
+      excuse_pause();
+    for (; item; item = queue_.pop(Duration(0))) {
+      if (const auto* task = std::get_if<Task>(&*item)) {
+        work_off();
         (*task)();
       } else {
-        messages.push_back(std::get<Incoming>(std::move(*item)));
-        if (messages.size() >= kCommitMax) handle_requests(std::exchange(messages, {}));
+        // Messages kept for minutes are handled within a moment: they do not count as a flood.
+        if (auto* message = std::get_if<Incoming>(&*item); message != nullptr && held_up_) message->talked = true;
+        backlog_.push_back(std::move(*item));
+        if (backlog_.size() >= kCommitMax) work_off();
       }
-      item = queue_.pop(Duration(0));
     }
-    handle_requests(std::move(messages));
-    if (const auto expired = ledger_->expire(unix_seconds()); !expired) log::error("{}", expired.error().message());
-    tell_idle();
-    expel_liars();
-    score();
+    work_off();
+    if (!held_up_) {
+      if (const auto expired = ledger_->expire(unix_seconds()); !expired && !must_wait(expired.error()))
+        log::error("{}", expired.error().message());
+      tell_idle();
+      expel_liars();
+      score();
+      work_off();
+    }
+    if (!held_up_ && backlog_.empty() && std::exchange(told_held_up_, false)) {
+      patience_.recovered();
+      if (events_.held_up) events_.held_up(nullptr);
+    }
     offer_batch();
   }
   regrader_.reset();
   scorer_.reset();
   ledger_.reset();  // on this thread, which owns the database
   buffer_.reset();
+}
+
+// Handles what waits, in order, until something cannot be stored.
+void RolloutDesk::work_off() {
+  while (!held_up_ && !backlog_.empty()) {
+    if (const auto* write = std::get_if<Write>(&backlog_.front())) {
+      if (const Status done = write->work(); !done) {
+        if (must_wait(done.error())) return;
+        log::error("{}", done.error().message());
+      }
+      backlog_.pop_front();
+      continue;
+    }
+    std::vector<Incoming> messages;
+    while (!backlog_.empty() && messages.size() < kCommitMax && std::holds_alternative<Incoming>(backlog_.front())) {
+      messages.push_back(std::get<Incoming>(std::move(backlog_.front())));
+      backlog_.pop_front();
+    }
+    handle_requests(std::move(messages));
+  }
 }
 
 template <class T>
@@ -191,6 +278,7 @@ void RolloutDesk::receive(WorkerId worker, std::string bytes) {
       bad = barred->second;
     } else if (Waiting& waiting = waiting_[worker];
                waiting.messages >= kWaitingMessagesMax || waiting.bytes + size > waiting_bytes_max_) {
+      if (is_held_up_) return void(overflowed_.insert(worker));  // the learner's fault
       bad = fmt::format("{} messages of it, {} bytes, wait to be read", waiting.messages + 1, waiting.bytes + size);
     } else {
       ++waiting.messages, waiting.bytes += size;
@@ -224,15 +312,13 @@ void RolloutDesk::was_read(WorkerId worker, std::size_t bytes) {
 }
 
 void RolloutDesk::worker_lost(WorkerId worker) {
-  queue_.try_push(Item(Task([this, worker] {
-    const auto released = ledger_->release_worker(worker, unix_seconds());
-    if (!released)
-      log::error("{}", released.error().message());
-    else if (*released > 0)
-      log::info("worker {} is lost: {} groups return to the pool", worker, *released);
+  queue_.try_push(Item(Write{[this, worker]() -> Status {
+    ECHO_ASSIGN(const std::uint64_t released, ledger_->release_worker(worker, unix_seconds()));
+    if (released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, released);
     told_slow_.erase(worker);
     tell_set_aside();
-  })));
+    return ok();
+  }}));
 }
 
 void RolloutDesk::worker_joined(WorkerId worker) {
@@ -262,19 +348,22 @@ void RolloutDesk::tell_off_talker(WorkerId worker) {
 }
 
 void RolloutDesk::keep_conduct(WorkerId worker) {
-  if (const Status kept = ledger_->keep(worker, conduct_.of(worker)); !kept) log::error("{}", kept.error().message());
+  // After a failure the file lacks this until the next change; memory has it.
+  if (const Status kept = noted(ledger_->keep(worker, conduct_.of(worker))); !kept) log::error("{}", kept.error().message());
 }
 
 void RolloutDesk::tell_idle() {
   for (const replay_buffer::Idler& idler : ledger_->newly_idle()) expel(idler.worker, idler.reason);
 }
 
+// Messages that have to wait for the database go back into the backlog.
 void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
-  if (messages.empty()) return;
   std::vector<std::pair<WorkerId, schema::Submission>> submissions;
-  std::vector<std::pair<WorkerId, schema::WorkerMessage>> others;
-  for (Incoming& message : messages) {
-    was_read(message.worker, message.bytes.size());
+  std::vector<std::size_t> submitted;                              // where they stand in `messages`
+  std::vector<std::pair<std::size_t, schema::WorkerMessage>> others;  // likewise
+  std::vector<bool> waits(messages.size(), false);
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const Incoming& message = messages[i];
     if (is_barred(message.worker)) continue;
     auto parsed = data_plane::parse_worker_message(message.bytes, limits_);
     if (!parsed) {
@@ -282,23 +371,41 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
       note_malformed(message.worker, parsed.error().message());
     } else if (parsed->has_submission()) {
       submissions.emplace_back(message.worker, std::move(*parsed->mutable_submission()));
+      submitted.push_back(i);
     } else {
-      others.emplace_back(message.worker, std::move(*parsed));
+      others.emplace_back(i, std::move(*parsed));
     }
   }
-  if (!submissions.empty()) take_in(submissions);
-  for (const auto& [worker, message] : others) {
-    if (is_barred(worker)) continue;
-    if (conduct_.talked(worker, clock_.now())) {
-      tell_off_talker(worker);
-      continue;
+  if (!submissions.empty() && !take_in(submissions))
+    for (const std::size_t i : submitted) waits[i] = true;
+  for (const auto& [i, message] : others) {
+    Incoming& from = messages[i];
+    if (is_barred(from.worker)) continue;
+    if (!held_up_) {
+      if (!std::exchange(from.talked, true) && conduct_.talked(from.worker, clock_.now())) {
+        tell_off_talker(from.worker);
+        continue;
+      }
+      if (handle(from.worker, message)) continue;
     }
-    if (message.has_progress()) renew(worker, message.progress());
-    if (message.has_failed()) take_back(worker, message.failed());
-    if (message.has_returned()) give_back(worker, message.returned());
-    if (message.has_request()) grant(worker, message.request());
-    if (message.has_leaving()) let_go(worker);
+    waits[i] = true;
   }
+  for (std::size_t i = messages.size(); i-- > 0;) {
+    if (waits[i])
+      backlog_.push_front(std::move(messages[i]));
+    else
+      was_read(messages[i].worker, messages[i].bytes.size());
+  }
+}
+
+// False when it has to wait for the database.
+bool RolloutDesk::handle(WorkerId worker, const schema::WorkerMessage& message) {
+  if (message.has_progress()) return renew(worker, message.progress());
+  if (message.has_failed()) return take_back(worker, message.failed());
+  if (message.has_returned()) return give_back(worker, message.returned());
+  if (message.has_request()) return grant(worker, message.request());
+  if (message.has_leaving()) let_go(worker);
+  return true;
 }
 
 // Of trajectories that the door let in: a token of a policy that nobody has yet would pass for a fresh one.
@@ -311,7 +418,8 @@ std::optional<Refusal> RolloutDesk::unpublished(const schema::Submission& submis
   return std::nullopt;
 }
 
-void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions) {
+// False when nothing could be stored: the submissions wait for another try.
+bool RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions) {
   std::vector<replay_buffer::Delivery> deliveries;
   std::vector<std::optional<Refusal>> refusals;
   for (const auto& [worker, submission] : submissions) {
@@ -323,8 +431,9 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
   }
   const auto verdicts = ledger_->submit(deliveries, step_, unix_seconds());
   if (!verdicts) {
+    if (must_wait(verdicts.error())) return false;
     log::error("trajectories not stored: {}", verdicts.error().message());
-    return;
+    return true;
   }
   for (std::size_t i = 0; i < verdicts->size(); ++i) {
     const replay_buffer::Verdict& verdict = (*verdicts)[i];
@@ -351,31 +460,38 @@ void RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
     if (forged || conduct_.malformed(worker)) expel(worker, why);
     keep_conduct(worker);
   }
+  return true;
 }
 
-void RolloutDesk::renew(WorkerId worker, const schema::WorkProgress& progress) {
+bool RolloutDesk::renew(WorkerId worker, const schema::WorkProgress& progress) {
   const auto renewed =
       ledger_->renew(worker, lease_ids(progress.leases()), progress.progress(), unix_seconds());
+  if (!renewed && must_wait(renewed.error())) return false;
   if (!renewed) log::error("leases not renewed: {}", renewed.error().message());
+  return true;
 }
 
-void RolloutDesk::give_back(WorkerId worker, const schema::WorkReturned& returned) {
+bool RolloutDesk::give_back(WorkerId worker, const schema::WorkReturned& returned) {
   const auto known = ledger_->give_back(worker, lease_ids(returned.leases()));
+  if (!known && must_wait(known.error())) return false;
   if (!known) log::error("leases not returned: {}", known.error().message());
+  return true;
 }
 
-void RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) {
+bool RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) {
   const std::string_view reason = text_of(failure.failure());
   const LeaseId lease{failure.lease() & static_cast<std::uint64_t>(INT64_MAX)};
   const std::string detail = printable(failure.detail());
   const auto known = ledger_->failed({worker, lease, reason, detail});
+  if (!known && must_wait(known.error())) return false;
   if (!known) log::error("lease {} not taken back: {}", lease, known.error().message());
-  if (!known || !*known) return;
+  if (!known || !*known) return true;
   log::warn("worker {} gives lease {} back: {}: {}", worker, lease, reason, detail);
   tell_set_aside();
   if (conduct_.failed(worker))
     expel(worker, fmt::format("group after group fails on it alone: {}", reason));
   keep_conduct(worker);
+  return true;
 }
 
 void RolloutDesk::tell_set_aside(bool unasked) {
@@ -394,7 +510,7 @@ void RolloutDesk::tell_set_aside(bool unasked) {
   }
 }
 
-void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
+bool RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
   schema::LearnerMessage message;
   schema::WorkGrant& answer = *message.mutable_grant();
   answer.set_retry_after_ms(kRetryMs);
@@ -404,7 +520,7 @@ void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
     const auto held = ledger_->held(worker);
     if (!held) log::error("{}", held.error().message());
     if (held && *held == 0 && events_.drained) events_.drained(worker);
-    return;
+    return true;
   }
   const auto known = digests_.find(Version{request.version()});
   if (known != digests_.end() && known->second != request.policy_digest()) {
@@ -412,10 +528,11 @@ void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
     note_malformed(worker, fmt::format("its version {} has another digest than the published one", request.version()));
     answer.set_retry_after_ms(kRefusedRetryMs);
     events_.send(worker, message.SerializeAsString());
-    return;
+    return true;
   }
   if (known != digests_.end() && can_generate_) {
     const Status filled = fill(worker, request, answer);
+    if (!filled && must_wait(filled.error())) return false;  // it is answered later
     if (!filled) log::error("no lease granted: {}", filled.error().message());
     const auto slow = ledger_->too_slow(worker);
     if (slow && told_slow_.insert(worker).second)
@@ -425,6 +542,7 @@ void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
           worker, *slow, options_.staleness_budget + 1, step_seconds_.value_or(0));
   }
   events_.send(worker, message.SerializeAsString());
+  return true;
 }
 
 Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant) {
@@ -440,7 +558,16 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
     for (const replay_buffer::LeaseRecord& record : leases) {
       const auto question = door_.question(record.group);
       if (!question) {
-        ECHO_TRY(ledger_->set_aside(record.id, text_of(schema::WORK_FAILURE_PROMPT), question.error().detail));
+        const std::string detail = question.error().detail;
+        const Status aside = noted(ledger_->set_aside(record.id, text_of(schema::WORK_FAILURE_PROMPT), detail));
+        if (!aside && held_up_)
+          backlog_.push_back(Write{[this, id = record.id, detail]() -> Status {
+            ECHO_TRY(ledger_->set_aside(id, text_of(schema::WORK_FAILURE_PROMPT), detail));
+            tell_set_aside(true);
+            return ok();
+          }});
+        else
+          ECHO_TRY(aside);
         continue;
       }
       conduct_.asked();
@@ -456,6 +583,7 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
       shortest_s = shortest_s == 0 ? record.lease_s : std::min(shortest_s, record.lease_s);
     }
     tell_set_aside(true);
+    if (held_up_) break;
   }
   grant.set_progress_every_ms(static_cast<std::uint32_t>(1000 * shortest_s / kProgressPerLease));
   return ok();
@@ -487,17 +615,19 @@ void RolloutDesk::offer_batch() {
     step = wanted_->step;
   }
   const auto compute = [&]() -> Result<std::optional<replay_buffer::Batch>> {
+    ECHO_TRY(database_);
     ECHO_TRY(can_generate_);
-    ECHO_ASSIGN(const std::uint64_t stranded, ledger_->stranded_by_next_step(step, unix_seconds()));
+    ECHO_ASSIGN(const std::uint64_t stranded, ledger_->stranded_by_next_step(step, lease_time()));
     if (stranded > 0) {
-      if (stranded_since_s_ == 0) stranded_since_s_ = unix_seconds();
+      if (stranded_since_s_ == 0) stranded_since_s_ = lease_time();
       return std::optional<replay_buffer::Batch>();
     }
-    if (stranded_since_s_ > 0) stranded_s_ += unix_seconds() - std::exchange(stranded_since_s_, 0);
+    if (stranded_since_s_ > 0) stranded_s_ += lease_time() - std::exchange(stranded_since_s_, 0);
     return trainable_batch(step);
   };
   auto answer = compute();
   if (answer && !*answer) return;
+  if (!answer && must_wait(answer.error()) && database_) return;
   {
     const std::lock_guard lock(batch_mutex_);
     if (!wanted_ || wanted_->step != step) return;
@@ -524,7 +654,11 @@ Result<std::optional<replay_buffer::Batch>> RolloutDesk::wait_batch(std::uint64_
 
 Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batch) {
   return call<void>([&]() -> Status {
-    ECHO_TRY(buffer_->consume(step, batch.ids()));
+    ECHO_TRY(database_);
+    ECHO_TRY(noted(buffer_->consume(step, batch.ids())));
+    const auto dropped = buffer_->drop_stale(step + 1);
+    if (!dropped) return noted(dropped.error());
+    if (*dropped > 0) log::warn("{} trajectories became too stale before step {} could use them", *dropped, step + 1);
     in_training_.clear();
     step_ = step + 1;
     const double now = unix_seconds();
@@ -535,21 +669,23 @@ Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batc
     }
     consumed_at_s_ = now;
     if (step_seconds_) regrader_->step_measured(*step_seconds_, std::uint64_t{options_.prompts_per_step} * options_.group_size);
-    ECHO_ASSIGN(const std::uint64_t dropped, buffer_->drop_stale(step_));
-    if (dropped > 0) log::warn("{} trajectories became too stale before step {} could use them", dropped, step_);
     return ok();
   });
 }
 
 Status RolloutDesk::prune(std::uint64_t step) {
   return call<void>([&]() -> Status {
-    ECHO_TRY(buffer_->prune(step));
-    return ok();
+    ECHO_TRY(database_);
+    const auto pruned = buffer_->prune(step);
+    return pruned ? ok() : noted(pruned.error());
   });
 }
 
 Status RolloutDesk::disown(WorkerId worker) {
-  return call<void>([&]() -> Status { return discard_of(worker, "not of the policy"); });
+  return call<void>([&]() -> Status {
+    ECHO_TRY(database_);
+    return noted(discard_of(worker, "not of the policy"));
+  });
 }
 
 Result<DeskCounts> RolloutDesk::counts() {

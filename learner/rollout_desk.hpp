@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -19,6 +20,7 @@
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "data_plane/trajectory.hpp"
+#include "learner/disk_patience.hpp"
 #include "learner/door.hpp"
 #include "learner/regrader.hpp"
 #include "learner/scorer.hpp"
@@ -36,6 +38,9 @@ struct DeskOptions {
   std::uint32_t lookahead_steps = 3;
   std::uint64_t steps_total = 0;  // no work is handed out that no step would use
   replay_buffer::LeaseLength lease;
+  const Clock* clock = nullptr;                        // the system's when absent
+  Duration retry_every = std::chrono::seconds(1);      // while the database cannot store
+  Duration database_patience = DiskPatience::kDefault;  // with errors that are not about room, before the run ends
 };
 
 // A group that could not be generated, and that nobody will be asked for again.
@@ -54,6 +59,8 @@ struct DeskEvents {
   std::function<void(const GroupSetAside&)> set_aside;
   std::function<void(WorkerId)> turned_away;  // it asked, held nothing, and there was nothing for anybody; may be empty
   std::function<void(WorkerId)> leaving;  // it was told to end, and finishes what it has; may be empty
+  // The database's error when it stops storing; null when it stores again. May be empty.
+  std::function<void(const Error*)> held_up;
   std::function<void(WorkerId)> drained;  // one that retire() was called for has handed in all; may be empty, may come again
 };
 
@@ -67,6 +74,11 @@ struct DeskCounts {
 
 // Owns the replay buffer and the job ledger on a thread of its own; every method is thread-safe. Messages wait in a
 // bounded queue and submissions that wait together are committed together; each is acknowledged once it is durable.
+//
+// While the database cannot store, because its disk is full or fails, the desk is held up: it keeps messages in order, grants no lease, ends
+// none and blames no worker. It tries again every DeskOptions::retry_every. Once that succeeds, leases last longer by the time that has passed,
+// and the messages are handled. The desk waits for room without end. It gives the database up, and wait_batch() returns the error, when the file
+// is damaged, or when another failure has lasted for DeskOptions::database_patience.
 class RolloutDesk {
  public:
   // `resume_step`: the next learner step; whatever later steps consumed becomes available again.
@@ -89,8 +101,9 @@ class RolloutDesk {
 
   // Waits until a batch for `step` is whole and no live lease would be stranded by the step after it, then returns
   // it; nothing when `wait` is over or stop() was called. kInvalid when group after group had to be set aside and none
-  // could be generated.
+  // could be generated; the database's error when it is given up.
   Result<std::optional<replay_buffer::Batch>> wait_batch(std::uint64_t step, Duration wait);
+  // The next three return the error of a database that cannot store now (kExhausted, kIo, kUnavailable), and may be called again.
   // Marks the batch consumed by `step`, drops what the next step may not use any more, and moves on to that step.
   Status consume(std::uint64_t step, const replay_buffer::Batch& batch);
   // Removes what was consumed before `step`; see ReplayBuffer::prune.
@@ -98,15 +111,22 @@ class RolloutDesk {
   // What waits of a worker was found not to be the policy's: nobody trains on it.
   Status disown(WorkerId worker);
   Result<DeskCounts> counts();
+  bool held_up() const { return is_held_up_; }
+  // Whether the database is given up, so that no call succeeds any more.
+  bool given_up() const { return is_given_up_; }
   void stop();
 
  private:
   struct Incoming {
     WorkerId worker;
     std::string bytes;
+    bool talked = false;  // counted in what its worker may say
   };
   using Task = std::function<void()>;
-  using Item = std::variant<Incoming, Task>;
+  struct Write {
+    std::function<Status()> work;  // repeated until the database stores it
+  };
+  using Item = std::variant<Incoming, Task, Write>;
 
   RolloutDesk(const DeskOptions& options, Door door, DeskEvents events);
   Status open_on_thread(std::uint64_t resume_step);
@@ -114,7 +134,14 @@ class RolloutDesk {
   // Runs `work` on the desk's thread and waits for its result.
   template <class T>
   Result<T> call(std::function<Result<T>()> work);
+  void work_off();
   void handle_requests(std::vector<Incoming> messages);
+  bool handle(WorkerId worker, const schema::WorkerMessage& message);
+  bool must_wait(const Error& error);
+  Status noted(Status status);
+  void try_again();
+  void release_overflowed();
+  double lease_time() const;
   void keep_conduct(WorkerId worker);
   void tell_idle();
   void expel(WorkerId worker, const std::string& reason);
@@ -129,13 +156,13 @@ class RolloutDesk {
   void note_malformed(WorkerId worker, const std::string& what);
   bool is_unscored(const schema::Submission& submission);
   void note_taken_in(WorkerId worker, const schema::Submission& submission);
-  void take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions);
+  bool take_in(const std::vector<std::pair<WorkerId, schema::Submission>>& submissions);
   std::optional<Refusal> unpublished(const schema::Submission& submission) const;
-  void take_back(WorkerId worker, const schema::WorkFailed& failure);
-  void give_back(WorkerId worker, const schema::WorkReturned& returned);
-  void renew(WorkerId worker, const schema::WorkProgress& progress);
+  bool take_back(WorkerId worker, const schema::WorkFailed& failure);
+  bool give_back(WorkerId worker, const schema::WorkReturned& returned);
+  bool renew(WorkerId worker, const schema::WorkProgress& progress);
   void let_go(WorkerId worker);
-  void grant(WorkerId worker, const schema::WorkRequest& request);
+  bool grant(WorkerId worker, const schema::WorkRequest& request);
   // Leases for what can be generated; what cannot is set aside.
   Result<void> fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
   void tell_set_aside(bool unasked = false);  // `unasked`: no worker has been asked for these groups
@@ -155,6 +182,8 @@ class RolloutDesk {
   std::mutex waiting_mutex_;
   std::map<WorkerId, Waiting> waiting_;     // in queue_, by sender; guarded by waiting_mutex_
   std::map<WorkerId, std::string> barred_;  // who was told to go, and why; guarded by waiting_mutex_
+  std::set<WorkerId> overflowed_;           // whose messages were dropped while the desk was held up; guarded by waiting_mutex_
+  std::atomic<bool> is_held_up_ = false, is_given_up_ = false;
   std::atomic<bool> wants_no_more_ = false;
   BoundedQueue<Item> queue_;
   std::thread thread_;
@@ -168,14 +197,20 @@ class RolloutDesk {
   Door door_;
   data_plane::TrajectoryLimits limits_;
   Conduct conduct_;
+  std::deque<Item> backlog_;  // in order; messages and writes
+  std::optional<TimePoint> held_up_;  // and when to try again
+  DiskPatience patience_;
+  bool told_held_up_ = false;  // until the backlog is worked off
+  Status database_;            // its error, once it is given up
   Status can_generate_;  // or why group after group had to be set aside
   std::uint64_t step_ = 0;
   std::optional<double> consumed_at_s_, step_seconds_;  // when the last step ended, and how long steps take
   double stranded_since_s_ = 0, stranded_s_ = 0;  // this step's batch was there, and waited for slower workers
-  const SystemClock clock_;
+  const SystemClock system_clock_;
+  const Clock& clock_ = options_.clock ? *options_.clock : system_clock_;
   const TimePoint opened_ = clock_.now();
   const double opened_unix_s_ = clock_.unix_seconds();
-  TimePoint last_tick_ = opened_;
+  TimePoint last_tick_ = opened_;  // stands still while the desk is held up
   std::set<WorkerId> told_slow_, retired_;
   std::uint64_t told_set_aside_ = 0;
   std::vector<GroupId> in_training_;  // of the batch that was given out last, until it is consumed

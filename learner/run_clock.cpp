@@ -48,9 +48,11 @@ RunClock::~RunClock() {
 
 void RunClock::loop() {
   std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, kSaveEvery, [this] { return stopping_; })) {
+  for (bool failing = false; !wake_.wait_for(lock, kSaveEvery, [this] { return stopping_; });) {
     lock.unlock();
-    if (const Status saved = save(); !saved) log::warn("{}", saved.error().message());
+    const Status saved = save();
+    if (!saved && !failing) log::warn("{}", saved.error().message());  // once, until it succeeds
+    failing = !saved;
     lock.lock();
   }
 }

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -109,42 +110,87 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
     ECHO_ASSIGN(const auto rows, read_json_lines(folder / "metrics.jsonl"));
     for (const nlohmann::json& row : rows) record->alarms_.hear(row);
   }
-  record->events_ = std::fopen((folder / "events.jsonl").c_str(), "ae");
-  record->metrics_ = std::fopen((folder / "metrics.jsonl").c_str(), "ae");
-  if (record->events_ == nullptr || record->metrics_ == nullptr)
-    return fail(Code::kIo, "open run", "{}: {}", folder.string(), std::strerror(errno));
+  for (const auto& [rows, name] : {std::pair(&record->events_, "events.jsonl"), std::pair(&record->metrics_, "metrics.jsonl")}) {
+    rows->path = folder / name;
+    rows->fd = ::open(rows->path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+    if (rows->fd < 0) return os_error("open run", rows->path);
+  }
   return record;
 }
 
 RunRecord::~RunRecord() {
-  if (events_ != nullptr) std::fclose(events_);
-  if (metrics_ != nullptr) std::fclose(metrics_);
+  if (const Status written = this->written(); !written) log::error("rows are lost: {}", written.error().message());
+  for (const Rows* rows : {&events_, &metrics_})
+    if (rows->fd >= 0) ::close(rows->fd);
   if (lock_ >= 0) ::close(lock_);
 }
 
-void RunRecord::append(std::FILE* file, std::string_view name, nlohmann::json fields) {
+Status RunRecord::Rows::write_out() {
+  while (!pending.empty()) {
+    const ssize_t n = ::write(fd, pending.data(), pending.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error("record the run", path);
+    pending.erase(0, static_cast<std::size_t>(n));
+  }
+  if (const std::uint64_t rows = std::exchange(lost, 0); rows > 0) log::error("{}: {} rows are lost", path.string(), rows);
+  return ok();
+}
+
+void RunRecord::append(Rows& rows, nlohmann::json fields) {
   fields["unix_s"] = SystemClock().unix_seconds();
   const std::string line = json_text(fields) + "\n";
   const std::lock_guard lock(mutex_);
-  if (!written_) return;
-  if (std::fwrite(line.data(), 1, line.size(), file) != line.size() || std::fflush(file) != 0)
-    written_ = fail(Code::kIo, "record the run", "{}: {}; make room and go on with --resume",
-                    (folder_ / name).string(), std::strerror(errno));
+  if (rows.fd < 0) return;
+  if (rows.pending.size() + line.size() > kRowsPendingMax)
+    ++rows.lost;
+  else
+    rows.pending += line;
+  (void)rows.write_out().has_value();  // written() says what is wrong
 }
 
 std::vector<std::string> RunRecord::alarms() const {
   const std::lock_guard lock(mutex_);
-  return alarms_.active();
+  std::vector<std::string> kinds = alarms_.active();
+  for (const auto& [part, alarm] : disk_)
+    if (std::find(kinds.begin(), kinds.end(), alarm.kind) == kinds.end()) kinds.push_back(alarm.kind);
+  return kinds;
 }
 
-Status RunRecord::written() const {
+void RunRecord::disk(std::string_view part, std::uint64_t step, const Error* error) {
+  const TimePoint now = SystemClock().now();
+  if (error == nullptr) {
+    Duration lasted{};
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = disk_.find(part);
+      if (found == disk_.end()) return;
+      lasted = now - found->second.since;
+      disk_.erase(found);
+    }
+    log::info("{}: the disk takes it again after {}, and the run goes on", part, to_text(lasted));
+    return event("disk_recovered", {{"part", part}, {"step", step}, {"seconds", seconds(lasted)}});
+  }
+  const bool full = error->code == Code::kExhausted;
+  const std::string kind = full ? "disk_full" : "disk_failing";
+  {
+    const std::lock_guard lock(mutex_);
+    if (!disk_.try_emplace(std::string(part), DiskAlarm{kind, now}).second) return;
+  }
+  const char* advice = full ? "make room there: the run waits, no worker is blamed, and it goes on by itself"
+                            : "look after the disk: the run waits for a minute, and then ends so that --resume goes on";
+  log::error("{}: {}. What to do: {}", part, error->message(), advice);
+  event("alarm", {{"kind", kind}, {"step", step}, {"detail", fmt::format("{}: {}", part, error->message())}, {"advice", advice}});
+}
+
+Status RunRecord::written() {
   const std::lock_guard lock(mutex_);
-  return written_;
+  ECHO_TRY(events_.write_out());
+  return metrics_.write_out();
 }
 
 void RunRecord::event(std::string_view kind, nlohmann::json fields) {
   fields["event"] = kind;
-  append(events_, "events.jsonl", std::move(fields));
+  append(events_, std::move(fields));
 }
 
 void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
@@ -158,17 +204,19 @@ void RunRecord::metric(std::string_view kind, nlohmann::json fields) {
     log::warn("{} at step {}: {}. What to do: {}", alarm.kind, alarm.step, alarm.detail, alarm.advice);
     event("alarm", {{"kind", alarm.kind}, {"step", alarm.step}, {"detail", alarm.detail}, {"advice", alarm.advice}});
   }
-  append(metrics_, "metrics.jsonl", std::move(fields));
+  append(metrics_, std::move(fields));
 }
 
-void RunRecord::status(const nlohmann::json& status) {
-  if (const Status written = write_file_atomic(folder_ / "status.json", json_text(status)); !written)
-    log::warn("{}", written.error().message());
+// A file that readers look at now and then. A failure is said once, until it succeeds.
+void RunRecord::replace(std::string_view name, std::string_view content, bool& failing) {
+  const Status written = write_file_atomic(folder_ / name, content);
+  if (!written && !failing) log::warn("{}", written.error().message());
+  failing = !written;
 }
 
-void RunRecord::topology(const std::string& dot) {
-  if (const Status written = write_file_atomic(folder_ / "topology.dot", dot); !written) log::warn("{}", written.error().message());
-}
+void RunRecord::status(const nlohmann::json& status) { replace("status.json", json_text(status), status_fails_); }
+
+void RunRecord::topology(const std::string& dot) { replace("topology.dot", dot, topology_fails_); }
 
 Status RunRecord::report(const nlohmann::json& report) {
   return write_file_atomic(folder_ / "report.json", json_text(report, 2) + "\n");

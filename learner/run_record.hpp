@@ -1,7 +1,7 @@
 // The folder of a run: what happened (events.jsonl), what was measured (metrics.jsonl), how it stands (status.json).
 #pragma once
-#include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -16,6 +16,7 @@
 namespace echoline::learner {
 
 inline constexpr int kReportSchemaVersion = 1;
+inline constexpr std::size_t kRowsPendingMax = 16 << 20;  // bytes a file
 
 // Thread-safe. One process writes a run at a time: open() takes a lock that ends with the process.
 class RunRecord {
@@ -39,8 +40,12 @@ class RunRecord {
   void metric(std::string_view kind, nlohmann::json fields);
   // The kinds of the alarms that go on; a resumed run knows those of the rows before.
   std::vector<std::string> alarms() const;
-  // What became of the rows so far: kIo, from the first that could not be written on; none is written after it.
-  Status written() const;
+  // The learner's own disk refuses what `part` of the run writes: an alarm, disk_full or disk_failing, that says what is full and where. It
+  // lasts until `error` is null. Repeated calls change nothing.
+  void disk(std::string_view part, std::uint64_t step, const Error* error);
+  // Writes out the rows that could not be written when they came: kExhausted or kIo while the disk refuses them. Up to kRowsPendingMax wait
+  // in memory, further ones are lost.
+  Status written();
   // Replaces status.json.
   void status(const nlohmann::json& status);
   // Replaces topology.dot.
@@ -48,15 +53,29 @@ class RunRecord {
   Status report(const nlohmann::json& report);
 
  private:
+  // A JSON Lines file that grows.
+  struct Rows {
+    std::filesystem::path path;
+    int fd = -1;
+    std::string pending;  // not on disk yet; may begin within a row
+    std::uint64_t lost = 0;
+    Status write_out();
+  };
+  struct DiskAlarm {
+    std::string kind;
+    TimePoint since;
+  };
+
   RunRecord() = default;
-  void append(std::FILE* file, std::string_view name, nlohmann::json fields);
+  void append(Rows& rows, nlohmann::json fields);
+  void replace(std::string_view name, std::string_view content, bool& failing);
   std::filesystem::path folder_, moved_to_;
   int lock_ = -1;
   mutable std::mutex mutex_;
-  Status written_ = ok();
   Alarms alarms_;
-  std::FILE* events_ = nullptr;
-  std::FILE* metrics_ = nullptr;
+  std::map<std::string, DiskAlarm, std::less<>> disk_;  // by part
+  Rows events_, metrics_;
+  bool status_fails_ = false, topology_fails_ = false;
 };
 
 // What runs write for others to read: whatever bytes a text in it has, this is JSON.

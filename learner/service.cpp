@@ -19,12 +19,14 @@
 #include "learner/batch.hpp"
 #include "learner/by_task.hpp"
 #include "learner/checkpoint_folder.hpp"
+#include "learner/disk_patience.hpp"
 #include "learner/market.hpp"
 #include "learner/planning.hpp"
 #include "learner/policy_source.hpp"
 #include "learner/preflight.hpp"
 #include "learner/publisher.hpp"
 #include "learner/report.hpp"
+#include "learner/resume.hpp"
 #include "learner/rollout_desk.hpp"
 #include "learner/run_clock.hpp"
 #include "learner/run_record.hpp"
@@ -44,6 +46,7 @@ constexpr Duration kLockPatience = std::chrono::seconds(20);  // with a run that
 constexpr Duration kPoll = std::chrono::milliseconds(200);
 constexpr Duration kStatusEvery = std::chrono::milliseconds(500);
 constexpr Duration kFinalAckWait = std::chrono::seconds(30);
+constexpr Duration kDiskRetry = std::chrono::seconds(1);
 constexpr std::uint16_t kContainerPort = 7070;  // of a worker in a container whose ports are mapped
 
 class Service {
@@ -57,12 +60,11 @@ class Service {
     // A run that goes on has a plan already: the market of today is not asked what should have been rented.
     std::filesystem::path plan = options_.plan;
     if (plan.empty() && options_.resume) plan = config_.run_folder() / "plan.json";
-    Preflight checked = preflight(config_, plan);
+    Preflight checked = preflight(config_, {options_.built_in, plan, options_.resume});
     for (const Check& check : checked.checks)
       if (check.verdict == Verdict::kWarning) log::warn("{}: {}", check.name, check.detail);
     ECHO_TRY(checked.status());
     plan_ = std::move(*checked.plan);
-    ECHO_TRY(check_providers());
     ECHO_ASSIGN(const SourceMaker make_source, source_maker(config_, options_.built_in));
     for (const provisioner::PlanRow& row : plan_.plan.rows) offers_.emplace(row.offer.id, &row.offer);
     if (options_.planned) options_.planned(plan_.plan);
@@ -72,9 +74,10 @@ class Service {
       log::info("the earlier run was moved to {}", record_->moved_to().string());
       ECHO_TRY(release_earlier(config_, record_->moved_to()));
     }
-    ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
-    ECHO_TRY(write_file_atomic(record_->folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n"));
-    if (options_.resume) ECHO_TRY(listen_early());
+    if (options_.resume)
+      ECHO_TRY(listen_early());
+    else
+      ECHO_TRY(keep_settings());
     ECHO_ASSIGN(RunTask task, RunTask::read(config_));
     task_.emplace(std::move(task));
     ECHO_ASSIGN(policy_, make_source({config_, *task_, *record_, [this](const std::string& text) { source_phase(text); },
@@ -90,6 +93,7 @@ class Service {
     if (!options_.resume) ECHO_TRY(policy_->begin());
     if (stop_) return finish("interrupted");
     ECHO_TRY(start_desk());
+    if (options_.resume) ECHO_TRY(keep_settings());  // nothing has refused the run: what it was started with before may go
     ECHO_TRY(describe_run());
     ECHO_TRY(start_fleet());
     ECHO_TRY(wait_for_fleet());
@@ -109,18 +113,48 @@ class Service {
   }
 
  private:
-  // Keys and files of those that are to be rented from, before anything else takes time or is moved aside.
-  Status check_providers() const {
-    if (config_.fleet.provider == ProviderKind::kNone) return ok();
-    std::set<std::string> seen;
-    for (const provisioner::PlanRow* row : plan_.plan.chosen()) {
-      if (!seen.insert(row->offer.provider).second) continue;
-      const auto made = provisioner::make_provider(row->offer.provider, provider_options(config_));
-      if (!made)
-        return fail(Code::kInvalid, "fleet", "offer '{}' is of provider '{}': {}", row->offer.id, row->offer.provider,
-                    as_mistake(made.error()).message());
+  // What the run is from now on. A resume notes what is other than before.
+  Status keep_settings() {
+    if (options_.resume) ECHO_TRY(note_changed_settings(*record_, config_, step_));
+    ECHO_TRY(write_file_atomic(record_->folder() / "config.yaml", config_.resolved_yaml));
+    return write_file_atomic(record_->folder() / "plan.json", json_text(plan_.plan.to_json(), 2) + "\n");
+  }
+
+  // Does `work` again until the disk takes what it writes; the run stands still meanwhile. An error: of something else, of a disk that
+  // fails for longer than DiskPatience has, of the money, or after a request to stop.
+  Status persist(std::string_view part, const std::function<Status()>& work) {
+    DiskPatience patience;
+    for (;;) {
+      const Status done = work();
+      const bool wait = !done && patience.after(done.error(), clock_.now()) == DiskPatience::Verdict::kWait && !(desk_ && desk_->given_up());
+      if (!wait) record_->disk(part, step_, nullptr);
+      if (done) return done;
+      if (!wait || stop_) return done;
+      record_->disk(part, step_, &done.error());
+      ECHO_TRY(fleet_money());
+      write_status("waiting for the disk: " + done.error().message());
+      const TimePoint again = clock_.now() + kDiskRetry;
+      while (!stop_ && clock_.now() < again) std::this_thread::sleep_for(kPoll / 4);
+      stood_still_ += kDiskRetry;
     }
-    return ok();
+  }
+
+  // Why the run ends, once what it has come to is kept.
+  Error ends(Error why) {
+    const Status kept = persist("checkpoints", [this] { return policy_->checkpoint(); });
+    why.detail += kept ? fmt::format("; a checkpoint of step {} is written: go on with --resume", step_)
+                       : fmt::format("; no checkpoint of step {} could be written ({}): --resume goes on from the one before", step_, kept.error().message());
+    return why;
+  }
+
+  // A step was trained on groups that the replay buffer cannot mark as consumed: a resume does it.
+  Error ends_unmarked(const replay_buffer::Batch& batch, Error why) {
+    if (!note_unmarked(record_->folder(), step_, batch.ids())) {
+      why.detail += "; --resume goes on from the newest checkpoint";
+      return why;
+    }
+    ++step_;
+    return ends(std::move(why));
   }
 
   void source_phase(const std::string& text) { phase(options_.resume && !desk_ready_ ? "resuming: " + text : text); }
@@ -279,6 +313,7 @@ class Service {
     events.drained = [this](WorkerId worker) {
       if (fleet_ready_) fleet_->drained(worker);
     };
+    events.held_up = [this](const Error* error) { record_->disk("replay buffer", desk_step_, error); };
     events.set_aside = [this](const GroupSetAside& group) {
       record_->event("group_set_aside", {{"group", group.group.value},
                                          {"problem", group.problem},
@@ -286,6 +321,9 @@ class Service {
                                          {"detail", group.detail}});
     };
     ECHO_ASSIGN(desk_, RolloutDesk::open(desk, task_->door(config_), step_, std::move(events)));
+    if (options_.resume)
+      mark_consumed(record_->folder(), step_, [this](std::uint64_t step, const replay_buffer::Batch& batch) { return desk_->consume(step, batch); });
+    desk_step_ = step_;
     desk_ready_ = true;
     return ok();
   }
@@ -481,7 +519,9 @@ class Service {
     TimePoint alone_since = kNever;
     if (fleet_) fleet_->learner_waits(true);
     while (!batch && !stop_) {
-      ECHO_ASSIGN(batch, desk_->wait_batch(step_, kPoll));
+      auto waited = desk_->wait_batch(step_, kPoll);
+      if (!waited) return ends(std::move(waited).error());
+      batch = *std::move(waited);
       write_status("training");
       if (batch) break;
       if (Status money = fleet_money(); !money) {
@@ -512,13 +552,14 @@ class Service {
     for (const auto& [age, count] : histogram) ages[std::to_string(age)] = count;
     ECHO_ASSIGN(const std::optional<TrainedStep> done, policy_->step(trajectories));
     if (!done) return false;
-    ECHO_TRY(desk_->consume(step_, *batch));
+    if (Status consumed = persist("replay buffer", [&] { return desk_->consume(step_, *batch); }); !consumed)
+      return ends_unmarked(*batch, std::move(consumed).error());
     for (const Credibility::Verdict& verdict : credibility_.judge(done->scrutiny, step_)) {
       log::warn("worker {}: {}", verdict.worker, verdict.what);
       node_->expel(verdict.worker, verdict.what);
-      ECHO_TRY(desk_->disown(verdict.worker));
+      ECHO_TRY(persist("replay buffer", [&] { return desk_->disown(verdict.worker); }));
     }
-    ++step_;
+    desk_step_ = ++step_;
     const TimePoint trained = clock_.now();
     bool going_on = true;
     if (step_ % config_.staleness.publish_every == 0 || step_ == config_.run.steps) {
@@ -538,7 +579,7 @@ class Service {
     reward_ = row.at("reward_mean");
     wait_seconds_ += seconds(waited - start);
     training_seconds_ += seconds(end - start);
-    if (fleet_) fleet_->step_measured(end - waited);
+    if (fleet_) fleet_->step_measured(end - waited - std::exchange(stood_still_, {}));
     row.update({{"step", step_},
                 {"staleness", ages},
                 {"wait_seconds", seconds(waited - start)},
@@ -546,15 +587,15 @@ class Service {
                 {"publish_seconds", seconds(handed_over - trained)},
                 {"step_seconds", seconds(end - start)}});
     record_->metric("step", std::move(row));
-    ECHO_TRY(record_->written());
+    ECHO_TRY(persist("metrics and events", [this] { return record_->written(); }));
     write_status("training");
     return going_on;
   }
 
   Status checkpoint() {
-    ECHO_TRY(policy_->checkpoint());
+    ECHO_TRY(persist("checkpoints", [this] { return policy_->checkpoint(); }));
     const std::uint64_t kept = steps_kept(config_);
-    if (desk_ && step_ > kept) ECHO_TRY(desk_->prune(step_ - kept));
+    if (desk_ && step_ > kept) ECHO_TRY(persist("replay buffer", [&] { return desk_->prune(step_ - kept); }));
     return ok();
   }
 
@@ -601,7 +642,7 @@ class Service {
     if (fleet_) fleet_->stop();
     std::error_code error;
     std::filesystem::remove_all(worker_folders(), error);  // their machines are returned
-    ECHO_TRY(run_clock_->save());
+    ECHO_TRY(persist("usage", [this] { return run_clock_->save(); }));
     input.config = &config_;
     input.plan = &plan_.plan;
     ECHO_ASSIGN(input.metrics, read_json_lines(record_->folder() / "metrics.jsonl"));
@@ -616,10 +657,10 @@ class Service {
     ServiceOutcome outcome;
     outcome.report = make_report(input);
     outcome.completed = ended == "completed";
-    ECHO_TRY(record_->report(outcome.report));
+    ECHO_TRY(persist("report", [&] { return record_->report(outcome.report); }));
     record_->event("ended", {{"how", ended}, {"step", step_}});
     shut_down();
-    ECHO_TRY(record_->written());
+    ECHO_TRY(persist("metrics and events", [this] { return record_->written(); }));
     status_due_ = TimePoint{};  // the last word is never left out
     write_status(ended);
     return outcome;
@@ -700,7 +741,9 @@ class Service {
       if (vitals->policies() > 0)
         workers_[id].install_seconds_mean = vitals->install_s() / static_cast<double>(vitals->policies());
     }
-    if (fleet_ready_) fleet_->beat({id, progress.rollouts, progress.busy_s, progress.turned_away}, beat.bytes_in, beat.bytes_forwarded, beat.bytes_delivered);
+    // While nothing can be stored there is no work for anybody.
+    const bool turned_away = progress.turned_away || (desk_ready_ && desk_->held_up());
+    if (fleet_ready_) fleet_->beat({id, progress.rollouts, progress.busy_s, turned_away}, beat.bytes_in, beat.bytes_forwarded, beat.bytes_delivered);
   }
 
   void broadcast_done(const overlay::BroadcastReport& report) {
@@ -877,6 +920,8 @@ class Service {
   std::optional<RunTask> task_;
   std::unique_ptr<PolicySource> policy_;
   std::uint64_t step_ = 0;  // steps done; the version that step produced
+  std::atomic<std::uint64_t> desk_step_ = 0;  // the same, for the desk's thread
+  Duration stood_still_{};                    // of the step under way, while the disk refused
 
   // Shared with the overlay's and the desk's threads.
   std::mutex mutex_;

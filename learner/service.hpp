@@ -20,7 +20,7 @@ struct ServiceOptions {
   std::filesystem::path plan;  // a plan made before, to rent by; empty: the run's own when it goes on, else a new one
   // The echoline program itself, started as `<program> worker ...` for each rented local offer.
   std::filesystem::path program;
-  SourceMaker built_in;  // the built-in trainer, in a program that has it (learner/training/built_in.hpp)
+  BuiltIn built_in;  // the built-in trainer, in a program that has it (learner/training/built_in.hpp)
   // Hears of the plan that the fleet is rented by, before an earlier run is moved aside; may be empty.
   std::function<void(const provisioner::Plan&)> planned;
 };

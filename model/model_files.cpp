@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.hpp"
+#include "base/os_code.hpp"
 
 namespace echoline::model {
 namespace {
@@ -182,9 +183,9 @@ Status place_directory(const fs::path& from, const fs::path& target, bool link) 
     ECHO_TRY(sync(file));
   }
   if (ec) {
-    const std::string why = ec.message();
+    const std::error_code why = ec;
     fs::remove_all(temporary, ec);
-    return fail(Code::kIo, kOperation, "{} from {}: {}", to.string(), from.string(), why);
+    return fail(os_code(why.value()), kOperation, "{} from {}: {}", to.string(), from.string(), why.message());
   }
   ECHO_TRY(sync(temporary));
   const bool exchanged =

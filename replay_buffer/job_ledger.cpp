@@ -1,7 +1,9 @@
 #include "replay_buffer/job_ledger.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <set>
 
 #include "replay_buffer/pace.hpp"
 #include "replay_buffer/records.hpp"
@@ -52,136 +54,94 @@ class JobLedger::Impl {
   Result<std::vector<LeaseRecord>> grant(const GrantRequest& request, std::uint64_t step, double now) {
     if (request.policy_digest.empty())
       return fail(Code::kInvalid, "grant", "worker {}: no policy digest", request.worker);
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
-    ECHO_ASSIGN(const std::uint64_t expired, end_overdue(now));
-    const std::uint64_t group_size = store_.options.group_size;
-    std::uint64_t live = 0, live_of_worker = 0, ahead = 0;
-    // What nobody waits for any more is no stock: others may generate in its place.
-    ECHO_TRY(db_.each(
-        "SELECT count(*), coalesce(sum(CASE WHEN due_unix_s >= ?2 THEN rollouts ELSE 0 END), 0), "
-        "coalesce(sum(worker = ?1), 0) FROM lease WHERE state = 0",
-        [&](const Row& row) { live = row.integer(0), ahead = row.integer(1), live_of_worker = row.integer(2); },
-        request.worker.value, now));
-    ECHO_ASSIGN(const auto waiting, db_.one("SELECT sum(members) FROM groups WHERE consumed_step IS NULL AND "
-                                            "dropped_step IS NULL AND version >= ?1",
-                                            store_.version_min(step)));
-    ahead += waiting.value_or(0);
-    Known& known = known_of(request.worker);
-    if (request.step_seconds) fresh_s_ = (options_.pacing.staleness_budget + 1.0) * *request.step_seconds;
-    const Usual usual = usual_now();
-    const std::optional<double> batch_s = known.pace.batch_seconds();
-    known.too_slow = ahead >= options_.pacing.trajectories_per_step && request.step_seconds && batch_s &&
-                     !in_time(options_.pacing, step, request.version, *batch_s, *request.step_seconds);
-    const std::uint64_t held_max = std::min(known.trusted, held_by(known, usual));
-    const std::uint64_t could_take =
-        std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max},
-                  options_.leases_live_max - std::min<std::uint64_t>(live, options_.leases_live_max),
-                  held_max - std::min(live_of_worker, held_max)});
-    const std::uint64_t allowed = room(options_.pacing, step, request.version, ahead) / group_size;
-    if (allowed < could_take && !known.too_slow)
-      if (const auto bound = binding(options_.pacing, step, request.version)) bound_.note(*bound, step);
-    std::uint64_t wanted = known.too_slow ? 0 : std::min(could_take, allowed);
-    known.turned_away = request.groups_max > 0 && live_of_worker == 0 &&
-                        room(options_.pacing, step, request.newest.value_or(request.version), ahead) < group_size;
-    std::vector<LeaseRecord> leases;
-    if (wanted > 0) {
-      ECHO_ASSIGN(const std::vector<GroupId> groups, take_groups(wanted, request.worker, live_of_worker == 0));
-      wanted = groups.size();
-      ECHO_ASSIGN(const std::uint64_t first_lease, advance("next_lease", wanted));
-      const double lease_s = lease_seconds(options_.lease, known.pace.seconds_per_token(), usual.seconds_per_token);
-      const double due = now + patience_seconds(options_.lease, batch_s, usual.batch_s, fresh_s_);
-      for (const GroupId group : groups) {
-        leases.push_back({LeaseId{first_lease + leases.size()}, group, request.worker, request.version,
-                          request.policy_digest, store_.options.group_size, now, now + lease_s, LeaseState::kLive,
-                          lease_s});
-        const LeaseRecord& l = leases.back();
-        ECHO_TRY(db_.run("INSERT INTO lease VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, NULL, 0)", l.id.value,
-                         l.group.value, l.worker.value, l.version.value, Blob{l.policy_digest}, l.rollouts,
-                         l.granted_unix_s, l.expires_unix_s, l.lease_s, due));
-      }
-    }
-    if (wanted > 0 || expired > 0) ECHO_TRY(transaction.commit());
-    return leases;
+    return in_transaction<std::vector<LeaseRecord>>([&] { return grant_in_transaction(request, step, now); });
   }
 
   Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now) {
-    std::vector<Verdict> verdicts;
     std::vector<Settled> settled;
-    const Store::Totals before = store_.totals;
-    if (Status status = submit_all(deliveries, step, now, verdicts, settled); !status) {
-      store_.totals = before;
-      return std::move(status).error();
-    }
+    ECHO_ASSIGN(auto verdicts, in_transaction<std::vector<Verdict>>([&]() -> Result<Outcome<std::vector<Verdict>>> {
+                  std::vector<Verdict> decided;
+                  ECHO_TRY(submit_all(deliveries, step, now, decided, settled));
+                  return Outcome<std::vector<Verdict>>{std::move(decided)};
+                }));
     const bool first = !usual_now().batch_s;
     for (const Settled& s : settled) {
       Known& known = known_of(s.worker);
       verdicts[s.verdict].held_s = std::max(0.0, now - std::max(s.granted_unix_s, known.accounted_until_unix_s));
       known.accounted_until_unix_s = now;
-      if (known.pace.handed_in_of(s.granted_unix_s) == 0) ECHO_TRY(records_.returned(s.worker));
       known.pace.handed_in(s.granted_unix_s, now, s.tokens);
       known.trusted = groups_trusted(known.trusted, 1);
     }
-    if (first) ECHO_TRY(wait_less_for_newcomers());
+    // What was handed in is durable whatever becomes of this: the learner only waits longer for newcomers without it.
+    if (first) (void)wait_less_for_newcomers().has_value();
     return verdicts;
   }
 
   Result<std::uint64_t> renew(WorkerId worker, std::span<const LeaseId> ids, std::uint64_t progress, double now) {
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
-    std::uint64_t renewals = 0;
-    for (const LeaseId id : ids) {
-      ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
-      if (!lease || lease->worker != worker || lease->state != LeaseState::kLive || now > lease->expires_unix_s)
-        continue;
-      ECHO_TRY(
-          db_.run("UPDATE lease SET progress = ?2, expires_unix_s = max(expires_unix_s, ?3) WHERE lease_id = ?1 AND "
-                  "progress < ?2",
-                  id.value, progress & static_cast<std::uint64_t>(INT64_MAX),
-                  renewed(options_.lease, lease->granted_unix_s, now, lease->lease_s)));
-      renewals += db_.changes();
-    }
-    if (renewals > 0) ECHO_TRY(transaction.commit());
-    return renewals;
+    return in_transaction<std::uint64_t>([&]() -> Result<Outcome<std::uint64_t>> {
+      std::uint64_t renewals = 0;
+      for (const LeaseId id : ids) {
+        ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
+        if (!lease || lease->worker != worker || lease->state != LeaseState::kLive || now > lease->expires_unix_s)
+          continue;
+        ECHO_TRY(
+            db_.run("UPDATE lease SET progress = ?2, expires_unix_s = max(expires_unix_s, ?3) WHERE lease_id = ?1 AND "
+                    "progress < ?2",
+                    id.value, progress & static_cast<std::uint64_t>(INT64_MAX),
+                    renewed(options_.lease, lease->granted_unix_s, now, lease->lease_s)));
+        renewals += db_.changes();
+      }
+      return Outcome<std::uint64_t>{renewals, renewals > 0};
+    });
   }
 
   Result<bool> failed(const FailedWork& failure) {
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
-    ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(failure.lease));
-    if (!lease || lease->worker != failure.worker || lease->state != LeaseState::kLive) return false;
-    ECHO_TRY(end(*lease, LeaseState::kReleased));
-    ECHO_TRY(note_failure(lease->group, failure.worker, 1, 0));
-    ECHO_TRY(judge(lease->group, failure.reason, failure.detail));
-    ECHO_TRY(transaction.commit());
-    return true;
+    return in_transaction<bool>([&]() -> Result<Outcome<bool>> {
+      ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(failure.lease));
+      if (!lease || lease->worker != failure.worker || lease->state != LeaseState::kLive)
+        return Outcome<bool>{false, false};
+      ECHO_TRY(end(*lease, LeaseState::kReleased));
+      ECHO_TRY(note_failure(lease->group, failure.worker, 1, 0));
+      ECHO_TRY(judge(lease->group, failure.reason, failure.detail));
+      return Outcome<bool>{true};
+    });
   }
 
   Status unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail) {
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
-    ECHO_TRY(note_failure(group, worker, 1, 0));
-    ECHO_TRY(judge(group, reason, detail));
-    return transaction.commit();
+    return write([&]() -> Status {
+      ECHO_TRY(note_failure(group, worker, 1, 0));
+      return judge(group, reason, detail);
+    });
   }
 
   Result<std::uint64_t> give_back(WorkerId worker, std::span<const LeaseId> ids) {
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
-    std::uint64_t returned = 0;
-    for (const LeaseId id : ids) {
-      ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
-      if (!lease || lease->worker != worker || lease->state != LeaseState::kLive) continue;
-      ECHO_TRY(end(*lease, LeaseState::kReleased));
-      ++returned;
-    }
-    ECHO_TRY(transaction.commit());
-    return returned;
+    return in_transaction<std::uint64_t>([&]() -> Result<Outcome<std::uint64_t>> {
+      std::uint64_t returned = 0;
+      for (const LeaseId id : ids) {
+        ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
+        if (!lease || lease->worker != worker || lease->state != LeaseState::kLive) continue;
+        ECHO_TRY(end(*lease, LeaseState::kReleased));
+        ++returned;
+      }
+      return Outcome<std::uint64_t>{returned, returned > 0};
+    });
+  }
+
+  Result<std::uint64_t> give_back_all(WorkerId worker) {
+    std::vector<LeaseId> held;
+    ECHO_TRY(db_.each("SELECT lease_id FROM lease WHERE state = 0 AND worker = ?1",
+                      [&](const Row& row) { held.push_back(LeaseId{row.integer(0)}); }, worker.value));
+    return give_back(worker, held);
   }
 
   Status set_aside(LeaseId id, std::string_view reason, std::string detail) {
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
-    ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
-    if (!lease || lease->state != LeaseState::kLive)
-      return fail(Code::kNotFound, "set aside", "lease {} is not live", id);
-    ECHO_TRY(end(*lease, LeaseState::kReleased));
-    ECHO_TRY(put_aside(lease->group, reason, detail));
-    return transaction.commit();
+    return write([&]() -> Status {
+      ECHO_ASSIGN(const std::optional<LeaseRecord> lease, find(id));
+      if (!lease || lease->state != LeaseState::kLive)
+        return fail(Code::kNotFound, "set aside", "lease {} is not live", id);
+      ECHO_TRY(end(*lease, LeaseState::kReleased));
+      return put_aside(lease->group, reason, detail);
+    });
   }
 
   std::vector<SetAside> newly_set_aside() { return std::exchange(newly_set_aside_, {}); }
@@ -198,55 +158,62 @@ class JobLedger::Impl {
 
   std::vector<Idler> newly_idle() { return std::exchange(newly_idle_, {}); }
   const Records& records() const { return records_; }
-  Status keep(WorkerId worker, const Misconduct& misconduct) { return records_.keep(worker, misconduct); }
+  Status keep(WorkerId worker, const Misconduct& misconduct) {
+    return write([&] { return records_.keep(worker, misconduct); });
+  }
 
   Result<std::uint64_t> release_worker(WorkerId worker, double now) {
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
-    std::vector<LeaseRecord> leases;
-    ECHO_TRY(db_.each(
-        "SELECT lease_id, group_id, granted_unix_s FROM lease WHERE state = 0 AND worker = ?1",
-        [&](const Row& row) {
-          leases.push_back(id_and_group(row));
-          leases.back().granted_unix_s = row.real(2);
-        },
-        worker.value));
-    if (!leases.empty()) {
-      ECHO_TRY(note_lapse(worker, LapseKind::kLost));
-      records_.kept_waiting(worker, std::max(0.0, now - leases.front().granted_unix_s), now);
-    }
-    for (const LeaseRecord& lease : leases) {
-      ECHO_TRY(end(lease, LeaseState::kReleased));
-      ECHO_TRY(note_failure(lease.group, worker, 0, 1));
-      ECHO_TRY(judge(lease.group, "worker lost", "the connection of every worker that had it broke"));
-    }
-    ECHO_TRY(transaction.commit());
-    known_.erase(worker);
-    return std::uint64_t{leases.size()};
+    auto released = in_transaction<std::uint64_t>([&]() -> Result<Outcome<std::uint64_t>> {
+      std::vector<LeaseRecord> leases;
+      ECHO_TRY(db_.each(
+          "SELECT lease_id, group_id, granted_unix_s FROM lease WHERE state = 0 AND worker = ?1",
+          [&](const Row& row) {
+            leases.push_back(id_and_group(row));
+            leases.back().granted_unix_s = row.real(2);
+          },
+          worker.value));
+      if (!leases.empty()) {
+        ECHO_TRY(note_lapse(worker, LapseKind::kLost));
+        records_.kept_waiting(worker, std::max(0.0, now - leases.front().granted_unix_s), now);
+      }
+      for (const LeaseRecord& lease : leases) {
+        ECHO_TRY(end(lease, LeaseState::kReleased));
+        ECHO_TRY(note_failure(lease.group, worker, 0, 1));
+        ECHO_TRY(judge(lease.group, "worker lost", "the connection of every worker that had it broke"));
+      }
+      return Outcome<std::uint64_t>{leases.size(), !leases.empty()};
+    });
+    if (released) known_.erase(worker);
+    return released;
   }
 
   Result<std::uint64_t> release_all() {
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
-    std::vector<LeaseRecord> leases;
-    ECHO_TRY(db_.each("SELECT lease_id, group_id FROM lease WHERE state = 0",
-                      [&](const Row& row) { leases.push_back(id_and_group(row)); }));
-    for (const LeaseRecord& lease : leases) ECHO_TRY(end(lease, LeaseState::kReleased));
-    ECHO_TRY(transaction.commit());
-    return std::uint64_t{leases.size()};
+    return in_transaction<std::uint64_t>([&]() -> Result<Outcome<std::uint64_t>> {
+      std::vector<LeaseRecord> leases;
+      ECHO_TRY(db_.each("SELECT lease_id, group_id FROM lease WHERE state = 0",
+                        [&](const Row& row) { leases.push_back(id_and_group(row)); }));
+      for (const LeaseRecord& lease : leases) ECHO_TRY(end(lease, LeaseState::kReleased));
+      return Outcome<std::uint64_t>{leases.size(), !leases.empty()};
+    });
   }
 
   Result<std::uint64_t> expire(double now) {
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
-    ECHO_ASSIGN(const std::uint64_t expired, end_overdue(now));
-    if (expired > 0) ECHO_TRY(transaction.commit());
-    return expired;
+    return in_transaction<std::uint64_t>([&]() -> Result<Outcome<std::uint64_t>> {
+      ECHO_ASSIGN(const std::uint64_t expired, end_overdue(now));
+      return Outcome<std::uint64_t>{expired, expired > 0};
+    });
   }
 
   Result<std::uint64_t> excuse(double late_s, double now) {
-    for (auto& [worker, known] : known_) known.accounted_until_unix_s = now;  // nobody has had work for that long
-    ECHO_TRY(
-        db_.run("UPDATE lease SET due_unix_s = due_unix_s + ?1, expires_unix_s = expires_unix_s + ?1 WHERE state = 0",
-                late_s));
-    return db_.changes();
+    auto excused = in_transaction<std::uint64_t>([&]() -> Result<Outcome<std::uint64_t>> {
+      ECHO_TRY(db_.run("UPDATE lease SET due_unix_s = due_unix_s + ?1, expires_unix_s = expires_unix_s + ?1 WHERE state = 0", late_s));
+      const std::uint64_t leases = db_.changes();
+      ECHO_ASSIGN([[maybe_unused]] const std::uint64_t next, advance("next_lease", 0));  // without a lease, too, something is written
+      return Outcome<std::uint64_t>{leases};
+    });
+    if (excused)
+      for (auto& [worker, known] : known_) known.accounted_until_unix_s = now;  // no worker has had work for that long
+    return excused;
   }
 
   Result<std::uint64_t> stranded_by_next_step(std::uint64_t step, double now) {
@@ -309,6 +276,98 @@ class JobLedger::Impl {
     return lease;
   }
 
+  Status write(const std::function<Status()>& work) {
+    const auto done = in_transaction<bool>([&]() -> Result<Outcome<bool>> {
+      ECHO_TRY(work());
+      return Outcome<bool>{true};
+    });
+    return done ? ok() : Status(done.error());
+  }
+
+  // What the work of a transaction comes to, and whether it changed anything: without a change there is nothing to
+  // commit.
+  template <class T>
+  struct Outcome {
+    T value{};
+    bool changed = true;
+  };
+
+  // Runs `work` in a transaction of its own. On an error nothing has happened, in the file or in memory: a disk that
+  // refuses is not counted against a worker, and the work may be done again.
+  template <class T>
+  Result<T> in_transaction(const std::function<Result<Outcome<T>>()>& work) {
+    const std::size_t idle = newly_idle_.size(), aside = newly_set_aside_.size();
+    const Store::Totals totals = store_.totals;
+    undo_.clear();
+    const auto run = [&]() -> Result<T> {
+      ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
+      ECHO_ASSIGN(Outcome<T> outcome, work());
+      if (outcome.changed) ECHO_TRY(transaction.commit());
+      return std::move(outcome.value);
+    };
+    Result<T> done = run();
+    if (done) return done;
+    for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo) (*undo)();
+    newly_idle_.resize(idle);
+    newly_set_aside_.resize(aside);
+    store_.totals = totals;
+    if (const Status loaded = records_.load(); !loaded)
+      return fail(done.error().code, done.error().operation, "{}; and {}", done.error().detail, loaded.error().detail);
+    return done;
+  }
+
+  Result<Outcome<std::vector<LeaseRecord>>> grant_in_transaction(const GrantRequest& request, std::uint64_t step,
+                                                                 double now) {
+    ECHO_ASSIGN(const std::uint64_t expired, end_overdue(now));
+    const std::uint64_t group_size = store_.options.group_size;
+    std::uint64_t live = 0, live_of_worker = 0, ahead = 0;
+    // What nobody waits for any more is no stock: others may generate in its place.
+    ECHO_TRY(db_.each(
+        "SELECT count(*), coalesce(sum(CASE WHEN due_unix_s >= ?2 THEN rollouts ELSE 0 END), 0), "
+        "coalesce(sum(worker = ?1), 0) FROM lease WHERE state = 0",
+        [&](const Row& row) { live = row.integer(0), ahead = row.integer(1), live_of_worker = row.integer(2); },
+        request.worker.value, now));
+    ECHO_ASSIGN(const auto waiting, db_.one("SELECT sum(members) FROM groups WHERE consumed_step IS NULL AND "
+                                            "dropped_step IS NULL AND version >= ?1",
+                                            store_.version_min(step)));
+    ahead += waiting.value_or(0);
+    Known& known = known_of(request.worker);
+    if (request.step_seconds) fresh_s_ = (options_.pacing.staleness_budget + 1.0) * *request.step_seconds;
+    const Usual usual = usual_now();
+    const std::optional<double> batch_s = known.pace.batch_seconds();
+    known.too_slow = ahead >= options_.pacing.trajectories_per_step && request.step_seconds && batch_s &&
+                     !in_time(options_.pacing, step, request.version, *batch_s, *request.step_seconds);
+    const std::uint64_t held_max = std::min(known.trusted, held_by(known, usual));
+    const std::uint64_t could_take =
+        std::min({std::uint64_t{request.groups_max}, std::uint64_t{options_.leases_per_grant_max},
+                  options_.leases_live_max - std::min<std::uint64_t>(live, options_.leases_live_max),
+                  held_max - std::min(live_of_worker, held_max)});
+    const std::uint64_t allowed = room(options_.pacing, step, request.version, ahead) / group_size;
+    if (allowed < could_take && !known.too_slow)
+      if (const auto bound = binding(options_.pacing, step, request.version)) bound_.note(*bound, step);
+    std::uint64_t wanted = known.too_slow ? 0 : std::min(could_take, allowed);
+    known.turned_away = request.groups_max > 0 && live_of_worker == 0 &&
+                        room(options_.pacing, step, request.newest.value_or(request.version), ahead) < group_size;
+    std::vector<LeaseRecord> leases;
+    if (wanted > 0) {
+      ECHO_ASSIGN(const std::vector<GroupId> groups, take_groups(wanted, request.worker, live_of_worker == 0));
+      wanted = groups.size();
+      ECHO_ASSIGN(const std::uint64_t first_lease, advance("next_lease", wanted));
+      const double lease_s = lease_seconds(options_.lease, known.pace.seconds_per_token(), usual.seconds_per_token);
+      const double due = now + patience_seconds(options_.lease, batch_s, usual.batch_s, fresh_s_);
+      for (const GroupId group : groups) {
+        leases.push_back({LeaseId{first_lease + leases.size()}, group, request.worker, request.version,
+                          request.policy_digest, store_.options.group_size, now, now + lease_s, LeaseState::kLive,
+                          lease_s});
+        const LeaseRecord& l = leases.back();
+        ECHO_TRY(db_.run("INSERT INTO lease VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, NULL, 0)", l.id.value,
+                         l.group.value, l.worker.value, l.version.value, Blob{l.policy_digest}, l.rollouts,
+                         l.granted_unix_s, l.expires_unix_s, l.lease_s, due));
+      }
+    }
+    return Outcome<std::vector<LeaseRecord>>{std::move(leases), wanted > 0 || expired > 0};
+  }
+
   // Returns the counter and moves it on.
   Result<std::uint64_t> advance(std::string_view key, std::uint64_t by) {
     ECHO_ASSIGN(const auto value, db_.one("SELECT value FROM meta WHERE key = ?1", key));
@@ -354,9 +413,10 @@ class JobLedger::Impl {
     const double patience = patience_seconds(options_.lease, std::nullopt, usual.batch_s, fresh_s_);
     for (const auto& [worker, known] : known_)
       if (!known.pace.batch_seconds())
-        ECHO_TRY(db_.run("UPDATE lease SET due_unix_s = min(due_unix_s, granted_unix_s + ?2) WHERE state = 0 AND "
-                         "worker = ?1",
-                         worker.value, patience));
+        ECHO_TRY(
+            db_.run("UPDATE lease SET due_unix_s = min(due_unix_s, granted_unix_s + ?2) WHERE state = 0 AND "
+                    "worker = ?1",
+                    worker.value, patience));
     return ok();
   }
 
@@ -455,8 +515,10 @@ class JobLedger::Impl {
     for (const auto& [batch, ended] : batches) {
       const auto known = known_.find(batch.first);
       if (known != known_.end()) {
+        std::uint64_t& trusted = known->second.trusted;
         if (known->second.pace.handed_in_of(batch.second) >= ended) continue;  // most of it came
-        known->second.trusted = groups_trusted_after_lapse(known->second.trusted);
+        undo_.push_back([&trusted, before = trusted] { trusted = before; });
+        trusted = groups_trusted_after_lapse(trusted);
       }
       ECHO_TRY(note_lapse(batch.first, LapseKind::kExpired));
     }
@@ -486,7 +548,6 @@ class JobLedger::Impl {
 
   Status submit_all(std::span<const Delivery> deliveries, std::uint64_t step, double now,
                     std::vector<Verdict>& verdicts, std::vector<Settled>& settled) {
-    ECHO_ASSIGN(Transaction transaction, Transaction::begin(db_));
     for (const Delivery& delivery : deliveries) {
       ECHO_CHECK(delivery.submission != nullptr);
       const Store::Totals before = store_.totals;
@@ -500,7 +561,12 @@ class JobLedger::Impl {
       ECHO_TRY(db_.run("RELEASE delivery"));
       verdicts.push_back(std::move(verdict));
     }
-    return transaction.commit();
+    std::set<std::pair<WorkerId, double>> begun;  // batches of which something comes for the first time
+    for (const Settled& s : settled)
+      if (known_of(s.worker).pace.handed_in_of(s.granted_unix_s) == 0 &&
+          begun.emplace(s.worker, s.granted_unix_s).second)
+        ECHO_TRY(records_.returned(s.worker));
+    return ok();
   }
 
   // Stores and settles the delivery, or says why not; what it wrote is rolled back in that case.
@@ -603,6 +669,7 @@ class JobLedger::Impl {
   BoundSteps bound_;
   std::vector<Idler> newly_idle_;
   std::vector<SetAside> newly_set_aside_;
+  std::vector<std::function<void()>> undo_;  // puts back what the transaction under way has changed in known_
 };
 
 JobLedger::JobLedger(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -699,6 +766,11 @@ Result<std::uint64_t> JobLedger::renew(WorkerId worker, std::span<const LeaseId>
 Result<std::uint64_t> JobLedger::give_back(WorkerId worker, std::span<const LeaseId> leases) {
   impl_->check_thread();
   return impl_->give_back(worker, leases);
+}
+
+Result<std::uint64_t> JobLedger::give_back_all(WorkerId worker) {
+  impl_->check_thread();
+  return impl_->give_back_all(worker);
 }
 
 Result<bool> JobLedger::failed(const FailedWork& failure) {

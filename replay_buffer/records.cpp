@@ -11,12 +11,17 @@ constexpr double kNotWaitedForFactor = 20;
 }  // namespace
 
 Status Records::load() {
-  return db_.each("SELECT worker, lapses, batches, malformed, failures FROM worker", [&](const Row& row) {
+  std::map<WorkerId, Lapses> lapses;
+  std::map<WorkerId, Misconduct> misconduct;
+  ECHO_TRY(db_.each("SELECT worker, lapses, batches, malformed, failures FROM worker", [&](const Row& row) {
     const WorkerId worker{row.integer(0)};
     const auto number = [&](int column) { return static_cast<std::uint32_t>(row.integer(column)); };
-    if (number(1) > 0) lapses_[worker] = {number(1), number(2)};
-    if (number(3) > 0 || number(4) > 0) misconduct_[worker] = {number(3), number(4)};
-  });
+    if (number(1) > 0) lapses[worker] = {number(1), number(2)};
+    if (number(3) > 0 || number(4) > 0) misconduct[worker] = {number(3), number(4)};
+  }));
+  lapses_ = std::move(lapses);
+  misconduct_ = std::move(misconduct);
+  return ok();
 }
 
 Status Records::write(WorkerId worker) {

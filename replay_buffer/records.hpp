@@ -11,10 +11,12 @@
 
 namespace echoline::replay_buffer {
 
-// Owned by the ledger; every method that writes belongs into its transaction.
+// Owned by the ledger; every method that writes belongs into its transaction. When that is not committed, load() makes the records
+// in memory agree with the file again.
 class Records {
  public:
   explicit Records(Database& db) : db_(db) {}
+  // Replaces the records in memory by the file's; changes nothing on an error.
   Status load();
 
   // A batch of leases ended without any result, or its worker was lost with it. What to say of the worker when that

@@ -3,6 +3,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
+
+#include "base/os_code.hpp"
+
 namespace echoline::replay_buffer {
 namespace {
 
@@ -48,7 +52,10 @@ Result<sqlite3_stmt*> Database::prepared(const char* sql) {
 
 Error Database::error(int rc) const {
   const char* why = handle_ ? sqlite3_errmsg(handle_.get()) : sqlite3_errstr(rc);
-  switch (rc & 0xff) {
+  int kind = rc & 0xff;
+  // A quota, and a sync that finds no room, are I/O errors to SQLite.
+  if (kind == SQLITE_IOERR && os_code(errno) == Code::kExhausted) kind = SQLITE_FULL;
+  switch (kind) {
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
       return fail(Code::kCorrupt, kOperation,
@@ -56,7 +63,7 @@ Error Database::error(int rc) const {
                   "checkpoint: the rollouts in it are lost, the policy is not",
                   path_.string(), why);
     case SQLITE_FULL:
-      return fail(Code::kExhausted, kOperation, "{}: the disk is full; free space and resume", path_.string());
+      return fail(Code::kExhausted, kOperation, "{}: the disk is full", path_.string());
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
       return fail(Code::kUnavailable, kOperation, "{}: another process has it open; stop that learner first",

@@ -3,6 +3,7 @@
 #pragma once
 #include <sqlite3.h>
 
+#include <cerrno>
 #include <concepts>
 #include <filesystem>
 #include <functional>
@@ -66,6 +67,7 @@ class Database {
     int index = 0;
     (bind(statement, ++index, args), ...);
     int rc = SQLITE_ROW;
+    errno = 0;  // error() reads what a failed call leaves
     while ((rc = sqlite3_step(statement)) == SQLITE_ROW) on_row(Row(statement));
     if (rc != SQLITE_DONE) return error(rc);
     return ok();

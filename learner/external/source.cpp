@@ -127,7 +127,16 @@ class External final : public PolicySource {
 
   // Of the newest policy that was published, which is not the newest step's where κ > 1.
   Status checkpoint() override {
-    if (!policy_ || saved_ == policy_version_) return ok();
+    if (!policy_) return ok();
+    if (saved_ != policy_version_) ECHO_TRY(save());
+    if (unplaced_.empty()) return ok();
+    ECHO_TRY(model::place_directory(unplaced_ / kCheckpointModel, host_.record.folder() / "model", /*link=*/true));
+    unplaced_.clear();
+    return ok();
+  }
+
+ private:
+  Status save() {
     const auto write = [&](const std::filesystem::path& folder) -> Status {
       ECHO_TRY(model::save_model(folder / kCheckpointModel, host_.task.files, policy_->view()));
       ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(policy_->view()));
@@ -137,14 +146,12 @@ class External final : public PolicySource {
                                     {"policy_digest", digest.hex()}};
       return write_file_atomic(folder / kCheckpointState, json_text(state, 2) + "\n");
     };
-    ECHO_ASSIGN(const std::filesystem::path saved,
-                add_checkpoint(checkpoints(), static_cast<std::int64_t>(policy_version_.value),
-                               host_.config.learner.checkpoints_kept, write));
+    ECHO_ASSIGN(unplaced_, add_checkpoint(checkpoints(), static_cast<std::int64_t>(policy_version_.value),
+                                          host_.config.learner.checkpoints_kept, write));
     saved_ = policy_version_;
-    return model::place_directory(saved / kCheckpointModel, host_.record.folder() / "model", /*link=*/true);
+    return ok();
   }
 
- private:
   // Once the run's folder holds the policy that a trainer begins with.
   Status serve() {
     ApiOptions api;
@@ -307,6 +314,7 @@ class External final : public PolicySource {
   delta::SharedState policy_;  // the newest published, or the one to begin with
   Version policy_version_;
   std::optional<Version> saved_;
+  std::filesystem::path unplaced_;  // the newest checkpoint, until the run's folder `model` is its policy
   std::optional<Exchange> exchange_;
   std::unique_ptr<Api> api_;
   std::map<std::string, double> accuracy_;  // by when

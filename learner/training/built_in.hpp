@@ -6,7 +6,7 @@
 
 namespace echoline::learner {
 
-// A SourceMaker.
-Result<std::unique_ptr<PolicySource>> load_built_in(const SourceHost& host, bool resume);
+// What a run asks of the built-in trainer.
+BuiltIn built_in();
 
 }  // namespace echoline::learner

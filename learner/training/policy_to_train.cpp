@@ -31,9 +31,16 @@ std::filesystem::path checkpoints(const RunRecord& record) { return record.folde
 
 }  // namespace
 
-Result<std::unique_ptr<PolicySource>> load_built_in(const SourceHost& host, bool resume) {
-  ECHO_ASSIGN(std::unique_ptr<PolicySource> loaded, PolicyToTrain::load(host, resume));
-  return loaded;
+BuiltIn built_in() {
+  const auto load = [](const SourceHost& host, bool resume) -> Result<std::unique_ptr<PolicySource>> {
+    ECHO_ASSIGN(std::unique_ptr<PolicySource> loaded, PolicyToTrain::load(host, resume));
+    return loaded;
+  };
+  const auto can_compute_on = [](const std::string& name) -> Status {
+    ECHO_TRY(model::device_named(name));
+    return ok();
+  };
+  return {load, can_compute_on, config_digest};
 }
 
 Result<std::unique_ptr<PolicyToTrain>> PolicyToTrain::load(const SourceHost& host, bool resume) {
@@ -209,11 +216,16 @@ Status PolicyToTrain::step_done() {
 }
 
 Status PolicyToTrain::checkpoint() {
-  if (!trainer_ || saved_step_ == trainer_->steps()) return ok();
-  ECHO_ASSIGN(const std::filesystem::path saved, save_checkpoint(checkpoints(host_.record), *trainer_, host_.task.files, checkpoint_of_,
-                                                                 host_.config.learner.checkpoints_kept));
-  saved_step_ = trainer_->steps();
-  return model::place_directory(saved / "model", host_.record.folder() / "model", /*link=*/true);
+  if (!trainer_) return ok();
+  if (saved_step_ != trainer_->steps()) {
+    ECHO_ASSIGN(unplaced_, save_checkpoint(checkpoints(host_.record), *trainer_, host_.task.files, checkpoint_of_,
+                                           host_.config.learner.checkpoints_kept));
+    saved_step_ = trainer_->steps();
+  }
+  if (unplaced_.empty()) return ok();
+  ECHO_TRY(model::place_directory(unplaced_ / kCheckpointModel, host_.record.folder() / "model", /*link=*/true));
+  unplaced_.clear();
+  return ok();
 }
 
 }  // namespace echoline::learner

@@ -41,6 +41,7 @@ class PolicyToTrain final : public PolicySource {
   std::optional<model::DeviceWeights> on_device_;  // the model's, where it is on a GPU
   CheckpointOf checkpoint_of_;
   std::optional<std::int64_t> saved_step_;  // of the newest checkpoint
+  std::filesystem::path unplaced_;          // the newest checkpoint, until the run's folder `model` is its policy
   std::map<std::string, double> accuracy_;
 };
 

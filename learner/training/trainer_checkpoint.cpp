@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kTensors = "trainer.safetensors", kReference = "reference.safetensors";
+constexpr std::string_view kTensors = "trainer.safetensors", kReference = kCheckpointReference;
 constexpr std::string_view kGenerator = "torch_generator";
 
 // A tensor's memory as a view; the tensor must be contiguous, on the CPU, and outlive the view.

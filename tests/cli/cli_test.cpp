@@ -119,6 +119,29 @@ TEST(BadInput, PortInUse) {
   ::close(listener);
 }
 
+// One preflight: what `up` would refuse, `plan` and `doctor` refuse, and an earlier run of that name stays where it is.
+TEST(BadInput, WhatThisMachineDoesNotHaveIsSaidByEveryVerbBeforeAnythingChanges) {
+  if (!kWithTorch) GTEST_SKIP() << "the program was built without libtorch";
+  TemporaryFolder folder;
+  std::filesystem::create_directories(folder.path() / "quickstart");
+  std::ofstream(folder.path() / "quickstart/metrics.jsonl") << "{\"kind\":\"step\",\"step\":1}\n";
+  for (const char* key : {"learner.device", "worker.device"}) {
+    const std::vector<std::string> run{"configs/quickstart.yaml", "--set", fmt::format("{}=cuda:97", key), "--set", "run.folder=" + folder.path().string()};
+    for (const char* verb : {"up", "plan", "learner"}) {
+      std::vector<std::string> arguments{verb};
+      arguments.insert(arguments.end(), run.begin(), run.end());
+      expect_refused(arguments, {key, "cuda:97 is not there"});
+    }
+    std::vector<std::string> arguments{"doctor"};
+    arguments.insert(arguments.end(), run.begin(), run.end());
+    const Outcome doctor = run_program(arguments);
+    EXPECT_EQ(doctor.status, 1);
+    EXPECT_NE(doctor.out.find("cuda:97 is not there"), std::string::npos) << doctor.out;
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "quickstart/metrics.jsonl"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "quickstart.1"));
+}
+
 TEST(BadInput, ModelDirectories) {
   TemporaryFolder folder;
   const std::string model = (folder.path() / "model").string();
@@ -324,6 +347,11 @@ TEST(Status, ShowsHowARunStands) {
       << R"("workers":[{"id":1,"offer":"q01","rollouts":16,"version":3,"bytes_in":1000,"bytes_forwarded":0,"lost":false},)"
       << R"({"id":2,"offer":"q02","rollouts":8,"version":null,"bytes_in":0,"bytes_forwarded":0,"lost":true}],)"
       << R"("topology":"learner -> 1"})";
+  const Outcome begun = run_program({"status", folder.path().string()});
+  EXPECT_NE(begun.out.find("no checkpoint to go on from; start it again with: echoline up"), std::string::npos) << begun.out;
+  EXPECT_EQ(begun.out.find("--resume"), std::string::npos) << begun.out;
+  std::filesystem::create_directories(folder.path() / "checkpoints/step-000000002");
+  std::ofstream(folder.path() / "checkpoints/step-000000002/trainer.json") << R"({"format":2,"steps":2,"policy_digest":"d"})";
   const Outcome outcome = run_program({"status", folder.path().string()});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (const char* text :

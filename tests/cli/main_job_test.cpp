@@ -1,8 +1,12 @@
 // The main job as a user runs it: a fleet of processes, a policy that learns, crashes in the middle.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <set>
@@ -468,6 +472,119 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
   const Outcome planned = run_program({"plan", (run / "config.yaml").string(), "--json"});
   std::filesystem::current_path(here);
   EXPECT_EQ(planned.status, 0) << planned.err;
+
+  // A resume that is refused has changed nothing.
+  const auto contents = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(run))
+      if (entry.is_regular_file()) files[entry.path().string()] = *read_file(entry.path());
+    return files;
+  };
+  const auto resume = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--set", "learner.warm_start.steps_max=20"});
+    more.emplace_back("--resume");
+    return run_program(up(folder.path(), more), seconds(200));
+  };
+  const auto before = contents();
+  for (const auto& [setting, what] : {std::pair<std::string, std::string>{"run.seed=9", "run.seed was 7 and is 9"},
+                                      {"rollout.group_size=4", "rollout.group_size was 8 and is 4"},
+                                      {"learner.kl_coefficient=0.1", "reference.safetensors"}}) {
+    const Outcome refused = resume({"--set", setting});
+    EXPECT_EQ(refused.status, 2) << refused.err;
+    EXPECT_NE(refused.err.find(what), std::string::npos) << refused.err;
+    EXPECT_TRUE(contents() == before) << setting;
+  }
+  // One that changes settings says which, and from which step on.
+  const auto steps = report.at("steps").get<std::uint64_t>();
+  const Outcome changed = resume({"--set", "learner.learning_rate=0.0001", "--set", fmt::format("run.steps={}", steps + 1)});
+  ASSERT_EQ(changed.status, 0) << changed.err;
+  json of_the_rate;
+  for (const json& change : json::parse(changed.out).at("settings_changed"))
+    if (change.at("key") == "learner.learning_rate") of_the_rate = change;
+  EXPECT_EQ(of_the_rate, (json{{"key", "learner.learning_rate"}, {"old", "0.0002"}, {"new", "0.0001"}, {"step", steps}}));
+  bool said = false;
+  for (const json& row : json_lines(run / "events.jsonl"))
+    said = said || (row.at("event") == "setting_changed" && row.at("key") == "learner.learning_rate" && row.at("step") == steps);
+  EXPECT_TRUE(said);
+  EXPECT_NE(read_file(run / "config.yaml")->find("learning_rate: 0.0001"), std::string::npos);
+  expect_run_documented(run);
+}
+
+// There is no checkpoint yet, so what is printed does not resume.
+TEST(MainJob, CtrlCInTheWarmStartPrintsACommandThatWorks) {
+  TemporaryFolder folder;
+  const auto warms_up = [&](Program& program) {
+    return eventually(seconds(120), [&] {
+      const json status = json_file(folder.path() / "quickstart/status.json");
+      return !program.running() || (status.is_object() && status.value("phase", "").starts_with("warm start: step"));
+    }) && program.running();
+  };
+  std::vector<std::string> command{"up", kQuickstart, "--set", "run.folder=" + folder.path().string(), "--set", "learner.warm_start.steps_max=100000",
+                                   "--set", "learner.warm_start.target_accuracy=1"};
+  {
+    Program program(command);
+    ASSERT_TRUE(warms_up(program)) << program.wait(seconds(0)).err;
+    program.signal(SIGINT);
+    const Outcome outcome = program.wait(seconds(60));
+    EXPECT_EQ(outcome.status, 1);
+    const std::string_view before = "start it again with: echoline ";
+    const std::size_t at = outcome.err.find(before);
+    ASSERT_NE(at, std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.err.find("--resume"), std::string::npos) << outcome.err;
+    std::istringstream words(outcome.err.substr(at + before.size(), outcome.err.find('\n', at) - at - before.size()));
+    std::vector<std::string> printed;
+    for (std::string word; words >> word;) printed.push_back(word);
+    EXPECT_EQ(printed, command);
+  }
+  std::filesystem::remove(folder.path() / "quickstart/status.json");
+  Program again(command);
+  ASSERT_TRUE(warms_up(again)) << again.wait(seconds(0)).err;
+  again.signal(SIGINT);
+  again.wait(seconds(60));
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "quickstart.1/report.json"));
+}
+
+// A disk that is full for a while: the run stands still, and then goes on as if nothing had been.
+TEST(MainJob, AFullDiskIsWaitedForAndNoWorkerIsBlamed) {
+  TemporaryFolder folder;
+  const std::filesystem::path disk = folder.path() / "disk";
+  std::filesystem::create_directories(disk);
+  if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount("none", disk.c_str(), "tmpfs", 0, "size=512m") != 0)
+    GTEST_SKIP() << "this process may not mount a file system: " << std::strerror(errno);
+  const std::filesystem::path run = disk / "quickstart", ballast = disk / "ballast";
+  {
+    Program program(up(disk, {"--set", "run.steps=12", "--set", "learner.checkpoint_every=2", "--set", "learner.warm_start.steps_max=20", "--set",
+                              "rollout.lease_first=3 s", "--set", "rollout.lease_max=3 s"}));
+    ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 3; }));
+    {
+      std::ofstream fill(ballast, std::ios::binary);
+      const std::string block(1 << 16, 'x');
+      while (fill.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
+      }
+    }
+    EXPECT_FALSE(eventually(seconds(10), [&] { return !program.running(); })) << program.wait(seconds(0)).err;
+    std::filesystem::remove(ballast);
+    const Outcome outcome = program.wait(seconds(200));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const json report = json::parse(outcome.out);
+    EXPECT_EQ(report.at("ended"), "completed");
+    EXPECT_EQ(report.at("steps"), 12);
+    EXPECT_EQ(report.at("fleet").at("workers_lost"), 0) << outcome.err;
+    EXPECT_NE(outcome.err.find("No space left on device"), std::string::npos) << outcome.err;
+    bool full = false, recovered = false;
+    for (const json& row : json_lines(run / "events.jsonl")) {
+      EXPECT_NE(row.at("event"), "expelled") << row.dump();
+      full = full || (row.at("event") == "alarm" && row.at("kind") == "disk_full");
+      recovered = recovered || row.at("event") == "disk_recovered";
+    }
+    EXPECT_TRUE(full && recovered) << outcome.err;
+    expect_run_documented(run);
+    const auto buffer = open_buffer(run);
+    ASSERT_TRUE(buffer) << buffer.error().message();
+    EXPECT_EQ((*buffer)->counts(12)->consumed, 12u * 2048);
+  }
+  EXPECT_EQ(::umount(disk.c_str()), 0);
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ TEST(SourceMakerTest, ARunThatWantsTheBuiltInTrainerIsToldWhereItIsNotThere) {
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, Code::kInvalid);
   EXPECT_NE(none.error().detail.find("ECHOLINE_TORCH=ON"), std::string::npos);
-  EXPECT_TRUE(source_maker({}, [](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(std::unique_ptr<PolicySource>()); }));
+  EXPECT_TRUE(source_maker({}, {[](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(std::unique_ptr<PolicySource>()); }, {}, {}}));
 }
 
 }  // namespace

@@ -19,6 +19,16 @@ namespace {
 
 using testing::HasSubstr;
 
+// A program whose built-in trainer computes on the CPU only.
+const BuiltIn kBuiltIn{[](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(nullptr); },
+                       [](const std::string& device) -> Status {
+                         if (device == "cpu") return ok();
+                         return fail(Code::kInvalid, "device", "'{}': this machine has no such device", device);
+                       },
+                       [](const RunConfig&, const model::ModelConfig&) { return std::string(); }};
+
+Preflight preflight(const RunConfig& config, const std::filesystem::path& plan = {}) { return learner::preflight(config, {kBuiltIn, plan}); }
+
 RunConfig quickstart(const std::vector<std::pair<std::string, std::string>>& overrides = {}) {
   auto config = load_run_config("configs/quickstart.yaml", overrides);
   EXPECT_TRUE(config) << config.error().message();
@@ -57,7 +67,7 @@ TEST(Preflight, TheQuickstartIsFine) {
   const RunConfig config = quickstart();
   const Preflight result = preflight(config);
   EXPECT_TRUE(result.status()) << result.status().error().message();
-  for (const char* name : {"model", "task", "lengths", "messages", "publications", "store", "port", "plan", "memory"})
+  for (const char* name : {"model", "task", "lengths", "messages", "publications", "store", "port", "plan", "providers", "trainer", "memory"})
     EXPECT_EQ(check(result, name).verdict, Verdict::kOk) << name << ": " << check(result, name).detail;
   ASSERT_TRUE(result.plan);
   EXPECT_EQ(result.plan->plan.request.learner_usd_per_hour, config.learner.usd_per_hour);
@@ -172,6 +182,19 @@ TEST(Preflight, SaysWhatIsTakenForAnUplinkThatNobodyStated) {
   const Preflight unstated = preflight(quickstart({{"fleet.provider", "none"}, {"network.uplink", "null"}}));
   ASSERT_TRUE(warned(unstated));
   EXPECT_THAT(check(unstated, "uplink").detail, HasSubstr("1 Gbit/s"));
+}
+
+TEST(Preflight, DevicesAreThere) {
+  const Preflight learner = preflight(quickstart({{"learner.device", "cuda"}}));
+  EXPECT_EQ(check(learner, "trainer").verdict, Verdict::kFailed);
+  EXPECT_THAT(check(learner, "trainer").detail, HasSubstr("learner.device: device: 'cuda': this machine has no such device"));
+  const Preflight worker = preflight(quickstart({{"worker.device", "cuda:1"}}));
+  EXPECT_THAT(check(worker, "trainer").detail, HasSubstr("worker.device: device: 'cuda:1'"));
+  EXPECT_EQ(check(preflight(quickstart({{"worker.device", "cuda:1"}, {"fleet.provider", "none"}})), "trainer").verdict, Verdict::kOk)
+      << "workers are on other machines";
+  const Preflight without = learner::preflight(quickstart(), {});
+  EXPECT_THAT(check(without, "trainer").detail, HasSubstr("ECHOLINE_TORCH=ON"));
+  EXPECT_EQ(check(learner::preflight(quickstart({{"learner.trainer", "external"}}), {}), "trainer").verdict, Verdict::kOk);
 }
 
 TEST(Preflight, ABundleIsThereAndCanBeUnpacked) {

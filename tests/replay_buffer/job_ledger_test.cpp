@@ -2,6 +2,7 @@
 #include <set>
 
 #include "tests/replay_buffer/fixtures.hpp"
+#include "tests/replay_buffer/refusing_disk.hpp"
 
 namespace echoline::replay_buffer {
 namespace {
@@ -67,6 +68,55 @@ TEST_F(Ledger, StepsInWhichWorkersCouldHaveTakenMoreAreCountedByTheBound) {
   grant(kBob, 100, 2, 1000, 2);
   EXPECT_EQ(bound(Bound::kLookahead), 1u);
   EXPECT_EQ(bound(Bound::kBudget), 0u) << "since the ledger was opened";
+}
+
+// A call that a full disk ends has changed nothing, in memory either: no worker is blamed for it, however often it is tried.
+TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
+  const TemporaryFolder folder;
+  RefusingDisk disk;
+  LedgerOptions options;
+  options.pacing = {2, 2, 4};
+  options.lease = {100, 5, 1000, 6, 64};
+  auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
+  auto ledger = must(JobLedger::open(*buffer, options));
+  const auto leases = must(ledger->grant({kAda, Version{0}, "digest", 2}, 0, 1000));
+  ASSERT_EQ(leases.size(), 2u);
+  const schema::Submission first = submission_for(leases[0]);
+  const Delivery delivery{kAda, &first};
+  const auto fails = [&](const Error& error) {
+    EXPECT_EQ(error.code, Code::kExhausted);
+    EXPECT_NE(error.detail.find(folder.file().string() + ": the disk is full"), std::string::npos) << error.detail;
+  };
+  disk.be_full();
+  for (int i = 0; i < 20; ++i) {
+    fails(ledger->submit({&delivery, 1}, 0, 1001).error());
+    fails(ledger->expire(2000).error());
+    fails(ledger->release_worker(kAda, 2000).error());
+    fails(ledger->failed({kAda, leases[1].id, "prompt", ""}).error());
+    fails(ledger->grant({kAda, Version{0}, "digest", 1}, 0, 2000).error());
+    fails(ledger->excuse(1000, 2000).error());
+  }
+  EXPECT_TRUE(ledger->newly_idle().empty());
+  EXPECT_TRUE(ledger->newly_set_aside().empty());
+  EXPECT_EQ(must(ledger->held(kAda)), 2u);
+  disk.accept();
+  disk.fail_syncs(ENOSPC);
+  fails(ledger->excuse(1000, 2000).error());
+  disk.accept();
+  EXPECT_EQ(must(ledger->excuse(1000, 2000)), 2u);
+  EXPECT_TRUE(must(ledger->submit({&delivery, 1}, 0, 2001))[0].accepted);
+  EXPECT_EQ(must(ledger->expire(2200)), 1u);
+  EXPECT_EQ(must(ledger->counts()).expired, 1u);
+  disk.fail_writes();
+  EXPECT_EQ(ledger->excuse(1, 2300).error().code, Code::kIo);
+}
+
+TEST_F(Ledger, EveryLeaseOfAWorkerCanBeGivenBack) {
+  grant(kAda, 2), grant(kBob, 1);
+  EXPECT_EQ(must(ledger_->give_back_all(kAda)), 2u);
+  EXPECT_EQ(must(ledger_->held(kAda)), 0u);
+  EXPECT_EQ(must(ledger_->held(kBob)), 1u);
+  EXPECT_TRUE(ledger_->newly_idle().empty());
 }
 
 TEST_F(Ledger, AGroupWithoutScoresIsKeptAndNotTrainedOnBeforeItHasThem) {

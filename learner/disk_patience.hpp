@@ -1,0 +1,36 @@
+// How long the learner waits for its own disk. Pure.
+//
+// A full disk (kExhausted) is waited for without end: a person or another program makes room. Any other failure of the disk (kIo,
+// kUnavailable) is waited for up to a limit, because a single failed sync may pass. What a damaged file holds does not come back.
+#pragma once
+#include "base/clock.hpp"
+#include "base/result.hpp"
+
+namespace echoline::learner {
+
+class DiskPatience {
+ public:
+  static constexpr Duration kDefault = std::chrono::minutes(1);
+  explicit DiskPatience(Duration limit = kDefault) : limit_(limit) {}
+
+  enum class Verdict { kNotOfTheDisk, kWait, kGiveUp };
+  // What to do after an attempt that failed with this error.
+  Verdict after(const Error& error, TimePoint now) {
+    if (error.code == Code::kCorrupt) return Verdict::kGiveUp;
+    if (error.code == Code::kExhausted) {
+      failing_since_ = kNever;
+      return Verdict::kWait;
+    }
+    if (error.code != Code::kIo && error.code != Code::kUnavailable) return Verdict::kNotOfTheDisk;
+    if (failing_since_ == kNever) failing_since_ = now;
+    return now - failing_since_ >= limit_ ? Verdict::kGiveUp : Verdict::kWait;
+  }
+  // An attempt succeeded.
+  void recovered() { failing_since_ = kNever; }
+
+ private:
+  const Duration limit_;
+  TimePoint failing_since_ = kNever;  // with errors that are not about room
+};
+
+}  // namespace echoline::learner

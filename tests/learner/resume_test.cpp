@@ -1,0 +1,115 @@
+// A run that goes on: which settings it keeps, which are new, and what is checked before anything is changed.
+#include "learner/resume.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/config_flat.hpp"
+#include "base/files.hpp"
+#include "learner/checkpoint_folder.hpp"
+#include "learner/preflight.hpp"
+
+namespace echoline::learner {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ResumeTest : public ::testing::Test {
+ protected:
+  ResumeTest() {
+    std::string name = (std::filesystem::temp_directory_path() / "echoline-run-XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~ResumeTest() override { std::filesystem::remove_all(folder_); }
+  RunConfig config(std::vector<std::pair<std::string, std::string>> more) const {
+    more.emplace_back("run.folder", folder_.string());
+    auto read = load_run_config("configs/quickstart.yaml", more);
+    EXPECT_TRUE(read) << read.error().message();
+    return std::move(read).value();
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_F(ResumeTest, AResumeSaysWhichSettingsAreNew) {
+  const RunConfig first = config({});
+  std::filesystem::create_directories(first.run_folder());
+  EXPECT_TRUE(changed_settings(first)->empty()) << "there is no config.yaml";
+  std::ofstream(first.run_folder() / "config.yaml") << first.resolved_yaml;
+  EXPECT_TRUE(changed_settings(first)->empty());
+  const RunConfig other = config({{"learner.learning_rate", "0.5"}, {"fleet.usd_max", "7"}});
+  const auto changes = *changed_settings(other);
+  ASSERT_EQ(changes.size(), 2u);
+  EXPECT_EQ(changes[0].key, "fleet.usd_max");
+  EXPECT_EQ(changes[0].now, "7");
+  EXPECT_EQ(changes[1].key, "learner.learning_rate");
+  EXPECT_EQ(changes[1].now, "0.5");
+  EXPECT_NE(changes[1].before, std::nullopt);
+  const auto record = RunRecord::open(first.run_folder(), false);
+  ASSERT_TRUE(note_changed_settings(**record, other, 12));
+  const auto rows = *read_json_lines(first.run_folder() / "events.jsonl");
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[1].at("event"), "setting_changed");
+  EXPECT_EQ(rows[1].at("key"), "learner.learning_rate");
+  EXPECT_EQ(rows[1].at("old"), *changes[1].before);
+  EXPECT_EQ(rows[1].at("new"), "0.5");
+  EXPECT_EQ(rows[1].at("step"), 12);
+}
+
+TEST_F(ResumeTest, WhatTheReplayBufferCouldNotMarkIsMarkedByTheResume) {
+  std::vector<GroupId> marked;
+  const auto consume = [&](std::uint64_t step, const replay_buffer::Batch& batch) -> Status {
+    EXPECT_EQ(step, 4u);
+    marked = batch.ids();
+    return ok();
+  };
+  mark_consumed(folder_, 5, consume);
+  EXPECT_TRUE(marked.empty());
+  ASSERT_TRUE(note_unmarked(folder_, 4, {GroupId{7}, GroupId{9}}));
+  mark_consumed(folder_, 4, consume);  // from an older checkpoint the step is done again
+  EXPECT_TRUE(marked.empty());
+  ASSERT_TRUE(note_unmarked(folder_, 4, {GroupId{7}, GroupId{9}}));
+  mark_consumed(folder_, 5, consume);
+  EXPECT_EQ(marked, (std::vector{GroupId{7}, GroupId{9}}));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "consumed.json"));
+}
+
+TEST_F(ResumeTest, WhatARunKeepsIsCheckedBeforeAnythingIsTouched) {
+  const BuiltIn built_in{[](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(nullptr); }, [](const std::string&) { return ok(); },
+                         [](const RunConfig& c, const model::ModelConfig&) { return std::to_string(c.run.seed); }};
+  const auto refusal = [&](std::vector<std::pair<std::string, std::string>> more) {
+    const Preflight checked = preflight(config(std::move(more)), {built_in, {}, /*resume=*/true});
+    for (const Check& check : checked.checks)
+      if (check.name == "resume") return check.verdict == Verdict::kFailed ? check.detail : std::string();
+    return std::string("nothing was checked");
+  };
+  const std::filesystem::path run = config({}).run_folder();
+  EXPECT_THAT(refusal({}), HasSubstr("holds no run"));
+  std::filesystem::create_directories(run / "checkpoints/step-000000004/model");
+  std::ofstream(run / "metrics.jsonl") << "";
+  std::ofstream(run / "config.yaml") << config({}).resolved_yaml;
+  std::filesystem::rename(run / "checkpoints", run / "kept");
+  EXPECT_THAT(refusal({}), HasSubstr("holds no checkpoint"));
+  std::filesystem::rename(run / "kept", run / "checkpoints");
+  std::ofstream(run / "checkpoints/step-000000004/trainer.json")
+      << nlohmann::json{{"format", 2}, {"steps", 4}, {"policy_digest", "d"}, {"config_digest", std::to_string(config({}).run.seed)}};
+  EXPECT_EQ(refusal({}), "");
+  EXPECT_EQ(refusal({{"learner.learning_rate", "0.5"}}), "");
+  EXPECT_THAT(refusal({{"run.seed", "77"}}), HasSubstr("run.seed was 7 and is 77"));
+  EXPECT_THAT(refusal({{"rollout.group_size", "4"}}), HasSubstr("rollout.group_size was 8 and is 4"));
+  EXPECT_THAT(refusal({{"learner.kl_coefficient", "0.1"}}), HasSubstr("reference.safetensors"));
+}
+
+TEST(FlatConfig, NamesEveryValueByItsKeys) {
+  const auto flat = flat_config("a: {b: 1, c: [1, two]}\nlist:\n  - {x: y}\n  - {x: 'z: w'}\nnothing: null\nnone: {}\n");
+  ASSERT_TRUE(flat) << flat.error().message();
+  const std::map<std::string, std::string> expected{{"a.b", "1"},         {"a.c", "[1,\"two\"]"}, {"list[0].x", "y"},
+                                                    {"list[1].x", "z: w"}, {"nothing", "null"},    {"none", "{}"}};
+  EXPECT_EQ(*flat, expected);
+  EXPECT_FALSE(flat_config("a: [1"));
+}
+
+}  // namespace
+}  // namespace echoline::learner
