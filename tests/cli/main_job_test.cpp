@@ -555,7 +555,7 @@ TEST(MainJob, AFullDiskIsWaitedForAndNoWorkerIsBlamed) {
   const std::filesystem::path run = disk / "quickstart", ballast = disk / "ballast";
   {
     Program program(up(disk, {"--set", "run.steps=12", "--set", "learner.checkpoint_every=2", "--set", "learner.warm_start.steps_max=20", "--set",
-                              "rollout.lease_first=3 s", "--set", "rollout.lease_max=3 s"}));
+                              "rollout.lease_min=2 s", "--set", "rollout.lease_first=3 s", "--set", "rollout.lease_max=3 s"}));
     ASSERT_TRUE(eventually(seconds(120), [&] { return !program.running() || step_of(run) >= 3; }));
     {
       std::ofstream fill(ballast, std::ios::binary);
