@@ -3,7 +3,6 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "model/kernels.hpp"
@@ -19,8 +18,8 @@ using torch::autograd::variable_list;
 namespace {
 
 constexpr std::int64_t kPartValues = 1 << 15;  // values of an element-wise function that a thread takes at a time
-// Gradients of a norm's weight are added up for so many rows, and then over these parts: in the same order with any number
-// of threads.
+// Gradients of a norm's weight are added up for so many rows, and then over these parts: in the same order with any
+// number of threads.
 constexpr std::int64_t kPartRows = 64;
 constexpr std::int64_t kQueriesMax = 256;  // tokens whose scores exist at a time, where libtorch's products make them
 constexpr std::int64_t kLogitsMax = std::int64_t{1} << 25;  // logits that exist at a time: 128 MiB
@@ -302,11 +301,10 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     Tensor d;
     if (context->saved_data["by_products"].toBool()) {
       d = torch::zeros(qkv.sizes(), qkv.options().dtype(torch::kFloat));
-      const auto parts = [&](const Tensor& t) {
-        return std::array{t.narrow(1, 0, heads), t.narrow(1, heads, kv_heads), t.narrow(1, heads + kv_heads, kv_heads)};
-      };
-      const auto [q, k, v] = parts(qkv);
-      const auto [dq, dk, dv] = parts(d);
+      const Tensor q = qkv.narrow(1, 0, heads), k = qkv.narrow(1, heads, kv_heads);
+      const Tensor v = qkv.narrow(1, heads + kv_heads, kv_heads);
+      const Tensor dq = d.narrow(1, 0, heads), dk = d.narrow(1, heads, kv_heads);
+      const Tensor dv = d.narrow(1, heads + kv_heads, kv_heads);
       const Tensor totals = (out.to(torch::kFloat) * slope.to(torch::kFloat)).sum(-1, true);
       over_blocks(segments, [&](const Seen& seen) {
         const auto rows = [&](const Tensor& t) {

@@ -7,6 +7,7 @@
 #include "model/kernels.hpp"
 #include "model/training_kernels.hpp"
 #include "model/training_ops.hpp"
+#include "tests/learner/tensor_count.hpp"
 
 namespace echoline::model {
 namespace {
@@ -102,6 +103,22 @@ TEST(PackedAttention, EveryWayMatchesAPlainFormula) {
       EXPECT_LT(distance(fp32.grad().to(torch::kDouble), exact.grad()), 1e-4) << n.dim << " " << static_cast<int>(way);
     }
   }
+}
+
+// From 512 to 2,048 tokens: scores of all pairs would take sixteen times as much.
+TEST(PackedAttention, MemoryIsLinearInTheLength) {
+  ModelConfig config = small_config(true);
+  config.positions_max = 4096;
+  const auto model = random_model(config, 5);
+  const auto most = [&](std::int64_t tokens) {
+    const Tensor ids = torch::randint(0, config.vocab_size, {1, tokens}, torch::kLong);
+    model->token_logprobs(ids).logprobs.sum().backward();  // makes gradients and rotations
+    const auto counter = std::make_shared<TensorCount>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
+    model->token_logprobs(ids).logprobs.sum().backward();
+    return counter->most();
+  };
+  EXPECT_LT(most(2048) / most(512), 4.5);
 }
 
 TEST(PackedAttention, TakesBf16) {
