@@ -1,7 +1,8 @@
-// What of the program needs libtorch. with_torch.cpp has it, without_torch.cpp is there in its place with ECHOLINE_TORCH=OFF.
-// Private to cli/.
+// The parts of the program that need libtorch. with_torch.cpp opens the module that has it (torch_module.hpp) at the first call;
+// without_torch.cpp takes its place with ECHOLINE_TORCH=OFF. Private to cli/.
 #pragma once
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "learner/policy_source.hpp"
@@ -12,11 +13,17 @@
 
 namespace echoline::cli {
 
-// Empty in a program without them.
-learner::BuiltIn built_in_trainer();
-decltype(worker::EngineOptions::builtin) built_in_engine();
+using BuiltInEngine = decltype(worker::EngineOptions::builtin);
 
-// Of a model's folder; kInvalid in a program without libtorch.
+// These two are empty with ECHOLINE_TORCH=OFF. The trainer's functions open the module when they first need it, and fail with
+// kInvalid if it is missing or cannot be opened; built_in_engine() opens it at once.
+learner::BuiltIn built_in_trainer();
+Result<BuiltInEngine> built_in_engine();
+
+// Opens the module and returns its file; nothing with ECHOLINE_TORCH=OFF.
+Result<std::optional<std::filesystem::path>> open_built_in();
+
+// These three load the model of a folder. kInvalid without libtorch.
 Result<model::Generation> ask(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
                               const model::Sampling& sampling);
 Status ask_all(const std::filesystem::path& folder, const model::Questions& questions);

@@ -1,11 +1,14 @@
 // echoline bundle: this program with every library it needs in one archive, for machines on which nothing is installed.
 #include <link.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/files.hpp"
+#include "cli/built_in.hpp"
 #include "cli/output.hpp"
 #include "cli/process.hpp"
+#include "cli/shared_files.hpp"
 #include "cli/verbs.hpp"
 #include "overlay/uv/bundle.hpp"
 
@@ -16,13 +19,14 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kOperation = "make bundle";
 constexpr const char* kName = "echoline-worker";
+constexpr const char* kModule = "echoline_torch.so";
 // The host's own libraries are not looked at: those in the bundle belong together, C library and loader included.
 constexpr std::string_view kLauncher =
     "#!/bin/sh\n"
     "here=$(dirname \"$(readlink -f \"$0\")\")/../lib\n"
     "ECHOLINE_PROGRAM=$(readlink -f \"$0\") exec \"$here/{0}\" --library-path \"$here\" \"$here/echoline\" \"$@\"\n";
 
-// Of this process: what the loader has found for it is what it needs.
+// Files that the loader has mapped into this process.
 std::vector<fs::path> loaded_libraries() {
   std::vector<fs::path> found;
   const auto add = [](dl_phdr_info* info, std::size_t, void* to) {
@@ -51,8 +55,25 @@ Status run_tar(const fs::path& staging, const fs::path& out) {
               last.empty() ? "it said nothing" : last);
 }
 
-Result<std::string> make(const fs::path& out) {
+// The bundle's program is started once, with its module: nothing that a loader misses is found out on a rented machine.
+Status try_it(const fs::path& lib, const std::string& loader, bool with_engine) {
+  std::vector<std::string> argv{(lib / loader).string(), "--library-path", lib.string()};
+  if (with_engine) argv.insert(argv.end(), {"--preload", (lib / kModule).string()});
+  argv.insert(argv.end(), {(lib / "echoline").string(), "--version"});
+  ECHO_ASSIGN(ChildProcess child, ChildProcess::start(argv));
+  std::string said;
+  std::optional<ProcessEnd> end;
+  while (!end) end = child.pump(std::chrono::milliseconds(200), [&](const std::string& line) { said += line + "; "; });
+  if (end->status == 0 && said.empty()) return ok();
+  return fail(Code::kInternal, kOperation, "the program does not start with the bundle's libraries: {}", said);
+}
+
+Result<std::string> make(const fs::path& out, bool with_engine) {
   std::error_code ec;
+  std::optional<fs::path> module;
+  if (with_engine) {
+    ECHO_ASSIGN(module, open_built_in());
+  }
   if (const fs::path folder = fs::absolute(out, ec).parent_path(); !fs::is_directory(folder, ec))
     return fail(Code::kNotFound, kOperation, "there is no folder {}", folder.string());
   const fs::path staging = out.string() + ".partial";
@@ -65,16 +86,36 @@ Result<std::string> make(const fs::path& out) {
     std::string loader;
     const fs::path program = own_program();
     const fs::path unpacked = program.parent_path().parent_path() / "lib/echoline";  // where this is a bundle itself
-    fs::create_symlink(fs::exists(unpacked, ec) ? unpacked : program, lib / "echoline", ec);
-    for (const fs::path& path : loaded_libraries()) {
-      const std::string name = path.filename();
+    fs::create_symlink(fs::is_regular_file(unpacked, ec) ? unpacked : program, lib / "echoline", ec);
+    std::vector<fs::path> files = loaded_libraries(), roots;
+    files.push_back(fs::canonical(lib / "echoline", ec));
+    roots.push_back(files.back());
+    if (module) roots.push_back(*module);
+    // Debian's libtorch names OpenCV and FFmpeg and uses nothing of them; these bring Qt and GDAL along: 250 libraries in all.
+    ECHO_ASSIGN(const std::set<fs::path> left_out, unneeded(files, roots));
+    std::set<std::string> names;
+    for (const fs::path& path : left_out) names.insert(path.filename());
+    files.pop_back();
+    for (const fs::path& path : files) {
+      if (left_out.contains(path)) continue;
+      const std::string name = path == module ? kModule : path.filename().string();
       if (name.starts_with("ld-")) loader = name;
-      fs::create_symlink(path, lib / name, ec);
+      ECHO_ASSIGN(const std::vector<std::string> needed, needed_names(path));
+      if (std::any_of(needed.begin(), needed.end(), [&](const std::string& n) { return names.contains(n); })) {
+        fs::copy_file(path, lib / name, ec);
+        if (!ec) fs::permissions(lib / name, fs::perms::owner_write, fs::perm_options::add, ec);
+        if (!ec) {
+          ECHO_TRY(forget_needed(lib / name, names));
+        }
+      } else {
+        fs::create_symlink(path, lib / name, ec);
+      }
       if (ec) return fail(Code::kIo, kOperation, "cannot take {}: {}", path.string(), ec.message());
     }
     if (loader.empty()) return fail(Code::kInternal, kOperation, "no loader among the loaded libraries");
     ECHO_TRY(write_file_atomic(bin / "echoline", fmt::format(fmt::runtime(kLauncher), loader)));
     fs::permissions(bin / "echoline", fs::perms(0755), ec);
+    ECHO_TRY(try_it(lib, loader, module.has_value()));
     const fs::path archive = staging / out.filename();
     ECHO_TRY(run_tar(staging, archive));
     fs::rename(archive, out, ec);
@@ -93,13 +134,16 @@ void add_bundle(Verb& app, int& exit) {
   auto* verb = app.add_verb("bundle", "Pack this program and its libraries for machines that have none of them");
   auto out = std::make_shared<std::string>("echoline-worker.tar.zst");
   verb->add_option("-o,--output", *out, "the archive; its ending chooses the compression: .tar.zst, .tar.gz, .tar.xz");
+  auto without_engine = std::make_shared<bool>(false);
+  verb->add_flag("--without-engine", *without_engine,
+                 "leave out the built-in engine and libtorch: for workers whose engine is sglang or vllm");
   verb->footer(
       "On the machine:\n"
       "  tar xf echoline-worker.tar.zst\n"
       "  echoline-worker/bin/echoline worker --join HOST:PORT\n"
       "It needs a Linux kernel of this architecture and sh, and no library: C library and loader come along.");
-  verb->callback([out, &exit] {
-    const auto digest = make(*out);
+  verb->callback([out, without_engine, &exit] {
+    const auto digest = make(*out, !*without_engine);
     exit = digest ? 0 : complain("bundle", digest.error());
     if (digest) fmt::print("{}  {}\n", *digest, *out);  // as sha256sum --check reads it
   });

@@ -107,7 +107,6 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
     *rate = *parsed;
   }
   worker::EngineOptions engine = a.engine;
-  engine.builtin = built_in_engine();
   for (const auto& [text, size] :
        {std::pair(&a.memory_max, &options.memory_max), std::pair(&a.disk_max, &options.disk_max),
         std::pair(&a.cache_max, &engine.cache_max)}) {
@@ -132,6 +131,11 @@ int work(const WorkerArguments& a, const std::atomic<bool>& stop) {
   engine.kind = a.engine_name == "sglang" ? worker::EngineKind::kSglang
                 : a.engine_name == "vllm" ? worker::EngineKind::kVllm
                                           : worker::EngineKind::kBuiltin;
+  if (engine.kind == worker::EngineKind::kBuiltin) {
+    auto builtin = built_in_engine();
+    if (!builtin) return complain("worker", builtin.error());
+    engine.builtin = std::move(*builtin);
+  }
   engine.folder = a.engine_folder;
   if (!a.patience.empty()) {
     const auto parsed = parse_duration(a.patience);

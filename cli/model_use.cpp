@@ -69,7 +69,7 @@ struct Said {
   std::vector<float> logprobs;
 };
 
-Result<Said> say(const GenerateArguments& a) {
+Result<Said> said_by(const GenerateArguments& a) {
   ECHO_ASSIGN(const model::ModelFiles files, model::ModelFiles::read(a.folder));
   model::PromptStyle style;
   style.chat = a.chat;
@@ -104,7 +104,7 @@ std::string dumped(const ordered_json& value, int indent) {
 }
 
 int generate(const GenerateArguments& a) {
-  const auto said = say(a);
+  const auto said = said_by(a);
   if (!said) return complain("model generate", said.error());
   if (a.json) {
     ordered_json tokens = ordered_json::array();

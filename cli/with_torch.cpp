@@ -1,36 +1,102 @@
+#include <dlfcn.h>
+
+#include "base/program_module.hpp"
 #include "cli/built_in.hpp"
-#include "delta/cuda/device.hpp"
-#include "learner/training/built_in.hpp"
-#include "model/ask.hpp"
-#include "model/runtime.hpp"
+#include "cli/torch_module.hpp"
+#include "cli/verbs.hpp"
 
 namespace echoline::cli {
+namespace {
 
-learner::BuiltIn built_in_trainer() { return learner::built_in(); }
-decltype(worker::EngineOptions::builtin) built_in_engine() { return worker::make_builtin_engine; }
+constexpr std::string_view kOperation = "open built-in engine";
+
+struct Opened {
+  std::filesystem::path file;
+  const TorchModule* module = nullptr;
+};
+
+Result<std::filesystem::path> module_file() {
+  const std::filesystem::path program = own_program();
+  if (auto file = find_module(program, kTorchModule)) return *std::move(file);
+  std::string places;
+  for (const auto& place : module_places(program, kTorchModule)) places += (places.empty() ? "" : ", ") + place.string();
+  return fail(Code::kInvalid, kOperation,
+              "the built-in trainer and engine are in a file of their own, and none of these exists: {}. Build or install the whole "
+              "program, or make the bundle without --without-engine; external trainers and the engines sglang and vllm need no such file",
+              places);
+}
+
+Result<Opened> open_module() {
+  ECHO_ASSIGN(const std::filesystem::path file, module_file());
+  // RTLD_LAZY is for libtorch's many libraries. The module itself is linked with -z now, so a symbol that the program lacks is an
+  // error here and not a crash later.
+  void* const handle = ::dlopen(file.c_str(), RTLD_LAZY | RTLD_GLOBAL);
+  if (handle == nullptr) return fail(Code::kInvalid, kOperation, "cannot open {}: {}", file.string(), ::dlerror());
+  using Entry = const TorchModule*();
+  auto* const entry = reinterpret_cast<Entry*>(::dlsym(handle, kTorchModuleEntry));
+  if (entry == nullptr) return fail(Code::kInvalid, kOperation, "{} is no module of echoline: {}", file.string(), ::dlerror());
+  if (const TorchModule& module = *entry(); std::string_view(module.version) != ECHOLINE_VERSION)
+    return fail(Code::kInvalid, kOperation, "{} is of echoline {}, and the program of {}: install both from one build",
+                file.string(), module.version, ECHOLINE_VERSION);
+  return Opened{file, entry()};
+}
+
+const Result<Opened>& torch_module() {
+  static const Result<Opened> opened = open_module();
+  return opened;
+}
+
+}  // namespace
+
+Result<std::optional<std::filesystem::path>> open_built_in() {
+  ECHO_ASSIGN(const Opened& opened, torch_module());
+  return std::optional(opened.file);
+}
+
+learner::BuiltIn built_in_trainer() {
+  const auto load = [](const learner::SourceHost& host, bool resume) -> Result<std::unique_ptr<learner::PolicySource>> {
+    ECHO_ASSIGN(const Opened& opened, torch_module());
+    return opened.module->built_in().load(host, resume);
+  };
+  const auto can_compute_on = [](const std::string& device) -> Status {
+    ECHO_TRY(module_file());
+    if (device == "cpu") return ok();
+    ECHO_ASSIGN(const Opened& opened, torch_module());
+    return opened.module->built_in().can_compute_on(device);
+  };
+  const auto settings_digest = [](const learner::RunConfig& config, const model::ModelConfig& model) {
+    const auto& opened = torch_module();
+    return opened ? opened->module->built_in().settings_digest(config, model) : "";
+  };
+  return {load, can_compute_on, settings_digest};
+}
+
+Result<BuiltInEngine> built_in_engine() {
+  ECHO_ASSIGN(const Opened& opened, torch_module());
+  return BuiltInEngine(opened.module->make_engine);
+}
 
 Result<model::Generation> ask(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
                               const model::Sampling& sampling) {
-  return model::ask(folder, prompt, sampling);
+  ECHO_ASSIGN(const Opened& opened, torch_module());
+  return opened.module->ask(folder, prompt, sampling);
 }
 
-Status ask_all(const std::filesystem::path& folder, const model::Questions& questions) { return model::ask_all(folder, questions); }
+Status ask_all(const std::filesystem::path& folder, const model::Questions& questions) {
+  ECHO_ASSIGN(const Opened& opened, torch_module());
+  return opened.module->ask_all(folder, questions);
+}
 
 Result<std::vector<float>> score(const std::filesystem::path& folder, const std::vector<model::Token>& prompt,
                                  const std::vector<model::Token>& continuation, double temperature) {
-  return model::score(folder, prompt, continuation, temperature);
+  ECHO_ASSIGN(const Opened& opened, torch_module());
+  return opened.module->score(folder, prompt, continuation, temperature);
 }
 
 learner::Check check_torch() {
-  const model::Runtime runtime = model::runtime();
-  std::string devices = "no CUDA device (the CPU is used)";
-  if (runtime.cuda_devices > 0) {
-    const Status kernels = delta::cuda::device_available();
-    devices = fmt::format("{} CUDA devices; {}", runtime.cuda_devices,
-                          kernels ? "only changes of weights cross to them and back"
-                                  : "weights cross to them and back as a whole: " + kernels.error().message());
-  }
-  return {"libtorch", learner::Verdict::kOk, fmt::format("{}, {} threads, {}", runtime.torch_version, runtime.threads, devices)};
+  const auto& opened = torch_module();
+  if (!opened) return {"libtorch", learner::Verdict::kWarning, opened.error().message()};
+  return opened->module->check();
 }
 
 }  // namespace echoline::cli

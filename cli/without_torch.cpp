@@ -11,7 +11,8 @@ Error needs_torch() {
 }  // namespace
 
 learner::BuiltIn built_in_trainer() { return {}; }
-decltype(worker::EngineOptions::builtin) built_in_engine() { return {}; }
+Result<BuiltInEngine> built_in_engine() { return BuiltInEngine(); }
+Result<std::optional<std::filesystem::path>> open_built_in() { return std::optional<std::filesystem::path>(); }
 
 Result<model::Generation> ask(const std::filesystem::path&, const std::vector<model::Token>&, const model::Sampling&) {
   return needs_torch();

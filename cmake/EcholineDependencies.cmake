@@ -62,7 +62,7 @@ endif()
 echoline_precompiled(standard HEADERS ${ECHOLINE_STANDARD_HEADERS} USES fmt::fmt)
 if(TARGET echoline_torch)
   echoline_precompiled(torch HEADERS ${ECHOLINE_STANDARD_HEADERS} <model/torch.hpp>
-    USES fmt::fmt echoline_torch)
+    USES fmt::fmt echoline_torch OPTIONS ${ECHOLINE_TORCH_OPTIONS})
 endif()
 if("cli" IN_LIST ECHOLINE_CONFIGURED OR ECHOLINE_TESTS)
   echoline_precompiled(program HEADERS ${ECHOLINE_STANDARD_HEADERS} <nlohmann/json.hpp>

@@ -1,9 +1,12 @@
-# cmake --install: bin/echoline, include/echoline_task.h, share/echoline/configs, share/doc/echoline, and what the program says of itself: manual
+# cmake --install: bin/echoline, lib/echoline/echoline_torch.so, include/echoline_task.h, share/echoline/configs, share/doc/echoline, and what the program says of itself: manual
 # pages and shell completion. Everything else is linked in or a system
 # library, so the program needs no RPATH.
 include(GNUInstallDirs)
 if(TARGET echoline)
   install(TARGETS echoline RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  if(TARGET echoline_torch_module)
+    install(TARGETS echoline_torch_module LIBRARY DESTINATION lib/echoline)  # where base/program_module.cpp looks, whatever CMAKE_INSTALL_LIBDIR is
+  endif()
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/echoline/configs)
   foreach(file LICENSE README.md CHANGELOG.md)
     if(EXISTS ${CMAKE_SOURCE_DIR}/${file})

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that echoline is built from and that are not there yet. --without-torch: those of a build with
-# ECHOLINE_TORCH=OFF.
+# ECHOLINE_TORCH=OFF. --program: without those that only tests, benchmarks and examples need.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
@@ -14,17 +14,19 @@ packages=(
   libcurl4-openssl-dev libcpp-httplib-dev  # providers and external trainers over HTTP
   librust-blake3-dev  # the C sources of BLAKE3
   libseccomp-dev bubblewrap  # programs that nobody trusts; a worker needs bubblewrap for tasks that run some
-  # planning, program, tests
-  libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev
+  # planning, program
+  libboost-graph-dev libfmt-dev libspdlog-dev libcli11-dev
   libjs-chart.js  # plots of sweep.html and of echoline report --html
-  openssh-server  # what providers are tested against
   zstd  # echoline bundle
 )
+tests=(libgtest-dev libgmock-dev libbenchmark-dev
+  openssh-server)  # what providers are tested against
 
-if [ "${1:-}" != --without-torch ]; then
-  packages+=(libtorch-dev libopenblas-dev
-    python3-torch python3-numpy)  # examples/pytorch_grpo.py
-fi
+case " $* " in *' --without-torch '*) ;; *)
+  packages+=(libtorch-dev libopenblas-dev)
+  tests+=(python3-torch python3-numpy) ;;  # examples/pytorch_grpo.py
+esac
+case " $* " in *' --program '*) ;; *) packages+=("${tests[@]}") ;; esac
 
 if ! command -v dpkg-query > /dev/null; then
   echo "This is not a Debian system, so nothing is installed. Needed are the equivalents of: ${packages[*]}"

@@ -30,9 +30,13 @@ stage() {
   printf '\r    done in %s s\n' $((SECONDS - start)) >&2
 }
 
-# build TARGET...: everything up to the built targets of the release preset; repeats only what changed.
+# build TARGET...: everything up to the built targets of the release preset; repeats only what changed. tests=OFF: a new build
+# folder is configured without tests, and what only they need is not installed.
 build() {
-  stage dependencies bash "$root/cmake/install_deps.sh"
-  stage configure cmake -S "$root" --preset release
+  local part=() tests=${tests:-ON}
+  if [ "$tests" = OFF ] && grep -qs '^ECHOLINE_TESTS:BOOL=ON' "$root/build/release/CMakeCache.txt"; then tests=ON; fi
+  [ "$tests" = ON ] || part=(--program)
+  stage dependencies bash "$root/cmake/install_deps.sh" "${part[@]}"
+  stage configure cmake -S "$root" --preset release -DECHOLINE_TESTS="$tests"
   stage build cmake --build "$root/build/release" --parallel "$(nproc)" --target "$@"
 }

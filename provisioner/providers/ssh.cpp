@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "base/config.hpp"
+#include "base/program_module.hpp"
 #include "provisioner/providers/command.hpp"
 
 namespace echoline::provisioner {
@@ -149,16 +150,32 @@ struct SshProvider::Impl {
       } else if (end.out.find("have") != std::string::npos) {
         run(ticket, *host, spec, program);
       } else {
-        const std::string in = shell_quoted(host->folder + "/" + program);
-        const auto bring = [=, this](Commands::Done then) {
-          commands.run_file(ssh(*host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), source,
-                            times.limit, std::move(then));
-        };
-        ask(bring, [=, this](const CommandEnd& brought) {
-          if (brought.good()) return run(ticket, *host, spec, program);
-          events.push_back(StartFailed{ticket, error_of(*host, "bring the program", brought), true, false});
-        });
+        // The program last: a host that has it has its module too.
+        std::vector<std::pair<std::string, std::string>> files;
+        std::error_code ec;
+        const std::filesystem::path own = std::filesystem::read_symlink(source, ec);
+        if (const auto module = find_module(ec ? std::filesystem::path(source) : own, kTorchModule))
+          files.emplace_back(module->string(), module_places(program, kTorchModule).front().string());
+        files.emplace_back(source, program);
+        bring(ticket, *host, spec, program, std::move(files));
       }
+    });
+  }
+
+  // Copies `files` (here, there) one after the other, then runs the program.
+  void bring(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program,
+             std::vector<std::pair<std::string, std::string>> files) {
+    if (files.empty()) return run(ticket, host, spec, program);
+    const auto [source, name] = files.front();
+    files.erase(files.begin());
+    const std::string in = shell_quoted(host.folder + "/" + name);
+    const auto copy = [=, this, &host](Commands::Done then) {
+      commands.run_file(ssh(host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), source, times.limit,
+                        std::move(then));
+    };
+    ask(copy, [=, this, &host](const CommandEnd& brought) {
+      if (brought.good()) return bring(ticket, host, spec, program, files);
+      events.push_back(StartFailed{ticket, error_of(host, "bring the program", brought), true, false});
     });
   }
 

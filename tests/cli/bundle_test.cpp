@@ -44,6 +44,24 @@ TEST(Bundle, RunsWhereNothingElseIs) {
   EXPECT_EQ(*read_file(folder.path() / "alone"), *read_file(folder.path() / "version"));
 }
 
+TEST(Bundle, WithoutTheEngineItIsSmall) {
+  const TemporaryFolder folder;
+  const fs::path archive = folder.path() / "bundle.tar.gz", root = folder.path() / "echoline-worker";
+  const Outcome made = run_program({"bundle", "--without-engine", "-o", archive.string()}, std::chrono::seconds(120));
+  ASSERT_EQ(made.status, 0) << made.err;
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(fs::file_size(archive), 30'000'000u);
+#endif
+  ASSERT_EQ(shell("tar xf " + archive.string() + " -C " + folder.path().string()), 0);
+  for (const auto& entry : fs::directory_iterator(root / "lib"))
+    EXPECT_EQ(entry.path().filename().string().find("torch"), std::string::npos) << entry.path();
+  EXPECT_EQ(shell("env -i PATH=/bin:/usr/bin " + (root / "bin/echoline").string() + " --version > /dev/null"), 0);
+  if (kWithTorch) {  // what it lacks is said before anything is joined
+    EXPECT_EQ(shell((root / "bin/echoline").string() + " worker --join 127.0.0.1:1 --token t 2> " + (folder.path() / "said").string()), 2);
+    EXPECT_NE(read_file(folder.path() / "said")->find("--without-engine"), std::string::npos);
+  }
+}
+
 TEST(Bundle, SaysWhatIsWrong) {
   const Outcome nowhere = run_program({"bundle", "-o", "/nonexistent/folder/bundle.tar"});
   EXPECT_EQ(nowhere.status, 1);

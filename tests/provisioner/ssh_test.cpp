@@ -107,7 +107,7 @@ class SshTest : public testing::Test {
 
   std::filesystem::path remote_program() const {
     for (const auto& entry : std::filesystem::directory_iterator(folder / "remote"))
-      if (entry.path().filename().string().starts_with("program-")) return entry.path();
+      if (entry.path().filename().string().starts_with("program-") && entry.path().extension() != ".so") return entry.path();
     return {};
   }
 
@@ -118,6 +118,7 @@ class SshTest : public testing::Test {
 
 TEST_F(SshTest, BringsTheProgramStartsWatchesAndStopsIt) {
   InstanceId first;
+  std::ofstream(folder / "worker_torch.so") << "its module";
   {
     const auto provider = make();
     ProviderDriver driver(*provider);
@@ -128,6 +129,8 @@ TEST_F(SshTest, BringsTheProgramStartsWatchesAndStopsIt) {
     EXPECT_THAT(first.text, testing::MatchesRegex("ssh:here:[0-9]+:[0-9]+"));
     EXPECT_EQ(log("run.1234abcd+1.log"), "se'cret it's\n");
     const auto brought = std::filesystem::last_write_time(remote_program());
+    const auto module = read_file(remote_program().string() + "_torch.so");
+    EXPECT_EQ(module ? *module : module.error().message(), "its module") << "where the program looks for it";
     provider->start(2, spec("run.1234abcd/2"));
     const auto second = driver.next<Started>();
     ASSERT_TRUE(second);

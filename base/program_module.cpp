@@ -1,0 +1,22 @@
+#include "base/program_module.hpp"
+
+#include <fmt/format.h>
+
+namespace echoline {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> module_places(const fs::path& program, std::string_view name) {
+  const std::string installed = fmt::format("echoline_{}.so", name);
+  const fs::path prefix = program.parent_path().parent_path();
+  return {fmt::format("{}_{}.so", program.string(), name), prefix / "lib/echoline" / installed, prefix / "lib" / installed};
+}
+
+std::optional<fs::path> find_module(const fs::path& program, std::string_view name) {
+  std::error_code ec;
+  for (const fs::path& place : module_places(program, name))
+    if (fs::is_regular_file(place, ec)) return place;
+  return std::nullopt;
+}
+
+}  // namespace echoline

@@ -1,0 +1,164 @@
+#include "cli/shared_files.hpp"
+
+#include <elf.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <unordered_map>
+
+#include "delta/mapped_file.hpp"
+
+namespace echoline::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kReading = "read library";
+
+// Its sections that matter here. Everything is empty for a file that is no ELF file of 64 bits or has no table of sections.
+class SharedFile {
+ public:
+  explicit SharedFile(std::span<const std::byte> bytes) : bytes_(bytes) {
+    const auto* const header = at<Elf64_Ehdr>(0);
+    if (header == nullptr || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 || header->e_ident[EI_CLASS] != ELFCLASS64) return;
+    for (unsigned i = 0; i < header->e_shnum; ++i) {
+      const auto* const section = at<Elf64_Shdr>(header->e_shoff + std::uint64_t{i} * sizeof(Elf64_Shdr));
+      if (section == nullptr) continue;
+      Section* const mine = section->sh_type == SHT_DYNSYM        ? &symbols_
+                            : section->sh_type == SHT_DYNAMIC     ? &dynamic_
+                            : section->sh_type == SHT_GNU_verneed ? &versions_
+                                                                  : nullptr;
+      if (mine == nullptr) continue;
+      if (const auto* const names = at<Elf64_Shdr>(header->e_shoff + std::uint64_t{section->sh_link} * sizeof(Elf64_Shdr)))
+        *mine = {section->sh_offset, section->sh_size, names->sh_offset, names->sh_size};
+    }
+  }
+
+  std::uint64_t dynamic_offset() const { return dynamic_.offset; }
+
+  std::vector<Elf64_Dyn> dynamic() const {
+    std::vector<Elf64_Dyn> entries;
+    for (std::uint64_t i = 0; (i + 1) * sizeof(Elf64_Dyn) <= dynamic_.size; ++i)
+      if (const auto* const entry = at<Elf64_Dyn>(dynamic_.offset + i * sizeof(Elf64_Dyn))) entries.push_back(*entry);
+    return entries;
+  }
+  std::string_view needed(const Elf64_Dyn& entry) const { return entry.d_tag == DT_NEEDED ? name(dynamic_, entry.d_un.d_val) : ""; }
+
+  // Calls visit(name, whether it is defined here).
+  template <class Visit>
+  void symbols(Visit&& visit) const {
+    for (std::uint64_t i = 1; (i + 1) * sizeof(Elf64_Sym) <= symbols_.size; ++i) {
+      const auto* const symbol = at<Elf64_Sym>(symbols_.offset + i * sizeof(Elf64_Sym));
+      if (symbol == nullptr) return;
+      if (const std::string_view called = name(symbols_, symbol->st_name); !called.empty()) visit(called, symbol->st_shndx != SHN_UNDEF);
+    }
+  }
+
+  // Calls visit(name) for every library of which it wants versions: the loader insists on these.
+  template <class Visit>
+  void versioned(Visit&& visit) const {
+    for (std::uint64_t offset = 0; offset < versions_.size;) {
+      const auto* const entry = at<Elf64_Verneed>(versions_.offset + offset);
+      if (entry == nullptr) return;
+      visit(name(versions_, entry->vn_file));
+      if (entry->vn_next == 0) return;
+      offset += entry->vn_next;
+    }
+  }
+
+ private:
+  struct Section {
+    std::uint64_t offset = 0, size = 0, names = 0, names_size = 0;
+  };
+
+  template <class T>
+  const T* at(std::uint64_t offset) const {
+    if (offset > bytes_.size() || bytes_.size() - offset < sizeof(T) || offset % alignof(T) != 0) return nullptr;
+    return reinterpret_cast<const T*>(bytes_.data() + offset);
+  }
+  std::string_view name(const Section& of, std::uint64_t offset) const {
+    if (offset >= of.names_size || of.names > bytes_.size() || of.names_size > bytes_.size() - of.names) return "";
+    const char* const begin = reinterpret_cast<const char*>(bytes_.data() + of.names + offset);
+    return {begin, ::strnlen(begin, of.names_size - offset)};
+  }
+
+  std::span<const std::byte> bytes_;
+  Section symbols_, dynamic_, versions_;
+};
+
+bool registers_itself(const std::string& name) {
+  for (const char* const prefix : {"libtorch", "libc10", "libcaffe2", "libcu", "libnv", "ld-linux"})
+    if (name.starts_with(prefix)) return true;
+  return false;
+}
+
+}  // namespace
+
+Result<std::set<fs::path>> unneeded(const std::vector<fs::path>& loaded, const std::vector<fs::path>& roots) {
+  std::vector<delta::MappedFile> files;
+  std::vector<SharedFile> parsed;
+  std::unordered_map<std::string_view, std::vector<std::size_t>> definers;
+  std::unordered_map<std::string, std::size_t> by_name;
+  for (std::size_t i = 0; i < loaded.size(); ++i) {
+    ECHO_ASSIGN(delta::MappedFile file, delta::MappedFile::open(loaded[i], kReading));
+    files.push_back(std::move(file));
+    parsed.emplace_back(files.back().bytes());
+    by_name[loaded[i].filename()] = i;
+    parsed.back().symbols([&](std::string_view name, bool defined) {
+      if (defined) definers[name].push_back(i);
+    });
+  }
+  std::vector<std::size_t> open;
+  std::vector<bool> kept(loaded.size());
+  const auto keep = [&](std::size_t i) {
+    if (!kept[i]) open.push_back(i);
+    kept[i] = true;
+  };
+  for (std::size_t i = 0; i < loaded.size(); ++i)
+    if (registers_itself(loaded[i].filename()) || std::find(roots.begin(), roots.end(), loaded[i]) != roots.end()) keep(i);
+  while (!open.empty()) {
+    const SharedFile& file = parsed[open.back()];
+    open.pop_back();
+    const auto keep_named = [&](std::string_view name) {
+      if (const auto found = by_name.find(std::string(name)); found != by_name.end()) keep(found->second);
+    };
+    file.versioned(keep_named);
+    bool has_symbols = false;
+    file.symbols([&](std::string_view name, bool defined) {
+      has_symbols = true;
+      if (defined) return;
+      if (const auto found = definers.find(name); found != definers.end())
+        for (const std::size_t i : found->second) keep(i);
+    });
+    if (has_symbols) continue;
+    for (const Elf64_Dyn& entry : file.dynamic()) keep_named(file.needed(entry));
+  }
+  std::set<fs::path> rest;
+  for (std::size_t i = 0; i < loaded.size(); ++i)
+    if (!kept[i]) rest.insert(loaded[i]);
+  return rest;
+}
+
+Result<std::vector<std::string>> needed_names(const fs::path& file) {
+  ECHO_ASSIGN(const delta::MappedFile mapped, delta::MappedFile::open(file, kReading));
+  const SharedFile shared(mapped.bytes());
+  std::vector<std::string> names;
+  for (const Elf64_Dyn& entry : shared.dynamic())
+    if (const std::string_view name = shared.needed(entry); !name.empty()) names.emplace_back(name);
+  return names;
+}
+
+Result<int> forget_needed(const fs::path& file, const std::set<std::string>& names) {
+  ECHO_ASSIGN(delta::MappedFile mapped, delta::MappedFile::open_to_write(file, kReading));
+  const SharedFile shared(mapped.bytes());
+  std::vector<Elf64_Dyn> entries = shared.dynamic();
+  const std::size_t before = entries.size();
+  std::erase_if(entries, [&](const Elf64_Dyn& entry) { return names.contains(std::string(shared.needed(entry))); });
+  const int gone = static_cast<int>(before - entries.size());
+  entries.resize(before, Elf64_Dyn{});  // DT_NULL, which ends the table
+  if (gone > 0) std::memcpy(mapped.mutable_bytes().data() + shared.dynamic_offset(), entries.data(), before * sizeof(Elf64_Dyn));
+  return gone;
+}
+
+}  // namespace echoline::cli

@@ -1,0 +1,29 @@
+#include "cli/torch_module.hpp"
+
+#include "delta/cuda/device.hpp"
+#include "learner/training/built_in.hpp"
+#include "model/ask.hpp"
+#include "model/runtime.hpp"
+
+namespace echoline::cli {
+namespace {
+
+learner::Check check() {
+  const model::Runtime runtime = model::runtime();
+  std::string devices = "no CUDA device (the CPU is used)";
+  if (runtime.cuda_devices > 0) {
+    const Status kernels = delta::cuda::device_available();
+    devices = fmt::format("{} CUDA devices; {}", runtime.cuda_devices,
+                          kernels ? "only changes of weights cross to them and back"
+                                  : "weights cross to them and back as a whole: " + kernels.error().message());
+  }
+  return {"libtorch", learner::Verdict::kOk, fmt::format("{}, {} threads, {}", runtime.torch_version, runtime.threads, devices)};
+}
+
+constexpr TorchModule kModule{ECHOLINE_VERSION, learner::built_in, worker::make_builtin_engine, model::ask,
+                              model::ask_all,   model::score,      check};
+
+}  // namespace
+}  // namespace echoline::cli
+
+extern "C" const echoline::cli::TorchModule* echoline_torch_module() { return &echoline::cli::kModule; }

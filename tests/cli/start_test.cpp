@@ -1,0 +1,125 @@
+// What the program loads: libtorch only for verbs that compute in tensors.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <set>
+
+#include "base/files.hpp"
+#include "tests/cli/program.hpp"
+
+namespace echoline::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+struct Start {
+  int status = -1;
+  std::set<std::string> libraries;  // names of the files that the loader opened
+  long memory_kib = 0;              // resident set at its largest, this process's before the exec included
+};
+
+// The program run with the loader's log of what it opens.
+Start start(const std::vector<std::string>& arguments) {
+  const TemporaryFolder folder;
+  std::vector<std::string> full{ECHOLINE_PROGRAM};
+  full.insert(full.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& a : full) argv.push_back(a.data());
+  argv.push_back(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::setenv("LD_DEBUG", "files", 1);
+    ::setenv("LD_DEBUG_OUTPUT", (folder.path() / "loader").c_str(), 1);
+    const int null = ::open("/dev/null", O_RDWR);
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null, fd);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  Start found;
+  int raw = 0;
+  rusage used{};
+  if (::wait4(pid, &raw, 0, &used) != pid) return found;
+  found.status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
+  found.memory_kib = used.ru_maxrss;
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    const auto log = read_file(entry.path());
+    if (!log) continue;
+    for (std::size_t at = 0; (at = log->find("file=", at)) != std::string::npos;) {
+      at += 5;
+      const fs::path file = log->substr(at, log->find(' ', at) - at);
+      found.libraries.insert(file.filename());
+    }
+  }
+  return found;
+}
+
+bool has_torch(const Start& start) {
+  for (const std::string& name : start.libraries)
+    if (name.starts_with("libtorch") || name == "echoline_torch.so") return true;
+  return false;
+}
+
+TEST(Start, VerbsThatComputeInNoTensorLoadNoLibtorch) {
+  const TemporaryFolder folder;
+  const std::string model = (folder.path() / "model").string();
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"--version"},
+           {"--help"},
+           {"plan", "configs/quickstart.yaml"},
+           {"config"},
+           {"sim", "--workers", "2", "--payload", "1 kB"},
+           {"adapter", "list"},
+           {"model", "init", model},
+           {"model", "info", model},
+           {"status", "/nonexistent"},
+           {"report", "/nonexistent"},
+           {"delta", "--help"},
+           {"bundle", "--without-engine", "-o", "/nonexistent/bundle.tar"},
+           {"worker", "--join", "nowhere", "--engine", "vllm"},
+       }) {
+    const Start found = start(arguments);
+    EXPECT_NE(found.status, 127);
+    EXPECT_TRUE(found.libraries.contains("libc.so.6")) << arguments[0] << ": the loader's log was not found";
+    EXPECT_FALSE(has_torch(found)) << arguments[0];
+  }
+}
+
+TEST(Start, VersionNeedsLittleMemoryAndFewLibraries) {
+  const Start found = start({"--version"});
+  EXPECT_EQ(found.status, 0);
+  EXPECT_LT(found.libraries.size(), 80u);
+  if (kSanitized) GTEST_SKIP() << "sanitizers need memory of their own";
+  EXPECT_LT(found.memory_kib, 30 * 1024);
+}
+
+TEST(Start, DoctorFindsTheModule) {
+  if (!kWithTorch) GTEST_SKIP() << "built without libtorch";
+  const Start found = start({"doctor"});
+  EXPECT_TRUE(has_torch(found));
+}
+
+TEST(Start, AMissingModuleIsNamed) {
+  if (!kWithTorch) GTEST_SKIP() << "built without libtorch";
+  const TemporaryFolder folder;
+  ::setenv("ECHOLINE_PROGRAM", (folder.path() / "bin/echoline").c_str(), 1);  // as the launcher of a bundle does
+  const Outcome worker = run_program({"worker", "--join", "127.0.0.1:1", "--token", "t"});
+  const Outcome learner = run_program({"learner", "configs/quickstart.yaml"});
+  ::unsetenv("ECHOLINE_PROGRAM");
+  for (const Outcome& outcome : {worker, learner}) {
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_NE(outcome.err.find((folder.path() / "lib/echoline/echoline_torch.so").string()), std::string::npos) << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace echoline::testing
