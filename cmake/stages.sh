@@ -31,12 +31,15 @@ stage() {
 }
 
 # build TARGET...: everything up to the built targets of the release preset; repeats only what changed. tests=OFF: a new build
-# folder is configured without tests, and what only they need is not installed.
+# folder is made for one quick build without tests, and what only they need is not installed.
 build() {
-  local part=() tests=${tests:-ON}
-  if [ "$tests" = OFF ] && grep -qs '^ECHOLINE_TESTS:BOOL=ON' "$root/build/release/CMakeCache.txt"; then tests=ON; fi
-  [ "$tests" = ON ] || part=(--program)
+  local part=() options=(-DECHOLINE_TESTS=ON)
+  if [ "${tests:-ON}" = OFF ]; then
+    part=(--program) options=()
+    [ -e "$root/build/release/CMakeCache.txt" ] || options=(-DECHOLINE_TESTS=OFF -DECHOLINE_QUICK=ON)
+    grep -qs '^ECHOLINE_TESTS:BOOL=ON' "$root/build/release/CMakeCache.txt" && part=()
+  fi
   stage dependencies bash "$root/cmake/install_deps.sh" "${part[@]}"
-  stage configure cmake -S "$root" --preset release -DECHOLINE_TESTS="$tests"
+  stage configure cmake -S "$root" --preset release "${options[@]}"
   stage build cmake --build "$root/build/release" --parallel "$(nproc)" --target "$@"
 }

@@ -46,7 +46,7 @@ TEST(Bundle, RunsWhereNothingElseIs) {
 
 TEST(Bundle, WithoutTheEngineItIsSmall) {
   const TemporaryFolder folder;
-  const fs::path archive = folder.path() / "bundle.tar.gz", root = folder.path() / "echoline-worker";
+  const fs::path archive = folder.path() / "bundle.tar.zst", root = folder.path() / "echoline-worker";
   const Outcome made = run_program({"bundle", "--without-engine", "-o", archive.string()}, std::chrono::seconds(120));
   ASSERT_EQ(made.status, 0) << made.err;
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
