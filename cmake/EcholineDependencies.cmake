@@ -46,6 +46,7 @@ if(ECHOLINE_TORCH AND "model" IN_LIST ECHOLINE_CONFIGURED)
   add_library(echoline_torch INTERFACE)
   target_include_directories(echoline_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
   target_link_libraries(echoline_torch INTERFACE ${TORCH_LIBRARIES})
+  target_link_options(echoline_torch INTERFACE $<$<CXX_COMPILER_ID:GNU>:-fopenmp>)  # threads of model/parallel.cpp
   # What the compiler does anyway; said once more, it keeps files from using the precompiled headers of all others.
   get_target_property(options torch INTERFACE_COMPILE_OPTIONS)
   if("-D_GLIBCXX_USE_CXX11_ABI=0" IN_LIST options)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/kernels.hpp"
+#include "model/parallel.hpp"
 
 namespace echoline::model {
 
@@ -11,31 +12,59 @@ using torch::Tensor;
 namespace {
 
 constexpr std::int64_t kFewRows = 32;       // fp32: beyond, the BLAS is faster
-constexpr std::int64_t kFewRowsBf16 = 256;  // bf16: beyond, it is cheaper to convert the weights once
 constexpr std::int64_t kWorkMin = 1 << 17;  // multiplications that are worth another thread
 constexpr std::int64_t kColumns = 16;       // of a product go to one thread together
+constexpr std::int64_t kPackedRows = 16;    // of activations are packed together
 
-// y (+)= x weight^T for x fp32 [rows, in] without gaps.
-void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y, bool add,
-              std::vector<float>& scratch) {
+std::int64_t grain_of(std::int64_t work_min, std::int64_t work) {
+  return std::max<std::int64_t>(1, work_min / std::max<std::int64_t>(1, work));
+}
+
+bool is_bf16(const Tensor& weight) { return weight.scalar_type() == torch::kBFloat16; }
+
+// x in the order that the kernels' product with `weight` reads; `kept` holds it where that is not the order it has.
+const float* packed(const Tensor& x, const Tensor& weight, Tensor& kept) {
+  if (!is_bf16(weight)) return x.data_ptr<float>();
+  const std::int64_t rows = x.size(0), in = x.size(1), floats = kernels().packed_floats(rows, in);
+  if (!kept.defined() || kept.numel() < floats)
+    kept = torch::empty({floats}, x.options());  // lies at a multiple of 64 bytes
+  parallel_for((rows + kPackedRows - 1) / kPackedRows, grain_of(kWorkMin, kPackedRows * in),
+               [&](std::int64_t first, std::int64_t last) {
+                 kernels().pack(x.data_ptr<float>(), rows, in, first * kPackedRows, std::min(rows, last * kPackedRows),
+                                kept.data_ptr<float>());
+               });
+  return kept.data_ptr<float>();
+}
+
+// y (+)= x weight^T by the kernels, for x [rows, in] that packed() gave.
+void multiply(const float* x, std::int64_t rows, const Tensor& weight, float* y, bool add) {
   const std::int64_t out = weight.size(0), in = weight.size(1);
   const Kernels& k = kernels();
-  const bool bf16 = weight.scalar_type() == torch::kBFloat16;
-  if (bf16) {
-    scratch.resize(static_cast<std::size_t>(rows * in));
-    k.interleave(x, rows, in, scratch.data());
-    x = scratch.data();
-  }
   const void* const w = weight.data_ptr();
-  const std::int64_t grain = std::max<std::int64_t>(1, kWorkMin / (rows * in * kColumns));
-  at::parallel_for(0, (out + kColumns - 1) / kColumns, grain, [&](std::int64_t first, std::int64_t last) {
-    const std::int64_t begin = first * kColumns, end = std::min(out, last * kColumns);
-    if (bf16) {
-      k.product_bf16(x, rows, in, static_cast<const Bf16*>(w), begin, end, y, out, add);
+  parallel_for((out + kColumns - 1) / kColumns, grain_of(kWorkMin, rows * in * kColumns),
+               [&](std::int64_t first, std::int64_t last) {
+                 const std::int64_t begin = first * kColumns, end = std::min(out, last * kColumns);
+                 if (is_bf16(weight)) {
+                   k.product_bf16(x, rows, in, static_cast<const Bf16*>(w), begin, end, y, out, add);
+                 } else {
+                   k.product_fp32(x, rows, in, static_cast<const float*>(w), begin, end, y, out, add);
+                 }
+               });
+}
+
+// y[i] (+)= x weights[i]^T, all fp32 but the weights, without gaps.
+void multiply(const Tensor& x, std::initializer_list<std::pair<const Tensor*, const Tensor*>> products, bool add,
+              Tensor& kept) {
+  const float* prepared = nullptr;
+  for (const auto& [weight, y] : products) {
+    if (few_rows(x, *weight)) {
+      if (prepared == nullptr) prepared = packed(x, *weight, kept);
+      multiply(prepared, x.size(0), *weight, y->data_ptr<float>(), add);
     } else {
-      k.product_fp32(x, rows, in, static_cast<const float*>(w), begin, end, y, out, add);
+      const Tensor wide = weight->to(torch::kFloat).t();
+      add ? at::addmm_out(const_cast<Tensor&>(*y), *y, x, wide) : at::mm_out(const_cast<Tensor&>(*y), x, wide);
     }
-  });
+  }
 }
 
 // A vector of weights as fp32, null where there is none; `kept` holds it where it had to be converted.
@@ -47,42 +76,41 @@ const float* widened(const Tensor& weight, Tensor& kept) {
 
 template <class Work>
 void each_row(std::int64_t rows, std::int64_t work, const Work& one) {
-  at::parallel_for(0, rows, std::max<std::int64_t>(1, kWorkMin / 16 / std::max<std::int64_t>(1, work)),
-                   [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t row = begin; row < end; ++row) one(row);
-                   });
+  parallel_for(rows, grain_of(kWorkMin / 16, work), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) one(row);
+  });
 }
 
 }  // namespace
 
 bool few_rows(const Tensor& x, const Tensor& weight) {
-  return !torch::GradMode::is_enabled() && x.is_cpu() && x.scalar_type() == torch::kFloat &&
-         x.size(0) <= (weight.scalar_type() == torch::kBFloat16 ? kFewRowsBf16 : kFewRows) && weight.is_contiguous();
+  return !torch::GradMode::is_enabled() && x.is_cpu() && x.scalar_type() == torch::kFloat && weight.is_contiguous() &&
+         x.size(0) <= (is_bf16(weight) ? kernels().rows_max_bf16 : kFewRows);
 }
 
 Tensor cpu_product(const Tensor& x, const Tensor& weight) {
   const Tensor from = x.contiguous(), out = torch::empty({x.size(0), weight.size(0)}, x.options());
-  std::vector<float> scratch;
-  multiply(from.data_ptr<float>(), x.size(0), weight, out.data_ptr<float>(), false, scratch);
+  Tensor kept;
+  multiply(packed(from, weight, kept), x.size(0), weight, out.data_ptr<float>(), false);
   return out;
 }
 
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const Tensor& x,
-              const Tensor& cos, const Tensor& sin, Attention& attention) {
+              std::int64_t tokens, const Tensor& cos, const Tensor& sin, Attention* attention) {
   const std::int64_t rows = x.size(0), hidden = config.hidden_size, inner = config.intermediate_size;
-  const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim;
+  const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim, width = (heads + 2 * kv) * dim;
+  const std::int64_t positions = cos.numel() / dim;
   const Kernels& kernel = kernels();
   const auto eps = static_cast<float>(config.rms_norm_eps);
-  const Tensor normed = torch::empty({rows, hidden}, x.options());
-  const Tensor qkv = torch::empty({rows, 1, heads + 2 * kv, dim}, x.options());
-  const Tensor q = qkv.narrow(2, 0, heads), k = qkv.narrow(2, heads, kv), v = qkv.narrow(2, heads + kv, kv);
+  const Tensor normed = torch::empty({rows, hidden}, x.options()), qkv = torch::empty({rows, width}, x.options());
+  const Tensor by_head = qkv.view({rows / tokens, tokens, heads + 2 * kv, dim});
+  const Tensor q = by_head.narrow(2, 0, heads), k = by_head.narrow(2, heads, kv), v = by_head.narrow(2, heads + kv, kv);
   const Tensor gates = torch::empty({rows, inner}, x.options()), ups = torch::empty({rows, inner}, x.options());
   float* const at = x.data_ptr<float>();
   float* const norm_at = normed.data_ptr<float>();
   float* const head_at = qkv.data_ptr<float>();
   float* const gate_at = gates.data_ptr<float>();
-  std::vector<float> scratch;
-  Tensor kept, kept_too, kept_bias;
+  Tensor packed, kept, kept_too, kept_bias;
   const auto norm = [&](const Tensor& weight) {
     const float* const w = widened(weight, kept);
     each_row(rows, hidden,
@@ -91,25 +119,23 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const Transformer::Layer& layer = layers[i];
     norm(layer.input_norm);
-    multiply(norm_at, rows, layer.qkv, head_at, false, scratch);
+    multiply(normed, {{&layer.qkv, &qkv}}, false, packed);
     const float* const q_norm = widened(layer.q_norm, kept);
     const float* const k_norm = widened(layer.k_norm, kept_too);
     const float* const bias = widened(layer.qkv_bias, kept_bias);
     each_row(rows, (heads + kv) * dim, [&](std::int64_t r) {
-      const std::int64_t width = (heads + 2 * kv) * dim;
       for (std::int64_t c = 0; bias != nullptr && c < width; ++c) head_at[r * width + c] += bias[c];
       for (std::int64_t h = 0; h < heads + kv; ++h)
-        kernel.rotate(head_at + (r * (heads + 2 * kv) + h) * dim, h < heads ? q_norm : k_norm, dim, eps,
-                      cos.data_ptr<float>() + r * dim, sin.data_ptr<float>() + r * dim);
+        kernel.rotate(head_at + r * width + h * dim, h < heads ? q_norm : k_norm, dim, eps,
+                      cos.data_ptr<float>() + r % positions * dim, sin.data_ptr<float>() + r % positions * dim);
     });
-    const Tensor mixed = attention.attend(i, q, k, v);
-    multiply(mixed.data_ptr<float>(), rows, layer.o, at, true, scratch);
+    const Tensor mixed = attention ? attention->attend(i, q, k, v) : attend_causally(q, k, v);
+    multiply(mixed, {{&layer.o, &x}}, true, packed);
     norm(layer.post_norm);
-    multiply(norm_at, rows, layer.gate, gate_at, false, scratch);
-    multiply(norm_at, rows, layer.up, ups.data_ptr<float>(), false, scratch);
+    multiply(normed, {{&layer.gate, &gates}, {&layer.up, &ups}}, false, packed);
     each_row(rows, inner,
              [&](std::int64_t r) { kernel.gate(gate_at + r * inner, ups.data_ptr<float>() + r * inner, inner); });
-    multiply(gate_at, rows, layer.down, at, true, scratch);
+    multiply(gates, {{&layer.down, &x}}, true, packed);
   }
 }
 

@@ -1,5 +1,6 @@
-// Passes over few rows on a CPU, without gradients: there libtorch's operations cost more than their arithmetic, and
-// its products read bf16 weights several times as slowly as memory gives them. Private to model/.
+// Passes without gradients on a CPU, in fp32 with weights in bf16 or fp32, by the kernels of model/kernels. Over few
+// rows libtorch's operations cost more than their arithmetic; over many its products would have to convert bf16 weights
+// first. Private to model/.
 #pragma once
 #include "model/layer.hpp"
 
@@ -11,8 +12,9 @@ bool few_rows(const torch::Tensor& x, const torch::Tensor& weight);
 // x fp32 [rows, in], weight fp32 or bf16 [out, in] -> fp32 [rows, out].
 torch::Tensor cpu_product(const torch::Tensor& x, const torch::Tensor& weight);
 
-// All layers on one token per row: x fp32 [rows, hidden], overwritten; cos and sin fp32 [rows, head_dim].
+// All layers: x fp32 [rows, hidden] without gaps, overwritten, in rows of `tokens`; cos and sin fp32, [head_dim] for
+// each of the rows or for each of the tokens. Without `attention` as attend_causally().
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const torch::Tensor& x,
-              const torch::Tensor& cos, const torch::Tensor& sin, Attention& attention);
+              std::int64_t tokens, const torch::Tensor& cos, const torch::Tensor& sin, Attention* attention);
 
 }  // namespace echoline::model

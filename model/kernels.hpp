@@ -11,18 +11,26 @@ using Bf16 = std::uint16_t;
 struct Kernels {
   const char* name;
   // y[r * y_stride + o] = x[r * in] . w[o * in], added to what is there if `add`; for o in [begin, end).
-  // The weights are converted as they are read, sums are fp32. bf16 weights want x in the order of interleave().
+  // Sums are fp32. A sum does not depend on begin and end.
   void (*product_fp32)(const float* x, std::int64_t rows, std::int64_t in, const float* w, std::int64_t begin,
                        std::int64_t end, float* y, std::int64_t y_stride, bool add);
-  void (*product_bf16)(const float* x, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t begin,
+  // The same with bf16 weights and packed x. As close to the exact result as with fp32 weights of the same values.
+  void (*product_bf16)(const float* packed, std::int64_t rows, std::int64_t in, const Bf16* w, std::int64_t begin,
                        std::int64_t end, float* y, std::int64_t y_stride, bool add);
-  void (*interleave)(const float* x, std::int64_t rows, std::int64_t in, float* out);
+  // Rows [begin, end) of x in the order that product_bf16() reads; `begin` is a multiple of 16. `packed` has room for
+  // packed_floats() and lies at a multiple of 64 bytes.
+  void (*pack)(const float* x, std::int64_t rows, std::int64_t in, std::int64_t begin, std::int64_t end, float* packed);
+  std::int64_t (*packed_floats)(std::int64_t rows, std::int64_t in);
+  // With more rows it is faster to convert the weights to fp32 for the BLAS than to call product_bf16().
+  std::int64_t rows_max_bf16;
   // out = x / rms(x) * weight
   void (*rms_norm)(const float* x, const float* weight, std::int64_t count, float eps, float* out);
   // The same in place for a head, not where `weight` is null; then rotated: x * cos + (halves of x exchanged) * sin.
   void (*rotate)(float* x, const float* weight, std::int64_t dim, float eps, const float* cos, const float* sin);
   // gate = silu(gate) * up
   void (*gate)(float* gate, const float* up, std::int64_t count);
+  // out[i] = x[i] - log(sum of e^x), added up in fp64. NaN everywhere if x holds NaN or positive infinity.
+  void (*log_softmax)(const float* x, std::int64_t count, float* out);
   // In fp64.
   double (*sum)(const float* x, std::int64_t count);
   // Attention of `heads` queries [heads, dim] over the first `seen` tokens of a text, the pages of which hold 16 each:
@@ -31,11 +39,11 @@ struct Kernels {
                  const float* keys, const float* values, std::int64_t stride, float* scratch, float* out);
 };
 
-// For this processor; the environment variable ECHOLINE_KERNELS names another of them (avx512, avx2, portable).
+// For this processor; the environment variable ECHOLINE_KERNELS names another of them (amx, avx512, avx2, portable).
 const Kernels& kernels();
 // All that run here, the best first.
 struct KernelSets {
-  const Kernels* of[3];
+  const Kernels* of[4];
   int count;
 };
 KernelSets available_kernels();

@@ -118,8 +118,9 @@ void product(const float* x, std::int64_t rows, std::int64_t in, const Weight* w
 
 // Of every two registers' worth first the even, then the odd elements: a register of bf16 pairs then needs no
 // shuffling.
-void interleave(const float* x, std::int64_t rows, std::int64_t in, float* out) {
-  for (std::int64_t r = 0; r < rows; ++r, x += in, out += in) {
+void interleave(const float* x, std::int64_t, std::int64_t in, std::int64_t begin, std::int64_t end, float* out) {
+  x += begin * in, out += begin * in;
+  for (std::int64_t r = begin; r < end; ++r, x += in, out += in) {
     std::int64_t k = 0;
     for (; k + 2 * kLanes <= in; k += 2 * kLanes) {
       for (int i = 0; i < kLanes; ++i) {
@@ -130,6 +131,8 @@ void interleave(const float* x, std::int64_t rows, std::int64_t in, float* out) 
     for (; k < in; ++k) out[k] = x[k];
   }
 }
+
+std::int64_t interleaved_floats(std::int64_t rows, std::int64_t in) { return rows * in; }
 
 inline float sum_of_squares(const float* x, std::int64_t count) {
   Floats lanes = {};
@@ -193,6 +196,29 @@ double sum(const float* x, std::int64_t count) {
   for (int j = 0; j < kLanes / 2; ++j) sum += whole[j];
   for (; i < count; ++i) sum += static_cast<double>(x[i]);
   return sum;
+}
+
+void log_softmax(const float* x, std::int64_t count, float* out) {
+  Floats tops;
+  for (int j = 0; j < kLanes; ++j) tops[j] = x[0];
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats v = load<Floats>(x + i);
+    tops = v > tops ? v : tops;
+  }
+  float top = tops[0];
+  for (int j = 1; j < kLanes; ++j) top = tops[j] > top ? tops[j] : top;
+  for (; i < count; ++i) top = x[i] > top ? x[i] : top;
+  constexpr std::int64_t kBlock = 512;
+  float powers[kBlock];
+  double total = 0;
+  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+    const std::int64_t some = std::min(kBlock, count - begin);
+    for (std::int64_t k = 0; k < some; ++k) powers[k] = exponential(x[begin + k] - top);
+    total += sum(powers, some);
+  }
+  const auto log_total = static_cast<float>(std::log(total));
+  for (std::int64_t k = 0; k < count; ++k) out[k] = (x[k] - top) - log_total;
 }
 
 constexpr int kPageTokens = 16, kParts = kPageTokens / kLanes;
@@ -262,8 +288,13 @@ void attend(const float* q, std::int64_t heads, std::int64_t dim, std::int64_t s
   for (; h < heads; ++h) attend_heads<1>(q + h * dim, dim, seen, pages, keys, values, stride, scratch, out + h * dim);
 }
 
+constexpr std::int64_t kInterleavedRowsMax = 256;
+
 }  // namespace
 }  // namespace echoline::model
 
-#define ECHOLINE_MODEL_KERNELS(name) \
-  { name, product<float>, product<Bf16>, interleave, rms_norm, rotate, gate, sum, attend }
+#define ECHOLINE_MODEL_KERNELS(name, product_bf16, pack, packed_floats, rows_max_bf16)                                \
+  {                                                                                                                   \
+    name, product<float>, product_bf16, pack, packed_floats, rows_max_bf16, rms_norm, rotate, gate, log_softmax, sum, \
+        attend                                                                                                        \
+  }

@@ -10,7 +10,8 @@ constexpr int kLanes = 8;
 
 namespace echoline::model {
 extern const Kernels kAvx2Kernels;
-const Kernels kAvx2Kernels = ECHOLINE_MODEL_KERNELS("avx2");
+const Kernels kAvx2Kernels =
+    ECHOLINE_MODEL_KERNELS("avx2", product<Bf16>, interleave, interleaved_floats, kInterleavedRowsMax);
 extern const TrainingKernels kAvx2TrainingKernels;
 const TrainingKernels kAvx2TrainingKernels = ECHOLINE_TRAINING_KERNELS("avx2");
 }  // namespace echoline::model

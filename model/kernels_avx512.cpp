@@ -10,7 +10,8 @@ constexpr int kLanes = 16;
 
 namespace echoline::model {
 extern const Kernels kAvx512Kernels;
-const Kernels kAvx512Kernels = ECHOLINE_MODEL_KERNELS("avx512");
+const Kernels kAvx512Kernels =
+    ECHOLINE_MODEL_KERNELS("avx512", product<Bf16>, interleave, interleaved_floats, kInterleavedRowsMax);
 extern const TrainingKernels kAvx512TrainingKernels;
 const TrainingKernels kAvx512TrainingKernels = ECHOLINE_TRAINING_KERNELS("avx512");
 }  // namespace echoline::model

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "model/kernels.hpp"
+#include "model/parallel.hpp"
 
 namespace echoline::model {
 
@@ -13,6 +14,7 @@ using torch::Tensor;
 namespace {
 
 constexpr std::int64_t kPagesFirst = 64;
+constexpr std::int64_t kWorkMin = 1 << 15;  // multiplications of scores that are worth another thread
 
 }  // namespace
 
@@ -178,7 +180,10 @@ struct PagedCache::Continuing : Attention {
     const auto of = [](const Tensor& t, std::int64_t row, std::int64_t head) {
       return t.data_ptr<float>() + row * t.stride(0) + head * t.stride(2);
     };
-    at::parallel_for(0, rows * kv_heads, 16, [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t tokens = 0;
+    for (const Pages* text : texts) tokens += text->tokens + 1;
+    const std::int64_t grain = std::max<std::int64_t>(1, kWorkMin * rows / (tokens * group * dim));
+    parallel_for(rows * kv_heads, grain, [&](std::int64_t begin, std::int64_t end) {
       std::vector<float> scratch;
       for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t row = n / kv_heads, kv = n % kv_heads;

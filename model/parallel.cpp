@@ -12,37 +12,66 @@
 
 namespace echoline::model {
 
+#ifdef _OPENMP
+namespace {
+
+using Work = std::function<void(std::int64_t, std::int64_t)>;
+
+class Loop {
+ public:
+  Loop(std::int64_t count, std::int64_t parts_max, const Work& work)
+      : count_(count), parts_max_(parts_max), work_(work) {
+    order_.store(1, std::memory_order_release);
+  }
+
+  void run_part(int thread, int threads) {
+    order_.load(std::memory_order_acquire);
+    const std::int64_t parts = std::min<std::int64_t>(parts_max_, threads);
+    const std::int64_t size = (count_ + parts - 1) / parts, begin = thread * size;
+    if (begin < count_) {
+      try {
+        work_(begin, std::min(count_, begin + size));
+      } catch (...) {
+        if (!failed_.test_and_set()) error_ = std::current_exception();
+      }
+    }
+    order_.fetch_add(1, std::memory_order_release);
+  }
+
+  void finish() {
+    order_.load(std::memory_order_acquire);
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const std::int64_t count_, parts_max_;
+  const Work& work_;
+  std::exception_ptr error_;
+  std::atomic_flag failed_ = ATOMIC_FLAG_INIT;
+  // Orders what the threads write before, in and after the loop. libgomp does so too, but the thread sanitizer cannot
+  // see that.
+  std::atomic<int> order_{0};
+};
+
+// The team always has all threads, also where fewer get a part: libgomp ends and starts threads when the size changes.
+// Not under the thread sanitizer, which would take the address of `loop`, as libgomp hands it over, for a data race.
+__attribute__((no_sanitize("thread"))) void run(Loop& loop, int threads) {
+#pragma omp parallel num_threads(threads)
+  loop.run_part(omp_get_thread_num(), omp_get_num_threads());
+}
+
+}  // namespace
+#endif
+
 void parallel_for(std::int64_t count, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& work) {
   if (count <= 0) return;
 #ifdef _OPENMP
   const std::int64_t parts_max = (count + grain - 1) / grain;
   const int threads = at::get_num_threads();  // also sets this thread's limit, which OpenMP keeps for each thread
   if (parts_max > 1 && threads > 1 && omp_in_parallel() == 0) {
-    std::exception_ptr error;
-    std::atomic_flag failed = ATOMIC_FLAG_INIT;
-    // Orders what the threads wrote before and in the loop. libgomp does it too, but the thread sanitizer cannot see
-    // that.
-    std::atomic<int> order{0};
-    order.store(1, std::memory_order_release);
-    // The team always has all threads, also where fewer get a part: libgomp ends and starts threads when its size
-    // changes.
-#pragma omp parallel num_threads(threads)
-    {
-      order.load(std::memory_order_acquire);
-      const std::int64_t parts = std::min<std::int64_t>(parts_max, omp_get_num_threads());
-      const std::int64_t size = (count + parts - 1) / parts, begin = omp_get_thread_num() * size;
-      if (begin < count) {
-        try {
-          work(begin, std::min(count, begin + size));
-        } catch (...) {
-          if (!failed.test_and_set()) error = std::current_exception();
-        }
-      }
-      order.fetch_add(1, std::memory_order_release);
-    }
-    order.load(std::memory_order_acquire);
-    if (error) std::rethrow_exception(error);
-    return;
+    Loop loop(count, parts_max, work);
+    run(loop, threads);
+    return loop.finish();
   }
 #endif
   work(0, count);

@@ -4,6 +4,7 @@
 #include <torch/cuda.h>
 #include <torch/version.h>
 
+#include "model/kernels.hpp"
 #include "model/torch.hpp"
 
 namespace echoline::model {
@@ -11,6 +12,7 @@ namespace echoline::model {
 Runtime runtime() {
   Runtime r;
   r.torch_version = TORCH_VERSION;
+  r.kernels = kernels().name;
   r.threads = at::get_num_threads();
   r.cuda_devices = static_cast<int>(torch::cuda::device_count());
   return r;

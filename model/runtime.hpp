@@ -6,6 +6,7 @@ namespace echoline::model {
 
 struct Runtime {
   std::string torch_version;
+  std::string kernels;  // of the built-in engine on a CPU: amx, avx512, avx2 or portable
   int threads = 1;
   int cuda_devices = 0;
 };

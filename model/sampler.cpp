@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "model/kernels.hpp"
+#include "model/parallel.hpp"
 
 namespace echoline::model {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 using torch::Tensor;
 
 constexpr std::int64_t kBlock = 512;
+constexpr std::int64_t kProbabilitiesMin = 1 << 14;  // that are worth another thread
 
 bool restricted(const Sampling& s) { return s.temperature > 0 && (s.top_p < 1 || s.top_k > 0 || s.min_p > 0); }
 
@@ -107,16 +109,16 @@ Drawn draw(const Tensor& logits, std::span<const Draw> draws, bool batched) {
   const auto any = [&](auto&& is) {
     return std::any_of(draws.begin(), draws.end(), [&](const Draw& d) { return is(*d.sampling); });
   };
-  Tensor scaled = logits;
+  Tensor scaled = logits.contiguous();
   if (any([](const Sampling& s) { return s.temperature != 0 && s.temperature != 1; })) {
     std::vector<float> temperatures;
     for (const Draw& d : draws)
       temperatures.push_back(d.sampling->temperature == 0 ? 1 : float(d.sampling->temperature));
     scaled = logits / torch::tensor(temperatures, torch::kFloat).unsqueeze(1).to(logits.device());
   }
-  const Tensor log_p = scaled.log_softmax(-1);
   Drawn out;
-  if (batched || !log_p.is_cpu()) {
+  if (batched || !scaled.is_cpu()) {
+    const Tensor log_p = scaled.log_softmax(-1);
     std::vector<std::int64_t> apart[2];  // the rows that sorting is not needed for, and the others
     for (std::size_t row = 0; row < draws.size(); ++row) {
       const Sampling& s = *draws[row].sampling;
@@ -138,27 +140,39 @@ Drawn draw(const Tensor& logits, std::span<const Draw> draws, bool batched) {
     }
     return out;
   }
+  // Row by row: libtorch's log_softmax() rounds differently with another number of threads.
+  const Tensor log_p = torch::empty_like(scaled);
+  const std::int64_t grain = std::max<std::int64_t>(1, kProbabilitiesMin / vocab);
+  parallel_for(std::ssize(draws), grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row)
+      kernels().log_softmax(scaled.data_ptr<float>() + row * vocab, vocab, log_p.data_ptr<float>() + row * vocab);
+  });
   const bool whole = any([](const Sampling& s) { return s.temperature > 0 && !restricted(s); });
   const Tensor p = whole ? log_p.exp() : Tensor();
-  std::vector<std::int32_t> order;
-  std::vector<float> kept;
-  for (std::size_t row = 0; row < draws.size(); ++row) {
-    const Sampling& sampling = *draws[row].sampling;
-    const float* const of = log_p.data_ptr<float>() + static_cast<std::int64_t>(row) * vocab;
-    std::int64_t token = 0;
-    if (!std::isfinite(*std::max_element(of, of + vocab))) {
-      // stays the first one, whose log-probability tells
-    } else if (sampling.temperature == 0) {
-      token = std::max_element(of, of + vocab) - of;
-    } else if (restricted(sampling)) {
-      keep(of, vocab, sampling, order, kept);
-      token = order[static_cast<std::size_t>(pass(kept.data(), std::ssize(kept), draws[row].uniform))];
-    } else {
-      token = pass(p.data_ptr<float>() + static_cast<std::int64_t>(row) * vocab, vocab, draws[row].uniform);
+  out.tokens.resize(draws.size());
+  out.logprobs.resize(draws.size());
+  parallel_for(std::ssize(draws), grain, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<std::int32_t> order;
+    std::vector<float> kept;
+    for (std::int64_t row = begin; row < end; ++row) {
+      const Draw& draw = draws[static_cast<std::size_t>(row)];
+      const Sampling& sampling = *draw.sampling;
+      const float* const of = log_p.data_ptr<float>() + row * vocab;
+      std::int64_t token = 0;
+      if (!std::isfinite(*std::max_element(of, of + vocab))) {
+        // stays the first one, whose log-probability tells
+      } else if (sampling.temperature == 0) {
+        token = std::max_element(of, of + vocab) - of;
+      } else if (restricted(sampling)) {
+        keep(of, vocab, sampling, order, kept);
+        token = order[static_cast<std::size_t>(pass(kept.data(), std::ssize(kept), draw.uniform))];
+      } else {
+        token = pass(p.data_ptr<float>() + row * vocab, vocab, draw.uniform);
+      }
+      out.tokens[static_cast<std::size_t>(row)] = static_cast<Token>(token);
+      out.logprobs[static_cast<std::size_t>(row)] = of[token];
     }
-    out.tokens.push_back(static_cast<Token>(token));
-    out.logprobs.push_back(of[token]);
-  }
+  });
   return out;
 }
 

@@ -234,9 +234,9 @@ Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, A
   }
   Tensor x = torch::embedding(embedding_, ids).flatten(0, 1);
   const bool gradients = torch::GradMode::is_enabled(), plain = wide && x.is_cpu() && !gradients;
-  if (plain) x = x.to(torch::kFloat);
-  if (plain && attention && positions.defined() && pass.tokens == 1) {
-    cpu_pass(config_, layers_, x, pass.cos, pass.sin, *attention);
+  if (plain) x = x.to(torch::kFloat).contiguous();
+  if (plain) {
+    cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention);
   } else {
     for (std::size_t i = 0; i < layers_.size(); ++i)
       x = recompute_ && gradients && !attention ? Recomputed::apply(x, &config_, &layers_[i], &pass)

@@ -7,6 +7,7 @@
 
 #include "base/random.hpp"
 #include "model/generate.hpp"
+#include "model/kernels.hpp"
 #include "model/running_batch.hpp"
 #include "model/runtime.hpp"
 #include "model/weights.hpp"
@@ -106,6 +107,34 @@ TEST(Bench, ContinuousBatching) {
                   tail ? "lognormal, 24 tokens in the middle" : "32 tokens, one in ten 256", whole, continuous,
                   continuous / whole);
     }
+  }
+}
+
+// A product with bf16 weights of Qwen3-0.6B's layers by every set of kernels, beside libtorch's with weights that are
+// converted in every call.
+TEST(Bench, Products) {
+  use_threads(1);
+  torch::NoGradGuard no_grad;
+  const std::int64_t in = 1024, out = 3072;
+  const torch::Tensor w = torch::randn({out, in}).to(torch::kBFloat16);
+  for (const std::int64_t rows : {1, 4, 16, 64, 512}) {
+    const torch::Tensor x = torch::randn({rows, in});
+    torch::Tensor y = torch::empty({rows, out});
+    const double converted = seconds_of([&] { y = torch::linear(x, w.to(torch::kFloat)); });
+    const double work = double(rows * in * out) / 1e9;
+    std::printf("%3ld rows: libtorch %6.1f GMAC/s", long(rows), work / converted);
+    const KernelSets sets = available_kernels();
+    for (int i = 0; i < sets.count; ++i) {
+      const Kernels& k = *sets.of[i];
+      const torch::Tensor packed = torch::empty({k.packed_floats(rows, in)});
+      const double seconds = seconds_of([&] {
+        k.pack(x.data_ptr<float>(), rows, in, 0, rows, packed.data_ptr<float>());
+        k.product_bf16(packed.data_ptr<float>(), rows, in, static_cast<const Bf16*>(w.data_ptr()), 0, out,
+                       y.data_ptr<float>(), out, false);
+      });
+      std::printf("   %s %6.1f, %5.2f x", k.name, work / seconds, converted / seconds);
+    }
+    std::printf("\n");
   }
 }
 

@@ -27,23 +27,35 @@ class KernelTest : public testing::TestWithParam<int> {
   const Kernels* set = nullptr;
   Random random{11};
 };
-INSTANTIATE_TEST_SUITE_P(Sets, KernelTest, testing::Range(0, 3));
+INSTANTIATE_TEST_SUITE_P(Sets, KernelTest, testing::Range(0, 4));
+
+// `count` floats at a multiple of 64 bytes.
+class Aligned {
+ public:
+  explicit Aligned(std::int64_t count) : all_(std::size_t(count) + 16) {}
+  float* data() { return all_.data() + (64 - reinterpret_cast<std::uintptr_t>(all_.data()) % 64) % 64 / 4; }
+
+ private:
+  std::vector<float> all_;
+};
 
 TEST_P(KernelTest, Products) {
   for (const std::int64_t in : {1, 15, 16, 20, 31, 32, 64, 100})
-    for (const std::int64_t rows : {1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33})
-      for (const std::int64_t out : {1, 3, 4, 9, 12}) {
+    for (const std::int64_t rows : {1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33, 50})
+      for (const std::int64_t out : {1, 3, 4, 9, 12, 18, 70}) {
         const auto x = some(rows * in), w = some(out * in), before = some(rows * (out + 2));
         std::vector<Bf16> half;
         for (const float v : w) half.push_back(Bf16(std::bit_cast<std::uint32_t>(v) >> 16));
-        std::vector<float> between(x.size());
-        set->interleave(x.data(), rows, in, between.data());
+        Aligned packed(set->packed_floats(rows, in));
+        const std::int64_t some_rows = rows / 32 * 16;
+        set->pack(x.data(), rows, in, 0, some_rows, packed.data());
+        set->pack(x.data(), rows, in, some_rows, rows, packed.data());
         for (const bool bf16 : {false, true})
           for (const bool add : {false, true}) {
             auto y = before;
             const std::int64_t begin = out / 3;  // as a part of the work
             if (bf16) {
-              set->product_bf16(between.data(), rows, in, half.data(), begin, out, y.data(), out + 2, add);
+              set->product_bf16(packed.data(), rows, in, half.data(), begin, out, y.data(), out + 2, add);
             } else {
               set->product_fp32(x.data(), rows, in, w.data(), begin, out, y.data(), out + 2, add);
             }
@@ -65,7 +77,43 @@ TEST_P(KernelTest, Products) {
       }
 }
 
-TEST_P(KernelTest, NormsRotationsGatesAndSums) {
+// Wide enough for several panels of weights and several blocks of activations, which small sizes never fill.
+TEST_P(KernelTest, LargeProducts) {
+  const std::int64_t in = 6000, rows = 100, out = 72;
+  const auto x = some(rows * in), w = some(out * in);
+  std::vector<Bf16> half;
+  for (const float v : w) half.push_back(Bf16(std::bit_cast<std::uint32_t>(v) >> 16));
+  Aligned packed(set->packed_floats(rows, in));
+  set->pack(x.data(), rows, in, 0, rows, packed.data());
+  std::vector<float> y(std::size_t(rows * out));
+  set->product_bf16(packed.data(), rows, in, half.data(), 0, out, y.data(), out, false);
+  for (std::int64_t r = 0; r < rows; r += 9)
+    for (std::int64_t o = 0; o < out; ++o) {
+      double want = 0;
+      for (std::int64_t i = 0; i < in; ++i)
+        want += double(x[std::size_t(r * in + i)]) *
+                double(std::bit_cast<float>(std::uint32_t{half[std::size_t(o * in + i)]} << 16));
+      ASSERT_NEAR(y[std::size_t(r * out + o)], want, 2e-3) << set->name << " " << r << " " << o;
+    }
+}
+
+// Weights that select one activation each give it back to the last bit, with bf16 weights too: nothing is rounded on
+// the way.
+TEST_P(KernelTest, ActivationsKeepAllTheirBits) {
+  const std::int64_t in = 64;
+  std::vector<Bf16> unit(std::size_t(in * in));
+  for (std::int64_t i = 0; i < in; ++i) unit[std::size_t(i * in + i)] = 0x3f80;
+  for (const std::int64_t rows : {1, 4, 16, 40}) {
+    const auto x = some(rows * in);
+    Aligned packed(set->packed_floats(rows, in));
+    set->pack(x.data(), rows, in, 0, rows, packed.data());
+    std::vector<float> y(x.size());
+    set->product_bf16(packed.data(), rows, in, unit.data(), 0, in, y.data(), in, false);
+    EXPECT_EQ(y, x) << set->name << " " << rows;
+  }
+}
+
+TEST_P(KernelTest, NormsRotationsGatesSumsAndSoftmax) {
   for (const std::int64_t count : {2, 6, 16, 30, 64, 128, 1000}) {
     const auto x = some(count), weight = some(count), cos = some(count), sin = some(count);
     const auto at = [](const std::vector<float>& v, std::int64_t i) { return double(v[std::size_t(i)]); };
@@ -83,6 +131,21 @@ TEST_P(KernelTest, NormsRotationsGatesAndSums) {
       EXPECT_NEAR(at(turned, i), normed(i) * at(cos, i) + normed((i + count / 2) % count) * at(sin, i), 2e-5);
       EXPECT_NEAR(at(gated, i), at(x, i) / (1 + std::exp(-at(x, i))) * at(weight, i), 1e-5);
     }
+  }
+  for (const std::int64_t count : {1, 7, 16, 100, 1300}) {
+    const auto x = some(count);
+    double total = 0;
+    for (const float v : x) total += std::exp(double(v));
+    std::vector<float> out(x.size());
+    set->log_softmax(x.data(), count, out.data());
+    for (std::size_t i = 0; i < x.size(); ++i)
+      EXPECT_NEAR(out[i], double(x[i]) - std::log(total), 2e-6) << set->name << " " << count;
+  }
+  for (const float bad : {NAN, INFINITY}) {
+    std::vector<float> x = some(40), out(40);
+    x[33] = bad;
+    set->log_softmax(x.data(), 40, out.data());
+    for (const float v : out) EXPECT_TRUE(std::isnan(v)) << set->name;
   }
   std::vector<float> extreme = {-1000, 1000, -INFINITY, NAN, 0};
   const std::vector<float> one(5, 1);

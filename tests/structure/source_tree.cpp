@@ -149,7 +149,7 @@ std::vector<std::string> check_torch(const std::vector<SourceFile>& files, const
 }
 
 std::vector<std::string> check_style(const std::vector<SourceFile>& files) {
-  static const std::regex kBanned(R"(\bstd::v?format(_to)?\s*\(|\bco_(await|yield|return)\b)");
+  static const std::regex kBanned(R"(\bstd::v?format(_to)?\s*\(|\bco_(await|yield|return)\b|\bat::parallel_for\s*\()");
   std::vector<std::string> violations;
   for (const SourceFile& file : files) {
     const auto complain = [&](std::string_view what) { violations.push_back(fmt::format("{}: {}", file.path, what)); };

@@ -131,13 +131,16 @@ TEST_F(BrokenTree, StyleIsChecked) {
   write("low/c.cpp", banned);
   write("low/d.cpp", std::string(1001, '\n'));
   write("low/e.hpp", "// About e.\n#pragma once\n");
+  write("low/f.cpp", "at::parallel_for" + std::string("(0, 8, 1, work);\n"));
   EXPECT_EQ(style(),
             "low/a.hpp: a header begins with a comment that says what it is for\n"
             "low/a.hpp: has no #pragma once\n"
             "low/b.hpp: has no #pragma once\n"
             "low/c.cpp: uses std::"
             "format(\n"
-            "low/d.cpp: is longer than 1000 lines (1001)\n");
+            "low/d.cpp: is longer than 1000 lines (1001)\n"
+            "low/f.cpp: uses at::parallel_for"
+            "(\n");
 }
 
 TEST_F(BrokenTree, HiddenLibrariesAreFoundThroughOtherHeaders) {
