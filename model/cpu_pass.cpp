@@ -4,6 +4,7 @@
 
 #include "model/kernels.hpp"
 #include "model/parallel.hpp"
+#include "model/training_ops.hpp"
 
 namespace echoline::model {
 
@@ -96,7 +97,7 @@ Tensor cpu_product(const Tensor& x, const Tensor& weight) {
 }
 
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const Tensor& x,
-              std::int64_t tokens, const Tensor& cos, const Tensor& sin, Attention* attention) {
+              std::int64_t tokens, const Tensor& cos, const Tensor& sin, Attention* attention, const Tensor& segments) {
   const std::int64_t rows = x.size(0), hidden = config.hidden_size, inner = config.intermediate_size;
   const std::int64_t heads = config.heads, kv = config.kv_heads, dim = config.head_dim, width = (heads + 2 * kv) * dim;
   const std::int64_t positions = cos.numel() / dim;
@@ -129,7 +130,9 @@ void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& 
         kernel.rotate(head_at + r * width + h * dim, h < heads ? q_norm : k_norm, dim, eps,
                       cos.data_ptr<float>() + r % positions * dim, sin.data_ptr<float>() + r % positions * dim);
     });
-    const Tensor mixed = attention ? attention->attend(i, q, k, v) : attend_causally(q, k, v);
+    const Tensor mixed =
+        attention ? attention->attend(i, q, k, v)
+                  : attend_packed(qkv.view({rows, heads + 2 * kv, dim}), heads, kv, segments, AttentionWay::kKernels);
     multiply(mixed, {{&layer.o, &x}}, true, packed);
     norm(layer.post_norm);
     multiply(normed, {{&layer.gate, &gates}, {&layer.up, &ups}}, false, packed);

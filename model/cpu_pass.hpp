@@ -13,8 +13,9 @@ bool few_rows(const torch::Tensor& x, const torch::Tensor& weight);
 torch::Tensor cpu_product(const torch::Tensor& x, const torch::Tensor& weight);
 
 // All layers: x fp32 [rows, hidden] without gaps, overwritten, in rows of `tokens`; cos and sin fp32, [head_dim] for
-// each of the rows or for each of the tokens. Without `attention` as attend_causally().
+// each of the rows or for each of the tokens. Without `attention` as attend_packed() with these segments.
 void cpu_pass(const ModelConfig& config, const std::vector<Transformer::Layer>& layers, const torch::Tensor& x,
-              std::int64_t tokens, const torch::Tensor& cos, const torch::Tensor& sin, Attention* attention);
+              std::int64_t tokens, const torch::Tensor& cos, const torch::Tensor& sin, Attention* attention,
+              const torch::Tensor& segments);
 
 }  // namespace echoline::model

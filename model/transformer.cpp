@@ -236,7 +236,7 @@ Tensor Transformer::through_layers(const Tensor& ids, const Tensor& positions, A
   const bool gradients = torch::GradMode::is_enabled(), plain = wide && x.is_cpu() && !gradients;
   if (plain) x = x.to(torch::kFloat).contiguous();
   if (plain) {
-    cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention);
+    cpu_pass(config_, layers_, x, pass.tokens, pass.cos, pass.sin, attention, pass.segments);
   } else {
     for (std::size_t i = 0; i < layers_.size(); ++i)
       x = recompute_ && gradients && !attention ? Recomputed::apply(x, &config_, &layers_[i], &pass)
