@@ -40,7 +40,7 @@ std::vector<std::string> check_torch(const std::vector<SourceFile>& files, const
 std::vector<std::string> split(std::string_view text, char separator);
 
 // Headers begin with a comment and then #pragma once; no file is longer than 1,000 lines; nothing uses std::format or
-// coroutines, which g++ 12 does not have or miscompiles, or at::parallel_for(), which stays on one thread here (model/parallel.hpp).
+// coroutines, which g++ 12 does not have or miscompiles, or at::parallel_for, which stays on one thread here (model/parallel.hpp).
 std::vector<std::string> check_style(const std::vector<SourceFile>& files);
 
 // The headers of a folder that other folders may include.
