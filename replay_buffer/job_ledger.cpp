@@ -1,6 +1,7 @@
 #include "replay_buffer/job_ledger.hpp"
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <map>
 #include <set>
@@ -13,6 +14,7 @@ namespace echoline::replay_buffer {
 namespace {
 
 constexpr std::uint32_t kSuspectLosses = 2;  // a group that so many workers were lost with is leased alone
+constexpr std::size_t kPausesKept = 64;
 constexpr std::size_t kDetailBytesMax = 512;   // of a failure, as kept
 
 // What the ledger knows about a worker that is there; in memory only, a restart measures anew.
@@ -69,7 +71,7 @@ class JobLedger::Impl {
       Known& known = known_of(s.worker);
       verdicts[s.verdict].held_s = std::max(0.0, now - std::max(s.granted_unix_s, known.accounted_until_unix_s));
       known.accounted_until_unix_s = now;
-      known.pace.handed_in(s.granted_unix_s, now, s.tokens);
+      known.pace.handed_in(s.granted_unix_s, worked_until(s.granted_unix_s, now), s.tokens);
       known.trusted = groups_trusted(known.trusted, 1);
     }
     // What was handed in is durable whatever becomes of this: the learner only waits longer for newcomers without it.
@@ -211,8 +213,10 @@ class JobLedger::Impl {
       ECHO_ASSIGN([[maybe_unused]] const std::uint64_t next, advance("next_lease", 0));  // without a lease, too, something is written
       return Outcome<std::uint64_t>{leases};
     });
-    if (excused)
-      for (auto& [worker, known] : known_) known.accounted_until_unix_s = now;  // no worker has had work for that long
+    if (!excused) return excused;
+    for (auto& [worker, known] : known_) known.accounted_until_unix_s = now;  // no worker has had work for that long
+    if (pauses_.size() == kPausesKept) pauses_.pop_front();
+    pauses_.emplace_back(now, late_s);
     return excused;
   }
 
@@ -368,6 +372,13 @@ class JobLedger::Impl {
     return Outcome<std::vector<LeaseRecord>>{std::move(leases), wanted > 0 || expired > 0};
   }
 
+  // When work that was granted then would have been handed in without the pauses of the learner since.
+  double worked_until(double granted, double now) const {
+    for (const auto& [ended, late_s] : pauses_)
+      if (ended > granted) now -= late_s;
+    return std::max(now, granted);
+  }
+
   // Returns the counter and moves it on.
   Result<std::uint64_t> advance(std::string_view key, std::uint64_t by) {
     ECHO_ASSIGN(const auto value, db_.one("SELECT value FROM meta WHERE key = ?1", key));
@@ -510,7 +521,7 @@ class JobLedger::Impl {
       ECHO_TRY(end(lease, LeaseState::kExpired));
       ++batches[{lease.worker, lease.granted_unix_s}];
       if (const auto known = known_.find(lease.worker); known != known_.end())
-        known->second.pace.handed_in(lease.granted_unix_s, now, 0);
+        known->second.pace.handed_in(lease.granted_unix_s, worked_until(lease.granted_unix_s, now), 0);
     }
     for (const auto& [batch, ended] : batches) {
       const auto known = known_.find(batch.first);
@@ -638,7 +649,7 @@ class JobLedger::Impl {
       ECHO_TRY(end(*lease, now > lease->expires_unix_s ? LeaseState::kExpired : LeaseState::kReleased));
     // A late result still tells how long the work takes, or a slow worker's next lease would be as short.
     if (verdict.reason == "lease expired")
-      known_of(lease->worker).pace.handed_in(lease->granted_unix_s, now, longest(*delivery.submission));
+      known_of(lease->worker).pace.handed_in(lease->granted_unix_s, worked_until(lease->granted_unix_s, now), longest(*delivery.submission));
     return ok();
   }
 
@@ -667,6 +678,7 @@ class JobLedger::Impl {
   std::map<WorkerId, Known> known_;  // workers that asked for work and were not lost
   std::optional<double> fresh_s_;    // in which the learner does all the steps that may use what is granted now
   BoundSteps bound_;
+  std::deque<std::pair<double, double>> pauses_;  // of excuse(): when they ended, and how long they were
   std::vector<Idler> newly_idle_;
   std::vector<SetAside> newly_set_aside_;
   std::vector<std::function<void()>> undo_;  // puts back what the transaction under way has changed in known_

@@ -111,6 +111,13 @@ TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
   EXPECT_EQ(ledger->excuse(1, 2300).error().code, Code::kIo);
 }
 
+TEST_F(Ledger, APauseOfTheLearnerMakesNoWorkerSlow) {
+  const auto lease = grant(kAda, 1)[0];
+  ASSERT_EQ(must(ledger_->excuse(500, 1501)), 1u);
+  ASSERT_TRUE(submit(kAda, submission_for(lease), 1502).accepted);
+  EXPECT_LT(grant(kAda, 1, 0, 1502)[0].lease_s, 100) << "it took 2 s, not 502";
+}
+
 TEST_F(Ledger, EveryLeaseOfAWorkerCanBeGivenBack) {
   grant(kAda, 2), grant(kBob, 1);
   EXPECT_EQ(must(ledger_->give_back_all(kAda)), 2u);
