@@ -37,6 +37,21 @@ void join_planes(const std::byte* __restrict planes, std::size_t count, bool rot
   }
 }
 
+// Whether all values of a byte are about as frequent, so that no code of their frequencies helps: the mantissas of
+// weights.
+bool looks_random(ByteSpan bytes) {
+  constexpr std::size_t kSample = 4096;
+  constexpr double kBitsMin = 7.9;  // a sample of random bytes has 7.95
+  if (bytes.size() < kSample) return false;
+  std::array<std::uint32_t, 256> counts{};
+  const std::size_t stride = bytes.size() / kSample;
+  for (std::size_t i = 0; i < kSample; ++i) ++counts[static_cast<std::uint8_t>(bytes[i * stride])];
+  double bits = 0;
+  for (const std::uint32_t n : counts)
+    if (n > 0) bits += n * std::log2(static_cast<double>(kSample) / n);
+  return bits >= kBitsMin * kSample;
+}
+
 }  // namespace
 
 Result<Stream> read_stream(Reader& reader, std::uint64_t raw_min, std::uint64_t raw_max) {
@@ -85,15 +100,18 @@ bool DenseEncoder::encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector
   return encode_stream(raw, context_->level, bytes_max, out);
 }
 
-bool DenseEncoder::encode_stream(ByteSpan raw, int level, std::size_t bytes_max, ByteVector& out) {
-  ZSTD_CCtx_setParameter(context_->zstd, ZSTD_c_compressionLevel, level);
+bool DenseEncoder::encode_stream(ByteSpan raw, std::optional<int> level, std::size_t bytes_max, ByteVector& out) {
   // Room for a block beyond the limit, because zstd codes a block worse when the room is short; with it the result
   // is the same as with unlimited room, and a hopeless attempt still ends early.
   constexpr std::size_t kSlack = ZSTD_BLOCKSIZE_MAX + 1024;
   const std::size_t room = std::min(ZSTD_compressBound(raw.size()), std::max(bytes_max, bytes_max + kSlack));
   ByteVector& scratch = context_->scratch;
-  if (scratch.size() < room) scratch.resize(room);
-  const std::size_t packed = ZSTD_compress2(context_->zstd, scratch.data(), room, raw.data(), raw.size());
+  std::size_t packed = raw.size();
+  if (level) {
+    ZSTD_CCtx_setParameter(context_->zstd, ZSTD_c_compressionLevel, *level);
+    if (scratch.size() < room) scratch.resize(room);
+    packed = ZSTD_compress2(context_->zstd, scratch.data(), room, raw.data(), raw.size());
+  }
   const bool compressed = !ZSTD_isError(packed) && packed < raw.size();
   const std::size_t start = out.size();
   put(out, static_cast<std::uint8_t>(compressed));
@@ -121,7 +139,8 @@ bool DenseEncoder::encode(ByteSpan content, DType dtype, std::size_t bytes_max, 
     with_element_type(
         size, [&]<class T>(T) { copy_plane<T>(content.data(), plane.size(), p, is_float(dtype), plane.data()); });
     const std::size_t used = out.size() - start;
-    if (used > bytes_max || !encode_stream(plane, kPlaneLevel, bytes_max - used, out)) {
+    const auto level = is_float(dtype) && looks_random(plane) ? std::nullopt : std::optional(kPlaneLevel);
+    if (used > bytes_max || !encode_stream(plane, level, bytes_max - used, out)) {
       out.resize(start);
       return false;
     }

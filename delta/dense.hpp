@@ -3,6 +3,7 @@
 // "Dense coding" and "Streams".
 #pragma once
 #include <memory>
+#include <optional>
 
 #include "base/result.hpp"
 #include "delta/bytes.hpp"
@@ -33,7 +34,8 @@ class DenseEncoder {
   bool encode_stream(ByteSpan raw, std::size_t bytes_max, ByteVector& out);
 
  private:
-  bool encode_stream(ByteSpan raw, int level, std::size_t bytes_max, ByteVector& out);
+  // Without a level, as it is.
+  bool encode_stream(ByteSpan raw, std::optional<int> level, std::size_t bytes_max, ByteVector& out);
   struct Context;
   std::unique_ptr<Context> context_;
 };

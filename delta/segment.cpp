@@ -81,7 +81,9 @@ std::optional<Layer> SegmentEncoder::encode(ByteSpan prev, ByteSpan cur, const S
   const SparseCount count = sparse_.encode(prev, cur, place, prev_leaves, cur_leaves, entropy, sparse_bytes_);
   if (count.changed == 0) return std::nullopt;
   Layer layer{LayerCoding::kSparse, count.changed, count.bound_bits, sparse_bytes_};
-  if (static_cast<double>(sparse_bytes_.size()) > dense_.estimate(cur, place.dtype)) {
+  // The estimate knows how frequent values are. Content that repeats itself may take a part of that.
+  constexpr double kRepeats = 4;
+  if (kRepeats * static_cast<double>(sparse_bytes_.size()) > dense_.estimate(cur, place.dtype)) {
     dense_bytes_.clear();
     if (dense_.encode(cur, place.dtype, sparse_bytes_.size() - 1, dense_bytes_))
       layer = {LayerCoding::kDense, count.changed, count.bound_bits, dense_bytes_};
