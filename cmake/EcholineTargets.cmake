@@ -281,14 +281,22 @@ function(echoline_test name)
   endif()
 endfunction()
 
-# echoline_fuzz(name SOURCES a.cpp ... USES targets): a libFuzzer program around LLVMFuzzerTestOneInput(), built only
-# with ECHOLINE_FUZZ (clang). List the same source in an echoline_test() as well, which runs it on a fixed corpus.
+# echoline_fuzz(name SOURCES a.cpp ... USES targets SEEDS test[:filter]): a libFuzzer program around LLVMFuzzerTestOneInput(), built
+# only with ECHOLINE_FUZZ (clang). The test `test` has the same source and calls the target by tests/fuzz/input.hpp, so that every
+# ordinary test run tries it; with the GoogleTest filter `filter`, its inputs are the first corpus that tests/fuzz/run has.
+add_custom_target(fuzzers)
 function(echoline_fuzz name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;USES" ${ARGN})
+  cmake_parse_arguments(ARG "" "SEEDS" "SOURCES;USES" ${ARGN})
   if(NOT ECHOLINE_FUZZ)
     return()
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE echoline_flags ${ARG_USES})
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  add_dependencies(fuzzers ${name})
+  file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+  file(APPEND ${CMAKE_BINARY_DIR}/fuzzers.txt "${name} ${folder} ${ARG_SEEDS}\n")
 endfunction()
+if(ECHOLINE_FUZZ)
+  file(WRITE ${CMAKE_BINARY_DIR}/fuzzers.txt "")
+endif()

@@ -641,8 +641,7 @@ void RolloutDesk::offer_batch() {
 Result<std::optional<replay_buffer::Batch>> RolloutDesk::wait_batch(std::uint64_t step, Duration wait) {
   {
     const std::lock_guard lock(batch_mutex_);
-    wanted_.emplace();
-    wanted_->step = step;
+    wanted_ = Wanted{.step = step};
   }
   queue_.try_push(Item(Task([] {})));  // wakes the desk, which then looks
   std::unique_lock lock(batch_mutex_);

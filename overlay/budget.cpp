@@ -1,5 +1,7 @@
 #include "overlay/budget.hpp"
 
+#include "base/overloaded.hpp"
+
 namespace echoline::overlay {
 namespace {
 
@@ -25,11 +27,6 @@ constexpr std::array<Rule, MessageBudget::kKinds> kRules{{
     {"requests for a chunk", {1024, 128}},
     {"requests for streams", {64, 4}},
 }};
-
-template <class... Ts>
-struct Overloaded : Ts... {
-  using Ts::operator()...;
-};
 
 }  // namespace
 

@@ -71,7 +71,8 @@ double Conduct::weight_against(WorkerId id, std::uint64_t now_ms) const {
 std::size_t Conduct::accused_alone(WorkerId id, std::uint64_t now_ms, const Here& here) const {
   const Record& record = records_.at(id);
   std::size_t alone = 0;
-  for (const auto& [of, word] : record.kept.bad_chunks_of) {
+  for (const auto& [accused, word] : record.kept.bad_chunks_of) {
+    const WorkerId of = accused;  // clang captures no structured binding before version 16
     if (!believed(record, word, now_ms) || quarantined(of, now_ms) || (here && !here(of))) continue;
     alone += std::none_of(records_.begin(), records_.end(), [&](const auto& other) {
       const auto& words = other.second.kept.bad_chunks_of;

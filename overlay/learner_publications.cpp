@@ -1,6 +1,5 @@
 // The learner's publications: opened, grown, closed; acknowledged; and help for those who missed some.
 #include <algorithm>
-#include <ranges>
 
 #include "base/log.hpp"
 #include "chains/broadcast_model.hpp"
@@ -24,8 +23,9 @@ std::optional<Version> LearnerCore::newest() const {
 
 // Absent where everybody can start from the newest publication.
 std::optional<Version> LearnerCore::base_of_newest() const {
-  for (const auto& [key, stored] : std::views::reverse(std::as_const(store_).entries()))
-    if (key.base) return key.version == newest() ? key.base : std::nullopt;
+  const auto& entries = std::as_const(store_).entries();
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
+    if (const PublicationKey& key = entry->first; key.base) return key.version == newest() ? key.base : std::nullopt;
   return std::nullopt;
 }
 

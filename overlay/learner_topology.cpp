@@ -1,6 +1,5 @@
 // The learner's topology: who forwards to whom, and how it is mended.
 #include <algorithm>
-#include <ranges>
 
 #include "base/log.hpp"
 #include "chains/choice.hpp"
@@ -142,8 +141,9 @@ void LearnerCore::choose_policy(TimePoint now) {
   if (now < choose_at_ || (!broadcasts_.empty() && now < choose_at_ + pause)) return;
   choose_at_ = now + pause;
   const StoredPublication* carried = nullptr;  // a delta is what it usually is
-  for (const auto& [key, stored] : std::views::reverse(std::as_const(store_).entries()))
-    if (stored.complete && (!carried || (key.base && carried->key().full()))) carried = &stored;
+  const auto& entries = std::as_const(store_).entries();
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry)
+    if (entry->second.complete && (!carried || (entry->first.base && carried->key().full()))) carried = &entry->second;
   std::vector<chains::ChainWorker> workers = chain_workers(now);
   if (!carried || workers.empty()) return;
   std::vector<Duration> delays;  // where nobody could measure it, it is as usual

@@ -252,8 +252,9 @@ void Fleet::encode(const std::shared_ptr<Making>& making) {
               [this, making] { encode(making); });
     return;
   }
-  auto [last, closing] = m.sealer->finish(m.digest);
-  give(std::move(last));
+  auto finished = m.sealer->finish(m.digest);
+  give(std::move(finished.first));
+  const SignedManifest& closing = finished.second;
   const auto manifest = checker_->open(closing);
   ECHO_CHECK(manifest.has_value());
   truth_.close(id, m.digest);
@@ -266,8 +267,8 @@ void Fleet::encode(const std::shared_ptr<Making>& making) {
     if (made_.size() > options_.learner.folded_max + 1) made_.pop_front();
   }
   world_.call(learner_host_, [&](TimePoint now) {
-    const Status finished = learner()->finish(*manifest, closing, now);
-    if (!finished && finished.error().code != Code::kNotFound) wrong_ = finished.error().message();
+    const Status taken = learner()->finish(*manifest, closing, now);
+    if (!taken && taken.error().code != Code::kNotFound) wrong_ = taken.error().message();
   });
 }
 

@@ -154,7 +154,8 @@ void Malicious::say_one_thing(ConnId conn, std::vector<act::Send>& out) {
 // policy with another digest. Of beacons an old one is passed on, or one that revokes everybody.
 void Malicious::forge(const ControlMessage& message, act::Send& send, std::vector<act::Send>& out) {
   if (!accomplices_) return;
-  const auto& [hellos, checker, key] = *accomplices_;
+  const auto& [hellos, checker, signing_key] = *accomplices_;
+  const auto& key = signing_key;  // clang captures no structured binding before version 16
   const auto ahead = [&](const auto& forged) { out.push_back({send.conn, Slice(encode_control(sign(forged, key))), {}}); };
   if (const auto* announced = std::get_if<SignedAnnouncement>(&message)) {
     auto announcement = checker->open(*announced);

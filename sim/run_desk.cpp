@@ -1,6 +1,7 @@
 #include "sim/run_desk.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace echoline::sim {
 namespace {

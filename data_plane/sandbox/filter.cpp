@@ -55,6 +55,9 @@ int add(scmp_filter_ctx context, std::uint32_t action, const char* name) {
   return added == -EDOM ? 0 : added;
 }
 
+// The condition of a rule on the argument `index` of a call, counted from 0.
+scmp_arg_cmp argument(unsigned index, scmp_compare how, scmp_datum_t a, scmp_datum_t b = 0) { return {index, how, a, b}; }
+
 int add_rules(scmp_filter_ctx context) {
   const auto refused = SCMP_ACT_ERRNO(EPERM), absent = SCMP_ACT_ERRNO(ENOSYS);
   int wrong = 0;
@@ -63,17 +66,17 @@ int add_rules(scmp_filter_ctx context) {
   for (const char* name : kAbsent) note(add(context, absent, name));
   for (unsigned flag = 1; flag != 0; flag <<= 1)
     if (kNamespaceFlags & flag)
-      note(seccomp_rule_add(context, refused, SCMP_SYS(clone), 1, SCMP_CMP(0, SCMP_CMP_MASKED_EQ, flag, flag)));
+      note(seccomp_rule_add(context, refused, SCMP_SYS(clone), 1, argument(0, SCMP_CMP_MASKED_EQ, flag, flag)));
   // What a descriptor is asked is 32 bits of a 64-bit register, whose other half the kernel does not look at.
   for (const unsigned long request : {TIOCSTI, TIOCLINUX})
-    note(seccomp_rule_add(context, refused, SCMP_SYS(ioctl), 1, SCMP_CMP(1, SCMP_CMP_MASKED_EQ, 0xffffffffu, request)));
+    note(seccomp_rule_add(context, refused, SCMP_SYS(ioctl), 1, argument(1, SCMP_CMP_MASKED_EQ, 0xffffffffu, request)));
   for (const int call : {SCMP_SYS(socket), SCMP_SYS(socketpair)})
-    note(seccomp_rule_add(context, refused, call, 1, SCMP_CMP(0, SCMP_CMP_NE, AF_UNIX)));
+    note(seccomp_rule_add(context, refused, call, 1, argument(0, SCMP_CMP_NE, AF_UNIX)));
   // Memory that is shared and has no name stays when the process that has filled it ends, so nobody would be charged
   // for it.
   constexpr unsigned kSharedUnnamed = MAP_SHARED | MAP_ANONYMOUS;
   note(seccomp_rule_add(context, refused, SCMP_SYS(mmap), 1,
-                        SCMP_CMP(3, SCMP_CMP_MASKED_EQ, kSharedUnnamed, kSharedUnnamed)));
+                        argument(3, SCMP_CMP_MASKED_EQ, kSharedUnnamed, kSharedUnnamed)));
   return wrong;
 }
 

@@ -22,7 +22,7 @@ struct Driver::BundleRead {
 // It has begun with `first`. The head of a request comes in one piece from every program that is known to ask for it.
 void Driver::begin_request(Connection& c, std::string first) {
   core_->on_closed(c.id, "it asks for the bundle", now());
-  c.download.emplace();
+  c.download = Download{};
   std::byte more[BundleGate::kRequestBytesMax];
   while (first.size() <= BundleGate::kRequestBytesMax) {
     const auto n = c.tls->read(more);

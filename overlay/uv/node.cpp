@@ -9,6 +9,7 @@
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/overloaded.hpp"
 #include "overlay/enrol_core.hpp"
 #include "overlay/learner_core.hpp"
 #include "overlay/member_core.hpp"
@@ -20,13 +21,6 @@ namespace echoline::overlay {
 namespace {
 
 namespace fs = std::filesystem;
-
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
 
 template <class Event, class... Args>
 void call(const Event& event, Args&&... args) {

@@ -7,8 +7,7 @@
 
 #include "base/config_reference.hpp"
 #include "base/random.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/fuzz/input.hpp"
 
 namespace echoline {
 namespace {
@@ -691,7 +690,7 @@ TEST(Config, SurvivesMutatedFiles) {
           break;
       }
     }
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+    test::fuzz_input(text);
   }
 }
 

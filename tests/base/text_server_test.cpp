@@ -8,8 +8,7 @@
 
 #include "base/random.hpp"
 #include "openai_server.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/fuzz/input.hpp"
 
 namespace echoline {
 namespace {
@@ -212,7 +211,7 @@ TEST(TextServerParser, SurvivesAnyBytes) {
         else body[at] = static_cast<char>(random.below(256));
         if (body.empty()) break;
       }
-      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(body.data()), body.size());
+      test::fuzz_input(body);
     }
   }
   EXPECT_EQ(parse_text_answer(R"({"choices":[{"message":{"content":null,"refusal":"no"},"finish_reason":"stop"}]})", true)->text, "");

@@ -12,9 +12,8 @@
 #include "cli/sweep_page.hpp"
 #include "cli/sweep_plan.hpp"
 #include "cli/sweep_results.hpp"
+#include "tests/fuzz/input.hpp"
 #include "tests/overlay/folder.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 namespace echoline::cli {
 namespace {
@@ -155,7 +154,7 @@ TEST(Fuzz, AnyTextIsReadOrRefused) {
       else
         text.insert(at, 1, random() % 10 == 0 ? static_cast<char>(random()) : alphabet[random() % alphabet.size()]);
     }
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+    test::fuzz_input(text);
   }
 }
 

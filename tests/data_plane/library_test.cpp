@@ -10,8 +10,7 @@
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/adapters/library/elf.hpp"
 #include "data_plane/sandbox/sandbox.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/fuzz/input.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -168,7 +167,7 @@ TEST(LibraryFile, SpoiltFilesAreRefusedOrRead) {
     std::string spoilt = file.substr(0, random.below(81));
     for (char& c : spoilt)
       if (random.below(8) == 0) c = static_cast<char>(random.below(256));
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(spoilt.data()), spoilt.size());
+    test::fuzz_input(spoilt);
   }
 }
 

@@ -7,8 +7,7 @@
 #include "base/random.hpp"
 #include "data_plane/adapters/maths/rules.hpp"
 #include "data_plane/adapters/maths/text.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);  // maths_fuzz.cpp
+#include "tests/fuzz/input.hpp"
 
 namespace echoline::data_plane::maths {
 namespace {
@@ -235,7 +234,7 @@ TEST_F(Generated, SurvivesSpoiledBytes) {
                                              "/", "(", ")", "10000", " ", "(7-3)", "\xc3\x97"};
     std::string bytes(1, static_cast<char>(random_.below(2)));
     for (std::uint64_t n = random_.below(9); n > 0; --n) bytes += kSigns[random_.below(std::size(kSigns))];
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+    test::fuzz_input(bytes);
   }
   for (int i = 0; i < 20'000; ++i) {
     std::string bytes(1, static_cast<char>(random_.below(60)));
@@ -243,7 +242,7 @@ TEST_F(Generated, SurvivesSpoiledBytes) {
              (random_.below(2) == 0 ? "}" : "\n") + noise(20);
     for (std::uint64_t n = random_.below(4); n > 0; --n)
       bytes[random_.below(bytes.size())] = static_cast<char>(random_.below(256));
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+    test::fuzz_input(bytes);
   }
 }
 

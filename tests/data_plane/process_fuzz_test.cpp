@@ -2,8 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/random.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/fuzz/input.hpp"
 
 namespace echoline {
 namespace {
@@ -33,7 +32,7 @@ TEST(ProcessAnswers, SpoiltAnswersAreRefusedOrRead) {
       }
       if (line.empty()) line = "{";
     }
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(line.data()), line.size());
+    test::fuzz_input(line);
   }
 }
 

@@ -5,8 +5,7 @@
 #include <string>
 
 #include "base/random.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/fuzz/input.hpp"
 
 namespace echoline::data_plane {
 
@@ -21,7 +20,7 @@ inline void feed_spoilt(std::span<const std::string> seeds, std::uint64_t seed) 
       else
         text.erase(at, 1 + random.below(8));
     }
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+    test::fuzz_input(text);
   }
 }
 

@@ -8,8 +8,7 @@
 
 #include "base/random.hpp"
 #include "tests/data_plane/trajectories.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);  // messages_fuzz.cpp
+#include "tests/fuzz/input.hpp"
 
 namespace echoline::data_plane {
 namespace {
@@ -157,14 +156,14 @@ TEST(Messages, VitalsAreSoundNumbers) {
     std::string bytes = sound;
     for (std::uint64_t n = 1 + random.below(3); n > 0; --n)
       bytes[random.below(bytes.size())] = static_cast<char>(random.below(256));
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+    test::fuzz_input(bytes);
   }
 }
 
 // Spoiled bytes give an error or a trajectory that obeys every rule, and nothing else.
 TEST(Trajectory, SurvivesSpoiledBytes) {
   for (const char* response : {"", "-", "#### ", "#### -1,200", "it is -1200.", "-1200", ",.,", "\xff#### 1"})
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(response), std::strlen(response));
+    test::fuzz_input(response);
   const std::string sound = sound_trajectory().SerializeAsString();
   Random random(7);
   int refused = 0;
@@ -174,7 +173,7 @@ TEST(Trajectory, SurvivesSpoiledBytes) {
       bytes[random.below(bytes.size())] = static_cast<char>(random.below(256));
     if (random.below(4) == 0) bytes.resize(random.below(bytes.size()));
     refused += !parse_trajectory(bytes);
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+    test::fuzz_input(bytes);
   }
   EXPECT_GT(refused, 5'000);
 }

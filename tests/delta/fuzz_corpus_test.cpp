@@ -6,15 +6,10 @@
 
 #include "base/files.hpp"
 #include "base/random.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/fuzz/input.hpp"
 
 namespace echoline {
 namespace {
-
-int run(const std::string& input) {
-  return LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(input.data()), input.size());
-}
 
 TEST(Fuzz, CorpusAndItsMutations) {
   std::set<std::filesystem::path> files;
@@ -24,7 +19,8 @@ TEST(Fuzz, CorpusAndItsMutations) {
   for (const auto& path : files) {
     const auto content = read_file(path);
     ASSERT_TRUE(content) << content.error().message();
-    EXPECT_EQ(run(*content), 0) << path;
+    SCOPED_TRACE(path);
+    test::fuzz_input(*content);
     for (int round = 0; round < 2000; ++round) {
       std::string damaged = *content;
       for (std::uint64_t edits = 1 + random.below(3); edits > 0 && !damaged.empty(); --edits) {
@@ -41,7 +37,7 @@ TEST(Fuzz, CorpusAndItsMutations) {
             damaged.erase(at, 1 + random.below(4));
         }
       }
-      EXPECT_EQ(run(damaged), 0) << path << " round " << round;
+      test::fuzz_input(damaged);
     }
   }
 }

@@ -7,8 +7,7 @@
 
 #include "base/random.hpp"
 #include "model/phrasing.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/fuzz/input.hpp"
 
 namespace echoline::model {
 namespace {
@@ -203,7 +202,7 @@ TEST(ChatTemplate, AnyBytesAreHandled) {
       for (std::uint64_t i = 0; i < 30; ++i) text += pieces[random.below(std::size(pieces))];
     else
       for (int i = 0; i < 3; ++i) text[random.below(text.size())] = static_cast<char>(random.below(256));
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+    test::fuzz_input(text);
   }
 }
 

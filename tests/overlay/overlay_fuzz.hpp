@@ -7,8 +7,6 @@
 
 #include "tests/overlay/made.hpp"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
-
 namespace echoline::overlay {
 
 enum class FuzzKind : std::uint8_t {

@@ -5,6 +5,7 @@
 
 #include "overlay/bytes.hpp"
 #include "overlay/state.hpp"
+#include "tests/fuzz/input.hpp"
 
 namespace echoline::overlay {
 namespace {
@@ -16,7 +17,7 @@ void append(Bytes_& to, std::span<const std::byte> bytes) { to.insert(to.end(), 
 void run_target(FuzzKind kind, const Bytes_& bytes) {
   Bytes_ input{static_cast<std::byte>(kind)};
   append(input, bytes);
-  LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(input.data()), input.size());
+  test::fuzz_input(input);
 }
 
 void mutate(Bytes_& bytes, Random& random, std::size_t from = 0) {

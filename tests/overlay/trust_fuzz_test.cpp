@@ -2,10 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "overlay/trust/token.hpp"
+#include "tests/fuzz/input.hpp"
 #include "tests/overlay/fixed_random.hpp"
 #include "tests/overlay/tls_pair.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 namespace echoline::overlay {
 namespace {
@@ -63,7 +62,7 @@ std::vector<Bytes> corpus() {
 }
 
 void run_target(const Bytes& input) {
-  LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(input.data()), input.size());
+  test::fuzz_input(input);
 }
 
 TEST(TrustFuzz, MutatedCorpus) {

@@ -8,8 +8,7 @@
 #include "base/random.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/throughput.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/fuzz/input.hpp"
 
 namespace echoline::provisioner {
 namespace {
@@ -185,7 +184,7 @@ TEST(Formats, MutatedFilesAreReadOrRefused) {
         }
         if (text.empty()) text = "x";
       }
-      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+      test::fuzz_input(text);
     }
   }
 }

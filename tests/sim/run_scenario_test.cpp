@@ -7,8 +7,7 @@
 #include "base/random.hpp"
 #include "cli/sim_run_config.hpp"
 #include "sim/run_tables.hpp"
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "tests/fuzz/input.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -197,7 +196,7 @@ TEST(SimRunConfig, AnyBytesAreReadOrRefused) {
         }
       }
     }
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+    test::fuzz_input(text);
   }
 }
 

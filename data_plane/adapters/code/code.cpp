@@ -2,6 +2,7 @@
 //
 // MBPP (Austin et al. 2021, arXiv:2108.07732): {text or prompt, code, test_list, test_setup_code, test_imports}, where the first
 // three have to be there. HumanEval (Chen et al. 2021, arXiv:2107.03374): {prompt, test, entry_point, canonical_solution}.
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
