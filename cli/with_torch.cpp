@@ -68,7 +68,14 @@ learner::BuiltIn built_in_trainer() {
     const auto& opened = torch_module();
     return opened ? opened->module->built_in().settings_digest(config, model) : "";
   };
-  return {load, can_compute_on, settings_digest};
+  // A learner without the module publishes what an external trainer hands in without running it first.
+  learner::PolicyProbe probe;
+  if (module_file())
+    probe = [](const delta::StateView& policy, const model::ModelConfig& config, double temperature, int threads) -> Status {
+      ECHO_ASSIGN(const Opened& opened, torch_module());
+      return opened.module->built_in().probe(policy, config, temperature, threads);
+    };
+  return {load, can_compute_on, settings_digest, probe};
 }
 
 Result<BuiltInEngine> built_in_engine() {

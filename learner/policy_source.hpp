@@ -22,6 +22,10 @@
 
 namespace echoline::learner {
 
+// Whether a policy can be generated with: kInvalid if log-probabilities under it are not finite, at the run's temperature and with so many
+// threads. Empty in a program without the built-in model.
+using PolicyProbe = std::function<Status(const delta::StateView& policy, const model::ModelConfig& model, double temperature, int threads)>;
+
 // The run that a source serves; outlives it.
 struct SourceHost {
   const RunConfig& config;
@@ -31,6 +35,7 @@ struct SourceHost {
   // To be asked a few times a second while the source waits for others: an error ends the run.
   std::function<Status()> waiting;
   const std::atomic<bool>& stop;  // turns true when the run is to end
+  PolicyProbe probe = {};
 };
 
 // What a trainer says of a learner step. What it does not know is absent.
@@ -71,6 +76,7 @@ struct BuiltIn {
   std::function<Status(const std::string& device)> can_compute_on;  // kInvalid says why not
   // Of the settings that a checkpoint must agree with, as trainer.json has it under config_digest.
   std::function<std::string(const RunConfig&, const model::ModelConfig&)> settings_digest;
+  PolicyProbe probe;  // for the policies of an external trainer
 };
 
 // The maker of what the run file asks for; kInvalid for a run that wants the built-in trainer of a program that has none.

@@ -57,7 +57,9 @@ class Preflighter {
                         static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
       const bool local = config_.fleet.provider == ProviderKind::kLocal && result_.plan;
       const std::size_t workers = local ? result_.plan->plan.chosen().size() : 0;
-      result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have}, training_shape()));
+      const bool trains = config_.learner.trainer == TrainerKind::kBuiltIn;
+      result_.checks.push_back(memory_check(*model_, config_.network.store, workers, Bytes{have},
+                                            trains ? std::optional(training_shape()) : std::nullopt));
     }
     result_.prompt_tokens = prompt_tokens_;
     return std::move(result_);
@@ -332,27 +334,33 @@ Status Preflight::status() const {
 }
 
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
-                   const model::TrainingShape& training) {
+                   const std::optional<model::TrainingShape>& training) {
   const model::MemoryEstimate needs = model::memory_estimate(model);
-  // Beside training: the newest published policy and the next, which is compared with it; the deltas that are being folded
-  // for a late worker; and the store (a small policy leaves most of it empty).
+  // The newest published policy and the next, which is compared with it; the deltas that are being folded for a late worker; and the store
+  // (a small policy leaves most of it empty).
   const Bytes kept = std::min(store.value_or(overlay::learner_store_bytes(needs.policy_bf16)),
                               Bytes{2 * overlay::publication_bytes_max(needs.policy_bf16).count});
   const Bytes published{static_cast<std::uint64_t>(Publisher::kPoliciesHeld * static_cast<double>(needs.policy_bf16.count))};
-  const model::TrainingMemory takes = model::training_memory(model, training);
-  Bytes here = takes.total();  // of this machine's memory, not a device's
-  if (training.on_device) here = training.optimizer_on_host ? takes.optimizer : Bytes{0};
+  Bytes here;  // of this machine's memory, not a device's
+  if (!training) {
+    here = needs.policy_bf16;  // the next policy as it is sent, in bf16
+  } else {
+    const model::TrainingMemory takes = model::training_memory(model, *training);
+    here = takes.total();
+    if (training->on_device) here = training->optimizer_on_host ? takes.optimizer : Bytes{0};
+  }
   const Bytes learner = here + published + kept;
   const std::string parts = fmt::format("{} of it for the newest policy and the next while that is published, {} for publications that are "
                                         "stored", to_text(published), to_text(kept));
+  const char* what = training ? "training this model" : "holding the policies of an external trainer";
   if (learner > have)
     return {"memory", Verdict::kFailed,
-            fmt::format("training this model takes {} of memory ({}), and this machine has {}: learner.recompute, "
-                        "learner.moments, learner.compute and learner.microbatch_tokens change that (docs/models.md)",
-                        to_text(learner), parts, to_text(have))};
+            fmt::format("{} takes {} of memory ({}), and this machine has {}: {} (docs/models.md)", what, to_text(learner), parts, to_text(have),
+                        training ? "learner.recompute, learner.moments, learner.compute and learner.microbatch_tokens change that"
+                                 : "a smaller model, or a machine with more memory, is needed")};
   const Bytes workers{local_workers * 3 * needs.policy_bf16.count};  // fp32 weights, and the policy as it was received
   return {"memory", learner + workers > have ? Verdict::kWarning : Verdict::kOk,
-          fmt::format("training takes {} ({}){}, this machine has {}", to_text(learner), parts,
+          fmt::format("{} takes {} ({}){}, this machine has {}", what, to_text(learner), parts,
                       local_workers > 0 ? fmt::format(" and the workers on it {}", to_text(workers)) : "",
                       to_text(have))};
 }

@@ -46,9 +46,9 @@ Preflight preflight(const RunConfig& config, const PreflightFor& what);
 Status can_listen(const std::string& host, std::uint16_t port);
 
 // Whether a machine with so much memory can be the learner of such a model, with so many workers on it. `store`:
-// network.store; `training` as the run file has it.
+// network.store; `training` as the run file has it, absent where another program trains.
 Check memory_check(const model::ModelConfig& model, std::optional<Bytes> store, std::size_t local_workers, Bytes have,
-                   const model::TrainingShape& training = {});
+                   const std::optional<model::TrainingShape>& training = model::TrainingShape{});
 
 // What one group can take on its way to the learner.
 Bytes submission_bytes_max(const RunConfig& config, const model::ModelConfig& model, std::uint64_t prompt_tokens);

@@ -23,6 +23,7 @@ constexpr Duration kTick = std::chrono::milliseconds(200);  // leases expire at 
 constexpr Duration kPauseMin = std::chrono::seconds(1);
 constexpr int kRefillsMax = 8;                              // rounds in which groups that nobody can generate are replaced by others
 constexpr std::uint64_t kSetAsideShown = 20;                // groups whose setting aside the log tells
+constexpr std::size_t kBlamesNeeded = 2;                    // different workers, where there are so many
 constexpr double kStepMemory = 0.7;                         // weight of the past in the measured length of a step
 constexpr double kProgressPerLease = 3;                     // signs of life in the shortest lease granted
 
@@ -264,6 +265,7 @@ void RolloutDesk::published(Version version, const overlay::Digest& digest) {
     digests_[version] = digest_bytes(digest);
     while (!digests_.empty() && digests_.begin()->first.value + options_.staleness_budget + 1 < version.value)
       digests_.erase(digests_.begin());
+    blamed_.erase(blamed_.begin(), blamed_.lower_bound(digests_.begin()->first));
     return ok();
   });
   if (!done) log::warn("{}", done.error().message());
@@ -316,6 +318,7 @@ void RolloutDesk::worker_lost(WorkerId worker) {
     ECHO_ASSIGN(const std::uint64_t released, ledger_->release_worker(worker, unix_seconds()));
     if (released > 0) log::info("worker {} is lost: {} groups return to the pool", worker, released);
     told_slow_.erase(worker);
+    asking_.erase(worker);
     tell_set_aside();
     return ok();
   }}));
@@ -478,7 +481,73 @@ bool RolloutDesk::give_back(WorkerId worker, const schema::WorkReturned& returne
   return true;
 }
 
+// The lease goes back and does not count against its problem. One worker's word keeps that worker from the version and no other one:
+// its memory may be broken, or it may lie.
+bool RolloutDesk::blame_policy(WorkerId worker, const schema::WorkFailed& failure) {
+  const LeaseId lease{failure.lease() & static_cast<std::uint64_t>(INT64_MAX)};
+  const auto returned = ledger_->give_back(worker, std::span(&lease, 1));
+  if (!returned && must_wait(returned.error())) return false;
+  if (!returned) {
+    log::error("lease {} not taken back: {}", lease, returned.error().message());
+    return true;
+  }
+  if (*returned == 0) return true;
+  const auto asked = asking_.find(worker);
+  if (asked == asking_.end()) return true;  // of before it was lost
+  const Version version = asked->second;
+  Blame& blame = blamed_[version];
+  if (blame.workers.insert(worker).second)
+    log::warn("worker {} cannot generate with version {}: {}", worker, version, printable(failure.detail()));
+  blame.detail = printable(failure.detail());
+  if (is_unusable(version)) return true;
+  if (conduct_.failed(worker)) expel(worker, "log-probabilities of one policy after another are not finite on it alone");
+  keep_conduct(worker);
+  return true;
+}
+
+bool RolloutDesk::is_unusable(Version version) {
+  const auto found = blamed_.find(version);
+  if (found == blamed_.end()) return false;
+  Blame& blame = found->second;
+  if (blame.told) return true;
+  if (blame.workers.size() < std::min(kBlamesNeeded, asking_.size())) return false;
+  blame.told = true;
+  log::error("{} workers cannot generate with version {}: {}; no leases are granted for it any more", blame.workers.size(), version,
+             blame.detail);
+  if (events_.policy_unusable) events_.policy_unusable({version, {blame.workers.begin(), blame.workers.end()}, blame.detail});
+  return true;
+}
+
+bool RolloutDesk::is_kept_from(WorkerId worker, Version version) {
+  if (is_unusable(version)) return true;
+  const auto found = blamed_.find(version);
+  return found != blamed_.end() && found->second.workers.contains(worker);
+}
+
+// An error if no result can come any more, because of the policies that workers have.
+Status RolloutDesk::stuck() {
+  const bool kept = newest_ && is_unusable(*newest_) && std::ranges::all_of(asking_, [&](const auto& asked) {
+    return retired_.contains(asked.first) || is_kept_from(asked.first, asked.second);
+  });
+  std::uint64_t live = 0;
+  if (kept) {
+    ECHO_ASSIGN(const replay_buffer::LedgerCounts leases, ledger_->counts());
+    live = leases.live;
+  }
+  if (!kept || live > 0) {
+    stuck_since_ = kNever;
+    return ok();
+  }
+  if (stuck_since_ == kNever) stuck_since_ = clock_.now();
+  if (clock_.now() - stuck_since_ < options_.stuck_max) return ok();
+  return fail(Code::kInvalid, "generate rollouts",
+              "no worker can generate with version {}, because {}, and what earlier versions left is less than a batch for step {}. Go on from "
+              "a checkpoint before that version, with --resume",
+              *newest_, blamed_.at(*newest_).detail, step_ + 1);
+}
+
 bool RolloutDesk::take_back(WorkerId worker, const schema::WorkFailed& failure) {
+  if (failure.failure() == schema::WORK_FAILURE_GENERATION) return blame_policy(worker, failure);
   const std::string_view reason = text_of(failure.failure());
   const LeaseId lease{failure.lease() & static_cast<std::uint64_t>(INT64_MAX)};
   const std::string detail = printable(failure.detail());
@@ -514,6 +583,7 @@ bool RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
   schema::LearnerMessage message;
   schema::WorkGrant& answer = *message.mutable_grant();
   answer.set_retry_after_ms(kRetryMs);
+  asking_[worker] = Version{request.version()};
   if (retired_.contains(worker)) {
     answer.set_retry_after_ms(kRefusedRetryMs);
     events_.send(worker, message.SerializeAsString());
@@ -530,7 +600,9 @@ bool RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
     events_.send(worker, message.SerializeAsString());
     return true;
   }
-  if (known != digests_.end() && can_generate_) {
+  if (is_kept_from(worker, Version{request.version()})) {
+    answer.set_retry_after_ms(kRefusedRetryMs);
+  } else if (known != digests_.end() && can_generate_) {
     const Status filled = fill(worker, request, answer);
     if (!filled && must_wait(filled.error())) return false;  // it is answered later
     if (!filled) log::error("no lease granted: {}", filled.error().message());
@@ -623,7 +695,9 @@ void RolloutDesk::offer_batch() {
       return std::optional<replay_buffer::Batch>();
     }
     if (stranded_since_s_ > 0) stranded_s_ += lease_time() - std::exchange(stranded_since_s_, 0);
-    return trainable_batch(step);
+    ECHO_ASSIGN(auto batch, trainable_batch(step));
+    if (!batch) ECHO_TRY(stuck());
+    return batch;
   };
   auto answer = compute();
   if (answer && !*answer) return;

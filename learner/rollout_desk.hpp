@@ -41,6 +41,7 @@ struct DeskOptions {
   const Clock* clock = nullptr;                        // the system's when absent
   Duration retry_every = std::chrono::seconds(1);      // while the database cannot store
   Duration database_patience = DiskPatience::kDefault;  // with errors that are not about room, before the run ends
+  Duration stuck_max = std::chrono::minutes(1);  // no worker can generate with the policy it has, and a batch is not whole
 };
 
 // A group that could not be generated, and that nobody will be asked for again.
@@ -50,6 +51,13 @@ struct GroupSetAside {
   std::string reason, detail;
 };
 
+// A policy that workers cannot generate with: its log-probabilities are not finite. No lease is granted for it any more.
+struct PolicyUnusable {
+  Version version;
+  std::vector<WorkerId> workers;  // that have found out
+  std::string detail;
+};
+
 // What the desk tells others; called on its thread or by receive(), must not block.
 struct DeskEvents {
   std::function<void(WorkerId, std::string bytes)> send;                // a message for a worker
@@ -57,6 +65,7 @@ struct DeskEvents {
   std::function<void(WorkerId, std::uint64_t rollouts, double held_s)> accepted;
   std::function<void(WorkerId, const std::string& reason)> misbehaved;  // it should be expelled
   std::function<void(const GroupSetAside&)> set_aside;
+  std::function<void(const PolicyUnusable&)> policy_unusable;  // may be empty
   std::function<void(WorkerId)> turned_away;  // it asked, held nothing, and there was nothing for anybody; may be empty
   std::function<void(WorkerId)> leaving;  // it was told to end, and finishes what it has; may be empty
   // The database's error when it stops storing; null when it stores again. May be empty.
@@ -161,6 +170,10 @@ class RolloutDesk {
   bool take_back(WorkerId worker, const schema::WorkFailed& failure);
   bool give_back(WorkerId worker, const schema::WorkReturned& returned);
   bool renew(WorkerId worker, const schema::WorkProgress& progress);
+  bool blame_policy(WorkerId worker, const schema::WorkFailed& failure);
+  bool is_unusable(Version version);
+  bool is_kept_from(WorkerId worker, Version version);
+  Status stuck();
   void let_go(WorkerId worker);
   bool grant(WorkerId worker, const schema::WorkRequest& request);
   // Leases for what can be generated; what cannot is set aside.
@@ -193,6 +206,14 @@ class RolloutDesk {
   std::unique_ptr<replay_buffer::JobLedger> ledger_;
   std::map<Version, std::string> digests_;  // published versions that leases may still name
   std::optional<Version> newest_;           // that workers may have
+  std::map<WorkerId, Version> asking_;      // workers that are there, and the version of their latest request
+  struct Blame {
+    std::set<WorkerId> workers;
+    std::string detail;
+    bool told = false;
+  };
+  std::map<Version, Blame> blamed_;  // policies whose log-probabilities are not finite, as workers say
+  TimePoint stuck_since_ = kNever;
   std::map<std::string, std::uint64_t> refused_;
   Door door_;
   data_plane::TrajectoryLimits limits_;

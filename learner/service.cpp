@@ -81,7 +81,7 @@ class Service {
     ECHO_ASSIGN(RunTask task, RunTask::read(config_));
     task_.emplace(std::move(task));
     ECHO_ASSIGN(policy_, make_source({config_, *task_, *record_, [this](const std::string& text) { source_phase(text); },
-                                      [this] { return fleet_money(); }, stop_},
+                                      [this] { return fleet_money(); }, stop_, options_.built_in.probe},
                                      options_.resume));
     if (node_ && step_ != policy_->steps()) {
       log::warn("the checkpoint goes back to step {} instead of {}: workers have to join anew", policy_->steps(), step_);
@@ -319,6 +319,11 @@ class Service {
                                          {"problem", group.problem},
                                          {"reason", group.reason},
                                          {"detail", group.detail}});
+    };
+    events.policy_unusable = [this](const PolicyUnusable& policy) {
+      json workers = json::array();
+      for (const WorkerId worker : policy.workers) workers.push_back(worker.value);
+      record_->event("policy_unusable", {{"version", policy.version.value}, {"workers", std::move(workers)}, {"detail", policy.detail}});
     };
     ECHO_ASSIGN(desk_, RolloutDesk::open(desk, task_->door(config_), step_, std::move(events)));
     if (options_.resume)

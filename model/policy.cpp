@@ -8,6 +8,7 @@
 #include "base/files.hpp"
 #include "base/random.hpp"
 #include "delta/checkpoint.hpp"
+#include "model/finite.hpp"
 
 namespace echoline::model {
 namespace {
@@ -128,6 +129,7 @@ Status check_weights(const std::filesystem::path& folder, const ModelConfig& con
 Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelConfig& config) {
   ECHO_ASSIGN(const delta::StateView layout, policy_layout(config));
   ECHO_TRY(check_state(state, layout, config, "read policy"));
+  ECHO_TRY(check_finite(state));
   ECHO_ASSIGN(delta::OwnedState policy, delta::OwnedState::empty_like(layout));
   for (std::size_t i = 0; i < layout.size(); ++i) {
     const delta::TensorView& from = *find_tensor(state, layout[i].name);
@@ -139,7 +141,6 @@ Result<delta::OwnedState> policy_of(const delta::StateView& state, const ModelCo
     for (std::size_t at = 0; at < to.size(); at += 2) {
       float value = 0;
       std::memcpy(&value, from.bytes.data() + 2 * at, sizeof value);
-      if (!std::isfinite(value)) return fail(Code::kInvalid, "read policy", "tensor '{}' holds {}", from.name, value);
       const std::uint16_t rounded = to_bf16(value);
       std::memcpy(to.data() + at, &rounded, sizeof rounded);
     }

@@ -42,6 +42,7 @@ struct Response {
 struct Outcome {
   std::uint64_t id = 0;
   Result<Response> response;
+  bool of_policy = false;  // it failed because log-probabilities under the installed policy are not finite
 };
 
 // What an engine needs of the worker.

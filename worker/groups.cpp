@@ -33,9 +33,10 @@ Result<std::unique_ptr<data_plane::Episode>> episode_of(const Task& task, const 
   return task.adapter->begin(lease.problem(), data_plane::episode_seed(task.spec.seed(), lease.group(), member));
 }
 
+// WORK_FAILURE_GENERATION is the policy's fault. What else goes wrong in an engine may be the group's.
 schema::WorkFailure kind_of(const Error& error) {
   if (error.code == Code::kExhausted) return schema::WORK_FAILURE_MEMORY;
-  return error.code == Code::kInvalid ? schema::WORK_FAILURE_PROMPT : schema::WORK_FAILURE_GENERATION;
+  return error.code == Code::kInvalid ? schema::WORK_FAILURE_PROMPT : schema::WORK_FAILURE_UNKNOWN;
 }
 
 }  // namespace
@@ -121,7 +122,7 @@ void Groups::take(Outcome outcome) {
   Group& group = groups_.at(lease);
   if (!outcome.response) {
     sequences_.erase(place);
-    return end(lease, failure(group.lease, kind_of(outcome.response.error()), outcome.response.error().message()));
+    return end(lease, failure(group.lease, outcome.of_policy ? schema::WORK_FAILURE_GENERATION : kind_of(outcome.response.error()), outcome.response.error().message()));
   }
   place->second.at_task = true;
   Member& member = group.members[place->second.member];

@@ -1,6 +1,5 @@
 #include "learner/external/api.hpp"
 
-#include <httplib.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -14,6 +13,8 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "learner/external/http_server.hpp"
+#include "learner/external/recent_calls.hpp"
 #include "learner/run_record.hpp"
 #include "overlay/trust/secret.hpp"
 
@@ -26,7 +27,8 @@ using nlohmann::json;
 
 constexpr std::size_t kFiguresMax = 64, kFigureNameMax = 64;
 constexpr double kWaitMax_s = 60, kLeaseDefault_s = 600, kLeaseMax_s = 86'400;
-constexpr std::size_t kThreads = 4;
+constexpr std::size_t kCallsRemembered = 1024;
+constexpr const char* kRequestId = "Idempotency-Key";
 constexpr const char* kJson = "application/json";
 constexpr const char* kBytes = "application/octet-stream";
 
@@ -95,18 +97,22 @@ Result<json> figures_of(const std::string& body) {
 struct Api::State {
   ApiOptions options;
   Exchange& exchange;
-  httplib::Server server;
+  HttpServer server;
+  RecentCalls calls{kCallsRemembered};
   std::thread thread;
   std::atomic<bool> ended = false;
   json address;
   overlay::trust::Secret wanted;  // the header that shows the token; empty: on a socket
 
-  State(ApiOptions o, Exchange& e) : options(std::move(o)), exchange(e) {}
+  State(ApiOptions o, Exchange& e)
+      : options(std::move(o)),
+        exchange(e),
+        server({.idle_max = options.idle_max, .stall_max = options.stall_max, .receiving_max = {2 * options.body_max.count}}) {}
 
   Status listen() {
-    server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
     server.set_payload_max_length(options.body_max.count);
     ECHO_TRY(options.listen == "socket" ? listen_on_socket() : listen_on_loopback());
+    server.widen_backlog();
     routes();
     thread = std::thread([this] {
       server.listen_after_bind();
@@ -158,6 +164,22 @@ struct Api::State {
     return ok();
   }
 
+  Status publish(const Request& request, Response& response, std::string body) {
+    ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
+    delta::OwnedState policy;
+    if (request.get_header_value("Content-Type").starts_with(kJson)) {
+      const json parsed = json::parse(body, nullptr, false);
+      if (!parsed.is_object() || !parsed.contains("path") || !parsed["path"].is_string())
+        return fail(Code::kInvalid, "publish", "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}", kBytes);
+      ECHO_ASSIGN(policy, options.read_policy(Version{version}, parsed["path"].get<std::string>()));
+    } else {
+      ECHO_ASSIGN(policy, options.parse_policy(Version{version}, std::move(body)));
+    }
+    ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
+    answer(response, exchange.status());
+    return ok();
+  }
+
   void routes() {
     server.set_pre_routing_handler([this](const Request& request, Response& response) {
       if (wanted.empty() || wanted == overlay::trust::Secret(request.get_header_value("Authorization"))) {
@@ -170,10 +192,16 @@ struct Api::State {
                               {"message",
                                "expected the header 'Authorization: Bearer TOKEN' with the "
                                "token of the run's trainer-api.json"}}}});
+      HttpServer::close_after_answer(response);
       return httplib::Server::HandlerResponse::Handled;
     });
     server.set_error_handler([](const Request& request, Response& response) {
       if (!response.body.empty()) return;
+      HttpServer::close_after_answer(response);
+      if (const auto broken = HttpServer::broken()) {
+        response.status = broken->status;
+        return answer(response, json{{"error", {{"code", broken->status == 503 ? "busy" : "slow"}, {"message", broken->message}}}});
+      }
       answer(response, json{{"error",
                              {{"code", "http"},
                               {"message", fmt::format("{} {} is not understood (HTTP {}); docs/trainers.md "
@@ -181,12 +209,23 @@ struct Api::State {
                                                       request.method, printable(request.path), response.status)}}}});
     });
     server.set_exception_handler([](const Request&, Response& response, std::exception_ptr) {
-      answer(response, fail(Code::kInternal, "trainer api", "a call failed for lack of memory"));
+      HttpServer::close_after_answer(response);
+      answer(response, fail(Code::kExhausted, "trainer api", "a call failed for lack of memory"));
     });
     const auto route = [](auto work) {
       return [work](const Request& request, Response& response) {
         if (const Status done = work(request, response); !done) answer(response, done.error());
       };
+    };
+    // A call that changes something. Sent again with the same id, it gets the answer of the first time.
+    const auto once = [this, route](auto work) {
+      return route([this, work](const Request& request, Response& response) -> Status {
+        ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestId), request.path));
+        if (turn.result()) return response.set_content(*turn.result(), kJson), ok();
+        ECHO_TRY(work(request, response));
+        turn.done(response.body);
+        return ok();
+      });
     };
     server.Get("/v1/status", route([this](const Request&, Response& response) -> Status {
                  json status = options.about;
@@ -209,9 +248,15 @@ struct Api::State {
                   ECHO_ASSIGN(const double wait, seconds_in(request, "wait_s", 0, kWaitMax_s));
                   ECHO_ASSIGN(const double lease, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
                   const bool takeover = request.get_param_value("takeover") == "1";
-                  ECHO_ASSIGN(const auto taken, exchange.take(from_seconds(wait), from_seconds(lease), takeover));
+                  ECHO_ASSIGN(RecentCalls::Turn turn, calls.begin(request.get_header_value(kRequestId), request.path));
+                  std::optional<TakenBatch> taken;
+                  if (turn.result()) taken = exchange.taken_as(*turn.result());
+                  if (!taken) {
+                    ECHO_ASSIGN(taken, exchange.take(from_seconds(wait), from_seconds(lease), takeover));
+                  }
                   response.status = taken ? 200 : 204;
                   if (!taken) return ok();
+                  turn.done(taken->lease);
                   response.set_header("X-Echoline-Lease", taken->lease);
                   response.set_header("X-Echoline-Step", std::to_string(taken->step));
                   response.set_content_provider(
@@ -222,7 +267,7 @@ struct Api::State {
                   return ok();
                 }));
     server.Post(R"(/v1/batch/([0-9a-f]+)/(renew|consume|return))",
-                route([this](const Request& request, Response& response) -> Status {
+                once([this](const Request& request, Response& response) -> Status {
                   const std::string lease = request.matches[1], what = request.matches[2];
                   if (what == "renew") {
                     ECHO_ASSIGN(const double time, seconds_in(request, "lease_s", kLeaseDefault_s, kLeaseMax_s));
@@ -236,7 +281,7 @@ struct Api::State {
                   answer(response, exchange.status());
                   return ok();
                 }));
-    server.Post(R"(/v1/batch/([0-9a-f]+)/scores)", route([this](const Request& request, Response& response) -> Status {
+    server.Post(R"(/v1/batch/([0-9a-f]+)/scores)", once([this](const Request& request, Response& response) -> Status {
                   const std::string lease = request.matches[1];
                   ECHO_ASSIGN(const std::size_t tokens, exchange.tokens(lease));
                   ECHO_ASSIGN(TokenScores scores, parse_scores(request.body, tokens));
@@ -249,7 +294,7 @@ struct Api::State {
                  answer(response, options.held_out());
                  return ok();
                }));
-    server.Post(R"(/v1/evaluation/([0-9]+))", route([this](const Request& request, Response& response) -> Status {
+    server.Post(R"(/v1/evaluation/([0-9]+))", once([this](const Request& request, Response& response) -> Status {
                   ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
                   ECHO_ASSIGN(PolicyEvaluation evaluation, options.grade(json::parse(request.body, nullptr, false)));
                   evaluation.version = Version{version};
@@ -259,23 +304,21 @@ struct Api::State {
                   answer(response, status);
                   return ok();
                 }));
-    server.Post(R"(/v1/policy/([0-9]+))", route([this](const Request& request, Response& response) -> Status {
-                  ECHO_ASSIGN(const std::uint64_t version, whole_number(request.matches[1], "version"));
-                  delta::OwnedState policy;
-                  if (request.get_header_value("Content-Type").starts_with(kJson)) {
-                    const json body = json::parse(request.body, nullptr, false);
-                    if (!body.is_object() || !body.contains("path") || !body["path"].is_string())
-                      return fail(Code::kInvalid, "publish",
-                                  "expected {{\"path\": FOLDER or FILE}}, or the bytes of a safetensors file as {}",
-                                  kBytes);
-                    ECHO_ASSIGN(policy, options.read_policy(body["path"].get<std::string>()));
-                  } else {
-                    ECHO_ASSIGN(policy, options.parse_policy(request.body));
+    // The one large body: memory for it is laid out once, and it is gone as soon as the policy is read.
+    server.Post(R"(/v1/policy/([0-9]+))",
+                [this, once](const Request& request, Response& response, const httplib::ContentReader& read) {
+                  std::string body;
+                  body.reserve(std::min(request.get_header_value<std::uint64_t>("Content-Length"), options.body_max.count));
+                  const bool whole = read([&](const char* bytes, std::size_t size) {
+                    body.append(bytes, size);
+                    return true;
+                  });
+                  if (!whole) {  // the error handler says why
+                    if (response.status < 400) response.status = 400;
+                    return;
                   }
-                  ECHO_TRY(exchange.publish(Version{version}, std::move(policy)));
-                  answer(response, exchange.status());
-                  return ok();
-                }));
+                  once([&](const Request&, Response&) { return publish(request, response, std::move(body)); })(request, response);
+                });
   }
 };
 
@@ -289,6 +332,7 @@ Result<std::unique_ptr<Api>> Api::start(ApiOptions options, Exchange& exchange) 
 
 Api::~Api() {
   state_->exchange.stop();
+  state_->server.end_connections();
   state_->server.stop();
   if (state_->thread.joinable()) state_->thread.join();
   std::error_code error;

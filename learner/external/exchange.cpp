@@ -16,8 +16,9 @@ std::string new_lease() {
 
 }  // namespace
 
-Exchange::Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done)
+Exchange::Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done, std::optional<delta::Digest> digest)
     : options_(options), clock_(clock), steps_(steps_done), published_(Version{steps_done}) {
+  if (digest) accepted_.emplace(Version{steps_done}, *digest);
   if (steps_done == 0) to_evaluate_ = Version{0};
 }
 
@@ -82,6 +83,12 @@ Result<std::optional<TakenBatch>> Exchange::take(Duration wait, Duration lease, 
   return std::optional(TakenBatch{batch_->lease, batch_->step, batch_->bytes});
 }
 
+std::optional<TakenBatch> Exchange::taken_as(const std::string& lease) const {
+  const std::lock_guard lock(mutex_);
+  if (!holds(lease)) return std::nullopt;
+  return TakenBatch{lease, batch_->step, batch_->bytes};
+}
+
 Status Exchange::holds(const std::string& lease) const {
   if (!lease.empty() && batch_ && !batch_->figures && batch_->lease == lease) return ok();
   return fail(
@@ -130,8 +137,14 @@ Status Exchange::give_back(const std::string& lease) {
 }
 
 Status Exchange::publish(Version version, delta::OwnedState policy) {
+  const delta::Digest digest = policy.digest();
   const std::lock_guard lock(mutex_);
   const std::uint64_t v = version.value;
+  if (accepted_ && accepted_->first == version) {
+    if (accepted_->second == digest) return ok();
+    return fail(Code::kStale, "publish", "version {} was accepted with other bytes (digest {}, found {}), and a version never changes", v,
+                accepted_->second.hex(), digest.hex());
+  }
   if (v < steps_ || published_ == version)
     return fail(Code::kStale, "publish", "version {} is published or passed by: {} learner steps are done", v, steps_);
   if (const std::uint64_t most = steps_ + (batch_ && !batch_->figures ? 1 : 0); v > most)
@@ -143,6 +156,7 @@ Status Exchange::publish(Version version, delta::OwnedState policy) {
                 "version {} is not published: every {} steps one is (staleness.publish_every)", v,
                 options_.publish_every);
   policy_.emplace(version, std::move(policy));
+  accepted_.emplace(version, digest);
   changed_.notify_all();
   return ok();
 }

@@ -49,8 +49,9 @@ struct TakenBatch {
 // Thread-safe: the service's thread offers and waits, those of the API do the rest. Waits end with stop().
 class Exchange {
  public:
-  // The policy after `steps_done` steps is known and need not be published.
-  Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done);
+  // The policy after `steps_done` steps is known and need not be published. `digest` is its digest, where it may have been published
+  // to an earlier process, whose answer was lost.
+  Exchange(const ExchangeOptions& options, const Clock& clock, std::uint64_t steps_done, std::optional<delta::Digest> digest = {});
 
   // ---- the service's thread ----
 
@@ -74,6 +75,8 @@ class Exchange {
   // Nothing when there is no batch after `wait`. It is this trainer's until `lease` is over, then anybody's.
   // kUnavailable: another one has it, unless `takeover` is wanted: that one's lease ends.
   Result<std::optional<TakenBatch>> take(Duration wait, Duration lease, bool takeover);
+  // The batch that was taken under this lease, if the lease still holds.
+  std::optional<TakenBatch> taken_as(const std::string& lease) const;
   // The lease holds for `lease` from now.
   Status renew(const std::string& lease, Duration time);
   // It was trained on; returns the learner steps done. `figures`: numbers by name. kStale: the lease is not the batch's
@@ -85,8 +88,9 @@ class Exchange {
   Result<std::size_t> tokens(const std::string& lease) const;
   // Somebody else may have it.
   Status give_back(const std::string& lease);
-  // The policy after `version` learner steps, of the step done or the one under way. kStale: it is published or passed
-  // by; kInvalid: it is not that far, or a version that is not published (κ).
+  // The policy after `version` learner steps, of the step done or the one under way. The same bytes again are accepted and change
+  // nothing. kStale: the version has other bytes already, or is passed by; kInvalid: it is not that far, or a version that is not
+  // published (κ).
   Status publish(Version version, delta::OwnedState policy);
 
   // The trainer has asked for the held-out problems: from now on its evaluations are waited for.
@@ -125,6 +129,7 @@ class Exchange {
   std::uint64_t steps_;  // done
   std::optional<Batch> batch_;
   std::optional<std::pair<Version, delta::OwnedState>> policy_;  // waits for the service
+  std::optional<std::pair<Version, delta::Digest>> accepted_;      // the newest policy that publish() took
   std::optional<Version> wanted_, published_;
   std::optional<Version> to_evaluate_;
   std::vector<PolicyEvaluation> evaluations_;  // for the service

@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 
 #include <cmath>
+#include <mutex>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/files.hpp"
@@ -52,13 +54,14 @@ class External final : public PolicySource {
       host_.record.event("resumed", {{"step", steps_}});
     } else if (host_.config.model.path) {
       ECHO_ASSIGN(delta::OwnedState policy, read_policy(*host_.config.model.path));
+      ECHO_TRY(probe(policy));
       policy_ = delta::share(std::move(policy));
     } else {
       ECHO_ASSIGN(delta::OwnedState policy, model::init_policy(host_.task.files.config, host_.config.run.seed));
       policy_ = delta::share(std::move(policy));
     }
     exchange_.emplace(ExchangeOptions{host_.config.staleness.publish_every, host_.config.run.steps, host_.config.evaluation.every}, clock_,
-                      steps_);
+                      steps_, resumed_digest_);
     return resume ? serve() : ok();
   }
 
@@ -160,14 +163,10 @@ class External final : public PolicySource {
     api.body_max = {4 * model::memory_estimate(host_.task.files.config).policy_bf16.count +
                     (1 << 20)};  // as fp32, and more
     api.about = about();
-    api.parse_policy = [this](const std::string& bytes) -> Result<delta::OwnedState> {
-      ECHO_ASSIGN(const auto content,
-                  delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
-      return model::policy_of(content.tensors, host_.task.files.config);
-    };
+    api.parse_policy = [this](Version version, std::string bytes) { return admitted(version, parse_policy(std::move(bytes))); };
     api.held_out = [this] { return held_out(); };
     api.grade = [this](const nlohmann::json& body) { return grade(body); };
-    api.read_policy = [this](const std::filesystem::path& path) { return read_policy(path); };
+    api.read_policy = [this](Version version, const std::filesystem::path& path) { return admitted(version, read_policy(path)); };
     ECHO_ASSIGN(api_, Api::start(std::move(api), *exchange_));
     // The token in it is a secret.
     const mode_t mask = ::umask(0177);
@@ -280,12 +279,37 @@ class External final : public PolicySource {
     return model::policy_of(checkpoint.view(), host_.task.files.config);
   }
 
+  // Whether workers could generate with it.
+  Status probe(const delta::OwnedState& policy) const {
+    return host_.probe ? host_.probe(policy.view(), host_.task.files.config, host_.config.rollout.temperature, static_cast<int>(host_.config.learner.threads))
+                       : ok();
+  }
+
+  // A trainer's policy, or why it is refused; the run stays on the version before and waits for another policy.
+  Result<delta::OwnedState> admitted(Version version, Result<delta::OwnedState> policy) {
+    const std::lock_guard lock(door_);  // one probe at a time
+    Status sound = policy ? probe(*policy) : Status(policy.error());
+    if (sound) return policy;
+    if (std::string reason = sound.error().message(); std::exchange(refused_, std::pair(version, reason)) != std::pair(version, reason)) {
+      log::warn("the trainer's policy of version {} is refused: {}", version.value, reason);
+      host_.record.event("policy_refused", {{"version", version.value}, {"reason", std::move(reason)}});
+    }
+    return std::move(sound).error();
+  }
+
+  // The bytes are gone when it returns.
+  Result<delta::OwnedState> parse_policy(std::string bytes) const {
+    ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(bytes)), "the policy that was sent"));
+    return model::policy_of(content.tensors, host_.task.files.config);
+  }
+
   Result<std::int64_t> read_checkpoint(const std::filesystem::path& folder) {
     ECHO_ASSIGN(const nlohmann::json state, read_checkpoint_state(folder));
     ECHO_ASSIGN(delta::OwnedState policy, read_policy(folder / kCheckpointModel));
     if (state["policy_digest"] != policy.digest().hex())
       return fail(Code::kCorrupt, "resume", "{}: its policy has the digest {} instead of {}", folder.string(),
                   policy.digest().hex(), state["policy_digest"].get<std::string>());
+    resumed_digest_ = policy.digest();
     policy_ = delta::share(std::move(policy));
     policy_version_ = Version{state["steps"].get<std::uint64_t>()};
     return state["steps"].get<std::int64_t>();
@@ -315,6 +339,9 @@ class External final : public PolicySource {
   Version policy_version_;
   std::optional<Version> saved_;
   std::filesystem::path unplaced_;  // the newest checkpoint, until the run's folder `model` is its policy
+  std::optional<delta::Digest> resumed_digest_;  // of the policy that the run goes on from
+  std::mutex door_;
+  std::pair<Version, std::string> refused_;  // the last policy that was, and why; guarded by door_
   std::optional<Exchange> exchange_;
   std::unique_ptr<Api> api_;
   std::map<std::string, double> accuracy_;  // by when

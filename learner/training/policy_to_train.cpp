@@ -8,6 +8,8 @@
 #include "base/log.hpp"
 #include "learner/training/built_in.hpp"
 #include "learner/training/warm_start.hpp"
+#include "model/finite.hpp"
+#include "model/probe.hpp"
 #include "model/runtime.hpp"
 #include "model/torch.hpp"
 #include "model/weights.hpp"
@@ -40,7 +42,7 @@ BuiltIn built_in() {
     ECHO_TRY(model::device_named(name));
     return ok();
   };
-  return {load, can_compute_on, config_digest};
+  return {load, can_compute_on, config_digest, model::probe_policy};
 }
 
 Result<std::unique_ptr<PolicyToTrain>> PolicyToTrain::load(const SourceHost& host, bool resume) {
@@ -198,7 +200,17 @@ Result<std::optional<TrainedStep>> PolicyToTrain::step(const std::vector<schema:
   return std::optional(std::move(done));
 }
 
-Result<delta::SharedState> PolicyToTrain::policy(Version) {
+Result<delta::SharedState> PolicyToTrain::policy(Version version) {
+  ECHO_ASSIGN(delta::SharedState policy, make_policy());
+  if (const Status finite = model::check_finite(policy->view()); !finite)
+    return fail(Code::kCorrupt, "train",
+                "version {} is not published, because {}. The run stands at the newest checkpoint: go on from there with --resume, and a lower "
+                "learner.learning_rate",
+                version.value, finite.error().message());
+  return policy;
+}
+
+Result<delta::SharedState> PolicyToTrain::make_policy() {
   if (on_device_) {
     Result<delta::SharedState> policy = on_device_->policy();
     if (policy || policy.error().code != Code::kExhausted) return policy;

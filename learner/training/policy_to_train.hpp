@@ -34,6 +34,7 @@ class PolicyToTrain final : public PolicySource {
   Status create_trainer(bool resumed);
   Status resume();
   Status warm_start();
+  Result<delta::SharedState> make_policy();
 
   const SourceHost host_;
   std::shared_ptr<model::Transformer> model_;

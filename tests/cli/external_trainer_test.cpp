@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <map>
 
 #include "tests/cli/program.hpp"
 
@@ -163,6 +164,62 @@ while True:
     if batch is not None:
         client.consume(batch)
 )";
+
+// Offers two policies that nobody can generate with for every version, and then the one that the run began with.
+constexpr const char* kDivergingTrainer = R"(
+import os, struct, sys
+sys.path.insert(0, "clients/python")
+import echoline
+client = echoline.Client(sys.argv[1], patience=120)
+with open(os.path.join(client.status().raw["model"], "model.safetensors"), "rb") as file:
+    good, _ = echoline.unpack(file.read())
+def bad(name, change):
+    data = bytearray(good[name].data)
+    change(data)
+    return dict(good, **{name: good[name]._replace(data=memoryview(bytes(data)))})
+def nan(data):
+    data[2 * 5:2 * 6] = struct.pack("<H", 0x7fc0)
+def huge(data):
+    data[:] = struct.pack("<H", 0x7e80) * (len(data) // 2)
+def refused(version, policy, words):
+    try:
+        client.publish(version, policy)
+    except echoline.Error as error:
+        assert error.code == "invalid" and words in str(error), error
+    else:
+        sys.exit(f"version {version} was taken: {words}")
+while True:
+    status = client.status()
+    if status.version_wanted == status.steps:
+        name = "model.norm.weight"
+        refused(status.steps, bad(name, nan), f"tensor '{name}' holds 1 values that are NaN, infinite or too large for bf16, the first at index 5 of")
+        refused(status.steps, bad(name, huge), "log-probabilities are not finite")
+        assert client.status().version_wanted == status.steps
+        client.publish(status.steps, good)
+    if status.steps >= status.steps_total:
+        break
+    batch = client.take(wait=1)
+    if batch is not None:
+        client.consume(batch)
+)";
+
+TEST(Publish, RefusesAPolicyThatNobodyCanGenerateWith) {
+  const TemporaryFolder folder;
+  const fs::path run = folder.path() / "quickstart";
+  Python trainer({"-c", kDivergingTrainer, run.string()});
+  Program program(up(folder.path(), {"--set", "run.steps=3"}));
+  const Outcome outcome = program.wait(seconds(180));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(trainer.wait(), 0);
+  const json report = json_file(run / "report.json");
+  EXPECT_EQ(report.at("ended"), "completed");
+  EXPECT_EQ(report.at("weights").at("version"), 3);
+  EXPECT_EQ(report.at("groups_set_aside").at("count"), 0);
+  std::map<std::uint64_t, int> refused;
+  for (const json& row : json_lines(run / "events.jsonl"))
+    if (row.at("event") == "policy_refused") ++refused[row.at("version")];
+  EXPECT_EQ(refused, (std::map<std::uint64_t, int>{{1, 2}, {2, 2}, {3, 2}}));
+}
 
 TEST(Publish, WatchesAFolderThatAnotherTrainerSavesInto) {
   const TemporaryFolder folder;

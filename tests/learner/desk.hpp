@@ -79,6 +79,10 @@ class DeskTest : public ::testing::Test {
       const std::lock_guard lock(mutex_);
       set_aside_.push_back(group);
     };
+    events.policy_unusable = [this](const PolicyUnusable& policy) {
+      const std::lock_guard lock(mutex_);
+      unusable_.push_back(policy);
+    };
     auto desk = RolloutDesk::open(options_, Door(door_, *adapter_, phrasing_), step, std::move(events));
     ASSERT_TRUE(desk) << desk.error().message();
     desk_ = std::move(*desk);
@@ -167,6 +171,7 @@ class DeskTest : public ::testing::Test {
   model::ModelConfig shape_;
   DoorOptions door_;
   std::vector<GroupSetAside> set_aside_;
+  std::vector<PolicyUnusable> unusable_;
   std::filesystem::path folder_;
   DeskOptions options_;
   std::unique_ptr<data_plane::Adapter> adapter_;

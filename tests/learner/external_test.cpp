@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <httplib.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -14,10 +15,14 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/files.hpp"
 #include "delta/safetensors.hpp"
 #include "learner/external/api.hpp"
 #include "learner/external/batch_file.hpp"
 #include "learner/external/exchange.hpp"
+#include "learner/external/http_server.hpp"
+#include "learner/external/recent_calls.hpp"
+#include "model/finite.hpp"
 #include "model/policy.hpp"
 
 namespace echoline::learner {
@@ -25,6 +30,7 @@ namespace {
 
 using nlohmann::json;
 using std::chrono::seconds;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -136,7 +142,8 @@ TEST(Exchange, TakesThePolicyOfTheStepDoneOrUnderWay) {
   ASSERT_TRUE(exchange.publish(Version{2}, tiny_policy()).has_value()) << "before the batch is consumed";
   EXPECT_FALSE(exchange.wait_policy(Version{4}, {}).has_value());
   EXPECT_TRUE(exchange.wait_policy(Version{2}, {}).has_value());
-  EXPECT_EQ(exchange.publish(Version{2}, tiny_policy()).error().code, Code::kStale);
+  EXPECT_TRUE(exchange.publish(Version{2}, tiny_policy()).has_value()) << "the same bytes again";
+  EXPECT_FALSE(exchange.wait_policy(Version{2}, {}).has_value()) << "once";
   EXPECT_TRUE(exchange.consume((*exchange.take({}, seconds(10), false))->lease, {}).has_value());
   EXPECT_TRUE(exchange.wait_consumed({}).has_value());
   train(3);
@@ -156,11 +163,13 @@ class ApiTest : public testing::Test {
     options.folder = folder_;
     options.body_max = {1 << 20};
     options.about = {{"run", "x"}};
-    options.parse_policy = [](const std::string& body) -> Result<delta::OwnedState> {
+    options.idle_max = idle_max_;
+    options.stall_max = stall_max_;
+    options.parse_policy = [](Version, std::string body) -> Result<delta::OwnedState> {
       ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(body)), "policy"));
       return delta::copy_of(content.tensors);
     };
-    options.read_policy = [](const std::filesystem::path& path) -> Result<delta::OwnedState> {
+    options.read_policy = [](Version, const std::filesystem::path& path) -> Result<delta::OwnedState> {
       return fail(Code::kNotFound, "read policy", "{}", path.string());
     };
     options.held_out = [] { return json{{"problems", json::array()}}; };
@@ -178,10 +187,188 @@ class ApiTest : public testing::Test {
   }
 
   const std::filesystem::path folder_ = std::filesystem::temp_directory_path() / fmt::format("api_test_{}", ::getpid());
+  std::string socket_path() const { return api_->address()["socket"]; }
+  httplib::Client client() const {
+    httplib::Client made(socket_path(), 1);
+    made.set_address_family(AF_UNIX);
+    return made;
+  }
+  // A connection whose caller says exactly what is sent.
+  class Raw {
+   public:
+    explicit Raw(const std::string& path) : socket_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+      sockaddr_un address{};
+      address.sun_family = AF_UNIX;
+      std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+      EXPECT_EQ(::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    }
+    bool send(const std::string& bytes) const { return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes); }
+    // Everything until the server ends the connection.
+    std::string rest() const {
+      std::string all;
+      char some[4096];
+      for (ssize_t n = 0; (n = ::recv(socket_.get(), some, sizeof some, 0)) > 0;) all.append(some, static_cast<std::size_t>(n));
+      return all;
+    }
+
+   private:
+    Descriptor socket_;
+  };
+  static constexpr const char* kHalfABody = "POST /v1/policy/1 HTTP/1.1\r\nContent-Length: 500000\r\n\r\nhalf of it";
+
+  Duration idle_max_ = seconds(600), stall_max_ = seconds(60);
   TestClock clock_;
   Exchange exchange_{{1, 10, 4}, clock_, 0};
   std::unique_ptr<Api> api_;
 };
+
+TEST_F(ApiTest, ACallThatIsSentAgainWithItsIdIsDoneOnce) {
+  start("socket");
+  httplib::Client client = this->client();
+  const auto post = [&](const std::string& path, const char* id, const std::string& body = "") {
+    auto result = client.Post(path, httplib::Headers{{"Idempotency-Key", id}}, body, "application/json");
+    EXPECT_TRUE(result) << httplib::to_string(result.error());
+    return result;
+  };
+  exchange_.offer(1, bytes("bytes of a batch"), 2);
+  const auto taken = post("/v1/batch", "a"), again = post("/v1/batch", "a");
+  ASSERT_EQ(taken->status, 200);
+  ASSERT_EQ(again->status, 200) << again->body;
+  const std::string lease = taken->get_header_value("X-Echoline-Lease");
+  EXPECT_EQ(again->get_header_value("X-Echoline-Lease"), lease);
+  EXPECT_EQ(again->body, taken->body);
+  EXPECT_EQ(post("/v1/batch", "b")->status, 409) << "another call wants a batch of its own";
+  const std::string consume = "/v1/batch/" + lease + "/consume";
+  EXPECT_EQ(post(consume, "a")->status, 400) << "the id of another call";
+  EXPECT_EQ(post(consume, "c", "[]")->status, 400);
+  const auto done = post(consume, "c", R"({"figures": {"loss": 0.5}})");
+  ASSERT_EQ(done->status, 200) << "what was refused was not done: " << done->body;
+  exchange_.wait_consumed({});
+  const auto done_again = post(consume, "c", R"({"figures": {"loss": 0.5}})");
+  EXPECT_EQ(done_again->status, 200);
+  EXPECT_EQ(done_again->body, done->body);
+  EXPECT_EQ(post(consume, "d")->status, 409);
+  EXPECT_EQ(post("/v1/batch", "a")->status, 204) << "its batch is consumed";
+  EXPECT_EQ(post("/v1/batch", std::string(65, 'x').c_str())->status, 400);
+}
+
+// Half way through the first call the same one comes again, on another connection.
+TEST_F(ApiTest, ACallThatIsSentAgainWhileItIsBeingDoneWaitsForItsResult) {
+  start("socket");
+  const auto take = [&] { return client().Post("/v1/batch?wait_s=50", httplib::Headers{{"Idempotency-Key", "a"}}, "", "text/plain"); };
+  std::string leases[2];
+  std::thread first([&] { leases[0] = take()->get_header_value("X-Echoline-Lease"); });
+  std::thread second([&] { leases[1] = take()->get_header_value("X-Echoline-Lease"); });
+  exchange_.offer(1, bytes("b"), 0);
+  first.join();
+  second.join();
+  EXPECT_FALSE(leases[0].empty());
+  EXPECT_EQ(leases[0], leases[1]);
+}
+
+TEST(RecentCalls, TheOldestAreForgotten) {
+  RecentCalls calls(2);
+  for (const char* id : {"a", "b", "c"}) calls.begin(id, "x")->done(id);
+  EXPECT_FALSE(calls.begin("a", "x")->result().has_value());
+  EXPECT_EQ(calls.begin("b", "x")->result(), "b");
+  EXPECT_EQ(calls.begin("c", "x")->result(), "c");
+  EXPECT_FALSE(calls.begin("", "x")->result().has_value());
+}
+
+TEST_F(ApiTest, AVersionIsAcceptedOnceAndNeverWithOtherBytes) {
+  start("socket");
+  exchange_.offer(1, bytes("b"), 0);
+  httplib::Client client = this->client();
+  const auto publish = [&](int value) {
+    const std::vector<std::byte> two(2, std::byte(value));
+    const std::string file = *delta::safetensors_bytes({{"w", delta::DType::kBF16, {1}, two}});
+    return client.Post("/v1/policy/1", file, "application/octet-stream")->status;
+  };
+  EXPECT_EQ(publish(1), 200);
+  EXPECT_EQ(publish(1), 200);
+  EXPECT_EQ(publish(2), 409) << "while the learner has not fetched it";
+  EXPECT_EQ(exchange_.wait_policy(Version{1}, {})->bytes(0)[0], std::byte{1});
+  EXPECT_EQ(publish(1), 200);
+  EXPECT_EQ(publish(2), 409);
+  EXPECT_FALSE(exchange_.wait_policy(Version{1}, {})) << "once";
+}
+
+TEST_F(ApiTest, SlowClientsDelayNoOtherClient) {
+  stall_max_ = std::chrono::milliseconds(500);
+  start("socket");
+  std::vector<std::unique_ptr<Raw>> slow;
+  for (int i = 0; i < 16; ++i) {
+    slow.push_back(std::make_unique<Raw>(socket_path()));
+    ASSERT_TRUE(slow.back()->send(i % 2 == 0 ? kHalfABody : "POST /v1/batch HTT"));
+  }
+  exchange_.offer(1, bytes("b"), 0);
+  const auto taken = client().Post("/v1/batch?wait_s=1");
+  ASSERT_TRUE(taken) << httplib::to_string(taken.error());
+  EXPECT_EQ(taken->status, 200);
+  EXPECT_THAT(slow[0]->rest(), AllOf(HasSubstr("HTTP/1.1 408"), HasSubstr("send it again")));
+  for (const auto& one : slow) one->rest();  // ends
+  // A byte now and then does not help.
+  const Raw drip(socket_path());
+  ASSERT_TRUE(drip.send(kHalfABody));
+  while (drip.send("x")) std::this_thread::yield();
+}
+
+TEST_F(ApiTest, AConnectionMayBeIdleForLongButNotForever) {
+  idle_max_ = std::chrono::milliseconds(100);
+  start("socket");
+  const Raw idle(socket_path());
+  for (int i = 0; i < 9; ++i) ASSERT_TRUE(idle.send("GET /v1/status HTTP/1.1\r\n\r\n"));
+  const std::string all = idle.rest();  // until it is closed
+  std::size_t answers = 0;
+  for (std::size_t at = 0; (at = all.find("HTTP/1.1 200", at)) != std::string::npos; ++at) ++answers;
+  EXPECT_EQ(answers, 9u);
+}
+
+TEST_F(ApiTest, EndsAtOnceWhateverItsClientsDo) {
+  start("socket");
+  const Raw half(socket_path()), idle(socket_path());
+  ASSERT_TRUE(half.send(kHalfABody));
+  httplib::Client kept = client();
+  kept.set_keep_alive(true);
+  EXPECT_EQ(kept.Get("/v1/status")->status, 200);
+  const auto begin = std::chrono::steady_clock::now();
+  api_.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(3));
+}
+
+TEST(HttpServer, SaysWhichLimitWasReached) {
+  const std::string path = (std::filesystem::temp_directory_path() / fmt::format("http_{}.sock", ::getpid())).string();
+  HttpServer server({.connections_max = 2, .receiving_max = {2 << 20}});
+  server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
+    if (const auto broken = HttpServer::broken()) response.status = broken->status, response.set_content(broken->message, "text/plain");
+  });
+  server.Post("/", [](const httplib::Request& request, httplib::Response& response) { response.set_content(std::to_string(request.body.size()), "text/plain"); });
+  server.set_address_family(AF_UNIX);
+  ASSERT_TRUE(server.bind_to_port(path, 1));
+  std::thread thread([&] { server.listen_after_bind(); });
+  while (!server.is_running()) std::this_thread::yield();
+  const auto client = [&] {
+    auto made = std::make_unique<httplib::Client>(path, 1);
+    made->set_address_family(AF_UNIX);
+    made->set_keep_alive(true);
+    return made;
+  };
+  const auto first = client(), second = client(), third = client();
+  EXPECT_EQ(first->Post("/", std::string(100'000, 'x'), "text/plain")->body, "100000");
+  const auto large = second->Post("/", std::string(3'500'000, 'x'), "text/plain");
+  ASSERT_TRUE(large) << httplib::to_string(large.error());
+  EXPECT_EQ(large->status, 503);
+  EXPECT_THAT(large->body, HasSubstr("arriving at once"));
+  EXPECT_EQ(second->Post("/", "x", "text/plain")->status, 200);
+  const auto refused = third->Post("/", "x", "text/plain");
+  ASSERT_TRUE(refused) << httplib::to_string(refused.error());
+  EXPECT_EQ(refused->status, 503);
+  EXPECT_THAT(refused->body, HasSubstr("2 connections"));
+  server.end_connections();
+  server.stop();
+  thread.join();
+  std::filesystem::remove(path);
+}
 
 TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   start("socket");
@@ -375,10 +562,49 @@ TEST(PolicyOf, RoundsAndChecksWhatATrainerSaves) {
   std::memcpy(&bits, rounded->bytes(0).data(), 2);
   EXPECT_EQ(bits, 0x3f81);
   values[0][0] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_THAT(model::policy_of(wide, *config).error().message(), HasSubstr("nan"));
+  EXPECT_THAT(model::policy_of(wide, *config).error().message(), HasSubstr("the first at index 0"));
   delta::StateView fewer = view;
   fewer.pop_back();
   EXPECT_THAT(model::policy_of(fewer, *config).error().message(), HasSubstr("is missing"));
+}
+
+// One value of every type, each of those that is no number; a policy that holds one would end at the workers.
+TEST(PolicyOf, RefusesValuesThatAreNotFinite) {
+  const auto check = [](delta::DType type, auto zero, std::vector<decltype(zero)> bad) {
+    using Bits = decltype(zero);
+    for (const std::int64_t size : {5, 40'000})
+      for (const Bits value : bad) {
+        std::vector<Bits> values(static_cast<std::size_t>(size), Bits{1});
+        const delta::StateView state{{"a", type, {size}, std::as_bytes(std::span(values))}};
+        ASSERT_TRUE(model::check_finite(state));
+        values[3] = values.back() = value;
+        const Status refused = model::check_finite(state);
+        ASSERT_FALSE(refused) << delta::dtype_name(type) << " " << std::uint64_t{value};
+        EXPECT_EQ(refused.error().code, Code::kInvalid);
+        EXPECT_THAT(refused.error().message(), HasSubstr(fmt::format("tensor 'a' holds 2 values that are NaN, infinite or too large for bf16, "
+                                                                     "the first at index 3 of {}", size)));
+      }
+  };
+  check(delta::DType::kBF16, std::uint16_t{}, {0x7fc0, 0x7f80, 0xff80, 0xffff, 0x7f81});
+  check(delta::DType::kF16, std::uint16_t{}, {0x7e00, 0x7c00, 0xfc00});
+  check(delta::DType::kF32, std::uint32_t{}, {0x7fc00000, 0x7f800000, 0xff800000, 0x7f7fffff, 0x7f7f8000});
+  check(delta::DType::kF64, std::uint64_t{}, {0x7ff8000000000000, 0x7ff0000000000000, 0xfff0000000000000});
+  const std::uint16_t largest[] = {0x7f7f, 0xff7f, 0};
+  EXPECT_TRUE(model::check_finite({{"a", delta::DType::kBF16, {3}, std::as_bytes(std::span(largest))}}));
+  const std::uint32_t wide[] = {0x7f7f7fff, 0xff7f7fff};
+  EXPECT_TRUE(model::check_finite({{"a", delta::DType::kF32, {2}, std::as_bytes(std::span(wide))}}));
+  const std::int64_t whole[] = {-1};
+  EXPECT_TRUE(model::check_finite({{"a", delta::DType::kI64, {1}, std::as_bytes(std::span(whole))}}));
+
+  const auto config = model::preset("tiny-64");
+  auto policy = model::init_policy(*config, 1);
+  const std::uint16_t nan = 0x7fc0;
+  std::memcpy(policy->mutable_bytes(1).data() + 2 * 7, &nan, sizeof nan);
+  policy->seal();
+  const auto refused = model::policy_of(policy->view(), *config);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().message(), HasSubstr(fmt::format("tensor '{}' holds 1 values", policy->name(1))));
+  EXPECT_THAT(refused.error().message(), HasSubstr("at index 7 of"));
 }
 
 }  // namespace

@@ -159,6 +159,23 @@ TEST_F(PolicyToTrainTest, WordProblemsOnAPresetFromTheWarmStartToAResume) {
   EXPECT_NE(without.error().message().find("reference.safetensors"), std::string::npos) << without.error().message();
 }
 
+TEST_F(PolicyToTrainTest, WeightsThatDivergedAreNotPublished) {
+  config_.learner.warm_start.enabled = false;
+  config_.learner.loss.kl_coefficient = 0;
+  config_.learner.optimizer.learning_rate = 1e300;
+  auto policy = load(false);
+  ASSERT_TRUE(policy) << policy.error().message();
+  ASSERT_TRUE((*policy)->begin());
+  ASSERT_TRUE((*policy)->policy(Version{0}));
+  ASSERT_TRUE((*policy)->step(batch_of_two()));
+  const auto diverged = (*policy)->policy(Version{1});
+  ASSERT_FALSE(diverged);
+  EXPECT_EQ(diverged.error().code, Code::kCorrupt);
+  EXPECT_NE(diverged.error().message().find("version 1 is not published, because check policy: tensor '"), std::string::npos)
+      << diverged.error().message();
+  EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step-000000000"}));
+}
+
 TEST_F(PolicyToTrainTest, ADamagedCheckpointIsAnEvent) {
   config_.learner.warm_start.enabled = false;
   auto policy = load(false);

@@ -18,6 +18,7 @@ namespace echoline::learner {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 // A program whose built-in trainer computes on the CPU only.
 const BuiltIn kBuiltIn{[](const SourceHost&, bool) { return Result<std::unique_ptr<PolicySource>>(nullptr); },
@@ -252,6 +253,20 @@ TEST(Preflight, WhatDoesNotFitIsRefused) {
   const Bytes published{static_cast<std::uint64_t>(2.125 * 2 * static_cast<double>(large->parameters()))};
   EXPECT_THAT(memory_check(*large, {}, 0, Bytes{512'000'000'000}).detail,
               HasSubstr("(" + to_text(published) + " of it for the newest policy and the next"));
+}
+
+TEST(Preflight, AnExternalTrainersMemoryIsNotTheLearners) {
+  const auto large = model::preset("qwen3-8b");
+  EXPECT_EQ(memory_check(*large, {}, 0, Bytes{128'000'000'000}, std::nullopt).verdict, Verdict::kOk);
+  const Check small = memory_check(*large, {}, 0, Bytes{32'000'000'000}, std::nullopt);
+  EXPECT_EQ(small.verdict, Verdict::kFailed);
+  EXPECT_THAT(small.detail, HasSubstr("policies of an external trainer"));
+  EXPECT_THAT(small.detail, Not(HasSubstr("learner.recompute")));
+  const auto run_of = [](const char* trainer) {
+    return check(preflight(quickstart({{"model.preset", "qwen3-0.6b"}, {"learner.trainer", trainer}})), "memory").detail;
+  };
+  EXPECT_THAT(run_of("external"), HasSubstr("holding the policies of an external trainer takes"));
+  EXPECT_THAT(run_of("built_in"), HasSubstr("training"));
 }
 
 TEST(Preflight, PromptsAreLookedAtAsTheModelSeesThem) {

@@ -388,6 +388,46 @@ TEST_F(DeskTest, AGroupThatFailsTwiceIsSetAsideForGood) {
   EXPECT_EQ(desk_->counts()->leases.set_aside.at("out of memory"), 1u);
 }
 
+// Log-probabilities that are not finite are the policy's fault: problems are kept, and leases for it end when two workers say so.
+TEST_F(DeskTest, NoProblemIsSetAsideBecauseOfAPolicy) {
+  open(0);
+  const WorkerId ada{1}, bob{2}, carol{3};
+  const schema::WorkGrant of_ada = ask(0, 2, ada), of_bob = ask(0, 1, bob);
+  ASSERT_EQ(of_ada.leases_size(), 2);
+  ASSERT_EQ(of_bob.leases_size(), 1);
+  for (const schema::Lease& lease : of_ada.leases()) give_back(lease, ada, schema::WORK_FAILURE_GENERATION);
+  EXPECT_EQ(ask(0, 2, ada).leases_size(), 0) << "it would fail again";
+  EXPECT_TRUE(unusable_.empty()) << "one worker's word";
+  const schema::WorkGrant again = ask(0, 1, bob);
+  ASSERT_EQ(again.leases_size(), 1) << "others go on";
+  EXPECT_EQ(again.leases(0).group(), of_ada.leases(0).group());
+  give_back(again.leases(0), bob, schema::WORK_FAILURE_GENERATION);
+  EXPECT_EQ(ask(0, 2, carol).leases_size(), 0);
+  EXPECT_EQ(misbehaved(), "");
+  ASSERT_EQ(unusable_.size(), 1u);
+  EXPECT_EQ(unusable_[0].version, Version{0});
+  EXPECT_EQ(unusable_[0].workers, (std::vector{ada, bob}));
+  EXPECT_TRUE(set_aside_.empty());
+  // The next version is another matter, and the same problems are there for it.
+  desk_->published(Version{1}, digest_);
+  const schema::WorkGrant later = ask(1, 2, ada);
+  ASSERT_EQ(later.leases_size(), 2);
+  EXPECT_EQ(later.leases(0).group(), of_ada.leases(0).group());
+  EXPECT_TRUE(hand_in(made(later.leases(0), ada), ada).accepted());
+}
+
+TEST_F(DeskTest, ARunThatNoWorkerCanGenerateForEndsWithTheReason) {
+  options_.stuck_max = {};
+  open(0);
+  const schema::WorkGrant grant = ask(0, 1);
+  give_back(grant.leases(0), WorkerId{1}, schema::WORK_FAILURE_GENERATION);
+  const auto batch = desk_->wait_batch(0, kWait);
+  ASSERT_FALSE(batch);
+  EXPECT_EQ(batch.error().code, Code::kInvalid);
+  EXPECT_NE(batch.error().detail.find("no worker can generate with version 0"), std::string::npos) << batch.error().detail;
+  EXPECT_EQ(unusable_.size(), 1u);
+}
+
 TEST_F(DeskTest, PromptsThatNoWorkerCouldTakeAreNotHandedOut) {
   shape_.positions_max = door_.positions_max = 8 + 5;  // "12+34=" has six tokens, "1+34=" five
   adapter_ = *data_plane::make_adapter("arithmetic", R"({"operations":["+"]})", 1);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <map>
 
 #include "delta/patch.hpp"
@@ -114,6 +115,30 @@ TEST_F(BuiltinTest, AStopStringEndsAResponse) {
   const auto all = finish();
   EXPECT_EQ(all.at(1)->tokens.size(), 3u);
   EXPECT_TRUE(all.at(1)->ended);
+}
+
+// Finite weights, and log-probabilities that are not: no sequence is to blame.
+TEST_F(BuiltinTest, APolicyThatDivergedIsSaidToBeTheReason) {
+  delta::OwnedState policy = *model::init_policy(config_, 1);
+  for (std::size_t i = 0; i < policy.size(); ++i) {
+    const std::uint16_t huge = 0x7f00;
+    for (std::span<std::byte> bytes = policy.mutable_bytes(i); !bytes.empty(); bytes = bytes.subspan(2)) std::memcpy(bytes.data(), &huge, 2);
+  }
+  policy.seal();
+  overlay::Publication p;
+  p.version = Version{4};
+  p.policy_digest = policy.digest().bytes;
+  p.payload = overlay::Payload({overlay::Slice(*delta::encode_snapshot(policy.view()))});
+  ASSERT_TRUE(engine_->install(p));
+  engine_->submit({1, {1, 2, 3}, 5, 1});
+  engine_->submit({2, {}, 5, 1});
+  std::map<std::uint64_t, bool> of_policy;
+  while (engine_->inside() > 0)
+    for (const Outcome& outcome : engine_->poll(kSlice)) {
+      EXPECT_FALSE(outcome.response);
+      of_policy[outcome.id] = outcome.of_policy;
+    }
+  EXPECT_EQ(of_policy, (std::map<std::uint64_t, bool>{{1, true}, {2, false}}));
 }
 
 TEST_F(BuiltinTest, WhatCannotBeAnsweredSaysWhyAndHurtsNobody) {

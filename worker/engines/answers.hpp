@@ -1,5 +1,6 @@
 // Reading the JSON of a server that may answer anything. Private to worker/.
 #pragma once
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -57,7 +58,9 @@ inline Result<std::vector<model::Token>> tokens_of(const json& value, std::strin
   return tokens;
 }
 
+// Servers write null for a number that is none.
 inline Result<double> logprob_of(const json& value) {
+  if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
   if (!value.is_number()) return odd_answer("expected a log-probability, found {}", excerpt(value));
   return value.get<double>();
 }

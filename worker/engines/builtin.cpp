@@ -56,7 +56,10 @@ class Builtin final : public Engine {
 
  private:
   static Outcome outcome(model::Ended&& ended) {
-    if (!ended.generation) return {ended.id, std::move(ended.generation).error()};
+    if (!ended.generation) {
+      const bool of_policy = ended.generation.error().code == Code::kCorrupt;
+      return {ended.id, std::move(ended.generation).error(), of_policy};
+    }
     Response response{std::move(ended.generation->tokens), std::move(ended.generation->logprobs), {},
                       ended.generation->finish == model::Finish::kEos || ended.generation->finish == model::Finish::kStopped};
     for (const model::Span& span : ended.spans) response.spans.push_back({Version{span.version}, span.end});

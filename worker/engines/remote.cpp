@@ -472,8 +472,8 @@ class Remote final : public Engine {
   void drawn(std::uint64_t id, const HttpAnswer& answer) {
     Live& live = live_.at(id);
     live.request = 0;
-    const auto finish = [&](Result<Response> response) {
-      done_.push_back({id, std::move(response)});
+    const auto finish = [&](Result<Response> response, bool of_policy = false) {
+      done_.push_back({id, std::move(response), of_policy});
       live_.erase(id);
     };
     const auto again = [&](bool loss) {
@@ -508,7 +508,8 @@ class Remote final : public Engine {
       again(true);
       return failed(fmt::format("it answered with version '{}' where it was given {}", printable(*piece->weights, 40), *version_));
     }
-    if (Status taken = take(live, asked, *piece); !taken) return finish(std::move(taken).error());
+    const bool finite = std::ranges::all_of(piece->logprobs, [](double logprob) { return std::isfinite(logprob); });
+    if (Status taken = take(live, asked, *piece); !taken) return finish(std::move(taken).error(), !finite);
     if (!piece->tokens.empty()) tries_ = 0;
     progress_ += piece->tokens.size();
     if (live.response.ended || std::ssize(live.response.tokens) == live.sequence.tokens_max) return finish(std::move(live.response));

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import socket
 import time
+import uuid
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Union
 
@@ -14,6 +16,7 @@ from .batch import Batch
 
 ADDRESS_FILE = "trainer-api.json"
 LONGEST_WAIT_S = 60.0  # of one call
+_PAUSES_S = (0.05, 0.2, 0.5, 1.0)  # before a call is sent again; the last one from then on
 
 
 class Error(Exception):
@@ -51,24 +54,17 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Client:
-    """One trainer of a run; of one thread. `run` is the run's folder."""
+    """One trainer of a run; of one thread. `run` is the run's folder.
 
-    def __init__(self, run: Union[str, os.PathLike], timeout: float = 600.0, patience: float = 0.0):
-        """`patience`: seconds to wait for the learner to be there."""
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                with open(os.path.join(run, ADDRESS_FILE), encoding="utf-8") as file:
-                    address = json.load(file)
-                self._headers = {"Authorization": "Bearer " + address["token"]} if "token" in address else {}
-                self._connection = (_UnixConnection(address["socket"], timeout) if "socket" in address else
-                                    http.client.HTTPConnection(address["url"].split("//")[1], timeout=timeout))
-                self.status()
-                return
-            except (OSError, Error, ValueError) as error:
-                if time.monotonic() >= deadline:
-                    raise Error("unavailable", f"no learner with `learner.trainer: external` runs in {run}: {error}") from error
-                time.sleep(0.2)
+    A call whose connection breaks, or that the learner is too busy for, is sent again on a new connection for `patience` seconds. Every
+    call that changes something has an id, and the learner does it once however often it arrives."""
+
+    def __init__(self, run: Union[str, os.PathLike], timeout: float = 600.0, patience: float = 60.0):
+        """`timeout`: seconds to wait for bytes of an answer. `patience`: seconds to wait for the learner, here and in every call."""
+        self._run, self._timeout, self._patience = run, timeout, patience
+        self._connection: Optional[http.client.HTTPConnection] = None
+        self._headers: Dict[str, str] = {}
+        self.status()
 
     def status(self) -> Status:
         raw = self._json("GET", "/v1/status")
@@ -137,19 +133,55 @@ class Client:
     def _json(self, method: str, path: str, body: Optional[bytes] = None, kind: str = "application/json") -> Any:
         return json.loads(self._call(method, path, body, kind)[1])
 
-    def _call(self, method: str, path: str, body: Optional[bytes] = None, kind: str = "application/json"):
-        headers = dict(self._headers, **({"Content-Type": kind} if body is not None else {"Content-Length": "0"}))
+    def _connect(self) -> http.client.HTTPConnection:
+        """A new connection, to where the run's learner is now: a learner that was started again has another address."""
+        with open(os.path.join(self._run, ADDRESS_FILE), encoding="utf-8") as file:
+            address = json.load(file)
+        self._headers = {"Authorization": "Bearer " + address["token"]} if "token" in address else {}
+        if "socket" in address:
+            return _UnixConnection(address["socket"], self._timeout)
+        return http.client.HTTPConnection(address["url"].split("//")[1], timeout=self._timeout)
+
+    def _once(self, method: str, path: str, body: Optional[bytes], headers: Mapping[str, str]):
+        """The response and its whole body. OSError, ValueError or http.client.HTTPException: the connection did not carry them."""
+        if self._connection is None:
+            self._connection = self._connect()
         try:
-            self._connection.request(method, path, body=body, headers=headers)
-            response = self._connection.getresponse()
-            data = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()  # the next call begins anew
-            raise Error("unavailable", f"the learner does not answer: {error}") from error
-        if response.status >= 400:
+            self._connection.request(method, path, body=body, headers={**self._headers, **headers})
+        except OSError:
+            if self._connection.sock is None:
+                raise
+            # It may have been refused before all of it was sent; then the reason is there.
+        response = self._connection.getresponse()
+        data = response.read()
+        # A response that ends within its headers looks like one without a body.
+        if response.status != 204 and (response.headers["Content-Length"] is None or not data):
+            raise http.client.IncompleteRead(data)
+        return response, data
+
+    def _call(self, method: str, path: str, body: Optional[bytes] = None, kind: str = "application/json"):
+        headers = {"Content-Type": kind} if body is not None else {"Content-Length": "0"}
+        if method != "GET":
+            headers["Idempotency-Key"] = uuid.uuid4().hex
+        deadline = time.monotonic() + self._patience
+        for attempt in itertools.count():
             try:
-                error = json.loads(data)["error"]
-            except (ValueError, KeyError, TypeError):
-                error = {"code": "http", "message": f"{method} {path}: HTTP {response.status}"}
-            raise (Stale if error["code"] == "stale" else Error)(error["code"], error["message"])
+                response, data = self._once(method, path, body, headers)
+                problem = None
+                if response.status >= 400:
+                    problem = json.loads(data)["error"]
+                    problem = {"code": str(problem["code"]), "message": str(problem["message"])}
+                if response.status not in (408, 503):
+                    break
+                trouble: Exception = Error(**problem)
+            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+                trouble = error
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            if time.monotonic() >= deadline:
+                raise Error("unavailable", f"no learner with `learner.trainer: external` answers in {self._run}: {trouble}") from trouble
+            time.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
+        if problem is not None:
+            raise (Stale if problem["code"] == "stale" else Error)(**problem)
         return response, data

@@ -1,0 +1,229 @@
+#include "learner/external/http_server.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::uint64_t kFreeBytes = 1 << 20;  // of each request; they do not count for receiving_max
+constexpr std::size_t kBufferBytes = 64 << 10;
+constexpr Duration kSlice = std::chrono::milliseconds(200);  // after which a thread that sends looks whether the server ends
+constexpr Duration kLastAnswer = std::chrono::seconds(1);
+// For how long a connection that ends early still reads: a reset would take the answer from a client that is still sending.
+constexpr Duration kLinger = std::chrono::seconds(2);
+
+// A thread for each connection. HttpServer bounds their number.
+class ThreadPerConnection final : public httplib::TaskQueue {
+ public:
+  void enqueue(std::function<void()> task) override {
+    {
+      const std::lock_guard lock(mutex_);
+      ++running_;
+    }
+    auto run = [this, task = std::move(task)] {
+      task();
+      const std::lock_guard lock(mutex_);
+      --running_;
+      ended_.notify_all();
+    };
+    try {
+      std::thread(run).detach();
+    } catch (const std::system_error&) {
+      run();  // no thread left: the task itself closes the connection, after one request at the latest
+    }
+  }
+  void shutdown() override {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [this] { return running_ == 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::size_t running_ = 0;  // guarded by mutex_
+};
+
+}  // namespace
+
+class HttpServer::Connection final : public httplib::Stream {
+ public:
+  Connection(HttpServer& server, socket_t socket) : server_(server), socket_(socket) {}
+  ~Connection() override { received_ = 0, count(); }
+
+  // False: the client has closed the connection, was idle for too long, or the server ends.
+  bool wait_for_request() {
+    received_ = 0, count();
+    if (begin_ == end_ && !ready(POLLIN, server_.clock_.now() + server_.limits_.idle_max)) return false;
+    writing_ = false;
+    begun_ = server_.clock_.now();
+    return server_.end_by_.load() == kNever;
+  }
+
+  ssize_t read(char* to, std::size_t size) override {
+    if (begin_ == end_) {
+      const TimePoint by = deadline(received_);
+      if (!ready(POLLIN, by)) {
+        if (server_.clock_.now() >= by)
+          broken_ = {408, fmt::format("the request was not complete after {}: it has {} and a second for every {:.0f} bytes; send it again",
+                                      to_text(server_.clock_.now() - begun_), to_text(server_.limits_.stall_max),
+                                      server_.limits_.bytes_per_s_min)};
+        return -1;
+      }
+      const ssize_t got = ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT);
+      if (got <= 0) {
+        broken_ = {408, "the connection ended before the request was complete; send it again"};
+        return got;
+      }
+      begin_ = 0, end_ = static_cast<std::size_t>(got);
+      received_ += end_;
+      if (count() > server_.limits_.receiving_max.count) {
+        broken_ = {503, fmt::format("requests of more than {} are arriving at once; send it again later", to_text(server_.limits_.receiving_max))};
+        return -1;
+      }
+    }
+    const std::size_t some = std::min(size, end_ - begin_);
+    std::memcpy(to, buffer_->data() + begin_, some);
+    begin_ += some;
+    return static_cast<ssize_t>(some);
+  }
+
+  // All of it, or -1.
+  ssize_t write(const char* from, std::size_t size) override {
+    if (!std::exchange(writing_, true)) begun_ = server_.clock_.now(), sent_ = 0;
+    for (std::size_t done = 0; done < size;) {
+      if (!is_writable()) return -1;
+      const ssize_t some = ::send(socket_, from + done, size - done, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (some < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+      if (some <= 0) return -1;
+      done += static_cast<std::size_t>(some);
+      sent_ += static_cast<std::uint64_t>(some);
+    }
+    return static_cast<ssize_t>(size);
+  }
+
+  bool is_readable() const override { return begin_ < end_ || ready(POLLIN, server_.clock_.now()); }
+  bool is_writable() const override {
+    for (;;) {
+      const TimePoint by = std::min(deadline(sent_), server_.end_by_.load());
+      if (ready(POLLOUT, std::min(by, server_.clock_.now() + kSlice))) return true;
+      if (server_.clock_.now() >= by) return false;
+    }
+  }
+  void get_remote_ip_and_port(std::string&, int&) const override {}
+  void get_local_ip_and_port(std::string&, int&) const override {}
+  socket_t socket() const override { return socket_; }
+
+  const std::optional<Broken>& broken() const { return broken_; }
+  bool closes() const { return closes_ || broken_; }
+  void close_after_answer() { closes_ = true; }
+
+  // What the client still sends is read and thrown away for a moment, so that it gets the answer.
+  void linger() {
+    ::shutdown(socket_, SHUT_WR);
+    const TimePoint by = server_.clock_.now() + kLinger;
+    while (ready(POLLIN, by) && ::recv(socket_, buffer_->data(), buffer_->size(), MSG_DONTWAIT) > 0) {
+    }
+  }
+
+ private:
+  TimePoint deadline(std::uint64_t moved) const {
+    return begun_ + server_.limits_.stall_max + from_seconds(static_cast<double>(moved) / server_.limits_.bytes_per_s_min);
+  }
+  bool ready(short events, TimePoint by) const {
+    for (;;) {
+      const Duration left = std::max(Duration{}, by - server_.clock_.now());
+      const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+      pollfd what{socket_, events, 0};
+      const int found = ::poll(&what, 1, static_cast<int>(std::min<std::int64_t>(ms, 1'000'000)));
+      if (found > 0) return true;
+      if (found < 0 && errno != EINTR) return false;
+      if (server_.clock_.now() >= by) return false;
+    }
+  }
+  // Returns what all requests that are arriving count together.
+  std::uint64_t count() {
+    const std::uint64_t now = received_ > kFreeBytes ? received_ - kFreeBytes : 0;
+    const std::uint64_t before = std::exchange(counted_, now);
+    return server_.receiving_ += now - before;  // modulo 2^64
+  }
+
+  HttpServer& server_;
+  const socket_t socket_;
+  const std::unique_ptr<std::array<char, kBufferBytes>> buffer_ = std::make_unique<std::array<char, kBufferBytes>>();
+  std::size_t begin_ = 0, end_ = 0;  // of what is in the buffer and not read
+  TimePoint begun_{};                // the request, or its answer
+  bool writing_ = false, closes_ = false;
+  std::uint64_t received_ = 0, sent_ = 0, counted_ = 0;
+  std::optional<Broken> broken_;
+};
+
+thread_local HttpServer::Connection* HttpServer::here_ = nullptr;
+
+HttpServer::HttpServer(const HttpLimits& limits) : limits_(limits) {
+  new_task_queue = [] { return new ThreadPerConnection(); };
+  set_keep_alive_timeout(std::chrono::ceil<std::chrono::seconds>(limits.idle_max).count());  // what answers say
+  set_keep_alive_max_count(1'000'000'000);
+}
+
+void HttpServer::widen_backlog() { ::listen(svr_sock_, static_cast<int>(limits_.connections_max)); }
+
+std::optional<HttpServer::Broken> HttpServer::broken() { return here_ ? here_->broken() : std::nullopt; }
+
+void HttpServer::close_after_answer(httplib::Response& response) {
+  response.set_header("Connection", "close");
+  if (here_) here_->close_after_answer();
+}
+
+bool HttpServer::process_and_close_socket(socket_t socket) {
+  bool admitted = false;
+  {
+    const std::lock_guard lock(mutex_);
+    admitted = end_by_.load() == kNever && open_.size() < limits_.connections_max;
+    if (admitted) open_.insert(socket);
+  }
+  {
+    Connection connection(*this, socket);
+    here_ = &connection;
+    if (!admitted && end_by_.load() == kNever) {
+      const std::string body = fmt::format(
+          R"({{"error":{{"code":"busy","message":"{} connections are open, which is the limit: close those not in use, and come back later"}}}})"
+          "\n",
+          limits_.connections_max);
+      const std::string answer = fmt::format(
+          "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}", body.size(), body);
+      if (connection.write(answer.data(), answer.size()) > 0) connection.linger();
+    }
+    while (admitted && connection.wait_for_request()) {
+      bool closed = false;
+      if (!process_request(connection, false, closed, [](httplib::Request&) {}) || closed) break;
+      if (!connection.closes()) continue;
+      connection.linger();
+      break;
+    }
+    here_ = nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  open_.erase(socket);
+  return ::close(socket) == 0;
+}
+
+void HttpServer::end_connections() {
+  const std::lock_guard lock(mutex_);
+  end_by_ = clock_.now() + kLastAnswer;
+  for (const socket_t socket : open_) ::shutdown(socket, SHUT_RD);
+}
+
+}  // namespace echoline::learner

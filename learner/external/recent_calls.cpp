@@ -1,0 +1,42 @@
+#include "learner/external/recent_calls.hpp"
+
+#include <utility>
+
+#include "base/text.hpp"
+
+namespace echoline::learner {
+
+Result<RecentCalls::Turn> RecentCalls::begin(const std::string& id, const std::string& call) {
+  if (id.empty()) return Turn(nullptr, {}, {});
+  if (id.size() > kIdBytesMax)
+    return fail(Code::kInvalid, "Idempotency-Key", "expected at most {} bytes, found {}", kIdBytesMax, id.size());
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto [it, is_new] = calls_.try_emplace(id, Call{call});
+    if (is_new) return Turn(this, id, {});
+    if (it->second.call != call)
+      return fail(Code::kInvalid, "Idempotency-Key", "'{}' was the id of {}: give every call a new one", printable(id), printable(it->second.call));
+    if (it->second.result) return Turn(this, id, it->second.result);
+    ended_.wait(lock);
+  }
+}
+
+void RecentCalls::Turn::done(std::string result) {
+  if (!calls_) return;
+  const std::lock_guard lock(calls_->mutex_);
+  const auto call = calls_->calls_.find(id_);
+  if (call == calls_->calls_.end()) return;  // forgotten while its earlier result was looked at
+  if (!call->second.result) calls_->order_.push_back(id_);
+  call->second.result = std::move(result);
+  for (; calls_->order_.size() > calls_->most_; calls_->order_.pop_front()) calls_->calls_.erase(calls_->order_.front());
+  calls_->ended_.notify_all();
+}
+
+RecentCalls::Turn::~Turn() {
+  if (!calls_) return;
+  const std::lock_guard lock(calls_->mutex_);
+  if (const auto it = calls_->calls_.find(id_); it != calls_->calls_.end() && !it->second.result) calls_->calls_.erase(it);
+  calls_->ended_.notify_all();
+}
+
+}  // namespace echoline::learner

@@ -1,0 +1,56 @@
+// Calls that are sent again because their answer was lost: each is done once and answered as often as it comes. Private to
+// learner/external/.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/result.hpp"
+
+namespace echoline::learner {
+
+// Thread-safe. Remembers the results of the newest calls, by the request id that the client gave each.
+class RecentCalls {
+ public:
+  static constexpr std::size_t kIdBytesMax = 64;
+  explicit RecentCalls(std::size_t most) : most_(most) {}
+
+  // One call being done. If it ends without done(), it has changed nothing and is done when it comes again.
+  class Turn {
+   public:
+    Turn(Turn&& other) noexcept : calls_(std::exchange(other.calls_, nullptr)), id_(std::move(other.id_)), result_(std::move(other.result_)) {}
+    ~Turn();
+    // The result of the same call before; absent: do it.
+    const std::optional<std::string>& result() const { return result_; }
+    void done(std::string result);
+
+   private:
+    friend class RecentCalls;
+    Turn(RecentCalls* calls, std::string id, std::optional<std::string> result)
+        : calls_(calls), id_(std::move(id)), result_(std::move(result)) {}
+    RecentCalls* calls_;  // null: nothing to remember
+    std::string id_;
+    std::optional<std::string> result_;
+  };
+
+  // Waits while another thread does the same call. `call` says what is called. Without an id every call is a new one. kInvalid: the id
+  // is too long, or was another call's.
+  Result<Turn> begin(const std::string& id, const std::string& call);
+
+ private:
+  struct Call {
+    std::string call;
+    std::optional<std::string> result = {};
+  };
+  const std::size_t most_;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::map<std::string, Call> calls_;  // by id; guarded by mutex_
+  std::deque<std::string> order_;      // of results, oldest first; guarded by mutex_
+};
+
+}  // namespace echoline::learner

@@ -1,0 +1,12 @@
+// Whether a policy can be generated with, found out by running it. Free of libtorch.
+#pragma once
+#include "delta/tensor.hpp"
+#include "model/config.hpp"
+
+namespace echoline::model {
+
+// Runs the policy (bf16, policy_layout()) on a few tokens of the vocabulary. kInvalid if a log-probability at `temperature` is not finite,
+// kExhausted if memory ends. The weights are used where they are; what is needed beside them is one layer's worth in fp32.
+Status probe_policy(const delta::StateView& policy, const ModelConfig& config, double temperature, int threads);
+
+}  // namespace echoline::model

@@ -1,0 +1,280 @@
+// Clients of the trainer API as they are: processes of the Python client, behind connections that break and beside clients that stall.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/files.hpp"
+#include "base/random.hpp"
+#include "delta/safetensors.hpp"
+#include "learner/external/api.hpp"
+#include "learner/external/batch_file.hpp"
+#include "learner/external/exchange.hpp"
+#include "learner/external/source.hpp"
+
+extern char** environ;
+
+namespace echoline::learner {
+namespace {
+
+using nlohmann::json;
+using std::chrono::seconds;
+namespace fs = std::filesystem;
+
+constexpr const char* kPython = "/usr/bin/python3";
+
+Descriptor unix_socket() { return Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+
+sockaddr_un address_of(const fs::path& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+  return address;
+}
+
+bool connect_to(const Descriptor& socket, const fs::path& path) {
+  const sockaddr_un address = address_of(path);
+  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
+// Forwards connections of a unix socket to another one, and cuts each after a random number of bytes, whichever way they went.
+class CuttingProxy {
+ public:
+  CuttingProxy(fs::path listen, fs::path target, std::uint64_t seed, std::uint64_t bytes_max)
+      : target_(std::move(target)), random_(seed), bytes_max_(bytes_max), listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const sockaddr_un address = address_of(listen);
+    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(::listen(listener_.get(), 16), 0);
+    accepting_ = std::thread([this] { accept_all(); });
+  }
+  ~CuttingProxy() {
+    ending_ = true;
+    ::shutdown(listener_.get(), SHUT_RDWR);
+    accepting_.join();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  std::uint64_t cuts() const { return cuts_; }
+
+ private:
+  void accept_all() {
+    for (;;) {
+      const int accepted = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
+      if (accepted < 0) return;
+      threads_.emplace_back([this, accepted, left = random_.below(bytes_max_)] { forward(Descriptor(accepted), left); });
+    }
+  }
+  void forward(const Descriptor& client, std::uint64_t left) {
+    const Descriptor server = unix_socket();
+    if (!connect_to(server, target_)) return;
+    pollfd sides[] = {{client.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
+    std::vector<char> bytes(4096);
+    while (!ending_) {
+      if (::poll(sides, 2, 50) <= 0) continue;
+      for (int i = 0; i < 2; ++i) {
+        if (sides[i].revents == 0) continue;
+        const ssize_t some = ::recv(sides[i].fd, bytes.data(), bytes.size(), 0);
+        if (some <= 0) return;
+        const std::uint64_t passed = std::min(left, static_cast<std::uint64_t>(some));
+        if (passed > 0 && ::send(sides[1 - i].fd, bytes.data(), passed, MSG_NOSIGNAL) <= 0) return;
+        left -= passed;
+        if (left == 0) {
+          ++cuts_;
+          return;
+        }
+      }
+    }
+  }
+
+  const fs::path target_;
+  Random random_;
+  const std::uint64_t bytes_max_;
+  const Descriptor listener_;
+  std::atomic<bool> ending_ = false;
+  std::atomic<std::uint64_t> cuts_ = 0;
+  std::thread accepting_;
+  std::vector<std::thread> threads_;
+};
+
+// A process of the Python client: `script` has `client`, a Client of `run`, and `arguments`.
+class PythonClient {
+ public:
+  PythonClient(const fs::path& run, const std::string& script, std::vector<std::string> arguments = {}) {
+    const std::string all = "import struct, sys, time\nsys.path.insert(0, 'clients/python')\nimport echoline\n"
+                            "client = echoline.Client(sys.argv[1], patience=60)\narguments = sys.argv[2:]\n" + script;
+    arguments.insert(arguments.begin(), {kPython, "-c", all, run.string()});
+    std::vector<char*> words;
+    for (std::string& word : arguments) words.push_back(word.data());
+    words.push_back(nullptr);
+    if (::posix_spawn(&pid_, kPython, nullptr, nullptr, words.data(), environ) != 0) pid_ = -1;
+  }
+  PythonClient(PythonClient&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
+  ~PythonClient() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  int wait() {
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+// Trains without training: scores, consumes with the batch's step as a figure, publishes 500 weights that say the version.
+constexpr const char* kTrainer = R"(
+step_s = float(arguments[0])
+def policy(version):
+    return {"w": echoline.Tensor("BF16", (500,), memoryview(struct.pack("<H", version) * 500))}
+while True:
+    status = client.status()
+    if status.version_wanted == status.steps:
+        client.publish(status.steps, policy(status.steps))
+    if status.steps >= status.steps_total:
+        break
+    batch = client.take(wait=1)
+    if batch is None:
+        continue
+    time.sleep(step_s)
+    client.renew(batch)
+    client.score(batch, [-0.5] * len(batch["response_tokens"]))
+    client.consume(batch, {"step": batch.step})
+)";
+
+class TrainerClients : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (::access(kPython, X_OK) != 0) GTEST_SKIP() << kPython << " is not installed";
+    std::string name = (fs::temp_directory_path() / "echoline-clients-XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  void TearDown() override {
+    api_.reset();
+    if (!folder_.empty()) fs::remove_all(folder_);
+  }
+
+  // The learner's end of `steps` learner steps, on this thread; what it saw is checked.
+  void serve(std::uint64_t steps, std::uint64_t tokens = 100) {
+    for (std::uint64_t step = 1; step <= steps; ++step) {
+      schema::Trajectory t;
+      t.set_problem_id("p");
+      t.add_prompt_tokens(1);
+      for (std::uint64_t i = 0; i < tokens; ++i) t.add_response_tokens(static_cast<std::uint32_t>(i)), t.add_logprobs(-0.5f);
+      t.add_spans()->set_end(static_cast<std::uint32_t>(tokens));
+      exchange_->offer(step, std::make_shared<const std::string>(*pack_batch({t})), tokens);
+      const auto consumed = exchange_->wait_consumed(kPatience);
+      ASSERT_TRUE(consumed) << "step " << step;
+      EXPECT_EQ(consumed->figures, (json{{"step", static_cast<double>(step)}}));
+      ASSERT_TRUE(consumed->scores);
+      EXPECT_EQ(consumed->scores->logprobs.size(), tokens);
+      const auto policy = exchange_->wait_policy(Version{step}, kPatience);
+      ASSERT_TRUE(policy) << "version " << step;
+      EXPECT_EQ(policy->bytes(0).size(), 1000u);
+      std::uint16_t value = 0;
+      std::memcpy(&value, policy->bytes(0).data(), sizeof value);
+      EXPECT_EQ(value, step) << "each policy once";
+    }
+  }
+
+  void start(std::uint64_t steps, Duration idle_max = std::chrono::minutes(10)) {
+    exchange_.emplace(ExchangeOptions{1, steps, 0}, clock_, 0);
+    ApiOptions options;
+    options.folder = folder_;
+    options.body_max = {1 << 20};
+    options.idle_max = idle_max;
+    options.about = {{"steps_total", steps}};
+    options.parse_policy = [](Version, std::string body) -> Result<delta::OwnedState> {
+      ECHO_ASSIGN(const auto content, delta::parse_safetensors(std::as_bytes(std::span(body)), "policy"));
+      return delta::copy_of(content.tensors);
+    };
+    std::ofstream(folder_ / "metrics.jsonl") << "{\"a\":1}\n";
+    auto api = Api::start(std::move(options), *exchange_);
+    ASSERT_TRUE(api.has_value()) << api.error().message();
+    api_ = *std::move(api);
+    std::ofstream(folder_ / kTrainerAddressFile) << api_->address();
+  }
+  fs::path socket_path() const { return api_->address()["socket"].get<std::string>(); }
+
+  static constexpr Duration kPatience = seconds(120);
+  const SystemClock clock_;
+  fs::path folder_;
+  std::optional<Exchange> exchange_;
+  std::unique_ptr<Api> api_;
+};
+
+TEST_F(TrainerClients, NothingIsLostOrDoneTwiceWhereConnectionsAreCut) {
+  constexpr std::uint64_t kSteps = 40;
+  start(kSteps);
+  const fs::path run = folder_ / "cut";
+  fs::create_directories(run);
+  std::uint64_t seed = 20260726;
+  if (const char* given = std::getenv("ECHOLINE_TEST_SEED")) seed = std::stoull(given);
+  const CuttingProxy proxy(run / "api.sock", socket_path(), seed, 10'000);
+  std::ofstream(run / kTrainerAddressFile) << json{{"socket", (run / "api.sock").string()}};
+  PythonClient trainer(run, kTrainer, {"0"});
+  serve(kSteps);
+  EXPECT_EQ(trainer.wait(), 0) << "seed " << seed;
+  EXPECT_GT(proxy.cuts(), kSteps / 2) << "seed " << seed;
+}
+
+// The server ends a connection that is idle for a moment; steps are longer.
+TEST_F(TrainerClients, AStepMayTakeLongerThanAConnectionLasts) {
+  start(3, std::chrono::milliseconds(50));
+  PythonClient trainer(folder_, kTrainer, {"0.2"});
+  serve(3);
+  EXPECT_EQ(trainer.wait(), 0);
+}
+
+// As it is: half a minute without a word, while four of eight clients have stopped in the middle of a body.
+TEST_F(TrainerClients, StepsOfHalfAMinuteBesideClientsThatStall) {
+  start(1);
+  std::vector<std::unique_ptr<Descriptor>> stalled;
+  for (int i = 0; i < 4; ++i) {
+    stalled.push_back(std::make_unique<Descriptor>(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+    ASSERT_TRUE(connect_to(*stalled.back(), socket_path()));
+    const std::string half = "POST /v1/policy/1 HTTP/1.1\r\nContent-Length: 4000\r\n\r\n" + std::string(2000, 'x');
+    ASSERT_EQ(::send(stalled.back()->get(), half.data(), half.size(), MSG_NOSIGNAL), std::ssize(half));
+  }
+  std::vector<PythonClient> watching;
+  for (int i = 0; i < 3; ++i)
+    watching.emplace_back(folder_, "for _ in range(300):\n    client.status()\n    assert client.metrics() == [{'a': 1}]\n");
+  PythonClient trainer(folder_, kTrainer, {"30"});
+  const TimePoint begun = clock_.now();
+  for (PythonClient& one : watching) EXPECT_EQ(one.wait(), 0);
+  EXPECT_LT(clock_.now() - begun, seconds(25)) << "they wait for no stalled client";
+  serve(1);
+  EXPECT_EQ(trainer.wait(), 0);
+  EXPECT_GT(clock_.now() - begun, seconds(30));
+}
+
+TEST_F(TrainerClients, WaitForALearnerAndSayWhereThereIsNone) {
+  PythonClient impatient(folder_, R"(
+try:
+    echoline.Client(sys.argv[1] + "/nowhere", patience=0.1)
+except echoline.Error as error:
+    assert error.code == "unavailable" and "learner.trainer: external" in str(error), error
+    sys.exit(7)
+)");
+  start(1);
+  EXPECT_EQ(impatient.wait(), 7);
+}
+
+}  // namespace
+}  // namespace echoline::learner

@@ -1,0 +1,65 @@
+// The probe of a policy before workers get it.
+#include "model/probe.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "model/finite.hpp"
+#include "model/policy.hpp"
+
+namespace echoline::model {
+namespace {
+
+// A third of the greatest value that bf16 has.
+constexpr std::uint16_t kHuge = 0x7e80;
+
+void fill(delta::OwnedState& policy, std::string_view ending, std::uint16_t value) {
+  for (std::size_t i = 0; i < policy.size(); ++i)
+    if (policy.name(i).ends_with(ending))
+      for (std::span<std::byte> bytes = policy.mutable_bytes(i); !bytes.empty(); bytes = bytes.subspan(2)) std::memcpy(bytes.data(), &value, 2);
+  policy.seal();
+}
+
+TEST(ProbePolicy, FindsLogProbabilitiesThatAreNotFinite) {
+  for (const char* preset_name : {"tiny-64", "bytes-64"}) {
+    const ModelConfig config = *preset(preset_name);
+    for (const double temperature : {0.0, 0.7, 1.0}) EXPECT_TRUE(probe_policy(init_policy(config, 1)->view(), config, temperature, 1)) << preset_name;
+    for (const char* ending : {"embed_tokens.weight", "layers.0.mlp.down_proj.weight", "model.norm.weight"}) {
+      delta::OwnedState policy = *init_policy(config, 1);
+      fill(policy, ending, kHuge);
+      ASSERT_TRUE(check_finite(policy.view()));
+      const Status probed = probe_policy(policy.view(), config, 1, 1);
+      ASSERT_FALSE(probed) << preset_name << " " << ending;
+      EXPECT_EQ(probed.error().code, Code::kInvalid);
+      EXPECT_THAT(probed.error().message(), testing::HasSubstr("log-probabilities are not finite"));
+    }
+  }
+}
+
+// The families, tied and untied.
+TEST(ProbePolicy, RunsEveryFamily) {
+  for (const Family family : {Family::kQwen3, Family::kQwen2, Family::kLlama})
+    for (const bool tied : {true, false}) {
+      ModelConfig c;
+      c.family = family;
+      c.vocab_size = 100;
+      c.hidden_size = 32;
+      c.intermediate_size = 64;
+      c.layers = 2;
+      c.heads = 4;
+      c.kv_heads = 2;
+      c.head_dim = 8;
+      c.positions_max = 8;
+      c.tie_embeddings = tied;
+      delta::OwnedState policy = *init_policy(c, 1);
+      const Status probed = probe_policy(policy.view(), c, 1, 1);
+      EXPECT_TRUE(probed) << family_name(family) << ": " << probed.error().message();
+      fill(policy, "self_attn.k_proj.weight", 0x7fc0);
+      EXPECT_FALSE(probe_policy(policy.view(), c, 1, 1)) << family_name(family) << ": the weights that are there are the ones used";
+    }
+}
+
+}  // namespace
+}  // namespace echoline::model
