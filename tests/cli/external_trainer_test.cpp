@@ -180,7 +180,7 @@ def bad(name, change):
 def nan(data):
     data[2 * 5:2 * 6] = struct.pack("<H", 0x7fc0)
 def huge(data):
-    data[:] = struct.pack("<H", 0x7e80) * (len(data) // 2)
+    data[:] = struct.pack("<H", 0x7f00) * (len(data) // 2)
 def refused(version, policy, words):
     try:
         client.publish(version, policy)
@@ -193,7 +193,7 @@ while True:
     if status.version_wanted == status.steps:
         name = "model.norm.weight"
         refused(status.steps, bad(name, nan), f"tensor '{name}' holds 1 values that are NaN, infinite or too large for bf16, the first at index 5 of")
-        refused(status.steps, bad(name, huge), "log-probabilities are not finite")
+        refused(status.steps, bad("model.layers.0.mlp.up_proj.weight", huge), "log-probabilities are not finite")
         assert client.status().version_wanted == status.steps
         client.publish(status.steps, good)
     if status.steps >= status.steps_total:

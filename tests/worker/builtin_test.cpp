@@ -121,6 +121,7 @@ TEST_F(BuiltinTest, AStopStringEndsAResponse) {
 TEST_F(BuiltinTest, APolicyThatDivergedIsSaidToBeTheReason) {
   delta::OwnedState policy = *model::init_policy(config_, 1);
   for (std::size_t i = 0; i < policy.size(); ++i) {
+    if (!policy.name(i).ends_with("up_proj.weight")) continue;
     const std::uint16_t huge = 0x7f00;
     for (std::span<std::byte> bytes = policy.mutable_bytes(i); !bytes.empty(); bytes = bytes.subspan(2)) std::memcpy(bytes.data(), &huge, 2);
   }
