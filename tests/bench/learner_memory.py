@@ -61,17 +61,20 @@ with tempfile.TemporaryDirectory() as folder:
     pathlib.Path(folder, "run.yaml").write_text(f"""
 run: {{name: memory, folder: {folder}, steps: 2}}
 model: {{preset: {a.preset}}}
-task: {{adapter: arithmetic, options: {{evaluation_problems: 4}}}}
+task: {{adapter: arithmetic, options: {{evaluation_problems: 200}}}}
 rollout: {{prompts_per_step: 2, group_size: 4, response_tokens_max: 16}}
 staleness: {{budget: 3}}
 learner: {{trainer: {a.trainer}, microbatch_tokens: 512}}
 network: {{uplink: 1 Gbit/s}}
-fleet: {{offers: {folder}/offers.json, provider: local, headroom: 0, join_timeout: 5 min}}
+fleet: {{offers: {folder}/offers.json, provider: local, headroom: 0, join_timeout: 5 min, step_time_expected: 30 s, delta_ratio_expected: 10, install_time_expected: 1 s}}
 """)
     settings = [word for setting in a.set for word in ("--set", setting)]
     info = json.loads(subprocess.run([a.program, "model", "info", "--preset", a.preset, "--json"], check=True, capture_output=True, text=True).stdout)
     doctor = subprocess.run([a.program, "doctor", folder + "/run.yaml", "--json", *settings], capture_output=True, text=True)
-    said = next(c["detail"] for c in json.loads(doctor.stdout)["checks"] if c["check"] == "memory")
+    checks = json.loads(doctor.stdout)["checks"]
+    said = next((c["detail"] for c in checks if c["check"] == "memory"), None)
+    if said is None:
+        sys.exit("\n".join(f"{c['check']}: {c['detail']}" for c in checks if c["verdict"] == "FAILED"))
     learner = subprocess.Popen([a.program, "learner", folder + "/run.yaml", *settings], stderr=subprocess.PIPE, text=True)
     words = []
     reading = threading.Thread(target=lambda: words.extend(learner.stderr))
