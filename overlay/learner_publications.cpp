@@ -161,7 +161,9 @@ std::vector<const StoredPublication*> LearnerCore::deltas_back_to(Version from) 
   const std::uint64_t policy = config_.policy_bytes.count;
   std::uint64_t bytes = 0;
   // Of a version's publications the delta with the latest base comes first here: the one that was published.
-  for (const auto& [key, stored] : std::views::reverse(store_.entries())) {
+  const auto& entries = store_.entries();
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    const auto& [key, stored] = *entry;
     if (at <= from || deltas.size() >= config_.folded_max) break;
     if (key.version > at) continue;
     if (key.version < at || !key.base || !stored.complete) break;
@@ -178,9 +180,9 @@ Result<StoredDeltas> LearnerCore::deltas_from(Version from) const {
     return fail(Code::kNotFound, "find deltas", "the deltas from version {} on are no longer stored, or too many to fold", from);
   StoredDeltas found{from, deltas.front()->key().version, deltas.back()->announcement.base_digest,
                      deltas.front()->manifest->policy_digest, {}};
-  for (const StoredPublication* delta : std::views::reverse(deltas)) {
+  for (auto delta = deltas.rbegin(); delta != deltas.rend(); ++delta) {
     std::vector<Slice> pieces;
-    for (const StoredChunk& chunk : delta->chunks) pieces.push_back(chunk.data);
+    for (const StoredChunk& chunk : (*delta)->chunks) pieces.push_back(chunk.data);
     found.deltas.emplace_back(std::move(pieces));
   }
   return found;
