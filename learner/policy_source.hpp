@@ -76,7 +76,7 @@ struct BuiltIn {
   std::function<Status(const std::string& device)> can_compute_on;  // kInvalid says why not
   // Of the settings that a checkpoint must agree with, as trainer.json has it under config_digest.
   std::function<std::string(const RunConfig&, const model::ModelConfig&)> settings_digest;
-  PolicyProbe probe;  // for the policies of an external trainer
+  PolicyProbe probe = {};  // for the policies of an external trainer
 };
 
 // The maker of what the run file asks for; kInvalid for a run that wants the built-in trainer of a program that has none.
