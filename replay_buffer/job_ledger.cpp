@@ -210,7 +210,8 @@ class JobLedger::Impl {
     auto excused = in_transaction<std::uint64_t>([&]() -> Result<Outcome<std::uint64_t>> {
       ECHO_TRY(db_.run("UPDATE lease SET due_unix_s = due_unix_s + ?1, expires_unix_s = expires_unix_s + ?1 WHERE state = 0", late_s));
       const std::uint64_t leases = db_.changes();
-      ECHO_ASSIGN([[maybe_unused]] const std::uint64_t next, advance("next_lease", 0));  // without a lease, too, something is written
+      // Skips a number, so that something is written and shows whether there is room even if no lease is live.
+      ECHO_ASSIGN([[maybe_unused]] const std::uint64_t skipped, advance("next_lease", 1));
       return Outcome<std::uint64_t>{leases};
     });
     if (!excused) return excused;

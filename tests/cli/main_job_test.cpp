@@ -499,7 +499,8 @@ TEST(MainJob, CtrlCWritesAReportAndLeavesNothingRunning) {
   const Outcome changed = resume({"--set", "learner.learning_rate=0.0001", "--set", fmt::format("run.steps={}", steps + 1)});
   ASSERT_EQ(changed.status, 0) << changed.err;
   json of_the_rate;
-  for (const json& change : json::parse(changed.out).at("settings_changed"))
+  const json resumed = json::parse(changed.out);
+  for (const json& change : resumed.at("settings_changed"))
     if (change.at("key") == "learner.learning_rate") of_the_rate = change;
   EXPECT_EQ(of_the_rate, (json{{"key", "learner.learning_rate"}, {"old", "0.0002"}, {"new", "0.0001"}, {"step", steps}}));
   bool said = false;

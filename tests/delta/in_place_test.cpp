@@ -159,7 +159,7 @@ TEST_F(InPlaceTest, ADiskThatRefusesTheJournal) {
         std::signal(SIGXFSZ, SIG_IGN);
         ::setrlimit(RLIMIT_FSIZE, &file_size);
         const auto applied = apply_in_place(path, patch_);
-        ::_exit(!applied && applied.error().code == Code::kIo &&
+        ::_exit(!applied && applied.error().code == Code::kExhausted &&
                         applied.error().detail.find("File too large") != std::string::npos
                     ? 7
                     : 1);

@@ -83,32 +83,36 @@ TEST(LedgerOnAFullDisk, NothingHappensUntilThereIsRoom) {
   ASSERT_EQ(leases.size(), 2u);
   const schema::Submission first = submission_for(leases[0]);
   const Delivery delivery{kAda, &first};
-  const auto fails = [&](const Error& error) {
-    EXPECT_EQ(error.code, Code::kExhausted);
+  const auto fails = [&](const auto& result, int line = __builtin_LINE()) {
+    ASSERT_FALSE(result) << "line " << line;
+    const Error& error = result.error();
+    EXPECT_EQ(error.code, Code::kExhausted) << "line " << line;
     EXPECT_NE(error.detail.find(folder.file().string() + ": the disk is full"), std::string::npos) << error.detail;
   };
   disk.be_full();
   for (int i = 0; i < 20; ++i) {
-    fails(ledger->submit({&delivery, 1}, 0, 1001).error());
-    fails(ledger->expire(2000).error());
-    fails(ledger->release_worker(kAda, 2000).error());
-    fails(ledger->failed({kAda, leases[1].id, "prompt", ""}).error());
-    fails(ledger->grant({kAda, Version{0}, "digest", 1}, 0, 2000).error());
-    fails(ledger->excuse(1000, 2000).error());
+    fails(ledger->submit({&delivery, 1}, 0, 1001));
+    fails(ledger->expire(2000));
+    fails(ledger->release_worker(kAda, 2000));
+    fails(ledger->failed({kAda, leases[1].id, "prompt", ""}));
+    fails(ledger->grant({kAda, Version{0}, "digest", 1}, 0, 2000));
+    fails(ledger->excuse(1000, 2000));
   }
   EXPECT_TRUE(ledger->newly_idle().empty());
   EXPECT_TRUE(ledger->newly_set_aside().empty());
   EXPECT_EQ(must(ledger->held(kAda)), 2u);
   disk.accept();
   disk.fail_syncs(ENOSPC);
-  fails(ledger->excuse(1000, 2000).error());
+  fails(ledger->excuse(1000, 2000));
   disk.accept();
   EXPECT_EQ(must(ledger->excuse(1000, 2000)), 2u);
   EXPECT_TRUE(must(ledger->submit({&delivery, 1}, 0, 2001))[0].accepted);
   EXPECT_EQ(must(ledger->expire(2200)), 1u);
   EXPECT_EQ(must(ledger->counts()).expired, 1u);
   disk.fail_writes();
-  EXPECT_EQ(ledger->excuse(1, 2300).error().code, Code::kIo);
+  const auto without_lease = ledger->excuse(1, 2300);
+  ASSERT_FALSE(without_lease);
+  EXPECT_EQ(without_lease.error().code, Code::kIo);
 }
 
 TEST_F(Ledger, APauseOfTheLearnerMakesNoWorkerSlow) {

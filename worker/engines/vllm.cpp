@@ -68,7 +68,9 @@ class Vllm final : public Protocol {
       return odd_answer("expected {} entries in prompt_logprobs, found {}", text.size(), excerpt(list));
     Probed probed;
     for (std::size_t i = 1; i < list.size(); ++i) {
-      ECHO_ASSIGN(const double logprob, logprob_of(at(list[i], std::to_string(text[i]).c_str(), "logprob")));
+      const json& entry = at(list[i], std::to_string(text[i]).c_str());
+      if (!entry.is_object()) return odd_answer("expected the log-probability of token {} in prompt_logprobs, found {}", text[i], excerpt(list[i]));
+      ECHO_ASSIGN(const double logprob, logprob_of(at(entry, "logprob")));
       probed.logprobs.push_back(logprob);
     }
     return probed;
