@@ -218,7 +218,8 @@ void add_sim(Verb& app, int& exit) {
       "  echoline sim --workers 8,64 --learner-up '2 Gbit/s' \\\n"
       "    --worker-rate '500 Mbit/s' --payload '2 GB' --chunk '1 MiB'\n"
       "  echoline sim --workers 10000 --topologies echo2 --learner-up '16 Gbit/s' \\\n"
-      "    --worker-rate '1 Gbit/s' --payload '200 MB' --chunk '1 MiB' --heartbeat '5 s'\n"
+      "    --worker-rate '1 Gbit/s' --payload '200 MB' --chunk '1 MiB' \\\n"
+      "    --heartbeat '5 s'\n"
       "  echoline sim run configs/sim/small.yaml\n"
       "  echoline sim soak --seeds 1000\n"
       "  echoline sim market --seeds 1000");

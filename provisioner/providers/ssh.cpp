@@ -166,9 +166,8 @@ struct SshProvider::Impl {
   void bring(Ticket ticket, const Host& host, const LaunchSpec& spec, const std::string& program,
              std::vector<std::pair<std::string, std::string>> files) {
     if (files.empty()) return run(ticket, host, spec, program);
-    const auto [source, name] = files.front();
+    const std::string source = files.front().first, in = shell_quoted(host.folder + "/" + files.front().second);
     files.erase(files.begin());
-    const std::string in = shell_quoted(host.folder + "/" + name);
     const auto copy = [=, this, &host](Commands::Done then) {
       commands.run_file(ssh(host, fmt::format("cat > {0}.$$ && chmod 700 {0}.$$ && mv {0}.$$ {0}", in)), source, times.limit,
                         std::move(then));

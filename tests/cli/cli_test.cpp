@@ -269,7 +269,8 @@ TEST(Plan, IsKeptLookedIntoAndAppliedToTheOffersOfToday) {
   ASSERT_EQ(changed.status, 0) << changed.err;
   EXPECT_NE(changed.err.find(gone + " is not offered any more"), std::string::npos) << changed.err;
   EXPECT_NE(changed.err.find(dear + " costs $5."), std::string::npos) << changed.err;
-  for (const json& row : json::parse(changed.out).at("offers")) EXPECT_FALSE(row.at("chosen") && row.at("offer") == dear);
+  const json applied = json::parse(changed.out);
+  for (const json& row : applied.at("offers")) EXPECT_FALSE(row.at("chosen") && row.at("offer") == dear);
   const Outcome refused = run_program({"apply", kept, "--price-tolerance", "0"});
   EXPECT_EQ(refused.status, 3) << refused.err;
   EXPECT_NE(refused.err.find("--price-tolerance"), std::string::npos) << refused.err;
