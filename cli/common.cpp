@@ -42,9 +42,8 @@ void print_json_error(const Error& error) {
     problems.push_back(message.substr(start, end - start));
     start = end + 1;
   }
-  const nlohmann::json object = {{"schema_version", 2},
-                                 {"feasible", false},
-                                 {"error", {{"code", to_string(error.code)}, {"problems", problems}}}};
+  nlohmann::json object = {{"schema_version", 2}, {"error", {{"code", to_string(error.code)}, {"problems", problems}}}};
+  if (error.code == Code::kInfeasible) object["feasible"] = false;
   // A path that is no UTF-8 may stand in a message.
   fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }

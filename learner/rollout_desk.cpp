@@ -24,7 +24,6 @@ constexpr Duration kPauseMin = std::chrono::seconds(1);
 constexpr int kRefillsMax = 8;                              // rounds in which groups that nobody can generate are replaced by others
 constexpr std::uint64_t kSetAsideShown = 20;                // groups whose setting aside the log tells
 constexpr std::size_t kBlamesNeeded = 2;                    // different workers, where there are so many
-constexpr double kStepMemory = 0.7;                         // weight of the past in the measured length of a step
 constexpr double kProgressPerLease = 3;                     // signs of life in the shortest lease granted
 
 // The stable text that reports count by.
@@ -135,7 +134,7 @@ void RolloutDesk::try_again() {
   const auto excused = ledger_->excuse(seconds(passed), unix_seconds());
   if (!excused && must_wait(excused.error())) return;
   if (!excused) log::error("{}", excused.error().message());
-  stranded_s_ += seconds(passed);  // no part of how long a step takes
+  step_pace_.paused(seconds(passed));
   last_tick_ = now;
   held_up_.reset();
   is_held_up_ = false;
@@ -381,6 +380,8 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   }
   if (!submissions.empty() && !take_in(submissions))
     for (const std::size_t i : submitted) waits[i] = true;
+  std::vector<Request> requests;
+  std::vector<std::size_t> asked;  // where they stand in `messages`
   for (const auto& [i, message] : others) {
     Incoming& from = messages[i];
     if (is_barred(from.worker)) continue;
@@ -389,10 +390,17 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
         tell_off_talker(from.worker);
         continue;
       }
+      if (message.has_request()) {
+        requests.push_back({from.worker, &message.request()});
+        asked.push_back(i);
+        continue;
+      }
       if (handle(from.worker, message)) continue;
     }
     waits[i] = true;
   }
+  if (!requests.empty() && (held_up_ || !grant(requests)))
+    for (const std::size_t i : asked) waits[i] = true;
   for (std::size_t i = messages.size(); i-- > 0;) {
     if (waits[i])
       backlog_.push_front(std::move(messages[i]));
@@ -406,7 +414,6 @@ bool RolloutDesk::handle(WorkerId worker, const schema::WorkerMessage& message) 
   if (message.has_progress()) return renew(worker, message.progress());
   if (message.has_failed()) return take_back(worker, message.failed());
   if (message.has_returned()) return give_back(worker, message.returned());
-  if (message.has_request()) return grant(worker, message.request());
   if (message.has_leaving()) let_go(worker);
   return true;
 }
@@ -579,42 +586,47 @@ void RolloutDesk::tell_set_aside(bool unasked) {
   }
 }
 
-bool RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request) {
-  schema::LearnerMessage message;
-  schema::WorkGrant& answer = *message.mutable_grant();
+// In one transaction: each worker is answered once its leases are on disk. False when that has to wait for the database.
+bool RolloutDesk::grant(std::span<const Request> requests) {
+  std::vector<schema::LearnerMessage> answers(requests.size());
+  const Status durable = ledger_->together([&] {
+    for (std::size_t i = 0; i < requests.size(); ++i) grant(requests[i].worker, *requests[i].request, *answers[i].mutable_grant());
+  });
+  if (!durable && must_wait(durable.error())) return false;
+  if (!durable) log::error("no lease granted: {}", durable.error().message());
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (!durable) answers[i].mutable_grant()->clear_leases();
+    events_.send(requests[i].worker, answers[i].SerializeAsString());
+  }
+  tell_set_aside(true);
+  return true;
+}
+
+void RolloutDesk::grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer) {
   answer.set_retry_after_ms(kRetryMs);
   asking_[worker] = Version{request.version()};
   if (retired_.contains(worker)) {
     answer.set_retry_after_ms(kRefusedRetryMs);
-    events_.send(worker, message.SerializeAsString());
-    const auto held = ledger_->held(worker);
-    if (!held) log::error("{}", held.error().message());
-    if (held && *held == 0 && events_.drained) events_.drained(worker);
-    return true;
+    if (ledger_->held(worker) == 0 && events_.drained) events_.drained(worker);
+    return;
   }
   const auto known = digests_.find(Version{request.version()});
   if (known != digests_.end() && known->second != request.policy_digest()) {
     // Memory or a disk that lies looks like this as well: it gets no work, and is told to go when it comes so again.
     note_malformed(worker, fmt::format("its version {} has another digest than the published one", request.version()));
     answer.set_retry_after_ms(kRefusedRetryMs);
-    events_.send(worker, message.SerializeAsString());
-    return true;
+    return;
   }
-  if (is_kept_from(worker, Version{request.version()})) {
-    answer.set_retry_after_ms(kRefusedRetryMs);
-  } else if (known != digests_.end() && can_generate_) {
-    const Status filled = fill(worker, request, answer);
-    if (!filled && must_wait(filled.error())) return false;  // it is answered later
-    if (!filled) log::error("no lease granted: {}", filled.error().message());
-    const auto slow = ledger_->too_slow(worker);
-    if (slow && told_slow_.insert(worker).second)
-      log::warn(
-          "worker {} takes {:.1f} s for a batch of groups and a policy is fresh enough for {} steps of {:.1f} s: it only "
-          "helps where the learner would wait. Raise staleness.budget, or rent a faster one",
-          worker, *slow, options_.staleness_budget + 1, step_seconds_.value_or(0));
-  }
-  events_.send(worker, message.SerializeAsString());
-  return true;
+  if (is_kept_from(worker, Version{request.version()})) return answer.set_retry_after_ms(kRefusedRetryMs);
+  if (known == digests_.end() || !can_generate_) return;
+  const Status filled = fill(worker, request, answer);
+  if (!filled) log::error("no lease granted: {}", filled.error().message());
+  const auto slow = ledger_->too_slow(worker);
+  if (slow && told_slow_.insert(worker).second)
+    log::warn(
+        "worker {} takes {:.1f} s for a batch of groups and a policy is fresh enough for {} steps of {:.1f} s: it only "
+        "helps where the learner would wait. Raise staleness.budget, or rent a faster one",
+        worker, *slow, options_.staleness_budget + 1, step_pace_.seconds().value_or(0));
 }
 
 Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant) {
@@ -622,7 +634,7 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
   double shortest_s = 0;
   for (int round = 0; round < kRefillsMax && grant.leases().empty() && can_generate_; ++round) {
     ECHO_ASSIGN(const auto leases,
-                ledger_->grant({worker, version, digests_.at(version), request.groups_max(), step_seconds_,
+                ledger_->grant({worker, version, digests_.at(version), request.groups_max(), step_pace_.seconds(),
                                 digests_.rbegin()->first},
                                step_, unix_seconds()));
     if (events_.turned_away && ledger_->turned_away(worker)) events_.turned_away(worker);
@@ -630,16 +642,7 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
     for (const replay_buffer::LeaseRecord& record : leases) {
       const auto question = door_.question(record.group);
       if (!question) {
-        const std::string detail = question.error().detail;
-        const Status aside = noted(ledger_->set_aside(record.id, text_of(schema::WORK_FAILURE_PROMPT), detail));
-        if (!aside && held_up_)
-          backlog_.push_back(Write{[this, id = record.id, detail]() -> Status {
-            ECHO_TRY(ledger_->set_aside(id, text_of(schema::WORK_FAILURE_PROMPT), detail));
-            tell_set_aside(true);
-            return ok();
-          }});
-        else
-          ECHO_TRY(aside);
+        ECHO_TRY(ledger_->set_aside(record.id, text_of(schema::WORK_FAILURE_PROMPT), question.error().detail));
         continue;
       }
       conduct_.asked();
@@ -654,8 +657,6 @@ Result<void> RolloutDesk::fill(WorkerId worker, const schema::WorkRequest& reque
       lease.set_rollouts(record.rollouts);
       shortest_s = shortest_s == 0 ? record.lease_s : std::min(shortest_s, record.lease_s);
     }
-    tell_set_aside(true);
-    if (held_up_) break;
   }
   grant.set_progress_every_ms(static_cast<std::uint32_t>(1000 * shortest_s / kProgressPerLease));
   return ok();
@@ -691,10 +692,10 @@ void RolloutDesk::offer_batch() {
     ECHO_TRY(can_generate_);
     ECHO_ASSIGN(const std::uint64_t stranded, ledger_->stranded_by_next_step(step, lease_time()));
     if (stranded > 0) {
-      if (stranded_since_s_ == 0) stranded_since_s_ = lease_time();
+      step_pace_.waits(lease_time());
       return std::optional<replay_buffer::Batch>();
     }
-    if (stranded_since_s_ > 0) stranded_s_ += lease_time() - std::exchange(stranded_since_s_, 0);
+    step_pace_.goes_on(lease_time());
     ECHO_ASSIGN(auto batch, trainable_batch(step));
     if (!batch) ECHO_TRY(stuck());
     return batch;
@@ -734,14 +735,8 @@ Status RolloutDesk::consume(std::uint64_t step, const replay_buffer::Batch& batc
     if (*dropped > 0) log::warn("{} trajectories became too stale before step {} could use them", *dropped, step + 1);
     in_training_.clear();
     step_ = step + 1;
-    const double now = unix_seconds();
-    if (consumed_at_s_ && now > *consumed_at_s_) {
-      // Without the waiting for slow workers: how long they may take is measured by it.
-      const double took = std::max(0.0, now - *consumed_at_s_ - std::exchange(stranded_s_, 0));
-      step_seconds_ = step_seconds_ ? kStepMemory * *step_seconds_ + (1 - kStepMemory) * took : took;
-    }
-    consumed_at_s_ = now;
-    if (step_seconds_) regrader_->step_measured(*step_seconds_, std::uint64_t{options_.prompts_per_step} * options_.group_size);
+    step_pace_.finished(unix_seconds());
+    if (const auto step_s = step_pace_.seconds()) regrader_->step_measured(*step_s, std::uint64_t{options_.prompts_per_step} * options_.group_size);
     return ok();
   });
 }

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <variant>
@@ -27,6 +28,7 @@
 #include "overlay/types.hpp"
 #include "replay_buffer/buffer.hpp"
 #include "replay_buffer/job_ledger.hpp"
+#include "replay_buffer/step_pace.hpp"
 
 namespace echoline::learner {
 
@@ -175,7 +177,12 @@ class RolloutDesk {
   bool is_kept_from(WorkerId worker, Version version);
   Status stuck();
   void let_go(WorkerId worker);
-  bool grant(WorkerId worker, const schema::WorkRequest& request);
+  struct Request {
+    WorkerId worker;
+    const schema::WorkRequest* request = nullptr;
+  };
+  bool grant(std::span<const Request> requests);
+  void grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer);
   // Leases for what can be generated; what cannot is set aside.
   Result<void> fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);
   void tell_set_aside(bool unasked = false);  // `unasked`: no worker has been asked for these groups
@@ -225,8 +232,7 @@ class RolloutDesk {
   Status database_;            // its error, once it is given up
   Status can_generate_;  // or why group after group had to be set aside
   std::uint64_t step_ = 0;
-  std::optional<double> consumed_at_s_, step_seconds_;  // when the last step ended, and how long steps take
-  double stranded_since_s_ = 0, stranded_s_ = 0;  // this step's batch was there, and waited for slower workers
+  replay_buffer::StepPace step_pace_;
   const SystemClock system_clock_;
   const Clock& clock_ = options_.clock ? *options_.clock : system_clock_;
   const TimePoint opened_ = clock_.now();

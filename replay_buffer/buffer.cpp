@@ -42,6 +42,9 @@ Result<AddOutcome> ReplayBuffer::add(std::span<const Trajectory> trajectories) {
     store_->totals = before;
     return std::move(status).error();
   }
+  std::set<GroupId> groups;
+  for (const Trajectory& trajectory : trajectories) groups.insert(GroupId{trajectory.group()});
+  for (const GroupId group : groups) ECHO_TRY(store_->load_waiting(group));
   return outcome;
 }
 
@@ -49,16 +52,10 @@ Result<std::optional<Batch>> ReplayBuffer::sample(std::uint64_t step, std::uint3
   store_->check_thread();
   if (groups == 0) return fail(Code::kInvalid, "sample", "0 groups asked for, expected 1 or more");
   for (;;) {
+    const auto chosen = store_->waiting.batch(Version{store_->version_min(step)}, groups);
+    if (!chosen) return std::optional<Batch>();
     Batch batch{step, {}};
-    ECHO_TRY(store_->database->each(
-        "SELECT group_id, version FROM groups WHERE " ECHO_WAITING
-        " AND members = ?1 AND version >= ?2 AND unscored = 0 "
-        "ORDER BY version, group_id LIMIT ?3",
-        [&](const Row& row) {
-          batch.groups.push_back({GroupId{row.integer(0)}, Version{row.integer(1)}, {}});
-        },
-        store_->options.group_size, store_->version_min(step), groups));
-    if (batch.groups.size() < groups) return std::optional<Batch>();
+    for (const GroupId group : *chosen) batch.groups.push_back({group, store_->waiting.find(group)->version, {}});
     ECHO_ASSIGN(const std::optional<GroupId> unreadable, read_groups(batch));
     if (!unreadable) return std::optional<Batch>(std::move(batch));
     ECHO_TRY(discard(*unreadable, "unreadable"));
@@ -97,6 +94,8 @@ Status ReplayBuffer::discard(GroupId group, std::string_view reason) {
              "value > ?1)",
              group.value));
   ECHO_TRY(transaction.commit());
+  store_->waiting.remove(group);
+  store_->on_discard(group);
   store_->totals.rows -= deleted;
   store_->totals.bytes -= bytes.value_or(0);
   return ok();
@@ -149,6 +148,7 @@ Result<bool> ReplayBuffer::scored(const Group& group) {
   ECHO_TRY(db.run("DELETE FROM failure WHERE group_id = ?1", group.id.value));
   ECHO_TRY(transaction.commit());
   store_->totals.bytes += after.value_or(0) - before.value_or(0);
+  ECHO_TRY(store_->load_waiting(group.id));
   return true;
 }
 
@@ -191,7 +191,9 @@ Status ReplayBuffer::consume(std::uint64_t step, std::span<const GroupId> groups
         group.value));
     return fail(Code::kInvalid, "consume", "group {} cannot be consumed at step {}: {}", group, step, why);
   }
-  return transaction.commit();
+  ECHO_TRY(transaction.commit());
+  for (const GroupId group : groups) store_->waiting.remove(group);
+  return ok();
 }
 
 Status ReplayBuffer::rewind(std::uint64_t step) {
@@ -200,7 +202,8 @@ Status ReplayBuffer::rewind(std::uint64_t step) {
   ECHO_ASSIGN(Transaction transaction, Transaction::begin(db));
   ECHO_TRY(db.run("UPDATE groups SET consumed_step = NULL WHERE consumed_step >= ?1", step));
   ECHO_TRY(db.run("UPDATE groups SET dropped_step = NULL WHERE dropped_step >= ?1", step));
-  return transaction.commit();
+  ECHO_TRY(transaction.commit());
+  return store_->load_waiting();
 }
 
 Result<std::uint64_t> ReplayBuffer::drop_stale(std::uint64_t step) {
@@ -211,6 +214,7 @@ Result<std::uint64_t> ReplayBuffer::drop_stale(std::uint64_t step) {
               db.one("SELECT sum(members) FROM groups WHERE " ECHO_WAITING " AND version < ?1", version_min));
   if (!trajectories) return std::uint64_t{0};
   ECHO_TRY(db.run("UPDATE groups SET dropped_step = ?1 WHERE " ECHO_WAITING " AND version < ?2", step, version_min));
+  for (const GroupId group : store_->waiting.before(Version{version_min})) store_->waiting.remove(group);
   return *trajectories;
 }
 

@@ -1,7 +1,8 @@
-// The job ledger: which worker may generate which group until when. Its leases live in the replay buffer's file, so a
-// restarted learner neither loses nor doubles a group.
+// The job ledger: which worker may generate which group until when. A LeaseCore decides; the ledger keeps what it decides in the replay
+// buffer's file, so a restarted learner neither loses nor doubles a group.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,27 +14,12 @@
 #include "base/ids.hpp"
 #include "base/result.hpp"
 #include "replay_buffer/buffer.hpp"
+#include "replay_buffer/lease_core.hpp"
 #include "replay_buffer/rules.hpp"
 
 namespace echoline::replay_buffer {
 
-struct LedgerOptions {
-  Pacing pacing;  // its staleness budget must be the buffer's
-  LeaseLength lease;
-  std::uint32_t leases_per_grant_max = 256;
-  std::uint32_t leases_live_max = 65'536;
-};
-
-// A worker asks for work. `policy_digest` is the learner's own digest of `version`; the caller has checked that the
-// worker's agrees.
-struct GrantRequest {
-  WorkerId worker;
-  Version version;
-  std::string policy_digest;
-  std::uint32_t groups_max = 1;
-  std::optional<double> step_seconds = std::nullopt;  // a learner step, as measured; absent: not yet
-  std::optional<Version> newest = std::nullopt;       // that workers may have; absent: this one
-};
+using LedgerOptions = LeaseOptions;  // the group size is the buffer's
 
 // A worker hands in the trajectories of one lease.
 struct Delivery {
@@ -51,18 +37,6 @@ struct FailedWork {
   LeaseId lease;
   std::string_view reason;  // a stable text
   std::string detail;
-};
-
-// A group that nobody will be asked for again.
-struct SetAside {
-  GroupId group;
-  std::string reason, detail;
-};
-
-// Somebody who takes work again and again and returns nothing of it: it should get no more.
-struct Idler {
-  WorkerId worker;
-  std::string reason;
 };
 
 // What else is held against a worker, by whoever looks at what it hands in; kept with the leases.
@@ -109,6 +83,10 @@ class JobLedger {
   // stored and the workers should send again. `step` is the learner's: what is too stale for it already is refused.
   Result<std::vector<Verdict>> submit(std::span<const Delivery> deliveries, std::uint64_t step, double now_unix_s);
 
+  // What `calls` change through this ledger, but for submit(), is written in ONE transaction after they have returned. On an Error none of
+  // them has happened, whatever they returned, and all may be made again.
+  Status together(const std::function<void()>& calls);
+
   // Signs of life: the leases of this worker get a full term from now (LeaseLength::max_s bounds it), if `progress` has
   // grown since it was last told. Returns how many.
   Result<std::uint64_t> renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress,
@@ -150,7 +128,7 @@ class JobLedger {
   Result<std::uint64_t> stranded_by_next_step(std::uint64_t step, double now_unix_s);
 
   Result<LedgerCounts> counts();
-  Result<std::uint64_t> held(WorkerId worker);  // its live leases
+  std::uint64_t held(WorkerId worker);  // its live leases
 
   // What the worker's latest batches took from grant to result, when the last grant() gave it nothing for being too
   // slow; absent otherwise.

@@ -109,6 +109,13 @@ class Database {
   static void bind(sqlite3_stmt* s, int i, std::string_view text) {
     sqlite3_bind_text64(s, i, text.data(), text.size(), SQLITE_STATIC, SQLITE_UTF8);
   }
+  template <class T>
+  static void bind(sqlite3_stmt* s, int i, const std::optional<T>& value) {
+    if (value)
+      bind(s, i, *value);
+    else
+      sqlite3_bind_null(s, i);
+  }
   static void bind(sqlite3_stmt* s, int i, const std::string& text) { bind(s, i, std::string_view(text)); }
   static void bind(sqlite3_stmt* s, int i, Blob blob) {
     sqlite3_bind_blob64(s, i, blob.bytes.empty() ? "" : blob.bytes.data(), blob.bytes.size(), SQLITE_STATIC);

@@ -47,6 +47,7 @@ Result<std::unique_ptr<Store>> Store::open(const std::filesystem::path& path, co
   store->options = options;
   ECHO_TRY(store->create_or_check());
   ECHO_TRY(store->load_totals());
+  ECHO_TRY(store->load_waiting());
   return store;
 }
 
@@ -86,6 +87,31 @@ Status Store::load_totals() {
   return database->each("SELECT count(*), coalesce(sum(length(body)), 0) FROM trajectory", [&](const Row& row) {
     totals = {row.integer(0), row.integer(1)};
   });
+}
+
+namespace {
+
+WaitingGroup waiting_group(const Row& row) { return {Version{row.integer(1)}, static_cast<std::uint32_t>(row.integer(2)), row.integer(3) == 0}; }
+
+}  // namespace
+
+Status Store::load_waiting() {
+  WaitingGroups loaded(options.group_size);
+  ECHO_TRY(database->each(
+      "SELECT group_id, version, members, unscored FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL",
+      [&](const Row& row) { loaded.put(GroupId{row.integer(0)}, waiting_group(row)); }));
+  waiting = std::move(loaded);
+  return ok();
+}
+
+Status Store::load_waiting(GroupId group) {
+  std::optional<WaitingGroup> found;
+  ECHO_TRY(database->each(
+      "SELECT group_id, version, members, unscored FROM groups WHERE consumed_step IS NULL AND dropped_step IS NULL AND group_id = ?1",
+      [&](const Row& row) { found = waiting_group(row); }, group.value));
+  waiting.remove(group);
+  if (found) waiting.put(group, *found);
+  return ok();
 }
 
 Result<bool> Store::insert(const Trajectory& t) {

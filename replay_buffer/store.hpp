@@ -1,10 +1,12 @@
 // The open file behind ReplayBuffer and JobLedger: schema, limits and the inserts both share. Private to this folder.
 #pragma once
+#include <functional>
 #include <memory>
 #include <thread>
 
 #include "replay_buffer/buffer.hpp"
 #include "replay_buffer/sqlite.hpp"
+#include "replay_buffer/waiting_groups.hpp"
 
 namespace echoline::replay_buffer {
 
@@ -27,8 +29,16 @@ class Store {
   // Ends the process when called from a second thread.
   void check_thread();
 
+  // Makes `waiting` agree with the file: for all groups, or for this one. After a commit.
+  Status load_waiting();
+  Status load_waiting(GroupId group);
+
   std::unique_ptr<Database> database;
   BufferOptions options;
+  // The groups in the file that were neither consumed nor dropped.
+  WaitingGroups waiting{0};
+  // Called after a commit that put a discarded group into the pool.
+  std::function<void(GroupId)> on_discard = [](GroupId) {};
   // What is stored. insert() moves it on, so whoever rolls inserts back puts the earlier value back.
   struct Totals {
     std::uint64_t rows = 0;

@@ -28,7 +28,9 @@ enum Kind : std::uint32_t { kTick, kJoins, kArrives, kSynced, kServed, kHandIn, 
 enum class State { kBooting, kSyncing, kWorking, kDead };
 
 struct Work {
-  std::uint64_t lease = 0, version = 0;
+  LeaseId lease;
+  Version version;
+  double granted_s = 0;
   std::uint32_t tokens = 0, longest = 0;
 };
 
@@ -56,7 +58,7 @@ struct SimWorker {
   std::uint32_t turn = 0;                    // of kServed events: others are void
   std::deque<Work> queue;                    // the first is being generated
   std::size_t tails = 0;
-  std::map<std::uint64_t, Work> handing_in;  // by lease
+  std::map<LeaseId, Work> handing_in;
   std::uint64_t idle_since = 0;              // place among those who wait for work; 0: it does not
   double joined_s = 0, busy_s = 0;
   double received = 0, forwarded = 0;
@@ -135,7 +137,7 @@ class Simulation {
       case kArrives: return arrives(w), ok();
       case kSynced: return synced(w), ok();
       case kServed: return served(w, static_cast<std::uint32_t>(e.a)), ok();
-      case kHandIn: return hand_in(w, e.a), ok();
+      case kHandIn: return hand_in(w, LeaseId{e.a}), ok();
       case kDelivered: return delivered(w, e.a), ok();
       case kInstalled: return installed(w, e.a), ok();
       case kEnding: return ending(w), ok();
@@ -156,7 +158,7 @@ class Simulation {
 
   Status tick() {
     fleet_->tick(now_);
-    desk_.expire(now_);
+    desk_.expire(now_, [this](WorkerId id) { return worker(id).state != State::kDead; });
     mind_capacity();
     if (!begun_) ECHO_TRY(perhaps_begin());
     if (begun_) {
@@ -275,7 +277,7 @@ class Simulation {
     if (it == by_ticket_.end()) return;
     const std::size_t w = it->second;
     leaves(w);
-    desk_.release_worker(w + 1);
+    desk_.release_worker(id_of(w), now_);
     by_ticket_.erase(it);
   }
 
@@ -289,7 +291,7 @@ class Simulation {
     push(now_ + seconds(s_.heartbeat_timeout), kNoticed, w);
   }
   void noticed(std::size_t w) {
-    desk_.release_worker(w + 1);
+    desk_.release_worker(id_of(w), now_);
     fleet_->taken(workers_[w].ticket, true, now_);
     by_ticket_.erase(workers_[w].ticket);
   }
@@ -299,7 +301,7 @@ class Simulation {
     leaves(w);
     worker.hung = true;
     push(now_ + seconds(s_.stalled_after), kGivenUp, w);
-    desk_.release_worker(w + 1);
+    desk_.release_worker(id_of(w), now_);
   }
   void given_up(std::size_t w) { hear(fleet::Left{id_of(w), "away for too long"}); }
 
@@ -514,8 +516,8 @@ class Simulation {
     if (s_.on_new_policy == OnNewPolicy::kAbort) {
       settle_busy(worker);
       ++worker.turn;
-      for (const Work& work : std::exchange(worker.queue, {})) desk_.give_back(work.lease);
-      for (const auto& [lease, work] : std::exchange(worker.handing_in, {})) desk_.give_back(lease);
+      for (const Work& work : std::exchange(worker.queue, {})) desk_.give_back(id_of(w), work.lease);
+      for (const auto& [lease, work] : std::exchange(worker.handing_in, {})) desk_.give_back(id_of(w), lease);
     }
     const double takes = install_s();
     if (worker.serving) {  // it stands still meanwhile
@@ -574,16 +576,16 @@ class Simulation {
     const std::size_t most = groups_held(worker);
     if (worker.state != State::kWorking || worker.draining || worker.installing || worker.install_waits) return false;
     if (worker.queue.size() >= most || worker.tails >= kTailsMax) return false;
-    const auto leases = desk_.grant(w + 1, worker.version, most - worker.queue.size(), now_);
-    for (const DeskLease& lease : leases) worker.queue.push_back(draw(lease));
+    const auto leases = desk_.grant(id_of(w), Version{worker.version}, most - worker.queue.size(), Version{newest_out_}, now_);
+    for (const replay_buffer::LiveLease& lease : leases) worker.queue.push_back(draw(lease));
     if (!leases.empty()) no_longer_idle(worker);  // it has had its turn
     if (worker.queue.size() < most && worker.idle_since == 0) idle_[worker.idle_since = ++idle_places_] = w;
     serve(w);
     return !leases.empty();
   }
 
-  Work draw(const DeskLease& lease) {
-    Work work{lease.id, lease.version};
+  Work draw(const replay_buffer::LiveLease& lease) {
+    Work work{lease.record.id, lease.record.version, lease.record.granted_unix_s};
     const double most = s_.lease.tokens_max;
     for (std::uint32_t i = 0; i < s_.group_size; ++i) {
       const double drawn = s_.token_histogram ? lengths_.of(*s_.token_histogram) : lengths_.lognormal(s_.tokens);
@@ -599,8 +601,8 @@ class Simulation {
     std::vector<std::size_t> order;
     for (const auto& [since, w] : idle_) order.push_back(w);
     for (const std::size_t w : order) {
-      if (desk_.closed(newest_out_)) return;
-      if (!desk_.closed(workers_[w].version)) ask(w);
+      if (desk_.closed(Version{newest_out_}, now_)) return;
+      if (!desk_.closed(Version{workers_[w].version}, now_)) ask(w);
     }
   }
 
@@ -625,14 +627,14 @@ class Simulation {
     const double longest_s =
         s_.sequence_tokens_per_s ? work.longest / (*s_.sequence_tokens_per_s * worker.tokens_left) : 0;
     const double ends = std::max(now_, began + longest_s);
-    if (ends > now_) push(ends, kHandIn, w, work.lease);
+    if (ends > now_) push(ends, kHandIn, w, work.lease.value);
     else hand_in(w, work.lease);
     if (worker.install_waits && worker.queue.empty()) install(w);
     serve(w);
     ask(w);
   }
 
-  void hand_in(std::size_t w, std::uint64_t lease) {
+  void hand_in(std::size_t w, LeaseId lease) {
     SimWorker& worker = workers_[w];
     const auto it = worker.handing_in.find(lease);
     if (it == worker.handing_in.end()) return;
@@ -641,13 +643,15 @@ class Simulation {
     --worker.tails;
     result_.tokens_generated += work.tokens;
     DeskGroup group;
-    group.worker = w + 1;
+    group.worker = id_of(w);
+    group.granted_s = work.granted_s;
     group.tokens = work.tokens;
-    group.mixed = worker.version > work.version;
-    const auto taken = desk_.submit(lease, group, work.longest, now_);
-    if (taken) {
+    group.longest = work.longest;
+    group.mixed = worker.version > work.version.value;
+    const auto held_s = desk_.submit(lease, group, now_);
+    if (held_s) {
       fleet_->machine(worker.ticket).rollouts += s_.group_size;
-      hear(fleet::Beat{id_of(w), static_cast<double>(s_.group_size), taken->held_s});
+      hear(fleet::Beat{id_of(w), static_cast<double>(s_.group_size), *held_s});
     }
     perhaps_drained(w);
     try_step();
@@ -657,7 +661,7 @@ class Simulation {
 
   void try_step() {
     if (!begun_ || training_ || desk_.step() >= s_.steps) return;
-    const auto batch = desk_.batch(s_.prompts_per_step, now_);
+    auto batch = desk_.batch(s_.prompts_per_step, now_);
     if (!batch) return;
     training_ = true;
     hear(fleet::Waiting{false});
@@ -666,7 +670,7 @@ class Simulation {
     row.wait_s = now_ - wait_from_s_;
     const std::uint64_t step = desk_.step();
     for (const DeskGroup& group : *batch) {
-      row.staleness[step - std::min(step, group.version)] += s_.group_size;
+      row.staleness[step - std::min(step, group.version.value)] += s_.group_size;
       row.tokens += group.tokens;
       row.mixed += group.mixed ? s_.group_size : 0;
     }
@@ -675,19 +679,21 @@ class Simulation {
     result_.tokens_trained += static_cast<double>(row.tokens);
     for (const auto& [age, n] : desk_.in_flight_by_age()) result_.in_flight[age] += static_cast<double>(n);
     for (const auto& [age, n] : desk_.waiting_by_age()) result_.in_queue[age] += static_cast<double>(n);
-    row.waiting = desk_.waiting();
+    for (const auto& [age, n] : row.staleness) result_.in_queue[age] -= static_cast<double>(n);
+    row.waiting = desk_.waiting() - batch->size() * s_.group_size;
     row.in_flight = desk_.in_flight();
-    desk_.consumed(now_);
     step_ = std::move(row);
+    batch_ = *std::move(batch);
     push(now_ + step_.train_s, kTrained, 0);
     serve_idle();
   }
 
   Status trained() {
     training_ = false;
+    desk_.consume(std::exchange(batch_, {}), now_);
     wait_from_s_ = now_;
     hear(fleet::StepMeasured{from_seconds(step_.train_s)});
-    if (desk_.closed(newest_out_))
+    if (desk_.closed(Version{newest_out_}, now_))
       for (const auto& [since, w] : idle_)
         if (workers_[w].queue.empty() && workers_[w].handing_in.empty()) hear(fleet::Beat{id_of(w), 0, 0, true});
     while (!measured_.empty()) {
@@ -762,7 +768,8 @@ class Simulation {
 
   bool begun_ = false, training_ = false, closing_ = false, was_enough_ = false, links_busy_ = false;
   double wait_from_s_ = 0;
-  SimStep step_;
+  SimStep step_;                  // the one that is trained
+  std::vector<DeskGroup> batch_;  // its batch
   std::optional<double> short_since_s_, alone_since_s_;
   std::uint64_t newest_out_ = 0, publications_made_ = 0;
   std::optional<Waiting> waiting_;

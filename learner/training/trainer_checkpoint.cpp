@@ -9,6 +9,7 @@
 #include "base/files.hpp"
 #include "delta/digest.hpp"
 #include "delta/safetensors.hpp"
+#include "model/finite.hpp"
 #include "model/weights.hpp"
 
 namespace echoline::learner {
@@ -108,10 +109,12 @@ Result<std::span<const std::byte>> stored(const delta::StateView& state, const s
 Result<fs::path> save_checkpoint(const fs::path& folder, const Trainer& trainer, const model::ModelFiles& files,
                                  const CheckpointOf& of, std::int64_t keep_last) {
   return add_checkpoint(folder, trainer.steps(), keep_last, [&](const fs::path& into) -> Status {
+    ECHO_ASSIGN(delta::OwnedState policy, trainer.policy());
+    if (const Status finite = model::check_finite(policy.view()); !finite)
+      return fail(Code::kCorrupt, "save checkpoint", "step {} is not kept, because {}", trainer.steps(), finite.error().message());
     ECHO_ASSIGN(const Snapshot tensors, snapshot(trainer));
     ECHO_TRY(delta::write_safetensors(into / kTensors, tensors.view));
     ECHO_ASSIGN(const delta::Digest digest, delta::digest_state(tensors.view));
-    ECHO_ASSIGN(delta::OwnedState policy, trainer.policy());
     ECHO_TRY(model::save_model(into / kCheckpointModel, files, policy.view()));
     const nlohmann::json state = {{"format", kCheckpointFormat},
                                   {"steps", trainer.steps()},

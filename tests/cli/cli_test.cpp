@@ -228,6 +228,7 @@ TEST(Plan, JsonAlsoWhenThereIsNone) {
                                        "rollout.group_size=y"});
     EXPECT_EQ(wrong.status, 2) << wrong.err;
     EXPECT_EQ(json::parse(wrong.out).at("error").at("problems").size(), 2u) << wrong.out;
+    EXPECT_FALSE(json::parse(wrong.out).contains("feasible")) << "no plan was made, so none can be said to be infeasible";
   }
   // What the learner finds out is on the standard output of `up` as well.
   TemporaryFolder folder;

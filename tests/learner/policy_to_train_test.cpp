@@ -176,6 +176,10 @@ TEST_F(PolicyToTrainTest, WeightsThatDivergedAreNotPublished) {
   EXPECT_EQ(diverged.error().code, Code::kCorrupt);
   EXPECT_NE(diverged.error().message().find("version 1 is not published, because check policy: tensor '"), std::string::npos)
       << diverged.error().message();
+  const Status kept = (*policy)->checkpoint();
+  ASSERT_FALSE(kept) << "a resumed run would begin with them";
+  EXPECT_EQ(kept.error().code, Code::kCorrupt);
+  EXPECT_NE(kept.error().message().find("step 1 is not kept, because check policy: tensor '"), std::string::npos) << kept.error().message();
   EXPECT_EQ(checkpoints(), (std::vector<std::string>{"step-000000000"}));
 }
 

@@ -1,4 +1,5 @@
-// What the buffer costs over SQLite itself: add() in group commits of 64 against bare inserts of the same bytes.
+// What the buffer costs over SQLite itself: add() in group commits of 64 against bare inserts of the same bytes. And what a lease costs, by
+// the number of workers.
 #include <sqlite3.h>
 
 #include <algorithm>
@@ -88,6 +89,55 @@ TEST(AddBench, CostsLittleOverRawSqlite) {
       "add(): {:.0f} trajectories/s in commits of {} ({} bytes each); bare SQLite inserts: {:.0f}/s; ratio {:.2f}\n",
       n / ours, kCommit, all[0][0].ByteSizeLong(), n / raw, raw / ours);
   EXPECT_GT(raw / ours, 0.1) << "add() costs more than ten times the bare inserts";
+}
+
+// Every worker asks for one group and hands it in, turn by turn of 256 workers, and the learner takes its steps. Seconds for a grant.
+double grant_s(std::uint64_t workers, bool durable) {
+  constexpr std::uint64_t kTurn = 256;
+  constexpr std::uint64_t kRounds = 3;
+  const TemporaryFolder folder;
+  auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 3)));
+  LedgerOptions options;
+  options.pacing = {3, 3, static_cast<std::uint32_t>(workers * kGroup)};
+  options.group_size = kGroup;
+  options.leases_live_max = 1u << 20;
+  auto ledger = must(JobLedger::open(*buffer, options));
+  WaitingGroups waiting(kGroup);
+  LeaseCore core(options, waiting);
+  double took = 0, now = 1000;
+  for (std::uint64_t round = 0; round < kRounds; ++round) {
+    std::vector<LeaseRecord> leases;
+    for (std::uint64_t first = 1; first <= workers; first += kTurn) {
+      now += 0.01;
+      const auto ask = [&](auto&& grant) {
+        for (std::uint64_t w = first; w < first + kTurn && w <= workers; ++w) grant(GrantRequest{WorkerId{w}, Version{round}, "digest", 1, 10.0});
+      };
+      took += timed_s([&] {
+        if (durable)
+          must(ledger->together([&] { ask([&](const GrantRequest& r) { leases.push_back(must(ledger->grant(r, round, now)).at(0)); }); }));
+        else
+          ask([&](const GrantRequest& r) { leases.push_back(core.grant(r, round, now).at(0).record); });
+      });
+    }
+    // Not measured: they come back, at speeds that differ.
+    for (std::size_t i = 0; i < leases.size(); ++i) {
+      now += 0.0001 * static_cast<double>(i % 7);
+      if (durable) continue;
+      core.settle(leases[i].id, {leases[i].version, 100 + i % 50, true}, now);
+      waiting.remove(leases[i].group);
+    }
+    if (durable)
+      must(ledger->together([&] {
+        for (const LeaseRecord& lease : leases) must(ledger->give_back(lease.worker, {&lease.id, 1}));
+      }));
+  }
+  return took / static_cast<double>(kRounds * workers);
+}
+
+TEST(AddBench, AGrantCostsTheSameInALargeFleet) {
+  for (const std::uint64_t workers : {100, 1000, 10'000})
+    fmt::print("{:>6} workers: {:>7.0f} durable grants/s in turns of 256; the decision alone {:.2f} us\n", workers, 1 / grant_s(workers, true),
+               1e6 * grant_s(workers, false));
 }
 
 }  // namespace

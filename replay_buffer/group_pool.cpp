@@ -1,0 +1,58 @@
+#include "replay_buffer/group_pool.hpp"
+
+#include <utility>
+
+namespace echoline::replay_buffer {
+namespace {
+
+constexpr std::size_t kSuspectLosses = 2;
+
+}  // namespace
+
+std::uint32_t GroupPool::Failures::count() const {
+  std::uint32_t sum = 0;
+  for (const auto& [worker, times] : failures) sum += times;
+  return sum;
+}
+
+bool GroupPool::is_suspect(GroupId group) const {
+  const Failures* known = failures(group);
+  return known != nullptr && known->lost.size() >= kSuspectLosses;
+}
+
+void GroupPool::put(GroupId group) { (is_suspect(group) ? suspects_ : ordinary_).insert(group); }
+
+void GroupPool::erase(GroupId group) {
+  ordinary_.erase(group);
+  suspects_.erase(group);
+}
+
+const GroupPool::Failures* GroupPool::failures(GroupId group) const {
+  const auto it = failures_.find(group);
+  return it == failures_.end() ? nullptr : &it->second;
+}
+
+void GroupPool::put_failures(GroupId group, Failures failures) {
+  const bool pooled = contains(group);
+  erase(group);
+  if (failures.empty())
+    failures_.erase(group);
+  else
+    failures_[group] = std::move(failures);
+  if (pooled) put(group);
+}
+
+std::optional<GroupId> GroupPool::suspect() const { return suspects_.empty() ? std::nullopt : std::optional(*suspects_.begin()); }
+
+std::vector<GroupId> GroupPool::others(std::size_t count, WorkerId worker, std::uint32_t failures_max) const {
+  std::vector<GroupId> found;
+  for (auto it = ordinary_.begin(); it != ordinary_.end() && found.size() < count; ++it) {
+    const Failures* known = failures(*it);
+    const auto own = known == nullptr ? std::map<WorkerId, std::uint32_t>::const_iterator() : known->failures.find(worker);
+    if (known != nullptr && own != known->failures.end() && own->second > failures_max) continue;
+    found.push_back(*it);
+  }
+  return found;
+}
+
+}  // namespace echoline::replay_buffer

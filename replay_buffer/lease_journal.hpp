@@ -1,0 +1,43 @@
+// The leases in the replay buffer's file: a LeaseCore is loaded from it, and what the core changes is written there. Private to this
+// folder.
+#pragma once
+#include <optional>
+
+#include "replay_buffer/job_ledger.hpp"
+#include "replay_buffer/lease_core.hpp"
+#include "replay_buffer/sqlite.hpp"
+
+namespace echoline::replay_buffer {
+
+// Every method that writes belongs into the caller's transaction.
+class LeaseJournal {
+ public:
+  explicit LeaseJournal(Database& db) : db_(db) {}
+
+  // Makes an empty core what it was when the file was last written, but for speeds, which are measured anew.
+  Status load(LeaseCore& core);
+  Status write(std::span<const LeaseChange> changes);
+  // What the core counts, where it has changed since begin().
+  Status write_totals(const LeaseCore& core);
+  // A lease that has ended; absent where the file has none (or only a live one) of that number.
+  Result<std::optional<LeaseRecord>> ended(LeaseId id);
+  Status keep(WorkerId worker, const Misconduct& misconduct);
+
+ private:
+  Status write(const change::Leased& c);
+  Status write(const change::Ended& c);
+  Status write(const change::Renewed& c);
+  Status write(const change::DueSooner& c);
+  Status write(const change::Excused& c);
+  Status write(const change::Pooled& c);
+  Status write(const change::Unpooled& c);
+  Status write(const change::Failed& c);
+  Status write(const change::FailuresForgotten& c);
+  Status write(const change::PutAside& c);
+  Status write(const change::Lapsed& c);
+  Status forget_if_clean(WorkerId worker);
+
+  Database& db_;
+};
+
+}  // namespace echoline::replay_buffer

@@ -1,0 +1,71 @@
+// The live leases, and which of them a learner step waits for. Private to this folder.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "base/ids.hpp"
+#include "replay_buffer/rules.hpp"
+
+namespace echoline::replay_buffer {
+
+// A lease whose result may still come.
+struct LiveLease {
+  LeaseRecord record;
+  double due_s = 0;  // until then a learner step waits for the result
+  std::uint64_t progress = 0;
+  bool overdue = false;
+};
+
+// Every index is kept with each change, which takes O(log n). Times are seconds and do not run backwards.
+//
+// A learner step waits for a lease until it is due. A worker that lets a lease become overdue is left out: no step waits for any of its
+// leases before all overdue ones have ended and kLeftOutFactor times as long has
+// passed as the longest of them made the learner wait: so no worker takes more than a twentieth of the learner's time.
+class LeaseTable {
+ public:
+  static constexpr double kLeftOutFactor = 20;
+
+  void add(LiveLease lease);
+  LiveLease remove(LeaseId id);  // a live one
+  const LiveLease* find(LeaseId id) const;
+  const LiveLease* first_to_expire() const;  // null where there is none
+  const std::set<LeaseId>& of(WorkerId worker) const;
+  std::size_t size() const { return leases_.size(); }
+
+  void renew(LeaseId id, std::uint64_t progress, double expires_s);
+  void put_due(LeaseId id, double due_s);  // of one that is not overdue
+  void shift(double late_s);               // all are due and expire so much later; O(n log n)
+  // Leases that were due before now are overdue; workers that were left out for long enough are waited for again.
+  void move_to(double now_s);
+  // No step waits for leases of this worker until then.
+  void leave_out(WorkerId worker, double until_s);
+
+  // Trajectories: of all leases by version; of those that a step waits for; of leases that are not overdue.
+  const std::map<Version, std::uint64_t>& by_version() const { return by_version_; }
+  const std::map<Version, std::uint64_t>& awaited() const { return awaited_; }
+  std::uint64_t not_overdue() const { return not_overdue_; }
+
+  void check() const;  // ends the process where an index disagrees with the leases; O(n)
+
+ private:
+  struct LeftOut {
+    std::uint32_t overdue = 0;  // live leases
+    double until_s = 0;         // once there are none
+  };
+  void count_awaited(const LiveLease& lease, bool in);
+
+  double now_s_ = 0;
+  std::unordered_map<LeaseId, LiveLease> leases_;
+  std::set<std::pair<double, LeaseId>> by_expiry_, by_due_;  // the latter without overdue ones
+  std::unordered_map<WorkerId, std::set<LeaseId>> held_;
+  std::map<Version, std::uint64_t> by_version_, awaited_;
+  std::uint64_t not_overdue_ = 0;
+  std::unordered_map<WorkerId, LeftOut> left_out_;
+  std::set<std::pair<double, WorkerId>> again_;  // when workers without overdue leases are waited for again
+};
+
+}  // namespace echoline::replay_buffer

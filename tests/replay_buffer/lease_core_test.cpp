@@ -1,0 +1,325 @@
+// The decisions of the job ledger: the same over a database, however often its disk refuses, as without one; and the same after the file
+// was read again.
+#include <random>
+
+#include "replay_buffer/fleet_paces.hpp"
+#include "replay_buffer/lease_core.hpp"
+#include "tests/replay_buffer/fixtures.hpp"
+#include "tests/replay_buffer/refusing_disk.hpp"
+
+namespace echoline::replay_buffer {
+namespace {
+
+constexpr std::uint32_t kGroup = 2;
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : engine_(seed) {}
+  std::uint64_t below(std::uint64_t n) { return engine_() % n; }
+  bool chance(double p) { return static_cast<double>(engine_() >> 11) * 0x1p-53 < p; }
+  double up_to(double most) { return static_cast<double>(engine_() >> 11) * 0x1p-53 * most; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+TEST(FleetPaces, AgreeWithWhatIsWorkedOutAnew) {
+  Random random(1);
+  std::vector<double> values;
+  RunningMedian running;
+  CountedRates rates;
+  for (int i = 0; i < 4000; ++i) {
+    if (values.empty() || random.chance(0.6)) {
+      // Far apart, and often equal: then what counts of a rate changes with the median.
+      values.push_back(random.chance(0.3) ? 1.0 : std::exp2(static_cast<double>(random.below(24)) - 12));
+      running.insert(values.back());
+      rates.insert(values.back());
+    } else {
+      std::swap(values[random.below(values.size())], values.back());
+      running.erase(values.back());
+      rates.erase(values.back());
+      values.pop_back();
+    }
+    const std::optional<double> middle = median(values);
+    ASSERT_EQ(running.value(), middle);
+    ASSERT_EQ(rates.size(), values.size());
+    double sum = 0;
+    for (const double value : values) sum += rate_that_counts(value, middle);
+    ASSERT_NEAR(rates.sum(), sum, 1e-6 * (1 + sum));
+  }
+}
+
+TEST(WaitingGroups, GiveTheOldestThatAreWholeAndScored) {
+  WaitingGroups groups(kGroup);
+  groups.put(GroupId{7}, {Version{1}, 2, true});
+  groups.put(GroupId{3}, {Version{2}, 2, true});
+  groups.put(GroupId{5}, {Version{1}, 1, true});
+  groups.put(GroupId{6}, {Version{1}, 2, false});
+  EXPECT_EQ(groups.trajectories(Version{1}), 7u);
+  EXPECT_EQ(groups.trajectories(Version{2}), 2u);
+  EXPECT_EQ(groups.whole(Version{0}), (std::map<Version, std::uint64_t>{{Version{1}, 4}, {Version{2}, 2}}));
+  EXPECT_EQ(groups.batch(Version{0}, 3), std::nullopt);
+  EXPECT_EQ(groups.batch(Version{0}, 2), (std::vector{GroupId{7}, GroupId{3}}));
+  groups.put(GroupId{6}, {Version{1}, 2, true});
+  groups.put(GroupId{5}, {Version{0}, 2, true});  // a member of an older version came
+  EXPECT_EQ(groups.batch(Version{0}, 3), (std::vector{GroupId{5}, GroupId{6}, GroupId{7}}));
+  EXPECT_EQ(groups.before(Version{2}), (std::vector{GroupId{5}, GroupId{6}, GroupId{7}}));
+  groups.remove(GroupId{6});
+  EXPECT_EQ(groups.batch(Version{1}, 2), (std::vector{GroupId{7}, GroupId{3}}));
+  EXPECT_EQ(groups.find(GroupId{6}), nullptr);
+}
+
+LeaseOptions small_options() {
+  LeaseOptions options;
+  options.pacing = {2, 2, 12};
+  options.lease = {100, 5, 300, 6, 4};
+  options.group_size = kGroup;
+  return options;
+}
+
+std::string text_of(const LeaseRecord& lease) {
+  return fmt::format("{}:{}:{}:{}:{}:{} ", lease.id, lease.group, lease.worker, lease.version, lease.expires_unix_s, lease.lease_s);
+}
+
+// What happens to a fleet at random: each event goes to the ledger, whose disk refuses now and then, and to a core without a file. What
+// they decide is the same.
+class Twins {
+ public:
+  explicit Twins(std::uint64_t seed)
+      : random_(seed),
+        buffer_(must(ReplayBuffer::open(folder_.file(), options_for(kGroup, 2)))),
+        ledger_(must(JobLedger::open(*buffer_, small_options()))) {}
+
+  void live(int events) {
+    for (int i = 0; i < events && !testing::Test::HasFailure(); ++i) {
+      now_ += random_.up_to(random_.chance(0.05) ? 200 : 3);
+      one();
+      core_.check();
+      ASSERT_EQ(must(ledger_->stranded_by_next_step(step_, now_)), core_.stranded_by_next_step(step_, now_)) << "event " << i;
+      compare();
+    }
+  }
+  std::uint64_t refused() const { return refused_; }
+  std::uint64_t kinds_seen() const { return kinds_.size(); }
+
+ private:
+  // Until the disk has it, and never differently for having been tried.
+  template <class Call>
+  auto persistently(Call&& call) {
+    while (random_.chance(0.15)) {
+      if (random_.chance(0.5))
+        disk_.be_full();
+      else
+        disk_.fail_syncs(ENOSPC);
+      const auto refused = call();
+      disk_.accept();
+      if (refused.has_value()) return refused;  // there was nothing to write
+      ++refused_;
+    }
+    auto done = call();
+    EXPECT_TRUE(done.has_value()) << (done ? "" : done.error().message());
+    return done;
+  }
+
+  WorkerId some_worker() { return WorkerId{1 + random_.below(6)}; }
+  LeaseRecord some_lease() {
+    auto it = held_.begin();
+    std::advance(it, static_cast<std::ptrdiff_t>(random_.below(held_.size())));
+    return it->second;
+  }
+
+  void one() {
+    const std::uint64_t kind = held_.empty() ? 0 : random_.below(12);
+    kinds_.insert(kind);
+    switch (kind) {
+      default: return ask();
+      case 3: case 4: case 5: case 6: return hand_in();
+      case 7: return renew();
+      case 8: return fail_one();
+      case 9: return lose();
+      case 10: return steps();
+      case 11: return rest();
+    }
+  }
+  void ask() {
+    const std::uint64_t version = step_ - random_.below(std::min<std::uint64_t>(step_, 2) + 1);
+    GrantRequest request{some_worker(), Version{version}, "digest", static_cast<std::uint32_t>(1 + random_.below(5))};
+    if (random_.chance(0.7)) request.step_seconds = 5 + random_.up_to(20);
+    const auto leases = persistently([&] { return ledger_->grant(request, step_, now_); });
+    const auto twins = core_.grant(request, step_, now_);
+    std::string a, b;
+    for (const LeaseRecord& lease : *leases) a += text_of(lease), held_[lease.id] = lease;
+    for (const LiveLease& lease : twins) b += text_of(lease.record);
+    EXPECT_EQ(a, b);
+  }
+  void hand_in() {
+    const LeaseRecord lease = some_lease();
+    held_.erase(lease.id);
+    const schema::Submission submission = submission_for(lease);
+    const bool refused = random_.chance(0.1), unscored = random_.chance(0.1);
+    const Delivery delivery{lease.worker, &submission, refused ? "made up" : "", {}, unscored};
+    const auto verdicts = persistently([&] { return ledger_->submit({&delivery, 1}, step_, now_); });
+    const Verdict& verdict = verdicts->front();
+    const LiveLease* live = core_.find(lease.id);
+    const auto tokens = static_cast<std::uint64_t>(submission.trajectories(0).response_tokens_size());
+    if (live == nullptr) {
+      EXPECT_FALSE(verdict.accepted);
+      if (verdict.reason == "lease expired") core_.came_late(lease.worker, lease.granted_unix_s, tokens, now_);
+    } else if (refused || now_ > live->record.expires_unix_s || !admissible(step_, lease.version, 2)) {
+      EXPECT_FALSE(verdict.accepted);
+      core_.refuse(lease.id, tokens, now_);
+    } else {
+      EXPECT_TRUE(verdict.accepted) << verdict.reason << " " << verdict.detail;
+      EXPECT_EQ(verdict.held_s, core_.settle(lease.id, {lease.version, tokens, !unscored}, now_));
+    }
+  }
+  void renew() {
+    const LeaseRecord lease = some_lease();
+    const std::uint64_t progress = ++progress_;
+    const auto renewed = persistently([&] { return ledger_->renew(lease.worker, {&lease.id, 1}, progress, now_); });
+    EXPECT_EQ(*renewed, core_.renew(lease.worker, {&lease.id, 1}, progress, now_));
+  }
+  void fail_one() {
+    const LeaseRecord lease = some_lease();
+    held_.erase(lease.id);
+    if (random_.chance(0.5)) {
+      const auto known = persistently([&] { return ledger_->failed({lease.worker, lease.id, "memory", "none left"}); });
+      EXPECT_EQ(*known, core_.failed(lease.worker, lease.id, "memory", "none left"));
+    } else {
+      const auto returned = persistently([&] { return ledger_->give_back(lease.worker, {&lease.id, 1}); });
+      EXPECT_EQ(*returned, core_.give_back(lease.worker, {&lease.id, 1}));
+    }
+  }
+  void lose() {
+    const WorkerId worker = some_worker();
+    const auto released = persistently([&] { return ledger_->release_worker(worker, now_); });
+    EXPECT_EQ(*released, core_.release_worker(worker, now_));
+    if (!random_.chance(0.2)) return;
+    const double late_s = 1 + random_.up_to(30);
+    now_ += late_s;
+    const auto excused = persistently([&] { return ledger_->excuse(late_s, now_); });
+    EXPECT_EQ(*excused, core_.excuse(late_s, now_));
+  }
+  // A learner step, where there is a batch for it; or the learner goes on without.
+  void steps() {
+    if (core_.stranded_by_next_step(step_, now_) > 0) return;
+    const auto batch = must(buffer_->sample(step_, 6));
+    const auto twin = waiting_.batch(core_.version_min(step_), 6);
+    ASSERT_EQ(batch.has_value(), twin.has_value());
+    if (!batch) return;
+    EXPECT_EQ(batch->ids(), *twin);
+    must(buffer_->consume(step_, batch->ids()));
+    for (const GroupId group : *twin) waiting_.remove(group);
+    must(buffer_->drop_stale(++step_));
+    for (const GroupId group : waiting_.before(core_.version_min(step_))) waiting_.remove(group);
+  }
+  void rest() {
+    const auto expired = persistently([&] { return ledger_->expire(now_); });
+    EXPECT_EQ(*expired, core_.expire(now_));
+  }
+
+  void compare() {
+    const LedgerCounts counts = must(ledger_->counts());
+    EXPECT_EQ(counts.live, core_.live());
+    EXPECT_EQ(counts.pooled, core_.pooled());
+    EXPECT_EQ((std::tuple(counts.settled, counts.expired, counts.released)),
+              (std::tuple(core_.totals().settled, core_.totals().expired, core_.totals().released)));
+    std::string a, b;
+    for (const SetAside& s : ledger_->newly_set_aside()) a += fmt::format("{} {} ", s.group, s.reason);
+    for (const SetAside& s : core_.newly_set_aside()) b += fmt::format("{} {} ", s.group, s.reason);
+    for (const Idler& i : ledger_->newly_idle()) a += fmt::format("{} {}", i.worker, i.reason);
+    for (const Idler& i : core_.newly_idle()) b += fmt::format("{} {}", i.worker, i.reason);
+    EXPECT_EQ(a, b);
+  }
+
+  Random random_;
+  TemporaryFolder folder_{TemporaryFolder::On::kMemory};
+  RefusingDisk disk_;
+  std::unique_ptr<ReplayBuffer> buffer_;
+  std::unique_ptr<JobLedger> ledger_;
+  WaitingGroups waiting_{kGroup};
+  LeaseCore core_{small_options(), waiting_};
+  std::map<LeaseId, LeaseRecord> held_;  // that a worker believes to hold
+  std::set<std::uint64_t> kinds_;
+  double now_ = 1000;
+  std::uint64_t step_ = 0, progress_ = 0, refused_ = 0;
+};
+
+TEST(LeaseCore, DecidesTheSameWithoutAFile) {
+  std::uint64_t refused = 0;
+  for (std::uint64_t seed = 1; seed <= 12 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Twins twins(seed);
+    twins.live(400);
+    refused += twins.refused();
+    EXPECT_EQ(twins.kinds_seen(), 12u);
+  }
+  EXPECT_GT(refused, 200u) << "or it says little about disks that refuse";
+}
+
+// From the same file twice: once as the ledger left it in memory, once read again.
+TEST(LeaseCore, IsTheSameWhenItsJournalIsReadAgain) {
+  Random random(7);
+  const TemporaryFolder folder(TemporaryFolder::On::kMemory);
+  auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
+  auto ledger = must(JobLedger::open(*buffer, small_options()));
+  double now = 1000;
+  for (int round = 0; round < 30; ++round) {
+    std::vector<LeaseRecord> leases;
+    for (int i = 0; i < 8; ++i) {
+      now += random.up_to(5);
+      const WorkerId worker{1 + random.below(5)};
+      for (const LeaseRecord& lease : must(ledger->grant({worker, Version{0}, "digest", 3}, 0, now))) leases.push_back(lease);
+      if (leases.empty()) continue;
+      const LeaseRecord lease = leases[random.below(leases.size())];
+      if (random.chance(0.3)) must(ledger->failed({lease.worker, lease.id, "memory", ""}));
+      if (random.chance(0.2)) must(ledger->release_worker(lease.worker, now));
+      if (random.chance(0.3)) must(ledger->renew(lease.worker, {&lease.id, 1}, static_cast<std::uint64_t>(round + 1), now));
+      must(ledger->expire(now));
+    }
+    const LedgerCounts before = must(ledger->counts());
+    std::vector<std::uint64_t> held;
+    for (std::uint64_t worker = 1; worker <= 5; ++worker) held.push_back(ledger->held(WorkerId{worker}));
+    ledger.reset(), buffer.reset();
+    buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 2)));
+    ledger = must(JobLedger::open(*buffer, small_options()));
+    const LedgerCounts after = must(ledger->counts());
+    EXPECT_EQ((std::tuple(after.live, after.pooled, after.settled, after.expired, after.released)),
+              (std::tuple(before.live, before.pooled, before.settled, before.expired, before.released)));
+    EXPECT_EQ(after.set_aside, before.set_aside);
+    for (std::uint64_t worker = 1; worker <= 5; ++worker) EXPECT_EQ(ledger->held(WorkerId{worker}), held[worker - 1]);
+    // Every group is in one place: leased, in the pool or set aside.
+    std::uint64_t aside = 0;
+    for (const auto& [reason, groups] : after.set_aside) aside += groups;
+    const auto next = must(ledger->grant({WorkerId{9}, Version{0}, "digest", 1}, 0, now));
+    if (!next.empty() && before.pooled == 0) {
+      EXPECT_EQ(next[0].group.value, after.live + aside);
+    }
+  }
+}
+
+TEST(LeaseTable, AWorkerThatLetALeaseBecomeOverdueIsLeftOutForAWhile) {
+  LeaseTable table;
+  const auto lease = [](std::uint64_t id, std::uint64_t worker, double granted_s, double due_s) {
+    return LiveLease{{LeaseId{id}, GroupId{id}, WorkerId{worker}, Version{0}, "", 8, granted_s, 1000, LeaseState::kLive, 100}, due_s};
+  };
+  table.add(lease(1, 1, 0, 10));
+  table.add(lease(2, 1, 0, 50));
+  table.add(lease(3, 2, 0, 50));
+  EXPECT_EQ(table.awaited().at(Version{0}), 24u);
+  table.move_to(11);
+  EXPECT_EQ(table.awaited().at(Version{0}), 8u) << "no step waits for the other lease of worker 1 either";
+  EXPECT_EQ(table.not_overdue(), 16u);
+  table.check();
+  table.remove(LeaseId{1});
+  table.move_to(11 + LeaseTable::kLeftOutFactor * 10 - 1);
+  table.check();
+  table.add(lease(4, 1, 210, 300));
+  EXPECT_EQ(table.awaited().count(Version{0}), 0u) << "lease 2 was due meanwhile";
+  table.remove(LeaseId{2}), table.remove(LeaseId{3});
+  table.move_to(210 + LeaseTable::kLeftOutFactor * 50);
+  table.check();
+}
+
+}  // namespace
+}  // namespace echoline::replay_buffer
