@@ -194,7 +194,6 @@ void RolloutDesk::loop() {
         work_off();
         (*task)();
       } else {
-        // Messages kept for minutes are handled within a moment: they do not count as a flood.
         if (auto* message = std::get_if<Incoming>(&*item); message != nullptr && held_up_) message->talked = true;
         backlog_.push_back(std::move(*item));
         if (backlog_.size() >= kCommitMax) work_off();
@@ -286,7 +285,8 @@ void RolloutDesk::receive(WorkerId worker, std::string bytes) {
     }
   }
   if (bad) return expel(worker, *bad);
-  if (queue_.try_push(Item(Incoming{worker, std::move(bytes)}))) return;
+  // A message of a time without storage is handled within a moment when that has ended, with all the others: it is no part of a flood.
+  if (queue_.try_push(Item(Incoming{worker, std::move(bytes), is_held_up_}))) return;
   was_read(worker, size);
   log::warn("worker {}: message dropped, {} wait already; its lease will expire", worker, kQueueMax);
 }
@@ -380,8 +380,8 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
   }
   if (!submissions.empty() && !take_in(submissions))
     for (const std::size_t i : submitted) waits[i] = true;
-  std::vector<Request> requests;
-  std::vector<std::size_t> asked;  // where they stand in `messages`
+  std::vector<Message> together;
+  std::vector<std::size_t> places;  // where they stand in `messages`
   for (const auto& [i, message] : others) {
     Incoming& from = messages[i];
     if (is_barred(from.worker)) continue;
@@ -390,17 +390,17 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
         tell_off_talker(from.worker);
         continue;
       }
-      if (message.has_request()) {
-        requests.push_back({from.worker, &message.request()});
-        asked.push_back(i);
+      if (message.has_request() || message.has_progress()) {
+        together.emplace_back(from.worker, &message);
+        places.push_back(i);
         continue;
       }
       if (handle(from.worker, message)) continue;
     }
     waits[i] = true;
   }
-  if (!requests.empty() && (held_up_ || !grant(requests)))
-    for (const std::size_t i : asked) waits[i] = true;
+  if (!together.empty() && (held_up_ || !lease_and_renew(together)))
+    for (const std::size_t i : places) waits[i] = true;
   for (std::size_t i = messages.size(); i-- > 0;) {
     if (waits[i])
       backlog_.push_front(std::move(messages[i]));
@@ -411,7 +411,6 @@ void RolloutDesk::handle_requests(std::vector<Incoming> messages) {
 
 // False when it has to wait for the database.
 bool RolloutDesk::handle(WorkerId worker, const schema::WorkerMessage& message) {
-  if (message.has_progress()) return renew(worker, message.progress());
   if (message.has_failed()) return take_back(worker, message.failed());
   if (message.has_returned()) return give_back(worker, message.returned());
   if (message.has_leaving()) let_go(worker);
@@ -473,12 +472,9 @@ bool RolloutDesk::take_in(const std::vector<std::pair<WorkerId, schema::Submissi
   return true;
 }
 
-bool RolloutDesk::renew(WorkerId worker, const schema::WorkProgress& progress) {
-  const auto renewed =
-      ledger_->renew(worker, lease_ids(progress.leases()), progress.progress(), unix_seconds());
-  if (!renewed && must_wait(renewed.error())) return false;
+void RolloutDesk::renew(WorkerId worker, const schema::WorkProgress& progress) {
+  const auto renewed = ledger_->renew(worker, lease_ids(progress.leases()), progress.progress(), unix_seconds());
   if (!renewed) log::error("leases not renewed: {}", renewed.error().message());
-  return true;
 }
 
 bool RolloutDesk::give_back(WorkerId worker, const schema::WorkReturned& returned) {
@@ -587,16 +583,21 @@ void RolloutDesk::tell_set_aside(bool unasked) {
 }
 
 // In one transaction: each worker is answered once its leases are on disk. False when that has to wait for the database.
-bool RolloutDesk::grant(std::span<const Request> requests) {
-  std::vector<schema::LearnerMessage> answers(requests.size());
+bool RolloutDesk::lease_and_renew(std::span<const Message> messages) {
+  std::vector<std::pair<WorkerId, schema::LearnerMessage>> answers;
   const Status durable = ledger_->together([&] {
-    for (std::size_t i = 0; i < requests.size(); ++i) grant(requests[i].worker, *requests[i].request, *answers[i].mutable_grant());
+    for (const auto& [worker, message] : messages) {
+      if (message->has_request())
+        grant(worker, message->request(), *answers.emplace_back(worker, schema::LearnerMessage()).second.mutable_grant());
+      else
+        renew(worker, message->progress());
+    }
   });
   if (!durable && must_wait(durable.error())) return false;
-  if (!durable) log::error("no lease granted: {}", durable.error().message());
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    if (!durable) answers[i].mutable_grant()->clear_leases();
-    events_.send(requests[i].worker, answers[i].SerializeAsString());
+  if (!durable) log::error("no lease is granted or renewed: {}", durable.error().message());
+  for (auto& [worker, answer] : answers) {
+    if (!durable) answer.mutable_grant()->clear_leases();
+    events_.send(worker, answer.SerializeAsString());
   }
   tell_set_aside(true);
   return true;

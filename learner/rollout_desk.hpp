@@ -171,17 +171,14 @@ class RolloutDesk {
   std::optional<Refusal> unpublished(const schema::Submission& submission) const;
   bool take_back(WorkerId worker, const schema::WorkFailed& failure);
   bool give_back(WorkerId worker, const schema::WorkReturned& returned);
-  bool renew(WorkerId worker, const schema::WorkProgress& progress);
+  void renew(WorkerId worker, const schema::WorkProgress& progress);
   bool blame_policy(WorkerId worker, const schema::WorkFailed& failure);
   bool is_unusable(Version version);
   bool is_kept_from(WorkerId worker, Version version);
   Status stuck();
   void let_go(WorkerId worker);
-  struct Request {
-    WorkerId worker;
-    const schema::WorkRequest* request = nullptr;
-  };
-  bool grant(std::span<const Request> requests);
+  using Message = std::pair<WorkerId, const schema::WorkerMessage*>;
+  bool lease_and_renew(std::span<const Message> messages);
   void grant(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& answer);
   // Leases for what can be generated; what cannot is set aside.
   Result<void> fill(WorkerId worker, const schema::WorkRequest& request, schema::WorkGrant& grant);

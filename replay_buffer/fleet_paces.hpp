@@ -43,7 +43,7 @@ class CountedRates {
   Int128 sum_within_ = 0;                  // in units of 2^-32
 };
 
-// What was measured of workers that are there. Workers are named by identity; an unmeasured one has no values.
+// The measured paces of the workers that are there. A worker without results has none.
 class FleetPaces {
  public:
   void set(WorkerId worker, const WorkerPace& pace);

@@ -1,4 +1,4 @@
-// Groups that are to be leased again, and what workers could not make of them. Private to this folder.
+// Groups that wait for another worker, and the failures of workers on them. Private to this folder.
 #pragma once
 #include <cstdint>
 #include <map>

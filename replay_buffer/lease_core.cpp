@@ -257,7 +257,7 @@ double LeaseCore::settle(LeaseId id, const StoredResult& result, double now_s) {
     put_failures(record.group, {});
   }
   Worker& worker = worker_of(record.worker);
-  // Of this batch something comes for the first time.
+  // The first result of a batch takes one lapse off its worker.
   if (const auto lapses = lapses_.find(record.worker);
       lapses != lapses_.end() && worker.pace.handed_in_of(record.granted_unix_s) == 0)
     put_lapses(record.worker, {lapses->second.weight - 1, lapses->second.batches});

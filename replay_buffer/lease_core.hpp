@@ -1,6 +1,6 @@
-// Who may generate which group until when: every decision of the job ledger, as events in and changes out. It has no database, no clock
-// and no thread, so the service (replay_buffer/job_ledger) and the simulator run this very code. Times are seconds on one clock of the
-// caller's, which does not run backwards.
+// The decisions of the job ledger: which worker may generate which group, and until when. The core takes events and answers with leases and
+// changes. It has no database, clock or thread, so the service (replay_buffer/job_ledger) and the simulator run the same code. Times are
+// seconds on one clock of the caller, which never runs backwards.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -67,7 +67,7 @@ struct Lapses {
   friend bool operator==(const Lapses&, const Lapses&) = default;
 };
 
-// What the core changed, for a journal that a core can be loaded from again.
+// A change that the core made, for a journal. A core loaded from the journal is the same core.
 namespace change {
 struct Leased { LiveLease lease; };
 struct Ended { LeaseId lease; LeaseState state; std::optional<double> settled_s; };
@@ -115,10 +115,10 @@ class LeaseCore {
   void rollback();  // all is as it was at begin()
 
   // --- Events ---------------------------------------------------------------------------------------------------
-  // Leases up to groups_max groups for learner step t, as pacing, the worker's share and what it has handed in before allow (rules.hpp);
-  // returned groups first, but none that this worker failed on while others are there to try it, then new problems from the cursor. A
-  // group that several workers were lost with is leased alone. Empty when nothing may be generated now, or when the batch of this step is
-  // covered and the worker is too slow for a later one. Ends overdue leases, as expire().
+  // Leases up to groups_max groups for learner step t. Pacing, the worker's share and its earlier results set the limit (rules.hpp). Groups
+  // from the pool come first, lowest id first; then new problems from the cursor. A worker does not get a group that it failed on, unless it
+  // is the only worker. A group that several workers were lost with is leased alone. The answer is empty when nothing may be generated now,
+  // or when the batch of this step is covered and the worker is too slow for a later one. Ends expired leases first, as expire() does.
   std::vector<LiveLease> grant(const GrantRequest& request, std::uint64_t step, double now_s);
 
   // The lease's result is stored: it waits in the buffer from now on. `lease` must be live. Returns for how long the worker had leases that
@@ -133,14 +133,14 @@ class LeaseCore {
   std::uint64_t renew(WorkerId worker, std::span<const LeaseId> leases, std::uint64_t progress, double now_s);
   // The worker could not generate the group; it goes to another worker, or is set aside after that. False: no live lease of this worker.
   bool failed(WorkerId worker, LeaseId lease, std::string_view reason, const std::string& detail);
-  // What the worker handed in could not be scored; the group, which is in the pool, counts as one that failed.
+  // The worker's result could not be scored. The group is in the pool; this counts as a failure of the worker.
   void unscorable(GroupId group, WorkerId worker, std::string_view reason, const std::string& detail);
   // Nothing comes of these leases, and no worker is to blame. Returns how many were live and this worker's.
   std::uint64_t give_back(WorkerId worker, std::span<const LeaseId> leases);
   std::uint64_t give_back_all(WorkerId worker);
   // No worker can generate the group of this live lease. False: it is not live.
   bool set_aside(LeaseId lease, std::string_view reason, const std::string& detail);
-  // A group that was stored and discarded is to be generated again.
+  // A stored group was discarded: the core leases it again.
   void regenerate(GroupId group);
   // The worker is lost: its groups go back to the pool, its measured speed is forgotten. Returns how many.
   std::uint64_t release_worker(WorkerId worker, double now_s);
@@ -182,7 +182,7 @@ class LeaseCore {
     std::uint64_t trusted = 0;                   // groups that it may hold by what it has handed in
     double accounted_until_s = 0;                // of the time in which it had leases
   };
-  // What was noted since begin(), and how to put back what was before.
+  // The changes since begin(), and the functions that take them back.
   struct Notes {
     std::vector<LeaseChange> changes;
     std::vector<std::function<void()>> undo;

@@ -14,10 +14,10 @@ class LeaseJournal {
  public:
   explicit LeaseJournal(Database& db) : db_(db) {}
 
-  // Makes an empty core what it was when the file was last written, but for speeds, which are measured anew.
+  // Fills an empty core with the leases, groups and counts of the file. The core measures the speed of workers anew.
   Status load(LeaseCore& core);
   Status write(std::span<const LeaseChange> changes);
-  // What the core counts, where it has changed since begin().
+  // Writes the totals that have changed since begin().
   Status write_totals(const LeaseCore& core);
   // A lease that has ended; absent where the file has none (or only a live one) of that number.
   Result<std::optional<LeaseRecord>> ended(LeaseId id);

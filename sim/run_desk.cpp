@@ -24,7 +24,7 @@ RunDesk::RunDesk(const DeskOptions& options) : options_(options), waiting_(optio
 // By what a step may be trained on: the core may hand work out that is older.
 Version RunDesk::version_min() const { return Version{step_ - std::min<std::uint64_t>(step_, options_.pacing.staleness_budget)}; }
 
-// What others have lost is anybody's.
+// Any worker may take groups from the pool.
 std::uint64_t RunDesk::share_left(WorkerId worker) const {
   const std::uint64_t batches = step_ == 0 ? options_.pacing.lookahead_steps + 1 : 1;  // at first those in stock as well
   const std::uint64_t groups = batches * options_.pacing.trajectories_per_step / options_.group_size, workers = given_.size();

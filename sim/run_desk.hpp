@@ -1,5 +1,5 @@
-// The rollout desk of a simulated run: what workers ask for and hand in becomes events of a replay_buffer::LeaseCore, and groups are
-// trained on from replay_buffer::WaitingGroups, as in a real run (learner/rollout_desk). Private to sim/.
+// The rollout desk of a simulated run. It turns the requests and results of workers into events of a replay_buffer::LeaseCore, and takes
+// batches from replay_buffer::WaitingGroups, as learner/rollout_desk does in a real run. Private to sim/.
 #pragma once
 #include <functional>
 #include <map>
@@ -60,7 +60,7 @@ class RunDesk {
   std::uint64_t set_aside() const { return set_aside_; }
   // Rollouts by reason: generated and not trained on; of leases that ended without a result.
   const std::map<std::string, std::uint64_t>& rejected() const { return rejected_; }
-  // Of these, what was too stale, by its age when that was found.
+  // The rollouts that were refused as too stale, by their age at that time.
   const std::map<std::uint64_t, std::uint64_t>& stale_by_age() const { return stale_by_age_; }
   const std::map<std::string, std::uint64_t>& unfinished() const { return unfinished_; }
   const replay_buffer::BoundSteps& bound() const { return core_.bound(); }
