@@ -127,6 +127,10 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
          "and so much more for every 1,000 tokens that it trains on");
   s.read("install_time", c.install_time, {.min = Duration(0), .max = std::chrono::hours(1)},
          {"what installing a policy takes, as it turns out", "fleet.install_time_expected"});
+  s.read("encode_time", r.encode_time, {.min = Duration(0), .max = std::chrono::hours(1)},
+         "from the end of a step until its policy is encoded and can be sent; the next step goes on meanwhile");
+  s.read("acknowledge_time", r.acknowledge_time, {.min = Duration(0), .max = std::chrono::hours(1)},
+         "from a worker's installation of a policy until the learner has heard of it; a part of T_b");
   s.read("wire_overhead", r.wire_overhead, {.min = 0.0, .max = 1.0},
          "what headers and encryption add to every byte that is sent; 0.05 is what real nodes reckon with");
   s.read("groups_at_once", r.groups_at_once, {.min = 1, .max = 1024}, "groups that a worker holds: the one it is at, and the next");

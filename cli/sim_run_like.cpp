@@ -68,7 +68,7 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   run.report = std::move(*report);
   ECHO_ASSIGN(const auto events, learner::read_json_lines(folder / "events.jsonl"));
 
-  std::vector<double> steps;
+  std::vector<double> steps, encodes, acknowledgements;
   double parameters = 0, tokens = 0, rollouts = 0;
   std::map<std::uint64_t, double> deltas;  // a resumed run may have published a version twice
   for (const json& row : run.metrics) {
@@ -77,6 +77,10 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
       parameters = std::max(parameters, number(row, "state_bytes") / 2);
       const bool snapshot = row.contains("snapshot") && row.at("snapshot") == true;
       if (!snapshot) deltas[static_cast<std::uint64_t>(std::clamp(number(row, "version"), 0.0, 1e15))] = number(row, "patch_bytes");
+    } else if (kind == "broadcast" && row.contains("t_b_parts") && row.at("t_b_parts").is_object() && row.value("snapshot", false) == false) {
+      const json& parts = row.at("t_b_parts");
+      encodes.push_back(number(parts, "encode") + number(parts, "seal"));
+      acknowledgements.push_back(number(parts, "acknowledge"));
     } else if (kind == "step") {
       steps.push_back(number(row, "step_seconds") - number(row, "wait_seconds"));
       if (const double mean = number(row, "response_tokens_mean"); mean > 0)
@@ -96,6 +100,10 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
     densities += fmt::format("{}{:.9f}", densities.empty() ? "" : ", ", std::clamp(bytes / parameters, 0.0, 1.0));
   set("densities", "[" + densities + "]");
   set("step_time", time(median(steps)));
+  if (!encodes.empty()) {
+    set("encode_time", time(median(std::move(encodes))));
+    set("acknowledge_time", time(median(std::move(acknowledgements))));
+  }
   set("tokens.median", fmt::format("{:.3f}", std::max(1.0, tokens / rollouts)));
   // Processes of this machine are held to the speed of their offers, and ask for that much ahead.
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(run.config));

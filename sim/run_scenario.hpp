@@ -82,6 +82,8 @@ struct RunScenario {
   Duration step_time{};      // of the learner, without waiting; request.pace has what the plan is made with
   std::optional<Duration> install_time;  // what it takes; absent: as planned, request.install_time
   double step_s_per_token = 0;  // and so much for each token that it trains on
+  Duration encode_time{};       // from the end of a step until its policy can be sent; the next step goes on meanwhile
+  Duration acknowledge_time{};  // from a worker's installation until the learner has heard of it
 
   double wire_overhead = 0;  // that headers and encryption add to every byte sent; plans and bounds do not count it
   Bytes full_bytes;

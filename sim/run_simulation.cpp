@@ -24,7 +24,7 @@ constexpr double kWaitMax = 24 * 3600;          // for one batch, or 100 steps i
 constexpr std::size_t kWorkersMax = 2'000'000;  // of a run, those that were lost included
 
 enum Kind : std::uint32_t { kTick, kJoins, kArrives, kSynced, kServed, kHandIn, kDelivered, kInstalled, kEnding, kDies, kHangs, kNoticed,
-                            kGivenUp, kTrained, kLinksFree, kPreempts, kSlows, kRecovers };
+                            kGivenUp, kTrained, kEncoded, kLinksFree, kPreempts, kSlows, kRecovers };
 enum class State { kBooting, kSyncing, kWorking, kDead };
 
 struct Work {
@@ -146,6 +146,7 @@ class Simulation {
       case kNoticed: return noticed(w), ok();
       case kGivenUp: return given_up(w), ok();
       case kTrained: return trained();
+      case kEncoded: return encoded();
       case kLinksFree: return links_free();
       case kPreempts: return preempts(e.a), ok();
       case kSlows: return slows(e.a);
@@ -409,7 +410,16 @@ class Simulation {
     const std::uint64_t nth = publications_made_++;
     Bytes delta = s_.delta_bytes.empty() ? s_.full_bytes : s_.delta_bytes[std::min<std::size_t>(nth, s_.delta_bytes.size() - 1)];
     if (s_.publishes == Publishes::kSnapshot) delta = s_.full_bytes;
-    Waiting next{desk_.step(), now_, delta, s_.publishes == Publishes::kSnapshot};
+    encoding_.push_back({desk_.step(), now_, delta, s_.publishes == Publishes::kSnapshot});
+    if (s_.encode_time == Duration{}) return encoded();
+    encoder_free_s_ = std::max(encoder_free_s_, now_) + seconds(s_.encode_time);
+    push(encoder_free_s_, kEncoded, 0);
+    return ok();
+  }
+
+  Status encoded() {
+    Waiting next = encoding_.front();
+    encoding_.pop_front();
     if (!links_busy_) return publish(next);
     if (waiting_) {  // the learner's links are behind: what waits goes out as one
       ++result_.publications_merged;
@@ -549,7 +559,7 @@ class Simulation {
     if (open.targets == 0) return true;  // nobody is left
     if (open.installed < chains::counted(s_.request.active_fraction, open.targets)) return false;
     SimPublication& row = result_.publications[open.index];
-    row.t_b_s = now_ - row.at_s;
+    row.t_b_s = now_ - row.at_s + seconds(s_.acknowledge_time);
     row.installed = open.installed;
     row.workers = open.targets;
     // Of deltas: they are what the run's rate is planned by.
@@ -772,6 +782,8 @@ class Simulation {
   std::vector<DeskGroup> batch_;  // its batch
   std::optional<double> short_since_s_, alone_since_s_;
   std::uint64_t newest_out_ = 0, publications_made_ = 0;
+  std::deque<Waiting> encoding_;  // oldest first; one at a time
+  double encoder_free_s_ = 0;
   std::optional<Waiting> waiting_;
   std::map<std::uint64_t, Open> open_;  // by version
   std::vector<std::pair<std::size_t, std::uint64_t>> late_;

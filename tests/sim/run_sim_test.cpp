@@ -107,6 +107,10 @@ TEST(RunSim, WhatTurnsOutOtherwiseThanPlanned) {
   EXPECT_NEAR((*simulated(s).publications.at(10).t_b_s - 0.5) / transfer, 1.25, 0.05) << "but for the way and the last chunk";
   EXPECT_EQ(simulated(s).publications.at(10).bytes, plain.publications.at(10).bytes);
   s = scenario();
+  s.encode_time = seconds(3);
+  s.acknowledge_time = seconds(2);
+  EXPECT_NEAR(*simulated(s).publications.at(10).t_b_s - *plain.publications.at(10).t_b_s, 5, 1e-6);
+  s = scenario();
   s.work_ahead = seconds(16);  // 2 rollouts/s: four groups of 8 more
   EXPECT_GT(in_flight(simulated(s)), 1.5 * in_flight(plain));
 }
