@@ -43,7 +43,9 @@ Status run_tar(const fs::path& staging, const fs::path& out) {
   std::vector<std::string> argv{"/usr/bin/env", "tar", "--create", "--dereference", "--sort=name", "--mtime=@0",
                                 "--owner=0",    "--group=0", "--numeric-owner"};
   // By its name; zstd on all processors.
-  argv.push_back(out.extension() == ".zst" ? "--use-compress-program=zstd -T0 -9" : "--auto-compress");
+  argv.push_back(out.extension() == ".zst"  ? "--use-compress-program=zstd -T0 -9"
+                 : out.extension() == ".gz" ? "--use-compress-program=gzip -9"
+                                            : "--auto-compress");
   argv.insert(argv.end(), {"--file", out.string(), "--directory", staging.string(), kName});
   ECHO_ASSIGN(ChildProcess tar, ChildProcess::start(argv));
   std::string last;

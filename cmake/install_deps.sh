@@ -8,7 +8,7 @@ packages=(
   # tools
   g++ cmake ninja-build pkg-config ccache protobuf-compiler
   # learning plane
-  libpcre2-dev libicu-dev
+  libpcre2-dev libutf8proc-dev
   # network, storage, formats
   libuv1-dev libssl-dev libsqlite3-dev libzstd-dev libxxhash-dev libprotobuf-dev nlohmann-json3-dev libyaml-dev
   libcurl4-openssl-dev libcpp-httplib-dev  # providers and external trainers over HTTP

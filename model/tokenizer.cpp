@@ -2,9 +2,6 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
-#include <unicode/bytestream.h>
-#include <unicode/normalizer2.h>
-#include <unicode/utf8.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +11,7 @@
 #include <unordered_map>
 
 #include "base/files.hpp"
+#include "model/unicode.hpp"
 
 namespace echoline::model {
 namespace {
@@ -81,27 +79,14 @@ void append_utf8(std::string& out, char32_t c) {
 // The bytes that a vocabulary entry stands for; absent when it has a character outside the byte map.
 std::optional<std::string> to_bytes(std::string_view written) {
   std::string out;
-  const auto length = static_cast<std::int32_t>(written.size());
-  for (std::int32_t i = 0; i < length;) {
-    UChar32 c;
-    U8_NEXT(written.data(), i, length, c);
-    const auto it = c < 0 ? byte_map().byte.end() : byte_map().byte.find(static_cast<char32_t>(c));
+  while (!written.empty()) {
+    const auto character = first_character(written);
+    const auto it = character ? byte_map().byte.find(character->code) : byte_map().byte.end();
     if (it == byte_map().byte.end()) return std::nullopt;
     out += static_cast<char>(it->second);
+    written.remove_prefix(character->bytes);
   }
   return out;
-}
-
-// Offset of the first byte that is not UTF-8.
-std::optional<std::size_t> utf8_error(std::string_view text) {
-  const auto length = static_cast<std::int32_t>(text.size());
-  for (std::int32_t i = 0; i < length;) {
-    const std::int32_t start = i;
-    UChar32 c;
-    U8_NEXT(text.data(), i, length, c);
-    if (c < 0) return static_cast<std::size_t>(start);
-  }
-  return std::nullopt;
 }
 
 struct FreeCode {
@@ -346,14 +331,7 @@ Status Tokenizer::State::encode_ordinary(std::string_view text, pcre2_match_data
   if (text.empty()) return ok();
   std::string normalized;
   if (nfc && std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; })) {
-    UErrorCode error = U_ZERO_ERROR;
-    const icu::Normalizer2* normalizer = icu::Normalizer2::getNFCInstance(error);
-    icu::StringByteSink<std::string> sink(&normalized);
-    if (U_SUCCESS(error)) {
-      normalizer->normalizeUTF8(0, icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size())), sink, nullptr,
-                                error);
-    }
-    if (U_FAILURE(error)) return fail(Code::kInternal, "tokenize", "NFC normalisation: {}", u_errorName(error));
+    normalized = to_nfc(text);
     text = normalized;
   }
   if (!split) return encode_piece(text, out);
