@@ -6,13 +6,18 @@
 #include "base/log.hpp"
 
 namespace echoline::overlay {
+namespace {
+
+constexpr Duration kReadAfterPause = std::chrono::milliseconds(2);  // until the driver has read what was there
+
+}  // namespace
 
 void Core::on_received(std::size_t bytes, TimePoint now) {
   bytes_received_ += bytes;
   if (!down_.rate()) return;
-  // Paid for after reading: reading goes on when the link would have carried what was read.
-  const TimePoint paid_at = down_.occupy({bytes}, now, was_paused_);
-  was_paused_ = false;
+  // Paid for after reading: reading goes on when the link would have carried what was read. Bytes that are read right
+  // after a pause were there before its end, on whichever connection.
+  const TimePoint paid_at = down_.occupy({bytes}, now, now - resumed_at_ <= kReadAfterPause);
   if (reading_ && paid_at > now) {
     reading_ = false;
     actions_.push_back(act::SetReading{{}, false});
@@ -21,7 +26,8 @@ void Core::on_received(std::size_t bytes, TimePoint now) {
 
 void Core::resume_reading(TimePoint now) {
   if (reading_ || down_.free_at() > now) return;
-  reading_ = was_paused_ = true;
+  reading_ = true;
+  resumed_at_ = now;
   actions_.push_back(act::SetReading{{}, true});
 }
 

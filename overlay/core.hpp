@@ -108,7 +108,8 @@ class Core {
   Pacer down_;
   FaultPoints* faults_;
   std::uint64_t control_bytes_ = 0, bytes_received_ = 0;
-  bool reading_ = true, was_paused_ = false;
+  bool reading_ = true;
+  TimePoint resumed_at_{};
   std::uint64_t next_conn_ = 1;
 };
 

@@ -9,6 +9,7 @@
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/priority.hpp"
 #include "overlay/proof.hpp"
 
 namespace echoline::overlay {
@@ -139,6 +140,7 @@ void Disk::push(std::function<void()> job) {
 }
 
 void Disk::work() {
+  take_short_turns();
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });

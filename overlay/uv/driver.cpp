@@ -12,6 +12,7 @@
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/priority.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/stall.hpp"
 
@@ -99,9 +100,9 @@ Result<std::unique_ptr<Driver>> Driver::open(DriverOptions options) {
   std::unique_ptr<Driver> driver(new Driver(std::move(options)));
   ECHO_CHECK(uv_loop_init(&driver->loop_) == 0, "no event loop");
   driver->loop_.data = driver.get();
-  uv_timer_init(&driver->loop_, &driver->timer_);
+  driver->timer_.open(driver->loop_, [raw = driver.get()] { raw->on_timer(); });
   uv_async_init(&driver->loop_, &driver->async_, [](uv_async_t* a) { static_cast<Driver*>(a->data)->on_async(); });
-  driver->timer_.data = driver->async_.data = driver.get();
+  driver->async_.data = driver.get();
   Credentials nameless{std::nullopt, driver->options_.authority, driver->options_.run_id};
   ECHO_ASSIGN(driver->anonymous_, TlsContext::create(nameless));
   if (driver->options_.bind) ECHO_TRY(driver->listen());
@@ -202,6 +203,7 @@ void Driver::run(Core& core, std::function<void(const Action&)> to_application, 
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);
     pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+    take_short_turns();
     uv_run(&loop_, UV_RUN_DEFAULT);
   });
 }
@@ -265,8 +267,7 @@ void Driver::on_timer() {
     const Duration late = t - armed_for_;
     for (const auto& [id, c] : connections_)
       if (c->deadline != kNever) set_deadline(*c, c->deadline + late);
-    uv_timer_start(
-        &timer_, [](uv_timer_t* timer) { static_cast<Driver*>(timer->data)->on_timer(); }, 1, 0);
+    timer_.arm(t + std::chrono::milliseconds(1));
     return;
   }
   read_first_ = false;
@@ -304,8 +305,8 @@ void Driver::end_if_stopped() {
     running_ = false;
   }
   while (!connections_.empty()) destroy(*connections_.begin()->second);
-  for (uv_handle_t* h : {reinterpret_cast<uv_handle_t*>(&timer_), reinterpret_cast<uv_handle_t*>(&async_)})
-    if (!uv_is_closing(h)) uv_close(h, nullptr);
+  timer_.close();
+  if (auto* const async = reinterpret_cast<uv_handle_t*>(&async_); !uv_is_closing(async)) uv_close(async, nullptr);
 }
 
 void Driver::accept(int status) {
@@ -771,21 +772,10 @@ Driver::Connection& Driver::add(ConnId id) {
 }
 
 void Driver::arm_timer() {
-  if (uv_is_closing(reinterpret_cast<uv_handle_t*>(&timer_))) return;
   TimePoint at = std::min({core_->next_deadline(), stop_at_, listen_again_at_, downloads_due_});
   if (!deadlines_.empty()) at = std::min(at, deadlines_.begin()->first);
-  if (at == kNever) {
-    uv_timer_stop(&timer_);
-    return;
-  }
-  const TimePoint t = now();
-  armed_for_ = std::max(at, t);
-  const auto wait = armed_for_ - t;
-  const auto wait_ms = std::chrono::ceil<std::chrono::milliseconds>(std::min<Duration>(wait, std::chrono::hours(1)));
-  uv_update_time(&loop_);
-  uv_timer_start(
-      &timer_, [](uv_timer_t* t) { static_cast<Driver*>(t->data)->on_timer(); },
-      static_cast<std::uint64_t>(wait_ms.count()), 0);
+  armed_for_ = at == kNever ? kNever : std::max(at, now());
+  timer_.arm(at);
 }
 
 }  // namespace echoline::overlay

@@ -15,6 +15,7 @@
 #include "overlay/narrow_paths.hpp"
 #include "overlay/uv/bundle.hpp"
 #include "overlay/uv/disk.hpp"
+#include "overlay/uv/timer.hpp"
 #include "overlay/uv/tls.hpp"
 
 namespace echoline::overlay {
@@ -149,7 +150,7 @@ class Driver {
   uv_loop_t loop_{};
   int listening_fd_ = -1;  // what waits there is kept while nobody is accepted
   uv_tcp_t* listener_ = nullptr;
-  uv_timer_t timer_{};
+  Timer timer_;
   uv_async_t async_{};
   std::thread thread_;
   std::atomic<std::thread::id> loop_thread_{};

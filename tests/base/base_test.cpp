@@ -1,7 +1,11 @@
 // Quantities and their text forms, results, the token bucket, random streams, ids, clocks and whole-file I/O.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -10,12 +14,14 @@
 #include <limits>
 #include <memory>
 #include <set>
+#include <thread>
 #include <unordered_set>
 
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/ids.hpp"
 #include "base/log.hpp"
+#include "base/priority.hpp"
 #include "base/random.hpp"
 #include "base/result.hpp"
 #include "base/text.hpp"
@@ -315,6 +321,42 @@ TEST_F(Files, MakeFolders) {
   EXPECT_TRUE(make_folders(folder_ / "a" / "b"));
   ASSERT_TRUE(write_file_atomic(folder_ / "f", ""));
   EXPECT_EQ(make_folders(folder_ / "f" / "g").error().code, Code::kIo);
+}
+
+// Turn of the calling thread as sched_getattr(2) tells it. [ns]
+std::uint64_t turn() {
+  struct {
+    std::uint32_t size, policy;
+    std::uint64_t flags;
+    std::int32_t nice;
+    std::uint32_t priority;
+    std::uint64_t runtime, deadline, period;
+  } attributes{};
+  EXPECT_EQ(::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0U), 0);
+  return attributes.runtime;
+}
+
+TEST(Priority, ShortTurnsChangeNothingElseAndAreHandedOn) {
+  const int nice = ::getpriority(PRIO_PROCESS, 0), policy = ::sched_getscheduler(0);
+  const std::uint64_t before = turn();
+  std::uint64_t own = 0, started = 0;
+  int nice_then = -100, policy_then = -1;
+  std::thread([&] {
+    take_short_turns();
+    own = turn();
+    nice_then = ::getpriority(PRIO_PROCESS, 0), policy_then = ::sched_getscheduler(0);
+    std::thread([&] { started = turn(); }).join();
+  }).join();
+  EXPECT_EQ(nice_then, nice);
+  EXPECT_EQ(policy_then, policy);
+  EXPECT_EQ(turn(), before) << "of the calling thread alone";
+  utsname system{};
+  int major = 0, minor = 0;
+  ASSERT_EQ(::uname(&system), 0);
+  std::sscanf(system.release, "%d.%d", &major, &minor);
+  if (policy != SCHED_OTHER || std::pair(major, minor) < std::pair(6, 12)) GTEST_SKIP() << "this kernel knows no turns";
+  EXPECT_EQ(own, 100'000u);
+  EXPECT_EQ(started, 100'000u);
 }
 
 }  // namespace

@@ -348,6 +348,39 @@ TEST(Member, HoldsItsDownloadLimit) {
   }
 }
 
+// A pause that ends late costs nothing, whatever is read first; time in which nothing was there to read is lost.
+TEST(Member, WhatWaitedForTheEndOfAPauseComesAtTheRateOfTheLink) {
+  MemberConfig c = config();
+  c.core.limits.down = BitRate::from_mbit_per_s(8);
+  MemberCore core(c);
+  TimePoint now(seconds(1));
+  const TimePoint begun = now;
+  std::uint64_t total = 0;
+  const auto read = [&](std::size_t bytes) {
+    core.on_received(bytes, now);
+    total += bytes;
+    return core.take_actions().size();
+  };
+  const auto resume = [&](Duration late) {
+    now = core.next_deadline() + late;
+    core.on_timer(now);
+    EXPECT_EQ(core.take_actions().size(), 1u);
+  };
+  const auto carried = [&] { return from_seconds(static_cast<double>(total) / 1e6); };
+  ASSERT_EQ(read(8000), 1u);
+  for (int i = 0; i < 100; ++i) {
+    resume(std::chrono::milliseconds(3));
+    EXPECT_EQ(read(60), 0u) << "that was through long ago";
+    now += std::chrono::microseconds(300);
+    EXPECT_EQ(read(8000), 1u);
+    EXPECT_NEAR(echoline::seconds(core.next_deadline() - begun), echoline::seconds(carried()), 1e-6);
+  }
+  resume(Duration{});
+  now += std::chrono::milliseconds(20);
+  EXPECT_EQ(read(8000), 1u);
+  EXPECT_NEAR(echoline::seconds(core.next_deadline() - now), 0.008, 1e-6);
+}
+
 // Only a learner of an older epoch that still runs somewhere could send it, with whatever number.
 TEST(Member, ABeaconOfAnOlderEpochIsNotBelieved) {
   Member m;
