@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/child_process.hpp"
 #include "base/files.hpp"
 #include "cli/built_in.hpp"
 #include "cli/output.hpp"
-#include "cli/process.hpp"
 #include "cli/shared_files.hpp"
 #include "cli/verbs.hpp"
 #include "overlay/uv/bundle.hpp"

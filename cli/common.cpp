@@ -81,19 +81,4 @@ Result<std::filesystem::path> find_run(const std::string& name_or_path) {
   return *newest;
 }
 
-bool is_running(const std::filesystem::path& folder) {
-  const int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return false;
-  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
-  ::close(fd);
-  return held;
-}
-
-Result<nlohmann::json> read_json_object(const std::filesystem::path& path) {
-  ECHO_ASSIGN(const std::string text, read_file(path));
-  nlohmann::json object = nlohmann::json::parse(text, nullptr, false);
-  if (!object.is_object()) return fail(Code::kCorrupt, "read run", "{}: expected a JSON object", path.string());
-  return object;
-}
-
 }  // namespace echoline::cli

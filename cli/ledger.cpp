@@ -19,6 +19,7 @@
 #include "cli/output.hpp"
 #include "cli/verbs.hpp"
 #include "learner/planning.hpp"
+#include "learner/run_record.hpp"
 #include "provisioner/down.hpp"
 #include "provisioner/providers/vast.hpp"
 #include "provisioner/vast_bill.hpp"
@@ -289,7 +290,7 @@ Status hosts(const Arguments& a) {
 Status end_learner(const std::filesystem::path& folder) {
   const Descriptor lock(::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC));
   if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) return ok();  // nobody holds it
-  ECHO_ASSIGN(const json status, read_json_object(folder / "status.json"));
+  ECHO_ASSIGN(const json status, learner::read_json_object(folder / "status.json"));
   const json pid = status.value("pid", json());
   if (!pid.is_number_integer() || pid.get<int>() <= 1)
     return fail(Code::kCorrupt, "down", "{}: expected the pid of the learner", (folder / "status.json").string());

@@ -5,13 +5,16 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "cli/output.hpp"
-#include "cli/run_page.hpp"
-#include "cli/sim_run_like.hpp"
-#include "cli/sim_run_report.hpp"
 #include "cli/verbs.hpp"
+#include "pages/run_page.hpp"
+#include "study/sim_run_like.hpp"
+#include "study/sim_run_report.hpp"
 
 namespace echoline::cli {
 namespace {
+
+using namespace study;
+using namespace pages;
 
 struct Arguments {
   std::string scenario, like, out;

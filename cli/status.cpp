@@ -7,15 +7,18 @@
 #include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/plot.hpp"
-#include "cli/run_page.hpp"
-#include "cli/sim_run_report.hpp"
 #include "cli/up.hpp"
 #include "cli/verbs.hpp"
 #include "learner/report.hpp"
 #include "learner/run_record.hpp"
+#include "pages/run_page.hpp"
+#include "study/sim_run_report.hpp"
 
 namespace echoline::cli {
 namespace {
+
+using namespace study;
+using namespace pages;
 
 struct Arguments {
   std::string run, svg;
@@ -32,9 +35,9 @@ int status(const Arguments& a) {
     fmt::print("{}", *drawn);
     return 0;
   }
-  auto object = read_json_object(*folder / "status.json");
+  auto object = learner::read_json_object(*folder / "status.json");
   if (!object) return complain("status", object.error());
-  const bool running = is_running(*folder);
+  const bool running = learner::is_running(*folder);
   if (a.json) {
     (*object)["running"] = running;
     fmt::print("{}\n", object->dump(2));
@@ -65,7 +68,7 @@ Result<std::vector<nlohmann::json>> rows_of(const std::filesystem::path& path) {
 Result<std::filesystem::path> write_page(const std::filesystem::path& folder, const std::string& file) {
   RunFiles run;
   run.name = std::filesystem::absolute(folder).lexically_normal().filename().string();
-  auto report = read_json_object(folder / "report.json");
+  auto report = learner::read_json_object(folder / "report.json");
   if (report)
     run.report = *std::move(report);
   else if (report.error().code != Code::kNotFound)
@@ -88,7 +91,7 @@ int report(const Arguments& a) {
     const Status written = write_plot(*folder, a.svg);
     return written ? 0 : complain("report", written.error());
   }
-  const auto object = read_json_object(*folder / "report.json");
+  const auto object = learner::read_json_object(*folder / "report.json");
   if (!object && object.error().code == Code::kNotFound)
     return complain("report", fail(Code::kNotFound, "",
                                    "{} has no report yet: it is written when a run ends. See "

@@ -10,13 +10,16 @@
 #include "cli/live_table.hpp"
 #include "cli/output.hpp"
 #include "cli/signals.hpp"
-#include "cli/sweep_page.hpp"
-#include "cli/sweep_results.hpp"
 #include "cli/verbs.hpp"
 #include "learner/run_record.hpp"
+#include "study/sweep_page.hpp"
+#include "study/sweep_results.hpp"
 
 namespace echoline::cli {
 namespace {
+
+using namespace study;
+using namespace pages;
 
 constexpr Duration kResultsEvery = std::chrono::minutes(1);
 

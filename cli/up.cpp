@@ -6,17 +6,18 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/child_process.hpp"
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "cli/live_table.hpp"
 #include "cli/output.hpp"
-#include "cli/process.hpp"
 #include "cli/signals.hpp"
 #include "cli/up.hpp"
 #include "cli/verbs.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "learner/report.hpp"
 #include "learner/run_config.hpp"
+#include "learner/run_record.hpp"
 
 namespace echoline::cli {
 namespace {
@@ -79,7 +80,7 @@ int run_up(const UpArguments& a) {
     return refuse(fail(Code::kUnavailable, "", "the learner was ended by signal {} ({}); {}", *end->signal, ::strsignal(*end->signal), next()));
   const std::filesystem::path path = folder / "report.json";
   if (!fresh(path)) return *end->status == 0 ? 1 : *end->status;  // it has said why on stderr
-  const auto report = read_json_object(path);
+  const auto report = learner::read_json_object(path);
   if (!report) return complain("up", report.error());
   if (!a.json) fmt::print("\n{}\nreport: {}\n", learner::report_text(*report), path.string());
   if (asked) say("stopped; {}\n", next());

@@ -48,10 +48,4 @@ Result<std::vector<std::pair<std::string, std::string>>> parse_overrides(const s
 // The folder a user means by a run's name or path; without one the newest run below ./runs.
 Result<std::filesystem::path> find_run(const std::string& name_or_path);
 
-// Whether a learner holds the run's lock right now.
-bool is_running(const std::filesystem::path& folder);
-
-// A JSON file of a run whose root is an object; kNotFound when it is not there, kCorrupt when it is something else.
-Result<nlohmann::json> read_json_object(const std::filesystem::path& path);
-
 }  // namespace echoline::cli

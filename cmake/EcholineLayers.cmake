@@ -12,7 +12,9 @@ set(ECHOLINE_LAYERS
   "learner: base delta chains overlay provisioner data_plane replay_buffer model"
   "worker: base delta chains overlay data_plane replay_buffer model"
   "sim: base chains overlay provisioner replay_buffer"
-  "cli: base delta chains overlay provisioner data_plane replay_buffer model learner worker sim")
+  "pages: base"
+  "study: base delta chains overlay provisioner data_plane replay_buffer model learner worker sim pages"
+  "cli: base delta chains overlay provisioner data_plane replay_buffer model learner worker sim pages study")
 
 # Where libtorch may be known, by the beginning of a file's path; tests/structure follows every #include to it. Only libraries
 # that echoline_library() makes with TORCH have sources that do, so the rest builds without it (ECHOLINE_TORCH=OFF).

@@ -239,4 +239,19 @@ Result<std::vector<nlohmann::json>> read_json_lines(const std::filesystem::path&
   return rows;
 }
 
+bool is_running(const std::filesystem::path& folder) {
+  const int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0;
+  ::close(fd);
+  return held;
+}
+
+Result<nlohmann::json> read_json_object(const std::filesystem::path& path) {
+  ECHO_ASSIGN(const std::string text, read_file(path));
+  nlohmann::json object = nlohmann::json::parse(text, nullptr, false);
+  if (!object.is_object()) return fail(Code::kCorrupt, "read run", "{}: expected a JSON object", path.string());
+  return object;
+}
+
 }  // namespace echoline::learner

@@ -90,4 +90,10 @@ std::string earlier_hint(const std::filesystem::path& folder);
 // All rows of a JSON Lines file; a torn last line (after a crash) is left out, any other bad line is kCorrupt.
 Result<std::vector<nlohmann::json>> read_json_lines(const std::filesystem::path& path);
 
+// Whether a learner holds the run's lock right now.
+bool is_running(const std::filesystem::path& folder);
+
+// A JSON file of a run whose root is an object; kNotFound when it is not there, kCorrupt when it is something else.
+Result<nlohmann::json> read_json_object(const std::filesystem::path& path);
+
 }  // namespace echoline::learner

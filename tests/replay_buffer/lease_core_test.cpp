@@ -4,6 +4,7 @@
 
 #include "replay_buffer/fleet_paces.hpp"
 #include "replay_buffer/lease_core.hpp"
+#include "replay_buffer/step_pace.hpp"
 #include "tests/replay_buffer/fixtures.hpp"
 #include "tests/replay_buffer/refusing_disk.hpp"
 
@@ -296,6 +297,21 @@ TEST(LeaseCore, IsTheSameWhenItsJournalIsReadAgain) {
       EXPECT_EQ(next[0].group.value, after.live + aside);
     }
   }
+}
+
+TEST(StepPace, LeavesOutTheWaitingForSlowWorkersAndPauses) {
+  StepPace pace;
+  pace.goes_on(1);
+  pace.finished(10);
+  EXPECT_EQ(pace.seconds(), std::nullopt) << "the first step began at an unknown time";
+  pace.waits(12), pace.waits(13), pace.goes_on(17), pace.goes_on(18);
+  pace.paused(3);
+  pace.finished(30);
+  EXPECT_DOUBLE_EQ(pace.seconds().value(), 20 - 5 - 3);
+  pace.finished(52);
+  EXPECT_DOUBLE_EQ(pace.seconds().value(), 0.7 * 12 + 0.3 * 22);
+  pace.finished(52);
+  EXPECT_DOUBLE_EQ(pace.seconds().value(), 0.7 * 12 + 0.3 * 22) << "the same moment";
 }
 
 TEST(LeaseTable, AWorkerThatLetALeaseBecomeOverdueIsLeftOutForAWhile) {

@@ -1,0 +1,182 @@
+#include "pages/html_page.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/text.hpp"
+#include "pages/html_assets.hpp"
+
+namespace echoline::pages {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kTextMax = 10'000;
+
+// A link inside the page's own folder: never a scheme such as javascript:.
+bool is_safe_link(std::string_view link) {
+  return !link.empty() && link.front() != '/' && link.find("..") == std::string_view::npos &&
+         link.find(':') == std::string_view::npos;
+}
+
+std::string text_of(std::string_view text) { return printable(text, kTextMax); }
+
+json plot_json(const Plot& plot) {
+  json out{{"title", text_of(plot.title)},
+           {"x", text_of(plot.x_title)},
+           {"y", text_of(plot.y_title)},
+           {"series", json::array()}};
+  for (const std::string& category : plot.categories) out["categories"].push_back(text_of(category));
+  for (const PlotSeries& series : plot.series) {
+    json points = json::array();
+    for (const PlotPoint& p : series.points) {
+      json point{{"x", p.x}, {"y", p.y}};
+      if (p.low && p.high) point["low"] = *p.low, point["high"] = *p.high;
+      if (!p.note.empty()) point["note"] = text_of(p.note);
+      if (is_safe_link(p.link)) point["link"] = p.link;
+      points.push_back(std::move(point));
+    }
+    out["series"].push_back({{"name", text_of(series.name)}, {"joined", series.joined}, {"points", std::move(points)}});
+  }
+  return out;
+}
+
+void clean(PlotSeries& series) {
+  std::erase_if(series.points, [](const PlotPoint& p) { return !std::isfinite(p.x) || !std::isfinite(p.y); });
+  for (PlotPoint& p : series.points)
+    if (!p.low || !p.high || !std::isfinite(*p.low) || !std::isfinite(*p.high)) p.low = p.high = std::nullopt;
+  const std::size_t count = series.points.size();
+  if (count <= kPlotPointsMax) return;
+  std::vector<PlotPoint> kept;
+  for (std::size_t i = 0; i < kPlotPointsMax; ++i)
+    kept.push_back(std::move(series.points[i * (count - 1) / (kPlotPointsMax - 1)]));
+  series.points = std::move(kept);
+}
+
+}  // namespace
+
+std::string escape_html(std::string_view text) {
+  std::string out;
+  for (const char c : text) switch (c) {
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '&':
+        out += "&amp;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
+    }
+  return out;
+}
+
+std::string script_json(const json& value) {
+  std::string out;
+  for (const char c : value.dump(-1, ' ', true, json::error_handler_t::replace)) {  // ASCII, so no U+2028 either
+    if (c == '<' || c == '>' || c == '&')
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    else
+      out += c;
+  }
+  return out;
+}
+
+Page::Page(std::string_view title) : title_(text_of(title)) {}
+
+void Page::heading(std::string_view text) {
+  parts_.push_back({fmt::format("<h2>{}</h2>\n", escape_html(text_of(text))), {}});
+}
+
+void Page::paragraph(std::string_view text) {
+  parts_.push_back({fmt::format("<p>{}</p>\n", escape_html(text_of(text))), {}});
+}
+
+void Page::facts(const std::vector<std::pair<std::string, std::string>>& facts) {
+  std::string html = "<dl>\n";
+  for (const auto& [name, value] : facts)
+    html += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(text_of(name)), escape_html(text_of(value)));
+  parts_.push_back({html + "</dl>\n", {}});
+}
+
+void Page::table(const std::vector<std::string>& titles, const std::vector<std::vector<PageCell>>& rows) {
+  std::string html = "<div class='wide'><table>\n<thead><tr>";
+  for (std::size_t i = 0; i < titles.size(); ++i) {
+    const bool number = !rows.empty() && i < rows.front().size() && rows.front()[i].number;
+    html += fmt::format("<th{}>{}</th>", number ? " class='n'" : "", escape_html(text_of(titles[i])));
+  }
+  html += "</tr></thead>\n<tbody>\n";
+  for (const auto& row : rows) {
+    html += "<tr>";
+    for (const PageCell& cell : row) {
+      const std::string text = escape_html(text_of(cell.text));
+      html += fmt::format(
+          "<td{}>{}</td>", cell.number ? " class='n'" : "",
+          is_safe_link(cell.link) ? fmt::format("<a href='{}'>{}</a>", escape_html(cell.link), text) : text);
+    }
+    html += "</tr>\n";
+  }
+  parts_.push_back({html + "</tbody></table></div>\n", {}});
+}
+
+void Page::plots(std::vector<Plot> plots) {
+  for (Plot& plot : plots) {
+    for (PlotSeries& series : plot.series) clean(series);
+    std::erase_if(plot.series, [](const PlotSeries& s) { return s.points.empty(); });
+  }
+  std::erase_if(plots, [](const Plot& plot) { return plot.series.empty(); });
+  if (!plots.empty()) parts_.push_back({"", std::move(plots)});
+}
+
+std::string Page::finish(const ChartLibrary& charts) const {
+  std::string out = fmt::format(
+      "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n<meta name='viewport' "
+      "content='width=device-width, initial-scale=1'>\n"
+      "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'; script-src "
+      "'unsafe-inline'\">\n"
+      "<title>{0}</title>\n<style>\n{1}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
+      escape_html(title_), page_style());
+  json all = json::array();
+  for (const Part& part : parts_) {
+    out += part.html;
+    if (part.plots.empty()) continue;
+    out += "<div class='plots'>\n";
+    for (const Plot& plot : part.plots) {
+      const std::string title = escape_html(text_of(plot.title));
+      if (charts.source.empty())
+        out += fmt::format("<figure><figcaption>{}</figcaption>{}</figure>\n", title, plot_svg(plot));
+      else
+        out += fmt::format(
+            "<figure><figcaption>{}</figcaption><div class='canvas'><canvas id='plot{}' role='img' "
+            "aria-label='{}'></canvas></div></figure>\n",
+            title, all.size(), title);
+      all.push_back(plot_json(plot));
+    }
+    out += "</div>\n";
+  }
+  if (!charts.source.empty() && !all.empty()) {
+    out += fmt::format("<script type='application/json' id='plots'>{}</script>\n", script_json(all));
+    out += "<script>";
+    out += charts.source;
+    out += "</script>\n<script>\n";
+    out += page_script();
+    out += "</script>\n";
+    out += fmt::format(
+        "<footer><details><summary>Plots are drawn by Chart.js, which is part of this page; its "
+        "licence</summary><pre>{}</pre></details></footer>\n",
+        escape_html(charts.licence));
+  }
+  return out + "</body>\n</html>\n";
+}
+
+}  // namespace echoline::pages

@@ -1,0 +1,282 @@
+#include "pages/run_page.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <optional>
+
+#include "base/files.hpp"
+#include "base/units.hpp"
+
+namespace echoline::pages {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kEventsShown = 300;
+constexpr std::size_t kWorkersShown = 1000;
+
+// The value at a dotted path; null where there is none.
+const json& at(const json& object, std::string_view path) {
+  static const json kNull;
+  const json* value = &object;
+  while (true) {
+    const std::size_t dot = path.find('.');
+    if (!value->is_object()) return kNull;
+    const auto it = value->find(std::string(path.substr(0, dot)));
+    if (it == value->end()) return kNull;
+    value = &*it;
+    if (dot == std::string_view::npos) return *value;
+    path.remove_prefix(dot + 1);
+  }
+}
+
+std::optional<double> number(const json& object, std::string_view path) {
+  const json& value = at(object, path);
+  if (!value.is_number() || !std::isfinite(value.get<double>())) return std::nullopt;
+  return value.get<double>();
+}
+
+std::string text(const json& object, std::string_view path) {
+  const json& value = at(object, path);
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (const auto n = number(object, path)) return fmt::format("{:.6g}", *n);
+  return "-";
+}
+
+std::string number_text(const json& object, std::string_view path, const char* format = "{:.4g}") {
+  const auto n = number(object, path);
+  return n ? fmt::format(fmt::runtime(format), *n) : "-";
+}
+
+// "0.1 to 0.9", or "-".
+std::string from_to(const json& object, std::string_view first, std::string_view last) {
+  const std::string a = number_text(object, first), b = number_text(object, last);
+  return a == b ? a : fmt::format("{} to {}", a, b);
+}
+
+std::string bytes_text(const json& object, std::string_view path) {
+  const auto n = number(object, path);
+  return n && *n >= 0 && *n < 1e18 ? to_text(Bytes{static_cast<std::uint64_t>(*n)}) : "-";
+}
+
+void add_facts(Page& page, const json& r) {
+  if (!r.is_object()) {
+    page.paragraph("There is no report yet: it is written when the run ends.");
+    return;
+  }
+  page.facts({
+      {"ended", text(r, "ended")},
+      {"learner steps",
+       fmt::format("{} of {}", number_text(r, "steps", "{:.0f}"), number_text(r, "steps_planned", "{:.0f}"))},
+      {"time", fmt::format("{} s", number_text(r, "wall_seconds", "{:.1f}"))},
+      {"seed", number_text(r, "seed", "{:.0f}")},
+      {"reward, first to last", from_to(r, "reward.first", "reward.last")},
+      {"held-out accuracy", from_to(r, "eval.before", "eval.after")},
+      {"learner idle", number_text(r, "learner.idle_fraction", "{:.3f}")},
+      {"median step", fmt::format("{} s", number_text(r, "learner.step_seconds_median"))},
+      {"staleness, mean and 95 %", fmt::format("{} and {} of {}", number_text(r, "staleness.mean"),
+                                               number_text(r, "staleness.p95"), number_text(r, "staleness.budget"))},
+      {"not trained on", number_text(r, "staleness.rejected", "{:.0f}")},
+      {"T_b, median", fmt::format("{} s", number_text(r, "broadcast.t_b_seconds_median"))},
+      {"its lower bound", fmt::format("{} s", number_text(r, "broadcast.lower_bound_seconds"))},
+      {"policy, full", bytes_text(r, "broadcast.full_bytes")},
+      {"delta, mean", bytes_text(r, "broadcast.delta_bytes_mean")},
+      {"rollouts/s: needed", number_text(r, "plan.target_rollouts_per_s")},
+      {"rented and measured", fmt::format("{} and {}", number_text(r, "plan.provisioned_rollouts_per_s"),
+                                          number_text(r, "plan.measured_rollouts_per_s"))},
+      {"workers lost, replaced",
+       fmt::format("{}, {}", number_text(r, "fleet.workers_lost"), number_text(r, "fleet.workers_replaced"))},
+      {"cost, US dollars", number_text(r, "cost.usd_total")},
+      {"of it fleet, learner",
+       fmt::format("{}, {}", number_text(r, "cost.usd_fleet"), number_text(r, "cost.usd_learner"))},
+      {"per 1,000 rollouts", number_text(r, "cost.usd_per_1k_rollouts")},
+      {"all weights identical", text(r, "weights.all_workers_identical")},
+  });
+}
+
+// Rows of one kind by their number; a step that was done again counts as it was done last.
+using Rows = std::map<double, const json*>;
+
+Rows rows_of(const std::vector<json>& metrics, std::string_view kind, const char* by) {
+  Rows rows;
+  for (const json& row : metrics)
+    if (text(row, "kind") == kind)
+      if (const auto x = number(row, by)) rows[*x] = &row;
+  return rows;
+}
+
+template <class Value>
+PlotSeries series_of(std::string name, const Rows& rows, const Value& value, bool joined = true) {
+  PlotSeries series{std::move(name), {}, joined};
+  for (const auto& [x, row] : rows)
+    if (const std::optional<double> y = value(*row)) series.points.push_back({x, *y, {}, {}, "", ""});
+  return series;
+}
+
+auto field(const char* name) {
+  return [name](const json& row) { return number(row, name); };
+}
+
+struct Ages {
+  double mean = 0, most = 0;
+};
+std::optional<Ages> ages_of(const json& row) {
+  const json& histogram = at(row, "staleness");
+  if (!histogram.is_object()) return std::nullopt;
+  double count = 0, total = 0, most = 0;
+  for (const auto& [age, n] : histogram.items()) {
+    double steps = 0;
+    const auto [stop, error] = std::from_chars(age.data(), age.data() + age.size(), steps);
+    if (error != std::errc{} || stop != age.data() + age.size() || !n.is_number() || !(n.get<double>() > 0)) continue;
+    count += n.get<double>();
+    total += steps * n.get<double>();
+    most = std::max(most, steps);
+  }
+  if (!(count > 0)) return std::nullopt;
+  return Ages{total / count, most};
+}
+
+void add_plots(Page& page, const std::vector<json>& metrics) {
+  const Rows steps = rows_of(metrics, "step", "step"), evaluations = rows_of(metrics, "evaluation", "step");
+  Rows broadcasts = rows_of(metrics, "broadcast", "version"), publications = rows_of(metrics, "publication", "version");
+  for (Rows* rows : {&broadcasts, &publications})
+    std::erase_if(*rows, [](const auto& row) { return text(*row.second, "snapshot") == "yes"; });
+  const auto idle = [](const json& row) -> std::optional<double> {
+    const auto wait = number(row, "wait_seconds"), all = number(row, "step_seconds");
+    return wait && all && *all > 0 ? std::optional(*wait / *all) : std::nullopt;
+  };
+  const auto mean_age = [](const json& row) {
+    const auto a = ages_of(row);
+    return a ? std::optional(a->mean) : std::nullopt;
+  };
+  const auto most_age = [](const json& row) {
+    const auto a = ages_of(row);
+    return a ? std::optional(a->most) : std::nullopt;
+  };
+  const std::string step = "learner step", version = "version";
+  page.plots({
+      {"Reward and accuracy",
+       step,
+       "",
+       {},
+       {series_of("mean reward", steps, field("reward_mean")), series_of("accuracy", steps, field("accuracy")),
+        series_of("held-out accuracy", evaluations, field("accuracy"), false)}},
+      {"Loss", step, "", {}, {series_of("loss", steps, field("loss"))}},
+      {"Staleness of what was trained on, steps",
+       step,
+       "",
+       {},
+       {series_of("mean", steps, mean_age), series_of("oldest", steps, most_age)}},
+      {"Seconds of a learner step",
+       step,
+       "s",
+       {},
+       {series_of("waiting for rollouts", steps, field("wait_seconds")),
+        series_of("training", steps, field("train_seconds"))}},
+      {"Share of the time spent waiting", step, "", {}, {series_of("idle", steps, idle)}},
+      {"T_b, seconds from publishing to having it installed",
+       version,
+       "s",
+       {},
+       {series_of("T_b", broadcasts, field("t_b_seconds")),
+        series_of("transfer, by the formula", broadcasts, field("predicted_seconds")),
+        series_of("lower bound", broadcasts, field("lower_bound_seconds"))}},
+      {"Bytes of a delta", version, "B", {}, {series_of("delta", publications, field("patch_bytes"))}},
+      {"Length of the responses, tokens",
+       step,
+       "",
+       {},
+       {series_of("mean", steps, field("response_tokens_mean")),
+        series_of("longest", steps, field("response_tokens_max"))}},
+      {"Entropy and divergence, nats a token",
+       step,
+       "",
+       {},
+       {series_of("entropy", steps, field("entropy")), series_of("from who generated", steps, field("behaviour_kl")),
+        series_of("from the reference", steps, field("reference_kl"))}},
+      {"Length of the gradient", step, "", {}, {series_of("before clipping", steps, field("gradient_norm"))}},
+      {"Workers",
+       step,
+       "",
+       {},
+       {series_of("at work", steps, field("workers")), series_of("on their way", steps, field("workers_joining"))}},
+      {"Cost, US dollars",
+       step,
+       "$",
+       {},
+       {series_of("so far", steps, field("usd")), series_of("an hour", steps, field("usd_per_hour"))}},
+  });
+}
+
+void add_workers(Page& page, const json& report) {
+  const json& workers = at(report, "workers");
+  if (!workers.is_array() || workers.empty()) return;
+  std::vector<std::vector<PageCell>> rows;
+  for (const json& w : workers) {
+    if (rows.size() == kWorkersShown) break;
+    const std::string state = text(w, "lost") == "yes" ? "lost" : text(w, "away") == "yes" ? "away" : "there";
+    rows.push_back({{text(w, "id"), "", true},
+                    {text(w, "offer"), "", false},
+                    {number_text(w, "price_usd_per_hour"), "", true},
+                    {number_text(w, "rollouts", "{:.0f}"), "", true},
+                    {bytes_text(w, "bytes_in"), "", true},
+                    {bytes_text(w, "bytes_forwarded"), "", true},
+                    {number_text(w, "version", "{:.0f}"), "", true},
+                    {state, "", false}});
+  }
+  page.heading("Workers");
+  if (workers.size() > rows.size()) page.paragraph(fmt::format("The first {} of {}.", rows.size(), workers.size()));
+  page.table({"id", "offer", "$ an hour", "rollouts", "received", "passed on", "version", "at the end"}, rows);
+}
+
+void add_events(Page& page, const std::vector<json>& events) {
+  if (events.empty()) return;
+  const auto first = number(events.front(), "unix_s");
+  std::vector<std::vector<PageCell>> rows;
+  for (std::size_t i = events.size() - std::min(events.size(), kEventsShown); i < events.size(); ++i) {
+    const json& event = events[i];
+    const auto when = number(event, "unix_s");
+    std::string rest;
+    if (event.is_object())
+      for (const auto& [key, value] : event.items())
+        if (key != "unix_s" && key != "event")
+          rest += fmt::format("{}{}: {}", rest.empty() ? "" : ", ", key,
+                              value.is_string() ? value.get<std::string>()
+                                                : value.dump(-1, ' ', false, json::error_handler_t::replace));
+    rows.push_back({{when && first ? fmt::format("{:.1f} s", *when - *first) : "-", "", true},
+                    {text(event, "event"), "", false},
+                    {rest, "", false}});
+  }
+  page.heading("Events");
+  if (events.size() > rows.size()) page.paragraph(fmt::format("The last {} of {}.", rows.size(), events.size()));
+  page.table({"after", "event", ""}, rows);
+}
+
+}  // namespace
+
+std::string run_page(const RunFiles& run, const ChartLibrary& charts) {
+  const std::string name = text(run.report, "run");
+  const bool simulated = at(run.report, "simulation").is_object();
+  Page page(fmt::format("{} {}", simulated ? "Simulated run" : "Run", name == "-" ? run.name : name));
+  add_facts(page, run.report);
+  add_plots(page, run.metrics);
+  add_workers(page, run.report);
+  add_events(page, run.events);
+  return page.finish(charts);
+}
+
+Result<std::filesystem::path> write_run_page(const RunFiles& run, const std::string& file,
+                                             const std::filesystem::path& folder) {
+  const std::filesystem::path path = file.empty() ? folder / "report.html" : std::filesystem::path(file);
+  if (std::filesystem::is_directory(path))
+    return fail(Code::kInvalid, "--html", "{} is a folder, expected a file; what the page shows is named before --html", path.string());
+  ECHO_TRY(write_file_atomic(path, run_page(run, built_in_charts())));
+  return path;
+}
+
+}  // namespace echoline::pages

@@ -1,0 +1,316 @@
+#include "study/sweep_grid.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+
+#include "base/suggest.hpp"
+#include "base/text.hpp"
+#include "study/sweep_expression.hpp"
+
+namespace echoline::study {
+namespace {
+
+constexpr std::size_t kValuesTextMax = 64 << 10;
+constexpr std::size_t kWaysMax = 16;  // of writing a cell
+constexpr std::size_t kStepsMax = 100 * kSweepCellsMax;
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kShort{
+    {{"S", "staleness.budget"}, {"kappa", "staleness.publish_every"}, {"G", "rollout.group_size"}}};
+
+std::string_view trimmed(std::string_view text) {
+  const std::size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
+  return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
+}
+
+Status check_key(std::string_view key) {
+  const bool plain = std::all_of(
+      key.begin(), key.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-'; });
+  if (key.empty() || key.size() > 256 || !plain)
+    return fail(Code::kInvalid, "", "expected a key such as staleness.budget, found '{}'", printable(key, 80));
+  return ok();
+}
+
+// A value as it was written, and what it means.
+struct Item {
+  std::string text;                 // taken as it stands, unless there are expressions
+  std::vector<Expression> numbers;  // one, or the two ends of a range
+};
+
+using Numbers = std::function<std::optional<double>(const std::string&)>;
+
+class Reader {
+ public:
+  Reader(const std::vector<std::string>& keys, const Numbers& fixed) : keys_(keys), fixed_(fixed) {}
+
+  Result<Item> read(std::string_view text) const {
+    text = trimmed(text);
+    Item item{std::string(text), {}};
+    if (text.empty()) return fail(Code::kInvalid, "", "a value is missing");
+    if (std::string_view("[{\"'").find(text.front()) != std::string_view::npos) return item;
+    std::vector<std::string_view> ends{text};
+    if (const std::size_t dots = text.find(".."); dots != std::string_view::npos)
+      ends = {text.substr(0, dots), text.substr(dots + 2)};
+    for (const std::string_view end : ends) {
+      auto number = Expression::parse(end);
+      if (!number) return ends.size() == 1 && names_a_key(end) ? Result<Item>(std::move(number).error()) : plain(text);
+      std::vector<std::string> unknown;
+      for (const std::string& name : number->names())
+        if (!known(name)) unknown.push_back(name);
+      if (!unknown.empty() && (unknown.size() < number->names().size() || !item.numbers.empty()))
+        return fail(Code::kInvalid, "", "'{}': '{}' is neither a swept key nor one to which the file gives a number{}",
+                    text, unknown.front(), did_you_mean(unknown.front(), keys_));
+      if (!unknown.empty() && item.numbers.empty()) return plain(text);
+      if (ends.size() == 1 && number->is_plain_number()) return item;
+      item.numbers.push_back(std::move(*number));
+    }
+    return item;
+  }
+
+ private:
+  static Item plain(std::string_view text) { return {std::string(text), {}}; }
+  bool swept(const std::string& name) const {
+    return std::find(keys_.begin(), keys_.end(), full_key(name)) != keys_.end();
+  }
+  bool known(const std::string& name) const { return swept(name) || fixed_(full_key(name)).has_value(); }
+  // Whether it looks like an expression that went wrong: an operator beside the name of a swept key.
+  bool names_a_key(std::string_view text) const {
+    if (text.find_first_of("+-*/()") == std::string_view::npos) return false;
+    for (std::size_t at = 0; at < text.size();) {
+      const auto in_word = [&](std::size_t i) {
+        return std::isalnum(static_cast<unsigned char>(text[i])) != 0 || text[i] == '_' || text[i] == '.';
+      };
+      std::size_t end = at;
+      while (end < text.size() && in_word(end)) ++end;
+      if (end > at && swept(std::string(text.substr(at, end - at)))) return true;
+      at = std::max(end, at + 1);
+    }
+    return false;
+  }
+
+  const std::vector<std::string>& keys_;
+  const Numbers& fixed_;
+};
+
+// One choice of a point on every axis, to be worked out.
+struct Assignment {
+  std::string key;
+  const Item* item;
+  const std::string* said;  // of its axis
+};
+
+class Enumeration {
+ public:
+  Enumeration(const std::vector<Assignment>& assignments, const std::vector<std::string>& keys, const Numbers& fixed,
+              const std::function<Status(KeyValues values, KeyValues given)>& add, std::size_t& steps)
+      : assignments_(assignments), keys_(keys), fixed_(fixed), add_(add), steps_(steps) {}
+
+  Status run() {
+    if (++steps_ > kStepsMax)
+      return fail(Code::kInvalid, "sweep", "there are too many combinations to look at: expected at most {} cells",
+                  kSweepCellsMax);
+    if (values_.size() == assignments_.size()) return add_(in_order(&Value::text), in_order(&Value::given));
+    const Assignment* next = nullptr;
+    for (const Assignment& a : assignments_)
+      if (next == nullptr && !values_.contains(a.key) && ready(a)) next = &a;
+    if (next == nullptr) return circle();
+    const Item& item = *next->item;
+    if (item.numbers.empty()) return with(*next, {item.text, item.text});
+    ECHO_ASSIGN(const double first, number(*next, item.numbers.front()));
+    if (item.numbers.size() == 1) return with(*next, {number_text(first), item.text});
+    ECHO_ASSIGN(const double last, number(*next, item.numbers.back()));
+    if (first != std::floor(first) || last != std::floor(last))
+      return about(
+          *next, fmt::format("a range counts in whole numbers, found {} to {}", number_text(first), number_text(last)));
+    if (last - first >= static_cast<double>(kSweepCellsMax))
+      return about(*next, fmt::format("expected a range of at most {} numbers, found {} to {}", kSweepCellsMax,
+                                      number_text(first), number_text(last)));
+    for (double n = first; n <= last; n += 1)
+      ECHO_TRY(with(*next, {number_text(n), number_text(n)}));  // none where the last is below the first
+    return ok();
+  }
+
+ private:
+  struct Value {
+    std::string text, given;
+  };
+
+  static Error about(const Assignment& a, std::string_view why) {
+    return fail(Code::kInvalid, "", "{}: {}: {}", *a.said, a.item->text, why);
+  }
+
+  bool assigned(const std::string& key) const {
+    return std::any_of(assignments_.begin(), assignments_.end(), [&](const Assignment& a) { return a.key == key; });
+  }
+  bool ready(const Assignment& a) const {
+    for (const Expression& e : a.item->numbers)
+      for (const std::string& name : e.names())
+        if (const std::string key = full_key(name); assigned(key) && !values_.contains(key)) return false;
+    return true;
+  }
+  Error circle() const {
+    for (const Assignment& a : assignments_)
+      if (!values_.contains(a.key)) return about(a, "it depends on a value that depends on it");
+    return {};
+  }
+
+  Result<double> number(const Assignment& a, const Expression& e) const {
+    auto value = e.value([&](const std::string& name) -> std::optional<double> {
+      const std::string key = full_key(name);
+      const auto it = values_.find(key);
+      if (it == values_.end()) return fixed_(key);
+      const auto plain = Expression::parse(it->second.text);
+      if (!plain || !plain->names().empty()) return std::nullopt;
+      const auto n = plain->value([](const std::string&) { return std::nullopt; });
+      return n ? std::optional(*n) : std::nullopt;
+    });
+    if (!value) return about(a, value.error().detail);
+    return value;
+  }
+
+  Status with(const Assignment& a, const Value& value) {
+    values_[a.key] = value;
+    const Status status = run();
+    values_.erase(a.key);
+    return status;
+  }
+
+  KeyValues in_order(std::string Value::*what) const {
+    KeyValues out;
+    for (const std::string& key : keys_)
+      if (const auto it = values_.find(key); it != values_.end()) out.emplace_back(key, it->second.*what);
+    return out;
+  }
+
+  const std::vector<Assignment>& assignments_;
+  const std::vector<std::string>& keys_;
+  const Numbers& fixed_;
+  const std::function<Status(KeyValues values, KeyValues given)>& add_;
+  std::size_t& steps_;  // of all choices
+  std::map<std::string, Value> values_;
+};
+
+}  // namespace
+
+std::string full_key(std::string_view key) {
+  for (const auto& [word, full] : kShort)
+    if (key == word) return std::string(full);
+  return std::string(key);
+}
+
+std::string short_key(std::string_view key) {
+  for (const auto& [word, full] : kShort)
+    if (key == full) return std::string(word);
+  return std::string(key);
+}
+
+Result<std::vector<std::string>> split_values(std::string_view text) {
+  if (text.size() > kValuesTextMax)
+    return fail(Code::kInvalid, "", "expected at most {} bytes, found {}", kValuesTextMax, text.size());
+  std::vector<std::string> values;
+  std::size_t begin = 0, depth = 0;
+  char quote = 0;
+  for (std::size_t i = 0; i <= text.size(); ++i) {
+    const char c = i < text.size() ? text[i] : ',';
+    if (i == text.size() && (quote != 0 || depth != 0))
+      return fail(Code::kInvalid, "", "'{}' lacks its end: {}", printable(text, 80),
+                  quote != 0 ? "a quote" : "a bracket");
+    if (quote != 0) {
+      if (c == quote) quote = 0;
+    } else if ((c == '"' || c == '\'') && trimmed(text.substr(begin, i - begin)).empty()) {
+      quote = c;  // inside a word it is an apostrophe
+    } else if (c == '(' || c == '[' || c == '{') {
+      ++depth;
+    } else if ((c == ')' || c == ']' || c == '}') && depth > 0) {
+      --depth;
+    } else if (c == ',' && (depth == 0 || i == text.size())) {
+      values.emplace_back(trimmed(text.substr(begin, i - begin)));
+      begin = i + 1;
+    }
+  }
+  return values;
+}
+
+Result<SweepAxis> parse_over(std::string_view text) {
+  const auto said = [&](const Error& error) {
+    return fail(Code::kInvalid, "", "--over {}: {}", printable(text, 120), error.detail);
+  };
+  const std::size_t equals = text.find('=');
+  if (equals == std::string_view::npos)
+    return said(fail(Code::kInvalid, "", "expected KEY=VALUE,VALUE,... such as staleness.budget=1,3,6"));
+  const std::string key = full_key(trimmed(text.substr(0, equals)));
+  if (const Status status = check_key(key); !status) return said(status.error());
+  const auto values = split_values(text.substr(equals + 1));
+  if (!values) return said(values.error());
+  SweepAxis axis{fmt::format("--over {}", printable(text, 120)), {}};
+  for (const std::string& value : *values) axis.points.push_back({{key, value}});
+  return axis;
+}
+
+std::vector<std::string> swept_keys(const std::vector<SweepAxis>& axes) {
+  std::vector<std::string> keys;
+  for (const SweepAxis& axis : axes)
+    for (const KeyValues& point : axis.points)
+      for (const auto& [key, value] : point)
+        if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+  return keys;
+}
+
+Result<std::vector<GridCell>> expand(const std::vector<SweepAxis>& axes, const Numbers& fixed) {
+  const std::vector<std::string> keys = swept_keys(axes);
+  if (keys.size() > kSweptKeysMax)
+    return fail(Code::kInvalid, "sweep", "expected at most {} swept keys, found {}", kSweptKeysMax, keys.size());
+  const Reader reader(keys, fixed);
+  std::vector<std::vector<std::vector<std::pair<std::string, Item>>>> items;  // by axis, point, key
+  std::map<std::string, const SweepAxis*> axis_of;
+  std::size_t combinations = 1;
+  for (const SweepAxis& axis : axes) {
+    auto& points = items.emplace_back();
+    if (axis.points.empty()) return fail(Code::kInvalid, "", "{}: expected at least one value", axis.said);
+    combinations *= axis.points.size();
+    if (combinations > kSweepCellsMax)
+      return fail(Code::kInvalid, "", "{}: expected at most {} cells in all", axis.said, kSweepCellsMax);
+    for (const KeyValues& point : axis.points) {
+      points.emplace_back();
+      for (const auto& [key, text] : point) {
+        if (const Status status = check_key(key); !status)
+          return fail(Code::kInvalid, "", "{}: {}", axis.said, status.error().detail);
+        if (const auto [it, fresh] = axis_of.emplace(key, &axis); !fresh && it->second != &axis)
+          return fail(Code::kInvalid, "", "{}: '{}' is already swept by {}", axis.said, key, it->second->said);
+        const auto is_key = [&name = key](const auto& each) { return each.first == name; };
+        if (std::any_of(points.back().begin(), points.back().end(), is_key))
+          return fail(Code::kInvalid, "", "{}: '{}' is there twice", axis.said, key);
+        auto item = reader.read(text);
+        if (!item) return fail(Code::kInvalid, "", "{}: {}", axis.said, item.error().detail);
+        points.back().emplace_back(key, std::move(*item));
+      }
+    }
+  }
+  std::vector<GridCell> cells;
+  std::map<KeyValues, std::size_t> seen;
+  const std::function<Status(KeyValues, KeyValues)> add = [&](KeyValues values, KeyValues given) -> Status {
+    const auto [it, fresh] = seen.emplace(values, cells.size());
+    if (fresh && cells.size() == kSweepCellsMax)
+      return fail(Code::kInvalid, "sweep", "expected at most {} cells", kSweepCellsMax);
+    if (fresh) cells.push_back({std::move(values), {}});
+    auto& ways = cells[it->second].given;
+    if (std::find(ways.begin(), ways.end(), given) == ways.end() && ways.size() < kWaysMax)
+      ways.push_back(std::move(given));
+    return ok();
+  };
+  std::size_t steps = 0;
+  for (std::size_t c = 0; c < combinations; ++c) {
+    std::vector<Assignment> assignments;
+    std::size_t rest = c, below = combinations;
+    for (std::size_t a = 0; a < axes.size(); ++a) {  // the last axis changes fastest
+      below /= items[a].size();
+      for (const auto& [key, item] : items[a][rest / below]) assignments.push_back({key, &item, &axes[a].said});
+      rest %= below;
+    }
+    ECHO_TRY(Enumeration(assignments, keys, fixed, add, steps).run());
+  }
+  if (cells.empty()) return fail(Code::kInvalid, "sweep", "there is no cell: every range is empty");
+  return cells;
+}
+
+}  // namespace echoline::study

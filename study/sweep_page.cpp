@@ -1,0 +1,199 @@
+#include "study/sweep_page.hpp"
+
+#include <algorithm>
+
+#include "study/sweep_expression.hpp"
+
+namespace echoline::study {
+
+using namespace pages;
+
+namespace {
+
+constexpr std::size_t kSeriesMax = 24;
+
+std::string value_of(const SweepCell& cell, const std::string& key) { return cell.value(key).value_or("-"); }
+
+std::optional<double> number_of(const std::string& text) {
+  const auto expression = Expression::parse(text);
+  if (!expression || !expression->names().empty()) return std::nullopt;
+  const auto value = expression->value([](const std::string&) { return std::nullopt; });
+  return value ? std::optional(*value) : std::nullopt;
+}
+
+// The first key that has several values, or the first one.
+const std::string& axis_key(const SweepResults& results) {
+  for (const std::string& key : results.plan->keys)
+    for (const SweepRow& row : results.rows)
+      if (value_of(*row.cell, key) != value_of(*results.rows.front().cell, key)) return key;
+  return results.plan->keys.front();
+}
+
+// Where the cells stand on the axis of that key: by their number, or by the order of the values.
+struct Axis {
+  std::string key, title;
+  std::vector<std::string> categories;
+  std::vector<double> x;  // by row
+};
+
+Axis axis_of(const SweepResults& results) {
+  Axis axis;
+  if (results.plan->keys.empty()) {
+    axis.categories = {"as it is"};
+    axis.x.assign(results.rows.size(), 0);
+    return axis;
+  }
+  const std::string& key = axis.key = axis_key(results);
+  axis.title = short_key(key);
+  std::vector<std::string> values;
+  bool numbers = true;
+  for (const SweepRow& row : results.rows) {
+    values.push_back(value_of(*row.cell, key));
+    numbers = numbers && number_of(values.back()).has_value();
+  }
+  for (const std::string& value : values) {
+    if (numbers) {
+      axis.x.push_back(*number_of(value));
+      continue;
+    }
+    auto it = std::find(axis.categories.begin(), axis.categories.end(), value);
+    axis.x.push_back(static_cast<double>(it - axis.categories.begin()));
+    if (it == axis.categories.end()) axis.categories.push_back(value);
+  }
+  return axis;
+}
+
+// What a line stands for: the values of all keys but the axis's, as they were written, so that "kappa=S-1" is one line.
+std::vector<std::string> lines_of(const Axis& axis, const SweepRow& row) {
+  std::vector<std::string> names;
+  for (const KeyValues& given : row.cell->given) {
+    std::string name;
+    for (const auto& [key, text] : given)
+      if (key != axis.key)
+        name += fmt::format("{}{}={}", name.empty() ? "" : " ", short_key(key), text);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+  }
+  if (names.empty()) names.emplace_back();
+  return names;
+}
+
+std::string link_to(const SweepRow& row) {
+  return row.cell->runs.empty() ? "" : fmt::format("cells/{}/", row.cell->runs.front().digest);
+}
+
+PlotPoint point(const SweepRow& row, const Estimate& y, double x) {
+  PlotPoint p{x, y.mean, {}, {}, row.cell->name(), link_to(row)};
+  if (y.interval) p.low = y.interval->low, p.high = y.interval->high;
+  return p;
+}
+
+std::string caption(const Measure& m) {
+  return m.title == m.meaning ? m.title : fmt::format("{} ({})", m.title, m.meaning);
+}
+
+Plot measure_plot(const SweepResults& results, std::size_t m, const Axis& axis) {
+  Plot plot{caption(results.measures[m]), axis.title, results.measures[m].title, axis.categories, {}};
+  for (std::size_t r = 0; r < results.rows.size(); ++r) {
+    const SweepRow& row = results.rows[r];
+    if (!row.measures[m]) continue;
+    for (const std::string& name : lines_of(axis, row)) {
+      auto it =
+          std::find_if(plot.series.begin(), plot.series.end(), [&](const PlotSeries& s) { return s.name == name; });
+      if (it == plot.series.end()) {
+        if (plot.series.size() == kSeriesMax) continue;
+        it = plot.series.insert(it, PlotSeries{name, {}, true});
+      }
+      it->points.push_back(point(row, *row.measures[m], axis.x[r]));
+    }
+  }
+  for (PlotSeries& series : plot.series)
+    std::stable_sort(series.points.begin(), series.points.end(),
+                     [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+  return plot;
+}
+
+Plot front_plot(const SweepResults& results) {
+  const auto index_of = [&](const std::string& field) {
+    return static_cast<std::size_t>(std::find_if(results.measures.begin(), results.measures.end(),
+                                                 [&](const Measure& m) { return m.field == field; }) -
+                                    results.measures.begin());
+  };
+  const std::size_t x = index_of(results.pareto_x), y = index_of(results.pareto_y);
+  Plot plot{fmt::format("{} against {}: no cell is better in both than those on the line", results.measures[y].title,
+                        results.measures[x].title),
+            results.measures[x].title,
+            results.measures[y].title,
+            {},
+            {{"not beaten", {}, true}, {"the others", {}, false}}};
+  for (std::size_t r = 0; r < results.rows.size(); ++r) {
+    const SweepRow& row = results.rows[r];
+    if (!row.measures[x] || !row.measures[y]) continue;
+    const bool front = std::find(results.pareto.begin(), results.pareto.end(), r) != results.pareto.end();
+    plot.series[front ? 0 : 1].points.push_back(point(row, *row.measures[y], row.measures[x]->mean));
+  }
+  auto& line = plot.series.front().points;
+  std::stable_sort(line.begin(), line.end(), [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; });
+  return plot;
+}
+
+void add_table(Page& page, const SweepResults& results) {
+  std::vector<std::string> titles;
+  for (const std::string& key : results.plan->keys) titles.push_back(short_key(key));
+  titles.emplace_back("runs");
+  for (const Measure& m : results.measures) titles.push_back(m.title);
+  std::vector<std::vector<PageCell>> rows;
+  for (const SweepRow& row : results.rows) {
+    auto& cells = rows.emplace_back();
+    for (const std::string& key : results.plan->keys) cells.push_back({value_of(*row.cell, key), "", true});
+    cells.push_back({fmt::format("{} of {}", row.runs_done(), row.outcomes.size()), "", true});
+    for (const auto& e : row.measures) cells.push_back({e ? estimate_text(*e) : "-", "", true});
+  }
+  page.heading("Cells");
+  page.table(titles, rows);
+}
+
+void add_runs(Page& page, const SweepResults& results) {
+  std::vector<std::vector<PageCell>> rows;
+  for (const SweepRow& row : results.rows)
+    for (std::size_t i = 0; i < row.outcomes.size(); ++i) {
+      const SweepRun& run = row.cell->runs[i];
+      const std::string_view state = to_string(row.outcomes[i]->end);
+      rows.push_back(
+          {{row.cell->name(), "", false},
+           {std::to_string(run.seed), "", true},
+           {std::string(state), state == "done" ? fmt::format("cells/{}/report.json", run.digest) : "", false},
+           {"config.yaml", fmt::format("cells/{}/config.yaml", run.digest), false},
+           {"folder", fmt::format("cells/{}/", run.digest), false},
+           {row.outcomes[i]->log.empty() ? "" : "log", fmt::format("logs/{}.log", run.digest), false},
+           {row.outcomes[i]->why, "", false}});
+    }
+  page.heading("Runs");
+  page.table({"cell", "seed", "state", "file", "folder", "log", "why"}, rows);
+}
+
+}  // namespace
+
+std::string sweep_page(const SweepResults& results, const ChartLibrary& charts) {
+  const SweepPlan& plan = *results.plan;
+  Page page(fmt::format("Sweep of {}", plan.config.filename().string()));
+  std::size_t done = 0, runs = 0;
+  for (const SweepRow& row : results.rows) done += row.runs_done(), runs += row.outcomes.size();
+  std::string keys;
+  for (const std::string& key : plan.keys) keys += (keys.empty() ? "" : ", ") + key;
+  page.facts({{"runs", plan.kind == SweepKind::kReal ? "real" : "simulated"},
+              {"swept", keys.empty() ? "nothing but the seed" : keys},
+              {"cells", std::to_string(plan.cells.size())},
+              {"seeds each", std::to_string(plan.seeds)},
+              {"done", fmt::format("{} of {}", done, runs)}});
+  if (plan.seeds > 1) page.paragraph("Intervals are 95 % intervals of the mean over seeds, by Student's t, cut to what is possible. Of two seeds they are 12.7 standard errors wide to either side, of three 4.3.");
+  const Axis axis = axis_of(results);
+  std::vector<Plot> plots;
+  if (!results.pareto.empty()) plots.push_back(front_plot(results));
+  for (std::size_t m = 0; m < results.measures.size(); ++m) plots.push_back(measure_plot(results, m, axis));
+  page.plots(std::move(plots));
+  add_table(page, results);
+  add_runs(page, results);
+  return page.finish(charts);
+}
+
+}  // namespace echoline::study

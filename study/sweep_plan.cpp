@@ -1,0 +1,324 @@
+#include "study/sweep_plan.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+
+#include "base/config.hpp"
+#include "base/files.hpp"
+#include "base/text.hpp"
+#include "delta/digest.hpp"
+#include "learner/run_config.hpp"
+#include "study/sim_run_config.hpp"
+#include "study/sweep_expression.hpp"
+
+namespace echoline::study {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kProblemsShown = 10;
+// What a sweep gives every run itself.
+constexpr const char* kOwnKeys[] = {"run.name", "run.folder", "run.seed", "simulation.seed"};
+
+struct SweepSection {
+  std::vector<SweepAxis> axes;
+  std::uint32_t seeds = 1;
+  std::vector<std::string> measures;
+};
+
+// A value of the section as the text that --over would have: a list stands for several, so it has none.
+Result<std::string> value_text(const json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_null()) return fail(Code::kInvalid, "", "expected a value, found nothing");
+  return value.dump();  // flow style: YAML as well
+}
+
+// A file's own paths refer to its folder, those of the command line to the working directory.
+const std::set<std::string>& path_keys() {
+  static const std::set<std::string> keys = [] {
+    std::set<std::string> found;
+    for (const auto& keys : {learner::run_file_keys(), simulation_keys()})
+      for (const ConfigKey& key : keys)
+        if (key.type == "path") found.insert(key.path);
+    return found;
+  }();
+  return keys;
+}
+
+std::string source_of(const std::filesystem::path& config) {
+  return std::filesystem::absolute(config).lexically_normal().string() + "\n";
+}
+
+std::string placed(const std::string& path, const std::filesystem::path& file) {
+  return std::filesystem::absolute(file.parent_path() / path).lexically_normal().string();
+}
+
+void read_over(ConfigSection over, const std::filesystem::path& file, std::vector<SweepAxis>& axes) {
+  for (const std::string& name : over.keys()) {
+    const std::string key = full_key(name);
+    const json values = json::parse(over.json(name));
+    SweepAxis axis{fmt::format("{}: sweep.over.{}", file.string(), name), {}};
+    std::vector<std::string> texts;
+    if (values.is_array()) {
+      for (const json& value : values) {
+        const auto text = value_text(value);
+        if (!text) over.error(name, text.error().detail);
+        texts.push_back(text ? *text : "");
+      }
+    } else if (auto split = split_values(values.is_string() ? values.get<std::string>() : values.dump()); split) {
+      texts = *std::move(split);
+    } else {
+      over.error(name, split.error().detail);
+    }
+    for (std::string& text : texts) {
+      if (path_keys().contains(key)) text = placed(text, file);
+      axis.points.push_back({{key, std::move(text)}});
+    }
+    axes.push_back(std::move(axis));
+  }
+}
+
+void read_cells(ConfigSection sweep, const std::filesystem::path& file, std::vector<SweepAxis>& axes) {
+  SweepAxis axis{fmt::format("{}: sweep.cells", file.string()), {}};
+  for (ConfigSection cell : sweep.sections("cells")) {
+    KeyValues point;
+    for (const std::string& name : cell.keys()) {
+      const std::string key = full_key(name);
+      auto text = value_text(json::parse(cell.json(name)));
+      if (!text)
+        cell.error(name, text.error().detail);
+      else
+        point.emplace_back(key, path_keys().contains(key) ? placed(*text, file) : *std::move(text));
+    }
+    axis.points.push_back(std::move(point));
+  }
+  if (!axis.points.empty()) axes.push_back(std::move(axis));
+}
+
+Result<SweepSection> read_section(ConfigFile& file, const std::filesystem::path& path) {
+  ConfigFile own = file.split("sweep");
+  SweepSection section;
+  ConfigSection sweep = own.root().section("sweep");
+  read_over(sweep.section("over"), path, section.axes);
+  read_cells(sweep, path, section.axes);
+  sweep.read("seeds", section.seeds, {.min = 1, .max = kSweepSeedsMax});
+  sweep.read("measures", section.measures);
+  ECHO_TRY(own.finish());
+  return section;
+}
+
+Result<ConfigFile> load(const std::filesystem::path& path) {
+  auto file = ConfigFile::load(path);
+  if (!file) return as_mistake(std::move(file).error());
+  return file;
+}
+
+// The number at a dotted key of a file.
+std::optional<double> look_up(ConfigFile& file, std::string_view key) {
+  ConfigSection section = file.root();
+  for (std::size_t dot; (dot = key.find('.')) != std::string_view::npos; key.remove_prefix(dot + 1)) {
+    if (dot == 0) return std::nullopt;
+    section = section.section(key.substr(0, dot));
+  }
+  std::optional<double> value;
+  if (!key.empty()) section.read(key, value);
+  return value;
+}
+
+// What is wrong with the cells, each problem once with the first cell that has it.
+class Problems {
+ public:
+  // "--set KEY: why" of the reader becomes the words of the sweep.
+  void add(const std::string& problems, const SweepCell& cell) {
+    for (std::size_t start = 0; start < problems.size();) {
+      const std::size_t end = std::min(problems.find('\n', start), problems.size());
+      std::string line = problems.substr(start, end - start);
+      start = end + 1;
+      for (const auto& [key, value] : cell.values)
+        if (const std::string set = fmt::format("--set {}: ", key); line.starts_with(set))
+          line = fmt::format("--over {}={}: {}", key, printable(value, 80), line.substr(set.size()));
+      const auto same = [&](const Problem& p) { return p.line == line; };
+      if (const auto it = std::find_if(problems_.begin(), problems_.end(), same); it != problems_.end())
+        ++it->cells;
+      else if (problems_.size() < kProblemsShown)
+        problems_.push_back({line, cell.name(), 1});
+      else
+        ++left_out_;
+    }
+  }
+
+  Status told(std::size_t cells) const {
+    if (problems_.empty()) return ok();
+    std::string text;
+    for (const Problem& p : problems_) {
+      text += fmt::format("{}{}", text.empty() ? "" : "\n", p.line);
+      if (p.cells < cells)
+        text += fmt::format(" (cell {}{})", p.first, p.cells > 1 ? fmt::format(" and {} more", p.cells - 1) : "");
+    }
+    if (left_out_ > 0) text += fmt::format("\nand {} more problems", left_out_);
+    return Error{Code::kInvalid, "", text};
+  }
+
+ private:
+  struct Problem {
+    std::string line, first;
+    std::size_t cells;
+  };
+  std::vector<Problem> problems_;
+  std::size_t left_out_ = 0;
+};
+
+std::string digest_of(SweepKind kind, const std::string& version, std::uint64_t seed, const std::string& config) {
+  const std::string text =
+      fmt::format("{}\n{}\n{}\n{}", kind == SweepKind::kReal ? "real" : "simulated", version, seed, config);
+  return delta::digest_bytes(std::as_bytes(std::span(text))).hex();
+}
+
+// What the file comes to with the values of a cell.
+class Resolver {
+ public:
+  Resolver(const SweepArguments& a, SweepKind kind) : a_(a), kind_(kind) {}
+
+  Status add_runs(SweepCell& cell, std::uint32_t seeds) {
+    std::uint64_t first = 1;
+    std::string scenario;
+    if (kind_ == SweepKind::kReal) {
+      ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(a_.config, cell.values));
+      first = config.run.seed;
+    } else {
+      ECHO_ASSIGN(SimRun run, load_sim_run(ConfigFile::load(a_.config), cell.values));
+      first = run.scenario.seed;
+      scenario = std::move(run.config.resolved_yaml);
+    }
+    for (std::uint32_t i = 0; i < seeds; ++i) {
+      SweepRun run;
+      run.seed = first + i;
+      if (kind_ == SweepKind::kSimulated) {
+        run.config = scenario;
+        run.digest = digest_of(kind_, a_.version, run.seed, run.config);
+      } else {
+        // The name and the folder of a run follow from its digest, so they are no part of it.
+        ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, "run", "/"));
+        run.digest = digest_of(kind_, a_.version, run.seed, run.config);
+        ECHO_ASSIGN(run.config, resolve_run(cell, run.seed, run.digest, a_.out / "cells"));
+      }
+      run.folder = a_.out / "cells" / run.digest;
+      cell.runs.push_back(std::move(run));
+    }
+    return ok();
+  }
+
+ private:
+  Result<std::string> resolve_run(const SweepCell& cell, std::uint64_t seed, const std::string& name,
+                                  const std::filesystem::path& folder) const {
+    KeyValues values = cell.values;
+    values.emplace_back("run.seed", std::to_string(seed));
+    values.emplace_back("run.name", name);
+    values.emplace_back("run.folder", folder.string());
+    ECHO_ASSIGN(learner::RunConfig config, learner::load_run_config(a_.config, values));
+    return std::move(config.resolved_yaml);
+  }
+
+  const SweepArguments& a_;
+  const SweepKind kind_;
+};
+
+Status check(const SweepPlan& plan) {
+  for (const std::string& key : plan.keys)
+    if (std::find(std::begin(kOwnKeys), std::end(kOwnKeys), key) != std::end(kOwnKeys))
+      return fail(Code::kInvalid, "sweep",
+                  "'{}' cannot be swept: every run of a sweep has its own; --seeds N takes N seeds", key);
+  if (plan.cells.size() * plan.seeds > kSweepRunsMax)
+    return fail(Code::kInvalid, "sweep", "expected at most {} runs, found {} cells with {} seeds each", kSweepRunsMax,
+                plan.cells.size(), plan.seeds);
+  for (const std::string& field : plan.measures)
+    if (field.empty() || field.size() > 200 || !is_printable(field) ||
+        field.find_first_of(",\"<>& \t") != std::string::npos)
+      return fail(Code::kInvalid, "sweep",
+                  "--measure: expected a field of the report such as learner.idle_fraction, found '{}'",
+                  printable(field, 80));
+  return ok();
+}
+
+}  // namespace
+
+std::string SweepCell::name() const {
+  std::string text;
+  for (const auto& [key, value] : values)
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", short_key(key), printable(value, 60));
+  return text.empty() ? "as it is" : text;
+}
+
+std::optional<std::string> SweepCell::value(const std::string& key) const {
+  const auto it = std::find_if(values.begin(), values.end(), [&](const auto& v) { return v.first == key; });
+  return it == values.end() ? std::nullopt : std::optional(it->second);
+}
+
+std::filesystem::path default_sweep_folder(const std::filesystem::path& config) {
+  const std::filesystem::path first = std::filesystem::absolute("sweeps") / config.stem();
+  std::filesystem::path folder = first;
+  for (int n = 2;; ++n) {
+    const auto source = read_file(folder / kSweepSourceFile);
+    if (!source || *source == source_of(config)) return folder.lexically_normal();
+    folder = fmt::format("{}-{}", first.string(), n);
+  }
+}
+
+Status note_sweep_source(const SweepPlan& plan) {
+  std::error_code ec;
+  if (std::filesystem::exists(plan.out / kSweepSourceFile, ec)) return ok();
+  return write_file_atomic(plan.out / kSweepSourceFile, source_of(plan.config));
+}
+
+Result<SweepPlan> plan_sweep(const SweepArguments& a) {
+  ECHO_ASSIGN(ConfigFile file, load(a.config));
+  ECHO_ASSIGN(SweepSection section, read_section(file, a.config));
+  std::vector<SweepAxis> axes;
+  for (const std::string& text : a.over) {
+    ECHO_ASSIGN(SweepAxis axis, parse_over(text));
+    const auto same = [&](const SweepAxis& other) {
+      return !other.points.empty() && other.points.front().size() == 1 &&
+             other.points.front().front().first == axis.points.front().front().first;
+    };
+    section.axes.erase(std::remove_if(section.axes.begin(), section.axes.end(), same),
+                       section.axes.end());  // the command line counts
+    axes.push_back(std::move(axis));
+  }
+  axes.insert(axes.begin(), section.axes.begin(), section.axes.end());
+  if (axes.empty() && a.seeds == 0 && section.seeds == 1)
+    return fail(Code::kInvalid, "sweep",
+                "nothing is swept: give --over KEY=V1,V2 or --seeds N, or {} a section `sweep:`", a.config.string());
+
+  SweepPlan plan;
+  plan.config = a.config;
+  plan.out = a.out;
+  plan.keys = swept_keys(axes);
+  plan.seeds = a.seeds > 0 ? a.seeds : section.seeds;
+  plan.measures = section.measures;
+  plan.measures.insert(plan.measures.end(), a.measures.begin(), a.measures.end());
+  plan.kind = a.kind.value_or(file.root().has("simulation") ? SweepKind::kSimulated : SweepKind::kReal);
+  ECHO_ASSIGN(auto cells, expand(axes, [&](const std::string& key) { return look_up(file, key); }));
+  for (GridCell& cell : cells) plan.cells.push_back({std::move(cell.values), std::move(cell.given), {}});
+  ECHO_TRY(check(plan));
+
+  Resolver resolver(a, plan.kind);
+  Problems problems;
+  for (SweepCell& cell : plan.cells)
+    if (const Status status = resolver.add_runs(cell, plan.seeds); !status) problems.add(status.error().detail, cell);
+  ECHO_TRY(problems.told(plan.cells.size()));
+  return plan;
+}
+
+bool is_complete(SweepKind kind, const std::filesystem::path& folder) {
+  const auto text = read_file(folder / "report.json", 256 << 20);
+  if (!text) return false;
+  const json report = json::parse(*text, nullptr, false);
+  if (!report.is_object() || !report.contains("schema_version")) return false;
+  // However a simulated run ended, it would end so again.
+  const auto ended = report.find("ended");
+  return kind == SweepKind::kSimulated || ended == report.end() || *ended == "completed";
+}
+
+}  // namespace echoline::study

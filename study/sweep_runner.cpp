@@ -1,0 +1,251 @@
+#include "study/sweep_runner.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/child_process.hpp"
+#include "base/files.hpp"
+#include "base/text.hpp"
+#include "learner/run_record.hpp"
+
+namespace echoline::study {
+namespace {
+
+constexpr std::size_t kLogBytesMax = 64u << 20;
+constexpr Duration kWait = std::chrono::milliseconds(200);
+
+struct Close {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+
+// A process at work.
+struct Active {
+  const SweepCell* cell;
+  const SweepRun* run;
+  ChildProcess child;
+  std::unique_ptr<std::FILE, Close> log;
+  std::filesystem::path log_path;
+  TimePoint begun{};
+  std::size_t logged = 0;
+  std::string last_line;
+  std::optional<TimePoint> asked_to_end;
+  bool too_long = false, killed = false;
+};
+
+struct Waiting {
+  const SweepCell* cell;
+  const SweepRun* run;
+};
+
+std::string name_of(const SweepCell& cell, const SweepRun& run) {
+  return fmt::format("{} seed {}", cell.name(), run.seed);
+}
+
+std::string span_text(Duration d) {
+  const double s = seconds(d);
+  if (s < 120) return fmt::format("{:.0f} s", s);
+  return s < 7200 ? fmt::format("{:.0f} min", s / 60) : fmt::format("{:.1f} h", s / 3600);
+}
+
+// Whoever works in the folder holds this until the process ends, however it does.
+Result<std::unique_ptr<Descriptor>> take_lock(const std::filesystem::path& out) {
+  ECHO_TRY(make_folders(out / "cells"));
+  ECHO_TRY(make_folders(out / "logs"));
+  auto lock = std::make_unique<Descriptor>(::open((out / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (lock->get() < 0) return os_error("lock sweep", out / "lock");
+  if (::flock(lock->get(), LOCK_EX | LOCK_NB) != 0)
+    return fail(Code::kUnavailable, "lock sweep",
+                "another echoline sweep works in {}: wait for its end, or give --out another folder", out.string());
+  return lock;
+}
+
+class Runner {
+ public:
+  Runner(const SweepPlan& plan, const SweepRunnerOptions& options, const Clock& clock, const std::atomic<bool>& stop)
+      : plan_(plan), options_(options), clock_(clock), stop_(stop) {}
+
+  Result<SweepOutcomes> run() {
+    ECHO_ASSIGN(const auto lock, take_lock(plan_.out));
+    ECHO_TRY(note_sweep_source(plan_));
+    // All cells with the first seed come first, so that the whole picture is there early.
+    for (std::uint32_t s = 0; s < plan_.seeds; ++s)
+      for (const SweepCell& cell : plan_.cells) {
+        const SweepRun& run = cell.runs[s];
+        if (!outcomes_.emplace(run.digest, SweepOutcome{}).second) continue;  // as another cell
+        if (is_complete(plan_.kind, run.folder))
+          outcomes_[run.digest].end = SweepEnd::kCached;
+        else
+          waiting_.push_back({&cell, &run});
+      }
+    total_ = waiting_.size();
+    if (const std::size_t cached = outcomes_.size() - total_; cached > 0)
+      options_.line(fmt::format("{} of {} runs are there already", cached, outcomes_.size()));
+    started_ = clock_.now();
+    while (!active_.empty() || (!waiting_.empty() && !stop_)) {
+      if (!stop_) ECHO_TRY(start_some());
+      pump();
+      options_.state(state());
+    }
+    return std::move(outcomes_);
+  }
+
+ private:
+  Status start_some() {
+    for (std::size_t looked = waiting_.size(); looked > 0 && active_.size() < options_.jobs; --looked) {
+      const Waiting next = waiting_.front();
+      waiting_.pop_front();
+      if (learner::is_running(next.run->folder) && clock_.now() - started_ < options_.lock_wait) {
+        waiting_.push_back(next);  // it is being ended; let others go first
+        continue;
+      }
+      ECHO_TRY(start(next));
+    }
+    return ok();
+  }
+
+  Status start(const Waiting& w) {
+    const SweepRun& run = *w.run;
+    ECHO_TRY(make_folders(run.folder));
+    const std::filesystem::path config = run.folder / "config.yaml";
+    if (const auto old = read_file(config); !old || *old != run.config) ECHO_TRY(write_file_atomic(config, run.config));
+    const std::filesystem::path log_path = plan_.out / "logs" / (run.digest + ".log");
+    std::unique_ptr<std::FILE, Close> log(std::fopen(log_path.c_str(), "ae"));
+    if (!log) return os_error("write log", log_path);
+    auto child = ChildProcess::start(command(run, config));
+    if (!child) return std::move(child).error();
+    outcomes_[run.digest].log = log_path;
+    active_.push_back(std::make_unique<Active>(
+        Active{w.cell, w.run, *std::move(child), std::move(log), log_path, clock_.now(), 0, "", {}, false, false}));
+    return ok();
+  }
+
+  std::vector<std::string> command(const SweepRun& run, const std::filesystem::path& config) const {
+    if (plan_.kind == SweepKind::kSimulated) {
+      for (const char* name : {"report.json", "metrics.jsonl", "events.jsonl"}) {  // of one that did not end
+        std::error_code ec;
+        std::filesystem::remove(run.folder / name, ec);
+      }
+      return {options_.program.string(), "sim", "run", config.string(), "--seed", std::to_string(run.seed), "--out",
+              run.folder.string()};
+    }
+    std::vector<std::string> words{options_.program.string(), "up", config.string()};
+    if (std::filesystem::exists(run.folder / "checkpoints" / "LATEST")) words.emplace_back("--resume");
+    return words;
+  }
+
+  void pump() {
+    if (active_.empty()) {
+      std::this_thread::sleep_for(kWait);
+      return;
+    }
+    Duration wait = kWait / static_cast<int>(active_.size());
+    for (auto& a : active_) {
+      hold_to_limits(*a);
+      const auto end = a->child.pump(wait, [&](const std::string& line) { log(*a, line); });
+      if (!end) continue;
+      finish(*a, *end);
+      a.reset();
+      options_.some(outcomes_);
+    }
+    std::erase(active_, nullptr);
+  }
+
+  void hold_to_limits(Active& a) {
+    const TimePoint now = clock_.now();
+    if (!a.asked_to_end && (stop_ || now - a.begun >= options_.limit)) {
+      a.asked_to_end = now;
+      a.too_long = !stop_;
+      a.child.signal(SIGTERM);
+    }
+    if (a.asked_to_end && !a.killed && now - *a.asked_to_end >= options_.grace) {
+      a.killed = true;
+      a.child.signal(SIGKILL);
+    }
+  }
+
+  void log(Active& a, const std::string& line) {
+    if (!line.empty()) a.last_line = line;
+    if (a.logged > kLogBytesMax) return;
+    a.logged += line.size() + 1;
+    fmt::print(a.log.get(), "{}\n", a.logged > kLogBytesMax ? "the rest is left out: the log is too long" : line);
+    std::fflush(a.log.get());
+  }
+
+  void finish(Active& a, const ProcessEnd& end) {
+    SweepOutcome& outcome = outcomes_[a.run->digest];
+    const std::string name = name_of(*a.cell, *a.run);
+    if (is_complete(plan_.kind, a.run->folder)) {
+      outcome.end = SweepEnd::kDone;
+      ++ended_;
+      options_.line(fmt::format("[{}/{}] {}: {}", ended_, total_, name, span_text(clock_.now() - a.begun)));
+      return;
+    }
+    if (a.asked_to_end && !a.too_long) return;  // it goes on another time
+    ++ended_;
+    ++failed_;
+    outcome.end = SweepEnd::kFailed;
+    if (a.too_long)
+      outcome.why = fmt::format("not done within {}", span_text(options_.limit));
+    else if (end.signal)
+      outcome.why = fmt::format("ended by signal {} ({})", *end.signal, ::strsignal(*end.signal));
+    else if (*end.status == 0)
+      outcome.why = "it left no report.json that says how it ended";
+    else
+      outcome.why = fmt::format("exit code {}", *end.status);
+    if (!a.last_line.empty() && !a.too_long) outcome.why += fmt::format(": {}", printable(a.last_line, 300));
+    options_.line(
+        fmt::format("[{}/{}] {}: failed: {}\n  log: {}", ended_, total_, name, outcome.why, a.log_path.string()));
+  }
+
+  // "2 of 12 done, 1 failed; S=3 kappa=1 seed 7, step 12 of 40; about 5 min left"
+  std::string state() const {
+    std::string text = fmt::format("{} of {} done", ended_ - failed_, total_);
+    if (failed_ > 0) text += fmt::format(", {} failed", failed_);
+    if (active_.size() == 1) {
+      const auto& a = *active_.front();
+      text += fmt::format("; {}", name_of(*a.cell, *a.run));
+      const auto status = learner::read_json_object(a.run->folder / "status.json");
+      if (status && status->value("step", nlohmann::json()).is_number_unsigned() &&
+          status->value("steps", nlohmann::json()).is_number_unsigned())
+        text += fmt::format(", step {} of {}", (*status)["step"].get<std::uint64_t>(),
+                            (*status)["steps"].get<std::uint64_t>());
+    } else if (!active_.empty()) {
+      text += fmt::format("; {} at work", active_.size());
+    } else if (!waiting_.empty()) {
+      text += "; waiting for what an earlier sweep has left at work";
+    }
+    if (ended_ > 0 && ended_ < total_)
+      text += fmt::format("; about {} left", span_text((clock_.now() - started_) / static_cast<std::int64_t>(ended_) *
+                                                       static_cast<std::int64_t>(total_ - ended_)));
+    return text;
+  }
+
+  const SweepPlan& plan_;
+  const SweepRunnerOptions& options_;
+  const Clock& clock_;
+  const std::atomic<bool>& stop_;
+  SweepOutcomes outcomes_;
+  std::deque<Waiting> waiting_;
+  std::vector<std::unique_ptr<Active>> active_;
+  TimePoint started_{};
+  std::size_t total_ = 0, ended_ = 0, failed_ = 0;
+};
+
+}  // namespace
+
+Result<SweepOutcomes> run_sweep(const SweepPlan& plan, const SweepRunnerOptions& options, const Clock& clock,
+                                const std::atomic<bool>& stop) {
+  return Runner(plan, options, clock, stop).run();
+}
+
+}  // namespace echoline::study
