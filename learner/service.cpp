@@ -32,6 +32,7 @@
 #include "learner/run_record.hpp"
 #include "learner/run_task.hpp"
 #include "learner/worker_meter.hpp"
+#include "overlay/sizes.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
 #include "provisioner/fleet_driver.hpp"
@@ -775,7 +776,8 @@ class Service {
                 {"learner_bytes", report.learner_bytes_sent.count},
                 {"lower_bound_seconds",
                  seconds(chains::lower_bound(report.payload, up, links, counted, ways))}};
-    const auto predicted = chains::broadcast_time(report.topology, report.payload, report.chunk, up, links, ways);
+    const auto predicted = chains::broadcast_time(report.topology, overlay::on_the_wire(report.payload, report.chunk),
+                                                  overlay::on_the_wire(report.chunk, report.chunk), up, links, ways);
     if (predicted) row["predicted_seconds"] = seconds(predicted->fraction(counted));
     const overlay::BroadcastParts& parts = report.parts;
     row["t_b_parts"] = {{"encode", seconds(parts.encode)}, {"seal", seconds(parts.seal)},       {"send", seconds(parts.send)},

@@ -1,8 +1,11 @@
-// What follows from the size of the policy: how large a publication can become, and what nodes must have room for.
+// What follows from the size of the policy: how large a publication can become, what nodes must have room for, and what
+// links carry.
 #pragma once
 #include <algorithm>
+#include <cmath>
 
 #include "base/units.hpp"
+#include "chains/broadcast_model.hpp"
 #include "overlay/frame.hpp"
 
 namespace echoline::overlay {
@@ -39,6 +42,18 @@ inline Bytes worker_disk_bytes(Bytes policy) {
 inline Bytes chunk_bytes_min(Bytes policy) {
   const std::uint64_t least = (publication_bytes_max(policy).count + kChunksMax - 1) / kChunksMax;
   return {std::max<std::uint64_t>(kChunkBytesMin, least)};
+}
+
+// What the network adds to every byte: 66 bytes of TCP, IP and Ethernet headers for every 1448, 22 of TLS for every 16 KiB,
+// and acknowledgements. Without it the limit would be above what the link carries, and TCP would decide who is served,
+// instead of the uplink.
+inline constexpr double kWireOverhead = 0.05;
+
+// What `bytes` of a publication, in chunks of `chunk` bytes, take of a link: every chunk has a head, whose proof is counted
+// at its shortest, and the network adds its part. `chunk` must be positive (checked).
+inline Bytes on_the_wire(Bytes bytes, Bytes chunk) {
+  const std::uint64_t heads = chains::chunk_count(bytes, chunk) * (kFrameHeaderBytes + kChunkHeadFixedBytes);
+  return {static_cast<std::uint64_t>(std::ceil(static_cast<double>(bytes.count + heads) * (1 + kWireOverhead)))};
 }
 
 }  // namespace echoline::overlay

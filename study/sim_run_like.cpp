@@ -6,7 +6,7 @@
 #include "learner/report.hpp"
 #include "learner/run_config.hpp"
 #include "learner/run_record.hpp"
-#include "overlay/uv/node.hpp"
+#include "overlay/sizes.hpp"
 #include "worker/agent.hpp"
 
 namespace echoline::study {

@@ -19,10 +19,6 @@
 
 namespace echoline::overlay {
 
-// 66 bytes of TCP, IP and Ethernet headers for every 1448, 22 of TLS for every 16 KiB, and acknowledgements. Without it
-// the limit would be above what the link carries, and TCP would decide who is served, instead of the uplink.
-inline constexpr double kWireOverhead = 0.05;
-
 struct LearnerOptions {
   std::string bind_host = "127.0.0.1";  // an address or host name; "::" for all of IPv4 and IPv6
   std::uint16_t port = 0;               // 0: any free port, see endpoint()

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "chains/planner.hpp"
 #include "overlay/sizes.hpp"
 #include "overlay/uv/hosts.hpp"
 #include "overlay/uv/node.hpp"
@@ -25,6 +26,31 @@ TEST(Sizes, EveryNodeHasRoomForASnapshotOfAnyPolicy) {
   }
   EXPECT_EQ(worker_memory_bytes({16'000'000'000}, true).count, 256 * kMiB.count) << "the disk has the rest";
   EXPECT_EQ(learner_store_bytes({}).count, kGiB.count);
+}
+
+// Formula 4.2 with what the protocol and the network add: three workers in a row at 1 MB/s pass on ten chunks of
+// (2048 + 8 + 96) * 1.05 bytes.
+TEST(Sizes, ALinkCarriesHeadsAndHeadersAsWell) {
+  const Bytes payload{20'480}, chunk{2048};
+  EXPECT_EQ(on_the_wire(chunk, chunk).count, 2260u);
+  EXPECT_EQ(on_the_wire(payload, chunk).count, 22'596u);
+  EXPECT_EQ(on_the_wire({20'481}, chunk).count, 22'707u) << "one head more";
+  EXPECT_EQ(on_the_wire({}, chunk).count, 0u);
+  const BitRate rate = BitRate::from_bytes_per_s(1e6);
+  std::vector<chains::WorkerLink> links;
+  std::vector<chains::ChainWorker> workers;
+  for (std::uint64_t i = 1; i <= 3; ++i) {
+    links.push_back({WorkerId{i}, rate, rate, Duration{}});
+    workers.push_back({WorkerId{i}, rate, rate, 1.0, true, true});
+  }
+  const auto topology = chains::plan_chains(rate, rate, workers, chains::TopologyPolicy::kBestChains);
+  ASSERT_TRUE(topology) << topology.error().message();
+  ASSERT_EQ(topology->depth(), 3u);
+  const auto time = [&](Bytes bytes, Bytes piece) {
+    return seconds(chains::broadcast_time(*topology, bytes, piece, rate, links)->last());
+  };
+  EXPECT_NEAR(time(payload, chunk), 12 * 2048e-6, 1e-6);
+  EXPECT_NEAR(time(on_the_wire(payload, chunk), on_the_wire(chunk, chunk)), 12 * 2259.6e-6, 5e-6);
 }
 
 TEST(Sizes, ALearnerThatHasNoRoomForItsPolicyDoesNotStart) {
