@@ -108,6 +108,8 @@ struct BlockSource {
   RansReader narrow;
   WideRansReader wide;
   BitReader bits;
+  bool is_whole = false;      // blocks are made side by side, each in memory of its own
+  std::uint64_t changed = 0;  // steps taken
   bool malformed = false;
 };
 
@@ -119,13 +121,13 @@ struct Kernels {
   // `sorted` is what sort() made of `prev`.
   void (*collect[4])(const std::byte* prev, const std::byte* cur, std::uint32_t count, const BlockModel& model,
                      const SortedBlock& sorted, const std::uint32_t* changed, BlockSink& sink);
-  // Makes the new content of the block in `now`, which holds the old one. `sorted` is scratch.
+  // Makes the new content of the block in `now`. `sorted` is scratch.
   void (*resolve[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
                      BlockSource& source, std::byte* now);
-  // The elements that differ: first + index of each, and its new bits. Gives how many do. There is room for `count`,
-  // and kSpareElements more.
-  std::uint32_t (*extract[4])(const std::byte* old, const std::byte* now, std::uint32_t count, std::uint32_t first,
-                              std::uint32_t* positions, std::byte* values);
+  // The elements in `changed`, which diff() gave: first + index of each, and its bits. There is room for them, and for
+  // kSpareElements more.
+  void (*extract[4])(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t first,
+                     std::uint32_t* positions, std::byte* values);
   // Adds, for each element, one to counts[(bits >> shift) & mask].
   void (*count_exponents[4])(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
                              std::uint64_t* counts);

@@ -281,6 +281,22 @@ std::uint32_t pick(const std::uint32_t* mask, const std::uint32_t* without, std:
   return count;
 }
 
+// Calls f(w) for every word of a mask that is not zero. Few of them are where little changes: looking at each would be
+// mispredicted often.
+template <class F>
+void for_each_word(const std::uint32_t* mask, std::uint32_t words, F&& f) {
+  std::uint32_t w = 0;
+#if defined(__AVX512F__)
+  for (; w + 16 <= words; w += 16) {
+    const __m512i part = _mm512_loadu_si512(mask + w);
+    for (unsigned bits = _mm512_test_epi32_mask(part, part); bits != 0; bits &= bits - 1)
+      f(w + static_cast<std::uint32_t>(__builtin_ctz(bits)));
+  }
+#endif
+  for (; w < words; ++w)
+    if (mask[w] != 0) f(w);
+}
+
 // Elements of a block that lie side by side.
 template <class T>
 using Packed = T[kBlockElementsMax + kSpareElements];
@@ -289,38 +305,38 @@ using Packed = T[kBlockElementsMax + kSpareElements];
 template <class T>
 std::uint32_t pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words, T* packed) {
   std::uint32_t count = 0;
-  for (std::uint32_t w = 0; w < words; ++w) {
+  for_each_word(mask, words, [&](std::uint32_t w) {
     std::uint32_t bits = mask[w];
     const std::byte* at = block + w * 32 * sizeof(T);
 #if defined(__AVX512VBMI2__)
     if constexpr (sizeof(T) == 2) {
       _mm512_storeu_si512(packed + count, _mm512_maskz_compress_epi16(bits, _mm512_maskz_loadu_epi16(bits, at)));
       count += static_cast<std::uint32_t>(__builtin_popcount(bits));
-      continue;
+      return;
     }
 #endif
     for (; bits != 0; bits &= bits - 1)
       packed[count++] = read_element<T>(at + static_cast<std::size_t>(__builtin_ctz(bits)) * sizeof(T));
-  }
+  });
   return count;
 }
 
 // The inverse: puts them back to where `mask` has them.
 template <class T>
 void unpack(const T* packed, const std::uint32_t* mask, std::uint32_t words, std::byte* block) {
-  for (std::uint32_t w = 0; w < words; ++w) {
+  for_each_word(mask, words, [&](std::uint32_t w) {
     std::uint32_t bits = mask[w];
     std::byte* at = block + w * 32 * sizeof(T);
 #if defined(__AVX512VBMI2__)
     if constexpr (sizeof(T) == 2) {
       _mm512_mask_storeu_epi16(at, bits, _mm512_maskz_expand_epi16(bits, _mm512_loadu_si512(packed)));
       packed += __builtin_popcount(bits);
-      continue;
+      return;
     }
 #endif
     for (; bits != 0; bits &= bits - 1, ++packed)
       std::memcpy(at + static_cast<std::size_t>(__builtin_ctz(bits)) * sizeof(T), packed, sizeof(T));
-  }
+  });
 }
 
 #if defined(__AVX512BW__)
@@ -358,7 +374,8 @@ struct Lanes16 {
 // ---- changes to tokens ----
 
 // For each element: range << kTokenBits | symbol, the symbol being 0 for an unchanged element and the step token plus
-// one otherwise; and its magnitude where the token leaves bits open. Gives the number of magnitudes.
+// one otherwise; and its magnitude where the token leaves bits open, with room for kSpareElements more. Gives the number
+// of magnitudes.
 template <class T>
 std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const BlockModel& model,
                          std::uint16_t* symbols, std::uint64_t* extras) {
@@ -368,28 +385,35 @@ std::uint32_t symbols_of(const T* olds, const T* now, std::uint32_t count, const
   if constexpr (sizeof(T) == 2) {
     const Lanes16 lanes(model);
     const __m512i one = _mm512_set1_epi16(1), small = _mm512_set1_epi16(8);
-    Packed<std::uint16_t> large;
-    __m512i lane = iota16();
     for (; i < count; i += 32) {
+      const __mmask32 active = count - i < 32 ? (1u << (count - i)) - 1 : ~0u;
       const __m512i old = _mm512_loadu_si512(olds + i);
       const __m512i range = _mm512_slli_epi16(lanes.range_of(old), kTokenBits);
       const __m512i step = _mm512_sub_epi16(lanes.to_ordered(_mm512_loadu_si512(now + i)), lanes.to_ordered(old));
       const __m512i magnitude = _mm512_abs_epi16(step);
       const __m512i towards_zero = _mm512_srli_epi16(_mm512_xor_si512(step, _mm512_and_si512(old, lanes.top)), 15);
-      const __m512i symbol =
-          _mm512_sub_epi16(_mm512_add_epi16(_mm512_add_epi16(magnitude, magnitude), towards_zero), one);
+      __m512i symbol = _mm512_sub_epi16(_mm512_add_epi16(_mm512_add_epi16(magnitude, magnitude), towards_zero), one);
+      const __mmask32 large = _mm512_mask_cmpgt_epu16_mask(active, magnitude, small);
+      if (large != 0) {
+        // The bits of a float of the magnitude begin with its length and its second highest bit.
+        const auto head_of = [](__m256i part) {
+          const __m512i bits = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(part)));
+          return _mm512_cvtepi32_epi16(
+              _mm512_sub_epi32(_mm512_srli_epi32(bits, 22), _mm512_set1_epi32(2 * (127 + 3) - 8)));
+        };
+        const __m512i head = _mm512_inserti64x4(_mm512_castsi256_si512(head_of(_mm512_castsi512_si256(magnitude))),
+                                                head_of(_mm512_extracti64x4_epi64(magnitude, 1)), 1);
+        symbol = _mm512_mask_add_epi16(symbol, large, _mm512_add_epi16(_mm512_add_epi16(head, head), towards_zero), one);
+        alignas(64) std::uint16_t open[32];
+        _mm512_store_si512(open, _mm512_maskz_compress_epi16(large, magnitude));
+        const auto more = static_cast<std::uint32_t>(__builtin_popcount(large));
+        for (std::uint32_t k = 0; k < more; k += 8)
+          _mm512_storeu_si512(extras + extra_count + k,
+                              _mm512_cvtepu16_epi64(_mm_load_si128(reinterpret_cast<const __m128i*>(open + k))));
+        extra_count += more;
+      }
       const __mmask32 changed = _mm512_test_epi16_mask(magnitude, magnitude);
       _mm512_storeu_si512(symbols + i, _mm512_or_si512(range, _mm512_maskz_mov_epi16(changed, symbol)));
-      std::uint32_t is_large = _mm512_cmpgt_epu16_mask(magnitude, small);
-      if (count - i < 32) is_large &= (1u << (count - i)) - 1;
-      _mm512_storeu_si512(large + extra_count, _mm512_maskz_compress_epi16(is_large, lane));
-      extra_count += static_cast<std::uint32_t>(__builtin_popcount(is_large));
-      lane = _mm512_add_epi16(lane, _mm512_set1_epi16(32));
-    }
-    for (std::uint32_t k = 0; k < extra_count; ++k) {
-      const std::uint32_t at = large[k];
-      const unsigned token = change_token(olds[at], now[at], model.is_float, extras[k]);
-      symbols[at] = static_cast<std::uint16_t>(model.range_of[class_of(olds[at], model)] << kTokenBits | (token + 1));
     }
     return extra_count;
   }
@@ -425,7 +449,7 @@ void collect(const std::byte* prev, const std::byte* cur, std::uint32_t count, c
     olds[i] = read_element<T>(prev + index[i] * sizeof(T));
     now[i] = read_element<T>(cur + index[i] * sizeof(T));
   }
-  std::uint64_t extras[kBlockElementsMax];
+  std::uint64_t extras[kBlockElementsMax + kSpareElements];
   symbols_of(olds, now, picked, model, symbols, extras);
   const std::uint64_t* extra = extras;
   for (std::uint32_t i = 0; i < picked; ++i) {
@@ -554,26 +578,32 @@ void read_wide(WideRansReader& reader, std::uint32_t count, const RansEntry* tab
   const __m512i slot_mask = _mm512_set1_epi32(kRansSlots - 1), floor = _mm512_set1_epi32(kRansFloor);
   const std::byte* words = reader.words + 2 * reader.at;
   const std::byte* const last = reader.words + 2 * reader.word_count;
-  for (; done + kWideStates <= count && last - words >= static_cast<std::ptrdiff_t>(2 * kWideStates);
-       done += kWideStates) {
-    for (unsigned v = 0; v < kVectors; ++v) {
-      std::uint16_t* const at = symbols + done + 16 * v;
-      const __m512i range = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
-      const __m512i slot = _mm512_and_si512(state[v], slot_mask);
-      const __m512i entry =
-          _mm512_i32gather_epi32(_mm512_or_si512(_mm512_slli_epi32(range, kRansBits), slot), tables, 4);
-      const __m512i frequency =
-          _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(entry, kRansBits), slot_mask), _mm512_set1_epi32(1));
-      const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state[v], kRansBits)),
-                                            _mm512_and_si512(entry, slot_mask));
-      const __mmask16 refill = _mm512_cmplt_epu32_mask(next, floor);
-      const __m512i word = _mm512_maskz_expand_epi32(
-          refill, _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words))));
-      words += 2 * __builtin_popcount(refill);
-      state[v] = _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(at),
-                          _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
+  const auto read = [&](unsigned v, std::uint16_t* at, __mmask16 active) {
+    const __m512i range = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(active, at));
+    const __m512i slot = _mm512_and_si512(state[v], slot_mask);
+    const __m512i entry =
+        _mm512_i32gather_epi32(_mm512_or_si512(_mm512_slli_epi32(range, kRansBits), slot), tables, 4);
+    const __m512i frequency =
+        _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(entry, kRansBits), slot_mask), _mm512_set1_epi32(1));
+    const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srli_epi32(state[v], kRansBits)),
+                                          _mm512_and_si512(entry, slot_mask));
+    const __mmask16 refill = _mm512_mask_cmplt_epu32_mask(active, next, floor);
+    const __m512i word = _mm512_maskz_expand_epi32(
+        refill, _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words))));
+    words += 2 * __builtin_popcount(refill);
+    state[v] = _mm512_mask_mov_epi32(
+        state[v], active, _mm512_mask_or_epi32(next, refill, _mm512_slli_epi32(next, 16), word));
+    _mm256_mask_storeu_epi16(at, active, _mm512_cvtepi32_epi16(_mm512_srli_epi32(entry, 2 * kRansBits)));
+  };
+  const auto has_words = [&] { return last - words >= static_cast<std::ptrdiff_t>(2 * kWideStates); };
+  for (; done + kWideStates <= count && has_words(); done += kWideStates)
+    for (unsigned v = 0; v < kVectors; ++v) read(v, symbols + done + 16 * v, 0xffff);
+  if (count - done < kWideStates && has_words()) {
+    for (unsigned v = 0; done + 16 * v < count; ++v) {
+      const std::uint32_t left = count - done - 16 * v;
+      read(v, symbols + done + 16 * v, static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffff));
     }
+    done = count;
   }
   for (unsigned v = 0; v < kVectors; ++v) _mm512_store_si512(reader.state + 16 * v, state[v]);
   reader.at = static_cast<std::uint64_t>(words - reader.words) / 2;
@@ -663,11 +693,12 @@ void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, co
     const Lanes16 lanes(model);
     const __m512i one = _mm512_set1_epi16(1);
     Packed<std::uint16_t> open, olds;  // those whose symbols do not say all
-    std::uint32_t open_count = 0;
+    std::uint32_t open_count = 0, changed = 0;
     __m512i lane = iota16();
     for (; i < count; i += 32) {
       const __mmask32 active = count - i < 32 ? (1u << (count - i)) - 1 : ~0u;
       const __m512i symbol = _mm512_maskz_loadu_epi16(active, symbols + i);
+      changed += static_cast<std::uint32_t>(__builtin_popcount(_mm512_test_epi16_mask(symbol, symbol)));
       const __m512i old = _mm512_loadu_si512(values + i);
       // Odd symbols step away from zero, even ones towards it; ordered integers fall away from zero below it.
       const __m512i magnitude = _mm512_srli_epi16(_mm512_add_epi16(symbol, one), 1);
@@ -676,12 +707,15 @@ void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, co
       const __m512i now =
           lanes.from_ordered(_mm512_mask_sub_epi16(_mm512_add_epi16(ordered, magnitude), down, ordered, magnitude));
       const __mmask32 is_open = _mm512_cmpgt_epu16_mask(symbol, _mm512_set1_epi16(16));
-      _mm512_mask_storeu_epi16(values + i, ~is_open, now);
-      _mm512_storeu_si512(open + open_count, _mm512_maskz_compress_epi16(is_open, lane));
-      _mm512_storeu_si512(olds + open_count, _mm512_maskz_compress_epi16(is_open, old));
-      open_count += static_cast<std::uint32_t>(__builtin_popcount(is_open));
+      _mm512_storeu_si512(values + i, now);
+      if (is_open != 0) {
+        _mm512_storeu_si512(open + open_count, _mm512_maskz_compress_epi16(is_open, lane));
+        _mm512_storeu_si512(olds + open_count, _mm512_maskz_compress_epi16(is_open, old));
+        open_count += static_cast<std::uint32_t>(__builtin_popcount(is_open));
+      }
       lane = _mm512_add_epi16(lane, _mm512_set1_epi16(32));
     }
+    source.changed += changed;
     for (i = 0; i < open_count; i += 16) {
       const std::uint32_t part = open_count - i < 16 ? open_count - i : 16;
       alignas(64) std::uint32_t own[16];
@@ -700,6 +734,7 @@ void take_steps(T* values, std::uint32_t count, const std::uint16_t* symbols, co
     } else if (symbol != 0) {
       values[i] = apply_step(values[i], token_step(symbol - 1, 0), model.is_float);
     }
+    source.changed += symbol != 0;
   }
 }
 
@@ -708,11 +743,15 @@ void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
              BlockSource& source, std::byte* now) {
   // The memory of a later block is asked for bit by bit between the steps: all at once would wait for it.
   const std::uint32_t step_bytes = count * sizeof(T) / (model.ranges - model.dense + 1);
-  constexpr std::size_t kLeaf = 65536;  // the caller reads a whole leaf first
-  const std::byte* ahead = old + kLeaf;
+  const std::byte* ahead = old + kPrefetchBytes;
+  const std::byte* ahead_now = now + kPrefetchBytes;
   const auto prefetch_some = [&] {
-    for (const std::byte* end = ahead + step_bytes; ahead < end; ahead += 64) __builtin_prefetch(ahead);
+    for (const std::byte* end = ahead + step_bytes; ahead < end; ahead += 64, ahead_now += 64) {
+      __builtin_prefetch(ahead);
+      if (source.is_whole) __builtin_prefetch(ahead_now, 1);
+    }
   };
+  std::memcpy(now, old, count * sizeof(T));
   sort<T>(old, count, model, sorted);
   prefetch_some();
   const std::uint32_t words = (count + 31) / 32;
@@ -731,6 +770,7 @@ void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
       const T value = apply_step(read_element<T>(old + index * sizeof(T)), from.steps[at], is_float);
       std::memcpy(now + index * sizeof(T), &value, sizeof(T));
     }
+    source.changed += at - from.at;
     from.at = at;
   }
   if (model.dense == 0) return;
@@ -743,40 +783,34 @@ void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
 }
 
 template <class T>
-std::uint32_t extract(const std::byte* old, const std::byte* now, std::uint32_t count, std::uint32_t first,
-                      std::uint32_t* positions, std::byte* values) {
-  std::uint32_t changed[kBlockWordsMax];
+void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t first,
+             std::uint32_t* positions, std::byte* values) {
   std::uint32_t out = 0;
-  for (std::uint32_t from = 0; from < count; from += kBlockElementsMax) {
-    const std::uint32_t part = count - from < kBlockElementsMax ? count - from : kBlockElementsMax;
-    const std::byte* at = now + from * sizeof(T);
-    diff<T>(old + from * sizeof(T), at, part, changed);
-    for (std::uint32_t w = 0; w * 32 < part; ++w) {
-      std::uint32_t bits = changed[w];
-      const std::uint32_t position = first + from + w * 32;
+  for_each_word(changed, (count + 31) / 32, [&](std::uint32_t w) {
+    std::uint32_t bits = changed[w];
+    const std::byte* at = now + w * 32 * sizeof(T);
+    const std::uint32_t position = first + w * 32;
 #if defined(__AVX512VBMI2__)
-      if constexpr (sizeof(T) == 2) {
-        const __m512i low = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                                             _mm512_set1_epi32(static_cast<int>(position)));
-        const auto low_bits = static_cast<__mmask16>(bits), high_bits = static_cast<__mmask16>(bits >> 16);
-        const auto low_count = static_cast<std::uint32_t>(__builtin_popcount(low_bits));
-        _mm512_storeu_si512(positions + out, _mm512_maskz_compress_epi32(low_bits, low));
-        _mm512_storeu_si512(positions + out + low_count,
-                            _mm512_maskz_compress_epi32(high_bits, _mm512_add_epi32(low, _mm512_set1_epi32(16))));
-        _mm512_storeu_si512(values + out * sizeof(T),
-                            _mm512_maskz_compress_epi16(bits, _mm512_maskz_loadu_epi16(bits, at + 64 * w)));
-        out += static_cast<std::uint32_t>(__builtin_popcount(bits));
-        continue;
-      }
-#endif
-      for (; bits != 0; bits &= bits - 1, ++out) {
-        const auto i = static_cast<std::uint32_t>(__builtin_ctz(bits));
-        positions[out] = position + i;
-        std::memcpy(values + out * sizeof(T), at + (w * 32 + i) * sizeof(T), sizeof(T));
-      }
+    if constexpr (sizeof(T) == 2) {
+      const __m512i low = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                                           _mm512_set1_epi32(static_cast<int>(position)));
+      const auto low_bits = static_cast<__mmask16>(bits), high_bits = static_cast<__mmask16>(bits >> 16);
+      const auto low_count = static_cast<std::uint32_t>(__builtin_popcount(low_bits));
+      _mm512_storeu_si512(positions + out, _mm512_maskz_compress_epi32(low_bits, low));
+      _mm512_storeu_si512(positions + out + low_count,
+                          _mm512_maskz_compress_epi32(high_bits, _mm512_add_epi32(low, _mm512_set1_epi32(16))));
+      _mm512_storeu_si512(values + out * sizeof(T),
+                          _mm512_maskz_compress_epi16(bits, _mm512_maskz_loadu_epi16(bits, at)));
+      out += static_cast<std::uint32_t>(__builtin_popcount(bits));
+      return;
     }
-  }
-  return out;
+#endif
+    for (; bits != 0; bits &= bits - 1, ++out) {
+      const auto i = static_cast<std::uint32_t>(__builtin_ctz(bits));
+      positions[out] = position + i;
+      std::memcpy(values + out * sizeof(T), at + i * sizeof(T), sizeof(T));
+    }
+  });
 }
 
 void hash_bytes(const std::byte* bytes, std::size_t count, std::uint64_t* low, std::uint64_t* high) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "delta/entropy.hpp"
+#include "delta/raw_memory.hpp"
 #include "delta/tensor.hpp"
 
 namespace echoline::delta {
@@ -21,7 +22,7 @@ enum class PatchKind : std::uint8_t { kSnapshot = 1, kDelta = 2 };
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 struct EncodeOptions {
-  int zstd_level = 1;
+  int table_zstd_level = 1;                   // of the tensor table; weights have their own codings
   unsigned threads = 1;                       // the bytes do not depend on it
   std::optional<Digest> base = std::nullopt;  // digest of the previous state when it is known; it is computed otherwise
   Progress progress = nullptr;
@@ -104,8 +105,8 @@ struct TensorWrite {
   std::uint64_t byte_count = 0;  // of the part
   std::size_t element_bytes = 0;
   bool whole = false;                    // `values` is the whole part
-  std::vector<std::uint32_t> positions;  // otherwise the elements of the part that change, in no order
-  std::vector<std::byte> values;
+  RawVector<std::uint32_t> positions;    // otherwise the elements of the part that change, in no order
+  RawVector<std::byte> values;
   // Writes into the part's memory, byte_count bytes.
   void write_to(std::span<std::byte> part) const;
 };

@@ -94,14 +94,14 @@ Status PatchWriter::put_frame(std::uint8_t type, ByteSpan body) {
   return ok();
 }
 
-Status PatchWriter::begin(PatchKind kind, const StateView& tensors, int zstd_level) {
+Status PatchWriter::begin(PatchKind kind, const StateView& tensors, int table_zstd_level) {
   if (tensors.size() > UINT32_MAX) return fail(Code::kInvalid, "write patch", "more than 2^32 - 1 tensors");
   put_bytes(frame_, as_byte_span(kMagic));
   put(frame_, kFormatVersion);
   body_.clear();
   put(body_, static_cast<std::uint8_t>(kind));
   put(body_, static_cast<std::uint32_t>(tensors.size()));
-  DenseEncoder(zstd_level).encode_stream(encode_table(tensors), SIZE_MAX, body_);
+  DenseEncoder(table_zstd_level).encode_stream(encode_table(tensors), SIZE_MAX, body_);
   return put_frame(kHeaderFrame, body_);
 }
 

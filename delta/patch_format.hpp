@@ -12,7 +12,7 @@ class PatchWriter {
  public:
   explicit PatchWriter(const PatchSink& sink) : sink_(sink) {}
   // Magic and header frame with the table of `tensors`, which are canonical; their bytes are not read.
-  Status begin(PatchKind kind, const StateView& tensors, int zstd_level);
+  Status begin(PatchKind kind, const StateView& tensors, int table_zstd_level);
   // Segments in ascending order of (tensor, index).
   Status add(const Segment& segment);
   // Trailer; `stats` has base, result, state_bytes and elements set and gets the rest.

@@ -192,7 +192,7 @@ Status check_same_tensors(const StateView& prev, const StateView& cur) {
 
 // What each thread of delta_of() keeps to itself.
 struct DeltaWorker {
-  explicit DeltaWorker(int zstd_level) : encoder(zstd_level) {}
+  explicit DeltaWorker(int table_zstd_level) : encoder(table_zstd_level) {}
   SegmentEncoder encoder;
   EntropyCounter* entropy = nullptr;  // outlives the thread
 };
@@ -202,7 +202,7 @@ Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const P
   PatchStats stats;
   count_state(cur, stats);
   PatchWriter writer(sink);
-  ECHO_TRY(writer.begin(PatchKind::kDelta, cur, options.zstd_level));
+  ECHO_TRY(writer.begin(PatchKind::kDelta, cur, options.table_zstd_level));
   InOrder in_order(writer, stats.state_bytes, options.progress);
   auto prev_leaves = options.base ? std::vector<std::vector<Digest>>() : places_for_leaves(prev);
   auto cur_leaves = places_for_leaves(cur);
@@ -212,7 +212,7 @@ Result<PatchStats> delta_of(const StateView& prev, const StateView& cur, const P
   ECHO_TRY(code_in_order(
       small_ones_together(tasks, cur), options.threads, in_order,
       [&] {
-        auto worker = std::make_unique<DeltaWorker>(options.zstd_level);
+        auto worker = std::make_unique<DeltaWorker>(options.table_zstd_level);
         const std::lock_guard lock(mutex);
         if (options.count_entropy) worker->entropy = &counters.emplace_back();
         return worker;
@@ -255,13 +255,13 @@ Result<PatchStats> snapshot_of(const StateView& cur, const PatchSink& sink, cons
   PatchStats stats;
   count_state(cur, stats);
   PatchWriter writer(sink);
-  ECHO_TRY(writer.begin(PatchKind::kSnapshot, cur, options.zstd_level));
+  ECHO_TRY(writer.begin(PatchKind::kSnapshot, cur, options.table_zstd_level));
   InOrder in_order(writer, stats.state_bytes, options.progress);
   auto leaves = places_for_leaves(cur);
   const std::vector<SegmentTask> tasks = segment_tasks(cur);
   ECHO_TRY(code_in_order(
       each_alone(tasks), options.threads, in_order,
-      [&] { return std::make_unique<SegmentEncoder>(options.zstd_level); },
+      [&] { return std::make_unique<SegmentEncoder>(options.table_zstd_level); },
       [&](SegmentEncoder& encoder, std::span<const SegmentTask> group) -> Result<CodedSegments> {
         const SegmentTask& task = group.front();
         const ByteSpan content = cur[task.tensor].bytes.subspan(task.range.first_byte, task.range.byte_count);
@@ -328,7 +328,7 @@ Result<PatchStats> fold(const std::vector<ParsedPatch>& patches, const PatchSink
   const PatchInfo& info = patches.front().info;
   PatchStats stats{info.state_bytes, info.elements, 0, 0, info.base, patches.back().info.result, {}};
   PatchWriter writer(sink);
-  ECHO_TRY(writer.begin(PatchKind::kDelta, layout_of(info), options.zstd_level));
+  ECHO_TRY(writer.begin(PatchKind::kDelta, layout_of(info), options.table_zstd_level));
   for (const Segment& segment : joined_segments(patches)) {
     if (segment.layers.size() > kLayersMax)
       return fail(Code::kExhausted, "fold deltas", "more than {} deltas; fold fewer at a time", kLayersMax);
@@ -339,7 +339,7 @@ Result<PatchStats> fold(const std::vector<ParsedPatch>& patches, const PatchSink
 }
 
 struct FoldWorker {
-  explicit FoldWorker(int zstd_level) : encoder(zstd_level) {}
+  explicit FoldWorker(int table_zstd_level) : encoder(table_zstd_level) {}
   SegmentDecoder decoder;
   SegmentEncoder encoder;
   Replacement replacement;
@@ -361,10 +361,10 @@ Result<PatchStats> fold_anew(const std::vector<ParsedPatch>& patches, const Patc
     tasks.push_back({static_cast<std::size_t>(s.tensor), s.index,
                      segment_range(base[static_cast<std::size_t>(s.tensor)].bytes.size(), s.index)});
   PatchWriter writer(sink);
-  ECHO_TRY(writer.begin(PatchKind::kDelta, base, options.zstd_level));
+  ECHO_TRY(writer.begin(PatchKind::kDelta, base, options.table_zstd_level));
   InOrder in_order(writer, stats.state_bytes, options.progress);
   ECHO_TRY(code_in_order(
-      each_alone(tasks), options.threads, in_order, [&] { return std::make_unique<FoldWorker>(options.zstd_level); },
+      each_alone(tasks), options.threads, in_order, [&] { return std::make_unique<FoldWorker>(options.table_zstd_level); },
       [&](FoldWorker& worker, std::span<const SegmentTask> group) -> Result<CodedSegments> {
         const SegmentTask& task = group.front();
         const auto found =

@@ -124,8 +124,11 @@ void rans_codes(const Frequencies& table, RansCode* codes) {
 
 std::uint16_t* RansWriter::end_of_words(std::size_t symbols) {
   const std::size_t room = symbols * kRansBits / 16 + kWideStates + 1;
-  if (room > room_) words_ = std::make_unique_for_overwrite<std::uint16_t[]>(room_ = room + room / 4);
-  return words_.get() + room_;
+  if (room > words_.size()) {
+    words_.clear();  // or they would be copied
+    words_.resize(room + room / 4);
+  }
+  return words_.data() + words_.size();
 }
 
 namespace {

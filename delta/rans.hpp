@@ -2,12 +2,12 @@
 // systems", 2013) over static tables. Internal to this folder; FORMAT.md, "Symbols". Reading is in token.hpp.
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "delta/bits.hpp"
 #include "delta/block.hpp"
+#include "delta/raw_memory.hpp"
 
 namespace echoline::delta {
 
@@ -50,8 +50,7 @@ class RansWriter {
 
  private:
   std::uint16_t* end_of_words(std::size_t symbols);  // room in front of it for the words of so many
-  std::unique_ptr<std::uint16_t[]> words_;
-  std::size_t room_ = 0;
+  RawVector<std::uint16_t> words_;
 };
 
 // False when `bytes` are too few for the states.

@@ -25,19 +25,6 @@ void scatter(std::byte* to, std::size_t origin, const std::uint32_t* positions, 
   with_element_type(element_bytes, [&]<class T>(T) { scatter<T>(to, origin, positions, values, count); });
 }
 
-// Elements of a leaf that differ.
-std::uint64_t count_changed(ByteSpan before, ByteSpan now, std::size_t element_bytes) {
-  if (now.data() == before.data()) return 0;
-  std::uint32_t bits[kBlockWordsMax];
-  std::uint64_t changed = 0;
-  const auto elements = static_cast<std::uint32_t>(now.size() / element_bytes);
-  for (std::uint32_t i = 0; i < elements; i += kBlockElementsMax)
-    changed +=
-        kernels().diff[width_index(element_bytes)](before.data() + i * element_bytes, now.data() + i * element_bytes,
-                                                   std::min(kBlockElementsMax, elements - i), bits);
-  return changed;
-}
-
 }  // namespace
 
 Result<Segment> read_segment(ByteSpan body) {
@@ -121,39 +108,55 @@ Status SegmentDecoder::decode(const Segment& segment, ByteSpan old, DType dtype,
     return ok();
   }
   begin(old.size() / size, layer.changed, size, out);
+  bool fits = true;
   const auto leaf_done = [&](std::size_t first_byte, ByteSpan now) {
     const ByteSpan before = old.subspan(first_byte, now.size());
-    if (now.data() != before.data()) new_leaves[first_byte / kLeafBytes] = digest_bytes(now);
-    return take(before, now, first_byte, size, out);
+    if (now.data() == before.data()) return;
+    new_leaves[first_byte / kLeafBytes] = digest_bytes(now);
+    if (!out.whole) fits = fits && take(before, now, first_byte, size, out);
   };
-  return sparse_.decode(layer.payload, layer.changed, old, dtype, leaf_done);
+  const auto memory = out.whole ? std::span<std::byte>(out.values) : std::span<std::byte>();
+  ECHO_TRY(sparse_.decode(layer.payload, layer.changed, old, dtype, memory, leaf_done));
+  if (!fits) return corrupt("a segment has more changes than it declares");
+  end(size, out);
+  return ok();
 }
 
-// Prepares `out` for `changed` of `elements`. Where every third changes, all of them take less.
+// Prepares `out` for `changed` of `elements`. All of them are faster to write where an eighth changes.
 void SegmentDecoder::begin(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out) {
-  out.whole = changed * (sizeof(std::uint32_t) + element_bytes) >= elements * element_bytes;
+  out.whole = 8 * changed >= elements;
   out.positions.clear();
   out.values.clear();
-  if (!out.whole) out.positions.reserve(changed);
-  out.values.reserve((out.whole ? elements : changed) * element_bytes);
+  taken_ = 0;
+  if (out.whole) {
+    out.values.resize(elements * element_bytes);
+  } else {
+    out.positions.resize(changed + kSpareElements);
+    out.values.resize((changed + kSpareElements) * element_bytes + kSpareElements * sizeof(std::uint64_t));
+  }
 }
 
-// Adds what changes in a leaf to `out`; gives how many elements do.
-std::uint64_t SegmentDecoder::take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes,
-                                   Replacement& out) {
-  if (out.whole) {
-    out.values.insert(out.values.end(), now.begin(), now.end());
-    return count_changed(before, now, element_bytes);
+// Adds what changes in a leaf to `out`. False when that is more than begin() was told.
+bool SegmentDecoder::take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes,
+                          Replacement& out) {
+  const unsigned width = width_index(element_bytes);
+  for (std::size_t at = 0; at < now.size(); at += kBlockElementsMax * element_bytes) {
+    const std::size_t bytes = std::min(kBlockElementsMax * element_bytes, now.size() - at);
+    const auto count = static_cast<std::uint32_t>(bytes / element_bytes);
+    std::uint32_t changed[kBlockWordsMax];
+    const std::uint32_t more = kernels().diff[width](before.data() + at, now.data() + at, count, changed);
+    if (taken_ + more + kSpareElements > out.positions.size()) return false;
+    kernels().extract[width](now.data() + at, changed, count, static_cast<std::uint32_t>((first_byte + at) / element_bytes),
+                             out.positions.data() + taken_, out.values.data() + taken_ * element_bytes);
+    taken_ += more;
   }
-  if (now.data() == before.data()) return 0;
-  positions_.resize(kLeafBytes + kSpareElements);
-  values_.resize(kLeafBytes + kSpareElements * sizeof(std::uint64_t));
-  const std::uint32_t changed = kernels().extract[width_index(element_bytes)](
-      before.data(), now.data(), static_cast<std::uint32_t>(now.size() / element_bytes),
-      static_cast<std::uint32_t>(first_byte / element_bytes), positions_.data(), values_.data());
-  out.positions.insert(out.positions.end(), positions_.data(), positions_.data() + changed);
-  out.values.insert(out.values.end(), values_.data(), values_.data() + changed * element_bytes);
-  return changed;
+  return true;
+}
+
+void SegmentDecoder::end(std::size_t element_bytes, Replacement& out) const {
+  if (out.whole) return;
+  out.positions.resize(taken_);
+  out.values.resize(taken_ * element_bytes);
 }
 
 // Several deltas in one: each layer is decoded on top of what the layers before it made.
@@ -170,20 +173,23 @@ Status SegmentDecoder::decode_layers(const Segment& segment, ByteSpan old, DType
       ECHO_TRY(decode_dense(layer.payload, dtype, folded_));
       continue;
     }
-    ECHO_TRY(sparse_.decode(layer.payload, layer.changed, folded_, dtype, [&](std::size_t first_byte, ByteSpan now) {
+    ECHO_TRY(sparse_.decode(layer.payload, layer.changed, folded_, dtype, {}, [&](std::size_t first_byte, ByteSpan now) {
       std::byte* const before = folded_.data() + first_byte;
-      if (now.data() == before) return std::uint64_t{0};
-      const std::uint64_t count = count_changed({before, now.size()}, now, size);
-      std::copy(now.begin(), now.end(), before);
-      return count;
+      if (now.data() != before) std::copy(now.begin(), now.end(), before);
     }));
   }
   digest_leaves(folded_, new_leaves);
   begin(old.size() / size, whole ? old.size() / size : std::min(changed, old.size() / size), size, out);
+  if (out.whole) {
+    out.values.assign(folded_.begin(), folded_.end());
+    return ok();
+  }
   for (std::size_t at = 0; at < old.size(); at += kLeafBytes) {
     const std::size_t count = std::min(kLeafBytes, old.size() - at);
-    take(old.subspan(at, count), ByteSpan(folded_).subspan(at, count), at, size, out);
+    if (!take(old.subspan(at, count), ByteSpan(folded_).subspan(at, count), at, size, out))
+      return corrupt("a segment has more changes than it declares");
   }
+  end(size, out);
   return ok();
 }
 

@@ -6,6 +6,7 @@
 
 #include "delta/block.hpp"
 #include "delta/dense.hpp"
+#include "delta/raw_memory.hpp"
 #include "delta/sparse.hpp"
 
 namespace echoline::delta {
@@ -36,7 +37,7 @@ void write_segment(const Segment& segment, ByteVector& out);
 // One per thread.
 class SegmentEncoder {
  public:
-  explicit SegmentEncoder(int zstd_level) : dense_(zstd_level) {}
+  explicit SegmentEncoder(int table_zstd_level) : dense_(table_zstd_level) {}
   void share_model(std::span<const SegmentSides> segments, DType dtype) { sparse_.share_model(segments, dtype); }
   // The shortest layer that turns `prev` into `cur`, its payload valid until the next call; none when nothing differs.
   // Digests of leaves and counts as in SparseEncoder::encode().
@@ -53,8 +54,8 @@ class SegmentEncoder {
 // What a segment becomes: every byte anew, or some elements.
 struct Replacement {
   bool whole = false;
-  std::vector<std::uint32_t> positions;  // element within the segment; ascending
-  ByteVector values;
+  RawVector<std::uint32_t> positions;  // element within the segment; ascending
+  RawVector<std::byte> values;
 };
 
 // Puts a replacement's values into a segment's memory.
@@ -71,11 +72,10 @@ class SegmentDecoder {
  private:
   Status decode_layers(const Segment& segment, ByteSpan old, DType dtype, Replacement& out, Digest* new_leaves);
   void begin(std::uint64_t elements, std::uint64_t changed, std::size_t element_bytes, Replacement& out);
-  std::uint64_t take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes,
-                     Replacement& out);
+  bool take(ByteSpan before, ByteSpan now, std::size_t first_byte, std::size_t element_bytes, Replacement& out);
+  void end(std::size_t element_bytes, Replacement& out) const;
   SparseDecoder sparse_;
-  std::vector<std::uint32_t> positions_;  // of one leaf, and their values
-  ByteVector values_;
+  std::size_t taken_ = 0;  // elements in the present replacement
   ByteVector folded_;
 };
 

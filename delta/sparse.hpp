@@ -51,17 +51,19 @@ class SparseEncoder {
 };
 
 // Called for each leaf of the segment, in order, with its new content, which is valid during the call; it is in `old`'s
-// memory when nothing changes in it. Gives how many elements of it change.
-using LeafDone = std::function<std::uint64_t(std::size_t first_byte, ByteSpan now)>;
+// memory when nothing changes in it.
+using LeafDone = std::function<void(std::size_t first_byte, ByteSpan now)>;
 
 // Keeps its working memory between calls: some twenty bytes for each change that is coded by gaps. One per thread.
 class SparseDecoder {
  public:
   SparseDecoder();
   ~SparseDecoder();
-  // Decodes `changed` changes of the segment whose old content is `old`. kCorrupt when the coding is malformed; then
-  // what `leaf_done` was given is of no use.
-  Status decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype, const LeafDone& leaf_done);
+  // Decodes `changed` changes of the segment whose old content is `old`. The new content is made in `whole`, of the same
+  // size and apart from `old`, unless that is empty. kCorrupt when the coding is malformed; then what `leaf_done` was
+  // given is of no use.
+  Status decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype, std::span<std::byte> whole,
+                const LeafDone& leaf_done);
 
  private:
   struct State;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "delta/digest.hpp"
 #include "delta/sparse.hpp"
@@ -156,33 +157,37 @@ SparseDecoder::SparseDecoder() : state_(std::make_unique<State>()) {}
 SparseDecoder::~SparseDecoder() = default;
 
 Status SparseDecoder::decode(ByteSpan coded, std::uint64_t changed, ByteSpan old, DType dtype,
-                             const LeafDone& leaf_done) {
+                             std::span<std::byte> whole, const LeafDone& leaf_done) {
   const std::size_t size = dtype_bytes(dtype);
   const unsigned width = width_index(size);
   const Kernels& k = kernels();
   State& s = *state_;
-  ECHO_CHECK(changed <= old.size() / size);
+  ECHO_CHECK(changed <= old.size() / size && (whole.empty() || whole.size() == old.size()));
   ECHO_TRY(s.parse(coded, changed, old.size() / size, dtype));
+  s.source.is_whole = !whole.empty();
   const std::uint8_t* symbol = s.block_symbols.data();
-  std::uint64_t done = 0;
   for (std::size_t leaf = 0; leaf < old.size(); leaf += kLeafBytes) {
-    const ByteSpan before = old.subspan(leaf, std::min(kLeafBytes, old.size() - leaf));
-    ByteSpan now = before;
-    for_each_block(s.grid, leaf / size, (leaf + before.size()) / size, [&](std::uint64_t first, std::uint32_t count) {
+    const std::size_t bytes = std::min(kLeafBytes, old.size() - leaf);
+    const std::byte* const before = old.data() + leaf;
+    std::byte* const now = whole.empty() ? s.leaf.data() : whole.data() + leaf;
+    bool touched = false;
+    std::size_t made = 0;  // bytes of the leaf that are in `now`
+    for_each_block(s.grid, leaf / size, (leaf + bytes) / size, [&](std::uint64_t first, std::uint32_t count) {
       const unsigned chosen = *symbol++;
+      const std::size_t at = first * size - leaf;
       if (chosen == kSymbolUntouched) return true;
-      if (now.data() == before.data()) {
-        std::copy(before.begin(), before.end(), s.leaf.begin());
-        now = ByteSpan(s.leaf).first(before.size());
-      }
-      k.resolve[width](old.data() + first * size, count, model_for(s.model, chosen), s.sorted, s.source,
-                       s.leaf.data() + (first * size - leaf));
+      std::memcpy(now + made, before + made, at - made);
+      k.resolve[width](before + at, count, model_for(s.model, chosen), s.sorted, s.source, now + at);
+      made = at + count * size;
+      touched = true;
       return true;
     });
-    done += leaf_done(leaf, now);
-    if (done > changed) break;
+    if (touched || !whole.empty()) std::memcpy(now + made, before + made, bytes - made);
+    leaf_done(leaf, touched ? ByteSpan(now, bytes) : ByteSpan(before, bytes));
+    if (s.source.changed > changed) break;
   }
-  bool fits = done == changed && !s.source.malformed && rans_at_end(s.source.narrow) && !exhausted(s.source.bits);
+  bool fits = s.source.changed == changed && !s.source.malformed && rans_at_end(s.source.narrow) &&
+              !exhausted(s.source.bits);
   if (s.source.is_wide) fits &= rans_at_end(s.source.wide);
   for (const GapSource& gap : s.source.gap) fits &= gap.at == gap.count;
   if (!fits) return corrupt("a segment does not fit the state it is applied to");

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <optional>
 
+#include "delta/raw_memory.hpp"
 #include "delta/sparse_model.hpp"
 #include "delta/token.hpp"
 
@@ -17,8 +18,7 @@ struct SparseEncoder::State {
   };
   std::array<Range, kRangesMax> ranges;
   std::vector<std::uint16_t> block_symbols;
-  std::unique_ptr<std::uint16_t[]> dense;  // room for all elements of a segment; memory that is not used costs nothing
-  std::size_t dense_room = 0;
+  RawVector<std::uint16_t> dense;         // room for all elements of a segment; memory that is not used costs nothing
   std::vector<std::uint32_t> dense_runs;  // symbols of each block that is not untouched
   std::vector<std::uint64_t> dense_extras;
   BlockSink sink;
@@ -331,9 +331,8 @@ SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlac
     model = choose_model(prev, cur, place, grid);
   }
   s.sink = {};
-  if (const std::size_t room = cur.size() / size + kSpareElements; model.block.dense > 0 && room > s.dense_room)
-    s.dense = std::make_unique_for_overwrite<std::uint16_t[]>(s.dense_room = room);
-  s.sink.dense = s.dense.get();
+  if (model.block.dense > 0) s.dense.resize(std::max(s.dense.size(), cur.size() / size + kSpareElements));
+  s.sink.dense = s.dense.data();
   s.block_symbols.clear();
   s.dense_runs.clear();
   unsigned symbol = kSymbolUnshifted;

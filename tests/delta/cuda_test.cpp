@@ -227,7 +227,7 @@ TEST_P(OnDevice, SingleBitsCount) {
   const DeviceState prev = must(device.upload(zero.view())), cur = must(device.upload(other.view()));
   const auto writes = extracted(device, prev, cur);
   ASSERT_EQ(writes.size(), 1u);
-  EXPECT_EQ(writes[0].positions, (std::vector<std::uint32_t>{0, 32'768, 69'999}));
+  EXPECT_EQ(writes[0].positions, (RawVector<std::uint32_t>{0, 32'768, 69'999}));
 }
 
 // What a learner does: no dense weights cross, and the patch is the one the CPU would have made.
@@ -308,7 +308,7 @@ TEST_P(OnDevice, AppliesWritesOfEveryKind) {
         if (write.whole) {
           write.values.assign(part.begin(), part.end());
         } else {
-          std::vector<std::uint32_t> order(count);
+          RawVector<std::uint32_t> order(count);
           for (std::uint32_t i = 0; i < count; ++i) order[i] = i;
           if (random.below(2) == 0)
             for (std::uint64_t i = count; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
@@ -389,7 +389,7 @@ TEST_P(OnDevice, UnsoundWritesChangeNothing) {
   refused("twice", [](auto& w) { w[0].positions[5] = w[0].positions[9]; });
   refused("overlap", [](auto& w) { w.push_back(w[0]); });
   refused("overlap", [](auto& w) {
-    w.push_back({0, 1998, 2, 2, true, {}, std::vector<std::byte>(2)});
+    w.push_back({0, 1998, 2, 2, true, {}, {std::byte{1}, std::byte{2}}});
     std::swap(w.front(), w.back());
   });
 }

@@ -135,6 +135,43 @@ TEST(Patch, RoundTripsTensorsOfSeveralSegments) {
   check_round_trip(prev, cur, 8);
 }
 
+// Where an eighth of a segment changes it is given as a whole, otherwise element by element; both lead to the new state.
+TEST(Patch, DenseChangesAreGivenAsAWhole) {
+  Random random(31);
+  for (const double density : {0.05, 0.3}) {
+    SCOPED_TRACE(density);
+    OwnedState prev = zeros({spec("w", DType::kBF16, {300, 700})});
+    fill_random(prev, random);
+    OwnedState cur = copy(prev.view());
+    flip_elements(cur, density, random);
+    OwnedState state = copy(prev.view());
+    std::size_t writes = 0;
+    const auto sink = [&](TensorWrite&& write) {
+      ++writes;
+      EXPECT_EQ(write.whole, density > 0.125);
+      EXPECT_EQ(write.positions.empty(), write.whole);
+      EXPECT_EQ(write.values.size(), write.whole ? write.byte_count : 2 * write.positions.size());
+      write.write_to(state.mutable_bytes(write.tensor).subspan(write.first_byte, write.byte_count));
+      return ok();
+    };
+    ASSERT_TRUE(resolve_delta(*encode_delta(prev.view(), cur.view()), prev.view(), sink));
+    EXPECT_EQ(writes, 1u);
+    EXPECT_TRUE(same_bytes(state.view(), cur.view()));
+  }
+}
+
+TEST(Patch, RawVectorsKeepWhatTheyHoldWhenTheyGrow) {
+  RawVector<std::uint32_t> numbers;
+  for (std::uint32_t i = 0; i < 2'000'000; ++i) numbers.push_back(i);  // across the size that gets huge pages
+  for (std::uint32_t i = 0; i < numbers.size(); ++i) ASSERT_EQ(numbers[i], i);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(numbers.data()) % RawAllocator<std::uint32_t>::kHugePage, 0u);
+  RawVector<std::uint32_t> other = numbers;
+  numbers = {1, 2};
+  other.resize(3);
+  EXPECT_EQ(other, (RawVector<std::uint32_t>{0, 1, 2}));
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(RawVector<std::byte>(10).data()) % 64, 0u);
+}
+
 TEST(Patch, SignedZerosAndNanPayloadsAreChanges) {
   OwnedState prev = zeros({spec("f", DType::kF32, {4}), spec("h", DType::kBF16, {4})});
   const std::uint32_t f[] = {0x00000000, 0x80000000, 0x7fc00000, 0x7fc00001};
