@@ -1,5 +1,5 @@
-// Vectors for large contents that are written as a whole: what is in a new element is not set, and large ones lie in
-// huge pages where the system has any, which take a fraction of the time to come by.
+// Vectors for large contents: resize() leaves new elements unset, and a vector of 2 MiB or more lies in huge pages where
+// the system has them. A page fault for each 4 KiB would take longer than writing the content.
 #pragma once
 #include <sys/mman.h>
 
@@ -18,15 +18,19 @@ struct RawAllocator {
   RawAllocator(const RawAllocator<U>&) {}
 
   static constexpr std::size_t kHugePage = 2u << 20;
-  static std::align_val_t alignment(std::size_t count) {
-    return std::align_val_t{count * sizeof(T) >= kHugePage ? kHugePage : 64};
-  }
   T* allocate(std::size_t count) {
-    T* const memory = static_cast<T*>(::operator new(count * sizeof(T), alignment(count)));
-    if (count * sizeof(T) >= kHugePage) ::madvise(memory, count * sizeof(T), MADV_HUGEPAGE);  // a wish
+    const std::size_t bytes = count * sizeof(T);
+    if (bytes < kHugePage) return static_cast<T*>(::operator new(bytes));
+    T* const memory = static_cast<T*>(::operator new(bytes, std::align_val_t{kHugePage}));
+    ::madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: without it, the pages are small
     return memory;
   }
-  void deallocate(T* memory, std::size_t count) { ::operator delete(memory, alignment(count)); }
+  void deallocate(T* memory, std::size_t count) {
+    if (count * sizeof(T) < kHugePage)
+      ::operator delete(memory);
+    else
+      ::operator delete(memory, std::align_val_t{kHugePage});
+  }
   template <class U>
   void construct(U* at) {
     ::new (static_cast<void*>(at)) U;

@@ -175,8 +175,9 @@ class Assembly {
     double bits = 0, counted = 0;
     for (std::uint32_t r = 0; r < ranges; ++r) {
       const std::size_t first = static_cast<std::size_t>(r) << kTokenBits;
-      const auto own = std::span(counts.of).subspan(first, kTokensMax);
-      const bool given = counts.is_sample || std::ranges::any_of(own, [](std::uint32_t n) { return n > 0; });
+      auto own = std::span(counts.of).subspan(first, kTokensMax);
+      while (own.size() > 1 && own.back() == 0) own = own.first(own.size() - 1);
+      const bool given = counts.is_sample || own.back() > 0;
       bits_.put(given, 1);
       if (!given) continue;
       const DenseTable table = fit_dense(own, counts.is_sample);
@@ -244,9 +245,13 @@ class Assembly {
 
  private:
   static std::vector<std::uint64_t> counts_of(std::span<const std::uint16_t> symbols) {
-    std::vector<std::uint64_t> counts(kTokensMax);
-    for (const std::uint16_t s : symbols) ++counts[s];
-    return counts;
+    std::array<std::uint64_t, kTokensMax> counts{};
+    std::size_t end = 0;
+    for (const std::uint16_t s : symbols) {
+      ++counts[s];
+      end = std::max<std::size_t>(end, s + 1u);
+    }
+    return {counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(end)};
   }
   // Fits a table to counts and writes it, unless all are zero.
   Frequencies put_table(std::span<const std::uint64_t> counts) {
