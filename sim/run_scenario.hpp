@@ -79,6 +79,7 @@ struct RunScenario {
   Duration work_ahead{};                         // or as many more than one as it does in this time, where that is more
   std::optional<double> sequence_tokens_per_s;  // the most that a single response gets of a machine
 
+  std::vector<double> step_seconds;  // of the first learner step, the second, ..., and again from the first; empty: step_time
   Duration step_time{};      // of the learner, without waiting; request.pace has what the plan is made with
   std::optional<Duration> install_time;  // what it takes; absent: as planned, request.install_time
   double step_s_per_token = 0;  // and so much for each token that it trains on

@@ -685,7 +685,8 @@ class Simulation {
       row.mixed += group.mixed ? s_.group_size : 0;
     }
     row.tokens_mean = static_cast<double>(row.tokens) / (static_cast<double>(batch->size()) * s_.group_size);
-    row.train_s = seconds(s_.step_time) + s_.step_s_per_token * static_cast<double>(row.tokens);
+    const double each_s = s_.step_seconds.empty() ? seconds(s_.step_time) : s_.step_seconds[step % s_.step_seconds.size()];
+    row.train_s = each_s + s_.step_s_per_token * static_cast<double>(row.tokens);
     result_.tokens_trained += static_cast<double>(row.tokens);
     for (const auto& [age, n] : desk_.in_flight_by_age()) result_.in_flight[age] += static_cast<double>(n);
     for (const auto& [age, n] : desk_.waiting_by_age()) result_.in_queue[age] += static_cast<double>(n);

@@ -123,6 +123,9 @@ void read_simulation(ConfigSection s, const learner::RunConfig& config, Read& c)
                 "has become too stale is rejected (any_age)");
   s.read("step_time", c.step_time, {.min = std::chrono::microseconds(1), .max = std::chrono::hours(1000)},
          {"T, a learner step without waiting, as it turns out; the plan is made with what is expected", "fleet.step_time_expected"});
+  s.read("step_seconds", r.step_seconds, {"the same step by step, in seconds; after the last one again from the first", "`step_time`"});
+  for (const double each : r.step_seconds)
+    if (!(each > 0 && each <= 3.6e6)) s.error("step_seconds", fmt::format("expected seconds above 0, at most 3600000, found {}", each));
   s.read("step_time_per_1k_tokens", c.step_time_per_1k_tokens, {.min = Duration(0), .max = std::chrono::hours(1)},
          "and so much more for every 1,000 tokens that it trains on");
   s.read("install_time", c.install_time, {.min = Duration(0), .max = std::chrono::hours(1)},

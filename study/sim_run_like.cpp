@@ -81,7 +81,7 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
       encodes.push_back(number(parts, "encode") + number(parts, "seal"));
       acknowledgements.push_back(number(parts, "acknowledge"));
     } else if (kind == "step") {
-      steps.push_back(number(row, "step_seconds") - number(row, "wait_seconds"));
+      steps.push_back(std::max(1e-6, number(row, "step_seconds") - number(row, "wait_seconds")));
       if (const double mean = number(row, "response_tokens_mean"); mean > 0)
         rollouts += number(row, "response_tokens") / mean, tokens += number(row, "response_tokens");
     }
@@ -99,6 +99,7 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
     densities += fmt::format("{}{:.9f}", densities.empty() ? "" : ", ", std::clamp(bytes / parameters, 0.0, 1.0));
   set("densities", "[" + densities + "]");
   set("step_time", time(median(steps)));
+  set("step_seconds", fmt::format("[{:.6f}]", fmt::join(steps, ", ")));
   if (!encodes.empty()) {
     set("encode_time", time(median(std::move(encodes))));
     set("acknowledge_time", time(median(std::move(acknowledgements))));

@@ -107,6 +107,11 @@ TEST(RunSim, WhatTurnsOutOtherwiseThanPlanned) {
   EXPECT_NEAR((*simulated(s).publications.at(10).t_b_s - 0.5) / transfer, 1.25, 0.05) << "but for the way and the last chunk";
   EXPECT_EQ(simulated(s).publications.at(10).bytes, plain.publications.at(10).bytes);
   s = scenario();
+  s.step_seconds = {10, 30};
+  const RunResult by_turns = simulated(s);
+  EXPECT_EQ(by_turns.by_step.at(6).train_s, 10);
+  EXPECT_EQ(by_turns.by_step.at(7).train_s, 30);
+  s = scenario();
   s.encode_time = seconds(3);
   s.acknowledge_time = seconds(2);
   EXPECT_NEAR(*simulated(s).publications.at(10).t_b_s - *plain.publications.at(10).t_b_s, 5, 1e-6);
