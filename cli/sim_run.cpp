@@ -1,5 +1,6 @@
 #include "cli/sim_run.hpp"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/files.hpp"
@@ -57,6 +58,9 @@ int run(const Arguments& a) {
     auto found = like_run(*folder);
     if (!found) return refuse(found.error());
     like = std::move(*found);
+    // A length that the user states holds for every step.
+    if (std::ranges::any_of(*overrides, [](const auto& set) { return set.first == "simulation.step_time"; }))
+      std::erase_if(like->world, [](const auto& set) { return set.first == "simulation.step_seconds"; });
     overrides->insert(overrides->begin(), like->world.begin(), like->world.end());
   }
   if (a.seed) overrides->emplace_back("simulation.seed", *a.seed);
