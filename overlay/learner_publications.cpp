@@ -35,9 +35,9 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
   const PublicationKey& key = announcement.key;
   if (catch_up) {
     const bool published = state_.published.contains(key.version);
-    const Status begun =
-        published ? store_.begin(announcement, as_signed)
-                  : fail(Code::kInvalid, op, "{}: that version was not published (recently)", to_text(key));
+    const Status begun = published
+                             ? store_.begin(announcement, as_signed, key.version)
+                             : fail(Code::kInvalid, op, "{}: that version was not published (recently)", to_text(key));
     if (catch_up_) catch_up_->id = id_of(as_signed);
     return begun;
   }
@@ -53,7 +53,7 @@ Status LearnerCore::begin(const Announcement& announcement, const SignedAnnounce
                                        }));
   if (key.base && !base_known)
     return fail(Code::kInvalid, op, "{}: its base was not published (recently)", to_text(key));
-  ECHO_TRY(store_.begin(announcement, as_signed));
+  ECHO_TRY(store_.begin(announcement, as_signed, key.version));
   newest_ = key.version;
   if (!workers_.empty()) {
     Broadcast b;

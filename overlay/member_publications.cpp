@@ -73,7 +73,9 @@ void MemberCore::on_announcement(Upstream* up, const SignedAnnouncement& as_sign
     return log::warn("worker {}: {} is refused: it is {}", id_, to_text(key),
                      expired ? "expired" : "of an epoch that is over");
   }
-  if (const Status begun = store_.begin(*announcement, as_signed); !begun)
+  Version keep_from{position_ ? position_->version.value + 1 : 0};
+  if (staged_) keep_from = std::min(keep_from, staged_->deliveries.front().publication.version);
+  if (const Status begun = store_.begin(*announcement, as_signed, keep_from); !begun)
     return log::debug("worker {}: {}", id_, begun.error().message());
   if (!newest_ || key.version >= *newest_) {
     newest_ = key.version;

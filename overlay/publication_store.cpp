@@ -7,6 +7,7 @@ namespace {
 
 // Chunks that are asked for from disk at a time.
 constexpr std::uint32_t kReadAhead = 16;
+constexpr std::size_t kResidentSlack = 64;  // chunks of dropped publications that may stand in resident_ in any case
 // A publication is announced a little before the learner counts it.
 constexpr std::uint64_t kAbandonedAfterMs = 2000;
 
@@ -27,7 +28,8 @@ Status PublicationStore::check_fits(Bytes policy) const {
               limits_.disk ? "--disk-max" : "--memory-max, or give this worker a --folder");
 }
 
-Status PublicationStore::begin(const Announcement& announcement, const SignedAnnouncement& as_signed) {
+Status PublicationStore::begin(const Announcement& announcement, const SignedAnnouncement& as_signed,
+                               Version keep_from) {
   const PublicationId id = id_of(as_signed);
   if (StoredPublication* known = find(announcement.key)) {
     if (known->id == id) return ok();
@@ -41,6 +43,11 @@ Status PublicationStore::begin(const Announcement& announcement, const SignedAnn
   entry.announcement = announcement;
   entry.signed_announcement = as_signed;
   keys_[id] = announcement.key;
+  for (auto it = entries_.begin(); it != entries_.end() && entries_.size() > limits_.publications_max;) {
+    const PublicationKey key = (it++)->first;
+    if (key.version >= keep_from) break;
+    if (key != announcement.key) erase(key);
+  }
   spool(entry, Slice(encode_control(as_signed)));
   return ok();
 }
@@ -318,8 +325,11 @@ std::optional<Version> PublicationStore::newest() const {
 void PublicationStore::erase(const PublicationKey& key) {
   const auto it = entries_.find(key);
   if (it == entries_.end()) return;
-  for (const StoredChunk& chunk : it->second.chunks)
-    if (!chunk.data.empty()) memory_ -= chunk.length;
+  for (const StoredChunk& chunk : it->second.chunks) {
+    if (chunk.data.empty()) continue;
+    memory_ -= chunk.length;
+    if (chunk.on_disk) ++resident_dropped_;
+  }
   if (limits_.disk) {
     disk_ -= it->second.bytes;
     actions_.push_back(act::DropSpool{it->second.id});
@@ -328,6 +338,18 @@ void PublicationStore::erase(const PublicationKey& key) {
   keys_.erase(it->second.id);
   seals_.erase(it->second.id);
   entries_.erase(it);
+  if (2 * resident_dropped_ > resident_.size() + kResidentSlack) sweep_resident();
+}
+
+void PublicationStore::sweep_resident() {
+  std::erase_if(resident_, [&](const auto& one) {
+    const auto key = keys_.find(one.first);
+    if (key == keys_.end()) return true;
+    const StoredPublication& entry = entries_.at(key->second);
+    return !entry.have.contains(one.second) || !entry.chunks[one.second].on_disk ||
+           entry.chunks[one.second].data.empty();
+  });
+  resident_dropped_ = 0;
 }
 
 bool PublicationStore::erase_expired(std::uint64_t unix_ms, Version keep_from) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "overlay/action.hpp"
+#include "overlay/control.hpp"
 #include "overlay/proof.hpp"
 
 namespace echoline::overlay {
@@ -45,6 +46,9 @@ struct StoreLimits {
   Bytes disk_max{64ull << 30};
   bool disk = false;                                // there is one
   bool memory_is_fixed = false, disk_is_fixed = false;  // by the user: they do not follow the policy's size
+  // Each publication takes some kB beside its chunks, and is looked at whenever one comes. A child says what it has of
+  // as many.
+  std::size_t publications_max = kHaveItemsMax;
 };
 
 class PublicationStore {
@@ -60,8 +64,8 @@ class PublicationStore {
   // While on, what is put in comes from this node's disk and is not written there again.
   void set_recovering(bool on) { recovering_ = on; }
   // A publication opens. Under a key that is known: nothing happens when it is the same one, a later announcement
-  // replaces one that is not complete, and kStale otherwise.
-  Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed);
+  // replaces one that is not complete, and kStale otherwise. Beyond publications_max the oldest below `keep_from` go.
+  Status begin(const Announcement& announcement, const SignedAnnouncement& as_signed, Version keep_from = {});
   // The publication closes. kNotFound: not announced. kCorrupt: another manifest closed it before, or what is here
   // does not match (it is then dropped).
   Result<bool> close(const Manifest& manifest, const SignedManifest& as_signed);  // true: it is complete
@@ -110,6 +114,8 @@ class PublicationStore {
   Bytes memory() const { return {memory_}; }
   Bytes memory_peak() const { return {memory_peak_}; }
   Bytes disk() const { return {disk_}; }
+  // Chunks listed as in memory and on disk; those of dropped publications are at most half of them, and a few.
+  std::size_t residents_listed() const { return resident_.size(); }
   // More chunks are in memory than allowed because the disk is behind: take no more for now.
   bool congested() const { return limits_.disk && !disk_failed_ && memory_ > limits_.memory_max.count; }
   // A chunk could not be written: everything stays in memory until the disk takes some again and was offered all.
@@ -126,6 +132,7 @@ class PublicationStore {
   void keep(StoredPublication& publication, std::uint32_t index, StoredChunk chunk);
   Result<bool> finish(StoredPublication& publication);
   void evict();
+  void sweep_resident();
   void try_disk_again();
   void spool(const StoredPublication& publication, Slice record);
   void spool(const StoredPublication& publication, std::uint32_t index);
@@ -136,7 +143,9 @@ class PublicationStore {
   std::map<PublicationKey, StoredPublication> entries_;
   std::map<PublicationId, PublicationKey> keys_;
   std::map<PublicationId, std::map<std::uint32_t, Seal>> seals_;  // that hold, of what is arriving, by first chunk
-  std::deque<std::pair<PublicationId, std::uint32_t>> resident_;  // in memory and on disk, in order of arrival
+  // In memory and on disk, in order of arrival; those of dropped publications go when they are more than half.
+  std::deque<std::pair<PublicationId, std::uint32_t>> resident_;
+  std::size_t resident_dropped_ = 0;  // at most so many of them
   std::set<std::pair<PublicationId, std::uint32_t>> reading_;
   // Writes of a chunk that are under way. Only the last one says that it is on disk: between two of them the
   // publication may have been dropped, and begun anew.

@@ -17,14 +17,16 @@ struct Kept {
   std::vector<Action> actions;
   PublicationStore store;
 
-  Status begin(const Made& made) { return store.begin(made.announcement, made.opening); }
+  Status begin(const Made& made, std::uint64_t keep_from = 0) {
+    return store.begin(made.announcement, made.opening, Version{keep_from});
+  }
   Result<bool> close(const Made& made) { return store.close(made.manifest, made.closing); }
   Result<Put> put(const Frame& chunk, std::uint64_t keep_from = 0, bool at_once = false) {
     return store.put(chunk, Version{keep_from}, at_once);
   }
   // All of it; the error of the chunk that failed.
   Status whole(const Made& made, std::uint64_t keep_from = 0, bool at_once = false) {
-    ECHO_TRY(begin(made));
+    ECHO_TRY(begin(made, keep_from));
     for (std::size_t i = 0; i < made.chunks.size(); ++i)
       if (const auto added = put(made.chunk(i), keep_from, at_once); !added) return added.error();
     if (const auto closed = close(made); !closed) return closed.error();
@@ -472,6 +474,36 @@ TEST(PublicationStore, KeepsToItsBudgetOfDiskWhileThatFailsNowAndThen) {
   ASSERT_TRUE(kept.put(made.chunk(1), 1).has_value());
   EXPECT_EQ(kept.store.find(full(0)), nullptr);
   EXPECT_LE(kept.store.disk().count, 5000u);
+}
+
+// However small they are: a run of a hundred thousand steps publishes as many deltas of a few hundred bytes.
+TEST(PublicationStore, KeepsAStatedNumberOfPublications) {
+  StoreLimits limits{Bytes{1 << 20}, Bytes{1 << 20}, true};
+  limits.publications_max = 8;
+  Kept kept(limits);
+  ASSERT_TRUE(kept.whole(make(full(1), 300)).has_value());
+  for (std::uint64_t version = 2; version <= 400; ++version) {
+    ASSERT_TRUE(kept.whole(make(delta(version, version - 1), 100), version).has_value());
+    kept.written();
+    EXPECT_LE(kept.store.entries().size(), 8u);
+    EXPECT_LE(kept.store.residents_listed(), 100u);
+  }
+  EXPECT_EQ(kept.store.entries().begin()->first.version, Version{393});
+  EXPECT_EQ(kept.store.newest(), Version{400});
+  EXPECT_EQ(kept.store.memory().count, 800u);
+  EXPECT_EQ(kept.store.disk().count, 800u);
+}
+
+TEST(PublicationStore, KeepsMoreThanThatWhereAllAreNeeded) {
+  StoreLimits limits{Bytes{1 << 20}, Bytes{1 << 20}, false};
+  limits.publications_max = 3;
+  Kept kept(limits);
+  ASSERT_TRUE(kept.whole(make(full(10), 300)).has_value());
+  for (std::uint64_t version = 11; version <= 20; ++version)
+    ASSERT_TRUE(kept.whole(make(delta(version, version - 1), 100), 12).has_value());
+  EXPECT_EQ(kept.store.entries().size(), 9u);                         // from version 12 on
+  ASSERT_TRUE(kept.whole(make(delta(21, 20), 100), 21).has_value());  // the application has version 20
+  EXPECT_EQ(kept.store.entries().size(), 3u);
 }
 
 }  // namespace
