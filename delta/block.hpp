@@ -124,10 +124,10 @@ struct Kernels {
   // Makes the new content of the block in `now`. `sorted` is scratch.
   void (*resolve[4])(const std::byte* old, std::uint32_t count, const BlockModel& model, SortedBlock& sorted,
                      BlockSource& source, std::byte* now);
-  // The elements in `changed`, which diff() gave: first + index of each, and its bits. There is room for them, and for
-  // kSpareElements more.
-  void (*extract[4])(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t first,
-                     std::uint32_t* positions, std::byte* values);
+  // The `elements` elements in `changed`, both of which diff() gave: first + index of each, and its bits. There is room
+  // for them, and for kSpareElements more.
+  void (*extract[4])(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t elements,
+                     std::uint32_t first, std::uint32_t* positions, std::byte* values);
   // Adds, for each element, one to counts[(bits >> shift) & mask].
   void (*count_exponents[4])(const std::byte* old, std::uint32_t count, std::uint32_t shift, std::uint32_t mask,
                              std::uint64_t* counts);

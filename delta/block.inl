@@ -281,12 +281,15 @@ std::uint32_t pick(const std::uint32_t* mask, const std::uint32_t* without, std:
   return count;
 }
 
-// Calls f(w) for every word of a mask that is not zero. Few of them are where little changes: looking at each would be
-// mispredicted often.
+// Calls f(w) for the words of a mask that has `elements` elements: for all of them where most are not zero, because
+// whether one is would be mispredicted often.
+// Inlined in any case: what `f` counts has to stay in registers.
 template <class F>
-void for_each_word(const std::uint32_t* mask, std::uint32_t words, F&& f) {
+[[gnu::always_inline]] inline void for_each_word(const std::uint32_t* mask, std::uint32_t words,
+                                                 [[maybe_unused]] std::uint32_t elements, F&& f) {
   std::uint32_t w = 0;
 #if defined(__AVX512F__)
+  for (; elements >= words && w < words; ++w) f(w);
   for (; w + 16 <= words; w += 16) {
     const __m512i part = _mm512_loadu_si512(mask + w);
     for (unsigned bits = _mm512_test_epi32_mask(part, part); bits != 0; bits &= bits - 1)
@@ -301,11 +304,11 @@ void for_each_word(const std::uint32_t* mask, std::uint32_t words, F&& f) {
 template <class T>
 using Packed = T[kBlockElementsMax + kSpareElements];
 
-// Puts the elements in `mask` side by side; gives how many there are.
+// Puts the `elements` elements in `mask` side by side.
 template <class T>
-std::uint32_t pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words, T* packed) {
+void pack(const std::byte* block, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements, T* packed) {
   std::uint32_t count = 0;
-  for_each_word(mask, words, [&](std::uint32_t w) {
+  for_each_word(mask, words, elements, [&](std::uint32_t w) {
     std::uint32_t bits = mask[w];
     const std::byte* at = block + w * 32 * sizeof(T);
 #if defined(__AVX512VBMI2__)
@@ -318,13 +321,13 @@ std::uint32_t pack(const std::byte* block, const std::uint32_t* mask, std::uint3
     for (; bits != 0; bits &= bits - 1)
       packed[count++] = read_element<T>(at + static_cast<std::size_t>(__builtin_ctz(bits)) * sizeof(T));
   });
-  return count;
 }
 
 // The inverse: puts them back to where `mask` has them.
 template <class T>
-void unpack(const T* packed, const std::uint32_t* mask, std::uint32_t words, std::byte* block) {
-  for_each_word(mask, words, [&](std::uint32_t w) {
+void unpack(const T* packed, const std::uint32_t* mask, std::uint32_t words, std::uint32_t elements,
+            std::byte* block) {
+  for_each_word(mask, words, elements, [&](std::uint32_t w) {
     std::uint32_t bits = mask[w];
     std::byte* at = block + w * 32 * sizeof(T);
 #if defined(__AVX512VBMI2__)
@@ -436,8 +439,9 @@ void collect(const std::byte* prev, const std::byte* cur, std::uint32_t count, c
   const std::uint32_t words = (count + 31) / 32;
   Packed<T> olds, now;
   if (model.dense > 0) {
-    const std::uint32_t packed = pack(prev, sorted.mask[0], words, olds);
-    pack(cur, sorted.mask[0], words, now);
+    const std::uint32_t packed = sorted.count[0];
+    pack(prev, sorted.mask[0], words, packed, olds);
+    pack(cur, sorted.mask[0], words, packed, now);
     sink.dense_extra_count +=
         symbols_of(olds, now, packed, model, sink.dense + sink.dense_count, sink.dense_extras + sink.dense_extra_count);
     sink.dense_count += packed;
@@ -776,17 +780,18 @@ void resolve(const std::byte* old, std::uint32_t count, const BlockModel& model,
   if (model.dense == 0) return;
   Packed<T> values;
   Packed<std::uint16_t> symbols;
-  const std::uint32_t packed = pack(old, sorted.mask[0], words, values);
+  const std::uint32_t packed = sorted.count[0];
+  pack(old, sorted.mask[0], words, packed, values);
   read_dense(values, packed, model, source, symbols);
   take_steps(values, packed, symbols, model, source);
-  unpack(values, sorted.mask[0], words, now);
+  unpack(values, sorted.mask[0], words, packed, now);
 }
 
 template <class T>
-void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t first,
-             std::uint32_t* positions, std::byte* values) {
+void extract(const std::byte* now, const std::uint32_t* changed, std::uint32_t count, std::uint32_t elements,
+             std::uint32_t first, std::uint32_t* positions, std::byte* values) {
   std::uint32_t out = 0;
-  for_each_word(changed, (count + 31) / 32, [&](std::uint32_t w) {
+  for_each_word(changed, (count + 31) / 32, elements, [&](std::uint32_t w) {
     std::uint32_t bits = changed[w];
     const std::byte* at = now + w * 32 * sizeof(T);
     const std::uint32_t position = first + w * 32;

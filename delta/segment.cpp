@@ -146,7 +146,8 @@ bool SegmentDecoder::take(ByteSpan before, ByteSpan now, std::size_t first_byte,
     std::uint32_t changed[kBlockWordsMax];
     const std::uint32_t more = kernels().diff[width](before.data() + at, now.data() + at, count, changed);
     if (taken_ + more + kSpareElements > out.positions.size()) return false;
-    kernels().extract[width](now.data() + at, changed, count, static_cast<std::uint32_t>((first_byte + at) / element_bytes),
+    kernels().extract[width](now.data() + at, changed, count, more,
+                             static_cast<std::uint32_t>((first_byte + at) / element_bytes),
                              out.positions.data() + taken_, out.values.data() + taken_ * element_bytes);
     taken_ += more;
   }

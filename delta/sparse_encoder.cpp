@@ -336,7 +336,10 @@ SparseCount SparseEncoder::encode(ByteSpan prev, ByteSpan cur, const SegmentPlac
     model = choose_model(prev, cur, place, grid);
   }
   s.sink = {};
-  if (model.block.dense > 0) s.dense.resize(std::max(s.dense.size(), cur.size() / size + kSpareElements));
+  if (const std::size_t room = cur.size() / size + kSpareElements; model.block.dense > 0 && room > s.dense.size()) {
+    s.dense.clear();  // or they would be copied
+    s.dense.resize(room);
+  }
   s.sink.dense = s.dense.data();
   s.block_symbols.clear();
   s.dense_runs.clear();
