@@ -38,7 +38,9 @@ Status write_all(const std::filesystem::path& folder, const RunFiles& files) {
 }
 
 RunFiles files_of(nlohmann::json report, std::vector<nlohmann::json> metrics, const sim::RunResult& result) {
-  RunFiles files{"", std::move(report), thinned(std::move(metrics), result.steps), {}};
+  RunFiles files;
+  files.report = std::move(report);
+  files.metrics = thinned(std::move(metrics), result.steps);
   for (const sim::SimDecision& d : result.decisions)
     files.events.push_back({{"unix_s", d.at_s}, {"event", d.what}, {"offer", d.offer}, {"detail", d.why}});
   return files;

@@ -12,6 +12,7 @@
 #include "learner/report.hpp"
 #include "learner/run_record.hpp"
 #include "pages/run_page.hpp"
+#include "study/run_rows.hpp"
 #include "study/sim_run_report.hpp"
 
 namespace echoline::cli {
@@ -53,15 +54,8 @@ int status(const Arguments& a) {
 }
 
 Status write_plot(const std::filesystem::path& folder, const std::string& file) {
-  ECHO_ASSIGN(const auto metrics, learner::read_json_lines(folder / "metrics.jsonl"));
+  ECHO_ASSIGN(const auto metrics, plotted_rows(folder / "metrics.jsonl"));
   return write_file_atomic(file, run_svg(folder.filename().string(), metrics));
-}
-
-// Rows of a JSON Lines file that may not be there.
-Result<std::vector<nlohmann::json>> rows_of(const std::filesystem::path& path) {
-  auto rows = learner::read_json_lines(path);
-  if (!rows && rows.error().code == Code::kNotFound) return std::vector<nlohmann::json>();
-  return rows;
 }
 
 // Also while it runs: what is not there yet is left out.
@@ -73,8 +67,15 @@ Result<std::filesystem::path> write_page(const std::filesystem::path& folder, co
     run.report = *std::move(report);
   else if (report.error().code != Code::kNotFound)
     return std::move(report).error();
-  ECHO_ASSIGN(run.metrics, rows_of(folder / "metrics.jsonl"));
-  ECHO_ASSIGN(run.events, rows_of(folder / "events.jsonl"));
+  auto metrics = plotted_rows(folder / "metrics.jsonl");
+  if (metrics)
+    run.metrics = *std::move(metrics);
+  else if (metrics.error().code != Code::kNotFound)
+    return std::move(metrics).error();
+  ECHO_ASSIGN(LastEvents events, last_events(folder / "events.jsonl"));
+  run.events = std::move(events.rows);
+  run.events_left_out = events.left_out;
+  run.first_event_unix_s = events.first_unix_s;
   return write_run_page(run, file, folder);
 }
 

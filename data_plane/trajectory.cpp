@@ -18,6 +18,7 @@ constexpr int kLeasesMax = 4096;  // named in one message
 constexpr std::uint64_t kVitalsBytesMax = 256;
 constexpr double kBusySecondsMax = 1e10;  // 300 years
 constexpr std::uint64_t kRolloutsMax = 1ull << 53;
+constexpr std::uint64_t kMemoryBytesMax = 1ull << 53;
 
 std::string shown(std::string_view id) { return printable(id, 64); }
 
@@ -36,8 +37,7 @@ Status check_name(const Trajectory& t, std::string_view field, std::string_view 
 Status check_metadata(const Trajectory& t, const TrajectoryLimits& limits) {
   const std::string& json = t.metadata_json();
   if (json.empty()) return ok();
-  if (json.size() > limits.metadata_max.count)
-    return wrong(t, "metadata_json has {} bytes, at most {} are allowed", json.size(), limits.metadata_max.count);
+  ECHO_TRY(check_metadata_size(t, limits.metadata_max));
   // A parser that recurses must not be handed a tower of brackets.
   int depth = 0;
   for (const char c : json) {
@@ -127,8 +127,18 @@ const bool kQuietProtobuf = [] {
 
 }  // namespace
 
+Status check_metadata_size(const Trajectory& t, Bytes most) {
+  if (t.metadata_json().size() <= most.count) return ok();
+  return wrong(t, "metadata_json has {} bytes, at most {} are allowed (rollout.metadata_max)", t.metadata_json().size(),
+               most.count);
+}
+
 Status check(const Trajectory& t, const TrajectoryLimits& limits) {
   (void)kQuietProtobuf;
+  // A parser keeps fields that it does not know, of any size, and they would be stored.
+  const auto unknown = [](const auto& message) { return !message.GetReflection()->GetUnknownFields(message).empty(); };
+  if (unknown(t) || std::ranges::any_of(t.spans(), unknown))
+    return wrong(t, "it has fields that no Trajectory of echoline.schema has; both ends must run the same release");
   ECHO_TRY(check_name(t, "id", t.id(), limits.name_bytes_max));
   ECHO_TRY(check_name(t, "problem_id", t.problem_id(), limits.name_bytes_max));
   ECHO_TRY(check_name(t, "policy_digest", t.policy_digest(), limits.digest_bytes_max));
@@ -182,6 +192,8 @@ Result<schema::Vitals> parse_vitals(std::string_view bytes) {
   if (!(vitals.install_s() >= 0 && vitals.install_s() <= kBusySecondsMax) || vitals.policies() > kRolloutsMax)
     return fail(Code::kInvalid, "parse Vitals", "{} policies installed in {} s, expected at most {} in 0 .. {:.0f} s",
                 vitals.policies(), vitals.install_s(), kRolloutsMax, kBusySecondsMax);
+  if (const std::uint64_t told = std::max(vitals.resident_bytes(), vitals.heap_bytes()); told > kMemoryBytesMax)
+    return fail(Code::kInvalid, "parse Vitals", "{} bytes of memory, expected at most {}", told, kMemoryBytesMax);
   return vitals;
 }
 

@@ -13,6 +13,10 @@ namespace echoline::data_plane {
 using schema::Problem;
 using schema::Trajectory;
 
+// Of one trajectory's metadata_json: what a run may allow (rollout.metadata_max), and what it allows unless it says
+// otherwise.
+inline constexpr Bytes kMetadataMost{1u << 20}, kMetadataMax{64'000};
+
 // Upper bounds of one trajectory. The defaults fit every built-in task with a wide margin.
 struct TrajectoryLimits {
   std::uint32_t prompt_tokens_max = 1u << 17;
@@ -22,7 +26,7 @@ struct TrajectoryLimits {
   std::uint32_t name_bytes_max = 128;  // ids and component names
   std::uint32_t digest_bytes_max = 64;
   Bytes text_max{4u << 20};
-  Bytes metadata_max{64u << 10};
+  Bytes metadata_max = kMetadataMost;  // a run's own limit may be lower
   Bytes message_max{64u << 20};  // one WorkerMessage or LearnerMessage
 };
 
@@ -34,6 +38,10 @@ inline constexpr float kLogprobTolerance = 1e-4f;
 Result<Trajectory> validate(Trajectory trajectory, const TrajectoryLimits& limits = {});
 // The same check without taking the trajectory.
 Status check(const Trajectory& trajectory, const TrajectoryLimits& limits = {});
+
+// The part of it that a worker looks at before it sends: kInvalid when metadata_json has more bytes than the run
+// allows, with the same text as at the learner's door.
+Status check_metadata_size(const Trajectory& trajectory, Bytes most);
 
 // kCorrupt when the bytes are not a serialised message, kExhausted above message_max, kInvalid when a trajectory by
 // itself fails check(), or no body is set. The trajectories of a submission are NOT checked: whoever takes it in refuses

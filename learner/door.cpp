@@ -47,12 +47,14 @@ Result<const Question*> Door::question(GroupId group) {
   return questions_.emplace(group, std::make_unique<Question>(std::move(question))).first->second.get();
 }
 
-Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size) {
-  constexpr std::uint64_t kBesidesTokens = 128 * 1024;  // names, metadata, parts of the reward
+Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
+                         Bytes metadata_max) {
+  constexpr std::uint64_t kNames = 64 * 1024;  // and parts of the reward
   constexpr std::uint64_t kPerToken = 16, kTextPerToken = 256;
   const auto positions = static_cast<std::uint64_t>(positions_max);
   const auto response = static_cast<std::uint64_t>(response_tokens_max);
-  const std::uint64_t each = kBesidesTokens + kPerToken * positions + (kPerToken + kTextPerToken) * response;
+  const std::uint64_t each =
+      kNames + metadata_max.count + kPerToken * positions + (kPerToken + kTextPerToken) * response;
   return Bytes{std::min(data_plane::TrajectoryLimits{}.message_max.count, group_size * each)};
 }
 
@@ -66,8 +68,11 @@ schema::Problem Door::shown(const schema::Problem& problem) const {
 }
 
 std::optional<Refusal> Door::refusal(const schema::Submission& submission) {
+  data_plane::TrajectoryLimits limits;
+  limits.metadata_max = options_.metadata_max;
   for (const schema::Trajectory& t : submission.trajectories()) {
-    if (const Status form = data_plane::check(t); !form) return because("malformed", false, "{}", form.error().detail);
+    if (const Status form = data_plane::check(t, limits); !form)
+      return because("malformed", false, "{}", form.error().detail);
     const auto asked = question(GroupId{t.group()});
     if (!asked) return because("malformed", false, "{}", asked.error().detail);
     if (auto refused = refusal(t, **asked)) return refused;

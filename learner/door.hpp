@@ -14,6 +14,7 @@
 #include "base/result.hpp"
 #include "base/token_bucket.hpp"
 #include "data_plane/adapters/adapter.hpp"
+#include "data_plane/trajectory.hpp"
 #include "learner/second_look.hpp"
 #include "model/phrasing.hpp"
 #include "replay_buffer/job_ledger.hpp"
@@ -26,13 +27,15 @@ struct DoorOptions {
   std::int64_t response_tokens_max = 0;
   std::int64_t turn_tokens_max = 0;  // of one turn; 0: what response_tokens_max leaves
   std::uint64_t seed = 0;            // the run's
+  Bytes metadata_max = data_plane::kMetadataMax;         // of a trajectory
   std::function<bool(const schema::Problem&)> unscored;  // whether workers hand in text without a score; empty: never
   // What training refuses is refused here, so that it cannot end the run there.
   std::function<Status(const schema::Trajectory&)> trainable;
 };
 
 // The longest message that a worker of such a run has a reason to send.
-Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size);
+Bytes worker_message_max(std::int64_t positions_max, std::int64_t response_tokens_max, std::uint32_t group_size,
+                         Bytes metadata_max);
 
 // A group as workers are asked for it.
 struct Question {
@@ -54,7 +57,7 @@ class Door {
   void forget(GroupId group) { questions_.erase(group); }
 
   Bytes message_max(std::uint32_t group_size) const {
-    return worker_message_max(options_.positions_max, options_.response_tokens_max, group_size);
+    return worker_message_max(options_.positions_max, options_.response_tokens_max, group_size, options_.metadata_max);
   }
 
   // Whether the learner alone scores what comes of this problem, and what workers may see of it.

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <map>
 
-#include "learner/alarms.hpp"
 #include "learner/run_record.hpp"
 
 namespace echoline::learner {
@@ -12,91 +11,35 @@ namespace {
 
 using nlohmann::json;
 
-json mean(const std::vector<double>& values) {
-  if (values.empty()) return nullptr;
-  double sum = 0;
-  for (const double v : values) sum += v;
-  return sum / static_cast<double>(values.size());
+json value(const std::optional<double>& figure) { return figure ? json(*figure) : json(nullptr); }
+json value(const std::optional<std::pair<std::uint64_t, double>>& figure) {
+  return figure ? json(figure->second) : json(nullptr);
 }
-
-// The measurements of a run by kind. A step that was done again after a resume counts as it was done last.
-struct Rows {
-  std::map<std::uint64_t, json> steps, publications, broadcasts, evaluations;
-  json settings_changed = json::array();
-  json eval_before = nullptr, eval_after = nullptr, snapshot = nullptr, warm_start = nullptr;
-
-  explicit Rows(const std::vector<json>& metrics) {
-    for (const json& row : metrics) {
-      const std::string kind = row.value("kind", "");
-      if (kind == "step") steps[row.at("step").get<std::uint64_t>()] = row;
-      if (kind == "publication") (row.value("snapshot", false) ? snapshot : publications[row.at("version")]) = row;
-      if (kind == "broadcast" && !row.value("snapshot", false)) broadcasts[row.at("version")] = row;
-      if (kind == "warm_start") warm_start = row;
-      if (kind == "setting_changed")
-        settings_changed.push_back({{"key", row.at("key")}, {"old", row.at("old")}, {"new", row.at("new")}, {"step", row.at("step")}});
-      if (kind == "evaluation") {
-        evaluations[row.value("step", std::uint64_t{0})] = row;
-        if (row.value("when", "") == "before") eval_before = row;
-        if (row.value("when", "") == "after") eval_after = row;
-      }
-    }
-  }
-
-  std::vector<double> values(const std::map<std::uint64_t, json>& rows, const char* key) const {
-    std::vector<double> result;
-    for (const auto& [id, row] : rows)
-      if (row.contains(key) && row.at(key).is_number()) result.push_back(row.at(key));
-    return result;
-  }
-};
-
-json deviation(const std::vector<double>& values) {
-  if (values.empty()) return nullptr;
-  const double middle = mean(values).get<double>();
-  double squares = 0;
-  for (const double v : values) squares += (v - middle) * (v - middle);
-  return std::sqrt(squares / static_cast<double>(values.size()));
+json ends(const Figure& figure) { return {{"first", value(figure.first)}, {"last", value(figure.last)}}; }
+json count(const Figure& figure) {
+  return figure.last ? json(static_cast<std::uint64_t>(figure.last->second)) : json(nullptr);
 }
 
 // The median of T_b, shared out among its parts as the mean broadcast was: the parts add up to it.
-json t_b_parts_json(const Rows& rows) {
-  std::map<std::string, double> shares;
-  double broadcasts = 0;
-  for (const auto& [version, row] : rows.broadcasts) {
-    const double t_b = row.value("t_b_seconds", 0.0);
-    if (!(t_b > 0) || !row.contains("t_b_parts")) continue;
-    for (const auto& [part, part_seconds] : row.at("t_b_parts").items()) shares[part] += part_seconds.get<double>() / t_b;
-    ++broadcasts;
-  }
-  if (broadcasts == 0) return nullptr;
-  const double median = quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.5).get<double>();
+json t_b_parts_json(const RunFigures& figures) {
+  if (figures.t_b_shared == 0) return nullptr;
+  const double median = *figures.t_b.quantile(0.5);
   json parts;
-  for (const auto& [part, share] : shares) parts[part] = share / broadcasts * median;
+  for (const auto& [part, share] : figures.t_b_shares)
+    parts[part] = share / static_cast<double>(figures.t_b_shared) * median;
   return parts;
 }
 
-json last(const std::vector<double>& counts) {
-  return counts.empty() ? json(nullptr) : json(static_cast<std::uint64_t>(counts.back()));
-}
-
-double sum(const std::vector<double>& values) {
-  double total = 0;
-  for (const double v : values) total += v;
-  return total;
-}
-
-json staleness_json(const ReportInput& input, const Rows& rows) {
+json staleness_json(const ReportInput& input) {
   const StalenessSection& asked = input.config->staleness;
   const json& rejected = input.rejected;
-  std::map<std::uint64_t, std::uint64_t> histogram;  // steps stale -> trajectories
+  const std::map<std::uint64_t, std::uint64_t>& histogram = input.figures.staleness;
   std::uint64_t count = 0;
   double total = 0;
-  for (const auto& [step, row] : rows.steps)
-    for (const auto& [age, n] : row.at("staleness").items()) {
-      histogram[std::stoull(age)] += n.get<std::uint64_t>();
-      count += n.get<std::uint64_t>();
-      total += static_cast<double>(std::stoull(age)) * n.get<double>();
-    }
+  for (const auto& [age, n] : histogram) {
+    count += n;
+    total += static_cast<double>(age) * static_cast<double>(n);
+  }
   std::uint64_t rejections = 0;
   for (const auto& [reason, n] : rejected.items()) rejections += n.get<std::uint64_t>();
   return {{"budget", asked.budget},
@@ -113,6 +56,16 @@ json staleness_json(const ReportInput& input, const Rows& rows) {
           {"rejected_by_reason", rejected}};
 }
 
+json bytes_or_null(std::uint64_t bytes) { return bytes > 0 ? json(bytes) : json(nullptr); }
+
+json memory_json(const ReportInput& input) {
+  std::uint64_t worker = 0;
+  for (const WorkerEntry& w : input.workers) worker = std::max(worker, w.memory_bytes);
+  return {{"learner_bytes", bytes_or_null(input.memory.resident.count)},
+          {"learner_bytes_max", bytes_or_null(input.memory.resident_max.count)},
+          {"worker_bytes_max", bytes_or_null(worker)}};
+}
+
 json worker_json(const WorkerEntry& w) {
   return {{"id", w.id.value},
           {"offer", w.offer},
@@ -122,6 +75,7 @@ json worker_json(const WorkerEntry& w) {
           {"bytes_in", w.bytes_in},
           {"bytes_forwarded", w.bytes_forwarded},
           {"install_seconds_mean", w.install_seconds_mean ? json(*w.install_seconds_mean) : json(nullptr)},
+          {"memory_bytes", bytes_or_null(w.memory_bytes)},
           {"version", w.version ? json(w.version->value) : json(nullptr)},
           {"digest", w.version ? json(overlay::to_hex(w.digest)) : json(nullptr)},
           {"away", w.away},
@@ -143,29 +97,19 @@ json regrading_json(const RegradingCounts& c) {
           {"expelled", std::move(expelled)}};
 }
 
-json learning_json(const std::vector<json>& metrics, const Rows& rows) {
-  const auto ends = [&](const char* key) {
-    const auto values = rows.values(rows.steps, key);
-    return values.empty() ? json{{"first", nullptr}, {"last", nullptr}}
-                          : json{{"first", values.front()}, {"last", values.back()}};
-  };
-  const auto effective = rows.values(rows.steps, "effective_sample_fraction");
-  const auto norms = rows.values(rows.steps, "gradient_norm");
-  Alarms alarms;
-  std::map<std::string, std::uint64_t> begun;
-  std::uint64_t all = 0;
-  for (const json& row : metrics)
-    for (const Alarm& alarm : alarms.hear(row)) ++begun[alarm.kind], ++all;
-  return {{"entropy", ends("entropy")},
-          {"response_tokens_mean", ends("response_tokens_mean")},
-          {"effective_sample_fraction_mean", mean(effective)},
-          {"gradient_norm_max", quantile(norms, 1.0)},
-          {"zero_advantage_fraction_mean", mean(rows.values(rows.steps, "zero_advantage_fraction"))},
-          {"clip_fraction_mean", mean(rows.values(rows.steps, "clip_fraction"))},
-          {"behaviour_kl_mean", mean(rows.values(rows.steps, "behaviour_kl"))},
-          {"reference_kl_last", ends("reference_kl").at("last")},
-          {"alarms_begun", effective.empty() ? json(nullptr) : json(all)},
-          {"alarms", begun}};
+json learning_json(const RunFigures& f) {
+  std::uint64_t begun = 0;
+  for (const auto& [kind, times] : f.alarms) begun += times;
+  return {{"entropy", ends(f.entropy)},
+          {"response_tokens_mean", ends(f.response_tokens_mean)},
+          {"effective_sample_fraction_mean", value(f.effective.totals.mean())},
+          {"gradient_norm_max", value(f.gradient_norm.totals.most())},
+          {"zero_advantage_fraction_mean", value(f.zero_advantage.totals.mean())},
+          {"clip_fraction_mean", value(f.clip.totals.mean())},
+          {"behaviour_kl_mean", value(f.behaviour_kl.totals.mean())},
+          {"reference_kl_last", value(f.reference_kl.last)},
+          {"alarms_begun", f.effective.last ? json(begun) : json(nullptr)},
+          {"alarms", f.alarms}};
 }
 
 }  // namespace
@@ -185,19 +129,33 @@ json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram, double q)
   return nullptr;
 }
 
+json worker_status(const WorkerEntry& w, std::optional<double> rollouts_per_s,
+                   std::optional<double> rollouts_per_s_expected, bool seed) {
+  return {{"id", w.id.value},
+          {"offer", w.offer},
+          {"rollouts", w.rollouts},
+          {"rollouts_per_s", value(rollouts_per_s)},
+          {"rollouts_per_s_expected", value(rollouts_per_s_expected)},
+          {"version", w.version ? json(w.version->value) : json(nullptr)},
+          {"bytes_in", w.bytes_in},
+          {"bytes_forwarded", w.bytes_forwarded},
+          {"memory_bytes", bytes_or_null(w.memory_bytes)},
+          {"heap_bytes", bytes_or_null(w.heap_bytes)},
+          {"seed", seed},
+          {"quarantined", w.quarantined},
+          {"troubles", w.troubles},
+          {"away", w.away},
+          {"lost", w.lost}};
+}
+
 json make_report(const ReportInput& input) {
   const RunConfig& config = *input.config;
   const provisioner::Plan& plan = *input.plan;
-  const Rows rows(input.metrics);
-  const auto rewards = rows.values(rows.steps, "reward_mean");
-  const auto waits = rows.values(rows.steps, "wait_seconds");
-  const auto walls = rows.values(rows.steps, "step_seconds");
-  const auto delta_bytes = rows.values(rows.publications, "patch_bytes"),
-             densities = rows.values(rows.publications, "density");
-  const json delta_mean = mean(delta_bytes);
-  const json full = rows.snapshot.is_object() ? rows.snapshot.at("state_bytes") : json(nullptr);
-  const double training_seconds = sum(walls);
-  const double rollouts = static_cast<double>(rows.steps.size() * config.rollout.trajectories_per_step());
+  const RunFigures& f = input.figures;
+  const json delta_mean = value(f.patch_bytes.mean());
+  const json full = f.snapshot.is_object() ? f.snapshot.at("state_bytes") : json(nullptr);
+  const double training_seconds = f.step_seconds.totals().sum();
+  const double rollouts = static_cast<double>(f.steps * config.rollout.trajectories_per_step());
   const auto rate_of = [&](double seconds) { return seconds > 0 ? json(rollouts / seconds) : json(nullptr); };
 
   std::uint64_t alive = 0, acknowledged = 0;
@@ -220,71 +178,61 @@ json make_report(const ReportInput& input) {
   report["steps"] = input.steps_done;
   report["steps_planned"] = config.run.steps;
   report["wall_seconds"] = input.wall_seconds;
-  report["settings_changed"] = rows.settings_changed;
-  report["reward"] = {{"first", rewards.empty() ? json(nullptr) : json(rewards.front())},
-                      {"last", rewards.empty() ? json(nullptr) : json(rewards.back())}};
+  report["settings_changed"] = f.settings_changed;
+  report["reward"] = ends(f.reward);
   const auto accuracy = [](const json& row) { return row.is_object() ? row.at("accuracy") : json(nullptr); };
-  report["eval"] = {{"before", accuracy(rows.eval_before)},
-                    {"after", accuracy(rows.eval_after)},
-                    {"problems", rows.eval_before.is_object() ? rows.eval_before.at("problems") : json(nullptr)},
+  report["eval"] = {{"before", accuracy(f.eval_before)},
+                    {"after", accuracy(f.eval_after)},
+                    {"problems", f.eval_before.is_object() ? f.eval_before.at("problems") : json(nullptr)},
                     {"by_step", json::array()}};
-  for (const auto& [step, row] : rows.evaluations) {
-    json evaluation = {{"step", step}, {"accuracy", row.at("accuracy")}};
-    for (const char* key : {"reward_mean", "components"})
-      if (row.contains(key)) evaluation[key] = row.at(key);
-    report["eval"]["by_step"].push_back(std::move(evaluation));
-  }
+  for (const auto& [step, row] : f.evaluations.rows()) report["eval"]["by_step"].push_back(row);
   for (const auto& task : config.task.several) {
     const auto of = [&](const json& row, const char* figure) {
       const json by_task = row.is_object() ? row.value("by_task", json::object()) : json::object();
       return by_task.contains(task.name) ? by_task.at(task.name).at(figure) : json(nullptr);
     };
-    report["eval"]["by_task"][task.name] = {{"before", of(rows.eval_before, "accuracy")},
-                                            {"after", of(rows.eval_after, "accuracy")},
-                                            {"problems", of(rows.eval_before, "problems")}};
-    json first, last;  // a step may have none of a task
-    std::uint64_t responses = 0;
-    for (const auto& [step, row] : rows.steps) {
-      const json reward = of(row, "reward_mean");
-      if (reward.is_null()) continue;
-      if (first.is_null()) first = reward;
-      last = reward;
-      responses += of(row, "responses").get<std::uint64_t>();
-    }
-    report["reward"]["by_task"][task.name] = {{"first", first}, {"last", last}, {"responses", responses}};
+    report["eval"]["by_task"][task.name] = {{"before", of(f.eval_before, "accuracy")},
+                                            {"after", of(f.eval_after, "accuracy")},
+                                            {"problems", of(f.eval_before, "problems")}};
+    const auto found = f.by_task.find(task.name);
+    const RunFigures::OfTask of_task = found == f.by_task.end() ? RunFigures::OfTask{} : found->second;
+    json reward = ends(of_task.reward);
+    reward["responses"] = of_task.responses;
+    report["reward"]["by_task"][task.name] = std::move(reward);
   }
-  if (rows.warm_start.is_object())
-    report["warm_start"] = {{"steps", rows.warm_start.at("steps")}, {"seconds", rows.warm_start.at("seconds")}};
-  report["learner"] = {{"step_seconds_median", quantile(walls, 0.5)},
-                       {"train_seconds_median", quantile(rows.values(rows.steps, "train_seconds"), 0.5)},
-                       {"publish_seconds_median", quantile(rows.values(rows.steps, "publish_seconds"), 0.5)},
-                       {"idle_fraction", training_seconds > 0 ? json(sum(waits) / training_seconds) : json(nullptr)}};
-  report["learning"] = learning_json(input.metrics, rows);
-  report["staleness"] = staleness_json(input, rows);
+  if (f.warm_start.is_object())
+    report["warm_start"] = {{"steps", f.warm_start.at("steps")}, {"seconds", f.warm_start.at("seconds")}};
+  report["learner"] = {
+      {"step_seconds_median", value(f.step_seconds.quantile(0.5))},
+      {"train_seconds_median", value(f.train_seconds.quantile(0.5))},
+      {"publish_seconds_median", value(f.publish_seconds.quantile(0.5))},
+      {"idle_fraction", training_seconds > 0 ? json(f.wait_seconds.sum() / training_seconds) : json(nullptr)}};
+  report["learning"] = learning_json(f);
+  report["staleness"] = staleness_json(input);
   std::uint64_t set_aside = 0;
   for (const auto& [reason, groups] : input.groups_set_aside) set_aside += groups;
   report["groups_set_aside"] = {{"count", set_aside}, {"by_reason", input.groups_set_aside}};
   report["regrading"] = regrading_json(input.regrading);
   report["scoring"] = {{"responses", input.scoring.responses}, {"failed_groups", input.scoring.failed_groups}, {"seconds", input.scoring.seconds}};
   report["broadcast"] = {
-      {"publications", rows.publications.size() + (rows.snapshot.is_object() ? 1 : 0)},
+      {"publications", f.deltas + (f.snapshot.is_object() ? 1 : 0)},
       {"full_bytes", full},
-      {"snapshot_bytes", rows.snapshot.is_object() ? rows.snapshot.at("patch_bytes") : json(nullptr)},
+      {"snapshot_bytes", f.snapshot.is_object() ? f.snapshot.at("patch_bytes") : json(nullptr)},
       {"delta_bytes_mean", delta_mean},
       {"compression_ratio", delta_mean.is_number() && full.is_number() && delta_mean.get<double>() > 0
                                 ? json(full.get<double>() / delta_mean.get<double>())
                                 : json(nullptr)},
-      {"density_mean", mean(densities)},
-      {"density_deviation", deviation(densities)},
-      {"density_min", quantile(densities, 0)},
-      {"density_max", quantile(densities, 1)},
-      {"t_b_seconds_median", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.5)},
-      {"t_b_seconds_p95", quantile(rows.values(rows.broadcasts, "t_b_seconds"), 0.95)},
-      {"t_b_parts", t_b_parts_json(rows)},
-      {"workers", last(rows.values(rows.broadcasts, "workers"))},
-      {"acknowledged", last(rows.values(rows.broadcasts, "acknowledged"))},
-      {"lower_bound_seconds", quantile(rows.values(rows.broadcasts, "lower_bound_seconds"), 0.5)},
-      {"predicted_seconds", quantile(rows.values(rows.broadcasts, "predicted_seconds"), 0.5)},
+      {"density_mean", value(f.density.mean())},
+      {"density_deviation", value(f.density.deviation())},
+      {"density_min", value(f.density.least())},
+      {"density_max", value(f.density.most())},
+      {"t_b_seconds_median", value(f.t_b.quantile(0.5))},
+      {"t_b_seconds_p95", value(f.t_b.quantile(0.95))},
+      {"t_b_parts", t_b_parts_json(f)},
+      {"workers", count(f.workers)},
+      {"acknowledged", count(f.acknowledged)},
+      {"lower_bound_seconds", value(f.lower_bound.quantile(0.5))},
+      {"predicted_seconds", value(f.predicted.quantile(0.5))},
       {"learner_bytes_sent", input.bytes_sent},
       {"topology", input.topology}};
   report["fleet"] = {{"workers_planned", input.fleet.planned},
@@ -292,6 +240,7 @@ json make_report(const ReportInput& input) {
                      {"workers_lost", input.fleet.lost},
                      {"workers_replaced", input.fleet.replaced}};
   report["workers"] = workers;
+  report["memory"] = memory_json(input);
   report["weights"] = {{"version", input.version.value},
                        {"digest", overlay::to_hex(input.digest)},
                        {"workers", alive},
@@ -427,6 +376,9 @@ std::string report_text(const json& r) {
     line("", fmt::format("of T_b: {} s", text));
   }
   line("", b.at("topology").get<std::string>());
+  if (const json& memory = r.value("memory", json::object()); memory.value("learner_bytes_max", json()).is_number())
+    line("memory", fmt::format("learner {} at most, a worker {}", bytes(memory.at("learner_bytes_max")),
+                               bytes(memory.at("worker_bytes_max"))));
   line("fleet", fmt::format("planned {}, started {}, lost {}, replaced {}", fleet.at("workers_planned").get<int>(),
                             fleet.at("workers_started").get<int>(), fleet.at("workers_lost").get<int>(),
                             fleet.at("workers_replaced").get<int>()));

@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "base/process_memory.hpp"
 #include "learner/regrading.hpp"
 #include "learner/run_config.hpp"
+#include "learner/run_figures.hpp"
 #include "learner/scorer.hpp"
 #include "overlay/types.hpp"
 #include "provisioner/fleet_driver.hpp"
@@ -27,6 +29,7 @@ struct WorkerEntry {
   std::uint32_t region = 0;  // of network.regions, and its name; "" where there are none
   std::string region_name;
   std::optional<double> install_seconds_mean;  // as it says: from a complete policy until it is in place
+  std::uint64_t memory_bytes = 0, heap_bytes = 0;  // as it says; 0: it has not
   std::optional<Version> version;
   overlay::Digest digest{};
   bool away = false;  // out of reach, but expected back
@@ -38,7 +41,7 @@ struct WorkerEntry {
 struct ReportInput {
   const RunConfig* config = nullptr;
   const provisioner::Plan* plan = nullptr;
-  std::vector<nlohmann::json> metrics;  // rows of metrics.jsonl, of every process that worked on the run
+  RunFigures figures;  // of metrics.jsonl, of every process that worked on the run
   std::vector<WorkerEntry> workers;
   provisioner::FleetSummary fleet;
   double wall_seconds = 0;            // of all processes of the run, as RunClock counts them
@@ -52,6 +55,7 @@ struct ReportInput {
   nlohmann::json rejected = nlohmann::json::object();  // trajectories or submissions by reason
   std::map<std::string, std::uint64_t> groups_set_aside;  // by reason
   replay_buffer::BoundSteps bound;                        // what kept workers from taking more work
+  ProcessMemory memory;                                   // of the learner's process
   RegradingCounts regrading;
   ScorerCounts scoring;
 };
@@ -60,6 +64,10 @@ struct ReportInput {
 nlohmann::json quantile(std::vector<double> values, double q);
 // The same of values that were seen so many times.
 nlohmann::json quantile(const std::map<std::uint64_t, std::uint64_t>& histogram, double q);
+
+// A worker as status.json has it. `rollouts_per_s`: while it generates, and as its offer says.
+nlohmann::json worker_status(const WorkerEntry& worker, std::optional<double> rollouts_per_s,
+                             std::optional<double> rollouts_per_s_expected, bool seed);
 
 // Fields as documented in docs/report.md; seconds, bytes and dollars unless a name says otherwise.
 nlohmann::json make_report(const ReportInput& input);

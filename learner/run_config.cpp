@@ -73,6 +73,9 @@ void read_rollout(ConfigSection s, RolloutSection& c) {
                  {"abort", schema::ON_NEW_POLICY_ABORT}},
                 "what becomes of the responses a worker is at when it gets a new policy: they go on under it, each token "
                 "with its own version (continue), they are finished first (finish), or others begin anew (abort)");
+  s.read("metadata_max", c.metadata_max, {.min = Bytes{0}, .max = data_plane::kMetadataMost},
+         "of the metadata that a worker may hand in with a trajectory; it is stored with it. A trajectory with more is "
+         "refused");
   const Limits<Duration> lease{.min = std::chrono::seconds(1), .max = std::chrono::hours(24 * 7)};
   s.read("lease_first", c.lease_first, lease,
          "how long a worker whose speed is not known may be silent about a group it works on; progress renews it");

@@ -12,6 +12,7 @@
 #include "chains/topology.hpp"
 #include "data_plane/adapters/adapter.hpp"
 #include "data_plane/schema.pb.h"
+#include "data_plane/trajectory.hpp"
 #include "learner/training_config.hpp"
 #include "provisioner/offers.hpp"
 #include "provisioner/regions.hpp"
@@ -68,6 +69,7 @@ struct RolloutSection {
   std::uint32_t response_tokens_max = 64;
   std::optional<std::uint32_t> turn_tokens_max;
   std::vector<std::string> stop;  // strings that end a response
+  Bytes metadata_max = data_plane::kMetadataMax;  // of a trajectory
   schema::OnNewPolicy on_new_policy = schema::ON_NEW_POLICY_CONTINUE;
   // A worker's right to a group ends after twice the time it needs for response_tokens_max tokens, as measured on it, but
   // not before lease_min; every sign of progress renews it. lease_first: before anything was measured. lease_max: the

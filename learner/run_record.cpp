@@ -9,14 +9,19 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <thread>
 
 #include "base/clock.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "learner/row_file.hpp"
 
 namespace echoline::learner {
 namespace {
+
+// What is left of a row that is too long.
+const std::set<std::string, std::less<>> kRowKeys{"unix_s", "event", "kind", "step", "version", "worker", "offer"};
 
 // Moves an earlier run of the same name out of the way; returns where it went.
 Result<std::filesystem::path> move_aside(const std::filesystem::path& folder) {
@@ -29,18 +34,6 @@ Result<std::filesystem::path> move_aside(const std::filesystem::path& folder) {
     if (ec) return fail(Code::kIo, "keep the earlier run", "{}: {}", folder.string(), ec.message());
     return target;
   }
-}
-
-// Cuts off a last line that a crash left without its end.
-Status mend_tail(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) return ok();
-  ECHO_ASSIGN(const std::string text, read_file(path));
-  const std::size_t end = text.rfind('\n');
-  const std::size_t keep = end == std::string::npos ? 0 : end + 1;
-  std::error_code ec;
-  if (keep < text.size()) std::filesystem::resize_file(path, keep, ec);
-  if (ec) return fail(Code::kIo, "resume", "{}: {}", path.string(), ec.message());
-  return ok();
 }
 
 }  // namespace
@@ -105,10 +98,12 @@ Result<std::unique_ptr<RunRecord>> RunRecord::open(const std::filesystem::path& 
     ECHO_TRY(take_lock());
   }
   if (resume) {
-    ECHO_TRY(mend_tail(folder / "events.jsonl"));
-    ECHO_TRY(mend_tail(folder / "metrics.jsonl"));
-    ECHO_ASSIGN(const auto rows, read_json_lines(folder / "metrics.jsonl"));
-    for (const nlohmann::json& row : rows) record->alarms_.hear(row);
+    ECHO_TRY(cut_torn_row(folder / "events.jsonl"));
+    ECHO_TRY(cut_torn_row(folder / "metrics.jsonl"));
+    ECHO_TRY(each_row(folder / "metrics.jsonl", [&](const nlohmann::json& row) {
+      record->alarms_.hear(row);
+      return ok();
+    }));
   }
   for (const auto& [rows, name] : {std::pair(&record->events_, "events.jsonl"), std::pair(&record->metrics_, "metrics.jsonl")}) {
     rows->path = folder / name;
@@ -138,7 +133,16 @@ Status RunRecord::Rows::write_out() {
 
 void RunRecord::append(Rows& rows, nlohmann::json fields) {
   fields["unix_s"] = SystemClock().unix_seconds();
-  const std::string line = json_text(fields) + "\n";
+  std::string line = json_text(fields);
+  if (line.size() > kRowBytesMax) {  // no reader takes it
+    log::error("{}: a row of {} bytes is left out, at most {} are written", rows.path.string(), line.size(),
+               kRowBytesMax);
+    std::erase_if(fields.get_ref<nlohmann::json::object_t&>(),
+                  [](const auto& field) { return !kRowKeys.contains(field.first); });
+    fields["bytes_left_out"] = line.size();
+    line = json_text(fields);
+  }
+  line += '\n';
   const std::lock_guard lock(mutex_);
   if (rows.fd < 0) return;
   if (rows.pending.size() + line.size() > kRowsPendingMax)
@@ -220,23 +224,6 @@ void RunRecord::topology(const std::string& dot) { replace("topology.dot", dot, 
 
 Status RunRecord::report(const nlohmann::json& report) {
   return write_file_atomic(folder_ / "report.json", json_text(report, 2) + "\n");
-}
-
-Result<std::vector<nlohmann::json>> read_json_lines(const std::filesystem::path& path) {
-  ECHO_ASSIGN(const std::string text, read_file(path));
-  std::vector<nlohmann::json> rows;
-  std::size_t line_number = 1;
-  for (std::size_t start = 0; start < text.size(); ++line_number) {
-    const std::size_t end = text.find('\n', start);
-    if (end == std::string::npos) break;  // torn: the process died while writing it
-    nlohmann::json row = nlohmann::json::parse(text.begin() + static_cast<std::ptrdiff_t>(start),
-                                               text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
-    if (!row.is_object())
-      return fail(Code::kCorrupt, "read run", "{}:{}: expected a JSON object", path.string(), line_number);
-    rows.push_back(std::move(row));
-    start = end + 1;
-  }
-  return rows;
 }
 
 bool is_running(const std::filesystem::path& folder) {

@@ -33,7 +33,8 @@ class RunRecord {
   // Where the earlier run went, empty when there was none.
   const std::filesystem::path& moved_to() const { return moved_to_; }
 
-  // Appends {"unix_s":..., "event":..., ...fields}; fields must be an object.
+  // Appends {"unix_s":..., "event":..., ...fields}; fields must be an object. Of a row of more than kRowBytesMax
+  // (learner/row_file.hpp) its names and numbers are written and `bytes_left_out`; this holds for metric() as well.
   void event(std::string_view kind, nlohmann::json fields = nlohmann::json::object());
   // Appends {"unix_s":..., "kind":..., ...fields} to the measurements that reports are made from. An alarm that begins
   // with it is told, and becomes an event.
@@ -86,9 +87,6 @@ std::string json_text(const nlohmann::json& value, int indent = -1);
 std::string earlier_runs(const std::filesystem::path& folder);
 // What to add to "there is nothing to resume": where they are and what to do with them; empty when there is none.
 std::string earlier_hint(const std::filesystem::path& folder);
-
-// All rows of a JSON Lines file; a torn last line (after a crash) is left out, any other bad line is kCorrupt.
-Result<std::vector<nlohmann::json>> read_json_lines(const std::filesystem::path& path);
 
 // Whether a learner holds the run's lock right now.
 bool is_running(const std::filesystem::path& folder);

@@ -31,6 +31,7 @@ Door RunTask::door(const RunConfig& config) const {
   options.response_tokens_max = config.rollout.response_tokens_max;
   options.turn_tokens_max = config.rollout.turn_tokens_max.value_or(0);
   options.seed = config.run.seed;
+  options.metadata_max = config.rollout.metadata_max;
   options.unscored = [task = config.task](const schema::Problem& problem) { return task.scored_by_learner(problem.id()); };
   options.trainable = [shape = files.config](const schema::Trajectory& t) { return check_trainable(t, shape); };
   return Door(std::move(options), *adapter, phrasing);

@@ -182,6 +182,7 @@ class Service {
     spec.set_on_new_policy(config_.rollout.on_new_policy);
     spec.set_turn_tokens_max(config_.rollout.turn_tokens_max.value_or(0));
     spec.set_response_tokens_max(config_.rollout.response_tokens_max);
+    spec.set_metadata_bytes_max(config_.rollout.metadata_max.count);
     schema::LearnerMessage message;
     ECHO_ASSIGN(*message.mutable_run_spec(), data_plane::pack_run_spec(spec));
     auto packed = std::make_shared<const std::string>(message.SerializeAsString());
@@ -238,8 +239,8 @@ class Service {
     o.folder = record_->folder() / "overlay";
     o.bundle = config_.fleet.bundle.value_or(std::filesystem::path{});
     if (options_.resume) o.resumed_at = Version{step_};
-    o.message_max =
-        worker_message_max(model.positions_max, config_.rollout.response_tokens_max, config_.rollout.group_size);
+    o.message_max = worker_message_max(model.positions_max, config_.rollout.response_tokens_max,
+                                       config_.rollout.group_size, config_.rollout.metadata_max);
     overlay::LearnerEvents events;
     events.check_heartbeat = [](std::string_view bytes) -> Status {
       ECHO_TRY(data_plane::parse_vitals(bytes));
@@ -651,12 +652,13 @@ class Service {
     ECHO_TRY(persist("usage", [this] { return run_clock_->save(); }));
     input.config = &config_;
     input.plan = &plan_.plan;
-    ECHO_ASSIGN(input.metrics, read_json_lines(record_->folder() / "metrics.jsonl"));
+    ECHO_ASSIGN(input.figures, read_run_figures(record_->folder() / "metrics.jsonl"));
     if (fleet_) input.fleet = fleet_->summary();
     input.wall_seconds = run_clock_->wall_seconds();
     input.learner_usd = run_clock_->learner_usd();
     input.bytes_sent = stats.bytes_sent.count;
     input.steps_done = step_;
+    input.memory = process_memory();
     input.topology = stats.topology.to_text();
     input.ended = ended;
     input.rejected = rejected;
@@ -744,6 +746,7 @@ class Service {
     {
       const std::lock_guard lock(mutex_);
       progress = meters_[id].heard(*vitals, clock_.now());
+      workers_[id].memory_bytes = vitals->resident_bytes(), workers_[id].heap_bytes = vitals->heap_bytes();
       if (vitals->policies() > 0)
         workers_[id].install_seconds_mean = vitals->install_s() / static_cast<double>(vitals->policies());
     }
@@ -865,6 +868,7 @@ class Service {
     refresh_workers();
     const provisioner::FleetSummary fleet = fleet_ ? fleet_->summary() : provisioner::FleetSummary{};
     const std::optional<double> learner_usd = run_clock_->learner_usd();
+    const ProcessMemory memory = process_memory();
     json status = {{"schema_version", kReportSchemaVersion},
                    {"run", config_.run.name},
                    {"pid", ::getpid()},
@@ -886,6 +890,8 @@ class Service {
                    {"prices_known", fleet.prices_known && learner_usd},
                    {"rollouts_per_s_wanted", fleet.numbers.target_rollouts_per_s},
                    {"rollouts_per_s_expected", fleet.numbers.expected_rollouts_per_s},
+                   {"memory_bytes", memory.resident.count},
+                   {"heap_bytes", memory.heap ? json(memory.heap->count) : json(nullptr)},
                    {"topology", topology_}};
     json workers = json::array();
     {
@@ -895,20 +901,9 @@ class Service {
       for (const auto& [id, w] : workers_) {
         const WorkerMeter::Progress done = meters_[id].total();
         const provisioner::Offer* offer = offer_of(w);
-        workers.push_back(
-            {{"id", id.value},
-             {"offer", w.offer},
-             {"rollouts", w.rollouts},
-             {"rollouts_per_s", done.busy_s > 0 ? json(done.rollouts / done.busy_s) : json(nullptr)},
-             {"rollouts_per_s_expected", offer ? json(offer->rollouts_per_s) : json(nullptr)},
-             {"version", w.version ? json(w.version->value) : json(nullptr)},
-             {"bytes_in", w.bytes_in},
-             {"bytes_forwarded", w.bytes_forwarded},
-             {"seed", seeds_.contains(id)},
-             {"quarantined", w.quarantined},
-             {"troubles", w.troubles},
-             {"away", w.away},
-             {"lost", w.lost}});
+        workers.push_back(worker_status(w, done.busy_s > 0 ? std::optional(done.rollouts / done.busy_s) : std::nullopt,
+                                        offer ? std::optional(offer->rollouts_per_s) : std::nullopt,
+                                        seeds_.contains(id)));
       }
     }
     status["workers"] = std::move(workers);

@@ -16,7 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kEventsShown = 300;
 constexpr std::size_t kWorkersShown = 1000;
 
 // The value at a dotted path; null where there is none.
@@ -234,9 +233,10 @@ void add_workers(Page& page, const json& report) {
   page.table({"id", "offer", "$ an hour", "rollouts", "received", "passed on", "version", "at the end"}, rows);
 }
 
-void add_events(Page& page, const std::vector<json>& events) {
+void add_events(Page& page, const RunFiles& run) {
+  const std::vector<json>& events = run.events;
   if (events.empty()) return;
-  const auto first = number(events.front(), "unix_s");
+  const auto first = run.first_event_unix_s ? run.first_event_unix_s : number(events.front(), "unix_s");
   std::vector<std::vector<PageCell>> rows;
   for (std::size_t i = events.size() - std::min(events.size(), kEventsShown); i < events.size(); ++i) {
     const json& event = events[i];
@@ -253,7 +253,8 @@ void add_events(Page& page, const std::vector<json>& events) {
                     {rest, "", false}});
   }
   page.heading("Events");
-  if (events.size() > rows.size()) page.paragraph(fmt::format("The last {} of {}.", rows.size(), events.size()));
+  const std::uint64_t all = run.events_left_out + events.size();
+  if (all > rows.size()) page.paragraph(fmt::format("The last {} of {}.", rows.size(), all));
   page.table({"after", "event", ""}, rows);
 }
 
@@ -266,7 +267,7 @@ std::string run_page(const RunFiles& run, const ChartLibrary& charts) {
   add_facts(page, run.report);
   add_plots(page, run.metrics);
   add_workers(page, run.report);
-  add_events(page, run.events);
+  add_events(page, run);
   return page.finish(charts);
 }
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <map>
 
-#include "learner/report.hpp"
+#include "learner/distribution.hpp"
+#include "learner/row_file.hpp"
 #include "learner/run_config.hpp"
+#include "learner/run_figures.hpp"
 #include "learner/run_record.hpp"
 #include "overlay/sizes.hpp"
 #include "worker/agent.hpp"
@@ -15,6 +17,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kStepsMin = 5;
+constexpr std::size_t kDeltasMax = 10'000;  // sizes of so many deltas and steps, of all of the run, go into the simulation
+constexpr std::size_t kAgesMax = 4096, kRentedMax = 65'536;
 
 // Files of a run may have been written by anybody: what is none counts as absent.
 double number(const json& row, const char* key) { return row.contains(key) && row.at(key).is_number() ? row.at(key).get<double>() : 0; }
@@ -22,73 +26,103 @@ std::string text(const json& row, const char* key) {
   return row.contains(key) && row.at(key).is_string() ? row.at(key).get<std::string>() : "";
 }
 
-double median(std::vector<double> values) {
-  const json m = learner::quantile(std::move(values), 0.5);
-  return m.is_number() ? m.get<double>() : 0;
-}
+double median(const learner::Distribution& values) { return values.quantile(0.5).value_or(0); }
 
 // Share of the rollouts trained on, by age.
-std::map<std::string, double> ages(const std::vector<json>& metrics) {
-  std::map<std::string, double> share;
-  double all = 0;
-  for (const json& row : metrics)
-    if (text(row, "kind") == "step" && row.contains("staleness") && row.at("staleness").is_object())
-      for (const auto& [age, n] : row.at("staleness").items())
-        if (n.is_number()) share[age] += n.get<double>(), all += n.get<double>();
-  for (auto& [age, n] : share) n /= std::max(all, 1.0);
-  return share;
-}
+class Ages {
+ public:
+  void hear(const json& row) {
+    if (text(row, "kind") != "step" || !row.contains("staleness") || !row.at("staleness").is_object()) return;
+    for (const auto& [age, n] : row.at("staleness").items())
+      if (n.is_number() && (rollouts_.size() < kAgesMax || rollouts_.contains(age)))
+        rollouts_[age] += n.get<double>(), all_ += n.get<double>();
+  }
+  std::map<std::string, double> shares() const {
+    std::map<std::string, double> shares = rollouts_;
+    for (auto& [age, n] : shares) n /= std::max(all_, 1.0);
+    return shares;
+  }
+
+ private:
+  std::map<std::string, double> rollouts_;
+  double all_ = 0;
+};
 
 // From "rented" to "joined" of the same offer.
-std::vector<double> boots(const std::vector<json>& events) {
-  std::map<std::string, double> rented;
-  std::vector<double> all;
-  for (const json& e : events) {
-    const std::string what = text(e, "event"), offer = text(e, "offer");
-    if (what == "rented") rented[offer] = number(e, "unix_s");
-    if (const auto at = rented.find(offer); what == "joined" && at != rented.end()) {
-      all.push_back(number(e, "unix_s") - at->second);
-      rented.erase(at);
+class Boots {
+ public:
+  void hear(const json& event) {
+    const std::string what = text(event, "event"), offer = text(event, "offer");
+    if (what == "rented" && (rented_.size() < kRentedMax || rented_.contains(offer)))
+      rented_[offer] = number(event, "unix_s");
+    if (const auto at = rented_.find(offer); what == "joined" && at != rented_.end()) {
+      seconds_.add(number(event, "unix_s") - at->second);
+      rented_.erase(at);
     }
   }
-  return all;
-}
+  const learner::Distribution& seconds() const { return seconds_; }
+
+ private:
+  std::map<std::string, double> rented_;  // that have not joined yet, and when
+  learner::Distribution seconds_;
+};
+
+// What the simulation takes from the steps and publications of a run.
+class Measured {
+ public:
+  void hear(const json& row) {
+    ages.hear(row);
+    const std::string kind = text(row, "kind");
+    if (kind == "publication") {
+      parameters = std::max(parameters, number(row, "state_bytes") / 2);
+      const bool snapshot = row.contains("snapshot") && row.at("snapshot") == true;
+      // A resumed run may have published a version twice.
+      if (!snapshot)
+        deltas.set(static_cast<std::uint64_t>(std::clamp(number(row, "version"), 0.0, 1e15)),
+                   number(row, "patch_bytes"));
+    } else if (kind == "broadcast" && row.contains("t_b_parts") && row.at("t_b_parts").is_object() && row.value("snapshot", false) == false) {
+      const json& parts = row.at("t_b_parts");
+      encode_seconds.add(number(parts, "encode") + number(parts, "seal"));
+      acknowledge_seconds.add(number(parts, "acknowledge"));
+    } else if (kind == "step") {
+      const double step_s = std::max(1e-6, number(row, "step_seconds") - number(row, "wait_seconds"));
+      step_seconds.add(step_s);
+      steps.set(static_cast<std::uint64_t>(std::clamp(number(row, "step"), 0.0, 1e15)), step_s);
+      if (const double mean = number(row, "response_tokens_mean"); mean > 0)
+        rollouts += number(row, "response_tokens") / mean, tokens += number(row, "response_tokens");
+    }
+  }
+  Ages ages;
+  learner::Distribution step_seconds, encode_seconds, acknowledge_seconds;
+  learner::ThinnedRows deltas{kDeltasMax};  // bytes by version
+  learner::ThinnedRows steps{kDeltasMax};   // seconds by step
+  double parameters = 0, tokens = 0, rollouts = 0;
+};
 
 }  // namespace
 
 Result<LikeRun> like_run(const std::filesystem::path& folder) {
   LikeRun run;
   run.config = folder / "config.yaml";
-  ECHO_ASSIGN(run.metrics, learner::read_json_lines(folder / "metrics.jsonl"));
+  Measured measured;
+  ECHO_TRY(learner::each_row(folder / "metrics.jsonl", [&](const json& row) { return measured.hear(row), ok(); }));
+  run.ages = measured.ages.shares();
   auto report = learner::read_json_object(folder / "report.json");
   if (!report && report.error().code == Code::kNotFound)
-    return fail(Code::kNotFound, "sim run", "{} has no report.json: the run has not ended; `echoline status` says how it stands", folder.string());
+    return fail(Code::kNotFound, "sim run",
+                "{} has no report.json: the run has not ended; `echoline status` says how it stands", folder.string());
   if (!report) return report.error();
   run.report = std::move(*report);
-  ECHO_ASSIGN(const auto events, learner::read_json_lines(folder / "events.jsonl"));
+  Boots boots;
+  ECHO_TRY(learner::each_row(folder / "events.jsonl", [&](const json& row) { return boots.hear(row), ok(); }));
 
-  std::vector<double> steps, encodes, acknowledgements;
-  double parameters = 0, tokens = 0, rollouts = 0;
-  std::map<std::uint64_t, double> deltas;  // a resumed run may have published a version twice
-  for (const json& row : run.metrics) {
-    const std::string kind = text(row, "kind");
-    if (kind == "publication") {
-      parameters = std::max(parameters, number(row, "state_bytes") / 2);
-      const bool snapshot = row.contains("snapshot") && row.at("snapshot") == true;
-      if (!snapshot) deltas[static_cast<std::uint64_t>(std::clamp(number(row, "version"), 0.0, 1e15))] = number(row, "patch_bytes");
-    } else if (kind == "broadcast" && row.contains("t_b_parts") && row.at("t_b_parts").is_object() && row.value("snapshot", false) == false) {
-      const json& parts = row.at("t_b_parts");
-      encodes.push_back(number(parts, "encode") + number(parts, "seal"));
-      acknowledgements.push_back(number(parts, "acknowledge"));
-    } else if (kind == "step") {
-      steps.push_back(std::max(1e-6, number(row, "step_seconds") - number(row, "wait_seconds")));
-      if (const double mean = number(row, "response_tokens_mean"); mean > 0)
-        rollouts += number(row, "response_tokens") / mean, tokens += number(row, "response_tokens");
-    }
-  }
-  if (steps.size() < kStepsMin || parameters == 0 || deltas.empty() || rollouts == 0)
-    return fail(Code::kInvalid, "sim run", "{}: {} steps and {} deltas are too little to go by, at least {} steps are needed",
-                folder.string(), steps.size(), deltas.size(), kStepsMin);
+  const auto& deltas = measured.deltas.rows();
+  const double parameters = measured.parameters;
+  if (const std::uint64_t steps = measured.step_seconds.totals().count();
+      steps < kStepsMin || parameters == 0 || deltas.empty() || measured.rollouts == 0)
+    return fail(Code::kInvalid, "sim run",
+                "{}: {} steps and {} deltas are too little to go by, at least {} steps are needed", folder.string(),
+                steps, deltas.size(), kStepsMin);
   const auto set = [&](const char* key, std::string value) { run.world.emplace_back(std::string("simulation.") + key, std::move(value)); };
   const auto time = [](double s) { return fmt::format("{:.6f} s", std::max(s, 1e-6)); };
   set("parameters", fmt::format("{:.0f}", parameters));
@@ -96,25 +130,29 @@ Result<LikeRun> like_run(const std::filesystem::path& folder) {
   set("wire_overhead", fmt::format("{}", overlay::kWireOverhead));
   std::string densities;
   for (const auto& [version, bytes] : deltas)
-    densities += fmt::format("{}{:.9f}", densities.empty() ? "" : ", ", std::clamp(bytes / parameters, 0.0, 1.0));
+    densities +=
+        fmt::format("{}{:.9f}", densities.empty() ? "" : ", ", std::clamp(bytes.get<double>() / parameters, 0.0, 1.0));
   set("densities", "[" + densities + "]");
-  set("step_time", time(median(steps)));
-  set("step_seconds", fmt::format("[{:.6f}]", fmt::join(steps, ", ")));
-  if (!encodes.empty()) {
-    set("encode_time", time(median(std::move(encodes))));
-    set("acknowledge_time", time(median(std::move(acknowledgements))));
+  set("step_time", time(median(measured.step_seconds)));
+  std::string steps;
+  for (const auto& [number, step_s] : measured.steps.rows())
+    steps += fmt::format("{}{:.6f}", steps.empty() ? "" : ", ", step_s.get<double>());
+  set("step_seconds", "[" + steps + "]");
+  if (measured.encode_seconds.totals().count() > 0) {
+    set("encode_time", time(median(measured.encode_seconds)));
+    set("acknowledge_time", time(median(measured.acknowledge_seconds)));
   }
-  set("tokens.median", fmt::format("{:.3f}", std::max(1.0, tokens / rollouts)));
+  set("tokens.median", fmt::format("{:.3f}", std::max(1.0, measured.tokens / measured.rollouts)));
   // Processes of this machine are held to the speed of their offers, and ask for that much ahead.
   ECHO_ASSIGN(const learner::RunConfig config, learner::load_run_config(run.config));
   if (config.fleet.provider == learner::ProviderKind::kLocal) set("work_ahead", time(worker::kAheadSeconds));
-  std::vector<double> installs;
+  learner::Distribution installs;
   if (run.report.contains("workers") && run.report.at("workers").is_array())
     for (const json& worker : run.report.at("workers"))
       if (worker.is_object() && worker.contains("install_seconds_mean") && worker.at("install_seconds_mean").is_number())
-        installs.push_back(number(worker, "install_seconds_mean"));
-  if (!installs.empty()) set("install_time", time(median(std::move(installs))));
-  if (auto seconds = boots(events); !seconds.empty()) set("boot", time(median(std::move(seconds))));
+        installs.add(number(worker, "install_seconds_mean"));
+  if (installs.totals().count() > 0) set("install_time", time(median(installs)));
+  if (boots.seconds().totals().count() > 0) set("boot", time(median(boots.seconds())));
   return run;
 }
 
@@ -128,8 +166,10 @@ json compare(const LikeRun& real, const json& report, const std::vector<json>& m
     };
     both[std::string(section) + "." + key] = {{"real", of(real.report)}, {"simulated", of(report)}};
   }
-  auto difference = ages(real.metrics);
-  for (const auto& [age, share] : ages(metrics)) difference[age] -= share;
+  Ages simulated;
+  for (const json& row : metrics) simulated.hear(row);
+  std::map<std::string, double> difference = real.ages;
+  for (const auto& [age, share] : simulated.shares()) difference[age] -= share;
   double variation = 0;
   for (const auto& [age, d] : difference) variation += std::abs(d) / 2;
   both["staleness.total_variation"] = variation;

@@ -1,6 +1,7 @@
 // A simulated run of the world that a real one found: its configuration, with what it measured in place of what was expected.
 #pragma once
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -15,7 +16,7 @@ struct LikeRun {
   // Of the section `simulation`: step time, sizes of deltas, lengths of responses, time to boot.
   std::vector<std::pair<std::string, std::string>> world;
   nlohmann::json report;
-  std::vector<nlohmann::json> metrics;
+  std::map<std::string, double> ages;  // share of the rollouts trained on, by how many steps old they were
 };
 
 // kNotFound: no folder of a run that has ended; kInvalid: it measured too little.

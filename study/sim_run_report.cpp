@@ -71,9 +71,8 @@ json sim_run_report(const SimRun& run, const sim::RunResult& r, const std::vecto
   learner::ReportInput input;
   input.config = &run.config;
   input.plan = &r.plan;
-  input.metrics = metrics;
-  for (json& row : input.metrics)
-    if (row.at("kind") == "publication" && row.at("snapshot")) row["state_bytes"] = run.scenario.full_bytes.count;
+  input.figures = learner::run_figures(metrics);
+  if (input.figures.snapshot.is_object()) input.figures.snapshot["state_bytes"] = run.scenario.full_bytes.count;
   std::size_t joined = 0;
   for (const sim::SimMachine& m : r.machines)
     if (m.worker != 0 && ++joined <= kWorkersListed) input.workers.push_back(entry(m));

@@ -7,6 +7,7 @@
 #include "base/bounded_queue.hpp"
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/process_memory.hpp"
 #include "data_plane/run_spec.hpp"
 #include "data_plane/trajectory.hpp"
 #include "overlay/uv/node.hpp"
@@ -21,6 +22,7 @@ constexpr std::size_t kMailboxMax = 4096;
 constexpr Duration kPoll = std::chrono::milliseconds(100);  // how often a stop request is noticed
 constexpr Duration kSlice = std::chrono::milliseconds(10);  // for which the engine works before others are heard
 constexpr Duration kAskEvery = std::chrono::milliseconds(50);
+constexpr Duration kMemoryEvery = std::chrono::seconds(1);  // looked at for heartbeats
 constexpr Duration kHandOverMax = std::chrono::seconds(10);
 constexpr Duration kFinishMax = std::chrono::seconds(8);  // of what it has leases for, when it is asked to stop
 constexpr std::uint32_t kGroupsPerRequestMax = 64;
@@ -389,6 +391,12 @@ class Agent {
     vitals.set_busy_s(busy_s_);
     vitals.set_policies(report_.versions);
     vitals.set_install_s(seconds(report_.install_waits + report_.install_times));
+    if (const TimePoint now = clock_.now(); now >= memory_due_) {
+      memory_ = process_memory();
+      memory_due_ = now + kMemoryEvery;
+    }
+    vitals.set_resident_bytes(memory_.resident.count);
+    vitals.set_heap_bytes(memory_.heap.value_or(Bytes{}).count);
     node_->set_heartbeat(vitals.SerializeAsString());
   }
 
@@ -456,6 +464,8 @@ class Agent {
   bool was_working_ = false;  // then
   double busy_s_ = 0;
   std::uint64_t generated_ = 0;
+  ProcessMemory memory_;
+  TimePoint memory_due_{};
   bool ended_ = false;
   AgentReport report_;
 };

@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "base/random.hpp"
 #include "data_plane/told.hpp"
+#include "data_plane/trajectory.hpp"
 
 namespace echoline::worker {
 namespace {
@@ -53,6 +54,13 @@ Result<Task> make_task(schema::RunSpec spec) {
   }
   task.spec = std::move(spec);
   return task;
+}
+
+Settled within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max) {
+  for (const schema::Trajectory& t : submission.trajectories())
+    if (const Status fits = data_plane::check_metadata_size(t, metadata_max); !fits)
+      return failure(lease, schema::WORK_FAILURE_SIZE, fits.error().detail);
+  return submission;
 }
 
 Groups::Groups(const Task& task, WorkerId worker, std::function<void()> wake)
@@ -206,7 +214,10 @@ Result<bool> Groups::go_on(Member& member, data_plane::Step step) const {
 
 void Groups::end(std::uint64_t lease, std::optional<schema::WorkFailed> failed) {
   const Group& group = groups_.at(lease);
-  Ended ended{group.begun, failed ? Settled(*std::move(failed)) : Settled(submission(group)), {}};
+  Ended ended{group.begun,
+              failed ? Settled(*std::move(failed))
+                     : within_limits(group.lease, submission(group), Bytes{task_.spec.metadata_bytes_max()}),
+              {}};
   ended.abandoned = forget(lease);
   ended_.push_back(std::move(ended));
 }

@@ -32,6 +32,10 @@ Result<Task> make_task(schema::RunSpec spec);
 // What the learner is to be told of a lease.
 using Settled = std::variant<schema::Submission, schema::WorkFailed>;
 
+// The submission, or WORK_FAILURE_SIZE with the reason that the learner's door would give: a trajectory has more
+// metadata than the run allows (rollout.metadata_max).
+Settled within_limits(const schema::Lease& lease, schema::Submission submission, Bytes metadata_max);
+
 // A group fails as a whole and alone: with the first of its sequences that does, or where its task does. What a task is asked
 // is answered on any thread; everything else is one thread's.
 class Groups {

@@ -15,6 +15,7 @@
 #include "base/text.hpp"
 #include "learner/external/http_server.hpp"
 #include "learner/external/recent_calls.hpp"
+#include "learner/external/row_pages.hpp"
 #include "learner/run_record.hpp"
 #include "overlay/trust/secret.hpp"
 
@@ -74,6 +75,10 @@ Result<std::uint64_t> whole_number(const std::string& text, const char* what) {
   return value;
 }
 
+Result<std::uint64_t> number_in(const Request& request, const char* name, std::uint64_t otherwise) {
+  return request.has_param(name) ? whole_number(request.get_param_value(name), name) : Result(otherwise);
+}
+
 // {"figures": {name: number}}; an empty body says nothing.
 Result<json> figures_of(const std::string& body) {
   if (body.empty()) return json::object();
@@ -99,6 +104,7 @@ struct Api::State {
   Exchange& exchange;
   HttpServer server;
   RecentCalls calls{kCallsRemembered};
+  RowPages metrics{options.folder / "metrics.jsonl"};
   std::thread thread;
   std::atomic<bool> ended = false;
   json address;
@@ -234,14 +240,14 @@ struct Api::State {
                  return ok();
                }));
     server.Get("/v1/metrics", route([this](const Request& request, Response& response) -> Status {
-                 std::uint64_t after = 0;
-                 if (request.has_param("after")) {
-                   ECHO_ASSIGN(after, whole_number(request.get_param_value("after"), "after"));
-                 }
-                 ECHO_ASSIGN(std::vector<json> rows, read_json_lines(options.folder / "metrics.jsonl"));
-                 rows.erase(rows.begin(),
-                            rows.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(after, rows.size())));
-                 answer(response, rows);
+                 ECHO_ASSIGN(const std::uint64_t after, number_in(request, "after", 0));
+                 ECHO_ASSIGN(const std::uint64_t most, number_in(request, "limit", kPageRowsMax));
+                 ECHO_ASSIGN(const std::uint64_t last, number_in(request, "last", 0));
+                 auto page = request.has_param("last") ? metrics.last(last) : metrics.after(after, most);
+                 if (!page) return std::move(page).error();
+                 if (page->next) response.set_header("X-Echoline-Next", std::to_string(*page->next));
+                 response.set_header("X-Echoline-More", page->more ? "1" : "0");
+                 response.set_content(std::move(page->rows) + "\n", kJson);
                  return ok();
                }));
     server.Post("/v1/batch", route([this](const Request& request, Response& response) -> Status {

@@ -74,7 +74,14 @@ TEST(Trajectory, EachBrokenRuleIsNamed) {
          for (int i = 0; i < 64; ++i) (*t.mutable_components())[std::to_string(i)] = 0;
        }},
       {"text has", [](Trajectory& t) { t.set_text(std::string((4u << 20) + 1, 'x')); }},
-      {"metadata_json has", [](Trajectory& t) { t.set_metadata_json('"' + std::string(64u << 10, 'x') + '"'); }},
+      {"metadata_json has 1048578 bytes, at most 1048576 are allowed (rollout.metadata_max)",
+       [](Trajectory& t) { t.set_metadata_json('"' + std::string(1u << 20, 'x') + '"'); }},
+      {"fields that no Trajectory",
+       [](Trajectory& t) {
+         t.GetReflection()->MutableUnknownFields(&t)->AddLengthDelimited(99, std::string(1u << 20, 'x'));
+       }},
+      {"fields that no Trajectory",
+       [](Trajectory& t) { t.GetReflection()->MutableUnknownFields(t.mutable_spans(0))->AddVarint(99, 1); }},
       {"not valid JSON", [](Trajectory& t) { t.set_metadata_json("{"); }},
       {"nests deeper", [](Trajectory& t) { t.set_metadata_json(std::string(100, '[') + std::string(100, ']')); }},
   };
@@ -87,6 +94,41 @@ TEST(Trajectory, EachBrokenRuleIsNamed) {
     EXPECT_NE(result.error().message().find(c.expected), std::string::npos)
         << "expected '" << c.expected << "' in: " << result.error().message();
   }
+}
+
+// What is stored of a trajectory is what is serialised of it again: nothing may hide in it.
+TEST(Trajectory, NothingUnknownSurvivesBesideItsComponents) {
+  const Trajectory sound = sound_trajectory();
+  // A component whose entry has a further field: 11 is the map, in it 1 the name, 2 the value, 99 something else.
+  const std::string hidden(100'000, 'x');
+  std::string entry = std::string(
+                          "\x0a\x05"
+                          "bonus"
+                          "\x11",
+                          8) +
+                      std::string(8, '\0') + "\x9a\x06";
+  for (std::size_t n = hidden.size(); n > 0; n >>= 7) entry += static_cast<char>((n & 0x7f) | (n > 0x7f ? 0x80 : 0));
+  entry += hidden;
+  std::string bytes = sound.SerializeAsString() + "\x5a";
+  for (std::size_t n = entry.size(); n > 0; n >>= 7) bytes += static_cast<char>((n & 0x7f) | (n > 0x7f ? 0x80 : 0));
+  bytes += entry;
+  const auto parsed = parse_trajectory(bytes);
+  if (parsed) {
+    EXPECT_LT(parsed->SerializeAsString().size(), sound.SerializeAsString().size() + 100);
+  }
+}
+
+TEST(Trajectory, ARunsLimitOfMetadataIsSaidByBothEndsAlike) {
+  TrajectoryLimits limits;
+  limits.metadata_max = Bytes{100};
+  Trajectory t = sound_trajectory();
+  t.set_metadata_json('"' + std::string(98, 'x') + '"');
+  EXPECT_TRUE(check(t, limits));
+  EXPECT_TRUE(check_metadata_size(t, limits.metadata_max));
+  t.set_metadata_json('"' + std::string(99, 'x') + '"');
+  EXPECT_EQ(check(t, limits).error().detail,
+            "trajectory '1/0': metadata_json has 101 bytes, at most 100 are allowed (rollout.metadata_max)");
+  EXPECT_EQ(check_metadata_size(t, limits.metadata_max).error().detail, check(t, limits).error().detail);
 }
 
 TEST(Trajectory, ToleratesSamplerRoundingAndFullMask) {

@@ -10,6 +10,7 @@
 #include "learner/disk_patience.hpp"
 #include "learner/run_record.hpp"
 #include "tests/learner/desk.hpp"
+#include "tests/learner/rows.hpp"
 #include "tests/replay_buffer/refusing_disk.hpp"
 
 namespace echoline::learner {

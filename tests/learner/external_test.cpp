@@ -413,6 +413,13 @@ TEST_F(ApiTest, ASocketIsForItsOwnerAndCarriesBatchesAndPolicies) {
   EXPECT_EQ(json::parse(client.Get("/v1/status")->body)["run"], "x");
   EXPECT_EQ(json::parse(client.Get("/v1/metrics?after=1")->body), (json::array({{{"a", 2}}})));
   EXPECT_EQ(client.Get("/v1/metrics?after=x")->status, 400);
+  EXPECT_EQ(client.Get("/v1/metrics?last=-1")->status, 400);
+  const auto first = client.Get("/v1/metrics?limit=1");
+  EXPECT_EQ(json::parse(first->body), (json::array({{{"a", 1}}})));
+  EXPECT_EQ(first->get_header_value("X-Echoline-Next"), "1");
+  EXPECT_EQ(first->get_header_value("X-Echoline-More"), "1");
+  EXPECT_EQ(client.Get("/v1/metrics?after=1")->get_header_value("X-Echoline-More"), "0");
+  EXPECT_EQ(json::parse(client.Get("/v1/metrics?last=1")->body), (json::array({{{"a", 2}}})));
   EXPECT_EQ(client.Post("/v1/batch?wait_s=-1")->status, 400);
   EXPECT_EQ(client.Get("/v2/nothing")->status, 404);
   EXPECT_THAT(client.Get("/v2/nothing")->body, HasSubstr("docs/trainers.md"));

@@ -10,6 +10,7 @@
 #include "delta/digest.hpp"
 #include "delta/safetensors.hpp"
 #include "model/weights.hpp"
+#include "tests/learner/rows.hpp"
 
 namespace echoline::learner {
 namespace {

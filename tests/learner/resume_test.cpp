@@ -11,6 +11,7 @@
 #include "base/files.hpp"
 #include "learner/checkpoint_folder.hpp"
 #include "learner/preflight.hpp"
+#include "tests/learner/rows.hpp"
 
 namespace echoline::learner {
 namespace {

@@ -276,6 +276,28 @@ TEST_F(DeskTest, AStopStringEndsAResponse) {
   EXPECT_NE(taken("12!", true), "taken");
 }
 
+// The fifth such message ends it, as with other bad form; none of it is stored.
+TEST_F(DeskTest, MetadataBeyondTheRunsLimitIsRefusedWithTheReason) {
+  options_.lookahead_steps = 2;
+  door_.metadata_max = Bytes{1000};
+  open(1);
+  const auto with = [&](std::size_t bytes) {
+    schema::Submission submission = made(ask(1, 1).leases(0));
+    submission.mutable_trajectories(0)->set_metadata_json('"' + std::string(bytes - 2, 'x') + '"');
+    return hand_in(submission);
+  };
+  EXPECT_TRUE(with(1000).accepted());
+  for (int i = 1; i <= 5; ++i) {
+    EXPECT_TRUE(misbehaved().empty()) << i;
+    const schema::SubmissionAck ack = with(1001);
+    EXPECT_FALSE(ack.accepted());
+    EXPECT_EQ(ack.reason(), "malformed");
+  }
+  EXPECT_THAT(misbehaved(),
+              ::testing::HasSubstr("metadata_json has 1001 bytes, at most 1000 are allowed (rollout.metadata_max)"));
+  EXPECT_EQ(desk_->counts()->buffer.stored, 2u);
+}
+
 TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
   options_.lookahead_steps = 2;
   struct Case {
@@ -306,6 +328,9 @@ TEST_F(DeskTest, WhatTheTrainerWouldRefuseIsRefusedAtTheDoor) {
          for (int i = 0; i < t.response_tokens_size(); ++i) t.add_loss_mask(0);
        }},
       {"malformed", false, [](auto& t) { t.set_member(9); }},
+      {"malformed", false, [](auto& t) { t.set_metadata_json('"' + std::string(64'000, 'x') + '"'); }},
+      {"malformed", false,
+       [](auto& t) { t.GetReflection()->MutableUnknownFields(&t)->AddLengthDelimited(99, std::string(64'000, 'x')); }},
       {"wrong prompt", true, [](auto& t) { t.set_prompt_tokens(0, t.prompt_tokens(0) ^ 1); }},
       {"wrong prompt", true,
        [](auto& t) {  // longer than the model's positions

@@ -15,6 +15,7 @@
 #include "learner/run_record.hpp"
 #include "provisioner/capacity.hpp"
 #include "replay_buffer/rules.hpp"
+#include "tests/learner/rows.hpp"
 
 namespace echoline::learner {
 namespace {
@@ -420,27 +421,33 @@ TEST_F(RunFilesTest, ReportAddsUp) {
   input.steps_done = 2;
   input.version = Version{2};
   input.digest[0] = std::byte{1};
-  input.metrics = {{{"kind", "evaluation"}, {"when", "before"}, {"step", 0}, {"accuracy", 0.25}, {"problems", 256}},
-                   {{"kind", "publication"},
-                    {"version", 0},
-                    {"snapshot", true},
-                    {"state_bytes", 1000},
-                    {"patch_bytes", 700},
-                    {"density", 1.0}},
-                   step_row(1, 0.2, {{"0", 3}, {"2", 1}}, 0.5, 1.0),
-                   step_row(2, 9.9, {{"9", 4}}, 0.1, 1.0),  // lost in a crash and done again:
-                   step_row(2, 0.4, {{"1", 4}}, 0.3, 1.0),
-                   {{"kind", "publication"},
-                    {"version", 2},
-                    {"snapshot", false},
-                    {"state_bytes", 1000},
-                    {"patch_bytes", 100},
-                    {"density", 0.1}},
-                   {{"kind", "publication"}, {"version", 3}, {"snapshot", false}, {"patch_bytes", 100}, {"density", 0.3}},
-                   {{"kind", "broadcast"}, {"version", 2}, {"t_b_seconds", 1.5}, {"workers", 9}, {"acknowledged", 8}},
-                   {{"kind", "evaluation"}, {"when", "during"}, {"step", 1}, {"accuracy", 0.5}, {"problems", 256}},
-                   {{"kind", "evaluation"}, {"when", "after"}, {"step", 2}, {"accuracy", 0.75}, {"problems", 256}, {"reward_mean", 1.5},
-                    {"components", {{"won_bb", 0.5}}}}};
+  input.figures = run_figures(
+      {{{"kind", "evaluation"}, {"when", "before"}, {"step", 0}, {"accuracy", 0.25}, {"problems", 256}},
+       {{"kind", "publication"},
+        {"version", 0},
+        {"snapshot", true},
+        {"state_bytes", 1000},
+        {"patch_bytes", 700},
+        {"density", 1.0}},
+       step_row(1, 0.2, {{"0", 3}, {"2", 1}}, 0.5, 1.0),
+       step_row(2, 9.9, {{"9", 4}}, 0.1, 1.0),  // lost in a crash and done again:
+       step_row(2, 0.4, {{"1", 4}}, 0.3, 1.0),
+       {{"kind", "publication"},
+        {"version", 2},
+        {"snapshot", false},
+        {"state_bytes", 1000},
+        {"patch_bytes", 100},
+        {"density", 0.1}},
+       {{"kind", "publication"}, {"version", 3}, {"snapshot", false}, {"patch_bytes", 100}, {"density", 0.3}},
+       {{"kind", "broadcast"}, {"version", 2}, {"t_b_seconds", 1.5}, {"workers", 9}, {"acknowledged", 8}},
+       {{"kind", "evaluation"}, {"when", "during"}, {"step", 1}, {"accuracy", 0.5}, {"problems", 256}},
+       {{"kind", "evaluation"},
+        {"when", "after"},
+        {"step", 2},
+        {"accuracy", 0.75},
+        {"problems", 256},
+        {"reward_mean", 1.5},
+        {"components", {{"won_bb", 0.5}}}}});
   input.wall_seconds = 12;
   input.fleet.usd = 0.5;
   WorkerEntry worker;
@@ -518,7 +525,7 @@ TEST_F(RunFilesTest, TheReportSaysWhereTheTimeOfABroadcastGoes) {
                 {"t_b_seconds", t_b},
                 {"t_b_parts", {{"encode", encode}, {"seal", 0.0}, {"send", send}, {"verify", 0.0}, {"install", install}, {"acknowledge", 0.0}}}};
   };
-  input.metrics = {row(1, 1.0, 0.1, 0.6, 0.3), row(2, 2.0, 0.2, 1.2, 0.6), row(3, 4.0, 2.0, 1.0, 1.0)};
+  input.figures = run_figures({row(1, 1.0, 0.1, 0.6, 0.3), row(2, 2.0, 0.2, 1.2, 0.6), row(3, 4.0, 2.0, 1.0, 1.0)});
   const json report = make_report(input);
   const json& parts = report.at("broadcast").at("t_b_parts");
   EXPECT_EQ(report.at("broadcast").at("t_b_seconds_median"), 2.0);

@@ -264,6 +264,21 @@ TEST_F(TrainerClients, StepsOfHalfAMinuteBesideClientsThatStall) {
   EXPECT_GT(clock_.now() - begun, seconds(30));
 }
 
+TEST_F(TrainerClients, ReadAnyNumberOfRowsPageByPage) {
+  {
+    std::ofstream rows(folder_ / "metrics.jsonl");
+    for (int i = 0; i < 25'000; ++i) rows << json{{"i", i}, {"x", std::string(60, 'x')}}.dump() << "\n";
+  }
+  start(1);
+  PythonClient reading(folder_, R"(
+rows = client.metrics()
+assert [row["i"] for row in rows] == list(range(25000)), len(rows)
+assert [row["i"] for row in client.metrics(after=24990)] == list(range(24990, 25000))
+assert [row["i"] for row in client.metrics(last=3)] == [24997, 24998, 24999]
+)");
+  EXPECT_EQ(reading.wait(), 0);
+}
+
 TEST_F(TrainerClients, WaitForALearnerAndSayWhereThereIsNone) {
   PythonClient impatient(folder_, R"(
 try:

@@ -20,16 +20,16 @@ double timed_s(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Eight trajectories of 512 response tokens each.
-std::vector<std::vector<Trajectory>> commits() {
+// Groups of eight trajectories of so many response tokens each.
+std::vector<std::vector<Trajectory>> commits(std::uint64_t trajectories = kTrajectories, std::uint32_t tokens = 512) {
   std::vector<std::vector<Trajectory>> commits;
-  for (std::uint64_t i = 0; i < kTrajectories; ++i) {
+  for (std::uint64_t i = 0; i < trajectories; ++i) {
     Trajectory t = data_plane::sound_trajectory(i / kGroup, static_cast<std::uint32_t>(i % kGroup), 0, i / kGroup);
-    for (std::uint32_t token = 3; token < 512; ++token) {
+    for (std::uint32_t token = 3; token < tokens; ++token) {
       t.add_response_tokens(token * 37 % 50'000);
       t.add_logprobs(-0.01f * static_cast<float>(token));
     }
-    t.mutable_spans(0)->set_end(512);
+    t.mutable_spans(0)->set_end(tokens);
     if (i % kCommit == 0) commits.emplace_back();
     commits.back().push_back(std::move(t));
   }
@@ -75,6 +75,27 @@ double raw_s(const std::vector<std::vector<Trajectory>>& all) {
   sqlite3_finalize(insert);
   sqlite3_close(db);
   return took;
+}
+
+TEST(AddBench, TakesLittleMoreThanTheTrajectories) {
+  for (const std::uint32_t tokens : {8u, 64u, 512u, 4096u}) {
+    const std::uint64_t count = 1024;
+    const auto all = commits(count, tokens);
+    const TemporaryFolder folder;
+    double took = 0;
+    {
+      auto buffer = must(ReplayBuffer::open(folder.file(), options_for(kGroup, 1)));
+      took = timed_s([&] {
+        for (const auto& commit : all) must(buffer->add(commit));
+      });
+    }
+    const double each = static_cast<double>(std::filesystem::file_size(folder.file())) / static_cast<double>(count);
+    const auto body = static_cast<double>(all[0][0].ByteSizeLong());
+    fmt::print(
+        "{} response tokens: {:.0f} bytes a trajectory, {:.0f} in the file; {:.0f} trajectories/s in commits of {}\n",
+        tokens, body, each, static_cast<double>(count) / took, kCommit);
+    EXPECT_LT(each, 1.6 * body + 400);
+  }
 }
 
 TEST(AddBench, CostsLittleOverRawSqlite) {

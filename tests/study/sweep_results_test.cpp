@@ -6,9 +6,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "pages/html_page.hpp"
 #include "pages/run_page.hpp"
+#include "study/run_rows.hpp"
 #include "study/sweep_page.hpp"
 #include "tests/overlay/folder.hpp"
 
@@ -306,6 +308,45 @@ TEST(RunPages, LongRunsAreThinnedOut) {
   for (int step = 1; step <= 50'000; ++step)
     run.metrics.push_back({{"kind", "step"}, {"step", step}, {"reward_mean", 0.5}});
   EXPECT_LT(run_page(run, {}).size(), 1u << 20);
+}
+
+TEST(RunPages, TakeAStatedNumberOfRowsFromFilesOfAnyLength) {
+  const overlay::TemporaryFolder folder;
+  const std::filesystem::path metrics = folder.path() / "metrics.jsonl", events = folder.path() / "events.jsonl";
+  {
+    std::ofstream rows(metrics);
+    rows << json{{"kind", "evaluation"}, {"step", 0}, {"accuracy", 0.1}} << "\n";
+    for (int step = 1; step <= 30'001; ++step) {
+      rows << json{{"kind", "step"}, {"step", step}, {"reward_mean", 0.5}} << "\n";
+      rows << json{{"kind", "broadcast"}, {"version", step}, {"snapshot", step == 1}} << "\n";
+    }
+    for (int step = 29'990; step <= 30'001; ++step)
+      rows << json{{"kind", "step"}, {"step", step}, {"reward_mean", 0.7}} << "\n";  // done again
+    std::ofstream happened(events);
+    for (int i = 0; i < 1000; ++i) happened << json{{"unix_s", 100 + i}, {"event", "joined"}, {"worker", i}} << "\n";
+  }
+  const auto rows = plotted_rows(metrics);
+  ASSERT_TRUE(rows) << rows.error().message();
+  std::map<std::string, std::size_t> kinds;
+  for (const json& row : *rows) ++kinds[row.at("kind")];
+  EXPECT_EQ(kinds.at("evaluation"), 1u);
+  EXPECT_LE(kinds.at("step"), kPlotRowsMax);
+  EXPECT_GT(kinds.at("step"), kPlotRowsMax / 2 - 2);
+  EXPECT_LE(kinds.at("broadcast"), kPlotRowsMax);
+  const json& last = rows->at(kinds.at("step") - 1);
+  EXPECT_EQ(last.at("step"), 30'001);
+  EXPECT_EQ(last.at("reward_mean"), 0.7);
+
+  const auto found = last_events(events);
+  ASSERT_TRUE(found) << found.error().message();
+  RunFiles run;
+  run.events = found->rows;
+  run.events_left_out = found->left_out;
+  run.first_event_unix_s = found->first_unix_s;
+  const std::string page = run_page(run, {});
+  EXPECT_THAT(page, HasSubstr("The last 300 of 1000."));
+  EXPECT_THAT(page, HasSubstr("<td class='n'>999.0 s</td>"));
+  EXPECT_EQ(last_events(folder.path() / "none")->rows.size(), 0u);
 }
 
 }  // namespace

@@ -329,5 +329,24 @@ TEST_F(GroupsTest, WhatIsDroppedIsForgotten) {
   EXPECT_NE(begin(lease(1, "1"))[0].id, first[0].id);
 }
 
+// The learner would refuse it, and hold it against this worker.
+TEST(Submissions, WithMoreMetadataThanTheRunAllowsAreNotSent) {
+  schema::Lease lease;
+  lease.set_id(5);
+  schema::Submission submission;
+  submission.set_lease(5);
+  submission.add_trajectories()->set_id("5/0");
+  schema::Trajectory& t = *submission.add_trajectories();
+  t.set_id("5/1");
+  t.set_metadata_json('"' + std::string(98, 'x') + '"');
+  EXPECT_TRUE(std::holds_alternative<schema::Submission>(within_limits(lease, submission, Bytes{100})));
+  t.set_metadata_json('"' + std::string(99, 'x') + '"');
+  const Settled settled = within_limits(lease, submission, Bytes{100});
+  const auto& failed = std::get<schema::WorkFailed>(settled);
+  EXPECT_EQ(failed.lease(), 5u);
+  EXPECT_EQ(failed.failure(), schema::WORK_FAILURE_SIZE);
+  EXPECT_EQ(failed.detail(), data_plane::check_metadata_size(t, Bytes{100}).error().detail);
+}
+
 }  // namespace
 }  // namespace echoline::worker

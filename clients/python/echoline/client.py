@@ -71,9 +71,17 @@ class Client:
         return Status(raw["steps"], raw["steps_total"], raw["batch"], raw["version_wanted"], raw["version_published"],
                       raw.get("evaluation_wanted"), raw)
 
-    def metrics(self, after: int = 0) -> List[Dict[str, Any]]:
-        """The rows of the run's metrics.jsonl, without the first `after`."""
-        return self._json("GET", f"/v1/metrics?after={after}")
+    def metrics(self, after: int = 0, last: Optional[int] = None) -> List[Dict[str, Any]]:
+        """The rows of the run's metrics.jsonl, without the first `after`, fetched page by page; or, in one page of at most 10,000 rows and
+        1 MiB, its last rows."""
+        if last is not None:
+            return self._json("GET", f"/v1/metrics?last={last}")
+        rows: List[Dict[str, Any]] = []
+        while True:
+            response, body = self._call("GET", f"/v1/metrics?after={after + len(rows)}")
+            rows += json.loads(body)
+            if response.headers.get("X-Echoline-More") != "1":
+                return rows
 
     def take(self, wait: float = LONGEST_WAIT_S, lease: float = 600.0, takeover: bool = False) -> Optional[Batch]:
         """The next batch, or None when there is none within `wait` seconds. It is this trainer's for `lease` seconds; `takeover`

@@ -1,0 +1,51 @@
+// Count, sum, ends and quantiles of many values, folded one by one. Memory does not grow with the
+// count beyond kExactMax values.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace echoline::learner {
+
+// Sums of finite values; others are left out.
+class Totals {
+ public:
+  void add(double value);
+  std::uint64_t count() const { return count_; }
+  double sum() const { return sum_; }
+  // Absent without values.
+  std::optional<double> mean() const;
+  std::optional<double> deviation() const;  // of the population
+  std::optional<double> least() const { return count_ > 0 ? std::optional(least_) : std::nullopt; }
+  std::optional<double> most() const { return count_ > 0 ? std::optional(most_) : std::nullopt; }
+
+ private:
+  std::uint64_t count_ = 0;
+  double sum_ = 0, least_ = 0, most_ = 0;
+  double middle_ = 0, squares_ = 0;  // Welford's running mean, and the squared distances from it
+};
+
+// Quantiles of finite values from zero on: exact of up to kExactMax values, and within kRelativeError of the exact ones
+// beyond that. The order of the values does not matter.
+class Distribution {
+ public:
+  static constexpr std::size_t kExactMax = 65'536;
+  static constexpr double kRelativeError = 0.006;
+
+  void add(double value);
+  const Totals& totals() const { return totals_; }
+  // The value below which a fraction q of the values lies (nearest rank); absent without values.
+  std::optional<double> quantile(double q) const;
+  // Bytes of what grows with the values, at most 1.2 MB.
+  std::size_t memory_bytes() const;
+
+ private:
+  static std::int32_t bucket(double value);
+  Totals totals_;
+  std::vector<double> exact_;
+  std::map<std::int32_t, std::uint64_t> buckets_;  // used from kExactMax values on
+};
+
+}  // namespace echoline::learner

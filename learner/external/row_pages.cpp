@@ -1,0 +1,67 @@
+#include "learner/external/row_pages.hpp"
+
+#include <algorithm>
+#include <deque>
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::uint64_t kMarkEvery = 4096;  // rows
+
+}  // namespace
+
+RowPlace RowPages::near(std::uint64_t rows) const {
+  const std::lock_guard lock(mutex_);
+  const auto after = std::upper_bound(marks_.begin(), marks_.end(), rows,
+                                      [](std::uint64_t n, const RowPlace& mark) { return n < *mark.row; });
+  return after == marks_.begin() ? RowPlace{} : *std::prev(after);
+}
+
+void RowPages::note(const RowPlace& place) {
+  const std::lock_guard lock(mutex_);
+  if (marks_.empty() || *marks_.back().row < *place.row) marks_.push_back(place);
+}
+
+Result<RowPage> RowPages::after(std::uint64_t rows, std::uint64_t most) {
+  ECHO_ASSIGN(RowFile file, RowFile::open(path_, near(rows)));
+  while (*file.place().row < rows) {
+    ECHO_ASSIGN(const auto skipped, file.next());
+    if (!skipped) break;
+    if (*file.place().row % kMarkEvery == 0) note(file.place());
+  }
+  RowPage page{"[", {}, false};
+  // Rows are looked at as objects, so that a damaged file is named, and passed on as they were written.
+  for (std::uint64_t taken = 0; taken < std::min(most, kPageRowsMax) && page.rows.size() < kPageBytesMax; ++taken) {
+    ECHO_ASSIGN(const auto text, file.next_checked());
+    if (!text) break;
+    if (taken > 0) page.rows += ',';
+    page.rows += *text;
+  }
+  page.rows += ']';
+  page.next = file.place().row;
+  const auto further = file.next();
+  page.more = !further || further->has_value();  // the page behind says what is wrong
+  return page;
+}
+
+Result<RowPage> RowPages::last(std::uint64_t most) {
+  ECHO_ASSIGN(const RowPlace begin, last_rows(path_, std::min(most, kPageRowsMax)));
+  ECHO_ASSIGN(RowFile file, RowFile::open(path_, begin));
+  std::deque<std::string> rows;
+  std::size_t bytes = 0;
+  for (;;) {
+    ECHO_ASSIGN(const auto text, file.next_checked());
+    if (!text) break;
+    rows.emplace_back(*text);
+    bytes += text->size() + 1;
+    for (; rows.size() > 1 && (bytes > kPageBytesMax || rows.size() > most); rows.pop_front())
+      bytes -= rows.front().size() + 1;
+  }
+  if (most == 0) rows.clear();
+  RowPage page{"[", {}, false};
+  for (const std::string& row : rows) page.rows += (page.rows.size() > 1 ? "," : "") + row;
+  page.rows += ']';
+  return page;
+}
+
+}  // namespace echoline::learner

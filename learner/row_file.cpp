@@ -1,0 +1,163 @@
+#include "learner/row_file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace echoline::learner {
+namespace {
+
+constexpr std::string_view kRead = "read run";
+
+// Bytes read at `offset`, fewer than asked for only at the file's end.
+Result<std::size_t> read_at(int fd, const std::filesystem::path& path, char* into, std::size_t size,
+                            std::uint64_t offset) {
+  std::size_t done = 0;
+  while (done < size) {
+    const ssize_t n = ::pread(fd, into + done, size - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return os_error(kRead, path);
+    if (n == 0) break;
+    done += static_cast<std::size_t>(n);
+  }
+  return done;
+}
+
+Result<std::uint64_t> size_of(int fd, const std::filesystem::path& path) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return os_error(kRead, path);
+  if (S_ISDIR(info.st_mode)) return fail(Code::kIo, kRead, "{}: is a folder, expected a file", path.string());
+  return static_cast<std::uint64_t>(info.st_size);
+}
+
+// Where the text after the `n`-th end of a row begins, counted from the file's end; 0 where there are fewer.
+Result<std::uint64_t> after_end_from_last(int fd, const std::filesystem::path& path, std::uint64_t size,
+                                          std::uint64_t n) {
+  std::string block(kRowBlockBytes, '\0');
+  std::uint64_t seen = 0;
+  for (std::uint64_t at = size; at > 0;) {
+    const std::size_t length = static_cast<std::size_t>(std::min<std::uint64_t>(at, block.size()));
+    at -= length;
+    ECHO_ASSIGN(const std::size_t got, read_at(fd, path, block.data(), length, at));
+    for (std::size_t i = got; i > 0;) {
+      const void* found = ::memrchr(block.data(), '\n', i);
+      if (found == nullptr) break;
+      i = static_cast<std::size_t>(static_cast<const char*>(found) - block.data());
+      if (++seen == n) return at + i + 1;
+    }
+  }
+  return std::uint64_t{0};
+}
+
+}  // namespace
+
+RowFile::RowFile(std::filesystem::path path, int fd, RowPlace from)
+    : path_(std::move(path)), fd_(std::make_unique<Descriptor>(fd)), place_(from), row_begin_(from.offset) {}
+
+Result<RowFile> RowFile::open(const std::filesystem::path& path, RowPlace from) {
+  RowFile file(path, ::open(path.c_str(), O_RDONLY | O_CLOEXEC), from);
+  if (file.fd_->get() < 0) return os_error(kRead, path);
+  ECHO_TRY(size_of(file.fd_->get(), path));
+  return file;
+}
+
+Error RowFile::corrupt(std::string_view found) const {
+  const std::string where =
+      place_.row ? fmt::format(":{}", *place_.row) : fmt::format(", in the row at byte {}", row_begin_);
+  return fail(Code::kCorrupt, kRead, "{}{}: expected a JSON object in a row of at most {} bytes, found {}",
+              path_.string(), where, kRowBytesMax, found);
+}
+
+// False at the file's end.
+Result<bool> RowFile::read_block() {
+  if (end_ - begin_ > kRowBytesMax) {  // its end is still looked for
+    left_out_ += end_ - begin_;
+    begin_ = scanned_ = end_ = 0;
+  }
+  if (begin_ > 0) {
+    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+    end_ -= begin_, scanned_ -= begin_, begin_ = 0;
+  }
+  if (buffer_.size() < end_ + kRowBlockBytes) {
+    buffer_.reserve(std::min(kRowBytesMax + 2 * kRowBlockBytes, 2 * (end_ + kRowBlockBytes)));
+    buffer_.resize(std::min(buffer_.capacity(), kRowBytesMax + 2 * kRowBlockBytes));
+  }
+  ECHO_ASSIGN(const std::size_t got, read_at(fd_->get(), path_, buffer_.data() + end_, kRowBlockBytes,
+                                             place_.offset + left_out_ + (end_ - begin_)));
+  end_ += got;
+  return got > 0;
+}
+
+Result<std::optional<std::string_view>> RowFile::next() {
+  for (;;) {
+    const char* from = buffer_.data() + scanned_;
+    const void* found = scanned_ < end_ ? std::memchr(from, '\n', end_ - scanned_) : nullptr;
+    if (found == nullptr) {
+      scanned_ = end_;
+      ECHO_ASSIGN(const bool more, read_block());
+      if (more) continue;
+      return std::optional<std::string_view>();
+    }
+    const std::string_view row(buffer_.data() + begin_,
+                               static_cast<std::size_t>(static_cast<const char*>(found) - (buffer_.data() + begin_)));
+    const std::uint64_t length = std::exchange(left_out_, 0) + row.size();
+    row_begin_ = place_.offset;
+    place_.offset += length + 1;
+    if (place_.row) ++*place_.row;
+    begin_ = scanned_ = begin_ + row.size() + 1;
+    if (length > kRowBytesMax) return corrupt(fmt::format("one of {} bytes", length));
+    return std::optional(row);
+  }
+}
+
+Result<std::optional<std::string_view>> RowFile::next_checked() {
+  ECHO_ASSIGN(const auto text, next());
+  const std::size_t first = text ? text->find_first_not_of(" \t\r") : 0;
+  if (text && (first == std::string_view::npos || (*text)[first] != '{' || !nlohmann::json::accept(*text)))
+    return corrupt("something else");
+  return text;
+}
+
+Result<std::optional<nlohmann::json>> RowFile::next_object() {
+  ECHO_ASSIGN(const auto text, next());
+  if (!text) return std::optional<nlohmann::json>();
+  nlohmann::json row = nlohmann::json::parse(*text, nullptr, false);
+  if (!row.is_object()) return corrupt("something else");
+  return std::optional(std::move(row));
+}
+
+Status each_row(const std::filesystem::path& path, const std::function<Status(nlohmann::json)>& visit) {
+  ECHO_ASSIGN(RowFile file, RowFile::open(path));
+  for (;;) {
+    ECHO_ASSIGN(auto row, file.next_object());
+    if (!row) return ok();
+    ECHO_TRY(visit(std::move(*row)));
+  }
+}
+
+Result<RowPlace> last_rows(const std::filesystem::path& path, std::uint64_t rows) {
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return os_error(kRead, path);
+  ECHO_ASSIGN(const std::uint64_t size, size_of(fd.get(), path));
+  // The end of the row before them is one more.
+  ECHO_ASSIGN(const std::uint64_t offset, after_end_from_last(fd.get(), path, size, rows + 1));
+  return RowPlace{offset, offset == 0 ? std::optional<std::uint64_t>(0) : std::nullopt};
+}
+
+Status cut_torn_row(const std::filesystem::path& path) {
+  const Descriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (fd.get() < 0) {
+    if (errno == ENOENT) return ok();
+    return os_error("resume", path);
+  }
+  ECHO_ASSIGN(const std::uint64_t size, size_of(fd.get(), path));
+  ECHO_ASSIGN(const std::uint64_t keep, after_end_from_last(fd.get(), path, size, 1));
+  if (keep < size && ::ftruncate(fd.get(), static_cast<off_t>(keep)) != 0) return os_error("resume", path);
+  return ok();
+}
+
+}  // namespace echoline::learner

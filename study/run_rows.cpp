@@ -1,0 +1,61 @@
+#include "study/run_rows.hpp"
+
+#include <array>
+#include <deque>
+
+#include "learner/row_file.hpp"
+#include "learner/run_figures.hpp"
+
+namespace echoline::study {
+namespace {
+
+using learner::ThinnedRows;
+using nlohmann::json;
+
+constexpr double kNumbersMax = 1e15;
+
+std::optional<double> number(const json& row, const char* key) {
+  const auto it = row.find(key);
+  return it != row.end() && it->is_number() ? std::optional(it->get<double>()) : std::nullopt;
+}
+
+}  // namespace
+
+Result<std::vector<json>> plotted_rows(const std::filesystem::path& metrics) {
+  struct Kind {
+    const char *name, *by;
+    ThinnedRows rows{kPlotRowsMax};
+  };
+  std::array<Kind, 4> kinds{
+      {{"step", "step"}, {"evaluation", "step"}, {"publication", "version"}, {"broadcast", "version"}}};
+  ECHO_TRY(learner::each_row(metrics, [&](json row) {
+    if (const auto snapshot = row.find("snapshot"); snapshot != row.end() && *snapshot == true) return ok();
+    for (Kind& kind : kinds)
+      if (const auto name = row.find("kind"); name != row.end() && *name == kind.name)
+        if (const auto n = number(row, kind.by); n && *n >= 0 && *n <= kNumbersMax) {
+          kind.rows.set(static_cast<std::uint64_t>(*n), std::move(row));
+          break;
+        }
+    return ok();
+  }));
+  std::vector<json> all;
+  for (const Kind& kind : kinds)
+    for (const auto& [n, row] : kind.rows.rows()) all.push_back(row);
+  return all;
+}
+
+Result<LastEvents> last_events(const std::filesystem::path& events) {
+  LastEvents last;
+  std::deque<json> rows;
+  const Status read = learner::each_row(events, [&](json row) {
+    if (rows.empty()) last.first_unix_s = number(row, "unix_s");
+    rows.push_back(std::move(row));
+    if (rows.size() > pages::kEventsShown) rows.pop_front(), ++last.left_out;
+    return ok();
+  });
+  if (!read && read.error().code != Code::kNotFound) return read.error();
+  last.rows = {std::make_move_iterator(rows.begin()), std::make_move_iterator(rows.end())};
+  return last;
+}
+
+}  // namespace echoline::study
