@@ -265,11 +265,11 @@ TEST_F(TrainerClients, StepsOfHalfAMinuteBesideClientsThatStall) {
 }
 
 TEST_F(TrainerClients, ReadAnyNumberOfRowsPageByPage) {
+  start(1);
   {
     std::ofstream rows(folder_ / "metrics.jsonl");
     for (int i = 0; i < 25'000; ++i) rows << json{{"i", i}, {"x", std::string(60, 'x')}}.dump() << "\n";
   }
-  start(1);
   PythonClient reading(folder_, R"(
 rows = client.metrics()
 assert [row["i"] for row in rows] == list(range(25000)), len(rows)
