@@ -82,6 +82,7 @@ class NeverReads final : public Idle {
  public:
   using Idle::Idle;
   void on_accepted(ConnId conn, const PeerInfo&, TimePoint) override {
+    actions_.push_back(act::Admit{conn});  // what came together with the end of the handshake is read all the same
     actions_.push_back(act::SetReading{conn, false});
   }
 };
@@ -107,7 +108,14 @@ class NeverStops final : public Idle {
   std::size_t sent() const { return sent_; }
 
  private:
-  Slice message_{std::vector<std::byte>(1 << 20)};
+  static std::vector<std::byte> frames() {
+    const std::vector<std::byte> one = encode_frame(FrameType::kApplication, std::vector<std::byte>(64 * 1024));
+    std::vector<std::byte> all;
+    for (int i = 0; i < 16; ++i) all.insert(all.end(), one.begin(), one.end());
+    return all;
+  }
+
+  const Slice message_{frames()};
   TimePoint again_ = kNever;
   std::size_t sent_ = 0;
   std::promise<std::string> closed_;
